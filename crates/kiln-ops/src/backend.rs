@@ -1,0 +1,175 @@
+use std::ops::Range;
+
+use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+
+use crate::{Activation, AttentionSpec, ConvGeometry, Groups, Result, RopeTable};
+
+/// What a tensor tells about itself, wherever it lives.
+pub trait Tensor: Clone + Send + Sync {
+    /// The dimensions.
+    fn shape(&self) -> &Shape;
+    /// The element type: f32 or bf16.
+    fn dtype(&self) -> DType;
+}
+
+/// The operations FLUX.2 is made of.
+///
+/// Tensors are row-major and immutable; an operation gives a new one. **Activations** are f32 or bf16 and the result
+/// has the dtype of the first activation; all activations of one call have the same dtype. **Parameters** (norm
+/// weights, modulations, cosines, biases) are f32 tensors. Sums are taken in f32 or better whatever the dtypes.
+/// Arguments that don't fit are [`Error::Arguments`](crate::Error::Arguments), never a panic.
+pub trait Backend: Send + Sync {
+    /// A tensor on this backend.
+    type Tensor: Tensor;
+    /// A linear layer's weight in whatever form this backend multiplies with: dense, quantised, with LoRA deltas.
+    type Weight: Send + Sync;
+    /// A convolution's kernel and bias, arranged for this backend.
+    type Conv: Send + Sync;
+
+    /// Name for messages, such as `cpu (avx512)`.
+    fn name(&self) -> String;
+
+    /// Copies a float tensor from the host, converted to `dtype` (f32 or bf16).
+    fn upload(&self, host: &HostTensor, dtype: DType) -> Result<Self::Tensor>;
+
+    /// Copies a tensor to the host with the dtype it has; waits for the work that makes it.
+    fn download(&self, x: &Self::Tensor) -> Result<HostTensor>;
+
+    /// Takes over a linear layer. The host bytes may be a mapped file and are kept, not copied, where that is possible.
+    fn weight(&self, parts: LinearParts) -> Result<Self::Weight>;
+
+    /// Takes over a convolution: `kernel` `[out, in, height, width]`, `bias` `[out]`.
+    fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<Self::Conv>;
+
+    /// The same values under another shape of as many elements.
+    fn reshape(&self, x: &Self::Tensor, shape: Shape) -> Result<Self::Tensor>;
+
+    /// The same values as f32 or bf16 (rounded to nearest even).
+    fn cast(&self, x: &Self::Tensor, dtype: DType) -> Result<Self::Tensor>;
+
+    /// Entries `range` of the first axis.
+    fn slice_rows(&self, x: &Self::Tensor, range: Range<usize>) -> Result<Self::Tensor>;
+
+    /// `[rows_i, dim]` tensors below each other: `[Σ rows_i, dim]`.
+    fn concat_rows(&self, parts: &[&Self::Tensor]) -> Result<Self::Tensor>;
+
+    /// `[rows, dim_i]` tensors side by side: `[rows, Σ dim_i]`.
+    fn concat_columns(&self, parts: &[&Self::Tensor]) -> Result<Self::Tensor>;
+
+    /// `x · Wᵀ + bias`. `x`: `[rows, in]`; `w`: `[out, in]`; result `[rows, out]`.
+    fn linear(&self, x: &Self::Tensor, w: &Self::Weight) -> Result<Self::Tensor>;
+
+    /// [`Backend::linear`] with its columns cut into tensors of these widths, which add up to `out`.
+    fn linear_split<const N: usize>(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Weight,
+        widths: [usize; N],
+    ) -> Result<[Self::Tensor; N]>;
+
+    /// `residual + gate[group of row] * (concat_columns(xs) · Wᵀ + bias)`; a missing gate is 1.
+    ///
+    /// `xs`: `[rows, in_i]` with `Σ in_i = in`; `residual`: `[rows, out]`; `gate`: `[groups, out]`.
+    fn linear_gated_add(
+        &self,
+        xs: &[&Self::Tensor],
+        w: &Self::Weight,
+        gate: Option<(&Self::Tensor, &Groups)>,
+        residual: &Self::Tensor,
+    ) -> Result<Self::Tensor>;
+
+    /// `layer_norm(x) * (1 + scale[group of row]) + shift[group of row]`, the norm without weights:
+    /// `(x - mean) / sqrt(variance + eps)` over the last axis, biased variance.
+    ///
+    /// `x`: `[rows, dim]`; `scale`, `shift`: `[groups, dim]`.
+    fn ada_layer_norm(
+        &self,
+        x: &Self::Tensor,
+        scale: &Self::Tensor,
+        shift: &Self::Tensor,
+        groups: &Groups,
+        eps: f32,
+    ) -> Result<Self::Tensor>;
+
+    /// `x / sqrt(mean(x²) + eps) * weight` over the last axis. `x`: `[rows, dim]`; `weight`: `[dim]`.
+    fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Tensor, eps: f32) -> Result<Self::Tensor>;
+
+    /// [`Backend::rms_norm`] of every head, then the rotary embedding: with `(a, b)` a pair of a head and `θ` its angle,
+    /// `(a·cos θ - b·sin θ, a·sin θ + b·cos θ)`.
+    ///
+    /// `x`: `[tokens, heads · head_dim]`; `weight`: `[head_dim]`; the table has a row a token.
+    fn norm_rope(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Tensor,
+        rope: &RopeTable<Self>,
+        eps: f32,
+    ) -> Result<Self::Tensor>
+    where
+        Self: Sized;
+
+    /// `softmax(q·kᵀ / sqrt(head_dim)) · v`, head by head, the keys a query does not see left out.
+    ///
+    /// Each of `q`, `k`, `v` is a list of row blocks read as one tensor: `q` `[queries, heads · head_dim]`, `k` and `v`
+    /// `[keys, kv_heads · head_dim]`. Result `[queries, heads · head_dim]`.
+    fn attention(
+        &self,
+        q: &[&Self::Tensor],
+        k: &[&Self::Tensor],
+        v: &[&Self::Tensor],
+        spec: &AttentionSpec,
+    ) -> Result<Self::Tensor>;
+
+    /// `silu(first half of the columns) * second half`. `x`: `[rows, 2n]`; result `[rows, n]`.
+    fn swiglu(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// The function on every element.
+    fn activation(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor>;
+
+    /// `x + y`, equal shapes.
+    fn add(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// `x + s · y`, equal shapes: one Euler step.
+    fn add_scaled(&self, x: &Self::Tensor, y: &Self::Tensor, s: f32) -> Result<Self::Tensor>;
+
+    /// `t · y + (1 - t) · x`, equal shapes: `x` noised with `y` to level `t`.
+    fn lerp(&self, x: &Self::Tensor, y: &Self::Tensor, t: f32) -> Result<Self::Tensor>;
+
+    /// `u + g · (c - u)`, equal shapes: classifier-free guidance.
+    fn guide(&self, c: &Self::Tensor, u: &Self::Tensor, g: f32) -> Result<Self::Tensor>;
+
+    /// `(1 - mask[row]) · x + mask[row] · y`. `x`, `y`: `[rows, dim]`; `mask`: `[rows]`, a parameter.
+    fn blend_rows(&self, x: &Self::Tensor, y: &Self::Tensor, mask: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// `x * scale + shift` with one scale and shift a column. `x`: `[…, dim]`; `scale`, `shift`: `[dim]`.
+    fn affine(&self, x: &Self::Tensor, scale: &Self::Tensor, shift: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// `[h, w, c]` to `[h/2, w/2, 4c]`: channel `4c + 2i + j` is channel `c` of pixel `(i, j)` of the 2×2 patch.
+    fn space_to_depth(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// The inverse of [`Backend::space_to_depth`]: `[h, w, 4c]` to `[2h, 2w, c]`.
+    fn depth_to_space(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// `f(group_norm(x) * weight + bias)`, statistics over all pixels and `c / groups` consecutive channels, biased
+    /// variance. `x`: `[h, w, c]`; `weight`, `bias`: `[c]`.
+    fn group_norm(
+        &self,
+        x: &Self::Tensor,
+        groups: usize,
+        weight: &Self::Tensor,
+        bias: &Self::Tensor,
+        eps: f32,
+        f: Option<Activation>,
+    ) -> Result<Self::Tensor>;
+
+    /// Cross-correlation as in torch's `conv2d`, plus bias, plus `residual` when given.
+    ///
+    /// `x`: `[h, w, in]`; result and `residual`: `[h', w', out]`.
+    fn conv2d(
+        &self,
+        x: &Self::Tensor,
+        conv: &Self::Conv,
+        geometry: ConvGeometry,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor>;
+}
