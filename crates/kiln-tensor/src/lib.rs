@@ -13,10 +13,12 @@
 mod dtype;
 mod error;
 mod host;
+mod linear;
 mod shape;
 
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use host::HostTensor;
+pub use linear::{Delta, LinearError, LinearParts};
 pub use shape::Shape;
