@@ -14,6 +14,7 @@ mod dtype;
 mod error;
 mod host;
 mod linear;
+pub mod rng;
 mod shape;
 
 pub use dtype::DType;

@@ -1,0 +1,114 @@
+use super::philox::philox4x32_10;
+
+/// Threads in a block of torch's random kernels.
+const BLOCK: u64 = 256;
+/// Values a thread makes from one Philox block.
+const UNROLL: u64 = 4;
+
+/// The size of the device a draw is spread over.
+///
+/// torch launches at most as many threads as the device holds at once, so a long draw depends on the model of
+/// the GPU. A draw of up to `multiprocessors · threads_per_multiprocessor` values (rounded down to whole blocks
+/// of 256 per multiprocessor) has a thread for each value and comes out the same everywhere: with the default
+/// layout 270,336 values, a picture of 512 × 512 or 720 × 720 but not of 1024 × 1024.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaLayout {
+    /// `torch.cuda.get_device_properties(0).multi_processor_count`
+    pub multiprocessors: u32,
+    /// `torch.cuda.get_device_properties(0).max_threads_per_multi_processor`
+    pub threads_per_multiprocessor: u32,
+}
+
+impl Default for CudaLayout {
+    /// An H100 SXM or H200.
+    fn default() -> Self {
+        Self { multiprocessors: 132, threads_per_multiprocessor: 2048 }
+    }
+}
+
+impl CudaLayout {
+    /// Threads torch launches for a draw of `n` values.
+    fn threads(self, n: u64) -> u64 {
+        let resident = u64::from(self.multiprocessors) * (u64::from(self.threads_per_multiprocessor) / BLOCK);
+        // A layout without any room is no device; one block keeps the draw defined.
+        n.div_ceil(BLOCK).min(resident).max(1) * BLOCK
+    }
+}
+
+/// What `torch.Generator("cuda").manual_seed(seed)` draws, to about 1e-6.
+///
+/// All 64 bits of the seed count. Every thread has its own Philox stream; each draw moves the position in all of
+/// them on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TorchCuda {
+    seed: u64,
+    /// 32-bit words every stream has given so far; a multiple of four.
+    offset: u64,
+    layout: CudaLayout,
+}
+
+impl TorchCuda {
+    /// A generator at the start of the streams of `seed`, on a device of [`CudaLayout::default`].
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self::with_layout(seed, CudaLayout::default())
+    }
+
+    /// The same on another device.
+    #[must_use]
+    pub fn with_layout(seed: u64, layout: CudaLayout) -> Self {
+        Self { seed, offset: 0, layout }
+    }
+
+    /// The position in the streams, as `torch.Generator.get_offset` tells it.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// `n` values as `torch.randn(n, device="cuda", generator=…)` draws them in f32.
+    pub fn randn(&mut self, n: usize) -> Vec<f32> {
+        if n == 0 {
+            return Vec::new();
+        }
+        let threads = self.layout.threads(n as u64);
+        let rounds = (n as u64).div_ceil(threads * UNROLL);
+        let mut values = vec![0.0; n];
+        for round in 0..rounds {
+            for thread in 0..threads {
+                let four = self.normal4(thread, round);
+                for (i, value) in four.into_iter().enumerate() {
+                    let at = thread + threads * (round * UNROLL + i as u64);
+                    match usize::try_from(at).ok().and_then(|at| values.get_mut(at)) {
+                        Some(slot) => *slot = value,
+                        None => break,
+                    }
+                }
+            }
+        }
+        self.offset += rounds * UNROLL;
+        values
+    }
+
+    /// The four values of one Philox block of one thread's stream.
+    fn normal4(&self, thread: u64, round: u64) -> [f32; 4] {
+        let block = self.offset / UNROLL + round;
+        let counter = [block as u32, (block >> 32) as u32, thread as u32, (thread >> 32) as u32];
+        let [a, b, c, d] = philox4x32_10(counter, [self.seed as u32, (self.seed >> 32) as u32]);
+        let ([a, b], [c, d]) = (box_muller(a, b), box_muller(c, d));
+        [a, b, c, d]
+    }
+}
+
+/// The transform of cuRAND: a word for the radius, one for the angle; the sine comes first.
+fn box_muller(radius: u32, angle: u32) -> [f32; 2] {
+    const UNIT: f32 = 1.0 / (1u64 << 32) as f32;
+    const TURN: f32 = UNIT * std::f32::consts::TAU;
+    let u = radius as f32 * UNIT + UNIT / 2.0;
+    let v = (angle as f32).mul_add(TURN, TURN / 2.0);
+    let radius = (-2.0 * f64::from(u).ln() as f32).sqrt();
+    // The device turns the angle back into turns, rounding once more, before it looks up sine and cosine.
+    let turns = v * (1.0 / std::f32::consts::TAU);
+    let (sin, cos) = (std::f64::consts::TAU * f64::from(turns)).sin_cos();
+    [sin as f32 * radius, cos as f32 * radius]
+}
