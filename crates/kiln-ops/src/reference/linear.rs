@@ -1,0 +1,118 @@
+use kiln_tensor::{DType, HostTensor, LinearParts};
+
+use super::{NAME, movement, tensor, values};
+use crate::{Error, Groups, Result, shapes};
+
+/// A dense weight with what is added to its product.
+pub struct Linear {
+    /// `[out, in]`.
+    size: [usize; 2],
+    weight: Vec<f64>,
+    bias: Vec<f64>,
+    deltas: Vec<LowRank>,
+}
+
+struct LowRank {
+    row: usize,
+    rank: usize,
+    down: Vec<f64>,
+    up: Vec<f64>,
+    scale: f64,
+}
+
+impl Linear {
+    pub fn new(parts: LinearParts) -> Result<Self> {
+        let size = shapes::weight(&parts)?;
+        let mut weight = Vec::with_capacity(size[0] * size[1]);
+        for slab in &parts.slabs {
+            weight.extend(floats("weight", slab)?);
+        }
+        let bias = match &parts.bias {
+            Some(bias) => floats("weight", bias)?,
+            None => vec![0.0; size[0]],
+        };
+        let deltas = parts.deltas.iter().map(|d| {
+            Ok(LowRank {
+                row: d.row,
+                rank: d.rank(),
+                down: floats("weight", &d.down)?,
+                up: floats("weight", &d.up)?,
+                scale: d.scale.into(),
+            })
+        });
+        Ok(Linear { size, weight, bias, deltas: deltas.collect::<Result<_>>()? })
+    }
+
+    /// `[rows, out]` from `[rows, in]`.
+    fn product(&self, x: &[f64]) -> Vec<f64> {
+        let [out, cols] = self.size;
+        let mut y = Vec::with_capacity(x.len() / cols * out);
+        for x in x.chunks(cols) {
+            let row = y.len();
+            y.extend(self.weight.chunks(cols).zip(&self.bias).map(|(w, bias)| dot(x, w) + bias));
+            for delta in &self.deltas {
+                let inner: Vec<f64> = delta.down.chunks(cols).map(|d| dot(x, d)).collect();
+                // A rank of 0 changes nothing, and `chunks` would refuse it.
+                for (i, up) in delta.up.chunks(delta.rank.max(1)).enumerate() {
+                    y[row + delta.row + i] += delta.scale * dot(&inner, up);
+                }
+            }
+        }
+        y
+    }
+}
+
+/// The elements of a weight, which may have any float type the host can convert.
+pub(super) fn floats(op: &'static str, t: &HostTensor) -> Result<Vec<f64>> {
+    match t.dtype() {
+        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => values(t),
+        dtype => Err(Error::DType { op, dtype, backend: NAME.into() }),
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+pub(super) fn linear(x: &HostTensor, w: &Linear) -> Result<HostTensor> {
+    let shape = shapes::linear(x, w.size)?;
+    tensor(shape, x.dtype(), w.product(&values(x)?))
+}
+
+pub(super) fn linear_split<const N: usize>(
+    x: &HostTensor,
+    w: &Linear,
+    widths: [usize; N],
+) -> Result<[HostTensor; N]> {
+    let shapes = shapes::linear_split(x, w.size, &widths)?;
+    let y = w.product(&values(x)?);
+    let mut column = 0;
+    let mut parts = Vec::with_capacity(N);
+    for shape in shapes {
+        let width = shape.last();
+        let part = y.chunks(w.size[0]).flat_map(|row| &row[column..column + width]).copied().collect();
+        parts.push(tensor(shape, x.dtype(), part)?);
+        column += width;
+    }
+    parts.try_into().map_err(|_| Error::Arguments { op: "linear_split", what: "too few widths".into() })
+}
+
+pub(super) fn linear_gated_add(
+    xs: &[&HostTensor],
+    w: &Linear,
+    gate: Option<(&HostTensor, &Groups)>,
+    residual: &HostTensor,
+) -> Result<HostTensor> {
+    let shape = shapes::linear_gated_add(xs, w.size, gate, residual)?;
+    let [out, _] = w.size;
+    let mut y = w.product(&values(&movement::concat_columns(xs)?)?);
+    if let Some((gate, groups)) = gate {
+        let gate = values(gate)?;
+        for (row, y) in y.chunks_mut(out).enumerate() {
+            let gate = &gate[groups.of_row(row) * out..][..out];
+            y.iter_mut().zip(gate).for_each(|(y, gate)| *y *= gate);
+        }
+    }
+    let y = y.iter().zip(values(residual)?).map(|(y, residual)| residual + y).collect();
+    tensor(shape, residual.dtype(), y)
+}

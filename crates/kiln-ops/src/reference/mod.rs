@@ -1,0 +1,229 @@
+//! The loops a reader would write from the formulas of [`Backend`].
+//!
+//! Every sum is in f64 and the result is rounded once, at the end. Nothing here is to be made faster: these loops are
+//! what the fast backends are measured against.
+
+mod attention;
+mod conv;
+mod elementwise;
+mod linear;
+mod movement;
+mod norm;
+
+use std::ops::Range;
+
+use kiln_tensor::{DType, HostTensor, LinearParts, Shape, bf16};
+
+use crate::{
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Result, RopeTable, Tensor, shapes,
+};
+
+/// Plain loops in f64: slow, and right.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reference;
+
+impl Reference {
+    /// The backend; it holds nothing.
+    pub const fn new() -> Self {
+        Reference
+    }
+}
+
+impl Tensor for HostTensor {
+    fn shape(&self) -> &Shape {
+        self.shape()
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype()
+    }
+}
+
+const NAME: &str = "reference";
+
+/// The elements in f64.
+fn values(x: &HostTensor) -> Result<Vec<f64>> {
+    Ok(x.to_f32()?.iter().map(|&v| v.into()).collect())
+}
+
+/// `values` rounded to `dtype`, f32 or bf16.
+fn tensor(shape: impl Into<Shape>, dtype: DType, values: Vec<f64>) -> Result<HostTensor> {
+    Ok(match dtype {
+        DType::F32 => HostTensor::from_f32(shape, values.iter().map(|&v| v as f32).collect())?,
+        DType::BF16 => HostTensor::from_bf16(shape, values.iter().map(|&v| bf16::from_f64(v)).collect())?,
+        _ => return Err(Error::DType { op: "round", dtype, backend: NAME.into() }),
+    })
+}
+
+impl Backend for Reference {
+    type Tensor = HostTensor;
+    type Weight = linear::Linear;
+    type Conv = conv::Conv;
+
+    fn name(&self) -> String {
+        NAME.into()
+    }
+
+    fn upload(&self, host: &HostTensor, dtype: DType) -> Result<HostTensor> {
+        shapes::upload(host, dtype)?;
+        Ok(host.to_dtype(dtype)?)
+    }
+
+    fn download(&self, x: &HostTensor) -> Result<HostTensor> {
+        Ok(x.clone())
+    }
+
+    fn weight(&self, parts: LinearParts) -> Result<linear::Linear> {
+        linear::Linear::new(parts)
+    }
+
+    fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<conv::Conv> {
+        conv::Conv::new(kernel, bias)
+    }
+
+    fn reshape(&self, x: &HostTensor, shape: Shape) -> Result<HostTensor> {
+        Ok(x.reshape(shapes::reshape(x, &shape)?)?)
+    }
+
+    fn cast(&self, x: &HostTensor, dtype: DType) -> Result<HostTensor> {
+        shapes::cast(x, dtype)?;
+        Ok(x.to_dtype(dtype)?)
+    }
+
+    fn slice_rows(&self, x: &HostTensor, range: Range<usize>) -> Result<HostTensor> {
+        shapes::slice_rows(x, &range)?;
+        Ok(x.rows(range)?)
+    }
+
+    fn concat_rows(&self, parts: &[&HostTensor]) -> Result<HostTensor> {
+        movement::concat_rows(parts)
+    }
+
+    fn concat_columns(&self, parts: &[&HostTensor]) -> Result<HostTensor> {
+        movement::concat_columns(parts)
+    }
+
+    fn linear(&self, x: &HostTensor, w: &linear::Linear) -> Result<HostTensor> {
+        linear::linear(x, w)
+    }
+
+    fn linear_split<const N: usize>(
+        &self,
+        x: &HostTensor,
+        w: &linear::Linear,
+        widths: [usize; N],
+    ) -> Result<[HostTensor; N]> {
+        linear::linear_split(x, w, widths)
+    }
+
+    fn linear_gated_add(
+        &self,
+        xs: &[&HostTensor],
+        w: &linear::Linear,
+        gate: Option<(&HostTensor, &Groups)>,
+        residual: &HostTensor,
+    ) -> Result<HostTensor> {
+        linear::linear_gated_add(xs, w, gate, residual)
+    }
+
+    fn ada_layer_norm(
+        &self,
+        x: &HostTensor,
+        scale: &HostTensor,
+        shift: &HostTensor,
+        groups: &Groups,
+        eps: f32,
+    ) -> Result<HostTensor> {
+        norm::ada_layer_norm(x, scale, shift, groups, eps)
+    }
+
+    fn rms_norm(&self, x: &HostTensor, weight: &HostTensor, eps: f32) -> Result<HostTensor> {
+        norm::rms_norm(x, weight, eps)
+    }
+
+    fn norm_rope(
+        &self,
+        x: &HostTensor,
+        weight: &HostTensor,
+        rope: &RopeTable<Self>,
+        eps: f32,
+    ) -> Result<HostTensor> {
+        norm::norm_rope(x, weight, rope, eps)
+    }
+
+    fn attention(
+        &self,
+        q: &[&HostTensor],
+        k: &[&HostTensor],
+        v: &[&HostTensor],
+        spec: &AttentionSpec,
+    ) -> Result<HostTensor> {
+        attention::attention(q, k, v, spec)
+    }
+
+    fn swiglu(&self, x: &HostTensor) -> Result<HostTensor> {
+        elementwise::swiglu(x)
+    }
+
+    fn activation(&self, x: &HostTensor, f: Activation) -> Result<HostTensor> {
+        elementwise::activation(x, f)
+    }
+
+    fn add(&self, x: &HostTensor, y: &HostTensor) -> Result<HostTensor> {
+        shapes::add(x, y)?;
+        elementwise::zip(x, y, |x, y| x + y)
+    }
+
+    fn add_scaled(&self, x: &HostTensor, y: &HostTensor, s: f32) -> Result<HostTensor> {
+        shapes::add_scaled(x, y)?;
+        elementwise::zip(x, y, |x, y| x + f64::from(s) * y)
+    }
+
+    fn lerp(&self, x: &HostTensor, y: &HostTensor, t: f32) -> Result<HostTensor> {
+        shapes::lerp(x, y)?;
+        elementwise::zip(x, y, |x, y| f64::from(t) * y + (1.0 - f64::from(t)) * x)
+    }
+
+    fn guide(&self, c: &HostTensor, u: &HostTensor, g: f32) -> Result<HostTensor> {
+        shapes::guide(c, u)?;
+        elementwise::zip(c, u, |c, u| u + f64::from(g) * (c - u))
+    }
+
+    fn blend_rows(&self, x: &HostTensor, y: &HostTensor, mask: &HostTensor) -> Result<HostTensor> {
+        elementwise::blend_rows(x, y, mask)
+    }
+
+    fn affine(&self, x: &HostTensor, scale: &HostTensor, shift: &HostTensor) -> Result<HostTensor> {
+        elementwise::affine(x, scale, shift)
+    }
+
+    fn space_to_depth(&self, x: &HostTensor) -> Result<HostTensor> {
+        movement::space_to_depth(x)
+    }
+
+    fn depth_to_space(&self, x: &HostTensor) -> Result<HostTensor> {
+        movement::depth_to_space(x)
+    }
+
+    fn group_norm(
+        &self,
+        x: &HostTensor,
+        groups: usize,
+        weight: &HostTensor,
+        bias: &HostTensor,
+        eps: f32,
+        f: Option<Activation>,
+    ) -> Result<HostTensor> {
+        norm::group_norm(x, groups, weight, bias, eps, f)
+    }
+
+    fn conv2d(
+        &self,
+        x: &HostTensor,
+        conv: &conv::Conv,
+        geometry: ConvGeometry,
+        residual: Option<&HostTensor>,
+    ) -> Result<HostTensor> {
+        conv::conv2d(x, conv, geometry, residual)
+    }
+}

@@ -1,0 +1,65 @@
+use kiln_tensor::HostTensor;
+
+use super::{tensor, values};
+use crate::{Result, shapes};
+
+pub(super) fn concat_rows(parts: &[&HostTensor]) -> Result<HostTensor> {
+    let shape = shapes::concat_rows(parts)?;
+    let mut out = Vec::with_capacity(shape.numel());
+    for part in parts {
+        out.extend(values(part)?);
+    }
+    tensor(shape, parts[0].dtype(), out)
+}
+
+pub(super) fn concat_columns(parts: &[&HostTensor]) -> Result<HostTensor> {
+    let shape = shapes::concat_columns(parts)?;
+    let columns: Vec<_> = parts.iter().map(|part| values(part)).collect::<Result<_>>()?;
+    let mut out = Vec::with_capacity(shape.numel());
+    for row in 0..shape.rows() {
+        for (part, values) in parts.iter().zip(&columns) {
+            let width = part.shape().last();
+            out.extend_from_slice(&values[row * width..][..width]);
+        }
+    }
+    tensor(shape, parts[0].dtype(), out)
+}
+
+pub(super) fn space_to_depth(x: &HostTensor) -> Result<HostTensor> {
+    let shape = shapes::space_to_depth(x)?;
+    let (deep, source) = (size(&shape), size(x.shape()));
+    let x_values = values(x)?;
+    let mut out = vec![0.0; shape.numel()];
+    for (at, from) in patches(deep, source) {
+        out[at] = x_values[from];
+    }
+    tensor(shape, x.dtype(), out)
+}
+
+pub(super) fn depth_to_space(x: &HostTensor) -> Result<HostTensor> {
+    let shape = shapes::depth_to_space(x)?;
+    let (deep, wide) = (size(x.shape()), size(&shape));
+    let x_values = values(x)?;
+    let mut out = vec![0.0; shape.numel()];
+    for (from, at) in patches(deep, wide) {
+        out[at] = x_values[from];
+    }
+    tensor(shape, x.dtype(), out)
+}
+
+fn size(shape: &kiln_tensor::Shape) -> [usize; 3] {
+    [shape.dims()[0], shape.dims()[1], shape.dims()[2]]
+}
+
+/// Where each element of `[h, w, 4c]` lies in `[2h, 2w, c]`.
+fn patches(
+    [height, width, deep]: [usize; 3],
+    [_, wide, channels]: [usize; 3],
+) -> impl Iterator<Item = (usize, usize)> {
+    (0..height * width * deep).map(move |at| {
+        let (pixel, channel) = (at / deep, at % deep);
+        let (y, x) = (pixel / width, pixel % width);
+        let (c, i, j) = (channel / 4, channel / 2 % 2, channel % 2);
+        (at, ((2 * y + i) * wide + 2 * x + j) * channels + c)
+    })
+}
