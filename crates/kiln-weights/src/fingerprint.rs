@@ -1,0 +1,71 @@
+use sha2::{Digest, Sha256};
+
+use crate::header::Entry;
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 4;
+
+/// The hash behind [`crate::WeightSource::fingerprint`]; tensors must come sorted by name.
+pub(crate) fn fingerprint<'s>(tensors: impl Iterator<Item = (&'s str, &'s Entry, &'s [u8])>) -> String {
+    let mut hash = Sha256::new();
+    // Should the scheme ever change, so does this line, and old values can't be mistaken for new ones.
+    hash.update(b"kiln weights 1\n");
+    for (name, entry, data) in tensors {
+        // Lengths before contents, so that no two lists of tensors give the same bytes.
+        hash.update((name.len() as u64).to_le_bytes());
+        hash.update(name);
+        hash.update(format!(" {} {} ", entry.dtype, entry.shape));
+        hash.update((data.len() as u64).to_le_bytes());
+        for block in blocks(data) {
+            hash.update(block);
+        }
+    }
+    hex(hash)
+}
+
+/// The fingerprint of a LoRA from that of its tensors.
+pub(crate) fn with_scales(tensors: &str, scales: impl Iterator<Item = f64>) -> String {
+    let mut hash = Sha256::new();
+    hash.update(b"kiln lora 1\n");
+    hash.update(tensors);
+    scales.for_each(|scale| hash.update(scale.to_le_bytes()));
+    hex(hash)
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// All of `data` when it is short, else four blocks of it: the first, the last, and two evenly between.
+fn blocks(data: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let (count, size) = match data.len() {
+        n if n <= BLOCKS * BLOCK => (1, n),
+        _ => (BLOCKS, BLOCK),
+    };
+    let step = (data.len() - size) / (BLOCKS - 1);
+    (0..count).map(move |i| {
+        let start = if i + 1 == BLOCKS { data.len() - size } else { i * step };
+        &data[start..start + size]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_cover_short_data_and_the_ends_of_long_data() {
+        let bytes: Vec<u8> = (0..100_001u32).map(|i| (i % 251) as u8).collect();
+        let all = |n: usize| blocks(&bytes[..n]).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        for n in [0, 1, BLOCK, BLOCKS * BLOCK] {
+            assert_eq!(all(n), [bytes[..n].to_vec()]);
+        }
+        for n in [BLOCKS * BLOCK + 1, 99_999, 100_001] {
+            let blocks = all(n);
+            assert_eq!(blocks.len(), BLOCKS);
+            assert!(blocks.iter().all(|b| b.len() == BLOCK));
+            assert_eq!(blocks[0], bytes[..BLOCK]);
+            assert_eq!(blocks[BLOCKS - 1], bytes[n - BLOCK..n]);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Which file of a component folder holds the weights.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+const INDEX: &str = ".safetensors.index.json";
+const SINGLE: &str = ".safetensors";
+/// The names that diffusers and transformers give to the weights of a component.
+const USUAL: [&str; 2] = ["diffusion_pytorch_model", "model"];
+
+/// What a folder's weights are read from.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Weights {
+    /// A list of shards.
+    Index(PathBuf),
+    /// One file.
+    File(PathBuf),
+}
+
+/// Whether `path` has the name of a list of shards.
+pub(crate) fn is_index(path: &Path) -> bool {
+    path.file_name().is_some_and(|n| n.to_string_lossy().ends_with(INDEX))
+}
+
+/// Picks the weights in `folder`: a list of shards before a single file, the usual names before others, the plain
+/// file before a variant (`model.fp16.safetensors`). Several that are equally good are an error.
+pub(crate) fn find(folder: &Path) -> Result<Weights> {
+    let names = file_names(folder)?;
+    if let Some(name) = choose(folder, &names, INDEX, |_| true)? {
+        return Ok(Weights::Index(folder.join(name)));
+    }
+    let whole = |stem: &str| !is_shard(stem);
+    if let Some(name) = choose(folder, &names, SINGLE, |s| whole(s) && !is_variant(s))? {
+        return Ok(Weights::File(folder.join(name)));
+    }
+    if let Some(name) = choose(folder, &names, SINGLE, whole)? {
+        return Ok(Weights::File(folder.join(name)));
+    }
+    Err(Error::NoWeights { folder: folder.to_owned(), found: describe(&names) })
+}
+
+/// The name with `ending` and an acceptable stem: a usual one, else the only one.
+fn choose<'n>(
+    folder: &Path,
+    names: &'n [String],
+    ending: &str,
+    accept: impl Fn(&str) -> bool,
+) -> Result<Option<&'n str>> {
+    let stems = names.iter().filter_map(|n| Some((n.as_str(), n.strip_suffix(ending)?)));
+    let fitting: Vec<_> = stems.filter(|(_, stem)| accept(stem)).collect();
+    for usual in USUAL {
+        if let Some((name, _)) = fitting.iter().find(|(_, stem)| *stem == usual) {
+            return Ok(Some(name));
+        }
+    }
+    match fitting[..] {
+        [] => Ok(None),
+        [(name, _)] => Ok(Some(name)),
+        _ => Err(Error::SeveralWeights {
+            folder: folder.to_owned(),
+            names: fitting.iter().map(|(name, _)| (*name).to_owned()).collect(),
+        }),
+    }
+}
+
+/// `model-00001-of-00002`
+fn is_shard(stem: &str) -> bool {
+    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+    let parts = stem.rsplit_once("-of-").and_then(|(rest, of)| Some((rest.rsplit_once('-')?.1, of)));
+    parts.is_some_and(|(number, of)| digits(number) && digits(of))
+}
+
+/// `model.fp16`; but a number behind the dot is part of a name (`flux-v1.1`).
+fn is_variant(stem: &str) -> bool {
+    stem.rsplit_once('.').is_some_and(|(_, v)| v.starts_with(|c: char| c.is_ascii_alphabetic()))
+}
+
+/// The files in `folder`, sorted; names that are no text can't be weights.
+fn file_names(folder: &Path) -> Result<Vec<String>> {
+    let io = |source| Error::Io { doing: "list", file: folder.to_owned(), source };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        if let Ok(name) = entry.file_name().into_string()
+            && entry.path().is_file()
+        {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// What is in a folder that should hold weights, and what to do about it.
+fn describe(names: &[String]) -> String {
+    let has = |test: &dyn Fn(&str) -> bool| names.iter().any(|n| test(n));
+    if has(&|n| n == "model_index.json") {
+        "this is a whole pipeline; its weights are in the folders beside model_index.json".into()
+    } else if has(&|n| n.ends_with(SINGLE)) {
+        "there are shards, but not the `*.safetensors.index.json` that lists them".into()
+    } else if has(&|n| n.ends_with(".gguf")) {
+        "found GGUF".into()
+    } else if has(&|n| n.ends_with(".bin") || n.ends_with(".pt") || n.ends_with(".pth")) {
+        "found only PyTorch pickles; get the safetensors version".into()
+    } else if names.is_empty() {
+        "it is empty".into()
+    } else {
+        format!("found {}", names.iter().take(8).map(String::as_str).collect::<Vec<_>>().join(", "))
+    }
+}

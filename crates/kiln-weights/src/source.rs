@@ -1,0 +1,195 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use kiln_tensor::{DType, Delta, HostTensor, Shape};
+
+use crate::file::{WeightFile, not_found_or};
+use crate::fingerprint::fingerprint;
+use crate::folder::{self, Weights};
+use crate::header::Entry;
+use crate::lora::{Applied, Lora, LoraReport};
+use crate::{Error, Result, Vars, index, near};
+
+/// One or more safetensors files read as one set of named tensors, plus the LoRAs laid over it.
+///
+/// Opening reads the headers only; the data stays in the mapped files and is read when it is used.
+#[derive(Debug)]
+pub struct WeightSource {
+    path: PathBuf,
+    files: Vec<WeightFile>,
+    /// By name: the file's place in `files`, and the tensor's in that file.
+    tensors: BTreeMap<String, (usize, Entry)>,
+    metadata: BTreeMap<String, String>,
+    loras: Vec<Applied>,
+}
+
+impl WeightSource {
+    /// Opens a safetensors file, a list of shards (`X.safetensors.index.json`), or a component folder.
+    ///
+    /// In a folder a list of shards comes first, then a single file. Of several the one named
+    /// `diffusion_pytorch_model` or `model` is taken, and a variant such as `model.fp16.safetensors` only when there
+    /// is no plain file. If that leaves a choice, it is an error.
+    ///
+    /// The files are mapped into memory and must not be changed while the source or one of its tensors lives. To
+    /// replace a weight file under a running program, write a new one and rename it over the old.
+    pub fn open(path: impl AsRef<Path>) -> Result<WeightSource> {
+        let path = path.as_ref();
+        let about = std::fs::metadata(path).map_err(|e| not_found_or(path, e))?;
+        let weights = match about.is_dir() {
+            true => folder::find(path)?,
+            false if folder::is_index(path) => Weights::Index(path.to_owned()),
+            false => Weights::File(path.to_owned()),
+        };
+        let files = match weights {
+            Weights::Index(index) => index::open(&index)?,
+            Weights::File(file) => vec![WeightFile::open(&file)?],
+        };
+        WeightSource::join(path, files)
+    }
+
+    /// Reads a safetensors file that is already in memory; `name` stands for its path in messages.
+    pub fn from_bytes(name: impl AsRef<Path>, data: Bytes) -> Result<WeightSource> {
+        let path = name.as_ref();
+        WeightSource::join(path, vec![WeightFile::from_bytes(path, data)?])
+    }
+
+    fn join(path: &Path, mut files: Vec<WeightFile>) -> Result<WeightSource> {
+        let mut tensors = BTreeMap::<String, (usize, Entry)>::new();
+        let mut metadata = BTreeMap::new();
+        for i in 0..files.len() {
+            for (name, entry) in std::mem::take(&mut files[i].entries) {
+                if let Some((first, _)) = tensors.get(&name) {
+                    return Err(Error::DuplicateTensor {
+                        tensor: name,
+                        first: files[*first].path.clone(),
+                        second: files[i].path.clone(),
+                    });
+                }
+                tensors.insert(name, (i, entry));
+            }
+            for (key, value) in std::mem::take(&mut files[i].metadata) {
+                metadata.entry(key).or_insert(value);
+            }
+        }
+        Ok(WeightSource { path: path.to_owned(), files, tensors, metadata, loras: Vec::new() })
+    }
+
+    /// Lays a LoRA over the weights, with the user's factor. Several may be added; their updates sum up. Add them
+    /// before loading: what was loaded earlier doesn't change.
+    pub fn add_lora(&mut self, lora: Lora, weight: f32) {
+        self.loras.push(Applied::new(lora, weight));
+    }
+
+    /// A cursor at the top, with an empty prefix.
+    pub fn root(&self) -> Vars<'_> {
+        Vars::new(self)
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The file or folder that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The files that are read: one, or the shards.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|f| f.path.as_path())
+    }
+
+    /// The `__metadata__` of the header; of several shards with the same key the first one's.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Dtype and shape of a tensor, without touching its data.
+    pub fn entry(&self, name: &str) -> Option<(DType, &Shape)> {
+        self.tensors.get(name).map(|(_, e)| (e.dtype, &e.shape))
+    }
+
+    /// Number of elements of all tensors together.
+    pub fn parameters(&self) -> u64 {
+        self.dtypes().values().sum()
+    }
+
+    /// Bytes of all tensors together.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.values().map(|(_, e)| e.range.len() as u64).sum()
+    }
+
+    /// Number of elements per dtype.
+    pub fn dtypes(&self) -> BTreeMap<DType, u64> {
+        let mut counts = BTreeMap::new();
+        for (_, entry) in self.tensors.values() {
+            *counts.entry(entry.dtype).or_default() += entry.shape.numel() as u64;
+        }
+        counts
+    }
+
+    /// The tensor of this name, sharing the file's bytes. A missing one is an error with the nearest names.
+    pub fn tensor(&self, name: &str) -> Result<HostTensor> {
+        let (file, entry) = self.find(name)?;
+        file.tensor(name, entry)
+    }
+
+    /// The tensor of this name, which must have this shape.
+    pub(crate) fn tensor_of(&self, name: &str, shape: Shape) -> Result<HostTensor> {
+        let (file, entry) = self.find(name)?;
+        if entry.shape != shape {
+            return Err(Error::Shape {
+                file: file.path.clone(),
+                tensor: name.to_owned(),
+                found: entry.shape.clone(),
+                expected: shape,
+            });
+        }
+        file.tensor(name, entry)
+    }
+
+    fn find(&self, name: &str) -> Result<(&WeightFile, &Entry)> {
+        match self.tensors.get(name) {
+            Some((file, entry)) => Ok((&self.files[*file], entry)),
+            None => Err(Error::Missing {
+                file: self.path.clone(),
+                tensor: name.to_owned(),
+                near: near::nearest(name, self.names()),
+                count: self.tensors.len(),
+            }),
+        }
+    }
+
+    /// A SHA-256 in hex that stands for these weights in recipes, quick enough for files of many gigabytes.
+    ///
+    /// It covers the name, dtype, shape and length of every tensor, in the order of names, and of the data all of a
+    /// tensor up to 16 KiB and four blocks of 4 KiB of a larger one: its first, its last and two evenly between.
+    /// It doesn't cover file names, the division into shards, the order in the file, `__metadata__` or LoRAs. So a
+    /// model saved again keeps its fingerprint, any training or conversion changes it, and a few bytes changed in
+    /// the middle of a large tensor may go unnoticed: it identifies a file, it doesn't vouch for one.
+    pub fn fingerprint(&self) -> Result<String> {
+        let tensors = self.tensors.iter();
+        Ok(fingerprint(
+            tensors.map(|(name, (file, entry))| (name.as_str(), entry, self.files[*file].bytes(entry))),
+        ))
+    }
+
+    /// The updates of all LoRAs for a linear layer of `rows` by `cols`, which starts at `row` of its stack.
+    pub(crate) fn deltas(&self, module: &str, row: usize, rows: usize, cols: usize) -> Result<Vec<Delta>> {
+        let deltas = self.loras.iter().map(|l| l.delta(module, row, rows, cols));
+        deltas.filter_map(Result::transpose).collect()
+    }
+
+    /// To be called after loading: how many of its modules each LoRA brought in. A LoRA with modules that nothing
+    /// took is an error that names them.
+    pub fn finish_loras(&self) -> Result<Vec<LoraReport>> {
+        self.loras.iter().map(|l| l.finish(&self.path)).collect()
+    }
+}

@@ -1,0 +1,108 @@
+use std::fmt::Display;
+
+use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+
+use crate::{Error, Result, WeightSource};
+
+/// A cursor into a source: `vars.at("transformer_blocks").at(3)` sees the tensors under that name.
+#[derive(Clone, Debug)]
+pub struct Vars<'a> {
+    source: &'a WeightSource,
+    prefix: String,
+}
+
+impl<'a> Vars<'a> {
+    pub(crate) fn new(source: &'a WeightSource) -> Self {
+        Vars { source, prefix: String::new() }
+    }
+
+    /// The cursor one name further down.
+    pub fn at(&self, name: impl Display) -> Vars<'a> {
+        Vars { source: self.source, prefix: self.name(&name.to_string()) }
+    }
+
+    /// The whole name of `leaf` here; of an empty leaf, the prefix.
+    pub fn name(&self, leaf: &str) -> String {
+        match (self.prefix.as_str(), leaf) {
+            ("", _) => leaf.to_owned(),
+            (prefix, "") => prefix.to_owned(),
+            (prefix, _) => format!("{prefix}.{leaf}"),
+        }
+    }
+
+    /// Whether there is a tensor `leaf` here.
+    pub fn contains(&self, leaf: &str) -> bool {
+        self.source.contains(&self.name(leaf))
+    }
+
+    /// The source it points into.
+    pub fn source(&self) -> &'a WeightSource {
+        self.source
+    }
+
+    /// The tensor `leaf`, which must have this shape.
+    pub fn tensor(&self, leaf: &str, shape: impl Into<Shape>) -> Result<HostTensor> {
+        self.source.tensor_of(&self.name(leaf), shape.into())
+    }
+
+    /// The tensor `leaf`, whatever its shape.
+    pub fn tensor_any(&self, leaf: &str) -> Result<HostTensor> {
+        self.source.tensor(&self.name(leaf))
+    }
+
+    /// The linear layer `leaf`: the matrix `{leaf}.weight` of `[rows, cols]`, the bias `{leaf}.bias` of `[rows]` if
+    /// there is one, and the updates of the LoRAs for it.
+    pub fn linear(&self, leaf: &str, rows: usize, cols: usize) -> Result<LinearParts> {
+        self.linear_stack(&[(leaf, rows)], cols)
+    }
+
+    /// Several linear layers of the same input (q, k, v), given with their rows, as one whose rows they stack.
+    ///
+    /// The weights are not copied (unless their dtypes differ: then all become f32). Either each layer has a bias or
+    /// none; LoRA updates keep to the rows of the layer they are for.
+    pub fn linear_stack(&self, leaves: &[(&str, usize)], cols: usize) -> Result<LinearParts> {
+        let with_bias = leaves.iter().any(|(leaf, _)| self.at(leaf).contains("bias"));
+        let (mut slabs, mut biases, mut deltas) = (Vec::new(), Vec::new(), Vec::new());
+        let mut row = 0;
+        for &(leaf, rows) in leaves {
+            let layer = self.at(leaf);
+            slabs.push(layer.tensor("weight", [rows, cols])?);
+            if with_bias {
+                biases.push(layer.tensor("bias", [rows])?);
+            }
+            deltas.extend(self.source.deltas(&layer.prefix, row, rows, cols)?);
+            row += rows;
+        }
+        let module = || self.name(&leaves.iter().map(|(leaf, _)| *leaf).collect::<Vec<_>>().join("+"));
+        let file = || self.source.path().to_owned();
+        let linear = |source| Error::Linear { file: file(), module: module(), source };
+        let tensor = |source| Error::Tensor { file: file(), tensor: module(), source };
+
+        let bias = with_bias.then(|| concatenate(&biases)).transpose().map_err(tensor)?;
+        let mut parts = LinearParts::new(of_one_dtype(slabs).map_err(tensor)?, bias).map_err(linear)?;
+        for delta in deltas {
+            parts.push_delta(delta).map_err(linear)?;
+        }
+        Ok(parts)
+    }
+}
+
+fn of_one_dtype(slabs: Vec<HostTensor>) -> kiln_tensor::Result<Vec<HostTensor>> {
+    match slabs.windows(2).all(|pair| pair[0].dtype() == pair[1].dtype()) {
+        true => Ok(slabs),
+        false => slabs.iter().map(|s| s.to_dtype(DType::F32)).collect(),
+    }
+}
+
+/// Vectors end to end; one alone stays where it is.
+fn concatenate(vectors: &[HostTensor]) -> kiln_tensor::Result<HostTensor> {
+    let vectors = of_one_dtype(vectors.to_vec())?;
+    match &vectors[..] {
+        [one] => Ok(one.clone()),
+        _ => {
+            let bytes: Vec<u8> = vectors.iter().flat_map(|v| v.bytes().iter().copied()).collect();
+            let dtype = vectors.first().map_or(DType::F32, HostTensor::dtype);
+            HostTensor::new(dtype, [vectors.iter().map(HostTensor::numel).sum()], bytes.into())
+        }
+    }
+}
