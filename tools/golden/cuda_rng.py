@@ -4,11 +4,10 @@
 
 Needs a CUDA device and torch; nothing else (the file is written without the safetensors package).
 The header's metadata holds the device's layout (multiprocessors, threads per multiprocessor), the
-versions, and for every draw the generator's offset before and after, and the SHA-256 of all its bytes.
-Long draws are kept as a head, a tail and a strided sample (`.head`, `.tail`, `.every1021`).
+versions, for every draw the generator's offset before and after, and whether the low-precision draws are the f32
+draw rounded. Long draws are kept as a head, a tail and a strided sample (`.head`, `.tail`, `.every1021`).
 """
 
-import hashlib
 import json
 import struct
 import sys
@@ -64,8 +63,7 @@ class Dump:
         before = offset(g)
         t = torch.randn(n, device="cuda", generator=g, dtype=dtype)
         self.draws.append(
-            dict(name=name, seed=seed, n=n, dtype=NAMES[dtype], offset_before=before, offset_after=offset(g),
-                 sha256=hashlib.sha256(t.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest())
+            dict(name=name, seed=seed, n=n, dtype=NAMES[dtype], offset_before=before, offset_after=offset(g))
         )
         if keep:
             self.keep(name, t)
@@ -76,7 +74,7 @@ def main(path):
     dump, checks = Dump(), {}
     for seed in SEEDS:
         for n in SIZES:
-            f32 = dump.draw(f"f32.seed{seed}.n{n}", generator(seed), n, seed, keep=seed in (0, 42) or n <= WHOLE)
+            f32 = dump.draw(f"f32.seed{seed}.n{n}", generator(seed), n, seed, keep=seed == 42 or n <= WHOLE)
             for dtype in (torch.bfloat16, torch.float16):
                 name = f"{NAMES[dtype].lower()}.seed{seed}.n{n}"
                 low = dump.draw(name, generator(seed), n, seed, dtype, keep=n <= 16 and seed == 42)
@@ -96,7 +94,8 @@ def main(path):
         multiprocessors=p.multi_processor_count,
         threads_per_multiprocessor=p.max_threads_per_multi_processor,
         draws=json.dumps(dump.draws), checks=json.dumps(checks),
-        tolerance="1e-6 absolute: the device's log, sin and cos may differ from the host's in the last bit",
+        tolerance="1.5e-6 absolute: measured at most 1.2e-6; the device's sine and cosine are up to 3.4e-7 off the true "
+        "ones, times the radius",
     )
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_safetensors(path, dump.tensors, metadata)

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kiln_tensor::rng::TorchCpu;
+use kiln_tensor::rng::{CudaLayout, Generator, TorchCpu, TorchCuda};
 use kiln_tensor::{bf16, f16};
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
@@ -75,4 +75,75 @@ fn cpu_draws_in_low_precision_are_the_rounded_f32_draw() {
     assert_eq!(rounded, u16s(&file, "bf16.seed42.1x128x4x4"));
     let rounded: Vec<u16> = drawn.iter().map(|&v| f16::from_f32(v).to_bits()).collect();
     assert_eq!(rounded, u16s(&file, "f16.seed42.1x128x4x4"));
+}
+
+/// How close a CUDA draw must be: 1.2e-6 is the most that was measured. The device's sine and cosine are up to
+/// 3.4e-7 off the true ones, and the radius multiplies that.
+const CUDA_LIMIT: f32 = 1.5e-6;
+
+/// The kept part of a long draw.
+fn part_of(drawn: &[f32], name: &str) -> Vec<f32> {
+    match name.rsplit('.').next().unwrap() {
+        "head" => drawn[..2048].to_vec(),
+        "tail" => drawn[drawn.len() - 2048..].to_vec(),
+        "every1021" => drawn.iter().copied().step_by(1021).collect(),
+        _ => drawn.to_vec(),
+    }
+}
+
+fn assert_close(name: &str, drawn: &[f32], want: &[f32]) {
+    assert_eq!(drawn.len(), want.len(), "{name}");
+    for (i, (a, b)) in drawn.iter().zip(want).enumerate() {
+        assert!((a - b).abs() <= CUDA_LIMIT, "{name}[{i}]: drew {a}, torch {b}");
+    }
+}
+
+#[test]
+fn cuda_draws_are_close_to_those_of_an_h200_at_every_length() {
+    let bytes = read("torch_cuda.safetensors");
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (mut seen, mut sum) = (0usize, 0.0f64);
+    for name in file.names().into_iter().filter(|n| n.starts_with("f32.")) {
+        let drawn = TorchCuda::new(number(name, "seed")).randn(number(name, ".n") as usize);
+        let (part, want) = (part_of(&drawn, name), f32s(&file, name));
+        assert_close(name, &part, &want);
+        seen += want.len();
+        sum += part.iter().zip(&want).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+    }
+    assert!(seen > 25_000, "{seen} values compared");
+    let rms = (sum / seen as f64).sqrt();
+    assert!(rms < 2e-7, "root mean square error {rms}");
+}
+
+#[test]
+fn cuda_draws_in_a_row_move_the_offset_as_torch_does() {
+    let bytes = read("torch_cuda.safetensors");
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let metadata = SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone().unwrap();
+    let draws: Vec<serde_json::Value> = serde_json::from_str(&metadata["draws"]).unwrap();
+    let layout = CudaLayout {
+        multiprocessors: metadata["multiprocessors"].parse().unwrap(),
+        threads_per_multiprocessor: metadata["threads_per_multiprocessor"].parse().unwrap(),
+    };
+    assert_eq!(layout, CudaLayout::default());
+    let mut generator = TorchCuda::with_layout(7, layout);
+    let mut seen = 0;
+    for draw in draws.iter().filter(|d| d["name"].as_str().unwrap().starts_with("sequence.")) {
+        let name = draw["name"].as_str().unwrap();
+        assert_eq!(generator.offset(), draw["offset_before"].as_u64().unwrap(), "before {name}");
+        let drawn = generator.randn(draw["n"].as_u64().unwrap() as usize);
+        assert_eq!(generator.offset(), draw["offset_after"].as_u64().unwrap(), "after {name}");
+        for kept in file.names().into_iter().filter(|k| k.starts_with(name)) {
+            assert_close(kept, &part_of(&drawn, kept), &f32s(&file, kept));
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 9);
+}
+
+#[test]
+fn a_generator_of_either_kind_draws_what_its_kind_draws() {
+    assert_eq!(Generator::cpu(3).randn(50), TorchCpu::new(3).randn(50));
+    assert_eq!(Generator::cuda(3).randn(50), TorchCuda::new(3).randn(50));
+    assert_ne!(Generator::cpu(3).randn(50), Generator::cuda(3).randn(50));
 }

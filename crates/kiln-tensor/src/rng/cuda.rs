@@ -35,9 +35,9 @@ impl CudaLayout {
     }
 }
 
-/// What `torch.Generator("cuda").manual_seed(seed)` draws, to about 1e-6.
+/// What `torch.Generator("cuda").manual_seed(seed)` draws, to about 1e-6 (the device's sine and cosine are that rough).
 ///
-/// All 64 bits of the seed count. Every thread has its own Philox stream; each draw moves the position in all of
+/// A draw in bf16 or f16 is this draw rounded to nearest. All 64 bits of the seed count. Every thread has its own Philox stream; each draw moves the position in all of
 /// them on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TorchCuda {
@@ -103,12 +103,42 @@ impl TorchCuda {
 /// The transform of cuRAND: a word for the radius, one for the angle; the sine comes first.
 fn box_muller(radius: u32, angle: u32) -> [f32; 2] {
     const UNIT: f32 = 1.0 / (1u64 << 32) as f32;
-    const TURN: f32 = UNIT * std::f32::consts::TAU;
+    const STEP: f32 = UNIT * std::f32::consts::TAU;
     let u = radius as f32 * UNIT + UNIT / 2.0;
-    let v = (angle as f32).mul_add(TURN, TURN / 2.0);
+    let v = (angle as f32).mul_add(STEP, STEP / 2.0);
     let radius = (-2.0 * f64::from(u).ln() as f32).sqrt();
-    // The device turns the angle back into turns, rounding once more, before it looks up sine and cosine.
-    let turns = v * (1.0 / std::f32::consts::TAU);
-    let (sin, cos) = (std::f64::consts::TAU * f64::from(turns)).sin_cos();
+    // The device divides by 2π again, rounding towards zero, before it looks sine and cosine up in its table.
+    let turns = truncate(f64::from(v) * f64::from(1.0 / std::f32::consts::TAU));
+    let (sin, cos) = (std::f64::consts::TAU * turns).sin_cos();
     [sin as f32 * radius, cos as f32 * radius]
+}
+
+/// `x` cut to the 24 bits of an f32.
+fn truncate(x: f64) -> f64 {
+    f64::from_bits(x.to_bits() & !((1 << 29) - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draw_that_fits_the_device_does_not_depend_on_its_size() {
+        let small = CudaLayout { multiprocessors: 10, threads_per_multiprocessor: 1536 };
+        let limit = 10 * 1536;
+        assert_eq!(TorchCuda::with_layout(3, small).randn(limit), TorchCuda::new(3).randn(limit));
+        assert_ne!(TorchCuda::with_layout(3, small).randn(limit + 1), TorchCuda::new(3).randn(limit + 1));
+    }
+
+    #[test]
+    fn an_empty_draw_moves_nothing() {
+        let mut g = TorchCuda::new(1);
+        assert!(g.randn(0).is_empty());
+        assert_eq!(g, TorchCuda::new(1));
+    }
+
+    #[test]
+    fn all_bits_of_the_seed_count() {
+        assert_ne!(TorchCuda::new(5).randn(4), TorchCuda::new((1 << 32) + 5).randn(4));
+    }
 }

@@ -1,0 +1,67 @@
+"""What the generators of the golden set share: deterministic torch, seeded weights, byte-stable files."""
+
+import json
+import zlib
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+torch.set_grad_enabled(False)
+
+BF16 = torch.bfloat16
+
+
+def generator(seed):
+    return torch.Generator("cpu").manual_seed(seed)
+
+
+def seed_of(tag):
+    """Every tensor has a generator of its own, so adding one moves no other."""
+    return zlib.crc32(tag.encode())
+
+
+def draw(tag, shape):
+    return torch.randn(tuple(shape), generator=generator(seed_of(tag)))
+
+
+def bf16_exact(t):
+    """f32 values that bf16 can hold: what a test reads back is what the reference was computed with."""
+    return t.to(BF16).float()
+
+
+def save_tensors(tensors, path, metadata=None):
+    """`save_file` with a header whose bytes do not change from run to run."""
+    path = Path(path)
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in sorted(tensors.items())}
+    save_file(tensors, path, metadata=metadata)
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    if "__metadata__" in header:
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
+    path.chmod(0o644)
+
+
+def save_json(value, path, indent=1):
+    Path(path).write_text(json.dumps(value, indent=indent, ensure_ascii=True) + "\n")
+
+
+def versions():
+    import diffusers
+    import peft
+    import transformers
+    from PIL import Image
+
+    return dict(
+        torch=torch.__version__,
+        diffusers=diffusers.__version__,
+        transformers=transformers.__version__,
+        peft=peft.__version__,
+        pillow=Image.__version__,
+    )
