@@ -1,0 +1,81 @@
+//! Pictures to tokens and back, with whichever autoencoder is at hand.
+
+use std::path::Path;
+
+use kiln_image::Picture;
+use kiln_ops::Backend;
+use kiln_tensor::{DType, HostTensor};
+use kiln_weights::WeightSource;
+
+use crate::taef2::Taef2;
+use crate::vae::{self, Vae};
+use crate::{Error, Observer, Result, folder};
+
+/// FLUX.2's autoencoder or its tiny stand-in.
+pub enum Autoencoder<B: Backend> {
+    /// The real one, with the full or the small decoder.
+    Full(Vae<B>),
+    /// TAEF2.
+    Tiny(Taef2<B>),
+}
+
+impl<B: Backend> Autoencoder<B> {
+    /// Loads a folder with a `config.json`, or a file: TAEF2, or a FLUX.2 autoencoder with its configuration beside it
+    /// or read off its tensors.
+    pub fn load(b: &B, path: &Path, dtype: DType) -> Result<Self> {
+        let source = WeightSource::open(path)?;
+        let vars = source.root();
+        if Taef2::<B>::recognise(&vars) {
+            return Ok(Autoencoder::Tiny(Taef2::load(b, &vars, dtype)?));
+        }
+        let beside = if path.is_dir() { path.to_path_buf() } else { path.with_file_name("") };
+        let config_file = beside.join("config.json");
+        let config = if config_file.is_file() {
+            folder::read(&config_file)?
+        } else {
+            vae::Config::from_tensors(&source).ok_or_else(|| {
+                Error::config(path, "neither TAEF2 nor a FLUX.2 autoencoder in diffusers' naming")
+            })?
+        };
+        if let Some(what) = config.problem() {
+            return Err(Error::config(config_file, what));
+        }
+        Ok(Autoencoder::Full(Vae::load(b, &vars, &config, dtype)?))
+    }
+
+    /// Normalised tokens, f32 `[h/16 · w/16, 128]`, of a picture whose sides are multiples of 16.
+    pub fn encode(&self, b: &B, picture: &Picture, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        let shape = [picture.height() as usize, picture.width() as usize, 3];
+        match self {
+            Autoencoder::Full(vae) => {
+                let values = kiln_image::to_signed_f32(picture);
+                vae.encode(b, &HostTensor::from_f32(shape, values)?, observer)
+            }
+            Autoencoder::Tiny(taef2) => {
+                let values = kiln_image::to_unit_f32(picture);
+                taef2.encode(b, &HostTensor::from_f32(shape, values)?)
+            }
+        }
+    }
+
+    /// The picture of normalised tokens on a `grid` of height and width.
+    pub fn decode(
+        &self,
+        b: &B,
+        tokens: &B::Tensor,
+        grid: [usize; 2],
+        observer: &mut dyn Observer<B>,
+    ) -> Result<Picture> {
+        let [height, width] = grid.map(|side| (side * 16) as u32);
+        Ok(match self {
+            Autoencoder::Full(vae) => {
+                let values = vae.decode(b, tokens, grid, observer)?;
+                kiln_image::from_signed_f32(width, height, &values.to_f32()?)?
+            }
+            Autoencoder::Tiny(taef2) => {
+                let values = taef2.decode(b, tokens, grid, observer)?;
+                kiln_image::from_unit_f32(width, height, &values.to_f32()?)?
+            }
+        })
+    }
+}

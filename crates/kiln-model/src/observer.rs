@@ -1,0 +1,97 @@
+use kiln_ops::Backend;
+
+use crate::Result;
+
+/// What a run is doing, for progress bars and logs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A part of the model is being loaded.
+    Loading {
+        /// `text encoder`, `transformer`, `vae`, …
+        part: &'static str,
+    },
+    /// A LoRA was laid over the transformer.
+    Lora {
+        /// How many modules matched, rank and weight, in one line.
+        report: String,
+    },
+    /// Layer `done` of `total` of the text encoder is finished, for prompt `prompt`.
+    Text {
+        /// Which prompt, from 0; the negative prompt comes last.
+        prompt: usize,
+        /// How many prompts there are.
+        prompts: usize,
+        /// Layers done.
+        done: usize,
+        /// Layers to run.
+        total: usize,
+    },
+    /// Reference `index` is about to be encoded.
+    Reference {
+        /// Which one, from 0.
+        index: usize,
+        /// How many there are.
+        total: usize,
+    },
+    /// A step begins.
+    StepStarted {
+        /// Which picture, from 0.
+        picture: usize,
+        /// Which step, from 0.
+        step: usize,
+        /// How many steps this run takes.
+        steps: usize,
+        /// Noise level at its start.
+        sigma: f32,
+    },
+    /// A step is finished.
+    StepFinished {
+        /// Which picture, from 0.
+        picture: usize,
+        /// Which step, from 0.
+        step: usize,
+        /// How many steps this run takes.
+        steps: usize,
+    },
+    /// A block of the step is finished.
+    Block {
+        /// Blocks done.
+        done: usize,
+        /// Blocks of one step.
+        total: usize,
+    },
+    /// Picture `picture` is about to be decoded.
+    Decoding {
+        /// Which picture, from 0.
+        picture: usize,
+    },
+    /// Tile `done` of `total` is decoded; one tile when the picture is decoded whole.
+    Decode {
+        /// Tiles done.
+        done: usize,
+        /// Tiles in all.
+        total: usize,
+    },
+    /// Something the user should know: an option that has no effect, a size that was rounded.
+    Note(String),
+}
+
+/// Watches a run, and can stop it.
+///
+/// Every call site asks for a `Result`: an error returned here, such as [`Error::Cancelled`](crate::Error::Cancelled),
+/// ends the run at once. `()` watches nothing.
+pub trait Observer<B: Backend> {
+    /// Something happened.
+    fn event(&mut self, event: Event) -> Result<()> {
+        let _ = event;
+        Ok(())
+    }
+
+    /// An intermediate tensor, named as in the golden files. Looking at it costs a download.
+    fn see(&mut self, name: &str, x: &B::Tensor) -> Result<()> {
+        let _ = (name, x);
+        Ok(())
+    }
+}
+
+impl<B: Backend> Observer<B> for () {}

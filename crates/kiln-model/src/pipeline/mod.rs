@@ -1,0 +1,319 @@
+//! Requests to pictures: encode text and references, denoise, decode.
+
+mod denoise;
+mod memory;
+mod noise;
+mod plan;
+mod request;
+
+use std::path::PathBuf;
+
+use kiln_image::Picture;
+use kiln_ops::Backend;
+use kiln_tensor::{DType, HostTensor};
+use kiln_weights::{Lora, WeightSource};
+
+use crate::text_encoder::TextEncoder;
+use crate::tokenizer::PromptTokenizer;
+use crate::transformer::Transformer;
+use crate::{Autoencoder, Error, Event, ModelFolder, Observer, Result, Variant};
+use denoise::{Conditioning, Denoiser, Origin, ReferenceMode, ReferenceTokens};
+pub use memory::MemoryNeed;
+pub use plan::Resolved;
+use plan::{Prepared, Start};
+pub use request::{Noise, Prompt, Request, Rng, Task};
+
+/// How a model is loaded.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What activations are computed in: f32 or bf16.
+    pub dtype: DType,
+    /// An autoencoder to use instead of the folder's: a folder or a file.
+    pub vae: Option<PathBuf>,
+    /// LoRAs for the transformer, with their weights.
+    pub loras: Vec<(PathBuf, f32)>,
+    /// Bytes that a request may need beside the weights before it is refused.
+    pub memory_limit: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { dtype: DType::F32, vae: None, loras: Vec::new(), memory_limit: None }
+    }
+}
+
+/// A loaded model.
+pub struct Pipeline<B: Backend> {
+    backend: B,
+    folder: ModelFolder,
+    options: Options,
+    fingerprint: String,
+    tokenizer: PromptTokenizer,
+    text_encoder: Option<TextEncoder<B>>,
+    transformer: Transformer<B>,
+    autoencoder: Autoencoder<B>,
+}
+
+/// A finished picture.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// The picture.
+    pub picture: Picture,
+    /// Its final normalised tokens, f32 `[h/16 · w/16, 128]`.
+    pub latents: HostTensor,
+    /// Its number in the request, from 0; pictures of one prompt follow each other.
+    pub index: usize,
+}
+
+impl<B: Backend> Pipeline<B> {
+    /// Loads every part of the folder and checks it against its configuration.
+    pub fn load(
+        backend: B,
+        folder: &ModelFolder,
+        options: &Options,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<Self> {
+        let (b, dtype) = (&backend, options.dtype);
+        observer.event(Event::Loading { part: "tokenizer" })?;
+        let tokenizer = match &folder.tokenizer {
+            Some(path) => PromptTokenizer::open(path)?,
+            None => PromptTokenizer::built_in()?,
+        };
+        observer.event(Event::Loading { part: "text encoder" })?;
+        let load_text = |part: &crate::Part<crate::text_encoder::Config>| {
+            TextEncoder::load(b, &WeightSource::open(&part.path)?.root(), &part.config, dtype)
+        };
+        let text_encoder = folder.text_encoder.as_ref().map(load_text).transpose()?;
+
+        observer.event(Event::Loading { part: "transformer" })?;
+        let mut source = WeightSource::open(&folder.transformer.path)?;
+        for (path, weight) in &options.loras {
+            source.add_lora(Lora::open(path)?, *weight);
+        }
+        let transformer = Transformer::load(b, &source.root(), &folder.transformer.config, dtype)?;
+        for report in source.finish_loras()? {
+            observer.event(Event::Lora { report: report.to_string() })?;
+        }
+
+        observer.event(Event::Loading { part: "vae" })?;
+        let vae = options.vae.as_ref().or(folder.vae.as_ref().map(|v| &v.path)).ok_or_else(|| {
+            Error::config(&folder.path, "there is no `vae` folder in it, and no other autoencoder was given")
+        })?;
+        let autoencoder = Autoencoder::load(b, vae, dtype)?;
+        Ok(Pipeline {
+            fingerprint: source.fingerprint()?,
+            folder: folder.clone(),
+            options: options.clone(),
+            tokenizer,
+            text_encoder,
+            transformer,
+            autoencoder,
+            backend,
+        })
+    }
+
+    /// The folder it was loaded from.
+    pub fn folder(&self) -> &ModelFolder {
+        &self.folder
+    }
+
+    /// The backend it runs on.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Identity of the transformer's weights, for recipes.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Checks a request and fills in its defaults, without doing any of the work.
+    pub fn resolve(&self, request: &Request) -> Result<Resolved> {
+        Ok(self.plan(request)?.0)
+    }
+
+    /// All pictures of a request.
+    pub fn generate(&self, request: &Request, observer: &mut dyn Observer<B>) -> Result<Vec<Generated>> {
+        let mut pictures = Vec::new();
+        self.generate_each(request, observer, &mut |picture| {
+            pictures.push(picture);
+            Ok(())
+        })?;
+        Ok(pictures)
+    }
+
+    /// Hands over every picture of a request as soon as it is done.
+    pub fn generate_each(
+        &self,
+        request: &Request,
+        observer: &mut dyn Observer<B>,
+        done: &mut dyn FnMut(Generated) -> Result<()>,
+    ) -> Result<()> {
+        let (b, variant) = (&self.backend, self.folder.variant);
+        let (plan, prepared) = self.plan(request)?;
+        for note in &plan.notes {
+            observer.event(Event::Note(note.clone()))?;
+        }
+        let channels = self.folder.transformer.config.in_channels;
+        let noise = noise::draw(&request.noise, plan.pictures, channels, plan.grid(), self.options.dtype)?;
+        let (texts, negative) = self.encode_text(request, plan.two_calls(variant), observer)?;
+        let (references, origin) = self.encode_pictures(&prepared, observer)?;
+        // Inpainting hands its source over as a reference, and is a pipeline of its own: it has no cached form.
+        let cached = variant == Variant::Kv && references.is_some() && matches!(prepared.start, Start::Noise);
+        let denoiser = Denoiser {
+            b,
+            transformer: &self.transformer,
+            variant,
+            plan: &plan,
+            references: references.as_ref(),
+            mode: if cached { ReferenceMode::Cached } else { ReferenceMode::Joint },
+            origin: &origin,
+        };
+        for (index, noise) in noise.iter().enumerate() {
+            let text = &texts[index / request.pictures_per_prompt];
+            let conditioning = Conditioning { text, negative: negative.as_ref() };
+            let tokens = denoiser.run(index, noise, &conditioning, observer)?;
+            observer.event(Event::Decoding { picture: index })?;
+            let picture = self.autoencoder.decode(b, &tokens, plan.grid(), observer)?;
+            let picture = match &prepared.start {
+                Start::Inpaint(inpaint) => kiln_image::paste_back(inpaint, &picture),
+                _ => picture,
+            };
+            done(Generated { picture, latents: b.download(&tokens)?, index })?;
+        }
+        Ok(())
+    }
+
+    fn plan(&self, request: &Request) -> Result<(Resolved, Prepared)> {
+        let (mut plan, prepared) = plan::resolve(&self.folder, request)?;
+        let reference_tokens: u64 = prepared.references.iter().map(|r| r.area() / 256).sum();
+        let need = MemoryNeed::new(
+            &self.folder,
+            &plan,
+            request.max_tokens + reference_tokens as usize,
+            self.options.dtype,
+        );
+        if let Some(limit) = self.options.memory_limit.filter(|limit| need.peak() > *limit) {
+            let (width, height) = (plan.width, plan.height);
+            return Err(Error::request(format!(
+                "a picture of {width}×{height} needs about {need} beside the weights, and there are {}; \
+                 choose a smaller size",
+                memory::Gib(limit)
+            )));
+        }
+        if let Prompt::Text { prompts, .. } = &request.prompt {
+            for prompt in prompts {
+                let count = self.tokenizer.count(prompt)?;
+                if count > request.max_tokens {
+                    let max = request.max_tokens;
+                    plan.notes.push(format!("the prompt has {count} tokens and is cut to {max}"));
+                }
+            }
+        }
+        Ok((plan, prepared))
+    }
+
+    /// Text tokens of every prompt, and of the negative prompt where one is needed.
+    fn encode_text(
+        &self,
+        request: &Request,
+        with_negative: bool,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<(Vec<B::Tensor>, Option<B::Tensor>)> {
+        match &request.prompt {
+            Prompt::Text { prompts, negative } => {
+                let mut texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
+                if with_negative {
+                    texts.push(negative.as_deref().unwrap_or(""));
+                }
+                let mut encoded = self.encode_prompts(&texts, request.max_tokens, observer)?;
+                let negative = if with_negative { encoded.pop() } else { None };
+                Ok((encoded, negative))
+            }
+            Prompt::Embeddings { prompts, negative } => {
+                let upload = |text: &HostTensor| self.upload_embeddings(text);
+                let encoded = prompts.iter().map(upload).collect::<Result<_>>()?;
+                let negative = match (with_negative, negative) {
+                    (false, _) => None,
+                    (true, Some(negative)) => Some(upload(negative)?),
+                    (true, None) => self.encode_prompts(&[""], request.max_tokens, observer)?.pop(),
+                };
+                Ok((encoded, negative))
+            }
+        }
+    }
+
+    fn encode_prompts(
+        &self,
+        texts: &[&str],
+        max_tokens: usize,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<Vec<B::Tensor>> {
+        let encoder = self.text_encoder.as_ref().ok_or_else(|| {
+            Error::request(format!(
+                "`{}` has no text encoder that Kiln can run; give precomputed prompt embeddings",
+                self.folder.path.display()
+            ))
+        })?;
+        let encode = |(i, text): (usize, &&str)| {
+            let tokens = self.tokenizer.encode(text, max_tokens)?;
+            let encoded = encoder.forward(&self.backend, &tokens, (i, texts.len()), observer)?;
+            observer.see("prompt_embeds", &encoded)?;
+            Ok(encoded)
+        };
+        texts.iter().enumerate().map(encode).collect()
+    }
+
+    fn upload_embeddings(&self, text: &HostTensor) -> Result<B::Tensor> {
+        let expected = self.folder.transformer.config.joint_attention_dim;
+        let shape = text.shape();
+        if shape.rank() != 2 || shape.last() != expected || shape.rows() == 0 {
+            return Err(Error::request(format!(
+                "the prompt embeddings have shape {shape}, expected [tokens, {expected}]"
+            )));
+        }
+        Ok(self.backend.upload(text, self.options.dtype)?)
+    }
+
+    /// Tokens of the references (the source of an inpainting first), and what the picture starts from.
+    fn encode_pictures(
+        &self,
+        prepared: &Prepared,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<(Option<ReferenceTokens<B>>, Origin<B>)> {
+        let b = &self.backend;
+        let source = match &prepared.start {
+            Start::Noise => None,
+            Start::Picture(picture) => Some(picture),
+            Start::Inpaint(inpaint) => Some(&inpaint.source),
+        };
+        let pictures: Vec<&Picture> = source.into_iter().chain(&prepared.references).collect();
+        let mut tokens = Vec::new();
+        let mut grids = Vec::new();
+        for (index, picture) in pictures.iter().enumerate() {
+            observer.event(Event::Reference { index, total: pictures.len() })?;
+            let encoded = self.autoencoder.encode(b, picture, observer)?;
+            observer.see(&format!("ref{index}.normalised_latents"), &encoded)?;
+            tokens.push(encoded);
+            grids.push([picture.height() as usize / 16, picture.width() as usize / 16]);
+        }
+        let origin = match &prepared.start {
+            Start::Noise => Origin::Noise,
+            Start::Picture(_) => {
+                grids.remove(0);
+                Origin::Picture(tokens.remove(0))
+            }
+            Start::Inpaint(inpaint) => {
+                let mask = HostTensor::from_f32([inpaint.mask.len()], inpaint.mask.clone())?;
+                Origin::Masked { tokens: tokens[0].clone(), mask: b.upload(&mask, DType::F32)? }
+            }
+        };
+        let references = if tokens.is_empty() {
+            None
+        } else {
+            let tokens = b.concat_rows(&tokens.iter().collect::<Vec<_>>())?;
+            Some(ReferenceTokens { tokens, grids })
+        };
+        Ok((references, origin))
+    }
+}

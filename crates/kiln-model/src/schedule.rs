@@ -1,0 +1,186 @@
+//! The noise levels a picture walks through.
+//!
+//! All arithmetic is f32 where diffusers (numpy) does it in f32: the levels are compared bit by bit with its own.
+
+use serde::Deserialize;
+
+use crate::{Error, Result};
+
+/// How the unshifted levels are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub enum Spacing {
+    /// `linspace(1, 1/n, n)` bent by the resolution-dependent shift: what the models are trained for.
+    #[default]
+    Shifted,
+    /// `linspace(1, 0, n + 1)^(1/rho)`, not shifted.
+    Power {
+        /// The exponent's inverse; 1 is linear, above 1 stays longer at high noise.
+        rho: f32,
+    },
+}
+
+/// `scheduler/scheduler_config.json`, as far as it changes the levels.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default)]
+pub struct SchedulerConfig {
+    /// Whether the shift depends on picture size and step count.
+    pub use_dynamic_shifting: bool,
+    /// The fixed shift when it does not.
+    pub shift: f32,
+    /// `exponential` is the only kind FLUX.2 uses.
+    pub time_shift_type: String,
+    /// A last level to stretch to; FLUX.2 has none.
+    pub shift_terminal: Option<f32>,
+    /// Other spacings that FLUX.2 does not use.
+    pub use_karras_sigmas: Option<bool>,
+    /// See `use_karras_sigmas`.
+    pub use_exponential_sigmas: Option<bool>,
+    /// See `use_karras_sigmas`.
+    pub use_beta_sigmas: Option<bool>,
+    /// See `use_karras_sigmas`.
+    pub invert_sigmas: bool,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        SchedulerConfig {
+            use_dynamic_shifting: true,
+            shift: 3.0,
+            time_shift_type: "exponential".into(),
+            shift_terminal: None,
+            use_karras_sigmas: None,
+            use_exponential_sigmas: None,
+            use_beta_sigmas: None,
+            invert_sigmas: false,
+        }
+    }
+}
+
+impl SchedulerConfig {
+    /// An error text when the file asks for something this sampler does not do.
+    pub(crate) fn unsupported(&self) -> Option<String> {
+        let on = |flag: Option<bool>| flag == Some(true);
+        let odd = [
+            (self.time_shift_type != "exponential", "time_shift_type other than `exponential`"),
+            (self.shift_terminal.is_some_and(|v| v != 0.0), "shift_terminal"),
+            (on(self.use_karras_sigmas), "use_karras_sigmas"),
+            (on(self.use_exponential_sigmas), "use_exponential_sigmas"),
+            (on(self.use_beta_sigmas), "use_beta_sigmas"),
+            (self.invert_sigmas, "invert_sigmas"),
+        ];
+        odd.iter().find(|(is_set, _)| *is_set).map(|(_, name)| format!("{name} is not supported"))
+    }
+}
+
+/// The noise levels of one run: `sigmas[i]` before step `i`, and a last 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    sigmas: Vec<f32>,
+}
+
+impl Schedule {
+    /// The levels for a picture of `tokens` image tokens in `steps` steps.
+    ///
+    /// `custom` replaces the evenly spaced levels and, like them, is shifted unless the spacing is a power.
+    pub fn new(
+        config: &SchedulerConfig,
+        spacing: Spacing,
+        tokens: usize,
+        steps: usize,
+        custom: Option<&[f32]>,
+    ) -> Result<Schedule> {
+        if steps == 0 {
+            return Err(Error::request("the number of steps must be at least 1"));
+        }
+        if let Some(custom) = custom {
+            check_custom(custom)?;
+        }
+        let mut sigmas = match (spacing, custom) {
+            (Spacing::Power { rho }, _) if !(rho.is_finite() && rho > 0.0) => {
+                return Err(Error::request(format!("the power schedule's rho must be above 0, found {rho}")));
+            }
+            (Spacing::Power { .. }, Some(custom)) => custom.to_vec(),
+            (Spacing::Power { rho }, None) => {
+                (0..steps).map(|i| (1.0 - i as f32 / steps as f32).powf(1.0 / rho)).collect()
+            }
+            (Spacing::Shifted, Some(custom)) => shift(config, tokens, steps, custom),
+            (Spacing::Shifted, None) => shift(config, tokens, steps, &linspace(steps)),
+        };
+        sigmas.push(0.0);
+        Ok(Schedule { sigmas })
+    }
+
+    /// The levels, the last 0 included.
+    pub fn sigmas(&self) -> &[f32] {
+        &self.sigmas
+    }
+
+    /// Number of steps.
+    pub fn steps(&self) -> usize {
+        self.sigmas.len() - 1
+    }
+
+    /// What the transformer is told for a level: `t / 1000`, back and forth through `t` as diffusers does in f32.
+    pub fn timestep(sigma: f32) -> f32 {
+        (sigma * 1000.0) / 1000.0
+    }
+
+    /// The step to begin with when only `strength` of the way is walked.
+    ///
+    /// With `planned` steps (before custom levels are counted) this is what diffusers' image-to-image pipelines do.
+    pub fn first_step(&self, strength: f64) -> Result<usize> {
+        if !(0.0..=1.0).contains(&strength) {
+            return Err(Error::request(format!("strength must lie between 0 and 1, found {strength}")));
+        }
+        let steps = self.steps() as f64;
+        let first = (steps - (steps * strength).min(steps)).max(0.0) as usize;
+        if first >= self.steps() {
+            return Err(Error::request(format!(
+                "strength {strength} leaves none of the {} steps to do; raise it or the number of steps",
+                self.steps()
+            )));
+        }
+        Ok(first)
+    }
+}
+
+fn check_custom(sigmas: &[f32]) -> Result<()> {
+    if sigmas.is_empty() {
+        return Err(Error::request("the list of sigmas is empty"));
+    }
+    if let Some(bad) = sigmas.iter().find(|s| !(s.is_finite() && **s > 0.0 && **s <= 1.0)) {
+        return Err(Error::request(format!("sigmas must be above 0 and at most 1, found {bad}")));
+    }
+    if sigmas.windows(2).any(|w| w[1] >= w[0]) {
+        return Err(Error::request("sigmas must fall from each to the next"));
+    }
+    Ok(())
+}
+
+/// `linspace(1, 1/n, n)` as numpy makes it: in f64, then rounded.
+fn linspace(n: usize) -> Vec<f32> {
+    let stop = 1.0 / n as f64;
+    let step = if n > 1 { (stop - 1.0) / (n - 1) as f64 } else { 0.0 };
+    (0..n).map(|i| if i + 1 == n && n > 1 { stop as f32 } else { (i as f64 * step + 1.0) as f32 }).collect()
+}
+
+fn shift(config: &SchedulerConfig, tokens: usize, steps: usize, sigmas: &[f32]) -> Vec<f32> {
+    if !config.use_dynamic_shifting {
+        let s = config.shift;
+        return sigmas.iter().map(|&t| s * t / (1.0 + (s - 1.0) * t)).collect();
+    }
+    let e = empirical_mu(tokens, steps).exp() as f32;
+    sigmas.iter().map(|&t| e / (e + (1.0 / t - 1.0))).collect()
+}
+
+/// The shift FLUX.2 was fitted with: two lines over the token count, blended by the step count.
+pub fn empirical_mu(tokens: usize, steps: usize) -> f64 {
+    let tokens = tokens as f64;
+    let at_200 = 0.00016927 * tokens + 0.45666666;
+    if tokens > 4300.0 {
+        return at_200;
+    }
+    let at_10 = 8.73809524e-05 * tokens + 1.89833333;
+    let slope = (at_200 - at_10) / 190.0;
+    slope * steps as f64 + (at_200 - 200.0 * slope)
+}

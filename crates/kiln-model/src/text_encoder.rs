@@ -1,0 +1,215 @@
+//! Qwen3 as FLUX.2's text encoder: `[tokens] → [tokens, 3 · hidden]`.
+//!
+//! Token ids are looked up, run through the first 27 layers, and the states after layers 9, 18 and 27 (before any
+//! final norm) are laid side by side. Later layers, the final norm and the output head are not even loaded.
+//!
+//! The text is right-padded. A pad query sees the real tokens only; its state still matters, because the transformer
+//! attends to all positions. Queries and keys are normed a head at a time before the rotary embedding, which turns
+//! halves (not neighbours), and each key head serves several query heads.
+
+use kiln_ops::{AttentionSpec, Backend, Mask, RopePairs, RopeTable};
+use kiln_tensor::{DType, HostTensor};
+use kiln_weights::Vars;
+use serde::Deserialize;
+
+use crate::tokenizer::Tokens;
+use crate::{Error, Event, Observer, Result};
+
+/// The states handed to the transformer: after so many layers.
+pub const STATES: [usize; 3] = [9, 18, 27];
+
+/// `text_encoder/config.json`, in the flat style of the published models or with `rope_parameters`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Config {
+    /// Width of the model.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Layers in the checkpoint.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads.
+    pub num_key_value_heads: usize,
+    /// Width of a head; `hidden_size / num_attention_heads` when absent.
+    pub head_dim: Option<usize>,
+    /// Epsilon of every norm.
+    pub rms_norm_eps: f32,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Base of the rotary frequencies, flat style.
+    rope_theta: Option<f64>,
+    /// The same, new style.
+    rope_parameters: Option<RopeParameters>,
+    /// `qwen3` is the one this file implements.
+    pub model_type: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct RopeParameters {
+    rope_theta: Option<f64>,
+}
+
+impl Config {
+    fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    fn rope_theta(&self) -> f64 {
+        self.rope_theta.or_else(|| self.rope_parameters.as_ref()?.rope_theta).unwrap_or(1e6)
+    }
+
+    /// Width of a text token: three states side by side.
+    pub fn text_dim(&self) -> usize {
+        STATES.len() * self.hidden_size
+    }
+
+    /// What is wrong with these numbers, if anything is.
+    pub(crate) fn problem(&self) -> Option<String> {
+        if let Some(kind) = self.model_type.as_deref().filter(|kind| *kind != "qwen3") {
+            return Some(format!("model_type is `{kind}`, expected `qwen3`"));
+        }
+        let last = STATES[STATES.len() - 1];
+        if self.num_hidden_layers < last {
+            return Some(format!(
+                "{} layers, but the state after layer {last} is needed",
+                self.num_hidden_layers
+            ));
+        }
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
+            return Some(format!("{heads} query heads can't share {kv_heads} key heads"));
+        }
+        (self.head_dim() == 0 || self.head_dim() % 2 != 0)
+            .then(|| format!("head_dim {} is not even", self.head_dim()))
+    }
+}
+
+/// The text encoder's weights on a backend.
+pub struct TextEncoder<B: Backend> {
+    config: Config,
+    dtype: DType,
+    /// Stays on the host: a prompt needs a few hundred of its many rows.
+    embed_tokens: HostTensor,
+    layers: Vec<Layer<B>>,
+}
+
+struct Layer<B: Backend> {
+    input_layernorm: B::Tensor,
+    qkv: B::Weight,
+    q_norm: B::Tensor,
+    k_norm: B::Tensor,
+    o_proj: B::Weight,
+    post_attention_layernorm: B::Tensor,
+    gate_up: B::Weight,
+    down_proj: B::Weight,
+}
+
+impl<B: Backend> TextEncoder<B> {
+    /// Loads the layers that are needed; activations will be `dtype`.
+    pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType) -> Result<Self> {
+        let vars = if vars.contains("model.embed_tokens.weight") { vars.at("model") } else { vars.clone() };
+        let layers = vars.at("layers");
+        let last = STATES[STATES.len() - 1];
+        Ok(TextEncoder {
+            dtype,
+            embed_tokens: vars.tensor("embed_tokens.weight", [config.vocab_size, config.hidden_size])?,
+            layers: (0..last).map(|i| Layer::load(b, &layers.at(i), config)).collect::<Result<_>>()?,
+            config: config.clone(),
+        })
+    }
+
+    /// Text tokens, `[tokens, 3 · hidden]`. `prompt` of `prompts` is for progress only.
+    pub fn forward(
+        &self,
+        b: &B,
+        tokens: &Tokens,
+        (prompt, prompts): (usize, usize),
+        observer: &mut dyn Observer<B>,
+    ) -> Result<B::Tensor> {
+        let rope = self.rope(b, tokens.ids.len())?;
+        let mut x = b.upload(&self.embed(tokens)?, self.dtype)?;
+        let mut states = Vec::with_capacity(STATES.len());
+        for (i, layer) in self.layers.iter().enumerate() {
+            x = layer.forward(b, x, &self.config, tokens.real, &rope)?;
+            if STATES.contains(&(i + 1)) {
+                states.push(x.clone());
+            }
+            observer.see(&format!("text.state{}", i + 1), &x)?;
+            observer.event(Event::Text { prompt, prompts, done: i + 1, total: self.layers.len() })?;
+        }
+        Ok(b.concat_columns(&states.iter().collect::<Vec<_>>())?)
+    }
+
+    /// The rows of the embedding that the prompt needs.
+    fn embed(&self, tokens: &Tokens) -> Result<HostTensor> {
+        let mut rows = Vec::with_capacity(tokens.ids.len() * self.config.hidden_size);
+        for &id in &tokens.ids {
+            let id = id as usize;
+            if id >= self.config.vocab_size {
+                let rows = self.config.vocab_size;
+                return Err(Error::Tokenizer(format!(
+                    "token {id} is beyond the {rows} rows of the embedding"
+                )));
+            }
+            rows.extend_from_slice(&self.embed_tokens.rows(id..id + 1)?.to_f32()?);
+        }
+        Ok(HostTensor::from_f32([tokens.ids.len(), self.config.hidden_size], rows)?)
+    }
+
+    /// Angles in f32, as transformers takes them.
+    fn rope(&self, b: &B, tokens: usize) -> Result<RopeTable<B>> {
+        let dim = self.config.head_dim();
+        let frequency = |i: usize| 1.0 / self.config.rope_theta().powf((2 * i) as f64 / dim as f64) as f32;
+        let angle = |p: usize| (0..dim / 2).map(move |i| f64::from(p as f32 * frequency(i)));
+        let angles: Vec<f64> = (0..tokens).flat_map(angle).collect();
+        let upload = |f: fn(f64) -> f64| {
+            let values = angles.iter().map(|&a| f(a) as f32).collect();
+            Ok::<_, Error>(b.upload(&HostTensor::from_f32([tokens, dim / 2], values)?, DType::F32)?)
+        };
+        Ok(RopeTable { cos: upload(f64::cos)?, sin: upload(f64::sin)?, pairs: RopePairs::Halves })
+    }
+}
+
+impl<B: Backend> Layer<B> {
+    fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
+        let (dim, mlp, head) = (config.hidden_size, config.intermediate_size, config.head_dim());
+        let (q_dim, kv_dim) = (config.num_attention_heads * head, config.num_key_value_heads * head);
+        let norm = |name: &str, dim: usize| Ok::<_, Error>(b.upload(&vars.tensor(name, [dim])?, DType::F32)?);
+        let qkv = [("self_attn.q_proj", q_dim), ("self_attn.k_proj", kv_dim), ("self_attn.v_proj", kv_dim)];
+        let gate_up = [("mlp.gate_proj", mlp), ("mlp.up_proj", mlp)];
+        Ok(Layer {
+            input_layernorm: norm("input_layernorm.weight", dim)?,
+            qkv: b.weight(vars.linear_stack(&qkv, dim)?)?,
+            q_norm: norm("self_attn.q_norm.weight", head)?,
+            k_norm: norm("self_attn.k_norm.weight", head)?,
+            o_proj: b.weight(vars.linear("self_attn.o_proj", dim, q_dim)?)?,
+            post_attention_layernorm: norm("post_attention_layernorm.weight", dim)?,
+            gate_up: b.weight(vars.linear_stack(&gate_up, dim)?)?,
+            down_proj: b.weight(vars.linear("mlp.down_proj", dim, mlp)?)?,
+        })
+    }
+
+    fn forward(
+        &self,
+        b: &B,
+        x: B::Tensor,
+        config: &Config,
+        real: usize,
+        rope: &RopeTable<B>,
+    ) -> Result<B::Tensor> {
+        let eps = config.rms_norm_eps;
+        let (heads, kv_heads, head) =
+            (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
+        let h = b.rms_norm(&x, &self.input_layernorm, eps)?;
+        let [q, k, v] = b.linear_split(&h, &self.qkv, [heads * head, kv_heads * head, kv_heads * head])?;
+        let q = b.norm_rope(&q, &self.q_norm, rope, eps)?;
+        let k = b.norm_rope(&k, &self.k_norm, rope, eps)?;
+        let spec = AttentionSpec { heads, kv_heads, mask: Mask::Causal { valid: real } };
+        let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
+        let x = b.linear_gated_add(&[&attended], &self.o_proj, None, &x)?;
+        let h = b.rms_norm(&x, &self.post_attention_layernorm, eps)?;
+        let h = b.swiglu(&b.linear(&h, &self.gate_up)?)?;
+        Ok(b.linear_gated_add(&[&h], &self.down_proj, None, &x)?)
+    }
+}

@@ -1,0 +1,112 @@
+//! Prompts to token ids, as the klein models were trained on them.
+//!
+//! The prompt is put raw into Qwen3's chat template (one user message, thinking switched off), tokenized without
+//! further special tokens, cut at `max` tokens and right-padded. Special tokens typed into a prompt are parsed as such.
+//! How many tokens are real is kept beside the ids: a typed `<|endoftext|>` has the padding's id but is no padding.
+
+use std::io::Read;
+use std::path::Path;
+
+use serde::Deserialize;
+use tokenizers::Tokenizer;
+
+use crate::{Error, Result};
+
+/// Most tokens a prompt may have, as trained.
+pub const MAX_TOKENS: usize = 512;
+
+const BEFORE: &str = "<|im_start|>user\n";
+const AFTER: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
+const PADDING: &str = "<|endoftext|>";
+
+/// The Qwen3 tokenizer, zstd-packed, for checkpoints that come without one.
+const BUILT_IN: &[u8] = include_bytes!("../assets/tokenizer.json.zst");
+
+#[derive(Deserialize)]
+struct TokenizerConfig {
+    pad_token: Option<PadToken>,
+}
+
+/// The padding's name, written plainly or as an added token.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PadToken {
+    Name(String),
+    Added { content: String },
+}
+
+impl PadToken {
+    fn content(&self) -> &str {
+        match self {
+            PadToken::Name(content) | PadToken::Added { content } => content,
+        }
+    }
+}
+
+/// A tokenized prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    /// Ids, padding included.
+    pub ids: Vec<u32>,
+    /// How many of them come from the prompt and its template.
+    pub real: usize,
+}
+
+/// Turns prompts into [`Tokens`].
+pub struct PromptTokenizer {
+    tokenizer: Tokenizer,
+    padding: u32,
+}
+
+impl PromptTokenizer {
+    /// From the folder that holds `tokenizer.json`, and perhaps `tokenizer_config.json` with the padding's name.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let file = folder.join("tokenizer.json");
+        let json = std::fs::read(&file).map_err(|source| Error::Read { file: file.clone(), source })?;
+        let config = std::fs::read(folder.join("tokenizer_config.json")).unwrap_or_default();
+        let padding = serde_json::from_slice(&config).ok().and_then(|c: TokenizerConfig| c.pad_token);
+        let padding = padding.as_ref().map_or(PADDING, PadToken::content);
+        Self::from_json(&json, padding).map_err(|e| Error::config(file, e.to_string()))
+    }
+
+    /// The Qwen3 tokenizer that is part of this crate.
+    pub fn built_in() -> Result<Self> {
+        let unpack = || {
+            let mut json = Vec::new();
+            ruzstd::decoding::StreamingDecoder::new(BUILT_IN)?.read_to_end(&mut json)?;
+            Ok::<_, Box<dyn std::error::Error>>(json)
+        };
+        Self::from_json(&unpack().map_err(|e| Error::Tokenizer(e.to_string()))?, PADDING)
+    }
+
+    fn from_json(json: &[u8], padding: &str) -> Result<Self> {
+        let mut tokenizer = Tokenizer::from_bytes(json).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        // Cutting and padding are done here, whatever the file asks for.
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        let padding = tokenizer
+            .token_to_id(padding)
+            .ok_or_else(|| Error::Tokenizer(format!("there is no `{padding}` token to pad with")))?;
+        Ok(PromptTokenizer { tokenizer, padding })
+    }
+
+    /// The ids of a prompt, exactly `max` of them.
+    pub fn encode(&self, prompt: &str, max: usize) -> Result<Tokens> {
+        if max == 0 {
+            return Err(Error::request("the number of text tokens must be at least 1"));
+        }
+        let text = format!("{BEFORE}{prompt}{AFTER}");
+        let encoding = self.tokenizer.encode(text, false).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        let mut ids = encoding.get_ids().to_vec();
+        ids.truncate(max);
+        let real = ids.len();
+        ids.resize(max, self.padding);
+        Ok(Tokens { ids, real })
+    }
+
+    /// How many tokens the prompt has before it is cut, its template included.
+    pub fn count(&self, prompt: &str) -> Result<usize> {
+        let text = format!("{BEFORE}{prompt}{AFTER}");
+        Ok(self.tokenizer.encode(text, false).map_err(|e| Error::Tokenizer(e.to_string()))?.len())
+    }
+}

@@ -1,0 +1,128 @@
+use kiln_ops::{Backend, RopeTable, Tensor as _};
+use kiln_tensor::DType;
+use kiln_weights::Vars;
+
+use super::attention::{Attention, cut};
+use super::embed::DoubleModulation;
+use super::{Config, Layout};
+use crate::Result;
+
+/// Text and image with weights of their own, meeting in one attention.
+pub(super) struct DoubleBlock<B: Backend> {
+    text: Stream<B>,
+    image: Stream<B>,
+}
+
+/// One stream's half of a double block.
+struct Stream<B: Backend> {
+    qkv: B::Weight,
+    norm_q: B::Tensor,
+    norm_k: B::Tensor,
+    to_out: B::Weight,
+    linear_in: B::Weight,
+    linear_out: B::Weight,
+    dim: usize,
+    eps: f32,
+}
+
+/// The names one stream's layers have in the checkpoint.
+struct Names {
+    qkv: [&'static str; 3],
+    norms: [&'static str; 2],
+    out: &'static str,
+    feed_forward: &'static str,
+}
+
+const IMAGE: Names = Names {
+    qkv: ["attn.to_q", "attn.to_k", "attn.to_v"],
+    norms: ["attn.norm_q", "attn.norm_k"],
+    out: "attn.to_out.0",
+    feed_forward: "ff",
+};
+
+const TEXT: Names = Names {
+    qkv: ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"],
+    norms: ["attn.norm_added_q", "attn.norm_added_k"],
+    out: "attn.to_add_out",
+    feed_forward: "ff_context",
+};
+
+impl<B: Backend> DoubleBlock<B> {
+    pub(super) fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
+        Ok(DoubleBlock {
+            text: Stream::load(b, vars, config, &TEXT)?,
+            image: Stream::load(b, vars, config, &IMAGE)?,
+        })
+    }
+
+    /// `text`: `[t, dim]`; `image`: `[n, dim]`.
+    #[expect(clippy::too_many_arguments, reason = "two streams, each with its modulation")]
+    pub(super) fn forward(
+        &self,
+        b: &B,
+        text: B::Tensor,
+        image: B::Tensor,
+        text_mod: &DoubleModulation<B>,
+        image_mod: &DoubleModulation<B>,
+        layout: &Layout<B>,
+        attention: &mut Attention<'_, B>,
+    ) -> Result<(B::Tensor, B::Tensor)> {
+        let [qt, kt, vt] = self.text.project(b, &text, text_mod, &layout.text)?;
+        let [qi, ki, vi] = self.image.project(b, &image, image_mod, &layout.image)?;
+        let attended = attention.forward(b, &[&qt, &qi], [&kt, &ki], [&vt, &vi])?;
+        let [attended_text, attended_image] = cut(b, &attended, text.shape().rows())?;
+        let text = self.text.finish(b, text, &attended_text, text_mod)?;
+        let image = self.image.finish(b, image, &attended_image, image_mod)?;
+        Ok((text, image))
+    }
+}
+
+impl<B: Backend> Stream<B> {
+    fn load(b: &B, vars: &Vars<'_>, config: &Config, names: &Names) -> Result<Self> {
+        let (dim, mlp) = (config.dim(), config.mlp_dim());
+        let feed_forward = vars.at(names.feed_forward);
+        let norm = |name: &str| {
+            let weight = vars.at(name).tensor("weight", [config.attention_head_dim])?;
+            Ok::<_, crate::Error>(b.upload(&weight, DType::F32)?)
+        };
+        Ok(Stream {
+            qkv: b.weight(vars.linear_stack(&names.qkv.map(|name| (name, dim)), dim)?)?,
+            norm_q: norm(names.norms[0])?,
+            norm_k: norm(names.norms[1])?,
+            to_out: b.weight(vars.linear(names.out, dim, dim)?)?,
+            linear_in: b.weight(feed_forward.linear("linear_in", 2 * mlp, dim)?)?,
+            linear_out: b.weight(feed_forward.linear("linear_out", dim, mlp)?)?,
+            dim,
+            eps: config.eps,
+        })
+    }
+
+    /// Queries, keys (both normed and turned) and values.
+    fn project(
+        &self,
+        b: &B,
+        x: &B::Tensor,
+        m: &DoubleModulation<B>,
+        rope: &RopeTable<B>,
+    ) -> Result<[B::Tensor; 3]> {
+        let h = b.ada_layer_norm(x, &m.attn.scale, &m.attn.shift, &m.groups, self.eps)?;
+        let [q, k, v] = b.linear_split(&h, &self.qkv, [self.dim; 3])?;
+        let q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
+        let k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
+        Ok([q, k, v])
+    }
+
+    /// The output projection and the MLP, each gated onto the stream.
+    fn finish(
+        &self,
+        b: &B,
+        x: B::Tensor,
+        attended: &B::Tensor,
+        m: &DoubleModulation<B>,
+    ) -> Result<B::Tensor> {
+        let x = b.linear_gated_add(&[attended], &self.to_out, Some((&m.attn.gate, &m.groups)), &x)?;
+        let h = b.ada_layer_norm(&x, &m.mlp.scale, &m.mlp.shift, &m.groups, self.eps)?;
+        let h = b.swiglu(&b.linear(&h, &self.linear_in)?)?;
+        Ok(b.linear_gated_add(&[&h], &self.linear_out, Some((&m.mlp.gate, &m.groups)), &x)?)
+    }
+}

@@ -1,0 +1,128 @@
+use kiln_ops::{Activation, Backend, Groups};
+use kiln_tensor::{DType, HostTensor};
+use kiln_weights::Vars;
+
+use super::Config;
+use crate::Result;
+
+/// The noise level (and guidance) as a vector: sinusoids, then a small MLP each.
+pub(super) struct TimeEmbedding<B: Backend> {
+    channels: usize,
+    timestep_embedder: Mlp<B>,
+    guidance_embedder: Option<Mlp<B>>,
+}
+
+/// The embedding, `[1, dim]`, and its SiLU, which is what every modulation starts from.
+pub(super) struct Time<B: Backend> {
+    pub(super) embedding: B::Tensor,
+    pub(super) silu: B::Tensor,
+}
+
+impl<B: Backend> TimeEmbedding<B> {
+    pub(super) fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
+        let guidance = config.guidance_embeds.then(|| Mlp::load(b, &vars.at("guidance_embedder"), config));
+        Ok(TimeEmbedding {
+            channels: config.timestep_guidance_channels,
+            timestep_embedder: Mlp::load(b, &vars.at("timestep_embedder"), config)?,
+            guidance_embedder: guidance.transpose()?,
+        })
+    }
+
+    /// `timestep` is `t / 1000`; guidance is ignored by models without an embedder for it.
+    pub(super) fn forward(&self, b: &B, timestep: f32, guidance: Option<f32>) -> Result<Time<B>> {
+        let mut embedding =
+            self.timestep_embedder.forward(b, &sinusoid(timestep * 1000.0, self.channels)?)?;
+        if let (Some(embedder), Some(guidance)) = (&self.guidance_embedder, guidance) {
+            let guidance = embedder.forward(b, &sinusoid(guidance * 1000.0, self.channels)?)?;
+            embedding = b.add(&embedding, &guidance)?;
+        }
+        let silu = b.activation(&embedding, Activation::Silu)?;
+        Ok(Time { embedding, silu })
+    }
+}
+
+struct Mlp<B: Backend> {
+    linear_1: B::Weight,
+    linear_2: B::Weight,
+}
+
+impl<B: Backend> Mlp<B> {
+    fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
+        let dim = config.dim();
+        Ok(Mlp {
+            linear_1: b.weight(vars.linear("linear_1", dim, config.timestep_guidance_channels)?)?,
+            linear_2: b.weight(vars.linear("linear_2", dim, dim)?)?,
+        })
+    }
+
+    fn forward(&self, b: &B, x: &HostTensor) -> Result<B::Tensor> {
+        let h = b.linear(&b.upload(x, DType::F32)?, &self.linear_1)?;
+        Ok(b.linear(&b.activation(&h, Activation::Silu)?, &self.linear_2)?)
+    }
+}
+
+/// `[cos(t·f₀), …, sin(t·f₀), …]` with `fᵢ = 10000^(-i / half)`.
+///
+/// The frequencies are rounded to f32 before the product with `t`, as torch does: at t = 1000 the last bit of a
+/// frequency shows in the fifth digit of the result.
+pub(super) fn sinusoid(t: f32, channels: usize) -> Result<HostTensor> {
+    let half = channels / 2;
+    let angles = (0..half).map(|i| {
+        let exponent = (-(10000f64.ln()) as f32 * i as f32) / half as f32;
+        t * (f64::from(exponent).exp() as f32)
+    });
+    let (cos, sin): (Vec<f32>, Vec<f32>) =
+        angles.map(|a| (f64::from(a).cos() as f32, f64::from(a).sin() as f32)).unzip();
+    Ok(HostTensor::from_f32([1, channels], [cos, sin].concat())?)
+}
+
+/// Shift, scale and gate of a sub-block, `[groups, dim]` each.
+pub(super) struct Modulation<B: Backend> {
+    pub(super) shift: B::Tensor,
+    pub(super) scale: B::Tensor,
+    pub(super) gate: B::Tensor,
+}
+
+/// A double block's modulations: of its attention and of its MLP.
+pub(super) struct DoubleModulation<B: Backend> {
+    pub(super) attn: Modulation<B>,
+    pub(super) mlp: Modulation<B>,
+    pub(super) groups: Groups,
+}
+
+/// A single block's modulation.
+pub(super) struct SingleModulation<B: Backend> {
+    pub(super) block: Modulation<B>,
+    pub(super) groups: Groups,
+}
+
+/// The layer that turns the time embedding into the modulations of `sets` sub-blocks.
+pub(super) struct ModulationSource<B: Backend> {
+    linear: B::Weight,
+    dim: usize,
+}
+
+impl<B: Backend> ModulationSource<B> {
+    pub(super) fn load(b: &B, vars: &Vars<'_>, sets: usize, dim: usize) -> Result<Self> {
+        Ok(ModulationSource { linear: b.weight(vars.linear("linear", 3 * sets * dim, dim)?)?, dim })
+    }
+
+    /// `silu`: the time embedding after SiLU, one for each group of rows.
+    pub(super) fn double(&self, b: &B, silu: &[&B::Tensor], groups: Groups) -> Result<DoubleModulation<B>> {
+        let x = b.concat_rows(silu)?;
+        let [shift, scale, gate, mlp_shift, mlp_scale, mlp_gate] =
+            b.linear_split(&x, &self.linear, [self.dim; 6])?;
+        Ok(DoubleModulation {
+            attn: Modulation { shift, scale, gate },
+            mlp: Modulation { shift: mlp_shift, scale: mlp_scale, gate: mlp_gate },
+            groups,
+        })
+    }
+
+    /// See [`ModulationSource::double`].
+    pub(super) fn single(&self, b: &B, silu: &[&B::Tensor], groups: Groups) -> Result<SingleModulation<B>> {
+        let x = b.concat_rows(silu)?;
+        let [shift, scale, gate] = b.linear_split(&x, &self.linear, [self.dim; 3])?;
+        Ok(SingleModulation { block: Modulation { shift, scale, gate }, groups })
+    }
+}

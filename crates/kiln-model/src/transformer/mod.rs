@@ -1,0 +1,324 @@
+//! The FLUX.2 transformer: `velocity = transformer(text, image, references, sigma)`.
+//!
+//! ```text
+//! text  [t, joint_dim] ──context_embedder──▶ [t, dim] ─┐                       (double blocks: two streams,
+//! image [n, 128]       ──x_embedder───────▶ [n, dim] ─┴▶ double × L ──▶ joined ──▶ single × M ──▶ image rows
+//!                                                                                 ──norm_out, proj_out──▶ [n, 128]
+//! ```
+//! Text comes first in every joined sequence, padding included: nothing is masked. One set of modulations, made from
+//! the noise level, serves all double blocks (a set a stream), another all single blocks.
+//!
+//! References ride along in one of three ways ([`References`]): beside the image in every step; in the KV model once,
+//! in the first step, between text and image, seeing only themselves and modulated as for t = 0, while their keys and
+//! values are kept; and from then on as those kept keys and values.
+//!
+//! Easy to get wrong: `norm_out` gives (scale, shift) but the block modulations (shift, scale, gate); the SwiGLU gate
+//! is the first half; keys are kept after the rotary embedding.
+
+mod attention;
+mod double;
+mod embed;
+mod rope;
+mod single;
+
+use kiln_ops::{Backend, Groups, Mask, RopeTable, Tensor as _};
+use kiln_tensor::DType;
+use kiln_weights::Vars;
+use serde::Deserialize;
+
+use crate::{Event, Observer, Result};
+use attention::Attention;
+use double::DoubleBlock;
+use embed::{ModulationSource, TimeEmbedding};
+pub use rope::Position;
+use single::SingleBlock;
+
+/// `transformer/config.json`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Config {
+    /// Latent channels of one token.
+    pub in_channels: usize,
+    /// Channels of the velocity; the input's when absent.
+    pub out_channels: Option<usize>,
+    /// Double blocks.
+    pub num_layers: usize,
+    /// Single blocks.
+    pub num_single_layers: usize,
+    /// Width of one head.
+    pub attention_head_dim: usize,
+    /// Heads.
+    pub num_attention_heads: usize,
+    /// Width of a text token: three hidden states side by side.
+    pub joint_attention_dim: usize,
+    /// Channels of the sinusoidal time embedding.
+    #[serde(default = "default_time_channels")]
+    pub timestep_guidance_channels: usize,
+    /// Width of the MLP over the model's width.
+    #[serde(default = "default_mlp_ratio")]
+    pub mlp_ratio: f64,
+    /// How many elements of a head each position axis (t, h, w, l) turns.
+    #[serde(default = "default_axes")]
+    pub axes_dims_rope: Vec<usize>,
+    /// Base of the rotary frequencies.
+    #[serde(default = "default_theta")]
+    pub rope_theta: f64,
+    /// Epsilon of every norm.
+    #[serde(default = "default_eps")]
+    pub eps: f32,
+    /// Whether guidance is an input (FLUX.2 dev).
+    #[serde(default)]
+    pub guidance_embeds: bool,
+    /// Latent patch; FLUX.2 patchifies outside of the transformer.
+    #[serde(default = "default_patch")]
+    pub patch_size: usize,
+}
+
+fn default_time_channels() -> usize {
+    256
+}
+fn default_mlp_ratio() -> f64 {
+    3.0
+}
+fn default_axes() -> Vec<usize> {
+    vec![32; 4]
+}
+fn default_theta() -> f64 {
+    2000.0
+}
+fn default_eps() -> f32 {
+    1e-6
+}
+fn default_patch() -> usize {
+    1
+}
+
+impl Config {
+    /// Width of the model.
+    pub fn dim(&self) -> usize {
+        self.num_attention_heads * self.attention_head_dim
+    }
+
+    fn mlp_dim(&self) -> usize {
+        (self.dim() as f64 * self.mlp_ratio) as usize
+    }
+
+    /// What is wrong with these numbers, if anything is.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let head = self.attention_head_dim;
+        let positive = [
+            ("in_channels", self.in_channels),
+            ("attention_head_dim", head),
+            ("num_attention_heads", self.num_attention_heads),
+            ("joint_attention_dim", self.joint_attention_dim),
+            ("timestep_guidance_channels", self.timestep_guidance_channels),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, n)| *n == 0) {
+            return Some(format!("{name} is 0"));
+        }
+        if self.axes_dims_rope.len() != 4 || self.axes_dims_rope.iter().any(|d| d % 2 != 0) {
+            return Some(format!(
+                "axes_dims_rope must be four even numbers, found {:?}",
+                self.axes_dims_rope
+            ));
+        }
+        if self.axes_dims_rope.iter().sum::<usize>() != head {
+            let found = &self.axes_dims_rope;
+            return Some(format!("axes_dims_rope {found:?} must add up to attention_head_dim {head}"));
+        }
+        if self.timestep_guidance_channels % 2 != 0 || self.patch_size != 1 {
+            return Some("timestep_guidance_channels must be even and patch_size 1".into());
+        }
+        None
+    }
+}
+
+/// The transformer's weights on a backend.
+pub struct Transformer<B: Backend> {
+    config: Config,
+    dtype: DType,
+    x_embedder: B::Weight,
+    context_embedder: B::Weight,
+    time_guidance_embed: TimeEmbedding<B>,
+    double_stream_modulation_img: ModulationSource<B>,
+    double_stream_modulation_txt: ModulationSource<B>,
+    single_stream_modulation: ModulationSource<B>,
+    transformer_blocks: Vec<DoubleBlock<B>>,
+    single_transformer_blocks: Vec<SingleBlock<B>>,
+    norm_out: B::Weight,
+    proj_out: B::Weight,
+}
+
+/// How reference pictures take part in a call.
+pub enum References<'a, B: Backend> {
+    /// Beside the image: `tokens` `[r, 128]`, or none.
+    Joint(Option<&'a B::Tensor>),
+    /// First step of the KV model: `tokens` see only themselves; their keys and values are returned.
+    Extract(&'a B::Tensor),
+    /// Later steps of the KV model.
+    Cached(&'a KvCache<B>),
+}
+
+/// Keys (after the rotary embedding) and values of the reference tokens, a pair a block: double blocks, then single.
+pub struct KvCache<B: Backend> {
+    blocks: Vec<[B::Tensor; 2]>,
+}
+
+impl<B: Backend> KvCache<B> {
+    /// Key and value of each block, double blocks first.
+    pub fn blocks(&self) -> &[[B::Tensor; 2]] {
+        &self.blocks
+    }
+}
+
+/// The rotary tables of one token list, made once and used in every step.
+pub struct Layout<B: Backend> {
+    text: RopeTable<B>,
+    image: RopeTable<B>,
+    joined: RopeTable<B>,
+}
+
+/// One call of the transformer.
+pub struct Call<'a, B: Backend> {
+    /// Text tokens, `[t, joint_dim]`.
+    pub text: &'a B::Tensor,
+    /// Noisy latents, f32, `[n, 128]`.
+    pub image: &'a B::Tensor,
+    /// Reference tokens or what was kept of them.
+    pub references: References<'a, B>,
+    /// Made by [`Transformer::layout`] for the same tokens in the same order.
+    pub layout: &'a Layout<B>,
+    /// `t / 1000`.
+    pub timestep: f32,
+    /// Guidance as an input, for models that have it.
+    pub guidance: Option<f32>,
+}
+
+impl<B: Backend> Transformer<B> {
+    /// Loads the transformer; activations will be `dtype`.
+    pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType) -> Result<Self> {
+        let dim = config.dim();
+        let weight =
+            |name: &str, rows, cols| Ok::<_, crate::Error>(b.weight(vars.linear(name, rows, cols)?)?);
+        let modulation = |name: &str, sets| ModulationSource::load(b, &vars.at(name), sets, dim);
+        let doubles = vars.at("transformer_blocks");
+        let singles = vars.at("single_transformer_blocks");
+        Ok(Transformer {
+            dtype,
+            x_embedder: weight("x_embedder", dim, config.in_channels)?,
+            context_embedder: weight("context_embedder", dim, config.joint_attention_dim)?,
+            time_guidance_embed: TimeEmbedding::load(b, &vars.at("time_guidance_embed"), config)?,
+            double_stream_modulation_img: modulation("double_stream_modulation_img", 2)?,
+            double_stream_modulation_txt: modulation("double_stream_modulation_txt", 2)?,
+            single_stream_modulation: modulation("single_stream_modulation", 1)?,
+            transformer_blocks: (0..config.num_layers)
+                .map(|i| DoubleBlock::load(b, &doubles.at(i), config))
+                .collect::<Result<_>>()?,
+            single_transformer_blocks: (0..config.num_single_layers)
+                .map(|i| SingleBlock::load(b, &singles.at(i), config))
+                .collect::<Result<_>>()?,
+            norm_out: weight("norm_out.linear", 2 * dim, dim)?,
+            proj_out: weight("proj_out", config.out_channels.unwrap_or(config.in_channels), dim)?,
+            config: config.clone(),
+        })
+    }
+
+    /// The configuration it was loaded with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Rotary tables for text at `text` and the image stream at `image`, in the order the stream will have:
+    /// references after the image, or before it when they are to be extracted.
+    pub fn layout(&self, b: &B, text: &[Position], image: &[Position]) -> Result<Layout<B>> {
+        let table = |positions: &[Position]| rope::table(b, &self.config, positions);
+        Ok(Layout { text: table(text)?, image: table(image)?, joined: table(&[text, image].concat())? })
+    }
+
+    /// The velocity of the image tokens, f32 `[n, 128]`, and the references' keys and values when they were asked for.
+    pub fn forward(
+        &self,
+        b: &B,
+        call: &Call<'_, B>,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<(B::Tensor, Option<KvCache<B>>)> {
+        let texts = call.text.shape().rows();
+        let images = call.image.shape().rows();
+        let (stream, image_rows, attention) = self.image_stream(b, call, texts, images)?;
+        let refs = stream.shape().rows() - images;
+
+        let time = self.time_guidance_embed.forward(b, call.timestep, call.guidance)?;
+        observer.see("temb", &time.embedding)?;
+        // Reference tokens that are being extracted get the modulation of t = 0, as their own group of rows.
+        let (image_mod, single_mod) = if let References::Extract(_) = call.references {
+            let still = self.time_guidance_embed.forward(b, 0.0, call.guidance)?;
+            let (now, still) = (&time.silu, &still.silu);
+            let image_groups = Groups::of_lengths(&[refs, images]);
+            let single_groups = Groups::of_lengths(&[texts, refs, images]);
+            (
+                self.double_stream_modulation_img.double(b, &[still, now], image_groups)?,
+                self.single_stream_modulation.single(b, &[now, still, now], single_groups)?,
+            )
+        } else {
+            let now = &time.silu;
+            (
+                self.double_stream_modulation_img.double(b, &[now], Groups::one(refs + images))?,
+                self.single_stream_modulation.single(b, &[now], Groups::one(texts + refs + images))?,
+            )
+        };
+        let text_mod = self.double_stream_modulation_txt.double(b, &[&time.silu], Groups::one(texts))?;
+
+        let mut image = b.linear(&b.cast(&stream, self.dtype)?, &self.x_embedder)?;
+        let mut text = b.linear(&b.cast(call.text, self.dtype)?, &self.context_embedder)?;
+        observer.see("x_embedder", &image)?;
+        observer.see("context_embedder", &text)?;
+
+        let mut attention = attention;
+        let total = self.transformer_blocks.len() + self.single_transformer_blocks.len();
+        for (i, block) in self.transformer_blocks.iter().enumerate() {
+            (text, image) =
+                block.forward(b, text, image, &text_mod, &image_mod, call.layout, &mut attention)?;
+            observer.see(&format!("double{i}.txt"), &text)?;
+            observer.see(&format!("double{i}.img"), &image)?;
+            observer.event(Event::Block { done: i + 1, total })?;
+        }
+        let mut joined = b.concat_rows(&[&text, &image])?;
+        for (i, block) in self.single_transformer_blocks.iter().enumerate() {
+            joined = block.forward(b, joined, texts, &single_mod, &call.layout.joined, &mut attention)?;
+            observer.see(&format!("single{i}"), &joined)?;
+            observer.event(Event::Block { done: self.transformer_blocks.len() + i + 1, total })?;
+        }
+
+        let image = b.slice_rows(&joined, texts + image_rows.start..texts + image_rows.end)?;
+        let dim = self.config.dim();
+        let [scale, shift] = b.linear_split(&time.silu, &self.norm_out, [dim, dim])?;
+        let image = b.ada_layer_norm(&image, &scale, &shift, &Groups::one(images), self.config.eps)?;
+        observer.see("norm_out", &image)?;
+        let velocity = b.cast(&b.linear(&image, &self.proj_out)?, DType::F32)?;
+        Ok((velocity, attention.into_cache()))
+    }
+
+    /// The image stream's tokens, where the image proper lies among them, and how its blocks attend.
+    #[allow(clippy::type_complexity)]
+    fn image_stream<'a>(
+        &self,
+        b: &B,
+        call: &Call<'a, B>,
+        texts: usize,
+        images: usize,
+    ) -> Result<(B::Tensor, std::ops::Range<usize>, Attention<'a, B>)> {
+        let heads = self.config.num_attention_heads;
+        Ok(match &call.references {
+            References::Joint(None) => (call.image.clone(), 0..images, Attention::plain(heads)),
+            References::Joint(Some(refs)) => {
+                (b.concat_rows(&[call.image, refs])?, 0..images, Attention::plain(heads))
+            }
+            References::Extract(refs) => {
+                let count = refs.shape().rows();
+                let mask = Mask::Isolated { rows: texts..texts + count };
+                let stream = b.concat_rows(&[refs, call.image])?;
+                (stream, count..count + images, Attention::extract(heads, mask, count))
+            }
+            References::Cached(cache) => (call.image.clone(), 0..images, Attention::cached(heads, cache)),
+        })
+    }
+}

@@ -1,0 +1,59 @@
+use kiln_ops::{Backend, RopePairs, RopeTable};
+use kiln_tensor::{DType, HostTensor};
+
+use super::Config;
+use crate::Result;
+
+/// Where a token is: picture number t, row h, column w, place l in the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// 0 for the image, 10, 20, … for references.
+    pub t: u32,
+    /// Row on the token grid.
+    pub h: u32,
+    /// Column on the token grid.
+    pub w: u32,
+    /// Place in the text.
+    pub l: u32,
+}
+
+impl Position {
+    /// Positions of `count` text tokens.
+    pub fn text(count: usize) -> Vec<Position> {
+        (0..count as u32).map(|l| Position { t: 0, h: 0, w: 0, l }).collect()
+    }
+
+    /// Positions of a token grid, row by row.
+    pub fn grid(t: u32, height: usize, width: usize) -> Vec<Position> {
+        let row = |h| (0..width as u32).map(move |w| Position { t, h, w, l: 0 });
+        (0..height as u32).flat_map(row).collect()
+    }
+
+    fn axes(self) -> [u32; 4] {
+        [self.t, self.h, self.w, self.l]
+    }
+}
+
+/// The rotary table of these tokens. Angles are taken in f64: at position 511 f32 would lose half its digits.
+pub(super) fn table<B: Backend>(b: &B, config: &Config, positions: &[Position]) -> Result<RopeTable<B>> {
+    let frequencies: Vec<(usize, f64)> = config
+        .axes_dims_rope
+        .iter()
+        .enumerate()
+        .flat_map(|(axis, &dim)| {
+            let frequency = move |i| config.rope_theta.powf(-((2 * i) as f64) / dim as f64);
+            (0..dim / 2).map(move |i| (axis, frequency(i)))
+        })
+        .collect();
+    let angle = |p: &Position| {
+        let axes = p.axes();
+        frequencies.iter().map(move |&(axis, f)| f64::from(axes[axis]) * f).collect::<Vec<_>>()
+    };
+    let angles: Vec<f64> = positions.iter().flat_map(angle).collect();
+    let upload = |f: fn(f64) -> f64| {
+        let values = angles.iter().map(|&a| f(a) as f32).collect();
+        let table = HostTensor::from_f32([positions.len(), frequencies.len()], values)?;
+        Ok::<_, crate::Error>(b.upload(&table, DType::F32)?)
+    };
+    Ok(RopeTable { cos: upload(f64::cos)?, sin: upload(f64::sin)?, pairs: RopePairs::Adjacent })
+}

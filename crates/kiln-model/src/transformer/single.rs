@@ -1,0 +1,60 @@
+use kiln_ops::{Backend, RopeTable};
+use kiln_tensor::DType;
+use kiln_weights::Vars;
+
+use super::Config;
+use super::attention::{Attention, cut};
+use super::embed::SingleModulation;
+use crate::Result;
+
+/// Attention and MLP side by side from one projection, over the joined sequence.
+pub(super) struct SingleBlock<B: Backend> {
+    to_qkv_mlp_proj: B::Weight,
+    norm_q: B::Tensor,
+    norm_k: B::Tensor,
+    to_out: B::Weight,
+    /// Widths of q, k, v and the MLP's gate-and-value in the projection.
+    widths: [usize; 4],
+    eps: f32,
+}
+
+impl<B: Backend> SingleBlock<B> {
+    pub(super) fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
+        let (dim, mlp) = (config.dim(), config.mlp_dim());
+        let attn = vars.at("attn");
+        let norm = |name: &str| {
+            let weight = attn.at(name).tensor("weight", [config.attention_head_dim])?;
+            Ok::<_, crate::Error>(b.upload(&weight, DType::F32)?)
+        };
+        Ok(SingleBlock {
+            to_qkv_mlp_proj: b.weight(attn.linear("to_qkv_mlp_proj", 3 * dim + 2 * mlp, dim)?)?,
+            norm_q: norm("norm_q")?,
+            norm_k: norm("norm_k")?,
+            to_out: b.weight(attn.linear("to_out", dim, dim + mlp)?)?,
+            widths: [dim, dim, dim, 2 * mlp],
+            eps: config.eps,
+        })
+    }
+
+    /// `x`: `[tokens, dim]`, the first `texts` rows text.
+    pub(super) fn forward(
+        &self,
+        b: &B,
+        x: B::Tensor,
+        texts: usize,
+        m: &SingleModulation<B>,
+        rope: &RopeTable<B>,
+        attention: &mut Attention<'_, B>,
+    ) -> Result<B::Tensor> {
+        let h = b.ada_layer_norm(&x, &m.block.scale, &m.block.shift, &m.groups, self.eps)?;
+        let [q, k, v, gate_up] = b.linear_split(&h, &self.to_qkv_mlp_proj, self.widths)?;
+        let q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
+        let k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
+        let [k_text, k_image] = cut(b, &k, texts)?;
+        let [v_text, v_image] = cut(b, &v, texts)?;
+        let attended = attention.forward(b, &[&q], [&k_text, &k_image], [&v_text, &v_image])?;
+        let mlp = b.swiglu(&gate_up)?;
+        let gate = Some((&m.block.gate, &m.groups));
+        Ok(b.linear_gated_add(&[&attended, &mlp], &self.to_out, gate, &x)?)
+    }
+}

@@ -1,0 +1,201 @@
+//! FLUX.2's autoencoder: pictures in [-1, 1] to latents at an eighth of the size, and back.
+//!
+//! ```text
+//! picture [h, w, 3] ──encoder, quant_conv──▶ mean [h/8, w/8, 32] ──2×2 patches──▶ [h/16, w/16, 128] ──batch norm──▶
+//! tokens [h/16 · w/16, 128] ──batch norm undone──▶ unpatched [h/8, w/8, 32] ──post_quant_conv, decoder──▶ [h, w, 3]
+//! ```
+//! Tensors are channels-last. The encoder's distribution is never sampled: only the mean half of `quant_conv` is
+//! loaded. The batch norm has running statistics and no weights; its epsilon is 1e-4, every other norm's 1e-6.
+
+mod blocks;
+mod decoder;
+mod encoder;
+
+use kiln_ops::{Backend, Tensor as _};
+use kiln_tensor::{DType, HostTensor};
+use kiln_weights::{Vars, WeightSource};
+use serde::Deserialize;
+
+use crate::{Error, Event, Observer, Result, tiles};
+use decoder::Decoder;
+use encoder::Encoder;
+
+/// `vae/config.json`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Config {
+    /// Channels of each level, from full size to an eighth.
+    pub block_out_channels: Vec<usize>,
+    /// The decoder's own, when it is smaller than the encoder.
+    pub decoder_block_out_channels: Option<Vec<usize>>,
+    /// Residual blocks of an encoder level; a decoder level has one more.
+    #[serde(default = "default_layers")]
+    pub layers_per_block: usize,
+    /// Channels of the latent.
+    #[serde(default = "default_latent_channels")]
+    pub latent_channels: usize,
+    /// Groups of every group norm.
+    #[serde(default = "default_groups")]
+    pub norm_num_groups: usize,
+    /// Epsilon of the batch norm.
+    #[serde(default = "default_batch_norm_eps")]
+    pub batch_norm_eps: f32,
+    /// Whether a 1×1 convolution follows the encoder.
+    #[serde(default = "yes")]
+    pub use_quant_conv: bool,
+    /// Whether a 1×1 convolution precedes the decoder.
+    #[serde(default = "yes")]
+    pub use_post_quant_conv: bool,
+    /// Whether the middle blocks attend.
+    #[serde(default = "yes")]
+    pub mid_block_add_attention: bool,
+    /// Latent patch; FLUX.2 uses 2×2.
+    #[serde(default = "default_patch")]
+    pub patch_size: [usize; 2],
+}
+
+fn default_layers() -> usize {
+    2
+}
+fn default_latent_channels() -> usize {
+    32
+}
+fn default_groups() -> usize {
+    32
+}
+fn default_batch_norm_eps() -> f32 {
+    1e-4
+}
+fn default_patch() -> [usize; 2] {
+    [2, 2]
+}
+fn yes() -> bool {
+    true
+}
+
+impl Config {
+    /// Channels of one token: a patch of latents.
+    pub fn token_channels(&self) -> usize {
+        4 * self.latent_channels
+    }
+
+    /// Channels of each level of the decoder.
+    pub fn decoder_channels(&self) -> &[usize] {
+        self.decoder_block_out_channels.as_deref().unwrap_or(&self.block_out_channels)
+    }
+
+    /// The configuration that these tensors, in diffusers' naming, must have been saved with.
+    pub fn from_tensors(source: &WeightSource) -> Option<Config> {
+        let rows = |name: String| Some(source.entry(&name)?.1.dims().first().copied()?);
+        let first_conv = |half: &str, i| rows(format!("{half}.{i}.resnets.0.conv1.weight"));
+        let encoder: Option<Vec<usize>> = (0..4).map(|i| first_conv("encoder.down_blocks", i)).collect();
+        let decoder: Option<Vec<usize>> = (0..4).rev().map(|i| first_conv("decoder.up_blocks", i)).collect();
+        let resnet = |j: &usize| source.contains(&format!("encoder.down_blocks.0.resnets.{j}.conv1.weight"));
+        Some(Config {
+            block_out_channels: encoder?,
+            decoder_block_out_channels: decoder,
+            layers_per_block: (0..).take_while(resnet).count(),
+            latent_channels: source.entry("decoder.conv_in.weight")?.1.dims().get(1).copied()?,
+            norm_num_groups: default_groups(),
+            batch_norm_eps: default_batch_norm_eps(),
+            use_quant_conv: source.contains("quant_conv.weight"),
+            use_post_quant_conv: source.contains("post_quant_conv.weight"),
+            mid_block_add_attention: source.contains("decoder.mid_block.attentions.0.to_q.weight"),
+            patch_size: default_patch(),
+        })
+    }
+
+    /// What is wrong with these numbers, if anything is.
+    pub(crate) fn problem(&self) -> Option<String> {
+        for channels in [&self.block_out_channels[..], self.decoder_channels()] {
+            if channels.len() != 4 {
+                return Some(format!("block_out_channels must list four levels, found {channels:?}"));
+            }
+            if let Some(c) = channels.iter().find(|c| **c == 0 || **c % self.norm_num_groups.max(1) != 0) {
+                return Some(format!("{c} channels can't be split into {} groups", self.norm_num_groups));
+            }
+        }
+        let zero = self.norm_num_groups == 0 || self.latent_channels == 0;
+        (zero || self.patch_size != [2, 2])
+            .then(|| "norm_num_groups and latent_channels must be above 0 and patch_size [2, 2]".into())
+    }
+}
+
+/// The autoencoder's weights on a backend.
+pub struct Vae<B: Backend> {
+    dtype: DType,
+    encoder: Encoder<B>,
+    decoder: Decoder<B>,
+    norm: BatchNorm<B>,
+}
+
+/// The batch norm over patches, as one scale and shift a channel in each direction.
+struct BatchNorm<B: Backend> {
+    normalise: [B::Tensor; 2],
+    undo: [B::Tensor; 2],
+}
+
+impl<B: Backend> Vae<B> {
+    /// Loads encoder and decoder; activations will be `dtype`.
+    pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType) -> Result<Self> {
+        Ok(Vae {
+            dtype,
+            encoder: Encoder::load(b, vars, config)?,
+            decoder: Decoder::load(b, vars, config)?,
+            norm: BatchNorm::load(b, &vars.at("bn"), config)?,
+        })
+    }
+
+    /// Normalised tokens of a picture. `picture`: `[h, w, 3]` in [-1, 1], sides multiples of 16.
+    pub fn encode(&self, b: &B, picture: &HostTensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        let latent = tiles::map(picture, [8, 1], |tile, _, _| {
+            let latent = self.encoder.forward(b, b.upload(tile, self.dtype)?, observer)?;
+            Ok(b.download(&b.cast(&latent, DType::F32)?)?)
+        })?;
+        let latent = b.upload(&latent, DType::F32)?;
+        let patches = b.space_to_depth(&latent)?;
+        let [scale, shift] = &self.norm.normalise;
+        let patches = b.affine(&patches, scale, shift)?;
+        let (rows, channels) = (patches.shape().rows(), patches.shape().last());
+        Ok(b.reshape(&patches, [rows, channels].into())?)
+    }
+
+    /// The picture, `[h, w, 3]` in about [-1, 1], of normalised tokens on a `grid` of height and width.
+    pub fn decode(
+        &self,
+        b: &B,
+        tokens: &B::Tensor,
+        grid: [usize; 2],
+        observer: &mut dyn Observer<B>,
+    ) -> Result<HostTensor> {
+        let channels = tokens.shape().last();
+        let patches = b.reshape(tokens, [grid[0], grid[1], channels].into())?;
+        let [scale, shift] = &self.norm.undo;
+        let latent = b.depth_to_space(&b.affine(&patches, scale, shift)?)?;
+        observer.see("vae.decode_input", &latent)?;
+        tiles::map(&b.download(&latent)?, [1, 8], |tile, done, total| {
+            let picture = self.decoder.forward(b, b.upload(tile, self.dtype)?, observer)?;
+            let picture = b.download(&b.cast(&picture, DType::F32)?)?;
+            observer.event(Event::Decode { done: done + 1, total })?;
+            Ok(picture)
+        })
+    }
+}
+
+impl<B: Backend> BatchNorm<B> {
+    fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
+        let channels = config.token_channels();
+        let mean = vars.tensor("running_mean", [channels])?.to_f32()?.into_owned();
+        let variance = vars.tensor("running_var", [channels])?.to_f32()?.into_owned();
+        let deviation: Vec<f32> = variance.iter().map(|v| (v + config.batch_norm_eps).sqrt()).collect();
+        let parameter = |values: Vec<f32>| {
+            Ok::<_, Error>(b.upload(&HostTensor::from_f32([channels], values)?, DType::F32)?)
+        };
+        Ok(BatchNorm {
+            normalise: [
+                parameter(deviation.iter().map(|d| 1.0 / d).collect())?,
+                parameter(mean.iter().zip(&deviation).map(|(m, d)| -m / d).collect())?,
+            ],
+            undo: [parameter(deviation)?, parameter(mean)?],
+        })
+    }
+}
