@@ -1,0 +1,206 @@
+//! Any picture file to RGB, as Pillow's `exif_transpose` followed by `convert("RGB")` gives it.
+//!
+//! Alpha is dropped and not blended: a see-through pixel shows the colour stored under it. Sixteen bits become
+//! eight by scaling, where Pillow turns 16-bit grey above 255 into white. Colour profiles are ignored.
+
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::path::Path;
+
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader};
+
+use crate::{Error, GrayPicture, Picture, Result, jpeg};
+
+/// The longest side of a picture that is read, in pixels.
+pub const MAX_SIDE: u32 = 16384;
+
+/// The most bytes a picture may have, in its file as well as decoded.
+pub const MAX_BYTES: u64 = 512 << 20;
+
+/// Reads a picture file: PNG, JPEG, WebP, GIF, BMP or TIFF, told apart by content and not by name.
+///
+/// The orientation that a camera noted is applied. Of animations and documents the first frame is read.
+pub fn open(path: &Path) -> Result<Picture> {
+    from_bytes(&path.display().to_string(), &read(path)?)
+}
+
+/// Reads a mask: [`open`], then the luma that Pillow's `convert("L")` takes.
+pub fn open_gray(path: &Path) -> Result<GrayPicture> {
+    Ok(GrayPicture::from(&open(path)?))
+}
+
+/// Reads a picture out of memory. `name` is what errors call it.
+pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Picture> {
+    let (format, format_name) = sniff(name, bytes)?;
+    let damaged = |reason: String| Error::Damaged { name: name.into(), format: format_name, reason };
+    if format == ImageFormat::Jpeg && !jpeg::is_complete(bytes) {
+        // The decoder would fill the missing rest with grey.
+        return Err(damaged("the file ends in the middle of the picture".into()));
+    }
+
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    reader.limits(limits());
+    let mut decoder = reader.into_decoder().map_err(|error| match error {
+        ImageError::Limits(_) => Error::FileTooLarge { name: name.into(), limit: MAX_BYTES },
+        error => damaged(error.to_string()),
+    })?;
+    let (width, height) = decoder.dimensions();
+    let too_large = Error::TooLarge { name: name.into(), width, height, bytes: decoder.total_bytes() };
+    if width > MAX_SIDE || height > MAX_SIDE || decoder.total_bytes() > MAX_BYTES {
+        return Err(too_large);
+    }
+    let orientation = orientation(&mut decoder, format);
+    let mut picture = DynamicImage::from_decoder(decoder).map_err(|error| match error {
+        ImageError::Limits(_) => too_large,
+        error => damaged(error.to_string()),
+    })?;
+    picture.apply_orientation(orientation);
+    to_rgb(picture).map_err(damaged)
+}
+
+/// The whole file, unless it is too large to be a picture.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    let unreadable = |source| Error::Read { path: path.into(), source };
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(Error::FileTooLarge { name: path.display().to_string(), limit: MAX_BYTES });
+    }
+    Ok(bytes)
+}
+
+fn limits() -> image::Limits {
+    let mut limits = image::Limits::default();
+    // The sides are checked by hand, for an error that names them.
+    limits.max_image_width = None;
+    limits.max_image_height = None;
+    limits.max_alloc = Some(2 * MAX_BYTES);
+    limits
+}
+
+/// The format by content, if it is one of those that are read.
+pub(crate) fn sniff(name: &str, bytes: &[u8]) -> Result<(ImageFormat, &'static str)> {
+    let format = image::guess_format(bytes).ok();
+    let format_name = format.and_then(|format| match format {
+        ImageFormat::Png => Some("PNG"),
+        ImageFormat::Jpeg => Some("JPEG"),
+        ImageFormat::WebP => Some("WebP"),
+        ImageFormat::Gif => Some("GIF"),
+        ImageFormat::Bmp => Some("BMP"),
+        ImageFormat::Tiff => Some("TIFF"),
+        _ => None,
+    });
+    format
+        .zip(format_name)
+        .ok_or_else(|| Error::NotAPicture { name: name.into(), found: describe(bytes).into() })
+}
+
+/// What bytes that are no supported picture look like, for the error message.
+fn describe(bytes: &[u8]) -> &'static str {
+    let head = &bytes[..bytes.len().min(512)];
+    let brand = head.get(4..12).unwrap_or_default();
+    let is_text = std::str::from_utf8(head).map_or_else(|e| e.valid_up_to() + 4 > head.len(), |_| true)
+        && !head.iter().any(|b| *b < 9);
+    match head {
+        [] => "an empty file",
+        _ if brand == b"ftypavif" || brand == b"ftypavis" => "AVIF",
+        _ if brand.starts_with(b"ftyphe") || brand.starts_with(b"ftypmif1") => "HEIC",
+        _ if brand.starts_with(b"ftyp") => "a video",
+        [0xff, 0x0a, ..] | [0, 0, 0, 12, b'J', b'X', b'L', ..] => "JPEG XL",
+        [b'%', b'P', b'D', b'F', ..] => "PDF",
+        [b'P', b'K', 3, 4, ..] => "a ZIP archive",
+        [b'8', b'B', b'P', b'S', ..] => "a Photoshop file",
+        _ if is_text && head.trim_ascii_start().starts_with(b"<") => "HTML, XML or SVG text",
+        _ if is_text => "text",
+        _ => "unknown binary data",
+    }
+}
+
+/// The orientation from EXIF or, where that names none, from XMP, as Pillow looks for it.
+fn orientation(decoder: &mut impl ImageDecoder, format: ImageFormat) -> Orientation {
+    if format == ImageFormat::Tiff {
+        // There it is a tag of the picture itself.
+        return decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    }
+    let exif = decoder.exif_metadata().ok().flatten();
+    exif.and_then(|exif| Orientation::from_exif_chunk(&exif))
+        .or_else(|| xmp_orientation(&decoder.xmp_metadata().ok().flatten()?))
+        .unwrap_or(Orientation::NoTransforms)
+}
+
+/// The digit after `tiff:Orientation="` or `tiff:Orientation>`.
+fn xmp_orientation(xmp: &[u8]) -> Option<Orientation> {
+    const NAME: &[u8] = b"tiff:Orientation";
+    let mut places = xmp.windows(NAME.len()).enumerate().filter(|(_, name)| *name == NAME);
+    let digit = places.find_map(|(at, _)| match xmp[at + NAME.len()..] {
+        [b'=', b'"', digit @ b'0'..=b'9', ..] | [b'>', digit @ b'0'..=b'9', ..] => Some(digit - b'0'),
+        _ => None,
+    })?;
+    Orientation::from_exif(digit)
+}
+
+fn to_rgb(picture: DynamicImage) -> Result<Picture, String> {
+    let (width, height) = (picture.width(), picture.height());
+    let pixels = match picture {
+        DynamicImage::ImageRgb8(p) => p.into_raw(),
+        DynamicImage::ImageLuma8(p) => gray(&p, 1, |v| v),
+        DynamicImage::ImageLumaA8(p) => gray(&p, 2, |v| v),
+        DynamicImage::ImageRgba8(p) => color(&p, 4, |v| v),
+        DynamicImage::ImageLuma16(p) => gray(&p, 1, narrow),
+        DynamicImage::ImageLumaA16(p) => gray(&p, 2, narrow),
+        DynamicImage::ImageRgb16(p) => color(&p, 3, narrow),
+        DynamicImage::ImageRgba16(p) => color(&p, 4, narrow),
+        DynamicImage::ImageRgb32F(p) => color(&p, 3, |v| (v * 255.0).round() as u8),
+        DynamicImage::ImageRgba32F(p) => color(&p, 4, |v| (v * 255.0).round() as u8),
+        other => return Err(format!("pixels of type {:?}", other.color())),
+    };
+    Picture::new(width, height, pixels).map_err(|error| error.to_string())
+}
+
+fn gray<T: Copy>(samples: &[T], channels: usize, to_byte: impl Fn(T) -> u8) -> Vec<u8> {
+    samples.chunks_exact(channels).flat_map(|pixel| [to_byte(pixel[0]); 3]).collect()
+}
+
+fn color<T: Copy>(samples: &[T], channels: usize, to_byte: impl Fn(T) -> u8) -> Vec<u8> {
+    let rgb = |pixel: &[T]| [to_byte(pixel[0]), to_byte(pixel[1]), to_byte(pixel[2])];
+    samples.chunks_exact(channels).flat_map(rgb).collect()
+}
+
+/// Sixteen bits to eight: `v / 257`, rounded.
+fn narrow(value: u16) -> u8 {
+    ((u32::from(value) + 128) / 257) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sixteen_bits_are_scaled_and_rounded() {
+        assert_eq!(
+            [0, 128, 129, 257, 385, 386, 65406, 65407, 65535].map(narrow),
+            [0, 0, 1, 1, 1, 2, 254, 255, 255]
+        );
+    }
+
+    #[test]
+    fn xmp_names_the_orientation_as_attribute_or_element() {
+        let found = |xmp: &str| xmp_orientation(xmp.as_bytes()).map(Orientation::to_exif);
+        assert_eq!(found(r#"<x tiff:Orientation="6"/>"#), Some(6));
+        assert_eq!(found("<tiff:Orientation>3</tiff:Orientation>"), Some(3));
+        assert_eq!(found("tiff:Orientation tiff:Orientation='6'"), None);
+        assert_eq!(found("tiff:Orientation=\"9\""), None);
+        assert_eq!(found("tiff:Orientation"), None);
+    }
+
+    #[test]
+    fn what_is_not_a_picture_is_described() {
+        assert_eq!(describe(b""), "an empty file");
+        assert_eq!(describe(b"\n <!doctype html>"), "HTML, XML or SVG text");
+        assert_eq!(describe("Grüße".as_bytes()), "text");
+        assert_eq!(describe(b"\x00\x00\x00\x20ftypavif"), "AVIF");
+        assert_eq!(describe(b"\x00\x01\x02\x03"), "unknown binary data");
+    }
+}

@@ -1,0 +1,75 @@
+//! The marker structure of a JPEG file: enough to see where it ends and to carry comments.
+
+/// A marker, and the bytes of its segment where it has one.
+pub(crate) struct Segment<'a> {
+    pub marker: u8,
+    pub data: &'a [u8],
+}
+
+pub(crate) const COMMENT: u8 = 0xfe;
+const START: u8 = 0xd8;
+const END: u8 = 0xd9;
+
+/// Walks the markers behind the start of the picture, compressed data skipped. Stops after the end marker, or
+/// where the file does.
+pub(crate) fn segments(bytes: &[u8]) -> impl Iterator<Item = Segment<'_>> {
+    let mut rest = bytes.strip_prefix(&[0xff, START]).unwrap_or_default();
+    std::iter::from_fn(move || {
+        // Also steps over compressed data, where 0xff is followed by 0 or a restart marker, and over fill bytes.
+        let at = rest.windows(2).position(|w| w[0] == 0xff && !matches!(w[1], 0 | 1 | 0xd0..=0xd7 | 0xff))?;
+        let marker = rest[at + 1];
+        rest = &rest[at + 2..];
+        if matches!(marker, START | END) {
+            rest = if marker == END { &[] } else { rest };
+            return Some(Segment { marker, data: &[] });
+        }
+        let length = usize::from(u16::from_be_bytes([*rest.first()?, *rest.get(1)?]));
+        let data = rest.get(2..length)?;
+        rest = &rest[length..];
+        Some(Segment { marker, data })
+    })
+}
+
+/// Whether the file goes on until its end marker.
+pub(crate) fn is_complete(bytes: &[u8]) -> bool {
+    segments(bytes).any(|segment| segment.marker == END)
+}
+
+/// `jpeg` with `text` in comment segments, as many as it takes, each starting with `tag`. They go behind the JFIF
+/// header, which has to be the first segment.
+pub(crate) fn with_comment(jpeg: &[u8], tag: &[u8], text: &[u8]) -> Vec<u8> {
+    const MOST: usize = 65_000;
+    let header = match segments(jpeg).next() {
+        Some(Segment { marker: 0xe0, data }) => 2 + 4 + data.len(),
+        _ => 2,
+    };
+    let (start, rest) = jpeg.split_at(header.min(jpeg.len()));
+    let mut out = start.to_vec();
+    for part in text.chunks(MOST - tag.len()) {
+        let length = (2 + tag.len() + part.len()) as u16;
+        out.extend([0xff, COMMENT]);
+        out.extend(length.to_be_bytes());
+        out.extend(tag);
+        out.extend(part);
+    }
+    out.extend(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_marker_inside_a_thumbnail_does_not_count() {
+        let app1 = [0xff, 0xe1, 0, 6, 0xff, 0xd8, 0xff, 0xd9];
+        let scan = [0xff, 0xda, 0, 3, 1, 0x12, 0xff, 0, 0x34, 0xff, 0xd0, 0x56];
+        let mut file = [&[0xff, START], &app1[..], &scan].concat();
+        assert!(!is_complete(&file));
+        file.extend([0xff, 0xff, END]);
+        assert!(is_complete(&file));
+        for cut in 0..file.len() {
+            assert!(!is_complete(&file[..cut]), "cut at {cut}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Finding the recipe that [`encode`](crate::encode) put into a picture.
+
+use std::io::Cursor;
+
+use image::codecs::webp::WebPDecoder;
+use image::{ImageDecoder, ImageFormat};
+
+use crate::decode::sniff;
+use crate::{Error, Result, exif, jpeg};
+
+/// What the recipe is filed under.
+pub(crate) const KEYWORD: &str = "kiln";
+
+/// What a JPEG comment starts with when it is a part of the recipe.
+pub(crate) const COMMENT_TAG: &[u8] = b"kiln:";
+
+/// The most text a compressed chunk may unfold to.
+const MAX_TEXT: usize = 16 << 20;
+
+/// The recipe inside a picture file that Kiln wrote; `None` where there is none.
+///
+/// The pixels are not decoded, so this also reads files that [`from_bytes`](crate::from_bytes) would refuse.
+pub fn read_recipe(bytes: &[u8]) -> Result<Option<String>> {
+    let name = "picture with a recipe";
+    let (format, format_name) = sniff(name, bytes)?;
+    let result = match format {
+        ImageFormat::Png => png_recipe(bytes).map_err(|error| error.to_string()),
+        ImageFormat::Jpeg => jpeg_recipe(bytes),
+        ImageFormat::WebP => webp_recipe(bytes).map_err(|error| error.to_string()),
+        _ => Ok(None),
+    };
+    result.map_err(|reason| Error::Damaged { name: name.into(), format: format_name, reason })
+}
+
+fn png_recipe(bytes: &[u8]) -> Result<Option<String>, png::DecodingError> {
+    let mut reader = png::Decoder::new(Cursor::new(bytes)).read_info()?;
+    let find = |info: &png::Info<'_>| {
+        let international = info.utf8_text.iter().find(|text| text.keyword == KEYWORD).cloned();
+        international.map(|mut text| text.decompress_text_with_limit(MAX_TEXT).and_then(|()| text.get_text()))
+    };
+    if let Some(text) = find(reader.info()) {
+        return text.map(Some);
+    }
+    // Programs that rewrite pictures like to move texts behind the pixels.
+    reader.finish()?;
+    find(reader.info()).transpose()
+}
+
+fn jpeg_recipe(bytes: &[u8]) -> Result<Option<String>, String> {
+    let comments = jpeg::segments(bytes).filter(|segment| segment.marker == jpeg::COMMENT);
+    let parts: Vec<_> = comments.filter_map(|comment| comment.data.strip_prefix(COMMENT_TAG)).collect();
+    if parts.is_empty() {
+        return Ok(None);
+    }
+    String::from_utf8(parts.concat()).map(Some).map_err(|error| format!("its recipe is not text: {error}"))
+}
+
+fn webp_recipe(bytes: &[u8]) -> image::ImageResult<Option<String>> {
+    let block = WebPDecoder::new(Cursor::new(bytes))?.exif_metadata()?;
+    Ok(block.and_then(|block| exif::read(&block, KEYWORD)))
+}
