@@ -52,6 +52,18 @@ def save_json(value, path, indent=1):
     Path(path).write_text(json.dumps(value, indent=indent, ensure_ascii=True) + "\n")
 
 
+def save_json_rows(head, key, rows, path):
+    """`head` with one more key, a list or a map that takes one line per entry."""
+    if isinstance(rows, dict):
+        lines, brackets = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items()], "{}"
+    else:
+        lines, brackets = [json.dumps(r) for r in rows], "[]"
+    text = json.dumps(head, indent=1)[:-2]
+    text += f",\n {json.dumps(key)}: {brackets[0]}\n  " + ",\n  ".join(lines) + f"\n {brackets[1]}\n}}\n"
+    assert json.loads(text) == {**head, key: rows}
+    Path(path).write_text(text)
+
+
 def versions():
     import diffusers
     import peft

@@ -1,8 +1,8 @@
 """Listen to one run of a diffusers FLUX.2 pipeline and keep the tensors on its way.
 
 Names: `callK.*` is the K-th transformer call (with guidance: even conditional, odd unconditional), `stepI.*` the
-I-th scheduler step, `refI.*` the I-th picture the VAE encoded. The text stream is cut to its first 12 and last 4
-tokens (`_first12`, `_last4`); image and reference tokens are whole.
+I-th scheduler step, `refI.*` the I-th picture the VAE encoded. The text stream is cut to its first 4 and last 2
+tokens (`_first4`, `_last2`); image and reference tokens are whole.
 """
 
 import inspect
@@ -11,12 +11,13 @@ import torch
 from diffusers import Flux2KleinInpaintPipeline
 from diffusers.models.transformers import transformer_flux2
 
-FIRST, LAST = 12, 4
+FIRST, LAST = 4, 2
 
 
 class Recorder:
-    """Levels: `light` (noise, latents of every step, the last block), `mid` (every block of the first calls), `full`
-    (also what is inside the first double and single block, and the stages of the VAE's decoder)."""
+    """Levels: `light` (noise, latents of every step), `mid` (every block of the first call, the last
+    block of the other `first_calls`), `full` (also what is inside the first double and single block, and the stages
+    of the VAE's decoder)."""
 
     def __init__(self, pipe, level, first_calls=(0,), text_tokens=512, guided=False, encoder_stages=False):
         self.pipe, self.level, self.first_calls = pipe, level, first_calls
@@ -131,7 +132,6 @@ class Recorder:
                         tr.register_forward_hook(after, with_kwargs=True)]  # fmt: skip
         doubles, singles = list(tr.transformer_blocks), list(tr.single_transformer_blocks)
         if self.level == "light":
-            self._tap(singles[-1], f"single{len(singles) - 1}", "sequence")
             return
         self._tap(tr.time_guidance_embed, "temb")
         self._tap(tr.x_embedder, "x_embedder")
@@ -142,7 +142,7 @@ class Recorder:
         for i, block in enumerate(doubles):
             self._tap(block, f"double{i}", "double")
         for i, block in enumerate(singles):
-            self._tap(block, f"single{i}", "sequence")
+            self._tap(block, f"single{i}", "sequence", always=block is singles[-1])
         self._tap(tr.norm_out, "norm_out")
         if self.level == "full":
             self._listen_inside(tr, doubles[0], singles[0])
@@ -172,9 +172,9 @@ class Recorder:
 
         self._replace(transformer_flux2, "apply_rotary_emb", rope)
 
-    def _tap(self, module, name, kind="whole"):
+    def _tap(self, module, name, kind="whole", always=False):
         def hook(_module, _args, out):
-            if self.calls not in self.first_calls:
+            if self.calls not in self.first_calls or (self.calls > 0 and not always):
                 return
             key = f"call{self.calls}.{name}"
             if kind == "double":
@@ -193,6 +193,8 @@ class Recorder:
         encode, decode = getattr(self.pipe, "_encode_vae_image", None), vae.decode
 
         def encoded(image, generator):
+            # The pictures come channels-last, and torch's channels-last GroupNorm rounds eight times worse.
+            image = image.contiguous()
             out = encode(image=image, generator=generator)
             self.keep(f"ref{self.encoded}.image_tensor", image)
             self.keep(f"ref{self.encoded}.normalised_latents", out)
@@ -219,7 +221,7 @@ class Recorder:
                        "dec.mid.resnet0": dec.mid_block.resnets[0], "dec.mid.attn": dec.mid_block.attentions[0],
                        "dec.up0": dec.up_blocks[0]}  # fmt: skip
         if encoder_stages:
-            stages |= {"enc.down1": enc.down_blocks[1], "enc.mid": enc.mid_block, "enc.conv_out": enc.conv_out}
+            stages |= {"enc.mid": enc.mid_block, "enc.conv_out": enc.conv_out}
         for name, module in stages.items():
             stage(module, lambda name=name: f"vae.{name}")
 

@@ -9,7 +9,6 @@ much of the tolerance f32 itself uses up.
 """
 
 import hashlib
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +20,7 @@ from diffusers.pipelines.flux2 import pipeline_flux2_klein
 from PIL import Image
 
 from cases import CASES, PROMPT_TOKENS, PROMPTS
-from common import generator, save_json, save_tensors, versions
+from common import generator, save_json, save_json_rows, save_tensors, versions
 from model import assemble
 from record import Recorder, unpack_final
 
@@ -35,8 +34,6 @@ TOLERANCE = dict(
 )
 PICTURES = {"image": "reference_images", "mask_image": "mask", "image_reference": "image_reference"}
 DEV_EMBEDS = 2.0 * torch.randn((1, 64, 60), generator=generator(123))
-# What a light file leaves out: it follows from what is kept.
-LIGHT_DROPS = ("final.", "vae.decoded", "call0.hidden_states_input", "call0.transformer_out", "kv.")
 
 
 class Golden:
@@ -116,19 +113,25 @@ class Golden:
             facts["crops_coords_x1y1x2y2"] = list(region)
         return facts
 
+    def wanted(self, case, name):
+        """Whether a tensor goes into the file: what follows from the others stays out where there is nothing to see."""
+        if name.endswith(".image_tensor"):
+            return case["name"] == "edit_1ref"
+        if name == "vae.decoded":
+            return case["name"] in ("t2i_64x64", "edit_small_decoder")
+        if name.endswith(".vae_moments"):
+            return case["name"] in ("edit_1ref", "edit_small_decoder")
+        if case["level"] == "light":
+            redundant = ("final.", "kv.", "call0.hidden_states_input", "call0.transformer_out")
+            return not (name.startswith(redundant) or name.endswith(".model_output"))
+        return True
+
     def dump(self, case):
         pipe, recorder, images, call = self.run(case, torch.float32)
         name, t = case["name"], recorder.tensors
         height, width = (d * 8 for d in t["vae.decode_input"].shape[-2:])
         unpack_final(recorder, pipe, height, width)
-        drops = ["ref"] if case["model"] == "klein-base" else []  # the same pictures as in the klein cases
-        if case["level"] == "light":
-            drops += [*LIGHT_DROPS, *(k for k in t if ".vae_moments" in k or ".image_tensor" in k or ".txt_" in k or k.endswith(".model_output"))]
-        elif case["name"] not in ("t2i_64x64", "edit_small_decoder"):
-            drops += ["vae.decoded"]
-        if case["name"] not in ("edit_1ref", "inpaint_strength0.6"):
-            drops += [k for k in t if k.endswith(".image_tensor")]
-        t = {k: v for k, v in t.items() if not any(k.startswith(d) for d in drops)}
+        t = {k: v for k, v in t.items() if self.wanted(case, k)}
         if case["prompts"] is None:
             t["prompt_embeds"] = DEV_EMBEDS
         save_tensors(t, self.out / f"{name}.safetensors")
@@ -145,10 +148,8 @@ class Golden:
             image_sizes=[list(im.size) for im in images],
             command=COMMAND, versions=versions(), tolerance=TOLERANCE,
         )  # fmt: skip
-        lines = ",\n ".join(f"{json.dumps(k)}: {json.dumps(dict(shape=list(v.shape), dtype=str(v.dtype)[6:]))}" for k, v in sorted(t.items()))
-        text = json.dumps(facts, indent=1)[:-2] + ',\n "tensors": {\n ' + lines + "\n }\n}\n"
-        assert json.loads(text)
-        (self.out / f"{name}.json").write_text(text)
+        rows = {k: dict(shape=list(v.shape), dtype=str(v.dtype)[6:]) for k, v in sorted(t.items())}
+        save_json_rows(facts, "tensors", rows, self.out / f"{name}.json")
         return recorder, images
 
     def compare_with_f64(self, case, recorder, images):

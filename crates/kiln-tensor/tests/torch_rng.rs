@@ -147,3 +147,21 @@ fn a_generator_of_either_kind_draws_what_its_kind_draws() {
     assert_eq!(Generator::cuda(3).randn(50), TorchCuda::new(3).randn(50));
     assert_ne!(Generator::cpu(3).randn(50), Generator::cuda(3).randn(50));
 }
+
+/// `testdata/taef2` holds a recipe instead of five megabytes of random weights: it must give torch's very bytes.
+#[test]
+fn random_weights_come_out_of_their_recipe_as_torch_made_them() {
+    let recipe: serde_json::Value = serde_json::from_slice(&read("../taef2/recipe.json")).unwrap();
+    let mut hash = Sha256::new();
+    for tensor in recipe["tensors"].as_array().unwrap() {
+        let number = |key: &str| tensor[key].as_f64().unwrap() as f32;
+        let (mean, std) = (number("mean"), number("std"));
+        let n: u64 = tensor["shape"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap()).product();
+        let drawn = TorchCpu::new(tensor["seed"].as_u64().unwrap()).randn(n as usize);
+        let rounded: Vec<u8> =
+            drawn.iter().flat_map(|x| f16::from_f32(mean + std * x).to_le_bytes()).collect();
+        hash.update(&rounded);
+    }
+    let hash: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    assert_eq!(hash, recipe["sha256"].as_str().unwrap());
+}
