@@ -1,1 +1,36 @@
-//! .
+//! The cases of every operation, written once and run on every backend.
+//!
+//! A case makes its inputs from its own name, runs them through the backend under test and through
+//! [`Reference`](kiln_ops::Reference), and compares the two within the [`Tolerance`] of what was computed. A backend's
+//! whole test is a `tests/conformance.rs` with `harness = false`:
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//! use std::sync::Arc;
+//!
+//! use kiln_conformance::{Skip, libtest_mimic, trials};
+//! use kiln_ops::Reference;
+//!
+//! fn main() -> ExitCode {
+//!     let backend = Arc::new(Reference::new());
+//!     let skips = [Skip { cases: "attention/head_dim_512", reason: "no kernel for heads wider than 256" }];
+//!     let trials = trials("plain_loops", &backend, &skips);
+//!     libtest_mimic::run(&libtest_mimic::Arguments::from_args(), trials).exit_code()
+//! }
+//! ```
+//!
+//! Each case is one trial, named like `rms_norm/odd_tails/bf16::cpu_avx2`.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod case;
+mod cases;
+mod compare;
+mod random;
+mod trials;
+
+pub use case::Case;
+pub use cases::cases;
+pub use compare::Tolerance;
+pub use libtest_mimic;
+pub use trials::{Skip, bit_identical, trials};

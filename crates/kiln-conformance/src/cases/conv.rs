@@ -1,0 +1,100 @@
+use kiln_ops::{Backend, ConvGeometry, Result};
+use kiln_tensor::DType;
+
+use super::List;
+use crate::Tolerance;
+use crate::bench::{Bench, Scenario};
+use crate::random::{HEAVY, NORMAL, Values};
+
+/// The VAE's downsampling: stride 2, padded on the far sides only.
+const DOWN: ConvGeometry = ConvGeometry { stride: 2, padding: [0, 1, 0, 1], upsample: false };
+/// TAEF2's downsampling.
+const DOWN_EVEN: ConvGeometry = ConvGeometry { stride: 2, padding: [1; 4], upsample: false };
+const UP: ConvGeometry = ConvGeometry { stride: 1, padding: [1; 4], upsample: true };
+const BARE: ConvGeometry = ConvGeometry { stride: 1, padding: [0; 4], upsample: false };
+
+pub(super) fn list<B: Backend>(list: &mut List<B>) {
+    let plain = |kernel, geometry| Conv { kernel, geometry, ..Conv::default() };
+    for stored in [DType::F32, DType::BF16, DType::F16] {
+        let conv = |conv: Conv| Conv { stored, ..conv };
+        list.add(&format!("conv2d/point_{stored}"), conv(plain([1, 1], ConvGeometry::same(1))));
+        list.add(&format!("conv2d/same_{stored}"), conv(plain([3, 3], ConvGeometry::same(3))));
+    }
+    list.add("conv2d/stride_2_far_padding", plain([3, 3], DOWN));
+    list.add("conv2d/stride_2_even_padding", plain([3, 3], DOWN_EVEN));
+    list.add("conv2d/upsample", plain([3, 3], UP));
+    list.add("conv2d/no_padding", plain([3, 3], BARE));
+    list.add("conv2d/no_bias", Conv { bias: false, ..plain([3, 3], ConvGeometry::same(3)) });
+    list.add("conv2d/residual", Conv { residual: true, ..plain([3, 3], ConvGeometry::same(3)) });
+    list.add("conv2d/residual_after_upsample", Conv { residual: true, ..plain([3, 3], UP) });
+    list.add("conv2d/residual_of_a_point", Conv { residual: true, ..plain([1, 1], ConvGeometry::same(1)) });
+    list.add("conv2d/tall_kernel", plain([3, 1], ConvGeometry { padding: [1, 1, 0, 0], ..BARE }));
+    list.add("conv2d/wide_kernel", plain([1, 3], ConvGeometry { padding: [0, 0, 1, 1], ..BARE }));
+    list.add("conv2d/large_kernel", plain([5, 5], ConvGeometry::same(5)));
+    list.add("conv2d/even_kernel", plain([2, 2], ConvGeometry { padding: [0, 1, 0, 1], ..BARE }));
+    list.add("conv2d/stride_beyond_kernel", plain([2, 2], ConvGeometry { stride: 3, ..BARE }));
+    list.add("conv2d/stride_2_point", plain([1, 1], ConvGeometry { stride: 2, ..BARE }));
+    list.add("conv2d/heavy_tailed", Conv { values: HEAVY, ..plain([3, 3], ConvGeometry::same(3)) });
+    let pixel = vec![[1, 1, 3, 5], [1, 1, 32, 32], [1, 1, 33, 1]];
+    list.add("conv2d/single_pixel", Conv { sizes: pixel.clone(), ..plain([3, 3], ConvGeometry::same(3)) });
+    list.add("conv2d/single_pixel_upsampled", Conv { sizes: pixel, ..plain([3, 3], UP) });
+    let full = vec![[33, 32, 128, 96]];
+    list.add("conv2d/full_size", Conv { sizes: full, ..plain([3, 3], ConvGeometry::same(3)) });
+}
+
+struct Conv {
+    kernel: [usize; 2],
+    geometry: ConvGeometry,
+    /// `[height, width, in, out]`, the input being at least as large as the kernel.
+    sizes: Vec<[usize; 4]>,
+    values: Values,
+    stored: DType,
+    bias: bool,
+    residual: bool,
+}
+
+impl Default for Conv {
+    fn default() -> Self {
+        Conv {
+            kernel: [1, 1],
+            geometry: BARE,
+            sizes: vec![
+                [5, 5, 1, 1],
+                [6, 7, 3, 32],
+                [9, 17, 32, 3],
+                [7, 5, 33, 31],
+                [16, 8, 64, 65],
+                [5, 33, 17, 16],
+            ],
+            values: NORMAL,
+            stored: DType::BF16,
+            bias: true,
+            residual: false,
+        }
+    }
+}
+
+impl Scenario for Conv {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let [kh, kw] = self.kernel;
+        for &[h, w, channels, out] in &self.sizes {
+            let terms = channels * kh * kw;
+            let x = t.activation(self.values, [h, w, channels])?;
+            let spread = NORMAL.times(1.0 / (terms as f32).sqrt());
+            let kernel = t.stored(spread, [out, channels, kh, kw], self.stored)?;
+            let bias = t.stored(NORMAL, [out], self.stored)?;
+            let conv = t.b.conv(&kernel, self.bias.then_some(&bias))?;
+            let residual = match (self.residual, self.geometry.output(h, w, self.kernel)) {
+                (true, Some([h, w])) => Some(t.activation(NORMAL, [h, w, out])?),
+                _ => None,
+            };
+            let y = t.b.conv2d(&x, &conv, self.geometry, residual.as_ref())?;
+            let tolerance = match self.stored {
+                DType::BF16 if !self.residual => Tolerance::sum(terms).rounded(t.dtype),
+                _ => Tolerance::sum(terms).rounded_inside(t.dtype),
+            };
+            t.put(format!("{h}x{w}x{channels} to {out}"), &y, tolerance)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,217 @@
+use kiln_ops::{Backend, Groups, Result};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
+
+use super::{List, ODD};
+use crate::Tolerance;
+use crate::bench::{Bench, Scenario};
+use crate::random::{HEAVY, NORMAL, Values};
+
+pub(super) fn list<B: Backend>(list: &mut List<B>) {
+    let plain = Linear::default();
+    list.add(
+        "linear/matrix_vector",
+        Linear { sizes: vec![[1, 129, 65], [1, 64, 16], [1, 1, 1]], ..plain.clone() },
+    );
+    let row_edges = (1..=17).chain([23, 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65]);
+    list.add("linear/row_edges", Linear { sizes: row_edges.map(|n| [n, 65, 33]).collect(), ..plain.clone() });
+    list.add("linear/input_tails", Linear { sizes: ODD.map(|n| [5, n, 18]).into(), ..plain.clone() });
+    list.add("linear/output_tails", Linear { sizes: ODD.map(|n| [5, 34, n]).into(), ..plain.clone() });
+    list.add("linear/long_sums", Linear { sizes: vec![[3, 4099, 17]], ..plain.clone() });
+    list.add("linear/no_rows", Linear { sizes: vec![[0, 8, 16]], ..plain.clone() });
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let stored = Linear { stored: dtype, sizes: awkward(), ..plain.clone() };
+        list.add(&format!("linear/weight_{dtype}"), stored.clone());
+        list.add(&format!("linear/bias_{dtype}"), Linear { bias: true, ..stored.clone() });
+        list.add(&format!("linear/slabs_{dtype}"), Linear { slabs: 3, bias: true, ..stored.clone() });
+        list.add(
+            &format!("linear/deltas_{dtype}"),
+            Linear { slabs: 2, ranks: &[1, 4, 17], bias: true, ..stored },
+        );
+        list.add(&format!("linear/unaligned_{dtype}"), Unaligned(dtype));
+    }
+    list.add("linear/heavy_tailed", Linear { values: HEAVY, sizes: awkward(), ..plain.clone() });
+    list.add("linear/tiny", Linear { values: NORMAL.times(1e-18), sizes: awkward(), ..plain.clone() });
+    list.add("linear/huge", Linear { values: NORMAL.times(1e12), sizes: awkward(), ..plain.clone() });
+    list.add("linear/full_size", Linear { sizes: vec![[96, 3072, 3072]], ..plain });
+    list.add("linear_split/odd_widths", Split);
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        list.add(
+            &format!("linear_gated_add/one_input_{dtype}"),
+            GatedAdd { stored: dtype, inputs: &[65], groups: &[7] },
+        );
+        let two = GatedAdd { stored: dtype, inputs: &[33, 96], groups: &[1, 17, 2] };
+        list.add(&format!("linear_gated_add/side_by_side_{dtype}"), two);
+    }
+    list.add(
+        "linear_gated_add/three_inputs",
+        GatedAdd { stored: DType::BF16, inputs: &[1, 64, 31], groups: &[16] },
+    );
+    list.add("linear_gated_add/no_gate", GatedAdd { stored: DType::BF16, inputs: &[48, 17], groups: &[] });
+    let full = GatedAdd { stored: DType::BF16, inputs: &[512, 1536], groups: &[64, 32] };
+    list.add("linear_gated_add/full_size", full);
+}
+
+/// `[rows, in, out]`.
+fn awkward() -> Vec<[usize; 3]> {
+    vec![[1, 7, 3], [3, 15, 5], [2, 33, 17], [17, 31, 63], [33, 129, 65], [16, 64, 48], [7, 100, 129]]
+}
+
+/// Operands are exact in bf16 only when the weight is stored so and nothing is computed in between.
+fn tolerance(dtype: DType, stored: DType, terms: usize, between: bool) -> Tolerance {
+    match stored {
+        DType::BF16 if !between => Tolerance::sum(terms).rounded(dtype),
+        _ => Tolerance::sum(terms).rounded_inside(dtype),
+    }
+}
+
+#[derive(Clone)]
+struct Linear {
+    /// `[rows, in, out]` each.
+    sizes: Vec<[usize; 3]>,
+    values: Values,
+    stored: DType,
+    slabs: usize,
+    bias: bool,
+    /// Ranks of the deltas; each changes other rows, and they overlap.
+    ranks: &'static [usize],
+}
+
+impl Default for Linear {
+    fn default() -> Self {
+        Linear { sizes: vec![], values: NORMAL, stored: DType::BF16, slabs: 1, bias: false, ranks: &[] }
+    }
+}
+
+impl Scenario for Linear {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for &[rows, cols, out] in &self.sizes {
+            let x = t.activation(self.values, [rows, cols])?;
+            let parts = LinearParts {
+                slabs: slabs(t, self.stored, cut(out, self.slabs), cols)?,
+                bias: match self.bias {
+                    true => Some(t.stored(NORMAL, [out], self.stored)?),
+                    false => None,
+                },
+                deltas: deltas(t, self.ranks, self.stored, [out, cols])?,
+            };
+            let y = t.b.linear(&x, &t.b.weight(parts)?)?;
+            let tolerance = tolerance(t.dtype, self.stored, cols, !self.ranks.is_empty());
+            t.put(format!("{rows}x{cols} to {out}"), &y, tolerance)?;
+        }
+        Ok(())
+    }
+}
+
+/// `out` rows in up to `count` uneven slabs.
+fn cut(out: usize, count: usize) -> Vec<usize> {
+    let mut heights = Vec::new();
+    let mut left = out;
+    for slab in 1..count {
+        let height = (left / 2).saturating_sub(slab).min(left);
+        if height > 0 {
+            heights.push(height);
+            left -= height;
+        }
+    }
+    heights.push(left);
+    heights
+}
+
+fn slabs<B: Backend>(
+    t: &mut Bench<'_, B>,
+    stored: DType,
+    heights: Vec<usize>,
+    cols: usize,
+) -> Result<Vec<HostTensor>> {
+    let values = NORMAL.times(1.0 / (cols as f32).sqrt());
+    heights.into_iter().map(|height| t.stored(values, [height, cols], stored)).collect()
+}
+
+fn deltas<B: Backend>(
+    t: &mut Bench<'_, B>,
+    ranks: &[usize],
+    stored: DType,
+    [out, cols]: [usize; 2],
+) -> Result<Vec<Delta>> {
+    let delta = |(i, &rank): (usize, &usize)| {
+        let row = (i * out / 4).min(out - 1);
+        let height = (out - row).div_ceil(2);
+        let down = t.stored(NORMAL.times(1.0 / (cols as f32).sqrt()), [rank, cols], stored)?;
+        let up = t.stored(NORMAL.times(1.0 / (rank as f32).sqrt()), [height, rank], stored)?;
+        Ok(Delta { row, down, up, scale: 0.75 - 0.5 * i as f32 })
+    };
+    ranks.iter().enumerate().map(delta).collect()
+}
+
+/// A weight that begins at an odd byte, as one in a mapped file may.
+struct Unaligned(DType);
+
+impl Scenario for Unaligned {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let (cols, out) = (33, 18);
+        let x = t.activation(NORMAL, [6, cols])?;
+        let aligned = t.stored(NORMAL.times(0.2), [out, cols], self.0)?;
+        for lead in 1..4 {
+            let mut bytes = vec![0xff; lead];
+            bytes.extend_from_slice(aligned.bytes());
+            let slab = HostTensor::new(self.0, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
+            let parts = LinearParts { slabs: vec![slab], bias: None, deltas: vec![] };
+            let y = t.b.linear(&x, &t.b.weight(parts)?)?;
+            t.put(format!("{lead} bytes in"), &y, tolerance(t.dtype, self.0, cols, false))?;
+        }
+        Ok(())
+    }
+}
+
+struct Split;
+
+impl Scenario for Split {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for rows in [0, 1, 5, 18] {
+            let cols = 65;
+            let x = t.activation(NORMAL, [rows, cols])?;
+            // The widths neither follow the slabs nor the vectors.
+            let slabs = slabs(t, DType::BF16, vec![16, 70, 5], cols)?;
+            let bias = Some(t.stored(NORMAL, [91], DType::F32)?);
+            let w = t.b.weight(LinearParts { slabs, bias, deltas: vec![] })?;
+            let tolerance = tolerance(t.dtype, DType::BF16, cols, false);
+            for (i, part) in t.b.linear_split(&x, &w, [17, 1, 33, 40])?.iter().enumerate() {
+                t.put(format!("{rows} rows, part {i} of 4"), part, tolerance)?;
+            }
+            for (i, part) in t.b.linear_split(&x, &w, [0, 91])?.iter().enumerate() {
+                t.put(format!("{rows} rows, part {i} beside an empty one"), part, tolerance)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct GatedAdd {
+    stored: DType,
+    /// Width of each input.
+    inputs: &'static [usize],
+    /// Length of each group; none for no gate.
+    groups: &'static [usize],
+}
+
+impl Scenario for GatedAdd {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let cols = self.inputs.iter().sum();
+        let rows = if self.groups.is_empty() { 19 } else { self.groups.iter().sum() };
+        let out = if cols > 1000 { 512 } else { 37 };
+        let xs = self.inputs.iter().map(|&width| t.activation(NORMAL, [rows, width]));
+        let xs = xs.collect::<Result<Vec<_>>>()?;
+        let parts = LinearParts {
+            slabs: slabs(t, self.stored, cut(out, 2), cols)?,
+            bias: Some(t.stored(NORMAL, [out], DType::F32)?),
+            deltas: deltas(t, &[3], self.stored, [out, cols])?,
+        };
+        let w = t.b.weight(parts)?;
+        let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
+        let groups = Groups::of_lengths(self.groups);
+        let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
+        let residual = t.activation(NORMAL, [rows, out])?;
+        let y = t.b.linear_gated_add(&xs.iter().collect::<Vec<_>>(), &w, gate, &residual)?;
+        t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, self.stored, cols, true))
+    }
+}

@@ -1,0 +1,181 @@
+use kiln_ops::{Backend, Result};
+use kiln_tensor::{DType, HostTensor};
+
+use super::{List, ODD};
+use crate::Tolerance;
+use crate::bench::{Bench, Scenario};
+use crate::random::{HEAVY, NORMAL};
+
+pub(super) fn list<B: Backend>(list: &mut List<B>) {
+    list.add_once("upload/from_every_float_type", Upload);
+    list.add_once("cast/rounds_to_nearest_even", Cast);
+    list.add("reshape/keeps_the_order", Reshape);
+    list.add("slice_rows/of_every_rank", SliceRows);
+    list.add("slice_rows/of_a_slice", SliceOfSlice);
+    list.add("concat_rows/odd_sizes", ConcatRows);
+    list.add("concat_columns/odd_sizes", ConcatColumns);
+    list.add("space_to_depth/odd_sizes", SpaceToDepth);
+    list.add("depth_to_space/odd_sizes", DepthToSpace);
+}
+
+struct Upload;
+
+impl Scenario for Upload {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for stored in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+            for n in ODD {
+                let host = t.stored(HEAVY, [n, 3], stored)?;
+                for dtype in [DType::F32, DType::BF16] {
+                    let x = t.b.upload(&host, dtype)?;
+                    t.put_as(format!("{n}x3 of {stored} as {dtype}"), &x, dtype, Tolerance::EXACT)?;
+                }
+            }
+        }
+        let scalar = t.b.upload(&HostTensor::from_f32(Vec::new(), vec![2.5])?, DType::F32)?;
+        t.put_as("a scalar", &scalar, DType::F32, Tolerance::EXACT)
+    }
+}
+
+struct Cast;
+
+impl Scenario for Cast {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        // Ties go to even, a hair above a tie goes up, and the largest f32 rounds to infinity.
+        let bits = [
+            0x3f80_8000u32,
+            0x3f81_8000,
+            0x3f80_8001,
+            0x3f80_7fff,
+            0xbf80_8000,
+            0xbf81_8000,
+            0x7f7f_ffff,
+            0xff7f_ffff,
+            0x7f80_0000,
+            0xff80_0000,
+            0x0000_0000,
+            0x8000_0000,
+            0x7f7f_0000,
+            0x3eaa_aaab,
+            0x4049_0fdb,
+            0x0080_8000,
+        ];
+        let edges = HostTensor::from_f32([bits.len()], bits.map(f32::from_bits).to_vec())?;
+        let mut hosts = vec![edges];
+        for n in ODD {
+            hosts.push(t.draw(HEAVY, [n]));
+        }
+        for host in hosts {
+            let x = t.b.upload(&host, DType::F32)?;
+            let rounded = t.b.cast(&x, DType::BF16)?;
+            let label = format!("{} elements", host.numel());
+            t.put_as(format!("{label} to bf16"), &rounded, DType::BF16, Tolerance::EXACT)?;
+            let back = t.b.cast(&rounded, DType::F32)?;
+            t.put_as(format!("{label} and back"), &back, DType::F32, Tolerance::EXACT)?;
+            t.put_as(
+                format!("{label} as they are"),
+                &t.b.cast(&x, DType::F32)?,
+                DType::F32,
+                Tolerance::EXACT,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+struct Reshape;
+
+impl Scenario for Reshape {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let x = t.activation(NORMAL, [6, 35])?;
+        for shape in [vec![210], vec![7, 5, 6], vec![35, 6], vec![1, 210, 1]] {
+            let y = t.b.reshape(&x, shape.clone().into())?;
+            t.put(format!("to {shape:?}"), &y, Tolerance::EXACT)?;
+        }
+        // What is computed from a reshaped tensor sees the new shape.
+        let y = t.b.concat_rows(&[&t.b.reshape(&x, [30, 7].into())?])?;
+        t.put("then joined", &y, Tolerance::EXACT)
+    }
+}
+
+struct SliceRows;
+
+impl Scenario for SliceRows {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for inner in [vec![], vec![1], vec![33], vec![5, 3], vec![2, 3, 4]] {
+            let shape: Vec<usize> = [9].into_iter().chain(inner).collect();
+            let x = t.activation(NORMAL, shape.clone())?;
+            for range in [0..9, 0..1, 8..9, 2..7, 4..4, 9..9] {
+                let y = t.b.slice_rows(&x, range.clone())?;
+                t.put(format!("{range:?} of {shape:?}"), &y, Tolerance::EXACT)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A backend may keep slices as windows; windows of windows, and operations on them, must count from the right place.
+struct SliceOfSlice;
+
+impl Scenario for SliceOfSlice {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let x = t.activation(NORMAL, [20, 7])?;
+        let y = t.b.slice_rows(&t.b.slice_rows(&x, 3..18)?, 5..9)?;
+        t.put("rows 8..12", &y, Tolerance::EXACT)?;
+        t.put("reshaped", &t.b.reshape(&y, [7, 4].into())?, Tolerance::EXACT)?;
+        t.put("joined", &t.b.concat_rows(&[&y, &x, &y])?, Tolerance::EXACT)?;
+        t.put("side by side", &t.b.concat_columns(&[&y, &y])?, Tolerance::EXACT)?;
+        t.put("added", &t.b.add(&y, &t.b.slice_rows(&x, 0..4)?)?, Tolerance::ELEMENTWISE.rounded(t.dtype))
+    }
+}
+
+struct ConcatRows;
+
+impl Scenario for ConcatRows {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for dim in ODD {
+            let parts = [1, 0, 17, 3].map(|rows| t.activation(NORMAL, [rows, dim]));
+            let [a, b, c, d] = parts;
+            let y = t.b.concat_rows(&[&a?, &b?, &c?, &d?])?;
+            t.put(format!("{dim} columns"), &y, Tolerance::EXACT)?;
+        }
+        Ok(())
+    }
+}
+
+struct ConcatColumns;
+
+impl Scenario for ConcatColumns {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for rows in [0, 1, 5, 65] {
+            let parts = [1, 33, 16, 0, 7].map(|dim| t.activation(NORMAL, [rows, dim]));
+            let [a, b, c, d, e] = parts;
+            let y = t.b.concat_columns(&[&a?, &b?, &c?, &d?, &e?])?;
+            t.put(format!("{rows} rows"), &y, Tolerance::EXACT)?;
+        }
+        Ok(())
+    }
+}
+
+struct SpaceToDepth;
+
+impl Scenario for SpaceToDepth {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for size in [[2, 2, 1], [2, 6, 3], [10, 2, 33], [4, 6, 32], [34, 30, 32]] {
+            let x = t.activation(NORMAL, size)?;
+            t.put(format!("{size:?}"), &t.b.space_to_depth(&x)?, Tolerance::EXACT)?;
+        }
+        Ok(())
+    }
+}
+
+struct DepthToSpace;
+
+impl Scenario for DepthToSpace {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for size in [[1, 1, 4], [1, 3, 12], [5, 1, 132], [2, 3, 128], [17, 15, 128]] {
+            let x = t.activation(NORMAL, size)?;
+            t.put(format!("{size:?}"), &t.b.depth_to_space(&x)?, Tolerance::EXACT)?;
+        }
+        Ok(())
+    }
+}

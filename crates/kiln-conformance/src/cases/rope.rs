@@ -1,0 +1,53 @@
+use kiln_ops::{Backend, Result, RopePairs};
+
+use super::List;
+use crate::Tolerance;
+use crate::bench::{Bench, Scenario};
+use crate::random::{HEAVY, NORMAL, Values};
+
+pub(super) fn list<B: Backend>(list: &mut List<B>) {
+    for (name, pairs) in [("adjacent", RopePairs::Adjacent), ("halves", RopePairs::Halves)] {
+        let sizes = |sizes: &[[usize; 3]]| NormRope { pairs, values: NORMAL, sizes: sizes.to_vec() };
+        let odd = [2, 4, 6, 10, 14, 18, 30, 34, 62, 66, 126, 130].map(|dim| [3, 2, dim]);
+        list.add(&format!("norm_rope/{name}_odd_tails"), sizes(&odd));
+        let common = [[1, 1, 128], [17, 3, 128], [5, 4, 64], [7, 5, 32], [33, 1, 32], [0, 2, 64]];
+        list.add(&format!("norm_rope/{name}"), sizes(&common));
+        let heavy = NormRope { values: HEAVY, ..sizes(&common) };
+        list.add(&format!("norm_rope/{name}_heavy_tailed"), heavy);
+        list.add(&format!("norm_rope/{name}_full_size"), sizes(&[[256, 24, 128]]));
+    }
+    list.add("norm_rope/sliced_table", SlicedTable);
+}
+
+struct NormRope {
+    pairs: RopePairs,
+    values: Values,
+    /// `[tokens, heads, head_dim]` each.
+    sizes: Vec<[usize; 3]>,
+}
+
+impl Scenario for NormRope {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for &[tokens, heads, dim] in &self.sizes {
+            let x = t.activation(self.values, [tokens, heads * dim])?;
+            let weight = t.parameter(NORMAL, [dim])?;
+            let rope = t.rope(tokens, dim / 2, self.pairs)?;
+            let y = t.b.norm_rope(&x, &weight, &rope, 1e-6)?;
+            t.put(format!("{tokens} tokens, {heads}x{dim}"), &y, Tolerance::sum(dim).rounded(t.dtype))?;
+        }
+        Ok(())
+    }
+}
+
+/// The table of some tokens in the middle, as one stream of a block uses it.
+struct SlicedTable;
+
+impl Scenario for SlicedTable {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let rope = t.rope(9, 16, RopePairs::Adjacent)?.rows(t.b, 3..8)?;
+        let x = t.activation(NORMAL, [5, 2 * 32])?;
+        let weight = t.parameter(NORMAL, [32])?;
+        let y = t.b.norm_rope(&x, &weight, &rope, 1e-6)?;
+        t.put("tokens 3..8 of 9", &y, Tolerance::sum(32).rounded(t.dtype))
+    }
+}

@@ -1,0 +1,67 @@
+use kiln_tensor::{HostTensor, Shape};
+
+/// How the elements of an input are spread: `offset + scale · z`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Values {
+    scale: f32,
+    offset: f32,
+    heavy: bool,
+}
+
+/// Bell-shaped around 0 with a standard deviation of 1.
+pub(crate) const NORMAL: Values = Values { scale: 1.0, offset: 0.0, heavy: false };
+
+/// Mostly small, and now and then far out, as the activations of a transformer are.
+pub(crate) const HEAVY: Values = Values { scale: 1.0, offset: 0.0, heavy: true };
+
+impl Values {
+    pub fn times(self, factor: f32) -> Self {
+        Values { scale: self.scale * factor, offset: self.offset * factor, ..self }
+    }
+
+    pub fn plus(self, offset: f32) -> Self {
+        Values { offset: self.offset + offset, ..self }
+    }
+}
+
+/// SplitMix64: the same numbers on every machine, and no library function whose last bit differs between them.
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// A generator whose numbers depend on `name` (through FNV-1a).
+    pub fn named(name: &str) -> Self {
+        Random(
+            name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)),
+        )
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Uniform in 0..1.
+    fn uniform(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// The sum of twelve uniform numbers is as good as normal here, and exact everywhere.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
+    }
+
+    pub fn tensor(&mut self, values: Values, shape: impl Into<Shape>) -> HostTensor {
+        let shape = shape.into();
+        let draw = |_| {
+            let mut z = self.normal();
+            if values.heavy {
+                z *= self.normal() * if self.uniform() < 0.03 { 20.0 } else { 0.5 };
+            }
+            (f64::from(values.offset) + f64::from(values.scale) * z) as f32
+        };
+        let elements = (0..shape.numel()).map(draw).collect();
+        HostTensor::from_f32(shape, elements).expect("as many elements as the shape has")
+    }
+}
