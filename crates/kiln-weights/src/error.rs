@@ -164,13 +164,15 @@ pub enum Error {
         /// How many modules the LoRA has.
         total: usize,
     },
-    /// One name twice in a list of tensors to save.
-    #[error("can't save two tensors named `{tensor}` in `{}`", file.display())]
-    SaveTwice {
+    /// A tensor that can't be saved under its name.
+    #[error("can't save a tensor named `{tensor}` in `{}`: the name is {reason}", file.display())]
+    SaveName {
         /// The file.
         file: PathBuf,
         /// The name.
         tensor: String,
+        /// Why not.
+        reason: &'static str,
     },
 }
 

@@ -11,6 +11,9 @@ use tempfile::{Builder, NamedTempFile};
 
 use crate::{Error, Result, dtypes};
 
+/// The header's entry that is no tensor.
+const METADATA: &str = "__metadata__";
+
 /// Writes `tensors` and `metadata` to `path`, whole or not at all: into a new file beside it, which then takes its
 /// name. On an error nothing is left behind and what was at `path` stays.
 ///
@@ -32,9 +35,10 @@ pub fn save(
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
     let path = path.as_ref();
-    let mut names = BTreeSet::new();
+    let mut names = BTreeSet::from([METADATA]);
     if let Some((name, _)) = tensors.iter().find(|(name, _)| !names.insert(*name)) {
-        return Err(Error::SaveTwice { file: path.to_owned(), tensor: (*name).to_owned() });
+        let reason = if *name == METADATA { "reserved" } else { "given twice" };
+        return Err(Error::SaveName { file: path.to_owned(), tensor: (*name).to_owned(), reason });
     }
     // A rename would replace a folder's entry or a device such as /dev/null by a file.
     if fs::metadata(path).is_ok_and(|about| !about.is_file()) {
@@ -71,7 +75,7 @@ fn write(path: &Path, tensors: &[(&str, HostTensor)], metadata: &BTreeMap<String
 fn header(tensors: &[&(&str, HostTensor)], metadata: &BTreeMap<String, String>) -> String {
     let mut entries = Map::new();
     if !metadata.is_empty() {
-        entries.insert("__metadata__".into(), json!(metadata));
+        entries.insert(METADATA.into(), json!(metadata));
     }
     let mut start = 0;
     for (name, t) in tensors {

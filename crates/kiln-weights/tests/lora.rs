@@ -1,0 +1,258 @@
+//! LoRAs in diffusers' and PEFT's layout: what is read, what is refused, and what lands on which layer.
+
+mod common;
+
+use common::{lora, tensors};
+use kiln_weights::{Error, Lora, WeightSource};
+
+fn base() -> WeightSource {
+    let shapes: [(&str, &[usize]); 5] = [
+        ("blocks.0.attn.to_q.weight", &[4, 3]),
+        ("blocks.0.attn.to_k.weight", &[2, 3]),
+        ("blocks.0.attn.to_v.weight", &[2, 3]),
+        ("blocks.0.attn.to_out.0.weight", &[3, 4]),
+        ("blocks.0.attn.to_out.0.bias", &[3]),
+    ];
+    WeightSource::from_bytes("model.safetensors", tensors(&shapes, &[])).unwrap()
+}
+
+fn opened(keys: &[(&str, &[usize])]) -> Result<Lora, Error> {
+    Lora::from_bytes("dir/style.safetensors", tensors(keys, &[]))
+}
+
+/// The message for a LoRA of these keys, without the part that all of them share.
+fn refused(keys: &[(&str, &[usize])]) -> String {
+    let message = opened(keys).unwrap_err().to_string();
+    let start = "LoRA `dir/style.safetensors`: ";
+    message.strip_prefix(start).unwrap_or_else(|| panic!("no file name: {message}")).to_owned()
+}
+
+const Q: (&str, usize, usize, usize) = ("blocks.0.attn.to_q", 2, 4, 3);
+const V: (&str, usize, usize, usize) = ("blocks.0.attn.to_v", 1, 2, 3);
+
+#[test]
+fn prefixes_of_diffusers_and_peft_and_none_are_read() {
+    for prefix in ["transformer.", "base_model.model.", ""] {
+        let [a, b] = ["A", "B"].map(|ab| format!("{prefix}blocks.0.attn.to_q.lora_{ab}.weight"));
+        let lora = opened(&[(&a, &[2, 3]), (&b, &[4, 2])]).unwrap();
+        assert_eq!(lora.modules().collect::<Vec<_>>(), ["blocks.0.attn.to_q"]);
+        assert_eq!((lora.rank(), lora.scale("blocks.0.attn.to_q")), (2, Some(1.0)));
+    }
+}
+
+#[test]
+fn delta_lands_on_its_rows_of_a_stack() {
+    let mut base = base();
+    base.add_lora(Lora::from_bytes("a", lora(&[Q, V], &[])).unwrap(), 0.5);
+    let attn = base.root().at("blocks").at(0).at("attn");
+    let qkv = attn.linear_stack(&[("to_q", 4), ("to_k", 2), ("to_v", 2)], 3).unwrap();
+    let at: Vec<_> = qkv.deltas.iter().map(|d| (d.row, d.rows(), d.rank(), d.scale)).collect();
+    assert_eq!(at, [(0, 4, 2, 0.5), (6, 2, 1, 0.5)]);
+    // The values count up through the file: down of q, up of q, down of v, up of v.
+    assert_eq!(qkv.deltas[1].down.to_f32().unwrap().as_ref(), [14.0, 15.0, 16.0]);
+    assert_eq!(qkv.deltas[1].up.to_f32().unwrap().as_ref(), [17.0, 18.0]);
+    assert!(attn.linear("to_out.0", 3, 4).unwrap().deltas.is_empty());
+    assert_eq!(attn.linear("to_v", 2, 3).unwrap().deltas[0].row, 0);
+}
+
+#[test]
+fn several_loras_add_up_in_their_order() {
+    let mut base = base();
+    base.add_lora(Lora::from_bytes("a", lora(&[Q], &[])).unwrap(), 0.25);
+    base.add_lora(Lora::from_bytes("b", lora(&[(Q.0, 1, 4, 3)], &[])).unwrap(), -2.0);
+    let q = base.root().linear("blocks.0.attn.to_q", 4, 3).unwrap();
+    let at: Vec<_> = q.deltas.iter().map(|d| (d.rank(), d.scale)).collect();
+    assert_eq!(at, [(2, 0.25), (1, -2.0)]);
+    assert_eq!(base.finish_loras().unwrap().len(), 2);
+}
+
+#[test]
+fn weight_zero_switches_a_lora_off_but_still_checks_it() {
+    let mut base = base();
+    base.add_lora(Lora::from_bytes("a", lora(&[Q], &[])).unwrap(), 0.0);
+    assert!(base.root().linear(Q.0, 4, 3).unwrap().deltas.is_empty());
+    assert_eq!(base.finish_loras().unwrap()[0].matched, 1);
+}
+
+#[test]
+fn report_counts_modules() {
+    let mut base = base();
+    base.add_lora(Lora::from_bytes("loras/style.safetensors", lora(&[Q, V], &[])).unwrap(), 0.8);
+    base.root().linear(Q.0, 4, 3).unwrap();
+    base.root().linear(V.0, 2, 3).unwrap();
+    let reports = base.finish_loras().unwrap();
+    assert_eq!(reports[0].to_string(), "lora style.safetensors: 2 of 2 modules, rank 2, weight 0.8");
+}
+
+#[test]
+fn module_that_nothing_takes_is_an_error() {
+    let mut base = base();
+    let other = ("blocks.7.attn.to_q", 2, 4, 3);
+    base.add_lora(Lora::from_bytes("style.safetensors", lora(&[Q, other], &[])).unwrap(), 1.0);
+    base.root().linear(Q.0, 4, 3).unwrap();
+    let e = base.finish_loras().unwrap_err();
+    assert!(matches!(&e, Error::LoraUnmatched { keys, total: 2, .. } if keys == &["blocks.7.attn.to_q"]));
+    assert_eq!(
+        e.to_string(),
+        "LoRA `style.safetensors`: 1 of its 2 modules match nothing in `model.safetensors`: `blocks.7.attn.to_q`; \
+         it was made for another model"
+    );
+}
+
+#[test]
+fn lora_of_another_size_is_refused_at_its_layer() {
+    let load = |module| {
+        let mut base = base();
+        base.add_lora(Lora::from_bytes("style.safetensors", lora(&[module], &[])).unwrap(), 1.0);
+        base.root().linear(Q.0, 4, 3).unwrap_err().to_string()
+    };
+    assert_eq!(
+        load((Q.0, 2, 4, 5)),
+        "LoRA `style.safetensors`: `transformer.blocks.0.attn.to_q.lora_A.weight` has shape [2, 5], but for \
+         `blocks.0.attn.to_q` of 4 by 3 it must be [2, 3]; it was made for a model of another size"
+    );
+    assert!(load((Q.0, 2, 6, 3)).contains("lora_B.weight` has shape [6, 2], but"));
+}
+
+#[test]
+fn matrix_without_its_partner_is_refused() {
+    assert_eq!(
+        refused(&[("transformer.x.lora_B.weight", &[4, 2])]),
+        "`transformer.x.lora_B.weight` has no `transformer.x.lora_A.weight` beside it"
+    );
+    assert_eq!(
+        refused(&[("x.lora_A.weight", &[4, 2])]),
+        "`x.lora_A.weight` has no `x.lora_B.weight` beside it"
+    );
+    assert_eq!(refused(&[("x.alpha", &[])]), "`x.alpha` has no `x.lora_A.weight` beside it");
+}
+
+#[test]
+fn ranks_that_differ_are_refused() {
+    assert_eq!(
+        refused(&[("x.lora_A.weight", &[4, 8]), ("x.lora_B.weight", &[8, 3])]),
+        "`x.lora_A.weight` has rank 4 (shape [4, 8]), but `x.lora_B.weight` has shape [8, 3]"
+    );
+}
+
+#[test]
+fn matrices_must_be_matrices() {
+    for shape in [&[4][..], &[4, 3, 1, 1], &[0, 3]] {
+        let message = refused(&[("x.lora_A.weight", shape), ("x.lora_B.weight", &[8, 4])]);
+        assert!(message.ends_with("expected a matrix that is not empty"), "{message}");
+    }
+}
+
+#[test]
+fn integer_matrices_are_refused() {
+    let header = r#"{"x.lora_A.weight":{"dtype":"I8","shape":[1,1],"data_offsets":[0,1]},
+                     "x.lora_B.weight":{"dtype":"I8","shape":[1,1],"data_offsets":[1,2]}}"#;
+    let e = Lora::from_bytes("a", common::file(header, &[0; 2])).unwrap_err().to_string();
+    assert_eq!(e, "LoRA `a`: `x.lora_A.weight` is i8, expected f32, bf16, f16 or f64");
+}
+
+#[test]
+fn one_module_under_two_prefixes_is_refused() {
+    assert_eq!(
+        refused(&[("transformer.x.lora_A.weight", &[1, 1]), ("x.lora_A.weight", &[1, 1])]),
+        "both `transformer.x.lora_A.weight` and `x.lora_A.weight` are for one module"
+    );
+}
+
+#[test]
+fn dora_is_refused_by_name_in_every_layout() {
+    for key in
+        ["transformer.x.lora_magnitude_vector", "x.lora_magnitude_vector.weight", "lora_unet_x.dora_scale"]
+    {
+        let message = refused(&[("lora_unet_x.lora_down.weight", &[1, 1]), (key, &[1])]);
+        assert_eq!(message, format!("it is a DoRA adapter (`{key}`), which is not supported"));
+    }
+}
+
+#[test]
+fn other_kinds_of_adapters_are_refused_by_name() {
+    for (key, kind) in [
+        ("diffusion_model.double_blocks.0.img_attn.qkv.lokr_w1", "LoKr"),
+        ("lycoris_x.hada_w1_a", "LoHa"),
+        ("transformer.x.lora_B.bias", "LoRA with biases"),
+    ] {
+        assert_eq!(
+            refused(&[(key, &[1])]),
+            format!("it is a {kind} adapter (`{key}`), which is not supported")
+        );
+    }
+}
+
+#[test]
+fn layouts_of_other_trainers_are_refused_by_name() {
+    for (key, layout) in [
+        ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "kohya's sd-scripts (lora_unet_*)"),
+        ("lora_transformer_x_embedder.lora_down.weight", "OneTrainer (lora_transformer_*)"),
+        ("lycoris_x.lora_down.weight", "LyCORIS (lycoris_*)"),
+        (
+            "diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight",
+            "ComfyUI and ai-toolkit (diffusion_model.*)",
+        ),
+        (
+            "base_model.model.single_blocks.0.linear1.lora_A.weight",
+            "Black Forest Labs' module names (double_blocks, single_blocks, …)",
+        ),
+        (
+            "transformer.single_stream_modulation.lin.lora_A.weight",
+            "Black Forest Labs' module names (double_blocks, single_blocks, …)",
+        ),
+        ("transformer.x_embedder.lora_down.weight", "old diffusers files (lora_down, lora_up)"),
+    ] {
+        assert_eq!(
+            refused(&[(key, &[1, 1])]),
+            format!(
+                "its keys have the layout of {layout} (`{key}`), which is not supported; expected diffusers' \
+                 `transformer.….lora_A.weight`"
+            )
+        );
+    }
+    let good = "transformer.single_stream_modulation.linear.lora_";
+    assert!(opened(&[(&format!("{good}A.weight"), &[1, 1]), (&format!("{good}B.weight"), &[1, 1])]).is_ok());
+}
+
+#[test]
+fn text_encoder_keys_are_refused() {
+    for key in ["text_encoder.layers.0.q_proj.lora_A.weight", "lora_te1_x.lora_down.weight"] {
+        assert_eq!(
+            refused(&[(key, &[1, 1])]),
+            format!("it changes the text encoder (`{key}`); only LoRAs of the transformer are supported")
+        );
+    }
+}
+
+#[test]
+fn unknown_keys_are_listed() {
+    let names: Vec<String> = (0..11).map(|i| format!("blocks.{i:02}.weight")).collect();
+    let keys: Vec<(&str, &[usize])> = names.iter().map(|n| (n.as_str(), &[1][..])).collect();
+    assert_eq!(
+        refused(&keys[..2]),
+        "2 of its keys are not LoRA keys: `blocks.00.weight`, `blocks.01.weight`"
+    );
+    assert!(refused(&keys).ends_with("`blocks.07.weight` and 3 more"));
+    assert_eq!(refused(&[]), "there is no tensor in it");
+    assert_eq!(refused(&[(".lora_A.weight", &[1, 1])]), "1 of its keys are not LoRA keys: `.lora_A.weight`");
+}
+
+#[test]
+fn malformed_file_is_reported_as_such() {
+    let e = Lora::from_bytes("a.safetensors", bytes::Bytes::from_static(b"short")).unwrap_err();
+    assert!(matches!(e, Error::Malformed { .. }), "{e}");
+}
+
+#[test]
+fn fingerprint_covers_the_scale() {
+    let print = |metadata: &[(&str, &str)]| {
+        Lora::from_bytes("a", lora(&[Q], metadata)).unwrap().fingerprint().unwrap()
+    };
+    let plain = print(&[]);
+    assert_eq!(plain, print(&[("format", "pt")]));
+    assert_ne!(
+        plain,
+        print(&[("lora_adapter_metadata", r#"{"transformer.r":2,"transformer.lora_alpha":4}"#)])
+    );
+}
