@@ -34,8 +34,7 @@ pub fn open_gray(path: &Path) -> Result<GrayPicture> {
 pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Picture> {
     let (format, format_name) = sniff(name, bytes)?;
     let damaged = |reason: String| Error::Damaged { name: name.into(), format: format_name, reason };
-    if format == ImageFormat::Jpeg && !jpeg::is_complete(bytes) {
-        // The decoder would fill the missing rest with grey.
+    if !is_complete(format, bytes) {
         return Err(damaged("the file ends in the middle of the picture".into()));
     }
 
@@ -97,12 +96,26 @@ pub(crate) fn sniff(name: &str, bytes: &[u8]) -> Result<(ImageFormat, &'static s
         .ok_or_else(|| Error::NotAPicture { name: name.into(), found: describe(bytes).into() })
 }
 
+/// Whether the file is as long as it says, for the formats whose decoders make up a missing end.
+fn is_complete(format: ImageFormat, bytes: &[u8]) -> bool {
+    match (format, bytes) {
+        (ImageFormat::Jpeg, _) => jpeg::is_complete(bytes),
+        (ImageFormat::WebP, [_, _, _, _, a, b, c, d, rest @ ..]) => {
+            rest.len() as u64 >= u64::from(u32::from_le_bytes([*a, *b, *c, *d]))
+        }
+        _ => true,
+    }
+}
+
 /// What bytes that are no supported picture look like, for the error message.
 fn describe(bytes: &[u8]) -> &'static str {
     let head = &bytes[..bytes.len().min(512)];
     let brand = head.get(4..12).unwrap_or_default();
-    let is_text = std::str::from_utf8(head).map_or_else(|e| e.valid_up_to() + 4 > head.len(), |_| true)
-        && !head.iter().any(|b| *b < 9);
+    let is_text = match std::str::from_utf8(head) {
+        Ok(_) => !head.iter().any(|byte| *byte < b'\t'),
+        // A character may lie across the cut.
+        Err(error) => error.error_len().is_none() && bytes.len() > head.len(),
+    };
     match head {
         [] => "an empty file",
         _ if brand == b"ftypavif" || brand == b"ftypavis" => "AVIF",
