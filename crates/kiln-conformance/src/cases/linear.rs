@@ -32,7 +32,7 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("linear/heavy_tailed", Linear { values: HEAVY, sizes: awkward(), ..plain.clone() });
     list.add("linear/tiny", Linear { values: NORMAL.times(1e-18), sizes: awkward(), ..plain.clone() });
     list.add("linear/huge", Linear { values: NORMAL.times(1e12), sizes: awkward(), ..plain.clone() });
-    list.add("linear/full_size", Linear { sizes: vec![[96, 3072, 3072]], ..plain });
+    list.add("linear/full_size", Linear { sizes: vec![[49, 3072, 3072]], ..plain });
     list.add("linear_split/odd_widths", Split);
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         list.add(
