@@ -78,6 +78,18 @@ pub enum Error {
         /// The shortest side allowed.
         min: u32,
     },
+    /// The picture would get a side that is too long.
+    #[error("the {role} would be {width}x{height}; its sides may be at most {max} px")]
+    TooLong {
+        /// What the picture was to be used as.
+        role: &'static str,
+        /// The width it would get.
+        width: u32,
+        /// The height it would get.
+        height: u32,
+        /// The longest side allowed.
+        max: u32,
+    },
     /// The picture is too long and thin for the model.
     #[error(
         "the {role} is too long and thin: {width}x{height}; one side may be at most {max} times the other"

@@ -1,6 +1,6 @@
 //! Sizes the model takes: at most a megapixel, sides in multiples of 16, not too small and not too thin.
 
-use crate::{Error, Filter, Picture, Raster, Result, resize};
+use crate::{Error, Filter, MAX_SIDE, Picture, Raster, Result, resize};
 
 /// Sides of pictures are multiples of this: eight by the autoencoder, two by the patches.
 pub const MULTIPLE: u32 = 16;
@@ -33,33 +33,37 @@ pub fn prepare_reference(picture: &Picture) -> Result<Picture> {
 ///
 /// With one side given the other keeps the proportions; with none, the picture keeps its size up to 1024² pixels.
 pub fn prepare_init(source: &Picture, width: Option<u32>, height: Option<u32>) -> Result<Picture> {
+    let (to_width, to_height) = init_size(source, width, height)?;
+    Ok(match (width, height) {
+        // In two steps, as an inpainting source, so that both are the same picture.
+        (None, None) => resize(&shrink(source), to_width, to_height, Filter::Lanczos),
+        _ => resize(source, to_width, to_height, Filter::Lanczos),
+    })
+}
+
+/// The size that [`prepare_init`] gives, to know it before the work is done.
+pub fn init_size(source: &Picture, width: Option<u32>, height: Option<u32>) -> Result<(u32, u32)> {
+    const ROLE: &str = "picture to start from";
     let (from_width, from_height) = (source.width(), source.height());
-    match (width, height) {
-        (Some(width), Some(height)) => resize_to_multiples(source, width, height),
-        (Some(width), None) => {
-            resize_to_multiples(source, width, proportional(width, from_width, from_height))
-        }
-        (None, Some(height)) => {
-            resize_to_multiples(source, proportional(height, from_height, from_width), height)
-        }
-        (None, None) => {
-            let source = shrink(source);
-            resize_to_multiples(&source, source.width(), source.height())
-        }
+    let (width, height) = match (width, height) {
+        (Some(width), Some(height)) => (width, height),
+        (Some(width), None) => (width, proportional(width, from_width, from_height)),
+        (None, Some(height)) => (proportional(height, from_height, from_width), height),
+        (None, None) => shrunk_size(source),
+    };
+    if width.min(height) < MULTIPLE {
+        return Err(Error::TooSmall { role: ROLE, width, height, min: MULTIPLE });
     }
+    if width.max(height) > MAX_SIDE {
+        return Err(Error::TooLong { role: ROLE, width, height, max: MAX_SIDE });
+    }
+    Ok((round_down(width), round_down(height)))
 }
 
 /// The other side when one goes from `from` to `side`, rounded.
 fn proportional(side: u32, from: u32, other: u32) -> u32 {
     let exact = f64::from(other) * f64::from(side) / f64::from(from);
     exact.round() as u32
-}
-
-fn resize_to_multiples(source: &Picture, width: u32, height: u32) -> Result<Picture> {
-    if width.min(height) < MULTIPLE {
-        return Err(Error::TooSmall { role: "picture to start from", width, height, min: MULTIPLE });
-    }
-    Ok(resize(source, round_down(width), round_down(height), Filter::Lanczos))
 }
 
 /// The largest multiple of 16 that is not greater.

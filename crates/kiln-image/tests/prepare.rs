@@ -138,6 +138,10 @@ fn a_picture_to_start_from_takes_the_asked_size_or_keeps_its_own() {
     assert_eq!(size(100, 75, Some(200), None), (192, 144));
     assert_eq!(size(100, 75, None, Some(150)), (192, 144));
     assert!(prepare_init(&pattern(100, 72), Some(0), None).is_err());
+    for (width, height) in [(Some(u32::MAX), None), (None, Some(20_000)), (Some(16), Some(u32::MAX))] {
+        let error = prepare_init(&pattern(100, 72), width, height).unwrap_err();
+        assert!(matches!(error, Error::TooLong { .. }), "{error}");
+    }
     let whole = prepare_inpaint(&pattern(100, 72), &GrayPicture::black(9, 9), None).unwrap().source;
     assert_eq!(prepare_init(&pattern(100, 72), None, None).unwrap(), whole);
 }
