@@ -148,8 +148,8 @@ impl Scenario for LargeScores {
             let (q, k) = (t.activation_of(&q)?, t.activation_of(&k)?);
             let v = t.activation(NORMAL, [keys, 2 * dim])?;
             let y = t.b.attention(&[&q], &[&k], &[&v], &spec)?;
-            // A score of 140 is known to 1e-5 only, and so is its exponential.
-            t.put(format!("{keys} keys of {dim}"), &y, tolerance(t, keys, dim, 20.0))?;
+            // A score of 140 is known to a few 1e-5 only, and so is its exponential.
+            t.put(format!("{keys} keys of {dim}"), &y, tolerance(t, keys, dim, 40.0))?;
         }
         Ok(())
     }
