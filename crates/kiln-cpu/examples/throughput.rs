@@ -1,0 +1,157 @@
+//! How fast the heavy operations run, beside what the machine could do at best.
+//!
+//! `cargo run --release -p kiln-cpu --example throughput [ISA] [THREADS]`
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use kiln_cpu::{CpuBackend, CpuTensor, Options};
+use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Mask, Result};
+use kiln_tensor::{DType, HostTensor, LinearParts};
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let isa = arguments.next().map(|name| name.parse()).transpose()?;
+    let threads = arguments.next().and_then(|n| n.parse().ok());
+    let b = CpuBackend::new(Options { isa, threads })?;
+    let peak = peak(b.isa()) * b.threads() as f64;
+    println!("{}; {} × peak of one thread: {:.0} GFLOP/s", b.name(), b.threads(), peak / 1e9);
+    let report = |name: &str, flops: f64, work: &dyn Fn() -> Result<()>| -> Result<()> {
+        let best = best_of(5, work)?;
+        let rate = flops / best;
+        println!("{name:38} {:8.2} ms {:7.0} GFLOP/s {:4.0} %", best * 1e3, rate / 1e9, 100.0 * rate / peak);
+        Ok(())
+    };
+
+    for (rows, cols, out) in [(1536, 3072, 9216), (1536, 12288, 3072), (512, 2560, 9728), (1, 3072, 18432)] {
+        for (dtype, act) in [(DType::BF16, DType::F32), (DType::F32, DType::F32), (DType::BF16, DType::BF16)]
+        {
+            let w = b.weight(LinearParts {
+                slabs: vec![host([out, cols]).to_dtype(dtype)?],
+                bias: None,
+                deltas: vec![],
+            })?;
+            let x = tensor(&b, [rows, cols], act)?;
+            let name = format!("linear {rows}×{cols}→{out} {dtype}·{act}");
+            report(&name, 2.0 * (rows * cols * out) as f64, &|| b.linear(&x, &w).map(drop))?;
+        }
+    }
+    for (size, cin, cout) in [(256, 128, 128), (64, 512, 512), (256, 128, 3)] {
+        let conv = b.conv(&host([cout, cin, 3, 3]), None)?;
+        let x = tensor(&b, [size, size, cin], DType::F32)?;
+        let flops = 2.0 * (size * size * cin * cout * 9) as f64;
+        let name = format!("conv2d {size}×{size}×{cin}→{cout} 3×3");
+        report(&name, flops, &|| b.conv2d(&x, &conv, ConvGeometry::same(3), None).map(drop))?;
+    }
+    for (tokens, heads, dim) in [(1536, 24, 128), (4096, 1, 512)] {
+        let qkv = [0; 3].map(|_| tensor(&b, [tokens, heads * dim], DType::F32));
+        let [q, k, v] = qkv;
+        let (q, k, v) = (q?, k?, v?);
+        let spec = AttentionSpec { heads, kv_heads: heads, mask: Mask::None };
+        let flops = 4.0 * (tokens * tokens * heads * dim) as f64;
+        let name = format!("attention {tokens} tokens, {heads}×{dim}");
+        report(&name, flops, &|| b.attention(&[&q], &[&k], &[&v], &spec).map(drop))?;
+    }
+    let x = tensor(&b, [1536, 18432], DType::F32)?;
+    let rate = |name: &str, bytes: f64, work: &dyn Fn() -> Result<()>| -> Result<()> {
+        let best = best_of(5, work)?;
+        println!("{name:38} {:8.2} ms {:7.1} GB/s", best * 1e3, bytes / best / 1e9);
+        Ok(())
+    };
+    rate("swiglu 1536×18432", 1.5 * 4.0 * (1536 * 18432) as f64, &|| b.swiglu(&x).map(drop))?;
+    let x = tensor(&b, [256, 256, 256], DType::F32)?;
+    let (w, z) = (tensor(&b, [256], DType::F32)?, tensor(&b, [256], DType::F32)?);
+    rate("group_norm 256×256×256", 2.0 * 4.0 * (1 << 24) as f64, &|| {
+        b.group_norm(&x, 32, &w, &z, 1e-6, Some(kiln_ops::Activation::Silu)).map(drop)
+    })?;
+    let x = tensor(&b, [4096, 3072], DType::F32)?;
+    let w = tensor(&b, [3072], DType::F32)?;
+    rate("rms_norm 4096×3072", 2.0 * 4.0 * (4096 * 3072) as f64, &|| b.rms_norm(&x, &w, 1e-6).map(drop))
+}
+
+fn host<const N: usize>(shape: [usize; N]) -> HostTensor {
+    let n = shape.iter().product();
+    let values = (0..n).map(|i: usize| (i.wrapping_mul(2_654_435_761) % 2001) as f32 * 1e-3 - 1.0).collect();
+    HostTensor::from_f32(shape, values).expect("the length fits")
+}
+
+fn tensor<const N: usize>(b: &CpuBackend, shape: [usize; N], dtype: DType) -> Result<CpuTensor> {
+    b.upload(&host(shape), dtype)
+}
+
+fn best_of(n: usize, work: &dyn Fn() -> Result<()>) -> Result<f64> {
+    let mut best = f64::INFINITY;
+    for _ in 0..n {
+        let start = Instant::now();
+        work()?;
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+/// Multiply-adds of one thread from registers alone, in flop/s.
+fn peak(isa: kiln_cpu::Isa) -> f64 {
+    const STEPS: u64 = 4_000_000;
+    let lanes = match isa {
+        kiln_cpu::Isa::Avx512 => 16.0,
+        kiln_cpu::Isa::Avx2 => 8.0,
+        kiln_cpu::Isa::Portable => 4.0,
+    };
+    let mut best = 0f64;
+    for _ in 0..8 {
+        let start = Instant::now();
+        black_box(spin(isa, STEPS));
+        best = best.max(STEPS as f64 * 12.0 * lanes * 2.0 / start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+#[cfg(target_arch = "x86_64")]
+fn spin(isa: kiln_cpu::Isa, steps: u64) -> f32 {
+    use std::arch::x86_64::*;
+    macro_rules! fmas {
+        ($splat:ident, $fma:ident, $lower:ident, $steps:expr) => {{
+            let (a, b) = ($splat(black_box(0.999)), $splat(black_box(1e-3)));
+            let mut sums = [$splat(0.5); 12];
+            for _ in 0..$steps {
+                for sum in &mut sums {
+                    *sum = $fma(a, *sum, b);
+                }
+            }
+            sums.into_iter().map(|v| $lower(v)).sum()
+        }};
+    }
+    #[target_feature(enable = "avx512f")]
+    fn avx512(steps: u64) -> f32 {
+        fmas!(_mm512_set1_ps, _mm512_fmadd_ps, _mm512_cvtss_f32, steps)
+    }
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2(steps: u64) -> f32 {
+        fmas!(_mm256_set1_ps, _mm256_fmadd_ps, _mm256_cvtss_f32, steps)
+    }
+    match isa {
+        // SAFETY: the backend was made with this set, so the machine has it.
+        kiln_cpu::Isa::Avx512 => unsafe { avx512(steps) },
+        // SAFETY: as above.
+        kiln_cpu::Isa::Avx2 => unsafe { avx2(steps) },
+        kiln_cpu::Isa::Portable => portable(steps),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn spin(_: kiln_cpu::Isa, steps: u64) -> f32 {
+    portable(steps)
+}
+
+fn portable(steps: u64) -> f32 {
+    let (a, b) = (black_box(0.999f32), black_box(1e-3f32));
+    let mut sums = [[0.5f32; 4]; 12];
+    for _ in 0..steps {
+        for sum in &mut sums {
+            for x in sum {
+                *x = a * *x + b;
+            }
+        }
+    }
+    sums.into_iter().flatten().sum()
+}

@@ -1,0 +1,219 @@
+use std::ops::Range;
+
+use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Result, RopeTable, shapes};
+use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+
+use crate::isa::{Isa, Level};
+use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm};
+use crate::parallel::Pool;
+use crate::{Context, CpuConv, CpuTensor, CpuWeight};
+
+/// How a [`CpuBackend`] is to run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// The instruction set; the best the machine has when absent.
+    pub isa: Option<Isa>,
+    /// The number of threads; as many as the machine runs at once when absent.
+    pub threads: Option<usize>,
+}
+
+/// The operations on this machine's processor, on threads of its own.
+pub struct CpuBackend {
+    cx: Context,
+}
+
+impl CpuBackend {
+    /// Starts the threads; fails when the machine lacks the instruction set asked for.
+    pub fn new(options: Options) -> Result<CpuBackend> {
+        let isa = options.isa.unwrap_or_else(Isa::best);
+        let level = Level::detect(isa).ok_or_else(|| Error::Device {
+            backend: "cpu".into(),
+            what: format!("this machine has no {isa}; the best it has is {}", Isa::best()),
+        })?;
+        Ok(CpuBackend { cx: Context { level, pool: Pool::new(options.threads)? } })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.cx.level.isa()
+    }
+
+    /// The number of threads.
+    pub fn threads(&self) -> usize {
+        self.cx.pool.threads()
+    }
+}
+
+impl std::fmt::Debug for CpuBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+impl Backend for CpuBackend {
+    type Tensor = CpuTensor;
+    type Weight = CpuWeight;
+    type Conv = CpuConv;
+
+    fn name(&self) -> String {
+        let threads = self.threads();
+        format!("cpu ({}, {threads} thread{})", self.isa(), if threads == 1 { "" } else { "s" })
+    }
+
+    fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
+        shapes::upload(host, dtype)?;
+        CpuTensor::from_host(host, dtype)
+    }
+
+    fn download(&self, x: &CpuTensor) -> Result<HostTensor> {
+        x.to_host()
+    }
+
+    fn weight(&self, parts: LinearParts) -> Result<CpuWeight> {
+        CpuWeight::new(parts)
+    }
+
+    fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CpuConv> {
+        CpuConv::new(kernel, bias)
+    }
+
+    fn reshape(&self, x: &CpuTensor, shape: Shape) -> Result<CpuTensor> {
+        movement::reshape(x, &shape)
+    }
+
+    fn cast(&self, x: &CpuTensor, dtype: DType) -> Result<CpuTensor> {
+        movement::cast(&self.cx, x, dtype)
+    }
+
+    fn slice_rows(&self, x: &CpuTensor, range: Range<usize>) -> Result<CpuTensor> {
+        movement::slice_rows(x, range)
+    }
+
+    fn concat_rows(&self, parts: &[&CpuTensor]) -> Result<CpuTensor> {
+        movement::concat_rows(parts)
+    }
+
+    fn concat_columns(&self, parts: &[&CpuTensor]) -> Result<CpuTensor> {
+        movement::concat_columns(&self.cx, parts)
+    }
+
+    fn linear(&self, x: &CpuTensor, w: &CpuWeight) -> Result<CpuTensor> {
+        linear::linear(&self.cx, x, w)
+    }
+
+    fn linear_split<const N: usize>(
+        &self,
+        x: &CpuTensor,
+        w: &CpuWeight,
+        widths: [usize; N],
+    ) -> Result<[CpuTensor; N]> {
+        linear::linear_split(&self.cx, x, w, widths)
+    }
+
+    fn linear_gated_add(
+        &self,
+        xs: &[&CpuTensor],
+        w: &CpuWeight,
+        gate: Option<(&CpuTensor, &Groups)>,
+        residual: &CpuTensor,
+    ) -> Result<CpuTensor> {
+        linear::linear_gated_add(&self.cx, xs, w, gate, residual)
+    }
+
+    fn ada_layer_norm(
+        &self,
+        x: &CpuTensor,
+        scale: &CpuTensor,
+        shift: &CpuTensor,
+        groups: &Groups,
+        eps: f32,
+    ) -> Result<CpuTensor> {
+        norm::ada_layer_norm(&self.cx, x, [scale, shift], groups, eps)
+    }
+
+    fn rms_norm(&self, x: &CpuTensor, weight: &CpuTensor, eps: f32) -> Result<CpuTensor> {
+        norm::rms_norm(&self.cx, x, weight, eps)
+    }
+
+    fn norm_rope(
+        &self,
+        x: &CpuTensor,
+        weight: &CpuTensor,
+        rope: &RopeTable<Self>,
+        eps: f32,
+    ) -> Result<CpuTensor> {
+        norm::norm_rope(&self.cx, x, weight, rope, eps)
+    }
+
+    fn attention(
+        &self,
+        q: &[&CpuTensor],
+        k: &[&CpuTensor],
+        v: &[&CpuTensor],
+        spec: &AttentionSpec,
+    ) -> Result<CpuTensor> {
+        attention::attention(&self.cx, q, k, v, spec)
+    }
+
+    fn swiglu(&self, x: &CpuTensor) -> Result<CpuTensor> {
+        elementwise::swiglu(&self.cx, x)
+    }
+
+    fn activation(&self, x: &CpuTensor, f: Activation) -> Result<CpuTensor> {
+        elementwise::activation(&self.cx, x, f)
+    }
+
+    fn add(&self, x: &CpuTensor, y: &CpuTensor) -> Result<CpuTensor> {
+        elementwise::add(&self.cx, x, y)
+    }
+
+    fn add_scaled(&self, x: &CpuTensor, y: &CpuTensor, s: f32) -> Result<CpuTensor> {
+        elementwise::add_scaled(&self.cx, x, y, s)
+    }
+
+    fn lerp(&self, x: &CpuTensor, y: &CpuTensor, t: f32) -> Result<CpuTensor> {
+        elementwise::lerp(&self.cx, x, y, t)
+    }
+
+    fn guide(&self, c: &CpuTensor, u: &CpuTensor, g: f32) -> Result<CpuTensor> {
+        elementwise::guide(&self.cx, c, u, g)
+    }
+
+    fn blend_rows(&self, x: &CpuTensor, y: &CpuTensor, mask: &CpuTensor) -> Result<CpuTensor> {
+        elementwise::blend_rows(&self.cx, x, y, mask)
+    }
+
+    fn affine(&self, x: &CpuTensor, scale: &CpuTensor, shift: &CpuTensor) -> Result<CpuTensor> {
+        elementwise::affine(&self.cx, x, scale, shift)
+    }
+
+    fn space_to_depth(&self, x: &CpuTensor) -> Result<CpuTensor> {
+        movement::space_to_depth(&self.cx, x)
+    }
+
+    fn depth_to_space(&self, x: &CpuTensor) -> Result<CpuTensor> {
+        movement::depth_to_space(&self.cx, x)
+    }
+
+    fn group_norm(
+        &self,
+        x: &CpuTensor,
+        groups: usize,
+        weight: &CpuTensor,
+        bias: &CpuTensor,
+        eps: f32,
+        f: Option<Activation>,
+    ) -> Result<CpuTensor> {
+        group_norm::group_norm(&self.cx, x, groups, [weight, bias], eps, f)
+    }
+
+    fn conv2d(
+        &self,
+        x: &CpuTensor,
+        conv: &CpuConv,
+        geometry: ConvGeometry,
+        residual: Option<&CpuTensor>,
+    ) -> Result<CpuTensor> {
+        conv::conv2d(&self.cx, x, conv, geometry, residual)
+    }
+}

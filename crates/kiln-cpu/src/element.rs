@@ -1,0 +1,159 @@
+//! The number formats that kernels read and write; they compute in f32.
+
+use bytemuck::Pod;
+use kiln_tensor::{DType, bf16, f16};
+
+use crate::simd::{MAX_LANES, Simd};
+
+/// A format that kernels can read.
+pub(crate) trait Source: Pod + Send + Sync {
+    /// # Safety
+    /// `S::LANES` values can be read at `p`, which needs no alignment.
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
+
+    fn widen(self) -> f32;
+}
+
+/// A format of activations.
+pub(crate) trait Element: Source {
+    const DTYPE: DType;
+
+    /// # Safety
+    /// `S::LANES` values can be written at `p`, which needs no alignment.
+    unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
+}
+
+impl Source for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const f32) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load(p) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Source for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const bf16) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_bf16(p) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+
+impl Source for f16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const f16) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_f16(p) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, p: *mut f32, v: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { s.store(p, v) }
+    }
+}
+
+impl Element for bf16 {
+    const DTYPE: DType = DType::BF16;
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, p: *mut bf16, v: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { s.store_bf16(p, v) }
+    }
+}
+
+/// The vector at `x[i..]`, with zeros beyond the end.
+#[inline(always)]
+pub(crate) fn read<S: Simd, T: Source>(s: S, x: &[T], i: usize) -> S::V {
+    let rest = &x[i..];
+    if rest.len() >= S::LANES {
+        // SAFETY: just checked.
+        return unsafe { T::load(s, rest.as_ptr()) };
+    }
+    let mut lanes = [T::zeroed(); MAX_LANES];
+    lanes[..rest.len()].copy_from_slice(rest);
+    // SAFETY: MAX_LANES is at least LANES.
+    unsafe { T::load(s, lanes.as_ptr()) }
+}
+
+/// Writes the vector to `x[i..]`, leaving out what lies beyond the end.
+#[inline(always)]
+pub(crate) fn write<S: Simd, T: Element>(s: S, x: &mut [T], i: usize, v: S::V) {
+    let rest = &mut x[i..];
+    if rest.len() >= S::LANES {
+        // SAFETY: just checked.
+        return unsafe { T::store(s, rest.as_mut_ptr(), v) };
+    }
+    let mut lanes = [T::zeroed(); MAX_LANES];
+    // SAFETY: MAX_LANES is at least LANES.
+    unsafe { T::store(s, lanes.as_mut_ptr(), v) };
+    rest.copy_from_slice(&lanes[..rest.len()]);
+}
+
+/// Copies values into another format; the slices are equally long.
+#[inline(always)]
+pub(crate) fn convert<S: Simd, T: Source, U: Element>(s: S, from: &[T], to: &mut [U]) {
+    for i in (0..to.len()).step_by(S::LANES) {
+        write(s, to, i, read(s, from, i));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::{Isa, Level};
+    use crate::simd::dispatch;
+
+    dispatch! {
+        fn convert_on<T: Source, U: Element>(from: &[T], to: &mut [U]) => convert;
+    }
+
+    #[test]
+    fn every_set_rounds_to_bf16_like_half_does() {
+        let mut values: Vec<f32> =
+            (0..200_000u32).map(|i| f32::from_bits(i.wrapping_mul(21_474_837))).collect();
+        values.extend([f32::NAN, -f32::NAN, f32::INFINITY, f32::MAX, 1e-40, 1.00390625, 1.01171875]);
+        let expected: Vec<u16> = values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
+        for isa in Isa::available() {
+            let mut out = vec![bf16::ZERO; values.len()];
+            convert_on(Level::detect(isa).unwrap(), &values, &mut out);
+            let bits: Vec<u16> = out.iter().map(|x| x.to_bits()).collect();
+            assert!(bits == expected, "{isa}");
+        }
+    }
+
+    #[test]
+    fn every_set_reads_half_floats() {
+        let bf: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        let half: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        for isa in Isa::available() {
+            let level = Level::detect(isa).unwrap();
+            let mut out = vec![0f32; 65536];
+            convert_on(level, &bf, &mut out);
+            let same = |x: f32, y: f32| x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan());
+            assert!(out.iter().zip(&bf).all(|(&x, y)| same(x, y.to_f32())), "{isa} bf16");
+            convert_on(level, &half, &mut out);
+            assert!(out.iter().zip(&half).all(|(&x, y)| same(x, y.to_f32())), "{isa} f16");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+use std::ops::Range;
+
+use kiln_ops::Result;
+
+use super::{DEPTH, Extent, Packed, Rows, multiply, pack_right};
+use crate::Context;
+use crate::buffer::Buffer;
+use crate::simd::{Simd, dispatch};
+
+/// What becomes of finished sums.
+pub(crate) trait Sink: Sync {
+    /// Takes the sums of columns `col..col + sums.len()` of `row`.
+    fn write<S: Simd>(&self, s: S, row: usize, col: usize, sums: &[f32]);
+}
+
+/// A block of finished sums: `rows` × `cols` of the result, `stride` apart in memory.
+pub(crate) struct Finished<'a> {
+    pub rows: Range<usize>,
+    pub cols: Range<usize>,
+    pub sums: &'a [f32],
+    pub stride: usize,
+}
+
+#[inline(always)]
+fn emit_kernel<S: Simd, K: Sink>(s: S, sink: &K, done: Finished<'_>) {
+    for (i, row) in done.rows.enumerate() {
+        sink.write(s, row, done.cols.start, &done.sums[i * done.stride..][..done.cols.len()]);
+    }
+}
+
+dispatch! {
+    /// Hands a block of sums to the sink.
+    pub(crate) fn emit<K: Sink>(sink: &K, done: Finished<'_>) => emit_kernel;
+}
+
+/// One of the products that add up to the result; `right` has a row for every column of the result.
+pub(crate) struct Term<'a, R> {
+    pub left: &'a Packed,
+    pub right: R,
+    /// The columns of the result to which it contributes.
+    pub cols: Range<usize>,
+}
+
+/// Columns of the result that a thread works on at once. Their panels (196 KiB) and sums stay in the second-level
+/// cache.
+const COLS_AT_ONCE: usize = 128;
+/// Rows of the result that a thread works on at once: packing a weight is paid once per so many rows.
+const ROWS_AT_ONCE: usize = 1344;
+
+/// How the result is cut into tasks. This changes who computes a tile, never how.
+struct Cut {
+    rows: usize,
+    cols: usize,
+    strips: usize,
+    tasks: usize,
+}
+
+impl Cut {
+    fn new(cx: &Context, rows: usize, cols: usize) -> Cut {
+        let tile_rows = cx.level.tile_rows();
+        // Whole tiles, strips of about equal height.
+        let even = |count: usize| rows.div_ceil(count).next_multiple_of(tile_rows);
+        let bands = cols.div_ceil(COLS_AT_ONCE);
+        let mut count = rows.div_ceil(ROWS_AT_ONCE).max(1);
+        // Enough tasks that no thread idles long at the end.
+        let wanted = if cx.pool.threads() == 1 { 1 } else { 6 * cx.pool.threads() };
+        while bands * count < wanted && even(count) > 4 * tile_rows {
+            count += 1;
+        }
+        let height = even(count).max(1);
+        let strips = rows.div_ceil(height);
+        Cut { rows: height, cols: COLS_AT_ONCE, strips, tasks: strips * bands }
+    }
+}
+
+/// Hands `Σ term.left · term.rightᵀ`, `rows` × `cols`, to the sink.
+pub(crate) fn product<R: Rows + Send, K: Sink>(
+    cx: &Context,
+    terms: &[Term<'_, R>],
+    [rows, cols]: [usize; 2],
+    sink: &K,
+) -> Result<()> {
+    let cut = Cut::new(cx, rows, cols);
+    let width = cut.cols.next_multiple_of(cx.level.tile_cols());
+    let scratch = || Ok((Buffer::zeros(width * DEPTH)?, Buffer::zeros(cut.rows * width)?));
+    cx.pool.each_with(cut.tasks, scratch, |task, (panels, sums)| {
+        let (row, col) = (task % cut.strips * cut.rows, task / cut.strips * cut.cols);
+        let (rows, cols) = (row..rows.min(row + cut.rows), col..cols.min(col + cut.cols));
+        let count = cols.len().div_ceil(cx.level.tile_cols());
+        let mut add = false;
+        for term in terms.iter().filter(|t| t.cols.start < cols.end && cols.start < t.cols.end) {
+            for (from, depth, left) in term.left.blocks(rows.clone()) {
+                let panels = &mut panels[..count * cx.level.tile_cols() * depth];
+                pack_right(cx.level, &term.right, cols.start, from, depth, panels);
+                let size = Extent { rows: rows.len(), panels: count, depth, stride: width };
+                multiply(cx.level, size, left, panels, sums, add);
+                add = true;
+            }
+        }
+        emit(cx.level, sink, Finished { rows, cols, sums, stride: width });
+    })
+}

@@ -1,0 +1,117 @@
+//! Which instructions the kernels use.
+
+use std::fmt;
+use std::str::FromStr;
+
+use kiln_ops::{Error, Result};
+
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
+
+/// A set of vector instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Isa {
+    /// Plain Rust that the compiler vectorises for the target's base instructions; runs everywhere.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512,
+}
+
+impl Isa {
+    const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+
+    /// What this machine has, slowest first; never empty.
+    ///
+    /// ```
+    /// assert!(kiln_cpu::Isa::available().contains(&kiln_cpu::Isa::Portable));
+    /// ```
+    pub fn available() -> Vec<Isa> {
+        Isa::ALL.into_iter().filter(|&isa| Level::detect(isa).is_some()).collect()
+    }
+
+    /// The fastest set this machine has.
+    pub fn best() -> Isa {
+        Isa::available().pop().unwrap_or(Isa::Portable)
+    }
+
+    /// The name used in messages and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Isa> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| Error::Device {
+            backend: "cpu".into(),
+            what: format!("no instruction set `{name}`, expected portable, avx2 or avx512"),
+        })
+    }
+}
+
+/// An instruction set together with the proof that this machine has it.
+#[derive(Clone, Copy)]
+pub(crate) enum Level {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl Level {
+    pub fn detect(isa: Isa) -> Option<Level> {
+        match isa {
+            Isa::Portable => Some(Level::Portable),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Avx2::detect().map(Level::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Avx512::detect().map(Level::Avx512),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => None,
+        }
+    }
+
+    pub fn isa(self) -> Isa {
+        match self {
+            Level::Portable => Isa::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(_) => Isa::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(_) => Isa::Avx512,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
+        }
+        let refused = "sse9".parse::<Isa>().unwrap_err().to_string();
+        assert_eq!(refused, "cpu: no instruction set `sse9`, expected portable, avx2 or avx512");
+    }
+
+    #[test]
+    fn the_best_set_is_available() {
+        assert!(Isa::available().contains(&Isa::best()));
+    }
+}

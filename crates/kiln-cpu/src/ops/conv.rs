@@ -1,0 +1,127 @@
+use kiln_ops::{ConvGeometry, Result, shapes};
+use kiln_tensor::Shape;
+
+use super::movement::image;
+use super::output::{Output, Part};
+use crate::Context;
+use crate::buffer::Buffer;
+use crate::element::{Source, convert};
+use crate::gemm::{DEPTH, Extent, Finished, Rows, emit, multiply, pack_left, pack_right};
+use crate::parallel::Disjoint;
+use crate::simd::Simd;
+use crate::tensor::{CpuTensor, Stored, by_dtype};
+use crate::weight::{CpuConv, Placed};
+
+pub(crate) fn conv2d(
+    cx: &Context,
+    x: &CpuTensor,
+    conv: &CpuConv,
+    geometry: ConvGeometry,
+    residual: Option<&CpuTensor>,
+) -> Result<CpuTensor> {
+    let shape = shapes::conv2d(x, conv.size, &geometry, residual)?;
+    by_dtype!(x, T => run(cx, T::of(x), image(x), conv, geometry, residual.map(T::of), shape))
+}
+
+/// Sums that a thread collects at once: enough pixels that reading the kernel is paid for, few enough that the sums
+/// stay in the second-level cache.
+const SUMS_AT_ONCE: usize = 1 << 17;
+
+fn run<T: Stored>(
+    cx: &Context,
+    x: &[T],
+    size: [usize; 3],
+    conv: &CpuConv,
+    geometry: ConvGeometry,
+    residual: Option<&[T]>,
+    shape: Shape,
+) -> Result<CpuTensor> {
+    let [out_channels, _, kernel_height, kernel_width] = conv.size;
+    let [height, width] = [shape.dims()[0], shape.dims()[1]];
+    let patches = Patches { x, size, geometry, kernel: [kernel_height, kernel_width], width };
+    let panels = pack_kernel(cx, conv)?;
+    let mut out = Buffer::<T>::zeros(shape.numel())?;
+    let part = Part { start: 0, width: out_channels, data: Disjoint::new(&mut out) };
+    let bias = conv.bias.as_deref();
+    let output = Output { bias, gate: None, residual, width: out_channels, parts: vec![part] };
+
+    let (pixels, depth) = (height * width, conv.kernel.cols);
+    let count = out_channels.div_ceil(cx.level.tile_cols());
+    let stride = count * cx.level.tile_cols();
+    let tile_rows = cx.level.tile_rows();
+    let rows = (SUMS_AT_ONCE / stride).clamp(tile_rows, 512);
+    let fair = pixels.div_ceil(4 * cx.pool.threads());
+    let rows = rows.min(fair).next_multiple_of(tile_rows);
+    let scratch = || Ok((Buffer::zeros(rows * DEPTH)?, Buffer::zeros(rows * stride)?));
+    cx.pool.each_with(pixels.div_ceil(rows), scratch, |task, (left, sums)| {
+        let first = task * rows;
+        let rows = rows.min(pixels - first);
+        for from in (0..depth).step_by(DEPTH) {
+            let deep = DEPTH.min(depth - from);
+            pack_left(cx.level, &patches, first, from, deep, &mut left[..rows * DEPTH]);
+            let size = Extent { rows, panels: count, depth: deep, stride };
+            multiply(cx.level, size, left, &panels[from * stride..][..deep * stride], sums, from > 0);
+        }
+        let done = Finished { rows: first..first + rows, cols: 0..out_channels, sums, stride };
+        emit(cx.level, &output, done);
+    })?;
+    drop(output);
+    Ok(T::wrap(out, shape))
+}
+
+/// The whole kernel as panels, block after block; at most a few MiB, and read again for every strip of pixels.
+fn pack_kernel(cx: &Context, conv: &CpuConv) -> Result<Buffer<f32>> {
+    let (depth, cols) = (conv.kernel.cols, cx.level.tile_cols());
+    let count = conv.kernel.rows.div_ceil(cols);
+    let mut panels = Buffer::<f32>::zeros(count * cols * depth)?;
+    let out = Disjoint::new(&mut panels);
+    let kernel = Placed { stack: &conv.kernel, at: 0 };
+    let blocks = depth.div_ceil(DEPTH);
+    cx.pool.each(blocks * count, |task| {
+        let (block, panel) = (task / count, task % count);
+        let from = block * DEPTH;
+        let deep = DEPTH.min(depth - from);
+        let start = (from * count + panel * deep) * cols;
+        // SAFETY: every task has a panel of its own.
+        let out = unsafe { out.slice(start..start + cols * deep) };
+        pack_right(cx.level, &kernel, panel * cols, from, deep, out);
+    });
+    Ok(panels)
+}
+
+/// The left operand: row `p` is what the kernel sees of the picture at output pixel `p`, never stored as a whole.
+struct Patches<'a, T> {
+    x: &'a [T],
+    /// Height, width and channels of the input.
+    size: [usize; 3],
+    geometry: ConvGeometry,
+    kernel: [usize; 2],
+    /// Of the output.
+    width: usize,
+}
+
+impl<T: Source> Rows for Patches<'_, T> {
+    #[inline(always)]
+    fn fill<S: Simd>(&self, s: S, row: usize, from: usize, mut out: &mut [f32]) {
+        let [height, width, channels] = self.size;
+        let [top, _, left, _] = self.geometry.padding;
+        let shift = usize::from(self.geometry.upsample);
+        let (y, x) = (row / self.width * self.geometry.stride, row % self.width * self.geometry.stride);
+        let (mut tap, mut channel) = (from / channels, from % channels);
+        while !out.is_empty() {
+            let count = out.len().min(channels - channel);
+            let (here, rest) = out.split_at_mut(count);
+            // A place in the padding wraps around below zero and so lies outside like one beyond the end.
+            let y = (y + tap / self.kernel[1]).wrapping_sub(top) >> shift;
+            let x = (x + tap % self.kernel[1]).wrapping_sub(left) >> shift;
+            if y < height && x < width {
+                let from = (y * width + x) * channels + channel;
+                convert(s, &self.x[from..][..count], here);
+            } else {
+                here.fill(0.0);
+            }
+            out = rest;
+            (tap, channel) = (tap + 1, 0);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+use kiln_ops::{Error, Groups, Result, shapes};
+use kiln_tensor::Shape;
+
+use super::output::{Output, Part, Scaled};
+use crate::Context;
+use crate::buffer::Buffer;
+use crate::element::{Source, convert};
+use crate::gemm::{FEW_ROWS, FewTerm, Packed, Rows, Sink, Term, few_rows, product};
+use crate::parallel::Disjoint;
+use crate::simd::{Simd, dispatch};
+use crate::tensor::{CpuTensor, Stored, by_dtype};
+use crate::weight::{CpuWeight, Placed, Stack};
+
+pub(crate) fn linear(cx: &Context, x: &CpuTensor, w: &CpuWeight) -> Result<CpuTensor> {
+    let shape = shapes::linear(x, w.size())?;
+    let [y] = by_dtype!(x, T => run::<T, 1>(cx, &[x], w, Extras { gate: None, residual: None }, [shape])?);
+    Ok(y)
+}
+
+pub(crate) fn linear_split<const N: usize>(
+    cx: &Context,
+    x: &CpuTensor,
+    w: &CpuWeight,
+    widths: [usize; N],
+) -> Result<[CpuTensor; N]> {
+    let shapes = shapes::linear_split(x, w.size(), &widths)?;
+    by_dtype!(x, T => run::<T, N>(cx, &[x], w, Extras { gate: None, residual: None }, shapes))
+}
+
+pub(crate) fn linear_gated_add(
+    cx: &Context,
+    xs: &[&CpuTensor],
+    w: &CpuWeight,
+    gate: Option<(&CpuTensor, &Groups)>,
+    residual: &CpuTensor,
+) -> Result<CpuTensor> {
+    let shape = shapes::linear_gated_add(xs, w.size(), gate, residual)?;
+    let gate = gate.map(|(gate, groups)| (f32::of(gate), groups));
+    let [y] = by_dtype!(residual, T => {
+        run::<T, 1>(cx, xs, w, Extras { gate, residual: Some(T::of(residual)) }, [shape])?
+    });
+    Ok(y)
+}
+
+/// What [`linear_gated_add`] adds to a plain product.
+struct Extras<'a, T> {
+    gate: Option<(&'a [f32], &'a Groups)>,
+    residual: Option<&'a [T]>,
+}
+
+/// The product of `xs` side by side, its columns cut into tensors of these shapes.
+fn run<T: Stored, const N: usize>(
+    cx: &Context,
+    xs: &[&CpuTensor],
+    w: &CpuWeight,
+    extras: Extras<'_, T>,
+    shapes: [Shape; N],
+) -> Result<[CpuTensor; N]> {
+    let mut buffers = shapes.iter().map(|s| Buffer::<T>::zeros(s.numel())).collect::<Result<Vec<_>>>()?;
+    let mut start = 0;
+    let mut parts = Vec::with_capacity(N);
+    for (buffer, shape) in buffers.iter_mut().zip(&shapes) {
+        parts.push(Part { start, width: shape.last(), data: Disjoint::new(buffer) });
+        start += shape.last();
+    }
+    let [width, _] = w.size();
+    let Extras { gate, residual } = extras;
+    let output = Output { bias: w.bias.as_deref(), gate, residual, width, parts };
+    let x = Columns::<T>::new(xs);
+    match x.rows {
+        0 => {}
+        1..=FEW_ROWS => few(cx, &x, w, &output)?,
+        _ => many(cx, &x, w, &output)?,
+    }
+    drop(output);
+    let tensors: Vec<_> = buffers.into_iter().zip(shapes).map(|(b, s)| T::wrap(b, s)).collect();
+    tensors
+        .try_into()
+        .map_err(|_| Error::Arguments { op: "linear_split", what: "no tensor for one of the widths".into() })
+}
+
+/// Blocked product; each low-rank update is one more product into the same sums.
+fn many<T: Stored>(cx: &Context, x: &Columns<'_, T>, w: &CpuWeight, output: &impl Sink) -> Result<()> {
+    let [out, cols] = w.size();
+    let left = Packed::new(cx, x, x.rows, cols)?;
+    let mut inner = Vec::with_capacity(w.deltas.len());
+    for delta in &w.deltas {
+        let rank = delta.down.rows;
+        let mut h = Buffer::zeros(x.rows * rank)?;
+        let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
+        let down = [Term { left: &left, right: Placed { stack: &delta.down, at: 0 }, cols: 0..rank }];
+        product(cx, &down, [x.rows, rank], &sink)?;
+        inner.push(Packed::new(cx, &Columns { parts: vec![(rank, &h[..])], rows: x.rows }, x.rows, rank)?);
+    }
+    let mut terms = vec![term(&left, &w.stack, 0)];
+    terms.extend(w.deltas.iter().zip(&inner).map(|(delta, inner)| term(inner, &delta.up, delta.row)));
+    product(cx, &terms, [x.rows, out], output)
+}
+
+fn term<'a>(left: &'a Packed, stack: &'a Stack, at: usize) -> Term<'a, Placed<'a>> {
+    Term { left, right: Placed { stack, at }, cols: at..at + stack.rows }
+}
+
+/// Product of a few rows: every weight row is read once and multiplied with all of them.
+fn few<T: Stored>(cx: &Context, x: &Columns<'_, T>, w: &CpuWeight, output: &impl Sink) -> Result<()> {
+    let [out, cols] = w.size();
+    let rows = x.rows;
+    let mut wide = Buffer::zeros(rows * cols)?;
+    widen_rows(cx.level, x, rows, &mut wide);
+    let mut inner = Vec::with_capacity(w.deltas.len());
+    for delta in &w.deltas {
+        let rank = delta.down.rows;
+        let mut h = Buffer::zeros(rows * rank)?;
+        let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
+        few_rows(cx, &[FewTerm { x: &wide, weight: &delta.down, at: 0 }], [rows, rank], &sink);
+        inner.push(h);
+    }
+    let mut terms = vec![FewTerm { x: &wide, weight: &w.stack, at: 0 }];
+    let deltas = w.deltas.iter().zip(&inner);
+    terms.extend(deltas.map(|(delta, h)| FewTerm { x: h, weight: &delta.up, at: delta.row }));
+    few_rows(cx, &terms, [rows, out], output);
+    Ok(())
+}
+
+/// Matrices side by side, read as one.
+struct Columns<'a, T> {
+    /// Each one's width and elements.
+    parts: Vec<(usize, &'a [T])>,
+    rows: usize,
+}
+
+impl<'a, T: Stored> Columns<'a, T> {
+    fn new(xs: &[&'a CpuTensor]) -> Self {
+        use kiln_ops::Tensor;
+        let parts = xs.iter().map(|x| (x.shape().last(), T::of(x))).collect();
+        Columns { parts, rows: xs[0].shape().rows() }
+    }
+}
+
+impl<T: Source> Rows for Columns<'_, T> {
+    #[inline(always)]
+    fn fill<S: Simd>(&self, s: S, row: usize, from: usize, out: &mut [f32]) {
+        let end = from + out.len();
+        let mut start = 0;
+        for &(width, x) in &self.parts {
+            let (a, b) = (from.max(start), end.min(start + width));
+            if a < b {
+                let x = &x[row * width..][a - start..b - start];
+                convert(s, x, &mut out[a - from..b - from]);
+            }
+            start += width;
+        }
+    }
+}
+
+#[inline(always)]
+fn widen_rows_kernel<S: Simd, R: Rows>(s: S, x: &R, rows: usize, out: &mut [f32]) {
+    let width = out.len() / rows;
+    for row in 0..rows {
+        x.fill(s, row, 0, &mut out[row * width..][..width]);
+    }
+}
+
+dispatch! {
+    fn widen_rows<R: Rows>(x: &R, rows: usize, out: &mut [f32]) => widen_rows_kernel;
+}

@@ -1,0 +1,203 @@
+use kiln_ops::{Groups, Result, RopePairs, RopeTable, Tensor, shapes};
+
+use crate::buffer::Buffer;
+use crate::element::{Element, convert, read, write};
+use crate::simd::{Simd, dispatch, sum};
+use crate::tensor::{CpuTensor, Stored, by_dtype};
+use crate::{Context, CpuBackend};
+
+/// The sum of a row.
+#[inline(always)]
+fn total<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let mut sums = s.splat(0.0);
+    for i in (0..x.len()).step_by(S::LANES) {
+        sums = s.add(sums, read(s, x, i));
+    }
+    sum(s, sums)
+}
+
+/// The sum of squares of a row.
+#[inline(always)]
+fn squares<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let mut sums = s.splat(0.0);
+    for i in (0..x.len()).step_by(S::LANES) {
+        let v = read(s, x, i);
+        sums = s.fma(v, v, sums);
+    }
+    sum(s, sums)
+}
+
+/// Takes the mean off a row.
+///
+/// The mean of large numbers is itself rounded; what is left of it after subtracting is taken off a second time, so
+/// that rows whose mean is far larger than their spread come out right.
+#[inline(always)]
+fn center<S: Simd>(s: S, x: &mut [f32]) {
+    for _ in 0..2 {
+        let mean = s.splat(total(s, x) / x.len() as f32);
+        for i in (0..x.len()).step_by(S::LANES) {
+            let v = s.sub(read(s, x, i), mean);
+            write(s, x, i, v);
+        }
+    }
+}
+
+/// One row of `ada_layer_norm`; `wide` is scratch of the row's length.
+#[inline(always)]
+fn layer_norm_kernel<S: Simd, T: Element>(
+    s: S,
+    x: &[T],
+    by: [&[f32]; 2],
+    eps: f32,
+    wide: &mut [f32],
+    out: &mut [T],
+) {
+    convert(s, x, wide);
+    center(s, wide);
+    let spread = s.splat(1.0 / (squares(s, wide) / wide.len() as f32 + eps).sqrt());
+    let [scale, shift] = by;
+    for i in (0..out.len()).step_by(S::LANES) {
+        let scale = s.add(s.splat(1.0), read(s, scale, i));
+        let v = s.mul(read(s, wide, i), spread);
+        write(s, out, i, s.fma(v, scale, read(s, shift, i)));
+    }
+}
+
+dispatch! {
+    fn layer_norm_on<T: Element>(
+        x: &[T], by: [&[f32]; 2], eps: f32, wide: &mut [f32], out: &mut [T],
+    ) => layer_norm_kernel;
+}
+
+pub(crate) fn ada_layer_norm(
+    cx: &Context,
+    x: &CpuTensor,
+    [scale, shift]: [&CpuTensor; 2],
+    groups: &Groups,
+    eps: f32,
+) -> Result<CpuTensor> {
+    let shape = shapes::ada_layer_norm(x, scale, shift, groups)?;
+    let (width, scale, shift) = (shape.last(), f32::of(scale), f32::of(shift));
+    by_dtype!(x, T => {
+        let x = T::of(x);
+        let mut out = Buffer::<T>::zeros(shape.numel())?;
+        cx.rows_with(&mut out, width, || Buffer::zeros(width), |row, out, wide| {
+            let at = groups.of_row(row) * width;
+            let by = [&scale[at..][..width], &shift[at..][..width]];
+            layer_norm_on(cx.level, &x[row * width..][..width], by, eps, wide, out);
+        })?;
+        Ok(T::wrap(out, shape))
+    })
+}
+
+#[inline(always)]
+fn rms_norm_kernel<S: Simd, T: Element>(
+    s: S,
+    x: &[T],
+    weight: &[f32],
+    eps: f32,
+    wide: &mut [f32],
+    out: &mut [T],
+) {
+    convert(s, x, wide);
+    let factor = s.splat(1.0 / (squares(s, wide) / wide.len() as f32 + eps).sqrt());
+    for i in (0..out.len()).step_by(S::LANES) {
+        write(s, out, i, s.mul(s.mul(read(s, wide, i), factor), read(s, weight, i)));
+    }
+}
+
+dispatch! {
+    fn rms_norm_on<T: Element>(
+        x: &[T], weight: &[f32], eps: f32, wide: &mut [f32], out: &mut [T],
+    ) => rms_norm_kernel;
+}
+
+pub(crate) fn rms_norm(cx: &Context, x: &CpuTensor, weight: &CpuTensor, eps: f32) -> Result<CpuTensor> {
+    let shape = shapes::rms_norm(x, weight)?;
+    let (width, weight) = (shape.last(), f32::of(weight));
+    by_dtype!(x, T => {
+        let x = T::of(x);
+        let mut out = Buffer::<T>::zeros(shape.numel())?;
+        cx.rows_with(&mut out, width, || Buffer::zeros(width), |row, out, wide| {
+            rms_norm_on(cx.level, &x[row * width..][..width], weight, eps, wide, out);
+        })?;
+        Ok(T::wrap(out, shape))
+    })
+}
+
+/// The angles of one token.
+#[derive(Clone, Copy)]
+struct Turn<'a> {
+    cos: &'a [f32],
+    sin: &'a [f32],
+    pairs: RopePairs,
+}
+
+/// All heads of one token.
+#[inline(always)]
+fn norm_rope_kernel<S: Simd, T: Element>(
+    s: S,
+    x: &[T],
+    weight: &[f32],
+    turn: Turn<'_>,
+    eps: f32,
+    [wide, turned]: [&mut [f32]; 2],
+    out: &mut [T],
+) {
+    let half = weight.len() / 2;
+    let (cos, sin) = (&turn.cos[..half], &turn.sin[..half]);
+    for (x, out) in x.chunks_exact(2 * half).zip(out.chunks_exact_mut(2 * half)) {
+        convert(s, x, wide);
+        let factor = s.splat(1.0 / (squares(s, wide) / wide.len() as f32 + eps).sqrt());
+        for i in (0..wide.len()).step_by(S::LANES) {
+            let v = s.mul(s.mul(read(s, wide, i), factor), read(s, weight, i));
+            write(s, wide, i, v);
+        }
+        match turn.pairs {
+            RopePairs::Adjacent => {
+                for (i, (pair, turned)) in wide.chunks_exact(2).zip(turned.chunks_exact_mut(2)).enumerate() {
+                    turned[0] = pair[0] * cos[i] - pair[1] * sin[i];
+                    turned[1] = pair[0] * sin[i] + pair[1] * cos[i];
+                }
+            }
+            RopePairs::Halves => {
+                let (a, b) = wide.split_at(half);
+                let (first, second) = turned.split_at_mut(half);
+                for i in 0..half {
+                    first[i] = a[i] * cos[i] - b[i] * sin[i];
+                    second[i] = a[i] * sin[i] + b[i] * cos[i];
+                }
+            }
+        }
+        convert(s, turned, out);
+    }
+}
+
+dispatch! {
+    fn norm_rope_on<T: Element>(
+        x: &[T], weight: &[f32], turn: Turn<'_>, eps: f32, scratch: [&mut [f32]; 2], out: &mut [T],
+    ) => norm_rope_kernel;
+}
+
+pub(crate) fn norm_rope(
+    cx: &Context,
+    x: &CpuTensor,
+    weight: &CpuTensor,
+    rope: &RopeTable<CpuBackend>,
+    eps: f32,
+) -> Result<CpuTensor> {
+    let [_, heads, dim] = shapes::norm_rope(x, weight, rope)?;
+    let (weight, cos, sin) = (f32::of(weight), f32::of(&rope.cos), f32::of(&rope.sin));
+    let width = heads * dim;
+    by_dtype!(x, T => {
+        let values = T::of(x);
+        let mut out = Buffer::<T>::zeros(values.len())?;
+        cx.rows_with(&mut out, width, || Buffer::zeros(2 * dim), |token, out, scratch| {
+            let at = token * dim / 2;
+            let turn = Turn { cos: &cos[at..][..dim / 2], sin: &sin[at..][..dim / 2], pairs: rope.pairs };
+            let scratch = scratch.split_at_mut(dim).into();
+            norm_rope_on(cx.level, &values[token * width..][..width], weight, turn, eps, scratch, out);
+        })?;
+        Ok(T::wrap(out, x.shape().clone()))
+    })
+}

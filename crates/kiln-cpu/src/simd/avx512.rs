@@ -1,0 +1,162 @@
+use std::arch::x86_64::*;
+
+use kiln_tensor::{bf16, f16};
+
+use super::{Simd, Tile, tile_by_rows};
+
+/// Proof of AVX-512 F, BW, DQ and VL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    pub fn detect() -> Option<Avx512> {
+        let found = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        found.then_some(Avx512(()))
+    }
+}
+
+// SAFETY, for every block below: the token proves the instruction set, and pointers are as the trait demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Avx512 {
+    type V = __m512;
+    const LANES: usize = 16;
+    // 28 sums, two vectors of b and one broadcast value fill 31 of the 32 registers.
+    const TILE_ROWS: usize = 14;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: __m512) {
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const bf16) -> __m512 {
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
+        unsafe {
+            // Not vcvtneps2bf16: it flushes subnormals.
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let bits = _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(rounded, nan, quiet));
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(bits));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const f16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn round(self, a: __m512) -> __m512 {
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+
+    #[inline(always)]
+    fn pow2(self, n: __m512) -> __m512 {
+        unsafe {
+            let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tile(self, tile: Tile, rows: usize) {
+        tile_by_rows!(self, tile, rows; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        unsafe {
+            let mut r = [_mm512_setzero_ps(); 16];
+            for i in 0..16 {
+                r[i] = _mm512_loadu_ps(from.add(i * from_stride));
+            }
+            // Squares of 2, then of 4, inside each quarter of 128 bits …
+            let mut t = r;
+            for i in 0..8 {
+                t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            for i in 0..4 {
+                r[4 * i] = _mm512_shuffle_ps::<0x44>(t[4 * i], t[4 * i + 2]);
+                r[4 * i + 1] = _mm512_shuffle_ps::<0xee>(t[4 * i], t[4 * i + 2]);
+                r[4 * i + 2] = _mm512_shuffle_ps::<0x44>(t[4 * i + 1], t[4 * i + 3]);
+                r[4 * i + 3] = _mm512_shuffle_ps::<0xee>(t[4 * i + 1], t[4 * i + 3]);
+            }
+            // … then the quarters: r[4g + j] holds columns j, 4 + j, 8 + j, 12 + j of rows 4g to 4g + 3.
+            for j in 0..4 {
+                let low = _mm512_shuffle_f32x4::<0x88>(r[j], r[4 + j]);
+                let high = _mm512_shuffle_f32x4::<0x88>(r[8 + j], r[12 + j]);
+                t[j] = _mm512_shuffle_f32x4::<0x88>(low, high);
+                t[8 + j] = _mm512_shuffle_f32x4::<0xdd>(low, high);
+                let low = _mm512_shuffle_f32x4::<0xdd>(r[j], r[4 + j]);
+                let high = _mm512_shuffle_f32x4::<0xdd>(r[8 + j], r[12 + j]);
+                t[4 + j] = _mm512_shuffle_f32x4::<0x88>(low, high);
+                t[12 + j] = _mm512_shuffle_f32x4::<0xdd>(low, high);
+            }
+            for i in 0..16 {
+                _mm512_storeu_ps(to.add(i * to_stride), t[i]);
+            }
+        }
+    }
+}

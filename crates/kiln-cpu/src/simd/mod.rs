@@ -1,0 +1,177 @@
+//! Vectors of f32 as each instruction set has them.
+//!
+//! A kernel is written once, generic over [`Simd`], as an `#[inline(always)]` function whose first argument is the
+//! token `s: S`; [`dispatch!`](crate::simd::dispatch) gives it an entry point that takes a [`Level`](crate::isa::Level)
+//! and is compiled once per instruction set. Kernels call no closures on vectors: a closure is a function of its own,
+//! compiled without the instruction set unless the optimiser happens to inline it.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
+use kiln_tensor::{bf16, f16};
+
+/// The widest vector there is.
+pub(crate) const MAX_LANES: usize = 16;
+
+/// The vector operations of one instruction set. A value of the type proves that the machine has it.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// [`Simd::LANES`] f32.
+    type V: Copy;
+    const LANES: usize;
+    /// Rows of the matrix tile that fits the registers.
+    const TILE_ROWS: usize;
+    /// Columns of that tile.
+    const TILE_COLS: usize = 2 * Self::LANES;
+
+    fn splat(self, x: f32) -> Self::V;
+
+    /// # Safety
+    /// `LANES` values can be read at `p`, which needs no alignment.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+
+    /// # Safety
+    /// `LANES` values can be written at `p`, which needs no alignment.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+
+    /// # Safety
+    /// As [`Simd::load`].
+    unsafe fn load_bf16(self, p: *const bf16) -> Self::V;
+
+    /// Rounds to nearest even, as `bf16::from_f32` does.
+    ///
+    /// # Safety
+    /// As [`Simd::store`].
+    unsafe fn store_bf16(self, p: *mut bf16, v: Self::V);
+
+    /// # Safety
+    /// As [`Simd::load`].
+    unsafe fn load_f16(self, p: *const f16) -> Self::V;
+
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the machine can.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The larger of the two; `b` when one is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller of the two; `b` when one is NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// To the nearest integer.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `2^n` for whole `n` from -126 to 127.
+    fn pow2(self, n: Self::V) -> Self::V;
+
+    /// Writes the tile `c[i][j] = Σ_k a[i][k] · b[k][j]`, added to what is there when `add`.
+    ///
+    /// # Safety
+    /// `a` holds `rows` rows of `depth` values, [`DEPTH`](crate::gemm::DEPTH) apart; `b` holds `depth` rows of
+    /// `TILE_COLS` values; `c` can take `rows` rows of `TILE_COLS` values, `stride` apart. `1 <= rows <= TILE_ROWS`.
+    unsafe fn tile(self, tile: Tile, rows: usize);
+
+    /// Writes the transpose of a square of `LANES × LANES` values.
+    ///
+    /// # Safety
+    /// `from` holds `LANES` rows of `LANES` values, `from_stride` apart; `to` can take as much, `to_stride` apart.
+    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize);
+}
+
+/// The operands of [`Simd::tile`].
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    pub a: *const f32,
+    pub b: *const f32,
+    pub c: *mut f32,
+    pub depth: usize,
+    pub stride: usize,
+    pub add: bool,
+}
+
+/// The sum of the lanes, in a fixed order.
+#[inline(always)]
+pub(crate) fn sum<S: Simd>(s: S, v: S::V) -> f32 {
+    let mut lanes = spread(s, v);
+    let mut width = S::LANES;
+    while width > 1 {
+        width /= 2;
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+    }
+    lanes[0]
+}
+
+/// The largest lane.
+#[inline(always)]
+pub(crate) fn largest<S: Simd>(s: S, v: S::V) -> f32 {
+    let lanes = spread(s, v);
+    let mut best = lanes[0];
+    for &x in &lanes[1..S::LANES] {
+        // A NaN stays, so that it shows in the result.
+        best = if x > best || x.is_nan() { x } else { best };
+    }
+    best
+}
+
+#[inline(always)]
+fn spread<S: Simd>(s: S, v: S::V) -> [f32; MAX_LANES] {
+    let mut lanes = [0.0; MAX_LANES];
+    // SAFETY: MAX_LANES is at least LANES.
+    unsafe { s.store(lanes.as_mut_ptr(), v) };
+    lanes
+}
+
+/// Entry points of kernels: `fn name<T: Element>(args…) -> R => kernel` makes `name(level, args…)`, which runs
+/// `kernel(s, args…)` compiled for the instruction set of `level`.
+macro_rules! dispatch {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$($g:ident : $bound:path),+>)?
+        ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? => $kernel:path;) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name $(<$($g: $bound),+>)? (level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx2 $(<$($g: $bound),+>)? (s: $crate::simd::Avx2, $($arg: $ty),*) $(-> $ret)? {
+                $kernel(s, $($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx512 $(<$($g: $bound),+>)? (s: $crate::simd::Avx512, $($arg: $ty),*) $(-> $ret)? {
+                $kernel(s, $($arg),*)
+            }
+            match level {
+                $crate::isa::Level::Portable => $kernel($crate::simd::Portable, $($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the token was made after the machine said that it has these instructions.
+                $crate::isa::Level::Avx2(s) => unsafe { avx2(s, $($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::isa::Level::Avx512(s) => unsafe { avx512(s, $($arg),*) },
+            }
+        }
+    };
+}
+pub(crate) use dispatch;
+
+/// The `match` that turns a run-time row count into one of the tile functions compiled for each count.
+macro_rules! tile_by_rows {
+    ($s:expr, $tile:expr, $rows:expr; $($n:literal)+) => {
+        match $rows {
+            // SAFETY: the caller's promise, handed on.
+            $($n => unsafe { $crate::gemm::tile::<Self, $n>($s, $tile) },)+
+            _ => unreachable!("a tile has 1 to {} rows", Self::TILE_ROWS),
+        }
+    };
+}
+pub(crate) use tile_by_rows;

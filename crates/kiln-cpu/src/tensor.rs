@@ -1,0 +1,110 @@
+use std::sync::Arc;
+
+use bytemuck::cast_slice;
+use kiln_ops::{Result, Tensor};
+use kiln_tensor::{DType, HostTensor, Shape, bf16};
+
+use crate::buffer::Buffer;
+use crate::element::Element;
+
+/// A tensor in this machine's memory: f32 or bf16, row-major, shared and immutable.
+#[derive(Clone)]
+pub struct CpuTensor {
+    data: Data,
+    start: usize,
+    shape: Shape,
+}
+
+#[derive(Clone)]
+enum Data {
+    F32(Arc<Buffer<f32>>),
+    BF16(Arc<Buffer<bf16>>),
+}
+
+impl Tensor for CpuTensor {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn dtype(&self) -> DType {
+        match self.data {
+            Data::F32(_) => DType::F32,
+            Data::BF16(_) => DType::BF16,
+        }
+    }
+}
+
+/// Formats that a [`CpuTensor`] can hold.
+pub(crate) trait Stored: Element {
+    fn wrap(buffer: Buffer<Self>, shape: Shape) -> CpuTensor;
+    /// The elements of a tensor whose dtype is known to be this one.
+    fn of(x: &CpuTensor) -> &[Self];
+}
+
+/// Runs an expression with `T` standing for the element type of `$x`.
+macro_rules! by_dtype {
+    ($x:expr, $T:ident => $body:expr) => {
+        match kiln_ops::Tensor::dtype($x) {
+            kiln_tensor::DType::BF16 => {
+                type $T = kiln_tensor::bf16;
+                $body
+            }
+            _ => {
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use by_dtype;
+
+macro_rules! stored {
+    ($T:ty, $Variant:ident) => {
+        impl Stored for $T {
+            fn wrap(buffer: Buffer<$T>, shape: Shape) -> CpuTensor {
+                debug_assert_eq!(buffer.len(), shape.numel());
+                CpuTensor { data: Data::$Variant(Arc::new(buffer)), start: 0, shape }
+            }
+
+            fn of(x: &CpuTensor) -> &[$T] {
+                match &x.data {
+                    Data::$Variant(buffer) => &buffer[x.start..][..x.shape.numel()],
+                    _ => unreachable!("the arguments were checked to be {}", <$T as Element>::DTYPE),
+                }
+            }
+        }
+    };
+}
+stored!(f32, F32);
+stored!(bf16, BF16);
+
+impl CpuTensor {
+    /// The same memory from element `start` on (counted from this tensor's first) under another shape.
+    pub(crate) fn view(&self, start: usize, shape: Shape) -> CpuTensor {
+        debug_assert!(start + shape.numel() <= self.shape.numel());
+        CpuTensor { data: self.data.clone(), start: self.start + start, shape }
+    }
+
+    pub(crate) fn from_host(host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
+        fn copy<T: Stored>(values: &[T], shape: &Shape) -> Result<CpuTensor> {
+            let mut buffer = Buffer::zeros(values.len())?;
+            buffer.copy_from_slice(values);
+            Ok(T::wrap(buffer, shape.clone()))
+        }
+        match dtype {
+            DType::BF16 => copy(&host.to_bf16()?, host.shape()),
+            _ => copy(&host.to_f32()?, host.shape()),
+        }
+    }
+
+    pub(crate) fn to_host(&self) -> Result<HostTensor> {
+        let bytes: Vec<u8> = by_dtype!(self, T => cast_slice(T::of(self)).to_vec());
+        Ok(HostTensor::new(self.dtype(), &self.shape, bytes.into())?)
+    }
+}
+
+impl std::fmt::Debug for CpuTensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CpuTensor({}, {})", self.dtype(), self.shape)
+    }
+}

@@ -1,0 +1,183 @@
+//! Weights as they came from the host, and the convolution kernels made of them.
+
+use kiln_ops::{Error, Result, shapes};
+use kiln_tensor::{DType, HostTensor, LinearParts, bf16, f16};
+
+use crate::element::Source;
+use crate::gemm::Rows;
+use crate::simd::Simd;
+
+/// Formats that the kernels widen on the fly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    F32,
+    BF16,
+    F16,
+}
+
+/// Matrices of one width, stacked by rows, each where the host has it.
+pub(crate) struct Stack {
+    pub format: Format,
+    pub rows: usize,
+    pub cols: usize,
+    /// The row past each slab's last one, and the slab.
+    slabs: Vec<(usize, HostTensor)>,
+}
+
+impl Stack {
+    /// Slabs of one width and dtype.
+    fn new(op: &'static str, slabs: Vec<HostTensor>, cols: usize) -> Result<Stack> {
+        let mut format = Format::F32;
+        let mut rows = 0;
+        let mut stacked = Vec::with_capacity(slabs.len());
+        for slab in slabs {
+            let slab = match slab.dtype() {
+                DType::F32 | DType::BF16 | DType::F16 => slab,
+                DType::F64 => slab.to_dtype(DType::F32)?,
+                dtype => return Err(Error::DType { op, dtype, backend: "cpu".into() }),
+            };
+            format = match slab.dtype() {
+                DType::BF16 => Format::BF16,
+                DType::F16 => Format::F16,
+                _ => Format::F32,
+            };
+            rows += slab.shape().rows();
+            stacked.push((rows, slab));
+        }
+        Ok(Stack { format, rows, cols, slabs: stacked })
+    }
+
+    /// The bytes of a row, aligned for nothing.
+    #[inline(always)]
+    pub fn row(&self, row: usize) -> &[u8] {
+        let slab = self.slabs.partition_point(|&(end, _)| end <= row);
+        let first = if slab == 0 { 0 } else { self.slabs[slab - 1].0 };
+        let bytes = match self.format {
+            Format::F32 => 4 * self.cols,
+            Format::BF16 | Format::F16 => 2 * self.cols,
+        };
+        &self.slabs[slab].1.bytes()[(row - first) * bytes..][..bytes]
+    }
+}
+
+/// A stack whose first row stands at row `at`; zeros above and below.
+pub(crate) struct Placed<'a> {
+    pub stack: &'a Stack,
+    pub at: usize,
+}
+
+impl Rows for Placed<'_> {
+    #[inline(always)]
+    fn fill<S: Simd>(&self, s: S, row: usize, from: usize, out: &mut [f32]) {
+        if row < self.at || row >= self.at + self.stack.rows {
+            return out.fill(0.0);
+        }
+        let bytes = self.stack.row(row - self.at);
+        match self.stack.format {
+            Format::F32 => widen::<S, f32>(s, bytes, from, out),
+            Format::BF16 => widen::<S, bf16>(s, bytes, from, out),
+            Format::F16 => widen::<S, f16>(s, bytes, from, out),
+        }
+    }
+}
+
+/// Converts elements from number `from` on; the bytes need no alignment.
+#[inline(always)]
+fn widen<S: Simd, T: Source>(s: S, bytes: &[u8], from: usize, out: &mut [f32]) {
+    let bytes = &bytes[from * size_of::<T>()..][..size_of_val(out) / 4 * size_of::<T>()];
+    let x = bytes.as_ptr().cast::<T>();
+    let whole = out.len() / S::LANES * S::LANES;
+    let mut i = 0;
+    while i < whole {
+        // SAFETY: i + LANES <= out.len(), and as many elements are in `bytes`.
+        unsafe { s.store(out.as_mut_ptr().add(i), T::load(s, x.add(i))) };
+        i += S::LANES;
+    }
+    for (i, out) in out.iter_mut().enumerate().skip(whole) {
+        // SAFETY: i < out.len().
+        *out = unsafe { x.add(i).read_unaligned() }.widen();
+    }
+}
+
+/// A linear layer: the weight out of the host's (perhaps mapped) bytes, its bias and its low-rank updates.
+pub struct CpuWeight {
+    pub(crate) stack: Stack,
+    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) deltas: Vec<LowRank>,
+}
+
+/// `y[.., row..] += scale * (x · downᵀ) · upᵀ`.
+pub(crate) struct LowRank {
+    pub row: usize,
+    pub down: Stack,
+    pub up: Stack,
+    pub scale: f32,
+}
+
+impl CpuWeight {
+    pub(crate) fn new(parts: LinearParts) -> Result<CpuWeight> {
+        let [_, cols] = shapes::weight(&parts)?;
+        let mut deltas = Vec::with_capacity(parts.deltas.len());
+        for delta in parts.deltas.into_iter().filter(|d| d.rank() > 0) {
+            let rank = delta.rank();
+            deltas.push(LowRank {
+                row: delta.row,
+                down: Stack::new("weight", vec![delta.down], cols)?,
+                up: Stack::new("weight", vec![delta.up], rank)?,
+                scale: delta.scale,
+            });
+        }
+        let bias = parts.bias.map(|b| floats("weight", &b)).transpose()?;
+        Ok(CpuWeight { stack: Stack::new("weight", parts.slabs, cols)?, bias, deltas })
+    }
+
+    /// `[out, in]`.
+    pub(crate) fn size(&self) -> [usize; 2] {
+        [self.stack.rows, self.stack.cols]
+    }
+}
+
+/// A convolution: its kernel as `[out, height · width · in]`, in which a patch of a channels-last picture is one row.
+pub struct CpuConv {
+    /// `[out, in, height, width]`.
+    pub(crate) size: [usize; 4],
+    pub(crate) kernel: Stack,
+    pub(crate) bias: Option<Vec<f32>>,
+}
+
+impl CpuConv {
+    pub(crate) fn new(kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CpuConv> {
+        let size = shapes::conv(kernel, bias)?;
+        let [out, channels, height, width] = size;
+        let taps = height * width;
+        let shape = [out, taps * channels];
+        // bf16 stays bf16, so that a kernel takes no more memory than in its file.
+        let kernel = match kernel.dtype() {
+            DType::BF16 => HostTensor::from_bf16(shape, channels_last(&kernel.to_bf16()?, channels, taps))?,
+            DType::F32 | DType::F16 | DType::F64 => {
+                HostTensor::from_f32(shape, channels_last(&kernel.to_f32()?, channels, taps))?
+            }
+            dtype => return Err(Error::DType { op: "conv", dtype, backend: "cpu".into() }),
+        };
+        let bias = bias.map(|b| floats("conv", b)).transpose()?;
+        Ok(CpuConv { size, kernel: Stack::new("conv", vec![kernel], taps * channels)?, bias })
+    }
+}
+
+/// `[out, channels, taps]` to `[out, taps, channels]`.
+fn channels_last<T: Copy>(x: &[T], channels: usize, taps: usize) -> Vec<T> {
+    let mut out = Vec::with_capacity(x.len());
+    for x in x.chunks(channels * taps) {
+        for tap in 0..taps {
+            out.extend((0..channels).map(|channel| x[channel * taps + tap]));
+        }
+    }
+    out
+}
+
+fn floats(op: &'static str, x: &HostTensor) -> Result<Vec<f32>> {
+    match x.dtype() {
+        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(x.to_f32()?.into_owned()),
+        dtype => Err(Error::DType { op, dtype, backend: "cpu".into() }),
+    }
+}
