@@ -1,5 +1,7 @@
 use std::path::{Path, PathBuf};
 
+use crate::pipeline::{Gib, MemoryNeed};
+
 /// Why a model could not be loaded or a picture could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -30,6 +32,18 @@ pub enum Error {
     /// A request that can't be served.
     #[error("{0}")]
     Request(String),
+    /// A request that would need more memory than there is.
+    #[error("a picture of {width}×{height} needs about {need} beside the weights, and there are {}", Gib(*limit))]
+    Memory {
+        /// Width in pixels.
+        width: usize,
+        /// Height in pixels.
+        height: usize,
+        /// What it needs.
+        need: MemoryNeed,
+        /// Bytes that may be used.
+        limit: u64,
+    },
     /// The tokenizer failed.
     #[error("tokenizer: {0}")]
     Tokenizer(String),

@@ -2,7 +2,6 @@ use std::fmt;
 
 use kiln_tensor::DType;
 
-use super::Resolved;
 use crate::{ModelFolder, tiles};
 
 /// Memory that serving a request takes beside the weights, in bytes: an upper estimate.
@@ -21,16 +20,16 @@ impl MemoryNeed {
     }
 
     /// The need of a picture of `width` × `height` with `others` text and reference tokens.
-    pub(super) fn new(folder: &ModelFolder, resolved: &Resolved, others: usize, dtype: DType) -> MemoryNeed {
+    pub fn new(folder: &ModelFolder, [width, height]: [usize; 2], others: usize, dtype: DType) -> MemoryNeed {
         let config = &folder.transformer.config;
         let element = dtype.size() as u64;
-        let tokens = (resolved.grid()[0] as u64).saturating_mul(resolved.grid()[1] as u64);
+        let tokens = (width as u64 / 16).saturating_mul(height as u64 / 16);
         let rows = tokens.saturating_add(others as u64);
         // A single block holds its input, its norm, q, k, v and twice the MLP, the attention, the MLP, the sum.
         let widths = config.dim() as f64 * (8.0 + 3.0 * config.mlp_ratio);
         let transformer = (rows as f64 * widths * element as f64) as u64;
         // The widest level runs at full size before its channels are halved: input, norm and output live together.
-        let pixels = (resolved.width as u64).saturating_mul(resolved.height as u64);
+        let pixels = (width as u64).saturating_mul(height as u64);
         let channels = folder.vae.as_ref().map_or(64, |v| v.config.decoder_channels()[1]) as u64;
         let at_once = pixels.min(tiles::LARGEST_PIXELS as u64);
         let canvas = pixels.saturating_mul(4 * 4);
@@ -46,7 +45,7 @@ impl fmt::Display for MemoryNeed {
 }
 
 /// Bytes as GiB with one decimal.
-pub(super) struct Gib(pub(super) u64);
+pub(crate) struct Gib(pub(crate) u64);
 
 impl fmt::Display for Gib {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

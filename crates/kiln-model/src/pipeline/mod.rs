@@ -6,6 +6,7 @@ mod noise;
 mod plan;
 mod request;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use kiln_image::Picture;
@@ -18,6 +19,7 @@ use crate::tokenizer::PromptTokenizer;
 use crate::transformer::Transformer;
 use crate::{Autoencoder, Error, Event, ModelFolder, Observer, Result, Variant};
 use denoise::{Conditioning, Denoiser, Origin, ReferenceMode, ReferenceTokens};
+pub(crate) use memory::Gib;
 pub use memory::MemoryNeed;
 pub use plan::Resolved;
 use plan::{Prepared, Start};
@@ -128,6 +130,8 @@ impl<B: Backend> Pipeline<B> {
     }
 
     /// Checks a request and fills in its defaults, without doing any of the work.
+    ///
+    /// [`ModelFolder::resolve`] does so before the model is loaded; here the prompts are counted as well.
     pub fn resolve(&self, request: &Request) -> Result<Resolved> {
         Ok(self.plan(request)?.0)
     }
@@ -157,7 +161,7 @@ impl<B: Backend> Pipeline<B> {
         let channels = self.folder.transformer.config.in_channels;
         let noise = noise::draw(&request.noise, plan.pictures, channels, plan.grid(), self.options.dtype)?;
         let (texts, negative) = self.encode_text(request, plan.two_calls(variant), observer)?;
-        let (references, origin) = self.encode_pictures(&prepared, observer)?;
+        let (references, origin) = self.encode_pictures(&plan, &prepared, observer)?;
         // Inpainting hands its source over as a reference, and is a pipeline of its own: it has no cached form.
         let cached = variant == Variant::Kv && references.is_some() && matches!(prepared.start, Start::Noise);
         let denoiser = Denoiser {
@@ -184,23 +188,8 @@ impl<B: Backend> Pipeline<B> {
         Ok(())
     }
 
-    fn plan(&self, request: &Request) -> Result<(Resolved, Prepared)> {
-        let (mut plan, prepared) = plan::resolve(&self.folder, request)?;
-        let reference_tokens: u64 = prepared.references.iter().map(|r| r.area() / 256).sum();
-        let need = MemoryNeed::new(
-            &self.folder,
-            &plan,
-            request.max_tokens + reference_tokens as usize,
-            self.options.dtype,
-        );
-        if let Some(limit) = self.options.memory_limit.filter(|limit| need.peak() > *limit) {
-            let (width, height) = (plan.width, plan.height);
-            return Err(Error::request(format!(
-                "a picture of {width}×{height} needs about {need} beside the weights, and there are {}; \
-                 choose a smaller size",
-                memory::Gib(limit)
-            )));
-        }
+    fn plan<'a>(&self, request: &'a Request) -> Result<(Resolved, Prepared<'a>)> {
+        let (mut plan, prepared) = plan::check(&self.folder, request, &self.options)?;
         if let Prompt::Text { prompts, .. } = &request.prompt {
             for prompt in prompts {
                 let count = self.tokenizer.count(prompt)?;
@@ -278,16 +267,21 @@ impl<B: Backend> Pipeline<B> {
     /// Tokens of the references (the source of an inpainting first), and what the picture starts from.
     fn encode_pictures(
         &self,
-        prepared: &Prepared,
+        plan: &Resolved,
+        prepared: &Prepared<'_>,
         observer: &mut dyn Observer<B>,
     ) -> Result<(Option<ReferenceTokens<B>>, Origin<B>)> {
         let b = &self.backend;
+        let (width, height) = (plan.width as u32, plan.height as u32);
         let source = match &prepared.start {
             Start::Noise => None,
-            Start::Picture(picture) => Some(picture),
-            Start::Inpaint(inpaint) => Some(&inpaint.source),
+            Start::Picture(picture) => {
+                Some(Cow::Owned(kiln_image::prepare_init(picture, Some(width), Some(height))?))
+            }
+            Start::Inpaint(inpaint) => Some(Cow::Borrowed(&inpaint.source)),
         };
-        let pictures: Vec<&Picture> = source.into_iter().chain(&prepared.references).collect();
+        let references = prepared.references.iter().map(Cow::Borrowed);
+        let pictures: Vec<Cow<'_, Picture>> = source.into_iter().chain(references).collect();
         let mut tokens = Vec::new();
         let mut grids = Vec::new();
         for (index, picture) in pictures.iter().enumerate() {

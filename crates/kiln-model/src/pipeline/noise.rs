@@ -1,6 +1,7 @@
 use kiln_tensor::rng::Generator;
 use kiln_tensor::{DType, HostTensor};
 
+use super::plan::MOST_PICTURES;
 use super::{Noise, Rng};
 use crate::{Error, Result};
 
@@ -23,6 +24,16 @@ pub(super) fn draw(
     match noise {
         Noise::Seed { seed, rng } => {
             generator(*rng, *seed).randn(pictures * size).chunks_exact(size).map(pack).collect()
+        }
+        Noise::Part { seed, rng, index, of } => {
+            if pictures != 1 || index >= of || *of > MOST_PICTURES {
+                return Err(Error::request(format!(
+                    "picture {index} of a batch of {of} can't be the noise of {pictures} pictures"
+                )));
+            }
+            // A draw depends on its length, so the others' noise is drawn as well.
+            let all = generator(*rng, *seed).randn(of * size);
+            Ok(vec![pack(&all[index * size..][..size])?])
         }
         Noise::Seeds { seeds, rng } => {
             if seeds.len() != pictures {
@@ -88,6 +99,19 @@ mod tests {
         let one = draw(&Noise::Seed { seed: 5, rng: Rng::Cpu }, 1, 16, [1, 2], DType::F32).unwrap();
         assert_eq!(two[0], one[0]);
         assert_ne!(two[0], two[1]);
+    }
+
+    #[test]
+    fn a_part_of_a_batch_has_the_noise_it_had_in_the_batch() {
+        for rng in [Rng::Cpu, Rng::Cuda] {
+            let all = draw(&Noise::Seed { seed: 9, rng }, 3, 16, [1, 3], DType::F32).unwrap();
+            for (index, one) in all.iter().enumerate() {
+                let part = Noise::Part { seed: 9, rng, index, of: 3 };
+                assert_eq!(draw(&part, 1, 16, [1, 3], DType::F32).unwrap(), std::slice::from_ref(one));
+            }
+        }
+        let outside = Noise::Part { seed: 9, rng: Rng::Cpu, index: 3, of: 3 };
+        assert!(draw(&outside, 1, 16, [1, 3], DType::F32).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 use kiln_image::{Inpaint, Picture};
 
-use super::{Request, Task};
+use super::{MemoryNeed, Options, Request, Task};
 use crate::schedule::{Schedule, SchedulerConfig};
 use crate::{Error, ModelFolder, Result, Variant};
 
@@ -38,19 +38,44 @@ impl Resolved {
 }
 
 /// The request's pictures, made ready for the autoencoder.
-pub(super) struct Prepared {
+pub(super) struct Prepared<'a> {
     pub(super) references: Vec<Picture>,
-    pub(super) start: Start,
+    pub(super) start: Start<'a>,
 }
 
-pub(super) enum Start {
+pub(super) enum Start<'a> {
     Noise,
-    Picture(Picture),
+    /// A picture that is still to be resized: its size must pass the memory check first.
+    Picture(&'a Picture),
     Inpaint(Box<Inpaint>),
 }
 
+impl ModelFolder {
+    /// Checks a request against this model and fills in its defaults, before any weight is loaded.
+    pub fn resolve(&self, request: &Request, options: &Options) -> Result<Resolved> {
+        Ok(check(self, request, options)?.0)
+    }
+}
+
+/// [`resolve`], and whether there is memory enough.
+pub(super) fn check<'a>(
+    folder: &ModelFolder,
+    request: &'a Request,
+    options: &Options,
+) -> Result<(Resolved, Prepared<'a>)> {
+    let (plan, prepared) = resolve(folder, request)?;
+    let (width, height) = (plan.width, plan.height);
+    let reference_tokens: u64 = prepared.references.iter().map(|r| r.area() / 256).sum();
+    let others = request.max_tokens + reference_tokens as usize;
+    let need = MemoryNeed::new(folder, [width, height], others, options.dtype);
+    match options.memory_limit {
+        Some(limit) if need.peak() > limit => Err(Error::Memory { width, height, need, limit }),
+        _ => Ok((plan, prepared)),
+    }
+}
+
 /// Checks a request and fills in what it leaves open.
-pub(super) fn resolve(folder: &ModelFolder, request: &Request) -> Result<(Resolved, Prepared)> {
+fn resolve<'a>(folder: &ModelFolder, request: &'a Request) -> Result<(Resolved, Prepared<'a>)> {
     let mut notes = Vec::new();
     let references =
         request.references.iter().map(kiln_image::prepare_reference).collect::<Result<Vec<_>, _>>()?;
@@ -68,8 +93,8 @@ pub(super) fn resolve(folder: &ModelFolder, request: &Request) -> Result<(Resolv
             };
             let width = ask("width", request.width, &mut notes)?;
             let height = ask("height", request.height, &mut notes)?;
-            let picture = kiln_image::prepare_init(source, width, height)?;
-            (picture.width() as usize, picture.height() as usize, Start::Picture(picture), *strength)
+            let (width, height) = kiln_image::init_size(source, width, height)?;
+            (width as usize, height as usize, Start::Picture(source), *strength)
         }
         Task::Inpaint { source, mask, strength, padding } => {
             if request.width.is_some() || request.height.is_some() {
@@ -114,12 +139,14 @@ fn side(name: &str, size: usize, notes: &mut Vec<String>) -> Result<usize> {
     Ok(rounded)
 }
 
+/// The most pictures of one request.
+pub(super) const MOST_PICTURES: usize = 1000;
+
 fn count(request: &Request) -> Result<usize> {
-    const MOST: usize = 1000;
     match request.prompt.count().saturating_mul(request.pictures_per_prompt) {
         0 => Err(Error::request("there is nothing to paint: no prompt, or a batch of 0")),
-        n if n > MOST => {
-            Err(Error::request(format!("{n} pictures are too many for one request; at most {MOST}")))
+        n if n > MOST_PICTURES => {
+            Err(Error::request(format!("{n} pictures are too many for one request; at most {MOST_PICTURES}")))
         }
         n => Ok(n),
     }

@@ -109,6 +109,17 @@ pub enum Noise {
         /// Its kind.
         rng: Rng,
     },
+    /// One picture of a batch that one generator drew, to make it again without the others.
+    Part {
+        /// The generator's seed.
+        seed: u64,
+        /// Its kind.
+        rng: Rng,
+        /// Which picture of the batch, from 0.
+        index: usize,
+        /// How many pictures the batch had.
+        of: usize,
+    },
     /// A generator a picture.
     Seeds {
         /// Their seeds.
