@@ -61,15 +61,20 @@ impl<B: Backend> Mlp<B> {
     }
 }
 
+/// Frequencies of the 128 that every FLUX.2 has which torch's `exp` (good to 0.53 units in the last place) rounds up
+/// although the exact value lies just below the middle.
+const ROUNDED_UP: [usize; 3] = [13, 44, 119];
+
 /// `[cos(t·f₀), …, sin(t·f₀), …]` with `fᵢ = 10000^(-i / half)`.
 ///
-/// The frequencies are rounded to f32 before the product with `t`, as torch does: at t = 1000 the last bit of a
-/// frequency shows in the fifth digit of the result.
-pub(super) fn sinusoid(t: f32, channels: usize) -> Result<HostTensor> {
+/// The frequencies are torch's to the last bit: at t = 4000 one bit of a frequency is 1e-4 in its cosine, which would
+/// be the largest difference to diffusers in the whole pipeline.
+fn sinusoid(t: f32, channels: usize) -> Result<HostTensor> {
     let half = channels / 2;
     let angles = (0..half).map(|i| {
         let exponent = (-(10000f64.ln()) as f32 * i as f32) / half as f32;
-        t * (f64::from(exponent).exp() as f32)
+        let frequency = f64::from(exponent).exp() as f32;
+        t * if half == 128 && ROUNDED_UP.contains(&i) { frequency.next_up() } else { frequency }
     });
     let (cos, sin): (Vec<f32>, Vec<f32>) =
         angles.map(|a| (f64::from(a).cos() as f32, f64::from(a).sin() as f32)).unzip();
@@ -124,5 +129,25 @@ impl<B: Backend> ModulationSource<B> {
         let x = b.concat_rows(silu)?;
         let [shift, scale, gate] = b.linear_split(&x, &self.linear, [self.dim; 3])?;
         Ok(SingleModulation { block: Modulation { shift, scale, gate }, groups })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `reference/oracles.safetensors` of the golden set: what diffusers' `Timesteps` gives.
+    #[test]
+    fn the_sinusoid_is_diffusers_own() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/reference/oracles.safetensors");
+        let oracles = kiln_weights::WeightSource::open(file).unwrap();
+        let values = |name: &str| oracles.tensor(name).unwrap().to_f32().unwrap().into_owned();
+        let (timesteps, expected) = (values("timesteps"), values("timestep_embedding"));
+        for (t, expected) in timesteps.iter().zip(expected.chunks_exact(256)) {
+            let ours = sinusoid(*t, 256).unwrap();
+            for (a, b) in ours.to_f32().unwrap().iter().zip(expected) {
+                assert!((a - b).abs() < 2e-7, "t = {t}: {a}, expected {b}");
+            }
+        }
     }
 }

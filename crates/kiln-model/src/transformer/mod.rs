@@ -294,7 +294,15 @@ impl<B: Backend> Transformer<B> {
         let image = b.ada_layer_norm(&image, &scale, &shift, &Groups::one(images), self.config.eps)?;
         observer.see("norm_out", &image)?;
         let velocity = b.cast(&b.linear(&image, &self.proj_out)?, DType::F32)?;
-        Ok((velocity, attention.into_cache()))
+        observer.see("transformer_out", &velocity)?;
+        let cache = attention.into_cache();
+        for (i, [k, v]) in cache.iter().flat_map(|c| c.blocks.iter().enumerate()) {
+            let doubles = self.transformer_blocks.len();
+            let block = if i < doubles { format!("double{i}") } else { format!("single{}", i - doubles) };
+            observer.see(&format!("kv.{block}.k"), k)?;
+            observer.see(&format!("kv.{block}.v"), v)?;
+        }
+        Ok((velocity, cache))
     }
 
     /// The image stream's tokens, where the image proper lies among them, and how its blocks attend.

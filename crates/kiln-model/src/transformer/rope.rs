@@ -57,3 +57,36 @@ pub(super) fn table<B: Backend>(b: &B, config: &Config, positions: &[Position]) 
     };
     Ok(RopeTable { cos: upload(f64::cos)?, sin: upload(f64::sin)?, pairs: RopePairs::Adjacent })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_ops::Reference;
+
+    /// `reference/oracles.safetensors` of the golden set has each angle twice, once for either element of its pair.
+    #[test]
+    fn the_table_is_diffusers_own() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/reference/oracles.safetensors");
+        let oracles = kiln_weights::WeightSource::open(file).unwrap();
+        let ids = oracles.tensor("rope_ids").unwrap().to_i64().unwrap();
+        let positions: Vec<Position> = ids
+            .chunks_exact(4)
+            .map(|p| Position { t: p[0] as u32, h: p[1] as u32, w: p[2] as u32, l: p[3] as u32 })
+            .collect();
+        let config: Config = serde_json::from_str(
+            r#"{"in_channels":128,"num_layers":0,"num_single_layers":0,"attention_head_dim":128,
+                "num_attention_heads":1,"joint_attention_dim":1}"#,
+        )
+        .unwrap();
+        let b = Reference::new();
+        let table = table(&b, &config, &positions).unwrap();
+        for (name, ours) in [("rope_cos", &table.cos), ("rope_sin", &table.sin)] {
+            let expected = oracles.tensor(name).unwrap();
+            let ours = b.download(ours).unwrap();
+            let pairs = expected.to_f32().unwrap().into_owned();
+            for (a, pair) in ours.to_f32().unwrap().iter().zip(pairs.chunks_exact(2)) {
+                assert!((a - pair[0]).abs() < 1e-7 && pair[0] == pair[1], "{name}: {a}, expected {pair:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kiln_image::Picture;
+use kiln_model::{Noise, Prompt, Request, Resolved, Rng, Task};
+use kiln_tensor::HostTensor;
+use kiln_weights::WeightSource;
+use serde::Deserialize;
+
+/// One value or a list of them.
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T: Clone> OneOrMany<T> {
+    fn to_vec(&self) -> Vec<T> {
+        match self {
+            OneOrMany::One(one) => vec![one.clone()],
+            OneOrMany::Many(many) => many.clone(),
+        }
+    }
+}
+
+/// A case's JSON file, as far as it describes the call.
+#[derive(Deserialize)]
+pub(crate) struct Case {
+    pipeline: String,
+    model: Option<String>,
+    prompts: Option<OneOrMany<String>>,
+    negative_prompt: Option<String>,
+    seed: OneOrMany<u64>,
+    width: usize,
+    height: usize,
+    call_kwargs: Arguments,
+    #[serde(default)]
+    reference_images: Vec<String>,
+    source_image: Option<String>,
+    mask: Option<String>,
+    image_reference: Option<String>,
+    lora: Option<OneOrMany<String>>,
+    lora_weight: Option<OneOrMany<f32>>,
+    sigmas: Vec<f32>,
+    images: Vec<String>,
+    #[serde(skip)]
+    texts: BTreeMap<String, PromptText>,
+}
+
+#[derive(Deserialize)]
+struct Arguments {
+    width: Option<usize>,
+    height: Option<usize>,
+    num_inference_steps: usize,
+    guidance_scale: Option<f32>,
+    sigmas: Option<Vec<f32>>,
+    max_sequence_length: Option<usize>,
+    num_images_per_prompt: Option<usize>,
+    strength: Option<f64>,
+    padding_mask_crop: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct PromptText {
+    prompt: String,
+}
+
+/// The JSON files of a set that describe cases.
+pub(crate) fn list(set: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(set.join("reference")).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|e| e.path()).filter(|p| is_case(p)).collect();
+    files.sort();
+    files
+}
+
+fn is_case(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let shared = ["prompts.json", "oracles.json", "tolerance.json"];
+    let dump = path.with_extension("safetensors");
+    name.ends_with(".json")
+        && !shared.contains(&name.as_ref())
+        && !name.starts_with("taef2")
+        && dump.is_file()
+}
+
+/// The file name at the start of a field; some have a remark after it.
+fn file_name(field: &str) -> &str {
+    field.split_whitespace().next().unwrap_or(field)
+}
+
+impl Case {
+    pub(crate) fn read(set: &Path, file: &Path) -> Result<Case, String> {
+        let json = |path: &Path| fs::read(path).map_err(|e| format!("{}: {e}", path.display()));
+        let mut case: Case =
+            serde_json::from_slice(&json(file)?).map_err(|e| format!("{}: {e}", file.display()))?;
+        let texts: BTreeMap<String, serde_json::Value> =
+            serde_json::from_slice(&json(&set.join("reference/prompts.json"))?).map_err(|e| e.to_string())?;
+        let read = |(name, value)| Some((name, serde_json::from_value::<PromptText>(value).ok()?));
+        case.texts = texts.into_iter().filter_map(read).collect();
+        Ok(case)
+    }
+
+    /// Which checkpoint of the set it runs on.
+    pub(crate) fn model(&self) -> &str {
+        let guided = self.call_kwargs.guidance_scale.is_some_and(|g| g > 1.0);
+        match (&self.model, self.pipeline.as_str()) {
+            (Some(model), _) => model,
+            (None, "Flux2Pipeline") => "dev",
+            (None, "Flux2KleinKVPipeline") => "klein-kv",
+            (None, _) => {
+                if guided {
+                    "klein-base"
+                } else {
+                    "klein"
+                }
+            }
+        }
+    }
+
+    pub(crate) fn loras(&self, set: &Path) -> Vec<(PathBuf, f32)> {
+        let files = self.lora.as_ref().map_or_else(Vec::new, OneOrMany::to_vec);
+        let weights = self.lora_weight.as_ref().map_or_else(Vec::new, OneOrMany::to_vec);
+        files.iter().zip(weights).map(|(file, weight)| (set.join("tiny").join(file), weight)).collect()
+    }
+
+    /// Names of the prompts, in order.
+    pub(crate) fn prompt_names(&self) -> Vec<String> {
+        self.prompts.as_ref().map_or_else(Vec::new, OneOrMany::to_vec)
+    }
+
+    fn text(&self, name: &str) -> Result<String, String> {
+        self.texts.get(name).map(|t| t.prompt.clone()).ok_or_else(|| format!("no prompt named `{name}`"))
+    }
+
+    pub(crate) fn request(&self, set: &Path, dump: &WeightSource) -> Result<Request, String> {
+        let k = &self.call_kwargs;
+        let reference = set.join("reference");
+        let open =
+            |field: &str| kiln_image::open(&reference.join(file_name(field))).map_err(|e| e.to_string());
+        let extra = self.reference_images.iter().chain(&self.image_reference);
+        Ok(Request {
+            prompt: self.prompt(dump)?,
+            pictures_per_prompt: k.num_images_per_prompt.unwrap_or(1),
+            width: k.width,
+            height: k.height,
+            steps: Some(k.num_inference_steps),
+            sigmas: k.sigmas.clone(),
+            guidance: k.guidance_scale,
+            noise: match &self.seed {
+                OneOrMany::One(seed) => Noise::Seed { seed: *seed, rng: Rng::Cpu },
+                OneOrMany::Many(seeds) => Noise::Seeds { seeds: seeds.clone(), rng: Rng::Cpu },
+            },
+            references: extra.map(|f| open(f)).collect::<Result<_, _>>()?,
+            task: match (&self.source_image, &self.mask) {
+                (Some(source), Some(mask)) => Task::Inpaint {
+                    source: open(source)?,
+                    mask: kiln_image::open_gray(&reference.join(file_name(mask)))
+                        .map_err(|e| e.to_string())?,
+                    strength: k.strength.unwrap_or(0.8),
+                    padding: k.padding_mask_crop,
+                },
+                _ => Task::Generate,
+            },
+            max_tokens: k.max_sequence_length.unwrap_or(512),
+            ..Request::new("")
+        })
+    }
+
+    fn prompt(&self, dump: &WeightSource) -> Result<Prompt, String> {
+        if self.prompts.is_none() {
+            let embeds = unbatch(&dump.tensor("prompt_embeds").map_err(|e| e.to_string())?)?;
+            return Ok(Prompt::Embeddings { prompts: vec![embeds], negative: None });
+        }
+        let texts = self.prompt_names().iter().map(|name| self.text(name)).collect::<Result<_, _>>()?;
+        let negative = self.negative_prompt.as_deref().map(|n| self.text(file_name(n))).transpose()?;
+        Ok(Prompt::Text { prompts: texts, negative })
+    }
+
+    /// The plan's noise levels are diffusers' to the bit, its sizes too.
+    pub(crate) fn check_plan(&self, plan: &Resolved) -> Result<(), String> {
+        if plan.schedule.sigmas() != self.sigmas {
+            return Err(format!("sigmas {:?}, expected {:?}", plan.schedule.sigmas(), self.sigmas));
+        }
+        if (plan.width, plan.height) != (self.width, self.height) {
+            return Err(format!(
+                "size {}×{}, expected {}×{}",
+                plan.width, plan.height, self.width, self.height
+            ));
+        }
+        if plan.pictures != self.images.len() {
+            return Err(format!("{} pictures, expected {}", plan.pictures, self.images.len()));
+        }
+        Ok(())
+    }
+
+    /// The picture diffusers made.
+    pub(crate) fn picture(&self, file: &Path, index: usize) -> Result<Picture, String> {
+        let name = self.images.get(index).ok_or_else(|| format!("no picture {index}"))?;
+        kiln_image::open(&file.with_file_name(name)).map_err(|e| e.to_string())
+    }
+}
+
+/// `[1, rows, dim]` as `[rows, dim]`.
+fn unbatch(x: &HostTensor) -> Result<HostTensor, String> {
+    x.reshape(&x.shape().dims()[1..]).map_err(|e| e.to_string())
+}

@@ -1,0 +1,180 @@
+use kiln_image::Picture;
+use kiln_ops::Backend;
+use kiln_tensor::HostTensor;
+use kiln_weights::WeightSource;
+
+use crate::Tolerance;
+use crate::recorder::Recorder;
+
+/// Compares what the dump holds with what was recorded; the number of tensors compared.
+pub(crate) fn tensors<B: Backend>(
+    recorder: &Recorder<'_, B>,
+    dump: &WeightSource,
+    tolerance: &Tolerance,
+) -> Result<usize, String> {
+    let mut compared = 0;
+    for name in dump.names() {
+        let expected = dump.tensor(name).map_err(|e| e.to_string())?;
+        let batch = expected.shape().dims().first().copied().unwrap_or(0);
+        for (i, picture) in recorder.pictures.iter().enumerate() {
+            let (key, cut) = key(name);
+            let Some(ours) = picture.get(&key).or_else(|| recorder.shared.get(&key)) else { continue };
+            let item = if batch == recorder.pictures.len() { i } else { 0 };
+            let expected = item_of(&expected, item, ours, cut)?;
+            let ours = cut.of(ours, expected.len())?;
+            check(name, &ours, &expected, tolerance)?;
+            compared += 1;
+        }
+    }
+    Ok(compared)
+}
+
+/// Compares text tokens with the set's, and the first prompt's states where they are known.
+pub(crate) fn texts<B: Backend>(
+    recorder: &Recorder<'_, B>,
+    prompts: &WeightSource,
+    names: &[String],
+    tolerance: &Tolerance,
+) -> Result<usize, String> {
+    let mut compared = 0;
+    for (name, ours) in names.iter().zip(&recorder.texts) {
+        let key = format!("{name}.prompt_embeds");
+        let expected = prompts
+            .tensor(&key)
+            .map_err(|e| e.to_string())?
+            .to_f32()
+            .map_err(|e| e.to_string())?
+            .into_owned();
+        let ours = ours.to_f32().map_err(|e| e.to_string())?;
+        // Causal: a shorter text is the beginning of a longer one, padding included.
+        let common = ours.len().min(expected.len());
+        check(&key, &ours[..common], &expected[..common], tolerance)?;
+        compared += 1;
+    }
+    let states = names.first().and_then(|name| prompts.tensor(&format!("{name}.hidden_states_first32")).ok());
+    let Some(states) = states else { return Ok(compared) };
+    let per_state = states.numel() / states.shape().dims()[0];
+    let states = states.to_f32().map_err(|e| e.to_string())?;
+    for (i, expected) in states.chunks_exact(per_state).enumerate() {
+        let key = format!("text.state{i}");
+        if let Some(ours) = recorder.shared.get(&key) {
+            let ours = ours.to_f32().map_err(|e| e.to_string())?;
+            check(&key, &ours[..per_state], expected, tolerance)?;
+            compared += 1;
+        }
+    }
+    Ok(compared)
+}
+
+/// Which part of our tensor a dump's tensor is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// As many values from the start.
+    Start,
+    /// As many values from the end.
+    End,
+    /// Channels-last here, channels-first there.
+    Picture,
+}
+
+impl Cut {
+    fn of(self, ours: &HostTensor, count: usize) -> Result<Vec<f32>, String> {
+        let values = ours.to_f32().map_err(|e| e.to_string())?;
+        if values.len() < count {
+            return Err(format!("{} values, expected at least {count}", values.len()));
+        }
+        Ok(match self {
+            Cut::End => values[values.len() - count..].to_vec(),
+            _ => values[..count].to_vec(),
+        })
+    }
+}
+
+/// Our name for a dump's tensor, and which part of ours it is.
+fn key(name: &str) -> (String, Cut) {
+    if let Some((stem, _)) = name.rsplit_once("_first") {
+        return (single(stem), Cut::Start);
+    }
+    if let Some((stem, count)) = name.rsplit_once("_last")
+        && count.bytes().all(|b| b.is_ascii_digit())
+    {
+        // The last text rows of a joined sequence are not at its end.
+        return if stem.contains(".single") {
+            (String::new(), Cut::End)
+        } else {
+            (stem.to_owned(), Cut::End)
+        };
+    }
+    match name {
+        "vae.enc.down0_out" => ("vae.enc.down0".to_owned(), Cut::Picture),
+        "final.unpacked" | "final.bn_denormalised" => (String::new(), Cut::Picture),
+        _ if name.ends_with(".normalised_latents") || name == "noise" => (name.to_owned(), Cut::Picture),
+        _ if name.starts_with("vae.") => (name.to_owned(), Cut::Picture),
+        _ if name.starts_with("kv.") => (format!("{name}.0"), Cut::Start),
+        _ if name.contains(".single") && name.ends_with(".img") => {
+            (name.trim_end_matches(".img").to_owned(), Cut::End)
+        }
+        _ => (name.to_owned(), Cut::Start),
+    }
+}
+
+/// Text rows of a single block's joined output carry `.txt` in the dumps.
+fn single(stem: &str) -> String {
+    if stem.contains(".single") { stem.trim_end_matches(".txt").to_owned() } else { stem.to_owned() }
+}
+
+/// One picture's values of a dumped tensor, in our layout, and no more of them than we have.
+fn item_of(expected: &HostTensor, item: usize, ours: &HostTensor, cut: Cut) -> Result<Vec<f32>, String> {
+    let item = expected.rows(item..item + 1).map_err(|e| e.to_string())?;
+    let mut values = item.to_f32().map_err(|e| e.to_string())?.into_owned();
+    if cut == Cut::Picture {
+        let dims = item.shape().dims();
+        let (channels, pixels) = (dims[1], dims[2] * dims[3]);
+        let at = |i: usize| values[(i % channels) * pixels + i / channels];
+        values = (0..values.len()).map(at).collect();
+    }
+    // The transformer's output is kept here for the image tokens only, which come first.
+    if cut == Cut::Start {
+        values.truncate(ours.numel());
+    }
+    Ok(values)
+}
+
+fn check(name: &str, ours: &[f32], expected: &[f32], tolerance: &Tolerance) -> Result<(), String> {
+    if ours.iter().any(|v| !v.is_finite()) {
+        return Err(format!("{name}: not finite"));
+    }
+    let pairs = || ours.iter().zip(expected).map(|(a, b)| (f64::from(*a), f64::from(*b)));
+    let distance = pairs().map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+    let length = pairs().map(|(_, b)| b * b).sum::<f64>().sqrt();
+    let relative = distance / length.max(f64::MIN_POSITIVE);
+    if relative > tolerance.relative {
+        return Err(format!(
+            "{name}: relative L2 {relative:.2e}, at most {:.0e} allowed",
+            tolerance.relative
+        ));
+    }
+    let largest = pairs().map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    if name.contains("latents") && largest > tolerance.absolute {
+        return Err(format!("{name}: off by {largest:.2e}, at most {:.0e} allowed", tolerance.absolute));
+    }
+    Ok(())
+}
+
+/// Compares pictures value by value.
+pub(crate) fn picture(
+    ours: &Picture,
+    expected: &Result<Picture, String>,
+    tolerance: &Tolerance,
+) -> Result<(), String> {
+    let expected = expected.as_ref()?;
+    if (ours.width(), ours.height()) != (expected.width(), expected.height()) {
+        return Err(format!("picture of {}×{}", ours.width(), ours.height()));
+    }
+    let pairs = ours.pixels().iter().zip(expected.pixels());
+    let largest = pairs.map(|(a, b)| a.abs_diff(*b)).max().unwrap_or(0);
+    if largest > tolerance.levels {
+        return Err(format!("picture off by {largest} levels, at most {} allowed", tolerance.levels));
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! Kiln against diffusers: every case of the golden set, on any backend.
+//!
+//! A set is a folder with `tiny/` (checkpoints whose shared parts are stored once) and `reference/` (for every case a
+//! JSON file with its parameters, a safetensors file with the intermediates diffusers had, and its pictures). A small
+//! set is part of the repository; a larger one is run as well where `KILN_GOLDEN` names it.
+//!
+//! ```no_run
+//! use kiln_golden::{Tolerance, trials};
+//! use kiln_ops::Reference;
+//!
+//! let args = libtest_mimic::Arguments::from_args();
+//! libtest_mimic::run(&args, trials("reference", Reference::new, Tolerance::F32)).exit();
+//! ```
+#![forbid(unsafe_code)]
+
+mod case;
+mod checkpoint;
+mod compare;
+mod recorder;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kiln_model::{ModelFolder, Options, Pipeline};
+use kiln_ops::Backend;
+use kiln_tensor::DType;
+use kiln_weights::WeightSource;
+use libtest_mimic::{Failed, Trial};
+
+use case::Case;
+pub use checkpoint::Checkpoint;
+use recorder::Recorder;
+
+/// How far a backend may be from diffusers in f32.
+#[derive(Clone, Copy, Debug)]
+pub struct Tolerance {
+    /// What the model computes in.
+    pub dtype: DType,
+    /// Relative L2 distance of every compared tensor.
+    pub relative: f64,
+    /// Largest difference of any latent.
+    pub absolute: f64,
+    /// Largest difference of a picture's 8-bit values.
+    pub levels: u8,
+}
+
+impl Tolerance {
+    /// diffusers in f32 is itself 1e-6 from f64 on these models; an f32 engine that sums in another order, as much.
+    pub const F32: Tolerance = Tolerance { dtype: DType::F32, relative: 1e-5, absolute: 1e-4, levels: 1 };
+
+    /// diffusers in bf16 is itself 9e-2 from f64 on these random models, which amplify every rounding.
+    pub const BF16: Tolerance = Tolerance { dtype: DType::BF16, relative: 0.15, absolute: 2.0, levels: 96 };
+}
+
+/// The golden set in this repository.
+pub fn in_tree() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata")
+}
+
+/// The sets to run: the repository's, and the one `KILN_GOLDEN` names.
+pub fn sets() -> Vec<PathBuf> {
+    std::iter::once(in_tree()).chain(std::env::var_os("KILN_GOLDEN").map(PathBuf::from)).collect()
+}
+
+/// One trial for every case of every set, named `case::backend`.
+pub fn trials<B: Backend + 'static>(
+    name: &str,
+    backend: impl Fn() -> B + Send + Sync + 'static,
+    tolerance: Tolerance,
+) -> Vec<Trial> {
+    let backend = Arc::new(backend);
+    let mut trials = Vec::new();
+    for (i, set) in sets().into_iter().enumerate() {
+        let cases = case::list(&set);
+        assert!(!cases.is_empty(), "no golden cases in `{}`", set.display());
+        for file in cases {
+            let (backend, set) = (backend.clone(), set.clone());
+            let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+            let full = if i == 0 { "" } else { "full/" };
+            trials.push(Trial::test(format!("{full}{stem}::{name}"), move || {
+                run(backend(), &set, &file, tolerance).map_err(Failed::from)
+            }));
+        }
+    }
+    trials
+}
+
+/// Runs one case and compares everything its dump holds.
+fn run<B: Backend>(backend: B, set: &Path, file: &Path, tolerance: Tolerance) -> Result<(), String> {
+    let text = |e: &dyn std::fmt::Display| e.to_string();
+    let case = Case::read(set, file)?;
+    let checkpoint = Checkpoint::assemble(set, case.model())?;
+    let folder = ModelFolder::open(checkpoint.path()).map_err(|e| text(&e))?;
+    let options = Options { dtype: tolerance.dtype, loras: case.loras(set), ..Options::default() };
+    let pipeline = Pipeline::load(backend, &folder, &options, &mut ()).map_err(|e| text(&e))?;
+
+    let dump = WeightSource::open(file.with_extension("safetensors")).map_err(|e| text(&e))?;
+    let prompts = WeightSource::open(set.join("reference/prompts.safetensors")).map_err(|e| text(&e))?;
+    let request = case.request(set, &dump)?;
+    let plan = pipeline.resolve(&request).map_err(|e| text(&e))?;
+    case.check_plan(&plan)?;
+    let mut recorder = Recorder::new(pipeline.backend());
+    let pictures = pipeline.generate(&request, &mut recorder).map_err(|e| text(&e))?;
+
+    let mut compared = compare::tensors(&recorder, &dump, &tolerance)?;
+    compared += compare::texts(&recorder, &prompts, &case.prompt_names(), &tolerance)?;
+    if compared < 4 {
+        return Err(format!("only {compared} tensors of the dump were compared"));
+    }
+    for generated in &pictures {
+        let expected = case.picture(file, generated.index);
+        compare::picture(&generated.picture, &expected, &tolerance)?;
+    }
+    Ok(())
+}

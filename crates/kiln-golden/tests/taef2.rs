@@ -1,0 +1,117 @@
+//! TAEF2 against torch: a random one that is made from a recipe, and the real one where the larger golden set is given.
+
+use std::path::Path;
+
+use kiln_cpu::CpuBackend;
+use kiln_model::taef2::Taef2;
+use kiln_ops::Backend;
+use kiln_tensor::rng::TorchCpu;
+use kiln_tensor::{DType, HostTensor, f16};
+use kiln_weights::WeightSource;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Recipe {
+    tensors: Vec<Drawn>,
+}
+
+#[derive(Deserialize)]
+struct Drawn {
+    name: String,
+    shape: Vec<usize>,
+    mean: f32,
+    std: f32,
+    seed: u64,
+}
+
+impl Drawn {
+    fn tensor(&self) -> HostTensor {
+        let count = self.shape.iter().product();
+        let values = TorchCpu::new(self.seed).randn(count).into_iter();
+        let bytes: Vec<u8> =
+            values.flat_map(|v| f16::from_f32(self.mean + self.std * v).to_le_bytes()).collect();
+        HostTensor::new(DType::F16, self.shape.clone(), bytes.into()).unwrap()
+    }
+}
+
+/// The random model's file, with its tensors named by `rename`.
+fn write_random(file: &Path, rename: impl Fn(&str) -> String) {
+    let recipe = std::fs::read(kiln_golden::in_tree().join("taef2/recipe.json")).unwrap();
+    let recipe: Recipe = serde_json::from_slice(&recipe).unwrap();
+    let names: Vec<String> = recipe.tensors.iter().map(|t| rename(&t.name)).collect();
+    let tensors: Vec<(&str, HostTensor)> =
+        names.iter().zip(&recipe.tensors).map(|(name, t)| (name.as_str(), t.tensor())).collect();
+    kiln_weights::save::save(file, &tensors, &Default::default()).unwrap();
+}
+
+/// `encoder.N` as `encoder.layers.N`, `decoder.N` as `decoder.layers.(N - 1)`.
+fn layered(name: &str) -> String {
+    let mut parts = name.splitn(3, '.');
+    let (half, index) = (parts.next().unwrap(), parts.next().unwrap().parse::<usize>().unwrap());
+    let rest = parts.next().unwrap();
+    format!("{half}.layers.{}.{rest}", if half == "decoder" { index - 1 } else { index })
+}
+
+/// One of a dump's tensors, `[1, c, h, w]` as `[h, w, c]`.
+fn channels_last(dump: &WeightSource, name: &str) -> HostTensor {
+    let x = dump.tensor(name).unwrap();
+    let dims = x.shape().dims().to_vec();
+    let (channels, pixels) = (dims[1], dims[2] * dims[3]);
+    let values = x.to_f32().unwrap();
+    let last = (0..values.len()).map(|i| values[(i % channels) * pixels + i / channels]).collect();
+    HostTensor::from_f32([dims[2], dims[3], channels], last).unwrap()
+}
+
+fn relative(ours: &HostTensor, expected: &HostTensor) -> f64 {
+    let (a, b) = (ours.to_f32().unwrap(), expected.to_f32().unwrap());
+    assert_eq!(a.len(), b.len());
+    let sum = |f: &dyn Fn(f64, f64) -> f64| {
+        a.iter().zip(b.iter()).map(|(x, y)| f(f64::from(*x), f64::from(*y))).sum::<f64>().sqrt()
+    };
+    sum(&|x, y| (x - y).powi(2)) / sum(&|_, y| y * y)
+}
+
+/// Encodes `picture` and decodes `latents`, and compares both.
+fn check(weights: &Path, dump: &WeightSource, [picture, encoded, latents, decoded]: [&str; 4]) {
+    let b = CpuBackend::new(Default::default()).unwrap();
+    let source = WeightSource::open(weights).unwrap();
+    assert!(Taef2::<CpuBackend>::recognise(&source.root()));
+    let taef2 = Taef2::load(&b, &source.root(), DType::F32).unwrap();
+    let tokens =
+        |name: &str| b.space_to_depth(&b.upload(&channels_last(dump, name), DType::F32).unwrap()).unwrap();
+
+    let ours = b.download(&taef2.encode(&b, &channels_last(dump, picture)).unwrap()).unwrap();
+    let expected = b.download(&tokens(encoded)).unwrap();
+    assert!(relative(&ours, &expected) < 1e-5, "encode: {:e}", relative(&ours, &expected));
+
+    let patches = tokens(latents);
+    let dims = kiln_ops::Tensor::shape(&patches).dims().to_vec();
+    let flat = b.reshape(&patches, [dims[0] * dims[1], dims[2]].into()).unwrap();
+    let ours = taef2.decode(&b, &flat, [dims[0], dims[1]], &mut ()).unwrap();
+    let expected = channels_last(dump, decoded);
+    assert!(relative(&ours, &expected) < 1e-5, "decode: {:e}", relative(&ours, &expected));
+}
+
+#[test]
+fn both_ways_of_numbering_the_layers_give_torchs_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = WeightSource::open(kiln_golden::in_tree().join("taef2/reference.safetensors")).unwrap();
+    let names = ["picture", "encoded", "latents", "decoded"];
+    write_random(&folder.path().join("numbered.safetensors"), str::to_owned);
+    check(&folder.path().join("numbered.safetensors"), &dump, names);
+    write_random(&folder.path().join("layered.safetensors"), layered);
+    check(&folder.path().join("layered.safetensors"), &dump, names);
+}
+
+/// TAEF2's own weights are not part of the repository.
+#[test]
+fn the_real_weights_give_torchs_answers() {
+    let set = std::env::var_os("KILN_GOLDEN").map(|set| Path::new(&set).join("taef2"));
+    let Some(folder) = set.filter(|folder| folder.join("taef2.safetensors").is_file()) else {
+        println!("skipped: KILN_GOLDEN names no folder with taef2/taef2.safetensors");
+        return;
+    };
+    let dump = WeightSource::open(folder.join("astronaut_ref.safetensors")).unwrap();
+    let names = ["crop_input", "crop_latents", "crop_latents", "crop_decoded"];
+    check(&folder.join("taef2.safetensors"), &dump, names);
+}

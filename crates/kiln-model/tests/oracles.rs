@@ -1,0 +1,111 @@
+//! Parts of the pipeline against values that diffusers and transformers computed, from the repository's golden set.
+
+use std::path::PathBuf;
+
+use kiln_model::schedule::{Schedule, SchedulerConfig, Spacing, empirical_mu};
+use kiln_model::tokenizer::PromptTokenizer;
+use serde::Deserialize;
+
+fn golden(name: &str) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata").join(name);
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+#[derive(Deserialize)]
+struct Tokenized {
+    name: String,
+    prompt: String,
+    n_tokens: usize,
+    n_tokens_untruncated: usize,
+    input_ids_512: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct TokenizerReference {
+    prompts: Vec<Tokenized>,
+}
+
+#[test]
+fn the_built_in_tokenizer_gives_the_reference_ids() {
+    let reference: TokenizerReference = serde_json::from_slice(&golden("tokenizer_reference.json")).unwrap();
+    let tokenizer = PromptTokenizer::built_in().unwrap();
+    assert_eq!(reference.prompts.len(), 74);
+    for p in &reference.prompts {
+        let tokens = tokenizer.encode(&p.prompt, 512).unwrap();
+        assert_eq!(tokens.real, p.n_tokens, "{}", p.name);
+        assert_eq!(tokens.ids, p.input_ids_512, "{}", p.name);
+        assert_eq!(tokenizer.count(&p.prompt).unwrap(), p.n_tokens_untruncated, "{}", p.name);
+    }
+}
+
+#[test]
+fn typed_padding_counts_as_text() {
+    let tokenizer = PromptTokenizer::built_in().unwrap();
+    let plain = tokenizer.encode("a", 64).unwrap();
+    let typed = tokenizer.encode("a<|endoftext|>", 64).unwrap();
+    assert_eq!(typed.real, plain.real + 1);
+    assert!(typed.ids[..typed.real].contains(&151643));
+}
+
+#[derive(Deserialize)]
+struct Levels {
+    image_seq_len: usize,
+    steps: usize,
+    mu: f64,
+    sigmas: Option<Vec<f32>>,
+}
+
+#[derive(Deserialize)]
+struct Oracles {
+    schedule: Vec<Levels>,
+}
+
+#[test]
+fn noise_levels_equal_diffusers_to_the_bit() {
+    let oracles: Oracles = serde_json::from_slice(&golden("reference/oracles.json")).unwrap();
+    let config = SchedulerConfig::default();
+    let mut compared = 0;
+    for o in &oracles.schedule {
+        let mu = empirical_mu(o.image_seq_len, o.steps);
+        assert!((mu - o.mu).abs() < 1e-12, "mu {mu}, expected {}", o.mu);
+        if let Some(sigmas) = &o.sigmas {
+            let ours = Schedule::new(&config, Spacing::Shifted, o.image_seq_len, o.steps, None).unwrap();
+            assert_eq!(ours.sigmas(), sigmas, "{} tokens, {} steps", o.image_seq_len, o.steps);
+            compared += 1;
+        }
+    }
+    assert!(compared > 30);
+}
+
+#[test]
+fn the_power_schedule_is_a_power_of_an_even_one() {
+    let config = SchedulerConfig::default();
+    let levels = |rho| Schedule::new(&config, Spacing::Power { rho }, 16, 4, None).unwrap();
+    assert_eq!(levels(1.0).sigmas(), [1.0, 0.75, 0.5, 0.25, 0.0]);
+    assert_eq!(levels(2.0).sigmas(), [1.0, 0.75f32.sqrt(), 0.5f32.sqrt(), 0.5, 0.0]);
+    assert!(Schedule::new(&config, Spacing::Power { rho: 0.0 }, 16, 4, None).is_err());
+}
+
+#[test]
+fn strength_leaves_out_the_first_steps() {
+    let config = SchedulerConfig::default();
+    let first = |steps, strength| {
+        Schedule::new(&config, Spacing::Shifted, 16, steps, None).unwrap().first_step(strength)
+    };
+    assert_eq!(first(5, 0.6).unwrap(), 2);
+    assert_eq!(first(4, 0.8).unwrap(), 0);
+    assert_eq!(first(4, 1.0).unwrap(), 0);
+    assert!(first(4, 0.0).is_err());
+    assert!(first(4, 1.5).is_err());
+    assert!(first(4, f64::NAN).is_err());
+}
+
+#[test]
+fn levels_that_make_no_sense_are_refused() {
+    let custom =
+        |sigmas: &[f32]| Schedule::new(&SchedulerConfig::default(), Spacing::Shifted, 16, 4, Some(sigmas));
+    for bad in [&[][..], &[1.0, 1.0], &[0.5, 0.7], &[1.5], &[-0.1], &[f32::NAN], &[0.0]] {
+        assert!(custom(bad).is_err(), "{bad:?}");
+    }
+    assert!(Schedule::new(&SchedulerConfig::default(), Spacing::Shifted, 16, 0, None).is_err());
+}
