@@ -1,1 +1,63 @@
-fn main() {}
+//! The `kiln` program: pictures from words with FLUX.2 \[klein\].
+//!
+//! Pictures go to files or standard output, words to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage,
+//! 130 stopped by Ctrl-C.
+#![forbid(unsafe_code)]
+
+mod args;
+mod cancel;
+mod doctor;
+mod failure;
+mod files;
+mod generate;
+mod hints;
+mod info;
+mod job;
+mod machine;
+mod order;
+mod output;
+mod preview;
+mod progress;
+mod recipe;
+mod sheet;
+mod values;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Cli, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Generate(args) => generate::run(*args),
+        Command::Info(args) => tell(info::run(&args)),
+        Command::Doctor(args) => tell(doctor::run(&args)),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "kiln", &mut script);
+            tell(print(&script))
+        }
+    };
+    result.map_or_else(|failure| failure.exit_code(), |()| ExitCode::SUCCESS)
+}
+
+fn tell(result: Result<(), Failure>) -> Result<(), Failure> {
+    if let Err(failure) = &result {
+        let _ = writeln!(std::io::stderr(), "{failure}");
+    }
+    result
+}
+
+/// Writes to standard output. A reader that has seen enough (`| head`) is no failure.
+fn print(text: &[u8]) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("can't write to standard output: {e}")))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,262 @@
+//! The command line, as clap reads it. What the words mean together is decided in [`crate::order`].
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use serde::{Deserialize, Serialize};
+
+use crate::values::{Device, LoraArg};
+
+const EXAMPLES: &str = "\
+Examples:
+  kiln generate \"a red fox in the snow\" -m models/klein-4b
+  kiln generate \"make it night\" -m models/klein-4b -r house.jpg -o night.png
+  kiln generate --from night.png -S 7
+  kiln info models/klein-4b
+  kiln doctor";
+
+const GENERATE_EXAMPLES: &str = "\
+Examples:
+  kiln generate \"a red fox in the snow\" -m models/klein-4b -W 768 -H 512 -S 42
+  kiln generate \"the same chair, in green\" -m models/klein-4b -r chair.jpg -r swatch.png
+  kiln generate \"a round window\" -m models/klein-4b --init wall.png --mask where.png
+  kiln generate \"an owl\" -m models/klein-base -n \"blurry\" -g 4 --lora ink.safetensors:0.8
+  kiln generate \"a fox\" \"a hen\" -m models/klein-4b -b 2 -o farm.png    (farm-1.png … farm-4.png)
+  echo \"a red fox\" | kiln generate - -m models/klein-4b -o - > fox.png
+  kiln generate --from fox.png -W 512                               (the same again, but wider)";
+
+/// Pictures from words (and pictures) with the FLUX.2 [klein] models
+#[derive(Debug, Parser)]
+#[command(name = "kiln", version, after_help = EXAMPLES, max_term_width = 110)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make pictures
+    #[command(after_help = GENERATE_EXAMPLES)]
+    Generate(Box<GenerateArgs>),
+    /// Describe a model folder, a weight file, or a picture and how it was made
+    Info(InfoArgs),
+    /// Say what this machine offers
+    Doctor(DoctorArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+#[derive(Debug, Default, Args)]
+pub struct GenerateArgs {
+    /// What to paint; `-` reads it from standard input. Several make a picture each
+    #[arg(value_name = "PROMPT")]
+    pub prompts: Vec<String>,
+
+    /// Make a picture that Kiln made again; options beside it change what they name
+    #[arg(long, value_name = "PICTURE")]
+    pub from: Option<PathBuf>,
+
+    /// Folder of the model, in diffusers' layout
+    #[arg(short, long, value_name = "DIR", env = "KILN_MODEL", help_heading = "Model")]
+    pub model: Option<PathBuf>,
+
+    /// LoRA for the transformer, with its weight (1 when absent); repeatable
+    #[arg(long = "lora", value_name = "FILE[:WEIGHT]", help_heading = "Model", value_parser = LoraArg::parse)]
+    pub loras: Vec<LoraArg>,
+
+    /// Autoencoder to use instead of the model's: TAEF2, or another FLUX.2 VAE
+    #[arg(long, value_name = "FILE", help_heading = "Model")]
+    pub vae: Option<PathBuf>,
+
+    /// Width in pixels, rounded down to a multiple of 16 [default: the first reference's, or 1024]
+    #[arg(short = 'W', long, value_name = "N", help_heading = "Picture")]
+    pub width: Option<usize>,
+
+    /// Height in pixels, likewise
+    #[arg(short = 'H', long, value_name = "N", help_heading = "Picture")]
+    pub height: Option<usize>,
+
+    /// Pictures for each prompt
+    #[arg(short, long, value_name = "N", help_heading = "Picture", value_parser = positive())]
+    pub batch: Option<NonZeroUsize>,
+
+    /// Seed up to 2⁶⁴−1, random when absent; a list (`11,12`) gives each picture a generator of its own
+    #[arg(short = 'S', long, value_name = "N", value_delimiter = ',', help_heading = "Picture")]
+    pub seed: Vec<u64>,
+
+    /// What to stay away from, on models with guidance
+    #[arg(short, long, value_name = "TEXT", help_heading = "Picture", allow_hyphen_values = true)]
+    pub negative: Option<String>,
+
+    /// Prompt embeddings made elsewhere instead of a prompt: safetensors with `prompt_embeds`
+    #[arg(long, value_name = "FILE", help_heading = "Picture", conflicts_with = "prompts")]
+    pub embeds: Option<PathBuf>,
+
+    /// Tokens that the prompt is cut or padded to [default: 512]
+    #[arg(long, value_name = "N", help_heading = "Picture", value_parser = clap::value_parser!(u32).range(1..=32768))]
+    pub max_tokens: Option<u32>,
+
+    /// Picture to look at while painting; repeatable
+    #[arg(short = 'r', long = "ref", value_name = "FILE", help_heading = "Pictures to work from")]
+    pub references: Vec<PathBuf>,
+
+    /// Picture to start from
+    #[arg(long, value_name = "FILE", help_heading = "Pictures to work from")]
+    pub init: Option<PathBuf>,
+
+    /// Where to repaint --init: white is painted, black stays
+    #[arg(long, value_name = "FILE", help_heading = "Pictures to work from")]
+    pub mask: Option<PathBuf>,
+
+    /// How far to leave --init, from 0 (not at all) to 1 (forget it) [default: 0.6, with --mask 0.8]
+    #[arg(long, value_name = "F", help_heading = "Pictures to work from")]
+    pub strength: Option<f64>,
+
+    /// Work only on the mask's surroundings, so many pixels around it
+    #[arg(long, value_name = "N", help_heading = "Pictures to work from")]
+    pub mask_padding: Option<u32>,
+
+    /// Steps [default: the model's own, 4 or 50]
+    #[arg(short, long, value_name = "N", help_heading = "Sampling", value_parser = positive())]
+    pub steps: Option<NonZeroUsize>,
+
+    /// Guidance, on models that have it [default: 4]
+    #[arg(short, long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)]
+    pub guidance: Option<f32>,
+
+    /// Noise levels before shifting, falling from 1
+    #[arg(long, value_name = "A,B,C", value_delimiter = ',', help_heading = "Sampling")]
+    pub sigmas: Vec<f32>,
+
+    /// How the noise levels are spread: as trained, or linspace(1,0,n+1)^(1/rho) [default: shifted]
+    #[arg(long, value_name = "KIND", help_heading = "Sampling")]
+    pub schedule: Option<ScheduleArg>,
+
+    /// Exponent of --schedule power: 1 is even, more stays longer at high noise [default: 2]
+    #[arg(long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)]
+    pub rho: Option<f32>,
+
+    /// Whose random numbers a seed stands for: torch's CPU or CUDA generator [default: cpu]
+    #[arg(long, value_name = "KIND", help_heading = "Sampling")]
+    pub rng: Option<RngArg>,
+
+    /// Noise to start from instead of a seed: safetensors with `noise` or `latents`
+    #[arg(long, value_name = "FILE", help_heading = "Sampling", conflicts_with = "seed")]
+    pub noise: Option<PathBuf>,
+
+    /// Where to compute: auto, cpu, cuda or cuda:N [default: auto]
+    #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
+    pub device: Option<Device>,
+
+    /// What to compute in; auto is f32 on the CPU [default: auto]
+    #[arg(long, value_name = "TYPE", help_heading = "Machine")]
+    pub dtype: Option<DTypeArg>,
+
+    /// Threads [default: as many as the machine runs at once]
+    #[arg(long, value_name = "N", help_heading = "Machine", value_parser = positive())]
+    pub threads: Option<NonZeroUsize>,
+
+    /// Vector instructions to use [default: the best the machine has]
+    #[arg(long, value_name = "SET", help_heading = "Machine")]
+    pub cpu_isa: Option<IsaArg>,
+
+    /// Where the picture goes: .png, .jpg or .webp, `-` is standard output [default: a name from prompt and seed]
+    #[arg(short, long, value_name = "FILE", help_heading = "Output")]
+    pub output: Option<PathBuf>,
+
+    /// Write the final packed latents, too: safetensors with `latents`
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub latents_out: Option<PathBuf>,
+
+    /// Leave out of the picture how it was made (prompt, seed, paths, …)
+    #[arg(long, help_heading = "Output")]
+    pub no_recipe: bool,
+
+    /// Show the picture in the terminal; =kitty, =iterm2, =sixel or =blocks says how
+    #[arg(
+        long, value_name = "HOW", help_heading = "Output", num_args = 0..=1, require_equals = true,
+        default_missing_value = "auto"
+    )]
+    pub preview: Option<PreviewArg>,
+
+    /// Tell what happens as JSON on standard output, an event a line
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+
+    /// Say nothing but errors
+    #[arg(short, long, help_heading = "Output", conflicts_with = "verbose")]
+    pub quiet: bool,
+
+    /// Say more
+    #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
+    pub verbose: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct InfoArgs {
+    /// The folder or file
+    pub path: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScheduleArg {
+    #[default]
+    Shifted,
+    Power,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RngArg {
+    #[default]
+    Cpu,
+    Cuda,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DTypeArg {
+    #[default]
+    Auto,
+    F32,
+    Bf16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IsaArg {
+    Portable,
+    Avx2,
+    Avx512,
+}
+
+/// How a picture is shown in the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PreviewArg {
+    Auto,
+    Kitty,
+    Iterm2,
+    Sixel,
+    Blocks,
+}
+
+fn positive() -> clap::builder::ValueParser {
+    clap::builder::ValueParser::new(|text: &str| {
+        text.parse::<NonZeroUsize>().map_err(|_| "expected a whole number of at least 1")
+    })
+}

@@ -1,0 +1,89 @@
+//! `kiln doctor`: what this machine offers.
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use kiln_cpu::Isa;
+
+use crate::args::DoctorArgs;
+use crate::failure::Failure;
+use crate::machine::{Cpu, Memory};
+use crate::sheet::Sheet;
+use crate::values::bytes;
+use crate::{output, preview};
+
+pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    let report = report();
+    let text = if args.json { report.to_json() } else { report.to_lines() };
+    crate::print(text.as_bytes())
+}
+
+fn report() -> Sheet {
+    let terminal = preview::guess().to_possible_value().map(|v| v.get_name().to_owned());
+    let sheet = Sheet::default()
+        .with("kiln", env!("CARGO_PKG_VERSION"))
+        .with("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH))
+        .with_sheet("cpu", cpu());
+    let sheet = match Memory::now() {
+        Some(memory) => sheet.with_sheet(
+            "memory",
+            Sheet::default().with_amount("total", memory.total, bytes(memory.total)).with_amount(
+                "available",
+                memory.available,
+                bytes(memory.available),
+            ),
+        ),
+        None => sheet.with("memory", "unknown"),
+    };
+    sheet
+        .with("gpu", "no CUDA backend in this build: pictures are made on the CPU")
+        .with_sheet("folders", folders())
+        .with("preview", terminal)
+}
+
+fn cpu() -> Sheet {
+    let cpu = Cpu::now();
+    let with = |present: bool| -> Vec<&str> {
+        cpu.features.iter().filter(|(_, has)| *has == present).map(|(name, _)| *name).collect()
+    };
+    let kernels: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+    Sheet::default()
+        .with("name", &cpu.name)
+        .with("cores", cpu.cores)
+        .with("threads", cpu.threads)
+        .with("has", with(true))
+        .with("lacks", with(false))
+        .with("kernels", kernels)
+        .with("used", Isa::best().name())
+}
+
+/// Where Kiln may have to write.
+fn folders() -> Sheet {
+    let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
+    Sheet::default()
+        .with("current", folder(&here))
+        .with("temporary", folder(&std::env::temp_dir()))
+        .with("settings", config_folder().map(|path| folder(&path)))
+}
+
+fn folder(path: &Path) -> String {
+    // Of a folder that is not there yet, the nearest one above decides.
+    let existing = path.ancestors().find(|p| p.is_dir()).unwrap_or(path);
+    let state = match output::writable(existing) {
+        Ok(()) if existing == path => "writable",
+        Ok(()) => "can be made",
+        Err(_) => "not writable",
+    };
+    format!("{} ({state})", path.display())
+}
+
+/// Where programs of this system keep their settings.
+fn config_folder() -> Option<PathBuf> {
+    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let base = match std::env::consts::OS {
+        "windows" => var("APPDATA"),
+        "macos" => var("HOME").map(|home| home.join("Library/Application Support")),
+        _ => var("XDG_CONFIG_HOME").or_else(|| Some(var("HOME")?.join(".config"))),
+    };
+    base.map(|base| base.join("kiln"))
+}

@@ -1,0 +1,250 @@
+//! `kiln generate`: from the options to pictures on disk.
+
+use std::cell::RefCell;
+use std::path::Path;
+
+use kiln_cpu::{CpuBackend, Isa};
+use kiln_model::{Generated, ModelFolder, Pipeline, Variant};
+use kiln_ops::Backend;
+use kiln_tensor::HostTensor;
+
+use crate::args::{GenerateArgs, IsaArg};
+use crate::cancel::Cancel;
+use crate::failure::{Failure, Kind, While};
+use crate::job::Job;
+use crate::order::{Chance, Order, Words};
+use crate::output::{self, Output};
+use crate::progress::{Reporter, Shared, Told};
+use crate::recipe::{Recipe, Replay};
+use crate::values::Device;
+use crate::{hints, machine, preview};
+
+/// Runs the command; a failure is already told.
+pub fn run(args: GenerateArgs) -> Result<(), Failure> {
+    let cancel = Cancel::on_ctrl_c();
+    let mut reporter = Reporter::new(&args, cancel);
+    prepare_and_paint(args, &mut reporter).map_err(|failure| {
+        // A reader that went away ends the run as a cancellation; the cause is the pipe.
+        let failure = match reporter.take_trouble() {
+            Some(error) => Failure::new(format!("can't write events to standard output: {error}")),
+            None => failure,
+        };
+        reporter.fail(&failure);
+        failure
+    })
+}
+
+fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<(), Failure> {
+    let random_seed = args.seed.is_empty() && args.noise.is_none() && args.from.is_none();
+    let recipe = args.from.as_deref().map(Recipe::read).transpose()?;
+    let replay = recipe.as_ref().map_or(Replay::default(), |recipe| recipe.fill(&mut args));
+    if args.json && args.output.as_deref() == Some(Path::new("-")) {
+        return Err(Failure::usage("--json and -o - both want standard output").hint("name a file with -o"));
+    }
+    let order = Order::new(&args, replay)?;
+    let backend = cpu(&args, order.device)?;
+    let folder = open_model(&order)?;
+    let job = Job::read(&order, machine::memory_limit())?;
+    let output = Output::check(args.output.as_deref(), job.pictures.len())?;
+    args.latents_out.as_deref().map_or(Ok(()), output::check_file)?;
+    let run = Run { args, order, folder, job, output, recipe, random_seed };
+    run.paint(backend, reporter)
+}
+
+/// The only kind of device there is so far.
+fn cpu(args: &GenerateArgs, device: Device) -> Result<CpuBackend, Failure> {
+    if let Device::Cuda(_) = device {
+        return Err(Failure::new("this build of Kiln has no CUDA backend")
+            .hint("leave --device out, or say --device cpu, to compute on the CPU"));
+    }
+    let isa = args.cpu_isa.map(|isa| match isa {
+        IsaArg::Portable => Isa::Portable,
+        IsaArg::Avx2 => Isa::Avx2,
+        IsaArg::Avx512 => Isa::Avx512,
+    });
+    let threads = args.threads.map(usize::from);
+    CpuBackend::new(kiln_cpu::Options { isa, threads }).while_doing(|| "starting the CPU backend".into())
+}
+
+/// Opens the folder, and checks for parts that this order can't do without.
+fn open_model(order: &Order) -> Result<ModelFolder, Failure> {
+    let path = &order.model;
+    if !path.join("model_index.json").is_file() {
+        let what = match path.exists() {
+            true => "is not a model folder: there is no `model_index.json` in it",
+            false => "does not exist",
+        };
+        return Err(Failure::new(format!("`{}` {what}", path.display())).hint(hints::not_a_model(path)));
+    }
+    let folder = ModelFolder::open(path).while_doing(|| format!("opening the model `{}`", path.display()))?;
+    let missing = |part: &str, hint: String| {
+        Err(Failure::new(format!("the model `{}` has no `{part}/config.json`", path.display())).hint(hint))
+    };
+    if folder.vae.is_none() && order.vae.is_none() {
+        return missing("vae", "download that part, or name another autoencoder with --vae FILE".into());
+    }
+    if folder.text_encoder.is_none() && matches!(order.words, Words::Prompts { .. }) {
+        let hint = match folder.variant {
+            Variant::Dev => {
+                "Kiln can't run dev's text encoder yet: give prompt embeddings with --embeds FILE"
+            }
+            _ => "download that part, or give prompt embeddings with --embeds FILE",
+        };
+        return missing("text_encoder", hint.into());
+    }
+    Ok(folder)
+}
+
+/// All that one run needs to know.
+struct Run {
+    args: GenerateArgs,
+    order: Order,
+    folder: ModelFolder,
+    job: Job,
+    output: Output,
+    recipe: Option<Recipe>,
+    random_seed: bool,
+}
+
+impl Run {
+    fn paint<B: Backend>(&self, backend: B, reporter: &mut Reporter) -> Result<(), Failure> {
+        let (job, folder) = (&self.job, &self.folder);
+        // Before the weights are touched: a size that can't be is refused at once.
+        let resolved = folder.resolve(&job.request, &job.options)?;
+        let name = backend.name();
+        let base = job.recipe_base(&self.order, folder, &resolved, name.clone())?;
+        self.tell_start(&name, reporter);
+        if let Some(recipe) = &self.recipe {
+            recipe.differences(&job.recipe(&base, 0)).iter().for_each(|d| reporter.warn(d));
+        }
+        let two_calls = folder.variant == Variant::Base && resolved.guidance.is_some_and(|g| g > 1.0);
+        reporter.expect(resolved.pictures, if two_calls { 2 } else { 1 });
+        reporter.tell(&Told::Resolved {
+            width: resolved.width,
+            height: resolved.height,
+            pictures: resolved.pictures,
+            steps: resolved.steps,
+            first_step: resolved.first_step,
+            sigmas: resolved.schedule.sigmas(),
+            guidance: resolved.guidance,
+        });
+
+        let pipeline = Pipeline::load(backend, folder, &job.options, reporter)
+            .while_doing(|| format!("loading the model `{}`", folder.path.display()))?;
+        reporter.end_phase();
+        let mut saved = Saved { run: self, base: &base, files: Vec::new(), latents: Vec::new() };
+        self.generate(&pipeline, reporter, &mut saved)?;
+        saved.finish(reporter)
+    }
+
+    fn tell_start(&self, backend: &str, reporter: &mut Reporter) {
+        let prompts = match &self.order.words {
+            Words::Prompts { texts, .. } => texts.iter().map(String::as_str).collect(),
+            Words::Embeds { .. } => Vec::new(),
+        };
+        reporter.tell(&Told::Started {
+            version: env!("CARGO_PKG_VERSION"),
+            model: self.folder.path.display().to_string(),
+            variant: self.folder.variant.to_string(),
+            device: "cpu",
+            backend,
+            dtype: self.order.dtype.to_string(),
+            prompts,
+            seeds: self.job.pictures.iter().map(|p| p.seed).collect(),
+            random_seed: self.random_seed && matches!(self.order.chance, Chance::Seed(_)),
+        });
+    }
+
+    fn generate<B: Backend>(
+        &self,
+        pipeline: &Pipeline<B>,
+        reporter: &mut Reporter,
+        saved: &mut Saved<'_>,
+    ) -> Result<(), Failure> {
+        let mut trouble = None;
+        // Told by turns: while a picture is painted, and when it is saved.
+        let reporter = RefCell::new(reporter);
+        let mut watcher = Shared(&reporter);
+        let result = pipeline.generate_each(&self.job.request, &mut watcher, &mut |picture| {
+            saved.save(picture, &mut reporter.borrow_mut()).map_err(|failure| {
+                trouble = Some(failure);
+                kiln_model::Error::Cancelled
+            })
+        });
+        match (result, trouble) {
+            (_, Some(failure)) => Err(failure),
+            (result, None) => result.map_err(|e| self.explain(e.into(), saved.files.len())),
+        }
+    }
+
+    /// A cancelled batch says what it leaves.
+    fn explain(&self, mut failure: Failure, saved: usize) -> Failure {
+        if failure.kind == Kind::Cancelled && saved > 0 {
+            failure.message = format!("cancelled after {saved} of {} pictures", self.job.pictures.len());
+        }
+        failure
+    }
+}
+
+/// What is on disk so far.
+struct Saved<'a> {
+    run: &'a Run,
+    base: &'a Recipe,
+    files: Vec<String>,
+    latents: Vec<HostTensor>,
+}
+
+impl Saved<'_> {
+    fn save(&mut self, done: Generated, reporter: &mut Reporter) -> Result<(), Failure> {
+        reporter.end_phase();
+        let run = self.run;
+        let plan = &run.job.pictures[done.index];
+        let recipe = run.job.recipe(self.base, done.index).to_json();
+        let recipe = (!run.args.no_recipe).then_some(recipe.as_str());
+        let path = run.output.write(&done.picture, recipe, plan, done.index)?;
+        let file = path.display().to_string();
+        reporter.tell(&Told::Picture {
+            file: file.clone(),
+            picture: done.index,
+            seed: plan.seed,
+            width: done.picture.width(),
+            height: done.picture.height(),
+            seconds: reporter.seconds(),
+        });
+        self.files.push(file);
+        if run.args.latents_out.is_some() {
+            self.latents.push(done.latents);
+        }
+        if let Some(how) = run.args.preview {
+            let on_stdout = run.output != Output::Stdout && !run.args.json;
+            preview::show(&done.picture, how, on_stdout);
+        }
+        Ok(())
+    }
+
+    fn finish(self, reporter: &mut Reporter) -> Result<(), Failure> {
+        if let Some(path) = &self.run.args.latents_out {
+            write_latents(path, &self.latents).while_doing(|| "saving the latents".into())?;
+            reporter.tell(&Told::Latents { file: path.display().to_string() });
+        }
+        let seeds: Vec<_> = self.run.job.pictures.iter().map(|p| p.seed).collect();
+        let (pictures, seconds) = (self.files.len(), reporter.seconds());
+        reporter.tell(&Told::Done { pictures, files: &self.files, seeds: &seeds, seconds });
+        Ok(())
+    }
+}
+
+/// `latents`, f32 `[pictures, tokens, channels]`.
+fn write_latents(path: &Path, latents: &[HostTensor]) -> Result<(), Failure> {
+    let bad = |e: kiln_tensor::Error| Failure::new(e.to_string());
+    let mut values = Vec::new();
+    let mut shape = vec![latents.len()];
+    for (i, one) in latents.iter().enumerate() {
+        values.extend_from_slice(&one.to_f32().map_err(bad)?);
+        if i == 0 {
+            shape.extend(one.shape().dims());
+        }
+    }
+    let latents = HostTensor::from_f32(shape, values).map_err(bad)?;
+    Ok(kiln_weights::save::save(path, &[("latents", latents)], &Default::default())?)
+}

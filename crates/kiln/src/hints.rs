@@ -1,0 +1,115 @@
+//! What to do about an error. The libraries name what is wrong; here is what they can't know: the options.
+
+use std::path::Path;
+
+use kiln_weights::LoraProblem;
+
+const DOWNLOAD: &str = "the download is not complete or the file was damaged; fetch it again";
+const OTHER_MODEL: &str = "a LoRA fits only the model it was trained on: klein 4B, klein 9B and dev differ; \
+                           `kiln info` on both shows their sizes";
+
+pub fn model(error: &kiln_model::Error) -> Option<String> {
+    use kiln_model::Error;
+    match error {
+        Error::Mismatch { .. } => Some(
+            "the parts come from different models: klein 4B goes with Qwen3-4B (hidden size 2560), klein 9B with \
+             Qwen3-8B (4096); take all folders from one download"
+                .into(),
+        ),
+        Error::Memory { .. } => Some("choose a smaller size with -W and -H, or fewer references".into()),
+        Error::Read { .. } => Some("check that the file exists and may be read".into()),
+        Error::Config { .. } => Some("`kiln info` on the folder shows what Kiln makes of it".into()),
+        Error::Weights(error) => weights(error),
+        Error::Image(error) => image(error),
+        Error::Ops(error) => ops(error),
+        Error::Request(_) | Error::Tokenizer(_) | Error::Tensor(_) | Error::Cancelled => None,
+    }
+}
+
+pub fn weights(error: &kiln_weights::Error) -> Option<String> {
+    use kiln_weights::Error;
+    let hint = match error {
+        Error::NotFound { .. } => "check the path",
+        Error::Malformed { .. } | Error::MissingShards { .. } | Error::NotInShard { .. } => DOWNLOAD,
+        Error::NoWeights { .. } => "this part of the model has to be downloaded, too, as safetensors",
+        Error::Missing { .. } | Error::Shape { .. } => {
+            "the weights don't belong to the config.json beside them: take both from one download"
+        }
+        Error::LoraUnmatched { .. } => OTHER_MODEL,
+        Error::Lora { problem, .. } => match **problem {
+            LoraProblem::Shape { .. } => OTHER_MODEL,
+            LoraProblem::Layout { .. } => "save it again with diffusers' `save_lora_weights`",
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(hint.into())
+}
+
+pub fn image(error: &kiln_image::Error) -> Option<String> {
+    use kiln_image::Error;
+    let hint = match error {
+        Error::NotAPicture { .. } => "convert it to PNG or JPEG first",
+        Error::Damaged { .. } => "open it in another program and save it again",
+        Error::TooLarge { .. } | Error::FileTooLarge { .. } => {
+            "make it smaller: the models look at one megapixel"
+        }
+        Error::TooSmall { .. } => "give a larger picture",
+        Error::AspectRatio { .. } => "crop it",
+        Error::Format { .. } => "end the name in .png, .jpg or .webp",
+        Error::Write { .. } => "choose another place with -o",
+        Error::Read { .. } => "check the path",
+        _ => return None,
+    };
+    Some(hint.into())
+}
+
+pub fn ops(error: &kiln_ops::Error) -> Option<String> {
+    match error {
+        kiln_ops::Error::Memory { .. } => {
+            Some("choose a smaller size with -W and -H, or close other programs".into())
+        }
+        _ => None,
+    }
+}
+
+/// What may be meant by a path that is no model folder.
+pub fn not_a_model(path: &Path) -> String {
+    const INDEX: &str = "model_index.json";
+    if path.is_file() {
+        return "a model is a folder with model_index.json, transformer, text_encoder and vae in it; single files are \
+                not read yet"
+            .into();
+    }
+    if let Some(parent) = path.parent().filter(|p| p.join(INDEX).is_file()) {
+        return format!("the model is the folder around it: -m {}", parent.display());
+    }
+    let inside = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut models: Vec<_> = inside.filter(|p| p.join(INDEX).is_file()).collect();
+    models.sort();
+    match models.first() {
+        Some(model) => format!("there is a model inside: -m {}", model.display()),
+        None => "give the folder of a diffusers download of FLUX.2 [klein]: it has model_index.json, transformer, \
+                 text_encoder and vae in it"
+            .into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn the_model_beside_a_wrong_path_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("klein");
+        fs::create_dir_all(model.join("vae")).unwrap();
+        fs::write(model.join("model_index.json"), "{}").unwrap();
+        let name = model.display().to_string();
+        assert!(not_a_model(&model.join("vae")).ends_with(&name));
+        assert!(not_a_model(dir.path()).ends_with(&name));
+        assert!(not_a_model(&model.join("model_index.json")).contains("is a folder"));
+        assert!(not_a_model(Path::new("/no/where")).contains("diffusers download"));
+    }
+}

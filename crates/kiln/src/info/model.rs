@@ -1,0 +1,112 @@
+use std::path::Path;
+
+use kiln_model::tokenizer::MAX_TOKENS;
+use kiln_model::{MemoryNeed, ModelFolder};
+use kiln_tensor::DType;
+use kiln_weights::WeightSource;
+
+use super::Description;
+use crate::failure::{Failure, While};
+use crate::sheet::Sheet;
+use crate::values::{bytes, count};
+
+/// A model folder: its variant, its parts, and what running it takes.
+pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
+    let folder = ModelFolder::open(path).while_doing(|| format!("opening the model `{}`", path.display()))?;
+    let mut parts = Parts { total: 0, problem: None };
+    let t = &folder.transformer.config;
+    let transformer = parts.describe(
+        &folder.transformer.path,
+        Sheet::default()
+            .with("double_blocks", t.num_layers)
+            .with("single_blocks", t.num_single_layers)
+            .with("heads", t.num_attention_heads)
+            .with("head_dim", t.attention_head_dim)
+            .with("dim", t.dim())
+            .with("text_dim", t.joint_attention_dim),
+    );
+    let text_encoder = folder.text_encoder.as_ref().map(|part| {
+        let c = &part.config;
+        let sizes = Sheet::default()
+            .with("kind", c.model_type.as_deref().unwrap_or("qwen3"))
+            .with("layers", c.num_hidden_layers)
+            .with("hidden_size", c.hidden_size)
+            .with("heads", c.num_attention_heads)
+            .with("key_value_heads", c.num_key_value_heads)
+            .with("vocabulary", c.vocab_size);
+        parts.describe(&part.path, sizes)
+    });
+    let vae = folder.vae.as_ref().map(|part| {
+        let c = &part.config;
+        let sizes = Sheet::default()
+            .with("channels", &c.block_out_channels)
+            .with("decoder_channels", &c.decoder_block_out_channels)
+            .with("latent_channels", c.latent_channels);
+        parts.describe(&part.path, sizes)
+    });
+    let tokenizer = if folder.tokenizer.is_some() { "in the folder" } else { "built into Kiln" };
+    let sheet = Sheet::default()
+        .with("kind", "model folder")
+        .with("path", path.display().to_string())
+        .with("variant", folder.variant.to_string())
+        .with("default_steps", folder.variant.default_steps())
+        .with("default_guidance", folder.variant.default_guidance())
+        .with("tokenizer", tokenizer)
+        .with_sheet("transformer", transformer);
+    let sheet = with_part(sheet, "text_encoder", text_encoder);
+    let sheet = with_part(sheet, "vae", vae).with_sheet("memory", memory(&folder, parts.total));
+    Ok(Description { sheet, problem: parts.problem })
+}
+
+fn with_part(sheet: Sheet, name: &str, part: Option<Sheet>) -> Sheet {
+    match part {
+        Some(part) => sheet.with_sheet(name, part),
+        None => sheet.with(name, "none in this folder"),
+    }
+}
+
+/// Sums up the parts, and keeps the first problem without giving up on the rest.
+struct Parts {
+    total: u64,
+    problem: Option<Failure>,
+}
+
+impl Parts {
+    fn describe(&mut self, path: &Path, sizes: Sheet) -> Sheet {
+        match WeightSource::open(path) {
+            Ok(source) => {
+                self.total += source.bytes();
+                sizes.and(amounts(&source))
+            }
+            Err(error) => {
+                let sizes = sizes.with("problem", error.to_string());
+                self.problem.get_or_insert(error.into());
+                sizes
+            }
+        }
+    }
+}
+
+/// Files, parameters, dtypes and bytes.
+pub(super) fn amounts(source: &WeightSource) -> Sheet {
+    let dtypes: Vec<String> = match &source.dtypes().into_iter().collect::<Vec<_>>()[..] {
+        [(only, _)] => vec![only.to_string()],
+        several => several.iter().map(|(dtype, n)| format!("{dtype} ({})", count(*n))).collect(),
+    };
+    Sheet::default()
+        .with("files", source.files().count())
+        .with("tensors", source.names().count())
+        .with_amount("parameters", source.parameters(), count(source.parameters()))
+        .with("dtypes", dtypes)
+        .with_amount("bytes", source.bytes(), bytes(source.bytes()))
+}
+
+/// What is needed beside the weights, which stay mapped from their files.
+fn memory(folder: &ModelFolder, weights: u64) -> Sheet {
+    let sides = [512, 1024];
+    let weights = Sheet::default().with_amount("weights", weights, bytes(weights));
+    sides.into_iter().fold(weights, |sheet, side| {
+        let need = MemoryNeed::new(folder, [side, side], MAX_TOKENS, DType::F32).peak();
+        sheet.with_amount(format!("{side}x{side}"), need, format!("{} more", bytes(need)))
+    })
+}

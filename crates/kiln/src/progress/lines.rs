@@ -1,0 +1,86 @@
+use std::io::Write;
+
+use super::{Phase, Told};
+
+/// Plain lines on standard error.
+pub(super) struct Lines {
+    pub verbose: bool,
+}
+
+impl Lines {
+    pub fn tell(&mut self, told: &Told<'_>) {
+        if let Some(line) = line(told, self.verbose) {
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
+    }
+}
+
+/// What a person is told; `None` for what only a bar shows.
+pub(super) fn line(told: &Told<'_>, verbose: bool) -> Option<String> {
+    Some(match told {
+        Told::Started { model, variant, backend, dtype, seeds, .. } => match &seeds[..] {
+            _ if verbose => format!("{variant} from `{model}` on {backend}, {dtype}, seed {}", list(seeds)),
+            [Some(seed), rest @ ..] if rest.iter().all(|s| *s == Some(*seed)) => format!("seed {seed}"),
+            _ => return None,
+        },
+        Told::Resolved { width, height, steps, first_step, sigmas, guidance, .. } => {
+            let size = format!("{width}x{height}, {}", crate::values::plural(steps - first_step, "step"));
+            let guidance = guidance.map_or(String::new(), |g| format!(", guidance {g}"));
+            match verbose {
+                true => format!("{size}{guidance}, sigmas {:?}", &sigmas[*first_step..]),
+                false => format!("{size}{guidance}"),
+            }
+        }
+        Told::PhaseDone { phase: Phase::Steps, .. } if !verbose => return None,
+        Told::PhaseDone { phase, seconds } => format!("{phase} {seconds:.1} s"),
+        Told::Step { picture, pictures, step, steps, sigma, seconds } => {
+            let which = which(*picture, *pictures);
+            format!("{which}step {step}/{steps} sigma {sigma:.3} {seconds:.1} s")
+        }
+        Told::Lora { report } => (*report).to_owned(),
+        Told::Note { text } => format!("note: {text}"),
+        Told::Warning { text } => format!("warning: {text}"),
+        Told::Picture { file, seed, width, height, seconds, .. } => {
+            let file = if file == "-" { "standard output".into() } else { format!("`{file}`") };
+            let seed = seed.map_or(String::new(), |s| format!("seed {s}, "));
+            format!("saved {file} ({width}x{height}, {seed}{seconds:.1} s)")
+        }
+        Told::Latents { file } => format!("saved `{file}`"),
+        Told::Phase { .. }
+        | Told::Progress { .. }
+        | Told::StepStarted { .. }
+        | Told::Done { .. }
+        | Told::Error { .. } => return None,
+    })
+}
+
+/// `picture 2/3 `, or nothing when there is only one.
+pub(super) fn which(picture: usize, pictures: usize) -> String {
+    if pictures > 1 { format!("picture {}/{pictures} ", picture + 1) } else { String::new() }
+}
+
+fn list(seeds: &[Option<u64>]) -> String {
+    let mut texts: Vec<String> = seeds.iter().map(|s| s.map_or("none".into(), |s| s.to_string())).collect();
+    texts.dedup();
+    texts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_one_plain_line() {
+        let step = Told::Step { picture: 0, pictures: 1, step: 2, steps: 4, sigma: 0.875, seconds: 3.14 };
+        assert_eq!(line(&step, false).unwrap(), "step 2/4 sigma 0.875 3.1 s");
+        let step = Told::Step { picture: 1, pictures: 3, step: 2, steps: 4, sigma: 0.875, seconds: 3.14 };
+        assert_eq!(line(&step, false).unwrap(), "picture 2/3 step 2/4 sigma 0.875 3.1 s");
+    }
+
+    #[test]
+    fn one_seed_for_all_is_told_once() {
+        let seeds = vec![Some(7), Some(7)];
+        assert_eq!(list(&seeds), "7");
+        assert_eq!(list(&[Some(7), Some(8)]), "7, 8");
+    }
+}
