@@ -1,4 +1,5 @@
 use std::ops::Range;
+use std::sync::Arc;
 
 use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Result, RopeTable, shapes};
 use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
@@ -30,7 +31,8 @@ impl CpuBackend {
             backend: "cpu".into(),
             what: format!("this machine has no {isa}; the best it has is {}", Isa::best()),
         })?;
-        Ok(CpuBackend { cx: Context { level, pool: Pool::new(options.threads)? } })
+        let pool = Pool::new(options.threads)?;
+        Ok(CpuBackend { cx: Context { level, pool, memory: Arc::default() } })
     }
 
     /// The instruction set in use.
@@ -62,7 +64,7 @@ impl Backend for CpuBackend {
 
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
         shapes::upload(host, dtype)?;
-        CpuTensor::from_host(host, dtype)
+        CpuTensor::from_host(&self.cx, host, dtype)
     }
 
     fn download(&self, x: &CpuTensor) -> Result<HostTensor> {
@@ -90,7 +92,7 @@ impl Backend for CpuBackend {
     }
 
     fn concat_rows(&self, parts: &[&CpuTensor]) -> Result<CpuTensor> {
-        movement::concat_rows(parts)
+        movement::concat_rows(&self.cx, parts)
     }
 
     fn concat_columns(&self, parts: &[&CpuTensor]) -> Result<CpuTensor> {

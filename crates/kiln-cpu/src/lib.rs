@@ -34,8 +34,11 @@ pub use isa::Isa;
 pub use tensor::CpuTensor;
 pub use weight::{CpuConv, CpuWeight};
 
+use std::sync::Arc;
+
 use kiln_ops::Result;
 
+use buffer::{Buffer, Memory};
 use isa::Level;
 use parallel::Pool;
 
@@ -43,12 +46,18 @@ use parallel::Pool;
 pub(crate) struct Context {
     pub level: Level,
     pub pool: Pool,
+    pub memory: Arc<Memory>,
 }
 
 /// Elements a thread takes at a time when it works row by row.
 const ROWS_PIECE: usize = 1 << 14;
 
 impl Context {
+    /// A buffer to be written; what is in it before is left from earlier work.
+    pub fn buffer<T: bytemuck::Pod>(&self, len: usize) -> Result<Buffer<T>> {
+        self.memory.buffer(len)
+    }
+
     /// Calls `work` with the number of every `width`-element row of `out` and the row.
     pub fn rows<T: Send + Sync>(&self, out: &mut [T], width: usize, work: impl Fn(usize, &mut [T]) + Sync) {
         // Making nothing can't fail.

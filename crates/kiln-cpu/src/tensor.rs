@@ -4,6 +4,7 @@ use bytemuck::cast_slice;
 use kiln_ops::{Result, Tensor};
 use kiln_tensor::{DType, HostTensor, Shape, bf16};
 
+use crate::Context;
 use crate::buffer::Buffer;
 use crate::element::Element;
 
@@ -85,15 +86,15 @@ impl CpuTensor {
         CpuTensor { data: self.data.clone(), start: self.start + start, shape }
     }
 
-    pub(crate) fn from_host(host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
-        fn copy<T: Stored>(values: &[T], shape: &Shape) -> Result<CpuTensor> {
-            let mut buffer = Buffer::zeros(values.len())?;
+    pub(crate) fn from_host(cx: &Context, host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
+        fn copy<T: Stored>(cx: &Context, values: &[T], shape: &Shape) -> Result<CpuTensor> {
+            let mut buffer = cx.buffer(values.len())?;
             buffer.copy_from_slice(values);
             Ok(T::wrap(buffer, shape.clone()))
         }
         match dtype {
-            DType::BF16 => copy(&host.to_bf16()?, host.shape()),
-            _ => copy(&host.to_f32()?, host.shape()),
+            DType::BF16 => copy(cx, &host.to_bf16()?, host.shape()),
+            _ => copy(cx, &host.to_f32()?, host.shape()),
         }
     }
 

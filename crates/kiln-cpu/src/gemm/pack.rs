@@ -116,7 +116,7 @@ impl Packed {
     pub fn new<R: Rows>(cx: &Context, source: &R, rows: usize, depth: usize) -> Result<Packed> {
         const ROWS_AT_ONCE: usize = 32;
         let blocks = depth.div_ceil(DEPTH);
-        let mut data = Buffer::zeros(blocks.saturating_mul(rows).saturating_mul(DEPTH))?;
+        let mut data = cx.buffer(blocks.saturating_mul(rows).saturating_mul(DEPTH))?;
         let out = Disjoint::new(&mut data);
         let strips = rows.div_ceil(ROWS_AT_ONCE);
         cx.pool.each(blocks * strips, |task| {

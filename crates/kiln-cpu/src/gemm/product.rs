@@ -4,7 +4,6 @@ use kiln_ops::Result;
 
 use super::{DEPTH, Extent, Packed, Rows, multiply, pack_right};
 use crate::Context;
-use crate::buffer::Buffer;
 use crate::simd::{Simd, dispatch};
 
 /// What becomes of finished sums.
@@ -82,7 +81,7 @@ pub(crate) fn product<R: Rows + Send, K: Sink>(
 ) -> Result<()> {
     let cut = Cut::new(cx, rows, cols);
     let width = cut.cols.next_multiple_of(cx.level.tile_cols());
-    let scratch = || Ok((Buffer::zeros(width * DEPTH)?, Buffer::zeros(cut.rows * width)?));
+    let scratch = || Ok((cx.buffer(width * DEPTH)?, cx.buffer(cut.rows * width)?));
     cx.pool.each_with(cut.tasks, scratch, |task, (panels, sums)| {
         let (row, col) = (task % cut.strips * cut.rows, task / cut.strips * cut.cols);
         let (rows, cols) = (row..rows.min(row + cut.rows), col..cols.min(col + cut.cols));

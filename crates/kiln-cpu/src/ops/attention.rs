@@ -33,7 +33,7 @@ pub(crate) fn attention(
 ) -> Result<CpuTensor> {
     let size = shapes::attention(q, k, v, spec)?;
     by_dtype!(q[0], T => {
-        let mut out = Buffer::<T>::zeros(size.result().numel())?;
+        let mut out = cx.buffer::<T>(size.result().numel())?;
         let [q, k, v] = [q, k, v].map(|blocks| Blocks::<T>::new(blocks));
         let job = Job { cx, size, mask: &spec.mask, q, k, v };
         job.run(&Disjoint::new(&mut out))?;
@@ -125,8 +125,8 @@ impl<T: Stored> Job<'_, T> {
     fn pack(&self, heads: Range<usize>) -> Result<PackedHeads> {
         let dim = self.size.head_dim;
         let (level, [key_width, value_width]) = (self.cx.level, self.widths());
-        let mut keys = Buffer::zeros(heads.len() * self.key_panels())?;
-        let mut values = Buffer::zeros(heads.len() * self.value_panels())?;
+        let mut keys = self.cx.buffer(heads.len() * self.key_panels())?;
+        let mut values = self.cx.buffer(heads.len() * self.value_panels())?;
         let (to_keys, to_values) = (Disjoint::new(&mut keys), Disjoint::new(&mut values));
         let blocks = self.size.keys.div_ceil(KEYS);
         self.cx.pool.each(heads.len() * blocks, |task| {
@@ -156,9 +156,9 @@ impl<T: Stored> Job<'_, T> {
         let [key_width, value_width] = self.widths();
         debug_assert_eq!(key_width, KEYS);
         Ok(Scratch {
-            queries: Buffer::zeros(rows * DEPTH * self.size.head_dim.div_ceil(DEPTH))?,
-            scores: Buffer::zeros(rows * KEYS)?,
-            sums: Buffer::zeros(rows * value_width)?,
+            queries: self.cx.buffer(rows * DEPTH * self.size.head_dim.div_ceil(DEPTH))?,
+            scores: self.cx.buffer(rows * KEYS)?,
+            sums: self.cx.buffer(rows * value_width)?,
             running: vec![Running::START; rows],
         })
     }

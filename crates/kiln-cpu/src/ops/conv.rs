@@ -40,7 +40,7 @@ fn run<T: Stored>(
     let [height, width] = [shape.dims()[0], shape.dims()[1]];
     let patches = Patches { x, size, geometry, kernel: [kernel_height, kernel_width], width };
     let panels = pack_kernel(cx, conv)?;
-    let mut out = Buffer::<T>::zeros(shape.numel())?;
+    let mut out = cx.buffer::<T>(shape.numel())?;
     let part = Part { start: 0, width: out_channels, data: Disjoint::new(&mut out) };
     let bias = conv.bias.as_deref();
     let output = Output { bias, gate: None, residual, width: out_channels, parts: vec![part] };
@@ -52,7 +52,7 @@ fn run<T: Stored>(
     let rows = (SUMS_AT_ONCE / stride).clamp(tile_rows, 512);
     let fair = pixels.div_ceil(4 * cx.pool.threads());
     let rows = rows.min(fair).next_multiple_of(tile_rows);
-    let scratch = || Ok((Buffer::zeros(rows * DEPTH)?, Buffer::zeros(rows * stride)?));
+    let scratch = || Ok((cx.buffer(rows * DEPTH)?, cx.buffer(rows * stride)?));
     cx.pool.each_with(pixels.div_ceil(rows), scratch, |task, (left, sums)| {
         let first = task * rows;
         let rows = rows.min(pixels - first);
@@ -73,7 +73,7 @@ fn run<T: Stored>(
 fn pack_kernel(cx: &Context, conv: &CpuConv) -> Result<Buffer<f32>> {
     let (depth, cols) = (conv.kernel.cols, cx.level.tile_cols());
     let count = conv.kernel.rows.div_ceil(cols);
-    let mut panels = Buffer::<f32>::zeros(count * cols * depth)?;
+    let mut panels = cx.buffer::<f32>(count * cols * depth)?;
     let out = Disjoint::new(&mut panels);
     let kernel = Placed { stack: &conv.kernel, at: 0 };
     let blocks = depth.div_ceil(DEPTH);

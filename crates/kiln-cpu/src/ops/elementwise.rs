@@ -2,7 +2,6 @@ use kiln_ops::{Activation, Result, shapes};
 use kiln_tensor::Shape;
 
 use crate::Context;
-use crate::buffer::Buffer;
 use crate::element::{Element, read, write};
 use crate::math::silu;
 use crate::simd::{Simd, dispatch};
@@ -30,7 +29,7 @@ dispatch! {
 fn zip(cx: &Context, f: impl Binary, x: &CpuTensor, y: &CpuTensor, shape: Shape) -> Result<CpuTensor> {
     by_dtype!(x, T => {
         let (x, y) = (T::of(x), T::of(y));
-        let mut out = Buffer::<T>::zeros(shape.numel())?;
+        let mut out = cx.buffer::<T>(shape.numel())?;
         cx.pool.pieces(&mut out, PIECE, |i, out| {
             let at = i * PIECE..i * PIECE + out.len();
             zip_on(cx.level, f, &x[at.clone()], &y[at], out);
@@ -115,7 +114,7 @@ pub(crate) fn swiglu(cx: &Context, x: &CpuTensor) -> Result<CpuTensor> {
     let width = shape.last();
     by_dtype!(x, T => {
         let x = T::of(x);
-        let mut out = Buffer::<T>::zeros(shape.numel())?;
+        let mut out = cx.buffer::<T>(shape.numel())?;
         cx.rows(&mut out, width, |row, out| {
             let (gate, up) = x[2 * row * width..][..2 * width].split_at(width);
             zip_on(cx.level, GatedSilu, gate, up, out);
@@ -129,7 +128,7 @@ pub(crate) fn blend_rows(cx: &Context, x: &CpuTensor, y: &CpuTensor, mask: &CpuT
     let (width, mask) = (shape.last(), f32::of(mask));
     by_dtype!(x, T => {
         let (x, y) = (T::of(x), T::of(y));
-        let mut out = Buffer::<T>::zeros(shape.numel())?;
+        let mut out = cx.buffer::<T>(shape.numel())?;
         cx.rows(&mut out, width, |row, out| {
             let at = row * width..(row + 1) * width;
             zip_on(cx.level, Lerp(mask[row]), &x[at.clone()], &y[at], out);
@@ -175,7 +174,7 @@ pub(crate) fn activation(cx: &Context, x: &CpuTensor, f: Activation) -> Result<C
     let shape = shapes::activation(x)?;
     by_dtype!(x, T => {
         let x = T::of(x);
-        let mut out = Buffer::<T>::zeros(shape.numel())?;
+        let mut out = cx.buffer::<T>(shape.numel())?;
         cx.pool.pieces(&mut out, PIECE, |i, out| {
             activation_on(cx.level, f, &x[i * PIECE..][..out.len()], out);
         });
@@ -216,7 +215,7 @@ pub(crate) fn affine_rows<T: Stored>(
     shape: Shape,
 ) -> Result<CpuTensor> {
     let width = shape.last();
-    let mut out = Buffer::<T>::zeros(shape.numel())?;
+    let mut out = cx.buffer::<T>(shape.numel())?;
     cx.rows(&mut out, width, |row, out| affine_on(cx.level, columns, &x[row * width..][..width], out));
     Ok(T::wrap(out, shape))
 }

@@ -3,7 +3,6 @@ use kiln_ops::{Activation, Result, shapes};
 use super::elementwise::{Affine, affine_rows};
 use super::movement::image;
 use crate::Context;
-use crate::buffer::Buffer;
 use crate::element::{Element, read, write};
 use crate::parallel::Disjoint;
 use crate::simd::{Simd, dispatch};
@@ -74,7 +73,7 @@ pub(crate) fn group_norm(
     let [height, width, channels] = image(x);
     let pixels = height * width;
     let chunks = pixels.div_ceil(PIXELS_AT_ONCE);
-    let mut parts = Buffer::<f32>::zeros(chunks * 3 * channels)?;
+    let mut parts = cx.buffer::<f32>(chunks * 3 * channels)?;
     let out = Disjoint::new(&mut parts);
     by_dtype!(x, T => {
         let x = T::of(x);

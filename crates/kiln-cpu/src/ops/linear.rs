@@ -3,7 +3,6 @@ use kiln_tensor::Shape;
 
 use super::output::{Output, Part, Scaled};
 use crate::Context;
-use crate::buffer::Buffer;
 use crate::element::{Source, convert};
 use crate::gemm::{FEW_ROWS, FewTerm, Packed, Rows, Sink, Term, few_rows, product};
 use crate::parallel::Disjoint;
@@ -56,7 +55,7 @@ fn run<T: Stored, const N: usize>(
     extras: Extras<'_, T>,
     shapes: [Shape; N],
 ) -> Result<[CpuTensor; N]> {
-    let mut buffers = shapes.iter().map(|s| Buffer::<T>::zeros(s.numel())).collect::<Result<Vec<_>>>()?;
+    let mut buffers = shapes.iter().map(|s| cx.buffer::<T>(s.numel())).collect::<Result<Vec<_>>>()?;
     let mut start = 0;
     let mut parts = Vec::with_capacity(N);
     for (buffer, shape) in buffers.iter_mut().zip(&shapes) {
@@ -86,7 +85,7 @@ fn many<T: Stored>(cx: &Context, x: &Columns<'_, T>, w: &CpuWeight, output: &imp
     let mut inner = Vec::with_capacity(w.deltas.len());
     for delta in &w.deltas {
         let rank = delta.down.rows;
-        let mut h = Buffer::zeros(x.rows * rank)?;
+        let mut h = cx.buffer(x.rows * rank)?;
         let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
         let down = [Term { left: &left, right: Placed { stack: &delta.down, at: 0 }, cols: 0..rank }];
         product(cx, &down, [x.rows, rank], &sink)?;
@@ -105,12 +104,12 @@ fn term<'a>(left: &'a Packed, stack: &'a Stack, at: usize) -> Term<'a, Placed<'a
 fn few<T: Stored>(cx: &Context, x: &Columns<'_, T>, w: &CpuWeight, output: &impl Sink) -> Result<()> {
     let [out, cols] = w.size();
     let rows = x.rows;
-    let mut wide = Buffer::zeros(rows * cols)?;
+    let mut wide = cx.buffer(rows * cols)?;
     widen_rows(cx.level, x, rows, &mut wide);
     let mut inner = Vec::with_capacity(w.deltas.len());
     for delta in &w.deltas {
         let rank = delta.down.rows;
-        let mut h = Buffer::zeros(rows * rank)?;
+        let mut h = cx.buffer(rows * rank)?;
         let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
         few_rows(cx, &[FewTerm { x: &wide, weight: &delta.down, at: 0 }], [rows, rank], &sink);
         inner.push(h);

@@ -4,7 +4,6 @@ use kiln_ops::{Result, Tensor, shapes};
 use kiln_tensor::{DType, Shape, bf16};
 
 use crate::Context;
-use crate::buffer::Buffer;
 use crate::element::{Element, Source, convert};
 use crate::simd::dispatch;
 use crate::tensor::{CpuTensor, Stored, by_dtype};
@@ -29,7 +28,7 @@ dispatch! {
 pub(crate) fn cast(cx: &Context, x: &CpuTensor, dtype: DType) -> Result<CpuTensor> {
     let shape = shapes::cast(x, dtype)?;
     fn run<T: Stored, U: Stored>(cx: &Context, x: &[T], shape: Shape) -> Result<CpuTensor> {
-        let mut out = Buffer::<U>::zeros(x.len())?;
+        let mut out = cx.buffer::<U>(x.len())?;
         cx.pool.pieces(&mut out, PIECE, |i, out| {
             convert_on(cx.level, &x[i * PIECE..][..out.len()], out);
         });
@@ -42,10 +41,10 @@ pub(crate) fn cast(cx: &Context, x: &CpuTensor, dtype: DType) -> Result<CpuTenso
     }
 }
 
-pub(crate) fn concat_rows(parts: &[&CpuTensor]) -> Result<CpuTensor> {
+pub(crate) fn concat_rows(cx: &Context, parts: &[&CpuTensor]) -> Result<CpuTensor> {
     let shape = shapes::concat_rows(parts)?;
     by_dtype!(parts[0], T => {
-        let mut out = Buffer::<T>::zeros(shape.numel())?;
+        let mut out = cx.buffer::<T>(shape.numel())?;
         let mut rest = &mut out[..];
         for part in parts {
             let part = T::of(part);
@@ -62,7 +61,7 @@ pub(crate) fn concat_columns(cx: &Context, parts: &[&CpuTensor]) -> Result<CpuTe
     let width = shape.last();
     by_dtype!(parts[0], T => {
         let parts: Vec<_> = parts.iter().map(|x| (x.shape().last(), T::of(x))).collect();
-        let mut out = Buffer::<T>::zeros(shape.numel())?;
+        let mut out = cx.buffer::<T>(shape.numel())?;
         cx.rows(&mut out, width, |row, out| {
             let mut rest = out;
             for &(width, x) in &parts {
@@ -80,7 +79,7 @@ pub(crate) fn space_to_depth(cx: &Context, x: &CpuTensor) -> Result<CpuTensor> {
     let [_, width, channels] = image(x);
     by_dtype!(x, T => {
         let x = T::of(x);
-        let mut out = Buffer::<T>::zeros(shape.numel())?;
+        let mut out = cx.buffer::<T>(shape.numel())?;
         cx.rows(&mut out, width / 2 * 4 * channels, |row, out| {
             for (column, out) in out.chunks_exact_mut(4 * channels).enumerate() {
                 for (place, at) in PATCH.iter().enumerate() {
@@ -100,7 +99,7 @@ pub(crate) fn depth_to_space(cx: &Context, x: &CpuTensor) -> Result<CpuTensor> {
     let channels = depth / 4;
     by_dtype!(x, T => {
         let x = T::of(x);
-        let mut out = Buffer::<T>::zeros(shape.numel())?;
+        let mut out = cx.buffer::<T>(shape.numel())?;
         cx.rows(&mut out, 2 * width * channels, |row, out| {
             for (column, out) in out.chunks_exact_mut(channels.max(1)).enumerate() {
                 let x = &x[(row / 2 * width + column / 2) * depth..][..depth];

@@ -1,6 +1,5 @@
 use kiln_ops::{Groups, Result, RopePairs, RopeTable, Tensor, shapes};
 
-use crate::buffer::Buffer;
 use crate::element::{Element, convert, read, write};
 use crate::simd::{Simd, dispatch, sum};
 use crate::tensor::{CpuTensor, Stored, by_dtype};
@@ -80,8 +79,8 @@ pub(crate) fn ada_layer_norm(
     let (width, scale, shift) = (shape.last(), f32::of(scale), f32::of(shift));
     by_dtype!(x, T => {
         let x = T::of(x);
-        let mut out = Buffer::<T>::zeros(shape.numel())?;
-        cx.rows_with(&mut out, width, || Buffer::zeros(width), |row, out, wide| {
+        let mut out = cx.buffer::<T>(shape.numel())?;
+        cx.rows_with(&mut out, width, || cx.buffer(width), |row, out, wide| {
             let at = groups.of_row(row) * width;
             let by = [&scale[at..][..width], &shift[at..][..width]];
             layer_norm_on(cx.level, &x[row * width..][..width], by, eps, wide, out);
@@ -117,8 +116,8 @@ pub(crate) fn rms_norm(cx: &Context, x: &CpuTensor, weight: &CpuTensor, eps: f32
     let (width, weight) = (shape.last(), f32::of(weight));
     by_dtype!(x, T => {
         let x = T::of(x);
-        let mut out = Buffer::<T>::zeros(shape.numel())?;
-        cx.rows_with(&mut out, width, || Buffer::zeros(width), |row, out, wide| {
+        let mut out = cx.buffer::<T>(shape.numel())?;
+        cx.rows_with(&mut out, width, || cx.buffer(width), |row, out, wide| {
             rms_norm_on(cx.level, &x[row * width..][..width], weight, eps, wide, out);
         })?;
         Ok(T::wrap(out, shape))
@@ -191,8 +190,8 @@ pub(crate) fn norm_rope(
     let width = heads * dim;
     by_dtype!(x, T => {
         let values = T::of(x);
-        let mut out = Buffer::<T>::zeros(values.len())?;
-        cx.rows_with(&mut out, width, || Buffer::zeros(2 * dim), |token, out, scratch| {
+        let mut out = cx.buffer::<T>(values.len())?;
+        cx.rows_with(&mut out, width, || cx.buffer(2 * dim), |token, out, scratch| {
             let at = token * dim / 2;
             let turn = Turn { cos: &cos[at..][..dim / 2], sin: &sin[at..][..dim / 2], pairs: rope.pairs };
             let scratch = scratch.split_at_mut(dim).into();
