@@ -134,7 +134,7 @@ mod tests {
             Ok(tile.clone())
         })
         .unwrap();
-        assert_eq!(calls, 9);
+        assert_eq!(calls, 6);
         let pairs = x.to_f32().unwrap().into_owned().into_iter().zip(y.to_f32().unwrap().into_owned());
         assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-3));
     }

@@ -1,0 +1,271 @@
+//! What a pipeline refuses, how it stops, and that it repeats itself: on the repository's tiny checkpoints.
+
+use std::fs;
+use std::path::Path;
+
+use kiln_cpu::{CpuBackend, Options as CpuOptions};
+use kiln_golden::{Checkpoint, in_tree};
+use kiln_model::{Error, Event, ModelFolder, Observer, Options, Pipeline, Prompt, Request, Task, Variant};
+use kiln_ops::Backend;
+use kiln_tensor::{DType, HostTensor};
+use serde_json::{Value, json};
+
+fn checkpoint(name: &str) -> Checkpoint {
+    Checkpoint::assemble(&in_tree(), name).unwrap()
+}
+
+fn backend(threads: usize) -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).unwrap()
+}
+
+fn load(path: &Path, options: &Options) -> Result<Pipeline<CpuBackend>, Error> {
+    Pipeline::load(backend(2), &ModelFolder::open(path)?, options, &mut ())
+}
+
+fn klein() -> (Checkpoint, Pipeline<CpuBackend>) {
+    let folder = checkpoint("klein");
+    let pipeline = load(folder.path(), &Options::default()).unwrap();
+    (folder, pipeline)
+}
+
+fn small(prompt: &str) -> Request {
+    Request { width: Some(64), height: Some(48), steps: Some(2), max_tokens: 32, ..Request::new(prompt) }
+}
+
+/// Replaces a file (it may be a hard link into the golden set) by an edited copy.
+fn edit_json(file: &Path, edit: impl FnOnce(&mut Value)) {
+    let mut value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    edit(&mut value);
+    fs::remove_file(file).unwrap();
+    fs::write(file, value.to_string()).unwrap();
+}
+
+fn refusal(path: &Path) -> String {
+    match load(path, &Options::default()) {
+        Ok(_) => panic!("`{}` was accepted", path.display()),
+        Err(e) => e.to_string(),
+    }
+}
+
+#[test]
+fn variants_are_told_by_the_model_index() {
+    let expected = [
+        ("klein", Variant::Distilled, 4, None),
+        ("klein-base", Variant::Base, 50, Some(4.0)),
+        ("klein-kv", Variant::Kv, 4, None),
+        ("dev", Variant::Dev, 50, Some(4.0)),
+    ];
+    for (name, variant, steps, guidance) in expected {
+        let folder = ModelFolder::open(checkpoint(name).path()).unwrap();
+        assert_eq!(folder.variant, variant);
+        assert_eq!((variant.default_steps(), variant.default_guidance()), (steps, guidance));
+    }
+}
+
+#[test]
+fn a_text_encoder_of_another_size_is_named_before_anything_is_loaded() {
+    let folder = checkpoint("klein");
+    edit_json(&folder.path().join("text_encoder/config.json"), |c| c["hidden_size"] = json!(4096));
+    let e = ModelFolder::open(folder.path()).unwrap_err().to_string();
+    assert!(e.contains("hidden size 16") && e.contains("hidden size 4096"), "{e}");
+}
+
+#[test]
+fn shapes_that_do_not_fit_the_config_name_tensor_and_both_shapes() {
+    let folder = checkpoint("klein");
+    edit_json(&folder.path().join("transformer/config.json"), |c| {
+        c["num_attention_heads"] = json!(2);
+    });
+    let e = refusal(folder.path());
+    assert!(e.contains("x_embedder.weight") && e.contains("[128, 128]") && e.contains("[256, 128]"), "{e}");
+}
+
+#[test]
+fn a_missing_block_is_a_missing_tensor() {
+    let folder = checkpoint("klein");
+    edit_json(&folder.path().join("transformer/config.json"), |c| c["num_single_layers"] = json!(3));
+    let e = refusal(folder.path());
+    assert!(e.contains("single_transformer_blocks.2."), "{e}");
+}
+
+#[test]
+fn configurations_that_make_no_sense_are_refused() {
+    let edits: [(&str, fn(&mut Value), &str); 8] = [
+        ("transformer/config.json", |c| c["axes_dims_rope"] = json!([32, 32, 32]), "axes_dims_rope"),
+        ("transformer/config.json", |c| c["attention_head_dim"] = json!(0), "attention_head_dim"),
+        ("transformer/config.json", |c| c["num_layers"] = json!("two"), "invalid type"),
+        ("vae/config.json", |c| c["norm_num_groups"] = json!(5), "5 groups"),
+        ("text_encoder/config.json", |c| c["num_hidden_layers"] = json!(12), "12 layers"),
+        ("text_encoder/config.json", |c| c["model_type"] = json!("llama"), "llama"),
+        ("scheduler/scheduler_config.json", |c| c["use_karras_sigmas"] = json!(true), "use_karras_sigmas"),
+        ("model_index.json", |c| c["_class_name"] = json!("FluxPipeline"), "FluxPipeline"),
+    ];
+    for (file, edit, expected) in edits {
+        let folder = checkpoint("klein");
+        edit_json(&folder.path().join(file), edit);
+        let e = refusal(folder.path());
+        assert!(e.contains(expected), "{file}: {e}");
+    }
+}
+
+#[test]
+fn a_folder_that_is_no_model_says_so() {
+    let empty = tempfile::tempdir().unwrap();
+    assert!(refusal(empty.path()).contains("model_index.json"));
+    assert!(refusal(&empty.path().join("nowhere")).contains("no such folder"));
+}
+
+#[test]
+fn a_folder_without_tokenizer_uses_the_built_in_one() {
+    let folder = checkpoint("klein");
+    fs::remove_dir_all(folder.path().join("tokenizer")).unwrap();
+    let pipeline = load(folder.path(), &Options::default()).unwrap();
+    // The tiny model's embedding has fewer rows than Qwen3 has tokens: the error proves which tokenizer was used.
+    let e = pipeline.generate(&small("a cat"), &mut ()).unwrap_err().to_string();
+    assert!(e.contains("rows of the embedding"), "{e}");
+}
+
+#[test]
+fn a_folder_without_vae_asks_for_one() {
+    let folder = checkpoint("klein");
+    fs::remove_dir_all(folder.path().join("vae")).unwrap();
+    assert!(refusal(folder.path()).contains("vae"));
+    let vae = in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors");
+    let options = Options { vae: Some(vae), ..Options::default() };
+    assert!(load(folder.path(), &options).is_ok());
+}
+
+#[test]
+fn a_vae_without_config_is_read_off_its_tensors() {
+    let (_folder, pipeline) = klein();
+    let expected = pipeline.generate(&small("a cat"), &mut ()).unwrap();
+    let alone = tempfile::tempdir().unwrap();
+    let file = alone.path().join("vae.safetensors");
+    fs::copy(in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors"), &file).unwrap();
+    let other = load(_folder.path(), &Options { vae: Some(file), ..Options::default() }).unwrap();
+    assert_eq!(other.generate(&small("a cat"), &mut ()).unwrap()[0].picture, expected[0].picture);
+}
+
+#[test]
+fn the_same_request_gives_the_same_bytes_on_any_number_of_threads() {
+    let folder = checkpoint("klein");
+    let folder = ModelFolder::open(folder.path()).unwrap();
+    let make = |threads| {
+        let pipeline = Pipeline::load(backend(threads), &folder, &Options::default(), &mut ()).unwrap();
+        pipeline.generate(&small("a cat"), &mut ()).unwrap().remove(0)
+    };
+    let (one, three) = (make(1), make(3));
+    assert_eq!(one.latents, three.latents);
+    assert_eq!(one.picture, three.picture);
+}
+
+struct StopAtBlock;
+
+impl<B: Backend> Observer<B> for StopAtBlock {
+    fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+        match event {
+            Event::Block { done: 2, .. } => Err(Error::Cancelled),
+            Event::StepFinished { .. } => panic!("the step was finished"),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn an_observer_stops_a_run_within_a_step() {
+    let (_folder, pipeline) = klein();
+    assert!(matches!(pipeline.generate(&small("a cat"), &mut StopAtBlock), Err(Error::Cancelled)));
+}
+
+#[test]
+fn requests_that_can_not_be_served_are_refused() {
+    let (_folder, pipeline) = klein();
+    let text = |prompts: Vec<String>| Prompt::Text { prompts, negative: None };
+    let embeddings =
+        |shape: [usize; 2]| Prompt::Embeddings { prompts: vec![HostTensor::zeros(shape)], negative: None };
+    let bad = [
+        (Request { width: Some(0), ..small("x") }, "width"),
+        (Request { height: Some(15), ..small("x") }, "height"),
+        (Request { width: Some(usize::MAX), ..small("x") }, "width"),
+        (Request { steps: Some(0), ..small("x") }, "steps"),
+        (Request { steps: Some(1_000_000), ..small("x") }, "steps"),
+        (Request { pictures_per_prompt: 0, ..small("x") }, "batch"),
+        (Request { pictures_per_prompt: usize::MAX, ..small("x") }, "too many"),
+        (Request { prompt: text(vec![]), ..small("x") }, "nothing to paint"),
+        (Request { max_tokens: 0, ..small("x") }, "text tokens"),
+        (Request { guidance: Some(f32::NAN), ..small("x") }, "guidance"),
+        (Request { sigmas: Some(vec![0.5, 0.9]), ..small("x") }, "sigmas"),
+        (Request { prompt: embeddings([4, 7]), ..small("x") }, "[tokens, 48]"),
+    ];
+    for (request, expected) in bad {
+        let e = pipeline.generate(&request, &mut ()).unwrap_err().to_string();
+        assert!(e.contains(expected), "{e}");
+    }
+}
+
+#[test]
+fn an_absurd_size_is_refused_with_the_memory_it_would_need() {
+    let folder = checkpoint("klein");
+    let options = Options { memory_limit: Some(1 << 30), ..Options::default() };
+    let pipeline = load(folder.path(), &options).unwrap();
+    let request = Request { width: Some(65536), height: Some(65536), ..small("x") };
+    let e = pipeline.generate(&request, &mut ()).unwrap_err().to_string();
+    assert!(e.contains("65536×65536") && e.contains("GiB"), "{e}");
+}
+
+#[test]
+fn a_dev_model_without_embeddings_asks_for_them() {
+    let folder = checkpoint("dev");
+    let pipeline = load(folder.path(), &Options::default()).unwrap();
+    let e = pipeline.generate(&small("a cat"), &mut ()).unwrap_err().to_string();
+    assert!(e.contains("embeddings"), "{e}");
+}
+
+#[test]
+fn options_without_effect_are_noted() {
+    let (_folder, pipeline) = klein();
+    let prompt = Prompt::Text { prompts: vec!["a cat".into()], negative: Some("a dog".into()) };
+    let request = Request { prompt, guidance: Some(4.0), width: Some(70), ..small("") };
+    let notes = pipeline.resolve(&request).unwrap().notes.join("\n");
+    for expected in ["guidance", "negative", "70 is rounded down to 64"] {
+        assert!(notes.contains(expected), "{notes}");
+    }
+}
+
+#[test]
+fn a_little_strength_stays_nearer_to_the_picture_than_much() {
+    let (_folder, pipeline) = klein();
+    let source = kiln_image::open(&in_tree().join("reference/inputs/inpaint_100x72.png")).unwrap();
+    let vary = |strength| {
+        let task = Task::Vary { source: source.clone(), strength };
+        let request = Request { task, width: None, height: None, steps: Some(10), ..small("a cat") };
+        let made = pipeline.generate(&request, &mut ()).unwrap().remove(0);
+        assert_eq!((made.picture.width(), made.picture.height()), (96, 64));
+        made.latents
+    };
+    let distance = |a: &HostTensor, b: &HostTensor| {
+        let (a, b) = (a.to_f32().unwrap(), b.to_f32().unwrap());
+        a.iter().zip(b.iter()).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt()
+    };
+    let almost = vary(0.1);
+    assert!(distance(&vary(0.2), &almost) < distance(&vary(0.9), &almost));
+}
+
+#[test]
+fn bf16_noise_is_the_rounded_f32_noise() {
+    let folder = checkpoint("klein");
+    let pipeline = load(folder.path(), &Options { dtype: DType::BF16, ..Options::default() }).unwrap();
+    struct Noise<'a>(&'a CpuBackend, Option<HostTensor>);
+    impl Observer<CpuBackend> for Noise<'_> {
+        fn see(&mut self, name: &str, x: &<CpuBackend as Backend>::Tensor) -> kiln_model::Result<()> {
+            if name == "noise" {
+                self.1 = Some(self.0.download(x)?);
+            }
+            Ok(())
+        }
+    }
+    let mut noise = Noise(pipeline.backend(), None);
+    pipeline.generate(&small("a cat"), &mut noise).unwrap();
+    let noise = noise.1.unwrap();
+    assert_eq!(noise.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap(), noise);
+}
