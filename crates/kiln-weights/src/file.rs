@@ -11,6 +11,7 @@ use crate::header::{Entry, Header};
 use crate::{Error, Malformed, Result, map};
 
 /// One safetensors file: its bytes (mapped, or in memory) and its checked header.
+#[derive(Clone)]
 pub(crate) struct WeightFile {
     pub path: PathBuf,
     pub metadata: BTreeMap<String, String>,

@@ -35,6 +35,7 @@ mod fingerprint;
 mod folder;
 mod header;
 mod index;
+mod int8;
 mod lora;
 mod malformed;
 mod map;

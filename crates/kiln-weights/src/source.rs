@@ -9,7 +9,7 @@ use crate::fingerprint::fingerprint;
 use crate::folder::{self, Weights};
 use crate::header::Entry;
 use crate::lora::{Applied, Lora, LoraReport};
-use crate::{Error, Result, Vars, index, near};
+use crate::{Error, Result, Vars, index, int8, near};
 
 /// One or more safetensors files read as one set of named tensors, plus the LoRAs laid over it.
 ///
@@ -135,10 +135,48 @@ impl WeightSource {
         counts
     }
 
+    /// The tensors whose names begin with `prefix` and a dot, under the rest of their names and without the LoRAs: one
+    /// part of a model whose parts share a file. `None` when there are none.
+    pub fn part(&self, prefix: &str) -> Option<WeightSource> {
+        let rest = |name: &str| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned());
+        let tensors: BTreeMap<_, _> =
+            self.tensors.iter().filter_map(|(name, place)| Some((rest(name)?, place.clone()))).collect();
+        (!tensors.is_empty()).then(|| WeightSource {
+            path: self.path.clone(),
+            files: self.files.clone(),
+            tensors,
+            metadata: self.metadata.clone(),
+            loras: Vec::new(),
+        })
+    }
+
     /// The tensor of this name, sharing the file's bytes. A missing one is an error with the nearest names.
+    ///
+    /// An 8-bit tensor `X` with a scale for each of its rows in `X_scale` is given as the bf16 values it stands for.
     pub fn tensor(&self, name: &str) -> Result<HostTensor> {
         let (file, entry) = self.find(name)?;
-        file.tensor(name, entry)
+        self.values(name, file, entry)
+    }
+
+    fn values(&self, name: &str, file: &WeightFile, entry: &Entry) -> Result<HostTensor> {
+        let tensor = file.tensor(name, entry)?;
+        let scale_name = int8::scale_name(name);
+        if entry.dtype != DType::I8 || !self.contains(&scale_name) {
+            return Ok(tensor);
+        }
+        let (scale_file, scale_entry) = self.find(&scale_name)?;
+        let scale = scale_file.tensor(&scale_name, scale_entry)?;
+        let wide = int8::widen(&tensor, &scale).map_err(|source| Error::Tensor {
+            file: file.path.clone(),
+            tensor: scale_name.clone(),
+            source,
+        })?;
+        wide.ok_or_else(|| Error::Shape {
+            file: file.path.clone(),
+            tensor: scale_name,
+            found: scale.shape().clone(),
+            expected: tensor.shape().dims().get(..1).unwrap_or(&[]).into(),
+        })
     }
 
     /// The tensor of this name, which must have this shape.
@@ -152,7 +190,7 @@ impl WeightSource {
                 expected: shape,
             });
         }
-        file.tensor(name, entry)
+        self.values(name, file, entry)
     }
 
     fn find(&self, name: &str) -> Result<(&WeightFile, &Entry)> {

@@ -191,3 +191,36 @@ fn fingerprint_samples_large_tensors() {
         assert_ne!(unseen, print(seen), "byte {seen}");
     }
 }
+
+#[test]
+fn a_part_has_its_tensors_under_shorter_names() {
+    let whole = source(&[("vae.a.weight", &[2]), ("vae.b", &[3]), ("vaes.c", &[1]), ("text.a.weight", &[4])]);
+    let part = whole.part("vae").unwrap();
+    assert_eq!(part.names().collect::<Vec<_>>(), ["a.weight", "b"]);
+    assert_eq!(part.tensor("b").unwrap(), whole.tensor("vae.b").unwrap());
+    assert!(whole.part("unet").is_none());
+}
+
+fn int8(scale_shape: &str, scales: &[f32]) -> WeightSource {
+    let header = format!(
+        r#"{{"w":{{"dtype":"I8","shape":[2,2],"data_offsets":[0,4]}},
+            "w_scale":{{"dtype":"F32","shape":{scale_shape},"data_offsets":[4,{}]}}}}"#,
+        4 + 4 * scales.len()
+    );
+    let mut data = vec![1, 255, 127, 128];
+    data.extend(scales.iter().flat_map(|s| s.to_le_bytes()));
+    WeightSource::from_bytes("packed.safetensors", file(&header, &data)).unwrap()
+}
+
+#[test]
+fn eight_bit_rows_come_out_as_the_values_they_stand_for() {
+    let tensor = int8("[2]", &[0.5, 2.0]).root().tensor("w", [2, 2]).unwrap();
+    assert_eq!(tensor.dtype(), DType::BF16);
+    assert_eq!(tensor.to_f32().unwrap().as_ref(), [0.5, -0.5, 254.0, -256.0]);
+}
+
+#[test]
+fn scales_must_fit_the_rows() {
+    let e = int8("[3]", &[1.0, 2.0, 3.0]).tensor("w").unwrap_err().to_string();
+    assert!(e.contains("w_scale") && e.contains("[3]") && e.contains("[2]"), "{e}");
+}
