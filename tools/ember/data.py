@@ -1,0 +1,84 @@
+"""The packed pictures, their names, and the tokenizer."""
+
+import io
+import json
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from config import PAD_TOKEN, STYLES, TEMPLATE, TEXT_TOKENS
+from names import EXTRA_NAMES
+
+
+class Library:
+    """Every item (an emoji) with its names, and one flat list of pictures: `pictures[k] = (style, offset, length)`."""
+
+    def __init__(self, folder, only=None):
+        self.folder = folder
+        self.items, self.pictures = [], []
+        with open(os.path.join(folder, "meta.json")) as file:
+            metas = json.load(file)
+        tags = Counter(tag for meta in metas for tag in set(meta["tags"]))
+        for meta in metas:
+            if only and meta["hex"] not in only:
+                continue
+            ids = {}
+            for style in STYLES:
+                if style in meta["img"]:
+                    ids[style] = len(self.pictures)
+                    self.pictures.append((style, *meta["img"][style]))
+            if not ids:
+                continue
+            plain = EXTRA_NAMES.get(meta["label"], [])
+            rare = [t for t in meta["tags"] if tags[t] <= 2 and len(t) > 2 and t.isascii() and t not in plain]
+            self.items.append(dict(meta, ids=ids, plain=plain, rare=rare))
+        self.by_hex = {item["hex"]: k for k, item in enumerate(self.items)}
+        weights = np.array([self._weight(item) for item in self.items])
+        self.cumulative = np.cumsum(weights / weights.sum())
+
+    @staticmethod
+    def _weight(item):
+        """How often an item is drawn: everyday things more often than the many near-equal people, signs and clocks."""
+        if item["sub"] == "time":
+            return 0.35
+        weight = {1: 0.5, 8: 0.5, 3: 1.3, 4: 1.3}.get(item["group"], 1.0)
+        return weight * (1.4 if item["plain"] else 1.0)
+
+    def with_style(self, style):
+        return [k for k, item in enumerate(self.items) if style in item["ids"]]
+
+    def load_pictures(self, size=256, workers=1):
+        """uint8 `[pictures, size, size, 4]`, straight alpha."""
+        from PIL import Image
+
+        blobs = {}
+        for style in STYLES:
+            with open(os.path.join(self.folder, style + ".bin"), "rb") as file:
+                blobs[style] = file.read()
+
+        def decode(entry):
+            style, offset, length = entry
+            picture = Image.open(io.BytesIO(blobs[style][offset:offset + length])).convert("RGBA")
+            return np.asarray(picture if picture.size == (size, size) else picture.resize((size, size), Image.LANCZOS))
+
+        with ThreadPoolExecutor(workers) as pool:
+            return np.stack(list(pool.map(decode, self.pictures)))
+
+
+def load_tokenizer(folder):
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+
+
+def token_ids(tokenizer, captions, length=TEXT_TOKENS):
+    """int16 `[captions, length]`, the template applied, padded on the right."""
+    out = np.full((len(captions), length), tokenizer.token_to_id(PAD_TOKEN), np.int16)
+    encoded = tokenizer.encode_batch([TEMPLATE.format(c) for c in captions], add_special_tokens=False)
+    for row, encoding in zip(out, encoded):
+        ids = encoding.ids[:length]
+        row[:len(ids)] = ids
+    return out

@@ -1,0 +1,73 @@
+"""Plain words for pictures whose official names nobody types, and the colour vocabulary."""
+
+# official label -> words people use
+EXTRA_NAMES = {
+    "cat face": ["cat", "kitty", "happy cat", "cat head"], "cat": ["cat", "kitten", "walking cat", "whole cat"],
+    "dog face": ["dog", "happy dog", "puppy", "dog head"], "dog": ["dog", "walking dog", "whole dog"],
+    "rabbit face": ["rabbit", "bunny", "happy rabbit"], "mouse face": ["mouse"], "tiger face": ["tiger"], "horse face": ["horse"],
+    "cow face": ["cow"], "pig face": ["pig", "happy pig"], "monkey face": ["monkey"], "lion": ["lion head", "lion face"],
+    "bear": ["teddy bear head", "brown bear"], "panda": ["panda bear", "panda face"], "frog": ["frog face", "happy frog"],
+    "chicken": ["hen"], "penguin": ["happy penguin", "cute penguin"], "owl": ["owl bird"], "spouting whale": ["happy whale"], "whale": ["blue whale"],
+    "fish": ["sea fish"], "tropical fish": ["colorful fish", "striped fish"], "snake": ["green snake"], "turtle": ["tortoise"], "lady beetle": ["ladybug", "ladybird"],
+    "honeybee": ["bee"], "automobile": ["car", "red car", "auto"], "sport utility vehicle": ["suv", "blue car", "big car"], "racing car": ["race car", "formula car"],
+    "delivery truck": ["truck", "van"], "articulated lorry": ["lorry", "big truck"], "bus": ["city bus"], "locomotive": ["steam train"], "bicycle": ["bike"],
+    "motorcycle": ["motorbike"], "airplane": ["plane", "aeroplane", "jet"], "sailboat": ["boat", "sailing boat"], "ship": ["big ship"], "balloon": ["red balloon", "hot air balloon", "party balloon"],
+    "house": ["home", "small house"], "house with garden": ["home with a tree"], "castle": ["old castle"], "deciduous tree": ["tree", "green tree", "leafy tree"],
+    "evergreen tree": ["pine tree", "fir tree"], "christmas tree": ["decorated tree"], "hot beverage": ["coffee", "coffee cup", "cup of coffee", "cup of tea", "mug"],
+    "teacup without handle": ["tea cup", "green tea"], "birthday cake": ["cake", "cake with candles"], "shortcake": ["slice of cake", "piece of cake"], "soccer ball": ["football", "ball"],
+    "american football": ["rugby style ball"], "red apple": ["apple"], "pear": ["green pear"], "tangerine": ["orange fruit", "mandarin"], "grapes": ["bunch of grapes"],
+    "cherries": ["cherry"], "hamburger": ["burger", "cheeseburger"], "french fries": ["fries", "chips"], "pizza": ["slice of pizza", "pizza slice"], "doughnut": ["donut"],
+    "soft ice cream": ["ice cream cone", "ice cream"], "ice cream": ["bowl of ice cream"], "bread": ["loaf of bread"], "cooking": ["fried egg"], "egg": ["white egg"],
+    "gem stone": ["diamond", "gem", "jewel"], "crown": ["golden crown", "king's crown"], "red heart": ["heart"], "star": ["yellow star", "gold star"], "sun": ["bright sun"],
+    "crescent moon": ["moon"], "full moon": ["round moon"], "globe showing americas": ["earth", "planet earth"],
+    "ringed planet": ["saturn", "planet with rings"], "cloud": ["white cloud"], "rainbow": ["colorful rainbow"], "fire": ["flame", "campfire"], "droplet": ["water drop", "drop of water"],
+    "snowman without snow": ["snowman"], "umbrella": ["open umbrella"], "thumbs up": ["thumb up", "like sign"], "thumbs down": ["thumb down", "dislike sign"],
+    "grinning face": ["happy face", "smiley"], "smiling face with sunglasses": ["cool face", "face with sunglasses"], "loudly crying face": ["sad crying face", "sobbing face"],
+    "crying face": ["sad face with a tear", "sad face"], "angry face": ["mad face"], "face with tears of joy": ["laughing face"], "sleeping face": ["sleepy face with zzz"],
+    "pile of poo": ["poop"], "jack-o-lantern": ["halloween pumpkin", "pumpkin"], "ghost": ["white ghost", "spooky ghost"], "robot": ["robot head", "android robot"],
+    "mobile phone": ["phone", "smartphone"], "laptop": ["notebook computer", "computer"], "desktop computer": ["pc", "computer screen"], "keyboard": ["computer keyboard"],
+    "camera": ["photo camera"], "television": ["tv", "tv set"], "light bulb": ["lamp", "bulb"], "books": ["stack of books"], "open book": ["reading book"], "pencil": ["yellow pencil"],
+    "wrapped gift": ["gift", "present", "gift box"], "key": ["golden key"], "locked": ["padlock"], "hammer": ["claw hammer"], "magnifying glass tilted left": ["magnifying glass"],
+    "alarm clock": ["clock"], "watch": ["wrist watch"], "money bag": ["bag of money"], "coin": ["gold coin"], "envelope": ["letter", "mail"], "chair": ["wooden chair"], "couch and lamp": ["sofa", "couch"],
+    "t-shirt": ["shirt", "tee"], "running shoe": ["sneaker", "shoe"], "top hat": ["black hat", "hat"], "backpack": ["school bag", "rucksack"], "crossed swords": ["swords"],
+    "guitar": ["electric guitar"], "musical keyboard": ["piano"], "musical note": ["music note"], "game die": ["dice", "die"], "video game": ["game controller", "gamepad"],
+    "trophy": ["golden cup", "prize cup"], "bullseye": ["target", "dart board"], "sushi": ["salmon sushi"], "steaming bowl": ["ramen", "noodle soup", "bowl of noodles"],
+    "rose": ["red rose", "flower"], "tulip": ["pink tulip", "flower"], "sunflower": ["yellow flower"], "hibiscus": ["red flower"], "cherry blossom": ["pink flower", "blossom"],
+    "four leaf clover": ["lucky clover", "clover"], "mushroom": ["red mushroom", "toadstool"], "cactus": ["green cactus"], "palm tree": ["tropical tree"], "mountain": ["rocky mountain"],
+    "volcano": ["erupting volcano"], "dragon": ["whole dragon"], "dragon face": ["dragon head", "green dragon"], "unicorn": ["unicorn head"], "t-rex": ["dinosaur", "tyrannosaurus"],
+    "man": ["guy", "man's face"], "woman": ["lady", "woman's face"], "boy": ["young boy"], "girl": ["young girl"], "baby": ["little baby"], "rocket": ["space rocket", "spaceship"],
+}
+
+# colour -> rgb
+COLOURS = {
+    "white": (255, 255, 255), "black": (18, 18, 20), "grey": (140, 140, 145), "red": (220, 45, 45), "orange": (245, 140, 40), "yellow": (250, 215, 60),
+    "green": (60, 170, 80), "teal": (30, 150, 145), "cyan": (90, 215, 235), "blue": (50, 105, 225), "navy": (25, 40, 95), "purple": (130, 70, 200),
+    "pink": (245, 150, 190), "magenta": (220, 50, 160), "brown": (125, 80, 50), "beige": (235, 220, 190), "light blue": (165, 210, 250),
+    "light green": (170, 230, 165), "lavender": (205, 190, 245), "light grey": (215, 215, 220), "dark green": (20, 80, 45), "dark red": (120, 20, 30),
+    "dark grey": (65, 65, 70), "dark purple": (65, 30, 105), "mint": (175, 240, 210), "peach": (255, 205, 170), "gold": (215, 170, 50), "turquoise": (60, 205, 190),
+}
+COLOUR_ALIASES = {
+    "grey": ["grey", "gray"], "light grey": ["light grey", "light gray"], "dark grey": ["dark grey", "dark gray"],
+    "light blue": ["light blue", "sky blue", "pale blue", "pastel blue"], "light green": ["light green", "lime green", "pale green"],
+    "lavender": ["lavender", "light purple", "pastel purple"], "navy": ["navy", "dark blue", "navy blue"], "dark red": ["dark red", "maroon"],
+    "purple": ["purple", "violet"], "blue": ["blue", "bright blue"], "beige": ["beige", "cream"], "pink": ["pink", "light pink"], "magenta": ["magenta", "hot pink"],
+}
+BASIC_COLOURS = ("white", "black", "grey", "red", "orange", "yellow", "green", "teal", "cyan", "blue", "navy", "purple", "pink", "brown")
+# hue in degrees that a recoloured object gets
+HUES = {"red": 0, "orange": 28, "yellow": 50, "green": 128, "teal": 176, "blue": 217, "purple": 270, "pink": 325}
+COLOUR_WORDS = frozenset("red orange yellow green teal blue purple pink brown black white grey gray".split())
+ADJECTIVES = ("happy", "cute", "funny", "nice", "beautiful", "lovely", "simple", "little cute")
+STYLE_WORDS = {
+    "3d": ("3d", "3d", "3d", "3d", "3d rendered", "glossy 3d", "shiny 3d"),
+    "flat": ("flat", "flat", "flat", "flat", "flat vector", "simple flat", "2d"),
+}
+
+# Never rendered in training: (hexcode, "bg" or "hue", colour). The figures on unseen pairs come from these.
+HELD_OUT = frozenset({
+    ("1F49A", "bg", "yellow"), ("1F680", "bg", "pink"), ("1F431", "bg", "purple"), ("1F419", "bg", "green"),
+    ("1F3B8", "bg", "cyan"), ("1F33B", "bg", "black"), ("1F98B", "bg", "orange"), ("1F697", "bg", "teal"),
+    ("1F34E", "hue", "purple"), ("1F436", "hue", "green"), ("1F697", "hue", "pink"), ("1F419", "hue", "blue"), ("1F981", "hue", "blue"),
+    ("2764", "hue", "teal"), ("1F355", "hue", "green"), ("1F3E0", "hue", "purple"), ("1F34C", "hue", "blue"), ("1F438", "hue", "orange"),
+    ("1F353", "hue", "blue"), ("1F98B", "hue", "green"), ("1F680", "hue", "green"), ("1F388", "hue", "purple"), ("1F40B", "hue", "pink"),
+    ("1F951", "hue", "purple"), ("1F3BA", "hue", "blue"), ("1F383", "hue", "teal"), ("1F451", "hue", "pink"), ("1F986", "hue", "purple"),
+})

@@ -1,0 +1,122 @@
+"""All of the training on one machine: autoencoder, phases A and B, distillation, figures.
+
+Every phase writes its checkpoint into `--out` and, started again, goes on from there; a run may be cut anywhere.
+"""
+
+import argparse
+import json
+import os
+import tarfile
+
+import torch
+
+import distil
+import net
+import train
+import vae
+from evaluate import Evaluation
+from pack import quantised_state
+from session import Session, Shape, load_parts, save_parts
+
+
+def autoencoder(session, seconds, max_steps):
+    model = vae.Autoencoder().to(session.device)
+    saved = load_parts(session.out, "vae")
+    if saved:
+        model.load_state_dict(saved)
+        session.log("resumed vae")
+    else:
+        toy = max_steps < 100
+        draw, scenes_only, held_out = session.vae_draws()
+        model = vae.train(draw, session.device, session.dtype, seconds, session.log, max_steps=max_steps,
+                          sizes=((32, 4), (32, 4)) if toy else ((128, 128), (256, 32)))
+        vae.set_statistics(model, scenes_only, session.dtype, **(dict(batches=2, size=32, count=8) if toy else {}))
+        size = 32 if toy else 256
+        with torch.no_grad():
+            truth = held_out(size, 128)
+            session.vae = model
+            made = session.decode(torch.cat([model.latents(p, session.dtype) for p in truth.split(32)]), size // 16, size // 16)
+        value = vae.psnr(made, truth)
+        spread = model.bn.running_var.sqrt()
+        session.log(f"vae held-out psnr {value:.2f} dB, latent std {spread.min():.3f}..{spread.max():.3f}")
+        session.progress(vae_psnr=value)
+        save_parts(model.state_dict(), session.out, "vae")
+    model = model.requires_grad_(False).eval()
+    session.vae = model.to(memory_format=torch.channels_last) if session.device == "cuda" else model
+
+
+def report(session, name, evaluation, full, toy):
+    """Figures of one model into `report.json`, its grids beside it."""
+    path = session.path("report.json")
+    figures = json.load(open(path)) if os.path.exists(path) else {}
+    if name in figures:
+        return
+    size, few = (64, 4) if toy else (256, 192)
+    out = dict(retrieval=evaluation.retrieval(size, None if full and not toy else few))
+    if not toy:
+        evaluation.grids(session.path(name))
+        for kind in ("edit", "edit2"):
+            out[kind] = evaluation.edits(kind, 256, session.path(f"{name}_{kind}.webp"))
+    if full and not toy:
+        out["retrieval_384"] = evaluation.retrieval(256, 192)
+        out["retrieval_128px"] = evaluation.retrieval(128, 192)
+        out["edit_128px"] = evaluation.edits("edit", 128, None)
+        out["held_out"] = evaluation.held_out(session.path(name + "_held_out.webp"))
+        evaluation.sizes(session.path(name))
+    figures[name] = out
+    with open(path, "w") as file:
+        json.dump(figures, file, indent=1)
+    short = {s: (v["top1"], v["top5"]) for s, v in out["retrieval"].items()}
+    session.log(name, "retrieval", short, *(f"{k} {out[k]}" for k in ("edit", "edit2") if k in out),
+                *(f"held out {k} {v['right']}" for k, v in out.get("held_out", {}).items()))
+
+
+def bundle(session):
+    """Grids, log and figures as one file."""
+    with tarfile.open(session.path("figures.tar"), "w") as tar:
+        for file in sorted(os.listdir(session.out)):
+            if file.endswith((".webp", ".json", ".txt")):
+                tar.add(session.path(file), file)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", required=True, help="folder made by fetch.py")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--seconds", default="vae=240,a=230,b=440,c=240", help="training time per phase")
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--max-steps", type=int, default=10**9, help="caps every phase; a few steps test the whole way")
+    parser.add_argument("--toy", action="store_true", help="tiny pictures and batches, for a test without a GPU")
+    args = parser.parse_args()
+    seconds = {k: float(v) for k, v in (pair.split("=") for pair in args.seconds.split(","))}
+    counts = dict(text=240, edit=40, edit2=40) if args.toy else dict(text=200_000, edit=50_000, edit2=30_000)
+    if args.max_steps < 100 and not args.toy:
+        counts = dict(text=10_000, edit=2_500, edit2=2_500)
+    session = Session(args.data, args.out, counts, args.workers)
+    if session.compile:
+        net.enable_compile()
+        vae.enable_compile()
+    autoencoder(session, seconds["vae"], args.max_steps)
+    tables = train.PHASE_A, train.PHASE_B, distil.PHASE_C
+    if args.toy:
+        tables = (tuple((1, Shape(kind, 64, 64, 4, 16)) for kind in counts),) * 3
+    base, text = train.run(session, seconds["a"], seconds["b"], args.max_steps, tables[:2])
+    report(session, "base", Evaluation(session, base, text, distil.GUIDANCE, 24), False, args.toy)
+    bundle(session)
+    open(session.path("BASE_DONE"), "w").close()
+    if session.device == "cuda":
+        torch.cuda.empty_cache()
+    student = distil.Distiller(session, base, text).run(seconds["c"], tables[2], args.max_steps)
+    report(session, "ember", Evaluation(session, student, text), True, args.toy)
+    bundle(session)
+    with torch.no_grad():
+        for part, module in (("transformer", student), ("text_encoder", text), ("vae", session.vae)):
+            module.load_state_dict(quantised_state(part, module.state_dict()))
+    report(session, "ember_8bit", Evaluation(session, student, text), True, args.toy)
+    bundle(session)
+    open(session.path("ALL_DONE"), "w").close()
+    session.log("all done")
+
+
+if __name__ == "__main__":
+    main()
