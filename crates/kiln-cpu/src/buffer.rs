@@ -16,7 +16,9 @@ use memmap2::MmapMut;
 /// Bytes of a cache line, and of the widest vector.
 const ALIGNMENT: usize = 64;
 /// Buffers from this size on are mapped, below they come from the allocator.
-const LARGE: usize = 1 << 20;
+const LARGE: usize = 128 << 10;
+/// Bytes of a huge page.
+const HUGE: usize = 2 << 20;
 /// Bytes that may be kept unused.
 const KEPT: usize = 512 << 20;
 
@@ -35,7 +37,9 @@ impl Memory {
         let block = if bytes < LARGE {
             Block::Small(vec![0; bytes.div_ceil(4) + ALIGNMENT / 4])
         } else {
-            let map = self.take(bytes).map_or_else(|| map(bytes), Ok).map_err(|_| failed())?;
+            let step = if bytes < HUGE { LARGE } else { HUGE };
+            let whole = bytes.checked_next_multiple_of(step).ok_or_else(failed)?;
+            let map = self.take(whole).map_or_else(|| map(whole), Ok).map_err(|_| failed())?;
             Block::Large { map: Some(map), home: Arc::clone(self) }
         };
         Ok(Buffer { block, len, element: PhantomData })
@@ -62,12 +66,12 @@ impl Memory {
 }
 
 fn map(bytes: usize) -> std::io::Result<MmapMut> {
-    const HUGE: usize = 2 << 20;
-    let length = bytes.checked_next_multiple_of(HUGE).unwrap_or(bytes);
-    let map = MmapMut::map_anon(length)?;
-    // A system without huge pages gives small ones.
+    let map = MmapMut::map_anon(bytes)?;
     #[cfg(target_os = "linux")]
-    let _ = map.advise(memmap2::Advice::HugePage);
+    if bytes >= HUGE {
+        // A system without huge pages gives small ones.
+        let _ = map.advise(memmap2::Advice::HugePage);
+    }
     Ok(map)
 }
 

@@ -4,8 +4,7 @@ use crate::simd::Simd;
 
 /// `exp(x)` to about 1 ulp; 0 below -104, infinity above 88.8.
 ///
-/// `x = n·ln 2 + r` with whole `n` and `|r| <= ln 2 / 2`: the polynomial approximates `exp(r)`, and the power of two
-/// is applied in two halves so that results near the ends of the range come out right.
+/// `x = n·ln 2 + r` with whole `n` and `|r| <= ln 2 / 2`: the polynomial approximates `exp(r)`, to be scaled by `2^n`.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     // ln 2 in two parts; the first has few enough bits for n · LN2_HIGH to be exact.
@@ -21,8 +20,7 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     }
     // 1 + r + r²·p, the small terms first.
     let p = s.add(s.fma(s.mul(r, r), p, r), s.splat(1.0));
-    let half = s.round(s.mul(n, s.splat(0.5)));
-    s.mul(s.mul(p, s.pow2(half)), s.pow2(s.sub(n, half)))
+    s.scale(p, n)
 }
 
 /// `(exp(r) - 1 - r) / r²` on `|r| <= 0.3466`, highest power first.

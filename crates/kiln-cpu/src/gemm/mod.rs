@@ -10,11 +10,13 @@
 //! same order, wherever a thread's share begins. Another number format brings its own packing and its own tile.
 
 mod dots;
+mod narrow;
 mod pack;
 mod product;
 
 pub(crate) use dots::{FEW_ROWS, FewTerm, few_rows};
-pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right};
+pub(crate) use narrow::{FEW_COLS, Narrow, narrow, narrow_scratch, padded};
+pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right, widen_rows};
 pub(crate) use product::{Finished, Sink, Term, emit, product};
 
 use crate::isa::Level;
@@ -58,8 +60,14 @@ impl Level {
 /// As [`Simd::tile`] with `rows = ROWS`.
 #[inline(always)]
 pub(crate) unsafe fn tile<S: Simd, const ROWS: usize>(s: S, t: Tile) {
+    const LINE: usize = 16;
     let mut sums = [[s.splat(0.0); 2]; ROWS];
+    for i in 0..ROWS {
+        s.prefetch(t.c.wrapping_add(i * t.stride));
+        s.prefetch(t.c.wrapping_add(i * t.stride + LINE));
+    }
     for k in 0..t.depth {
+        s.prefetch(t.next.wrapping_add(k * LINE));
         // SAFETY: row k of b and column k of a lie inside what the caller promises.
         unsafe {
             let b = t.b.add(k * S::TILE_COLS);
@@ -111,8 +119,12 @@ fn multiply_kernel<S: Simd>(s: S, size: Extent, a: &[f32], b: &[f32], c: &mut [f
         for panel in 0..panels {
             // SAFETY: the lengths were checked above; count is 1 to TILE_ROWS.
             unsafe {
+                let here = a.as_ptr().add(row * DEPTH);
+                // The following rows come from far; the panels are near since they were packed.
+                let next = if panel == 0 { here.wrapping_add(count * DEPTH) } else { here };
                 let tile = Tile {
-                    a: a.as_ptr().add(row * DEPTH),
+                    a: here,
+                    next,
                     b: b.as_ptr().add(panel * depth * S::TILE_COLS),
                     c: c.as_mut_ptr().add(row * stride + panel * S::TILE_COLS),
                     depth,

@@ -105,6 +105,20 @@ dispatch! {
     ) => pack_plain_kernel;
 }
 
+#[inline(always)]
+fn widen_rows_kernel<S: Simd, R: Rows>(s: S, source: &R, width: usize, stride: usize, out: &mut [f32]) {
+    for (row, out) in out.chunks_exact_mut(stride).enumerate() {
+        source.fill(s, row, 0, &mut out[..width]);
+    }
+}
+
+dispatch! {
+    /// Writes the first rows, `stride` apart, as many as `out` has room for.
+    pub(crate) fn widen_rows<R: Rows>(
+        source: &R, width: usize, stride: usize, out: &mut [f32],
+    ) => widen_rows_kernel;
+}
+
 /// A whole left operand, packed: for every block of [`DEPTH`] columns, all rows.
 pub(crate) struct Packed {
     data: Buffer<f32>,

@@ -34,7 +34,7 @@ pub(crate) fn attention(
     let size = shapes::attention(q, k, v, spec)?;
     by_dtype!(q[0], T => {
         let mut out = cx.buffer::<T>(size.result().numel())?;
-        let [q, k, v] = [q, k, v].map(|blocks| Blocks::<T>::new(blocks));
+        let [q, k, v] = [q, k, v].map(Blocks::<T>::new);
         let job = Job { cx, size, mask: &spec.mask, q, k, v };
         job.run(&Disjoint::new(&mut out))?;
         Ok(T::wrap(out, size.result()))

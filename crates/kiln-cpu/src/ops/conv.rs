@@ -6,7 +6,10 @@ use super::output::{Output, Part};
 use crate::Context;
 use crate::buffer::Buffer;
 use crate::element::{Source, convert};
-use crate::gemm::{DEPTH, Extent, Finished, Rows, emit, multiply, pack_left, pack_right};
+use crate::gemm::{
+    DEPTH, Extent, FEW_COLS, Finished, Narrow, Rows, Sink, emit, multiply, narrow, narrow_scratch, pack_left,
+    pack_right, padded, widen_rows,
+};
 use crate::parallel::Disjoint;
 use crate::simd::Simd;
 use crate::tensor::{CpuTensor, Stored, by_dtype};
@@ -23,10 +26,6 @@ pub(crate) fn conv2d(
     by_dtype!(x, T => run(cx, T::of(x), image(x), conv, geometry, residual.map(T::of), shape))
 }
 
-/// Sums that a thread collects at once: enough pixels that reading the kernel is paid for, few enough that the sums
-/// stay in the second-level cache.
-const SUMS_AT_ONCE: usize = 1 << 17;
-
 fn run<T: Stored>(
     cx: &Context,
     x: &[T],
@@ -37,36 +36,77 @@ fn run<T: Stored>(
     shape: Shape,
 ) -> Result<CpuTensor> {
     let [out_channels, _, kernel_height, kernel_width] = conv.size;
-    let [height, width] = [shape.dims()[0], shape.dims()[1]];
+    let width = shape.dims()[1];
     let patches = Patches { x, size, geometry, kernel: [kernel_height, kernel_width], width };
-    let panels = pack_kernel(cx, conv)?;
     let mut out = cx.buffer::<T>(shape.numel())?;
     let part = Part { start: 0, width: out_channels, data: Disjoint::new(&mut out) };
     let bias = conv.bias.as_deref();
     let output = Output { bias, gate: None, residual, width: out_channels, parts: vec![part] };
+    let pixels = shape.dims()[0] * width;
+    if out_channels <= FEW_COLS {
+        by_dots(cx, &patches, conv, pixels, &output)?;
+    } else {
+        by_tiles(cx, &patches, conv, pixels, &output)?;
+    }
+    drop(output);
+    Ok(T::wrap(out, shape))
+}
 
-    let (pixels, depth) = (height * width, conv.kernel.cols);
-    let count = out_channels.div_ceil(cx.level.tile_cols());
+/// Sums that a thread collects at once: enough pixels that reading the kernel is paid for, few enough that the sums
+/// stay in the second-level cache.
+const SUMS_AT_ONCE: usize = 1 << 17;
+
+fn by_tiles(
+    cx: &Context,
+    patches: &impl Rows,
+    conv: &CpuConv,
+    pixels: usize,
+    output: &impl Sink,
+) -> Result<()> {
+    let panels = pack_kernel(cx, conv)?;
+    let (cols, depth) = (conv.kernel.rows, conv.kernel.cols);
+    let count = cols.div_ceil(cx.level.tile_cols());
     let stride = count * cx.level.tile_cols();
     let tile_rows = cx.level.tile_rows();
-    let rows = (SUMS_AT_ONCE / stride).clamp(tile_rows, 512);
     let fair = pixels.div_ceil(4 * cx.pool.threads());
-    let rows = rows.min(fair).next_multiple_of(tile_rows);
+    let rows = (SUMS_AT_ONCE / stride).clamp(tile_rows, 512).min(fair).next_multiple_of(tile_rows);
     let scratch = || Ok((cx.buffer(rows * DEPTH)?, cx.buffer(rows * stride)?));
     cx.pool.each_with(pixels.div_ceil(rows), scratch, |task, (left, sums)| {
         let first = task * rows;
         let rows = rows.min(pixels - first);
         for from in (0..depth).step_by(DEPTH) {
             let deep = DEPTH.min(depth - from);
-            pack_left(cx.level, &patches, first, from, deep, &mut left[..rows * DEPTH]);
+            pack_left(cx.level, patches, first, from, deep, &mut left[..rows * DEPTH]);
             let size = Extent { rows, panels: count, depth: deep, stride };
             multiply(cx.level, size, left, &panels[from * stride..][..deep * stride], sums, from > 0);
         }
-        let done = Finished { rows: first..first + rows, cols: 0..out_channels, sums, stride };
-        emit(cx.level, &output, done);
-    })?;
-    drop(output);
-    Ok(T::wrap(out, shape))
+        let done = Finished { rows: first..first + rows, cols: 0..cols, sums, stride };
+        emit(cx.level, output, done);
+    })
+}
+
+/// For a kernel of very few channels, such as the last one of a decoder.
+fn by_dots(
+    cx: &Context,
+    patches: &impl Rows,
+    conv: &CpuConv,
+    pixels: usize,
+    output: &impl Sink,
+) -> Result<()> {
+    const PIXELS_AT_ONCE: usize = 256;
+    let (cols, depth) = (conv.kernel.rows, conv.kernel.cols);
+    let mut right = cx.buffer::<f32>(cols * padded(depth))?;
+    right.fill(0.0);
+    widen_rows(cx.level, &Placed { stack: &conv.kernel, at: 0 }, depth, padded(depth), &mut right);
+    let by = Narrow { source: patches, depth, right: &right, cols };
+    let scratch = || cx.buffer(narrow_scratch(depth));
+    cx.pool.each_with(pixels.div_ceil(PIXELS_AT_ONCE), scratch, |task, scratch| {
+        let first = task * PIXELS_AT_ONCE;
+        let end = pixels.min(first + PIXELS_AT_ONCE);
+        let mut sums = [0.0; PIXELS_AT_ONCE * FEW_COLS];
+        narrow(cx.level, &by, first, scratch, &mut sums[..(end - first) * FEW_COLS]);
+        emit(cx.level, output, Finished { rows: first..end, cols: 0..cols, sums: &sums, stride: FEW_COLS });
+    })
 }
 
 /// The whole kernel as panels, block after block; at most a few MiB, and read again for every strip of pixels.

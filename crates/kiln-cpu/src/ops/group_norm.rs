@@ -18,24 +18,53 @@ fn statistics_kernel<S: Simd, T: Element>(s: S, x: &[T], channels: usize, out: &
     let (means, rest) = out.split_at_mut(channels);
     let (offs, squares) = rest.split_at_mut(channels);
     let count = (x.len() / channels) as f32;
-    for c in (0..channels).step_by(S::LANES) {
-        let mut sums = s.splat(0.0);
-        for pixel in x.chunks_exact(channels) {
-            sums = s.add(sums, read(s, pixel, c));
+    let mut c = 0;
+    while c < channels {
+        // Four vectors at once where there are as many, so that one sum does not wait for the other.
+        let wide = 4 * S::LANES <= channels - c;
+        let [mean, off, square] = [&mut means[c..], &mut offs[c..], &mut squares[c..]];
+        if wide {
+            columns::<S, T, 4>(s, &x[c..], channels, count, [mean, off, square]);
+        } else {
+            columns::<S, T, 1>(s, &x[c..], channels, count, [mean, off, square]);
         }
-        let rough = s.mul(sums, s.splat(1.0 / count));
-        // Around the rough mean all numbers are small.
-        let (mut off, mut square) = (s.splat(0.0), s.splat(0.0));
-        for pixel in x.chunks_exact(channels) {
-            let d = s.sub(read(s, pixel, c), rough);
-            off = s.add(off, d);
-            square = s.fma(d, d, square);
+        c += if wide { 4 * S::LANES } else { S::LANES };
+    }
+}
+
+/// The statistics of `VECTORS` vectors of channels: those at the start of `x` and every `channels` further on.
+#[inline(always)]
+fn columns<S: Simd, T: Element, const VECTORS: usize>(
+    s: S,
+    x: &[T],
+    channels: usize,
+    count: f32,
+    [means, offs, squares]: [&mut [f32]; 3],
+) {
+    let mut rough = [s.splat(0.0); VECTORS];
+    for pixel in x.chunks(channels) {
+        for (i, sum) in rough.iter_mut().enumerate() {
+            *sum = s.add(*sum, read(s, pixel, i * S::LANES));
         }
-        let off = s.mul(off, s.splat(1.0 / count));
+    }
+    for sum in &mut rough {
+        *sum = s.mul(*sum, s.splat(1.0 / count));
+    }
+    // Around the rough mean all numbers are small.
+    let (mut off, mut square) = ([s.splat(0.0); VECTORS], [s.splat(0.0); VECTORS]);
+    for pixel in x.chunks(channels) {
+        for i in 0..VECTORS {
+            let d = s.sub(read(s, pixel, i * S::LANES), rough[i]);
+            off[i] = s.add(off[i], d);
+            square[i] = s.fma(d, d, square[i]);
+        }
+    }
+    for i in 0..VECTORS {
+        let off = s.mul(off[i], s.splat(1.0 / count));
         let excess = s.mul(s.mul(off, off), s.splat(count));
-        write(s, means, c, rough);
-        write(s, offs, c, off);
-        write(s, squares, c, s.sub(square, excess));
+        write(s, means, i * S::LANES, rough[i]);
+        write(s, offs, i * S::LANES, off);
+        write(s, squares, i * S::LANES, s.sub(square[i], excess));
     }
 }
 

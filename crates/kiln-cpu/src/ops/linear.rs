@@ -4,9 +4,9 @@ use kiln_tensor::Shape;
 use super::output::{Output, Part, Scaled};
 use crate::Context;
 use crate::element::{Source, convert};
-use crate::gemm::{FEW_ROWS, FewTerm, Packed, Rows, Sink, Term, few_rows, product};
+use crate::gemm::{FEW_ROWS, FewTerm, Packed, Rows, Sink, Term, few_rows, product, widen_rows};
 use crate::parallel::Disjoint;
-use crate::simd::{Simd, dispatch};
+use crate::simd::Simd;
 use crate::tensor::{CpuTensor, Stored, by_dtype};
 use crate::weight::{CpuWeight, Placed, Stack};
 
@@ -105,7 +105,7 @@ fn few<T: Stored>(cx: &Context, x: &Columns<'_, T>, w: &CpuWeight, output: &impl
     let [out, cols] = w.size();
     let rows = x.rows;
     let mut wide = cx.buffer(rows * cols)?;
-    widen_rows(cx.level, x, rows, &mut wide);
+    widen_rows(cx.level, x, cols, cols, &mut wide);
     let mut inner = Vec::with_capacity(w.deltas.len());
     for delta in &w.deltas {
         let rank = delta.down.rows;
@@ -150,16 +150,4 @@ impl<T: Source> Rows for Columns<'_, T> {
             start += width;
         }
     }
-}
-
-#[inline(always)]
-fn widen_rows_kernel<S: Simd, R: Rows>(s: S, x: &R, rows: usize, out: &mut [f32]) {
-    let width = out.len() / rows;
-    for row in 0..rows {
-        x.fill(s, row, 0, &mut out[row * width..][..width]);
-    }
-}
-
-dispatch! {
-    fn widen_rows<R: Rows>(x: &R, rows: usize, out: &mut [f32]) => widen_rows_kernel;
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::element::{read, write};
+use crate::element::{load, read, store, write};
 use crate::math::exp;
 use crate::simd::{Simd, dispatch, largest, sum};
 
@@ -31,26 +31,27 @@ fn step_kernel<S: Simd>(s: S, scores: &mut [f32], seen: Range<usize>, run: &mut 
         return;
     }
     let whole = scores.len() / S::LANES * S::LANES;
+    let (vectors, rest) = scores.split_at_mut(whole);
     let mut best = s.splat(run.largest);
-    for i in (0..whole).step_by(S::LANES) {
-        best = s.max(best, read(s, scores, i));
+    for scores in vectors.chunks_exact(S::LANES) {
+        best = s.max(best, load(s, scores));
     }
     let mut best = largest(s, best);
-    for &score in &scores[whole..] {
+    for &score in rest.iter() {
         best = if score > best || score.is_nan() { score } else { best };
     }
     let shift = s.splat(best);
     let mut total = s.splat(0.0);
-    for i in (0..whole).step_by(S::LANES) {
-        let weight = exp(s, s.sub(read(s, scores, i), shift));
+    for scores in vectors.chunks_exact_mut(S::LANES) {
+        let weight = exp(s, s.sub(load(s, scores), shift));
         total = s.add(total, weight);
-        write(s, scores, i, weight);
+        store(s, scores, weight);
     }
     let mut total = sum(s, total);
-    if whole < scores.len() {
-        let weights = exp(s, s.sub(read(s, scores, whole), shift));
-        write(s, scores, whole, weights);
-        total += scores[whole..].iter().sum::<f32>();
+    if !rest.is_empty() {
+        let weights = exp(s, s.sub(read(s, rest, 0), shift));
+        write(s, rest, 0, weights);
+        total += rest.iter().sum::<f32>();
     }
     if best > run.largest {
         // exp(-inf) is 0: the first block starts from nothing.

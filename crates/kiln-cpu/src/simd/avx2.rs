@@ -108,11 +108,21 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn pow2(self, n: __m256) -> __m256 {
+    fn scale(self, x: __m256, n: __m256) -> __m256 {
         unsafe {
-            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
+            // In two halves, so that neither power of two leaves the range of f32.
+            let n = _mm256_cvtps_epi32(n);
+            let half = _mm256_srai_epi32::<1>(n);
+            let bias = _mm256_set1_epi32(127);
+            let first = _mm256_slli_epi32::<23>(_mm256_add_epi32(half, bias));
+            let second = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_sub_epi32(n, half), bias));
+            _mm256_mul_ps(_mm256_mul_ps(x, _mm256_castsi256_ps(first)), _mm256_castsi256_ps(second))
         }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
     #[inline(always)]
@@ -124,8 +134,8 @@ impl Simd for Avx2 {
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
         unsafe {
             let mut r = [_mm256_setzero_ps(); 8];
-            for i in 0..8 {
-                r[i] = _mm256_loadu_ps(from.add(i * from_stride));
+            for (i, r) in r.iter_mut().enumerate() {
+                *r = _mm256_loadu_ps(from.add(i * from_stride));
             }
             // Squares of 2, then of 4, inside each half of 128 bits, then the halves.
             let mut t = r;

@@ -112,11 +112,13 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn pow2(self, n: __m512) -> __m512 {
-        unsafe {
-            let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent))
-        }
+    fn scale(self, x: __m512, n: __m512) -> __m512 {
+        unsafe { _mm512_scalef_ps(x, n) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
     #[inline(always)]
@@ -128,8 +130,8 @@ impl Simd for Avx512 {
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
         unsafe {
             let mut r = [_mm512_setzero_ps(); 16];
-            for i in 0..16 {
-                r[i] = _mm512_loadu_ps(from.add(i * from_stride));
+            for (i, r) in r.iter_mut().enumerate() {
+                *r = _mm512_loadu_ps(from.add(i * from_stride));
             }
             // Squares of 2, then of 4, inside each quarter of 128 bits …
             let mut t = r;
@@ -154,8 +156,8 @@ impl Simd for Avx512 {
                 t[4 + j] = _mm512_shuffle_f32x4::<0x88>(low, high);
                 t[12 + j] = _mm512_shuffle_f32x4::<0xdd>(low, high);
             }
-            for i in 0..16 {
-                _mm512_storeu_ps(to.add(i * to_stride), t[i]);
+            for (i, t) in t.into_iter().enumerate() {
+                _mm512_storeu_ps(to.add(i * to_stride), t);
             }
         }
     }

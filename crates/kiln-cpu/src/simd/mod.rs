@@ -68,8 +68,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// To the nearest integer.
     fn round(self, a: Self::V) -> Self::V;
-    /// `2^n` for whole `n` from -126 to 127.
-    fn pow2(self, n: Self::V) -> Self::V;
+    /// `x · 2^n` for whole `n` from -252 to 254.
+    fn scale(self, x: Self::V, n: Self::V) -> Self::V;
+
+    /// Asks for the cache line at `p`, which may be anywhere, to be near soon.
+    fn prefetch(self, p: *const f32);
 
     /// Writes the tile `c[i][j] = Σ_k a[i][k] · b[k][j]`, added to what is there when `add`.
     ///
@@ -91,6 +94,8 @@ pub(crate) struct Tile {
     pub a: *const f32,
     pub b: *const f32,
     pub c: *mut f32,
+    /// What is to be read after this tile: fetched meanwhile, a cache line for every step of the sum.
+    pub next: *const f32,
     pub depth: usize,
     pub stride: usize,
     pub add: bool,

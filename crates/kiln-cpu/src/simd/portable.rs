@@ -117,9 +117,18 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn pow2(self, n: Self::V) -> Self::V {
-        lanes!(i => f32::from_bits(((n[i] as i32 + 127) as u32) << 23))
+    fn scale(self, x: Self::V, n: Self::V) -> Self::V {
+        // In two halves, so that neither power of two leaves the range of f32.
+        lanes!(i => {
+            let n = n[i] as i32;
+            let half = n >> 1;
+            let power = |n: i32| f32::from_bits(((n + 127) as u32) << 23);
+            x[i] * power(half) * power(n - half)
+        })
     }
+
+    #[inline(always)]
+    fn prefetch(self, _: *const f32) {}
 
     #[inline(always)]
     unsafe fn tile(self, tile: Tile, rows: usize) {
