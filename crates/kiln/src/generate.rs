@@ -70,9 +70,10 @@ fn cpu(args: &GenerateArgs, device: Device) -> Result<CpuBackend, Failure> {
 fn open_model(order: &Order) -> Result<ModelFolder, Failure> {
     let path = &order.model;
     if !path.join("model_index.json").is_file() {
-        let what = match path.exists() {
-            true => "is not a model folder: there is no `model_index.json` in it",
-            false => "does not exist",
+        let what = match () {
+            () if path.is_dir() => "is not a model folder: there is no `model_index.json` in it",
+            () if path.exists() => "is a file, expected a model folder",
+            () => "does not exist",
         };
         return Err(Failure::new(format!("`{}` {what}", path.display())).hint(hints::not_a_model(path)));
     }
@@ -111,6 +112,7 @@ impl Run {
         let (job, folder) = (&self.job, &self.folder);
         // Before the weights are touched: a size that can't be is refused at once.
         let resolved = folder.resolve(&job.request, &job.options)?;
+        job.check(&self.order, folder, &resolved)?;
         let name = backend.name();
         let base = job.recipe_base(&self.order, folder, &resolved, name.clone())?;
         self.tell_start(&name, reporter);

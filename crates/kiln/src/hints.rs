@@ -18,7 +18,9 @@ pub fn model(error: &kiln_model::Error) -> Option<String> {
         ),
         Error::Memory { .. } => Some("choose a smaller size with -W and -H, or fewer references".into()),
         Error::Read { .. } => Some("check that the file exists and may be read".into()),
-        Error::Config { .. } => Some("`kiln info` on the folder shows what Kiln makes of it".into()),
+        // A folder is named when something is missing in it.
+        Error::Config { file, .. } if file.is_dir() => Some("download that part of the model, too".into()),
+        Error::Config { .. } => Some("check the file, or download the model again".into()),
         Error::Weights(error) => weights(error),
         Error::Image(error) => image(error),
         Error::Ops(error) => ops(error),

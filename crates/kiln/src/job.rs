@@ -5,7 +5,7 @@ use kiln_model::{ModelFolder, Noise, Options, Prompt, Request, Resolved, Task};
 use kiln_tensor::HostTensor;
 
 use crate::args::ScheduleArg;
-use crate::failure::Failure;
+use crate::failure::{Failure, While};
 use crate::files;
 use crate::order::{Chance, Order, Start, Words};
 use crate::recipe::{LoraUsed, Model, Recipe, Row, Used};
@@ -48,6 +48,9 @@ impl Job {
         let mut references = Vec::new();
         for path in &order.references {
             let (picture, file) = files::picture(path, "reference picture")?;
+            // The pipeline does so again; here the file can be named.
+            kiln_image::prepare_reference(&picture)
+                .while_doing(|| format!("preparing the reference picture `{}`", path.display()))?;
             references.push(picture);
             used.references.push(file);
         }
@@ -75,6 +78,37 @@ impl Job {
         Ok(Job { request, options, pictures, used })
     }
 
+    /// Checks tensors that were made elsewhere against the model, while their files can still be named.
+    pub fn check(&self, order: &Order, folder: &ModelFolder, resolved: &Resolved) -> Result<(), Failure> {
+        let config = &folder.transformer.config;
+        if let (Words::Embeds { file, .. }, Prompt::Embeddings { prompts, negative }) =
+            (&order.words, &self.request.prompt)
+        {
+            let dim = config.joint_attention_dim;
+            let fits = |text: &&HostTensor| text.shape().rank() == 2 && text.shape().last() == dim;
+            if let Some(text) = prompts.iter().chain(negative).find(|text| !fits(text)) {
+                let (file, shape) = (file.display(), text.shape());
+                return Err(Failure::new(format!(
+                    "`{file}` has prompt embeddings of shape {shape}, expected [tokens, {dim}]"
+                ))
+                .hint("they must come from the text encoder that belongs to this model"));
+            }
+        }
+        if let (Chance::File { path, .. }, Noise::Given(noise)) = (&order.chance, &self.request.noise) {
+            let (pictures, channels, [height, width]) =
+                (resolved.pictures, config.in_channels, resolved.grid());
+            let expected = pictures * channels * height * width;
+            if noise.numel() != expected {
+                let (path, shape) = (path.display(), noise.shape());
+                return Err(Failure::new(format!(
+                    "`{path}` has noise of shape {shape}, expected [{pictures}, {channels}, {height}, {width}]"
+                ))
+                .hint("width and height of the noise are a sixteenth of the picture's: choose -W and -H to fit"));
+            }
+        }
+        Ok(())
+    }
+
     /// What all recipes of this job share; [`Job::recipe`] adds what is a picture's own.
     pub fn recipe_base(
         &self,
@@ -85,7 +119,8 @@ impl Job {
     ) -> Result<Recipe, Failure> {
         let fingerprint = |path: &std::path::Path| files::weights(path).map(|used| used.sha256);
         let lora = |l: &crate::values::LoraArg| {
-            let sha256 = kiln_weights::Lora::open(&l.path)?.fingerprint()?;
+            let fingerprint = kiln_weights::Lora::open(&l.path).and_then(|lora| lora.fingerprint());
+            let sha256 = fingerprint.while_doing(|| "reading a LoRA".into())?;
             Ok(LoraUsed { file: Used { path: files::absolute(&l.path), sha256 }, weight: l.weight })
         };
         let (strength, padding) = match &self.request.task {
@@ -133,7 +168,12 @@ impl Job {
             strength,
             mask_padding: padding,
             loras: order.loras.iter().map(lora).collect::<Result<_, Failure>>()?,
-            vae: order.vae.as_deref().map(files::weights).transpose()?,
+            vae: order
+                .vae
+                .as_deref()
+                .map(files::weights)
+                .transpose()
+                .while_doing(|| "reading --vae".into())?,
             max_tokens: order.max_tokens,
             dtype: order.dtype.to_string(),
             backend,

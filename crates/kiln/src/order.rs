@@ -80,6 +80,7 @@ pub enum Start {
 impl Order {
     /// Checks what the options say together. Reads standard input if that is the prompt.
     pub fn new(args: &GenerateArgs, replay: Replay) -> Result<Order, Failure> {
+        let words = words(args, replay)?;
         let Some(model) = args.model.clone() else {
             return Err(Failure::usage("no model was given").hint(
                 "there is none built in; point -m (or the variable KILN_MODEL) at a folder with FLUX.2 [klein]",
@@ -90,7 +91,7 @@ impl Order {
         }
         Ok(Order {
             model,
-            words: words(args, replay)?,
+            words,
             batch: args.batch.map(usize::from),
             chance: chance(args, replay)?,
             rng: args.rng.unwrap_or_default(),

@@ -258,6 +258,14 @@ mod tests {
         assert_eq!(replay.part, Some((1, 2)));
     }
 
+    /// Above a megapixel the initial picture is shrunk in two goes; asking for the resulting size would be one.
+    #[test]
+    fn a_size_that_is_the_initial_pictures_own_is_not_asked_for() {
+        let mut args = GenerateArgs::default();
+        Recipe { size_of_init: true, ..recipe() }.fill(&mut args);
+        assert_eq!((args.width, args.height), (None, None));
+    }
+
     #[test]
     fn a_new_seed_or_batch_is_a_batch_of_its_own() {
         let mut args = GenerateArgs { seed: vec![7], ..Default::default() };

@@ -165,7 +165,7 @@ impl Reporter {
                 self.progress(Phase::Text, prompt * total + done, prompts * total, &what);
             }
             Event::Reference { index, total } => {
-                self.progress(Phase::References, index, total, &format!("{}/{total}", index + 1));
+                self.progress(Phase::Encode, index, total, &format!("{}/{total}", index + 1));
             }
             Event::StepStarted { picture, step, steps, sigma } => {
                 if step == 0 {

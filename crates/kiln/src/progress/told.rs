@@ -61,7 +61,7 @@ pub enum Told<'a> {
 pub enum Phase {
     Load,
     Text,
-    References,
+    Encode,
     Steps,
     Decode,
 }
@@ -71,7 +71,7 @@ impl fmt::Display for Phase {
         f.pad(match self {
             Phase::Load => "load",
             Phase::Text => "text",
-            Phase::References => "references",
+            Phase::Encode => "encode",
             Phase::Steps => "steps",
             Phase::Decode => "decode",
         })

@@ -1,0 +1,181 @@
+//! A model, an empty folder to work in, and the program.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use kiln_golden::{Checkpoint, in_tree};
+use kiln_image::Picture;
+use tempfile::TempDir;
+
+/// Where the program runs, and the model it is given.
+pub struct Kit {
+    model: Checkpoint,
+    folder: TempDir,
+}
+
+/// What came of it.
+pub struct Ran {
+    pub code: i32,
+    pub out: Vec<u8>,
+    pub err: String,
+}
+
+impl Kit {
+    pub fn new() -> Kit {
+        Kit::with_model("klein")
+    }
+
+    pub fn with_model(name: &str) -> Kit {
+        let model = Checkpoint::assemble(&in_tree(), name).unwrap();
+        Kit { model, folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn model(&self) -> &Path {
+        self.model.path()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The program in the kit's folder, which is also where its relative paths lead.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+        command.args(args).current_dir(self.folder.path()).env_remove("KILN_MODEL").stdin(Stdio::null());
+        command
+    }
+
+    pub fn kiln(&self, args: &[&str]) -> Ran {
+        self.command(args).output().unwrap().into()
+    }
+
+    /// `kiln generate` with the kit's model, small and quick unless the arguments say otherwise.
+    pub fn generate(&self, args: &[&str]) -> Ran {
+        let model = self.model().to_str().unwrap();
+        let mut all = vec!["generate", "-m", model, "--max-tokens", "32"];
+        for quick in [["-W", "64"], ["-H", "64"], ["-s", "2"]] {
+            if !args.contains(&quick[0]) {
+                all.extend(quick);
+            }
+        }
+        all.extend(args);
+        self.kiln(&all)
+    }
+
+    pub fn generate_with_input(&self, args: &[&str], input: &[u8]) -> Ran {
+        let model = self.model().to_str().unwrap();
+        let quick = ["generate", "-m", model, "--max-tokens", "32", "-W", "64", "-H", "64", "-s", "1"];
+        let mut command = self.command(&[&quick, args].concat());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input).unwrap();
+        child.wait_with_output().unwrap().into()
+    }
+
+    /// The names in the kit's folder, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.path()).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    pub fn picture(&self, name: &str) -> Picture {
+        kiln_image::open(&self.path(name)).unwrap()
+    }
+
+    pub fn write(&self, name: &str, bytes: &[u8]) -> String {
+        fs::write(self.path(name), bytes).unwrap();
+        name.to_owned()
+    }
+
+    /// Puts a file of its own into the model; what is there may be a link to a file of the repository.
+    pub fn put_into_model(&self, name: &str, bytes: &[u8]) {
+        let path = self.model().join(name);
+        self.take_from_model(name);
+        fs::write(path, bytes).unwrap();
+    }
+
+    pub fn take_from_model(&self, name: &str) {
+        let path = self.model().join(name);
+        if path.is_dir() {
+            fs::remove_dir_all(path).unwrap();
+        } else if path.exists() {
+            fs::remove_file(path).unwrap();
+        }
+    }
+
+    /// Changes a value of one of the model's JSON files.
+    pub fn edit_model(&self, name: &str, key: &str, value: serde_json::Value) {
+        let text = fs::read(self.model().join(name)).unwrap();
+        let mut json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        json[key] = value;
+        self.put_into_model(name, json.to_string().as_bytes());
+    }
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Ran {
+        Ran {
+            code: output.status.code().unwrap_or(-1),
+            out: output.stdout,
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+impl Ran {
+    /// Asserts that all went well.
+    #[track_caller]
+    pub fn ok(self) -> Ran {
+        assert_eq!(self.code, 0, "{}", self.err);
+        self
+    }
+
+    /// Asserts that it failed with this code, in the words of the house, and said all of these.
+    #[track_caller]
+    pub fn refused(self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, code, "{}", self.err);
+        assert!(self.err.contains("error: "), "{}", self.err);
+        assert!(!self.err.contains("panicked"), "{}", self.err);
+        for word in words {
+            assert!(self.err.contains(word), "`{word}` is missing in:\n{}", self.err);
+        }
+    }
+
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.out).unwrap()
+    }
+
+    /// Standard output as JSON lines.
+    pub fn events(&self) -> Vec<serde_json::Value> {
+        self.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// A file of the golden set.
+pub fn golden(name: &str) -> String {
+    in_tree().join("reference").join(name).canonicalize().unwrap().to_str().unwrap().to_owned()
+}
+
+/// The largest difference of two pictures' values.
+#[track_caller]
+pub fn levels(a: &Picture, b: &Picture) -> u8 {
+    assert_eq!((a.width(), a.height()), (b.width(), b.height()));
+    a.pixels().iter().zip(b.pixels()).map(|(a, b)| a.abs_diff(*b)).max().unwrap_or(0)
+}
+
+/// A picture that is like no other of its size.
+pub fn pattern(width: u32, height: u32) -> Picture {
+    let pixel = |i: u32| {
+        let (x, y) = (i % width, i / width);
+        [(x * 255 / width) as u8, (y * 255 / height) as u8, ((x * 7 + y * 13) % 256) as u8]
+    };
+    Picture::new(width, height, (0..width * height).flat_map(pixel).collect()).unwrap()
+}
+
+pub fn png(picture: &Picture) -> Vec<u8> {
+    kiln_image::encode(picture, kiln_image::Format::Png, None).unwrap()
+}

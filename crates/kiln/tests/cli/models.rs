@@ -1,0 +1,174 @@
+//! Models and LoRAs that are not whole, or not of one piece.
+
+use std::fs;
+
+use kiln_golden::in_tree;
+use kiln_tensor::HostTensor;
+use kiln_weights::{WeightSource, save};
+use serde_json::json;
+
+use crate::kit::Kit;
+
+const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
+
+#[track_caller]
+fn refused(kit: &Kit, words: &[&str]) {
+    kit.generate(&["fox", "-o", "out.png"]).refused(1, words);
+    assert!(kit.names().is_empty(), "{:?}", kit.names());
+}
+
+/// A safetensors file with this header and so many bytes of data.
+fn file(header: &str, data: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + data, 0);
+    bytes
+}
+
+#[test]
+fn a_path_that_is_no_model_is_told_apart() {
+    let kit = Kit::new();
+    let model = kit.model().display().to_string();
+    kit.kiln(&["generate", "fox", "-m", "none"]).refused(1, &["`none` does not exist", "hint: "]);
+    kit.kiln(&["generate", "fox", "-m", &format!("{model}/vae")]).refused(
+        1,
+        &["no `model_index.json`", &format!("hint: the model is the folder around it: -m {model}")],
+    );
+    kit.kiln(&["generate", "fox", "-m", &format!("{model}/model_index.json")]).refused(1, &["is a file"]);
+    kit.edit_model("model_index.json", "_class_name", json!("StableDiffusionPipeline"));
+    refused(&kit, &["model_index.json", "StableDiffusionPipeline", "FLUX.2"]);
+    kit.put_into_model("model_index.json", b"{");
+    refused(&kit, &["model_index.json", "line 1"]);
+}
+
+#[test]
+fn missing_parts_are_named() {
+    let kit = Kit::new();
+    kit.take_from_model("vae");
+    refused(&kit, &["no `vae/config.json`", "--vae FILE"]);
+    let kit = Kit::new();
+    kit.take_from_model("text_encoder");
+    refused(&kit, &["no `text_encoder/config.json`", "--embeds FILE"]);
+    let kit = Kit::new();
+    kit.take_from_model("transformer");
+    refused(&kit, &["no `transformer`", "`config.json`", "hint: "]);
+    let kit = Kit::new();
+    kit.take_from_model(TRANSFORMER);
+    refused(&kit, &["no safetensors weights", "transformer", "hint: "]);
+    let kit = Kit::new();
+    kit.take_from_model("text_encoder/model-00002-of-00002.safetensors");
+    refused(&kit, &["model.safetensors.index.json", "model-00002-of-00002.safetensors", "hint: "]);
+    refused(&Kit::with_model("dev"), &["text_encoder", "--embeds FILE"]);
+}
+
+#[test]
+fn a_transformer_beside_another_models_text_encoder_is_told_with_both_sizes() {
+    let kit = Kit::new();
+    // As when klein 4B's transformer (3 × 2560) lies beside klein 9B's text encoder (4096).
+    kit.edit_model("transformer/config.json", "joint_attention_dim", json!(7680));
+    kit.edit_model("text_encoder/config.json", "hidden_size", json!(4096));
+    refused(
+        &kit,
+        &["don't fit", "hidden size 2560", "hidden size 4096", "hint: the parts come from different models"],
+    );
+}
+
+#[test]
+fn weights_that_do_not_fit_their_configuration_are_named() {
+    let kit = Kit::new();
+    kit.edit_model("transformer/config.json", "num_attention_heads", json!(2));
+    refused(&kit, &["has shape", "expected", "diffusion_pytorch_model.safetensors", "hint: "]);
+    let kit = Kit::new();
+    kit.edit_model("transformer/config.json", "num_single_layers", json!(3));
+    refused(&kit, &["no tensor `single_transformer_blocks.2.", "nearest: "]);
+    let kit = Kit::new();
+    kit.edit_model("text_encoder/config.json", "num_hidden_layers", json!(12));
+    refused(&kit, &["text_encoder/config.json", "12 layers", "27"]);
+}
+
+#[test]
+fn damaged_weight_files_are_named() {
+    let whole = fs::read(Kit::new().model().join(TRANSFORMER)).unwrap();
+    let entry = |dtype: &str, offsets: &str| {
+        format!(r#"{{"a":{{"dtype":"{dtype}","shape":[2],"data_offsets":{offsets}}}}}"#)
+    };
+    let overlap = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#;
+    let cases = [
+        (Vec::new(), "the file is empty"),
+        (whole[..whole.len() - 100].to_vec(), "not a valid safetensors file"),
+        (whole[..5].to_vec(), "at least 8 bytes"),
+        (file("{}", 0)[..9].to_vec(), "announces a header of 2 bytes"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\x7f{}".to_vec(), "announces a header"),
+        (file("not json", 0), "header is not JSON"),
+        (file(&entry("F32", "[0,16]"), 16), "tensor `a`"),
+        (file(&entry("C128", "[0,32]"), 32), "dtype C128"),
+        (file(overlap, 12), "inside `a`"),
+        (b"<!doctype html>".to_vec(), "not a valid safetensors file"),
+    ];
+    for (bytes, words) in cases {
+        let kit = Kit::new();
+        kit.put_into_model(TRANSFORMER, &bytes);
+        refused(&kit, &[TRANSFORMER, words, "hint: "]);
+    }
+}
+
+#[test]
+fn a_missing_tensor_is_named_with_its_nearest() {
+    let kit = Kit::new();
+    let source = WeightSource::open(kit.model().join("transformer")).unwrap();
+    let lost = "single_transformer_blocks.1.attn.to_out.weight";
+    assert!(source.contains(lost));
+    let names: Vec<String> = source.names().filter(|n| *n != lost).map(str::to_owned).collect();
+    let tensors: Vec<_> = names.iter().map(|n| (n.as_str(), source.tensor(n).unwrap())).collect();
+    kit.take_from_model(TRANSFORMER);
+    save::save(kit.model().join(TRANSFORMER), &tensors, &Default::default()).unwrap();
+    refused(&kit, &[lost, "nearest: ", "while loading the model", "hint: "]);
+}
+
+#[test]
+fn a_lora_that_does_not_fit_is_told_why() {
+    let kit = Kit::new();
+    let save = |name: &str, module: &str, rows: usize, cols: usize| {
+        let (down, up) =
+            (format!("transformer.{module}.lora_A.weight"), format!("transformer.{module}.lora_B.weight"));
+        let tensors =
+            [(down.as_str(), HostTensor::zeros([4, cols])), (up.as_str(), HostTensor::zeros([rows, 4]))];
+        save::save(kit.path(name), &tensors, &Default::default()).unwrap();
+    };
+    save("size.safetensors", "transformer_blocks.0.attn.to_q", 3072, 3072);
+    save("name.safetensors", "transformer_blocks.99.attn.to_q", 128, 128);
+    let lora = |path: &str, words: &[&str]| {
+        kit.generate(&["fox", "-o", "out.png", "--lora", path]).refused(1, words);
+        assert!(!kit.names().contains(&"out.png".into()));
+    };
+    lora("size.safetensors", &["size.safetensors", "[4, 3072]", "hint: a LoRA fits only the model"]);
+    lora(
+        "name.safetensors:0.5",
+        &["name.safetensors", "1 of its 1 modules match nothing", "hint: a LoRA fits only"],
+    );
+    lora("none.safetensors", &["none.safetensors", "while reading a LoRA"]);
+    let bfl = in_tree().join("tiny/lora/lora_bfl.safetensors");
+    lora(bfl.to_str().unwrap(), &["layout", "not supported", "hint: "]);
+    let model = kit.model().join(TRANSFORMER);
+    lora(model.to_str().unwrap(), &["are not LoRA keys"]);
+}
+
+#[test]
+fn an_autoencoder_that_is_none_is_named() {
+    let kit = Kit::new();
+    let lora = in_tree().join("tiny/lora/lora_diffusers.safetensors");
+    let ran = kit.generate(&["fox", "-o", "out.png", "--vae", lora.to_str().unwrap()]);
+    ran.refused(1, &["lora_diffusers.safetensors", "neither TAEF2 nor a FLUX.2 autoencoder"]);
+    kit.generate(&["fox", "--vae", "none"]).refused(1, &["`none`", "while reading --vae"]);
+    assert!(kit.names().is_empty());
+}
+
+#[test]
+fn a_model_without_tokenizer_uses_the_one_that_is_built_in() {
+    let kit = Kit::new();
+    kit.take_from_model("tokenizer");
+    let info = kit.kiln(&["info", kit.model().to_str().unwrap()]).ok();
+    assert!(info.text().contains("built into Kiln"), "{}", info.text());
+    // The random model knows few of its tokens, and says so instead of reading past its table.
+    refused(&kit, &["token"]);
+}

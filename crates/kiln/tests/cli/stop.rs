@@ -1,0 +1,47 @@
+//! Ctrl-C.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::kit::Kit;
+
+fn interrupt(id: u32) {
+    assert!(Command::new("kill").args(["-INT", &id.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn ctrl_c_stops_within_a_step_and_leaves_nothing() {
+    let kit = Kit::with_model("klein-base");
+    let model = kit.model().to_str().unwrap();
+    let args = ["generate", "fox", "-m", model, "-W", "64", "-H", "64", "-s", "9000", "-o", "a.png"];
+    let outputs = ["--latents-out", "l.safetensors"];
+    let mut child = kit.command(&[&args[..], &outputs].concat()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("step 2/")));
+    let asked = Instant::now();
+    interrupt(child.id());
+    let last = lines.last().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(last, "cancelled");
+    assert!(asked.elapsed() < Duration::from_secs(60));
+    assert!(kit.names().is_empty(), "{:?}", kit.names());
+}
+
+#[test]
+fn a_cancelled_batch_keeps_whole_pictures_only() {
+    let kit = Kit::new();
+    let model = kit.model().to_str().unwrap();
+    let args =
+        ["generate", "fox", "-m", model, "-W", "64", "-H", "64", "-s", "1", "-b", "900", "-o", "a.png"];
+    let mut child = kit.command(&args).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("saved `a-2.png`")));
+    interrupt(child.id());
+    let last = lines.last().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(last.starts_with("cancelled after ") && last.ends_with(" of 900 pictures"), "{last}");
+    for name in kit.names() {
+        assert_eq!(kit.picture(&name).width(), 64);
+    }
+}
