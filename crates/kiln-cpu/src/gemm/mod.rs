@@ -17,7 +17,7 @@ mod product;
 pub(crate) use dots::{FEW_ROWS, FewTerm, few_rows};
 pub(crate) use narrow::{FEW_COLS, Narrow, narrow, narrow_scratch, padded};
 pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right, widen_rows};
-pub(crate) use product::{Finished, Sink, Term, emit, product};
+pub(crate) use product::{Finished, ROWS_AT_ONCE, Sink, Term, emit, product};
 
 use crate::isa::Level;
 #[cfg(target_arch = "x86_64")]

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use kiln_ops::Result;
 
 use super::DEPTH;
@@ -119,36 +121,35 @@ dispatch! {
     ) => widen_rows_kernel;
 }
 
-/// A whole left operand, packed: for every block of [`DEPTH`] columns, all rows.
+/// Rows of a left operand, packed: for every block of [`DEPTH`] columns, all of them.
 pub(crate) struct Packed {
     data: Buffer<f32>,
-    pub rows: usize,
+    pub rows: Range<usize>,
     pub depth: usize,
 }
 
 impl Packed {
-    pub fn new<R: Rows>(cx: &Context, source: &R, rows: usize, depth: usize) -> Result<Packed> {
+    pub fn new<R: Rows>(cx: &Context, source: &R, rows: Range<usize>, depth: usize) -> Result<Packed> {
         const ROWS_AT_ONCE: usize = 32;
-        let blocks = depth.div_ceil(DEPTH);
-        let mut data = cx.buffer(blocks.saturating_mul(rows).saturating_mul(DEPTH))?;
+        let (blocks, height) = (depth.div_ceil(DEPTH), rows.len());
+        let mut data = cx.buffer(blocks.saturating_mul(height).saturating_mul(DEPTH))?;
         let out = Disjoint::new(&mut data);
-        let strips = rows.div_ceil(ROWS_AT_ONCE);
-        cx.pool.each(blocks * strips, |task| {
+        cx.pool.each(blocks * height.div_ceil(ROWS_AT_ONCE), |task| {
             let (block, first) = (task % blocks, task / blocks * ROWS_AT_ONCE);
-            let end = rows.min(first + ROWS_AT_ONCE);
+            let end = height.min(first + ROWS_AT_ONCE);
             let from = block * DEPTH;
             // SAFETY: every task has rows of its own in its block.
-            let out = unsafe { out.slice((block * rows + first) * DEPTH..(block * rows + end) * DEPTH) };
-            pack_left(cx.level, source, first, from, DEPTH.min(depth - from), out);
+            let out = unsafe { out.slice((block * height + first) * DEPTH..(block * height + end) * DEPTH) };
+            pack_left(cx.level, source, rows.start + first, from, DEPTH.min(depth - from), out);
         });
         Ok(Packed { data, rows, depth })
     }
 
-    /// Each block's first column, its width, and its values for `rows`.
-    pub fn blocks(&self, rows: std::ops::Range<usize>) -> impl Iterator<Item = (usize, usize, &[f32])> {
+    /// Each block's first column, its width, and its values for some of the rows.
+    pub fn blocks(&self, rows: Range<usize>) -> impl Iterator<Item = (usize, usize, &[f32])> {
         (0..self.depth.div_ceil(DEPTH)).map(move |block| {
             let from = block * DEPTH;
-            let start = (block * self.rows + rows.start) * DEPTH;
+            let start = (block * self.rows.len() + rows.start - self.rows.start) * DEPTH;
             (from, DEPTH.min(self.depth - from), &self.data[start..][..rows.len() * DEPTH])
         })
     }

@@ -44,7 +44,7 @@ pub(crate) struct Term<'a, R> {
 /// cache.
 const COLS_AT_ONCE: usize = 128;
 /// Rows of the result that a thread works on at once: packing a weight is paid once per so many rows.
-const ROWS_AT_ONCE: usize = 1344;
+pub(crate) const ROWS_AT_ONCE: usize = 1344;
 
 /// How the result is cut into tasks. This changes who computes a tile, never how.
 struct Cut {
@@ -72,19 +72,20 @@ impl Cut {
     }
 }
 
-/// Hands `Σ term.left · term.rightᵀ`, `rows` × `cols`, to the sink.
+/// Hands `Σ term.left · term.rightᵀ`, the `rows` that every left operand has and columns up to `cols`, to the sink.
 pub(crate) fn product<R: Rows + Send, K: Sink>(
     cx: &Context,
     terms: &[Term<'_, R>],
-    [rows, cols]: [usize; 2],
+    rows: Range<usize>,
+    cols: usize,
     sink: &K,
 ) -> Result<()> {
-    let cut = Cut::new(cx, rows, cols);
+    let cut = Cut::new(cx, rows.len(), cols);
     let width = cut.cols.next_multiple_of(cx.level.tile_cols());
     let scratch = || Ok((cx.buffer(width * DEPTH)?, cx.buffer(cut.rows * width)?));
     cx.pool.each_with(cut.tasks, scratch, |task, (panels, sums)| {
-        let (row, col) = (task % cut.strips * cut.rows, task / cut.strips * cut.cols);
-        let (rows, cols) = (row..rows.min(row + cut.rows), col..cols.min(col + cut.cols));
+        let (row, col) = (rows.start + task % cut.strips * cut.rows, task / cut.strips * cut.cols);
+        let (rows, cols) = (row..rows.end.min(row + cut.rows), col..cols.min(col + cut.cols));
         let count = cols.len().div_ceil(cx.level.tile_cols());
         let mut add = false;
         for term in terms.iter().filter(|t| t.cols.start < cols.end && cols.start < t.cols.end) {

@@ -4,7 +4,7 @@ use kiln_tensor::Shape;
 use super::output::{Output, Part, Scaled};
 use crate::Context;
 use crate::element::{Source, convert};
-use crate::gemm::{FEW_ROWS, FewTerm, Packed, Rows, Sink, Term, few_rows, product, widen_rows};
+use crate::gemm::{FEW_ROWS, FewTerm, Packed, ROWS_AT_ONCE, Rows, Sink, Term, few_rows, product, widen_rows};
 use crate::parallel::Disjoint;
 use crate::simd::Simd;
 use crate::tensor::{CpuTensor, Stored, by_dtype};
@@ -69,7 +69,7 @@ fn run<T: Stored, const N: usize>(
     match x.rows {
         0 => {}
         1..=FEW_ROWS => few(cx, &x, w, &output)?,
-        _ => many(cx, &x, w, &output)?,
+        _ => many(cx, &x, w, &output, PACKED_AT_ONCE)?,
     }
     drop(output);
     let tensors: Vec<_> = buffers.into_iter().zip(shapes).map(|(b, s)| T::wrap(b, s)).collect();
@@ -78,22 +78,37 @@ fn run<T: Stored, const N: usize>(
         .map_err(|_| Error::Arguments { op: "linear_split", what: "no tensor for one of the widths".into() })
 }
 
+/// Packed activations kept at a time, in elements; more rows than fit are worked on in bands.
+const PACKED_AT_ONCE: usize = 1 << 26;
+
 /// Blocked product; each low-rank update is one more product into the same sums.
-fn many<T: Stored>(cx: &Context, x: &Columns<'_, T>, w: &CpuWeight, output: &impl Sink) -> Result<()> {
+fn many<T: Stored>(
+    cx: &Context,
+    x: &Columns<'_, T>,
+    w: &CpuWeight,
+    output: &impl Sink,
+    packed_at_once: usize,
+) -> Result<()> {
     let [out, cols] = w.size();
-    let left = Packed::new(cx, x, x.rows, cols)?;
-    let mut inner = Vec::with_capacity(w.deltas.len());
-    for delta in &w.deltas {
-        let rank = delta.down.rows;
-        let mut h = cx.buffer(x.rows * rank)?;
-        let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
-        let down = [Term { left: &left, right: Placed { stack: &delta.down, at: 0 }, cols: 0..rank }];
-        product(cx, &down, [x.rows, rank], &sink)?;
-        inner.push(Packed::new(cx, &Columns { parts: vec![(rank, &h[..])], rows: x.rows }, x.rows, rank)?);
+    // Whole strips, over which a weight is packed once.
+    let band = (packed_at_once / cols / ROWS_AT_ONCE).max(1) * ROWS_AT_ONCE;
+    for start in (0..x.rows).step_by(band) {
+        let rows = start..x.rows.min(start + band);
+        let left = Packed::new(cx, x, rows.clone(), cols)?;
+        let mut inner = Vec::with_capacity(w.deltas.len());
+        for delta in &w.deltas {
+            let rank = delta.down.rows;
+            let mut h = cx.buffer(x.rows * rank)?;
+            let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
+            product(cx, &[term(&left, &delta.down, 0)], rows.clone(), rank, &sink)?;
+            let h = Columns { parts: vec![(rank, &h[..])], rows: x.rows };
+            inner.push(Packed::new(cx, &h, rows.clone(), rank)?);
+        }
+        let mut terms = vec![term(&left, &w.stack, 0)];
+        terms.extend(w.deltas.iter().zip(&inner).map(|(delta, inner)| term(inner, &delta.up, delta.row)));
+        product(cx, &terms, rows, out, output)?;
     }
-    let mut terms = vec![term(&left, &w.stack, 0)];
-    terms.extend(w.deltas.iter().zip(&inner).map(|(delta, inner)| term(inner, &delta.up, delta.row)));
-    product(cx, &terms, [x.rows, out], output)
+    Ok(())
 }
 
 fn term<'a>(left: &'a Packed, stack: &'a Stack, at: usize) -> Term<'a, Placed<'a>> {
@@ -149,5 +164,40 @@ impl<T: Source> Rows for Columns<'_, T> {
             }
             start += width;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kiln_tensor::{Delta, HostTensor, LinearParts};
+
+    use super::*;
+    use crate::isa::{Isa, Level};
+    use crate::parallel::Pool;
+
+    #[test]
+    fn bands_of_rows_give_the_same_product() {
+        let level = Level::detect(Isa::best()).unwrap();
+        let cx = Context { level, pool: Pool::new(Some(2)).unwrap(), memory: Arc::default() };
+        let host = |rows: usize, cols: usize| {
+            let values = (0..rows * cols).map(|i| (i * 7919 % 1001) as f32 - 500.0).collect();
+            HostTensor::from_f32([rows, cols], values).unwrap()
+        };
+        let delta = Delta { row: 3, down: host(4, 20), up: host(30, 4), scale: 0.25 };
+        let parts = LinearParts { slabs: vec![host(40, 20)], bias: None, deltas: vec![delta] };
+        let w = CpuWeight::new(parts).unwrap();
+        let rows = 2 * ROWS_AT_ONCE + 100;
+        let x = host(rows, 20);
+        let x = x.to_f32().unwrap();
+        let x = Columns { parts: vec![(20, &x[..])], rows };
+        let run = |packed_at_once| {
+            let mut out = vec![0.0; rows * 40];
+            let sink = Scaled { scale: 1.0, width: 40, data: Disjoint::new(&mut out) };
+            many(&cx, &x, &w, &sink, packed_at_once).unwrap();
+            out
+        };
+        assert!(run(1) == run(PACKED_AT_ONCE));
     }
 }

@@ -1,0 +1,110 @@
+//! What must hold to the last bit, at sizes where the work is cut into many pieces.
+
+use kiln_cpu::{CpuBackend, CpuTensor, Isa, Options};
+use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Tensor};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
+
+fn backends(threads: usize) -> Vec<CpuBackend> {
+    let backend = |isa| CpuBackend::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
+    Isa::available().into_iter().map(backend).collect()
+}
+
+/// Numbers between -1 and 1 that look random.
+fn host<const N: usize>(seed: u32, shape: [usize; N]) -> HostTensor {
+    let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    HostTensor::from_f32(shape, (0..shape.iter().product()).map(|_| next()).collect()).unwrap()
+}
+
+fn tensor<const N: usize>(b: &CpuBackend, seed: u32, shape: [usize; N], dtype: DType) -> CpuTensor {
+    b.upload(&host(seed, shape), dtype).unwrap()
+}
+
+fn bytes(b: &CpuBackend, x: &CpuTensor) -> Vec<u8> {
+    b.download(x).unwrap().bytes().to_vec()
+}
+
+fn lora_layer(out: usize, cols: usize) -> LinearParts {
+    let half = out / 2;
+    let slabs = vec![host(1, [half, cols]), host(2, [out - half, cols])];
+    let slabs = slabs.into_iter().map(|s| s.to_dtype(DType::BF16).unwrap()).collect();
+    let delta = Delta { row: 7, down: host(3, [9, cols]), up: host(4, [out - 20, 9]), scale: 0.5 };
+    LinearParts { slabs, bias: Some(host(5, [out])), deltas: vec![delta] }
+}
+
+#[test]
+fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
+    // More rows than one strip, more columns than one block, a depth of several blocks.
+    let (rows, cols, out) = (1501, 900, 300);
+    for b in backends(3) {
+        let w = b.weight(lora_layer(out, cols)).unwrap();
+        for dtype in [DType::F32, DType::BF16] {
+            let x = tensor(&b, 6, [rows, cols], dtype);
+            let all = b.linear(&x, &w).unwrap();
+            for range in [0..6, 100..133, 1340..1360, 1490..1501] {
+                let some = b.linear(&b.slice_rows(&x, range.clone()).unwrap(), &w).unwrap();
+                let same = bytes(&b, &b.slice_rows(&all, range.clone()).unwrap()) == bytes(&b, &some);
+                assert!(same, "{} {dtype}: rows {range:?}", b.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_query_does_not_depend_on_the_other_queries() {
+    let (queries, keys, heads, dim) = (300, 800, 2, 40);
+    for b in backends(3) {
+        let q = tensor(&b, 1, [queries, heads * dim], DType::F32);
+        let [k, v] = [2, 3].map(|seed| tensor(&b, seed, [keys, heads * dim], DType::F32));
+        let spec = AttentionSpec { heads, kv_heads: heads, mask: Mask::None };
+        let all = b.attention(&[&q], &[&k], &[&v], &spec).unwrap();
+        for range in [0..1, 120..150, 299..300] {
+            let some = b.slice_rows(&q, range.clone()).unwrap();
+            let some = b.attention(&[&some], &[&k], &[&v], &spec).unwrap();
+            let same = bytes(&b, &b.slice_rows(&all, range.clone()).unwrap()) == bytes(&b, &some);
+            assert!(same, "{}: queries {range:?}", b.name());
+        }
+    }
+}
+
+/// Everything that is cut into pieces by the number of threads.
+fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
+    let x = tensor(b, 1, [1500, 400], DType::F32);
+    let w = b.weight(lora_layer(400, 400)).unwrap();
+    let y = b.linear(&x, &w).unwrap();
+    let gate = tensor(b, 2, [2, 400], DType::F32);
+    let groups = Groups::of_lengths(&[700, 800]);
+    let added = b.linear_gated_add(&[&x], &w, Some((&gate, &groups)), &y).unwrap();
+    let row = b.linear(&b.slice_rows(&x, 3..5).unwrap(), &w).unwrap();
+    let spec = AttentionSpec { heads: 5, kv_heads: 5, mask: Mask::Causal { valid: 1111 } };
+    let attended = b.attention(&[&x], &[&y], &[&added], &spec).unwrap();
+    let picture = b.reshape(&x, [100, 125, 48].into()).unwrap();
+    let [wide, narrow] = [40, 3].map(|out| b.conv(&host(3, [out, 48, 3, 3]), Some(&host(4, [out]))).unwrap());
+    let [wide, narrow] = [wide, narrow].map(|c| b.conv2d(&picture, &c, ConvGeometry::same(3), None).unwrap());
+    let [one, zero] = [5, 6].map(|seed| tensor(b, seed, [48], DType::F32));
+    let normed = b.group_norm(&picture, 16, &one, &zero, 1e-6, None).unwrap();
+    [y, added, row, attended, wide, narrow, normed].iter().map(|t| bytes(b, t)).collect()
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let one: Vec<_> = backends(1).iter().map(results).collect();
+    for threads in [2, 5] {
+        for (b, expected) in backends(threads).iter().zip(&one) {
+            assert!(results(b) == *expected, "{}", b.name());
+        }
+    }
+}
+
+#[test]
+fn views_share_memory_and_names_say_what_runs() {
+    let b = CpuBackend::new(Options { isa: Some(Isa::Portable), threads: Some(2) }).unwrap();
+    assert_eq!(b.name(), "cpu (portable, 2 threads)");
+    let x = tensor(&b, 1, [4, 6], DType::BF16);
+    let y = b.slice_rows(&b.reshape(&x, [2, 12].into()).unwrap(), 1..2).unwrap();
+    assert_eq!((y.shape().dims(), y.dtype()), (&[1, 12][..], DType::BF16));
+    assert_eq!(bytes(&b, &y), bytes(&b, &x)[24..]);
+}
