@@ -1,5 +1,6 @@
 //! What a pipeline refuses, how it stops, and that it repeats itself: on the repository's tiny checkpoints.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -8,6 +9,7 @@ use kiln_golden::{Checkpoint, in_tree};
 use kiln_model::{Error, Event, ModelFolder, Observer, Options, Pipeline, Prompt, Request, Task, Variant};
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
+use kiln_weights::WeightSource;
 use serde_json::{Value, json};
 
 fn checkpoint(name: &str) -> Checkpoint {
@@ -268,4 +270,47 @@ fn bf16_noise_is_the_rounded_f32_noise() {
     pipeline.generate(&small("a cat"), &mut noise).unwrap();
     let noise = noise.1.unwrap();
     assert_eq!(noise.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap(), noise);
+}
+
+/// `tiny/klein` as one safetensors file.
+fn pack(folder: &Path, file: &Path) {
+    let mut tensors = Vec::new();
+    for part in ["transformer", "text_encoder", "vae"] {
+        let source = WeightSource::open(folder.join(part)).unwrap();
+        let named = source.names().map(|name| (format!("{part}.{name}"), source.tensor(name).unwrap()));
+        tensors.extend(named.collect::<Vec<_>>());
+    }
+    let texts = [
+        "model_index.json",
+        "transformer/config.json",
+        "text_encoder/config.json",
+        "vae/config.json",
+        "scheduler/scheduler_config.json",
+        "tokenizer/tokenizer.json",
+        "tokenizer/tokenizer_config.json",
+    ];
+    let mut metadata: BTreeMap<String, String> =
+        texts.iter().map(|name| (name.to_string(), fs::read_to_string(folder.join(name)).unwrap())).collect();
+    metadata.insert("kiln.default_size".into(), "48".into());
+    let tensors: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t.clone())).collect();
+    kiln_weights::save::save(file, &tensors, &metadata).unwrap();
+}
+
+#[test]
+fn a_packed_model_gives_its_folders_picture() {
+    let (folder, pipeline) = klein();
+    let file = folder.path().join("klein.safetensors");
+    pack(folder.path(), &file);
+    let packed = load(&file, &Options::default()).unwrap();
+    let picture = |p: &Pipeline<CpuBackend>| p.generate(&small("a cat"), &mut ()).unwrap().remove(0).picture;
+    assert_eq!(picture(&packed), picture(&pipeline));
+    assert_eq!(packed.fingerprint(), pipeline.fingerprint());
+    let plan = packed.resolve(&Request { width: None, height: None, ..small("a cat") }).unwrap();
+    assert_eq!((plan.width, plan.height), (48, 48));
+}
+
+#[test]
+fn a_weight_file_that_is_no_packed_model_says_so() {
+    let e = refusal(&in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors"));
+    assert!(e.contains("model_index.json"), "{e}");
 }

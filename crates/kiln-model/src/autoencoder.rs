@@ -9,7 +9,7 @@ use kiln_weights::WeightSource;
 
 use crate::taef2::Taef2;
 use crate::vae::{self, Vae};
-use crate::{Error, Observer, Result, folder};
+use crate::{Error, Observer, Part, Result, folder};
 
 /// FLUX.2's autoencoder or its tiny stand-in.
 pub enum Autoencoder<B: Backend> {
@@ -20,9 +20,14 @@ pub enum Autoencoder<B: Backend> {
 }
 
 impl<B: Backend> Autoencoder<B> {
+    /// Loads a model's own autoencoder.
+    pub fn load(b: &B, part: &Part<vae::Config>, dtype: DType) -> Result<Self> {
+        Ok(Autoencoder::Full(Vae::load(b, &part.weights()?.root(), &part.config, dtype)?))
+    }
+
     /// Loads a folder with a `config.json`, or a file: TAEF2, or a FLUX.2 autoencoder with its configuration beside it
     /// or read off its tensors.
-    pub fn load(b: &B, path: &Path, dtype: DType) -> Result<Self> {
+    pub fn open(b: &B, path: &Path, dtype: DType) -> Result<Self> {
         let source = WeightSource::open(path)?;
         let vars = source.root();
         if Taef2::<B>::recognise(&vars) {

@@ -1,12 +1,18 @@
 //! A model as diffusers lays it out: `model_index.json` and a folder for each part.
+//!
+//! The same layout can be packed into one safetensors file: the tensors of each part are named `part.tensor`, and the
+//! configuration files stand in the header's metadata under their relative paths.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use kiln_weights::WeightSource;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::schedule::SchedulerConfig;
+use crate::tokenizer::{MAX_TOKENS, TokenizerConfig};
 use crate::{Error, Result, text_encoder, transformer, vae};
 
 /// What kind of FLUX.2 a folder holds. Tensors don't tell; `model_index.json` does.
@@ -54,16 +60,39 @@ impl fmt::Display for Variant {
 /// A part of the model: where it is and how it is configured.
 #[derive(Clone, Debug)]
 pub struct Part<C> {
-    /// Its folder.
+    /// Its folder; in a packed model, the path it would have.
     pub path: PathBuf,
     /// Its `config.json`.
     pub config: C,
+    packed: Option<Packed>,
 }
 
-/// A model folder whose configuration was read and makes sense; no weights were touched.
+impl<C> Part<C> {
+    /// Opens its weights.
+    pub fn weights(&self) -> Result<WeightSource> {
+        match &self.packed {
+            None => Ok(WeightSource::open(&self.path)?),
+            Some(packed) => packed.part(&self.path),
+        }
+    }
+}
+
+/// A whole model in one file.
+#[derive(Clone, Debug)]
+struct Packed(Arc<WeightSource>);
+
+impl Packed {
+    fn part(&self, path: &Path) -> Result<WeightSource> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let missing = || Error::config(self.0.path(), format!("it has no tensors named `{name}.…`"));
+        self.0.part(&name).ok_or_else(missing)
+    }
+}
+
+/// A model whose configuration was read and makes sense; no weights were touched.
 #[derive(Clone, Debug)]
 pub struct ModelFolder {
-    /// The folder.
+    /// The folder, or the file it is packed into.
     pub path: PathBuf,
     /// What kind of model it is.
     pub variant: Variant,
@@ -73,10 +102,21 @@ pub struct ModelFolder {
     pub text_encoder: Option<Part<text_encoder::Config>>,
     /// The autoencoder; some come without.
     pub vae: Option<Part<vae::Config>>,
-    /// The folder with `tokenizer.json`, when there is one.
-    pub tokenizer: Option<PathBuf>,
+    /// Its own tokenizer, when there is one.
+    pub tokenizer: Option<TokenizerFiles>,
     /// The sampler's configuration, or FLUX.2's own when there is none.
     pub scheduler: SchedulerConfig,
+    /// Sides of a picture when none are asked for.
+    pub default_size: usize,
+}
+
+/// A tokenizer's two files, unread.
+#[derive(Clone, Debug)]
+pub struct TokenizerFiles {
+    /// Where `tokenizer.json` is, for messages.
+    pub path: PathBuf,
+    pub(crate) tokenizer: Vec<u8>,
+    pub(crate) config: TokenizerConfig,
 }
 
 #[derive(Deserialize)]
@@ -86,33 +126,117 @@ struct ModelIndex {
     is_distilled: Option<bool>,
 }
 
+/// Where the files of a model are.
+struct Files<'a> {
+    root: &'a Path,
+    packed: Option<Packed>,
+}
+
+impl Files<'_> {
+    /// The bytes of a file, or `None` when there is no such file.
+    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        match &self.packed {
+            Some(packed) => Ok(packed.0.metadata().get(name).map(|text| text.as_bytes().to_vec())),
+            None => {
+                let file = self.root.join(name);
+                match std::fs::read(&file) {
+                    Ok(bytes) => Ok(Some(bytes)),
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                    Err(source) => Err(Error::Read { file, source }),
+                }
+            }
+        }
+    }
+
+    /// A JSON file as `T`.
+    fn json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let parse = |bytes: Vec<u8>| parse(&self.root.join(name), &bytes);
+        self.bytes(name)?.map(parse).transpose()
+    }
+
+    fn part<C: DeserializeOwned>(
+        &self,
+        name: &str,
+        problem: impl Fn(&C) -> Option<String>,
+    ) -> Result<Option<Part<C>>> {
+        let file = format!("{name}/config.json");
+        let Some(config) = self.json(&file)? else { return Ok(None) };
+        match problem(&config) {
+            Some(what) => Err(Error::config(self.root.join(file), what)),
+            None => Ok(Some(Part { path: self.root.join(name), config, packed: self.packed.clone() })),
+        }
+    }
+
+    fn tokenizer(&self) -> Result<Option<TokenizerFiles>> {
+        let Some(tokenizer) = self.bytes("tokenizer/tokenizer.json")? else { return Ok(None) };
+        let path = self.root.join("tokenizer/tokenizer.json");
+        let config = self.json("tokenizer/tokenizer_config.json")?.unwrap_or_default();
+        Ok(Some(TokenizerFiles { path, tokenizer, config }))
+    }
+
+    fn variant(&self) -> Result<Variant> {
+        let Some(index) = self.json::<ModelIndex>("model_index.json")? else {
+            let what = "there is no `model_index.json` in it: not a model in diffusers' layout";
+            let exists = self.packed.is_some() || self.root.exists();
+            return Err(Error::config(self.root, if exists { what } else { "no such folder" }));
+        };
+        match (index.class_name.as_str(), index.is_distilled) {
+            ("Flux2KleinPipeline" | "Flux2KleinInpaintPipeline", Some(true)) => Ok(Variant::Distilled),
+            ("Flux2KleinPipeline" | "Flux2KleinInpaintPipeline", _) => Ok(Variant::Base),
+            ("Flux2KleinKVPipeline", _) => Ok(Variant::Kv),
+            ("Flux2Pipeline", _) => Ok(Variant::Dev),
+            (other, _) => {
+                let what = format!("the pipeline is `{other}`, expected one of the FLUX.2 family");
+                Err(Error::config(self.root.join("model_index.json"), what))
+            }
+        }
+    }
+}
+
 impl ModelFolder {
-    /// Reads the configuration of the folder at `path`.
+    /// Reads the configuration of the folder at `path`, or of a model packed into one safetensors file.
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFolder> {
-        let path = path.as_ref().to_path_buf();
-        let variant = variant(&path)?;
+        let path = path.as_ref();
+        if path.is_file() {
+            return Self::packed(WeightSource::open(path)?);
+        }
+        Self::read(Files { root: path, packed: None })
+    }
+
+    /// Reads the configuration of a packed model.
+    pub fn packed(source: WeightSource) -> Result<ModelFolder> {
+        let path = source.path().to_path_buf();
+        Self::read(Files { root: &path, packed: Some(Packed(Arc::new(source))) })
+    }
+
+    /// The length its texts are cut or padded to when none is asked for.
+    pub fn default_tokens(&self) -> usize {
+        self.tokenizer.as_ref().map_or(MAX_TOKENS, |files| files.config.default_tokens())
+    }
+
+    fn read(files: Files<'_>) -> Result<ModelFolder> {
+        let variant = files.variant()?;
+        let missing = || Error::config(files.root, "there is no `transformer` with a `config.json` in it");
         let transformer: Part<transformer::Config> =
-            part(&path, "transformer", transformer::Config::problem)?.ok_or_else(|| {
-                Error::config(&path, "there is no `transformer` folder with a `config.json`")
-            })?;
+            files.part("transformer", transformer::Config::problem)?.ok_or_else(missing)?;
         let text_encoder = match variant {
             Variant::Dev => None,
-            _ => part(&path, "text_encoder", text_encoder::Config::problem)?,
+            _ => files.part("text_encoder", text_encoder::Config::problem)?,
         };
-        let scheduler_file = path.join("scheduler").join("scheduler_config.json");
-        let scheduler: SchedulerConfig =
-            if scheduler_file.is_file() { read(&scheduler_file)? } else { SchedulerConfig::default() };
+        const SCHEDULER: &str = "scheduler/scheduler_config.json";
+        let scheduler: SchedulerConfig = files.json(SCHEDULER)?.unwrap_or_default();
         if let Some(what) = scheduler.unsupported() {
-            return Err(Error::config(scheduler_file, what));
+            return Err(Error::config(files.root.join(SCHEDULER), what));
         }
         let folder = ModelFolder {
-            vae: part(&path, "vae", vae::Config::problem)?,
-            tokenizer: Some(path.join("tokenizer")).filter(|t| t.join("tokenizer.json").is_file()),
-            path,
+            path: files.root.to_path_buf(),
             variant,
             transformer,
             text_encoder,
+            vae: files.part("vae", vae::Config::problem)?,
+            tokenizer: files.tokenizer()?,
             scheduler,
+            default_size: files.json::<usize>("kiln.default_size")?.unwrap_or(1024).clamp(16, 4096),
         };
         folder.check_parts()?;
         Ok(folder)
@@ -151,43 +275,12 @@ impl ModelFolder {
     }
 }
 
-fn variant(path: &Path) -> Result<Variant> {
-    let file = path.join("model_index.json");
-    if !file.is_file() {
-        let what = "there is no `model_index.json` in it: not a model folder in diffusers' layout";
-        return Err(Error::config(path, if path.exists() { what } else { "no such folder" }));
-    }
-    let index: ModelIndex = read(&file)?;
-    match (index.class_name.as_str(), index.is_distilled) {
-        ("Flux2KleinPipeline" | "Flux2KleinInpaintPipeline", Some(true)) => Ok(Variant::Distilled),
-        ("Flux2KleinPipeline" | "Flux2KleinInpaintPipeline", _) => Ok(Variant::Base),
-        ("Flux2KleinKVPipeline", _) => Ok(Variant::Kv),
-        ("Flux2Pipeline", _) => Ok(Variant::Dev),
-        (other, _) => {
-            Err(Error::config(file, format!("the pipeline is `{other}`, expected one of the FLUX.2 family")))
-        }
-    }
-}
-
-fn part<C: DeserializeOwned>(
-    root: &Path,
-    name: &str,
-    problem: impl Fn(&C) -> Option<String>,
-) -> Result<Option<Part<C>>> {
-    let path = root.join(name);
-    let file = path.join("config.json");
-    if !file.is_file() {
-        return Ok(None);
-    }
-    let config: C = read(&file)?;
-    match problem(&config) {
-        Some(what) => Err(Error::config(file, what)),
-        None => Ok(Some(Part { path, config })),
-    }
-}
-
 /// A JSON file as `T`, with an error that names the file, line and field.
 pub(crate) fn read<T: DeserializeOwned>(file: &Path) -> Result<T> {
     let text = std::fs::read(file).map_err(|source| Error::Read { file: file.to_path_buf(), source })?;
-    serde_json::from_slice(&text).map_err(|e| Error::config(file, e.to_string()))
+    parse(file, &text)
+}
+
+fn parse<T: DeserializeOwned>(file: &Path, text: &[u8]) -> Result<T> {
+    serde_json::from_slice(text).map_err(|e| Error::config(file, e.to_string()))
 }

@@ -34,6 +34,6 @@ pub mod vae;
 
 pub use autoencoder::Autoencoder;
 pub use error::{Error, Result};
-pub use folder::{ModelFolder, Part, Variant};
+pub use folder::{ModelFolder, Part, TokenizerFiles, Variant};
 pub use observer::{Event, Observer};
 pub use pipeline::{Generated, MemoryNeed, Noise, Options, Pipeline, Prompt, Request, Resolved, Rng, Task};

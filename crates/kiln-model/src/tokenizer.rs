@@ -5,11 +5,11 @@
 //! How many tokens are real is kept beside the ids: a typed `<|endoftext|>` has the padding's id but is no padding.
 
 use std::io::Read;
-use std::path::Path;
 
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
+use crate::folder::TokenizerFiles;
 use crate::{Error, Result};
 
 /// Most tokens a prompt may have, as trained.
@@ -22,13 +22,24 @@ const PADDING: &str = "<|endoftext|>";
 /// The Qwen3 tokenizer, zstd-packed, for checkpoints that come without one.
 const BUILT_IN: &[u8] = include_bytes!("../assets/tokenizer.json.zst");
 
-#[derive(Deserialize)]
-struct TokenizerConfig {
+/// What matters of `tokenizer_config.json`.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct TokenizerConfig {
     pad_token: Option<PadToken>,
+    /// Written as a float where it means "no limit".
+    #[serde(default)]
+    model_max_length: Option<f64>,
+}
+
+impl TokenizerConfig {
+    /// The length texts are cut or padded to when none is asked for: as trained, or less for smaller models.
+    pub(crate) fn default_tokens(&self) -> usize {
+        self.model_max_length.map_or(MAX_TOKENS, |n| (n as usize).clamp(1, MAX_TOKENS))
+    }
 }
 
 /// The padding's name, written plainly or as an added token.
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 enum PadToken {
     Name(String),
@@ -59,14 +70,10 @@ pub struct PromptTokenizer {
 }
 
 impl PromptTokenizer {
-    /// From the folder that holds `tokenizer.json`, and perhaps `tokenizer_config.json` with the padding's name.
-    pub fn open(folder: &Path) -> Result<Self> {
-        let file = folder.join("tokenizer.json");
-        let json = std::fs::read(&file).map_err(|source| Error::Read { file: file.clone(), source })?;
-        let config = std::fs::read(folder.join("tokenizer_config.json")).unwrap_or_default();
-        let padding = serde_json::from_slice(&config).ok().and_then(|c: TokenizerConfig| c.pad_token);
-        let padding = padding.as_ref().map_or(PADDING, PadToken::content);
-        Self::from_json(&json, padding).map_err(|e| Error::config(file, e.to_string()))
+    /// From a model's own files.
+    pub fn open(files: &TokenizerFiles) -> Result<Self> {
+        let padding = files.config.pad_token.as_ref().map_or(PADDING, PadToken::content);
+        Self::from_json(&files.tokenizer, padding).map_err(|e| Error::config(&files.path, e.to_string()))
     }
 
     /// The Qwen3 tokenizer that is part of this crate.

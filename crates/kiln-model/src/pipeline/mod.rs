@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use kiln_image::Picture;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::{Lora, WeightSource};
+use kiln_weights::Lora;
 
 use crate::text_encoder::TextEncoder;
 use crate::tokenizer::PromptTokenizer;
@@ -78,17 +78,17 @@ impl<B: Backend> Pipeline<B> {
         let (b, dtype) = (&backend, options.dtype);
         observer.event(Event::Loading { part: "tokenizer" })?;
         let tokenizer = match &folder.tokenizer {
-            Some(path) => PromptTokenizer::open(path)?,
+            Some(files) => PromptTokenizer::open(files)?,
             None => PromptTokenizer::built_in()?,
         };
         observer.event(Event::Loading { part: "text encoder" })?;
         let load_text = |part: &crate::Part<crate::text_encoder::Config>| {
-            TextEncoder::load(b, &WeightSource::open(&part.path)?.root(), &part.config, dtype)
+            TextEncoder::load(b, &part.weights()?.root(), &part.config, dtype)
         };
         let text_encoder = folder.text_encoder.as_ref().map(load_text).transpose()?;
 
         observer.event(Event::Loading { part: "transformer" })?;
-        let mut source = WeightSource::open(&folder.transformer.path)?;
+        let mut source = folder.transformer.weights()?;
         for (path, weight) in &options.loras {
             source.add_lora(Lora::open(path)?, *weight);
         }
@@ -98,10 +98,14 @@ impl<B: Backend> Pipeline<B> {
         }
 
         observer.event(Event::Loading { part: "vae" })?;
-        let vae = options.vae.as_ref().or(folder.vae.as_ref().map(|v| &v.path)).ok_or_else(|| {
-            Error::config(&folder.path, "there is no `vae` folder in it, and no other autoencoder was given")
-        })?;
-        let autoencoder = Autoencoder::load(b, vae, dtype)?;
+        let autoencoder = match (&options.vae, &folder.vae) {
+            (Some(path), _) => Autoencoder::open(b, path, dtype)?,
+            (None, Some(part)) => Autoencoder::load(b, part, dtype)?,
+            (None, None) => {
+                let what = "there is no `vae` in it, and no other autoencoder was given";
+                return Err(Error::config(&folder.path, what));
+            }
+        };
         Ok(Pipeline {
             fingerprint: source.fingerprint()?,
             folder: folder.clone(),

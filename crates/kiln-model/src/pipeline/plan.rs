@@ -82,7 +82,7 @@ fn resolve<'a>(folder: &ModelFolder, request: &'a Request) -> Result<(Resolved, 
     let (width, height, start, strength) = match &request.task {
         Task::Generate => {
             let first = references.first().map(|r| (r.width() as usize, r.height() as usize));
-            let (w, h) = first.unwrap_or((1024, 1024));
+            let (w, h) = first.unwrap_or((folder.default_size, folder.default_size));
             let width = side("width", request.width.unwrap_or(w), &mut notes)?;
             let height = side("height", request.height.unwrap_or(h), &mut notes)?;
             (width, height, Start::Noise, 1.0)

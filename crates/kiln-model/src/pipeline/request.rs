@@ -11,7 +11,7 @@ pub struct Request {
     pub prompt: Prompt,
     /// Pictures for each prompt.
     pub pictures_per_prompt: usize,
-    /// Width in pixels; from the first reference or the picture to start from, else 1024.
+    /// Width in pixels; from the first reference or the picture to start from, else the model's own (1024).
     pub width: Option<usize>,
     /// Height in pixels, likewise.
     pub height: Option<usize>,
