@@ -62,7 +62,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "PICTURE")]
     pub from: Option<PathBuf>,
 
-    /// Folder of the model, in diffusers' layout
+    /// Folder of the model in diffusers' layout (or a model packed into one file)
     #[arg(short, long, value_name = "DIR", env = "KILN_MODEL", help_heading = "Model")]
     pub model: Option<PathBuf>,
 
@@ -74,7 +74,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub vae: Option<PathBuf>,
 
-    /// Width in pixels, rounded down to a multiple of 16 [default: the first reference's, or 1024]
+    /// Width in pixels, rounded down to a multiple of 16 [default: the first reference's, else the model's own, 1024]
     #[arg(short = 'W', long, value_name = "N", help_heading = "Picture")]
     pub width: Option<usize>,
 
@@ -98,7 +98,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE", help_heading = "Picture", conflicts_with = "prompts")]
     pub embeds: Option<PathBuf>,
 
-    /// Tokens that the prompt is cut or padded to [default: 512]
+    /// Tokens that the prompt is cut or padded to [default: the model's own, 512]
     #[arg(long, value_name = "N", help_heading = "Picture", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub max_tokens: Option<u32>,
 

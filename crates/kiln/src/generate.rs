@@ -44,7 +44,7 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     let order = Order::new(&args, replay)?;
     let backend = cpu(&args, order.device)?;
     let folder = open_model(&order)?;
-    let job = Job::read(&order, machine::memory_limit())?;
+    let job = Job::read(&order, &folder, machine::memory_limit())?;
     let output = Output::check(args.output.as_deref(), job.pictures.len())?;
     args.latents_out.as_deref().map_or(Ok(()), output::check_file)?;
     let run = Run { args, order, folder, job, output, recipe, random_seed };
@@ -69,15 +69,14 @@ fn cpu(args: &GenerateArgs, device: Device) -> Result<CpuBackend, Failure> {
 /// Opens the folder, and checks for parts that this order can't do without.
 fn open_model(order: &Order) -> Result<ModelFolder, Failure> {
     let path = &order.model;
-    if !path.join("model_index.json").is_file() {
-        let what = match () {
-            () if path.is_dir() => "is not a model folder: there is no `model_index.json` in it",
-            () if path.exists() => "is a file, expected a model folder",
-            () => "does not exist",
+    if !path.is_file() && !path.join("model_index.json").is_file() {
+        let what = match path.exists() {
+            true => "is not a model folder: there is no `model_index.json` in it",
+            false => "does not exist",
         };
         return Err(Failure::new(format!("`{}` {what}", path.display())).hint(hints::not_a_model(path)));
     }
-    let folder = ModelFolder::open(path).while_doing(|| format!("opening the model `{}`", path.display()))?;
+    let folder = hints::open_model(path)?;
     let missing = |part: &str, hint: String| {
         Err(Failure::new(format!("the model `{}` has no `{part}/config.json`", path.display())).hint(hint))
     };

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
+use kiln_model::ModelFolder;
 use kiln_weights::LoraProblem;
+
+use crate::failure::{Failure, While};
 
 const DOWNLOAD: &str = "the download is not complete or the file was damaged; fetch it again";
 const OTHER_MODEL: &str = "a LoRA fits only the model it was trained on: klein 4B, klein 9B and dev differ; \
@@ -75,12 +78,21 @@ pub fn ops(error: &kiln_ops::Error) -> Option<String> {
     }
 }
 
+/// Opens a model; a file that is none gets a better hint than the reader of weights could give.
+pub fn open_model(path: &Path) -> Result<ModelFolder, Failure> {
+    let opened = ModelFolder::open(path).while_doing(|| format!("opening the model `{}`", path.display()));
+    opened.map_err(|failure| match path.is_file() {
+        true => Failure { hint: Some(not_a_model(path)), ..failure },
+        false => failure,
+    })
+}
+
 /// What may be meant by a path that is no model folder.
 pub fn not_a_model(path: &Path) -> String {
     const INDEX: &str = "model_index.json";
     if path.is_file() {
-        return "a model is a folder with model_index.json, transformer, text_encoder and vae in it; single files are \
-                not read yet"
+        return "give the folder that has model_index.json, transformer, text_encoder and vae in it; of single files \
+                only packed models are read"
             .into();
     }
     if let Some(parent) = path.parent().filter(|p| p.join(INDEX).is_file()) {
@@ -111,7 +123,7 @@ mod tests {
         let name = model.display().to_string();
         assert!(not_a_model(&model.join("vae")).ends_with(&name));
         assert!(not_a_model(dir.path()).ends_with(&name));
-        assert!(not_a_model(&model.join("model_index.json")).contains("is a folder"));
+        assert!(not_a_model(&model.join("model_index.json")).contains("single files"));
         assert!(not_a_model(Path::new("/no/where")).contains("diffusers download"));
     }
 }

@@ -1,7 +1,7 @@
 //! An order with its files read: the request for the pipeline, and the recipe of each picture.
 
 use kiln_image::GrayPicture;
-use kiln_model::{ModelFolder, Noise, Options, Prompt, Request, Resolved, Task};
+use kiln_model::{ModelFolder, Noise, Options, Part, Prompt, Request, Resolved, Task};
 use kiln_tensor::HostTensor;
 
 use crate::args::ScheduleArg;
@@ -41,7 +41,7 @@ struct Files {
 
 impl Job {
     /// Reads every file of the order but the weights.
-    pub fn read(order: &Order, memory_limit: Option<u64>) -> Result<Job, Failure> {
+    pub fn read(order: &Order, folder: &ModelFolder, memory_limit: Option<u64>) -> Result<Job, Failure> {
         let mut used = Files::default();
         let (prompt, first_row) = prompt(order, &mut used)?;
         let per_prompt = order.per_prompt(prompt.count())?;
@@ -65,7 +65,7 @@ impl Job {
             noise: noise(order, &mut used)?,
             references,
             task: task(order, &mut used)?,
-            max_tokens: order.max_tokens,
+            max_tokens: order.max_tokens.unwrap_or_else(|| folder.default_tokens()),
             prompt,
         };
         let options = Options {
@@ -117,7 +117,6 @@ impl Job {
         resolved: &Resolved,
         backend: String,
     ) -> Result<Recipe, Failure> {
-        let fingerprint = |path: &std::path::Path| files::weights(path).map(|used| used.sha256);
         let lora = |l: &crate::values::LoraArg| {
             let fingerprint = kiln_weights::Lora::open(&l.path).and_then(|lora| lora.fingerprint());
             let sha256 = fingerprint.while_doing(|| "reading a LoRA".into())?;
@@ -146,12 +145,9 @@ impl Job {
             model: Model {
                 path: files::absolute(&folder.path),
                 variant: folder.variant.to_string(),
-                transformer: fingerprint(&folder.transformer.path)?,
-                text_encoder: text_encoder.map(|t| fingerprint(&t.path)).transpose()?,
-                vae: match (&order.vae, &folder.vae) {
-                    (None, Some(vae)) => Some(fingerprint(&vae.path)?),
-                    _ => None,
-                },
+                transformer: fingerprint(&folder.transformer)?,
+                text_encoder: text_encoder.map(fingerprint).transpose()?,
+                vae: folder.vae.as_ref().filter(|_| order.vae.is_none()).map(fingerprint).transpose()?,
             },
             width: resolved.width,
             height: resolved.height,
@@ -174,7 +170,7 @@ impl Job {
                 .map(files::weights)
                 .transpose()
                 .while_doing(|| "reading --vae".into())?,
-            max_tokens: order.max_tokens,
+            max_tokens: self.request.max_tokens,
             dtype: order.dtype.to_string(),
             backend,
         })
@@ -192,6 +188,10 @@ impl Job {
             ..base.clone()
         }
     }
+}
+
+fn fingerprint<C>(part: &Part<C>) -> Result<String, Failure> {
+    Ok(part.weights()?.fingerprint()?)
 }
 
 /// The words, and the number of the first of the embeddings that are taken.

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use kiln_model::Rng;
 use kiln_model::schedule::Spacing;
-use kiln_model::tokenizer::MAX_TOKENS;
 use kiln_tensor::DType;
 
 use crate::args::{DTypeArg, GenerateArgs, RngArg, ScheduleArg};
@@ -39,7 +38,8 @@ pub struct Order {
     pub start: Start,
     pub loras: Vec<LoraArg>,
     pub vae: Option<PathBuf>,
-    pub max_tokens: usize,
+    /// The model's own number when absent.
+    pub max_tokens: Option<usize>,
     pub device: Device,
     pub dtype: DType,
 }
@@ -106,7 +106,7 @@ impl Order {
             start: start(args)?,
             loras: args.loras.clone(),
             vae: args.vae.clone(),
-            max_tokens: args.max_tokens.map_or(MAX_TOKENS, |n| n as usize),
+            max_tokens: args.max_tokens.map(|n| n as usize),
             device: args.device.unwrap_or(Device::Auto),
             dtype: match args.dtype.unwrap_or_default() {
                 // Until the CPU has bf16 kernels that are faster, there is no reason to round.

@@ -36,6 +36,7 @@ fn describe(path: &Path) -> Result<Description, Failure> {
     }
     match is_picture(path)? {
         true => picture::describe(path),
+        false if is_packed(path) => model::describe(path),
         false => weights::describe(path),
     }
 }
@@ -46,4 +47,10 @@ fn is_picture(path: &Path) -> Result<bool, Failure> {
     let read = File::open(path).and_then(|file| file.take(512).read_to_end(&mut head));
     read.map_err(|e| Failure::new(format!("can't read `{}`: {e}", path.display())).hint("check the path"))?;
     Ok(!matches!(kiln_image::read_recipe(&head), Err(kiln_image::Error::NotAPicture { .. })))
+}
+
+/// A whole model in one file has the index in its header.
+fn is_packed(path: &Path) -> bool {
+    kiln_weights::WeightSource::open(path)
+        .is_ok_and(|source| source.metadata().contains_key("model_index.json"))
 }

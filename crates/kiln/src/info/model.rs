@@ -1,22 +1,22 @@
 use std::path::Path;
 
-use kiln_model::tokenizer::MAX_TOKENS;
-use kiln_model::{MemoryNeed, ModelFolder};
+use kiln_model::{MemoryNeed, ModelFolder, Part};
 use kiln_tensor::DType;
 use kiln_weights::WeightSource;
 
 use super::Description;
-use crate::failure::{Failure, While};
+use crate::failure::Failure;
+use crate::hints;
 use crate::sheet::Sheet;
 use crate::values::{bytes, count};
 
 /// A model folder: its variant, its parts, and what running it takes.
 pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
-    let folder = ModelFolder::open(path).while_doing(|| format!("opening the model `{}`", path.display()))?;
+    let folder = hints::open_model(path)?;
     let mut parts = Parts { total: 0, problem: None };
     let t = &folder.transformer.config;
     let transformer = parts.describe(
-        &folder.transformer.path,
+        &folder.transformer,
         Sheet::default()
             .with("double_blocks", t.num_layers)
             .with("single_blocks", t.num_single_layers)
@@ -34,7 +34,7 @@ pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
             .with("heads", c.num_attention_heads)
             .with("key_value_heads", c.num_key_value_heads)
             .with("vocabulary", c.vocab_size);
-        parts.describe(&part.path, sizes)
+        parts.describe(part, sizes)
     });
     let vae = folder.vae.as_ref().map(|part| {
         let c = &part.config;
@@ -42,13 +42,14 @@ pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
             .with("channels", &c.block_out_channels)
             .with("decoder_channels", &c.decoder_block_out_channels)
             .with("latent_channels", c.latent_channels);
-        parts.describe(&part.path, sizes)
+        parts.describe(part, sizes)
     });
     let tokenizer = if folder.tokenizer.is_some() { "in the folder" } else { "built into Kiln" };
     let sheet = Sheet::default()
-        .with("kind", "model folder")
+        .with("kind", if path.is_file() { "model in one file" } else { "model folder" })
         .with("path", path.display().to_string())
         .with("variant", folder.variant.to_string())
+        .with("default_size", format!("{0}x{0}", folder.default_size))
         .with("default_steps", folder.variant.default_steps())
         .with("default_guidance", folder.variant.default_guidance())
         .with("tokenizer", tokenizer)
@@ -72,8 +73,8 @@ struct Parts {
 }
 
 impl Parts {
-    fn describe(&mut self, path: &Path, sizes: Sheet) -> Sheet {
-        match WeightSource::open(path) {
+    fn describe<C>(&mut self, part: &Part<C>, sizes: Sheet) -> Sheet {
+        match part.weights() {
             Ok(source) => {
                 self.total += source.bytes();
                 sizes.and(amounts(&source))
@@ -106,7 +107,7 @@ fn memory(folder: &ModelFolder, weights: u64) -> Sheet {
     let sides = [512, 1024];
     let weights = Sheet::default().with_amount("weights", weights, bytes(weights));
     sides.into_iter().fold(weights, |sheet, side| {
-        let need = MemoryNeed::new(folder, [side, side], MAX_TOKENS, DType::F32).peak();
+        let need = MemoryNeed::new(folder, [side, side], folder.default_tokens(), DType::F32).peak();
         sheet.with_amount(format!("{side}x{side}"), need, format!("{} more", bytes(need)))
     })
 }

@@ -1,7 +1,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::lines::{line, which};
 use super::{Phase, Told};
@@ -45,9 +45,9 @@ impl Bars {
 
     fn begin(&mut self, phase: Phase) {
         self.end();
-        // Without a length there is no time left to tell; the first progress gives one.
-        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-        bar.set_style(style("{prefix:>10} {bar:32.cyan/dim} {elapsed:>4}, {eta} left  {msg}"));
+        // The first progress tells the true length.
+        let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
+        bar.set_style(style("{prefix:>6} {bar:20.cyan/dim} {elapsed:>4}{left}  {wide_msg}"));
         bar.set_prefix(phase.to_string());
         bar.enable_steady_tick(Duration::from_millis(200));
         self.bar = Some(bar);
@@ -72,7 +72,7 @@ impl Bars {
     fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.set_position(bar.length().unwrap_or(0));
-            bar.set_style(style("{prefix:>10} {bar:32.green/dim} {elapsed:>4}  {msg}"));
+            bar.set_style(style("{prefix:>6} {bar:20.green/dim} {elapsed:>4}  {wide_msg}"));
             bar.finish();
         }
     }
@@ -88,7 +88,33 @@ impl Bars {
 
 fn style(template: &str) -> ProgressStyle {
     // The templates are the two above; should one be wrong, a plain bar still does.
-    ProgressStyle::with_template(template)
-        .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .progress_chars("━━─")
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    // Before anything is done there is nothing to reckon from.
+    let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        if state.pos() > 0 {
+            let _ = write!(out, ", {} left", format_left(state.eta()));
+        }
+    };
+    style.with_key("left", left).progress_chars("━━─")
+}
+
+/// `40s`, `3m 5s`, `2h 10m`
+fn format_left(left: Duration) -> String {
+    let seconds = left.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        _ => format!("{}h {}m", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_left_is_told_in_the_two_units_that_matter() {
+        let told = |seconds| format_left(Duration::from_secs(seconds));
+        assert_eq!([told(0), told(59), told(61), told(7261)], ["0s", "59s", "1m 1s", "2h 1m"]);
+    }
 }

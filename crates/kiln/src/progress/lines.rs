@@ -71,9 +71,9 @@ mod tests {
 
     #[test]
     fn a_step_is_one_plain_line() {
-        let step = Told::Step { picture: 0, pictures: 1, step: 2, steps: 4, sigma: 0.875, seconds: 3.14 };
+        let step = Told::Step { picture: 0, pictures: 1, step: 2, steps: 4, sigma: 0.875, seconds: 3.12 };
         assert_eq!(line(&step, false).unwrap(), "step 2/4 sigma 0.875 3.1 s");
-        let step = Told::Step { picture: 1, pictures: 3, step: 2, steps: 4, sigma: 0.875, seconds: 3.14 };
+        let step = Told::Step { picture: 1, pictures: 3, step: 2, steps: 4, sigma: 0.875, seconds: 3.12 };
         assert_eq!(line(&step, false).unwrap(), "picture 2/3 step 2/4 sigma 0.875 3.1 s");
     }
 

@@ -34,7 +34,8 @@ fn a_path_that_is_no_model_is_told_apart() {
         1,
         &["no `model_index.json`", &format!("hint: the model is the folder around it: -m {model}")],
     );
-    kit.kiln(&["generate", "fox", "-m", &format!("{model}/model_index.json")]).refused(1, &["is a file"]);
+    kit.kiln(&["generate", "fox", "-m", &format!("{model}/model_index.json")])
+        .refused(1, &["model_index.json", "safetensors", "hint: give the folder"]);
     kit.edit_model("model_index.json", "_class_name", json!("StableDiffusionPipeline"));
     refused(&kit, &["model_index.json", "StableDiffusionPipeline", "FLUX.2"]);
     kit.put_into_model("model_index.json", b"{");
