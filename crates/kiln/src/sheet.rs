@@ -65,17 +65,16 @@ impl Sheet {
         let values = self.0.iter().filter(|(_, entry)| !matches!(entry, Entry::Sheet(_)));
         let width = values.map(|(name, _)| name.chars().count()).max().unwrap_or(0);
         for (name, entry) in &self.0 {
-            let label = name.replace('_', " ");
             let text = match entry {
                 Entry::Sheet(sheet) => {
-                    out.push_str(&format!("{:indent$}{label}\n", ""));
+                    out.push_str(&format!("{:indent$}{name}\n", ""));
                     sheet.write_lines(out, indent + 2);
                     continue;
                 }
                 Entry::Value(value) => text(value),
                 Entry::Amount(_, text) => text.clone(),
             };
-            out.push_str(&format!("{:indent$}{label:width$}  {text}\n", ""));
+            out.push_str(&format!("{:indent$}{name:width$}  {text}\n", ""));
         }
     }
 }
@@ -150,7 +149,7 @@ mod tests {
         assert!(sheet.to_json().ends_with("\"size\": 2048\n}\n"));
         assert_eq!(
             sheet.to_lines(),
-            "kind      model\nhead dim  128\nparts\n  vae   yes\n  list  1, 2\nsize      2.0 KiB\n"
+            "kind      model\nhead_dim  128\nparts\n  vae   yes\n  list  1, 2\nsize      2.0 KiB\n"
         );
     }
 

@@ -6,7 +6,6 @@ use super::Description;
 use super::model::amounts;
 use crate::failure::Failure;
 use crate::sheet::Sheet;
-use crate::values::plural;
 
 /// A weight file, or a folder with one: what is in it and what it seems to be for.
 pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
@@ -103,15 +102,16 @@ fn lora(source: &WeightSource) -> Sheet {
     };
     let mut scales: Vec<f64> = lora.modules().filter_map(|m| lora.scale(m)).collect();
     scales.dedup();
-    let mut targets: Vec<&str> = lora.modules().map(|m| m.rsplit('.').next().unwrap_or(m)).collect();
     // `to_out.0` ends in a number.
-    targets.retain(|t| t.parse::<usize>().is_err());
+    let target =
+        |module: &'_ str| module.rsplit('.').find(|part| part.parse::<usize>().is_err()).map(str::to_owned);
+    let mut targets: Vec<String> = lora.modules().filter_map(target).collect();
     targets.sort_unstable();
     targets.dedup();
     Sheet::default()
         .with("rank", lora.rank())
         .with("scale", scales)
-        .with("modules", plural(lora.modules().count(), "module"))
+        .with("modules", lora.modules().count())
         .with("targets", targets)
 }
 
