@@ -14,7 +14,7 @@ use crate::{Context, CpuConv, CpuTensor, CpuWeight};
 pub struct Options {
     /// The instruction set; the best the machine has when absent.
     pub isa: Option<Isa>,
-    /// The number of threads; as many as the machine runs at once when absent.
+    /// The number of threads; as many as the machine runs at once when absent or 0.
     pub threads: Option<usize>,
 }
 

@@ -17,8 +17,6 @@ impl Avx2 {
     }
 }
 
-// SAFETY, for every block below: the token proves the instruction set, and pointers are as the trait demands.
-#[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx2 {
     type V = __m256;
     const LANES: usize = 8;
@@ -27,21 +25,25 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm256_set1_ps(x) }
     }
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m256 {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe { _mm256_loadu_ps(p) }
     }
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m256) {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe { _mm256_storeu_ps(p, v) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const bf16) -> __m256 {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe {
             let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
@@ -50,6 +52,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut bf16, v: __m256) {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe {
             let bits = _mm256_castps_si256(v);
             let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
@@ -64,51 +67,61 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> __m256 {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
     }
 
     #[inline(always)]
     fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm256_add_ps(a, b) }
     }
 
     #[inline(always)]
     fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm256_sub_ps(a, b) }
     }
 
     #[inline(always)]
     fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm256_mul_ps(a, b) }
     }
 
     #[inline(always)]
     fn div(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm256_div_ps(a, b) }
     }
 
     #[inline(always)]
     fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
     fn max(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm256_max_ps(a, b) }
     }
 
     #[inline(always)]
     fn min(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm256_min_ps(a, b) }
     }
 
     #[inline(always)]
     fn round(self, a: __m256) -> __m256 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
     }
 
     #[inline(always)]
     fn scale(self, x: __m256, n: __m256) -> __m256 {
+        // SAFETY: the token proves the instructions.
         unsafe {
             // In two halves, so that neither power of two leaves the range of f32.
             let n = _mm256_cvtps_epi32(n);
@@ -122,6 +135,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn prefetch(self, p: *const f32) {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
@@ -132,6 +146,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe {
             let mut r = [_mm256_setzero_ps(); 8];
             for (i, r) in r.iter_mut().enumerate() {

@@ -21,8 +21,6 @@ impl Avx512 {
     }
 }
 
-// SAFETY, for every block below: the token proves the instruction set, and pointers are as the trait demands.
-#[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
     type V = __m512;
     const LANES: usize = 16;
@@ -31,21 +29,25 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm512_set1_ps(x) }
     }
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m512 {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe { _mm512_loadu_ps(p) }
     }
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m512) {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe { _mm512_storeu_ps(p, v) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const bf16) -> __m512 {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
@@ -54,6 +56,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe {
             // Not vcvtneps2bf16: it flushes subnormals.
             let bits = _mm512_castps_si512(v);
@@ -68,56 +71,67 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> __m512 {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
 
     #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm512_add_ps(a, b) }
     }
 
     #[inline(always)]
     fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm512_sub_ps(a, b) }
     }
 
     #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm512_mul_ps(a, b) }
     }
 
     #[inline(always)]
     fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm512_div_ps(a, b) }
     }
 
     #[inline(always)]
     fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
     fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm512_max_ps(a, b) }
     }
 
     #[inline(always)]
     fn min(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm512_min_ps(a, b) }
     }
 
     #[inline(always)]
     fn round(self, a: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
     }
 
     #[inline(always)]
     fn scale(self, x: __m512, n: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm512_scalef_ps(x, n) }
     }
 
     #[inline(always)]
     fn prefetch(self, p: *const f32) {
+        // SAFETY: the token proves the instructions.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
@@ -128,6 +142,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe {
             let mut r = [_mm512_setzero_ps(); 16];
             for (i, r) in r.iter_mut().enumerate() {
