@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::values::{Device, LoraArg};
 
+const ABOUT: &str = "Pictures from words (and pictures) with the FLUX.2 [klein] models";
+
 const EXAMPLES: &str = "\
 Examples:
   kiln generate \"a red fox in the snow\" -m models/klein-4b
@@ -27,9 +29,9 @@ Examples:
   echo \"a red fox\" | kiln generate - -m models/klein-4b -o - > fox.png
   kiln generate --from fox.png -W 512                               (the same again, but wider)";
 
-/// Pictures from words (and pictures) with the FLUX.2 [klein] models
+/// The whole command line.
 #[derive(Debug, Parser)]
-#[command(name = "kiln", version, after_help = EXAMPLES, max_term_width = 110)]
+#[command(name = "kiln", version, about = ABOUT, after_help = EXAMPLES, max_term_width = 110)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

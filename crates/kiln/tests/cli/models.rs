@@ -173,3 +173,37 @@ fn a_model_without_tokenizer_uses_the_one_that_is_built_in() {
     // The random model knows few of its tokens, and says so instead of reading past its table.
     refused(&kit, &["token"]);
 }
+
+#[test]
+fn a_model_in_one_file_gives_the_same_picture() {
+    let kit = Kit::new();
+    let (mut tensors, mut metadata) = (Vec::new(), std::collections::BTreeMap::new());
+    for part in ["transformer", "text_encoder", "vae"] {
+        let source = WeightSource::open(kit.model().join(part)).unwrap();
+        let named = source.names().map(|name| (format!("{part}.{name}"), source.tensor(name).unwrap()));
+        tensors.extend(named.collect::<Vec<_>>());
+    }
+    let configs =
+        ["model_index.json", "transformer/config.json", "text_encoder/config.json", "vae/config.json"];
+    let others =
+        ["scheduler/scheduler_config.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"];
+    for name in configs.iter().chain(&others) {
+        metadata.insert((*name).to_owned(), fs::read_to_string(kit.model().join(name)).unwrap());
+    }
+    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+    save::save(kit.path("packed.safetensors"), &tensors, &metadata).unwrap();
+
+    kit.generate(&["fox", "-S", "1", "-o", "folder.png"]).ok();
+    let packed =
+        ["generate", "fox", "-m", "packed.safetensors", "--max-tokens", "32", "-W", "64", "-H", "64"];
+    kit.kiln(&[&packed[..], &["-s", "2", "-S", "1", "-o", "file.png"]].concat()).ok();
+    assert_eq!(kit.picture("folder.png"), kit.picture("file.png"));
+    kit.kiln(&["generate", "--from", "file.png", "-o", "again.png"]).ok();
+    assert_eq!(fs::read(kit.path("file.png")).unwrap(), fs::read(kit.path("again.png")).unwrap());
+    let info = kit.kiln(&["info", "packed.safetensors"]).ok();
+    assert!(
+        info.text().contains("model in one file") && info.text().contains("klein (distilled)"),
+        "{}",
+        info.text()
+    );
+}
