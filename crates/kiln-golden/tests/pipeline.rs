@@ -92,7 +92,8 @@ fn a_missing_block_is_a_missing_tensor() {
 
 #[test]
 fn configurations_that_make_no_sense_are_refused() {
-    let edits: [(&str, fn(&mut Value), &str); 8] = [
+    type Edit = fn(&mut Value);
+    let edits: [(&str, Edit, &str); 8] = [
         ("transformer/config.json", |c| c["axes_dims_rope"] = json!([32, 32, 32]), "axes_dims_rope"),
         ("transformer/config.json", |c| c["attention_head_dim"] = json!(0), "attention_head_dim"),
         ("transformer/config.json", |c| c["num_layers"] = json!("two"), "invalid type"),

@@ -80,7 +80,7 @@ impl Config {
         if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
             return Some(format!("{heads} query heads can't share {kv_heads} key heads"));
         }
-        (self.head_dim() == 0 || self.head_dim() % 2 != 0)
+        (self.head_dim() == 0 || !self.head_dim().is_multiple_of(2))
             .then(|| format!("head_dim {} is not even", self.head_dim()))
     }
 }

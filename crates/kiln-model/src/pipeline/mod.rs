@@ -56,6 +56,12 @@ pub struct Pipeline<B: Backend> {
     autoencoder: Autoencoder<B>,
 }
 
+/// Text tokens of every prompt, and of the negative prompt where one is needed.
+struct Texts<B: Backend> {
+    prompts: Vec<B::Tensor>,
+    negative: Option<B::Tensor>,
+}
+
 /// A finished picture.
 #[derive(Clone, Debug)]
 pub struct Generated {
@@ -164,7 +170,7 @@ impl<B: Backend> Pipeline<B> {
         }
         let channels = self.folder.transformer.config.in_channels;
         let noise = noise::draw(&request.noise, plan.pictures, channels, plan.grid(), self.options.dtype)?;
-        let (texts, negative) = self.encode_text(request, plan.two_calls(variant), observer)?;
+        let texts = self.encode_text(request, plan.two_calls(variant), observer)?;
         let (references, origin) = self.encode_pictures(&plan, &prepared, observer)?;
         // Inpainting hands its source over as a reference, and is a pipeline of its own: it has no cached form.
         let cached = variant == Variant::Kv && references.is_some() && matches!(prepared.start, Start::Noise);
@@ -178,8 +184,8 @@ impl<B: Backend> Pipeline<B> {
             origin: &origin,
         };
         for (index, noise) in noise.iter().enumerate() {
-            let text = &texts[index / request.pictures_per_prompt];
-            let conditioning = Conditioning { text, negative: negative.as_ref() };
+            let text = &texts.prompts[index / request.pictures_per_prompt];
+            let conditioning = Conditioning { text, negative: texts.negative.as_ref() };
             let tokens = denoiser.run(index, noise, &conditioning, observer)?;
             observer.event(Event::Decoding { picture: index })?;
             let picture = self.autoencoder.decode(b, &tokens, plan.grid(), observer)?;
@@ -206,32 +212,31 @@ impl<B: Backend> Pipeline<B> {
         Ok((plan, prepared))
     }
 
-    /// Text tokens of every prompt, and of the negative prompt where one is needed.
     fn encode_text(
         &self,
         request: &Request,
         with_negative: bool,
         observer: &mut dyn Observer<B>,
-    ) -> Result<(Vec<B::Tensor>, Option<B::Tensor>)> {
+    ) -> Result<Texts<B>> {
         match &request.prompt {
             Prompt::Text { prompts, negative } => {
                 let mut texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
                 if with_negative {
                     texts.push(negative.as_deref().unwrap_or(""));
                 }
-                let mut encoded = self.encode_prompts(&texts, request.max_tokens, observer)?;
-                let negative = if with_negative { encoded.pop() } else { None };
-                Ok((encoded, negative))
+                let mut prompts = self.encode_prompts(&texts, request.max_tokens, observer)?;
+                let negative = if with_negative { prompts.pop() } else { None };
+                Ok(Texts { prompts, negative })
             }
             Prompt::Embeddings { prompts, negative } => {
                 let upload = |text: &HostTensor| self.upload_embeddings(text);
-                let encoded = prompts.iter().map(upload).collect::<Result<_>>()?;
+                let prompts = prompts.iter().map(upload).collect::<Result<_>>()?;
                 let negative = match (with_negative, negative) {
                     (false, _) => None,
                     (true, Some(negative)) => Some(upload(negative)?),
                     (true, None) => self.encode_prompts(&[""], request.max_tokens, observer)?.pop(),
                 };
-                Ok((encoded, negative))
+                Ok(Texts { prompts, negative })
             }
         }
     }

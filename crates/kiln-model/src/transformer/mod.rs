@@ -115,7 +115,7 @@ impl Config {
         if let Some((name, _)) = positive.iter().find(|(_, n)| *n == 0) {
             return Some(format!("{name} is 0"));
         }
-        if self.axes_dims_rope.len() != 4 || self.axes_dims_rope.iter().any(|d| d % 2 != 0) {
+        if self.axes_dims_rope.len() != 4 || self.axes_dims_rope.iter().any(|d| !d.is_multiple_of(2)) {
             return Some(format!(
                 "axes_dims_rope must be four even numbers, found {:?}",
                 self.axes_dims_rope
@@ -125,7 +125,7 @@ impl Config {
             let found = &self.axes_dims_rope;
             return Some(format!("axes_dims_rope {found:?} must add up to attention_head_dim {head}"));
         }
-        if self.timestep_guidance_channels % 2 != 0 || self.patch_size != 1 {
+        if !self.timestep_guidance_channels.is_multiple_of(2) || self.patch_size != 1 {
             return Some("timestep_guidance_channels must be even and patch_size 1".into());
         }
         None
@@ -243,8 +243,8 @@ impl<B: Backend> Transformer<B> {
     ) -> Result<(B::Tensor, Option<KvCache<B>>)> {
         let texts = call.text.shape().rows();
         let images = call.image.shape().rows();
-        let (stream, image_rows, attention) = self.image_stream(b, call, texts, images)?;
-        let refs = stream.shape().rows() - images;
+        let ImageStream { tokens, first_image_row, mut attention } = self.image_stream(b, call, texts)?;
+        let refs = tokens.shape().rows() - images;
 
         let time = self.time_guidance_embed.forward(b, call.timestep, call.guidance)?;
         observer.see("temb", &time.embedding)?;
@@ -267,12 +267,11 @@ impl<B: Backend> Transformer<B> {
         };
         let text_mod = self.double_stream_modulation_txt.double(b, &[&time.silu], Groups::one(texts))?;
 
-        let mut image = b.linear(&b.cast(&stream, self.dtype)?, &self.x_embedder)?;
+        let mut image = b.linear(&b.cast(&tokens, self.dtype)?, &self.x_embedder)?;
         let mut text = b.linear(&b.cast(call.text, self.dtype)?, &self.context_embedder)?;
         observer.see("x_embedder", &image)?;
         observer.see("context_embedder", &text)?;
 
-        let mut attention = attention;
         let total = self.transformer_blocks.len() + self.single_transformer_blocks.len();
         for (i, block) in self.transformer_blocks.iter().enumerate() {
             (text, image) =
@@ -288,7 +287,8 @@ impl<B: Backend> Transformer<B> {
             observer.event(Event::Block { done: self.transformer_blocks.len() + i + 1, total })?;
         }
 
-        let image = b.slice_rows(&joined, texts + image_rows.start..texts + image_rows.end)?;
+        let first = texts + first_image_row;
+        let image = b.slice_rows(&joined, first..first + images)?;
         let dim = self.config.dim();
         let [scale, shift] = b.linear_split(&time.silu, &self.norm_out, [dim, dim])?;
         let image = b.ada_layer_norm(&image, &scale, &shift, &Groups::one(images), self.config.eps)?;
@@ -305,28 +305,32 @@ impl<B: Backend> Transformer<B> {
         Ok((velocity, cache))
     }
 
-    /// The image stream's tokens, where the image proper lies among them, and how its blocks attend.
-    #[allow(clippy::type_complexity)]
-    fn image_stream<'a>(
-        &self,
-        b: &B,
-        call: &Call<'a, B>,
-        texts: usize,
-        images: usize,
-    ) -> Result<(B::Tensor, std::ops::Range<usize>, Attention<'a, B>)> {
+    /// The image stream of a call over `texts` text tokens.
+    fn image_stream<'a>(&self, b: &B, call: &Call<'a, B>, texts: usize) -> Result<ImageStream<'a, B>> {
         let heads = self.config.num_attention_heads;
+        let plain = |tokens| ImageStream { tokens, first_image_row: 0, attention: Attention::plain(heads) };
         Ok(match &call.references {
-            References::Joint(None) => (call.image.clone(), 0..images, Attention::plain(heads)),
-            References::Joint(Some(refs)) => {
-                (b.concat_rows(&[call.image, refs])?, 0..images, Attention::plain(heads))
-            }
+            References::Joint(None) => plain(call.image.clone()),
+            References::Joint(Some(refs)) => plain(b.concat_rows(&[call.image, refs])?),
             References::Extract(refs) => {
                 let count = refs.shape().rows();
                 let mask = Mask::Isolated { rows: texts..texts + count };
-                let stream = b.concat_rows(&[refs, call.image])?;
-                (stream, count..count + images, Attention::extract(heads, mask, count))
+                ImageStream {
+                    tokens: b.concat_rows(&[refs, call.image])?,
+                    first_image_row: count,
+                    attention: Attention::extract(heads, mask, count),
+                }
             }
-            References::Cached(cache) => (call.image.clone(), 0..images, Attention::cached(heads, cache)),
+            References::Cached(cache) => {
+                ImageStream { attention: Attention::cached(heads, cache), ..plain(call.image.clone()) }
+            }
         })
     }
+}
+
+/// The image's tokens with those of the references, as the image side of the blocks takes them.
+struct ImageStream<'a, B: Backend> {
+    tokens: B::Tensor,
+    first_image_row: usize,
+    attention: Attention<'a, B>,
 }

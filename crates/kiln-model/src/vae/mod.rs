@@ -85,7 +85,7 @@ impl Config {
 
     /// The configuration that these tensors, in diffusers' naming, must have been saved with.
     pub fn from_tensors(source: &WeightSource) -> Option<Config> {
-        let rows = |name: String| Some(source.entry(&name)?.1.dims().first().copied()?);
+        let rows = |name: String| source.entry(&name)?.1.dims().first().copied();
         let first_conv = |half: &str, i| rows(format!("{half}.{i}.resnets.0.conv1.weight"));
         let encoder: Option<Vec<usize>> = (0..4).map(|i| first_conv("encoder.down_blocks", i)).collect();
         let decoder: Option<Vec<usize>> = (0..4).rev().map(|i| first_conv("decoder.up_blocks", i)).collect();
@@ -110,7 +110,7 @@ impl Config {
             if channels.len() != 4 {
                 return Some(format!("block_out_channels must list four levels, found {channels:?}"));
             }
-            if let Some(c) = channels.iter().find(|c| **c == 0 || **c % self.norm_num_groups.max(1) != 0) {
+            if let Some(c) = channels.iter().find(|c| **c == 0 || !c.is_multiple_of(self.norm_num_groups)) {
                 return Some(format!("{c} channels can't be split into {} groups", self.norm_num_groups));
             }
         }
