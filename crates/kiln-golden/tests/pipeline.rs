@@ -93,7 +93,13 @@ fn a_missing_block_is_a_missing_tensor() {
 #[test]
 fn configurations_that_make_no_sense_are_refused() {
     type Edit = fn(&mut Value);
-    let edits: [(&str, Edit, &str); 8] = [
+    let edits: [(&str, Edit, &str); 14] = [
+        ("transformer/config.json", |c| c["rope_theta"] = json!(0), "rope_theta"),
+        ("transformer/config.json", |c| c["mlp_ratio"] = json!(-3.0), "mlp_ratio"),
+        ("vae/config.json", |c| c["act_fn"] = json!("gelu"), "act_fn"),
+        ("text_encoder/config.json", |c| c["rope_scaling"] = json!({"type": "yarn"}), "rotary"),
+        ("scheduler/scheduler_config.json", |c| c["_class_name"] = json!("DDIMScheduler"), "sampler"),
+        ("scheduler/scheduler_config.json", |c| c["num_train_timesteps"] = json!(500), "num_train_timesteps"),
         ("transformer/config.json", |c| c["axes_dims_rope"] = json!([32, 32, 32]), "axes_dims_rope"),
         ("transformer/config.json", |c| c["attention_head_dim"] = json!(0), "attention_head_dim"),
         ("transformer/config.json", |c| c["num_layers"] = json!("two"), "invalid type"),
@@ -204,6 +210,27 @@ fn requests_that_can_not_be_served_are_refused() {
         let e = pipeline.generate(&request, &mut ()).unwrap_err().to_string();
         assert!(e.contains(expected), "{e}");
     }
+}
+
+#[test]
+fn numbers_that_are_none_are_refused_wherever_they_come_from() {
+    let (folder, pipeline) = klein();
+    let broken = |shape: &[usize]| {
+        let count = shape.iter().product();
+        HostTensor::from_f32(shape, vec![f32::NAN; count]).unwrap()
+    };
+    let noise = kiln_model::Noise::Given(broken(&[1, 128, 3, 4]));
+    let e = pipeline.generate(&Request { noise, ..small("x") }, &mut ()).unwrap_err().to_string();
+    assert!(e.contains("noise") && e.contains("NaN"), "{e}");
+    let prompt = Prompt::Embeddings { prompts: vec![broken(&[4, 48])], negative: None };
+    let e = pipeline.generate(&Request { prompt, ..small("") }, &mut ()).unwrap_err().to_string();
+    assert!(e.contains("embedding"), "{e}");
+
+    let lora = in_tree().join("tiny/lora/lora_diffusers.safetensors");
+    let options = Options { loras: vec![(lora, 1e38)], ..Options::default() };
+    let pipeline = load(folder.path(), &options).unwrap();
+    let e = pipeline.generate(&small("x"), &mut ()).unwrap_err().to_string();
+    assert!(e.contains("transformer"), "{e}");
 }
 
 #[test]

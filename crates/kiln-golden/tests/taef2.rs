@@ -80,7 +80,7 @@ fn check(weights: &Path, dump: &WeightSource, [picture, encoded, latents, decode
     let tokens =
         |name: &str| b.space_to_depth(&b.upload(&channels_last(dump, name), DType::F32).unwrap()).unwrap();
 
-    let ours = b.download(&taef2.encode(&b, &channels_last(dump, picture)).unwrap()).unwrap();
+    let ours = b.download(&taef2.encode(&b, &channels_last(dump, picture), &mut ()).unwrap()).unwrap();
     let expected = b.download(&tokens(encoded)).unwrap();
     assert!(relative(&ours, &expected) < 1e-5, "encode: {:e}", relative(&ours, &expected));
 

@@ -58,7 +58,7 @@ impl<B: Backend> Autoencoder<B> {
             }
             Autoencoder::Tiny(taef2) => {
                 let values = kiln_image::to_unit_f32(picture);
-                taef2.encode(b, &HostTensor::from_f32(shape, values)?)
+                taef2.encode(b, &HostTensor::from_f32(shape, values)?, observer)
             }
         }
     }

@@ -44,6 +44,12 @@ pub enum Error {
         /// Bytes that may be used.
         limit: u64,
     },
+    /// Numbers that are no numbers: damaged weights, or a LoRA with an absurd weight.
+    #[error("{what} is not finite: it holds NaN or infinity")]
+    NotFinite {
+        /// What was computed or given.
+        what: &'static str,
+    },
     /// The tokenizer failed.
     #[error("tokenizer: {0}")]
     Tokenizer(String),

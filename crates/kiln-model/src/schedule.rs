@@ -19,10 +19,17 @@ pub enum Spacing {
     },
 }
 
+const SCHEDULER: &str = "FlowMatchEulerDiscreteScheduler";
+
 /// `scheduler/scheduler_config.json`, as far as it changes the levels.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 pub struct SchedulerConfig {
+    /// The sampler's kind; only flow-match Euler is one of FLUX.2's.
+    #[serde(rename = "_class_name")]
+    pub class_name: String,
+    /// What a noise level of 1 is called in time steps.
+    pub num_train_timesteps: usize,
     /// Whether the shift depends on picture size and step count.
     pub use_dynamic_shifting: bool,
     /// The fixed shift when it does not.
@@ -44,6 +51,8 @@ pub struct SchedulerConfig {
 impl Default for SchedulerConfig {
     fn default() -> Self {
         SchedulerConfig {
+            class_name: SCHEDULER.into(),
+            num_train_timesteps: 1000,
             use_dynamic_shifting: true,
             shift: 3.0,
             time_shift_type: "exponential".into(),
@@ -61,6 +70,9 @@ impl SchedulerConfig {
     pub(crate) fn unsupported(&self) -> Option<String> {
         let on = |flag: Option<bool>| flag == Some(true);
         let odd = [
+            (self.class_name != SCHEDULER, "a sampler other than `FlowMatchEulerDiscreteScheduler`"),
+            (self.num_train_timesteps != 1000, "num_train_timesteps other than 1000"),
+            (!(self.shift.is_finite() && self.shift > 0.0), "a shift that is not above 0"),
             (self.time_shift_type != "exponential", "time_shift_type other than `exponential`"),
             (self.shift_terminal.is_some_and(|v| v != 0.0), "shift_terminal"),
             (on(self.use_karras_sigmas), "use_karras_sigmas"),

@@ -86,9 +86,9 @@ impl<B: Backend> Taef2<B> {
     }
 
     /// Normalised tokens of a picture. `picture`: `[h, w, 3]` in [0, 1], sides multiples of 16.
-    pub fn encode(&self, b: &B, picture: &HostTensor) -> Result<B::Tensor> {
+    pub fn encode(&self, b: &B, picture: &HostTensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         let latent = tiles::map(picture, [8, 1], |tile, _, _| {
-            let latent = forward(b, &self.encoder, b.upload(tile, self.dtype)?)?;
+            let latent = forward(b, &self.encoder, b.upload(tile, self.dtype)?, observer)?;
             Ok(b.download(&b.cast(&latent, DType::F32)?)?)
         })?;
         let patches = b.space_to_depth(&b.upload(&latent, DType::F32)?)?;
@@ -107,7 +107,7 @@ impl<B: Backend> Taef2<B> {
         let patches = b.reshape(tokens, [grid[0], grid[1], tokens.shape().last()].into())?;
         let latent = b.depth_to_space(&patches)?;
         tiles::map(&b.download(&latent)?, [1, 8], |tile, done, total| {
-            let picture = forward(b, &self.decoder, b.upload(tile, self.dtype)?)?;
+            let picture = forward(b, &self.decoder, b.upload(tile, self.dtype)?, observer)?;
             observer.event(Event::Decode { done: done + 1, total })?;
             Ok(b.download(&b.cast(&picture, DType::F32)?)?)
         })
@@ -149,13 +149,19 @@ fn load_conv<B: Backend>(b: &B, vars: &Vars<'_>, [out, input]: [usize; 2], bias:
     Ok(b.conv(&vars.tensor("weight", [out, input, 3, 3])?, bias.as_ref())?)
 }
 
-fn forward<B: Backend>(b: &B, layers: &[Layer<B>], mut x: B::Tensor) -> Result<B::Tensor> {
-    for layer in layers {
+fn forward<B: Backend>(
+    b: &B,
+    layers: &[Layer<B>],
+    mut x: B::Tensor,
+    observer: &mut dyn Observer<B>,
+) -> Result<B::Tensor> {
+    for (i, layer) in layers.iter().enumerate() {
         x = match layer {
             Layer::Conv { conv, geometry } => b.conv2d(&x, conv, *geometry, None)?,
             Layer::Block(block) => block.forward(b, x)?,
             Layer::Activation(f) => b.activation(&x, *f)?,
         };
+        observer.see(&format!("taef2.layer{i}"), &x)?;
     }
     Ok(x)
 }

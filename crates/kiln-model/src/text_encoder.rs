@@ -41,13 +41,21 @@ pub struct Config {
     rope_theta: Option<f64>,
     /// The same, new style.
     rope_parameters: Option<RopeParameters>,
+    /// Stretched rotary embeddings, which the published encoders don't have.
+    rope_scaling: Option<serde_json::Value>,
     /// `qwen3` is the one this file implements.
     pub model_type: Option<String>,
+    /// The MLP's activation; SiLU is the one this file implements.
+    hidden_act: Option<String>,
+    /// Attention to the nearest tokens only, which the published encoders don't have.
+    #[serde(default)]
+    use_sliding_window: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 struct RopeParameters {
     rope_theta: Option<f64>,
+    rope_type: Option<String>,
 }
 
 impl Config {
@@ -68,6 +76,16 @@ impl Config {
     pub(crate) fn problem(&self) -> Option<String> {
         if let Some(kind) = self.model_type.as_deref().filter(|kind| *kind != "qwen3") {
             return Some(format!("model_type is `{kind}`, expected `qwen3`"));
+        }
+        let stretched = self.rope_parameters.as_ref().and_then(|r| r.rope_type.as_deref());
+        if self.rope_scaling.is_some() || stretched.is_some_and(|kind| kind != "default") {
+            return Some("scaled rotary embeddings are not supported".into());
+        }
+        if self.use_sliding_window || self.hidden_act.as_deref().is_some_and(|f| f != "silu") {
+            return Some("use_sliding_window and a hidden_act other than `silu` are not supported".into());
+        }
+        if !(self.rope_theta().is_finite() && self.rope_theta() > 0.0) {
+            return Some(format!("rope_theta must be above 0, found {}", self.rope_theta()));
         }
         let last = STATES[STATES.len() - 1];
         if self.num_hidden_layers < last {

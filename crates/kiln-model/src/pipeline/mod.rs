@@ -187,13 +187,15 @@ impl<B: Backend> Pipeline<B> {
             let text = &texts.prompts[index / request.pictures_per_prompt];
             let conditioning = Conditioning { text, negative: texts.negative.as_ref() };
             let tokens = denoiser.run(index, noise, &conditioning, observer)?;
+            let latents = b.download(&tokens)?;
+            finite("the transformer's result", &latents)?;
             observer.event(Event::Decoding { picture: index })?;
             let picture = self.autoencoder.decode(b, &tokens, plan.grid(), observer)?;
             let picture = match &prepared.start {
                 Start::Inpaint(inpaint) => kiln_image::paste_back(inpaint, &picture),
                 _ => picture,
             };
-            done(Generated { picture, latents: b.download(&tokens)?, index })?;
+            done(Generated { picture, latents, index })?;
         }
         Ok(())
     }
@@ -256,6 +258,7 @@ impl<B: Backend> Pipeline<B> {
         let encode = |(i, text): (usize, &&str)| {
             let tokens = self.tokenizer.encode(text, max_tokens)?;
             let encoded = encoder.forward(&self.backend, &tokens, (i, texts.len()), observer)?;
+            finite("the text encoder's result", &self.backend.download(&encoded)?)?;
             observer.see("prompt_embeds", &encoded)?;
             Ok(encoded)
         };
@@ -270,6 +273,7 @@ impl<B: Backend> Pipeline<B> {
                 "the prompt embeddings have shape {shape}, expected [tokens, {expected}]"
             )));
         }
+        finite("the prompt's embedding", text)?;
         Ok(self.backend.upload(text, self.options.dtype)?)
     }
 
@@ -296,6 +300,7 @@ impl<B: Backend> Pipeline<B> {
         for (index, picture) in pictures.iter().enumerate() {
             observer.event(Event::Reference { index, total: pictures.len() })?;
             let encoded = self.autoencoder.encode(b, picture, observer)?;
+            finite("the autoencoder's latent", &b.download(&encoded)?)?;
             observer.see(&format!("ref{index}.normalised_latents"), &encoded)?;
             tokens.push(encoded);
             grids.push([picture.height() as usize / 16, picture.width() as usize / 16]);
@@ -318,5 +323,13 @@ impl<B: Backend> Pipeline<B> {
             Some(ReferenceTokens { tokens, grids })
         };
         Ok((references, origin))
+    }
+}
+
+/// Refuses NaN and infinity, which would otherwise end as a black picture.
+fn finite(what: &'static str, x: &HostTensor) -> Result<()> {
+    match x.to_f32()?.iter().all(|v| v.is_finite()) {
+        true => Ok(()),
+        false => Err(Error::NotFinite { what }),
     }
 }

@@ -63,6 +63,7 @@ fn given(
     let tokens = height * width;
     let dims = noise.shape().dims();
     let values = noise.to_f32()?;
+    super::finite("the given noise", noise)?;
     if dims.ends_with(&[channels, height, width])
         && dims[..dims.len() - 3].iter().product::<usize>() == pictures
     {

@@ -154,7 +154,7 @@ fn count(request: &Request) -> Result<usize> {
 
 fn guidance(variant: Variant, request: &Request, notes: &mut Vec<String>) -> Result<Option<f32>> {
     if let Some(g) = request.guidance.filter(|g| !(g.is_finite() && *g >= 0.0)) {
-        return Err(Error::request(format!("guidance must not be negative, found {g}")));
+        return Err(Error::request(format!("guidance must be a number of at least 0, found {g}")));
     }
     let guidance = variant.default_guidance().map(|default| request.guidance.unwrap_or(default));
     if guidance.is_none() && request.guidance.is_some_and(|g| g != 1.0) {

@@ -115,6 +115,11 @@ impl Config {
         if let Some((name, _)) = positive.iter().find(|(_, n)| *n == 0) {
             return Some(format!("{name} is 0"));
         }
+        let above_zero =
+            [("rope_theta", self.rope_theta), ("mlp_ratio", self.mlp_ratio), ("eps", self.eps.into())];
+        if let Some((name, value)) = above_zero.iter().find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
+            return Some(format!("{name} must be above 0, found {value}"));
+        }
         if self.axes_dims_rope.len() != 4 || self.axes_dims_rope.iter().any(|d| !d.is_multiple_of(2)) {
             return Some(format!(
                 "axes_dims_rope must be four even numbers, found {:?}",

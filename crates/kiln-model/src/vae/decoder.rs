@@ -66,8 +66,9 @@ impl<B: Backend> Decoder<B> {
         observer.see("vae.dec.conv_in", &x)?;
         let mut x = self.mid_block.forward(b, x, "vae.dec.mid", observer)?;
         for (i, block) in self.up_blocks.iter().enumerate() {
-            for resnet in &block.resnets {
+            for (j, resnet) in block.resnets.iter().enumerate() {
                 x = resnet.forward(b, x)?;
+                observer.see(&format!("vae.dec.up{i}.resnet{j}"), &x)?;
             }
             if let Some(upsample) = &block.upsample {
                 x = b.conv2d(&x, upsample, UPSAMPLE, None)?;

@@ -74,8 +74,9 @@ impl<B: Backend> Encoder<B> {
     pub(super) fn forward(&self, b: &B, x: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         let mut x = b.conv2d(&x, &self.conv_in, ConvGeometry::same(3), None)?;
         for (i, block) in self.down_blocks.iter().enumerate() {
-            for resnet in &block.resnets {
+            for (j, resnet) in block.resnets.iter().enumerate() {
                 x = resnet.forward(b, x)?;
+                observer.see(&format!("vae.enc.down{i}.resnet{j}"), &x)?;
             }
             if let Some(downsample) = &block.downsample {
                 x = b.conv2d(&x, downsample, DOWNSAMPLE, None)?;

@@ -48,6 +48,9 @@ pub struct Config {
     /// Whether the middle blocks attend.
     #[serde(default = "yes")]
     pub mid_block_add_attention: bool,
+    /// Activation of every block; FLUX.2 uses SiLU.
+    #[serde(default = "default_activation")]
+    pub act_fn: String,
     /// Latent patch; FLUX.2 uses 2×2.
     #[serde(default = "default_patch")]
     pub patch_size: [usize; 2],
@@ -64,6 +67,9 @@ fn default_groups() -> usize {
 }
 fn default_batch_norm_eps() -> f32 {
     1e-4
+}
+fn default_activation() -> String {
+    "silu".into()
 }
 fn default_patch() -> [usize; 2] {
     [2, 2]
@@ -100,6 +106,7 @@ impl Config {
             use_quant_conv: source.contains("quant_conv.weight"),
             use_post_quant_conv: source.contains("post_quant_conv.weight"),
             mid_block_add_attention: source.contains("decoder.mid_block.attentions.0.to_q.weight"),
+            act_fn: default_activation(),
             patch_size: default_patch(),
         })
     }
@@ -115,8 +122,9 @@ impl Config {
             }
         }
         let zero = self.norm_num_groups == 0 || self.latent_channels == 0;
-        (zero || self.patch_size != [2, 2])
-            .then(|| "norm_num_groups and latent_channels must be above 0 and patch_size [2, 2]".into())
+        (zero || self.patch_size != [2, 2] || self.act_fn != "silu").then(|| {
+            "norm_num_groups and latent_channels must be above 0, patch_size [2, 2] and act_fn `silu`".into()
+        })
     }
 }
 
