@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use kiln_image::Picture;
-use kiln_ops::Backend;
+use kiln_ops::{Backend, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::WeightSource;
 
 use crate::taef2::Taef2;
 use crate::vae::{self, Vae};
-use crate::{Error, Observer, Part, Result, folder};
+use crate::{Error, Event, Observer, Part, Result, folder, tiles};
 
 /// FLUX.2's autoencoder or its tiny stand-in.
 pub enum Autoencoder<B: Backend> {
@@ -50,17 +50,26 @@ impl<B: Backend> Autoencoder<B> {
 
     /// Normalised tokens, f32 `[h/16 · w/16, 128]`, of a picture whose sides are multiples of 16.
     pub fn encode(&self, b: &B, picture: &Picture, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        let values = match self {
+            Autoencoder::Full(_) => kiln_image::to_signed_f32(picture),
+            Autoencoder::Tiny(_) => kiln_image::to_unit_f32(picture),
+        };
         let shape = [picture.height() as usize, picture.width() as usize, 3];
-        match self {
-            Autoencoder::Full(vae) => {
-                let values = kiln_image::to_signed_f32(picture);
-                vae.encode(b, &HostTensor::from_f32(shape, values)?, observer)
-            }
-            Autoencoder::Tiny(taef2) => {
-                let values = kiln_image::to_unit_f32(picture);
-                taef2.encode(b, &HostTensor::from_f32(shape, values)?, observer)
-            }
-        }
+        let picture = HostTensor::from_f32(shape, values)?;
+        let latent = tiles::map(&picture, [8, 1], |tile, _, _| {
+            let latent = match self {
+                Autoencoder::Full(vae) => vae.encode(b, b.upload(tile, vae.dtype())?, observer)?,
+                Autoencoder::Tiny(taef2) => taef2.encode(b, b.upload(tile, taef2.dtype())?, observer)?,
+            };
+            Ok(b.download(&b.cast(&latent, DType::F32)?)?)
+        })?;
+        let patches = b.space_to_depth(&b.upload(&latent, DType::F32)?)?;
+        let patches = match self {
+            Autoencoder::Full(vae) => vae.normalise(b, &patches)?,
+            Autoencoder::Tiny(_) => patches,
+        };
+        let (rows, channels) = (patches.shape().rows(), patches.shape().last());
+        Ok(b.reshape(&patches, [rows, channels].into())?)
     }
 
     /// The picture of normalised tokens on a `grid` of height and width.
@@ -71,16 +80,26 @@ impl<B: Backend> Autoencoder<B> {
         grid: [usize; 2],
         observer: &mut dyn Observer<B>,
     ) -> Result<Picture> {
+        let patches = b.reshape(tokens, [grid[0], grid[1], tokens.shape().last()].into())?;
+        let patches = match self {
+            Autoencoder::Full(vae) => vae.denormalise(b, &patches)?,
+            Autoencoder::Tiny(_) => patches,
+        };
+        let latent = b.depth_to_space(&patches)?;
+        observer.see("vae.decode_input", &latent)?;
+        let values = tiles::map(&b.download(&latent)?, [1, 8], |tile, done, total| {
+            let picture = match self {
+                Autoencoder::Full(vae) => vae.decode(b, b.upload(tile, vae.dtype())?, observer)?,
+                Autoencoder::Tiny(taef2) => taef2.decode(b, b.upload(tile, taef2.dtype())?, observer)?,
+            };
+            let picture = b.download(&b.cast(&picture, DType::F32)?)?;
+            observer.event(Event::Decode { done: done + 1, total })?;
+            Ok(picture)
+        })?;
         let [height, width] = grid.map(|side| (side * 16) as u32);
         Ok(match self {
-            Autoencoder::Full(vae) => {
-                let values = vae.decode(b, tokens, grid, observer)?;
-                kiln_image::from_signed_f32(width, height, &values.to_f32()?)?
-            }
-            Autoencoder::Tiny(taef2) => {
-                let values = taef2.decode(b, tokens, grid, observer)?;
-                kiln_image::from_unit_f32(width, height, &values.to_f32()?)?
-            }
+            Autoencoder::Full(_) => kiln_image::from_signed_f32(width, height, &values.to_f32()?)?,
+            Autoencoder::Tiny(_) => kiln_image::from_unit_f32(width, height, &values.to_f32()?)?,
         })
     }
 }

@@ -4,11 +4,11 @@
 //! either side. Pictures are in [0, 1]. Two ways of numbering its layers are in use: upstream's `Sequential` indices
 //! (`decoder.1.weight` is the first convolution, 0 the clamp) and `decoder.layers.N` counted from the first convolution.
 
-use kiln_ops::{Activation, Backend, ConvGeometry, Tensor as _};
-use kiln_tensor::{DType, HostTensor};
+use kiln_ops::{Activation, Backend, ConvGeometry};
+use kiln_tensor::DType;
 use kiln_weights::Vars;
 
-use crate::{Event, Observer, Result, tiles};
+use crate::{Observer, Result};
 
 const WIDTH: usize = 64;
 const POOL: usize = 256;
@@ -85,32 +85,19 @@ impl<B: Backend> Taef2<B> {
         Ok(Taef2 { dtype, encoder, decoder })
     }
 
-    /// Normalised tokens of a picture. `picture`: `[h, w, 3]` in [0, 1], sides multiples of 16.
-    pub fn encode(&self, b: &B, picture: &HostTensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
-        let latent = tiles::map(picture, [8, 1], |tile, _, _| {
-            let latent = forward(b, &self.encoder, b.upload(tile, self.dtype)?, observer)?;
-            Ok(b.download(&b.cast(&latent, DType::F32)?)?)
-        })?;
-        let patches = b.space_to_depth(&b.upload(&latent, DType::F32)?)?;
-        let (rows, channels) = (patches.shape().rows(), patches.shape().last());
-        Ok(b.reshape(&patches, [rows, channels].into())?)
+    /// What its activations are.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
-    /// The picture, `[h, w, 3]` in about [0, 1], of normalised tokens on a `grid` of height and width.
-    pub fn decode(
-        &self,
-        b: &B,
-        tokens: &B::Tensor,
-        grid: [usize; 2],
-        observer: &mut dyn Observer<B>,
-    ) -> Result<HostTensor> {
-        let patches = b.reshape(tokens, [grid[0], grid[1], tokens.shape().last()].into())?;
-        let latent = b.depth_to_space(&patches)?;
-        tiles::map(&b.download(&latent)?, [1, 8], |tile, done, total| {
-            let picture = forward(b, &self.decoder, b.upload(tile, self.dtype)?, observer)?;
-            observer.event(Event::Decode { done: done + 1, total })?;
-            Ok(b.download(&b.cast(&picture, DType::F32)?)?)
-        })
+    /// The normalised latent, `[h/8, w/8, 32]`, of a picture, `[h, w, 3]` in [0, 1].
+    pub fn encode(&self, b: &B, picture: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        forward(b, &self.encoder, picture, observer)
+    }
+
+    /// The picture, `[8h, 8w, 3]` in about [0, 1], of a normalised latent, `[h, w, 32]`.
+    pub fn decode(&self, b: &B, latent: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        forward(b, &self.decoder, latent, observer)
     }
 }
 

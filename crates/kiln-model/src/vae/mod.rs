@@ -11,12 +11,12 @@ mod blocks;
 mod decoder;
 mod encoder;
 
-use kiln_ops::{Backend, Tensor as _};
+use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{Vars, WeightSource};
 use serde::Deserialize;
 
-use crate::{Error, Event, Observer, Result, tiles};
+use crate::{Error, Observer, Result};
 use decoder::Decoder;
 use encoder::Encoder;
 
@@ -139,7 +139,7 @@ pub struct Vae<B: Backend> {
 /// The batch norm over patches, as one scale and shift a channel in each direction.
 struct BatchNorm<B: Backend> {
     normalise: [B::Tensor; 2],
-    undo: [B::Tensor; 2],
+    denormalise: [B::Tensor; 2],
 }
 
 impl<B: Backend> Vae<B> {
@@ -153,39 +153,31 @@ impl<B: Backend> Vae<B> {
         })
     }
 
-    /// Normalised tokens of a picture. `picture`: `[h, w, 3]` in [-1, 1], sides multiples of 16.
-    pub fn encode(&self, b: &B, picture: &HostTensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
-        let latent = tiles::map(picture, [8, 1], |tile, _, _| {
-            let latent = self.encoder.forward(b, b.upload(tile, self.dtype)?, observer)?;
-            Ok(b.download(&b.cast(&latent, DType::F32)?)?)
-        })?;
-        let latent = b.upload(&latent, DType::F32)?;
-        let patches = b.space_to_depth(&latent)?;
-        let [scale, shift] = &self.norm.normalise;
-        let patches = b.affine(&patches, scale, shift)?;
-        let (rows, channels) = (patches.shape().rows(), patches.shape().last());
-        Ok(b.reshape(&patches, [rows, channels].into())?)
+    /// What its activations are.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
-    /// The picture, `[h, w, 3]` in about [-1, 1], of normalised tokens on a `grid` of height and width.
-    pub fn decode(
-        &self,
-        b: &B,
-        tokens: &B::Tensor,
-        grid: [usize; 2],
-        observer: &mut dyn Observer<B>,
-    ) -> Result<HostTensor> {
-        let channels = tokens.shape().last();
-        let patches = b.reshape(tokens, [grid[0], grid[1], channels].into())?;
-        let [scale, shift] = &self.norm.undo;
-        let latent = b.depth_to_space(&b.affine(&patches, scale, shift)?)?;
-        observer.see("vae.decode_input", &latent)?;
-        tiles::map(&b.download(&latent)?, [1, 8], |tile, done, total| {
-            let picture = self.decoder.forward(b, b.upload(tile, self.dtype)?, observer)?;
-            let picture = b.download(&b.cast(&picture, DType::F32)?)?;
-            observer.event(Event::Decode { done: done + 1, total })?;
-            Ok(picture)
-        })
+    /// The latent's mean, `[h/8, w/8, 32]`, of a picture, `[h, w, 3]` in [-1, 1].
+    pub fn encode(&self, b: &B, picture: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        self.encoder.forward(b, picture, observer)
+    }
+
+    /// The picture, `[8h, 8w, 3]` in about [-1, 1], of a latent, `[h, w, 32]`.
+    pub fn decode(&self, b: &B, latent: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        self.decoder.forward(b, latent, observer)
+    }
+
+    /// The batch norm of patches, `[h, w, 128]`.
+    pub fn normalise(&self, b: &B, patches: &B::Tensor) -> Result<B::Tensor> {
+        let [scale, shift] = &self.norm.normalise;
+        Ok(b.affine(patches, scale, shift)?)
+    }
+
+    /// The inverse of [`Vae::normalise`].
+    pub fn denormalise(&self, b: &B, patches: &B::Tensor) -> Result<B::Tensor> {
+        let [scale, shift] = &self.norm.denormalise;
+        Ok(b.affine(patches, scale, shift)?)
     }
 }
 
@@ -203,7 +195,7 @@ impl<B: Backend> BatchNorm<B> {
                 parameter(deviation.iter().map(|d| 1.0 / d).collect())?,
                 parameter(mean.iter().zip(&deviation).map(|(m, d)| -m / d).collect())?,
             ],
-            undo: [parameter(deviation)?, parameter(mean)?],
+            denormalise: [parameter(deviation)?, parameter(mean)?],
         })
     }
 }
