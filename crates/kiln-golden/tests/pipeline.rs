@@ -337,6 +337,38 @@ fn a_packed_model_gives_its_folders_picture() {
     assert_eq!((plan.width, plan.height), (48, 48));
 }
 
+/// Numbers in configurations are foreign input: whatever they are, no panic.
+#[test]
+fn no_number_in_a_configuration_makes_a_panic() {
+    let numbers = [
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(3),
+        json!(1u64 << 40),
+        json!(u64::MAX),
+        json!(1e300),
+        json!(null),
+    ];
+    for file in ["transformer/config.json", "text_encoder/config.json", "vae/config.json"] {
+        let folder = checkpoint("klein");
+        let path = folder.path().join(file);
+        let original: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        for key in original.as_object().unwrap().keys() {
+            for number in &numbers {
+                edit_json(&path, |c| {
+                    *c = original.clone();
+                    c[key] = number.clone();
+                });
+                if let Ok(folder) = ModelFolder::open(folder.path()) {
+                    let _ = folder.resolve(&small("a cat"), &Options::default());
+                    let _ = Pipeline::load(backend(1), &folder, &Options::default(), &mut ());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_weight_file_that_is_no_packed_model_says_so() {
     let e = refusal(&in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors"));

@@ -13,7 +13,7 @@ use kiln_weights::Vars;
 use serde::Deserialize;
 
 use crate::tokenizer::Tokens;
-use crate::{Error, Event, Observer, Result};
+use crate::{Error, Event, Observer, Result, folder};
 
 /// The states handed to the transformer: after so many layers.
 pub const STATES: [usize; 3] = [9, 18, 27];
@@ -77,6 +77,16 @@ impl Config {
         if let Some(kind) = self.model_type.as_deref().filter(|kind| *kind != "qwen3") {
             return Some(format!("model_type is `{kind}`, expected `qwen3`"));
         }
+        let widths = [
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim()),
+        ];
+        if let Some(problem) = folder::absurd(&widths, &[("num_hidden_layers", self.num_hidden_layers)]) {
+            return Some(problem);
+        }
         let stretched = self.rope_parameters.as_ref().and_then(|r| r.rope_type.as_deref());
         if self.rope_scaling.is_some() || stretched.is_some_and(|kind| kind != "default") {
             return Some("scaled rotary embeddings are not supported".into());
@@ -95,11 +105,10 @@ impl Config {
             ));
         }
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
-        if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
+        if !heads.is_multiple_of(kv_heads) {
             return Some(format!("{heads} query heads can't share {kv_heads} key heads"));
         }
-        (self.head_dim() == 0 || !self.head_dim().is_multiple_of(2))
-            .then(|| format!("head_dim {} is not even", self.head_dim()))
+        (!self.head_dim().is_multiple_of(2)).then(|| format!("head_dim {} is not even", self.head_dim()))
     }
 }
 

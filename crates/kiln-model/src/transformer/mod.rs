@@ -26,7 +26,7 @@ use kiln_tensor::DType;
 use kiln_weights::Vars;
 use serde::Deserialize;
 
-use crate::{Event, Observer, Result};
+use crate::{Event, Observer, Result, folder};
 use attention::Attention;
 use double::DoubleBlock;
 use embed::{ModulationSource, TimeEmbedding};
@@ -105,20 +105,22 @@ impl Config {
     /// What is wrong with these numbers, if anything is.
     pub(crate) fn problem(&self) -> Option<String> {
         let head = self.attention_head_dim;
-        let positive = [
+        let sizes = [
             ("in_channels", self.in_channels),
+            ("out_channels", self.out_channels.unwrap_or(self.in_channels)),
             ("attention_head_dim", head),
             ("num_attention_heads", self.num_attention_heads),
             ("joint_attention_dim", self.joint_attention_dim),
             ("timestep_guidance_channels", self.timestep_guidance_channels),
         ];
-        if let Some((name, _)) = positive.iter().find(|(_, n)| *n == 0) {
-            return Some(format!("{name} is 0"));
+        let layers = [("num_layers", self.num_layers), ("num_single_layers", self.num_single_layers)];
+        if let Some(problem) = folder::absurd(&sizes, &layers) {
+            return Some(problem);
         }
         let above_zero =
             [("rope_theta", self.rope_theta), ("mlp_ratio", self.mlp_ratio), ("eps", self.eps.into())];
-        if let Some((name, value)) = above_zero.iter().find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
-            return Some(format!("{name} must be above 0, found {value}"));
+        if let Some((name, value)) = above_zero.iter().find(|(_, v)| !(*v > 0.0 && *v < 1e6)) {
+            return Some(format!("{name} must lie between 0 and a million, found {value}"));
         }
         if self.axes_dims_rope.len() != 4 || self.axes_dims_rope.iter().any(|d| !d.is_multiple_of(2)) {
             return Some(format!(
@@ -126,7 +128,7 @@ impl Config {
                 self.axes_dims_rope
             ));
         }
-        if self.axes_dims_rope.iter().sum::<usize>() != head {
+        if self.axes_dims_rope.iter().fold(0, |sum: usize, d| sum.saturating_add(*d)) != head {
             let found = &self.axes_dims_rope;
             return Some(format!("axes_dims_rope {found:?} must add up to attention_head_dim {head}"));
         }

@@ -16,7 +16,7 @@ use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{Vars, WeightSource};
 use serde::Deserialize;
 
-use crate::{Error, Observer, Result};
+use crate::{Error, Observer, Result, folder};
 use decoder::Decoder;
 use encoder::Encoder;
 
@@ -113,18 +113,25 @@ impl Config {
 
     /// What is wrong with these numbers, if anything is.
     pub(crate) fn problem(&self) -> Option<String> {
+        let widths = [("latent_channels", self.latent_channels), ("norm_num_groups", self.norm_num_groups)];
+        if let Some(problem) = folder::absurd(&widths, &[("layers_per_block", self.layers_per_block)]) {
+            return Some(problem);
+        }
         for channels in [&self.block_out_channels[..], self.decoder_channels()] {
+            if let Some(problem) =
+                folder::absurd(&channels.iter().map(|&c| ("a level", c)).collect::<Vec<_>>(), &[])
+            {
+                return Some(problem);
+            }
             if channels.len() != 4 {
                 return Some(format!("block_out_channels must list four levels, found {channels:?}"));
             }
-            if let Some(c) = channels.iter().find(|c| **c == 0 || !c.is_multiple_of(self.norm_num_groups)) {
+            if let Some(c) = channels.iter().find(|c| !c.is_multiple_of(self.norm_num_groups)) {
                 return Some(format!("{c} channels can't be split into {} groups", self.norm_num_groups));
             }
         }
-        let zero = self.norm_num_groups == 0 || self.latent_channels == 0;
-        (zero || self.patch_size != [2, 2] || self.act_fn != "silu").then(|| {
-            "norm_num_groups and latent_channels must be above 0, patch_size [2, 2] and act_fn `silu`".into()
-        })
+        (self.patch_size != [2, 2] || self.act_fn != "silu")
+            .then(|| "patch_size must be [2, 2] and act_fn `silu`".into())
     }
 }
 
