@@ -58,7 +58,7 @@ class Distiller:
             session.log("resumed student")
         self.ema = copy.deepcopy(self.student).requires_grad_(False)
         self.optimiser = Optimiser(*net.parameters_for(self.student), session.device)
-        self.record = Recorder(session.device == "cuda", session.log, warmup=1)
+        self.record = Recorder(session.graphs, warmup=1)
         self.batches, self.loss = {}, torch.zeros(STEPS, device=session.device)
 
     def draw(self, shape, b):
@@ -111,6 +111,8 @@ class Distiller:
     def run(self, seconds, table=PHASE_C, max_steps=10**9):
         s = self.session
         used = s.progress().get("C", 0.0)
+        if used >= seconds:
+            return self.ema
         for _, shape in table:
             s.pool(shape)
         generator = random.Random(11)

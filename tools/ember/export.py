@@ -80,6 +80,14 @@ def tokenizer_config():
     }
 
 
+def with_last_layer(state):
+    """Adds layer 27 of 28, doing nothing. Transformers applies the final norm to its last state, so state 27 must not be the last."""
+    first = "model.layers.0."
+    last = f"model.layers.{TEXT_ENCODER['layers']}."
+    extra = {last + n[len(first):]: torch.ones_like(v) if v.ndim == 1 else torch.zeros_like(v) for n, v in state.items() if n.startswith(first)}
+    return {**state, **extra}
+
+
 def write_json(value, *path):
     os.makedirs(os.path.join(*path[:-1]), exist_ok=True)
     with open(os.path.join(*path), "w") as file:
@@ -93,7 +101,7 @@ def write_folder(out, tokenizer, distilled, transformer, text_encoder, vae):
     write_json(model_index(distilled), out, "model_index.json")
     for part, config, stem, state in (
         ("transformer", transformer_config(), "diffusion_pytorch_model", transformer),
-        ("text_encoder", text_encoder_config(), "model", text_encoder),
+        ("text_encoder", text_encoder_config(), "model", with_last_layer(text_encoder)),
         ("vae", vae_config(), "diffusion_pytorch_model", vae),
     ):
         write_json(config, out, part, "config.json")

@@ -66,10 +66,13 @@ class Optimiser:
 
 
 class Recorder:
-    """Records functions of no arguments as CUDA graphs on first use; on the CPU, or after a failed recording, just calls them."""
+    """Records functions of no arguments as CUDA graphs on first use; where that is off, just calls them.
 
-    def __init__(self, enabled, log, warmup=2):
-        self.enabled, self.log, self.warmup, self.graphs, self.pool, self.calls = enabled, log, warmup, {}, None, {}
+    All recordings share one memory pool: they run one at a time and leave nothing in it. The pool lives as long as its graphs.
+    """
+
+    def __init__(self, enabled, warmup=2):
+        self.enabled, self.warmup, self.graphs, self.pool, self.calls = enabled, warmup, {}, None, {}
 
     def __call__(self, key, function):
         if not self.enabled:
@@ -90,10 +93,8 @@ class Recorder:
             with torch.cuda.graph(graph, pool=self.pool):
                 function()
         except RuntimeError as error:
-            self.log(f"recording {key} failed, running without graphs: {error}")
-            self.enabled = False
-            torch.cuda.synchronize()
-            return function()
+            # the random generator stays in recording mode after a failure, so this process can't go on
+            raise RuntimeError(f"recording {key} failed; start again with --no-graphs, the checkpoints are kept") from error
         self.pool = self.pool or graph.pool()
         self.graphs[key] = graph
         return graph.replay()

@@ -11,6 +11,8 @@ import os
 
 import torch
 
+from config import TEXT_ENCODER
+
 # Where a rounding error reaches every pixel, 16 bits cost little.
 SIXTEEN_BIT = {
     "transformer": ("x_embedder.", "proj_out.", "time_guidance_embed.", "norm_out."),
@@ -87,6 +89,8 @@ def main():
     tensors, files = {}, {"transformer": "diffusion_pytorch_model", "text_encoder": "model", "vae": "diffusion_pytorch_model"}
     for part, stem in files.items():
         state = load_file(os.path.join(args.folder, part, stem + ".safetensors"))
+        if part == "text_encoder":  # the last layer and the final norm are never used
+            state = {n: v for n, v in state.items() if not n.startswith(f"model.layers.{TEXT_ENCODER['layers']}.")}
         tensors.update({f"{part}.{name}": value for name, value in packed(part, state).items()})
     metadata = {"format": "pt", "kiln.default_size": "256"}
     for name in METADATA:

@@ -19,30 +19,51 @@ from pack import quantised_state
 from session import Session, Shape, load_parts, save_parts
 
 
-def autoencoder(session, seconds, max_steps):
-    model = vae.Autoencoder().to(session.device)
+VAE_SIZES = {False: ((128, 128), (256, 32)), True: ((32, 4), (32, 4))}
+
+
+def measure_vae(session, model, held_out, size):
+    with torch.no_grad():
+        truth, session.vae = held_out(size, 128), model
+        tokens = torch.cat([model.latents(part, session.dtype) for part in truth.split(32)])
+        value = vae.psnr(session.decode(tokens, size // 16, size // 16), truth)
+    session.log(f"vae held-out psnr {value:.2f} dB on {len(truth)} scenes")
+    session.progress(vae_psnr=value)
+
+
+def place(session, model):
+    model = model.requires_grad_(False).eval()
+    session.vae = model.to(memory_format=torch.channels_last) if session.device == "cuda" else model
+
+
+def autoencoder(session, seconds, max_steps, toy):
+    model, done = vae.Autoencoder().to(session.device), session.progress()
     saved = load_parts(session.out, "vae")
     if saved:
         model.load_state_dict(saved)
         session.log("resumed vae")
-    else:
-        toy = max_steps < 100
+    if not done.get("vae_ready"):
         draw, scenes_only, held_out = session.vae_draws()
-        model = vae.train(draw, session.device, session.dtype, seconds, session.log, max_steps=max_steps,
-                          sizes=((32, 4), (32, 4)) if toy else ((128, 128), (256, 32)))
-        vae.set_statistics(model, scenes_only, session.dtype, **(dict(batches=2, size=32, count=8) if toy else {}))
-        size = 32 if toy else 256
-        with torch.no_grad():
-            truth = held_out(size, 128)
-            session.vae = model
-            made = session.decode(torch.cat([model.latents(p, session.dtype) for p in truth.split(32)]), size // 16, size // 16)
-        value = vae.psnr(made, truth)
-        spread = model.bn.running_var.sqrt()
-        session.log(f"vae held-out psnr {value:.2f} dB, latent std {spread.min():.3f}..{spread.max():.3f}")
-        session.progress(vae_psnr=value)
+        used = done.get("vae", 0.0)
+        model = vae.train(model, draw, session.device, session.dtype, seconds, used, session.log, max_steps=max_steps, sizes=VAE_SIZES[toy])
+        few = dict(batches=2, size=32, count=8) if toy else {}
+        vae.whiten(model, scenes_only, session.dtype, **few)
+        vae.set_statistics(model, scenes_only, session.dtype, **few)
+        measure_vae(session, model, held_out, VAE_SIZES[toy][1][0])
         save_parts(model.state_dict(), session.out, "vae")
-    model = model.requires_grad_(False).eval()
-    session.vae = model.to(memory_format=torch.channels_last) if session.device == "cuda" else model
+        session.progress(vae=seconds, vae_ready=True)
+    place(session, model)
+
+
+def polish(session, seconds, max_steps, toy):
+    """The decoder goes on learning after the latents are fixed; only needs the autoencoder's checkpoint."""
+    if seconds <= session.progress().get("D", 0):
+        return
+    draw, _, held_out = session.vae_draws()
+    vae.polish(session.vae, draw, session.device, session.dtype, seconds, session.log, max_steps=max_steps, sizes=VAE_SIZES[toy])
+    measure_vae(session, session.vae, held_out, VAE_SIZES[toy][1][0])
+    save_parts(session.vae.state_dict(), session.out, "vae")
+    session.progress(D=seconds)
 
 
 def report(session, name, evaluation, full, toy):
@@ -83,20 +104,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="folder made by fetch.py")
     parser.add_argument("--out", required=True)
-    parser.add_argument("--seconds", default="vae=240,a=230,b=440,c=240", help="training time per phase")
+    parser.add_argument("--seconds", default="vae=270,a=250,b=430,c=230,d=80", help="training time per phase")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--max-steps", type=int, default=10**9, help="caps every phase; a few steps test the whole way")
+    parser.add_argument("--no-graphs", action="store_true", help="launch every kernel separately")
+    parser.add_argument("--polish-only", action="store_true", help="train the decoder further, nothing else (beside another run, say)")
     parser.add_argument("--toy", action="store_true", help="tiny pictures and batches, for a test without a GPU")
     args = parser.parse_args()
     seconds = {k: float(v) for k, v in (pair.split("=") for pair in args.seconds.split(","))}
     counts = dict(text=240, edit=40, edit2=40) if args.toy else dict(text=200_000, edit=50_000, edit2=30_000)
     if args.max_steps < 100 and not args.toy:
         counts = dict(text=10_000, edit=2_500, edit2=2_500)
-    session = Session(args.data, args.out, counts, args.workers)
+    session = Session(args.data, args.out, counts, args.workers, graphs=not args.no_graphs)
     if session.compile:
         net.enable_compile()
         vae.enable_compile()
-    autoencoder(session, seconds["vae"], args.max_steps)
+    autoencoder(session, seconds["vae"], args.max_steps, args.toy)
+    if args.polish_only:
+        return polish(session, seconds["d"], args.max_steps, args.toy)
     tables = train.PHASE_A, train.PHASE_B, distil.PHASE_C
     if args.toy:
         tables = (tuple((1, Shape(kind, 64, 64, 4, 16)) for kind in counts),) * 3
@@ -107,6 +132,7 @@ def main():
     if session.device == "cuda":
         torch.cuda.empty_cache()
     student = distil.Distiller(session, base, text).run(seconds["c"], tables[2], args.max_steps)
+    polish(session, seconds["d"], args.max_steps, args.toy)
     report(session, "ember", Evaluation(session, student, text), True, args.toy)
     bundle(session)
     with torch.no_grad():

@@ -53,11 +53,12 @@ def sigmas(tokens, steps):
 
 
 class Session:
-    def __init__(self, data, out, counts, workers=1, compile_kernels=True, only=None):
+    def __init__(self, data, out, counts, workers=1, compile_kernels=True, graphs=True, only=None):
         self.begin, self.out, self.data = time.time(), out, data
         os.makedirs(out, exist_ok=True)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
+        self.graphs = graphs and self.device == "cuda"
         self.compile = compile_kernels and self.device == "cuda"
         # The workers are forked before the first CUDA call; they write captions while the autoencoder trains.
         self.workers = multiprocessing.get_context("fork").Pool(workers)

@@ -60,7 +60,7 @@ class Trainer:
         self.optimiser = Optimiser(*net.parameters_for(self.model, self.text), session.device)
         self.live = [*self.model.parameters(), *self.text.parameters()]
         self.averaged = [*self.ema.parameters(), *self.ema_text.parameters()]
-        self.record = Recorder(session.device == "cuda", session.log)
+        self.record = Recorder(session.graphs)
         self.loss = torch.zeros((), device=session.device)
         self.steps = session.progress().get("steps", 0)
         self.fresh = 0  # steps since this process began: the optimiser's averages start from nothing
@@ -101,7 +101,7 @@ class Trainer:
             warm = min(1, (self.fresh + 1) / 150)
             factor = rate(elapsed / seconds) * warm
             self.optimiser.set_rates(MATRIX_RATE * factor, OTHER_RATE * factor)
-            self.record((name, shape), lambda: self.step(shape))
+            self.record(shape, lambda: self.step(shape))
             self.steps, self.fresh, done, seen, counted = self.steps + 1, self.fresh + 1, done + 1, seen + shape.batch, counted + 1
             if self.steps % EMA_EVERY == 0:
                 decay = min(EMA, (self.steps + 1) / (self.steps + 20)) ** EMA_EVERY
@@ -136,6 +136,5 @@ def run(session, seconds_a, seconds_b, max_steps=10**9, tables=(PHASE_A, PHASE_B
     """Both phases. Returns the averaged transformer and text encoder."""
     trainer = Trainer(session)
     trainer.phase("A", tables[0], seconds_a, lambda f: 1.0 if f < .9 else 1.0 - 4 * (f - .9), max_steps)
-    trainer.record.graphs.clear()
     trainer.phase("B", tables[1], seconds_b, lambda f: .6 * .5 * (1 + math.cos(math.pi * min(f, 1))) + .01, max_steps)
     return trainer.ema, trainer.ema_text

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from config import VAE
 
 BATCH_NORM_EPS = 1e-4
+WHITENING = 0.75
 
 
 def norm_silu(x, weight, bias, groups: int):
@@ -213,9 +214,8 @@ def reconstruction_loss(out, x):
     return loss
 
 
-def train(draw, device, dtype, seconds, log, rate=1.5e-3, kl_weight=1e-4, max_steps=10**9, sizes=((128, 128), (256, 32))):
-    """`draw(size, count)` gives rgb 0..1. Returns the averaged model, without batch-norm statistics."""
-    model = Autoencoder().to(device)
+def train(model, draw, device, dtype, seconds, used, log, rate=1.5e-3, kl_weight=1e-4, max_steps=10**9, sizes=((128, 128), (256, 32))):
+    """`draw(size, count)` gives rgb 0..1; `used` of the `seconds` were spent before. Returns the averaged model, without statistics."""
     if device == "cuda":
         model = model.to(memory_format=torch.channels_last)
     average = copy.deepcopy(model).requires_grad_(False)
@@ -223,7 +223,7 @@ def train(draw, device, dtype, seconds, log, rate=1.5e-3, kl_weight=1e-4, max_st
     optimiser = torch.optim.AdamW(params, lr=rate, betas=(.9, .99), weight_decay=0.0, fused=device == "cuda")
     begin, step, seen = time.time(), 0, 0
     while step < max_steps:
-        done = (time.time() - begin) / seconds
+        done = (used + time.time() - begin) / seconds
         if done >= 1:
             break
         size, count = sizes[1] if step % 4 == 3 or (done > .7 and step % 2) else sizes[0]
@@ -252,6 +252,69 @@ def train(draw, device, dtype, seconds, log, rate=1.5e-3, kl_weight=1e-4, max_st
             log(f"vae step {step} loss {loss.item():.4f} kl {kl.item():.2f} size {size}, {seen / (time.time() - begin):.0f} pictures/s")
     log(f"vae done: {step} steps, {seen} pictures")
     return average
+
+
+def polish(model, draw, device, dtype, seconds, log, rate=6e-4, max_steps=10**9, sizes=((128, 128), (256, 32))):
+    """Trains the decoder alone on the fixed latents (with a little noise, as a generator's are not exact). Changes `model`."""
+    for part in (model.decoder, model.post_quant_conv):
+        part.requires_grad_(True)
+    params = [p for p in model.parameters() if p.requires_grad]
+    averaged = [p.detach().clone() for p in params]
+    optimiser = torch.optim.AdamW(params, lr=rate, betas=(.9, .99), weight_decay=0.0, fused=device == "cuda")
+    begin, step = time.time(), 0
+    while step < max_steps:
+        done = (time.time() - begin) / seconds
+        if done >= 1:
+            break
+        size, count = sizes[step % 2]
+        with torch.no_grad():
+            x = draw(size, count) * 2 - 1
+            x = x.contiguous(memory_format=torch.channels_last) if device == "cuda" else x
+            z = model.moments(x.to(dtype))[0]
+            z = z + torch.randn_like(z) * .05 * z.std()
+        loss = reconstruction_loss(model.decode_raw(z.to(dtype)).float(), x)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+        for group in optimiser.param_groups:
+            group["lr"] = rate * min(1, (step + 1) / 50) * (.5 * (1 + math.cos(math.pi * min(done, 1))) + .005)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            torch._foreach_lerp_(averaged, params, 1 - min(.995, (step + 1) / (step + 10)))
+        step += 1
+        if step % 250 == 0 or step == 20:
+            log(f"polish step {step} loss {loss.item():.4f}")
+    with torch.no_grad():
+        for p, a in zip(params, averaged):
+            p.copy_(a)
+    model.requires_grad_(False)
+    log(f"polish done: {step} steps")
+
+
+@torch.no_grad()
+def whiten(model, draw, dtype, power=WHITENING, batches=16, size=256, count=64):
+    """Folds an invertible 1×1 map of the latent channels into `quant_conv` and `post_quant_conv`; pictures don't change.
+
+    An autoencoder puts nearly all variance into the few directions that carry flat colour, and the outlines into faint ones,
+    which the noise of a flow then drowns. Directions are scaled by λ^(−power/2), and a fixed rotation spreads them over all
+    channels: the batch norm works per channel and would otherwise undo the choice of `power`.
+    """
+    first = second = 0.0
+    for _ in range(batches):
+        x = (draw(size, count) * 2 - 1).to(dtype)
+        x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
+        z = model.moments(x)[0].double().permute(0, 2, 3, 1).flatten(0, 2)
+        first, second = first + z.mean(0) / batches, second + z.T @ z / len(z) / batches
+    values, vectors = torch.linalg.eigh((second - torch.outer(first, first)).cpu())
+    values = values.clamp_min(values.max() * 1e-6)
+    rotation = torch.linalg.qr(torch.randn(len(values), len(values), dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
+    forward = rotation @ torch.diag(values ** (-power / 2)) @ vectors.T
+    backward = vectors @ torch.diag(values ** (power / 2)) @ rotation.T
+    latent, device = len(values), model.quant_conv.weight.device
+    quant, post = model.quant_conv, model.post_quant_conv
+    quant.weight[:latent] = (forward @ quant.weight[:latent, :, 0, 0].double().cpu())[:, :, None, None].float().to(device)
+    quant.bias[:latent] = (forward @ quant.bias[:latent].double().cpu()).float().to(device)
+    post.weight.copy_((post.weight[:, :, 0, 0].double().cpu() @ backward)[:, :, None, None].float())
 
 
 @torch.no_grad()
