@@ -40,9 +40,12 @@ pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Picture> {
 
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
     reader.limits(limits());
-    let mut decoder = reader.into_decoder().map_err(|error| match error {
-        ImageError::Limits(_) => Error::FileTooLarge { name: name.into(), limit: MAX_BYTES },
-        error => damaged(error.to_string()),
+    let mut decoder = reader.into_decoder().map_err(|error| match (error, claimed_size(format, bytes)) {
+        (ImageError::Limits(_), Some((width, height))) => {
+            let bytes = u64::from(width).saturating_mul(u64::from(height)).saturating_mul(3);
+            Error::TooLarge { name: name.into(), width, height, bytes }
+        }
+        (error, _) => damaged(error.to_string()),
     })?;
     let (width, height) = decoder.dimensions();
     let too_large = Error::TooLarge { name: name.into(), width, height, bytes: decoder.total_bytes() };
@@ -77,6 +80,13 @@ fn limits() -> image::Limits {
     limits.max_image_height = None;
     limits.max_alloc = Some(2 * MAX_BYTES);
     limits
+}
+
+/// The sides in a PNG's header where they are too long: its reader may give up before it tells them.
+fn claimed_size(format: ImageFormat, bytes: &[u8]) -> Option<(u32, u32)> {
+    let side = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
+    let size = (side(16)?, side(20)?);
+    (format == ImageFormat::Png && size.0.max(size.1) > MAX_SIDE).then_some(size)
 }
 
 /// The format by content, if it is one of those that are read.
@@ -196,6 +206,16 @@ mod tests {
             [0, 128, 129, 257, 385, 386, 65406, 65407, 65535].map(narrow),
             [0, 0, 1, 1, 1, 2, 254, 255, 255]
         );
+    }
+
+    #[test]
+    fn a_png_is_taken_at_its_word_only_where_that_is_too_large() {
+        let mut head = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\x7f\xff\xff\xff\0\0\0\x01".to_vec();
+        assert_eq!(claimed_size(ImageFormat::Png, &head), Some((0x7fff_ffff, 1)));
+        assert_eq!(claimed_size(ImageFormat::Bmp, &head), None);
+        assert_eq!(claimed_size(ImageFormat::Png, &head[..23]), None);
+        head[16..20].copy_from_slice(&16384u32.to_be_bytes());
+        assert_eq!(claimed_size(ImageFormat::Png, &head), None);
     }
 
     #[test]

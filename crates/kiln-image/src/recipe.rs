@@ -19,9 +19,10 @@ const MAX_TEXT: usize = 16 << 20;
 
 /// The recipe inside a picture file that Kiln wrote; `None` where there is none.
 ///
-/// The pixels are not decoded, so this also reads files that [`from_bytes`](crate::from_bytes) would refuse.
+/// The pixels are not decoded, so this also reads files that [`from_bytes`](crate::from_bytes) would refuse. Whoever
+/// knows the file's name gives it to an error with [`Error::named`].
 pub fn read_recipe(bytes: &[u8]) -> Result<Option<String>> {
-    let name = "picture with a recipe";
+    let name = "<bytes>";
     let (format, format_name) = sniff(name, bytes)?;
     let result = match format {
         ImageFormat::Png => png_recipe(bytes).map_err(|error| error.to_string()),
@@ -30,6 +31,20 @@ pub fn read_recipe(bytes: &[u8]) -> Result<Option<String>> {
         _ => Ok(None),
     };
     result.map_err(|reason| Error::Damaged { name: name.into(), format: format_name, reason })
+}
+
+impl Error {
+    /// The same error, said of the file `name`; errors that are not about the bytes of a file stay as they are.
+    pub fn named(mut self, file: &str) -> Error {
+        match &mut self {
+            Error::NotAPicture { name, .. }
+            | Error::Damaged { name, .. }
+            | Error::TooLarge { name, .. }
+            | Error::FileTooLarge { name, .. } => file.clone_into(name),
+            _ => {}
+        }
+        self
+    }
 }
 
 fn png_recipe(bytes: &[u8]) -> Result<Option<String>, png::DecodingError> {
@@ -58,4 +73,16 @@ fn jpeg_recipe(bytes: &[u8]) -> Result<Option<String>, String> {
 fn webp_recipe(bytes: &[u8]) -> image::ImageResult<Option<String>> {
     let block = WebPDecoder::new(Cursor::new(bytes))?.exif_metadata()?;
     Ok(block.and_then(|block| exif::read(&block, KEYWORD)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_can_be_given_the_name_of_the_file() {
+        let named = |bytes| read_recipe(bytes).unwrap_err().named("a.png").to_string();
+        assert!(named(b"<html>").starts_with("`a.png` is not a picture"));
+        assert!(named(b"\x89PNG\r\n\x1a\n").starts_with("picture `a.png` is damaged"));
+    }
 }
