@@ -73,6 +73,18 @@ pub fn named_tensor(source: &WeightSource, names: &[&str]) -> Result<HostTensor,
     }
 }
 
+/// Refuses tensors with NaN or infinity, and with numbers that can't be read as such.
+pub fn finite(path: &Path, role: &str, x: &HostTensor) -> Result<(), Failure> {
+    let (path, again) = (path.display(), "save the file again, as f32 or bf16");
+    let values = x.to_f32().map_err(|e| Failure::new(format!("`{path}`: its {role}: {e}")).hint(again))?;
+    match values.iter().position(|v| !v.is_finite()) {
+        Some(at) => {
+            Err(Failure::new(format!("`{path}` has {} among its {role}, at {at}", values[at])).hint(again))
+        }
+        None => Ok(()),
+    }
+}
+
 /// An absolute path, so that a recipe works from any folder.
 pub fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).to_string_lossy().into_owned()

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kiln_model::ModelFolder;
-use kiln_weights::LoraProblem;
+use kiln_weights::{LoraProblem, Malformed};
 
 use crate::failure::{Failure, While};
 
@@ -20,6 +20,10 @@ pub fn model(error: &kiln_model::Error) -> Option<String> {
                 .into(),
         ),
         Error::Memory { .. } => Some("choose a smaller size with -W and -H, or fewer references".into()),
+        Error::NotFinite { .. } => Some(
+            "the weights are damaged, or the weight of a --lora is too large; fetch the model again, or lower the weight"
+                .into(),
+        ),
         Error::Read { .. } => Some("check that the file exists and may be read".into()),
         // A folder is named when something is missing in it.
         Error::Config { file, .. } if file.is_dir() => Some("download that part of the model, too".into()),
@@ -35,20 +39,41 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
     use kiln_weights::Error;
     let hint = match error {
         Error::NotFound { .. } => "check the path",
+        Error::Io { doing: "write", .. } => return None,
+        Error::Io { .. } => "check that the file may be read",
+        Error::NotAFile { .. } => "give a safetensors file",
+        Error::Malformed { problem: Malformed::DType { .. }, .. } => {
+            "the file is whole, but of a kind that Kiln can't compute with; fetch the model in bf16"
+        }
+        Error::Malformed { problem: Malformed::Foreign(_), .. } => "fetch the file itself, as safetensors",
+        Error::Index { .. } | Error::DuplicateTensor { .. } => {
+            "fetch the list and all its shards again, from one download"
+        }
         Error::Malformed { .. } | Error::MissingShards { .. } | Error::NotInShard { .. } => DOWNLOAD,
         Error::NoWeights { .. } => "this part of the model has to be downloaded, too, as safetensors",
         Error::Missing { .. } | Error::Shape { .. } => {
             "the weights don't belong to the config.json beside them: take both from one download"
         }
         Error::LoraUnmatched { .. } => OTHER_MODEL,
-        Error::Lora { problem, .. } => match **problem {
-            LoraProblem::Shape { .. } => OTHER_MODEL,
-            LoraProblem::Layout { .. } => "save it again with diffusers' `save_lora_weights`",
-            _ => return None,
-        },
+        Error::Lora { problem, .. } => lora(problem),
         _ => return None,
     };
     Some(hint.into())
+}
+
+fn lora(problem: &LoraProblem) -> &'static str {
+    match problem {
+        LoraProblem::Shape { .. } => OTHER_MODEL,
+        LoraProblem::Layout { .. } => "save it again with diffusers' `save_lora_weights`",
+        LoraProblem::Kind { .. } => "plain LoRAs are supported only, with two matrices for each layer",
+        LoraProblem::TextEncoder { .. } => "save it again without the text encoder's part",
+        LoraProblem::Empty | LoraProblem::UnknownKeys { .. } => {
+            "this is no LoRA; `kiln info` on the file shows what it is"
+        }
+        _ => {
+            "the file was damaged or not saved well; fetch it again, or save it with diffusers' `save_lora_weights`"
+        }
+    }
 }
 
 pub fn image(error: &kiln_image::Error) -> Option<String> {
@@ -76,6 +101,15 @@ pub fn ops(error: &kiln_ops::Error) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// For a model that has no room for even the smallest picture.
+pub fn too_wide(folder: &ModelFolder) -> String {
+    let (path, dim) = (folder.path.display(), folder.transformer.config.dim());
+    format!(
+        "no size would be small enough: the transformer of `{path}` is {dim} wide, if its config.json is right; fewer \
+         --max-tokens may help"
+    )
 }
 
 /// Opens a model; a file that is none gets a better hint than the reader of weights could give.

@@ -85,7 +85,7 @@ impl Job {
             (&order.words, &self.request.prompt)
         {
             let dim = config.joint_attention_dim;
-            let fits = |text: &&HostTensor| text.shape().rank() == 2 && text.shape().last() == dim;
+            let fits = |text: &&HostTensor| matches!(text.shape().dims(), [tokens, last] if *tokens > 0 && *last == dim);
             if let Some(text) = prompts.iter().chain(negative).find(|text| !fits(text)) {
                 let (file, shape) = (file.display(), text.shape());
                 return Err(Failure::new(format!(
@@ -93,18 +93,28 @@ impl Job {
                 ))
                 .hint("they must come from the text encoder that belongs to this model"));
             }
+            prompts
+                .iter()
+                .chain(negative)
+                .try_for_each(|text| files::finite(file, "prompt embeddings", text))?;
         }
         if let (Chance::File { path, .. }, Noise::Given(noise)) = (&order.chance, &self.request.noise) {
             let (pictures, channels, [height, width]) =
                 (resolved.pictures, config.in_channels, resolved.grid());
-            let expected = pictures * channels * height * width;
-            if noise.numel() != expected {
+            let tokens = height * width;
+            let batch = |dims: &[usize], one: &[usize]| {
+                dims.strip_suffix(one).is_some_and(|rest| rest.iter().product::<usize>() == pictures)
+            };
+            let dims = noise.shape().dims();
+            if !batch(dims, &[channels, height, width]) && !batch(dims, &[tokens, channels]) {
                 let (path, shape) = (path.display(), noise.shape());
                 return Err(Failure::new(format!(
-                    "`{path}` has noise of shape {shape}, expected [{pictures}, {channels}, {height}, {width}]"
+                    "`{path}` has noise of shape {shape}, expected [{pictures}, {channels}, {height}, {width}] or \
+                     [{pictures}, {tokens}, {channels}]"
                 ))
                 .hint("width and height of the noise are a sixteenth of the picture's: choose -W and -H to fit"));
             }
+            files::finite(path, "noise", noise)?;
         }
         Ok(())
     }
@@ -118,6 +128,11 @@ impl Job {
         backend: String,
     ) -> Result<Recipe, Failure> {
         let lora = |l: &crate::values::LoraArg| {
+            if l.path.is_dir() {
+                let path = l.path.display();
+                return Err(Failure::new(format!("LoRA `{path}` is a folder, expected a safetensors file"))
+                    .hint("name the file in it"));
+            }
             let fingerprint = kiln_weights::Lora::open(&l.path).and_then(|lora| lora.fingerprint());
             let sha256 = fingerprint.while_doing(|| "reading a LoRA".into())?;
             Ok(LoraUsed { file: Used { path: files::absolute(&l.path), sha256 }, weight: l.weight })

@@ -11,7 +11,7 @@ pub struct LoraArg {
 
 impl LoraArg {
     /// What follows the last colon is a weight only when it is a number, and the whole is not itself a file: names may
-    /// contain colons, and drives do.
+    /// contain colons, and drives do. Behind the name of a file it can't be anything else.
     pub fn parse(text: &str) -> Result<LoraArg, String> {
         let whole = || LoraArg { path: text.into(), weight: 1.0 };
         let weight = |number: &str| number.parse::<f32>().ok().filter(|w| w.is_finite());
@@ -19,6 +19,11 @@ impl LoraArg {
             _ if text.is_empty() => return Err("expected a file".into()),
             Some((path, number)) if !path.is_empty() && !Path::new(text).exists() => match weight(number) {
                 Some(weight) => LoraArg { path: path.into(), weight },
+                None if Path::new(path).is_file() => {
+                    return Err(format!(
+                        "`{path}` is followed by `{number}`, expected a finite number as its weight"
+                    ));
+                }
                 None => whole(),
             },
             _ => whole(),
@@ -103,6 +108,15 @@ mod tests {
         let path = folder.path().join("ink:2");
         std::fs::write(&path, b"").unwrap();
         assert_eq!(lora(path.to_str().unwrap()), (path.display().to_string(), 1.0));
+    }
+
+    #[test]
+    fn a_weight_that_is_no_number_is_refused_behind_the_name_of_a_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for wrong in ["nan", "inf", "abc", ""] {
+            let told = LoraArg::parse(&format!("{}:{wrong}", file.path().display())).unwrap_err();
+            assert!(told.contains(&format!("`{wrong}`, expected a finite number")), "{told}");
+        }
     }
 
     #[test]

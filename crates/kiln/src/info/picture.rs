@@ -8,14 +8,15 @@ use crate::sheet::Sheet;
 /// A picture and how it was made, if it says so.
 pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
     let bytes = files::read_picture_bytes(path)?;
-    let picture = kiln_image::from_bytes(&path.display().to_string(), &bytes)?;
+    let name = path.display().to_string();
+    let picture = kiln_image::from_bytes(&name, &bytes)?;
     let sheet = Sheet::default()
         .with("kind", "picture")
-        .with("path", path.display().to_string())
+        .with("path", &name)
         .with("format", format(&bytes))
         .with("width", picture.width())
         .with("height", picture.height());
-    let sheet = match kiln_image::read_recipe(&bytes)? {
+    let sheet = match kiln_image::read_recipe(&bytes).map_err(|e| e.named(&name))? {
         // As it is, so that recipes of other versions can be read, too.
         Some(text) => match serde_json::from_str(&text) {
             Ok(recipe) => sheet.with_sheet("recipe", recipe),
