@@ -1,6 +1,5 @@
 //! The command line, as clap reads it. What the words mean together is decided in [`crate::order`].
 
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -29,6 +28,12 @@ Examples:
   echo \"a red fox\" | kiln generate - -m models/klein-4b -o - > fox.png
   kiln generate --from fox.png -W 512                               (the same again, but wider)";
 
+/// A latent token stands for so many pixels each way: no picture is smaller.
+const MIN_SIDE: usize = 16;
+
+/// More than any machine runs at once; a typing error must not start a hundred thousand.
+const MAX_THREADS: i64 = 1024;
+
 /// The whole command line.
 #[derive(Debug, Parser)]
 #[command(name = "kiln", version, about = ABOUT, after_help = EXAMPLES, max_term_width = 110)]
@@ -41,11 +46,13 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Make pictures
-    #[command(after_help = GENERATE_EXAMPLES)]
+    #[command(after_help = GENERATE_EXAMPLES, args_override_self = true)]
     Generate(Box<GenerateArgs>),
     /// Describe a model folder, a weight file, or a picture and how it was made
+    #[command(args_override_self = true)]
     Info(InfoArgs),
     /// Say what this machine offers
+    #[command(args_override_self = true)]
     Doctor(DoctorArgs),
     /// Print a completion script for a shell
     Completions {
@@ -77,19 +84,31 @@ pub struct GenerateArgs {
     pub vae: Option<PathBuf>,
 
     /// Width in pixels, rounded down to a multiple of 16 [default: the first reference's, else the model's own, 1024]
-    #[arg(short = 'W', long, value_name = "N", help_heading = "Picture")]
+    #[arg(
+        short = 'W', long, value_name = "N", help_heading = "Picture", allow_negative_numbers = true,
+        value_parser = at_least::<MIN_SIDE>()
+    )]
     pub width: Option<usize>,
 
     /// Height in pixels, likewise
-    #[arg(short = 'H', long, value_name = "N", help_heading = "Picture")]
+    #[arg(
+        short = 'H', long, value_name = "N", help_heading = "Picture", allow_negative_numbers = true,
+        value_parser = at_least::<MIN_SIDE>()
+    )]
     pub height: Option<usize>,
 
     /// Pictures for each prompt
-    #[arg(short, long, value_name = "N", help_heading = "Picture", value_parser = positive())]
-    pub batch: Option<NonZeroUsize>,
+    #[arg(
+        short, long, value_name = "N", help_heading = "Picture", allow_negative_numbers = true,
+        value_parser = at_least::<1>()
+    )]
+    pub batch: Option<usize>,
 
     /// Seed up to 2⁶⁴−1, random when absent; a list (`11,12`) gives each picture a generator of its own
-    #[arg(short = 'S', long, value_name = "N", value_delimiter = ',', help_heading = "Picture")]
+    #[arg(
+        short = 'S', long, value_name = "N", value_delimiter = ',', help_heading = "Picture", action = ArgAction::Set,
+        allow_negative_numbers = true, value_parser = seed
+    )]
     pub seed: Vec<u64>,
 
     /// What to stay away from, on models with guidance
@@ -101,7 +120,10 @@ pub struct GenerateArgs {
     pub embeds: Option<PathBuf>,
 
     /// Tokens that the prompt is cut or padded to [default: the model's own, 512]
-    #[arg(long, value_name = "N", help_heading = "Picture", value_parser = clap::value_parser!(u32).range(1..=32768))]
+    #[arg(
+        long, value_name = "N", help_heading = "Picture", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..=32768)
+    )]
     pub max_tokens: Option<u32>,
 
     /// Picture to look at while painting; repeatable
@@ -117,23 +139,32 @@ pub struct GenerateArgs {
     pub mask: Option<PathBuf>,
 
     /// How far to leave --init, from 0 (not at all) to 1 (forget it) [default: 0.6, with --mask 0.8]
-    #[arg(long, value_name = "F", help_heading = "Pictures to work from")]
+    #[arg(long, value_name = "F", help_heading = "Pictures to work from", allow_negative_numbers = true)]
     pub strength: Option<f64>,
 
     /// Work only on the mask's surroundings, so many pixels around it
-    #[arg(long, value_name = "N", help_heading = "Pictures to work from")]
+    #[arg(
+        long, value_name = "N", help_heading = "Pictures to work from", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(0..)
+    )]
     pub mask_padding: Option<u32>,
 
     /// Steps [default: the model's own, 4 or 50]
-    #[arg(short, long, value_name = "N", help_heading = "Sampling", value_parser = positive())]
-    pub steps: Option<NonZeroUsize>,
+    #[arg(
+        short, long, value_name = "N", help_heading = "Sampling", allow_negative_numbers = true,
+        value_parser = at_least::<1>()
+    )]
+    pub steps: Option<usize>,
 
     /// Guidance, on models that have it [default: 4]
     #[arg(short, long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)]
     pub guidance: Option<f32>,
 
     /// Noise levels before shifting, falling from 1
-    #[arg(long, value_name = "A,B,C", value_delimiter = ',', help_heading = "Sampling")]
+    #[arg(
+        long, value_name = "A,B,C", value_delimiter = ',', help_heading = "Sampling", action = ArgAction::Set,
+        allow_negative_numbers = true
+    )]
     pub sigmas: Vec<f32>,
 
     /// How the noise levels are spread: as trained, or linspace(1,0,n+1)^(1/rho) [default: shifted]
@@ -161,8 +192,11 @@ pub struct GenerateArgs {
     pub dtype: Option<DTypeArg>,
 
     /// Threads [default: as many as the machine runs at once]
-    #[arg(long, value_name = "N", help_heading = "Machine", value_parser = positive())]
-    pub threads: Option<NonZeroUsize>,
+    #[arg(
+        long, value_name = "N", help_heading = "Machine", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
+    )]
+    pub threads: Option<u32>,
 
     /// Vector instructions to use [default: the best the machine has]
     #[arg(long, value_name = "SET", help_heading = "Machine")]
@@ -257,8 +291,14 @@ pub enum PreviewArg {
     Blocks,
 }
 
-fn positive() -> clap::builder::ValueParser {
+/// A whole number that is not too small, and a message that says so of negative numbers, too.
+fn at_least<const MIN: usize>() -> clap::builder::ValueParser {
     clap::builder::ValueParser::new(|text: &str| {
-        text.parse::<NonZeroUsize>().map_err(|_| "expected a whole number of at least 1")
+        let number = text.parse::<usize>().ok().filter(|n| *n >= MIN);
+        number.ok_or_else(|| format!("expected a whole number of at least {MIN}"))
     })
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", u64::MAX))
 }

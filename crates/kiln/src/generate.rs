@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::Path;
 
 use kiln_cpu::{CpuBackend, Isa};
-use kiln_model::{Generated, ModelFolder, Pipeline, Variant};
+use kiln_model::{Generated, MemoryNeed, ModelFolder, Pipeline, Resolved, Variant};
 use kiln_ops::Backend;
 use kiln_tensor::HostTensor;
 
@@ -26,7 +26,7 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     prepare_and_paint(args, &mut reporter).map_err(|failure| {
         // A reader that went away ends the run as a cancellation; the cause is the pipe.
         let failure = match reporter.take_trouble() {
-            Some(error) => Failure::new(format!("can't write events to standard output: {error}")),
+            Some(error) => output::stdout_failed("events", &error),
             None => failure,
         };
         reporter.fail(&failure);
@@ -46,7 +46,7 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     let folder = open_model(&order)?;
     let job = Job::read(&order, &folder, machine::memory_limit())?;
     let output = Output::check(args.output.as_deref(), job.pictures.len())?;
-    args.latents_out.as_deref().map_or(Ok(()), output::check_file)?;
+    args.latents_out.as_deref().map_or(Ok(()), |path| output.check_latents(path, job.pictures.len()))?;
     let run = Run { args, order, folder, job, output, recipe, random_seed };
     run.paint(backend, reporter)
 }
@@ -62,7 +62,7 @@ fn cpu(args: &GenerateArgs, device: Device) -> Result<CpuBackend, Failure> {
         IsaArg::Avx2 => Isa::Avx2,
         IsaArg::Avx512 => Isa::Avx512,
     });
-    let threads = args.threads.map(usize::from);
+    let threads = args.threads.map(|n| n as usize);
     CpuBackend::new(kiln_cpu::Options { isa, threads }).while_doing(|| "starting the CPU backend".into())
 }
 
@@ -110,7 +110,7 @@ impl Run {
     fn paint<B: Backend>(&self, backend: B, reporter: &mut Reporter) -> Result<(), Failure> {
         let (job, folder) = (&self.job, &self.folder);
         // Before the weights are touched: a size that can't be is refused at once.
-        let resolved = folder.resolve(&job.request, &job.options)?;
+        let resolved = self.resolve()?;
         job.check(&self.order, folder, &resolved)?;
         let name = backend.name();
         let base = job.recipe_base(&self.order, folder, &resolved, name.clone())?;
@@ -136,6 +136,20 @@ impl Run {
         let mut saved = Saved { run: self, base: &base, files: Vec::new(), latents: Vec::new() };
         self.generate(&pipeline, reporter, &mut saved)?;
         saved.finish(reporter)
+    }
+
+    fn resolve(&self) -> Result<Resolved, Failure> {
+        let (folder, request, options) = (&self.folder, &self.job.request, &self.job.options);
+        folder.resolve(request, options).map_err(|error| {
+            let smallest = MemoryNeed::new(folder, [16, 16], request.max_tokens, options.dtype);
+            match error {
+                // The size asked for is not the cause.
+                kiln_model::Error::Memory { limit, .. } if smallest.peak() > limit => {
+                    Failure { hint: Some(hints::too_wide(folder)), ..error.into() }
+                }
+                error => error.into(),
+            }
+        })
     }
 
     fn tell_start(&self, backend: &str, reporter: &mut Reporter) {
@@ -225,7 +239,9 @@ impl Saved<'_> {
 
     fn finish(self, reporter: &mut Reporter) -> Result<(), Failure> {
         if let Some(path) = &self.run.args.latents_out {
-            write_latents(path, &self.latents).while_doing(|| "saving the latents".into())?;
+            write_latents(path, &self.latents)
+                .while_doing(|| "saving the latents".into())
+                .map_err(|failure| failure.hint("choose another place with --latents-out"))?;
             reporter.tell(&Told::Latents { file: path.display().to_string() });
         }
         let seeds: Vec<_> = self.run.job.pictures.iter().map(|p| p.seed).collect();
@@ -247,5 +263,5 @@ fn write_latents(path: &Path, latents: &[HostTensor]) -> Result<(), Failure> {
         }
     }
     let latents = HostTensor::from_f32(shape, values).map_err(bad)?;
-    Ok(kiln_weights::save::save(path, &[("latents", latents)], &Default::default())?)
+    Ok(kiln_weights::save::save(output::behind_links(path)?, &[("latents", latents)], &Default::default())?)
 }

@@ -55,9 +55,7 @@ fn tell(result: Result<(), Failure>) -> Result<(), Failure> {
 fn print(text: &[u8]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(format!("can't write to standard output: {e}")))
-        }
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(output::stdout_failed("the text", &e)),
         _ => Ok(()),
     }
 }

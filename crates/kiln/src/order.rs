@@ -17,6 +17,8 @@ const STRENGTH: f64 = 0.6;
 /// What diffusers' inpainting takes.
 const MASK_STRENGTH: f64 = 0.8;
 const RHO: f32 = 2.0;
+/// Bytes of standard input that are read for a prompt: far more than any model looks at, and an end to endless ones.
+const MAX_PROMPT: u64 = 1 << 20;
 
 /// What is asked for.
 #[derive(Debug)]
@@ -92,12 +94,12 @@ impl Order {
         Ok(Order {
             model,
             words,
-            batch: args.batch.map(usize::from),
+            batch: args.batch,
             chance: chance(args, replay)?,
             rng: args.rng.unwrap_or_default(),
             width: args.width,
             height: args.height,
-            steps: args.steps.map(usize::from),
+            steps: args.steps,
             sigmas: Some(args.sigmas.clone()).filter(|s| !s.is_empty()),
             schedule: args.schedule.unwrap_or_default(),
             rho: args.rho.unwrap_or(RHO),
@@ -169,10 +171,16 @@ fn words(args: &GenerateArgs, replay: Replay) -> Result<Words, Failure> {
 }
 
 fn standard_input() -> Result<String, Failure> {
-    let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).map_err(|e| {
-        Failure::new(format!("can't read the prompt from standard input: {e}")).hint("it must be UTF-8 text")
-    })?;
+    let unreadable = |why: String| Failure::new(format!("can't read the prompt from standard input: {why}"));
+    let mut bytes = Vec::new();
+    let mut input = std::io::stdin().lock().take(MAX_PROMPT + 1);
+    input.read_to_end(&mut bytes).map_err(|e| unreadable(e.to_string()))?;
+    if bytes.len() as u64 > MAX_PROMPT {
+        return Err(unreadable(format!("it is longer than {}", crate::values::bytes(MAX_PROMPT)))
+            .hint("models look at a page of text; give the words that matter"));
+    }
+    let text =
+        String::from_utf8(bytes).map_err(|e| unreadable(e.to_string()).hint("it must be UTF-8 text"))?;
     // The end of the last line is the shell's, not the prompt's.
     let trimmed = text.strip_suffix('\n').map_or(text.as_str(), |t| t.strip_suffix('\r').unwrap_or(t));
     Ok(trimmed.to_owned())

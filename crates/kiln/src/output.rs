@@ -1,12 +1,16 @@
 //! Where pictures go: checked before the work, written whole after it, and never over a file that was not asked for.
 
-use std::io::{IsTerminal, Write};
+use std::fs;
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use kiln_image::{Format, Picture};
 
 use crate::failure::{Failure, While};
 use crate::job::Plan;
+
+const OTHER_PLACE: &str = "choose another place with -o, or make the folder first";
+const OTHER_NAME: &str = "choose another name with -o";
 
 /// Where the pictures of a run go.
 #[derive(Debug, PartialEq)]
@@ -25,7 +29,7 @@ impl Output {
     /// Checks that `pictures` can be written to where `-o` says.
     pub fn check(asked: Option<&Path>, pictures: usize) -> Result<Output, Failure> {
         let Some(path) = asked else {
-            writable(Path::new("."))?;
+            writable(Path::new(".")).map_err(|failure| failure.hint(OTHER_PLACE))?;
             return Ok(Output::Named);
         };
         if path == Path::new("-") {
@@ -46,14 +50,20 @@ impl Output {
             return Err(Failure::new(format!("can't write `{}`: it is a folder", path.display()))
                 .hint("name a file in it"));
         }
-        writable(folder_of(path))?;
         if pictures > 1 {
+            writable(folder_of(path)).map_err(|failure| failure.hint(OTHER_PLACE))?;
             let first = first_free(path, pictures);
+            // The longest of the names: the system may allow the shorter ones only.
+            nameable(&numbered(path, first + pictures - 1)).map_err(|failure| failure.hint(OTHER_NAME))?;
             return Ok(Output::Numbered { path: path.into(), format, first });
         }
-        if std::fs::metadata(path).is_ok_and(|about| about.permissions().readonly()) {
-            return Err(Failure::new(format!("can't write `{}`: it is read-only", path.display()))
-                .hint("choose another name with -o"));
+        let target = behind_links(path).map_err(|failure| failure.hint(OTHER_NAME))?;
+        writable(folder_of(&target)).map_err(|failure| failure.hint(OTHER_PLACE))?;
+        nameable(&target).map_err(|failure| failure.hint(OTHER_NAME))?;
+        if fs::metadata(&target).is_ok_and(|about| about.permissions().readonly()) {
+            return Err(
+                Failure::new(format!("can't write `{}`: it is read-only", path.display())).hint(OTHER_NAME)
+            );
         }
         Ok(Output::File { path: path.into(), format })
     }
@@ -78,28 +88,105 @@ impl Output {
                 let mut out = std::io::stdout().lock();
                 out.write_all(&bytes)
                     .and_then(|()| out.flush())
-                    .map_err(|e| Failure::new(format!("can't write to standard output: {e}")))?;
+                    .map_err(|e| stdout_failed("the picture", &e))?;
             }
-            _ => kiln_image::write_atomic(&path, &bytes).while_doing(|| "saving the picture".into())?,
+            _ => {
+                let target = behind_links(&path)?;
+                kiln_image::write_atomic(&target, &bytes).while_doing(|| "saving the picture".into())?;
+            }
         }
         Ok(path)
     }
+
+    /// Checks that latents can be written to where `--latents-out` says, and not over one of the pictures.
+    pub fn check_latents(&self, path: &Path, pictures: usize) -> Result<(), Failure> {
+        const HINT: &str = "choose another place with --latents-out, or make the folder first";
+        if path == Path::new("-") {
+            return Err(Failure::usage("--latents-out can't write to standard output")
+                .hint("latents are a safetensors file: name one with --latents-out"));
+        }
+        if path.exists() && !path.is_file() {
+            return Err(Failure::new(format!("can't write `{}`: it is not a regular file", path.display()))
+                .hint("name a file with --latents-out"));
+        }
+        let target = behind_links(path).map_err(|failure| failure.hint(HINT))?;
+        writable(folder_of(&target)).map_err(|failure| failure.hint(HINT))?;
+        nameable(&target).map_err(|failure| failure.hint(HINT))?;
+        let taken = match self {
+            Output::File { path, .. } => same_file(&target, path),
+            Output::Numbered { path, first, .. } => {
+                (0..pictures).any(|index| same_file(&target, &numbered(path, first + index)))
+            }
+            // Any name that a picture could get.
+            Output::Named => Format::from_path(&target).is_ok(),
+            Output::Stdout => false,
+        };
+        if taken {
+            return Err(Failure::usage(format!(
+                "the latents would overwrite a picture: `{}`",
+                path.display()
+            ))
+            .hint("name another file with --latents-out, such as latents.safetensors"));
+        }
+        Ok(())
+    }
 }
 
-/// Checks that a file of tensors can be written.
-pub fn check_file(path: &Path) -> Result<(), Failure> {
-    if path.exists() && !path.is_file() {
-        return Err(Failure::new(format!("can't write `{}`: it is not a regular file", path.display())));
+/// A failure to write to standard output, which knows no place to go instead.
+pub fn stdout_failed(what: &str, error: &io::Error) -> Failure {
+    Failure::new(format!("can't write {what} to standard output: {error}"))
+        .hint("look at what standard output is sent to: a disk that is full, or a program that has ended")
+}
+
+/// The file that a name leads to, which may be yet to be made. Replacing a link itself would leave the file it stands
+/// for as it was.
+pub fn behind_links(path: &Path) -> Result<PathBuf, Failure> {
+    // As many as Linux follows.
+    const MOST: usize = 40;
+    match fs::metadata(path) {
+        Ok(about) if about.is_file() => return Ok(fs::canonicalize(path).unwrap_or_else(|_| path.into())),
+        // A pipe's or a device's link has no file behind it.
+        Ok(_) => return Ok(path.into()),
+        Err(_) => {}
     }
-    writable(folder_of(path))
+    let mut target = path.to_path_buf();
+    for _ in 0..MOST {
+        match fs::read_link(&target) {
+            // A relative link starts in the folder it lies in.
+            Ok(next) => target = folder_of(&target).join(next),
+            Err(_) => return Ok(target),
+        }
+    }
+    Err(Failure::new(format!("can't write `{}`: it is a link that leads in a circle", path.display())))
+}
+
+/// Whether two names lead to one file, also where that is yet to be made.
+fn same_file(a: &Path, b: &Path) -> bool {
+    let place = |path: &Path| {
+        let target = behind_links(path).ok()?;
+        Some(fs::canonicalize(folder_of(&target)).ok()?.join(target.file_name()?))
+    };
+    place(a).is_some_and(|a| Some(a) == place(b))
+}
+
+/// Checks that the system takes the name, such as that it is not too long.
+fn nameable(path: &Path) -> Result<(), Failure> {
+    match fs::symlink_metadata(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let why = match e.kind() {
+                ErrorKind::InvalidFilename => format!("a name of {} bytes is too long", name.len()),
+                _ => e.to_string(),
+            };
+            Err(Failure::new(format!("can't write `{}`: {why}", path.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether a new file can be made in `folder`: by making one that vanishes again.
 pub fn writable(folder: &Path) -> Result<(), Failure> {
-    let about = |what: String| {
-        Failure::new(format!("can't write into `{}`: {what}", folder.display()))
-            .hint("choose another place with -o, or make the folder first")
-    };
+    let about = |what: String| Failure::new(format!("can't write into `{}`: {what}", folder.display()));
     match tempfile::Builder::new().prefix(".kiln-").tempfile_in(folder) {
         Ok(file) => file.close().map_err(|e| about(e.to_string())),
         Err(_) if !folder.exists() => Err(about("there is no such folder".into())),

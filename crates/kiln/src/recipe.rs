@@ -1,6 +1,5 @@
 //! How a picture was made, as JSON inside it. `kiln generate --from` reads it back.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -117,7 +116,9 @@ impl Recipe {
     pub fn read(path: &Path) -> Result<Recipe, Failure> {
         let reading = || format!("reading the recipe of `{}`", path.display());
         let bytes = files::read_picture_bytes(path).while_doing(reading)?;
-        let text = kiln_image::read_recipe(&bytes).while_doing(reading)?.ok_or_else(|| {
+        let name = path.display().to_string();
+        let text = kiln_image::read_recipe(&bytes).map_err(|e| e.named(&name)).while_doing(reading)?;
+        let text = text.ok_or_else(|| {
             Failure::new(format!("there is no recipe in `{}`", path.display())).hint(
                 "only pictures that Kiln made have one, and other programs drop it when they save a picture",
             )
@@ -175,7 +176,7 @@ impl Recipe {
             args.sigmas = self.sigmas.clone().unwrap_or_default();
         }
         if args.sigmas.is_empty() || self.sigmas.as_ref() == Some(&args.sigmas) {
-            or_take(&mut args.steps, &NonZeroUsize::new(self.steps));
+            or_take(&mut args.steps, &Some(self.steps).filter(|n| *n > 0));
         }
         or_take(&mut args.rng, &Some(self.rng));
         or_take(&mut args.schedule, &Some(self.schedule));
@@ -271,7 +272,7 @@ mod tests {
         let mut args = GenerateArgs { seed: vec![7], ..Default::default() };
         assert_eq!(recipe().fill(&mut args).part, None);
         assert_eq!(args.seed, [7]);
-        let mut args = GenerateArgs { batch: NonZeroUsize::new(3), ..Default::default() };
+        let mut args = GenerateArgs { batch: Some(3), ..Default::default() };
         assert_eq!(recipe().fill(&mut args).part, None);
     }
 
