@@ -164,7 +164,7 @@ fn json_is_an_event_a_line() {
     assert_eq!((&done["event"], &done["files"][0]), (&"done".into(), &"a.png".into()));
     assert!(of("progress").is_empty(), "blocks are told with -v only");
 
-    let failed = kit.generate(&["a fox", "--json", "-W", "0"]);
+    let failed = kit.generate(&["a fox", "--json", "-W", "9999999"]);
     assert_eq!(failed.code, 1);
     assert_eq!(failed.events().last().unwrap()["event"], "error");
     assert!(failed.err.contains("error: width"));
@@ -276,4 +276,23 @@ fn the_model_may_come_from_the_environment() {
     command.env("KILN_MODEL", kit.model());
     assert!(command.status().unwrap().success());
     assert_eq!(kit.picture("a.png").width(), 16);
+}
+
+#[test]
+fn the_last_of_repeated_options_counts_and_lists_grow() {
+    let kit = Kit::new();
+    kit.write("r.png", &png(&pattern(64, 64)));
+    let picture = |args: &[&str]| {
+        kit.generate(&[&["fox", "-s", "1"], args].concat()).ok();
+        kit.picture("a.png")
+    };
+    let twice = [
+        "-S", "1,2", "-S", "3", "-o", "b.png", "-o", "a.png", "-q", "-q", "--sigmas", "1,0.5", "--sigmas",
+        "1",
+    ];
+    assert_eq!(picture(&twice), picture(&["-S", "3", "-o", "a.png"]));
+    let (one, two) = (["-r", "r.png"], ["-r", "r.png", "-r", "r.png"]);
+    let with = |references: &[&str]| picture(&[&["-S", "3", "-o", "a.png"], references].concat());
+    assert_ne!(with(&one), with(&two));
+    assert_eq!(kit.names(), ["a.png", "r.png"]);
 }

@@ -6,6 +6,7 @@ mod generate;
 mod golden;
 mod kit;
 mod models;
+mod outputs;
 mod refuse;
 #[cfg(unix)]
 mod stop;

@@ -114,6 +114,42 @@ fn damaged_weight_files_are_named() {
 }
 
 #[test]
+fn a_type_that_is_not_read_is_no_damage() {
+    let kit = Kit::new();
+    kit.put_into_model(TRANSFORMER, &file(r#"{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}"#, 1));
+    let ran = kit.generate(&["fox"]);
+    assert!(!ran.err.contains("download is not complete"), "{}", ran.err);
+    ran.refused(1, &[TRANSFORMER, "dtype F4", "hint: "]);
+}
+
+#[test]
+fn an_index_that_makes_no_sense_is_named() {
+    let kit = Kit::new();
+    let index = "text_encoder/model.safetensors.index.json";
+    kit.put_into_model(index, b"{\"weight_map\": 3}");
+    refused(&kit, &[index, "not a valid list of shards", "hint: "]);
+}
+
+#[test]
+fn an_absurd_configuration_is_not_blamed_on_the_size() {
+    let kit = Kit::new();
+    for heads in [10_000_000_u64, 1 << 40] {
+        kit.edit_model("transformer/config.json", "num_attention_heads", json!(heads));
+        let ran = kit.generate(&["fox", "-o", "out.png"]);
+        assert!(!ran.err.contains("-W"), "{}", ran.err);
+        ran.refused(1, &["config.json", "hint: "]);
+    }
+}
+
+#[test]
+fn results_that_are_no_numbers_are_told_with_what_may_be_wrong() {
+    let kit = Kit::new();
+    let lora = format!("{}:3e38", in_tree().join("tiny/lora/lora_diffusers.safetensors").display());
+    kit.generate(&["fox", "-o", "out.png", "--lora", &lora]).refused(1, &["not finite", "hint: ", "--lora"]);
+    assert!(kit.names().is_empty());
+}
+
+#[test]
 fn a_missing_tensor_is_named_with_its_nearest() {
     let kit = Kit::new();
     let source = WeightSource::open(kit.model().join("transformer")).unwrap();
@@ -151,7 +187,12 @@ fn a_lora_that_does_not_fit_is_told_why() {
     let bfl = in_tree().join("tiny/lora/lora_bfl.safetensors");
     lora(bfl.to_str().unwrap(), &["layout", "not supported", "hint: "]);
     let model = kit.model().join(TRANSFORMER);
-    lora(model.to_str().unwrap(), &["are not LoRA keys"]);
+    lora(model.to_str().unwrap(), &["are not LoRA keys", "hint: "]);
+    lora(".", &["LoRA `.` is a folder, expected a safetensors file", "hint: "]);
+    for wrong in ["nan", "abc", ""] {
+        let ran = kit.generate(&["fox", "--lora", &format!("name.safetensors:{wrong}")]);
+        ran.refused(2, &["--lora", &format!("`{wrong}`, expected a finite number")]);
+    }
 }
 
 #[test]

@@ -49,20 +49,54 @@ fn values_out_of_range_are_refused() {
     kit.generate(&["fox", "-b", "0"]).refused(2, &["--batch", "at least 1"]);
     kit.generate(&["fox", "-b", "1001"]).refused(1, &["1001 pictures are too many"]);
     kit.generate(&["fox", "-s", "10001"]).refused(1, &["10001 steps are too many"]);
-    kit.generate(&["fox", "-W", "0"]).refused(1, &["width", "found 0"]);
-    kit.generate(&["fox", "-H", "15"]).refused(1, &["height", "found 15"]);
-    kit.generate(&["fox", "--threads", "0"]).refused(2, &["--threads"]);
+    kit.generate(&["fox", "-W", "0"]).refused(2, &["--width", "at least 16"]);
+    kit.generate(&["fox", "-H", "15"]).refused(2, &["--height", "at least 16"]);
+    kit.generate(&["fox", "--threads", "0"]).refused(2, &["--threads", "1..=1024"]);
+    kit.generate(&["fox", "--threads", "100000"]).refused(2, &["--threads", "1..=1024"]);
     kit.generate(&["fox", "--max-tokens=0"]).refused(2, &["--max-tokens"]);
     kit.generate(&["fox", "--sigmas", "0.5,0.9"]).refused(1, &["sigmas must fall"]);
     kit.generate(&["fox", "--sigmas", "2"]).refused(1, &["sigmas must be above 0 and at most 1"]);
     kit.generate(&["fox", "--schedule", "power", "--rho", "-1"]).refused(1, &["rho must be above 0"]);
     kit.generate(&["fox", "--schedule", "karras"]).refused(2, &["--schedule"]);
-    kit.generate(&["fox", "-g", "-1"]).refused(1, &["guidance must not be negative"]);
+    kit.generate(&["fox", "-g", "-1"]).refused(1, &["guidance must be a number of at least 0"]);
     let init = golden("inputs/inpaint_100x72.png");
     kit.generate(&["fox", "--init", &init, "--strength", "1.5"])
         .refused(1, &["strength must lie between 0 and 1"]);
     kit.generate(&["fox", "--init", &init, "--strength", "0"]).refused(1, &["leaves none of the 2 steps"]);
     assert!(kit.names().is_empty());
+}
+
+#[test]
+fn a_negative_number_is_a_value_out_of_range_and_no_option() {
+    let kit = Kit::new();
+    let init = golden("inputs/inpaint_100x72.png");
+    let wrong = [
+        (["-W", "-5"], 2, "at least 16"),
+        (["-H", "-5"], 2, "at least 16"),
+        (["-s", "-5"], 2, "at least 1"),
+        (["-b", "-5"], 2, "at least 1"),
+        (["-S", "-5"], 2, "from 0 to 18446744073709551615"),
+        (["--threads", "-5"], 2, "1..=1024"),
+        (["--max-tokens", "-5"], 2, "1..=32768"),
+        (["--mask-padding", "-5"], 2, "0..="),
+        (["-g", "-5"], 1, "at least 0"),
+        (["--strength", "-5"], 1, "between 0 and 1"),
+        (["--sigmas", "-5"], 1, "above 0"),
+    ];
+    for (option, code, words) in wrong {
+        let ran = kit.generate(&[&["fox", "--init", &init], &option[..]].concat());
+        assert!(!ran.err.contains("tip:") && !ran.err.contains("-- -5"), "{}", ran.err);
+        ran.refused(code, &[words]);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_endless_prompt_is_refused() {
+    let kit = Kit::new();
+    let mut command = kit.command(&["generate", "-", "-m", kit.model().to_str().unwrap()]);
+    let output = command.stdin(fs::File::open("/dev/zero").unwrap()).output().unwrap();
+    crate::kit::Ran::from(output).refused(1, &["standard input", "longer than 1.0 MiB", "hint: "]);
 }
 
 #[test]
@@ -91,18 +125,23 @@ fn pictures_that_can_not_be_used_are_named() {
     kit.write("thin.png", &png(&pattern(64, 513)));
     kit.write("text.png", b"this is not a picture");
     kit.write("half.png", &png(&pattern(64, 64))[..2000]);
-    kit.write("bomb.png", &bomb());
+    kit.write("bomb.png", &bomb(60000));
+    kit.write("claim.png", &bomb(i32::MAX as u32));
+    kit.write("html.png", b"<!doctype html>");
     kit.write("black.png", &png(&kiln_image::Picture::black(100, 72)));
     let init = golden("inputs/inpaint_100x72.png");
     let refused = |args: &[&str], words: &[&str]| {
         kit.generate(&[&["fox", "-o", "out.png"], args].concat()).refused(1, words);
     };
     refused(&["-r", "none.png"], &["none.png", "reference picture", "hint: "]);
-    refused(&["-r", "small.png"], &["small.png", "63x80", "at least 64 px"]);
-    refused(&["-r", "thin.png"], &["thin.png", "64x513", "8 times"]);
+    refused(&["-r", "small.png"], &["small.png", "63x80", "at least 64 px", "hint: "]);
+    refused(&["-r", "thin.png"], &["thin.png", "64x513", "8 times", "hint: "]);
     refused(&["-r", "text.png"], &["text.png", "expected PNG", "found text", "hint: "]);
     refused(&["-r", "half.png"], &["half.png", "damaged"]);
     refused(&["-r", "bomb.png"], &["bomb.png", "too large", "60000x60000"]);
+    refused(&["-r", "claim.png"], &["claim.png", "2147483647x2147483647", "at most 16384x16384", "hint: "]);
+    refused(&["--from", "html.png"], &["`html.png` is not a picture", "found HTML", "hint: "]);
+    refused(&["--from", "half.png"], &["`half.png` is damaged", "hint: "]);
     refused(&["-r", "."], &["can't read picture `.`"]);
     refused(&["--init", "text.png"], &["text.png", "picture to start from"]);
     refused(&["--init", &init, "--mask", "half.png"], &["half.png", "mask"]);
@@ -110,11 +149,11 @@ fn pictures_that_can_not_be_used_are_named() {
     assert!(!kit.names().contains(&"out.png".into()));
 }
 
-/// A few bytes that say they are 60000 by 60000 pixels.
-fn bomb() -> Vec<u8> {
+/// A few bytes that say they are a picture with such sides.
+fn bomb(side: u32) -> Vec<u8> {
     let mut header = b"IHDR".to_vec();
-    header.extend(60000u32.to_be_bytes());
-    header.extend(60000u32.to_be_bytes());
+    header.extend(side.to_be_bytes());
+    header.extend(side.to_be_bytes());
     header.extend([8, 2, 0, 0, 0]);
     let mut crc = !0u32;
     for byte in &header {
@@ -149,7 +188,23 @@ fn tensors_that_do_not_fit_are_named() {
     kit.generate(&["fox", "--noise", "text.safetensors"])
         .refused(1, &["text.safetensors", "not a valid safetensors"]);
     kit.generate(&["--embeds", "embeds.safetensors"])
-        .refused(1, &["embeds.safetensors", "[8, 7]", "[tokens, 48]"]);
+        .refused(1, &["embeds.safetensors", "[8, 7]", "[tokens, 48]", "hint: "]);
+    save("none.safetensors", &[("prompt_embeds", HostTensor::zeros([1, 0, 48]))]);
+    kit.generate(&["--embeds", "none.safetensors"]).refused(1, &["none.safetensors", "[0, 48]", "hint: "]);
+    // As many values as there must be, in the wrong order.
+    save("turned.safetensors", &[("noise", HostTensor::zeros([4, 4, 1, 128]))]);
+    kit.generate(&["fox", "--noise", "turned.safetensors"])
+        .refused(1, &["turned.safetensors", "[4, 4, 1, 128]", "[1, 16, 128]", "hint: "]);
+    let mut values = vec![0.0; 16 * 128];
+    values[7] = f32::NAN;
+    save("nan.safetensors", &[("noise", HostTensor::from_f32([1, 16, 128], values).unwrap())]);
+    kit.generate(&["fox", "--noise", "nan.safetensors"])
+        .refused(1, &["nan.safetensors", "NaN", "at 7", "hint: "]);
+    save(
+        "inf.safetensors",
+        &[("prompt_embeds", HostTensor::from_f32([1, 48], vec![f32::INFINITY; 48]).unwrap())],
+    );
+    kit.generate(&["--embeds", "inf.safetensors"]).refused(1, &["inf.safetensors", "inf among", "hint: "]);
 }
 
 #[test]
