@@ -1,5 +1,7 @@
 use kiln_ops::{Error, Groups, Result, shapes};
 use kiln_tensor::Shape;
+#[cfg(target_arch = "x86_64")]
+use kiln_tensor::{DType, bf16};
 
 use super::output::{Output, Part, Scaled};
 use crate::Context;
@@ -17,8 +19,6 @@ use crate::tensor::{CpuTensor, Stored, by_dtype};
 #[cfg(target_arch = "x86_64")]
 use crate::weight::Format;
 use crate::weight::{CpuWeight, Placed, Stack};
-#[cfg(target_arch = "x86_64")]
-use kiln_tensor::bf16;
 
 pub(crate) fn linear(cx: &Context, x: &CpuTensor, w: &CpuWeight) -> Result<CpuTensor> {
     let shape = shapes::linear(x, w.size())?;
@@ -207,7 +207,6 @@ impl<'a, T: Stored> Columns<'a, T> {
     /// The same matrices where they are bf16.
     #[cfg(target_arch = "x86_64")]
     fn halves(&self) -> Option<Columns<'a, bf16>> {
-        use kiln_tensor::DType;
         let cast = || self.parts.iter().map(|&(width, x)| (width, bytemuck::cast_slice(x))).collect();
         (T::DTYPE == DType::BF16).then(|| Columns { parts: cast(), rows: self.rows })
     }
@@ -248,28 +247,25 @@ impl<T: Source> Rows for Columns<'_, T> {
 mod tests {
     use std::sync::Arc;
 
-    use kiln_tensor::{Delta, HostTensor, LinearParts};
+    use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
 
     use super::*;
-    use crate::isa::Isa;
-    #[cfg(not(target_arch = "x86_64"))]
-    use crate::isa::Level;
+    use crate::isa::{Isa, Level};
     use crate::parallel::Pool;
 
-    #[test]
-    fn bands_of_rows_give_the_same_product() {
+    /// What one band and many bands make of `rows` rows.
+    fn bands<T: Stored>(stored: DType, x: impl Fn(&HostTensor) -> Vec<T>) -> [Vec<f32>; 2] {
         let level = Level::detect(Isa::best()).unwrap();
         let cx = Context { level, pool: Pool::new(Some(2)).unwrap(), memory: Arc::default() };
         let host = |rows: usize, cols: usize| {
             let values = (0..rows * cols).map(|i| (i * 7919 % 1001) as f32 - 500.0).collect();
-            HostTensor::from_f32([rows, cols], values).unwrap()
+            HostTensor::from_f32([rows, cols], values).unwrap().to_dtype(stored).unwrap()
         };
         let delta = Delta { row: 3, down: host(4, 20), up: host(30, 4), scale: 0.25 };
         let parts = LinearParts { slabs: vec![host(40, 20)], bias: None, deltas: vec![delta] };
         let w = CpuWeight::new(parts).unwrap();
         let rows = 2 * ROWS_AT_ONCE + 100;
-        let x = host(rows, 20);
-        let x = x.to_f32().unwrap();
+        let x = x(&host(rows, 20));
         let x = Columns { parts: vec![(20, &x[..])], rows };
         let run = |packed_at_once| {
             let mut out = vec![0.0; rows * 40];
@@ -277,6 +273,14 @@ mod tests {
             many(&cx, &x, &w, &sink, packed_at_once).unwrap();
             out
         };
-        assert!(run(1) == run(PACKED_AT_ONCE));
+        [run(1), run(PACKED_AT_ONCE)]
+    }
+
+    #[test]
+    fn bands_of_rows_give_the_same_product() {
+        let [many, one] = bands(DType::F32, |x| x.to_f32().unwrap().into_owned());
+        assert!(many == one);
+        let [many, one] = bands(DType::BF16, |x| x.to_bf16().unwrap().into_owned());
+        assert!(many == one);
     }
 }

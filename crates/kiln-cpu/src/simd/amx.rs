@@ -135,10 +135,11 @@ impl Tiles {
                 "tileloadd tmm2, [{c} + {row} + 2048]",
                 "tileloadd tmm3, [{c} + {row} + 3072]",
                 "3:",
-                "tileloadd tmm6, [{b} + {row}]",
+                // Each is read once a pass: the hint keeps them from driving the left tiles out of the first-level cache.
+                "tileloaddt1 tmm6, [{b} + {row}]",
                 "tileloadd tmm4, [{a} + {row}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + {row} + 1024]",
+                "tileloaddt1 tmm7, [{b} + {row} + 1024]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tileloadd tmm5, [{a} + {row} + 1024]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
