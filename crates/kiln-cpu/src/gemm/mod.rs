@@ -7,7 +7,7 @@
 //! - the right one, `B`, in panels of `tile_cols` rows, transposed, so that one `k` of a panel is two vectors.
 //!
 //! The [`tile`] of `tile_rows × tile_cols` sums stays in registers for a whole block. Blocks are always summed in the
-//! same order, wherever a thread's share begins. Another number format brings its own packing and its own tile: [`amx`]
+//! same order, wherever a thread's share begins. Another number format brings its own packing and its own tile: `amx`
 //! multiplies bf16 by bf16.
 
 #[cfg(target_arch = "x86_64")]
