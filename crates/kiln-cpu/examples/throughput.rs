@@ -18,15 +18,23 @@ fn main() -> Result<()> {
     println!("{}", b.name());
     let wanted = |name: &str| name.contains(&only);
     let report = |name: &str, flops: f64, work: &dyn Fn() -> Result<()>| -> Result<()> {
-        let (best, share) = measure(&b, flops, work)?;
+        // Tiles multiply bf16 by bf16; all else is the vectors' work.
+        let unit = if b.isa() == Isa::Amx && !name.ends_with("bf16·bf16") { Isa::Avx512 } else { b.isa() };
+        let (best, share) = measure(&b, unit, flops, work)?;
         let (ms, rate) = (best * 1e3, flops / best / 1e9);
         println!("{name:38} {ms:8.2} ms {rate:7.0} GFLOP/s, {:3.0} % of peak", 100.0 * share);
         Ok(())
     };
 
-    for (rows, cols, out) in
-        [(336, 3072, 1024), (1536, 3072, 9216), (1536, 12288, 3072), (512, 2560, 9728), (1, 3072, 18432)]
-    {
+    for (rows, cols, out) in [
+        (336, 3072, 1024),
+        (512, 3072, 9216),
+        (1536, 3072, 9216),
+        (1536, 3072, 27648),
+        (1536, 12288, 3072),
+        (512, 2560, 9728),
+        (1, 3072, 18432),
+    ] {
         for (dtype, act) in [(DType::BF16, DType::F32), (DType::F32, DType::F32), (DType::BF16, DType::BF16)]
         {
             let name = format!("linear {rows}×{cols}→{out} {dtype}·{act}");
@@ -69,7 +77,7 @@ fn main() -> Result<()> {
         if !wanted(name) {
             return Ok(());
         }
-        let (best, _) = measure(&b, 1.0, work)?;
+        let (best, _) = measure(&b, Isa::Portable, 1.0, work)?;
         println!("{name:38} {:8.2} ms {:7.1} GB/s", best * 1e3, bytes / best / 1e9);
         Ok(())
     };
@@ -107,17 +115,17 @@ fn now(threads: usize) -> Duration {
 
 /// Seconds of the fastest of at least five runs, more when they are short; and the middle run's share of the peak, which
 /// is taken anew beside every run because the machine's clock and its other work change all the time.
-fn measure(b: &CpuBackend, flops: f64, work: &dyn Fn() -> Result<()>) -> Result<(f64, f64)> {
+fn measure(b: &CpuBackend, unit: Isa, flops: f64, work: &dyn Fn() -> Result<()>) -> Result<(f64, f64)> {
     let threads = b.threads();
     let mut best = f64::INFINITY;
     let mut shares = Vec::new();
     let begin = Instant::now();
-    let mut before = peak(b.isa());
+    let mut before = peak(unit);
     while shares.len() < 5 || (begin.elapsed() < Duration::from_secs(2) && shares.len() < 1000) {
         let start = now(threads);
         work()?;
         let time = (now(threads) - start).as_secs_f64();
-        let after = peak(b.isa());
+        let after = peak(unit);
         shares.push(flops / time / ((before + after) / 2.0 * threads as f64));
         best = best.min(time);
         before = after;
@@ -129,16 +137,18 @@ fn measure(b: &CpuBackend, flops: f64, work: &dyn Fn() -> Result<()>) -> Result<
 /// Multiply-adds of one thread from registers alone, in flop/s.
 fn peak(isa: Isa) -> f64 {
     const STEPS: u64 = 100_000;
-    let lanes = match isa {
-        Isa::Avx512 => 16.0,
-        Isa::Avx2 => 8.0,
+    let (steps, flops) = match isa {
+        // Twelve vectors, or four tiles of 16 × 16 sums over 32 values.
+        Isa::Amx => (STEPS / 16, 4.0 * 16.0 * 16.0 * 32.0 * 2.0),
+        Isa::Avx512 => (STEPS, 12.0 * 16.0 * 2.0),
+        Isa::Avx2 => (STEPS, 12.0 * 8.0 * 2.0),
         // What the compiler makes of plain Rust has no peak to compare with.
         Isa::Portable => return f64::NAN,
     };
     let rate = || {
         let start = Instant::now();
-        black_box(spin(isa, STEPS));
-        STEPS as f64 * 12.0 * lanes * 2.0 / start.elapsed().as_secs_f64()
+        black_box(spin(isa, steps));
+        steps as f64 * flops / start.elapsed().as_secs_f64()
     };
     // The middle one: the clock of a shared machine jumps, and the best of many would be a rate it holds for a moment.
     let mut rates: Vec<f64> = (0..31).map(|_| rate()).collect();
@@ -169,11 +179,45 @@ fn spin(isa: Isa, steps: u64) -> f32 {
     fn avx2(steps: u64) -> f32 {
         fmas!(_mm256_set1_ps, _mm256_fmadd_ps, _mm256_cvtss_f32, steps)
     }
+    /// # Safety
+    /// The machine has AMX and the process may use it.
+    unsafe fn tiles(steps: u64) -> f32 {
+        #[repr(align(64))]
+        struct Config([u8; 64]);
+        let mut config = Config([0; 64]);
+        config.0[0] = 1;
+        for tile in 0..8 {
+            config.0[16 + 2 * tile] = 64;
+            config.0[48 + tile] = 16;
+        }
+        // SAFETY: the configuration is one of eight full tiles; nothing else is read.
+        unsafe {
+            std::arch::asm!(
+                "ldtilecfg [{config}]",
+                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {steps}",
+                "jnz 2b",
+                "tilerelease",
+                config = in(reg) &config,
+                steps = inout(reg) steps => _,
+                options(nostack)
+            );
+        }
+        0.0
+    }
     match isa {
         // SAFETY: the backend was made with this set, so the machine has it.
         Isa::Avx512 => unsafe { avx512(steps) },
         // SAFETY: as above.
         Isa::Avx2 => unsafe { avx2(steps) },
+        // SAFETY: as above; the backend has asked for the tiles.
+        Isa::Amx => unsafe { tiles(steps) },
         Isa::Portable => 0.0,
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use kiln_ops::{Error, Result};
 
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{Avx2, Avx512};
+use crate::simd::{Amx, Avx2, Avx512};
 
 /// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,10 +17,13 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// [`Isa::Avx512`], and AMX tiles for products of bf16 activations and bf16 weights. Linux only, where the kernel
+    /// must allow a process to use them.
+    Amx,
 }
 
 impl Isa {
-    const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// What this machine has, slowest first; never empty.
     ///
@@ -42,6 +45,7 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 }
@@ -58,7 +62,7 @@ impl FromStr for Isa {
     fn from_str(name: &str) -> Result<Isa> {
         Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| Error::Device {
             backend: "cpu".into(),
-            what: format!("no instruction set `{name}`, expected portable, avx2 or avx512"),
+            what: format!("no instruction set `{name}`, expected portable, avx2, avx512 or amx"),
         })
     }
 }
@@ -71,6 +75,8 @@ pub(crate) enum Level {
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Amx(Amx),
 }
 
 impl Level {
@@ -81,8 +87,10 @@ impl Level {
             Isa::Avx2 => Avx2::detect().map(Level::Avx2),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Avx512::detect().map(Level::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Amx::detect().map(Level::Amx),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => None,
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => None,
         }
     }
 
@@ -93,6 +101,8 @@ impl Level {
             Level::Avx2(_) => Isa::Avx2,
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(_) => Isa::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx(_) => Isa::Amx,
         }
     }
 }
@@ -107,7 +117,7 @@ mod tests {
             assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
         }
         let refused = "sse9".parse::<Isa>().unwrap_err().to_string();
-        assert_eq!(refused, "cpu: no instruction set `sse9`, expected portable, avx2 or avx512");
+        assert_eq!(refused, "cpu: no instruction set `sse9`, expected portable, avx2, avx512 or amx");
     }
 
     #[test]

@@ -79,6 +79,7 @@ fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let groups = Groups::of_lengths(&[700, 800]);
     let added = b.linear_gated_add(&[&x], &w, Some((&gate, &groups)), &y).unwrap();
     let row = b.linear(&b.slice_rows(&x, 3..5).unwrap(), &w).unwrap();
+    let half = b.linear(&b.cast(&x, DType::BF16).unwrap(), &w).unwrap();
     let spec = AttentionSpec { heads: 5, kv_heads: 5, mask: Mask::Causal { valid: 1111 } };
     let attended = b.attention(&[&x], &[&y], &[&added], &spec).unwrap();
     let picture = b.reshape(&x, [100, 125, 48].into()).unwrap();
@@ -86,7 +87,7 @@ fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let [wide, narrow] = [wide, narrow].map(|c| b.conv2d(&picture, &c, ConvGeometry::same(3), None).unwrap());
     let [one, zero] = [5, 6].map(|seed| tensor(b, seed, [48], DType::F32));
     let normed = b.group_norm(&picture, 16, &one, &zero, 1e-6, None).unwrap();
-    [y, added, row, attended, wide, narrow, normed].iter().map(|t| bytes(b, t)).collect()
+    [y, added, row, half, attended, wide, narrow, normed].iter().map(|t| bytes(b, t)).collect()
 }
 
 #[test]

@@ -279,6 +279,7 @@ pub enum IsaArg {
     Portable,
     Avx2,
     Avx512,
+    Amx,
 }
 
 /// How a picture is shown in the terminal.

@@ -61,6 +61,7 @@ fn cpu(args: &GenerateArgs, device: Device) -> Result<CpuBackend, Failure> {
         IsaArg::Portable => Isa::Portable,
         IsaArg::Avx2 => Isa::Avx2,
         IsaArg::Avx512 => Isa::Avx512,
+        IsaArg::Amx => Isa::Amx,
     });
     let threads = args.threads.map(|n| n as usize);
     CpuBackend::new(kiln_cpu::Options { isa, threads }).while_doing(|| "starting the CPU backend".into())

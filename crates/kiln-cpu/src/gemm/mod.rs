@@ -7,13 +7,18 @@
 //! - the right one, `B`, in panels of `tile_cols` rows, transposed, so that one `k` of a panel is two vectors.
 //!
 //! The [`tile`] of `tile_rows × tile_cols` sums stays in registers for a whole block. Blocks are always summed in the
-//! same order, wherever a thread's share begins. Another number format brings its own packing and its own tile.
+//! same order, wherever a thread's share begins. Another number format brings its own packing and its own tile: `amx`
+//! multiplies bf16 by bf16.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod dots;
 mod narrow;
 mod pack;
 mod product;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::{Halves, TokenPanels, product_of_tiles};
 pub(crate) use dots::{FEW_ROWS, FewTerm, few_rows};
 pub(crate) use narrow::{FEW_COLS, Narrow, narrow, narrow_scratch, padded};
 pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right, widen_rows};
@@ -38,7 +43,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Avx2::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512(_) => Avx512::TILE_ROWS,
+            Level::Avx512(_) | Level::Amx(_) => Avx512::TILE_ROWS,
         }
     }
 
@@ -49,7 +54,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Avx2::TILE_COLS,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512(_) => Avx512::TILE_COLS,
+            Level::Avx512(_) | Level::Amx(_) => Avx512::TILE_COLS,
         }
     }
 }

@@ -1,13 +1,23 @@
 use kiln_ops::{Error, Groups, Result, shapes};
 use kiln_tensor::Shape;
+#[cfg(target_arch = "x86_64")]
+use kiln_tensor::{DType, bf16};
 
 use super::output::{Output, Part, Scaled};
 use crate::Context;
 use crate::element::{Source, convert};
 use crate::gemm::{FEW_ROWS, FewTerm, Packed, ROWS_AT_ONCE, Rows, Sink, Term, few_rows, product, widen_rows};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::{Halves, TokenPanels, product_of_tiles};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
 use crate::parallel::Disjoint;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Amx;
 use crate::simd::Simd;
 use crate::tensor::{CpuTensor, Stored, by_dtype};
+#[cfg(target_arch = "x86_64")]
+use crate::weight::Format;
 use crate::weight::{CpuWeight, Placed, Stack};
 
 pub(crate) fn linear(cx: &Context, x: &CpuTensor, w: &CpuWeight) -> Result<CpuTensor> {
@@ -89,6 +99,10 @@ fn many<T: Stored>(
     output: &impl Sink,
     packed_at_once: usize,
 ) -> Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    if let (Level::Amx(amx), Format::BF16, Some(x)) = (cx.level, w.stack.format, x.halves()) {
+        return tiled(cx, amx, &x, w, output, packed_at_once);
+    }
     let [out, cols] = w.size();
     // Whole strips, over which a weight is packed once.
     let band = (packed_at_once / cols / ROWS_AT_ONCE).max(1) * ROWS_AT_ONCE;
@@ -107,6 +121,46 @@ fn many<T: Stored>(
         let mut terms = vec![term(&left, &w.stack, 0)];
         terms.extend(w.deltas.iter().zip(&inner).map(|(delta, inner)| term(inner, &delta.up, delta.row)));
         product(cx, &terms, rows, out, output)?;
+    }
+    Ok(())
+}
+
+/// [`many`] for bf16 weights and activations on AMX. What an update makes of the activations stays f32.
+#[cfg(target_arch = "x86_64")]
+fn tiled(
+    cx: &Context,
+    amx: Amx,
+    x: &Columns<'_, bf16>,
+    w: &CpuWeight,
+    output: &impl Sink,
+    packed_at_once: usize,
+) -> Result<()> {
+    let [_, cols] = w.size();
+    let band = (packed_at_once / cols / ROWS_AT_ONCE).max(1) * ROWS_AT_ONCE;
+    for start in (0..x.rows).step_by(band) {
+        let rows = start..x.rows.min(start + band);
+        let left = TokenPanels::new(cx, amx, x, rows.clone(), cols)?;
+        let mut wide = None;
+        let mut inner = Vec::with_capacity(w.deltas.len());
+        for delta in &w.deltas {
+            let rank = delta.down.rows;
+            let mut h = cx.buffer(x.rows * rank)?;
+            let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
+            if delta.down.format == Format::BF16 {
+                product_of_tiles::<Placed<'_>, _>(cx, amx, &left, &delta.down, &[], &sink)?;
+            } else {
+                let left = match &wide {
+                    Some(wide) => wide,
+                    None => wide.insert(Packed::new(cx, x, rows.clone(), cols)?),
+                };
+                product(cx, &[term(left, &delta.down, 0)], rows.clone(), rank, &sink)?;
+            }
+            let h = Columns { parts: vec![(rank, &h[..])], rows: x.rows };
+            inner.push(Packed::new(cx, &h, rows.clone(), rank)?);
+        }
+        drop(wide);
+        let updates = w.deltas.iter().zip(&inner).map(|(delta, inner)| term(inner, &delta.up, delta.row));
+        product_of_tiles(cx, amx, &left, &w.stack, &updates.collect::<Vec<_>>(), output)?;
     }
     Ok(())
 }
@@ -149,6 +203,28 @@ impl<'a, T: Stored> Columns<'a, T> {
         let parts = xs.iter().map(|x| (x.shape().last(), T::of(x))).collect();
         Columns { parts, rows: xs[0].shape().rows() }
     }
+
+    /// The same matrices where they are bf16.
+    #[cfg(target_arch = "x86_64")]
+    fn halves(&self) -> Option<Columns<'a, bf16>> {
+        let cast = || self.parts.iter().map(|&(width, x)| (width, bytemuck::cast_slice(x))).collect();
+        (T::DTYPE == DType::BF16).then(|| Columns { parts: cast(), rows: self.rows })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Halves for Columns<'_, bf16> {
+    fn copy(&self, row: usize, from: usize, out: &mut [bf16]) {
+        let end = from + out.len();
+        let mut start = 0;
+        for &(width, x) in &self.parts {
+            let (a, b) = (from.max(start), end.min(start + width));
+            if a < b {
+                out[a - from..b - from].copy_from_slice(&x[row * width..][a - start..b - start]);
+            }
+            start += width;
+        }
+    }
 }
 
 impl<T: Source> Rows for Columns<'_, T> {
@@ -171,26 +247,25 @@ impl<T: Source> Rows for Columns<'_, T> {
 mod tests {
     use std::sync::Arc;
 
-    use kiln_tensor::{Delta, HostTensor, LinearParts};
+    use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
 
     use super::*;
     use crate::isa::{Isa, Level};
     use crate::parallel::Pool;
 
-    #[test]
-    fn bands_of_rows_give_the_same_product() {
+    /// What one band and many bands make of `rows` rows.
+    fn bands<T: Stored>(stored: DType, x: impl Fn(&HostTensor) -> Vec<T>) -> [Vec<f32>; 2] {
         let level = Level::detect(Isa::best()).unwrap();
         let cx = Context { level, pool: Pool::new(Some(2)).unwrap(), memory: Arc::default() };
         let host = |rows: usize, cols: usize| {
             let values = (0..rows * cols).map(|i| (i * 7919 % 1001) as f32 - 500.0).collect();
-            HostTensor::from_f32([rows, cols], values).unwrap()
+            HostTensor::from_f32([rows, cols], values).unwrap().to_dtype(stored).unwrap()
         };
         let delta = Delta { row: 3, down: host(4, 20), up: host(30, 4), scale: 0.25 };
         let parts = LinearParts { slabs: vec![host(40, 20)], bias: None, deltas: vec![delta] };
         let w = CpuWeight::new(parts).unwrap();
         let rows = 2 * ROWS_AT_ONCE + 100;
-        let x = host(rows, 20);
-        let x = x.to_f32().unwrap();
+        let x = x(&host(rows, 20));
         let x = Columns { parts: vec![(20, &x[..])], rows };
         let run = |packed_at_once| {
             let mut out = vec![0.0; rows * 40];
@@ -198,6 +273,14 @@ mod tests {
             many(&cx, &x, &w, &sink, packed_at_once).unwrap();
             out
         };
-        assert!(run(1) == run(PACKED_AT_ONCE));
+        [run(1), run(PACKED_AT_ONCE)]
+    }
+
+    #[test]
+    fn bands_of_rows_give_the_same_product() {
+        let [many, one] = bands(DType::F32, |x| x.to_f32().unwrap().into_owned());
+        assert!(many == one);
+        let [many, one] = bands(DType::BF16, |x| x.to_bf16().unwrap().into_owned());
+        assert!(many == one);
     }
 }

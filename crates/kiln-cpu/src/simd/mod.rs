@@ -6,11 +6,15 @@
 //! compiled without the instruction set unless the optimiser happens to inline it.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::{Amx, Pair, TILE, Tiles};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -163,6 +167,9 @@ macro_rules! dispatch {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 $crate::isa::Level::Avx512(s) => unsafe { avx512(s, $($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::isa::Level::Amx(amx) => unsafe { avx512(amx.vectors(), $($arg),*) },
             }
         }
     };
