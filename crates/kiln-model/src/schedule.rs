@@ -139,7 +139,7 @@ impl Schedule {
 
     /// The step to begin with when only `strength` of the way is walked.
     ///
-    /// With `planned` steps (before custom levels are counted) this is what diffusers' image-to-image pipelines do.
+    /// This is how diffusers' image-to-image pipelines count.
     pub fn first_step(&self, strength: f64) -> Result<usize> {
         if !(0.0..=1.0).contains(&strength) {
             return Err(Error::request(format!("strength must lie between 0 and 1, found {strength}")));

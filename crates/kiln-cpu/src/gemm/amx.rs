@@ -9,6 +9,7 @@ use std::ops::Range;
 use kiln_ops::Result;
 use kiln_tensor::bf16;
 
+use super::cut::{Blocks, Cut};
 use super::product::Finished;
 use super::{DEPTH, Extent, Rows, Sink, Term, emit, multiply, pack_right};
 use crate::Context;
@@ -152,33 +153,6 @@ unsafe fn transpose_sums(amx: Amx, sums: &[f32], stride: usize, out: &mut [f32])
     }
 }
 
-/// How the result is cut into tasks. This changes who computes a tile, never how.
-struct Cut {
-    rows: usize,
-    cols: usize,
-    strips: usize,
-    tasks: usize,
-}
-
-impl Cut {
-    fn new(threads: usize, rows: usize, cols: usize) -> Cut {
-        let even = |count: usize| rows.div_ceil(count).next_multiple_of(PAIR);
-        let mut count = rows.div_ceil(TOKENS_AT_ONCE).max(1);
-        let mut width = COLS_AT_ONCE;
-        // Enough tasks that no thread idles long at the end.
-        let wanted = if threads == 1 { 1 } else { 6 * threads };
-        while cols.div_ceil(width) * count < wanted && width > 2 * PAIR {
-            width /= 2;
-        }
-        while cols.div_ceil(width) * count < wanted && even(count) > 2 * PAIR {
-            count += 1;
-        }
-        let height = even(count).max(PAIR);
-        let strips = rows.div_ceil(height);
-        Cut { rows: height, cols: width, strips, tasks: strips * cols.div_ceil(width) }
-    }
-}
-
 /// A thread's own memory.
 struct Scratch {
     weight: Buffer<bf16>,
@@ -199,7 +173,8 @@ pub(crate) fn product_of_tiles<R: Rows + Send, K: Sink>(
     updates: &[Term<'_, R>],
     sink: &K,
 ) -> Result<()> {
-    let cut = Cut::new(cx.pool.threads(), left.rows.len(), weight.rows);
+    let blocks = Blocks { tile_rows: PAIR, rows: [TOKENS_AT_ONCE, 2 * PAIR], cols: [COLS_AT_ONCE, 2 * PAIR] };
+    let cut = Cut::new(cx.pool.threads(), [left.rows.len(), weight.rows], &blocks);
     let updated: usize = updates.iter().map(|u| u.left.depth).sum();
     let scratch = || {
         Ok(Scratch {

@@ -12,6 +12,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod cut;
 mod dots;
 mod narrow;
 mod pack;

@@ -2,6 +2,7 @@ use std::ops::Range;
 
 use kiln_ops::Result;
 
+use super::cut::{Blocks, Cut};
 use super::{DEPTH, Extent, Packed, Rows, multiply, pack_right};
 use crate::Context;
 use crate::simd::{Simd, dispatch};
@@ -46,32 +47,6 @@ const COLS_AT_ONCE: usize = 128;
 /// Rows of the result that a thread works on at once: packing a weight is paid once per so many rows.
 pub(crate) const ROWS_AT_ONCE: usize = 1344;
 
-/// How the result is cut into tasks. This changes who computes a tile, never how.
-struct Cut {
-    rows: usize,
-    cols: usize,
-    strips: usize,
-    tasks: usize,
-}
-
-impl Cut {
-    fn new(cx: &Context, rows: usize, cols: usize) -> Cut {
-        let tile_rows = cx.level.tile_rows();
-        // Whole tiles, strips of about equal height.
-        let even = |count: usize| rows.div_ceil(count).next_multiple_of(tile_rows);
-        let bands = cols.div_ceil(COLS_AT_ONCE);
-        let mut count = rows.div_ceil(ROWS_AT_ONCE).max(1);
-        // Enough tasks that no thread idles long at the end.
-        let wanted = if cx.pool.threads() == 1 { 1 } else { 6 * cx.pool.threads() };
-        while bands * count < wanted && even(count) > 4 * tile_rows {
-            count += 1;
-        }
-        let height = even(count).max(1);
-        let strips = rows.div_ceil(height);
-        Cut { rows: height, cols: COLS_AT_ONCE, strips, tasks: strips * bands }
-    }
-}
-
 /// Hands `Σ term.left · term.rightᵀ`, the `rows` that every left operand has and columns up to `cols`, to the sink.
 pub(crate) fn product<R: Rows + Send, K: Sink>(
     cx: &Context,
@@ -80,7 +55,10 @@ pub(crate) fn product<R: Rows + Send, K: Sink>(
     cols: usize,
     sink: &K,
 ) -> Result<()> {
-    let cut = Cut::new(cx, rows.len(), cols);
+    let tile_rows = cx.level.tile_rows();
+    let blocks =
+        Blocks { tile_rows, rows: [ROWS_AT_ONCE, 4 * tile_rows], cols: [COLS_AT_ONCE, COLS_AT_ONCE] };
+    let cut = Cut::new(cx.pool.threads(), [rows.len(), cols], &blocks);
     let width = cut.cols.next_multiple_of(cx.level.tile_cols());
     let scratch = || Ok((cx.buffer(width * DEPTH)?, cx.buffer(cut.rows * width)?));
     cx.pool.each_with(cut.tasks, scratch, |task, (panels, sums)| {
