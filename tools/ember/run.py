@@ -47,7 +47,6 @@ def autoencoder(session, seconds, max_steps, toy):
         used = done.get("vae", 0.0)
         model = vae.train(model, draw, session.device, session.dtype, seconds, used, session.log, max_steps=max_steps, sizes=VAE_SIZES[toy])
         few = dict(batches=2, size=32, count=8) if toy else {}
-        vae.whiten(model, scenes_only, session.dtype, **few)
         vae.set_statistics(model, scenes_only, session.dtype, **few)
         measure_vae(session, model, held_out, VAE_SIZES[toy][1][0])
         save_parts(model.state_dict(), session.out, "vae")
@@ -64,6 +63,13 @@ def polish(session, seconds, max_steps, toy):
     measure_vae(session, session.vae, held_out, VAE_SIZES[toy][1][0])
     save_parts(session.vae.state_dict(), session.out, "vae")
     session.progress(D=seconds)
+
+
+def look(session, evaluation, toy):
+    """A first figure, while there is still time to stop: half-trained, at 128 px."""
+    if "B" not in session.progress():
+        found = evaluation.retrieval(*((64, 4) if toy else (128, 192)))
+        session.log("after A, retrieval", {style: (f["top1"], f["top5"]) for style, f in found.items()})
 
 
 def report(session, name, evaluation, full, toy):
@@ -104,7 +110,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="folder made by fetch.py")
     parser.add_argument("--out", required=True)
-    parser.add_argument("--seconds", default="vae=270,a=250,b=430,c=230,d=80", help="training time per phase")
+    parser.add_argument("--seconds", default="vae=470,a=240,b=420,c=220,d=60", help="training time per phase")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--max-steps", type=int, default=10**9, help="caps every phase; a few steps test the whole way")
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel separately")
@@ -125,7 +131,8 @@ def main():
     tables = train.PHASE_A, train.PHASE_B, distil.PHASE_C
     if args.toy:
         tables = (tuple((1, Shape(kind, 64, 64, 4, 16)) for kind in counts),) * 3
-    base, text = train.run(session, seconds["a"], seconds["b"], args.max_steps, tables[:2])
+    glance = lambda model, text: look(session, Evaluation(session, model, text, distil.GUIDANCE, 24), args.toy)
+    base, text = train.run(session, seconds["a"], seconds["b"], args.max_steps, tables[:2], glance)
     report(session, "base", Evaluation(session, base, text, distil.GUIDANCE, 24), False, args.toy)
     bundle(session)
     open(session.path("BASE_DONE"), "w").close()

@@ -132,9 +132,10 @@ class Trainer:
         self.session.progress(steps=self.steps, **progress)
 
 
-def run(session, seconds_a, seconds_b, max_steps=10**9, tables=(PHASE_A, PHASE_B)):
-    """Both phases. Returns the averaged transformer and text encoder."""
+def run(session, seconds_a, seconds_b, max_steps=10**9, tables=(PHASE_A, PHASE_B), after_a=lambda model, text: None):
+    """Both phases, `after_a` between them. Returns the averaged transformer and text encoder."""
     trainer = Trainer(session)
     trainer.phase("A", tables[0], seconds_a, lambda f: 1.0 if f < .9 else 1.0 - 4 * (f - .9), max_steps)
+    after_a(trainer.ema, trainer.ema_text)
     trainer.phase("B", tables[1], seconds_b, lambda f: .6 * .5 * (1 + math.cos(math.pi * min(f, 1))) + .01, max_steps)
     return trainer.ema, trainer.ema_text

@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from config import VAE
 
 BATCH_NORM_EPS = 1e-4
-WHITENING = 0.75
+LATENT_NOISE = 0.4  # highest level, latents having variance 1
+POLISH_NOISE = 0.2
+SPREAD_WEIGHT = 0.01
 
 
 def norm_silu(x, weight, bias, groups: int):
@@ -214,7 +216,22 @@ def reconstruction_loss(out, x):
     return loss
 
 
-def train(model, draw, device, dtype, seconds, used, log, rate=1.5e-3, kl_weight=1e-4, max_steps=10**9, sizes=((128, 128), (256, 32))):
+def spread_penalty(mean):
+    """How far the latent channels are from uncorrelated with mean 0 and variance 1: a budget of power for the noise to compete with."""
+    values = mean.permute(0, 2, 3, 1).flatten(0, 2)
+    centre = values.mean(0)
+    values = values - centre
+    covariance = values.T @ values / len(values)
+    return centre.square().mean() + (covariance - torch.eye(len(covariance), device=mean.device)).square().sum() / len(covariance)
+
+
+def noised(z, most):
+    """`z` with noise of a level between 0 and `most`, another for each picture."""
+    level = torch.rand(len(z), 1, 1, 1, device=z.device) * most
+    return z + level * torch.randn_like(z)
+
+
+def train(model, draw, device, dtype, seconds, used, log, rate=1.5e-3, max_steps=10**9, sizes=((128, 128), (256, 32))):
     """`draw(size, count)` gives rgb 0..1; `used` of the `seconds` were spent before. Returns the averaged model, without statistics."""
     if device == "cuda":
         model = model.to(memory_format=torch.channels_last)
@@ -230,15 +247,14 @@ def train(model, draw, device, dtype, seconds, used, log, rate=1.5e-3, kl_weight
         with torch.no_grad():
             x = draw(size, count) * 2 - 1
             x = x.contiguous(memory_format=torch.channels_last) if device == "cuda" else x
-        mean, logvar = model.moments(x.to(dtype))
-        logvar = logvar.clamp(-6.0, 8.0)
-        z = mean + torch.exp(.5 * logvar) * torch.randn_like(mean)
+        mean = model.moments(x.to(dtype))[0]
+        spread = spread_penalty(mean)
+        z = noised(mean, LATENT_NOISE)
         if step % 5 == 4:
             # A shrunk latent must decode to the shrunk picture: keeps the latent smooth, which a flow learns faster.
             z, x = F.avg_pool2d(z, 2), F.avg_pool2d(x, 2)
         out = model.decode_raw(z.to(dtype)).float()
-        kl = .5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-        loss = reconstruction_loss(out, x) + kl_weight * kl
+        loss = reconstruction_loss(out, x) + SPREAD_WEIGHT * spread
         loss.backward()
         torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
         for group in optimiser.param_groups:
@@ -249,9 +265,18 @@ def train(model, draw, device, dtype, seconds, used, log, rate=1.5e-3, kl_weight
             torch._foreach_lerp_(averaged, params, 1 - min(.998, (step + 1) / (step + 10)))
         step, seen = step + 1, seen + count
         if step % 500 == 0 or step == 20:
-            log(f"vae step {step} loss {loss.item():.4f} kl {kl.item():.2f} size {size}, {seen / (time.time() - begin):.0f} pictures/s")
+            log(f"vae step {step} loss {loss.item():.4f} spread {spread.item():.3f} size {size}, {seen / (time.time() - begin):.0f} pictures/s")
     log(f"vae done: {step} steps, {seen} pictures")
+    fix_variance(average)
     return average
+
+
+@torch.no_grad()
+def fix_variance(model):
+    """The class predicts a variance beside the mean; ours is the same everywhere: the mean level of the training noise."""
+    latent = model.post_quant_conv.weight.shape[0]
+    model.quant_conv.weight[latent:] = 0
+    model.quant_conv.bias[latent:] = 2 * math.log(LATENT_NOISE / 2)
 
 
 def polish(model, draw, device, dtype, seconds, log, rate=6e-4, max_steps=10**9, sizes=((128, 128), (256, 32))):
@@ -271,7 +296,7 @@ def polish(model, draw, device, dtype, seconds, log, rate=6e-4, max_steps=10**9,
             x = draw(size, count) * 2 - 1
             x = x.contiguous(memory_format=torch.channels_last) if device == "cuda" else x
             z = model.moments(x.to(dtype))[0]
-            z = z + torch.randn_like(z) * .05 * z.std()
+            z = noised(z, POLISH_NOISE)
         loss = reconstruction_loss(model.decode_raw(z.to(dtype)).float(), x)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
@@ -289,32 +314,6 @@ def polish(model, draw, device, dtype, seconds, log, rate=6e-4, max_steps=10**9,
             p.copy_(a)
     model.requires_grad_(False)
     log(f"polish done: {step} steps")
-
-
-@torch.no_grad()
-def whiten(model, draw, dtype, power=WHITENING, batches=16, size=256, count=64):
-    """Folds an invertible 1×1 map of the latent channels into `quant_conv` and `post_quant_conv`; pictures don't change.
-
-    An autoencoder puts nearly all variance into the few directions that carry flat colour, and the outlines into faint ones,
-    which the noise of a flow then drowns. Directions are scaled by λ^(−power/2), and a fixed rotation spreads them over all
-    channels: the batch norm works per channel and would otherwise undo the choice of `power`.
-    """
-    first = second = 0.0
-    for _ in range(batches):
-        x = (draw(size, count) * 2 - 1).to(dtype)
-        x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
-        z = model.moments(x)[0].double().permute(0, 2, 3, 1).flatten(0, 2)
-        first, second = first + z.mean(0) / batches, second + z.T @ z / len(z) / batches
-    values, vectors = torch.linalg.eigh((second - torch.outer(first, first)).cpu())
-    values = values.clamp_min(values.max() * 1e-6)
-    rotation = torch.linalg.qr(torch.randn(len(values), len(values), dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
-    forward = rotation @ torch.diag(values ** (-power / 2)) @ vectors.T
-    backward = vectors @ torch.diag(values ** (power / 2)) @ rotation.T
-    latent, device = len(values), model.quant_conv.weight.device
-    quant, post = model.quant_conv, model.post_quant_conv
-    quant.weight[:latent] = (forward @ quant.weight[:latent, :, 0, 0].double().cpu())[:, :, None, None].float().to(device)
-    quant.bias[:latent] = (forward @ quant.bias[:latent].double().cpu()).float().to(device)
-    post.weight.copy_((post.weight[:, :, 0, 0].double().cpu() @ backward)[:, :, None, None].float())
 
 
 @torch.no_grad()
