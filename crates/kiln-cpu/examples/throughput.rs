@@ -18,9 +18,13 @@ fn main() -> Result<()> {
     println!("{}", b.name());
     let wanted = |name: &str| name.contains(&only);
     let report = |name: &str, flops: f64, work: &dyn Fn() -> Result<()>| -> Result<()> {
-        // Tiles multiply bf16 by bf16; all else is the vectors' work.
-        let unit = if b.isa() == Isa::Amx && !name.ends_with("bf16·bf16") { Isa::Avx512 } else { b.isa() };
-        let (best, share) = measure(&b, unit, flops, work)?;
+        // Tiles multiply bf16 by bf16, or bytes, of which they take twice as many; all else is the vectors' work.
+        let int8 = name.contains(" i8·");
+        let tiles = b.isa() == Isa::Amx && (int8 || name.ends_with("bf16·bf16"));
+        let unit = if b.isa() == Isa::Amx && !tiles { Isa::Avx512 } else { b.isa() };
+        // Vectors sum four products of bytes where they take one of floats.
+        let factor = if tiles { 2.0 } else { 4.0 };
+        let (best, share) = measure(&b, unit, if int8 { flops / factor } else { flops }, work)?;
         let (ms, rate) = (best * 1e3, flops / best / 1e9);
         println!("{name:38} {ms:8.2} ms {rate:7.0} GFLOP/s, {:3.0} % of peak", 100.0 * share);
         Ok(())
@@ -35,17 +39,17 @@ fn main() -> Result<()> {
         (512, 2560, 9728),
         (1, 3072, 18432),
     ] {
-        for (dtype, act) in [(DType::BF16, DType::F32), (DType::F32, DType::F32), (DType::BF16, DType::BF16)]
-        {
+        for (dtype, act) in [
+            (DType::BF16, DType::F32),
+            (DType::F32, DType::F32),
+            (DType::BF16, DType::BF16),
+            (DType::I8, DType::BF16),
+        ] {
             let name = format!("linear {rows}×{cols}→{out} {dtype}·{act}");
             if !wanted(&name) {
                 continue;
             }
-            let w = b.weight(LinearParts {
-                slabs: vec![host([out, cols]).to_dtype(dtype)?],
-                bias: None,
-                deltas: vec![],
-            })?;
+            let w = b.weight(weight([out, cols], dtype)?)?;
             let x = tensor(&b, [rows, cols], act)?;
             report(&name, 2.0 * (rows * cols * out) as f64, &|| b.linear(&x, &w).map(drop))?;
         }
@@ -96,6 +100,15 @@ fn host<const N: usize>(shape: [usize; N]) -> HostTensor {
     let n = shape.iter().product();
     let values = (0..n).map(|i: usize| (i.wrapping_mul(2_654_435_761) % 2001) as f32 * 1e-3 - 1.0).collect();
     HostTensor::from_f32(shape, values).expect("the length fits")
+}
+
+fn weight([out, cols]: [usize; 2], dtype: DType) -> Result<LinearParts> {
+    if dtype != DType::I8 {
+        return Ok(LinearParts { slabs: vec![host([out, cols]).to_dtype(dtype)?], ..Default::default() });
+    }
+    let bytes: Vec<u8> = (0..out * cols).map(|i: usize| (i.wrapping_mul(2_654_435_761) >> 7) as u8).collect();
+    let slabs = vec![HostTensor::new(dtype, [out, cols], bytes.into())?];
+    Ok(LinearParts { slabs, scales: vec![host([out])], ..Default::default() })
 }
 
 fn tensor<const N: usize>(b: &CpuBackend, shape: [usize; N], dtype: DType) -> Result<CpuTensor> {

@@ -13,6 +13,8 @@ pub(crate) enum Format {
     F32,
     BF16,
     F16,
+    /// Integers, which have kernels of their own.
+    I8,
 }
 
 /// Matrices of one width, stacked by rows, each where the host has it.
@@ -32,19 +34,29 @@ impl Stack {
         let mut stacked = Vec::with_capacity(slabs.len());
         for slab in slabs {
             let slab = match slab.dtype() {
-                DType::F32 | DType::BF16 | DType::F16 => slab,
+                DType::F32 | DType::BF16 | DType::F16 | DType::I8 => slab,
                 DType::F64 => slab.to_dtype(DType::F32)?,
                 dtype => return Err(Error::DType { op, dtype, backend: "cpu".into() }),
             };
             format = match slab.dtype() {
                 DType::BF16 => Format::BF16,
                 DType::F16 => Format::F16,
+                DType::I8 => Format::I8,
                 _ => Format::F32,
             };
             rows += slab.shape().rows();
             stacked.push((rows, slab));
         }
         Ok(Stack { format, rows, cols, slabs: stacked })
+    }
+
+    /// [`Stack::new`] of float slabs.
+    fn floats(op: &'static str, slabs: Vec<HostTensor>, cols: usize) -> Result<Stack> {
+        let stack = Stack::new(op, slabs, cols)?;
+        match stack.format {
+            Format::I8 => Err(Error::DType { op, dtype: DType::I8, backend: "cpu".into() }),
+            _ => Ok(stack),
+        }
     }
 
     /// The bytes of a row, aligned for nothing.
@@ -55,6 +67,7 @@ impl Stack {
         let bytes = match self.format {
             Format::F32 => 4 * self.cols,
             Format::BF16 | Format::F16 => 2 * self.cols,
+            Format::I8 => self.cols,
         };
         &self.slabs[slab].1.bytes()[(row - first) * bytes..][..bytes]
     }
@@ -77,6 +90,7 @@ impl Rows for Placed<'_> {
             Format::F32 => widen::<S, f32>(s, bytes, from, out),
             Format::BF16 => widen::<S, bf16>(s, bytes, from, out),
             Format::F16 => widen::<S, f16>(s, bytes, from, out),
+            Format::I8 => unreachable!("bytes have kernels of their own"),
         }
     }
 }
@@ -102,6 +116,8 @@ fn widen<S: Simd, T: Source>(s: S, bytes: &[u8], from: usize, out: &mut [f32]) {
 /// A linear layer: the weight out of the host's (perhaps mapped) bytes, its bias and its low-rank updates.
 pub struct CpuWeight {
     pub(crate) stack: Stack,
+    /// For a weight of integers the scale of every row; else empty.
+    pub(crate) scales: Vec<f32>,
     pub(crate) bias: Option<Vec<f32>>,
     pub(crate) deltas: Vec<LowRank>,
 }
@@ -122,13 +138,14 @@ impl CpuWeight {
             let rank = delta.rank();
             deltas.push(LowRank {
                 row: delta.row,
-                down: Stack::new("weight", vec![delta.down], cols)?,
-                up: Stack::new("weight", vec![delta.up], rank)?,
+                down: Stack::floats("weight", vec![delta.down], cols)?,
+                up: Stack::floats("weight", vec![delta.up], rank)?,
                 scale: delta.scale,
             });
         }
         let bias = parts.bias.map(|b| floats("weight", &b)).transpose()?;
-        Ok(CpuWeight { stack: Stack::new("weight", parts.slabs, cols)?, bias, deltas })
+        let scales = parts.scales.iter().map(|s| floats("weight", s)).collect::<Result<Vec<_>>>()?.concat();
+        Ok(CpuWeight { stack: Stack::new("weight", parts.slabs, cols)?, scales, bias, deltas })
     }
 
     /// `[out, in]`.

@@ -32,7 +32,7 @@ fn lora_layer(out: usize, cols: usize) -> LinearParts {
     let slabs = vec![host(1, [half, cols]), host(2, [out - half, cols])];
     let slabs = slabs.into_iter().map(|s| s.to_dtype(DType::BF16).unwrap()).collect();
     let delta = Delta { row: 7, down: host(3, [9, cols]), up: host(4, [out - 20, 9]), scale: 0.5 };
-    LinearParts { slabs, bias: Some(host(5, [out])), deltas: vec![delta] }
+    LinearParts { slabs, bias: Some(host(5, [out])), deltas: vec![delta], ..Default::default() }
 }
 
 #[test]
@@ -49,6 +49,50 @@ fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
                 let same = bytes(&b, &b.slice_rows(&all, range.clone()).unwrap()) == bytes(&b, &some);
                 assert!(same, "{} {dtype}: rows {range:?}", b.name());
             }
+        }
+    }
+}
+
+/// A layer of integers, without anything that is added.
+fn integers(out: usize, cols: usize) -> LinearParts {
+    let bytes: Vec<u8> = (0..out * cols).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
+    let slab = HostTensor::new(DType::I8, [out, cols], bytes.into()).unwrap();
+    LinearParts { slabs: vec![slab], scales: vec![host(9, [out])], ..Default::default() }
+}
+
+#[test]
+fn a_product_of_integers_is_the_same_on_every_instruction_set() {
+    // More rows than one strip, more columns than one band, a depth of several blocks, tails everywhere.
+    let (rows, cols, out) = (1501, 2201, 300);
+    for dtype in [DType::F32, DType::BF16] {
+        let results: Vec<_> = backends(3)
+            .iter()
+            .map(|b| {
+                let (w, x) = (b.weight(integers(out, cols)).unwrap(), tensor(b, 6, [rows, cols], dtype));
+                let few = b.linear(&b.slice_rows(&x, 700..703).unwrap(), &w).unwrap();
+                let all = b.linear(&x, &w).unwrap();
+                assert!(bytes(b, &b.slice_rows(&all, 700..703).unwrap()) == bytes(b, &few), "{}", b.name());
+                (b.name(), bytes(b, &all))
+            })
+            .collect();
+        for (name, found) in &results {
+            assert!(*found == results[0].1, "{name} {dtype}");
+        }
+    }
+}
+
+#[test]
+fn a_row_without_numbers_shows_and_leaves_the_others_alone() {
+    for b in backends(2) {
+        let w = b.weight(integers(40, 50)).unwrap();
+        let mut x = host(3, [7, 50]).to_f32().unwrap().into_owned();
+        x[2 * 50 + 49] = f32::NAN;
+        x[5 * 50] = f32::INFINITY;
+        let x = HostTensor::from_f32([7, 50], x).unwrap();
+        let y = b.download(&b.linear(&b.upload(&x, DType::F32).unwrap(), &w).unwrap()).unwrap();
+        for (i, row) in y.to_f32().unwrap().chunks(40).enumerate() {
+            let bad = row.iter().filter(|v| v.is_nan()).count();
+            assert_eq!(bad, if i == 2 || i == 5 { 40 } else { 0 }, "{} row {i}", b.name());
         }
     }
 }
@@ -80,6 +124,8 @@ fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let added = b.linear_gated_add(&[&x], &w, Some((&gate, &groups)), &y).unwrap();
     let row = b.linear(&b.slice_rows(&x, 3..5).unwrap(), &w).unwrap();
     let half = b.linear(&b.cast(&x, DType::BF16).unwrap(), &w).unwrap();
+    let deltas = lora_layer(400, 400).deltas;
+    let whole = b.linear(&x, &b.weight(LinearParts { deltas, ..integers(400, 400) }).unwrap()).unwrap();
     let spec = AttentionSpec { heads: 5, kv_heads: 5, mask: Mask::Causal { valid: 1111 } };
     let attended = b.attention(&[&x], &[&y], &[&added], &spec).unwrap();
     let picture = b.reshape(&x, [100, 125, 48].into()).unwrap();
@@ -87,7 +133,7 @@ fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let [wide, narrow] = [wide, narrow].map(|c| b.conv2d(&picture, &c, ConvGeometry::same(3), None).unwrap());
     let [one, zero] = [5, 6].map(|seed| tensor(b, seed, [48], DType::F32));
     let normed = b.group_norm(&picture, 16, &one, &zero, 1e-6, None).unwrap();
-    [y, added, row, half, attended, wide, narrow, normed].iter().map(|t| bytes(b, t)).collect()
+    [y, added, row, half, whole, attended, wide, narrow, normed].iter().map(|t| bytes(b, t)).collect()
 }
 
 #[test]

@@ -19,6 +19,7 @@
 mod args;
 mod backend;
 mod error;
+pub mod int8;
 mod reference;
 pub mod shapes;
 

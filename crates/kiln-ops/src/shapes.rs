@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
 
+use crate::int8::MOST_COLUMNS;
 use crate::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopeTable, Tensor};
 use check::Op;
 
@@ -62,9 +63,23 @@ pub fn weight(parts: &LinearParts) -> Result<[usize; 2]> {
         }
         heights.push(height);
     }
+    let integers = first.dtype() == DType::I8;
+    let (found, expected) = (parts.scales.len(), if integers { heights.len() } else { 0 });
+    if found != expected {
+        return op.fail(format!("{found} scales for slabs of {}, expected {expected}", first.dtype()));
+    }
+    for (i, (scale, &height)) in parts.scales.iter().zip(&heights).enumerate() {
+        op.shape(&format!("scale {i}"), scale.shape(), &[height])?;
+        if !matches!(scale.dtype(), DType::F32 | DType::BF16 | DType::F16 | DType::F64) {
+            return op.fail(format!("scale {i} is {}, expected a float type", scale.dtype()));
+        }
+    }
     let rows = op.sum("rows of the slabs", heights)?;
     if rows == 0 || cols == 0 {
         return op.fail(format!("the weight has shape [{rows}, {cols}], expected at least one element"));
+    }
+    if integers && cols > MOST_COLUMNS {
+        return op.fail(format!("an i8 weight has {cols} columns, expected at most {MOST_COLUMNS}"));
     }
     if let Some(bias) = &parts.bias {
         op.shape("bias", bias.shape(), &[rows])?;

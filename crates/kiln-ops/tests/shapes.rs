@@ -66,7 +66,11 @@ fn sums_that_do_not_come_out_are_named() {
     );
     let delta = Delta { row: 3, down: zeros([2, 4]), up: zeros([4, 2]), scale: 1.0 };
     says(
-        shapes::weight(&LinearParts { slabs: vec![zeros([6, 4])], bias: None, deltas: vec![delta] }),
+        shapes::weight(&LinearParts {
+            slabs: vec![zeros([6, 4])],
+            deltas: vec![delta],
+            ..Default::default()
+        }),
         "weight: delta 0 changes 4 rows from row 3, but there are only 6",
     );
 }

@@ -5,10 +5,15 @@ use crate::{DType, HostTensor, Shape};
 ///
 /// The weight may come in several slabs (the q, k and v of one input), stacked by rows; keeping them apart lets
 /// each stay where it lies in its mapped file.
-#[derive(Clone, Debug, PartialEq)]
+///
+/// Slabs of a float type are the weight itself. Slabs of i8 come with a scale a row, `weight = integer · scale`, and ask
+/// for a product in integers, as `kiln-ops` defines it.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinearParts {
     /// `[rows_i, cols]` each, of one dtype, stacked by rows.
     pub slabs: Vec<HostTensor>,
+    /// The scales of i8 slabs, `[rows_i]` each, of a float type; empty for slabs of a float type.
+    pub scales: Vec<HostTensor>,
     /// `[rows]`, added to every output.
     pub bias: Option<HostTensor>,
     /// Updates of some of the output rows.
@@ -52,6 +57,16 @@ pub enum LinearError {
         /// The shape the other tensors ask for.
         expected: Shape,
     },
+    /// 8-bit slabs without as many vectors of scales, or scales for slabs that are not 8-bit.
+    #[error("{slabs} slabs of {dtype} come with {scales} vectors of scales")]
+    Scales {
+        /// How many slabs there are.
+        slabs: usize,
+        /// Their type.
+        dtype: DType,
+        /// How many vectors of scales there are.
+        scales: usize,
+    },
     /// Slabs of different element types.
     #[error("the slabs of one linear layer must have one dtype, found {first} and {second}")]
     DTypes {
@@ -75,6 +90,15 @@ pub enum LinearError {
 impl LinearParts {
     /// A layer of these slabs, checked to be matrices of one dtype and one width, with a bias that fits.
     pub fn new(slabs: Vec<HostTensor>, bias: Option<HostTensor>) -> Result<Self, LinearError> {
+        LinearParts::scaled(slabs, Vec::new(), bias)
+    }
+
+    /// [`LinearParts::new`] with the scales that slabs of i8 need.
+    pub fn scaled(
+        slabs: Vec<HostTensor>,
+        scales: Vec<HostTensor>,
+        bias: Option<HostTensor>,
+    ) -> Result<Self, LinearError> {
         let first = slabs.first().ok_or(LinearError::NoSlab)?;
         let (_, cols) = matrix("weight", first)?;
         for slab in &slabs {
@@ -86,7 +110,20 @@ impl LinearParts {
                 return Err(LinearError::DTypes { first: first.dtype(), second: slab.dtype() });
             }
         }
-        let parts = LinearParts { slabs, bias: None, deltas: Vec::new() };
+        let expected = if first.dtype() == DType::I8 { slabs.len() } else { 0 };
+        if scales.len() != expected {
+            return Err(LinearError::Scales {
+                slabs: slabs.len(),
+                dtype: first.dtype(),
+                scales: scales.len(),
+            });
+        }
+        for (slab, scale) in slabs.iter().zip(&scales) {
+            if scale.shape().dims() != [slab.shape().rows()] {
+                return Err(wrong("scale", scale, [slab.shape().rows()]));
+            }
+        }
+        let parts = LinearParts { slabs, scales, bias: None, deltas: Vec::new() };
         if let Some(bias) = &bias
             && bias.shape().dims() != [parts.rows()]
         {
@@ -185,6 +222,20 @@ mod tests {
             message(vec![zeros([4, 3]), half], None),
             "the slabs of one linear layer must have one dtype, found f32 and bf16"
         );
+    }
+
+    #[test]
+    fn slabs_of_i8_come_with_a_scale_a_row() {
+        let slab = |rows| HostTensor::new(DType::I8, [rows, 3], vec![1; 3 * rows].into()).unwrap();
+        let parts = LinearParts::scaled(vec![slab(4), slab(2)], vec![zeros([4]), zeros([2])], None).unwrap();
+        assert_eq!((parts.rows(), parts.dtype()), (6, Some(DType::I8)));
+        let message = |slabs, scales| LinearParts::scaled(slabs, scales, None).unwrap_err().to_string();
+        assert_eq!(message(vec![slab(4)], vec![]), "1 slabs of i8 come with 0 vectors of scales");
+        assert_eq!(
+            message(vec![zeros([4, 3])], vec![zeros([4])]),
+            "1 slabs of f32 come with 1 vectors of scales"
+        );
+        assert_eq!(message(vec![slab(4)], vec![zeros([3])]), "scale has shape [3], expected [4]");
     }
 
     #[test]

@@ -93,6 +93,7 @@ impl Scenario for Linear {
                     false => None,
                 },
                 deltas: deltas(t, self.ranks, self.stored, [out, cols])?,
+                ..LinearParts::default()
             };
             let y = t.b.linear(&x, &t.b.weight(parts)?)?;
             let tolerance = tolerance(t.dtype, self.stored, cols, !self.ranks.is_empty());
@@ -155,7 +156,7 @@ impl Scenario for Unaligned {
             let mut bytes = vec![0xff; lead];
             bytes.extend_from_slice(aligned.bytes());
             let slab = HostTensor::new(self.0, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
-            let parts = LinearParts { slabs: vec![slab], bias: None, deltas: vec![] };
+            let parts = LinearParts { slabs: vec![slab], ..LinearParts::default() };
             let y = t.b.linear(&x, &t.b.weight(parts)?)?;
             t.put(format!("{lead} bytes in"), &y, tolerance(t.dtype, self.0, cols, false))?;
         }
@@ -173,7 +174,7 @@ impl Scenario for Split {
             // The widths neither follow the slabs nor the vectors.
             let slabs = slabs(t, DType::BF16, vec![16, 70, 5], cols)?;
             let bias = Some(t.stored(NORMAL, [91], DType::F32)?);
-            let w = t.b.weight(LinearParts { slabs, bias, deltas: vec![] })?;
+            let w = t.b.weight(LinearParts { slabs, bias, ..LinearParts::default() })?;
             let tolerance = tolerance(t.dtype, DType::BF16, cols, false);
             for (i, part) in t.b.linear_split(&x, &w, [17, 1, 33, 40])?.iter().enumerate() {
                 t.put(format!("{rows} rows, part {i} of 4"), part, tolerance)?;
@@ -205,6 +206,7 @@ impl Scenario for GatedAdd {
             slabs: slabs(t, self.stored, cut(out, 2), cols)?,
             bias: Some(t.stored(NORMAL, [out], DType::F32)?),
             deltas: deltas(t, &[3], self.stored, [out, cols])?,
+            ..LinearParts::default()
         };
         let w = t.b.weight(parts)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;

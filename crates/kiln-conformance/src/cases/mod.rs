@@ -1,6 +1,7 @@
 mod attention;
 mod conv;
 mod elementwise;
+mod int8;
 mod linear;
 mod movement;
 mod norm;
@@ -22,6 +23,7 @@ const ODD: [usize; 14] = [1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129];
 pub fn cases<B: Backend>() -> Vec<Case<B>> {
     let mut list = List(Vec::new());
     linear::list(&mut list);
+    int8::list(&mut list);
     norm::list(&mut list);
     rope::list(&mut list);
     attention::list(&mut list);

@@ -27,7 +27,7 @@ fn bf16s<B: Backend, const N: usize>(t: &Bench<'_, B>, shape: [usize; N]) -> Res
 }
 
 fn parts(slabs: &[[usize; 2]]) -> LinearParts {
-    LinearParts { slabs: slabs.iter().map(|&s| HostTensor::zeros(s)).collect(), bias: None, deltas: vec![] }
+    LinearParts { slabs: slabs.iter().map(|&s| HostTensor::zeros(s)).collect(), ..LinearParts::default() }
 }
 
 fn with_delta(row: usize, down: &[usize], up: &[usize]) -> LinearParts {
@@ -53,6 +53,23 @@ impl Scenario for HostTensors {
         );
         let two_types = vec![HostTensor::zeros([2, 4]), HostTensor::zeros([2, 4]).to_dtype(DType::BF16)?];
         t.refused("slabs of two types", b.weight(LinearParts { slabs: two_types, ..parts(&[]) }));
+        let int8 = |rows: usize| HostTensor::new(DType::I8, [rows, 4], vec![1; 4 * rows].into());
+        let scaled = |slabs: Vec<HostTensor>, scales: &[usize]| LinearParts {
+            slabs,
+            scales: scales.iter().map(|&n| HostTensor::zeros([n])).collect(),
+            ..LinearParts::default()
+        };
+        t.refused("integers without scales", b.weight(scaled(vec![int8(3)?], &[])));
+        t.refused("scales of one slab of two", b.weight(scaled(vec![int8(3)?, int8(2)?], &[3])));
+        t.refused("a scale too few", b.weight(scaled(vec![int8(3)?, int8(2)?], &[2, 2])));
+        t.refused("scales of floats", b.weight(scaled(vec![HostTensor::zeros([3, 4])], &[3])));
+        let whole = vec![HostTensor::new(DType::I32, [3], vec![0; 12].into())?];
+        t.refused(
+            "scales that are integers",
+            b.weight(LinearParts { scales: whole, ..scaled(vec![int8(3)?], &[]) }),
+        );
+        let wide = HostTensor::new(DType::I8, [1, (1 << 17) + 1], vec![0; (1 << 17) + 1].into())?;
+        t.refused("too many integers to sum", b.weight(scaled(vec![wide], &[1])));
         let bias = Some(HostTensor::zeros([5]));
         t.refused("a long bias", b.weight(LinearParts { bias, ..parts(&[[4, 4]]) }));
         t.refused("a narrow delta", b.weight(with_delta(0, &[2, 3], &[6, 2])));

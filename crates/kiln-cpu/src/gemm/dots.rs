@@ -66,6 +66,7 @@ fn few_kernel<S: Simd>(s: S, term: FewTerm<'_>, rows: usize, first: usize, count
         Format::F32 => few_of::<S, f32>(s, term, rows, first, count, out),
         Format::BF16 => few_of::<S, bf16>(s, term, rows, first, count, out),
         Format::F16 => few_of::<S, f16>(s, term, rows, first, count, out),
+        Format::I8 => unreachable!("bytes have kernels of their own"),
     }
 }
 

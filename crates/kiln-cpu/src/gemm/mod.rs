@@ -8,12 +8,13 @@
 //!
 //! The [`tile`] of `tile_rows × tile_cols` sums stays in registers for a whole block. Blocks are always summed in the
 //! same order, wherever a thread's share begins. Another number format brings its own packing and its own tile: `amx`
-//! multiplies bf16 by bf16.
+//! multiplies bf16 by bf16, `int8` bytes by bytes.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod cut;
 mod dots;
+mod int8;
 mod narrow;
 mod pack;
 mod product;
@@ -21,6 +22,7 @@ mod product;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::{Halves, TokenPanels, product_of_tiles};
 pub(crate) use dots::{FEW_ROWS, FewTerm, few_rows};
+pub(crate) use int8::{Int8, product_of_bytes};
 pub(crate) use narrow::{FEW_COLS, Narrow, narrow, narrow_scratch, padded};
 pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right, widen_rows};
 pub(crate) use product::{Finished, ROWS_AT_ONCE, Sink, Term, emit, product};

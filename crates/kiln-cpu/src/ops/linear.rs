@@ -6,7 +6,10 @@ use kiln_tensor::{DType, bf16};
 use super::output::{Output, Part, Scaled};
 use crate::Context;
 use crate::element::{Source, convert};
-use crate::gemm::{FEW_ROWS, FewTerm, Packed, ROWS_AT_ONCE, Rows, Sink, Term, few_rows, product, widen_rows};
+use crate::gemm::{
+    FEW_ROWS, FewTerm, Int8, Packed, ROWS_AT_ONCE, Rows, Sink, Term, few_rows, product, product_of_bytes,
+    widen_rows,
+};
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::{Halves, TokenPanels, product_of_tiles};
 #[cfg(target_arch = "x86_64")]
@@ -16,9 +19,7 @@ use crate::parallel::Disjoint;
 use crate::simd::Amx;
 use crate::simd::Simd;
 use crate::tensor::{CpuTensor, Stored, by_dtype};
-#[cfg(target_arch = "x86_64")]
-use crate::weight::Format;
-use crate::weight::{CpuWeight, Placed, Stack};
+use crate::weight::{CpuWeight, Format, Placed, Stack};
 
 pub(crate) fn linear(cx: &Context, x: &CpuTensor, w: &CpuWeight) -> Result<CpuTensor> {
     let shape = shapes::linear(x, w.size())?;
@@ -78,6 +79,7 @@ fn run<T: Stored, const N: usize>(
     let x = Columns::<T>::new(xs);
     match x.rows {
         0 => {}
+        _ if w.stack.format == Format::I8 => bytes(cx, &x, w, &output, PACKED_AT_ONCE)?,
         1..=FEW_ROWS => few(cx, &x, w, &output)?,
         _ => many(cx, &x, w, &output, PACKED_AT_ONCE)?,
     }
@@ -121,6 +123,37 @@ fn many<T: Stored>(
         let mut terms = vec![term(&left, &w.stack, 0)];
         terms.extend(w.deltas.iter().zip(&inner).map(|(delta, inner)| term(inner, &delta.up, delta.row)));
         product(cx, &terms, rows, out, output)?;
+    }
+    Ok(())
+}
+
+/// [`many`], and [`few`], for weights of integers. Updates take the activations as they are.
+fn bytes<T: Stored>(
+    cx: &Context,
+    x: &Columns<'_, T>,
+    w: &CpuWeight,
+    output: &impl Sink,
+    packed_at_once: usize,
+) -> Result<()> {
+    let [_, cols] = w.size();
+    let weight = Int8 { stack: &w.stack, scales: &w.scales };
+    let band = (packed_at_once / cols / ROWS_AT_ONCE).max(1) * ROWS_AT_ONCE;
+    for start in (0..x.rows).step_by(band) {
+        let rows = start..x.rows.min(start + band);
+        let mut inner = Vec::with_capacity(w.deltas.len());
+        if !w.deltas.is_empty() {
+            let left = Packed::new(cx, x, rows.clone(), cols)?;
+            for delta in &w.deltas {
+                let rank = delta.down.rows;
+                let mut h = cx.buffer(x.rows * rank)?;
+                let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
+                product(cx, &[term(&left, &delta.down, 0)], rows.clone(), rank, &sink)?;
+                let h = Columns { parts: vec![(rank, &h[..])], rows: x.rows };
+                inner.push(Packed::new(cx, &h, rows.clone(), rank)?);
+            }
+        }
+        let updates = w.deltas.iter().zip(&inner).map(|(delta, inner)| term(inner, &delta.up, delta.row));
+        product_of_bytes(cx, x, rows, weight, &updates.collect::<Vec<_>>(), output)?;
     }
     Ok(())
 }
@@ -262,7 +295,7 @@ mod tests {
             HostTensor::from_f32([rows, cols], values).unwrap().to_dtype(stored).unwrap()
         };
         let delta = Delta { row: 3, down: host(4, 20), up: host(30, 4), scale: 0.25 };
-        let parts = LinearParts { slabs: vec![host(40, 20)], bias: None, deltas: vec![delta] };
+        let parts = LinearParts { slabs: vec![host(40, 20)], deltas: vec![delta], ..Default::default() };
         let w = CpuWeight::new(parts).unwrap();
         let rows = 2 * ROWS_AT_ONCE + 100;
         let x = x(&host(rows, 20));

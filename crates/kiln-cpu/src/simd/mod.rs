@@ -8,6 +8,8 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
+mod amx_int8;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -15,6 +17,8 @@ mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::{Amx, Pair, TILE, Tiles};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx_int8::{BYTE_TILE, BytePair};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]

@@ -1,15 +1,22 @@
 use kiln_tensor::{DType, HostTensor, LinearParts};
 
 use super::{NAME, movement, tensor, values};
-use crate::{Error, Groups, Result, shapes};
+use crate::{Error, Groups, Result, int8, shapes};
 
-/// A dense weight with what is added to its product.
+/// A weight with what is added to its product.
 pub struct Linear {
     /// `[out, in]`.
     size: [usize; 2],
-    weight: Vec<f64>,
+    weight: Weight,
     bias: Vec<f64>,
     deltas: Vec<LowRank>,
+}
+
+/// The elements, row by row.
+enum Weight {
+    Dense(Vec<f64>),
+    /// Integers, and the scale of each row.
+    Int8(Vec<i8>, Vec<f64>),
 }
 
 struct LowRank {
@@ -23,10 +30,15 @@ struct LowRank {
 impl Linear {
     pub fn new(parts: LinearParts) -> Result<Self> {
         let size = shapes::weight(&parts)?;
-        let mut weight = Vec::with_capacity(size[0] * size[1]);
-        for slab in &parts.slabs {
-            weight.extend(floats("weight", slab)?);
-        }
+        let all = |tensors: &[HostTensor]| -> Result<Vec<f64>> {
+            Ok(tensors.iter().map(|t| floats("weight", t)).collect::<Result<Vec<_>>>()?.concat())
+        };
+        let weight = if parts.dtype() == Some(DType::I8) {
+            let integers = parts.slabs.iter().flat_map(|slab| slab.bytes().iter().map(|&b| b as i8));
+            Weight::Int8(integers.collect(), all(&parts.scales)?)
+        } else {
+            Weight::Dense(all(&parts.slabs)?)
+        };
         let bias = match &parts.bias {
             Some(bias) => floats("weight", bias)?,
             None => vec![0.0; size[0]],
@@ -49,7 +61,11 @@ impl Linear {
         let mut y = Vec::with_capacity(x.len() / cols * out);
         for x in x.chunks(cols) {
             let row = y.len();
-            y.extend(self.weight.chunks(cols).zip(&self.bias).map(|(w, bias)| dot(x, w) + bias));
+            match &self.weight {
+                Weight::Dense(weight) => y.extend(weight.chunks(cols).map(|w| dot(x, w))),
+                Weight::Int8(weight, scales) => y.extend(integer_product(x, weight, scales)),
+            }
+            y[row..].iter_mut().zip(&self.bias).for_each(|(y, bias)| *y += bias);
             for delta in &self.deltas {
                 let inner: Vec<f64> = delta.down.chunks(cols).map(|d| dot(x, d)).collect();
                 // A rank of 0 changes nothing, and `chunks` would refuse it.
@@ -60,6 +76,16 @@ impl Linear {
         }
         y
     }
+}
+
+/// The product of one row in integers.
+fn integer_product(x: &[f64], weight: &[i8], scales: &[f64]) -> Vec<f64> {
+    // The elements came from f32 or bf16: nothing is lost.
+    let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
+    let mut q = vec![0; x.len()];
+    let scale = f64::from(int8::quantise_row(&x, &mut q));
+    let sum = |w: &[i8]| q.iter().zip(w).map(|(&q, &w)| i64::from(q) * i64::from(w)).sum::<i64>();
+    weight.chunks(x.len()).zip(scales).map(|(w, row)| sum(w) as f64 * scale * row).collect()
 }
 
 /// The elements of a weight, which may have any float type the host can convert.
