@@ -62,6 +62,10 @@ impl Backend for CpuBackend {
         format!("cpu ({}, {threads} thread{})", self.isa(), if threads == 1 { "" } else { "s" })
     }
 
+    fn numerics(&self) -> String {
+        format!("cpu ({})", self.isa())
+    }
+
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
         shapes::upload(host, dtype)?;
         CpuTensor::from_host(&self.cx, host, dtype)

@@ -25,12 +25,14 @@ mod isa;
 mod math;
 mod ops;
 mod parallel;
+mod peaks;
 mod simd;
 mod tensor;
 mod weight;
 
 pub use backend::{CpuBackend, Options};
 pub use isa::Isa;
+pub use peaks::{Peak, Peaks};
 pub use tensor::CpuTensor;
 pub use weight::{CpuConv, CpuWeight};
 

@@ -29,6 +29,16 @@ pub trait Backend: Send + Sync {
     /// Name for messages, such as `cpu (avx512)`.
     fn name(&self) -> String;
 
+    /// What the last bits of results depend on: backends of the same program with equal words give equal results.
+    fn numerics(&self) -> String {
+        self.name()
+    }
+
+    /// Waits until everything asked for so far is done; backends that do it at once have nothing to wait for.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Copies a float tensor from the host, converted to `dtype` (f32 or bf16).
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<Self::Tensor>;
 

@@ -22,8 +22,10 @@ mod error;
 pub mod int8;
 mod reference;
 pub mod shapes;
+mod timed;
 
 pub use args::{Activation, AttentionSpec, ConvGeometry, Groups, Mask, RopePairs, RopeTable};
 pub use backend::{Backend, Tensor};
 pub use error::{Error, Result};
 pub use reference::Reference;
+pub use timed::{OpCount, Timed, TimedConv, TimedWeight};
