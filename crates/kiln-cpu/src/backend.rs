@@ -66,6 +66,10 @@ impl Backend for CpuBackend {
         format!("cpu ({})", self.isa())
     }
 
+    fn reads_host_weights(&self) -> bool {
+        true
+    }
+
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
         shapes::upload(host, dtype)?;
         CpuTensor::from_host(&self.cx, host, dtype)

@@ -34,6 +34,11 @@ pub trait Backend: Send + Sync {
         self.name()
     }
 
+    /// Whether weights are used where the host has them, so that reading ahead in a mapped file helps.
+    fn reads_host_weights(&self) -> bool {
+        false
+    }
+
     /// Waits until everything asked for so far is done; backends that do it at once have nothing to wait for.
     fn synchronize(&self) -> Result<()> {
         Ok(())

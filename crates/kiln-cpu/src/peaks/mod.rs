@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_millis(30);
 const WINDOWS: usize = 7;
 /// Bytes that are read or copied, in all threads together: more than any cache holds.
-const MEMORY: usize = 512 << 20;
+const MEMORY: usize = 256 << 20;
 
 /// One ceiling.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,0 +1,111 @@
+//! `kiln bench`: how fast this machine runs a model, phase by phase and operation by operation.
+
+mod memory;
+mod phases;
+mod report;
+mod sizes;
+mod source;
+mod table;
+
+use std::collections::BTreeMap;
+
+use kiln_cpu::{CpuBackend, Isa, Peak, Peaks};
+use kiln_ops::{Backend, Timed};
+use kiln_tensor::DType;
+
+use crate::args::{BenchArgs, DTypeArg, SizeArg};
+use crate::failure::Failure;
+use crate::values::Device;
+use crate::{generate, hints, machine};
+use phases::{Bench, Plan};
+use report::Report;
+use sizes::Sizes;
+use source::Source;
+
+/// Memory that stays free for the work itself when weights are made up.
+const FOR_WORK: u64 = 4 << 30;
+
+pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+    let backend = generate::cpu(args.cpu_isa, args.threads, args.device.unwrap_or(Device::Auto))?;
+    let peaks = Peaks::measure(backend.threads());
+    if args.peaks {
+        return print_peaks(args, &backend, &peaks);
+    }
+    let dtype = match args.dtype.unwrap_or_default() {
+        DTypeArg::Auto | DTypeArg::F32 => DType::F32,
+        DTypeArg::Bf16 => DType::BF16,
+    };
+    let (width, height) = args.size.unwrap_or((512, 512));
+    let plan = Plan {
+        source: source(args)?,
+        dtype,
+        width,
+        height,
+        references: args.refs as usize,
+        text_tokens: args.max_tokens.map_or(512, |n| n as usize),
+        repeat: args.repeat.unwrap_or(3),
+        phases: args.phases.clone(),
+    };
+    let mut report = Report {
+        kiln: env!("CARGO_PKG_VERSION"),
+        model: plan.source.name(),
+        backend: backend.name(),
+        dtype: dtype.to_string(),
+        width,
+        height,
+        references: plan.references,
+        text_tokens: plan.text_tokens,
+        peaks: BTreeMap::new(),
+        compute_peak: None,
+        memory_peak: None,
+        load: Vec::new(),
+        phases: Vec::new(),
+        memory_beyond_weights: None,
+        notes: Vec::new(),
+        quiet: args.json,
+    };
+    report.peaks(&peaks, ceiling(&peaks, backend.isa(), dtype));
+    let report = Bench { plan: &plan, b: Timed::new(backend), report }.run()?;
+    let text = if args.json { report.to_json() } else { report.to_text(args.verbose) };
+    crate::print(text.as_bytes())
+}
+
+fn source(args: &BenchArgs) -> Result<Source, Failure> {
+    if let Some(path) = &args.model {
+        return Ok(Source::Folder(Box::new(hints::open_model(path)?)));
+    }
+    let size = args.synthetic.unwrap_or(SizeArg::Klein4b);
+    let sizes = Sizes::of(size).map_err(|e| Failure::new(format!("the sizes of {size:?}: {e}")))?;
+    let available = machine::memory_limit().unwrap_or(u64::MAX);
+    let budget = available.saturating_sub(FOR_WORK.min(available / 2));
+    Ok(Source::Synthetic { sizes: Box::new(sizes), budget })
+}
+
+/// The peak of the unit that products of this dtype run on.
+fn ceiling(peaks: &Peaks, isa: Isa, dtype: DType) -> Option<&Peak> {
+    match (isa, dtype) {
+        (Isa::Portable, _) => None,
+        (Isa::Amx, DType::BF16) => peaks.amx_bf16.as_ref(),
+        _ => peaks.fma_f32.as_ref(),
+    }
+}
+
+fn print_peaks(args: &BenchArgs, backend: &CpuBackend, peaks: &Peaks) -> Result<(), Failure> {
+    let rates: BTreeMap<_, _> = peaks.all().map(|peak| (peak.name, peak.rate)).collect();
+    let text = match args.json {
+        true => {
+            let json = serde_json::json!({ "threads": backend.threads(), "peaks": rates });
+            format!("{json:#}\n")
+        }
+        false => format!("{} threads at once\n\n{}", backend.threads(), report::peaks_table(&rates)),
+    };
+    crate::print(text.as_bytes())
+}
+
+/// `512x384`
+pub fn parse_size(text: &str) -> Result<(usize, usize), String> {
+    let wrong = || "expected WIDTHxHEIGHT in pixels, multiples of 16 such as 1024x768".to_owned();
+    let (width, height) = text.split_once(['x', '×']).ok_or_else(wrong)?;
+    let side = |text: &str| text.parse::<usize>().ok().filter(|n| *n >= 16 && n % 16 == 0 && *n <= 16_384);
+    Ok((side(width).ok_or_else(wrong)?, side(height).ok_or_else(wrong)?))
+}

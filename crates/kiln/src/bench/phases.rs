@@ -1,0 +1,216 @@
+//! The phases of a picture, each run alone on its own weights, which are dropped before the next.
+
+use std::time::Instant;
+
+use kiln_image::Picture;
+use kiln_model::text_encoder::TextEncoder;
+use kiln_model::tokenizer::Tokens;
+use kiln_model::transformer::{Call, Layout, Position, References, Transformer};
+use kiln_model::vae::Vae;
+use kiln_model::{Autoencoder, Variant};
+use kiln_ops::{Backend, Timed};
+use kiln_tensor::{DType, HostTensor};
+use kiln_weights::WeightSource;
+
+use super::memory::Watch;
+use super::report::{Measured, Report};
+use super::source::Source;
+use crate::args::PhaseArg;
+use crate::failure::{Failure, While};
+use crate::values;
+
+/// What is to be measured.
+pub struct Plan {
+    pub source: Source,
+    pub dtype: DType,
+    pub width: usize,
+    pub height: usize,
+    pub references: usize,
+    pub text_tokens: usize,
+    /// Runs that count; one more goes before them.
+    pub repeat: usize,
+    pub phases: Vec<PhaseArg>,
+}
+
+/// Words of a usual prompt and its template; the rest of the text is padding.
+const REAL_TOKENS: usize = 64;
+
+/// Measures phase after phase.
+pub struct Bench<'a, B: Backend> {
+    pub plan: &'a Plan,
+    pub b: Timed<B>,
+    pub report: Report,
+}
+
+impl<B: Backend> Bench<'_, B> {
+    pub fn run(mut self) -> Result<Report, Failure> {
+        if self.wants(PhaseArg::Text) {
+            self.text()?;
+        }
+        // A picture's references are encoded before its steps and it is decoded after them, but the autoencoder is
+        // loaded once.
+        if self.wants(PhaseArg::Encode) && self.plan.references > 0 || self.wants(PhaseArg::Decode) {
+            self.pictures()?;
+        }
+        if self.wants(PhaseArg::Step) {
+            self.steps()?;
+        }
+        Ok(self.report)
+    }
+
+    fn wants(&self, phase: PhaseArg) -> bool {
+        self.plan.phases.is_empty() || self.plan.phases.contains(&phase)
+    }
+
+    fn grid(&self) -> [usize; 2] {
+        [self.plan.height / 16, self.plan.width / 16]
+    }
+
+    fn text(&mut self) -> Result<(), Failure> {
+        let Some(config) = self.plan.source.text_encoder() else {
+            self.report.note("the text encoder of this model can't be run by Kiln: its phase is left out");
+            return Ok(());
+        };
+        let (encoder, weights) = self.load("text encoder", |b, weights, dtype| {
+            Ok(TextEncoder::load(b, &weights.root(), config, dtype)?)
+        })?;
+        let count = self.plan.text_tokens;
+        let id = |i: usize| (i * 7919 % config.vocab_size.max(1)) as u32;
+        let tokens = Tokens { ids: (0..count).map(id).collect(), real: count.min(REAL_TOKENS) };
+        let b = &self.b;
+        let measured = self.measure("text encode", &weights, || {
+            encoder.forward(b, &tokens, (0, 1), &mut ()).map(drop).map_err(Failure::from)
+        })?;
+        self.report.phase(measured);
+        Ok(())
+    }
+
+    fn pictures(&mut self) -> Result<(), Failure> {
+        let Some(config) = self.plan.source.vae() else {
+            self.report.note("there is no VAE in this model: its phases are left out");
+            return Ok(());
+        };
+        let (vae, weights) = self.load("vae", |b, weights, dtype| {
+            Ok(Autoencoder::Full(Vae::load(b, &weights.root(), config, dtype)?))
+        })?;
+        let b = &self.b;
+        if self.wants(PhaseArg::Encode) && self.plan.references > 0 {
+            let (width, height) = (self.plan.width as u32, self.plan.height as u32);
+            let pixels =
+                (0..width * height * 3).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+            let picture = Picture::new(width, height, pixels)?;
+            let name = format!("vae encode, {}", values::plural(self.plan.references, "reference"));
+            let measured = self.measure(&name, &weights, || {
+                (0..self.plan.references).try_for_each(|_| Ok(vae.encode(b, &picture, &mut ()).map(drop)?))
+            })?;
+            self.report.phase(measured);
+        }
+        if self.wants(PhaseArg::Decode) {
+            let [height, width] = self.grid();
+            let tokens = b.upload(&noise([height * width, config.token_channels()])?, DType::F32)?;
+            let measured = self.measure("vae decode", &weights, || {
+                Ok(vae.decode(b, &tokens, [height, width], &mut ()).map(drop)?)
+            })?;
+            self.report.phase(measured);
+        }
+        Ok(())
+    }
+
+    fn steps(&mut self) -> Result<(), Failure> {
+        let config = self.plan.source.transformer();
+        let (transformer, weights) = self.load("transformer", |b, weights, dtype| {
+            Ok(Transformer::load(b, &weights.root(), config, dtype)?)
+        })?;
+        let (b, plan) = (&self.b, self.plan);
+        let [height, width] = self.grid();
+        let text = b.upload(&noise([plan.text_tokens, config.joint_attention_dim])?, plan.dtype)?;
+        let image = b.upload(&noise([height * width, config.in_channels])?, DType::F32)?;
+        let references = match plan.references {
+            0 => None,
+            n => Some(b.upload(&noise([n * height * width, config.in_channels])?, DType::F32)?),
+        };
+        let words = Position::text(plan.text_tokens);
+        let here = Position::grid(0, height, width);
+        let there: Vec<Position> =
+            (1..=plan.references).flat_map(|i| Position::grid(10 * i as u32, height, width)).collect();
+        let layout = |image: &[Position]| transformer.layout(b, &words, image);
+        let variant = plan.source.variant();
+        let step = |references, layout: &Layout<Timed<B>>| {
+            let guidance = (variant == Variant::Dev).then_some(4.0);
+            let call = Call { text: &text, image: &image, references, layout, timestep: 0.7, guidance };
+            transformer.forward(b, &call, &mut ())
+        };
+        let mut phases = Vec::new();
+        match &references {
+            Some(tokens) if variant == Variant::Kv => {
+                let first = layout(&[there, here.clone()].concat())?;
+                let mut cache = None;
+                phases.push(self.measure("first step, keeping the references", &weights, || {
+                    cache = step(References::Extract(tokens), &first)?.1;
+                    Ok(())
+                })?);
+                if let Some(cache) = &cache {
+                    let later = layout(&here)?;
+                    phases.push(self.measure("step, references kept", &weights, || {
+                        Ok(step(References::Cached(cache), &later).map(drop)?)
+                    })?);
+                }
+            }
+            references => {
+                let layout = layout(&[here, there].concat())?;
+                phases.push(self.measure("step", &weights, || {
+                    Ok(step(References::Joint(references.as_ref()), &layout).map(drop)?)
+                })?);
+            }
+        }
+        phases.into_iter().for_each(|phase| self.report.phase(phase));
+        Ok(())
+    }
+
+    /// Loads a part of the model, which is a phase, too.
+    fn load<T>(
+        &mut self,
+        part: &'static str,
+        load: impl FnOnce(&Timed<B>, &WeightSource, DType) -> Result<T, Failure>,
+    ) -> Result<(T, WeightSource), Failure> {
+        self.report.begin(&format!("loading the {part}"));
+        let start = Instant::now();
+        let weights = self.plan.source.weights(part)?;
+        let loaded =
+            load(&self.b, &weights, self.plan.dtype).while_doing(|| format!("loading the {part}"))?;
+        self.b.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.b.take();
+        self.report.loaded(part, seconds, &weights);
+        Ok((loaded, weights))
+    }
+
+    fn measure(
+        &self,
+        phase: &str,
+        weights: &WeightSource,
+        mut run: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<Measured, Failure> {
+        self.report.begin(phase);
+        let made = weights.synthetic_bytes().map_or(0, |(_, made)| made);
+        let watch = Watch::start();
+        run()?;
+        self.b.take();
+        let mut seconds = Vec::with_capacity(self.plan.repeat);
+        for _ in 0..self.plan.repeat {
+            let start = Instant::now();
+            run()?;
+            self.b.synchronize()?;
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+        let memory = watch.peak().map(|peak| peak.saturating_sub(made));
+        Ok(Measured::new(phase, seconds, memory, self.b.take()))
+    }
+}
+
+/// Numbers like those of latents, the same in every run.
+fn noise(shape: [usize; 2]) -> Result<HostTensor, Failure> {
+    let value = |i: usize| (i.wrapping_mul(2_654_435_761) % 2003) as f32 * 1e-3 - 1.0;
+    let values = (0..shape[0] * shape[1]).map(value).collect();
+    HostTensor::from_f32(shape, values).map_err(|e| Failure::new(e.to_string()))
+}
