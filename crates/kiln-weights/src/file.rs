@@ -3,12 +3,14 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use kiln_tensor::HostTensor;
 
 use crate::header::{Entry, Header};
-use crate::{Error, Malformed, Result, map};
+use crate::map::Mapped;
+use crate::{Error, Malformed, Result};
 
 /// One safetensors file: its bytes (mapped, or in memory) and its checked header.
 #[derive(Clone)]
@@ -17,6 +19,8 @@ pub(crate) struct WeightFile {
     pub metadata: BTreeMap<String, String>,
     pub entries: BTreeMap<String, Entry>,
     data: Bytes,
+    /// The map behind `data`, when there is one.
+    pub mapped: Option<Arc<Mapped>>,
 }
 
 impl WeightFile {
@@ -31,13 +35,21 @@ impl WeightFile {
             return Err(Error::Malformed { file: path.to_owned(), problem: Malformed::Empty });
         }
         let file = File::open(path).map_err(io("open"))?;
-        WeightFile::from_bytes(path, map::map(&file).map_err(io("map"))?)
+        let mapped = Mapped::new(file).map_err(io("map"))?;
+        let read = WeightFile::from_bytes(path, mapped.bytes())?;
+        Ok(WeightFile { mapped: Some(mapped), ..read })
     }
 
     pub fn from_bytes(path: &Path, data: Bytes) -> Result<WeightFile> {
         let header =
             Header::read(&data).map_err(|problem| Error::Malformed { file: path.to_owned(), problem })?;
-        Ok(WeightFile { path: path.to_owned(), metadata: header.metadata, entries: header.entries, data })
+        Ok(WeightFile {
+            path: path.to_owned(),
+            metadata: header.metadata,
+            entries: header.entries,
+            data,
+            mapped: None,
+        })
     }
 
     /// The tensor at `entry`, which must be of this file; shares the file's bytes.

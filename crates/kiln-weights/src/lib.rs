@@ -40,12 +40,15 @@ mod lora;
 mod malformed;
 mod map;
 mod near;
+mod pages;
 pub mod save;
 mod source;
+mod synthetic;
 mod vars;
 
 pub use error::{Error, Result};
 pub use lora::{Lora, LoraProblem, LoraReport};
 pub use malformed::Malformed;
+pub use pages::Pages;
 pub use source::WeightSource;
 pub use vars::Vars;

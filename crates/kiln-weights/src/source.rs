@@ -9,6 +9,8 @@ use crate::fingerprint::fingerprint;
 use crate::folder::{self, Weights};
 use crate::header::Entry;
 use crate::lora::{Applied, Lora, LoraReport};
+use crate::pages::{Pages, Span};
+use crate::synthetic::Synthetic;
 use crate::{Error, Result, Vars, index, int8, near};
 
 /// One or more safetensors files read as one set of named tensors, plus the LoRAs laid over it.
@@ -22,6 +24,8 @@ pub struct WeightSource {
     tensors: BTreeMap<String, (usize, Entry)>,
     metadata: BTreeMap<String, String>,
     loras: Vec<Applied>,
+    /// Answers for tensors that are in no file.
+    synthetic: Option<Synthetic>,
 }
 
 impl WeightSource {
@@ -54,6 +58,31 @@ impl WeightSource {
         WeightSource::join(path, vec![WeightFile::from_bytes(path, data)?])
     }
 
+    /// A source without files that gives random bf16 values for every tensor asked for by its shape, so that a model can
+    /// be measured without its weights. At most `budget` bytes are made; tensors beyond that share memory with others.
+    ///
+    /// ```
+    /// let source = kiln_weights::WeightSource::synthetic(1 << 20);
+    /// assert_eq!(source.root().linear("any.name", 30, 20)?.rows(), 30);
+    /// assert_eq!(source.synthetic_bytes(), Some((1200, 1200)));
+    /// # Ok::<(), kiln_weights::Error>(())
+    /// ```
+    pub fn synthetic(budget: u64) -> WeightSource {
+        WeightSource {
+            path: "synthetic weights".into(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+            loras: Vec::new(),
+            synthetic: Some(Synthetic::new(budget)),
+        }
+    }
+
+    /// Of a [synthetic](WeightSource::synthetic) source: bytes of the matrices it gave, and of the memory behind them.
+    pub fn synthetic_bytes(&self) -> Option<(u64, u64)> {
+        self.synthetic.as_ref().map(Synthetic::sizes)
+    }
+
     fn join(path: &Path, mut files: Vec<WeightFile>) -> Result<WeightSource> {
         let mut tensors = BTreeMap::<String, (usize, Entry)>::new();
         let mut metadata = BTreeMap::new();
@@ -72,7 +101,14 @@ impl WeightSource {
                 metadata.entry(key).or_insert(value);
             }
         }
-        Ok(WeightSource { path: path.to_owned(), files, tensors, metadata, loras: Vec::new() })
+        Ok(WeightSource {
+            path: path.to_owned(),
+            files,
+            tensors,
+            metadata,
+            loras: Vec::new(),
+            synthetic: None,
+        })
     }
 
     /// Lays a LoRA over the weights, with the user's factor. Several may be added; their updates sum up. Add them
@@ -147,6 +183,7 @@ impl WeightSource {
             tensors,
             metadata: self.metadata.clone(),
             loras: Vec::new(),
+            synthetic: None,
         })
     }
 
@@ -181,6 +218,13 @@ impl WeightSource {
 
     /// The tensor of this name, which must have this shape.
     pub(crate) fn tensor_of(&self, name: &str, shape: Shape) -> Result<HostTensor> {
+        if let Some(synthetic) = &self.synthetic {
+            return synthetic.tensor(name, &shape).map_err(|source| Error::Tensor {
+                file: self.path.clone(),
+                tensor: name.to_owned(),
+                source,
+            });
+        }
         let (file, entry) = self.find(name)?;
         if entry.shape != shape {
             return Err(Error::Shape {
@@ -203,6 +247,16 @@ impl WeightSource {
                 count: self.tensors.len(),
             }),
         }
+    }
+
+    /// Where the tensors whose names begin with `prefix` lie in mapped files.
+    pub(crate) fn pages(&self, prefix: &str) -> Pages {
+        let below = self.tensors.range(prefix.to_owned()..).take_while(|(name, _)| name.starts_with(prefix));
+        let span = |(_, (file, entry)): (&String, &(usize, Entry))| {
+            let (start, end) = (entry.range.start, entry.range.end);
+            Some(Span { file: self.files[*file].mapped.clone()?, start, end })
+        };
+        Pages::new(below.filter_map(span).collect())
     }
 
     /// A SHA-256 in hex that stands for these weights in recipes, quick enough for files of many gigabytes.

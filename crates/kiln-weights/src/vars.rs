@@ -2,7 +2,7 @@ use std::fmt::Display;
 
 use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
 
-use crate::{Error, Result, WeightSource};
+use crate::{Error, Pages, Result, WeightSource};
 
 /// A cursor into a source: `vars.at("transformer_blocks").at(3)` sees the tensors under that name.
 #[derive(Clone, Debug)]
@@ -38,6 +38,11 @@ impl<'a> Vars<'a> {
     /// The source it points into.
     pub fn source(&self) -> &'a WeightSource {
         self.source
+    }
+
+    /// Where the tensors below here lie in their mapped files, for reading ahead.
+    pub fn pages(&self) -> Pages {
+        self.source.pages(&format!("{}.", self.prefix))
     }
 
     /// The tensor `leaf`, which must have this shape.
