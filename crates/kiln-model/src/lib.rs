@@ -19,6 +19,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod autoencoder;
 mod error;
 mod folder;
@@ -26,6 +27,7 @@ mod observer;
 mod pipeline;
 pub mod schedule;
 pub mod taef2;
+mod text_cache;
 pub mod text_encoder;
 mod tiles;
 pub mod tokenizer;
@@ -37,3 +39,4 @@ pub use error::{Error, Result};
 pub use folder::{ModelFolder, Part, TokenizerFiles, Variant};
 pub use observer::{Event, Observer};
 pub use pipeline::{Generated, MemoryNeed, Noise, Options, Pipeline, Prompt, Request, Resolved, Rng, Task};
+pub use text_cache::TextCache;

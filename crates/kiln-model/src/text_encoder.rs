@@ -12,6 +12,7 @@ use kiln_tensor::{DType, HostTensor};
 use kiln_weights::Vars;
 use serde::Deserialize;
 
+use crate::ahead::Ahead;
 use crate::tokenizer::Tokens;
 use crate::{Error, Event, Observer, Result, folder};
 
@@ -119,6 +120,7 @@ pub struct TextEncoder<B: Backend> {
     /// Stays on the host: a prompt needs a few hundred of its many rows.
     embed_tokens: HostTensor,
     layers: Vec<Layer<B>>,
+    ahead: Ahead,
 }
 
 struct Layer<B: Backend> {
@@ -140,6 +142,7 @@ impl<B: Backend> TextEncoder<B> {
         let last = STATES[STATES.len() - 1];
         Ok(TextEncoder {
             dtype,
+            ahead: Ahead::new(b, (0..last).map(|i| layers.at(i)), false),
             embed_tokens: vars.tensor("embed_tokens.weight", [config.vocab_size, config.hidden_size])?,
             layers: (0..last).map(|i| Layer::load(b, &layers.at(i), config)).collect::<Result<_>>()?,
             config: config.clone(),
@@ -158,6 +161,7 @@ impl<B: Backend> TextEncoder<B> {
         let mut x = b.upload(&self.embed(tokens)?, self.dtype)?;
         let mut states = Vec::with_capacity(STATES.len());
         for (i, layer) in self.layers.iter().enumerate() {
+            self.ahead.begin(i);
             x = layer.forward(b, x, &self.config, tokens.real, &rope)?;
             if STATES.contains(&(i + 1)) {
                 states.push(x.clone());

@@ -16,6 +16,7 @@ Examples:
   kiln generate \"make it night\" -m models/klein-4b -r house.jpg -o night.png
   kiln generate --from night.png -S 7
   kiln info models/klein-4b
+  kiln bench --peaks
   kiln doctor";
 
 const GENERATE_EXAMPLES: &str = "\
@@ -27,6 +28,16 @@ Examples:
   kiln generate \"a fox\" \"a hen\" -m models/klein-4b -b 2 -o farm.png    (farm-1.png … farm-4.png)
   echo \"a red fox\" | kiln generate - -m models/klein-4b -o - > fox.png
   kiln generate --from fox.png -W 512                               (the same again, but wider)";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  kiln bench                                         (klein 4B, 512x512, made-up weights of its size)
+  kiln bench --synthetic 9b-kv --size 1024x1024 --refs 2 --dtype bf16
+  kiln bench -m models/klein-4b --phase step --repeat 5 -v
+  kiln bench --peaks                                 (what the machine could do at best)
+
+Every phase runs once before its runs count. `share` is the part of a phase's time, `of peak` holds an operation's
+rate against the machine's ceilings, `beyond weights` is the memory of the process beside the weights.";
 
 /// A latent token stands for so many pixels each way: no picture is smaller.
 const MIN_SIDE: usize = 16;
@@ -54,6 +65,9 @@ pub enum Command {
     /// Say what this machine offers
     #[command(args_override_self = true)]
     Doctor(DoctorArgs),
+    /// Measure how fast this machine runs a model, with or without its weights
+    #[command(after_help = BENCH_EXAMPLES, args_override_self = true)]
+    Bench(Box<BenchArgs>),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -202,6 +216,10 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "SET", help_heading = "Machine")]
     pub cpu_isa: Option<IsaArg>,
 
+    /// Don't keep encoded texts on disk, and use none that are there (see `kiln doctor`)
+    #[arg(long, help_heading = "Machine")]
+    pub no_cache: bool,
+
     /// Where the picture goes: .png, .jpg or .webp, `-` is standard output [default: a name from prompt and seed]
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
@@ -248,6 +266,95 @@ pub struct DoctorArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Folder of a model to measure
+    #[arg(short, long, value_name = "DIR", conflicts_with = "synthetic")]
+    pub model: Option<PathBuf>,
+
+    /// Make up weights of this model's size in memory instead [default: 4b]
+    #[arg(long, value_name = "SIZE")]
+    pub synthetic: Option<SizeArg>,
+
+    /// Size of the picture [default: 512x512]
+    #[arg(long, value_name = "WxH", value_parser = crate::bench::parse_size)]
+    pub size: Option<(usize, usize)>,
+
+    /// Reference pictures, of the same size
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub refs: u32,
+
+    /// Text tokens [default: 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
+    pub max_tokens: Option<u32>,
+
+    /// Measure only this; repeatable [default: all]
+    #[arg(long = "phase", value_name = "PHASE")]
+    pub phases: Vec<PhaseArg>,
+
+    /// Runs that count, after one that doesn't [default: 3]
+    #[arg(long, visible_alias = "steps", value_name = "N", value_parser = at_least::<1>())]
+    pub repeat: Option<usize>,
+
+    /// Measure the machine's ceilings only: products of each kind, reading and copying memory
+    #[arg(long)]
+    pub peaks: bool,
+
+    /// Where to compute: auto, cpu, cuda or cuda:N [default: auto]
+    #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
+    pub device: Option<Device>,
+
+    /// What to compute in; auto is f32 on the CPU [default: auto]
+    #[arg(long, value_name = "TYPE", help_heading = "Machine")]
+    pub dtype: Option<DTypeArg>,
+
+    /// Threads [default: as many as the machine runs at once]
+    #[arg(
+        long, value_name = "N", help_heading = "Machine", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
+    )]
+    pub threads: Option<u32>,
+
+    /// Vector instructions to use [default: the best the machine has]
+    #[arg(long, value_name = "SET", help_heading = "Machine")]
+    pub cpu_isa: Option<IsaArg>,
+
+    /// As JSON on standard output (described in bench/README.md)
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+
+    /// Keep operations on different sizes apart
+    #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
+    pub verbose: bool,
+}
+
+/// A published model's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SizeArg {
+    #[value(name = "4b")]
+    Klein4b,
+    #[value(name = "9b")]
+    Klein9b,
+    #[value(name = "9b-kv")]
+    Klein9bKv,
+    Dev,
+    /// The random model that Kiln is tested with
+    Tiny,
+}
+
+/// A part of the way to a picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PhaseArg {
+    /// Text to tokens
+    Text,
+    /// References to tokens
+    Encode,
+    /// One step of the transformer
+    Step,
+    /// Tokens to picture
+    Decode,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::machine::{Cpu, Memory};
 use crate::sheet::Sheet;
 use crate::values::bytes;
-use crate::{output, preview};
+use crate::{cache, output, preview};
 
 pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let report = report();
@@ -38,6 +38,7 @@ fn report() -> Sheet {
     sheet
         .with("gpu", "no CUDA backend in this build: pictures are made on the CPU")
         .with_sheet("folders", folders())
+        .with_sheet("kept", kept())
         .with("preview", terminal)
 }
 
@@ -64,6 +65,18 @@ fn folders() -> Sheet {
         .with("current", folder(&here))
         .with("temporary", folder(&std::env::temp_dir()))
         .with("settings", config_folder().map(|path| folder(&path)))
+        .with("cache", cache::folder().map(|path| folder(&path)))
+}
+
+/// What is kept of earlier runs.
+fn kept() -> Sheet {
+    let Some(texts) = cache::texts() else { return Sheet::default().with("texts", "nowhere to keep them") };
+    let (count, size) = texts.usage();
+    Sheet::default()
+        .with("texts", count)
+        .with_amount("bytes", size, bytes(size))
+        .with_amount("limit", texts.limit(), bytes(texts.limit()))
+        .with("folder", texts.folder())
 }
 
 fn folder(path: &Path) -> String {

@@ -17,7 +17,7 @@ use crate::output::{self, Output};
 use crate::progress::{Reporter, Shared, Told};
 use crate::recipe::{Recipe, Replay};
 use crate::values::Device;
-use crate::{hints, machine, preview};
+use crate::{cache, hints, machine, preview};
 
 /// Runs the command; a failure is already told.
 pub fn run(args: GenerateArgs) -> Result<(), Failure> {
@@ -42,9 +42,10 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
         return Err(Failure::usage("--json and -o - both want standard output").hint("name a file with -o"));
     }
     let order = Order::new(&args, replay)?;
-    let backend = cpu(&args, order.device)?;
+    let backend = cpu(args.cpu_isa, args.threads, order.device)?;
     let folder = open_model(&order)?;
-    let job = Job::read(&order, &folder, machine::memory_limit())?;
+    let texts = if args.no_cache { None } else { cache::texts() };
+    let job = Job::read(&order, &folder, machine::memory_limit(), texts)?;
     let output = Output::check(args.output.as_deref(), job.pictures.len())?;
     args.latents_out.as_deref().map_or(Ok(()), |path| output.check_latents(path, job.pictures.len()))?;
     let run = Run { args, order, folder, job, output, recipe, random_seed };
@@ -52,18 +53,18 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
 }
 
 /// The only kind of device there is so far.
-fn cpu(args: &GenerateArgs, device: Device) -> Result<CpuBackend, Failure> {
+pub fn cpu(isa: Option<IsaArg>, threads: Option<u32>, device: Device) -> Result<CpuBackend, Failure> {
     if let Device::Cuda(_) = device {
         return Err(Failure::new("this build of Kiln has no CUDA backend")
             .hint("leave --device out, or say --device cpu, to compute on the CPU"));
     }
-    let isa = args.cpu_isa.map(|isa| match isa {
+    let isa = isa.map(|isa| match isa {
         IsaArg::Portable => Isa::Portable,
         IsaArg::Avx2 => Isa::Avx2,
         IsaArg::Avx512 => Isa::Avx512,
         IsaArg::Amx => Isa::Amx,
     });
-    let threads = args.threads.map(|n| n as usize);
+    let threads = threads.map(|n| n as usize);
     CpuBackend::new(kiln_cpu::Options { isa, threads }).while_doing(|| "starting the CPU backend".into())
 }
 
@@ -132,6 +133,7 @@ impl Run {
         });
 
         let pipeline = Pipeline::load(backend, folder, &job.options, reporter)
+            .and_then(|pipeline| pipeline.prepare(&job.request, reporter).map(|()| pipeline))
             .while_doing(|| format!("loading the model `{}`", folder.path.display()))?;
         reporter.end_phase();
         let mut saved = Saved { run: self, base: &base, files: Vec::new(), latents: Vec::new() };

@@ -1,7 +1,7 @@
 //! An order with its files read: the request for the pipeline, and the recipe of each picture.
 
 use kiln_image::GrayPicture;
-use kiln_model::{ModelFolder, Noise, Options, Part, Prompt, Request, Resolved, Task};
+use kiln_model::{ModelFolder, Noise, Options, Part, Prompt, Request, Resolved, Task, TextCache};
 use kiln_tensor::HostTensor;
 
 use crate::args::ScheduleArg;
@@ -41,7 +41,12 @@ struct Files {
 
 impl Job {
     /// Reads every file of the order but the weights.
-    pub fn read(order: &Order, folder: &ModelFolder, memory_limit: Option<u64>) -> Result<Job, Failure> {
+    pub fn read(
+        order: &Order,
+        folder: &ModelFolder,
+        memory_limit: Option<u64>,
+        text_cache: Option<TextCache>,
+    ) -> Result<Job, Failure> {
         let mut used = Files::default();
         let (prompt, first_row) = prompt(order, &mut used)?;
         let per_prompt = order.per_prompt(prompt.count())?;
@@ -73,6 +78,7 @@ impl Job {
             vae: order.vae.clone(),
             loras: order.loras.iter().map(|l| (l.path.clone(), l.weight)).collect(),
             memory_limit,
+            text_cache,
         };
         let pictures = plans(order, &request, first_row);
         Ok(Job { request, options, pictures, used })

@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
+mod cache;
 mod cancel;
 mod doctor;
 mod failure;
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(*args),
         Command::Info(args) => tell(info::run(&args)),
         Command::Doctor(args) => tell(doctor::run(&args)),
+        Command::Bench(args) => tell(bench::run(&args)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kiln", &mut script);

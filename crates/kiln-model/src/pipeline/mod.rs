@@ -5,6 +5,7 @@ mod memory;
 mod noise;
 mod plan;
 mod request;
+mod text;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -14,16 +15,16 @@ use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::Lora;
 
-use crate::text_encoder::TextEncoder;
 use crate::tokenizer::PromptTokenizer;
 use crate::transformer::Transformer;
-use crate::{Autoencoder, Error, Event, ModelFolder, Observer, Result, Variant};
+use crate::{Autoencoder, Error, Event, ModelFolder, Observer, Result, TextCache, Variant};
 use denoise::{Conditioning, Denoiser, Origin, ReferenceMode, ReferenceTokens};
 pub(crate) use memory::Gib;
 pub use memory::MemoryNeed;
 pub use plan::Resolved;
 use plan::{Prepared, Start};
 pub use request::{Noise, Prompt, Request, Rng, Task};
+use text::Texter;
 
 /// How a model is loaded.
 #[derive(Clone, Debug)]
@@ -36,11 +37,13 @@ pub struct Options {
     pub loras: Vec<(PathBuf, f32)>,
     /// Bytes that a request may need beside the weights before it is refused.
     pub memory_limit: Option<u64>,
+    /// Where encoded texts are kept and looked for. With it, the text encoder is loaded only when it is needed.
+    pub text_cache: Option<TextCache>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { dtype: DType::F32, vae: None, loras: Vec::new(), memory_limit: None }
+        Options { dtype: DType::F32, vae: None, loras: Vec::new(), memory_limit: None, text_cache: None }
     }
 }
 
@@ -51,7 +54,7 @@ pub struct Pipeline<B: Backend> {
     options: Options,
     fingerprint: String,
     tokenizer: PromptTokenizer,
-    text_encoder: Option<TextEncoder<B>>,
+    texter: Option<Texter<B>>,
     transformer: Transformer<B>,
     autoencoder: Autoencoder<B>,
 }
@@ -87,11 +90,9 @@ impl<B: Backend> Pipeline<B> {
             Some(files) => PromptTokenizer::open(files)?,
             None => PromptTokenizer::built_in()?,
         };
-        observer.event(Event::Loading { part: "text encoder" })?;
-        let load_text = |part: &crate::Part<crate::text_encoder::Config>| {
-            TextEncoder::load(b, &part.weights()?.root(), &part.config, dtype)
-        };
-        let text_encoder = folder.text_encoder.as_ref().map(load_text).transpose()?;
+        let cache = &options.text_cache;
+        let texter = folder.text_encoder.as_ref();
+        let texter = texter.map(|part| Texter::new(b, part, dtype, cache.clone(), observer)).transpose()?;
 
         observer.event(Event::Loading { part: "transformer" })?;
         let mut source = folder.transformer.weights()?;
@@ -117,7 +118,7 @@ impl<B: Backend> Pipeline<B> {
             folder: folder.clone(),
             options: options.clone(),
             tokenizer,
-            text_encoder,
+            texter,
             transformer,
             autoencoder,
             backend,
@@ -144,6 +145,19 @@ impl<B: Backend> Pipeline<B> {
     /// [`ModelFolder::resolve`] does so before the model is loaded; here the prompts are counted as well.
     pub fn resolve(&self, request: &Request) -> Result<Resolved> {
         Ok(self.plan(request)?.0)
+    }
+
+    /// Loads what this request needs and is not loaded yet: the text encoder, unless every text is in the cache.
+    ///
+    /// [`Pipeline::generate`] does so itself when it comes to that; doing it before finds damaged files early.
+    pub fn prepare(&self, request: &Request, observer: &mut dyn Observer<B>) -> Result<()> {
+        let (plan, _) = self.plan(request)?;
+        let texts = texts(&request.prompt, plan.two_calls(self.folder.variant));
+        if texts.is_empty() {
+            return Ok(());
+        }
+        let tokens = text::tokenize(&self.tokenizer, &texts, request.max_tokens)?;
+        self.texter()?.prepare(&self.backend, &tokens, observer)
     }
 
     /// All pictures of a request.
@@ -220,12 +234,9 @@ impl<B: Backend> Pipeline<B> {
         with_negative: bool,
         observer: &mut dyn Observer<B>,
     ) -> Result<Texts<B>> {
+        let texts = texts(&request.prompt, with_negative);
         match &request.prompt {
-            Prompt::Text { prompts, negative } => {
-                let mut texts: Vec<&str> = prompts.iter().map(String::as_str).collect();
-                if with_negative {
-                    texts.push(negative.as_deref().unwrap_or(""));
-                }
+            Prompt::Text { .. } => {
                 let mut prompts = self.encode_prompts(&texts, request.max_tokens, observer)?;
                 let negative = if with_negative { prompts.pop() } else { None };
                 Ok(Texts { prompts, negative })
@@ -236,7 +247,7 @@ impl<B: Backend> Pipeline<B> {
                 let negative = match (with_negative, negative) {
                     (false, _) => None,
                     (true, Some(negative)) => Some(upload(negative)?),
-                    (true, None) => self.encode_prompts(&[""], request.max_tokens, observer)?.pop(),
+                    (true, None) => self.encode_prompts(&texts, request.max_tokens, observer)?.pop(),
                 };
                 Ok(Texts { prompts, negative })
             }
@@ -249,20 +260,23 @@ impl<B: Backend> Pipeline<B> {
         max_tokens: usize,
         observer: &mut dyn Observer<B>,
     ) -> Result<Vec<B::Tensor>> {
-        let encoder = self.text_encoder.as_ref().ok_or_else(|| {
+        let all = text::tokenize(&self.tokenizer, texts, max_tokens)?;
+        let texter = self.texter()?;
+        let encode = |(i, tokens)| {
+            let encoded = texter.encode(&self.backend, tokens, (i, texts.len()), observer)?;
+            observer.see("prompt_embeds", &encoded)?;
+            Ok(encoded)
+        };
+        all.iter().enumerate().map(encode).collect()
+    }
+
+    fn texter(&self) -> Result<&Texter<B>> {
+        self.texter.as_ref().ok_or_else(|| {
             Error::request(format!(
                 "`{}` has no text encoder that Kiln can run; give precomputed prompt embeddings",
                 self.folder.path.display()
             ))
-        })?;
-        let encode = |(i, text): (usize, &&str)| {
-            let tokens = self.tokenizer.encode(text, max_tokens)?;
-            let encoded = encoder.forward(&self.backend, &tokens, (i, texts.len()), observer)?;
-            finite("the text encoder's result", &self.backend.download(&encoded)?)?;
-            observer.see("prompt_embeds", &encoded)?;
-            Ok(encoded)
-        };
-        texts.iter().enumerate().map(encode).collect()
+        })
     }
 
     fn upload_embeddings(&self, text: &HostTensor) -> Result<B::Tensor> {
@@ -323,6 +337,18 @@ impl<B: Backend> Pipeline<B> {
             Some(ReferenceTokens { tokens, grids })
         };
         Ok((references, origin))
+    }
+}
+
+/// The texts that the text encoder has to encode for a prompt, the negative one last.
+fn texts(prompt: &Prompt, with_negative: bool) -> Vec<&str> {
+    match prompt {
+        Prompt::Text { prompts, negative } => {
+            let negative = with_negative.then(|| negative.as_deref().unwrap_or(""));
+            prompts.iter().map(String::as_str).chain(negative).collect()
+        }
+        Prompt::Embeddings { negative: None, .. } if with_negative => vec![""],
+        Prompt::Embeddings { .. } => Vec::new(),
     }
 }
 

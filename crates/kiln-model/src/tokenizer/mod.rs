@@ -4,6 +4,8 @@
 //! further special tokens, cut at `max` tokens and right-padded. Special tokens typed into a prompt are parsed as such.
 //! How many tokens are real is kept beside the ids: a typed `<|endoftext|>` has the padding's id but is no padding.
 
+mod read;
+
 use std::io::Read;
 
 use serde::Deserialize;
@@ -20,7 +22,7 @@ const AFTER: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 const PADDING: &str = "<|endoftext|>";
 
 /// The Qwen3 tokenizer, zstd-packed, for checkpoints that come without one.
-const BUILT_IN: &[u8] = include_bytes!("../assets/tokenizer.json.zst");
+const BUILT_IN: &[u8] = include_bytes!("../../assets/tokenizer.json.zst");
 
 /// What matters of `tokenizer_config.json`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -87,7 +89,7 @@ impl PromptTokenizer {
     }
 
     fn from_json(json: &[u8], padding: &str) -> Result<Self> {
-        let mut tokenizer = Tokenizer::from_bytes(json).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        let mut tokenizer = read::read(json).map_err(|e| Error::Tokenizer(e.to_string()))?;
         // Cutting and padding are done here, whatever the file asks for.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| Error::Tokenizer(e.to_string()))?;

@@ -106,9 +106,9 @@ impl<B: Backend> Stream<B> {
         rope: &RopeTable<B>,
     ) -> Result<[B::Tensor; 3]> {
         let h = b.ada_layer_norm(x, &m.attn.scale, &m.attn.shift, &m.groups, self.eps)?;
-        let [q, k, v] = b.linear_split(&h, &self.qkv, [self.dim; 3])?;
-        let q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
-        let k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
+        let [mut q, mut k, v] = b.linear_split(&h, &self.qkv, [self.dim; 3])?;
+        q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
+        k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
         Ok([q, k, v])
     }
 
@@ -121,8 +121,8 @@ impl<B: Backend> Stream<B> {
         m: &DoubleModulation<B>,
     ) -> Result<B::Tensor> {
         let x = b.linear_gated_add(&[attended], &self.to_out, Some((&m.attn.gate, &m.groups)), &x)?;
-        let h = b.ada_layer_norm(&x, &m.mlp.scale, &m.mlp.shift, &m.groups, self.eps)?;
-        let h = b.swiglu(&b.linear(&h, &self.linear_in)?)?;
+        let mut h = b.ada_layer_norm(&x, &m.mlp.scale, &m.mlp.shift, &m.groups, self.eps)?;
+        h = b.swiglu(&b.linear(&h, &self.linear_in)?)?;
         Ok(b.linear_gated_add(&[&h], &self.linear_out, Some((&m.mlp.gate, &m.groups)), &x)?)
     }
 }

@@ -26,6 +26,7 @@ use kiln_tensor::DType;
 use kiln_weights::Vars;
 use serde::Deserialize;
 
+use crate::ahead::Ahead;
 use crate::{Event, Observer, Result, folder};
 use attention::Attention;
 use double::DoubleBlock;
@@ -153,6 +154,7 @@ pub struct Transformer<B: Backend> {
     single_transformer_blocks: Vec<SingleBlock<B>>,
     norm_out: B::Weight,
     proj_out: B::Weight,
+    ahead: Ahead,
 }
 
 /// How reference pictures take part in a call.
@@ -209,8 +211,11 @@ impl<B: Backend> Transformer<B> {
         let modulation = |name: &str, sets| ModulationSource::load(b, &vars.at(name), sets, dim);
         let doubles = vars.at("transformer_blocks");
         let singles = vars.at("single_transformer_blocks");
+        let double_vars = (0..config.num_layers).map(|i| doubles.at(i));
+        let single_vars = (0..config.num_single_layers).map(|i| singles.at(i));
         Ok(Transformer {
             dtype,
+            ahead: Ahead::new(b, double_vars.chain(single_vars), true),
             x_embedder: weight("x_embedder", dim, config.in_channels)?,
             context_embedder: weight("context_embedder", dim, config.joint_attention_dim)?,
             time_guidance_embed: TimeEmbedding::load(b, &vars.at("time_guidance_embed"), config)?,
@@ -281,6 +286,7 @@ impl<B: Backend> Transformer<B> {
 
         let total = self.transformer_blocks.len() + self.single_transformer_blocks.len();
         for (i, block) in self.transformer_blocks.iter().enumerate() {
+            self.ahead.begin(i);
             (text, image) =
                 block.forward(b, text, image, &text_mod, &image_mod, call.layout, &mut attention)?;
             observer.see(&format!("double{i}.txt"), &text)?;
@@ -289,6 +295,7 @@ impl<B: Backend> Transformer<B> {
         }
         let mut joined = b.concat_rows(&[&text, &image])?;
         for (i, block) in self.single_transformer_blocks.iter().enumerate() {
+            self.ahead.begin(self.transformer_blocks.len() + i);
             joined = block.forward(b, joined, texts, &single_mod, &call.layout.joined, &mut attention)?;
             observer.see(&format!("single{i}"), &joined)?;
             observer.event(Event::Block { done: self.transformer_blocks.len() + i + 1, total })?;

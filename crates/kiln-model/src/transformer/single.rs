@@ -47,13 +47,16 @@ impl<B: Backend> SingleBlock<B> {
         attention: &mut Attention<'_, B>,
     ) -> Result<B::Tensor> {
         let h = b.ada_layer_norm(&x, &m.block.scale, &m.block.shift, &m.groups, self.eps)?;
-        let [q, k, v, gate_up] = b.linear_split(&h, &self.to_qkv_mlp_proj, self.widths)?;
-        let q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
-        let k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
+        let [mut q, mut k, v, gate_up] = b.linear_split(&h, &self.to_qkv_mlp_proj, self.widths)?;
+        drop(h);
+        // The widest tensor of all goes first.
+        let mlp = b.swiglu(&gate_up)?;
+        drop(gate_up);
+        q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
+        k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
         let [k_text, k_image] = cut(b, &k, texts)?;
         let [v_text, v_image] = cut(b, &v, texts)?;
         let attended = attention.forward(b, &[&q], [&k_text, &k_image], [&v_text, &v_image])?;
-        let mlp = b.swiglu(&gate_up)?;
         let gate = Some((&m.block.gate, &m.groups));
         Ok(b.linear_gated_add(&[&attended, &mlp], &self.to_out, gate, &x)?)
     }

@@ -58,14 +58,14 @@ impl<B: Backend> ResnetBlock<B> {
         })
     }
 
-    pub(super) fn forward(&self, b: &B, x: B::Tensor) -> Result<B::Tensor> {
-        let h = self.norm1.forward(b, &x, Some(Activation::Silu))?;
-        let h = b.conv2d(&h, &self.conv1, ConvGeometry::same(3), None)?;
-        let h = self.norm2.forward(b, &h, Some(Activation::Silu))?;
-        let x = match &self.conv_shortcut {
-            Some(shortcut) => b.conv2d(&x, shortcut, ConvGeometry::same(1), None)?,
-            None => x,
-        };
+    pub(super) fn forward(&self, b: &B, mut x: B::Tensor) -> Result<B::Tensor> {
+        // Assigned, not shadowed: at full size each of these takes up to a gigabyte, and must go as soon as it is used.
+        let mut h = self.norm1.forward(b, &x, Some(Activation::Silu))?;
+        h = b.conv2d(&h, &self.conv1, ConvGeometry::same(3), None)?;
+        h = self.norm2.forward(b, &h, Some(Activation::Silu))?;
+        if let Some(shortcut) = &self.conv_shortcut {
+            x = b.conv2d(&x, shortcut, ConvGeometry::same(1), None)?;
+        }
         Ok(b.conv2d(&h, &self.conv2, ConvGeometry::same(3), Some(&x))?)
     }
 }

@@ -75,8 +75,8 @@ impl<B: Backend> Decoder<B> {
             }
             observer.see(&format!("vae.dec.up{i}"), &x)?;
         }
-        let x = self.conv_norm_out.forward(b, &x, Some(Activation::Silu))?;
-        let x = b.conv2d(&x, &self.conv_out, ConvGeometry::same(3), None)?;
+        x = self.conv_norm_out.forward(b, &x, Some(Activation::Silu))?;
+        x = b.conv2d(&x, &self.conv_out, ConvGeometry::same(3), None)?;
         observer.see("vae.decoded", &x)?;
         Ok(x)
     }

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 pub struct Kit {
     model: Checkpoint,
     folder: TempDir,
+    cache: TempDir,
 }
 
 /// What came of it.
@@ -29,11 +30,16 @@ impl Kit {
 
     pub fn with_model(name: &str) -> Kit {
         let model = Checkpoint::assemble(&in_tree(), name).unwrap();
-        Kit { model, folder: tempfile::tempdir().unwrap() }
+        Kit { model, folder: tempfile::tempdir().unwrap(), cache: tempfile::tempdir().unwrap() }
     }
 
     pub fn model(&self) -> &Path {
         self.model.path()
+    }
+
+    /// Where the program keeps what it can make again.
+    pub fn cache(&self) -> &Path {
+        self.cache.path()
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -44,6 +50,7 @@ impl Kit {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
         command.args(args).current_dir(self.folder.path()).env_remove("KILN_MODEL").stdin(Stdio::null());
+        command.env("KILN_CACHE_DIR", self.cache.path()).env_remove("KILN_CACHE_MB");
         command
     }
 
