@@ -19,7 +19,7 @@ use work::{Work, bytes};
 /// use kiln_tensor::{DType, HostTensor, LinearParts};
 ///
 /// let b = Timed::new(Reference::new());
-/// let w = b.weight(LinearParts { slabs: vec![HostTensor::zeros([5, 3])], bias: None, deltas: vec![] })?;
+/// let w = b.weight(LinearParts { slabs: vec![HostTensor::zeros([5, 3])], ..LinearParts::default() })?;
 /// let x = b.upload(&HostTensor::zeros([2, 3]), DType::F32)?;
 /// b.take();
 /// b.linear(&x, &w)?;

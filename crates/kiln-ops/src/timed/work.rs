@@ -29,7 +29,7 @@ pub(super) fn of_linear(parts: &LinearParts) -> (u64, u64) {
     let size = |t: &kiln_tensor::HostTensor| t.bytes().len() as u64;
     let slabs = parts.slabs.iter();
     let deltas = parts.deltas.iter().flat_map(|d| [&d.down, &d.up]);
-    let bytes = slabs.clone().chain(deltas.clone()).chain(&parts.bias).map(size).sum();
+    let bytes = slabs.clone().chain(deltas.clone()).chain(&parts.scales).chain(&parts.bias).map(size).sum();
     let macs = slabs.chain(deltas).map(|t| t.numel() as u64).sum();
     (bytes, macs)
 }
