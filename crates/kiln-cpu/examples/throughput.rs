@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use kiln_cpu::{CpuBackend, CpuTensor, Isa, Options};
-use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Mask, Result};
+use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopePairs, RopeTable};
 use kiln_tensor::{DType, HostTensor, LinearParts};
 
 fn main() -> Result<()> {
@@ -54,46 +54,69 @@ fn main() -> Result<()> {
             report(&name, 2.0 * (rows * cols * out) as f64, &|| b.linear(&x, &w).map(drop))?;
         }
     }
-    for (size, cin, cout) in [(256, 128, 128), (64, 512, 512), (256, 128, 3)] {
-        let name = format!("conv2d {size}×{size}×{cin}→{cout} 3×3");
-        if !wanted(&name) {
-            continue;
+    for (size, cin, cout) in [(512, 128, 128), (256, 256, 256), (64, 512, 512), (512, 128, 3)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let name = format!("conv2d {size}×{size}×{cin}→{cout} 3×3 {dtype}·{dtype}");
+            if !wanted(&name) {
+                continue;
+            }
+            let conv = b.conv(&host([cout, cin, 3, 3]).to_dtype(dtype)?, None)?;
+            let x = tensor(&b, [size, size, cin], dtype)?;
+            let flops = 2.0 * (size * size * cin * cout * 9) as f64;
+            report(&name, flops, &|| b.conv2d(&x, &conv, ConvGeometry::same(3), None).map(drop))?;
         }
-        let conv = b.conv(&host([cout, cin, 3, 3]), None)?;
-        let x = tensor(&b, [size, size, cin], DType::F32)?;
-        let flops = 2.0 * (size * size * cin * cout * 9) as f64;
-        report(&name, flops, &|| b.conv2d(&x, &conv, ConvGeometry::same(3), None).map(drop))?;
     }
-    for (tokens, heads, dim) in [(1536, 24, 128), (4096, 1, 512)] {
-        let name = format!("attention {tokens} tokens, {heads}×{dim}");
-        if !wanted(&name) {
-            continue;
+    for (tokens, heads, dim) in [(1536, 24, 128), (4608, 24, 128), (4096, 1, 512)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let name = format!("attention {tokens} tokens, {heads}×{dim} {dtype}·{dtype}");
+            if !wanted(&name) {
+                continue;
+            }
+            let qkv = [0; 3].map(|_| tensor(&b, [tokens, heads * dim], dtype));
+            let [q, k, v] = qkv;
+            let (q, k, v) = (q?, k?, v?);
+            let spec = AttentionSpec { heads, kv_heads: heads, mask: Mask::None };
+            let flops = 4.0 * (tokens * tokens * heads * dim) as f64;
+            report(&name, flops, &|| b.attention(&[&q], &[&k], &[&v], &spec).map(drop))?;
         }
-        let qkv = [0; 3].map(|_| tensor(&b, [tokens, heads * dim], DType::F32));
-        let [q, k, v] = qkv;
-        let (q, k, v) = (q?, k?, v?);
-        let spec = AttentionSpec { heads, kv_heads: heads, mask: Mask::None };
-        let flops = 4.0 * (tokens * tokens * heads * dim) as f64;
-        report(&name, flops, &|| b.attention(&[&q], &[&k], &[&v], &spec).map(drop))?;
     }
-    let x = tensor(&b, [1536, 18432], DType::F32)?;
-    let rate = |name: &str, bytes: f64, work: &dyn Fn() -> Result<()>| -> Result<()> {
-        if !wanted(name) {
+    for dtype in [DType::F32, DType::BF16] {
+        by_bytes(&b, dtype, &wanted)?;
+    }
+    Ok(())
+}
+
+/// Operations that memory limits.
+fn by_bytes(b: &CpuBackend, dtype: DType, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+    let rate = |name: &str, elements: usize, work: &dyn Fn() -> Result<()>| -> Result<()> {
+        let name = format!("{name} {dtype}");
+        if !wanted(&name) {
             return Ok(());
         }
-        let (best, _) = measure(&b, Isa::Portable, 1.0, work)?;
+        let (best, _) = measure(b, Isa::Portable, 1.0, work)?;
+        let bytes = (elements * dtype.size()) as f64;
         println!("{name:38} {:8.2} ms {:7.1} GB/s", best * 1e3, bytes / best / 1e9);
         Ok(())
     };
-    rate("swiglu 1536×18432", 1.5 * 4.0 * (1536 * 18432) as f64, &|| b.swiglu(&x).map(drop))?;
-    let x = tensor(&b, [256, 256, 256], DType::F32)?;
-    let (w, z) = (tensor(&b, [256], DType::F32)?, tensor(&b, [256], DType::F32)?);
-    rate("group_norm 256×256×256", 2.0 * 4.0 * (1 << 24) as f64, &|| {
+    let x = tensor(b, [1536, 18432], dtype)?;
+    rate("swiglu 1536×18432", 1536 * 18432 * 3 / 2, &|| b.swiglu(&x).map(drop))?;
+    let x = tensor(b, [512, 512, 128], dtype)?;
+    let (w, z) = (tensor(b, [128], DType::F32)?, tensor(b, [128], DType::F32)?);
+    rate("group_norm 512×512×128", 2 << 25, &|| {
         b.group_norm(&x, 32, &w, &z, 1e-6, Some(kiln_ops::Activation::Silu)).map(drop)
     })?;
-    let x = tensor(&b, [4096, 3072], DType::F32)?;
-    let w = tensor(&b, [3072], DType::F32)?;
-    rate("rms_norm 4096×3072", 2.0 * 4.0 * (4096 * 3072) as f64, &|| b.rms_norm(&x, &w, 1e-6).map(drop))
+    let x = tensor(b, [1536, 3072], dtype)?;
+    let w = tensor(b, [3072], DType::F32)?;
+    let elements = 2 * 1536 * 3072;
+    rate("rms_norm 1536×3072", elements, &|| b.rms_norm(&x, &w, 1e-6).map(drop))?;
+    let scale = tensor(b, [1, 3072], DType::F32)?;
+    rate("ada_layer_norm 1536×3072", elements, &|| {
+        b.ada_layer_norm(&x, &scale, &scale, &Groups::one(1536), 1e-6).map(drop)
+    })?;
+    let table = || tensor(b, [1536, 64], DType::F32);
+    let rope = RopeTable { cos: table()?, sin: table()?, pairs: RopePairs::Adjacent };
+    let w = tensor(b, [128], DType::F32)?;
+    rate("norm_rope 1536×24×128", elements, &|| b.norm_rope(&x, &w, &rope, 1e-6).map(drop))
 }
 
 fn host<const N: usize>(shape: [usize; N]) -> HostTensor {

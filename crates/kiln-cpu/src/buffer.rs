@@ -37,7 +37,7 @@ impl Memory {
         let block = if bytes < LARGE {
             Block::Small(vec![0; bytes.div_ceil(4) + ALIGNMENT / 4])
         } else {
-            let step = if bytes < HUGE { LARGE } else { HUGE };
+            let step = if bytes < HUGE / 8 { LARGE } else { HUGE };
             let whole = bytes.checked_next_multiple_of(step).ok_or_else(failed)?;
             let map = self.take(whole).map_or_else(|| map(whole), Ok).map_err(|_| failed())?;
             Block::Large { map: Some(map), home: Arc::clone(self) }

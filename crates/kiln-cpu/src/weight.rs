@@ -4,6 +4,8 @@ use kiln_ops::{Error, Result, shapes};
 use kiln_tensor::{DType, HostTensor, LinearParts, bf16, f16};
 
 use crate::element::Source;
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::Halves;
 use crate::gemm::Rows;
 use crate::simd::Simd;
 
@@ -70,6 +72,31 @@ impl Stack {
             Format::I8 => self.cols,
         };
         &self.slabs[slab].1.bytes()[(row - first) * bytes..][..bytes]
+    }
+}
+
+/// Other formats are rounded to bf16.
+#[cfg(target_arch = "x86_64")]
+impl Halves for Stack {
+    fn copy(&self, row: usize, from: usize, out: &mut [bf16]) {
+        fn each<T: Source>(bytes: &[u8], from: usize, out: &mut [bf16]) {
+            let values = bytes[from * size_of::<T>()..].chunks_exact(size_of::<T>());
+            for (out, value) in out.iter_mut().zip(values) {
+                *out = bf16::from_f32(bytemuck::pod_read_unaligned::<T>(value).widen());
+            }
+        }
+        if out.is_empty() {
+            return;
+        }
+        let bytes = self.row(row);
+        match self.format {
+            Format::BF16 => {
+                let count = size_of_val(out);
+                bytemuck::cast_slice_mut(out).copy_from_slice(&bytes[2 * from..][..count]);
+            }
+            Format::F32 => each::<f32>(bytes, from, out),
+            Format::F16 => each::<f16>(bytes, from, out),
+        }
     }
 }
 

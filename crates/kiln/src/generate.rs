@@ -6,7 +6,7 @@ use std::path::Path;
 use kiln_cpu::{CpuBackend, Isa};
 use kiln_model::{Generated, MemoryNeed, ModelFolder, Pipeline, Resolved, Variant};
 use kiln_ops::Backend;
-use kiln_tensor::HostTensor;
+use kiln_tensor::{DType, HostTensor};
 
 use crate::args::{GenerateArgs, IsaArg};
 use crate::cancel::Cancel;
@@ -44,8 +44,9 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     let order = Order::new(&args, replay)?;
     let backend = cpu(args.cpu_isa, args.threads, order.device)?;
     let folder = open_model(&order)?;
+    let dtype = order.dtype.unwrap_or_else(|| suitable_dtype(backend.isa(), &folder));
     let texts = if args.no_cache { None } else { cache::texts() };
-    let job = Job::read(&order, &folder, machine::memory_limit(), texts)?;
+    let job = Job::read(&order, &folder, dtype, machine::memory_limit(), texts)?;
     let output = Output::check(args.output.as_deref(), job.pictures.len())?;
     args.latents_out.as_deref().map_or(Ok(()), |path| output.check_latents(path, job.pictures.len()))?;
     let run = Run { args, order, folder, job, output, recipe, random_seed };
@@ -66,6 +67,18 @@ pub fn cpu(isa: Option<IsaArg>, threads: Option<u32>, device: Device) -> Result<
     });
     let threads = threads.map(|n| n as usize);
     CpuBackend::new(kiln_cpu::Options { isa, threads }).while_doing(|| "starting the CPU backend".into())
+}
+
+/// bf16 where the machine multiplies it as it is and the weights have no more digits than that; else f32.
+fn suitable_dtype(isa: Isa, folder: &ModelFolder) -> DType {
+    // Weights that can't be opened are refused when they are loaded, with all that is to be said about them.
+    let short = folder.transformer.weights().is_ok_and(|weights| {
+        let (short, long): (Vec<_>, Vec<_>) =
+            weights.dtypes().into_iter().partition(|(dtype, _)| dtype.size() <= 2);
+        let count = |dtypes: Vec<(DType, u64)>| dtypes.iter().map(|(_, n)| n).sum::<u64>();
+        count(short) > count(long)
+    });
+    if isa.multiplies_bf16() && short { DType::BF16 } else { DType::F32 }
 }
 
 /// Opens the folder, and checks for parts that this order can't do without.
@@ -166,7 +179,7 @@ impl Run {
             variant: self.folder.variant.to_string(),
             device: "cpu",
             backend,
-            dtype: self.order.dtype.to_string(),
+            dtype: self.job.options.dtype.to_string(),
             prompts,
             seeds: self.job.pictures.iter().map(|p| p.seed).collect(),
             random_seed: self.random_seed && matches!(self.order.chance, Chance::Seed(_)),

@@ -2,7 +2,7 @@
 
 use kiln_image::GrayPicture;
 use kiln_model::{ModelFolder, Noise, Options, Part, Prompt, Request, Resolved, Task, TextCache};
-use kiln_tensor::HostTensor;
+use kiln_tensor::{DType, HostTensor};
 
 use crate::args::ScheduleArg;
 use crate::failure::{Failure, While};
@@ -44,6 +44,7 @@ impl Job {
     pub fn read(
         order: &Order,
         folder: &ModelFolder,
+        dtype: DType,
         memory_limit: Option<u64>,
         text_cache: Option<TextCache>,
     ) -> Result<Job, Failure> {
@@ -74,7 +75,7 @@ impl Job {
             prompt,
         };
         let options = Options {
-            dtype: order.dtype,
+            dtype,
             vae: order.vae.clone(),
             loras: order.loras.iter().map(|l| (l.path.clone(), l.weight)).collect(),
             memory_limit,
@@ -192,7 +193,7 @@ impl Job {
                 .transpose()
                 .while_doing(|| "reading --vae".into())?,
             max_tokens: self.request.max_tokens,
-            dtype: order.dtype.to_string(),
+            dtype: self.options.dtype.to_string(),
             backend,
         })
     }

@@ -43,7 +43,8 @@ pub struct Order {
     /// The model's own number when absent.
     pub max_tokens: Option<usize>,
     pub device: Device,
-    pub dtype: DType,
+    /// What suits machine and model when absent.
+    pub dtype: Option<DType>,
 }
 
 /// What the pictures show.
@@ -111,9 +112,9 @@ impl Order {
             max_tokens: args.max_tokens.map(|n| n as usize),
             device: args.device.unwrap_or(Device::Auto),
             dtype: match args.dtype.unwrap_or_default() {
-                // Until the CPU has bf16 kernels that are faster, there is no reason to round.
-                DTypeArg::Auto | DTypeArg::F32 => DType::F32,
-                DTypeArg::Bf16 => DType::BF16,
+                DTypeArg::Auto => None,
+                DTypeArg::F32 => Some(DType::F32),
+                DTypeArg::Bf16 => Some(DType::BF16),
             },
         })
     }

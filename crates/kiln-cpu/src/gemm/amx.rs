@@ -11,22 +11,16 @@ use kiln_tensor::bf16;
 
 use super::cut::{Blocks, Cut};
 use super::product::Finished;
+use super::tile_pack::{PAIR, STEP, SUMS, transpose_pairs};
 use super::{DEPTH, Extent, Rows, Sink, Term, emit, multiply, pack_right};
 use crate::Context;
 use crate::buffer::Buffer;
 use crate::parallel::Disjoint;
-use crate::simd::{Amx, Pair, Simd, TILE, Tiles};
+use crate::simd::{AHEAD, Amx, Pair, Simd, TILE, Tiles};
 use crate::weight::Stack;
 
 /// Columns summed in one go. The weight rows of a step (32 KiB) stay in the first-level cache while the tokens go by.
-const BLOCK: usize = 512;
-/// Columns of one tile.
-const STEP: usize = 32;
-/// Rows of two tiles: weight rows, or tokens, that a step takes.
-const PAIR: usize = 32;
-/// Sums of a step.
-const SUMS: usize = PAIR * PAIR;
-
+pub(super) const BLOCK: usize = 512;
 /// Tokens that a thread works on at once. A block of their columns (512 KiB) stays in the second-level cache.
 const TOKENS_AT_ONCE: usize = 512;
 /// Weight rows that a thread works on at once; their sums (512 KiB) stay there too.
@@ -72,35 +66,22 @@ impl TokenPanels {
             // SAFETY: every task has tiles of its own.
             let out = unsafe { out.slice(at..at + steps * 2 * TILE) };
             // SAFETY: the token proves AVX-512.
-            unsafe { transpose_pairs(amx, lines, steps, out) };
+            unsafe { transpose_pairs(amx, lines, BLOCK, steps, out) };
         })?;
         Ok(TokenPanels { data, rows, depth })
     }
 
+    /// The bytes of these pairs of tokens in the block that begins at column `from`; none beyond the last one.
+    fn block(&self, from: usize, pairs: Range<usize>) -> &[u8] {
+        let per_pair = BLOCK.min(self.depth - from).div_ceil(STEP) * 2 * TILE;
+        let area = self.rows.len().next_multiple_of(PAIR);
+        bytemuck::cast_slice(&self.data[area * from + pairs.start * per_pair..][..pairs.len() * per_pair])
+    }
+
     /// The tiles of the `pair`th [`PAIR`] of tokens in the block that begins at column `from`.
-    fn tiles(&self, from: usize, steps: usize, pair: usize) -> &[bf16] {
+    pub(super) fn tiles(&self, from: usize, steps: usize, pair: usize) -> &[bf16] {
         let area = self.rows.len().next_multiple_of(PAIR);
         &self.data[area * from + pair * steps * 2 * TILE..][..steps * 2 * TILE]
-    }
-}
-
-/// Turns [`PAIR`] rows, [`BLOCK`] apart, into right tiles.
-///
-/// # Safety
-/// The machine has AVX-512.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn transpose_pairs(amx: Amx, lines: &[bf16], steps: usize, out: &mut [bf16]) {
-    assert!(steps <= BLOCK / STEP && lines.len() >= PAIR * BLOCK && out.len() >= steps * 2 * TILE);
-    // A pair of bf16 moves as one f32; only its place changes.
-    let (from, to) = (lines.as_ptr().cast::<f32>(), out.as_mut_ptr().cast::<f32>());
-    for step in 0..steps {
-        for half in 0..2 {
-            // SAFETY: 16 rows of 16 pairs, inside both as checked above.
-            unsafe {
-                let from = from.add((half * PAIR * BLOCK / 2 + step * STEP) / 2);
-                amx.vectors().transpose(from, BLOCK / 2, to.add((step * 2 + half) * TILE / 2), 16);
-            }
-        }
     }
 }
 
@@ -212,19 +193,23 @@ unsafe fn sum_tiles(
     for from in (0..left.depth).step_by(BLOCK) {
         let columns = from..left.depth.min(from + BLOCK);
         let steps = columns.len().div_ceil(STEP);
+        // The next block of these tokens, which is far away, comes while this one is worked on.
+        let later = left.block(columns.end, pairs.clone());
         for (j, col) in cols.clone().step_by(PAIR).enumerate() {
             // SAFETY: the caller's promise.
             unsafe { pack_weight(weight, col..cols.end, columns.clone(), &mut scratch.weight) };
-            let ahead = if col + PAIR < cols.end { (col + PAIR, from) } else { (cols.start, columns.end) };
+            let below = if col + PAIR < cols.end { (col + PAIR, from) } else { (cols.start, columns.end) };
             for (i, pair) in pairs.clone().enumerate() {
-                let sums = &mut scratch.tiles[(j * pairs.len() + i) * SUMS..][..SUMS];
-                let line = |row: usize| match ahead.0 + row < cols.end && row < PAIR {
-                    true => weight.row(ahead.0 + row).as_ptr().wrapping_add(2 * ahead.1),
+                let turn = j * pairs.len() + i;
+                let ahead = later.get(turn * BLOCK / STEP * AHEAD..).unwrap_or_default().as_ptr();
+                let sums = &mut scratch.tiles[turn * SUMS..][..SUMS];
+                let line = |row: usize| match below.0 + row < cols.end && row < PAIR {
+                    true => weight.row(below.0 + row).as_ptr().wrapping_add(2 * below.1),
                     false => scratch.weight.as_ptr().cast(),
                 };
                 let b = left.tiles(from, steps, pair);
                 let (a, add, next) = (scratch.weight.as_ptr(), from > 0, [line(2 * i), line(2 * i + 1)]);
-                let pair = Pair { a, b: b.as_ptr(), c: sums.as_mut_ptr(), steps, next, add };
+                let pair = Pair { a, b: b.as_ptr(), c: sums.as_mut_ptr(), steps, next, ahead, add };
                 // SAFETY: two tiles a step in the packed weight and in b, four tiles of sums.
                 unsafe { tiles.multiply(pair) };
             }

@@ -1,5 +1,7 @@
 use kiln_ops::{ConvGeometry, Result, shapes};
 use kiln_tensor::Shape;
+#[cfg(target_arch = "x86_64")]
+use kiln_tensor::{DType, bf16};
 
 use super::movement::image;
 use super::output::{Output, Part};
@@ -10,6 +12,10 @@ use crate::gemm::{
     DEPTH, Extent, FEW_COLS, Finished, Narrow, Rows, Sink, emit, multiply, narrow, narrow_scratch, pack_left,
     pack_right, padded, widen_rows,
 };
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::{Halves, TokenPanels, product_by_rows};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
 use crate::parallel::Disjoint;
 use crate::simd::Simd;
 use crate::tensor::{CpuTensor, Stored, by_dtype};
@@ -43,6 +49,13 @@ fn run<T: Stored>(
     let bias = conv.bias.as_deref();
     let output = Output { bias, gate: None, residual, width: out_channels, parts: vec![part] };
     let pixels = shape.dims()[0] * width;
+    #[cfg(target_arch = "x86_64")]
+    if let (Level::Amx(amx), Some(patches)) = (cx.level, patches.halves()) {
+        let kernel = TokenPanels::new(cx, amx, &conv.kernel, 0..out_channels, conv.kernel.cols)?;
+        product_by_rows(cx, amx, &patches, pixels, &kernel, &output)?;
+        drop(output);
+        return Ok(T::wrap(out, shape));
+    }
     if out_channels <= FEW_COLS {
         by_dots(cx, &patches, conv, pixels, &output)?;
     } else {
@@ -140,28 +153,88 @@ struct Patches<'a, T> {
     width: usize,
 }
 
-impl<T: Source> Rows for Patches<'_, T> {
+impl<'a, T: Stored> Patches<'a, T> {
+    /// The same patches where they are bf16.
+    #[cfg(target_arch = "x86_64")]
+    fn halves(&self) -> Option<Patches<'a, bf16>> {
+        let Patches { x, size, geometry, kernel, width } = *self;
+        (T::DTYPE == DType::BF16).then(|| Patches {
+            x: bytemuck::cast_slice(x),
+            size,
+            geometry,
+            kernel,
+            width,
+        })
+    }
+}
+
+impl<T: Source> Patches<'_, T> {
+    /// Where element `from` of patch `row` lies.
     #[inline(always)]
-    fn fill<S: Simd>(&self, s: S, row: usize, from: usize, mut out: &mut [f32]) {
+    fn place(&self, row: usize, from: usize) -> Place {
+        let channels = self.size[2];
+        let stride = self.geometry.stride;
+        Place {
+            y: row / self.width * stride,
+            x: row % self.width * stride,
+            tap: from / channels,
+            channel: from % channels,
+        }
+    }
+
+    /// Up to `most` elements of a patch that lie side by side, or how many zeros there are; moves on behind them.
+    #[inline(always)]
+    fn run(&self, place: &mut Place, most: usize) -> (usize, Option<&[T]>) {
         let [height, width, channels] = self.size;
         let [top, _, left, _] = self.geometry.padding;
         let shift = usize::from(self.geometry.upsample);
-        let (y, x) = (row / self.width * self.geometry.stride, row % self.width * self.geometry.stride);
-        let (mut tap, mut channel) = (from / channels, from % channels);
+        let count = most.min(channels - place.channel);
+        // A place in the padding wraps around below zero and so lies outside like one beyond the end.
+        let y = (place.y + place.tap / self.kernel[1]).wrapping_sub(top) >> shift;
+        let x = (place.x + place.tap % self.kernel[1]).wrapping_sub(left) >> shift;
+        let at = (y < height && x < width).then(|| (y * width + x) * channels + place.channel);
+        (place.tap, place.channel) = (place.tap + 1, 0);
+        (count, at.map(|at| &self.x[at..][..count]))
+    }
+}
+
+/// A place in the patch of an output pixel.
+struct Place {
+    /// The pixel under the kernel's first tap, before padding.
+    y: usize,
+    x: usize,
+    tap: usize,
+    channel: usize,
+}
+
+impl<T: Source> Rows for Patches<'_, T> {
+    #[inline(always)]
+    fn fill<S: Simd>(&self, s: S, row: usize, from: usize, mut out: &mut [f32]) {
+        let mut place = self.place(row, from);
         while !out.is_empty() {
-            let count = out.len().min(channels - channel);
+            let (count, values) = self.run(&mut place, out.len());
             let (here, rest) = out.split_at_mut(count);
-            // A place in the padding wraps around below zero and so lies outside like one beyond the end.
-            let y = (y + tap / self.kernel[1]).wrapping_sub(top) >> shift;
-            let x = (x + tap % self.kernel[1]).wrapping_sub(left) >> shift;
-            if y < height && x < width {
-                let from = (y * width + x) * channels + channel;
-                convert(s, &self.x[from..][..count], here);
-            } else {
-                here.fill(0.0);
+            match values {
+                Some(values) => convert(s, values, here),
+                None => here.fill(0.0),
             }
             out = rest;
-            (tap, channel) = (tap + 1, 0);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Halves for Patches<'_, bf16> {
+    fn copy(&self, row: usize, from: usize, mut out: &mut [bf16]) {
+        let mut place = self.place(row, from);
+        while !out.is_empty() {
+            let (count, values) = self.run(&mut place, out.len());
+            let (here, rest) = out.split_at_mut(count);
+            match values {
+                Some(values) => here.copy_from_slice(values),
+                None => here.fill(bf16::ZERO),
+            }
+            out = rest;
         }
     }
 }

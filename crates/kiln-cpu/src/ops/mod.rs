@@ -8,4 +8,3 @@ pub(crate) mod linear;
 pub(crate) mod movement;
 pub(crate) mod norm;
 pub(crate) mod output;
-pub(crate) mod softmax;

@@ -15,7 +15,7 @@ use super::Avx512;
 /// Elements of a bf16 tile: 16 rows of 32.
 pub(crate) const TILE: usize = 512;
 
-/// Proof of AVX-512 and of AMX with bf16, which the system lets this process use.
+/// Proof of AVX-512 with bf16 and of AMX with bf16, which the system lets this process use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Amx {
     vectors: Avx512,
@@ -56,7 +56,8 @@ impl Amx {
 fn on_chip() -> bool {
     const BF16: u32 = 1 << 22;
     const TILES: u32 = 1 << 24;
-    if Avx512::detect().is_none() {
+    // Every chip with tiles has these vectors.
+    if Avx512::detect().is_none() || !is_x86_feature_detected!("avx512bf16") {
         return false;
     }
     // SAFETY: there is a leaf 7, where AVX-512 was found. Newer compilers know that the instruction is always safe.
@@ -95,6 +96,9 @@ fn ask() -> bool {
 /// This thread's tile registers, all 16 rows of 64 bytes.
 pub(crate) struct Tiles(PhantomData<*mut ()>);
 
+/// Bytes of [`Pair::ahead`] that are fetched in a step.
+pub(crate) const AHEAD: usize = 256;
+
 /// The operands of [`Tiles::multiply`].
 #[derive(Clone, Copy)]
 pub(crate) struct Pair {
@@ -106,8 +110,10 @@ pub(crate) struct Pair {
     pub c: *mut f32,
     /// At least 1.
     pub steps: usize,
-    /// Two rows that are soon to be read, fetched meanwhile; anywhere.
+    /// Two rows that are soon to be read, fetched meanwhile, a cache line a step; anywhere.
     pub next: [*const u8; 2],
+    /// Tiles that are to be read later, fetched meanwhile, [`AHEAD`] bytes a step; anywhere.
+    pub ahead: *const u8,
     pub add: bool,
 }
 
@@ -130,12 +136,13 @@ impl Tiles {
                 "tilezero tmm3",
                 "jmp 3f",
                 "2:",
-                "tileloadd tmm0, [{c} + {row}]",
-                "tileloadd tmm1, [{c} + {row} + 1024]",
-                "tileloadd tmm2, [{c} + {row} + 2048]",
-                "tileloadd tmm3, [{c} + {row} + 3072]",
+                // Sums and right tiles are read once a pass: the hint keeps them from driving the left tiles out of the
+                // first-level cache.
+                "tileloaddt1 tmm0, [{c} + {row}]",
+                "tileloaddt1 tmm1, [{c} + {row} + 1024]",
+                "tileloaddt1 tmm2, [{c} + {row} + 2048]",
+                "tileloaddt1 tmm3, [{c} + {row} + 3072]",
                 "3:",
-                // Each is read once a pass: the hint keeps them from driving the left tiles out of the first-level cache.
                 "tileloaddt1 tmm6, [{b} + {row}]",
                 "tileloadd tmm4, [{a} + {row}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
@@ -146,6 +153,11 @@ impl Tiles {
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "prefetcht1 [{next0}]",
                 "prefetcht1 [{next1}]",
+                "prefetcht1 [{ahead}]",
+                "prefetcht1 [{ahead} + 64]",
+                "prefetcht1 [{ahead} + 128]",
+                "prefetcht1 [{ahead} + 192]",
+                "add {ahead}, 256",
                 "add {next0}, 64",
                 "add {next1}, 64",
                 "add {a}, 2048",
@@ -162,6 +174,7 @@ impl Tiles {
                 steps = inout(reg) p.steps => _,
                 next0 = inout(reg) p.next[0] => _,
                 next1 = inout(reg) p.next[1] => _,
+                ahead = inout(reg) p.ahead => _,
                 add = in(reg) usize::from(p.add),
                 row = in(reg) 64usize,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,

@@ -16,7 +16,7 @@ mod avx512;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use amx::{Amx, Pair, TILE, Tiles};
+pub(crate) use amx::{AHEAD, Amx, Pair, TILE, Tiles};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx_int8::{BYTE_TILE, BytePair};
 #[cfg(target_arch = "x86_64")]

@@ -1,16 +1,16 @@
 use std::ops::Range;
 
+use kiln_ops::Result;
 use kiln_ops::shapes::AttentionSize;
-use kiln_ops::{AttentionSpec, Mask, Result, Tensor, shapes};
 
 use super::softmax::{Running, step};
-use crate::Context;
+use super::{Blocks, Job, PACKED_AT_ONCE};
 use crate::buffer::Buffer;
 use crate::element::{Element, Source, convert, read, write};
 use crate::gemm::{DEPTH, Extent, Rows, multiply, pack_left, pack_plain, pack_right};
 use crate::parallel::Disjoint;
 use crate::simd::{Simd, dispatch};
-use crate::tensor::{CpuTensor, Stored, by_dtype};
+use crate::tensor::Stored;
 
 /// Keys a query looks at at once. Equal to the depth of a packed block, so that the weights of one block of keys lie
 /// just as the left operand of the product with the values must lie.
@@ -20,44 +20,6 @@ const KEYS: usize = DEPTH;
 /// counts in its exponential.
 const DIM_AT_ONCE: usize = 64;
 const _: () = assert!(DEPTH.is_multiple_of(DIM_AT_ONCE));
-
-/// Packed keys and values kept at a time, in elements; heads are worked on in groups that stay below.
-const PACKED_AT_ONCE: usize = 1 << 25;
-
-pub(crate) fn attention(
-    cx: &Context,
-    q: &[&CpuTensor],
-    k: &[&CpuTensor],
-    v: &[&CpuTensor],
-    spec: &AttentionSpec,
-) -> Result<CpuTensor> {
-    let size = shapes::attention(q, k, v, spec)?;
-    by_dtype!(q[0], T => {
-        let mut out = cx.buffer::<T>(size.result().numel())?;
-        let [q, k, v] = [q, k, v].map(Blocks::<T>::new);
-        let job = Job { cx, size, mask: &spec.mask, q, k, v };
-        job.run(&Disjoint::new(&mut out))?;
-        Ok(T::wrap(out, size.result()))
-    })
-}
-
-/// The keys that a query sees.
-fn seen(mask: &Mask, query: usize, keys: usize) -> Range<usize> {
-    match mask {
-        Mask::Causal { valid } => 0..(query + 1).min(*valid),
-        Mask::Isolated { rows } if rows.contains(&query) => rows.clone(),
-        _ => 0..keys,
-    }
-}
-
-struct Job<'a, T> {
-    cx: &'a Context,
-    size: AttentionSize,
-    mask: &'a Mask,
-    q: Blocks<'a, T>,
-    k: Blocks<'a, T>,
-    v: Blocks<'a, T>,
-}
 
 /// Keys and values of some heads as panels: for each head, for each block of [`KEYS`] keys.
 struct PackedHeads {
@@ -71,6 +33,10 @@ struct Scratch {
     scores: Buffer<f32>,
     sums: Buffer<f32>,
     running: Vec<Running>,
+}
+
+pub(super) fn run<T: Stored>(job: &Job<'_, T>, out: &Disjoint<'_, T>) -> Result<()> {
+    job.run(out)
 }
 
 impl<T: Stored> Job<'_, T> {
@@ -184,9 +150,7 @@ impl<T: Stored> Job<'_, T> {
         }
         scratch.sums.fill(0.0);
         scratch.running.fill(Running::START);
-        let ranges = rows.clone().map(|query| seen(self.mask, query, keys));
-        let (start, end) = ranges.fold((keys, 0), |(a, b), r| (a.min(r.start), b.max(r.end)));
-        for block in start / KEYS..end.div_ceil(KEYS) {
+        for block in self.blocks_seen(rows.clone(), KEYS) {
             let first = block * KEYS;
             let count = KEYS.min(keys - first);
             let at = packed_head * self.key_panels() + block * key_width * dim;
@@ -199,9 +163,7 @@ impl<T: Stored> Job<'_, T> {
                 multiply(level, size, left, right, &mut scratch.scores, from > 0);
             }
             for (i, query) in rows.clone().enumerate() {
-                let seen = seen(self.mask, query, keys);
-                let seen = seen.start.clamp(first, first + count) - first
-                    ..seen.end.clamp(first, first + count) - first;
+                let seen = self.seen_of(query, first, count);
                 let scores = &mut scratch.scores[i * KEYS..][..count];
                 let sums = &mut scratch.sums[i * value_width..][..value_width];
                 step(level, scores, seen, &mut scratch.running[i], sums);
@@ -233,25 +195,6 @@ dispatch! {
     fn divide<T: Element>(x: &[f32], by: f32, out: &mut [T]) => divide_kernel;
 }
 
-/// Matrices below each other, read as one.
-struct Blocks<'a, T> {
-    /// The row past each block's last one, and its elements.
-    parts: Vec<(usize, &'a [T])>,
-    width: usize,
-}
-
-impl<'a, T: Stored> Blocks<'a, T> {
-    fn new(blocks: &[&'a CpuTensor]) -> Self {
-        let mut end = 0;
-        let mut parts = Vec::with_capacity(blocks.len());
-        for block in blocks {
-            end += block.shape().rows();
-            parts.push((end, T::of(block)));
-        }
-        Blocks { parts, width: blocks[0].shape().last() }
-    }
-}
-
 /// One head of all rows, times a factor; zeros from row `end` on.
 struct Head<'a, T> {
     blocks: &'a Blocks<'a, T>,
@@ -266,11 +209,7 @@ impl<T: Source> Rows for Head<'_, T> {
         if row >= self.end {
             return out.fill(0.0);
         }
-        let parts = &self.blocks.parts;
-        let part = parts.partition_point(|&(end, _)| end <= row);
-        let first = if part == 0 { 0 } else { parts[part - 1].0 };
-        let at = (row - first) * self.blocks.width + self.column + from;
-        let x = &parts[part].1[at..][..out.len()];
+        let x = &self.blocks.row(row)[self.column + from..][..out.len()];
         if self.scale == 1.0 {
             return convert(s, x, out);
         }

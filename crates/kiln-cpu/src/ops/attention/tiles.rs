@@ -1,0 +1,327 @@
+//! Attention of bf16 in AMX tiles: scores from bf16 queries and keys, softmax and all sums in f32, weights rounded to
+//! bf16 before they meet the values.
+//!
+//! A step works on [`PAIR`] queries and a block of keys: queries are left tiles as they lie, keys are turned into right
+//! tiles once for all queries, and so are values. Scores come out row by row, so that the weights made of them lie as
+//! the left tiles of the product with the values must lie.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use kiln_ops::Result;
+use kiln_ops::shapes::AttentionSize;
+use kiln_tensor::bf16;
+
+use super::softmax::Running;
+use super::{Job, PACKED_AT_ONCE};
+use crate::buffer::Buffer;
+use crate::element::write;
+use crate::gemm::{PAIR, STEP, SUMS, interleave_pair, left_row, transpose_pairs};
+use crate::math::rough_exp2;
+use crate::parallel::Disjoint;
+use crate::simd::{Amx, Pair, Simd, TILE, Tiles};
+
+/// Keys a query looks at at once: the scores of a step (48 KiB) are read again from the nearest caches.
+const KEYS: usize = 384;
+/// Queries that a thread works on at a time, for each of which a block of keys comes from afar once.
+const QUERIES: usize = 256;
+
+/// Keys and values of some heads as right tiles, for each head, for each block of [`KEYS`] keys: keys for every
+/// [`PAIR`] of keys, values for every [`PAIR`] of a head's elements.
+struct PackedHeads {
+    keys: Buffer<bf16>,
+    values: Buffer<bf16>,
+}
+
+/// A thread's own memory: `queries` and `sums` of all its queries, scores and weights of [`PAIR`] of them.
+struct Scratch {
+    queries: Buffer<bf16>,
+    scores: Buffer<f32>,
+    weights: Buffer<bf16>,
+    sums: Buffer<f32>,
+    running: Vec<Running>,
+}
+
+pub(super) fn run(job: &Job<'_, bf16>, amx: Amx, out: &Disjoint<'_, bf16>) -> Result<()> {
+    let AttentionSize { queries, heads, kv_heads, keys, head_dim } = job.size;
+    if queries == 0 {
+        return Ok(());
+    }
+    let dim = head_dim.next_multiple_of(PAIR);
+    let shared = heads / kv_heads;
+    let packed_keys = keys.next_multiple_of(PAIR);
+    let at_once = (PACKED_AT_ONCE / (2 * packed_keys * dim).max(1)).clamp(1, kv_heads);
+    let strips = queries.div_ceil(QUERIES);
+    let rows = QUERIES.min(queries.next_multiple_of(PAIR));
+    let scratch = || {
+        Ok(Scratch {
+            queries: job.cx.buffer(rows * dim)?,
+            scores: job.cx.buffer(PAIR * KEYS)?,
+            weights: job.cx.buffer(PAIR * KEYS)?,
+            sums: job.cx.buffer(rows * dim)?,
+            running: vec![Running::START; rows],
+        })
+    };
+    for first in (0..kv_heads).step_by(at_once) {
+        let kv = first..kv_heads.min(first + at_once);
+        let packed = pack(job, amx, kv.clone())?;
+        job.cx.pool.each_with(kv.len() * shared * strips, scratch, |task, scratch| {
+            let (head, strip) = (first * shared + task / strips, task % strips);
+            let rows = strip * QUERIES..queries.min((strip + 1) * QUERIES);
+            let at = (head / shared - first) * packed_keys * dim;
+            let of_head = [&packed.keys, &packed.values].map(|b| &b[at..][..packed_keys * dim]);
+            Strip { job, amx, head, dim, rows, of_head }.run(scratch, out);
+        })?;
+    }
+    Ok(())
+}
+
+/// The keys and values of these heads as tiles, zeros where there is nothing.
+fn pack(job: &Job<'_, bf16>, amx: Amx, heads: Range<usize>) -> Result<PackedHeads> {
+    let AttentionSize { keys: count, head_dim, .. } = job.size;
+    let dim = head_dim.next_multiple_of(PAIR);
+    let per_head = count.next_multiple_of(PAIR) * dim;
+    let mut keys = job.cx.buffer(heads.len() * per_head)?;
+    let mut values = job.cx.buffer(heads.len() * per_head)?;
+    let (to_keys, to_values) = (Disjoint::new(&mut keys), Disjoint::new(&mut values));
+    let blocks = count.div_ceil(KEYS);
+    let scratch = || job.cx.buffer::<bf16>(PAIR * dim);
+    job.cx.pool.each_with(heads.len() * blocks, scratch, |task, lines| {
+        let (head, first) = (task / blocks, task % blocks * KEYS);
+        let width = KEYS.min(count - first).next_multiple_of(PAIR);
+        let at = head * per_head + first * dim..head * per_head + (first + width) * dim;
+        // SAFETY: every task has a block of its own.
+        let (keys, values) = unsafe { (to_keys.slice(at.clone()), to_values.slice(at)) };
+        let column = (heads.start + head) * head_dim;
+        lines.fill(bf16::ZERO);
+        for (step, keys) in keys.chunks_exact_mut(PAIR * dim).enumerate() {
+            let row = first + step * PAIR;
+            for (i, line) in lines.chunks_exact_mut(dim).enumerate() {
+                match row + i < count {
+                    true => line[..head_dim].copy_from_slice(&job.k.row(row + i)[column..][..head_dim]),
+                    false => line.fill(bf16::ZERO),
+                }
+            }
+            // SAFETY: the token proves AVX-512.
+            unsafe { transpose_pairs(amx, lines, dim, dim / STEP, keys) };
+        }
+        for step in 0..width / STEP {
+            for pair in 0..STEP / 2 {
+                let row = first + step * STEP + 2 * pair;
+                let [a, b] = [row, row + 1].map(|row| match row < count {
+                    true => &job.v.row(row)[column..][..head_dim],
+                    false => &[],
+                });
+                for (part, values) in values.chunks_exact_mut(PAIR * width).enumerate() {
+                    let [a, b] = [a, b].map(|row| piece(row, part * PAIR));
+                    // SAFETY: as above.
+                    unsafe { interleave_pair([&a, &b], pair, &mut values[step * 2 * TILE..]) };
+                }
+            }
+        }
+    })?;
+    Ok(PackedHeads { keys, values })
+}
+
+/// The elements from `from` on, zeros beyond the end.
+#[inline(always)]
+fn piece(row: &[bf16], from: usize) -> [bf16; PAIR] {
+    let mut piece = [bf16::ZERO; PAIR];
+    let rest = &row[from.min(row.len())..];
+    let count = rest.len().min(PAIR);
+    piece[..count].copy_from_slice(&rest[..count]);
+    piece
+}
+
+/// Some queries of one head.
+struct Strip<'a> {
+    job: &'a Job<'a, bf16>,
+    amx: Amx,
+    head: usize,
+    /// Elements of a head, whole tiles of them.
+    dim: usize,
+    rows: Range<usize>,
+    /// The head's keys and values as tiles.
+    of_head: [&'a [bf16]; 2],
+}
+
+impl Strip<'_> {
+    fn run(&self, scratch: &mut Scratch, out: &Disjoint<'_, bf16>) {
+        let AttentionSize { heads, head_dim, keys, .. } = self.job.size;
+        let area = PAIR * self.dim;
+        let column = self.head * head_dim;
+        for i in 0..self.rows.len().next_multiple_of(PAIR) {
+            let query: &[bf16] = match self.rows.start + i < self.rows.end {
+                true => &self.job.q.row(self.rows.start + i)[column..][..head_dim],
+                false => &[],
+            };
+            left_row(query, i % PAIR, self.dim / STEP, &mut scratch.queries[i / PAIR * area..][..area]);
+        }
+        scratch.sums.fill(0.0);
+        scratch.running.fill(Running::START);
+        let mut tiles = self.amx.tiles();
+        for block in self.job.blocks_seen(self.rows.clone(), KEYS) {
+            let first = block * KEYS;
+            let block = first..keys.min(first + KEYS);
+            for step in 0..self.rows.len().div_ceil(PAIR) {
+                self.step(&mut tiles, block.clone(), step, scratch);
+            }
+        }
+        drop(tiles);
+        for (i, row) in self.rows.clone().enumerate() {
+            let at = (row * heads + self.head) * head_dim;
+            // SAFETY: every head of every query belongs to one task.
+            let out = unsafe { out.slice(at..at + head_dim) };
+            let sums = &scratch.sums[i / PAIR * area..][..area];
+            // SAFETY: the token proves AVX-512.
+            unsafe { divide(self.amx, sums, i % PAIR, scratch.running[i].total, out) };
+        }
+    }
+
+    /// Takes the `step`th [`PAIR`] of queries one block of keys further.
+    fn step(&self, tiles: &mut Tiles, block: Range<usize>, step: usize, scratch: &mut Scratch) {
+        let (dim, area) = (self.dim, PAIR * self.dim);
+        let width = block.len().next_multiple_of(PAIR);
+        let queries = &scratch.queries[step * area..][..area];
+        let sums = &mut scratch.sums[step * area..][..area];
+        let [keys, values] = self.of_head.map(|tiles| &tiles[block.start * dim..][..width * dim]);
+        let rows = self.rows.start + step * PAIR..self.rows.end.min(self.rows.start + (step + 1) * PAIR);
+        if !self.job.blocks_seen(rows.clone(), KEYS).contains(&(block.start / KEYS)) {
+            return;
+        }
+        for (keys, scores) in keys.chunks_exact(area).zip(scratch.scores.chunks_exact_mut(SUMS)) {
+            multiply(tiles, queries, keys, scores, false);
+        }
+        let scale = (self.job.size.head_dim as f32).sqrt().recip() * std::f32::consts::LOG2_E;
+        for i in 0..PAIR {
+            let seen = match rows.start + i < rows.end {
+                true => self.job.seen_of(rows.start + i, block.start, block.len()),
+                false => 0..0,
+            };
+            let row = Row { i, seen, width, scale, running: &mut scratch.running[step * PAIR + i] };
+            // SAFETY: the token proves AVX-512 with bf16.
+            unsafe { weigh(self.amx, row, &scratch.scores, &mut scratch.weights, sums) };
+        }
+        let weights = &scratch.weights[..PAIR * width];
+        for (values, sums) in values.chunks_exact(PAIR * width).zip(sums.chunks_exact_mut(SUMS)) {
+            multiply(tiles, weights, values, sums, true);
+        }
+    }
+}
+
+/// The product of two left and two right tiles a step.
+#[inline(always)]
+fn multiply(tiles: &mut Tiles, a: &[bf16], b: &[bf16], c: &mut [f32], add: bool) {
+    let steps = a.len() / (2 * TILE);
+    assert!(steps > 0 && b.len() >= steps * 2 * TILE && c.len() >= SUMS);
+    let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
+    let pair = Pair { a, b, c, steps, next: [a.cast(); 2], ahead: a.cast(), add };
+    // SAFETY: the lengths were just checked.
+    unsafe { tiles.multiply(pair) };
+}
+
+/// One query of a step.
+struct Row<'a> {
+    /// Its number in the step.
+    i: usize,
+    /// The keys of the block that it sees.
+    seen: Range<usize>,
+    /// Keys of the block, whole tiles of them.
+    width: usize,
+    /// Makes a score the logarithm, to base 2, of a weight.
+    scale: f32,
+    running: &'a mut Running,
+}
+
+/// Where row `i` begins in a square of sums; its second half lies a tile further.
+#[inline(always)]
+fn line(i: usize) -> usize {
+    i / 16 * 512 + i % 16 * 16
+}
+
+/// Turns the scores of a query into weights, and rescales its sums when a larger score turned up.
+///
+/// # Safety
+/// The machine has AVX-512 with bf16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn weigh(amx: Amx, row: Row<'_>, scores: &[f32], weights: &mut [bf16], sums: &mut [f32]) {
+    let s = amx.vectors();
+    let Row { i, seen, width, scale, running } = row;
+    assert!(i < PAIR && seen.end <= width && scores.len() >= PAIR * width && weights.len() >= PAIR * width);
+    let square = |step: usize| step * SUMS + line(i);
+    // SAFETY: every vector lies in row `i` of one of the `width / PAIR` squares, whose sizes were checked.
+    unsafe {
+        let all = seen == (0..width);
+        let load = |step: usize, half: usize| s.load(scores.as_ptr().add(square(step) + half * 256));
+        let mask = |step: usize, half: usize| inside(&seen, step * PAIR + half * 16);
+        let steps = if seen.is_empty() { 0..0 } else { seen.start / PAIR..seen.end.div_ceil(PAIR) };
+        let mut best = _mm512_set1_ps(running.largest);
+        for step in steps.clone() {
+            for half in 0..2 {
+                let x = load(step, half);
+                best = match all {
+                    true => _mm512_max_ps(best, x),
+                    false => _mm512_mask_max_ps(best, mask(step, half), best, x),
+                };
+            }
+        }
+        let best = _mm512_reduce_max_ps(best);
+        let (by, shift) = (_mm512_set1_ps(scale), _mm512_set1_ps(-best * scale));
+        let mut total = _mm512_setzero_ps();
+        let to = weights.as_mut_ptr();
+        for step in 0..width / PAIR {
+            let mut pair = [_mm512_setzero_ps(); 2];
+            if steps.contains(&step) {
+                for (half, weight) in pair.iter_mut().enumerate() {
+                    *weight = rough_exp2(s, _mm512_fmadd_ps(load(step, half), by, shift));
+                    if !all {
+                        *weight = _mm512_maskz_mov_ps(mask(step, half), *weight);
+                    }
+                    total = _mm512_add_ps(total, *weight);
+                }
+            }
+            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(pair[1], pair[0]));
+            _mm512_storeu_si512(to.add(step * 2 * TILE + i * STEP).cast(), rounded);
+        }
+        if steps.is_empty() {
+            return;
+        }
+        if best > running.largest {
+            // 2^-inf is 0: the first block starts from nothing.
+            let factor = ((running.largest - best) * scale).exp2();
+            running.total *= factor;
+            running.largest = best;
+            let factor = _mm512_set1_ps(factor);
+            for sums in sums.chunks_exact_mut(SUMS) {
+                for half in 0..2 {
+                    let sum = sums.as_mut_ptr().add(line(i) + half * 256);
+                    s.store(sum, _mm512_mul_ps(s.load(sum), factor));
+                }
+            }
+        }
+        running.total += _mm512_reduce_add_ps(total);
+    }
+}
+
+/// Which of the 16 keys from `first` on lie in `seen`.
+#[inline(always)]
+fn inside(seen: &Range<usize>, first: usize) -> u16 {
+    let below = |end: usize| ((1u32 << end.saturating_sub(first).min(16)) - 1) as u16;
+    below(seen.end) & !below(seen.start)
+}
+
+/// Writes row `i` of the sums over `by`.
+///
+/// # Safety
+/// The machine has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn divide(amx: Amx, sums: &[f32], i: usize, by: f32, out: &mut [bf16]) {
+    let s = amx.vectors();
+    let by = s.splat(1.0 / by);
+    for at in (0..out.len()).step_by(16) {
+        let from = at / PAIR * SUMS + at % PAIR / 16 * 256 + line(i);
+        let sums = &sums[from..from + 16];
+        // SAFETY: 16 values were just checked to be there.
+        write(s, out, at, s.mul(unsafe { s.load(sums.as_ptr()) }, by));
+    }
+}
