@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use kiln_ops::{Error, Result};
 
+#[cfg(target_arch = "aarch64")]
+use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Amx, Avx2, Avx512};
 
@@ -13,6 +15,8 @@ use crate::simd::{Amx, Avx2, Avx512};
 pub enum Isa {
     /// Plain Rust that the compiler vectorises for the target's base instructions; runs everywhere.
     Portable,
+    /// 64-bit ARM: every one has NEON.
+    Neon,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
@@ -23,7 +27,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// What this machine has, slowest first; never empty.
     ///
@@ -48,6 +52,7 @@ impl Isa {
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
+            Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
@@ -67,7 +72,7 @@ impl FromStr for Isa {
     fn from_str(name: &str) -> Result<Isa> {
         Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| Error::Device {
             backend: "cpu".into(),
-            what: format!("no instruction set `{name}`, expected portable, avx2, avx512 or amx"),
+            what: format!("no instruction set `{name}`, expected portable, neon, avx2, avx512 or amx"),
         })
     }
 }
@@ -76,6 +81,8 @@ impl FromStr for Isa {
 #[derive(Clone, Copy)]
 pub(crate) enum Level {
     Portable,
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
@@ -88,6 +95,10 @@ impl Level {
     pub fn detect(isa: Isa) -> Option<Level> {
         match isa {
             Isa::Portable => Some(Level::Portable),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Neon::detect().map(Level::Neon),
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::Neon => None,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Avx2::detect().map(Level::Avx2),
             #[cfg(target_arch = "x86_64")]
@@ -102,6 +113,8 @@ impl Level {
     pub fn isa(self) -> Isa {
         match self {
             Level::Portable => Isa::Portable,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => Isa::Neon,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Isa::Avx2,
             #[cfg(target_arch = "x86_64")]
@@ -122,7 +135,7 @@ mod tests {
             assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
         }
         let refused = "sse9".parse::<Isa>().unwrap_err().to_string();
-        assert_eq!(refused, "cpu: no instruction set `sse9`, expected portable, avx2, avx512 or amx");
+        assert_eq!(refused, "cpu: no instruction set `sse9`, expected portable, neon, avx2, avx512 or amx");
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
 }
 
 /// `2^x` for `x <= 0`, to 4e-6: for weights that are rounded to bf16 afterwards, at half the price of [`exp`].
+#[cfg(any(test, target_arch = "x86_64"))]
 #[inline(always)]
 pub(crate) fn rough_exp2<S: Simd>(s: S, x: S::V) -> S::V {
     let x = s.max(s.splat(-252.0), x);
@@ -37,6 +38,7 @@ pub(crate) fn rough_exp2<S: Simd>(s: S, x: S::V) -> S::V {
 }
 
 /// `2^r` on `|r| <= 0.5`, highest power first.
+#[cfg(any(test, target_arch = "x86_64"))]
 const ROUGH: [f32; 5] = [9.570_102e-3, 5.591_786_3e-2, 2.402_474_4e-1, 6.931_218e-1, 9.999_993e-1];
 
 /// `(exp(r) - 1 - r) / r²` on `|r| <= 0.3466`, highest power first.

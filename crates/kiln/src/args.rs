@@ -384,6 +384,7 @@ pub enum DTypeArg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum IsaArg {
     Portable,
+    Neon,
     Avx2,
     Avx512,
     Amx,

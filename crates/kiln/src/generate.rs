@@ -61,6 +61,7 @@ pub fn cpu(isa: Option<IsaArg>, threads: Option<u32>, device: Device) -> Result<
     }
     let isa = isa.map(|isa| match isa {
         IsaArg::Portable => Isa::Portable,
+        IsaArg::Neon => Isa::Neon,
         IsaArg::Avx2 => Isa::Avx2,
         IsaArg::Avx512 => Isa::Avx512,
         IsaArg::Amx => Isa::Amx,

@@ -3,6 +3,8 @@
 //! Here the rows of the left operand come as left tiles, packed a [`PAIR`] at a time and used at once, so that sums
 //! come out row by row and a convolution's patches are never stored as a whole.
 
+use std::ops::Range;
+
 use kiln_ops::Result;
 use kiln_tensor::bf16;
 
@@ -57,7 +59,8 @@ pub(crate) fn product_by_rows<K: Sink>(
             let steps = columns.div_ceil(STEP);
             for (row, squares) in (first..end).step_by(PAIR).zip(scratch.tiles.chunks_exact_mut(pairs * SUMS))
             {
-                pack(left, row..end, from, columns, &mut scratch.left);
+                // SAFETY: the token proves AVX-512.
+                unsafe { pack(left, row..end, from, columns, &mut scratch.left) };
                 for (pair, sums) in squares.chunks_exact_mut(SUMS).enumerate() {
                     let (a, b) = (scratch.left.as_ptr(), right.tiles(from, steps, pair).as_ptr());
                     let (next, ahead) = ([a.cast(); 2], a.cast());
@@ -70,7 +73,8 @@ pub(crate) fn product_by_rows<K: Sink>(
         drop(tiles);
         let squares = scratch.tiles.chunks_exact(pairs * SUMS);
         for (row, squares) in (first..end).step_by(PAIR).zip(squares) {
-            line_up(squares, &mut scratch.sums);
+            // SAFETY: the token proves AVX-512.
+            unsafe { line_up(squares, &mut scratch.sums) };
             let rows = row..end.min(row + PAIR);
             emit(cx.level, sink, Finished { rows, cols: right.rows.clone(), sums: &scratch.sums, stride });
         }
@@ -78,7 +82,11 @@ pub(crate) fn product_by_rows<K: Sink>(
 }
 
 /// Makes left tiles of up to [`PAIR`] rows, zeros where there is nothing.
-fn pack(left: &impl Halves, rows: std::ops::Range<usize>, from: usize, columns: usize, out: &mut [bf16]) {
+///
+/// # Safety
+/// The machine has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn pack(left: &impl Halves, rows: Range<usize>, from: usize, columns: usize, out: &mut [bf16]) {
     let mut line = [bf16::ZERO; BLOCK];
     for i in 0..PAIR {
         let inside = if rows.start + i < rows.end { columns } else { 0 };
@@ -88,7 +96,11 @@ fn pack(left: &impl Halves, rows: std::ops::Range<usize>, from: usize, columns: 
 }
 
 /// Puts the rows of squares of sums side by side.
-fn line_up(squares: &[f32], out: &mut [f32]) {
+///
+/// # Safety
+/// The machine has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn line_up(squares: &[f32], out: &mut [f32]) {
     let stride = squares.len() / PAIR;
     for (pair, square) in squares.chunks_exact(SUMS).enumerate() {
         for (tile, values) in square.chunks_exact(256).enumerate() {

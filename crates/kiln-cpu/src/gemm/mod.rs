@@ -36,6 +36,8 @@ pub(crate) use product::{Finished, ROWS_AT_ONCE, Sink, Term, emit, product};
 pub(crate) use tile_pack::{PAIR, STEP, SUMS, interleave_pair, left_row, transpose_pairs};
 
 use crate::isa::Level;
+#[cfg(target_arch = "aarch64")]
+use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd, Tile, dispatch};
@@ -51,6 +53,8 @@ impl Level {
     pub fn tile_rows(self) -> usize {
         match self {
             Level::Portable => Portable::TILE_ROWS,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => Neon::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Avx2::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
@@ -62,6 +66,8 @@ impl Level {
     pub fn tile_cols(self) -> usize {
         match self {
             Level::Portable => Portable::TILE_COLS,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => Neon::TILE_COLS,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Avx2::TILE_COLS,
             #[cfg(target_arch = "x86_64")]

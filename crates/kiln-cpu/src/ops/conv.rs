@@ -225,6 +225,7 @@ impl<T: Source> Rows for Patches<'_, T> {
 
 #[cfg(target_arch = "x86_64")]
 impl Halves for Patches<'_, bf16> {
+    #[inline(always)]
     fn copy(&self, row: usize, from: usize, mut out: &mut [bf16]) {
         let mut place = self.place(row, from);
         while !out.is_empty() {

@@ -13,6 +13,8 @@ mod amx_int8;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
@@ -23,6 +25,8 @@ pub(crate) use amx_int8::{BYTE_TILE, BytePair};
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 
 use kiln_tensor::{bf16, f16};
@@ -165,6 +169,9 @@ macro_rules! dispatch {
             }
             match level {
                 $crate::isa::Level::Portable => $kernel($crate::simd::Portable, $($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                // The compiler may use these instructions everywhere.
+                $crate::isa::Level::Neon(s) => $kernel(s, $($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the token was made after the machine said that it has these instructions.
                 $crate::isa::Level::Avx2(s) => unsafe { avx2(s, $($arg),*) },

@@ -7,6 +7,8 @@ mod softmax;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 mod vectors;
+#[cfg(target_arch = "x86_64")]
+mod weigh;
 
 use std::ops::Range;
 

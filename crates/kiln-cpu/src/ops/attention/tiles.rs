@@ -5,7 +5,6 @@
 //! tiles once for all queries, and so are values. Scores come out row by row, so that the weights made of them lie as
 //! the left tiles of the product with the values must lie.
 
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 use kiln_ops::Result;
@@ -13,13 +12,12 @@ use kiln_ops::shapes::AttentionSize;
 use kiln_tensor::bf16;
 
 use super::softmax::Running;
+use super::weigh::{Row, divide, weigh};
 use super::{Job, PACKED_AT_ONCE};
 use crate::buffer::Buffer;
-use crate::element::write;
 use crate::gemm::{PAIR, STEP, SUMS, interleave_pair, left_row, transpose_pairs};
-use crate::math::rough_exp2;
 use crate::parallel::Disjoint;
-use crate::simd::{Amx, Pair, Simd, TILE, Tiles};
+use crate::simd::{Amx, Pair, TILE, Tiles};
 
 /// Keys a query looks at at once: the scores of a step (48 KiB) are read again from the nearest caches.
 const KEYS: usize = 384;
@@ -92,35 +90,61 @@ fn pack(job: &Job<'_, bf16>, amx: Amx, heads: Range<usize>) -> Result<PackedHead
         let at = head * per_head + first * dim..head * per_head + (first + width) * dim;
         // SAFETY: every task has a block of its own.
         let (keys, values) = unsafe { (to_keys.slice(at.clone()), to_values.slice(at)) };
-        let column = (heads.start + head) * head_dim;
-        lines.fill(bf16::ZERO);
-        for (step, keys) in keys.chunks_exact_mut(PAIR * dim).enumerate() {
-            let row = first + step * PAIR;
-            for (i, line) in lines.chunks_exact_mut(dim).enumerate() {
-                match row + i < count {
-                    true => line[..head_dim].copy_from_slice(&job.k.row(row + i)[column..][..head_dim]),
-                    false => line.fill(bf16::ZERO),
-                }
-            }
-            // SAFETY: the token proves AVX-512.
-            unsafe { transpose_pairs(amx, lines, dim, dim / STEP, keys) };
-        }
-        for step in 0..width / STEP {
-            for pair in 0..STEP / 2 {
-                let row = first + step * STEP + 2 * pair;
-                let [a, b] = [row, row + 1].map(|row| match row < count {
-                    true => &job.v.row(row)[column..][..head_dim],
-                    false => &[],
-                });
-                for (part, values) in values.chunks_exact_mut(PAIR * width).enumerate() {
-                    let [a, b] = [a, b].map(|row| piece(row, part * PAIR));
-                    // SAFETY: as above.
-                    unsafe { interleave_pair([&a, &b], pair, &mut values[step * 2 * TILE..]) };
-                }
-            }
-        }
+        let block = Block { first, width, head: heads.start + head };
+        // SAFETY: the token proves AVX-512.
+        unsafe { pack_block(job, amx, block, lines, keys, values) };
     })?;
     Ok(PackedHeads { keys, values })
+}
+
+/// Some keys of one head.
+struct Block {
+    first: usize,
+    /// How many, whole tiles of them.
+    width: usize,
+    head: usize,
+}
+
+/// Turns a block of keys and of values into tiles; `lines` is room for [`PAIR`] keys.
+///
+/// # Safety
+/// The machine has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn pack_block(
+    job: &Job<'_, bf16>,
+    amx: Amx,
+    block: Block,
+    lines: &mut [bf16],
+    keys: &mut [bf16],
+    values: &mut [bf16],
+) {
+    let AttentionSize { keys: count, head_dim, .. } = job.size;
+    let Block { first, width, head } = block;
+    let (column, dim) = (head * head_dim, lines.len() / PAIR);
+    lines.fill(bf16::ZERO);
+    for (step, keys) in keys.chunks_exact_mut(PAIR * dim).enumerate() {
+        let row = first + step * PAIR;
+        for (i, line) in lines.chunks_exact_mut(dim).enumerate() {
+            match row + i < count {
+                true => line[..head_dim].copy_from_slice(&job.k.row(row + i)[column..][..head_dim]),
+                false => line.fill(bf16::ZERO),
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { transpose_pairs(amx, lines, dim, dim / STEP, keys) };
+    }
+    for row in (0..width).step_by(2) {
+        let rows = [first + row, first + row + 1].map(|row| match row < count {
+            true => &job.v.row(row)[column..][..head_dim],
+            false => &[],
+        });
+        for (part, values) in values.chunks_exact_mut(PAIR * width).enumerate() {
+            let [a, b] = rows.map(|row| piece(row, part * PAIR));
+            let tiles = &mut values[row / STEP * 2 * TILE..];
+            // SAFETY: as above.
+            unsafe { interleave_pair([&a, &b], row % STEP / 2, tiles) };
+        }
+    }
 }
 
 /// The elements from `from` on, zeros beyond the end.
@@ -149,14 +173,8 @@ impl Strip<'_> {
     fn run(&self, scratch: &mut Scratch, out: &Disjoint<'_, bf16>) {
         let AttentionSize { heads, head_dim, keys, .. } = self.job.size;
         let area = PAIR * self.dim;
-        let column = self.head * head_dim;
-        for i in 0..self.rows.len().next_multiple_of(PAIR) {
-            let query: &[bf16] = match self.rows.start + i < self.rows.end {
-                true => &self.job.q.row(self.rows.start + i)[column..][..head_dim],
-                false => &[],
-            };
-            left_row(query, i % PAIR, self.dim / STEP, &mut scratch.queries[i / PAIR * area..][..area]);
-        }
+        // SAFETY: the token proves AVX-512.
+        unsafe { self.pack(&mut scratch.queries) };
         scratch.sums.fill(0.0);
         scratch.running.fill(Running::START);
         let mut tiles = self.amx.tiles();
@@ -175,6 +193,23 @@ impl Strip<'_> {
             let sums = &scratch.sums[i / PAIR * area..][..area];
             // SAFETY: the token proves AVX-512.
             unsafe { divide(self.amx, sums, i % PAIR, scratch.running[i].total, out) };
+        }
+    }
+
+    /// Turns the queries into tiles, zeros where there is nothing.
+    ///
+    /// # Safety
+    /// The machine has AVX-512.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    unsafe fn pack(&self, out: &mut [bf16]) {
+        let head_dim = self.job.size.head_dim;
+        let (area, column) = (PAIR * self.dim, self.head * head_dim);
+        for i in 0..self.rows.len().next_multiple_of(PAIR) {
+            let query: &[bf16] = match self.rows.start + i < self.rows.end {
+                true => &self.job.q.row(self.rows.start + i)[column..][..head_dim],
+                false => &[],
+            };
+            left_row(query, i % PAIR, self.dim / STEP, &mut out[i / PAIR * area..][..area]);
         }
     }
 
@@ -218,110 +253,4 @@ fn multiply(tiles: &mut Tiles, a: &[bf16], b: &[bf16], c: &mut [f32], add: bool)
     let pair = Pair { a, b, c, steps, next: [a.cast(); 2], ahead: a.cast(), add };
     // SAFETY: the lengths were just checked.
     unsafe { tiles.multiply(pair) };
-}
-
-/// One query of a step.
-struct Row<'a> {
-    /// Its number in the step.
-    i: usize,
-    /// The keys of the block that it sees.
-    seen: Range<usize>,
-    /// Keys of the block, whole tiles of them.
-    width: usize,
-    /// Makes a score the logarithm, to base 2, of a weight.
-    scale: f32,
-    running: &'a mut Running,
-}
-
-/// Where row `i` begins in a square of sums; its second half lies a tile further.
-#[inline(always)]
-fn line(i: usize) -> usize {
-    i / 16 * 512 + i % 16 * 16
-}
-
-/// Turns the scores of a query into weights, and rescales its sums when a larger score turned up.
-///
-/// # Safety
-/// The machine has AVX-512 with bf16.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn weigh(amx: Amx, row: Row<'_>, scores: &[f32], weights: &mut [bf16], sums: &mut [f32]) {
-    let s = amx.vectors();
-    let Row { i, seen, width, scale, running } = row;
-    assert!(i < PAIR && seen.end <= width && scores.len() >= PAIR * width && weights.len() >= PAIR * width);
-    let square = |step: usize| step * SUMS + line(i);
-    // SAFETY: every vector lies in row `i` of one of the `width / PAIR` squares, whose sizes were checked.
-    unsafe {
-        let all = seen == (0..width);
-        let load = |step: usize, half: usize| s.load(scores.as_ptr().add(square(step) + half * 256));
-        let mask = |step: usize, half: usize| inside(&seen, step * PAIR + half * 16);
-        let steps = if seen.is_empty() { 0..0 } else { seen.start / PAIR..seen.end.div_ceil(PAIR) };
-        let mut best = _mm512_set1_ps(running.largest);
-        for step in steps.clone() {
-            for half in 0..2 {
-                let x = load(step, half);
-                best = match all {
-                    true => _mm512_max_ps(best, x),
-                    false => _mm512_mask_max_ps(best, mask(step, half), best, x),
-                };
-            }
-        }
-        let best = _mm512_reduce_max_ps(best);
-        let (by, shift) = (_mm512_set1_ps(scale), _mm512_set1_ps(-best * scale));
-        let mut total = _mm512_setzero_ps();
-        let to = weights.as_mut_ptr();
-        for step in 0..width / PAIR {
-            let mut pair = [_mm512_setzero_ps(); 2];
-            if steps.contains(&step) {
-                for (half, weight) in pair.iter_mut().enumerate() {
-                    *weight = rough_exp2(s, _mm512_fmadd_ps(load(step, half), by, shift));
-                    if !all {
-                        *weight = _mm512_maskz_mov_ps(mask(step, half), *weight);
-                    }
-                    total = _mm512_add_ps(total, *weight);
-                }
-            }
-            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(pair[1], pair[0]));
-            _mm512_storeu_si512(to.add(step * 2 * TILE + i * STEP).cast(), rounded);
-        }
-        if steps.is_empty() {
-            return;
-        }
-        if best > running.largest {
-            // 2^-inf is 0: the first block starts from nothing.
-            let factor = ((running.largest - best) * scale).exp2();
-            running.total *= factor;
-            running.largest = best;
-            let factor = _mm512_set1_ps(factor);
-            for sums in sums.chunks_exact_mut(SUMS) {
-                for half in 0..2 {
-                    let sum = sums.as_mut_ptr().add(line(i) + half * 256);
-                    s.store(sum, _mm512_mul_ps(s.load(sum), factor));
-                }
-            }
-        }
-        running.total += _mm512_reduce_add_ps(total);
-    }
-}
-
-/// Which of the 16 keys from `first` on lie in `seen`.
-#[inline(always)]
-fn inside(seen: &Range<usize>, first: usize) -> u16 {
-    let below = |end: usize| ((1u32 << end.saturating_sub(first).min(16)) - 1) as u16;
-    below(seen.end) & !below(seen.start)
-}
-
-/// Writes row `i` of the sums over `by`.
-///
-/// # Safety
-/// The machine has AVX-512.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn divide(amx: Amx, sums: &[f32], i: usize, by: f32, out: &mut [bf16]) {
-    let s = amx.vectors();
-    let by = s.splat(1.0 / by);
-    for at in (0..out.len()).step_by(16) {
-        let from = at / PAIR * SUMS + at % PAIR / 16 * 256 + line(i);
-        let sums = &sums[from..from + 16];
-        // SAFETY: 16 values were just checked to be there.
-        write(s, out, at, s.mul(unsafe { s.load(sums.as_ptr()) }, by));
-    }
 }

@@ -1,0 +1,118 @@
+//! The running softmax on squares of sums as AMX leaves them: 32 queries by 32 keys in four tiles.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use kiln_tensor::bf16;
+
+use super::softmax::Running;
+use crate::element::write;
+use crate::gemm::{PAIR, STEP, SUMS};
+use crate::math::rough_exp2;
+use crate::simd::{Amx, Simd, TILE};
+
+/// One query of a step.
+pub(super) struct Row<'a> {
+    /// Its number in the step.
+    pub i: usize,
+    /// The keys of the block that it sees.
+    pub seen: Range<usize>,
+    /// Keys of the block, whole tiles of them.
+    pub width: usize,
+    /// Makes a score the logarithm, to base 2, of a weight.
+    pub scale: f32,
+    pub running: &'a mut Running,
+}
+
+/// Where row `i` begins in a square of sums; its second half lies a tile further.
+#[inline(always)]
+fn line(i: usize) -> usize {
+    i / 16 * 512 + i % 16 * 16
+}
+
+/// Turns the scores of a query into weights, and rescales its sums when a larger score turned up.
+///
+/// # Safety
+/// The machine has AVX-512 with bf16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn weigh(amx: Amx, row: Row<'_>, scores: &[f32], weights: &mut [bf16], sums: &mut [f32]) {
+    let s = amx.vectors();
+    let Row { i, seen, width, scale, running } = row;
+    assert!(i < PAIR && seen.end <= width && scores.len() >= PAIR * width && weights.len() >= PAIR * width);
+    let square = |step: usize| step * SUMS + line(i);
+    // SAFETY: every vector lies in row `i` of one of the `width / PAIR` squares, whose sizes were checked.
+    unsafe {
+        let all = seen == (0..width);
+        let load = |step: usize, half: usize| s.load(scores.as_ptr().add(square(step) + half * 256));
+        let mask = |step: usize, half: usize| inside(&seen, step * PAIR + half * 16);
+        let steps = if seen.is_empty() { 0..0 } else { seen.start / PAIR..seen.end.div_ceil(PAIR) };
+        let mut best = _mm512_set1_ps(running.largest);
+        for step in steps.clone() {
+            for half in 0..2 {
+                let x = load(step, half);
+                best = match all {
+                    true => _mm512_max_ps(best, x),
+                    false => _mm512_mask_max_ps(best, mask(step, half), best, x),
+                };
+            }
+        }
+        let best = _mm512_reduce_max_ps(best);
+        let (by, shift) = (_mm512_set1_ps(scale), _mm512_set1_ps(-best * scale));
+        let mut total = _mm512_setzero_ps();
+        let to = weights.as_mut_ptr();
+        for step in 0..width / PAIR {
+            let mut pair = [_mm512_setzero_ps(); 2];
+            if steps.contains(&step) {
+                for (half, weight) in pair.iter_mut().enumerate() {
+                    *weight = rough_exp2(s, _mm512_fmadd_ps(load(step, half), by, shift));
+                    if !all {
+                        *weight = _mm512_maskz_mov_ps(mask(step, half), *weight);
+                    }
+                    total = _mm512_add_ps(total, *weight);
+                }
+            }
+            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(pair[1], pair[0]));
+            _mm512_storeu_si512(to.add(step * 2 * TILE + i * STEP).cast(), rounded);
+        }
+        if steps.is_empty() {
+            return;
+        }
+        if best > running.largest {
+            // 2^-inf is 0: the first block starts from nothing.
+            let factor = ((running.largest - best) * scale).exp2();
+            running.total *= factor;
+            running.largest = best;
+            let factor = _mm512_set1_ps(factor);
+            for sums in sums.chunks_exact_mut(SUMS) {
+                for half in 0..2 {
+                    let sum = sums.as_mut_ptr().add(line(i) + half * 256);
+                    s.store(sum, _mm512_mul_ps(s.load(sum), factor));
+                }
+            }
+        }
+        running.total += _mm512_reduce_add_ps(total);
+    }
+}
+
+/// Which of the 16 keys from `first` on lie in `seen`.
+#[inline(always)]
+fn inside(seen: &Range<usize>, first: usize) -> u16 {
+    let below = |end: usize| ((1u32 << end.saturating_sub(first).min(16)) - 1) as u16;
+    below(seen.end) & !below(seen.start)
+}
+
+/// Writes row `i` of the sums over `by`.
+///
+/// # Safety
+/// The machine has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(super) unsafe fn divide(amx: Amx, sums: &[f32], i: usize, by: f32, out: &mut [bf16]) {
+    let s = amx.vectors();
+    let by = s.splat(1.0 / by);
+    for at in (0..out.len()).step_by(16) {
+        let from = at / PAIR * SUMS + at % PAIR / 16 * 256 + line(i);
+        let sums = &sums[from..from + 16];
+        // SAFETY: 16 values were just checked to be there.
+        write(s, out, at, s.mul(unsafe { s.load(sums.as_ptr()) }, by));
+    }
+}
