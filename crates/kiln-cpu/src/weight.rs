@@ -96,6 +96,7 @@ impl Halves for Stack {
             }
             Format::F32 => each::<f32>(bytes, from, out),
             Format::F16 => each::<f16>(bytes, from, out),
+            Format::I8 => unreachable!("bytes have kernels of their own"),
         }
     }
 }

@@ -114,6 +114,8 @@ impl Kind {
     pub fn of(level: Level) -> Kind {
         match level {
             Level::Portable => Kind::Portable(Plain),
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => Kind::Portable(Plain),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(avx2) => Kind::Avx2(avx2),
             #[cfg(target_arch = "x86_64")]
