@@ -306,7 +306,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
     pub device: Option<Device>,
 
-    /// What to compute in; auto is f32 on the CPU [default: auto]
+    /// What to compute in; auto is bf16 if the CPU has AMX and the weights have 16 bits, else f32 [default: auto]
     #[arg(long, value_name = "TYPE", help_heading = "Machine")]
     pub dtype: Option<DTypeArg>,
 

@@ -71,7 +71,7 @@ pub fn cpu(isa: Option<IsaArg>, threads: Option<u32>, device: Device) -> Result<
 }
 
 /// bf16 where the machine multiplies it as it is and the weights have no more digits than that; else f32.
-fn suitable_dtype(isa: Isa, folder: &ModelFolder) -> DType {
+pub fn suitable_dtype(isa: Isa, folder: &ModelFolder) -> DType {
     // Weights that can't be opened are refused when they are loaded, with all that is to be said about them.
     let short = folder.transformer.weights().is_ok_and(|weights| {
         let (short, long): (Vec<_>, Vec<_>) =

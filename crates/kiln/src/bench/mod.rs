@@ -31,13 +31,18 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     if args.peaks {
         return print_peaks(args, &backend, &peaks);
     }
-    let dtype = match args.dtype.unwrap_or_default() {
-        DTypeArg::Auto | DTypeArg::F32 => DType::F32,
-        DTypeArg::Bf16 => DType::BF16,
+    let source = source(args)?;
+    let dtype = match (args.dtype.unwrap_or_default(), &source) {
+        (DTypeArg::F32, _) => DType::F32,
+        (DTypeArg::Bf16, _) => DType::BF16,
+        (DTypeArg::Auto, Source::Folder(folder)) => generate::suitable_dtype(backend.isa(), folder),
+        // Weights that are made up have 16 bits.
+        (DTypeArg::Auto, Source::Synthetic { .. }) if backend.isa().multiplies_bf16() => DType::BF16,
+        (DTypeArg::Auto, Source::Synthetic { .. }) => DType::F32,
     };
     let (width, height) = args.size.unwrap_or((512, 512));
     let plan = Plan {
-        source: source(args)?,
+        source,
         dtype,
         width,
         height,
