@@ -9,6 +9,7 @@ mod text;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
+use std::thread::ScopedJoinHandle;
 
 use kiln_image::Picture;
 use kiln_ops::Backend;
@@ -84,12 +85,34 @@ impl<B: Backend> Pipeline<B> {
         options: &Options,
         observer: &mut dyn Observer<B>,
     ) -> Result<Self> {
-        let (b, dtype) = (&backend, options.dtype);
-        observer.event(Event::Loading { part: "tokenizer" })?;
-        let tokenizer = match &folder.tokenizer {
-            Some(files) => PromptTokenizer::open(files)?,
-            None => PromptTokenizer::built_in()?,
-        };
+        // The tokenizer's names and the autoencoder's kernels are put in order, which takes about as long as all the
+        // rest: each on a thread of its own.
+        let loaded = std::thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| match &folder.tokenizer {
+                Some(files) => PromptTokenizer::open(files),
+                None => PromptTokenizer::built_in(),
+            });
+            let autoencoder = scope.spawn(|| load_autoencoder(&backend, folder, options));
+            Self::load_others(&backend, folder, options, observer).and_then(|others| {
+                observer.event(Event::Loading { part: "tokenizer" })?;
+                let tokenizer = join(tokenizer)?;
+                observer.event(Event::Loading { part: "vae" })?;
+                Ok((others, tokenizer, join(autoencoder)?))
+            })
+        });
+        let ((texter, transformer, fingerprint), tokenizer, autoencoder) = loaded?;
+        let (folder, options) = (folder.clone(), options.clone());
+        Ok(Pipeline { backend, folder, options, fingerprint, tokenizer, texter, transformer, autoencoder })
+    }
+
+    /// The text encoder (unless it may not be needed), the transformer and its fingerprint.
+    fn load_others(
+        b: &B,
+        folder: &ModelFolder,
+        options: &Options,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<(Option<Texter<B>>, Transformer<B>, String)> {
+        let dtype = options.dtype;
         let cache = &options.text_cache;
         let texter = folder.text_encoder.as_ref();
         let texter = texter.map(|part| Texter::new(b, part, dtype, cache.clone(), observer)).transpose()?;
@@ -103,26 +126,7 @@ impl<B: Backend> Pipeline<B> {
         for report in source.finish_loras()? {
             observer.event(Event::Lora { report: report.to_string() })?;
         }
-
-        observer.event(Event::Loading { part: "vae" })?;
-        let autoencoder = match (&options.vae, &folder.vae) {
-            (Some(path), _) => Autoencoder::open(b, path, dtype)?,
-            (None, Some(part)) => Autoencoder::load(b, part, dtype)?,
-            (None, None) => {
-                let what = "there is no `vae` in it, and no other autoencoder was given";
-                return Err(Error::config(&folder.path, what));
-            }
-        };
-        Ok(Pipeline {
-            fingerprint: source.fingerprint()?,
-            folder: folder.clone(),
-            options: options.clone(),
-            tokenizer,
-            texter,
-            transformer,
-            autoencoder,
-            backend,
-        })
+        Ok((texter, transformer, source.fingerprint()?))
     }
 
     /// The folder it was loaded from.
@@ -338,6 +342,23 @@ impl<B: Backend> Pipeline<B> {
         };
         Ok((references, origin))
     }
+}
+
+/// The autoencoder that was asked for, or the model's own.
+fn load_autoencoder<B: Backend>(b: &B, folder: &ModelFolder, options: &Options) -> Result<Autoencoder<B>> {
+    match (&options.vae, &folder.vae) {
+        (Some(path), _) => Autoencoder::open(b, path, options.dtype),
+        (None, Some(part)) => Autoencoder::load(b, part, options.dtype),
+        (None, None) => {
+            let what = "there is no `vae` in it, and no other autoencoder was given";
+            Err(Error::config(&folder.path, what))
+        }
+    }
+}
+
+/// What a thread made; its panic goes on here.
+fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// The texts that the text encoder has to encode for a prompt, the negative one last.
