@@ -46,6 +46,8 @@ fn other_words_lengths_and_types_are_other_entries() {
     run(&["a fox"]);
     run(&["a hen"]);
     run(&["a fox", "--max-tokens", "40"]);
+    // One of them is what `auto` stands for on this machine.
+    run(&["a fox", "--dtype", "f32"]);
     run(&["a fox", "--dtype", "bf16"]);
     assert_eq!(entries(&kit).len(), 4);
     run(&["a fox", "--threads", "1"]);
