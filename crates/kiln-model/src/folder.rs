@@ -4,6 +4,7 @@
 //! configuration files stand in the header's metadata under their relative paths.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,6 +15,9 @@ use serde::de::DeserializeOwned;
 use crate::schedule::SchedulerConfig;
 use crate::tokenizer::{MAX_TOKENS, TokenizerConfig};
 use crate::{Error, Result, text_encoder, transformer, vae};
+
+/// Sides of the pictures that FLUX.2 is made for.
+const FULL_SIZE: usize = 1024;
 
 /// What kind of FLUX.2 a folder holds. Tensors don't tell; `model_index.json` does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +112,8 @@ pub struct ModelFolder {
     pub scheduler: SchedulerConfig,
     /// Sides of a picture when none are asked for.
     pub default_size: usize,
+    /// What a packed model says of itself: makers, licence, limits.
+    pub card: Option<String>,
 }
 
 /// A tokenizer's two files, unread.
@@ -214,6 +220,11 @@ impl ModelFolder {
         self.tokenizer.as_ref().map_or(MAX_TOKENS, |files| files.config.default_tokens())
     }
 
+    /// The sides that a small model, one that has a size of its own, was trained for: from half of that to twice.
+    pub fn trained_sides(&self) -> Option<RangeInclusive<usize>> {
+        (self.default_size < FULL_SIZE).then_some(self.default_size / 2..=2 * self.default_size)
+    }
+
     fn read(files: Files<'_>) -> Result<ModelFolder> {
         let variant = files.variant()?;
         let missing = || Error::config(files.root, "there is no `transformer` with a `config.json` in it");
@@ -236,7 +247,8 @@ impl ModelFolder {
             vae: files.part("vae", vae::Config::problem)?,
             tokenizer: files.tokenizer()?,
             scheduler,
-            default_size: files.json::<usize>("kiln.default_size")?.unwrap_or(1024).clamp(16, 4096),
+            default_size: files.json::<usize>("kiln.default_size")?.unwrap_or(FULL_SIZE).clamp(16, 4096),
+            card: files.packed.as_ref().and_then(|packed| packed.0.metadata().get("model_card").cloned()),
         };
         folder.check_parts()?;
         Ok(folder)

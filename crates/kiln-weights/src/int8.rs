@@ -2,9 +2,12 @@
 
 use kiln_tensor::{DType, HostTensor, Result, bf16};
 
+/// What the scales' name has behind their tensor's.
+pub(crate) const SCALE: &str = "_scale";
+
 /// The name of the scales that belong to the tensor `name`.
 pub(crate) fn scale_name(name: &str) -> String {
-    format!("{name}_scale")
+    format!("{name}{SCALE}")
 }
 
 /// The values of `weight`, rounded to bf16; `None` when there isn't one scale for every row.

@@ -49,6 +49,7 @@ mod vars;
 pub use error::{Error, Result};
 pub use lora::{Lora, LoraProblem, LoraReport};
 pub use malformed::Malformed;
+pub use near::nearest;
 pub use pages::Pages;
 pub use source::WeightSource;
 pub use vars::Vars;

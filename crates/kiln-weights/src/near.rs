@@ -1,7 +1,7 @@
 //! Names that resemble one that is missing, for error messages.
 
 /// The up to three names nearest to `wanted`, best first. Names that have little in common are left out.
-pub(crate) fn nearest<'n>(wanted: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
+pub fn nearest<'n>(wanted: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let limit = wanted.len() / 4 + 2;
     let mut near: Vec<(usize, &str)> =
         names.filter_map(|name| Some((distance(wanted, name, limit)?, name))).collect();

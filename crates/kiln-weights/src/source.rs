@@ -52,10 +52,11 @@ impl WeightSource {
         WeightSource::join(path, files)
     }
 
-    /// Reads a safetensors file that is already in memory; `name` stands for its path in messages.
-    pub fn from_bytes(name: impl AsRef<Path>, data: Bytes) -> Result<WeightSource> {
+    /// Reads a safetensors file that is already in memory, perhaps as a part of the program; `name` stands for its path
+    /// in messages. Nothing is copied.
+    pub fn from_bytes(name: impl AsRef<Path>, data: impl Into<Bytes>) -> Result<WeightSource> {
         let path = name.as_ref();
-        WeightSource::join(path, vec![WeightFile::from_bytes(path, data)?])
+        WeightSource::join(path, vec![WeightFile::from_bytes(path, data.into())?])
     }
 
     /// A source without files that gives random bf16 values for every tensor asked for by its shape, so that a model can
@@ -152,9 +153,14 @@ impl WeightSource {
         self.tensors.get(name).map(|(_, e)| (e.dtype, &e.shape))
     }
 
-    /// Number of elements of all tensors together.
+    /// Number of elements of all tensors together, without the scales of 8-bit ones.
     pub fn parameters(&self) -> u64 {
-        self.dtypes().values().sum()
+        let is_scale = |name: &str| {
+            let weight = name.strip_suffix(int8::SCALE).and_then(|weight| self.entry(weight));
+            weight.is_some_and(|(dtype, _)| dtype == DType::I8)
+        };
+        let counted = self.tensors.iter().filter(|(name, _)| !is_scale(name));
+        counted.map(|(_, (_, entry))| entry.shape.numel() as u64).sum()
     }
 
     /// Bytes of all tensors together.

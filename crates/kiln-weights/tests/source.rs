@@ -214,7 +214,9 @@ fn int8(scale_shape: &str, scales: &[f32]) -> WeightSource {
 
 #[test]
 fn eight_bit_rows_come_out_as_the_values_they_stand_for() {
-    let tensor = int8("[2]", &[0.5, 2.0]).root().tensor("w", [2, 2]).unwrap();
+    let source = int8("[2]", &[0.5, 2.0]);
+    assert_eq!(source.parameters(), 4, "the scales are no parameters");
+    let tensor = source.root().tensor("w", [2, 2]).unwrap();
     assert_eq!(tensor.dtype(), DType::BF16);
     assert_eq!(tensor.to_f32().unwrap().as_ref(), [0.5, -0.5, 254.0, -256.0]);
 }

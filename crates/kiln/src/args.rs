@@ -12,6 +12,7 @@ const ABOUT: &str = "Pictures from words (and pictures) with the FLUX.2 [klein] 
 
 const EXAMPLES: &str = "\
 Examples:
+  kiln generate \"a red apple on a blue background\"
   kiln generate \"a red fox in the snow\" -m models/klein-4b
   kiln generate \"make it night\" -m models/klein-4b -r house.jpg -o night.png
   kiln generate --from night.png -S 7
@@ -21,6 +22,7 @@ Examples:
 
 const GENERATE_EXAMPLES: &str = "\
 Examples:
+  kiln generate \"a red apple on a blue background\"                 (with Ember, the model inside)
   kiln generate \"a red fox in the snow\" -m models/klein-4b -W 768 -H 512 -S 42
   kiln generate \"the same chair, in green\" -m models/klein-4b -r chair.jpg -r swatch.png
   kiln generate \"a round window\" -m models/klein-4b --init wall.png --mask where.png
@@ -59,7 +61,7 @@ pub enum Command {
     /// Make pictures
     #[command(after_help = GENERATE_EXAMPLES, args_override_self = true)]
     Generate(Box<GenerateArgs>),
-    /// Describe a model folder, a weight file, or a picture and how it was made
+    /// Describe a model, a weight file, or a picture and how it was made
     #[command(args_override_self = true)]
     Info(InfoArgs),
     /// Say what this machine offers
@@ -85,8 +87,9 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "PICTURE")]
     pub from: Option<PathBuf>,
 
-    /// Folder of the model in diffusers' layout (or a model packed into one file)
-    #[arg(short, long, value_name = "DIR", env = "KILN_MODEL", help_heading = "Model")]
+    /// Folder of the model in diffusers' layout, a model packed into one file, or a name: `ember` or one in the models
+    /// folder (`kiln doctor` shows where that is) [default: ember]
+    #[arg(short, long, value_name = "MODEL", env = "KILN_MODEL", help_heading = "Model")]
     pub model: Option<PathBuf>,
 
     /// LoRA for the transformer, with its weight (1 when absent); repeatable
@@ -97,7 +100,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub vae: Option<PathBuf>,
 
-    /// Width in pixels, rounded down to a multiple of 16 [default: the first reference's, else the model's own, 1024]
+    /// Width in pixels, rounded down to a multiple of 16 [default: the first reference's, else the model's own: 1024, Ember's 256]
     #[arg(
         short = 'W', long, value_name = "N", help_heading = "Picture", allow_negative_numbers = true,
         value_parser = at_least::<MIN_SIDE>()
@@ -133,7 +136,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE", help_heading = "Picture", conflicts_with = "prompts")]
     pub embeds: Option<PathBuf>,
 
-    /// Tokens that the prompt is cut or padded to [default: the model's own, 512]
+    /// Tokens that the prompt is cut or padded to [default: the model's own: 512, Ember's 64]
     #[arg(
         long, value_name = "N", help_heading = "Picture", allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(1..=32768)
@@ -254,7 +257,7 @@ pub struct GenerateArgs {
 
 #[derive(Debug, Args)]
 pub struct InfoArgs {
-    /// The folder or file
+    /// The folder or file, or the name of a model
     pub path: PathBuf,
     /// As JSON
     #[arg(long)]

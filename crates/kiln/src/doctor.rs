@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::machine::{Cpu, Memory};
 use crate::sheet::Sheet;
 use crate::values::bytes;
-use crate::{cache, output, preview};
+use crate::{cache, models, output, preview};
 
 pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let report = report();
@@ -39,6 +39,7 @@ fn report() -> Sheet {
         .with("gpu", "no CUDA backend in this build: pictures are made on the CPU")
         .with_sheet("folders", folders())
         .with_sheet("kept", kept())
+        .with("models", models::known(&models::folders()))
         .with("preview", terminal)
 }
 
@@ -65,6 +66,7 @@ fn folders() -> Sheet {
         .with("current", folder(&here))
         .with("temporary", folder(&std::env::temp_dir()))
         .with("settings", config_folder().map(|path| folder(&path)))
+        .with("models", models::folders().iter().map(|path| folder(path)).collect::<Vec<_>>())
         .with("cache", cache::folder().map(|path| folder(&path)))
 }
 

@@ -12,6 +12,7 @@ use crate::args::{GenerateArgs, IsaArg};
 use crate::cancel::Cancel;
 use crate::failure::{Failure, Kind, While};
 use crate::job::Job;
+use crate::models::Found;
 use crate::order::{Chance, Order, Words};
 use crate::output::{self, Output};
 use crate::progress::{Reporter, Shared, Told};
@@ -43,13 +44,19 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     }
     let order = Order::new(&args, replay)?;
     let backend = cpu(args.cpu_isa, args.threads, order.device)?;
-    let folder = open_model(&order)?;
+    let found = Found::find(order.model.as_deref())?;
+    if order.model.is_none() {
+        reporter.note(
+            "no model was named: painting with Ember, the small one inside the program; -m names another",
+        );
+    }
+    let folder = open_model(&found, &order)?;
     let dtype = order.dtype.unwrap_or_else(|| suitable_dtype(backend.isa(), &folder));
     let texts = if args.no_cache { None } else { cache::texts() };
     let job = Job::read(&order, &folder, dtype, machine::memory_limit(), texts)?;
     let output = Output::check(args.output.as_deref(), job.pictures.len())?;
     args.latents_out.as_deref().map_or(Ok(()), |path| output.check_latents(path, job.pictures.len()))?;
-    let run = Run { args, order, folder, job, output, recipe, random_seed };
+    let run = Run { args, order, found, folder, job, output, recipe, random_seed };
     run.paint(backend, reporter)
 }
 
@@ -83,18 +90,11 @@ pub fn suitable_dtype(isa: Isa, folder: &ModelFolder) -> DType {
 }
 
 /// Opens the folder, and checks for parts that this order can't do without.
-fn open_model(order: &Order) -> Result<ModelFolder, Failure> {
-    let path = &order.model;
-    if !path.is_file() && !path.join("model_index.json").is_file() {
-        let what = match path.exists() {
-            true => "is not a model folder: there is no `model_index.json` in it",
-            false => "does not exist",
-        };
-        return Err(Failure::new(format!("`{}` {what}", path.display())).hint(hints::not_a_model(path)));
-    }
-    let folder = hints::open_model(path)?;
+fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Failure> {
+    let folder = found.open()?;
     let missing = |part: &str, hint: String| {
-        Err(Failure::new(format!("the model `{}` has no `{part}/config.json`", path.display())).hint(hint))
+        let path = folder.path.display();
+        Err(Failure::new(format!("the model `{path}` has no `{part}/config.json`")).hint(hint))
     };
     if folder.vae.is_none() && order.vae.is_none() {
         return missing("vae", "download that part, or name another autoencoder with --vae FILE".into());
@@ -115,6 +115,7 @@ fn open_model(order: &Order) -> Result<ModelFolder, Failure> {
 struct Run {
     args: GenerateArgs,
     order: Order,
+    found: Found,
     folder: ModelFolder,
     job: Job,
     output: Output,
@@ -129,7 +130,7 @@ impl Run {
         let resolved = self.resolve()?;
         job.check(&self.order, folder, &resolved)?;
         let name = backend.name();
-        let base = job.recipe_base(&self.order, folder, &resolved, name.clone())?;
+        let base = job.recipe_base(&self.order, folder, &resolved, self.found.recorded(), name.clone())?;
         self.tell_start(&name, reporter);
         if let Some(recipe) = &self.recipe {
             recipe.differences(&job.recipe(&base, 0)).iter().for_each(|d| reporter.warn(d));
@@ -146,6 +147,7 @@ impl Run {
             guidance: resolved.guidance,
         });
 
+        self.tell_of_size(&resolved, reporter);
         let pipeline = Pipeline::load(backend, folder, &job.options, reporter)
             .and_then(|pipeline| pipeline.prepare(&job.request, reporter).map(|()| pipeline))
             .while_doing(|| format!("loading the model `{}`", folder.path.display()))?;
@@ -167,6 +169,18 @@ impl Run {
                 error => error.into(),
             }
         })
+    }
+
+    /// A small model falls apart beyond the sizes it knows.
+    fn tell_of_size(&self, resolved: &Resolved, reporter: &mut Reporter) {
+        let Some(sides) = self.folder.trained_sides() else { return };
+        let (width, height) = (resolved.width, resolved.height);
+        if !sides.contains(&width) || !sides.contains(&height) {
+            let (from, to) = (sides.start(), sides.end());
+            reporter.note(&format!(
+                "this model knows sides from {from} to {to}, and {width}x{height} may look odd: -W and -H choose"
+            ));
+        }
     }
 
     fn tell_start(&self, backend: &str, reporter: &mut Reporter) {

@@ -132,6 +132,7 @@ impl Job {
         order: &Order,
         folder: &ModelFolder,
         resolved: &Resolved,
+        model: String,
         backend: String,
     ) -> Result<Recipe, Failure> {
         let lora = |l: &crate::values::LoraArg| {
@@ -165,7 +166,7 @@ impl Job {
             index: 0,
             batch: 1,
             model: Model {
-                path: files::absolute(&folder.path),
+                path: model,
                 variant: folder.variant.to_string(),
                 transformer: fingerprint(&folder.transformer)?,
                 text_encoder: text_encoder.map(fingerprint).transpose()?,

@@ -23,7 +23,8 @@ const MAX_PROMPT: u64 = 1 << 20;
 /// What is asked for.
 #[derive(Debug)]
 pub struct Order {
-    pub model: PathBuf,
+    /// Path or name; the model inside the program when absent.
+    pub model: Option<PathBuf>,
     pub words: Words,
     /// Pictures for each prompt; decided by the seeds when absent.
     pub batch: Option<usize>,
@@ -84,16 +85,11 @@ impl Order {
     /// Checks what the options say together. Reads standard input if that is the prompt.
     pub fn new(args: &GenerateArgs, replay: Replay) -> Result<Order, Failure> {
         let words = words(args, replay)?;
-        let Some(model) = args.model.clone() else {
-            return Err(Failure::usage("no model was given").hint(
-                "there is none built in; point -m (or the variable KILN_MODEL) at a folder with FLUX.2 [klein]",
-            ));
-        };
         if args.rho.is_some() && args.schedule != Some(ScheduleArg::Power) {
             return Err(Failure::usage("--rho goes with --schedule power"));
         }
         Ok(Order {
-            model,
+            model: args.model.clone(),
             words,
             batch: args.batch,
             chance: chance(args, replay)?,
@@ -157,7 +153,7 @@ fn words(args: &GenerateArgs, replay: Replay) -> Result<Words, Failure> {
     }
     if args.prompts.is_empty() {
         return Err(Failure::usage("no prompt was given")
-            .hint("say what to paint: kiln generate \"a red fox in the snow\" -m DIR; `-` reads it from standard input"));
+            .hint("say what to paint: kiln generate \"a red apple on a blue background\"; `-` reads it from standard input"));
     }
     let mut texts = args.prompts.clone();
     // A prompt out of a recipe is meant literally, whatever it is.
@@ -244,7 +240,6 @@ mod tests {
     #[test]
     fn what_does_not_go_together_is_a_usage_error() {
         let wrong = [
-            GenerateArgs { model: None, ..args() },
             GenerateArgs { prompts: vec![], ..args() },
             GenerateArgs { mask: Some("m.png".into()), ..args() },
             GenerateArgs { strength: Some(0.5), ..args() },

@@ -91,6 +91,7 @@ pub struct LoraUsed {
 /// The model and the fingerprints of its parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
+    /// Where it is, or its name where it needs no path: inside the program or in the models folder.
     pub path: String,
     pub variant: String,
     pub transformer: String,

@@ -74,6 +74,8 @@ impl Sheet {
                 Entry::Value(value) => text(value),
                 Entry::Amount(_, text) => text.clone(),
             };
+            // Further lines of a text stand below its first.
+            let text = text.replace('\n', &format!("\n{:1$}", "", indent + width + 2));
             out.push_str(&format!("{:indent$}{name:width$}  {text}\n", ""));
         }
     }
@@ -146,6 +148,7 @@ mod tests {
         let parts = Sheet::default().with("vae", true).with("list", [1, 2]).with("nothing", Value::Null);
         let sheet = Sheet::default().with("kind", "model").with("head_dim", 128).with_sheet("parts", parts);
         let sheet = sheet.with_amount("size", 2048, "2.0 KiB".into());
+        assert_eq!(Sheet::default().with("card", "one\ntwo").to_lines(), "card  one\n      two\n");
         assert!(sheet.to_json().ends_with("\"size\": 2048\n}\n"));
         assert_eq!(
             sheet.to_lines(),

@@ -1,4 +1,4 @@
-//! `kiln info`: what a path holds.
+//! `kiln info`: what a path or a name holds.
 
 mod model;
 mod picture;
@@ -10,6 +10,7 @@ use std::path::Path;
 
 use crate::args::InfoArgs;
 use crate::failure::Failure;
+use crate::models::Found;
 use crate::sheet::Sheet;
 
 /// A description, and what keeps it from being whole.
@@ -27,8 +28,13 @@ pub fn run(args: &InfoArgs) -> Result<(), Failure> {
 }
 
 fn describe(path: &Path) -> Result<Description, Failure> {
+    match Found::find(Some(path)) {
+        Ok(found @ (Found::BuiltIn | Found::Named { .. })) => return model::describe(&found),
+        Err(failure) if !path.exists() && path.extension().is_none() => return Err(failure),
+        _ => {}
+    }
     if path.join("model_index.json").is_file() {
-        return model::describe(path);
+        return model::describe(&Found::Path(path.to_path_buf()));
     }
     if path.is_dir() {
         let hint = crate::hints::not_a_model(path);
@@ -36,7 +42,7 @@ fn describe(path: &Path) -> Result<Description, Failure> {
     }
     match is_picture(path)? {
         true => picture::describe(path),
-        false if is_packed(path) => model::describe(path),
+        false if is_packed(path) => model::describe(&Found::Path(path.to_path_buf())),
         false => weights::describe(path),
     }
 }

@@ -1,18 +1,16 @@
-use std::path::Path;
-
 use kiln_model::{MemoryNeed, ModelFolder, Part};
 use kiln_tensor::DType;
 use kiln_weights::WeightSource;
 
 use super::Description;
 use crate::failure::Failure;
-use crate::hints;
+use crate::models::Found;
 use crate::sheet::Sheet;
 use crate::values::{bytes, count};
 
-/// A model folder: its variant, its parts, and what running it takes.
-pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
-    let folder = hints::open_model(path)?;
+/// A model: its variant, its parts, and what running it takes.
+pub(super) fn describe(found: &Found) -> Result<Description, Failure> {
+    let folder = found.open()?;
     let mut parts = Parts { total: 0, problem: None };
     let t = &folder.transformer.config;
     let transformer = parts.describe(
@@ -44,12 +42,21 @@ pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
             .with("latent_channels", c.latent_channels);
         parts.describe(part, sizes)
     });
-    let tokenizer = if folder.tokenizer.is_some() { "in the folder" } else { "built into Kiln" };
+    let (kind, within) = match found {
+        Found::BuiltIn => ("model inside the program", "in the program"),
+        Found::Named { path, .. } | Found::Path(path) if path.is_file() => {
+            ("model in one file", "in the file")
+        }
+        _ => ("model folder", "in the folder"),
+    };
+    let tokenizer = if folder.tokenizer.is_some() { within } else { "built into Kiln" };
     let sheet = Sheet::default()
-        .with("kind", if path.is_file() { "model in one file" } else { "model folder" })
-        .with("path", path.display().to_string())
+        .with("kind", kind)
+        .with("path", folder.path.display().to_string())
+        .with("card", folder.card.as_deref().map(str::trim))
         .with("variant", folder.variant.to_string())
         .with("default_size", format!("{0}x{0}", folder.default_size))
+        .with("trained_sides", folder.trained_sides().map(|s| format!("{} to {}", s.start(), s.end())))
         .with("default_steps", folder.variant.default_steps())
         .with("default_guidance", folder.variant.default_guidance())
         .with("tokenizer", tokenizer)
@@ -104,7 +111,7 @@ pub(super) fn amounts(source: &WeightSource) -> Sheet {
 
 /// What is needed beside the weights, which stay mapped from their files.
 fn memory(folder: &ModelFolder, weights: u64) -> Sheet {
-    let sides = [512, 1024];
+    let sides = [folder.default_size / 2, folder.default_size];
     let weights = Sheet::default().with_amount("weights", weights, bytes(weights));
     sides.into_iter().fold(weights, |sheet, side| {
         let need = MemoryNeed::new(folder, [side, side], folder.default_tokens(), DType::F32).peak();

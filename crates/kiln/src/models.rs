@@ -1,0 +1,194 @@
+//! Which model a name stands for: a path, the one inside the program, or one in the models folder.
+
+use std::path::{Path, PathBuf};
+
+use kiln_model::ModelFolder;
+use kiln_weights::WeightSource;
+
+use crate::failure::{Failure, While};
+use crate::{ember, files, hints};
+
+/// The undistilled form of Ember, which is not in the program.
+const EMBER_BASE: &str = "ember-base";
+const ENDING: &str = ".safetensors";
+
+/// A model that is there.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Found {
+    /// Inside the program.
+    BuiltIn,
+    /// In the models folder, under this name.
+    Named {
+        name: String,
+        path: PathBuf,
+    },
+    Path(PathBuf),
+}
+
+impl Found {
+    /// The model that is asked for; without a wish, the one inside the program.
+    pub fn find(asked: Option<&Path>) -> Result<Found, Failure> {
+        match asked {
+            Some(asked) => Found::among(asked, &folders()),
+            None if ember::file().is_some() => Ok(Found::BuiltIn),
+            None => Err(Failure::usage("no model was given").hint(format!(
+                "this build has none inside (the feature `ember` puts one there); point -m, or the variable KILN_MODEL, \
+                 at a folder with FLUX.2 [klein] in diffusers' layout{}",
+                folders().first().map_or(String::new(), |f| format!(", or name a model in `{}`", f.display()))
+            ))),
+        }
+    }
+
+    fn among(asked: &Path, folders: &[PathBuf]) -> Result<Found, Failure> {
+        // First, so that a recipe means the same in every folder; `./ember` is a path.
+        if asked == Path::new(ember::NAME) && ember::file().is_some() {
+            return Ok(Found::BuiltIn);
+        }
+        let name = asked.to_str().filter(|name| !name.is_empty() && !name.contains(std::path::is_separator));
+        if is_model(asked) {
+            return Ok(Found::Path(asked.to_path_buf()));
+        }
+        let inside = |folder: &PathBuf, name: &str| {
+            [folder.join(name), folder.join(format!("{name}{ENDING}"))].into_iter().find(|p| is_model(p))
+        };
+        let named = name.and_then(|name| Some((name, folders.iter().find_map(|f| inside(f, name))?)));
+        match named {
+            Some((name, path)) => {
+                Ok(Found::Named { name: name.strip_suffix(ENDING).unwrap_or(name).into(), path })
+            }
+            None if asked.exists() => {
+                let what = "is not a model folder: there is no `model_index.json` in it";
+                Err(Failure::new(format!("`{}` {what}", asked.display())).hint(hints::not_a_model(asked)))
+            }
+            None => Err(missing(asked, name, folders)),
+        }
+    }
+
+    /// Reads its configuration.
+    pub fn open(&self) -> Result<ModelFolder, Failure> {
+        match self {
+            Found::Named { path, .. } | Found::Path(path) => hints::open_model(path),
+            Found::BuiltIn => {
+                let source = WeightSource::from_bytes(ember::NAME, ember::file().unwrap_or_default());
+                let folder = source.map_err(kiln_model::Error::from).and_then(ModelFolder::packed);
+                folder.while_doing(|| "opening the model inside the program".into())
+            }
+        }
+    }
+
+    /// How a recipe names it, so that it is found again.
+    pub fn recorded(&self) -> String {
+        match self {
+            Found::BuiltIn => ember::NAME.into(),
+            Found::Named { name, .. } => name.clone(),
+            Found::Path(path) => files::absolute(path),
+        }
+    }
+}
+
+/// A single file is taken for a model without a look inside; what is wrong with it is said when it is opened.
+fn is_model(path: &Path) -> bool {
+    path.is_file() || path.join("model_index.json").is_file()
+}
+
+fn missing(asked: &Path, name: Option<&str>, folders: &[PathBuf]) -> Failure {
+    let failure = Failure::new(format!("the model `{}` does not exist", asked.display()));
+    let place = folders
+        .first()
+        .map_or_else(|| "the folder KILN_MODELS names".into(), |f| format!("`{}`", f.display()));
+    match name {
+        Some(EMBER_BASE) => failure.hint(format!(
+            "Ember's undistilled form is not in the program: make {EMBER_BASE}{ENDING} with tools/ember (its README says \
+             how) and put it into {place}"
+        )),
+        Some(ember::NAME) => failure.hint(format!(
+            "this build is without it: build with the feature `ember`, or put {}{ENDING} into {place}",
+            ember::NAME
+        )),
+        Some(name) => {
+            let known = known(folders);
+            let near = kiln_weights::nearest(name, known.iter().map(String::as_str));
+            let (word, names) = if near.is_empty() { ("known", known) } else { ("nearest", near) };
+            let listed = match names.is_empty() {
+                true => String::new(),
+                false => format!("; {word}: {}", names.join(", ")),
+            };
+            failure.hint(format!("it is no path, and there is no model of that name in {place}{listed}"))
+        }
+        None => failure.hint(hints::not_a_model(asked)),
+    }
+}
+
+/// The names of all models that need no path.
+pub fn known(folders: &[PathBuf]) -> Vec<String> {
+    let entries = folders.iter().filter_map(|f| std::fs::read_dir(f).ok()).flatten().flatten();
+    let name = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?;
+        match path.is_file() {
+            true => name.strip_suffix(ENDING).map(str::to_owned),
+            false => is_model(&path).then(|| name.to_owned()),
+        }
+    };
+    let mut names: Vec<String> = entries.filter_map(|entry| name(entry.path())).collect();
+    names.extend(ember::file().map(|_| ember::NAME.to_owned()));
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// Where models are looked for by name: the folder KILN_MODELS names, then the user's own.
+pub fn folders() -> Vec<PathBuf> {
+    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let data = match std::env::consts::OS {
+        "windows" => var("LOCALAPPDATA"),
+        "macos" => var("HOME").map(|home| home.join("Library/Application Support")),
+        _ => var("XDG_DATA_HOME").or_else(|| Some(var("HOME")?.join(".local/share"))),
+    };
+    var("KILN_MODELS").into_iter().chain(data.map(|data| data.join("kiln").join("models"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn with_models(names: &[&str]) -> (tempfile::TempDir, Vec<PathBuf>) {
+        let dir = tempfile::tempdir().unwrap();
+        for name in names {
+            fs::write(dir.path().join(name), b"").unwrap();
+        }
+        let folders = vec![dir.path().to_path_buf()];
+        (dir, folders)
+    }
+
+    #[test]
+    fn a_name_is_a_model_of_the_folder_with_or_without_its_ending() {
+        let (dir, folders) = with_models(&["fox.safetensors"]);
+        let path = dir.path().join("fox.safetensors");
+        for asked in ["fox", "fox.safetensors"] {
+            let found = Found::among(Path::new(asked), &folders).unwrap();
+            assert_eq!(found, Found::Named { name: "fox".into(), path: path.clone() });
+            assert_eq!(found.recorded(), "fox");
+        }
+        assert_eq!(Found::among(&path, &folders).unwrap(), Found::Path(path));
+    }
+
+    #[test]
+    fn a_name_that_is_missing_is_told_with_its_nearest() {
+        let (_dir, folders) = with_models(&["fox-large.safetensors", "hen.safetensors"]);
+        let told = |name: &str| Found::among(Path::new(name), &folders).unwrap_err().to_string();
+        assert!(told("fox-larg").contains("nearest: fox-large"), "{}", told("fox-larg"));
+        assert!(told("quite-another").contains("known: ") && told("quite-another").contains("hen"));
+        let base = told("ember-base");
+        assert!(base.contains("tools/ember") && base.contains(&folders[0].display().to_string()), "{base}");
+        assert!(told("no/such/folder").contains("diffusers download"));
+    }
+
+    #[test]
+    fn the_model_inside_the_program_goes_by_its_name_only() {
+        let found = Found::among(Path::new("ember"), &[]);
+        assert_eq!(found.is_ok(), ember::file().is_some());
+        assert!(Found::among(Path::new("./ember"), &[]).is_err());
+        assert_eq!(Found::find(None).is_ok(), ember::file().is_some());
+    }
+}
