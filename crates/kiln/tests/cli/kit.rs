@@ -49,7 +49,9 @@ impl Kit {
     /// The program in the kit's folder, which is also where its relative paths lead.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
-        command.args(args).current_dir(self.folder.path()).env_remove("KILN_MODEL").stdin(Stdio::null());
+        command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
+        // Whoever runs the tests may have models of their own.
+        command.env_remove("KILN_MODEL").env_remove("KILN_MODELS").env("XDG_DATA_HOME", self.path("data"));
         command.env("KILN_CACHE_DIR", self.cache.path()).env_remove("KILN_CACHE_MB");
         command
     }

@@ -1,9 +1,14 @@
-//! The `kiln` program from the outside: exit code, words and the files it writes, on the random models in `testdata`.
+//! The `kiln` program from the outside: exit code, words and the files it writes, on the random models in
+//! `testdata` and on the model inside the program.
 
 mod again;
 mod bench;
 mod cache;
+#[cfg(feature = "ember")]
+mod colours;
 mod describe;
+#[cfg(feature = "ember")]
+mod ember;
 mod generate;
 mod golden;
 mod kit;

@@ -7,7 +7,7 @@ use kiln_tensor::HostTensor;
 use kiln_weights::{WeightSource, save};
 use serde_json::json;
 
-use crate::kit::Kit;
+use crate::kit::{Kit, Ran};
 
 const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
 
@@ -40,6 +40,27 @@ fn a_path_that_is_no_model_is_told_apart() {
     refused(&kit, &["model_index.json", "StableDiffusionPipeline", "FLUX.2"]);
     kit.put_into_model("model_index.json", b"{");
     refused(&kit, &["model_index.json", "line 1"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_model_in_the_models_folder_goes_by_its_name() {
+    let kit = Kit::new();
+    fs::create_dir_all(kit.path("models")).unwrap();
+    std::os::unix::fs::symlink(kit.model(), kit.path("models/klein")).unwrap();
+    let kiln =
+        |args: &[&str]| -> Ran { kit.command(args).env("KILN_MODELS", "models").output().unwrap().into() };
+    let small = ["-W", "16", "-H", "16", "-s", "1", "--max-tokens", "16"];
+    kiln(&[&["generate", "fox", "-m", "klein", "-o", "a.png"], &small[..]].concat()).ok();
+    assert!(kiln(&["info", "a.png"]).ok().text().contains("path          klein\n"));
+    kiln(&["generate", "--from", "a.png", "-o", "b.png"]).ok();
+    assert_eq!(fs::read(kit.path("a.png")).unwrap(), fs::read(kit.path("b.png")).unwrap());
+    assert!(kiln(&["info", "klein"]).ok().text().contains("model folder"));
+    assert!(kiln(&["doctor"]).ok().text().contains("klein"));
+    kiln(&["generate", "fox", "-m", "klien"]).refused(1, &["`klien` does not exist", "nearest: klein"]);
+    kiln(&["info", "klien"]).refused(1, &["nearest: klein"]);
+    kiln(&["generate", "fox", "-m", "ember-base"])
+        .refused(1, &["ember-base.safetensors", "tools/ember", "`models`"]);
 }
 
 #[test]

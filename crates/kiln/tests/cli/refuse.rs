@@ -14,7 +14,6 @@ fn an_order_that_is_not_whole_is_a_usage_error() {
     kit.kiln(&[]).refused_by_help();
     kit.kiln(&["generate"]).refused(2, &["no prompt was given", "hint: "]);
     kit.kiln(&["generate", "-m", model]).refused(2, &["no prompt was given"]);
-    kit.kiln(&["generate", "fox"]).refused(2, &["no model was given", "-m"]);
     let mask = golden("inputs/mask_100x72.png");
     kit.generate(&["fox", "--mask", &mask]).refused(2, &["--mask needs --init"]);
     kit.generate(&["fox", "--strength", "0.5"]).refused(2, &["--strength needs --init"]);
@@ -29,6 +28,16 @@ fn an_order_that_is_not_whole_is_a_usage_error() {
     kit.generate(&["fox", "--embeds", "e"]).refused(2, &["cannot be used with"]);
     kit.generate(&["--embeds", "e", "-n", "blurry"]).refused(2, &["-n and --embeds"]);
     assert!(kit.names().is_empty());
+}
+
+#[cfg(not(feature = "ember"))]
+#[test]
+fn without_a_model_inside_one_has_to_be_named() {
+    let kit = Kit::new();
+    let models = kit.path("data/kiln/models").display().to_string();
+    kit.kiln(&["generate", "fox"]).refused(2, &["no model was given", "-m", "diffusers", &models]);
+    kit.kiln(&["generate", "fox", "-m", "ember"])
+        .refused(1, &["`ember` does not exist", "the feature `ember`"]);
 }
 
 impl crate::kit::Ran {
