@@ -47,6 +47,7 @@ def autoencoder(session, seconds, max_steps, toy):
         used = done.get("vae", 0.0)
         model = vae.train(model, draw, session.device, session.dtype, seconds, used, session.log, max_steps=max_steps, sizes=VAE_SIZES[toy])
         few = dict(batches=2, size=32, count=8) if toy else {}
+        vae.recolour(model, scenes_only, session.dtype, **few)
         vae.set_statistics(model, scenes_only, session.dtype, **few)
         measure_vae(session, model, held_out, VAE_SIZES[toy][1][0])
         save_parts(model.state_dict(), session.out, "vae")

@@ -39,7 +39,7 @@ pub use encode::{Format, encode};
 pub use error::{Error, Result};
 pub use inpaint::{Inpaint, Paste, Region, prepare_inpaint};
 pub use overlay::paste_back;
-pub use prepare::{MULTIPLE, init_size, prepare_init, prepare_reference};
+pub use prepare::{MULTIPLE, init_size, prepare_init, prepare_reference, shrink_to};
 pub use raster::{GrayPicture, Picture, Raster};
 pub use recipe::read_recipe;
 pub use resample::{Filter, resize};

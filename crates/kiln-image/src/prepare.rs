@@ -49,7 +49,7 @@ pub fn init_size(source: &Picture, width: Option<u32>, height: Option<u32>) -> R
         (Some(width), Some(height)) => (width, height),
         (Some(width), None) => (width, proportional(width, from_width, from_height)),
         (None, Some(height)) => (proportional(height, from_height, from_width), height),
-        (None, None) => shrunk_size(source),
+        (None, None) => shrunk_size(source, MAX_AREA),
     };
     if width.min(height) < MULTIPLE {
         return Err(Error::TooSmall { role: ROLE, width, height, min: MULTIPLE });
@@ -73,18 +73,24 @@ pub(crate) fn round_down(side: u32) -> u32 {
 
 /// The picture, or a smaller copy when it has more than 1024² pixels.
 pub(crate) fn shrink<const C: usize>(picture: &Raster<C>) -> Raster<C> {
-    let (width, height) = shrunk_size(picture);
+    shrink_to(picture, MAX_AREA)
+}
+
+/// The picture, or a copy of about `area` pixels when it has more.
+pub fn shrink_to<const C: usize>(picture: &Raster<C>, area: u64) -> Raster<C> {
+    let (width, height) = shrunk_size(picture, area);
     resize(picture, width, height, Filter::Lanczos)
 }
 
-/// The size that [`shrink`] gives: both sides by the same factor, cut to whole pixels.
-fn shrunk_size<const C: usize>(picture: &Raster<C>) -> (u32, u32) {
+/// The size that [`shrink_to`] gives: both sides by the same factor, cut to whole pixels.
+fn shrunk_size<const C: usize>(picture: &Raster<C>, area: u64) -> (u32, u32) {
     let (width, height) = (picture.width(), picture.height());
-    if picture.area() <= MAX_AREA {
+    if picture.area() <= area {
         return (width, height);
     }
-    let scale = (MAX_AREA as f64 / picture.area() as f64).sqrt();
-    ((f64::from(width) * scale) as u32, (f64::from(height) * scale) as u32)
+    let scale = (area as f64 / picture.area() as f64).sqrt();
+    let shrunk = |side: u32| ((f64::from(side) * scale) as u32).max(1);
+    (shrunk(width), shrunk(height))
 }
 
 /// The middle part, as Flux2ImageProcessor cuts it. Where it is larger than the picture its border is black.

@@ -77,8 +77,7 @@ pub(super) fn check<'a>(
 /// Checks a request and fills in what it leaves open.
 fn resolve<'a>(folder: &ModelFolder, request: &'a Request) -> Result<(Resolved, Prepared<'a>)> {
     let mut notes = Vec::new();
-    let references =
-        request.references.iter().map(kiln_image::prepare_reference).collect::<Result<Vec<_>, _>>()?;
+    let references = request.references.iter().map(|r| reference(folder, r)).collect::<Result<Vec<_>>>()?;
     let (width, height, start, strength) = match &request.task {
         Task::Generate => {
             let first = references.first().map(|r| (r.width() as usize, r.height() as usize));
@@ -117,6 +116,15 @@ fn resolve<'a>(folder: &ModelFolder, request: &'a Request) -> Result<(Resolved, 
     let steps = schedule.steps();
     let resolved = Resolved { width, height, pictures, steps, first_step, schedule, guidance, notes };
     Ok((resolved, Prepared { references, start }))
+}
+
+/// A reference as the pipeline takes it. A small model gets it no larger than the pictures it was trained on.
+fn reference(folder: &ModelFolder, picture: &Picture) -> Result<Picture> {
+    if folder.trained_sides().is_none() {
+        return Ok(kiln_image::prepare_reference(picture)?);
+    }
+    let area = (folder.default_size as u64).pow(2);
+    Ok(kiln_image::prepare_reference(&kiln_image::shrink_to(picture, area))?)
 }
 
 fn schedule(config: &SchedulerConfig, request: &Request, tokens: usize, steps: usize) -> Result<Schedule> {

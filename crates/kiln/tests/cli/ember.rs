@@ -99,6 +99,17 @@ fn an_edit_changes_the_background_and_keeps_the_object() {
 }
 
 #[test]
+fn a_large_reference_is_brought_to_the_size_the_model_knows() {
+    let kit = Kit::new();
+    let photo = kiln_image::Picture::black(1600, 800);
+    fs::write(kit.path("photo.png"), kiln_image::encode(&photo, kiln_image::Format::Png, None).unwrap())
+        .unwrap();
+    paint(&kit, &["make it blue", "-r", "photo.png", "-S", "1", "-s", "1", "-o", "blue.png"]);
+    let picture = kit.picture("blue.png");
+    assert_eq!((picture.width(), picture.height()), (352, 176));
+}
+
+#[test]
 fn a_seed_stands_for_the_same_bytes_whatever_the_threads() {
     let kit = Kit::new();
     let small = |seed: &str, threads: &str, name: &str| {
