@@ -98,7 +98,7 @@ impl TextCache {
     pub(crate) fn get(&self, key: &Key) -> Option<HostTensor> {
         let path = self.path(key);
         // Read, not mapped: another program may remove it meanwhile.
-        let source = WeightSource::from_bytes(&path, fs::read(&path).ok()?.into()).ok()?;
+        let source = WeightSource::from_bytes(&path, fs::read(&path).ok()?).ok()?;
         let text = source.tensor(TENSOR).ok()?;
         let sound = text.shape().dims() == key.shape
             && text.dtype() == key.dtype
