@@ -10,6 +10,13 @@ pub enum Event {
         /// `text encoder`, `transformer`, `vae`, …
         part: &'static str,
     },
+    /// Block `done` of `total` of the transformer is in 8 bits; told where that takes time.
+    Rounded {
+        /// Blocks done.
+        done: usize,
+        /// Blocks in all.
+        total: usize,
+    },
     /// A LoRA was laid over the transformer.
     Lora {
         /// How many modules matched, rank and weight, in one line.

@@ -19,7 +19,6 @@
 mod args;
 mod backend;
 mod error;
-pub mod int8;
 mod reference;
 pub mod shapes;
 mod timed;
@@ -27,5 +26,6 @@ mod timed;
 pub use args::{Activation, AttentionSpec, ConvGeometry, Groups, Mask, RopePairs, RopeTable};
 pub use backend::{Backend, Tensor};
 pub use error::{Error, Result};
+pub use kiln_tensor::int8;
 pub use reference::Reference;
 pub use timed::{OpCount, Timed, TimedConv, TimedWeight};

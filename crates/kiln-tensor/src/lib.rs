@@ -13,6 +13,7 @@
 mod dtype;
 mod error;
 mod host;
+pub mod int8;
 mod linear;
 pub mod rng;
 mod shape;

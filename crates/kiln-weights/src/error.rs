@@ -94,6 +94,26 @@ pub enum Error {
         /// Another one.
         second: PathBuf,
     },
+    /// Weights that can't be made smaller.
+    #[error(
+        "`{}` has no layers to round to 8 bits: {}",
+        file.display(),
+        if *done { "they are in 8 bits already" } else { "there are no float matrices under `transformer_blocks`" }
+    )]
+    NothingToRound {
+        /// The file or folder.
+        file: PathBuf,
+        /// Whether it has 8-bit layers.
+        done: bool,
+    },
+    /// A weight with NaN or infinity in it.
+    #[error("tensor `{tensor}` in `{}` holds values that are not finite", file.display())]
+    NotFinite {
+        /// The file or folder.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
     /// A tensor the model needs is not in the weights.
     #[error("no tensor `{tensor}` in `{}`{}", file.display(), nearest(near, *count))]
     Missing {

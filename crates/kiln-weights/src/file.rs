@@ -58,6 +58,13 @@ impl WeightFile {
             .map_err(|source| Error::Tensor { file: self.path.clone(), tensor: name.to_owned(), source })
     }
 
+    /// Lets go of the pages of `entry`, which must be of this file, after all of it was read.
+    pub fn release(&self, entry: &Entry) {
+        if let Some(mapped) = &self.mapped {
+            mapped.release(entry.range.start, entry.range.len());
+        }
+    }
+
     /// The bytes of `entry`, which must be of this file.
     pub fn bytes(&self, entry: &Entry) -> &[u8] {
         &self.data[entry.range.clone()]

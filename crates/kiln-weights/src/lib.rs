@@ -41,12 +41,14 @@ mod malformed;
 mod map;
 mod near;
 mod pages;
+pub mod quantise;
 pub mod save;
 mod source;
 mod synthetic;
 mod vars;
 
 pub use error::{Error, Result};
+pub use int8::LinearForm;
 pub use lora::{Lora, LoraProblem, LoraReport};
 pub use malformed::Malformed;
 pub use near::nearest;

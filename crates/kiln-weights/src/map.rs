@@ -48,6 +48,21 @@ impl Mapped {
         let _ = (start, len);
     }
 
+    /// Lets go of the pages of a part: they stop counting as this process's memory, and are read again when they are
+    /// touched again.
+    pub fn release(&self, start: usize, len: usize) {
+        #[cfg(unix)]
+        {
+            // SAFETY: the map is never written, so dropping its pages loses nothing: they come back from the file.
+            let told =
+                unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
+            // It is advice; without it the pages stay a little longer.
+            let _ = told;
+        }
+        #[cfg(not(unix))]
+        let _ = (start, len);
+    }
+
     /// Whether the byte at `offset` is in memory; where that can't be asked, it is taken to be.
     #[cfg(target_os = "linux")]
     pub fn is_resident(&self, offset: usize) -> bool {

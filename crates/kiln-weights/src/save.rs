@@ -1,11 +1,11 @@
-//! Writing small safetensors files.
+//! Writing safetensors files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Seek, Write};
 use std::path::Path;
 
-use kiln_tensor::HostTensor;
+use kiln_tensor::{DType, HostTensor, Shape};
 use serde_json::{Map, Value, json};
 use tempfile::{Builder, NamedTempFile};
 
@@ -34,64 +34,105 @@ pub fn save(
     tensors: &[(&str, HostTensor)],
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
+    let plan: Vec<Planned> = tensors
+        .iter()
+        .map(|(name, t)| Planned { name: (*name).to_owned(), dtype: t.dtype(), shape: t.shape().clone() })
+        .collect();
+    let mut next = tensors.iter();
+    stream(path, &plan, metadata, &mut |_| match next.next() {
+        Some((_, tensor)) => Ok(tensor.clone()),
+        None => unreachable!("as many as were planned"),
+    })
+}
+
+/// A tensor that is going to be written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its dimensions.
+    pub shape: Shape,
+}
+
+impl Planned {
+    fn bytes(&self) -> Option<u64> {
+        let bytes = self.shape.checked_numel()?.checked_mul(self.dtype.size())?;
+        u64::try_from(bytes).ok()
+    }
+}
+
+/// [`save`] for tensors that don't fit into memory together: `tensor` is asked for each in the order of the plan, and
+/// what it gives is written before the next.
+pub fn stream(
+    path: impl AsRef<Path>,
+    plan: &[Planned],
+    metadata: &BTreeMap<String, String>,
+    tensor: &mut dyn FnMut(&Planned) -> Result<HostTensor>,
+) -> Result<()> {
     let path = path.as_ref();
     let mut names = BTreeSet::from([METADATA]);
-    if let Some((name, _)) = tensors.iter().find(|(name, _)| !names.insert(*name)) {
-        let reason = if *name == METADATA { "reserved" } else { "given twice" };
-        return Err(Error::SaveName { file: path.to_owned(), tensor: (*name).to_owned(), reason });
+    if let Some(Planned { name, .. }) = plan.iter().find(|p| !names.insert(&p.name)) {
+        let reason = if name == METADATA { "reserved" } else { "given twice" };
+        return Err(Error::SaveName { file: path.to_owned(), tensor: name.clone(), reason });
     }
     // A rename would replace a folder's entry or a device such as /dev/null by a file.
     if fs::metadata(path).is_ok_and(|about| !about.is_file()) {
         return Err(Error::NotAFile { file: path.to_owned() });
     }
-    write(path, tensors, metadata).map_err(|source| Error::Io {
-        doing: "write",
-        file: path.to_owned(),
-        source,
-    })
-}
-
-fn write(path: &Path, tensors: &[(&str, HostTensor)], metadata: &BTreeMap<String, String>) -> io::Result<()> {
-    // Wide types first, so that each tensor is aligned for its type, then by name.
-    let mut order: Vec<_> = tensors.iter().collect();
-    order.sort_by_key(|(name, t)| (std::cmp::Reverse(t.dtype().size()), *name));
-
-    let temporary = temporary_beside(path)?;
-    let mut out = BufWriter::new(temporary.as_file());
-    let header = header(&order, metadata);
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(header.as_bytes())?;
-    for (_, tensor) in order {
-        out.write_all(tensor.bytes())?;
+    let io = |source| Error::Io { doing: "write", file: path.to_owned(), source };
+    let (header, starts) = layout(plan, metadata).ok_or_else(|| io(io::ErrorKind::FileTooLarge.into()))?;
+    let temporary = temporary_beside(path).map_err(io)?;
+    let mut out = temporary.as_file();
+    out.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
+    out.write_all(header.as_bytes()).map_err(io)?;
+    let first = 8 + header.len() as u64;
+    for (planned, start) in plan.iter().zip(starts) {
+        let found = tensor(planned)?;
+        if (found.dtype(), found.shape()) != (planned.dtype, &planned.shape) {
+            return Err(Error::Shape {
+                file: path.to_owned(),
+                tensor: planned.name.clone(),
+                found: found.shape().clone(),
+                expected: planned.shape.clone(),
+            });
+        }
+        out.seek(io::SeekFrom::Start(first + start)).map_err(io)?;
+        out.write_all(found.bytes()).map_err(io)?;
     }
-    out.flush()?;
-    drop(out);
-    temporary.as_file().sync_all()?;
-    temporary.persist(path).map_err(|e| e.error)?;
+    temporary.as_file().sync_all().map_err(io)?;
+    temporary.persist(path).map_err(|e| io(e.error))?;
     Ok(())
 }
 
-/// The JSON header. Not from the `safetensors` crate, whose metadata come in the random order of a hash map.
-fn header(tensors: &[&(&str, HostTensor)], metadata: &BTreeMap<String, String>) -> String {
+/// The JSON header, and where each tensor of the plan begins behind it; `None` when they are more than a file can hold.
+///
+/// Not from the `safetensors` crate, whose metadata come in the random order of a hash map.
+fn layout(plan: &[Planned], metadata: &BTreeMap<String, String>) -> Option<(String, Vec<u64>)> {
+    // Wide types first, so that each tensor is aligned for its type, then by name.
+    let mut order: Vec<usize> = (0..plan.len()).collect();
+    order.sort_by_key(|&i| (std::cmp::Reverse(plan[i].dtype.size()), &plan[i].name));
     let mut entries = Map::new();
     if !metadata.is_empty() {
         entries.insert(METADATA.into(), json!(metadata));
     }
-    let mut start = 0;
-    for (name, t) in tensors {
-        let end = start + t.bytes().len();
+    let (mut start, mut starts) = (0u64, vec![0; plan.len()]);
+    for i in order {
+        let planned = &plan[i];
+        let end = start.checked_add(planned.bytes()?)?;
         let entry = json!({
-            "dtype": dtypes::name_of(t.dtype()),
-            "shape": t.shape().dims(),
+            "dtype": dtypes::name_of(planned.dtype),
+            "shape": planned.shape.dims(),
             "data_offsets": [start, end],
         });
-        entries.insert((*name).into(), entry);
-        start = end;
+        entries.insert(planned.name.clone(), entry);
+        (starts[i], start) = (start, end);
     }
     let mut text = Value::Object(entries).to_string();
     // The data starts at a multiple of 8 bytes.
     text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
-    text
+    Some((text, starts))
 }
 
 fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {

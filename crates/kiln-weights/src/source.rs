@@ -8,10 +8,11 @@ use crate::file::{WeightFile, not_found_or};
 use crate::fingerprint::fingerprint;
 use crate::folder::{self, Weights};
 use crate::header::Entry;
+use crate::int8::Rounded;
 use crate::lora::{Applied, Lora, LoraReport};
 use crate::pages::{Pages, Span};
 use crate::synthetic::Synthetic;
-use crate::{Error, Result, Vars, index, int8, near};
+use crate::{Error, LinearForm, Result, Vars, index, int8, near, quantise};
 
 /// One or more safetensors files read as one set of named tensors, plus the LoRAs laid over it.
 ///
@@ -26,6 +27,7 @@ pub struct WeightSource {
     loras: Vec<Applied>,
     /// Answers for tensors that are in no file.
     synthetic: Option<Synthetic>,
+    form: LinearForm,
 }
 
 impl WeightSource {
@@ -76,6 +78,7 @@ impl WeightSource {
             metadata: BTreeMap::new(),
             loras: Vec::new(),
             synthetic: Some(Synthetic::new(budget)),
+            form: LinearForm::Float,
         }
     }
 
@@ -109,6 +112,7 @@ impl WeightSource {
             metadata,
             loras: Vec::new(),
             synthetic: None,
+            form: LinearForm::Float,
         })
     }
 
@@ -116,6 +120,11 @@ impl WeightSource {
     /// before loading: what was loaded earlier doesn't change.
     pub fn add_lora(&mut self, lora: Lora, weight: f32) {
         self.loras.push(Applied::new(lora, weight));
+    }
+
+    /// In which form linear layers are handed out from now on.
+    pub fn set_form(&mut self, form: LinearForm) {
+        self.form = form;
     }
 
     /// A cursor at the top, with an empty prefix.
@@ -190,6 +199,7 @@ impl WeightSource {
             metadata: self.metadata.clone(),
             loras: Vec::new(),
             synthetic: None,
+            form: LinearForm::Float,
         })
     }
 
@@ -201,25 +211,70 @@ impl WeightSource {
         self.values(name, file, entry)
     }
 
+    /// The tensor of this name as it is stored.
+    pub(crate) fn stored(&self, name: &str) -> Result<HostTensor> {
+        let (file, entry) = self.find(name)?;
+        file.tensor(name, entry)
+    }
+
     fn values(&self, name: &str, file: &WeightFile, entry: &Entry) -> Result<HostTensor> {
         let tensor = file.tensor(name, entry)?;
-        let scale_name = int8::scale_name(name);
-        if entry.dtype != DType::I8 || !self.contains(&scale_name) {
-            return Ok(tensor);
+        match self.scales(name, entry)? {
+            None => Ok(tensor),
+            Some(scales) => int8::widen(&tensor, &scales).map_err(unusable(file, name)),
         }
-        let (scale_file, scale_entry) = self.find(&scale_name)?;
-        let scale = scale_file.tensor(&scale_name, scale_entry)?;
-        let wide = int8::widen(&tensor, &scale).map_err(|source| Error::Tensor {
+    }
+
+    /// The scales of an 8-bit tensor, `[rows]`; `None` for other tensors.
+    fn scales(&self, name: &str, entry: &Entry) -> Result<Option<HostTensor>> {
+        let name = int8::scale_name(name);
+        if entry.dtype != DType::I8 || !self.contains(&name) {
+            return Ok(None);
+        }
+        let (file, found) = self.find(&name)?;
+        let scale = file.tensor(&name, found)?;
+        let rows = int8::row_scales(&entry.shape, &scale).map_err(unusable(file, &name))?;
+        rows.map(Some).ok_or_else(|| Error::Shape {
             file: file.path.clone(),
-            tensor: scale_name.clone(),
-            source,
-        })?;
-        wide.ok_or_else(|| Error::Shape {
-            file: file.path.clone(),
-            tensor: scale_name,
+            tensor: name,
             found: scale.shape().clone(),
-            expected: tensor.shape().dims().get(..1).unwrap_or(&[]).into(),
+            expected: entry.shape.dims().get(..1).unwrap_or(&[]).into(),
         })
+    }
+
+    /// Whether `name` is stored as 8-bit rows with scales.
+    pub fn is_int8(&self, name: &str) -> bool {
+        let stored = self.entry(name).is_some_and(|(dtype, _)| dtype == DType::I8);
+        stored && self.contains(&int8::scale_name(name))
+    }
+
+    /// Whether the layer `module` is to be handed out as 8-bit rows, and how many threads may round it.
+    pub(crate) fn int8_threads(&self, module: &str) -> Option<usize> {
+        match self.form {
+            LinearForm::Int8 { threads } if int8::takes(module) => Some(threads),
+            _ => None,
+        }
+    }
+
+    /// The matrix `name` as 8-bit rows and their scales: as it is stored, else rounded now. What was read for that is let
+    /// go of, so that a large model is never in memory in both forms.
+    pub(crate) fn int8(&self, name: &str, shape: Shape, threads: usize) -> Result<Rounded> {
+        if let Some(synthetic) = &self.synthetic {
+            let rounded = synthetic.tensor(name, &shape).and_then(|weight| int8::round(&weight, threads));
+            return rounded.map_err(|source| Error::Tensor {
+                file: self.path.clone(),
+                tensor: name.to_owned(),
+                source,
+            });
+        }
+        let (file, entry) = self.find_of(name, shape)?;
+        let weight = file.tensor(name, entry)?;
+        if let Some(scale) = self.scales(name, entry)? {
+            return Ok(Rounded { weight, scale, squares: [0.0; 2] });
+        }
+        let rounded = int8::round(&weight, threads).map_err(unusable(file, name))?;
+        file.release(entry);
+        Ok(rounded)
     }
 
     /// The tensor of this name, which must have this shape.
@@ -231,6 +286,11 @@ impl WeightSource {
                 source,
             });
         }
+        let (file, entry) = self.find_of(name, shape)?;
+        self.values(name, file, entry)
+    }
+
+    fn find_of(&self, name: &str, shape: Shape) -> Result<(&WeightFile, &Entry)> {
         let (file, entry) = self.find(name)?;
         if entry.shape != shape {
             return Err(Error::Shape {
@@ -240,7 +300,7 @@ impl WeightSource {
                 expected: shape,
             });
         }
-        self.values(name, file, entry)
+        Ok((file, entry))
     }
 
     fn find(&self, name: &str) -> Result<(&WeightFile, &Entry)> {
@@ -255,10 +315,14 @@ impl WeightSource {
         }
     }
 
-    /// Where the tensors whose names begin with `prefix` lie in mapped files.
+    /// Where the tensors whose names begin with `prefix` lie in mapped files, without those that were rounded to 8 bits
+    /// when they were loaded and are not read again.
     pub(crate) fn pages(&self, prefix: &str) -> Pages {
         let below = self.tensors.range(prefix.to_owned()..).take_while(|(name, _)| name.starts_with(prefix));
-        let span = |(_, (file, entry)): (&String, &(usize, Entry))| {
+        let span = |(name, (file, entry)): (&String, &(usize, Entry))| {
+            if self.form != LinearForm::Float && quantise::rounds(self, name) {
+                return None;
+            }
             let (start, end) = (entry.range.start, entry.range.end);
             Some(Span { file: self.files[*file].mapped.clone()?, start, end })
         };
@@ -290,4 +354,8 @@ impl WeightSource {
     pub fn finish_loras(&self) -> Result<Vec<LoraReport>> {
         self.loras.iter().map(|l| l.finish(&self.path)).collect()
     }
+}
+
+fn unusable(file: &WeightFile, name: &str) -> impl FnOnce(kiln_tensor::Error) -> Error {
+    |source| Error::Tensor { file: file.path.clone(), tensor: name.to_owned(), source }
 }

@@ -64,14 +64,22 @@ impl<'a> Vars<'a> {
     /// Several linear layers of the same input (q, k, v), given with their rows, as one whose rows they stack.
     ///
     /// The weights are not copied (unless their dtypes differ: then all become f32). Either each layer has a bias or
-    /// none; LoRA updates keep to the rows of the layer they are for.
+    /// none; LoRA updates keep to the rows of the layer they are for. [`WeightSource::set_form`] may ask for 8-bit rows.
     pub fn linear_stack(&self, leaves: &[(&str, usize)], cols: usize) -> Result<LinearParts> {
         let with_bias = leaves.iter().any(|(leaf, _)| self.at(leaf).contains("bias"));
-        let (mut slabs, mut biases, mut deltas) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut slabs, mut scales) = (Vec::new(), Vec::new());
+        let (mut biases, mut deltas) = (Vec::new(), Vec::new());
         let mut row = 0;
         for &(leaf, rows) in leaves {
             let layer = self.at(leaf);
-            slabs.push(layer.tensor("weight", [rows, cols])?);
+            match self.source.int8_threads(&layer.prefix) {
+                None => slabs.push(layer.tensor("weight", [rows, cols])?),
+                Some(threads) => {
+                    let found = self.source.int8(&layer.name("weight"), [rows, cols].into(), threads)?;
+                    slabs.push(found.weight);
+                    scales.push(found.scale);
+                }
+            }
             if with_bias {
                 biases.push(layer.tensor("bias", [rows])?);
             }
@@ -84,7 +92,8 @@ impl<'a> Vars<'a> {
         let tensor = |source| Error::Tensor { file: file(), tensor: module(), source };
 
         let bias = with_bias.then(|| concatenate(&biases)).transpose().map_err(tensor)?;
-        let mut parts = LinearParts::new(of_one_dtype(slabs).map_err(tensor)?, bias).map_err(linear)?;
+        let mut parts =
+            LinearParts::scaled(of_one_dtype(slabs).map_err(tensor)?, scales, bias).map_err(linear)?;
         for delta in deltas {
             parts.push_delta(delta).map_err(linear)?;
         }

@@ -4,21 +4,22 @@ use std::cell::RefCell;
 use std::path::Path;
 
 use kiln_cpu::{CpuBackend, Isa};
-use kiln_model::{Generated, MemoryNeed, ModelFolder, Pipeline, Resolved, Variant};
+use kiln_model::{Generated, MemoryNeed, ModelFolder, Options, Pipeline, Resolved, Variant};
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
+use kiln_weights::LinearForm;
 
 use crate::args::{GenerateArgs, IsaArg};
 use crate::cancel::Cancel;
 use crate::failure::{Failure, Kind, While};
 use crate::job::Job;
 use crate::models::Found;
-use crate::order::{Chance, Order, Words};
+use crate::order::{Chance, Order, Precision, Words};
 use crate::output::{self, Output};
 use crate::progress::{Reporter, Shared, Told};
 use crate::recipe::{Recipe, Replay};
 use crate::values::Device;
-use crate::{cache, hints, machine, preview};
+use crate::{cache, hints, machine, preview, values};
 
 /// Runs the command; a failure is already told.
 pub fn run(args: GenerateArgs) -> Result<(), Failure> {
@@ -42,7 +43,7 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     if args.json && args.output.as_deref() == Some(Path::new("-")) {
         return Err(Failure::usage("--json and -o - both want standard output").hint("name a file with -o"));
     }
-    let order = Order::new(&args, replay)?;
+    let mut order = Order::new(&args, replay)?;
     let backend = cpu(args.cpu_isa, args.threads, order.device)?;
     let found = Found::find(order.model.as_deref())?;
     if order.model.is_none() {
@@ -51,9 +52,10 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
         );
     }
     let folder = open_model(&found, &order)?;
-    let dtype = order.dtype.unwrap_or_else(|| suitable_dtype(backend.isa(), &folder));
+    let form = settle(&mut order, &folder, &backend);
     let texts = if args.no_cache { None } else { cache::texts() };
-    let job = Job::read(&order, &folder, dtype, machine::memory_limit(), texts)?;
+    let mut job = Job::read(&order, &folder, machine::memory_limit(), texts)?;
+    set_form(&mut job.options, form, &folder)?;
     let output = Output::check(args.output.as_deref(), job.pictures.len())?;
     args.latents_out.as_deref().map_or(Ok(()), |path| output.check_latents(path, job.pictures.len()))?;
     let run = Run { args, order, found, folder, job, output, recipe, random_seed };
@@ -109,6 +111,37 @@ fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Failure> {
         return missing("text_encoder", hint.into());
     }
     Ok(folder)
+}
+
+/// Decides what to compute in where the order leaves it open, and gives the form of the linear layers.
+fn settle(order: &mut Order, folder: &ModelFolder, backend: &CpuBackend) -> LinearForm {
+    let threads = backend.threads();
+    if order.precision == Precision::Auto {
+        // Weights that can't be opened are told of when they are loaded.
+        let own = folder.transformer.weights().map_or(LinearForm::Float, |source| source.own_form(threads));
+        order.precision = match (own, suitable_dtype(backend.isa(), folder)) {
+            (LinearForm::Int8 { .. }, _) => Precision::Int8,
+            (_, DType::BF16) => Precision::Bf16,
+            _ => Precision::F32,
+        };
+    }
+    match order.precision {
+        Precision::Int8 => LinearForm::Int8 { threads },
+        _ => LinearForm::Float,
+    }
+}
+
+/// Asks for the linear layers in this form, if there is memory to make it.
+fn set_form(options: &mut Options, form: LinearForm, folder: &ModelFolder) -> Result<(), Failure> {
+    options.form = form;
+    let (Some(limit), true) = (options.memory_limit, form != LinearForm::Float) else { return Ok(()) };
+    let needed = folder.transformer.weights().map_or(0, |source| source.bytes_to_round());
+    options.memory_limit = Some(limit.checked_sub(needed).ok_or_else(|| {
+        let (needed, limit) = (values::bytes(needed), values::bytes(limit));
+        Failure::new(format!("rounding the transformer to 8 bits takes {needed}, but only {limit} are free"))
+            .hint("write it once with `kiln quantize`: such a model is used straight out of its file")
+    })?);
+    Ok(())
 }
 
 /// All that one run needs to know.
@@ -194,7 +227,7 @@ impl Run {
             variant: self.folder.variant.to_string(),
             device: "cpu",
             backend,
-            dtype: self.job.options.dtype.to_string(),
+            dtype: self.order.precision.name().to_owned(),
             prompts,
             seeds: self.job.pictures.iter().map(|p| p.seed).collect(),
             random_seed: self.random_seed && matches!(self.order.chance, Chance::Seed(_)),

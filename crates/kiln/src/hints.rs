@@ -54,6 +54,9 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
         Error::Missing { .. } | Error::Shape { .. } => {
             "the weights don't belong to the config.json beside them: take both from one download"
         }
+        Error::NothingToRound { done: true, .. } => "use the model as it is, with --dtype int8",
+        Error::NothingToRound { .. } => "give a FLUX.2 model in diffusers' layout",
+        Error::NotFinite { .. } => DOWNLOAD,
         Error::LoraUnmatched { .. } => OTHER_MODEL,
         Error::Lora { problem, .. } => lora(problem),
         _ => return None,

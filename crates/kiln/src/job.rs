@@ -2,7 +2,8 @@
 
 use kiln_image::GrayPicture;
 use kiln_model::{ModelFolder, Noise, Options, Part, Prompt, Request, Resolved, Task, TextCache};
-use kiln_tensor::{DType, HostTensor};
+use kiln_tensor::HostTensor;
+use kiln_weights::LinearForm;
 
 use crate::args::ScheduleArg;
 use crate::failure::{Failure, While};
@@ -44,7 +45,6 @@ impl Job {
     pub fn read(
         order: &Order,
         folder: &ModelFolder,
-        dtype: DType,
         memory_limit: Option<u64>,
         text_cache: Option<TextCache>,
     ) -> Result<Job, Failure> {
@@ -75,7 +75,8 @@ impl Job {
             prompt,
         };
         let options = Options {
-            dtype,
+            dtype: order.precision.dtype(),
+            form: LinearForm::Float,
             vae: order.vae.clone(),
             loras: order.loras.iter().map(|l| (l.path.clone(), l.weight)).collect(),
             memory_limit,
@@ -194,7 +195,7 @@ impl Job {
                 .transpose()
                 .while_doing(|| "reading --vae".into())?,
             max_tokens: self.request.max_tokens,
-            dtype: self.options.dtype.to_string(),
+            dtype: order.precision.name().to_owned(),
             backend,
         })
     }

@@ -22,6 +22,7 @@ mod order;
 mod output;
 mod preview;
 mod progress;
+mod quantize;
 mod recipe;
 mod sheet;
 mod values;
@@ -37,6 +38,7 @@ use failure::Failure;
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(args) => generate::run(*args),
+        Command::Quantize(args) => tell(quantize::run(&args)),
         Command::Info(args) => tell(info::run(&args)),
         Command::Doctor(args) => tell(doctor::run(&args)),
         Command::Bench(args) => tell(bench::run(&args)),

@@ -44,8 +44,37 @@ pub struct Order {
     /// The model's own number when absent.
     pub max_tokens: Option<usize>,
     pub device: Device,
-    /// What suits machine and model when absent.
-    pub dtype: Option<DType>,
+    pub precision: Precision,
+}
+
+/// What is computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Not said: the model decides.
+    Auto,
+    F32,
+    Bf16,
+    /// Products of integers, activations between them in bf16.
+    Int8,
+}
+
+impl Precision {
+    /// The dtype of activations.
+    pub fn dtype(self) -> DType {
+        match self {
+            Precision::Auto | Precision::F32 => DType::F32,
+            Precision::Bf16 | Precision::Int8 => DType::BF16,
+        }
+    }
+
+    /// The word on the command line and in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::Auto | Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+            Precision::Int8 => "int8",
+        }
+    }
 }
 
 /// What the pictures show.
@@ -107,10 +136,11 @@ impl Order {
             vae: args.vae.clone(),
             max_tokens: args.max_tokens.map(|n| n as usize),
             device: args.device.unwrap_or(Device::Auto),
-            dtype: match args.dtype.unwrap_or_default() {
-                DTypeArg::Auto => None,
-                DTypeArg::F32 => Some(DType::F32),
-                DTypeArg::Bf16 => Some(DType::BF16),
+            precision: match args.dtype.unwrap_or_default() {
+                DTypeArg::Auto => Precision::Auto,
+                DTypeArg::F32 => Precision::F32,
+                DTypeArg::Bf16 => Precision::Bf16,
+                DTypeArg::Int8 => Precision::Int8,
             },
         })
     }

@@ -191,7 +191,11 @@ impl Recipe {
         }
         or_take(&mut args.vae, &self.vae.as_ref().map(path));
         or_take(&mut args.max_tokens, &u32::try_from(self.max_tokens).ok());
-        let dtype = if self.dtype == "bf16" { DTypeArg::Bf16 } else { DTypeArg::F32 };
+        let dtype = match self.dtype.as_str() {
+            "bf16" => DTypeArg::Bf16,
+            "int8" => DTypeArg::Int8,
+            _ => DTypeArg::F32,
+        };
         or_take(&mut args.dtype, &Some(dtype));
         replay
     }

@@ -33,6 +33,8 @@ pub enum Fault {
     FirstGroup,
     /// LoRA deltas all begin at row 0.
     DeltasAtZero,
+    /// The scales of 8-bit rows as if 128 were the largest integer.
+    Scale128,
     /// Padding on the near sides where it belongs on the far ones.
     NearPadding,
     /// bf16 by cutting bits off.
@@ -103,6 +105,12 @@ impl Backend for Faulty {
     fn weight(&self, mut parts: LinearParts) -> Result<Self::Weight> {
         if self.0 == Fault::DeltasAtZero {
             parts.deltas.iter_mut().for_each(|delta| delta.row = 0);
+        }
+        if self.0 == Fault::Scale128 {
+            for scale in &mut parts.scales {
+                let values = scale.to_f32()?.iter().map(|s| s * 127.0 / 128.0).collect();
+                *scale = HostTensor::from_f32(scale.shape(), values)?;
+            }
         }
         R.weight(parts)
     }

@@ -106,6 +106,12 @@ fn wrong_formulas_are_noticed() {
     noticed_by(Fault::OtherPairs, &["norm_rope/adjacent", "norm_rope/halves"]);
     noticed_by(Fault::FirstGroup, &["linear_gated_add/side_by_side", "ada_layer_norm/odd_tails"]);
     noticed_by(Fault::DeltasAtZero, &["linear/deltas_bf16/f32", "linear/deltas_f16/bf16"]);
+    let whole = ["row_edges/f32", "row_edges/bf16", "slabs_and_bias/bf16", "deltas/f32", "heavy_tailed/bf16"];
+    noticed_by(
+        Fault::Scale128,
+        &whole.map(|case| format!("linear_int8/{case}")).each_ref().map(String::as_str),
+    );
+    noticed_by(Fault::Scale128, &["linear_split_int8/", "linear_gated_add_int8/side_by_side"]);
     noticed_by(Fault::NearPadding, &["conv2d/stride_2_far_padding", "conv2d/even_kernel"]);
     noticed_by(Fault::Truncates, &["cast/", "linear/weight_bf16/bf16"]);
     noticed_by(Fault::AlwaysF32, &["linear/weight_bf16/bf16", "add/odd_tails/bf16"]);

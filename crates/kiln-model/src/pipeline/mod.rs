@@ -14,7 +14,7 @@ use std::thread::ScopedJoinHandle;
 use kiln_image::Picture;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::Lora;
+use kiln_weights::{LinearForm, Lora};
 
 use crate::tokenizer::PromptTokenizer;
 use crate::transformer::Transformer;
@@ -32,6 +32,8 @@ use text::Texter;
 pub struct Options {
     /// What activations are computed in: f32 or bf16.
     pub dtype: DType,
+    /// The form of the transformer's linear layers: as stored, or in 8 bits. The text encoder's stay as they are.
+    pub form: LinearForm,
     /// An autoencoder to use instead of the folder's: a folder or a file.
     pub vae: Option<PathBuf>,
     /// LoRAs for the transformer, with their weights.
@@ -44,7 +46,14 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { dtype: DType::F32, vae: None, loras: Vec::new(), memory_limit: None, text_cache: None }
+        Options {
+            dtype: DType::F32,
+            form: LinearForm::Float,
+            vae: None,
+            loras: Vec::new(),
+            memory_limit: None,
+            text_cache: None,
+        }
     }
 }
 
@@ -122,7 +131,14 @@ impl<B: Backend> Pipeline<B> {
         for (path, weight) in &options.loras {
             source.add_lora(Lora::open(path)?, *weight);
         }
-        let transformer = Transformer::load(b, &source.root(), &folder.transformer.config, dtype)?;
+        source.set_form(options.form);
+        let rounds = options.form != LinearForm::Float && source.bytes_to_round() > 0;
+        let mut told = |done, total| match rounds {
+            true => observer.event(Event::Rounded { done, total }),
+            false => Ok(()),
+        };
+        let config = &folder.transformer.config;
+        let transformer = Transformer::load_blocks(b, &source.root(), config, dtype, &mut told)?;
         for report in source.finish_loras()? {
             observer.event(Event::Lora { report: report.to_string() })?;
         }

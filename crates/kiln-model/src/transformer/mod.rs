@@ -205,6 +205,17 @@ pub struct Call<'a, B: Backend> {
 impl<B: Backend> Transformer<B> {
     /// Loads the transformer; activations will be `dtype`.
     pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType) -> Result<Self> {
+        Self::load_blocks(b, vars, config, dtype, &mut |_, _| Ok(()))
+    }
+
+    /// [`Transformer::load`], where `block` hears how many blocks of how many are loaded and may stop it.
+    pub fn load_blocks(
+        b: &B,
+        vars: &Vars<'_>,
+        config: &Config,
+        dtype: DType,
+        block: &mut dyn FnMut(usize, usize) -> Result<()>,
+    ) -> Result<Self> {
         let dim = config.dim();
         let weight =
             |name: &str, rows, cols| Ok::<_, crate::Error>(b.weight(vars.linear(name, rows, cols)?)?);
@@ -213,6 +224,8 @@ impl<B: Backend> Transformer<B> {
         let singles = vars.at("single_transformer_blocks");
         let double_vars = (0..config.num_layers).map(|i| doubles.at(i));
         let single_vars = (0..config.num_single_layers).map(|i| singles.at(i));
+        let total = config.num_layers + config.num_single_layers;
+        let mut told = |done: usize| block(done, total);
         Ok(Transformer {
             dtype,
             ahead: Ahead::new(b, double_vars.chain(single_vars), true),
@@ -223,10 +236,18 @@ impl<B: Backend> Transformer<B> {
             double_stream_modulation_txt: modulation("double_stream_modulation_txt", 2)?,
             single_stream_modulation: modulation("single_stream_modulation", 1)?,
             transformer_blocks: (0..config.num_layers)
-                .map(|i| DoubleBlock::load(b, &doubles.at(i), config))
+                .map(|i| {
+                    let block = DoubleBlock::load(b, &doubles.at(i), config)?;
+                    told(i + 1)?;
+                    Ok(block)
+                })
                 .collect::<Result<_>>()?,
             single_transformer_blocks: (0..config.num_single_layers)
-                .map(|i| SingleBlock::load(b, &singles.at(i), config))
+                .map(|i| {
+                    let block = SingleBlock::load(b, &singles.at(i), config)?;
+                    told(config.num_layers + i + 1)?;
+                    Ok(block)
+                })
                 .collect::<Result<_>>()?,
             norm_out: weight("norm_out.linear", 2 * dim, dim)?,
             proj_out: weight("proj_out", config.out_channels.unwrap_or(config.in_channels), dim)?,

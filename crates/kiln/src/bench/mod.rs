@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use kiln_cpu::{CpuBackend, Isa, Peak, Peaks};
 use kiln_ops::{Backend, Timed};
 use kiln_tensor::DType;
+use kiln_weights::LinearForm;
 
 use crate::args::{BenchArgs, DTypeArg, SizeArg};
 use crate::failure::Failure;
@@ -34,16 +35,20 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let source = source(args)?;
     let dtype = match (args.dtype.unwrap_or_default(), &source) {
         (DTypeArg::F32, _) => DType::F32,
-        (DTypeArg::Bf16, _) => DType::BF16,
+        (DTypeArg::Bf16 | DTypeArg::Int8, _) => DType::BF16,
         (DTypeArg::Auto, Source::Folder(folder)) => generate::suitable_dtype(backend.isa(), folder),
         // Weights that are made up have 16 bits.
         (DTypeArg::Auto, Source::Synthetic { .. }) if backend.isa().multiplies_bf16() => DType::BF16,
         (DTypeArg::Auto, Source::Synthetic { .. }) => DType::F32,
     };
+    let int8 = args.dtype == Some(DTypeArg::Int8);
+    let threads = backend.threads();
+    let form = if int8 { LinearForm::Int8 { threads } } else { LinearForm::Float };
     let (width, height) = args.size.unwrap_or((512, 512));
     let plan = Plan {
         source,
         dtype,
+        form,
         width,
         height,
         references: args.refs as usize,
@@ -55,7 +60,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         kiln: env!("CARGO_PKG_VERSION"),
         model: plan.source.name(),
         backend: backend.name(),
-        dtype: dtype.to_string(),
+        dtype: if int8 { "int8".into() } else { dtype.to_string() },
         width,
         height,
         references: plan.references,
@@ -69,7 +74,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         notes: Vec::new(),
         quiet: args.json,
     };
-    report.peaks(&peaks, ceiling(&peaks, backend.isa(), dtype));
+    report.peaks(&peaks, ceiling(&peaks, backend.isa(), if int8 { DType::I8 } else { dtype }));
     let report = Bench { plan: &plan, b: Timed::new(backend), report }.run()?;
     let text = if args.json { report.to_json() } else { report.to_text(args.verbose) };
     crate::print(text.as_bytes())
@@ -91,6 +96,7 @@ fn ceiling(peaks: &Peaks, isa: Isa, dtype: DType) -> Option<&Peak> {
     match (isa, dtype) {
         (Isa::Portable, _) => None,
         (Isa::Amx, DType::BF16) => peaks.amx_bf16.as_ref(),
+        (Isa::Amx, DType::I8) => peaks.amx_int8.as_ref(),
         _ => peaks.fma_f32.as_ref(),
     }
 }

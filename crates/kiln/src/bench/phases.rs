@@ -10,7 +10,7 @@ use kiln_model::vae::Vae;
 use kiln_model::{Autoencoder, Variant};
 use kiln_ops::{Backend, Timed};
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::WeightSource;
+use kiln_weights::{LinearForm, WeightSource};
 
 use super::memory::Watch;
 use super::report::{Measured, Report};
@@ -23,6 +23,8 @@ use crate::values;
 pub struct Plan {
     pub source: Source,
     pub dtype: DType,
+    /// The form of the transformer's linear layers.
+    pub form: LinearForm,
     pub width: usize,
     pub height: usize,
     pub references: usize,
@@ -175,7 +177,10 @@ impl<B: Backend> Bench<'_, B> {
     ) -> Result<(T, WeightSource), Failure> {
         self.report.begin(&format!("loading the {part}"));
         let start = Instant::now();
-        let weights = self.plan.source.weights(part)?;
+        let mut weights = self.plan.source.weights(part)?;
+        if part == "transformer" {
+            weights.set_form(self.plan.form);
+        }
         let loaded =
             load(&self.b, &weights, self.plan.dtype).while_doing(|| format!("loading the {part}"))?;
         self.b.synchronize()?;

@@ -106,7 +106,13 @@ pub(super) fn amounts(source: &WeightSource) -> Sheet {
         .with("tensors", source.names().count())
         .with_amount("parameters", source.parameters(), count(source.parameters()))
         .with("dtypes", dtypes)
+        .with("int8_layers", int8_layers(source))
         .with_amount("bytes", source.bytes(), bytes(source.bytes()))
+}
+
+/// How many layers are stored as 8-bit rows; `None` when there are none.
+fn int8_layers(source: &WeightSource) -> Option<usize> {
+    Some(source.names().filter(|name| source.is_int8(name)).count()).filter(|count| *count > 0)
 }
 
 /// What is needed beside the weights, which stay mapped from their files.

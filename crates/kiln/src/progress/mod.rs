@@ -158,6 +158,15 @@ impl Reporter {
                 self.parts += 1;
                 self.progress(Phase::Load, self.parts - 1, PARTS, part);
             }
+            Event::Rounded { done, total } => {
+                let (before, all) = (self.parts.saturating_sub(1) * total, PARTS * total);
+                self.progress(
+                    Phase::Load,
+                    before + done,
+                    all,
+                    &format!("transformer in 8 bits, {done}/{total}"),
+                );
+            }
             Event::Lora { report } => self.tell(&Told::Lora { report: &report }),
             Event::Note(text) => self.note(&text),
             Event::Text { prompt, prompts, done, total } => {

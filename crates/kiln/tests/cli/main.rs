@@ -11,6 +11,7 @@ mod describe;
 mod ember;
 mod generate;
 mod golden;
+mod int8;
 mod kit;
 mod models;
 mod outputs;

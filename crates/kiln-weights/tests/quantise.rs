@@ -1,0 +1,135 @@
+//! Weights written again in 8 bits, and linear layers handed out so.
+
+use std::collections::BTreeMap;
+
+use kiln_tensor::{DType, HostTensor};
+use kiln_weights::quantise::quantise;
+use kiln_weights::{Error, LinearForm, WeightSource, save};
+use tempfile::TempDir;
+
+const BLOCK: &str = "single_transformer_blocks.0.attn.to_out";
+
+fn values<const N: usize>(seed: usize, shape: [usize; N]) -> HostTensor {
+    let numbers = (0..shape.iter().product()).map(|i: usize| ((i + seed) * 7919 % 2001) as f32 * 1e-3 - 1.0);
+    HostTensor::from_f32(shape, numbers.collect()).unwrap().to_dtype(DType::BF16).unwrap()
+}
+
+/// A folder with a small transformer: three layers in blocks, one outside, a norm.
+fn folder() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let tensors = [
+        ("transformer_blocks.0.attn.to_q.weight", values(1, [6, 10])),
+        ("transformer_blocks.1.attn.to_q.weight", values(2, [6, 10])),
+        ("single_transformer_blocks.0.attn.to_out.weight", values(3, [5, 7])),
+        ("single_transformer_blocks.0.attn.norm_q.weight", values(4, [7])),
+        ("proj_out.weight", values(5, [4, 6])),
+    ];
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    save::save(dir.path().join("model.safetensors"), &tensors, &metadata).unwrap();
+    dir
+}
+
+fn quantised(dir: &TempDir) -> WeightSource {
+    let out = dir.path().join("out.safetensors");
+    quantise(&WeightSource::open(dir.path().join("model.safetensors")).unwrap(), &out, 2, &mut |_, _| Ok(()))
+        .unwrap();
+    WeightSource::open(out).unwrap()
+}
+
+#[test]
+fn the_blocks_become_bytes_and_the_rest_stays() {
+    let dir = folder();
+    let source = WeightSource::open(dir.path()).unwrap();
+    let (out, mut told) = (dir.path().join("out.safetensors"), Vec::new());
+    let report = quantise(&source, &out, 2, &mut |done, total| {
+        told.push((done, total));
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!((told.first(), told.last(), told.len()), (Some(&(1, 8)), Some(&(8, 8)), 8));
+    let kinds: Vec<_> = report.groups.iter().map(|g| (g.name.as_str(), g.layers, g.weights)).collect();
+    let expected =
+        [("single_transformer_blocks.attn.to_out", 1, 35), ("transformer_blocks.attn.to_q", 2, 120)];
+    assert_eq!((kinds, report.copied), (expected.to_vec(), 2));
+    assert!(report.groups.iter().all(|g| (1e-4..1e-2).contains(&g.error)), "{report}");
+
+    let small = WeightSource::open(&out).unwrap();
+    assert_eq!(report.bytes, [source.bytes(), small.bytes()]);
+    assert_eq!(small.metadata()["format"], "pt");
+    let about = |name: &str| small.entry(name).map(|(dtype, shape)| (dtype, shape.dims().to_vec()));
+    assert_eq!(about(&format!("{BLOCK}.weight")), Some((DType::I8, vec![5, 7])));
+    assert_eq!(about(&format!("{BLOCK}.weight_scale")), Some((DType::F32, vec![5])));
+    for same in ["proj_out.weight", "single_transformer_blocks.0.attn.norm_q.weight"] {
+        assert_eq!(small.tensor(same).unwrap(), source.tensor(same).unwrap());
+    }
+    let (wide, exact) = (
+        small.tensor(&format!("{BLOCK}.weight")).unwrap(),
+        source.tensor(&format!("{BLOCK}.weight")).unwrap(),
+    );
+    for (found, expected) in wide.to_f32().unwrap().iter().zip(exact.to_f32().unwrap().iter()) {
+        assert!((found - expected).abs() < 0.5 / 127.0 + 4e-3, "{found}, expected {expected}");
+    }
+}
+
+#[test]
+fn layers_come_in_the_form_that_is_asked_for() {
+    let dir = folder();
+    for (mut source, stored) in
+        [(WeightSource::open(dir.path().join("model.safetensors")).unwrap(), false), (quantised(&dir), true)]
+    {
+        assert_eq!(source.is_int8(&format!("{BLOCK}.weight")), stored);
+        assert_eq!(
+            source.own_form(3),
+            if stored { LinearForm::Int8 { threads: 3 } } else { LinearForm::Float }
+        );
+        assert_eq!(source.root().linear(BLOCK, 5, 7).unwrap().dtype(), Some(DType::BF16));
+        source.set_form(LinearForm::Int8 { threads: 2 });
+        let parts = source.root().linear(BLOCK, 5, 7).unwrap();
+        assert_eq!((parts.dtype(), parts.scales.len()), (Some(DType::I8), 1));
+        assert_eq!(source.root().linear("proj_out", 4, 6).unwrap().dtype(), Some(DType::BF16));
+    }
+}
+
+#[test]
+fn rounding_at_load_gives_what_the_file_has() {
+    let dir = folder();
+    let mut at_load = WeightSource::open(dir.path().join("model.safetensors")).unwrap();
+    let mut stored = quantised(&dir);
+    let layers = |source: &mut WeightSource| {
+        source.set_form(LinearForm::Int8 { threads: 3 });
+        let blocks = source.root().at("transformer_blocks");
+        [0, 1].map(|i| blocks.at(i).at("attn").linear("to_q", 6, 10).unwrap())
+    };
+    assert_eq!(layers(&mut at_load), layers(&mut stored));
+}
+
+#[test]
+fn what_can_not_be_rounded_is_refused_and_leaves_nothing() {
+    let dir = folder();
+    let out = dir.path().join("again.safetensors");
+    let small = quantised(&dir);
+    let said = quantise(&small, &out, 1, &mut |_, _| Ok(())).unwrap_err().to_string();
+    assert!(said.contains("out.safetensors") && said.ends_with("they are in 8 bits already"), "{said}");
+
+    let file = dir.path().join("vae.safetensors");
+    save::save(&file, &[("decoder.conv_in.weight", values(1, [4, 4]))], &BTreeMap::new()).unwrap();
+    let vae = WeightSource::open(&file).unwrap();
+    let said = quantise(&vae, &out, 1, &mut |_, _| Ok(())).unwrap_err().to_string();
+    assert!(said.ends_with("there are no float matrices under `transformer_blocks`"), "{said}");
+
+    let bad = HostTensor::from_f32([1, 2], vec![1.0, f32::NAN]).unwrap();
+    let file = dir.path().join("bad.safetensors");
+    save::save(&file, &[("transformer_blocks.0.ff.linear_in.weight", bad)], &BTreeMap::new()).unwrap();
+    let said =
+        quantise(&WeightSource::open(&file).unwrap(), &out, 1, &mut |_, _| Ok(())).unwrap_err().to_string();
+    assert!(
+        said.contains("`transformer_blocks.0.ff.linear_in.weight`") && said.ends_with("not finite"),
+        "{said}"
+    );
+
+    let source = WeightSource::open(dir.path().join("model.safetensors")).unwrap();
+    let stop = || Error::NotFound { path: "stopped".into() };
+    assert!(quantise(&source, &out, 1, &mut |done, _| if done < 3 { Ok(()) } else { Err(stop()) }).is_err());
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!out.exists() && left.len() == 4, "{left:?}");
+}
