@@ -1,0 +1,222 @@
+// What all kernels share. No header of the toolkit is included: NVRTC would have to be told where they are.
+//
+// The few instructions that have no spelling in C++ stand here alone, so that tools/cuda/emulator can give them a
+// meaning on a machine without a GPU.
+
+#ifndef KILN_EMULATED
+typedef unsigned long long u64;
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#endif
+
+struct bf16 {
+    unsigned short bits;
+};
+
+struct f16 {
+    unsigned short bits;
+};
+
+#ifndef KILN_EMULATED
+__device__ __forceinline__ bf16 round_to_bf16(float x) {
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+// Two numbers rounded into one register, `low` in the lower half.
+__device__ __forceinline__ unsigned round_pair(float low, float high) {
+    unsigned y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+__device__ __forceinline__ float widen_half(unsigned short bits) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+    return y;
+}
+
+// 2 to the power of x, good to about 2^-22.
+__device__ __forceinline__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// d += a * b: a 16x16 row-major, b 16x8, both bf16 spread over the warp.
+__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ unsigned shared_address(const void *p) {
+    return (unsigned)__cvta_generic_to_shared(p);
+}
+
+// Four 8x8 matrices of bf16; each lane names one row of one of them.
+__device__ __forceinline__ void load_matrices(unsigned (&r)[4], const bf16 *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void load_matrices_transposed(unsigned (&r)[4], const bf16 *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// Starts a copy of 16 bytes into shared memory; zeros come instead when `there` is false.
+__device__ __forceinline__ void copy_async(void *shared, const void *global, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(there ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most N of the groups committed last are still under way.
+template <int N> __device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+#endif
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ __forceinline__ float to_float(f16 x) { return widen_half(x.bits); }
+
+template <class T> __device__ __forceinline__ T from_float(float x);
+template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) { return round_to_bf16(x); }
+
+__device__ __forceinline__ bool aligned(const void *p) { return ((u64)p & 15) == 0; }
+
+__device__ __forceinline__ void unpack(unsigned pair, float &low, float &high) {
+    low = __uint_as_float(pair << 16);
+    high = __uint_as_float(pair & 0xffff0000u);
+}
+
+// Eight elements, `p` aligned to 16 bytes.
+__device__ __forceinline__ void load_vector(const float *p, float (&v)[8]) {
+    float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+__device__ __forceinline__ void load_vector(const bf16 *p, float (&v)[8]) {
+    uint4 a = *(const uint4 *)p;
+    unpack(a.x, v[0], v[1]), unpack(a.y, v[2], v[3]), unpack(a.z, v[4], v[5]), unpack(a.w, v[6], v[7]);
+}
+
+__device__ __forceinline__ void load_vector(const f16 *p, float (&v)[8]) {
+    uint4 a = *(const uint4 *)p;
+    unsigned words[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = widen_half((unsigned short)(words[i] & 0xffff));
+        v[2 * i + 1] = widen_half((unsigned short)(words[i] >> 16));
+    }
+}
+
+__device__ __forceinline__ void store_vector(float *p, const float (&v)[8]) {
+    ((float4 *)p)[0] = make_float4(v[0], v[1], v[2], v[3]);
+    ((float4 *)p)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+__device__ __forceinline__ void store_vector(bf16 *p, const float (&v)[8]) {
+    *(uint4 *)p = make_uint4(round_pair(v[0], v[1]), round_pair(v[2], v[3]), round_pair(v[4], v[5]),
+                             round_pair(v[6], v[7]));
+}
+
+// Elements i..i+8 of n, zeros beyond; `vector` says that p and n allow whole vectors.
+template <class T> __device__ __forceinline__ void load8(const T *p, long long i, long long n, bool vector, float (&v)[8]) {
+    if (vector) return load_vector(p + i, v);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = i + j < n ? to_float(p[i + j]) : 0.0f;
+}
+
+template <class T> __device__ __forceinline__ void store8(T *p, long long i, long long n, bool vector, const float (&v)[8]) {
+    if (vector) return store_vector(p + i, v);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        if (i + j < n) p[i + j] = from_float<T>(v[j]);
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+// The sum over the block, in one fixed order; every thread gets it. The block is a whole number of warps.
+__device__ __forceinline__ float block_sum(float x) {
+    __shared__ float parts[32];
+    x = warp_sum(x);
+    // Whoever is still reading the parts of the sum before has to be done.
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = 0; i < blockDim.x / 32; i++) sum += parts[i];
+    return sum;
+}
+
+// Functions of one number; the codes are those of the launchers.
+__device__ __forceinline__ float activate(float x, int f) {
+    if (f == 1) return x / (1.0f + expf(-x));
+    if (f == 2) return x > 0.0f ? x : 0.0f;
+    if (f == 3) return 3.0f * tanhf(x / 3.0f);
+    return x;
+}
+
+// Matrices of one width below each other, read as one.
+const int MAX_SEGMENTS = 8;
+
+struct Segments {
+    const void *start[MAX_SEGMENTS];
+    // The row past each one's last.
+    int end[MAX_SEGMENTS];
+    int count;
+    int unused;
+};
+
+// The first element of a row.
+template <class T> __device__ __forceinline__ const T *segment_row(const Segments &s, int row, int width) {
+    const void *start = s.start[0];
+    int first = 0;
+#pragma unroll
+    for (int i = 1; i < MAX_SEGMENTS; i++) {
+        if (i < s.count && row >= s.end[i - 1]) {
+            start = s.start[i];
+            first = s.end[i - 1];
+        }
+    }
+    return (const T *)start + (long long)(row - first) * width;
+}
+
+struct Attention {
+    Segments q, k, v;
+    void *out;
+    int queries, keys, heads, kv_heads, head_dim;
+    // 0: everything is seen; 1: causal with `a` valid keys; 2: rows a..b are isolated.
+    int mask, a, b;
+    float scale;
+    int unused;
+};
+
+// The keys a query sees are always one run.
+__device__ __forceinline__ void seen(const Attention &t, int query, int &low, int &high) {
+    low = 0;
+    high = t.keys;
+    if (t.mask == 1) {
+        high = query + 1 < t.a ? query + 1 : t.a;
+    } else if (t.mask == 2 && query >= t.a && query < t.b) {
+        low = t.a;
+        high = t.b;
+    }
+}

@@ -1,0 +1,195 @@
+// Convolutions of channels-last pictures as one matrix product, whose left operand is never stored: row m is what the
+// kernel sees of the picture at output pixel m. With a kernel of one pixel it is a plain matrix product.
+
+struct Conv {
+    const void *x;
+    // [n][kh][kw][c], rows `ldw` apart.
+    const void *w;
+    const float *bias;
+    // Added to the result; of the result's type.
+    const void *add;
+    void *out;
+    // From pixel to pixel of x, and from row to row of the others, in elements.
+    long long ldx, ldw, ldadd, ldo;
+    float alpha;
+    int height, width, channels;
+    int out_height, out_width, n;
+    int kernel_height, kernel_width, stride, top, left, upsample;
+};
+
+// The pixel of x under tap (ky, kx) at the output pixel that begins at (y, x); -1 in the padding.
+__device__ __forceinline__ long long pixel_under(const Conv &t, int y, int x, int tap) {
+    y += tap / t.kernel_width;
+    x += tap % t.kernel_width;
+    if (t.upsample) {
+        // Shifting keeps what is below zero below zero.
+        y >>= 1;
+        x >>= 1;
+    }
+    bool inside = y >= 0 && y < t.height && x >= 0 && x < t.width;
+    return inside ? (long long)y * t.width + x : -1;
+}
+
+template <class O> __device__ __forceinline__ void put(const Conv &t, long long m, int n, float sum) {
+    sum *= t.alpha;
+    if (t.bias) sum += t.bias[n];
+    if (t.add) sum += to_float(((const O *)t.add)[m * t.ldadd + n]);
+    ((O *)t.out)[m * t.ldo + n] = from_float<O>(sum);
+}
+
+// Any type, any size: 64 pixels by 64 channels a block of 256 threads, sums in f32.
+template <class T, class O> __device__ __forceinline__ void conv_plain(const Conv &t) {
+    __shared__ float xs[16][68], ws[16][68];
+    const T *x = (const T *)t.x, *w = (const T *)t.w;
+    long long m0 = (long long)blockIdx.x * 64, pixels = (long long)t.out_height * t.out_width;
+    int n0 = blockIdx.y * 64, depth = t.kernel_height * t.kernel_width * t.channels;
+    int row = threadIdx.x / 16, column = threadIdx.x % 16;
+    float sums[4][4] = {};
+    for (int k0 = 0; k0 < depth; k0 += 16) {
+        int k = k0 + column, tap = k / t.channels, channel = k % t.channels;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            long long m = m0 + row + 16 * i;
+            float v = 0.0f;
+            if (k < depth && m < pixels) {
+                int y = (int)(m / t.out_width) * t.stride - t.top, c = (int)(m % t.out_width) * t.stride - t.left;
+                long long pixel = pixel_under(t, y, c, tap);
+                if (pixel >= 0) v = to_float(x[pixel * t.ldx + channel]);
+            }
+            xs[column][row + 16 * i] = v;
+            int n = n0 + row + 16 * i;
+            ws[column][row + 16 * i] = k < depth && n < t.n ? to_float(w[n * t.ldw + k]) : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int kk = 0; kk < 16; kk++) {
+            float a[4], b[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[i] = xs[kk][4 * row + i], b[i] = ws[kk][4 * column + i];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) sums[i][j] += a[i] * b[j];
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            long long m = m0 + 4 * row + i;
+            int n = n0 + 4 * column + j;
+            if (m < pixels && n < t.n) put<O>(t, m, n, sums[i][j]);
+        }
+}
+
+const int BLOCK_M = 128, BLOCK_K = 32, STAGES = 3, THREADS = 256;
+// Eight elements more a row: the eight rows of a matrix then lie in different banks.
+const int PITCH = BLOCK_K + 8;
+
+// bf16 on tensor cores: BLOCK_M pixels by BLOCK_N channels a block, WARPS_M by 8 / WARPS_M warps. Channels and strides are
+// multiples of 8 and pointers aligned to 16 bytes, so that 16 bytes are always of one tap.
+template <class O, int BLOCK_N, int WARPS_M> __device__ __forceinline__ void conv_tiles(const Conv &t) {
+    const int WARPS_N = 8 / WARPS_M, TILES_M = BLOCK_M / WARPS_M / 16, TILES_N = BLOCK_N / WARPS_N / 8;
+    const int STAGE = (BLOCK_M + BLOCK_N) * PITCH;
+    DYNAMIC_SHARED(memory);
+    bf16 *shared = (bf16 *)memory;
+    const bf16 *x = (const bf16 *)t.x, *w = (const bf16 *)t.w;
+    long long m0 = (long long)blockIdx.x * BLOCK_M, pixels = (long long)t.out_height * t.out_width;
+    int n0 = blockIdx.y * BLOCK_N, depth = t.kernel_height * t.kernel_width * t.channels;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp_m = warp % WARPS_M * TILES_M * 16, warp_n = warp / WARPS_M * TILES_N * 8;
+
+    // Every thread brings 16 bytes of two rows of x, always the same rows.
+    int chunk = threadIdx.x % 4;
+    int begin_y[2], begin_x[2];
+    bool within[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        long long m = m0 + threadIdx.x / 4 + 64 * i;
+        within[i] = m < pixels;
+        begin_y[i] = (int)(m / t.out_width) * t.stride - t.top;
+        begin_x[i] = (int)(m % t.out_width) * t.stride - t.left;
+    }
+    auto bring = [&](int step, int stage) {
+        bf16 *xs = shared + stage * STAGE, *ws = xs + BLOCK_M * PITCH;
+        int k = step * BLOCK_K + 8 * chunk, tap = k / t.channels, channel = k - tap * t.channels;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            long long pixel = within[i] && k < depth ? pixel_under(t, begin_y[i], begin_x[i], tap) : -1;
+            const bf16 *from = pixel >= 0 ? x + pixel * t.ldx + channel : x;
+            copy_async(xs + (threadIdx.x / 4 + 64 * i) * PITCH + 8 * chunk, from, pixel >= 0);
+        }
+#pragma unroll
+        for (int i = 0; i < (BLOCK_N + 63) / 64; i++) {
+            int row = threadIdx.x / 4 + 64 * i;
+            if (row < BLOCK_N) {
+                bool there = n0 + row < t.n && k < depth;
+                const bf16 *from = there ? w + (n0 + row) * t.ldw + k : w;
+                copy_async(ws + row * PITCH + 8 * chunk, from, there);
+            }
+        }
+    };
+
+    float sums[TILES_M][TILES_N][4] = {};
+    int steps = (depth + BLOCK_K - 1) / BLOCK_K;
+#pragma unroll
+    for (int step = 0; step < STAGES - 1; step++) {
+        if (step < steps) bring(step, step);
+        copy_commit();
+    }
+    for (int step = 0; step < steps; step++) {
+        copy_wait<STAGES - 2>();
+        // Also: everybody is done with the stage that is overwritten next.
+        __syncthreads();
+        if (step + STAGES - 1 < steps) bring(step + STAGES - 1, (step + STAGES - 1) % STAGES);
+        copy_commit();
+        const bf16 *xs = shared + step % STAGES * STAGE, *ws = xs + BLOCK_M * PITCH;
+#pragma unroll
+        for (int k = 0; k < BLOCK_K; k += 16) {
+            unsigned a[TILES_M][4], b[TILES_N / 2][4];
+#pragma unroll
+            for (int i = 0; i < TILES_M; i++)
+                load_matrices(a[i], xs + (warp_m + 16 * i + lane % 16) * PITCH + k + lane / 16 * 8);
+#pragma unroll
+            for (int j = 0; j < TILES_N / 2; j++)
+                load_matrices(b[j], ws + (warp_n + 16 * j + lane / 16 * 8 + lane % 8) * PITCH + k + lane / 8 % 2 * 8);
+#pragma unroll
+            for (int i = 0; i < TILES_M; i++)
+#pragma unroll
+                for (int j = 0; j < TILES_N; j++) mma(sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < TILES_M; i++)
+#pragma unroll
+        for (int j = 0; j < TILES_N; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                long long m = m0 + warp_m + 16 * i + lane / 4 + e / 2 * 8;
+                int n = n0 + warp_n + 8 * j + lane % 4 * 2 + e % 2;
+                if (m < pixels && n < t.n) put<O>(t, m, n, sums[i][j][e]);
+            }
+}
+
+extern "C" __global__ void __launch_bounds__(256) conv_plain_f32_f32(const __grid_constant__ Conv t) {
+    conv_plain<float, float>(t);
+}
+extern "C" __global__ void __launch_bounds__(256) conv_plain_bf16_bf16(const __grid_constant__ Conv t) {
+    conv_plain<bf16, bf16>(t);
+}
+extern "C" __global__ void __launch_bounds__(256) conv_plain_bf16_f32(const __grid_constant__ Conv t) {
+    conv_plain<bf16, float>(t);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) conv_tiles_bf16_128(const __grid_constant__ Conv t) {
+    conv_tiles<bf16, 128, 4>(t);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) conv_tiles_f32_128(const __grid_constant__ Conv t) {
+    conv_tiles<float, 128, 4>(t);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) conv_tiles_bf16_32(const __grid_constant__ Conv t) {
+    conv_tiles<bf16, 32, 8>(t);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) conv_tiles_f32_32(const __grid_constant__ Conv t) {
+    conv_tiles<float, 32, 8>(t);
+}

@@ -1,0 +1,37 @@
+// Elements that only change their place.
+
+// Rows of `width` units into a wider matrix, from column `column` on.
+template <class U>
+__device__ __forceinline__ void copy_columns(const U *x, U *out, long long rows, int width, int column, int out_width) {
+    long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= rows * width) return;
+    long long row = at / width;
+    out[row * out_width + column + at % width] = x[at];
+}
+
+// [h, w, c] to [h/2, w/2, 4c]; `back` is the way back, with the same h, w and c.
+template <class U> __device__ __forceinline__ void space_to_depth(const U *x, U *out, int h, int w, int c, int back) {
+    long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= (long long)h * w * c) return;
+    // The place on the fine side.
+    int channel = (int)(at % c);
+    int column = (int)(at / c % w), row = (int)(at / c / w);
+    long long coarse = ((long long)(row / 2) * (w / 2) + column / 2) * 4 * c + 4 * channel + 2 * (row % 2) + column % 2;
+    if (back)
+        out[at] = x[coarse];
+    else
+        out[coarse] = x[at];
+}
+
+#define KERNELS(U, name)                                                                                             \
+    extern "C" __global__ void copy_columns_##name(const U *x, U *out, long long rows, int width, int column,         \
+                                                   int out_width) {                                                  \
+        copy_columns(x, out, rows, width, column, out_width);                                                        \
+    }                                                                                                                \
+    extern "C" __global__ void space_to_depth_##name(const U *x, U *out, int h, int w, int c, int back) {             \
+        space_to_depth(x, out, h, w, c, back);                                                                       \
+    }
+
+KERNELS(unsigned short, 2)
+KERNELS(unsigned, 4)
+KERNELS(uint4, 16)

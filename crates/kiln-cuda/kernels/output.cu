@@ -1,0 +1,42 @@
+// What comes after a matrix product: bias, gate, residual, and the rounding of sums kept in f32.
+
+// residual + gate * (sums + bias); what is missing is 0, 1 and 0. The gate is one row for all rows.
+template <class S, class T>
+__device__ __forceinline__ void finish(const S *sums, const float *bias, const float *gate, const T *residual, T *out,
+                                       long long rows, int cols) {
+    int chunks = (cols + 7) / 8;
+    long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= rows * chunks) return;
+    long long row = at / chunks;
+    int i = 8 * (int)(at % chunks);
+    // A missing part is a null pointer, which is aligned.
+    bool vector = cols % 8 == 0 && aligned(sums) && aligned(bias) && aligned(gate) && aligned(residual) && aligned(out);
+    float v[8], a[8];
+    load8(sums + row * cols, i, cols, vector, v);
+    if (bias) {
+        load8(bias, i, cols, vector, a);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] += a[j];
+    }
+    if (gate) {
+        load8(gate, i, cols, vector, a);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] *= a[j];
+    }
+    if (residual) {
+        load8(residual + row * cols, i, cols, vector, a);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] += a[j];
+    }
+    store8(out + row * cols, i, cols, vector, v);
+}
+
+#define KERNEL(S, T, name)                                                                                           \
+    extern "C" __global__ void finish_##name(const S *sums, const float *bias, const float *gate, const T *residual,  \
+                                             T *out, long long rows, int cols) {                                     \
+        finish(sums, bias, gate, residual, out, rows, cols);                                                         \
+    }
+
+KERNEL(float, float, f32_f32)
+KERNEL(float, bf16, f32_bf16)
+KERNEL(bf16, bf16, bf16_bf16)

@@ -1,0 +1,177 @@
+//! Device memory that is asked of the driver once and then goes round.
+//!
+//! Everything runs on one stream, in the order in which it was submitted. So a block may be handed out again as soon as
+//! the tensor it belonged to is gone, although the GPU may not have come to its last use: the new owner's work comes
+//! later on the same stream. Asking the driver for memory would make the stream wait.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::sys::driver::DevicePtr;
+
+/// Where blocks come from.
+pub(crate) trait Source {
+    /// New memory, or `None` when there is no more.
+    fn take(&self, bytes: usize) -> Option<DevicePtr>;
+    /// Memory that nothing uses any more. The source waits for the work that did.
+    fn give(&self, at: DevicePtr);
+}
+
+/// Blocks in reserve.
+#[derive(Default)]
+pub(crate) struct Arena {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Free blocks by size.
+    free: BTreeMap<usize, Vec<DevicePtr>>,
+    held: usize,
+}
+
+/// A block is larger than asked for, so that requests of about one size share blocks.
+fn rounded(bytes: usize) -> usize {
+    let step = match bytes {
+        0..0x10_0000 => 512,
+        0x10_0000..0x400_0000 => 0x1_0000,
+        _ => 0x20_0000,
+    };
+    bytes.next_multiple_of(step)
+}
+
+impl Arena {
+    /// A block of at least that size, and its size.
+    pub fn take(&self, source: &impl Source, bytes: usize) -> Option<(DevicePtr, usize)> {
+        let size = rounded(bytes.max(1));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // A somewhat larger block is better than none; a much larger one will be missed elsewhere.
+        let fit = state.free.range(size..=size + size / 4).next().map(|(&size, _)| size);
+        if let Some(size) = fit
+            && let Some(blocks) = state.free.get_mut(&size)
+            && let Some(at) = blocks.pop()
+        {
+            if blocks.is_empty() {
+                state.free.remove(&size);
+            }
+            return Some((at, size));
+        }
+        let at = source.take(size).or_else(|| {
+            state.release(source);
+            source.take(size)
+        })?;
+        state.held += size;
+        Some((at, size))
+    }
+
+    /// Takes a block back.
+    pub fn give(&self, at: DevicePtr, size: usize) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.free.entry(size).or_default().push(at);
+    }
+
+    /// Gives all free blocks back to the source.
+    pub fn release(&self, source: &impl Source) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).release(source);
+    }
+
+    /// Bytes that came from the source and were not given back.
+    pub fn held(&self) -> usize {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).held
+    }
+}
+
+impl State {
+    fn release(&mut self, source: &impl Source) {
+        for (size, blocks) in std::mem::take(&mut self.free) {
+            for at in blocks {
+                source.give(at);
+                self.held -= size;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// A source of limited memory that counts.
+    #[derive(Default)]
+    struct Counted(RefCell<(DevicePtr, usize, Vec<(DevicePtr, usize)>)>);
+
+    const LIMIT: usize = 10 << 20;
+
+    impl Source for Counted {
+        fn take(&self, bytes: usize) -> Option<DevicePtr> {
+            let mut s = self.0.borrow_mut();
+            let used: usize = s.2.iter().map(|(_, size)| size).sum();
+            if used + bytes > LIMIT {
+                return None;
+            }
+            s.0 += 1 << 30;
+            s.1 += 1;
+            let at = s.0;
+            s.2.push((at, bytes));
+            Some(at)
+        }
+
+        fn give(&self, at: DevicePtr) {
+            self.0.borrow_mut().2.retain(|&(there, _)| there != at);
+        }
+    }
+
+    #[test]
+    fn a_loop_asks_the_source_only_the_first_time() {
+        let (arena, source) = (Arena::default(), Counted::default());
+        for _ in 0..100 {
+            let a = arena.take(&source, 3000).unwrap();
+            let b = arena.take(&source, 70_000).unwrap();
+            arena.give(a.0, a.1);
+            arena.give(b.0, b.1);
+        }
+        assert_eq!(source.0.borrow().1, 2);
+    }
+
+    #[test]
+    fn two_owners_never_share_a_block() {
+        let (arena, source) = (Arena::default(), Counted::default());
+        let a = arena.take(&source, 512).unwrap();
+        let b = arena.take(&source, 512).unwrap();
+        assert_ne!(a.0, b.0);
+        arena.give(a.0, a.1);
+        let c = arena.take(&source, 500).unwrap();
+        let d = arena.take(&source, 500).unwrap();
+        assert!(c.0 == a.0 && d.0 != a.0 && d.0 != b.0);
+    }
+
+    #[test]
+    fn a_small_request_does_not_take_a_large_block() {
+        let (arena, source) = (Arena::default(), Counted::default());
+        let large = arena.take(&source, 4 << 20).unwrap();
+        arena.give(large.0, large.1);
+        let small = arena.take(&source, 1024).unwrap();
+        assert_ne!(small.0, large.0);
+        assert_eq!(arena.take(&source, (4 << 20) - 70_000).unwrap().0, large.0);
+    }
+
+    #[test]
+    fn the_reserve_is_given_back_before_memory_is_said_to_be_out() {
+        let (arena, source) = (Arena::default(), Counted::default());
+        let big = arena.take(&source, 6 << 20).unwrap();
+        arena.give(big.0, big.1);
+        let other = arena.take(&source, 9 << 20).unwrap();
+        assert_eq!(arena.held(), other.1);
+        assert_eq!(arena.take(&source, 4 << 20), None);
+    }
+
+    #[test]
+    fn blocks_are_never_smaller_than_asked_for() {
+        for bytes in [0, 1, 511, 512, 513, 0xf_ffff, 0x10_0001, 0x3ff_ffff, 0x400_0001] {
+            assert!(rounded(bytes) >= bytes);
+            assert!(rounded(bytes) <= bytes + bytes / 8 + 512, "{bytes}");
+        }
+    }
+}

@@ -1,0 +1,249 @@
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Groups, Result, RopeTable, shapes};
+use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+
+use crate::device::Device;
+use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm};
+use crate::probe::Gpu;
+use crate::{Context, CudaConv, CudaTensor, CudaWeight};
+
+/// How a [`CudaBackend`] is to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The GPU's number.
+    pub device: usize,
+    /// Where compiled kernels and chosen ways to multiply are kept; the system's usual place when absent.
+    pub cache: Option<PathBuf>,
+    /// Whether they are kept at all where `cache` names no place.
+    pub keep: bool,
+    /// Whether matrix products are made without cuBLASLt, by Kiln's own kernels alone.
+    pub own_products: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { device: 0, cache: None, keep: true, own_products: false }
+    }
+}
+
+/// The operations on one NVIDIA GPU. Clones share the GPU's stream and memory.
+#[derive(Clone)]
+pub struct CudaBackend {
+    cx: Context,
+}
+
+impl CudaBackend {
+    /// Looks for the libraries and takes the GPU; fails, and never panics, where something is missing.
+    pub fn new(options: &Options) -> crate::Result<CudaBackend> {
+        Ok(CudaBackend { cx: Context { device: Arc::new(Device::new(options)?) } })
+    }
+
+    /// The GPU in use.
+    pub fn gpu(&self) -> &Gpu {
+        &self.cx.device.gpu
+    }
+
+    /// Why matrix products are made without cuBLASLt, when they are.
+    pub fn without_cublaslt(&self) -> Option<&crate::Error> {
+        self.cx.device.lt.as_ref().err()
+    }
+
+    /// Bytes of the GPU's memory that this backend holds.
+    pub fn memory_held(&self) -> usize {
+        self.cx.device.held()
+    }
+
+    /// Waits until all work so far is done.
+    pub fn wait(&self) -> Result<()> {
+        self.cx.done(self.cx.device.wait())
+    }
+
+    /// Milliseconds that the work of some calls takes on the GPU.
+    pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
+        let mut failed = None;
+        let time = self.cx.device.time(|| {
+            failed = work().err();
+            Ok(())
+        });
+        match failed {
+            Some(e) => Err(e),
+            None => self.cx.done(time),
+        }
+    }
+}
+
+impl std::fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+impl Backend for CudaBackend {
+    type Tensor = CudaTensor;
+    type Weight = CudaWeight;
+    type Conv = CudaConv;
+
+    fn name(&self) -> String {
+        self.cx.name()
+    }
+
+    fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CudaTensor> {
+        shapes::upload(host, dtype)?;
+        CudaTensor::from_host(&self.cx, host, dtype)
+    }
+
+    fn download(&self, x: &CudaTensor) -> Result<HostTensor> {
+        x.to_host(&self.cx)
+    }
+
+    fn weight(&self, parts: LinearParts) -> Result<CudaWeight> {
+        CudaWeight::new(&self.cx, parts)
+    }
+
+    fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CudaConv> {
+        CudaConv::new(&self.cx, kernel, bias)
+    }
+
+    fn reshape(&self, x: &CudaTensor, shape: Shape) -> Result<CudaTensor> {
+        movement::reshape(x, &shape)
+    }
+
+    fn cast(&self, x: &CudaTensor, dtype: DType) -> Result<CudaTensor> {
+        movement::cast(&self.cx, x, dtype)
+    }
+
+    fn slice_rows(&self, x: &CudaTensor, range: Range<usize>) -> Result<CudaTensor> {
+        movement::slice_rows(x, range)
+    }
+
+    fn concat_rows(&self, parts: &[&CudaTensor]) -> Result<CudaTensor> {
+        movement::concat_rows(&self.cx, parts)
+    }
+
+    fn concat_columns(&self, parts: &[&CudaTensor]) -> Result<CudaTensor> {
+        movement::concat_columns(&self.cx, parts)
+    }
+
+    fn linear(&self, x: &CudaTensor, w: &CudaWeight) -> Result<CudaTensor> {
+        linear::linear(&self.cx, x, w)
+    }
+
+    fn linear_split<const N: usize>(
+        &self,
+        x: &CudaTensor,
+        w: &CudaWeight,
+        widths: [usize; N],
+    ) -> Result<[CudaTensor; N]> {
+        linear::linear_split(&self.cx, x, w, widths)
+    }
+
+    fn linear_gated_add(
+        &self,
+        xs: &[&CudaTensor],
+        w: &CudaWeight,
+        gate: Option<(&CudaTensor, &Groups)>,
+        residual: &CudaTensor,
+    ) -> Result<CudaTensor> {
+        linear::linear_gated_add(&self.cx, xs, w, gate, residual)
+    }
+
+    fn ada_layer_norm(
+        &self,
+        x: &CudaTensor,
+        scale: &CudaTensor,
+        shift: &CudaTensor,
+        groups: &Groups,
+        eps: f32,
+    ) -> Result<CudaTensor> {
+        norm::ada_layer_norm(&self.cx, x, [scale, shift], groups, eps)
+    }
+
+    fn rms_norm(&self, x: &CudaTensor, weight: &CudaTensor, eps: f32) -> Result<CudaTensor> {
+        norm::rms_norm(&self.cx, x, weight, eps)
+    }
+
+    fn norm_rope(
+        &self,
+        x: &CudaTensor,
+        weight: &CudaTensor,
+        rope: &RopeTable<Self>,
+        eps: f32,
+    ) -> Result<CudaTensor> {
+        norm::norm_rope(&self.cx, x, weight, rope, eps)
+    }
+
+    fn attention(
+        &self,
+        q: &[&CudaTensor],
+        k: &[&CudaTensor],
+        v: &[&CudaTensor],
+        spec: &AttentionSpec,
+    ) -> Result<CudaTensor> {
+        attention::attention(&self.cx, q, k, v, spec)
+    }
+
+    fn swiglu(&self, x: &CudaTensor) -> Result<CudaTensor> {
+        elementwise::swiglu(&self.cx, x)
+    }
+
+    fn activation(&self, x: &CudaTensor, f: Activation) -> Result<CudaTensor> {
+        elementwise::activation(&self.cx, x, f)
+    }
+
+    fn add(&self, x: &CudaTensor, y: &CudaTensor) -> Result<CudaTensor> {
+        elementwise::add(&self.cx, x, y)
+    }
+
+    fn add_scaled(&self, x: &CudaTensor, y: &CudaTensor, s: f32) -> Result<CudaTensor> {
+        elementwise::add_scaled(&self.cx, x, y, s)
+    }
+
+    fn lerp(&self, x: &CudaTensor, y: &CudaTensor, t: f32) -> Result<CudaTensor> {
+        elementwise::lerp(&self.cx, x, y, t)
+    }
+
+    fn guide(&self, c: &CudaTensor, u: &CudaTensor, g: f32) -> Result<CudaTensor> {
+        elementwise::guide(&self.cx, c, u, g)
+    }
+
+    fn blend_rows(&self, x: &CudaTensor, y: &CudaTensor, mask: &CudaTensor) -> Result<CudaTensor> {
+        elementwise::blend_rows(&self.cx, x, y, mask)
+    }
+
+    fn affine(&self, x: &CudaTensor, scale: &CudaTensor, shift: &CudaTensor) -> Result<CudaTensor> {
+        elementwise::affine(&self.cx, x, scale, shift)
+    }
+
+    fn space_to_depth(&self, x: &CudaTensor) -> Result<CudaTensor> {
+        movement::space_to_depth(&self.cx, x)
+    }
+
+    fn depth_to_space(&self, x: &CudaTensor) -> Result<CudaTensor> {
+        movement::depth_to_space(&self.cx, x)
+    }
+
+    fn group_norm(
+        &self,
+        x: &CudaTensor,
+        groups: usize,
+        weight: &CudaTensor,
+        bias: &CudaTensor,
+        eps: f32,
+        f: Option<Activation>,
+    ) -> Result<CudaTensor> {
+        group_norm::group_norm(&self.cx, x, groups, [weight, bias], eps, f)
+    }
+
+    fn conv2d(
+        &self,
+        x: &CudaTensor,
+        conv: &CudaConv,
+        geometry: ConvGeometry,
+        residual: Option<&CudaTensor>,
+    ) -> Result<CudaTensor> {
+        conv::conv2d(&self.cx, x, conv, geometry, residual)
+    }
+}

@@ -1,0 +1,399 @@
+//! One GPU: its context, the one stream all work goes to, its memory and its kernels.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::arena::{self, Arena};
+use crate::cache::Cache;
+use crate::compile::Compiler;
+use crate::gemm::lt::Lt;
+use crate::probe::{self, Gpu};
+use crate::sources::{Source, Target};
+use crate::sys::driver::{DevicePtr, Driver, FUNCTION_SHARED_BYTES, OUT_OF_MEMORY, STREAM_NON_BLOCKING};
+use crate::{Error, Options, Result};
+
+/// Shared memory that a block gets without being granted more.
+const SHARED_UNASKED: usize = 48 << 10;
+
+pub(crate) struct Device {
+    pub driver: Driver,
+    pub gpu: Gpu,
+    pub cache: Cache,
+    /// cuBLASLt, or why products are made without it.
+    pub lt: Result<Lt>,
+    compiler: Compiler,
+    target: Target,
+    raw: Raw,
+    arena: Arena,
+    modules: Mutex<Modules>,
+}
+
+/// The driver's handles.
+struct Raw {
+    device: i32,
+    context: *mut c_void,
+    stream: *mut c_void,
+}
+
+// SAFETY: the driver's handles may be used from any thread that has made the context current.
+unsafe impl Send for Raw {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for Raw {}
+
+#[derive(Default)]
+struct Modules {
+    loaded: HashMap<&'static str, Handle>,
+    functions: HashMap<&'static str, Function>,
+}
+
+#[derive(Clone, Copy)]
+struct Handle(*mut c_void);
+
+// SAFETY: as for `Raw`.
+unsafe impl Send for Handle {}
+
+#[derive(Clone, Copy)]
+struct Function {
+    handle: Handle,
+    /// Bytes of shared memory a block may have.
+    shared: usize,
+}
+
+/// A value that a kernel takes, with the size and layout it has there.
+///
+/// # Safety
+///
+/// The type is one of the kernels' own.
+pub(crate) unsafe trait Argument: Copy {}
+// SAFETY: a pointer there.
+unsafe impl Argument for u64 {}
+// SAFETY: `int`.
+unsafe impl Argument for i32 {}
+// SAFETY: `long long`.
+unsafe impl Argument for i64 {}
+// SAFETY: `float`.
+unsafe impl Argument for f32 {}
+
+/// Where an argument lies, for the launch that copies it.
+pub(crate) fn argument<T: Argument>(value: &T) -> *mut c_void {
+    std::ptr::from_ref(value).cast_mut().cast()
+}
+
+/// Launches a kernel: `launch!(device, SOURCE, "name", grid, threads, shared bytes; arguments …)`.
+///
+/// The arguments' number and types are those of the kernel; what they point to is large enough.
+macro_rules! launch {
+    ($device:expr, $source:expr, $name:expr, $grid:expr, $threads:expr, $shared:expr; $($argument:expr),* $(,)?) => {
+        // SAFETY: every launcher names the arguments of its kernel, having checked their sizes.
+        unsafe {
+            $device.launch(
+                &$source, $name, $grid, $threads, $shared,
+                &mut [$(crate::device::argument(&{ $argument })),*],
+            )
+        }
+    };
+}
+pub(crate) use launch;
+
+impl Device {
+    pub fn new(options: &Options) -> Result<Device> {
+        let driver = probe::driver()?;
+        let gpus = probe::gpus(&driver)?;
+        let count = gpus.len();
+        let gpu = gpus.into_iter().nth(options.device);
+        let gpu = gpu.ok_or(Error::NoDevice { ordinal: options.device, count })?;
+        if gpu.capability.0 < 8 {
+            let (major, minor) = gpu.capability;
+            return Err(Error::TooOld { name: gpu.name, major, minor });
+        }
+        let compiler = Compiler::find()?;
+        let target = compiler.target(gpu.capability.0, gpu.capability.1)?;
+        let raw = Raw::new(&driver, gpu.ordinal as i32)?;
+        let lt = if options.own_products {
+            Err(Error::Missing { library: "cuBLASLt", install: "it was not asked for" })
+        } else {
+            Lt::new()
+        };
+        let folder = if options.keep { Cache::usual_folder() } else { None };
+        let cache = Cache::at(options.cache.clone().or(folder));
+        let (arena, modules) = (Arena::default(), Mutex::default());
+        Ok(Device { driver, gpu, cache, lt, compiler, target, raw, arena, modules })
+    }
+
+    /// Makes the context this thread's.
+    fn enter(&self) -> Result<()> {
+        // SAFETY: the context lives as long as the device.
+        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.context_set)(self.raw.context) })
+    }
+
+    /// The one stream.
+    pub fn stream(&self) -> *mut c_void {
+        self.raw.stream
+    }
+
+    /// Waits for all work so far.
+    pub fn wait(&self) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the stream lives as long as the device.
+        self.driver.check("cuStreamSynchronize", unsafe { (self.driver.stream_wait)(self.raw.stream) })
+    }
+
+    /// Bytes of this device's memory that this process holds for tensors and weights.
+    pub fn held(&self) -> usize {
+        self.arena.held()
+    }
+
+    /// Memory for `bytes` bytes; `None` when there is no more.
+    pub fn memory(self: &Arc<Self>, bytes: usize) -> Result<Option<Block>> {
+        Ok(self.take(bytes)?.map(|(at, size)| Block { device: Arc::clone(self), at, size }))
+    }
+
+    /// Address and size of a block that nobody gives back by himself.
+    pub fn take(&self, bytes: usize) -> Result<Option<(DevicePtr, usize)>> {
+        self.enter()?;
+        Ok(self.arena.take(&FromDriver(self), bytes))
+    }
+
+    /// Copies from the host; the bytes may go away when this returns.
+    pub fn upload(&self, bytes: &[u8], to: DevicePtr) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.enter()?;
+        // SAFETY: the caller has a block of that size; pageable memory is read before the call returns.
+        let status = unsafe {
+            (self.driver.copy_to_device)(to, bytes.as_ptr().cast(), bytes.len(), self.raw.stream)
+        };
+        self.driver.check("cuMemcpyHtoDAsync", status)
+    }
+
+    /// Copies to the host and waits.
+    pub fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.enter()?;
+        // SAFETY: the buffer outlives the wait.
+        let status = unsafe {
+            (self.driver.copy_to_host)(bytes.as_mut_ptr().cast(), from, bytes.len(), self.raw.stream)
+        };
+        self.driver.check("cuMemcpyDtoHAsync", status)?;
+        self.wait()
+    }
+
+    /// Copies within the device.
+    pub fn copy(&self, from: DevicePtr, to: DevicePtr, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.enter()?;
+        // SAFETY: both blocks have that size.
+        let status = unsafe { (self.driver.copy_on_device)(to, from, bytes, self.raw.stream) };
+        self.driver.check("cuMemcpyDtoDAsync", status)
+    }
+
+    /// Milliseconds that some work takes on the device.
+    pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
+        self.enter()?;
+        let (begin, end) = (Event::new(&self.driver)?, Event::new(&self.driver)?);
+        begin.record(self.raw.stream)?;
+        work()?;
+        end.record(self.raw.stream)?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events were recorded.
+        unsafe {
+            self.driver.check("cuEventSynchronize", (self.driver.event_wait)(end.event))?;
+            let status = (self.driver.event_elapsed)(&mut milliseconds, begin.event, end.event);
+            self.driver.check("cuEventElapsedTime", status)?;
+        }
+        Ok(milliseconds)
+    }
+
+    /// Puts a kernel on the stream. An empty grid is no work.
+    ///
+    /// # Safety
+    ///
+    /// The arguments are the kernel's, and the memory they point to suffices.
+    pub unsafe fn launch(
+        &self,
+        source: &Source,
+        name: &'static str,
+        grid: [usize; 2],
+        threads: usize,
+        shared: usize,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let [x, y] = grid.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        let function = self.function(source, name, shared)?;
+        // SAFETY: as the caller promises.
+        let status = unsafe {
+            (self.driver.launch)(
+                function.handle.0,
+                x,
+                y,
+                1,
+                threads as u32,
+                1,
+                1,
+                shared as u32,
+                self.raw.stream,
+                arguments.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        self.driver.check("cuLaunchKernel", status).map_err(|e| match e {
+            Error::Call { call, what } => Error::Call { call, what: format!("{what} (kernel `{name}`)") },
+            other => other,
+        })
+    }
+
+    fn function(&self, source: &Source, name: &'static str, shared: usize) -> Result<Function> {
+        self.enter()?;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&function) = modules.functions.get(name)
+            && shared <= function.shared
+        {
+            return Ok(function);
+        }
+        let module = match modules.loaded.get(source.name) {
+            Some(&module) => module,
+            None => {
+                let module = self.load(source)?;
+                modules.loaded.insert(source.name, module);
+                module
+            }
+        };
+        let mut handle = null_mut();
+        let symbol = CString::new(name).unwrap_or_default();
+        // SAFETY: the module is loaded and stays so; the name ends with zero.
+        unsafe {
+            let status = (self.driver.module_function)(&mut handle, module.0, symbol.as_ptr());
+            self.driver.check("cuModuleGetFunction", status)?;
+            if shared > SHARED_UNASKED {
+                let status =
+                    (self.driver.function_set_attribute)(handle, FUNCTION_SHARED_BYTES, shared as i32);
+                self.driver.check("cuFuncSetAttribute", status)?;
+            }
+        }
+        let function = Function { handle: Handle(handle), shared: shared.max(SHARED_UNASKED) };
+        modules.functions.insert(name, function);
+        Ok(function)
+    }
+
+    fn load(&self, source: &Source) -> Result<Handle> {
+        let mut image = self.compiler.compile_once(source, &self.target, &self.cache)?;
+        // PTX is read up to a zero.
+        image.push(0);
+        let mut module = null_mut();
+        // SAFETY: the image is what the compiler gave for this device.
+        let status = unsafe { (self.driver.module_load)(&mut module, image.as_ptr().cast()) };
+        self.driver.check("cuModuleLoadData", status)?;
+        Ok(Handle(module))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.wait().is_ok() {
+            if let Ok(lt) = &self.lt
+                && let Some((at, size)) = lt.destroy()
+            {
+                self.arena.give(at, size);
+            }
+            self.arena.release(&FromDriver(self));
+            let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
+            for module in modules.loaded.values() {
+                // SAFETY: nothing runs any more, and nobody has the module's functions.
+                unsafe { (self.driver.module_unload)(module.0) };
+            }
+        }
+        // SAFETY: the last use of both.
+        unsafe {
+            (self.driver.stream_destroy)(self.raw.stream);
+            (self.driver.context_release)(self.raw.device);
+        }
+    }
+}
+
+impl Raw {
+    fn new(driver: &Driver, ordinal: i32) -> Result<Raw> {
+        let (mut device, mut context, mut stream) = (0, null_mut(), null_mut());
+        // SAFETY: each call writes what its pointer points to.
+        unsafe {
+            driver.check("cuDeviceGet", (driver.device_get)(&mut device, ordinal))?;
+            driver.check("cuDevicePrimaryCtxRetain", (driver.context_retain)(&mut context, device))?;
+            driver.check("cuCtxSetCurrent", (driver.context_set)(context))?;
+            driver.check("cuStreamCreate", (driver.stream_create)(&mut stream, STREAM_NON_BLOCKING))?;
+        }
+        Ok(Raw { device, context, stream })
+    }
+}
+
+/// The driver as the arena's source; the context is current.
+struct FromDriver<'a>(&'a Device);
+
+impl arena::Source for FromDriver<'_> {
+    fn take(&self, bytes: usize) -> Option<DevicePtr> {
+        let mut at = 0;
+        // SAFETY: the address is written.
+        let status = unsafe { (self.0.driver.mem_alloc)(&mut at, bytes) };
+        debug_assert!(status == 0 || status == OUT_OF_MEMORY, "cuMemAlloc: {status}");
+        (status == 0).then_some(at)
+    }
+
+    fn give(&self, at: DevicePtr) {
+        // SAFETY: the driver gave it, nobody owns it any more, and freeing waits for work that is still under way.
+        unsafe { (self.0.driver.mem_free)(at) };
+    }
+}
+
+/// Memory of a device, given back to its arena at the end.
+pub(crate) struct Block {
+    device: Arc<Device>,
+    at: DevicePtr,
+    size: usize,
+}
+
+impl Block {
+    /// Its address.
+    pub fn at(&self) -> DevicePtr {
+        self.at
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.device.arena.give(self.at, self.size);
+    }
+}
+
+struct Event<'a> {
+    driver: &'a Driver,
+    event: *mut c_void,
+}
+
+impl Event<'_> {
+    fn new(driver: &Driver) -> Result<Event<'_>> {
+        let mut event = null_mut();
+        // SAFETY: the event is written.
+        driver.check("cuEventCreate", unsafe { (driver.event_create)(&mut event, 0) })?;
+        Ok(Event { driver, event })
+    }
+
+    fn record(&self, stream: *mut c_void) -> Result<()> {
+        // SAFETY: both live.
+        self.driver.check("cuEventRecord", unsafe { (self.driver.event_record)(self.event, stream) })
+    }
+}
+
+impl Drop for Event<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the last use.
+        unsafe { (self.driver.event_destroy)(self.event) };
+    }
+}

@@ -1,0 +1,362 @@
+//! Products by cuBLASLt. A plan (descriptors and the way to compute) is made once for every size; for large ones the
+//! library's best guesses are timed, and the winner is kept on disk, so that every run of a machine computes the same.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kiln_tensor::DType;
+
+use super::Size;
+use crate::cache::Key;
+use crate::device::Device;
+use crate::find::{self, Wanted};
+use crate::sys::cublaslt as sys;
+use crate::sys::cublaslt::{Algorithm, CublasLt, Guess};
+use crate::sys::driver::DevicePtr;
+use crate::{Error, Result};
+
+/// Memory that a way to compute may use beside its operands.
+const WORKSPACE: usize = 64 << 20;
+/// How many of the library's guesses are timed.
+const GUESSES: usize = 8;
+/// Multiplications from which on timing pays: below, the launch is what takes the time.
+const WORTH_TIMING: usize = 1 << 28;
+/// Bytes to which all operands are aligned.
+const ALIGNMENT: u32 = 16;
+
+/// The library and the plans made with it.
+pub(crate) struct Lt {
+    lib: CublasLt,
+    handle: Raw,
+    version: usize,
+    plans: Mutex<HashMap<Size, Arc<Plan>>>,
+    /// Address and size of a block; not a `Block`, which would keep the device that keeps this.
+    workspace: Mutex<Option<(DevicePtr, usize)>>,
+}
+
+#[derive(Clone, Copy)]
+struct Raw(*mut c_void);
+
+// SAFETY: the library's handles and descriptors are only read once made, and may be used by any thread.
+unsafe impl Send for Raw {}
+// SAFETY: as above.
+unsafe impl Sync for Raw {}
+
+struct Plan {
+    description: Raw,
+    /// Of the weight, the activations, what is added, and the result.
+    layouts: [Raw; 4],
+    algorithm: Algorithm,
+    workspace: usize,
+}
+
+/// Addresses and factors of one product.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
+    pub w: DevicePtr,
+    pub x: DevicePtr,
+    pub add: Option<DevicePtr>,
+    pub out: DevicePtr,
+    pub alpha: f32,
+}
+
+impl Lt {
+    /// Looks for the library; the context of a GPU is current.
+    pub fn new() -> Result<Lt> {
+        let lib = CublasLt::new(find::load(Wanted::CublasLt)?)?;
+        let mut handle = null_mut();
+        // SAFETY: the handle is written.
+        let version = unsafe {
+            lib.check("cublasLtCreate", (lib.create)(&mut handle))?;
+            (lib.version)()
+        };
+        Ok(Lt { lib, handle: Raw(handle), version, plans: Mutex::default(), workspace: Mutex::default() })
+    }
+
+    /// Gives everything back, and the workspace to the caller; the device calls this when nothing runs any more.
+    pub fn destroy(&self) -> Option<(DevicePtr, usize)> {
+        let plans = std::mem::take(&mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner));
+        for plan in plans.values() {
+            plan.destroy(&self.lib);
+        }
+        // SAFETY: the last use.
+        unsafe { (self.lib.destroy)(self.handle.0) };
+        self.workspace.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Whether cuBLASLt is asked for such a product: whole vectors, aligned addresses.
+    pub(super) fn takes(size: &Size, operands: &Operands) -> bool {
+        let vector = 16 / size.dtype.size();
+        let counts = [size.n, size.k, size.ldx, size.ldw, size.ldadd, size.ldo];
+        let at = [operands.w, operands.x, operands.add.unwrap_or(0), operands.out];
+        counts.iter().all(|n| n % vector == 0) && at.iter().all(|at| at % u64::from(ALIGNMENT) == 0)
+    }
+
+    /// Computes a product.
+    pub(super) fn run(&self, device: &Arc<Device>, size: &Size, operands: &Operands) -> Result<()> {
+        let plan = self.plan(device, size, operands)?;
+        let workspace = self.workspace(device)?;
+        self.call(device, &plan, &plan.algorithm, plan.workspace, workspace, operands)
+    }
+
+    fn call(
+        &self,
+        device: &Device,
+        plan: &Plan,
+        algorithm: &Algorithm,
+        bytes: usize,
+        workspace: DevicePtr,
+        operands: &Operands,
+    ) -> Result<()> {
+        let pointer = |at: DevicePtr| at as *mut c_void;
+        let beta = if operands.add.is_some() { 1.0f32 } else { 0.0 };
+        let [w, x, add, out] = plan.layouts;
+        // SAFETY: the layouts describe the operands; all work of the device is on one stream, so that the workspace is
+        // never used twice at once.
+        let status = unsafe {
+            (self.lib.matmul)(
+                self.handle.0,
+                plan.description.0,
+                std::ptr::from_ref(&operands.alpha).cast(),
+                pointer(operands.w),
+                w.0,
+                pointer(operands.x),
+                x.0,
+                std::ptr::from_ref(&beta).cast(),
+                pointer(operands.add.unwrap_or(operands.out)),
+                add.0,
+                pointer(operands.out),
+                out.0,
+                algorithm,
+                pointer(workspace),
+                bytes,
+                device.stream(),
+            )
+        };
+        self.lib.check("cublasLtMatmul", status)
+    }
+
+    fn workspace(&self, device: &Device) -> Result<DevicePtr> {
+        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, _)) = *workspace {
+            return Ok(at);
+        }
+        let none = || Error::Call { call: "cublasLtMatmul", what: "no memory for its workspace".into() };
+        let block = device.take(WORKSPACE)?.ok_or_else(none)?;
+        *workspace = Some(block);
+        Ok(block.0)
+    }
+
+    fn plan(&self, device: &Arc<Device>, size: &Size, operands: &Operands) -> Result<Arc<Plan>> {
+        // Held while a plan is made: timing two products at once would time neither.
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = plans.get(size) {
+            return Ok(Arc::clone(plan));
+        }
+        let mut plan = self.describe(size)?;
+        match self.choose(device, size, &plan, operands) {
+            Ok((algorithm, workspace)) => (plan.algorithm, plan.workspace) = (algorithm, workspace),
+            Err(e) => {
+                plan.destroy(&self.lib);
+                return Err(e);
+            }
+        }
+        let plan = Arc::new(plan);
+        plans.insert(*size, Arc::clone(&plan));
+        Ok(plan)
+    }
+
+    /// The descriptors. Seen column by column, as the library does, `y = x · wᵀ` is `yᵀ = (wᵀ)ᵀ · xᵀ`.
+    fn describe(&self, size: &Size) -> Result<Plan> {
+        let (input, output) = (kind(size.dtype), kind(size.out));
+        let none = Raw(null_mut());
+        let mut plan =
+            Plan { description: none, layouts: [none; 4], algorithm: Algorithm::default(), workspace: 0 };
+        let shapes = [
+            (input, size.k, size.n, size.ldw, size.stride_w),
+            (input, size.k, size.rows, size.ldx, 0),
+            (output, size.n, size.rows, size.ldadd, size.stride_out),
+            (output, size.n, size.rows, size.ldo, size.stride_out),
+        ];
+        let made = self.fill(&mut plan, shapes, size.batch);
+        if made.is_err() {
+            plan.destroy(&self.lib);
+        }
+        made.map(|()| plan)
+    }
+
+    fn fill(
+        &self,
+        plan: &mut Plan,
+        shapes: [(c_int, usize, usize, usize, usize); 4],
+        batch: usize,
+    ) -> Result<()> {
+        let lib = &self.lib;
+        // SAFETY: the calls write the handles, and read values of the size that is given.
+        unsafe {
+            let status = (lib.description_create)(&mut plan.description.0, sys::COMPUTE_32F, sys::R_32F);
+            lib.check("cublasLtMatmulDescCreate", status)?;
+            let status =
+                (lib.description_set)(plan.description.0, sys::DESC_TRANSA, value(&sys::OP_T), size_of::<c_int>());
+            lib.check("cublasLtMatmulDescSetAttribute", status)?;
+            for (layout, (kind, rows, cols, ld, stride)) in plan.layouts.iter_mut().zip(shapes) {
+                let status = (lib.layout_create)(&mut layout.0, kind, rows as u64, cols as u64, ld as i64);
+                lib.check("cublasLtMatrixLayoutCreate", status)?;
+                if batch > 1 {
+                    let (batch, stride) = (batch as i32, stride as i64);
+                    let status = (lib.layout_set)(layout.0, sys::LAYOUT_BATCH_COUNT, value(&batch), 4);
+                    lib.check("cublasLtMatrixLayoutSetAttribute", status)?;
+                    let status = (lib.layout_set)(layout.0, sys::LAYOUT_BATCH_STRIDE, value(&stride), 8);
+                    lib.check("cublasLtMatrixLayoutSetAttribute", status)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The way to compute, and the workspace it needs.
+    fn choose(
+        &self,
+        device: &Arc<Device>,
+        size: &Size,
+        plan: &Plan,
+        operands: &Operands,
+    ) -> Result<(Algorithm, usize)> {
+        if !size.worth_timing() {
+            return first(&self.guesses(plan, 1)?);
+        }
+        let text = format!("{size:?}");
+        let version = self.version.to_string();
+        let key = Key::new("product", &[text.as_bytes(), device.gpu.name.as_bytes(), version.as_bytes()]);
+        if let Some(kept) = device.cache.get(&key).and_then(|bytes| self.check_kept(plan, &bytes)) {
+            return Ok(kept);
+        }
+        let guesses = self.guesses(plan, GUESSES)?;
+        let (algorithm, workspace) = self.fastest(device, size, plan, operands, &guesses)?;
+        device.cache.put(&key, bytemuck::bytes_of(&algorithm));
+        Ok((algorithm, workspace))
+    }
+
+    /// A way that was kept, if this library still knows it.
+    fn check_kept(&self, plan: &Plan, bytes: &[u8]) -> Option<(Algorithm, usize)> {
+        let algorithm: Algorithm = bytemuck::try_pod_read_unaligned(bytes).ok()?;
+        let mut guess = Guess::default();
+        let [w, x, add, out] = plan.layouts;
+        // SAFETY: the plan's descriptors live; the guess is written.
+        let status = unsafe {
+            (self.lib.algorithm_check)(
+                self.handle.0,
+                plan.description.0,
+                w.0,
+                x.0,
+                add.0,
+                out.0,
+                &algorithm,
+                &mut guess,
+            )
+        };
+        (status == 0 && guess.workspace <= WORKSPACE).then_some((algorithm, guess.workspace))
+    }
+
+    fn guesses(&self, plan: &Plan, wanted: usize) -> Result<Vec<Guess>> {
+        let lib = &self.lib;
+        let mut preference = null_mut();
+        let mut guesses = vec![Guess::default(); wanted];
+        let mut found = 0;
+        let [w, x, add, out] = plan.layouts;
+        // SAFETY: the preference is made, used and destroyed here; the guesses have room for as many as are wanted.
+        unsafe {
+            let status = (lib.preference_create)(&mut preference);
+            lib.check("cublasLtMatmulPreferenceCreate", status)?;
+            (lib.preference_set)(preference, sys::PREF_WORKSPACE, value(&WORKSPACE), size_of::<usize>());
+            for operand in 0..4 {
+                (lib.preference_set)(preference, sys::PREF_ALIGNMENT_A + operand, value(&ALIGNMENT), 4);
+            }
+            let status = (lib.heuristic)(
+                self.handle.0,
+                plan.description.0,
+                w.0,
+                x.0,
+                add.0,
+                out.0,
+                preference,
+                wanted as c_int,
+                guesses.as_mut_ptr(),
+                &mut found,
+            );
+            (lib.preference_destroy)(preference);
+            lib.check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        }
+        guesses.truncate(found.max(0) as usize);
+        guesses.retain(|guess| guess.state == 0 && guess.workspace <= WORKSPACE);
+        Ok(guesses)
+    }
+
+    fn fastest(
+        &self,
+        device: &Arc<Device>,
+        size: &Size,
+        plan: &Plan,
+        operands: &Operands,
+        guesses: &[Guess],
+    ) -> Result<(Algorithm, usize)> {
+        let workspace = self.workspace(device)?;
+        // A product that is added to its own result must not be repeated in place.
+        let bytes = size.out_bytes();
+        let Some(scratch) = device.memory(bytes)? else { return first(guesses) };
+        let trial = Operands { out: scratch.at(), ..*operands };
+        let mut best = None;
+        for guess in guesses {
+            let run = || self.call(device, plan, &guess.algorithm, guess.workspace, workspace, &trial);
+            if run().is_err() {
+                continue;
+            }
+            let repeat = || -> Result<()> { (0..4).try_for_each(|_| run()) };
+            let milliseconds = device.time(repeat)?.min(device.time(repeat)?);
+            if best.is_none_or(|(least, _)| milliseconds < least) {
+                best = Some((milliseconds, (guess.algorithm, guess.workspace)));
+            }
+        }
+        best.map_or_else(|| first(guesses), |(_, way)| Ok(way))
+    }
+}
+
+impl Plan {
+    fn destroy(&self, lib: &CublasLt) {
+        // SAFETY: the last use; what was not made is null.
+        unsafe {
+            for layout in self.layouts.iter().filter(|layout| !layout.0.is_null()) {
+                (lib.layout_destroy)(layout.0);
+            }
+            if !self.description.0.is_null() {
+                (lib.description_destroy)(self.description.0);
+            }
+        }
+    }
+}
+
+impl Size {
+    fn worth_timing(&self) -> bool {
+        self.rows.saturating_mul(self.n).saturating_mul(self.k).saturating_mul(self.batch) >= WORTH_TIMING
+    }
+
+    /// Bytes from the first to the last element of the result.
+    fn out_bytes(&self) -> usize {
+        ((self.batch - 1) * self.stride_out + (self.rows - 1) * self.ldo + self.n) * self.out.size()
+    }
+}
+
+fn first(guesses: &[Guess]) -> Result<(Algorithm, usize)> {
+    let none = || Error::Call { call: "cublasLtMatmulAlgoGetHeuristic", what: "knows no way".into() };
+    guesses.first().map(|guess| (guess.algorithm, guess.workspace)).ok_or_else(none)
+}
+
+fn value<T>(value: &T) -> *const c_void {
+    std::ptr::from_ref(value).cast()
+}
+
+fn kind(dtype: DType) -> c_int {
+    if dtype == DType::BF16 { sys::R_16BF } else { sys::R_32F }
+}

@@ -1,0 +1,80 @@
+//! The operations of [`kiln_ops::Backend`] on NVIDIA GPUs.
+//!
+//! Nothing of CUDA is needed to build this crate or to start a program that uses it: the driver, the compiler of kernels
+//! (NVRTC) and cuBLASLt are looked for at run time, and [`probe`] says what was found. The kernels are part of the
+//! program as source text; they are compiled for the GPU at hand when it is first used, and kept on disk.
+//!
+//! ```no_run
+//! use kiln_cuda::{CudaBackend, Options};
+//! use kiln_ops::Backend;
+//! use kiln_tensor::{DType, HostTensor, LinearParts};
+//!
+//! let b = CudaBackend::new(&Options::default())?;
+//! let weight = HostTensor::from_f32([1, 2], vec![2.0, 3.0])?;
+//! let w = b.weight(LinearParts { slabs: vec![weight], bias: None, deltas: vec![] })?;
+//! let x = b.upload(&HostTensor::from_f32([1, 2], vec![10.0, 1.0])?, DType::F32)?;
+//! assert_eq!(b.download(&b.linear(&x, &w)?)?.to_f32()?[0], 23.0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! All work of one backend goes to one stream, in the order of the calls; only [`kiln_ops::Backend::download`] waits.
+
+mod arena;
+mod backend;
+mod cache;
+mod compile;
+mod device;
+mod error;
+mod find;
+mod gemm;
+mod ops;
+mod probe;
+mod sources;
+mod sys;
+mod tensor;
+mod weight;
+
+pub use backend::{CudaBackend, Options};
+pub use compile::Compiler;
+pub use error::{Error, Result};
+pub use find::Wanted;
+pub use probe::{Found, Gpu, Library, Probe, probe};
+pub use sources::{SOURCES, Source, Target};
+pub use tensor::CudaTensor;
+pub use weight::{CudaConv, CudaWeight};
+
+use std::sync::Arc;
+
+use device::{Block, Device};
+
+/// What every operation needs to run.
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub device: Arc<Device>,
+}
+
+impl Context {
+    /// Name for messages.
+    pub fn name(&self) -> String {
+        format!("cuda:{} ({})", self.device.gpu.ordinal, self.device.gpu.name)
+    }
+
+    /// A device's word as an operation's.
+    pub fn done<T>(&self, result: Result<T>) -> kiln_ops::Result<T> {
+        result.map_err(|e| kiln_ops::Error::Device { backend: self.name(), what: e.to_string() })
+    }
+
+    /// Memory of the device.
+    pub fn block(&self, bytes: usize) -> kiln_ops::Result<Block> {
+        self.done(self.device.memory(bytes))?
+            .ok_or_else(|| kiln_ops::Error::Memory { backend: self.name(), bytes })
+    }
+}
+
+/// A size as kernels take it.
+pub(crate) fn int(op: &'static str, n: usize) -> kiln_ops::Result<i32> {
+    i32::try_from(n).map_err(|_| kiln_ops::Error::Arguments {
+        op,
+        what: format!("a size of {n} is more than the GPU's kernels can count"),
+    })
+}

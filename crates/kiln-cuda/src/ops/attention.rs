@@ -1,0 +1,239 @@
+use kiln_ops::shapes::AttentionSize;
+use kiln_ops::{AttentionSpec, Error, Mask, Result, Tensor as _, shapes};
+use kiln_tensor::DType;
+
+use super::movement::concat_rows;
+use crate::device::{Argument, launch};
+use crate::sources::{ATTENTION, ATTENTION_PLAIN};
+use crate::sys::driver::DevicePtr;
+use crate::{Context, CudaTensor, int};
+
+/// How many row blocks the kernels look through.
+const MAX_SEGMENTS: usize = 8;
+
+/// Row blocks read as one matrix; `struct Segments` there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Segments {
+    start: [DevicePtr; MAX_SEGMENTS],
+    end: [i32; MAX_SEGMENTS],
+    count: i32,
+    unused: i32,
+}
+
+/// What the attention kernels take; `struct Attention` there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    q: Segments,
+    k: Segments,
+    v: Segments,
+    out: DevicePtr,
+    queries: i32,
+    keys: i32,
+    heads: i32,
+    kv_heads: i32,
+    head_dim: i32,
+    mask: i32,
+    a: i32,
+    b: i32,
+    scale: f32,
+    unused: i32,
+}
+
+// SAFETY: the fields of `struct Attention`, in its order.
+unsafe impl Argument for Call {}
+
+const _: () = assert!(size_of::<Segments>() == 104 && size_of::<Call>() == 3 * 104 + 48);
+
+/// A kernel for one width of heads: how its blocks are made up. The numbers are those in `attention.cu`.
+#[derive(Clone, Copy, Debug)]
+struct Tiled {
+    dim: usize,
+    name: &'static str,
+    split: usize,
+    row_warps: usize,
+    keys: usize,
+}
+
+const TILED: [Tiled; 6] = [
+    Tiled { dim: 32, name: "attention_32", split: 1, row_warps: 4, keys: 64 },
+    Tiled { dim: 64, name: "attention_64", split: 1, row_warps: 4, keys: 64 },
+    Tiled { dim: 96, name: "attention_96", split: 1, row_warps: 4, keys: 64 },
+    Tiled { dim: 128, name: "attention_128", split: 1, row_warps: 4, keys: 64 },
+    Tiled { dim: 256, name: "attention_256", split: 2, row_warps: 4, keys: 32 },
+    Tiled { dim: 512, name: "attention_512", split: 4, row_warps: 2, keys: 16 },
+];
+
+impl Tiled {
+    fn threads(&self) -> usize {
+        32 * self.split * self.row_warps
+    }
+
+    fn queries(&self) -> usize {
+        16 * self.row_warps
+    }
+
+    /// Bytes of shared memory: two stages of keys and values, and the warps' partial scores.
+    fn shared(&self) -> usize {
+        let stages = 2 * 2 * self.keys * (self.dim + 8) * 2;
+        let partial = if self.split > 1 { self.split * self.row_warps * 16 * self.keys * 4 } else { 0 };
+        stages + partial
+    }
+}
+
+pub(crate) fn attention(
+    cx: &Context,
+    q: &[&CudaTensor],
+    k: &[&CudaTensor],
+    v: &[&CudaTensor],
+    spec: &AttentionSpec,
+) -> Result<CudaTensor> {
+    let size = shapes::attention(q, k, v, spec)?;
+    let dtype = q[0].dtype();
+    let out = CudaTensor::new(cx, size.result(), dtype)?;
+    if size.queries == 0 {
+        return Ok(out);
+    }
+    let mut joined = Vec::new();
+    let call = call(cx, [q, k, v], &size, &spec.mask, out.at(), &mut joined)?;
+    let tiled = TILED.iter().find(|tiled| tiled.dim == size.head_dim);
+    match tiled {
+        // The seam for other kernels: what takes this call is chosen here and nowhere else.
+        Some(tiled) if dtype == DType::BF16 && call.aligned() => run_tiled(cx, tiled, &size, call)?,
+        _ => run_plain(cx, &size, dtype, call)?,
+    }
+    Ok(out)
+}
+
+fn run_tiled(cx: &Context, tiled: &Tiled, size: &AttentionSize, call: Call) -> Result<()> {
+    let grid = [size.queries.div_ceil(tiled.queries()), size.heads];
+    cx.done(launch!(cx.device, ATTENTION, tiled.name, grid, tiled.threads(), tiled.shared(); call))
+}
+
+fn run_plain(cx: &Context, size: &AttentionSize, dtype: DType, call: Call) -> Result<()> {
+    let name = match (dtype, size.head_dim) {
+        (DType::BF16, ..=128) => "attention_plain_bf16_4",
+        (DType::BF16, ..=512) => "attention_plain_bf16_16",
+        (_, ..=128) => "attention_plain_f32_4",
+        (_, ..=512) => "attention_plain_f32_16",
+        (_, wide) => {
+            let what = format!("heads of {wide} elements, and the kernels take at most 512");
+            return Err(Error::Device { backend: cx.name(), what });
+        }
+    };
+    let grid = [size.queries.div_ceil(4), size.heads];
+    cx.done(launch!(cx.device, ATTENTION_PLAIN, name, grid, 128, 0; call))
+}
+
+/// The arguments; row blocks beyond what a kernel looks through are copied together into `joined`.
+fn call(
+    cx: &Context,
+    blocks: [&[&CudaTensor]; 3],
+    size: &AttentionSize,
+    mask: &Mask,
+    out: DevicePtr,
+    joined: &mut Vec<CudaTensor>,
+) -> Result<Call> {
+    let mut table = |blocks: &[&CudaTensor]| -> Result<Segments> {
+        let rows = blocks.iter().map(|block| (block.at(), block.shape().rows()));
+        let row = blocks[0].shape().last() * blocks[0].dtype().size();
+        match segments(rows, row)? {
+            Some(segments) => Ok(segments),
+            None => {
+                let whole = concat_rows(cx, blocks)?;
+                let segments = segments([(whole.at(), whole.shape().rows())].into_iter(), row)?;
+                joined.push(whole);
+                Ok(segments.unwrap_or_default())
+            }
+        }
+    };
+    let number = |n: usize| int("attention", n);
+    let (mask, a, b) = match mask {
+        Mask::None => (0, 0, 0),
+        Mask::Causal { valid } => (1, number(*valid)?, 0),
+        Mask::Isolated { rows } => (2, number(rows.start)?, number(rows.end)?),
+    };
+    Ok(Call {
+        q: table(blocks[0])?,
+        k: table(blocks[1])?,
+        v: table(blocks[2])?,
+        out,
+        queries: number(size.queries)?,
+        keys: number(size.keys)?,
+        heads: number(size.heads)?,
+        kv_heads: number(size.kv_heads)?,
+        head_dim: number(size.head_dim)?,
+        mask,
+        a,
+        b,
+        scale: 1.0 / (size.head_dim as f32).sqrt(),
+        unused: 0,
+    })
+}
+
+impl Call {
+    /// Whether every row begins where 16 bytes can be read at once.
+    fn aligned(&self) -> bool {
+        [self.q, self.k, self.v].iter().all(|s| s.start.iter().all(|at| at % 16 == 0))
+    }
+}
+
+/// The table of some blocks of rows (address and number), those that follow each other in memory taken together; `None`
+/// when there are too many.
+fn segments(blocks: impl Iterator<Item = (DevicePtr, usize)>, row_bytes: usize) -> Result<Option<Segments>> {
+    let mut table = Segments::default();
+    let (mut rows, mut next, mut count) = (0, None, 0);
+    for (at, block) in blocks.filter(|&(_, rows)| rows > 0) {
+        rows += block;
+        if next == Some(at) {
+            table.end[count - 1] = int("attention", rows)?;
+        } else if count == MAX_SEGMENTS {
+            return Ok(None);
+        } else {
+            (table.start[count], table.end[count]) = (at, int("attention", rows)?);
+            count += 1;
+        }
+        next = Some(at + (block * row_bytes) as u64);
+    }
+    table.count = int("attention", count)?;
+    Ok(Some(table))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(blocks: &[(DevicePtr, usize)]) -> Option<Segments> {
+        segments(blocks.iter().copied(), 100).unwrap()
+    }
+
+    #[test]
+    fn blocks_that_follow_each_other_are_one() {
+        let t = table(&[(1000, 3), (1300, 2), (5000, 4), (5400, 1)]).unwrap();
+        assert_eq!((t.count, &t.start[..2], &t.end[..2]), (2, &[1000, 5000][..], &[5, 10][..]));
+    }
+
+    #[test]
+    fn empty_blocks_leave_no_trace() {
+        let t = table(&[(7, 0), (1000, 3), (9, 0), (1300, 2)]).unwrap();
+        assert_eq!((t.count, t.start[0], t.end[0]), (1, 1000, 5));
+    }
+
+    #[test]
+    fn more_blocks_than_the_kernels_look_through_are_refused() {
+        let apart: Vec<_> = (0..9).map(|i| (10_000 * (i + 1), 2)).collect();
+        assert!(table(&apart[..8]).is_some());
+        assert_eq!(table(&apart), None);
+    }
+
+    #[test]
+    fn every_tiled_kernel_fits_the_smallest_gpu_and_its_own_queries() {
+        for tiled in TILED {
+            assert!(tiled.shared() <= 99 << 10, "{tiled:?} needs {}", tiled.shared());
+            // The queries pass through the place of two stages of keys and values.
+            assert!(tiled.queries() <= 4 * tiled.keys, "{tiled:?}");
+            assert_eq!(tiled.dim / tiled.split % 16, 0);
+        }
+    }
+}

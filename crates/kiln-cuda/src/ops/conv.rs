@@ -1,0 +1,45 @@
+use kiln_ops::{ConvGeometry, Result, Tensor as _, shapes};
+
+use super::movement::image;
+use crate::device::Block;
+use crate::gemm::ConvCall;
+use crate::{Context, CudaConv, CudaTensor, int};
+
+pub(crate) fn conv2d(
+    cx: &Context,
+    x: &CudaTensor,
+    conv: &CudaConv,
+    geometry: ConvGeometry,
+    residual: Option<&CudaTensor>,
+) -> Result<CudaTensor> {
+    let shape = shapes::conv2d(x, conv.size, &geometry, residual)?;
+    let out = CudaTensor::new(cx, &shape, x.dtype())?;
+    let size = |n: usize| int("conv2d", n);
+    let sizes = |n: [usize; 3]| -> Result<[i32; 3]> { Ok([size(n[0])?, size(n[1])?, size(n[2])?]) };
+    let (input, output) = (image(x.shape()), image(&shape));
+    // The kernels count pixels and places in the padded picture.
+    size(output[0] * output[1])?;
+    let [_, channels, height, width] = conv.size;
+    let [top, bottom, left, right] = geometry.padding;
+    size(2 * input[0].max(input[1]) + top + bottom + left + right)?;
+    let call = ConvCall {
+        x: x.at(),
+        w: conv.kernel.at(cx, x.dtype(), 0, 0)?,
+        bias: conv.bias.as_ref().map_or(0, Block::at),
+        add: residual.map_or(0, CudaTensor::at),
+        out: out.at(),
+        ldx: channels as i64,
+        ldw: conv.kernel.cols as i64,
+        ldadd: output[2] as i64,
+        ldo: output[2] as i64,
+        alpha: 1.0,
+        input: sizes(input)?,
+        output: sizes(output)?,
+        kernel: [size(height)?, size(width)?],
+        stride: size(geometry.stride)?,
+        padding: [size(top)?, size(left)?],
+        upsample: i32::from(geometry.upsample),
+    };
+    call.run(cx, x.dtype(), x.dtype())?;
+    Ok(out)
+}

@@ -1,0 +1,127 @@
+use kiln_ops::{Activation, Result, Tensor as _, shapes};
+use kiln_tensor::DType;
+
+use super::{THREADS, by_dtype, by_rows, flat};
+use crate::device::launch;
+use crate::sources::ELEMENTWISE;
+use crate::sys::driver::DevicePtr;
+use crate::{Context, CudaTensor, int};
+
+/// The kernels' number of a function; none is 0.
+pub(crate) fn code(f: Option<Activation>) -> i32 {
+    match f {
+        None => 0,
+        Some(Activation::Silu) => 1,
+        Some(Activation::Relu) => 2,
+        Some(Activation::SoftClamp) => 3,
+    }
+}
+
+pub(crate) fn activation(cx: &Context, x: &CudaTensor, f: Activation) -> Result<CudaTensor> {
+    let out = CudaTensor::new(cx, shapes::activation(x)?, x.dtype())?;
+    let n = x.shape().numel();
+    let name = by_dtype(x.dtype(), "unary_f32", "unary_bf16");
+    cx.done(launch!(cx.device, ELEMENTWISE, name, flat(n), THREADS, 0;
+        x.at(), out.at(), n as i64, code(Some(f))))?;
+    Ok(out)
+}
+
+/// The functions of two tensors and a factor; their numbers are the kernel's.
+#[derive(Clone, Copy)]
+enum Two {
+    /// `x + s · y`.
+    AddScaled = 0,
+    /// `s · y + (1 - s) · x`.
+    Lerp = 1,
+    /// `y + s · (x - y)`.
+    Guide = 2,
+}
+
+pub(crate) fn add(cx: &Context, x: &CudaTensor, y: &CudaTensor) -> Result<CudaTensor> {
+    shapes::add(x, y)?;
+    binary(cx, x, y, Two::AddScaled, 1.0)
+}
+
+pub(crate) fn add_scaled(cx: &Context, x: &CudaTensor, y: &CudaTensor, s: f32) -> Result<CudaTensor> {
+    shapes::add_scaled(x, y)?;
+    binary(cx, x, y, Two::AddScaled, s)
+}
+
+pub(crate) fn lerp(cx: &Context, x: &CudaTensor, y: &CudaTensor, t: f32) -> Result<CudaTensor> {
+    shapes::lerp(x, y)?;
+    binary(cx, x, y, Two::Lerp, t)
+}
+
+pub(crate) fn guide(cx: &Context, c: &CudaTensor, u: &CudaTensor, g: f32) -> Result<CudaTensor> {
+    shapes::guide(c, u)?;
+    binary(cx, c, u, Two::Guide, g)
+}
+
+fn binary(cx: &Context, x: &CudaTensor, y: &CudaTensor, f: Two, s: f32) -> Result<CudaTensor> {
+    let out = CudaTensor::new(cx, x.shape(), x.dtype())?;
+    let n = x.shape().numel();
+    let name = by_dtype(x.dtype(), "binary_f32", "binary_bf16");
+    cx.done(launch!(cx.device, ELEMENTWISE, name, flat(n), THREADS, 0;
+        x.at(), y.at(), out.at(), n as i64, f as i32, s))?;
+    Ok(out)
+}
+
+pub(crate) fn swiglu(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
+    let shape = shapes::swiglu(x)?;
+    let (rows, cols) = (shape.rows(), shape.last());
+    let out = CudaTensor::new(cx, shape, x.dtype())?;
+    let name = by_dtype(x.dtype(), "swiglu_f32", "swiglu_bf16");
+    cx.done(launch!(cx.device, ELEMENTWISE, name, by_rows(rows, cols), THREADS, 0;
+        x.at(), out.at(), rows as i64, int("swiglu", cols)?))?;
+    Ok(out)
+}
+
+pub(crate) fn blend_rows(
+    cx: &Context,
+    x: &CudaTensor,
+    y: &CudaTensor,
+    mask: &CudaTensor,
+) -> Result<CudaTensor> {
+    let shape = shapes::blend_rows(x, y, mask)?;
+    let (rows, cols) = (shape.rows(), shape.last());
+    let out = CudaTensor::new(cx, shape, x.dtype())?;
+    let name = by_dtype(x.dtype(), "blend_rows_f32", "blend_rows_bf16");
+    cx.done(launch!(cx.device, ELEMENTWISE, name, by_rows(rows, cols), THREADS, 0;
+        x.at(), y.at(), mask.at(), out.at(), rows as i64, int("blend_rows", cols)?))?;
+    Ok(out)
+}
+
+pub(crate) fn affine(
+    cx: &Context,
+    x: &CudaTensor,
+    scale: &CudaTensor,
+    shift: &CudaTensor,
+) -> Result<CudaTensor> {
+    let shape = shapes::affine(x, scale, shift)?;
+    let cols = shape.last();
+    let rows = shape.numel() / cols.max(1);
+    let out = CudaTensor::new(cx, shape, x.dtype())?;
+    let name = by_dtype(x.dtype(), "affine_f32", "affine_bf16");
+    cx.done(launch!(cx.device, ELEMENTWISE, name, by_rows(rows, cols), THREADS, 0;
+        x.at(), scale.at(), shift.at(), out.at(), rows as i64, int("affine", cols)?))?;
+    Ok(out)
+}
+
+/// `n` elements in another type.
+pub(crate) fn cast_block(
+    cx: &Context,
+    from: DType,
+    x: DevicePtr,
+    to: DType,
+    out: DevicePtr,
+    n: usize,
+) -> Result<()> {
+    let name = match (from, to) {
+        (DType::F32, DType::BF16) => "cast_f32_bf16",
+        (DType::BF16, DType::F32) => "cast_bf16_f32",
+        (DType::F16, DType::F32) => "cast_f16_f32",
+        (DType::F16, DType::BF16) => "cast_f16_bf16",
+        _ => return cx.done(cx.device.copy(x, out, n * from.size())),
+    };
+    cx.done(launch!(cx.device, ELEMENTWISE, name, flat(n), THREADS, 0; x, out, n as i64))
+}

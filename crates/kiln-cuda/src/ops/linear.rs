@@ -1,0 +1,274 @@
+use std::ops::Range;
+
+use kiln_ops::{Error, Groups, Result, Tensor as _, shapes};
+use kiln_tensor::DType;
+
+use super::{THREADS, by_rows};
+use crate::device::{Block, launch};
+use crate::gemm::Product;
+use crate::sources::OUTPUT;
+use crate::sys::driver::DevicePtr;
+use crate::weight::Matrix;
+use crate::{Context, CudaTensor, CudaWeight, int};
+
+pub(crate) fn linear(cx: &Context, x: &CudaTensor, w: &CudaWeight) -> Result<CudaTensor> {
+    let shape = shapes::linear(x, w.size())?;
+    let xs = [x];
+    Layer::new(cx, &xs, w)?.part(0..shape.last())
+}
+
+pub(crate) fn linear_split<const N: usize>(
+    cx: &Context,
+    x: &CudaTensor,
+    w: &CudaWeight,
+    widths: [usize; N],
+) -> Result<[CudaTensor; N]> {
+    shapes::linear_split(x, w.size(), &widths)?;
+    let xs = [x];
+    let layer = Layer::new(cx, &xs, w)?;
+    let mut parts = Vec::with_capacity(N);
+    let mut first = 0;
+    for run in widths.chunk_by(|a, b| a == b) {
+        parts.extend(layer.equal_parts(first, run[0], run.len())?);
+        first += run[0] * run.len();
+    }
+    parts.try_into().map_err(|_| Error::Arguments { op: "linear_split", what: "too few widths".into() })
+}
+
+pub(crate) fn linear_gated_add(
+    cx: &Context,
+    xs: &[&CudaTensor],
+    w: &CudaWeight,
+    gate: Option<(&CudaTensor, &Groups)>,
+    residual: &CudaTensor,
+) -> Result<CudaTensor> {
+    let shape = shapes::linear_gated_add(xs, w.size(), gate, residual)?;
+    Layer::new(cx, xs, w)?.gated(shape.last(), gate, residual)
+}
+
+/// A layer that meets its input.
+struct Layer<'a> {
+    cx: &'a Context,
+    xs: &'a [&'a CudaTensor],
+    w: &'a CudaWeight,
+    rows: usize,
+    dtype: DType,
+    /// The inputs times `down` of every delta, `[rows, rank]`.
+    inner: Vec<CudaTensor>,
+}
+
+impl<'a> Layer<'a> {
+    fn new(cx: &'a Context, xs: &'a [&'a CudaTensor], w: &'a CudaWeight) -> Result<Self> {
+        let (rows, dtype) = (xs[0].shape().rows(), xs[0].dtype());
+        let mut layer = Layer { cx, xs, w, rows, dtype, inner: Vec::new() };
+        layer.inner = w.deltas.iter().map(|delta| layer.whole(&delta.down)).collect::<Result<_>>()?;
+        Ok(layer)
+    }
+
+    /// The product with input `i`, whose columns are `column..` of the weight.
+    fn product<'m>(&self, m: &'m Matrix, i: usize, rows: Range<usize>, out: DevicePtr, kind: DType) -> Product<'m> {
+        let column = self.xs[..i].iter().map(|x| x.shape().last()).sum();
+        let k = self.xs[i].shape().last();
+        Product {
+            x: self.xs[i].at(),
+            dtype: self.dtype,
+            rows: self.rows,
+            ldx: k,
+            w: m,
+            first: rows.start,
+            n: rows.len(),
+            column,
+            k,
+            alpha: 1.0,
+            bias: None,
+            add: None,
+            out,
+            ldo: rows.len(),
+            out_dtype: kind,
+            batch: 1,
+        }
+    }
+
+    /// All inputs times a whole matrix, in the activations' type.
+    fn whole(&self, m: &Matrix) -> Result<CudaTensor> {
+        let out = CudaTensor::new(self.cx, [self.rows, m.rows], self.dtype)?;
+        if self.xs.len() == 1 {
+            self.product(m, 0, 0..m.rows, out.at(), self.dtype).run(self.cx)?;
+            return Ok(out);
+        }
+        let sums = self.sums(m, 0..m.rows)?;
+        self.finish(&sums, DType::F32, None, &out)?;
+        Ok(out)
+    }
+
+    /// All inputs times some rows of a matrix, added up in f32.
+    fn sums(&self, m: &Matrix, rows: Range<usize>) -> Result<Block> {
+        let sums = self.cx.block(self.rows * rows.len() * 4)?;
+        for i in 0..self.xs.len() {
+            let mut product = self.product(m, i, rows.clone(), sums.at(), DType::F32);
+            product.add = (i > 0).then_some((sums.at(), rows.len()));
+            product.run(self.cx)?;
+        }
+        Ok(sums)
+    }
+
+    /// [`Layer::sums`] of some of the layer's outputs, with its deltas.
+    fn all_sums(&self, rows: Range<usize>) -> Result<Block> {
+        let sums = self.sums(&self.w.matrix, rows.clone())?;
+        for (delta, inner) in self.w.deltas.iter().zip(&self.inner) {
+            let Some((from, to)) = overlap(delta.row..delta.row + delta.up.rows, &rows) else { continue };
+            let at = sums.at() + 4 * to.start as u64;
+            Product {
+                x: inner.at(),
+                dtype: self.dtype,
+                rows: self.rows,
+                ldx: delta.up.cols,
+                w: &delta.up,
+                first: from.start,
+                n: from.len(),
+                column: 0,
+                k: delta.up.cols,
+                alpha: delta.scale,
+                bias: None,
+                add: Some((at, rows.len())),
+                out: at,
+                ldo: rows.len(),
+                out_dtype: DType::F32,
+                batch: 1,
+            }
+            .run(self.cx)?;
+        }
+        Ok(sums)
+    }
+
+    fn has_deltas(&self, rows: &Range<usize>) -> bool {
+        self.w.deltas.iter().any(|d| overlap(d.row..d.row + d.up.rows, rows).is_some())
+    }
+
+    fn bias(&self, first: usize) -> Option<DevicePtr> {
+        self.w.bias.as_ref().map(|bias| bias.at() + 4 * first as u64)
+    }
+
+    /// Some of the outputs.
+    fn part(&self, rows: Range<usize>) -> Result<CudaTensor> {
+        let out = CudaTensor::new(self.cx, [self.rows, rows.len()], self.dtype)?;
+        let mut product = self.product(&self.w.matrix, 0, rows.clone(), out.at(), self.dtype);
+        product.bias = self.bias(rows.start);
+        let plain = self.xs.len() == 1 && !self.has_deltas(&rows);
+        if plain && (product.bias.is_none() || product.adds_bias(self.cx)) {
+            product.run(self.cx)?;
+        } else {
+            let sums = self.all_sums(rows.clone())?;
+            self.finish(&sums, DType::F32, self.bias(rows.start), &out)?;
+        }
+        Ok(out)
+    }
+
+    /// `count` parts of one width that follow each other, at once where that is possible: the queries, keys and values
+    /// of one input fill the GPU better than each alone.
+    fn equal_parts(&self, first: usize, width: usize, count: usize) -> Result<Vec<CudaTensor>> {
+        let rows = first..first + width * count;
+        let at = |i: usize| first + i * width..first + (i + 1) * width;
+        if count > 1 && width > 0 && self.rows > 0 && self.w.bias.is_none() && !self.has_deltas(&rows) {
+            let out = CudaTensor::new(self.cx, [count, self.rows, width], self.dtype)?;
+            let mut product = self.product(&self.w.matrix, 0, at(0), out.at(), self.dtype);
+            product.batch = count;
+            if product.batches(self.cx) && product.run(self.cx).is_ok() {
+                let part = |i| out.view(i * self.rows * width, [self.rows, width].into());
+                return Ok((0..count).map(part).collect());
+            }
+        }
+        (0..count).map(|i| self.part(at(i))).collect()
+    }
+
+    /// All outputs, gated and added to the residual.
+    fn gated(
+        &self,
+        out_width: usize,
+        gate: Option<(&CudaTensor, &Groups)>,
+        residual: &CudaTensor,
+    ) -> Result<CudaTensor> {
+        let out = CudaTensor::new(self.cx, [self.rows, out_width], self.dtype)?;
+        let all = 0..out_width;
+        let plain = self.xs.len() == 1 && !self.has_deltas(&all);
+        if plain && gate.is_none() {
+            let mut product = self.product(&self.w.matrix, 0, all.clone(), out.at(), self.dtype);
+            product.bias = self.bias(0);
+            product.add = Some((residual.at(), out_width));
+            if product.bias.is_none() || product.adds_bias(self.cx) {
+                product.run(self.cx)?;
+                return Ok(out);
+            }
+        }
+        // A single product rounds as the activations do, as in the model's own definition; several are added up in f32.
+        let (sums, kind) = if plain {
+            let block = self.cx.block(self.rows * out_width * self.dtype.size())?;
+            self.product(&self.w.matrix, 0, all, block.at(), self.dtype).run(self.cx)?;
+            (block, self.dtype)
+        } else {
+            (self.all_sums(all)?, DType::F32)
+        };
+        let whole = Groups::one(self.rows);
+        let (gate, groups) = gate.map_or((None, &whole), |(gate, groups)| (Some(gate), groups));
+        for (group, rows) in groups.ranges().enumerate() {
+            let finish = Finish {
+                sums: sums.at() + (rows.start * out_width * kind.size()) as u64,
+                kind,
+                bias: self.bias(0),
+                gate: gate.map(|gate| gate.row_at(group)),
+                residual: Some(residual.row_at(rows.start)),
+                out: out.row_at(rows.start),
+            };
+            finish.run(self.cx, self.dtype, rows.len(), out_width)?;
+        }
+        Ok(out)
+    }
+
+    fn finish(&self, sums: &Block, kind: DType, bias: Option<DevicePtr>, out: &CudaTensor) -> Result<()> {
+        let finish = Finish { sums: sums.at(), kind, bias, gate: None, residual: None, out: out.at() };
+        finish.run(self.cx, self.dtype, self.rows, out.shape().last())
+    }
+}
+
+/// What is done to sums, by address.
+struct Finish {
+    sums: DevicePtr,
+    kind: DType,
+    bias: Option<DevicePtr>,
+    gate: Option<DevicePtr>,
+    residual: Option<DevicePtr>,
+    out: DevicePtr,
+}
+
+impl Finish {
+    fn run(&self, cx: &Context, out: DType, rows: usize, cols: usize) -> Result<()> {
+        let name = match (self.kind, out) {
+            (DType::BF16, _) => "finish_bf16_bf16",
+            (_, DType::BF16) => "finish_f32_bf16",
+            _ => "finish_f32_f32",
+        };
+        cx.done(launch!(cx.device, OUTPUT, name, by_rows(rows, cols), THREADS, 0;
+            self.sums, self.bias.unwrap_or(0), self.gate.unwrap_or(0), self.residual.unwrap_or(0), self.out,
+            rows as i64, int("linear", cols)?))
+    }
+}
+
+/// What two ranges share, counted from the beginning of each.
+fn overlap(a: Range<usize>, b: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
+    let (start, end) = (a.start.max(b.start), a.end.min(b.end));
+    (start < end).then(|| (start - a.start..end - a.start, start - b.start..end - b.start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::overlap;
+
+    #[test]
+    fn a_delta_meets_only_the_parts_it_changes() {
+        assert_eq!(overlap(10..20, &(0..15)), Some((0..5, 10..15)));
+        assert_eq!(overlap(10..20, &(15..40)), Some((5..10, 0..5)));
+        assert_eq!(overlap(10..20, &(12..14)), Some((2..4, 0..2)));
+        assert_eq!(overlap(10..20, &(20..30)), None);
+        assert_eq!(overlap(10..20, &(15..15)), None);
+    }
+}

@@ -1,0 +1,29 @@
+//! Launchers: each checks its arguments, picks the kernel and sets the grid.
+
+pub(crate) mod attention;
+pub(crate) mod conv;
+pub(crate) mod elementwise;
+pub(crate) mod group_norm;
+pub(crate) mod linear;
+pub(crate) mod movement;
+pub(crate) mod norm;
+
+use kiln_tensor::DType;
+
+/// Threads of a block where nothing asks for another number.
+const THREADS: usize = 256;
+
+/// The kernel for f32 or the one for bf16.
+fn by_dtype(dtype: DType, f32: &'static str, bf16: &'static str) -> &'static str {
+    if dtype == DType::BF16 { bf16 } else { f32 }
+}
+
+/// A grid in which every thread has eight of `n` elements.
+fn flat(n: usize) -> [usize; 2] {
+    [n.div_ceil(8 * THREADS), 1]
+}
+
+/// A grid in which every thread has eight columns of a row.
+fn by_rows(rows: usize, cols: usize) -> [usize; 2] {
+    [(rows * cols.div_ceil(8)).div_ceil(THREADS), 1]
+}

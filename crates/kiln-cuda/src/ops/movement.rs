@@ -1,0 +1,112 @@
+use std::ops::Range;
+
+use kiln_ops::{Result, Tensor as _, shapes};
+use kiln_tensor::{DType, Shape};
+
+use super::THREADS;
+use super::elementwise::cast_block;
+use crate::device::launch;
+use crate::sources::MOVEMENT;
+use crate::{Context, CudaTensor, int};
+
+pub(crate) fn reshape(x: &CudaTensor, shape: &Shape) -> Result<CudaTensor> {
+    Ok(x.view(0, shapes::reshape(x, shape)?))
+}
+
+pub(crate) fn cast(cx: &Context, x: &CudaTensor, dtype: DType) -> Result<CudaTensor> {
+    shapes::cast(x, dtype)?;
+    if dtype == x.dtype() {
+        return Ok(x.clone());
+    }
+    let out = CudaTensor::new(cx, x.shape(), dtype)?;
+    cast_block(cx, x.dtype(), x.at(), dtype, out.at(), x.shape().numel())?;
+    Ok(out)
+}
+
+pub(crate) fn slice_rows(x: &CudaTensor, range: Range<usize>) -> Result<CudaTensor> {
+    let shape = shapes::slice_rows(x, &range)?;
+    let row = x.shape().numel() / x.shape().dims()[0].max(1);
+    Ok(x.view(range.start * row, shape))
+}
+
+pub(crate) fn concat_rows(cx: &Context, parts: &[&CudaTensor]) -> Result<CudaTensor> {
+    let out = CudaTensor::new(cx, shapes::concat_rows(parts)?, parts[0].dtype())?;
+    let mut to = out.at();
+    for part in parts {
+        let bytes = part.shape().numel() * part.dtype().size();
+        cx.done(cx.device.copy(part.at(), to, bytes))?;
+        to += bytes as u64;
+    }
+    Ok(out)
+}
+
+pub(crate) fn concat_columns(cx: &Context, parts: &[&CudaTensor]) -> Result<CudaTensor> {
+    let out = CudaTensor::new(cx, shapes::concat_columns(parts)?, parts[0].dtype())?;
+    let (rows, width, size) = (out.shape().rows(), out.shape().last(), out.dtype().size());
+    let mut column = 0;
+    for part in parts {
+        let cols = part.shape().last();
+        let unit = unit(size, [cols, column, width], part.at());
+        let name = match unit {
+            2 => "copy_columns_2",
+            4 => "copy_columns_4",
+            _ => "copy_columns_16",
+        };
+        let units = |elements: usize| int("concat_columns", elements * size / unit);
+        let grid = [(rows * (cols * size / unit)).div_ceil(THREADS), 1];
+        cx.done(launch!(cx.device, MOVEMENT, name, grid, THREADS, 0;
+            part.at(), out.at(), rows as i64, units(cols)?, units(column)?, units(width)?))?;
+        column += cols;
+    }
+    Ok(out)
+}
+
+/// The largest unit, in bytes, that counts of elements and an address allow.
+fn unit(size: usize, counts: [usize; 3], at: u64) -> usize {
+    let fits = |unit: usize| counts.iter().all(|n| n * size % unit == 0) && at.is_multiple_of(unit as u64);
+    if fits(16) { 16 } else { size }
+}
+
+pub(crate) fn space_to_depth(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
+    let out = CudaTensor::new(cx, shapes::space_to_depth(x)?, x.dtype())?;
+    let fine = image(x.shape());
+    rearrange(cx, x, out, fine, 0)
+}
+
+pub(crate) fn depth_to_space(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
+    let out = CudaTensor::new(cx, shapes::depth_to_space(x)?, x.dtype())?;
+    let fine = image(out.shape());
+    rearrange(cx, x, out, fine, 1)
+}
+
+fn rearrange(cx: &Context, x: &CudaTensor, out: CudaTensor, fine: [usize; 3], back: i32) -> Result<CudaTensor> {
+    let name = if x.dtype() == DType::BF16 { "space_to_depth_2" } else { "space_to_depth_4" };
+    let [h, w, c] = fine;
+    let size = |n: usize| int("space_to_depth", n);
+    let grid = [(h * w * c).div_ceil(THREADS), 1];
+    cx.done(launch!(cx.device, MOVEMENT, name, grid, THREADS, 0;
+        x.at(), out.at(), size(h)?, size(w)?, size(c)?, back))?;
+    Ok(out)
+}
+
+/// Height, width and channels of a checked picture.
+pub(crate) fn image(shape: &Shape) -> [usize; 3] {
+    match *shape.dims() {
+        [h, w, c] => [h, w, c],
+        _ => [0; 3],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unit;
+
+    #[test]
+    fn columns_are_copied_in_the_largest_unit_that_fits() {
+        assert_eq!(unit(2, [8, 16, 24], 512), 16);
+        assert_eq!(unit(2, [8, 16, 24], 514), 2);
+        assert_eq!(unit(2, [8, 4, 24], 512), 2);
+        assert_eq!(unit(4, [4, 0, 4], 512), 16);
+        assert_eq!(unit(4, [3, 0, 3], 512), 4);
+    }
+}

@@ -1,0 +1,92 @@
+use std::ffi::{c_int, c_void};
+
+use super::functions;
+use crate::{Error, Result};
+
+pub(crate) type Handle = *mut c_void;
+pub(crate) type Layout = *mut c_void;
+pub(crate) type Description = *mut c_void;
+pub(crate) type Preference = *mut c_void;
+type Status = c_int;
+
+/// One way to compute a product; opaque, and the same bytes mean the same way for the same version of the library.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct Algorithm(pub [u64; 8]);
+
+/// What the library thinks of a way to compute a product.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Guess {
+    pub algorithm: Algorithm,
+    pub workspace: usize,
+    pub state: c_int,
+    pub waves: f32,
+    reserved: [c_int; 4],
+}
+
+functions! {
+    /// Matrix products.
+    CublasLt {
+        fn version = "cublasLtGetVersion"() -> usize;
+        fn create = "cublasLtCreate"(*mut Handle) -> Status;
+        fn destroy = "cublasLtDestroy"(Handle) -> Status;
+        fn layout_create = "cublasLtMatrixLayoutCreate"(*mut Layout, c_int, u64, u64, i64) -> Status;
+        fn layout_destroy = "cublasLtMatrixLayoutDestroy"(Layout) -> Status;
+        fn layout_set = "cublasLtMatrixLayoutSetAttribute"(Layout, c_int, *const c_void, usize) -> Status;
+        fn description_create = "cublasLtMatmulDescCreate"(*mut Description, c_int, c_int) -> Status;
+        fn description_destroy = "cublasLtMatmulDescDestroy"(Description) -> Status;
+        fn description_set = "cublasLtMatmulDescSetAttribute"(Description, c_int, *const c_void, usize) -> Status;
+        fn preference_create = "cublasLtMatmulPreferenceCreate"(*mut Preference) -> Status;
+        fn preference_destroy = "cublasLtMatmulPreferenceDestroy"(Preference) -> Status;
+        fn preference_set = "cublasLtMatmulPreferenceSetAttribute"(Preference, c_int, *const c_void, usize) -> Status;
+        fn heuristic = "cublasLtMatmulAlgoGetHeuristic"(
+            Handle, Description, Layout, Layout, Layout, Layout, Preference, c_int, *mut Guess, *mut c_int
+        ) -> Status;
+        fn algorithm_check = "cublasLtMatmulAlgoCheck"(
+            Handle, Description, Layout, Layout, Layout, Layout, *const Algorithm, *mut Guess
+        ) -> Status;
+        fn matmul = "cublasLtMatmul"(
+            Handle, Description, *const c_void, *const c_void, Layout, *const c_void, Layout, *const c_void,
+            *const c_void, Layout, *mut c_void, Layout, *const Algorithm, *mut c_void, usize, *mut c_void
+        ) -> Status;
+    }
+}
+
+/// `CUBLAS_COMPUTE_32F`: sums in f32, and f32 factors are not shortened.
+pub(crate) const COMPUTE_32F: c_int = 68;
+/// `CUDA_R_32F`.
+pub(crate) const R_32F: c_int = 0;
+/// `CUDA_R_16BF`.
+pub(crate) const R_16BF: c_int = 14;
+/// `CUBLASLT_MATMUL_DESC_TRANSA`.
+pub(crate) const DESC_TRANSA: c_int = 3;
+/// `CUBLAS_OP_T`.
+pub(crate) const OP_T: c_int = 1;
+/// `CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT`.
+pub(crate) const LAYOUT_BATCH_COUNT: c_int = 5;
+/// `CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET`.
+pub(crate) const LAYOUT_BATCH_STRIDE: c_int = 6;
+/// `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`.
+pub(crate) const PREF_WORKSPACE: c_int = 1;
+/// `CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES`; B, C and D follow.
+pub(crate) const PREF_ALIGNMENT_A: c_int = 5;
+
+impl CublasLt {
+    /// Turns a status into an error that names the call.
+    pub fn check(&self, call: &'static str, status: Status) -> Result<()> {
+        let name = match status {
+            0 => return Ok(()),
+            1 => "not initialised",
+            3 => "out of memory on the host",
+            7 => "invalid value",
+            8 => "not supported by this GPU",
+            11 => "mapping error",
+            13 => "execution failed",
+            14 => "internal error",
+            15 => "not supported",
+            _ => "failed",
+        };
+        Err(Error::Call { call, what: format!("{name} (status {status})") })
+    }
+}

@@ -1,0 +1,87 @@
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use super::functions;
+use crate::{Error, Result};
+
+/// Address in device memory.
+pub(crate) type DevicePtr = u64;
+type Handle = *mut c_void;
+type Status = c_int;
+
+functions! {
+    /// The driver.
+    Driver {
+        fn init = "cuInit"(c_uint) -> Status;
+        fn version = "cuDriverGetVersion"(*mut c_int) -> Status;
+        fn device_count = "cuDeviceGetCount"(*mut c_int) -> Status;
+        fn device_get = "cuDeviceGet"(*mut c_int, c_int) -> Status;
+        fn device_name = "cuDeviceGetName"(*mut c_char, c_int, c_int) -> Status;
+        fn device_attribute = "cuDeviceGetAttribute"(*mut c_int, c_int, c_int) -> Status;
+        fn device_total_mem = "cuDeviceTotalMem_v2"(*mut usize, c_int) -> Status;
+        fn context_retain = "cuDevicePrimaryCtxRetain"(*mut Handle, c_int) -> Status;
+        fn context_release = "cuDevicePrimaryCtxRelease_v2"(c_int) -> Status;
+        fn context_set = "cuCtxSetCurrent"(Handle) -> Status;
+        fn mem_info = "cuMemGetInfo_v2"(*mut usize, *mut usize) -> Status;
+        fn mem_alloc = "cuMemAlloc_v2"(*mut DevicePtr, usize) -> Status;
+        fn mem_free = "cuMemFree_v2"(DevicePtr) -> Status;
+        fn copy_to_device = "cuMemcpyHtoDAsync_v2"(DevicePtr, *const c_void, usize, Handle) -> Status;
+        fn copy_to_host = "cuMemcpyDtoHAsync_v2"(*mut c_void, DevicePtr, usize, Handle) -> Status;
+        fn copy_on_device = "cuMemcpyDtoDAsync_v2"(DevicePtr, DevicePtr, usize, Handle) -> Status;
+        fn stream_create = "cuStreamCreate"(*mut Handle, c_uint) -> Status;
+        fn stream_destroy = "cuStreamDestroy_v2"(Handle) -> Status;
+        fn stream_wait = "cuStreamSynchronize"(Handle) -> Status;
+        fn event_create = "cuEventCreate"(*mut Handle, c_uint) -> Status;
+        fn event_record = "cuEventRecord"(Handle, Handle) -> Status;
+        fn event_wait = "cuEventSynchronize"(Handle) -> Status;
+        fn event_elapsed = "cuEventElapsedTime"(*mut f32, Handle, Handle) -> Status;
+        fn event_destroy = "cuEventDestroy_v2"(Handle) -> Status;
+        fn module_load = "cuModuleLoadData"(*mut Handle, *const c_void) -> Status;
+        fn module_unload = "cuModuleUnload"(Handle) -> Status;
+        fn module_function = "cuModuleGetFunction"(*mut Handle, Handle, *const c_char) -> Status;
+        fn function_set_attribute = "cuFuncSetAttribute"(Handle, c_int, c_int) -> Status;
+        fn launch = "cuLaunchKernel"(
+            Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
+        ) -> Status;
+        fn error_name = "cuGetErrorName"(Status, *mut *const c_char) -> Status;
+        fn error_text = "cuGetErrorString"(Status, *mut *const c_char) -> Status;
+    }
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(crate) const OUT_OF_MEMORY: c_int = 2;
+/// `CUDA_ERROR_NO_DEVICE`.
+pub(crate) const NO_DEVICE: c_int = 100;
+/// `CU_STREAM_NON_BLOCKING`.
+pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+pub(crate) const FUNCTION_SHARED_BYTES: c_int = 8;
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+pub(crate) const DEVICE_PROCESSORS: c_int = 16;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.
+pub(crate) const DEVICE_MAJOR: c_int = 75;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
+pub(crate) const DEVICE_MINOR: c_int = 76;
+/// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
+pub(crate) const DEVICE_SHARED_BYTES: c_int = 97;
+
+impl Driver {
+    /// Turns a status into an error that names the call.
+    pub fn check(&self, call: &'static str, status: Status) -> Result<()> {
+        match status {
+            0 => Ok(()),
+            status => Err(Error::Call { call, what: self.words(status) }),
+        }
+    }
+
+    fn words(&self, status: Status) -> String {
+        let text = |f: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+            let mut text = std::ptr::null();
+            // SAFETY: the driver gives static strings, or leaves the pointer null.
+            unsafe {
+                f(status, &mut text);
+                if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+            }
+        };
+        format!("{} ({status}): {}", text(self.error_name), text(self.error_text))
+    }
+}

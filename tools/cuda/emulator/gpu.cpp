@@ -1,0 +1,265 @@
+// NVIDIA's driver, compiler and matrix library as far as Kiln calls them, on the processor: `kernels.cpp` has the kernels.
+#include "gpu.h"
+
+#include <map>
+#include <mutex>
+#include <string>
+
+asm(R"(
+.text
+.globl emulator_switch
+emulator_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+
+namespace emulator {
+
+const size_t STACK = 64 << 10;
+
+static void begin() {
+    body(body_data);
+    running--;
+    if (at_barrier && at_barrier == running) std::fprintf(stderr, "emulator: a thread left before a barrier\n"), std::abort();
+    yield(DONE);
+    std::abort();
+}
+
+void run_block(int threads, Body f, void *data) {
+    body = f;
+    body_data = data;
+    if ((int)fibres.size() < threads) fibres.resize(threads);
+    while ((int)warps.size() < (threads + 31) / 32) warps.emplace_back();
+    running = threads;
+    at_barrier = 0;
+    for (int i = 0; i < (int)fibres.size(); i++) {
+        Fibre &fibre = fibres[i];
+        if (i >= threads) {
+            fibre.state = DONE;
+            continue;
+        }
+        if (!fibre.stack) fibre.stack = aligned_alloc(64, STACK);
+        void **top = (void **)((char *)fibre.stack + STACK);
+        // As after a call: the stack is 8 off a multiple of 16 when `begin` starts.
+        *--top = nullptr;
+        *--top = (void *)begin;
+        for (int r = 0; r < 6; r++) *--top = nullptr;
+        fibre.at = top;
+        fibre.state = READY;
+        fibre.groups.clear();
+        fibre.open.clear();
+        fibre.index = {(unsigned)(i % blockDim.x), (unsigned)(i / blockDim.x % blockDim.y), 0};
+    }
+    for (auto &warp : warps) warp.arrived = 0;
+    int left = threads;
+    while (left) {
+        bool moved = false;
+        for (int i = 0; i < threads; i++) {
+            if (fibres[i].state != READY) continue;
+            moved = true;
+            current = i;
+            threadIdx = fibres[i].index;
+            emulator_switch(&scheduler, fibres[i].at);
+            if (fibres[i].state == DONE) left--;
+        }
+        if (!moved) std::fprintf(stderr, "emulator: threads wait for each other\n"), std::abort();
+    }
+}
+
+} // namespace emulator
+
+struct Kernel {
+    void (*call)(void **arguments);
+    int shared = 48 << 10;
+};
+std::map<std::string, Kernel> &kernels();
+
+namespace {
+std::mutex lock;
+void *launched_arguments;
+Kernel *launched;
+} // namespace
+
+extern "C" {
+int cuInit(unsigned) { return 0; }
+int cuDriverGetVersion(int *v) { return *v = 13000, 0; }
+int cuDeviceGetCount(int *n) { return *n = 1, 0; }
+int cuDeviceGet(int *d, int i) { return *d = i, 0; }
+int cuDeviceGetName(char *name, int, int) { return std::strcpy(name, "Emulated GPU"), 0; }
+int cuDeviceGetAttribute(int *v, int which, int) {
+    *v = which == 16 ? 4 : which == 75 ? 9 : which == 76 ? 0 : which == 97 ? 101376 : 0;
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *n, int) { return *n = 8ull << 30, 0; }
+int cuDevicePrimaryCtxRetain(void **c, int) { return *c = (void *)1, 0; }
+int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+int cuCtxSetCurrent(void *) { return 0; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) { return *free = *total = 8ull << 30, 0; }
+int cuMemAlloc_v2(u64 *p, size_t n) {
+    void *block = aligned_alloc(512, (n + 511) / 512 * 512);
+    if (!block) return 2;
+    // Not a number, so that what nobody wrote shows.
+    std::memset(block, 0xff, n);
+    return *p = (u64)block, 0;
+}
+int cuMemFree_v2(u64 p) { return std::free((void *)p), 0; }
+int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t n, void *) { return std::memcpy((void *)to, from, n), 0; }
+int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t n, void *) { return std::memcpy(to, (void *)from, n), 0; }
+int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, void *) { return std::memmove((void *)to, (void *)from, n), 0; }
+int cuStreamCreate(void **s, unsigned) { return *s = (void *)2, 0; }
+int cuStreamDestroy_v2(void *) { return 0; }
+int cuStreamSynchronize(void *) { return 0; }
+int cuEventCreate(void **e, unsigned) { return *e = (void *)3, 0; }
+int cuEventRecord(void *, void *) { return 0; }
+int cuEventSynchronize(void *) { return 0; }
+int cuEventElapsedTime(float *t, void *, void *) { return *t = 1.0f, 0; }
+int cuEventDestroy_v2(void *) { return 0; }
+int cuModuleLoadData(void **m, const void *) { return *m = (void *)4, 0; }
+int cuModuleUnload(void *) { return 0; }
+int cuModuleGetFunction(void **f, void *, const char *name) {
+    auto found = kernels().find(name);
+    if (found == kernels().end()) return 500;
+    return *f = &found->second, 0;
+}
+int cuFuncSetAttribute(void *f, int which, int value) {
+    if (which != 8 || value > 101376) return 1;
+    return ((Kernel *)f)->shared = value, 0;
+}
+int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *, void **arguments, void **) {
+    std::lock_guard<std::mutex> guard(lock);
+    launched = (Kernel *)f;
+    launched_arguments = arguments;
+    if (!gx || !gy || !gz || gx > 0x7fffffff || gy > 65535 || gz > 65535 || bx * by * bz > 1024 || bx * by * bz == 0) return 1;
+    if ((int)shared > launched->shared) return 1;
+    static std::vector<unsigned char> memory;
+    memory.assign(shared + 16, 0xff);
+    emulator::dynamic_shared = (unsigned char *)(((u64)memory.data() + 15) / 16 * 16);
+    gridDim = {gx, gy, gz};
+    blockDim = {bx, by, bz};
+    for (unsigned z = 0; z < gz; z++)
+        for (unsigned y = 0; y < gy; y++)
+            for (unsigned x = 0; x < gx; x++) {
+                blockIdx = {x, y, z};
+                emulator::run_block(bx * by * bz, [](void *) { launched->call((void **)launched_arguments); }, nullptr);
+            }
+    return 0;
+}
+int cuGetErrorName(int, const char **s) { return *s = "EMULATED_ERROR", 0; }
+int cuGetErrorString(int, const char **s) { return *s = "refused by the emulator", 0; }
+
+int nvrtcVersion(int *major, int *minor) { return *major = 99, *minor = 9, 0; }
+int nvrtcGetNumSupportedArchs(int *n) { return *n = 1, 0; }
+int nvrtcGetSupportedArchs(int *archs) { return *archs = 90, 0; }
+int nvrtcCreateProgram(void **p, const char *, const char *, int, const char *const *, const char *const *) {
+    return *p = (void *)5, 0;
+}
+int nvrtcDestroyProgram(void **) { return 0; }
+int nvrtcCompileProgram(void *, int, const char *const *) { return 0; }
+int nvrtcGetProgramLogSize(void *, size_t *n) { return *n = 0, 0; }
+int nvrtcGetProgramLog(void *, char *) { return 0; }
+int nvrtcGetCUBINSize(void *, size_t *n) { return *n = 8, 0; }
+int nvrtcGetCUBIN(void *, char *s) { return std::memcpy(s, "emulated", 8), 0; }
+int nvrtcGetPTXSize(void *, size_t *n) { return *n = 8, 0; }
+int nvrtcGetPTX(void *, char *s) { return std::memcpy(s, "emulated", 8), 0; }
+const char *nvrtcGetErrorString(int) { return "refused by the emulator"; }
+
+struct Layout {
+    int type;
+    u64 rows, cols;
+    long long ld, stride;
+    int batch;
+};
+size_t cublasLtGetVersion() { return 990000; }
+int cublasLtCreate(void **h) { return *h = (void *)6, 0; }
+int cublasLtDestroy(void *) { return 0; }
+int cublasLtMatrixLayoutCreate(void **l, int type, u64 rows, u64 cols, long long ld) {
+    return *l = new Layout{type, rows, cols, ld, 0, 1}, 0;
+}
+int cublasLtMatrixLayoutDestroy(void *l) { return delete (Layout *)l, 0; }
+int cublasLtMatrixLayoutSetAttribute(void *l, int which, const void *value, size_t size) {
+    auto *layout = (Layout *)l;
+    if (which == 5 && size == 4) return layout->batch = *(const int *)value, 0;
+    if (which == 6 && size == 8) return layout->stride = *(const long long *)value, 0;
+    return 7;
+}
+int cublasLtMatmulDescCreate(void **d, int compute, int scale) {
+    if (compute != 68 || scale != 0) return 7;
+    return *d = new int[2]{0, 0}, 0;
+}
+int cublasLtMatmulDescDestroy(void *d) { return delete[] (int *)d, 0; }
+int cublasLtMatmulDescSetAttribute(void *d, int which, const void *value, size_t size) {
+    if ((which != 3 && which != 4) || size != 4) return 7;
+    return ((int *)d)[which - 3] = *(const int *)value, 0;
+}
+int cublasLtMatmulPreferenceCreate(void **p) { return *p = (void *)7, 0; }
+int cublasLtMatmulPreferenceDestroy(void *) { return 0; }
+int cublasLtMatmulPreferenceSetAttribute(void *, int which, const void *, size_t size) {
+    return (which == 1 && size == 8) || (which >= 5 && which <= 8 && size == 4) ? 0 : 7;
+}
+struct Guess {
+    u64 algorithm[8];
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+int cublasLtMatmulAlgoGetHeuristic(void *, void *, void *, void *, void *, void *, void *, int wanted, Guess *guesses, int *found) {
+    *found = wanted < 2 ? wanted : 2;
+    for (int i = 0; i < *found; i++) guesses[i] = {{(u64)i + 1}, 0, 0, 1.0f, {}};
+    return 0;
+}
+int cublasLtMatmulAlgoCheck(void *, void *, void *, void *, void *, void *, const u64 *algorithm, Guess *guess) {
+    if (algorithm[0] != 1 && algorithm[0] != 2) return 15;
+    *guess = {{algorithm[0]}, 0, 0, 1.0f, {}};
+    return 0;
+}
+int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *la, const void *b, void *lb, const float *beta,
+                   const void *c, void *lc, void *d, void *ld, const u64 *algorithm, void *, size_t, void *) {
+    const int *ops = (const int *)desc;
+    const Layout &A = *(Layout *)la, &B = *(Layout *)lb, &C = *(Layout *)lc, &D = *(Layout *)ld;
+    if (algorithm && algorithm[0] != 1 && algorithm[0] != 2) return 15;
+    bool transposed = ops[0] == 1;
+    u64 m = transposed ? A.cols : A.rows, k = transposed ? A.rows : A.cols;
+    if (ops[1] || B.rows != k || D.rows != m || D.cols != B.cols || C.rows != m || C.type != D.type || A.type != B.type) return 7;
+    auto get = [](const void *p, int type, long long i) {
+        return type == 14 ? __uint_as_float((unsigned)((const unsigned short *)p)[i] << 16) : ((const float *)p)[i];
+    };
+    std::vector<float> left(m * k), right(k);
+    for (int batch = 0; batch < D.batch; batch++) {
+        for (u64 i = 0; i < m; i++)
+            for (u64 j = 0; j < k; j++)
+                left[i * k + j] = get(a, A.type, batch * A.stride + (transposed ? j + i * A.ld : i + j * A.ld));
+        for (u64 n = 0; n < D.cols; n++) {
+            for (u64 j = 0; j < k; j++) right[j] = get(b, B.type, batch * B.stride + j + n * B.ld);
+            for (u64 i = 0; i < m; i++) {
+                double sums[8] = {};
+                for (u64 j = 0; j < k; j++) sums[j % 8] += left[i * k + j] * right[j];
+                double sum = 0;
+                for (double s : sums) sum += s;
+                sum *= *alpha;
+                if (*beta != 0) sum += *beta * get(c, C.type, batch * C.stride + i + n * C.ld);
+                long long at = batch * D.stride + i + n * D.ld;
+                if (D.type == 14)
+                    ((unsigned short *)d)[at] = to_bf16_bits((float)sum);
+                else
+                    ((float *)d)[at] = (float)sum;
+            }
+        }
+    }
+    return 0;
+}
+}

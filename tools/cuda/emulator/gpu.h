@@ -1,0 +1,222 @@
+// A GPU's threads on one thread of the processor: enough of CUDA C++ to run Kiln's kernels without a GPU.
+//
+// A block's threads are fibres. One runs until it waits for its block (__syncthreads) or its warp (shuffles, matrix
+// instructions); when all that it waits for have come, they go on. Asynchronous copies are done as late as the program
+// allows, so that a missing wait shows. Speed does not matter here, only what comes out.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#define KILN_EMULATED
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__ static
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define DYNAMIC_SHARED(name) unsigned char *name = emulator::dynamic_shared
+
+typedef unsigned long long u64;
+
+struct float4 {
+    float x, y, z, w;
+};
+struct uint4 {
+    unsigned x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+struct Index {
+    unsigned x, y, z;
+};
+inline Index threadIdx, blockIdx, blockDim, gridDim;
+
+struct bf16;
+
+namespace emulator {
+
+inline unsigned char *dynamic_shared;
+
+struct Copy {
+    void *to;
+    const void *from;
+    bool there;
+};
+
+enum State { READY, AT_BARRIER, AT_WARP, DONE };
+
+struct Fibre {
+    void *stack = nullptr;
+    void *at = nullptr;
+    State state = DONE;
+    Index index;
+    std::deque<std::vector<Copy>> groups;
+    std::vector<Copy> open;
+};
+
+struct Warp {
+    int arrived = 0;
+    // What each lane brings to a common operation, and takes away.
+    uint32_t in[32][8];
+    uint32_t out[32][4];
+};
+
+inline std::vector<Fibre> fibres;
+inline std::vector<Warp> warps;
+inline int current, at_barrier, running;
+inline void *scheduler;
+typedef void (*Body)(void *);
+inline Body body;
+inline void *body_data;
+
+extern "C" void emulator_switch(void **from, void *to);
+
+inline void yield(State state) {
+    Fibre &f = fibres[current];
+    f.state = state;
+    emulator_switch(&f.at, scheduler);
+}
+
+// All lanes bring their words; the last to come computes for all.
+template <class F> inline void together(const uint32_t *words, int count, uint32_t *result, int results, F compute) {
+    Warp &w = warps[current / 32];
+    int lane = current % 32;
+    std::memcpy(w.in[lane], words, 4 * count);
+    if (++w.arrived == 32) {
+        compute(w);
+        w.arrived = 0;
+        for (int i = current / 32 * 32; i < current / 32 * 32 + 32; i++)
+            if (fibres[i].state == AT_WARP) fibres[i].state = READY;
+    } else {
+        yield(AT_WARP);
+    }
+    std::memcpy(result, w.out[lane], 4 * results);
+}
+
+void run_block(int threads, Body body, void *data);
+
+} // namespace emulator
+
+inline void __syncthreads() {
+    using namespace emulator;
+    if (++at_barrier == running) {
+        at_barrier = 0;
+        for (Fibre &f : fibres)
+            if (f.state == AT_BARRIER) f.state = READY;
+    } else {
+        yield(AT_BARRIER);
+    }
+}
+
+inline unsigned bits_of(float x) {
+    unsigned u;
+    std::memcpy(&u, &x, 4);
+    return u;
+}
+inline float __uint_as_float(unsigned u) {
+    float x;
+    std::memcpy(&x, &u, 4);
+    return x;
+}
+
+inline float __shfl_xor_sync(unsigned, float x, int mask) {
+    uint32_t word = bits_of(x), result;
+    emulator::together(&word, 1, &result, 1, [mask](emulator::Warp &w) {
+        for (int i = 0; i < 32; i++) w.out[i][0] = w.in[i ^ mask][0];
+    });
+    return __uint_as_float(result);
+}
+
+inline unsigned short to_bf16_bits(float x) {
+    unsigned u = bits_of(x);
+    if (x != x) return 0x7fff;
+    return (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+bf16 round_to_bf16(float x);
+inline unsigned round_pair(float low, float high) { return to_bf16_bits(low) | (unsigned)to_bf16_bits(high) << 16; }
+inline float widen_half(unsigned short bits) {
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    float x = exponent == 0    ? std::ldexp((float)fraction, -24)
+              : exponent == 31 ? (fraction ? NAN : INFINITY)
+                               : std::ldexp((float)(fraction + 1024), exponent - 25);
+    return bits & 0x8000 ? -x : x;
+}
+inline float fast_exp2(float x) { return std::exp2(x); }
+
+// The layout of the fragments is that of the PTX manual, mma.m16n8k16 with .bf16.
+inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1}, result[4];
+    emulator::together(words, 6, result, 4, [](emulator::Warp &w) {
+        float A[16][16], B[16][8];
+        auto half = [](uint32_t word, int which) {
+            return __uint_as_float(which ? word & 0xffff0000u : word << 16);
+        };
+        for (int lane = 0; lane < 32; lane++) {
+            int group = lane / 4, in_group = lane % 4;
+            for (int i = 0; i < 8; i++) {
+                int row = group + (i / 2 % 2) * 8, col = in_group * 2 + i % 2 + (i / 4) * 8;
+                A[row][col] = half(w.in[lane][i / 2], i % 2);
+            }
+            for (int i = 0; i < 4; i++) B[in_group * 2 + i % 2 + (i / 2) * 8][group] = half(w.in[lane][4 + i / 2], i % 2);
+        }
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++) {
+                int row = lane / 4 + (i / 2) * 8, col = lane % 4 * 2 + i % 2;
+                float sum = 0;
+                for (int k = 0; k < 16; k++) sum += A[row][k] * B[k][col];
+                w.out[lane][i] = bits_of(sum);
+            }
+    });
+    for (int i = 0; i < 4; i++) d[i] += __uint_as_float(result[i]);
+}
+
+inline void load_matrices_of(unsigned (&r)[4], const void *row, bool transposed) {
+    u64 address = (u64)row;
+    if (address % 16) std::fprintf(stderr, "emulator: a matrix row is not aligned\n"), std::abort();
+    uint32_t words[2] = {(uint32_t)address, (uint32_t)(address >> 32)};
+    emulator::together(words, 2, r, 4, [transposed](emulator::Warp &w) {
+        for (int m = 0; m < 4; m++) {
+            unsigned short matrix[8][8];
+            for (int i = 0; i < 8; i++) {
+                u64 at = w.in[8 * m + i][0] | (u64)w.in[8 * m + i][1] << 32;
+                std::memcpy(matrix[i], (const void *)at, 16);
+            }
+            for (int lane = 0; lane < 32; lane++) {
+                int i = lane / 4, j = lane % 4 * 2;
+                unsigned low = transposed ? matrix[j][i] : matrix[i][j];
+                unsigned high = transposed ? matrix[j + 1][i] : matrix[i][j + 1];
+                w.out[lane][m] = low | high << 16;
+            }
+        }
+    });
+}
+inline void load_matrices(unsigned (&r)[4], const bf16 *row) { load_matrices_of(r, row, false); }
+inline void load_matrices_transposed(unsigned (&r)[4], const bf16 *row) { load_matrices_of(r, row, true); }
+
+inline void copy_async(void *shared, const void *global, bool there) {
+    if ((u64)shared % 16 || (there && (u64)global % 16))
+        std::fprintf(stderr, "emulator: an asynchronous copy is not aligned\n"), std::abort();
+    emulator::fibres[emulator::current].open.push_back({shared, global, there});
+}
+inline void copy_commit() {
+    auto &f = emulator::fibres[emulator::current];
+    f.groups.push_back(std::move(f.open));
+    f.open.clear();
+}
+template <int N> inline void copy_wait() {
+    auto &groups = emulator::fibres[emulator::current].groups;
+    for (; groups.size() > N; groups.pop_front())
+        for (const auto &c : groups.front()) {
+            if (c.there)
+                std::memcpy(c.to, c.from, 16);
+            else
+                std::memset(c.to, 0, 16);
+        }
+}

@@ -1,0 +1,81 @@
+// The kernels themselves, compiled for the processor, and the table that finds them by name.
+#include "gpu.h"
+
+#include <map>
+#include <string>
+
+#include "common.cuh"
+
+bf16 round_to_bf16(float x) { return {to_bf16_bits(x)}; }
+
+#define SOURCE(name) namespace name
+SOURCE(attention) {
+#include "attention.cu"
+#undef KERNEL
+}
+SOURCE(attention_plain) {
+#include "attention_plain.cu"
+#undef KERNEL
+}
+SOURCE(conv) {
+#include "conv.cu"
+}
+SOURCE(elementwise) {
+#include "elementwise.cu"
+#undef KERNELS
+}
+SOURCE(few_rows_) {
+#include "few_rows.cu"
+#undef KERNEL
+}
+SOURCE(group_norm) {
+#include "group_norm.cu"
+#undef KERNELS
+}
+SOURCE(movement) {
+#include "movement.cu"
+#undef KERNELS
+}
+SOURCE(norm) {
+#include "norm.cu"
+#undef KERNELS
+}
+SOURCE(output) {
+#include "output.cu"
+#undef KERNEL
+}
+
+struct Kernel {
+    void (*call)(void **arguments);
+    int shared = 48 << 10;
+};
+
+template <class... A, size_t... I> void apply(void (*f)(A...), void **arguments, std::index_sequence<I...>) {
+    f(*(std::remove_const_t<A> *)arguments[I]...);
+}
+template <class... A> void apply(void (*f)(A...), void **arguments) { apply(f, arguments, std::index_sequence_for<A...>()); }
+
+std::map<std::string, Kernel> &kernels() {
+#define K(space, name) {#name, Kernel{[](void **arguments) { apply(space::name, arguments); }}},
+#define BOTH(space, name) K(space, name##_f32) K(space, name##_bf16)
+    static std::map<std::string, Kernel> table = {
+        K(attention, attention_32) K(attention, attention_64) K(attention, attention_96) K(attention, attention_128)
+        K(attention, attention_256) K(attention, attention_512)
+        K(attention_plain, attention_plain_f32_4) K(attention_plain, attention_plain_f32_16)
+        K(attention_plain, attention_plain_bf16_4) K(attention_plain, attention_plain_bf16_16)
+        K(conv, conv_plain_f32_f32) K(conv, conv_plain_bf16_bf16) K(conv, conv_plain_bf16_f32)
+        K(conv, conv_tiles_bf16_128) K(conv, conv_tiles_f32_128) K(conv, conv_tiles_bf16_32) K(conv, conv_tiles_f32_32)
+        BOTH(elementwise, unary) BOTH(elementwise, binary) BOTH(elementwise, swiglu) BOTH(elementwise, affine)
+        BOTH(elementwise, blend_rows)
+        K(elementwise, cast_f32_bf16) K(elementwise, cast_bf16_f32) K(elementwise, cast_f16_f32) K(elementwise, cast_f16_bf16)
+        K(few_rows_, few_rows_f32_f32_f32) K(few_rows_, few_rows_f32_bf16_f32) K(few_rows_, few_rows_f32_f16_f32)
+        K(few_rows_, few_rows_bf16_f32_bf16) K(few_rows_, few_rows_bf16_bf16_bf16) K(few_rows_, few_rows_bf16_f16_bf16)
+        K(few_rows_, few_rows_bf16_f32_f32) K(few_rows_, few_rows_bf16_bf16_f32) K(few_rows_, few_rows_bf16_f16_f32)
+        BOTH(group_norm, group_parts) BOTH(group_norm, group_parts_wide) BOTH(group_norm, group_apply) K(group_norm, group_unite)
+        K(movement, copy_columns_2) K(movement, copy_columns_4) K(movement, copy_columns_16)
+        K(movement, space_to_depth_2) K(movement, space_to_depth_4)
+        BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(norm, norm_rope)
+        K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)
+    };
+    return table;
+}
