@@ -51,6 +51,11 @@ impl CudaBackend {
         self.cx.device.lt.as_ref().err()
     }
 
+    /// Bytes of the GPU's memory that nobody has.
+    pub fn memory_free(&self) -> Result<usize> {
+        self.cx.done(self.cx.device.free())
+    }
+
     /// Bytes of the GPU's memory that this backend holds.
     pub fn memory_held(&self) -> usize {
         self.cx.device.held()

@@ -140,6 +140,15 @@ impl Device {
         self.driver.check("cuStreamSynchronize", unsafe { (self.driver.stream_wait)(self.raw.stream) })
     }
 
+    /// Bytes of the device's memory that nobody has.
+    pub fn free(&self) -> Result<usize> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both numbers are written.
+        self.driver.check("cuMemGetInfo", unsafe { (self.driver.mem_info)(&mut free, &mut total) })?;
+        Ok(free)
+    }
+
     /// Bytes of this device's memory that this process holds for tensors and weights.
     pub fn held(&self) -> usize {
         self.arena.held()

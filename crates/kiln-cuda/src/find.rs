@@ -196,30 +196,25 @@ fn python_packages() -> Vec<PathBuf> {
 /// Every path to try, in order: named folders, the loader's own, toolkits, Python packages.
 pub(crate) fn candidates(wanted: Wanted, places: &Places) -> Vec<PathBuf> {
     let files = wanted.files();
-    let mut paths = Vec::new();
-    let mut add = |folder: &Path| {
-        let there = files.iter().map(|file| folder.join(file)).filter(|path| path.is_file());
-        paths.extend(there.collect::<Vec<_>>());
-    };
-    places.named.iter().for_each(|folder| add(folder));
-    let mut all = std::mem::take(&mut paths);
-    all.extend(files.iter().map(PathBuf::from));
-    let mut add = |folder: &Path| {
-        let there = files.iter().map(|file| folder.join(file)).filter(|path| path.is_file());
-        all.extend(there.collect::<Vec<_>>());
-    };
+    let mut folders = Vec::new();
     if wanted == Wanted::Driver {
-        ["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"].map(|folder| add(Path::new(folder)));
+        folders.extend(["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from));
     }
     for toolkit in &places.toolkits {
-        ["lib64", "targets/x86_64-linux/lib", "bin", "bin/x64"].map(|sub| add(&toolkit.join(sub)));
+        folders.extend(["lib64", "targets/x86_64-linux/lib", "bin", "bin/x64"].map(|sub| toolkit.join(sub)));
     }
     for packages in &places.packages {
         for folder in wanted.wheel_folders() {
-            ["lib", "bin", "bin/x86_64"].map(|sub| add(&packages.join("nvidia").join(folder).join(sub)));
+            let folder = packages.join("nvidia").join(folder);
+            folders.extend(["lib", "bin", "bin/x86_64"].map(|sub| folder.join(sub)));
         }
     }
-    all
+    let in_folders = |folders: &[PathBuf]| -> Vec<PathBuf> {
+        let paths = folders.iter().flat_map(|folder| files.iter().map(|file| folder.join(file)));
+        paths.filter(|path| path.is_file()).collect()
+    };
+    let by_name = files.iter().map(PathBuf::from).collect();
+    [in_folders(&places.named), by_name, in_folders(&folders)].concat()
 }
 
 #[cfg(test)]

@@ -52,9 +52,12 @@ impl Tolerance {
     pub const BF16: Tolerance = Tolerance { dtype: DType::BF16, relative: 0.15, absolute: 2.0, levels: 96 };
 }
 
-/// The golden set in this repository.
+/// The golden set in this repository; `KILN_TESTDATA` says where it is for a test that was built elsewhere.
 pub fn in_tree() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata")
+    match std::env::var_os("KILN_TESTDATA") {
+        Some(path) => PathBuf::from(path),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata"),
+    }
 }
 
 /// The sets to run: the repository's, and the one `KILN_GOLDEN` names.

@@ -213,12 +213,12 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE", help_heading = "Sampling", conflicts_with = "seed")]
     pub noise: Option<PathBuf>,
 
-    /// Where to compute: auto, cpu, cuda or cuda:N [default: auto]
+    /// Where to compute: auto, cpu, cuda or cuda:N; auto takes a GPU where there is one [default: auto]
     #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
     pub device: Option<Device>,
 
-    /// What to compute in; auto is int8 for a model that `kiln quantize` made, bf16 if the CPU has AMX and the weights
-    /// have 16 bits, else f32 [default: auto]
+    /// What to compute in; auto is int8 for a model that `kiln quantize` made, bf16 on a GPU, or if the CPU has AMX and
+    /// the weights have 16 bits, else f32 [default: auto]
     #[arg(long, value_name = "TYPE", help_heading = "Machine")]
     pub dtype: Option<DTypeArg>,
 
@@ -353,7 +353,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
     pub device: Option<Device>,
 
-    /// What to compute in; auto is bf16 if the CPU has AMX and the weights have 16 bits, else f32 [default: auto]
+    /// What to compute in; auto is bf16 on a GPU, and on a CPU with AMX if the weights have 16 bits, else f32 [default: auto]
     #[arg(long, value_name = "TYPE", help_heading = "Machine")]
     pub dtype: Option<DTypeArg>,
 

@@ -36,11 +36,49 @@ fn report() -> Sheet {
         None => sheet.with("memory", "unknown"),
     };
     sheet
-        .with("gpu", "no CUDA backend in this build: pictures are made on the CPU")
+        .with_sheet("cuda", cuda())
         .with_sheet("folders", folders())
         .with_sheet("kept", kept())
         .with("models", models::known(&models::folders()))
         .with("preview", terminal)
+}
+
+/// NVIDIA GPUs and the libraries to use them with.
+#[cfg(feature = "cuda")]
+fn cuda() -> Sheet {
+    let probe = kiln_cuda::probe();
+    let mut sheet = Sheet::default();
+    match &probe.gpus {
+        Ok(gpus) if gpus.is_empty() => sheet = sheet.with("gpus", "none"),
+        Ok(gpus) => {
+            for gpu in gpus {
+                let (major, minor) = gpu.capability;
+                let about = format!(
+                    "{}, compute capability {major}.{minor}, {} multiprocessors, {}",
+                    gpu.name,
+                    gpu.processors,
+                    bytes(gpu.memory)
+                );
+                sheet = sheet.with(format!("cuda:{}", gpu.ordinal), about);
+            }
+        }
+        Err(_) => sheet = sheet.with("gpus", "none that can be seen without a driver"),
+    }
+    for library in &probe.libraries {
+        let state = match &library.found {
+            Ok(found) => format!("{} ({})", found.version, found.path.display()),
+            Err(kiln_cuda::Error::Missing { install, .. }) => format!("not found: {install}"),
+            Err(e) => e.to_string(),
+        };
+        sheet = sheet.with(library.name, state);
+    }
+    let used = if probe.usable() { "yes" } else { "no: pictures are made on the CPU" };
+    sheet.with("used", used)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda() -> Sheet {
+    Sheet::default().with("used", "no CUDA backend in this build: pictures are made on the CPU")
 }
 
 fn cpu() -> Sheet {

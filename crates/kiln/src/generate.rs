@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 use std::path::Path;
 
-use kiln_cpu::{CpuBackend, Isa};
 use kiln_model::{Generated, MemoryNeed, ModelFolder, Options, Pipeline, Resolved, Variant};
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::LinearForm;
 
-use crate::args::{GenerateArgs, IsaArg};
+use crate::args::GenerateArgs;
+use crate::backend::Chosen;
 use crate::cancel::Cancel;
 use crate::failure::{Failure, Kind, While};
 use crate::job::Job;
@@ -18,8 +18,7 @@ use crate::order::{Chance, Order, Precision, Words};
 use crate::output::{self, Output};
 use crate::progress::{Reporter, Shared, Told};
 use crate::recipe::{Recipe, Replay};
-use crate::values::Device;
-use crate::{cache, hints, machine, preview, values};
+use crate::{cache, hints, preview, values};
 
 /// Runs the command; a failure is already told.
 pub fn run(args: GenerateArgs) -> Result<(), Failure> {
@@ -44,7 +43,8 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
         return Err(Failure::usage("--json and -o - both want standard output").hint("name a file with -o"));
     }
     let mut order = Order::new(&args, replay)?;
-    let backend = cpu(args.cpu_isa, args.threads, order.device)?;
+    let (backend, why) = Chosen::new(args.cpu_isa, args.threads, order.device)?;
+    why.iter().for_each(|why| reporter.warn(why));
     let found = Found::find(order.model.as_deref())?;
     if order.model.is_none() {
         reporter.note(
@@ -54,41 +54,17 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     let folder = open_model(&found, &order)?;
     let form = settle(&mut order, &folder, &backend);
     let texts = if args.no_cache { None } else { cache::texts() };
-    let mut job = Job::read(&order, &folder, machine::memory_limit(), texts)?;
+    let mut job = Job::read(&order, &folder, backend.memory_limit(), texts)?;
     set_form(&mut job.options, form, &folder)?;
     let output = Output::check(args.output.as_deref(), job.pictures.len())?;
     args.latents_out.as_deref().map_or(Ok(()), |path| output.check_latents(path, job.pictures.len()))?;
-    let run = Run { args, order, found, folder, job, output, recipe, random_seed };
-    run.paint(backend, reporter)
-}
-
-/// The only kind of device there is so far.
-pub fn cpu(isa: Option<IsaArg>, threads: Option<u32>, device: Device) -> Result<CpuBackend, Failure> {
-    if let Device::Cuda(_) = device {
-        return Err(Failure::new("this build of Kiln has no CUDA backend")
-            .hint("leave --device out, or say --device cpu, to compute on the CPU"));
+    let device = backend.device();
+    let run = Run { args, order, device, found, folder, job, output, recipe, random_seed };
+    match backend {
+        Chosen::Cpu(backend) => run.paint(backend, reporter),
+        #[cfg(feature = "cuda")]
+        Chosen::Cuda(backend) => run.paint(*backend, reporter),
     }
-    let isa = isa.map(|isa| match isa {
-        IsaArg::Portable => Isa::Portable,
-        IsaArg::Neon => Isa::Neon,
-        IsaArg::Avx2 => Isa::Avx2,
-        IsaArg::Avx512 => Isa::Avx512,
-        IsaArg::Amx => Isa::Amx,
-    });
-    let threads = threads.map(|n| n as usize);
-    CpuBackend::new(kiln_cpu::Options { isa, threads }).while_doing(|| "starting the CPU backend".into())
-}
-
-/// bf16 where the machine multiplies it as it is and the weights have no more digits than that; else f32.
-pub fn suitable_dtype(isa: Isa, folder: &ModelFolder) -> DType {
-    // Weights that can't be opened are refused when they are loaded, with all that is to be said about them.
-    let short = folder.transformer.weights().is_ok_and(|weights| {
-        let (short, long): (Vec<_>, Vec<_>) =
-            weights.dtypes().into_iter().partition(|(dtype, _)| dtype.size() <= 2);
-        let count = |dtypes: Vec<(DType, u64)>| dtypes.iter().map(|(_, n)| n).sum::<u64>();
-        count(short) > count(long)
-    });
-    if isa.multiplies_bf16() && short { DType::BF16 } else { DType::F32 }
 }
 
 /// Opens the folder, and checks for parts that this order can't do without.
@@ -114,12 +90,12 @@ fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Failure> {
 }
 
 /// Decides what to compute in where the order leaves it open, and gives the form of the linear layers.
-fn settle(order: &mut Order, folder: &ModelFolder, backend: &CpuBackend) -> LinearForm {
+fn settle(order: &mut Order, folder: &ModelFolder, backend: &Chosen) -> LinearForm {
     let threads = backend.threads();
     if order.precision == Precision::Auto {
         // Weights that can't be opened are told of when they are loaded.
         let own = folder.transformer.weights().map_or(LinearForm::Float, |source| source.own_form(threads));
-        order.precision = match (own, suitable_dtype(backend.isa(), folder)) {
+        order.precision = match (own, backend.suitable_dtype(folder)) {
             (LinearForm::Int8 { .. }, _) => Precision::Int8,
             (_, DType::BF16) => Precision::Bf16,
             _ => Precision::F32,
@@ -148,6 +124,8 @@ fn set_form(options: &mut Options, form: LinearForm, folder: &ModelFolder) -> Re
 struct Run {
     args: GenerateArgs,
     order: Order,
+    /// As `--device` takes it.
+    device: String,
     found: Found,
     folder: ModelFolder,
     job: Job,
@@ -225,7 +203,7 @@ impl Run {
             version: env!("CARGO_PKG_VERSION"),
             model: self.folder.path.display().to_string(),
             variant: self.folder.variant.to_string(),
-            device: "cpu",
+            device: &self.device,
             backend,
             dtype: self.order.precision.name().to_owned(),
             prompts,

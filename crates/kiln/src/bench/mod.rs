@@ -17,7 +17,7 @@ use kiln_weights::LinearForm;
 use crate::args::{BenchArgs, DTypeArg, SizeArg};
 use crate::failure::Failure;
 use crate::values::Device;
-use crate::{generate, hints, machine};
+use crate::{backend, hints, machine};
 use phases::{Bench, Plan};
 use report::Report;
 use sizes::Sizes;
@@ -27,7 +27,11 @@ use source::Source;
 const FOR_WORK: u64 = 4 << 30;
 
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let backend = generate::cpu(args.cpu_isa, args.threads, args.device.unwrap_or(Device::Auto))?;
+    if let Some(Device::Cuda(_)) = args.device {
+        return Err(Failure::new("kiln bench measures the CPU only so far")
+            .hint("leave --device out, or say --device cpu"));
+    }
+    let backend = backend::cpu(args.cpu_isa, args.threads)?;
     let peaks = Peaks::measure(backend.threads());
     if args.peaks {
         return print_peaks(args, &backend, &peaks);
@@ -36,7 +40,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let dtype = match (args.dtype.unwrap_or_default(), &source) {
         (DTypeArg::F32, _) => DType::F32,
         (DTypeArg::Bf16 | DTypeArg::Int8, _) => DType::BF16,
-        (DTypeArg::Auto, Source::Folder(folder)) => generate::suitable_dtype(backend.isa(), folder),
+        (DTypeArg::Auto, Source::Folder(folder)) => backend::suitable_dtype(backend.isa(), folder),
         // Weights that are made up have 16 bits.
         (DTypeArg::Auto, Source::Synthetic { .. }) if backend.isa().multiplies_bf16() => DType::BF16,
         (DTypeArg::Auto, Source::Synthetic { .. }) => DType::F32,

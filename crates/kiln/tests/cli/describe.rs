@@ -108,7 +108,7 @@ fn info_refuses_what_it_does_not_know() {
 fn doctor_says_what_the_machine_offers() {
     let kit = Kit::new();
     let ran = kit.kiln(&["doctor"]).ok();
-    for line in ["cpu", "threads", "portable", "memory", "available", "no CUDA backend", "temporary"] {
+    for line in ["cpu", "threads", "portable", "memory", "available", "libcuda", "libnvrtc", "temporary"] {
         assert!(ran.text().contains(line), "`{line}` is missing in:\n{}", ran.text());
     }
     let report = json(&kit, &["doctor", "--json"]);

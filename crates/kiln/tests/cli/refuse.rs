@@ -121,9 +121,8 @@ fn absurd_sizes_are_refused_with_the_memory_they_need() {
 #[test]
 fn a_device_that_is_not_there_is_refused() {
     let kit = Kit::new();
-    for device in ["cuda", "cuda:1"] {
-        kit.generate(&["fox", "--device", device]).refused(1, &["no CUDA backend", "hint: "]);
-    }
+    // No machine has that many, and most have no driver either.
+    kit.generate(&["fox", "--device", "cuda:99"]).refused(1, &["cuda:99 can't be used", "hint: "]);
     kit.generate(&["fox", "--device", "tpu"]).refused(2, &["expected auto, cpu, cuda or cuda:N"]);
 }
 

@@ -1,0 +1,199 @@
+//! Times the operations of klein-4B at 1024×1024 on the GPU: a line each, with what it reaches.
+//!
+//! ```sh
+//! cargo run --release -p kiln-cuda --example klein_shapes
+//! ```
+
+use kiln_cuda::{CudaBackend, CudaTensor, Options};
+use kiln_ops::{
+    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopePairs, RopeTable,
+};
+use kiln_tensor::{DType, HostTensor, LinearParts, Shape, bf16};
+
+const TEXT: usize = 512;
+const IMAGE: usize = 4096;
+const TOKENS: usize = TEXT + IMAGE;
+const DIM: usize = 3072;
+const HEADS: usize = 24;
+const MLP: usize = 9216;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let b = CudaBackend::new(&Options::default())?;
+    println!("{}", b.name());
+    if let Some(e) = b.without_cublaslt() {
+        println!("without cuBLASLt: {e}");
+    }
+    let bench = Bench { b };
+    bench.linears()?;
+    bench.attentions()?;
+    bench.small()?;
+    bench.pictures()?;
+    println!("{:.1} GiB of memory held", bench.b.memory_held() as f64 / (1u64 << 30) as f64);
+    Ok(())
+}
+
+struct Bench {
+    b: CudaBackend,
+}
+
+/// What a time is measured against.
+enum Work {
+    /// Multiplications and additions.
+    Flops(f64),
+    /// Bytes read and written.
+    Bytes(f64),
+}
+
+impl Bench {
+    fn line(&self, name: &str, work: Work, run: impl Fn() -> Result<()>) -> Result<()> {
+        // Compiles, plans and fills the arena.
+        run()?;
+        run()?;
+        self.b.wait()?;
+        const REPEATS: usize = 5;
+        let mut times = Vec::new();
+        for _ in 0..5 {
+            times.push(self.b.time(|| (0..REPEATS).try_for_each(|_| run()))? / REPEATS as f32);
+        }
+        times.sort_by(f32::total_cmp);
+        let (ms, spread) = (f64::from(times[2]), times[4] - times[0]);
+        let rate = match work {
+            Work::Flops(n) => format!("{:8.1} TFLOP/s", n / ms / 1e9),
+            Work::Bytes(n) => format!("{:8.2} TB/s", n / ms / 1e9),
+        };
+        println!("{name:44} {ms:9.3} ms ±{spread:.3}  {rate}");
+        Ok(())
+    }
+
+    /// Numbers that look random; the same few thousand over and over.
+    fn numbers(count: usize) -> Vec<bf16> {
+        let mut state = 12345u32;
+        let few: Vec<bf16> = (0..8191)
+            .map(|_| {
+                state = state.wrapping_mul(1664525).wrapping_add(1013904223);
+                bf16::from_f32((state >> 8) as f32 / (1 << 23) as f32 - 1.0)
+            })
+            .collect();
+        few.iter().copied().cycle().take(count).collect()
+    }
+
+    fn host(shape: impl Into<Shape>) -> Result<HostTensor> {
+        let shape = shape.into();
+        let count = shape.numel();
+        Ok(HostTensor::from_bf16(shape, Self::numbers(count))?)
+    }
+
+    fn activation(&self, shape: impl Into<Shape>) -> Result<CudaTensor> {
+        self.b.upload(&Self::host(shape)?, DType::BF16)
+    }
+
+    fn parameter(&self, shape: impl Into<Shape>) -> Result<CudaTensor> {
+        self.b.upload(&Self::host(shape)?, DType::F32)
+    }
+
+    fn linears(&self) -> Result<()> {
+        let b = &self.b;
+        let weight = |out: usize, input: usize| {
+            b.weight(LinearParts { slabs: vec![Self::host([out, input])?], bias: None, deltas: vec![] })
+        };
+        let flops = |rows: usize, out: usize, input: usize| Work::Flops(2.0 * (rows * out * input) as f64);
+        for rows in [TEXT, IMAGE] {
+            let x = self.activation([rows, DIM])?;
+            let qkv = weight(3 * DIM, DIM)?;
+            self.line(&format!("linear_split {rows}x{DIM} to 3x{DIM}"), flops(rows, 3 * DIM, DIM), || {
+                b.linear_split(&x, &qkv, [DIM; 3]).map(|_| ())
+            })?;
+            let up = weight(2 * MLP, DIM)?;
+            self.line(&format!("linear {rows}x{DIM} to {}", 2 * MLP), flops(rows, 2 * MLP, DIM), || {
+                b.linear(&x, &up).map(|_| ())
+            })?;
+        }
+        let x = self.activation([TOKENS, DIM])?;
+        let one = weight(3 * DIM + 2 * MLP, DIM)?;
+        let widths = [DIM, DIM, DIM, 2 * MLP];
+        self.line(
+            &format!("linear_split {TOKENS}x{DIM} to 3x{DIM}, {}", 2 * MLP),
+            flops(TOKENS, 3 * DIM + 2 * MLP, DIM),
+            || b.linear_split(&x, &one, widths).map(|_| ()),
+        )?;
+        let (left, right) = (self.activation([TOKENS, DIM])?, self.activation([TOKENS, MLP])?);
+        let out = weight(DIM, DIM + MLP)?;
+        let (gate, groups) = (self.parameter([1, DIM])?, Groups::one(TOKENS));
+        self.line(
+            &format!("linear_gated_add {TOKENS}x({DIM}+{MLP}) to {DIM}"),
+            flops(TOKENS, DIM, DIM + MLP),
+            || b.linear_gated_add(&[&left, &right], &out, Some((&gate, &groups)), &x).map(|_| ()),
+        )?;
+        let square = weight(DIM, DIM)?;
+        self.line(&format!("linear_gated_add {TOKENS}x{DIM} to {DIM}"), flops(TOKENS, DIM, DIM), || {
+            b.linear_gated_add(&[&left], &square, Some((&gate, &groups)), &x).map(|_| ())
+        })?;
+        let time = self.parameter([1, DIM])?;
+        let modulation = weight(6 * DIM, DIM)?;
+        self.line(
+            &format!("linear_split 1x{DIM} (f32) to 6x{DIM}"),
+            Work::Bytes((6 * DIM * DIM * 2) as f64),
+            || b.linear_split(&time, &modulation, [DIM; 6]).map(|_| ()),
+        )
+    }
+
+    fn attentions(&self) -> Result<()> {
+        let b = &self.b;
+        let cases = [
+            (TOKENS, HEADS, HEADS, 128, Mask::None),
+            (TEXT, 32, 8, 128, Mask::Causal { valid: 100 }),
+            (128 * 128, 1, 1, 512, Mask::None),
+        ];
+        for (rows, heads, kv_heads, dim, mask) in cases {
+            let q = self.activation([rows, heads * dim])?;
+            let (k, v) = (self.activation([rows, kv_heads * dim])?, self.activation([rows, kv_heads * dim])?);
+            let flops = Work::Flops(4.0 * (rows * rows * heads * dim) as f64);
+            let spec = AttentionSpec { heads, kv_heads, mask };
+            self.line(&format!("attention {rows}, {heads} heads of {dim}"), flops, || {
+                b.attention(&[&q], &[&k], &[&v], &spec).map(|_| ())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn small(&self) -> Result<()> {
+        let b = &self.b;
+        let bytes = |reads: usize, writes: usize| Work::Bytes(2.0 * (reads + writes) as f64);
+        let x = self.activation([TOKENS, DIM])?;
+        let (scale, shift) = (self.parameter([1, DIM])?, self.parameter([1, DIM])?);
+        let groups = Groups::one(TOKENS);
+        let size = TOKENS * DIM;
+        self.line("ada_layer_norm", bytes(size, size), || {
+            b.ada_layer_norm(&x, &scale, &shift, &groups, 1e-6).map(|_| ())
+        })?;
+        let weight = self.parameter([128])?;
+        let rope = RopeTable {
+            cos: self.parameter([TOKENS, 64])?,
+            sin: self.parameter([TOKENS, 64])?,
+            pairs: RopePairs::Adjacent,
+        };
+        self.line("norm_rope", bytes(size, size), || b.norm_rope(&x, &weight, &rope, 1e-6).map(|_| ()))?;
+        let wide = self.activation([TOKENS, 2 * MLP])?;
+        self.line("swiglu", bytes(2 * TOKENS * MLP, TOKENS * MLP), || b.swiglu(&wide).map(|_| ()))?;
+        self.line("add", bytes(2 * size, size), || b.add(&x, &x).map(|_| ()))
+    }
+
+    fn pictures(&self) -> Result<()> {
+        let b = &self.b;
+        let cases = [(128, 512, 512), (256, 512, 512), (512, 256, 256), (1024, 128, 128), (1024, 128, 3)];
+        for (size, input, out) in cases {
+            let x = self.activation([size, size, input])?;
+            let conv = b.conv(&Self::host([out, input, 3, 3])?, Some(&HostTensor::zeros([out])))?;
+            let flops = Work::Flops(2.0 * (size * size * out * input * 9) as f64);
+            self.line(&format!("conv2d {size}x{size}x{input} to {out}"), flops, || {
+                b.conv2d(&x, &conv, ConvGeometry::same(3), None).map(|_| ())
+            })?;
+        }
+        let x = self.activation([1024, 1024, 128])?;
+        let (weight, bias) = (self.parameter([128])?, self.parameter([128])?);
+        let elements = 1024 * 1024 * 128;
+        self.line("group_norm 1024x1024x128, silu", Work::Bytes(2.0 * 3.0 * elements as f64), || {
+            b.group_norm(&x, 32, &weight, &bias, 1e-6, Some(Activation::Silu)).map(|_| ())
+        })
+    }
+}

@@ -1,0 +1,136 @@
+//! Which machine computes: the one place that knows of every kind of backend.
+
+use kiln_cpu::{CpuBackend, Isa};
+use kiln_model::ModelFolder;
+use kiln_tensor::DType;
+
+use crate::args::IsaArg;
+use crate::failure::{Failure, While};
+use crate::machine;
+use crate::values::Device;
+
+/// A backend of some kind.
+pub enum Chosen {
+    Cpu(CpuBackend),
+    #[cfg(feature = "cuda")]
+    Cuda(Box<kiln_cuda::CudaBackend>),
+}
+
+impl Chosen {
+    /// The backend for `device`. With `auto`, a GPU where one can be used; the sentence says why not where one seems to be
+    /// there and can't.
+    pub fn new(
+        isa: Option<IsaArg>,
+        threads: Option<u32>,
+        device: Device,
+    ) -> Result<(Chosen, Option<String>), Failure> {
+        match device {
+            Device::Cpu => Ok((Chosen::Cpu(cpu(isa, threads)?), None)),
+            Device::Cuda(number) => Ok((cuda(number)?, None)),
+            Device::Auto => {
+                let (gpu, why) = find_gpu();
+                Ok((gpu.map_or_else(|| cpu(isa, threads).map(Chosen::Cpu), Ok)?, why))
+            }
+        }
+    }
+
+    /// The device's name, as `--device` takes it.
+    pub fn device(&self) -> String {
+        match self {
+            Chosen::Cpu(_) => "cpu".into(),
+            #[cfg(feature = "cuda")]
+            Chosen::Cuda(backend) => format!("cuda:{}", backend.gpu().ordinal),
+        }
+    }
+
+    /// What to compute in where nobody said so. A GPU is many times faster in bf16.
+    pub fn suitable_dtype(&self, folder: &ModelFolder) -> DType {
+        match self {
+            Chosen::Cpu(backend) => suitable_dtype(backend.isa(), folder),
+            #[cfg(feature = "cuda")]
+            Chosen::Cuda(_) => DType::BF16,
+        }
+    }
+
+    /// Threads of the processor for work that it does itself.
+    pub fn threads(&self) -> usize {
+        match self {
+            Chosen::Cpu(backend) => backend.threads(),
+            #[cfg(feature = "cuda")]
+            Chosen::Cuda(_) => std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+
+    /// Bytes that a request may need before it is refused.
+    pub fn memory_limit(&self) -> Option<u64> {
+        match self {
+            Chosen::Cpu(_) => machine::memory_limit(),
+            #[cfg(feature = "cuda")]
+            Chosen::Cuda(backend) => backend.memory_free().ok().map(|bytes| bytes as u64),
+        }
+    }
+}
+
+/// The CPU's backend.
+pub fn cpu(isa: Option<IsaArg>, threads: Option<u32>) -> Result<CpuBackend, Failure> {
+    let isa = isa.map(|isa| match isa {
+        IsaArg::Portable => Isa::Portable,
+        IsaArg::Neon => Isa::Neon,
+        IsaArg::Avx2 => Isa::Avx2,
+        IsaArg::Avx512 => Isa::Avx512,
+        IsaArg::Amx => Isa::Amx,
+    });
+    let threads = threads.map(|n| n as usize);
+    CpuBackend::new(kiln_cpu::Options { isa, threads }).while_doing(|| "starting the CPU backend".into())
+}
+
+/// bf16 where the machine multiplies it as it is and the weights have no more digits than that; else f32.
+pub fn suitable_dtype(isa: Isa, folder: &ModelFolder) -> DType {
+    // Weights that can't be opened are refused when they are loaded, with all that is to be said about them.
+    let short = folder.transformer.weights().is_ok_and(|weights| {
+        let (short, long): (Vec<_>, Vec<_>) =
+            weights.dtypes().into_iter().partition(|(dtype, _)| dtype.size() <= 2);
+        let count = |dtypes: Vec<(DType, u64)>| dtypes.iter().map(|(_, n)| n).sum::<u64>();
+        count(short) > count(long)
+    });
+    if isa.multiplies_bf16() && short { DType::BF16 } else { DType::F32 }
+}
+
+const USE_THE_CPU: &str = "leave --device out, or say --device cpu, to compute on the CPU";
+
+/// Kernels are kept beside what else is kept.
+#[cfg(feature = "cuda")]
+fn cuda_options(device: usize) -> kiln_cuda::Options {
+    let cache = crate::cache::folder().map(|folder| folder.join("cuda"));
+    kiln_cuda::Options { device, cache, ..Default::default() }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(number: usize) -> Result<Chosen, Failure> {
+    match kiln_cuda::CudaBackend::new(&cuda_options(number)) {
+        Ok(backend) => Ok(Chosen::Cuda(Box::new(backend))),
+        Err(e) => Err(Failure::new(format!("cuda:{number} can't be used: {e}")).hint(USE_THE_CPU)),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: usize) -> Result<Chosen, Failure> {
+    Err(Failure::new("this build of Kiln has no CUDA backend").hint(USE_THE_CPU))
+}
+
+#[cfg(feature = "cuda")]
+fn find_gpu() -> (Option<Chosen>, Option<String>) {
+    use kiln_cuda::Error;
+    match kiln_cuda::CudaBackend::new(&cuda_options(0)) {
+        Ok(backend) => (Some(Chosen::Cuda(Box::new(backend))), None),
+        // A machine without an NVIDIA GPU has nothing to be told.
+        Err(Error::NoDevice { .. }) => (None, None),
+        Err(Error::Missing { library, .. }) if library == kiln_cuda::Wanted::Driver.name() => (None, None),
+        Err(e) => (None, Some(format!("the GPU is not used: {e}"))),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn find_gpu() -> (Option<Chosen>, Option<String>) {
+    (None, None)
+}

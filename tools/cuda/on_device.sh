@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Tests and times the CUDA backend on a machine that has a GPU but no Rust, with programs built elsewhere.
+#
+#   here:   tools/cuda/on_device.sh build FOLDER       builds, strips and collects the programs
+#   there:  tools/cuda/on_device.sh run FOLDER [LOGS]  runs them; the timings come last
+#
+# `run` needs the repository (for testdata/), NVIDIA's driver, and NVRTC and cuBLASLt from a CUDA toolkit or from the
+# `nvidia` packages of the Python on the path.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+verb=${1:?build or run}
+folder=${2:?a folder for the programs}
+
+build() {
+    cd "$root"
+    mkdir -p "$folder"
+    # Optimised for size where it does not matter: the work is done by the GPU.
+    export CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=0
+    "${CARGO:-cargo}" test --no-run --release -p kiln-cuda --test conformance --message-format=json >"$folder/built.json"
+    "${CARGO:-cargo}" test --no-run --release -p kiln-golden --test cuda --message-format=json >>"$folder/built.json"
+    "${CARGO:-cargo}" build --release -p kiln-cuda --example klein_shapes --message-format=json >>"$folder/built.json"
+    python3 - "$folder" <<'PY'
+import json, shutil, sys
+names = {("conformance", "test"): "conformance", ("cuda", "test"): "golden", ("klein_shapes", "example"): "klein_shapes"}
+for line in open(sys.argv[1] + "/built.json"):
+    built = json.loads(line)
+    target = built.get("target", {})
+    name = names.get((target.get("name"), (target.get("kind") or [""])[0]))
+    if built.get("executable") and name:
+        shutil.copy(built["executable"], f"{sys.argv[1]}/{name}")
+PY
+    rm "$folder/built.json"
+    strip "$folder"/* 2>/dev/null || true
+    ls -l "$folder"
+}
+
+run() {
+    local logs=${1:-$folder/logs} failed=0
+    mkdir -p "$logs"
+    # Python's packages, where the toolkit has no libraries of its own.
+    local packages
+    packages=$(python3 -c 'import site; print("\n".join(site.getsitepackages()))' 2>/dev/null || true)
+    for lib in $(for p in $packages; do ls -d "$p"/nvidia/*/lib 2>/dev/null; done); do
+        export KILN_CUDA_PATH="${KILN_CUDA_PATH:+$KILN_CUDA_PATH:}$lib"
+    done
+    export KILN_TESTDATA="$root/testdata" XDG_CACHE_HOME="${XDG_CACHE_HOME:-$logs/cache}"
+    nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.used --format=csv,noheader || true
+    # A kernel that hangs or dies must not take the rest with it.
+    for program in conformance golden; do
+        echo "== $program"
+        timeout "${LIMIT:-200}" "$folder/$program" --test-threads 4 >"$logs/$program.log" 2>&1 || failed=1
+        grep -vE '\.\.\. ok$' "$logs/$program.log" | head -n 150 || true
+    done
+    echo "== klein-4B at 1024x1024"
+    timeout "${LIMIT:-200}" "$folder/klein_shapes" 2>&1 | tee "$logs/klein_shapes.log" || failed=1
+    return $failed
+}
+
+case $verb in
+    build) build ;;
+    run) run "${3:-}" ;;
+    *) echo "build or run, not $verb" >&2; exit 2 ;;
+esac
