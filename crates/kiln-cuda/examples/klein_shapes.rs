@@ -94,7 +94,7 @@ impl Bench {
     fn linears(&self) -> Result<()> {
         let b = &self.b;
         let weight = |out: usize, input: usize| {
-            b.weight(LinearParts { slabs: vec![Self::host([out, input])?], bias: None, deltas: vec![] })
+            b.weight(LinearParts { slabs: vec![Self::host([out, input])?], ..LinearParts::default() })
         };
         let flops = |rows: usize, out: usize, input: usize| Work::Flops(2.0 * (rows * out * input) as f64);
         for rows in [TEXT, IMAGE] {

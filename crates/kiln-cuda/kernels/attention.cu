@@ -15,7 +15,7 @@ template <int DIM, int SPLIT, int ROW_WARPS, int KEYS> struct Shape {
 template <int DIM, int ROWS, int THREADS>
 __device__ __forceinline__ void bring_rows(bf16 *to, const Segments &from, int first, int rows, int width, int column) {
     const int CHUNKS = DIM / 8;
-#pragma unroll
+#pragma unroll 2
     for (int i = 0; i < ROWS * CHUNKS; i += THREADS) {
         int at = i + threadIdx.x;
         if (ROWS * CHUNKS % THREADS != 0 && at >= ROWS * CHUNKS) break;
@@ -110,24 +110,30 @@ template <int DIM, int SPLIT, int ROW_WARPS, int KEYS> __device__ __forceinline_
             }
         }
 
-        // The whole row of a score lies in four neighbouring lanes.
-        float top[2] = {best[0], best[1]};
+        // Only the last tile, and tiles under a mask, hold keys that some query does not see.
+        bool cut = t.mask != 0 || (tile + 1) * KEYS > t.keys;
+        if (cut) {
 #pragma unroll
-        for (int j = 0; j < KEY_TILES; j++) {
+            for (int j = 0; j < KEY_TILES; j++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int key = tile * KEYS + 8 * j + lane % 4 * 2 + e % 2;
-                bool visible = key >= low[e / 2] && key < high[e / 2];
-                scores[j][e] = visible ? scores[j][e] * scale : NONE;
-                top[e / 2] = fmaxf(top[e / 2], scores[j][e]);
+                for (int e = 0; e < 4; e++) {
+                    int key = tile * KEYS + 8 * j + lane % 4 * 2 + e % 2;
+                    if (key < low[e / 2] || key >= high[e / 2]) scores[j][e] = NONE;
+                }
             }
         }
+        // The whole row of a score lies in four neighbouring lanes.
+        float base[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-            top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
-            float shrink = fast_exp2(best[r] - top[r]);
-            best[r] = top[r];
+            float top = best[r];
+#pragma unroll
+            for (int j = 0; j < KEY_TILES; j++) top = fmaxf(top, fmaxf(scores[j][2 * r], scores[j][2 * r + 1]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            float shrink = fast_exp2((best[r] - top) * scale);
+            best[r] = top;
+            base[r] = top * scale;
             total[r] *= shrink;
 #pragma unroll
             for (int j = 0; j < DIM_TILES; j++) sums[j][2 * r] *= shrink, sums[j][2 * r + 1] *= shrink;
@@ -136,8 +142,9 @@ template <int DIM, int SPLIT, int ROW_WARPS, int KEYS> __device__ __forceinline_
         for (int j = 0; j < KEY_TILES; j++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                // Where a row has seen nothing yet, the largest score is NONE too, and their difference would be 0.
-                float p = scores[j][e] == NONE ? 0.0f : fast_exp2(scores[j][e] - best[e / 2]);
+                float p = fast_exp2(scores[j][e] * scale - base[e / 2]);
+                // Where a row has seen nothing yet, the largest score is NONE too, and p would be 1.
+                if (cut && scores[j][e] == NONE) p = 0.0f;
                 scores[j][e] = p;
                 total[e / 2] += p;
             }
@@ -176,16 +183,16 @@ template <int DIM, int SPLIT, int ROW_WARPS, int KEYS> __device__ __forceinline_
     }
 }
 
-#define KERNEL(DIM, SPLIT, ROW_WARPS, KEYS)                                                                          \
-    extern "C" __global__ void __launch_bounds__(32 * SPLIT * ROW_WARPS)                                             \
+#define KERNEL(DIM, SPLIT, ROW_WARPS, KEYS, BLOCKS)                                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * SPLIT * ROW_WARPS, BLOCKS)                                     \
         attention_##DIM(const __grid_constant__ Attention t) {                                                       \
         attend<DIM, SPLIT, ROW_WARPS, KEYS>(t);                                                                      \
     }
 
-// The launcher knows these numbers too.
-KERNEL(32, 1, 4, 64)
-KERNEL(64, 1, 4, 64)
-KERNEL(96, 1, 4, 64)
-KERNEL(128, 1, 4, 64)
-KERNEL(256, 2, 4, 32)
-KERNEL(512, 4, 2, 16)
+// The launcher knows these numbers too, but for the last: how many blocks should fit a multiprocessor's registers.
+KERNEL(32, 1, 4, 64, 4)
+KERNEL(64, 1, 4, 64, 3)
+KERNEL(96, 1, 4, 64, 3)
+KERNEL(128, 1, 4, 64, 3)
+KERNEL(256, 2, 4, 32, 1)
+KERNEL(512, 4, 2, 16, 1)

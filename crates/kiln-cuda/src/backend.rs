@@ -95,6 +95,14 @@ impl Backend for CudaBackend {
         self.cx.name()
     }
 
+    fn numerics(&self) -> String {
+        self.cx.numerics()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.wait()
+    }
+
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CudaTensor> {
         shapes::upload(host, dtype)?;
         CudaTensor::from_host(&self.cx, host, dtype)

@@ -1,10 +1,10 @@
 //! Kernels from their source, by NVRTC, once for each GPU and compiler.
 
+use crate::Result;
 use crate::cache::{Cache, Key};
 use crate::find::{self, Wanted};
 use crate::sources::{Source, Target};
 use crate::sys::nvrtc::Nvrtc;
-use crate::Result;
 
 /// Compiles kernels.
 pub struct Compiler {

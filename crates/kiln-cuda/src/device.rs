@@ -172,9 +172,8 @@ impl Device {
         }
         self.enter()?;
         // SAFETY: the caller has a block of that size; pageable memory is read before the call returns.
-        let status = unsafe {
-            (self.driver.copy_to_device)(to, bytes.as_ptr().cast(), bytes.len(), self.raw.stream)
-        };
+        let status =
+            unsafe { (self.driver.copy_to_device)(to, bytes.as_ptr().cast(), bytes.len(), self.raw.stream) };
         self.driver.check("cuMemcpyHtoDAsync", status)
     }
 

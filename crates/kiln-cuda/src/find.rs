@@ -137,9 +137,7 @@ pub(crate) struct Places {
 
 impl Places {
     fn of_this_process() -> Places {
-        let list = |name: &str| -> Vec<PathBuf> {
-            env::var_os(name).map(|v| split(&v)).unwrap_or_default()
-        };
+        let list = |name: &str| -> Vec<PathBuf> { env::var_os(name).map(|v| split(&v)).unwrap_or_default() };
         let mut toolkits = [list("CUDA_HOME"), list("CUDA_PATH"), list("CUDA_ROOT")].concat();
         toolkits.push("/usr/local/cuda".into());
         toolkits.extend(versions_in(Path::new("/usr/local"), "cuda-"));

@@ -11,7 +11,7 @@
 //!
 //! let b = CudaBackend::new(&Options::default())?;
 //! let weight = HostTensor::from_f32([1, 2], vec![2.0, 3.0])?;
-//! let w = b.weight(LinearParts { slabs: vec![weight], bias: None, deltas: vec![] })?;
+//! let w = b.weight(LinearParts { slabs: vec![weight], ..LinearParts::default() })?;
 //! let x = b.upload(&HostTensor::from_f32([1, 2], vec![10.0, 1.0])?, DType::F32)?;
 //! assert_eq!(b.download(&b.linear(&x, &w)?)?.to_f32()?[0], 23.0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -57,6 +57,12 @@ impl Context {
     /// Name for messages.
     pub fn name(&self) -> String {
         format!("cuda:{} ({})", self.device.gpu.ordinal, self.device.gpu.name)
+    }
+
+    /// What the last bits depend on: the GPU, and who multiplies.
+    pub fn numerics(&self) -> String {
+        let products = self.device.lt.as_ref().map_or_else(|_| "own products".into(), |lt| lt.version_text());
+        format!("cuda ({}, {products})", self.device.gpu.name)
     }
 
     /// A device's word as an operation's.

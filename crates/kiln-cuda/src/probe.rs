@@ -102,7 +102,8 @@ fn version(wanted: Wanted) -> Result<Found> {
             let number = unsafe {
                 loaded.library.get::<unsafe extern "C" fn() -> usize>(b"cudnnGetVersion").map(|f| f())
             };
-            let number = number.map_err(|e| Error::Unusable { path: loaded.path.clone(), what: e.to_string() })?;
+            let number =
+                number.map_err(|e| Error::Unusable { path: loaded.path.clone(), what: e.to_string() })?;
             let version = format!("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100);
             Ok(Found { version, path: loaded.path })
         }

@@ -25,6 +25,7 @@ sources! {
     ELEMENTWISE = "elementwise";
     FEW_ROWS = "few_rows";
     GROUP_NORM = "group_norm";
+    INT8 = "int8";
     MOVEMENT = "movement";
     NORM = "norm";
     OUTPUT = "output";
@@ -77,9 +78,13 @@ mod tests {
     #[test]
     fn a_known_gpu_gets_machine_code_of_its_own() {
         let supported = [75, 80, 86, 89, 90, 100, 120];
-        for (gpu, arch) in
-            [((8, 0), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((12, 0), "sm_120a")]
-        {
+        for (gpu, arch) in [
+            ((8, 0), "sm_80"),
+            ((8, 9), "sm_89"),
+            ((9, 0), "sm_90a"),
+            ((10, 0), "sm_100a"),
+            ((12, 0), "sm_120a"),
+        ] {
             assert_eq!(Target::of(gpu.0, gpu.1, &supported), Target { arch: arch.into(), binary: true });
         }
     }

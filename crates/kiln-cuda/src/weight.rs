@@ -1,5 +1,6 @@
 //! Weights on the device: as they are stored in their file, and in the type a product needs where that differs.
 
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
 use kiln_ops::{Error, Result, shapes};
@@ -71,22 +72,78 @@ impl Matrix {
     }
 }
 
-/// A bias or another small f32 vector.
-fn vector(cx: &Context, op: &'static str, host: &HostTensor) -> Result<Block> {
-    let host = match host.dtype() {
-        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => host.to_dtype(DType::F32)?,
-        dtype => return Err(Error::DType { op, dtype, backend: cx.name() }),
-    };
-    let block = cx.block(host.bytes().len())?;
-    cx.done(cx.device.upload(host.bytes(), block.at()))?;
+/// Small f32 vectors, one after the other: a bias, the scales of rows.
+fn vector(cx: &Context, op: &'static str, hosts: &[HostTensor]) -> Result<Block> {
+    let mut values = Vec::new();
+    for host in hosts {
+        match host.dtype() {
+            DType::F32 | DType::BF16 | DType::F16 | DType::F64 => values.extend_from_slice(&host.to_f32()?),
+            dtype => return Err(Error::DType { op, dtype, backend: cx.name() }),
+        }
+    }
+    let bytes: &[u8] = bytemuck::cast_slice(&values);
+    let block = cx.block(bytes.len())?;
+    cx.done(cx.device.upload(bytes, block.at()))?;
     Ok(block)
+}
+
+/// Integers with a scale for every row.
+pub(crate) struct Int8 {
+    pub rows: usize,
+    pub cols: usize,
+    /// Bytes from row to row: a multiple of 16, zeros after the last column.
+    pub depth: usize,
+    block: Block,
+    scales: Block,
+}
+
+impl Int8 {
+    fn new(cx: &Context, parts: &LinearParts, [rows, cols]: [usize; 2]) -> Result<Int8> {
+        let depth = padded(cols);
+        let block = cx.block(rows * depth)?;
+        let mut at = block.at();
+        for slab in &parts.slabs {
+            let bytes = pad_rows(slab.bytes(), cols, depth);
+            cx.done(cx.device.upload(&bytes, at))?;
+            at += bytes.len() as u64;
+        }
+        Ok(Int8 { rows, cols, depth, block, scales: vector(cx, "weight", &parts.scales)? })
+    }
+
+    /// Address of row `row` and of its scale.
+    pub fn at(&self, row: usize) -> [DevicePtr; 2] {
+        [self.block.at() + (row * self.depth) as u64, self.scales.at() + 4 * row as u64]
+    }
+}
+
+/// Bytes of a row of integers, so that rows begin where 16 bytes can be read at once.
+pub(crate) fn padded(cols: usize) -> usize {
+    cols.next_multiple_of(16)
+}
+
+/// Rows of `cols` bytes, `depth` bytes apart.
+fn pad_rows(bytes: &[u8], cols: usize, depth: usize) -> Cow<'_, [u8]> {
+    if cols == depth {
+        return bytes.into();
+    }
+    let mut out = vec![0; bytes.len() / cols * depth];
+    for (row, out) in bytes.chunks_exact(cols).zip(out.chunks_exact_mut(depth)) {
+        out[..cols].copy_from_slice(row);
+    }
+    out.into()
 }
 
 /// A linear layer on the device.
 pub struct CudaWeight {
-    pub(crate) matrix: Matrix,
+    pub(crate) base: Base,
     pub(crate) bias: Option<Block>,
     pub(crate) deltas: Vec<LowRank>,
+}
+
+/// What the input is multiplied with.
+pub(crate) enum Base {
+    Dense(Matrix),
+    Int8(Int8),
 }
 
 /// A low-rank update of the outputs from `row` on.
@@ -99,9 +156,13 @@ pub(crate) struct LowRank {
 
 impl CudaWeight {
     pub(crate) fn new(cx: &Context, parts: LinearParts) -> Result<CudaWeight> {
-        let [_, cols] = shapes::weight(&parts)?;
-        let matrix = Matrix::new(cx, "weight", &parts.slabs, cols)?;
-        let bias = parts.bias.as_ref().map(|bias| vector(cx, "weight", bias)).transpose()?;
+        let size @ [_, cols] = shapes::weight(&parts)?;
+        let base = match parts.dtype() {
+            Some(DType::I8) => Base::Int8(Int8::new(cx, &parts, size)?),
+            _ => Base::Dense(Matrix::new(cx, "weight", &parts.slabs, cols)?),
+        };
+        let bias =
+            parts.bias.as_ref().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
         let mut deltas = Vec::new();
         // A rank of 0 changes nothing.
         for delta in parts.deltas.iter().filter(|delta| delta.rank() > 0 && delta.rows() > 0) {
@@ -112,11 +173,14 @@ impl CudaWeight {
                 scale: delta.scale,
             });
         }
-        Ok(CudaWeight { matrix, bias, deltas })
+        Ok(CudaWeight { base, bias, deltas })
     }
 
     pub(crate) fn size(&self) -> [usize; 2] {
-        [self.matrix.rows, self.matrix.cols]
+        match &self.base {
+            Base::Dense(matrix) => [matrix.rows, matrix.cols],
+            Base::Int8(integers) => [integers.rows, integers.cols],
+        }
     }
 }
 
@@ -149,7 +213,7 @@ impl CudaConv {
             dtype => return Err(Error::DType { op: "conv", dtype, backend: cx.name() }),
         };
         let kernel = Matrix::new(cx, "conv", &[flat], cols)?;
-        let bias = bias.map(|bias| vector(cx, "conv", bias)).transpose()?;
+        let bias = bias.map(|bias| vector(cx, "conv", std::slice::from_ref(bias))).transpose()?;
         Ok(CudaConv { size, kernel, bias })
     }
 }
@@ -169,7 +233,16 @@ const _: () = assert!(size_of::<bf16>() == 2 && size_of::<f16>() == 2);
 
 #[cfg(test)]
 mod tests {
-    use super::channels_last;
+    use super::{channels_last, pad_rows, padded};
+
+    #[test]
+    fn rows_of_integers_end_with_zeros() {
+        let (bytes, cols) = ([1, 2, 3, 4, 5, 6], 3);
+        let rows = pad_rows(&bytes, cols, padded(cols));
+        assert_eq!(rows.len(), 32);
+        assert_eq!((&rows[..4], &rows[16..20]), (&[1, 2, 3, 0][..], &[4, 5, 6, 0][..]));
+        assert_eq!(&*pad_rows(&bytes, 3, 3), &bytes);
+    }
 
     #[test]
     fn a_kernels_channels_come_last() {

@@ -9,9 +9,13 @@ fn every_kernel_compiles_for_every_generation() {
         Err(e) => return println!("skipped: no compiler of kernels: {e}"),
     };
     let (major, minor) = compiler.version();
-    for (generation, (a, b)) in
-        [("Ampere", (8, 0)), ("Ada", (8, 9)), ("Hopper", (9, 0)), ("Blackwell", (10, 0)), ("Blackwell", (12, 0))]
-    {
+    for (generation, (a, b)) in [
+        ("Ampere", (8, 0)),
+        ("Ada", (8, 9)),
+        ("Hopper", (9, 0)),
+        ("Blackwell", (10, 0)),
+        ("Blackwell", (12, 0)),
+    ] {
         if !compiler.knows(10 * a + b).unwrap() {
             println!("NVRTC {major}.{minor} does not know {generation} ({a}.{b})");
             continue;
@@ -21,6 +25,10 @@ fn every_kernel_compiles_for_every_generation() {
             let image = compiler.compile(source, &target).unwrap_or_else(|e| panic!("{e}"));
             assert!(!image.is_empty(), "{}", source.name);
         }
-        println!("NVRTC {major}.{minor}: {} files of kernels for {generation} ({})", SOURCES.len(), target.arch);
+        println!(
+            "NVRTC {major}.{minor}: {} files of kernels for {generation} ({})",
+            SOURCES.len(),
+            target.arch
+        );
     }
 }

@@ -134,6 +134,11 @@ inline float __shfl_xor_sync(unsigned, float x, int mask) {
     return __uint_as_float(result);
 }
 
+inline int __dp4a(int a, int b, int sum) {
+    for (int i = 0; i < 4; i++) sum += (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i);
+    return sum;
+}
+
 inline unsigned short to_bf16_bits(float x) {
     unsigned u = bits_of(x);
     if (x != x) return 0x7fff;

@@ -32,6 +32,10 @@ SOURCE(group_norm) {
 #include "group_norm.cu"
 #undef KERNELS
 }
+SOURCE(int8) {
+#include "int8.cu"
+#undef KERNEL
+}
 SOURCE(movement) {
 #include "movement.cu"
 #undef KERNELS
@@ -72,6 +76,7 @@ std::map<std::string, Kernel> &kernels() {
         K(few_rows_, few_rows_bf16_f32_bf16) K(few_rows_, few_rows_bf16_bf16_bf16) K(few_rows_, few_rows_bf16_f16_bf16)
         K(few_rows_, few_rows_bf16_f32_f32) K(few_rows_, few_rows_bf16_bf16_f32) K(few_rows_, few_rows_bf16_f16_f32)
         BOTH(group_norm, group_parts) BOTH(group_norm, group_parts_wide) BOTH(group_norm, group_apply) K(group_norm, group_unite)
+        BOTH(int8, quantise) BOTH(int8, product_int8)
         K(movement, copy_columns_2) K(movement, copy_columns_4) K(movement, copy_columns_16)
         K(movement, space_to_depth_2) K(movement, space_to_depth_4)
         BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(norm, norm_rope)

@@ -75,6 +75,11 @@ impl Lt {
         Ok(Lt { lib, handle: Raw(handle), version, plans: Mutex::default(), workspace: Mutex::default() })
     }
 
+    /// The library's name and version.
+    pub fn version_text(&self) -> String {
+        format!("cuBLASLt {}", self.version)
+    }
+
     /// Gives everything back, and the workspace to the caller; the device calls this when nothing runs any more.
     pub fn destroy(&self) -> Option<(DevicePtr, usize)> {
         let plans = std::mem::take(&mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner));
@@ -198,8 +203,12 @@ impl Lt {
         unsafe {
             let status = (lib.description_create)(&mut plan.description.0, sys::COMPUTE_32F, sys::R_32F);
             lib.check("cublasLtMatmulDescCreate", status)?;
-            let status =
-                (lib.description_set)(plan.description.0, sys::DESC_TRANSA, value(&sys::OP_T), size_of::<c_int>());
+            let status = (lib.description_set)(
+                plan.description.0,
+                sys::DESC_TRANSA,
+                value(&sys::OP_T),
+                size_of::<c_int>(),
+            );
             lib.check("cublasLtMatmulDescSetAttribute", status)?;
             for (layout, (kind, rows, cols, ld, stride)) in plan.layouts.iter_mut().zip(shapes) {
                 let status = (lib.layout_create)(&mut layout.0, kind, rows as u64, cols as u64, ld as i64);

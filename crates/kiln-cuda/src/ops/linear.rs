@@ -3,12 +3,14 @@ use std::ops::Range;
 use kiln_ops::{Error, Groups, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
+use super::int8::Rounded;
+use super::movement::concat_columns;
 use super::{THREADS, by_rows};
 use crate::device::{Block, launch};
 use crate::gemm::Product;
 use crate::sources::OUTPUT;
 use crate::sys::driver::DevicePtr;
-use crate::weight::Matrix;
+use crate::weight::{Base, Matrix};
 use crate::{Context, CudaTensor, CudaWeight, int};
 
 pub(crate) fn linear(cx: &Context, x: &CudaTensor, w: &CudaWeight) -> Result<CudaTensor> {
@@ -55,18 +57,45 @@ struct Layer<'a> {
     dtype: DType,
     /// The inputs times `down` of every delta, `[rows, rank]`.
     inner: Vec<CudaTensor>,
+    /// The inputs in integers, where the weight is in integers.
+    rounded: Option<Rounded>,
+}
+
+/// What is done to a product on its way out, and where it goes.
+#[derive(Clone, Copy)]
+struct Destination {
+    bias: Option<DevicePtr>,
+    /// Of the result's type and width.
+    add: Option<DevicePtr>,
+    out: DevicePtr,
+    dtype: DType,
 }
 
 impl<'a> Layer<'a> {
     fn new(cx: &'a Context, xs: &'a [&'a CudaTensor], w: &'a CudaWeight) -> Result<Self> {
         let (rows, dtype) = (xs[0].shape().rows(), xs[0].dtype());
-        let mut layer = Layer { cx, xs, w, rows, dtype, inner: Vec::new() };
+        let mut layer = Layer { cx, xs, w, rows, dtype, inner: Vec::new(), rounded: None };
+        if let Base::Int8(integers) = &w.base {
+            // One scale for a row of all inputs.
+            let rounded = match xs {
+                [x] => Rounded::new(cx, x, integers),
+                _ => Rounded::new(cx, &concat_columns(cx, xs)?, integers),
+            };
+            layer.rounded = Some(rounded?);
+        }
         layer.inner = w.deltas.iter().map(|delta| layer.whole(&delta.down)).collect::<Result<_>>()?;
         Ok(layer)
     }
 
     /// The product with input `i`, whose columns are `column..` of the weight.
-    fn product<'m>(&self, m: &'m Matrix, i: usize, rows: Range<usize>, out: DevicePtr, kind: DType) -> Product<'m> {
+    fn product<'m>(
+        &self,
+        m: &'m Matrix,
+        i: usize,
+        rows: Range<usize>,
+        out: DevicePtr,
+        kind: DType,
+    ) -> Product<'m> {
         let column = self.xs[..i].iter().map(|x| x.shape().last()).sum();
         let k = self.xs[i].shape().last();
         Product {
@@ -112,9 +141,35 @@ impl<'a> Layer<'a> {
         Ok(sums)
     }
 
+    /// Some of the layer's outputs, but for its deltas, in one launch; `None` when it takes more than one.
+    fn at_once(&self, rows: &Range<usize>, to: Destination) -> Option<Result<()>> {
+        match (&self.w.base, &self.rounded) {
+            (Base::Int8(integers), Some(rounded)) => {
+                let Destination { bias, add, out, dtype } = to;
+                Some(rounded.product(self.cx, integers, rows, [bias, add, Some(out)], dtype))
+            }
+            (Base::Dense(matrix), _) if self.xs.len() == 1 => {
+                let mut product = self.product(matrix, 0, rows.clone(), to.out, to.dtype);
+                product.bias = to.bias;
+                product.add = to.add.map(|add| (add, rows.len()));
+                let whole = to.bias.is_none() || product.adds_bias(self.cx);
+                whole.then(|| product.run(self.cx))
+            }
+            _ => None,
+        }
+    }
+
     /// [`Layer::sums`] of some of the layer's outputs, with its deltas.
     fn all_sums(&self, rows: Range<usize>) -> Result<Block> {
-        let sums = self.sums(&self.w.matrix, rows.clone())?;
+        let sums = match &self.w.base {
+            Base::Dense(matrix) => self.sums(matrix, rows.clone())?,
+            Base::Int8(_) => {
+                let sums = self.cx.block(self.rows * rows.len() * 4)?;
+                let to = Destination { bias: None, add: None, out: sums.at(), dtype: DType::F32 };
+                self.at_once(&rows, to).unwrap_or(Ok(()))?;
+                sums
+            }
+        };
         for (delta, inner) in self.w.deltas.iter().zip(&self.inner) {
             let Some((from, to)) = overlap(delta.row..delta.row + delta.up.rows, &rows) else { continue };
             let at = sums.at() + 4 * to.start as u64;
@@ -152,14 +207,15 @@ impl<'a> Layer<'a> {
     /// Some of the outputs.
     fn part(&self, rows: Range<usize>) -> Result<CudaTensor> {
         let out = CudaTensor::new(self.cx, [self.rows, rows.len()], self.dtype)?;
-        let mut product = self.product(&self.w.matrix, 0, rows.clone(), out.at(), self.dtype);
-        product.bias = self.bias(rows.start);
-        let plain = self.xs.len() == 1 && !self.has_deltas(&rows);
-        if plain && (product.bias.is_none() || product.adds_bias(self.cx)) {
-            product.run(self.cx)?;
-        } else {
-            let sums = self.all_sums(rows.clone())?;
-            self.finish(&sums, DType::F32, self.bias(rows.start), &out)?;
+        let bias = self.bias(rows.start);
+        let to = Destination { bias, add: None, out: out.at(), dtype: self.dtype };
+        let done = if self.has_deltas(&rows) { None } else { self.at_once(&rows, to) };
+        match done {
+            Some(done) => done?,
+            None => {
+                let sums = self.all_sums(rows)?;
+                self.finish(&sums, DType::F32, bias, &out)?;
+            }
         }
         Ok(out)
     }
@@ -169,9 +225,15 @@ impl<'a> Layer<'a> {
     fn equal_parts(&self, first: usize, width: usize, count: usize) -> Result<Vec<CudaTensor>> {
         let rows = first..first + width * count;
         let at = |i: usize| first + i * width..first + (i + 1) * width;
-        if count > 1 && width > 0 && self.rows > 0 && self.w.bias.is_none() && !self.has_deltas(&rows) {
+        if let Base::Dense(matrix) = &self.w.base
+            && count > 1
+            && width > 0
+            && self.rows > 0
+            && self.w.bias.is_none()
+            && !self.has_deltas(&rows)
+        {
             let out = CudaTensor::new(self.cx, [count, self.rows, width], self.dtype)?;
-            let mut product = self.product(&self.w.matrix, 0, at(0), out.at(), self.dtype);
+            let mut product = self.product(matrix, 0, at(0), out.at(), self.dtype);
             product.batch = count;
             if product.batches(self.cx) && product.run(self.cx).is_ok() {
                 let part = |i| out.view(i * self.rows * width, [self.rows, width].into());
@@ -190,20 +252,19 @@ impl<'a> Layer<'a> {
     ) -> Result<CudaTensor> {
         let out = CudaTensor::new(self.cx, [self.rows, out_width], self.dtype)?;
         let all = 0..out_width;
-        let plain = self.xs.len() == 1 && !self.has_deltas(&all);
+        let plain = !self.has_deltas(&all);
+        let bias = self.bias(0);
         if plain && gate.is_none() {
-            let mut product = self.product(&self.w.matrix, 0, all.clone(), out.at(), self.dtype);
-            product.bias = self.bias(0);
-            product.add = Some((residual.at(), out_width));
-            if product.bias.is_none() || product.adds_bias(self.cx) {
-                product.run(self.cx)?;
-                return Ok(out);
+            let to = Destination { bias, add: Some(residual.at()), out: out.at(), dtype: self.dtype };
+            if let Some(done) = self.at_once(&all, to) {
+                return done.map(|()| out);
             }
         }
         // A single product rounds as the activations do, as in the model's own definition; several are added up in f32.
-        let (sums, kind) = if plain {
+        let (sums, kind) = if plain && self.xs.len() == 1 && matches!(self.w.base, Base::Dense(_)) {
             let block = self.cx.block(self.rows * out_width * self.dtype.size())?;
-            self.product(&self.w.matrix, 0, all, block.at(), self.dtype).run(self.cx)?;
+            let to = Destination { bias: None, add: None, out: block.at(), dtype: self.dtype };
+            self.at_once(&all, to).unwrap_or(Ok(()))?;
             (block, self.dtype)
         } else {
             (self.all_sums(all)?, DType::F32)
@@ -214,7 +275,7 @@ impl<'a> Layer<'a> {
             let finish = Finish {
                 sums: sums.at() + (rows.start * out_width * kind.size()) as u64,
                 kind,
-                bias: self.bias(0),
+                bias,
                 gate: gate.map(|gate| gate.row_at(group)),
                 residual: Some(residual.row_at(rows.start)),
                 out: out.row_at(rows.start),

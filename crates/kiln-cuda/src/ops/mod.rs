@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub(crate) mod conv;
 pub(crate) mod elementwise;
 pub(crate) mod group_norm;
+pub(crate) mod int8;
 pub(crate) mod linear;
 pub(crate) mod movement;
 pub(crate) mod norm;

@@ -79,7 +79,13 @@ pub(crate) fn depth_to_space(cx: &Context, x: &CudaTensor) -> Result<CudaTensor>
     rearrange(cx, x, out, fine, 1)
 }
 
-fn rearrange(cx: &Context, x: &CudaTensor, out: CudaTensor, fine: [usize; 3], back: i32) -> Result<CudaTensor> {
+fn rearrange(
+    cx: &Context,
+    x: &CudaTensor,
+    out: CudaTensor,
+    fine: [usize; 3],
+    back: i32,
+) -> Result<CudaTensor> {
     let name = if x.dtype() == DType::BF16 { "space_to_depth_2" } else { "space_to_depth_4" };
     let [h, w, c] = fine;
     let size = |n: usize| int("space_to_depth", n);

@@ -79,7 +79,11 @@ impl Driver {
             // SAFETY: the driver gives static strings, or leaves the pointer null.
             unsafe {
                 f(status, &mut text);
-                if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+                if text.is_null() {
+                    String::new()
+                } else {
+                    CStr::from_ptr(text).to_string_lossy().into_owned()
+                }
             }
         };
         format!("{} ({status}): {}", text(self.error_name), text(self.error_text))

@@ -70,8 +70,11 @@ impl Nvrtc {
         let broken = || Error::Call { call: "nvrtcCreateProgram", what: "a zero byte in the source".into() };
         let text = CString::new(source).map_err(|_| broken())?;
         let file = CString::new(format!("{name}.cu")).map_err(|_| broken())?;
-        let options: Vec<CString> =
-            options.iter().map(|o| CString::new(o.as_str())).collect::<Result<_, _>>().map_err(|_| broken())?;
+        let options: Vec<CString> = options
+            .iter()
+            .map(|o| CString::new(o.as_str()))
+            .collect::<Result<_, _>>()
+            .map_err(|_| broken())?;
         let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         let mut program = null_mut();
         // SAFETY: the strings end with zero and outlive the program, which is destroyed whatever happens.
