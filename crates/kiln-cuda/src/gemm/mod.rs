@@ -225,7 +225,7 @@ impl ConvCall {
     /// Whether 16 bytes are always of one tap and aligned.
     fn takes_tiles(&self, dtype: DType) -> bool {
         let vectors = [i64::from(self.input[2]), self.ldx, self.ldw].iter().all(|n| n % 8 == 0);
-        dtype == DType::BF16 && vectors && self.x % 16 == 0 && self.w % 16 == 0
+        dtype == DType::BF16 && vectors && self.x.is_multiple_of(16) && self.w.is_multiple_of(16)
     }
 
     /// Puts the kernel that fits on the stream.

@@ -31,7 +31,7 @@ pub(crate) fn group_norm(
     // Count of a run is known; of each: its mean and squared deviations.
     let parts = cx.block(runs * groups * 2 * 4)?;
     let stats = cx.block(groups * 2 * 4)?;
-    let wide = channels % 8 == 0 && channels <= 8 * THREADS && x.at() % 16 == 0;
+    let wide = channels % 8 == 0 && channels <= 8 * THREADS && x.at().is_multiple_of(16);
     let (name, grid) = match wide {
         true => (by_dtype(x.dtype(), "group_parts_wide_f32", "group_parts_wide_bf16"), [runs, 1]),
         false => (by_dtype(x.dtype(), "group_parts_f32", "group_parts_bf16"), [runs, groups]),
