@@ -63,7 +63,9 @@ pub(crate) fn concat_columns(cx: &Context, parts: &[&CudaTensor]) -> Result<Cuda
 
 /// The largest unit, in bytes, that counts of elements and an address allow.
 fn unit(size: usize, counts: [usize; 3], at: u64) -> usize {
-    let fits = |unit: usize| counts.iter().all(|n| (n * size).is_multiple_of(unit)) && at.is_multiple_of(unit as u64);
+    let fits = |unit: usize| {
+        counts.iter().all(|n| (n * size).is_multiple_of(unit)) && at.is_multiple_of(unit as u64)
+    };
     if fits(16) { 16 } else { size }
 }
 
