@@ -100,26 +100,32 @@ mod tests {
 
     /// A source of limited memory that counts.
     #[derive(Default)]
-    struct Counted(RefCell<(DevicePtr, usize, Vec<(DevicePtr, usize)>)>);
+    struct Counted(RefCell<Counts>);
+
+    #[derive(Default)]
+    struct Counts {
+        asked: usize,
+        /// Addresses and sizes that were not given back.
+        taken: Vec<(DevicePtr, usize)>,
+    }
 
     const LIMIT: usize = 10 << 20;
 
     impl Source for Counted {
         fn take(&self, bytes: usize) -> Option<DevicePtr> {
-            let mut s = self.0.borrow_mut();
-            let used: usize = s.2.iter().map(|(_, size)| size).sum();
+            let mut counts = self.0.borrow_mut();
+            let used: usize = counts.taken.iter().map(|(_, size)| size).sum();
             if used + bytes > LIMIT {
                 return None;
             }
-            s.0 += 1 << 30;
-            s.1 += 1;
-            let at = s.0;
-            s.2.push((at, bytes));
+            counts.asked += 1;
+            let at = (counts.asked as DevicePtr) << 30;
+            counts.taken.push((at, bytes));
             Some(at)
         }
 
         fn give(&self, at: DevicePtr) {
-            self.0.borrow_mut().2.retain(|&(there, _)| there != at);
+            self.0.borrow_mut().taken.retain(|&(there, _)| there != at);
         }
     }
 
@@ -132,7 +138,7 @@ mod tests {
             arena.give(a.0, a.1);
             arena.give(b.0, b.1);
         }
-        assert_eq!(source.0.borrow().1, 2);
+        assert_eq!(source.0.borrow().asked, 2);
     }
 
     #[test]
