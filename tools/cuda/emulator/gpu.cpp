@@ -65,9 +65,12 @@ void run_block(int threads, Body f, void *data) {
     }
     for (auto &warp : warps) warp.arrived = 0;
     int left = threads;
+    // What depends on the order of threads between two barriers is a race; the other way round it may show.
+    static const bool reverse = std::getenv("KILN_EMULATOR_REVERSE") != nullptr;
     while (left) {
         bool moved = false;
-        for (int i = 0; i < threads; i++) {
+        for (int n = 0; n < threads; n++) {
+            int i = reverse ? threads - 1 - n : n;
             if (fibres[i].state != READY) continue;
             moved = true;
             current = i;
