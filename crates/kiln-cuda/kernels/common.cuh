@@ -133,6 +133,12 @@ __device__ __forceinline__ void store_vector(bf16 *p, const float (&v)[8]) {
                              round_pair(v[6], v[7]));
 }
 
+// Two neighbours; those of bf16 aligned to 4 bytes.
+__device__ __forceinline__ void load_pair(const float *p, float &a, float &b) { a = p[0], b = p[1]; }
+__device__ __forceinline__ void load_pair(const bf16 *p, float &a, float &b) { unpack(*(const unsigned *)p, a, b); }
+__device__ __forceinline__ void store_pair(float *p, float a, float b) { p[0] = a, p[1] = b; }
+__device__ __forceinline__ void store_pair(bf16 *p, float a, float b) { *(unsigned *)p = round_pair(a, b); }
+
 // Elements i..i+8 of n, zeros beyond; `vector` says that p and n allow whole vectors.
 template <class T> __device__ __forceinline__ void load8(const T *p, long long i, long long n, bool vector, float (&v)[8]) {
     if (vector) return load_vector(p + i, v);

@@ -37,6 +37,25 @@ template <class O> __device__ __forceinline__ void put(const Conv &t, long long 
     ((O *)t.out)[m * t.ldo + n] = from_float<O>(sum);
 }
 
+// Two neighbouring channels, at once where both are there and their place allows it.
+template <class O> __device__ __forceinline__ void put_two(const Conv &t, long long m, int n, float a, float b) {
+    O *out = (O *)t.out + m * t.ldo + n;
+    const O *add = t.add ? (const O *)t.add + m * t.ldadd + n : 0;
+    if (n + 1 >= t.n || (((u64)out | (u64)add) & 3) != 0) {
+        if (n < t.n) put<O>(t, m, n, a);
+        if (n + 1 < t.n) put<O>(t, m, n + 1, b);
+        return;
+    }
+    a *= t.alpha, b *= t.alpha;
+    if (t.bias) a += t.bias[n], b += t.bias[n + 1];
+    if (add) {
+        float c, d;
+        load_pair(add, c, d);
+        a += c, b += d;
+    }
+    store_pair(out, a, b);
+}
+
 // Any type, any size: 64 pixels by 64 channels a block of 256 threads, sums in f32.
 template <class T, class O> __device__ __forceinline__ void conv_plain(const Conv &t) {
     __shared__ float xs[16][68], ws[16][68];
@@ -165,10 +184,10 @@ template <class O, int BLOCK_N, int WARPS_M> __device__ __forceinline__ void con
 #pragma unroll
         for (int j = 0; j < TILES_N; j++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                long long m = m0 + warp_m + 16 * i + lane / 4 + e / 2 * 8;
-                int n = n0 + warp_n + 8 * j + lane % 4 * 2 + e % 2;
-                if (m < pixels && n < t.n) put<O>(t, m, n, sums[i][j][e]);
+            for (int r = 0; r < 2; r++) {
+                long long m = m0 + warp_m + 16 * i + lane / 4 + 8 * r;
+                int n = n0 + warp_n + 8 * j + lane % 4 * 2;
+                if (m < pixels) put_two<O>(t, m, n, sums[i][j][2 * r], sums[i][j][2 * r + 1]);
             }
 }
 

@@ -68,19 +68,29 @@ __device__ __forceinline__ void norm_rope(const T *x, const float *weight, const
     out += head * head_dim;
     cosines += token * half;
     sines += token * half;
-    float sum = 0.0f;
+    // Heads have an even number of elements, so neighbours lie together in 4 bytes.
+    auto pair = [&](int i, float &a, float &b) {
+        if (halves)
+            a = to_float(x[i]), b = to_float(x[i + half]);
+        else
+            load_pair(x + 2 * i, a, b);
+    };
+    float sum = 0.0f, a, b;
     for (int i = lane; i < half; i += 32) {
-        float a = to_float(x[halves ? i : 2 * i]), b = to_float(x[halves ? i + half : 2 * i + 1]);
+        pair(i, a, b);
         sum += a * a + b * b;
     }
     float factor = 1.0f / sqrtf(warp_sum(sum) / head_dim + eps);
     for (int i = lane; i < half; i += 32) {
         int first = halves ? i : 2 * i, second = halves ? i + half : 2 * i + 1;
-        float a = to_float(x[first]) * factor * weight[first];
-        float b = to_float(x[second]) * factor * weight[second];
+        pair(i, a, b);
+        a *= factor * weight[first];
+        b *= factor * weight[second];
         float c = cosines[i], s = sines[i];
-        out[first] = from_float<T>(a * c - b * s);
-        out[second] = from_float<T>(a * s + b * c);
+        if (halves)
+            out[first] = from_float<T>(a * c - b * s), out[second] = from_float<T>(a * s + b * c);
+        else
+            store_pair(out + first, a * c - b * s, a * s + b * c);
     }
 }
 
