@@ -48,7 +48,7 @@ run() {
     # A kernel that hangs or dies must not take the rest with it.
     for program in conformance golden; do
         echo "== $program"
-        timeout "${LIMIT:-200}" "$folder/$program" --test-threads 4 >"$logs/$program.log" 2>&1 || failed=1
+        timeout "${LIMIT:-200}" "$folder/$program" --test-threads "$(nproc)" >"$logs/$program.log" 2>&1 || failed=1
         grep -vE '\.\.\. ok$' "$logs/$program.log" | head -n 150 || true
     done
     echo "== klein-4B at 1024x1024"
