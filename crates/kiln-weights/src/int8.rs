@@ -21,7 +21,7 @@ pub enum LinearForm {
 
 /// Whether layer `module` of a transformer is used in 8 bits: those inside the blocks are.
 ///
-/// The layers around them (embedders, modulations, the output) hold a twentieth of the weights and take a hundredth of the
+/// The layers around them (embedders, modulations, the output) hold a twentieth of the weights and take little of the
 /// time, but rounding them costs a quarter of all the error: measured on a trained model, the velocity is off by 1.9 % with
 /// the blocks alone and by 2.5 % with everything, half of the difference through the output layer.
 pub(crate) fn takes(module: &str) -> bool {

@@ -213,7 +213,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE", help_heading = "Sampling", conflicts_with = "seed")]
     pub noise: Option<PathBuf>,
 
-    /// Where to compute: auto, cpu, cuda or cuda:N; auto takes a GPU where there is one [default: auto]
+    /// Where to compute: auto, cpu, cuda or cuda:N; auto is the CPU for now [default: auto]
     #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
     pub device: Option<Device>,
 

@@ -17,20 +17,11 @@ pub enum Chosen {
 }
 
 impl Chosen {
-    /// The backend for `device`. With `auto`, a GPU where one can be used; the sentence says why not where one seems to be
-    /// there and can't.
-    pub fn new(
-        isa: Option<IsaArg>,
-        threads: Option<u32>,
-        device: Device,
-    ) -> Result<(Chosen, Option<String>), Failure> {
+    /// The backend for `device`. `auto` is the CPU as long as no real GPU has run the CUDA backend's tests.
+    pub fn new(isa: Option<IsaArg>, threads: Option<u32>, device: Device) -> Result<Chosen, Failure> {
         match device {
-            Device::Cpu => Ok((Chosen::Cpu(cpu(isa, threads)?), None)),
-            Device::Cuda(number) => Ok((cuda(number)?, None)),
-            Device::Auto => {
-                let (gpu, why) = find_gpu();
-                Ok((gpu.map_or_else(|| cpu(isa, threads).map(Chosen::Cpu), Ok)?, why))
-            }
+            Device::Cpu | Device::Auto => Ok(Chosen::Cpu(cpu(isa, threads)?)),
+            Device::Cuda(number) => cuda(number),
         }
     }
 
@@ -116,21 +107,4 @@ fn cuda(number: usize) -> Result<Chosen, Failure> {
 #[cfg(not(feature = "cuda"))]
 fn cuda(_: usize) -> Result<Chosen, Failure> {
     Err(Failure::new("this build of Kiln has no CUDA backend").hint(USE_THE_CPU))
-}
-
-#[cfg(feature = "cuda")]
-fn find_gpu() -> (Option<Chosen>, Option<String>) {
-    use kiln_cuda::Error;
-    match kiln_cuda::CudaBackend::new(&cuda_options(0)) {
-        Ok(backend) => (Some(Chosen::Cuda(Box::new(backend))), None),
-        // A machine without an NVIDIA GPU has nothing to be told.
-        Err(Error::NoDevice { .. }) => (None, None),
-        Err(Error::Missing { library, .. }) if library == kiln_cuda::Wanted::Driver.name() => (None, None),
-        Err(e) => (None, Some(format!("the GPU is not used: {e}"))),
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-fn find_gpu() -> (Option<Chosen>, Option<String>) {
-    (None, None)
 }

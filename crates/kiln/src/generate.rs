@@ -43,8 +43,7 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
         return Err(Failure::usage("--json and -o - both want standard output").hint("name a file with -o"));
     }
     let mut order = Order::new(&args, replay)?;
-    let (backend, why) = Chosen::new(args.cpu_isa, args.threads, order.device)?;
-    why.iter().for_each(|why| reporter.warn(why));
+    let backend = Chosen::new(args.cpu_isa, args.threads, order.device)?;
     let found = Found::find(order.model.as_deref())?;
     if order.model.is_none() {
         reporter.note(
