@@ -49,6 +49,11 @@ impl<'b, B: Backend> Bench<'b, B> {
         self.random.tensor(values, shape)
     }
 
+    /// Bytes of any value.
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+        self.random.bytes(count)
+    }
+
     /// An activation on the backend.
     pub fn activation(&mut self, values: Values, shape: impl Into<Shape>) -> Result<B::Tensor> {
         let host = self.draw(values, shape);

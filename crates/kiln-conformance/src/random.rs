@@ -52,6 +52,10 @@ impl Random {
         ((0..4).map(|_| self.uniform()).sum::<f64>() - 2.0) * 3f64.sqrt()
     }
 
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.next() as u8).collect()
+    }
+
     pub fn tensor(&mut self, values: Values, shape: impl Into<Shape>) -> HostTensor {
         let shape = shape.into();
         let draw = |_| {

@@ -1,6 +1,7 @@
 //! Weights as they came from the host, and the convolution kernels made of them.
 
 use kiln_ops::{Error, Result, shapes};
+use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, HostTensor, LinearParts, bf16, f16};
 
 use crate::element::Source;
@@ -17,6 +18,8 @@ pub(crate) enum Format {
     F16,
     /// Integers, which have kernels of their own.
     I8,
+    /// Matrices that are unpacked a piece of a row at a time.
+    Packed,
 }
 
 /// Matrices of one width, stacked by rows, each where the host has it.
@@ -25,7 +28,12 @@ pub(crate) struct Stack {
     pub rows: usize,
     pub cols: usize,
     /// The row past each slab's last one, and the slab.
-    slabs: Vec<(usize, HostTensor)>,
+    slabs: Vec<(usize, Slab)>,
+}
+
+enum Slab {
+    Dense(HostTensor),
+    Packed(Packed),
 }
 
 impl Stack {
@@ -47,9 +55,20 @@ impl Stack {
                 _ => Format::F32,
             };
             rows += slab.shape().rows();
-            stacked.push((rows, slab));
+            stacked.push((rows, Slab::Dense(slab)));
         }
         Ok(Stack { format, rows, cols, slabs: stacked })
+    }
+
+    /// Packed matrices of one width.
+    fn packed(packed: Vec<Packed>, cols: usize) -> Stack {
+        let mut rows = 0;
+        let mut stack = |matrix: Packed| {
+            rows += matrix.row_count();
+            (rows, Slab::Packed(matrix))
+        };
+        let slabs = packed.into_iter().map(&mut stack).collect();
+        Stack { format: Format::Packed, rows, cols, slabs }
     }
 
     /// [`Stack::new`] of float slabs.
@@ -61,17 +80,36 @@ impl Stack {
         }
     }
 
-    /// The bytes of a row, aligned for nothing.
+    /// The slab that has a row, and the row's number there.
     #[inline(always)]
-    pub fn row(&self, row: usize) -> &[u8] {
+    fn find(&self, row: usize) -> (&Slab, usize) {
         let slab = self.slabs.partition_point(|&(end, _)| end <= row);
         let first = if slab == 0 { 0 } else { self.slabs[slab - 1].0 };
+        (&self.slabs[slab].1, row - first)
+    }
+
+    /// The bytes of a row that is not packed, aligned for nothing.
+    #[inline(always)]
+    pub fn row(&self, row: usize) -> &[u8] {
         let bytes = match self.format {
             Format::F32 => 4 * self.cols,
             Format::BF16 | Format::F16 => 2 * self.cols,
             Format::I8 => self.cols,
+            Format::Packed => unreachable!("packed rows are unpacked"),
         };
-        &self.slabs[slab].1.bytes()[(row - first) * bytes..][..bytes]
+        match self.find(row) {
+            (Slab::Dense(slab), row) => &slab.bytes()[row * bytes..][..bytes],
+            (Slab::Packed(_), _) => unreachable!("a stack of this format has dense slabs"),
+        }
+    }
+
+    /// Values of a packed row from column `from` on.
+    #[inline(always)]
+    pub fn unpack(&self, row: usize, from: usize, out: &mut [f32]) {
+        match self.find(row) {
+            (Slab::Packed(matrix), row) => matrix.read(row, from, out),
+            (Slab::Dense(_), _) => unreachable!("a stack of this format has packed slabs"),
+        }
     }
 }
 
@@ -88,15 +126,14 @@ impl Halves for Stack {
         if out.is_empty() {
             return;
         }
-        let bytes = self.row(row);
         match self.format {
             Format::BF16 => {
                 let count = size_of_val(out);
-                bytemuck::cast_slice_mut(out).copy_from_slice(&bytes[2 * from..][..count]);
+                bytemuck::cast_slice_mut(out).copy_from_slice(&self.row(row)[2 * from..][..count]);
             }
-            Format::F32 => each::<f32>(bytes, from, out),
-            Format::F16 => each::<f16>(bytes, from, out),
-            Format::I8 => unreachable!("bytes have kernels of their own"),
+            Format::F32 => each::<f32>(self.row(row), from, out),
+            Format::F16 => each::<f16>(self.row(row), from, out),
+            Format::I8 | Format::Packed => unreachable!("kernels of convolutions are dense floats"),
         }
     }
 }
@@ -113,11 +150,12 @@ impl Rows for Placed<'_> {
         if row < self.at || row >= self.at + self.stack.rows {
             return out.fill(0.0);
         }
-        let bytes = self.stack.row(row - self.at);
-        match self.stack.format {
-            Format::F32 => widen::<S, f32>(s, bytes, from, out),
-            Format::BF16 => widen::<S, bf16>(s, bytes, from, out),
-            Format::F16 => widen::<S, f16>(s, bytes, from, out),
+        let (stack, row) = (self.stack, row - self.at);
+        match stack.format {
+            Format::F32 => widen::<S, f32>(s, stack.row(row), from, out),
+            Format::BF16 => widen::<S, bf16>(s, stack.row(row), from, out),
+            Format::F16 => widen::<S, f16>(s, stack.row(row), from, out),
+            Format::Packed => stack.unpack(row, from, out),
             Format::I8 => unreachable!("bytes have kernels of their own"),
         }
     }
@@ -173,7 +211,11 @@ impl CpuWeight {
         }
         let bias = parts.bias.map(|b| floats("weight", &b)).transpose()?;
         let scales = parts.scales.iter().map(|s| floats("weight", s)).collect::<Result<Vec<_>>>()?.concat();
-        Ok(CpuWeight { stack: Stack::new("weight", parts.slabs, cols)?, scales, bias, deltas })
+        let stack = match parts.packed.is_empty() {
+            true => Stack::new("weight", parts.slabs, cols)?,
+            false => Stack::packed(parts.packed, cols),
+        };
+        Ok(CpuWeight { stack, scales, bias, deltas })
     }
 
     /// `[out, in]`.

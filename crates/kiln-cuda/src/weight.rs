@@ -159,7 +159,12 @@ impl CudaWeight {
         let size @ [_, cols] = shapes::weight(&parts)?;
         let base = match parts.dtype() {
             Some(DType::I8) => Base::Int8(Int8::new(cx, &parts, size)?),
-            _ => Base::Dense(Matrix::new(cx, "weight", &parts.slabs, cols)?),
+            // Packed weights are widened to bf16 on their way to the device.
+            None => {
+                let slabs = parts.packed.iter().map(|p| p.to_bf16()).collect::<Result<Vec<_>, _>>()?;
+                Base::Dense(Matrix::new(cx, "weight", &slabs, cols)?)
+            }
+            Some(_) => Base::Dense(Matrix::new(cx, "weight", &parts.slabs, cols)?),
         };
         let bias =
             parts.bias.as_ref().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;

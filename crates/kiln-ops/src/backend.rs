@@ -52,7 +52,7 @@ pub trait Backend: Send + Sync {
 
     /// Takes over a linear layer. The host bytes may be a mapped file and are kept, not copied, where that is possible.
     ///
-    /// Slabs of f32, bf16, f16 or f64 are the weight. Slabs of i8, with a scale for every row, mean a product in integers:
+    /// Slabs of f32, bf16, f16 or f64 are the weight, and packed matrices the values they stand for. Slabs of i8, with a scale for every row, mean a product in integers:
     /// with `m` the largest absolute value in a row of `x` (side by side with the others, where `x` is a list),
     /// `q = round(x · (127 / m))` in f32, ties to even, and `x · Wᵀ = Σ q · w · (m / 127) · scale`, the sum exact. Bias and
     /// deltas are as for a float weight; deltas take `x` as it is. [`int8`](crate::int8) has the rounding, what becomes of

@@ -48,25 +48,29 @@ fn target(op: Op, dtype: DType) -> Result<()> {
 /// [`Backend::weight`]: slabs of equal width, a bias and deltas that fit them. Gives `[out, in]`.
 pub fn weight(parts: &LinearParts) -> Result<[usize; 2]> {
     let op = Op("weight");
-    let Some(first) = parts.slabs.first() else {
+    let Some(first) = parts.shapes().next() else {
         return op.fail("there are no slabs".into());
     };
-    let [_, cols] = op.rank("slab 0", first.shape(), "[out, in]")?;
-    let mut heights = Vec::with_capacity(parts.slabs.len());
-    for (i, slab) in parts.slabs.iter().enumerate() {
-        let [height, width] = op.rank(&format!("slab {i}"), slab.shape(), "[out, in]")?;
+    if !parts.slabs.is_empty() && !parts.packed.is_empty() {
+        return op.fail("there are both slabs and packed matrices".into());
+    }
+    let [_, cols] = op.rank("slab 0", first, "[out, in]")?;
+    let mut heights = Vec::new();
+    for (i, shape) in parts.shapes().enumerate() {
+        let [height, width] = op.rank(&format!("slab {i}"), shape, "[out, in]")?;
         if width != cols {
-            return op.fail(format!("slab {i} has shape {}, expected [{height}, {cols}]", slab.shape()));
-        }
-        if slab.dtype() != first.dtype() {
-            return op.fail(format!("slab {i} is {}, expected {} like slab 0", slab.dtype(), first.dtype()));
+            return op.fail(format!("slab {i} has shape {shape}, expected [{height}, {cols}]"));
         }
         heights.push(height);
     }
-    let integers = first.dtype() == DType::I8;
+    let dtype = parts.dtype().unwrap_or(DType::F32);
+    if let Some(i) = parts.slabs.iter().position(|slab| slab.dtype() != dtype) {
+        return op.fail(format!("slab {i} is {}, expected {dtype} like slab 0", parts.slabs[i].dtype()));
+    }
+    let integers = dtype == DType::I8;
     let (found, expected) = (parts.scales.len(), if integers { heights.len() } else { 0 });
     if found != expected {
-        return op.fail(format!("{found} scales for slabs of {}, expected {expected}", first.dtype()));
+        return op.fail(format!("{found} scales for slabs of {dtype}, expected {expected}"));
     }
     for (i, (scale, &height)) in parts.scales.iter().zip(&heights).enumerate() {
         op.shape(&format!("scale {i}"), scale.shape(), &[height])?;

@@ -1,3 +1,4 @@
+use crate::packed::Format;
 use crate::{DType, Shape};
 
 /// What can be wrong with a tensor.
@@ -51,6 +52,34 @@ pub enum Error {
         end: usize,
         /// The tensor's shape.
         shape: Shape,
+    },
+    /// The bytes of a packed matrix are not as many as it needs.
+    #[error("shape {shape} of {format} needs {expected} bytes, found {found}")]
+    PackedLength {
+        /// The matrix's shape.
+        shape: Shape,
+        /// How it is packed.
+        format: Format,
+        /// Bytes it needs.
+        expected: usize,
+        /// Bytes there are.
+        found: usize,
+    },
+    /// A shape that does not consist of whole blocks.
+    #[error("a matrix of shape {shape} can't be {format}, whose blocks have {} values", format.block_values())]
+    Blocks {
+        /// The format asked for.
+        format: Format,
+        /// The shape.
+        shape: Shape,
+    },
+    /// Scales that are too many or too few, or for another kind of matrix.
+    #[error("{found} scales don't fit a packed matrix of shape {shape}")]
+    Scales {
+        /// The matrix's shape.
+        shape: Shape,
+        /// How many scales there are.
+        found: usize,
     },
 }
 

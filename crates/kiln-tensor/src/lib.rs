@@ -15,6 +15,7 @@ mod error;
 mod host;
 pub mod int8;
 mod linear;
+pub mod packed;
 pub mod rng;
 mod shape;
 

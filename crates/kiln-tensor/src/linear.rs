@@ -1,3 +1,4 @@
+use crate::packed::Packed;
 use crate::{DType, HostTensor, Shape};
 
 /// Everything that makes up one linear layer, before a backend takes it: `y = x · weightᵀ + bias`, plus the
@@ -7,13 +8,16 @@ use crate::{DType, HostTensor, Shape};
 /// each stay where it lies in its mapped file.
 ///
 /// Slabs of a float type are the weight itself. Slabs of i8 come with a scale a row, `weight = integer · scale`, and ask
-/// for a product in integers, as `kiln-ops` defines it.
+/// for a product in integers, as `kiln-ops` defines it. Packed matrices take the place of slabs: they stand for the values
+/// that [`Packed::read`] gives, and each may have a format of its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinearParts {
     /// `[rows_i, cols]` each, of one dtype, stacked by rows.
     pub slabs: Vec<HostTensor>,
     /// The scales of i8 slabs, `[rows_i]` each, of a float type; empty for slabs of a float type.
     pub scales: Vec<HostTensor>,
+    /// Instead of slabs: `[rows_i, cols]` each, stacked by rows.
+    pub packed: Vec<Packed>,
     /// `[rows]`, added to every output.
     pub bias: Option<HostTensor>,
     /// Updates of some of the output rows.
@@ -123,13 +127,24 @@ impl LinearParts {
                 return Err(wrong("scale", scale, [slab.shape().rows()]));
             }
         }
-        let parts = LinearParts { slabs, scales, bias: None, deltas: Vec::new() };
-        if let Some(bias) = &bias
-            && bias.shape().dims() != [parts.rows()]
-        {
-            return Err(wrong("bias", bias, [parts.rows()]));
+        LinearParts { slabs, scales, ..LinearParts::default() }.with_bias(bias)
+    }
+
+    /// A layer of these packed matrices, checked to have one width, with a bias that fits.
+    pub fn packed(packed: Vec<Packed>, bias: Option<HostTensor>) -> Result<Self, LinearError> {
+        let cols = packed.first().ok_or(LinearError::NoSlab)?.cols();
+        if let Some(other) = packed.iter().find(|p| p.cols() != cols) {
+            let expected = [other.row_count(), cols].into();
+            return Err(LinearError::Shape { what: "weight", found: other.shape().clone(), expected });
         }
-        Ok(LinearParts { bias, ..parts })
+        LinearParts { packed, ..LinearParts::default() }.with_bias(bias)
+    }
+
+    fn with_bias(self, bias: Option<HostTensor>) -> Result<Self, LinearError> {
+        match &bias {
+            Some(found) if found.shape().dims() != [self.rows()] => Err(wrong("bias", found, [self.rows()])),
+            _ => Ok(LinearParts { bias, ..self }),
+        }
     }
 
     /// Adds an update, checked against the layer's size.
@@ -152,15 +167,20 @@ impl LinearParts {
 
     /// Output width: the rows of all slabs together.
     pub fn rows(&self) -> usize {
-        self.slabs.iter().map(|s| s.shape().rows()).sum()
+        self.shapes().map(Shape::rows).sum()
     }
 
     /// Input width.
     pub fn cols(&self) -> usize {
-        self.slabs.first().map_or(0, |s| s.shape().last())
+        self.shapes().next().map_or(0, Shape::last)
     }
 
-    /// The element type of the slabs.
+    /// `[rows_i, cols]` of every slab or packed matrix.
+    pub fn shapes(&self) -> impl Iterator<Item = &Shape> {
+        self.slabs.iter().map(HostTensor::shape).chain(self.packed.iter().map(Packed::shape))
+    }
+
+    /// The element type of the slabs; packed matrices have none.
     pub fn dtype(&self) -> Option<DType> {
         self.slabs.first().map(HostTensor::dtype)
     }

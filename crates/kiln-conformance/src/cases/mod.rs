@@ -5,6 +5,7 @@ mod int8;
 mod linear;
 mod movement;
 mod norm;
+mod packed;
 mod refusals;
 mod rope;
 
@@ -24,6 +25,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     let mut list = List(Vec::new());
     linear::list(&mut list);
     int8::list(&mut list);
+    packed::list(&mut list);
     norm::list(&mut list);
     rope::list(&mut list);
     attention::list(&mut list);

@@ -11,13 +11,14 @@ use kiln_tensor::bf16;
 
 use super::cut::{Blocks, Cut};
 use super::product::Finished;
-use super::tile_pack::{PAIR, STEP, SUMS, transpose_pairs};
+use super::tile_pack::{PAIR, STEP, SUMS, left_row, transpose_pairs};
 use super::{DEPTH, Extent, Rows, Sink, Term, emit, multiply, pack_right};
 use crate::Context;
 use crate::buffer::Buffer;
+use crate::element::convert;
 use crate::parallel::Disjoint;
 use crate::simd::{AHEAD, Amx, Pair, Simd, TILE, Tiles};
-use crate::weight::Stack;
+use crate::weight::{Format, Stack};
 
 /// Columns summed in one go. The weight rows of a step (32 KiB) stay in the first-level cache while the tokens go by.
 pub(super) const BLOCK: usize = 512;
@@ -93,7 +94,10 @@ impl TokenPanels {
 /// # Safety
 /// The machine has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn pack_weight(weight: &Stack, rows: Range<usize>, columns: Range<usize>, out: &mut [bf16]) {
+unsafe fn pack_weight(amx: Amx, weight: &Stack, rows: Range<usize>, columns: Range<usize>, out: &mut [bf16]) {
+    if weight.format == Format::Packed {
+        return unpack_weight(amx, weight, rows, columns, out);
+    }
     let steps = columns.len().div_ceil(STEP);
     let whole = columns.len() / STEP;
     for i in 0..PAIR {
@@ -114,6 +118,20 @@ unsafe fn pack_weight(weight: &Stack, rows: Range<usize>, columns: Range<usize>,
                 to[rest.len()..].fill(0);
             }
         }
+    }
+}
+
+/// [`pack_weight`] for a packed weight, whose values are rounded to bf16.
+#[inline(always)]
+fn unpack_weight(amx: Amx, weight: &Stack, rows: Range<usize>, columns: Range<usize>, out: &mut [bf16]) {
+    let (mut wide, mut row) = ([0f32; BLOCK], [bf16::ZERO; BLOCK]);
+    for i in 0..PAIR {
+        let inside = if rows.start + i < rows.end { columns.len() } else { 0 };
+        if inside > 0 {
+            weight.unpack(rows.start + i, columns.start, &mut wide[..inside]);
+            convert(amx.vectors(), &wide[..inside], &mut row[..inside]);
+        }
+        left_row(&row[..inside], i, columns.len().div_ceil(STEP), out);
     }
 }
 
@@ -171,7 +189,7 @@ pub(crate) fn product_of_tiles<R: Rows + Send, K: Sink>(
         let cols = col..weight.rows.min(col + cut.cols);
         let mut tiles = amx.tiles();
         // SAFETY: the token proves AVX-512.
-        unsafe { sum_tiles(&mut tiles, left, weight, rows.clone(), cols.clone(), scratch) };
+        unsafe { sum_tiles(amx, &mut tiles, left, weight, rows.clone(), cols.clone(), scratch) };
         drop(tiles);
         finish(cx, amx, left, updates, (rows, cols), scratch, sink);
     })
@@ -182,6 +200,7 @@ pub(crate) fn product_of_tiles<R: Rows + Send, K: Sink>(
 /// # Safety
 /// The machine has AVX-512.
 unsafe fn sum_tiles(
+    amx: Amx,
     tiles: &mut Tiles,
     left: &TokenPanels,
     weight: &Stack,
@@ -197,13 +216,15 @@ unsafe fn sum_tiles(
         let later = left.block(columns.end, pairs.clone());
         for (j, col) in cols.clone().step_by(PAIR).enumerate() {
             // SAFETY: the caller's promise.
-            unsafe { pack_weight(weight, col..cols.end, columns.clone(), &mut scratch.weight) };
+            unsafe { pack_weight(amx, weight, col..cols.end, columns.clone(), &mut scratch.weight) };
             let below = if col + PAIR < cols.end { (col + PAIR, from) } else { (cols.start, columns.end) };
             for (i, pair) in pairs.clone().enumerate() {
                 let turn = j * pairs.len() + i;
                 let ahead = later.get(turn * BLOCK / STEP * AHEAD..).unwrap_or_default().as_ptr();
                 let sums = &mut scratch.tiles[turn * SUMS..][..SUMS];
-                let line = |row: usize| match below.0 + row < cols.end && row < PAIR {
+                // Packed rows are read much faster than unpacked: there is nothing to fetch ahead.
+                let ahead_of = |row| weight.format == Format::BF16 && below.0 + row < cols.end && row < PAIR;
+                let line = |row: usize| match ahead_of(row) {
                     true => weight.row(below.0 + row).as_ptr().wrapping_add(2 * below.1),
                     false => scratch.weight.as_ptr().cast(),
                 };

@@ -66,6 +66,7 @@ fn few_kernel<S: Simd>(s: S, term: FewTerm<'_>, rows: usize, first: usize, count
         Format::F32 => few_of::<S, f32>(s, term, rows, first, count, out),
         Format::BF16 => few_of::<S, bf16>(s, term, rows, first, count, out),
         Format::F16 => few_of::<S, f16>(s, term, rows, first, count, out),
+        Format::Packed => few_unpacked(s, term, rows, first, count, out),
         Format::I8 => unreachable!("bytes have kernels of their own"),
     }
 }
@@ -80,16 +81,30 @@ fn few_of<S: Simd, T: Source>(
     out: &mut [f32],
 ) {
     for j in 0..count {
-        let w = term.weight.row(first + j);
-        let out = &mut out[j..];
-        match rows {
-            1 => scatter(dots::<S, T, 1>(s, w, term.x), out),
-            2 => scatter(dots::<S, T, 2>(s, w, term.x), out),
-            3 => scatter(dots::<S, T, 3>(s, w, term.x), out),
-            4 => scatter(dots::<S, T, 4>(s, w, term.x), out),
-            FEW_ROWS => scatter(dots::<S, T, FEW_ROWS>(s, w, term.x), out),
-            _ => unreachable!("1 to FEW_ROWS rows"),
-        }
+        one::<S, T>(s, term.weight.row(first + j), term.x, rows, &mut out[j..]);
+    }
+}
+
+/// [`few_of`] for a packed weight, a row after the other.
+#[inline(always)]
+fn few_unpacked<S: Simd>(s: S, term: FewTerm<'_>, rows: usize, first: usize, count: usize, out: &mut [f32]) {
+    let mut w = vec![0f32; term.weight.cols];
+    for j in 0..count {
+        term.weight.unpack(first + j, 0, &mut w);
+        one::<S, f32>(s, bytemuck::cast_slice(&w), term.x, rows, &mut out[j..]);
+    }
+}
+
+/// Adds the products of one weight row.
+#[inline(always)]
+fn one<S: Simd, T: Source>(s: S, w: &[u8], x: &[f32], rows: usize, out: &mut [f32]) {
+    match rows {
+        1 => scatter(dots::<S, T, 1>(s, w, x), out),
+        2 => scatter(dots::<S, T, 2>(s, w, x), out),
+        3 => scatter(dots::<S, T, 3>(s, w, x), out),
+        4 => scatter(dots::<S, T, 4>(s, w, x), out),
+        FEW_ROWS => scatter(dots::<S, T, FEW_ROWS>(s, w, x), out),
+        _ => unreachable!("1 to FEW_ROWS rows"),
     }
 }
 

@@ -102,7 +102,8 @@ fn many<T: Stored>(
     packed_at_once: usize,
 ) -> Result<()> {
     #[cfg(target_arch = "x86_64")]
-    if let (Level::Amx(amx), Format::BF16, Some(x)) = (cx.level, w.stack.format, x.halves()) {
+    if let (Level::Amx(amx), Format::BF16 | Format::Packed, Some(x)) = (cx.level, w.stack.format, x.halves())
+    {
         return tiled(cx, amx, &x, w, output, packed_at_once);
     }
     let [out, cols] = w.size();

@@ -37,7 +37,8 @@ impl Linear {
             let integers = parts.slabs.iter().flat_map(|slab| slab.bytes().iter().map(|&b| b as i8));
             Weight::Int8(integers.collect(), all(&parts.scales)?)
         } else {
-            Weight::Dense(all(&parts.slabs)?)
+            let packed = parts.packed.iter().map(|p| p.to_f32()).collect::<Result<Vec<_>, _>>()?;
+            Weight::Dense([all(&parts.slabs)?, all(&packed)?].concat())
         };
         let bias = match &parts.bias {
             Some(bias) => floats("weight", bias)?,

@@ -29,9 +29,11 @@ pub(super) fn of_linear(parts: &LinearParts) -> (u64, u64) {
     let size = |t: &kiln_tensor::HostTensor| t.bytes().len() as u64;
     let slabs = parts.slabs.iter();
     let deltas = parts.deltas.iter().flat_map(|d| [&d.down, &d.up]);
-    let bytes = slabs.clone().chain(deltas.clone()).chain(&parts.scales).chain(&parts.bias).map(size).sum();
-    let macs = slabs.chain(deltas).map(|t| t.numel() as u64).sum();
-    (bytes, macs)
+    let dense: u64 =
+        slabs.clone().chain(deltas.clone()).chain(&parts.scales).chain(&parts.bias).map(size).sum();
+    let packed: u64 = parts.packed.iter().map(|p| p.bytes().len() as u64).sum();
+    let matrices = parts.shapes().chain(deltas.map(|t| t.shape()));
+    (dense + packed, matrices.map(|shape| shape.numel() as u64).sum())
 }
 
 /// Pairs of a query and a key that it sees.
