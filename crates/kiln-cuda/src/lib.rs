@@ -27,6 +27,7 @@ mod device;
 mod error;
 mod find;
 mod gemm;
+mod map;
 mod ops;
 mod probe;
 mod sources;

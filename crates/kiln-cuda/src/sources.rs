@@ -20,6 +20,7 @@ macro_rules! sources {
 
 sources! {
     ATTENTION = "attention";
+    ATTENTION_HOPPER = "attention_hopper";
     ATTENTION_PLAIN = "attention_plain";
     CONV = "conv";
     ELEMENTWISE = "elementwise";
@@ -33,11 +34,14 @@ sources! {
 
 /// Types, conversions and instructions that all kernels use.
 const COMMON: &str = include_str!("../kernels/common.cuh");
+/// Instructions of one generation.
+const HOPPER: &str = include_str!("../kernels/hopper.cuh");
 
 impl Source {
     /// What the compiler gets. Nothing is included from the toolkit: NVRTC would need its folder.
     pub fn full_text(&self) -> String {
-        format!("{COMMON}\n#line 1 \"{}.cu\"\n{}", self.name, self.text)
+        let hopper = if self.name.ends_with("hopper") { HOPPER } else { "" };
+        format!("{COMMON}\n{hopper}\n#line 1 \"{}.cu\"\n{}", self.name, self.text)
     }
 }
 

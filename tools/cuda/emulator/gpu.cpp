@@ -64,6 +64,8 @@ void run_block(int threads, Body f, void *data) {
         fibre.index = {(unsigned)(i % blockDim.x), (unsigned)(i / blockDim.x % blockDim.y), 0};
     }
     for (auto &warp : warps) warp.arrived = 0;
+    for (auto &n : named) n = {};
+    barriers.clear();
     int left = threads;
     // What depends on the order of threads between two barriers is a race; the other way round it may show.
     static const bool reverse = std::getenv("KILN_EMULATOR_REVERSE") != nullptr;
@@ -80,6 +82,33 @@ void run_block(int threads, Body f, void *data) {
         }
         if (!moved) std::fprintf(stderr, "emulator: threads wait for each other\n"), std::abort();
     }
+}
+
+struct Map {
+    u64 at, sizes[5], strides[4];
+    uint32_t rank, box[5];
+};
+static_assert(sizeof(Map) <= 128);
+
+int copy_box(unsigned to, const void *map, const int *at) {
+    const Map &m = *(const Map *)map;
+    if (to % 1024) std::fprintf(stderr, "emulator: a box is not aligned\n"), std::abort();
+    int boxes[3] = {(int)m.box[0], m.rank > 1 ? (int)m.box[1] : 1, m.rank > 2 ? (int)m.box[2] : 1}, bytes = 0;
+    for (int z = 0; z < boxes[2]; z++)
+        for (int y = 0; y < boxes[1]; y++)
+            for (int x = 0; x < boxes[0]; x++, bytes += 2) {
+                long long place[3] = {at[0] + x, at[1] + y, at[2] + z};
+                bool there = true;
+                u64 from = m.at + 2 * place[0];
+                for (unsigned i = 0; i < m.rank; i++) {
+                    there = there && place[i] >= 0 && place[i] < (long long)m.sizes[i];
+                    if (i) from += place[i] * m.strides[i - 1];
+                }
+                unsigned short value = 0;
+                if (there) value = *(const unsigned short *)from;
+                std::memcpy(dynamic_shared + swizzled(to + bytes), &value, 2);
+            }
+    return bytes;
 }
 
 } // namespace emulator
@@ -103,7 +132,7 @@ int cuDeviceGetCount(int *n) { return *n = 1, 0; }
 int cuDeviceGet(int *d, int i) { return *d = i, 0; }
 int cuDeviceGetName(char *name, int, int) { return std::strcpy(name, "Emulated GPU"), 0; }
 int cuDeviceGetAttribute(int *v, int which, int) {
-    *v = which == 16 ? 4 : which == 75 ? 9 : which == 76 ? 0 : which == 97 ? 101376 : 0;
+    *v = which == 16 ? 4 : which == 75 ? 9 : which == 76 ? 0 : which == 97 ? 232448 : 0;
     return 0;
 }
 int cuDeviceTotalMem_v2(size_t *n, int) { return *n = 8ull << 30, 0; }
@@ -138,7 +167,7 @@ int cuModuleGetFunction(void **f, void *, const char *name) {
     return *f = &found->second, 0;
 }
 int cuFuncSetAttribute(void *f, int which, int value) {
-    if (which != 8 || value > 101376) return 1;
+    if (which != 8 || value > 232448) return 1;
     return ((Kernel *)f)->shared = value, 0;
 }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -149,8 +178,8 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
     if (!gx || !gy || !gz || gx > 0x7fffffff || gy > 65535 || gz > 65535 || bx * by * bz > 1024 || bx * by * bz == 0) return 1;
     if ((int)shared > launched->shared) return 1;
     static std::vector<unsigned char> memory;
-    memory.assign(shared + 16, 0xff);
-    emulator::dynamic_shared = (unsigned char *)(((u64)memory.data() + 15) / 16 * 16);
+    memory.assign(shared + 1024, 0xff);
+    emulator::dynamic_shared = (unsigned char *)(((u64)memory.data() + 1023) / 1024 * 1024);
     gridDim = {gx, gy, gz};
     blockDim = {bx, by, bz};
     for (unsigned z = 0; z < gz; z++)
@@ -160,6 +189,19 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
                 emulator::run_block(bx * by * bz, [](void *) { launched->call((void **)launched_arguments); }, nullptr);
             }
     return 0;
+}
+int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const u64 *sizes, const u64 *strides,
+                           const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int, int fill) {
+    if (type != 9 || rank < 2 || rank > 3 || (u64)at % 16 || (u64)map % 64 || interleave || swizzle != 3 || fill) return 1;
+    emulator::Map m = {(u64)at};
+    m.rank = rank;
+    for (unsigned i = 0; i < rank; i++) {
+        if (!sizes[i] || !box[i] || box[i] > 256 || steps[i] != 1 || (i && strides[i - 1] % 16)) return 1;
+        m.sizes[i] = sizes[i], m.box[i] = box[i];
+        if (i) m.strides[i - 1] = strides[i - 1];
+    }
+    if (box[0] != 64) return 1;
+    return std::memcpy(map, &m, sizeof m), 0;
 }
 int cuGetErrorName(int, const char **s) { return *s = "EMULATED_ERROR", 0; }
 int cuGetErrorString(int, const char **s) { return *s = "refused by the emulator", 0; }

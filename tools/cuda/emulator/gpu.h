@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <vector>
 
 #define KILN_EMULATED
@@ -66,6 +67,8 @@ struct Warp {
     // What each lane brings to a common operation, and takes away.
     uint32_t in[32][8];
     uint32_t out[32][4];
+    // What all brought to the last common operation.
+    uint32_t all[32][8];
 };
 
 inline std::vector<Fibre> fibres;
@@ -97,7 +100,7 @@ template <class F> inline void together(const uint32_t *words, int count, uint32
     } else {
         yield(AT_WARP);
     }
-    std::memcpy(result, w.out[lane], 4 * results);
+    if (results) std::memcpy(result, w.out[lane], 4 * results);
 }
 
 void run_block(int threads, Body body, void *data);
@@ -224,4 +227,115 @@ template <int N> inline void copy_wait() {
             else
                 std::memset(c.to, 0, 16);
         }
+}
+
+// Hopper's instructions. Copies and products are done at once: what waits too little does not show here.
+#define __align__(n) alignas(n)
+struct TensorMap;
+namespace emulator {
+struct Barrier {
+    int arrivals, pending, bytes, phase;
+};
+struct Named {
+    int arrived = 0, round = 0;
+};
+inline std::map<unsigned, Barrier> barriers;
+inline Named named[16];
+
+inline void turn(Barrier &b) {
+    if (b.pending == 0 && b.bytes == 0) b.pending = b.arrivals, b.phase ^= 1;
+}
+template <class F> inline void wait_until(F done) {
+    for (long long tries = 0; !done(); tries++) {
+        if (tries == 10000000) std::fprintf(stderr, "emulator: waits for a barrier without end\n"), std::abort();
+        yield(READY);
+    }
+}
+int copy_box(unsigned to, const void *map, const int *at);
+// The address of an element of a swizzled matrix: the 16-byte column is mixed with the row of 128 bytes.
+inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+inline float shared_bf16(unsigned at) {
+    unsigned short bits;
+    std::memcpy(&bits, dynamic_shared + swizzled(at), 2);
+    unsigned word = (unsigned)bits << 16;
+    float x;
+    std::memcpy(&x, &word, 4);
+    return x;
+}
+// Row (or column of the transposed) `i` at place `k` of the sum.
+inline float element(u64 matrix, int i, int k, bool columns) {
+    unsigned at = (matrix & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4, next = (matrix >> 16 & 0x3fff) << 4;
+    if (columns) return shared_bf16(at + i / 64 * next + i % 64 * 2 + k / 8 * stride + k % 8 * 128);
+    return shared_bf16(at + i / 8 * stride + i % 8 * 128 + k * 2);
+}
+} // namespace emulator
+
+inline unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - emulator::dynamic_shared); }
+inline void barrier_init(unsigned barrier, unsigned arrivals) {
+    emulator::barriers[barrier] = {(int)arrivals, (int)arrivals, 0, 0};
+}
+inline void barrier_publish() {}
+inline void barrier_arrive(unsigned barrier) {
+    auto &b = emulator::barriers[barrier];
+    b.pending--;
+    emulator::turn(b);
+}
+inline void barrier_expect(unsigned barrier, unsigned bytes) {
+    emulator::barriers[barrier].bytes += bytes;
+    barrier_arrive(barrier);
+}
+inline void barrier_wait(unsigned barrier, unsigned parity) {
+    emulator::wait_until([&] { return emulator::barriers[barrier].phase != (int)parity; });
+}
+inline void named_arrive(int which, int threads) {
+    auto &n = emulator::named[which];
+    if (++n.arrived == threads) n.arrived = 0, n.round++;
+}
+inline void named_sync(int which, int threads) {
+    auto &n = emulator::named[which];
+    int round = n.round;
+    named_arrive(which, threads);
+    emulator::wait_until([&] { return n.round != round; });
+}
+inline void copy_box(unsigned to, const TensorMap &from, unsigned barrier, int x, int y, int z = 0) {
+    int at[3] = {x, y, z};
+    int bytes = emulator::copy_box(to, &from, at);
+    auto &b = emulator::barriers[barrier];
+    b.bytes -= bytes;
+    emulator::turn(b);
+}
+template <int N> inline void fewer_registers() {}
+template <int N> inline void more_registers() {}
+inline void product_fence() {}
+inline void product_commit() {}
+template <int N> inline void product_wait() {}
+
+// A warp's 16 rows of a product of 64: `a` gives row and place of the sum.
+template <int N, class A> inline void warp_product(float (&d)[N / 2], A a, u64 b, bool columns, bool add) {
+    float left[16][16];
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 16; k++) left[i][k] = a(i, k);
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < N / 2; i++) {
+        int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        float sum = add ? d[i] : 0.0f;
+        for (int k = 0; k < 16; k++) sum += left[row][k] * emulator::element(b, column, k, columns);
+        d[i] = sum;
+    }
+}
+inline void product_128(float (&d)[64], u64 a, u64 b, int add) {
+    int first = threadIdx.x / 32 % 4 * 16;
+    warp_product<128>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
+}
+inline void product_128_columns(float (&d)[64], const unsigned (&a)[4], u64 b) {
+    uint32_t rows[16][8];
+    emulator::together(a, 4, nullptr, 0, [](emulator::Warp &w) { std::memcpy(w.all, w.in, sizeof w.in); });
+    const auto &all = emulator::warps[emulator::current / 32].all;
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) rows[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * 4] = all[lane][i];
+    auto left = [&](int i, int k) {
+        uint32_t word = rows[i][k / 2];
+        return __uint_as_float(k % 2 ? word & 0xffff0000u : word << 16);
+    };
+    warp_product<128>(d, left, b, true, true);
 }

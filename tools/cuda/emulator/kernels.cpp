@@ -13,6 +13,10 @@ SOURCE(attention) {
 #include "attention.cu"
 #undef KERNEL
 }
+#include "hopper.cuh"
+SOURCE(attention_hopper) {
+#include "attention_hopper.cu"
+}
 SOURCE(attention_plain) {
 #include "attention_plain.cu"
 #undef KERNEL
@@ -65,6 +69,7 @@ std::map<std::string, Kernel> &kernels() {
     static std::map<std::string, Kernel> table = {
         K(attention, attention_32) K(attention, attention_64) K(attention, attention_96) K(attention, attention_128)
         K(attention, attention_256) K(attention, attention_512)
+        K(attention_hopper, attention_hopper_128)
         K(attention_plain, attention_plain_f32_4) K(attention_plain, attention_plain_f32_16)
         K(attention_plain, attention_plain_bf16_4) K(attention_plain, attention_plain_bf16_16)
         K(conv, conv_plain_f32_f32) K(conv, conv_plain_bf16_bf16) K(conv, conv_plain_bf16_f32)

@@ -27,9 +27,14 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("attention/one_key_head", plain(5, 1, 64, &[[17, 17], [3, 70]]));
     let causal = Attention { mask: causal, ..plain(4, 2, 32, &square) };
     list.add("attention/causal_over_padding", causal);
+    // The width that has kernels of its own; tiles of keys that nobody sees, and blocks that end within one.
+    let wide = [[40, 40], [130, 130], [300, 300]];
+    list.add("attention/causal_head_dim_128", Attention { mask: self::causal, ..plain(4, 2, 128, &wide) });
+    list.add("attention/isolated_head_dim_128", Attention { mask: isolated, ..plain(2, 1, 128, &wide) });
     list.add("attention/isolated_rows", Attention { mask: isolated, ..plain(2, 2, 64, &square) });
     list.add("attention/full_size", plain(4, 4, 128, &[[256, 520]]));
-    list.add("attention/row_blocks", RowBlocks);
+    list.add("attention/row_blocks", RowBlocks { dim: 32 });
+    list.add("attention/row_blocks_head_dim_128", RowBlocks { dim: 128 });
     for (name, scores) in [("steep", Scores::Steep), ("all_high", Scores::High), ("all_low", Scores::Low)] {
         list.add(&format!("attention/scores_{name}"), LargeScores(scores));
     }
@@ -85,12 +90,15 @@ impl Scenario for Attention {
 }
 
 /// Queries, keys and values in blocks that are cut at different rows.
-struct RowBlocks;
+struct RowBlocks {
+    dim: usize,
+}
 
 impl Scenario for RowBlocks {
     fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
-        let (heads, kv_heads, dim) = (4, 2, 32);
-        let cuts: [[&[usize]; 3]; 4] = [
+        let (heads, kv_heads, dim) = (4, 2, self.dim);
+        let cuts: [[&[usize]; 3]; 5] = [
+            [&[30, 40], &[50, 20], &[50, 20]],
             [&[70], &[1, 69], &[69, 1]],
             [&[1, 33, 36], &[64, 6], &[17, 17, 36]],
             [&[35, 35], &[7, 7, 7, 49], &[70]],

@@ -102,8 +102,7 @@ impl Lt {
     /// Computes a product.
     pub(super) fn run(&self, device: &Arc<Device>, size: &Size, operands: &Operands) -> Result<()> {
         let plan = self.plan(device, size, operands)?;
-        let workspace = self.workspace(device)?;
-        self.call(device, &plan, &plan.algorithm, plan.workspace, workspace, operands)
+        self.call(device, &plan, &plan.algorithm, plan.workspace, operands)
     }
 
     fn call(
@@ -112,14 +111,17 @@ impl Lt {
         plan: &Plan,
         algorithm: &Algorithm,
         bytes: usize,
-        workspace: DevicePtr,
         operands: &Operands,
     ) -> Result<()> {
+        // Held until the product is on the stream: some are several kernels that hand each other sums in the workspace,
+        // and another thread's must not come between them.
+        let mut held = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let workspace = self.workspace(device, &mut held)?;
         let pointer = |at: DevicePtr| at as *mut c_void;
         let beta = if operands.add.is_some() { 1.0f32 } else { 0.0 };
         let [w, x, add, out] = plan.layouts;
-        // SAFETY: the layouts describe the operands; all work of the device is on one stream, so that the workspace is
-        // never used twice at once.
+        // SAFETY: the layouts describe the operands; the workspace is this product's, and those before it on the stream
+        // are done with it.
         let status = unsafe {
             (self.lib.matmul)(
                 self.handle.0,
@@ -143,8 +145,7 @@ impl Lt {
         self.lib.check("cublasLtMatmul", status)
     }
 
-    fn workspace(&self, device: &Device) -> Result<DevicePtr> {
-        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+    fn workspace(&self, device: &Device, workspace: &mut Option<(DevicePtr, usize)>) -> Result<DevicePtr> {
         if let Some((at, _)) = *workspace {
             return Ok(at);
         }
@@ -311,14 +312,13 @@ impl Lt {
         operands: &Operands,
         guesses: &[Guess],
     ) -> Result<(Algorithm, usize)> {
-        let workspace = self.workspace(device)?;
         // A product that is added to its own result must not be repeated in place.
         let bytes = size.out_bytes();
         let Some(scratch) = device.memory(bytes)? else { return first(guesses) };
         let trial = Operands { out: scratch.at(), ..*operands };
         let mut best = None;
         for guess in guesses {
-            let run = || self.call(device, plan, &guess.algorithm, guess.workspace, workspace, &trial);
+            let run = || self.call(device, plan, &guess.algorithm, guess.workspace, &trial);
             if run().is_err() {
                 continue;
             }

@@ -2,6 +2,7 @@ use kiln_ops::shapes::AttentionSize;
 use kiln_ops::{AttentionSpec, Error, Mask, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
+use super::attention_hopper;
 use super::movement::concat_rows;
 use crate::device::{Argument, launch};
 use crate::sources::{ATTENTION, ATTENTION_PLAIN};
@@ -9,35 +10,36 @@ use crate::sys::driver::DevicePtr;
 use crate::{Context, CudaTensor, int};
 
 /// How many row blocks the kernels look through.
-const MAX_SEGMENTS: usize = 8;
+pub(super) const MAX_SEGMENTS: usize = 8;
 
 /// Row blocks read as one matrix; `struct Segments` there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Segments {
-    start: [DevicePtr; MAX_SEGMENTS],
-    end: [i32; MAX_SEGMENTS],
-    count: i32,
+pub(super) struct Segments {
+    pub start: [DevicePtr; MAX_SEGMENTS],
+    /// The row past each one's last.
+    pub end: [i32; MAX_SEGMENTS],
+    pub count: i32,
     unused: i32,
 }
 
 /// What the attention kernels take; `struct Attention` there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Call {
-    q: Segments,
-    k: Segments,
-    v: Segments,
-    out: DevicePtr,
-    queries: i32,
-    keys: i32,
-    heads: i32,
-    kv_heads: i32,
-    head_dim: i32,
-    mask: i32,
-    a: i32,
-    b: i32,
-    scale: f32,
+pub(super) struct Call {
+    pub q: Segments,
+    pub k: Segments,
+    pub v: Segments,
+    pub out: DevicePtr,
+    pub queries: i32,
+    pub keys: i32,
+    pub heads: i32,
+    pub kv_heads: i32,
+    pub head_dim: i32,
+    pub mask: i32,
+    pub a: i32,
+    pub b: i32,
+    pub scale: f32,
     unused: i32,
 }
 
@@ -99,7 +101,9 @@ pub(crate) fn attention(
     let call = call(cx, [q, k, v], &size, &spec.mask, out.at(), &mut joined)?;
     let tiled = TILED.iter().find(|tiled| tiled.dim == size.head_dim);
     match tiled {
-        // The seam for other kernels: what takes this call is chosen here and nowhere else.
+        Some(_) if dtype == DType::BF16 && call.aligned() && attention_hopper::takes(cx, &call) => {
+            attention_hopper::run(cx, &call)?;
+        }
         Some(tiled) if dtype == DType::BF16 && call.aligned() => run_tiled(cx, tiled, &size, call)?,
         _ => run_plain(cx, &size, dtype, call)?,
     }
@@ -170,6 +174,13 @@ fn call(
         scale: 1.0 / (size.head_dim as f32).sqrt(),
         unused: 0,
     })
+}
+
+impl Segments {
+    /// How many rows each has.
+    pub fn rows(&self) -> impl Iterator<Item = usize> {
+        (0..self.count as usize).map(|i| (self.end[i] - if i > 0 { self.end[i - 1] } else { 0 }) as usize)
+    }
 }
 
 impl Call {

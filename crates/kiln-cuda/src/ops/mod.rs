@@ -1,6 +1,7 @@
 //! Launchers: each checks its arguments, picks the kernel and sets the grid.
 
 pub(crate) mod attention;
+mod attention_hopper;
 pub(crate) mod conv;
 pub(crate) mod elementwise;
 pub(crate) mod group_norm;

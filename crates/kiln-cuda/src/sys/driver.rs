@@ -8,6 +8,16 @@ pub(crate) type DevicePtr = u64;
 type Handle = *mut c_void;
 type Status = c_int;
 
+/// A tensor of which the GPU copies boxes; opaque.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorMap([u64; 16]);
+
+impl TensorMap {
+    /// One that nothing is copied of.
+    pub const NONE: TensorMap = TensorMap([0; 16]);
+}
+
 functions! {
     /// The driver.
     Driver {
@@ -42,6 +52,9 @@ functions! {
         fn launch = "cuLaunchKernel"(
             Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
         ) -> Status;
+        fn tensor_map = "cuTensorMapEncodeTiled"(
+            *mut TensorMap, c_int, c_uint, *mut c_void, *const u64, *const u64, *const u32, *const u32, c_int, c_int, c_int, c_int
+        ) -> Status;
         fn error_name = "cuGetErrorName"(Status, *mut *const c_char) -> Status;
         fn error_text = "cuGetErrorString"(Status, *mut *const c_char) -> Status;
     }
@@ -55,6 +68,12 @@ pub(crate) const NO_DEVICE: c_int = 100;
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 pub(crate) const FUNCTION_SHARED_BYTES: c_int = 8;
+/// `CU_TENSOR_MAP_DATA_TYPE_BFLOAT16`.
+pub(crate) const MAP_BF16: c_int = 9;
+/// `CU_TENSOR_MAP_SWIZZLE_128B`.
+pub(crate) const MAP_SWIZZLE_128: c_int = 3;
+/// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
+pub(crate) const MAP_L2_256: c_int = 3;
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
 pub(crate) const DEVICE_PROCESSORS: c_int = 16;
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.

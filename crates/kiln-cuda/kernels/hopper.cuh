@@ -1,0 +1,98 @@
+// Instructions of Hopper (sm_90a): tensor memory copies that report to barriers in shared memory, and matrix products of
+// four warps whose operands lie in shared memory. tools/cuda/emulator gives each a meaning without a GPU.
+
+// A tensor in global memory, of which boxes are copied; made by the driver, opaque.
+struct __align__(64) TensorMap {
+    unsigned char bytes[128];
+};
+
+// How a matrix of bf16 lies in shared memory for a product: rows of 128 bytes, 8 of them swizzled into each other, `stride`
+// bytes from 8 rows to the next 8. Where the rows run along the sum (MN-major), `next` is from 64 columns to the next 64.
+__device__ __forceinline__ u64 matrix_at(unsigned address, unsigned stride, unsigned next) {
+    return (u64)1 << 62 | (u64)(stride >> 4) << 32 | (u64)(next >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+#ifndef KILN_EMULATED
+__device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes new barriers known to the copy engine.
+__device__ __forceinline__ void barrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and has the phase wait for so many bytes too.
+__device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the phase of that parity.
+__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
+    unsigned done;
+    do {
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+
+// Barriers of some warps of a block, by number.
+__device__ __forceinline__ void named_sync(int which, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int which, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(which), "r"(threads) : "memory");
+}
+
+// Starts the copy of a box at these coordinates, the innermost first; places outside the tensor become zeros.
+__device__ __forceinline__ void copy_box(unsigned to, const TensorMap &from, unsigned barrier, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+                 "l"(&from), "r"(barrier), "r"(x), "r"(y)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_box(unsigned to, const TensorMap &from, unsigned barrier, int x, int y, int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+        "l"(&from), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+// Gives a group of four warps fewer or more registers.
+template <int N> __device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> __device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+
+// Before products that read registers which ordinary instructions wrote.
+__device__ __forceinline__ void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void product_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+
+#define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define ACCUMULATORS_16(d, i) ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, i + 4), ACCUMULATORS_4(d, i + 8), ACCUMULATORS_4(d, i + 12)
+#define ACCUMULATORS_64(d) ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32), ACCUMULATORS_16(d, 48)
+#define REGISTERS_64 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// d = a * b (+ d): a 64x16, b 16x128, both in shared memory with the sum's index along the rows.
+__device__ __forceinline__ void product_128(float (&d)[64], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
+                 : ACCUMULATORS_64(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+// d += a * b: a 64x16 in registers, b 16x128 in shared memory with its columns along the rows.
+__device__ __forceinline__ void product_128_columns(float (&d)[64], const unsigned (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                 : ACCUMULATORS_64(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+#endif
