@@ -245,12 +245,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_hopper_128(const 
         for (int r = 0; r < 2; r++) {
             m.total[r] += __shfl_xor_sync(0xffffffffu, m.total[r], 1);
             m.total[r] += __shfl_xor_sync(0xffffffffu, m.total[r], 2);
-            if (query + 8 * r <= last) {
-                float factor = 1.0f / m.total[r];
-                bf16 *out = (bf16 *)t.out + (long long)(query + 8 * r) * t.heads * DIM + head * DIM + lane % 4 * 2;
+            float factor = 1.0f / m.total[r];
+            bf16 *out = (bf16 *)t.out + (long long)(query + 8 * r) * t.heads * DIM + head * DIM + lane % 4 * 8;
+            // Whole vectors: a lane's pairs of four runs of eight columns become its own run.
 #pragma unroll
-                for (int j = 0; j < 16; j++)
-                    *(unsigned *)(out + 8 * j) = round_pair(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
+            for (int j = 0; j < 16; j += 4) {
+                float words[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    words[i] = __uint_as_float(round_pair(o[4 * (j + i) + 2 * r] * factor, o[4 * (j + i) + 2 * r + 1] * factor));
+                exchange(words);
+                if (query + 8 * r <= last) *(float4 *)(out + 8 * j) = make_float4(words[0], words[1], words[2], words[3]);
             }
         }
     }

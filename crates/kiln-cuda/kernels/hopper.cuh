@@ -89,6 +89,14 @@ __device__ __forceinline__ void product_128(float (&d)[64], u64 a, u64 b, int ad
                  : "l"(a), "l"(b), "r"(add));
 }
 
+// The same for eight columns.
+__device__ __forceinline__ void product_8(float (&d)[4], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}"
+                 : ACCUMULATORS_4(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
 // d += a * b: a 64x16 in registers, b 16x128 in shared memory with its columns along the rows.
 __device__ __forceinline__ void product_128_columns(float (&d)[64], const unsigned (&a)[4], u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
@@ -96,3 +104,17 @@ __device__ __forceinline__ void product_128_columns(float (&d)[64], const unsign
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 #endif
+
+// Lane t of four neighbours gets number t of each.
+__device__ __forceinline__ void exchange(float (&v)[4]) {
+#pragma unroll
+    for (int mask = 1; mask <= 2; mask++) {
+        bool upper = threadIdx.x & mask;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & mask) continue;
+            float got = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i | mask], mask);
+            (upper ? v[i] : v[i | mask]) = got;
+        }
+    }
+}

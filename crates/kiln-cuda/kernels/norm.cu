@@ -56,6 +56,126 @@ template <class T> __device__ __forceinline__ void rms_norm(const T *x, const fl
     }
 }
 
+const int HELD = 4, HELD_THREADS = 128;
+
+// The two norms again for rows of whole vectors, of which a thread holds up to HELD: each is read once, and all at once.
+template <class T> struct Held {
+    float v[HELD][8];
+
+    __device__ __forceinline__ Held(const T *x, int dim) {
+#pragma unroll
+        for (int n = 0; n < HELD; n++) {
+            int i = 8 * (threadIdx.x + n * HELD_THREADS);
+            if (i < dim) load_vector(x + i, v[n]);
+        }
+    }
+
+    // The block's sum of f(element).
+    template <class F> __device__ __forceinline__ float sum(int dim, F f) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < HELD; n++) {
+            if (8 * (threadIdx.x + n * HELD_THREADS) < dim) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) sum += f(v[n][j]);
+            }
+        }
+        return block_sum(sum);
+    }
+};
+
+template <class T>
+__device__ __forceinline__ void ada_layer_norm_held(const T *x, const float *scale, const float *shift, T *out, int dim, float eps) {
+    Held<T> row(x + (long long)blockIdx.x * dim, dim);
+    out += (long long)blockIdx.x * dim;
+    float mean = row.sum(dim, [](float x) { return x; }) / dim;
+    float factor = 1.0f / sqrtf(row.sum(dim, [mean](float x) { return (x - mean) * (x - mean); }) / dim + eps);
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        int i = 8 * (threadIdx.x + n * HELD_THREADS);
+        if (i < dim) {
+            float a[8], b[8];
+            load_vector(scale + i, a);
+            load_vector(shift + i, b);
+#pragma unroll
+            for (int j = 0; j < 8; j++) a[j] = (row.v[n][j] - mean) * factor * (1.0f + a[j]) + b[j];
+            store_vector(out + i, a);
+        }
+    }
+}
+
+template <class T> __device__ __forceinline__ void rms_norm_held(const T *x, const float *weight, T *out, int dim, float eps) {
+    Held<T> row(x + (long long)blockIdx.x * dim, dim);
+    out += (long long)blockIdx.x * dim;
+    float factor = 1.0f / sqrtf(row.sum(dim, [](float x) { return x * x; }) / dim + eps);
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        int i = 8 * (threadIdx.x + n * HELD_THREADS);
+        if (i < dim) {
+            float a[8];
+            load_vector(weight + i, a);
+#pragma unroll
+            for (int j = 0; j < 8; j++) a[j] = row.v[n][j] * factor * a[j];
+            store_vector(out + i, a);
+        }
+    }
+}
+
+const int ROPE_HEADS = 8;
+
+// Heads of 128: sixteen lanes have eight elements each of up to ROPE_HEADS heads of one token, whose angles are read once.
+template <class T>
+__device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, const float *cosines, const float *sines, T *out,
+                                              long long tokens, int heads, int halves, float eps) {
+    int parts = (heads + ROPE_HEADS - 1) / ROPE_HEADS, lane = threadIdx.x % 16;
+    long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 16;
+    // Lanes without work stay, for the others' sums.
+    bool there = at < tokens * parts;
+    long long token = there ? at / parts : 0;
+    int first = there ? (int)(at % parts) * ROPE_HEADS : heads;
+    x += (token * heads + first) * 128 + 8 * lane;
+    out += (token * heads + first) * 128 + 8 * lane;
+    float v[ROPE_HEADS][8], w[8], c[8], s[8];
+#pragma unroll
+    for (int h = 0; h < ROPE_HEADS; h++) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[h][j] = 0.0f;
+        if (first + h < heads) load_vector(x + h * 128, v[h]);
+    }
+    load_vector(weight + 8 * lane, w);
+    if (halves) {
+        load_vector(cosines + token * 64 + 8 * (lane % 8), c);
+        load_vector(sines + token * 64 + 8 * (lane % 8), s);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            c[2 * j] = c[2 * j + 1] = cosines[token * 64 + 4 * lane + j];
+            s[2 * j] = s[2 * j + 1] = sines[token * 64 + 4 * lane + j];
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < ROPE_HEADS; h++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += v[h][j] * v[h][j];
+#pragma unroll
+        for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        float factor = 1.0f / sqrtf(sum / 128 + eps), r[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[h][j] *= factor * w[j];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (halves) {
+                float other = __shfl_xor_sync(0xffffffffu, v[h][j], 8);
+                r[j] = v[h][j] * c[j] + (lane < 8 ? -other : other) * s[j];
+            } else {
+                r[j] = v[h][j] * c[j] + (j % 2 ? v[h][j ^ 1] : -v[h][j ^ 1]) * s[j];
+            }
+        }
+        if (first + h < heads) store_vector(out + h * 128, r);
+    }
+}
+
 // One warp a head. A lane's pairs are two neighbours, or an element and the one half a head further.
 template <class T>
 __device__ __forceinline__ void norm_rope(const T *x, const float *weight, const float *cosines, const float *sines, T *out,
@@ -106,6 +226,19 @@ __device__ __forceinline__ void norm_rope(const T *x, const float *weight, const
                                                 const float *sines, T *out, long long tokens, int heads,             \
                                                 int head_dim, int halves, float eps) {                               \
         norm_rope(x, weight, cosines, sines, out, tokens, heads, head_dim, halves, eps);                             \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_held_##name(                                    \
+        const T *x, const float *scale, const float *shift, T *out, int dim, float eps) {                            \
+        ada_layer_norm_held(x, scale, shift, out, dim, eps);                                                         \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(128) rms_norm_held_##name(const T *x, const float *weight, T *out,   \
+                                                                           int dim, float eps) {                     \
+        rms_norm_held(x, weight, out, dim, eps);                                                                     \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(128) norm_rope_128_##name(                                          \
+        const T *x, const float *weight, const float *cosines, const float *sines, T *out, long long tokens,         \
+        int heads, int halves, float eps) {                                                                          \
+        norm_rope_128(x, weight, cosines, sines, out, tokens, heads, halves, eps);                                   \
     }
 
 KERNELS(float, f32)

@@ -23,6 +23,7 @@ sources! {
     ATTENTION_HOPPER = "attention_hopper";
     ATTENTION_PLAIN = "attention_plain";
     CONV = "conv";
+    CONV_HOPPER = "conv_hopper";
     ELEMENTWISE = "elementwise";
     FEW_ROWS = "few_rows";
     GROUP_NORM = "group_norm";
@@ -30,6 +31,7 @@ sources! {
     MOVEMENT = "movement";
     NORM = "norm";
     OUTPUT = "output";
+    SOFTMAX = "softmax";
 }
 
 /// Types, conversions and instructions that all kernels use.

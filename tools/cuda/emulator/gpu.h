@@ -327,6 +327,10 @@ inline void product_128(float (&d)[64], u64 a, u64 b, int add) {
     int first = threadIdx.x / 32 % 4 * 16;
     warp_product<128>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
 }
+inline void product_8(float (&d)[4], u64 a, u64 b, int add) {
+    int first = threadIdx.x / 32 % 4 * 16;
+    warp_product<8>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
+}
 inline void product_128_columns(float (&d)[64], const unsigned (&a)[4], u64 b) {
     uint32_t rows[16][8];
     emulator::together(a, 4, nullptr, 0, [](emulator::Warp &w) { std::memcpy(w.all, w.in, sizeof w.in); });

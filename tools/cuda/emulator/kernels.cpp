@@ -17,6 +17,10 @@ SOURCE(attention) {
 SOURCE(attention_hopper) {
 #include "attention_hopper.cu"
 }
+SOURCE(conv_hopper) {
+#include "conv_hopper.cu"
+#undef KERNEL
+}
 SOURCE(attention_plain) {
 #include "attention_plain.cu"
 #undef KERNEL
@@ -53,6 +57,10 @@ SOURCE(output) {
 #undef KERNEL
 }
 
+SOURCE(softmax) {
+#include "softmax.cu"
+}
+
 struct Kernel {
     void (*call)(void **arguments);
     int shared = 48 << 10;
@@ -69,7 +77,8 @@ std::map<std::string, Kernel> &kernels() {
     static std::map<std::string, Kernel> table = {
         K(attention, attention_32) K(attention, attention_64) K(attention, attention_96) K(attention, attention_128)
         K(attention, attention_256) K(attention, attention_512)
-        K(attention_hopper, attention_hopper_128)
+        K(attention_hopper, attention_hopper_128) K(conv_hopper, conv_hopper_3_128) K(conv_hopper, conv_hopper_3_8)
+        K(conv_hopper, conv_hopper_1_128)
         K(attention_plain, attention_plain_f32_4) K(attention_plain, attention_plain_f32_16)
         K(attention_plain, attention_plain_bf16_4) K(attention_plain, attention_plain_bf16_16)
         K(conv, conv_plain_f32_f32) K(conv, conv_plain_bf16_bf16) K(conv, conv_plain_bf16_f32)
@@ -83,9 +92,10 @@ std::map<std::string, Kernel> &kernels() {
         BOTH(group_norm, group_parts) BOTH(group_norm, group_parts_wide) BOTH(group_norm, group_apply) K(group_norm, group_unite)
         BOTH(int8, quantise) BOTH(int8, product_int8)
         K(movement, copy_columns_2) K(movement, copy_columns_4) K(movement, copy_columns_16)
-        K(movement, space_to_depth_2) K(movement, space_to_depth_4)
-        BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(norm, norm_rope)
-        K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)
+        K(movement, upsample) K(movement, space_to_depth_2) K(movement, space_to_depth_4)
+        BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(norm, norm_rope) BOTH(norm, norm_rope_128)
+        BOTH(norm, ada_layer_norm_held) BOTH(norm, rms_norm_held)
+        K(softmax, softmax_rows) K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)
     };
     return table;
 }

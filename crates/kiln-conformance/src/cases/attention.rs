@@ -32,6 +32,7 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("attention/causal_head_dim_128", Attention { mask: self::causal, ..plain(4, 2, 128, &wide) });
     list.add("attention/isolated_head_dim_128", Attention { mask: isolated, ..plain(2, 1, 128, &wide) });
     list.add("attention/isolated_rows", Attention { mask: isolated, ..plain(2, 2, 64, &square) });
+    list.add("attention/wide_heads_of_many_keys", plain(2, 1, 256, &[[70, 520]]));
     list.add("attention/full_size", plain(4, 4, 128, &[[256, 520]]));
     list.add("attention/row_blocks", RowBlocks { dim: 32 });
     list.add("attention/row_blocks_head_dim_128", RowBlocks { dim: 128 });

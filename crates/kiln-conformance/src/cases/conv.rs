@@ -38,6 +38,10 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     let pixel = vec![[1, 1, 3, 5], [1, 1, 32, 32], [1, 1, 33, 1]];
     list.add("conv2d/single_pixel", Conv { sizes: pixel.clone(), ..plain([3, 3], ConvGeometry::same(3)) });
     list.add("conv2d/single_pixel_upsampled", Conv { sizes: pixel, ..plain([3, 3], UP) });
+    // Several blocks of pixels and of channels, the last ones cut short.
+    let blocks = vec![[18, 35, 72, 136], [17, 16, 16, 3]];
+    let several = Conv { sizes: blocks, residual: true, ..plain([3, 3], ConvGeometry::same(3)) };
+    list.add("conv2d/several_blocks", several);
     let full = vec![[33, 32, 128, 96]];
     list.add("conv2d/full_size", Conv { sizes: full, ..plain([3, 3], ConvGeometry::same(3)) });
 }

@@ -54,7 +54,7 @@ struct Plan {
 
 /// Addresses and factors of one product.
 #[derive(Clone, Copy)]
-pub(super) struct Operands {
+pub(crate) struct Operands {
     pub w: DevicePtr,
     pub x: DevicePtr,
     pub add: Option<DevicePtr>,
@@ -92,7 +92,7 @@ impl Lt {
     }
 
     /// Whether cuBLASLt is asked for such a product: whole vectors, aligned addresses.
-    pub(super) fn takes(size: &Size, operands: &Operands) -> bool {
+    pub fn takes(size: &Size, operands: &Operands) -> bool {
         let vector = 16 / size.dtype.size();
         let counts = [size.n, size.k, size.ldx, size.ldw, size.ldadd, size.ldo];
         let at = [operands.w, operands.x, operands.add.unwrap_or(0), operands.out];
@@ -100,7 +100,7 @@ impl Lt {
     }
 
     /// Computes a product.
-    pub(super) fn run(&self, device: &Arc<Device>, size: &Size, operands: &Operands) -> Result<()> {
+    pub fn run(&self, device: &Arc<Device>, size: &Size, operands: &Operands) -> Result<()> {
         let plan = self.plan(device, size, operands)?;
         self.call(device, &plan, &plan.algorithm, plan.workspace, operands)
     }
@@ -181,12 +181,15 @@ impl Lt {
         let mut plan =
             Plan { description: none, layouts: [none; 4], algorithm: Algorithm::default(), workspace: 0 };
         let shapes = [
-            (input, size.k, size.n, size.ldw, size.stride_w),
+            match size.columns {
+                true => (input, size.n, size.k, size.ldw, size.stride_w),
+                false => (input, size.k, size.n, size.ldw, size.stride_w),
+            },
             (input, size.k, size.rows, size.ldx, 0),
             (output, size.n, size.rows, size.ldadd, size.stride_out),
             (output, size.n, size.rows, size.ldo, size.stride_out),
         ];
-        let made = self.fill(&mut plan, shapes, size.batch);
+        let made = self.fill(&mut plan, shapes, size.batch, !size.columns);
         if made.is_err() {
             plan.destroy(&self.lib);
         }
@@ -198,8 +201,10 @@ impl Lt {
         plan: &mut Plan,
         shapes: [(c_int, usize, usize, usize, usize); 4],
         batch: usize,
+        transposed: bool,
     ) -> Result<()> {
         let lib = &self.lib;
+        let operation = if transposed { sys::OP_T } else { sys::OP_N };
         // SAFETY: the calls write the handles, and read values of the size that is given.
         unsafe {
             let status = (lib.description_create)(&mut plan.description.0, sys::COMPUTE_32F, sys::R_32F);
@@ -207,7 +212,7 @@ impl Lt {
             let status = (lib.description_set)(
                 plan.description.0,
                 sys::DESC_TRANSA,
-                value(&sys::OP_T),
+                value(&operation),
                 size_of::<c_int>(),
             );
             lib.check("cublasLtMatmulDescSetAttribute", status)?;

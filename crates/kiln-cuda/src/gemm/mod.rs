@@ -35,6 +35,8 @@ pub(crate) struct Size {
     pub batch: usize,
     pub stride_w: usize,
     pub stride_out: usize,
+    /// Whether a row of w is one place of the sum, not one output.
+    pub columns: bool,
 }
 
 /// One product.
@@ -87,6 +89,7 @@ impl Product<'_> {
             batch: self.batch,
             stride_w: self.n * self.w.cols,
             stride_out: self.rows * self.ldo,
+            columns: false,
         }
     }
 
@@ -223,7 +226,7 @@ const PLAIN: usize = 64;
 
 impl ConvCall {
     /// Whether 16 bytes are always of one tap and aligned.
-    fn takes_tiles(&self, dtype: DType) -> bool {
+    pub fn takes_tiles(&self, dtype: DType) -> bool {
         let vectors = [i64::from(self.input[2]), self.ldx, self.ldw].iter().all(|n| n % 8 == 0);
         dtype == DType::BF16 && vectors && self.x.is_multiple_of(16) && self.w.is_multiple_of(16)
     }

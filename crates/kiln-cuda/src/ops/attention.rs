@@ -2,8 +2,8 @@ use kiln_ops::shapes::AttentionSize;
 use kiln_ops::{AttentionSpec, Error, Mask, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::attention_hopper;
 use super::movement::concat_rows;
+use super::{attention_hopper, attention_wide};
 use crate::device::{Argument, launch};
 use crate::sources::{ATTENTION, ATTENTION_PLAIN};
 use crate::sys::driver::DevicePtr;
@@ -103,6 +103,9 @@ pub(crate) fn attention(
     match tiled {
         Some(_) if dtype == DType::BF16 && call.aligned() && attention_hopper::takes(cx, &call) => {
             attention_hopper::run(cx, &call)?;
+        }
+        _ if dtype == DType::BF16 && call.aligned() && attention_wide::takes(cx, &call) => {
+            attention_wide::run(cx, &call)?;
         }
         Some(tiled) if dtype == DType::BF16 && call.aligned() => run_tiled(cx, tiled, &size, call)?,
         _ => run_plain(cx, &size, dtype, call)?,

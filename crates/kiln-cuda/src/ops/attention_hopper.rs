@@ -1,10 +1,10 @@
 use kiln_ops::Result;
 
 use super::attention::{Call, MAX_SEGMENTS, Segments};
+use crate::Context;
 use crate::device::{Argument, launch};
 use crate::sources::ATTENTION_HOPPER;
 use crate::sys::driver::{DevicePtr, TensorMap};
-use crate::Context;
 
 /// Queries of a block, and keys of a tile; the numbers are those in `attention_hopper.cu`.
 const ROWS: usize = 128;

@@ -1,6 +1,7 @@
 use kiln_ops::{ConvGeometry, Result, Tensor as _, shapes};
 
-use super::movement::image;
+use super::conv_hopper;
+use super::movement::{image, upsample};
 use crate::device::Block;
 use crate::gemm::ConvCall;
 use crate::{Context, CudaConv, CudaTensor, int};
@@ -22,7 +23,7 @@ pub(crate) fn conv2d(
     let [_, channels, height, width] = conv.size;
     let [top, bottom, left, right] = geometry.padding;
     size(2 * input[0].max(input[1]) + top + bottom + left + right)?;
-    let call = ConvCall {
+    let mut call = ConvCall {
         x: x.at(),
         w: conv.kernel.at(cx, x.dtype(), 0, 0)?,
         bias: conv.bias.as_ref().map_or(0, Block::at),
@@ -40,6 +41,20 @@ pub(crate) fn conv2d(
         padding: [size(top)?, size(left)?],
         upsample: i32::from(geometry.upsample),
     };
-    call.run(cx, x.dtype(), x.dtype())?;
+    let plain = ConvCall { upsample: 0, ..call };
+    if output.contains(&0)
+        || input.contains(&0)
+        || !call.takes_tiles(x.dtype())
+        || !conv_hopper::takes(cx, &plain, x.dtype())
+    {
+        call.run(cx, x.dtype(), x.dtype())?;
+        return Ok(out);
+    }
+    // The copy engine can't read a pixel twice in a row; written out it costs less than slower products.
+    let larger = geometry.upsample.then(|| upsample(cx, x)).transpose()?;
+    if let Some(larger) = &larger {
+        (call.x, call.input) = (larger.at(), sizes(image(larger.shape()))?);
+    }
+    conv_hopper::run(cx, &call)?;
     Ok(out)
 }

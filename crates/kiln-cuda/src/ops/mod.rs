@@ -2,7 +2,9 @@
 
 pub(crate) mod attention;
 mod attention_hopper;
+mod attention_wide;
 pub(crate) mod conv;
+pub(crate) mod conv_hopper;
 pub(crate) mod elementwise;
 pub(crate) mod group_norm;
 pub(crate) mod int8;

@@ -97,6 +97,18 @@ fn rearrange(
     Ok(out)
 }
 
+/// Every pixel four times; the channels are whole vectors.
+pub(crate) fn upsample(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
+    let [h, w, c] = image(x.shape());
+    let out = CudaTensor::new(cx, [2 * h, 2 * w, c], x.dtype())?;
+    let units = c * x.dtype().size() / 16;
+    let size = |n: usize| int("conv2d", n);
+    let grid = [(h * w * units).div_ceil(THREADS), 1];
+    cx.done(launch!(cx.device, MOVEMENT, "upsample", grid, THREADS, 0;
+        x.at(), out.at(), size(h)?, size(w)?, size(units)?))?;
+    Ok(out)
+}
+
 /// Height, width and channels of a checked picture.
 pub(crate) fn image(shape: &Shape) -> [usize; 3] {
     match *shape.dims() {

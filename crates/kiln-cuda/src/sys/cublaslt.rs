@@ -61,6 +61,8 @@ pub(crate) const R_32F: c_int = 0;
 pub(crate) const R_16BF: c_int = 14;
 /// `CUBLASLT_MATMUL_DESC_TRANSA`.
 pub(crate) const DESC_TRANSA: c_int = 3;
+/// `CUBLAS_OP_N`.
+pub(crate) const OP_N: c_int = 0;
 /// `CUBLAS_OP_T`.
 pub(crate) const OP_T: c_int = 1;
 /// `CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT`.

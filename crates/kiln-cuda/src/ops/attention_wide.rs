@@ -1,0 +1,94 @@
+//! Attention of a few wide heads over many keys as two matrix products, some queries at a time: the autoencoder's.
+
+use kiln_ops::Result;
+use kiln_tensor::DType;
+
+use super::attention::Call;
+use crate::device::launch;
+use crate::gemm::Size;
+use crate::gemm::lt::{Lt, Operands};
+use crate::sources::SOFTMAX;
+use crate::sys::driver::DevicePtr;
+use crate::{Context, int};
+
+/// Bytes of scores that are made at a time: they should not leave the cache before they are used.
+const CHUNK: usize = 32 << 20;
+/// Keys from which on products are worth their launches.
+const LEAST_KEYS: i32 = 512;
+
+/// The products of one head's chunk: scores, and what they make of the values.
+fn sizes(call: &Call, rows: usize) -> [Size; 2] {
+    let (keys, dim) = (call.keys as usize, call.head_dim as usize);
+    let (width, kv_width) = (call.heads as usize * dim, call.kv_heads as usize * dim);
+    let scores = Size {
+        rows,
+        k: dim,
+        n: keys,
+        ldx: width,
+        ldw: kv_width,
+        ldadd: keys,
+        ldo: keys,
+        dtype: DType::BF16,
+        out: DType::F32,
+        add: false,
+        batch: 1,
+        stride_w: 0,
+        stride_out: 0,
+        columns: false,
+    };
+    let values = Size {
+        k: keys,
+        n: dim,
+        ldx: keys,
+        ldadd: width,
+        ldo: width,
+        out: DType::BF16,
+        columns: true,
+        ..scores
+    };
+    [scores, values]
+}
+
+/// Whether products are the way: one run of bf16 queries, keys and values each, no mask, wide heads, whole vectors.
+pub(super) fn takes(cx: &Context, call: &Call) -> bool {
+    let whole = [call.q, call.k, call.v].iter().all(|s| s.count == 1);
+    let large = call.head_dim >= 256 && call.keys >= LEAST_KEYS && call.mask == 0;
+    let operands = Operands { w: call.k.start[0], x: call.q.start[0], add: None, out: call.out, alpha: 1.0 };
+    whole && large && cx.device.lt.is_ok() && sizes(call, 1).iter().all(|size| Lt::takes(size, &operands))
+}
+
+pub(super) fn run(cx: &Context, call: &Call) -> Result<()> {
+    let Ok(lt) = &cx.device.lt else { return Ok(()) };
+    let (keys, dim) = (call.keys as usize, call.head_dim as usize);
+    let queries = call.queries as usize;
+    let most = (CHUNK / (4 * keys)).clamp(64, queries.max(64));
+    let (scores, shares) = (cx.block(most * keys * 4)?, cx.block(most * keys * 2)?);
+    for head in 0..call.heads as usize {
+        let column = |head: usize| 2 * (head * dim) as DevicePtr;
+        let kv_column = column(head / (call.heads / call.kv_heads) as usize);
+        for first in (0..queries).step_by(most) {
+            let rows = most.min(queries - first);
+            let at = column(head) + (2 * first * call.heads as usize * dim) as DevicePtr;
+            let [products, sums] = sizes(call, rows);
+            let ask = Operands {
+                w: call.k.start[0] + kv_column,
+                x: call.q.start[0] + at,
+                add: None,
+                out: scores.at(),
+                alpha: call.scale,
+            };
+            cx.done(lt.run(&cx.device, &products, &ask))?;
+            cx.done(launch!(cx.device, SOFTMAX, "softmax_rows", [rows, 1], 256, 0;
+                scores.at(), shares.at(), int("attention", keys)?))?;
+            let give = Operands {
+                w: call.v.start[0] + kv_column,
+                x: shares.at(),
+                out: call.out + at,
+                alpha: 1.0,
+                ..ask
+            };
+            cx.done(lt.run(&cx.device, &sums, &give))?;
+        }
+    }
+    Ok(())
+}
