@@ -18,7 +18,7 @@ const ROPE_HEADS: usize = 8;
 
 /// Whether a row fits the threads' registers, in whole vectors.
 fn held(dim: usize, operands: &[&CudaTensor]) -> bool {
-    dim % 8 == 0 && dim <= 8 * HELD * HELD_THREADS && operands.iter().all(|x| x.at() % 16 == 0)
+    dim.is_multiple_of(8) && dim <= 8 * HELD * HELD_THREADS && operands.iter().all(|x| x.at() % 16 == 0)
 }
 
 pub(crate) fn ada_layer_norm(
