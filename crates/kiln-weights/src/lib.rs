@@ -49,7 +49,7 @@ mod vars;
 
 pub use error::{Error, Result};
 pub use int8::LinearForm;
-pub use lora::{Lora, LoraProblem, LoraReport};
+pub use lora::{Lora, LoraBase, LoraLayout, LoraProblem, LoraReport};
 pub use malformed::Malformed;
 pub use near::nearest;
 pub use pages::Pages;

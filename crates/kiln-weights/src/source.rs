@@ -9,7 +9,7 @@ use crate::fingerprint::fingerprint;
 use crate::folder::{self, Weights};
 use crate::header::Entry;
 use crate::int8::Rounded;
-use crate::lora::{Applied, Lora, LoraReport};
+use crate::lora::{Applied, Layer, Lora, LoraBase, LoraReport, merge};
 use crate::pages::{Pages, Span};
 use crate::synthetic::Synthetic;
 use crate::{Error, LinearForm, Result, Vars, index, int8, near, quantise};
@@ -25,6 +25,10 @@ pub struct WeightSource {
     tensors: BTreeMap<String, (usize, Entry)>,
     metadata: BTreeMap<String, String>,
     loras: Vec<Applied>,
+    /// Whether a LoRA may have modules that nothing takes.
+    lora_partial: bool,
+    /// The type of weights that a LoRA is merged into.
+    merged: DType,
     /// Answers for tensors that are in no file.
     synthetic: Option<Synthetic>,
     form: LinearForm,
@@ -77,6 +81,8 @@ impl WeightSource {
             tensors: BTreeMap::new(),
             metadata: BTreeMap::new(),
             loras: Vec::new(),
+            lora_partial: false,
+            merged: DType::F32,
             synthetic: Some(Synthetic::new(budget)),
             form: LinearForm::Float,
         }
@@ -111,6 +117,8 @@ impl WeightSource {
             tensors,
             metadata,
             loras: Vec::new(),
+            lora_partial: false,
+            merged: DType::F32,
             synthetic: None,
             form: LinearForm::Float,
         })
@@ -120,6 +128,22 @@ impl WeightSource {
     /// before loading: what was loaded earlier doesn't change.
     pub fn add_lora(&mut self, lora: Lora, weight: f32) {
         self.loras.push(Applied::new(lora, weight));
+    }
+
+    /// Takes these LoRAs instead of all that were there.
+    pub fn set_loras(&mut self, loras: impl IntoIterator<Item = (Lora, f32)>) {
+        self.loras = loras.into_iter().map(|(lora, weight)| Applied::new(lora, weight)).collect();
+    }
+
+    /// Whether LoRAs may have modules and keys that nothing takes.
+    pub fn set_lora_partial(&mut self, partial: bool) {
+        self.lora_partial = partial;
+    }
+
+    /// The type of weights that are changed themselves, because a LoRA is more than two thin matrices: f32, which is
+    /// exact, or bf16, which takes half the memory.
+    pub fn set_merged(&mut self, dtype: DType) {
+        self.merged = dtype;
     }
 
     /// In which form linear layers are handed out from now on.
@@ -198,6 +222,8 @@ impl WeightSource {
             tensors,
             metadata: self.metadata.clone(),
             loras: Vec::new(),
+            lora_partial: false,
+            merged: DType::F32,
             synthetic: None,
             form: LinearForm::Float,
         })
@@ -277,6 +303,13 @@ impl WeightSource {
         Ok(rounded)
     }
 
+    /// A matrix that is not in the file as 8-bit rows.
+    pub(crate) fn round(&self, name: &str, weight: &HostTensor, threads: usize) -> Result<Rounded> {
+        let unusable =
+            |source| Error::Tensor { file: self.path.clone(), tensor: name.to_owned(), source };
+        int8::round(weight, threads).map_err(unusable)
+    }
+
     /// The tensor of this name, which must have this shape.
     pub(crate) fn tensor_of(&self, name: &str, shape: Shape) -> Result<HostTensor> {
         if let Some(synthetic) = &self.synthetic {
@@ -343,16 +376,58 @@ impl WeightSource {
         ))
     }
 
-    /// The updates of all LoRAs for a linear layer of `rows` by `cols`, which starts at `row` of its stack.
-    pub(crate) fn deltas(&self, module: &str, row: usize, rows: usize, cols: usize) -> Result<Vec<Delta>> {
-        let deltas = self.loras.iter().map(|l| l.delta(module, row, rows, cols));
-        deltas.filter_map(Result::transpose).collect()
+    /// The updates of all LoRAs for these linear layers, stacked by rows, as far as they can be added to the output.
+    pub(crate) fn deltas(&self, stack: &[(String, usize)], cols: usize) -> Result<Vec<Delta>> {
+        let layers = || stack.iter().map(|(name, rows)| Layer { name, rows: *rows, cols });
+        let mut deltas = Vec::new();
+        for lora in &self.loras {
+            deltas.extend(lora.deltas(layers())?);
+        }
+        Ok(deltas)
+    }
+
+    /// Whether a LoRA changes the weight of this layer itself.
+    pub(crate) fn merges(&self, module: &str, rows: usize, cols: usize) -> Result<bool> {
+        let layer = Layer { name: module, rows, cols };
+        for lora in &self.loras {
+            if lora.is_merged(layer)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The weight of a linear layer with the updates of LoRAs that can't be added to its output; `None` without such.
+    pub(crate) fn merged(&self, module: &str, rows: usize, cols: usize) -> Result<Option<HostTensor>> {
+        let layer = Layer { name: module, rows, cols };
+        let mut changes = Vec::new();
+        for lora in &self.loras {
+            changes.extend(lora.merges(layer)?);
+        }
+        if changes.is_empty() {
+            return Ok(None);
+        }
+        let name = format!("{module}.weight");
+        let base = self.tensor_of(&name, [rows, cols].into())?;
+        // A base that is more exact than bf16 stays so.
+        let dtype = if base.dtype() == DType::F32 { DType::F32 } else { self.merged };
+        let merged = merge(&base, changes, dtype);
+        let unusable = |source| Error::Tensor { file: self.path.clone(), tensor: name, source };
+        Ok(Some(merged.map_err(unusable)?))
+    }
+
+    /// Refuses LoRAs that were made for another model, as far as that can be seen before loading.
+    pub fn check_loras(&self) -> Result<()> {
+        let dim = self.entry("x_embedder.weight").and_then(|(_, shape)| shape.dims().first().copied());
+        let model = dim.map(LoraBase::of_dim);
+        self.loras.iter().try_for_each(|lora| lora.check(model, self.lora_partial))
     }
 
     /// To be called after loading: how many of its modules each LoRA brought in. A LoRA with modules that nothing
-    /// took is an error that names them.
+    /// took is an error that names them, unless [`WeightSource::set_lora_partial`] allows it and some were taken.
     pub fn finish_loras(&self) -> Result<Vec<LoraReport>> {
-        self.loras.iter().map(|l| l.finish(&self.path)).collect()
+        self.check_loras()?;
+        self.loras.iter().map(|l| l.finish(&self.path, self.lora_partial)).collect()
     }
 }
 

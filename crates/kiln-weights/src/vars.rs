@@ -1,6 +1,6 @@
 use std::fmt::Display;
 
-use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::{Error, Pages, Result, WeightSource};
 
@@ -68,13 +68,19 @@ impl<'a> Vars<'a> {
     pub fn linear_stack(&self, leaves: &[(&str, usize)], cols: usize) -> Result<LinearParts> {
         let with_bias = leaves.iter().any(|(leaf, _)| self.at(leaf).contains("bias"));
         let (mut slabs, mut scales) = (Vec::new(), Vec::new());
-        let (mut biases, mut deltas) = (Vec::new(), Vec::new());
-        let mut row = 0;
+        let mut biases = Vec::new();
         for &(leaf, rows) in leaves {
             let layer = self.at(leaf);
-            match self.source.int8_threads(&layer.prefix) {
-                None => slabs.push(layer.tensor("weight", [rows, cols])?),
-                Some(threads) => {
+            let merged = self.source.merged(&layer.prefix, rows, cols)?;
+            match (self.source.int8_threads(&layer.prefix), merged) {
+                (None, Some(merged)) => slabs.push(merged),
+                (None, None) => slabs.push(layer.tensor("weight", [rows, cols])?),
+                (Some(threads), Some(merged)) => {
+                    let found = self.source.round(&layer.name("weight"), &merged, threads)?;
+                    slabs.push(found.weight);
+                    scales.push(found.scale);
+                }
+                (Some(threads), None) => {
                     let found = self.source.int8(&layer.name("weight"), [rows, cols].into(), threads)?;
                     slabs.push(found.weight);
                     scales.push(found.scale);
@@ -83,8 +89,6 @@ impl<'a> Vars<'a> {
             if with_bias {
                 biases.push(layer.tensor("bias", [rows])?);
             }
-            deltas.extend(self.source.deltas(&layer.prefix, row, rows, cols)?);
-            row += rows;
         }
         let module = || self.name(&leaves.iter().map(|(leaf, _)| *leaf).collect::<Vec<_>>().join("+"));
         let file = || self.source.path().to_owned();
@@ -94,10 +98,26 @@ impl<'a> Vars<'a> {
         let bias = with_bias.then(|| concatenate(&biases)).transpose().map_err(tensor)?;
         let mut parts =
             LinearParts::scaled(of_one_dtype(slabs).map_err(tensor)?, scales, bias).map_err(linear)?;
-        for delta in deltas {
+        for delta in self.deltas(leaves, cols)? {
             parts.push_delta(delta).map_err(linear)?;
         }
         Ok(parts)
+    }
+
+    /// What LoRAs add to the outputs of such a stack.
+    pub fn deltas(&self, leaves: &[(&str, usize)], cols: usize) -> Result<Vec<Delta>> {
+        let stack: Vec<_> = leaves.iter().map(|&(leaf, rows)| (self.name(leaf), rows)).collect();
+        self.source.deltas(&stack, cols)
+    }
+
+    /// Whether LoRAs change a weight of such a stack itself, so that it has to be loaded anew when they change.
+    pub fn is_merged(&self, leaves: &[(&str, usize)], cols: usize) -> Result<bool> {
+        for &(leaf, rows) in leaves {
+            if self.source.merges(&self.name(leaf), rows, cols)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 

@@ -1,4 +1,4 @@
-//! LoRAs in diffusers' and PEFT's layout: what is read, what is refused, and what lands on which layer.
+//! LoRAs as files: what is read, what is refused, and what lands on which rows. `lora_layouts.rs` has their layouts.
 
 mod common;
 
@@ -91,11 +91,11 @@ fn module_that_nothing_takes_is_an_error() {
     base.add_lora(Lora::from_bytes("style.safetensors", lora(&[Q, other], &[])).unwrap(), 1.0);
     base.root().linear(Q.0, 4, 3).unwrap();
     let e = base.finish_loras().unwrap_err();
-    assert!(matches!(&e, Error::LoraUnmatched { keys, total: 2, .. } if keys == &["blocks.7.attn.to_q"]));
+    assert!(matches!(&e, Error::LoraUnmatched { keys, total: 2, .. } if keys == &["transformer.blocks.7.attn.to_q"]));
     assert_eq!(
         e.to_string(),
-        "LoRA `style.safetensors`: 1 of its 2 modules match nothing in `model.safetensors`: `blocks.7.attn.to_q`; \
-         it was made for another model"
+        "LoRA `style.safetensors`: 1 of its 2 modules match nothing in `model.safetensors`: \
+         `transformer.blocks.7.attn.to_q`; it was made for another model"
     );
 }
 
@@ -148,33 +148,29 @@ fn integer_matrices_are_refused() {
     let header = r#"{"x.lora_A.weight":{"dtype":"I8","shape":[1,1],"data_offsets":[0,1]},
                      "x.lora_B.weight":{"dtype":"I8","shape":[1,1],"data_offsets":[1,2]}}"#;
     let e = Lora::from_bytes("a", common::file(header, &[0; 2])).unwrap_err().to_string();
-    assert_eq!(e, "LoRA `a`: `x.lora_A.weight` is i8, expected f32, bf16, f16 or f64");
+    assert_eq!(e, "LoRA `a`: `x.lora_B.weight` is i8, expected f32, bf16, f16 or f64");
 }
 
 #[test]
 fn one_module_under_two_prefixes_is_refused() {
     assert_eq!(
-        refused(&[("transformer.x.lora_A.weight", &[1, 1]), ("x.lora_A.weight", &[1, 1])]),
+        refused(&[
+            ("transformer.x.lora_A.weight", &[1, 1]),
+            ("transformer.x.lora_B.weight", &[1, 1]),
+            ("x.lora_A.weight", &[1, 1]),
+            ("x.lora_B.weight", &[1, 1]),
+        ]),
         "both `transformer.x.lora_A.weight` and `x.lora_A.weight` are for one module"
     );
 }
 
 #[test]
-fn dora_is_refused_by_name_in_every_layout() {
-    for key in
-        ["transformer.x.lora_magnitude_vector", "x.lora_magnitude_vector.weight", "lora_unet_x.dora_scale"]
-    {
-        let message = refused(&[("lora_unet_x.lora_down.weight", &[1, 1]), (key, &[1])]);
-        assert_eq!(message, format!("it is a DoRA adapter (`{key}`), which is not supported"));
-    }
-}
-
-#[test]
-fn other_kinds_of_adapters_are_refused_by_name() {
+fn kinds_that_cannot_be_applied_are_refused_by_name() {
     for (key, kind) in [
-        ("diffusion_model.double_blocks.0.img_attn.qkv.lokr_w1", "LoKr"),
-        ("lycoris_x.hada_w1_a", "LoHa"),
         ("transformer.x.lora_B.bias", "LoRA with biases"),
+        ("lora_unet_x.lora_mid.weight", "LoRA of convolutions"),
+        ("lycoris_x.lokr_t2", "LoKr of convolutions"),
+        ("lora_unet_x.oft_blocks", "OFT"),
     ] {
         assert_eq!(
             refused(&[(key, &[1])]),
@@ -184,35 +180,38 @@ fn other_kinds_of_adapters_are_refused_by_name() {
 }
 
 #[test]
-fn layouts_of_other_trainers_are_refused_by_name() {
-    for (key, layout) in [
-        ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "kohya's sd-scripts (lora_unet_*)"),
-        ("lora_transformer_x_embedder.lora_down.weight", "OneTrainer (lora_transformer_*)"),
-        ("lycoris_x.lora_down.weight", "LyCORIS (lycoris_*)"),
-        (
-            "diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight",
-            "ComfyUI and ai-toolkit (diffusion_model.*)",
-        ),
-        (
-            "base_model.model.single_blocks.0.linear1.lora_A.weight",
-            "Black Forest Labs' module names (double_blocks, single_blocks, …)",
-        ),
-        (
-            "transformer.single_stream_modulation.lin.lora_A.weight",
-            "Black Forest Labs' module names (double_blocks, single_blocks, …)",
-        ),
-        ("transformer.x_embedder.lora_down.weight", "old diffusers files (lora_down, lora_up)"),
-    ] {
-        assert_eq!(
-            refused(&[(key, &[1, 1])]),
-            format!(
-                "its keys have the layout of {layout} (`{key}`), which is not supported; expected diffusers' \
-                 `transformer.….lora_A.weight`"
-            )
-        );
-    }
-    let good = "transformer.single_stream_modulation.linear.lora_";
-    assert!(opened(&[(&format!("{good}A.weight"), &[1, 1]), (&format!("{good}B.weight"), &[1, 1])]).is_ok());
+fn keys_that_match_nothing_may_be_left_out_if_that_is_asked_for() {
+    let base = |partial| {
+        let mut base = base();
+        let keys: [(&str, &[usize]); 6] = [
+            ("transformer.blocks.0.attn.to_q.lora_A.weight", &[1, 3]),
+            ("transformer.blocks.0.attn.to_q.lora_B.weight", &[4, 1]),
+            ("lora_unet_nowhere.lora_down.weight", &[1, 3]),
+            ("lora_unet_nowhere.lora_up.weight", &[4, 1]),
+            ("text_encoder.q_proj.lora_A.weight", &[1, 1]),
+            ("some.norm.weight", &[1]),
+        ];
+        base.add_lora(opened(&keys).unwrap(), 1.0);
+        base.set_lora_partial(partial);
+        base
+    };
+    let strict = base(false);
+    assert!(strict.check_loras().unwrap_err().to_string().contains("text encoder"));
+    let partial = base(true);
+    assert_eq!(partial.root().linear(Q.0, 4, 3).unwrap().deltas.len(), 1);
+    assert_eq!(
+        partial.finish_loras().unwrap()[0].to_string(),
+        "lora style.safetensors: 1 of 2 modules, rank 1, weight 1; left out: `lora_unet_nowhere`, \
+         `text_encoder.q_proj.lora_A.weight`, `some.norm.weight`"
+    );
+}
+
+#[test]
+fn a_lora_of_which_nothing_fits_is_refused_even_partly() {
+    let mut base = base();
+    base.add_lora(Lora::from_bytes("a", lora(&[("elsewhere", 1, 2, 2)], &[])).unwrap(), 1.0);
+    base.set_lora_partial(true);
+    assert!(matches!(base.finish_loras(), Err(Error::LoraUnmatched { total: 1, .. })));
 }
 
 #[test]

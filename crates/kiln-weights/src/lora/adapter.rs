@@ -1,5 +1,5 @@
 //! PEFT's settings as diffusers stores them in a LoRA's header: one JSON object under `lora_adapter_metadata`, with
-//! keys such as `transformer.r`.
+//! keys such as `transformer.r`; or as PEFT itself does, in `adapter_config.json`.
 //!
 //! Rank and alpha of a module are those of the first pattern, in the order of the file, that matches the module's
 //! name or its end after a dot; else the general ones. Patterns are regular expressions.
@@ -26,12 +26,18 @@ pub(super) struct Adapter {
     alphas: Vec<(Regex, f64)>,
     /// Divide by the root of the rank ("rank-stabilised").
     by_root: bool,
+    /// Rows have lengths of their own.
+    pub dora: bool,
 }
 
 impl Adapter {
-    /// The settings in a header's metadata, if there are any for the transformer.
-    pub fn read(metadata: &BTreeMap<String, String>) -> Result<Option<Adapter>, LoraProblem> {
-        let Some(text) = metadata.get(KEY).filter(|t| !t.is_empty()) else { return Ok(None) };
+    /// The settings in a header's metadata, else those of PEFT's own file, if there are any for the transformer.
+    pub fn read(
+        metadata: &BTreeMap<String, String>,
+        file: Option<&str>,
+    ) -> Result<Option<Adapter>, LoraProblem> {
+        let text = metadata.get(KEY).map(String::as_str).or(file).filter(|t| !t.is_empty());
+        let Some(text) = text else { return Ok(None) };
         let json: Json = serde_json::from_str(text).map_err(|e| unusable(e.to_string()))?;
         let Json::Object(pairs) = json else { return Err(unusable("it is not an object".into())) };
         // A file of the model alone (not of the pipeline) has the same keys without the prefix.
@@ -44,15 +50,13 @@ impl Adapter {
             return Ok(None);
         }
         let flag = |key| matches!(of(key), Some(Json::Bool(true)));
-        if flag("use_dora") {
-            return Err(LoraProblem::Kind { kind: "DoRA", key: format!("{prefix}use_dora") });
-        }
         Ok(Some(Adapter {
             rank: number("r", of("r"))?,
             alpha: number("lora_alpha", of("lora_alpha"))?,
             ranks: patterns("rank_pattern", of("rank_pattern"))?,
             alphas: patterns("alpha_pattern", of("alpha_pattern"))?,
             by_root: flag("use_rslora"),
+            dora: flag("use_dora"),
         }))
     }
 

@@ -1,14 +1,20 @@
-//! LoRA files in the layout of diffusers and PEFT.
+//! LoRA files, in the layouts and kinds that trainers write.
 //!
-//! A module `M` of the model has `lora_A` of `[rank, cols]` and `lora_B` of `[rows, rank]` under `transformer.M`,
-//! `base_model.model.M` or plain `M`. Its output changes by `weight · scale · (x · Aᵀ) · Bᵀ`, where `scale` is
-//! alpha / rank, with alpha from the module's `.alpha` tensor, else from the header's `lora_adapter_metadata`; a file
-//! without either has scale 1.
+//! A module `M` has two matrices, `lora_A` of `[rank, cols]` and `lora_B` of `[rows, rank]` (or `lora_down`, `lora_up`), and
+//! its output changes by `weight · scale · (x · Aᵀ) · Bᵀ`, where `scale` is alpha / rank, with alpha from the module's
+//! `.alpha` tensor, else from PEFT's settings; a file without either has scale 1. Or it has the factors of a LoKr or LoHa,
+//! the difference itself, or, beside any of these, the lengths of a DoRA: then the layer's weight itself is changed.
+//!
+//! [`names`] knows what modules are called and which rows of which layers they mean; [`keys`] what stands around them.
 
 mod adapter;
 mod applied;
+mod base;
 mod keys;
+mod merge;
+mod names;
 mod problem;
+mod update;
 
 use std::path::Path;
 
@@ -17,66 +23,110 @@ use kiln_tensor::{DType, HostTensor};
 
 use crate::{Error, Result, WeightSource, fingerprint};
 use adapter::Adapter;
-pub(crate) use applied::Applied;
+pub(crate) use applied::{Applied, Layer};
 pub use applied::LoraReport;
+pub use base::LoraBase;
+use keys::{Group, Part};
+pub use keys::LoraLayout;
+pub(crate) use merge::merge;
+use names::{Place, Target};
 pub use problem::LoraProblem;
+use update::{Keyed, Update, check_float};
 
 /// A LoRA for the transformer, checked in itself; [`WeightSource::add_lora`] lays it over weights.
 #[derive(Debug)]
 pub struct Lora {
     source: WeightSource,
-    /// Sorted by name.
     modules: Vec<Module>,
+    /// What the modules change, sorted by layer, each with its module's number.
+    targets: Vec<(Target, usize)>,
+    /// Keys for the text encoder.
+    text: Vec<String>,
+    /// Keys that are no LoRA keys.
+    unknown: Vec<String>,
 }
 
-/// The update of one linear layer.
+/// The update of one layer, or of some that the file has as one.
 #[derive(Debug)]
 struct Module {
-    /// As the model calls it.
+    /// As the file calls it, with what stands before it.
+    stem: String,
+    /// Without that.
     name: String,
-    down_key: String,
-    down: HostTensor,
-    up_key: String,
-    up: HostTensor,
+    layout: LoraLayout,
+    update: Update,
+    /// DoRA's lengths of rows or columns.
+    magnitude: Option<Keyed>,
     /// From alpha and rank; the user's factor comes on top.
     scale: f64,
 }
 
 impl Module {
-    fn rank(&self) -> usize {
-        self.up.shape().last()
+    /// Whether it can be added to the layer's output; otherwise it has to go into the weight.
+    fn is_low_rank(&self) -> bool {
+        matches!(self.update, Update::LowRank { .. }) && self.magnitude.is_none()
     }
 }
 
 impl Lora {
-    /// Opens a LoRA file, or a folder with one.
+    /// Opens a LoRA file, or a folder with one. PEFT's settings in an `adapter_config.json` beside an `adapter_model`
+    /// count.
     pub fn open(path: impl AsRef<Path>) -> Result<Lora> {
-        Lora::new(WeightSource::open(path)?)
+        let source = WeightSource::open(path)?;
+        let settings = source.files().next().filter(|f| f.file_stem().is_some_and(|s| s == "adapter_model"));
+        let settings = settings.map(|file| file.with_file_name("adapter_config.json"));
+        let settings = settings.and_then(|file| std::fs::read_to_string(file).ok());
+        Lora::new(source, settings.as_deref())
     }
 
     /// Reads a LoRA file that is already in memory; `name` stands for its path in messages.
     pub fn from_bytes(name: impl AsRef<Path>, data: Bytes) -> Result<Lora> {
-        Lora::new(WeightSource::from_bytes(name, data)?)
+        Lora::new(WeightSource::from_bytes(name, data)?, None)
     }
 
-    fn new(source: WeightSource) -> Result<Lora> {
+    fn new(source: WeightSource, settings: Option<&str>) -> Result<Lora> {
         let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
-        let keys: Vec<&str> = source.names().collect();
-        keys::refuse_foreign(&keys).map_err(problem)?;
-        let groups = keys::group(&keys).map_err(problem)?;
-        let adapter = Adapter::read(source.metadata()).map_err(problem)?;
-        let mut modules = Vec::with_capacity(groups.len());
-        for (name, found) in groups {
-            let (down_key, up_key) = found.pair().map_err(problem)?;
-            let (down, up) = (source.tensor(down_key)?, source.tensor(up_key)?);
-            let alpha = found.alpha.map(|key| Ok((key, source.tensor(key)?))).transpose()?;
-            let rank = rank((down_key, &down), (up_key, &up)).map_err(problem)?;
-            let alpha = alpha.map(|(key, tensor)| number(key, &tensor)).transpose().map_err(problem)?;
-            let scale = scale(adapter.as_ref(), name, (down_key, rank), alpha).map_err(problem)?;
-            let (name, down_key, up_key) = (name.to_owned(), down_key.to_owned(), up_key.to_owned());
-            modules.push(Module { name, down_key, down, up_key, up, scale });
+        let names: Vec<&str> = source.names().collect();
+        let keys = keys::sort(&names).map_err(problem)?;
+        let owned = |keys: &[&str]| keys.iter().map(|&key| key.to_owned()).collect::<Vec<_>>();
+        if keys.groups.is_empty() {
+            return Err(problem(match (keys.text.first(), keys.unknown.is_empty()) {
+                (Some(key), _) => LoraProblem::TextEncoder { key: (*key).to_owned() },
+                (None, false) => LoraProblem::UnknownKeys { keys: owned(&keys.unknown) },
+                (None, true) => LoraProblem::Empty,
+            }));
         }
-        Ok(Lora { source, modules })
+        let adapter = Adapter::read(source.metadata(), settings).map_err(problem)?;
+        let mut modules = Vec::with_capacity(keys.groups.len());
+        let mut targets = Vec::with_capacity(keys.groups.len());
+        for group in &keys.groups {
+            targets.extend(targets_of(group).into_iter().map(|target| (target, modules.len())));
+            modules.push(read_module(&source, group, adapter.as_ref())?);
+        }
+        if adapter.is_some_and(|a| a.dora) && modules.iter().all(|m| m.magnitude.is_none()) {
+            return Err(problem(LoraProblem::DoraWithoutLengths));
+        }
+        targets.sort_by(|(a, _), (b, _)| a.layer.cmp(&b.layer));
+        let (text, unknown) = (owned(&keys.text), owned(&keys.unknown));
+        let lora = Lora { source, modules, targets, text, unknown };
+        lora.refuse_overlaps()?;
+        Ok(lora)
+    }
+
+    /// Two modules for the same rows: nobody can say which is meant.
+    fn refuse_overlaps(&self) -> Result<()> {
+        for same in self.targets.chunk_by(|(a, _), (b, _)| a.layer == b.layer) {
+            for (i, (target, module)) in same.iter().enumerate() {
+                let other = same[i + 1..].iter().find(|(other, _)| target.place.overlaps(other.place));
+                if let Some((_, other)) = other {
+                    let key = |module: &usize| self.modules[*module].update.keys()[1].to_owned();
+                    let (first, second) = (key(module), key(other));
+                    let file = self.path().to_owned();
+                    return Err(Error::Lora { file, problem: Box::new(LoraProblem::Twice { first, second }) });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The file or folder that was opened.
@@ -84,14 +134,47 @@ impl Lora {
         self.source.path()
     }
 
-    /// The modules of the model that it changes, sorted.
+    /// Its modules, as the file names them but for what stands before all of them; sorted.
     pub fn modules(&self) -> impl Iterator<Item = &str> {
         self.modules.iter().map(|m| m.name.as_str())
     }
 
-    /// The largest rank of its modules.
+    /// The layers of the model that it changes, sorted.
+    pub fn layers(&self) -> impl Iterator<Item = &str> {
+        self.targets.chunk_by(|(a, _), (b, _)| a.layer == b.layer).map(|same| same[0].0.layer.as_str())
+    }
+
+    /// The largest rank of its modules; 0 when they are whole matrices.
     pub fn rank(&self) -> usize {
-        self.modules.iter().map(Module::rank).max().unwrap_or(0)
+        self.ranks().last().copied().unwrap_or(0)
+    }
+
+    /// All ranks that its modules have, sorted.
+    pub fn ranks(&self) -> Vec<usize> {
+        sorted(self.modules.iter().filter_map(|m| m.update.rank()))
+    }
+
+    /// The kinds of updates in it, in the trainers' words: `LoRA`, `LoKr`, `LoHa`, `difference`, and `DoRA` beside one.
+    pub fn kinds(&self) -> Vec<&'static str> {
+        let dora = self.modules.iter().any(|m| m.magnitude.is_some()).then_some("DoRA");
+        sorted(self.modules.iter().map(|m| m.update.kind()).chain(dora))
+    }
+
+    /// The layouts that its keys have; one, unless someone has put files together.
+    pub fn layouts(&self) -> Vec<LoraLayout> {
+        sorted(self.modules.iter().map(|m| m.layout))
+    }
+
+    /// The model it was made for, as far as names and shapes tell.
+    pub fn base(&self) -> Option<LoraBase> {
+        let modules = self.modules.iter().filter_map(|m| Some((keys::flatten(&m.name), m.update.size()?)));
+        let modules: Vec<_> = modules.collect();
+        LoraBase::guess(modules.iter().map(|(name, size)| (name.as_str(), *size)))
+    }
+
+    /// Keys that are of no use here: for the text encoder, or no LoRA keys.
+    pub fn unused_keys(&self) -> impl Iterator<Item = &str> {
+        self.text.iter().chain(&self.unknown).map(String::as_str)
     }
 
     /// The factor that the file itself gives to `module`: 1 without an alpha.
@@ -111,63 +194,73 @@ impl Lora {
     }
 }
 
-type Keyed<'a, T> = (&'a str, T);
+fn sorted<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut values: Vec<T> = values.collect();
+    values.sort();
+    values.dedup();
+    values
+}
 
-/// The rank that both matrices have, checked to be matrices of real numbers.
-fn rank(down: Keyed<'_, &HostTensor>, up: Keyed<'_, &HostTensor>) -> Result<usize, LoraProblem> {
-    for (key, tensor) in [down, up] {
-        check_float(key, tensor)?;
-        if tensor.shape().rank() != 2 || tensor.numel() == 0 {
-            let (key, found) = (key.to_owned(), tensor.shape().clone());
-            return Err(LoraProblem::NotThatShape { key, found, expected: "a matrix that is not empty" });
-        }
-    }
-    let rank = down.1.shape().rows();
-    if up.1.shape().last() != rank {
-        return Err(LoraProblem::Rank {
-            down: down.0.to_owned(),
-            rank,
-            down_shape: down.1.shape().clone(),
-            up: up.0.to_owned(),
-            up_shape: up.1.shape().clone(),
-        });
-    }
-    Ok(rank)
+/// The layers that a module changes. A dotted name that FLUX.2 doesn't have is taken as it is.
+fn targets_of(group: &Group<'_>) -> Vec<Target> {
+    let flat = matches!(group.layout, LoraLayout::Kohya | LoraLayout::Lycoris)
+        || group.layout == LoraLayout::OneTrainer && !group.name.contains('.');
+    names::targets(&keys::flatten(group.name)).unwrap_or_else(|| match flat {
+        true => Vec::new(),
+        false => vec![Target { layer: group.name.to_owned(), place: Place::Whole }],
+    })
+}
+
+fn read_module(source: &WeightSource, group: &Group<'_>, adapter: Option<&Adapter>) -> Result<Module> {
+    let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
+    let update = Update::read(source, group)?;
+    let part = |part| group.parts.get(&part).map(|key| Ok::<_, Error>((*key, source.tensor(key)?))).transpose();
+    let alpha = part(Part::Alpha)?.map(|(key, tensor)| number(key, &tensor)).transpose().map_err(problem)?;
+    let magnitude = part(Part::Magnitude)?.map(|(key, tensor)| {
+        check_float(key, &tensor)?;
+        Ok(Keyed { key: key.to_owned(), tensor })
+    });
+    Ok(Module {
+        stem: group.stem.to_owned(),
+        name: group.name.to_owned(),
+        layout: group.layout,
+        scale: scale(adapter, group.name, &update, alpha).map_err(problem)?,
+        magnitude: magnitude.transpose().map_err(problem)?,
+        update,
+    })
 }
 
 /// The one number in an `.alpha` tensor.
 fn number(key: &str, tensor: &HostTensor) -> Result<f64, LoraProblem> {
-    check_float(key, tensor)?;
     let key = key.to_owned();
     if tensor.numel() != 1 {
         return Err(LoraProblem::NotThatShape { key, found: tensor.shape().clone(), expected: "one number" });
     }
+    if matches!(tensor.dtype(), DType::I64 | DType::I32) {
+        return Ok(tensor.to_i64().ok().and_then(|values| values.first().copied()).unwrap_or(0) as f64);
+    }
+    check_float(&key, tensor)?;
     match tensor.to_f32().ok().and_then(|values| values.first().copied()) {
         Some(value) if value.is_finite() => Ok(value.into()),
         found => Err(LoraProblem::Alpha { key, found: found.unwrap_or(f32::NAN) }),
     }
 }
 
-fn check_float(key: &str, tensor: &HostTensor) -> Result<(), LoraProblem> {
-    match tensor.dtype() {
-        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(()),
-        dtype => Err(LoraProblem::DType { key: key.to_owned(), dtype }),
-    }
-}
-
-/// The factor of one module: its own alpha before the header's, and 1 without either.
+/// The factor of one module: its own alpha before the settings', and 1 without either. Of whole matrices nothing divides
+/// an alpha, and trainers ignore it.
 fn scale(
     adapter: Option<&Adapter>,
     module: &str,
-    (key, rank): Keyed<'_, usize>,
+    update: &Update,
     alpha: Option<f64>,
 ) -> Result<f64, LoraProblem> {
-    let Some(adapter) = adapter else {
+    let Some(rank) = update.rank() else { return Ok(1.0) };
+    let Some(adapter) = adapter.filter(|_| matches!(update, Update::LowRank { .. })) else {
         return Ok(alpha.map_or(1.0, |alpha| alpha / rank as f64));
     };
     let expected = adapter.rank(module);
     if expected != rank as f64 {
-        let (module, key) = (module.to_owned(), key.to_owned());
+        let (module, key) = (module.to_owned(), update.keys()[1].to_owned());
         return Err(LoraProblem::MetadataRank { module, expected, key, found: rank });
     }
     Ok(adapter.scale(alpha.unwrap_or_else(|| adapter.alpha(module)), rank))

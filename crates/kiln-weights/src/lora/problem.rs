@@ -1,5 +1,6 @@
 use kiln_tensor::{DType, Shape};
 
+use super::LoraBase;
 use crate::error::quoted;
 
 /// What is wrong with a LoRA file. [`crate::Error::Lora`] adds its name.
@@ -8,18 +9,7 @@ pub enum LoraProblem {
     /// No tensors.
     #[error("there is no tensor in it")]
     Empty,
-    /// A layout that is known but not read.
-    #[error(
-        "its keys have the layout of {layout} (`{key}`), which is not supported; expected diffusers' \
-             `transformer.….lora_A.weight`"
-    )]
-    Layout {
-        /// Who writes such keys.
-        layout: &'static str,
-        /// One of them.
-        key: String,
-    },
-    /// A kind of adapter that is more than two matrices.
+    /// A kind of adapter that can't be applied.
     #[error("it is a {kind} adapter (`{key}`), which is not supported")]
     Kind {
         /// The kind.
@@ -113,13 +103,24 @@ pub enum LoraProblem {
         /// That matrix's rows.
         found: usize,
     },
+    /// Settings that speak of a DoRA, without its tensors.
+    #[error("its settings say use_dora, but there is no lora_magnitude_vector in it")]
+    DoraWithoutLengths,
+    /// Made for another model.
+    #[error("it was made for {made_for}, and this model is {model}")]
+    Base {
+        /// The model it was made for.
+        made_for: LoraBase,
+        /// The model it was laid over.
+        model: LoraBase,
+    },
     /// The matrices don't fit the layer of the model.
     #[error(
         "`{key}` has shape {found}, but for `{module}` of {rows} by {cols} it must be {expected}; \
              it was made for a model of another size"
     )]
     Shape {
-        /// The key.
+        /// The key; for updates of several factors, the module.
         key: String,
         /// Its shape.
         found: Shape,

@@ -1,6 +1,8 @@
 //! Safetensors files made by hand, so that the tests depend neither on the writer nor on the reader they test.
 #![allow(dead_code, reason = "every test file uses its own part of this")]
 
+pub mod flux;
+
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 

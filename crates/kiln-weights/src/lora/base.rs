@@ -1,0 +1,153 @@
+//! Which model a LoRA was made for, as far as names and shapes tell.
+
+use std::fmt;
+
+use super::names::{Block, block};
+
+/// A model that LoRAs are made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoraBase {
+    /// The family before, whose names are much the same.
+    Flux1,
+    /// FLUX.2 klein 4B and its base.
+    Klein4b,
+    /// FLUX.2 klein 9B, its base and its KV form.
+    Klein9b,
+    /// FLUX.2 dev.
+    Dev,
+    /// A FLUX.2 of no published size.
+    Flux2 {
+        /// Its width.
+        dim: usize,
+    },
+}
+
+impl fmt::Display for LoraBase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LoraBase::Flux1 => f.write_str("FLUX.1"),
+            LoraBase::Klein4b => f.write_str("FLUX.2 klein 4B"),
+            LoraBase::Klein9b => f.write_str("FLUX.2 klein 9B"),
+            LoraBase::Dev => f.write_str("FLUX.2 dev"),
+            LoraBase::Flux2 { dim } => write!(f, "a FLUX.2 model {dim} wide"),
+        }
+    }
+}
+
+/// Names that are in FLUX.1 only.
+const FLUX1_IN_BLOCKS: [&str; 8] = [
+    "img_mod_lin",
+    "txt_mod_lin",
+    "modulation_lin",
+    "norm1_linear",
+    "norm1_context_linear",
+    "norm_linear",
+    "ff_net_",
+    "ff_context_net_",
+];
+const FLUX1_OUTSIDE: [&str; 3] = ["vector_in_", "time_text_embed_", "distilled_guidance_layer_"];
+
+/// FLUX.2 has at most 8, FLUX.1 has 19.
+const MOST_DOUBLE_BLOCKS: usize = 8;
+/// klein 4B has as many; FLUX.1, which is as wide, has 38.
+const SINGLE_BLOCKS_4B: usize = 20;
+const DIM_4B: usize = 3072;
+
+impl LoraBase {
+    /// FLUX.2 of this width.
+    pub(crate) fn of_dim(dim: usize) -> LoraBase {
+        match dim {
+            DIM_4B => LoraBase::Klein4b,
+            4096 => LoraBase::Klein9b,
+            6144 => LoraBase::Dev,
+            dim => LoraBase::Flux2 { dim },
+        }
+    }
+
+    /// From the flat names of modules and the sizes of the weights they change.
+    pub(super) fn guess<'m>(modules: impl Iterator<Item = (&'m str, [usize; 2])> + Clone) -> Option<LoraBase> {
+        if modules.clone().any(|(name, size)| is_flux1(name, size)) {
+            return Some(LoraBase::Flux1);
+        }
+        let dim = modules.clone().find_map(|(name, size)| dim(name, size))?;
+        let beyond = |name: &str| match block(name) {
+            Some(Block::Double(number, _)) => number >= MOST_DOUBLE_BLOCKS,
+            Some(Block::Single(number, _)) => number >= SINGLE_BLOCKS_4B,
+            None => false,
+        };
+        if dim == DIM_4B && modules.clone().any(|(name, _)| beyond(name)) {
+            return Some(LoraBase::Flux1);
+        }
+        Some(LoraBase::of_dim(dim))
+    }
+}
+
+fn is_flux1(name: &str, [rows, cols]: [usize; 2]) -> bool {
+    let named = match block(name) {
+        Some(Block::Double(_, name) | Block::Single(_, name)) => {
+            FLUX1_IN_BLOCKS.iter().any(|start| name.starts_with(start))
+        }
+        None => FLUX1_OUTSIDE.iter().any(|start| name.starts_with(start)),
+    };
+    // Its MLPs are 4 times as wide and without a gate; FLUX.2's 3 times, with one.
+    let times = |n: usize, dim: usize, other: usize| dim.checked_mul(n) == Some(other);
+    let shaped = match block(name) {
+        Some(Block::Double(_, "img_mlp_0" | "txt_mlp_0")) => times(4, cols, rows),
+        Some(Block::Double(_, "img_mlp_2" | "txt_mlp_2")) => times(4, rows, cols),
+        Some(Block::Single(_, "linear1")) => times(7, cols, rows),
+        Some(Block::Single(_, "linear2" | "proj_out")) => times(5, rows, cols),
+        Some(Block::Single(_, "linear1_3" | "proj_mlp")) => times(4, cols, rows),
+        _ => false,
+    };
+    named || shaped
+}
+
+/// The width of the model, from a module whose one side it is.
+fn dim(name: &str, [rows, cols]: [usize; 2]) -> Option<usize> {
+    match block(name) {
+        Some(Block::Double(_, "img_mlp_2" | "txt_mlp_2" | "ff_linear_out" | "ff_context_linear_out"))
+        | Some(Block::Single(_, "linear2" | "attn_to_out" | "attn_to_out_0" | "proj_out")) => Some(rows),
+        Some(_) => Some(cols),
+        None => match name {
+            "img_in" | "x_embedder" | "txt_in" | "context_embedder" => Some(rows),
+            "time_in_in_layer" | "time_guidance_embed_timestep_embedder_linear_1" => Some(rows),
+            _ if super::names::targets(name).is_some() => Some(cols),
+            _ => None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guess(modules: &[(&str, [usize; 2])]) -> Option<LoraBase> {
+        LoraBase::guess(modules.iter().copied())
+    }
+
+    #[test]
+    fn sizes_tell_the_models_apart() {
+        assert_eq!(guess(&[("double_blocks_4_img_attn_qkv", [9216, 3072])]), Some(LoraBase::Klein4b));
+        assert_eq!(guess(&[("transformer_blocks_7_attn_to_q", [4096, 4096])]), Some(LoraBase::Klein9b));
+        assert_eq!(guess(&[("single_blocks_47_linear2", [6144, 24576])]), Some(LoraBase::Dev));
+        assert_eq!(guess(&[("x_embedder", [256, 128])]), Some(LoraBase::Flux2 { dim: 256 }));
+        assert_eq!(guess(&[("down_blocks_0", [1, 1])]), None);
+    }
+
+    #[test]
+    fn flux_1_is_known_by_names_shapes_and_numbers() {
+        for module in [
+            ("double_blocks_0_img_mod_lin", [18432, 3072]),
+            ("transformer_blocks_0_ff_net_0_proj", [12288, 3072]),
+            ("single_transformer_blocks_0_norm_linear", [9216, 3072]),
+            ("vector_in_in_layer", [3072, 768]),
+            ("double_blocks_0_img_mlp_0", [12288, 3072]),
+            ("single_blocks_0_linear1", [21504, 3072]),
+            ("single_blocks_0_linear2", [3072, 15360]),
+            ("double_blocks_18_img_attn_qkv", [9216, 3072]),
+            ("single_transformer_blocks_37_attn_to_q", [3072, 3072]),
+        ] {
+            assert_eq!(guess(&[module]), Some(LoraBase::Flux1), "{module:?}");
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! One update, written the way each trainer writes it: every file must change every layer the same.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::Random;
+use common::flux::{DIM, File, LAYERS, Matrix, assert_same, effective, loaded, model, split, weights};
+use kiln_weights::{LinearForm, Lora, LoraBase, LoraLayout, WeightSource};
+
+const RANK: usize = 3;
+const ALPHA: f32 = 6.0;
+
+/// Down and up of every layer, in Black Forest Labs' naming; the update is `ALPHA / RANK` times their product.
+fn truth() -> BTreeMap<&'static str, [Matrix; 2]> {
+    let mut random = Random(7);
+    let pair = |&(name, rows, cols, _): &(&'static str, usize, usize, &[&str])| {
+        let down = Matrix::random(&mut random, RANK, cols);
+        (name, [down, Matrix::random(&mut random, rows, RANK)])
+    };
+    LAYERS.iter().map(pair).collect()
+}
+
+/// The same for diffusers' layers: the rows of q, k and v apart, the halves of the adaLN swapped.
+fn truth_split() -> BTreeMap<&'static str, [Matrix; 2]> {
+    let ups = truth().into_iter().map(|(name, [_, up])| (name, up)).collect();
+    let mut ups = split(&ups);
+    let mut out = BTreeMap::new();
+    for (name, [down, _]) in truth() {
+        let (_, _, _, layers) = LAYERS.iter().find(|layer| layer.0 == name).unwrap();
+        out.extend(layers.iter().map(|layer| (*layer, [down.clone(), ups.remove(layer).unwrap()])));
+    }
+    out
+}
+
+fn expected(weight: f32) -> BTreeMap<&'static str, Matrix> {
+    let mut layers = split(&weights(1));
+    for (layer, [down, up]) in truth_split() {
+        let changed = layers[layer].plus(weight * ALPHA / RANK as f32, &up.times(&down));
+        layers.insert(layer, changed);
+    }
+    layers
+}
+
+type Names = fn(&str) -> String;
+
+fn flat(name: &str) -> String {
+    name.replace('.', "_")
+}
+
+/// Two matrices for each module, and its alpha.
+fn plain(modules: BTreeMap<&'static str, [Matrix; 2]>, name: Names, [down, up]: [&str; 2]) -> File {
+    let mut file = File::default();
+    for (module, matrices) in modules {
+        let stem = name(module);
+        file.put(format!("{stem}{down}"), &matrices[0]);
+        file.put(format!("{stem}{up}"), &matrices[1]);
+        file.put_number(format!("{stem}.alpha"), ALPHA);
+    }
+    file
+}
+
+const AB: [&str; 2] = [".lora_A.weight", ".lora_B.weight"];
+const DOWN_UP: [&str; 2] = [".lora_down.weight", ".lora_up.weight"];
+
+/// OneTrainer's parts of fused layers: q, k, v, and the MLP of a single block.
+fn onetrainer() -> File {
+    let mut parts = BTreeMap::new();
+    for (module, [down, up]) in truth() {
+        let name = format!("transformer.{module}");
+        let cuts: &[usize] = match module {
+            _ if module.ends_with(".qkv") => &[DIM, DIM, DIM],
+            _ if module.ends_with(".linear1") => &[DIM, DIM, DIM, 6 * DIM],
+            _ => &[],
+        };
+        let mut from = 0;
+        for (i, rows) in cuts.iter().enumerate() {
+            parts.insert(format!("{name}.{i}"), [down.clone(), up.take(from, *rows)]);
+            from += rows;
+        }
+        if cuts.is_empty() {
+            parts.insert(name, [down, up]);
+        }
+    }
+    let mut file = File::default();
+    for (stem, [down, up]) in parts {
+        file.put(format!("{stem}.lora_down.weight"), &down);
+        file.put(format!("{stem}.lora_up.weight"), &up);
+        file.put_number(format!("{stem}.alpha"), ALPHA);
+    }
+    file
+}
+
+/// diffusers' own way to give an alpha.
+fn diffusers_with_metadata() -> File {
+    let mut file = plain(truth_split(), |m| format!("transformer.{m}"), AB);
+    file.tensors.retain(|key, _| !key.ends_with(".alpha"));
+    let settings = format!(r#"{{"transformer.r":{RANK},"transformer.lora_alpha":{ALPHA}}}"#);
+    file.metadata.insert("lora_adapter_metadata".into(), settings);
+    file
+}
+
+/// The same update as Kronecker products, with factors whole or in two.
+fn lokr(modules: BTreeMap<&'static str, [Matrix; 2]>, name: Names, in_two: bool) -> File {
+    let mut file = File::default();
+    for (module, [down, up]) in modules {
+        let stem = name(module);
+        file.put_number(format!("{stem}.alpha"), ALPHA);
+        if in_two {
+            file.put(format!("{stem}.lokr_w1"), &Matrix::filled(1, 1, 1.0));
+            file.put(format!("{stem}.lokr_w2_a"), &up);
+            file.put(format!("{stem}.lokr_w2_b"), &down);
+        } else {
+            // Nothing divides alpha here, so it does not count.
+            file.put(format!("{stem}.lokr_w1"), &Matrix::filled(1, 1, ALPHA / RANK as f32));
+            file.put(format!("{stem}.lokr_w2"), &up.times(&down));
+        }
+    }
+    file
+}
+
+fn loha(modules: BTreeMap<&'static str, [Matrix; 2]>, name: Names) -> File {
+    let mut file = File::default();
+    for (module, [down, up]) in modules {
+        let stem = name(module);
+        file.put_number(format!("{stem}.alpha"), ALPHA);
+        file.put(format!("{stem}.hada_w2_a"), &Matrix::filled(up.rows, 2, 0.5));
+        file.put(format!("{stem}.hada_w2_b"), &Matrix::filled(2, down.cols, 1.0));
+        file.put(format!("{stem}.hada_w1_a"), &up);
+        file.put(format!("{stem}.hada_w1_b"), &down);
+    }
+    file
+}
+
+fn differences() -> File {
+    let mut file = File::default();
+    for (module, [down, up]) in truth() {
+        let scaled = Matrix::filled(up.rows, down.cols, 0.0).plus(ALPHA / RANK as f32, &up.times(&down));
+        file.put(format!("diffusion_model.{module}.diff"), &scaled);
+    }
+    file
+}
+
+fn all_layouts() -> Vec<(&'static str, LoraLayout, File)> {
+    use LoraLayout::*;
+    let sformer: Names = |m| match m.strip_prefix("transformer_blocks.") {
+        Some(rest) => format!("diffusion_model.sformer_blocks.{rest}"),
+        None => format!("diffusion_model.{m}"),
+    };
+    vec![
+        ("diffusers", Diffusers, plain(truth_split(), |m| format!("transformer.{m}"), AB)),
+        ("diffusers, down and up", Diffusers, plain(truth_split(), |m| format!("transformer.{m}"), DOWN_UP)),
+        ("diffusers, metadata", Diffusers, diffusers_with_metadata()),
+        ("ai-toolkit", Original, plain(truth(), |m| format!("diffusion_model.{m}"), AB)),
+        ("ai-toolkit, down and up", Original, plain(truth(), |m| format!("diffusion_model.{m}"), DOWN_UP)),
+        ("ComfyUI", Original, plain(truth(), |m| format!("model.diffusion_model.{m}"), DOWN_UP)),
+        ("fal", Peft, plain(truth(), |m| format!("base_model.model.{m}"), AB)),
+        (
+            "PEFT, adapter named",
+            Peft,
+            plain(
+                truth_split(),
+                |m| format!("base_model.model.{m}"),
+                [".lora_A.default.weight", ".lora_B.default.weight"],
+            ),
+        ),
+        ("kohya", Kohya, plain(truth(), |m| format!("lora_unet_{}", flat(m)), DOWN_UP)),
+        ("OneTrainer, parts", OneTrainer, onetrainer()),
+        (
+            "OneTrainer, flat",
+            OneTrainer,
+            plain(truth_split(), |m| format!("lora_transformer_{}", flat(m)), DOWN_UP),
+        ),
+        ("LyCORIS LoKr", Lycoris, lokr(truth_split(), |m| format!("lycoris_{}", flat(m)), true)),
+        ("bare LoKr", Bare, lokr(truth_split(), |m| m.to_owned(), false)),
+        ("ai-toolkit LoKr", Original, lokr(truth(), |m| format!("diffusion_model.{m}"), true)),
+        ("ai-toolkit LoKr, whole", Original, lokr(truth(), |m| format!("diffusion_model.{m}"), false)),
+        ("LoHa", Lycoris, loha(truth_split(), |m| format!("lycoris_{}", flat(m)))),
+        ("LoHa on fused layers", Kohya, loha(truth(), |m| format!("lora_unet_{}", flat(m)))),
+        ("mixed", Mixed, plain(truth_split(), |m| format!("diffusion_model.{m}"), AB)),
+        ("sformer", Mixed, plain(truth_split(), sformer, AB)),
+        ("bare", Bare, plain(truth_split(), |m| m.to_owned(), AB)),
+        ("bare, original names", Bare, plain(truth(), |m| m.to_owned(), AB)),
+        ("differences", Original, differences()),
+    ]
+}
+
+#[test]
+fn every_layout_changes_every_layer_the_same() {
+    for (what, layout, file) in all_layouts() {
+        for weight in [1.0, -0.5] {
+            let mut base = model(&weights(1));
+            let lora = file.lora();
+            assert_eq!(lora.layouts(), [layout], "{what}");
+            assert_eq!(lora.base(), Some(LoraBase::Flux2 { dim: DIM }), "{what}");
+            base.add_lora(lora, weight);
+            assert_same(&loaded(&base), &expected(weight), 2e-5, what);
+            let report = &base.finish_loras().unwrap()[0];
+            assert_eq!((report.matched, report.unmatched.len()), (report.total, 0), "{what}: {report}");
+        }
+    }
+}
+
+#[test]
+fn a_fused_update_of_a_stack_is_one_product() {
+    let mut base = model(&weights(1));
+    base.add_lora(plain(truth(), |m| format!("diffusion_model.{m}"), AB).lora(), 1.0);
+    let stack = ["to_q", "to_k", "to_v"].map(|leaf| (leaf, DIM));
+    let attn = base.root().at("transformer_blocks").at(0).at("attn");
+    let qkv = attn.linear_stack(&stack, DIM).unwrap();
+    assert_eq!(qkv.deltas.iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, 3 * DIM)]);
+    // Another order of rows is none for which the update could stay in one piece.
+    let turned = attn.linear_stack(&["to_v", "to_q"].map(|leaf| (leaf, DIM)), DIM).unwrap();
+    assert_eq!(turned.deltas.iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, DIM), (DIM, DIM)]);
+    let all = expected(1.0);
+    let rows = |layer: &str| all[format!("transformer_blocks.0.attn.{layer}").as_str()].clone();
+    effective(&qkv).assert_near(&rows("to_q").below(&rows("to_k")).below(&rows("to_v")), 2e-5, "qkv");
+    effective(&turned).assert_near(&rows("to_v").below(&rows("to_q")), 2e-5, "vq");
+}
+
+#[test]
+fn a_kronecker_product_may_cut_across_q_k_and_v() {
+    let mut random = Random(3);
+    // 18 rows as 2 times 9: the factor's blocks end in the middle of k.
+    let (left, right) = (Matrix::random(&mut random, 2, 3), Matrix::random(&mut random, 9, 2));
+    let mut file = File::default();
+    let stem = "diffusion_model.double_blocks.0.img_attn.qkv";
+    file.put(format!("{stem}.lokr_w1"), &left);
+    file.put(format!("{stem}.lokr_w2"), &right);
+    let mut base = model(&weights(1));
+    base.add_lora(file.lora(), 0.75);
+    let mut fused = weights(1);
+    let changed = fused["double_blocks.0.img_attn.qkv"].plus(0.75, &left.kron(&right));
+    fused.insert("double_blocks.0.img_attn.qkv", changed);
+    assert_same(&loaded(&base), &split(&fused), 1e-6, "LoKr");
+    assert_eq!(
+        base.finish_loras().unwrap()[0].to_string(),
+        "lora style.safetensors: 1 of 1 modules, LoKr, weight 0.75"
+    );
+}
+
+#[test]
+fn alpha_counts_only_where_a_factor_of_a_lokr_is_in_two() {
+    let mut random = Random(4);
+    let factors = |file: &mut File, w1: &[(&str, [usize; 2])], random: &mut Random| -> Vec<Matrix> {
+        let mut put = |&(key, [rows, cols]): &(&str, [usize; 2])| {
+            let matrix = Matrix::random(random, rows, cols);
+            file.put(format!("lycoris_proj_out.{key}"), &matrix);
+            matrix
+        };
+        w1.iter().map(&mut put).collect()
+    };
+    let scale = |keys: &[(&str, [usize; 2])], random: &mut Random| {
+        let mut file = File::default();
+        factors(&mut file, keys, random);
+        file.put_number("lycoris_proj_out.alpha", 4.0);
+        file.lora().scale("proj_out").unwrap()
+    };
+    let (w1, w2) = (("lokr_w1", [2, 2]), ("lokr_w2", [2, 3]));
+    let (w1_a, w1_b) = (("lokr_w1_a", [2, 8]), ("lokr_w1_b", [8, 2]));
+    let (w2_a, w2_b) = (("lokr_w2_a", [2, 2]), ("lokr_w2_b", [2, 3]));
+    assert_eq!(scale(&[w1, w2], &mut random), 1.0);
+    assert_eq!(scale(&[w1, w2_a, w2_b], &mut random), 2.0);
+    assert_eq!(scale(&[w1_a, w1_b, w2], &mut random), 0.5);
+    // The second factor's rank counts when both are in two.
+    assert_eq!(scale(&[w1_a, w1_b, w2_a, w2_b], &mut random), 2.0);
+}
+
+/// `magnitude / ‖W + ΔW‖ · (W + ΔW)`, a row at a time.
+fn with_lengths(sum: &Matrix, lengths: &[f32]) -> Matrix {
+    Matrix::each(sum.rows, sum.cols, |i, j| {
+        let norm = sum.row(i).iter().map(|v| v * v).sum::<f32>().sqrt();
+        lengths[i] / norm * sum.row(i)[j]
+    })
+}
+
+#[test]
+fn a_dora_gives_the_rows_of_the_sum_their_lengths() {
+    for (name, magnitude, shape) in [
+        (None, ".lora_magnitude_vector", vec![3 * DIM]),
+        (None, ".lora_magnitude_vector.default.weight", vec![3 * DIM]),
+        (Some("lora_unet_"), ".dora_scale", vec![3 * DIM, 1]),
+    ] {
+        let fused = "double_blocks.0.txt_attn.qkv";
+        let stem = match name {
+            Some(start) => format!("{start}{}", flat(fused)),
+            None => format!("base_model.model.{fused}"),
+        };
+        let [down, up] = truth()[fused].clone();
+        let lengths: Vec<f32> = (0..3 * DIM).map(|i| 0.5 + i as f32 / 10.0).collect();
+        let mut file = File::default();
+        file.put(format!("{stem}.lora_A.weight"), &down);
+        file.put(format!("{stem}.lora_B.weight"), &up);
+        file.tensors.insert(format!("{stem}{magnitude}"), (shape, lengths.clone()));
+        for weight in [1.0, 0.5, -1.0, 0.0] {
+            let mut base = model(&weights(1));
+            base.add_lora(file.lora(), weight);
+            let mut layers = weights(1);
+            let old = &layers[fused];
+            let new = with_lengths(&old.plus(1.0, &up.times(&down)), &lengths);
+            // Other weights go part of the way, so that 0 is off.
+            let changed = old.plus(weight, &new.plus(-1.0, old));
+            layers.insert(fused, changed);
+            assert_same(&loaded(&base), &split(&layers), 1e-5, magnitude);
+        }
+    }
+}
+
+#[test]
+fn a_dora_of_columns_is_measured_down_the_layer() {
+    let (layer, original) = ("proj_out", "final_layer.linear");
+    let [down, up] = truth()[original].clone();
+    let lengths: Vec<f32> = (0..DIM).map(|i| 1.0 + i as f32).collect();
+    let mut file = File::default();
+    file.put(format!("{layer}.lora_A.weight"), &down);
+    file.put(format!("{layer}.lora_B.weight"), &up);
+    file.tensors.insert(format!("{layer}.dora_scale"), (vec![1, DIM], lengths.clone()));
+    let mut base = model(&weights(1));
+    base.add_lora(file.lora(), 1.0);
+    let sum = weights(1)[original].plus(1.0, &up.times(&down));
+    let new = Matrix::each(sum.rows, sum.cols, |i, j| {
+        let norm = (0..sum.rows).map(|i| sum.row(i)[j].powi(2)).sum::<f32>().sqrt();
+        lengths[j] / norm * sum.row(i)[j]
+    });
+    effective(&base.root().linear(layer, 4, DIM).unwrap()).assert_near(&new, 1e-5, "columns");
+}
+
+#[test]
+fn integers_take_every_kind() {
+    let form = LinearForm::Int8 { threads: 2 };
+    for (what, _, file) in all_layouts() {
+        let mut base = model(&weights(1));
+        base.set_form(form);
+        base.add_lora(file.lora(), 1.0);
+        // Merged weights reach 10; half a step of 127.
+        assert_same(&loaded(&base), &expected(1.0), 0.08, what);
+    }
+}
+
+#[test]
+fn kinds_add_up() {
+    let mut base = model(&weights(1));
+    base.add_lora(onetrainer().lora(), 0.5);
+    base.add_lora(lokr(truth(), |m| format!("diffusion_model.{m}"), true).lora(), 0.25);
+    base.add_lora(loha(truth_split(), |m| format!("lycoris_{}", flat(m))).lora(), -1.0);
+    assert_same(&loaded(&base), &expected(-0.25), 2e-5, "sum");
+}
+
+#[test]
+fn loras_can_be_taken_off_again() {
+    let mut base = model(&weights(1));
+    base.set_loras([(differences().lora(), 1.0)]);
+    assert_same(&loaded(&base), &expected(1.0), 2e-5, "on");
+    base.set_loras([]);
+    assert_eq!(loaded(&base), split(&weights(1)));
+    assert!(base.finish_loras().unwrap().is_empty());
+}
+
+#[test]
+fn settings_of_peft_beside_the_file_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = plain(truth_split(), |m| format!("base_model.model.{m}"), AB);
+    file.tensors.retain(|key, _| !key.ends_with(".alpha"));
+    std::fs::write(dir.path().join("adapter_model.safetensors"), file.bytes()).unwrap();
+    let scale = |settings: &str| {
+        std::fs::write(dir.path().join("adapter_config.json"), settings).unwrap();
+        Lora::open(dir.path()).map(|lora| lora.scale("proj_out").unwrap())
+    };
+    assert_eq!(scale(r#"{"peft_type":"LORA","r":3,"lora_alpha":6}"#).unwrap(), 2.0);
+    assert_eq!(
+        scale(r#"{"r":3,"lora_alpha":3,"use_rslora":true}"#).unwrap(),
+        3.0 / 3f64.sqrt()
+    );
+    assert!(scale(r#"{"r":3,"use_dora":true}"#).unwrap_err().to_string().contains("lora_magnitude_vector"));
+    assert!(scale("[").is_err());
+}
+
+/// Modules of full size, of which only the header is looked at: rank 1, so that the file is small.
+fn made_for(module: &str, rows: usize, cols: usize) -> File {
+    let mut file = File::default();
+    file.put(format!("diffusion_model.{module}.lora_A.weight"), &Matrix::filled(1, cols, 0.0));
+    file.put(format!("diffusion_model.{module}.lora_B.weight"), &Matrix::filled(rows, 1, 0.0));
+    file
+}
+
+fn model_of_width(dim: usize) -> WeightSource {
+    let header = format!(
+        r#"{{"x_embedder.weight":{{"dtype":"F32","shape":[{dim},1],"data_offsets":[0,{}]}}}}"#,
+        4 * dim
+    );
+    WeightSource::from_bytes("m", common::file(&header, &vec![0; 4 * dim])).unwrap()
+}
+
+#[test]
+fn a_lora_of_another_model_is_named() {
+    for (module, rows, cols, dim, words) in [
+        ("double_blocks.0.img_attn.qkv", 12288, 4096, 3072, "made for FLUX.2 klein 9B, and this model is FLUX.2 klein 4B"),
+        ("single_blocks.3.linear2", 3072, 12288, 4096, "made for FLUX.2 klein 4B, and this model is FLUX.2 klein 9B"),
+        ("double_blocks.7.txt_attn.qkv", 18432, 6144, 3072, "made for FLUX.2 dev, and"),
+        ("double_blocks.0.img_mod.lin", 18432, 3072, 3072, "made for FLUX.1, and this model is FLUX.2 klein 4B"),
+        ("double_blocks.18.img_attn.qkv", 9216, 3072, 3072, "made for FLUX.1, and"),
+        ("single_blocks.0.linear1", 21504, 3072, 3072, "made for FLUX.1, and"),
+    ] {
+        let mut base = model_of_width(dim);
+        base.set_lora_partial(true);
+        base.add_lora(made_for(module, rows, cols).lora(), 1.0);
+        let told = base.check_loras().unwrap_err().to_string();
+        assert!(told.contains(words), "{told}");
+    }
+    let mut base = model_of_width(3072);
+    base.add_lora(made_for("double_blocks.4.img_attn.qkv", 9216, 3072).lora(), 1.0);
+    base.check_loras().unwrap();
+}
+
+#[test]
+fn factors_that_do_not_fit_are_refused() {
+    let refused = |keys: &[(&str, usize, usize)]| {
+        let mut file = File::default();
+        keys.iter().for_each(|&(key, rows, cols)| file.put(format!("proj_out.{key}"), &Matrix::filled(rows, cols, 1.0)));
+        let mut base = model(&weights(1));
+        let laid = Lora::from_bytes("a", file.bytes()).and_then(|lora| {
+            base.add_lora(lora, 1.0);
+            base.root().linear("proj_out", 4, DIM)
+        });
+        laid.unwrap_err().to_string()
+    };
+    for (keys, words) in [
+        (&[("lokr_w1", 2, 2)][..], "`proj_out.lokr_w1` has no `proj_out.lokr_w2` beside it"),
+        (&[("lokr_w1", 2, 2), ("lokr_w2", 2, 2)], "has shape [4, 4], but for `proj_out` of 4 by 6 it must be [4, 6]"),
+        (&[("lokr_w1", 1, 1), ("lokr_w2_a", 4, 2)], "has no `proj_out.lokr_w2_b` beside it"),
+        (&[("lokr_w1", 1, 1), ("lokr_w2_a", 4, 2), ("lokr_w2_b", 3, 6)], "has rank 3"),
+        (&[("lokr_w1", 1, 1), ("lokr_w2", 4, 6), ("lokr_w2_a", 4, 1), ("lokr_w2_b", 1, 6)], "are for one module"),
+        (&[("hada_w1_a", 4, 2), ("hada_w1_b", 2, 6), ("hada_w2_a", 4, 2), ("hada_w2_b", 2, 5)], "as many columns"),
+        (&[("hada_w1_a", 4, 2)], "beside it"),
+        (&[("diff", 4, 5)], "it must be [4, 6]"),
+        (&[("diff", 4, 6), ("lora_A.weight", 1, 6), ("lora_B.weight", 4, 1)], "are for one module"),
+        (&[("lora_A.weight", 1, 6), ("lora_B.weight", 4, 1), ("dora_scale", 3, 1)], "a length for every row"),
+    ] {
+        let told = refused(keys);
+        assert!(told.contains(words), "{told}");
+    }
+}
+
+#[test]
+fn a_kronecker_product_of_absurd_size_is_refused_before_it_is_made() {
+    // 40 KB that stand for a matrix of 10¹⁰ elements, or of more than can be counted.
+    let mut file = File::default();
+    for (key, rows, cols) in
+        [("lokr_w1_a", 2500, 1), ("lokr_w1_b", 1, 2500), ("lokr_w2_a", 40, 1), ("lokr_w2_b", 1, 40)]
+    {
+        file.put(format!("proj_out.{key}"), &Matrix::filled(rows, cols, 1.0));
+    }
+    let mut base = model(&weights(1));
+    base.add_lora(file.lora(), 1.0);
+    let told = base.root().linear("proj_out", 4, DIM).unwrap_err().to_string();
+    assert!(told.contains("[100000, 100000]"), "{told}");
+}
