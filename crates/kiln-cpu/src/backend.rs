@@ -2,7 +2,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Result, RopeTable, shapes};
-use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::isa::{Isa, Level};
 use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm};
@@ -81,6 +81,10 @@ impl Backend for CpuBackend {
 
     fn weight(&self, parts: LinearParts) -> Result<CpuWeight> {
         CpuWeight::new(parts)
+    }
+
+    fn with_deltas(&self, w: &CpuWeight, deltas: Vec<Delta>) -> Result<CpuWeight> {
+        w.with_deltas(deltas)
     }
 
     fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CpuConv> {

@@ -2,7 +2,7 @@
 
 use kiln_ops::{Error, Result, shapes};
 use kiln_tensor::packed::Packed;
-use kiln_tensor::{DType, HostTensor, LinearParts, bf16, f16};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts, bf16, f16};
 
 use crate::element::Source;
 #[cfg(target_arch = "x86_64")]
@@ -23,6 +23,7 @@ pub(crate) enum Format {
 }
 
 /// Matrices of one width, stacked by rows, each where the host has it.
+#[derive(Clone)]
 pub(crate) struct Stack {
     pub format: Format,
     pub rows: usize,
@@ -31,6 +32,7 @@ pub(crate) struct Stack {
     slabs: Vec<(usize, Slab)>,
 }
 
+#[derive(Clone)]
 enum Slab {
     Dense(HostTensor),
     Packed(Packed),
@@ -196,25 +198,40 @@ pub(crate) struct LowRank {
     pub scale: f32,
 }
 
-impl CpuWeight {
-    pub(crate) fn new(parts: LinearParts) -> Result<CpuWeight> {
-        let [_, cols] = shapes::weight(&parts)?;
-        let mut deltas = Vec::with_capacity(parts.deltas.len());
-        for delta in parts.deltas.into_iter().filter(|d| d.rank() > 0) {
+impl LowRank {
+    /// Updates of a layer with this many columns.
+    fn all(deltas: Vec<Delta>, cols: usize) -> Result<Vec<LowRank>> {
+        let low_rank = |delta: Delta| {
             let rank = delta.rank();
-            deltas.push(LowRank {
+            Ok(LowRank {
                 row: delta.row,
                 down: Stack::floats("weight", vec![delta.down], cols)?,
                 up: Stack::floats("weight", vec![delta.up], rank)?,
                 scale: delta.scale,
-            });
-        }
+            })
+        };
+        deltas.into_iter().filter(|d| d.rank() > 0).map(low_rank).collect()
+    }
+}
+
+impl CpuWeight {
+    pub(crate) fn new(parts: LinearParts) -> Result<CpuWeight> {
+        let [_, cols] = shapes::weight(&parts)?;
+        let deltas = LowRank::all(parts.deltas, cols)?;
         let bias = parts.bias.map(|b| floats("weight", &b)).transpose()?;
         let scales = parts.scales.iter().map(|s| floats("weight", s)).collect::<Result<Vec<_>>>()?.concat();
         let stack = match parts.packed.is_empty() {
             true => Stack::new("weight", parts.slabs, cols)?,
             false => Stack::packed(parts.packed, cols),
         };
+        Ok(CpuWeight { stack, scales, bias, deltas })
+    }
+
+    /// The same layer with other updates.
+    pub(crate) fn with_deltas(&self, deltas: Vec<Delta>) -> Result<CpuWeight> {
+        shapes::with_deltas(&deltas, self.size())?;
+        let deltas = LowRank::all(deltas, self.stack.cols)?;
+        let (stack, scales, bias) = (self.stack.clone(), self.scales.clone(), self.bias.clone());
         Ok(CpuWeight { stack, scales, bias, deltas })
     }
 

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Groups, Result, RopeTable, shapes};
-use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::device::Device;
 use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm};
@@ -114,6 +114,10 @@ impl Backend for CudaBackend {
 
     fn weight(&self, parts: LinearParts) -> Result<CudaWeight> {
         CudaWeight::new(&self.cx, parts)
+    }
+
+    fn with_deltas(&self, w: &CudaWeight, deltas: Vec<Delta>) -> Result<CudaWeight> {
+        w.with_deltas(&self.cx, &deltas)
     }
 
     fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CudaConv> {

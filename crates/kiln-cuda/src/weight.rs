@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
 use kiln_ops::{Error, Result, shapes};
-use kiln_tensor::{DType, HostTensor, LinearParts, bf16, f16};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts, bf16, f16};
 
 use crate::Context;
 use crate::device::Block;
@@ -135,8 +135,9 @@ fn pad_rows(bytes: &[u8], cols: usize, depth: usize) -> Cow<'_, [u8]> {
 
 /// A linear layer on the device.
 pub struct CudaWeight {
-    pub(crate) base: Base,
-    pub(crate) bias: Option<Block>,
+    /// Shared with the same layer under other updates.
+    pub(crate) base: Arc<Base>,
+    pub(crate) bias: Option<Arc<Block>>,
     pub(crate) deltas: Vec<LowRank>,
 }
 
@@ -154,6 +155,21 @@ pub(crate) struct LowRank {
     pub scale: f32,
 }
 
+impl LowRank {
+    /// Updates of a layer with this many columns. A rank of 0 changes nothing.
+    fn all(cx: &Context, deltas: &[Delta], cols: usize) -> Result<Vec<LowRank>> {
+        let low_rank = |delta: &Delta| {
+            Ok(LowRank {
+                row: delta.row,
+                down: Matrix::new(cx, "weight", std::slice::from_ref(&delta.down), cols)?,
+                up: Matrix::new(cx, "weight", std::slice::from_ref(&delta.up), delta.rank())?,
+                scale: delta.scale,
+            })
+        };
+        deltas.iter().filter(|delta| delta.rank() > 0 && delta.rows() > 0).map(low_rank).collect()
+    }
+}
+
 impl CudaWeight {
     pub(crate) fn new(cx: &Context, parts: LinearParts) -> Result<CudaWeight> {
         let size @ [_, cols] = shapes::weight(&parts)?;
@@ -168,21 +184,20 @@ impl CudaWeight {
         };
         let bias =
             parts.bias.as_ref().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
-        let mut deltas = Vec::new();
-        // A rank of 0 changes nothing.
-        for delta in parts.deltas.iter().filter(|delta| delta.rank() > 0 && delta.rows() > 0) {
-            deltas.push(LowRank {
-                row: delta.row,
-                down: Matrix::new(cx, "weight", std::slice::from_ref(&delta.down), cols)?,
-                up: Matrix::new(cx, "weight", std::slice::from_ref(&delta.up), delta.rank())?,
-                scale: delta.scale,
-            });
-        }
-        Ok(CudaWeight { base, bias, deltas })
+        let deltas = LowRank::all(cx, &parts.deltas, cols)?;
+        Ok(CudaWeight { base: Arc::new(base), bias: bias.map(Arc::new), deltas })
+    }
+
+    /// The same layer with other updates.
+    pub(crate) fn with_deltas(&self, cx: &Context, deltas: &[Delta]) -> Result<CudaWeight> {
+        let size @ [_, cols] = self.size();
+        shapes::with_deltas(deltas, size)?;
+        let deltas = LowRank::all(cx, deltas, cols)?;
+        Ok(CudaWeight { base: self.base.clone(), bias: self.bias.clone(), deltas })
     }
 
     pub(crate) fn size(&self) -> [usize; 2] {
-        match &self.base {
+        match &*self.base {
             Base::Dense(matrix) => [matrix.rows, matrix.cols],
             Base::Int8(integers) => [integers.rows, integers.cols],
         }

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::{Activation, AttentionSpec, ConvGeometry, Groups, Result, RopeTable};
 
@@ -58,6 +58,9 @@ pub trait Backend: Send + Sync {
     /// deltas are as for a float weight; deltas take `x` as it is. [`int8`](crate::int8) has the rounding, what becomes of
     /// rows that vanish or hold no numbers, and the widest such weight.
     fn weight(&self, parts: LinearParts) -> Result<Self::Weight>;
+
+    /// The same layer with these updates instead of its own; what they are laid over is shared, not copied.
+    fn with_deltas(&self, w: &Self::Weight, deltas: Vec<Delta>) -> Result<Self::Weight>;
 
     /// Takes over a convolution: `kernel` `[out, in, height, width]`, `bias` `[out]`.
     fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<Self::Conv>;

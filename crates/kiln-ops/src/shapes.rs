@@ -16,7 +16,7 @@ mod check;
 
 use std::ops::Range;
 
-use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::int8::MOST_COLUMNS;
 use crate::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopeTable, Tensor};
@@ -88,7 +88,17 @@ pub fn weight(parts: &LinearParts) -> Result<[usize; 2]> {
     if let Some(bias) = &parts.bias {
         op.shape("bias", bias.shape(), &[rows])?;
     }
-    for (i, delta) in parts.deltas.iter().enumerate() {
+    deltas(op, &parts.deltas, [rows, cols])?;
+    Ok([rows, cols])
+}
+
+/// [`Backend::with_deltas`] of a layer of `[out, in]`.
+pub fn with_deltas(updates: &[Delta], size: [usize; 2]) -> Result<()> {
+    deltas(Op("with_deltas"), updates, size)
+}
+
+fn deltas(op: Op, deltas: &[Delta], [rows, cols]: [usize; 2]) -> Result<()> {
+    for (i, delta) in deltas.iter().enumerate() {
         let (down, up) = (format!("down of delta {i}"), format!("up of delta {i}"));
         let [rank, _] = op.rank(&down, delta.down.shape(), "[rank, in]")?;
         op.shape(&down, delta.down.shape(), &[rank, cols])?;
@@ -101,7 +111,7 @@ pub fn weight(parts: &LinearParts) -> Result<[usize; 2]> {
             ));
         }
     }
-    Ok([rows, cols])
+    Ok(())
 }
 
 /// [`Backend::conv`]. Gives `[out, in, height, width]`.

@@ -305,8 +305,7 @@ impl WeightSource {
 
     /// A matrix that is not in the file as 8-bit rows.
     pub(crate) fn round(&self, name: &str, weight: &HostTensor, threads: usize) -> Result<Rounded> {
-        let unusable =
-            |source| Error::Tensor { file: self.path.clone(), tensor: name.to_owned(), source };
+        let unusable = |source| Error::Tensor { file: self.path.clone(), tensor: name.to_owned(), source };
         int8::round(weight, threads).map_err(unusable)
     }
 

@@ -91,7 +91,9 @@ fn module_that_nothing_takes_is_an_error() {
     base.add_lora(Lora::from_bytes("style.safetensors", lora(&[Q, other], &[])).unwrap(), 1.0);
     base.root().linear(Q.0, 4, 3).unwrap();
     let e = base.finish_loras().unwrap_err();
-    assert!(matches!(&e, Error::LoraUnmatched { keys, total: 2, .. } if keys == &["transformer.blocks.7.attn.to_q"]));
+    assert!(
+        matches!(&e, Error::LoraUnmatched { keys, total: 2, .. } if keys == &["transformer.blocks.7.attn.to_q"])
+    );
     assert_eq!(
         e.to_string(),
         "LoRA `style.safetensors`: 1 of its 2 modules match nothing in `model.safetensors`: \

@@ -367,10 +367,7 @@ fn settings_of_peft_beside_the_file_count() {
         Lora::open(dir.path()).map(|lora| lora.scale("proj_out").unwrap())
     };
     assert_eq!(scale(r#"{"peft_type":"LORA","r":3,"lora_alpha":6}"#).unwrap(), 2.0);
-    assert_eq!(
-        scale(r#"{"r":3,"lora_alpha":3,"use_rslora":true}"#).unwrap(),
-        3.0 / 3f64.sqrt()
-    );
+    assert_eq!(scale(r#"{"r":3,"lora_alpha":3,"use_rslora":true}"#).unwrap(), 3.0 / 3f64.sqrt());
     assert!(scale(r#"{"r":3,"use_dora":true}"#).unwrap_err().to_string().contains("lora_magnitude_vector"));
     assert!(scale("[").is_err());
 }
@@ -394,10 +391,28 @@ fn model_of_width(dim: usize) -> WeightSource {
 #[test]
 fn a_lora_of_another_model_is_named() {
     for (module, rows, cols, dim, words) in [
-        ("double_blocks.0.img_attn.qkv", 12288, 4096, 3072, "made for FLUX.2 klein 9B, and this model is FLUX.2 klein 4B"),
-        ("single_blocks.3.linear2", 3072, 12288, 4096, "made for FLUX.2 klein 4B, and this model is FLUX.2 klein 9B"),
+        (
+            "double_blocks.0.img_attn.qkv",
+            12288,
+            4096,
+            3072,
+            "made for FLUX.2 klein 9B, and this model is FLUX.2 klein 4B",
+        ),
+        (
+            "single_blocks.3.linear2",
+            3072,
+            12288,
+            4096,
+            "made for FLUX.2 klein 4B, and this model is FLUX.2 klein 9B",
+        ),
         ("double_blocks.7.txt_attn.qkv", 18432, 6144, 3072, "made for FLUX.2 dev, and"),
-        ("double_blocks.0.img_mod.lin", 18432, 3072, 3072, "made for FLUX.1, and this model is FLUX.2 klein 4B"),
+        (
+            "double_blocks.0.img_mod.lin",
+            18432,
+            3072,
+            3072,
+            "made for FLUX.1, and this model is FLUX.2 klein 4B",
+        ),
         ("double_blocks.18.img_attn.qkv", 9216, 3072, 3072, "made for FLUX.1, and"),
         ("single_blocks.0.linear1", 21504, 3072, 3072, "made for FLUX.1, and"),
     ] {
@@ -416,7 +431,9 @@ fn a_lora_of_another_model_is_named() {
 fn factors_that_do_not_fit_are_refused() {
     let refused = |keys: &[(&str, usize, usize)]| {
         let mut file = File::default();
-        keys.iter().for_each(|&(key, rows, cols)| file.put(format!("proj_out.{key}"), &Matrix::filled(rows, cols, 1.0)));
+        keys.iter().for_each(|&(key, rows, cols)| {
+            file.put(format!("proj_out.{key}"), &Matrix::filled(rows, cols, 1.0))
+        });
         let mut base = model(&weights(1));
         let laid = Lora::from_bytes("a", file.bytes()).and_then(|lora| {
             base.add_lora(lora, 1.0);
@@ -426,11 +443,20 @@ fn factors_that_do_not_fit_are_refused() {
     };
     for (keys, words) in [
         (&[("lokr_w1", 2, 2)][..], "`proj_out.lokr_w1` has no `proj_out.lokr_w2` beside it"),
-        (&[("lokr_w1", 2, 2), ("lokr_w2", 2, 2)], "has shape [4, 4], but for `proj_out` of 4 by 6 it must be [4, 6]"),
+        (
+            &[("lokr_w1", 2, 2), ("lokr_w2", 2, 2)],
+            "has shape [4, 4], but for `proj_out` of 4 by 6 it must be [4, 6]",
+        ),
         (&[("lokr_w1", 1, 1), ("lokr_w2_a", 4, 2)], "has no `proj_out.lokr_w2_b` beside it"),
         (&[("lokr_w1", 1, 1), ("lokr_w2_a", 4, 2), ("lokr_w2_b", 3, 6)], "has rank 3"),
-        (&[("lokr_w1", 1, 1), ("lokr_w2", 4, 6), ("lokr_w2_a", 4, 1), ("lokr_w2_b", 1, 6)], "are for one module"),
-        (&[("hada_w1_a", 4, 2), ("hada_w1_b", 2, 6), ("hada_w2_a", 4, 2), ("hada_w2_b", 2, 5)], "as many columns"),
+        (
+            &[("lokr_w1", 1, 1), ("lokr_w2", 4, 6), ("lokr_w2_a", 4, 1), ("lokr_w2_b", 1, 6)],
+            "are for one module",
+        ),
+        (
+            &[("hada_w1_a", 4, 2), ("hada_w1_b", 2, 6), ("hada_w2_a", 4, 2), ("hada_w2_b", 2, 5)],
+            "as many columns",
+        ),
         (&[("hada_w1_a", 4, 2)], "beside it"),
         (&[("diff", 4, 5)], "it must be [4, 6]"),
         (&[("diff", 4, 6), ("lora_A.weight", 1, 6), ("lora_B.weight", 4, 1)], "are for one module"),

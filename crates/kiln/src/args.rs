@@ -101,13 +101,17 @@ pub struct GenerateArgs {
     pub from: Option<PathBuf>,
 
     /// Folder of the model in diffusers' layout, a model packed into one file, or a name: `ember` or one in the models
-    /// folder (`kiln doctor` shows where that is) [default: ember]
-    #[arg(short, long, value_name = "MODEL", env = "KILN_MODEL", help_heading = "Model")]
+    /// folder (`kiln doctor` shows where that is) [default: the recipe's, else $KILN_MODEL, else ember]
+    #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
     pub model: Option<PathBuf>,
 
-    /// LoRA for the transformer, with its weight (1 when absent); repeatable
+    /// LoRA for the transformer, of any trainer's layout, with its weight (1 when absent, may be negative); repeatable
     #[arg(long = "lora", value_name = "FILE[:WEIGHT]", help_heading = "Model", value_parser = LoraArg::parse)]
     pub loras: Vec<LoraArg>,
+
+    /// Use what fits of a --lora, and say what doesn't, where it would be refused
+    #[arg(long, help_heading = "Model")]
+    pub lora_partial: bool,
 
     /// Autoencoder to use instead of the model's: TAEF2, or another FLUX.2 VAE
     #[arg(long, value_name = "FILE", help_heading = "Model")]

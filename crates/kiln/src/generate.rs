@@ -18,7 +18,7 @@ use crate::order::{Chance, Order, Precision, Words};
 use crate::output::{self, Output};
 use crate::progress::{Reporter, Shared, Told};
 use crate::recipe::{Recipe, Replay};
-use crate::{cache, hints, preview, values};
+use crate::{cache, hints, models, preview, values};
 
 /// Runs the command; a failure is already told.
 pub fn run(args: GenerateArgs) -> Result<(), Failure> {
@@ -39,6 +39,8 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     let random_seed = args.seed.is_empty() && args.noise.is_none() && args.from.is_none();
     let recipe = args.from.as_deref().map(Recipe::read).transpose()?;
     let replay = recipe.as_ref().map_or(Replay::default(), |recipe| recipe.fill(&mut args));
+    // Last: what a picture was made with says more than what is usual.
+    args.model = args.model.take().or_else(models::usual);
     if args.json && args.output.as_deref() == Some(Path::new("-")) {
         return Err(Failure::usage("--json and -o - both want standard output").hint("name a file with -o"));
     }

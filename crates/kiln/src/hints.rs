@@ -57,6 +57,9 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
         Error::NothingToRound { done: true, .. } => "use the model as it is, with --dtype int8",
         Error::NothingToRound { .. } => "give a FLUX.2 model in diffusers' layout",
         Error::NotFinite { .. } => DOWNLOAD,
+        Error::LoraUnmatched { keys, total, .. } if keys.len() < *total => {
+            "it may be for another model (`kiln info` on both shows their sizes); --lora-partial uses what fits"
+        }
         Error::LoraUnmatched { .. } => OTHER_MODEL,
         Error::Lora { problem, .. } => lora(problem),
         _ => return None,
@@ -66,13 +69,13 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
 
 fn lora(problem: &LoraProblem) -> &'static str {
     match problem {
-        LoraProblem::Shape { .. } => OTHER_MODEL,
-        LoraProblem::Layout { .. } => "save it again with diffusers' `save_lora_weights`",
-        LoraProblem::Kind { .. } => "plain LoRAs are supported only, with two matrices for each layer",
-        LoraProblem::TextEncoder { .. } => "save it again without the text encoder's part",
-        LoraProblem::Empty | LoraProblem::UnknownKeys { .. } => {
-            "this is no LoRA; `kiln info` on the file shows what it is"
+        LoraProblem::Shape { .. } | LoraProblem::Base { .. } => OTHER_MODEL,
+        LoraProblem::Kind { .. } => "LoRA, LoKr, LoHa and DoRA of linear layers are supported",
+        LoraProblem::TextEncoder { .. } => "--lora-partial uses the rest of it",
+        LoraProblem::UnknownKeys { .. } => {
+            "if it is a LoRA, --lora-partial uses the rest of it; `kiln info` on the file shows what it is"
         }
+        LoraProblem::Empty => "this is no LoRA; `kiln info` on the file shows what it is",
         _ => {
             "the file was damaged or not saved well; fetch it again, or save it with diffusers' `save_lora_weights`"
         }

@@ -79,6 +79,7 @@ impl Job {
             form: LinearForm::Float,
             vae: order.vae.clone(),
             loras: order.loras.iter().map(|l| (l.path.clone(), l.weight)).collect(),
+            lora_partial: order.lora_partial,
             memory_limit,
             text_cache,
         };
@@ -188,6 +189,7 @@ impl Job {
             strength,
             mask_padding: padding,
             loras: order.loras.iter().map(lora).collect::<Result<_, Failure>>()?,
+            lora_partial: order.lora_partial,
             vae: order
                 .vae
                 .as_deref()

@@ -86,6 +86,11 @@ impl Found {
     }
 }
 
+/// The model that the environment names for when no other is.
+pub fn usual() -> Option<PathBuf> {
+    std::env::var_os("KILN_MODEL").filter(|name| !name.is_empty()).map(PathBuf::from)
+}
+
 /// A single file is taken for a model without a look inside; what is wrong with it is said when it is opened.
 fn is_model(path: &Path) -> bool {
     path.is_file() || path.join("model_index.json").is_file()

@@ -40,6 +40,7 @@ pub struct Order {
     pub references: Vec<PathBuf>,
     pub start: Start,
     pub loras: Vec<LoraArg>,
+    pub lora_partial: bool,
     pub vae: Option<PathBuf>,
     /// The model's own number when absent.
     pub max_tokens: Option<usize>,
@@ -133,6 +134,7 @@ impl Order {
             references: args.references.clone(),
             start: start(args)?,
             loras: args.loras.clone(),
+            lora_partial: args.lora_partial,
             vae: args.vae.clone(),
             max_tokens: args.max_tokens.map(|n| n as usize),
             device: args.device.unwrap_or(Device::Auto),

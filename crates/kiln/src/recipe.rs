@@ -57,6 +57,9 @@ pub struct Recipe {
     pub mask_padding: Option<u32>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loras: Vec<LoraUsed>,
+    /// What of them fits no layer was left out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lora_partial: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vae: Option<Used>,
     pub max_tokens: usize,
@@ -188,6 +191,7 @@ impl Recipe {
         if args.loras.is_empty() {
             let lora = |l: &LoraUsed| LoraArg { path: path(&l.file), weight: l.weight };
             args.loras = self.loras.iter().map(lora).collect();
+            args.lora_partial |= self.lora_partial;
         }
         or_take(&mut args.vae, &self.vae.as_ref().map(path));
         or_take(&mut args.max_tokens, &u32::try_from(self.max_tokens).ok());

@@ -27,6 +27,7 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
             &format!("linear/deltas_{dtype}"),
             Linear { slabs: 2, ranks: &[1, 4, 17], bias: true, ..stored },
         );
+        list.add(&format!("linear/other_deltas_{dtype}"), OtherDeltas(dtype));
         list.add(&format!("linear/unaligned_{dtype}"), Unaligned(dtype));
     }
     list.add("linear/heavy_tailed", Linear { values: HEAVY, sizes: awkward(), ..plain.clone() });
@@ -142,6 +143,29 @@ fn deltas<B: Backend>(
         Ok(Delta { row, down, up, scale: 0.75 - 0.5 * i as f32 })
     };
     ranks.iter().enumerate().map(delta).collect()
+}
+
+/// A layer whose updates are exchanged, and taken off.
+struct OtherDeltas(DType);
+
+impl Scenario for OtherDeltas {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let (cols, out) = (65, 33);
+        let x = t.activation(NORMAL, [5, cols])?;
+        let bias = Some(t.stored(NORMAL, [out], self.0)?);
+        let slabs = slabs(t, self.0, cut(out, 2), cols)?;
+        let first = deltas(t, &[3], self.0, [out, cols])?;
+        let first = t.b.weight(LinearParts { slabs, bias, deltas: first, ..LinearParts::default() })?;
+        let second = deltas(t, &[4, 17], self.0, [out, cols])?;
+        let second = t.b.with_deltas(&first, second)?;
+        let none = t.b.with_deltas(&second, Vec::new())?;
+        // What they were made from is as it was.
+        for (what, w) in [("other", &second), ("none", &none), ("first", &first)] {
+            let y = t.b.linear(&x, w)?;
+            t.put(what, &y, tolerance(t.dtype, self.0, cols, what != "none"))?;
+        }
+        Ok(())
+    }
 }
 
 /// A weight that begins at an odd byte, as one in a mapped file may.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kiln_ops::{
     Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Reference, Result, RopePairs, RopeTable,
 };
-use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,6 +113,13 @@ impl Backend for Faulty {
             }
         }
         R.weight(parts)
+    }
+
+    fn with_deltas(&self, w: &Self::Weight, mut deltas: Vec<Delta>) -> Result<Self::Weight> {
+        if self.0 == Fault::DeltasAtZero {
+            deltas.iter_mut().for_each(|delta| delta.row = 0);
+        }
+        R.with_deltas(w, deltas)
     }
 
     fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<Self::Conv> {

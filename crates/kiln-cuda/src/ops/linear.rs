@@ -75,7 +75,7 @@ impl<'a> Layer<'a> {
     fn new(cx: &'a Context, xs: &'a [&'a CudaTensor], w: &'a CudaWeight) -> Result<Self> {
         let (rows, dtype) = (xs[0].shape().rows(), xs[0].dtype());
         let mut layer = Layer { cx, xs, w, rows, dtype, inner: Vec::new(), rounded: None };
-        if let Base::Int8(integers) = &w.base {
+        if let Base::Int8(integers) = &*w.base {
             // One scale for a row of all inputs.
             let rounded = match xs {
                 [x] => Rounded::new(cx, x, integers),
@@ -143,7 +143,7 @@ impl<'a> Layer<'a> {
 
     /// Some of the layer's outputs, but for its deltas, in one launch; `None` when it takes more than one.
     fn at_once(&self, rows: &Range<usize>, to: Destination) -> Option<Result<()>> {
-        match (&self.w.base, &self.rounded) {
+        match (&*self.w.base, &self.rounded) {
             (Base::Int8(integers), Some(rounded)) => {
                 let Destination { bias, add, out, dtype } = to;
                 Some(rounded.product(self.cx, integers, rows, [bias, add, Some(out)], dtype))
@@ -161,7 +161,7 @@ impl<'a> Layer<'a> {
 
     /// [`Layer::sums`] of some of the layer's outputs, with its deltas.
     fn all_sums(&self, rows: Range<usize>) -> Result<Block> {
-        let sums = match &self.w.base {
+        let sums = match &*self.w.base {
             Base::Dense(matrix) => self.sums(matrix, rows.clone())?,
             Base::Int8(_) => {
                 let sums = self.cx.block(self.rows * rows.len() * 4)?;
@@ -225,7 +225,7 @@ impl<'a> Layer<'a> {
     fn equal_parts(&self, first: usize, width: usize, count: usize) -> Result<Vec<CudaTensor>> {
         let rows = first..first + width * count;
         let at = |i: usize| first + i * width..first + (i + 1) * width;
-        if let Base::Dense(matrix) = &self.w.base
+        if let Base::Dense(matrix) = &*self.w.base
             && count > 1
             && width > 0
             && self.rows > 0
@@ -261,7 +261,7 @@ impl<'a> Layer<'a> {
             }
         }
         // A single product rounds as the activations do, as in the model's own definition; several are added up in f32.
-        let (sums, kind) = if plain && self.xs.len() == 1 && matches!(self.w.base, Base::Dense(_)) {
+        let (sums, kind) = if plain && self.xs.len() == 1 && matches!(*self.w.base, Base::Dense(_)) {
             let block = self.cx.block(self.rows * out_width * self.dtype.size())?;
             let to = Destination { bias: None, add: None, out: block.at(), dtype: self.dtype };
             self.at_once(&all, to).unwrap_or(Ok(()))?;

@@ -14,7 +14,7 @@ use std::thread::ScopedJoinHandle;
 use kiln_image::Picture;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::{LinearForm, Lora};
+use kiln_weights::{LinearForm, Lora, LoraReport, WeightSource};
 
 use crate::tokenizer::PromptTokenizer;
 use crate::transformer::Transformer;
@@ -38,6 +38,8 @@ pub struct Options {
     pub vae: Option<PathBuf>,
     /// LoRAs for the transformer, with their weights.
     pub loras: Vec<(PathBuf, f32)>,
+    /// Whether LoRAs may have modules that match nothing in the transformer.
+    pub lora_partial: bool,
     /// Bytes that a request may need beside the weights before it is refused.
     pub memory_limit: Option<u64>,
     /// Where encoded texts are kept and looked for. With it, the text encoder is loaded only when it is needed.
@@ -51,6 +53,7 @@ impl Default for Options {
             form: LinearForm::Float,
             vae: None,
             loras: Vec::new(),
+            lora_partial: false,
             memory_limit: None,
             text_cache: None,
         }
@@ -66,6 +69,8 @@ pub struct Pipeline<B: Backend> {
     tokenizer: PromptTokenizer,
     texter: Option<Texter<B>>,
     transformer: Transformer<B>,
+    /// What the transformer was loaded from.
+    weights: WeightSource,
     autoencoder: Autoencoder<B>,
 }
 
@@ -109,18 +114,28 @@ impl<B: Backend> Pipeline<B> {
                 Ok((others, tokenizer, join(autoencoder)?))
             })
         });
-        let ((texter, transformer, fingerprint), tokenizer, autoencoder) = loaded?;
-        let (folder, options) = (folder.clone(), options.clone());
-        Ok(Pipeline { backend, folder, options, fingerprint, tokenizer, texter, transformer, autoencoder })
+        let ((texter, transformer, weights), tokenizer, autoencoder) = loaded?;
+        let (folder, options, fingerprint) = (folder.clone(), options.clone(), weights.fingerprint()?);
+        Ok(Pipeline {
+            backend,
+            folder,
+            options,
+            fingerprint,
+            tokenizer,
+            texter,
+            transformer,
+            weights,
+            autoencoder,
+        })
     }
 
-    /// The text encoder (unless it may not be needed), the transformer and its fingerprint.
+    /// The text encoder (unless it may not be needed), the transformer and its weights.
     fn load_others(
         b: &B,
         folder: &ModelFolder,
         options: &Options,
         observer: &mut dyn Observer<B>,
-    ) -> Result<(Option<Texter<B>>, Transformer<B>, String)> {
+    ) -> Result<(Option<Texter<B>>, Transformer<B>, WeightSource)> {
         let dtype = options.dtype;
         let cache = &options.text_cache;
         let texter = folder.text_encoder.as_ref();
@@ -128,9 +143,10 @@ impl<B: Backend> Pipeline<B> {
 
         observer.event(Event::Loading { part: "transformer" })?;
         let mut source = folder.transformer.weights()?;
-        for (path, weight) in &options.loras {
-            source.add_lora(Lora::open(path)?, *weight);
-        }
+        source.set_loras(open_loras(&options.loras)?);
+        source.set_lora_partial(options.lora_partial);
+        source.set_merged(dtype);
+        source.check_loras()?;
         source.set_form(options.form);
         let rounds = options.form != LinearForm::Float && source.bytes_to_round() > 0;
         let mut told = |done, total| match rounds {
@@ -142,7 +158,18 @@ impl<B: Backend> Pipeline<B> {
         for report in source.finish_loras()? {
             observer.event(Event::Lora { report: report.to_string() })?;
         }
-        Ok((texter, transformer, source.fingerprint()?))
+        Ok((texter, transformer, source))
+    }
+
+    /// Takes these LoRAs, with their weights, instead of those it has; the model stays loaded. After an error everything
+    /// is as before.
+    ///
+    /// It takes milliseconds, except for layers under a LoKr, LoHa or DoRA: those are made anew.
+    pub fn set_loras(&mut self, loras: &[(PathBuf, f32)]) -> Result<Vec<LoraReport>> {
+        self.weights.set_loras(open_loras(loras)?);
+        let reports = self.transformer.set_loras(&self.backend, &self.weights)?;
+        self.options.loras = loras.to_vec();
+        Ok(reports)
     }
 
     /// The folder it was loaded from.
@@ -370,6 +397,10 @@ fn load_autoencoder<B: Backend>(b: &B, folder: &ModelFolder, options: &Options) 
             Err(Error::config(&folder.path, what))
         }
     }
+}
+
+fn open_loras(loras: &[(PathBuf, f32)]) -> Result<Vec<(Lora, f32)>> {
+    loras.iter().map(|(path, weight)| Ok((Lora::open(path)?, *weight))).collect()
 }
 
 /// What a thread made; its panic goes on here.

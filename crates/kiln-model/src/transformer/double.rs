@@ -4,6 +4,7 @@ use kiln_weights::Vars;
 
 use super::attention::{Attention, cut};
 use super::embed::DoubleModulation;
+use super::linear::Linear;
 use super::{Config, Layout};
 use crate::Result;
 
@@ -15,12 +16,12 @@ pub(super) struct DoubleBlock<B: Backend> {
 
 /// One stream's half of a double block.
 struct Stream<B: Backend> {
-    qkv: B::Weight,
+    qkv: Linear<B>,
     norm_q: B::Tensor,
     norm_k: B::Tensor,
-    to_out: B::Weight,
-    linear_in: B::Weight,
-    linear_out: B::Weight,
+    to_out: Linear<B>,
+    linear_in: Linear<B>,
+    linear_out: Linear<B>,
     dim: usize,
     eps: f32,
 }
@@ -55,6 +56,10 @@ impl<B: Backend> DoubleBlock<B> {
         })
     }
 
+    pub(super) fn linears(&mut self) -> impl Iterator<Item = &mut Linear<B>> {
+        self.text.linears().into_iter().chain(self.image.linears())
+    }
+
     /// `text`: `[t, dim]`; `image`: `[n, dim]`.
     #[expect(clippy::too_many_arguments, reason = "two streams, each with its modulation")]
     pub(super) fn forward(
@@ -86,15 +91,19 @@ impl<B: Backend> Stream<B> {
             Ok::<_, crate::Error>(b.upload(&weight, DType::F32)?)
         };
         Ok(Stream {
-            qkv: b.weight(vars.linear_stack(&names.qkv.map(|name| (name, dim)), dim)?)?,
+            qkv: Linear::load_stack(b, vars, &names.qkv.map(|name| (name, dim)), dim)?,
             norm_q: norm(names.norms[0])?,
             norm_k: norm(names.norms[1])?,
-            to_out: b.weight(vars.linear(names.out, dim, dim)?)?,
-            linear_in: b.weight(feed_forward.linear("linear_in", 2 * mlp, dim)?)?,
-            linear_out: b.weight(feed_forward.linear("linear_out", dim, mlp)?)?,
+            to_out: Linear::load(b, vars, names.out, dim, dim)?,
+            linear_in: Linear::load(b, &feed_forward, "linear_in", 2 * mlp, dim)?,
+            linear_out: Linear::load(b, &feed_forward, "linear_out", dim, mlp)?,
             dim,
             eps: config.eps,
         })
+    }
+
+    fn linears(&mut self) -> [&mut Linear<B>; 4] {
+        [&mut self.qkv, &mut self.to_out, &mut self.linear_in, &mut self.linear_out]
     }
 
     /// Queries, keys (both normed and turned) and values.

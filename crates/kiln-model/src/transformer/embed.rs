@@ -3,6 +3,7 @@ use kiln_tensor::{DType, HostTensor};
 use kiln_weights::Vars;
 
 use super::Config;
+use super::linear::Linear;
 use crate::Result;
 
 /// The noise level (and guidance) as a vector: sinusoids, then a small MLP each.
@@ -28,6 +29,11 @@ impl<B: Backend> TimeEmbedding<B> {
         })
     }
 
+    pub(super) fn linears(&mut self) -> impl Iterator<Item = &mut Linear<B>> {
+        let embedders = std::iter::once(&mut self.timestep_embedder).chain(&mut self.guidance_embedder);
+        embedders.flat_map(|mlp| [&mut mlp.linear_1, &mut mlp.linear_2])
+    }
+
     /// `timestep` is `t / 1000`; guidance is ignored by models without an embedder for it.
     pub(super) fn forward(&self, b: &B, timestep: f32, guidance: Option<f32>) -> Result<Time<B>> {
         let mut embedding =
@@ -42,16 +48,16 @@ impl<B: Backend> TimeEmbedding<B> {
 }
 
 struct Mlp<B: Backend> {
-    linear_1: B::Weight,
-    linear_2: B::Weight,
+    linear_1: Linear<B>,
+    linear_2: Linear<B>,
 }
 
 impl<B: Backend> Mlp<B> {
     fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
         let dim = config.dim();
         Ok(Mlp {
-            linear_1: b.weight(vars.linear("linear_1", dim, config.timestep_guidance_channels)?)?,
-            linear_2: b.weight(vars.linear("linear_2", dim, dim)?)?,
+            linear_1: Linear::load(b, vars, "linear_1", dim, config.timestep_guidance_channels)?,
+            linear_2: Linear::load(b, vars, "linear_2", dim, dim)?,
         })
     }
 
@@ -103,13 +109,17 @@ pub(super) struct SingleModulation<B: Backend> {
 
 /// The layer that turns the time embedding into the modulations of `sets` sub-blocks.
 pub(super) struct ModulationSource<B: Backend> {
-    linear: B::Weight,
+    linear: Linear<B>,
     dim: usize,
 }
 
 impl<B: Backend> ModulationSource<B> {
     pub(super) fn load(b: &B, vars: &Vars<'_>, sets: usize, dim: usize) -> Result<Self> {
-        Ok(ModulationSource { linear: b.weight(vars.linear("linear", 3 * sets * dim, dim)?)?, dim })
+        Ok(ModulationSource { linear: Linear::load(b, vars, "linear", 3 * sets * dim, dim)?, dim })
+    }
+
+    pub(super) fn linear(&mut self) -> &mut Linear<B> {
+        &mut self.linear
     }
 
     /// `silu`: the time embedding after SiLU, one for each group of rows.

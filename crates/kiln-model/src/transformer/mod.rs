@@ -18,12 +18,13 @@
 mod attention;
 mod double;
 mod embed;
+mod linear;
 mod rope;
 mod single;
 
 use kiln_ops::{Backend, Groups, Mask, RopeTable, Tensor as _};
 use kiln_tensor::DType;
-use kiln_weights::Vars;
+use kiln_weights::{LoraReport, Vars, WeightSource};
 use serde::Deserialize;
 
 use crate::ahead::Ahead;
@@ -31,6 +32,7 @@ use crate::{Event, Observer, Result, folder};
 use attention::Attention;
 use double::DoubleBlock;
 use embed::{ModulationSource, TimeEmbedding};
+use linear::Linear;
 pub use rope::Position;
 use single::SingleBlock;
 
@@ -144,16 +146,16 @@ impl Config {
 pub struct Transformer<B: Backend> {
     config: Config,
     dtype: DType,
-    x_embedder: B::Weight,
-    context_embedder: B::Weight,
+    x_embedder: Linear<B>,
+    context_embedder: Linear<B>,
     time_guidance_embed: TimeEmbedding<B>,
     double_stream_modulation_img: ModulationSource<B>,
     double_stream_modulation_txt: ModulationSource<B>,
     single_stream_modulation: ModulationSource<B>,
     transformer_blocks: Vec<DoubleBlock<B>>,
     single_transformer_blocks: Vec<SingleBlock<B>>,
-    norm_out: B::Weight,
-    proj_out: B::Weight,
+    norm_out: Linear<B>,
+    proj_out: Linear<B>,
     ahead: Ahead,
 }
 
@@ -217,8 +219,7 @@ impl<B: Backend> Transformer<B> {
         block: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         let dim = config.dim();
-        let weight =
-            |name: &str, rows, cols| Ok::<_, crate::Error>(b.weight(vars.linear(name, rows, cols)?)?);
+        let weight = |name: &str, rows, cols| Linear::load(b, vars, name, rows, cols);
         let modulation = |name: &str, sets| ModulationSource::load(b, &vars.at(name), sets, dim);
         let doubles = vars.at("transformer_blocks");
         let singles = vars.at("single_transformer_blocks");
@@ -253,6 +254,30 @@ impl<B: Backend> Transformer<B> {
             proj_out: weight("proj_out", config.out_channels.unwrap_or(config.in_channels), dim)?,
             config: config.clone(),
         })
+    }
+
+    /// Lays the LoRAs that `source` has now over the loaded weights, instead of those that were there; `source` holds the
+    /// weights it was loaded from. All or nothing: after an error it computes as before.
+    pub fn set_loras(&mut self, b: &B, source: &WeightSource) -> Result<Vec<LoraReport>> {
+        source.check_loras()?;
+        let mut layers = self.linears();
+        let relaid = layers.iter().map(|layer| layer.relaid(b, source)).collect::<Result<Vec<_>>>()?;
+        let reports = source.finish_loras()?;
+        layers.iter_mut().zip(relaid).for_each(|(layer, relaid)| **layer = relaid);
+        Ok(reports)
+    }
+
+    /// Every linear layer.
+    fn linears(&mut self) -> Vec<&mut Linear<B>> {
+        let mut all = vec![&mut self.x_embedder, &mut self.context_embedder];
+        all.extend(self.time_guidance_embed.linears());
+        all.push(self.double_stream_modulation_img.linear());
+        all.push(self.double_stream_modulation_txt.linear());
+        all.push(self.single_stream_modulation.linear());
+        all.extend(self.transformer_blocks.iter_mut().flat_map(DoubleBlock::linears));
+        all.extend(self.single_transformer_blocks.iter_mut().flat_map(SingleBlock::linears));
+        all.extend([&mut self.norm_out, &mut self.proj_out]);
+        all
     }
 
     /// The configuration it was loaded with.

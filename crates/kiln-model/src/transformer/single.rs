@@ -5,14 +5,15 @@ use kiln_weights::Vars;
 use super::Config;
 use super::attention::{Attention, cut};
 use super::embed::SingleModulation;
+use super::linear::Linear;
 use crate::Result;
 
 /// Attention and MLP side by side from one projection, over the joined sequence.
 pub(super) struct SingleBlock<B: Backend> {
-    to_qkv_mlp_proj: B::Weight,
+    to_qkv_mlp_proj: Linear<B>,
     norm_q: B::Tensor,
     norm_k: B::Tensor,
-    to_out: B::Weight,
+    to_out: Linear<B>,
     /// Widths of q, k, v and the MLP's gate-and-value in the projection.
     widths: [usize; 4],
     eps: f32,
@@ -27,13 +28,17 @@ impl<B: Backend> SingleBlock<B> {
             Ok::<_, crate::Error>(b.upload(&weight, DType::F32)?)
         };
         Ok(SingleBlock {
-            to_qkv_mlp_proj: b.weight(attn.linear("to_qkv_mlp_proj", 3 * dim + 2 * mlp, dim)?)?,
+            to_qkv_mlp_proj: Linear::load(b, &attn, "to_qkv_mlp_proj", 3 * dim + 2 * mlp, dim)?,
             norm_q: norm("norm_q")?,
             norm_k: norm("norm_k")?,
-            to_out: b.weight(attn.linear("to_out", dim, dim + mlp)?)?,
+            to_out: Linear::load(b, &attn, "to_out", dim, dim + mlp)?,
             widths: [dim, dim, dim, 2 * mlp],
             eps: config.eps,
         })
+    }
+
+    pub(super) fn linears(&mut self) -> [&mut Linear<B>; 2] {
+        [&mut self.to_qkv_mlp_proj, &mut self.to_out]
     }
 
     /// `x`: `[tokens, dim]`, the first `texts` rows text.

@@ -1,9 +1,10 @@
-use kiln_tensor::{DType, HostTensor, LinearParts};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
 
 use super::{NAME, movement, tensor, values};
 use crate::{Error, Groups, Result, int8, shapes};
 
 /// A weight with what is added to its product.
+#[derive(Clone)]
 pub struct Linear {
     /// `[out, in]`.
     size: [usize; 2],
@@ -13,12 +14,14 @@ pub struct Linear {
 }
 
 /// The elements, row by row.
+#[derive(Clone)]
 enum Weight {
     Dense(Vec<f64>),
     /// Integers, and the scale of each row.
     Int8(Vec<i8>, Vec<f64>),
 }
 
+#[derive(Clone)]
 struct LowRank {
     row: usize,
     rank: usize,
@@ -44,16 +47,13 @@ impl Linear {
             Some(bias) => floats("weight", bias)?,
             None => vec![0.0; size[0]],
         };
-        let deltas = parts.deltas.iter().map(|d| {
-            Ok(LowRank {
-                row: d.row,
-                rank: d.rank(),
-                down: floats("weight", &d.down)?,
-                up: floats("weight", &d.up)?,
-                scale: d.scale.into(),
-            })
-        });
-        Ok(Linear { size, weight, bias, deltas: deltas.collect::<Result<_>>()? })
+        Ok(Linear { size, weight, bias, deltas: low_rank(&parts.deltas)? })
+    }
+
+    /// The same with other updates.
+    pub fn with_deltas(&self, deltas: &[Delta]) -> Result<Self> {
+        shapes::with_deltas(deltas, self.size)?;
+        Ok(Linear { deltas: low_rank(deltas)?, ..self.clone() })
     }
 
     /// `[rows, out]` from `[rows, in]`.
@@ -80,6 +80,19 @@ impl Linear {
 }
 
 /// The product of one row in integers.
+fn low_rank(deltas: &[Delta]) -> Result<Vec<LowRank>> {
+    let low_rank = |d: &Delta| {
+        Ok(LowRank {
+            row: d.row,
+            rank: d.rank(),
+            down: floats("weight", &d.down)?,
+            up: floats("weight", &d.up)?,
+            scale: d.scale.into(),
+        })
+    };
+    deltas.iter().map(low_rank).collect()
+}
+
 fn integer_product(x: &[f64], weight: &[i8], scales: &[f64]) -> Vec<f64> {
     // The elements came from f32 or bf16: nothing is lost.
     let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();

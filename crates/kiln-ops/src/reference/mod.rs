@@ -12,7 +12,7 @@ mod norm;
 
 use std::ops::Range;
 
-use kiln_tensor::{DType, HostTensor, LinearParts, Shape, bf16};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape, bf16};
 
 use crate::{
     Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Result, RopeTable, Tensor, shapes,
@@ -75,6 +75,10 @@ impl Backend for Reference {
 
     fn weight(&self, parts: LinearParts) -> Result<linear::Linear> {
         linear::Linear::new(parts)
+    }
+
+    fn with_deltas(&self, w: &linear::Linear, deltas: Vec<Delta>) -> Result<linear::Linear> {
+        w.with_deltas(&deltas)
     }
 
     fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<conv::Conv> {

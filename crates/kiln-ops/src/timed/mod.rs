@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kiln_tensor::{DType, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::{Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopeTable, Tensor as _};
 use work::{Work, bytes};
@@ -61,6 +61,8 @@ pub struct OpCount {
 /// A weight and how much work a row of activations is with it.
 pub struct TimedWeight<W> {
     inner: W,
+    /// Bytes and multiply-adds a row without the updates.
+    base: (u64, u64),
     bytes: u64,
     macs: u64,
 }
@@ -183,8 +185,17 @@ impl<B: Backend> Backend for Timed<B> {
     fn weight(&self, parts: LinearParts) -> Result<Self::Weight> {
         let (bytes, macs) = work::of_linear(&parts);
         let size = format!("{} × {}", parts.rows(), parts.cols());
+        let base = work::of_linear(&LinearParts { deltas: Vec::new(), ..parts.clone() });
         let inner = self.count("weight", |b| b.weight(parts), |_| (size, Work::moving(bytes)))?;
-        Ok(TimedWeight { inner, bytes, macs })
+        Ok(TimedWeight { inner, base, bytes, macs })
+    }
+
+    fn with_deltas(&self, w: &Self::Weight, deltas: Vec<Delta>) -> Result<Self::Weight> {
+        let (bytes, macs) =
+            work::of_linear(&LinearParts { deltas: deltas.clone(), ..LinearParts::default() });
+        let work = |_: &B::Weight| (String::new(), Work::moving(bytes));
+        let inner = self.count("with_deltas", |b| b.with_deltas(&w.inner, deltas), work)?;
+        Ok(TimedWeight { inner, base: w.base, bytes: w.base.0 + bytes, macs: w.base.1 + macs })
     }
 
     fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<Self::Conv> {

@@ -65,7 +65,9 @@ impl LoraBase {
     }
 
     /// From the flat names of modules and the sizes of the weights they change.
-    pub(super) fn guess<'m>(modules: impl Iterator<Item = (&'m str, [usize; 2])> + Clone) -> Option<LoraBase> {
+    pub(super) fn guess<'m>(
+        modules: impl Iterator<Item = (&'m str, [usize; 2])> + Clone,
+    ) -> Option<LoraBase> {
         if modules.clone().any(|(name, size)| is_flux1(name, size)) {
             return Some(LoraBase::Flux1);
         }

@@ -58,10 +58,9 @@ impl Merge {
                 right: whole(right)?,
                 right_size: right.size(),
             },
-            Update::Hadamard { first: [a, b], second: [c, d] } => Values::Hadamard {
-                first: [floats(a)?, floats(b)?],
-                second: [floats(c)?, floats(d)?],
-            },
+            Update::Hadamard { first: [a, b], second: [c, d] } => {
+                Values::Hadamard { first: [floats(a)?, floats(b)?], second: [floats(c)?, floats(d)?] }
+            }
             Update::Full(matrix) => Values::Full(matrix.tensor.clone()),
         };
         Ok(Merge { values, runs, scale, weight, magnitude })

@@ -23,11 +23,11 @@ use kiln_tensor::{DType, HostTensor};
 
 use crate::{Error, Result, WeightSource, fingerprint};
 use adapter::Adapter;
-pub(crate) use applied::{Applied, Layer};
 pub use applied::LoraReport;
+pub(crate) use applied::{Applied, Layer};
 pub use base::LoraBase;
-use keys::{Group, Part};
 pub use keys::LoraLayout;
+use keys::{Group, Part};
 pub(crate) use merge::merge;
 use names::{Place, Target};
 pub use problem::LoraProblem;
@@ -122,7 +122,10 @@ impl Lora {
                     let key = |module: &usize| self.modules[*module].update.keys()[1].to_owned();
                     let (first, second) = (key(module), key(other));
                     let file = self.path().to_owned();
-                    return Err(Error::Lora { file, problem: Box::new(LoraProblem::Twice { first, second }) });
+                    return Err(Error::Lora {
+                        file,
+                        problem: Box::new(LoraProblem::Twice { first, second }),
+                    });
                 }
             }
         }
@@ -214,7 +217,8 @@ fn targets_of(group: &Group<'_>) -> Vec<Target> {
 fn read_module(source: &WeightSource, group: &Group<'_>, adapter: Option<&Adapter>) -> Result<Module> {
     let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
     let update = Update::read(source, group)?;
-    let part = |part| group.parts.get(&part).map(|key| Ok::<_, Error>((*key, source.tensor(key)?))).transpose();
+    let part =
+        |part| group.parts.get(&part).map(|key| Ok::<_, Error>((*key, source.tensor(key)?))).transpose();
     let alpha = part(Part::Alpha)?.map(|(key, tensor)| number(key, &tensor)).transpose().map_err(problem)?;
     let magnitude = part(Part::Magnitude)?.map(|(key, tensor)| {
         check_float(key, &tensor)?;

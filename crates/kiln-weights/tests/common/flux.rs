@@ -103,7 +103,11 @@ pub const LAYERS: [(&str, usize, usize, &[&str]); 20] = [
         "double_blocks.0.img_attn.qkv",
         3 * DIM,
         DIM,
-        &["transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.to_k", "transformer_blocks.0.attn.to_v"],
+        &[
+            "transformer_blocks.0.attn.to_q",
+            "transformer_blocks.0.attn.to_k",
+            "transformer_blocks.0.attn.to_v",
+        ],
     ),
     (
         "double_blocks.0.txt_attn.qkv",

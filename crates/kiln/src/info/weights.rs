@@ -25,6 +25,9 @@ pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
     Ok(Description { sheet, problem: None })
 }
 
+/// What gives a LoRA away, whoever wrote it.
+const LORA: [&str; 7] = [".lora_A", ".lora_down", ".lora.down", ".lokr_", ".hada_", ".dora_scale", ".oft_"];
+
 /// What tensors are for, as far as their names tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -44,7 +47,7 @@ impl Kind {
         let has = |name: &str| source.contains(name);
         let any = |part: &str| source.names().any(|name| name.contains(part));
         match () {
-            () if any("lora_A") || any("lora_down") || any(".lokr_") || any(".hada_") => Kind::Lora,
+            () if LORA.iter().any(|part| any(part)) => Kind::Lora,
             () if any("single_transformer_blocks.") => Kind::Transformer,
             () if any("single_blocks.") && any("double_blocks.") => Kind::TransformerBfl,
             () if has("decoder.3.pool.0.weight") || has("decoder.layers.2.pool.0.weight") => Kind::Taef2,
@@ -94,25 +97,36 @@ impl Kind {
     }
 }
 
-/// Rank, scale and targets; or why Kiln can't use it.
+/// Layout, kinds, base, ranks, scales and targets; or why Kiln can't use it.
 fn lora(source: &WeightSource) -> Sheet {
     let lora = match Lora::open(source.path()) {
         Ok(lora) => lora,
         Err(error) => return Sheet::default().with("problem", error.to_string()),
     };
     let mut scales: Vec<f64> = lora.modules().filter_map(|m| lora.scale(m)).collect();
+    scales.sort_by(f64::total_cmp);
     scales.dedup();
     // `to_out.0` ends in a number.
     let target =
-        |module: &'_ str| module.rsplit('.').find(|part| part.parse::<usize>().is_err()).map(str::to_owned);
-    let mut targets: Vec<String> = lora.modules().filter_map(target).collect();
+        |layer: &'_ str| layer.rsplit('.').find(|part| part.parse::<usize>().is_err()).map(str::to_owned);
+    let mut targets: Vec<String> = lora.layers().filter_map(target).collect();
     targets.sort_unstable();
     targets.dedup();
-    Sheet::default()
+    let unused: Vec<&str> = lora.unused_keys().collect();
+    let sheet = Sheet::default()
+        .with("layout", lora.layouts().iter().map(ToString::to_string).collect::<Vec<_>>())
+        .with("kinds", lora.kinds())
+        .with("base", lora.base().map_or("unknown".into(), |base| base.to_string()))
         .with("rank", lora.rank())
+        .with("ranks", lora.ranks())
         .with("scale", scales)
         .with("modules", lora.modules().count())
-        .with("targets", targets)
+        .with("layers", lora.layers().count())
+        .with("targets", targets);
+    match unused.is_empty() {
+        true => sheet,
+        false => sheet.with("unused_keys", unused),
+    }
 }
 
 /// One more than the largest number that follows `prefix`.

@@ -50,6 +50,37 @@ fn references_loras_and_types_are_remembered() {
 }
 
 #[test]
+fn the_model_of_a_recipe_comes_before_the_one_of_the_environment() {
+    let kit = Kit::new();
+    kit.generate(&["fox", "-S", "4", "-o", "a.png"]).ok();
+    let again = |args: &[&str]| {
+        let mut command = kit.command(&[&["generate", "--from", "a.png", "-o", "again.png"], args].concat());
+        command.env("KILN_MODEL", "no/such/model").output().unwrap()
+    };
+    let ran = again(&[]);
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(fs::read(kit.path("a.png")).unwrap() == fs::read(kit.path("again.png")).unwrap());
+    assert!(!again(&["-m", "none/either"]).status.success(), "an option comes before the recipe");
+    // Without a recipe the variable counts.
+    let ran = kit.command(&["generate", "fox"]).env("KILN_MODEL", "no/such/model").output().unwrap();
+    assert!(String::from_utf8_lossy(&ran.stderr).contains("no/such/model"));
+}
+
+#[test]
+fn what_was_left_out_of_a_lora_is_remembered() {
+    let kit = Kit::new();
+    let source = kiln_weights::WeightSource::open(in_tree().join("tiny/lora/lora_bfl.safetensors")).unwrap();
+    let mut tensors: Vec<_> = source.names().map(|name| (name, source.tensor(name).unwrap())).collect();
+    tensors.push(("text_encoder.q_proj.lora_A.weight", kiln_tensor::HostTensor::zeros([1, 1])));
+    kiln_weights::save::save(kit.path("ink.safetensors"), &tensors, &Default::default()).unwrap();
+    let args = ["fox", "-S", "4", "--lora", "ink.safetensors:0.5"];
+    kit.generate(&args).refused(1, &["text encoder", "hint: --lora-partial"]);
+    let ran = kit.generate(&[&args[..], &["--lora-partial", "-o", "b.png"]].concat()).ok();
+    assert!(ran.err.contains("modules, rank 4, weight 0.5; left out: `text_encoder"), "{}", ran.err);
+    round_trip(&kit, &[&args[..], &["--lora-partial"]].concat(), &["a.png"]);
+}
+
+#[test]
 fn another_autoencoder_is_remembered() {
     let other = Kit::with_model("klein-small-decoder");
     let vae = other.model().join("vae").display().to_string();

@@ -57,7 +57,13 @@ fn info_tells_what_a_weight_file_is() {
     assert_eq!((&lora["kind"], &lora["rank"], &lora["scale"][0]), (&"LoRA".into(), &4.into(), &2.0.into()));
     assert!(lora["targets"].as_array().unwrap().contains(&"to_q".into()), "{lora}");
     assert!(lora["metadata"]["lora_adapter_metadata"].is_string(), "{lora}");
-    assert!(kind("lora/lora_kohya_alpha8.safetensors")["problem"].as_str().unwrap().contains("layout"));
+    assert_eq!(lora["base"], "a FLUX.2 model 128 wide");
+    let kohya = kind("lora/lora_kohya_alpha8.safetensors");
+    assert_eq!(
+        (&kohya["layout"][0], &kohya["scale"][0]),
+        (&"kohya and musubi (lora_unet_*)".into(), &2.0.into())
+    );
+    assert_eq!(kohya["targets"], lora["targets"]);
     let transformer = kind("klein/transformer/diffusion_pytorch_model.safetensors");
     assert_eq!(
         (&transformer["kind"], &transformer["single_blocks"]),

@@ -199,14 +199,16 @@ fn a_lora_that_does_not_fit_is_told_why() {
         kit.generate(&["fox", "-o", "out.png", "--lora", path]).refused(1, words);
         assert!(!kit.names().contains(&"out.png".into()));
     };
-    lora("size.safetensors", &["size.safetensors", "[4, 3072]", "hint: a LoRA fits only the model"]);
+    let sizes =
+        ["size.safetensors", "made for FLUX.2 klein 4B", "128 wide", "hint: a LoRA fits only the model"];
+    lora("size.safetensors", &sizes);
     lora(
         "name.safetensors:0.5",
         &["name.safetensors", "1 of its 1 modules match nothing", "hint: a LoRA fits only"],
     );
     lora("none.safetensors", &["none.safetensors", "while reading a LoRA"]);
-    let bfl = in_tree().join("tiny/lora/lora_bfl.safetensors");
-    lora(bfl.to_str().unwrap(), &["layout", "not supported", "hint: "]);
+    save("flux1.safetensors", "transformer_blocks.0.ff.net.0.proj", 12288, 3072);
+    lora("flux1.safetensors", &["made for FLUX.1", "hint: a LoRA fits only the model"]);
     let model = kit.model().join(TRANSFORMER);
     lora(model.to_str().unwrap(), &["are not LoRA keys", "hint: "]);
     lora(".", &["LoRA `.` is a folder, expected a safetensors file", "hint: "]);

@@ -1,0 +1,209 @@
+//! LoRAs over a whole pipeline: every layout gives the same latents, and they come and go while the model stays loaded.
+
+use std::path::{Path, PathBuf};
+
+use kiln_cpu::{CpuBackend, Options as CpuOptions};
+use kiln_golden::{Checkpoint, in_tree};
+use kiln_model::{ModelFolder, Options, Pipeline, Request};
+use kiln_tensor::{DType, HostTensor};
+use kiln_weights::{LinearForm, WeightSource, save};
+
+struct Klein {
+    _folder: Checkpoint,
+    pipeline: Pipeline<CpuBackend>,
+}
+
+fn klein(options: &Options) -> Klein {
+    let folder = Checkpoint::assemble(&in_tree(), "klein").unwrap();
+    let backend = CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
+    let model = ModelFolder::open(folder.path()).unwrap();
+    let pipeline = Pipeline::load(backend, &model, options, &mut ()).unwrap();
+    Klein { _folder: folder, pipeline }
+}
+
+impl Klein {
+    /// The latents under these LoRAs.
+    fn under(&mut self, loras: &[(&Path, f32)]) -> Vec<f32> {
+        let loras: Vec<(PathBuf, f32)> =
+            loras.iter().map(|(path, weight)| (path.to_path_buf(), *weight)).collect();
+        let reports = self.pipeline.set_loras(&loras).unwrap();
+        assert_eq!(reports.len(), loras.len());
+        assert!(reports.iter().all(|r| r.matched == r.total && r.total > 0), "{reports:?}");
+        self.latents()
+    }
+
+    fn latents(&self) -> Vec<f32> {
+        let request = Request {
+            width: Some(64),
+            height: Some(48),
+            steps: Some(2),
+            max_tokens: 32,
+            ..Request::new("fox")
+        };
+        let pictures = self.pipeline.generate(&request, &mut ()).unwrap();
+        pictures[0].latents.to_f32().unwrap().into_owned()
+    }
+}
+
+fn file(name: &str) -> PathBuf {
+    in_tree().join("tiny/lora").join(name)
+}
+
+/// The relative distance.
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
+    squares(&mut a.iter().zip(b).map(|(a, b)| a - b)) / squares(&mut b.iter().copied())
+}
+
+type Tensors = Vec<(String, HostTensor)>;
+/// Writes a module's down and up in another layout.
+type Rewrite = fn(&str, HostTensor, HostTensor) -> Tensors;
+
+fn plain(stem: String, down: HostTensor, up: HostTensor) -> Tensors {
+    vec![(format!("{stem}.lora_down.weight"), down), (format!("{stem}.lora_up.weight"), up)]
+}
+
+fn parts(module: &str, down: HostTensor, up: HostTensor) -> Tensors {
+    let dim = down.shape().last();
+    let cuts = match module {
+        _ if module.ends_with(".qkv") => vec![0, dim, 2 * dim, 3 * dim],
+        _ if module.ends_with(".linear1") => vec![0, dim, 2 * dim, 3 * dim, up.shape().rows()],
+        _ => return plain(format!("transformer.{module}"), down, up),
+    };
+    let part = |(i, cut): (usize, &[usize])| {
+        plain(format!("transformer.{module}.{i}"), down.clone(), up.rows(cut[0]..cut[1]).unwrap())
+    };
+    cuts.windows(2).enumerate().flat_map(part).collect()
+}
+
+fn ones(rows: usize, cols: usize) -> HostTensor {
+    HostTensor::from_f32([rows, cols], vec![1.0; rows * cols]).unwrap()
+}
+
+fn lokr(stem: String, down: HostTensor, up: HostTensor) -> Tensors {
+    vec![
+        (format!("{stem}.lokr_w1"), ones(1, 1)),
+        (format!("{stem}.lokr_w2_a"), up),
+        (format!("{stem}.lokr_w2_b"), down),
+    ]
+}
+
+fn loha(stem: String, down: HostTensor, up: HostTensor) -> Tensors {
+    vec![
+        (format!("{stem}.hada_w1_a"), ones(up.shape().rows(), 1)),
+        (format!("{stem}.hada_w1_b"), ones(1, down.shape().last())),
+        (format!("{stem}.hada_w2_a"), up),
+        (format!("{stem}.hada_w2_b"), down),
+    ]
+}
+
+const REWRITES: [(&str, &str, Rewrite); 9] = [
+    ("bfl", "kohya", |m, down, up| plain(format!("lora_unet_{}", m.replace('.', "_")), down, up)),
+    ("bfl", "peft", |m, down, up| plain(format!("base_model.model.{m}"), down, up)),
+    ("bfl", "onetrainer", parts),
+    ("bfl", "lokr", |m, down, up| lokr(format!("diffusion_model.{m}"), down, up)),
+    ("bfl", "loha", |m, down, up| loha(format!("diffusion_model.{m}"), down, up)),
+    ("diffusers", "flat", |m, down, up| plain(format!("lora_transformer_{}", m.replace('.', "_")), down, up)),
+    ("diffusers", "lycoris", |m, down, up| lokr(format!("lycoris_{}", m.replace('.', "_")), down, up)),
+    ("diffusers", "mixed", |m, down, up| plain(format!("diffusion_model.{m}"), down, up)),
+    ("diffusers", "bare", |m, down, up| plain(m.to_owned(), down, up)),
+];
+
+fn rewritten(folder: &Path, from: &str, name: &str, rewrite: Rewrite) -> PathBuf {
+    let source = WeightSource::open(file(&format!("lora_{from}.safetensors"))).unwrap();
+    let mut tensors = Vec::new();
+    for key in source.names().filter(|key| key.ends_with(".lora_A.weight")) {
+        let stem = key.strip_suffix(".lora_A.weight").unwrap();
+        let module = stem.strip_prefix("transformer.").or(stem.strip_prefix("diffusion_model.")).unwrap();
+        let up = source.tensor(&format!("{stem}.lora_B.weight")).unwrap();
+        tensors.extend(rewrite(module, source.tensor(key).unwrap(), up));
+    }
+    let path = folder.join(format!("{name}.safetensors"));
+    let tensors: Vec<(&str, HostTensor)> = tensors.iter().map(|(key, t)| (key.as_str(), t.clone())).collect();
+    save::save(&path, &tensors, &Default::default()).unwrap();
+    path
+}
+
+#[test]
+fn every_layout_gives_the_same_latents() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut klein = klein(&Options::default());
+    let without = klein.latents();
+    let expected = klein.under(&[(&file("lora_diffusers.safetensors"), 1.0)]);
+    assert!(distance(&expected, &without) > 1e-2, "the LoRA changes too little to tell");
+    let found = klein.under(&[(&file("lora_bfl.safetensors"), 1.0)]);
+    assert!(distance(&found, &expected) < 1e-5);
+    for (from, name, rewrite) in REWRITES {
+        let path = rewritten(folder.path(), from, name, rewrite);
+        let far = distance(&klein.under(&[(&path, 1.0)]), &expected);
+        assert!(far < 1e-5, "{name}: {far}");
+    }
+    let doubled = klein.under(&[(&file("lora_diffusers_alpha8.safetensors"), 1.0)]);
+    let kohya = klein.under(&[(&file("lora_kohya_alpha8.safetensors"), 1.0)]);
+    assert!(distance(&kohya, &doubled) < 1e-5 && distance(&kohya, &expected) > 1e-2);
+}
+
+#[test]
+fn switching_gives_what_loading_gives_and_taking_off_what_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let lokr = rewritten(folder.path(), "bfl", "lokr", REWRITES[3].2);
+    let plain = file("lora_diffusers_alpha8.safetensors");
+    for (dtype, form) in [
+        (DType::F32, LinearForm::Float),
+        (DType::BF16, LinearForm::Float),
+        (DType::BF16, LinearForm::Int8 { threads: 2 }),
+    ] {
+        let options = Options { dtype, form, ..Options::default() };
+        let mut switched = klein(&options);
+        let without = switched.latents();
+        let sets: [&[(&Path, f32)]; 3] =
+            [&[(&plain, 0.5)], &[(&lokr, -1.0), (&plain, 0.25)], &[(&lokr, 1.0)]];
+        for set in sets {
+            let loras = set.iter().map(|(path, weight)| (path.to_path_buf(), *weight)).collect();
+            let loaded = klein(&Options { loras, ..options.clone() }).latents();
+            assert!(switched.under(set) == loaded, "{dtype}, {form:?}: not the bits of a fresh start");
+            assert!(distance(&loaded, &without) > 1e-3);
+        }
+        assert!(switched.under(&[]) == without, "{dtype}, {form:?}: something stays");
+    }
+}
+
+#[test]
+fn a_lora_that_is_refused_leaves_everything_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let lora = file("lora_diffusers.safetensors");
+    let mut klein = klein(&Options::default());
+    let before = klein.under(&[(&lora, 1.0)]);
+    let stranger = folder.path().join("stranger.safetensors");
+    let keys = [
+        "transformer.transformer_blocks.77.attn.to_q.lora_A.weight",
+        "transformer.transformer_blocks.77.attn.to_q.lora_B.weight",
+    ];
+    let tensors = [(keys[0], HostTensor::zeros([1, 128])), (keys[1], HostTensor::zeros([128, 1]))];
+    save::save(&stranger, &tensors, &Default::default()).unwrap();
+    for wrong in [&stranger, &folder.path().join("none.safetensors")] {
+        let loras = [(file("lora_bfl.safetensors"), 1.0), (wrong.clone(), 1.0)];
+        assert!(klein.pipeline.set_loras(&loras).is_err());
+        assert!(klein.latents() == before);
+    }
+}
+
+#[test]
+fn what_does_not_fit_may_be_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    // The layers of the first blocks under their own names, all others under numbers that the model doesn't have.
+    let partly: Rewrite = |m, down, up| {
+        plain(format!("diffusion_model.{}", m.replace("single_blocks.", "single_blocks.9")), down, up)
+    };
+    let path = rewritten(folder.path(), "bfl", "partly", partly);
+    let loras = vec![(path, 1.0)];
+    let mut strict = klein(&Options::default());
+    let told = strict.pipeline.set_loras(&loras).unwrap_err().to_string();
+    assert!(told.contains("`diffusion_model.single_blocks.90.linear1`"), "{told}");
+    let mut lenient = klein(&Options { lora_partial: true, ..Options::default() });
+    let report = lenient.pipeline.set_loras(&loras).unwrap().remove(0);
+    assert!(report.matched > 0 && report.matched < report.total, "{report}");
+    assert_eq!(report.unmatched.len(), report.total - report.matched);
+    assert!(distance(&lenient.latents(), &strict.latents()) > 1e-3);
+}

@@ -1,0 +1,54 @@
+use std::ops::Deref;
+
+use kiln_ops::Backend;
+use kiln_weights::{Vars, WeightSource};
+
+use crate::Result;
+
+/// A linear layer that other LoRAs can be laid over while the model stays loaded. Used like the weight it holds.
+pub(super) struct Linear<B: Backend> {
+    weight: B::Weight,
+    /// The whole names of the layers it stacks, with their rows.
+    layers: Vec<(String, usize)>,
+    cols: usize,
+    /// A LoRA has changed the weight itself.
+    merged: bool,
+}
+
+impl<B: Backend> Deref for Linear<B> {
+    type Target = B::Weight;
+
+    fn deref(&self) -> &B::Weight {
+        &self.weight
+    }
+}
+
+impl<B: Backend> Linear<B> {
+    pub(super) fn load(b: &B, vars: &Vars<'_>, leaf: &str, rows: usize, cols: usize) -> Result<Self> {
+        Self::load_stack(b, vars, &[(leaf, rows)], cols)
+    }
+
+    /// Several layers of one input as one.
+    pub(super) fn load_stack(b: &B, vars: &Vars<'_>, leaves: &[(&str, usize)], cols: usize) -> Result<Self> {
+        Ok(Linear {
+            weight: b.weight(vars.linear_stack(leaves, cols)?)?,
+            layers: leaves.iter().map(|&(leaf, rows)| (vars.name(leaf), rows)).collect(),
+            cols,
+            merged: vars.is_merged(leaves, cols)?,
+        })
+    }
+
+    /// The same layer under the LoRAs that the source has now. Only a weight that they change, or have changed, is loaded
+    /// again.
+    pub(super) fn relaid(&self, b: &B, source: &WeightSource) -> Result<Self> {
+        let root = source.root();
+        let leaves: Vec<(&str, usize)> =
+            self.layers.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
+        let merged = root.is_merged(&leaves, self.cols)?;
+        let weight = match merged || self.merged {
+            true => b.weight(root.linear_stack(&leaves, self.cols)?)?,
+            false => b.with_deltas(&self.weight, root.deltas(&leaves, self.cols)?)?,
+        };
+        Ok(Linear { weight, layers: self.layers.clone(), cols: self.cols, merged })
+    }
+}
