@@ -16,6 +16,7 @@ Examples:
   kiln generate \"a red fox in the snow\" -m models/klein-4b
   kiln generate \"make it night\" -m models/klein-4b -r house.jpg -o night.png
   kiln generate --from night.png -S 7
+  kiln pull klein-4b
   kiln quantize models/klein-4b models/klein-4b-int8 --to int8
   kiln info models/klein-4b
   kiln bench --peaks
@@ -41,6 +42,20 @@ Examples:
 
 Every phase runs once before its runs count. `share` is the part of a phase's time, `of peak` holds an operation's
 rate against the machine's ceilings, `beyond weights` is the memory of the process beside the weights.";
+
+const PULL_EXAMPLES: &str = "\
+Names: klein-4b, klein-9b, klein-base-4b, klein-base-9b, klein-9b-kv; with -fp8, -nvfp4 or -gguf behind them where there
+is such a repository; small-decoder; and any OWNER/REPO.
+
+Models go into the cache that other programs use as well (HF_HOME, HF_HUB_CACHE). A download that was interrupted goes on
+where it stopped. Gated models need the token of an account that has accepted their terms, in HF_TOKEN or from
+`huggingface-cli login`. HF_ENDPOINT names another hub.
+
+Examples:
+  kiln pull klein-4b
+  kiln generate \"a red fox in the snow\" -m klein-4b
+  kiln pull klein-4b-gguf:Q4_K_M
+  kiln pull someone/some-style:*.safetensors";
 
 const QUANTIZE_EXAMPLES: &str = "\
 Weights of the transformer's blocks become 8-bit integers with a scale for each row, everything else is copied. The
@@ -71,6 +86,15 @@ pub enum Command {
     /// Make pictures
     #[command(after_help = GENERATE_EXAMPLES, args_override_self = true)]
     Generate(Box<GenerateArgs>),
+    /// Fetch a model from Hugging Face
+    #[command(after_help = PULL_EXAMPLES, args_override_self = true)]
+    Pull(PullArgs),
+    /// List the models that -m takes by name
+    #[command(args_override_self = true)]
+    Models(ModelsArgs),
+    /// Remove a model that was fetched, or one of the models folder
+    #[command(args_override_self = true)]
+    Rm(RmArgs),
     /// Write a model again with its transformer in 8 bits
     #[command(after_help = QUANTIZE_EXAMPLES, args_override_self = true)]
     Quantize(QuantizeArgs),
@@ -271,6 +295,37 @@ pub struct GenerateArgs {
     /// Say more
     #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
     pub verbose: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// A short name, or OWNER/REPO[@REVISION][:FILE]; FILE may be a pattern with `*` or a part of a file's name
+    pub name: String,
+    /// What was fetched, as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Say nothing but errors
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ModelsArgs {
+    /// Also models of other families that are in the Hugging Face cache
+    #[arg(long)]
+    pub all: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// The name, as `kiln models` lists it
+    pub name: String,
+    /// Don't ask
+    #[arg(short, long)]
+    pub yes: bool,
 }
 
 #[derive(Debug, Args)]

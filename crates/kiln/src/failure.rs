@@ -94,6 +94,18 @@ impl From<kiln_ops::Error> for Failure {
     }
 }
 
+impl From<kiln_hub::Error> for Failure {
+    fn from(error: kiln_hub::Error) -> Self {
+        match &error {
+            kiln_hub::Error::Cancelled => Failure::cancelled(),
+            kiln_hub::Error::Name { .. } => {
+                Failure { kind: Kind::Usage, hint: hints::hub(&error), ..Failure::new(error.to_string()) }
+            }
+            _ => Failure { hint: hints::hub(&error), ..Failure::new(error.to_string()) },
+        }
+    }
+}
+
 /// Adds to an error what was being done.
 pub trait While<T> {
     fn while_doing(self, what: impl FnOnce() -> String) -> Result<T, Failure>;

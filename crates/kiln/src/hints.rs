@@ -6,6 +6,7 @@ use kiln_model::ModelFolder;
 use kiln_weights::{LoraProblem, Malformed};
 
 use crate::failure::{Failure, While};
+use crate::values;
 
 const DOWNLOAD: &str = "the download is not complete or the file was damaged; fetch it again";
 const OTHER_MODEL: &str = "a LoRA fits only the model it was trained on: klein 4B, klein 9B and dev differ; \
@@ -107,6 +108,48 @@ pub fn ops(error: &kiln_ops::Error) -> Option<String> {
         }
         _ => None,
     }
+}
+
+pub fn hub(error: &kiln_hub::Error) -> Option<String> {
+    use kiln_hub::Error;
+    let listed = |files: &[kiln_hub::RemoteFile]| {
+        let shown =
+            files.iter().take(30).map(|file| format!("\n  {} ({})", file.path, values::bytes(file.size)));
+        let more = files.len().saturating_sub(30);
+        let more = if more > 0 { format!("\n  and {more} more") } else { String::new() };
+        shown.collect::<String>() + &more
+    };
+    Some(match error {
+        Error::Name { .. } => {
+            let names = kiln_hub::ALIASES.map(|(short, _)| short).join(", ");
+            format!("known names: {names}; or give OWNER/REPO")
+        }
+        Error::NoCache => "set HF_HOME to a folder".into(),
+        Error::Unauthorised { repo, .. } => format!(
+            "check the name; if the model is gated, accept its terms on its page ({repo}) and put a token of that account \
+             into HF_TOKEN"
+        ),
+        Error::Gated { page, .. } => {
+            format!("accept the terms on {page} with the account that the token is of")
+        }
+        Error::NotFound { .. } => "check the name; it is written as on the model's page".into(),
+        Error::Connection { .. } => {
+            "check the connection (HTTPS_PROXY names a proxy) and run the same command again: it \
+                                     goes on where it stopped"
+                .into()
+        }
+        Error::Answer { .. } => "check HF_ENDPOINT, or try again later".into(),
+        Error::UnsafeName { .. } => "don't trust this repository".into(),
+        Error::Checksum { .. } => "run the same command again: that file is fetched anew".into(),
+        Error::NoMatch { files, .. } | Error::Choose { files, .. } => {
+            format!("name one behind a colon, or a part of its name:{}", listed(files))
+        }
+        Error::Busy { .. } => "wait for it to end".into(),
+        Error::Io { .. } => {
+            "check that the folder may be written and that the disk is not full; HF_HOME names another".into()
+        }
+        Error::Cancelled => return None,
+    })
 }
 
 /// For a model that has no room for even the smallest picture.

@@ -15,6 +15,7 @@ mod failure;
 mod files;
 mod generate;
 mod hints;
+mod hub;
 mod info;
 mod job;
 mod machine;
@@ -39,6 +40,9 @@ use failure::Failure;
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(args) => generate::run(*args),
+        Command::Pull(args) => tell(hub::pull::run(&args)),
+        Command::Models(args) => tell(hub::list::run(&args)),
+        Command::Rm(args) => tell(hub::remove::run(&args)),
         Command::Quantize(args) => tell(quantize::run(&args)),
         Command::Info(args) => tell(info::run(&args)),
         Command::Doctor(args) => tell(doctor::run(&args)),

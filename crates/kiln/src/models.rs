@@ -1,4 +1,4 @@
-//! Which model a name stands for: a path, the one inside the program, or one in the models folder.
+//! Which model a name stands for: a path, the one inside the program, one in the models folder, or one that was pulled.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use kiln_model::ModelFolder;
 use kiln_weights::WeightSource;
 
 use crate::failure::{Failure, While};
-use crate::{ember, files, hints};
+use crate::{ember, files, hints, hub};
 
 /// The undistilled form of Ember, which is not in the program.
 const EMBER_BASE: &str = "ember-base";
@@ -17,7 +17,7 @@ const ENDING: &str = ".safetensors";
 pub enum Found {
     /// Inside the program.
     BuiltIn,
-    /// In the models folder, under this name.
+    /// In the models folder or the cache of pulled models, under this name.
     Named {
         name: String,
         path: PathBuf,
@@ -52,10 +52,10 @@ impl Found {
             [folder.join(name), folder.join(format!("{name}{ENDING}"))].into_iter().find(|p| is_model(p))
         };
         let named = name.and_then(|name| Some((name, folders.iter().find_map(|f| inside(f, name))?)));
-        match named {
-            Some((name, path)) => {
-                Ok(Found::Named { name: name.strip_suffix(ENDING).unwrap_or(name).into(), path })
-            }
+        let named = named.map(|(name, path)| (name.strip_suffix(ENDING).unwrap_or(name).to_owned(), path));
+        let pulled = || if asked.exists() { None } else { hub::pulled(asked) };
+        match named.or_else(pulled) {
+            Some((name, path)) => Ok(Found::Named { name, path }),
             None if asked.exists() => {
                 let what = "is not a model folder: there is no `model_index.json` in it";
                 Err(Failure::new(format!("`{}` {what}", asked.display())).hint(hints::not_a_model(asked)))
@@ -110,6 +110,13 @@ fn missing(asked: &Path, name: Option<&str>, folders: &[PathBuf]) -> Failure {
             "this build is without it: build with the feature `ember`, or put {}{ENDING} into {place}",
             ember::NAME
         )),
+        _ if hub::can_be_pulled(asked) => {
+            let pull = format!("`kiln pull {}` fetches it from Hugging Face", asked.display());
+            match name {
+                Some(_) => failure.hint(pull),
+                None => failure.hint(format!("if it is no path, {pull}; else {}", hints::not_a_model(asked))),
+            }
+        }
         Some(name) => {
             let known = known(folders);
             let near = kiln_weights::nearest(name, known.iter().map(String::as_str));

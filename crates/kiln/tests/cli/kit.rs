@@ -52,6 +52,7 @@ impl Kit {
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
         // Whoever runs the tests may have models of their own.
         command.env_remove("KILN_MODEL").env_remove("KILN_MODELS").env("XDG_DATA_HOME", self.path("data"));
+        command.env("HF_HOME", self.path("data/hf")).env_remove("HF_HUB_CACHE").env_remove("HF_TOKEN");
         command.env("KILN_CACHE_DIR", self.cache.path()).env_remove("KILN_CACHE_MB");
         command
     }

@@ -11,6 +11,7 @@ mod describe;
 mod ember;
 mod generate;
 mod golden;
+mod hub;
 mod int8;
 mod kit;
 mod models;
