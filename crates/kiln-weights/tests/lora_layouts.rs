@@ -481,3 +481,88 @@ fn a_kronecker_product_of_absurd_size_is_refused_before_it_is_made() {
     let told = base.root().linear("proj_out", 4, DIM).unwrap_err().to_string();
     assert!(told.contains("[100000, 100000]"), "{told}");
 }
+
+#[test]
+fn any_rank_will_do_even_one_beyond_the_layer() {
+    for rank in [1, 2, 7, 61] {
+        let mut random = Random(rank as u64);
+        let (down, up) = (Matrix::random(&mut random, rank, DIM), Matrix::random(&mut random, 3 * DIM, rank));
+        let mut file = File::default();
+        file.put("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", &down);
+        file.put("lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight", &up);
+        file.put_number("lora_unet_double_blocks_0_img_attn_qkv.alpha", 1.0);
+        let mut base = model(&weights(1));
+        base.add_lora(file.lora(), 1.0);
+        let mut fused = weights(1);
+        let changed = fused["double_blocks.0.img_attn.qkv"].plus(1.0 / rank as f32, &up.times(&down));
+        fused.insert("double_blocks.0.img_attn.qkv", changed);
+        assert_same(&loaded(&base), &split(&fused), 1e-5, "rank");
+        assert_eq!(base.finish_loras().unwrap()[0].rank, rank);
+    }
+}
+
+/// A file with a tensor less, under another name, or of another shape.
+fn damaged(file: &File, random: &mut Random) -> File {
+    const ENDINGS: [&str; 6] = ["lora_A.weight", "lokr_w1", "hada_w2_b", "dora_scale", "diff", "alpha"];
+    let mut file = file.clone();
+    let keys: Vec<String> = file.tensors.keys().cloned().collect();
+    let key = &keys[random.below(keys.len())];
+    let (mut shape, values) = file.tensors.remove(key).unwrap();
+    match random.below(4) {
+        0 => return file,
+        1 => shape.reverse(),
+        2 => shape = vec![values.len()],
+        _ => {}
+    }
+    let stem = key.split('.').next().unwrap_or(key);
+    let name = match random.below(4) {
+        0 => format!("{stem}.{}", ENDINGS[random.below(6)]),
+        1 => key.replace('0', "7"),
+        _ => key.clone(),
+    };
+    file.tensors.insert(name, (shape, values));
+    file
+}
+
+#[test]
+fn damaged_files_are_errors_or_loras_and_nothing_else() {
+    let mut random = Random(11);
+    let (mut read, mut refused) = (0, 0);
+    for (_, _, file) in all_layouts() {
+        for round in 0..60 {
+            let mut bytes = damaged(&file, &mut random).bytes().to_vec();
+            if round % 6 == 0 {
+                let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+                bytes[8 + random.below(header)] = b"019.,:[]{}\"_abwxABlok"[random.below(21)];
+            }
+            if round % 10 == 0 {
+                bytes.truncate(random.below(bytes.len()));
+            }
+            let Ok(lora) = Lora::from_bytes("a", bytes.into()) else {
+                refused += 1;
+                continue;
+            };
+            let mut base = model(&weights(1));
+            base.set_lora_partial(random.below(2) == 0);
+            base.add_lora(lora, 1.0);
+            for (_, rows, cols, layers) in &LAYERS {
+                for layer in *layers {
+                    let _ = base.root().linear(layer, rows / layers.len(), *cols);
+                }
+            }
+            let _ = base.finish_loras();
+            read += 1;
+        }
+    }
+    assert!(read > 100 && refused > 100, "{read} read, {refused} refused: too weak or too strong");
+}
+
+#[test]
+fn numbers_that_are_none_are_refused_where_they_scale_a_whole_module() {
+    for value in [f32::NAN, f32::INFINITY] {
+        let mut file = plain(truth(), |m| format!("diffusion_model.{m}"), AB);
+        file.put_number("diffusion_model.img_in.alpha", value);
+        let told = Lora::from_bytes("a", file.bytes()).unwrap_err().to_string();
+        assert!(told.contains("`diffusion_model.img_in.alpha`") && told.contains("finite"), "{told}");
+    }
+}

@@ -165,8 +165,10 @@ fn alpha_tensor_must_be_one_finite_number() {
     assert_eq!(nan.to_string(), "`x.alpha` is NaN, expected a finite number");
     let two = problem(with_alpha("F32", &[2], &[0; 8], ""));
     assert_eq!(two.to_string(), "`x.alpha` has shape [2], expected one number");
-    let integer = problem(with_alpha("I64", &[], &[0; 8], ""));
-    assert_eq!(integer.to_string(), "`x.alpha` is i64, expected f32, bf16, f16 or f64");
+    let flag = problem(with_alpha("BOOL", &[], &[1], ""));
+    assert_eq!(flag.to_string(), "`x.alpha` is bool, expected f32, bf16, f16 or f64");
+    // Some writers keep the number as they were given it.
+    assert_eq!(with_alpha("I64", &[], &8i64.to_le_bytes(), "").unwrap().scale("x"), Some(2.0));
 }
 
 #[test]
@@ -179,9 +181,9 @@ fn rank_of_the_metadata_must_be_that_of_the_matrices() {
 }
 
 #[test]
-fn dora_in_the_metadata_is_refused() {
+fn dora_in_the_metadata_needs_its_lengths() {
     let dora = problem(with_metadata(&[Q], r#"{"transformer.r":4,"transformer.use_dora":true}"#));
-    assert_eq!(dora.to_string(), "it is a DoRA adapter (`transformer.use_dora`), which is not supported");
+    assert_eq!(dora.to_string(), "its settings say use_dora, but there is no lora_magnitude_vector in it");
 }
 
 #[test]

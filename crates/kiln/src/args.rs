@@ -384,6 +384,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SIZE")]
     pub synthetic: Option<SizeArg>,
 
+    /// LoRA over the transformer, with its weight; repeatable
+    #[arg(long = "lora", value_name = "FILE[:WEIGHT]", value_parser = LoraArg::parse)]
+    pub loras: Vec<LoraArg>,
+
     /// Size of the picture [default: 512x512]
     #[arg(long, value_name = "WxH", value_parser = crate::bench::parse_size)]
     pub size: Option<(usize, usize)>,

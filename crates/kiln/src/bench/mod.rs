@@ -53,6 +53,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         source,
         dtype,
         form,
+        loras: args.loras.clone(),
         width,
         height,
         references: args.refs as usize,

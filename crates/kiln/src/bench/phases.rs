@@ -10,14 +10,14 @@ use kiln_model::vae::Vae;
 use kiln_model::{Autoencoder, Variant};
 use kiln_ops::{Backend, Timed};
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::{LinearForm, WeightSource};
+use kiln_weights::{LinearForm, Lora, WeightSource};
 
 use super::memory::Watch;
 use super::report::{Measured, Report};
 use super::source::Source;
 use crate::args::PhaseArg;
 use crate::failure::{Failure, While};
-use crate::values;
+use crate::values::{self, LoraArg};
 
 /// What is to be measured.
 pub struct Plan {
@@ -25,6 +25,7 @@ pub struct Plan {
     pub dtype: DType,
     /// The form of the transformer's linear layers.
     pub form: LinearForm,
+    pub loras: Vec<LoraArg>,
     pub width: usize,
     pub height: usize,
     pub references: usize,
@@ -180,9 +181,16 @@ impl<B: Backend> Bench<'_, B> {
         let mut weights = self.plan.source.weights(part)?;
         if part == "transformer" {
             weights.set_form(self.plan.form);
+            weights.set_merged(self.plan.dtype);
+            for LoraArg { path, weight } in &self.plan.loras {
+                weights.add_lora(Lora::open(path)?, *weight);
+            }
         }
         let loaded =
             load(&self.b, &weights, self.plan.dtype).while_doing(|| format!("loading the {part}"))?;
+        for lora in weights.finish_loras()? {
+            self.report.note(lora.to_string());
+        }
         self.b.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
         self.b.take();
