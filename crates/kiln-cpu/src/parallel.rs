@@ -108,6 +108,12 @@ impl<'a, T> Disjoint<'a, T> {
         Disjoint { start: slice.as_mut_ptr(), len: slice.len(), borrow: PhantomData }
     }
 
+    /// Where element `i` lies, or some other place.
+    #[cfg(target_arch = "x86_64")]
+    pub fn place(&self, i: usize) -> *const T {
+        self.start.wrapping_add(i)
+    }
+
     /// # Safety
     /// No two slices in use at one time overlap.
     #[allow(clippy::mut_from_ref)]

@@ -7,13 +7,9 @@
 //! - the right one, `B`, in panels of `tile_cols` rows, transposed, so that one `k` of a panel is two vectors.
 //!
 //! The [`tile`] of `tile_rows × tile_cols` sums stays in registers for a whole block. Blocks are always summed in the
-//! same order, wherever a thread's share begins. Another number format brings its own packing and its own tile: `amx`
-//! multiplies bf16 by bf16 for linear layers, `amx_rows` for convolutions, `int8` bytes by bytes.
+//! same order, wherever a thread's share begins. Another number format brings its own packing and its own tile: `tiles`
+//! multiplies bf16 or bytes on AMX, `int8` bytes in vectors.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(target_arch = "x86_64")]
-mod amx_rows;
 mod cut;
 mod dots;
 mod int8;
@@ -21,19 +17,19 @@ mod narrow;
 mod pack;
 mod product;
 #[cfg(target_arch = "x86_64")]
-mod tile_pack;
+mod tiles;
+mod updates;
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) use amx::{Halves, TokenPanels, product_of_tiles};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use amx_rows::product_by_rows;
 pub(crate) use dots::{FEW_ROWS, FewTerm, few_rows};
 pub(crate) use int8::{Int8, product_of_bytes};
 pub(crate) use narrow::{FEW_COLS, Narrow, narrow, narrow_scratch, padded};
 pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right, widen_rows};
 pub(crate) use product::{Finished, ROWS_AT_ONCE, Sink, Term, emit, product};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use tile_pack::{PAIR, STEP, SUMS, interleave_pair, left_row, transpose_pairs};
+pub(crate) use tiles::{
+    Halves, LINE, PAIR, Panels, STEP, SUMS, TileProduct, interleave_pair, left_line, product_by_rows, right_tiles,
+};
+pub(crate) use updates::Updates;
 
 use crate::isa::Level;
 #[cfg(target_arch = "aarch64")]

@@ -11,6 +11,10 @@ use crate::simd::{Simd, dispatch};
 pub(crate) trait Sink: Sync {
     /// Takes the sums of columns `col..col + sums.len()` of `row`.
     fn write<S: Simd>(&self, s: S, row: usize, col: usize, sums: &[f32]);
+
+    /// Fetches what taking these sums will touch.
+    #[cfg(target_arch = "x86_64")]
+    fn near(&self, _rows: Range<usize>, _cols: Range<usize>) {}
 }
 
 /// A block of finished sums: `rows` × `cols` of the result, `stride` apart in memory.

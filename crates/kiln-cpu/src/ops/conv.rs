@@ -13,7 +13,7 @@ use crate::gemm::{
     pack_right, padded, widen_rows,
 };
 #[cfg(target_arch = "x86_64")]
-use crate::gemm::{Halves, TokenPanels, product_by_rows};
+use crate::gemm::{Halves, Panels, product_by_rows};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
 use crate::parallel::Disjoint;
@@ -51,7 +51,7 @@ fn run<T: Stored>(
     let pixels = shape.dims()[0] * width;
     #[cfg(target_arch = "x86_64")]
     if let (Level::Amx(amx), Some(patches)) = (cx.level, patches.halves()) {
-        let kernel = TokenPanels::new(cx, amx, &conv.kernel, 0..out_channels, conv.kernel.cols)?;
+        let kernel = Panels::of_halves(cx, amx, &conv.kernel, 0..out_channels, conv.kernel.cols)?;
         product_by_rows(cx, amx, &patches, pixels, &kernel, &output)?;
         drop(output);
         return Ok(T::wrap(out, shape));

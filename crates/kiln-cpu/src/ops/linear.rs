@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use kiln_ops::{Error, Groups, Result, shapes};
 use kiln_tensor::Shape;
 #[cfg(target_arch = "x86_64")]
@@ -11,7 +13,7 @@ use crate::gemm::{
     widen_rows,
 };
 #[cfg(target_arch = "x86_64")]
-use crate::gemm::{Halves, TokenPanels, product_of_tiles};
+use crate::gemm::{Halves, Panels, TileProduct};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
 use crate::parallel::Disjoint;
@@ -19,7 +21,7 @@ use crate::parallel::Disjoint;
 use crate::simd::Amx;
 use crate::simd::Simd;
 use crate::tensor::{CpuTensor, Stored, by_dtype};
-use crate::weight::{CpuWeight, Format, Placed, Stack};
+use crate::weight::{CpuWeight, Format, LowRank, Placed, Stack};
 
 pub(crate) fn linear(cx: &Context, x: &CpuTensor, w: &CpuWeight) -> Result<CpuTensor> {
     let shape = shapes::linear(x, w.size())?;
@@ -112,17 +114,11 @@ fn many<T: Stored>(
     for start in (0..x.rows).step_by(band) {
         let rows = start..x.rows.min(start + band);
         let left = Packed::new(cx, x, rows.clone(), cols)?;
-        let mut inner = Vec::with_capacity(w.deltas.len());
-        for delta in &w.deltas {
-            let rank = delta.down.rows;
-            let mut h = cx.buffer(x.rows * rank)?;
-            let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
-            product(cx, &[term(&left, &delta.down, 0)], rows.clone(), rank, &sink)?;
-            let h = Columns { parts: vec![(rank, &h[..])], rows: x.rows };
-            inner.push(Packed::new(cx, &h, rows.clone(), rank)?);
-        }
+        let inner = inner(cx, w, rows.clone(), |down, sink| {
+            product(cx, &[term(&left, down, 0)], rows.clone(), down.rows, sink)
+        })?;
         let mut terms = vec![term(&left, &w.stack, 0)];
-        terms.extend(w.deltas.iter().zip(&inner).map(|(delta, inner)| term(inner, &delta.up, delta.row)));
+        terms.extend(updates(w, &inner));
         product(cx, &terms, rows, out, output)?;
     }
     Ok(())
@@ -141,20 +137,13 @@ fn bytes<T: Stored>(
     let band = (packed_at_once / cols / ROWS_AT_ONCE).max(1) * ROWS_AT_ONCE;
     for start in (0..x.rows).step_by(band) {
         let rows = start..x.rows.min(start + band);
-        let mut inner = Vec::with_capacity(w.deltas.len());
-        if !w.deltas.is_empty() {
-            let left = Packed::new(cx, x, rows.clone(), cols)?;
-            for delta in &w.deltas {
-                let rank = delta.down.rows;
-                let mut h = cx.buffer(x.rows * rank)?;
-                let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
-                product(cx, &[term(&left, &delta.down, 0)], rows.clone(), rank, &sink)?;
-                let h = Columns { parts: vec![(rank, &h[..])], rows: x.rows };
-                inner.push(Packed::new(cx, &h, rows.clone(), rank)?);
-            }
-        }
-        let updates = w.deltas.iter().zip(&inner).map(|(delta, inner)| term(inner, &delta.up, delta.row));
-        product_of_bytes(cx, x, rows, weight, &updates.collect::<Vec<_>>(), output)?;
+        let mut wide = None;
+        let inner = inner(cx, w, rows.clone(), |down, sink| {
+            let left = packed(&mut wide, cx, x, rows.clone(), cols)?;
+            product(cx, &[term(left, down, 0)], rows.clone(), down.rows, sink)
+        })?;
+        drop(wide);
+        product_of_bytes(cx, x, rows, weight, &updates(w, &inner), output)?;
     }
     Ok(())
 }
@@ -173,30 +162,58 @@ fn tiled(
     let band = (packed_at_once / cols / ROWS_AT_ONCE).max(1) * ROWS_AT_ONCE;
     for start in (0..x.rows).step_by(band) {
         let rows = start..x.rows.min(start + band);
-        let left = TokenPanels::new(cx, amx, x, rows.clone(), cols)?;
+        let left = &Panels::of_halves(cx, amx, x, rows.clone(), cols)?;
         let mut wide = None;
-        let mut inner = Vec::with_capacity(w.deltas.len());
-        for delta in &w.deltas {
-            let rank = delta.down.rows;
-            let mut h = cx.buffer(x.rows * rank)?;
-            let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
-            if delta.down.format == Format::BF16 {
-                product_of_tiles::<Placed<'_>, _>(cx, amx, &left, &delta.down, &[], &sink)?;
-            } else {
-                let left = match &wide {
-                    Some(wide) => wide,
-                    None => wide.insert(Packed::new(cx, x, rows.clone(), cols)?),
-                };
-                product(cx, &[term(left, &delta.down, 0)], rows.clone(), rank, &sink)?;
+        let inner = inner(cx, w, rows.clone(), |down, sink| {
+            if down.format == Format::BF16 {
+                let none: &[Term<'_, Placed<'_>>] = &[];
+                return TileProduct { cx, amx, left, weight: down, scales: &[], updates: none }.run(sink);
             }
-            let h = Columns { parts: vec![(rank, &h[..])], rows: x.rows };
-            inner.push(Packed::new(cx, &h, rows.clone(), rank)?);
-        }
+            let left = packed(&mut wide, cx, x, rows.clone(), cols)?;
+            product(cx, &[term(left, down, 0)], rows.clone(), down.rows, sink)
+        })?;
         drop(wide);
-        let updates = w.deltas.iter().zip(&inner).map(|(delta, inner)| term(inner, &delta.up, delta.row));
-        product_of_tiles(cx, amx, &left, &w.stack, &updates.collect::<Vec<_>>(), output)?;
+        let updates = &updates(w, &inner)[..];
+        TileProduct { cx, amx, left, weight: &w.stack, scales: &[], updates }.run(output)?;
     }
     Ok(())
+}
+
+/// What the updates make of `rows` of the activations, f32, each packed for its second product; `down` is the first one.
+fn inner(
+    cx: &Context,
+    w: &CpuWeight,
+    rows: Range<usize>,
+    mut down: impl FnMut(&Stack, &Scaled<'_>) -> Result<()>,
+) -> Result<Vec<Packed>> {
+    let one = |delta: &LowRank| {
+        let rank = delta.down.rows;
+        let mut h = cx.buffer(rows.end * rank)?;
+        down(&delta.down, &Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) })?;
+        let h = Columns { parts: vec![(rank, &h[..])], rows: rows.end };
+        Packed::new(cx, &h, rows.clone(), rank)
+    };
+    w.deltas.iter().map(one).collect()
+}
+
+/// The activations in f32, packed when first asked for.
+fn packed<'a, T: Stored>(
+    wide: &'a mut Option<Packed>,
+    cx: &Context,
+    x: &Columns<'_, T>,
+    rows: Range<usize>,
+    cols: usize,
+) -> Result<&'a Packed> {
+    match wide {
+        Some(wide) => Ok(wide),
+        None => Ok(wide.insert(Packed::new(cx, x, rows, cols)?)),
+    }
+}
+
+/// The second products of the updates.
+fn updates<'a>(w: &'a CpuWeight, inner: &'a [Packed]) -> Vec<Term<'a, Placed<'a>>> {
+    let both = w.deltas.iter().zip(inner);
+    both.map(|(delta, inner)| term(inner, &delta.up, delta.row)).collect()
 }
 
 fn term<'a>(left: &'a Packed, stack: &'a Stack, at: usize) -> Term<'a, Placed<'a>> {

@@ -48,9 +48,9 @@ impl Peaks {
     /// Measures them on so many threads; takes about two seconds.
     pub fn measure(threads: usize) -> Peaks {
         let threads = threads.max(1);
-        let mut peaks = Peaks { read: Some(read(threads)), copy: Some(copy(threads)), ..Peaks::default() };
+        let peaks = Peaks { read: Some(read(threads)), copy: Some(copy(threads)), ..Peaks::default() };
         #[cfg(target_arch = "x86_64")]
-        x86::measure(threads, &mut peaks);
+        let peaks = x86::measure(threads, peaks);
         peaks
     }
 

@@ -8,12 +8,12 @@ use std::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;
 use std::sync::LazyLock;
 
-use kiln_tensor::bf16;
-
 use super::Avx512;
 
+/// Bytes of a tile: 16 rows of 64.
+pub(crate) const TILE_BYTES: usize = 1024;
 /// Elements of a bf16 tile: 16 rows of 32.
-pub(crate) const TILE: usize = 512;
+pub(crate) const TILE: usize = TILE_BYTES / 2;
 
 /// Proof of AVX-512 with bf16 and of AMX with bf16, which the system lets this process use.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,13 @@ impl Amx {
 
     pub fn vectors(self) -> Avx512 {
         self.vectors
+    }
+
+    /// Whether the tiles multiply bytes, too.
+    pub fn has_int8(self) -> bool {
+        const INT8: u32 = 1 << 25;
+        static FOUND: LazyLock<bool> = LazyLock::new(|| features() & INT8 != 0);
+        *FOUND
     }
 
     /// Prepares this thread's tile registers.
@@ -60,10 +67,15 @@ fn on_chip() -> bool {
     if Avx512::detect().is_none() || !is_x86_feature_detected!("avx512bf16") {
         return false;
     }
+    features() & (BF16 | TILES) == BF16 | TILES
+}
+
+/// What the processor says of its tiles, where it has AVX-512.
+fn features() -> u32 {
     // SAFETY: there is a leaf 7, where AVX-512 was found. Newer compilers know that the instruction is always safe.
     #[allow(unused_unsafe)]
     let leaf = unsafe { __cpuid_count(7, 0) };
-    leaf.edx & (BF16 | TILES) == BF16 | TILES
+    leaf.edx
 }
 
 /// Asks the kernel for the tile registers: 8 KiB of state that a process has only on request.
@@ -96,61 +108,98 @@ fn ask() -> bool {
 /// This thread's tile registers, all 16 rows of 64 bytes.
 pub(crate) struct Tiles(PhantomData<*mut ()>);
 
-/// Bytes of [`Pair::ahead`] that are fetched in a step.
-pub(crate) const AHEAD: usize = 256;
-
-/// The operands of [`Tiles::multiply`].
+/// The operands of a product of tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair {
-    /// For every step two tiles, one below the other: rows of 32 values of the sum.
-    pub a: *const bf16,
-    /// For every step two tiles, side by side: 16 rows, each of a pair of values of the sum for 16 columns.
-    pub b: *const bf16,
+    /// For every step two tiles, one below the other: rows of 64 bytes of the sum.
+    pub a: *const u8,
+    /// For every step two tiles, side by side: 16 rows, each of 4 bytes of the sum for 16 columns.
+    pub b: *const u8,
     /// Four tiles of sums: top left, top right, bottom left, bottom right.
-    pub c: *mut f32,
+    pub c: *mut u8,
     /// At least 1.
     pub steps: usize,
-    /// Two rows that are soon to be read, fetched meanwhile, a cache line a step; anywhere.
-    pub next: [*const u8; 2],
-    /// Tiles that are to be read later, fetched meanwhile, [`AHEAD`] bytes a step; anywhere.
-    pub ahead: *const u8,
     pub add: bool,
 }
 
-impl Tiles {
-    /// Writes the 32 × 32 sums of `a · b`, added to what is there when `add`.
-    ///
-    /// # Safety
-    /// `a` and `b` hold `2 · steps` tiles of [`TILE`] values, `c` four tiles of 256.
-    #[inline(always)]
-    pub unsafe fn multiply(&mut self, p: Pair) {
-        // SAFETY: the configuration is in place as long as `self` lives; the memory is as the caller promises. Fetching
-        // ahead never faults.
-        unsafe {
-            asm!(
-                "test {add}, {add}",
-                "jnz 2f",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "jmp 3f",
-                "2:",
-                // Sums and right tiles are read once a pass: the hint keeps them from driving the left tiles out of the
-                // first-level cache.
-                "tileloaddt1 tmm0, [{c} + {row}]",
-                "tileloaddt1 tmm1, [{c} + {row} + 1024]",
-                "tileloaddt1 tmm2, [{c} + {row} + 2048]",
-                "tileloaddt1 tmm3, [{c} + {row} + 3072]",
-                "3:",
-                "tileloaddt1 tmm6, [{b} + {row}]",
-                "tileloadd tmm4, [{a} + {row}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloaddt1 tmm7, [{b} + {row} + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{a} + {row} + 1024]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
+/// Bytes of [`Fetch::ahead`] that are fetched in a step.
+pub(crate) const AHEAD: usize = 256;
+
+/// What is fetched into the second-level cache during a product; it may lie anywhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Fetch {
+    /// Two rows that are soon to be read, a cache line a step.
+    pub next: [*const u8; 2],
+    /// Tiles that are to be read later, [`AHEAD`] bytes a step.
+    pub ahead: *const u8,
+}
+
+/// One product of tiles; `fetch` are instructions of a step, and what they use.
+macro_rules! multiply {
+    ($(#[$doc:meta])* $name:ident($p:ident $(, $arg:ident: $ty:ty)?), $dot:literal,
+        [$($fetch:literal),*], {$($operand:tt)*}) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// The machine has the instruction; `a` and `b` hold `2 · steps` tiles of [`TILE_BYTES`], `c` four.
+        #[inline(always)]
+        pub unsafe fn $name(&mut self, $p: Pair $(, $arg: $ty)?) {
+            // SAFETY: the configuration is in place as long as `self` lives; the memory is as the caller promises.
+            // Fetching ahead never faults.
+            unsafe {
+                asm!(
+                    "test {add}, {add}",
+                    "jnz 2f",
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    "jmp 3f",
+                    "2:",
+                    // Sums and right tiles are read once a pass: the hint keeps them from driving the left tiles out
+                    // of the first-level cache.
+                    "tileloaddt1 tmm0, [{c} + {row}]",
+                    "tileloaddt1 tmm1, [{c} + {row} + 1024]",
+                    "tileloaddt1 tmm2, [{c} + {row} + 2048]",
+                    "tileloaddt1 tmm3, [{c} + {row} + 3072]",
+                    "3:",
+                    "tileloaddt1 tmm6, [{b} + {row}]",
+                    "tileloadd tmm4, [{a} + {row}]",
+                    concat!($dot, " tmm0, tmm4, tmm6"),
+                    "tileloaddt1 tmm7, [{b} + {row} + 1024]",
+                    concat!($dot, " tmm1, tmm4, tmm7"),
+                    "tileloadd tmm5, [{a} + {row} + 1024]",
+                    concat!($dot, " tmm2, tmm5, tmm6"),
+                    concat!($dot, " tmm3, tmm5, tmm7"),
+                    $($fetch,)*
+                    "add {a}, 2048",
+                    "add {b}, 2048",
+                    "dec {steps}",
+                    "jnz 3b",
+                    "tilestored [{c} + {row}], tmm0",
+                    "tilestored [{c} + {row} + 1024], tmm1",
+                    "tilestored [{c} + {row} + 2048], tmm2",
+                    "tilestored [{c} + {row} + 3072], tmm3",
+                    a = inout(reg) $p.a => _,
+                    b = inout(reg) $p.b => _,
+                    c = in(reg) $p.c,
+                    steps = inout(reg) $p.steps => _,
+                    add = in(reg) usize::from($p.add),
+                    row = in(reg) 64usize,
+                    $($operand)*
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack)
+                );
+            }
+        }
+    };
+    ($(#[$doc:meta])* $name:ident fetching, $dot:literal) => {
+        multiply!(
+            $(#[$doc])*
+            $name(p, f: Fetch),
+            $dot,
+            [
                 "prefetcht1 [{next0}]",
                 "prefetcht1 [{next1}]",
                 "prefetcht1 [{ahead}]",
@@ -159,30 +208,35 @@ impl Tiles {
                 "prefetcht1 [{ahead} + 192]",
                 "add {ahead}, 256",
                 "add {next0}, 64",
-                "add {next1}, 64",
-                "add {a}, 2048",
-                "add {b}, 2048",
-                "dec {steps}",
-                "jnz 3b",
-                "tilestored [{c} + {row}], tmm0",
-                "tilestored [{c} + {row} + 1024], tmm1",
-                "tilestored [{c} + {row} + 2048], tmm2",
-                "tilestored [{c} + {row} + 3072], tmm3",
-                a = inout(reg) p.a => _,
-                b = inout(reg) p.b => _,
-                c = in(reg) p.c,
-                steps = inout(reg) p.steps => _,
-                next0 = inout(reg) p.next[0] => _,
-                next1 = inout(reg) p.next[1] => _,
-                ahead = inout(reg) p.ahead => _,
-                add = in(reg) usize::from(p.add),
-                row = in(reg) 64usize,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack)
-            );
-        }
-    }
+                "add {next1}, 64"
+            ],
+            {
+                next0 = inout(reg) f.next[0] => _,
+                next1 = inout(reg) f.next[1] => _,
+                ahead = inout(reg) f.ahead => _,
+            }
+        );
+    };
+}
+
+impl Tiles {
+    multiply!(
+        /// Writes the 32 × 32 sums of `a · b`, bf16, added to what is there when `add`.
+        multiply(p),
+        "tdpbf16ps",
+        [],
+        {}
+    );
+    multiply!(
+        /// [`Tiles::multiply`], fetching meanwhile.
+        multiply_halves fetching,
+        "tdpbf16ps"
+    );
+    multiply!(
+        /// [`Tiles::multiply_halves`] for bytes, whose sums are of 32 bits.
+        multiply_bytes fetching,
+        "tdpbssd"
+    );
 }
 
 impl Drop for Tiles {

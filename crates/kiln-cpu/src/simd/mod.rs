@@ -8,8 +8,6 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
-mod amx_int8;
-#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -18,9 +16,7 @@ mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use amx::{AHEAD, Amx, Pair, TILE, Tiles};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use amx_int8::{BYTE_TILE, BytePair};
+pub(crate) use amx::{AHEAD, Amx, Fetch, Pair, TILE, TILE_BYTES, Tiles};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -153,18 +149,15 @@ macro_rules! dispatch {
     ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$($g:ident : $bound:path),+>)?
         ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? => $kernel:path;) => {
         $(#[$doc])*
-        #[allow(clippy::too_many_arguments)]
         $vis fn $name $(<$($g: $bound),+>)? (level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            #[allow(clippy::too_many_arguments)]
-            fn avx2 $(<$($g: $bound),+>)? (s: $crate::simd::Avx2, $($arg: $ty),*) $(-> $ret)? {
+                fn avx2 $(<$($g: $bound),+>)? (s: $crate::simd::Avx2, $($arg: $ty),*) $(-> $ret)? {
                 $kernel(s, $($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-            #[allow(clippy::too_many_arguments)]
-            fn avx512 $(<$($g: $bound),+>)? (s: $crate::simd::Avx512, $($arg: $ty),*) $(-> $ret)? {
+                fn avx512 $(<$($g: $bound),+>)? (s: $crate::simd::Avx512, $($arg: $ty),*) $(-> $ret)? {
                 $kernel(s, $($arg),*)
             }
             match level {

@@ -4,17 +4,23 @@
 //! bits, which is exact: whatever the instruction set, a product is the same to the last bit. Only then it becomes a
 //! float, `sum · scale of the row · scale of the column`, and what a LoRA adds is added.
 //!
-//! [`words`] has the vectors' kernels, which [`product`] feeds; [`tiles`] those of AMX.
+//! [`words`] has the vectors' kernels, which [`product`] feeds; AMX multiplies bytes as it does bf16, in
+//! [`gemm::tiles`](crate::gemm).
 
-mod finish;
 mod product;
 mod quantise;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
+mod scale;
 mod words;
 
 use kiln_ops::Result;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use quantise::quantise;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use words::Kind;
+
+#[cfg(target_arch = "x86_64")]
+use super::{Panels, TileProduct};
 use super::{Rows, Sink, Term};
 use crate::Context;
 #[cfg(target_arch = "x86_64")]
@@ -41,8 +47,9 @@ pub(crate) fn product_of_bytes<X: Rows, R: Rows + Send, K: Sink>(
     if let Level::Amx(amx) = cx.level
         && amx.has_int8()
     {
-        let left = tiles::TokenTiles::new(cx, amx, x, rows, weight.stack.cols)?;
-        return tiles::product(cx, amx, &left, weight, updates, sink);
+        let left = &Panels::of_bytes(cx, amx, x, rows, weight.stack.cols)?;
+        let (weight, scales) = (weight.stack, weight.scales);
+        return TileProduct { cx, amx, left, weight, scales, updates }.run(sink);
     }
     let left = product::Left::new(cx, x, rows, weight.stack.cols)?;
     product::product(cx, &left, weight, updates, sink)

@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use kiln_ops::Result;
 
-use super::finish::{Updates, scale};
 use super::quantise::{Quantised, quantise};
+use super::scale::scale;
 use super::words::{Kind, WordTile, Words, dispatch_words};
 use super::{Int8, Rows, Sink, Term};
 use crate::Context;
 use crate::buffer::Buffer;
 use crate::gemm::cut::{Blocks, Cut};
-use crate::gemm::product::{Finished, emit};
+use crate::gemm::{Finished, Updates, emit};
 use crate::parallel::Disjoint;
 use crate::simd::Simd;
 use crate::weight::Stack;

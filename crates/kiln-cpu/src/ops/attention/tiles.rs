@@ -15,7 +15,7 @@ use super::softmax::Running;
 use super::weigh::{Row, divide, weigh};
 use super::{Job, PACKED_AT_ONCE};
 use crate::buffer::Buffer;
-use crate::gemm::{PAIR, STEP, SUMS, interleave_pair, left_row, transpose_pairs};
+use crate::gemm::{LINE, PAIR, STEP, SUMS, interleave_pair, left_line, right_tiles};
 use crate::parallel::Disjoint;
 use crate::simd::{Amx, Pair, TILE, Tiles};
 
@@ -131,7 +131,7 @@ unsafe fn pack_block(
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { transpose_pairs(amx, lines, dim, dim / STEP, keys) };
+        unsafe { right_tiles(amx, bytemuck::cast_slice(lines), 2 * dim, dim / STEP, bytemuck::cast_slice_mut(keys)) };
     }
     for row in (0..width).step_by(2) {
         let rows = [first + row, first + row + 1].map(|row| match row < count {
@@ -209,7 +209,8 @@ impl Strip<'_> {
                 true => &self.job.q.row(self.rows.start + i)[column..][..head_dim],
                 false => &[],
             };
-            left_row(query, i % PAIR, self.dim / STEP, &mut out[i / PAIR * area..][..area]);
+            let out = bytemuck::cast_slice_mut(&mut out[i / PAIR * area..][..area]);
+            left_line(bytemuck::cast_slice(query), i % PAIR, 2 * self.dim / LINE, out);
         }
     }
 
@@ -249,8 +250,7 @@ impl Strip<'_> {
 fn multiply(tiles: &mut Tiles, a: &[bf16], b: &[bf16], c: &mut [f32], add: bool) {
     let steps = a.len() / (2 * TILE);
     assert!(steps > 0 && b.len() >= steps * 2 * TILE && c.len() >= SUMS);
-    let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
-    let pair = Pair { a, b, c, steps, next: [a.cast(); 2], ahead: a.cast(), add };
+    let pair = Pair { a: a.as_ptr().cast(), b: b.as_ptr().cast(), c: c.as_mut_ptr().cast(), steps, add };
     // SAFETY: the lengths were just checked.
     unsafe { tiles.multiply(pair) };
 }

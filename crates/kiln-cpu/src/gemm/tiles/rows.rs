@@ -8,12 +8,11 @@ use std::ops::Range;
 use kiln_ops::Result;
 use kiln_tensor::bf16;
 
-use super::amx::{BLOCK, Halves, TokenPanels};
-use super::product::Finished;
-use super::tile_pack::{PAIR, STEP, SUMS, left_row};
-use super::{Sink, emit};
+use super::pack::{LINE, PAIR, SUMS, left_line};
+use super::panels::{BLOCK, Halves, Panels};
 use crate::Context;
 use crate::buffer::Buffer;
+use crate::gemm::{Finished, Sink, emit};
 use crate::simd::{Amx, Pair};
 
 /// Sums that a thread collects at once (512 KiB), over which a block of the right operand (512 KiB for 512 columns)
@@ -23,7 +22,7 @@ const SUMS_AT_ONCE: usize = 1 << 17;
 /// A thread's own memory.
 struct Scratch {
     /// [`PAIR`] rows of a block of columns as left tiles.
-    left: Buffer<bf16>,
+    left: Buffer<u8>,
     /// Squares of sums: for every pair of rows, for every pair of columns.
     tiles: Buffer<f32>,
     /// The sums of [`PAIR`] rows.
@@ -36,7 +35,7 @@ pub(crate) fn product_by_rows<K: Sink>(
     amx: Amx,
     left: &impl Halves,
     rows: usize,
-    right: &TokenPanels,
+    right: &Panels,
     sink: &K,
 ) -> Result<()> {
     let pairs = right.rows.len().div_ceil(PAIR);
@@ -55,16 +54,15 @@ pub(crate) fn product_by_rows<K: Sink>(
         let end = rows.min(first + strip);
         let mut tiles = amx.tiles();
         for from in (0..right.depth).step_by(BLOCK) {
-            let columns = BLOCK.min(right.depth - from);
-            let steps = columns.div_ceil(STEP);
+            let columns = from..right.depth.min(from + BLOCK);
+            let steps = columns.len().div_ceil(LINE);
             for (row, squares) in (first..end).step_by(PAIR).zip(scratch.tiles.chunks_exact_mut(pairs * SUMS))
             {
                 // SAFETY: the token proves AVX-512.
-                unsafe { pack(left, row..end, from, columns, &mut scratch.left) };
+                unsafe { pack(left, row..end, columns.clone(), &mut scratch.left) };
                 for (pair, sums) in squares.chunks_exact_mut(SUMS).enumerate() {
-                    let (a, b) = (scratch.left.as_ptr(), right.tiles(from, steps, pair).as_ptr());
-                    let (next, ahead) = ([a.cast(); 2], a.cast());
-                    let pair = Pair { a, b, c: sums.as_mut_ptr(), steps, next, ahead, add: from > 0 };
+                    let (a, b) = (scratch.left.as_ptr(), right.tiles(from, pair).as_ptr());
+                    let pair = Pair { a, b, c: sums.as_mut_ptr().cast(), steps, add: from > 0 };
                     // SAFETY: two tiles a step in the packed rows and in b, four tiles of sums.
                     unsafe { tiles.multiply(pair) };
                 }
@@ -81,17 +79,17 @@ pub(crate) fn product_by_rows<K: Sink>(
     })
 }
 
-/// Makes left tiles of up to [`PAIR`] rows, zeros where there is nothing.
+/// Makes left tiles of bytes `columns` of up to [`PAIR`] rows, zeros where there is nothing.
 ///
 /// # Safety
 /// The machine has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn pack(left: &impl Halves, rows: Range<usize>, from: usize, columns: usize, out: &mut [bf16]) {
-    let mut line = [bf16::ZERO; BLOCK];
+unsafe fn pack(left: &impl Halves, rows: Range<usize>, columns: Range<usize>, out: &mut [u8]) {
+    let mut line = [bf16::ZERO; BLOCK / 2];
     for i in 0..PAIR {
-        let inside = if rows.start + i < rows.end { columns } else { 0 };
-        left.copy(rows.start + i, from, &mut line[..inside]);
-        left_row(&line[..inside], i, columns.div_ceil(STEP), out);
+        let inside = if rows.start + i < rows.end { columns.len() / 2 } else { 0 };
+        left.copy(rows.start + i, columns.start / 2, &mut line[..inside]);
+        left_line(bytemuck::cast_slice(&line[..inside]), i, columns.len().div_ceil(LINE), out);
     }
 }
 
