@@ -108,8 +108,7 @@ impl<'a, T> Disjoint<'a, T> {
         Disjoint { start: slice.as_mut_ptr(), len: slice.len(), borrow: PhantomData }
     }
 
-    /// Where element `i` lies, or some other place.
-    #[cfg(target_arch = "x86_64")]
+    /// Where element `i` is, or would be.
     pub fn place(&self, i: usize) -> *const T {
         self.start.wrapping_add(i)
     }

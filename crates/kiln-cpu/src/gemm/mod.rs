@@ -27,7 +27,8 @@ pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right, widen_row
 pub(crate) use product::{Finished, ROWS_AT_ONCE, Sink, Term, emit, product};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use tiles::{
-    Halves, LINE, PAIR, Panels, STEP, SUMS, TileProduct, interleave_pair, left_line, product_by_rows, right_tiles,
+    Halves, LINE, PAIR, Panels, STEP, SUMS, TileProduct, interleave_pair, left_line, product_by_rows,
+    right_tiles,
 };
 pub(crate) use updates::Updates;
 

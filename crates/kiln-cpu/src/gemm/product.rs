@@ -12,10 +12,13 @@ pub(crate) trait Sink: Sync {
     /// Takes the sums of columns `col..col + sums.len()` of `row`.
     fn write<S: Simd>(&self, s: S, row: usize, col: usize, sums: &[f32]);
 
-    /// Fetches what taking these sums will touch.
-    #[cfg(target_arch = "x86_64")]
-    fn near(&self, _rows: Range<usize>, _cols: Range<usize>) {}
+    /// Asks for what [`Sink::write`] will touch, of rows that need not exist.
+    fn near<S: Simd>(&self, s: S, row: usize, cols: Range<usize>);
 }
+
+/// A row's results are fetched while so many rows before it are written. They lie far apart, where the machine does not
+/// foresee the next one by itself.
+const ROWS_AHEAD: usize = 4;
 
 /// A block of finished sums: `rows` × `cols` of the result, `stride` apart in memory.
 pub(crate) struct Finished<'a> {
@@ -28,6 +31,7 @@ pub(crate) struct Finished<'a> {
 #[inline(always)]
 fn emit_kernel<S: Simd, K: Sink>(s: S, sink: &K, done: Finished<'_>) {
     for (i, row) in done.rows.enumerate() {
+        sink.near(s, row + ROWS_AHEAD, done.cols.clone());
         sink.write(s, row, done.cols.start, &done.sums[i * done.stride..][..done.cols.len()]);
     }
 }

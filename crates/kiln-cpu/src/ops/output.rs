@@ -1,6 +1,5 @@
 //! The last step of every product: bias, gate and residual are applied to the sums on their way to the result.
 
-#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
 use kiln_ops::Groups;
@@ -51,37 +50,27 @@ impl<T: Element> Sink for Output<'_, T> {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
-    fn near(&self, rows: Range<usize>, cols: Range<usize>) {
+    #[inline(always)]
+    fn near<S: Simd>(&self, s: S, row: usize, cols: Range<usize>) {
         for part in &self.parts {
             let (from, to) = (cols.start.max(part.start), cols.end.min(part.start + part.width));
-            if from >= to {
-                continue;
-            }
-            for row in rows.clone() {
-                let at = row * part.width + from - part.start;
-                fetch_for_writing(part.data.place(at));
+            if from < to {
+                fetch(s, part.data.place(row * part.width + from - part.start), to - from);
                 if let Some(residual) = self.residual {
-                    fetch(&raw const residual[row * self.width + from]);
+                    fetch(s, residual.as_ptr().wrapping_add(row * self.width + from), to - from);
                 }
             }
         }
     }
 }
 
-/// Asks for a cache line that is soon to be read.
-#[cfg(target_arch = "x86_64")]
-fn fetch<T>(at: *const T) {
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-    // SAFETY: fetching touches nothing.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
-}
-
-/// Asks for a cache line that is soon to be written.
-#[cfg(target_arch = "x86_64")]
-fn fetch_for_writing<T>(at: *const T) {
-    // SAFETY: fetching touches nothing; chips without the instruction take it for one that does nothing.
-    unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags)) };
+/// Asks for so many elements, wherever they are.
+#[inline(always)]
+fn fetch<S: Simd, T>(s: S, from: *const T, count: usize) {
+    const LINE: usize = 64;
+    for i in (0..count).step_by(LINE / size_of::<T>()) {
+        s.prefetch(from.wrapping_add(i).cast());
+    }
 }
 
 /// What belongs to one piece of a row.
@@ -125,5 +114,10 @@ impl Sink for Scaled<'_> {
         for i in (0..out.len()).step_by(S::LANES) {
             write(s, out, i, s.mul(scale, read(s, sums, i)));
         }
+    }
+
+    #[inline(always)]
+    fn near<S: Simd>(&self, s: S, row: usize, cols: Range<usize>) {
+        fetch(s, self.data.place(row * self.width + cols.start), cols.len());
     }
 }

@@ -138,7 +138,13 @@ mod tests {
         let [mut transposed, mut interleaved] = [[bf16::ZERO; 2 * TILE]; 2];
         // SAFETY: the token proves AVX-512.
         unsafe {
-            right_tiles(amx, bytemuck::cast_slice(&by_column), LINE, 1, bytemuck::cast_slice_mut(&mut transposed));
+            right_tiles(
+                amx,
+                bytemuck::cast_slice(&by_column),
+                LINE,
+                1,
+                bytemuck::cast_slice_mut(&mut transposed),
+            );
             for pair in 0..STEP / 2 {
                 let rows = [2 * pair, 2 * pair + 1].map(|k| std::array::from_fn(|j| value(k, j)));
                 interleave_pair([&rows[0], &rows[1]], pair, &mut interleaved);

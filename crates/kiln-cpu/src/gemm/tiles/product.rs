@@ -35,6 +35,43 @@ pub(crate) struct TileProduct<'a, R> {
     pub updates: &'a [Term<'a, R>],
 }
 
+/// Rows, counted from the first of the left operand, and columns of a task.
+struct Area {
+    rows: Range<usize>,
+    cols: Range<usize>,
+}
+
+impl Area {
+    fn pairs(&self) -> Range<usize> {
+        self.rows.start / PAIR..self.rows.end.div_ceil(PAIR)
+    }
+}
+
+/// Bands of columns that all strips of rows go through before the next ones, so that their weights come from memory
+/// once, and that one task's tokens are mostly the next one's.
+const BANDS_AT_ONCE: usize = 4;
+
+/// The order of tasks.
+struct Order<'a> {
+    cut: &'a Cut,
+    size: [usize; 2],
+    bands: usize,
+}
+
+impl<'a> Order<'a> {
+    fn new(cut: &'a Cut, size: [usize; 2]) -> Order<'a> {
+        Order { cut, size, bands: size[1].div_ceil(cut.cols) }
+    }
+
+    fn area(&self, task: usize) -> Area {
+        let Cut { rows, cols, strips, .. } = *self.cut;
+        let first = task / (strips * BANDS_AT_ONCE) * BANDS_AT_ONCE;
+        let (bands, task) = (BANDS_AT_ONCE.min(self.bands - first), task - first * strips);
+        let (row, col) = (task / bands * rows, (first + task % bands) * cols);
+        Area { rows: row..self.size[0].min(row + rows), cols: col..self.size[1].min(col + cols) }
+    }
+}
+
 /// A thread's own memory.
 struct Scratch {
     weight: Buffer<u8>,
@@ -64,49 +101,46 @@ impl<R: Rows + Send> TileProduct<'_, R> {
                 columns: cx.buffer(cut.cols)?,
             })
         };
+        let order = Order::new(&cut, [left.rows.len(), weight.rows]);
         cx.pool.each_with(cut.tasks, scratch, |task, scratch| {
-            let (row, col) = (task % cut.strips * cut.rows, task / cut.strips * cut.cols);
-            let rows = row..left.rows.len().min(row + cut.rows);
-            let cols = col..weight.rows.min(col + cut.cols);
+            // The task that this thread most likely takes next.
+            let next = order.area((task + cx.pool.threads()).min(cut.tasks - 1));
+            let area = order.area(task);
             let mut tiles = self.amx.tiles();
-            self.sum(&mut tiles, rows.clone(), cols.clone(), scratch, sink);
+            self.sum(&mut tiles, &area, &next, scratch);
             drop(tiles);
-            self.finish(rows, cols, scratch, sink);
+            self.finish(area, scratch, sink);
         })
     }
 
-    /// Computes all sums of a task; `rows` counts from the first row of `left`.
-    fn sum<K: Sink>(
-        &self,
-        tiles: &mut Tiles,
-        rows: Range<usize>,
-        cols: Range<usize>,
-        scratch: &mut Scratch,
-        sink: &K,
-    ) {
+    /// Computes all sums of a task.
+    fn sum(&self, tiles: &mut Tiles, area: &Area, next: &Area, scratch: &mut Scratch) {
         let TileProduct { left, weight, .. } = *self;
-        let pairs = rows.start / PAIR..rows.end.div_ceil(PAIR);
+        let cols = &area.cols;
+        let pairs = area.pairs();
         for from in (0..left.depth).step_by(BLOCK) {
             let columns = from..left.depth.min(from + BLOCK);
             let steps = columns.len().div_ceil(LINE);
+            let last = columns.end == left.depth;
             // The next block of these tokens, which is far away, comes while this one is worked on.
-            let later = left.block(columns.end, pairs.clone());
+            let later = match last {
+                false => left.block(columns.end, pairs.clone()),
+                true => left.block(0, next.pairs()),
+            };
             for (j, col) in cols.clone().step_by(PAIR).enumerate() {
                 // SAFETY: the token proves AVX-512.
                 unsafe { left_tiles(weight, col..cols.end, columns.clone(), &mut scratch.weight) };
-                let below =
-                    if col + PAIR < cols.end { (col + PAIR, from) } else { (cols.start, columns.end) };
+                let below = match (col + PAIR < cols.end, last) {
+                    (true, _) => (col + PAIR..cols.end, from),
+                    (false, false) => (cols.clone(), columns.end),
+                    (false, true) => (next.cols.clone(), 0),
+                };
                 for (i, pair) in pairs.clone().enumerate() {
                     let turn = j * pairs.len() + i;
-                    let line = |row: usize| match below.0 + row < cols.end && row < PAIR {
-                        true => weight.row(below.0 + row).as_ptr().wrapping_add(below.1),
+                    let line = |row: usize| match below.0.start + row < below.0.end && row < PAIR {
+                        true => weight.row(below.0.start + row).as_ptr().wrapping_add(below.1),
                         false => scratch.weight.as_ptr(),
                     };
-                    if later.is_empty() {
-                        let first = left.rows.start + pair * PAIR;
-                        let rows = first..left.rows.end.min(first + PAIR);
-                        sink.near(rows, col..cols.end.min(col + PAIR));
-                    }
                     let ahead = later.get(turn * BLOCK / LINE * AHEAD..).unwrap_or_default();
                     let fetch = Fetch { next: [line(2 * i), line(2 * i + 1)], ahead: ahead.as_ptr() };
                     let sums = &mut scratch.tiles[turn * SUMS..][..SUMS];
@@ -131,7 +165,7 @@ impl<R: Rows + Send> TileProduct<'_, R> {
     }
 
     /// Turns the sums of a task round, makes floats of them, adds the updates and hands them on.
-    fn finish<K: Sink>(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut Scratch, sink: &K) {
+    fn finish<K: Sink>(&self, Area { rows, cols }: Area, scratch: &mut Scratch, sink: &K) {
         let TileProduct { cx, amx, left, .. } = *self;
         let width = cols.len().next_multiple_of(PAIR);
         let pairs = rows.len().div_ceil(PAIR);
@@ -183,6 +217,26 @@ unsafe fn turn(amx: Amx, tiles: &[f32], scales: Option<[&[f32]; 2]>, stride: usi
                 let scaled = _mm512_mul_ps(_mm512_mul_ps(sums, _mm512_set1_ps(scale)), columns);
                 _mm512_storeu_ps(at, scaled);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_belongs_to_one_task() {
+        for size in [[1, 1], [70, 40], [700, 2700], [1536, 3072], [64, 5000]] {
+            let blocks = Blocks { tile_rows: PAIR, rows: [512, 64], cols: [256, 64] };
+            let cut = Cut::new(2, size, &blocks);
+            let order = Order::new(&cut, size);
+            let mut seen = vec![0; size[0] * size[1]];
+            for task in 0..cut.tasks {
+                let Area { rows, cols } = order.area(task);
+                rows.for_each(|row| seen[row * size[1]..][cols.clone()].iter_mut().for_each(|n| *n += 1));
+            }
+            assert!(seen.iter().all(|&n| n == 1), "{size:?}");
         }
     }
 }

@@ -12,7 +12,7 @@ use kiln_ops::shapes::AttentionSize;
 use kiln_tensor::bf16;
 
 use super::softmax::Running;
-use super::weigh::{Row, divide, weigh};
+use super::weigh::{ROWS, Row, Rows, divide, weigh, weigh_all};
 use super::{Job, PACKED_AT_ONCE};
 use crate::buffer::Buffer;
 use crate::gemm::{LINE, PAIR, STEP, SUMS, interleave_pair, left_line, right_tiles};
@@ -131,7 +131,9 @@ unsafe fn pack_block(
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { right_tiles(amx, bytemuck::cast_slice(lines), 2 * dim, dim / STEP, bytemuck::cast_slice_mut(keys)) };
+        unsafe {
+            right_tiles(amx, bytemuck::cast_slice(lines), 2 * dim, dim / STEP, bytemuck::cast_slice_mut(keys))
+        };
     }
     for row in (0..width).step_by(2) {
         let rows = [first + row, first + row + 1].map(|row| match row < count {
@@ -229,14 +231,25 @@ impl Strip<'_> {
             multiply(tiles, queries, keys, scores, false);
         }
         let scale = (self.job.size.head_dim as f32).sqrt().recip() * std::f32::consts::LOG2_E;
-        for i in 0..PAIR {
-            let seen = match rows.start + i < rows.end {
-                true => self.job.seen_of(rows.start + i, block.start, block.len()),
-                false => 0..0,
-            };
-            let row = Row { i, seen, width, scale, running: &mut scratch.running[step * PAIR + i] };
+        let seen = |i: usize| match rows.start + i < rows.end {
+            true => self.job.seen_of(rows.start + i, block.start, block.len()),
+            false => 0..0,
+        };
+        let (groups, _) = scratch.running[step * PAIR..][..PAIR].as_chunks_mut::<ROWS>();
+        for (group, running) in groups.iter_mut().enumerate() {
+            let first = group * ROWS;
             // SAFETY: the token proves AVX-512 with bf16.
-            unsafe { weigh(self.amx, row, &scratch.scores, &mut scratch.weights, sums) };
+            unsafe {
+                if (first..first + ROWS).all(|i| seen(i) == (0..width)) {
+                    let rows = Rows { i: first, width, scale, running };
+                    weigh_all(self.amx, rows, &scratch.scores, &mut scratch.weights, sums);
+                    continue;
+                }
+                for (i, running) in (first..).zip(running) {
+                    let row = Row { i, seen: seen(i), width, scale, running };
+                    weigh(self.amx, row, &scratch.scores, &mut scratch.weights, sums);
+                }
+            }
         }
         let weights = &scratch.weights[..PAIR * width];
         for (values, sums) in values.chunks_exact(PAIR * width).zip(sums.chunks_exact_mut(SUMS)) {

@@ -24,6 +24,16 @@ pub(super) struct Row<'a> {
     pub running: &'a mut Running,
 }
 
+/// Some queries of a step that see all keys of the block.
+pub(super) struct Rows<'a> {
+    /// The first one's number in the step.
+    pub i: usize,
+    /// As in [`Row`].
+    pub width: usize,
+    pub scale: f32,
+    pub running: &'a mut [Running; ROWS],
+}
+
 /// Where row `i` begins in a square of sums; its second half lies a tile further.
 #[inline(always)]
 fn line(i: usize) -> usize {
@@ -77,20 +87,92 @@ pub(super) unsafe fn weigh(amx: Amx, row: Row<'_>, scores: &[f32], weights: &mut
         if steps.is_empty() {
             return;
         }
-        if best > running.largest {
-            // 2^-inf is 0: the first block starts from nothing.
-            let factor = ((running.largest - best) * scale).exp2();
-            running.total *= factor;
-            running.largest = best;
-            let factor = _mm512_set1_ps(factor);
-            for sums in sums.chunks_exact_mut(SUMS) {
-                for half in 0..2 {
+        rescale(running, best, scale, i, sums);
+        running.total += _mm512_reduce_add_ps(total);
+    }
+}
+
+/// Rows that [`weigh_all`] takes at once: their sums and what is subtracted from their scores stay in registers, and
+/// they lie side by side in a tile.
+pub(super) const ROWS: usize = 8;
+
+/// [`weigh`] for the [`ROWS`] queries from the `i`th on, all of which see all `width` keys.
+///
+/// # Safety
+/// The machine has AVX-512 with bf16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn weigh_all(
+    amx: Amx,
+    rows: Rows<'_>,
+    scores: &[f32],
+    weights: &mut [bf16],
+    sums: &mut [f32],
+) {
+    let s = amx.vectors();
+    let Rows { i, width, scale, running } = rows;
+    assert!(i.is_multiple_of(ROWS) && i < PAIR);
+    assert!(scores.len() >= PAIR * width && weights.len() >= PAIR * width);
+    let steps = width / PAIR;
+    // SAFETY: every vector lies in rows `i..i + ROWS` of one of the `steps` squares, whose sizes were checked.
+    unsafe {
+        let (from, to) = (scores.as_ptr().add(line(i)), weights.as_mut_ptr().add(i * STEP));
+        let mut best = [_mm512_setzero_ps(); ROWS];
+        for (best, running) in best.iter_mut().zip(&*running) {
+            *best = _mm512_set1_ps(running.largest);
+        }
+        for half in 0..2 * steps {
+            for (r, best) in best.iter_mut().enumerate() {
+                let x = s.load(from.add(half / 2 * SUMS + half % 2 * 256 + r * 16));
+                *best = _mm512_max_ps(*best, x);
+            }
+        }
+        let mut most = [0.0; ROWS];
+        let (mut shift, mut total) = ([_mm512_setzero_ps(); ROWS], [_mm512_setzero_ps(); ROWS]);
+        for r in 0..ROWS {
+            most[r] = _mm512_reduce_max_ps(best[r]);
+            shift[r] = _mm512_set1_ps(-most[r] * scale);
+        }
+        let by = _mm512_set1_ps(scale);
+        for step in 0..steps {
+            for r in 0..ROWS {
+                let at = from.add(step * SUMS + r * 16);
+                let weight =
+                    |half: usize| rough_exp2(s, _mm512_fmadd_ps(s.load(at.add(half * 256)), by, shift[r]));
+                let (low, high) = (weight(0), weight(1));
+                total[r] = _mm512_add_ps(_mm512_add_ps(total[r], low), high);
+                let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+                _mm512_storeu_si512(to.add(step * 2 * TILE + r * STEP).cast(), rounded);
+            }
+        }
+        for (r, running) in running.iter_mut().enumerate() {
+            rescale(running, most[r], scale, i + r, sums);
+            running.total += _mm512_reduce_add_ps(total[r]);
+        }
+    }
+}
+
+/// Multiplies what query `i` has summed by what a new largest score asks for.
+///
+/// # Safety
+/// The machine has AVX-512.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn rescale(running: &mut Running, best: f32, scale: f32, i: usize, sums: &mut [f32]) {
+    if best > running.largest {
+        // 2^-inf is 0: the first block starts from nothing.
+        let factor = ((running.largest - best) * scale).exp2();
+        running.total *= factor;
+        running.largest = best;
+        let factor = _mm512_set1_ps(factor);
+        for sums in sums.chunks_exact_mut(SUMS) {
+            for half in 0..2 {
+                // SAFETY: row `i` of a square.
+                unsafe {
                     let sum = sums.as_mut_ptr().add(line(i) + half * 256);
-                    s.store(sum, _mm512_mul_ps(s.load(sum), factor));
+                    _mm512_storeu_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(sum), factor));
                 }
             }
         }
-        running.total += _mm512_reduce_add_ps(total);
     }
 }
 
