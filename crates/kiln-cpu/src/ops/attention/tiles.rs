@@ -19,10 +19,13 @@ use crate::gemm::{LINE, PAIR, STEP, SUMS, interleave_pair, left_line, right_tile
 use crate::parallel::Disjoint;
 use crate::simd::{Amx, Pair, TILE, Tiles};
 
-/// Keys a query looks at at once: the scores of a step (48 KiB) are read again from the nearest caches.
-const KEYS: usize = 384;
-/// Queries that a thread works on at a time, for each of which a block of keys comes from afar once.
-const QUERIES: usize = 256;
+/// Keys a query looks at at once: the scores of a step (32 KiB) are read again from the nearest caches.
+const KEYS: usize = 256;
+/// Queries that a thread works on at a time: few, whose sums stay near, while a head's keys and values fit the
+/// second-level cache, else more, for each of which a block of keys comes from afar once.
+const QUERIES: [usize; 2] = [64, 256];
+/// Bytes of a head's keys and values that fit.
+const NEAR: usize = 1 << 20;
 
 /// Keys and values of some heads as right tiles, for each head, for each block of [`KEYS`] keys: keys for every
 /// [`PAIR`] of keys, values for every [`PAIR`] of a head's elements.
@@ -49,8 +52,9 @@ pub(super) fn run(job: &Job<'_, bf16>, amx: Amx, out: &Disjoint<'_, bf16>) -> Re
     let shared = heads / kv_heads;
     let packed_keys = keys.next_multiple_of(PAIR);
     let at_once = (PACKED_AT_ONCE / (2 * packed_keys * dim).max(1)).clamp(1, kv_heads);
-    let strips = queries.div_ceil(QUERIES);
-    let rows = QUERIES.min(queries.next_multiple_of(PAIR));
+    let together = QUERIES[usize::from(4 * packed_keys * dim > NEAR)];
+    let strips = queries.div_ceil(together);
+    let rows = together.min(queries.next_multiple_of(PAIR));
     let scratch = || {
         Ok(Scratch {
             queries: job.cx.buffer(rows * dim)?,
@@ -65,7 +69,7 @@ pub(super) fn run(job: &Job<'_, bf16>, amx: Amx, out: &Disjoint<'_, bf16>) -> Re
         let packed = pack(job, amx, kv.clone())?;
         job.cx.pool.each_with(kv.len() * shared * strips, scratch, |task, scratch| {
             let (head, strip) = (first * shared + task / strips, task % strips);
-            let rows = strip * QUERIES..queries.min((strip + 1) * QUERIES);
+            let rows = strip * together..queries.min((strip + 1) * together);
             let at = (head / shared - first) * packed_keys * dim;
             let of_head = [&packed.keys, &packed.values].map(|b| &b[at..][..packed_keys * dim]);
             Strip { job, amx, head, dim, rows, of_head }.run(scratch, out);
