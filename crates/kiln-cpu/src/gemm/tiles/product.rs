@@ -26,9 +26,9 @@ const COLS_AT_ONCE: usize = 256;
 pub(crate) struct TileProduct<'a, R> {
     pub cx: &'a Context,
     pub amx: Amx,
-    /// In the weight's format.
+    /// In the weight's format, bf16 for a packed one.
     pub left: &'a Panels,
-    /// Of bf16 or of bytes.
+    /// Of bf16, of bytes, or packed.
     pub weight: &'a Stack,
     /// For bytes the scale of each weight row.
     pub scales: &'a [f32],
@@ -129,7 +129,7 @@ impl<R: Rows + Send> TileProduct<'_, R> {
             };
             for (j, col) in cols.clone().step_by(PAIR).enumerate() {
                 // SAFETY: the token proves AVX-512.
-                unsafe { left_tiles(weight, col..cols.end, columns.clone(), &mut scratch.weight) };
+                unsafe { left_tiles(self.amx, weight, col..cols.end, columns.clone(), &mut scratch.weight) };
                 let below = match (col + PAIR < cols.end, last) {
                     (true, _) => (col + PAIR..cols.end, from),
                     (false, false) => (cols.clone(), columns.end),
@@ -137,7 +137,9 @@ impl<R: Rows + Send> TileProduct<'_, R> {
                 };
                 for (i, pair) in pairs.clone().enumerate() {
                     let turn = j * pairs.len() + i;
-                    let line = |row: usize| match below.0.start + row < below.0.end && row < PAIR {
+                    // Packed rows are read much faster than unpacked: there is nothing to fetch ahead.
+                    let dense = weight.format != Format::Packed;
+                    let line = |row: usize| match dense && below.0.start + row < below.0.end && row < PAIR {
                         true => weight.row(below.0.start + row).as_ptr().wrapping_add(below.1),
                         false => scratch.weight.as_ptr(),
                     };
