@@ -408,8 +408,9 @@ impl WeightSource {
         }
         let name = format!("{module}.weight");
         let base = self.tensor_of(&name, [rows, cols].into())?;
-        // A base that is more exact than bf16 stays so.
-        let dtype = if base.dtype() == DType::F32 { DType::F32 } else { self.merged };
+        // A weight that is stored as f32 stays so exact.
+        let exact = self.entry(&name).is_some_and(|(stored, _)| stored == DType::F32);
+        let dtype = if exact { DType::F32 } else { self.merged };
         let merged = merge(&base, changes, dtype);
         let unusable = |source| Error::Tensor { file: self.path.clone(), tensor: name, source };
         Ok(Some(merged.map_err(unusable)?))

@@ -338,6 +338,16 @@ fn integers_take_every_kind() {
 }
 
 #[test]
+fn what_a_lora_takes_of_memory_is_known_before() {
+    let elements: usize = LAYERS.iter().map(|(_, rows, cols, _)| rows * cols).sum();
+    for (what, _, file) in all_layouts() {
+        let lora = file.lora();
+        let expected = if lora.kinds() == ["LoRA"] { 0 } else { 2 * elements as u64 };
+        assert_eq!(lora.merged_bytes(2), expected, "{what}");
+    }
+}
+
+#[test]
 fn kinds_add_up() {
     let mut base = model(&weights(1));
     base.add_lora(onetrainer().lora(), 0.5);

@@ -57,6 +57,7 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     let texts = if args.no_cache { None } else { cache::texts() };
     let mut job = Job::read(&order, &folder, backend.memory_limit(), texts)?;
     set_form(&mut job.options, form, &folder)?;
+    reserve_for_loras(&mut job.options)?;
     let output = Output::check(args.output.as_deref(), job.pictures.len())?;
     args.latents_out.as_deref().map_or(Ok(()), |path| output.check_latents(path, job.pictures.len()))?;
     let device = backend.device();
@@ -117,6 +118,24 @@ fn set_form(options: &mut Options, form: LinearForm, folder: &ModelFolder) -> Re
         let (needed, limit) = (values::bytes(needed), values::bytes(limit));
         Failure::new(format!("rounding the transformer to 8 bits takes {needed}, but only {limit} are free"))
             .hint("write it once with `kiln quantize`: such a model is used straight out of its file")
+    })?);
+    Ok(())
+}
+
+/// Leaves room for the layers that a LoKr, LoHa or DoRA makes anew.
+fn reserve_for_loras(options: &mut Options) -> Result<(), Failure> {
+    let Some(limit) = options.memory_limit else { return Ok(()) };
+    let size = if options.form == LinearForm::Float { options.dtype.size() } else { 1 };
+    let mut needed = 0u64;
+    for (path, _) in &options.loras {
+        // What is wrong with it is told when its fingerprint is taken.
+        let bytes = kiln_weights::Lora::open(path).map_or(0, |lora| lora.merged_bytes(size));
+        needed = needed.saturating_add(bytes);
+    }
+    options.memory_limit = Some(limit.checked_sub(needed).ok_or_else(|| {
+        let (needed, limit) = (values::bytes(needed), values::bytes(limit));
+        Failure::new(format!("the layers under the LoRAs take {needed}, but only {limit} are free"))
+            .hint("a plain LoRA takes next to nothing; --dtype bf16 or int8 makes the others smaller")
     })?);
     Ok(())
 }

@@ -113,6 +113,7 @@ fn dim(name: &str, [rows, cols]: [usize; 2]) -> Option<usize> {
         None => match name {
             "img_in" | "x_embedder" | "txt_in" | "context_embedder" => Some(rows),
             "time_in_in_layer" | "time_guidance_embed_timestep_embedder_linear_1" => Some(rows),
+            "guidance_in_in_layer" | "time_guidance_embed_guidance_embedder_linear_1" => Some(rows),
             _ if super::names::targets(name).is_some() => Some(cols),
             _ => None,
         },
@@ -133,6 +134,7 @@ mod tests {
         assert_eq!(guess(&[("transformer_blocks_7_attn_to_q", [4096, 4096])]), Some(LoraBase::Klein9b));
         assert_eq!(guess(&[("single_blocks_47_linear2", [6144, 24576])]), Some(LoraBase::Dev));
         assert_eq!(guess(&[("x_embedder", [256, 128])]), Some(LoraBase::Flux2 { dim: 256 }));
+        assert_eq!(guess(&[("guidance_in_in_layer", [6144, 256])]), Some(LoraBase::Dev));
         assert_eq!(guess(&[("down_blocks_0", [1, 1])]), None);
     }
 

@@ -175,6 +175,14 @@ impl Lora {
         LoraBase::guess(modules.iter().map(|(name, size)| (name.as_str(), *size)))
     }
 
+    /// Bytes that it takes to lay this LoRA over a model whose changed weights have elements of `size` bytes: none for a
+    /// plain LoRA, which is used as it is in its file.
+    pub fn merged_bytes(&self, size: usize) -> u64 {
+        let merged = self.modules.iter().filter(|m| !m.is_low_rank()).filter_map(|m| m.update.size());
+        let bytes = merged.map(|[rows, cols]| (rows as u64).saturating_mul(cols as u64));
+        bytes.fold(0u64, u64::saturating_add).saturating_mul(size as u64)
+    }
+
     /// Keys that are of no use here: for the text encoder, or no LoRA keys.
     pub fn unused_keys(&self) -> impl Iterator<Item = &str> {
         self.text.iter().chain(&self.unknown).map(String::as_str)

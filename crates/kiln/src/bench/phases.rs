@@ -121,9 +121,10 @@ impl<B: Backend> Bench<'_, B> {
 
     fn steps(&mut self) -> Result<(), Failure> {
         let config = self.plan.source.transformer();
-        let (transformer, weights) = self.load("transformer", |b, weights, dtype| {
+        let (mut transformer, mut weights) = self.load("transformer", |b, weights, dtype| {
             Ok(Transformer::load(b, &weights.root(), config, dtype)?)
         })?;
+        self.switch(&mut transformer, &mut weights)?;
         let (b, plan) = (&self.b, self.plan);
         let [height, width] = self.grid();
         let text = b.upload(&noise([plan.text_tokens, config.joint_attention_dim])?, plan.dtype)?;
@@ -170,6 +171,33 @@ impl<B: Backend> Bench<'_, B> {
         Ok(())
     }
 
+    /// Takes LoRAs off a loaded transformer and lays them over it again, as a server does between pictures.
+    fn switch(
+        &mut self,
+        transformer: &mut Transformer<Timed<B>>,
+        weights: &mut WeightSource,
+    ) -> Result<(), Failure> {
+        if self.plan.loras.is_empty() {
+            return Ok(());
+        }
+        let mut timed = |loras: Vec<(Lora, f32)>, b: &Timed<B>| {
+            let start = Instant::now();
+            weights.set_loras(loras);
+            transformer.set_loras(b, weights)?;
+            b.synchronize()?;
+            Ok::<_, Failure>(1e3 * start.elapsed().as_secs_f64())
+        };
+        let off = timed(Vec::new(), &self.b)?;
+        let on = timed(self.loras()?, &self.b)?;
+        self.b.take();
+        self.report.note(format!("LoRAs taken off in {off:.1} ms, laid over again in {on:.1} ms"));
+        Ok(())
+    }
+
+    fn loras(&self) -> Result<Vec<(Lora, f32)>, Failure> {
+        self.plan.loras.iter().map(|lora| Ok((Lora::open(&lora.path)?, lora.weight))).collect()
+    }
+
     /// Loads a part of the model, which is a phase, too.
     fn load<T>(
         &mut self,
@@ -182,9 +210,7 @@ impl<B: Backend> Bench<'_, B> {
         if part == "transformer" {
             weights.set_form(self.plan.form);
             weights.set_merged(self.plan.dtype);
-            for LoraArg { path, weight } in &self.plan.loras {
-                weights.add_lora(Lora::open(path)?, *weight);
-            }
+            weights.set_loras(self.loras()?);
         }
         let loaded =
             load(&self.b, &weights, self.plan.dtype).while_doing(|| format!("loading the {part}"))?;
