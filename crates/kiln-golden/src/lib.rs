@@ -90,12 +90,35 @@ pub fn trials<B: Backend + 'static>(
 
 /// Runs one case and compares everything its dump holds.
 fn run<B: Backend>(backend: B, set: &Path, file: &Path, tolerance: Tolerance) -> Result<(), String> {
-    let text = |e: &dyn std::fmt::Display| e.to_string();
     let case = Case::read(set, file)?;
     let checkpoint = Checkpoint::assemble(set, case.model())?;
-    let folder = ModelFolder::open(checkpoint.path()).map_err(|e| text(&e))?;
+    let folder = ModelFolder::open(checkpoint.path()).map_err(|e| e.to_string())?;
+    compare_with(backend, set, file, tolerance, &folder)
+}
+
+/// Runs the repository's case of this name on a model of the same weights, however it is stored.
+pub fn run_case<B: Backend>(
+    backend: B,
+    case: &str,
+    tolerance: Tolerance,
+    model: &ModelFolder,
+) -> Result<(), String> {
+    let set = in_tree();
+    let file = set.join("reference").join(format!("{case}.json"));
+    compare_with(backend, &set, &file, tolerance, model)
+}
+
+fn compare_with<B: Backend>(
+    backend: B,
+    set: &Path,
+    file: &Path,
+    tolerance: Tolerance,
+    folder: &ModelFolder,
+) -> Result<(), String> {
+    let text = |e: &dyn std::fmt::Display| e.to_string();
+    let case = Case::read(set, file)?;
     let options = Options { dtype: tolerance.dtype, loras: case.loras(set), ..Options::default() };
-    let pipeline = Pipeline::load(backend, &folder, &options, &mut ()).map_err(|e| text(&e))?;
+    let pipeline = Pipeline::load(backend, folder, &options, &mut ()).map_err(|e| text(&e))?;
 
     let dump = WeightSource::open(file.with_extension("safetensors")).map_err(|e| text(&e))?;
     let prompts = WeightSource::open(set.join("reference/prompts.safetensors")).map_err(|e| text(&e))?;

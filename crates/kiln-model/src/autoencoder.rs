@@ -5,7 +5,7 @@ use std::path::Path;
 use kiln_image::Picture;
 use kiln_ops::{Backend, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::WeightSource;
+use kiln_weights::{Component, WeightSource};
 
 use crate::taef2::Taef2;
 use crate::vae::{self, Vae};
@@ -29,18 +29,18 @@ impl<B: Backend> Autoencoder<B> {
     /// or read off its tensors.
     pub fn open(b: &B, path: &Path, dtype: DType) -> Result<Self> {
         let source = WeightSource::open(path)?;
-        let vars = source.root();
-        if Taef2::<B>::recognise(&vars) {
-            return Ok(Autoencoder::Tiny(Taef2::load(b, &vars, dtype)?));
+        if Taef2::<B>::recognise(&source.root()) {
+            return Ok(Autoencoder::Tiny(Taef2::load(b, &source.root(), dtype)?));
         }
+        let source = source.component(Component::Vae)?.unwrap_or(source);
+        let vars = source.root();
         let beside = if path.is_dir() { path.to_path_buf() } else { path.with_file_name("") };
         let config_file = beside.join("config.json");
         let config = if config_file.is_file() {
             folder::read(&config_file)?
         } else {
-            vae::Config::from_tensors(&source).ok_or_else(|| {
-                Error::config(path, "neither TAEF2 nor a FLUX.2 autoencoder in diffusers' naming")
-            })?
+            vae::Config::from_tensors(&source)
+                .ok_or_else(|| Error::config(path, "neither TAEF2 nor a FLUX.2 autoencoder"))?
         };
         if let Some(what) = config.problem() {
             return Err(Error::config(config_file, what));

@@ -1,26 +1,29 @@
 //! A model as diffusers lays it out: `model_index.json` and a folder for each part.
 //!
 //! The same layout can be packed into one safetensors file: the tensors of each part are named `part.tensor`, and the
-//! configuration files stand in the header's metadata under their relative paths.
+//! configuration files stand in the header's metadata under their relative paths. Models whose parts are files of their own
+//! are put together in [`crate::parts`].
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_weights::WeightSource;
+use kiln_weights::{Component, WeightSource};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::parts::{self, Parts};
 use crate::schedule::SchedulerConfig;
 use crate::tokenizer::{MAX_TOKENS, TokenizerConfig};
 use crate::{Error, Result, text_encoder, transformer, vae};
 
 /// Sides of the pictures that FLUX.2 is made for.
-const FULL_SIZE: usize = 1024;
+pub(crate) const FULL_SIZE: usize = 1024;
 
-/// What kind of FLUX.2 a folder holds. Tensors don't tell; `model_index.json` does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What kind of FLUX.2 a folder holds. Tensors don't tell; `model_index.json` does, or a file's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Variant {
     /// klein: four steps, no guidance.
     Distilled,
@@ -64,26 +67,29 @@ impl fmt::Display for Variant {
 /// A part of the model: where it is and how it is configured.
 #[derive(Clone, Debug)]
 pub struct Part<C> {
-    /// Its folder; in a packed model, the path it would have.
+    /// Its folder or file; in a packed model, the path it would have.
     pub path: PathBuf,
-    /// Its `config.json`.
+    /// Its `config.json`, or what its tensors tell.
     pub config: C,
-    packed: Option<Packed>,
+    pub(crate) component: Component,
+    pub(crate) packed: Option<Packed>,
 }
 
 impl<C> Part<C> {
-    /// Opens its weights.
+    /// Opens its weights, under the model's names for them.
     pub fn weights(&self) -> Result<WeightSource> {
-        match &self.packed {
-            None => Ok(WeightSource::open(&self.path)?),
-            Some(packed) => packed.part(&self.path),
-        }
+        let source = match &self.packed {
+            None => WeightSource::open(&self.path)?,
+            Some(packed) => packed.part(&self.path)?,
+        };
+        // Weights that can't be recognised are told of tensor by tensor when they are loaded.
+        Ok(source.component(self.component)?.unwrap_or(source))
     }
 }
 
 /// A whole model in one file.
 #[derive(Clone, Debug)]
-struct Packed(Arc<WeightSource>);
+pub(crate) struct Packed(Arc<WeightSource>);
 
 impl Packed {
     fn part(&self, path: &Path) -> Result<WeightSource> {
@@ -114,6 +120,8 @@ pub struct ModelFolder {
     pub default_size: usize,
     /// What a packed model says of itself: makers, licence, limits.
     pub card: Option<String>,
+    /// Where parts were looked for that are files of their own.
+    pub searched: Vec<PathBuf>,
 }
 
 /// A tokenizer's two files, unread.
@@ -162,14 +170,17 @@ impl Files<'_> {
 
     fn part<C: DeserializeOwned>(
         &self,
-        name: &str,
+        (name, component): (&str, Component),
         problem: impl Fn(&C) -> Option<String>,
     ) -> Result<Option<Part<C>>> {
         let file = format!("{name}/config.json");
         let Some(config) = self.json(&file)? else { return Ok(None) };
         match problem(&config) {
             Some(what) => Err(Error::config(self.root.join(file), what)),
-            None => Ok(Some(Part { path: self.root.join(name), config, packed: self.packed.clone() })),
+            None => {
+                let (path, packed) = (self.root.join(name), self.packed.clone());
+                Ok(Some(Part { path, config, component, packed }))
+            }
         }
     }
 
@@ -200,12 +211,19 @@ impl Files<'_> {
 }
 
 impl ModelFolder {
-    /// Reads the configuration of the folder at `path`, or of a model packed into one safetensors file.
+    /// Opens what is at `path`: a folder in diffusers' layout or in the Hugging Face cache's, a model packed into one file,
+    /// a set of parts (`model.toml`), or a transformer whose other parts lie beside it.
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFolder> {
-        let path = path.as_ref();
-        if path.is_file() {
-            return Self::packed(WeightSource::open(path)?);
-        }
+        parts::open(Some(path.as_ref()), &Parts::default())
+    }
+
+    /// [`ModelFolder::open`], with some parts from elsewhere; without a path, all around `parts.transformer`.
+    pub fn open_with(path: Option<&Path>, parts: &Parts) -> Result<ModelFolder> {
+        parts::open(path, parts)
+    }
+
+    /// Reads the configuration of a folder in diffusers' layout.
+    pub(crate) fn diffusers(path: &Path) -> Result<ModelFolder> {
         Self::read(Files { root: path, packed: None })
     }
 
@@ -228,11 +246,12 @@ impl ModelFolder {
     fn read(files: Files<'_>) -> Result<ModelFolder> {
         let variant = files.variant()?;
         let missing = || Error::config(files.root, "there is no `transformer` with a `config.json` in it");
-        let transformer: Part<transformer::Config> =
-            files.part("transformer", transformer::Config::problem)?.ok_or_else(missing)?;
+        let transformer: Part<transformer::Config> = files
+            .part(("transformer", Component::Transformer), transformer::Config::problem)?
+            .ok_or_else(missing)?;
         let text_encoder = match variant {
             Variant::Dev => None,
-            _ => files.part("text_encoder", text_encoder::Config::problem)?,
+            _ => files.part(("text_encoder", Component::TextEncoder), text_encoder::Config::problem)?,
         };
         const SCHEDULER: &str = "scheduler/scheduler_config.json";
         let scheduler: SchedulerConfig = files.json(SCHEDULER)?.unwrap_or_default();
@@ -244,18 +263,19 @@ impl ModelFolder {
             variant,
             transformer,
             text_encoder,
-            vae: files.part("vae", vae::Config::problem)?,
+            vae: files.part(("vae", Component::Vae), vae::Config::problem)?,
             tokenizer: files.tokenizer()?,
             scheduler,
             default_size: files.json::<usize>("kiln.default_size")?.unwrap_or(FULL_SIZE).clamp(16, 4096),
             card: files.packed.as_ref().and_then(|packed| packed.0.metadata().get("model_card").cloned()),
+            searched: Vec::new(),
         };
         folder.check_parts()?;
         Ok(folder)
     }
 
     /// Parts of different models are the most common mistake: say so before anything is loaded.
-    fn check_parts(&self) -> Result<()> {
+    pub(crate) fn check_parts(&self) -> Result<()> {
         let mismatch = |what: String| Err(Error::Mismatch { folder: self.path.clone(), what });
         let config = &self.transformer.config;
         if let Some(text) = &self.text_encoder {
@@ -279,9 +299,7 @@ impl ModelFolder {
         }
         if config.guidance_embeds != (self.variant == Variant::Dev) {
             let (has, is) = (config.guidance_embeds, self.variant);
-            return mismatch(format!(
-                "guidance_embeds is {has}, but model_index.json says the model is {is}"
-            ));
+            return mismatch(format!("guidance_embeds is {has}, but the model is said to be {is}"));
         }
         Ok(())
     }

@@ -8,8 +8,9 @@
 //! halves (not neighbours), and each key head serves several query heads.
 
 use kiln_ops::{AttentionSpec, Backend, Mask, RopePairs, RopeTable};
+use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::Vars;
+use kiln_weights::{Vars, WeightSource};
 use serde::Deserialize;
 
 use crate::ahead::Ahead;
@@ -60,6 +61,33 @@ struct RopeParameters {
 }
 
 impl Config {
+    /// The configuration that these tensors must have been saved with; what they don't tell is Qwen3's, or stands in the
+    /// file's metadata.
+    pub fn from_tensors(source: &WeightSource) -> Option<Config> {
+        let side = |name: &str, axis: usize| source.entry(name)?.1.dims().get(axis).copied();
+        let layer = |leaf: &str| format!("model.layers.0.{leaf}.weight");
+        let head_dim = side(&layer("self_attn.q_norm"), 0)?;
+        let heads = |leaf: &str| Some(side(&layer(leaf), 0)? / head_dim.max(1));
+        let number = |key: &str| source.metadata().get(key).and_then(|text| text.parse::<f64>().ok());
+        let has = |i: &usize| source.contains(&format!("model.layers.{i}.input_layernorm.weight"));
+        Some(Config {
+            hidden_size: side("model.embed_tokens.weight", 1)?,
+            intermediate_size: side(&layer("mlp.gate_proj"), 0)?,
+            num_hidden_layers: (0..).take_while(has).count(),
+            num_attention_heads: heads("self_attn.q_proj")?,
+            num_key_value_heads: heads("self_attn.k_proj")?,
+            head_dim: Some(head_dim),
+            rms_norm_eps: number("rms_norm_eps").unwrap_or(1e-6) as f32,
+            vocab_size: side("model.embed_tokens.weight", 0)?,
+            rope_theta: number("rope_theta"),
+            rope_parameters: None,
+            rope_scaling: None,
+            model_type: Some("qwen3".into()),
+            hidden_act: None,
+            use_sliding_window: false,
+        })
+    }
+
     fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
     }
@@ -118,7 +146,7 @@ pub struct TextEncoder<B: Backend> {
     config: Config,
     dtype: DType,
     /// Stays on the host: a prompt needs a few hundred of its many rows.
-    embed_tokens: HostTensor,
+    embed_tokens: Packed,
     layers: Vec<Layer<B>>,
     ahead: Ahead,
 }
@@ -143,7 +171,7 @@ impl<B: Backend> TextEncoder<B> {
         Ok(TextEncoder {
             dtype,
             ahead: Ahead::new(b, (0..last).map(|i| layers.at(i)), false),
-            embed_tokens: vars.tensor("embed_tokens.weight", [config.vocab_size, config.hidden_size])?,
+            embed_tokens: vars.matrix("embed_tokens.weight", [config.vocab_size, config.hidden_size])?,
             layers: (0..last).map(|i| Layer::load(b, &layers.at(i), config)).collect::<Result<_>>()?,
             config: config.clone(),
         })
@@ -174,8 +202,8 @@ impl<B: Backend> TextEncoder<B> {
 
     /// The rows of the embedding that the prompt needs.
     fn embed(&self, tokens: &Tokens) -> Result<HostTensor> {
-        let mut rows = Vec::with_capacity(tokens.ids.len() * self.config.hidden_size);
-        for &id in &tokens.ids {
+        let mut rows = vec![0f32; tokens.ids.len() * self.config.hidden_size];
+        for (&id, row) in tokens.ids.iter().zip(rows.chunks_exact_mut(self.config.hidden_size)) {
             let id = id as usize;
             if id >= self.config.vocab_size {
                 let rows = self.config.vocab_size;
@@ -183,7 +211,7 @@ impl<B: Backend> TextEncoder<B> {
                     "token {id} is beyond the {rows} rows of the embedding"
                 )));
             }
-            rows.extend_from_slice(&self.embed_tokens.rows(id..id + 1)?.to_f32()?);
+            self.embed_tokens.read(id, 0, row);
         }
         Ok(HostTensor::from_f32([tokens.ids.len(), self.config.hidden_size], rows)?)
     }

@@ -38,6 +38,11 @@ impl DType {
         }
     }
 
+    /// Whether it is a float of 8 bits.
+    pub const fn is_small_float(self) -> bool {
+        matches!(self, DType::F8E4M3 | DType::F8E5M2)
+    }
+
     /// The lower-case name used in messages and on the command line.
     pub const fn name(self) -> &'static str {
         match self {

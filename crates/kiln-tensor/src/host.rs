@@ -5,6 +5,7 @@ use bytemuck::Pod;
 use bytes::Bytes;
 use half::{bf16, f16};
 
+use crate::packed::small_floats::{from_e4m3, from_e5m2};
 use crate::{DType, Error, Result, Shape};
 
 /// A row-major tensor in host memory.
@@ -76,6 +77,8 @@ impl HostTensor {
             DType::BF16 => self.convert(|v: bf16| v.to_f32()),
             DType::F16 => self.convert(|v: f16| v.to_f32()),
             DType::F64 => self.convert(|v: f64| v as f32),
+            DType::F8E4M3 => self.convert(from_e4m3),
+            DType::F8E5M2 => self.convert(from_e5m2),
             from => return Err(Error::Conversion { from, to: DType::F32 }),
         })
     }
@@ -87,6 +90,8 @@ impl HostTensor {
             DType::F32 => self.convert(bf16::from_f32),
             DType::F16 => self.convert(|v: f16| bf16::from_f32(v.to_f32())),
             DType::F64 => self.convert(bf16::from_f64),
+            DType::F8E4M3 => self.convert(|v: u8| bf16::from_f32(from_e4m3(v))),
+            DType::F8E5M2 => self.convert(|v: u8| bf16::from_f32(from_e5m2(v))),
             from => return Err(Error::Conversion { from, to: DType::BF16 }),
         })
     }

@@ -1,9 +1,10 @@
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use kiln_tensor::packed::Format;
 use kiln_tensor::{LinearError, Shape};
 
-use crate::{LoraProblem, Malformed};
+use crate::{Component, LoraProblem, Malformed};
 
 /// Why weights can't be read (or written).
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +32,7 @@ pub enum Error {
         file: PathBuf,
     },
     /// A folder without weights.
-    #[error("no safetensors weights in folder `{}`: {found}", folder.display())]
+    #[error("no weights in folder `{}`: {found}", folder.display())]
     NoWeights {
         /// The folder.
         folder: PathBuf,
@@ -46,8 +47,8 @@ pub enum Error {
         /// The files that could be meant.
         names: Vec<String>,
     },
-    /// Not a valid safetensors file.
-    #[error("`{}` is not a valid safetensors file: {problem}", file.display())]
+    /// Not a valid safetensors or GGUF file.
+    #[error("`{}` is not a valid {} file: {problem}", file.display(), container(file))]
     Malformed {
         /// The file.
         file: PathBuf,
@@ -158,6 +159,46 @@ pub enum Error {
         /// What is wrong with it.
         source: LinearError,
     },
+    /// A layer that is stored in a way that Kiln doesn't know.
+    #[error("layer `{module}` in `{}` {what}", file.display())]
+    Coding {
+        /// The file.
+        file: PathBuf,
+        /// The layer.
+        module: String,
+        /// What is the matter with it.
+        what: String,
+    },
+    /// A packing that only GGUF files have.
+    #[error("`{}` can't hold {format}: that takes a GGUF file", file.display())]
+    NotInSafetensors {
+        /// The file to be written.
+        file: PathBuf,
+        /// The packing.
+        format: Format,
+    },
+    /// Weights of something else than what is asked for.
+    #[error("`{}` holds no FLUX.2 {component}: {found}", file.display())]
+    OtherComponent {
+        /// The file or folder.
+        file: PathBuf,
+        /// The part of a model that should be in it.
+        component: Component,
+        /// What is in it instead.
+        found: String,
+    },
+    /// A tensor that can't be cut as its name asks for.
+    #[error("tensor `{tensor}` in `{}` has shape {found}, which can't be cut into {parts}", file.display())]
+    Cut {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        found: Shape,
+        /// What its parts would be.
+        parts: String,
+    },
     /// A LoRA that can't be used.
     #[error("LoRA `{}`: {problem}", file.display())]
     Lora {
@@ -198,6 +239,12 @@ pub enum Error {
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The kind of file that this should be, by its name.
+fn container(file: &Path) -> &'static str {
+    let gguf = file.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+    if gguf { "GGUF" } else { "safetensors" }
+}
 
 /// Names for a message: the first eight, and how many more.
 pub(crate) fn quoted(names: &[String]) -> String {

@@ -10,9 +10,9 @@ use kiln_tensor::HostTensor;
 
 use crate::header::{Entry, Header};
 use crate::map::Mapped;
-use crate::{Error, Malformed, Result};
+use crate::{Error, Malformed, Result, gguf};
 
-/// One safetensors file: its bytes (mapped, or in memory) and its checked header.
+/// One safetensors or GGUF file: its bytes (mapped, or in memory) and its checked header.
 #[derive(Clone)]
 pub(crate) struct WeightFile {
     pub path: PathBuf,
@@ -41,8 +41,11 @@ impl WeightFile {
     }
 
     pub fn from_bytes(path: &Path, data: Bytes) -> Result<WeightFile> {
-        let header =
-            Header::read(&data).map_err(|problem| Error::Malformed { file: path.to_owned(), problem })?;
+        let header = match data.starts_with(gguf::MAGIC) {
+            true => gguf::read(&data),
+            false => Header::read(&data),
+        };
+        let header = header.map_err(|problem| Error::Malformed { file: path.to_owned(), problem })?;
         Ok(WeightFile {
             path: path.to_owned(),
             metadata: header.metadata,
@@ -52,7 +55,7 @@ impl WeightFile {
         })
     }
 
-    /// The tensor at `entry`, which must be of this file; shares the file's bytes.
+    /// The plain tensor at `entry`, which must be of this file; shares the file's bytes.
     pub fn tensor(&self, name: &str, entry: &Entry) -> Result<HostTensor> {
         HostTensor::new(entry.dtype, &entry.shape, self.data.slice(entry.range.clone()))
             .map_err(|source| Error::Tensor { file: self.path.clone(), tensor: name.to_owned(), source })
@@ -63,6 +66,21 @@ impl WeightFile {
         if let Some(mapped) = &self.mapped {
             mapped.release(entry.range.start, entry.range.len());
         }
+    }
+
+    /// All its bytes.
+    pub fn all(&self) -> &[u8] {
+        &self.data
+    }
+
+    /// The bytes of `entry`, shared.
+    pub fn data(&self, entry: &Entry) -> Bytes {
+        self.data.slice(entry.range.clone())
+    }
+
+    /// Whether it is a GGUF file.
+    pub fn is_gguf(&self) -> bool {
+        self.data.starts_with(gguf::MAGIC)
     }
 
     /// The bytes of `entry`, which must be of this file.

@@ -1,20 +1,22 @@
+use kiln_tensor::{DType, Shape};
 use sha2::{Digest, Sha256};
-
-use crate::header::Entry;
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 4;
 
+/// Name, type, shape and bytes of a tensor.
+pub(crate) type Part<'s> = (&'s str, DType, &'s Shape, &'s [u8]);
+
 /// The hash behind [`crate::WeightSource::fingerprint`]; tensors must come sorted by name.
-pub(crate) fn fingerprint<'s>(tensors: impl Iterator<Item = (&'s str, &'s Entry, &'s [u8])>) -> String {
+pub(crate) fn fingerprint<'s>(tensors: impl Iterator<Item = Part<'s>>) -> String {
     let mut hash = Sha256::new();
     // Should the scheme ever change, so does this line, and old values can't be mistaken for new ones.
     hash.update(b"kiln weights 1\n");
-    for (name, entry, data) in tensors {
+    for (name, dtype, shape, data) in tensors {
         // Lengths before contents, so that no two lists of tensors give the same bytes.
         hash.update((name.len() as u64).to_le_bytes());
         hash.update(name);
-        hash.update(format!(" {} {} ", entry.dtype, entry.shape));
+        hash.update(format!(" {dtype} {shape} "));
         hash.update((data.len() as u64).to_le_bytes());
         for block in blocks(data) {
             hash.update(block);

@@ -7,6 +7,7 @@ use crate::{Error, Result};
 
 const INDEX: &str = ".safetensors.index.json";
 const SINGLE: &str = ".safetensors";
+const GGUF: &str = ".gguf";
 /// The names that diffusers and transformers give to the weights of a component.
 const USUAL: [&str; 2] = ["diffusion_pytorch_model", "model"];
 
@@ -24,7 +25,7 @@ pub(crate) fn is_index(path: &Path) -> bool {
     path.file_name().is_some_and(|n| n.to_string_lossy().ends_with(INDEX))
 }
 
-/// Picks the weights in `folder`: a list of shards before a single file, the usual names before others, the plain
+/// Picks the weights in `folder`: a list of shards before a single file, safetensors before GGUF, the usual names before others, the plain
 /// file before a variant (`model.fp16.safetensors`). Several that are equally good are an error.
 pub(crate) fn find(folder: &Path) -> Result<Weights> {
     let names = file_names(folder)?;
@@ -36,6 +37,9 @@ pub(crate) fn find(folder: &Path) -> Result<Weights> {
         return Ok(Weights::File(folder.join(name)));
     }
     if let Some(name) = choose(folder, &names, SINGLE, whole)? {
+        return Ok(Weights::File(folder.join(name)));
+    }
+    if let Some(name) = choose(folder, &names, GGUF, |_| true)? {
         return Ok(Weights::File(folder.join(name)));
     }
     Err(Error::NoWeights { folder: folder.to_owned(), found: describe(&names) })
@@ -100,8 +104,6 @@ fn describe(names: &[String]) -> String {
         "this is a whole pipeline; its weights are in the folders beside model_index.json".into()
     } else if has(&|n| n.ends_with(SINGLE)) {
         "there are shards, but not the `*.safetensors.index.json` that lists them".into()
-    } else if has(&|n| n.ends_with(".gguf")) {
-        "found GGUF".into()
     } else if has(&|n| n.ends_with(".bin") || n.ends_with(".pt") || n.ends_with(".pth")) {
         "found only PyTorch pickles; get the safetensors version".into()
     } else if names.is_empty() {

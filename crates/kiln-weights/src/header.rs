@@ -11,6 +11,7 @@ use kiln_tensor::{DType, Shape};
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
+use crate::coding::Coding;
 use crate::{Malformed, dtypes};
 
 /// The limit of the reference implementation; real headers have some hundred kilobytes.
@@ -23,6 +24,8 @@ pub(crate) struct Entry {
     pub shape: Shape,
     /// Bytes of the file.
     pub range: Range<usize>,
+    /// What they mean.
+    pub coding: Coding,
 }
 
 /// A checked header: every range lies inside the file and has the size that dtype and shape need.
@@ -46,7 +49,8 @@ impl Header {
                 return Err(Malformed::DType { tensor: name, dtype: t.dtype });
             };
             let (start, end) = t.data_offsets;
-            let entry = Entry { dtype, shape: t.shape.as_slice().into(), range: start..end };
+            let (shape, coding) = (t.shape.as_slice().into(), Coding::Plain);
+            let entry = Entry { dtype, shape, range: start..end, coding };
             if entries.insert(name.clone(), entry).is_some() {
                 return Err(Malformed::Twice { tensor: name });
             }
@@ -97,11 +101,10 @@ fn header_bytes(file: &[u8]) -> Result<(&[u8], usize), Malformed> {
 
 /// Files that people take for safetensors. None of these beginnings is the length of a possible header.
 fn foreign(file: &[u8]) -> Option<&'static str> {
-    const KINDS: [(&[u8], &str); 6] = [
+    const KINDS: [(&[u8], &str); 5] = [
         (b"version https://git-lfs", "a Git LFS pointer; fetch the file it stands for with `git lfs pull`"),
-        (b"GGUF", "a GGUF file"),
-        (b"PK\x03\x04", "a zip archive, probably a PyTorch checkpoint; Kiln reads safetensors only"),
-        (b"\x80\x02}", "a Python pickle, probably a PyTorch checkpoint; Kiln reads safetensors only"),
+        (b"PK\x03\x04", "a zip archive, probably a PyTorch checkpoint; Kiln reads safetensors and GGUF"),
+        (b"\x80\x02}", "a Python pickle, probably a PyTorch checkpoint; Kiln reads safetensors and GGUF"),
         (b"<!DOCTYPE", "an HTML page, not the weights; the download went wrong"),
         (b"<html", "an HTML page, not the weights; the download went wrong"),
     ];

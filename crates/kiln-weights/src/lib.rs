@@ -1,5 +1,5 @@
-//! Model weights for Kiln: safetensors files and diffusers folders as one [`WeightSource`] of named tensors, with
-//! LoRAs laid over it. Files are mapped, so that opening one reads its header only, and a tensor is a window into it.
+//! Model weights for Kiln: safetensors and GGUF files and diffusers folders as one [`WeightSource`] of named tensors,
+//! whatever their names and packing, with LoRAs laid over it; and such files written ([`export`]). Files are mapped, so that opening one reads its header only, and a tensor is a window into it.
 //!
 //! A model takes its layers through [`Vars`], a cursor that checks every shape:
 //!
@@ -28,19 +28,24 @@
 //! found; no input makes this crate panic.
 #![deny(unsafe_code)]
 
+mod coding;
 mod dtypes;
 mod error;
+pub mod export;
 mod file;
 mod fingerprint;
 mod folder;
+mod gguf;
 mod header;
 mod index;
 mod int8;
+mod layout;
 mod lora;
 mod malformed;
 mod map;
 mod near;
 mod pages;
+mod placed;
 pub mod quantise;
 pub mod save;
 mod source;
@@ -49,6 +54,7 @@ mod vars;
 
 pub use error::{Error, Result};
 pub use int8::LinearForm;
+pub use layout::Component;
 pub use lora::{Lora, LoraBase, LoraLayout, LoraProblem, LoraReport};
 pub use malformed::Malformed;
 pub use near::nearest;

@@ -1,8 +1,8 @@
 use kiln_tensor::Shape;
 
-use crate::dtypes;
+use crate::{dtypes, gguf};
 
-/// What is wrong with a file that should be safetensors. [`crate::Error::Malformed`] adds its name.
+/// What is wrong with a file that should be safetensors or GGUF. [`crate::Error::Malformed`] adds its name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// No bytes at all.
@@ -127,6 +127,20 @@ pub enum Malformed {
         expected: usize,
         /// Bytes of data there are.
         found: usize,
+    },
+    /// A GGUF header that makes no sense.
+    #[error("{what}")]
+    Gguf {
+        /// What was found, and where.
+        what: String,
+    },
+    /// A GGUF type that Kiln can't unpack.
+    #[error("tensor `{tensor}` has type {dtype}; Kiln reads {}", gguf::names())]
+    GgufType {
+        /// The tensor.
+        tensor: String,
+        /// The type's name or number.
+        dtype: String,
     },
     /// Refused by the safetensors library for another reason.
     #[error("{0}")]

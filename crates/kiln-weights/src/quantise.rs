@@ -35,10 +35,12 @@ impl WeightSource {
 /// Whether `name` is a float matrix of a layer that is used in 8 bits.
 pub(crate) fn rounds(source: &WeightSource, name: &str) -> bool {
     match source.entry(name) {
-        Some((DType::F32 | DType::BF16 | DType::F16 | DType::F64, shape)) => {
-            shape.rank() == 2 && name.strip_suffix(".weight").is_some_and(int8::takes)
+        Some((dtype, shape)) => {
+            let float = matches!(dtype, DType::F32 | DType::BF16 | DType::F16 | DType::F64);
+            let values = float || dtype.is_small_float() || source.packing(name).is_some();
+            values && shape.rank() == 2 && name.strip_suffix(".weight").is_some_and(int8::takes)
         }
-        _ => false,
+        None => false,
     }
 }
 
@@ -97,7 +99,13 @@ pub fn quantise(
     for name in source.names() {
         let Some((dtype, shape)) = source.entry(name) else { continue };
         let rounded = rounds(name);
-        let (name, dtype, shape) = (name.to_owned(), if rounded { DType::I8 } else { dtype }, shape.clone());
+        let dtype = match (rounded, source.packing(name)) {
+            (true, _) => DType::I8,
+            // What is packed is written as what it stands for.
+            (false, Some(_)) => DType::F32,
+            (false, None) => dtype,
+        };
+        let (name, shape) = (name.to_owned(), shape.clone());
         let rows = shape.rows();
         let scale = Planned { name: int8::scale_name(&name), dtype: DType::F32, shape: [rows].into() };
         plan.push(Planned { name, dtype, shape });
@@ -138,15 +146,23 @@ struct Work<'a> {
     groups: BTreeMap<String, Sums>,
 }
 
+/// What the layers of one kind lost, so far.
 #[derive(Default)]
-struct Sums {
-    layers: usize,
+pub(crate) struct Sums {
+    pub layers: usize,
     weights: u64,
     squares: [f64; 2],
 }
 
 impl Sums {
-    fn group(self, name: String) -> Group {
+    /// Counts one more layer.
+    pub fn add(&mut self, weights: u64, squares: [f64; 2]) {
+        self.layers += 1;
+        self.weights += weights;
+        self.squares = [self.squares[0] + squares[0], self.squares[1] + squares[1]];
+    }
+
+    pub fn group(self, name: String) -> Group {
         let [error, value] = self.squares;
         let error = (error / value.max(f64::MIN_POSITIVE)).sqrt();
         Group { name, layers: self.layers, weights: self.weights, error }
@@ -163,9 +179,7 @@ impl Work<'_> {
         }
         let rounded = self.source.int8(&planned.name, planned.shape.clone(), self.threads)?;
         let sums = self.groups.entry(kind(&planned.name)).or_default();
-        sums.layers += 1;
-        sums.weights += rounded.weight.numel() as u64;
-        sums.squares = [sums.squares[0] + rounded.squares[0], sums.squares[1] + rounded.squares[1]];
+        sums.add(rounded.weight.numel() as u64, rounded.squares);
         if !rounded.squares[1].is_finite() {
             return Err(Error::NotFinite {
                 file: self.source.path().to_owned(),
@@ -178,7 +192,7 @@ impl Work<'_> {
 }
 
 /// `transformer_blocks.attn.to_q` for `transformer_blocks.3.attn.to_q.weight`.
-fn kind(name: &str) -> String {
+pub(crate) fn kind(name: &str) -> String {
     let parts: Vec<&str> = name.split('.').collect();
     let number = parts.iter().position(|p| p.parse::<usize>().is_ok());
     let kept = parts.iter().enumerate().filter(|(i, part)| Some(*i) != number && **part != "weight");

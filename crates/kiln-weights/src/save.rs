@@ -1,7 +1,7 @@
 //! Writing safetensors files.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Seek, Write};
 use std::path::Path;
 
@@ -57,6 +57,11 @@ pub struct Planned {
 }
 
 impl Planned {
+    /// Its bytes; as many as can be when they can't be counted.
+    pub(crate) fn bytes_or_most(&self) -> u64 {
+        self.bytes().unwrap_or(u64::MAX)
+    }
+
     fn bytes(&self) -> Option<u64> {
         let bytes = self.shape.checked_numel()?.checked_mul(self.dtype.size())?;
         u64::try_from(bytes).ok()
@@ -77,33 +82,47 @@ pub fn stream(
         let reason = if name == METADATA { "reserved" } else { "given twice" };
         return Err(Error::SaveName { file: path.to_owned(), tensor: name.clone(), reason });
     }
+    let io = |source| Error::Io { doing: "write", file: path.to_owned(), source };
+    let (header, starts) = layout(plan, metadata).ok_or_else(|| io(io::ErrorKind::FileTooLarge.into()))?;
+    whole_file(path, &mut |out| {
+        out.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
+        out.write_all(header.as_bytes()).map_err(io)?;
+        let first = 8 + header.len() as u64;
+        for (planned, start) in plan.iter().zip(&starts) {
+            let found = tensor(planned)?;
+            if (found.dtype(), found.shape()) != (planned.dtype, &planned.shape) {
+                return Err(Error::Shape {
+                    file: path.to_owned(),
+                    tensor: planned.name.clone(),
+                    found: found.shape().clone(),
+                    expected: planned.shape.clone(),
+                });
+            }
+            out.seek(io::SeekFrom::Start(first + start)).map_err(io)?;
+            out.write_all(found.bytes()).map_err(io)?;
+        }
+        Ok(())
+    })
+}
+
+/// A file that gets its name when `write` is done with it; on an error nothing is left behind.
+pub(crate) fn whole_file(path: &Path, write: &mut dyn FnMut(&mut File) -> Result<()>) -> Result<()> {
     // A rename would replace a folder's entry or a device such as /dev/null by a file.
     if fs::metadata(path).is_ok_and(|about| !about.is_file()) {
         return Err(Error::NotAFile { file: path.to_owned() });
     }
     let io = |source| Error::Io { doing: "write", file: path.to_owned(), source };
-    let (header, starts) = layout(plan, metadata).ok_or_else(|| io(io::ErrorKind::FileTooLarge.into()))?;
-    let temporary = temporary_beside(path).map_err(io)?;
-    let mut out = temporary.as_file();
-    out.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
-    out.write_all(header.as_bytes()).map_err(io)?;
-    let first = 8 + header.len() as u64;
-    for (planned, start) in plan.iter().zip(starts) {
-        let found = tensor(planned)?;
-        if (found.dtype(), found.shape()) != (planned.dtype, &planned.shape) {
-            return Err(Error::Shape {
-                file: path.to_owned(),
-                tensor: planned.name.clone(),
-                found: found.shape().clone(),
-                expected: planned.shape.clone(),
-            });
-        }
-        out.seek(io::SeekFrom::Start(first + start)).map_err(io)?;
-        out.write_all(found.bytes()).map_err(io)?;
-    }
+    let mut temporary = temporary_beside(path).map_err(io)?;
+    write(temporary.as_file_mut())?;
     temporary.as_file().sync_all().map_err(io)?;
     temporary.persist(path).map_err(|e| io(e.error))?;
     Ok(())
+}
+
+/// A small file, whole or not at all.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let io = |source| Error::Io { doing: "write", file: path.to_owned(), source };
+    whole_file(path, &mut |file| file.write_all(bytes).map_err(io))
 }
 
 /// The JSON header, and where each tensor of the plan begins behind it; `None` when they are more than a file can hold.

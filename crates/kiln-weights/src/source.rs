@@ -2,27 +2,31 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, Delta, HostTensor, Shape};
 
+use crate::coding;
 use crate::file::{WeightFile, not_found_or};
 use crate::fingerprint::fingerprint;
 use crate::folder::{self, Weights};
 use crate::header::Entry;
 use crate::int8::Rounded;
+use crate::layout::{self, Component};
 use crate::lora::{Applied, Layer, Lora, LoraBase, LoraReport, merge};
 use crate::pages::{Pages, Span};
+use crate::placed::{Placed, Slab};
 use crate::synthetic::Synthetic;
 use crate::{Error, LinearForm, Result, Vars, index, int8, near, quantise};
 
-/// One or more safetensors files read as one set of named tensors, plus the LoRAs laid over it.
+/// One or more safetensors or GGUF files read as one set of named tensors, plus the LoRAs laid over it.
 ///
 /// Opening reads the headers only; the data stays in the mapped files and is read when it is used.
 #[derive(Debug)]
 pub struct WeightSource {
     path: PathBuf,
     files: Vec<WeightFile>,
-    /// By name: the file's place in `files`, and the tensor's in that file.
-    tensors: BTreeMap<String, (usize, Entry)>,
+    /// By name.
+    tensors: BTreeMap<String, Placed>,
     metadata: BTreeMap<String, String>,
     loras: Vec<Applied>,
     /// Whether a LoRA may have modules that nothing takes.
@@ -35,11 +39,14 @@ pub struct WeightSource {
 }
 
 impl WeightSource {
-    /// Opens a safetensors file, a list of shards (`X.safetensors.index.json`), or a component folder.
+    /// Opens a safetensors or GGUF file, a list of shards (`X.safetensors.index.json`), or a component folder.
     ///
     /// In a folder a list of shards comes first, then a single file. Of several the one named
     /// `diffusion_pytorch_model` or `model` is taken, and a variant such as `model.fp16.safetensors` only when there
     /// is no plain file. If that leaves a choice, it is an error.
+    ///
+    /// Tensors have the names that the file gives them; [`WeightSource::component`] gives them the model's. Scales that
+    /// belong to other tensors are taken with these and are not listed.
     ///
     /// The files are mapped into memory and must not be changed while the source or one of its tensors lives. To
     /// replace a weight file under a running program, write a new one and rename it over the old.
@@ -58,7 +65,7 @@ impl WeightSource {
         WeightSource::join(path, files)
     }
 
-    /// Reads a safetensors file that is already in memory, perhaps as a part of the program; `name` stands for its path
+    /// Reads a safetensors or GGUF file that is already in memory, perhaps as a part of the program; `name` stands for its path
     /// in messages. Nothing is copied.
     pub fn from_bytes(name: impl AsRef<Path>, data: impl Into<Bytes>) -> Result<WeightSource> {
         let path = name.as_ref();
@@ -111,10 +118,12 @@ impl WeightSource {
                 metadata.entry(key).or_insert(value);
             }
         }
+        coding::attach(&mut tensors, &files, &metadata)?;
+        let placed = tensors.into_iter().map(|(name, (file, entry))| (name, Placed::whole(file, entry)));
         Ok(WeightSource {
             path: path.to_owned(),
+            tensors: placed.collect(),
             files,
-            tensors,
             metadata,
             loras: Vec::new(),
             lora_partial: false,
@@ -157,7 +166,7 @@ impl WeightSource {
     }
 
     /// The names of all tensors, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
         self.tensors.keys().map(String::as_str)
     }
 
@@ -181,9 +190,36 @@ impl WeightSource {
         &self.metadata
     }
 
-    /// Dtype and shape of a tensor, without touching its data.
+    /// Dtype and shape of a tensor, without touching its data. Packed ones are of bytes.
     pub fn entry(&self, name: &str) -> Option<(DType, &Shape)> {
-        self.tensors.get(name).map(|(_, e)| (e.dtype, &e.shape))
+        self.tensors.get(name).map(|placed| (placed.entry.dtype, &placed.shape))
+    }
+
+    /// How a tensor is packed; `None` for plain ones. [`WeightSource::entry`] has its shape, and bytes for its type or the
+    /// small floats that are scaled.
+    pub fn packing(&self, name: &str) -> Option<Format> {
+        let entry = &self.tensors.get(name)?.entry;
+        entry.coding.format(entry.dtype)
+    }
+
+    /// The name of how a tensor is stored: its packing, or its dtype.
+    pub fn storage(&self, name: &str) -> Option<&'static str> {
+        let packing = self.packing(name).map(Format::name);
+        packing.or_else(|| self.entry(name).map(|(dtype, _)| dtype.name()))
+    }
+
+    /// Number of elements by how they are stored.
+    pub fn storages(&self) -> BTreeMap<&'static str, u64> {
+        let mut counts = BTreeMap::new();
+        for (name, placed) in &self.tensors {
+            *counts.entry(self.storage(name).unwrap_or_default()).or_default() += placed.shape.numel() as u64;
+        }
+        counts
+    }
+
+    /// Whether a GGUF file is read.
+    pub fn is_gguf(&self) -> bool {
+        self.files.iter().any(WeightFile::is_gguf)
     }
 
     /// Number of elements of all tensors together, without the scales of 8-bit ones.
@@ -193,30 +229,92 @@ impl WeightSource {
             weight.is_some_and(|(dtype, _)| dtype == DType::I8)
         };
         let counted = self.tensors.iter().filter(|(name, _)| !is_scale(name));
-        counted.map(|(_, (_, entry))| entry.shape.numel() as u64).sum()
+        counted.map(|(_, placed)| placed.shape.numel() as u64).sum()
     }
 
     /// Bytes of all tensors together.
     pub fn bytes(&self) -> u64 {
-        self.tensors.values().map(|(_, e)| e.range.len() as u64).sum()
+        self.tensors.values().map(|placed| placed.range().len() as u64).sum()
     }
 
     /// Number of elements per dtype.
     pub fn dtypes(&self) -> BTreeMap<DType, u64> {
         let mut counts = BTreeMap::new();
-        for (_, entry) in self.tensors.values() {
-            *counts.entry(entry.dtype).or_default() += entry.shape.numel() as u64;
+        for Placed { entry, shape, .. } in self.tensors.values() {
+            *counts.entry(entry.dtype).or_default() += shape.numel() as u64;
         }
         counts
     }
 
-    /// The tensors whose names begin with `prefix` and a dot, under the rest of their names and without the LoRAs: one
-    /// part of a model whose parts share a file. `None` when there are none.
-    pub fn part(&self, prefix: &str) -> Option<WeightSource> {
-        let rest = |name: &str| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned());
-        let tensors: BTreeMap<_, _> =
-            self.tensors.iter().filter_map(|(name, place)| Some((rest(name)?, place.clone()))).collect();
-        (!tensors.is_empty()).then(|| WeightSource {
+    /// The parts of a model that it has, and whose names they have.
+    pub fn components(&self) -> Vec<(Component, &'static str)> {
+        layout::find(self.names()).iter().map(|found| (found.naming.component, found.naming.name)).collect()
+    }
+
+    /// The tensors of one part under the model's names, whatever the file calls them and however it lays them out; `None`
+    /// when it has no such part.
+    ///
+    /// ```
+    /// use kiln_tensor::HostTensor;
+    /// use kiln_weights::{Component, WeightSource, save};
+    ///
+    /// let dir = tempfile::tempdir()?;
+    /// let file = dir.path().join("flux-2-klein-4b.safetensors");
+    /// let weights = [
+    ///     ("model.diffusion_model.single_stream_modulation.lin.weight", HostTensor::zeros([6, 2])),
+    ///     ("model.diffusion_model.double_blocks.0.img_attn.qkv.weight", HostTensor::zeros([6, 2])),
+    /// ];
+    /// save::save(&file, &weights, &Default::default())?;
+    /// let transformer = WeightSource::open(&file)?.component(Component::Transformer)?.unwrap();
+    /// assert_eq!(transformer.tensor("transformer_blocks.0.attn.to_v.weight")?.shape().dims(), [2, 2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn component(&self, component: Component) -> Result<Option<WeightSource>> {
+        let mut parts = layout::find(self.names()).into_iter();
+        let Some(found) = parts.find(|f| f.naming.component == component) else { return Ok(None) };
+        let mut tensors = BTreeMap::new();
+        for (name, placed) in &self.tensors {
+            for (ours, view) in found.translate(name) {
+                let seen = placed.seen(view).ok_or_else(|| Error::Cut {
+                    file: self.files[placed.file].path.clone(),
+                    tensor: name.clone(),
+                    found: placed.shape.clone(),
+                    parts: format!("such as `{ours}`"),
+                })?;
+                tensors.insert(ours, seen);
+            }
+        }
+        let mut part = self.with_tensors(tensors);
+        for (theirs, ours) in layout::SETTINGS {
+            let known = self.metadata.iter().find(|(key, _)| key.ends_with(theirs));
+            part.metadata.extend(known.map(|(_, value)| (ours.to_owned(), value.clone())));
+        }
+        Ok(Some(part))
+    }
+
+    /// [`WeightSource::open`] of a file or folder that must have this part.
+    pub fn open_component(path: impl AsRef<Path>, component: Component) -> Result<WeightSource> {
+        let source = WeightSource::open(path)?;
+        let missing =
+            || Error::OtherComponent { file: source.path.clone(), component, found: source.describe() };
+        source.component(component)?.ok_or_else(missing)
+    }
+
+    /// What the tensors are, for messages about what they are not.
+    pub fn describe(&self) -> String {
+        let parts: Vec<String> = self.components().iter().map(|(part, _)| part.to_string()).collect();
+        match (layout::relative(self.names()), &parts[..]) {
+            (Some(relative), _) => format!("its tensors are those of {relative}"),
+            (None, []) => {
+                let some: Vec<&str> = self.names().take(3).collect();
+                format!("its tensors are of another kind, such as `{}`", some.join("`, `"))
+            }
+            (None, parts) => format!("it has a {}", parts.join(" and a ")),
+        }
+    }
+
+    fn with_tensors(&self, tensors: BTreeMap<String, Placed>) -> WeightSource {
+        WeightSource {
             path: self.path.clone(),
             files: self.files.clone(),
             tensors,
@@ -226,45 +324,58 @@ impl WeightSource {
             merged: DType::F32,
             synthetic: None,
             form: LinearForm::Float,
-        })
+        }
+    }
+
+    /// The tensors whose names begin with `prefix` and a dot, under the rest of their names and without the LoRAs: one
+    /// part of a model whose parts share a file. `None` when there are none.
+    pub fn part(&self, prefix: &str) -> Option<WeightSource> {
+        let rest = |name: &str| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned());
+        let tensors: BTreeMap<_, _> =
+            self.tensors.iter().filter_map(|(name, place)| Some((rest(name)?, place.clone()))).collect();
+        (!tensors.is_empty()).then(|| self.with_tensors(tensors))
     }
 
     /// The tensor of this name, sharing the file's bytes. A missing one is an error with the nearest names.
     ///
-    /// An 8-bit tensor `X` with a scale for each of its rows in `X_scale` is given as the bf16 values it stands for.
+    /// An 8-bit tensor `X` with a scale for each of its rows in `X_scale` is given as the bf16 values it stands for, a
+    /// packed one as f32.
     pub fn tensor(&self, name: &str) -> Result<HostTensor> {
-        let (file, entry) = self.find(name)?;
-        self.values(name, file, entry)
+        let placed = self.find(name)?;
+        self.values(name, placed)
     }
 
-    /// The tensor of this name as it is stored.
+    /// The tensor of this name without the scales of 8-bit rows.
     pub(crate) fn stored(&self, name: &str) -> Result<HostTensor> {
-        let (file, entry) = self.find(name)?;
-        file.tensor(name, entry)
+        self.find(name)?.tensor(&self.files, name)
     }
 
-    fn values(&self, name: &str, file: &WeightFile, entry: &Entry) -> Result<HostTensor> {
-        let tensor = file.tensor(name, entry)?;
-        match self.scales(name, entry)? {
+    fn values(&self, name: &str, placed: &Placed) -> Result<HostTensor> {
+        let tensor = placed.tensor(&self.files, name)?;
+        match self.scales(name, placed)? {
             None => Ok(tensor),
-            Some(scales) => int8::widen(&tensor, &scales).map_err(unusable(file, name)),
+            Some(scales) => int8::widen(&tensor, &scales).map_err(unusable(self.file_of(placed), name)),
         }
+    }
+
+    fn file_of(&self, placed: &Placed) -> &WeightFile {
+        &self.files[placed.file]
     }
 
     /// The scales of an 8-bit tensor, `[rows]`; `None` for other tensors.
-    fn scales(&self, name: &str, entry: &Entry) -> Result<Option<HostTensor>> {
+    fn scales(&self, name: &str, placed: &Placed) -> Result<Option<HostTensor>> {
         let name = int8::scale_name(name);
-        if entry.dtype != DType::I8 || !self.contains(&name) {
+        if placed.entry.dtype != DType::I8 || !self.contains(&name) {
             return Ok(None);
         }
-        let (file, found) = self.find(&name)?;
-        let scale = file.tensor(&name, found)?;
-        let rows = int8::row_scales(&entry.shape, &scale).map_err(unusable(file, &name))?;
+        let found = self.find(&name)?;
+        let (file, scale) = (self.file_of(found), found.tensor(&self.files, &name)?);
+        let rows = int8::row_scales(&placed.shape, &scale).map_err(unusable(file, &name))?;
         rows.map(Some).ok_or_else(|| Error::Shape {
             file: file.path.clone(),
             tensor: name,
             found: scale.shape().clone(),
-            expected: entry.shape.dims().get(..1).unwrap_or(&[]).into(),
+            expected: placed.shape.dims().get(..1).unwrap_or(&[]).into(),
         })
     }
 
@@ -272,6 +383,18 @@ impl WeightSource {
     pub fn is_int8(&self, name: &str) -> bool {
         let stored = self.entry(name).is_some_and(|(dtype, _)| dtype == DType::I8);
         stored && self.contains(&int8::scale_name(name))
+    }
+
+    /// Whether `name` holds the scales of 8-bit rows.
+    pub(crate) fn is_row_scale(&self, name: &str) -> bool {
+        name.strip_suffix(int8::SCALE).is_some_and(|weight| self.is_int8(weight))
+    }
+
+    /// Lets go of the pages of a tensor after all of it was read.
+    pub(crate) fn release(&self, name: &str) {
+        if let Some(placed) = self.tensors.get(name) {
+            self.file_of(placed).release(&placed.entry);
+        }
     }
 
     /// Whether the layer `module` is to be handed out as 8-bit rows, and how many threads may round it.
@@ -293,13 +416,14 @@ impl WeightSource {
                 source,
             });
         }
-        let (file, entry) = self.find_of(name, shape)?;
-        let weight = file.tensor(name, entry)?;
-        if let Some(scale) = self.scales(name, entry)? {
+        let placed = self.find_of(name, shape)?;
+        let weight = placed.tensor(&self.files, name)?;
+        if let Some(scale) = self.scales(name, placed)? {
             return Ok(Rounded { weight, scale, squares: [0.0; 2] });
         }
+        let file = self.file_of(placed);
         let rounded = int8::round(&weight, threads).map_err(unusable(file, name))?;
-        file.release(entry);
+        file.release(&placed.entry);
         Ok(rounded)
     }
 
@@ -307,6 +431,14 @@ impl WeightSource {
     pub(crate) fn round(&self, name: &str, weight: &HostTensor, threads: usize) -> Result<Rounded> {
         let unusable = |source| Error::Tensor { file: self.path.clone(), tensor: name.to_owned(), source };
         int8::round(weight, threads).map_err(unusable)
+    }
+
+    /// The matrix `name`, which must have this shape, as a linear layer takes it: where it lies, packed as it is.
+    pub(crate) fn slabs(&self, name: &str, shape: Shape) -> Result<Vec<Slab>> {
+        if self.synthetic.is_some() || self.is_int8(name) {
+            return Ok(vec![Slab::Dense(self.tensor_of(name, shape)?)]);
+        }
+        self.find_of(name, shape)?.slabs(&self.files, name)
     }
 
     /// The tensor of this name, which must have this shape.
@@ -318,26 +450,26 @@ impl WeightSource {
                 source,
             });
         }
-        let (file, entry) = self.find_of(name, shape)?;
-        self.values(name, file, entry)
+        let placed = self.find_of(name, shape)?;
+        self.values(name, placed)
     }
 
-    fn find_of(&self, name: &str, shape: Shape) -> Result<(&WeightFile, &Entry)> {
-        let (file, entry) = self.find(name)?;
-        if entry.shape != shape {
+    fn find_of(&self, name: &str, shape: Shape) -> Result<&Placed> {
+        let placed = self.find(name)?;
+        if placed.shape != shape {
             return Err(Error::Shape {
-                file: file.path.clone(),
+                file: self.file_of(placed).path.clone(),
                 tensor: name.to_owned(),
-                found: entry.shape.clone(),
+                found: placed.shape.clone(),
                 expected: shape,
             });
         }
-        Ok((file, entry))
+        Ok(placed)
     }
 
-    fn find(&self, name: &str) -> Result<(&WeightFile, &Entry)> {
+    fn find(&self, name: &str) -> Result<&Placed> {
         match self.tensors.get(name) {
-            Some((file, entry)) => Ok((&self.files[*file], entry)),
+            Some(placed) => Ok(placed),
             None => Err(Error::Missing {
                 file: self.path.clone(),
                 tensor: name.to_owned(),
@@ -351,12 +483,12 @@ impl WeightSource {
     /// when they were loaded and are not read again.
     pub(crate) fn pages(&self, prefix: &str) -> Pages {
         let below = self.tensors.range(prefix.to_owned()..).take_while(|(name, _)| name.starts_with(prefix));
-        let span = |(name, (file, entry)): (&String, &(usize, Entry))| {
+        let span = |(name, placed): (&String, &Placed)| {
             if self.form != LinearForm::Float && quantise::rounds(self, name) {
                 return None;
             }
-            let (start, end) = (entry.range.start, entry.range.end);
-            Some(Span { file: self.files[*file].mapped.clone()?, start, end })
+            let range = placed.range();
+            Some(Span { file: self.file_of(placed).mapped.clone()?, start: range.start, end: range.end })
         };
         Pages::new(below.filter_map(span).collect())
     }
@@ -369,10 +501,16 @@ impl WeightSource {
     /// model saved again keeps its fingerprint, any training or conversion changes it, and a few bytes changed in
     /// the middle of a large tensor may go unnoticed: it identifies a file, it doesn't vouch for one.
     pub fn fingerprint(&self) -> Result<String> {
-        let tensors = self.tensors.iter();
-        Ok(fingerprint(
-            tensors.map(|(name, (file, entry))| (name.as_str(), entry, self.files[*file].bytes(entry))),
-        ))
+        let parts = self.tensors.iter().flat_map(|(name, placed)| {
+            let Placed { entry, shape, .. } = placed;
+            let data = &self.file_of(placed).all()[placed.range()];
+            let scales = entry.coding.scales().map(|scale| {
+                let bytes = self.files[scale.file].bytes(&scale.entry);
+                (scale.name.as_str(), scale.entry.dtype, &scale.entry.shape, bytes)
+            });
+            std::iter::once((name.as_str(), entry.dtype, shape, data)).chain(scales)
+        });
+        Ok(fingerprint(parts))
     }
 
     /// The updates of all LoRAs for these linear layers, stacked by rows, as far as they can be added to the output.

@@ -1,7 +1,9 @@
 use std::fmt::Display;
 
+use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
+use crate::placed::Slab;
 use crate::{Error, Pages, Result, WeightSource};
 
 /// A cursor into a source: `vars.at("transformer_blocks").at(3)` sees the tensors under that name.
@@ -50,6 +52,18 @@ impl<'a> Vars<'a> {
         self.source.tensor_of(&self.name(leaf), shape.into())
     }
 
+    /// The matrix `leaf`, which must have this shape, packed as it is; for tables of which only some rows are read.
+    pub fn matrix(&self, leaf: &str, shape: [usize; 2]) -> Result<Packed> {
+        let name = self.name(leaf);
+        let unusable =
+            |source| Error::Tensor { file: self.source.path().to_owned(), tensor: name.clone(), source };
+        let mut slabs = self.source.slabs(&name, shape.into())?;
+        match slabs.pop() {
+            Some(slab) if slabs.is_empty() => slab.into_packed().map_err(unusable),
+            _ => Packed::from_dense(&self.source.tensor_of(&name, shape.into())?).map_err(unusable),
+        }
+    }
+
     /// The tensor `leaf`, whatever its shape.
     pub fn tensor_any(&self, leaf: &str) -> Result<HostTensor> {
         self.source.tensor(&self.name(leaf))
@@ -73,16 +87,18 @@ impl<'a> Vars<'a> {
             let layer = self.at(leaf);
             let merged = self.source.merged(&layer.prefix, rows, cols)?;
             match (self.source.int8_threads(&layer.prefix), merged) {
-                (None, Some(merged)) => slabs.push(merged),
-                (None, None) => slabs.push(layer.tensor("weight", [rows, cols])?),
+                (None, Some(merged)) => slabs.push(Slab::Dense(merged)),
+                (None, None) => {
+                    slabs.extend(self.source.slabs(&layer.name("weight"), [rows, cols].into())?);
+                }
                 (Some(threads), Some(merged)) => {
                     let found = self.source.round(&layer.name("weight"), &merged, threads)?;
-                    slabs.push(found.weight);
+                    slabs.push(Slab::Dense(found.weight));
                     scales.push(found.scale);
                 }
                 (Some(threads), None) => {
                     let found = self.source.int8(&layer.name("weight"), [rows, cols].into(), threads)?;
-                    slabs.push(found.weight);
+                    slabs.push(Slab::Dense(found.weight));
                     scales.push(found.scale);
                 }
             }
@@ -96,8 +112,10 @@ impl<'a> Vars<'a> {
         let tensor = |source| Error::Tensor { file: file(), tensor: module(), source };
 
         let bias = with_bias.then(|| concatenate(&biases)).transpose().map_err(tensor)?;
-        let mut parts =
-            LinearParts::scaled(of_one_dtype(slabs).map_err(tensor)?, scales, bias).map_err(linear)?;
+        let mut parts = match sort(slabs).map_err(tensor)? {
+            Sorted::Dense(slabs) => LinearParts::scaled(slabs, scales, bias).map_err(linear)?,
+            Sorted::Packed(packed) => LinearParts::packed(packed, bias).map_err(linear)?,
+        };
         for delta in self.deltas(leaves, cols)? {
             parts.push_delta(delta).map_err(linear)?;
         }
@@ -119,6 +137,23 @@ impl<'a> Vars<'a> {
         }
         Ok(false)
     }
+}
+
+enum Sorted {
+    Dense(Vec<HostTensor>),
+    Packed(Vec<Packed>),
+}
+
+/// Slabs of one kind: one that is packed makes all so.
+fn sort(slabs: Vec<Slab>) -> kiln_tensor::Result<Sorted> {
+    if slabs.iter().any(|slab| matches!(slab, Slab::Packed(_))) {
+        return slabs.into_iter().map(Slab::into_packed).collect::<Result<_, _>>().map(Sorted::Packed);
+    }
+    let dense = slabs.into_iter().filter_map(|slab| match slab {
+        Slab::Dense(dense) => Some(dense),
+        Slab::Packed(_) => None,
+    });
+    of_one_dtype(dense.collect()).map(Sorted::Dense)
 }
 
 fn of_one_dtype(slabs: Vec<HostTensor>) -> kiln_tensor::Result<Vec<HostTensor>> {

@@ -90,12 +90,10 @@ fn several_files_of_equal_rank_are_refused() {
 
 #[test]
 fn folder_without_weights_says_what_it_holds() {
-    let found =
-        |files: &[&str]| refused(&folder(files)).replace("no safetensors weights in folder `DIR`: ", "");
+    let found = |files: &[&str]| refused(&folder(files)).replace("no weights in folder `DIR`: ", "");
     assert_eq!(found(&[]), "it is empty");
     assert_eq!(found(&["config.json", "a.txt"]), "found a.txt, config.json");
     assert_eq!(found(&["model.bin"]), "found only PyTorch pickles; get the safetensors version");
-    assert_eq!(found(&["model.gguf"]), "found GGUF");
     assert_eq!(
         found(&["model-00001-of-00002.safetensors"]),
         "there are shards, but not the `*.safetensors.index.json` that lists them"

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use kiln_tensor::packed::Format;
 use serde::{Deserialize, Serialize};
 
 use crate::values::{Device, LoraArg};
@@ -26,6 +27,7 @@ const GENERATE_EXAMPLES: &str = "\
 Examples:
   kiln generate \"a red apple on a blue background\"                 (with Ember, the model inside)
   kiln generate \"a red fox in the snow\" -m models/klein-4b -W 768 -H 512 -S 42
+  kiln generate \"a red fox in the snow\" -m flux-2-klein-4b-Q4_K_M.gguf --text-encoder qwen_3_4b.safetensors
   kiln generate \"the same chair, in green\" -m models/klein-4b -r chair.jpg -r swatch.png
   kiln generate \"a round window\" -m models/klein-4b --init wall.png --mask where.png
   kiln generate \"an owl\" -m models/klein-base -n \"blurry\" -g 4 --lora ink.safetensors:0.8
@@ -57,14 +59,24 @@ Examples:
   kiln pull klein-4b-gguf:Q4_K_M
   kiln pull someone/some-style:*.safetensors";
 
-const QUANTIZE_EXAMPLES: &str = "\
-Weights of the transformer's blocks become 8-bit integers with a scale for each row, everything else is copied. The
-result takes half the memory, starts at once, and `generate` computes with its integers (--dtype f32 or bf16 widens
-them). For a single run, `generate --dtype int8` does the same to a model as it is.
+const CONVERT_EXAMPLES: &str = "\
+Examples:
+  kiln convert models/klein-4b klein-4b.safetensors                  (one file, as Black Forest Labs and ComfyUI have it)
+  kiln convert flux-2-klein-4b.safetensors transformer               (a folder, as diffusers has it)
+  kiln convert klein-4b-Q6_K.gguf klein-4b-bf16.safetensors --dtype bf16
+  kiln convert models/klein-4b vae.safetensors --part vae --names diffusers";
 
-Example:
+const QUANTIZE_EXAMPLES: &str = "\
+The linear layers inside the blocks become smaller, everything else is copied; how much each kind of layer lost is told.
+With int8, `generate` computes with the integers (--dtype f32 or bf16 widens them; --dtype int8 does the same to any
+model for a single run). What is packed otherwise stays packed in memory and is widened inside the products.
+
+Examples:
   kiln quantize models/klein-4b models/klein-4b-int8 --to int8
-  kiln generate \"a red fox in the snow\" -m models/klein-4b-int8";
+  kiln generate \"a red fox in the snow\" -m models/klein-4b-int8
+  kiln quantize models/klein-4b klein-4b-Q4_K.gguf --to q4_k
+  kiln quantize models/klein-4b qwen3-4b-Q6_K.gguf --to q6_k --part text-encoder
+  kiln quantize flux-2-klein-4b.safetensors klein-4b-fp8.safetensors --to fp8";
 
 /// A latent token stands for so many pixels each way: no picture is smaller.
 const MIN_SIDE: usize = 16;
@@ -95,7 +107,10 @@ pub enum Command {
     /// Remove a model that was fetched, or one of the models folder
     #[command(args_override_self = true)]
     Rm(RmArgs),
-    /// Write a model again with its transformer in 8 bits
+    /// Write a part of a model again: other names, another type, another kind of file
+    #[command(after_help = CONVERT_EXAMPLES, args_override_self = true)]
+    Convert(ConvertArgs),
+    /// Write a model again with its transformer in fewer bits
     #[command(after_help = QUANTIZE_EXAMPLES, args_override_self = true)]
     Quantize(QuantizeArgs),
     /// Describe a model, a weight file, or a picture and how it was made
@@ -124,10 +139,27 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "PICTURE")]
     pub from: Option<PathBuf>,
 
-    /// Folder of the model in diffusers' layout, a model packed into one file, or a name: `ember` or one in the models
-    /// folder (`kiln doctor` shows where that is) [default: the recipe's, else $KILN_MODEL, else ember]
+    /// The model: a folder in diffusers' layout or the Hugging Face cache's, a file (safetensors or GGUF, the other parts
+    /// beside it), a model.toml, or a name: `ember` or one in the models folder (see `kiln doctor`) [default: the recipe's, else
+    /// $KILN_MODEL, else ember]
     #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
     pub model: Option<PathBuf>,
+
+    /// Transformer to use instead of the model's, or as the model
+    #[arg(long, value_name = "PATH", help_heading = "Model")]
+    pub transformer: Option<PathBuf>,
+
+    /// Text encoder to use instead of the model's
+    #[arg(long, value_name = "PATH", help_heading = "Model")]
+    pub text_encoder: Option<PathBuf>,
+
+    /// Tokenizer to use instead of the model's: tokenizer.json, or a folder with it
+    #[arg(long, value_name = "PATH", help_heading = "Model")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// What kind of model it is, where neither model_index.json nor its name says so
+    #[arg(long, value_name = "KIND", help_heading = "Model")]
+    pub variant: Option<VariantArg>,
 
     /// LoRA for the transformer, of any trainer's layout, with its weight (1 when absent, may be negative); repeatable
     #[arg(long = "lora", value_name = "FILE[:WEIGHT]", help_heading = "Model", value_parser = LoraArg::parse)]
@@ -138,7 +170,7 @@ pub struct GenerateArgs {
     pub lora_partial: bool,
 
     /// Autoencoder to use instead of the model's: TAEF2, or another FLUX.2 VAE
-    #[arg(long, value_name = "FILE", help_heading = "Model")]
+    #[arg(long, value_name = "PATH", help_heading = "Model")]
     pub vae: Option<PathBuf>,
 
     /// Width in pixels, rounded down to a multiple of 16 [default: the first reference's, else the model's own: 1024, Ember's 256]
@@ -297,6 +329,94 @@ pub struct GenerateArgs {
     pub verbose: bool,
 }
 
+/// The kinds of FLUX.2 that tensors don't tell apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VariantArg {
+    /// Four steps, no guidance
+    Distilled,
+    /// Many steps, guidance
+    Base,
+    /// Distilled, references computed once
+    Kv,
+    /// dev: guidance is an input
+    Dev,
+}
+
+impl From<VariantArg> for kiln_model::Variant {
+    fn from(arg: VariantArg) -> Self {
+        match arg {
+            VariantArg::Distilled => kiln_model::Variant::Distilled,
+            VariantArg::Base => kiln_model::Variant::Base,
+            VariantArg::Kv => kiln_model::Variant::Kv,
+            VariantArg::Dev => kiln_model::Variant::Dev,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// Folder of a model, or a file with a part of one
+    pub input: PathBuf,
+    /// What to write: a .safetensors or .gguf file, or a folder that does not exist yet
+    pub out: PathBuf,
+    /// Which part to take [default: the transformer, or the only one]
+    #[arg(long, value_name = "PART")]
+    pub part: Option<PartArg>,
+    /// Whose names the tensors get [default: in a folder diffusers', in a file the original ones]
+    #[arg(long, value_name = "WHOSE")]
+    pub names: Option<NamesArg>,
+    /// What all floats become [default: what they are, if the file can hold it, else bf16]
+    #[arg(long, value_name = "TYPE")]
+    pub dtype: Option<PlainArg>,
+    /// Bytes of a file at most, when a folder is written: 5G, 500M [default: 10G]
+    #[arg(long, value_name = "SIZE", value_parser = crate::values::parse_bytes)]
+    pub shard_size: Option<u64>,
+    /// Threads [default: as many as the machine runs at once]
+    #[arg(
+        long, value_name = "N", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
+    )]
+    pub threads: Option<u32>,
+    /// The report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Say nothing but errors
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// A part of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PartArg {
+    /// The transformer
+    Transformer,
+    /// The text encoder
+    TextEncoder,
+    /// The autoencoder
+    Vae,
+}
+
+/// Whose names tensors have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NamesArg {
+    /// diffusers' and transformers'
+    Diffusers,
+    /// Black Forest Labs', ComfyUI's and GGUF's; llama.cpp's for a text encoder
+    Original,
+}
+
+/// Plain types of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PlainArg {
+    /// 32-bit floats
+    F32,
+    /// 16-bit floats of the range of 32-bit ones
+    Bf16,
+    /// 16-bit IEEE floats
+    F16,
+}
+
 #[derive(Debug, Args)]
 pub struct PullArgs {
     /// A short name, or OWNER/REPO[@REVISION][:FILE]; FILE may be a pattern with `*` or a part of a file's name
@@ -330,13 +450,17 @@ pub struct RmArgs {
 
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
-    /// Folder of the model in diffusers' layout
+    /// Folder of a model, or a file with a part of one
+    #[arg(value_name = "IN")]
     pub model: PathBuf,
-    /// Folder to write; it must not exist yet
+    /// What to write: a folder that does not exist yet, with all parts of the model; or a .safetensors or .gguf file
     pub out: PathBuf,
-    /// What the linear layers inside the transformer's blocks become
+    /// What the linear layers inside the blocks become
     #[arg(long, value_name = "TYPE")]
     pub to: TargetArg,
+    /// Which part to take when OUT is a file [default: the transformer, or the only one]
+    #[arg(long, value_name = "PART")]
+    pub part: Option<PartArg>,
     /// Threads [default: as many as the machine runs at once]
     #[arg(
         long, value_name = "N", allow_negative_numbers = true,
@@ -356,6 +480,75 @@ pub struct QuantizeArgs {
 pub enum TargetArg {
     /// 8-bit integers with a scale for each row
     Int8,
+    /// 8-bit floats (e4m3) with a scale for each layer
+    Fp8,
+    /// 4-bit floats with a scale for 16 of them
+    Nvfp4,
+    /// GGUF, 8.5 bits a weight
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// GGUF, 6.6 bits
+    #[value(name = "q6_k")]
+    Q6K,
+    /// GGUF, 5.5 bits
+    #[value(name = "q5_k")]
+    Q5K,
+    /// GGUF, 4.5 bits
+    #[value(name = "q4_k")]
+    Q4K,
+    /// GGUF, 3.4 bits
+    #[value(name = "q3_k")]
+    Q3K,
+    /// GGUF, 2.6 bits
+    #[value(name = "q2_k")]
+    Q2K,
+    /// GGUF, 6 bits
+    #[value(name = "q5_1")]
+    Q5_1,
+    /// GGUF, 5.5 bits
+    #[value(name = "q5_0")]
+    Q5_0,
+    /// GGUF, 5 bits
+    #[value(name = "q4_1")]
+    Q4_1,
+    /// GGUF, 4.5 bits
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
+impl TargetArg {
+    /// How weights are packed; 8-bit integers are no packing, but a way to compute.
+    pub fn format(self) -> Option<Format> {
+        match self {
+            TargetArg::Int8 => None,
+            TargetArg::Fp8 => Some(Format::F8E4M3),
+            TargetArg::Nvfp4 => Some(Format::NvFp4),
+            TargetArg::Q8_0 => Some(Format::Q8_0),
+            TargetArg::Q6K => Some(Format::Q6K),
+            TargetArg::Q5K => Some(Format::Q5K),
+            TargetArg::Q4K => Some(Format::Q4K),
+            TargetArg::Q3K => Some(Format::Q3K),
+            TargetArg::Q2K => Some(Format::Q2K),
+            TargetArg::Q5_1 => Some(Format::Q5_1),
+            TargetArg::Q5_0 => Some(Format::Q5_0),
+            TargetArg::Q4_1 => Some(Format::Q4_1),
+            TargetArg::Q4_0 => Some(Format::Q4_0),
+        }
+    }
+
+    /// Whether only GGUF files have it.
+    pub fn is_gguf(self) -> bool {
+        !matches!(self, TargetArg::Int8 | TargetArg::Fp8 | TargetArg::Nvfp4)
+    }
+
+    /// As the command line has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            TargetArg::Int8 => "int8",
+            TargetArg::Fp8 => "fp8",
+            other => other.format().map_or("", Format::name),
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -17,7 +17,7 @@ use crate::models::Found;
 use crate::order::{Chance, Order, Precision, Words};
 use crate::output::{self, Output};
 use crate::progress::{Reporter, Shared, Told};
-use crate::recipe::{Recipe, Replay};
+use crate::recipe::{OtherParts, Recipe, Replay};
 use crate::{cache, hints, models, preview, values};
 
 /// Runs the command; a failure is already told.
@@ -46,8 +46,11 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     }
     let mut order = Order::new(&args, replay)?;
     let backend = Chosen::new(args.cpu_isa, args.threads, order.device)?;
-    let found = Found::find(order.model.as_deref())?;
-    if order.model.is_none() {
+    let found = match (&order.model, &order.parts.transformer) {
+        (None, Some(transformer)) => Found::Path(transformer.clone()),
+        (asked, _) => Found::find(asked.as_deref())?,
+    };
+    if found == Found::BuiltIn && order.model.is_none() {
         reporter.note(
             "no model was named: painting with Ember, the small one inside the program; -m names another",
         );
@@ -71,22 +74,39 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
 
 /// Opens the folder, and checks for parts that this order can't do without.
 fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Failure> {
-    let folder = found.open()?;
+    let folder = found.open_with(&order.parts)?;
     let missing = |part: &str, hint: String| {
         let path = folder.path.display();
-        Err(Failure::new(format!("the model `{path}` has no `{part}/config.json`")).hint(hint))
+        match &folder.searched[..] {
+            [] => Err(Failure::new(format!("the model `{path}` has no `{part}/config.json`")).hint(hint)),
+            places => {
+                let part = part.replace('_', " ");
+                let places: Vec<_> = places.iter().map(|p| format!("`{}`", p.display())).collect();
+                Err(Failure::new(format!("there is no {part} for `{path}` in {}", places.join(", ")))
+                    .hint(hint))
+            }
+        }
     };
     if folder.vae.is_none() && order.vae.is_none() {
-        return missing("vae", "download that part, or name another autoencoder with --vae FILE".into());
+        let hint = match folder.searched.is_empty() {
+            true => "download that part, or name another autoencoder with --vae FILE",
+            false => {
+                "put FLUX.2's autoencoder (flux2-vae.safetensors or ae.safetensors) there, or name it with --vae FILE"
+            }
+        };
+        return missing("vae", hint.into());
     }
     if folder.text_encoder.is_none() && matches!(order.words, Words::Prompts { .. }) {
         let hint = match folder.variant {
             Variant::Dev => {
-                "Kiln can't run dev's text encoder yet: give prompt embeddings with --embeds FILE"
+                "Kiln can't run dev's text encoder yet: give prompt embeddings with --embeds FILE".to_owned()
             }
-            _ => "download that part, or give prompt embeddings with --embeds FILE",
+            _ if folder.searched.is_empty() => {
+                "download that part, or give prompt embeddings with --embeds FILE".to_owned()
+            }
+            _ => hints::text_encoder(&folder),
         };
-        return missing("text_encoder", hint.into());
+        return missing("text_encoder", hint);
     }
     Ok(folder)
 }
@@ -161,7 +181,9 @@ impl Run {
         let resolved = self.resolve()?;
         job.check(&self.order, folder, &resolved)?;
         let name = backend.name();
-        let base = job.recipe_base(&self.order, folder, &resolved, self.found.recorded(), name.clone())?;
+        let mut base =
+            job.recipe_base(&self.order, folder, &resolved, self.found.recorded(), name.clone())?;
+        base.model.parts = OtherParts::new(&self.args);
         self.tell_start(&name, reporter);
         if let Some(recipe) = &self.recipe {
             recipe.differences(&job.recipe(&base, 0)).iter().for_each(|d| reporter.warn(d));

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kiln_model::ModelFolder;
+use kiln_model::{Error, ModelFolder, Parts};
 use kiln_weights::{LoraProblem, Malformed};
 
 use crate::failure::{Failure, While};
@@ -13,7 +13,6 @@ const OTHER_MODEL: &str = "a LoRA fits only the model it was trained on: klein 4
                            `kiln info` on both shows their sizes";
 
 pub fn model(error: &kiln_model::Error) -> Option<String> {
-    use kiln_model::Error;
     match error {
         Error::Mismatch { .. } => Some(
             "the parts come from different models: klein 4B goes with Qwen3-4B (hidden size 2560), klein 9B with \
@@ -42,11 +41,23 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
         Error::NotFound { .. } => "check the path",
         Error::Io { doing: "write", .. } => return None,
         Error::Io { .. } => "check that the file may be read",
-        Error::NotAFile { .. } => "give a safetensors file",
+        Error::NotAFile { .. } => "give a safetensors or GGUF file",
+        Error::OtherComponent { component, .. } => {
+            return Some(format!(
+                "give a file with FLUX.2's {component}; `kiln info` on a file shows what it is"
+            ));
+        }
+        Error::Coding { .. } => "fetch the model in another format: bf16, fp8, nvfp4 or GGUF",
+        Error::Cut { .. } => DOWNLOAD,
+        Error::Malformed { problem: Malformed::GgufType { .. }, .. } => {
+            "the file is whole, but packed in a way that Kiln can't read; fetch the model as Q4_K_M, Q5_K_M, Q6_K or Q8_0"
+        }
         Error::Malformed { problem: Malformed::DType { .. }, .. } => {
             "the file is whole, but of a kind that Kiln can't compute with; fetch the model in bf16"
         }
-        Error::Malformed { problem: Malformed::Foreign(_), .. } => "fetch the file itself, as safetensors",
+        Error::Malformed { problem: Malformed::Foreign(_), .. } => {
+            "fetch the file itself, as safetensors or GGUF"
+        }
         Error::Index { .. } | Error::DuplicateTensor { .. } => {
             "fetch the list and all its shards again, from one download"
         }
@@ -163,19 +174,47 @@ pub fn too_wide(folder: &ModelFolder) -> String {
 
 /// Opens a model; a file that is none gets a better hint than the reader of weights could give.
 pub fn open_model(path: &Path) -> Result<ModelFolder, Failure> {
-    let opened = ModelFolder::open(path).while_doing(|| format!("opening the model `{}`", path.display()));
-    opened.map_err(|failure| match path.is_file() {
-        true => Failure { hint: Some(not_a_model(path)), ..failure },
-        false => failure,
+    open_model_with(path, &Parts::default())
+}
+
+/// [`open_model`] with some parts from elsewhere.
+pub fn open_model_with(path: &Path, parts: &Parts) -> Result<ModelFolder, Failure> {
+    let opened = ModelFolder::open_with(Some(path), parts);
+    // A folder that has no index and no weights of its own is none.
+    let stranger = path.is_dir() && !path.join("model_index.json").is_file();
+    let hint = match &opened {
+        Err(Error::Weights(kiln_weights::Error::Malformed { .. })) if path.is_file() => {
+            Some(not_a_model(path))
+        }
+        Err(Error::Config { file, .. }) if stranger && file == path => Some(not_a_model(path)),
+        _ => None,
+    };
+    opened.while_doing(|| format!("opening the model `{}`", path.display())).map_err(|failure| match hint {
+        Some(hint) => Failure { hint: Some(hint), ..failure },
+        None => failure,
     })
+}
+
+/// What would do as the text encoder of a model that has none.
+pub fn text_encoder(folder: &ModelFolder) -> String {
+    let hidden = folder.transformer.config.joint_attention_dim / 3;
+    let name = match hidden {
+        2560 => "Qwen3-4B",
+        4096 => "Qwen3-8B",
+        _ => "a Qwen3 model",
+    };
+    format!(
+        "put {name} (hidden size {hidden}; safetensors or GGUF) there, or name it with --text-encoder FILE; or give prompt \
+         embeddings with --embeds FILE"
+    )
 }
 
 /// What may be meant by a path that is no model folder.
 pub fn not_a_model(path: &Path) -> String {
     const INDEX: &str = "model_index.json";
     if path.is_file() {
-        return "give the folder that has model_index.json, transformer, text_encoder and vae in it; of single files \
-                only packed models are read"
+        return "give a FLUX.2 transformer as safetensors or GGUF, a model.toml, or the folder that has model_index.json, \
+                transformer, text_encoder and vae in it"
             .into();
     }
     if let Some(parent) = path.parent().filter(|p| p.join(INDEX).is_file()) {
@@ -206,7 +245,7 @@ mod tests {
         let name = model.display().to_string();
         assert!(not_a_model(&model.join("vae")).ends_with(&name));
         assert!(not_a_model(dir.path()).ends_with(&name));
-        assert!(not_a_model(&model.join("model_index.json")).contains("single files"));
+        assert!(not_a_model(&model.join("model_index.json")).contains("GGUF"));
         assert!(not_a_model(Path::new("/no/where")).contains("diffusers download"));
     }
 }

@@ -9,7 +9,7 @@ use crate::args::ScheduleArg;
 use crate::failure::{Failure, While};
 use crate::files;
 use crate::order::{Chance, Order, Start, Words};
-use crate::recipe::{LoraUsed, Model, Recipe, Row, Used};
+use crate::recipe::{LoraUsed, Model, OtherParts, Recipe, Row, Used};
 
 /// Everything that is needed to paint.
 pub struct Job {
@@ -173,6 +173,7 @@ impl Job {
                 transformer: fingerprint(&folder.transformer)?,
                 text_encoder: text_encoder.map(fingerprint).transpose()?,
                 vae: folder.vae.as_ref().filter(|_| order.vae.is_none()).map(fingerprint).transpose()?,
+                parts: OtherParts::default(),
             },
             width: resolved.width,
             height: resolved.height,

@@ -9,6 +9,7 @@ mod backend;
 mod bench;
 mod cache;
 mod cancel;
+mod convert;
 mod doctor;
 mod ember;
 mod failure;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => tell(hub::pull::run(&args)),
         Command::Models(args) => tell(hub::list::run(&args)),
         Command::Rm(args) => tell(hub::remove::run(&args)),
+        Command::Convert(args) => tell(convert::run(&args)),
         Command::Quantize(args) => tell(quantize::run(&args)),
         Command::Info(args) => tell(info::run(&args)),
         Command::Doctor(args) => tell(doctor::run(&args)),

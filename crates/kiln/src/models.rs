@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln_model::ModelFolder;
+use kiln_model::{ModelFolder, Parts};
 use kiln_weights::WeightSource;
 
 use crate::failure::{Failure, While};
@@ -49,7 +49,8 @@ impl Found {
             return Ok(Found::Path(asked.to_path_buf()));
         }
         let inside = |folder: &PathBuf, name: &str| {
-            [folder.join(name), folder.join(format!("{name}{ENDING}"))].into_iter().find(|p| is_model(p))
+            let endings = ["", ENDING, ".gguf", ".toml"].iter();
+            endings.map(|ending| folder.join(format!("{name}{ending}"))).find(|p| is_model(p))
         };
         let named = name.and_then(|name| Some((name, folders.iter().find_map(|f| inside(f, name))?)));
         let named = named.map(|(name, path)| (name.strip_suffix(ENDING).unwrap_or(name).to_owned(), path));
@@ -66,8 +67,17 @@ impl Found {
 
     /// Reads its configuration.
     pub fn open(&self) -> Result<ModelFolder, Failure> {
+        self.open_with(&Parts::default())
+    }
+
+    /// The same with some parts from elsewhere.
+    pub fn open_with(&self, parts: &Parts) -> Result<ModelFolder, Failure> {
         match self {
-            Found::Named { path, .. } | Found::Path(path) => hints::open_model(path),
+            Found::Named { path, .. } | Found::Path(path) => hints::open_model_with(path, parts),
+            Found::BuiltIn if !parts.is_empty() => {
+                Err(Failure::usage("the model inside the program can't be used with parts of another")
+                    .hint("name the model with -m, or give its transformer with --transformer"))
+            }
             Found::BuiltIn => {
                 let source = WeightSource::from_bytes(ember::NAME, ember::file().unwrap_or_default());
                 let folder = source.map_err(kiln_model::Error::from).and_then(ModelFolder::packed);
@@ -91,9 +101,15 @@ pub fn usual() -> Option<PathBuf> {
     std::env::var_os("KILN_MODEL").filter(|name| !name.is_empty()).map(PathBuf::from)
 }
 
-/// A single file is taken for a model without a look inside; what is wrong with it is said when it is opened.
+/// A single file is taken for a model without a look inside; what is wrong with it is said when it is opened. So is a folder
+/// of the Hugging Face cache, and one with weights in it.
 fn is_model(path: &Path) -> bool {
-    path.is_file() || path.join("model_index.json").is_file()
+    let weights = |name: &str| [".safetensors", ".gguf"].iter().any(|ending| name.ends_with(ending));
+    let entries = || std::fs::read_dir(path).into_iter().flatten().flatten();
+    path.is_file()
+        || ["model_index.json", "model.toml"].iter().any(|name| path.join(name).is_file())
+        || path.join("snapshots").is_dir()
+        || entries().any(|entry| weights(&entry.file_name().to_string_lossy()))
 }
 
 fn missing(asked: &Path, name: Option<&str>, folders: &[PathBuf]) -> Failure {

@@ -3,8 +3,8 @@
 use std::io::Read;
 use std::path::PathBuf;
 
-use kiln_model::Rng;
 use kiln_model::schedule::Spacing;
+use kiln_model::{Parts, Rng};
 use kiln_tensor::DType;
 
 use crate::args::{DTypeArg, GenerateArgs, RngArg, ScheduleArg};
@@ -25,6 +25,8 @@ const MAX_PROMPT: u64 = 1 << 20;
 pub struct Order {
     /// Path or name; the model inside the program when absent.
     pub model: Option<PathBuf>,
+    /// Parts to use instead of the model's, without the autoencoder.
+    pub parts: Parts,
     pub words: Words,
     /// Pictures for each prompt; decided by the seeds when absent.
     pub batch: Option<usize>,
@@ -120,6 +122,13 @@ impl Order {
         }
         Ok(Order {
             model: args.model.clone(),
+            parts: Parts {
+                transformer: args.transformer.clone(),
+                text_encoder: args.text_encoder.clone(),
+                vae: None,
+                tokenizer: args.tokenizer.clone(),
+                variant: args.variant.map(Into::into),
+            },
             words,
             batch: args.batch,
             chance: chance(args, replay)?,

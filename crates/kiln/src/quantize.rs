@@ -1,17 +1,21 @@
-//! `kiln quantize`: a model folder written again, its transformer in 8 bits.
+//! `kiln quantize`: a model folder written again with its transformer in fewer bits, or one part of it as a file.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use kiln_weights::Component;
+use kiln_weights::export::{Container, Names, Options, Storage, export};
 use kiln_weights::quantise::{Group, Report, quantise};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::args::QuantizeArgs;
 use crate::cancel::Cancel;
+use crate::convert::{Part, Wanted};
 use crate::failure::{Failure, While};
 use crate::hints;
 use crate::sheet::Sheet;
@@ -19,8 +23,40 @@ use crate::values::{bytes, count};
 
 const TRANSFORMER: &str = "transformer";
 const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
+const GGUF_WEIGHTS: &str = "diffusion_pytorch_model.gguf";
 
 pub fn run(args: &QuantizeArgs) -> Result<(), Failure> {
+    let report = match is_file(&args.out) {
+        true => to_file(args)?,
+        false => to_folder(args)?,
+    };
+    let sheet = sheet(&args.out, &report, args.to.name());
+    let text = match args.json {
+        true => sheet.to_json(),
+        false => sheet.to_lines(),
+    };
+    if args.quiet { Ok(()) } else { crate::print(text.as_bytes()) }
+}
+
+/// Whether OUT is to be a file.
+fn is_file(out: &Path) -> bool {
+    let ending = out.extension().and_then(|e| e.to_str()).map(str::to_lowercase);
+    matches!(ending.as_deref(), Some("gguf" | "safetensors"))
+}
+
+fn to_file(args: &QuantizeArgs) -> Result<Report, Failure> {
+    let part = Part::open(&args.model, args.part)?;
+    let threads = threads(args.threads);
+    let Some(format) = args.to.format() else {
+        let stop = Stop::new(Cancel::on_ctrl_c(), Progress::new(args.quiet));
+        let report = quantise(part.source(), &args.out, threads, &mut |done, total| stop.tell(done, total));
+        return stop.end(report).while_doing(|| format!("quantizing `{}`", args.model.display()));
+    };
+    let wanted = Wanted { names: None, storage: Storage::Packed(format), threads, shard: None };
+    part.write(&args.out, &wanted, args.quiet)
+}
+
+fn to_folder(args: &QuantizeArgs) -> Result<Report, Failure> {
     let cancel = Cancel::on_ctrl_c();
     let plan = Plan::new(args)?;
     // Beside the place it gets: renamed when it is whole, gone when it does not become so.
@@ -29,14 +65,47 @@ pub fn run(args: &QuantizeArgs) -> Result<(), Failure> {
     let making = making.map_err(|e| {
         Failure::new(format!("can't make a folder in `{}`: {e}", beside.display())).hint("choose another OUT")
     })?;
-    let report = plan.write(making.path(), args, &cancel)?;
+    let report = plan.write(making.path(), args, cancel)?;
     place(making, &plan.out)?;
-    let sheet = sheet(&plan.out, &report);
-    let text = match args.json {
-        true => sheet.to_json(),
-        false => sheet.to_lines(),
-    };
-    if args.quiet { Ok(()) } else { crate::print(text.as_bytes()) }
+    Ok(report)
+}
+
+/// Threads that were asked for, or all.
+pub fn threads(asked: Option<u32>) -> usize {
+    let all = || std::thread::available_parallelism().ok().map(usize::from);
+    asked.map(|n| n as usize).or_else(all).unwrap_or(1)
+}
+
+/// Progress that Ctrl-C ends.
+pub struct Stop {
+    cancel: Cancel,
+    progress: Progress,
+    asked: Cell<bool>,
+}
+
+impl Stop {
+    pub fn new(cancel: Cancel, progress: Progress) -> Stop {
+        Stop { cancel, progress, asked: Cell::new(false) }
+    }
+
+    /// Tells of progress; the error only ends the work.
+    pub fn tell(&self, done: usize, total: usize) -> kiln_weights::Result<()> {
+        self.progress.tell(done, total);
+        self.asked.set(self.cancel.is_asked());
+        match self.asked.get() {
+            true => Err(kiln_weights::Error::NotFound { path: PathBuf::new() }),
+            false => Ok(()),
+        }
+    }
+
+    /// What came of it.
+    pub fn end<T>(&self, result: kiln_weights::Result<T>) -> Result<T, Failure> {
+        self.progress.end();
+        match self.asked.get() {
+            true => Err(Failure::cancelled()),
+            false => Ok(result?),
+        }
+    }
 }
 
 /// What is read and where it goes.
@@ -52,7 +121,7 @@ impl Plan {
         let model = args.model.as_path();
         if model.is_file() {
             return Err(Failure::new(format!("`{}` is a file, expected a model folder", model.display()))
-                .hint("a model packed into one file is in 8 bits already: use it with --dtype int8"));
+                .hint("name a file as OUT, too, ending in .safetensors or .gguf"));
         }
         // Checks that it is a model, and one that makes sense.
         hints::open_model(model)?;
@@ -72,33 +141,36 @@ impl Plan {
         Ok(Plan { model: model.to_owned(), out: args.out.clone(), parts })
     }
 
-    fn write(&self, to: &Path, args: &QuantizeArgs, cancel: &Cancel) -> Result<Report, Failure> {
+    fn write(&self, to: &Path, args: &QuantizeArgs, cancel: Cancel) -> Result<Report, Failure> {
         let own_name = to.join(TRANSFORMER);
         fs::create_dir(&own_name).map_err(|e| write_failed(&own_name, &e))?;
-        let (from, file) = (self.model.join(TRANSFORMER), own_name.join(WEIGHTS));
+        let from = self.model.join(TRANSFORMER);
         let source = hints::open_model(&self.model)?.transformer.weights()?;
-        let threads = args.threads.map(|n| n as usize);
-        let threads =
-            threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
-        let progress = Progress::new(args.quiet);
-        let mut stopped = false;
-        let report = quantise(&source, &file, threads, &mut |done, total| {
-            progress.tell(done, total);
-            stopped = cancel.is_asked();
-            match stopped {
-                true => Err(kiln_weights::Error::NotFound { path: PathBuf::new() }),
-                false => Ok(()),
+        let threads = threads(args.threads);
+        let stop = Stop::new(cancel, Progress::new(args.quiet));
+        let tell = &mut |done, total| stop.tell(done, total);
+        let report = match args.to.format() {
+            None => quantise(&source, &own_name.join(WEIGHTS), threads, tell),
+            Some(format) => {
+                let gguf = args.to.is_gguf();
+                let options = Options {
+                    component: Component::Transformer,
+                    container: if gguf { Container::Gguf } else { Container::Safetensors },
+                    names: if gguf { Names::Original } else { Names::Diffusers },
+                    storage: Storage::Packed(format),
+                    threads,
+                };
+                let file = own_name.join(if gguf { GGUF_WEIGHTS } else { WEIGHTS });
+                export(&source, &file, &options, tell)
             }
-        });
-        progress.end();
-        if stopped {
-            return Err(Failure::cancelled());
-        }
-        let report = report.while_doing(|| format!("quantizing `{}`", from.display()))?;
+        };
+        let report = stop.end(report).while_doing(|| format!("quantizing `{}`", from.display()))?;
+        let Stop { cancel, progress, .. } = stop;
+        let cancel = &cancel;
         copy_all(
             &from,
             &own_name,
-            &|name| !name.ends_with(".safetensors") && !name.ends_with(".index.json"),
+            &|name| ![".safetensors", ".gguf", ".index.json"].iter().any(|end| name.ends_with(end)),
             cancel,
         )?;
         for part in &self.parts {
@@ -158,7 +230,7 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
 }
 
 /// Gives the finished folder its name.
-fn place(making: TempDir, out: &Path) -> Result<(), Failure> {
+pub fn place(making: TempDir, out: &Path) -> Result<(), Failure> {
     // Temporary folders are private; this one is as any other from now on.
     #[cfg(unix)]
     {
@@ -172,7 +244,7 @@ fn place(making: TempDir, out: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn sheet(out: &Path, report: &Report) -> Sheet {
+pub fn sheet(out: &Path, report: &Report, packed: &str) -> Sheet {
     let [before, after] = report.bytes;
     let groups =
         report.groups.iter().fold(Sheet::default(), |sheet, Group { name, layers, weights, error }| {
@@ -187,31 +259,31 @@ fn sheet(out: &Path, report: &Report) -> Sheet {
         .with_amount("bytes_before", before, bytes(before))
         .with_amount("bytes_after", after, bytes(after))
         .with("tensors_kept", report.copied)
-        .with_sheet("int8", groups)
+        .with_sheet(packed, groups)
 }
 
 /// A bar on a terminal; elsewhere now and then a line.
-enum Progress {
+pub enum Progress {
     Silent,
     Bar(ProgressBar),
     Lines,
 }
 
 impl Progress {
-    fn new(quiet: bool) -> Progress {
+    pub fn new(quiet: bool) -> Progress {
         match () {
             () if quiet => Progress::Silent,
             () if io::stderr().is_terminal() => {
                 let style =
                     ProgressStyle::with_template("{bar:20.cyan/dim} {elapsed:>4}, {eta} left  {wide_msg}");
                 let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-                Progress::Bar(ProgressBar::new(1).with_style(style).with_message("rounding"))
+                Progress::Bar(ProgressBar::new(1).with_style(style).with_message("writing"))
             }
             () => Progress::Lines,
         }
     }
 
-    fn tell(&self, done: usize, total: usize) {
+    pub fn tell(&self, done: usize, total: usize) {
         match self {
             Progress::Silent => {}
             Progress::Bar(bar) => {
@@ -231,18 +303,18 @@ impl Progress {
         }
     }
 
-    fn end(&self) {
+    pub fn end(&self) {
         if let Progress::Bar(bar) = self {
             bar.finish_and_clear();
         }
     }
 }
 
-fn read_failed(path: &Path, error: &io::Error) -> Failure {
+pub fn read_failed(path: &Path, error: &io::Error) -> Failure {
     Failure::new(format!("can't read `{}`: {error}", path.display()))
 }
 
-fn write_failed(path: &Path, error: &io::Error) -> Failure {
+pub fn write_failed(path: &Path, error: &io::Error) -> Failure {
     Failure::new(format!("can't write `{}`: {error}", path.display()))
         .hint("check that there is room, and that the folder may be written")
 }

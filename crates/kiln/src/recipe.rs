@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::args::{DTypeArg, GenerateArgs, RngArg, ScheduleArg};
+use crate::args::{DTypeArg, GenerateArgs, RngArg, ScheduleArg, VariantArg};
 use crate::failure::{Failure, While};
 use crate::files;
 use crate::values::LoraArg;
@@ -102,6 +102,46 @@ pub struct Model {
     pub text_encoder: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vae: Option<String>,
+    /// Parts that are not the model's own.
+    #[serde(default, skip_serializing_if = "OtherParts::is_empty")]
+    pub parts: OtherParts,
+}
+
+/// Where parts of a model come from that were named, and what it was said to be.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OtherParts {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transformer: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text_encoder: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<VariantArg>,
+}
+
+impl OtherParts {
+    /// Of the options.
+    pub fn new(args: &GenerateArgs) -> OtherParts {
+        let path = |path: &Option<PathBuf>| path.as_deref().map(files::absolute);
+        OtherParts {
+            transformer: path(&args.transformer),
+            text_encoder: path(&args.text_encoder),
+            tokenizer: path(&args.tokenizer),
+            variant: args.variant,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        *self == OtherParts::default()
+    }
+
+    fn fill(&self, args: &mut GenerateArgs) {
+        or_take(&mut args.transformer, &self.transformer.as_ref().map(PathBuf::from));
+        or_take(&mut args.text_encoder, &self.text_encoder.as_ref().map(PathBuf::from));
+        or_take(&mut args.tokenizer, &self.tokenizer.as_ref().map(PathBuf::from));
+        or_take(&mut args.variant, &self.variant);
+    }
 }
 
 /// What of a recipe no option can say.
@@ -164,7 +204,10 @@ impl Recipe {
         if args.references.is_empty() {
             args.references = self.references.iter().map(path).collect();
         }
-        or_take(&mut args.model, &Some(PathBuf::from(&self.model.path)));
+        if args.model.is_none() && args.transformer.is_none() {
+            args.model = Some(PathBuf::from(&self.model.path));
+            self.model.parts.fill(args);
+        }
         or_take(&mut args.init, &self.init.as_ref().map(path));
         or_take(&mut args.mask, &self.mask.as_ref().map(path));
         if args.init.is_some() {

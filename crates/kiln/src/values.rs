@@ -53,6 +53,20 @@ impl Device {
     }
 }
 
+/// A number of bytes: `500M`, `5G`, `2GiB`.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+    let wrong = || format!("`{text}` is no size such as 500M or 5G");
+    let upper = text.to_uppercase();
+    let number = upper.trim_end_matches("IB").trim_end_matches('B');
+    let (digits, shift) = match UNITS.iter().find(|(unit, _)| number.ends_with(*unit)) {
+        Some((unit, shift)) => (number.trim_end_matches(*unit), *shift),
+        None => (number, 0),
+    };
+    let count: u64 = digits.trim().parse().map_err(|_| wrong())?;
+    count.checked_mul(1 << shift).filter(|n| *n > 0).ok_or_else(wrong)
+}
+
 /// Bytes for people: `3.2 GiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];

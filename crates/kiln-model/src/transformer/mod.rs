@@ -96,6 +96,40 @@ fn default_patch() -> usize {
 }
 
 impl Config {
+    /// The configuration that these tensors must have been saved with; what they don't tell is the same in all of FLUX.2.
+    pub fn from_tensors(source: &WeightSource) -> Option<Config> {
+        let side = |name: &str, axis: usize| source.entry(name)?.1.dims().get(axis).copied();
+        let count = |blocks: &str| {
+            let has = |i: &usize| source.contains(&format!("{blocks}.{i}.attn.norm_q.weight"));
+            (0..).take_while(has).count()
+        };
+        let (doubles, singles) = (count("transformer_blocks"), count("single_transformer_blocks"));
+        let norm = |blocks: &str| side(&format!("{blocks}.0.attn.norm_q.weight"), 0);
+        let head = norm("transformer_blocks").or_else(|| norm("single_transformer_blocks"))?;
+        let dim = side("x_embedder.weight", 0)?;
+        let mlp = match side("transformer_blocks.0.ff.linear_out.weight", 1) {
+            Some(mlp) => mlp,
+            None => side("single_transformer_blocks.0.attn.to_out.weight", 1)?.checked_sub(dim)?,
+        };
+        const EMBEDDERS: &str = "time_guidance_embed";
+        Some(Config {
+            in_channels: side("x_embedder.weight", 1)?,
+            out_channels: side("proj_out.weight", 0),
+            num_layers: doubles,
+            num_single_layers: singles,
+            attention_head_dim: head,
+            num_attention_heads: dim / head.max(1),
+            joint_attention_dim: side("context_embedder.weight", 1)?,
+            timestep_guidance_channels: side(&format!("{EMBEDDERS}.timestep_embedder.linear_1.weight"), 1)?,
+            mlp_ratio: mlp as f64 / dim.max(1) as f64,
+            axes_dims_rope: vec![head / 4; 4],
+            rope_theta: default_theta(),
+            eps: default_eps(),
+            guidance_embeds: source.contains(&format!("{EMBEDDERS}.guidance_embedder.linear_1.weight")),
+            patch_size: default_patch(),
+        })
+    }
+
     /// Width of the model.
     pub fn dim(&self) -> usize {
         self.num_attention_heads * self.attention_head_dim

@@ -173,6 +173,14 @@ impl Packed {
         }
     }
 
+    /// The factor of every row, where they are not in the blocks.
+    pub fn row_scales(&self) -> Vec<f32> {
+        match &self.scale {
+            Scale::Rows(scales, first) => scales[*first..first + self.row_count()].to_vec(),
+            _ => vec![self.scale().unwrap_or(1.0); self.row_count()],
+        }
+    }
+
     /// Some of the rows, sharing the bytes.
     pub fn rows(&self, range: Range<usize>) -> Result<Packed> {
         let rows = self.row_count();

@@ -1,6 +1,7 @@
 //! `kiln info`: what a path or a name holds.
 
 mod model;
+mod parts;
 mod picture;
 mod weights;
 
@@ -33,7 +34,8 @@ fn describe(path: &Path) -> Result<Description, Failure> {
         Err(failure) if !path.exists() && path.extension().is_none() => return Err(failure),
         _ => {}
     }
-    if path.join("model_index.json").is_file() {
+    let set = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) && path.is_file();
+    if set || ["model_index.json", "model.toml", "snapshots"].iter().any(|name| path.join(name).exists()) {
         return model::describe(&Found::Path(path.to_path_buf()));
     }
     if path.is_dir() {

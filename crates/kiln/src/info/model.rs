@@ -49,7 +49,11 @@ pub(super) fn describe(found: &Found) -> Result<Description, Failure> {
         }
         _ => ("model folder", "in the folder"),
     };
-    let tokenizer = if folder.tokenizer.is_some() { within } else { "built into Kiln" };
+    let tokenizer = match &folder.tokenizer {
+        Some(files) if !folder.searched.is_empty() => files.path.display().to_string(),
+        Some(_) => within.to_owned(),
+        None => "built into Kiln".to_owned(),
+    };
     let sheet = Sheet::default()
         .with("kind", kind)
         .with("path", folder.path.display().to_string())
@@ -97,9 +101,9 @@ impl Parts {
 
 /// Files, parameters, dtypes and bytes.
 pub(super) fn amounts(source: &WeightSource) -> Sheet {
-    let dtypes: Vec<String> = match &source.dtypes().into_iter().collect::<Vec<_>>()[..] {
-        [(only, _)] => vec![only.to_string()],
-        several => several.iter().map(|(dtype, n)| format!("{dtype} ({})", count(*n))).collect(),
+    let dtypes: Vec<String> = match &source.storages().into_iter().collect::<Vec<_>>()[..] {
+        [(only, _)] => vec![(*only).to_owned()],
+        several => several.iter().map(|(how, n)| format!("{how} ({})", count(*n))).collect(),
     };
     Sheet::default()
         .with("files", source.files().count())

@@ -2,8 +2,8 @@ use std::path::Path;
 
 use kiln_weights::{Lora, WeightSource};
 
-use super::Description;
 use super::model::amounts;
+use super::{Description, parts};
 use crate::failure::Failure;
 use crate::sheet::Sheet;
 
@@ -12,9 +12,15 @@ pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
     let source = WeightSource::open(path)?;
     let kind = Kind::of(&source);
     let mut sheet = Sheet::default()
-        .with("kind", kind.name())
+        .with(
+            "kind",
+            match kind {
+                Kind::Parts => parts::name(&source.components()),
+                kind => kind.name().to_owned(),
+            },
+        )
         .with("path", path.display().to_string())
-        .with("format", "safetensors")
+        .with("format", if source.is_gguf() { "GGUF" } else { "safetensors" })
         .and(amounts(&source))
         .and(kind.details(&source));
     if !source.metadata().is_empty() {
@@ -32,11 +38,9 @@ const LORA: [&str; 7] = [".lora_A", ".lora_down", ".lora.down", ".lokr_", ".hada
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Lora,
-    Transformer,
-    TransformerBfl,
+    /// Parts of a model.
+    Parts,
     Taef2,
-    Vae,
-    TextEncoder,
     Embeddings,
     Latents,
     Unknown,
@@ -48,11 +52,8 @@ impl Kind {
         let any = |part: &str| source.names().any(|name| name.contains(part));
         match () {
             () if LORA.iter().any(|part| any(part)) => Kind::Lora,
-            () if any("single_transformer_blocks.") => Kind::Transformer,
-            () if any("single_blocks.") && any("double_blocks.") => Kind::TransformerBfl,
+            () if !source.components().is_empty() => Kind::Parts,
             () if has("decoder.3.pool.0.weight") || has("decoder.layers.2.pool.0.weight") => Kind::Taef2,
-            () if has("decoder.conv_in.weight") => Kind::Vae,
-            () if any("embed_tokens.weight") && any(".self_attn.") => Kind::TextEncoder,
             () if any("prompt_embeds") => Kind::Embeddings,
             () if has("latents") || has("noise") => Kind::Latents,
             () => Kind::Unknown,
@@ -62,11 +63,8 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Kind::Lora => "LoRA",
-            Kind::Transformer => "FLUX.2 transformer",
-            Kind::TransformerBfl => "FLUX.2 transformer in Black Forest Labs' layout (not read yet)",
+            Kind::Parts => "part of a model",
             Kind::Taef2 => "TAEF2, a tiny FLUX.2 autoencoder",
-            Kind::Vae => "FLUX.2 autoencoder (VAE)",
-            Kind::TextEncoder => "text encoder",
             Kind::Embeddings => "prompt embeddings",
             Kind::Latents => "latents",
             Kind::Unknown => "tensors of an unknown kind",
@@ -76,15 +74,7 @@ impl Kind {
     fn details(self, source: &WeightSource) -> Sheet {
         match self {
             Kind::Lora => lora(source),
-            Kind::Transformer => Sheet::default()
-                .with("double_blocks", blocks(source, "transformer_blocks."))
-                .with("single_blocks", blocks(source, "single_transformer_blocks."))
-                .with("dim", side(source, "x_embedder.weight", 0))
-                .with("text_dim", side(source, "context_embedder.weight", 1)),
-            Kind::Vae => Sheet::default().with("latent_channels", side(source, "decoder.conv_in.weight", 1)),
-            Kind::TextEncoder => Sheet::default()
-                .with("layers", blocks(source, "model.layers.").max(blocks(source, "layers.")))
-                .with("hidden_size", side(source, "model.embed_tokens.weight", 1)),
+            Kind::Parts => parts::details(source),
             Kind::Embeddings | Kind::Latents | Kind::Unknown => {
                 let shown = source.names().take(8).filter_map(|name| Some((name, source.entry(name)?)));
                 let first = shown.fold(Sheet::default(), |sheet, (name, (dtype, shape))| {
@@ -92,7 +82,7 @@ impl Kind {
                 });
                 Sheet::default().with_sheet("first", first)
             }
-            Kind::Taef2 | Kind::TransformerBfl => Sheet::default(),
+            Kind::Taef2 => Sheet::default(),
         }
     }
 }
@@ -127,17 +117,6 @@ fn lora(source: &WeightSource) -> Sheet {
         true => sheet,
         false => sheet.with("unused_keys", unused),
     }
-}
-
-/// One more than the largest number that follows `prefix`.
-fn blocks(source: &WeightSource, prefix: &str) -> usize {
-    let numbers =
-        source.names().filter_map(|n| n.strip_prefix(prefix)?.split('.').next()?.parse::<usize>().ok());
-    numbers.max().map_or(0, |n| n + 1)
-}
-
-fn side(source: &WeightSource, name: &str, axis: usize) -> Option<usize> {
-    source.entry(name).and_then(|(_, shape)| shape.dims().get(axis).copied())
 }
 
 /// Metadata may hold whole training configurations.

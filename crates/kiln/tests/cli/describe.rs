@@ -106,7 +106,7 @@ fn info_refuses_what_it_does_not_know() {
     kit.write("text.txt", b"some text");
     kit.kiln(&["info", "text.txt"]).refused(1, &["text.txt", "safetensors"]);
     kit.kiln(&["info", "none"]).refused(1, &["none", "hint: "]);
-    kit.kiln(&["info", "."]).refused(1, &["no safetensors weights", "hint: "]);
+    kit.kiln(&["info", "."]).refused(1, &["no weights", "hint: "]);
     kit.kiln(&["info"]).refused(2, &["<PATH>"]);
 }
 

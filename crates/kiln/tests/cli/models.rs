@@ -76,7 +76,7 @@ fn missing_parts_are_named() {
     refused(&kit, &["no `transformer`", "`config.json`", "hint: "]);
     let kit = Kit::new();
     kit.take_from_model(TRANSFORMER);
-    refused(&kit, &["no safetensors weights", "transformer", "hint: "]);
+    refused(&kit, &["no weights", "transformer", "hint: "]);
     let kit = Kit::new();
     kit.take_from_model("text_encoder/model-00002-of-00002.safetensors");
     refused(&kit, &["model.safetensors.index.json", "model-00002-of-00002.safetensors", "hint: "]);

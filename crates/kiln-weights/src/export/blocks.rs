@@ -1,0 +1,65 @@
+//! Rows of floats to GGUF's blocks of 32. The bytes are those that the `gguf` Python package writes.
+
+use kiln_tensor::f16;
+
+/// Appends the block of 32 values, packed in 4 bits without an offset.
+pub(super) fn q4_0(x: &[f32], out: &mut Vec<u8>) {
+    let (d, inverse) = toward_largest(x, -8.0);
+    out.extend(d);
+    let q = |x: f32| (x * inverse + 8.5).clamp(0.0, 15.0) as u8;
+    out.extend((0..16).map(|i| q(x[i]) | q(x[i + 16]) << 4));
+}
+
+/// In 4 bits above the smallest.
+pub(super) fn q4_1(x: &[f32], out: &mut Vec<u8>) {
+    let (d, least, inverse) = above_least(x, 15.0);
+    out.extend(d.into_iter().chain(half(least)));
+    let q = |x: f32| ((x - least) * inverse + 0.5).clamp(0.0, 15.0) as u8;
+    out.extend((0..16).map(|i| q(x[i]) | q(x[i + 16]) << 4));
+}
+
+/// In 5 bits without an offset.
+pub(super) fn q5_0(x: &[f32], out: &mut Vec<u8>) {
+    let (d, inverse) = toward_largest(x, -16.0);
+    out.extend(d);
+    fives(x, out, |x| (x * inverse + 16.5).clamp(0.0, 31.0) as u8);
+}
+
+/// In 5 bits above the smallest.
+pub(super) fn q5_1(x: &[f32], out: &mut Vec<u8>) {
+    let (d, least, inverse) = above_least(x, 31.0);
+    out.extend(d.into_iter().chain(half(least)));
+    fives(x, out, |x| ((x - least) * inverse + 0.5).clamp(0.0, 31.0) as u8);
+}
+
+/// In 8 bits.
+pub(super) fn q8_0(x: &[f32], out: &mut Vec<u8>) {
+    let largest = x.iter().fold(0f32, |m, x| m.max(x.abs()));
+    let d = largest / 127.0;
+    let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+    out.extend(half(d));
+    out.extend(x.iter().map(|x| (x * inverse).round() as i8 as u8));
+}
+
+fn fives(x: &[f32], out: &mut Vec<u8>, q: impl Fn(f32) -> u8) {
+    let high = x.iter().enumerate().fold(0u32, |bits, (i, x)| bits | u32::from(q(*x) >> 4) << i);
+    out.extend(high.to_le_bytes());
+    out.extend((0..16).map(|i| q(x[i]) & 15 | (q(x[i + 16]) & 15) << 4));
+}
+
+/// A step with which the value farthest from zero becomes the lowest code, and what to multiply with.
+fn toward_largest(x: &[f32], lowest: f32) -> ([u8; 2], f32) {
+    let largest = x.iter().fold(0f32, |best, &x| if x.abs() > best.abs() { x } else { best });
+    let d = largest / lowest;
+    (half(d), if d == 0.0 { 0.0 } else { 1.0 / d })
+}
+
+fn above_least(x: &[f32], steps: f32) -> ([u8; 2], f32, f32) {
+    let (least, most) = x.iter().fold((f32::MAX, f32::MIN), |(l, m), &x| (l.min(x), m.max(x)));
+    let d = (most - least) / steps;
+    (half(d), least, if d == 0.0 { 0.0 } else { 1.0 / d })
+}
+
+pub(super) fn half(x: f32) -> [u8; 2] {
+    f16::from_f32(x).to_le_bytes()
+}

@@ -1,0 +1,219 @@
+//! GGUF files: round trips, and every way in which a header can lie.
+
+mod common;
+
+use common::Random;
+use kiln_tensor::HostTensor;
+use kiln_tensor::packed::Format;
+use kiln_weights::export::{Container, Names, Options, Storage, export};
+use kiln_weights::{Component, WeightSource, save};
+
+/// A file written field by field.
+#[derive(Clone)]
+struct Made {
+    version: u32,
+    tensors: Vec<(String, Vec<u64>, u32, u64)>,
+    settings: Vec<u8>,
+    setting_count: u64,
+    tensor_count: Option<u64>,
+    data: usize,
+}
+
+impl Made {
+    fn new() -> Made {
+        let tensors = vec![("a.weight".into(), vec![32, 2], 8, 0), ("b".into(), vec![3], 0, 96)];
+        Made { version: 3, tensors, settings: Vec::new(), setting_count: 0, tensor_count: None, data: 108 }
+    }
+
+    fn setting(mut self, key: &str, kind: u32, value: &[u8]) -> Made {
+        self.settings.extend(text(key));
+        self.settings.extend(kind.to_le_bytes());
+        self.settings.extend(value);
+        self.setting_count += 1;
+        self
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = b"GGUF".to_vec();
+        bytes.extend(self.version.to_le_bytes());
+        bytes.extend(self.tensor_count.unwrap_or(self.tensors.len() as u64).to_le_bytes());
+        bytes.extend(self.setting_count.to_le_bytes());
+        bytes.extend(&self.settings);
+        for (name, dims, kind, offset) in &self.tensors {
+            bytes.extend(text(name));
+            bytes.extend((dims.len() as u32).to_le_bytes());
+            bytes.extend(dims.iter().flat_map(|d| d.to_le_bytes()));
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(offset.to_le_bytes());
+        }
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend((0..self.data).map(|i| i as u8 & 0x3b));
+        bytes
+    }
+
+    fn told(&self) -> String {
+        WeightSource::from_bytes("a.gguf", self.bytes()).unwrap_err().to_string()
+    }
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+#[test]
+fn tensors_and_settings_are_read() {
+    let list = [&8u32.to_le_bytes()[..], &2u64.to_le_bytes(), &text("x"), &text("yz")].concat();
+    let made = Made::new()
+        .setting("general.architecture", 8, &text("qwen3"))
+        .setting("qwen3.rope.freq_base", 6, &5e5f32.to_le_bytes())
+        .setting("tokenizer.ggml.tokens", 9, &list);
+    for version in [2, 3] {
+        let source = WeightSource::from_bytes("a.gguf", Made { version, ..made.clone() }.bytes()).unwrap();
+        assert_eq!(source.names().collect::<Vec<_>>(), ["a.weight", "b"]);
+        assert_eq!(source.packing("a.weight"), Some(Format::Q8_0));
+        assert_eq!(source.entry("a.weight").unwrap().1.dims(), [2, 32]);
+        assert_eq!(source.tensor("a.weight").unwrap().numel(), 64);
+        assert_eq!(source.metadata()["qwen3.rope.freq_base"], "500000");
+        assert_eq!(source.metadata()["tokenizer.ggml.tokens"], "[2 values]");
+        assert_eq!((source.parameters(), source.bytes()), (67, 68 + 12));
+    }
+}
+
+#[test]
+fn lies_in_a_header_are_told() {
+    let made = Made::new;
+    let cases: Vec<(Made, &str)> = vec![
+        (Made { version: 1, ..made() }, "version 1"),
+        (Made { version: 3u32.swap_bytes(), ..made() }, "big-endian"),
+        (Made { tensor_count: Some(u64::MAX), ..made() }, "wants"),
+        (Made { setting_count: u64::MAX, ..made() }, "wants"),
+        (Made { data: 50, ..made() }, "ends inside or before `a.weight`"),
+        (Made { tensors: vec![("a".into(), vec![30, 2], 8, 0)], ..made() }, "no whole blocks"),
+        (Made { tensors: vec![("a".into(), vec![1; 5], 0, 0)], ..made() }, "5 dimensions"),
+        (Made { tensors: vec![("a".into(), vec![4], 16, 0)], ..made() }, "type IQ2_XXS; Kiln reads F32"),
+        (Made { tensors: vec![("a".into(), vec![4], 99, 0)], ..made() }, "type number 99"),
+        (Made { tensors: vec![("a".into(), vec![], 8, 0)], ..made() }, "type Q8_0"),
+        (Made { tensors: vec![("a".into(), vec![u64::MAX, 2], 0, 0)], ..made() }, "no machine can hold"),
+        (Made { tensors: vec![("a".into(), vec![1 << 62, 32], 0, 0)], ..made() }, "no machine can hold"),
+        (Made { tensors: vec![("a".into(), vec![4], 0, u64::MAX)], ..made() }, "no machine can hold"),
+        (
+            Made { tensors: vec![("a".into(), vec![4], 0, 0), ("b".into(), vec![4], 0, 8)], ..made() },
+            "inside `a`",
+        ),
+        (
+            Made { tensors: vec![("a".into(), vec![4], 0, 0), ("a".into(), vec![4], 0, 32)], ..made() },
+            "twice",
+        ),
+        (made().setting("x", 77, &[]), "kind 77"),
+        (made().setting("x", 8, &u64::MAX.to_le_bytes()), "wants"),
+        (made().setting("x", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]), "not UTF-8"),
+        (made().setting("x", 9, &[&9u32.to_le_bytes()[..], &1u64.to_le_bytes()].concat()), "list of lists"),
+        (
+            made().setting("x", 9, &[&99u32.to_le_bytes()[..], &1u64.to_le_bytes()].concat()),
+            "list of kind 99",
+        ),
+        (made().setting("x", 9, &[&10u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat()), "wants"),
+        (made().setting("x", 9, &[&8u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat()), "wants"),
+        (made().setting("general.alignment", 4, &0u32.to_le_bytes()), "general.alignment"),
+        (made().setting("general.alignment", 8, &text("much")), "general.alignment"),
+    ];
+    for (made, words) in cases {
+        let told = made.told();
+        assert!(
+            told.starts_with("`a.gguf` is not a valid GGUF file: ") && told.contains(words),
+            "{words}: {told}"
+        );
+    }
+    let whole = Made::new().bytes();
+    for length in 4..whole.len() - 12 {
+        assert!(WeightSource::from_bytes("a.gguf", whole[..length].to_vec()).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn damaged_files_never_panic() {
+    let list = [&4u32.to_le_bytes()[..], &2u64.to_le_bytes(), &[0; 8]].concat();
+    let original =
+        Made::new().setting("a", 9, &list).setting("general.alignment", 4, &32u32.to_le_bytes()).bytes();
+    let (mut random, mut alive) = (Random(1), 0);
+    for _ in 0..6000 {
+        let mut data = original.clone();
+        for _ in 0..1 + random.below(3) {
+            let at = random.below(data.len().max(1));
+            match random.below(4) {
+                0 => data.truncate(at.max(4)),
+                1 if at >= 4 => data.insert(at, random.below(256) as u8),
+                _ if at >= data.len() || at < 4 => {}
+                2 => data[at] ^= 1 << random.below(8),
+                _ => data[at] = random.below(256) as u8,
+            }
+        }
+        let Ok(source) = WeightSource::from_bytes("a.gguf", data.clone()) else { continue };
+        alive += 1;
+        for name in source.names() {
+            let tensor = source.tensor(name).unwrap();
+            assert_eq!(Some(tensor.shape()), source.entry(name).map(|(_, shape)| shape));
+        }
+        assert!(source.bytes() <= data.len() as u64);
+        source.fingerprint().unwrap();
+    }
+    assert!((100..5900).contains(&alive), "{alive} of 6000: the mutations test nothing");
+}
+
+#[test]
+fn a_model_goes_to_gguf_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let values =
+        |count: usize| (0..count).map(|i| (i * 7919 % 1001) as f32 / 500.0 - 1.0).collect::<Vec<_>>();
+    let matrix = |rows: usize, cols: usize| HostTensor::from_f32([rows, cols], values(rows * cols)).unwrap();
+    let mut tensors = vec![
+        ("single_stream_modulation.linear.weight", matrix(6, 4)),
+        ("norm_out.linear.weight", matrix(4, 2)),
+        ("single_transformer_blocks.0.attn.to_out.weight", matrix(5, 512)),
+        ("single_transformer_blocks.0.attn.norm_q.weight", HostTensor::from_f32([4], values(4)).unwrap()),
+    ];
+    for name in ["to_q", "to_k", "to_v"] {
+        let name: &str = Box::leak(format!("transformer_blocks.0.attn.{name}.weight").into_boxed_str());
+        tensors.push((name, matrix(3, 64)));
+    }
+    let (ours, theirs, back) =
+        (dir.path().join("a.safetensors"), dir.path().join("b.gguf"), dir.path().join("c.safetensors"));
+    save::save(&ours, &tensors, &Default::default()).unwrap();
+    let mut options = Options {
+        component: Component::Transformer,
+        container: Container::Gguf,
+        names: Names::Original,
+        storage: Storage::Packed(Format::Q6K),
+        threads: 3,
+    };
+    let source = WeightSource::open(&ours).unwrap();
+    let report = export(&source, &theirs, &options, &mut |_, _| Ok(())).unwrap();
+    let kinds: Vec<_> = report.groups.iter().map(|g| (g.name.as_str(), g.layers)).collect();
+    assert_eq!(kinds, [("single_transformer_blocks.attn.to_out", 1), ("transformer_blocks.attn.to_q", 1)]);
+    assert!(report.groups.iter().all(|g| g.error > 1e-4 && g.error < 0.02), "{:?}", report.groups);
+    let written = WeightSource::open(&theirs).unwrap();
+    let stored = |name: &str| written.storage(name).unwrap();
+    assert_eq!(stored("single_blocks.0.linear2.weight"), "q6_k");
+    assert_eq!(stored("double_blocks.0.img_attn.qkv.weight"), "q8_0", "rows of 64 are no blocks of 256");
+    assert_eq!(stored("single_blocks.0.norm.query_norm.scale"), "f32");
+
+    options = Options {
+        container: Container::Safetensors,
+        names: Names::Diffusers,
+        storage: Storage::Keep,
+        ..options
+    };
+    let model = written.component(Component::Transformer).unwrap().unwrap();
+    export(&model, &back, &options, &mut |_, _| Ok(())).unwrap();
+    let back = WeightSource::open(&back).unwrap();
+    assert_eq!(back.names().collect::<Vec<_>>(), source.names().collect::<Vec<_>>());
+    for (name, tensor) in &tensors {
+        let (found, expected) = (back.tensor(name).unwrap(), tensor.to_f32().unwrap());
+        let near = found.to_f32().unwrap().iter().zip(expected.iter()).all(|(f, e)| (f - e).abs() < 0.05);
+        assert!(near && found.shape() == tensor.shape(), "{name}");
+    }
+    options.storage = Storage::Packed(Format::Q4_0);
+    let told = export(&source, &dir.path().join("d.safetensors"), &options, &mut |_, _| Ok(())).unwrap_err();
+    assert!(told.to_string().contains("GGUF file"), "{told}");
+    assert!(!dir.path().join("d.safetensors").exists());
+}
