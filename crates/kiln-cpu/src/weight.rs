@@ -8,7 +8,7 @@ use crate::element::Source;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::Halves;
 use crate::gemm::Rows;
-use crate::simd::Simd;
+use crate::simd::{Simd, dispatch};
 
 /// Formats that the kernels widen on the fly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,14 +105,28 @@ impl Stack {
         }
     }
 
-    /// Values of a packed row from column `from` on.
+    /// Values of a packed row from column `from` on. Not inlined into the kernels that ask for it, of which there are many:
+    /// the decoders would make each of them several times its size.
+    pub fn unpack<S: Simd>(&self, s: S, row: usize, from: usize, out: &mut [f32]) {
+        unpack_on(s.level(), self, row, from, out);
+    }
+
     #[inline(always)]
-    pub fn unpack(&self, row: usize, from: usize, out: &mut [f32]) {
+    fn unpack_here(&self, row: usize, from: usize, out: &mut [f32]) {
         match self.find(row) {
             (Slab::Packed(matrix), row) => matrix.read(row, from, out),
             (Slab::Dense(_), _) => unreachable!("a stack of this format has packed slabs"),
         }
     }
+}
+
+#[inline(always)]
+fn unpack_kernel<S: Simd>(_: S, stack: &Stack, row: usize, from: usize, out: &mut [f32]) {
+    stack.unpack_here(row, from, out);
+}
+
+dispatch! {
+    fn unpack_on(stack: &Stack, row: usize, from: usize, out: &mut [f32]) => unpack_kernel;
 }
 
 /// Other formats are rounded to bf16.
@@ -157,7 +171,7 @@ impl Rows for Placed<'_> {
             Format::F32 => widen::<S, f32>(s, stack.row(row), from, out),
             Format::BF16 => widen::<S, bf16>(s, stack.row(row), from, out),
             Format::F16 => widen::<S, f16>(s, stack.row(row), from, out),
-            Format::Packed => stack.unpack(row, from, out),
+            Format::Packed => stack.unpack(s, row, from, out),
             Format::I8 => unreachable!("bytes have kernels of their own"),
         }
     }

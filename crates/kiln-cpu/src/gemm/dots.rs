@@ -90,7 +90,7 @@ fn few_of<S: Simd, T: Source>(
 fn few_unpacked<S: Simd>(s: S, term: FewTerm<'_>, rows: usize, first: usize, count: usize, out: &mut [f32]) {
     let mut w = vec![0f32; term.weight.cols];
     for j in 0..count {
-        term.weight.unpack(first + j, 0, &mut w);
+        term.weight.unpack(s, first + j, 0, &mut w);
         one::<S, f32>(s, bytemuck::cast_slice(&w), term.x, rows, &mut out[j..]);
     }
 }

@@ -3,6 +3,7 @@ use std::arch::x86_64::*;
 use kiln_tensor::{bf16, f16};
 
 use super::{Simd, Tile, tile_by_rows};
+use crate::isa::Level;
 
 /// Proof of AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,11 @@ impl Simd for Avx2 {
     const LANES: usize = 8;
     // 12 sums, two vectors of b and one broadcast value fill 15 of the 16 registers.
     const TILE_ROWS: usize = 6;
+
+    #[inline(always)]
+    fn level(self) -> Level {
+        Level::Avx2(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {

@@ -3,6 +3,7 @@ use std::arch::x86_64::*;
 use kiln_tensor::{bf16, f16};
 
 use super::{Simd, Tile, tile_by_rows};
+use crate::isa::Level;
 
 /// Proof of AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +27,11 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
     // 28 sums, two vectors of b and one broadcast value fill 31 of the 32 registers.
     const TILE_ROWS: usize = 14;
+
+    #[inline(always)]
+    fn level(self) -> Level {
+        Level::Avx512(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {

@@ -27,6 +27,8 @@ pub(crate) use portable::Portable;
 
 use kiln_tensor::{bf16, f16};
 
+use crate::isa::Level;
+
 /// The widest vector there is.
 pub(crate) const MAX_LANES: usize = 16;
 
@@ -39,6 +41,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILE_ROWS: usize;
     /// Columns of that tile.
     const TILE_COLS: usize = 2 * Self::LANES;
+
+    /// The instruction set that it proves, for calling a kernel out of another.
+    fn level(self) -> Level;
 
     fn splat(self, x: f32) -> Self::V;
 

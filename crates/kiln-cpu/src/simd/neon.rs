@@ -3,6 +3,7 @@ use std::arch::aarch64::*;
 use kiln_tensor::{bf16, f16};
 
 use super::{Simd, Tile, tile_by_rows};
+use crate::isa::Level;
 
 /// Proof of NEON, which every 64-bit ARM has.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,11 @@ impl Simd for Neon {
     const LANES: usize = 4;
     // 24 sums, two vectors of b and one broadcast value fill 27 of the 32 registers.
     const TILE_ROWS: usize = 12;
+
+    #[inline(always)]
+    fn level(self) -> Level {
+        Level::Neon(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> float32x4_t {

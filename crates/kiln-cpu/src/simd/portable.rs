@@ -1,6 +1,7 @@
 use kiln_tensor::{bf16, f16};
 
 use super::{Simd, Tile, tile_by_rows};
+use crate::isa::Level;
 
 /// Arrays of four, which every target has registers for; the compiler vectorises the loops over them.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,11 @@ impl Simd for Portable {
     type V = [f32; LANES];
     const LANES: usize = LANES;
     const TILE_ROWS: usize = 4;
+
+    #[inline(always)]
+    fn level(self) -> Level {
+        Level::Portable
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {

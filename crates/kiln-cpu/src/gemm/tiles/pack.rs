@@ -78,7 +78,7 @@ fn unpacked_tiles(amx: Amx, weight: &Stack, rows: Range<usize>, columns: Range<u
     for i in 0..PAIR {
         let inside = if rows.start + i < rows.end { columns.len() / 2 } else { 0 };
         if inside > 0 {
-            weight.unpack(rows.start + i, columns.start / 2, &mut wide[..inside]);
+            weight.unpack(amx.vectors(), rows.start + i, columns.start / 2, &mut wide[..inside]);
             convert(amx.vectors(), &wide[..inside], &mut row[..inside]);
         }
         left_line(bytemuck::cast_slice(&row[..inside]), i, columns.len().div_ceil(LINE), out);
