@@ -8,6 +8,11 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|data: &[u8]| {
     let Ok(source) = WeightSource::from_bytes("fuzz", Bytes::copy_from_slice(data)) else { return };
     for name in source.names() {
+        // Scales of small floats are looked at when they are used, and may not fit.
+        if source.packing(name).is_some() {
+            let _ = source.tensor(name);
+            continue;
+        }
         let tensor = source.tensor(name).expect("a checked header describes readable tensors");
         assert_eq!(source.entry(name), Some((tensor.dtype(), tensor.shape())));
         let _ = (tensor.to_f32(), tensor.to_i64());

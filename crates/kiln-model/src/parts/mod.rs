@@ -33,6 +33,21 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// What the text of a `model.toml` in `folder` names; an error is what is wrong with it.
+    ///
+    /// ```
+    /// use std::path::Path;
+    ///
+    /// let set = "transformer = 'flux-2-klein-4b.gguf'\nvae = 'vae/ae.safetensors'";
+    /// let parts = kiln_model::Parts::parse(set, Path::new("models"))?;
+    /// assert_eq!(parts.vae.as_deref(), Some(Path::new("models/vae/ae.safetensors")));
+    /// assert!(kiln_model::Parts::parse("transformer = '/etc/passwd'", Path::new("models")).is_err());
+    /// # Ok::<(), String>(())
+    /// ```
+    pub fn parse(text: &str, folder: &Path) -> Result<Parts, String> {
+        set::parse(text, folder)
+    }
+
     /// Whether nothing is named.
     pub fn is_empty(&self) -> bool {
         *self == Parts::default()

@@ -40,7 +40,7 @@ pub(super) fn read(file: &Path) -> Result<Parts> {
 }
 
 /// The parts that `text` names, below `folder`.
-pub(crate) fn parse(text: &str, folder: &Path) -> Result<Parts, String> {
+pub(super) fn parse(text: &str, folder: &Path) -> Result<Parts, String> {
     let set: Set = toml::from_str(text).map_err(|e| e.to_string().trim_end().to_owned())?;
     let path = |name: String| -> Result<PathBuf, String> {
         // Below its own folder: a set that was downloaded must not lead anywhere else on this machine.

@@ -9,6 +9,7 @@ mod colours;
 mod describe;
 #[cfg(feature = "ember")]
 mod ember;
+mod formats;
 mod generate;
 mod golden;
 mod hub;

@@ -1,0 +1,249 @@
+"""Files written by other programs' libraries, read by Kiln, and the other way round.
+
+    python tools/formats/check.py KILN MODEL        (needs torch, safetensors, gguf, numpy)
+
+MODEL is a small FLUX.2 model in diffusers' layout (`testdata` put together, say). Its transformer is written as GGUF by the
+`gguf` package, and as fp8 and nvfp4 of every convention with torch; Kiln's latents for each must be those for the same
+values widened to f32, within a relative 1e-5. Then Kiln's own files are read by `gguf` and `safetensors` and must hold
+the values that Kiln's `convert` gives for them.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
+
+KILN, MODEL = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+LIMIT = 1e-5
+failed = []
+
+
+def original(tensors):
+    """Black Forest Labs' names, q, k and v in one."""
+    out = {}
+    fixed = {
+        "x_embedder": "img_in", "context_embedder": "txt_in", "proj_out": "final_layer.linear",
+        "time_guidance_embed.timestep_embedder.linear_1": "time_in.in_layer",
+        "time_guidance_embed.timestep_embedder.linear_2": "time_in.out_layer",
+        "double_stream_modulation_img.linear": "double_stream_modulation_img.lin",
+        "double_stream_modulation_txt.linear": "double_stream_modulation_txt.lin",
+        "single_stream_modulation.linear": "single_stream_modulation.lin",
+    }
+    double = {
+        "attn.to_out.0": "img_attn.proj", "attn.to_add_out": "txt_attn.proj", "ff.linear_in": "img_mlp.0",
+        "ff.linear_out": "img_mlp.2", "ff_context.linear_in": "txt_mlp.0", "ff_context.linear_out": "txt_mlp.2",
+    }
+    norms = {
+        "attn.norm_q": "img_attn.norm.query_norm", "attn.norm_k": "img_attn.norm.key_norm",
+        "attn.norm_added_q": "txt_attn.norm.query_norm", "attn.norm_added_k": "txt_attn.norm.key_norm",
+    }
+    single = {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"}
+    for name, value in tensors.items():
+        module = name.removesuffix(".weight")
+        if module in fixed:
+            out[f"{fixed[module]}.weight"] = value
+        elif module == "norm_out.linear":
+            scale, shift = value.chunk(2)
+            out["final_layer.adaLN_modulation.1.weight"] = torch.cat([shift, scale])
+        else:
+            kind, number, rest = module.split(".", 2)
+            if kind == "single_transformer_blocks":
+                if rest in single:
+                    out[f"single_blocks.{number}.{single[rest]}.weight"] = value
+                else:
+                    out[f"single_blocks.{number}.norm.{'query' if rest == 'attn.norm_q' else 'key'}_norm.scale"] = value
+            elif rest in double:
+                out[f"double_blocks.{number}.{double[rest]}.weight"] = value
+            elif rest in norms:
+                out[f"double_blocks.{number}.{norms[rest]}.scale"] = value
+            elif rest in ("attn.to_q", "attn.add_q_proj"):
+                others = ("attn.to_k", "attn.to_v") if rest == "attn.to_q" else ("attn.add_k_proj", "attn.add_v_proj")
+                parts = [value] + [tensors[f"{kind}.{number}.{o}.weight"] for o in others]
+                stream = "img" if rest == "attn.to_q" else "txt"
+                out[f"double_blocks.{number}.{stream}_attn.qkv.weight"] = torch.cat(parts)
+    return out
+
+
+def is_layer(name, value):
+    return name.startswith(("double_blocks.", "single_blocks.")) and value.ndim == 2
+
+
+def latents(work, transformer):
+    out = work / "latents.safetensors"
+    subprocess.run(
+        [KILN, "generate", "a fox", "-m", MODEL, "--transformer", transformer, "-W", "64", "-H", "48", "-s", "2", "-S", "1",
+         "--max-tokens", "32", "--dtype", "f32", "--no-cache", "-q", "-o", work / "a.png", "--latents-out", out],
+        check=True,
+    )
+    return load_file(out)["latents"]
+
+
+def compare(what, work, file, wide):
+    save_file({k: v.contiguous() for k, v in wide.items()}, work / "wide.safetensors")
+    expected = latents(work, work / "wide.safetensors")
+    error = ((latents(work, file) - expected).norm() / expected.norm()).item()
+    print(f"{what:34} {error:.1e}")
+    if not error < LIMIT:
+        failed.append(what)
+
+
+def write_gguf(path, tensors, kind):
+    writer = gguf.GGUFWriter(path, "flux")
+    wide = {}
+    for name, value in tensors.items():
+        data = value.float().numpy()
+        usable = is_layer(name, value) and value.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+        this = kind if usable else (gguf.GGMLQuantizationType.F32 if value.ndim == 1 else gguf.GGMLQuantizationType.BF16)
+        packed = quantize(data, this)
+        writer.add_tensor(name, packed, raw_dtype=this)
+        wide[name] = torch.from_numpy(dequantize(packed, this).reshape(value.shape).copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return wide
+
+
+def fp8(value, dtype, rows):
+    largest = torch.finfo(dtype).max
+    amax = value.abs().amax(dim=1, keepdim=True) if rows else value.abs().max()
+    scale = (amax / largest).clamp(min=1e-12).float()
+    packed = (value / scale).clamp(-largest, largest).to(dtype)
+    return packed, scale, packed.float() * scale
+
+
+CODES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def nvfp4(value, comfy):
+    rows, cols = value.shape
+    second = (value.abs().max() / (448 * 6)).float()
+    blocks = value.reshape(rows, cols // 16, 16)
+    scale = (blocks.abs().amax(-1) / 6 / second).clamp(max=448).to(torch.float8_e4m3fn)
+    step = (scale.float() * second)[..., None]
+    ratio = torch.where(step > 0, blocks / step, 0)
+    code = (ratio.abs()[..., None] - CODES).abs().argmin(-1)
+    wide = (CODES[code] * ratio.sign() * step).reshape(rows, cols)
+    code = (code + 8 * (ratio < 0)).reshape(rows, cols // 2, 2).to(torch.uint8)
+    high, low = (0, 1) if comfy else (1, 0)
+    packed = code[..., high] * 16 + code[..., low]
+    if comfy:  # tiles of 128 rows by 4 scales
+        down, across = -(-rows // 128) * 128, -(-(cols // 16) // 4) * 4
+        padded = torch.zeros(down, across, dtype=torch.uint8)
+        padded[:rows, : cols // 16] = scale.view(torch.uint8)
+        tiles = padded.reshape(down // 128, 4, 32, across // 4, 4).permute(0, 3, 2, 1, 4)
+        scale = tiles.reshape(down, across).contiguous().view(torch.float8_e4m3fn)
+    return packed, scale, second, wide
+
+
+def with_layers(tensors, change):
+    """`change(name, value)` gives the tensors to store for a layer, and what they stand for."""
+    stored, wide = {}, {}
+    for name, value in tensors.items():
+        if is_layer(name, value):
+            more, wide[name] = change(name.removesuffix(".weight"), value.float())
+            stored.update(more)
+        else:
+            stored[name], wide[name] = value, value.float()
+    return stored, wide
+
+
+def about(kind):
+    return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
+
+
+def check_fp8(work, tensors):
+    e4, e5 = torch.float8_e4m3fn, torch.float8_e5m2
+
+    def convention(dtype, rows, name, extra):
+        def change(module, value):
+            packed, scale, wide = fp8(value, dtype, rows)
+            scale = scale.flatten() if rows else scale.reshape(())
+            more = {f"{module}.weight": packed, f"{module}.{name}": scale}
+            more.update({f"{module}.{k}": v for k, v in extra.items()})
+            return more, wide
+        return change
+
+    one = torch.tensor(1.0)
+    conventions = {
+        "fp8, one scale a layer": (convention(e4, False, "weight_scale", {"input_scale": one}), {}),
+        "fp8, ComfyUI's older names": (convention(e4, False, "scale_weight", {"scale_input": one}), {"scaled_fp8": torch.zeros(2).to(e4)}),
+        "fp8, comfy_quant": (convention(e4, False, "weight_scale", {"comfy_quant": about("float8_e4m3fn")}), {}),
+        "fp8, a scale a row": (convention(e4, True, "weight_scale", {}), {}),
+        "fp8 e5m2": (convention(e5, False, "weight_scale", {"comfy_quant": about("float8_e5m2")}), {}),
+        "fp8, plain casts": (lambda m, v: ({f"{m}.weight": v.to(e4)}, v.to(e4).float()), {}),
+    }
+    for what, (change, more) in conventions.items():
+        stored, wide = with_layers(tensors, change)
+        save_file({k: v.contiguous() for k, v in (stored | more).items()}, work / "fp8.safetensors")
+        compare(what, work, work / "fp8.safetensors", wide)
+
+
+def check_nvfp4(work, tensors, ours):
+    def comfy(module, value):
+        packed, scale, second, wide = nvfp4(value, True)
+        return {f"{module}.weight": packed, f"{module}.weight_scale": scale, f"{module}.weight_scale_2": second}, wide
+
+    stored, wide = with_layers(tensors, comfy)
+    save_file({k: v.contiguous() for k, v in stored.items()}, work / "nvfp4.safetensors")
+    compare("nvfp4, Black Forest Labs' order", work, work / "nvfp4.safetensors", wide)
+
+    stored, wide = {}, {}
+    for name, value in ours.items():
+        if "transformer_blocks." in name and value.ndim == 2:
+            module = name.removesuffix(".weight")
+            packed, scale, second, wide[name] = nvfp4(value.float(), False)
+            stored.update({name: packed, f"{module}.weight_scale": scale, f"{module}.weight_scale_2": second,
+                           f"{module}.input_scale": torch.tensor(1.0)})
+        else:
+            stored[name], wide[name] = value, value.float()
+    save_file({k: v.contiguous() for k, v in stored.items()}, work / "nvfp4.safetensors")
+    compare("nvfp4, ModelOpt's order", work, work / "nvfp4.safetensors", wide)
+
+
+def check_written(work):
+    """Kiln's GGUF files through the gguf package."""
+    for target in ["q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0"]:
+        ours, wide = work / "ours.gguf", work / "ours.safetensors"
+        subprocess.run([KILN, "quantize", MODEL, ours, "--to", target, "-q"], check=True)
+        subprocess.run([KILN, "convert", ours, wide, "--dtype", "f32", "-q"], check=True)
+        expected, worst = load_file(wide), 0.0
+        reader = gguf.GGUFReader(ours)
+        kinds = {tensor.tensor_type.name for tensor in reader.tensors}
+        assert len(reader.tensors) == len(expected)
+        for tensor in reader.tensors:
+            found = dequantize(tensor.data, tensor.tensor_type).reshape(expected[tensor.name].shape)
+            worst = max(worst, float(np.abs(found - expected[tensor.name].numpy()).max()))
+        print(f"written as {target:23} {worst:.1e}  {', '.join(sorted(kinds))}")
+        if worst != 0:
+            failed.append(f"written as {target}")
+
+
+def main():
+    ours = load_file(MODEL / "transformer/diffusion_pytorch_model.safetensors")
+    tensors = original(ours)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        save_file({k: v.contiguous() for k, v in tensors.items()}, work / "bfl.safetensors")
+        compare("one file", work, work / "bfl.safetensors", {k: v.float() for k, v in tensors.items()})
+        save_file({f"model.diffusion_model.{k}": v.contiguous() for k, v in tensors.items()}, work / "comfy.safetensors")
+        compare("one file with prefixes", work, work / "comfy.safetensors", {k: v.float() for k, v in tensors.items()})
+        for kind in ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]:
+            wide = write_gguf(work / "a.gguf", tensors, gguf.GGMLQuantizationType[kind])
+            compare(f"GGUF {kind}", work, work / "a.gguf", wide)
+        check_fp8(work, tensors)
+        check_nvfp4(work, tensors, ours)
+        check_written(work)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+    print("all right")
+
+
+main()
