@@ -86,7 +86,7 @@ def latents(work, transformer):
 
 
 def compare(what, work, file, wide):
-    save_file({k: v.contiguous() for k, v in wide.items()}, work / "wide.safetensors")
+    save_file({k: v.clone().contiguous() for k, v in wide.items()}, work / "wide.safetensors")
     expected = latents(work, work / "wide.safetensors")
     error = ((latents(work, file) - expected).norm() / expected.norm()).item()
     print(f"{what:34} {error:.1e}")
@@ -182,7 +182,7 @@ def check_fp8(work, tensors):
     }
     for what, (change, more) in conventions.items():
         stored, wide = with_layers(tensors, change)
-        save_file({k: v.contiguous() for k, v in (stored | more).items()}, work / "fp8.safetensors")
+        save_file({k: v.clone().contiguous() for k, v in (stored | more).items()}, work / "fp8.safetensors")
         compare(what, work, work / "fp8.safetensors", wide)
 
 
@@ -192,7 +192,7 @@ def check_nvfp4(work, tensors, ours):
         return {f"{module}.weight": packed, f"{module}.weight_scale": scale, f"{module}.weight_scale_2": second}, wide
 
     stored, wide = with_layers(tensors, comfy)
-    save_file({k: v.contiguous() for k, v in stored.items()}, work / "nvfp4.safetensors")
+    save_file({k: v.clone().contiguous() for k, v in stored.items()}, work / "nvfp4.safetensors")
     compare("nvfp4, Black Forest Labs' order", work, work / "nvfp4.safetensors", wide)
 
     stored, wide = {}, {}
@@ -204,7 +204,7 @@ def check_nvfp4(work, tensors, ours):
                            f"{module}.input_scale": torch.tensor(1.0)})
         else:
             stored[name], wide[name] = value, value.float()
-    save_file({k: v.contiguous() for k, v in stored.items()}, work / "nvfp4.safetensors")
+    save_file({k: v.clone().contiguous() for k, v in stored.items()}, work / "nvfp4.safetensors")
     compare("nvfp4, ModelOpt's order", work, work / "nvfp4.safetensors", wide)
 
 
@@ -231,9 +231,9 @@ def main():
     tensors = original(ours)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        save_file({k: v.contiguous() for k, v in tensors.items()}, work / "bfl.safetensors")
+        save_file({k: v.clone().contiguous() for k, v in tensors.items()}, work / "bfl.safetensors")
         compare("one file", work, work / "bfl.safetensors", {k: v.float() for k, v in tensors.items()})
-        save_file({f"model.diffusion_model.{k}": v.contiguous() for k, v in tensors.items()}, work / "comfy.safetensors")
+        save_file({f"model.diffusion_model.{k}": v.clone().contiguous() for k, v in tensors.items()}, work / "comfy.safetensors")
         compare("one file with prefixes", work, work / "comfy.safetensors", {k: v.float() for k, v in tensors.items()})
         for kind in ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]:
             wide = write_gguf(work / "a.gguf", tensors, gguf.GGMLQuantizationType[kind])

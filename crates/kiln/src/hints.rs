@@ -213,8 +213,8 @@ pub fn text_encoder(folder: &ModelFolder) -> String {
 pub fn not_a_model(path: &Path) -> String {
     const INDEX: &str = "model_index.json";
     if path.is_file() {
-        return "give a FLUX.2 transformer as safetensors or GGUF, a model.toml, or the folder that has model_index.json, \
-                transformer, text_encoder and vae in it"
+        return "give the folder that has model_index.json, transformer, text_encoder and vae in it, a FLUX.2 transformer \
+                as safetensors or GGUF, or a model.toml"
             .into();
     }
     if let Some(parent) = path.parent().filter(|p| p.join(INDEX).is_file()) {

@@ -1,11 +1,11 @@
 //! Rows of floats in any format, by several threads.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use kiln_tensor::packed::small_floats::{from_e4m3, to_e2m1, to_e4m3};
 use kiln_tensor::packed::{BlockScales, Format, Packed, swizzled};
-use kiln_tensor::{Result, bf16, f16};
+use kiln_tensor::{Error, Result, bf16, f16};
 
 use super::{blocks, k_blocks};
 
@@ -57,20 +57,30 @@ pub(super) fn encode(rows: &Rows<'_>, format: Format, threads: usize, judge: boo
         Format::NvFp4 => Some(factor(largest(rows, threads), LARGEST_E4M3 * LARGEST_E2M1)),
         _ => None,
     };
-    let pieces = in_pieces(count, threads, |range| {
-        let (mut row, mut bytes, mut scales) = (vec![0f32; cols], Vec::new(), Vec::new());
+    let row_bytes =
+        format.row_bytes(cols).ok_or_else(|| Error::Blocks { format, shape: [count, cols].into() })?;
+    // Written in place: a second copy would be as large as the tensor.
+    let mut bytes = vec![0u8; count * row_bytes];
+    let slices: Vec<_> = bytes.chunks_mut((ROWS_AT_ONCE * row_bytes).max(1)).map(Mutex::new).collect();
+    let scales = in_pieces(count, threads, |range| {
+        let (mut row, mut encoded, mut scales) = (vec![0f32; cols], Vec::new(), Vec::new());
+        let slice = slices.get(range.start / ROWS_AT_ONCE);
         for i in range {
             rows.read(i, &mut row);
             match (format, scale) {
-                (Format::NvFp4, Some(scale)) => fours(&row, scale, &mut bytes, &mut scales),
-                (Format::F8E4M3, Some(scale)) => bytes.extend(row.iter().map(|x| to_e4m3(x / scale))),
-                _ => encode_row(&row, format, &mut bytes),
+                (Format::NvFp4, Some(scale)) => fours(&row, scale, &mut encoded, &mut scales),
+                (Format::F8E4M3, Some(scale)) => encoded.extend(row.iter().map(|x| to_e4m3(x / scale))),
+                _ => encode_row(&row, format, &mut encoded),
             }
         }
-        (bytes, scales)
+        if let Some(slice) = slice {
+            // Nobody else has this piece; a lock is how to say so without `unsafe`.
+            slice.lock().unwrap_or_else(PoisonError::into_inner).copy_from_slice(&encoded);
+        }
+        scales
     });
-    let (bytes, scales): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
-    let mut matrix = Packed::new(format, [count, cols], bytes.concat().into())?;
+    drop(slices);
+    let mut matrix = Packed::new(format, [count, cols], bytes.into())?;
     let mut blocks = None;
     if let Some(scale) = scale {
         matrix = match format {
@@ -182,14 +192,14 @@ fn in_pieces<T: Send>(
                 break;
             }
             let result = work(i * ROWS_AT_ONCE..rows.min((i + 1) * ROWS_AT_ONCE));
-            done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((i, result));
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((i, result));
         }
     };
     std::thread::scope(|scope| {
         (1..threads.min(pieces)).for_each(|_| drop(scope.spawn(run)));
         run();
     });
-    let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.sort_by_key(|(i, _)| *i);
     done.into_iter().map(|(_, result)| result).collect()
 }

@@ -118,7 +118,11 @@ fn a_model_goes_through_other_layouts_and_comes_back_the_same() {
 fn a_folder_with_a_packed_transformer_is_a_model() {
     for (to, words) in [("fp8", "f8_e4m3"), ("q6_k", "q8_0"), ("nvfp4", "nvfp4")] {
         let kit = Kit::new();
-        let told = kit.kiln(&["quantize", kit.model().to_str().unwrap(), "small", "--to", to]).ok().text().to_owned();
+        let told = kit
+            .kiln(&["quantize", kit.model().to_str().unwrap(), "small", "--to", to])
+            .ok()
+            .text()
+            .to_owned();
         assert!(told.contains("relative_error"), "{told}");
         let paint = ["generate", "fox", "-m", "small", "-o", "a.png"];
         kit.kiln(&[&paint[..], &SMALL].concat()).ok();
