@@ -227,7 +227,7 @@ fn spin(isa: Isa, steps: u64) -> f32 {
             config.0[48 + tile] = 16;
         }
         // Zeros would be multiplied faster than any numbers are.
-        let numbers: [u16; 2048] = std::array::from_fn(|i| 0x3f00 | (i * 40503 >> 4) as u16 & 0x80ff);
+        let numbers: [u16; 2048] = std::array::from_fn(|i| 0x3f00 | ((i * 40503) >> 4) as u16 & 0x80ff);
         // SAFETY: the configuration is one of eight full tiles, of which four are read.
         unsafe {
             std::arch::asm!(
