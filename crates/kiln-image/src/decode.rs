@@ -32,6 +32,36 @@ pub fn open_gray(path: &Path) -> Result<GrayPicture> {
 
 /// Reads a picture out of memory. `name` is what errors call it.
 pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Picture> {
+    let (picture, format) = decode(name, bytes)?;
+    let damaged = |reason: String| Error::Damaged { name: name.into(), format, reason };
+    to_rgb(picture).map_err(damaged)
+}
+
+/// Width and height of a picture in memory, as its head tells; nothing is decoded.
+pub fn dimensions(name: &str, bytes: &[u8]) -> Result<(u32, u32)> {
+    let (format, format_name) = sniff(name, bytes)?;
+    let size = ImageReader::with_format(Cursor::new(bytes), format).into_dimensions();
+    size.map_err(|error| Error::Damaged { name: name.into(), format: format_name, reason: error.to_string() })
+}
+
+/// Where a picture can be seen through, as a mask: white where it can, black where not; `None` if nowhere.
+pub fn transparency(name: &str, bytes: &[u8]) -> Result<Option<GrayPicture>> {
+    let (picture, format) = decode(name, bytes)?;
+    if !picture.color().has_alpha() {
+        return Ok(None);
+    }
+    let picture = picture.into_rgba8();
+    let (width, height) = picture.dimensions();
+    let through: Vec<u8> = picture.pixels().map(|pixel| 255 - pixel.0[3]).collect();
+    if through.iter().all(|value| *value == 0) {
+        return Ok(None);
+    }
+    let damaged = |error: Error| Error::Damaged { name: name.into(), format, reason: error.to_string() };
+    GrayPicture::new(width, height, through).map(Some).map_err(damaged)
+}
+
+/// The picture as it is stored, upright, and its format's name.
+fn decode(name: &str, bytes: &[u8]) -> Result<(DynamicImage, &'static str)> {
     let (format, format_name) = sniff(name, bytes)?;
     let damaged = |reason: String| Error::Damaged { name: name.into(), format: format_name, reason };
     if !is_complete(format, bytes) {
@@ -58,7 +88,7 @@ pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Picture> {
         error => damaged(error.to_string()),
     })?;
     picture.apply_orientation(orientation);
-    to_rgb(picture).map_err(damaged)
+    Ok((picture, format_name))
 }
 
 /// The whole file, unless it is too large to be a picture.

@@ -68,25 +68,48 @@ impl fmt::Display for Format {
     }
 }
 
+/// A format, and how it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Encoding {
+    /// The format.
+    pub format: Format,
+    /// JPEG quality from 0 to 100; 95 when absent.
+    pub quality: Option<u8>,
+    /// PNG files as small as they get, many times slower than the usual ones.
+    pub small: bool,
+}
+
+impl From<Format> for Encoding {
+    fn from(format: Format) -> Encoding {
+        Encoding { format, quality: None, small: false }
+    }
+}
+
 /// The bytes of a picture file. [`read_recipe`](crate::read_recipe) finds `recipe` in them again.
 ///
 /// The same picture and recipe always give the same bytes.
 pub fn encode(picture: &Picture, format: Format, recipe: Option<&str>) -> Result<Vec<u8>> {
+    encode_as(picture, format.into(), recipe)
+}
+
+/// [`encode`] with a say in how.
+pub fn encode_as(picture: &Picture, encoding: Encoding, recipe: Option<&str>) -> Result<Vec<u8>> {
+    let format = encoding.format;
     let result = match format {
-        Format::Png => png(picture, recipe).map_err(|error| error.to_string()),
-        Format::Jpeg => jpeg(picture, recipe).map_err(|error| error.to_string()),
+        Format::Png => png(picture, encoding.small, recipe).map_err(|error| error.to_string()),
+        Format::Jpeg => jpeg(picture, encoding.quality, recipe).map_err(|error| error.to_string()),
         Format::Webp => webp(picture, recipe).map_err(|error| error.to_string()),
     };
     let (width, height) = (picture.width(), picture.height());
     result.map_err(|reason| Error::Encode { format, width, height, reason })
 }
 
-fn png(picture: &Picture, recipe: Option<&str>) -> Result<Vec<u8>, png::EncodingError> {
+fn png(picture: &Picture, small: bool, recipe: Option<&str>) -> Result<Vec<u8>, png::EncodingError> {
     let mut out = Vec::new();
     let mut encoder = png::Encoder::new(&mut out, picture.width(), picture.height());
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
-    encoder.set_compression(png::Compression::Fast);
+    encoder.set_compression(if small { png::Compression::High } else { png::Compression::Fast });
     if let Some(recipe) = recipe {
         encoder.add_itxt_chunk(KEYWORD.into(), recipe.into())?;
     }
@@ -96,9 +119,9 @@ fn png(picture: &Picture, recipe: Option<&str>) -> Result<Vec<u8>, png::Encoding
     Ok(out)
 }
 
-fn jpeg(picture: &Picture, recipe: Option<&str>) -> image::ImageResult<Vec<u8>> {
+fn jpeg(picture: &Picture, quality: Option<u8>, recipe: Option<&str>) -> image::ImageResult<Vec<u8>> {
     let mut out = Vec::new();
-    let encoder = JpegEncoder::new_with_quality(&mut out, JPEG_QUALITY);
+    let encoder = JpegEncoder::new_with_quality(&mut out, quality.map_or(JPEG_QUALITY, |q| q.clamp(1, 100)));
     encoder.write_image(picture.pixels(), picture.width(), picture.height(), ExtendedColorType::Rgb8)?;
     Ok(match recipe {
         Some(recipe) => jpeg::with_comment(&out, crate::recipe::COMMENT_TAG, recipe.as_bytes()),

@@ -34,8 +34,8 @@ mod resample;
 mod values;
 mod write;
 
-pub use decode::{MAX_BYTES, MAX_SIDE, from_bytes, open, open_gray};
-pub use encode::{Format, encode};
+pub use decode::{MAX_BYTES, MAX_SIDE, dimensions, from_bytes, open, open_gray, transparency};
+pub use encode::{Encoding, Format, encode, encode_as};
 pub use error::{Error, Result};
 pub use inpaint::{Inpaint, Paste, Region, prepare_inpaint};
 pub use overlay::paste_back;

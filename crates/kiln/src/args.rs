@@ -18,6 +18,7 @@ Examples:
   kiln generate \"make it night\" -m models/klein-4b -r house.jpg -o night.png
   kiln generate --from night.png -S 7
   kiln pull klein-4b
+  kiln serve
   kiln quantize models/klein-4b models/klein-4b-int8 --to int8
   kiln info models/klein-4b
   kiln bench --peaks
@@ -66,6 +67,16 @@ Examples:
   kiln convert klein-4b-Q6_K.gguf klein-4b-bf16.safetensors --dtype bf16
   kiln convert models/klein-4b vae.safetensors --part vae --names diffusers";
 
+#[cfg(feature = "serve")]
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  kiln serve                                         (a page at http://127.0.0.1:7860, painting with Ember)
+  kiln serve -m models/klein-4b --preview-vae taef2.safetensors
+  KILN_API_KEY=... kiln serve --host 0.0.0.0 --allow-host kiln.home
+
+OpenAI's clients use http://127.0.0.1:7860/v1, those of A1111 http://127.0.0.1:7860; /openapi.json describes every call.
+Pictures, their recipes and the queue are kept in the data folder. Ctrl-C lets the picture at work finish.";
+
 const QUANTIZE_EXAMPLES: &str = "\
 The linear layers inside the blocks become smaller, everything else is copied; how much each kind of layer lost is told.
 With int8, `generate` computes with the integers (--dtype f32 or bf16 widens them; --dtype int8 does the same to any
@@ -98,6 +109,10 @@ pub enum Command {
     /// Make pictures
     #[command(after_help = GENERATE_EXAMPLES, args_override_self = true)]
     Generate(Box<GenerateArgs>),
+    /// Answer requests over HTTP, with a page to paint on
+    #[cfg(feature = "serve")]
+    #[command(after_help = SERVE_EXAMPLES, args_override_self = true)]
+    Serve(Box<ServeArgs>),
     /// Fetch a model from Hugging Face
     #[command(after_help = PULL_EXAMPLES, args_override_self = true)]
     Pull(PullArgs),
@@ -448,6 +463,105 @@ pub struct RmArgs {
     pub yes: bool,
 }
 
+#[cfg(feature = "serve")]
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// Model to paint with when a request names none: a path, or a name [default: ember]
+    #[arg(short, long, value_name = "MODEL", env = "KILN_MODEL", help_heading = "Model")]
+    pub model: Option<PathBuf>,
+
+    /// Folder of the LoRAs that requests may name [default: `loras` beside the models folder]
+    #[arg(long, value_name = "DIR", env = "KILN_LORAS", help_heading = "Model")]
+    pub loras: Option<PathBuf>,
+
+    /// Autoencoder to use instead of the model's: TAEF2, or another FLUX.2 VAE
+    #[arg(long, value_name = "FILE", help_heading = "Model")]
+    pub vae: Option<PathBuf>,
+
+    /// Autoencoder for previews, such as TAEF2 [default: a projection that is fitted to the model's own]
+    #[arg(long, value_name = "FILE", help_heading = "Model")]
+    pub preview_vae: Option<PathBuf>,
+
+    /// Address to listen on; any but this machine's own needs --api-key
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", help_heading = "Network")]
+    pub host: std::net::IpAddr,
+
+    /// Port to listen on; 0 takes any that is free
+    #[arg(short, long, value_name = "N", default_value_t = 7860, help_heading = "Network")]
+    pub port: u16,
+
+    /// Key that every request has to bring
+    #[arg(long, value_name = "KEY", env = "KILN_API_KEY", hide_env_values = true, help_heading = "Network")]
+    pub api_key: Option<String>,
+
+    /// Name that browsers may call this server by, beside its address; `*` is any; repeatable
+    #[arg(long = "allow-host", value_name = "NAME", help_heading = "Network")]
+    pub hosts: Vec<String>,
+
+    /// Folder of the queue and the pictures [default: `server` beside the models folder]
+    #[arg(long, value_name = "DIR", env = "KILN_DATA", help_heading = "Limits and storage")]
+    pub data: Option<PathBuf>,
+
+    /// Pictures that are kept; the oldest make room
+    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Limits and storage")]
+    pub keep: u32,
+
+    /// Requests that may wait
+    #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub queue: u32,
+
+    /// Longest side of a picture, in pixels
+    #[arg(long, value_name = "N", default_value_t = 4096, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(16..=16_384))]
+    pub max_side: u32,
+
+    /// Most pixels of a picture
+    #[arg(long, value_name = "N", default_value_t = 4 << 20, help_heading = "Limits and storage")]
+    pub max_pixels: u64,
+
+    /// Most steps
+    #[arg(long, value_name = "N", default_value_t = 200, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub max_steps: u32,
+
+    /// Seconds that one request may be painted
+    #[arg(long, value_name = "S", default_value_t = 3600, help_heading = "Limits and storage")]
+    pub timeout: u64,
+
+    /// Seconds that a picture at work may still take when the server is stopped; then it goes back into the queue
+    #[arg(long, value_name = "S", default_value_t = 20, help_heading = "Limits and storage")]
+    pub grace: u64,
+
+    /// Where to compute: auto, cpu, cuda or cuda:N; auto is the CPU for now [default: auto]
+    #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
+    pub device: Option<Device>,
+
+    /// What to compute in [default: auto, as in `generate`]
+    #[arg(long, value_name = "TYPE", help_heading = "Machine")]
+    pub dtype: Option<DTypeArg>,
+
+    /// Threads [default: as many as the machine runs at once]
+    #[arg(
+        long, value_name = "N", help_heading = "Machine", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
+    )]
+    pub threads: Option<u32>,
+
+    /// Vector instructions to use [default: the best the machine has]
+    #[arg(long, value_name = "SET", help_heading = "Machine")]
+    pub cpu_isa: Option<IsaArg>,
+
+    /// Don't keep encoded texts on disk, and use none that are there (see `kiln doctor`)
+    #[arg(long, help_heading = "Machine")]
+    pub no_cache: bool,
+
+    /// Write the log as JSON, an event a line
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+
+    /// Say more
+    #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
+    pub verbose: bool,
+}
+
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
     /// Folder of a model, or a file with a part of one
@@ -604,6 +718,11 @@ pub struct BenchArgs {
     /// Measure the machine's ceilings only: products of each kind, reading and copying memory
     #[arg(long)]
     pub peaks: bool,
+
+    /// Measure what `kiln serve` adds to a picture's own time [default size: 1024x1024]
+    #[cfg(feature = "serve")]
+    #[arg(long, conflicts_with_all = ["model", "synthetic", "peaks"])]
+    pub server: bool,
 
     /// Where to compute: auto, cpu, cuda or cuda:N [default: auto]
     #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]

@@ -73,7 +73,7 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
 }
 
 /// Opens the folder, and checks for parts that this order can't do without.
-fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Failure> {
+pub(crate) fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Failure> {
     let folder = found.open_with(&order.parts)?;
     let missing = |part: &str, hint: String| {
         let path = folder.path.display();
@@ -112,7 +112,7 @@ fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Failure> {
 }
 
 /// Decides what to compute in where the order leaves it open, and gives the form of the linear layers.
-fn settle(order: &mut Order, folder: &ModelFolder, backend: &Chosen) -> LinearForm {
+pub(crate) fn settle(order: &mut Order, folder: &ModelFolder, backend: &Chosen) -> LinearForm {
     let threads = backend.threads();
     if order.precision == Precision::Auto {
         // Weights that can't be opened are told of when they are loaded.
@@ -130,7 +130,7 @@ fn settle(order: &mut Order, folder: &ModelFolder, backend: &Chosen) -> LinearFo
 }
 
 /// Asks for the linear layers in this form, if there is memory to make it.
-fn set_form(options: &mut Options, form: LinearForm, folder: &ModelFolder) -> Result<(), Failure> {
+pub(crate) fn set_form(options: &mut Options, form: LinearForm, folder: &ModelFolder) -> Result<(), Failure> {
     options.form = form;
     let (Some(limit), true) = (options.memory_limit, form != LinearForm::Float) else { return Ok(()) };
     let needed = folder.transformer.weights().map_or(0, |source| source.bytes_to_round());
@@ -160,6 +160,21 @@ fn reserve_for_loras(options: &mut Options) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Fills in what the order leaves open, and refuses what can't be.
+pub(crate) fn resolve(job: &Job, folder: &ModelFolder) -> Result<Resolved, Failure> {
+    let (request, options) = (&job.request, &job.options);
+    folder.resolve(request, options).map_err(|error| {
+        let smallest = MemoryNeed::new(folder, [16, 16], request.max_tokens, options.dtype);
+        match error {
+            // The size asked for is not the cause.
+            kiln_model::Error::Memory { limit, .. } if smallest.peak() > limit => {
+                Failure { hint: Some(hints::too_wide(folder)), ..error.into() }
+            }
+            error => error.into(),
+        }
+    })
+}
+
 /// All that one run needs to know.
 struct Run {
     args: GenerateArgs,
@@ -178,7 +193,7 @@ impl Run {
     fn paint<B: Backend>(&self, backend: B, reporter: &mut Reporter) -> Result<(), Failure> {
         let (job, folder) = (&self.job, &self.folder);
         // Before the weights are touched: a size that can't be is refused at once.
-        let resolved = self.resolve()?;
+        let resolved = resolve(job, folder)?;
         job.check(&self.order, folder, &resolved)?;
         let name = backend.name();
         let mut base =
@@ -208,20 +223,6 @@ impl Run {
         let mut saved = Saved { run: self, base: &base, files: Vec::new(), latents: Vec::new() };
         self.generate(&pipeline, reporter, &mut saved)?;
         saved.finish(reporter)
-    }
-
-    fn resolve(&self) -> Result<Resolved, Failure> {
-        let (folder, request, options) = (&self.folder, &self.job.request, &self.job.options);
-        folder.resolve(request, options).map_err(|error| {
-            let smallest = MemoryNeed::new(folder, [16, 16], request.max_tokens, options.dtype);
-            match error {
-                // The size asked for is not the cause.
-                kiln_model::Error::Memory { limit, .. } if smallest.peak() > limit => {
-                    Failure { hint: Some(hints::too_wide(folder)), ..error.into() }
-                }
-                error => error.into(),
-            }
-        })
     }
 
     /// A small model falls apart beyond the sizes it knows.

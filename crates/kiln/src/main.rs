@@ -27,6 +27,8 @@ mod preview;
 mod progress;
 mod quantize;
 mod recipe;
+#[cfg(feature = "serve")]
+mod serve;
 mod sheet;
 mod values;
 
@@ -49,6 +51,8 @@ fn main() -> ExitCode {
         Command::Info(args) => tell(info::run(&args)),
         Command::Doctor(args) => tell(doctor::run(&args)),
         Command::Bench(args) => tell(bench::run(&args)),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => tell(serve::run(*args)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kiln", &mut script);

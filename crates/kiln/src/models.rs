@@ -65,6 +65,24 @@ impl Found {
         }
     }
 
+    /// Every model that needs no path. Names lead nowhere but into the models folders and the cache of pulled models.
+    #[cfg(feature = "serve")]
+    pub fn all() -> Vec<(String, Found)> {
+        let folders = folders();
+        let found = |name: String| {
+            if name == ember::NAME && ember::file().is_some() {
+                return Some((name, Found::BuiltIn));
+            }
+            let places = folders.iter().flat_map(|f| [f.join(&name), f.join(format!("{name}{ENDING}"))]);
+            let path = places.into_iter().find(|path| is_model(path))?;
+            Some((name.clone(), Found::Named { name, path }))
+        };
+        let pulled = hub::installed(false).into_iter().filter(|one| one.is_model && !one.incomplete);
+        let pulled = pulled.filter_map(|one| hub::pulled(Path::new(&hub::short(&one.repo))));
+        let pulled = pulled.map(|(name, path)| (name.clone(), Found::Named { name, path }));
+        known(&folders).into_iter().filter_map(found).chain(pulled).collect()
+    }
+
     /// Reads its configuration.
     pub fn open(&self) -> Result<ModelFolder, Failure> {
         self.open_with(&Parts::default())

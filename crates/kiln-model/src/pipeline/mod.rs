@@ -182,6 +182,11 @@ impl<B: Backend> Pipeline<B> {
         &self.backend
     }
 
+    /// What makes pictures of latents, and latents of pictures.
+    pub fn autoencoder(&self) -> &Autoencoder<B> {
+        &self.autoencoder
+    }
+
     /// Identity of the transformer's weights, for recipes.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint

@@ -3,6 +3,8 @@
 mod memory;
 mod phases;
 mod report;
+#[cfg(feature = "serve")]
+mod server;
 mod sizes;
 mod source;
 mod table;
@@ -27,6 +29,10 @@ use source::Source;
 const FOR_WORK: u64 = 4 << 30;
 
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+    #[cfg(feature = "serve")]
+    if args.server {
+        return server::run(args);
+    }
     if let Some(Device::Cuda(_)) = args.device {
         return Err(Failure::new("kiln bench measures the CPU only so far")
             .hint("leave --device out, or say --device cpu"));

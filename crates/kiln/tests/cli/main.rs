@@ -18,5 +18,7 @@ mod kit;
 mod models;
 mod outputs;
 mod refuse;
+#[cfg(all(feature = "ember", feature = "serve"))]
+mod serve;
 #[cfg(unix)]
 mod stop;

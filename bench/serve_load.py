@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Load on `kiln serve`: many clients at once for a while, with the smallest model.
+
+    bench/serve_load.py [--kiln target/release/kiln] [--clients 64] [--seconds 60]
+
+Starts a server on a free port with an empty data folder, lets every client ask for pictures one after the other through
+`/v1/images/generations` and `/v1/jobs` by turns, asks `/healthz` all the while, and prints what came of it. Fails when a
+picture is lost or doubled, when `/healthz` took longer than 50 ms at the 99th percentile, when memory grew without end,
+or when a full queue did not answer 429 with `Retry-After`. Needs nothing but Python.
+"""
+
+import argparse
+import base64
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+options.add_argument("--kiln", default="target/release/kiln")
+options.add_argument("--clients", type=int, default=64)
+options.add_argument("--seconds", type=float, default=60)
+options.add_argument("--size", default="128x128")
+options.add_argument("--steps", type=int, default=1)
+options.add_argument("--queue", type=int, default=48)
+options = options.parse_args()
+
+
+def call(port, method, path, body=None, client=None, timeout=300):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    headers = {"content-type": "application/json"} if body is not None else {}
+    if client:
+        headers["x-client-id"] = client
+    connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    return answer.status, dict(answer.getheaders()), data
+
+
+class Tally:
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.promised, self.got, self.full, self.wrong = [], [], 0, []
+        self.health = []
+
+
+def painter(port, number, end, tally):
+    """One client: asks, waits when told to, and checks that each answer is its own."""
+    name, seed = f"client-{number}", number * 1_000_000
+    while time.time() < end:
+        seed += 1
+        by_job = seed % 2
+        order = {"prompt": f"apple {number}", "seed": seed, "steps": options.steps}
+        try:
+            if by_job:
+                width, height = map(int, options.size.split("x"))
+                status, headers, data = call(port, "POST", "/v1/jobs", {**order, "width": width, "height": height}, name)
+            else:
+                status, headers, data = call(
+                    port, "POST", "/v1/images/generations", {**order, "size": options.size}, name
+                )
+        except OSError as error:
+            with tally.lock:
+                tally.wrong.append(f"no answer: {error}")
+            continue
+        if status == 429:
+            wait = headers.get("retry-after") or headers.get("Retry-After")
+            with tally.lock:
+                tally.full += 1
+                if not wait or int(wait) < 1:
+                    tally.wrong.append("429 without Retry-After")
+            # Clients that came to measure don't wait for minutes.
+            time.sleep(min(float(wait or 1), 2))
+            continue
+        if status not in (200, 202):
+            with tally.lock:
+                tally.wrong.append(f"{status}: {data[:200]}")
+            continue
+        answer = json.loads(data)
+        if by_job:
+            while True:
+                status, _, data = call(port, "GET", f"/v1/jobs/{answer['id']}", client=name)
+                answer = json.loads(data)
+                if answer["status"] not in ("queued", "running"):
+                    break
+                time.sleep(0.2)
+            pictures = [(p["id"], int(p["seed"])) for p in answer["pictures"]]
+        else:
+            pictures = [(p["picture"], int(p["seed"])) for p in answer["data"]]
+            if not base64.b64decode(answer["data"][0]["b64_json"]).startswith(b"\x89PNG"):
+                pictures = []
+        with tally.lock:
+            tally.promised.append(seed)
+            tally.got.extend(pictures)
+            if [s for _, s in pictures] != [seed]:
+                tally.wrong.append(f"asked for seed {seed}, got {pictures}: {answer.get('error')}")
+
+
+def doctor(port, end, tally):
+    while time.time() < end:
+        began = time.perf_counter()
+        status, _, _ = call(port, "GET", "/healthz")
+        took = time.perf_counter() - began
+        with tally.lock:
+            tally.health.append(took)
+            if status != 200:
+                tally.wrong.append(f"/healthz: {status}")
+        time.sleep(0.05)
+
+
+def resident(pid):
+    return int(re.search(r"VmRSS:\s+(\d+)", open(f"/proc/{pid}/status").read()).group(1)) / 1024
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        command = [options.kiln, "serve", "--port", "0", "--data", folder, "--queue", str(options.queue)]
+        log = open(os.path.join(folder, "log"), "w+")
+        server = subprocess.Popen(command, stderr=log)
+        port = None
+        for _ in range(300):
+            time.sleep(0.1)
+            found = re.search(r"http://127\.0\.0\.1:(\d+)", open(log.name).read())
+            if found:
+                port = int(found.group(1))
+                try:
+                    if call(port, "GET", "/readyz")[0] == 200:
+                        break
+                except OSError:
+                    pass
+        if port is None:
+            sys.exit("the server does not start")
+        tally, end = Tally(), time.time() + options.seconds
+        threads = [threading.Thread(target=painter, args=(port, i, end, tally)) for i in range(options.clients)]
+        threads.append(threading.Thread(target=doctor, args=(port, end, tally)))
+        memory = []
+        began = time.time()
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            memory.append(resident(server.pid))
+            time.sleep(0.5)
+        took = time.time() - began
+        kept = json.loads(call(port, "GET", "/v1/pictures?limit=200")[2])
+        pictures = list(kept["data"])
+        while kept["more"]:
+            kept = json.loads(call(port, "GET", f"/v1/pictures?limit=200&before={pictures[-1]['id']}")[2])
+            pictures += kept["data"]
+        server.terminate()
+        server.wait(60)
+
+    health = sorted(tally.health)
+    p99 = health[int(len(health) * 0.99)] * 1000
+    ids = [picture["id"] for picture in pictures]
+    seeds = sorted(int(picture["seed"]) for picture in pictures)
+    third = max(1, len(memory) // 3)
+    growth = max(memory[-third:]) - max(memory[:third])
+    print(f"{options.clients} clients, {took:.0f} s, {options.size}, {options.steps} steps, queue of {options.queue}")
+    print(f"pictures: {len(tally.got)} answered, {len(pictures)} kept, {len(tally.got) / took:.1f} a second")
+    print(f"refused with 429: {tally.full}")
+    print(f"/healthz: {len(health)} asked, median {health[len(health) // 2] * 1000:.1f} ms, p99 {p99:.1f} ms, "
+          f"worst {health[-1] * 1000:.1f} ms")
+    print(f"memory: {memory[0]:.0f} MiB at first, {max(memory):.0f} at most, {growth:+.0f} from first third to last")
+    problems = list(tally.wrong)
+    if sorted(tally.promised) != seeds or len(set(ids)) != len(ids):
+        lost = set(tally.promised) - set(seeds)
+        problems.append(f"lost {len(lost)}, doubled {len(ids) - len(set(ids))}, unasked {len(set(seeds) - set(tally.promised))}")
+    if p99 > 50:
+        problems.append(f"/healthz took {p99:.0f} ms at the 99th percentile, at most 50 are allowed")
+    if growth > 200:
+        problems.append(f"memory grew by {growth:.0f} MiB")
+    if options.clients > options.queue + 8 and not tally.full:
+        problems.append("the queue was never full")
+    for problem in problems[:10]:
+        print("WRONG:", problem)
+    print("1 failed" if problems else "all well")
+    sys.exit(1 if problems else 0)
+
+
+main()

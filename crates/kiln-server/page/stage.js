@@ -1,0 +1,146 @@
+// What is painted now: preview, progress, time left, cancel; and what waits.
+
+import { call, follow } from "./api.js";
+import { $, button, clearFailure, fail, make, seconds, trying } from "./dom.js";
+
+/** Orders that are not finished, by id: `{ id, prompt, view }`. */
+const orders = new Map();
+let onPicture = () => {};
+let actionsFor = () => [];
+
+const PHASES = {
+  queue: "Waiting",
+  load: "Loading the model",
+  text: "Reading the prompt",
+  encode: "Looking at the pictures",
+  steps: "Painting",
+  decode: "Finishing",
+  save: "Saving",
+};
+
+export function listen(options) {
+  ({ onPicture, actionsFor } = options);
+  $("cancel").onclick = cancelCurrent;
+}
+
+/** The order that is painted, or the first that waits. */
+const current = () => [...orders.values()].find((o) => o.view.status === "running") ?? [...orders.values()][0];
+
+export function isBusy() {
+  return orders.size > 0;
+}
+
+export async function cancelCurrent() {
+  const order = current();
+  if (order) await cancel(order.id);
+}
+
+async function cancel(id) {
+  try {
+    await call(`/v1/jobs/${id}`, { method: "DELETE" });
+  } catch (error) {
+    // It came to its end by itself.
+    if (error.status !== 409 && error.status !== 404) fail(error.message);
+  }
+}
+
+/** Takes orders up that this page left behind. */
+export async function resume() {
+  const { data } = await call("/v1/jobs?limit=20");
+  for (const view of data.reverse()) if (view.status === "queued" || view.status === "running") watch(view);
+}
+
+export function watch(view) {
+  const order = { id: view.id, view };
+  orders.set(view.id, order);
+  follow(view.id, {
+    progress(now) {
+      order.view = now;
+      show();
+    },
+    preview({ image }) {
+      if (current() === order) picture(image, `Preview of: ${view.order.prompt}`, true);
+    },
+    picture(made) {
+      onPicture(made);
+    },
+    end(last) {
+      orders.delete(view.id);
+      ended(last);
+      show();
+    },
+    lost(error) {
+      orders.delete(view.id);
+      fail(error.message);
+      show();
+    },
+  });
+  show();
+}
+
+function ended(view) {
+  $("notes").replaceChildren(...(view.notes ?? []).map((text) => make("li", { textContent: text })));
+  if (view.status === "failed") return fail(`The picture failed: ${view.error?.message ?? "for an unknown reason"}`);
+  if (view.status === "done") clearFailure();
+  for (const made of view.pictures) onPicture(made);
+  const made = view.pictures.at(-1);
+  if (made) result(made);
+  else if ($("picture").classList.contains("preview")) empty("Cancelled.");
+}
+
+/** Shows a finished picture, with what can be done with it. */
+export function result(made) {
+  picture(made.url, made.order.prompt, false);
+  $("stage-actions").replaceChildren(...actionsFor(made));
+  $("stage-actions").hidden = false;
+}
+
+function picture(source, words, isPreview) {
+  const image = $("picture");
+  image.src = source;
+  image.alt = words;
+  image.hidden = false;
+  image.classList.toggle("preview", isPreview);
+  $("stage-hint").hidden = true;
+  $("figure").classList.remove("empty");
+  if (isPreview) $("stage-actions").hidden = true;
+}
+
+function empty(words) {
+  $("picture").hidden = true;
+  $("picture").classList.remove("preview");
+  $("stage-hint").textContent = words;
+  $("stage-hint").hidden = false;
+  $("figure").classList.add("empty");
+  $("stage-actions").hidden = true;
+}
+
+function describe({ status, progress, position }) {
+  if (status === "queued") return position ? `Waiting, ${position} before it` : "Waiting";
+  if (!progress) return "Beginning";
+  const parts = [PHASES[progress.phase]];
+  if (progress.phase === "steps") parts[0] = `Step ${Math.min(progress.step + 1, progress.steps)} of ${progress.steps}`;
+  if (progress.pictures > 1) parts.push(`picture ${progress.picture + 1} of ${progress.pictures}`);
+  if (progress.time_left) parts.push(`about ${seconds(progress.time_left)} left`);
+  return parts.join(" · ");
+}
+
+function show() {
+  const order = current();
+  $("working").hidden = !order;
+  if (order) {
+    const percent = Math.round(100 * (order.view.progress?.fraction ?? 0));
+    $("bar").setAttribute("aria-valuenow", percent);
+    $("bar-fill").style.width = `${percent}%`;
+    const words = describe(order.view);
+    if ($("working-text").textContent !== words) $("working-text").textContent = words;
+  }
+  const others = [...orders.values()].filter((o) => o !== order);
+  $("waiting").replaceChildren(...others.map((o) =>
+    make("li", {},
+      make("span", { className: "words", textContent: o.view.order.prompt }),
+      make("span", { className: "note", textContent: describe(o.view) }),
+      button("✕", () => trying(() => cancel(o.id)), { className: "quiet icon", "aria-label": `Cancel: ${o.view.order.prompt}` }))));
+  $("standing").textContent = orders.size > 1 ? `${orders.size} pictures to come` : "";
+  document.title = order?.view.progress ? `${Math.round(100 * order.view.progress.fraction)} % · Kiln` : "Kiln";
+}

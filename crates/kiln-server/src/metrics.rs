@@ -1,0 +1,210 @@
+//! Counters for Prometheus, in its text format.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::engine::Phase;
+use crate::store::JobState;
+
+/// Upper ends of the histograms' buckets, in seconds.
+const BUCKETS: [f64; 12] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Histogram {
+    counts: [u64; BUCKETS.len()],
+    count: u64,
+    sum: f64,
+}
+
+impl Histogram {
+    fn add(&mut self, seconds: f64) {
+        for (count, end) in self.counts.iter_mut().zip(BUCKETS) {
+            *count += u64::from(seconds <= end);
+        }
+        self.count += 1;
+        self.sum += seconds;
+    }
+
+    fn write(&self, out: &mut String, name: &str, label: &str) {
+        let comma = if label.is_empty() { "" } else { "," };
+        for (count, end) in self.counts.iter().zip(BUCKETS) {
+            let _ = writeln!(out, "{name}_bucket{{{label}{comma}le=\"{end}\"}} {count}");
+        }
+        let braces = if label.is_empty() { String::new() } else { format!("{{{label}}}") };
+        let _ = writeln!(out, "{name}_bucket{{{label}{comma}le=\"+Inf\"}} {}", self.count);
+        let _ = writeln!(out, "{name}_sum{braces} {}\n{name}_count{braces} {}", self.sum, self.count);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    /// By method, route and status.
+    requests: BTreeMap<(String, String, u16), u64>,
+    answers: Histogram,
+    phases: BTreeMap<&'static str, Histogram>,
+    jobs: BTreeMap<&'static str, u64>,
+    errors: BTreeMap<String, u64>,
+    refused: u64,
+    pictures: u64,
+    picture_bytes: u64,
+    panics: u64,
+    /// Seconds that an order took of late, waiting not counted.
+    recent: Option<f64>,
+}
+
+/// What was counted since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics(Mutex<Counters>);
+
+/// What is so at the moment.
+pub(crate) struct Gauges {
+    pub(crate) waiting: usize,
+    pub(crate) running: usize,
+    pub(crate) capacity: usize,
+    pub(crate) kept: u64,
+}
+
+impl Metrics {
+    fn with<T>(&self, f: impl FnOnce(&mut Counters) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn request(&self, method: &str, route: &str, status: u16, took: Duration) {
+        self.with(|c| {
+            *c.requests.entry((method.to_owned(), route.to_owned(), status)).or_default() += 1;
+            c.answers.add(took.as_secs_f64());
+        });
+    }
+
+    pub(crate) fn phase(&self, phase: Phase, took: Duration) {
+        self.with(|c| c.phases.entry(phase.name()).or_default().add(took.as_secs_f64()));
+    }
+
+    pub(crate) fn job(&self, state: JobState, code: Option<&str>, took: Duration) {
+        self.with(|c| {
+            *c.jobs.entry(state.name()).or_default() += 1;
+            if let Some(code) = code {
+                *c.errors.entry(code.to_owned()).or_default() += 1;
+            }
+            if state == JobState::Done {
+                let took = took.as_secs_f64();
+                c.recent = Some(c.recent.map_or(took, |recent| 0.8 * recent + 0.2 * took));
+            }
+        });
+    }
+
+    pub(crate) fn refused(&self) {
+        self.with(|c| c.refused += 1);
+    }
+
+    pub(crate) fn panicked(&self) {
+        self.with(|c| c.panics += 1);
+    }
+
+    pub(crate) fn picture(&self, bytes: usize) {
+        self.with(|c| {
+            c.pictures += 1;
+            c.picture_bytes += bytes as u64;
+        });
+    }
+
+    /// Seconds that an order takes, by those of late.
+    pub(crate) fn recent(&self) -> Option<f64> {
+        self.with(|c| c.recent)
+    }
+
+    pub(crate) fn text(&self, gauges: &Gauges) -> String {
+        let mut out = String::new();
+        let head = |out: &mut String, name: &str, kind: &str, help: &str| {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        };
+        let one = |out: &mut String, name: &str, kind: &str, help: &str, value: u64| {
+            head(out, name, kind, help);
+            let _ = writeln!(out, "{name} {value}");
+        };
+        one(&mut out, "kiln_queue_length", "gauge", "Orders that wait.", gauges.waiting as u64);
+        one(&mut out, "kiln_queue_capacity", "gauge", "Orders that may wait.", gauges.capacity as u64);
+        one(&mut out, "kiln_running", "gauge", "Orders that are painted.", gauges.running as u64);
+        one(&mut out, "kiln_pictures_kept", "gauge", "Pictures in the gallery.", gauges.kept);
+        if let Some((resident, peak)) = memory() {
+            one(&mut out, "process_resident_memory_bytes", "gauge", "Memory in use.", resident);
+            one(&mut out, "kiln_memory_peak_bytes", "gauge", "Most memory that was in use.", peak);
+        }
+        self.with(|c| {
+            one(&mut out, "kiln_queue_refused_total", "counter", "Orders refused because the queue was full.", c.refused);
+            one(&mut out, "kiln_pictures_total", "counter", "Pictures made.", c.pictures);
+            one(&mut out, "kiln_picture_bytes_total", "counter", "Bytes of the files made.", c.picture_bytes);
+            one(&mut out, "kiln_panics_total", "counter", "Orders that ended in a panic.", c.panics);
+            head(&mut out, "kiln_jobs_total", "counter", "Orders that ended, by how.");
+            for (state, count) in &c.jobs {
+                let _ = writeln!(out, "kiln_jobs_total{{state=\"{state}\"}} {count}");
+            }
+            head(&mut out, "kiln_errors_total", "counter", "Orders that went wrong, by code.");
+            for (code, count) in &c.errors {
+                let _ = writeln!(out, "kiln_errors_total{{code=\"{code}\"}} {count}");
+            }
+            head(&mut out, "kiln_phase_seconds", "histogram", "Time that orders spent, by phase; queue is the wait.");
+            for (phase, histogram) in &c.phases {
+                histogram.write(&mut out, "kiln_phase_seconds", &format!("phase=\"{phase}\""));
+            }
+            head(&mut out, "kiln_http_request_seconds", "histogram", "Time to an answer's first byte.");
+            c.answers.write(&mut out, "kiln_http_request_seconds", "");
+            head(&mut out, "kiln_http_requests_total", "counter", "Requests, by method, route and status.");
+            for ((method, route, status), count) in &c.requests {
+                let _ = writeln!(
+                    out,
+                    "kiln_http_requests_total{{method=\"{method}\",route=\"{route}\",status=\"{status}\"}} {count}"
+                );
+            }
+        });
+        out
+    }
+}
+
+/// Memory of this process in bytes: now and at most, where Linux tells.
+fn memory() -> Option<(u64, u64)> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kb| kb * 1024)
+    };
+    Some((field("VmRSS")?, field("VmHWM")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_is_a_comment_or_a_name_and_a_number() {
+        let metrics = Metrics::default();
+        metrics.request("GET", "/healthz", 200, Duration::from_millis(3));
+        metrics.phase(Phase::Steps, Duration::from_secs(2));
+        metrics.job(JobState::Done, None, Duration::from_secs(2));
+        metrics.job(JobState::Failed, Some("panicked"), Duration::ZERO);
+        let text = metrics.text(&Gauges { waiting: 3, running: 1, capacity: 64, kept: 9 });
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert!(name.starts_with("kiln_") || name.starts_with("process_"), "{line}");
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+        }
+        assert!(text.contains("kiln_queue_length 3\n"));
+        assert!(text.contains("kiln_phase_seconds_bucket{phase=\"steps\",le=\"2.5\"} 1\n"));
+        assert!(text.contains("kiln_phase_seconds_bucket{phase=\"steps\",le=\"1\"} 0\n"));
+        assert!(
+            text.contains("kiln_http_requests_total{method=\"GET\",route=\"/healthz\",status=\"200\"} 1\n")
+        );
+    }
+
+    #[test]
+    fn what_an_order_takes_follows_the_latest() {
+        let metrics = Metrics::default();
+        assert_eq!(metrics.recent(), None);
+        metrics.job(JobState::Done, None, Duration::from_secs(10));
+        metrics.job(JobState::Failed, None, Duration::from_secs(100));
+        metrics.job(JobState::Done, None, Duration::from_secs(5));
+        assert!((metrics.recent().unwrap() - 9.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,56 @@
+//! The page: plain files, inside the program.
+
+use axum::Router;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use axum::routing::get;
+use bytes::Bytes;
+
+use crate::Server;
+use crate::api::answer;
+
+/// Nothing but our own files is loaded, and nobody puts the page into a frame.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
+                      connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+macro_rules! assets {
+    ($($name:literal: $kind:literal),* $(,)?) => {
+        [$(($name, $kind, include_bytes!(concat!("../page/", $name)) as &[u8])),*]
+    };
+}
+
+const ASSETS: &[(&str, &str, &[u8])] = &assets![
+    "index.html": "text/html; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    "main.js": "text/javascript; charset=utf-8",
+    "api.js": "text/javascript; charset=utf-8",
+    "form.js": "text/javascript; charset=utf-8",
+    "pictures.js": "text/javascript; charset=utf-8",
+    "mask.js": "text/javascript; charset=utf-8",
+    "stage.js": "text/javascript; charset=utf-8",
+    "gallery.js": "text/javascript; charset=utf-8",
+    "viewer.js": "text/javascript; charset=utf-8",
+    "dom.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+];
+
+pub(crate) fn routes() -> Router<Server> {
+    let mut router = Router::new();
+    for (name, kind, bytes) in ASSETS {
+        let show = async move || file(kind, bytes);
+        router = router.route(&format!("/page/{name}"), get(show));
+        match *name {
+            "index.html" => router = router.route("/", get(show)),
+            "icon.svg" => router = router.route("/favicon.ico", get(show)),
+            _ => {}
+        }
+    }
+    router
+}
+
+fn file(kind: &'static str, bytes: &'static [u8]) -> Response {
+    let mut response = answer(StatusCode::OK, kind, Bytes::from_static(bytes));
+    response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}

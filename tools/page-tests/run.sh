@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# The page of `kiln serve` in Chromium: tools/page-tests/run.sh KILN [SCREENSHOTS]
+# Says so, and is content, where there is no browser or no Node to drive it.
+set -euo pipefail
+kiln=$(realpath "$1")
+shots=$(realpath -m "${2:-target/page-tests/screenshots}")
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(realpath -m target/page-tests)
+
+skip() {
+    printf 'page tests: skipped, %s\n' "$1"
+    exit 0
+}
+
+command -v node >/dev/null && command -v npm >/dev/null || skip "there is no Node.js"
+browser=
+find_browser() {
+    for name in chromium chromium-browser google-chrome; do
+        browser=$(command -v "$name") && return 0
+    done
+    return 1
+}
+if ! find_browser; then
+    # On a machine of our own for the checks, Debian's package is to be had.
+    if [[ ${CI:-} == true && $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+        (apt-get update && apt-get install -y --no-install-recommends chromium) >/dev/null 2>&1 || true
+    fi
+    find_browser || skip "there is no Chromium"
+fi
+mkdir -p "$work" "$shots"
+cp "$here/package.json" "$here"/*.mjs "$work/"
+(cd "$work" && npm install --silent --no-audit --no-fund) || skip "its packages can't be installed"
+cd "$work"
+BROWSER="$browser" KILN="$kiln" SHOTS="$shots" exec node page.mjs
