@@ -43,7 +43,8 @@ const FOUR: [u8; 4] = [0x38, 0x40, 0x30, 0xb8];
 
 #[test]
 fn a_scale_is_one_number_or_one_a_row_of_any_float_type() {
-    let scales: [(&str, &[usize], Vec<u8>, [f32; 4]); 5] = [
+    type Scales = (&'static str, &'static [usize], Vec<u8>, [f32; 4]);
+    let scales: [Scales; 5] = [
         ("F32", &[], floats(&[2.0]), [2.0, 4.0, 1.0, -2.0]),
         ("F32", &[1], floats(&[2.0]), [2.0, 4.0, 1.0, -2.0]),
         ("F32", &[2], floats(&[2.0, 4.0]), [2.0, 4.0, 2.0, -4.0]),
