@@ -231,6 +231,9 @@ impl LowRank {
 impl CpuWeight {
     pub(crate) fn new(parts: LinearParts) -> Result<CpuWeight> {
         let [_, cols] = shapes::weight(&parts)?;
+        if parts.fp8 {
+            return Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: "cpu".into() });
+        }
         let deltas = LowRank::all(parts.deltas, cols)?;
         let bias = parts.bias.map(|b| floats("weight", &b)).transpose()?;
         let scales = parts.scales.iter().map(|s| floats("weight", s)).collect::<Result<Vec<_>>>()?.concat();

@@ -43,6 +43,13 @@ __device__ __forceinline__ float fast_exp2(float x) {
     return y;
 }
 
+// 1 / x, good to the last bit but one.
+__device__ __forceinline__ float fast_inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // d += a * b: a 16x16 row-major, b 16x8, both bf16 spread over the warp.
 __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile(
@@ -178,6 +185,12 @@ __device__ __forceinline__ float activate(float x, int f) {
     if (f == 2) return x > 0.0f ? x : 0.0f;
     if (f == 3) return 3.0f * tanhf(x / 3.0f);
     return x;
+}
+
+// The same for a result of that type: short ones don't need the last bits.
+template <class T> __device__ __forceinline__ float activate_as(float x, int f) { return activate(x, f); }
+template <> __device__ __forceinline__ float activate_as<bf16>(float x, int f) {
+    return f == 1 ? x * fast_inverse(1.0f + fast_exp2(-1.44269504088896341f * x)) : activate(x, f);
 }
 
 // Matrices of one width below each other, read as one.

@@ -42,7 +42,7 @@ template <class T> __device__ __forceinline__ void swiglu(const T *x, T *out, lo
     load8(gate, i, cols, vector, a);
     load8(gate + cols, i, cols, vector, b);
 #pragma unroll
-    for (int j = 0; j < 8; j++) a[j] = activate(a[j], 1) * b[j];
+    for (int j = 0; j < 8; j++) a[j] = activate_as<T>(a[j], 1) * b[j];
     store8(out + row * cols, i, cols, vector, a);
 }
 

@@ -75,6 +75,96 @@ __device__ __forceinline__ void group_parts_wide(const T *x, float *parts, long 
     }
 }
 
+const int HELD = 8;
+
+// The same where 256 threads are a whole number of pixels and of groups: a thread holds the same eight channels of HELD pixels,
+// which are read once.
+template <class T>
+__device__ __forceinline__ void group_parts_held(const T *x, float *parts, long long pixels, int channels, int groups, int run) {
+    __shared__ float sums[8 * WIDE_THREADS], means[WIDE_THREADS];
+    long long first = (long long)blockIdx.x * run;
+    int count = (int)(pixels - first < run ? pixels - first : run);
+    int vectors = channels / 8, lanes = WIDE_THREADS / vectors, width = channels / groups;
+    int lane = threadIdx.x / vectors, channel = 8 * (threadIdx.x % vectors);
+    // So many neighbouring threads add up one group.
+    int share = WIDE_THREADS / groups, group = threadIdx.x / share, items = lanes * width;
+    x += first * channels + channel;
+    auto add_up = [&](const float (&sum)[8]) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) sums[lane * channels + channel + j] = sum[j];
+        __syncthreads();
+        float all = 0.0f;
+        for (int i = threadIdx.x % share; i < items; i += share) all += sums[i / width * channels + group * width + i % width];
+        for (int step = share / 2; step > 0; step /= 2) all += __shfl_xor_sync(0xffffffffu, all, step);
+        return all;
+    };
+    float v[HELD][8], sum[8] = {};
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        int p = lane + n * lanes;
+        if (p < count) load_vector(x + (long long)p * channels, v[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        if (lane + n * lanes < count) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum[j] += v[n][j];
+        }
+    }
+    float mean = add_up(sum) / ((float)count * width), own[8];
+    if (threadIdx.x % share == 0) means[group] = mean;
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < 8; j++) own[j] = means[(channel + j) / width], sum[j] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        if (lane + n * lanes < count) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum[j] += (v[n][j] - own[j]) * (v[n][j] - own[j]);
+        }
+    }
+    float squares = add_up(sum);
+    if (threadIdx.x % share == 0) {
+        float *part = parts + 2 * ((long long)blockIdx.x * groups + group);
+        part[0] = mean;
+        part[1] = squares;
+    }
+}
+
+// And the result, in the same way.
+template <class T>
+__device__ __forceinline__ void group_apply_held(const T *x, const float *stats, const float *weight, const float *bias, T *out,
+                                                 long long pixels, int channels, int width, int run, int f) {
+    long long first = (long long)blockIdx.x * run;
+    int count = (int)(pixels - first < run ? pixels - first : run);
+    int vectors = channels / 8, lanes = WIDE_THREADS / vectors;
+    int lane = threadIdx.x / vectors, channel = 8 * (threadIdx.x % vectors);
+    x += first * channels + channel;
+    out += first * channels + channel;
+    float v[HELD][8], mean[8], factor[8], a[8], b[8];
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        int p = lane + n * lanes;
+        if (p < count) load_vector(x + (long long)p * channels, v[n]);
+    }
+    load_vector(weight + channel, a);
+    load_vector(bias + channel, b);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        int group = (channel + j) / width;
+        mean[j] = stats[2 * group], factor[j] = stats[2 * group + 1];
+    }
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        int p = lane + n * lanes;
+        if (p < count) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[n][j] = activate_as<T>((v[n][j] - mean[j]) * factor[j] * a[j] + b[j], f);
+            store_vector(out + (long long)p * channels, v[n]);
+        }
+    }
+}
+
 // The union of two sets of numbers, each with its count, mean and squared deviations.
 __device__ __forceinline__ void unite(double &n, double &mean, double &squares, double n2, double mean2, double squares2) {
     if (n2 == 0.0) return;
@@ -84,12 +174,14 @@ __device__ __forceinline__ void unite(double &n, double &mean, double &squares, 
     n = all;
 }
 
-// One block of 32 threads a group.
+const int UNITE_THREADS = 256;
+
+// One block a group.
 extern "C" __global__ void group_unite(const float *parts, float *stats, int runs, long long pixels, int run, int width,
                                        int groups, float eps) {
-    __shared__ double all[3 * 32];
+    __shared__ double all[3 * UNITE_THREADS];
     double n = 0.0, mean = 0.0, squares = 0.0;
-    for (int r = threadIdx.x; r < runs; r += 32) {
+    for (int r = threadIdx.x; r < runs; r += UNITE_THREADS) {
         long long left = pixels - (long long)r * run;
         const float *part = parts + 2 * ((long long)r * groups + blockIdx.x);
         unite(n, mean, squares, (double)((left < run ? left : run) * width), part[0], part[1]);
@@ -97,9 +189,17 @@ extern "C" __global__ void group_unite(const float *parts, float *stats, int run
     all[3 * threadIdx.x] = n;
     all[3 * threadIdx.x + 1] = mean;
     all[3 * threadIdx.x + 2] = squares;
-    __syncthreads();
+    for (int half = UNITE_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) {
+            const double *other = all + 3 * (threadIdx.x + half);
+            unite(n, mean, squares, other[0], other[1], other[2]);
+            all[3 * threadIdx.x] = n;
+            all[3 * threadIdx.x + 1] = mean;
+            all[3 * threadIdx.x + 2] = squares;
+        }
+    }
     if (threadIdx.x == 0) {
-        for (int i = 1; i < 32; i++) unite(n, mean, squares, all[3 * i], all[3 * i + 1], all[3 * i + 2]);
         stats[2 * blockIdx.x] = (float)mean;
         stats[2 * blockIdx.x + 1] = (float)(1.0 / sqrt(squares / n + (double)eps));
     }
@@ -141,6 +241,15 @@ __device__ __forceinline__ void group_apply(const T *x, const float *stats, cons
                                                   const float *bias, T *out, long long pixels, int channels,         \
                                                   int width, int f) {                                                \
         group_apply(x, stats, weight, bias, out, pixels, channels, width, f);                                        \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(256) group_parts_held_##name(                                       \
+        const T *x, float *parts, long long pixels, int channels, int groups, int run) {                             \
+        group_parts_held(x, parts, pixels, channels, groups, run);                                                   \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(256) group_apply_held_##name(                                       \
+        const T *x, const float *stats, const float *weight, const float *bias, T *out, long long pixels,            \
+        int channels, int width, int run, int f) {                                                                   \
+        group_apply_held(x, stats, weight, bias, out, pixels, channels, width, run, f);                              \
     }
 
 KERNELS(float, f32)

@@ -56,6 +56,13 @@ pub struct Gpu {
     pub shared: i32,
 }
 
+impl Gpu {
+    /// Whether it multiplies 8-bit floats: from Ada on.
+    pub fn has_fp8(&self) -> bool {
+        self.capability >= (8, 9)
+    }
+}
+
 impl Probe {
     /// Whether a [`CudaBackend`](crate::CudaBackend) can be made.
     pub fn usable(&self) -> bool {

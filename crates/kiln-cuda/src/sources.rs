@@ -26,6 +26,7 @@ sources! {
     CONV_HOPPER = "conv_hopper";
     ELEMENTWISE = "elementwise";
     FEW_ROWS = "few_rows";
+    FP8 = "fp8";
     GROUP_NORM = "group_norm";
     INT8 = "int8";
     MOVEMENT = "movement";

@@ -9,6 +9,7 @@ use kiln_tensor::{DType, Delta, HostTensor, LinearParts, bf16, f16};
 use crate::Context;
 use crate::device::Block;
 use crate::ops::elementwise::cast_block;
+use crate::ops::fp8::round_rows;
 use crate::sys::driver::DevicePtr;
 
 /// A matrix on the device.
@@ -133,6 +134,41 @@ fn pad_rows(bytes: &[u8], cols: usize, depth: usize) -> Cow<'_, [u8]> {
     out.into()
 }
 
+/// 8-bit floats with a scale for every row.
+pub(crate) struct Fp8 {
+    pub rows: usize,
+    pub cols: usize,
+    /// Bytes from row to row: a multiple of 16, zeros after the last column.
+    pub depth: usize,
+    block: Block,
+    scales: Block,
+}
+
+impl Fp8 {
+    fn new(cx: &Context, slabs: &[HostTensor], [rows, cols]: [usize; 2]) -> Result<Fp8> {
+        if !cx.device.gpu.has_fp8() {
+            return Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: cx.name() });
+        }
+        let depth = padded(cols);
+        let fp8 = Fp8 { rows, cols, depth, block: cx.block(rows * depth)?, scales: cx.block(rows * 4)? };
+        let mut first = 0;
+        for slab in slabs {
+            let slab = if slab.dtype() == DType::BF16 { slab.clone() } else { slab.to_dtype(DType::F32)? };
+            let block = cx.block(slab.bytes().len())?;
+            cx.done(cx.device.upload(slab.bytes(), block.at()))?;
+            let height = slab.shape().rows();
+            round_rows(cx, slab.dtype(), [block.at(); 2], [cols, 0], height, fp8.at(first), depth)?;
+            first += height;
+        }
+        Ok(fp8)
+    }
+
+    /// Address of row `row` and of its scale.
+    pub fn at(&self, row: usize) -> [DevicePtr; 2] {
+        [self.block.at() + (row * self.depth) as u64, self.scales.at() + 4 * row as u64]
+    }
+}
+
 /// A linear layer on the device.
 pub struct CudaWeight {
     /// Shared with the same layer under other updates.
@@ -145,6 +181,7 @@ pub struct CudaWeight {
 pub(crate) enum Base {
     Dense(Matrix),
     Int8(Int8),
+    Fp8(Fp8),
 }
 
 /// A low-rank update of the outputs from `row` on.
@@ -178,8 +215,12 @@ impl CudaWeight {
             // Packed weights are widened to bf16 on their way to the device.
             None => {
                 let slabs = parts.packed.iter().map(|p| p.to_bf16()).collect::<Result<Vec<_>, _>>()?;
-                Base::Dense(Matrix::new(cx, "weight", &slabs, cols)?)
+                match parts.fp8 {
+                    true => Base::Fp8(Fp8::new(cx, &slabs, size)?),
+                    false => Base::Dense(Matrix::new(cx, "weight", &slabs, cols)?),
+                }
             }
+            Some(_) if parts.fp8 => Base::Fp8(Fp8::new(cx, &parts.slabs, size)?),
             Some(_) => Base::Dense(Matrix::new(cx, "weight", &parts.slabs, cols)?),
         };
         let bias =
@@ -200,6 +241,7 @@ impl CudaWeight {
         match &*self.base {
             Base::Dense(matrix) => [matrix.rows, matrix.cols],
             Base::Int8(integers) => [integers.rows, integers.cols],
+            Base::Fp8(short) => [short.rows, short.cols],
         }
     }
 }

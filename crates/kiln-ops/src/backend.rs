@@ -57,6 +57,10 @@ pub trait Backend: Send + Sync {
     /// `q = round(x · (127 / m))` in f32, ties to even, and `x · Wᵀ = Σ q · w · (m / 127) · scale`, the sum exact. Bias and
     /// deltas are as for a float weight; deltas take `x` as it is. [`int8`](crate::int8) has the rounding, what becomes of
     /// rows that vanish or hold no numbers, and the widest such weight.
+    ///
+    /// Parts that ask for `fp8` mean a product in 8-bit floats: rows of `x` and rows of the weight, each with `m` its largest
+    /// absolute value, become `q = e4m3(x · (448 / m))`, and `x · Wᵀ = Σ q · w · (m / 448) · (n / 448)` with `n` that of the
+    /// weight's row; the sum has at least 14 bits. [`fp8`](crate::fp8) has the rounding. Bias and deltas are as above.
     fn weight(&self, parts: LinearParts) -> Result<Self::Weight>;
 
     /// The same layer with these updates instead of its own; what they are laid over is shared, not copied.

@@ -26,6 +26,6 @@ mod timed;
 pub use args::{Activation, AttentionSpec, ConvGeometry, Groups, Mask, RopePairs, RopeTable};
 pub use backend::{Backend, Tensor};
 pub use error::{Error, Result};
-pub use kiln_tensor::int8;
+pub use kiln_tensor::{fp8, int8};
 pub use reference::Reference;
 pub use timed::{OpCount, Timed, TimedConv, TimedWeight};

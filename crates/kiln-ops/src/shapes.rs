@@ -68,6 +68,9 @@ pub fn weight(parts: &LinearParts) -> Result<[usize; 2]> {
         return op.fail(format!("slab {i} is {}, expected {dtype} like slab 0", parts.slabs[i].dtype()));
     }
     let integers = dtype == DType::I8;
+    if integers && parts.fp8 {
+        return op.fail("slabs of i8 can't be multiplied in 8-bit floats".into());
+    }
     let (found, expected) = (parts.scales.len(), if integers { heights.len() } else { 0 });
     if found != expected {
         return op.fail(format!("{found} scales for slabs of {dtype}, expected {expected}"));

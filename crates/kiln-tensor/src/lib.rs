@@ -12,6 +12,7 @@
 
 mod dtype;
 mod error;
+pub mod fp8;
 mod host;
 pub mod int8;
 mod linear;

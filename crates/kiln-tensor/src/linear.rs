@@ -10,6 +10,8 @@ use crate::{DType, HostTensor, Shape};
 /// Slabs of a float type are the weight itself. Slabs of i8 come with a scale a row, `weight = integer · scale`, and ask
 /// for a product in integers, as `kiln-ops` defines it. Packed matrices take the place of slabs: they stand for the values
 /// that [`Packed::read`] gives, and each may have a format of its own.
+///
+/// With `fp8`, slabs of a float type or packed matrices ask for a product in 8-bit floats, as `kiln-ops` defines it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinearParts {
     /// `[rows_i, cols]` each, of one dtype, stacked by rows.
@@ -18,6 +20,8 @@ pub struct LinearParts {
     pub scales: Vec<HostTensor>,
     /// Instead of slabs: `[rows_i, cols]` each, stacked by rows.
     pub packed: Vec<Packed>,
+    /// Whether the product is to be made in 8-bit floats.
+    pub fp8: bool,
     /// `[rows]`, added to every output.
     pub bias: Option<HostTensor>,
     /// Updates of some of the output rows.

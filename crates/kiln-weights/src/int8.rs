@@ -17,6 +17,8 @@ pub enum LinearForm {
         /// How many threads round; at least one does.
         threads: usize,
     },
+    /// The layers of the transformer's blocks as floats that ask for products in 8-bit floats. All other layers as floats.
+    Fp8,
 }
 
 /// Whether layer `module` of a transformer is used in 8 bits: those inside the blocks are.

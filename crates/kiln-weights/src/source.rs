@@ -397,6 +397,11 @@ impl WeightSource {
         }
     }
 
+    /// Whether products with the layer `module` are to be made in 8-bit floats.
+    pub(crate) fn is_fp8(&self, module: &str) -> bool {
+        self.form == LinearForm::Fp8 && int8::takes(module)
+    }
+
     /// Whether the layer `module` is to be handed out as 8-bit rows, and how many threads may round it.
     pub(crate) fn int8_threads(&self, module: &str) -> Option<usize> {
         match self.form {
@@ -484,7 +489,7 @@ impl WeightSource {
     pub(crate) fn pages(&self, prefix: &str) -> Pages {
         let below = self.tensors.range(prefix.to_owned()..).take_while(|(name, _)| name.starts_with(prefix));
         let span = |(name, placed): (&String, &Placed)| {
-            if self.form != LinearForm::Float && quantise::rounds(self, name) {
+            if matches!(self.form, LinearForm::Int8 { .. }) && quantise::rounds(self, name) {
                 return None;
             }
             let range = placed.range();

@@ -116,6 +116,7 @@ impl<'a> Vars<'a> {
             Sorted::Dense(slabs) => LinearParts::scaled(slabs, scales, bias).map_err(linear)?,
             Sorted::Packed(packed) => LinearParts::packed(packed, bias).map_err(linear)?,
         };
+        parts.fp8 = leaves.iter().all(|(leaf, _)| self.source.is_fp8(&self.at(leaf).prefix));
         for delta in self.deltas(leaves, cols)? {
             parts.push_delta(delta).map_err(linear)?;
         }

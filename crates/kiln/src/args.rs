@@ -777,6 +777,8 @@ pub enum PhaseArg {
     Step,
     /// Tokens to picture
     Decode,
+    /// Text to picture in four steps, with everything loaded; only when it is asked for
+    Picture,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -803,6 +805,8 @@ pub enum DTypeArg {
     Bf16,
     /// Products of 8-bit integers inside the transformer's blocks, bf16 around them
     Int8,
+    /// Products of 8-bit floats inside the transformer's blocks, bf16 around them; for GPUs from Ada on
+    Fp8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

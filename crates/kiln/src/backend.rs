@@ -43,6 +43,15 @@ impl Chosen {
         }
     }
 
+    /// Whether it makes products of 8-bit floats.
+    pub fn has_fp8(&self) -> bool {
+        match self {
+            Chosen::Cpu(_) => false,
+            #[cfg(feature = "cuda")]
+            Chosen::Cuda(backend) => backend.gpu().has_fp8(),
+        }
+    }
+
     /// Threads of the processor for work that it does itself.
     pub fn threads(&self) -> usize {
         match self {

@@ -56,6 +56,10 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
         );
     }
     let folder = open_model(&found, &order)?;
+    if order.precision == Precision::Fp8 && !backend.has_fp8() {
+        return Err(Failure::new(format!("{} has no products of 8-bit floats", backend.device()))
+            .hint("GPUs from Ada on have them: say --device cuda; on a CPU, --dtype int8 is of that size"));
+    }
     let form = settle(&mut order, &folder, &backend);
     let texts = if args.no_cache { None } else { cache::texts() };
     let mut job = Job::read(&order, &folder, backend.memory_limit(), texts)?;
@@ -125,6 +129,7 @@ pub(crate) fn settle(order: &mut Order, folder: &ModelFolder, backend: &Chosen) 
     }
     match order.precision {
         Precision::Int8 => LinearForm::Int8 { threads },
+        Precision::Fp8 => LinearForm::Fp8,
         _ => LinearForm::Float,
     }
 }
@@ -132,7 +137,9 @@ pub(crate) fn settle(order: &mut Order, folder: &ModelFolder, backend: &Chosen) 
 /// Asks for the linear layers in this form, if there is memory to make it.
 pub(crate) fn set_form(options: &mut Options, form: LinearForm, folder: &ModelFolder) -> Result<(), Failure> {
     options.form = form;
-    let (Some(limit), true) = (options.memory_limit, form != LinearForm::Float) else { return Ok(()) };
+    let (Some(limit), true) = (options.memory_limit, matches!(form, LinearForm::Int8 { .. })) else {
+        return Ok(());
+    };
     let needed = folder.transformer.weights().map_or(0, |source| source.bytes_to_round());
     options.memory_limit = Some(limit.checked_sub(needed).ok_or_else(|| {
         let (needed, limit) = (values::bytes(needed), values::bytes(limit));

@@ -59,6 +59,8 @@ pub enum Precision {
     Bf16,
     /// Products of integers, activations between them in bf16.
     Int8,
+    /// Products of 8-bit floats, activations between them in bf16.
+    Fp8,
 }
 
 impl Precision {
@@ -66,7 +68,7 @@ impl Precision {
     pub fn dtype(self) -> DType {
         match self {
             Precision::Auto | Precision::F32 => DType::F32,
-            Precision::Bf16 | Precision::Int8 => DType::BF16,
+            Precision::Bf16 | Precision::Int8 | Precision::Fp8 => DType::BF16,
         }
     }
 
@@ -76,6 +78,7 @@ impl Precision {
             Precision::Auto | Precision::F32 => "f32",
             Precision::Bf16 => "bf16",
             Precision::Int8 => "int8",
+            Precision::Fp8 => "fp8",
         }
     }
 }
@@ -152,6 +155,7 @@ impl Order {
                 DTypeArg::F32 => Precision::F32,
                 DTypeArg::Bf16 => Precision::Bf16,
                 DTypeArg::Int8 => Precision::Int8,
+                DTypeArg::Fp8 => Precision::Fp8,
             },
         })
     }

@@ -241,6 +241,7 @@ impl Recipe {
         let dtype = match self.dtype.as_str() {
             "bf16" => DTypeArg::Bf16,
             "int8" => DTypeArg::Int8,
+            "fp8" => DTypeArg::Fp8,
             _ => DTypeArg::F32,
         };
         or_take(&mut args.dtype, &Some(dtype));

@@ -222,6 +222,10 @@ int nvrtcGetPTXSize(void *, size_t *n) { return *n = 8, 0; }
 int nvrtcGetPTX(void *, char *s) { return std::memcpy(s, "emulated", 8), 0; }
 const char *nvrtcGetErrorString(int) { return "refused by the emulator"; }
 
+struct Description {
+    int ops[2] = {}, modes[2] = {};
+    const float *scales[2] = {};
+};
 struct Layout {
     int type;
     u64 rows, cols;
@@ -243,12 +247,16 @@ int cublasLtMatrixLayoutSetAttribute(void *l, int which, const void *value, size
 }
 int cublasLtMatmulDescCreate(void **d, int compute, int scale) {
     if (compute != 68 || scale != 0) return 7;
-    return *d = new int[2]{0, 0}, 0;
+    return *d = new Description(), 0;
 }
-int cublasLtMatmulDescDestroy(void *d) { return delete[] (int *)d, 0; }
+int cublasLtMatmulDescDestroy(void *d) { return delete (Description *)d, 0; }
 int cublasLtMatmulDescSetAttribute(void *d, int which, const void *value, size_t size) {
+    auto *description = (Description *)d;
+    if ((which == 17 || which == 18) && size == 8) return description->scales[which - 17] = *(float *const *)value, 0;
+    if (which == 25 && size == 1) return 0;
+    if ((which == 31 || which == 32) && size == 4) return description->modes[which - 31] = *(const int *)value, 0;
     if ((which != 3 && which != 4) || size != 4) return 7;
-    return ((int *)d)[which - 3] = *(const int *)value, 0;
+    return description->ops[which - 3] = *(const int *)value, 0;
 }
 int cublasLtMatmulPreferenceCreate(void **p) { return *p = (void *)7, 0; }
 int cublasLtMatmulPreferenceDestroy(void *) { return 0; }
@@ -274,13 +282,22 @@ int cublasLtMatmulAlgoCheck(void *, void *, void *, void *, void *, void *, cons
 }
 int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *la, const void *b, void *lb, const float *beta,
                    const void *c, void *lc, void *d, void *ld, const u64 *algorithm, void *, size_t, void *) {
-    const int *ops = (const int *)desc;
+    const Description &description = *(const Description *)desc;
+    const int *ops = description.ops;
     const Layout &A = *(Layout *)la, &B = *(Layout *)lb, &C = *(Layout *)lc, &D = *(Layout *)ld;
     if (algorithm && algorithm[0] != 1 && algorithm[0] != 2) return 15;
     bool transposed = ops[0] == 1;
     u64 m = transposed ? A.cols : A.rows, k = transposed ? A.rows : A.cols;
     if (ops[1] || B.rows != k || D.rows != m || D.cols != B.cols || C.rows != m || C.type != D.type || A.type != B.type) return 7;
+    if (A.type == 28 && (!transposed || k % 16 || description.modes[0] != description.modes[1])) return 7;
+    bool scaled = description.modes[0] == 3;
+    if (scaled && (!description.scales[0] || !description.scales[1])) return 7;
     auto get = [](const void *p, int type, long long i) {
+        if (type == 28) {
+            unsigned char bits = ((const unsigned char *)p)[i];
+            float y = std::ldexp(__uint_as_float((unsigned)(bits & 0x7f) << 20), 120);
+            return bits & 0x80 ? -y : y;
+        }
         return type == 14 ? __uint_as_float((unsigned)((const unsigned short *)p)[i] << 16) : ((const float *)p)[i];
     };
     std::vector<float> left(m * k), right(k);
@@ -296,6 +313,7 @@ int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *
                 double sum = 0;
                 for (double s : sums) sum += s;
                 sum *= *alpha;
+                if (scaled) sum *= (double)description.scales[0][i] * description.scales[1][n];
                 if (*beta != 0) sum += *beta * get(c, C.type, batch * C.stride + i + n * C.ld);
                 long long at = batch * D.stride + i + n * D.ld;
                 if (D.type == 14)

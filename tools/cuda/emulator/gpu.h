@@ -149,6 +149,18 @@ inline unsigned short to_bf16_bits(float x) {
 }
 bf16 round_to_bf16(float x);
 inline unsigned round_pair(float low, float high) { return to_bf16_bits(low) | (unsigned)to_bf16_bits(high) << 16; }
+// The number of e4m3 next to x, ties to even, its largest for what is larger.
+inline unsigned char to_fp8_bits(float x) {
+    unsigned sign = bits_of(x) >> 31 << 7;
+    float a = std::fabs(x);
+    int exponent = std::max(std::ilogb(a), -6);
+    if (!(a > 0)) return sign;
+    float steps = std::nearbyint(std::ldexp(a, 3 - exponent));
+    if (steps == 16) steps = 8, exponent++;
+    if (exponent > 8 || (exponent == 8 && steps > 14)) return sign | 0x7e;
+    return sign | (steps < 8 ? (unsigned)steps : (unsigned)(exponent + 7) << 3 | ((unsigned)steps - 8));
+}
+inline unsigned short round_fp8_pair(float low, float high) { return to_fp8_bits(low) | (unsigned)to_fp8_bits(high) << 8; }
 inline float widen_half(unsigned short bits) {
     int exponent = bits >> 10 & 31, fraction = bits & 1023;
     float x = exponent == 0    ? std::ldexp((float)fraction, -24)
@@ -157,6 +169,7 @@ inline float widen_half(unsigned short bits) {
     return bits & 0x8000 ? -x : x;
 }
 inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_inverse(float x) { return 1.0f / x; }
 
 // The layout of the fragments is that of the PTX manual, mma.m16n8k16 with .bf16.
 inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {

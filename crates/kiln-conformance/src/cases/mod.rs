@@ -1,6 +1,7 @@
 mod attention;
 mod conv;
 mod elementwise;
+mod fp8;
 mod int8;
 mod linear;
 mod movement;
@@ -25,6 +26,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     let mut list = List(Vec::new());
     linear::list(&mut list);
     int8::list(&mut list);
+    fp8::list(&mut list);
     packed::list(&mut list);
     norm::list(&mut list);
     rope::list(&mut list);

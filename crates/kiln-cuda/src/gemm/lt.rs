@@ -50,6 +50,16 @@ struct Plan {
     layouts: [Raw; 4],
     algorithm: Algorithm,
     workspace: usize,
+    /// Whether rows of 8-bit floats have scales, which are named before every call.
+    scaled: bool,
+}
+
+/// Whether a product came with its scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scaled {
+    Yes,
+    /// The library or the GPU has no scales for rows: the caller applies them.
+    No,
 }
 
 /// Addresses and factors of one product.
@@ -60,6 +70,8 @@ pub(crate) struct Operands {
     pub add: Option<DevicePtr>,
     pub out: DevicePtr,
     pub alpha: f32,
+    /// Of the rows of the weight and of the activations.
+    pub scales: Option<[DevicePtr; 2]>,
 }
 
 impl Lt {
@@ -105,6 +117,29 @@ impl Lt {
         self.call(device, &plan, &plan.algorithm, plan.workspace, operands)
     }
 
+    /// Computes a product of 8-bit floats, with the scales of the rows of the weight and of the activations, by address.
+    pub fn run_scaled(
+        &self,
+        device: &Arc<Device>,
+        size: &Size,
+        operands: &Operands,
+        scales: [DevicePtr; 2],
+    ) -> Result<Scaled> {
+        let operands = Operands { scales: Some(scales), ..*operands };
+        let plan = self.plan(device, size, &operands)?;
+        self.call(device, &plan, &plan.algorithm, plan.workspace, &operands)?;
+        Ok(if plan.scaled { Scaled::Yes } else { Scaled::No })
+    }
+
+    fn set_scales(&self, plan: &Plan, scales: [DevicePtr; 2]) -> Result<()> {
+        for (which, at) in [sys::DESC_A_SCALE, sys::DESC_B_SCALE].into_iter().zip(scales) {
+            // SAFETY: the description lives, and takes an address.
+            let status = unsafe { (self.lib.description_set)(plan.description.0, which, value(&at), 8) };
+            self.lib.check("cublasLtMatmulDescSetAttribute", status)?;
+        }
+        Ok(())
+    }
+
     fn call(
         &self,
         device: &Device,
@@ -117,6 +152,9 @@ impl Lt {
         // and another thread's must not come between them.
         let mut held = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         let workspace = self.workspace(device, &mut held)?;
+        if let (Some(scales), true) = (operands.scales, plan.scaled) {
+            self.set_scales(plan, scales)?;
+        }
         let pointer = |at: DevicePtr| at as *mut c_void;
         let beta = if operands.add.is_some() { 1.0f32 } else { 0.0 };
         let [w, x, add, out] = plan.layouts;
@@ -161,7 +199,7 @@ impl Lt {
         if let Some(plan) = plans.get(size) {
             return Ok(Arc::clone(plan));
         }
-        let mut plan = self.describe(size)?;
+        let mut plan = self.describe(size, operands)?;
         match self.choose(device, size, &plan, operands) {
             Ok((algorithm, workspace)) => (plan.algorithm, plan.workspace) = (algorithm, workspace),
             Err(e) => {
@@ -175,11 +213,29 @@ impl Lt {
     }
 
     /// The descriptors. Seen column by column, as the library does, `y = x · wᵀ` is `yᵀ = (wᵀ)ᵀ · xᵀ`.
-    fn describe(&self, size: &Size) -> Result<Plan> {
+    fn describe(&self, size: &Size, operands: &Operands) -> Result<Plan> {
+        if let Some(scales) = operands.scales {
+            let plan = self.describe_as(size, true)?;
+            // Older libraries don't know scales of rows, and newer ones not on every GPU.
+            let known = self.set_scales(&plan, scales).is_ok();
+            if known && self.guesses(&plan, 1).is_ok_and(|guesses| !guesses.is_empty()) {
+                return Ok(plan);
+            }
+            plan.destroy(&self.lib);
+        }
+        self.describe_as(size, false)
+    }
+
+    fn describe_as(&self, size: &Size, scaled: bool) -> Result<Plan> {
         let (input, output) = (kind(size.dtype), kind(size.out));
         let none = Raw(null_mut());
-        let mut plan =
-            Plan { description: none, layouts: [none; 4], algorithm: Algorithm::default(), workspace: 0 };
+        let mut plan = Plan {
+            description: none,
+            layouts: [none; 4],
+            algorithm: Algorithm::default(),
+            workspace: 0,
+            scaled,
+        };
         let shapes = [
             match size.columns {
                 true => (input, size.n, size.k, size.ldw, size.stride_w),
@@ -190,6 +246,8 @@ impl Lt {
             (output, size.n, size.rows, size.ldo, size.stride_out),
         ];
         let made = self.fill(&mut plan, shapes, size.batch, !size.columns);
+        let made =
+            made.and_then(|()| if size.dtype == DType::F8E4M3 { self.eight_bits(&mut plan) } else { Ok(()) });
         if made.is_err() {
             plan.destroy(&self.lib);
         }
@@ -231,6 +289,20 @@ impl Lt {
         Ok(())
     }
 
+    /// What 8-bit floats need: short sums, and scales of rows where the library knows them.
+    fn eight_bits(&self, plan: &mut Plan) -> Result<()> {
+        let set = |which: c_int, value: *const c_void, size: usize| {
+            // SAFETY: the description lives, and the value has that size.
+            unsafe { (self.lib.description_set)(plan.description.0, which, value, size) }
+        };
+        self.lib.check("cublasLtMatmulDescSetAttribute", set(sys::DESC_FAST_SUMS, value(&1i8), 1))?;
+        if plan.scaled {
+            let modes = [sys::DESC_A_SCALE_MODE, sys::DESC_B_SCALE_MODE];
+            plan.scaled = modes.into_iter().all(|mode| set(mode, value(&sys::SCALE_ROWS), 4) == 0);
+        }
+        Ok(())
+    }
+
     /// The way to compute, and the workspace it needs.
     fn choose(
         &self,
@@ -242,7 +314,7 @@ impl Lt {
         if !size.worth_timing() {
             return first(&self.guesses(plan, 1)?);
         }
-        let text = format!("{size:?}");
+        let text = format!("{size:?} {}", plan.scaled);
         let version = self.version.to_string();
         let key = Key::new("product", &[text.as_bytes(), device.gpu.name.as_bytes(), version.as_bytes()]);
         if let Some(kept) = device.cache.get(&key).and_then(|bytes| self.check_kept(plan, &bytes)) {
@@ -372,5 +444,9 @@ fn value<T>(value: &T) -> *const c_void {
 }
 
 fn kind(dtype: DType) -> c_int {
-    if dtype == DType::BF16 { sys::R_16BF } else { sys::R_32F }
+    match dtype {
+        DType::BF16 => sys::R_16BF,
+        DType::F8E4M3 => sys::R_8F_E4M3,
+        _ => sys::R_32F,
+    }
 }

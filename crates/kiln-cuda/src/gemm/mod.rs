@@ -95,7 +95,7 @@ impl Product<'_> {
 
     fn operands(&self, w: DevicePtr) -> Operands {
         let add = self.add.map(|(at, _)| at);
-        Operands { w, x: self.x, add, out: self.out, alpha: self.alpha }
+        Operands { w, x: self.x, add, out: self.out, alpha: self.alpha, scales: None }
     }
 
     fn way(&self, cx: &Context) -> Way {

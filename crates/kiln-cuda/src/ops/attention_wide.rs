@@ -53,7 +53,14 @@ fn sizes(call: &Call, rows: usize) -> [Size; 2] {
 pub(super) fn takes(cx: &Context, call: &Call) -> bool {
     let whole = [call.q, call.k, call.v].iter().all(|s| s.count == 1);
     let large = call.head_dim >= 256 && call.keys >= LEAST_KEYS && call.mask == 0;
-    let operands = Operands { w: call.k.start[0], x: call.q.start[0], add: None, out: call.out, alpha: 1.0 };
+    let operands = Operands {
+        w: call.k.start[0],
+        x: call.q.start[0],
+        add: None,
+        out: call.out,
+        alpha: 1.0,
+        scales: None,
+    };
     whole && large && cx.device.lt.is_ok() && sizes(call, 1).iter().all(|size| Lt::takes(size, &operands))
 }
 
@@ -76,6 +83,7 @@ pub(super) fn run(cx: &Context, call: &Call) -> Result<()> {
                 add: None,
                 out: scores.at(),
                 alpha: call.scale,
+                scales: None,
             };
             cx.done(lt.run(&cx.device, &products, &ask))?;
             cx.done(launch!(cx.device, SOFTMAX, "softmax_rows", [rows, 1], 256, 0;

@@ -3,6 +3,7 @@ use std::ops::Range;
 use kiln_ops::{Error, Groups, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
+use super::fp8::Short;
 use super::int8::Rounded;
 use super::movement::concat_columns;
 use super::{THREADS, by_rows};
@@ -59,6 +60,8 @@ struct Layer<'a> {
     inner: Vec<CudaTensor>,
     /// The inputs in integers, where the weight is in integers.
     rounded: Option<Rounded>,
+    /// The inputs in 8-bit floats, where the weight is.
+    short: Option<Short>,
 }
 
 /// What is done to a product on its way out, and where it goes.
@@ -74,7 +77,7 @@ struct Destination {
 impl<'a> Layer<'a> {
     fn new(cx: &'a Context, xs: &'a [&'a CudaTensor], w: &'a CudaWeight) -> Result<Self> {
         let (rows, dtype) = (xs[0].shape().rows(), xs[0].dtype());
-        let mut layer = Layer { cx, xs, w, rows, dtype, inner: Vec::new(), rounded: None };
+        let mut layer = Layer { cx, xs, w, rows, dtype, inner: Vec::new(), rounded: None, short: None };
         if let Base::Int8(integers) = &*w.base {
             // One scale for a row of all inputs.
             let rounded = match xs {
@@ -82,6 +85,9 @@ impl<'a> Layer<'a> {
                 _ => Rounded::new(cx, &concat_columns(cx, xs)?, integers),
             };
             layer.rounded = Some(rounded?);
+        }
+        if let Base::Fp8(weight) = &*w.base {
+            layer.short = Some(Short::new(cx, xs, weight)?);
         }
         layer.inner = w.deltas.iter().map(|delta| layer.whole(&delta.down)).collect::<Result<_>>()?;
         Ok(layer)
@@ -148,6 +154,9 @@ impl<'a> Layer<'a> {
                 let Destination { bias, add, out, dtype } = to;
                 Some(rounded.product(self.cx, integers, rows, [bias, add, Some(out)], dtype))
             }
+            (Base::Fp8(weight), _) if to.bias.is_none() && to.add.is_none() => {
+                self.short.as_ref().map(|short| short.product(self.cx, weight, rows, to.out, to.dtype))
+            }
             (Base::Dense(matrix), _) if self.xs.len() == 1 => {
                 let mut product = self.product(matrix, 0, rows.clone(), to.out, to.dtype);
                 product.bias = to.bias;
@@ -163,7 +172,7 @@ impl<'a> Layer<'a> {
     fn all_sums(&self, rows: Range<usize>) -> Result<Block> {
         let sums = match &*self.w.base {
             Base::Dense(matrix) => self.sums(matrix, rows.clone())?,
-            Base::Int8(_) => {
+            Base::Int8(_) | Base::Fp8(_) => {
                 let sums = self.cx.block(self.rows * rows.len() * 4)?;
                 let to = Destination { bias: None, add: None, out: sums.at(), dtype: DType::F32 };
                 self.at_once(&rows, to).unwrap_or(Ok(()))?;
@@ -261,7 +270,8 @@ impl<'a> Layer<'a> {
             }
         }
         // A single product rounds as the activations do, as in the model's own definition; several are added up in f32.
-        let (sums, kind) = if plain && self.xs.len() == 1 && matches!(*self.w.base, Base::Dense(_)) {
+        let (sums, kind) = if plain && (self.short.is_some() || self.xs.len() == 1 && self.rounded.is_none())
+        {
             let block = self.cx.block(self.rows * out_width * self.dtype.size())?;
             let to = Destination { bias: None, add: None, out: block.at(), dtype: self.dtype };
             self.at_once(&all, to).unwrap_or(Ok(()))?;

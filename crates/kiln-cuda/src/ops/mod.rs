@@ -6,6 +6,7 @@ mod attention_wide;
 pub(crate) mod conv;
 pub(crate) mod conv_hopper;
 pub(crate) mod elementwise;
+pub(crate) mod fp8;
 pub(crate) mod group_norm;
 pub(crate) mod int8;
 pub(crate) mod linear;

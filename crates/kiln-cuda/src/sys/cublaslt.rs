@@ -59,6 +59,20 @@ pub(crate) const COMPUTE_32F: c_int = 68;
 pub(crate) const R_32F: c_int = 0;
 /// `CUDA_R_16BF`.
 pub(crate) const R_16BF: c_int = 14;
+/// `CUDA_R_8F_E4M3`.
+pub(crate) const R_8F_E4M3: c_int = 28;
+/// `CUBLASLT_MATMUL_DESC_A_SCALE_POINTER`.
+pub(crate) const DESC_A_SCALE: c_int = 17;
+/// `CUBLASLT_MATMUL_DESC_B_SCALE_POINTER`.
+pub(crate) const DESC_B_SCALE: c_int = 18;
+/// `CUBLASLT_MATMUL_DESC_FAST_ACCUM`.
+pub(crate) const DESC_FAST_SUMS: c_int = 25;
+/// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE`.
+pub(crate) const DESC_A_SCALE_MODE: c_int = 31;
+/// `CUBLASLT_MATMUL_DESC_B_SCALE_MODE`.
+pub(crate) const DESC_B_SCALE_MODE: c_int = 32;
+/// `CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`.
+pub(crate) const SCALE_ROWS: c_int = 3;
 /// `CUBLASLT_MATMUL_DESC_TRANSA`.
 pub(crate) const DESC_TRANSA: c_int = 3;
 /// `CUBLAS_OP_N`.

@@ -148,7 +148,7 @@ impl<B: Backend> Pipeline<B> {
         source.set_merged(dtype);
         source.check_loras()?;
         source.set_form(options.form);
-        let rounds = options.form != LinearForm::Float && source.bytes_to_round() > 0;
+        let rounds = matches!(options.form, LinearForm::Int8 { .. }) && source.bytes_to_round() > 0;
         let mut told = |done, total| match rounds {
             true => observer.event(Event::Rounded { done, total }),
             false => Ok(()),

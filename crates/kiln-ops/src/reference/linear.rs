@@ -1,7 +1,7 @@
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
 
 use super::{NAME, movement, tensor, values};
-use crate::{Error, Groups, Result, int8, shapes};
+use crate::{Error, Groups, Result, fp8, int8, shapes};
 
 /// A weight with what is added to its product.
 #[derive(Clone)]
@@ -19,6 +19,8 @@ enum Weight {
     Dense(Vec<f64>),
     /// Integers, and the scale of each row.
     Int8(Vec<i8>, Vec<f64>),
+    /// Numbers of e4m3, and the scale of each row.
+    Fp8(Vec<f64>, Vec<f64>),
 }
 
 #[derive(Clone)]
@@ -41,7 +43,14 @@ impl Linear {
             Weight::Int8(integers.collect(), all(&parts.scales)?)
         } else {
             let packed = parts.packed.iter().map(|p| p.to_f32()).collect::<Result<Vec<_>, _>>()?;
-            Weight::Dense([all(&parts.slabs)?, all(&packed)?].concat())
+            let dense = [all(&parts.slabs)?, all(&packed)?].concat();
+            if parts.fp8 {
+                let rows: Vec<_> = dense.chunks(size[1]).map(eight_bits).collect();
+                let scales = rows.iter().map(|(_, scale)| *scale).collect();
+                Weight::Fp8(rows.into_iter().flat_map(|(row, _)| row).collect(), scales)
+            } else {
+                Weight::Dense(dense)
+            }
         };
         let bias = match &parts.bias {
             Some(bias) => floats("weight", bias)?,
@@ -65,6 +74,10 @@ impl Linear {
             match &self.weight {
                 Weight::Dense(weight) => y.extend(weight.chunks(cols).map(|w| dot(x, w))),
                 Weight::Int8(weight, scales) => y.extend(integer_product(x, weight, scales)),
+                Weight::Fp8(weight, scales) => {
+                    let (x, scale) = eight_bits(x);
+                    y.extend(weight.chunks(cols).zip(scales).map(|(w, row)| dot(&x, w) * scale * row));
+                }
             }
             y[row..].iter_mut().zip(&self.bias).for_each(|(y, bias)| *y += bias);
             for delta in &self.deltas {
@@ -100,6 +113,14 @@ fn integer_product(x: &[f64], weight: &[i8], scales: &[f64]) -> Vec<f64> {
     let scale = f64::from(int8::quantise_row(&x, &mut q));
     let sum = |w: &[i8]| q.iter().zip(w).map(|(&q, &w)| i64::from(q) * i64::from(w)).sum::<i64>();
     weight.chunks(x.len()).zip(scales).map(|(w, row)| sum(w) as f64 * scale * row).collect()
+}
+
+/// A row in 8-bit floats, and its scale.
+fn eight_bits(x: &[f64]) -> (Vec<f64>, f64) {
+    let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
+    let mut q = vec![0.0; x.len()];
+    let scale = fp8::quantise_row(&x, &mut q);
+    (q.into_iter().map(f64::from).collect(), scale.into())
 }
 
 /// The elements of a weight, which may have any float type the host can convert.

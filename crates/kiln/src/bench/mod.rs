@@ -1,5 +1,6 @@
 //! `kiln bench`: how fast this machine runs a model, phase by phase and operation by operation.
 
+mod cuda;
 mod memory;
 mod phases;
 mod report;
@@ -33,10 +34,13 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     if args.server {
         return server::run(args);
     }
-    if let Some(Device::Cuda(_)) = args.device {
-        return Err(Failure::new("kiln bench measures the CPU only so far")
-            .hint("leave --device out, or say --device cpu"));
+    match args.device {
+        Some(Device::Cuda(number)) => cuda::run(args, number),
+        _ => on_cpu(args),
     }
+}
+
+fn on_cpu(args: &BenchArgs) -> Result<(), Failure> {
     let backend = backend::cpu(args.cpu_isa, args.threads)?;
     let peaks = Peaks::measure(backend.threads());
     if args.peaks {
@@ -46,16 +50,30 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let dtype = match (args.dtype.unwrap_or_default(), &source) {
         (DTypeArg::F32, _) => DType::F32,
         (DTypeArg::Bf16 | DTypeArg::Int8, _) => DType::BF16,
+        (DTypeArg::Fp8, _) => {
+            return Err(Failure::new("the CPU has no products of 8-bit floats").hint("say --dtype int8"));
+        }
         (DTypeArg::Auto, Source::Folder(folder)) => backend::suitable_dtype(backend.isa(), folder),
         // Weights that are made up have 16 bits.
         (DTypeArg::Auto, Source::Synthetic { .. }) if backend.isa().multiplies_bf16() => DType::BF16,
         (DTypeArg::Auto, Source::Synthetic { .. }) => DType::F32,
     };
-    let int8 = args.dtype == Some(DTypeArg::Int8);
-    let threads = backend.threads();
-    let form = if int8 { LinearForm::Int8 { threads } } else { LinearForm::Float };
+    let plan = plan(args, source, dtype, backend.threads());
+    let mut report = report(args, &plan, backend.name());
+    let products = if matches!(plan.form, LinearForm::Int8 { .. }) { DType::I8 } else { dtype };
+    report.peaks(&peaks, ceiling(&peaks, backend.isa(), products));
+    finish(args, Bench { plan: &plan, b: Timed::new(backend), report, device_memory: None })
+}
+
+/// What the arguments ask for.
+fn plan(args: &BenchArgs, source: Source, dtype: DType, threads: usize) -> Plan {
+    let form = match args.dtype {
+        Some(DTypeArg::Int8) => LinearForm::Int8 { threads },
+        Some(DTypeArg::Fp8) => LinearForm::Fp8,
+        _ => LinearForm::Float,
+    };
     let (width, height) = args.size.unwrap_or((512, 512));
-    let plan = Plan {
+    Plan {
         source,
         dtype,
         form,
@@ -66,14 +84,23 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         text_tokens: args.max_tokens.map_or(512, |n| n as usize),
         repeat: args.repeat.unwrap_or(3),
         phases: args.phases.clone(),
-    };
-    let mut report = Report {
+        behind: false,
+    }
+}
+
+/// A report on nothing yet.
+fn report(args: &BenchArgs, plan: &Plan, backend: String) -> Report {
+    Report {
         kiln: env!("CARGO_PKG_VERSION"),
         model: plan.source.name(),
-        backend: backend.name(),
-        dtype: if int8 { "int8".into() } else { dtype.to_string() },
-        width,
-        height,
+        backend,
+        dtype: match plan.form {
+            LinearForm::Int8 { .. } => "int8".into(),
+            LinearForm::Fp8 => "fp8".into(),
+            LinearForm::Float => plan.dtype.to_string(),
+        },
+        width: plan.width,
+        height: plan.height,
         references: plan.references,
         text_tokens: plan.text_tokens,
         peaks: BTreeMap::new(),
@@ -84,9 +111,11 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         memory_beyond_weights: None,
         notes: Vec::new(),
         quiet: args.json,
-    };
-    report.peaks(&peaks, ceiling(&peaks, backend.isa(), if int8 { DType::I8 } else { dtype }));
-    let report = Bench { plan: &plan, b: Timed::new(backend), report }.run()?;
+    }
+}
+
+fn finish<B: Backend>(args: &BenchArgs, bench: Bench<'_, B>) -> Result<(), Failure> {
+    let report = bench.run()?;
     let text = if args.json { report.to_json() } else { report.to_text(args.verbose) };
     crate::print(text.as_bytes())
 }

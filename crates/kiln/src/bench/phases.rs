@@ -33,6 +33,8 @@ pub struct Plan {
     /// Runs that count; one more goes before them.
     pub repeat: usize,
     pub phases: Vec<PhaseArg>,
+    /// Whether the backend works behind the caller's back: then operations are counted in a run of their own.
+    pub behind: bool,
 }
 
 /// Words of a usual prompt and its template; the rest of the text is padding.
@@ -43,6 +45,8 @@ pub struct Bench<'a, B: Backend> {
     pub plan: &'a Plan,
     pub b: Timed<B>,
     pub report: Report,
+    /// Bytes of the device's memory in use; the process's own where absent.
+    pub device_memory: Option<fn(&B) -> u64>,
 }
 
 impl<B: Backend> Bench<'_, B> {
@@ -57,6 +61,9 @@ impl<B: Backend> Bench<'_, B> {
         }
         if self.wants(PhaseArg::Step) {
             self.steps()?;
+        }
+        if self.plan.phases.contains(&PhaseArg::Picture) {
+            self.whole()?;
         }
         Ok(self.report)
     }
@@ -198,6 +205,45 @@ impl<B: Backend> Bench<'_, B> {
         self.plan.loras.iter().map(|lora| Ok((Lora::open(&lora.path)?, lora.weight))).collect()
     }
 
+    /// All phases one after the other, as a prompt would go through them: its tokens, four steps, the picture's bytes.
+    fn whole(&mut self) -> Result<(), Failure> {
+        const SIGMAS: [f32; 5] = [1.0, 0.9, 0.7, 0.4, 0.0];
+        let (Some(words), Some(pictures)) = (self.plan.source.text_encoder(), self.plan.source.vae()) else {
+            self.report.note("this model has not all parts: the whole picture is left out");
+            return Ok(());
+        };
+        let config = self.plan.source.transformer();
+        let (encoder, _) = self.load("text encoder", |b, weights, dtype| {
+            Ok(TextEncoder::load(b, &weights.root(), words, dtype)?)
+        })?;
+        let (vae, _) = self.load("vae", |b, weights, dtype| {
+            Ok(Autoencoder::Full(Vae::load(b, &weights.root(), pictures, dtype)?))
+        })?;
+        let (transformer, weights) = self.load("transformer", |b, weights, dtype| {
+            Ok(Transformer::load(b, &weights.root(), config, dtype)?)
+        })?;
+        let (b, count) = (&self.b, self.plan.text_tokens);
+        let grid @ [height, width] = self.grid();
+        let id = |i: usize| (i * 7919 % words.vocab_size.max(1)) as u32;
+        let tokens = Tokens { ids: (0..count).map(id).collect(), real: count.min(REAL_TOKENS) };
+        let start = noise([height * width, config.in_channels])?;
+        let layout = transformer.layout(b, &Position::text(count), &Position::grid(0, height, width))?;
+        let measured = self.measure("text to picture, 4 steps", &weights, || {
+            let text = encoder.forward(b, &tokens, (0, 1), &mut ())?;
+            let mut image = b.upload(&start, DType::F32)?;
+            for pair in SIGMAS.windows(2) {
+                let references = References::Joint(None);
+                let (layout, timestep) = (&layout, pair[0]);
+                let call = Call { text: &text, image: &image, references, layout, timestep, guidance: None };
+                let (velocity, _) = transformer.forward(b, &call, &mut ())?;
+                image = b.add_scaled(&image, &velocity, pair[1] - pair[0])?;
+            }
+            Ok(vae.decode(b, &image, grid, &mut ()).map(drop)?)
+        })?;
+        self.report.phase(measured);
+        Ok(())
+    }
+
     /// Loads a part of the model, which is a phase, too.
     fn load<T>(
         &mut self,
@@ -235,6 +281,7 @@ impl<B: Backend> Bench<'_, B> {
         let watch = Watch::start();
         run()?;
         self.b.take();
+        self.b.pause(self.plan.behind);
         let mut seconds = Vec::with_capacity(self.plan.repeat);
         for _ in 0..self.plan.repeat {
             let start = Instant::now();
@@ -242,8 +289,15 @@ impl<B: Backend> Bench<'_, B> {
             self.b.synchronize()?;
             seconds.push(start.elapsed().as_secs_f64());
         }
-        let memory = watch.peak().map(|peak| peak.saturating_sub(made));
-        Ok(Measured::new(phase, seconds, memory, self.b.take()))
+        let mut counted = self.plan.repeat;
+        if self.plan.behind {
+            self.b.pause(false);
+            run()?;
+            counted = 1;
+        }
+        let own = watch.peak().map(|peak| peak.saturating_sub(made));
+        let memory = self.device_memory.map_or(own, |held| Some(held(self.b.inner())));
+        Ok(Measured::new(phase, seconds, memory, self.b.take(), counted))
     }
 }
 

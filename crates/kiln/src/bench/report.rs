@@ -73,8 +73,15 @@ pub struct Operation {
 }
 
 impl Measured {
-    pub fn new(phase: &str, seconds: Vec<f64>, memory: Option<u64>, ops: Vec<OpCount>) -> Measured {
-        let runs = seconds.len().max(1) as f64;
+    /// `counted` is how many runs the operations are of.
+    pub fn new(
+        phase: &str,
+        seconds: Vec<f64>,
+        memory: Option<u64>,
+        ops: Vec<OpCount>,
+        counted: usize,
+    ) -> Measured {
+        let runs = counted.max(1) as f64;
         let one = |op: OpCount| Operation {
             operation: op.op.into(),
             size: op.detail,
@@ -223,6 +230,10 @@ impl Report {
                 of(per_second(op.bytes), memory),
             ]);
         }
+        // Timed one at a time, the operations of a GPU take longer than the whole.
+        if rest < 0.0 {
+            return table.to_string();
+        }
         let share = format!("{:.1} %", 100.0 * rest / whole);
         let none = String::new;
         table.row([
@@ -277,7 +288,7 @@ mod tests {
             bytes: 10,
         };
         let ops = vec![op("linear", "a", 20), op("linear", "b", 60), op("add", "c", 40)];
-        let phase = Measured::new("step", vec![3.0, 1.0], None, ops);
+        let phase = Measured::new("step", vec![3.0, 1.0], None, ops, 2);
         assert_eq!((phase.median, phase.best), (2.0, 1.0));
         let sizes: Vec<_> =
             phase.operations.iter().map(|op| (op.size.as_str(), op.calls, op.flops)).collect();

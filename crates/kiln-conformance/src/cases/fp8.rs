@@ -1,0 +1,97 @@
+//! Linear layers in 8-bit floats.
+//!
+//! The reference rounds weights and activations exactly as a backend must, so a row's scale that is off shows. Sums may be
+//! shorter than f32's: tensor cores keep some 14 bits of them.
+
+use kiln_ops::{Backend, Groups, Result};
+use kiln_tensor::{DType, LinearParts};
+
+use super::List;
+use crate::Tolerance;
+use crate::bench::{Bench, Scenario};
+use crate::random::{HEAVY, NORMAL, Values};
+
+pub(super) fn list<B: Backend>(list: &mut List<B>) {
+    let plain = Fp8 { sizes: vec![], values: NORMAL, stored: DType::BF16, slabs: 1, bias: false };
+    let whole = vec![[5, 64, 48], [130, 96, 64], [17, 512, 128]];
+    list.add("linear_fp8/whole_vectors", Fp8 { sizes: whole.clone(), ..plain.clone() });
+    list.add(
+        "linear_fp8/slabs_and_bias",
+        Fp8 { sizes: whole.clone(), slabs: 3, bias: true, ..plain.clone() },
+    );
+    let awkward = vec![[1, 7, 3], [3, 17, 5], [33, 129, 65]];
+    list.add("linear_fp8/tails", Fp8 { sizes: awkward.clone(), ..plain.clone() });
+    list.add("linear_fp8/stored_in_f32", Fp8 { sizes: awkward, stored: DType::F32, ..plain.clone() });
+    list.add("linear_fp8/heavy_tailed", Fp8 { sizes: whole.clone(), values: HEAVY, ..plain.clone() });
+    list.add("linear_fp8/tiny", Fp8 { sizes: whole, values: NORMAL.times(1e-18), ..plain.clone() });
+    list.add("linear_fp8/full_size", Fp8 { sizes: vec![[70, 3072, 528]], ..plain });
+    list.add("linear_gated_add_fp8/side_by_side", GatedAdd { inputs: &[64, 192], groups: &[1, 17, 22] });
+    list.add("linear_gated_add_fp8/odd_inputs", GatedAdd { inputs: &[33, 96, 5], groups: &[7] });
+}
+
+fn tolerance(cols: usize, dtype: DType) -> Tolerance {
+    let sum = Tolerance::sum(cols);
+    Tolerance { slack: sum.slack + 1e-3, l2: sum.l2 + 3e-4, ..sum }.rounded_inside(dtype)
+}
+
+fn floats<B: Backend>(
+    t: &mut Bench<'_, B>,
+    [out, cols]: [usize; 2],
+    slabs: usize,
+    stored: DType,
+) -> Result<LinearParts> {
+    let mut parts = LinearParts { fp8: true, ..LinearParts::default() };
+    for i in 0..slabs {
+        let rows = (i + 1) * out / slabs - i * out / slabs;
+        parts.slabs.push(t.stored(NORMAL.times(0.1), [rows, cols], stored)?);
+    }
+    Ok(parts)
+}
+
+#[derive(Clone)]
+struct Fp8 {
+    /// `[rows, in, out]` each.
+    sizes: Vec<[usize; 3]>,
+    values: Values,
+    stored: DType,
+    slabs: usize,
+    bias: bool,
+}
+
+impl Scenario for Fp8 {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for &[rows, cols, out] in &self.sizes {
+            let x = t.activation(self.values, [rows, cols])?;
+            let mut parts = floats(t, [out, cols], self.slabs.min(out), self.stored)?;
+            parts.bias = self.bias.then(|| t.draw(NORMAL, [out]));
+            let w = t.b.weight(parts)?;
+            let y = t.b.linear(&x, &w)?;
+            t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(cols, t.dtype))?;
+        }
+        Ok(())
+    }
+}
+
+struct GatedAdd {
+    inputs: &'static [usize],
+    groups: &'static [usize],
+}
+
+impl Scenario for GatedAdd {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let (out, cols) = (48, self.inputs.iter().sum());
+        let groups = Groups::of_lengths(self.groups);
+        let rows = self.groups.iter().sum();
+        let xs = self
+            .inputs
+            .iter()
+            .map(|&width| t.activation(NORMAL, [rows, width]))
+            .collect::<Result<Vec<_>>>()?;
+        let w = t.b.weight(floats(t, [out, cols], 1, DType::BF16)?)?;
+        let residual = t.activation(NORMAL, [rows, out])?;
+        let gate = t.parameter(NORMAL, [self.groups.len(), out])?;
+        let xs: Vec<&B::Tensor> = xs.iter().collect();
+        let y = t.b.linear_gated_add(&xs, &w, Some((&gate, &groups)), &residual)?;
+        t.put(format!("inputs {:?}, groups {:?}", self.inputs, self.groups), &y, tolerance(cols, t.dtype))
+    }
+}

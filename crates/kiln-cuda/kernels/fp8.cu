@@ -1,0 +1,123 @@
+// Products in 8-bit floats (e4m3): rows rounded with a scale each. Large products are cuBLASLt's; those here are for sizes
+// that it does not take.
+
+#ifndef KILN_EMULATED
+// Two numbers of at most 448 rounded into two bytes, `low` in the lower one.
+__device__ __forceinline__ unsigned short round_fp8_pair(float low, float high) {
+    unsigned short y = 0;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+#endif
+    return y;
+}
+#endif
+
+__device__ __forceinline__ float from_fp8(unsigned char bits) {
+    // The exponent's bias differs by 120; what has no exponent comes out right, too.
+    float y = __uint_as_float((unsigned)(bits & 0x7f) << 20) * __uint_as_float((120 + 127) << 23);
+    return bits & 0x80 ? -y : y;
+}
+
+// Two matrices side by side (the second may have no columns) into bytes, one block of 256 threads a row; bytes from the last
+// column to `padded` are zero. A row that holds what is no number gets a scale of NaN.
+template <class T>
+__device__ __forceinline__ void quantise(const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {
+    __shared__ float parts[8];
+    int cols = x_cols + y_cols;
+    x += (long long)blockIdx.x * x_cols;
+    y += (long long)blockIdx.x * y_cols;
+    q += (long long)blockIdx.x * padded;
+    const float INFINITE = __uint_as_float(0x7f800000u);
+    bool vector = x_cols % 8 == 0 && y_cols % 8 == 0 && aligned(x) && aligned(y);
+    auto load = [&](int i, float (&v)[8]) {
+        if (vector) {
+            if (i < x_cols)
+                load_vector(x + i, v);
+            else if (i < cols)
+                load_vector(y + (i - x_cols), v);
+            else
+                for (int j = 0; j < 8; j++) v[j] = 0.0f;
+            return;
+        }
+        for (int j = 0; j < 8; j++) v[j] = i + j < x_cols ? to_float(x[i + j]) : i + j < cols ? to_float(y[i + j - x_cols]) : 0.0f;
+    };
+    float largest = 0.0f, v[8];
+    for (int i = 8 * threadIdx.x; i < cols; i += 8 * 256) {
+        load(i, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float a = fabsf(v[j]);
+            // A comparison with NaN is false.
+            largest = fmaxf(largest, a < INFINITE ? a : INFINITE);
+        }
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 8; i++) largest = fmaxf(largest, parts[i]);
+    float inverse = 448.0f / largest, scale = largest / 448.0f;
+    if (largest == INFINITE) {
+        inverse = 0.0f;
+        scale = __uint_as_float(0x7fc00000u);
+    } else if (largest < 1e-30f) {
+        inverse = 0.0f;
+        scale = 0.0f;
+    }
+    for (int i = 8 * threadIdx.x; i < padded; i += 8 * 256) {
+        load(i, v);
+        u64 bytes = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float a = v[2 * j] * inverse, b = v[2 * j + 1] * inverse;
+            // Infinity times 0 is no number, and becomes 0.
+            bytes |= (u64)round_fp8_pair(a == a ? a : 0.0f, b == b ? b : 0.0f) << 16 * j;
+        }
+        *(u64 *)(q + i) = bytes;
+    }
+    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+}
+
+// 16 rows by 16 outputs a block of 256 threads, any size.
+template <class O>
+__device__ __forceinline__ void product(const unsigned char *x, const float *x_scales, const unsigned char *w, const float *w_scales,
+                                        O *out, int rows, int n, int depth) {
+    int row = blockIdx.x * 16 + threadIdx.x / 16, column = blockIdx.y * 16 + threadIdx.x % 16;
+    if (row >= rows || column >= n) return;
+    x += (long long)row * depth;
+    w += (long long)column * depth;
+    float sum = 0.0f;
+    for (int k = 0; k < depth; k += 8) {
+        u64 a = *(const u64 *)(x + k), b = *(const u64 *)(w + k);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += from_fp8(a >> 8 * j & 0xff) * from_fp8(b >> 8 * j & 0xff);
+    }
+    out[(long long)row * n + column] = from_float<O>(sum * x_scales[row] * w_scales[column]);
+}
+
+// What a product without scales becomes with them.
+template <class O>
+__device__ __forceinline__ void rescale(O *out, const float *x_scales, const float *w_scales, long long rows, int n) {
+    long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= rows * n) return;
+    out[at] = from_float<O>(to_float(out[at]) * x_scales[at / n] * w_scales[at % n]);
+}
+
+#define KERNELS(T, name)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) quantise_fp8_##name(                                           \
+        const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {               \
+        quantise(x, x_cols, y, y_cols, q, scales, padded);                                                           \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(256) product_fp8_##name(                                            \
+        const unsigned char *x, const float *x_scales, const unsigned char *w, const float *w_scales, T *out,        \
+        int rows, int n, int depth) {                                                                                \
+        product(x, x_scales, w, w_scales, out, rows, n, depth);                                                      \
+    }                                                                                                                \
+    extern "C" __global__ void rescale_fp8_##name(T *out, const float *x_scales, const float *w_scales,              \
+                                                  long long rows, int n) {                                           \
+        rescale(out, x_scales, w_scales, rows, n);                                                                   \
+    }
+
+KERNELS(float, f32)
+KERNELS(bf16, bf16)

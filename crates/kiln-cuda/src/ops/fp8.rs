@@ -1,0 +1,113 @@
+use std::ops::Range;
+
+use kiln_ops::{Result, Tensor as _};
+use kiln_tensor::DType;
+
+use super::movement::concat_columns;
+use super::{THREADS, by_dtype};
+use crate::device::{Block, launch};
+use crate::gemm::Size;
+use crate::gemm::lt::{Lt, Operands, Scaled};
+use crate::sources::FP8;
+use crate::sys::driver::DevicePtr;
+use crate::weight::Fp8;
+use crate::{Context, CudaTensor, int};
+
+/// Rows of 8-bit floats, with a scale each.
+pub(crate) struct Short {
+    rows: usize,
+    bytes: Block,
+    scales: Block,
+}
+
+impl Short {
+    /// The activations side by side, as many columns as the weight has.
+    pub fn new(cx: &Context, xs: &[&CudaTensor], w: &Fp8) -> Result<Short> {
+        let joined;
+        let (first, second) = match xs {
+            [x] => (*x, None),
+            [x, y] => (*x, Some(*y)),
+            _ => {
+                joined = concat_columns(cx, xs)?;
+                (&joined, None)
+            }
+        };
+        let rows = first.shape().rows();
+        let short = Short { rows, bytes: cx.block(rows * w.depth)?, scales: cx.block(rows * 4)? };
+        let parts = [first, second.unwrap_or(first)];
+        let widths = [first.shape().last(), second.map_or(0, |y| y.shape().last())];
+        let at = parts.map(CudaTensor::at);
+        round_rows(cx, first.dtype(), at, widths, rows, [short.bytes.at(), short.scales.at()], w.depth)?;
+        Ok(short)
+    }
+
+    /// The product with some rows of the weight.
+    pub fn product(
+        &self,
+        cx: &Context,
+        w: &Fp8,
+        outputs: &Range<usize>,
+        out: DevicePtr,
+        dtype: DType,
+    ) -> Result<()> {
+        let (n, [at, scales]) = (outputs.len(), w.at(outputs.start));
+        if self.rows == 0 || n == 0 {
+            return Ok(());
+        }
+        let size = Size {
+            rows: self.rows,
+            k: w.depth,
+            n,
+            ldx: w.depth,
+            ldw: w.depth,
+            ldadd: n,
+            ldo: n,
+            dtype: DType::F8E4M3,
+            out: dtype,
+            add: false,
+            batch: 1,
+            stride_w: 0,
+            stride_out: 0,
+            columns: false,
+        };
+        let operands = Operands { w: at, x: self.bytes.at(), add: None, out, alpha: 1.0, scales: None };
+        let scales = [scales, self.scales.at()];
+        if let Ok(lt) = &cx.device.lt
+            && Lt::takes(&size, &operands)
+        {
+            match lt.run_scaled(&cx.device, &size, &operands, scales) {
+                Ok(Scaled::Yes) => return Ok(()),
+                Ok(Scaled::No) => {
+                    let name = by_dtype(dtype, "rescale_fp8_f32", "rescale_fp8_bf16");
+                    let grid = [(self.rows * n).div_ceil(THREADS), 1];
+                    return cx.done(launch!(cx.device, FP8, name, grid, THREADS, 0;
+                        out, self.scales.at(), scales[0], self.rows as i64, int("linear", n)?));
+                }
+                // A size the library can't do is not the caller's trouble.
+                Err(crate::Error::Call { .. }) => {}
+                Err(e) => return cx.done(Err(e)),
+            }
+        }
+        let name = by_dtype(dtype, "product_fp8_f32", "product_fp8_bf16");
+        let grid = [self.rows.div_ceil(16), n.div_ceil(16)];
+        cx.done(launch!(cx.device, FP8, name, grid, 256, 0;
+            self.bytes.at(), self.scales.at(), at, scales[0], out,
+            int("linear", self.rows)?, int("linear", n)?, int("linear", w.depth)?))
+    }
+}
+
+/// Rounds rows of two matrices side by side: their addresses and widths, where bytes and scales go, bytes of a row.
+pub(crate) fn round_rows(
+    cx: &Context,
+    dtype: DType,
+    [x, y]: [DevicePtr; 2],
+    widths: [usize; 2],
+    rows: usize,
+    [bytes, scales]: [DevicePtr; 2],
+    depth: usize,
+) -> Result<()> {
+    let name = by_dtype(dtype, "quantise_fp8_f32", "quantise_fp8_bf16");
+    let size = |n: usize| int("linear", n);
+    cx.done(launch!(cx.device, FP8, name, [rows, 1], 256, 0;
+        x, size(widths[0])?, y, size(widths[1])?, bytes, scales, size(depth)?))
+}

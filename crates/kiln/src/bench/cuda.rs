@@ -1,0 +1,81 @@
+//! The same on a GPU, held against what its own products and copies reach.
+
+use crate::args::BenchArgs;
+use crate::failure::Failure;
+
+#[cfg(not(feature = "cuda"))]
+pub fn run(_: &BenchArgs, number: usize) -> Result<(), Failure> {
+    crate::backend::Chosen::new(None, None, crate::values::Device::Cuda(number)).map(drop)
+}
+
+#[cfg(feature = "cuda")]
+pub fn run(args: &BenchArgs, number: usize) -> Result<(), Failure> {
+    use kiln_ops::{Backend as _, Timed};
+    use kiln_tensor::DType;
+
+    use super::{Bench, Plan, finish, plan, report, report::peaks_table, source};
+    use crate::args::DTypeArg;
+    use crate::backend::Chosen;
+    use crate::values::Device;
+
+    let chosen = Chosen::new(None, args.threads, Device::Cuda(number))?;
+    let threads = chosen.threads();
+    let Chosen::Cuda(backend) = chosen else {
+        return Err(Failure::new("no GPU was chosen"));
+    };
+    let peaks = peaks(&backend)?;
+    if args.peaks {
+        let text = match args.json {
+            true => format!("{:#}\n", serde_json::json!({ "peaks": peaks })),
+            false => format!("{}\n\n{}", backend.name(), peaks_table(&peaks)),
+        };
+        return crate::print(text.as_bytes());
+    }
+    if args.dtype == Some(DTypeArg::Fp8) && !backend.gpu().has_fp8() {
+        return Err(Failure::new(format!("{} has no products of 8-bit floats", backend.name())));
+    }
+    let dtype = if args.dtype == Some(DTypeArg::F32) { DType::F32 } else { DType::BF16 };
+    let plan = Plan { behind: true, ..plan(args, source(args)?, dtype, threads) };
+    let mut report = report(args, &plan, backend.name());
+    report.peaks = peaks;
+    report.compute_peak = (dtype == DType::BF16).then_some(PRODUCTS);
+    report.memory_peak = Some(COPY);
+    report.note("operations were timed one at a time; memory is all that the GPU's own is taken up with");
+    let held = |b: &kiln_cuda::CudaBackend| b.memory_held() as u64;
+    finish(args, Bench { plan: &plan, b: Timed::new(*backend), report, device_memory: Some(held) })
+}
+
+#[cfg(feature = "cuda")]
+const PRODUCTS: &str = "bf16 products";
+#[cfg(feature = "cuda")]
+const COPY: &str = "memory copy";
+
+/// What large products, and copies within the GPU's memory, reach: the best of several.
+#[cfg(feature = "cuda")]
+fn peaks(b: &kiln_cuda::CudaBackend) -> Result<std::collections::BTreeMap<&'static str, f64>, Failure> {
+    use kiln_ops::Backend as _;
+    use kiln_tensor::{DType, HostTensor, LinearParts, bf16};
+
+    const SIDE: usize = 8192;
+    const TIMES: usize = 4;
+    // Neither zeros nor all the same: both would flatter.
+    let value = |i: usize| bf16::from_f32((i.wrapping_mul(2_654_435_761) >> 7 & 0x3ff) as f32 / 512.0 - 1.0);
+    let values: Vec<bf16> = (0..SIDE * SIDE).map(value).collect();
+    let host = HostTensor::from_bf16([SIDE, SIDE], values).map_err(|e| Failure::new(e.to_string()))?;
+    let x = b.upload(&host, DType::BF16)?;
+    let w = b.weight(LinearParts { slabs: vec![host], ..LinearParts::default() })?;
+    let best = |run: &dyn Fn() -> kiln_ops::Result<()>| -> Result<f64, Failure> {
+        run()?;
+        let mut least = f64::INFINITY;
+        for _ in 0..5 {
+            let milliseconds = b.time(|| (0..TIMES).try_for_each(|_| run()))?;
+            least = least.min(f64::from(milliseconds) / 1e3 / TIMES as f64);
+        }
+        Ok(least)
+    };
+    let product = best(&|| b.linear(&x, &w).map(drop))?;
+    let eight = [&x; 8];
+    let copy = best(&|| b.concat_rows(&eight).map(drop))?;
+    let bytes = 2 * 8 * SIDE * SIDE * 2;
+    Ok([(PRODUCTS, 2.0 * (SIDE as f64).powi(3) / product), (COPY, bytes as f64 / copy)].into())
+}
