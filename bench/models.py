@@ -62,10 +62,10 @@ def pattern():
     return (torch.randn(PATTERN, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
 
 
-def materialise(model):
+def materialise(model, device="cpu"):
     """Gives a model on the meta device memory and values, in bf16."""
-    model = model.to(torch.bfloat16).to_empty(device="cpu").eval()
-    values = pattern()
+    model = model.to(torch.bfloat16).to_empty(device=device).eval()
+    values = pattern().to(device)
     with torch.no_grad():
         for name, tensor in list(model.named_parameters()) + list(model.named_buffers()):
             if not tensor.is_floating_point():

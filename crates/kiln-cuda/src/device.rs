@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use crate::arena::{self, Arena};
 use crate::cache::Cache;
@@ -11,6 +12,7 @@ use crate::compile::Compiler;
 use crate::gemm::lt::Lt;
 use crate::probe::{self, Gpu};
 use crate::sources::{Source, Target};
+use crate::staging::{LARGE, Staging};
 use crate::sys::driver::{DevicePtr, Driver, FUNCTION_SHARED_BYTES, OUT_OF_MEMORY, STREAM_NON_BLOCKING};
 use crate::{Error, Options, Result};
 
@@ -20,14 +22,18 @@ const SHARED_UNASKED: usize = 48 << 10;
 pub(crate) struct Device {
     pub driver: Driver,
     pub gpu: Gpu,
-    pub cache: Cache,
+    pub cache: Arc<Cache>,
     /// cuBLASLt, or why products are made without it.
     pub lt: Result<Lt>,
-    compiler: Compiler,
+    compiler: Arc<Compiler>,
     target: Target,
     raw: Raw,
     arena: Arena,
     modules: Mutex<Modules>,
+    /// Kernels that are being compiled, by the name of their source.
+    coming: Mutex<HashMap<&'static str, JoinHandle<Result<Vec<u8>>>>>,
+    /// Made when a large copy first needs it; `None` where the driver has no such memory.
+    staging: Mutex<Option<Option<Staging>>>,
 }
 
 /// The driver's handles.
@@ -108,7 +114,7 @@ impl Device {
             let (major, minor) = gpu.capability;
             return Err(Error::TooOld { name: gpu.name, major, minor });
         }
-        let compiler = Compiler::find()?;
+        let compiler = Arc::new(Compiler::find()?);
         let target = compiler.target(gpu.capability.0, gpu.capability.1)?;
         let raw = Raw::new(&driver, gpu.ordinal as i32)?;
         let lt = if options.own_products {
@@ -117,9 +123,15 @@ impl Device {
             Lt::new()
         };
         let folder = if options.keep { Cache::usual_folder() } else { None };
-        let cache = Cache::at(options.cache.clone().or(folder));
-        let (arena, modules) = (Arena::default(), Mutex::default());
-        Ok(Device { driver, gpu, cache, lt, compiler, target, raw, arena, modules })
+        let cache = Arc::new(Cache::at(options.cache.clone().or(folder)));
+        let (arena, modules, staging) = (Arena::default(), Mutex::default(), Mutex::default());
+        // Every picture needs these, and compiling them takes seconds: all at once, while weights are being read.
+        let coming = Source::usual(gpu.capability).into_iter().map(|source| {
+            let (compiler, target, cache) = (Arc::clone(&compiler), target.clone(), Arc::clone(&cache));
+            (source.name, std::thread::spawn(move || compiler.compile_once(source, &target, &cache)))
+        });
+        let coming = Mutex::new(coming.collect());
+        Ok(Device { driver, gpu, cache, lt, compiler, target, raw, arena, modules, coming, staging })
     }
 
     /// Makes the context this thread's.
@@ -171,6 +183,11 @@ impl Device {
             return Ok(());
         }
         self.enter()?;
+        if bytes.len() >= LARGE
+            && let Some(staging) = self.staging().as_mut().and_then(Option::as_mut)
+        {
+            return staging.upload(&self.driver, bytes, to, self.raw.stream);
+        }
         // SAFETY: the caller has a block of that size; pageable memory is read before the call returns.
         let status =
             unsafe { (self.driver.copy_to_device)(to, bytes.as_ptr().cast(), bytes.len(), self.raw.stream) };
@@ -183,12 +200,24 @@ impl Device {
             return Ok(());
         }
         self.enter()?;
+        if bytes.len() >= LARGE
+            && let Some(staging) = self.staging().as_ref().and_then(Option::as_ref)
+        {
+            return staging.download(&self.driver, from, bytes, self.raw.stream);
+        }
         // SAFETY: the buffer outlives the wait.
         let status = unsafe {
             (self.driver.copy_to_host)(bytes.as_mut_ptr().cast(), from, bytes.len(), self.raw.stream)
         };
         self.driver.check("cuMemcpyDtoHAsync", status)?;
         self.wait()
+    }
+
+    /// The way of large copies; the context is current.
+    fn staging(&self) -> MutexGuard<'_, Option<Option<Staging>>> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.get_or_insert_with(|| Staging::new(&self.driver).ok());
+        staging
     }
 
     /// Copies within the device.
@@ -294,7 +323,12 @@ impl Device {
     }
 
     fn load(&self, source: &Source) -> Result<Handle> {
-        let mut image = self.compiler.compile_once(source, &self.target, &self.cache)?;
+        let coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner).remove(source.name);
+        let mut image = match coming.map(JoinHandle::join) {
+            Some(Ok(image)) => image?,
+            // Not begun, or its thread died: then once more, here.
+            _ => self.compiler.compile_once(source, &self.target, &self.cache)?,
+        };
         // PTX is read up to a zero.
         image.push(0);
         let mut module = null_mut();
@@ -307,7 +341,15 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        let coming = std::mem::take(self.coming.get_mut().unwrap_or_else(PoisonError::into_inner));
+        // The compiler must not run on while the process ends.
+        coming.into_values().for_each(|thread| drop(thread.join()));
         if self.wait().is_ok() {
+            if let Some(mut staging) =
+                self.staging.get_mut().unwrap_or_else(PoisonError::into_inner).take().flatten()
+            {
+                staging.free(&self.driver);
+            }
             if let Ok(lt) = &self.lt
                 && let Some((at, size)) = lt.destroy()
             {

@@ -31,6 +31,7 @@ mod map;
 mod ops;
 mod probe;
 mod sources;
+mod staging;
 mod sys;
 mod tensor;
 mod weight;

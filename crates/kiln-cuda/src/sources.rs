@@ -41,6 +41,15 @@ const COMMON: &str = include_str!("../kernels/common.cuh");
 const HOPPER: &str = include_str!("../kernels/hopper.cuh");
 
 impl Source {
+    /// The kernels that a picture needs on a GPU of this compute capability.
+    pub(crate) fn usual(capability: (i32, i32)) -> [&'static Source; 9] {
+        let [attention, conv] = match capability {
+            (9, 0) => [&ATTENTION_HOPPER, &CONV_HOPPER],
+            _ => [&ATTENTION, &CONV],
+        };
+        [attention, conv, &ELEMENTWISE, &FEW_ROWS, &GROUP_NORM, &MOVEMENT, &NORM, &OUTPUT, &SOFTMAX]
+    }
+
     /// What the compiler gets. Nothing is included from the toolkit: NVRTC would need its folder.
     pub fn full_text(&self) -> String {
         let hopper = if self.name.ends_with("hopper") { HOPPER } else { "" };

@@ -151,6 +151,8 @@ int cuMemFree_v2(u64 p) { return std::free((void *)p), 0; }
 int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t n, void *) { return std::memcpy((void *)to, from, n), 0; }
 int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t n, void *) { return std::memcpy(to, (void *)from, n), 0; }
 int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, void *) { return std::memmove((void *)to, (void *)from, n), 0; }
+int cuMemHostAlloc(void **p, size_t n, unsigned) { return *p = std::malloc(n), *p ? 0 : 2; }
+int cuMemFreeHost(void *p) { return std::free(p), 0; }
 int cuStreamCreate(void **s, unsigned) { return *s = (void *)2, 0; }
 int cuStreamDestroy_v2(void *) { return 0; }
 int cuStreamSynchronize(void *) { return 0; }

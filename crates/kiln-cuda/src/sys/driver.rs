@@ -37,6 +37,8 @@ functions! {
         fn copy_to_device = "cuMemcpyHtoDAsync_v2"(DevicePtr, *const c_void, usize, Handle) -> Status;
         fn copy_to_host = "cuMemcpyDtoHAsync_v2"(*mut c_void, DevicePtr, usize, Handle) -> Status;
         fn copy_on_device = "cuMemcpyDtoDAsync_v2"(DevicePtr, DevicePtr, usize, Handle) -> Status;
+        fn host_alloc = "cuMemHostAlloc"(*mut *mut c_void, usize, c_uint) -> Status;
+        fn host_free = "cuMemFreeHost"(*mut c_void) -> Status;
         fn stream_create = "cuStreamCreate"(*mut Handle, c_uint) -> Status;
         fn stream_destroy = "cuStreamDestroy_v2"(Handle) -> Status;
         fn stream_wait = "cuStreamSynchronize"(Handle) -> Status;
