@@ -3,12 +3,13 @@
 #
 #   here:   tools/cuda/on_device.sh build FOLDER       builds, strips and collects the programs
 #   there:  tools/cuda/on_device.sh run FOLDER [LOGS]  runs them; the timings come last
+#           tools/cuda/on_device.sh memcheck FOLDER [CASES]  runs conformance cases under compute-sanitizer
 #
 # `run` needs the repository (for testdata/), NVIDIA's driver, and NVRTC and cuBLASLt from a CUDA toolkit or from the
 # `nvidia` packages of the Python on the path.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-verb=${1:?build or run}
+verb=${1:?build, run or memcheck}
 folder=${2:?a folder for the programs}
 
 build() {
@@ -34,16 +35,27 @@ PY
     ls -l "$folder"
 }
 
-run() {
-    local logs=${1:-$folder/logs} failed=0
-    mkdir -p "$logs"
+places() {
     # Python's packages, where the toolkit has no libraries of its own.
     local packages
     packages=$(python3 -c 'import site; print("\n".join(site.getsitepackages()))' 2>/dev/null || true)
     for lib in $(for p in $packages; do ls -d "$p"/nvidia/*/lib 2>/dev/null; done); do
         export KILN_CUDA_PATH="${KILN_CUDA_PATH:+$KILN_CUDA_PATH:}$lib"
     done
-    export KILN_TESTDATA="$root/testdata" XDG_CACHE_HOME="${XDG_CACHE_HOME:-$logs/cache}"
+    export KILN_TESTDATA="$root/testdata" XDG_CACHE_HOME="${XDG_CACHE_HOME:-$1/cache}"
+}
+
+memcheck() {
+    places "$folder/logs"
+    local tool
+    tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
+    "${tool:?compute-sanitizer is not installed}" --tool memcheck --error-exitcode 9 "$folder/conformance" ${1:+"$1"} --skip full_size
+}
+
+run() {
+    local logs=${1:-$folder/logs} failed=0
+    mkdir -p "$logs"
+    places "$logs"
     nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.used --format=csv,noheader || true
     # A kernel that hangs or dies must not take the rest with it.
     for program in conformance golden; do
@@ -59,5 +71,6 @@ run() {
 case $verb in
     build) build ;;
     run) run "${3:-}" ;;
-    *) echo "build or run, not $verb" >&2; exit 2 ;;
+    memcheck) memcheck "${3:-}" ;;
+    *) echo "build, run or memcheck, not $verb" >&2; exit 2 ;;
 esac

@@ -67,6 +67,19 @@ impl Context {
         format!("cuda ({}, {products})", self.device.gpu.name)
     }
 
+    /// Name for messages about memory: what there is, and who has it.
+    fn state(&self) -> String {
+        let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+        let free = self.device.free().unwrap_or(0);
+        format!(
+            "{}, of whose {:.1} GiB Kiln holds {:.1} and nobody {:.1}",
+            self.name(),
+            gib(self.device.gpu.memory),
+            gib(self.device.held() as u64),
+            gib(free as u64)
+        )
+    }
+
     /// A device's word as an operation's.
     pub fn done<T>(&self, result: Result<T>) -> kiln_ops::Result<T> {
         result.map_err(|e| kiln_ops::Error::Device { backend: self.name(), what: e.to_string() })
@@ -75,7 +88,7 @@ impl Context {
     /// Memory of the device.
     pub fn block(&self, bytes: usize) -> kiln_ops::Result<Block> {
         self.done(self.device.memory(bytes))?
-            .ok_or_else(|| kiln_ops::Error::Memory { backend: self.name(), bytes })
+            .ok_or_else(|| kiln_ops::Error::Memory { backend: self.state(), bytes })
     }
 }
 

@@ -60,7 +60,7 @@ pub trait Backend: Send + Sync {
     ///
     /// Parts that ask for `fp8` mean a product in 8-bit floats: rows of `x` and rows of the weight, each with `m` its largest
     /// absolute value, become `q = e4m3(x · (448 / m))`, and `x · Wᵀ = Σ q · w · (m / 448) · (n / 448)` with `n` that of the
-    /// weight's row; the sum has at least 14 bits. [`fp8`](crate::fp8) has the rounding. Bias and deltas are as above.
+    /// weight's row; the sum may be kept in as few as 14 bits. [`fp8`](crate::fp8) has the rounding. Bias and deltas are as above.
     fn weight(&self, parts: LinearParts) -> Result<Self::Weight>;
 
     /// The same layer with these updates instead of its own; what they are laid over is shared, not copied.

@@ -288,7 +288,8 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE", help_heading = "Sampling", conflicts_with = "seed")]
     pub noise: Option<PathBuf>,
 
-    /// Where to compute: auto, cpu, cuda or cuda:N; auto is the CPU for now [default: auto]
+    /// Where to compute: auto, cpu, cuda or cuda:N; auto is a GPU that has room for the model, else the CPU
+    /// [default: auto]
     #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
     pub device: Option<Device>,
 
@@ -724,7 +725,7 @@ pub struct BenchArgs {
     #[arg(long, conflicts_with_all = ["model", "synthetic", "peaks"])]
     pub server: bool,
 
-    /// Where to compute: auto, cpu, cuda or cuda:N [default: auto]
+    /// Where to compute: auto, cpu, cuda or cuda:N; auto is the CPU [default: auto]
     #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
     pub device: Option<Device>,
 

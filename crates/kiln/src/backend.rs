@@ -17,7 +17,22 @@ pub enum Chosen {
 }
 
 impl Chosen {
-    /// The backend for `device`. `auto` is the CPU as long as no real GPU has run the CUDA backend's tests.
+    /// The backend for `device` and a model whose weights are so large. With `auto`, a GPU that has room for it; the sentence
+    /// says why not where there is a GPU and it isn't taken.
+    pub fn for_model(
+        isa: Option<IsaArg>,
+        threads: Option<u32>,
+        device: Device,
+        weights: u64,
+    ) -> Result<(Chosen, Option<String>), Failure> {
+        if device == Device::Auto {
+            let (gpu, why) = find_gpu(weights);
+            return Ok((gpu.map_or_else(|| Chosen::new(isa, threads, Device::Cpu), Ok)?, why));
+        }
+        Ok((Chosen::new(isa, threads, device)?, None))
+    }
+
+    /// The backend for `device`; `auto` is the CPU.
     pub fn new(isa: Option<IsaArg>, threads: Option<u32>, device: Device) -> Result<Chosen, Failure> {
         match device {
             Device::Cpu | Device::Auto => Ok(Chosen::Cpu(cpu(isa, threads)?)),
@@ -116,4 +131,44 @@ fn cuda(number: usize) -> Result<Chosen, Failure> {
 #[cfg(not(feature = "cuda"))]
 fn cuda(_: usize) -> Result<Chosen, Failure> {
     Err(Failure::new("this build of Kiln has no CUDA backend").hint(USE_THE_CPU))
+}
+
+/// What a picture takes beside the weights, roughly.
+#[cfg(feature = "cuda")]
+const GPU_WORK: u64 = 2 << 30;
+
+#[cfg(feature = "cuda")]
+fn find_gpu(weights: u64) -> (Option<Chosen>, Option<String>) {
+    use kiln_cuda::Error;
+    let needed = weights.saturating_add(GPU_WORK);
+    let found = kiln_cuda::CudaBackend::new(&cuda_options(0));
+    let free = |backend: &kiln_cuda::CudaBackend| backend.memory_free().unwrap_or(0) as u64;
+    match found {
+        Ok(backend) if free(&backend) >= needed => (Some(Chosen::Cuda(Box::new(backend))), None),
+        Ok(backend) => {
+            let (needed, free) = (crate::values::bytes(needed), crate::values::bytes(free(&backend)));
+            let name = &backend.gpu().name;
+            let why =
+                format!("the GPU is not used: this model takes about {needed}, and {name} has {free} free");
+            (None, Some(why))
+        }
+        // A machine without an NVIDIA GPU has nothing to be told.
+        Err(Error::NoDevice { .. }) => (None, None),
+        Err(Error::Missing { library, .. }) if library == kiln_cuda::Wanted::Driver.name() => (None, None),
+        Err(e) => (None, Some(format!("the GPU is not used: {e}"))),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn find_gpu(_: u64) -> (Option<Chosen>, Option<String>) {
+    (None, None)
+}
+
+/// Bytes of a model's weights: of its files, or of what is inside the program.
+pub fn weight_bytes(folder: &ModelFolder) -> u64 {
+    fn part<C>(part: Option<&kiln_model::Part<C>>) -> u64 {
+        let source = part.and_then(|part| part.weights().ok());
+        source.map_or(0, |source| source.files().filter_map(|file| Some(file.metadata().ok()?.len())).sum())
+    }
+    part(Some(&folder.transformer)) + part(folder.text_encoder.as_ref()) + part(folder.vae.as_ref())
 }

@@ -72,7 +72,7 @@ fn cuda() -> Sheet {
         };
         sheet = sheet.with(library.name, state);
     }
-    let used = if probe.usable() { "with --device cuda" } else { "no: pictures are made on the CPU" };
+    let used = if probe.usable() { "yes, for models that fit" } else { "no: pictures are made on the CPU" };
     sheet.with("used", used)
 }
 

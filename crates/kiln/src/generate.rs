@@ -9,7 +9,7 @@ use kiln_tensor::{DType, HostTensor};
 use kiln_weights::LinearForm;
 
 use crate::args::GenerateArgs;
-use crate::backend::Chosen;
+use crate::backend::{self, Chosen};
 use crate::cancel::Cancel;
 use crate::failure::{Failure, Kind, While};
 use crate::job::Job;
@@ -45,7 +45,6 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
         return Err(Failure::usage("--json and -o - both want standard output").hint("name a file with -o"));
     }
     let mut order = Order::new(&args, replay)?;
-    let backend = Chosen::new(args.cpu_isa, args.threads, order.device)?;
     let found = match (&order.model, &order.parts.transformer) {
         (None, Some(transformer)) => Found::Path(transformer.clone()),
         (asked, _) => Found::find(asked.as_deref())?,
@@ -56,6 +55,11 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
         );
     }
     let folder = open_model(&found, &order)?;
+    let weights = backend::weight_bytes(&folder);
+    let (backend, why) = Chosen::for_model(args.cpu_isa, args.threads, order.device, weights)?;
+    if let Some(why) = why {
+        reporter.note(&why);
+    }
     if order.precision == Precision::Fp8 && !backend.has_fp8() {
         return Err(Failure::new(format!("{} has no products of 8-bit floats", backend.device()))
             .hint("GPUs from Ada on have them: say --device cuda; on a CPU, --dtype int8 is of that size"));

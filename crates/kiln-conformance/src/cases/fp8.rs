@@ -1,7 +1,8 @@
 //! Linear layers in 8-bit floats.
 //!
 //! The reference rounds weights and activations exactly as a backend must, so a row's scale that is off shows. Sums may be
-//! shorter than f32's: tensor cores keep some 14 bits of them.
+//! far shorter than f32's: Hopper's tensor cores keep some 14 bits on the way, which costs up to 0.3 % of a row at 96 inputs,
+//! 0.4 % at 512 and 1.5 % at 3072 (seen on an H200). Rounding to 8 bits costs more than that: about 4 %.
 
 use kiln_ops::{Backend, Groups, Result};
 use kiln_tensor::{DType, LinearParts};
@@ -31,7 +32,8 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
 
 fn tolerance(cols: usize, dtype: DType) -> Tolerance {
     let sum = Tolerance::sum(cols);
-    Tolerance { slack: sum.slack + 1e-3, l2: sum.l2 + 3e-4, ..sum }.rounded_inside(dtype)
+    let short = 5e-3 + 7e-6 * cols as f64;
+    Tolerance { slack: sum.slack + short, l2: sum.l2 + short / 4.0, ..sum }.rounded_inside(dtype)
 }
 
 fn floats<B: Backend>(
