@@ -114,6 +114,10 @@ pub fn image(error: &kiln_image::Error) -> Option<String> {
 
 pub fn ops(error: &kiln_ops::Error) -> Option<String> {
     match error {
+        kiln_ops::Error::Memory { backend, .. } if backend.starts_with("cuda") => {
+            let what = "choose a smaller size with -W and -H, halve the weights with --dtype fp8, or say --device cpu";
+            Some(what.into())
+        }
         kiln_ops::Error::Memory { .. } => {
             Some("choose a smaller size with -W and -H, or close other programs".into())
         }
