@@ -370,7 +370,7 @@ fn no_number_in_a_configuration_makes_a_panic() {
 }
 
 #[test]
-fn a_weight_file_that_is_no_packed_model_says_so() {
+fn a_file_without_a_transformer_says_what_it_has() {
     let e = refusal(&in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors"));
-    assert!(e.contains("model_index.json"), "{e}");
+    assert!(e.contains("holds no FLUX.2 transformer: it has a VAE"), "{e}");
 }

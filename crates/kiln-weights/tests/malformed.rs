@@ -225,7 +225,7 @@ fn name_given_twice_is_refused() {
 fn other_kinds_of_files_are_recognised() {
     for (start, expected) in [
         (&b"version https://git-lfs.github.com/spec/v1\noid sha256:00"[..], "it is a Git LFS pointer; fetch"),
-        (b"GGUF\x03\0\0\0\0\0\0\0", "it is a GGUF file"),
+        (b"GGUF\x03\0\0\0\0\0\0\0", "its header wants 8 bytes at byte 8, where 4 are left"),
         (b"PK\x03\x04\0\0\0\0\0\0\0\0", "it is a zip archive"),
         (b"\x80\x02}q\0XaX\0\0\0\0", "it is a Python pickle"),
         (b"<!DOCTYPE html><html>", "it is an HTML page"),

@@ -79,5 +79,5 @@ fn what_can_not_be_measured_is_refused() {
     kit.kiln(&["bench", "--synthetic", "70b"]).refused(2, &["9b-kv"]);
     kit.kiln(&["bench", "-m", ".", "--synthetic", "4b"]).refused(2, &["cannot be used with"]);
     kit.kiln(&["bench", "-m", "none"]).refused(1, &["none", "hint: "]);
-    kit.kiln(&["bench", "--device", "cuda"]).refused(1, &["measures the CPU"]);
+    kit.kiln(&["bench", "--device", "cuda:99"]).refused(1, &["cuda:99", "--device cpu"]);
 }
