@@ -435,7 +435,7 @@ pub enum PlainArg {
 
 #[derive(Debug, Args)]
 pub struct PullArgs {
-    /// A short name, or OWNER/REPO[@REVISION][:FILE]; FILE may be a pattern with `*` or a part of a file's name
+    /// A short name, or `OWNER/REPO[@REVISION][:FILE]`; FILE may be a pattern with `*` or a part of a file's name
     pub name: String,
     /// What was fetched, as JSON
     #[arg(long)]
