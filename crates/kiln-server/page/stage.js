@@ -135,12 +135,22 @@ function show() {
     const words = describe(order.view);
     if ($("working-text").textContent !== words) $("working-text").textContent = words;
   }
-  const others = [...orders.values()].filter((o) => o !== order);
-  $("waiting").replaceChildren(...others.map((o) =>
-    make("li", {},
-      make("span", { className: "words", textContent: o.view.order.prompt }),
-      make("span", { className: "note", textContent: describe(o.view) }),
-      button("✕", () => trying(() => cancel(o.id)), { className: "quiet icon", "aria-label": `Cancel: ${o.view.order.prompt}` }))));
+  const rows = [...orders.values()].filter((o) => o !== order).map(row);
+  const shown = $("waiting").children;
+  // Rows stay while progress comes in: a button that is made anew under the pointer or the focus can't be pressed.
+  if (rows.length !== shown.length || rows.some((r, i) => r !== shown[i])) $("waiting").replaceChildren(...rows);
   $("standing").textContent = orders.size > 1 ? `${orders.size} pictures to come` : "";
   document.title = order?.view.progress ? `${Math.round(100 * order.view.progress.fraction)} % · Kiln` : "Kiln";
+}
+
+/** The line of a waiting order: made once, its note kept true. */
+function row(order) {
+  order.row ??= make("li", {},
+    make("span", { className: "words", textContent: order.view.order.prompt }),
+    make("span", { className: "note" }),
+    button("✕", () => trying(() => cancel(order.id)), { className: "quiet icon", "aria-label": `Cancel: ${order.view.order.prompt}` }));
+  const note = order.row.querySelector(".note");
+  const words = describe(order.view);
+  if (note.textContent !== words) note.textContent = words;
+  return order.row;
 }
