@@ -1,0 +1,108 @@
+//! What `kiln bench` is told.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, ValueEnum};
+
+use super::{DTypeArg, IsaArg, MAX_THREADS, at_least};
+use crate::values::{Device, LoraArg};
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Folder of a model to measure
+    #[arg(short, long, value_name = "DIR", conflicts_with = "synthetic")]
+    pub model: Option<PathBuf>,
+
+    /// Make up weights of this model's size in memory instead [default: 4b]
+    #[arg(long, value_name = "SIZE")]
+    pub synthetic: Option<SizeArg>,
+
+    /// LoRA over the transformer, with its weight; repeatable
+    #[arg(long = "lora", value_name = "FILE[:WEIGHT]", value_parser = LoraArg::parse)]
+    pub loras: Vec<LoraArg>,
+
+    /// Size of the picture [default: 512x512]
+    #[arg(long, value_name = "WxH", value_parser = crate::bench::parse_size)]
+    pub size: Option<(usize, usize)>,
+
+    /// Reference pictures, of the same size
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub refs: u32,
+
+    /// Text tokens [default: 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
+    pub max_tokens: Option<u32>,
+
+    /// Measure only this; repeatable [default: all]
+    #[arg(long = "phase", value_name = "PHASE")]
+    pub phases: Vec<PhaseArg>,
+
+    /// Runs that count, after one that doesn't [default: 3]
+    #[arg(long, visible_alias = "steps", value_name = "N", value_parser = at_least::<1>())]
+    pub repeat: Option<usize>,
+
+    /// Measure the machine's ceilings only: products of each kind, reading and copying memory
+    #[arg(long)]
+    pub peaks: bool,
+
+    /// Measure what `kiln serve` adds to a picture's own time [default size: 1024x1024]
+    #[cfg(feature = "serve")]
+    #[arg(long, conflicts_with_all = ["model", "synthetic", "peaks"])]
+    pub server: bool,
+
+    /// Where to compute: auto, cpu, cuda or cuda:N; auto is the CPU [default: auto]
+    #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
+    pub device: Option<Device>,
+
+    /// What to compute in; auto is bf16 on a GPU, and on a CPU with AMX if the weights have 16 bits, else f32 [default: auto]
+    #[arg(long, value_name = "TYPE", help_heading = "Machine")]
+    pub dtype: Option<DTypeArg>,
+
+    /// Threads [default: as many as the machine runs at once]
+    #[arg(
+        long, value_name = "N", help_heading = "Machine", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
+    )]
+    pub threads: Option<u32>,
+
+    /// Vector instructions to use [default: the best the machine has]
+    #[arg(long, value_name = "SET", help_heading = "Machine")]
+    pub cpu_isa: Option<IsaArg>,
+
+    /// As JSON on standard output (described in bench/README.md)
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+
+    /// Keep operations on different sizes apart
+    #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
+    pub verbose: bool,
+}
+
+/// A published model's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SizeArg {
+    #[value(name = "4b")]
+    Klein4b,
+    #[value(name = "9b")]
+    Klein9b,
+    #[value(name = "9b-kv")]
+    Klein9bKv,
+    Dev,
+    /// The random model that Kiln is tested with
+    Tiny,
+}
+
+/// A part of the way to a picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PhaseArg {
+    /// Text to tokens
+    Text,
+    /// References to tokens
+    Encode,
+    /// One step of the transformer
+    Step,
+    /// Tokens to picture
+    Decode,
+    /// Text to picture in four steps, with everything loaded; only when it is asked for
+    Picture,
+}
