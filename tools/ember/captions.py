@@ -15,6 +15,9 @@ from names import ADJECTIVES, BASIC_COLOURS, COLOUR_ALIASES, COLOUR_WORDS, COLOU
 SCENE_SIZE = 21
 NO_OBJECT = [-1, 0, 0, 1, 0, 0, 0]
 WHITE = [0] + [1.0] * 6
+# Where a lone object stands unless the words say otherwise. A drift here would be noise no prompt can ask away.
+MIDDLE = dict(scale=.85, x=0, y=0)
+SMALL, BIG, HALF = .46, 1.0, .46
 SOLID, VERTICAL, DIAGONAL, STRIPES, DOTS, CHECKERS = range(6)
 CORNERS = (
     (-.25, 0, "on the left"), (.25, 0, "on the right"), (0, -.25, "at the top"), (0, .25, "at the bottom"),
@@ -147,7 +150,7 @@ class Writer:
 
     def text_to_image(self):
         """(scene, caption)"""
-        return self._two_objects() if self.random.random() < 0.17 else self._one_object()
+        return self._two_objects() if self.random.random() < 0.14 else self._one_object()
 
     def _two_objects(self):
         r = self.random
@@ -157,8 +160,8 @@ class Writer:
         one, two = self.library.items[first], self.library.items[second]
         hues = (self.hue(one, style, .12), None) if first == second else (self.hue(one, style, .12), self.hue(two, style, .12))
         background, phrase = self.background(one, two)
-        scale, drift, stacked = r.uniform(.43, .49), r.uniform(-.02, .02), r.random() < 0.12
-        places = [(drift, -.25), (drift, .25)] if stacked else [(-.25, drift), (.25, drift)]
+        stacked = r.random() < 0.12
+        places = [(0, -.25), (0, .25)] if stacked else [(-.25, 0), (.25, 0)]
         a, b = self.name(one, hues[0]), self.name(two, hues[1])
         word = r.choice(STYLE_WORDS[style])
         if first == second:
@@ -174,7 +177,7 @@ class Writer:
                 f"{article(a)} on the left and {article(b)} on the right", f"{article(a)} together with {article(b)}", f"{article(a)} beside {article(b)}",
             ])
             core = r.choice([f"{core} in {word} style", f"{core} in {word} style", f"{core}, {word}", f"a {word} {a} and a {word} {b}", f"{word} {a} and {b}", f"a {word} {a} and {article(b)}"])
-        objects = [self.object(k, style, hue, scale, x, y) for k, hue, (x, y) in zip((first, second), hues, places)]
+        objects = [self.object(k, style, hue, HALF, x, y) for k, hue, (x, y) in zip((first, second), hues, places)]
         return self.scene(objects, background), self.finish(core + self.on_background(phrase))
 
     def _one_object(self):
@@ -186,14 +189,14 @@ class Writer:
         style = wanted if wanted in item["ids"] else next(iter(item["ids"]))
         hue, natural = self.hue(item, style, .27), item["dom"].get(style)
         colour = hue or (natural["name"] if natural and natural["ok"] and r.random() < .3 else None)
-        size, word, place, where = r.random(), "", {}, ""
+        size, word, place, where = r.random(), "", MIDDLE, ""
         if size < .05:
-            place, word = dict(scale=r.uniform(.42, .52)), r.choice(["small", "tiny", "little"])
+            place, word = dict(MIDDLE, scale=SMALL), r.choice(["small", "tiny", "little"])
         elif size < .10:
-            place, word = dict(scale=r.uniform(.97, 1.05)), r.choice(["big", "large", "huge"])
+            place, word = dict(MIDDLE, scale=BIG), r.choice(["big", "large", "huge"])
         elif size < .15:
             x, y, where = r.choice(CORNERS)
-            place, word = dict(scale=.46, x=x, y=y), "small" if r.random() < .6 else ""
+            place, word = dict(scale=SMALL, x=x, y=y), "small" if r.random() < .6 else ""
         elif item["group"] not in (0, 8) and r.random() < .12:
             word = r.choice(ADJECTIVES)
         name = self.name(item, colour)
@@ -330,7 +333,7 @@ class Writer:
                 f"put the {other} from {of_two} into {of_one}", f"swap the {thing} of {of_one} for the {other} of {of_two}",
             ])
             return left, right, self.scene([b], ground_one), text
-        pair = [dict(a, scale=.46, x=-.25, y=0), dict(b, scale=.46, x=.25, y=0)]
+        pair = [dict(a, scale=HALF, x=-.25, y=0), dict(b, scale=HALF, x=.25, y=0)]
         text = r.choice([
             f"put the {thing} of {of_one} next to the {other} of {of_two}", f"the {thing} of {of_one} and the {other} of {of_two} side by side",
             f"show the {thing} of {of_one} together with the {other} of {of_two}",

@@ -21,6 +21,7 @@ class Library:
         with open(os.path.join(folder, "meta.json")) as file:
             metas = json.load(file)
         tags = Counter(tag for meta in metas for tag in set(meta["tags"]))
+        labels = {meta["label"] for meta in metas}
         for meta in metas:
             if only and meta["hex"] not in only:
                 continue
@@ -31,9 +32,11 @@ class Library:
                     self.pictures.append((style, *meta["img"][style]))
             if not ids:
                 continue
-            plain = EXTRA_NAMES.get(meta["label"], [])
-            rare = [t for t in meta["tags"] if tags[t] <= 2 and len(t) > 2 and t.isascii() and t not in plain]
-            self.items.append(dict(meta, ids=ids, plain=plain, rare=rare))
+            # a name that is another item's label belongs to that one alone: "tiger" is never the tiger face
+            own = lambda names: [name for name in names if name == meta["label"] or name not in labels]
+            plain = own(EXTRA_NAMES.get(meta["label"], []))
+            rare = own(t for t in meta["tags"] if tags[t] <= 2 and len(t) > 2 and t.isascii() and t not in plain)
+            self.items.append(dict(meta, ids=ids, alt=own(meta["alt"]), plain=plain, rare=rare))
         self.by_hex = {item["hex"]: k for k, item in enumerate(self.items)}
         weights = np.array([self._weight(item) for item in self.items])
         self.cumulative = np.cumsum(weights / weights.sum())
@@ -42,9 +45,9 @@ class Library:
     def _weight(item):
         """How often an item is drawn: everyday things more often than the many near-equal people, signs and clocks."""
         if item["sub"] == "time":
-            return 0.35
-        weight = {1: 0.5, 8: 0.5, 3: 1.3, 4: 1.3}.get(item["group"], 1.0)
-        return weight * (1.4 if item["plain"] else 1.0)
+            return 0.8
+        weight = {1: 0.9, 8: 0.9, 3: 1.2, 4: 1.2}.get(item["group"], 1.0)
+        return weight * (1.3 if item["plain"] else 1.0)
 
     def with_style(self, style):
         return [k for k, item in enumerate(self.items) if style in item["ids"]]
