@@ -4,7 +4,7 @@ use kiln_cpu::{CpuBackend, Isa};
 use kiln_model::ModelFolder;
 use kiln_tensor::DType;
 
-use crate::args::IsaArg;
+use crate::args::{IsaArg, MachineArgs};
 use crate::failure::{Failure, While};
 use crate::machine;
 use crate::values::Device;
@@ -20,22 +20,21 @@ impl Chosen {
     /// The backend for `device` and a model whose weights are so large. With `auto`, a GPU that has room for it; the sentence
     /// says why not where there is a GPU and it isn't taken.
     pub fn for_model(
-        isa: Option<IsaArg>,
-        threads: Option<u32>,
+        args: &MachineArgs,
         device: Device,
         weights: u64,
     ) -> Result<(Chosen, Option<String>), Failure> {
         if device == Device::Auto {
             let (gpu, why) = find_gpu(weights);
-            return Ok((gpu.map_or_else(|| Chosen::new(isa, threads, Device::Cpu), Ok)?, why));
+            return Ok((gpu.map_or_else(|| Chosen::new(args, Device::Cpu), Ok)?, why));
         }
-        Ok((Chosen::new(isa, threads, device)?, None))
+        Ok((Chosen::new(args, device)?, None))
     }
 
     /// The backend for `device`; `auto` is the CPU.
-    pub fn new(isa: Option<IsaArg>, threads: Option<u32>, device: Device) -> Result<Chosen, Failure> {
+    pub fn new(args: &MachineArgs, device: Device) -> Result<Chosen, Failure> {
         match device {
-            Device::Cpu | Device::Auto => Ok(Chosen::Cpu(cpu(isa, threads)?)),
+            Device::Cpu | Device::Auto => Ok(Chosen::Cpu(cpu(args)?)),
             Device::Cuda(number) => cuda(number),
         }
     }
@@ -87,15 +86,15 @@ impl Chosen {
 }
 
 /// The CPU's backend.
-pub fn cpu(isa: Option<IsaArg>, threads: Option<u32>) -> Result<CpuBackend, Failure> {
-    let isa = isa.map(|isa| match isa {
+pub fn cpu(args: &MachineArgs) -> Result<CpuBackend, Failure> {
+    let isa = args.cpu_isa.map(|isa| match isa {
         IsaArg::Portable => Isa::Portable,
         IsaArg::Neon => Isa::Neon,
         IsaArg::Avx2 => Isa::Avx2,
         IsaArg::Avx512 => Isa::Avx512,
         IsaArg::Amx => Isa::Amx,
     });
-    let threads = threads.map(|n| n as usize);
+    let threads = args.threads.number.map(|n| n as usize);
     CpuBackend::new(kiln_cpu::Options { isa, threads }).while_doing(|| "starting the CPU backend".into())
 }
 

@@ -30,7 +30,7 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
         NamesArg::Diffusers => Names::Diffusers,
         NamesArg::Original => Names::Original,
     });
-    let wanted = Wanted { names, storage, threads: threads(args.threads), shard: args.shard_size };
+    let wanted = Wanted { names, storage, threads: threads(args.threads.number), shard: args.shard_size };
     let report = part.write(&args.out, &wanted, args.quiet)?;
     let sheet = sheet(&args.out, &report, "packed");
     let text = if args.json { sheet.to_json() } else { sheet.to_lines() };

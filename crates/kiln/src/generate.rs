@@ -56,7 +56,7 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     }
     let folder = open_model(&found, &order)?;
     let weights = backend::weight_bytes(&folder);
-    let (backend, why) = Chosen::for_model(args.cpu_isa, args.threads, order.device, weights)?;
+    let (backend, why) = Chosen::for_model(&args.machine, order.device, weights)?;
     if let Some(why) = why {
         reporter.note(&why);
     }

@@ -149,8 +149,8 @@ impl Order {
             lora_partial: args.lora_partial,
             vae: args.vae.clone(),
             max_tokens: args.max_tokens.map(|n| n as usize),
-            device: args.device.unwrap_or(Device::Auto),
-            precision: match args.dtype.unwrap_or_default() {
+            device: args.machine.device.unwrap_or(Device::Auto),
+            precision: match args.machine.dtype.unwrap_or_default() {
                 DTypeArg::Auto => Precision::Auto,
                 DTypeArg::F32 => Precision::F32,
                 DTypeArg::Bf16 => Precision::Bf16,

@@ -46,7 +46,7 @@ fn is_file(out: &Path) -> bool {
 
 fn to_file(args: &QuantizeArgs) -> Result<Report, Failure> {
     let part = Part::open(&args.model, args.part)?;
-    let threads = threads(args.threads);
+    let threads = threads(args.threads.number);
     let Some(format) = args.to.format() else {
         let stop = Stop::new(Cancel::on_ctrl_c(), Progress::new(args.quiet));
         let report = quantise(part.source(), &args.out, threads, &mut |done, total| stop.tell(done, total));
@@ -146,7 +146,7 @@ impl Plan {
         fs::create_dir(&own_name).map_err(|e| write_failed(&own_name, &e))?;
         let from = self.model.join(TRANSFORMER);
         let source = hints::open_model(&self.model)?.transformer.weights()?;
-        let threads = threads(args.threads);
+        let threads = threads(args.threads.number);
         let stop = Stop::new(cancel, Progress::new(args.quiet));
         let tell = &mut |done, total| stop.tell(done, total);
         let report = match args.to.format() {

@@ -244,7 +244,7 @@ impl Recipe {
             "fp8" => DTypeArg::Fp8,
             _ => DTypeArg::F32,
         };
-        or_take(&mut args.dtype, &Some(dtype));
+        or_take(&mut args.machine.dtype, &Some(dtype));
         replay
     }
 

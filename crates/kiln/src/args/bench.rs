@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use super::{DTypeArg, IsaArg, MAX_THREADS, at_least};
-use crate::values::{Device, LoraArg};
+use super::{MachineArgs, at_least};
+use crate::values::LoraArg;
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -50,24 +50,8 @@ pub struct BenchArgs {
     #[arg(long, conflicts_with_all = ["model", "synthetic", "peaks"])]
     pub server: bool,
 
-    /// Where to compute: auto, cpu, cuda or cuda:N; auto is the CPU [default: auto]
-    #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
-    pub device: Option<Device>,
-
-    /// What to compute in; auto is bf16 on a GPU, and on a CPU with AMX if the weights have 16 bits, else f32 [default: auto]
-    #[arg(long, value_name = "TYPE", help_heading = "Machine")]
-    pub dtype: Option<DTypeArg>,
-
-    /// Threads [default: as many as the machine runs at once]
-    #[arg(
-        long, value_name = "N", help_heading = "Machine", allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
-    )]
-    pub threads: Option<u32>,
-
-    /// Vector instructions to use [default: the best the machine has]
-    #[arg(long, value_name = "SET", help_heading = "Machine")]
-    pub cpu_isa: Option<IsaArg>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
 
     /// As JSON on standard output (described in bench/README.md)
     #[arg(long, help_heading = "Output")]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use kiln_tensor::packed::Format;
 
-use super::MAX_THREADS;
+use super::ThreadArgs;
 
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
@@ -25,12 +25,8 @@ pub struct ConvertArgs {
     /// Bytes of a file at most, when a folder is written: 5G, 500M [default: 10G]
     #[arg(long, value_name = "SIZE", value_parser = crate::values::parse_bytes)]
     pub shard_size: Option<u64>,
-    /// Threads [default: as many as the machine runs at once]
-    #[arg(
-        long, value_name = "N", allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
-    )]
-    pub threads: Option<u32>,
+    #[command(flatten)]
+    pub threads: ThreadArgs,
     /// The report as JSON
     #[arg(long)]
     pub json: bool,
@@ -83,12 +79,8 @@ pub struct QuantizeArgs {
     /// Which part to take when OUT is a file [default: the transformer, or the only one]
     #[arg(long, value_name = "PART")]
     pub part: Option<PartArg>,
-    /// Threads [default: as many as the machine runs at once]
-    #[arg(
-        long, value_name = "N", allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
-    )]
-    pub threads: Option<u32>,
+    #[command(flatten)]
+    pub threads: ThreadArgs,
     /// The report as JSON
     #[arg(long)]
     pub json: bool,

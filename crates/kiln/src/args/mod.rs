@@ -3,6 +3,7 @@
 mod bench;
 mod files;
 mod hub;
+mod machine;
 #[cfg(feature = "serve")]
 mod serve;
 
@@ -12,10 +13,11 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use serde::{Deserialize, Serialize};
 
-use crate::values::{Device, LoraArg};
+use crate::values::LoraArg;
 pub use bench::{BenchArgs, PhaseArg, SizeArg};
 pub use files::{ConvertArgs, NamesArg, PartArg, PlainArg, QuantizeArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
+pub use machine::{DTypeArg, IsaArg, MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]
 pub use serve::ServeArgs;
 
@@ -101,9 +103,6 @@ Examples:
 
 /// A latent token stands for so many pixels each way: no picture is smaller.
 const MIN_SIDE: usize = 16;
-
-/// More than any machine runs at once; a typing error must not start a hundred thousand.
-const MAX_THREADS: i64 = 1024;
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -264,14 +263,14 @@ pub struct GenerateArgs {
     )]
     pub mask_padding: Option<u32>,
 
-    /// Steps [default: the model's own, 4 or 50]
+    /// Steps [default: the model's own, else 4 or 50]
     #[arg(
         short, long, value_name = "N", help_heading = "Sampling", allow_negative_numbers = true,
         value_parser = at_least::<1>()
     )]
     pub steps: Option<usize>,
 
-    /// Guidance, on models that have it [default: 4]
+    /// Guidance, on models that have it [default: the model's own, else 4]
     #[arg(short, long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)]
     pub guidance: Option<f32>,
 
@@ -298,26 +297,8 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE", help_heading = "Sampling", conflicts_with = "seed")]
     pub noise: Option<PathBuf>,
 
-    /// Where to compute: auto, cpu, cuda or cuda:N; auto is a GPU that has room for the model, else the CPU
-    /// [default: auto]
-    #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
-    pub device: Option<Device>,
-
-    /// What to compute in; auto is int8 for a model that `kiln quantize` made, bf16 on a GPU, or if the CPU has AMX and
-    /// the weights have 16 bits, else f32 [default: auto]
-    #[arg(long, value_name = "TYPE", help_heading = "Machine")]
-    pub dtype: Option<DTypeArg>,
-
-    /// Threads [default: as many as the machine runs at once]
-    #[arg(
-        long, value_name = "N", help_heading = "Machine", allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
-    )]
-    pub threads: Option<u32>,
-
-    /// Vector instructions to use [default: the best the machine has]
-    #[arg(long, value_name = "SET", help_heading = "Machine")]
-    pub cpu_isa: Option<IsaArg>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
 
     /// Don't keep encoded texts on disk, and use none that are there (see `kiln doctor`)
     #[arg(long, help_heading = "Machine")]
@@ -410,27 +391,6 @@ pub enum RngArg {
     #[default]
     Cpu,
     Cuda,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum DTypeArg {
-    #[default]
-    Auto,
-    F32,
-    Bf16,
-    /// Products of 8-bit integers inside the transformer's blocks, bf16 around them
-    Int8,
-    /// Products of 8-bit floats inside the transformer's blocks, bf16 around them; for GPUs from Ada on
-    Fp8,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum IsaArg {
-    Portable,
-    Neon,
-    Avx2,
-    Avx512,
-    Amx,
 }
 
 /// How a picture is shown in the terminal.

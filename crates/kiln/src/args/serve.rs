@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
-use super::{DTypeArg, IsaArg, MAX_THREADS};
-use crate::values::Device;
+use super::MachineArgs;
 
 #[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
@@ -73,24 +72,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "S", default_value_t = 20, help_heading = "Limits and storage")]
     pub grace: u64,
 
-    /// Where to compute: auto, cpu, cuda or cuda:N; auto is the CPU for now [default: auto]
-    #[arg(long, value_name = "DEVICE", help_heading = "Machine", value_parser = Device::parse)]
-    pub device: Option<Device>,
-
-    /// What to compute in [default: auto, as in `generate`]
-    #[arg(long, value_name = "TYPE", help_heading = "Machine")]
-    pub dtype: Option<DTypeArg>,
-
-    /// Threads [default: as many as the machine runs at once]
-    #[arg(
-        long, value_name = "N", help_heading = "Machine", allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
-    )]
-    pub threads: Option<u32>,
-
-    /// Vector instructions to use [default: the best the machine has]
-    #[arg(long, value_name = "SET", help_heading = "Machine")]
-    pub cpu_isa: Option<IsaArg>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
 
     /// Don't keep encoded texts on disk, and use none that are there (see `kiln doctor`)
     #[arg(long, help_heading = "Machine")]

@@ -4,8 +4,8 @@ use crate::args::BenchArgs;
 use crate::failure::Failure;
 
 #[cfg(not(feature = "cuda"))]
-pub fn run(_: &BenchArgs, number: usize) -> Result<(), Failure> {
-    crate::backend::Chosen::new(None, None, crate::values::Device::Cuda(number)).map(drop)
+pub fn run(args: &BenchArgs, number: usize) -> Result<(), Failure> {
+    crate::backend::Chosen::new(&args.machine, crate::values::Device::Cuda(number)).map(drop)
 }
 
 #[cfg(feature = "cuda")]
@@ -18,7 +18,7 @@ pub fn run(args: &BenchArgs, number: usize) -> Result<(), Failure> {
     use crate::backend::Chosen;
     use crate::values::Device;
 
-    let chosen = Chosen::new(None, args.threads, Device::Cuda(number))?;
+    let chosen = Chosen::new(&args.machine, Device::Cuda(number))?;
     let threads = chosen.threads();
     let Chosen::Cuda(backend) = chosen else {
         return Err(Failure::new("no GPU was chosen"));
@@ -31,10 +31,10 @@ pub fn run(args: &BenchArgs, number: usize) -> Result<(), Failure> {
         };
         return crate::print(text.as_bytes());
     }
-    if args.dtype == Some(DTypeArg::Fp8) && !backend.gpu().has_fp8() {
+    if args.machine.dtype == Some(DTypeArg::Fp8) && !backend.gpu().has_fp8() {
         return Err(Failure::new(format!("{} has no products of 8-bit floats", backend.name())));
     }
-    let dtype = if args.dtype == Some(DTypeArg::F32) { DType::F32 } else { DType::BF16 };
+    let dtype = if args.machine.dtype == Some(DTypeArg::F32) { DType::F32 } else { DType::BF16 };
     let plan = Plan { behind: true, ..plan(args, source(args)?, dtype, threads) };
     let mut report = report(args, &plan, backend.name());
     report.peaks = peaks;

@@ -34,20 +34,20 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     if args.server {
         return server::run(args);
     }
-    match args.device {
+    match args.machine.device {
         Some(Device::Cuda(number)) => cuda::run(args, number),
         _ => on_cpu(args),
     }
 }
 
 fn on_cpu(args: &BenchArgs) -> Result<(), Failure> {
-    let backend = backend::cpu(args.cpu_isa, args.threads)?;
+    let backend = backend::cpu(&args.machine)?;
     let peaks = Peaks::measure(backend.threads());
     if args.peaks {
         return print_peaks(args, &backend, &peaks);
     }
     let source = source(args)?;
-    let dtype = match (args.dtype.unwrap_or_default(), &source) {
+    let dtype = match (args.machine.dtype.unwrap_or_default(), &source) {
         (DTypeArg::F32, _) => DType::F32,
         (DTypeArg::Bf16 | DTypeArg::Int8, _) => DType::BF16,
         (DTypeArg::Fp8, _) => {
@@ -67,7 +67,7 @@ fn on_cpu(args: &BenchArgs) -> Result<(), Failure> {
 
 /// What the arguments ask for.
 fn plan(args: &BenchArgs, source: Source, dtype: DType, threads: usize) -> Plan {
-    let form = match args.dtype {
+    let form = match args.machine.dtype {
         Some(DTypeArg::Int8) => LinearForm::Int8 { threads },
         Some(DTypeArg::Fp8) => LinearForm::Fp8,
         _ => LinearForm::Float,

@@ -21,7 +21,7 @@ use crate::models::Found;
 use crate::order::{Order, Precision};
 use crate::recipe::Replay;
 use crate::values::LoraArg;
-use crate::{cache, generate, machine};
+use crate::{backend, cache, generate, machine};
 
 /// The one who paints, and the model in use.
 pub struct Studio {
@@ -88,8 +88,7 @@ impl Studio {
             strength: order.strength,
             mask_padding: order.mask_padding,
             vae: self.args.vae.clone(),
-            device: self.args.device,
-            dtype: self.args.dtype,
+            machine: self.args.machine.clone(),
             ..GenerateArgs::default()
         })
     }
@@ -109,7 +108,11 @@ impl Studio {
         self.loaded = None;
         watch.progress(Progress { phase: Phase::Load, ..Progress::default() });
         let folder = generate::open_model(found, order)?;
-        let backend = Chosen::new(self.args.cpu_isa, self.args.threads, order.device)?;
+        let weights = backend::weight_bytes(&folder);
+        let (backend, why) = Chosen::for_model(&self.args.machine, order.device, weights)?;
+        if let Some(why) = why {
+            watch.note(&why);
+        }
         let form = generate::settle(order, &folder, &backend);
         let mut options = kiln_model::Options {
             dtype: order.precision.dtype(),
@@ -158,9 +161,8 @@ impl Loaded {
 impl Painter for Studio {
     fn warm_up(&mut self) -> Result<(), Trouble> {
         let found = self.find(None)?;
-        let (vae, device, dtype) = (self.args.vae.clone(), self.args.device, self.args.dtype);
-        let args =
-            GenerateArgs { prompts: vec!["warm".into()], vae, device, dtype, ..GenerateArgs::default() };
+        let (vae, machine) = (self.args.vae.clone(), self.args.machine.clone());
+        let args = GenerateArgs { prompts: vec!["warm".into()], vae, machine, ..GenerateArgs::default() };
         let order = Order::new(&args, Replay::default());
         order
             .and_then(|mut order| self.load(&found, &mut order, &mut Nobody))
@@ -297,7 +299,9 @@ impl Watch for Nobody {
 
     fn progress(&mut self, _: Progress) {}
 
-    fn note(&mut self, _: &str) {}
+    fn note(&mut self, text: &str) {
+        tracing::info!("{text}");
+    }
 
     fn wants_preview(&self) -> bool {
         false
