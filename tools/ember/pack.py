@@ -85,6 +85,8 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("out")
     parser.add_argument("--card", required=True, help="short text about the model, a file")
+    parser.add_argument("--steps", type=int, help="steps when none are asked for, if not those of the model's kind")
+    parser.add_argument("--guidance", type=float, help="guidance when none is asked for, likewise")
     args = parser.parse_args()
     tensors, files = {}, {"transformer": "diffusion_pytorch_model", "text_encoder": "model", "vae": "diffusion_pytorch_model"}
     for part, stem in files.items():
@@ -93,6 +95,7 @@ def main():
             state = {n: v for n, v in state.items() if not n.startswith(f"model.layers.{TEXT_ENCODER['layers']}.")}
         tensors.update({f"{part}.{name}": value for name, value in packed(part, state).items()})
     metadata = {"format": "pt", "kiln.default_size": "256"}
+    metadata.update({f"kiln.default_{name}": str(value) for name in ("steps", "guidance") if (value := getattr(args, name)) is not None})
     for name in METADATA:
         with open(os.path.join(args.folder, name)) as file:
             metadata[name] = json.dumps(json.load(file), ensure_ascii=False, separators=(",", ":"))

@@ -301,7 +301,7 @@ fn bf16_noise_is_the_rounded_f32_noise() {
 }
 
 /// `tiny/klein` as one safetensors file.
-fn pack(folder: &Path, file: &Path) {
+fn pack(folder: &Path, file: &Path, own: &[(&str, &str)]) {
     let mut tensors = Vec::new();
     for part in ["transformer", "text_encoder", "vae"] {
         let source = WeightSource::open(folder.join(part)).unwrap();
@@ -320,6 +320,7 @@ fn pack(folder: &Path, file: &Path) {
     let mut metadata: BTreeMap<String, String> =
         texts.iter().map(|name| (name.to_string(), fs::read_to_string(folder.join(name)).unwrap())).collect();
     metadata.insert("kiln.default_size".into(), "48".into());
+    metadata.extend(own.iter().map(|(name, value)| (format!("kiln.{name}"), value.to_string())));
     let tensors: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t.clone())).collect();
     kiln_weights::save::save(file, &tensors, &metadata).unwrap();
 }
@@ -328,13 +329,44 @@ fn pack(folder: &Path, file: &Path) {
 fn a_packed_model_gives_its_folders_picture() {
     let (folder, pipeline) = klein();
     let file = folder.path().join("klein.safetensors");
-    pack(folder.path(), &file);
+    pack(folder.path(), &file, &[]);
     let packed = load(&file, &Options::default()).unwrap();
     let picture = |p: &Pipeline<CpuBackend>| p.generate(&small("a cat"), &mut ()).unwrap().remove(0).picture;
     assert_eq!(picture(&packed), picture(&pipeline));
     assert_eq!(packed.fingerprint(), pipeline.fingerprint());
     let plan = packed.resolve(&Request { width: None, height: None, ..small("a cat") }).unwrap();
     assert_eq!((plan.width, plan.height), (48, 48));
+}
+
+#[test]
+fn a_packed_model_says_how_it_wants_to_be_used() {
+    let folder = checkpoint("klein");
+    let file = folder.path().join("klein.safetensors");
+    let own = [("default_steps", "24"), ("default_guidance", "2.5")];
+    let resolved = |own: &[(&str, &str)], request: &Request| {
+        pack(folder.path(), &file, own);
+        let plan = load(&file, &Options::default()).unwrap().resolve(request).unwrap();
+        (plan.steps, plan.guidance)
+    };
+    let plain = Request { steps: None, ..small("a cat") };
+    // Distilled: its steps are its own, and there is still no guidance.
+    assert_eq!(resolved(&own, &plain), (24, None));
+    edit_json(&folder.path().join("model_index.json"), |index| index["is_distilled"] = json!(false));
+    assert_eq!(resolved(&[], &plain), (50, Some(4.0)));
+    assert_eq!(resolved(&own, &plain), (24, Some(2.5)));
+    let asked = Request { steps: Some(3), guidance: Some(3.0), ..small("a cat") };
+    assert_eq!(resolved(&own, &asked), (3, Some(3.0)));
+}
+
+#[test]
+fn defaults_that_make_no_sense_are_refused() {
+    let folder = checkpoint("klein");
+    let file = folder.path().join("klein.safetensors");
+    for own in [("default_steps", "-4"), ("default_guidance", "-1"), ("default_guidance", "much")] {
+        pack(folder.path(), &file, &[own]);
+        let told = load(&file, &Options::default()).err().unwrap().to_string();
+        assert!(told.contains(own.0), "{told}");
+    }
 }
 
 /// Numbers in configurations are foreign input: whatever they are, no panic.

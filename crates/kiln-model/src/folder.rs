@@ -118,10 +118,21 @@ pub struct ModelFolder {
     pub scheduler: SchedulerConfig,
     /// Sides of a picture when none are asked for.
     pub default_size: usize,
+    /// How it wants to be used, where that differs from its kind.
+    pub own: OwnDefaults,
     /// What a packed model says of itself: makers, licence, limits.
     pub card: Option<String>,
     /// Where parts were looked for that are files of their own.
     pub searched: Vec<PathBuf>,
+}
+
+/// What a packed model says about its use: values for requests that don't name their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OwnDefaults {
+    /// Steps: `kiln.default_steps` in the metadata.
+    pub steps: Option<usize>,
+    /// Guidance: `kiln.default_guidance`. Of no effect on models that have none.
+    pub guidance: Option<f32>,
 }
 
 /// A tokenizer's two files, unread.
@@ -191,6 +202,17 @@ impl Files<'_> {
         Ok(Some(TokenizerFiles { path, tokenizer, config }))
     }
 
+    fn own_defaults(&self) -> Result<OwnDefaults> {
+        const MOST_STEPS: usize = 1000;
+        let steps = self.json::<usize>("kiln.default_steps")?.map(|n| n.clamp(1, MOST_STEPS));
+        let guidance = self.json::<f32>("kiln.default_guidance")?;
+        if let Some(g) = guidance.filter(|g| !(g.is_finite() && *g >= 0.0)) {
+            let what = format!("guidance must be a number of at least 0, found {g}");
+            return Err(Error::config(self.root.join("kiln.default_guidance"), what));
+        }
+        Ok(OwnDefaults { steps, guidance })
+    }
+
     fn variant(&self) -> Result<Variant> {
         let Some(index) = self.json::<ModelIndex>("model_index.json")? else {
             let what = "there is no `model_index.json` in it: not a model in diffusers' layout";
@@ -238,6 +260,16 @@ impl ModelFolder {
         self.tokenizer.as_ref().map_or(MAX_TOKENS, |files| files.config.default_tokens())
     }
 
+    /// Steps when none are asked for: the model's own, else those of its kind.
+    pub fn default_steps(&self) -> usize {
+        self.own.steps.unwrap_or(self.variant.default_steps())
+    }
+
+    /// Guidance when none is asked for: the model's own, else that of its kind; `None` for models that don't use it.
+    pub fn default_guidance(&self) -> Option<f32> {
+        self.variant.default_guidance().map(|usual| self.own.guidance.unwrap_or(usual))
+    }
+
     /// The sides that a small model, one that has a size of its own, was trained for: from half of that to twice.
     pub fn trained_sides(&self) -> Option<RangeInclusive<usize>> {
         (self.default_size < FULL_SIZE).then_some(self.default_size / 2..=2 * self.default_size)
@@ -267,6 +299,7 @@ impl ModelFolder {
             tokenizer: files.tokenizer()?,
             scheduler,
             default_size: files.json::<usize>("kiln.default_size")?.unwrap_or(FULL_SIZE).clamp(16, 4096),
+            own: files.own_defaults()?,
             card: files.packed.as_ref().and_then(|packed| packed.0.metadata().get("model_card").cloned()),
             searched: Vec::new(),
         };

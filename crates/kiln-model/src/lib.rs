@@ -37,7 +37,7 @@ pub mod vae;
 
 pub use autoencoder::Autoencoder;
 pub use error::{Error, Result};
-pub use folder::{ModelFolder, Part, TokenizerFiles, Variant};
+pub use folder::{ModelFolder, OwnDefaults, Part, TokenizerFiles, Variant};
 pub use observer::{Event, Observer};
 pub use parts::Parts;
 pub use pipeline::{Generated, MemoryNeed, Noise, Options, Pipeline, Prompt, Request, Resolved, Rng, Task};

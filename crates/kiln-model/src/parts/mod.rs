@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_weights::{Component, WeightSource};
 
-use crate::folder::{self, FULL_SIZE, TokenizerFiles};
+use crate::folder::{self, FULL_SIZE, OwnDefaults, TokenizerFiles};
 use crate::schedule::SchedulerConfig;
 use crate::{Error, ModelFolder, Part, Result, Variant, text_encoder, transformer, vae};
 use beside::Search;
@@ -99,7 +99,10 @@ fn replace(mut model: ModelFolder, parts: &Parts) -> Result<ModelFolder> {
     if let Some(path) = &parts.tokenizer {
         model.tokenizer = Some(tokenizer(path)?);
     }
-    model.variant = parts.variant.unwrap_or(model.variant);
+    if let Some(variant) = parts.variant.filter(|variant| *variant != model.variant) {
+        // What it says of itself was said of the other kind.
+        (model.variant, model.own) = (variant, OwnDefaults::default());
+    }
     model.check_parts()?;
     Ok(model)
 }
@@ -156,6 +159,7 @@ fn assemble(path: &Path, parts: Parts) -> Result<ModelFolder> {
         tokenizer,
         scheduler: SchedulerConfig::default(),
         default_size: FULL_SIZE,
+        own: OwnDefaults::default(),
         card: None,
         searched: search.places,
     };

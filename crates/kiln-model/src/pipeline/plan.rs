@@ -108,11 +108,11 @@ fn resolve<'a>(folder: &ModelFolder, request: &'a Request) -> Result<(Resolved, 
     let steps = match (request.steps, &request.sigmas) {
         (Some(steps), _) => steps,
         (None, Some(sigmas)) => sigmas.len(),
-        (None, None) => folder.variant.default_steps(),
+        (None, None) => folder.default_steps(),
     };
     let schedule = schedule(&folder.scheduler, request, width / 16 * (height / 16), steps)?;
     let first_step = schedule.first_step(strength)?;
-    let guidance = guidance(folder.variant, request, &mut notes)?;
+    let guidance = guidance(folder, request, &mut notes)?;
     let steps = schedule.steps();
     let resolved = Resolved { width, height, pictures, steps, first_step, schedule, guidance, notes };
     Ok((resolved, Prepared { references, start }))
@@ -160,11 +160,12 @@ fn count(request: &Request) -> Result<usize> {
     }
 }
 
-fn guidance(variant: Variant, request: &Request, notes: &mut Vec<String>) -> Result<Option<f32>> {
+fn guidance(folder: &ModelFolder, request: &Request, notes: &mut Vec<String>) -> Result<Option<f32>> {
+    let variant = folder.variant;
     if let Some(g) = request.guidance.filter(|g| !(g.is_finite() && *g >= 0.0)) {
         return Err(Error::request(format!("guidance must be a number of at least 0, found {g}")));
     }
-    let guidance = variant.default_guidance().map(|default| request.guidance.unwrap_or(default));
+    let guidance = folder.default_guidance().map(|default| request.guidance.unwrap_or(default));
     if guidance.is_none() && request.guidance.is_some_and(|g| g != 1.0) {
         notes.push(format!("guidance has no effect: {variant} needs none"));
     }

@@ -61,8 +61,8 @@ pub(super) fn describe(found: &Found) -> Result<Description, Failure> {
         .with("variant", folder.variant.to_string())
         .with("default_size", format!("{0}x{0}", folder.default_size))
         .with("trained_sides", folder.trained_sides().map(|s| format!("{} to {}", s.start(), s.end())))
-        .with("default_steps", folder.variant.default_steps())
-        .with("default_guidance", folder.variant.default_guidance())
+        .with("default_steps", folder.default_steps())
+        .with("default_guidance", folder.default_guidance())
         .with("tokenizer", tokenizer)
         .with_sheet("transformer", transformer);
     let sheet = with_part(sheet, "text_encoder", text_encoder);

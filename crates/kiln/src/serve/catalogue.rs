@@ -90,8 +90,8 @@ fn about(found: &Found) -> Option<ModelInfo> {
         default: false,
         size: folder.default_size as u32,
         sides: folder.trained_sides().map(|sides| (*sides.start() as u32, *sides.end() as u32)),
-        steps: folder.variant.default_steps() as u32,
-        guidance: folder.variant.default_guidance(),
+        steps: folder.default_steps() as u32,
+        guidance: folder.default_guidance(),
         negative: folder.variant == Variant::Base,
     })
 }
