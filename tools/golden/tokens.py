@@ -1,15 +1,15 @@
 """Encode the prompts of tokenizer_reference.json with the real Qwen3 tokenizer.
 
-    cd tools/golden && python tokens.py ../../crates/kiln-model/assets/tokenizer.json.zst ../../testdata/tokenizer_reference.json
+    cd tools/golden && python tokens.py ../../crates/kiln-model/assets/tokenizer.zst ../../testdata/tokenizer_reference.json
 
 The prompts are those already in the file: add one with a `name` and a `prompt`, and run this. Needs the `zstd` program.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import qwen
 import tokenizers
 
 TEMPLATE = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -17,8 +17,7 @@ LENGTH, PAD = 512, "<|endoftext|>"
 
 
 def main(asset, path):
-    packed = subprocess.run(["zstd", "-dc", asset], check=True, capture_output=True).stdout
-    tokenizer = tokenizers.Tokenizer.from_str(packed.decode())
+    tokenizer = tokenizers.Tokenizer.from_str(qwen.read(asset))
     pad, prompts = tokenizer.token_to_id(PAD), []
     for entry in json.loads(path.read_text())["prompts"]:
         ids = tokenizer.encode(TEMPLATE.replace("{prompt}", entry["prompt"]), add_special_tokens=False).ids
@@ -28,7 +27,7 @@ def main(asset, path):
                  input_ids_512=kept + [pad] * (LENGTH - len(kept)))
         )  # fmt: skip
     head = dict(
-        command="cd tools/golden && python tokens.py ../../crates/kiln-model/assets/tokenizer.json.zst "
+        command="cd tools/golden && python tokens.py ../../crates/kiln-model/assets/tokenizer.zst "
         "../../testdata/tokenizer_reference.json",
         versions=dict(tokenizers=tokenizers.__version__), tolerance="exact", template=TEMPLATE, pad_id=pad,
         max_length=LENGTH, padding_side="right", truncation_side="right",

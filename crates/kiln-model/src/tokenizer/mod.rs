@@ -4,9 +4,8 @@
 //! further special tokens, cut at `max` tokens and right-padded. Special tokens typed into a prompt are parsed as such.
 //! How many tokens are real is kept beside the ids: a typed `<|endoftext|>` has the padding's id but is no padding.
 
+mod built_in;
 mod read;
-
-use std::io::Read;
 
 use serde::Deserialize;
 use tokenizers::Tokenizer;
@@ -20,9 +19,6 @@ pub const MAX_TOKENS: usize = 512;
 const BEFORE: &str = "<|im_start|>user\n";
 const AFTER: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
 const PADDING: &str = "<|endoftext|>";
-
-/// The Qwen3 tokenizer, zstd-packed, for checkpoints that come without one.
-const BUILT_IN: &[u8] = include_bytes!("../../assets/tokenizer.json.zst");
 
 /// What matters of `tokenizer_config.json`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -80,12 +76,7 @@ impl PromptTokenizer {
 
     /// The Qwen3 tokenizer that is part of this crate.
     pub fn built_in() -> Result<Self> {
-        let unpack = || {
-            let mut json = Vec::new();
-            ruzstd::decoding::StreamingDecoder::new(BUILT_IN)?.read_to_end(&mut json)?;
-            Ok::<_, Box<dyn std::error::Error>>(json)
-        };
-        Self::from_json(&unpack().map_err(|e| Error::Tokenizer(e.to_string()))?, PADDING)
+        Self::from_json(built_in::json()?.as_bytes(), PADDING)
     }
 
     fn from_json(json: &[u8], padding: &str) -> Result<Self> {
