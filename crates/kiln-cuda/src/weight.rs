@@ -73,6 +73,15 @@ impl Matrix {
     }
 }
 
+/// Packed matrices written out: bf16, or f32 where one of them is.
+fn of_one_dtype(parts: &LinearParts) -> Result<Vec<HostTensor>> {
+    let slabs = parts.packed.iter().map(|p| p.to_dense()).collect::<Result<Vec<_>, _>>()?;
+    match slabs.iter().any(|slab| slab.dtype() == DType::F32) {
+        true => Ok(slabs.iter().map(|slab| slab.to_dtype(DType::F32)).collect::<Result<_, _>>()?),
+        false => Ok(slabs),
+    }
+}
+
 /// Small f32 vectors, one after the other: a bias, the scales of rows.
 fn vector(cx: &Context, op: &'static str, hosts: &[HostTensor]) -> Result<Block> {
     let mut values = Vec::new();
@@ -212,9 +221,9 @@ impl CudaWeight {
         let size @ [_, cols] = shapes::weight(&parts)?;
         let base = match parts.dtype() {
             Some(DType::I8) => Base::Int8(Int8::new(cx, &parts, size)?),
-            // Packed weights are widened to bf16 on their way to the device.
+            // Packed weights are widened on their way to the device, mostly to bf16.
             None => {
-                let slabs = parts.packed.iter().map(|p| p.to_bf16()).collect::<Result<Vec<_>, _>>()?;
+                let slabs = of_one_dtype(&parts)?;
                 match parts.fp8 {
                     true => Base::Fp8(Fp8::new(cx, &slabs, size)?),
                     false => Base::Dense(Matrix::new(cx, "weight", &slabs, cols)?),

@@ -13,6 +13,7 @@ use kiln_tensor::{DType, Shape};
 use crate::Malformed;
 use crate::coding::Coding;
 use crate::header::{Entry, Header};
+use crate::malformed::check_empty;
 
 /// What such a file begins with.
 pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
@@ -120,11 +121,11 @@ pub(crate) fn read(file: &[u8]) -> Result<Header, Malformed> {
     }
     let alignment = match metadata.get(ALIGNMENT_KEY) {
         None => ALIGNMENT,
-        Some(text) => text
-            .parse()
-            .ok()
-            .filter(|n| (1..=1 << 20).contains(n))
-            .ok_or_else(|| Malformed::Gguf { what: format!("its `{ALIGNMENT_KEY}` is {text}") })?,
+        Some(text) => {
+            text.parse().ok().filter(|n: &usize| n.is_power_of_two() && *n <= 1 << 20).ok_or_else(|| {
+                Malformed::Gguf { what: format!("its `{ALIGNMENT_KEY}` is {text}, expected a power of two") }
+            })?
+        }
     };
     let start = cursor.at.next_multiple_of(alignment);
     Ok(Header { metadata, entries: place(infos, start, file.len())? })
@@ -142,6 +143,7 @@ fn place(infos: Vec<Info>, start: usize, end: usize) -> Result<BTreeMap<String, 
     let mut entries = BTreeMap::new();
     let mut ranges: Vec<(Range<usize>, String)> = Vec::with_capacity(infos.len());
     for Info { name, shape, stored, offset } in infos {
+        check_empty(&name, &shape)?;
         let too_large = || Malformed::TooLarge { tensor: name.clone(), shape: shape.clone() };
         let size = match stored {
             Plain(dtype) => {

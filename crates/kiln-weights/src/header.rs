@@ -12,6 +12,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use crate::coding::Coding;
+use crate::malformed::check_empty;
 use crate::{Malformed, dtypes};
 
 /// The limit of the reference implementation; real headers have some hundred kilobytes.
@@ -49,7 +50,7 @@ impl Header {
                 return Err(Malformed::DType { tensor: name, dtype: t.dtype });
             };
             let (start, end) = t.data_offsets;
-            let (shape, coding) = (t.shape.as_slice().into(), Coding::Plain);
+            let (shape, coding) = (Shape::from(t.shape.as_slice()), Coding::Plain);
             let entry = Entry { dtype, shape, range: start..end, coding };
             if entries.insert(name.clone(), entry).is_some() {
                 return Err(Malformed::Twice { tensor: name });
@@ -71,7 +72,8 @@ impl Header {
         if data_len < found {
             return Err(Malformed::Trailing { expected: data_len, found });
         }
-        for entry in entries.values_mut() {
+        for (name, entry) in &mut entries {
+            check_empty(name, &entry.shape)?;
             entry.range = entry.range.start + data_start..entry.range.end + data_start;
         }
         Ok(Header { metadata: raw.metadata, entries })

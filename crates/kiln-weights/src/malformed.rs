@@ -2,6 +2,18 @@ use kiln_tensor::Shape;
 
 use crate::{dtypes, gguf};
 
+/// The largest dimension of a tensor without elements.
+const MOST_EMPTY: usize = 1 << 20;
+
+/// Refuses a tensor whose dimensions nothing in the file stands for.
+pub(crate) fn check_empty(tensor: &str, shape: &Shape) -> Result<(), Malformed> {
+    let large = shape.dims().contains(&0) && shape.dims().iter().any(|d| *d > MOST_EMPTY);
+    match large {
+        true => Err(Malformed::EmptyAndLarge { tensor: tensor.to_owned(), shape: shape.clone() }),
+        false => Ok(()),
+    }
+}
+
 /// What is wrong with a file that should be safetensors or GGUF. [`crate::Error::Malformed`] adds its name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
@@ -102,6 +114,14 @@ pub enum Malformed {
     /// More elements than a machine can address.
     #[error("tensor `{tensor}` has shape {shape}, which no machine can hold")]
     TooLarge {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Shape,
+    },
+    /// No elements, but a dimension that buffers for rows or columns would be made by.
+    #[error("tensor `{tensor}` has shape {shape}: no elements, and a dimension beyond all use")]
+    EmptyAndLarge {
         /// The tensor.
         tensor: String,
         /// Its shape.

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use kiln_tensor::packed::Format;
@@ -12,7 +13,7 @@ use crate::folder::{self, Weights};
 use crate::header::Entry;
 use crate::int8::Rounded;
 use crate::layout::{self, Component};
-use crate::lora::{Applied, Layer, Lora, LoraBase, LoraReport, merge};
+use crate::lora::{Applied, Base, Layer, Lora, LoraBase, LoraReport, Merged};
 use crate::pages::{Pages, Span};
 use crate::placed::{Placed, Slab};
 use crate::synthetic::Synthetic;
@@ -149,8 +150,8 @@ impl WeightSource {
         self.lora_partial = partial;
     }
 
-    /// The type of weights that are changed themselves, because a LoRA is more than two thin matrices: f32, which is
-    /// exact, or bf16, which takes half the memory.
+    /// The type of what has to be made for LoRAs that are more than two thin matrices: f32, which is exact, or bf16, which
+    /// takes half the memory.
     pub fn set_merged(&mut self, dtype: DType) {
         self.merged = dtype;
     }
@@ -523,7 +524,7 @@ impl WeightSource {
         let layers = || stack.iter().map(|(name, rows)| Layer { name, rows: *rows, cols });
         let mut deltas = Vec::new();
         for lora in &self.loras {
-            deltas.extend(lora.deltas(layers())?);
+            deltas.extend(lora.deltas(layers(), &|layer| self.base(layer), self.merged)?);
         }
         Ok(deltas)
     }
@@ -539,24 +540,33 @@ impl WeightSource {
         Ok(false)
     }
 
-    /// The weight of a linear layer with the updates of LoRAs that can't be added to its output; `None` without such.
-    pub(crate) fn merged(&self, module: &str, rows: usize, cols: usize) -> Result<Option<HostTensor>> {
+    /// What LoRAs change of the weight of a linear layer itself, and the type of its values then; `None` without such.
+    pub(crate) fn merged(
+        &self,
+        module: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Option<(Arc<Merged>, DType)>> {
         let layer = Layer { name: module, rows, cols };
-        let mut changes = Vec::new();
+        let mut merged = Merged::default();
         for lora in &self.loras {
-            changes.extend(lora.merges(layer)?);
+            lora.merge(layer, &|layer| self.base(layer), &mut merged)?;
         }
-        if changes.is_empty() {
+        if merged.is_empty() {
             return Ok(None);
         }
-        let name = format!("{module}.weight");
-        let base = self.tensor_of(&name, [rows, cols].into())?;
         // A weight that is stored as f32 stays so exact.
-        let exact = self.entry(&name).is_some_and(|(stored, _)| stored == DType::F32);
-        let dtype = if exact { DType::F32 } else { self.merged };
-        let merged = merge(&base, changes, dtype);
+        let exact = self.entry(&format!("{module}.weight")).is_some_and(|(stored, _)| stored == DType::F32);
+        Ok(Some((Arc::new(merged), if exact { DType::F32 } else { self.merged })))
+    }
+
+    /// The weight of a layer as it is without LoRAs.
+    fn base(&self, layer: Layer<'_>) -> Result<Base> {
+        let name = format!("{}.weight", layer.name);
+        let slabs = self.slabs(&name, [layer.rows, layer.cols].into())?;
+        let packed = slabs.into_iter().map(Slab::into_packed).collect::<kiln_tensor::Result<_>>();
         let unusable = |source| Error::Tensor { file: self.path.clone(), tensor: name, source };
-        Ok(Some(merged.map_err(unusable)?))
+        packed.map(Base).map_err(unusable)
     }
 
     /// Refuses LoRAs that were made for another model, as far as that can be seen before loading.

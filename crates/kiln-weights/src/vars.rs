@@ -1,8 +1,10 @@
 use std::fmt::Display;
+use std::sync::Arc;
 
 use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
+use crate::lora::Merged;
 use crate::placed::Slab;
 use crate::{Error, Pages, Result, WeightSource};
 
@@ -85,22 +87,27 @@ impl<'a> Vars<'a> {
         let mut biases = Vec::new();
         for &(leaf, rows) in leaves {
             let layer = self.at(leaf);
+            let (name, size) = (layer.name("weight"), [rows, cols]);
             let merged = self.source.merged(&layer.prefix, rows, cols)?;
-            match (self.source.int8_threads(&layer.prefix), merged) {
-                (None, Some(merged)) => slabs.push(Slab::Dense(merged)),
-                (None, None) => {
-                    slabs.extend(self.source.slabs(&layer.name("weight"), [rows, cols].into())?);
+            let rounded = match (self.source.int8_threads(&layer.prefix), &merged) {
+                (None, _) => None,
+                (Some(threads), None) => Some(self.source.int8(&name, size.into(), threads)?),
+                (Some(threads), Some(_)) => {
+                    let unusable = |source| Error::Tensor {
+                        file: self.source.path().to_owned(),
+                        tensor: name.clone(),
+                        source,
+                    };
+                    let changed = written_out(&layer.slabs(size, &merged)?).map_err(unusable)?;
+                    Some(self.source.round(&name, &changed, threads)?)
                 }
-                (Some(threads), Some(merged)) => {
-                    let found = self.source.round(&layer.name("weight"), &merged, threads)?;
-                    slabs.push(Slab::Dense(found.weight));
-                    scales.push(found.scale);
+            };
+            match rounded {
+                Some(rounded) => {
+                    slabs.push(Slab::Dense(rounded.weight));
+                    scales.push(rounded.scale);
                 }
-                (Some(threads), None) => {
-                    let found = self.source.int8(&layer.name("weight"), [rows, cols].into(), threads)?;
-                    slabs.push(Slab::Dense(found.weight));
-                    scales.push(found.scale);
-                }
+                None => slabs.extend(layer.slabs(size, &merged)?),
             }
             if with_bias {
                 biases.push(layer.tensor("bias", [rows])?);
@@ -123,6 +130,22 @@ impl<'a> Vars<'a> {
         Ok(parts)
     }
 
+    /// The weight of the layer here, where it lies, perhaps to be changed where it is read.
+    fn slabs(&self, size: [usize; 2], merged: &Option<(Arc<Merged>, DType)>) -> Result<Vec<Slab>> {
+        let name = self.name("weight");
+        let slabs = self.source.slabs(&name, size.into())?;
+        let Some((change, dtype)) = merged else { return Ok(slabs) };
+        let mut first = 0;
+        let changed = |slab: Slab| {
+            let matrix = slab.into_packed()?;
+            let at = first;
+            first += matrix.row_count();
+            Ok(Slab::Packed(matrix.changed(change.clone(), at, *dtype)))
+        };
+        let changed = slabs.into_iter().map(changed).collect::<kiln_tensor::Result<_>>();
+        changed.map_err(|source| Error::Tensor { file: self.source.path().to_owned(), tensor: name, source })
+    }
+
     /// What LoRAs add to the outputs of such a stack.
     pub fn deltas(&self, leaves: &[(&str, usize)], cols: usize) -> Result<Vec<Delta>> {
         let stack: Vec<_> = leaves.iter().map(|&(leaf, rows)| (self.name(leaf), rows)).collect();
@@ -143,6 +166,17 @@ impl<'a> Vars<'a> {
 enum Sorted {
     Dense(Vec<HostTensor>),
     Packed(Vec<Packed>),
+}
+
+/// All values of slabs below each other, as f32.
+fn written_out(slabs: &[Slab]) -> kiln_tensor::Result<HostTensor> {
+    let (mut rows, mut values) = (0, Vec::new());
+    for slab in slabs {
+        let matrix = slab.clone().into_packed()?;
+        rows += matrix.row_count();
+        values.extend_from_slice(&matrix.to_f32()?.to_f32()?);
+    }
+    HostTensor::from_f32([rows, values.len() / rows.max(1)], values)
 }
 
 /// Slabs of one kind: one that is packed makes all so.

@@ -115,7 +115,16 @@ fn lies_in_a_header_are_told() {
         (made().setting("x", 9, &[&10u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat()), "wants"),
         (made().setting("x", 9, &[&8u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat()), "wants"),
         (made().setting("general.alignment", 4, &0u32.to_le_bytes()), "general.alignment"),
+        (made().setting("general.alignment", 4, &24u32.to_le_bytes()), "is 24, expected a power of two"),
         (made().setting("general.alignment", 8, &text("much")), "general.alignment"),
+        (
+            Made { tensors: vec![("a".into(), vec![1 << 56, 0], 12, 0)], ..made() },
+            "`a` has shape [0, 72057594037927936]: no elements",
+        ),
+        // A vector that is longer than its file, and a name that is.
+        (Made { tensors: vec![("a".into(), vec![1 << 40], 0, 0)], ..made() }, "ends inside or before `a`"),
+        (Made { tensors: vec![("a".into(), vec![u64::MAX / 256 * 256, 2], 12, 0)], ..made() }, "no machine"),
+        (Made { tensors: vec![("a".into(), vec![1; 77], 0, 0)], ..made() }, "77 dimensions"),
     ];
     for (made, words) in cases {
         let told = made.told();

@@ -185,6 +185,13 @@ fn shape_that_overflows_is_refused() {
 }
 
 #[test]
+fn empty_tensor_of_absurd_size_is_refused() {
+    let header = r#"{"a":{"dtype":"F32","shape":[0,4611686018427387904],"data_offsets":[0,0]}}"#;
+    let told = refused_header(header, 0);
+    assert!(told.contains("`a` has shape [0, 4611686018427387904]: no elements"), "{told}");
+}
+
+#[test]
 fn offsets_whose_sum_overflows_are_refused() {
     // Eight tensors that fill the address space: adding the header's length to their end wraps around.
     let step = (1u64 << 61) - 1;

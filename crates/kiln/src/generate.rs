@@ -153,14 +153,15 @@ pub(crate) fn set_form(options: &mut Options, form: LinearForm, folder: &ModelFo
     Ok(())
 }
 
-/// Leaves room for the layers that a LoKr, LoHa or DoRA makes anew.
+/// Leaves room for what a LoKr, LoHa or DoRA needs beside its file.
 fn reserve_for_loras(options: &mut Options) -> Result<(), Failure> {
     let Some(limit) = options.memory_limit else { return Ok(()) };
-    let size = if options.form == LinearForm::Float { options.dtype.size() } else { 1 };
+    let rounded = matches!(options.form, LinearForm::Int8 { .. });
     let mut needed = 0u64;
     for (path, _) in &options.loras {
         // What is wrong with it is told when its fingerprint is taken.
-        let bytes = kiln_weights::Lora::open(path).map_or(0, |lora| lora.merged_bytes(size));
+        let lora = kiln_weights::Lora::open(path);
+        let bytes = lora.map_or(0, |lora| lora.extra_bytes(options.dtype.size(), rounded));
         needed = needed.saturating_add(bytes);
     }
     options.memory_limit = Some(limit.checked_sub(needed).ok_or_else(|| {

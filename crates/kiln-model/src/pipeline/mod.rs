@@ -164,7 +164,7 @@ impl<B: Backend> Pipeline<B> {
     /// Takes these LoRAs, with their weights, instead of those it has; the model stays loaded. After an error everything
     /// is as before.
     ///
-    /// It takes milliseconds, except for layers under a LoKr, LoHa or DoRA: those are made anew.
+    /// It takes milliseconds; longer only where a DoRA has its layers measured, or a GPU needs changed weights.
     pub fn set_loras(&mut self, loras: &[(PathBuf, f32)]) -> Result<Vec<LoraReport>> {
         self.weights.set_loras(open_loras(loras)?);
         let reports = self.transformer.set_loras(&self.backend, &self.weights)?;

@@ -17,17 +17,21 @@
 //! ```
 
 mod blocks;
+mod change;
 mod format;
 mod k_blocks;
 pub mod small_floats;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread;
 
 use bytes::Bytes;
 use half::bf16;
 
 use crate::{DType, Error, HostTensor, Result, Shape};
+pub use change::Change;
+use change::Changed;
 pub use format::Format;
 use small_floats::{E2M1, from_e4m3, from_e5m2, half};
 
@@ -38,6 +42,7 @@ pub struct Packed {
     shape: Shape,
     data: Bytes,
     scale: Scale,
+    change: Option<Changed>,
 }
 
 /// What the stored numbers are multiplied with.
@@ -101,7 +106,7 @@ impl Packed {
         if data.len() != expected {
             return Err(Error::PackedLength { shape, format, expected, found: data.len() });
         }
-        Ok(Packed { format, shape, data, scale: Scale::One })
+        Ok(Packed { format, shape, data, scale: Scale::One, change: None })
     }
 
     /// The same with all values times `scale`.
@@ -124,6 +129,17 @@ impl Packed {
             true => Ok(Packed { scale: Scale::Blocks(scales, 0), ..self }),
             false => Err(Error::Scales { shape: self.shape, found }),
         }
+    }
+
+    /// The same with its values changed where they are read, instead of any change before. Its first row is row `first` of
+    /// the change; written out, the values are of type `dtype`, f32 or bf16.
+    pub fn changed(self, change: Arc<dyn Change>, first: usize, dtype: DType) -> Packed {
+        Packed { change: Some(Changed { change, first, dtype }), ..self }
+    }
+
+    /// Whether the values are others than the bytes say.
+    pub fn is_changed(&self) -> bool {
+        self.change.is_some()
     }
 
     /// A dense matrix in this type, sharing its bytes; f64 becomes f32.
@@ -194,7 +210,8 @@ impl Packed {
             other => other.clone(),
         };
         let data = self.data.slice(range.start * row..range.end * row);
-        Ok(Packed { format: self.format, shape: [range.len(), self.cols()].into(), data, scale })
+        let change = self.change.clone().map(|c| Changed { first: c.first + range.start, ..c });
+        Ok(Packed { format: self.format, shape: [range.len(), self.cols()].into(), data, scale, change })
     }
 
     /// Writes the values of `row` from column `from` on, as many as `out` has room for.
@@ -235,6 +252,9 @@ impl Packed {
             // The scales of blocks were taken with their values.
             Scale::One | Scale::Blocks(..) => {}
         }
+        if let Some(Changed { change, first, .. }) = &self.change {
+            change.change(first + row, from, out);
+        }
     }
 
     #[inline(always)]
@@ -256,23 +276,55 @@ impl Packed {
 
     /// All values as f32.
     pub fn to_f32(&self) -> Result<HostTensor> {
-        let mut values = vec![0f32; self.shape.numel()];
-        for (row, out) in values.chunks_exact_mut(self.cols().max(1)).enumerate() {
-            self.read(row, 0, out);
-        }
-        HostTensor::from_f32(&self.shape, values)
+        HostTensor::from_f32(&self.shape, self.values(|v| v))
     }
 
     /// All values, rounded to bf16.
     pub fn to_bf16(&self) -> Result<HostTensor> {
-        let (mut values, mut row_values) = (Vec::with_capacity(self.shape.numel()), vec![0f32; self.cols()]);
-        for row in 0..self.row_count() {
-            self.read(row, 0, &mut row_values);
-            values.extend(row_values.iter().map(|&v| bf16::from_f32(v)));
+        HostTensor::from_bf16(&self.shape, self.values(bf16::from_f32))
+    }
+
+    /// All values, as bf16 unless they are stored or were changed as f32.
+    pub fn to_dense(&self) -> Result<HostTensor> {
+        match (&self.change, self.format) {
+            (Some(Changed { dtype: DType::F32, .. }), _) | (None, Format::F32) => self.to_f32(),
+            _ => self.to_bf16(),
         }
-        HostTensor::from_bf16(&self.shape, values)
+    }
+
+    /// All values, by as many threads as there are cores: each row by itself, so that their number changes nothing.
+    fn values<T: Copy + Default + Send>(&self, to: impl Fn(f32) -> T + Copy + Sync) -> Vec<T> {
+        let cols = self.cols();
+        let mut values = vec![T::default(); self.shape.numel()];
+        // Without rows, columns may be beyond counting.
+        if values.is_empty() {
+            return values;
+        }
+        let fill = |first: usize, values: &mut [T]| {
+            let mut row_values = vec![0f32; cols];
+            for (row, out) in values.chunks_exact_mut(cols).enumerate() {
+                self.read(first + row, 0, &mut row_values);
+                out.iter_mut().zip(&row_values).for_each(|(out, v)| *out = to(*v));
+            }
+        };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads = cores.min(values.len().div_ceil(WORTH_A_THREAD));
+        if threads < 2 {
+            fill(0, &mut values);
+            return values;
+        }
+        let rows = self.row_count().div_ceil(threads);
+        thread::scope(|scope| {
+            for (i, piece) in values.chunks_mut(rows * cols).enumerate() {
+                scope.spawn(move || fill(i * rows, piece));
+            }
+        });
+        values
     }
 }
+
+/// Values below which another thread costs more than it brings.
+const WORTH_A_THREAD: usize = 1 << 20;
 
 /// Values of `B` bytes each.
 #[inline(always)]
@@ -367,6 +419,38 @@ mod tests {
         let fp8 = Packed::new(Format::F8E4M3, [3, 2], vec![0x38; 6].into()).unwrap();
         let rows = fp8.scaled_rows(&[1.0, 2.0, 3.0]).unwrap().rows(1..3).unwrap().rows(1..2).unwrap();
         assert_eq!(rows.to_f32().unwrap().to_f32().unwrap().as_ref(), [3.0, 3.0]);
+    }
+
+    #[test]
+    fn a_change_sees_the_rows_and_columns_of_the_whole_matrix() {
+        #[derive(Debug)]
+        struct Place;
+        impl Change for Place {
+            fn change(&self, row: usize, from: usize, values: &mut [f32]) {
+                values.iter_mut().enumerate().for_each(|(i, v)| *v += (10 * row + from + i) as f32);
+            }
+        }
+        let plain = Packed::new(Format::F8E4M3, [3, 4], vec![0x38; 12].into()).unwrap();
+        let matrix = plain.clone().scaled(0.5).changed(Arc::new(Place), 2, DType::F32);
+        assert!(matrix.is_changed() && matrix != plain.scaled(0.5) && matrix == matrix.clone());
+        let part = matrix.rows(1..3).unwrap();
+        let mut values = [0.0; 2];
+        part.read(1, 2, &mut values);
+        assert_eq!(values, [42.5, 43.5]);
+        assert_eq!(part.to_dense().unwrap().to_f32().unwrap()[..4], [30.5, 31.5, 32.5, 33.5]);
+    }
+
+    #[test]
+    fn many_threads_write_out_what_one_reads() {
+        let (rows, cols) = (5 * 41, 3 << 12);
+        let matrix = Packed::new(Format::F8E4M3, [rows, cols], noise(rows * cols)).unwrap();
+        let (all, mut row) = (matrix.to_bf16().unwrap(), vec![0.0; cols]);
+        let empty = Packed::new(Format::Q8_0, [0, 1 << 50], Bytes::new()).unwrap();
+        assert_eq!(empty.to_bf16().unwrap().numel(), 0);
+        for i in [0, 102, 103, rows - 1] {
+            matrix.read(i, 0, &mut row);
+            assert_eq!(all.rows(i..i + 1).unwrap().to_f32().unwrap().as_ref(), row);
+        }
     }
 
     #[test]

@@ -2,13 +2,15 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
-use kiln_tensor::{Delta, Shape};
+use kiln_tensor::{DType, Delta, HostTensor, Shape};
 
-use super::merge::{Magnitude, Merge};
+use super::dora::{self, Base, Lengths};
+use super::merge::{Gains, Merged, Values};
 use super::names::Rows;
 use super::update::{Keyed, Update};
-use super::{Lora, LoraBase, LoraProblem, Module};
+use super::{Lora, LoraBase, LoraProblem, Module, thin};
 use crate::{Error, Result};
 
 /// A LoRA laid over some weights: knows which of its modules were taken, so that none is dropped in silence.
@@ -18,7 +20,14 @@ pub(crate) struct Applied {
     weight: f32,
     /// For each target of the LoRA. Atomic, since layers may be loaded by several threads.
     taken: Vec<AtomicBool>,
+    /// For each target what its DoRA multiplies with, once that was measured.
+    gains: Vec<OnceLock<Arc<Gains>>>,
+    /// For each module its update as two thin matrices, down and up, once they were made.
+    thin: Vec<OnceLock<[HostTensor; 2]>>,
 }
+
+/// Gives the values of a layer.
+pub(crate) type BaseOf<'a> = &'a dyn Fn(Layer<'_>) -> Result<Base>;
 
 /// A layer that is asked for: its name, rows and columns.
 #[derive(Clone, Copy)]
@@ -30,6 +39,9 @@ pub(crate) struct Layer<'a> {
 
 /// Rows of a module that go to rows of a layer.
 struct Piece<'l> {
+    /// Number of the target.
+    target: usize,
+    /// Number of the module.
     number: usize,
     module: &'l Module,
     runs: Vec<(Range<usize>, usize)>,
@@ -38,7 +50,9 @@ struct Piece<'l> {
 impl Applied {
     pub fn new(lora: Lora, weight: f32) -> Self {
         let taken = lora.targets.iter().map(|_| AtomicBool::new(false)).collect();
-        Applied { lora, weight, taken }
+        let gains = lora.targets.iter().map(|_| OnceLock::new()).collect();
+        let thin = lora.modules.iter().map(|_| OnceLock::new()).collect();
+        Applied { lora, weight, taken, gains, thin }
     }
 
     fn error(&self, problem: LoraProblem) -> Error {
@@ -77,7 +91,7 @@ impl Applied {
             self.taken[at].store(true, Relaxed);
             // Weight 0 switches a LoRA off; there is no need to compute with it.
             if self.weight != 0.0 && (module.scale != 0.0 || module.magnitude.is_some()) {
-                pieces.push(Piece { number: *number, module, runs });
+                pieces.push(Piece { target: at, number: *number, module, runs });
             }
         }
         Ok(pieces)
@@ -107,12 +121,23 @@ impl Applied {
         }))
     }
 
-    /// The updates that are added to the outputs of these layers, which are stacked.
-    pub fn deltas<'a>(&self, stack: impl Iterator<Item = Layer<'a>>) -> Result<Vec<Delta>> {
+    /// The updates that are added to the outputs of these layers, which are stacked. What has to be made for them is of
+    /// type `dtype`.
+    pub fn deltas<'a>(
+        &self,
+        stack: impl Iterator<Item = Layer<'a>>,
+        base: BaseOf<'_>,
+        dtype: DType,
+    ) -> Result<Vec<Delta>> {
+        let mut deltas = Vec::new();
         let mut found: Vec<(usize, &Module, Range<usize>, usize)> = Vec::new();
         let mut start = 0;
         for layer in stack {
-            for piece in self.pieces(layer)?.into_iter().filter(|p| p.module.is_low_rank()) {
+            for piece in self.pieces(layer)?.into_iter().filter(|p| p.module.is_thin()) {
+                if piece.module.magnitude.is_some() {
+                    deltas.extend(self.lengthened(layer, &piece, start, base, dtype)?);
+                    continue;
+                }
                 for (from, at) in piece.runs {
                     let at = start + at;
                     match found.last_mut() {
@@ -130,50 +155,106 @@ impl Applied {
             }
             start += layer.rows;
         }
-        let delta = |(_, module, rows, row): (usize, &Module, Range<usize>, usize)| {
-            let Update::LowRank { down, up } = &module.update else { return Ok(None) };
-            let scale = (module.scale * f64::from(self.weight)) as f32;
-            let up_rows = up.tensor.rows(rows).map_err(|source| self.unusable(up, source))?;
-            Ok(Some(Delta { row, down: down.tensor.clone(), up: up_rows, scale }))
-        };
-        found.into_iter().filter_map(|found| delta(found).transpose()).collect()
+        for (number, module, rows, row) in found {
+            let [down, up] = self.matrices(number, dtype)?;
+            let up = up.rows(rows).map_err(|source| self.of_module(module, source))?;
+            deltas.push(Delta { row, down, up, scale: self.scale(module) });
+        }
+        Ok(deltas)
     }
 
-    /// Whether there are updates that have to go into the weight of a layer.
-    pub fn is_merged(&self, layer: Layer<'_>) -> Result<bool> {
-        Ok(self.pieces(layer)?.iter().any(|p| !p.module.is_low_rank()))
+    /// The file's own factor and the user's.
+    fn scale(&self, module: &Module) -> f32 {
+        (module.scale * f64::from(self.weight)) as f32
     }
 
-    /// The updates that have to go into the weight of a layer.
-    pub fn merges(&self, layer: Layer<'_>) -> Result<Vec<Merge>> {
-        let pieces = self.pieces(layer)?.into_iter().filter(|p| !p.module.is_low_rank());
-        pieces.map(|piece| self.merge(layer, piece)).collect()
+    /// A thin update as `[down, up]`.
+    fn matrices(&self, number: usize, dtype: DType) -> Result<[HostTensor; 2]> {
+        let module = &self.lora.modules[number];
+        if let Update::LowRank { down, up } = &module.update {
+            return Ok([down.tensor.clone(), up.tensor.clone()]);
+        }
+        if let Some(made) = self.thin[number].get() {
+            return Ok(made.clone());
+        }
+        let made = thin::matrices(&module.update, dtype).map_err(|source| self.of_module(module, source))?;
+        let made = made.unwrap_or_else(|| [HostTensor::zeros([0, 0]), HostTensor::zeros([0, 0])]);
+        Ok(self.thin[number].get_or_init(|| made).clone())
     }
 
-    fn merge(&self, layer: Layer<'_>, piece: Piece<'_>) -> Result<Merge> {
+    /// The updates of a DoRA, whose rows or columns are multiplied as the weight's are.
+    fn lengthened(
+        &self,
+        layer: Layer<'_>,
+        piece: &Piece<'_>,
+        start: usize,
+        base: BaseOf<'_>,
+        dtype: DType,
+    ) -> Result<Vec<Delta>> {
         let module = piece.module;
-        let magnitude = match &module.magnitude {
-            None => Magnitude::None,
-            Some(lengths) => self.magnitude(layer, &piece, lengths)?,
+        let gains = self.gains(layer, piece, base)?;
+        let [down, up] = self.matrices(piece.number, dtype)?;
+        let delta = |(from, at): &(Range<usize>, usize)| {
+            let up = up.rows(from.clone())?;
+            let (down, up) = match &*gains {
+                Gains::None => (down.clone(), up),
+                Gains::Rows(gains) => (down.clone(), times(&up, |row, _| gains[at + row])?.to_dtype(dtype)?),
+                Gains::Columns(gains) => (times(&down, |_, column| gains[column])?.to_dtype(dtype)?, up),
+            };
+            Ok(Delta { row: start + at, down, up, scale: self.scale(module) })
         };
-        let factors = [module.scale as f32, self.weight];
-        let [key, _] = module.update.keys();
-        Merge::new(&module.update, piece.runs, factors, magnitude).map_err(|source| Error::Tensor {
-            file: self.lora.path().to_owned(),
-            tensor: key.to_owned(),
-            source,
-        })
+        let deltas = piece.runs.iter().map(delta).collect::<kiln_tensor::Result<_>>();
+        deltas.map_err(|source| self.of_module(module, source))
+    }
+
+    /// Whether a layer's weight itself is changed.
+    pub fn is_merged(&self, layer: Layer<'_>) -> Result<bool> {
+        Ok(self.pieces(layer)?.iter().any(|p| !p.module.leaves_weight()))
+    }
+
+    /// Takes up what happens to the weight of a layer.
+    pub fn merge(&self, layer: Layer<'_>, base: BaseOf<'_>, into: &mut Merged) -> Result<()> {
+        for piece in self.pieces(layer)?.into_iter().filter(|p| !p.module.leaves_weight()) {
+            let gains = self.gains(layer, &piece, base)?;
+            into.gain(&gains, self.weight);
+            if !piece.module.is_thin() {
+                let values = self.values(piece.module)?;
+                into.add(values, piece.runs, (*gains).clone(), self.scale(piece.module));
+            }
+        }
+        Ok(())
+    }
+
+    fn values(&self, module: &Module) -> Result<Values> {
+        Values::new(&module.update).map_err(|source| self.of_module(module, source))
+    }
+
+    /// What a module's lengths make of a layer; nothing where it has none.
+    fn gains(&self, layer: Layer<'_>, piece: &Piece<'_>, base: BaseOf<'_>) -> Result<Arc<Gains>> {
+        let known = &self.gains[piece.target];
+        if let Some(gains) = known.get() {
+            return Ok(Arc::clone(gains));
+        }
+        let gains = match &piece.module.magnitude {
+            None => Gains::None,
+            Some(lengths) => {
+                let lengths = self.lengths(layer, piece, lengths)?;
+                let (values, scale) = (self.values(piece.module)?, piece.module.scale as f32);
+                dora::gains(&base(layer)?, layer.cols, (&values, scale), &piece.runs, &lengths)
+            }
+        };
+        Ok(Arc::clone(known.get_or_init(|| Arc::new(gains))))
     }
 
     /// DoRA's lengths: of the module's rows, or of its columns, which are known only where all of its rows are.
-    fn magnitude(&self, layer: Layer<'_>, piece: &Piece<'_>, lengths: &Keyed) -> Result<Magnitude> {
+    fn lengths(&self, layer: Layer<'_>, piece: &Piece<'_>, lengths: &Keyed) -> Result<Lengths> {
         let rows = piece.module.update.size().map_or(0, |[rows, _]| rows);
         let values = lengths.tensor.to_f32().map_err(|source| self.unusable(lengths, source))?.into_owned();
         let covered: usize = piece.runs.iter().map(|(from, _)| from.len()).sum();
         match lengths.tensor.shape().dims() {
-            &[found] | &[found, 1] if found == rows => Ok(Magnitude::Rows(values)),
+            &[found] | &[found, 1] if found == rows => Ok(Lengths::Rows(values)),
             &[1, found] if found == layer.cols && covered == rows && rows == layer.rows => {
-                Ok(Magnitude::Columns(values))
+                Ok(Lengths::Columns(values))
             }
             _ => Err(self.error(LoraProblem::NotThatShape {
                 key: lengths.key.clone(),
@@ -181,6 +262,11 @@ impl Applied {
                 expected: "a length for every row of its module",
             })),
         }
+    }
+
+    fn of_module(&self, module: &Module, source: kiln_tensor::Error) -> Error {
+        let [key, _] = module.update.keys();
+        Error::Tensor { file: self.lora.path().to_owned(), tensor: key.to_owned(), source }
     }
 
     fn unusable(&self, keyed: &Keyed, source: kiln_tensor::Error) -> Error {
@@ -214,6 +300,14 @@ impl Applied {
             unmatched,
         })
     }
+}
+
+/// Every element of a matrix times what `factor` has for its row and column.
+fn times(matrix: &HostTensor, factor: impl Fn(usize, usize) -> f32) -> kiln_tensor::Result<HostTensor> {
+    let cols = matrix.shape().last().max(1);
+    let values = matrix.to_f32()?;
+    let values = values.iter().enumerate().map(|(i, v)| v * factor(i / cols, i % cols)).collect();
+    HostTensor::from_f32(matrix.shape(), values)
 }
 
 /// How a LoRA was taken up: `lora style.safetensors: 112 of 112 modules, rank 16, weight 0.8`.

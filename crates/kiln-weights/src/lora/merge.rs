@@ -1,57 +1,149 @@
-//! Updates that are more than two thin matrices, added to the weight itself.
+//! Updates of a weight that can't all be added to a layer's output: of full rank, or a DoRA, which gives the rows of the
+//! sum other lengths.
 //!
-//! The result is a copy of the layer, made row by row in f32 from whatever values the layer stands for: a Kronecker or
-//! Hadamard product has the layer's full rank, and a DoRA changes the length of every row of the sum.
+//! Nothing is copied: the changed values are made where a kernel reads the weight, a piece of a row at a time.
 
 use std::ops::Range;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::thread;
 
-use kiln_tensor::{DType, HostTensor, Result, bf16};
+use kiln_tensor::Result;
+use kiln_tensor::packed::{Change, Packed};
 
 use super::update::{Factor, Keyed, Update};
 
-/// One module's change of a layer.
-pub(crate) struct Merge {
-    values: Values,
-    /// Rows of the module, and the row of the layer where they go.
-    pub(super) runs: Vec<(Range<usize>, usize)>,
-    /// The file's own factor.
-    scale: f32,
-    /// The user's factor.
-    weight: f32,
-    magnitude: Magnitude,
+/// The changes of one layer: `w · (rows[row] + columns[column])`, plus the updates that are no thin matrices.
+#[derive(Debug, Default)]
+pub(crate) struct Merged {
+    /// What the rows are multiplied with; none means 1.
+    rows: Option<Vec<f32>>,
+    /// What is added to that for every column.
+    columns: Option<Vec<f32>>,
+    updates: Vec<Placed>,
 }
 
-/// DoRA's lengths.
-pub(super) enum Magnitude {
+/// An update, and which of its rows go to which row of the layer.
+#[derive(Debug)]
+struct Placed {
+    values: Values,
+    runs: Runs,
+    gains: Gains,
+    factor: f32,
+}
+
+/// What a DoRA multiplies the sum of weight and update with.
+#[derive(Clone, Debug)]
+pub(super) enum Gains {
     None,
-    /// Of every row of the module.
+    /// Every row of the layer, those that it doesn't change with 1.
     Rows(Vec<f32>),
-    /// Of every column of the layer.
+    /// Every column of the layer.
     Columns(Vec<f32>),
 }
 
-/// An update with its factors as floats.
-enum Values {
-    LowRank { down: Vec<f32>, up: Vec<f32> },
-    Kron { left: Vec<f32>, width: usize, right: Vec<f32>, right_size: [usize; 2] },
-    Hadamard { first: [Vec<f32>; 2], second: [Vec<f32>; 2] },
-    Full(HostTensor),
+/// Rows of a module, and the row of the layer where they go.
+pub(super) type Runs = Vec<(Range<usize>, usize)>;
+
+impl Merged {
+    /// Takes up what `gains` do to the weight itself, with the user's factor.
+    pub(super) fn gain(&mut self, gains: &Gains, weight: f32) {
+        let part = |gain: &f32| weight * (gain - 1.0);
+        match gains {
+            Gains::None => {}
+            Gains::Rows(gains) => {
+                let rows = self.rows.get_or_insert_with(|| vec![1.0; gains.len()]);
+                rows.iter_mut().zip(gains).for_each(|(row, gain)| *row += part(gain));
+            }
+            Gains::Columns(gains) => {
+                let columns = self.columns.get_or_insert_with(|| vec![0.0; gains.len()]);
+                columns.iter_mut().zip(gains).for_each(|(column, gain)| *column += part(gain));
+            }
+        }
+    }
+
+    /// Takes up an update of full rank, times `factor`.
+    pub(super) fn add(&mut self, values: Values, runs: Runs, gains: Gains, factor: f32) {
+        self.updates.push(Placed { values, runs, gains, factor });
+    }
+
+    /// Whether nothing changes.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_none() && self.columns.is_none() && self.updates.is_empty()
+    }
 }
 
-impl Merge {
-    /// The update must have been found to be of the layer's size: what is allocated here is no larger than the layer.
-    pub(super) fn new(
-        update: &Update,
-        runs: Vec<(Range<usize>, usize)>,
-        [scale, weight]: [f32; 2],
-        magnitude: Magnitude,
-    ) -> Result<Merge> {
+impl Change for Merged {
+    fn change(&self, row: usize, from: usize, values: &mut [f32]) {
+        let gain = self.rows.as_ref().map_or(1.0, |rows| rows[row]);
+        match &self.columns {
+            Some(columns) => {
+                values.iter_mut().zip(&columns[from..]).for_each(|(v, column)| *v *= gain + column);
+            }
+            None if gain != 1.0 => values.iter_mut().for_each(|v| *v *= gain),
+            None => {}
+        }
+        for Placed { values: update, runs, gains, factor } in &self.updates {
+            let Some(source) = source_row(runs, row) else { continue };
+            match gains {
+                Gains::None => update.add(source, from, *factor, values),
+                Gains::Rows(gains) => update.add(source, from, factor * gains[row], values),
+                Gains::Columns(gains) => {
+                    let mut piece = vec![0.0; values.len()];
+                    update.add(source, from, *factor, &mut piece);
+                    let each = values.iter_mut().zip(&piece).zip(&gains[from..]);
+                    each.for_each(|((v, update), gain)| *v += update * gain);
+                }
+            }
+        }
+    }
+}
+
+/// The row of the module that goes to this row of the layer.
+pub(super) fn source_row(runs: &[(Range<usize>, usize)], row: usize) -> Option<usize> {
+    runs.iter().find_map(|(from, at)| {
+        let place = row.checked_sub(*at)?;
+        (place < from.len()).then(|| from.start + place)
+    })
+}
+
+/// An update with its factors as floats.
+#[derive(Debug)]
+pub(super) enum Values {
+    LowRank(Pair),
+    Kron { left: Vec<f32>, width: usize, right: Vec<f32>, right_size: [usize; 2] },
+    Hadamard(Pair, Pair),
+    Full(Packed),
+}
+
+/// Two matrices to be multiplied.
+#[derive(Debug)]
+pub(super) struct Pair {
+    left: Vec<f32>,
+    right: Vec<f32>,
+    rank: usize,
+}
+
+impl Pair {
+    fn new(left: &Keyed, right: &Keyed) -> Result<Pair> {
         let floats = |matrix: &Keyed| Ok::<_, kiln_tensor::Error>(matrix.tensor.to_f32()?.into_owned());
-        let values = match update {
-            Update::LowRank { down, up } => Values::LowRank { down: floats(down)?, up: floats(up)? },
+        Ok(Pair { left: floats(left)?, right: floats(right)?, rank: right.size()[0] })
+    }
+
+    /// Adds `factor` times a row of the product from column `from` on.
+    fn add(&self, row: usize, from: usize, factor: f32, out: &mut [f32]) {
+        let cols = self.right.len() / self.rank;
+        for (left, right) in
+            self.left[row * self.rank..][..self.rank].iter().zip(self.right.chunks_exact(cols))
+        {
+            let left = factor * left;
+            out.iter_mut().zip(&right[from..]).for_each(|(out, right)| *out += left * right);
+        }
+    }
+}
+
+impl Values {
+    /// The update must have been found to be of the layer's size: what is allocated here is no larger than the layer.
+    pub fn new(update: &Update) -> Result<Values> {
+        Ok(match update {
+            Update::LowRank { down, up } => Values::LowRank(Pair::new(up, down)?),
             Update::Kron { left, right } => Values::Kron {
                 left: whole(left)?,
                 width: left.size()[1],
@@ -59,164 +151,53 @@ impl Merge {
                 right_size: right.size(),
             },
             Update::Hadamard { first: [a, b], second: [c, d] } => {
-                Values::Hadamard { first: [floats(a)?, floats(b)?], second: [floats(c)?, floats(d)?] }
+                Values::Hadamard(Pair::new(a, b)?, Pair::new(c, d)?)
             }
-            Update::Full(matrix) => Values::Full(matrix.tensor.clone()),
-        };
-        Ok(Merge { values, runs, scale, weight, magnitude })
+            Update::Full(matrix) => Values::Full(Packed::from_dense(&matrix.tensor)?),
+        })
     }
 
-    /// The row of the module that goes to this row of the layer.
-    fn source_row(&self, row: usize) -> Option<usize> {
-        let from = |(from, at): &(Range<usize>, usize)| {
-            let place = row.checked_sub(*at)?;
-            (place < from.len()).then(|| from.start + place)
-        };
-        self.runs.iter().find_map(from)
-    }
-
-    /// One row of the change, scaled by the file's factor.
-    fn row(&self, row: usize, out: &mut [f32]) -> Result<()> {
-        match &self.values {
-            Values::LowRank { down, up } => product_row(up, down, row, out),
+    /// Adds `factor` times a row from column `from` on.
+    pub fn add(&self, row: usize, from: usize, factor: f32, out: &mut [f32]) {
+        match self {
+            Values::LowRank(pair) => pair.add(row, from, factor, out),
             Values::Kron { left, width, right, right_size: [height, inner] } => {
                 let left = &left[row / height * width..][..*width];
                 let right = &right[row % height * inner..][..*inner];
-                for (out, left) in out.chunks_exact_mut(*inner).zip(left) {
-                    out.iter_mut().zip(right).for_each(|(out, right)| *out = left * right);
+                let (mut block, mut skip, mut rest) = (from / inner, from % inner, out);
+                while !rest.is_empty() {
+                    let (now, later) = rest.split_at_mut(rest.len().min(inner - skip));
+                    let left = factor * left[block];
+                    now.iter_mut().zip(&right[skip..]).for_each(|(out, right)| *out += left * right);
+                    (block, skip, rest) = (block + 1, 0, later);
                 }
             }
-            Values::Hadamard { first: [a, b], second: [c, d] } => {
-                let mut other = vec![0.0; out.len()];
-                product_row(a, b, row, out);
-                product_row(c, d, row, &mut other);
-                out.iter_mut().zip(&other).for_each(|(out, other)| *out *= other);
+            Values::Hadamard(first, second) => {
+                let (mut one, mut other) = (vec![0.0; out.len()], vec![0.0; out.len()]);
+                first.add(row, from, factor, &mut one);
+                second.add(row, from, 1.0, &mut other);
+                out.iter_mut().zip(one.iter().zip(&other)).for_each(|(out, (a, b))| *out += a * b);
             }
-            Values::Full(matrix) => out.copy_from_slice(&matrix.rows(row..row + 1)?.to_f32()?),
-        }
-        out.iter_mut().for_each(|v| *v *= self.scale);
-        Ok(())
-    }
-
-    /// Adds to `sum` what becomes of the base's row. `update` is scratch.
-    fn add(&self, row: usize, base: &[f32], update: &mut [f32], sum: &mut [f32]) -> Result<()> {
-        let Some(row) = self.source_row(row) else { return Ok(()) };
-        self.row(row, update)?;
-        match &self.magnitude {
-            Magnitude::None => {
-                sum.iter_mut().zip(update).for_each(|(sum, u)| *sum += self.weight * *u);
-            }
-            Magnitude::Rows(lengths) => {
-                let squares = base.iter().zip(update.iter()).map(|(w, u)| f64::from(w + u).powi(2));
-                let factor = ratio(lengths[row], squares.sum());
-                for ((sum, w), u) in sum.iter_mut().zip(base).zip(update) {
-                    *sum += self.weight * (factor * (w + *u) - w);
-                }
-            }
-            Magnitude::Columns(factors) => {
-                for (((sum, w), u), factor) in sum.iter_mut().zip(base).zip(update).zip(factors) {
-                    *sum += self.weight * (factor * (w + *u) - w);
-                }
+            Values::Full(matrix) => {
+                let mut piece = vec![0.0; out.len()];
+                matrix.read(row, from, &mut piece);
+                out.iter_mut().zip(&piece).for_each(|(out, v)| *out += factor * v);
             }
         }
-        Ok(())
-    }
-
-    /// Turns lengths of columns into what the columns are to be multiplied with.
-    fn measure_columns(&mut self, base: &HostTensor) -> Result<()> {
-        let Magnitude::Columns(lengths) = &self.magnitude else { return Ok(()) };
-        let mut squares = vec![0f64; lengths.len()];
-        let mut update = vec![0f32; lengths.len()];
-        for row in 0..base.shape().rows() {
-            let Some(from) = self.source_row(row) else { continue };
-            self.row(from, &mut update)?;
-            let base = base.rows(row..row + 1)?;
-            for ((square, w), u) in squares.iter_mut().zip(base.to_f32()?.iter()).zip(&update) {
-                *square += f64::from(w + u).powi(2);
-            }
-        }
-        let factors = lengths.iter().zip(&squares).map(|(length, square)| ratio(*length, *square)).collect();
-        self.magnitude = Magnitude::Columns(factors);
-        Ok(())
-    }
-}
-
-/// The factor that gives a vector this length. One of zeros stays what it is.
-fn ratio(length: f32, squares: f64) -> f32 {
-    if squares == 0.0 { 0.0 } else { (f64::from(length) / squares.sqrt()) as f32 }
-}
-
-/// `out = left[row] · right`.
-fn product_row(left: &[f32], right: &[f32], row: usize, out: &mut [f32]) {
-    let rank = right.len() / out.len().max(1);
-    out.fill(0.0);
-    for (factor, right) in left[row * rank..][..rank].iter().zip(right.chunks_exact(out.len())) {
-        out.iter_mut().zip(right).for_each(|(out, right)| *out += factor * right);
     }
 }
 
 fn whole(factor: &Factor) -> Result<Vec<f32>> {
     match factor {
         Factor::Whole(matrix) => Ok(matrix.tensor.to_f32()?.into_owned()),
-        Factor::Product(a, b) => {
-            let (left, right) = (a.tensor.to_f32()?, b.tensor.to_f32()?);
-            let [rows, cols] = factor.size();
-            let mut out = vec![0.0; rows * cols];
-            out.chunks_exact_mut(cols)
-                .enumerate()
-                .for_each(|(row, out)| product_row(&left, &right, row, out));
-            Ok(out)
-        }
+        Factor::Product(a, b) => product(a, b),
     }
 }
 
-/// The layer with these changes, as f32 or bf16.
-pub(crate) fn merge(base: &HostTensor, mut changes: Vec<Merge>, dtype: DType) -> Result<HostTensor> {
-    for change in &mut changes {
-        change.measure_columns(base)?;
-    }
-    match dtype {
-        DType::BF16 => HostTensor::from_bf16(base.shape(), rows(base, &changes, bf16::from_f32)?),
-        _ => HostTensor::from_f32(base.shape(), rows(base, &changes, |v| v)?),
-    }
-}
-
-/// Rows that a thread takes at a time.
-const ROWS_AT_ONCE: usize = 64;
-
-/// Every row by itself, so that the number of threads changes nothing.
-fn rows<T: Copy + Default + Send>(
-    base: &HostTensor,
-    changes: &[Merge],
-    to: impl Fn(f32) -> T + Copy + Sync,
-) -> Result<Vec<T>> {
-    let cols = base.shape().last();
-    let mut out = vec![T::default(); base.numel()];
-    let pieces: Vec<_> = out.chunks_mut((ROWS_AT_ONCE * cols).max(1)).map(Mutex::new).collect();
-    let next = AtomicUsize::new(0);
-    let work = || -> Result<()> {
-        let (mut update, mut sum) = (vec![0f32; cols], vec![0f32; cols]);
-        while let Some((i, piece)) = Some(next.fetch_add(1, Relaxed)).and_then(|i| Some((i, pieces.get(i)?)))
-        {
-            // Nobody else has this number; a lock is how to say so without `unsafe`.
-            let mut piece = piece.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            for (row, out) in (i * ROWS_AT_ONCE..).zip(piece.chunks_exact_mut(cols)) {
-                let base = base.rows(row..row + 1)?;
-                let base = base.to_f32()?;
-                sum.copy_from_slice(&base);
-                changes.iter().try_for_each(|change| change.add(row, &base, &mut update, &mut sum))?;
-                out.iter_mut().zip(&sum).for_each(|(out, sum)| *out = to(*sum));
-            }
-        }
-        Ok(())
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(pieces.len());
-    thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mine = work();
-        // A thread that panicked has panicked here, too, had it been this one: hand that on.
-        others.into_iter().try_fold((), |(), t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))?;
-        mine
-    })?;
+/// All values of a product.
+pub(super) fn product(a: &Keyed, b: &Keyed) -> Result<Vec<f32>> {
+    let (pair, cols) = (Pair::new(a, b)?, b.size()[1]);
+    let mut out = vec![0.0; a.size()[0] * cols];
+    out.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| pair.add(row, 0, 1.0, out));
     Ok(out)
 }

@@ -3,17 +3,20 @@
 //! A module `M` has two matrices, `lora_A` of `[rank, cols]` and `lora_B` of `[rows, rank]` (or `lora_down`, `lora_up`), and
 //! its output changes by `weight · scale · (x · Aᵀ) · Bᵀ`, where `scale` is alpha / rank, with alpha from the module's
 //! `.alpha` tensor, else from PEFT's settings; a file without either has scale 1. Or it has the factors of a LoKr or LoHa,
-//! the difference itself, or, beside any of these, the lengths of a DoRA: then the layer's weight itself is changed.
+//! the difference itself, or, beside any of these, the lengths of a DoRA. What [`thin`] can write as two thin matrices is
+//! added to the output as well; of anything else the weight itself is changed, where it is read ([`merge`]).
 //!
 //! [`names`] knows what modules are called and which rows of which layers they mean; [`keys`] what stands around them.
 
 mod adapter;
 mod applied;
 mod base;
+mod dora;
 mod keys;
 mod merge;
 mod names;
 mod problem;
+mod thin;
 mod update;
 
 use std::path::Path;
@@ -26,9 +29,10 @@ use adapter::Adapter;
 pub use applied::LoraReport;
 pub(crate) use applied::{Applied, Layer};
 pub use base::LoraBase;
+pub(crate) use dora::Base;
 pub use keys::LoraLayout;
 use keys::{Group, Part};
-pub(crate) use merge::merge;
+pub(crate) use merge::Merged;
 use names::{Place, Target};
 pub use problem::LoraProblem;
 use update::{Keyed, Update, check_float};
@@ -62,9 +66,14 @@ struct Module {
 }
 
 impl Module {
-    /// Whether it can be added to the layer's output; otherwise it has to go into the weight.
-    fn is_low_rank(&self) -> bool {
-        matches!(self.update, Update::LowRank { .. }) && self.magnitude.is_none()
+    /// Whether its update can be added to the layer's output; otherwise it has to go into the weight.
+    fn is_thin(&self) -> bool {
+        matches!(self.update, Update::LowRank { .. }) || thin::rank(&self.update).is_some()
+    }
+
+    /// Whether nothing of it changes the weight itself.
+    fn leaves_weight(&self) -> bool {
+        self.magnitude.is_none() && self.is_thin()
     }
 }
 
@@ -175,12 +184,18 @@ impl Lora {
         LoraBase::guess(modules.iter().map(|(name, size)| (name.as_str(), *size)))
     }
 
-    /// Bytes that it takes to lay this LoRA over a model whose changed weights have elements of `size` bytes: none for a
-    /// plain LoRA, which is used as it is in its file.
-    pub fn merged_bytes(&self, size: usize) -> u64 {
-        let merged = self.modules.iter().filter(|m| !m.is_low_rank()).filter_map(|m| m.update.size());
-        let bytes = merged.map(|[rows, cols]| (rows as u64).saturating_mul(cols as u64));
-        bytes.fold(0u64, u64::saturating_add).saturating_mul(size as u64)
+    /// Bytes that it takes to lay this LoRA over a model: none for a plain LoRA, which is used as it is in its file; for
+    /// others their factors in elements of `size` bytes, and with `rounded` the layers that have to be rounded again, a
+    /// byte an element.
+    pub fn extra_bytes(&self, size: usize, rounded: bool) -> u64 {
+        let area = |[rows, cols]: [usize; 2]| (rows as u64).saturating_mul(cols as u64);
+        let bytes = self.modules.iter().map(|module| {
+            let thin = thin::rank(&module.update).zip(module.update.size());
+            let thin = thin.map_or(0, |(rank, [rows, cols])| area([rank, rows.saturating_add(cols)]));
+            let again = if rounded && !module.leaves_weight() { module.update.size() } else { None };
+            thin.saturating_mul(size as u64).saturating_add(again.map_or(0, area))
+        });
+        bytes.fold(0u64, u64::saturating_add)
     }
 
     /// Keys that are of no use here: for the text encoder, or no LoRA keys.

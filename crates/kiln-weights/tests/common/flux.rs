@@ -198,6 +198,9 @@ pub fn effective(parts: &LinearParts) -> Matrix {
             }
         }
     }
+    for matrix in &parts.packed {
+        values.extend_from_slice(&matrix.to_f32().unwrap().to_f32().unwrap());
+    }
     let mut all = Matrix { rows: parts.rows(), cols, values };
     let host = |t: &HostTensor| Matrix {
         rows: t.shape().rows(),
