@@ -8,7 +8,7 @@ use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
 use crate::recipe::KEYWORD;
-use crate::{Error, Picture, Result, exif, jpeg};
+use crate::{Error, Picture, Result, exif, jpeg, strips};
 
 /// JPEG quality: high enough that the loss is not seen.
 const JPEG_QUALITY: u8 = 95;
@@ -109,12 +109,18 @@ fn png(picture: &Picture, small: bool, recipe: Option<&str>) -> Result<Vec<u8>, 
     let mut encoder = png::Encoder::new(&mut out, picture.width(), picture.height());
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
-    encoder.set_compression(if small { png::Compression::High } else { png::Compression::Fast });
+    encoder.set_compression(png::Compression::High);
     if let Some(recipe) = recipe {
         encoder.add_itxt_chunk(KEYWORD.into(), recipe.into())?;
     }
     let mut writer = encoder.write_header()?;
-    writer.write_image_data(picture.pixels())?;
+    if small {
+        writer.write_image_data(picture.pixels())?;
+    } else {
+        for chunk in strips::chunks(picture) {
+            writer.write_chunk(png::chunk::IDAT, &chunk)?;
+        }
+    }
     writer.finish()?;
     Ok(out)
 }

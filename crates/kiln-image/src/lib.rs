@@ -21,9 +21,11 @@
 #![forbid(unsafe_code)]
 
 mod decode;
+mod deflate;
 mod encode;
 mod error;
 mod exif;
+mod huffman;
 mod inpaint;
 mod jpeg;
 mod overlay;
@@ -31,6 +33,7 @@ mod prepare;
 mod raster;
 mod recipe;
 mod resample;
+mod strips;
 mod values;
 mod write;
 

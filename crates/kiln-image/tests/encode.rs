@@ -22,6 +22,43 @@ fn lossless_formats_keep_every_byte() {
     }
 }
 
+/// Pictures that are hard on a packer: all one colour, nothing but noise, one pixel wide, strips of two rows, and many strips.
+#[test]
+fn quick_png_keeps_every_byte_of_any_picture() {
+    let mut noise = 1u32;
+    let mut random = || {
+        noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (noise >> 24) as u8
+    };
+    let sizes = [(1, 1), (2, 3), (1, 5000), (16_000, 7), (640, 512)];
+    for (width, height) in sizes {
+        let bytes = 3 * width as usize * height as usize;
+        let plain = vec![200; bytes];
+        let noisy: Vec<u8> = (0..bytes).map(|_| random()).collect();
+        let sparse: Vec<u8> = (0..bytes).map(|_| if random() < 3 { random() } else { 0 }).collect();
+        let shades: Vec<u8> = (0..bytes).map(|i| ((i / 700) as u8).wrapping_add(random() / 64)).collect();
+        for (what, pixels) in [("plain", plain), ("noisy", noisy), ("sparse", sparse), ("shades", shades)] {
+            let picture = Picture::new(width, height, pixels).unwrap();
+            let file = encode(&picture, Format::Png, None).unwrap();
+            assert_eq!(from_bytes("x", &file).unwrap(), picture, "{what} {width}x{height}");
+            // Every row has a byte of its own.
+            let raw = bytes + height as usize;
+            let most = if what == "noisy" { raw + raw / 200 } else { raw / 2 };
+            assert!(file.len() < most + 1000, "{what} {width}x{height}: {} of {raw}", file.len());
+        }
+    }
+}
+
+#[test]
+fn the_number_of_threads_does_not_change_a_png() {
+    let picture: Picture = pattern(500, 700);
+    let with = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| encode(&picture, Format::Png, Some("{}")).unwrap())
+    };
+    assert_eq!(with(1), with(3));
+}
+
 #[test]
 fn jpeg_stays_close() {
     let picture = open(&data("rgb.png")).unwrap();
