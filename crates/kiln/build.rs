@@ -7,7 +7,9 @@ fn main() {
     if std::env::var_os("CARGO_FEATURE_EMBER").is_none() {
         return;
     }
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/ember/ember.safetensors");
+    // asked for when the script runs: the compiled script may outlive the folder it was compiled in
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
+    let file = Path::new(&package).join("../../assets/ember/ember.safetensors");
     println!("cargo::rerun-if-changed={}", file.display());
     if !file.is_file() {
         println!(
