@@ -1,6 +1,7 @@
 """Writes a diffusers folder of a published model's size with random weights, for peers that read only files.
 
     python make_model.py OUT [--model 4b]        (16 GB for 4b)
+    python make_model.py OUT --sparse            (zeros that take no room on disk, to measure how soon a program starts)
 """
 
 import argparse
@@ -33,6 +34,9 @@ def write(path, model, values):
     one = b"\x80\x3f"
     with open(path, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
+        if values is None:
+            out.truncate(8 + len(text) + offset)
+            return
         for name, dimensions, size, integer in plan:
             if integer:
                 out.write(bytes(size))
@@ -48,8 +52,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--model", choices=sorted(models.TRANSFORMERS), default="4b")
+    parser.add_argument("--sparse", action="store_true")
     args = parser.parse_args()
-    values = models.pattern().view(dtype=__import__("torch").uint8).numpy().tobytes()
+    values = None if args.sparse else models.pattern().view(dtype=__import__("torch").uint8).numpy().tobytes()
     parts = {
         "transformer": (models.transformer(args.model), "diffusion_pytorch_model.safetensors"),
         "text_encoder": (models.text_encoder(args.model), "model.safetensors"),

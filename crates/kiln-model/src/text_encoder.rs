@@ -188,6 +188,8 @@ impl<B: Backend> TextEncoder<B> {
         let rope = self.rope(b, tokens.ids.len())?;
         let mut x = b.upload(&self.embed(tokens)?, self.dtype)?;
         let mut states = Vec::with_capacity(STATES.len());
+        // Told when the first kernel runs, which is what `bench/start.py` times.
+        observer.event(Event::Text { prompt, prompts, done: 0, total: self.layers.len() })?;
         for (i, layer) in self.layers.iter().enumerate() {
             self.ahead.begin(i);
             x = layer.forward(b, x, &self.config, tokens.real, &rope)?;

@@ -124,7 +124,7 @@ pub(crate) fn rms_norm(cx: &Context, x: &CpuTensor, weight: &CpuTensor, eps: f32
     })
 }
 
-/// The angles of one token.
+/// What turns one token's heads: `x · cos + partner · sin`, element by element, signs in `sin`.
 #[derive(Clone, Copy)]
 struct Turn<'a> {
     cos: &'a [f32],
@@ -132,7 +132,20 @@ struct Turn<'a> {
     pairs: RopePairs,
 }
 
-/// All heads of one token.
+/// Lays out the cosines and sines of a token's pairs as [`Turn`] has them.
+fn spread_angles([cos, sin]: [&[f32]; 2], pairs: RopePairs, [cosines, sines]: [&mut [f32]; 2]) {
+    let half = cos.len();
+    for (i, (&cos, &sin)) in cos.iter().zip(sin).enumerate() {
+        let [first, second] = match pairs {
+            RopePairs::Adjacent => [2 * i, 2 * i + 1],
+            RopePairs::Halves => [i, half + i],
+        };
+        (cosines[first], cosines[second]) = (cos, cos);
+        (sines[first], sines[second]) = (-sin, sin);
+    }
+}
+
+/// All heads of one token; `wide` is scratch of a head's width.
 #[inline(always)]
 fn norm_rope_kernel<S: Simd, T: Element>(
     s: S,
@@ -140,41 +153,45 @@ fn norm_rope_kernel<S: Simd, T: Element>(
     weight: &[f32],
     turn: Turn<'_>,
     eps: f32,
-    [wide, turned]: [&mut [f32]; 2],
+    wide: &mut [f32],
     out: &mut [T],
 ) {
-    let half = weight.len() / 2;
-    let (cos, sin) = (&turn.cos[..half], &turn.sin[..half]);
-    for (x, out) in x.chunks_exact(2 * half).zip(out.chunks_exact_mut(2 * half)) {
+    let dim = weight.len();
+    let (cos, sin) = (&turn.cos[..dim], &turn.sin[..dim]);
+    for (x, out) in x.chunks_exact(dim).zip(out.chunks_exact_mut(dim)) {
         convert(s, x, wide);
-        let factor = s.splat(1.0 / (squares(s, wide) / wide.len() as f32 + eps).sqrt());
-        for i in (0..wide.len()).step_by(S::LANES) {
-            let v = s.mul(s.mul(read(s, wide, i), factor), read(s, weight, i));
-            write(s, wide, i, v);
-        }
+        let factor = s.splat(1.0 / (squares(s, wide) / dim as f32 + eps).sqrt());
         match turn.pairs {
             RopePairs::Adjacent => {
-                for (i, (pair, turned)) in wide.chunks_exact(2).zip(turned.chunks_exact_mut(2)).enumerate() {
-                    turned[0] = pair[0] * cos[i] - pair[1] * sin[i];
-                    turned[1] = pair[0] * sin[i] + pair[1] * cos[i];
+                for i in (0..dim).step_by(S::LANES) {
+                    let v = s.mul(s.mul(read(s, wide, i), factor), read(s, weight, i));
+                    let turned = s.fma(v, read(s, cos, i), s.mul(s.swap(v), read(s, sin, i)));
+                    write(s, out, i, turned);
                 }
             }
             RopePairs::Halves => {
+                for i in (0..dim).step_by(S::LANES) {
+                    let v = s.mul(s.mul(read(s, wide, i), factor), read(s, weight, i));
+                    write(s, wide, i, v);
+                }
+                let half = dim / 2;
                 let (a, b) = wide.split_at(half);
-                let (first, second) = turned.split_at_mut(half);
-                for i in 0..half {
-                    first[i] = a[i] * cos[i] - b[i] * sin[i];
-                    second[i] = a[i] * sin[i] + b[i] * cos[i];
+                let (first, second) = out.split_at_mut(half);
+                for (x, partner, out, at) in [(a, b, first, 0), (b, a, second, half)] {
+                    for i in (0..half).step_by(S::LANES) {
+                        let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
+                        let turned = s.mul(read(s, partner, i), read(s, sin, i));
+                        write(s, out, i, s.fma(read(s, x, i), read(s, cos, i), turned));
+                    }
                 }
             }
         }
-        convert(s, turned, out);
     }
 }
 
 dispatch! {
     fn norm_rope_on<T: Element>(
-        x: &[T], weight: &[f32], turn: Turn<'_>, eps: f32, scratch: [&mut [f32]; 2], out: &mut [T],
+        x: &[T], weight: &[f32], turn: Turn<'_>, eps: f32, wide: &mut [f32], out: &mut [T],
     ) => norm_rope_kernel;
 }
 
@@ -191,11 +208,13 @@ pub(crate) fn norm_rope(
     by_dtype!(x, T => {
         let values = T::of(x);
         let mut out = cx.buffer::<T>(values.len())?;
-        cx.rows_with(&mut out, width, || cx.buffer(2 * dim), |token, out, scratch| {
-            let at = token * dim / 2;
-            let turn = Turn { cos: &cos[at..][..dim / 2], sin: &sin[at..][..dim / 2], pairs: rope.pairs };
-            let scratch = scratch.split_at_mut(dim).into();
-            norm_rope_on(cx.level, &values[token * width..][..width], weight, turn, eps, scratch, out);
+        cx.rows_with(&mut out, width, || cx.buffer(3 * dim), |token, out, scratch| {
+            let at = token * dim / 2..(token + 1) * dim / 2;
+            let (wide, angles) = scratch.split_at_mut(dim);
+            let (cosines, sines) = angles.split_at_mut(dim);
+            spread_angles([&cos[at.clone()], &sin[at]], rope.pairs, [cosines, sines]);
+            let turn = Turn { cos: cosines, sin: sines, pairs: rope.pairs };
+            norm_rope_on(cx.level, &values[token * width..][..width], weight, turn, eps, wide, out);
         })?;
         Ok(T::wrap(out, x.shape().clone()))
     })

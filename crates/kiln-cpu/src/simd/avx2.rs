@@ -126,6 +126,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn swap(self, a: __m256) -> __m256 {
+        // SAFETY: the token proves the instructions.
+        unsafe { _mm256_permute_ps::<0xb1>(a) }
+    }
+
+    #[inline(always)]
     fn scale(self, x: __m256, n: __m256) -> __m256 {
         // SAFETY: the token proves the instructions.
         unsafe {

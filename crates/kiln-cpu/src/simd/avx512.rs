@@ -130,6 +130,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn swap(self, a: __m512) -> __m512 {
+        // SAFETY: the token proves the instructions.
+        unsafe { _mm512_permute_ps::<0xb1>(a) }
+    }
+
+    #[inline(always)]
     fn scale(self, x: __m512, n: __m512) -> __m512 {
         // SAFETY: the token proves the instructions.
         unsafe { _mm512_scalef_ps(x, n) }

@@ -81,6 +81,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// To the nearest integer.
     fn round(self, a: Self::V) -> Self::V;
+    /// Every two neighbours change places.
+    fn swap(self, a: Self::V) -> Self::V;
     /// `x · 2^n` for whole `n` from -252 to 254.
     fn scale(self, x: Self::V, n: Self::V) -> Self::V;
 

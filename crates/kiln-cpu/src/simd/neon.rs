@@ -125,6 +125,12 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn swap(self, a: float32x4_t) -> float32x4_t {
+        // SAFETY: the token proves the instructions.
+        unsafe { vrev64q_f32(a) }
+    }
+
+    #[inline(always)]
     fn scale(self, x: float32x4_t, n: float32x4_t) -> float32x4_t {
         // SAFETY: the token proves the instructions.
         unsafe {

@@ -123,6 +123,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn swap(self, a: Self::V) -> Self::V {
+        lanes!(i => a[i ^ 1])
+    }
+
+    #[inline(always)]
     fn scale(self, x: Self::V, n: Self::V) -> Self::V {
         // In two halves, so that neither power of two leaves the range of f32.
         lanes!(i => {

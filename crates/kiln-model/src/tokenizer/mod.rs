@@ -5,10 +5,10 @@
 //! How many tokens are real is kept beside the ids: a typed `<|endoftext|>` has the padding's id but is no padding.
 
 mod built_in;
+mod pairs;
 mod read;
 
 use serde::Deserialize;
-use tokenizers::Tokenizer;
 
 use crate::folder::TokenizerFiles;
 use crate::{Error, Result};
@@ -63,7 +63,7 @@ pub struct Tokens {
 
 /// Turns prompts into [`Tokens`].
 pub struct PromptTokenizer {
-    tokenizer: Tokenizer,
+    tokenizer: read::Either,
     padding: u32,
 }
 
@@ -80,12 +80,9 @@ impl PromptTokenizer {
     }
 
     fn from_json(json: &[u8], padding: &str) -> Result<Self> {
-        let mut tokenizer = read::read(json).map_err(|e| Error::Tokenizer(e.to_string()))?;
-        // Cutting and padding are done here, whatever the file asks for.
-        tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        let tokenizer = read::read(json).map_err(|e| Error::Tokenizer(e.to_string()))?;
         let padding = tokenizer
-            .token_to_id(padding)
+            .id(padding)
             .ok_or_else(|| Error::Tokenizer(format!("there is no `{padding}` token to pad with")))?;
         Ok(PromptTokenizer { tokenizer, padding })
     }
@@ -95,9 +92,7 @@ impl PromptTokenizer {
         if max == 0 {
             return Err(Error::request("the number of text tokens must be at least 1"));
         }
-        let text = format!("{BEFORE}{prompt}{AFTER}");
-        let encoding = self.tokenizer.encode(text, false).map_err(|e| Error::Tokenizer(e.to_string()))?;
-        let mut ids = encoding.get_ids().to_vec();
+        let mut ids = self.ids(prompt)?;
         ids.truncate(max);
         let real = ids.len();
         ids.resize(max, self.padding);
@@ -106,7 +101,12 @@ impl PromptTokenizer {
 
     /// How many tokens the prompt has before it is cut, its template included.
     pub fn count(&self, prompt: &str) -> Result<usize> {
+        Ok(self.ids(prompt)?.len())
+    }
+
+    /// All ids of a prompt in its template.
+    fn ids(&self, prompt: &str) -> Result<Vec<u32>> {
         let text = format!("{BEFORE}{prompt}{AFTER}");
-        Ok(self.tokenizer.encode(text, false).map_err(|e| Error::Tokenizer(e.to_string()))?.len())
+        self.tokenizer.ids(&text).map_err(|e| Error::Tokenizer(e.to_string()))
     }
 }

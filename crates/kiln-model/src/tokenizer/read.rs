@@ -1,29 +1,65 @@
 //! `tokenizer.json`, read in a fraction of the time.
 //!
 //! The `tokenizers` crate finds out the kind of model by keeping all of its 150,000 names and as many pairs in a general
-//! form first, which takes longer than everything else before the first kernel. Here a plain byte-pair model, which all
-//! published text encoders have, is read straight into place, and the crate gets the rest of the file. Whatever is
-//! unusual goes to the crate whole.
+//! form first, and its byte-pair model has strings of its own for each of them: that takes longer than everything else
+//! before the first kernel. Here a plain byte-pair model, which all published text encoders have, goes straight from the
+//! file's text into [`Pairs`], and the crate gets the rest of the file. Whatever is unusual goes to the crate whole.
 
-use std::collections::HashSet;
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokenizers::models::bpe::BPE;
-use tokenizers::{AddedToken, Tokenizer};
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer,
+    TokenizerImpl,
+};
 
-/// The tokenizer of a `tokenizer.json`.
-pub(super) fn read(json: &[u8]) -> tokenizers::Result<Tokenizer> {
-    match quick(json)? {
-        Some(tokenizer) => Ok(tokenizer),
-        None => Tokenizer::from_bytes(json),
+use super::pairs::Pairs;
+
+/// The crate's tokenizer around our model.
+type Quick =
+    TokenizerImpl<Pairs, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// A tokenizer of either kind.
+pub(super) enum Either {
+    Quick(Box<Quick>),
+    Any(Box<Tokenizer>),
+}
+
+impl Either {
+    /// The ids of a text, not cut or padded, whatever the file asks for.
+    pub fn ids(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
+        let encoding = match self {
+            Either::Quick(tokenizer) => tokenizer.encode(text, false)?,
+            Either::Any(tokenizer) => tokenizer.encode(text, false)?,
+        };
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The id of a name.
+    pub fn id(&self, name: &str) -> Option<u32> {
+        match self {
+            Either::Quick(tokenizer) => tokenizer.token_to_id(name),
+            Either::Any(tokenizer) => tokenizer.token_to_id(name),
+        }
     }
 }
 
+/// The tokenizer of a `tokenizer.json`.
+pub(super) fn read(json: &[u8]) -> tokenizers::Result<Either> {
+    if let Some(tokenizer) = quick(json)? {
+        return Ok(Either::Quick(Box::new(tokenizer)));
+    }
+    let mut tokenizer = Tokenizer::from_bytes(json)?;
+    tokenizer.with_padding(None);
+    tokenizer.with_truncation(None)?;
+    Ok(Either::Any(Box::new(tokenizer)))
+}
+
 #[derive(Deserialize)]
-struct File {
+struct File<'a> {
     version: Value,
     #[serde(default)]
     added_tokens: Vec<Added>,
@@ -35,7 +71,8 @@ struct File {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
-    model: Bpe,
+    #[serde(borrow)]
+    model: Bpe<'a>,
 }
 
 /// The file without its model and the tokens that come after it.
@@ -59,7 +96,7 @@ struct Added {
 
 /// A byte-pair model; the fields that make it an unusual one must be empty.
 #[derive(Deserialize)]
-struct Bpe {
+struct Bpe<'a> {
     r#type: String,
     #[serde(default)]
     dropout: Value,
@@ -75,11 +112,13 @@ struct Bpe {
     byte_fallback: bool,
     #[serde(default)]
     ignore_merges: bool,
-    vocab: Names,
-    merges: Vec<Merge>,
+    #[serde(borrow)]
+    vocab: Names<'a>,
+    #[serde(borrow)]
+    merges: Vec<Merge<'a>>,
 }
 
-impl Bpe {
+impl Bpe<'_> {
     fn is_plain(&self) -> bool {
         let none = |text: &Option<String>| text.as_deref().is_none_or(str::is_empty);
         self.r#type == "BPE"
@@ -89,28 +128,21 @@ impl Bpe {
             && none(&self.end_of_word_suffix)
             && !(self.fuse_unk || self.byte_fallback || self.ignore_merges)
     }
-
-    /// A pair that is not made of names, or makes none: the crate takes for granted that there is no such.
-    fn stray(&self) -> Option<&Merge> {
-        let names: HashSet<&str> = self.vocab.0.iter().map(|(name, _)| name.as_str()).collect();
-        let mut made = String::new();
-        self.merges.iter().find(|Merge(a, b)| {
-            made.clear();
-            made.push_str(a);
-            made.push_str(b);
-            ![a.as_str(), b, &made].iter().all(|name| names.contains(name))
-        })
-    }
 }
 
 /// `None` for a file that is not what is expected here.
-fn quick(json: &[u8]) -> tokenizers::Result<Option<Tokenizer>> {
-    let Some(file) = serde_json::from_slice::<File>(json).ok().filter(|file| file.model.is_plain()) else {
+fn quick(json: &[u8]) -> tokenizers::Result<Option<Quick>> {
+    let Some(file) =
+        std::str::from_utf8(json).ok().and_then(|text| serde_json::from_str::<File<'_>>(text).ok())
+    else {
         return Ok(None);
     };
-    if let Some(Merge(a, b)) = file.model.stray() {
-        return Err(format!("the pair `{a}` and `{b}` is not made of names, or makes none").into());
+    if !file.model.is_plain() {
+        return Ok(None);
     }
+    let merges: Vec<_> = file.model.merges.iter().map(|Merge(a, b)| (&a.0, &b.0)).collect();
+    let pairs = Pairs::new(&file.model.vocab.0, &merges)
+        .map_err(|(a, b)| format!("the pair `{a}` and `{b}` is not made of names, or makes none"))?;
     let rest = Rest {
         version: file.version,
         added_tokens: [],
@@ -120,29 +152,65 @@ fn quick(json: &[u8]) -> tokenizers::Result<Option<Tokenizer>> {
         decoder: file.decoder,
         model: serde_json::json!({ "type": "BPE", "vocab": {}, "merges": [] }),
     };
-    let mut tokenizer = Tokenizer::from_bytes(serde_json::to_vec(&rest)?)?;
-    let merges = file.model.merges.into_iter().map(|Merge(a, b)| (a, b)).collect();
-    tokenizer.with_model(BPE::new(file.model.vocab.0.into_iter().collect(), merges));
+    let rest = Tokenizer::from_bytes(serde_json::to_vec(&rest)?)?;
+    let mut tokenizer = Quick::new(pairs);
+    tokenizer
+        .with_normalizer(rest.get_normalizer().cloned())?
+        .with_pre_tokenizer(rest.get_pre_tokenizer().cloned())
+        .with_post_processor(rest.get_post_processor().cloned())
+        .with_decoder(rest.get_decoder().cloned());
     let added: Vec<_> = file.added_tokens.iter().map(|added| added.token.clone()).collect();
     tokenizer.add_tokens(added)?;
     let in_place = |added: &Added| tokenizer.token_to_id(&added.token.content) == Some(added.id);
     Ok(file.added_tokens.iter().all(in_place).then_some(tokenizer))
 }
 
-/// Names and their ids, in the order of the file.
-struct Names(Vec<(String, u32)>);
+/// A text that is part of the file's, unless something in it is escaped.
+#[derive(Clone)]
+struct Text<'a>(Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for Names {
+impl AsRef<str> for Text<'_> {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pairs;
-        impl<'de> Visitor<'de> for Pairs {
-            type Value = Names;
+        struct Whole;
+        impl<'de> Visitor<'de> for Whole {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a name")
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(Whole)
+    }
+}
+
+/// Names and their ids, in the order of the file.
+struct Names<'a>(Vec<(Text<'a>, u32)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Names<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct All;
+        impl<'de> Visitor<'de> for All {
+            type Value = Names<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("names and their ids")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names<'de>, A::Error> {
                 let mut names = Vec::with_capacity(1 << 17);
                 while let Some(pair) = map.next_entry()? {
                     names.push(pair);
@@ -150,34 +218,40 @@ impl<'de> Deserialize<'de> for Names {
                 Ok(Names(names))
             }
         }
-        deserializer.deserialize_map(Pairs)
+        deserializer.deserialize_map(All)
     }
 }
 
 /// Two names that are put together; written as a pair or, in older files, with a space between.
-struct Merge(String, String);
+struct Merge<'a>(Text<'a>, Text<'a>);
 
-impl<'de> Deserialize<'de> for Merge {
+impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
-            type Value = Merge;
+        struct EitherWay;
+        impl<'de> Visitor<'de> for EitherWay {
+            type Value = Merge<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("two names")
             }
 
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Merge, E> {
+            fn visit_borrowed_str<E: serde::de::Error>(self, text: &'de str) -> Result<Merge<'de>, E> {
                 let (a, b) = text.split_once(' ').ok_or_else(|| E::custom("no space"))?;
-                Ok(Merge(a.into(), b.into()))
+                Ok(Merge(Text(Cow::Borrowed(a)), Text(Cow::Borrowed(b))))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Merge, A::Error> {
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Merge<'de>, E> {
+                let (a, b) = text.split_once(' ').ok_or_else(|| E::custom("no space"))?;
+                let own = |text: &str| Text(Cow::Owned(text.to_owned()));
+                Ok(Merge(own(a), own(b)))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Merge<'de>, A::Error> {
                 let mut next = || seq.next_element()?.ok_or_else(|| A::Error::custom("one name"));
                 Ok(Merge(next()?, next()?))
             }
         }
-        deserializer.deserialize_any(Either)
+        deserializer.deserialize_any(EitherWay)
     }
 }
 
@@ -187,11 +261,11 @@ mod tests {
 
     const FILE: &str = include_str!("../../../../testdata/tokenizer/tokenizer.json");
 
-    fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    fn ids(tokenizer: &Quick, text: &str) -> Vec<u32> {
         tokenizer.encode(text, false).unwrap().get_ids().to_vec()
     }
 
-    fn quickly(file: &str) -> Option<Tokenizer> {
+    fn quickly(file: &str) -> Option<Quick> {
         quick(file.as_bytes()).unwrap()
     }
 
@@ -207,7 +281,7 @@ mod tests {
         for text in
             ["", "a red fox", "<|im_start|>user\nÅ  ngström é 12345 <think>x</think>", "日本語\r\n\t🦊 it's"]
         {
-            assert_eq!(ids(&ours, text), ids(&theirs, text), "{text}");
+            assert_eq!(ids(&ours, text), theirs.encode(text, false).unwrap().get_ids(), "{text}");
         }
         assert_eq!(ours.get_vocab_size(true), theirs.get_vocab_size(true));
     }
@@ -243,7 +317,7 @@ mod tests {
         });
         let strange = edited(|f| f["model"]["merges"][0] = serde_json::json!(["no such", "names"]));
         for file in [longest, strange] {
-            assert!(read(file.as_bytes()).unwrap_err().to_string().contains("is not made of names"));
+            assert!(read(file.as_bytes()).err().unwrap().to_string().contains("is not made of names"));
         }
     }
 }
