@@ -39,7 +39,7 @@ impl Memory {
         } else {
             let step = if bytes < HUGE / 8 { LARGE } else { HUGE };
             let whole = bytes.checked_next_multiple_of(step).ok_or_else(failed)?;
-            let map = self.take(whole).map_or_else(|| map(whole), Ok).map_err(|_| failed())?;
+            let map = self.take(whole).map_or_else(|| self.fresh(whole), Ok).map_err(|_| failed())?;
             Block::Large { map: Some(map), home: Arc::clone(self) }
         };
         Ok(Buffer { block, len, element: PhantomData })
@@ -51,6 +51,15 @@ impl Memory {
         let fits = |map: &MmapMut| map.len() >= bytes && map.len() - bytes <= bytes / 4;
         let (best, _) = unused.iter().enumerate().filter(|(_, m)| fits(m)).min_by_key(|(_, m)| m.len())?;
         unused.remove(best)
+    }
+
+    /// Memory from the system. Before much of it is asked for, what lies unused goes back: of tensors as large as that few
+    /// fit a machine.
+    fn fresh(&self, bytes: usize) -> std::io::Result<MmapMut> {
+        if bytes >= KEPT / 2 {
+            self.unused.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        map(bytes)
     }
 
     fn give(&self, map: MmapMut) {
@@ -163,6 +172,16 @@ mod tests {
         let buffers: Vec<_> = (0..9).map(|_| memory.buffer::<u8>(KEPT / 8).unwrap()).collect();
         drop(buffers);
         assert_eq!(memory.unused.lock().unwrap().len(), 8);
+    }
+
+    #[test]
+    fn nothing_is_kept_beside_fresh_memory_for_a_large_tensor() {
+        let memory = Arc::new(Memory::default());
+        drop(memory.buffer::<u8>(KEPT / 8).unwrap());
+        let _small = memory.buffer::<u8>(KEPT / 16).unwrap();
+        assert_eq!(memory.unused.lock().unwrap().len(), 1);
+        let _large = memory.buffer::<u8>(KEPT / 2).unwrap();
+        assert_eq!(memory.unused.lock().unwrap().len(), 0);
     }
 
     #[test]

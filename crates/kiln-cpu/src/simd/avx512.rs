@@ -156,10 +156,23 @@ impl Simd for Avx512 {
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
         // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe {
-            let mut r = [_mm512_setzero_ps(); 16];
-            for (i, r) in r.iter_mut().enumerate() {
-                *r = _mm512_loadu_ps(from.add(i * from_stride));
+            let mut rows = [_mm512_setzero_ps(); 16];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = _mm512_loadu_ps(from.add(i * from_stride));
             }
+            for (i, column) in self.transposed(rows).into_iter().enumerate() {
+                _mm512_storeu_ps(to.add(i * to_stride), column);
+            }
+        }
+    }
+}
+
+impl Avx512 {
+    /// The columns of a square that is given by its rows.
+    #[inline(always)]
+    pub fn transposed(self, mut r: [__m512; 16]) -> [__m512; 16] {
+        // SAFETY: the token proves the instructions.
+        unsafe {
             // Squares of 2, then of 4, inside each quarter of 128 bits …
             let mut t = r;
             for i in 0..8 {
@@ -183,9 +196,7 @@ impl Simd for Avx512 {
                 t[4 + j] = _mm512_shuffle_f32x4::<0x88>(low, high);
                 t[12 + j] = _mm512_shuffle_f32x4::<0xdd>(low, high);
             }
-            for (i, t) in t.into_iter().enumerate() {
-                _mm512_storeu_ps(to.add(i * to_stride), t);
-            }
+            t
         }
     }
 }

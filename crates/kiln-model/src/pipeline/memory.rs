@@ -28,14 +28,22 @@ impl MemoryNeed {
         // A single block holds its input, its norm, q, k, v and twice the MLP, the attention, the MLP, the sum.
         let widths = config.dim() as f64 * (8.0 + 3.0 * config.mlp_ratio);
         let transformer = (rows as f64 * widths * element as f64) as u64;
-        // The widest level runs at full size before its channels are halved: input, norm and output live together.
-        let pixels = (width as u64).saturating_mul(height as u64);
-        let channels = folder.vae.as_ref().map_or(64, |v| v.config.decoder_channels()[1]) as u64;
-        let at_once = pixels.min(tiles::LARGEST_PIXELS as u64);
-        let canvas = pixels.saturating_mul(4 * 4);
-        let autoencoder = at_once.saturating_mul(3 * channels * element).saturating_add(canvas);
-        MemoryNeed { transformer, autoencoder }
+        let channels = folder.vae.as_ref().map_or([64; 2], |v| {
+            let levels = v.config.decoder_channels();
+            [levels[0], levels[1]]
+        });
+        MemoryNeed { transformer, autoencoder: autoencoder([width, height], channels, element) }
     }
+}
+
+/// What decoding takes. The level below the last has more channels and runs at full size before it loses them: its input,
+/// the norm of that and the narrower output live together. Values are in `element` bytes, the picture's in f32.
+fn autoencoder([width, height]: [usize; 2], [last, before]: [usize; 2], element: u64) -> u64 {
+    let pixels = (width as u64).saturating_mul(height as u64);
+    let at_once = pixels.min(tiles::LARGEST_PIXELS as u64);
+    let channels = 2 * before as u64 + last.max(before / 2) as u64;
+    let canvas = pixels.saturating_mul(4 * 4);
+    at_once.saturating_mul(channels * element).saturating_add(canvas)
 }
 
 impl fmt::Display for MemoryNeed {
@@ -50,5 +58,21 @@ pub(crate) struct Gib(pub(crate) u64);
 impl fmt::Display for Gib {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.1} GiB", self.0 as f64 / f64::from(1 << 30))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_of_1024_decodes_within_three_gib_even_in_f32() {
+        let need = |size, element| autoencoder([size; 2], [128, 256], element);
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        // Two tensors of 1 GiB, one of half as much, and the picture.
+        assert_eq!(need(1024, 4), (5 << 29) + (16 << 20));
+        assert!(gib(need(1024, 4)) < 2.6 && gib(need(1024, 2)) < 1.3);
+        // Larger ones come in tiles: only the picture itself grows.
+        assert_eq!(need(4096, 4) - need(2048, 4), 16 * (4096 * 4096 - 2048 * 2048));
     }
 }

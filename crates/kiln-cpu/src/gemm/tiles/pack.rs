@@ -88,16 +88,17 @@ fn unpacked_tiles(amx: Amx, weight: &Stack, rows: Range<usize>, columns: Range<u
 /// Writes one row, zeros beyond its end, as row `i` of the left tiles in `out`, two for every step.
 #[inline(always)]
 pub(crate) fn left_line(bytes: &[u8], i: usize, steps: usize, out: &mut [u8]) {
-    let whole = bytes.len() / LINE;
-    for (step, tile) in out.chunks_exact_mut(2 * TILE_BYTES).take(steps).enumerate() {
-        let to = &mut tile[LINE * i..][..LINE];
-        if step < whole {
-            to.copy_from_slice(&bytes[LINE * step..][..LINE]);
-        } else {
-            let rest = &bytes[(LINE * step).min(bytes.len())..];
-            to[..rest.len()].copy_from_slice(rest);
-            to[rest.len()..].fill(0);
-        }
+    // Whole lines apart from the last: one loop for both would call a function for every line.
+    let (lines, rest) = bytes.as_chunks::<LINE>();
+    let mut tiles = out.chunks_exact_mut(2 * TILE_BYTES).take(steps);
+    for (line, tile) in lines.iter().zip(&mut tiles) {
+        tile[LINE * i..][..LINE].copy_from_slice(line);
+    }
+    let mut last = [0; LINE];
+    last[..rest.len()].copy_from_slice(rest);
+    for tile in tiles {
+        tile[LINE * i..][..LINE].copy_from_slice(&last);
+        last = [0; LINE];
     }
 }
 

@@ -204,20 +204,21 @@ unsafe fn turn(amx: Amx, tiles: &[f32], scales: Option<[&[f32]; 2]>, stride: usi
     assert!(tiles.len() >= SUMS && stride >= PAIR && out.len() >= (PAIR - 1) * stride + PAIR);
     for tile in 0..4 {
         let (col, token) = (tile / 2 * 16, tile % 2 * 16);
-        // SAFETY: a square of 16 × 16 inside both, as checked above; the bits only move.
+        // SAFETY: a square of 16 × 16 inside both, as checked above; 16 scales are looked for.
         unsafe {
-            let to = out.as_mut_ptr().add(token * stride + col);
-            amx.vectors().transpose(tiles.as_ptr().add(tile * TILE_BYTES / 4), 16, to, stride);
-        }
-        let Some([tokens, columns]) = scales else { continue };
-        // SAFETY: the same square; 16 columns are looked for.
-        unsafe {
-            let columns = _mm512_loadu_ps(columns[col..col + 16].as_ptr());
-            for (i, &scale) in tokens[token..token + 16].iter().enumerate() {
-                let at = out.as_mut_ptr().add((token + i) * stride + col);
-                let sums = _mm512_cvtepi32_ps(_mm512_loadu_si512(at.cast()));
-                let scaled = _mm512_mul_ps(_mm512_mul_ps(sums, _mm512_set1_ps(scale)), columns);
-                _mm512_storeu_ps(at, scaled);
+            let (from, to) = (&tiles[tile * TILE_BYTES / 4..], out.as_mut_ptr().add(token * stride + col));
+            let Some([tokens, columns]) = scales else {
+                amx.vectors().transpose(from.as_ptr(), 16, to, stride);
+                continue;
+            };
+            let tokens = _mm512_loadu_ps(tokens[token..token + 16].as_ptr());
+            let mut square = [_mm512_setzero_ps(); 16];
+            for (i, (row, &scale)) in square.iter_mut().zip(&columns[col..col + 16]).enumerate() {
+                let sums = _mm512_cvtepi32_ps(_mm512_loadu_si512(from.as_ptr().add(i * 16).cast()));
+                *row = _mm512_mul_ps(_mm512_mul_ps(sums, tokens), _mm512_set1_ps(scale));
+            }
+            for (i, line) in amx.vectors().transposed(square).into_iter().enumerate() {
+                _mm512_storeu_ps(to.add(i * stride), line);
             }
         }
     }

@@ -145,22 +145,25 @@ unsafe fn pack_block(
             false => &[],
         });
         for (part, values) in values.chunks_exact_mut(PAIR * width).enumerate() {
-            let [a, b] = rows.map(|row| piece(row, part * PAIR));
+            let mut cut = [[bf16::ZERO; PAIR]; 2];
+            let [first, second] = &mut cut;
+            let pair = [piece(rows[0], part * PAIR, first), piece(rows[1], part * PAIR, second)];
             let tiles = &mut values[row / STEP * 2 * TILE..];
             // SAFETY: as above.
-            unsafe { interleave_pair([&a, &b], row % STEP / 2, tiles) };
+            unsafe { interleave_pair(pair, row % STEP / 2, tiles) };
         }
     }
 }
 
-/// The elements from `from` on, zeros beyond the end.
+/// The elements from `from` on; where the row ends before, in `cut`, with the zeros that are there.
 #[inline(always)]
-fn piece(row: &[bf16], from: usize) -> [bf16; PAIR] {
-    let mut piece = [bf16::ZERO; PAIR];
+fn piece<'a>(row: &'a [bf16], from: usize, cut: &'a mut [bf16; PAIR]) -> &'a [bf16; PAIR] {
     let rest = &row[from.min(row.len())..];
-    let count = rest.len().min(PAIR);
-    piece[..count].copy_from_slice(&rest[..count]);
-    piece
+    if let Some(whole) = rest.first_chunk() {
+        return whole;
+    }
+    cut[..rest.len()].copy_from_slice(rest);
+    cut
 }
 
 /// Some queries of one head.
