@@ -3,7 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
+use bytes::Bytes;
 use kiln_tensor::{DType, HostTensor, Result, Shape, bf16, int8};
+
+use crate::map::Made;
 
 /// The form in which a model gets its linear layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,8 +79,8 @@ type Piece<'a> = (&'a mut [u8], &'a mut [f32], [f64; 2]);
 /// Rounds the rows of a float matrix.
 pub(crate) fn round(weight: &HostTensor, threads: usize) -> Result<Rounded> {
     let (rows, cols) = (weight.shape().rows(), weight.shape().last());
-    let (mut bytes, mut scales) = (vec![0u8; weight.numel()], vec![0f32; rows]);
-    let pieces = bytes.chunks_mut((ROWS_AT_ONCE * cols).max(1)).zip(scales.chunks_mut(ROWS_AT_ONCE));
+    let (mut bytes, mut scales) = (Made::zeros(weight.numel()), vec![0f32; rows]);
+    let pieces = bytes.as_mut().chunks_mut((ROWS_AT_ONCE * cols).max(1)).zip(scales.chunks_mut(ROWS_AT_ONCE));
     let pieces: Vec<_> = pieces.map(|(b, s)| std::sync::Mutex::new((b, s, [0.0; 2]) as Piece<'_>)).collect();
     let next = AtomicUsize::new(0);
     let work = || -> Result<()> {
@@ -102,7 +105,7 @@ pub(crate) fn round(weight: &HostTensor, threads: usize) -> Result<Rounded> {
         [sum[0] + error, sum[1] + value]
     });
     Ok(Rounded {
-        weight: HostTensor::new(DType::I8, weight.shape(), bytes.into())?,
+        weight: HostTensor::new(DType::I8, weight.shape(), Bytes::from_owner(bytes))?,
         scale: HostTensor::from_f32([rows], scales)?,
         squares,
     })

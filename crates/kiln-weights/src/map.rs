@@ -6,7 +6,44 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
+
+/// Memory for a tensor that is made here.
+pub(crate) enum Made {
+    Plain(Vec<u8>),
+    Huge(MmapMut),
+}
+
+impl Made {
+    /// Zeros, large ones in huge pages where the system has them: a product reads a weight in pieces of many rows, each in
+    /// a page of its own, and finding small pages takes time.
+    pub fn zeros(bytes: usize) -> Made {
+        const HUGE: usize = 2 << 20;
+        let map = (bytes >= HUGE).then(|| MmapMut::map_anon(bytes).ok()).flatten();
+        // A system without such pages gives small ones.
+        #[cfg(target_os = "linux")]
+        let _ = map.as_ref().map(|map| map.advise(memmap2::Advice::HugePage));
+        map.map_or_else(|| Made::Plain(vec![0; bytes]), Made::Huge)
+    }
+}
+
+impl AsRef<[u8]> for Made {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Made::Plain(bytes) => bytes,
+            Made::Huge(map) => map,
+        }
+    }
+}
+
+impl AsMut<[u8]> for Made {
+    fn as_mut(&mut self) -> &mut [u8] {
+        match self {
+            Made::Plain(bytes) => bytes,
+            Made::Huge(map) => map,
+        }
+    }
+}
 
 /// A mapped file. Pages are read when they are touched and shared with other processes.
 #[derive(Debug)]
