@@ -12,6 +12,7 @@ import os
 import pathlib
 import statistics
 import subprocess
+import tempfile
 import time
 
 
@@ -34,7 +35,9 @@ def cool(model):
 
 def once(args):
     """Seconds until the program has looked at the order, has loaded, and begins to compute."""
-    command = [args.kiln, "generate", "a red fox", "-m", str(args.model), "--json", "-v", "--no-cache", "-o", os.devnull + ".png"]
+    # Never written: the program is stopped when it begins to compute.
+    picture = pathlib.Path(tempfile.gettempdir()) / "kiln-start.png"
+    command = [args.kiln, "generate", "a red fox", "-m", args.model, "--json", "-v", "--no-cache", "-o", picture]
     began, seen = time.perf_counter(), {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         for line in process.stdout:
