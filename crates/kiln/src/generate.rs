@@ -97,12 +97,13 @@ pub(crate) fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Fa
     };
     if folder.vae.is_none() && order.vae.is_none() {
         let hint = match folder.searched.is_empty() {
-            true => "download that part, or name another autoencoder with --vae FILE",
-            false => {
-                "put FLUX.2's autoencoder (flux2-vae.safetensors or ae.safetensors) there, or name it with --vae FILE"
-            }
+            true => "download that part, or name another autoencoder with --vae FILE".to_owned(),
+            false => format!(
+                "{}put FLUX.2's autoencoder (flux2-vae.safetensors or ae.safetensors) there, or name it with --vae FILE",
+                hints::pull(&folder)
+            ),
         };
-        return missing("vae", hint.into());
+        return missing("vae", hint);
     }
     if folder.text_encoder.is_none() && matches!(order.words, Words::Prompts { .. }) {
         let hint = match folder.variant {

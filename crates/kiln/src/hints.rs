@@ -6,7 +6,7 @@ use kiln_model::{Error, ModelFolder, Parts};
 use kiln_weights::{LoraProblem, Malformed};
 
 use crate::failure::{Failure, While};
-use crate::values;
+use crate::{hub, values};
 
 const DOWNLOAD: &str = "the download is not complete or the file was damaged; fetch it again";
 const OTHER_MODEL: &str = "a LoRA fits only the model it was trained on: klein 4B, klein 9B and dev differ; \
@@ -183,6 +183,7 @@ pub fn open_model(path: &Path) -> Result<ModelFolder, Failure> {
 
 /// [`open_model`] with some parts from elsewhere.
 pub fn open_model_with(path: &Path, parts: &Parts) -> Result<ModelFolder, Failure> {
+    let parts = &Parts { others: hub::whole_models(), ..parts.clone() };
     let opened = ModelFolder::open_with(Some(path), parts);
     // A folder that has no index and no weights of its own is none.
     let stranger = path.is_dir() && !path.join("model_index.json").is_file();
@@ -208,9 +209,18 @@ pub fn text_encoder(folder: &ModelFolder) -> String {
         _ => "a Qwen3 model",
     };
     format!(
-        "put {name} (hidden size {hidden}; safetensors or GGUF) there, or name it with --text-encoder FILE; or give prompt \
-         embeddings with --embeds FILE"
+        "{}put {name} (hidden size {hidden}; safetensors or GGUF) there, or name it with --text-encoder FILE; or give prompt \
+         embeddings with --embeds FILE",
+        pull(folder)
     )
+}
+
+/// What to fetch for the parts that a transformer has not brought along.
+pub fn pull(folder: &ModelFolder) -> String {
+    match hub::whole_model(folder.transformer.config.joint_attention_dim) {
+        Some(name) => format!("`kiln pull {name}` fetches a model whose parts are used for it; or "),
+        None => String::new(),
+    }
 }
 
 /// What may be meant by a path that is no model folder.

@@ -131,6 +131,7 @@ impl Order {
                 vae: None,
                 tokenizer: args.tokenizer.clone(),
                 variant: args.variant.map(Into::into),
+                others: Vec::new(),
             },
             words,
             batch: args.batch,

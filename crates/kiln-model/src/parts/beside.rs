@@ -69,6 +69,20 @@ impl Search {
     }
 }
 
+impl Search {
+    /// The folders called `name` of other models, where there was nothing nearer.
+    pub fn elsewhere<'a>(
+        &mut self,
+        models: &'a [PathBuf],
+        name: &'a str,
+    ) -> impl Iterator<Item = PathBuf> + use<'a> {
+        let folders = models.iter().map(move |model| model.join(name)).filter(|folder| folder.is_dir());
+        self.places.extend(models.iter().filter(|model| model.join(name).is_dir()).cloned());
+        self.places.dedup();
+        folders
+    }
+}
+
 /// Weight files of a folder, sorted: lists of shards, single files, no shards.
 pub(super) fn weight_files(folder: &Path) -> Vec<PathBuf> {
     // `Path::new("")` is this folder to everything but the function that lists it.

@@ -30,6 +30,9 @@ pub struct Parts {
     pub tokenizer: Option<PathBuf>,
     /// What kind of model it is.
     pub variant: Option<Variant>,
+    /// Models in diffusers' layout whose text encoder, autoencoder and tokenizer may be taken for a transformer that has none
+    /// of its own, if they fit.
+    pub others: Vec<PathBuf>,
 }
 
 impl Parts {
@@ -50,7 +53,7 @@ impl Parts {
 
     /// Whether nothing is named.
     pub fn is_empty(&self) -> bool {
-        *self == Parts::default()
+        Parts { others: Vec::new(), ..self.clone() } == Parts::default()
     }
 
     /// These, and from `other` what is not named here.
@@ -61,6 +64,7 @@ impl Parts {
             vae: self.vae.clone().or(other.vae),
             tokenizer: self.tokenizer.clone().or(other.tokenizer),
             variant: self.variant.or(other.variant),
+            others: self.others.clone(),
         }
     }
 }
@@ -129,7 +133,13 @@ fn assemble(path: &Path, parts: Parts) -> Result<ModelFolder> {
                 config.is_some_and(|c| c.text_dim() == transformer.config.joint_attention_dim)
             };
             let found = search.find(Component::TextEncoder, "--text-encoder", &fits)?;
-            found.map(|file| text_encoder_part(&file)).transpose()?
+            let found = found.map(|file| text_encoder_part(&file)).transpose()?;
+            let width = transformer.config.joint_attention_dim;
+            let other = || {
+                let parts = search.elsewhere(&parts.others, "text_encoder");
+                parts.filter_map(|path| text_encoder_part(&path).ok()).find(|p| p.config.text_dim() == width)
+            };
+            found.or_else(other)
         }
     };
     let vae = match &parts.vae {
@@ -140,7 +150,13 @@ fn assemble(path: &Path, parts: Parts) -> Result<ModelFolder> {
                 config.is_some_and(|c| c.token_channels() == transformer.config.in_channels)
             };
             let found = search.find(Component::Vae, "--vae", &fits)?;
-            found.map(|file| vae_part(&file)).transpose()?
+            let found = found.map(|file| vae_part(&file)).transpose()?;
+            let channels = transformer.config.in_channels;
+            let other = || {
+                let parts = search.elsewhere(&parts.others, "vae");
+                parts.filter_map(|path| vae_part(&path).ok()).find(|p| p.config.token_channels() == channels)
+            };
+            found.or_else(other)
         }
     };
     let tokenizer = match &parts.tokenizer {

@@ -56,6 +56,7 @@ pub(super) fn parse(text: &str, folder: &Path) -> Result<Parts, String> {
         vae: set.vae.map(path).transpose()?,
         tokenizer: set.tokenizer.map(path).transpose()?,
         variant: set.variant,
+        others: Vec::new(),
     })
 }
 

@@ -34,6 +34,21 @@ pub fn installed(all: bool) -> Vec<Installed> {
     found.into_iter().filter(|one| all || is_flux2(one)).collect()
 }
 
+/// Whole models in the cache, whose parts may go with a transformer that came alone.
+pub fn whole_models() -> Vec<PathBuf> {
+    let found = installed(false).into_iter().filter(|one| one.is_model && !one.incomplete);
+    found.map(|one| one.snapshot).collect()
+}
+
+/// The short name of the whole model whose parts go with a klein of this width of texts.
+pub fn whole_model(text_width: usize) -> Option<&'static str> {
+    match text_width {
+        7680 => Some("klein-4b"),
+        12288 => Some("klein-9b"),
+        _ => None,
+    }
+}
+
 /// How `-m` takes it.
 pub fn short(repo: &str) -> String {
     Name { repo: repo.to_owned(), revision: "main".into(), pattern: None }.short()

@@ -1,11 +1,14 @@
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_hub::{Name, Progress};
+use kiln_model::Parts;
 
 use crate::args::PullArgs;
 use crate::cancel::Cancel;
 use crate::failure::{Failure, While};
+use crate::hints;
 use crate::sheet::Sheet;
 use crate::values::{bytes, plural};
 
@@ -42,10 +45,35 @@ pub fn run(args: &PullArgs) -> Result<(), Failure> {
             fetched => format!("{} fetched", bytes(fetched)),
         };
         let (folder, short) = (pulled.snapshot.display(), name.short());
-        let text = format!("{files}, {size} ({fetched}) in `{folder}`\nuse it with -m {short}\n");
+        let more = lacking(&pulled.snapshot, &name);
+        let text = format!("{files}, {size} ({fetched}) in `{folder}`\nuse it with -m {short}{more}\n");
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
     Ok(())
+}
+
+/// What else is needed to paint with what was fetched: a transformer by itself has no text encoder and no autoencoder.
+fn lacking(snapshot: &Path, name: &Name) -> String {
+    if snapshot.join("model_index.json").is_file() && name.pattern.is_none() {
+        return String::new();
+    }
+    let path = super::pulled(Path::new(&name.short())).map(|(_, path)| path);
+    let Some(folder) = path.and_then(|path| hints::open_model_with(&path, &Parts::default()).ok()) else {
+        return String::new();
+    };
+    let missing = [("text encoder", folder.text_encoder.is_none()), ("autoencoder", folder.vae.is_none())];
+    let missing: Vec<&str> = missing.into_iter().filter(|(_, none)| *none).map(|(part, _)| part).collect();
+    let model = super::whole_model(folder.transformer.config.joint_attention_dim);
+    match (missing.is_empty(), model) {
+        (true, _) => String::new(),
+        (false, Some(model)) => {
+            format!(
+                "\nit has no {}: `kiln pull {model}` fetches a model whose parts are used for it",
+                missing.join(" and no ")
+            )
+        }
+        (false, None) => format!("\nit has no {}: put that beside it, or name it", missing.join(" and no ")),
+    }
 }
 
 fn is_set(name: &str) -> bool {

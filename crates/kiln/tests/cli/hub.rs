@@ -107,6 +107,37 @@ fn one_of_several_files_is_chosen_by_a_part_of_its_name() {
 }
 
 #[test]
+fn a_transformer_that_was_pulled_alone_takes_its_other_parts_from_a_whole_model() {
+    let kit = Kit::new();
+    let transformer = kit.model().join("transformer").display().to_string();
+    kit.kiln(&["convert", &transformer, "small.gguf"]).ok();
+    let gguf = served(fs::read(kit.path("small.gguf")).unwrap());
+    let alone =
+        Hub::start("someone/FLUX.2-klein-GGUF", vec![("small.gguf".into(), gguf)], Manners::default());
+    let ran = run(&kit, &alone, &["pull", "someone/FLUX.2-klein-GGUF"]).ok();
+    assert!(ran.err.contains("it has no text encoder and no autoencoder"), "{}", ran.err);
+    let name = "someone/FLUX.2-klein-GGUF";
+    let paint = |model: &str, to: &str| {
+        let size = ["-W", "64", "-H", "64", "-s", "1", "-S", "4", "--max-tokens", "32", "--dtype", "f32"];
+        kit.kiln(&[&["generate", "fox", "-m", model, "-o", to][..], &size].concat())
+    };
+    paint(name, "a.png").refused(1, &["there is no vae for", "small.gguf", "--vae FILE"]);
+
+    let mut all = Vec::new();
+    files(kit.model(), kit.model(), &mut all);
+    let whole = Hub::start(REPO, all, Manners::default());
+    run(&kit, &whole, &["pull", "klein-4b"]).ok();
+    let ran = run(&kit, &alone, &["pull", "someone/FLUX.2-klein-GGUF"]).ok();
+    assert!(!ran.err.contains("it has no"), "{}", ran.err);
+    paint(name, "a.png").ok();
+    paint("klein-4b", "b.png").ok();
+    let pixels = |file: &str| kiln_image::from_bytes(file, &fs::read(kit.path(file)).unwrap()).unwrap();
+    assert!(pixels("a.png") == pixels("b.png"));
+    let told = kit.kiln(&["info", name]).ok();
+    assert!(told.text().contains("models--black-forest-labs--FLUX.2-klein-4B"), "{}", told.text());
+}
+
+#[test]
 fn what_goes_wrong_is_said_with_what_to_do() {
     let kit = Kit::new();
     let gate = Some(("good".to_owned(), 401, "GatedRepo"));
