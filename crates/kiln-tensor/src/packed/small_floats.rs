@@ -49,12 +49,21 @@ pub fn to_e2m1(x: f32) -> u8 {
     round(x, 1, 0, 6.0, 0x8)
 }
 
+/// The nearest integer, ties to even, of a number below 2²² (larger ones stay as they are): what
+/// [`f32::round_ties_even`] gives, which is a function call a number on machines without an instruction for it.
+#[inline(always)]
+pub fn nearest(x: f32) -> f32 {
+    // Beyond this a float has no fraction left, so that the sum is rounded.
+    const WHOLE: f32 = 12_582_912.0;
+    if x.abs() < 4_194_304.0 { (x + WHOLE) - WHOLE } else { x }
+}
+
 /// The code of the nearest number with `fraction` bits after the first and no exponent below `lowest`.
 fn round(x: f32, fraction: u32, lowest: i32, largest: f32, sign: u8) -> u8 {
     let magnitude = x.abs().min(largest);
     let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(lowest);
     // Exact: a power of two. A result of twice the leading one is the next exponent's first code, as it should be.
-    let steps = (magnitude / power(exponent - fraction as i32)).round_ties_even() as i32;
+    let steps = nearest(magnitude / power(exponent - fraction as i32)) as i32;
     let code = ((exponent - lowest) << fraction) + steps;
     code as u8 | if x.is_sign_negative() { sign } else { 0 }
 }
@@ -62,6 +71,22 @@ fn round(x: f32, fraction: u32, lowest: i32, largest: f32, sign: u8) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_nearest_integer_is_that_of_the_standard_library() {
+        let mut random = 1u32;
+        for _ in 0..100_000 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let x = f32::from_bits(random);
+            if x.is_finite() && x.abs() < 4_194_304.0 {
+                assert_eq!(nearest(x), x.round_ties_even(), "{x:e}");
+            }
+        }
+        for half in -9..9 {
+            let x = half as f32 + 0.5;
+            assert_eq!(nearest(x), x.round_ties_even());
+        }
+    }
 
     #[test]
     fn halves_are_what_half_says() {

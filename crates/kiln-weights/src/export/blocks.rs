@@ -38,7 +38,13 @@ pub(super) fn q8_0(x: &[f32], out: &mut Vec<u8>) {
     let d = largest / 127.0;
     let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
     out.extend(half(d));
-    out.extend(x.iter().map(|x| (x * inverse).round() as i8 as u8));
+    out.extend(x.iter().map(|x| away_from_zero(x * inverse) as u8));
+}
+
+/// The nearest integer, ties away from zero, as [`f32::round`] has it; by conversions, which every machine has many at a time.
+fn away_from_zero(x: f32) -> i8 {
+    let whole = x as i32;
+    (whole + (2.0 * (x - whole as f32)) as i32) as i8
 }
 
 fn fives(x: &[f32], out: &mut Vec<u8>, q: impl Fn(f32) -> u8) {
@@ -62,4 +68,21 @@ fn above_least(x: &[f32], steps: f32) -> ([u8; 2], f32, f32) {
 
 pub(super) fn half(x: f32) -> [u8; 2] {
     f16::from_f32(x).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ties_go_away_from_zero_as_in_the_standard_library() {
+        for i in -1270..=1270 {
+            for near in [-1, 0, 1] {
+                let x = f32::from_bits((i as f32 / 10.0).to_bits().wrapping_add_signed(near));
+                if x.abs() <= 127.0 {
+                    assert_eq!(away_from_zero(x), x.round() as i8, "{x}");
+                }
+            }
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! the scales of a block are rounded to their few bits, and every value is coded anew with what is left of its scale.
 
 use kiln_tensor::f16;
+use kiln_tensor::packed::small_floats::nearest;
 
 use super::blocks::half;
 
@@ -160,7 +161,7 @@ fn rounded(x: f32) -> f32 {
 
 /// The nearest integer to `x / by`; 0 when there is nothing to divide by.
 fn ratio(x: f32, by: f32) -> f32 {
-    if by == 0.0 { 0.0 } else { (x / by).round_ties_even() }
+    if by == 0.0 { 0.0 } else { nearest(x / by) }
 }
 
 /// How far the range is stretched in the tries, in parts of a code.
@@ -177,7 +178,7 @@ fn fit_offset(x: &[f32], most: u8) -> (f32, f32) {
     let mut best = ((top - least) / f32::from(most), -least, f32::INFINITY);
     for stretch in TRIES {
         let inverse = (f32::from(most) + stretch) / (top - least);
-        let code = |x: f32| ((x - least) * inverse).round_ties_even().clamp(0.0, f32::from(most));
+        let code = |x: f32| nearest((x - least) * inverse).clamp(0.0, f32::from(most));
         let (mut q_sum, mut qq, mut qx) = (0f32, 0f32, 0f32);
         for &x in x {
             let q = code(x);
@@ -209,7 +210,7 @@ fn fit_centred(x: &[f32], half: i32) -> f32 {
     let mut best = (-far / half as f32, f32::INFINITY);
     for stretch in TRIES {
         let inverse = -(half as f32 + stretch) / far;
-        let code = |x: f32| (x * inverse).round_ties_even().clamp(-half as f32, (half - 1) as f32);
+        let code = |x: f32| nearest(x * inverse).clamp(-half as f32, (half - 1) as f32);
         let (qq, qx) = x.iter().fold((0f32, 0f32), |(qq, qx), &x| (qq + code(x).powi(2), qx + code(x) * x));
         let scale = if qq > 0.0 { qx / qq } else { 0.0 };
         let error: f32 = x.iter().map(|&x| (scale * code(x) - x).powi(2)).sum();
