@@ -120,6 +120,13 @@ impl<'b, B: Backend> Bench<'b, B> {
         Ok(())
     }
 
+    /// Records bytes, which have to be the reference's.
+    pub fn put_bytes(&mut self, label: impl Into<String>, bytes: &[u8]) -> Result<()> {
+        let host = HostTensor::from_f32([bytes.len()], bytes.iter().map(|&b| b.into()).collect())?;
+        self.records.push(Record { label: label.into(), outcome: Outcome::Tensor(host, Tolerance::EXACT) });
+        Ok(())
+    }
+
     /// Records a call that has to be refused.
     pub fn refused<T>(&mut self, label: impl Into<String>, result: Result<T>) {
         let outcome = match result {

@@ -79,6 +79,10 @@ impl Backend for CpuBackend {
         x.to_host()
     }
 
+    fn download_bytes(&self, x: &CpuTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+        Ok(movement::bytes(&self.cx, x, scale, shift))
+    }
+
     fn weight(&self, parts: LinearParts) -> Result<CpuWeight> {
         CpuWeight::new(parts)
     }

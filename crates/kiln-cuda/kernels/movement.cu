@@ -1,4 +1,4 @@
-// Elements that only change their place.
+// Elements that only change their place, or become bytes.
 
 // Rows of `width` units into a wider matrix, from column `column` on.
 template <class U>
@@ -35,6 +35,30 @@ extern "C" __global__ void upsample(const uint4 *x, uint4 *out, int h, int w, in
     out[c] = value;
     out[2 * (long long)w * c] = value;
     out[2 * (long long)w * c + c] = value;
+}
+
+// Eight values a thread to bytes, the room for which is a whole number of eights.
+template <class T> __device__ __forceinline__ void to_bytes(const T *x, unsigned *out, long long n, float scale, float shift) {
+    long long i = 8 * ((long long)blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= n) return;
+    float v[8];
+    load8(x, i, n, i + 8 <= n && aligned(x), v);
+    unsigned words[2] = {0, 0};
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        // In this order what is not a number becomes 0.
+        float unit = fminf(fmaxf(v[j] * scale + shift, 0.0f), 1.0f);
+        words[j / 4] |= (unsigned)rintf(unit * 255.0f) << 8 * (j % 4);
+    }
+    out[i / 4] = words[0], out[i / 4 + 1] = words[1];
+}
+
+extern "C" __global__ void to_bytes_f32(const float *x, unsigned *out, long long n, float scale, float shift) {
+    to_bytes(x, out, n, scale, shift);
+}
+
+extern "C" __global__ void to_bytes_bf16(const bf16 *x, unsigned *out, long long n, float scale, float shift) {
+    to_bytes(x, out, n, scale, shift);
 }
 
 #define KERNELS(U, name)                                                                                             \

@@ -112,6 +112,10 @@ impl Backend for CudaBackend {
         x.to_host(&self.cx)
     }
 
+    fn download_bytes(&self, x: &CudaTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+        movement::bytes(&self.cx, x, scale, shift)
+    }
+
     fn weight(&self, parts: LinearParts) -> Result<CudaWeight> {
         CudaWeight::new(&self.cx, parts)
     }

@@ -87,19 +87,34 @@ impl<B: Backend> Autoencoder<B> {
         };
         let latent = b.depth_to_space(&patches)?;
         observer.see("vae.decode_input", &latent)?;
-        let values = tiles::map(&b.download(&latent)?, [1, 8], |tile, done, total| {
-            let picture = match self {
-                Autoencoder::Full(vae) => vae.decode(b, b.upload(tile, vae.dtype())?, observer)?,
-                Autoencoder::Tiny(taef2) => taef2.decode(b, b.upload(tile, taef2.dtype())?, observer)?,
+        let [height, width] = grid.map(|side| (side * 16) as u32);
+        // What is done in one piece never leaves the device before it is bytes.
+        if tiles::in_one_piece(grid.map(|side| 2 * side)) {
+            let picture = self.decode_tile(b, &latent, observer)?;
+            observer.event(Event::Decode { done: 1, total: 1 })?;
+            let (scale, shift) = match self {
+                Autoencoder::Full(_) => (0.5, 0.5),
+                Autoencoder::Tiny(_) => (1.0, 0.0),
             };
+            return Ok(Picture::new(width, height, b.download_bytes(&picture, scale, shift)?)?);
+        }
+        let values = tiles::map(&b.download(&latent)?, [1, 8], |tile, done, total| {
+            let picture = self.decode_tile(b, &b.upload(tile, DType::F32)?, observer)?;
             let picture = b.download(&b.cast(&picture, DType::F32)?)?;
             observer.event(Event::Decode { done: done + 1, total })?;
             Ok(picture)
         })?;
-        let [height, width] = grid.map(|side| (side * 16) as u32);
         Ok(match self {
             Autoencoder::Full(_) => kiln_image::from_signed_f32(width, height, &values.to_f32()?)?,
             Autoencoder::Tiny(_) => kiln_image::from_unit_f32(width, height, &values.to_f32()?)?,
         })
+    }
+
+    /// `[h, w, latent]` in f32 to `[8h, 8w, 3]`, at once.
+    fn decode_tile(&self, b: &B, latent: &B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        match self {
+            Autoencoder::Full(vae) => vae.decode(b, b.cast(latent, vae.dtype())?, observer),
+            Autoencoder::Tiny(taef2) => taef2.decode(b, b.cast(latent, taef2.dtype())?, observer),
+        }
     }
 }

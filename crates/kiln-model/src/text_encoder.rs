@@ -7,8 +7,10 @@
 //! attends to all positions. Queries and keys are normed a head at a time before the rotary embedding, which turns
 //! halves (not neighbours), and each key head serves several query heads.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use kiln_ops::{AttentionSpec, Backend, Mask, RopePairs, RopeTable};
-use kiln_tensor::packed::Packed;
+use kiln_tensor::packed::{Format, Packed};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{Vars, WeightSource};
 use serde::Deserialize;
@@ -148,6 +150,8 @@ pub struct TextEncoder<B: Backend> {
     /// Stays on the host: a prompt needs a few hundred of its many rows.
     embed_tokens: Packed,
     layers: Vec<Layer<B>>,
+    /// The angles of the last text's length, which is nearly always the next one's.
+    rope: Mutex<Option<(usize, Arc<RopeTable<B>>)>>,
     ahead: Ahead,
 }
 
@@ -173,6 +177,7 @@ impl<B: Backend> TextEncoder<B> {
             ahead: Ahead::new(b, (0..last).map(|i| layers.at(i)), false),
             embed_tokens: vars.matrix("embed_tokens.weight", [config.vocab_size, config.hidden_size])?,
             layers: (0..last).map(|i| Layer::load(b, &layers.at(i), config)).collect::<Result<_>>()?,
+            rope: Mutex::default(),
             config: config.clone(),
         })
     }
@@ -204,25 +209,40 @@ impl<B: Backend> TextEncoder<B> {
 
     /// The rows of the embedding that the prompt needs.
     fn embed(&self, tokens: &Tokens) -> Result<HostTensor> {
-        let mut rows = vec![0f32; tokens.ids.len() * self.config.hidden_size];
-        for (&id, row) in tokens.ids.iter().zip(rows.chunks_exact_mut(self.config.hidden_size)) {
-            let id = id as usize;
-            if id >= self.config.vocab_size {
-                let rows = self.config.vocab_size;
-                return Err(Error::Tokenizer(format!(
-                    "token {id} is beyond the {rows} rows of the embedding"
-                )));
-            }
-            self.embed_tokens.read(id, 0, row);
+        let (rows, dim) = (self.config.vocab_size, self.config.hidden_size);
+        if let Some(id) = tokens.ids.iter().find(|&&id| id as usize >= rows) {
+            return Err(Error::Tokenizer(format!("token {id} is beyond the {rows} rows of the embedding")));
         }
-        Ok(HostTensor::from_f32([tokens.ids.len(), self.config.hidden_size], rows)?)
+        let shape = [tokens.ids.len(), dim];
+        // As they are, where they are bf16: widening and rounding them again would take longer than their copy to a GPU.
+        if self.embed_tokens.format() == Format::BF16 && self.embed_tokens.scale().is_none() {
+            let row = |&id: &u32| &self.embed_tokens.bytes()[id as usize * 2 * dim..][..2 * dim];
+            let bytes: Vec<u8> = tokens.ids.iter().flat_map(row).copied().collect();
+            return Ok(HostTensor::new(DType::BF16, shape, bytes.into())?);
+        }
+        let mut values = vec![0f32; tokens.ids.len() * dim];
+        for (&id, row) in tokens.ids.iter().zip(values.chunks_exact_mut(dim)) {
+            self.embed_tokens.read(id as usize, 0, row);
+        }
+        Ok(HostTensor::from_f32(shape, values)?)
+    }
+
+    fn rope(&self, b: &B, tokens: usize) -> Result<Arc<RopeTable<B>>> {
+        let mut kept = self.rope.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, table)) = kept.as_ref().filter(|(count, _)| *count == tokens) {
+            return Ok(Arc::clone(table));
+        }
+        let table = Arc::new(self.new_rope(b, tokens)?);
+        *kept = Some((tokens, Arc::clone(&table)));
+        Ok(table)
     }
 
     /// Angles in f32, as transformers takes them.
-    fn rope(&self, b: &B, tokens: usize) -> Result<RopeTable<B>> {
+    fn new_rope(&self, b: &B, tokens: usize) -> Result<RopeTable<B>> {
         let dim = self.config.head_dim();
         let frequency = |i: usize| 1.0 / self.config.rope_theta().powf((2 * i) as f64 / dim as f64) as f32;
-        let angle = |p: usize| (0..dim / 2).map(move |i| f64::from(p as f32 * frequency(i)));
+        let frequencies: Vec<f32> = (0..dim / 2).map(frequency).collect();
+        let angle = |p: usize| frequencies.iter().map(move |f| f64::from(p as f32 * f));
         let angles: Vec<f64> = (0..tokens).flat_map(angle).collect();
         let upload = |f: fn(f64) -> f64| {
             let values = angles.iter().map(|&a| f(a) as f32).collect();

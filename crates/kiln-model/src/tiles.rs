@@ -17,6 +17,11 @@ const TILE: usize = 96;
 /// How far neighbouring tiles overlap at least, in latent pixels.
 const OVERLAP: usize = 16;
 
+/// Whether a latent of so many pixels is done in one piece.
+pub(crate) fn in_one_piece([height, width]: [usize; 2]) -> bool {
+    height * width <= WHOLE
+}
+
 /// Maps a picture piece by piece. `input`: f32 `[h, w, c]`; sizes are latent sizes times `scale`: `[in, out]`.
 ///
 /// `f` gets a tile, its number and how many there are, and gives the tile's result.
@@ -27,7 +32,7 @@ pub(crate) fn map(
 ) -> Result<HostTensor> {
     let dims = input.shape().dims();
     let (height, width) = (dims[0] / scale_in, dims[1] / scale_in);
-    if height * width <= WHOLE {
+    if in_one_piece([height, width]) {
         return f(input, 0, 1);
     }
     let (rows, columns) = (cuts(height), cuts(width));

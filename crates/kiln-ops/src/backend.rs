@@ -50,6 +50,10 @@ pub trait Backend: Send + Sync {
     /// Copies a tensor to the host with the dtype it has; waits for the work that makes it.
     fn download(&self, x: &Self::Tensor) -> Result<HostTensor>;
 
+    /// `round(clamp(scale · x + shift, 0, 1) · 255)` on the host, ties to even: a picture's values as its bytes. Everything is
+    /// rounded to f32 on the way; what is not a number becomes 0. Waits as [`Backend::download`] does.
+    fn download_bytes(&self, x: &Self::Tensor, scale: f32, shift: f32) -> Result<Vec<u8>>;
+
     /// Takes over a linear layer. The host bytes may be a mapped file and are kept, not copied, where that is possible.
     ///
     /// Slabs of f32, bf16, f16 or f64 are the weight, and packed matrices the values they stand for. Slabs of i8, with a scale for every row, mean a product in integers:

@@ -98,7 +98,7 @@ std::map<std::string, Kernel> &kernels() {
         BOTH(fp8, quantise_fp8) BOTH(fp8, product_fp8) BOTH(fp8, rescale_fp8)
         BOTH(int8, quantise) BOTH(int8, product_int8)
         K(movement, copy_columns_2) K(movement, copy_columns_4) K(movement, copy_columns_16)
-        K(movement, upsample) K(movement, space_to_depth_2) K(movement, space_to_depth_4)
+        BOTH(movement, to_bytes) K(movement, upsample) K(movement, space_to_depth_2) K(movement, space_to_depth_4)
         BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(norm, norm_rope) BOTH(norm, norm_rope_128)
         BOTH(norm, ada_layer_norm_held) BOTH(norm, rms_norm_held)
         K(softmax, softmax_rows) K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)

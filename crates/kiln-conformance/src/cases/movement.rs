@@ -8,6 +8,7 @@ use crate::random::{HEAVY, NORMAL};
 
 pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add_once("upload/from_every_float_type", Upload);
+    list.add_once("download_bytes/of_pictures", DownloadBytes);
     list.add_once("cast/rounds_to_nearest_even", Cast);
     list.add("reshape/keeps_the_order", Reshape);
     list.add("slice_rows/of_every_rank", SliceRows);
@@ -33,6 +34,36 @@ impl Scenario for Upload {
         }
         let scalar = t.b.upload(&HostTensor::from_f32(Vec::new(), vec![2.5])?, DType::F32)?;
         t.put_as("a scalar", &scalar, DType::F32, Tolerance::EXACT)
+    }
+}
+
+struct DownloadBytes;
+
+impl Scenario for DownloadBytes {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        // Every tie between two bytes and its neighbours, what lies beyond the ends, and no numbers at all.
+        let tie = |i: u32| (i as f32 + 0.5) / 255.0;
+        let near = (0..255).flat_map(|i| [-1, 0, 1].map(|d: i32| tie(i).to_bits().wrapping_add_signed(d)));
+        let mut edges: Vec<f32> = near.map(f32::from_bits).collect();
+        edges.extend([-0.0, 0.0, 1.0, -1.0, 2.0, 1e30, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.25]);
+        let mut hosts = vec![HostTensor::from_f32([edges.len()], edges)?];
+        for n in ODD {
+            let mut values = t.draw(NORMAL, [n, 3]).to_f32()?.into_owned();
+            // Neither black nor white at the end, where a lost element shows.
+            values[3 * n - 1] = 0.125;
+            hosts.push(HostTensor::from_f32([n, 3], values)?);
+        }
+        for host in hosts {
+            for dtype in [DType::F32, DType::BF16] {
+                let x = t.b.upload(&host.to_dtype(dtype)?, dtype)?;
+                for (scale, shift) in [(1.0, 0.0), (0.5, 0.5)] {
+                    let label = format!("{} elements of {dtype}, {scale} x + {shift}", host.numel());
+                    let bytes = t.b.download_bytes(&x, scale, shift)?;
+                    t.put_bytes(label, &bytes)?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 

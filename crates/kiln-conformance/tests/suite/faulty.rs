@@ -102,6 +102,10 @@ impl Backend for Faulty {
         Ok(HostTensor::from_f32(x.shape(), values)?.to_dtype(x.dtype())?)
     }
 
+    fn download_bytes(&self, x: &HostTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+        R.download_bytes(&self.download(x)?, scale, shift)
+    }
+
     fn weight(&self, mut parts: LinearParts) -> Result<Self::Weight> {
         if self.0 == Fault::DeltasAtZero {
             parts.deltas.iter_mut().for_each(|delta| delta.row = 0);

@@ -45,6 +45,7 @@ fn names_are_unique_and_name_an_operation() {
     assert_eq!(names.len(), count);
     for op in [
         "upload",
+        "download_bytes",
         "reshape",
         "cast",
         "slice_rows",

@@ -41,6 +41,21 @@ pub(crate) fn cast(cx: &Context, x: &CpuTensor, dtype: DType) -> Result<CpuTenso
     }
 }
 
+pub(crate) fn bytes(cx: &Context, x: &CpuTensor, scale: f32, shift: f32) -> Vec<u8> {
+    // Adding 2²³ drops the fraction, ties to even, and leaves the integer in the low byte: rounding is a call of a function
+    // where the build is for any x86-64.
+    const MAGIC: f32 = 8_388_608.0;
+    let byte = |v: f32| ((v * scale + shift).clamp(0.0, 1.0) * 255.0 + MAGIC).to_bits() as u8;
+    by_dtype!(x, T => {
+        let x = T::of(x);
+        let mut out = vec![0; x.len()];
+        cx.pool.pieces(&mut out, PIECE, |i, out: &mut [u8]| {
+            out.iter_mut().zip(&x[i * PIECE..]).for_each(|(out, v)| *out = byte(v.widen()));
+        });
+        out
+    })
+}
+
 pub(crate) fn concat_rows(cx: &Context, parts: &[&CpuTensor]) -> Result<CpuTensor> {
     let shape = shapes::concat_rows(parts)?;
     by_dtype!(parts[0], T => {

@@ -3,7 +3,7 @@ use std::ops::Range;
 use kiln_ops::{Result, Tensor as _, shapes};
 use kiln_tensor::{DType, Shape};
 
-use super::THREADS;
+use super::{THREADS, by_dtype, flat};
 use super::elementwise::cast_block;
 use crate::device::launch;
 use crate::sources::MOVEMENT;
@@ -21,6 +21,17 @@ pub(crate) fn cast(cx: &Context, x: &CudaTensor, dtype: DType) -> Result<CudaTen
     let out = CudaTensor::new(cx, x.shape(), dtype)?;
     cast_block(cx, x.dtype(), x.at(), dtype, out.at(), x.shape().numel())?;
     Ok(out)
+}
+
+/// A picture's bytes: a quarter of what its floats would be to copy.
+pub(crate) fn bytes(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+    let n = x.shape().numel();
+    let block = cx.block(n.next_multiple_of(8))?;
+    let name = by_dtype(x.dtype(), "to_bytes_f32", "to_bytes_bf16");
+    cx.done(launch!(cx.device, MOVEMENT, name, flat(n), THREADS, 0; x.at(), block.at(), n as i64, scale, shift))?;
+    let mut bytes = vec![0; n];
+    cx.done(cx.device.download(block.at(), &mut bytes))?;
+    Ok(bytes)
 }
 
 pub(crate) fn slice_rows(x: &CudaTensor, range: Range<usize>) -> Result<CudaTensor> {

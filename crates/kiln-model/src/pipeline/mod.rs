@@ -235,8 +235,13 @@ impl<B: Backend> Pipeline<B> {
             observer.event(Event::Note(note.clone()))?;
         }
         let channels = self.folder.transformer.config.in_channels;
-        let noise = noise::draw(&request.noise, plan.pictures, channels, plan.grid(), self.options.dtype)?;
-        let texts = self.encode_text(request, plan.two_calls(variant), observer)?;
+        // The generator's numbers come one after the other: meanwhile the text is encoded.
+        let (grid, dtype) = (plan.grid(), self.options.dtype);
+        let (noise, texts) = std::thread::scope(|scope| {
+            let noise = scope.spawn(|| noise::draw(&request.noise, plan.pictures, channels, grid, dtype));
+            let texts = self.encode_text(request, plan.two_calls(variant), observer);
+            Ok::<_, Error>((join(noise)?, texts?))
+        })?;
         let (references, origin) = self.encode_pictures(&plan, &prepared, observer)?;
         // Inpainting hands its source over as a reference, and is a pipeline of its own: it has no cached form.
         let cached = variant == Variant::Kv && references.is_some() && matches!(prepared.start, Start::Noise);
@@ -254,7 +259,10 @@ impl<B: Backend> Pipeline<B> {
             let conditioning = Conditioning { text, negative: texts.negative.as_ref() };
             let tokens = denoiser.run(index, noise, &conditioning, observer)?;
             let latents = b.download(&tokens)?;
-            finite("the transformer's result", &latents)?;
+            if let Err(error) = finite("the transformer's result", &latents) {
+                finite(text::RESULT, &b.download(conditioning.text)?)?;
+                return Err(error);
+            }
             observer.event(Event::Decoding { picture: index })?;
             let picture = self.autoencoder.decode(b, &tokens, plan.grid(), observer)?;
             let picture = match &prepared.start {

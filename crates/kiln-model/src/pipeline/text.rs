@@ -11,6 +11,9 @@ use crate::text_encoder::{self, TextEncoder};
 use crate::tokenizer::{PromptTokenizer, Tokens};
 use crate::{Event, Observer, Part, Result, TextCache};
 
+/// What messages call an encoded text.
+pub(super) const RESULT: &str = "the text encoder's result";
+
 /// The text encoder, loaded when a text is to be encoded that is not remembered.
 pub(super) struct Texter<B: Backend> {
     part: Part<text_encoder::Config>,
@@ -60,9 +63,8 @@ impl<B: Backend> Texter<B> {
         observer: &mut dyn Observer<B>,
     ) -> Result<B::Tensor> {
         let Some(cache) = &self.cache else {
-            let encoded = self.encoder(b, observer)?.forward(b, tokens, place, observer)?;
-            finite("the text encoder's result", &b.download(&encoded)?)?;
-            return Ok(encoded);
+            // Whether it is finite is asked when the picture isn't: the question would keep a GPU waiting.
+            return self.encoder(b, observer)?.forward(b, tokens, place, observer);
         };
         let key = self.key(b, tokens)?;
         if let Some(text) = cache.get(&key) {
@@ -70,7 +72,7 @@ impl<B: Backend> Texter<B> {
         }
         let encoded = self.encoder(b, observer)?.forward(b, tokens, place, observer)?;
         let text = b.download(&encoded)?;
-        finite("the text encoder's result", &text)?;
+        finite(RESULT, &text)?;
         if let Err(error) = cache.put(&key, &text) {
             observer.event(Event::Note(format!("the encoded text is not kept: {error}")))?;
         }

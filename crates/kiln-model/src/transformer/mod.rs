@@ -323,7 +323,11 @@ impl<B: Backend> Transformer<B> {
     /// references after the image, or before it when they are to be extracted.
     pub fn layout(&self, b: &B, text: &[Position], image: &[Position]) -> Result<Layout<B>> {
         let table = |positions: &[Position]| rope::table(b, &self.config, positions);
-        Ok(Layout { text: table(text)?, image: table(image)?, joined: table(&[text, image].concat())? })
+        let (text, image) = (table(text)?, table(image)?);
+        let cos = b.concat_rows(&[&text.cos, &image.cos])?;
+        let sin = b.concat_rows(&[&text.sin, &image.sin])?;
+        let joined = RopeTable { cos, sin, pairs: text.pairs };
+        Ok(Layout { text, image, joined })
     }
 
     /// The velocity of the image tokens, f32 `[n, 128]`, and the references' keys and values when they were asked for.

@@ -36,26 +36,38 @@ impl Position {
 
 /// The rotary table of these tokens. Angles are taken in f64: at position 511 f32 would lose half its digits.
 pub(super) fn table<B: Backend>(b: &B, config: &Config, positions: &[Position]) -> Result<RopeTable<B>> {
-    let frequencies: Vec<(usize, f64)> = config
-        .axes_dims_rope
-        .iter()
-        .enumerate()
-        .flat_map(|(axis, &dim)| {
-            let frequency = move |i| config.rope_theta.powf(-((2 * i) as f64) / dim as f64);
-            (0..dim / 2).map(move |i| (axis, frequency(i)))
-        })
-        .collect();
-    let angle = |p: &Position| {
-        let axes = p.axes();
-        frequencies.iter().map(move |&(axis, f)| f64::from(axes[axis]) * f).collect::<Vec<_>>()
+    let axes: Vec<Axis> = (0..4).map(|axis| Axis::new(config, axis, positions)).collect();
+    let width = axes.iter().map(|axis| axis.width).sum();
+    let upload = |which: fn(&Axis) -> &[f32]| {
+        let mut values = Vec::with_capacity(positions.len() * width);
+        for p in positions {
+            for (axis, place) in axes.iter().zip(p.axes()) {
+                values.extend_from_slice(&which(axis)[place as usize * axis.width..][..axis.width]);
+            }
+        }
+        Ok::<_, crate::Error>(b.upload(&HostTensor::from_f32([positions.len(), width], values)?, DType::F32)?)
     };
-    let angles: Vec<f64> = positions.iter().flat_map(angle).collect();
-    let upload = |f: fn(f64) -> f64| {
-        let values = angles.iter().map(|&a| f(a) as f32).collect();
-        let table = HostTensor::from_f32([positions.len(), frequencies.len()], values)?;
-        Ok::<_, crate::Error>(b.upload(&table, DType::F32)?)
-    };
-    Ok(RopeTable { cos: upload(f64::cos)?, sin: upload(f64::sin)?, pairs: RopePairs::Adjacent })
+    let (cos, sin) = (upload(|axis| &axis.cos)?, upload(|axis| &axis.sin)?);
+    Ok(RopeTable { cos, sin, pairs: RopePairs::Adjacent })
+}
+
+/// One axis' share of the table at every place up to the last: thousands of tokens share a few dozen places.
+struct Axis {
+    width: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Axis {
+    fn new(config: &Config, axis: usize, positions: &[Position]) -> Axis {
+        let dim = config.axes_dims_rope.get(axis).copied().unwrap_or(0);
+        let places = positions.iter().map(|p| p.axes()[axis] + 1).max().unwrap_or(0);
+        let frequency = |i: usize| config.rope_theta.powf(-((2 * i) as f64) / dim as f64);
+        let frequencies: Vec<f64> = (0..dim / 2).map(frequency).collect();
+        let angles = (0..places).flat_map(|p| frequencies.iter().map(move |f| f64::from(p) * f));
+        let (cos, sin) = angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip();
+        Axis { width: dim / 2, cos, sin }
+    }
 }
 
 #[cfg(test)]

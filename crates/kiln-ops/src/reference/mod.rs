@@ -73,6 +73,11 @@ impl Backend for Reference {
         Ok(x.clone())
     }
 
+    fn download_bytes(&self, x: &HostTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+        let byte = |&v: &f32| ((v * scale + shift).clamp(0.0, 1.0) * 255.0).round_ties_even() as u8;
+        Ok(x.to_f32()?.iter().map(byte).collect())
+    }
+
     fn weight(&self, parts: LinearParts) -> Result<linear::Linear> {
         linear::Linear::new(parts)
     }

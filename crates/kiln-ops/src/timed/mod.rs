@@ -193,6 +193,11 @@ impl<B: Backend> Backend for Timed<B> {
         self.count("download", |b| b.download(x), |_| (dims(x.shape()), Work::moving(2 * bytes([x]))))
     }
 
+    fn download_bytes(&self, x: &B::Tensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+        let call = |b: &B| b.download_bytes(x, scale, shift);
+        self.count("download_bytes", call, |y| (dims(x.shape()), Work::moving(bytes([x]) + y.len() as u64)))
+    }
+
     fn weight(&self, parts: LinearParts) -> Result<Self::Weight> {
         let (bytes, macs) = work::of_linear(&parts);
         let size = format!("{} × {}", parts.rows(), parts.cols());
