@@ -21,6 +21,8 @@ pub(crate) trait Source {
 #[derive(Default)]
 pub(crate) struct Arena {
     state: Mutex<State>,
+    /// The most that is ever held.
+    limit: Option<usize>,
 }
 
 #[derive(Default)]
@@ -28,6 +30,7 @@ struct State {
     /// Free blocks by size.
     free: BTreeMap<usize, Vec<DevicePtr>>,
     held: usize,
+    peak: usize,
 }
 
 /// A block is larger than asked for, so that requests of about one size share blocks.
@@ -41,6 +44,11 @@ fn rounded(bytes: usize) -> usize {
 }
 
 impl Arena {
+    /// One that never holds more than so many bytes.
+    pub fn new(limit: Option<usize>) -> Arena {
+        Arena { limit, ..Arena::default() }
+    }
+
     /// A block of at least that size, and its size.
     pub fn take(&self, source: &impl Source, bytes: usize) -> Option<(DevicePtr, usize)> {
         let size = rounded(bytes.max(1));
@@ -56,11 +64,16 @@ impl Arena {
             }
             return Some((at, size));
         }
-        let at = source.take(size).or_else(|| {
+        let take = |state: &State| {
+            let allowed = self.limit.is_none_or(|limit| state.held + size <= limit);
+            if allowed { source.take(size) } else { None }
+        };
+        let at = take(&state).or_else(|| {
             state.release(source);
-            source.take(size)
+            take(&state)
         })?;
         state.held += size;
+        state.peak = state.peak.max(state.held);
         Some((at, size))
     }
 
@@ -72,12 +85,21 @@ impl Arena {
 
     /// Gives all free blocks back to the source.
     pub fn release(&self, source: &impl Source) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).release(source);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.release(source);
+        state.peak = state.held;
     }
 
     /// Bytes that came from the source and were not given back.
     pub fn held(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).held
+    }
+}
+
+impl Arena {
+    /// The most that was held at once.
+    pub fn peak(&self) -> usize {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).peak
     }
 }
 
@@ -171,6 +193,16 @@ mod tests {
         let other = arena.take(&source, 9 << 20).unwrap();
         assert_eq!(arena.held(), other.1);
         assert_eq!(arena.take(&source, 4 << 20), None);
+    }
+
+    #[test]
+    fn no_more_is_held_than_the_limit_allows() {
+        let (arena, source) = (Arena::new(Some(5 << 20)), Counted::default());
+        let four = arena.take(&source, 4 << 20).unwrap();
+        assert_eq!(arena.take(&source, 2 << 20), None);
+        arena.give(four.0, four.1);
+        assert!(arena.take(&source, 2 << 20).is_some());
+        assert_eq!((arena.held(), arena.peak()), (2 << 20, 4 << 20));
     }
 
     #[test]

@@ -21,11 +21,13 @@ pub struct Options {
     pub keep: bool,
     /// Whether matrix products are made without cuBLASLt, by Kiln's own kernels alone.
     pub own_products: bool,
+    /// The most bytes of the GPU's memory that tensors and weights take together.
+    pub memory_limit: Option<usize>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { device: 0, cache: None, keep: true, own_products: false }
+        Options { device: 0, cache: None, keep: true, own_products: false, memory_limit: None }
     }
 }
 
@@ -59,6 +61,16 @@ impl CudaBackend {
     /// Bytes of the GPU's memory that this backend holds.
     pub fn memory_held(&self) -> usize {
         self.cx.device.held()
+    }
+
+    /// The most that this backend held at once.
+    pub fn memory_peak(&self) -> usize {
+        self.cx.device.peak()
+    }
+
+    /// Gives all memory that nothing needs back to the GPU, and counts the most that is held anew.
+    pub fn release_memory(&self) {
+        self.cx.device.release();
     }
 
     /// Waits until all work so far is done.
@@ -101,6 +113,10 @@ impl Backend for CudaBackend {
 
     fn synchronize(&self) -> Result<()> {
         self.wait()
+    }
+
+    fn keep_weights(&self, stay: u64, of: u64) {
+        self.cx.device.keep_weights(stay, of);
     }
 
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CudaTensor> {

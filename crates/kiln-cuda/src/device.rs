@@ -13,6 +13,7 @@ use crate::gemm::lt::Lt;
 use crate::probe::{self, Gpu};
 use crate::sources::{Source, Target};
 use crate::staging::{LARGE, Staging};
+use crate::stream::{Quota, Streamer};
 use crate::sys::driver::{DevicePtr, Driver, FUNCTION_SHARED_BYTES, OUT_OF_MEMORY, STREAM_NON_BLOCKING};
 use crate::{Error, Options, Result};
 
@@ -34,6 +35,9 @@ pub(crate) struct Device {
     coming: Mutex<HashMap<&'static str, JoinHandle<Result<Vec<u8>>>>>,
     /// Made when a large copy first needs it; `None` where the driver has no such memory.
     staging: Mutex<Option<Option<Staging>>>,
+    streamer: Mutex<Streamer>,
+    /// Which of the weights to come stay on the device; all, where nobody said otherwise.
+    quota: Mutex<Option<Quota>>,
 }
 
 /// The driver's handles.
@@ -124,18 +128,33 @@ impl Device {
         };
         let folder = if options.keep { Cache::usual_folder() } else { None };
         let cache = Arc::new(Cache::at(options.cache.clone().or(folder)));
-        let (arena, modules, staging) = (Arena::default(), Mutex::default(), Mutex::default());
+        let (arena, modules, staging) = (Arena::new(options.memory_limit), Mutex::default(), Mutex::default());
+        let (streamer, quota) = (Mutex::default(), Mutex::default());
         // Every picture needs these, and compiling them takes seconds: all at once, while weights are being read.
         let coming = Source::usual(gpu.capability).into_iter().map(|source| {
             let (compiler, target, cache) = (Arc::clone(&compiler), target.clone(), Arc::clone(&cache));
             (source.name, std::thread::spawn(move || compiler.compile_once(source, &target, &cache)))
         });
         let coming = Mutex::new(coming.collect());
-        Ok(Device { driver, gpu, cache, lt, compiler, target, raw, arena, modules, coming, staging })
+        Ok(Device {
+            driver,
+            gpu,
+            cache,
+            lt,
+            compiler,
+            target,
+            raw,
+            arena,
+            modules,
+            coming,
+            staging,
+            streamer,
+            quota,
+        })
     }
 
     /// Makes the context this thread's.
-    fn enter(&self) -> Result<()> {
+    pub fn enter(&self) -> Result<()> {
         // SAFETY: the context lives as long as the device.
         self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.context_set)(self.raw.context) })
     }
@@ -150,6 +169,22 @@ impl Device {
         self.enter()?;
         // SAFETY: the stream lives as long as the device.
         self.driver.check("cuStreamSynchronize", unsafe { (self.driver.stream_wait)(self.raw.stream) })
+    }
+
+    /// The weights that are brought in when they are used.
+    pub fn streamer(&self) -> MutexGuard<'_, Streamer> {
+        self.streamer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of the weights to come, `of` bytes together, `stay` bytes stay on the device.
+    pub fn keep_weights(&self, stay: u64, of: u64) {
+        *self.quota.lock().unwrap_or_else(PoisonError::into_inner) = Some(Quota::new(stay, of));
+    }
+
+    /// Whether the next weight stays on the device.
+    pub fn keeps(&self, bytes: usize) -> bool {
+        let mut quota = self.quota.lock().unwrap_or_else(PoisonError::into_inner);
+        quota.as_mut().is_none_or(|quota| quota.admits(bytes as u64))
     }
 
     /// Bytes of the device's memory that nobody has.
@@ -175,6 +210,23 @@ impl Device {
     pub fn take(&self, bytes: usize) -> Result<Option<(DevicePtr, usize)>> {
         self.enter()?;
         Ok(self.arena.take(&FromDriver(self), bytes))
+    }
+
+    /// Takes back what [`Device::take`] gave.
+    pub fn give(&self, at: DevicePtr, size: usize) {
+        self.arena.give(at, size);
+    }
+
+    /// Gives free memory back to the driver.
+    pub fn release(&self) {
+        if self.enter().is_ok() {
+            self.arena.release(&FromDriver(self));
+        }
+    }
+
+    /// The most bytes that were held at once.
+    pub fn peak(&self) -> usize {
+        self.arena.peak()
     }
 
     /// Copies from the host; the bytes may go away when this returns.
@@ -350,6 +402,10 @@ impl Drop for Device {
             {
                 staging.free(&self.driver);
             }
+            let streamer = self.streamer.get_mut().unwrap_or_else(PoisonError::into_inner);
+            if let Some((at, size)) = streamer.free(&self.driver) {
+                self.arena.give(at, size);
+            }
             if let Ok(lt) = &self.lt
                 && let Some((at, size)) = lt.destroy()
             {
@@ -410,6 +466,11 @@ pub(crate) struct Block {
 }
 
 impl Block {
+    /// Memory that belongs to somebody else.
+    pub fn lent(device: &Arc<Device>, at: DevicePtr) -> Block {
+        Block { device: Arc::clone(device), at, size: 0 }
+    }
+
     /// Its address.
     pub fn at(&self) -> DevicePtr {
         self.at
@@ -418,7 +479,9 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.device.arena.give(self.at, self.size);
+        if self.size > 0 {
+            self.device.arena.give(self.at, self.size);
+        }
     }
 }
 

@@ -32,6 +32,7 @@ mod ops;
 mod probe;
 mod sources;
 mod staging;
+mod stream;
 mod sys;
 mod tensor;
 mod weight;
@@ -87,8 +88,12 @@ impl Context {
 
     /// Memory of the device.
     pub fn block(&self, bytes: usize) -> kiln_ops::Result<Block> {
-        self.done(self.device.memory(bytes))?
-            .ok_or_else(|| kiln_ops::Error::Memory { backend: self.state(), bytes })
+        self.done(self.device.memory(bytes))?.ok_or_else(|| self.short_of(bytes))
+    }
+
+    /// So many bytes can't be had.
+    pub fn short_of(&self, bytes: usize) -> kiln_ops::Error {
+        kiln_ops::Error::Memory { backend: self.state(), bytes }
     }
 }
 

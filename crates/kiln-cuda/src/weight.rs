@@ -1,6 +1,7 @@
 //! Weights on the device: as they are stored in their file, and in the type a product needs where that differs.
 
 use std::borrow::Cow;
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use kiln_ops::{Error, Result, shapes};
@@ -10,6 +11,7 @@ use crate::Context;
 use crate::device::Block;
 use crate::ops::elementwise::cast_block;
 use crate::ops::fp8::round_rows;
+use crate::stream::{Brought, Streamed};
 use crate::sys::driver::DevicePtr;
 
 /// A matrix on the device.
@@ -103,8 +105,8 @@ pub(crate) struct Int8 {
     pub cols: usize,
     /// Bytes from row to row: a multiple of 16, zeros after the last column.
     pub depth: usize,
-    block: Block,
-    scales: Block,
+    block: Arc<Block>,
+    scales: Arc<Block>,
 }
 
 impl Int8 {
@@ -117,7 +119,8 @@ impl Int8 {
             cx.done(cx.device.upload(&bytes, at))?;
             at += bytes.len() as u64;
         }
-        Ok(Int8 { rows, cols, depth, block, scales: vector(cx, "weight", &parts.scales)? })
+        let scales = Arc::new(vector(cx, "weight", &parts.scales)?);
+        Ok(Int8 { rows, cols, depth, block: Arc::new(block), scales })
     }
 
     /// Address of row `row` and of its scale.
@@ -149,8 +152,8 @@ pub(crate) struct Fp8 {
     pub cols: usize,
     /// Bytes from row to row: a multiple of 16, zeros after the last column.
     pub depth: usize,
-    block: Block,
-    scales: Block,
+    block: Arc<Block>,
+    scales: Arc<Block>,
 }
 
 impl Fp8 {
@@ -159,7 +162,8 @@ impl Fp8 {
             return Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: cx.name() });
         }
         let depth = padded(cols);
-        let fp8 = Fp8 { rows, cols, depth, block: cx.block(rows * depth)?, scales: cx.block(rows * 4)? };
+        let (block, scales) = (Arc::new(cx.block(rows * depth)?), Arc::new(cx.block(rows * 4)?));
+        let fp8 = Fp8 { rows, cols, depth, block, scales };
         let mut first = 0;
         for slab in slabs {
             let slab = if slab.dtype() == DType::BF16 { slab.clone() } else { slab.to_dtype(DType::F32)? };
@@ -181,7 +185,7 @@ impl Fp8 {
 /// A linear layer on the device.
 pub struct CudaWeight {
     /// Shared with the same layer under other updates.
-    pub(crate) base: Arc<Base>,
+    base: Arc<Place>,
     pub(crate) bias: Option<Arc<Block>>,
     pub(crate) deltas: Vec<LowRank>,
 }
@@ -191,6 +195,75 @@ pub(crate) enum Base {
     Dense(Matrix),
     Int8(Int8),
     Fp8(Fp8),
+}
+
+impl Base {
+    fn size(&self) -> [usize; 2] {
+        match self {
+            Base::Dense(matrix) => [matrix.rows, matrix.cols],
+            Base::Int8(integers) => [integers.rows, integers.cols],
+            Base::Fp8(short) => [short.rows, short.cols],
+        }
+    }
+
+    /// Address and size of what is large in it.
+    fn bulk(&self) -> (DevicePtr, usize) {
+        match self {
+            Base::Dense(m) => (m.block.at(), m.rows * m.cols * m.stored.size()),
+            Base::Int8(w) => (w.block.at(), w.rows * w.depth),
+            Base::Fp8(w) => (w.block.at(), w.rows * w.depth),
+        }
+    }
+
+    /// The same with that elsewhere.
+    fn moved(&self, block: Block) -> Base {
+        let block = Arc::new(block);
+        match self {
+            Base::Dense(m) => Base::Dense(Matrix {
+                rows: m.rows,
+                cols: m.cols,
+                stored: m.stored,
+                block,
+                as_f32: OnceLock::new(),
+                as_bf16: OnceLock::new(),
+            }),
+            Base::Int8(Int8 { rows, cols, depth, scales, .. }) => {
+                Base::Int8(Int8 { rows: *rows, cols: *cols, depth: *depth, block, scales: Arc::clone(scales) })
+            }
+            Base::Fp8(Fp8 { rows, cols, depth, scales, .. }) => {
+                Base::Fp8(Fp8 { rows: *rows, cols: *cols, depth: *depth, block, scales: Arc::clone(scales) })
+            }
+        }
+    }
+}
+
+/// Where a weight lies between its uses.
+enum Place {
+    /// On the device.
+    Here(Base),
+    /// In the host's memory; of the base all but what is large.
+    There(Base, Streamed),
+}
+
+/// What the input is multiplied with, on the device for as long as this lives.
+pub(crate) enum Present<'a> {
+    Here(&'a Base),
+    Brought {
+        base: Base,
+        /// Whose end lets others take its place.
+        _lender: Brought<'a>,
+    },
+}
+
+impl Deref for Present<'_> {
+    type Target = Base;
+
+    fn deref(&self) -> &Base {
+        match self {
+            Present::Here(base) => base,
+            Present::Brought { base, .. } => base,
+        }
+    }
 }
 
 /// A low-rank update of the outputs from `row` on.
@@ -235,7 +308,15 @@ impl CudaWeight {
         let bias =
             parts.bias.as_ref().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
         let deltas = LowRank::all(cx, &parts.deltas, cols)?;
-        Ok(CudaWeight { base: Arc::new(base), bias: bias.map(Arc::new), deltas })
+        let (at, bytes) = base.bulk();
+        let place = match cx.device.keeps(bytes) {
+            true => Place::Here(base),
+            false => {
+                let streamed = cx.done(Streamed::new(&cx.device, at, bytes))?;
+                Place::There(base.moved(Block::lent(&cx.device, 0)), streamed)
+            }
+        };
+        Ok(CudaWeight { base: Arc::new(place), bias: bias.map(Arc::new), deltas })
     }
 
     /// The same layer with other updates.
@@ -248,9 +329,20 @@ impl CudaWeight {
 
     pub(crate) fn size(&self) -> [usize; 2] {
         match &*self.base {
-            Base::Dense(matrix) => [matrix.rows, matrix.cols],
-            Base::Int8(integers) => [integers.rows, integers.cols],
-            Base::Fp8(short) => [short.rows, short.cols],
+            Place::Here(base) | Place::There(base, _) => base.size(),
+        }
+    }
+
+    /// What the input is multiplied with, brought in if it isn't on the device.
+    pub(crate) fn present(&self, cx: &Context) -> Result<Present<'_>> {
+        match &*self.base {
+            Place::Here(base) => Ok(Present::Here(base)),
+            Place::There(base, streamed) => {
+                let brought = cx.done(streamed.bring())?;
+                let brought = brought.ok_or_else(|| cx.short_of(base.bulk().1))?;
+                let base = base.moved(Block::lent(&cx.device, brought.at));
+                Ok(Present::Brought { base, _lender: brought })
+            }
         }
     }
 }

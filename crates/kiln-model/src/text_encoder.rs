@@ -103,6 +103,14 @@ impl Config {
         STATES.len() * self.hidden_size
     }
 
+    /// Elements of the linear layers that are run, and of the largest.
+    pub(crate) fn linear_elements(&self) -> [u64; 2] {
+        let (hidden, mlp) = (self.hidden_size as u64, self.intermediate_size as u64);
+        let heads = 2 * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim();
+        let layers = STATES[STATES.len() - 1] as u64;
+        [layers * hidden * (heads as u64 + 3 * mlp), 2 * hidden * mlp]
+    }
+
     /// What is wrong with these numbers, if anything is.
     pub(crate) fn problem(&self) -> Option<String> {
         if let Some(kind) = self.model_type.as_deref().filter(|kind| *kind != "qwen3") {

@@ -44,6 +44,12 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
+    /// Of the weights that are made from now on, `of` bytes together, `stay` bytes stay on the device; the others lie in the
+    /// host's memory and are brought in when they are used. Where all weights lie there it means nothing.
+    fn keep_weights(&self, stay: u64, of: u64) {
+        let _ = (stay, of);
+    }
+
     /// Copies a float tensor from the host, converted to `dtype` (f32 or bf16).
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<Self::Tensor>;
 

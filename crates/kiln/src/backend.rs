@@ -35,7 +35,7 @@ impl Chosen {
     pub fn new(args: &MachineArgs, device: Device) -> Result<Chosen, Failure> {
         match device {
             Device::Cpu | Device::Auto => Ok(Chosen::Cpu(cpu(args)?)),
-            Device::Cuda(number) => cuda(number),
+            Device::Cuda(number) => cuda(number, args.vram_limit),
         }
     }
 
@@ -120,15 +120,16 @@ fn cuda_options(device: usize) -> kiln_cuda::Options {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(number: usize) -> Result<Chosen, Failure> {
-    match kiln_cuda::CudaBackend::new(&cuda_options(number)) {
+fn cuda(number: usize, vram: Option<u64>) -> Result<Chosen, Failure> {
+    let memory_limit = vram.and_then(|bytes| usize::try_from(bytes).ok());
+    match kiln_cuda::CudaBackend::new(&kiln_cuda::Options { memory_limit, ..cuda_options(number) }) {
         Ok(backend) => Ok(Chosen::Cuda(Box::new(backend))),
         Err(e) => Err(Failure::new(format!("cuda:{number} can't be used: {e}")).hint(USE_THE_CPU)),
     }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(_: usize) -> Result<Chosen, Failure> {
+fn cuda(_: usize, _: Option<u64>) -> Result<Chosen, Failure> {
     Err(Failure::new("this build of Kiln has no CUDA backend").hint(USE_THE_CPU))
 }
 
@@ -161,6 +162,19 @@ fn find_gpu(weights: u64) -> (Option<Chosen>, Option<String>) {
 #[cfg(not(feature = "cuda"))]
 fn find_gpu(_: u64) -> (Option<Chosen>, Option<String>) {
     (None, None)
+}
+
+/// Which weights stay within `limit` bytes of a GPU's memory.
+pub fn placement(
+    weights: kiln_model::WeightBytes,
+    need: &kiln_model::MemoryNeed,
+    limit: u64,
+) -> Result<kiln_model::Placement, Failure> {
+    kiln_model::Placement::new(weights, need, limit).map_err(|least| {
+        let (limit, least) = (crate::values::bytes(limit), crate::values::bytes(least));
+        Failure::new(format!("{limit} of the GPU's memory are too little for this picture: it takes {least} at least"))
+            .hint("raise --vram-limit, choose a smaller size with -W and -H, or say --device cpu")
+    })
 }
 
 /// Bytes of a model's weights: of its files, or of what is inside the program.

@@ -81,6 +81,7 @@ impl Job {
             loras: order.loras.iter().map(|l| (l.path.clone(), l.weight)).collect(),
             lora_partial: order.lora_partial,
             memory_limit,
+            placement: None,
             text_cache,
         };
         let pictures = plans(order, &request, first_row);

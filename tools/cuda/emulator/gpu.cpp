@@ -156,6 +156,7 @@ int cuMemFreeHost(void *p) { return std::free(p), 0; }
 int cuStreamCreate(void **s, unsigned) { return *s = (void *)2, 0; }
 int cuStreamDestroy_v2(void *) { return 0; }
 int cuStreamSynchronize(void *) { return 0; }
+int cuStreamWaitEvent(void *, void *, unsigned) { return 0; }
 int cuEventCreate(void **e, unsigned) { return *e = (void *)3, 0; }
 int cuEventRecord(void *, void *) { return 0; }
 int cuEventSynchronize(void *) { return 0; }

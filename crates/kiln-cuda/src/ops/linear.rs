@@ -11,7 +11,7 @@ use crate::device::{Block, launch};
 use crate::gemm::Product;
 use crate::sources::OUTPUT;
 use crate::sys::driver::DevicePtr;
-use crate::weight::{Base, Matrix};
+use crate::weight::{Base, Matrix, Present};
 use crate::{Context, CudaTensor, CudaWeight, int};
 
 pub(crate) fn linear(cx: &Context, x: &CudaTensor, w: &CudaWeight) -> Result<CudaTensor> {
@@ -54,6 +54,7 @@ struct Layer<'a> {
     cx: &'a Context,
     xs: &'a [&'a CudaTensor],
     w: &'a CudaWeight,
+    base: Present<'a>,
     rows: usize,
     dtype: DType,
     /// The inputs times `down` of every delta, `[rows, rank]`.
@@ -77,8 +78,9 @@ struct Destination {
 impl<'a> Layer<'a> {
     fn new(cx: &'a Context, xs: &'a [&'a CudaTensor], w: &'a CudaWeight) -> Result<Self> {
         let (rows, dtype) = (xs[0].shape().rows(), xs[0].dtype());
-        let mut layer = Layer { cx, xs, w, rows, dtype, inner: Vec::new(), rounded: None, short: None };
-        if let Base::Int8(integers) = &*w.base {
+        let base = w.present(cx)?;
+        let mut layer = Layer { cx, xs, w, base, rows, dtype, inner: Vec::new(), rounded: None, short: None };
+        if let Base::Int8(integers) = &*layer.base {
             // One scale for a row of all inputs.
             let rounded = match xs {
                 [x] => Rounded::new(cx, x, integers),
@@ -86,7 +88,7 @@ impl<'a> Layer<'a> {
             };
             layer.rounded = Some(rounded?);
         }
-        if let Base::Fp8(weight) = &*w.base {
+        if let Base::Fp8(weight) = &*layer.base {
             layer.short = Some(Short::new(cx, xs, weight)?);
         }
         layer.inner = w.deltas.iter().map(|delta| layer.whole(&delta.down)).collect::<Result<_>>()?;
@@ -149,7 +151,7 @@ impl<'a> Layer<'a> {
 
     /// Some of the layer's outputs, but for its deltas, in one launch; `None` when it takes more than one.
     fn at_once(&self, rows: &Range<usize>, to: Destination) -> Option<Result<()>> {
-        match (&*self.w.base, &self.rounded) {
+        match (&*self.base, &self.rounded) {
             (Base::Int8(integers), Some(rounded)) => {
                 let Destination { bias, add, out, dtype } = to;
                 Some(rounded.product(self.cx, integers, rows, [bias, add, Some(out)], dtype))
@@ -170,7 +172,7 @@ impl<'a> Layer<'a> {
 
     /// [`Layer::sums`] of some of the layer's outputs, with its deltas.
     fn all_sums(&self, rows: Range<usize>) -> Result<Block> {
-        let sums = match &*self.w.base {
+        let sums = match &*self.base {
             Base::Dense(matrix) => self.sums(matrix, rows.clone())?,
             Base::Int8(_) | Base::Fp8(_) => {
                 let sums = self.cx.block(self.rows * rows.len() * 4)?;
@@ -234,7 +236,7 @@ impl<'a> Layer<'a> {
     fn equal_parts(&self, first: usize, width: usize, count: usize) -> Result<Vec<CudaTensor>> {
         let rows = first..first + width * count;
         let at = |i: usize| first + i * width..first + (i + 1) * width;
-        if let Base::Dense(matrix) = &*self.w.base
+        if let Base::Dense(matrix) = &*self.base
             && count > 1
             && width > 0
             && self.rows > 0

@@ -42,6 +42,7 @@ functions! {
         fn stream_create = "cuStreamCreate"(*mut Handle, c_uint) -> Status;
         fn stream_destroy = "cuStreamDestroy_v2"(Handle) -> Status;
         fn stream_wait = "cuStreamSynchronize"(Handle) -> Status;
+        fn stream_wait_event = "cuStreamWaitEvent"(Handle, Handle, c_uint) -> Status;
         fn event_create = "cuEventCreate"(*mut Handle, c_uint) -> Status;
         fn event_record = "cuEventRecord"(Handle, Handle) -> Status;
         fn event_wait = "cuEventSynchronize"(Handle) -> Status;
@@ -66,6 +67,8 @@ functions! {
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 /// `CUDA_ERROR_NO_DEVICE`.
 pub(crate) const NO_DEVICE: c_int = 100;
+/// `CU_EVENT_DISABLE_TIMING`.
+pub(crate) const EVENT_NO_TIME: c_uint = 2;
 /// `CU_STREAM_NON_BLOCKING`.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.

@@ -2,7 +2,7 @@ use std::fmt;
 
 use kiln_tensor::DType;
 
-use crate::{ModelFolder, tiles};
+use crate::{ModelFolder, tiles, transformer};
 
 /// Memory that serving a request takes beside the weights, in bytes: an upper estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,18 +20,27 @@ impl MemoryNeed {
     }
 
     /// The need of a picture of `width` × `height` with `others` text and reference tokens.
-    pub fn new(folder: &ModelFolder, [width, height]: [usize; 2], others: usize, dtype: DType) -> MemoryNeed {
-        let config = &folder.transformer.config;
+    pub fn new(folder: &ModelFolder, size: [usize; 2], others: usize, dtype: DType) -> MemoryNeed {
+        let channels = folder.vae.as_ref().map(|vae| vae.config.decoder_channels());
+        let channels = channels.map(|levels| [levels[0], levels[1]]);
+        MemoryNeed::of(&folder.transformer.config, channels, size, others, dtype)
+    }
+
+    /// The same for a transformer and the channels of the autoencoder's last level and the one before it.
+    pub fn of(
+        config: &transformer::Config,
+        channels: Option<[usize; 2]>,
+        [width, height]: [usize; 2],
+        others: usize,
+        dtype: DType,
+    ) -> MemoryNeed {
         let element = dtype.size() as u64;
         let tokens = (width as u64 / 16).saturating_mul(height as u64 / 16);
         let rows = tokens.saturating_add(others as u64);
         // A single block holds its input, its norm, q, k, v and twice the MLP, the attention, the MLP, the sum.
         let widths = config.dim() as f64 * (8.0 + 3.0 * config.mlp_ratio);
         let transformer = (rows as f64 * widths * element as f64) as u64;
-        let channels = folder.vae.as_ref().map_or([64; 2], |v| {
-            let levels = v.config.decoder_channels();
-            [levels[0], levels[1]]
-        });
+        let channels = channels.unwrap_or([64; 2]);
         MemoryNeed { transformer, autoencoder: autoencoder([width, height], channels, element) }
     }
 }

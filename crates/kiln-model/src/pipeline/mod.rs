@@ -3,6 +3,7 @@
 mod denoise;
 mod memory;
 mod noise;
+mod placement;
 mod plan;
 mod request;
 mod text;
@@ -22,6 +23,7 @@ use crate::{Autoencoder, Error, Event, ModelFolder, Observer, Result, TextCache,
 use denoise::{Conditioning, Denoiser, Origin, ReferenceMode, ReferenceTokens};
 pub(crate) use memory::Gib;
 pub use memory::MemoryNeed;
+pub use placement::{Placement, WeightBytes};
 pub use plan::Resolved;
 use plan::{Prepared, Start};
 pub use request::{Noise, Prompt, Request, Rng, Task};
@@ -42,6 +44,8 @@ pub struct Options {
     pub lora_partial: bool,
     /// Bytes that a request may need beside the weights before it is refused.
     pub memory_limit: Option<u64>,
+    /// Which weights stay on the device; all when absent.
+    pub placement: Option<Placement>,
     /// Where encoded texts are kept and looked for. With it, the text encoder is loaded only when it is needed.
     pub text_cache: Option<TextCache>,
 }
@@ -55,6 +59,7 @@ impl Default for Options {
             loras: Vec::new(),
             lora_partial: false,
             memory_limit: None,
+            placement: None,
             text_cache: None,
         }
     }
@@ -139,9 +144,12 @@ impl<B: Backend> Pipeline<B> {
         let dtype = options.dtype;
         let cache = &options.text_cache;
         let texter = folder.text_encoder.as_ref();
-        let texter = texter.map(|part| Texter::new(b, part, dtype, cache.clone(), observer)).transpose()?;
+        let texter = texter.map(|part| Texter::new(b, part, options, cache.clone(), observer)).transpose()?;
 
         observer.event(Event::Loading { part: "transformer" })?;
+        if let Some(Placement { weights, transformer, .. }) = options.placement {
+            b.keep_weights(transformer, weights.transformer);
+        }
         let mut source = folder.transformer.weights()?;
         source.set_loras(open_loras(&options.loras)?);
         source.set_lora_partial(options.lora_partial);

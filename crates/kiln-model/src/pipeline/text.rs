@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
 
-use super::finite;
+use super::{Options, Placement, finite};
 use crate::text_cache::Key;
 use crate::text_encoder::{self, TextEncoder};
 use crate::tokenizer::{PromptTokenizer, Tokens};
@@ -18,6 +18,7 @@ pub(super) const RESULT: &str = "the text encoder's result";
 pub(super) struct Texter<B: Backend> {
     part: Part<text_encoder::Config>,
     dtype: DType,
+    placement: Option<Placement>,
     cache: Option<TextCache>,
     fingerprint: OnceLock<String>,
     encoder: Mutex<Option<Arc<TextEncoder<B>>>>,
@@ -28,12 +29,12 @@ impl<B: Backend> Texter<B> {
     pub(super) fn new(
         b: &B,
         part: &Part<text_encoder::Config>,
-        dtype: DType,
+        &Options { dtype, placement, .. }: &Options,
         cache: Option<TextCache>,
         observer: &mut dyn Observer<B>,
     ) -> Result<Self> {
         let (part, fingerprint, encoder) = (part.clone(), OnceLock::new(), Mutex::new(None));
-        let texter = Texter { part, dtype, cache, fingerprint, encoder };
+        let texter = Texter { part, dtype, placement, cache, fingerprint, encoder };
         if texter.cache.is_none() {
             texter.encoder(b, observer)?;
         }
@@ -96,6 +97,9 @@ impl<B: Backend> Texter<B> {
             return Ok(Arc::clone(encoder));
         }
         observer.event(Event::Loading { part: "text encoder" })?;
+        if let Some(Placement { weights, text_encoder, .. }) = self.placement {
+            b.keep_weights(text_encoder, weights.text_encoder);
+        }
         let weights = self.part.weights()?;
         let loaded = Arc::new(TextEncoder::load(b, &weights.root(), &self.part.config, self.dtype)?);
         *encoder = Some(Arc::clone(&loaded));

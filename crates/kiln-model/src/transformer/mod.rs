@@ -139,6 +139,17 @@ impl Config {
         (self.dim() as f64 * self.mlp_ratio) as usize
     }
 
+    /// Elements of all linear layers, and of the largest.
+    pub(crate) fn linear_elements(&self) -> [u64; 2] {
+        let [dim, mlp, joint] = [self.dim(), self.mlp_dim(), self.joint_attention_dim].map(|n| n as u64);
+        let single = [dim * (3 * dim + 2 * mlp), (dim + mlp) * dim];
+        let double = 2 * (4 * dim * dim + 3 * dim * mlp);
+        let modulations = (6 + 6 + 3 + 2) * dim * dim;
+        let around = modulations + joint * dim;
+        let (doubles, singles) = (self.num_layers as u64, self.num_single_layers as u64);
+        [doubles * double + singles * (single[0] + single[1]) + around, single[0].max(joint * dim)]
+    }
+
     /// What is wrong with these numbers, if anything is.
     pub(crate) fn problem(&self) -> Option<String> {
         let head = self.attention_head_dim;

@@ -178,6 +178,10 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.reads_host_weights()
     }
 
+    fn keep_weights(&self, stay: u64, of: u64) {
+        self.inner.keep_weights(stay, of);
+    }
+
     fn synchronize(&self) -> Result<()> {
         self.inner.synchronize()
     }

@@ -15,6 +15,10 @@ pub struct MachineArgs {
     #[arg(long, value_name = "DEVICE", value_parser = Device::parse)]
     pub device: Option<Device>,
 
+    /// Take no more than this of a GPU's memory, such as 6G: what doesn't fit is brought in as it is used
+    #[arg(long, value_name = "SIZE", value_parser = crate::values::parse_bytes)]
+    pub vram_limit: Option<u64>,
+
     /// What to compute in; auto is int8 for a model that `kiln quantize` made, bf16 on a GPU, or if the CPU has AMX and
     /// the weights have 16 bits, else f32 [default: auto]
     #[arg(long, value_name = "TYPE")]

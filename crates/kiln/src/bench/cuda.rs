@@ -35,14 +35,35 @@ pub fn run(args: &BenchArgs, number: usize) -> Result<(), Failure> {
         return Err(Failure::new(format!("{} has no products of 8-bit floats", backend.name())));
     }
     let dtype = if args.machine.dtype == Some(DTypeArg::F32) { DType::F32 } else { DType::BF16 };
-    let plan = Plan { behind: true, ..plan(args, source(args)?, dtype, threads) };
+    backend.release_memory();
+    let mut plan = Plan { behind: true, ..plan(args, source(args)?, dtype, threads) };
+    if let Some(limit) = args.machine.vram_limit {
+        plan.placement = Some(placement(&plan, limit)?);
+    }
     let mut report = report(args, &plan, backend.name());
     report.peaks = peaks;
     report.compute_peak = (dtype == DType::BF16).then_some(PRODUCTS);
     report.memory_peak = Some(COPY);
     report.note("operations were timed one at a time; memory is all that the GPU's own is taken up with");
-    let held = |b: &kiln_cuda::CudaBackend| b.memory_held() as u64;
+    if let Some(placement) = plan.placement {
+        report.note(placement.to_string());
+    }
+    let held = |b: &kiln_cuda::CudaBackend| b.memory_peak() as u64;
     finish(args, Bench { plan: &plan, b: Timed::new(*backend), report, device_memory: Some(held) })
+}
+
+/// Which of the made-up weights stay.
+#[cfg(feature = "cuda")]
+fn placement(plan: &super::Plan, limit: u64) -> Result<kiln_model::Placement, Failure> {
+    use kiln_model::{MemoryNeed, WeightBytes};
+    let (text, config) = (plan.source.text_encoder(), plan.source.transformer());
+    let channels = plan.source.vae().map(|vae| vae.decoder_channels());
+    let channels = channels.map(|levels| [levels[0], levels[1]]);
+    let size = [plan.width, plan.height];
+    let others = plan.text_tokens + plan.references * plan.width * plan.height / 256;
+    let weights = WeightBytes::new(text, config, kiln_tensor::DType::BF16, plan.form);
+    let need = MemoryNeed::of(config, channels, size, others, plan.dtype);
+    crate::backend::placement(weights, &need, limit)
 }
 
 #[cfg(feature = "cuda")]

@@ -7,7 +7,7 @@ use kiln_model::text_encoder::TextEncoder;
 use kiln_model::tokenizer::Tokens;
 use kiln_model::transformer::{Call, Layout, Position, References, Transformer};
 use kiln_model::vae::Vae;
-use kiln_model::{Autoencoder, Variant};
+use kiln_model::{Autoencoder, Placement, Variant};
 use kiln_ops::{Backend, Timed};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{LinearForm, Lora, WeightSource};
@@ -33,6 +33,8 @@ pub struct Plan {
     /// Runs that count; one more goes before them.
     pub repeat: usize,
     pub phases: Vec<PhaseArg>,
+    /// Which weights stay on the device.
+    pub placement: Option<Placement>,
     /// Whether the backend works behind the caller's back: then operations are counted in a run of their own.
     pub behind: bool,
 }
@@ -253,6 +255,13 @@ impl<B: Backend> Bench<'_, B> {
         self.report.begin(&format!("loading the {part}"));
         let start = Instant::now();
         let mut weights = self.plan.source.weights(part)?;
+        if let Some(Placement { weights, text_encoder, transformer }) = self.plan.placement {
+            match part {
+                "transformer" => self.b.keep_weights(transformer, weights.transformer),
+                "text encoder" => self.b.keep_weights(text_encoder, weights.text_encoder),
+                _ => {}
+            }
+        }
         if part == "transformer" {
             weights.set_form(self.plan.form);
             weights.set_merged(self.plan.dtype);
