@@ -1,89 +1,22 @@
-"""Times phases with PyTorch, diffusers and transformers in bf16 on a GPU, eager and compiled; prints a line of JSON each.
+"""Times a phase with PyTorch, diffusers and transformers in bf16 on a GPU; prints a line of JSON each time.
 
-Several of these may compile at once: with --together FOLDER and --parties N, nobody is timed before N have compiled, and then
-one at a time.
+    peer_gpu.py step --size 1024x1024                 # eager, then under torch.compile
+    peer_gpu.py step --kind compiled --regional       # the repeated blocks are compiled once each: quicker to compile
+    peer_gpu.py decode --kind compiled --turns DIR    # compiles, then is timed whenever DIR/NAME.go appears, until DIR/quit
+
+With --turns several can compile at once, and then take turns with whom they are compared with.
 """
 
 import argparse
-import contextlib
-import fcntl
 import json
 import pathlib
 import time
 
 import torch
 
-import models
+import phases
 
-REAL_TOKENS = 64
 CUDA = "cuda"
-
-
-def step(args):
-    model = models.materialise(models.transformer(args.model), CUDA)
-    config = model.config
-    width, height = args.size
-    rows, columns = height // 16, width // 16
-
-    def grid(t):
-        return torch.cartesian_prod(torch.tensor([t]), torch.arange(rows), torch.arange(columns), torch.arange(1))
-
-    # References lie behind the picture, at other times.
-    ids = torch.cat([grid(0)] + [grid(10 * (i + 1)) for i in range(args.refs)])
-    words = torch.cartesian_prod(torch.arange(1), torch.arange(1), torch.arange(1), torch.arange(args.tokens))
-    inputs = dict(
-        hidden_states=torch.randn(1, ids.shape[0], config.in_channels, device=CUDA).bfloat16(),
-        encoder_hidden_states=torch.randn(1, args.tokens, config.joint_attention_dim, device=CUDA).bfloat16(),
-        timestep=torch.tensor([0.7], device=CUDA).bfloat16(),
-        img_ids=ids[None].to(CUDA),
-        txt_ids=words[None].to(CUDA),
-        guidance=None,
-        return_dict=False,
-    )
-    compiled = torch.compile(model)
-    return lambda: model(**inputs), lambda: compiled(**inputs)
-
-
-def text(args):
-    # As diffusers' pipeline runs it: all layers and the head, the hidden states kept.
-    model = models.materialise(models.text_encoder(args.model), CUDA)
-    rotary = model.model.rotary_emb
-    if hasattr(rotary, "rope_init_fn"):
-        rotary.inv_freq = rotary.rope_init_fn(model.config, CUDA)[0]
-    ids = torch.arange(args.tokens, device=CUDA)[None] * 7919 % model.config.vocab_size
-    mask = (torch.arange(args.tokens, device=CUDA) < REAL_TOKENS).long()[None]
-    return (lambda: model(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False)), None
-
-
-def decode(args):
-    model = models.materialise(models.vae(args.model), CUDA).to(memory_format=torch.channels_last)
-    width, height = args.size
-    latent = torch.randn(1, model.config.latent_channels, height // 8, width // 8, device=CUDA).bfloat16()
-    latent = latent.to(memory_format=torch.channels_last)
-    compiled = torch.compile(model.decode)
-    return lambda: model.decode(latent, return_dict=False), lambda: compiled(latent, return_dict=False)
-
-
-@contextlib.contextmanager
-def alone(args, name):
-    if not args.together:
-        yield
-        return
-    folder = pathlib.Path(args.together)
-    (folder / f"ready {name}").touch()
-    deadline = time.monotonic() + args.patience
-    while len(list(folder.glob("ready *"))) < args.parties and time.monotonic() < deadline:
-        time.sleep(0.2)
-    with open(folder / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def first_run(run):
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def measure(run, repeat):
@@ -100,30 +33,59 @@ def measure(run, repeat):
     return dict(median=times[len(times) // 2], best=times[0])
 
 
+def first_run(run):
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def turns(folder, name):
+    """Yields whenever it is this one's turn."""
+    if not folder:
+        yield
+        return
+    folder = pathlib.Path(folder)
+    go = folder / f"{name}.go"
+    (folder / f"{name}.ready").touch()
+    while not (folder / "quit").exists():
+        if go.exists():
+            yield
+            go.unlink()
+        time.sleep(0.02)
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phase", choices=["step", "text", "decode"])
-    parser.add_argument("--model", choices=sorted(models.TRANSFORMERS), default="4b")
-    parser.add_argument("--size", type=lambda s: tuple(map(int, s.split("x"))), default=(1024, 1024))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    phases.arguments(parser, (1024, 1024), 15)
     parser.add_argument("--refs", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--together", metavar="FOLDER")
-    parser.add_argument("--parties", type=int, default=1)
-    parser.add_argument("--patience", type=float, default=150)
+    parser.add_argument("--kind", choices=["eager", "compiled"], action="append")
+    parser.add_argument("--regional", action="store_true")
+    parser.add_argument("--turns", metavar="DIR")
+    parser.add_argument("--name", default="peer")
     args = parser.parse_args()
     torch.manual_seed(0)
     # What a user of diffusers is told to do before anything else.
     torch.backends.cudnn.benchmark = True
-    name = f"{args.phase} {args.model} {args.size[0]}x{args.size[1]} refs {args.refs}"
+    what = f"{args.phase} {args.model} {args.size[0]}x{args.size[1]} refs {args.refs}"
     with torch.inference_mode():
-        eager, compiled = {"step": step, "text": text, "decode": decode}[args.phase](args)
-        kinds = [(kind, run) for kind, run in [("eager", eager), ("compiled", compiled)] if run]
-        first = {kind: first_run(run) for kind, run in kinds}
-        with alone(args, name):
-            for kind, run in kinds:
+        model, entry, call = phases.ALL[args.phase](args, CUDA)
+        runs = {}
+        for kind in args.kind or ["eager", "compiled"]:
+            run = entry
+            if kind == "compiled" and args.regional:
+                model.compile_repeated_blocks()
+            elif kind == "compiled":
+                run = torch.compile(entry)
+            runs[kind] = lambda run=run: call(run)
+        first = {kind: first_run(run) for kind, run in runs.items()}
+        for _ in turns(args.turns, args.name):
+            for kind, run in runs.items():
+                torch.cuda.reset_peak_memory_stats()
                 result = dict(first=first[kind], **measure(run, args.repeat))
-                print(json.dumps(dict(name=name, kind=kind, torch=torch.__version__, **result)), flush=True)
+                memory = torch.cuda.max_memory_allocated()
+                line = dict(name=what, kind=kind, regional=args.regional, torch=torch.__version__, memory=memory, **result)
+                print(json.dumps(line), flush=True)
 
 
 main()

@@ -60,7 +60,7 @@ impl Tolerance {
 
     /// As [`Tolerance::rounded`], but in bf16 one of the factors, or something between two products, may have been
     /// rounded as well: f32 or f16 weights used with bf16 activations, the probabilities of an attention, a LoRA's inner
-    /// activations, a product before it is gated. With f32 activations nothing of that kind is allowed.
+    /// activations, a product before it is gated, the sums of taps under a pixel of a doubled picture. With f32 activations nothing of that kind is allowed.
     pub fn rounded_inside(self, dtype: DType) -> Self {
         let once = self.rounded(dtype);
         match dtype {

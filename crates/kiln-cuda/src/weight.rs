@@ -354,6 +354,8 @@ pub struct CudaConv {
     /// `[out, height · width · in]`.
     pub(crate) kernel: Matrix,
     pub(crate) bias: Option<Block>,
+    /// The sums of taps for doubled pictures, made when they are first needed.
+    pub(crate) folded: OnceLock<Block>,
 }
 
 impl CudaConv {
@@ -377,7 +379,7 @@ impl CudaConv {
         };
         let kernel = Matrix::new(cx, "conv", &[flat], cols)?;
         let bias = bias.map(|bias| vector(cx, "conv", std::slice::from_ref(bias))).transpose()?;
-        Ok(CudaConv { size, kernel, bias })
+        Ok(CudaConv { size, kernel, bias, folded: OnceLock::new() })
     }
 }
 

@@ -201,6 +201,7 @@ pub trait Backend: Send + Sync {
     ) -> Result<Self::Tensor>;
 
     /// Cross-correlation as in torch's `conv2d`, plus bias, plus `residual` when given.
+    /// In bf16, taps that meet the same pixel of a doubled picture may be added up and rounded first.
     ///
     /// `x`: `[h, w, in]`; result and `residual`: `[h', w', out]`.
     fn conv2d(

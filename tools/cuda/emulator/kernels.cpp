@@ -82,7 +82,7 @@ std::map<std::string, Kernel> &kernels() {
         K(attention, attention_32) K(attention, attention_64) K(attention, attention_96) K(attention, attention_128)
         K(attention, attention_256) K(attention, attention_512)
         K(attention_hopper, attention_hopper_128) K(conv_hopper, conv_hopper_3_128) K(conv_hopper, conv_hopper_3_8)
-        K(conv_hopper, conv_hopper_1_128)
+        K(conv_hopper, conv_hopper_1_128) K(conv_hopper, conv_hopper_2_128) K(conv_hopper, fold_taps)
         K(attention_plain, attention_plain_f32_4) K(attention_plain, attention_plain_f32_16)
         K(attention_plain, attention_plain_bf16_4) K(attention_plain, attention_plain_bf16_16)
         K(conv, conv_plain_f32_f32) K(conv, conv_plain_bf16_bf16) K(conv, conv_plain_bf16_f32)

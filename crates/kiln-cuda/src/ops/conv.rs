@@ -23,7 +23,7 @@ pub(crate) fn conv2d(
     let [_, channels, height, width] = conv.size;
     let [top, bottom, left, right] = geometry.padding;
     size(2 * input[0].max(input[1]) + top + bottom + left + right)?;
-    let mut call = ConvCall {
+    let call = ConvCall {
         x: x.at(),
         w: conv.kernel.at(cx, x.dtype(), 0, 0)?,
         bias: conv.bias.as_ref().map_or(0, Block::at),
@@ -41,20 +41,22 @@ pub(crate) fn conv2d(
         padding: [size(top)?, size(left)?],
         upsample: i32::from(geometry.upsample),
     };
-    let plain = ConvCall { upsample: 0, ..call };
-    if output.contains(&0)
-        || input.contains(&0)
-        || !call.takes_tiles(x.dtype())
-        || !conv_hopper::takes(cx, &plain, x.dtype())
-    {
+    if output.contains(&0) || input.contains(&0) || !call.takes_tiles(x.dtype()) {
         call.run(cx, x.dtype(), x.dtype())?;
         return Ok(out);
     }
-    // The copy engine can't read a pixel twice in a row; written out it costs less than slower products.
-    let larger = geometry.upsample.then(|| upsample(cx, x)).transpose()?;
-    if let Some(larger) = &larger {
-        (call.x, call.input) = (larger.at(), sizes(image(larger.shape()))?);
+    if conv_hopper::takes(cx, &call, x.dtype()) {
+        conv_hopper::run(cx, &call, conv)?;
+        return Ok(out);
     }
-    conv_hopper::run(cx, &call)?;
+    // The copy engine can't read a pixel twice in a row; written out it costs less than slower products.
+    let plain = ConvCall { upsample: 0, ..call };
+    if geometry.upsample && conv_hopper::takes(cx, &plain, x.dtype()) {
+        let larger = upsample(cx, x)?;
+        let plain = ConvCall { x: larger.at(), input: sizes(image(larger.shape()))?, ..plain };
+        conv_hopper::run(cx, &plain, conv)?;
+        return Ok(out);
+    }
+    call.run(cx, x.dtype(), x.dtype())?;
     Ok(out)
 }

@@ -1,16 +1,17 @@
 use kiln_ops::Result;
 use kiln_tensor::DType;
 
-use crate::Context;
 use crate::device::{Argument, launch};
 use crate::gemm::ConvCall;
 use crate::sources::CONV_HOPPER;
 use crate::sys::driver::{DevicePtr, TensorMap};
+use crate::{Context, CudaConv, int};
 
 /// Pixels along a side of a block; the numbers are those in `conv_hopper.cu`.
 const SIDE: usize = 16;
 const THREADS: usize = 384;
-const STAGES: usize = 2;
+/// Bytes of a row of a box.
+const ROW: usize = 128;
 
 /// What the kernels take; `struct HopperConv` there.
 #[repr(C)]
@@ -29,6 +30,8 @@ struct HopperConv {
     left: i32,
     tiles_x: i32,
     tiles_n: i32,
+    tiles: i32,
+    kinds: i32,
 }
 
 // SAFETY: the fields of `struct HopperConv`, in its order.
@@ -36,32 +39,48 @@ unsafe impl Argument for HopperConv {}
 
 const _: () = assert!(size_of::<HopperConv>() == 2 * 128 + 64);
 
+/// Whether the picture is doubled before a kernel whose results are four convolutions of the small one.
+fn folds(call: &ConvCall) -> bool {
+    let doubled = |side: usize| call.output[side] == 2 * call.input[side];
+    call.upsample == 1 && call.kernel == [3, 3] && call.padding == [1, 1] && doubled(0) && doubled(1) && call.output[2] > 8
+}
+
 /// Whether this GPU and convolution are the kernels'. `call` is one of whole vectors of bf16.
 pub(crate) fn takes(cx: &Context, call: &ConvCall, out: DType) -> bool {
     let packed = call.ldx == i64::from(call.input[2]) && call.ldo == i64::from(call.output[2]);
     let square = matches!(call.kernel, [3, 3] | [1, 1]);
-    let plain = call.stride == 1 && call.upsample == 0 && call.alpha == 1.0;
+    let plain = call.stride == 1 && (call.upsample == 0 || folds(call)) && call.alpha == 1.0;
     let aligned = [call.out, call.add, call.bias].iter().all(|at| at % 16 == 0);
     let whole = call.output[2] % 8 == 0 || call.output[2] < 8;
     cx.device.gpu.capability == (9, 0) && out == DType::BF16 && packed && square && plain && aligned && whole
 }
 
-pub(crate) fn run(cx: &Context, call: &ConvCall) -> Result<()> {
+pub(crate) fn run(cx: &Context, call: &ConvCall, conv: &CudaConv) -> Result<()> {
     let [height, width, channels] = call.input.map(|n| n as usize);
-    let [out_height, out_width, n] = call.output.map(|n| n as usize);
-    let kernel = call.kernel[0] as usize;
+    let n = call.output[2] as usize;
+    let (kinds, kernel) = if call.upsample == 1 { (4, 2) } else { (1, call.kernel[0] as usize) };
+    let (out_height, out_width) = match kinds {
+        1 => (call.output[0] as usize, call.output[1] as usize),
+        _ => (height, width),
+    };
+    let (weights, step) = match kinds {
+        1 => (call.w, call.ldw as usize),
+        _ => (folded(cx, call, conv)?, 4 * channels),
+    };
     // The narrow kernel is for pictures themselves.
-    let (columns, name) = match (kernel, n <= 8) {
-        (3, true) => (8, "conv_hopper_3_8"),
-        (3, false) => (128, "conv_hopper_3_128"),
-        _ => (128, "conv_hopper_1_128"),
+    let (columns, stages, name) = match (kernel, n <= 8) {
+        (3, true) => (8, 3, "conv_hopper_3_8"),
+        (3, false) => (128, 2, "conv_hopper_3_128"),
+        (2, _) => (128, 3, "conv_hopper_2_128"),
+        _ => (128, 3, "conv_hopper_1_128"),
     };
     let (taps, rows) = (kernel * kernel, SIDE + kernel - 1);
     let x =
         cx.device.tensor_map(call.x, [channels, width, height], [channels, width * channels], [SIDE, rows]);
-    let w = cx.device.tensor_map(call.w, [channels, taps, n], [channels, call.ldw as usize], [1, columns]);
+    let w = cx.device.tensor_map(weights, [channels, taps, kinds * n], [channels, step], [1, columns]);
     let (tiles_x, tiles_y) = (out_width.div_ceil(SIDE), out_height.div_ceil(SIDE));
     let tiles_n = n.div_ceil(columns);
+    let tiles = tiles_x * tiles_y * tiles_n * kinds;
     let arguments = HopperConv {
         x: cx.done(x)?,
         w: cx.done(w)?,
@@ -69,15 +88,31 @@ pub(crate) fn run(cx: &Context, call: &ConvCall) -> Result<()> {
         add: call.add,
         out: call.out,
         channels: call.input[2],
-        height: call.output[0],
-        width: call.output[1],
+        height: out_height as i32,
+        width: out_width as i32,
         n: call.output[2],
         top: call.padding[0],
         left: call.padding[1],
         tiles_x: tiles_x as i32,
         tiles_n: tiles_n as i32,
+        tiles: int("conv2d", tiles)?,
+        kinds: kinds as i32,
     };
-    let shared = STAGES * 128 * (rows * SIDE + kernel * columns) + 16 * STAGES + 1024;
-    let grid = [tiles_x * tiles_y * tiles_n, 1];
+    let shared = stages * ROW * (rows * SIDE + kernel * columns) + 16 * stages + 1024;
+    let grid = [tiles.min(cx.device.gpu.processors.max(1) as usize), 1];
     cx.done(launch!(cx.device, CONV_HOPPER, name, grid, THREADS, shared; arguments))
+}
+
+/// Where the weights of the four convolutions lie; made when they are first needed.
+fn folded(cx: &Context, call: &ConvCall, conv: &CudaConv) -> Result<DevicePtr> {
+    if let Some(block) = conv.folded.get() {
+        return Ok(block.at());
+    }
+    let (n, channels) = (call.output[2], call.input[2]);
+    let elements = 16 * n as usize * channels as usize;
+    let block = cx.block(2 * elements)?;
+    let grid = [elements.div_ceil(256), 1];
+    cx.done(launch!(cx.device, CONV_HOPPER, "fold_taps", grid, 256, 0; call.w, block.at(), n, channels))?;
+    // Of two threads that come here at once one is second, and its copy is as good.
+    Ok(conv.folded.get_or_init(|| block).at())
 }

@@ -1,0 +1,67 @@
+"""The phases of a picture as diffusers and transformers run them, on made-up weights in bf16.
+
+Each function gives a module, what of it is called, and how: `call(entry)` runs the phase, `call(torch.compile(entry))` too.
+"""
+
+import torch
+
+import models
+
+REAL_TOKENS = 64
+
+
+def step(args, device):
+    model = models.materialise(models.transformer(args.model), device)
+    config = model.config
+    width, height = args.size
+    rows, columns = height // 16, width // 16
+
+    def grid(t):
+        return torch.cartesian_prod(torch.tensor([t]), torch.arange(rows), torch.arange(columns), torch.arange(1))
+
+    # References lie behind the picture, at other times.
+    ids = torch.cat([grid(0)] + [grid(10 * (i + 1)) for i in range(getattr(args, "refs", 0))])
+    words = torch.cartesian_prod(torch.arange(1), torch.arange(1), torch.arange(1), torch.arange(args.tokens))
+    inputs = dict(
+        hidden_states=torch.randn(1, ids.shape[0], config.in_channels, device=device).bfloat16(),
+        encoder_hidden_states=torch.randn(1, args.tokens, config.joint_attention_dim, device=device).bfloat16(),
+        timestep=torch.tensor([0.7], device=device).bfloat16(),
+        img_ids=ids[None].to(device),
+        txt_ids=words[None].to(device),
+        guidance=None,
+        return_dict=False,
+    )
+    return model, model, lambda entry: entry(**inputs)
+
+
+def text(args, device):
+    # As diffusers' pipeline runs it: all layers and the head, the hidden states kept.
+    model = models.materialise(models.text_encoder(args.model), device)
+    # The rotary frequencies are a buffer that is computed, not loaded.
+    rotary = model.model.rotary_emb
+    if hasattr(rotary, "rope_init_fn"):
+        rotary.inv_freq = rotary.rope_init_fn(model.config, device)[0]
+    ids = torch.arange(args.tokens, device=device)[None] * 7919 % model.config.vocab_size
+    mask = (torch.arange(args.tokens, device=device) < REAL_TOKENS).long()[None]
+    inputs = dict(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
+    return model, model, lambda entry: entry(**inputs)
+
+
+def decode(args, device):
+    model = models.materialise(models.vae(args.model), device).to(memory_format=torch.channels_last)
+    width, height = args.size
+    latent = torch.randn(1, model.config.latent_channels, height // 8, width // 8, device=device).bfloat16()
+    latent = latent.to(memory_format=torch.channels_last)
+    return model, model.decode, lambda entry: entry(latent, return_dict=False)
+
+
+ALL = {"step": step, "text": text, "decode": decode}
+
+
+def arguments(parser, size, repeat):
+    """What all peers are told."""
+    parser.add_argument("phase", choices=list(ALL))
+    parser.add_argument("--model", choices=sorted(models.TRANSFORMERS), default="4b")
+    parser.add_argument("--size", type=lambda s: tuple(map(int, s.split("x"))), default=size)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--repeat", type=int, default=repeat)
