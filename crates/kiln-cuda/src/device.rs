@@ -128,7 +128,8 @@ impl Device {
         };
         let folder = if options.keep { Cache::usual_folder() } else { None };
         let cache = Arc::new(Cache::at(options.cache.clone().or(folder)));
-        let (arena, modules, staging) = (Arena::new(options.memory_limit), Mutex::default(), Mutex::default());
+        let (arena, modules, staging) =
+            (Arena::new(options.memory_limit), Mutex::default(), Mutex::default());
         let (streamer, quota) = (Mutex::default(), Mutex::default());
         // Every picture needs these, and compiling them takes seconds: all at once, while weights are being read.
         let coming = Source::usual(gpu.capability).into_iter().map(|source| {

@@ -227,9 +227,13 @@ impl Base {
                 as_f32: OnceLock::new(),
                 as_bf16: OnceLock::new(),
             }),
-            Base::Int8(Int8 { rows, cols, depth, scales, .. }) => {
-                Base::Int8(Int8 { rows: *rows, cols: *cols, depth: *depth, block, scales: Arc::clone(scales) })
-            }
+            Base::Int8(Int8 { rows, cols, depth, scales, .. }) => Base::Int8(Int8 {
+                rows: *rows,
+                cols: *cols,
+                depth: *depth,
+                block,
+                scales: Arc::clone(scales),
+            }),
             Base::Fp8(Fp8 { rows, cols, depth, scales, .. }) => {
                 Base::Fp8(Fp8 { rows: *rows, cols: *cols, depth: *depth, block, scales: Arc::clone(scales) })
             }

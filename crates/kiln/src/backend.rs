@@ -172,8 +172,10 @@ pub fn placement(
 ) -> Result<kiln_model::Placement, Failure> {
     kiln_model::Placement::new(weights, need, limit).map_err(|least| {
         let (limit, least) = (crate::values::bytes(limit), crate::values::bytes(least));
-        Failure::new(format!("{limit} of the GPU's memory are too little for this picture: it takes {least} at least"))
-            .hint("raise --vram-limit, choose a smaller size with -W and -H, or say --device cpu")
+        Failure::new(format!(
+            "{limit} of the GPU's memory are too little for this picture: it takes {least} at least"
+        ))
+        .hint("raise --vram-limit, choose a smaller size with -W and -H, or say --device cpu")
     })
 }
 

@@ -42,7 +42,12 @@ const _: () = assert!(size_of::<HopperConv>() == 2 * 128 + 64);
 /// Whether the picture is doubled before a kernel whose results are four convolutions of the small one.
 fn folds(call: &ConvCall) -> bool {
     let doubled = |side: usize| call.output[side] == 2 * call.input[side];
-    call.upsample == 1 && call.kernel == [3, 3] && call.padding == [1, 1] && doubled(0) && doubled(1) && call.output[2] > 8
+    call.upsample == 1
+        && call.kernel == [3, 3]
+        && call.padding == [1, 1]
+        && doubled(0)
+        && doubled(1)
+        && call.output[2] > 8
 }
 
 /// Whether this GPU and convolution are the kernels'. `call` is one of whole vectors of bf16.

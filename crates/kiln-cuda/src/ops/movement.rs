@@ -3,8 +3,8 @@ use std::ops::Range;
 use kiln_ops::{Result, Tensor as _, shapes};
 use kiln_tensor::{DType, Shape};
 
-use super::{THREADS, by_dtype, flat};
 use super::elementwise::cast_block;
+use super::{THREADS, by_dtype, flat};
 use crate::device::launch;
 use crate::sources::MOVEMENT;
 use crate::{Context, CudaTensor, int};
@@ -28,7 +28,9 @@ pub(crate) fn bytes(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Res
     let n = x.shape().numel();
     let block = cx.block(n.next_multiple_of(8))?;
     let name = by_dtype(x.dtype(), "to_bytes_f32", "to_bytes_bf16");
-    cx.done(launch!(cx.device, MOVEMENT, name, flat(n), THREADS, 0; x.at(), block.at(), n as i64, scale, shift))?;
+    cx.done(
+        launch!(cx.device, MOVEMENT, name, flat(n), THREADS, 0; x.at(), block.at(), n as i64, scale, shift),
+    )?;
     let mut bytes = vec![0; n];
     cx.done(cx.device.download(block.at(), &mut bytes))?;
     Ok(bytes)

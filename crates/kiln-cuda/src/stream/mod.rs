@@ -105,7 +105,9 @@ impl Streamer {
             self.ring.surprise();
             self.fetch(device, id, memory)?;
         }
-        let (Some(start), Some(weight)) = (self.ring.start(id), self.weights.get(&id)) else { return Ok(None) };
+        let (Some(start), Some(weight)) = (self.ring.start(id), self.weights.get(&id)) else {
+            return Ok(None);
+        };
         device.stream_waits(device.stream(), weight.arrived.0)?;
         Ok(Some(memory + start as u64))
     }
@@ -179,13 +181,10 @@ impl Streamer {
     }
 
     fn wait(&self, driver: &Driver) -> Result<()> {
-        match &self.copies {
-            // SAFETY: the stream lives until the end.
-            Some(copies) => {
-                driver.check("cuStreamSynchronize", unsafe { (driver.stream_wait)(copies.0) })
-            }
-            None => Ok(()),
-        }
+        let Some(copies) = &self.copies else { return Ok(()) };
+        // SAFETY: the stream lives until the end.
+        let status = unsafe { (driver.stream_wait)(copies.0) };
+        driver.check("cuStreamSynchronize", status)
     }
 
     fn copies(&mut self, driver: &Driver) -> Result<*mut c_void> {
@@ -249,8 +248,8 @@ impl Device {
         self.enter()?;
         let mut event = null_mut();
         // SAFETY: the event is written.
-        self.driver
-            .check("cuEventCreate", unsafe { (self.driver.event_create)(&mut event, EVENT_NO_TIME) })?;
+        let status = unsafe { (self.driver.event_create)(&mut event, EVENT_NO_TIME) };
+        self.driver.check("cuEventCreate", status)?;
         Ok(event)
     }
 

@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn every_weight_but_the_first_is_there_before_its_use() {
         let sizes = [170, 75, 170, 75, 170, 75, 170, 75].map(|size| size << 10);
-        let (mut ring, mut order) = (Ring::new(3 * 170 << 10), Order::default());
+        let (mut ring, mut order) = (Ring::new(3 * (170 << 10)), Order::default());
         assert_eq!(waits(&mut ring, &mut order, &sizes, &[0, 1, 2, 3, 4, 5, 6, 7]), 1);
         // Nobody knew that it begins again; from then on it is known.
         assert_eq!(waits(&mut ring, &mut order, &sizes, &[0, 1, 2, 3, 4, 5, 6, 7]), 1);

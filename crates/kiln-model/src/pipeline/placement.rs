@@ -83,7 +83,9 @@ impl fmt::Display for Placement {
         let WeightBytes { transformer, .. } = self.weights;
         match (self.is_whole(), transformer - self.transformer) {
             (true, _) => f.write_str("the whole model stays on the GPU"),
-            (_, 0) => f.write_str("the transformer stays on the GPU; the text encoder is brought in as it is used"),
+            (_, 0) => {
+                f.write_str("the transformer stays on the GPU; the text encoder is brought in as it is used")
+            }
             (_, gone) => write!(
                 f,
                 "the text encoder and {} of the transformer's {} are brought in as they are used",
@@ -99,7 +101,8 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
-    const WEIGHTS: WeightBytes = WeightBytes { text_encoder: 6 * GIB, transformer: 7 * GIB, largest: GIB / 6 };
+    const WEIGHTS: WeightBytes =
+        WeightBytes { text_encoder: 6 * GIB, transformer: 7 * GIB, largest: GIB / 6 };
     const NEED: MemoryNeed = MemoryNeed { transformer: GIB / 2, autoencoder: 5 * GIB / 4 };
 
     fn place(limit: u64) -> Result<Placement, u64> {
