@@ -90,13 +90,19 @@ impl Arena {
         state.peak = state.held;
     }
 
+    /// Bytes that may still be handed out, where the source has `free` more: the reserve counts, and so does the limit.
+    pub fn room(&self, free: usize) -> usize {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let reserve: usize = state.free.iter().map(|(size, blocks)| size * blocks.len()).sum();
+        let allowed = self.limit.map_or(usize::MAX, |limit| limit.saturating_sub(state.held - reserve));
+        free.saturating_add(reserve).min(allowed)
+    }
+
     /// Bytes that came from the source and were not given back.
     pub fn held(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).held
     }
-}
 
-impl Arena {
     /// The most that was held at once.
     pub fn peak(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).peak
@@ -203,6 +209,20 @@ mod tests {
         arena.give(four.0, four.1);
         assert!(arena.take(&source, 2 << 20).is_some());
         assert_eq!((arena.held(), arena.peak()), (2 << 20, 4 << 20));
+    }
+
+    #[test]
+    fn what_lies_in_reserve_is_room_but_never_beyond_the_limit() {
+        let (free, limited) = (Arena::default(), Arena::new(Some(5 << 20)));
+        for (arena, after) in [(&free, 10 << 20), (&limited, 4 << 20)] {
+            let source = Counted::default();
+            let kept = arena.take(&source, 1 << 20).unwrap();
+            let given = arena.take(&source, 3 << 20).unwrap();
+            assert_eq!(arena.room(7 << 20), after - (3 << 20));
+            arena.give(given.0, given.1);
+            assert_eq!(arena.room(7 << 20), after);
+            assert_eq!(kept.1, 1 << 20);
+        }
     }
 
     #[test]

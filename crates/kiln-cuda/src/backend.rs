@@ -53,7 +53,7 @@ impl CudaBackend {
         self.cx.device.lt.as_ref().err()
     }
 
-    /// Bytes of the GPU's memory that nobody has.
+    /// Bytes of the GPU's memory that this backend may still use.
     pub fn memory_free(&self) -> Result<usize> {
         self.cx.done(self.cx.device.free())
     }

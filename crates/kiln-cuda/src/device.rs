@@ -188,13 +188,13 @@ impl Device {
         quota.as_mut().is_none_or(|quota| quota.admits(bytes as u64))
     }
 
-    /// Bytes of the device's memory that nobody has.
+    /// Bytes of the device's memory that this process may still use: those that nobody has and its own reserve, up to the limit.
     pub fn free(&self) -> Result<usize> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both numbers are written.
         self.driver.check("cuMemGetInfo", unsafe { (self.driver.mem_info)(&mut free, &mut total) })?;
-        Ok(free)
+        Ok(self.arena.room(free))
     }
 
     /// Bytes of this device's memory that this process holds for tensors and weights.

@@ -73,7 +73,7 @@ impl Context {
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         let free = self.device.free().unwrap_or(0);
         format!(
-            "{}, of whose {:.1} GiB Kiln holds {:.1} and nobody {:.1}",
+            "{}, of whose {:.1} GiB Kiln holds {:.1} and may take {:.1} more",
             self.name(),
             gib(self.device.gpu.memory),
             gib(self.device.held() as u64),

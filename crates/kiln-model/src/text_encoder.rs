@@ -224,8 +224,10 @@ impl<B: Backend> TextEncoder<B> {
         let shape = [tokens.ids.len(), dim];
         // As they are, where they are bf16: widening and rounding them again would take longer than their copy to a GPU.
         if self.embed_tokens.format() == Format::BF16 && self.embed_tokens.scale().is_none() {
-            let row = |&id: &u32| &self.embed_tokens.bytes()[id as usize * 2 * dim..][..2 * dim];
-            let bytes: Vec<u8> = tokens.ids.iter().flat_map(row).copied().collect();
+            let mut bytes = Vec::with_capacity(tokens.ids.len() * 2 * dim);
+            for &id in &tokens.ids {
+                bytes.extend_from_slice(&self.embed_tokens.bytes()[id as usize * 2 * dim..][..2 * dim]);
+            }
             return Ok(HostTensor::new(DType::BF16, shape, bytes.into())?);
         }
         let mut values = vec![0f32; tokens.ids.len() * dim];

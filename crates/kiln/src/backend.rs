@@ -1,8 +1,9 @@
 //! Which machine computes: the one place that knows of every kind of backend.
 
 use kiln_cpu::{CpuBackend, Isa};
-use kiln_model::ModelFolder;
+use kiln_model::{MemoryNeed, ModelFolder, Placement, WeightBytes};
 use kiln_tensor::DType;
+use kiln_weights::LinearForm;
 
 use crate::args::{IsaArg, MachineArgs};
 use crate::failure::{Failure, While};
@@ -17,18 +18,21 @@ pub enum Chosen {
 }
 
 impl Chosen {
-    /// The backend for `device` and a model whose weights are so large. With `auto`, a GPU that has room for it; the sentence
-    /// says why not where there is a GPU and it isn't taken.
+    /// The backend for `device` and a model whose weights are so large. With `auto`, a GPU that has room for it, or any if a
+    /// limit says how much of it may be taken; the sentence says why not where there is a GPU and it isn't taken.
     pub fn for_model(
         args: &MachineArgs,
         device: Device,
         weights: u64,
     ) -> Result<(Chosen, Option<String>), Failure> {
-        if device == Device::Auto {
-            let (gpu, why) = find_gpu(weights);
-            return Ok((gpu.map_or_else(|| Chosen::new(args, Device::Cpu), Ok)?, why));
-        }
-        Ok((Chosen::new(args, device)?, None))
+        let (gpu, why) = match device {
+            Device::Auto => find_gpu(weights, args.vram_limit),
+            _ => (None, None),
+        };
+        let chosen = gpu.map_or_else(|| Chosen::new(args, device), Ok)?;
+        let vain = args.vram_limit.is_some() && chosen.vram().is_none();
+        let why = why.or_else(|| vain.then(|| "--vram-limit has no effect: the CPU computes".into()));
+        Ok((chosen, why))
     }
 
     /// The backend for `device`; `auto` is the CPU.
@@ -80,6 +84,15 @@ impl Chosen {
         match self {
             Chosen::Cpu(_) => machine::memory_limit(),
             #[cfg(feature = "cuda")]
+            Chosen::Cuda(_) => self.vram(),
+        }
+    }
+
+    /// Bytes of a GPU's memory that may be taken; `None` where the CPU computes.
+    pub fn vram(&self) -> Option<u64> {
+        match self {
+            Chosen::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
             Chosen::Cuda(backend) => backend.memory_free().ok().map(|bytes| bytes as u64),
         }
     }
@@ -114,15 +127,15 @@ const USE_THE_CPU: &str = "leave --device out, or say --device cpu, to compute o
 
 /// Kernels are kept beside what else is kept.
 #[cfg(feature = "cuda")]
-fn cuda_options(device: usize) -> kiln_cuda::Options {
+fn cuda_options(device: usize, vram: Option<u64>) -> kiln_cuda::Options {
     let cache = crate::cache::folder().map(|folder| folder.join("cuda"));
-    kiln_cuda::Options { device, cache, ..Default::default() }
+    let memory_limit = vram.and_then(|bytes| usize::try_from(bytes).ok());
+    kiln_cuda::Options { device, cache, memory_limit, ..Default::default() }
 }
 
 #[cfg(feature = "cuda")]
 fn cuda(number: usize, vram: Option<u64>) -> Result<Chosen, Failure> {
-    let memory_limit = vram.and_then(|bytes| usize::try_from(bytes).ok());
-    match kiln_cuda::CudaBackend::new(&kiln_cuda::Options { memory_limit, ..cuda_options(number) }) {
+    match kiln_cuda::CudaBackend::new(&cuda_options(number, vram)) {
         Ok(backend) => Ok(Chosen::Cuda(Box::new(backend))),
         Err(e) => Err(Failure::new(format!("cuda:{number} can't be used: {e}")).hint(USE_THE_CPU)),
     }
@@ -138,18 +151,21 @@ fn cuda(_: usize, _: Option<u64>) -> Result<Chosen, Failure> {
 const GPU_WORK: u64 = 2 << 30;
 
 #[cfg(feature = "cuda")]
-fn find_gpu(weights: u64) -> (Option<Chosen>, Option<String>) {
+fn find_gpu(weights: u64, vram: Option<u64>) -> (Option<Chosen>, Option<String>) {
     use kiln_cuda::Error;
-    let needed = weights.saturating_add(GPU_WORK);
-    let found = kiln_cuda::CudaBackend::new(&cuda_options(0));
+    // Whoever names a limit knows that not everything may fit.
+    let needed = if vram.is_some() { 0 } else { weights.saturating_add(GPU_WORK) };
+    let found = kiln_cuda::CudaBackend::new(&cuda_options(0, vram));
     let free = |backend: &kiln_cuda::CudaBackend| backend.memory_free().unwrap_or(0) as u64;
     match found {
         Ok(backend) if free(&backend) >= needed => (Some(Chosen::Cuda(Box::new(backend))), None),
         Ok(backend) => {
             let (needed, free) = (crate::values::bytes(needed), crate::values::bytes(free(&backend)));
             let name = &backend.gpu().name;
-            let why =
-                format!("the GPU is not used: this model takes about {needed}, and {name} has {free} free");
+            let why = format!(
+                "the GPU is not used: this model takes about {needed}, and {name} has {free} free; with --device cuda, \
+                 what doesn't fit is brought in as it is used"
+            );
             (None, Some(why))
         }
         // A machine without an NVIDIA GPU has nothing to be told.
@@ -160,22 +176,39 @@ fn find_gpu(weights: u64) -> (Option<Chosen>, Option<String>) {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn find_gpu(_: u64) -> (Option<Chosen>, Option<String>) {
+fn find_gpu(_: u64, _: Option<u64>) -> (Option<Chosen>, Option<String>) {
     (None, None)
 }
 
+/// Which of a model's weights stay on the GPU while it serves requests of that need; `None` where all do, or where there is
+/// no GPU.
+pub fn place(
+    chosen: &Chosen,
+    folder: &ModelFolder,
+    form: LinearForm,
+    need: &MemoryNeed,
+) -> Result<Option<Placement>, Failure> {
+    let Some(vram) = chosen.vram() else { return Ok(None) };
+    let text = folder.text_encoder.as_ref().map(|part| &part.config);
+    // What is packed is widened to bf16 there. Weights that can't be opened are told of when they are loaded.
+    let long = folder.transformer.weights().is_ok_and(|source| {
+        let most = source.dtypes().into_iter().max_by_key(|(_, count)| *count);
+        most.is_some_and(|(dtype, _)| dtype.size() == 4)
+    });
+    let stored = if long { DType::F32 } else { DType::BF16 };
+    let weights = WeightBytes::new(text, &folder.transformer.config, stored, form);
+    Ok(Some(placement(weights, need, vram)?).filter(|placement| !placement.is_whole()))
+}
+
 /// Which weights stay within `limit` bytes of a GPU's memory.
-pub fn placement(
-    weights: kiln_model::WeightBytes,
-    need: &kiln_model::MemoryNeed,
-    limit: u64,
-) -> Result<kiln_model::Placement, Failure> {
-    kiln_model::Placement::new(weights, need, limit).map_err(|least| {
-        let (limit, least) = (crate::values::bytes(limit), crate::values::bytes(least));
-        Failure::new(format!(
-            "{limit} of the GPU's memory are too little for this picture: it takes {least} at least"
+pub fn placement(weights: WeightBytes, need: &MemoryNeed, limit: u64) -> Result<Placement, Failure> {
+    Placement::new(weights, need, limit).map_err(|least| {
+        // Rounded up: who says that number again must not be refused.
+        let least = least.div_ceil(100 << 20) * 100;
+        let limit = crate::values::bytes(limit);
+        Failure::new(format!("{limit} of the GPU's memory are too little for this picture")).hint(format!(
+            "--vram-limit {least}M would do; a smaller size (-W, -H) takes less, --device cpu nothing"
         ))
-        .hint("raise --vram-limit, choose a smaller size with -W and -H, or say --device cpu")
     })
 }
 
@@ -186,4 +219,22 @@ pub fn weight_bytes(folder: &ModelFolder) -> u64 {
         source.map_or(0, |source| source.files().filter_map(|file| Some(file.metadata().ok()?.len())).sum())
     }
     part(Some(&folder.transformer)) + part(folder.text_encoder.as_ref()) + part(folder.vae.as_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_is_too_small_is_refused_with_one_that_does() {
+        let weights = WeightBytes { text_encoder: 6 << 30, transformer: 7 << 30, largest: 170 << 20 };
+        let need = MemoryNeed { transformer: 500 << 20, autoencoder: 1600 << 20 };
+        let failure = placement(weights, &need, 1 << 30).unwrap_err();
+        assert!(failure.message.starts_with("1.0 GiB of the GPU's memory are too little"), "{failure}");
+        let hint = failure.hint.unwrap();
+        let named = hint.split_whitespace().nth(1).unwrap();
+        let enough = crate::values::parse_bytes(named).unwrap();
+        assert_eq!(placement(weights, &need, enough).unwrap().transformer, 0);
+        assert!(placement(weights, &need, enough - (100 << 20)).is_err(), "{named} is more than it takes");
+    }
 }

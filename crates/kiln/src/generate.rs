@@ -69,6 +69,15 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     let mut job = Job::read(&order, &folder, backend.memory_limit(), texts)?;
     set_form(&mut job.options, form, &folder)?;
     reserve_for_loras(&mut job.options)?;
+    if backend.vram().is_some() {
+        let size = resolve(&job, &folder)?;
+        let others = job.request.max_tokens + REFERENCE_TOKENS * job.request.references.len();
+        let need = MemoryNeed::new(&folder, [size.width, size.height], others, job.options.dtype);
+        job.options.placement = backend::place(&backend, &folder, form, &need)?;
+        if let Some(placement) = job.options.placement {
+            reporter.note(&placement.to_string());
+        }
+    }
     let output = Output::check(args.output.as_deref(), job.pictures.len())?;
     args.latents_out.as_deref().map_or(Ok(()), |path| output.check_latents(path, job.pictures.len()))?;
     let device = backend.device();
@@ -79,6 +88,9 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
         Chosen::Cuda(backend) => run.paint(*backend, reporter),
     }
 }
+
+/// The most tokens that a reference takes.
+pub(crate) const REFERENCE_TOKENS: usize = 4096;
 
 /// Opens the folder, and checks for parts that this order can't do without.
 pub(crate) fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Failure> {

@@ -115,7 +115,8 @@ pub fn image(error: &kiln_image::Error) -> Option<String> {
 pub fn ops(error: &kiln_ops::Error) -> Option<String> {
     match error {
         kiln_ops::Error::Memory { backend, .. } if backend.starts_with("cuda") => {
-            let what = "choose a smaller size with -W and -H, halve the weights with --dtype fp8, or say --device cpu";
+            let what = "choose a smaller size with -W and -H, have weights brought in as they are used with --vram-limit, \
+                        halve them with --dtype fp8, or say --device cpu";
             Some(what.into())
         }
         kiln_ops::Error::Memory { .. } => {

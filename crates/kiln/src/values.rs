@@ -134,6 +134,15 @@ mod tests {
     }
 
     #[test]
+    fn sizes_have_a_unit_or_are_bytes() {
+        let sizes = ["6G", "6g", "6GiB", "6144M", "6442450944"].map(|text| parse_bytes(text).unwrap());
+        assert_eq!(sizes, [6 << 30; 5]);
+        for wrong in ["", "0", "0G", "-1G", "six", "6X", "99999999999999999999", "99999999999T"] {
+            assert!(parse_bytes(wrong).unwrap_err().contains("such as 500M or 5G"), "{wrong}");
+        }
+    }
+
+    #[test]
     fn devices_are_named_with_or_without_a_number() {
         assert_eq!(Device::parse("cuda"), Ok(Device::Cuda(0)));
         assert_eq!(Device::parse("cuda:3"), Ok(Device::Cuda(3)));

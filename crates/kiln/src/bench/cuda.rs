@@ -23,7 +23,16 @@ pub fn run(args: &BenchArgs, number: usize) -> Result<(), Failure> {
     let Chosen::Cuda(backend) = chosen else {
         return Err(Failure::new("no GPU was chosen"));
     };
-    let peaks = peaks(&backend)?;
+    // Before anything is made: a limit that can't be kept is refused at once.
+    let dtype = if args.machine.dtype == Some(DTypeArg::F32) { DType::F32 } else { DType::BF16 };
+    let mut plan = Plan { behind: true, ..plan(args, source(args)?, dtype, threads) };
+    if let (Some(limit), false) = (args.machine.vram_limit, args.peaks) {
+        plan.placement = Some(placement(&plan, limit)?);
+    }
+    let peaks = match args.machine.vram_limit {
+        Some(limit) if limit < PEAK_BYTES => Default::default(),
+        _ => peaks(&backend)?,
+    };
     if args.peaks {
         let text = match args.json {
             true => format!("{:#}\n", serde_json::json!({ "peaks": peaks })),
@@ -34,12 +43,7 @@ pub fn run(args: &BenchArgs, number: usize) -> Result<(), Failure> {
     if args.machine.dtype == Some(DTypeArg::Fp8) && !backend.gpu().has_fp8() {
         return Err(Failure::new(format!("{} has no products of 8-bit floats", backend.name())));
     }
-    let dtype = if args.machine.dtype == Some(DTypeArg::F32) { DType::F32 } else { DType::BF16 };
     backend.release_memory();
-    let mut plan = Plan { behind: true, ..plan(args, source(args)?, dtype, threads) };
-    if let Some(limit) = args.machine.vram_limit {
-        plan.placement = Some(placement(&plan, limit)?);
-    }
     let mut report = report(args, &plan, backend.name());
     report.peaks = peaks;
     report.compute_peak = (dtype == DType::BF16).then_some(PRODUCTS);
@@ -70,6 +74,10 @@ fn placement(plan: &super::Plan, limit: u64) -> Result<kiln_model::Placement, Fa
 const PRODUCTS: &str = "bf16 products";
 #[cfg(feature = "cuda")]
 const COPY: &str = "memory copy";
+
+/// What measuring them takes.
+#[cfg(feature = "cuda")]
+const PEAK_BYTES: u64 = 3 << 29;
 
 /// What large products, and copies within the GPU's memory, reach: the best of several.
 #[cfg(feature = "cuda")]

@@ -124,6 +124,13 @@ impl Studio {
         generate::set_form(&mut options, form, &folder)?;
         // Looked at anew for each order.
         options.memory_limit = None;
+        // Orders differ: there is room for one of the usual size with two references.
+        let (side, others) = (folder.default_size, folder.default_tokens() + 2 * generate::REFERENCE_TOKENS);
+        let need = kiln_model::MemoryNeed::new(&folder, [side; 2], others, options.dtype);
+        options.placement = backend::place(&backend, &folder, form, &need)?;
+        if let Some(placement) = options.placement {
+            watch.note(&placement.to_string());
+        }
         let preview = self.args.preview_vae.as_deref();
         let machine = match backend {
             Chosen::Cpu(backend) => {

@@ -221,6 +221,13 @@ fn schedules_generators_and_types_are_choices() {
 }
 
 #[test]
+fn a_limit_on_a_gpus_memory_is_told_to_mean_nothing_on_the_cpu() {
+    let kit = Kit::new();
+    let ran = kit.generate(&["fox", "-S", "1", "--device", "cpu", "--vram-limit", "6G"]).ok();
+    assert!(ran.err.contains("--vram-limit has no effect: the CPU computes"), "{}", ran.err);
+}
+
+#[test]
 fn a_picture_to_start_from_keeps_its_size_and_strength_decides_the_steps() {
     let kit = Kit::new();
     kit.write("house.png", &png(&pattern(100, 70)));

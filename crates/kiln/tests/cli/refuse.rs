@@ -123,6 +123,7 @@ fn a_device_that_is_not_there_is_refused() {
     let kit = Kit::new();
     // No machine has that many, and most have no driver either.
     kit.generate(&["fox", "--device", "cuda:99"]).refused(1, &["cuda:99 can't be used", "hint: "]);
+    kit.generate(&["fox", "--vram-limit", "much"]).refused(2, &["`much` is no size such as"]);
     kit.generate(&["fox", "--device", "tpu"]).refused(2, &["expected auto, cpu, cuda or cuda:N"]);
 }
 
