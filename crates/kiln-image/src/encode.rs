@@ -105,6 +105,22 @@ pub fn encode_as(picture: &Picture, encoding: Encoding, recipe: Option<&str>) ->
 }
 
 fn png(picture: &Picture, small: bool, recipe: Option<&str>) -> Result<Vec<u8>, png::EncodingError> {
+    let quick = png_file(picture, recipe, |writer| {
+        strips::chunks(picture).iter().try_for_each(|chunk| writer.write_chunk(png::chunk::IDAT, chunk))
+    })?;
+    if !small {
+        return Ok(quick);
+    }
+    let thorough = png_file(picture, recipe, |writer| writer.write_image_data(picture.pixels()))?;
+    // grain has no repetitions to find: there the search costs more than it saves
+    Ok(if thorough.len() < quick.len() { thorough } else { quick })
+}
+
+fn png_file(
+    picture: &Picture,
+    recipe: Option<&str>,
+    write: impl FnOnce(&mut png::Writer<&mut Vec<u8>>) -> Result<(), png::EncodingError>,
+) -> Result<Vec<u8>, png::EncodingError> {
     let mut out = Vec::new();
     let mut encoder = png::Encoder::new(&mut out, picture.width(), picture.height());
     encoder.set_color(png::ColorType::Rgb);
@@ -114,13 +130,7 @@ fn png(picture: &Picture, small: bool, recipe: Option<&str>) -> Result<Vec<u8>, 
         encoder.add_itxt_chunk(KEYWORD.into(), recipe.into())?;
     }
     let mut writer = encoder.write_header()?;
-    if small {
-        writer.write_image_data(picture.pixels())?;
-    } else {
-        for chunk in strips::chunks(picture) {
-            writer.write_chunk(png::chunk::IDAT, &chunk)?;
-        }
-    }
+    write(&mut writer)?;
     writer.finish()?;
     Ok(out)
 }

@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 
 use common::{data, pattern};
-use kiln_image::{Format, Picture, encode, from_bytes, open, read_recipe};
+use kiln_image::{Encoding, Format, Picture, encode, encode_as, from_bytes, open, read_recipe};
 
 const FORMATS: [Format; 3] = [Format::Png, Format::Jpeg, Format::Webp];
 
@@ -46,6 +46,21 @@ fn quick_png_keeps_every_byte_of_any_picture() {
             let most = if what == "noisy" { raw + raw / 200 } else { raw / 2 };
             assert!(file.len() < most + 1000, "{what} {width}x{height}: {} of {raw}", file.len());
         }
+    }
+}
+
+/// Grain, on which the search for repetitions loses against none, and a pattern full of them.
+#[test]
+fn a_small_png_is_never_larger_than_a_usual_one() {
+    let grain =
+        (0..3 * 96 * 80u32).map(|i| (i / 900) as u8 + (i.wrapping_mul(2_654_435_761) >> 29) as u8).collect();
+    for picture in [Picture::new(96, 80, grain).unwrap(), pattern(96, 80)] {
+        let usual = encode(&picture, Format::Png, Some("{}")).unwrap();
+        let small = Encoding { small: true, ..Format::Png.into() };
+        let small = encode_as(&picture, small, Some("{}")).unwrap();
+        assert!(small.len() <= usual.len(), "{} of {}", small.len(), usual.len());
+        assert_eq!(from_bytes("x", &small).unwrap(), picture);
+        assert_eq!(read_recipe(&small).unwrap().as_deref(), Some("{}"));
     }
 }
 
