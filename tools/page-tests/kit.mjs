@@ -15,7 +15,7 @@ export async function startServer(...more) {
   const address = await new Promise((resolve, reject) => {
     server.stderr.on("data", (text) => {
       log += text;
-      const found = log.match(/at (http:\/\/\S+)/);
+      const found = log.match(/at (http:\/\/\S+)\s/);
       if (found) resolve(found[1]);
     });
     server.on("exit", () => reject(new Error(`the server ended:\n${log}`)));
