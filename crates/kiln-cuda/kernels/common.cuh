@@ -97,6 +97,14 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 __device__ __forceinline__ float to_float(f16 x) { return widen_half(x.bits); }
 
+// Four bits of exponent, three of fraction; all ones is no number.
+__device__ __forceinline__ float from_e4m3(unsigned char bits) {
+    if ((bits & 0x7f) == 0x7f) return __uint_as_float(0x7fc00000u);
+    // The exponent's bias differs by 120; what has no exponent comes out right, too.
+    float y = __uint_as_float((unsigned)(bits & 0x7f) << 20) * __uint_as_float((120 + 127) << 23);
+    return bits & 0x80 ? -y : y;
+}
+
 template <class T> __device__ __forceinline__ T from_float(float x);
 template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) { return round_to_bf16(x); }

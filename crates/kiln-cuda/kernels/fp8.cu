@@ -12,12 +12,6 @@ __device__ __forceinline__ unsigned short round_fp8_pair(float low, float high) 
 }
 #endif
 
-__device__ __forceinline__ float from_fp8(unsigned char bits) {
-    // The exponent's bias differs by 120; what has no exponent comes out right, too.
-    float y = __uint_as_float((unsigned)(bits & 0x7f) << 20) * __uint_as_float((120 + 127) << 23);
-    return bits & 0x80 ? -y : y;
-}
-
 // Two matrices side by side (the second may have no columns) into bytes, one block of 256 threads a row; bytes from the last
 // column to `padded` are zero. A row that holds what is no number gets a scale of NaN.
 template <class T>
@@ -91,7 +85,7 @@ __device__ __forceinline__ void product(const unsigned char *x, const float *x_s
     for (int k = 0; k < depth; k += 8) {
         u64 a = *(const u64 *)(x + k), b = *(const u64 *)(w + k);
 #pragma unroll
-        for (int j = 0; j < 8; j++) sum += from_fp8(a >> 8 * j & 0xff) * from_fp8(b >> 8 * j & 0xff);
+        for (int j = 0; j < 8; j++) sum += from_e4m3(a >> 8 * j & 0xff) * from_e4m3(b >> 8 * j & 0xff);
     }
     out[(long long)row * n + column] = from_float<O>(sum * x_scales[row] * w_scales[column]);
 }

@@ -29,6 +29,7 @@ mod find;
 mod gemm;
 mod map;
 mod ops;
+mod packed;
 mod probe;
 mod sources;
 mod staging;

@@ -33,6 +33,7 @@ sources! {
     NORM = "norm";
     OUTPUT = "output";
     SOFTMAX = "softmax";
+    WIDEN = "widen";
 }
 
 /// Types, conversions and instructions that all kernels use.

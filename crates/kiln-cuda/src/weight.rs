@@ -5,12 +5,14 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use kiln_ops::{Error, Result, shapes};
+use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, bf16, f16};
 
 use crate::Context;
 use crate::device::Block;
 use crate::ops::elementwise::cast_block;
 use crate::ops::fp8::round_rows;
+use crate::packed::PackedMatrix;
 use crate::stream::{Brought, Streamed};
 use crate::sys::driver::DevicePtr;
 
@@ -47,8 +49,12 @@ impl Matrix {
             cx.done(cx.device.upload(slab.bytes(), at))?;
             at += slab.bytes().len() as u64;
         }
+        Ok(Matrix::of(rows, cols, stored, block))
+    }
+
+    fn of(rows: usize, cols: usize, stored: DType, block: Block) -> Matrix {
         let (as_f32, as_bf16) = (OnceLock::new(), OnceLock::new());
-        Ok(Matrix { rows, cols, stored, block: Arc::new(block), as_f32, as_bf16 })
+        Matrix { rows, cols, stored, block: Arc::new(block), as_f32, as_bf16 }
     }
 
     /// Address of row `row` from column `column` on, as it is stored.
@@ -76,8 +82,8 @@ impl Matrix {
 }
 
 /// Packed matrices written out: bf16, or f32 where one of them is.
-fn of_one_dtype(parts: &LinearParts) -> Result<Vec<HostTensor>> {
-    let slabs = parts.packed.iter().map(|p| p.to_dense()).collect::<Result<Vec<_>, _>>()?;
+fn of_one_dtype(packed: &[Packed]) -> Result<Vec<HostTensor>> {
+    let slabs = packed.iter().map(Packed::to_dense).collect::<Result<Vec<_>, _>>()?;
     match slabs.iter().any(|slab| slab.dtype() == DType::F32) {
         true => Ok(slabs.iter().map(|slab| slab.to_dtype(DType::F32)).collect::<Result<_, _>>()?),
         false => Ok(slabs),
@@ -93,7 +99,11 @@ fn vector(cx: &Context, op: &'static str, hosts: &[HostTensor]) -> Result<Block>
             dtype => return Err(Error::DType { op, dtype, backend: cx.name() }),
         }
     }
-    let bytes: &[u8] = bytemuck::cast_slice(&values);
+    upload_floats(cx, &values)
+}
+
+fn upload_floats(cx: &Context, values: &[f32]) -> Result<Block> {
+    let bytes: &[u8] = bytemuck::cast_slice(values);
     let block = cx.block(bytes.len())?;
     cx.done(cx.device.upload(bytes, block.at()))?;
     Ok(block)
@@ -158,9 +168,7 @@ pub(crate) struct Fp8 {
 
 impl Fp8 {
     fn new(cx: &Context, slabs: &[HostTensor], [rows, cols]: [usize; 2]) -> Result<Fp8> {
-        if !cx.device.gpu.has_fp8() {
-            return Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: cx.name() });
-        }
+        Fp8::check(cx)?;
         let depth = padded(cols);
         let (block, scales) = (Arc::new(cx.block(rows * depth)?), Arc::new(cx.block(rows * 4)?));
         let fp8 = Fp8 { rows, cols, depth, block, scales };
@@ -174,6 +182,30 @@ impl Fp8 {
             first += height;
         }
         Ok(fp8)
+    }
+
+    /// The bytes of a file with its own scales.
+    fn stored(cx: &Context, packed: &[Packed], [rows, cols]: [usize; 2]) -> Result<Fp8> {
+        Fp8::check(cx)?;
+        let depth = padded(cols);
+        let block = cx.block(rows * depth)?;
+        let mut at = block.at();
+        let mut scales = Vec::with_capacity(rows);
+        for matrix in packed {
+            let bytes = pad_rows(matrix.bytes(), cols, depth);
+            cx.done(cx.device.upload(&bytes, at))?;
+            at += bytes.len() as u64;
+            scales.extend(matrix.row_scales());
+        }
+        let scales = upload_floats(cx, &scales)?;
+        Ok(Fp8 { rows, cols, depth, block: Arc::new(block), scales: Arc::new(scales) })
+    }
+
+    fn check(cx: &Context) -> Result<()> {
+        match cx.device.gpu.has_fp8() {
+            true => Ok(()),
+            false => Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: cx.name() }),
+        }
     }
 
     /// Address of row `row` and of its scale.
@@ -195,15 +227,39 @@ pub(crate) enum Base {
     Dense(Matrix),
     Int8(Int8),
     Fp8(Fp8),
+    Packed(PackedMatrix),
 }
 
 impl Base {
+    /// Weights that are packed in their file, and stay so unless nothing reads them in that form.
+    fn packed(cx: &Context, parts: &LinearParts, size @ [_, cols]: [usize; 2]) -> Result<Base> {
+        if parts.fp8 && parts.packed.iter().all(Packed::is_fp8) {
+            return Ok(Base::Fp8(Fp8::stored(cx, &parts.packed, size)?));
+        }
+        if parts.fp8 {
+            // Rounded once, not by way of bf16.
+            let slabs = parts.packed.iter().map(Packed::to_f32).collect::<Result<Vec<_>, _>>()?;
+            return Ok(Base::Fp8(Fp8::new(cx, &slabs, size)?));
+        }
+        // What changes values where they are read is known to this machine's processor alone.
+        if parts.packed.iter().any(Packed::is_changed) {
+            return Ok(Base::Dense(Matrix::new(cx, "weight", &of_one_dtype(&parts.packed)?, cols)?));
+        }
+        Ok(Base::Packed(PackedMatrix::new(cx, &parts.packed, size)?))
+    }
+
     fn size(&self) -> [usize; 2] {
         match self {
             Base::Dense(matrix) => [matrix.rows, matrix.cols],
             Base::Int8(integers) => [integers.rows, integers.cols],
             Base::Fp8(short) => [short.rows, short.cols],
+            Base::Packed(packed) => [packed.rows, packed.cols],
         }
+    }
+
+    /// A packed matrix in the type of what it is multiplied with.
+    fn widened(cx: &Context, packed: &PackedMatrix, dtype: DType) -> Result<Base> {
+        Ok(Base::Dense(Matrix::of(packed.rows, packed.cols, dtype, packed.widen(cx, dtype)?)))
     }
 
     /// Address and size of what is large in it.
@@ -212,31 +268,26 @@ impl Base {
             Base::Dense(m) => (m.block.at(), m.rows * m.cols * m.stored.size()),
             Base::Int8(w) => (w.block.at(), w.rows * w.depth),
             Base::Fp8(w) => (w.block.at(), w.rows * w.depth),
+            Base::Packed(w) => w.bulk(),
         }
     }
 
     /// The same with that elsewhere.
     fn moved(&self, block: Block) -> Base {
-        let block = Arc::new(block);
         match self {
-            Base::Dense(m) => Base::Dense(Matrix {
-                rows: m.rows,
-                cols: m.cols,
-                stored: m.stored,
-                block,
-                as_f32: OnceLock::new(),
-                as_bf16: OnceLock::new(),
-            }),
+            Base::Dense(m) => Base::Dense(Matrix::of(m.rows, m.cols, m.stored, block)),
             Base::Int8(Int8 { rows, cols, depth, scales, .. }) => Base::Int8(Int8 {
                 rows: *rows,
                 cols: *cols,
                 depth: *depth,
-                block,
+                block: Arc::new(block),
                 scales: Arc::clone(scales),
             }),
             Base::Fp8(Fp8 { rows, cols, depth, scales, .. }) => {
-                Base::Fp8(Fp8 { rows: *rows, cols: *cols, depth: *depth, block, scales: Arc::clone(scales) })
+                let (rows, cols, depth) = (*rows, *cols, *depth);
+                Base::Fp8(Fp8 { rows, cols, depth, block: Arc::new(block), scales: Arc::clone(scales) })
             }
+            Base::Packed(packed) => Base::Packed(packed.moved(block)),
         }
     }
 }
@@ -252,10 +303,10 @@ enum Place {
 /// What the input is multiplied with, on the device for as long as this lives.
 pub(crate) enum Present<'a> {
     Here(&'a Base),
-    Brought {
+    Made {
         base: Base,
-        /// Whose end lets others take its place.
-        _lender: Brought<'a>,
+        /// Whose end lets others take the place of what was brought in.
+        _lender: Option<Brought<'a>>,
     },
 }
 
@@ -265,7 +316,7 @@ impl Deref for Present<'_> {
     fn deref(&self) -> &Base {
         match self {
             Present::Here(base) => base,
-            Present::Brought { base, .. } => base,
+            Present::Made { base, .. } => base,
         }
     }
 }
@@ -298,14 +349,7 @@ impl CudaWeight {
         let size @ [_, cols] = shapes::weight(&parts)?;
         let base = match parts.dtype() {
             Some(DType::I8) => Base::Int8(Int8::new(cx, &parts, size)?),
-            // Packed weights are widened on their way to the device, mostly to bf16.
-            None => {
-                let slabs = of_one_dtype(&parts)?;
-                match parts.fp8 {
-                    true => Base::Fp8(Fp8::new(cx, &slabs, size)?),
-                    false => Base::Dense(Matrix::new(cx, "weight", &slabs, cols)?),
-                }
-            }
+            None => Base::packed(cx, &parts, size)?,
             Some(_) if parts.fp8 => Base::Fp8(Fp8::new(cx, &parts.slabs, size)?),
             Some(_) => Base::Dense(Matrix::new(cx, "weight", &parts.slabs, cols)?),
         };
@@ -337,15 +381,21 @@ impl CudaWeight {
         }
     }
 
-    /// What the input is multiplied with, brought in if it isn't on the device.
-    pub(crate) fn present(&self, cx: &Context) -> Result<Present<'_>> {
+    /// What an input of this type is multiplied with: brought in if it isn't on the device, written out if it is packed.
+    pub(crate) fn present(&self, cx: &Context, dtype: DType) -> Result<Present<'_>> {
         match &*self.base {
+            Place::Here(Base::Packed(packed)) => {
+                Ok(Present::Made { base: Base::widened(cx, packed, dtype)?, _lender: None })
+            }
             Place::Here(base) => Ok(Present::Here(base)),
             Place::There(base, streamed) => {
                 let brought = cx.done(streamed.bring())?;
                 let brought = brought.ok_or_else(|| cx.short_of(base.bulk().1))?;
-                let base = base.moved(Block::lent(&cx.device, brought.at));
-                Ok(Present::Brought { base, _lender: brought })
+                let base = match base.moved(Block::lent(&cx.device, brought.at)) {
+                    Base::Packed(packed) => Base::widened(cx, &packed, dtype)?,
+                    base => base,
+                };
+                Ok(Present::Made { base, _lender: Some(brought) })
             }
         }
     }

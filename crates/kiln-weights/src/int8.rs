@@ -22,6 +22,8 @@ pub enum LinearForm {
     },
     /// The layers of the transformer's blocks as floats that ask for products in 8-bit floats. All other layers as floats.
     Fp8,
+    /// The layers that the file has in 8-bit floats (e4m3), with products in these; all others as floats.
+    StoredFp8,
 }
 
 /// Whether layer `module` of a transformer is used in 8 bits: those inside the blocks are.

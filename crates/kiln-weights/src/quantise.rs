@@ -15,10 +15,13 @@ pub const MARK: &str = "kiln.linear";
 const INT8: &str = "int8";
 
 impl WeightSource {
-    /// The form in which a file wants its linear layers used: 8 bits when [`quantise`] made it.
-    pub fn own_form(&self, threads: usize) -> LinearForm {
+    /// The form in which a file wants its linear layers used: 8 bits when [`quantise`] made it, 8-bit floats where it has
+    /// such matrices and the device products of them.
+    pub fn own_form(&self, threads: usize, has_fp8: bool) -> LinearForm {
+        let in_fp8 = |name: &str| name.strip_suffix(".weight").is_some_and(|module| self.stores_fp8(module));
         match self.metadata().get(MARK).map(String::as_str) {
             Some(INT8) => LinearForm::Int8 { threads },
+            _ if has_fp8 && self.names().any(in_fp8) => LinearForm::StoredFp8,
             _ => LinearForm::Float,
         }
     }

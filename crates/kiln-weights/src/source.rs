@@ -247,6 +247,20 @@ impl WeightSource {
         counts
     }
 
+    /// Bytes that a weight takes on average where a device keeps matrices as they are stored: 2 for bf16, 0.5625 for Q4_K.
+    pub fn bytes_per_weight(&self) -> f64 {
+        let matrices = || self.tensors.values().filter(|placed| placed.shape.rank() == 2);
+        let bytes = |placed: &Placed| match placed.entry.dtype {
+            // Rows with scales become the bf16 values they stand for, and nothing is longer than f32.
+            DType::I8 if !placed.is_packed() => 2 * placed.shape.numel(),
+            DType::F64 => 4 * placed.shape.numel(),
+            _ => placed.range().len(),
+        };
+        let (bytes, weights) =
+            matrices().fold((0, 0), |(all, count), m| (all + bytes(m), count + m.shape.numel()));
+        if weights == 0 { 0.0 } else { bytes as f64 / weights as f64 }
+    }
+
     /// The parts of a model that it has, and whose names they have.
     pub fn components(&self) -> Vec<(Component, &'static str)> {
         layout::find(self.names()).iter().map(|found| (found.naming.component, found.naming.name)).collect()
@@ -400,7 +414,17 @@ impl WeightSource {
 
     /// Whether products with the layer `module` are to be made in 8-bit floats.
     pub(crate) fn is_fp8(&self, module: &str) -> bool {
-        self.form == LinearForm::Fp8 && int8::takes(module)
+        match self.form {
+            LinearForm::Fp8 => int8::takes(module),
+            LinearForm::StoredFp8 => self.stores_fp8(module),
+            LinearForm::Float | LinearForm::Int8 { .. } => false,
+        }
+    }
+
+    /// Whether the weight of the layer `module` is a matrix of 8-bit floats (e4m3).
+    pub(crate) fn stores_fp8(&self, module: &str) -> bool {
+        let entry = self.entry(&format!("{module}.weight"));
+        entry.is_some_and(|(dtype, shape)| dtype == DType::F8E4M3 && shape.rank() == 2)
     }
 
     /// Whether the layer `module` is to be handed out as 8-bit rows, and how many threads may round it.

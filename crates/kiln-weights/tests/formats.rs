@@ -4,7 +4,7 @@ mod common;
 
 use common::file;
 use kiln_tensor::packed::{Format, swizzled};
-use kiln_weights::{Component, WeightSource};
+use kiln_weights::{Component, LinearForm, WeightSource};
 use serde_json::{Map, Value, json};
 
 /// A file of tensors given by name, dtype, shape and bytes.
@@ -69,6 +69,26 @@ fn a_scale_is_one_number_or_one_a_row_of_any_float_type() {
             assert_eq!(linear.packed[0].to_f32().unwrap().to_f32().unwrap().as_ref(), expected);
         }
     }
+}
+
+#[test]
+fn products_in_8_bit_floats_are_for_the_layers_that_are_stored_so() {
+    let mut source = weights(
+        &[
+            ("x.weight", "F8_E4M3", &[2, 2], FOUR.to_vec()),
+            ("x.weight_scale", "F32", &[], floats(&[2.0])),
+            ("y.weight", "F32", &[1, 2], floats(&[1.0, 2.0])),
+            ("z.weight", "F8_E5M2", &[2, 2], FOUR.to_vec()),
+        ],
+        &[],
+    );
+    assert_eq!(source.own_form(1, false), LinearForm::Float);
+    source.set_form(source.own_form(1, true));
+    let linear = |name, rows| source.root().linear(name, rows, 2).unwrap();
+    assert_eq!([linear("x", 2).fp8, linear("y", 1).fp8, linear("z", 2).fp8], [true, false, false]);
+    assert!(linear("x", 2).packed[0].is_fp8());
+    assert_eq!(linear("x", 2).packed[0].row_scales(), [2.0, 2.0]);
+    assert_eq!(source.bytes_per_weight(), 16.0 / 10.0);
 }
 
 #[test]

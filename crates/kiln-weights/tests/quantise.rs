@@ -79,7 +79,7 @@ fn layers_come_in_the_form_that_is_asked_for() {
     {
         assert_eq!(source.is_int8(&format!("{BLOCK}.weight")), stored);
         assert_eq!(
-            source.own_form(3),
+            source.own_form(3, true),
             if stored { LinearForm::Int8 { threads: 3 } } else { LinearForm::Float }
         );
         assert_eq!(source.root().linear(BLOCK, 5, 7).unwrap().dtype(), Some(DType::BF16));

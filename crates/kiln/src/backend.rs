@@ -3,7 +3,7 @@
 use kiln_cpu::{CpuBackend, Isa};
 use kiln_model::{MemoryNeed, ModelFolder, Placement, WeightBytes};
 use kiln_tensor::DType;
-use kiln_weights::LinearForm;
+use kiln_weights::{LinearForm, WeightSource};
 
 use crate::args::{IsaArg, MachineArgs};
 use crate::failure::{Failure, While};
@@ -189,14 +189,11 @@ pub fn place(
     need: &MemoryNeed,
 ) -> Result<Option<Placement>, Failure> {
     let Some(vram) = chosen.vram() else { return Ok(None) };
-    let text = folder.text_encoder.as_ref().map(|part| &part.config);
-    // What is packed is widened to bf16 there. Weights that can't be opened are told of when they are loaded.
-    let long = folder.transformer.weights().is_ok_and(|source| {
-        let most = source.dtypes().into_iter().max_by_key(|(_, count)| *count);
-        most.is_some_and(|(dtype, _)| dtype.size() == 4)
-    });
-    let stored = if long { DType::F32 } else { DType::BF16 };
-    let weights = WeightBytes::new(text, &folder.transformer.config, stored, form);
+    // Weights that can't be opened are told of when they are loaded.
+    let stored = |source: kiln_model::Result<WeightSource>| source.map_or(2.0, |s| s.bytes_per_weight());
+    let text = folder.text_encoder.as_ref().map(|part| (&part.config, stored(part.weights())));
+    let transformer = (&folder.transformer.config, stored(folder.transformer.weights()));
+    let weights = WeightBytes::new(text, transformer, form);
     Ok(Some(placement(weights, need, vram)?).filter(|placement| !placement.is_whole()))
 }
 
@@ -227,7 +224,8 @@ mod tests {
 
     #[test]
     fn a_limit_that_is_too_small_is_refused_with_one_that_does() {
-        let weights = WeightBytes { text_encoder: 6 << 30, transformer: 7 << 30, largest: 170 << 20 };
+        let weights =
+            WeightBytes { text_encoder: 6 << 30, transformer: 7 << 30, largest: 170 << 20, written_out: 0 };
         let need = MemoryNeed { transformer: 500 << 20, autoencoder: 1600 << 20 };
         let failure = placement(weights, &need, 1 << 30).unwrap_err();
         assert!(failure.message.starts_with("1.0 GiB of the GPU's memory are too little"), "{failure}");

@@ -137,12 +137,14 @@ pub(crate) fn settle(order: &mut Order, folder: &ModelFolder, backend: &Chosen) 
     let threads = backend.threads();
     if order.precision == Precision::Auto {
         // Weights that can't be opened are told of when they are loaded.
-        let own = folder.transformer.weights().map_or(LinearForm::Float, |source| source.own_form(threads));
+        let own = folder.transformer.weights();
+        let own = own.map_or(LinearForm::Float, |source| source.own_form(threads, backend.has_fp8()));
         order.precision = match (own, backend.suitable_dtype(folder)) {
             (LinearForm::Int8 { .. }, _) => Precision::Int8,
-            (_, DType::BF16) => Precision::Bf16,
+            (LinearForm::StoredFp8, _) | (_, DType::BF16) => Precision::Bf16,
             _ => Precision::F32,
         };
+        return own;
     }
     match order.precision {
         Precision::Int8 => LinearForm::Int8 { threads },

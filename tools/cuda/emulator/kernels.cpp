@@ -65,6 +65,10 @@ SOURCE(softmax) {
 #include "softmax.cu"
 }
 
+SOURCE(widen_) {
+#include "widen.cu"
+}
+
 struct Kernel {
     void (*call)(void **arguments);
     int shared = 48 << 10;
@@ -101,7 +105,7 @@ std::map<std::string, Kernel> &kernels() {
         BOTH(movement, to_bytes) K(movement, upsample) K(movement, space_to_depth_2) K(movement, space_to_depth_4)
         BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(norm, norm_rope) BOTH(norm, norm_rope_128)
         BOTH(norm, ada_layer_norm_held) BOTH(norm, rms_norm_held)
-        K(softmax, softmax_rows) K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)
+        BOTH(widen_, widen) K(softmax, softmax_rows) K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)
     };
     return table;
 }

@@ -5,9 +5,11 @@
 //! 0.4 % at 512 and 1.5 % at 3072 (seen on an H200). Rounding to 8 bits costs more than that: about 4 %.
 
 use kiln_ops::{Backend, Groups, Result};
+use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, LinearParts};
 
 use super::List;
+use super::packed::matrix;
 use crate::Tolerance;
 use crate::bench::{Bench, Scenario};
 use crate::random::{HEAVY, NORMAL, Values};
@@ -26,6 +28,7 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("linear_fp8/heavy_tailed", Fp8 { sizes: whole.clone(), values: HEAVY, ..plain.clone() });
     list.add("linear_fp8/tiny", Fp8 { sizes: whole, values: NORMAL.times(1e-18), ..plain.clone() });
     list.add("linear_fp8/full_size", Fp8 { sizes: vec![[70, 3072, 528]], ..plain });
+    list.add("linear_fp8/in_the_file", InTheFile);
     list.add("linear_gated_add_fp8/side_by_side", GatedAdd { inputs: &[64, 192], groups: &[1, 17, 22] });
     list.add("linear_gated_add_fp8/odd_inputs", GatedAdd { inputs: &[33, 96, 5], groups: &[7] });
 }
@@ -69,6 +72,24 @@ impl Scenario for Fp8 {
             let w = t.b.weight(parts)?;
             let y = t.b.linear(&x, &w)?;
             t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(cols, t.dtype))?;
+        }
+        Ok(())
+    }
+}
+
+/// Weights that are 8-bit floats already, and weights of other kinds that become such.
+struct InTheFile;
+
+impl Scenario for InTheFile {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let (rows, cols) = (19, 256);
+        for formats in [vec![Format::F8E4M3; 3], vec![Format::F8E4M3, Format::Q8_0], vec![Format::F8E5M2]] {
+            let x = t.activation(NORMAL, [rows, cols])?;
+            let packed =
+                formats.iter().map(|&format| matrix(t, format, [16, cols])).collect::<Result<_>>()?;
+            let y =
+                t.b.linear(&x, &t.b.weight(LinearParts { packed, fp8: true, ..LinearParts::default() })?)?;
+            t.put(format!("{formats:?}"), &y, tolerance(cols, t.dtype))?;
         }
         Ok(())
     }

@@ -38,7 +38,11 @@ fn halves(format: Format) -> &'static [usize] {
 }
 
 /// Any bits with scales that make values of about one.
-fn matrix<B: Backend>(t: &mut Bench<'_, B>, format: Format, [rows, cols]: [usize; 2]) -> Result<Packed> {
+pub(super) fn matrix<B: Backend>(
+    t: &mut Bench<'_, B>,
+    format: Format,
+    [rows, cols]: [usize; 2],
+) -> Result<Packed> {
     if let Some(dtype) =
         [(Format::F32, DType::F32), (Format::BF16, DType::BF16)].iter().find(|d| d.0 == format)
     {

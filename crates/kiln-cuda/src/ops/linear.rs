@@ -78,7 +78,7 @@ struct Destination {
 impl<'a> Layer<'a> {
     fn new(cx: &'a Context, xs: &'a [&'a CudaTensor], w: &'a CudaWeight) -> Result<Self> {
         let (rows, dtype) = (xs[0].shape().rows(), xs[0].dtype());
-        let base = w.present(cx)?;
+        let base = w.present(cx, dtype)?;
         let mut layer = Layer { cx, xs, w, base, rows, dtype, inner: Vec::new(), rounded: None, short: None };
         if let Base::Int8(integers) = &*layer.base {
             // One scale for a row of all inputs.
@@ -174,7 +174,8 @@ impl<'a> Layer<'a> {
     fn all_sums(&self, rows: Range<usize>) -> Result<Block> {
         let sums = match &*self.base {
             Base::Dense(matrix) => self.sums(matrix, rows.clone())?,
-            Base::Int8(_) | Base::Fp8(_) => {
+            // Packed ones were written out.
+            Base::Int8(_) | Base::Fp8(_) | Base::Packed(_) => {
                 let sums = self.cx.block(self.rows * rows.len() * 4)?;
                 let to = Destination { bias: None, add: None, out: sums.at(), dtype: DType::F32 };
                 self.at_once(&rows, to).unwrap_or(Ok(()))?;

@@ -16,10 +16,10 @@ pub(crate) mod norm;
 use kiln_tensor::DType;
 
 /// Threads of a block where nothing asks for another number.
-const THREADS: usize = 256;
+pub(crate) const THREADS: usize = 256;
 
 /// The kernel for f32 or the one for bf16.
-fn by_dtype(dtype: DType, f32: &'static str, bf16: &'static str) -> &'static str {
+pub(crate) fn by_dtype(dtype: DType, f32: &'static str, bf16: &'static str) -> &'static str {
     if dtype == DType::BF16 { bf16 } else { f32 }
 }
 
@@ -29,6 +29,6 @@ fn flat(n: usize) -> [usize; 2] {
 }
 
 /// A grid in which every thread has eight columns of a row.
-fn by_rows(rows: usize, cols: usize) -> [usize; 2] {
+pub(crate) fn by_rows(rows: usize, cols: usize) -> [usize; 2] {
     [(rows * cols.div_ceil(8)).div_ceil(THREADS), 1]
 }

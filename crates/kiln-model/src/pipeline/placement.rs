@@ -1,6 +1,5 @@
 use std::fmt;
 
-use kiln_tensor::DType;
 use kiln_weights::LinearForm;
 
 use super::{Gib, MemoryNeed};
@@ -15,27 +14,38 @@ pub struct WeightBytes {
     pub transformer: u64,
     /// The largest one of all.
     pub largest: u64,
+    /// The largest one that is packed, in full: one at a time is written out for its product.
+    pub written_out: u64,
 }
 
 impl WeightBytes {
-    /// Of models of this size, stored in `stored` and turned into `form`.
+    /// Of models of this size, whose weights are stored in so many bytes each, with the transformer's turned into `form`.
     pub fn new(
-        text_encoder: Option<&text_encoder::Config>,
-        transformer: &transformer::Config,
-        stored: DType,
+        text_encoder: Option<(&text_encoder::Config, f64)>,
+        (transformer, stored): (&transformer::Config, f64),
         form: LinearForm,
     ) -> WeightBytes {
-        let size = stored.size() as u64;
-        let element = if form == LinearForm::Float { size } else { 1 };
-        let [text, text_largest] = text_encoder.map_or([0; 2], text_encoder::Config::linear_elements);
-        let [all, largest] = transformer.linear_elements();
+        let element = match form {
+            LinearForm::Float | LinearForm::StoredFp8 => stored,
+            LinearForm::Int8 { .. } | LinearForm::Fp8 => 1.0,
+        };
+        let of = |[all, largest]: [u64; 2], element: f64, packed: bool| {
+            let bytes = |count: u64| (count as f64 * element) as u64;
+            [bytes(all), bytes(largest), if packed && element < BF16 { largest * BF16 as u64 } else { 0 }]
+        };
+        let text = text_encoder.map_or([0; 3], |(config, stored)| of(config.linear_elements(), stored, true));
+        let rest = of(transformer.linear_elements(), element, form == LinearForm::Float);
         WeightBytes {
-            text_encoder: text * size,
-            transformer: all * element,
-            largest: (text_largest * size).max(largest * element),
+            text_encoder: text[0],
+            transformer: rest[0],
+            largest: text[1].max(rest[1]),
+            written_out: text[2].max(rest[2]),
         }
     }
 }
+
+/// Bytes of a number in the type that packed weights are written out in.
+const BF16: f64 = 2.0;
 
 /// Which weights stay on a device whose memory is short; the others are brought in as they are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +69,8 @@ impl Placement {
     /// The text encoder goes first: it is used once a picture, the transformer at every step.
     pub fn new(weights: WeightBytes, need: &MemoryNeed, limit: u64) -> Result<Placement, u64> {
         // Blocks are somewhat larger than what was asked for, and some lie idle: so much more was enough on a GPU.
-        let work = need.peak() + need.peak() / 5 * 3 + Placement::FIXED;
-        let WeightBytes { text_encoder, transformer, largest } = weights;
+        let WeightBytes { text_encoder, transformer, largest, written_out } = weights;
+        let work = need.peak() + need.peak() / 5 * 3 + Placement::FIXED + written_out;
         if work + text_encoder + transformer <= limit {
             return Ok(Placement { weights, text_encoder, transformer });
         }
@@ -102,11 +112,29 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
     const WEIGHTS: WeightBytes =
-        WeightBytes { text_encoder: 6 * GIB, transformer: 7 * GIB, largest: GIB / 6 };
+        WeightBytes { text_encoder: 6 * GIB, transformer: 7 * GIB, largest: GIB / 6, written_out: 0 };
     const NEED: MemoryNeed = MemoryNeed { transformer: GIB / 2, autoencoder: 5 * GIB / 4 };
 
     fn place(limit: u64) -> Result<Placement, u64> {
         Placement::new(WEIGHTS, &NEED, limit)
+    }
+
+    #[test]
+    fn packed_weights_take_what_their_file_does_and_one_of_them_in_full() {
+        let config: transformer::Config = serde_json::from_str(
+            r#"{"in_channels": 128, "num_layers": 5, "num_single_layers": 20, "attention_head_dim": 128,
+                "num_attention_heads": 24, "joint_attention_dim": 7680, "timestep_guidance_channels": 256,
+                "mlp_ratio": 3.0, "axes_dims_rope": [32, 32, 32, 32]}"#,
+        )
+        .unwrap();
+        let [all, largest] = config.linear_elements();
+        let of = |stored, form| WeightBytes::new(None, (&config, stored), form);
+        let four = of(0.5625, LinearForm::Float);
+        assert_eq!((four.transformer, four.written_out), ((all as f64 * 0.5625) as u64, 2 * largest));
+        assert_eq!(of(2.0, LinearForm::Float).written_out, 0);
+        let eight = of(1.0, LinearForm::StoredFp8);
+        assert_eq!((eight.transformer, eight.written_out), (all, 0));
+        assert_eq!(of(2.0, LinearForm::Fp8), eight);
     }
 
     #[test]

@@ -1,3 +1,4 @@
+use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
 
 use super::{NAME, movement, tensor, values};
@@ -44,7 +45,12 @@ impl Linear {
         } else {
             let packed = parts.packed.iter().map(|p| p.to_f32()).collect::<Result<Vec<_>, _>>()?;
             let dense = [all(&parts.slabs)?, all(&packed)?].concat();
-            if parts.fp8 {
+            if parts.fp8 && !parts.packed.is_empty() && parts.packed.iter().all(Packed::is_fp8) {
+                let plain = |p: &Packed| Packed::new(p.format(), p.shape(), p.bytes().clone())?.to_f32();
+                let plain = parts.packed.iter().map(plain).collect::<Result<Vec<_>, _>>()?;
+                let scales = parts.packed.iter().flat_map(|p| p.row_scales()).map(f64::from).collect();
+                Weight::Fp8(all(&plain)?, scales)
+            } else if parts.fp8 {
                 let rows: Vec<_> = dense.chunks(size[1]).map(eight_bits).collect();
                 let scales = rows.iter().map(|(_, scale)| *scale).collect();
                 Weight::Fp8(rows.into_iter().flat_map(|(row, _)| row).collect(), scales)
@@ -92,7 +98,6 @@ impl Linear {
     }
 }
 
-/// The product of one row in integers.
 fn low_rank(deltas: &[Delta]) -> Result<Vec<LowRank>> {
     let low_rank = |d: &Delta| {
         Ok(LowRank {
@@ -106,6 +111,7 @@ fn low_rank(deltas: &[Delta]) -> Result<Vec<LowRank>> {
     deltas.iter().map(low_rank).collect()
 }
 
+/// The product of one row in integers.
 fn integer_product(x: &[f64], weight: &[i8], scales: &[f64]) -> Vec<f64> {
     // The elements came from f32 or bf16: nothing is lost.
     let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();

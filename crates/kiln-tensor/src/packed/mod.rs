@@ -69,6 +69,24 @@ pub struct BlockScales {
     pub all: f32,
 }
 
+/// [`Packed::factors`]: what the stored numbers are multiplied with, plainly laid out.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Factors {
+    /// One for all of them.
+    All(f32),
+    /// One a row.
+    Rows(Vec<f32>),
+    /// One for 16 columns and one for all of them.
+    Blocks {
+        /// The factor of the whole matrix.
+        all: f32,
+        /// 8-bit floats (e4m3), row by row.
+        scales: Vec<u8>,
+        /// Whether the first of two values is in the high half of their byte.
+        high_first: bool,
+    },
+}
+
 impl BlockScales {
     /// How many there are for a matrix of this size.
     pub fn count(&self, [rows, cols]: [usize; 2]) -> Option<usize> {
@@ -142,6 +160,11 @@ impl Packed {
         self.change.is_some()
     }
 
+    /// Whether the bytes are 8-bit floats (e4m3) with no more than a factor a row: what a product in such floats takes.
+    pub fn is_fp8(&self) -> bool {
+        self.format == Format::F8E4M3 && !self.is_changed()
+    }
+
     /// A dense matrix in this type, sharing its bytes; f64 becomes f32.
     pub fn from_dense(dense: &HostTensor) -> Result<Packed> {
         let (format, dense) = match dense.dtype() {
@@ -194,6 +217,21 @@ impl Packed {
         match &self.scale {
             Scale::Rows(scales, first) => scales[*first..first + self.row_count()].to_vec(),
             _ => vec![self.scale().unwrap_or(1.0); self.row_count()],
+        }
+    }
+
+    /// What the stored numbers are multiplied with, for a backend that reads them by itself.
+    pub fn factors(&self) -> Factors {
+        match &self.scale {
+            Scale::One => Factors::All(1.0),
+            Scale::All(scale) => Factors::All(*scale),
+            Scale::Rows(..) => Factors::Rows(self.row_scales()),
+            Scale::Blocks(scales, first) => {
+                let (rows, across) = (*first..first + self.row_count(), self.cols() / 16);
+                let places = rows.flat_map(|row| (0..across).map(move |block| (row, block)));
+                let bytes = places.map(|(row, block)| scales.scales[scales.place(row, block, across)]);
+                Factors::Blocks { all: scales.all, scales: bytes.collect(), high_first: scales.high_first }
+            }
         }
     }
 

@@ -65,7 +65,7 @@ fn placement(plan: &super::Plan, limit: u64) -> Result<kiln_model::Placement, Fa
     let channels = channels.map(|levels| [levels[0], levels[1]]);
     let size = [plan.width, plan.height];
     let others = plan.text_tokens + plan.references * plan.width * plan.height / 256;
-    let weights = WeightBytes::new(text, config, kiln_tensor::DType::BF16, plan.form);
+    let weights = WeightBytes::new(text.map(|text| (text, 2.0)), (config, 2.0), plan.form);
     let need = MemoryNeed::of(config, channels, size, others, plan.dtype);
     crate::backend::placement(weights, &need, limit)
 }

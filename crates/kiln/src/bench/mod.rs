@@ -97,7 +97,7 @@ fn report(args: &BenchArgs, plan: &Plan, backend: String) -> Report {
         backend,
         dtype: match plan.form {
             LinearForm::Int8 { .. } => "int8".into(),
-            LinearForm::Fp8 => "fp8".into(),
+            LinearForm::Fp8 | LinearForm::StoredFp8 => "fp8".into(),
             LinearForm::Float => plan.dtype.to_string(),
         },
         width: plan.width,
