@@ -26,7 +26,5 @@ fn main() -> ExitCode {
     let mut all = trials("cuda", &usual, &[]);
     all.extend(trials("cuda_own_products", &own, &[]).into_iter().filter(|t| t.name().starts_with("linear")));
     all.extend(bit_identical("cuda", &usual, &usual, &[]));
-    // Packed weights are bf16 on the device: exact enough for activations of that type only.
-    all.retain(|t| !(t.name().contains("_packed/") && t.name().contains("/f32::")));
     libtest_mimic::run(&args, all).exit_code()
 }
