@@ -29,7 +29,6 @@ mod find;
 mod gemm;
 mod map;
 mod ops;
-mod packed;
 mod probe;
 mod sources;
 mod staging;

@@ -10,7 +10,7 @@ use crate::gemm::Size;
 use crate::gemm::lt::{Lt, Operands, Scaled};
 use crate::sources::FP8;
 use crate::sys::driver::DevicePtr;
-use crate::weight::Fp8;
+use crate::weight::ByteRows;
 use crate::{Context, CudaTensor, int};
 
 /// Rows of 8-bit floats, with a scale each.
@@ -22,7 +22,7 @@ pub(crate) struct Short {
 
 impl Short {
     /// The activations side by side, as many columns as the weight has.
-    pub fn new(cx: &Context, xs: &[&CudaTensor], w: &Fp8) -> Result<Short> {
+    pub fn new(cx: &Context, xs: &[&CudaTensor], w: &ByteRows) -> Result<Short> {
         let joined;
         let (first, second) = match xs {
             [x] => (*x, None),
@@ -45,7 +45,7 @@ impl Short {
     pub fn product(
         &self,
         cx: &Context,
-        w: &Fp8,
+        w: &ByteRows,
         outputs: &Range<usize>,
         out: DevicePtr,
         dtype: DType,

@@ -7,7 +7,7 @@ use super::{THREADS, by_dtype};
 use crate::device::{Block, launch};
 use crate::sources::INT8;
 use crate::sys::driver::DevicePtr;
-use crate::weight::Int8;
+use crate::weight::ByteRows;
 use crate::{Context, CudaTensor, int};
 
 /// Rows and outputs of a block of the kernel.
@@ -22,7 +22,7 @@ pub(crate) struct Rounded {
 
 impl Rounded {
     /// `x`: `[rows, w.cols]`.
-    pub fn new(cx: &Context, x: &CudaTensor, w: &Int8) -> Result<Rounded> {
+    pub fn new(cx: &Context, x: &CudaTensor, w: &ByteRows) -> Result<Rounded> {
         let rows = x.shape().rows();
         let (integers, scales) = (cx.block(rows * w.depth)?, cx.block(rows * 4)?);
         let name = by_dtype(x.dtype(), "quantise_f32", "quantise_bf16");
@@ -35,7 +35,7 @@ impl Rounded {
     pub fn product(
         &self,
         cx: &Context,
-        w: &Int8,
+        w: &ByteRows,
         outputs: &Range<usize>,
         [bias, add, out]: [Option<DevicePtr>; 3],
         dtype: DType,

@@ -1,19 +1,19 @@
+mod census;
+mod form;
+mod loras;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use bytes::Bytes;
-use kiln_tensor::packed::Format;
-use kiln_tensor::{DType, Delta, HostTensor, Shape};
+use kiln_tensor::{DType, HostTensor, Shape};
 
 use crate::coding;
 use crate::file::{WeightFile, not_found_or};
-use crate::fingerprint::fingerprint;
 use crate::folder::{self, Weights};
 use crate::header::Entry;
-use crate::int8::Rounded;
 use crate::layout::{self, Component};
-use crate::lora::{Applied, Base, Layer, Lora, LoraBase, LoraReport, Merged};
+use crate::lora::Applied;
 use crate::pages::{Pages, Span};
 use crate::placed::{Placed, Slab};
 use crate::synthetic::Synthetic;
@@ -134,33 +134,6 @@ impl WeightSource {
         })
     }
 
-    /// Lays a LoRA over the weights, with the user's factor. Several may be added; their updates sum up. Add them
-    /// before loading: what was loaded earlier doesn't change.
-    pub fn add_lora(&mut self, lora: Lora, weight: f32) {
-        self.loras.push(Applied::new(lora, weight));
-    }
-
-    /// Takes these LoRAs instead of all that were there.
-    pub fn set_loras(&mut self, loras: impl IntoIterator<Item = (Lora, f32)>) {
-        self.loras = loras.into_iter().map(|(lora, weight)| Applied::new(lora, weight)).collect();
-    }
-
-    /// Whether LoRAs may have modules and keys that nothing takes.
-    pub fn set_lora_partial(&mut self, partial: bool) {
-        self.lora_partial = partial;
-    }
-
-    /// The type of what has to be made for LoRAs that are more than two thin matrices: f32, which is exact, or bf16, which
-    /// takes half the memory.
-    pub fn set_merged(&mut self, dtype: DType) {
-        self.merged = dtype;
-    }
-
-    /// In which form linear layers are handed out from now on.
-    pub fn set_form(&mut self, form: LinearForm) {
-        self.form = form;
-    }
-
     /// A cursor at the top, with an empty prefix.
     pub fn root(&self) -> Vars<'_> {
         Vars::new(self)
@@ -194,76 +167,6 @@ impl WeightSource {
     /// Dtype and shape of a tensor, without touching its data. Packed ones are of bytes.
     pub fn entry(&self, name: &str) -> Option<(DType, &Shape)> {
         self.tensors.get(name).map(|placed| (placed.entry.dtype, &placed.shape))
-    }
-
-    /// How a tensor is packed; `None` for plain ones. [`WeightSource::entry`] has its shape, and bytes for its type or the
-    /// small floats that are scaled.
-    pub fn packing(&self, name: &str) -> Option<Format> {
-        let entry = &self.tensors.get(name)?.entry;
-        entry.coding.format(entry.dtype)
-    }
-
-    /// The name of how a tensor is stored: its packing, or its dtype.
-    pub fn storage(&self, name: &str) -> Option<&'static str> {
-        let packing = self.packing(name).map(Format::name);
-        packing.or_else(|| self.entry(name).map(|(dtype, _)| dtype.name()))
-    }
-
-    /// Number of elements by how they are stored.
-    pub fn storages(&self) -> BTreeMap<&'static str, u64> {
-        let mut counts = BTreeMap::new();
-        for (name, placed) in &self.tensors {
-            *counts.entry(self.storage(name).unwrap_or_default()).or_default() += placed.shape.numel() as u64;
-        }
-        counts
-    }
-
-    /// Whether a GGUF file is read.
-    pub fn is_gguf(&self) -> bool {
-        self.files.iter().any(WeightFile::is_gguf)
-    }
-
-    /// Number of elements of all tensors together, without the scales of 8-bit ones.
-    pub fn parameters(&self) -> u64 {
-        let is_scale = |name: &str| {
-            let weight = name.strip_suffix(int8::SCALE).and_then(|weight| self.entry(weight));
-            weight.is_some_and(|(dtype, _)| dtype == DType::I8)
-        };
-        let counted = self.tensors.iter().filter(|(name, _)| !is_scale(name));
-        counted.map(|(_, placed)| placed.shape.numel() as u64).sum()
-    }
-
-    /// Bytes of all tensors together.
-    pub fn bytes(&self) -> u64 {
-        self.tensors.values().map(|placed| placed.range().len() as u64).sum()
-    }
-
-    /// Number of elements per dtype.
-    pub fn dtypes(&self) -> BTreeMap<DType, u64> {
-        let mut counts = BTreeMap::new();
-        for Placed { entry, shape, .. } in self.tensors.values() {
-            *counts.entry(entry.dtype).or_default() += shape.numel() as u64;
-        }
-        counts
-    }
-
-    /// Bytes that a weight takes on average where a device keeps matrices as they are stored: 2 for bf16, 0.5625 for Q4_K.
-    pub fn bytes_per_weight(&self) -> f64 {
-        let matrices = || self.tensors.values().filter(|placed| placed.shape.rank() == 2);
-        let bytes = |placed: &Placed| match placed.entry.dtype {
-            // Rows with scales become the bf16 values they stand for, and nothing is longer than f32.
-            DType::I8 if !placed.is_packed() => 2 * placed.shape.numel(),
-            DType::F64 => 4 * placed.shape.numel(),
-            _ => placed.range().len(),
-        };
-        let (bytes, weights) =
-            matrices().fold((0, 0), |(all, count), m| (all + bytes(m), count + m.shape.numel()));
-        if weights == 0 { 0.0 } else { bytes as f64 / weights as f64 }
-    }
-
-    /// The parts of a model that it has, and whose names they have.
-    pub fn components(&self) -> Vec<(Component, &'static str)> {
-        layout::find(self.names()).iter().map(|found| (found.naming.component, found.naming.name)).collect()
     }
 
     /// The tensors of one part under the model's names, whatever the file calls them and however it lays them out; `None`
@@ -315,19 +218,6 @@ impl WeightSource {
         source.component(component)?.ok_or_else(missing)
     }
 
-    /// What the tensors are, for messages about what they are not.
-    pub fn describe(&self) -> String {
-        let parts: Vec<String> = self.components().iter().map(|(part, _)| part.to_string()).collect();
-        match (layout::relative(self.names()), &parts[..]) {
-            (Some(relative), _) => format!("its tensors are those of {relative}"),
-            (None, []) => {
-                let some: Vec<&str> = self.names().take(3).collect();
-                format!("its tensors are of another kind, such as `{}`", some.join("`, `"))
-            }
-            (None, parts) => format!("it has a {}", parts.join(" and a ")),
-        }
-    }
-
     fn with_tensors(&self, tensors: BTreeMap<String, Placed>) -> WeightSource {
         WeightSource {
             path: self.path.clone(),
@@ -377,90 +267,11 @@ impl WeightSource {
         &self.files[placed.file]
     }
 
-    /// The scales of an 8-bit tensor, `[rows]`; `None` for other tensors.
-    fn scales(&self, name: &str, placed: &Placed) -> Result<Option<HostTensor>> {
-        let name = int8::scale_name(name);
-        if placed.entry.dtype != DType::I8 || !self.contains(&name) {
-            return Ok(None);
-        }
-        let found = self.find(&name)?;
-        let (file, scale) = (self.file_of(found), found.tensor(&self.files, &name)?);
-        let rows = int8::row_scales(&placed.shape, &scale).map_err(unusable(file, &name))?;
-        rows.map(Some).ok_or_else(|| Error::Shape {
-            file: file.path.clone(),
-            tensor: name,
-            found: scale.shape().clone(),
-            expected: placed.shape.dims().get(..1).unwrap_or(&[]).into(),
-        })
-    }
-
-    /// Whether `name` is stored as 8-bit rows with scales.
-    pub fn is_int8(&self, name: &str) -> bool {
-        let stored = self.entry(name).is_some_and(|(dtype, _)| dtype == DType::I8);
-        stored && self.contains(&int8::scale_name(name))
-    }
-
-    /// Whether `name` holds the scales of 8-bit rows.
-    pub(crate) fn is_row_scale(&self, name: &str) -> bool {
-        name.strip_suffix(int8::SCALE).is_some_and(|weight| self.is_int8(weight))
-    }
-
     /// Lets go of the pages of a tensor after all of it was read.
     pub(crate) fn release(&self, name: &str) {
         if let Some(placed) = self.tensors.get(name) {
             self.file_of(placed).release(&placed.entry);
         }
-    }
-
-    /// Whether products with the layer `module` are to be made in 8-bit floats.
-    pub(crate) fn is_fp8(&self, module: &str) -> bool {
-        match self.form {
-            LinearForm::Fp8 => int8::takes(module),
-            LinearForm::StoredFp8 => self.stores_fp8(module),
-            LinearForm::Float | LinearForm::Int8 { .. } => false,
-        }
-    }
-
-    /// Whether the weight of the layer `module` is a matrix of 8-bit floats (e4m3).
-    pub(crate) fn stores_fp8(&self, module: &str) -> bool {
-        let entry = self.entry(&format!("{module}.weight"));
-        entry.is_some_and(|(dtype, shape)| dtype == DType::F8E4M3 && shape.rank() == 2)
-    }
-
-    /// Whether the layer `module` is to be handed out as 8-bit rows, and how many threads may round it.
-    pub(crate) fn int8_threads(&self, module: &str) -> Option<usize> {
-        match self.form {
-            LinearForm::Int8 { threads } if int8::takes(module) => Some(threads),
-            _ => None,
-        }
-    }
-
-    /// The matrix `name` as 8-bit rows and their scales: as it is stored, else rounded now. What was read for that is let
-    /// go of, so that a large model is never in memory in both forms.
-    pub(crate) fn int8(&self, name: &str, shape: Shape, threads: usize) -> Result<Rounded> {
-        if let Some(synthetic) = &self.synthetic {
-            let rounded = synthetic.tensor(name, &shape).and_then(|weight| int8::round(&weight, threads));
-            return rounded.map_err(|source| Error::Tensor {
-                file: self.path.clone(),
-                tensor: name.to_owned(),
-                source,
-            });
-        }
-        let placed = self.find_of(name, shape)?;
-        let weight = placed.tensor(&self.files, name)?;
-        if let Some(scale) = self.scales(name, placed)? {
-            return Ok(Rounded { weight, scale, squares: [0.0; 2] });
-        }
-        let file = self.file_of(placed);
-        let rounded = int8::round(&weight, threads).map_err(unusable(file, name))?;
-        file.release(&placed.entry);
-        Ok(rounded)
-    }
-
-    /// A matrix that is not in the file as 8-bit rows.
-    pub(crate) fn round(&self, name: &str, weight: &HostTensor, threads: usize) -> Result<Rounded> {
-        let unusable = |source| Error::Tensor { file: self.path.clone(), tensor: name.to_owned(), source };
-        int8::round(weight, threads).map_err(unusable)
     }
 
     /// The matrix `name`, which must have this shape, as a linear layer takes it: where it lies, packed as it is.
@@ -521,90 +332,6 @@ impl WeightSource {
             Some(Span { file: self.file_of(placed).mapped.clone()?, start: range.start, end: range.end })
         };
         Pages::new(below.filter_map(span).collect())
-    }
-
-    /// A SHA-256 in hex that stands for these weights in recipes, quick enough for files of many gigabytes.
-    ///
-    /// It covers the name, dtype, shape and length of every tensor, in the order of names, and of the data all of a
-    /// tensor up to 16 KiB and four blocks of 4 KiB of a larger one: its first, its last and two evenly between.
-    /// It doesn't cover file names, the division into shards, the order in the file, `__metadata__` or LoRAs. So a
-    /// model saved again keeps its fingerprint, any training or conversion changes it, and a few bytes changed in
-    /// the middle of a large tensor may go unnoticed: it identifies a file, it doesn't vouch for one.
-    pub fn fingerprint(&self) -> Result<String> {
-        let parts = self.tensors.iter().flat_map(|(name, placed)| {
-            let Placed { entry, shape, .. } = placed;
-            let data = &self.file_of(placed).all()[placed.range()];
-            let scales = entry.coding.scales().map(|scale| {
-                let bytes = self.files[scale.file].bytes(&scale.entry);
-                (scale.name.as_str(), scale.entry.dtype, &scale.entry.shape, bytes)
-            });
-            std::iter::once((name.as_str(), entry.dtype, shape, data)).chain(scales)
-        });
-        Ok(fingerprint(parts))
-    }
-
-    /// The updates of all LoRAs for these linear layers, stacked by rows, as far as they can be added to the output.
-    pub(crate) fn deltas(&self, stack: &[(String, usize)], cols: usize) -> Result<Vec<Delta>> {
-        let layers = || stack.iter().map(|(name, rows)| Layer { name, rows: *rows, cols });
-        let mut deltas = Vec::new();
-        for lora in &self.loras {
-            deltas.extend(lora.deltas(layers(), &|layer| self.base(layer), self.merged)?);
-        }
-        Ok(deltas)
-    }
-
-    /// Whether a LoRA changes the weight of this layer itself.
-    pub(crate) fn merges(&self, module: &str, rows: usize, cols: usize) -> Result<bool> {
-        let layer = Layer { name: module, rows, cols };
-        for lora in &self.loras {
-            if lora.is_merged(layer)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// What LoRAs change of the weight of a linear layer itself, and the type of its values then; `None` without such.
-    pub(crate) fn merged(
-        &self,
-        module: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Option<(Arc<Merged>, DType)>> {
-        let layer = Layer { name: module, rows, cols };
-        let mut merged = Merged::default();
-        for lora in &self.loras {
-            lora.merge(layer, &|layer| self.base(layer), &mut merged)?;
-        }
-        if merged.is_empty() {
-            return Ok(None);
-        }
-        // A weight that is stored as f32 stays so exact.
-        let exact = self.entry(&format!("{module}.weight")).is_some_and(|(stored, _)| stored == DType::F32);
-        Ok(Some((Arc::new(merged), if exact { DType::F32 } else { self.merged })))
-    }
-
-    /// The weight of a layer as it is without LoRAs.
-    fn base(&self, layer: Layer<'_>) -> Result<Base> {
-        let name = format!("{}.weight", layer.name);
-        let slabs = self.slabs(&name, [layer.rows, layer.cols].into())?;
-        let packed = slabs.into_iter().map(Slab::into_packed).collect::<kiln_tensor::Result<_>>();
-        let unusable = |source| Error::Tensor { file: self.path.clone(), tensor: name, source };
-        packed.map(Base).map_err(unusable)
-    }
-
-    /// Refuses LoRAs that were made for another model, as far as that can be seen before loading.
-    pub fn check_loras(&self) -> Result<()> {
-        let dim = self.entry("x_embedder.weight").and_then(|(_, shape)| shape.dims().first().copied());
-        let model = dim.map(LoraBase::of_dim);
-        self.loras.iter().try_for_each(|lora| lora.check(model, self.lora_partial))
-    }
-
-    /// To be called after loading: how many of its modules each LoRA brought in. A LoRA with modules that nothing
-    /// took is an error that names them, unless [`WeightSource::set_lora_partial`] allows it and some were taken.
-    pub fn finish_loras(&self) -> Result<Vec<LoraReport>> {
-        self.check_loras()?;
-        self.loras.iter().map(|l| l.finish(&self.path, self.lora_partial)).collect()
     }
 }
 

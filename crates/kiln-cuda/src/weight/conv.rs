@@ -1,0 +1,69 @@
+//! The kernels of convolutions.
+
+use std::sync::OnceLock;
+
+use kiln_ops::{Error, Result, shapes};
+use kiln_tensor::{DType, HostTensor, f16};
+
+use super::matrix::{Matrix, vector};
+use crate::Context;
+use crate::device::Block;
+
+/// A convolution on the device.
+pub struct CudaConv {
+    /// `[out, in, height, width]`.
+    pub(crate) size: [usize; 4],
+    /// `[out, height · width · in]`.
+    pub(crate) kernel: Matrix,
+    pub(crate) bias: Option<Block>,
+    /// The sums of taps for doubled pictures, made when they are first needed.
+    pub(crate) folded: OnceLock<Block>,
+}
+
+impl CudaConv {
+    pub(crate) fn new(cx: &Context, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CudaConv> {
+        let size @ [out, input, height, width] = shapes::conv(kernel, bias)?;
+        let cols = input * height * width;
+        let flat = match kernel.dtype() {
+            DType::BF16 => {
+                HostTensor::from_bf16([out, cols], channels_last(&kernel.to_bf16()?, input, height * width))?
+            }
+            DType::F16 => {
+                let values: Vec<f16> = bytemuck::pod_collect_to_vec(kernel.bytes());
+                let bytes = bytemuck::cast_vec::<f16, u16>(channels_last(&values, input, height * width));
+                let bytes: Vec<u8> = bytemuck::cast_slice(&bytes).to_vec();
+                HostTensor::new(DType::F16, [out, cols], bytes.into())?
+            }
+            DType::F32 | DType::F64 => {
+                HostTensor::from_f32([out, cols], channels_last(&kernel.to_f32()?, input, height * width))?
+            }
+            dtype => return Err(Error::DType { op: "conv", dtype, backend: cx.name() }),
+        };
+        let kernel = Matrix::new(cx, "conv", &[flat], cols)?;
+        let bias = bias.map(|bias| vector(cx, "conv", std::slice::from_ref(bias))).transpose()?;
+        Ok(CudaConv { size, kernel, bias, folded: OnceLock::new() })
+    }
+}
+
+/// `[out, in, taps]` as `[out, taps, in]`.
+fn channels_last<T: Copy>(kernel: &[T], input: usize, taps: usize) -> Vec<T> {
+    let mut last = Vec::with_capacity(kernel.len());
+    for one in kernel.chunks_exact(input * taps) {
+        for tap in 0..taps {
+            last.extend((0..input).map(|channel| one[channel * taps + tap]));
+        }
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::channels_last;
+
+    #[test]
+    fn a_kernels_channels_come_last() {
+        // Two outputs, two inputs, three taps.
+        let kernel: Vec<i32> = (0..12).collect();
+        assert_eq!(channels_last(&kernel, 2, 3), [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
+    }
+}

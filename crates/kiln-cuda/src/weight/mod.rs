@@ -1,0 +1,208 @@
+//! Weights on the device: as they are stored in their file, and in the type a product needs where that differs.
+
+mod conv;
+mod matrix;
+mod packed;
+mod rows;
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use kiln_ops::{Result, shapes};
+use kiln_tensor::packed::Packed;
+use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
+
+use crate::Context;
+use crate::device::Block;
+use crate::stream::{Brought, Streamed};
+use crate::sys::driver::DevicePtr;
+pub use conv::CudaConv;
+pub(crate) use matrix::Matrix;
+use matrix::vector;
+use packed::PackedMatrix;
+pub(crate) use rows::ByteRows;
+
+/// A linear layer on the device.
+pub struct CudaWeight {
+    /// Shared with the same layer under other updates.
+    base: Arc<Place>,
+    pub(crate) bias: Option<Arc<Block>>,
+    pub(crate) deltas: Vec<LowRank>,
+}
+
+/// What the input is multiplied with.
+pub(crate) enum Base {
+    Dense(Matrix),
+    Int8(ByteRows),
+    Fp8(ByteRows),
+    Packed(PackedMatrix),
+}
+
+impl Base {
+    /// Weights that are packed in their file, and stay so unless nothing reads them in that form.
+    fn packed(cx: &Context, parts: &LinearParts, size @ [_, cols]: [usize; 2]) -> Result<Base> {
+        if parts.fp8 && parts.packed.iter().all(Packed::is_fp8) {
+            return Ok(Base::Fp8(ByteRows::floats(cx, &parts.packed, size)?));
+        }
+        if parts.fp8 {
+            // Rounded once, not by way of bf16.
+            let slabs = parts.packed.iter().map(Packed::to_f32).collect::<Result<Vec<_>, _>>()?;
+            return Ok(Base::Fp8(ByteRows::rounded(cx, &slabs, size)?));
+        }
+        // What changes values where they are read is known to this machine's processor alone.
+        if parts.packed.iter().any(Packed::is_changed) {
+            return Ok(Base::Dense(Matrix::new(cx, "weight", &of_one_dtype(&parts.packed)?, cols)?));
+        }
+        Ok(Base::Packed(PackedMatrix::new(cx, &parts.packed, size)?))
+    }
+
+    fn size(&self) -> [usize; 2] {
+        match self {
+            Base::Dense(matrix) => [matrix.rows, matrix.cols],
+            Base::Int8(bytes) | Base::Fp8(bytes) => [bytes.rows, bytes.cols],
+            Base::Packed(packed) => [packed.rows, packed.cols],
+        }
+    }
+
+    /// A packed matrix in the type of what it is multiplied with.
+    fn widened(cx: &Context, packed: &PackedMatrix, dtype: DType) -> Result<Base> {
+        Ok(Base::Dense(Matrix::of(packed.rows, packed.cols, dtype, packed.widen(cx, dtype)?)))
+    }
+
+    /// Address and size of what is large in it.
+    fn bulk(&self) -> (DevicePtr, usize) {
+        match self {
+            Base::Dense(m) => (m.block.at(), m.rows * m.cols * m.stored.size()),
+            Base::Int8(bytes) | Base::Fp8(bytes) => bytes.bulk(),
+            Base::Packed(w) => w.bulk(),
+        }
+    }
+
+    /// The same with that elsewhere.
+    fn moved(&self, block: Block) -> Base {
+        match self {
+            Base::Dense(m) => Base::Dense(Matrix::of(m.rows, m.cols, m.stored, block)),
+            Base::Int8(rows) => Base::Int8(rows.moved(block)),
+            Base::Fp8(rows) => Base::Fp8(rows.moved(block)),
+            Base::Packed(packed) => Base::Packed(packed.moved(block)),
+        }
+    }
+}
+
+/// Where a weight lies between its uses.
+enum Place {
+    /// On the device.
+    Here(Base),
+    /// In the host's memory; of the base all but what is large.
+    There(Base, Streamed),
+}
+
+/// What the input is multiplied with, on the device for as long as this lives.
+pub(crate) enum Present<'a> {
+    Here(&'a Base),
+    Made {
+        base: Base,
+        /// Whose end lets others take the place of what was brought in.
+        _lender: Option<Brought<'a>>,
+    },
+}
+
+impl Deref for Present<'_> {
+    type Target = Base;
+
+    fn deref(&self) -> &Base {
+        match self {
+            Present::Here(base) => base,
+            Present::Made { base, .. } => base,
+        }
+    }
+}
+
+/// A low-rank update of the outputs from `row` on.
+pub(crate) struct LowRank {
+    pub row: usize,
+    pub down: Matrix,
+    pub up: Matrix,
+    pub scale: f32,
+}
+
+impl LowRank {
+    /// Updates of a layer with this many columns. A rank of 0 changes nothing.
+    fn all(cx: &Context, deltas: &[Delta], cols: usize) -> Result<Vec<LowRank>> {
+        let low_rank = |delta: &Delta| {
+            Ok(LowRank {
+                row: delta.row,
+                down: Matrix::new(cx, "weight", std::slice::from_ref(&delta.down), cols)?,
+                up: Matrix::new(cx, "weight", std::slice::from_ref(&delta.up), delta.rank())?,
+                scale: delta.scale,
+            })
+        };
+        deltas.iter().filter(|delta| delta.rank() > 0 && delta.rows() > 0).map(low_rank).collect()
+    }
+}
+
+impl CudaWeight {
+    pub(crate) fn new(cx: &Context, parts: LinearParts) -> Result<CudaWeight> {
+        let size @ [_, cols] = shapes::weight(&parts)?;
+        let base = match parts.dtype() {
+            Some(DType::I8) => Base::Int8(ByteRows::integers(cx, &parts, size)?),
+            None => Base::packed(cx, &parts, size)?,
+            Some(_) if parts.fp8 => Base::Fp8(ByteRows::rounded(cx, &parts.slabs, size)?),
+            Some(_) => Base::Dense(Matrix::new(cx, "weight", &parts.slabs, cols)?),
+        };
+        let bias =
+            parts.bias.as_ref().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
+        let deltas = LowRank::all(cx, &parts.deltas, cols)?;
+        let (at, bytes) = base.bulk();
+        let place = match cx.device.keeps(bytes) {
+            true => Place::Here(base),
+            false => {
+                let streamed = cx.done(Streamed::new(&cx.device, at, bytes))?;
+                Place::There(base.moved(Block::lent(&cx.device, 0)), streamed)
+            }
+        };
+        Ok(CudaWeight { base: Arc::new(place), bias: bias.map(Arc::new), deltas })
+    }
+
+    /// The same layer with other updates.
+    pub(crate) fn with_deltas(&self, cx: &Context, deltas: &[Delta]) -> Result<CudaWeight> {
+        let size @ [_, cols] = self.size();
+        shapes::with_deltas(deltas, size)?;
+        let deltas = LowRank::all(cx, deltas, cols)?;
+        Ok(CudaWeight { base: self.base.clone(), bias: self.bias.clone(), deltas })
+    }
+
+    pub(crate) fn size(&self) -> [usize; 2] {
+        match &*self.base {
+            Place::Here(base) | Place::There(base, _) => base.size(),
+        }
+    }
+
+    /// What an input of this type is multiplied with: brought in if it isn't on the device, written out if it is packed.
+    pub(crate) fn present(&self, cx: &Context, dtype: DType) -> Result<Present<'_>> {
+        match &*self.base {
+            Place::Here(Base::Packed(packed)) => {
+                Ok(Present::Made { base: Base::widened(cx, packed, dtype)?, _lender: None })
+            }
+            Place::Here(base) => Ok(Present::Here(base)),
+            Place::There(base, streamed) => {
+                let brought = cx.done(streamed.bring())?;
+                let brought = brought.ok_or_else(|| cx.short_of(base.bulk().1))?;
+                let base = match base.moved(Block::lent(&cx.device, brought.at)) {
+                    Base::Packed(packed) => Base::widened(cx, &packed, dtype)?,
+                    base => base,
+                };
+                Ok(Present::Made { base, _lender: Some(brought) })
+            }
+        }
+    }
+}
+
+/// Packed matrices written out: bf16, or f32 where one of them is.
+fn of_one_dtype(packed: &[Packed]) -> Result<Vec<HostTensor>> {
+    let slabs = packed.iter().map(Packed::to_dense).collect::<Result<Vec<_>, _>>()?;
+    match slabs.iter().any(|slab| slab.dtype() == DType::F32) {
+        true => Ok(slabs.iter().map(|slab| slab.to_dtype(DType::F32)).collect::<Result<_, _>>()?),
+        false => Ok(slabs),
+    }
+}
