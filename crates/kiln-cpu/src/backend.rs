@@ -9,6 +9,9 @@ use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, nor
 use crate::parallel::Pool;
 use crate::{Context, CpuConv, CpuTensor, CpuWeight};
 
+/// See [`Backend::rows_at_once`].
+const ROWS_AT_ONCE: usize = 2048;
+
 /// How a [`CpuBackend`] is to run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
@@ -68,6 +71,10 @@ impl Backend for CpuBackend {
 
     fn reads_host_weights(&self) -> bool {
         true
+    }
+
+    fn rows_at_once(&self) -> usize {
+        ROWS_AT_ONCE
     }
 
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CpuTensor> {

@@ -41,7 +41,7 @@ pub use folder::{ModelFolder, OwnDefaults, Part, TokenizerFiles, Variant};
 pub use observer::{Event, Observer};
 pub use parts::Parts;
 pub use pipeline::{
-    Generated, MemoryNeed, Noise, Options, Pipeline, Placement, Prompt, Request, Resolved, Rng, Task,
-    WeightBytes,
+    Generated, Member, MemoryNeed, Noise, Options, Pipeline, Placement, Prompt, Request, Resolved, Rng, Task,
+    Together, WeightBytes,
 };
 pub use text_cache::TextCache;

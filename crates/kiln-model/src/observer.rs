@@ -42,8 +42,12 @@ pub enum Event {
     },
     /// A step begins.
     StepStarted {
-        /// Which picture, from 0.
+        /// Which picture, from 0; the first of several.
         picture: usize,
+        /// How many pictures of this request take the step at once.
+        own: usize,
+        /// The same of all requests.
+        all: usize,
         /// Which step, from 0.
         step: usize,
         /// How many steps this run takes.
@@ -53,8 +57,10 @@ pub enum Event {
     },
     /// A step is finished.
     StepFinished {
-        /// Which picture, from 0.
+        /// Which picture, from 0; the first of several.
         picture: usize,
+        /// How many pictures of this request took the step at once.
+        own: usize,
         /// Which step, from 0.
         step: usize,
         /// How many steps this run takes.

@@ -39,6 +39,12 @@ pub trait Backend: Send + Sync {
         false
     }
 
+    /// Up to so many rows, products of more rows are known to cost less a row: below it, pictures are painted together. 0
+    /// where nobody has measured it.
+    fn rows_at_once(&self) -> usize {
+        0
+    }
+
     /// Waits until everything asked for so far is done; backends that do it at once have nothing to wait for.
     fn synchronize(&self) -> Result<()> {
         Ok(())

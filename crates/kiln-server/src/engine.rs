@@ -124,6 +124,11 @@ pub trait Watch {
     /// Whether nobody wants the pictures any more. To be asked at least once a step.
     fn cancelled(&self) -> bool;
 
+    /// The steps of `own` pictures of this order begin, of `all` that are painted at once.
+    fn together(&mut self, own: u32, all: u32) {
+        let _ = (own, all);
+    }
+
     /// Tells how far the work is.
     fn progress(&mut self, progress: Progress);
 

@@ -11,6 +11,9 @@ use crate::files;
 use crate::order::{Chance, Order, Start, Words};
 use crate::recipe::{LoraUsed, Model, OtherParts, Recipe, Row, Used};
 
+/// Pictures that are painted at once, where that is faster; more make no more of a difference.
+pub const MOST_TOGETHER: usize = 4;
+
 /// Everything that is needed to paint.
 pub struct Job {
     pub request: Request,
@@ -81,6 +84,7 @@ impl Job {
             loras: order.loras.iter().map(|l| (l.path.clone(), l.weight)).collect(),
             lora_partial: order.lora_partial,
             memory_limit,
+            most_together: MOST_TOGETHER,
             placement: None,
             text_cache,
         };

@@ -35,13 +35,17 @@ impl MemoryNeed {
         dtype: DType,
     ) -> MemoryNeed {
         let element = dtype.size() as u64;
-        let tokens = (width as u64 / 16).saturating_mul(height as u64 / 16);
-        let rows = tokens.saturating_add(others as u64);
-        // A single block holds its input, its norm, q, k, v and twice the MLP, the attention, the MLP, the sum.
-        let widths = config.dim() as f64 * (8.0 + 3.0 * config.mlp_ratio);
-        let transformer = (rows as f64 * widths * element as f64) as u64;
+        let tokens = (width / 16).saturating_mul(height / 16);
+        let transformer = MemoryNeed::steps(config, tokens.saturating_add(others), dtype);
         let channels = channels.unwrap_or([64; 2]);
         MemoryNeed { transformer, autoencoder: autoencoder([width, height], channels, element) }
+    }
+
+    /// Activations of one transformer step over so many rows.
+    pub(super) fn steps(config: &transformer::Config, rows: usize, dtype: DType) -> u64 {
+        // A single block holds its input, its norm, q, k, v and twice the MLP, the attention, the MLP, the sum.
+        let widths = config.dim() as f64 * (8.0 + 3.0 * config.mlp_ratio);
+        (rows as f64 * widths * dtype.size() as f64) as u64
     }
 }
 

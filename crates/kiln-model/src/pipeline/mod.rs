@@ -1,5 +1,6 @@
 //! Requests to pictures: encode text and references, denoise, decode.
 
+mod crowd;
 mod denoise;
 mod memory;
 mod noise;
@@ -7,6 +8,7 @@ mod placement;
 mod plan;
 mod request;
 mod text;
+mod together;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -19,8 +21,9 @@ use kiln_weights::{LinearForm, Lora, LoraReport, WeightSource};
 
 use crate::tokenizer::PromptTokenizer;
 use crate::transformer::Transformer;
-use crate::{Autoencoder, Error, Event, ModelFolder, Observer, Result, TextCache, Variant};
-use denoise::{Conditioning, Denoiser, Origin, ReferenceMode, ReferenceTokens};
+use crate::{Autoencoder, Error, Event, ModelFolder, Observer, Result, TextCache};
+pub use crowd::Member;
+use denoise::{Origin, ReferenceTokens};
 pub(crate) use memory::Gib;
 pub use memory::MemoryNeed;
 pub use placement::{Placement, WeightBytes};
@@ -28,6 +31,7 @@ pub use plan::Resolved;
 use plan::{Prepared, Start};
 pub use request::{Noise, Prompt, Request, Rng, Task};
 use text::Texter;
+pub use together::Together;
 
 /// How a model is loaded.
 #[derive(Clone, Debug)]
@@ -44,6 +48,8 @@ pub struct Options {
     pub lora_partial: bool,
     /// Bytes that a request may need beside the weights before it is refused.
     pub memory_limit: Option<u64>,
+    /// Pictures of one request that are painted at once where the backend gains from it; 1 is one after the other.
+    pub most_together: usize,
     /// Which weights stay on the device; all when absent.
     pub placement: Option<Placement>,
     /// Where encoded texts are kept and looked for. With it, the text encoder is loaded only when it is needed.
@@ -59,6 +65,7 @@ impl Default for Options {
             loras: Vec::new(),
             lora_partial: false,
             memory_limit: None,
+            most_together: 1,
             placement: None,
             text_cache: None,
         }
@@ -237,49 +244,9 @@ impl<B: Backend> Pipeline<B> {
         observer: &mut dyn Observer<B>,
         done: &mut dyn FnMut(Generated) -> Result<()>,
     ) -> Result<()> {
-        let (b, variant) = (&self.backend, self.folder.variant);
-        let (plan, prepared) = self.plan(request)?;
-        for note in &plan.notes {
-            observer.event(Event::Note(note.clone()))?;
-        }
-        let channels = self.folder.transformer.config.in_channels;
-        // The generator's numbers come one after the other: meanwhile the text is encoded.
-        let (grid, dtype) = (plan.grid(), self.options.dtype);
-        let (noise, texts) = std::thread::scope(|scope| {
-            let noise = scope.spawn(|| noise::draw(&request.noise, plan.pictures, channels, grid, dtype));
-            let texts = self.encode_text(request, plan.two_calls(variant), observer);
-            Ok::<_, Error>((join(noise)?, texts?))
-        })?;
-        let (references, origin) = self.encode_pictures(&plan, &prepared, observer)?;
-        // Inpainting hands its source over as a reference, and is a pipeline of its own: it has no cached form.
-        let cached = variant == Variant::Kv && references.is_some() && matches!(prepared.start, Start::Noise);
-        let denoiser = Denoiser {
-            b,
-            transformer: &self.transformer,
-            variant,
-            plan: &plan,
-            references: references.as_ref(),
-            mode: if cached { ReferenceMode::Cached } else { ReferenceMode::Joint },
-            origin: &origin,
-        };
-        for (index, noise) in noise.iter().enumerate() {
-            let text = &texts.prompts[index / request.pictures_per_prompt];
-            let conditioning = Conditioning { text, negative: texts.negative.as_ref() };
-            let tokens = denoiser.run(index, noise, &conditioning, observer)?;
-            let latents = b.download(&tokens)?;
-            if let Err(error) = finite("the transformer's result", &latents) {
-                finite(text::RESULT, &b.download(conditioning.text)?)?;
-                return Err(error);
-            }
-            observer.event(Event::Decoding { picture: index })?;
-            let picture = self.autoencoder.decode(b, &tokens, plan.grid(), observer)?;
-            let picture = match &prepared.start {
-                Start::Inpaint(inpaint) => kiln_image::paste_back(inpaint, &picture),
-                _ => picture,
-            };
-            done(Generated { picture, latents, index })?;
-        }
-        Ok(())
+        let together = Together { most: self.options.most_together, memory: self.options.memory_limit };
+        let members = &mut [Member { request, observer, done }];
+        self.generate_together(members, &together).pop().unwrap_or(Ok(()))
     }
 
     fn plan<'a>(&self, request: &'a Request) -> Result<(Resolved, Prepared<'a>)> {

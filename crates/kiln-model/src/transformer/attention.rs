@@ -1,12 +1,23 @@
-use kiln_ops::{AttentionSpec, Backend, Mask, Tensor as _};
+use std::ops::Range;
+
+use kiln_ops::{AttentionSpec, Backend, Mask};
 
 use super::KvCache;
 use crate::Result;
 
-/// What the blocks of one call do at their attention: plain, keeping the references' keys and values, or using them.
+/// What the blocks of one call do at their attention. Everything else is done to rows, whosever they are; here each
+/// picture's rows see only each other.
 pub(super) struct Attention<'a, B: Backend> {
+    pieces: Vec<Piece<'a, B>>,
+}
+
+/// One picture at its attention: plain, keeping the references' keys and values, or using them.
+pub(super) struct Piece<'a, B: Backend> {
     spec: AttentionSpec,
     references: Kept<'a, B>,
+    /// Rows of text, and of its image stream.
+    text: usize,
+    image: usize,
 }
 
 enum Kept<'a, B: Backend> {
@@ -21,25 +32,108 @@ enum Kept<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Attention<'a, B> {
+    pub(super) fn new(pieces: Vec<Piece<'a, B>>) -> Self {
+        Attention { pieces }
+    }
+
+    /// Where each picture's text and image stream lie among all texts and all image streams.
+    fn streams(&self) -> Vec<[Range<usize>; 2]> {
+        let (mut text, mut image) = (0, 0);
+        let place = |piece: &Piece<'a, B>| {
+            let rows = [text..text + piece.text, image..image + piece.image];
+            (text, image) = (rows[0].end, rows[1].end);
+            rows
+        };
+        self.pieces.iter().map(place).collect()
+    }
+
+    /// Attention of a double block: queries, keys and values of all texts, and of all image streams.
+    pub(super) fn double(
+        &mut self,
+        b: &B,
+        [q_text, k_text, v_text]: [&B::Tensor; 3],
+        [q_image, k_image, v_image]: [&B::Tensor; 3],
+    ) -> Result<[B::Tensor; 2]> {
+        let places = self.streams();
+        let (mut texts, mut images) = (Vec::new(), Vec::new());
+        for (piece, [text, image]) in self.pieces.iter_mut().zip(places) {
+            let both = |of_text: &B::Tensor, of_image: &B::Tensor| -> Result<[B::Tensor; 2]> {
+                Ok([b.slice_rows(of_text, text.clone())?, b.slice_rows(of_image, image.clone())?])
+            };
+            let [q, k, v] = [both(q_text, q_image)?, both(k_text, k_image)?, both(v_text, v_image)?];
+            let attended = piece.forward(b, &[&q[0], &q[1]], &k, &v)?;
+            let [text, image] = piece.cut(b, &attended, 0)?;
+            texts.push(text);
+            images.push(image);
+        }
+        Ok([join(b, texts)?, join(b, images)?])
+    }
+
+    /// Attention of a single block, over rows in which each picture's text comes before its image stream.
+    pub(super) fn single(&mut self, b: &B, [q, k, v]: [&B::Tensor; 3]) -> Result<B::Tensor> {
+        let (mut start, mut all) = (0, Vec::new());
+        for piece in &mut self.pieces {
+            let q = b.slice_rows(q, start..start + piece.text + piece.image)?;
+            let (k, v) = (piece.cut(b, k, start)?, piece.cut(b, v, start)?);
+            all.push(piece.forward(b, &[&q], &k, &v)?);
+            start += piece.text + piece.image;
+        }
+        join(b, all)
+    }
+
+    /// Each picture's text before its image stream, from all texts and all image streams.
+    pub(super) fn joined(&self, b: &B, text: &B::Tensor, image: &B::Tensor) -> Result<B::Tensor> {
+        let mut all = Vec::new();
+        for [text_rows, image_rows] in self.streams() {
+            all.extend([b.slice_rows(text, text_rows)?, b.slice_rows(image, image_rows)?]);
+        }
+        join(b, all)
+    }
+
+    /// What was collected for each picture.
+    pub(super) fn into_caches(self) -> impl Iterator<Item = Option<KvCache<B>>> {
+        self.pieces.into_iter().map(|piece| match piece.references {
+            Kept::Collecting { blocks, .. } => Some(KvCache { blocks }),
+            _ => None,
+        })
+    }
+}
+
+impl<'a, B: Backend> Piece<'a, B> {
     pub(super) fn plain(heads: usize) -> Self {
-        Attention { spec: spec(heads, Mask::None), references: Kept::None }
+        Piece::new(heads, Mask::None, Kept::None)
     }
 
     pub(super) fn extract(heads: usize, mask: Mask, rows: usize) -> Self {
-        Attention { spec: spec(heads, mask), references: Kept::Collecting { rows, blocks: Vec::new() } }
+        Piece::new(heads, mask, Kept::Collecting { rows, blocks: Vec::new() })
     }
 
     pub(super) fn cached(heads: usize, cache: &'a KvCache<B>) -> Self {
-        Attention { spec: spec(heads, Mask::None), references: Kept::Using(cache.blocks.iter()) }
+        Piece::new(heads, Mask::None, Kept::Using(cache.blocks.iter()))
     }
 
-    /// Attention of one block. `k` and `v` are given as their text rows and their image-stream rows.
-    pub(super) fn forward(
+    fn new(heads: usize, mask: Mask, references: Kept<'a, B>) -> Self {
+        Piece { spec: AttentionSpec { heads, kv_heads: heads, mask }, references, text: 0, image: 0 }
+    }
+
+    /// The same with so many rows of text and of its image stream.
+    pub(super) fn of_rows(self, text: usize, image: usize) -> Self {
+        Piece { text, image, ..self }
+    }
+
+    /// Its text's rows and those of its image stream, which begin at `start`.
+    fn cut(&self, b: &B, x: &B::Tensor, start: usize) -> Result<[B::Tensor; 2]> {
+        let middle = start + self.text;
+        Ok([b.slice_rows(x, start..middle)?, b.slice_rows(x, middle..middle + self.image)?])
+    }
+
+    /// `k` and `v` are given as their text rows and their image-stream rows.
+    fn forward(
         &mut self,
         b: &B,
         q: &[&B::Tensor],
-        [k_text, k_image]: [&B::Tensor; 2],
-        [v_text, v_image]: [&B::Tensor; 2],
+        [k_text, k_image]: &[B::Tensor; 2],
+        [v_text, v_image]: &[B::Tensor; 2],
     ) -> Result<B::Tensor> {
         let attend = |k: &[&B::Tensor], v: &[&B::Tensor]| Ok(b.attention(q, k, v, &self.spec)?);
         match &mut self.references {
@@ -54,21 +148,12 @@ impl<'a, B: Backend> Attention<'a, B> {
             },
         }
     }
+}
 
-    /// What was collected.
-    pub(super) fn into_cache(self) -> Option<KvCache<B>> {
-        match self.references {
-            Kept::Collecting { blocks, .. } => Some(KvCache { blocks }),
-            _ => None,
-        }
+/// Tensors below each other; one alone is not copied.
+pub(super) fn join<B: Backend>(b: &B, mut parts: Vec<B::Tensor>) -> Result<B::Tensor> {
+    if parts.len() == 1 {
+        return Ok(parts.remove(0));
     }
-}
-
-fn spec(heads: usize, mask: Mask) -> AttentionSpec {
-    AttentionSpec { heads, kv_heads: heads, mask }
-}
-
-/// The rows before and after `at`.
-pub(super) fn cut<B: Backend>(b: &B, x: &B::Tensor, at: usize) -> Result<[B::Tensor; 2]> {
-    Ok([b.slice_rows(x, 0..at)?, b.slice_rows(x, at..x.shape().rows())?])
+    Ok(b.concat_rows(&parts.iter().collect::<Vec<_>>())?)
 }

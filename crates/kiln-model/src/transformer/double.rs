@@ -1,8 +1,8 @@
-use kiln_ops::{Backend, RopeTable, Tensor as _};
+use kiln_ops::{Backend, RopeTable};
 use kiln_tensor::DType;
 use kiln_weights::Vars;
 
-use super::attention::{Attention, cut};
+use super::attention::Attention;
 use super::embed::DoubleModulation;
 use super::linear::Linear;
 use super::{Config, Layout};
@@ -60,7 +60,7 @@ impl<B: Backend> DoubleBlock<B> {
         self.text.linears().into_iter().chain(self.image.linears())
     }
 
-    /// `text`: `[t, dim]`; `image`: `[n, dim]`.
+    /// `text`: `[t, dim]`, all texts; `image`: `[n, dim]`, all image streams.
     #[expect(clippy::too_many_arguments, reason = "two streams, each with its modulation")]
     pub(super) fn forward(
         &self,
@@ -72,10 +72,9 @@ impl<B: Backend> DoubleBlock<B> {
         layout: &Layout<B>,
         attention: &mut Attention<'_, B>,
     ) -> Result<(B::Tensor, B::Tensor)> {
-        let [qt, kt, vt] = self.text.project(b, &text, text_mod, &layout.text)?;
-        let [qi, ki, vi] = self.image.project(b, &image, image_mod, &layout.image)?;
-        let attended = attention.forward(b, &[&qt, &qi], [&kt, &ki], [&vt, &vi])?;
-        let [attended_text, attended_image] = cut(b, &attended, text.shape().rows())?;
+        let of_text = self.text.project(b, &text, text_mod, &layout.text)?;
+        let of_image = self.image.project(b, &image, image_mod, &layout.image)?;
+        let [attended_text, attended_image] = attention.double(b, of_text.each_ref(), of_image.each_ref())?;
         let text = self.text.finish(b, text, &attended_text, text_mod)?;
         let image = self.image.finish(b, image, &attended_image, image_mod)?;
         Ok((text, image))

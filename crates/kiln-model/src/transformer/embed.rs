@@ -3,6 +3,7 @@ use kiln_tensor::{DType, HostTensor};
 use kiln_weights::Vars;
 
 use super::Config;
+use super::call::Runs;
 use super::linear::Linear;
 use crate::Result;
 
@@ -122,24 +123,42 @@ impl<B: Backend> ModulationSource<B> {
         &mut self.linear
     }
 
-    /// `silu`: the time embedding after SiLU, one for each group of rows.
-    pub(super) fn double(&self, b: &B, silu: &[&B::Tensor], groups: Groups) -> Result<DoubleModulation<B>> {
-        let x = b.concat_rows(silu)?;
-        let [shift, scale, gate, mlp_shift, mlp_scale, mlp_gate] =
-            b.linear_split(&x, &self.linear, [self.dim; 6])?;
+    /// `runs` says which rows get which level.
+    pub(super) fn double(&self, b: &B, levels: &Levels<'_, B>, runs: &Runs) -> Result<DoubleModulation<B>> {
+        let [shift, scale, gate, mlp_shift, mlp_scale, mlp_gate] = self.forward(b, levels, runs)?;
         Ok(DoubleModulation {
             attn: Modulation { shift, scale, gate },
             mlp: Modulation { shift: mlp_shift, scale: mlp_scale, gate: mlp_gate },
-            groups,
+            groups: runs.groups(),
         })
     }
 
     /// See [`ModulationSource::double`].
-    pub(super) fn single(&self, b: &B, silu: &[&B::Tensor], groups: Groups) -> Result<SingleModulation<B>> {
-        let x = b.concat_rows(silu)?;
-        let [shift, scale, gate] = b.linear_split(&x, &self.linear, [self.dim; 3])?;
-        Ok(SingleModulation { block: Modulation { shift, scale, gate }, groups })
+    pub(super) fn single(&self, b: &B, levels: &Levels<'_, B>, runs: &Runs) -> Result<SingleModulation<B>> {
+        let [shift, scale, gate] = self.forward(b, levels, runs)?;
+        Ok(SingleModulation { block: Modulation { shift, scale, gate }, groups: runs.groups() })
     }
+
+    /// Each of the `N` parts, a row for every run. The product has a row for each level, however many runs there are.
+    fn forward<const N: usize>(&self, b: &B, levels: &Levels<'_, B>, runs: &Runs) -> Result<[B::Tensor; N]> {
+        let Levels { now, still } = *levels;
+        let x = if runs.any_still() { b.concat_rows(&[now, still])? } else { now.clone() };
+        let mut parts = b.linear_split(&x, &self.linear, [self.dim; N])?;
+        if runs.any_still() {
+            for part in &mut parts {
+                let rows = [b.slice_rows(part, 0..1)?, b.slice_rows(part, 1..2)?];
+                let rows: Vec<_> = runs.levels().map(|level| &rows[level as usize]).collect();
+                *part = b.concat_rows(&rows)?;
+            }
+        }
+        Ok(parts)
+    }
+}
+
+/// The time embedding after SiLU, of this step and of t = 0.
+pub(super) struct Levels<'a, B: Backend> {
+    pub(super) now: &'a B::Tensor,
+    pub(super) still: &'a B::Tensor,
 }
 
 #[cfg(test)]

@@ -12,26 +12,32 @@
 //! in the first step, between text and image, seeing only themselves and modulated as for t = 0, while their keys and
 //! values are kept; and from then on as those kept keys and values.
 //!
+//! Several pictures go through as rows of one tensor: linear layers, norms and modulations don't ask whose a row is. Only
+//! attention and the rotary embedding do (`attention.rs`, `call.rs`), so a picture comes out as it does alone.
+//!
 //! Easy to get wrong: `norm_out` gives (scale, shift) but the block modulations (shift, scale, gate); the SwiGLU gate
 //! is the first half; keys are kept after the rotary embedding.
 
 mod attention;
+mod call;
 mod double;
 mod embed;
 mod linear;
 mod rope;
 mod single;
 
-use kiln_ops::{Backend, Groups, Mask, RopeTable, Tensor as _};
+use kiln_ops::{Backend, Groups, RopeTable, Tensor as _};
 use kiln_tensor::DType;
 use kiln_weights::{LoraReport, Vars, WeightSource};
 use serde::Deserialize;
 
 use crate::ahead::Ahead;
 use crate::{Event, Observer, Result, folder};
-use attention::Attention;
+use attention::join;
+use call::Rows;
+pub use call::{Call, Item, KvCache, Layout, References};
 use double::DoubleBlock;
-use embed::{ModulationSource, TimeEmbedding};
+use embed::{Levels, ModulationSource, TimeEmbedding};
 use linear::Linear;
 pub use rope::Position;
 use single::SingleBlock;
@@ -204,51 +210,6 @@ pub struct Transformer<B: Backend> {
     ahead: Ahead,
 }
 
-/// How reference pictures take part in a call.
-pub enum References<'a, B: Backend> {
-    /// Beside the image: `tokens` `[r, 128]`, or none.
-    Joint(Option<&'a B::Tensor>),
-    /// First step of the KV model: `tokens` see only themselves; their keys and values are returned.
-    Extract(&'a B::Tensor),
-    /// Later steps of the KV model.
-    Cached(&'a KvCache<B>),
-}
-
-/// Keys (after the rotary embedding) and values of the reference tokens, a pair a block: double blocks, then single.
-pub struct KvCache<B: Backend> {
-    blocks: Vec<[B::Tensor; 2]>,
-}
-
-impl<B: Backend> KvCache<B> {
-    /// Key and value of each block, double blocks first.
-    pub fn blocks(&self) -> &[[B::Tensor; 2]] {
-        &self.blocks
-    }
-}
-
-/// The rotary tables of one token list, made once and used in every step.
-pub struct Layout<B: Backend> {
-    text: RopeTable<B>,
-    image: RopeTable<B>,
-    joined: RopeTable<B>,
-}
-
-/// One call of the transformer.
-pub struct Call<'a, B: Backend> {
-    /// Text tokens, `[t, joint_dim]`.
-    pub text: &'a B::Tensor,
-    /// Noisy latents, f32, `[n, 128]`.
-    pub image: &'a B::Tensor,
-    /// Reference tokens or what was kept of them.
-    pub references: References<'a, B>,
-    /// Made by [`Transformer::layout`] for the same tokens in the same order.
-    pub layout: &'a Layout<B>,
-    /// `t / 1000`.
-    pub timestep: f32,
-    /// Guidance as an input, for models that have it.
-    pub guidance: Option<f32>,
-}
-
 impl<B: Backend> Transformer<B> {
     /// Loads the transformer; activations will be `dtype`.
     pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType) -> Result<Self> {
@@ -341,105 +302,77 @@ impl<B: Backend> Transformer<B> {
         Ok(Layout { text, image, joined })
     }
 
-    /// The velocity of the image tokens, f32 `[n, 128]`, and the references' keys and values when they were asked for.
+    /// The velocity of every picture's image tokens, f32 `[n, 128]`, and its references' keys and values when they were
+    /// asked for. A picture's velocity is the same whichever others there are.
     pub fn forward(
         &self,
         b: &B,
         call: &Call<'_, B>,
         observer: &mut dyn Observer<B>,
-    ) -> Result<(B::Tensor, Option<KvCache<B>>)> {
-        let texts = call.text.shape().rows();
-        let images = call.image.shape().rows();
-        let ImageStream { tokens, first_image_row, mut attention } = self.image_stream(b, call, texts)?;
-        let refs = tokens.shape().rows() - images;
+    ) -> Result<Vec<(B::Tensor, Option<KvCache<B>>)>> {
+        let rows = Rows::new(b, call.items, self.config.num_attention_heads)?;
+        let mut attention = rows.attention;
 
         let time = self.time_guidance_embed.forward(b, call.timestep, call.guidance)?;
         observer.see("temb", &time.embedding)?;
         // Reference tokens that are being extracted get the modulation of t = 0, as their own group of rows.
-        let (image_mod, single_mod) = if let References::Extract(_) = call.references {
-            let still = self.time_guidance_embed.forward(b, 0.0, call.guidance)?;
-            let (now, still) = (&time.silu, &still.silu);
-            let image_groups = Groups::of_lengths(&[refs, images]);
-            let single_groups = Groups::of_lengths(&[texts, refs, images]);
-            (
-                self.double_stream_modulation_img.double(b, &[still, now], image_groups)?,
-                self.single_stream_modulation.single(b, &[now, still, now], single_groups)?,
-            )
-        } else {
-            let now = &time.silu;
-            (
-                self.double_stream_modulation_img.double(b, &[now], Groups::one(refs + images))?,
-                self.single_stream_modulation.single(b, &[now], Groups::one(texts + refs + images))?,
-            )
+        let still = match rows.image_runs.any_still() {
+            true => self.time_guidance_embed.forward(b, 0.0, call.guidance)?.silu,
+            false => time.silu.clone(),
         };
-        let text_mod = self.double_stream_modulation_txt.double(b, &[&time.silu], Groups::one(texts))?;
+        let levels = Levels { now: &time.silu, still: &still };
+        let image_mod = self.double_stream_modulation_img.double(b, &levels, &rows.image_runs)?;
+        let text_mod = self.double_stream_modulation_txt.double(b, &levels, &rows.text_runs)?;
+        let single_mod = self.single_stream_modulation.single(b, &levels, &rows.joined_runs)?;
 
-        let mut image = b.linear(&b.cast(&tokens, self.dtype)?, &self.x_embedder)?;
-        let mut text = b.linear(&b.cast(call.text, self.dtype)?, &self.context_embedder)?;
+        let mut image = b.linear(&b.cast(&rows.image, self.dtype)?, &self.x_embedder)?;
+        let mut text = b.linear(&b.cast(&rows.text, self.dtype)?, &self.context_embedder)?;
         observer.see("x_embedder", &image)?;
         observer.see("context_embedder", &text)?;
 
+        let layout = &rows.layout;
         let total = self.transformer_blocks.len() + self.single_transformer_blocks.len();
         for (i, block) in self.transformer_blocks.iter().enumerate() {
             self.ahead.begin(i);
-            (text, image) =
-                block.forward(b, text, image, &text_mod, &image_mod, call.layout, &mut attention)?;
+            (text, image) = block.forward(b, text, image, &text_mod, &image_mod, layout, &mut attention)?;
             observer.see(&format!("double{i}.txt"), &text)?;
             observer.see(&format!("double{i}.img"), &image)?;
             observer.event(Event::Block { done: i + 1, total })?;
         }
-        let mut joined = b.concat_rows(&[&text, &image])?;
+        let mut joined = attention.joined(b, &text, &image)?;
         for (i, block) in self.single_transformer_blocks.iter().enumerate() {
             self.ahead.begin(self.transformer_blocks.len() + i);
-            joined = block.forward(b, joined, texts, &single_mod, &call.layout.joined, &mut attention)?;
+            joined = block.forward(b, joined, &single_mod, &layout.joined, &mut attention)?;
             observer.see(&format!("single{i}"), &joined)?;
             observer.event(Event::Block { done: self.transformer_blocks.len() + i + 1, total })?;
         }
 
-        let first = texts + first_image_row;
-        let image = b.slice_rows(&joined, first..first + images)?;
+        let own = rows.own.iter().map(|own| Ok(b.slice_rows(&joined, own.clone())?));
+        let image = join(b, own.collect::<Result<_>>()?)?;
         let dim = self.config.dim();
         let [scale, shift] = b.linear_split(&time.silu, &self.norm_out, [dim, dim])?;
-        let image = b.ada_layer_norm(&image, &scale, &shift, &Groups::one(images), self.config.eps)?;
+        let images = Groups::one(image.shape().rows());
+        let image = b.ada_layer_norm(&image, &scale, &shift, &images, self.config.eps)?;
         observer.see("norm_out", &image)?;
         let velocity = b.cast(&b.linear(&image, &self.proj_out)?, DType::F32)?;
         observer.see("transformer_out", &velocity)?;
-        let cache = attention.into_cache();
+
+        let (mut start, mut results) = (0, Vec::with_capacity(rows.own.len()));
+        for (own, cache) in rows.own.iter().zip(attention.into_caches()) {
+            self.see_cache(&cache, observer)?;
+            results.push((b.slice_rows(&velocity, start..start + own.len())?, cache));
+            start += own.len();
+        }
+        Ok(results)
+    }
+
+    fn see_cache(&self, cache: &Option<KvCache<B>>, observer: &mut dyn Observer<B>) -> Result<()> {
         for (i, [k, v]) in cache.iter().flat_map(|c| c.blocks.iter().enumerate()) {
             let doubles = self.transformer_blocks.len();
             let block = if i < doubles { format!("double{i}") } else { format!("single{}", i - doubles) };
             observer.see(&format!("kv.{block}.k"), k)?;
             observer.see(&format!("kv.{block}.v"), v)?;
         }
-        Ok((velocity, cache))
+        Ok(())
     }
-
-    /// The image stream of a call over `texts` text tokens.
-    fn image_stream<'a>(&self, b: &B, call: &Call<'a, B>, texts: usize) -> Result<ImageStream<'a, B>> {
-        let heads = self.config.num_attention_heads;
-        let plain = |tokens| ImageStream { tokens, first_image_row: 0, attention: Attention::plain(heads) };
-        Ok(match &call.references {
-            References::Joint(None) => plain(call.image.clone()),
-            References::Joint(Some(refs)) => plain(b.concat_rows(&[call.image, refs])?),
-            References::Extract(refs) => {
-                let count = refs.shape().rows();
-                let mask = Mask::Isolated { rows: texts..texts + count };
-                ImageStream {
-                    tokens: b.concat_rows(&[refs, call.image])?,
-                    first_image_row: count,
-                    attention: Attention::extract(heads, mask, count),
-                }
-            }
-            References::Cached(cache) => {
-                ImageStream { attention: Attention::cached(heads, cache), ..plain(call.image.clone()) }
-            }
-        })
-    }
-}
-
-/// The image's tokens with those of the references, as the image side of the blocks takes them.
-struct ImageStream<'a, B: Backend> {
-    tokens: B::Tensor,
-    first_image_row: usize,
-    attention: Attention<'a, B>,
 }

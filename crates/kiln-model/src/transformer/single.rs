@@ -3,7 +3,7 @@ use kiln_tensor::DType;
 use kiln_weights::Vars;
 
 use super::Config;
-use super::attention::{Attention, cut};
+use super::attention::Attention;
 use super::embed::SingleModulation;
 use super::linear::Linear;
 use crate::Result;
@@ -41,12 +41,11 @@ impl<B: Backend> SingleBlock<B> {
         [&mut self.to_qkv_mlp_proj, &mut self.to_out]
     }
 
-    /// `x`: `[tokens, dim]`, the first `texts` rows text.
+    /// `x`: `[tokens, dim]`, each picture's text before its image stream.
     pub(super) fn forward(
         &self,
         b: &B,
         x: B::Tensor,
-        texts: usize,
         m: &SingleModulation<B>,
         rope: &RopeTable<B>,
         attention: &mut Attention<'_, B>,
@@ -59,9 +58,7 @@ impl<B: Backend> SingleBlock<B> {
         drop(gate_up);
         q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
         k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
-        let [k_text, k_image] = cut(b, &k, texts)?;
-        let [v_text, v_image] = cut(b, &v, texts)?;
-        let attended = attention.forward(b, &[&q], [&k_text, &k_image], [&v_text, &v_image])?;
+        let attended = attention.single(b, [&q, &k, &v])?;
         let gate = Some((&m.block.gate, &m.groups));
         Ok(b.linear_gated_add(&[&attended, &mlp], &self.to_out, gate, &x)?)
     }

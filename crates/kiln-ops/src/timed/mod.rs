@@ -178,6 +178,10 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.reads_host_weights()
     }
 
+    fn rows_at_once(&self) -> usize {
+        self.inner.rows_at_once()
+    }
+
     fn keep_weights(&self, stay: u64, of: u64) {
         self.inner.keep_weights(stay, of);
     }

@@ -29,6 +29,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=16))]
     pub refs: u32,
 
+    /// Pictures that take a step at once, as `kiln serve` paints like requests
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub batch: u32,
+
     /// Text tokens [default: 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub max_tokens: Option<u32>,

@@ -81,6 +81,7 @@ fn plan(args: &BenchArgs, source: Source, dtype: DType, threads: usize) -> Plan 
         width,
         height,
         references: args.refs as usize,
+        batch: args.batch as usize,
         text_tokens: args.max_tokens.map_or(512, |n| n as usize),
         repeat: args.repeat.unwrap_or(3),
         phases: args.phases.clone(),

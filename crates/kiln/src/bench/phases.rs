@@ -5,7 +5,7 @@ use std::time::Instant;
 use kiln_image::Picture;
 use kiln_model::text_encoder::TextEncoder;
 use kiln_model::tokenizer::Tokens;
-use kiln_model::transformer::{Call, Layout, Position, References, Transformer};
+use kiln_model::transformer::{Call, Item, Layout, Position, References, Transformer};
 use kiln_model::vae::Vae;
 use kiln_model::{Autoencoder, Placement, Variant};
 use kiln_ops::{Backend, Timed};
@@ -29,6 +29,8 @@ pub struct Plan {
     pub width: usize,
     pub height: usize,
     pub references: usize,
+    /// Pictures that take a step at once.
+    pub batch: usize,
     pub text_tokens: usize,
     /// Runs that count; one more goes before them.
     pub repeat: usize,
@@ -148,30 +150,38 @@ impl<B: Backend> Bench<'_, B> {
             (1..=plan.references).flat_map(|i| Position::grid(10 * i as u32, height, width)).collect();
         let layout = |image: &[Position]| transformer.layout(b, &words, image);
         let variant = plan.source.variant();
-        let step = |references, layout: &Layout<Timed<B>>| {
+        let step = |references: References<'_, Timed<B>>, layout: &Layout<Timed<B>>| {
             let guidance = (variant == Variant::Dev).then_some(4.0);
-            let call = Call { text: &text, image: &image, references, layout, timestep: 0.7, guidance };
-            transformer.forward(b, &call, &mut ())
+            let item = || Item { text: &text, image: &image, references, layout };
+            let items: Vec<_> = (0..plan.batch).map(|_| item()).collect();
+            transformer.forward(b, &Call { items: &items, timestep: 0.7, guidance }, &mut ())
+        };
+        let several = match plan.batch {
+            1 => String::new(),
+            n => format!(", {n} pictures at once"),
         };
         let mut phases = Vec::new();
         match &references {
             Some(tokens) if variant == Variant::Kv => {
                 let first = layout(&[there, here.clone()].concat())?;
                 let mut cache = None;
-                phases.push(self.measure("first step, keeping the references", &weights, || {
-                    cache = step(References::Extract(tokens), &first)?.1;
+                let name = format!("first step, keeping the references{several}");
+                phases.push(self.measure(&name, &weights, || {
+                    cache = step(References::Extract(tokens), &first)?.pop().and_then(|(_, cache)| cache);
                     Ok(())
                 })?);
                 if let Some(cache) = &cache {
                     let later = layout(&here)?;
-                    phases.push(self.measure("step, references kept", &weights, || {
-                        Ok(step(References::Cached(cache), &later).map(drop)?)
-                    })?);
+                    phases.push(self.measure(
+                        &format!("step, references kept{several}"),
+                        &weights,
+                        || Ok(step(References::Cached(cache), &later).map(drop)?),
+                    )?);
                 }
             }
             references => {
                 let layout = layout(&[here, there].concat())?;
-                phases.push(self.measure("step", &weights, || {
+                phases.push(self.measure(&format!("step{several}"), &weights, || {
                     Ok(step(References::Joint(references.as_ref()), &layout).map(drop)?)
                 })?);
             }
@@ -235,10 +245,11 @@ impl<B: Backend> Bench<'_, B> {
             let mut image = b.upload(&start, DType::F32)?;
             for pair in SIGMAS.windows(2) {
                 let references = References::Joint(None);
-                let (layout, timestep) = (&layout, pair[0]);
-                let call = Call { text: &text, image: &image, references, layout, timestep, guidance: None };
-                let (velocity, _) = transformer.forward(b, &call, &mut ())?;
-                image = b.add_scaled(&image, &velocity, pair[1] - pair[0])?;
+                let items = &[Item { text: &text, image: &image, references, layout: &layout }];
+                let call = Call { items, timestep: pair[0], guidance: None };
+                for (velocity, _) in transformer.forward(b, &call, &mut ())? {
+                    image = b.add_scaled(&image, &velocity, pair[1] - pair[0])?;
+                }
             }
             Ok(vae.decode(b, &image, grid, &mut ()).map(drop)?)
         })?;

@@ -21,8 +21,8 @@ impl Bars {
         match told {
             Told::Phase { phase } => self.begin(*phase),
             Told::Progress { done, total, what, .. } => self.advance(*done, *total, what),
-            Told::StepStarted { picture, pictures, step, steps, sigma } => {
-                let which = which(*picture, *pictures);
+            Told::StepStarted { picture, together, pictures, step, steps, sigma } => {
+                let which = which(*picture, *together, *pictures);
                 self.message(format!("{which}step {}/{steps} sigma {sigma:.3}", step + 1));
             }
             Told::PhaseDone { .. } => self.end(),

@@ -33,8 +33,8 @@ pub(super) fn line(told: &Told<'_>, verbose: bool) -> Option<String> {
         }
         Told::PhaseDone { phase: Phase::Steps, .. } if !verbose => return None,
         Told::PhaseDone { phase, seconds } => format!("{phase} {seconds:.1} s"),
-        Told::Step { picture, pictures, step, steps, sigma, seconds } => {
-            let which = which(*picture, *pictures);
+        Told::Step { picture, together, pictures, step, steps, sigma, seconds } => {
+            let which = which(*picture, *together, *pictures);
             format!("{which}step {step}/{steps} sigma {sigma:.3} {seconds:.1} s")
         }
         Told::Lora { report } => (*report).to_owned(),
@@ -54,9 +54,13 @@ pub(super) fn line(told: &Told<'_>, verbose: bool) -> Option<String> {
     })
 }
 
-/// `picture 2/3 `, or nothing when there is only one.
-pub(super) fn which(picture: usize, pictures: usize) -> String {
-    if pictures > 1 { format!("picture {}/{pictures} ", picture + 1) } else { String::new() }
+/// `picture 2/3 ` or `pictures 1-2/3 `, or nothing when there is only one.
+pub(super) fn which(picture: usize, together: usize, pictures: usize) -> String {
+    match (pictures, together) {
+        (..=1, _) => String::new(),
+        (_, ..=1) => format!("picture {}/{pictures} ", picture + 1),
+        _ => format!("pictures {}-{}/{pictures} ", picture + 1, picture + together),
+    }
 }
 
 fn list(seeds: &[Option<u64>]) -> String {
@@ -71,10 +75,13 @@ mod tests {
 
     #[test]
     fn a_step_is_one_plain_line() {
-        let step = Told::Step { picture: 0, pictures: 1, step: 2, steps: 4, sigma: 0.875, seconds: 3.12 };
-        assert_eq!(line(&step, false).unwrap(), "step 2/4 sigma 0.875 3.1 s");
-        let step = Told::Step { picture: 1, pictures: 3, step: 2, steps: 4, sigma: 0.875, seconds: 3.12 };
-        assert_eq!(line(&step, false).unwrap(), "picture 2/3 step 2/4 sigma 0.875 3.1 s");
+        let told = |picture, together, pictures| {
+            let (step, steps, sigma, seconds) = (2, 4, 0.875, 3.12);
+            line(&Told::Step { picture, together, pictures, step, steps, sigma, seconds }, false).unwrap()
+        };
+        assert_eq!(told(0, 1, 1), "step 2/4 sigma 0.875 3.1 s");
+        assert_eq!(told(1, 1, 3), "picture 2/3 step 2/4 sigma 0.875 3.1 s");
+        assert_eq!(told(0, 2, 3), "pictures 1-2/3 step 2/4 sigma 0.875 3.1 s");
     }
 
     #[test]

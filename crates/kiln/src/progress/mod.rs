@@ -176,23 +176,25 @@ impl Reporter {
             Event::Reference { index, total } => {
                 self.progress(Phase::Encode, index, total, &format!("{}/{total}", index + 1));
             }
-            Event::StepStarted { picture, step, steps, sigma } => {
+            Event::StepStarted { picture, own: together, step, steps, sigma, .. } => {
                 if step == 0 {
                     self.end_phase();
                     self.enter(Phase::Steps);
                     self.blocks = 0;
                 }
                 (self.step, self.sigma, self.steps) = (Instant::now(), sigma, steps);
-                self.tell(&Told::StepStarted { picture, pictures: self.pictures, step, steps, sigma });
+                let pictures = self.pictures;
+                self.tell(&Told::StepStarted { picture, together, pictures, step, steps, sigma });
             }
             Event::Block { total, .. } => {
                 self.blocks += 1;
                 self.progress(Phase::Steps, self.blocks, total * self.calls * self.steps, "");
             }
-            Event::StepFinished { picture, step, steps } => {
+            Event::StepFinished { picture, own: together, step, steps } => {
                 let (sigma, pictures) = (self.sigma, self.pictures);
                 let seconds = self.step.elapsed().as_secs_f64();
-                self.tell(&Told::Step { picture, pictures, step: step + 1, steps, sigma, seconds });
+                let step = step + 1;
+                self.tell(&Told::Step { picture, together, pictures, step, steps, sigma, seconds });
             }
             Event::Decoding { .. } => {
                 self.end_phase();

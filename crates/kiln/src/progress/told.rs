@@ -36,9 +36,18 @@ pub enum Told<'a> {
     /// A phase is over.
     PhaseDone { phase: Phase, seconds: f64 },
     /// A step begins, counted from 0.
-    StepStarted { picture: usize, pictures: usize, step: usize, steps: usize, sigma: f32 },
+    StepStarted { picture: usize, together: usize, pictures: usize, step: usize, steps: usize, sigma: f32 },
     /// So many steps are done.
-    Step { picture: usize, pictures: usize, step: usize, steps: usize, sigma: f32, seconds: f64 },
+    Step {
+        picture: usize,
+        /// Pictures that took the step at once, this the first.
+        together: usize,
+        pictures: usize,
+        step: usize,
+        steps: usize,
+        sigma: f32,
+        seconds: f64,
+    },
     /// A LoRA was laid over the transformer.
     Lora { report: &'a str },
     /// Good to know.

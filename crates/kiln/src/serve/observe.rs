@@ -20,6 +20,9 @@ pub struct Follow<'a, 'w, B: Backend> {
     watch: &'a RefCell<&'w mut dyn Watch>,
     picture: Option<Picture<'a, B>>,
     progress: Progress,
+    /// Pictures of this order that are painted at once, the first and how many.
+    first: u32,
+    own: u32,
     told: Instant,
     blocks: usize,
     calls: usize,
@@ -31,13 +34,15 @@ struct Picture<'a, B: Backend> {
     pipeline: &'a Pipeline<B>,
     resolved: &'a Resolved,
     velocity: Option<B::Tensor>,
+    /// The step whose preview was shown: of several pictures it is the first one's.
+    shown: Option<usize>,
 }
 
 impl<'a, 'w, B: Backend> Follow<'a, 'w, B> {
     /// Follows a model being loaded.
     pub fn loading(watch: &'a RefCell<&'w mut dyn Watch>) -> Follow<'a, 'w, B> {
         let progress = Progress { phase: Phase::Load, ..Progress::default() };
-        Follow { watch, picture: None, progress, told: Instant::now(), blocks: 0, calls: 1 }
+        Follow { watch, picture: None, progress, first: 0, own: 1, told: Instant::now(), blocks: 0, calls: 1 }
     }
 
     /// Follows pictures being painted.
@@ -55,16 +60,17 @@ impl<'a, 'w, B: Backend> Follow<'a, 'w, B> {
             steps: (resolved.steps - resolved.first_step) as u32,
             ..Progress::default()
         };
-        let picture = Some(Picture { previews, pipeline, resolved, velocity: None });
-        Follow { watch, picture, progress, told: Instant::now(), blocks: 0, calls: if two { 2 } else { 1 } }
+        let picture = Some(Picture { previews, pipeline, resolved, velocity: None, shown: None });
+        let calls = if two { 2 } else { 1 };
+        Follow { watch, picture, progress, first: 0, own: 1, told: Instant::now(), blocks: 0, calls }
     }
 
-    /// Tells of progress; `always` or when it is time.
+    /// Tells of progress: so much is done `within` each of the pictures at work; `always` or when it is time.
     fn tell(&mut self, phase: Phase, within: f32, always: bool) {
         if self.progress.phase != phase || always || self.told.elapsed() > OFTEN {
             let pictures = self.progress.pictures.max(1) as f32;
             self.progress.phase = phase;
-            self.progress.fraction = (self.progress.picture as f32 + within) / pictures;
+            self.progress.fraction = (self.first as f32 + self.own as f32 * within) / pictures;
             self.watch.borrow_mut().progress(self.progress);
             self.told = Instant::now();
         }
@@ -73,6 +79,12 @@ impl<'a, 'w, B: Backend> Follow<'a, 'w, B> {
     fn steps(&self, total: usize) -> f32 {
         let all = (total * self.calls).max(1) as f32 * self.progress.steps.max(1) as f32;
         TEXT + (1.0 - TEXT - DECODE) * (self.blocks as f32 / all).min(1.0)
+    }
+
+    /// The steps, the pictures before this one, and `part` of it.
+    fn decoded(&self, part: f32) -> f32 {
+        let before = self.progress.picture.saturating_sub(self.first) as f32;
+        1.0 - DECODE + DECODE * (before + part) / self.own.max(1) as f32
     }
 
     fn handle(&mut self, event: Event) {
@@ -85,10 +97,15 @@ impl<'a, 'w, B: Backend> Follow<'a, 'w, B> {
                 self.tell(Phase::Text, TEXT * part, false);
             }
             Event::Reference { .. } => self.tell(Phase::Encode, TEXT, true),
-            Event::StepStarted { picture, step, .. } => {
+            Event::StepStarted { picture, own, all, step, .. } => {
                 (self.progress.picture, self.progress.step) = (picture as u32, step as u32);
+                (self.first, self.own) = (picture as u32, own as u32);
                 if step == 0 {
                     self.blocks = 0;
+                    if let Some(picture) = &mut self.picture {
+                        picture.shown = None;
+                    }
+                    self.watch.borrow_mut().together(own as u32, all as u32);
                     self.tell(Phase::Steps, TEXT, true);
                 }
             }
@@ -102,10 +119,12 @@ impl<'a, 'w, B: Backend> Follow<'a, 'w, B> {
                 let part = (step + 1) as f32 / steps.max(1) as f32;
                 self.tell(Phase::Steps, TEXT + (1.0 - TEXT - DECODE) * part, true);
             }
-            Event::Decoding { .. } => self.tell(Phase::Decode, 1.0 - DECODE, true),
+            Event::Decoding { picture } => {
+                self.progress.picture = picture as u32;
+                self.tell(Phase::Decode, self.decoded(0.0), true);
+            }
             Event::Decode { done, total } => {
-                let part = done as f32 / total.max(1) as f32;
-                self.tell(Phase::Decode, 1.0 - DECODE * (1.0 - part), false);
+                self.tell(Phase::Decode, self.decoded(done as f32 / total.max(1) as f32), false);
             }
         }
     }
@@ -114,6 +133,9 @@ impl<'a, 'w, B: Backend> Follow<'a, 'w, B> {
     fn preview(&mut self, step: usize, latents: &B::Tensor) -> Result<()> {
         let Some(picture) = &mut self.picture else { return Ok(()) };
         let Some(velocity) = picture.velocity.take() else { return Ok(()) };
+        if picture.shown.replace(step) == Some(step) {
+            return Ok(());
+        }
         let sigmas = picture.resolved.schedule.sigmas();
         let next = sigmas.get(picture.resolved.first_step + step + 1).copied().unwrap_or(0.0);
         // After the last step the picture itself follows.

@@ -1,0 +1,175 @@
+//! What one call of the transformer is given, and how the pictures of a call become rows of one tensor.
+
+use kiln_ops::{Backend, Groups, Mask, RopeTable, Tensor as _};
+
+use super::attention::{Attention, Piece, join};
+use crate::Result;
+
+/// How reference pictures take part in a call.
+pub enum References<'a, B: Backend> {
+    /// Beside the image: `tokens` `[r, 128]`, or none.
+    Joint(Option<&'a B::Tensor>),
+    /// First step of the KV model: `tokens` see only themselves; their keys and values are returned.
+    Extract(&'a B::Tensor),
+    /// Later steps of the KV model.
+    Cached(&'a KvCache<B>),
+}
+
+// Derived ones would ask the same of the backend.
+impl<B: Backend> Clone for References<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for References<'_, B> {}
+
+/// Keys (after the rotary embedding) and values of the reference tokens, a pair a block: double blocks, then single.
+pub struct KvCache<B: Backend> {
+    pub(super) blocks: Vec<[B::Tensor; 2]>,
+}
+
+impl<B: Backend> KvCache<B> {
+    /// Key and value of each block, double blocks first.
+    pub fn blocks(&self) -> &[[B::Tensor; 2]] {
+        &self.blocks
+    }
+}
+
+/// The rotary tables of one token list, made once and used in every step.
+pub struct Layout<B: Backend> {
+    pub(super) text: RopeTable<B>,
+    pub(super) image: RopeTable<B>,
+    pub(super) joined: RopeTable<B>,
+}
+
+/// One picture of a call.
+pub struct Item<'a, B: Backend> {
+    /// Text tokens, `[t, joint_dim]`.
+    pub text: &'a B::Tensor,
+    /// Noisy latents, f32, `[n, 128]`.
+    pub image: &'a B::Tensor,
+    /// Reference tokens or what was kept of them.
+    pub references: References<'a, B>,
+    /// Made by [`Transformer::layout`](super::Transformer::layout) for the same tokens in the same order.
+    pub layout: &'a Layout<B>,
+}
+
+/// One call of the transformer: pictures at the same noise level. They share the reading of the weights and nothing else;
+/// each may have its own number of tokens.
+pub struct Call<'a, B: Backend> {
+    /// The pictures, at least one.
+    pub items: &'a [Item<'a, B>],
+    /// `t / 1000`.
+    pub timestep: f32,
+    /// Guidance as an input, for models that have it.
+    pub guidance: Option<f32>,
+}
+
+/// The pictures of a call below each other: all texts; all image streams; later each text before its own image.
+pub(super) struct Rows<'a, B: Backend> {
+    pub(super) text: B::Tensor,
+    /// The image streams: the image's tokens with those of the references.
+    pub(super) image: B::Tensor,
+    pub(super) layout: Layout<B>,
+    pub(super) attention: Attention<'a, B>,
+    /// Which rows of the texts, of the image streams and of everything joined are modulated how.
+    pub(super) text_runs: Runs,
+    pub(super) image_runs: Runs,
+    pub(super) joined_runs: Runs,
+    /// The image's own rows among everything joined.
+    pub(super) own: Vec<std::ops::Range<usize>>,
+}
+
+impl<'a, B: Backend> Rows<'a, B> {
+    pub(super) fn new(b: &B, items: &[Item<'a, B>], heads: usize) -> Result<Self> {
+        let (mut texts, mut images, mut pieces, mut own) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let [mut text_runs, mut image_runs, mut joined_runs] = [(); 3].map(|()| Runs::default());
+        let mut start = 0;
+        for item in items {
+            let (text, images_own) = (item.text.shape().rows(), item.image.shape().rows());
+            let (stream, piece, still) = match &item.references {
+                References::Joint(None) => (item.image.clone(), Piece::plain(heads), 0),
+                References::Joint(Some(refs)) => {
+                    (b.concat_rows(&[item.image, refs])?, Piece::plain(heads), 0)
+                }
+                References::Extract(refs) => {
+                    let count = refs.shape().rows();
+                    let mask = Mask::Isolated { rows: text..text + count };
+                    (b.concat_rows(&[refs, item.image])?, Piece::extract(heads, mask, count), count)
+                }
+                References::Cached(cache) => (item.image.clone(), Piece::cached(heads, cache), 0),
+            };
+            let rows = stream.shape().rows();
+            text_runs.push(Level::Now, text);
+            joined_runs.push(Level::Now, text);
+            for runs in [&mut image_runs, &mut joined_runs] {
+                runs.push(Level::Still, still);
+                runs.push(Level::Now, rows - still);
+            }
+            let first = start + text + still;
+            own.push(first..first + images_own);
+            start += text + rows;
+            pieces.push(piece.of_rows(text, rows));
+            texts.push(item.text.clone());
+            images.push(stream);
+        }
+        let table = |which: fn(&Layout<B>) -> &RopeTable<B>| {
+            let all = || items.iter().map(|item| which(item.layout));
+            Ok::<_, crate::Error>(RopeTable {
+                cos: join(b, all().map(|table| table.cos.clone()).collect())?,
+                sin: join(b, all().map(|table| table.sin.clone()).collect())?,
+                pairs: kiln_ops::RopePairs::Adjacent,
+            })
+        };
+        Ok(Rows {
+            text: join(b, texts)?,
+            image: join(b, images)?,
+            layout: Layout {
+                text: table(|l| &l.text)?,
+                image: table(|l| &l.image)?,
+                joined: table(|l| &l.joined)?,
+            },
+            attention: Attention::new(pieces),
+            text_runs,
+            image_runs,
+            joined_runs,
+            own,
+        })
+    }
+}
+
+/// The noise level that a row is modulated for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    Now = 0,
+    /// t = 0, for reference tokens that are being extracted.
+    Still = 1,
+}
+
+/// Runs of rows at one level each.
+#[derive(Default)]
+pub(super) struct Runs(Vec<(Level, usize)>);
+
+impl Runs {
+    fn push(&mut self, level: Level, rows: usize) {
+        match self.0.last_mut() {
+            _ if rows == 0 => {}
+            Some((last, count)) if *last == level => *count += rows,
+            _ => self.0.push((level, rows)),
+        }
+    }
+
+    pub(super) fn any_still(&self) -> bool {
+        self.0.iter().any(|(level, _)| *level == Level::Still)
+    }
+
+    /// The level of every run.
+    pub(super) fn levels(&self) -> impl Iterator<Item = Level> {
+        self.0.iter().map(|(level, _)| *level)
+    }
+
+    pub(super) fn groups(&self) -> Groups {
+        Groups::of_lengths(&self.0.iter().map(|(_, rows)| *rows).collect::<Vec<_>>())
+    }
+}
