@@ -10,7 +10,7 @@ use crate::parallel::Pool;
 use crate::{Context, CpuConv, CpuTensor, CpuWeight};
 
 /// See [`Backend::rows_at_once`].
-const ROWS_AT_ONCE: usize = 2048;
+const ROWS_AT_ONCE: usize = 1280;
 
 /// How a [`CpuBackend`] is to run.
 #[derive(Clone, Copy, Debug, Default)]

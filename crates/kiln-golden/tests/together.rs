@@ -82,10 +82,13 @@ fn together(
         .zip(&mut takers)
         .map(|((request, observer), done)| Member { request, observer, done })
         .collect();
-    let ends = pipeline.generate_together(&mut members, &limit);
+    let mut ends: Vec<Option<Result<(), Error>>> = requests.iter().map(|_| None).collect();
+    pipeline.generate_together(&mut members, &limit, &mut |member, result| {
+        assert!(ends[member].replace(result).is_none(), "request {member} ended twice");
+    });
     drop(members);
     drop(takers);
-    ends.into_iter().zip(pictures).collect()
+    ends.into_iter().map(|end| end.expect("every request ends")).zip(pictures).collect()
 }
 
 fn watchers(count: usize) -> Vec<Watcher> {

@@ -143,6 +143,17 @@ pub trait Watch {
 
     /// Takes a finished picture.
     fn painted(&mut self, painted: Painted) -> Result<(), Trouble>;
+
+    /// The order is done, or there will be no more of it. To be told once, as soon as it is so.
+    fn ended(&mut self, result: Result<(), Trouble>);
+}
+
+/// An order to be painted, and who hears of it.
+pub struct Part<'a> {
+    /// What is to be painted.
+    pub work: Work<'a>,
+    /// Who hears of it, and of nothing else.
+    pub watch: &'a mut dyn Watch,
 }
 
 /// Whose fault it is that there is no picture.
@@ -185,15 +196,23 @@ impl Trouble {
     }
 }
 
-/// Paints one order after the other, on a thread of its own.
+/// Paints orders, on a thread of its own.
 pub trait Painter: Send {
     /// Gets ready for orders that name no model, so that the first one doesn't wait.
     fn warm_up(&mut self) -> Result<(), Trouble> {
         Ok(())
     }
 
-    /// Paints all pictures of an order.
-    fn paint(&mut self, work: &Work<'_>, watch: &mut dyn Watch) -> Result<(), Trouble>;
+    /// How many pictures like those of this order are painted at once; 1 is one after the other. No order waits for
+    /// others: those that are there come together.
+    fn room(&mut self, order: &Order) -> u32 {
+        let _ = order;
+        1
+    }
+
+    /// Paints all pictures of these orders, and tells each how it ended. There are several where there was
+    /// [`room`](Painter::room) for them; what goes wrong with one is no matter of the others.
+    fn paint(&mut self, parts: &mut [Part<'_>]);
 
     /// Drops what may be in disorder after a panic.
     fn reset(&mut self) {}

@@ -38,7 +38,9 @@ mod store;
 mod worker;
 
 pub use api::{openapi, router};
-pub use engine::{Blame, Catalogue, ModelInfo, Painted, Painter, Phase, Progress, Trouble, Watch, Work};
+pub use engine::{
+    Blame, Catalogue, ModelInfo, Painted, Painter, Part, Phase, Progress, Trouble, Watch, Work,
+};
 pub use limits::Limits;
 pub use listen::serve;
 pub use order::{LoraOrder, Order, OutputFormat, PngEffort};

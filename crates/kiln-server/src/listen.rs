@@ -59,7 +59,7 @@ pub async fn serve(server: Server, listener: TcpListener, stop: impl Future<Outp
     tracing::info!("stopping");
     server.close();
     let painting = async {
-        while server.running().is_some() {
+        while !server.running().is_empty() {
             sleep(Duration::from_millis(20)).await;
         }
     };

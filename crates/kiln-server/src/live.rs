@@ -56,6 +56,8 @@ pub(crate) struct Live {
     pub(crate) via: Via,
     /// Somebody waits for it on a connection.
     pub(crate) attached: bool,
+    /// A process ended while it was painted: it is not to take others with it.
+    pub(crate) alone: bool,
     pub(crate) came: Instant,
     pub(crate) created: i64,
     cancelled: AtomicBool,
@@ -73,6 +75,7 @@ impl Live {
             order,
             via,
             attached,
+            alone: false,
             came: Instant::now(),
             created: now(),
             cancelled: AtomicBool::new(false),

@@ -48,6 +48,8 @@ struct Counters {
     errors: BTreeMap<String, u64>,
     refused: u64,
     pictures: u64,
+    /// By how many were painted at once.
+    together: BTreeMap<u32, u64>,
     picture_bytes: u64,
     panics: u64,
     /// Seconds that an order took of late, waiting not counted.
@@ -110,6 +112,11 @@ impl Metrics {
         });
     }
 
+    /// The steps of `own` pictures begin, of `all` that are painted at once.
+    pub(crate) fn together(&self, own: u32, all: u32) {
+        self.with(|c| *c.together.entry(all).or_default() += u64::from(own));
+    }
+
     /// Seconds that an order takes, by those of late.
     pub(crate) fn recent(&self) -> Option<f64> {
         self.with(|c| c.recent)
@@ -137,6 +144,10 @@ impl Metrics {
             one(&mut out, "kiln_pictures_total", "counter", "Pictures made.", c.pictures);
             one(&mut out, "kiln_picture_bytes_total", "counter", "Bytes of the files made.", c.picture_bytes);
             one(&mut out, "kiln_panics_total", "counter", "Orders that ended in a panic.", c.panics);
+            head(&mut out, "kiln_batch_pictures_total", "counter", "Pictures begun, by how many were painted at once.");
+            for (size, count) in &c.together {
+                let _ = writeln!(out, "kiln_batch_pictures_total{{size=\"{size}\"}} {count}");
+            }
             head(&mut out, "kiln_jobs_total", "counter", "Orders that ended, by how.");
             for (state, count) in &c.jobs {
                 let _ = writeln!(out, "kiln_jobs_total{{state=\"{state}\"}} {count}");
@@ -182,6 +193,8 @@ mod tests {
         let metrics = Metrics::default();
         metrics.request("GET", "/healthz", 200, Duration::from_millis(3));
         metrics.phase(Phase::Steps, Duration::from_secs(2));
+        metrics.together(1, 3);
+        metrics.together(2, 3);
         metrics.job(JobState::Done, None, Duration::from_secs(2));
         metrics.job(JobState::Failed, Some("panicked"), Duration::ZERO);
         let text = metrics.text(&Gauges { waiting: 3, running: 1, capacity: 64, kept: 9 });
@@ -191,6 +204,7 @@ mod tests {
             assert!(value.parse::<f64>().is_ok(), "{line}");
         }
         assert!(text.contains("kiln_queue_length 3\n"));
+        assert!(text.contains("kiln_batch_pictures_total{size=\"3\"} 3\n"));
         assert!(text.contains("kiln_phase_seconds_bucket{phase=\"steps\",le=\"2.5\"} 1\n"));
         assert!(text.contains("kiln_phase_seconds_bucket{phase=\"steps\",le=\"1\"} 0\n"));
         assert!(

@@ -2,7 +2,8 @@
 //!
 //! Every client has an account of the work that was done for it; the one that had least is next, with its oldest order.
 //! An order like the last one (same group) goes before it if its client is not far ahead, a few times in a row at most:
-//! what is loaded is used, and nobody waits for ever.
+//! what is loaded is used, and nobody waits for ever. Orders that are painted at once with another are chosen and counted
+//! by the same rule.
 
 use std::collections::HashMap;
 
@@ -18,6 +19,9 @@ pub(crate) struct Waiting {
     pub(crate) client: String,
     /// Model, LoRAs and size.
     pub(crate) group: String,
+    /// What orders have in common that can be painted at once; `None` for one that must be alone.
+    pub(crate) alike: Option<String>,
+    pub(crate) pictures: u32,
     /// How much work it is, in any unit.
     pub(crate) cost: f64,
 }
@@ -71,14 +75,34 @@ impl Schedule {
             Some(place) if self.in_a_row < IN_A_ROW => place,
             _ => fair,
         };
-        let order = self.waiting.remove(place);
         self.in_a_row = if Some(place) == fitting && place != fair { self.in_a_row + 1 } else { 0 };
+        Some(self.remove_at(place))
+    }
+
+    /// An order to be painted at once with one like it, of at most so many pictures: whose turn it is in any case, or one
+    /// that would be preferred for its group.
+    pub(crate) fn take_alike(&mut self, alike: &str, most: u32) -> Option<Waiting> {
+        let fair = self.fairest()?;
+        let least = self.spent(&self.waiting[fair].client);
+        let fits = |w: &Waiting| w.alike.as_deref() == Some(alike) && w.pictures <= most;
+        if fits(&self.waiting[fair]) {
+            return Some(self.remove_at(fair));
+        }
+        let near = |w: &Waiting| fits(w) && self.spent(&w.client) - least <= AHEAD * w.cost;
+        let place = self.waiting.iter().position(near).filter(|_| self.in_a_row < IN_A_ROW)?;
+        self.in_a_row += 1;
+        Some(self.remove_at(place))
+    }
+
+    /// Takes an order out and puts it on its client's account.
+    fn remove_at(&mut self, place: usize) -> Waiting {
+        let order = self.waiting.remove(place);
         *self.spent.entry(order.client.clone()).or_insert(0.0) += order.cost;
         self.last = Some(order.group.clone());
         if self.waiting.is_empty() {
             self.spent.clear();
         }
-        Some(order)
+        order
     }
 
     /// The oldest order of the client that had least.
@@ -103,7 +127,8 @@ mod tests {
     use super::*;
 
     fn order(id: &str, client: &str, group: &str) -> Waiting {
-        Waiting { id: id.into(), client: client.into(), group: group.into(), cost: 1.0 }
+        let alike = Some(group.into());
+        Waiting { id: id.into(), client: client.into(), group: group.into(), alike, pictures: 1, cost: 1.0 }
     }
 
     fn taken(schedule: &mut Schedule) -> String {
@@ -170,6 +195,45 @@ mod tests {
         }
         let all = taken(&mut schedule);
         assert_eq!(all, "a2 b0 a3 b1 a4 b2 a5 b3");
+    }
+
+    #[test]
+    fn company_is_alike_small_enough_and_not_far_ahead() {
+        let mut schedule = Schedule::default();
+        schedule.push(order("a1", "a", "x"));
+        schedule.push(Waiting { alike: None, ..order("alone", "c", "x") });
+        schedule.push(Waiting { pictures: 4, ..order("four", "d", "x") });
+        schedule.push(order("other", "b", "y"));
+        schedule.push(order("a2", "a", "x"));
+        schedule.push(order("e", "e", "x"));
+        assert_eq!(schedule.take().unwrap().id, "a1");
+        assert_eq!(schedule.take_alike("x", 3).unwrap().id, "a2");
+        schedule.spent.insert("e".into(), 50.0);
+        assert_eq!(schedule.take_alike("x", 3), None);
+        assert_eq!(schedule.take_alike("x", 4).unwrap().id, "four");
+        assert_eq!(schedule.len(), 3);
+    }
+
+    #[test]
+    fn company_does_not_keep_others_waiting_for_ever() {
+        let mut schedule = Schedule::default();
+        schedule.push(order("x", "a", "x"));
+        schedule.push(order("other", "b", "y"));
+        for i in 0..50 {
+            schedule.push(order(&format!("x{i}"), &format!("c{i}"), "x"));
+        }
+        let mut before = 0;
+        'all: loop {
+            let first = schedule.take().unwrap();
+            let company = std::iter::from_fn(|| schedule.take_alike(&first.group, 1)).take(3);
+            for id in std::iter::once(first.id.clone()).chain(company.map(|w| w.id).collect::<Vec<_>>()) {
+                match id == "other" {
+                    true => break 'all,
+                    false => before += 1,
+                }
+            }
+        }
+        assert!(before <= 1 + 2 * IN_A_ROW as usize, "{before}");
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub struct Inner {
 struct Queue {
     schedule: Schedule,
     live: HashMap<String, Arc<Live>>,
-    running: Option<Arc<Live>>,
+    running: Vec<Arc<Live>>,
     stopping: bool,
 }
 
@@ -138,7 +138,8 @@ impl Server {
                 None => {
                     tracing::info!(job = job.id, "taken up again");
                     self.store.requeue(&job.id)?;
-                    let live = Live::new(job.id, job.client, job.order, Via::Jobs, false);
+                    let mut live = Live::new(job.id, job.client, job.order, Via::Jobs, false);
+                    live.alone = job.attempts > 0;
                     self.enter(&mut self.queue(), Arc::new(live));
                 }
             }
@@ -201,6 +202,8 @@ impl Server {
             id: live.id.clone(),
             client: live.client.clone(),
             group: self.group(&live.order),
+            alike: self.alike(&live),
+            pictures: live.order.pictures(),
             cost: self.cost(&live.order),
         });
         queue.live.insert(live.id.clone(), live);
@@ -211,6 +214,13 @@ impl Server {
         let loras: Vec<String> = order.loras.iter().map(|l| format!("{}:{}", l.name, l.weight)).collect();
         let size = (order.width, order.height, order.references.len(), order.init.is_some());
         format!("{:?} {} {size:?}", order.model, loras.join("+"))
+    }
+
+    /// What has to be the same for two orders to be painted at once. The painter looks again, and more closely.
+    fn alike(&self, live: &Live) -> Option<String> {
+        let order = &live.order;
+        let way = (order.steps, order.guidance, order.mask.is_some(), order.strength);
+        (!live.alone).then(|| format!("{} {way:?}", self.group(order)))
     }
 
     /// Pixels times steps, in millions.
@@ -239,18 +249,34 @@ impl Server {
             }
             let next = queue.schedule.take().and_then(|order| queue.live.get(&order.id).cloned());
             if let Some(live) = next {
-                queue.running = Some(Arc::clone(&live));
+                queue.running = vec![Arc::clone(&live)];
                 return Some(live);
             }
             queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Notes that nothing is painted any more, and forgets the order.
+    /// Orders that wait and can be painted at once with this one, which is about to be, up to so many pictures in all.
+    /// Nobody is waited for.
+    pub(crate) fn company(&self, first: &Live, room: u32) -> Vec<Arc<Live>> {
+        let mut room = room.saturating_sub(first.order.pictures());
+        let Some(alike) = self.alike(first) else { return Vec::new() };
+        let mut queue = self.queue();
+        let mut company = Vec::new();
+        while room > 0 && !queue.stopping {
+            let Some(order) = queue.schedule.take_alike(&alike, room) else { break };
+            room -= order.pictures.min(room);
+            company.extend(queue.live.get(&order.id).cloned());
+        }
+        queue.running.extend(company.iter().cloned());
+        company
+    }
+
+    /// Notes that an order is no longer painted, and forgets it.
     pub(crate) fn leave(&self, id: &str) {
         let mut queue = self.queue();
         queue.live.remove(id);
-        queue.running = queue.running.take().filter(|live| live.id != id);
+        queue.running.retain(|live| live.id != id);
     }
 
     /// Stops an order, wherever it is; whether there was one to stop.
@@ -285,8 +311,8 @@ impl Server {
         self.queue().live.get(id).cloned()
     }
 
-    /// The order that is painted.
-    pub(crate) fn running(&self) -> Option<Arc<Live>> {
+    /// The orders that are painted.
+    pub(crate) fn running(&self) -> Vec<Arc<Live>> {
         self.queue().running.clone()
     }
 
@@ -298,7 +324,7 @@ impl Server {
     pub(crate) fn gauges(&self) -> Gauges {
         let (waiting, running) = {
             let queue = self.queue();
-            (queue.schedule.len(), usize::from(queue.running.is_some()))
+            (queue.schedule.len(), queue.running.len())
         };
         let kept = self.store.count_pictures().unwrap_or(0);
         Gauges { waiting, running, capacity: self.config.limits.queue, kept }
@@ -318,10 +344,8 @@ impl Server {
         let waiting: Vec<Arc<Live>> = {
             let mut queue = self.queue();
             queue.stopping = true;
-            let running = queue.running.clone();
-            let waiting =
-                queue.live.values().filter(|l| running.as_ref().is_none_or(|r| r.id != l.id)).cloned();
-            waiting.collect()
+            let runs = |live: &Live| queue.running.iter().any(|running| running.id == live.id);
+            queue.live.values().filter(|live| !runs(live)).cloned().collect()
         };
         self.wake.notify_all();
         for live in waiting {
@@ -334,11 +358,9 @@ impl Server {
         self.closing.send_replace(true);
     }
 
-    /// Puts the order that is painted back into the queue.
+    /// Puts the orders that are painted back into the queue.
     pub(crate) fn interrupt(&self) {
-        if let Some(live) = self.running() {
-            live.put_back();
-        }
+        self.running().iter().for_each(|live| live.put_back());
     }
 }
 

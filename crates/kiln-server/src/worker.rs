@@ -1,15 +1,15 @@
-//! The thread that paints: one order after the other, whatever happens in one of them.
+//! The thread that paints: one order after the other, or several that are alike at once, whatever happens in one of them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kiln_image::Picture;
 
 use crate::Server;
-use crate::engine::{Blame, Painted, Painter, Phase, Progress, Trouble, Watch, Work};
+use crate::engine::{Blame, Painted, Painter, Part, Phase, Progress, Trouble, Watch, Work};
 use crate::live::{Live, Made, Preview};
 use crate::store::{JobState, PictureRow, now};
 
@@ -31,13 +31,35 @@ impl Server {
             }
             server.set_ready();
             while let Some(live) = server.next() {
-                server.work(painter.as_mut(), &live);
+                // A panic here would be one of the painting as well, and is told there.
+                let room = catch_unwind(AssertUnwindSafe(|| painter.room(&live.order))).unwrap_or(1);
+                let company = server.company(&live, room);
+                server.work(painter.as_mut(), &[vec![live], company].concat());
             }
         })
     }
 
-    fn work(&self, painter: &mut dyn Painter, live: &Arc<Live>) {
-        let began = Instant::now();
+    fn work(&self, painter: &mut dyn Painter, lives: &[Arc<Live>]) {
+        let mut turns = Vec::new();
+        for live in lives {
+            let mut watcher = Watcher::new(self, live, lives.len());
+            match self.begin(live) {
+                Ok(work) => turns.push((work, watcher)),
+                Err(trouble) => watcher.ended(Err(trouble)),
+            }
+        }
+        if self.paint(painter, &mut turns).is_ok() || turns.len() == 1 {
+            return;
+        }
+        // Whose fault it was shows when they are alone.
+        for turn in turns.iter_mut().filter(|(_, watcher)| !watcher.over) {
+            turn.1.start_anew();
+            let _ = self.paint(painter, std::slice::from_mut(turn));
+        }
+    }
+
+    /// Notes that an order is begun.
+    fn begin<'a>(&self, live: &'a Live) -> Result<Work<'a>, Trouble> {
         self.metrics.phase(Phase::Queue, live.came.elapsed());
         tracing::info!(
             job = live.id,
@@ -45,32 +67,33 @@ impl Server {
             waited_ms = live.came.elapsed().as_millis() as u64,
             "begun"
         );
-        let mut watcher = Watcher::new(self, live);
-        let result = self
-            .store
-            .begin(&live.id)
-            .map_err(|error| Trouble::server("storage", error.to_string()))
-            .and_then(|()| self.files(live))
-            .and_then(|work| {
-                live.change(|s| s.state = JobState::Running);
-                let painted = catch_unwind(AssertUnwindSafe(|| painter.paint(&work, &mut watcher)));
-                painted.unwrap_or_else(|panic| {
-                    self.metrics.panicked();
-                    painter.reset();
-                    Err(Trouble::server(
-                        "panicked",
-                        format!("painting went wrong in an unforeseen way: {}", words(&panic)),
-                    ))
-                })
-            });
-        watcher.end_phase();
-        let late = watcher.is_late() && !live.is_cancelled();
-        let result = result.map_err(|trouble| match late && trouble.blame == Blame::Cancelled {
-            true => Trouble::server("timeout", "painting this takes too long"),
-            false => trouble,
+        self.store.begin(&live.id).map_err(|error| Trouble::server("storage", error.to_string()))?;
+        let work = self.files(live)?;
+        live.change(|s| s.state = JobState::Running);
+        Ok(work)
+    }
+
+    /// Paints these orders. After a panic those of several that had not ended stay so.
+    fn paint(&self, painter: &mut dyn Painter, turns: &mut [(Work<'_>, Watcher<'_>)]) -> Result<(), Trouble> {
+        let several = turns.len() > 1;
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let parts = turns.iter_mut();
+            let parts = parts.map(|(work, watcher)| Part { work: work.clone(), watch: watcher });
+            painter.paint(&mut parts.collect::<Vec<_>>());
+        }));
+        let result = result.map_err(|panic| {
+            self.metrics.panicked();
+            painter.reset();
+            let what = format!("painting went wrong in an unforeseen way: {}", words(&panic));
+            Trouble::server("panicked", what)
         });
-        let rows = std::mem::take(&mut watcher.rows);
-        self.end(live, result, &rows, began);
+        if result.is_ok() || !several {
+            let silent = || Trouble::server("painting_failed", "painting ended without a word");
+            for (_, watcher) in turns.iter_mut().filter(|(_, watcher)| !watcher.over) {
+                watcher.ended(Err(result.clone().err().unwrap_or_else(silent)));
+            }
+        }
+        result
     }
 
     /// The files of an order's pictures.
@@ -90,7 +113,8 @@ impl Server {
         })
     }
 
-    fn end(&self, live: &Live, result: Result<(), Trouble>, rows: &[PictureRow], began: Instant) {
+    /// Notes how an order ended; `took` is its share of the time that was spent.
+    fn end(&self, live: &Live, result: Result<(), Trouble>, rows: &[PictureRow], took: Duration) {
         let (mut state, mut error) = match result {
             Ok(()) => (JobState::Done, None),
             Err(trouble) if trouble.blame == Blame::Cancelled => (JobState::Cancelled, Some(trouble)),
@@ -114,7 +138,7 @@ impl Server {
                 error = Some(Trouble::server("storage", trouble.to_string()));
             }
         }
-        let (code, took) = (error.as_ref().map(|e| e.code), began.elapsed());
+        let code = error.as_ref().map(|e| e.code);
         self.metrics.job(state, code.filter(|_| state == JobState::Failed), took);
         let why = error.as_ref().map(|e| e.message.clone());
         tracing::info!(job = live.id, state = state.name(), code, why, ms = took.as_millis() as u64, "ended");
@@ -146,10 +170,13 @@ struct Watcher<'a> {
     since: Instant,
     previews: u32,
     rows: Vec<PictureRow>,
+    /// Orders that were begun together, this one among them.
+    company: usize,
+    over: bool,
 }
 
 impl<'a> Watcher<'a> {
-    fn new(server: &'a Server, live: &'a Arc<Live>) -> Watcher<'a> {
+    fn new(server: &'a Server, live: &'a Arc<Live>, company: usize) -> Watcher<'a> {
         let now = Instant::now();
         let default = || server.catalogue.models().into_iter().find(|m| m.default).map(|m| m.name);
         let model = live.order.model.clone().or_else(default).unwrap_or_default();
@@ -162,7 +189,17 @@ impl<'a> Watcher<'a> {
             since: now,
             previews: 0,
             rows: Vec::new(),
+            company,
+            over: false,
         }
+    }
+
+    /// Forgets what was painted: all of it is painted again.
+    fn start_anew(&mut self) {
+        self.end_phase();
+        (self.began, self.company) = (Instant::now(), 1);
+        self.rows.clear();
+        self.live.change(|s| s.pictures.clear());
     }
 
     fn is_late(&self) -> bool {
@@ -215,6 +252,10 @@ impl Watch for Watcher<'_> {
         self.live.is_cancelled() || self.is_late()
     }
 
+    fn together(&mut self, own: u32, all: u32) {
+        self.server.metrics.together(own, all);
+    }
+
     fn progress(&mut self, progress: Progress) {
         self.enter(progress.phase);
         let spent = self.began.elapsed().as_secs_f32();
@@ -243,5 +284,19 @@ impl Watch for Watcher<'_> {
         self.rows.push(made.row.clone());
         self.live.change(|s| s.pictures.push(made));
         Ok(())
+    }
+
+    fn ended(&mut self, result: Result<(), Trouble>) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
+        self.end_phase();
+        let late = self.is_late() && !self.live.is_cancelled();
+        let result = result.map_err(|trouble| match late && trouble.blame == Blame::Cancelled {
+            true => Trouble::server("timeout", "painting this takes too long"),
+            false => trouble,
+        });
+        let took = self.began.elapsed() / self.company.max(1) as u32;
+        self.server.end(self.live, result, &std::mem::take(&mut self.rows), took);
     }
 }

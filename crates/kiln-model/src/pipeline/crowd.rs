@@ -23,31 +23,28 @@ pub struct Member<'a, B: Backend> {
 /// tells all who are at work, and stops the call when none of them is left.
 pub(super) struct Crowd<'c, 'm, B: Backend> {
     members: &'c mut [Member<'m, B>],
-    ends: Vec<Result<()>>,
+    /// Hears how each member's request ended.
+    ended: &'c mut dyn FnMut(usize, Result<()>),
+    there: Vec<bool>,
     /// Members with pictures at work, and which pictures.
     at_work: Vec<(usize, Range<usize>)>,
 }
 
 impl<'c, 'm, B: Backend> Crowd<'c, 'm, B> {
-    pub(super) fn new(members: &'c mut [Member<'m, B>]) -> Self {
-        let ends = members.iter().map(|_| Ok(())).collect();
-        Crowd { members, ends, at_work: Vec::new() }
+    pub(super) fn new(members: &'c mut [Member<'m, B>], ended: &'c mut dyn FnMut(usize, Result<()>)) -> Self {
+        let there = vec![true; members.len()];
+        Crowd { members, ended, there, at_work: Vec::new() }
     }
 
-    /// How each member's request ended.
-    pub(super) fn into_ends(self) -> Vec<Result<()>> {
-        self.ends
-    }
-
-    /// Whether this member still wants its pictures, and nothing went wrong with them.
+    /// Whether this member's request has not ended.
     pub(super) fn is_there(&self, member: usize) -> bool {
-        self.ends[member].is_ok()
+        self.there[member]
     }
 
     /// Ends a member's request.
-    pub(super) fn end(&mut self, member: usize, error: Error) {
-        if self.is_there(member) {
-            self.ends[member] = Err(error);
+    pub(super) fn end(&mut self, member: usize, result: Result<()>) {
+        if std::mem::take(&mut self.there[member]) {
+            (self.ended)(member, result);
         }
     }
 
@@ -67,10 +64,12 @@ impl<'c, 'm, B: Backend> Crowd<'c, 'm, B> {
         self.at_work.iter().filter(|(member, _)| self.is_there(*member)).map(|(_, own)| own.len()).sum()
     }
 
-    /// Lets one member hear something, if it is there.
+    /// Lets one member hear something, if it is there. Its error is its end.
     pub(super) fn tell(&mut self, member: usize, tell: impl FnOnce(&mut Member<'m, B>) -> Result<()>) {
-        if self.is_there(member) {
-            self.ends[member] = tell(&mut self.members[member]);
+        if self.is_there(member)
+            && let Err(error) = tell(&mut self.members[member])
+        {
+            self.end(member, Err(error));
         }
     }
 

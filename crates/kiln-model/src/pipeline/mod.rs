@@ -245,8 +245,10 @@ impl<B: Backend> Pipeline<B> {
         done: &mut dyn FnMut(Generated) -> Result<()>,
     ) -> Result<()> {
         let together = Together { most: self.options.most_together, memory: self.options.memory_limit };
+        let mut end = Ok(());
         let members = &mut [Member { request, observer, done }];
-        self.generate_together(members, &together).pop().unwrap_or(Ok(()))
+        self.generate_together(members, &together, &mut |_, result| end = result);
+        end
     }
 
     fn plan<'a>(&self, request: &'a Request) -> Result<(Resolved, Prepared<'a>)> {

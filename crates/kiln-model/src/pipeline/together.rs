@@ -88,11 +88,16 @@ impl<B: Backend> Pipeline<B> {
     /// Hands over every picture of several requests, painted together as far as they are alike and `together` allows:
     /// same size, steps and guidance. Each picture is the one that its request gives alone.
     ///
-    /// The result says how each request ended. An error of one, or of its observer, leaves the others as they are; if a
-    /// step of several goes wrong, its pictures are painted one by one.
-    pub fn generate_together(&self, members: &mut [Member<'_, B>], together: &Together) -> Vec<Result<()>> {
+    /// `ended` hears how each request ended, as soon as it did. An error of one, or of its observer, leaves the others as
+    /// they are; if a step of several goes wrong, its pictures are painted one by one.
+    pub fn generate_together(
+        &self,
+        members: &mut [Member<'_, B>],
+        together: &Together,
+        ended: &mut dyn FnMut(usize, Result<()>),
+    ) {
         let requests: Vec<_> = members.iter().map(|member| member.request).collect();
-        let mut crowd = Crowd::new(members);
+        let mut crowd = Crowd::new(members, ended);
         let mut ready = Vec::with_capacity(requests.len());
         for (member, request) in requests.into_iter().enumerate() {
             let mut found = None;
@@ -111,7 +116,7 @@ impl<B: Backend> Pipeline<B> {
             waiting.retain(|(member, _)| crowd.is_there(*member));
             let places = self.next_batch(&ready, &mut waiting, together);
             if places.is_empty() {
-                return crowd.into_ends();
+                return;
             }
             let subject =
                 |&(member, picture): &(usize, usize)| Some(ready[member].as_ref()?.subject(member, picture));
@@ -119,13 +124,13 @@ impl<B: Backend> Pipeline<B> {
             if let Err(error) = self.paint(&ready, &subjects, &mut crowd) {
                 // Whose fault it was shows when they are alone.
                 match &subjects[..] {
-                    [one] => crowd.end(one.member, error),
+                    [one] => crowd.end(one.member, Err(error)),
                     several => several.chunks(1).for_each(|one| {
                         let member = one[0].member;
                         if crowd.is_there(member)
                             && let Err(error) = self.paint(&ready, one, &mut crowd)
                         {
-                            crowd.end(member, error);
+                            crowd.end(member, Err(error));
                         }
                     }),
                 }
@@ -221,6 +226,10 @@ impl<B: Backend> Pipeline<B> {
                 };
                 (member.done)(Generated { picture, latents, index })
             });
+            // Pictures of one request are painted in their order.
+            if subject.picture + 1 == own.plan.pictures {
+                crowd.end(subject.member, Ok(()));
+            }
         }
         Ok(())
     }

@@ -213,7 +213,7 @@ pub(crate) struct Skip {
     (status = "4XX", body = ErrorBody),
 ))]
 pub(crate) async fn progress(State(server): State<Server>, Query(skip): Query<Skip>) -> Response {
-    let running = server.running();
+    let running = server.running().into_iter().next();
     let snapshot = running.as_ref().map(|live| live.now()).unwrap_or_default();
     let wanted = skip.skip_current_image != Some(true);
     if let Some(live) = running.as_ref().filter(|_| wanted) {
@@ -245,12 +245,10 @@ pub(crate) async fn progress(State(server): State<Server>, Query(skip): Query<Sk
     )
 }
 
-/// Stops the picture that is painted, if it was asked for through this API.
+/// Stops the pictures that are painted, if they were asked for through this API.
 #[utoipa::path(post, path = "/sdapi/v1/interrupt", tag = "a1111", responses((status = 200, description = "Done")))]
 pub(crate) async fn interrupt(State(server): State<Server>) -> Response {
-    if let Some(live) = server.running().filter(|live| live.via == Via::A1111) {
-        live.cancel();
-    }
+    server.running().iter().filter(|live| live.via == Via::A1111).for_each(|live| live.cancel());
     json(StatusCode::OK, &Map::new())
 }
 

@@ -9,8 +9,8 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode, header};
 use kiln_image::{Format, Picture};
 use kiln_server::{
-    Catalogue, Config, ModelInfo, Order, Painted, Painter, Phase, Progress, Server, Trouble, Watch, Work,
-    router,
+    Catalogue, Config, ModelInfo, Order, Painted, Painter, Part, Phase, Progress, Server, Trouble, Watch,
+    Work, router,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -49,10 +49,27 @@ pub struct Seen {
 /// Paints plain colours. `slow`, `panic`, `fail` and `refuse` in the prompt say how it goes.
 pub struct Quick {
     pub seen: Arc<Mutex<Vec<Seen>>>,
+    /// Pictures that are painted at once.
+    pub room: u32,
 }
 
 impl Painter for Quick {
-    fn paint(&mut self, work: &Work<'_>, watch: &mut dyn Watch) -> Result<(), Trouble> {
+    fn room(&mut self, _: &Order) -> u32 {
+        self.room
+    }
+
+    fn paint(&mut self, parts: &mut [Part<'_>]) {
+        let all = parts.iter().map(|part| part.work.order.pictures()).sum();
+        for part in parts {
+            part.watch.together(part.work.order.pictures(), all);
+            let result = self.paint_one(&part.work, part.watch);
+            part.watch.ended(result);
+        }
+    }
+}
+
+impl Quick {
+    fn paint_one(&mut self, work: &Work<'_>, watch: &mut dyn Watch) -> Result<(), Trouble> {
         let order = work.order;
         self.seen.lock().unwrap().push(Seen {
             order: order.clone(),
@@ -160,9 +177,15 @@ impl Kit {
         let server = Server::open(config, Box::new(Names)).unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         if painting {
-            server.paint_with(Box::new(Quick { seen: Arc::clone(&seen) })).unwrap();
+            server.paint_with(Box::new(Quick { seen: Arc::clone(&seen), room: 1 })).unwrap();
         }
         Kit { router: router(server.clone()), server, seen, folder }
+    }
+
+    /// Begins to paint what waits, so many pictures at once.
+    pub fn paint(&self, room: u32) {
+        let quick = Quick { seen: Arc::clone(&self.seen), room };
+        self.server.paint_with(Box::new(quick)).unwrap();
     }
 
     pub fn folder(&self) -> Arc<TempDir> {

@@ -9,3 +9,4 @@ mod openai;
 mod restart;
 mod safety;
 mod socket;
+mod together;

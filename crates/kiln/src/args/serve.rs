@@ -52,6 +52,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub queue: u32,
 
+    /// Pictures that are painted at once, of requests that are alike and wait, where that is faster; 1 for one after the other
+    #[arg(long, value_name = "N", default_value_t = crate::job::MOST_TOGETHER as u32, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub max_batch: u32,
+
     /// Longest side of a picture, in pixels
     #[arg(long, value_name = "N", default_value_t = 4096, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(16..=16_384))]
     pub max_side: u32,

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
 
 use kiln_image::Picture;
-use kiln_server::{Catalogue, Config, ModelInfo, Painted, Painter, Server, Trouble, Watch, Work};
+use kiln_server::{Catalogue, Config, ModelInfo, Painted, Painter, Part, Server};
 use tokio::net::TcpListener;
 
 use crate::args::BenchArgs;
@@ -19,10 +19,14 @@ const WARM_UP: usize = 3;
 struct Ready(Picture);
 
 impl Painter for Ready {
-    fn paint(&mut self, _: &Work<'_>, watch: &mut dyn Watch) -> Result<(), Trouble> {
-        // What a recipe is like.
-        let recipe = format!("{{\"prompt\":\"{}\"}}", "word ".repeat(150));
-        watch.painted(Painted { index: 0, picture: self.0.clone(), seed: Some(7), recipe })
+    fn paint(&mut self, parts: &mut [Part<'_>]) {
+        for part in parts {
+            // What a recipe is like.
+            let recipe = format!("{{\"prompt\":\"{}\"}}", "word ".repeat(150));
+            let painted = Painted { index: 0, picture: self.0.clone(), seed: Some(7), recipe };
+            let result = part.watch.painted(painted);
+            part.watch.ended(result);
+        }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Paints orders: each goes the way of `kiln generate`, with the model kept loaded between them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::sync::Arc;
 
 use kiln_cpu::CpuBackend;
-use kiln_model::{Error, Generated, ModelFolder, Pipeline, Resolved, TextCache};
+use kiln_model::{Error, Generated, Member, ModelFolder, Pipeline, Resolved, TextCache, Together};
 use kiln_ops::Backend;
-use kiln_server::{Painted, Painter, Phase, Progress, Trouble, Watch, Work};
+use kiln_server::{Painted, Painter, Part, Phase, Progress, Trouble, Watch, Work};
 use kiln_weights::LinearForm;
 
 use super::catalogue::Models;
@@ -19,7 +19,7 @@ use crate::failure::{Failure, Kind};
 use crate::job::Job;
 use crate::models::Found;
 use crate::order::{Order, Precision};
-use crate::recipe::Replay;
+use crate::recipe::{Recipe, Replay};
 use crate::values::LoraArg;
 use crate::{backend, cache, generate, machine};
 
@@ -147,6 +147,40 @@ impl Studio {
     }
 }
 
+impl Studio {
+    /// Loads what an order needs, and reads its files.
+    fn prepare(&mut self, work: &Work<'_>, watch: &mut dyn Watch) -> Result<Task, Trouble> {
+        let found = self.find(work.order.model.as_deref())?;
+        let mut order = Order::new(&self.args(work)?, Replay::default()).map_err(|f| refusal(&f))?;
+        let before = order.loras.clone();
+        self.load(&found, &mut order, watch).map_err(|failure| match (&self.loaded, failure.kind) {
+            // The model is there: what does not fit is a LoRA.
+            (Some(loaded), Kind::Failed) if loaded.loras != before => {
+                Trouble::order("lora_unfit", failure.message)
+            }
+            _ => trouble(failure, "model_failed"),
+        })?;
+        let Some(Loaded { folder, form, machine, .. }) = &self.loaded else {
+            return Err(Trouble::server("model_failed", "no model is loaded"));
+        };
+        let memory = self.together(machine).memory;
+        let mut job = Job::read(&order, folder, memory, self.texts.clone()).map_err(|f| refusal(&f))?;
+        job.options.form = *form;
+        let resolved = generate::resolve(&job, folder).map_err(|f| refusal(&f))?;
+        Ok(Task { order, job, resolved, model: found.recorded() })
+    }
+
+    /// How many pictures may be painted at once, with the memory that is free now.
+    fn together(&self, machine: &Machine) -> Together {
+        let memory = match machine {
+            Machine::Cpu(_) => machine::memory_limit(),
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(easel) => easel.pipeline.backend().memory_free().ok().map(|bytes| bytes as u64),
+        };
+        Together { most: self.args.max_batch as usize, memory }
+    }
+}
+
 impl Loaded {
     /// Lays these LoRAs over the model instead of those it has.
     fn set_loras(&mut self, loras: &[LoraArg], watch: &mut dyn Watch) -> Result<(), Failure> {
@@ -176,33 +210,44 @@ impl Painter for Studio {
             .map_err(|f| trouble(f, "model_failed"))
     }
 
-    fn paint(&mut self, work: &Work<'_>, watch: &mut dyn Watch) -> Result<(), Trouble> {
-        let found = self.find(work.order.model.as_deref())?;
-        let mut order = Order::new(&self.args(work)?, Replay::default()).map_err(|f| refusal(&f))?;
-        let before = order.loras.clone();
-        self.load(&found, &mut order, watch).map_err(|failure| match (&self.loaded, failure.kind) {
-            // The model is there: what does not fit is a LoRA.
-            (Some(loaded), Kind::Failed) if loaded.loras != before => {
-                Trouble::order("lora_unfit", failure.message)
+    fn room(&mut self, order: &kiln_server::Order) -> u32 {
+        let found = self.models.find(order.model.as_deref());
+        let Some(loaded) = self.loaded.as_ref().filter(|loaded| Some(&loaded.found) == found.as_ref()) else {
+            // It has to be loaded first: whoever comes then may come in company.
+            return 1;
+        };
+        let Some(rows) = rows(order, &loaded.folder) else { return 1 };
+        let together = self.together(&loaded.machine);
+        let room = match &loaded.machine {
+            Machine::Cpu(easel) => easel.pipeline.room(rows, &together),
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(easel) => easel.pipeline.room(rows, &together),
+        };
+        room as u32
+    }
+
+    fn paint(&mut self, parts: &mut [Part<'_>]) {
+        // One model at a time, and the same LoRAs: the queue sees to it that they are.
+        let needs = |part: &Part<'_>| (part.work.order.model.clone(), part.work.order.loras.clone());
+        for parts in parts.chunk_by_mut(|one, other| needs(one) == needs(other)) {
+            let mut tasks = Vec::new();
+            for part in parts {
+                match self.prepare(&part.work, part.watch) {
+                    Ok(task) => {
+                        let watch: &mut dyn Watch = part.watch;
+                        tasks.push((task, watch));
+                    }
+                    Err(trouble) => part.watch.ended(Err(trouble)),
+                }
             }
-            _ => trouble(failure, "model_failed"),
-        })?;
-        let Some(Loaded { folder, form, machine, .. }) = &mut self.loaded else {
-            return Err(Trouble::server("model_failed", "no model is loaded"));
-        };
-        let memory = match machine {
-            Machine::Cpu(_) => machine::memory_limit(),
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(easel) => easel.pipeline.backend().memory_free().ok().map(|bytes| bytes as u64),
-        };
-        let mut job = Job::read(&order, folder, memory, self.texts.clone()).map_err(|f| refusal(&f))?;
-        job.options.form = *form;
-        let resolved = generate::resolve(&job, folder).map_err(|f| refusal(&f))?;
-        let task = Task { order: &order, job: &job, folder, resolved: &resolved, model: found.recorded() };
-        match machine {
-            Machine::Cpu(easel) => easel.paint(&task, watch),
-            #[cfg(feature = "cuda")]
-            Machine::Cuda(easel) => easel.paint(&task, watch),
+            let Some(loaded) = &self.loaded else { continue };
+            let together = self.together(&loaded.machine);
+            let Some(Loaded { folder, machine, .. }) = &mut self.loaded else { continue };
+            match machine {
+                Machine::Cpu(easel) => easel.paint(tasks, folder, &together),
+                #[cfg(feature = "cuda")]
+                Machine::Cuda(easel) => easel.paint(tasks, folder, &together),
+            }
         }
     }
 
@@ -212,12 +257,25 @@ impl Painter for Studio {
 }
 
 /// An order that is understood, and all that belongs to it.
-struct Task<'a> {
-    order: &'a Order,
-    job: &'a Job,
-    folder: &'a ModelFolder,
-    resolved: &'a Resolved,
+struct Task {
+    order: Order,
+    job: Job,
+    resolved: Resolved,
     model: String,
+}
+
+/// Rows of one picture of this order in the transformer; `None` where only its files tell.
+fn rows(order: &kiln_server::Order, folder: &ModelFolder) -> Option<usize> {
+    if order.init.is_some() && (order.mask.is_some() || order.width.is_none() || order.height.is_none()) {
+        return None;
+    }
+    let side = |side: Option<u32>| side.map_or(folder.default_size, |side| side as usize) / 16;
+    let reference = match folder.trained_sides() {
+        Some(_) => (folder.default_size / 16).pow(2),
+        None => generate::REFERENCE_TOKENS,
+    };
+    let own = side(order.width).saturating_mul(side(order.height));
+    Some(own.saturating_add(folder.default_tokens() + order.references.len() * reference))
 }
 
 impl<B: Backend> Easel<B> {
@@ -234,35 +292,72 @@ impl<B: Backend> Easel<B> {
         Ok(Easel { pipeline, previews })
     }
 
-    fn paint(&mut self, task: &Task<'_>, watch: &mut dyn Watch) -> Result<(), Trouble> {
-        let (job, folder, resolved) = (task.job, task.folder, task.resolved);
-        let base =
-            job.recipe_base(task.order, folder, resolved, task.model.clone(), self.pipeline.backend().name());
-        let base = base.map_err(|f| trouble(f, "model_failed"))?;
-        let mut rejected = None;
-        let watch = RefCell::new(watch);
-        let previews = RefCell::new(&mut self.previews);
-        let mut follow = Follow::painting(&watch, &previews, &self.pipeline, folder.variant, resolved);
-        let result = self.pipeline.generate_each(&job.request, &mut follow, &mut |done: Generated| {
-            if matches!(job.request.task, kiln_model::Task::Generate) {
-                previews.borrow_mut().learn(&done);
+    /// Paints these orders, at once as far as that is faster, and tells each how it ended.
+    fn paint(&mut self, tasks: Vec<(Task, &mut dyn Watch)>, folder: &ModelFolder, together: &Together) {
+        let name = self.pipeline.backend().name();
+        let mut begun = Vec::new();
+        for (task, watch) in tasks {
+            let Task { order, job, resolved, model } = &task;
+            match job.recipe_base(order, folder, resolved, model.clone(), name.clone()) {
+                Ok(base) => {
+                    begun.push(Begun { task, base, watch: RefCell::new(watch), rejected: None.into() })
+                }
+                Err(failure) => watch.ended(Err(trouble(failure, "model_failed"))),
             }
-            let painted = Painted {
-                index: done.index as u32,
-                picture: done.picture,
-                seed: job.pictures[done.index].seed,
-                recipe: job.recipe(&base, done.index).to_json(),
-            };
-            watch.borrow_mut().painted(painted).map_err(|trouble| {
-                rejected = Some(trouble);
-                Error::Cancelled
-            })
-        });
-        match (result, rejected) {
-            (_, Some(trouble)) => Err(trouble),
-            (Ok(()), None) => Ok(()),
-            (Err(error), None) => Err(failed(error)),
         }
+        let previews = RefCell::new(&mut self.previews);
+        let mut follows: Vec<_> = begun
+            .iter()
+            .map(|b| Follow::painting(&b.watch, &previews, &self.pipeline, folder.variant, &b.task.resolved))
+            .collect();
+        let mut takers: Vec<_> = begun
+            .iter()
+            .map(|begun| {
+                |done: Generated| {
+                    if matches!(begun.task.job.request.task, kiln_model::Task::Generate) {
+                        previews.borrow_mut().learn(&done);
+                    }
+                    begun.take(done)
+                }
+            })
+            .collect();
+        let mut members: Vec<Member<'_, B>> = begun
+            .iter()
+            .zip(&mut follows)
+            .zip(&mut takers)
+            .map(|((begun, observer), done)| Member { request: &begun.task.job.request, observer, done })
+            .collect();
+        self.pipeline.generate_together(&mut members, together, &mut |member, result| {
+            let begun = &begun[member];
+            let rejected = begun.rejected.take();
+            begun.watch.borrow_mut().ended(rejected.map_or_else(|| result.map_err(failed), Err));
+        });
+    }
+}
+
+/// An order that is being painted.
+struct Begun<'w> {
+    task: Task,
+    base: Recipe,
+    watch: RefCell<&'w mut dyn Watch>,
+    /// Why a finished picture was not taken.
+    rejected: Cell<Option<Trouble>>,
+}
+
+impl Begun<'_> {
+    /// Hands a finished picture over.
+    fn take(&self, done: Generated) -> kiln_model::Result<()> {
+        let job = &self.task.job;
+        let painted = Painted {
+            index: done.index as u32,
+            picture: done.picture,
+            seed: job.pictures[done.index].seed,
+            recipe: job.recipe(&self.base, done.index).to_json(),
+        };
+        self.watch.borrow_mut().painted(painted).map_err(|trouble| {
+            self.rejected.set(Some(trouble));
+            Error::Cancelled
+        })
     }
 }
 
@@ -319,6 +414,8 @@ impl Watch for Nobody {
     fn painted(&mut self, _: Painted) -> Result<(), Trouble> {
         Ok(())
     }
+
+    fn ended(&mut self, _: Result<(), Trouble>) {}
 }
 
 #[cfg(test)]

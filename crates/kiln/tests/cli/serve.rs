@@ -38,6 +38,11 @@ impl Service {
     }
 
     fn call(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+        let (status, text) = self.fetch(method, path, body);
+        (status, serde_json::from_str(&text).unwrap_or(Value::Null))
+    }
+
+    fn fetch(&self, method: &str, path: &str, body: Option<Value>) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let body = body.map_or(String::new(), |body| body.to_string());
         let length = body.len();
@@ -51,7 +56,7 @@ impl Service {
         stream.read_to_end(&mut answer).unwrap();
         let answer = String::from_utf8(answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap_or(Value::Null))
+        (head[9..12].parse().unwrap(), body.to_owned())
     }
 
     #[track_caller]
@@ -127,6 +132,34 @@ fn previews_look_like_the_picture_they_become() {
         sum as f64 / last.len() as f64
     };
     assert!(off(&pictures[2]) < 40.0, "the last preview is off by {} levels", off(&pictures[2]));
+}
+
+#[test]
+fn orders_that_waited_together_are_painted_at_once_as_the_command_line_paints_them_alone() {
+    let kit = Kit::new();
+    let service = Service::start(&kit, &[]);
+    let submit = |order: Value| {
+        let (_, job) = service.call("POST", "/v1/jobs", Some(order));
+        format!("/v1/jobs/{}", job["id"].as_str().unwrap())
+    };
+    // Nothing is taken while this one is painted, and it is painted until it is told to stop.
+    let first = submit(json!({ "prompt": "a whale", "width": 512, "height": 512, "steps": 200 }));
+    service.until(&first, |_, job| job["status"] == "running");
+    let prompts = ["a red apple", "a green apple", "a blue car"];
+    let order = |prompt: &str| json!({ "prompt": prompt, "seed": 5, "width": 128, "height": 96, "steps": 2 });
+    let jobs = prompts.map(|prompt| submit(order(prompt)));
+    service.call("DELETE", &first, None);
+    for (job, prompt) in jobs.iter().zip(prompts) {
+        let job = service.until(job, |_, job| job["finished"].is_number());
+        assert_eq!(job["status"], "done", "{job}");
+        let id = job["pictures"][0]["id"].as_str().unwrap();
+        let served = kit.picture(&format!("served/pictures/{id}.png"));
+        let options = ["-S", "5", "-W", "128", "-H", "96", "-s", "2", "-o", "alone.png"];
+        kit.kiln(&[&["generate", prompt], &options[..]].concat()).ok();
+        assert_eq!(levels(&served, &kit.picture("alone.png")), 0, "{prompt}");
+    }
+    let (_, metrics) = service.fetch("GET", "/metrics", None);
+    assert!(metrics.contains("kiln_batch_pictures_total{size=\"3\"} 3\n"), "{metrics}");
 }
 
 #[test]
