@@ -28,6 +28,7 @@ options.add_argument("--seconds", type=float, default=60)
 options.add_argument("--size", default="128x128")
 options.add_argument("--steps", type=int, default=1)
 options.add_argument("--queue", type=int, default=48)
+options.add_argument("--max-batch", type=int, help="as `kiln serve` takes it")
 options = options.parse_args()
 
 
@@ -121,6 +122,8 @@ def resident(pid):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         command = [options.kiln, "serve", "--port", "0", "--data", folder, "--queue", str(options.queue)]
+        if options.max_batch:
+            command += ["--max-batch", str(options.max_batch)]
         log = open(os.path.join(folder, "log"), "w+")
         server = subprocess.Popen(command, stderr=log)
         port = None
@@ -152,6 +155,7 @@ def main():
         while kept["more"]:
             kept = json.loads(call(port, "GET", f"/v1/pictures?limit=200&before={pictures[-1]['id']}")[2])
             pictures += kept["data"]
+        metrics = call(port, "GET", "/metrics")[2].decode()
         server.terminate()
         server.wait(60)
 
@@ -163,6 +167,8 @@ def main():
     growth = max(memory[-third:]) - max(memory[:third])
     print(f"{options.clients} clients, {took:.0f} s, {options.size}, {options.steps} steps, queue of {options.queue}")
     print(f"pictures: {len(tally.got)} answered, {len(pictures)} kept, {len(tally.got) / took:.1f} a second")
+    batches = re.findall(r'kiln_batch_pictures_total\{size="(\d+)"\} (\d+)', metrics)
+    print("painted at once: " + ", ".join(f"{count} in {size}s" for size, count in batches))
     print(f"refused with 429: {tally.full}")
     print(f"/healthz: {len(health)} asked, median {health[len(health) // 2] * 1000:.1f} ms, p99 {p99:.1f} ms, "
           f"worst {health[-1] * 1000:.1f} ms")

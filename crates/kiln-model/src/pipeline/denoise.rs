@@ -4,7 +4,7 @@ use kiln_tensor::{DType, HostTensor};
 use super::Resolved;
 use super::crowd::Crowd;
 use crate::schedule::Schedule;
-use crate::transformer::{Call, Item, KvCache, Layout, Position, References, Transformer};
+use crate::transformer::{Answer, Call, Item, KvCache, Layout, Position, References, Transformer};
 use crate::{Event, Result, Variant};
 
 /// Text tokens of one picture.
@@ -170,13 +170,13 @@ impl<B: Backend> Denoiser<'_, B> {
             timestep: Schedule::timestep(sigma),
             guidance: self.plan.guidance.filter(|_| self.variant == Variant::Dev),
         };
-        let results = self.transformer.forward(self.b, &call, crowd)?;
+        let answers = self.transformer.forward(self.b, &call, crowd)?;
         drop(items);
-        let keep = |(branch, (velocity, cache)): (&mut &mut Branch<'a, B>, (B::Tensor, _))| {
-            branch.cache = Option::or(cache, branch.cache.take());
-            velocity
+        let keep = |(branch, answer): (&mut &mut Branch<'a, B>, Answer<B>)| {
+            branch.cache = answer.cache.or(branch.cache.take());
+            answer.velocity
         };
-        Ok(branches.iter_mut().zip(results).map(keep).collect())
+        Ok(branches.iter_mut().zip(answers).map(keep).collect())
     }
 }
 

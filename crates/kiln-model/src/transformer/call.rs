@@ -66,6 +66,14 @@ pub struct Call<'a, B: Backend> {
     pub guidance: Option<f32>,
 }
 
+/// What the transformer says of one picture.
+pub struct Answer<B: Backend> {
+    /// The velocity of its image tokens, f32 `[n, 128]`.
+    pub velocity: B::Tensor,
+    /// Its references' keys and values, when they were asked for.
+    pub cache: Option<KvCache<B>>,
+}
+
 /// The pictures of a call below each other: all texts; all image streams; later each text before its own image.
 pub(super) struct Rows<'a, B: Backend> {
     pub(super) text: B::Tensor,

@@ -35,7 +35,7 @@ use crate::ahead::Ahead;
 use crate::{Event, Observer, Result, folder};
 use attention::join;
 use call::Rows;
-pub use call::{Call, Item, KvCache, Layout, References};
+pub use call::{Answer, Call, Item, KvCache, Layout, References};
 use double::DoubleBlock;
 use embed::{Levels, ModulationSource, TimeEmbedding};
 use linear::Linear;
@@ -302,14 +302,13 @@ impl<B: Backend> Transformer<B> {
         Ok(Layout { text, image, joined })
     }
 
-    /// The velocity of every picture's image tokens, f32 `[n, 128]`, and its references' keys and values when they were
-    /// asked for. A picture's velocity is the same whichever others there are.
+    /// What it says of every picture, in their order. It is the same whichever others there are.
     pub fn forward(
         &self,
         b: &B,
         call: &Call<'_, B>,
         observer: &mut dyn Observer<B>,
-    ) -> Result<Vec<(B::Tensor, Option<KvCache<B>>)>> {
+    ) -> Result<Vec<Answer<B>>> {
         let rows = Rows::new(b, call.items, self.config.num_attention_heads)?;
         let mut attention = rows.attention;
 
@@ -360,7 +359,8 @@ impl<B: Backend> Transformer<B> {
         let (mut start, mut results) = (0, Vec::with_capacity(rows.own.len()));
         for (own, cache) in rows.own.iter().zip(attention.into_caches()) {
             self.see_cache(&cache, observer)?;
-            results.push((b.slice_rows(&velocity, start..start + own.len())?, cache));
+            let velocity = b.slice_rows(&velocity, start..start + own.len())?;
+            results.push(Answer { velocity, cache });
             start += own.len();
         }
         Ok(results)

@@ -167,7 +167,7 @@ impl<B: Backend> Bench<'_, B> {
                 let mut cache = None;
                 let name = format!("first step, keeping the references{several}");
                 phases.push(self.measure(&name, &weights, || {
-                    cache = step(References::Extract(tokens), &first)?.pop().and_then(|(_, cache)| cache);
+                    cache = step(References::Extract(tokens), &first)?.pop().and_then(|answer| answer.cache);
                     Ok(())
                 })?);
                 if let Some(cache) = &cache {
@@ -247,8 +247,8 @@ impl<B: Backend> Bench<'_, B> {
                 let references = References::Joint(None);
                 let items = &[Item { text: &text, image: &image, references, layout: &layout }];
                 let call = Call { items, timestep: pair[0], guidance: None };
-                for (velocity, _) in transformer.forward(b, &call, &mut ())? {
-                    image = b.add_scaled(&image, &velocity, pair[1] - pair[0])?;
+                for answer in transformer.forward(b, &call, &mut ())? {
+                    image = b.add_scaled(&image, &answer.velocity, pair[1] - pair[0])?;
                 }
             }
             Ok(vae.decode(b, &image, grid, &mut ()).map(drop)?)
