@@ -135,20 +135,20 @@ pub(crate) fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Fa
 /// Decides what to compute in where the order leaves it open, and gives the form of the linear layers.
 pub(crate) fn settle(order: &mut Order, folder: &ModelFolder, backend: &Chosen) -> LinearForm {
     let threads = backend.threads();
+    // Weights that can't be opened are told of when they are loaded.
+    let own = folder.transformer.weights();
+    let own = own.map_or(LinearForm::Float, |source| source.own_form(threads, backend.has_fp8()));
     if order.precision == Precision::Auto {
-        // Weights that can't be opened are told of when they are loaded.
-        let own = folder.transformer.weights();
-        let own = own.map_or(LinearForm::Float, |source| source.own_form(threads, backend.has_fp8()));
         order.precision = match (own, backend.suitable_dtype(folder)) {
             (LinearForm::Int8 { .. }, _) => Precision::Int8,
-            (LinearForm::StoredFp8, _) | (_, DType::BF16) => Precision::Bf16,
+            (_, DType::BF16) => Precision::Bf16,
             _ => Precision::F32,
         };
-        return own;
     }
     match order.precision {
         Precision::Int8 => LinearForm::Int8 { threads },
         Precision::Fp8 => LinearForm::Fp8,
+        Precision::Bf16 if own == LinearForm::StoredFp8 => own,
         _ => LinearForm::Float,
     }
 }

@@ -47,6 +47,7 @@ pub enum DTypeArg {
     #[default]
     Auto,
     F32,
+    /// 16-bit floats; weights stored as 8-bit floats are multiplied as such where the GPU can
     Bf16,
     /// Products of 8-bit integers inside the transformer's blocks, bf16 around them
     Int8,
