@@ -2,6 +2,7 @@
 
 use kiln_cuda::{CudaBackend, Options};
 use kiln_ops::Backend;
+use kiln_tensor::packed::{Format, Packed};
 use kiln_tensor::{DType, HostTensor, LinearParts};
 
 /// The GPU, or `None` with a word about it.
@@ -23,6 +24,7 @@ enum Kind {
     Stored(DType),
     Int8,
     Fp8,
+    Packed(Format),
 }
 
 fn parts(kind: Kind, seed: usize) -> LinearParts {
@@ -42,6 +44,15 @@ fn parts(kind: Kind, seed: usize) -> LinearParts {
             fp8: true,
             ..LinearParts::default()
         },
+        Kind::Packed(format) => {
+            let bytes = (0..format.row_bytes(WIDTH).unwrap() * WIDTH).map(|i| (i * 29 + seed) as u8 & 0x3b);
+            let packed = Packed::new(format, [WIDTH, WIDTH], bytes.collect::<Vec<_>>().into()).unwrap();
+            LinearParts {
+                packed: vec![packed.scaled(1e-5)],
+                fp8: format == Format::F8E4M3,
+                ..LinearParts::default()
+            }
+        }
     }
 }
 
@@ -61,7 +72,10 @@ fn run(b: &CudaBackend, kind: Kind, dtype: DType) -> kiln_ops::Result<HostTensor
 fn weights_that_are_brought_in_give_the_same_bits() {
     let Some(b) = gpu(None) else { return };
     let mut kinds = vec![Kind::Stored(DType::BF16), Kind::Stored(DType::F32), Kind::Int8];
-    kinds.extend(b.gpu().has_fp8().then_some(Kind::Fp8));
+    kinds.extend([Kind::Packed(Format::Q4_1), Kind::Packed(Format::F8E5M2)]);
+    if b.gpu().has_fp8() {
+        kinds.extend([Kind::Fp8, Kind::Packed(Format::F8E4M3)]);
+    }
     let bytes = (LAYERS * WIDTH * WIDTH) as u64;
     for kind in kinds {
         for dtype in [DType::BF16, DType::F32] {
