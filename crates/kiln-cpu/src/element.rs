@@ -129,10 +129,12 @@ pub(crate) fn store<S: Simd, T: Element>(s: S, x: &mut [T], v: S::V) {
 /// Copies values into another format; the slices are equally long.
 #[inline(always)]
 pub(crate) fn convert<S: Simd, T: Source, U: Element>(s: S, from: &[T], to: &mut [U]) {
+    assert!(from.len() >= to.len());
     let whole = to.len() / S::LANES * S::LANES;
-    let pairs = from.chunks_exact(S::LANES).zip(to.chunks_exact_mut(S::LANES));
-    for (from, to) in pairs {
-        store(s, to, load(s, from));
+    // Not by iterators, whose steps the optimiser leaves as calls in some kernels.
+    for i in (0..whole).step_by(S::LANES) {
+        // SAFETY: i + LANES <= whole, which is no more than both have.
+        unsafe { U::store(s, to.as_mut_ptr().add(i), T::load(s, from.as_ptr().add(i))) };
     }
     if whole < to.len() {
         write(s, to, whole, read(s, from, whole));

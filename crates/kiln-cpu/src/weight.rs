@@ -3,6 +3,8 @@
 use kiln_ops::{Error, Result, shapes};
 use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, bf16, f16};
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
 
 use crate::element::Source;
 #[cfg(target_arch = "x86_64")]
@@ -103,6 +105,15 @@ impl Stack {
             (Slab::Dense(slab), row) => &slab.bytes()[row * bytes..][..bytes],
             (Slab::Packed(_), _) => unreachable!("a stack of this format has dense slabs"),
         }
+    }
+
+    /// The bytes of some rows that lie one after the other, if they do, and how far they are apart.
+    #[cfg(target_arch = "x86_64")]
+    pub fn rows_in_place(&self, rows: Range<usize>) -> Option<(&[u8], usize)> {
+        let (Slab::Dense(slab), first) = self.find(rows.start) else { return None };
+        let bytes = slab.bytes();
+        let stride = bytes.len() / slab.shape().rows();
+        Some((bytes.get(first * stride..(first + rows.len()) * stride)?, stride))
     }
 
     /// Values of a packed row from column `from` on. Not inlined into the kernels that ask for it, of which there are many:

@@ -9,16 +9,13 @@ use crate::simd::{Simd, dispatch};
 
 /// What becomes of finished sums.
 pub(crate) trait Sink: Sync {
-    /// Takes the sums of columns `col..col + sums.len()` of `row`.
-    fn write<S: Simd>(&self, s: S, row: usize, col: usize, sums: &[f32]);
-
-    /// Asks for what [`Sink::write`] will touch, of rows that need not exist.
-    fn near<S: Simd>(&self, s: S, row: usize, cols: Range<usize>);
+    /// Takes a block of them, and asks for what it will touch [`ROWS_AHEAD`] rows further, be there rows or not.
+    fn write<S: Simd>(&self, s: S, done: Finished<'_>);
 }
 
 /// A row's results are fetched while so many rows before it are written. They lie far apart, where the machine does not
 /// foresee the next one by itself.
-const ROWS_AHEAD: usize = 4;
+pub(crate) const ROWS_AHEAD: usize = 4;
 
 /// A block of finished sums: `rows` × `cols` of the result, `stride` apart in memory.
 pub(crate) struct Finished<'a> {
@@ -28,12 +25,17 @@ pub(crate) struct Finished<'a> {
     pub stride: usize,
 }
 
+impl Finished<'_> {
+    /// The sums of row `row` and columns `cols`, which lie inside.
+    #[inline(always)]
+    pub fn sums(&self, row: usize, cols: Range<usize>) -> &[f32] {
+        &self.sums[(row - self.rows.start) * self.stride + cols.start - self.cols.start..][..cols.len()]
+    }
+}
+
 #[inline(always)]
 fn emit_kernel<S: Simd, K: Sink>(s: S, sink: &K, done: Finished<'_>) {
-    for (i, row) in done.rows.enumerate() {
-        sink.near(s, row + ROWS_AHEAD, done.cols.clone());
-        sink.write(s, row, done.cols.start, &done.sums[i * done.stride..][..done.cols.len()]);
-    }
+    sink.write(s, done);
 }
 
 dispatch! {

@@ -108,135 +108,174 @@ fn ask() -> bool {
 /// This thread's tile registers, all 16 rows of 64 bytes.
 pub(crate) struct Tiles(PhantomData<*mut ()>);
 
+/// The left operand of a product of tiles: 32 rows of 64 bytes a step.
+#[derive(Clone, Copy)]
+pub(crate) enum Left {
+    /// For every step two tiles, one below the other.
+    Tiles(*const u8),
+    /// Rows where they lie, `stride` bytes apart; on the way they are copied to `tiles`, as [`Left::Tiles`] has them.
+    Rows { first: *const u8, stride: usize, tiles: *mut u8 },
+}
+
 /// The operands of a product of tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair {
-    /// For every step two tiles, one below the other: rows of 64 bytes of the sum.
-    pub a: *const u8,
+    pub a: Left,
     /// For every step two tiles, side by side: 16 rows, each of 4 bytes of the sum for 16 columns.
     pub b: *const u8,
     /// Four tiles of sums: top left, top right, bottom left, bottom right.
     pub c: *mut u8,
-    /// At least 1.
     pub steps: usize,
     pub add: bool,
 }
 
-/// Bytes of [`Fetch::ahead`] that are fetched in a step.
-pub(crate) const AHEAD: usize = 256;
-
-/// What is fetched into the second-level cache during a product; it may lie anywhere.
-#[derive(Clone, Copy)]
-pub(crate) struct Fetch {
-    /// Two rows that are soon to be read, a cache line a step.
-    pub next: [*const u8; 2],
-    /// Tiles that are to be read later, [`AHEAD`] bytes a step.
-    pub ahead: *const u8,
+/// What the tiles of a product hold.
+pub(crate) trait Numbers {
+    /// Whether they are bytes, with sums of 32 bits, and not bf16 with sums in f32.
+    const BYTES: bool;
 }
 
-/// One product of tiles; `fetch` are instructions of a step, and what they use.
-macro_rules! multiply {
-    ($(#[$doc:meta])* $name:ident($p:ident $(, $arg:ident: $ty:ty)?), $dot:literal,
-        [$($fetch:literal),*], {$($operand:tt)*}) => {
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// The machine has the instruction; `a` and `b` hold `2 · steps` tiles of [`TILE_BYTES`], `c` four.
-        #[inline(always)]
-        pub unsafe fn $name(&mut self, $p: Pair $(, $arg: $ty)?) {
-            // SAFETY: the configuration is in place as long as `self` lives; the memory is as the caller promises.
-            // Fetching ahead never faults.
-            unsafe {
-                asm!(
-                    "test {add}, {add}",
-                    "jnz 2f",
+/// bf16.
+pub(crate) struct OfHalves;
+/// Signed bytes.
+pub(crate) struct OfBytes;
+
+impl Numbers for OfHalves {
+    const BYTES: bool = false;
+}
+
+impl Numbers for OfBytes {
+    const BYTES: bool = true;
+}
+
+/// The four products of a step: left tiles in 4 and 5, right ones in 6 and 7. A load stands before its first use, so
+/// that products begin before all four are there.
+macro_rules! step {
+    ($dot:literal, $p:expr, [$($store:literal),*], {$($operand:tt)*}) => {{
+        let (a, below, stride, b): (*const u8, *const u8, usize, *const u8) = $p;
+        asm!(
+            // Right tiles are read once a pass: the hint keeps them from driving the left ones out of the first-level
+            // cache.
+            "tileloaddt1 tmm6, [{b} + {line}]",
+            "tileloadd tmm4, [{a} + {stride}]",
+            concat!($dot, " tmm0, tmm4, tmm6"),
+            "tileloaddt1 tmm7, [{b} + {line} + 1024]",
+            concat!($dot, " tmm1, tmm4, tmm7"),
+            "tileloadd tmm5, [{below} + {stride}]",
+            concat!($dot, " tmm2, tmm5, tmm6"),
+            concat!($dot, " tmm3, tmm5, tmm7"),
+            $($store,)*
+            a = in(reg) a,
+            below = in(reg) below,
+            stride = in(reg) stride,
+            b = in(reg) b,
+            line = in(reg) 64usize,
+            $($operand)*
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, preserves_flags)
+        );
+    }};
+}
+
+impl Tiles {
+    /// Writes the 32 × 32 sums of `a · b`, added to what is there when `add`. After every step `meanwhile` is told its
+    /// number: products take long enough for something else to be done beside them.
+    ///
+    /// # Safety
+    /// The machine multiplies such numbers; `b` holds `2 · steps` tiles of [`TILE_BYTES`], as `a`'s tiles do, or its 32
+    /// rows `64 · steps` bytes; `c` holds four tiles. `meanwhile` doesn't use tile registers.
+    #[inline(always)]
+    pub unsafe fn multiply<N: Numbers>(&mut self, p: Pair, mut meanwhile: impl FnMut(usize)) {
+        // SAFETY: the configuration is in place as long as `self` lives; the memory is as the caller promises. The
+        // compiler has no use of its own for tile registers, so that they keep their sums from one block of
+        // assembly to the next.
+        unsafe {
+            self.begin(p.c, p.add);
+            match p.a {
+                Left::Tiles(tiles) => {
+                    for step in 0..p.steps {
+                        let at = step * 2 * TILE_BYTES;
+                        let a = tiles.add(at);
+                        let operands = (a, a.add(TILE_BYTES), 64, p.b.add(at));
+                        match N::BYTES {
+                            false => step!("tdpbf16ps", operands, [], {}),
+                            true => step!("tdpbssd", operands, [], {}),
+                        }
+                        meanwhile(step);
+                    }
+                }
+                Left::Rows { first, stride, tiles } => {
+                    for step in 0..p.steps {
+                        let at = step * 2 * TILE_BYTES;
+                        let a = first.add(step * 64);
+                        let (operands, to) = ((a, a.add(16 * stride), stride, p.b.add(at)), tiles.add(at));
+                        match N::BYTES {
+                            false => step!(
+                                "tdpbf16ps",
+                                operands,
+                                ["tilestored [{to} + {line}], tmm4", "tilestored [{to} + {line} + 1024], tmm5"],
+                                { to = in(reg) to, }
+                            ),
+                            true => step!(
+                                "tdpbssd",
+                                operands,
+                                ["tilestored [{to} + {line}], tmm4", "tilestored [{to} + {line} + 1024], tmm5"],
+                                { to = in(reg) to, }
+                            ),
+                        }
+                        meanwhile(step);
+                    }
+                }
+            }
+            self.end(p.c);
+        }
+    }
+
+    /// Gets the sums that are added to, or zeros.
+    #[inline(always)]
+    unsafe fn begin(&mut self, c: *mut u8, add: bool) {
+        // SAFETY: as in `multiply`.
+        unsafe {
+            match add {
+                true => asm!(
+                    "tileloaddt1 tmm0, [{c} + {line}]",
+                    "tileloaddt1 tmm1, [{c} + {line} + 1024]",
+                    "tileloaddt1 tmm2, [{c} + {line} + 2048]",
+                    "tileloaddt1 tmm3, [{c} + {line} + 3072]",
+                    c = in(reg) c,
+                    line = in(reg) 64usize,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    options(nostack, readonly, preserves_flags)
+                ),
+                false => asm!(
                     "tilezero tmm0",
                     "tilezero tmm1",
                     "tilezero tmm2",
                     "tilezero tmm3",
-                    "jmp 3f",
-                    "2:",
-                    // Sums and right tiles are read once a pass: the hint keeps them from driving the left tiles out
-                    // of the first-level cache.
-                    "tileloaddt1 tmm0, [{c} + {row}]",
-                    "tileloaddt1 tmm1, [{c} + {row} + 1024]",
-                    "tileloaddt1 tmm2, [{c} + {row} + 2048]",
-                    "tileloaddt1 tmm3, [{c} + {row} + 3072]",
-                    "3:",
-                    "tileloaddt1 tmm6, [{b} + {row}]",
-                    "tileloadd tmm4, [{a} + {row}]",
-                    concat!($dot, " tmm0, tmm4, tmm6"),
-                    "tileloaddt1 tmm7, [{b} + {row} + 1024]",
-                    concat!($dot, " tmm1, tmm4, tmm7"),
-                    "tileloadd tmm5, [{a} + {row} + 1024]",
-                    concat!($dot, " tmm2, tmm5, tmm6"),
-                    concat!($dot, " tmm3, tmm5, tmm7"),
-                    $($fetch,)*
-                    "add {a}, 2048",
-                    "add {b}, 2048",
-                    "dec {steps}",
-                    "jnz 3b",
-                    "tilestored [{c} + {row}], tmm0",
-                    "tilestored [{c} + {row} + 1024], tmm1",
-                    "tilestored [{c} + {row} + 2048], tmm2",
-                    "tilestored [{c} + {row} + 3072], tmm3",
-                    a = inout(reg) $p.a => _,
-                    b = inout(reg) $p.b => _,
-                    c = in(reg) $p.c,
-                    steps = inout(reg) $p.steps => _,
-                    add = in(reg) usize::from($p.add),
-                    row = in(reg) 64usize,
-                    $($operand)*
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack)
-                );
+                    options(nostack, nomem, preserves_flags)
+                ),
             }
         }
-    };
-    ($(#[$doc:meta])* $name:ident fetching, $dot:literal) => {
-        multiply!(
-            $(#[$doc])*
-            $name(p, f: Fetch),
-            $dot,
-            [
-                "prefetcht1 [{next0}]",
-                "prefetcht1 [{next1}]",
-                "prefetcht1 [{ahead}]",
-                "prefetcht1 [{ahead} + 64]",
-                "prefetcht1 [{ahead} + 128]",
-                "prefetcht1 [{ahead} + 192]",
-                "add {ahead}, 256",
-                "add {next0}, 64",
-                "add {next1}, 64"
-            ],
-            {
-                next0 = inout(reg) f.next[0] => _,
-                next1 = inout(reg) f.next[1] => _,
-                ahead = inout(reg) f.ahead => _,
-            }
-        );
-    };
-}
+    }
 
-impl Tiles {
-    multiply!(
-        /// Writes the 32 × 32 sums of `a · b`, bf16, added to what is there when `add`.
-        multiply(p),
-        "tdpbf16ps",
-        [],
-        {}
-    );
-    multiply!(
-        /// [`Tiles::multiply`], fetching meanwhile.
-        multiply_halves fetching,
-        "tdpbf16ps"
-    );
-    multiply!(
-        /// [`Tiles::multiply_halves`] for bytes, whose sums are of 32 bits.
-        multiply_bytes fetching,
-        "tdpbssd"
-    );
+    /// Writes the sums.
+    #[inline(always)]
+    unsafe fn end(&mut self, c: *mut u8) {
+        // SAFETY: as in `multiply`.
+        unsafe {
+            asm!(
+                "tilestored [{c} + {line}], tmm0",
+                "tilestored [{c} + {line} + 1024], tmm1",
+                "tilestored [{c} + {line} + 2048], tmm2",
+                "tilestored [{c} + {line} + 3072], tmm3",
+                c = in(reg) c,
+                line = in(reg) 64usize,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
 }
 
 impl Drop for Tiles {

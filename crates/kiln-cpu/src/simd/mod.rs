@@ -16,7 +16,7 @@ mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use amx::{AHEAD, Amx, Fetch, Pair, TILE, TILE_BYTES, Tiles};
+pub(crate) use amx::{Amx, Left, OfBytes, OfHalves, Pair, TILE, TILE_BYTES, Tiles};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]

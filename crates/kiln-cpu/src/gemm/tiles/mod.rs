@@ -7,6 +7,7 @@ mod pack;
 mod panels;
 mod product;
 mod rows;
+mod turn;
 
 pub(crate) use pack::{LINE, PAIR, STEP, SUMS, interleave_pair, left_line, right_tiles};
 pub(crate) use panels::{Halves, Panels};

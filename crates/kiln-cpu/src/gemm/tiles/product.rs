@@ -10,16 +10,18 @@ use kiln_ops::Result;
 
 use super::pack::{LINE, PAIR, SUMS, left_tiles};
 use super::panels::{BLOCK, Panels};
+use super::turn::turn;
 use crate::Context;
 use crate::buffer::Buffer;
 use crate::gemm::cut::{Blocks, Cut};
 use crate::gemm::{Finished, Rows, Sink, Term, Updates, emit};
-use crate::simd::{AHEAD, Amx, Fetch, Pair, Simd, TILE_BYTES, Tiles};
+use crate::simd::{Amx, Left, OfBytes, OfHalves, Pair, Tiles};
 use crate::weight::{Format, Stack};
 
-/// Tokens that a thread works on at once. A block of their columns (512 KiB) stays in the second-level cache.
-const TOKENS_AT_ONCE: usize = 512;
-/// Weight rows that a thread works on at once; their sums (512 KiB) stay there too.
+/// Tokens that a thread works on at once. A block of their columns (384 KiB) stays in the second-level cache, and so
+/// does the next one.
+const TOKENS_AT_ONCE: usize = 384;
+/// Weight rows that a thread works on at once; their sums (384 KiB) stay there too.
 const COLS_AT_ONCE: usize = 256;
 
 /// `left · weightᵀ + Σ update.left · update.rightᵀ`.
@@ -85,6 +87,36 @@ struct Scratch {
     columns: Buffer<f32>,
 }
 
+/// What comes into the second-level cache during a product.
+struct Fetch<'a> {
+    /// Weight rows that are to be read soon, and their distance.
+    rows: Option<(&'a [u8], usize)>,
+    /// Which of them this product's turn is.
+    turn: Range<usize>,
+    /// Tiles that are to be read later.
+    ahead: &'a [u8],
+}
+
+impl Fetch<'_> {
+    /// Bytes of the tiles ahead that a step asks for.
+    const AHEAD: usize = 256;
+
+    #[inline(always)]
+    fn step(&self, step: usize) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        let ask = |p: *const u8, offset: usize| {
+            // SAFETY: asking for memory never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(offset).cast()) };
+        };
+        if let Some((rows, stride)) = self.rows {
+            self.turn.clone().for_each(|row| ask(rows.as_ptr(), row * stride + step * LINE));
+        }
+        for offset in (0..Self::AHEAD).step_by(LINE) {
+            ask(self.ahead.as_ptr(), step * Self::AHEAD + offset);
+        }
+    }
+}
+
 impl<R: Rows + Send> TileProduct<'_, R> {
     /// Hands all rows of `left` to the sink.
     pub fn run<K: Sink>(&self, sink: &K) -> Result<()> {
@@ -116,49 +148,53 @@ impl<R: Rows + Send> TileProduct<'_, R> {
     /// Computes all sums of a task.
     fn sum(&self, tiles: &mut Tiles, area: &Area, next: &Area, scratch: &mut Scratch) {
         let TileProduct { left, weight, .. } = *self;
-        let cols = &area.cols;
-        let pairs = area.pairs();
+        let (cols, pairs) = (&area.cols, area.pairs());
         for from in (0..left.depth).step_by(BLOCK) {
-            let columns = from..left.depth.min(from + BLOCK);
-            let steps = columns.len().div_ceil(LINE);
-            let last = columns.end == left.depth;
+            let block = from..left.depth.min(from + BLOCK);
+            let last = block.end == left.depth;
             // The next block of these tokens, which is far away, comes while this one is worked on.
             let later = match last {
-                false => left.block(columns.end, pairs.clone()),
+                false => left.block(block.end, pairs.clone()),
                 true => left.block(0, next.pairs()),
             };
             for (j, col) in cols.clone().step_by(PAIR).enumerate() {
-                // SAFETY: the token proves AVX-512.
-                unsafe { left_tiles(self.amx, weight, col..cols.end, columns.clone(), &mut scratch.weight) };
-                let below = match (col + PAIR < cols.end, last) {
-                    (true, _) => (col + PAIR..cols.end, from),
-                    (false, false) => (cols.clone(), columns.end),
-                    (false, true) => (next.cols.clone(), 0),
+                let in_place = self.in_place(col..cols.end, block.clone());
+                if in_place.is_none() {
+                    let out = &mut scratch.weight;
+                    // SAFETY: the token proves AVX-512.
+                    unsafe { left_tiles(self.amx, weight, col..cols.end, block.clone(), out) };
+                }
+                let rows = match (col + PAIR < cols.end, last) {
+                    (true, _) => self.in_place(col + PAIR..cols.end, block.clone()),
+                    (false, false) => self.in_place(cols.clone(), block.end..left.depth),
+                    (false, true) => self.in_place(next.cols.clone(), 0..left.depth),
                 };
                 for (i, pair) in pairs.clone().enumerate() {
                     let turn = j * pairs.len() + i;
-                    // Packed rows are read much faster than unpacked: there is nothing to fetch ahead.
-                    let dense = weight.format != Format::Packed;
-                    let line = |row: usize| match dense && below.0.start + row < below.0.end && row < PAIR {
-                        true => weight.row(below.0.start + row).as_ptr().wrapping_add(below.1),
-                        false => scratch.weight.as_ptr(),
+                    let ahead = later.get(turn * BLOCK / LINE * Fetch::AHEAD..).unwrap_or_default();
+                    let share = |i: usize| i * PAIR / pairs.len();
+                    let fetch = Fetch { rows, turn: share(i)..share(i + 1), ahead };
+                    let to = scratch.weight.as_mut_ptr();
+                    let a = match in_place {
+                        // The first product copies the rows into tiles for the others.
+                        Some((rows, stride)) if i == 0 => {
+                            Left::Rows { first: rows.as_ptr(), stride, tiles: to }
+                        }
+                        _ => Left::Tiles(to),
                     };
-                    let ahead = later.get(turn * BLOCK / LINE * AHEAD..).unwrap_or_default();
-                    let fetch = Fetch { next: [line(2 * i), line(2 * i + 1)], ahead: ahead.as_ptr() };
-                    let sums = &mut scratch.tiles[turn * SUMS..][..SUMS];
                     let operands = Pair {
-                        a: scratch.weight.as_ptr(),
+                        a,
                         b: left.tiles(from, pair).as_ptr(),
-                        c: sums.as_mut_ptr().cast(),
-                        steps,
+                        c: scratch.tiles[turn * SUMS..][..SUMS].as_mut_ptr().cast(),
+                        steps: block.len().div_ceil(LINE),
                         add: from > 0,
                     };
-                    // SAFETY: two tiles a step in the packed weight and in b, four tiles of sums; bytes are given only
-                    // where tiles multiply them.
+                    // SAFETY: two tiles a step in the packed weight and in b, or rows of as many bytes; four tiles of
+                    // sums; bytes are given only where tiles multiply them.
                     unsafe {
                         match weight.format {
-                            Format::I8 => tiles.multiply_bytes(operands, fetch),
-                            _ => tiles.multiply_halves(operands, fetch),
+                            Format::I8 => tiles.multiply::<OfBytes>(operands, |step| fetch.step(step)),
+                            _ => tiles.multiply::<OfHalves>(operands, |step| fetch.step(step)),
                         }
                     }
                 }
@@ -168,7 +204,7 @@ impl<R: Rows + Send> TileProduct<'_, R> {
 
     /// Turns the sums of a task round, makes floats of them, adds the updates and hands them on.
     fn finish<K: Sink>(&self, Area { rows, cols }: Area, scratch: &mut Scratch, sink: &K) {
-        let TileProduct { cx, amx, left, .. } = *self;
+        let TileProduct { cx, left, .. } = *self;
         let width = cols.len().next_multiple_of(PAIR);
         let pairs = rows.len().div_ceil(PAIR);
         let columns = &mut scratch.columns[..width];
@@ -180,47 +216,25 @@ impl<R: Rows + Send> TileProduct<'_, R> {
         for (i, row) in rows.clone().step_by(PAIR).enumerate() {
             let tokens = left.scales.as_ref().map(|scales| &scales[row..row + PAIR]);
             for j in 0..width / PAIR {
-                let tiles = &scratch.tiles[(j * pairs + i) * SUMS..][..SUMS];
-                let sums = &mut scratch.sums[j * PAIR..];
+                let square = &scratch.tiles[(j * pairs + i) * SUMS..][..SUMS];
                 let scales = tokens.map(|tokens| [tokens, &columns[j * PAIR..][..PAIR]]);
                 // SAFETY: the token proves AVX-512.
-                unsafe { turn(amx, tiles, scales, width, sums) };
+                unsafe { turn(square, scales, width, &mut scratch.sums[j * PAIR..]) };
             }
             let rows = left.rows.start + row..left.rows.start + rows.end.min(row + PAIR);
             updates.add(cx, &rows, width, &scratch.panels, &mut scratch.sums);
             emit(cx.level, sink, Finished { rows, cols: cols.clone(), sums: &scratch.sums, stride: width });
         }
     }
-}
 
-/// Writes a square of sums, token by token, `stride` apart. Sums of bytes become floats, times the scales of tokens and
-/// columns.
-///
-/// # Safety
-/// The machine has AVX-512.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn turn(amx: Amx, tiles: &[f32], scales: Option<[&[f32]; 2]>, stride: usize, out: &mut [f32]) {
-    use std::arch::x86_64::*;
-    assert!(tiles.len() >= SUMS && stride >= PAIR && out.len() >= (PAIR - 1) * stride + PAIR);
-    for tile in 0..4 {
-        let (col, token) = (tile / 2 * 16, tile % 2 * 16);
-        // SAFETY: a square of 16 × 16 inside both, as checked above; 16 scales are looked for.
-        unsafe {
-            let (from, to) = (&tiles[tile * TILE_BYTES / 4..], out.as_mut_ptr().add(token * stride + col));
-            let Some([tokens, columns]) = scales else {
-                amx.vectors().transpose(from.as_ptr(), 16, to, stride);
-                continue;
-            };
-            let tokens = _mm512_loadu_ps(tokens[token..token + 16].as_ptr());
-            let mut square = [_mm512_setzero_ps(); 16];
-            for (i, (row, &scale)) in square.iter_mut().zip(&columns[col..col + 16]).enumerate() {
-                let sums = _mm512_cvtepi32_ps(_mm512_loadu_si512(from.as_ptr().add(i * 16).cast()));
-                *row = _mm512_mul_ps(_mm512_mul_ps(sums, tokens), _mm512_set1_ps(scale));
-            }
-            for (i, line) in amx.vectors().transposed(square).into_iter().enumerate() {
-                _mm512_storeu_ps(to.add(i * stride), line);
-            }
+    /// Bytes `columns` of the first [`PAIR`] of some weight rows, and how far these are apart, if tiles can be loaded from
+    /// there: where all rows and whole lines of them are there.
+    fn in_place(&self, rows: Range<usize>, columns: Range<usize>) -> Option<(&[u8], usize)> {
+        if self.weight.format == Format::Packed || rows.len() < PAIR || !columns.len().is_multiple_of(LINE) {
+            return None;
         }
+        let (bytes, stride) = self.weight.rows_in_place(rows.start..rows.start + PAIR)?;
+        Some((&bytes[columns.start..], stride))
     }
 }
 

@@ -13,7 +13,7 @@ use super::panels::{BLOCK, Halves, Panels};
 use crate::Context;
 use crate::buffer::Buffer;
 use crate::gemm::{Finished, Sink, emit};
-use crate::simd::{Amx, Pair};
+use crate::simd::{Amx, Left, OfHalves, Pair};
 
 /// Sums that a thread collects at once (512 KiB), over which a block of the right operand (512 KiB for 512 columns)
 /// stays in the second-level cache.
@@ -61,10 +61,10 @@ pub(crate) fn product_by_rows<K: Sink>(
                 // SAFETY: the token proves AVX-512.
                 unsafe { pack(left, row..end, columns.clone(), &mut scratch.left) };
                 for (pair, sums) in squares.chunks_exact_mut(SUMS).enumerate() {
-                    let (a, b) = (scratch.left.as_ptr(), right.tiles(from, pair).as_ptr());
+                    let (a, b) = (Left::Tiles(scratch.left.as_ptr()), right.tiles(from, pair).as_ptr());
                     let pair = Pair { a, b, c: sums.as_mut_ptr().cast(), steps, add: from > 0 };
                     // SAFETY: two tiles a step in the packed rows and in b, four tiles of sums.
-                    unsafe { tiles.multiply(pair) };
+                    unsafe { tiles.multiply::<OfHalves>(pair, |_| ()) };
                 }
             }
         }

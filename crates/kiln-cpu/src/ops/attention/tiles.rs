@@ -17,7 +17,7 @@ use super::{Job, PACKED_AT_ONCE};
 use crate::buffer::Buffer;
 use crate::gemm::{LINE, PAIR, STEP, SUMS, interleave_pair, left_line, right_tiles};
 use crate::parallel::Disjoint;
-use crate::simd::{Amx, Pair, TILE, Tiles};
+use crate::simd::{Amx, Left, OfHalves, Pair, TILE, Tiles};
 
 /// Keys a query looks at at once: the scores of a step (32 KiB) are read again from the nearest caches.
 const KEYS: usize = 256;
@@ -270,7 +270,8 @@ impl Strip<'_> {
 fn multiply(tiles: &mut Tiles, a: &[bf16], b: &[bf16], c: &mut [f32], add: bool) {
     let steps = a.len() / (2 * TILE);
     assert!(steps > 0 && b.len() >= steps * 2 * TILE && c.len() >= SUMS);
-    let pair = Pair { a: a.as_ptr().cast(), b: b.as_ptr().cast(), c: c.as_mut_ptr().cast(), steps, add };
+    let a = Left::Tiles(a.as_ptr().cast());
+    let pair = Pair { a, b: b.as_ptr().cast(), c: c.as_mut_ptr().cast(), steps, add };
     // SAFETY: the lengths were just checked.
-    unsafe { tiles.multiply(pair) };
+    unsafe { tiles.multiply::<OfHalves>(pair, |_| ()) };
 }
