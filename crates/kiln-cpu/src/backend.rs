@@ -9,7 +9,8 @@ use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, nor
 use crate::parallel::Pool;
 use crate::{Context, CpuConv, CpuTensor, CpuWeight};
 
-/// See [`Backend::rows_at_once`].
+/// See [`Backend::rows_at_once`]. Measured on two cores with AMX: a model of 384 channels in 8 bits gains up to about so many
+/// rows, and a large one, which has enough to do with a picture's own, has more from the start.
 const ROWS_AT_ONCE: usize = 1280;
 
 /// How a [`CpuBackend`] is to run.

@@ -21,7 +21,7 @@ mod recorder;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_model::{ModelFolder, Options, Pipeline};
+use kiln_model::{Generated, Member, ModelFolder, Noise, Options, Pipeline, Request, Rng, Together};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
 use kiln_weights::WeightSource;
@@ -133,9 +133,28 @@ fn compare_with<B: Backend>(
     if compared < 4 {
         return Err(format!("only {compared} tensors of the dump were compared"));
     }
-    for generated in &pictures {
+    for generated in pictures.iter().chain(&beside_another(&pipeline, &request)?) {
         let expected = case.picture(file, generated.index);
         compare::picture(&generated.picture, &expected, &tolerance)?;
     }
     Ok(())
+}
+
+/// The request's pictures, painted at once with those of a request that differs in its noise.
+fn beside_another<B: Backend>(pipeline: &Pipeline<B>, request: &Request) -> Result<Vec<Generated>, String> {
+    let other = Request { noise: Noise::Seed { seed: 1, rng: Rng::Cpu }, ..request.clone() };
+    let mut pictures = Vec::new();
+    let mut ends = Vec::new();
+    let mut keep = |picture| {
+        pictures.push(picture);
+        Ok(())
+    };
+    let members = &mut [
+        Member { request, observer: &mut (), done: &mut keep },
+        Member { request: &other, observer: &mut (), done: &mut |_| Ok(()) },
+    ];
+    let all = Together { most: usize::MAX, rows: Some(usize::MAX), memory: None };
+    pipeline.generate_together(members, &all, &mut |_, end| ends.push(end));
+    ends.into_iter().collect::<Result<Vec<()>, _>>().map_err(|e| e.to_string())?;
+    Ok(pictures)
 }

@@ -10,7 +10,7 @@ use kiln_model::{
 };
 use kiln_tensor::{DType, HostTensor};
 
-const ALL: Together = Together { most: 16, memory: None };
+const ALL: Together = Together { most: 16, rows: None, memory: None };
 
 fn load(name: &str, dtype: DType) -> (Checkpoint, Pipeline<CpuBackend>) {
     let checkpoint = Checkpoint::assemble(&in_tree(), name).unwrap();
@@ -183,11 +183,12 @@ fn a_batch_is_no_larger_than_what_is_asked_for_and_what_fits_into_memory() {
         together(&pipeline, &five, &mut watchers, limit)[0].0.as_ref().unwrap();
         watchers.remove(0).batches
     };
-    assert_eq!(sizes(Together { most: 2, memory: None }), [2, 2, 1]);
-    assert_eq!(sizes(Together { most: 1, memory: None }), [1; 5]);
-    assert_eq!(sizes(Together { most: 8, memory: Some(1) }), [1; 5]);
     // Text and image rows of one such picture.
     let rows = 32 + 4 * 4;
+    assert_eq!(sizes(Together { most: 2, ..ALL }), [2, 2, 1]);
+    assert_eq!(sizes(Together { most: 1, ..ALL }), [1; 5]);
+    assert_eq!(sizes(Together { memory: Some(1), ..ALL }), [1; 5]);
+    assert_eq!(sizes(Together { rows: Some(3 * rows), ..ALL }), [3, 2]);
     assert_eq!(pipeline.room(rows, &ALL), 16);
     assert_eq!(pipeline.room(1 << 20, &ALL), 1);
 }

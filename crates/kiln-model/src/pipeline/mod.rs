@@ -244,7 +244,8 @@ impl<B: Backend> Pipeline<B> {
         observer: &mut dyn Observer<B>,
         done: &mut dyn FnMut(Generated) -> Result<()>,
     ) -> Result<()> {
-        let together = Together { most: self.options.most_together, memory: self.options.memory_limit };
+        let (most, memory) = (self.options.most_together, self.options.memory_limit);
+        let together = Together { most, rows: None, memory };
         let mut end = Ok(());
         let members = &mut [Member { request, observer, done }];
         self.generate_together(members, &together, &mut |_, result| end = result);

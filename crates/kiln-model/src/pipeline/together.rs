@@ -11,12 +11,13 @@ use super::plan::{Prepared, Start};
 use super::{Generated, Member, MemoryNeed, Pipeline, Resolved, Texts, finite, join, noise, text};
 use crate::{Error, Event, Result, Variant};
 
-/// How many pictures may be painted at once. What the backend gains from is a bound of its own
-/// ([`Backend::rows_at_once`]).
+/// How many pictures may be painted at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Together {
     /// Pictures at most; 1 is one after the other.
     pub most: usize,
+    /// Rows of all pictures at most; what the backend is known to gain from ([`Backend::rows_at_once`]) when absent.
+    pub rows: Option<usize>,
     /// Bytes that their activations may take.
     pub memory: Option<u64>,
 }
@@ -82,11 +83,13 @@ impl<B: Backend> Pipeline<B> {
         let rows = rows.max(1);
         let need = MemoryNeed::steps(&self.folder.transformer.config, rows, self.options.dtype).max(1);
         let memory = together.memory.map_or(usize::MAX, |bytes| (bytes / need) as usize);
-        together.most.min(self.backend.rows_at_once() / rows).min(memory).max(1)
+        let gainful = together.rows.unwrap_or_else(|| self.backend.rows_at_once());
+        together.most.min(gainful / rows).min(memory).max(1)
     }
 
     /// Hands over every picture of several requests, painted together as far as they are alike and `together` allows:
-    /// same size, steps and guidance. Each picture is the one that its request gives alone.
+    /// same noise levels and guidance. Each picture is the one that its request gives alone; on a GPU, where a product's
+    /// size decides how it is computed, but for the last bits.
     ///
     /// `ended` hears how each request ended, as soon as it did. An error of one, or of its observer, leaves the others as
     /// they are; if a step of several goes wrong, its pictures are painted one by one.

@@ -177,7 +177,7 @@ impl Studio {
             #[cfg(feature = "cuda")]
             Machine::Cuda(easel) => easel.pipeline.backend().memory_free().ok().map(|bytes| bytes as u64),
         };
-        Together { most: self.args.max_batch as usize, memory }
+        Together { most: self.args.max_batch as usize, rows: None, memory }
     }
 }
 
