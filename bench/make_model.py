@@ -53,14 +53,18 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--model", choices=sorted(models.TRANSFORMERS), default="4b")
     parser.add_argument("--sparse", action="store_true")
+    parser.add_argument("--part", action="append", help="only this one: transformer, text_encoder or vae; may be repeated")
     args = parser.parse_args()
     values = None if args.sparse else models.pattern().view(dtype=__import__("torch").uint8).numpy().tobytes()
     parts = {
-        "transformer": (models.transformer(args.model), "diffusion_pytorch_model.safetensors"),
-        "text_encoder": (models.text_encoder(args.model), "model.safetensors"),
-        "vae": (models.vae(args.model), "diffusion_pytorch_model.safetensors"),
+        "transformer": (models.transformer, "diffusion_pytorch_model.safetensors"),
+        "text_encoder": (models.text_encoder, "model.safetensors"),
+        "vae": (models.vae, "diffusion_pytorch_model.safetensors"),
     }
-    for part, (model, name) in parts.items():
+    for part, (make, name) in parts.items():
+        if args.part and part not in args.part:
+            continue
+        model = make(args.model)
         folder = args.out / part
         folder.mkdir(parents=True, exist_ok=True)
         config = model.config.to_dict() if hasattr(model.config, "to_dict") else dict(model.config)
