@@ -174,8 +174,7 @@ impl<'a> Layer<'a> {
     fn all_sums(&self, rows: Range<usize>) -> Result<Block> {
         let sums = match &*self.base {
             Base::Dense(matrix) => self.sums(matrix, rows.clone())?,
-            // Packed ones were written out.
-            Base::Int8(_) | Base::Fp8(_) | Base::Packed(_) => {
+            Base::Int8(_) | Base::Fp8(_) => {
                 let sums = self.cx.block(self.rows * rows.len() * 4)?;
                 let to = Destination { bias: None, add: None, out: sums.at(), dtype: DType::F32 };
                 self.at_once(&rows, to).unwrap_or(Ok(()))?;

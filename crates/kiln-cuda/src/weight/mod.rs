@@ -35,66 +35,84 @@ pub(crate) enum Base {
     Dense(Matrix),
     Int8(ByteRows),
     Fp8(ByteRows),
+}
+
+/// What is kept of a weight between its uses.
+enum Stored {
+    /// Multiplied as it is.
+    Ready(Base),
+    /// Written out for every use.
     Packed(PackedMatrix),
 }
 
-impl Base {
+impl Stored {
+    fn new(cx: &Context, parts: &LinearParts, size @ [_, cols]: [usize; 2]) -> Result<Stored> {
+        Ok(Stored::Ready(match parts.dtype() {
+            Some(DType::I8) => Base::Int8(ByteRows::integers(cx, parts, size)?),
+            None => return Stored::packed(cx, parts, size),
+            Some(_) if parts.fp8 => Base::Fp8(ByteRows::rounded(cx, &parts.slabs, size)?),
+            Some(_) => Base::Dense(Matrix::new(cx, "weight", &parts.slabs, cols)?),
+        }))
+    }
+
     /// Weights that are packed in their file, and stay so unless nothing reads them in that form.
-    fn packed(cx: &Context, parts: &LinearParts, size @ [_, cols]: [usize; 2]) -> Result<Base> {
-        if parts.fp8 && parts.packed.iter().all(Packed::is_fp8) {
-            return Ok(Base::Fp8(ByteRows::floats(cx, &parts.packed, size)?));
-        }
-        if parts.fp8 {
+    fn packed(cx: &Context, parts: &LinearParts, size @ [_, cols]: [usize; 2]) -> Result<Stored> {
+        let base = if parts.fp8 && parts.packed.iter().all(Packed::is_fp8) {
+            Base::Fp8(ByteRows::floats(cx, &parts.packed, size)?)
+        } else if parts.fp8 {
             // Rounded once, not by way of bf16.
             let slabs = parts.packed.iter().map(Packed::to_f32).collect::<Result<Vec<_>, _>>()?;
-            return Ok(Base::Fp8(ByteRows::rounded(cx, &slabs, size)?));
-        }
-        // What changes values where they are read is known to this machine's processor alone.
-        if parts.packed.iter().any(Packed::is_changed) {
-            return Ok(Base::Dense(Matrix::new(cx, "weight", &of_one_dtype(&parts.packed)?, cols)?));
-        }
-        Ok(Base::Packed(PackedMatrix::new(cx, &parts.packed, size)?))
+            Base::Fp8(ByteRows::rounded(cx, &slabs, size)?)
+        } else if parts.packed.iter().any(Packed::is_changed) {
+            // What changes values where they are read is known to this machine's processor alone.
+            Base::Dense(Matrix::new(cx, "weight", &of_one_dtype(&parts.packed)?, cols)?)
+        } else {
+            return Ok(Stored::Packed(PackedMatrix::new(cx, &parts.packed, size)?));
+        };
+        Ok(Stored::Ready(base))
     }
 
     fn size(&self) -> [usize; 2] {
         match self {
-            Base::Dense(matrix) => [matrix.rows, matrix.cols],
-            Base::Int8(bytes) | Base::Fp8(bytes) => [bytes.rows, bytes.cols],
-            Base::Packed(packed) => [packed.rows, packed.cols],
+            Stored::Ready(Base::Dense(matrix)) => [matrix.rows, matrix.cols],
+            Stored::Ready(Base::Int8(bytes) | Base::Fp8(bytes)) => [bytes.rows, bytes.cols],
+            Stored::Packed(packed) => [packed.rows, packed.cols],
         }
-    }
-
-    /// A packed matrix in the type of what it is multiplied with.
-    fn widened(cx: &Context, packed: &PackedMatrix, dtype: DType) -> Result<Base> {
-        Ok(Base::Dense(Matrix::of(packed.rows, packed.cols, dtype, packed.widen(cx, dtype)?)))
     }
 
     /// Address and size of what is large in it.
     fn bulk(&self) -> (DevicePtr, usize) {
         match self {
-            Base::Dense(m) => (m.block.at(), m.rows * m.cols * m.stored.size()),
-            Base::Int8(bytes) | Base::Fp8(bytes) => bytes.bulk(),
-            Base::Packed(w) => w.bulk(),
+            Stored::Ready(Base::Dense(m)) => (m.block.at(), m.rows * m.cols * m.stored.size()),
+            Stored::Ready(Base::Int8(bytes) | Base::Fp8(bytes)) => bytes.bulk(),
+            Stored::Packed(packed) => packed.bulk(),
         }
     }
 
     /// The same with that elsewhere.
-    fn moved(&self, block: Block) -> Base {
+    fn moved(&self, block: Block) -> Stored {
         match self {
-            Base::Dense(m) => Base::Dense(Matrix::of(m.rows, m.cols, m.stored, block)),
-            Base::Int8(rows) => Base::Int8(rows.moved(block)),
-            Base::Fp8(rows) => Base::Fp8(rows.moved(block)),
-            Base::Packed(packed) => Base::Packed(packed.moved(block)),
+            Stored::Ready(base) => Stored::Ready(match base {
+                Base::Dense(m) => Base::Dense(Matrix::of(m.rows, m.cols, m.stored, block)),
+                Base::Int8(rows) => Base::Int8(rows.moved(block)),
+                Base::Fp8(rows) => Base::Fp8(rows.moved(block)),
+            }),
+            Stored::Packed(packed) => Stored::Packed(packed.moved(block)),
         }
     }
+}
+
+/// A packed matrix in the type of what it is multiplied with.
+fn widened(cx: &Context, packed: &PackedMatrix, dtype: DType) -> Result<Base> {
+    Ok(Base::Dense(Matrix::of(packed.rows, packed.cols, dtype, packed.widen(cx, dtype)?)))
 }
 
 /// Where a weight lies between its uses.
 enum Place {
     /// On the device.
-    Here(Base),
-    /// In the host's memory; of the base all but what is large.
-    There(Base, Streamed),
+    Here(Stored),
+    /// In the host's memory; all but what is large stays.
+    There(Stored, Streamed),
 }
 
 /// What the input is multiplied with, on the device for as long as this lives.
@@ -144,21 +162,16 @@ impl LowRank {
 impl CudaWeight {
     pub(crate) fn new(cx: &Context, parts: LinearParts) -> Result<CudaWeight> {
         let size @ [_, cols] = shapes::weight(&parts)?;
-        let base = match parts.dtype() {
-            Some(DType::I8) => Base::Int8(ByteRows::integers(cx, &parts, size)?),
-            None => Base::packed(cx, &parts, size)?,
-            Some(_) if parts.fp8 => Base::Fp8(ByteRows::rounded(cx, &parts.slabs, size)?),
-            Some(_) => Base::Dense(Matrix::new(cx, "weight", &parts.slabs, cols)?),
-        };
+        let stored = Stored::new(cx, &parts, size)?;
         let bias =
             parts.bias.as_ref().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
         let deltas = LowRank::all(cx, &parts.deltas, cols)?;
-        let (at, bytes) = base.bulk();
+        let (at, bytes) = stored.bulk();
         let place = match cx.device.keeps(bytes) {
-            true => Place::Here(base),
+            true => Place::Here(stored),
             false => {
                 let streamed = cx.done(Streamed::new(&cx.device, at, bytes))?;
-                Place::There(base.moved(Block::lent(&cx.device, 0)), streamed)
+                Place::There(stored.moved(Block::lent(&cx.device, 0)), streamed)
             }
         };
         Ok(CudaWeight { base: Arc::new(place), bias: bias.map(Arc::new), deltas })
@@ -174,23 +187,23 @@ impl CudaWeight {
 
     pub(crate) fn size(&self) -> [usize; 2] {
         match &*self.base {
-            Place::Here(base) | Place::There(base, _) => base.size(),
+            Place::Here(stored) | Place::There(stored, _) => stored.size(),
         }
     }
 
     /// What an input of this type is multiplied with: brought in if it isn't on the device, written out if it is packed.
     pub(crate) fn present(&self, cx: &Context, dtype: DType) -> Result<Present<'_>> {
         match &*self.base {
-            Place::Here(Base::Packed(packed)) => {
-                Ok(Present::Made { base: Base::widened(cx, packed, dtype)?, _lender: None })
+            Place::Here(Stored::Ready(base)) => Ok(Present::Here(base)),
+            Place::Here(Stored::Packed(packed)) => {
+                Ok(Present::Made { base: widened(cx, packed, dtype)?, _lender: None })
             }
-            Place::Here(base) => Ok(Present::Here(base)),
-            Place::There(base, streamed) => {
+            Place::There(stored, streamed) => {
                 let brought = cx.done(streamed.bring())?;
-                let brought = brought.ok_or_else(|| cx.short_of(base.bulk().1))?;
-                let base = match base.moved(Block::lent(&cx.device, brought.at)) {
-                    Base::Packed(packed) => Base::widened(cx, &packed, dtype)?,
-                    base => base,
+                let brought = brought.ok_or_else(|| cx.short_of(stored.bulk().1))?;
+                let base = match stored.moved(Block::lent(&cx.device, brought.at)) {
+                    Stored::Ready(base) => base,
+                    Stored::Packed(packed) => widened(cx, &packed, dtype)?,
                 };
                 Ok(Present::Made { base, _lender: Some(brought) })
             }
