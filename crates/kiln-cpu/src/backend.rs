@@ -92,7 +92,7 @@ impl Backend for CpuBackend {
     }
 
     fn weight(&self, parts: LinearParts) -> Result<CpuWeight> {
-        CpuWeight::new(parts)
+        CpuWeight::new(&self.cx, parts)
     }
 
     fn with_deltas(&self, w: &CpuWeight, deltas: Vec<Delta>) -> Result<CpuWeight> {

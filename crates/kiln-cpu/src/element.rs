@@ -21,6 +21,22 @@ pub(crate) trait Element: Source {
     /// # Safety
     /// `S::LANES` values can be written at `p`, which needs no alignment.
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
+
+    /// Stores two vectors, one after the other.
+    ///
+    /// # Safety
+    /// `2 · S::LANES` values can be written at `p`, which needs no alignment.
+    unsafe fn store_two<S: Simd>(s: S, p: *mut Self, a: S::V, b: S::V);
+
+    /// [`Element::store_two`] past the caches, where the format and the machine can. Others see it only after an `sfence`.
+    ///
+    /// # Safety
+    /// As [`Element::store_two`]; `p` is a multiple of 64 bytes.
+    #[inline(always)]
+    unsafe fn stream_two<S: Simd>(s: S, p: *mut Self, a: S::V, b: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::store_two(s, p, a, b) }
+    }
 }
 
 impl Source for f32 {
@@ -70,6 +86,15 @@ impl Element for f32 {
         // SAFETY: the caller's promise.
         unsafe { s.store(p, v) }
     }
+
+    #[inline(always)]
+    unsafe fn store_two<S: Simd>(s: S, p: *mut f32, a: S::V, b: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            s.store(p, a);
+            s.store(p.add(S::LANES), b);
+        }
+    }
 }
 
 impl Element for bf16 {
@@ -79,6 +104,18 @@ impl Element for bf16 {
     unsafe fn store<S: Simd>(s: S, p: *mut bf16, v: S::V) {
         // SAFETY: the caller's promise.
         unsafe { s.store_bf16(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_two<S: Simd>(s: S, p: *mut bf16, a: S::V, b: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { s.store_two_bf16(p, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_two<S: Simd>(s: S, p: *mut bf16, a: S::V, b: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { s.stream_two_bf16(p, a, b) }
     }
 }
 
@@ -130,14 +167,18 @@ pub(crate) fn store<S: Simd, T: Element>(s: S, x: &mut [T], v: S::V) {
 #[inline(always)]
 pub(crate) fn convert<S: Simd, T: Source, U: Element>(s: S, from: &[T], to: &mut [U]) {
     assert!(from.len() >= to.len());
-    let whole = to.len() / S::LANES * S::LANES;
+    let whole = to.len() / (2 * S::LANES) * (2 * S::LANES);
     // Not by iterators, whose steps the optimiser leaves as calls in some kernels.
-    for i in (0..whole).step_by(S::LANES) {
-        // SAFETY: i + LANES <= whole, which is no more than both have.
-        unsafe { U::store(s, to.as_mut_ptr().add(i), T::load(s, from.as_ptr().add(i))) };
+    for i in (0..whole).step_by(2 * S::LANES) {
+        // SAFETY: i + 2 · LANES <= whole, which is no more than both have.
+        unsafe {
+            let from = from.as_ptr().add(i);
+            let (a, b) = (T::load(s, from), T::load(s, from.add(S::LANES)));
+            U::store_two(s, to.as_mut_ptr().add(i), a, b);
+        }
     }
-    if whole < to.len() {
-        write(s, to, whole, read(s, from, whole));
+    for i in (whole..to.len()).step_by(S::LANES) {
+        write(s, to, i, read(s, from, i));
     }
 }
 

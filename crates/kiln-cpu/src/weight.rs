@@ -4,12 +4,17 @@ use kiln_ops::{Error, Result, shapes};
 use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, bf16, f16};
 #[cfg(target_arch = "x86_64")]
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
+use crate::Context;
 use crate::element::Source;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::Halves;
 use crate::gemm::Rows;
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::Turned;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
 use crate::simd::{Simd, dispatch};
 
 /// Formats that the kernels widen on the fly.
@@ -38,6 +43,9 @@ pub(crate) struct Stack {
 enum Slab {
     Dense(HostTensor),
     Packed(Packed),
+    /// All rows of a weight of integers.
+    #[cfg(target_arch = "x86_64")]
+    Turned(Arc<Turned>),
 }
 
 impl Stack {
@@ -103,7 +111,28 @@ impl Stack {
         };
         match self.find(row) {
             (Slab::Dense(slab), row) => &slab.bytes()[row * bytes..][..bytes],
-            (Slab::Packed(_), _) => unreachable!("a stack of this format has dense slabs"),
+            _ => unreachable!("only dense slabs are read by rows"),
+        }
+    }
+
+    /// Integers as the machine's tiles want them, where it multiplies them in tiles. The rows are given up for it.
+    #[cfg(target_arch = "x86_64")]
+    fn turn(self, cx: &Context) -> Result<Stack> {
+        match cx.level {
+            Level::Amx(amx) if self.format == Format::I8 && amx.has_int8() => {
+                let turned = Turned::new(cx, amx, &self)?;
+                Ok(Stack { slabs: vec![(self.rows, Slab::Turned(Arc::new(turned)))], ..self })
+            }
+            _ => Ok(self),
+        }
+    }
+
+    /// Integers, if they lie as tiles.
+    #[cfg(target_arch = "x86_64")]
+    pub fn turned(&self) -> Option<&Turned> {
+        match self.slabs.first() {
+            Some((_, Slab::Turned(turned))) => Some(turned),
+            _ => None,
         }
     }
 
@@ -126,7 +155,7 @@ impl Stack {
     fn unpack_here(&self, row: usize, from: usize, out: &mut [f32]) {
         match self.find(row) {
             (Slab::Packed(matrix), row) => matrix.read(row, from, out),
-            (Slab::Dense(_), _) => unreachable!("a stack of this format has packed slabs"),
+            _ => unreachable!("a stack of this format has packed slabs"),
         }
     }
 }
@@ -240,7 +269,7 @@ impl LowRank {
 }
 
 impl CpuWeight {
-    pub(crate) fn new(parts: LinearParts) -> Result<CpuWeight> {
+    pub(crate) fn new(cx: &Context, parts: LinearParts) -> Result<CpuWeight> {
         let [_, cols] = shapes::weight(&parts)?;
         if parts.fp8 {
             return Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: "cpu".into() });
@@ -252,6 +281,8 @@ impl CpuWeight {
             true => Stack::new("weight", parts.slabs, cols)?,
             false => Stack::packed(parts.packed, cols),
         };
+        #[cfg(target_arch = "x86_64")]
+        let stack = stack.turn(cx)?;
         Ok(CpuWeight { stack, scales, bias, deltas })
     }
 
@@ -261,6 +292,14 @@ impl CpuWeight {
         let deltas = LowRank::all(deltas, self.stack.cols)?;
         let (stack, scales, bias) = (self.stack.clone(), self.scales.clone(), self.bias.clone());
         Ok(CpuWeight { stack, scales, bias, deltas })
+    }
+
+    /// Whether the machine multiplies it in tiles.
+    pub(crate) fn in_tiles(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.stack.turned().is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
     }
 
     /// `[out, in]`.

@@ -24,11 +24,13 @@ pub(crate) use dots::{FEW_ROWS, FewTerm, few_rows};
 pub(crate) use int8::{Int8, product_of_bytes};
 pub(crate) use narrow::{FEW_COLS, Narrow, narrow, narrow_scratch, padded};
 pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right, widen_rows};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use product::ask;
 pub(crate) use product::{Finished, ROWS_AHEAD, ROWS_AT_ONCE, Sink, Term, emit, product};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use tiles::{
-    Halves, LINE, PAIR, Panels, STEP, SUMS, TileProduct, interleave_pair, left_line, product_by_rows,
-    right_tiles,
+    ByteProduct, Halves, LINE, PAIR, Panels, STEP, SUMS, TileProduct, Turned, interleave_pair, left_line,
+    product_by_rows, right_tiles,
 };
 pub(crate) use updates::Updates;
 

@@ -75,10 +75,11 @@ fn run<T: Stored, const N: usize>(
         parts.push(Part { start, width: shape.last(), data: Disjoint::new(buffer) });
         start += shape.last();
     }
+    let x = Columns::<T>::new(xs);
     let [width, _] = w.size();
     let Extras { gate, residual } = extras;
-    let output = Output { bias: w.bias.as_deref(), gate, residual, width, parts };
-    let x = Columns::<T>::new(xs);
+    let stream = w.in_tiles() && x.rows * width * size_of::<T>() >= STREAMED;
+    let output = Output { bias: w.bias.as_deref(), gate, residual, width, parts, stream };
     match x.rows {
         0 => {}
         _ if w.stack.format == Format::I8 => bytes(cx, &x, w, &output, PACKED_AT_ONCE)?,
@@ -91,6 +92,9 @@ fn run<T: Stored, const N: usize>(
         .try_into()
         .map_err(|_| Error::Arguments { op: "linear_split", what: "no tensor for one of the widths".into() })
 }
+
+/// Bytes from which on a result is written past the caches: whoever reads it finds little of it there anyway.
+const STREAMED: usize = 8 << 20;
 
 /// Packed activations kept at a time, in elements; more rows than fit are worked on in bands.
 const PACKED_AT_ONCE: usize = 1 << 26;
@@ -167,14 +171,14 @@ fn tiled(
         let inner = inner(cx, w, rows.clone(), |down, sink| {
             if down.format == Format::BF16 {
                 let none: &[Term<'_, Placed<'_>>] = &[];
-                return TileProduct { cx, amx, left, weight: down, scales: &[], updates: none }.run(sink);
+                return TileProduct { cx, amx, left, weight: down, updates: none }.run(sink);
             }
             let left = packed(&mut wide, cx, x, rows.clone(), cols)?;
             product(cx, &[term(left, down, 0)], rows.clone(), down.rows, sink)
         })?;
         drop(wide);
         let updates = &updates(w, &inner)[..];
-        TileProduct { cx, amx, left, weight: &w.stack, scales: &[], updates }.run(output)?;
+        TileProduct { cx, amx, left, weight: &w.stack, updates }.run(output)?;
     }
     Ok(())
 }
@@ -314,7 +318,7 @@ mod tests {
         };
         let delta = Delta { row: 3, down: host(4, 20), up: host(30, 4), scale: 0.25 };
         let parts = LinearParts { slabs: vec![host(40, 20)], deltas: vec![delta], ..Default::default() };
-        let w = CpuWeight::new(parts).unwrap();
+        let w = CpuWeight::new(&cx, parts).unwrap();
         let rows = 2 * ROWS_AT_ONCE + 100;
         let x = x(&host(rows, 20));
         let x = Columns { parts: vec![(20, &x[..])], rows };

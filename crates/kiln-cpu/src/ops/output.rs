@@ -1,8 +1,13 @@
 //! The last step of every product: bias, gate and residual are applied to the sums on their way to the result.
 
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
+
 use kiln_ops::Groups;
 
 use crate::element::{Element, read, write};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::ask;
 use crate::gemm::{Finished, ROWS_AHEAD, Sink};
 use crate::parallel::Disjoint;
 use crate::simd::Simd;
@@ -18,6 +23,9 @@ pub(crate) struct Output<'a, T> {
     pub width: usize,
     /// The tensors that the columns are cut into.
     pub parts: Vec<Part<'a, T>>,
+    /// Whether results are written past the caches, so that these keep what is worked on. The product sees to it that
+    /// others find them.
+    pub stream: bool,
 }
 
 /// A result that takes columns `start..start + width`.
@@ -38,7 +46,9 @@ impl<T: Element> Sink for Output<'_, T> {
             let bias = self.bias.map(|b| &b[cols.clone()]);
             for row in done.rows.clone() {
                 let place = |row: usize| row * part.width + cols.start - part.start;
-                fetch(s, part.data.place(place(row + ROWS_AHEAD)), cols.len());
+                if !self.stream {
+                    fetch(s, part.data.place(place(row + ROWS_AHEAD)), cols.len());
+                }
                 if let Some(residual) = self.residual {
                     let place = (row + ROWS_AHEAD) * self.width + cols.start;
                     fetch(s, residual.as_ptr().wrapping_add(place), cols.len());
@@ -50,8 +60,22 @@ impl<T: Element> Sink for Output<'_, T> {
                     gate: self.gate.map(|(g, groups)| &g[groups.of_row(row) * self.width..][cols.clone()]),
                     residual: self.residual.map(|r| &r[row * self.width..][cols.clone()]),
                 };
-                finish(s, done.sums(row, cols.clone()), addends, out);
+                finish(s, done.sums(row, cols.clone()), addends, self.stream, out);
             }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn ask(&self, row: usize, cols: Range<usize>) {
+        for part in self.parts.iter().filter(|_| !self.stream) {
+            let cols = cols.start.max(part.start)..cols.end.min(part.start + part.width);
+            if !cols.is_empty() {
+                ask(part.data.place(row * part.width + cols.start - part.start), cols.len());
+            }
+        }
+        if let Some(residual) = self.residual {
+            ask(residual.as_ptr().wrapping_add(row * self.width + cols.start), cols.len());
         }
     }
 }
@@ -73,61 +97,57 @@ struct Addends<'a, T> {
 }
 
 #[inline(always)]
-fn finish<S: Simd, T: Element>(s: S, sums: &[f32], with: Addends<'_, T>, out: &mut [T]) {
+fn finish<S: Simd, T: Element>(s: S, sums: &[f32], with: Addends<'_, T>, stream: bool, out: &mut [T]) {
     let count = out.len();
     let short = |x: Option<&[f32]>| x.is_some_and(|x| x.len() < count);
     assert!(sums.len() >= count && !short(with.bias) && !short(with.gate));
     assert!(with.residual.is_none_or(|x| x.len() >= count));
-    // SAFETY: everything is as long as `out`, as was just checked.
-    unsafe {
-        match count.is_multiple_of(S::LANES) {
-            true => combine::<S, T, true>(s, sums, with, out),
-            false => combine::<S, T, false>(s, sums, with, out),
+    let whole = count / (2 * S::LANES) * (2 * S::LANES);
+    for i in (0..whole).step_by(2 * S::LANES) {
+        // SAFETY: i + 2 · LANES is no more than the length of all, as was just checked.
+        unsafe {
+            let (a, b) = (combine(s, sums, &with, i), combine(s, sums, &with, i + S::LANES));
+            let to = out.as_mut_ptr().add(i);
+            match stream && to.addr().is_multiple_of(64) {
+                true => T::stream_two(s, to, a, b),
+                false => T::store_two(s, to, a, b),
+            }
         }
+    }
+    for i in (whole..count).step_by(S::LANES) {
+        let mut v = read(s, sums, i);
+        if let Some(bias) = with.bias {
+            v = s.add(v, read(s, bias, i));
+        }
+        v = match (with.gate, with.residual) {
+            (Some(gate), Some(residual)) => s.fma(read(s, gate, i), v, read(s, residual, i)),
+            (Some(gate), None) => s.mul(read(s, gate, i), v),
+            (None, Some(residual)) => s.add(read(s, residual, i), v),
+            (None, None) => v,
+        };
+        write(s, out, i, v);
     }
 }
 
-/// [`finish`]; for `WHOLE` vectors without a look at what is left, since this runs beside the tiles' products.
+/// One vector of the result, without a look at where things end, since this runs beside the tiles' products.
 ///
 /// # Safety
-/// All slices are as long as `out`, which is whole vectors if `WHOLE`.
+/// There is a vector at `i` in everything.
 #[inline(always)]
-unsafe fn combine<S: Simd, T: Element, const WHOLE: bool>(
-    s: S,
-    sums: &[f32],
-    with: Addends<'_, T>,
-    out: &mut [T],
-) {
-    /// # Safety
-    /// If `WHOLE`, there is a vector at `i`.
-    #[inline(always)]
-    unsafe fn at<S: Simd, T: Element, const WHOLE: bool>(s: S, x: &[T], i: usize) -> S::V {
-        match WHOLE {
-            // SAFETY: the caller's promise.
-            true => unsafe { T::load(s, x.as_ptr().add(i)) },
-            false => read(s, x, i),
+unsafe fn combine<S: Simd, T: Element>(s: S, sums: &[f32], with: &Addends<'_, T>, i: usize) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut v = s.load(sums.as_ptr().add(i));
+        if let Some(bias) = with.bias {
+            v = s.add(v, s.load(bias.as_ptr().add(i)));
         }
-    }
-    for i in (0..out.len()).step_by(S::LANES) {
-        // SAFETY: where vectors are whole, i + LANES is no more than the length of all.
-        unsafe {
-            let mut v = at::<S, f32, WHOLE>(s, sums, i);
-            if let Some(bias) = with.bias {
-                v = s.add(v, at::<S, f32, WHOLE>(s, bias, i));
+        match (with.gate, with.residual) {
+            (Some(gate), Some(residual)) => {
+                s.fma(s.load(gate.as_ptr().add(i)), v, T::load(s, residual.as_ptr().add(i)))
             }
-            if let Some(gate) = with.gate {
-                let gate = at::<S, f32, WHOLE>(s, gate, i);
-                v = match with.residual {
-                    Some(residual) => s.fma(gate, v, at::<S, T, WHOLE>(s, residual, i)),
-                    None => s.mul(gate, v),
-                };
-            } else if let Some(residual) = with.residual {
-                v = s.add(at::<S, T, WHOLE>(s, residual, i), v);
-            }
-            match WHOLE {
-                true => T::store(s, out.as_mut_ptr().add(i), v),
-                false => write(s, out, i, v),
-            }
+            (Some(gate), None) => s.mul(s.load(gate.as_ptr().add(i)), v),
+            (None, Some(residual)) => s.add(T::load(s, residual.as_ptr().add(i)), v),
+            (None, None) => v,
         }
     }
 }
@@ -153,5 +173,11 @@ impl Sink for Scaled<'_> {
                 write(s, out, i, s.mul(scale, read(s, sums, i)));
             }
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn ask(&self, row: usize, cols: Range<usize>) {
+        ask(self.data.place(row * self.width + cols.start), cols.len());
     }
 }

@@ -151,19 +151,17 @@ impl Numbers for OfBytes {
 /// The four products of a step: left tiles in 4 and 5, right ones in 6 and 7. A load stands before its first use, so
 /// that products begin before all four are there.
 macro_rules! step {
-    ($dot:literal, $p:expr, [$($store:literal),*], {$($operand:tt)*}) => {{
+    ($p:expr, [$($store:literal),*], {$($operand:tt)*}) => {{
         let (a, below, stride, b): (*const u8, *const u8, usize, *const u8) = $p;
         asm!(
-            // Right tiles are read once a pass: the hint keeps them from driving the left ones out of the first-level
-            // cache.
             "tileloaddt1 tmm6, [{b} + {line}]",
             "tileloadd tmm4, [{a} + {stride}]",
-            concat!($dot, " tmm0, tmm4, tmm6"),
+            "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloaddt1 tmm7, [{b} + {line} + 1024]",
-            concat!($dot, " tmm1, tmm4, tmm7"),
+            "tdpbf16ps tmm1, tmm4, tmm7",
             "tileloadd tmm5, [{below} + {stride}]",
-            concat!($dot, " tmm2, tmm5, tmm6"),
-            concat!($dot, " tmm3, tmm5, tmm7"),
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
             $($store,)*
             a = in(reg) a,
             below = in(reg) below,
@@ -178,9 +176,39 @@ macro_rules! step {
     }};
 }
 
+/// [`step!`] of bytes, where it is the left operand that changes from product to product and so comes first.
+///
+/// # Safety
+/// The machine multiplies bytes in tiles; both hold two tiles.
+#[inline(always)]
+unsafe fn step_of_bytes(a: *const u8, b: *const u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "tileloaddt1 tmm4, [{a} + {line}]",
+            "tileloadd tmm6, [{b} + {line}]",
+            "tdpbssd tmm0, tmm4, tmm6",
+            "tileloaddt1 tmm5, [{a} + {line} + 1024]",
+            "tdpbssd tmm2, tmm5, tmm6",
+            "tileloadd tmm7, [{b} + {line} + 1024]",
+            "tdpbssd tmm1, tmm4, tmm7",
+            "tdpbssd tmm3, tmm5, tmm7",
+            a = in(reg) a,
+            b = in(reg) b,
+            line = in(reg) 64usize,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, readonly, preserves_flags)
+        );
+    }
+}
+
 impl Tiles {
     /// Writes the 32 × 32 sums of `a · b`, added to what is there when `add`. After every step `meanwhile` is told its
     /// number: products take long enough for something else to be done beside them.
+    ///
+    /// One operand is the same for many products in a row and stays in the first-level cache: of bf16 the left one, of
+    /// bytes the right one. Loading the other with a hint keeps it from driving that one out.
     ///
     /// # Safety
     /// The machine multiplies such numbers; `b` holds `2 · steps` tiles of [`TILE_BYTES`], as `a`'s tiles do, or its 32
@@ -199,31 +227,23 @@ impl Tiles {
                         let a = tiles.add(at);
                         let operands = (a, a.add(TILE_BYTES), 64, p.b.add(at));
                         match N::BYTES {
-                            false => step!("tdpbf16ps", operands, [], {}),
-                            true => step!("tdpbssd", operands, [], {}),
+                            false => step!(operands, [], {}),
+                            true => step_of_bytes(a, p.b.add(at)),
                         }
                         meanwhile(step);
                     }
                 }
                 Left::Rows { first, stride, tiles } => {
+                    assert!(!N::BYTES, "bytes always lie as tiles");
                     for step in 0..p.steps {
                         let at = step * 2 * TILE_BYTES;
                         let a = first.add(step * 64);
                         let (operands, to) = ((a, a.add(16 * stride), stride, p.b.add(at)), tiles.add(at));
-                        match N::BYTES {
-                            false => step!(
-                                "tdpbf16ps",
-                                operands,
-                                ["tilestored [{to} + {line}], tmm4", "tilestored [{to} + {line} + 1024], tmm5"],
-                                { to = in(reg) to, }
-                            ),
-                            true => step!(
-                                "tdpbssd",
-                                operands,
-                                ["tilestored [{to} + {line}], tmm4", "tilestored [{to} + {line} + 1024], tmm5"],
-                                { to = in(reg) to, }
-                            ),
-                        }
+                        step!(
+                            operands,
+                            ["tilestored [{to} + {line}], tmm4", "tilestored [{to} + {line} + 1024], tmm5"],
+                            { to = in(reg) to, }
+                        );
                         meanwhile(step);
                     }
                 }

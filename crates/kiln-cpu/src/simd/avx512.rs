@@ -20,6 +20,41 @@ impl Avx512 {
             && is_x86_feature_detected!("f16c");
         found.then_some(Avx512(()))
     }
+
+    /// Values whose upper halves are the nearest bf16. Not by vcvtneps2bf16, which flushes subnormals.
+    #[inline(always)]
+    fn rounded(self, v: __m512) -> __m512i {
+        // SAFETY: the token proves the instructions.
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x1_0000));
+            let sum = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+            let sum = _mm512_mask_add_epi32(sum, odd, sum, _mm512_set1_epi32(1));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            _mm512_mask_or_epi32(sum, nan, bits, _mm512_set1_epi32(0x40_0000))
+        }
+    }
+
+    /// The nearest bf16 of both.
+    #[inline(always)]
+    fn halves(self, a: __m512, b: __m512) -> __m512i {
+        // Where the halves of a word go whose lower one is of `a` and whose upper one is of `b`.
+        const PLACES: [u16; 32] = {
+            let mut places = [0; 32];
+            let mut i = 0;
+            while i < 32 {
+                places[i] = (i % 16 * 2 + i / 16) as u16;
+                i += 1;
+            }
+            places
+        };
+        // SAFETY: the token proves the instructions.
+        unsafe {
+            let (a, b) = (_mm512_srli_epi32::<16>(self.rounded(a)), self.rounded(b));
+            let both = _mm512_mask_blend_epi16(0xaaaa_aaaa, a, b);
+            _mm512_permutexvar_epi16(_mm512_loadu_si512(PLACES.as_ptr().cast()), both)
+        }
+    }
 }
 
 impl Simd for Avx512 {
@@ -64,15 +99,21 @@ impl Simd for Avx512 {
     unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
         // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe {
-            // Not vcvtneps2bf16: it flushes subnormals.
-            let bits = _mm512_castps_si512(v);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
-            let bits = _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(rounded, nan, quiet));
+            let bits = _mm512_srli_epi32::<16>(self.rounded(v));
             _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(bits));
         }
+    }
+
+    #[inline(always)]
+    unsafe fn store_two_bf16(self, p: *mut bf16, a: __m512, b: __m512) {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        unsafe { _mm512_storeu_si512(p.cast(), self.halves(a, b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_two_bf16(self, p: *mut bf16, a: __m512, b: __m512) {
+        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        unsafe { _mm512_stream_si512(p.cast(), self.halves(a, b)) }
     }
 
     #[inline(always)]

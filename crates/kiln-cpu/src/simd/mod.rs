@@ -65,6 +65,29 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// As [`Simd::store`].
     unsafe fn store_bf16(self, p: *mut bf16, v: Self::V);
 
+    /// [`Simd::store_bf16`] of two vectors, one after the other.
+    ///
+    /// # Safety
+    /// `2 · LANES` values can be written at `p`, which needs no alignment.
+    #[inline(always)]
+    unsafe fn store_two_bf16(self, p: *mut bf16, a: Self::V, b: Self::V) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.store_bf16(p, a);
+            self.store_bf16(p.add(Self::LANES), b);
+        }
+    }
+
+    /// [`Simd::store_two_bf16`] past the caches, where the machine can. Others see it only after an `sfence`.
+    ///
+    /// # Safety
+    /// As [`Simd::store_two_bf16`]; `p` is a multiple of 64 bytes.
+    #[inline(always)]
+    unsafe fn stream_two_bf16(self, p: *mut bf16, a: Self::V, b: Self::V) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store_two_bf16(p, a, b) }
+    }
+
     /// # Safety
     /// As [`Simd::load`].
     unsafe fn load_f16(self, p: *const f16) -> Self::V;

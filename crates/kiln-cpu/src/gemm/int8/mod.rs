@@ -4,8 +4,7 @@
 //! bits, which is exact: whatever the instruction set, a product is the same to the last bit. Only then it becomes a
 //! float, `sum · scale of the row · scale of the column`, and what a LoRA adds is added.
 //!
-//! [`words`] has the vectors' kernels, which [`product`] feeds; AMX multiplies bytes as it does bf16, in
-//! [`gemm::tiles`](crate::gemm).
+//! [`words`] has the vectors' kernels, which [`product`] feeds; AMX multiplies bytes in [`gemm::tiles`](crate::gemm).
 
 mod product;
 mod quantise;
@@ -20,7 +19,7 @@ pub(crate) use quantise::quantise;
 pub(crate) use words::Kind;
 
 #[cfg(target_arch = "x86_64")]
-use super::{Panels, TileProduct};
+use super::{ByteProduct, Panels};
 use super::{Rows, Sink, Term};
 use crate::Context;
 #[cfg(target_arch = "x86_64")]
@@ -44,12 +43,9 @@ pub(crate) fn product_of_bytes<X: Rows, R: Rows + Send, K: Sink>(
     sink: &K,
 ) -> Result<()> {
     #[cfg(target_arch = "x86_64")]
-    if let Level::Amx(amx) = cx.level
-        && amx.has_int8()
-    {
-        let left = &Panels::of_bytes(cx, amx, x, rows, weight.stack.cols)?;
-        let (weight, scales) = (weight.stack, weight.scales);
-        return TileProduct { cx, amx, left, weight, scales, updates }.run(sink);
+    if let (Level::Amx(amx), Some(turned)) = (cx.level, weight.stack.turned()) {
+        let left = &Panels::of_bytes(cx, x, rows, weight.stack.cols)?;
+        return ByteProduct { cx, amx, left, weight: turned, scales: weight.scales, updates }.run(sink);
     }
     let left = product::Left::new(cx, x, rows, weight.stack.cols)?;
     product::product(cx, &left, weight, updates, sink)

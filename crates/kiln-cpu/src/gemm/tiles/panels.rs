@@ -5,7 +5,7 @@ use std::ops::Range;
 use kiln_ops::Result;
 use kiln_tensor::bf16;
 
-use super::pack::{LINE, PAIR, right_tiles};
+use super::pack::{LINE, PAIR, left_line, right_tiles};
 use crate::Context;
 use crate::buffer::Buffer;
 use crate::gemm::Rows;
@@ -23,7 +23,8 @@ pub(crate) trait Halves: Sync {
     fn copy(&self, row: usize, from: usize, out: &mut [bf16]);
 }
 
-/// Rows as right tiles: for every block of columns, for every [`PAIR`] of rows, two tiles a step.
+/// Rows as tiles: for every block of columns, for every [`PAIR`] of rows, two tiles a step. Right tiles of bf16, which
+/// meet a weight's rows; left tiles of bytes, which meet a weight that lies as right tiles.
 pub(crate) struct Panels {
     data: Buffer<u8>,
     pub rows: Range<usize>,
@@ -41,7 +42,7 @@ impl Panels {
         Ok(Panels { data, rows, depth, scales: None })
     }
 
-    /// The first `columns` of these rows as they are.
+    /// The first `columns` of these rows as they are, as right tiles.
     pub fn of_halves(
         cx: &Context,
         amx: Amx,
@@ -71,14 +72,8 @@ impl Panels {
         Ok(panels)
     }
 
-    /// The first `columns` of these rows, each rounded to bytes by its largest element.
-    pub fn of_bytes<X: Rows>(
-        cx: &Context,
-        amx: Amx,
-        source: &X,
-        rows: Range<usize>,
-        columns: usize,
-    ) -> Result<Panels> {
+    /// The first `columns` of these rows, each rounded to bytes by its largest element, as left tiles.
+    pub fn of_bytes<X: Rows>(cx: &Context, source: &X, rows: Range<usize>, columns: usize) -> Result<Panels> {
         let kind = Kind::of(cx.level);
         let mut panels = Panels::new(cx, rows.clone(), columns)?;
         let layout = panels.layout();
@@ -86,26 +81,23 @@ impl Panels {
         {
             let (out, scales) = (Disjoint::new(&mut panels.data), Disjoint::new(&mut scales));
             let padded = columns.next_multiple_of(LINE);
-            // Rows of the scratch lie a line further apart, so that they don't share the few sets of a cache.
-            let stride = padded + LINE;
-            let scratch = || Ok((cx.buffer::<f32>(columns)?, cx.buffer::<i8>(PAIR * stride)?));
-            cx.pool.each_with(layout.area / PAIR, scratch, |pair, (wide, lines)| {
+            let scratch = || Ok((cx.buffer::<f32>(columns)?, cx.buffer::<i8>(padded)?));
+            cx.pool.each_with(layout.area / PAIR, scratch, |pair, (wide, line)| {
                 // SAFETY: every task has rows of its own.
                 let scales = unsafe { scales.slice(pair * PAIR..(pair + 1) * PAIR) };
-                for (i, (line, scale)) in lines.chunks_exact_mut(stride).zip(scales).enumerate() {
+                for (i, scale) in scales.iter_mut().enumerate() {
                     let row = rows.start + pair * PAIR + i;
                     *scale = 0.0;
                     match row < rows.end {
-                        true => *scale = quantise(kind, source, row, wide, &mut line[..padded]).scale,
+                        true => *scale = quantise(kind, source, row, wide, line).scale,
                         false => line.fill(0),
                     }
-                }
-                for from in (0..columns).step_by(BLOCK) {
-                    let steps = BLOCK.min(columns - from).div_ceil(LINE);
-                    // SAFETY: every task has tiles of its own.
-                    let out = unsafe { out.slice(layout.place(from, pair)) };
-                    // SAFETY: the token proves AVX-512.
-                    unsafe { right_tiles(amx, &bytemuck::cast_slice(lines)[from..], stride, steps, out) };
+                    for from in (0..padded).step_by(BLOCK) {
+                        let block = &line[from..padded.min(from + BLOCK)];
+                        // SAFETY: every task has tiles of its own.
+                        let out = unsafe { out.slice(layout.place(from, pair)) };
+                        left_line(bytemuck::cast_slice(block), i, block.len() / LINE, out);
+                    }
                 }
             })?;
         }

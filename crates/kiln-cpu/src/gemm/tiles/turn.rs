@@ -5,27 +5,20 @@ use std::arch::x86_64::*;
 use super::pack::{PAIR, SUMS};
 use crate::simd::TILE_BYTES;
 
-/// Writes a square of sums, token by token, `stride` apart. Sums of bytes become floats, times the scales of tokens and
-/// columns.
+/// Writes a square of sums, token by token, `stride` apart.
 ///
 /// # Safety
 /// The machine has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn turn(square: &[f32], scales: Option<[&[f32]; 2]>, stride: usize, out: &mut [f32]) {
+pub(super) unsafe fn turn(square: &[f32], stride: usize, out: &mut [f32]) {
     assert!(square.len() >= SUMS && stride >= PAIR && out.len() >= (PAIR - 1) * stride + PAIR);
     for (tile, sums) in square[..SUMS].chunks_exact(TILE_BYTES / 4).enumerate() {
         let (col, token) = (tile / 2 * 16, tile % 2 * 16);
-        let scales = scales.map(|[tokens, columns]| [&tokens[token..token + 16], &columns[col..col + 16]]);
         for first in (0..16).step_by(4) {
             // SAFETY: four values of each of the tile's 16 rows; 16 values of a token lie inside `out`, as was checked
-            // above; there are 16 scales.
+            // above.
             unsafe {
-                for (i, mut line) in four_tokens(sums.as_ptr().add(first)).into_iter().enumerate() {
-                    if let Some([tokens, columns]) = scales {
-                        let floats = _mm512_cvtepi32_ps(_mm512_castps_si512(line));
-                        let token = _mm512_set1_ps(tokens[first + i]);
-                        line = _mm512_mul_ps(_mm512_mul_ps(floats, token), _mm512_loadu_ps(columns.as_ptr()));
-                    }
+                for (i, line) in four_tokens(sums.as_ptr().add(first)).into_iter().enumerate() {
                     _mm512_storeu_ps(out.as_mut_ptr().add((token + first + i) * stride + col), line);
                 }
             }
@@ -67,30 +60,22 @@ mod tests {
     use crate::simd::Amx;
 
     #[test]
-    fn a_square_is_turned_round_and_scaled() {
+    fn a_square_is_turned_round() {
         if Amx::detect().is_none() {
             return;
         }
         // The sum of a column and a token, as the tiles have it.
         let place = |col: usize, token: usize| (col / 16 * 2 + token / 16) * 256 + col % 16 * 16 + token % 16;
         let mut square = vec![0f32; SUMS];
-        let mut bytes = vec![0f32; SUMS];
         for i in 0..SUMS {
             square[place(i / PAIR, i % PAIR)] = i as f32;
-            bytes[place(i / PAIR, i % PAIR)] = f32::from_bits(i as u32);
         }
-        let tokens: Vec<f32> = (0..PAIR).map(|i| i as f32 + 0.5).collect();
-        let columns: Vec<f32> = (0..PAIR).map(|i| 2.0 / (i + 1) as f32).collect();
-        let (mut plain, mut scaled) = (vec![0f32; SUMS], vec![0f32; SUMS]);
+        let mut turned = vec![0f32; SUMS];
         // SAFETY: a machine with AMX has AVX-512.
-        unsafe {
-            turn(&square, None, PAIR, &mut plain);
-            turn(&bytes, Some([&tokens, &columns]), PAIR, &mut scaled);
-        }
-        for i in 0..SUMS {
+        unsafe { turn(&square, PAIR, &mut turned) };
+        for (i, &sum) in turned.iter().enumerate() {
             let (token, col) = (i / PAIR, i % PAIR);
-            let sum = (col * PAIR + token) as f32;
-            assert_eq!((plain[i], scaled[i]), (sum, sum * tokens[token] * columns[col]));
+            assert_eq!(sum, (col * PAIR + token) as f32);
         }
     }
 }
