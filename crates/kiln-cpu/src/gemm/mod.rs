@@ -24,8 +24,6 @@ pub(crate) use dots::{FEW_ROWS, FewTerm, few_rows};
 pub(crate) use int8::{Int8, product_of_bytes};
 pub(crate) use narrow::{FEW_COLS, Narrow, narrow, narrow_scratch, padded};
 pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right, widen_rows};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use product::ask;
 pub(crate) use product::{Finished, ROWS_AHEAD, ROWS_AT_ONCE, Sink, Term, emit, product};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use tiles::{

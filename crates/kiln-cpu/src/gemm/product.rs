@@ -11,22 +11,6 @@ use crate::simd::{Simd, dispatch};
 pub(crate) trait Sink: Sync {
     /// Takes a block of them, and asks for what it will touch [`ROWS_AHEAD`] rows further, be there rows or not.
     fn write<S: Simd>(&self, s: S, done: Finished<'_>);
-
-    /// Asks for what writing these columns of a row will touch to be in the second-level cache soon.
-    #[cfg(target_arch = "x86_64")]
-    fn ask(&self, row: usize, cols: Range<usize>);
-}
-
-/// Asks for so many elements, wherever they are, to be in the second-level cache soon.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(crate) fn ask<T>(from: *const T, count: usize) {
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-    const LINE: usize = 64;
-    for i in (0..count * size_of::<T>()).step_by(LINE) {
-        // SAFETY: asking for memory never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast::<i8>().wrapping_add(i)) };
-    }
 }
 
 /// A row's results are fetched while so many rows before it are written. They lie far apart, where the machine does not

@@ -1,13 +1,8 @@
 //! The last step of every product: bias, gate and residual are applied to the sums on their way to the result.
 
-#[cfg(target_arch = "x86_64")]
-use std::ops::Range;
-
 use kiln_ops::Groups;
 
 use crate::element::{Element, read, write};
-#[cfg(target_arch = "x86_64")]
-use crate::gemm::ask;
 use crate::gemm::{Finished, ROWS_AHEAD, Sink};
 use crate::parallel::Disjoint;
 use crate::simd::Simd;
@@ -62,20 +57,6 @@ impl<T: Element> Sink for Output<'_, T> {
                 };
                 finish(s, done.sums(row, cols.clone()), addends, self.stream, out);
             }
-        }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    fn ask(&self, row: usize, cols: Range<usize>) {
-        for part in self.parts.iter().filter(|_| !self.stream) {
-            let cols = cols.start.max(part.start)..cols.end.min(part.start + part.width);
-            if !cols.is_empty() {
-                ask(part.data.place(row * part.width + cols.start - part.start), cols.len());
-            }
-        }
-        if let Some(residual) = self.residual {
-            ask(residual.as_ptr().wrapping_add(row * self.width + cols.start), cols.len());
         }
     }
 }
@@ -173,11 +154,5 @@ impl Sink for Scaled<'_> {
                 write(s, out, i, s.mul(scale, read(s, sums, i)));
             }
         }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    fn ask(&self, row: usize, cols: Range<usize>) {
-        ask(self.data.place(row * self.width + cols.start), cols.len());
     }
 }

@@ -14,6 +14,9 @@ use crate::buffer::Buffer;
 use crate::gemm::{Finished, Rows, Sink, Term, Updates, emit};
 use crate::simd::{Amx, Left, OfBytes, Pair, Tiles};
 
+/// Tokens whose sums are handed on at once: they stay in the first-level cache on the way.
+const TOKENS: usize = 16;
+
 /// `left · weightᵀ + Σ update.left · update.rightᵀ`.
 pub(crate) struct ByteProduct<'a, R> {
     pub cx: &'a Context,
@@ -30,7 +33,7 @@ pub(crate) struct ByteProduct<'a, R> {
 struct Scratch {
     /// Squares of sums: for every pair of columns, for every pair of tokens.
     tiles: Buffer<f32>,
-    /// [`PAIR`] tokens' sums of all columns, where updates are added to them.
+    /// [`TOKENS`] tokens' sums of all columns.
     sums: Buffer<f32>,
     /// The right operands of the updates.
     panels: Buffer<f32>,
@@ -82,7 +85,7 @@ impl<R: Rows + Send> ByteProduct<'_, R> {
         let scratch = || {
             Ok(Scratch {
                 tiles: cx.buffer(cut.rows * cut.cols)?,
-                sums: cx.buffer(PAIR * cut.cols)?,
+                sums: cx.buffer(TOKENS * cut.cols)?,
                 panels: cx.buffer(Updates::scratch(self.updates, cut.cols))?,
                 columns: cx.buffer(cut.cols)?,
                 near: 0..0,
@@ -95,40 +98,22 @@ impl<R: Rows + Send> ByteProduct<'_, R> {
             let stay = [order.near && scratch.near == area.rows, order.near && next.rows == area.rows];
             scratch.near = area.rows.clone();
             let mut tiles = self.amx.tiles();
-            // SAFETY: the token proves AVX-512.
-            unsafe { self.sum(&mut tiles, [&area, &next], stay, scratch, sink) };
+            self.sum(&mut tiles, [&area, &next], stay, scratch);
             drop(tiles);
-            if !self.updates.is_empty() {
-                self.finish(area, scratch, sink);
-            }
+            self.finish(area, scratch, sink);
             // What the sink wrote past the caches is to be seen by all before this task is over.
             // SAFETY: every machine with tiles has this.
             unsafe { _mm_sfence() };
         })
     }
 
-    /// Computes all sums of a task and, where nothing is added to them, hands them on: those of one product while the
-    /// tiles are at the next one. `stay` says whether its tokens are near since the task before, and whether they are the
-    /// next one's.
-    ///
-    /// # Safety
-    /// The machine has AVX-512.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn sum<K: Sink>(
-        &self,
-        tiles: &mut Tiles,
-        [area, next]: [&Area; 2],
-        stay: [bool; 2],
-        scratch: &mut Scratch,
-        sink: &K,
-    ) {
+    /// Computes all sums of a task. `stay` says whether its tokens are near since the task before, and whether they are
+    /// the next one's.
+    fn sum(&self, tiles: &mut Tiles, [area, next]: [&Area; 2], stay: [bool; 2], scratch: &mut Scratch) {
         let ByteProduct { left, weight, .. } = *self;
         let (tokens, cols) = (area.pairs(), area.cols.start / PAIR..area.cols.end.div_ceil(PAIR));
-        assert!(scratch.tiles.len() >= tokens.len() * cols.len() * SUMS);
-        let squares = scratch.tiles.as_mut_ptr();
         // Lines of the weight are asked for so often in a step that they are there after all tokens.
         let times = (PAIR / Fetch::LINES).div_ceil(tokens.len());
-        let mut done: Option<Square<'_>> = None;
         for from in (0..left.depth).step_by(BLOCK) {
             let end = left.depth.min(from + BLOCK);
             let steps = (end - from).div_ceil(LINE);
@@ -156,68 +141,18 @@ impl<R: Rows + Send> ByteProduct<'_, R> {
                         ),
                         ahead: later.get(turn * steps * Fetch::LINES * LINE..).unwrap_or_default(),
                     };
-                    // SAFETY: one of the squares, whose number was checked above.
-                    let sums = unsafe { squares.add(turn * SUMS) };
                     let operands = Pair {
                         a: Left::Tiles(left.tiles(from, pair).as_ptr()),
                         b: right.as_ptr(),
-                        c: sums.cast(),
+                        c: scratch.tiles[turn * SUMS..][..SUMS].as_mut_ptr().cast(),
                         steps,
                         add: from > 0,
                     };
-                    let square = Square {
-                        // SAFETY: as above; it is read after the product that writes it.
-                        sums: unsafe { std::slice::from_raw_parts(sums, SUMS) },
-                        rows: pair * PAIR..area.rows.end.min((pair + 1) * PAIR),
-                        cols: col * PAIR..area.cols.end.min((col + 1) * PAIR),
-                    };
-                    let at_once = PAIR.div_ceil(steps);
-                    let meanwhile = |step: usize| {
-                        fetch.step(step);
-                        if let Some(done) = &done {
-                            let rows = step * at_once..(step + 1) * at_once;
-                            square.ask(left, rows.clone(), sink);
-                            // SAFETY: this function's own promise.
-                            unsafe { self.write(done, rows, sink) };
-                        }
-                    };
                     // SAFETY: two tiles a step in both operands, four tiles of sums; a weight is turned only where tiles
                     // multiply bytes.
-                    unsafe { tiles.multiply::<OfBytes>(operands, meanwhile) };
-                    done = (last && self.updates.is_empty()).then_some(square);
+                    unsafe { tiles.multiply::<OfBytes>(operands, |step| fetch.step(step)) };
                 }
             }
-        }
-        if let Some(done) = &done {
-            // SAFETY: this function's own promise.
-            unsafe { self.write(done, 0..PAIR, sink) };
-        }
-    }
-
-    /// Hands some rows of a square to the sink: sums as floats, times the scales of tokens and columns.
-    ///
-    /// # Safety
-    /// The machine has AVX-512.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn write<K: Sink>(&self, square: &Square<'_>, rows: Range<usize>, sink: &K) {
-        let about = self.left.scales.as_deref().unwrap_or_default();
-        let mut columns = [0f32; PAIR];
-        let by: &[f32; PAIR] = match self.scales[square.cols.clone()].first_chunk() {
-            Some(by) => by,
-            None => {
-                columns[..square.cols.len()].copy_from_slice(&self.scales[square.cols.clone()]);
-                &columns
-            }
-        };
-        for i in rows.start..rows.end.min(square.rows.len()) {
-            let row = square.rows.start + i;
-            let mut line = [0f32; PAIR];
-            // SAFETY: the token proves AVX-512.
-            unsafe { scale(square.sums, i, about[row], by, &mut line) };
-            let row = self.left.rows.start + row;
-            let done = Finished { rows: row..row + 1, cols: square.cols.clone(), sums: &line, stride: PAIR };
-            sink.write(self.amx.vectors(), done);
         }
     }
 
@@ -231,56 +166,47 @@ impl<R: Rows + Send> ByteProduct<'_, R> {
         let about = left.scales.as_deref().unwrap_or_default();
         let pairs = rows.len().div_ceil(PAIR);
         let updates = Updates::pack(cx, self.updates, &cols, width, &mut scratch.panels);
-        for (i, row) in rows.clone().step_by(PAIR).enumerate() {
-            let count = PAIR.min(rows.end - row);
-            for (token, sums) in scratch.sums.chunks_exact_mut(width).take(count).enumerate() {
-                let parts = sums.as_chunks_mut::<PAIR>().0.iter_mut().zip(columns.as_chunks::<PAIR>().0);
-                for (j, (out, columns)) in parts.enumerate() {
-                    let square = &scratch.tiles[(j * pairs + i) * SUMS..][..SUMS];
-                    // SAFETY: the token proves AVX-512.
-                    unsafe { scale(square, token, about[row + token], columns, out) };
-                }
-            }
-            let rows = left.rows.start + row..left.rows.start + row + count;
+        for row in rows.clone().step_by(TOKENS) {
+            let first = row - rows.start;
+            let squares = Squares { data: &scratch.tiles[first / PAIR * SUMS..], stride: pairs * SUMS };
+            // SAFETY: the token proves AVX-512.
+            unsafe { scale(squares, first % PAIR, &about[row..row + TOKENS], columns, &mut scratch.sums) };
+            let rows = left.rows.start + row..left.rows.start + rows.end.min(row + TOKENS);
             updates.add(cx, &rows, width, &scratch.panels, &mut scratch.sums);
             emit(cx.level, sink, Finished { rows, cols: cols.clone(), sums: &scratch.sums, stride: width });
         }
     }
 }
 
-/// The sums of some tokens, counted from the left operand's first, and columns.
-struct Square<'a> {
-    sums: &'a [f32],
-    rows: Range<usize>,
-    cols: Range<usize>,
+/// Squares of sums of the same tokens, one for every [`PAIR`] of columns.
+struct Squares<'a> {
+    data: &'a [f32],
+    stride: usize,
 }
 
-impl Square<'_> {
-    /// Asks for what writing some of its rows will touch.
-    #[inline(always)]
-    fn ask<K: Sink>(&self, left: &Panels, rows: Range<usize>, sink: &K) {
-        for i in rows.start..rows.end.min(self.rows.len()) {
-            sink.ask(left.rows.start + self.rows.start + i, self.cols.clone());
-        }
-    }
-}
-
-/// The sums of a square's `row`th token as floats, times the scales of the token and of the columns.
+/// Writes the sums of some tokens, from the `first` of a square on, as floats, times the scales of tokens and columns,
+/// token by token.
 ///
 /// # Safety
 /// The machine has AVX-512.
-#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn scale(square: &[f32], row: usize, token: f32, columns: &[f32; PAIR], out: &mut [f32; PAIR]) {
-    assert!(square.len() >= SUMS && row < PAIR);
-    let token = _mm512_set1_ps(token);
-    for half in 0..2 {
-        // SAFETY: 16 values of a square's row, which lies inside, and 16 of the 32 columns.
-        unsafe {
-            let sums = square.as_ptr().add(row / 16 * 512 + row % 16 * 16 + half * 256);
-            let sums = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sums.cast())), token);
-            let by = _mm512_loadu_ps(columns.as_ptr().add(half * 16));
-            _mm512_storeu_ps(out.as_mut_ptr().add(half * 16), _mm512_mul_ps(sums, by));
+unsafe fn scale(squares: Squares<'_>, first: usize, tokens: &[f32], columns: &[f32], out: &mut [f32]) {
+    let width = columns.len();
+    assert!(first + tokens.len() <= PAIR && width.is_multiple_of(PAIR) && out.len() >= tokens.len() * width);
+    for (i, (token, out)) in tokens.iter().zip(out.chunks_exact_mut(width)).enumerate() {
+        let line = (first + i) / 16 * 512 + (first + i) % 16 * 16;
+        let parts = out.as_chunks_mut::<PAIR>().0.iter_mut().zip(columns.as_chunks::<PAIR>().0);
+        for (j, (out, columns)) in parts.enumerate() {
+            let square = &squares.data[j * squares.stride..][..SUMS];
+            for half in 0..2 {
+                // SAFETY: 16 values of a square's row, which lies inside, and 16 of the 32 columns.
+                unsafe {
+                    let sums = _mm512_loadu_si512(square.as_ptr().add(line + half * 256).cast());
+                    let sums = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(*token));
+                    let by = _mm512_loadu_ps(columns.as_ptr().add(half * 16));
+                    _mm512_storeu_ps(out.as_mut_ptr().add(half * 16), _mm512_mul_ps(sums, by));
+                }
+            }
         }
     }
 }
@@ -290,26 +216,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_of_a_token_become_floats_times_both_scales() {
+    fn sums_of_tokens_become_floats_times_both_scales() {
         if Amx::detect().is_none() {
             return;
         }
-        // Integers: token, then column.
-        let place =
-            |token: usize, col: usize| (token / 16 * 2 + col / 16) * 256 + token % 16 * 16 + col % 16;
-        let mut square = vec![0f32; SUMS];
-        for i in 0..SUMS {
-            square[place(i / PAIR, i % PAIR)] = f32::from_bits(i as u32);
+        // Two squares of integers: token, then column.
+        let place = |token: usize, col: usize| {
+            col / PAIR * SUMS + (token / 16 * 2 + col % PAIR / 16) * 256 + token % 16 * 16 + col % 16
+        };
+        let mut data = vec![0f32; 2 * SUMS];
+        for i in 0..2 * SUMS {
+            data[place(i / 64, i % 64)] = f32::from_bits(i as u32);
         }
-        let columns = std::array::from_fn(|i| 2.0 / (i + 1) as f32);
-        for token in 0..PAIR {
-            let by = token as f32 + 0.5;
-            let mut out = [0f32; PAIR];
-            // SAFETY: a machine with AMX has AVX-512.
-            unsafe { scale(&square, token, by, &columns, &mut out) };
-            for (col, &found) in out.iter().enumerate() {
-                assert_eq!(found, (token * PAIR + col) as f32 * by * columns[col]);
-            }
+        let tokens: Vec<f32> = (0..16).map(|i| i as f32 + 0.5).collect();
+        let columns: Vec<f32> = (0..64).map(|i| 2.0 / (i + 1) as f32).collect();
+        let mut out = vec![0f32; 16 * 64];
+        // SAFETY: a machine with AMX has AVX-512.
+        unsafe { scale(Squares { data: &data, stride: SUMS }, 16, &tokens, &columns, &mut out) };
+        for (i, &found) in out.iter().enumerate() {
+            let (token, col) = (i / 64, i % 64);
+            assert_eq!(found, ((16 + token) * 64 + col) as f32 * tokens[token] * columns[col]);
         }
     }
 }

@@ -63,6 +63,9 @@ impl<R: Rows + Send> TileProduct<'_, R> {
             self.sum(&mut tiles, &area, &next, scratch);
             drop(tiles);
             self.finish(area, scratch, sink);
+            // What the sink wrote past the caches is to be seen by all before this task is over.
+            // SAFETY: every machine with tiles has this.
+            unsafe { std::arch::x86_64::_mm_sfence() };
         })
     }
 
