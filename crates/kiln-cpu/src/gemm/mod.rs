@@ -26,6 +26,8 @@ pub(crate) use narrow::{FEW_COLS, Narrow, narrow, narrow_scratch, padded};
 pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right, widen_rows};
 pub(crate) use product::{Finished, ROWS_AHEAD, ROWS_AT_ONCE, Sink, Term, emit, product};
 #[cfg(target_arch = "x86_64")]
+pub(crate) use product::{Onto, Plain};
+#[cfg(target_arch = "x86_64")]
 pub(crate) use tiles::{
     ByteProduct, Halves, LINE, PAIR, Panels, STEP, SUMS, TileProduct, Turned, interleave_pair, left_line,
     product_by_rows, right_tiles,

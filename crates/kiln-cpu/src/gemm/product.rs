@@ -1,6 +1,8 @@
 use std::ops::Range;
 
 use kiln_ops::Result;
+#[cfg(target_arch = "x86_64")]
+use kiln_tensor::bf16;
 
 use super::cut::{Blocks, Cut};
 use super::{DEPTH, Extent, Packed, Rows, multiply, pack_right};
@@ -11,6 +13,29 @@ use crate::simd::{Simd, dispatch};
 pub(crate) trait Sink: Sync {
     /// Takes a block of them, and asks for what it will touch [`ROWS_AHEAD`] rows further, be there rows or not.
     fn write<S: Simd>(&self, s: S, done: Finished<'_>);
+
+    /// Where these rows and columns go, if that can be said plainly.
+    #[cfg(target_arch = "x86_64")]
+    fn plain(&self, rows: Range<usize>, cols: Range<usize>) -> Option<Plain>;
+}
+
+/// A place for bf16 results that are written past the caches, whole lines of 64 bytes: sums as they are, or what `onto`
+/// makes of them.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(crate) struct Plain {
+    pub to: *mut bf16,
+    /// Elements from one row to the next.
+    pub stride: usize,
+    pub onto: Option<Onto>,
+}
+
+/// `residual + gate · sums`: the residual, as far apart as the results, and a gate for every column.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(crate) struct Onto {
+    pub residual: *const bf16,
+    pub gate: *const f32,
 }
 
 /// A row's results are fetched while so many rows before it are written. They lie far apart, where the machine does not

@@ -47,8 +47,7 @@ fn run<T: Stored>(
     let mut out = cx.buffer::<T>(shape.numel())?;
     let part = Part { start: 0, width: out_channels, data: Disjoint::new(&mut out) };
     let bias = conv.bias.as_deref();
-    let output =
-        Output { bias, gate: None, residual, width: out_channels, parts: vec![part], stream: false };
+    let output = Output { bias, gate: None, residual, width: out_channels, parts: vec![part], stream: false };
     let pixels = shape.dims()[0] * width;
     #[cfg(target_arch = "x86_64")]
     if let (Level::Amx(amx), Some(patches)) = (cx.level, patches.halves()) {

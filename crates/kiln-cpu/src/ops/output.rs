@@ -1,9 +1,16 @@
 //! The last step of every product: bias, gate and residual are applied to the sums on their way to the result.
 
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
+
 use kiln_ops::Groups;
+#[cfg(target_arch = "x86_64")]
+use kiln_tensor::{DType, bf16};
 
 use crate::element::{Element, read, write};
 use crate::gemm::{Finished, ROWS_AHEAD, Sink};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::{Onto, Plain};
 use crate::parallel::Disjoint;
 use crate::simd::Simd;
 
@@ -58,6 +65,34 @@ impl<T: Element> Sink for Output<'_, T> {
                 finish(s, done.sums(row, cols.clone()), addends, self.stream, out);
             }
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn plain(&self, rows: Range<usize>, cols: Range<usize>) -> Option<Plain> {
+        if !self.stream || self.bias.is_some() || T::DTYPE != DType::BF16 {
+            return None;
+        }
+        let inside = |part: &&Part<'_, T>| part.start <= cols.start && cols.end <= part.start + part.width;
+        let part = self.parts.iter().find(inside)?;
+        // SAFETY: rows and columns of the result, of which this task alone writes these.
+        let to = unsafe { part.data.slice(rows.start * part.width..rows.end * part.width) };
+        let to: *mut bf16 = to[cols.start - part.start..].as_mut_ptr().cast();
+        let lines = to.addr().is_multiple_of(64) && part.width.is_multiple_of(32);
+        let onto = match (self.gate, self.residual) {
+            (None, None) => None,
+            (Some((gate, groups)), Some(residual)) if part.width == self.width => {
+                let group = groups.of_row(rows.start);
+                if rows.clone().any(|row| groups.of_row(row) != group) {
+                    return None;
+                }
+                let residual =
+                    residual[rows.start * self.width..rows.end * self.width][cols.start..].as_ptr();
+                let gate = gate[group * self.width..][cols].as_ptr();
+                Some(Onto { residual: residual.cast(), gate })
+            }
+            _ => return None,
+        };
+        lines.then_some(Plain { to, stride: part.width, onto })
     }
 }
 
@@ -154,5 +189,10 @@ impl Sink for Scaled<'_> {
                 write(s, out, i, s.mul(scale, read(s, sums, i)));
             }
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn plain(&self, _: Range<usize>, _: Range<usize>) -> Option<Plain> {
+        None
     }
 }

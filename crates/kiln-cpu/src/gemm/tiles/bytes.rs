@@ -5,14 +5,17 @@ use std::ops::Range;
 
 use kiln_ops::Result;
 
+use super::beside::{AT_ONCE, Square};
 use super::order::{Area, Order};
 use super::pack::{LINE, PAIR, SUMS};
 use super::panels::{BLOCK, Panels};
 use super::turned::Turned;
 use crate::Context;
 use crate::buffer::Buffer;
-use crate::gemm::{Finished, Rows, Sink, Term, Updates, emit};
+use crate::gemm::{Finished, Plain, Rows, Sink, Term, Updates, emit};
 use crate::simd::{Amx, Left, OfBytes, Pair, Tiles};
+
+const _: () = assert!(BLOCK / LINE * AT_ONCE <= PAIR);
 
 /// Tokens whose sums are handed on at once: they stay in the first-level cache on the way.
 const TOKENS: usize = 16;
@@ -45,21 +48,20 @@ struct Scratch {
 
 /// What comes into the second-level cache during a product.
 struct Fetch<'a> {
-    /// Weights that are to be read soon, and how often [`Fetch::LINES`] of them are asked for in a step.
-    soon: (&'a [u8], usize),
+    /// Weights that are to be read soon.
+    soon: &'a [u8],
     /// Tokens that are to be read later.
     ahead: &'a [u8],
 }
 
 impl Fetch<'_> {
-    /// Lines that are asked for at a time: a number known to the compiler, so that nothing but the asking is left of it.
+    /// Lines that are asked for in a step: a number known to the compiler, so that nothing but the asking is left of it.
     const LINES: usize = 4;
 
     #[inline(always)]
     fn step(&self, step: usize) {
-        let (soon, times) = self.soon;
-        for i in step * times..(step + 1) * times {
-            ask(soon, i);
+        if !self.soon.is_empty() {
+            ask(self.soon, step);
         }
         if !self.ahead.is_empty() {
             ask(self.ahead, step);
@@ -98,22 +100,41 @@ impl<R: Rows + Send> ByteProduct<'_, R> {
             let stay = [order.near && scratch.near == area.rows, order.near && next.rows == area.rows];
             scratch.near = area.rows.clone();
             let mut tiles = self.amx.tiles();
-            self.sum(&mut tiles, [&area, &next], stay, scratch);
+            // SAFETY: the token proves AVX-512.
+            let written = unsafe { self.sum(&mut tiles, [&area, &next], stay, scratch, sink) };
             drop(tiles);
-            self.finish(area, scratch, sink);
-            // What the sink wrote past the caches is to be seen by all before this task is over.
+            if !written {
+                self.finish(area, scratch, sink);
+            }
+            // What was written past the caches is to be seen by all before this task is over.
             // SAFETY: every machine with tiles has this.
             unsafe { _mm_sfence() };
         })
     }
 
-    /// Computes all sums of a task. `stay` says whether its tokens are near since the task before, and whether they are
-    /// the next one's.
-    fn sum(&self, tiles: &mut Tiles, [area, next]: [&Area; 2], stay: [bool; 2], scratch: &mut Scratch) {
+    /// Computes all sums of a task and, if the sink can say where they go, writes them, those of one product while the tiles
+    /// are at the next one; tells if it did. `stay` says whether the tokens are near since the task before, and whether they
+    /// are the next one's.
+    ///
+    /// # Safety
+    /// The machine has AVX-512.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    unsafe fn sum<K: Sink>(
+        &self,
+        tiles: &mut Tiles,
+        [area, next]: [&Area; 2],
+        stay: [bool; 2],
+        scratch: &mut Scratch,
+        sink: &K,
+    ) -> bool {
+        let s = self.amx.vectors();
+        let beside = self.places(area, sink);
+        let mut done: Option<Square> = None;
         let ByteProduct { left, weight, .. } = *self;
         let (tokens, cols) = (area.pairs(), area.cols.start / PAIR..area.cols.end.div_ceil(PAIR));
-        // Lines of the weight are asked for so often in a step that they are there after all tokens.
-        let times = (PAIR / Fetch::LINES).div_ceil(tokens.len());
+        // Lines of the weight that a product's steps ask for, and those that have to be asked for before it, where tokens are
+        // too few for all to be asked for beside their products.
+        let share = (PAIR / Fetch::LINES).div_ceil(tokens.len());
         for from in (0..left.depth).step_by(BLOCK) {
             let end = left.depth.min(from + BLOCK);
             let steps = (end - from).div_ceil(LINE);
@@ -133,14 +154,10 @@ impl<R: Rows + Send> ByteProduct<'_, R> {
                 };
                 for (i, pair) in tokens.clone().enumerate() {
                     let turn = j * tokens.len() + i;
-                    let asked = i * times * Fetch::LINES;
-                    let fetch = Fetch {
-                        soon: (
-                            soon.get(asked * steps * LINE..).unwrap_or_default(),
-                            if asked < PAIR { times } else { 0 },
-                        ),
-                        ahead: later.get(turn * steps * Fetch::LINES * LINE..).unwrap_or_default(),
-                    };
+                    let lines = |i: usize| i * steps * Fetch::LINES * LINE;
+                    let soon = soon.get(lines(i * share)..lines(PAIR / Fetch::LINES)).unwrap_or_default();
+                    (steps..steps * share).for_each(|i| ask(soon, i));
+                    let fetch = Fetch { soon, ahead: later.get(lines(turn)..).unwrap_or_default() };
                     let operands = Pair {
                         a: Left::Tiles(left.tiles(from, pair).as_ptr()),
                         b: right.as_ptr(),
@@ -148,12 +165,64 @@ impl<R: Rows + Send> ByteProduct<'_, R> {
                         steps,
                         add: from > 0,
                     };
+                    let square = match last {
+                        true => beside.get(turn).map(|&place| self.square(&operands, place, [pair, col])),
+                        false => None,
+                    };
                     // SAFETY: two tiles a step in both operands, four tiles of sums; a weight is turned only where tiles
-                    // multiply bytes.
-                    unsafe { tiles.multiply::<OfBytes>(operands, |step| fetch.step(step)) };
+                    // multiply bytes. The square before is finished, and a block has no more steps than that has rows to
+                    // write.
+                    unsafe {
+                        match (&square, &done) {
+                            (Some(square), Some(done)) if square.place.onto.is_some() => tiles
+                                .multiply::<OfBytes>(operands, |step| {
+                                    fetch.step(step);
+                                    square.ask(step * AT_ONCE);
+                                    done.write::<true>(s, step * AT_ONCE);
+                                }),
+                            (Some(_), Some(done)) => tiles.multiply::<OfBytes>(operands, |step| {
+                                fetch.step(step);
+                                done.write::<false>(s, step * AT_ONCE);
+                            }),
+                            _ => tiles.multiply::<OfBytes>(operands, |step| fetch.step(step)),
+                        }
+                        if let Some(done) = &done {
+                            done.write_rest(s, steps * AT_ONCE);
+                        }
+                    }
+                    done = square;
                 }
             }
         }
+        if let Some(done) = &done {
+            // SAFETY: the last square is finished.
+            unsafe { done.write_rest(s, 0) };
+        }
+        done.is_some()
+    }
+
+    /// Where the squares of a task go, if that can be said of all of them and nothing is to be added.
+    fn places<K: Sink>(&self, area: &Area, sink: &K) -> Vec<Plain> {
+        if !self.updates.is_empty() || !area.rows.len().is_multiple_of(PAIR) {
+            return Vec::new();
+        }
+        let start = self.left.rows.start;
+        let rows = |pair: usize| start + pair * PAIR..start + (pair + 1) * PAIR;
+        let squares =
+            area.cols.clone().step_by(PAIR).flat_map(|col| area.pairs().map(move |pair| (pair, col)));
+        let place = |(pair, col): (usize, usize)| match col + PAIR <= area.cols.end {
+            true => sink.plain(rows(pair), col..col + PAIR),
+            false => None,
+        };
+        squares.map(place).collect::<Option<_>>().unwrap_or_default()
+    }
+
+    /// The square that a product makes of these pairs of tokens and columns.
+    fn square(&self, product: &Pair, place: Plain, [pair, col]: [usize; 2]) -> Square {
+        let about = self.left.scales.as_deref().unwrap_or_default();
+        let [tokens, columns] =
+            [&about[pair * PAIR..][..PAIR], &self.scales[col * PAIR..][..PAIR]].map(|x| x.as_ptr());
+        Square { sums: product.c.cast(), tokens, columns, place }
     }
 
     /// Makes floats of the sums of a task, adds the updates and hands them on.

@@ -4,6 +4,7 @@
 //! weights stay as their file has them ([`product`]), while bytes are made, or read, once and kept as tiles ([`turned`],
 //! [`bytes`]).
 
+mod beside;
 mod bytes;
 mod order;
 mod pack;

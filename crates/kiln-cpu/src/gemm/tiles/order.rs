@@ -54,8 +54,7 @@ impl Order {
     }
 
     fn with(threads: usize, size: [usize; 2], near: bool) -> Order {
-        let (cols, at_once) =
-            if near { (COLS_BESIDE, BANDS_BESIDE) } else { (COLS_AT_ONCE, BANDS_AT_ONCE) };
+        let (cols, at_once) = if near { (COLS_BESIDE, BANDS_BESIDE) } else { (COLS_AT_ONCE, BANDS_AT_ONCE) };
         let blocks = Blocks { tile_rows: PAIR, rows: [TOKENS_AT_ONCE, 2 * PAIR], cols: [cols, 2 * PAIR] };
         let cut = Cut::new(threads, size, &blocks);
         let bands = size[1].div_ceil(cut.cols);
