@@ -82,6 +82,33 @@ fn a_product_of_integers_is_the_same_on_every_instruction_set() {
 }
 
 #[test]
+fn a_large_product_of_integers_is_that_of_its_rows() {
+    // Enough results to be written past the caches, squares of which some belong to two groups, a last strip with a tail.
+    let (rows, cols, out) = (1260, 1100, 4128);
+    let b = CpuBackend::new(Options { isa: None, threads: Some(3) }).unwrap();
+    let w = b.weight(integers(out, cols)).unwrap();
+    let x = tensor(&b, 6, [rows, cols], DType::BF16);
+    let residual = tensor(&b, 7, [rows, out], DType::BF16);
+    let gate = tensor(&b, 8, [2, out], DType::F32);
+    let groups = Groups::of_lengths(&[500, rows - 500]);
+    let plain = b.linear(&x, &w).unwrap();
+    let [first, second] = b.linear_split(&x, &w, [96, out - 96]).unwrap();
+    let added = b.linear_gated_add(&[&x], &w, Some((&gate, &groups)), &residual).unwrap();
+    for range in [0..70, 490..510, 800..830, 1250..1260] {
+        let part = |t| b.slice_rows(t, range.clone()).unwrap();
+        let x = part(&x);
+        assert!(bytes(&b, &part(&plain)) == bytes(&b, &b.linear(&x, &w).unwrap()), "{range:?}");
+        let some = b.linear_split(&x, &w, [96, out - 96]).unwrap();
+        let same = [&first, &second].into_iter().zip(&some).all(|(a, s)| bytes(&b, &part(a)) == bytes(&b, s));
+        assert!(same, "{range:?}, in two parts");
+        let first = range.clone().filter(|&row| row < 500).count();
+        let groups = Groups::of_lengths(&[first, range.len() - first]);
+        let some = b.linear_gated_add(&[&x], &w, Some((&gate, &groups)), &part(&residual)).unwrap();
+        assert!(bytes(&b, &part(&added)) == bytes(&b, &some), "{range:?}, gated");
+    }
+}
+
+#[test]
 fn a_row_without_numbers_shows_and_leaves_the_others_alone() {
     for b in backends(2) {
         let w = b.weight(integers(40, 50)).unwrap();
