@@ -116,9 +116,9 @@ impl Stack {
     }
 
     /// Integers as the machine's tiles want them, where it multiplies them in tiles. The rows are given up for it.
-    #[cfg(target_arch = "x86_64")]
     fn turn(self, cx: &Context) -> Result<Stack> {
         match cx.level {
+            #[cfg(target_arch = "x86_64")]
             Level::Amx(amx) if self.format == Format::I8 && amx.has_int8() => {
                 let turned = Turned::new(cx, amx, &self)?;
                 Ok(Stack { slabs: vec![(self.rows, Slab::Turned(Arc::new(turned)))], ..self })
@@ -281,7 +281,6 @@ impl CpuWeight {
             true => Stack::new("weight", parts.slabs, cols)?,
             false => Stack::packed(parts.packed, cols),
         };
-        #[cfg(target_arch = "x86_64")]
         let stack = stack.turn(cx)?;
         Ok(CpuWeight { stack, scales, bias, deltas })
     }
