@@ -29,21 +29,29 @@ __device__ __forceinline__ void binary(const T *x, const T *y, T *out, long long
     store8(out, i, n, vector, a);
 }
 
-// silu of the first `cols` columns times the others; a row of x has 2 * cols.
-template <class T> __device__ __forceinline__ void swiglu(const T *x, T *out, long long rows, int cols) {
-    int chunks = (cols + 7) / 8;
+// silu of the first `cols` columns times the others; a row of x has 2 * cols. Left of it come the `left_cols` columns of `left`.
+template <class T>
+__device__ __forceinline__ void swiglu(const T *left, int left_cols, const T *x, T *out, long long rows, int cols) {
+    int left_chunks = (left_cols + 7) / 8, chunks = left_chunks + (cols + 7) / 8;
     long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= rows * chunks) return;
     long long row = at / chunks;
-    int i = 8 * (int)(at % chunks);
-    const T *gate = x + row * 2 * cols;
-    bool vector = cols % 8 == 0 && aligned(x) && aligned(out);
+    int chunk = (int)(at % chunks);
+    bool vector = cols % 8 == 0 && left_cols % 8 == 0 && aligned(left) && aligned(x) && aligned(out);
+    out += row * (left_cols + cols);
     float a[8], b[8];
+    if (chunk < left_chunks) {
+        load8(left + row * left_cols, 8 * chunk, left_cols, vector, a);
+        store8(out, 8 * chunk, left_cols, vector, a);
+        return;
+    }
+    int i = 8 * (chunk - left_chunks);
+    const T *gate = x + row * 2 * cols;
     load8(gate, i, cols, vector, a);
     load8(gate + cols, i, cols, vector, b);
 #pragma unroll
     for (int j = 0; j < 8; j++) a[j] = activate_as<T>(a[j], 1) * b[j];
-    store8(out + row * cols, i, cols, vector, a);
+    store8(out + left_cols, i, cols, vector, a);
 }
 
 template <class T>
@@ -93,9 +101,10 @@ template <class S, class T> __device__ __forceinline__ void cast(const S *x, T *
     extern "C" __global__ void binary_##name(const T *x, const T *y, T *out, long long n, int f, float s) {           \
         binary(x, y, out, n, f, s);                                                                                  \
     }                                                                                                                \
-    extern "C" __global__ void swiglu_##name(const T *x, T *out, long long rows, int cols) {                          \
-        swiglu(x, out, rows, cols);                                                                                  \
-    }                                                                                                                \
+    extern "C" __global__ void swiglu_##name(const T *left, int left_cols, const T *x, T *out, long long rows,        \
+                                             int cols) {                                                              \
+        swiglu(left, left_cols, x, out, rows, cols);                                                                  \
+    }                                                                                                                 \
     extern "C" __global__ void affine_##name(const T *x, const float *scale, const float *shift, T *out,              \
                                              long long rows, int cols) {                                             \
         affine(x, scale, shift, out, rows, cols);                                                                    \

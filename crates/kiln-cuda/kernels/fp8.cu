@@ -12,32 +12,45 @@ __device__ __forceinline__ unsigned short round_fp8_pair(float low, float high) 
 }
 #endif
 
-// Two matrices side by side (the second may have no columns) into bytes, one block of 256 threads a row; bytes from the last
-// column to `padded` are zero. A row that holds what is no number gets a scale of NaN.
-template <class T>
-__device__ __forceinline__ void quantise(const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {
+// Two matrices side by side (either may have no columns) into bytes, one block of 256 threads a row; bytes from the last
+// column to `padded` are zero. A row that holds what is no number gets a scale of NaN. With SWIGLU the second is silu of the
+// first `y_cols` columns of `y` times its others, worked out once and kept until the scale is known.
+template <bool SWIGLU, class T>
+__device__ __forceinline__ void quantise(const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded,
+                                         T *kept) {
     __shared__ float parts[8];
     int cols = x_cols + y_cols;
     x += (long long)blockIdx.x * x_cols;
-    y += (long long)blockIdx.x * y_cols;
+    y += (long long)blockIdx.x * y_cols * (SWIGLU ? 2 : 1);
     q += (long long)blockIdx.x * padded;
     const float INFINITE = __uint_as_float(0x7f800000u);
     bool vector = x_cols % 8 == 0 && y_cols % 8 == 0 && aligned(x) && aligned(y);
+    auto gated = [](float gate, float up) { return to_float(from_float<T>(activate_as<T>(gate, 1) * up)); };
+    auto one = [&](int i) {
+        if (i < x_cols) return to_float(x[i]);
+        if (i >= cols) return 0.0f;
+        i -= x_cols;
+        return SWIGLU ? gated(to_float(y[i]), to_float(y[i + y_cols])) : to_float(y[i]);
+    };
     auto load = [&](int i, float (&v)[8]) {
-        if (vector) {
-            if (i < x_cols)
-                load_vector(x + i, v);
-            else if (i < cols)
-                load_vector(y + (i - x_cols), v);
-            else
-                for (int j = 0; j < 8; j++) v[j] = 0.0f;
-            return;
+        if (vector && i < x_cols) {
+            load_vector(x + i, v);
+        } else if (vector && i < cols) {
+            load_vector(y + (i - x_cols), v);
+            if (SWIGLU) {
+                float up[8];
+                load_vector(y + (i - x_cols + y_cols), up);
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[j] = gated(v[j], up[j]);
+            }
+        } else {
+            for (int j = 0; j < 8; j++) v[j] = one(i + j);
         }
-        for (int j = 0; j < 8; j++) v[j] = i + j < x_cols ? to_float(x[i + j]) : i + j < cols ? to_float(y[i + j - x_cols]) : 0.0f;
     };
     float largest = 0.0f, v[8];
     for (int i = 8 * threadIdx.x; i < cols; i += 8 * 256) {
         load(i, v);
+        if (kept) store_vector(kept + i, v);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float a = fabsf(v[j]);
@@ -60,7 +73,11 @@ __device__ __forceinline__ void quantise(const T *x, int x_cols, const T *y, int
         scale = 0.0f;
     }
     for (int i = 8 * threadIdx.x; i < padded; i += 8 * 256) {
-        load(i, v);
+        // A thread reads what it has kept itself.
+        if (kept && i < cols)
+            load_vector(kept + i, v);
+        else
+            load(i, v);
         u64 bytes = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -101,7 +118,12 @@ __device__ __forceinline__ void rescale(O *out, const float *x_scales, const flo
 #define KERNELS(T, name)                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) quantise_fp8_##name(                                           \
         const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {               \
-        quantise(x, x_cols, y, y_cols, q, scales, padded);                                                           \
+        quantise<false>(x, x_cols, y, y_cols, q, scales, padded, (T *)nullptr);                                      \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(256) quantise_swiglu_fp8_##name(                                    \
+        const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded) {               \
+        DYNAMIC_SHARED(row);                                                                                         \
+        quantise<true>(x, x_cols, y, y_cols, q, scales, padded, (T *)row);                                                 \
     }                                                                                                                \
     extern "C" __global__ void __launch_bounds__(256) product_fp8_##name(                                            \
         const unsigned char *x, const float *x_scales, const unsigned char *w, const float *w_scales, T *out,        \

@@ -187,6 +187,17 @@ impl Backend for CudaBackend {
         linear::linear_gated_add(&self.cx, xs, w, gate, residual)
     }
 
+    fn swiglu_gated_add(
+        &self,
+        beside: Option<&CudaTensor>,
+        gate_up: &CudaTensor,
+        w: &CudaWeight,
+        gate: Option<(&CudaTensor, &Groups)>,
+        residual: &CudaTensor,
+    ) -> Result<CudaTensor> {
+        linear::swiglu_gated_add(&self.cx, beside, gate_up, w, gate, residual)
+    }
+
     fn ada_layer_norm(
         &self,
         x: &CudaTensor,

@@ -300,7 +300,7 @@ impl<B: Backend> Layer<B> {
         let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
         let x = b.linear_gated_add(&[&attended], &self.o_proj, None, &x)?;
         let h = b.rms_norm(&x, &self.post_attention_layernorm, eps)?;
-        let h = b.swiglu(&b.linear(&h, &self.gate_up)?)?;
-        Ok(b.linear_gated_add(&[&h], &self.down_proj, None, &x)?)
+        let h = b.linear(&h, &self.gate_up)?;
+        Ok(b.swiglu_gated_add(None, &h, &self.down_proj, None, &x)?)
     }
 }

@@ -123,6 +123,22 @@ pub trait Backend: Send + Sync {
         residual: &Self::Tensor,
     ) -> Result<Self::Tensor>;
 
+    /// [`Backend::linear_gated_add`] of [`Backend::swiglu`] of `gate_up`, with `beside` on its left.
+    fn swiglu_gated_add(
+        &self,
+        beside: Option<&Self::Tensor>,
+        gate_up: &Self::Tensor,
+        w: &Self::Weight,
+        gate: Option<(&Self::Tensor, &Groups)>,
+        residual: &Self::Tensor,
+    ) -> Result<Self::Tensor> {
+        let x = self.swiglu(gate_up)?;
+        match beside {
+            Some(beside) => self.linear_gated_add(&[beside, &x], w, gate, residual),
+            None => self.linear_gated_add(&[&x], w, gate, residual),
+        }
+    }
+
     /// `layer_norm(x) * (1 + scale[group of row]) + shift[group of row]`, the norm without weights:
     /// `(x - mean) / sqrt(variance + eps)` over the last axis, biased variance.
     ///

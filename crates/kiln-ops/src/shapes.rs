@@ -13,14 +13,15 @@
 //! ```
 
 mod check;
+mod linear;
 
 use std::ops::Range;
 
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, HostTensor, Shape};
 
-use crate::int8::MOST_COLUMNS;
 use crate::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopeTable, Tensor};
 use check::Op;
+pub use linear::{linear, linear_gated_add, linear_split, swiglu_gated_add, weight, with_deltas};
 
 /// [`Backend::upload`]: a float tensor, to f32 or bf16. Gives the result's shape.
 pub fn upload(host: &HostTensor, dtype: DType) -> Result<Shape> {
@@ -43,78 +44,6 @@ fn target(op: Op, dtype: DType) -> Result<()> {
         DType::F32 | DType::BF16 => Ok(()),
         other => op.fail(format!("the result can't be {other}, expected f32 or bf16")),
     }
-}
-
-/// [`Backend::weight`]: slabs of equal width, a bias and deltas that fit them. Gives `[out, in]`.
-pub fn weight(parts: &LinearParts) -> Result<[usize; 2]> {
-    let op = Op("weight");
-    let Some(first) = parts.shapes().next() else {
-        return op.fail("there are no slabs".into());
-    };
-    if !parts.slabs.is_empty() && !parts.packed.is_empty() {
-        return op.fail("there are both slabs and packed matrices".into());
-    }
-    let [_, cols] = op.rank("slab 0", first, "[out, in]")?;
-    let mut heights = Vec::new();
-    for (i, shape) in parts.shapes().enumerate() {
-        let [height, width] = op.rank(&format!("slab {i}"), shape, "[out, in]")?;
-        if width != cols {
-            return op.fail(format!("slab {i} has shape {shape}, expected [{height}, {cols}]"));
-        }
-        heights.push(height);
-    }
-    let dtype = parts.dtype().unwrap_or(DType::F32);
-    if let Some(i) = parts.slabs.iter().position(|slab| slab.dtype() != dtype) {
-        return op.fail(format!("slab {i} is {}, expected {dtype} like slab 0", parts.slabs[i].dtype()));
-    }
-    let integers = dtype == DType::I8;
-    if integers && parts.fp8 {
-        return op.fail("slabs of i8 can't be multiplied in 8-bit floats".into());
-    }
-    let (found, expected) = (parts.scales.len(), if integers { heights.len() } else { 0 });
-    if found != expected {
-        return op.fail(format!("{found} scales for slabs of {dtype}, expected {expected}"));
-    }
-    for (i, (scale, &height)) in parts.scales.iter().zip(&heights).enumerate() {
-        op.shape(&format!("scale {i}"), scale.shape(), &[height])?;
-        if !matches!(scale.dtype(), DType::F32 | DType::BF16 | DType::F16 | DType::F64) {
-            return op.fail(format!("scale {i} is {}, expected a float type", scale.dtype()));
-        }
-    }
-    let rows = op.sum("rows of the slabs", heights)?;
-    if rows == 0 || cols == 0 {
-        return op.fail(format!("the weight has shape [{rows}, {cols}], expected at least one element"));
-    }
-    if integers && cols > MOST_COLUMNS {
-        return op.fail(format!("an i8 weight has {cols} columns, expected at most {MOST_COLUMNS}"));
-    }
-    if let Some(bias) = &parts.bias {
-        op.shape("bias", bias.shape(), &[rows])?;
-    }
-    deltas(op, &parts.deltas, [rows, cols])?;
-    Ok([rows, cols])
-}
-
-/// [`Backend::with_deltas`] of a layer of `[out, in]`.
-pub fn with_deltas(updates: &[Delta], size: [usize; 2]) -> Result<()> {
-    deltas(Op("with_deltas"), updates, size)
-}
-
-fn deltas(op: Op, deltas: &[Delta], [rows, cols]: [usize; 2]) -> Result<()> {
-    for (i, delta) in deltas.iter().enumerate() {
-        let (down, up) = (format!("down of delta {i}"), format!("up of delta {i}"));
-        let [rank, _] = op.rank(&down, delta.down.shape(), "[rank, in]")?;
-        op.shape(&down, delta.down.shape(), &[rank, cols])?;
-        let [height, _] = op.rank(&up, delta.up.shape(), "[out, rank]")?;
-        op.shape(&up, delta.up.shape(), &[height, rank])?;
-        if delta.row.checked_add(height).is_none_or(|end| end > rows) {
-            return op.fail(format!(
-                "delta {i} changes {height} rows from row {}, but there are only {rows}",
-                delta.row
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// [`Backend::conv`]. Gives `[out, in, height, width]`.
@@ -161,56 +90,6 @@ pub fn concat_rows<T: Tensor>(parts: &[&T]) -> Result<Shape> {
 /// [`Backend::concat_columns`].
 pub fn concat_columns<T: Tensor>(parts: &[&T]) -> Result<Shape> {
     Ok(side_by_side(Op("concat_columns"), "parts", parts)?.into())
-}
-
-/// [`Backend::linear`] with a weight of shape `[out, in]`.
-pub fn linear(x: &impl Tensor, weight: [usize; 2]) -> Result<Shape> {
-    let op = Op("linear");
-    op.activation("x", x)?;
-    let [out, cols] = weight;
-    let [rows, _] = op.matrix("x", x.shape())?;
-    op.shape("x", x.shape(), &[rows, cols])?;
-    Ok([rows, out].into())
-}
-
-/// [`Backend::linear_split`] with a weight of shape `[out, in]`. Gives the shape of each result.
-pub fn linear_split<const N: usize>(
-    x: &impl Tensor,
-    weight: [usize; 2],
-    widths: &[usize; N],
-) -> Result<[Shape; N]> {
-    let op = Op("linear_split");
-    op.activation("x", x)?;
-    let [out, cols] = weight;
-    let [rows, _] = op.matrix("x", x.shape())?;
-    op.shape("x", x.shape(), &[rows, cols])?;
-    let sum = op.sum("widths", widths.iter().copied())?;
-    if sum != out {
-        return op.fail(format!("the widths {widths:?} add up to {sum}, expected {out}"));
-    }
-    Ok(widths.map(|width| [rows, width].into()))
-}
-
-/// [`Backend::linear_gated_add`] with a weight of shape `[out, in]`.
-pub fn linear_gated_add<T: Tensor>(
-    xs: &[&T],
-    weight: [usize; 2],
-    gate: Option<(&T, &Groups)>,
-    residual: &T,
-) -> Result<Shape> {
-    let op = Op("linear_gated_add");
-    let [out, cols] = weight;
-    let [rows, width] = side_by_side(op, "xs", xs)?;
-    if width != cols {
-        return op.fail(format!("xs are {width} columns wide together, expected {cols}"));
-    }
-    op.like("residual", residual, xs[0].dtype())?;
-    op.shape("residual", residual.shape(), &[rows, out])?;
-    if let Some((gate, groups)) = gate {
-        op.groups(groups, rows)?;
-        op.parameter("gate", gate, &[groups.count(), out])?;
-    }
-    Ok([rows, out].into())
 }
 
 /// [`Backend::ada_layer_norm`].

@@ -6,7 +6,7 @@
 
 use kiln_ops::{Backend, Groups, Result};
 use kiln_tensor::packed::Format;
-use kiln_tensor::{DType, LinearParts};
+use kiln_tensor::{DType, HostTensor, LinearParts};
 
 use super::List;
 use super::packed::matrix;
@@ -30,6 +30,9 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("linear_fp8/full_size", Fp8 { sizes: vec![[70, 3072, 528]], ..plain });
     list.add("linear_fp8/in_the_file", InTheFile);
     list.add("linear_gated_add_fp8/side_by_side", GatedAdd { inputs: &[64, 192], groups: &[1, 17, 22] });
+    for (name, beside, inner) in [("alone", 0, 256), ("beside", 64, 192), ("odd", 33, 101)] {
+        list.add(&format!("swiglu_gated_add_fp8/{name}"), SwigluGatedAdd { beside, inner });
+    }
     list.add("linear_gated_add_fp8/odd_inputs", GatedAdd { inputs: &[33, 96, 5], groups: &[7] });
 }
 
@@ -116,5 +119,32 @@ impl Scenario for GatedAdd {
         let xs: Vec<&B::Tensor> = xs.iter().collect();
         let y = t.b.linear_gated_add(&xs, &w, Some((&gate, &groups)), &residual)?;
         t.put(format!("inputs {:?}, groups {:?}", self.inputs, self.groups), &y, tolerance(cols, t.dtype))
+    }
+}
+
+struct SwigluGatedAdd {
+    /// Columns on the left; 0 for none.
+    beside: usize,
+    inner: usize,
+}
+
+impl Scenario for SwigluGatedAdd {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let (rows, out, cols) = (11, 48, self.beside + self.inner);
+        let left = t.activation(NORMAL, [rows, self.beside])?;
+        // Where silu has gone all the way its values are exact, and 8 bits round them the same way everywhere.
+        let drawn = t.draw(NORMAL, [rows, 2 * self.inner]);
+        let mut elements = drawn.to_f32()?.into_owned();
+        for row in elements.chunks_exact_mut(2 * self.inner) {
+            row[..self.inner].iter_mut().for_each(|x| *x = if *x > 0.0 { 64.0 } else { -1024.0 });
+        }
+        let gate_up = t.activation_of(&HostTensor::from_f32(drawn.shape().clone(), elements)?)?;
+        let w = t.b.weight(floats(t, [out, cols], 1, DType::BF16)?)?;
+        let residual = t.activation(NORMAL, [rows, out])?;
+        let gate = t.parameter(NORMAL, [1, out])?;
+        let groups = Groups::one(rows);
+        let beside = (self.beside > 0).then_some(&left);
+        let y = t.b.swiglu_gated_add(beside, &gate_up, &w, Some((&gate, &groups)), &residual)?;
+        t.put(format!("{} beside {}", self.beside, self.inner), &y, tolerance(cols, t.dtype))
     }
 }

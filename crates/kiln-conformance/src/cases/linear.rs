@@ -50,6 +50,20 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("linear_gated_add/no_gate", GatedAdd { stored: DType::BF16, inputs: &[48, 17], groups: &[] });
     let full = GatedAdd { stored: DType::BF16, inputs: &[512, 1536], groups: &[64, 32] };
     list.add("linear_gated_add/full_size", full);
+    let plain = SwigluGatedAdd { stored: DType::BF16, beside: 0, inner: 64, groups: &[7], ranks: &[] };
+    list.add("swiglu_gated_add/alone", plain);
+    list.add("swiglu_gated_add/no_gate", SwigluGatedAdd { groups: &[], ..plain });
+    list.add("swiglu_gated_add/with_deltas", SwigluGatedAdd { beside: 24, ranks: &[3], ..plain });
+    for stored in [DType::F32, DType::BF16, DType::F16] {
+        let beside = SwigluGatedAdd { stored, beside: 32, groups: &[1, 17, 2], ..plain };
+        list.add(&format!("swiglu_gated_add/beside_{stored}"), beside);
+        list.add(
+            &format!("swiglu_gated_add/odd_{stored}"),
+            SwigluGatedAdd { beside: 33, inner: 95, ..beside },
+        );
+    }
+    let full = SwigluGatedAdd { beside: 512, inner: 1536, groups: &[64, 32], ..plain };
+    list.add("swiglu_gated_add/full_size", full);
 }
 
 /// `[rows, in, out]`.
@@ -238,6 +252,40 @@ impl Scenario for GatedAdd {
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
         let residual = t.activation(NORMAL, [rows, out])?;
         let y = t.b.linear_gated_add(&xs.iter().collect::<Vec<_>>(), &w, gate, &residual)?;
+        t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, self.stored, cols, true))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct SwigluGatedAdd {
+    stored: DType,
+    /// Columns on the left; 0 for none.
+    beside: usize,
+    /// Columns that come out of SwiGLU.
+    inner: usize,
+    groups: &'static [usize],
+    ranks: &'static [usize],
+}
+
+impl Scenario for SwigluGatedAdd {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let cols = self.beside + self.inner;
+        let rows = if self.groups.is_empty() { 19 } else { self.groups.iter().sum() };
+        let out = if cols > 1000 { 512 } else { 37 };
+        let beside = t.activation(NORMAL, [rows, self.beside])?;
+        let gate_up = t.activation(NORMAL, [rows, 2 * self.inner])?;
+        let parts = LinearParts {
+            slabs: slabs(t, self.stored, cut(out, 2), cols)?,
+            deltas: deltas(t, self.ranks, self.stored, [out, cols])?,
+            ..LinearParts::default()
+        };
+        let w = t.b.weight(parts)?;
+        let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
+        let groups = Groups::of_lengths(self.groups);
+        let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
+        let residual = t.activation(NORMAL, [rows, out])?;
+        let beside = (self.beside > 0).then_some(&beside);
+        let y = t.b.swiglu_gated_add(beside, &gate_up, &w, gate, &residual)?;
         t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, self.stored, cols, true))
     }
 }

@@ -54,6 +54,7 @@ fn names_are_unique_and_name_an_operation() {
         "linear",
         "linear_split",
         "linear_gated_add",
+        "swiglu_gated_add",
         "ada_layer_norm",
         "rms_norm",
         "norm_rope",

@@ -67,12 +67,19 @@ fn binary(cx: &Context, x: &CudaTensor, y: &CudaTensor, f: Two, s: f32) -> Resul
 }
 
 pub(crate) fn swiglu(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
+    swiglu_beside(cx, None, x)
+}
+
+/// SwiGLU of `x` with `left`, of as many rows, on its left.
+pub(crate) fn swiglu_beside(cx: &Context, left: Option<&CudaTensor>, x: &CudaTensor) -> Result<CudaTensor> {
     let shape = shapes::swiglu(x)?;
     let (rows, cols) = (shape.rows(), shape.last());
-    let out = CudaTensor::new(cx, shape, x.dtype())?;
+    let (left, left_cols) = left.map_or((0, 0), |left| (left.at(), left.shape().last()));
+    let out = CudaTensor::new(cx, [rows, left_cols + cols], x.dtype())?;
     let name = by_dtype(x.dtype(), "swiglu_f32", "swiglu_bf16");
-    cx.done(launch!(cx.device, ELEMENTWISE, name, by_rows(rows, cols), THREADS, 0;
-        x.at(), out.at(), rows as i64, int("swiglu", cols)?))?;
+    let chunks = left_cols.div_ceil(8) + cols.div_ceil(8);
+    cx.done(launch!(cx.device, ELEMENTWISE, name, by_rows(rows, 8 * chunks), THREADS, 0;
+        left, int("swiglu", left_cols)?, x.at(), out.at(), rows as i64, int("swiglu", cols)?))?;
     Ok(out)
 }
 

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use kiln_ops::{Result, Tensor as _};
+use kiln_ops::{Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::movement::concat_columns;
@@ -12,6 +12,14 @@ use crate::sources::FP8;
 use crate::sys::driver::DevicePtr;
 use crate::weight::ByteRows;
 use crate::{Context, CudaTensor, int};
+
+/// Bytes of shared memory that every GPU gives a block unasked.
+const UNASKED: usize = 48 << 10;
+
+/// What a block keeps of a row until its scale is known.
+fn row_bytes(cols: usize, dtype: DType) -> usize {
+    cols.next_multiple_of(8) * dtype.size()
+}
 
 /// Rows of 8-bit floats, with a scale each.
 pub(crate) struct Short {
@@ -38,6 +46,24 @@ impl Short {
         let widths = [first.shape().last(), second.map_or(0, |y| y.shape().last())];
         let at = parts.map(CudaTensor::at);
         round_rows(cx, first.dtype(), at, widths, rows, [short.bytes.at(), short.scales.at()], w.depth)?;
+        Ok(short)
+    }
+
+    /// Whether rows of a weight's width are short enough for [`Short::of_swiglu`].
+    pub fn takes_swiglu(w: &ByteRows, dtype: DType) -> bool {
+        row_bytes(w.cols, dtype) <= UNASKED
+    }
+
+    /// `left` and beside it SwiGLU of `x`, in one pass.
+    pub fn of_swiglu(cx: &Context, left: Option<&CudaTensor>, x: &CudaTensor, w: &ByteRows) -> Result<Short> {
+        let shape = shapes::swiglu(x)?;
+        let (rows, cols) = (shape.rows(), shape.last());
+        let (left, left_cols) = left.map_or((0, 0), |left| (left.at(), left.shape().last()));
+        let short = Short { rows, bytes: cx.block(rows * w.depth)?, scales: cx.block(rows * 4)? };
+        let name = by_dtype(x.dtype(), "quantise_swiglu_fp8_f32", "quantise_swiglu_fp8_bf16");
+        let size = |n: usize| int("linear", n);
+        cx.done(launch!(cx.device, FP8, name, [rows, 1], 256, row_bytes(w.cols, x.dtype());
+            left, size(left_cols)?, x.at(), size(cols)?, short.bytes.at(), short.scales.at(), size(w.depth)?))?;
         Ok(short)
     }
 

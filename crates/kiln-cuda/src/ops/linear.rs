@@ -3,6 +3,7 @@ use std::ops::Range;
 use kiln_ops::{Error, Groups, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
+use super::elementwise::swiglu_beside;
 use super::fp8::Short;
 use super::int8::Rounded;
 use super::movement::concat_columns;
@@ -49,6 +50,32 @@ pub(crate) fn linear_gated_add(
     Layer::new(cx, xs, w)?.gated(shape.last(), gate, residual)
 }
 
+pub(crate) fn swiglu_gated_add(
+    cx: &Context,
+    beside: Option<&CudaTensor>,
+    gate_up: &CudaTensor,
+    w: &CudaWeight,
+    gate: Option<(&CudaTensor, &Groups)>,
+    residual: &CudaTensor,
+) -> Result<CudaTensor> {
+    let [rows, out] = shapes::swiglu_gated_add(beside, gate_up, w.size(), gate, residual)?;
+    let dtype = gate_up.dtype();
+    let base = w.present(cx, dtype)?;
+    // Updates take their inputs as they are.
+    if let Base::Fp8(weight) = &*base
+        && w.deltas.is_empty()
+        && Short::takes_swiglu(weight, dtype)
+    {
+        let short = Some(Short::of_swiglu(cx, beside, gate_up, weight)?);
+        let layer = Layer { cx, xs: &[], w, base, rows, dtype, inner: Vec::new(), rounded: None, short };
+        return layer.gated(out, gate, residual);
+    }
+    // One product of all columns, not two whose sums meet in f32.
+    let joined = swiglu_beside(cx, beside, gate_up)?;
+    let xs = [&joined];
+    Layer::of(cx, &xs, w, base)?.gated(out, gate, residual)
+}
+
 /// A layer that meets its input.
 struct Layer<'a> {
     cx: &'a Context,
@@ -77,8 +104,11 @@ struct Destination {
 
 impl<'a> Layer<'a> {
     fn new(cx: &'a Context, xs: &'a [&'a CudaTensor], w: &'a CudaWeight) -> Result<Self> {
+        Layer::of(cx, xs, w, w.present(cx, xs[0].dtype())?)
+    }
+
+    fn of(cx: &'a Context, xs: &'a [&'a CudaTensor], w: &'a CudaWeight, base: Present<'a>) -> Result<Self> {
         let (rows, dtype) = (xs[0].shape().rows(), xs[0].dtype());
-        let base = w.present(cx, dtype)?;
         let mut layer = Layer { cx, xs, w, base, rows, dtype, inner: Vec::new(), rounded: None, short: None };
         if let Base::Int8(integers) = &*layer.base {
             // One scale for a row of all inputs.

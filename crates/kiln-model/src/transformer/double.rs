@@ -130,7 +130,7 @@ impl<B: Backend> Stream<B> {
     ) -> Result<B::Tensor> {
         let x = b.linear_gated_add(&[attended], &self.to_out, Some((&m.attn.gate, &m.groups)), &x)?;
         let mut h = b.ada_layer_norm(&x, &m.mlp.scale, &m.mlp.shift, &m.groups, self.eps)?;
-        h = b.swiglu(&b.linear(&h, &self.linear_in)?)?;
-        Ok(b.linear_gated_add(&[&h], &self.linear_out, Some((&m.mlp.gate, &m.groups)), &x)?)
+        h = b.linear(&h, &self.linear_in)?;
+        Ok(b.swiglu_gated_add(None, &h, &self.linear_out, Some((&m.mlp.gate, &m.groups)), &x)?)
     }
 }

@@ -53,13 +53,10 @@ impl<B: Backend> SingleBlock<B> {
         let h = b.ada_layer_norm(&x, &m.block.scale, &m.block.shift, &m.groups, self.eps)?;
         let [mut q, mut k, v, gate_up] = b.linear_split(&h, &self.to_qkv_mlp_proj, self.widths)?;
         drop(h);
-        // The widest tensor of all goes first.
-        let mlp = b.swiglu(&gate_up)?;
-        drop(gate_up);
         q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
         k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
         let attended = attention.single(b, [&q, &k, &v])?;
         let gate = Some((&m.block.gate, &m.groups));
-        Ok(b.linear_gated_add(&[&attended, &mlp], &self.to_out, gate, &x)?)
+        Ok(b.swiglu_gated_add(Some(&attended), &gate_up, &self.to_out, gate, &x)?)
     }
 }

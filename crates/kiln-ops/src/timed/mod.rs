@@ -279,6 +279,20 @@ impl<B: Backend> Backend for Timed<B> {
         self.count("linear_gated_add", call, |y| linear_work(xs, w, others, [y].into_iter()))
     }
 
+    fn swiglu_gated_add(
+        &self,
+        beside: Option<&B::Tensor>,
+        gate_up: &B::Tensor,
+        w: &Self::Weight,
+        gate: Option<(&B::Tensor, &Groups)>,
+        residual: &B::Tensor,
+    ) -> Result<B::Tensor> {
+        let xs: Vec<_> = beside.into_iter().chain([gate_up]).collect();
+        let others = bytes(gate.map(|(gate, _)| gate)) + bytes([residual]);
+        let call = |b: &B| b.swiglu_gated_add(beside, gate_up, &w.inner, gate, residual);
+        self.count("swiglu_gated_add", call, |y| linear_work(&xs, w, others, [y].into_iter()))
+    }
+
     fn ada_layer_norm(
         &self,
         x: &B::Tensor,
