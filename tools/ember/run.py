@@ -115,6 +115,7 @@ def main():
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--max-steps", type=int, default=10**9, help="caps every phase; a few steps test the whole way")
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel separately")
+    parser.add_argument("--edits", action="store_true", help="half of phase B's steps are edits: for a last piece")
     parser.add_argument("--polish-only", action="store_true", help="train the decoder further, nothing else (beside another run, say)")
     parser.add_argument("--toy", action="store_true", help="tiny pictures and batches, for a test without a GPU")
     args = parser.parse_args()
@@ -129,7 +130,7 @@ def main():
     autoencoder(session, seconds["vae"], args.max_steps, args.toy)
     if args.polish_only:
         return polish(session, seconds["d"], args.max_steps, args.toy)
-    tables = train.PHASE_A, train.PHASE_B, distil.PHASE_C
+    tables = train.PHASE_A, train.PHASE_B_EDITS if args.edits else train.PHASE_B, distil.PHASE_C
     if args.toy:
         tables = (tuple((1, Shape(kind, 64, 64, 4, 16)) for kind in counts),) * 3
     glance = lambda model, text: look(session, Evaluation(session, model, text, distil.GUIDANCE, 24), args.toy)

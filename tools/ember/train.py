@@ -33,6 +33,18 @@ PHASE_B = (
     (.04, Shape("text", 384, 384, 112, 6_000)),
     (.03, Shape("text", 512, 512, 64, 3_000)),
 )
+# For a last piece: text holds what it has learnt with half of the steps, edits go on.
+PHASE_B_EDITS = (
+    (.30, Shape("text", 256, 256, 256, 60_000)),
+    (.39, Shape("edit", 256, 256, 160, 40_000)),
+    (.10, Shape("edit2", 256, 256, 112, 8_000)),
+    (.05, Shape("text", 128, 128, 512, 30_000)),
+    (.03, Shape("edit", 128, 128, 320, 12_000)),
+    (.03, Shape("text", 192, 320, 256, 4_000)),
+    (.03, Shape("text", 320, 192, 256, 4_000)),
+    (.04, Shape("text", 384, 384, 112, 3_000)),
+    (.03, Shape("text", 512, 512, 64, 2_000)),
+)
 
 
 def choose(table, generator):
