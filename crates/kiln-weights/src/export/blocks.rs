@@ -2,6 +2,8 @@
 
 use kiln_tensor::f16;
 
+use super::lanes;
+
 /// Appends the block of 32 values, packed in 4 bits without an offset.
 pub(super) fn q4_0(x: &[f32], out: &mut Vec<u8>) {
     let (d, inverse) = toward_largest(x, -8.0);
@@ -34,8 +36,7 @@ pub(super) fn q5_1(x: &[f32], out: &mut Vec<u8>) {
 
 /// In 8 bits.
 pub(super) fn q8_0(x: &[f32], out: &mut Vec<u8>) {
-    let largest = x.iter().fold(0f32, |m, x| m.max(x.abs()));
-    let d = largest / 127.0;
+    let d = lanes::largest(x) / 127.0;
     let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
     out.extend(half(d));
     out.extend(x.iter().map(|x| away_from_zero(x * inverse) as u8));

@@ -7,7 +7,7 @@ use kiln_tensor::packed::small_floats::{from_e4m3, to_e2m1, to_e4m3};
 use kiln_tensor::packed::{BlockScales, Format, Packed, swizzled};
 use kiln_tensor::{Error, Result, bf16, f16};
 
-use super::{blocks, k_blocks};
+use super::{blocks, k_blocks, lanes};
 
 /// The largest 8-bit and 4-bit floats.
 const LARGEST_E4M3: f32 = 448.0;
@@ -128,8 +128,7 @@ fn factor(largest: f32, code: f32) -> f32 {
 /// 4-bit floats, the first of a pair in the high half, and a scale for 16 of them.
 fn fours(row: &[f32], all: f32, out: &mut Vec<u8>, scales: &mut Vec<u8>) {
     for block in row.chunks_exact(16) {
-        let largest = block.iter().fold(0f32, |m, x| m.max(x.abs()));
-        let scale = to_e4m3(largest / LARGEST_E2M1 / all);
+        let scale = to_e4m3(lanes::largest(block) / LARGEST_E2M1 / all);
         let step = from_e4m3(scale) * all;
         let code = |x: f32| if step > 0.0 { to_e2m1(x / step) } else { 0 };
         out.extend(block.chunks_exact(2).map(|pair| code(pair[0]) << 4 | code(pair[1])));
@@ -152,7 +151,7 @@ fn largest(rows: &Rows<'_>, threads: usize) -> f32 {
         let mut row = vec![0f32; rows.cols()];
         range.fold(0f32, |m, i| {
             rows.read(i, &mut row);
-            row.iter().fold(m, |m, x| m.max(x.abs()))
+            m.max(lanes::largest(&row))
         })
     });
     pieces.into_iter().fold(0f32, f32::max)
@@ -165,11 +164,8 @@ fn compare(rows: &Rows<'_>, matrix: &Packed, threads: usize) -> [f64; 2] {
         for i in range {
             rows.read(i, &mut before);
             matrix.read(i, 0, &mut after);
-            let mut row = [0f32; 2];
-            for (x, y) in before.iter().zip(&after) {
-                row = [row[0] + (y - x) * (y - x), row[1] + x * x];
-            }
-            sums = [sums[0] + f64::from(row[0]), sums[1] + f64::from(row[1])];
+            let [error, value] = lanes::squares(&before, &after);
+            sums = [sums[0] + f64::from(error), sums[1] + f64::from(value)];
         }
         sums
     });

@@ -7,6 +7,7 @@ mod blocks;
 mod encode;
 mod gguf;
 mod k_blocks;
+mod lanes;
 mod plan;
 mod produce;
 mod safetensors;
