@@ -65,18 +65,29 @@ impl fmt::Display for MemoryNeed {
     }
 }
 
-/// Bytes as GiB with one decimal.
+/// Bytes as GiB with one decimal, as MiB where that says nothing.
 pub(crate) struct Gib(pub(crate) u64);
 
 impl fmt::Display for Gib {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} GiB", self.0 as f64 / f64::from(1 << 30))
+        match self.0 as f64 / f64::from(1 << 30) {
+            gib if gib < 0.1 => write!(f, "{:.0} MiB", gib * 1024.0),
+            gib => write!(f, "{gib:.1} GiB"),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_sizes_are_told_apart() {
+        assert_eq!(
+            [4 << 20, 700 << 20, 3 << 30].map(|n| Gib(n).to_string()),
+            ["4 MiB", "0.7 GiB", "3.0 GiB"]
+        );
+    }
 
     #[test]
     fn a_picture_of_1024_decodes_within_three_gib_even_in_f32() {
