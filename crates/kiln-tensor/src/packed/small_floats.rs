@@ -49,13 +49,20 @@ pub fn to_e2m1(x: f32) -> u8 {
     round(x, 1, 0, 6.0, 0x8)
 }
 
+/// Beyond this a float has no fraction left, so that a sum with it is rounded.
+const WHOLE: f32 = 12_582_912.0;
+
 /// The nearest integer, ties to even, of a number below 2²² (larger ones stay as they are): what
 /// [`f32::round_ties_even`] gives, which is a function call a number on machines without an instruction for it.
 #[inline(always)]
 pub fn nearest(x: f32) -> f32 {
-    // Beyond this a float has no fraction left, so that the sum is rounded.
-    const WHOLE: f32 = 12_582_912.0;
     if x.abs() < 4_194_304.0 { (x + WHOLE) - WHOLE } else { x }
+}
+
+/// [`nearest`] of a number from 0 to 2²² as an integer, without a conversion that looks out for larger ones.
+#[inline(always)]
+fn nearest_code(x: f32) -> i32 {
+    (x + WHOLE).to_bits() as i32 - WHOLE.to_bits() as i32
 }
 
 /// The code of the nearest number with `fraction` bits after the first and no exponent below `lowest`.
@@ -63,7 +70,7 @@ fn round(x: f32, fraction: u32, lowest: i32, largest: f32, sign: u8) -> u8 {
     let magnitude = x.abs().min(largest);
     let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(lowest);
     // Exact: a power of two. A result of twice the leading one is the next exponent's first code, as it should be.
-    let steps = nearest(magnitude / power(exponent - fraction as i32)) as i32;
+    let steps = nearest_code(magnitude * power(fraction as i32 - exponent));
     let code = ((exponent - lowest) << fraction) + steps;
     code as u8 | if x.is_sign_negative() { sign } else { 0 }
 }

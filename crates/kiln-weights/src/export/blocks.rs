@@ -39,13 +39,23 @@ pub(super) fn q8_0(x: &[f32], out: &mut Vec<u8>) {
     let d = lanes::largest(x) / 127.0;
     let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
     out.extend(half(d));
-    out.extend(x.iter().map(|x| away_from_zero(x * inverse) as u8));
+    let mut codes = [0u8; 32];
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = away_from_zero(x * inverse) as u8;
+    }
+    out.extend(codes);
 }
 
-/// The nearest integer, ties away from zero, as [`f32::round`] has it; by conversions, which every machine has many at a time.
+/// The nearest integer, ties away from zero, as [`f32::round`] has it, of a number that fits; by additions, which every
+/// machine does many at a time.
 fn away_from_zero(x: f32) -> i8 {
-    let whole = x as i32;
-    (whole + (2.0 * (x - whole as f32)) as i32) as i8
+    // Beyond this a float has no fraction left: the sum is rounded, ties to even, and ends in the integer's bits.
+    const WHOLE: f32 = 12_582_912.0;
+    let sum = x + WHOLE;
+    let rest = x - (sum - WHOLE);
+    let up = (rest == 0.5) & (x > 0.0);
+    let down = (rest == -0.5) & (x < 0.0);
+    (sum.to_bits() as i8).wrapping_add(i8::from(up)).wrapping_sub(i8::from(down))
 }
 
 fn fives(x: &[f32], out: &mut Vec<u8>, q: impl Fn(f32) -> u8) {

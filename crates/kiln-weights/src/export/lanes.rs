@@ -18,14 +18,17 @@ pub(super) fn largest(x: &[f32]) -> f32 {
 
 /// Sums of the squared differences and of the squared values of `x`.
 pub(super) fn squares(x: &[f32], y: &[f32]) -> [f32; 2] {
-    let mut sums = [[0f32; LANES]; 2];
-    for (x, y) in x.chunks(LANES).zip(y.chunks(LANES)) {
-        for (i, (x, y)) in x.iter().zip(y).enumerate() {
-            sums[0][i] += (y - x) * (y - x);
-            sums[1][i] += x * x;
+    let (mut errors, mut values) = ([0f32; LANES], [0f32; LANES]);
+    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    let mut add = |x: &[f32], y: &[f32]| {
+        for (((error, value), x), y) in errors.iter_mut().zip(&mut values).zip(x).zip(y) {
+            *error += (y - x) * (y - x);
+            *value += x * x;
         }
-    }
-    sums.map(|lanes| lanes.iter().sum())
+    };
+    x.iter().zip(y).for_each(|(x, y)| add(x, y));
+    add(x_rest, y_rest);
+    [errors, values].map(|lanes| lanes.iter().sum())
 }
 
 #[cfg(test)]
