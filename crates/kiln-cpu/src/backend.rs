@@ -48,6 +48,15 @@ impl CpuBackend {
     pub fn threads(&self) -> usize {
         self.cx.pool.threads()
     }
+
+    /// Whether 8-bit weights are laid out anew when they are loaded, so that they take memory beside their file.
+    pub fn copies_integers(&self) -> bool {
+        match self.cx.level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx(amx) => amx.has_int8(),
+            _ => false,
+        }
+    }
 }
 
 impl std::fmt::Debug for CpuBackend {

@@ -30,8 +30,17 @@ impl WeightSource {
 impl WeightSource {
     /// Bytes that [`LinearForm::Int8`] takes beside the files: one for every weight that is not stored so.
     pub fn bytes_to_round(&self) -> u64 {
-        let rounded = self.names().filter(|name| rounds(self, name)).filter_map(|name| self.entry(name));
-        rounded.map(|(_, shape)| shape.numel() as u64).sum()
+        self.weights_that(|name| rounds(self, name))
+    }
+
+    /// The same where integers that are stored are copied as well.
+    pub fn bytes_in_integers(&self) -> u64 {
+        self.weights_that(|name| rounds(self, name) || self.is_int8(name) && int8::takes(name))
+    }
+
+    fn weights_that(&self, counts: impl Fn(&str) -> bool) -> u64 {
+        let counted = self.names().filter(|name| counts(name)).filter_map(|name| self.entry(name));
+        counted.map(|(_, shape)| shape.numel() as u64).sum()
     }
 }
 

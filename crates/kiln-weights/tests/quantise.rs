@@ -55,6 +55,8 @@ fn the_blocks_become_bytes_and_the_rest_stays() {
 
     let small = WeightSource::open(&out).unwrap();
     assert_eq!(report.bytes, [source.bytes(), small.bytes()]);
+    assert_eq!([source.bytes_to_round(), source.bytes_in_integers()], [155, 155]);
+    assert_eq!([small.bytes_to_round(), small.bytes_in_integers()], [0, 155]);
     assert_eq!(small.metadata()["format"], "pt");
     let about = |name: &str| small.entry(name).map(|(dtype, shape)| (dtype, shape.dims().to_vec()));
     assert_eq!(about(&format!("{BLOCK}.weight")), Some((DType::I8, vec![5, 7])));

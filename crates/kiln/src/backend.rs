@@ -79,6 +79,15 @@ impl Chosen {
         }
     }
 
+    /// Whether 8-bit weights take memory beside their file.
+    pub fn copies_integers(&self) -> bool {
+        match self {
+            Chosen::Cpu(backend) => backend.copies_integers(),
+            #[cfg(feature = "cuda")]
+            Chosen::Cuda(_) => false,
+        }
+    }
+
     /// Bytes that a request may need before it is refused.
     pub fn memory_limit(&self) -> Option<u64> {
         match self {

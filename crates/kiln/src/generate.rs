@@ -67,7 +67,7 @@ fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<
     let form = settle(&mut order, &folder, &backend);
     let texts = if args.no_cache { None } else { cache::texts() };
     let mut job = Job::read(&order, &folder, backend.memory_limit(), texts)?;
-    set_form(&mut job.options, form, &folder)?;
+    set_form(&mut job.options, form, &folder, &backend)?;
     reserve_for_loras(&mut job.options)?;
     if backend.vram().is_some() {
         let size = resolve(&job, &folder)?;
@@ -154,16 +154,29 @@ pub(crate) fn settle(order: &mut Order, folder: &ModelFolder, backend: &Chosen) 
 }
 
 /// Asks for the linear layers in this form, if there is memory to make it.
-pub(crate) fn set_form(options: &mut Options, form: LinearForm, folder: &ModelFolder) -> Result<(), Failure> {
+pub(crate) fn set_form(
+    options: &mut Options,
+    form: LinearForm,
+    folder: &ModelFolder,
+    backend: &Chosen,
+) -> Result<(), Failure> {
     options.form = form;
     let (Some(limit), true) = (options.memory_limit, matches!(form, LinearForm::Int8 { .. })) else {
         return Ok(());
     };
-    let needed = folder.transformer.weights().map_or(0, |source| source.bytes_to_round());
+    let copies = backend.copies_integers();
+    let needed = folder.transformer.weights().map_or(0, |source| match copies {
+        true => source.bytes_in_integers(),
+        false => source.bytes_to_round(),
+    });
     options.memory_limit = Some(limit.checked_sub(needed).ok_or_else(|| {
         let (needed, limit) = (values::bytes(needed), values::bytes(limit));
-        Failure::new(format!("rounding the transformer to 8 bits takes {needed}, but only {limit} are free"))
-            .hint("write it once with `kiln quantize`: such a model is used straight out of its file")
+        Failure::new(format!("the transformer in 8 bits takes {needed}, but only {limit} are free")).hint(
+            match copies {
+                true => "--dtype bf16 uses the weights straight out of their file",
+                false => "write it once with `kiln quantize`: such a model is used straight out of its file",
+            },
+        )
     })?);
     Ok(())
 }

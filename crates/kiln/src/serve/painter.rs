@@ -121,7 +121,7 @@ impl Studio {
             text_cache: self.texts.clone(),
             ..kiln_model::Options::default()
         };
-        generate::set_form(&mut options, form, &folder)?;
+        generate::set_form(&mut options, form, &folder, &backend)?;
         // Looked at anew for each order.
         options.memory_limit = None;
         // Orders differ: there is room for one of the usual size with two references.
