@@ -18,6 +18,8 @@ pub(crate) struct Record {
 pub(crate) enum Outcome {
     /// A result, and how near the reference's it has to be.
     Tensor(HostTensor, Tolerance),
+    /// Two ways gave the same bits.
+    Same,
     /// The words with which a call was refused as bad arguments.
     Refused(String),
     /// What is wrong in any case, whatever the reference says.
@@ -97,6 +99,16 @@ impl<'b, B: Backend> Bench<'b, B> {
     pub fn put(&mut self, label: impl Into<String>, x: &B::Tensor, tolerance: Tolerance) -> Result<()> {
         let dtype = if self.exact { DType::F32 } else { self.dtype };
         self.put_as(label, x, dtype, tolerance)
+    }
+
+    /// Records that two ways gave the same bits, or didn't.
+    pub fn same(&mut self, label: impl Into<String>, x: &B::Tensor, y: &B::Tensor) -> Result<()> {
+        let (x, y) = (self.b.download(x)?, self.b.download(y)?);
+        let same = (x.dtype(), x.shape(), x.bytes()) == (y.dtype(), y.shape(), y.bytes());
+        let differ = || Outcome::Broken("two ways to the same result differ".into());
+        let outcome = if same { Outcome::Same } else { differ() };
+        self.records.push(Record { label: label.into(), outcome });
+        Ok(())
     }
 
     /// Records a result of a certain dtype.

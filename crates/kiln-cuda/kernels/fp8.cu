@@ -1,29 +1,16 @@
 // Products in 8-bit floats (e4m3): rows rounded with a scale each. Large products are cuBLASLt's; those here are for sizes
 // that it does not take.
 
-#ifndef KILN_EMULATED
-// Two numbers of at most 448 rounded into two bytes, `low` in the lower one.
-__device__ __forceinline__ unsigned short round_fp8_pair(float low, float high) {
-    unsigned short y = 0;
-#if __CUDA_ARCH__ >= 890
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
-#endif
-    return y;
-}
-#endif
-
 // Two matrices side by side (either may have no columns) into bytes, one block of 256 threads a row; bytes from the last
-// column to `padded` are zero. A row that holds what is no number gets a scale of NaN. With SWIGLU the second is silu of the
-// first `y_cols` columns of `y` times its others, worked out once and kept until the scale is known.
+// column to `padded` are zero. With SWIGLU the second is silu of the first `y_cols` columns of `y` times its others, worked
+// out once and kept until the scale is known.
 template <bool SWIGLU, class T>
 __device__ __forceinline__ void quantise(const T *x, int x_cols, const T *y, int y_cols, unsigned char *q, float *scales, int padded,
                                          T *kept) {
-    __shared__ float parts[8];
     int cols = x_cols + y_cols;
     x += (long long)blockIdx.x * x_cols;
     y += (long long)blockIdx.x * y_cols * (SWIGLU ? 2 : 1);
     q += (long long)blockIdx.x * padded;
-    const float INFINITE = __uint_as_float(0x7f800000u);
     bool vector = x_cols % 8 == 0 && y_cols % 8 == 0 && aligned(x) && aligned(y);
     auto gated = [](float gate, float up) { return to_float(from_float<T>(activate_as<T>(gate, 1) * up)); };
     auto one = [&](int i) {
@@ -51,43 +38,18 @@ __device__ __forceinline__ void quantise(const T *x, int x_cols, const T *y, int
     for (int i = 8 * threadIdx.x; i < cols; i += 8 * 256) {
         load(i, v);
         if (kept) store_vector(kept + i, v);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float a = fabsf(v[j]);
-            // A comparison with NaN is false.
-            largest = fmaxf(largest, a < INFINITE ? a : INFINITE);
-        }
+        take_largest(largest, v);
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 8; i++) largest = fmaxf(largest, parts[i]);
-    float inverse = 448.0f / largest, scale = largest / 448.0f;
-    if (largest == INFINITE) {
-        inverse = 0.0f;
-        scale = __uint_as_float(0x7fc00000u);
-    } else if (largest < 1e-30f) {
-        inverse = 0.0f;
-        scale = 0.0f;
-    }
+    RowScale row = row_scale<8>(largest);
     for (int i = 8 * threadIdx.x; i < padded; i += 8 * 256) {
         // A thread reads what it has kept itself.
         if (kept && i < cols)
             load_vector(kept + i, v);
         else
             load(i, v);
-        u64 bytes = 0;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float a = v[2 * j] * inverse, b = v[2 * j + 1] * inverse;
-            // Infinity times 0 is no number, and becomes 0.
-            bytes |= (u64)round_fp8_pair(a == a ? a : 0.0f, b == b ? b : 0.0f) << 16 * j;
-        }
-        *(u64 *)(q + i) = bytes;
+        *(u64 *)(q + i) = round_fp8(v, row.inverse);
     }
-    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+    if (threadIdx.x == 0) scales[blockIdx.x] = row.scale;
 }
 
 // 16 rows by 16 outputs a block of 256 threads, any size.

@@ -82,26 +82,61 @@ template <class T> struct Held {
         }
         return block_sum(sum);
     }
+
+    // The row normalised, times 1 + scale, plus shift.
+    __device__ __forceinline__ void ada_layer_norm(const float *scale, const float *shift, int dim, float eps) {
+        float mean = sum(dim, [](float x) { return x; }) / dim;
+        float factor = 1.0f / sqrtf(sum(dim, [mean](float x) { return (x - mean) * (x - mean); }) / dim + eps);
+#pragma unroll
+        for (int n = 0; n < HELD; n++) {
+            int i = 8 * (threadIdx.x + n * HELD_THREADS);
+            if (i < dim) {
+                float a[8], b[8];
+                load_vector(scale + i, a);
+                load_vector(shift + i, b);
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[n][j] = (v[n][j] - mean) * factor * (1.0f + a[j]) + b[j];
+            }
+        }
+    }
 };
 
 template <class T>
 __device__ __forceinline__ void ada_layer_norm_held(const T *x, const float *scale, const float *shift, T *out, int dim, float eps) {
     Held<T> row(x + (long long)blockIdx.x * dim, dim);
     out += (long long)blockIdx.x * dim;
-    float mean = row.sum(dim, [](float x) { return x; }) / dim;
-    float factor = 1.0f / sqrtf(row.sum(dim, [mean](float x) { return (x - mean) * (x - mean); }) / dim + eps);
+    row.ada_layer_norm(scale, shift, dim, eps);
 #pragma unroll
     for (int n = 0; n < HELD; n++) {
         int i = 8 * (threadIdx.x + n * HELD_THREADS);
-        if (i < dim) {
-            float a[8], b[8];
-            load_vector(scale + i, a);
-            load_vector(shift + i, b);
+        if (i < dim) store_vector(out + i, row.v[n]);
+    }
+}
+
+// The same in 8-bit floats, `padded` bytes a row: those values, rounded as they would be stored, rounded once more.
+template <class T>
+__device__ __forceinline__ void ada_layer_norm_fp8(const T *x, const float *scale, const float *shift, unsigned char *q,
+                                                   float *scales, int dim, int padded, float eps) {
+    Held<T> row(x + (long long)blockIdx.x * dim, dim);
+    q += (long long)blockIdx.x * padded;
+    row.ada_layer_norm(scale, shift, dim, eps);
+    float largest = 0.0f;
 #pragma unroll
-            for (int j = 0; j < 8; j++) a[j] = (row.v[n][j] - mean) * factor * (1.0f + a[j]) + b[j];
-            store_vector(out + i, a);
+    for (int n = 0; n < HELD; n++) {
+        if (8 * (threadIdx.x + n * HELD_THREADS) < dim) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) row.v[n][j] = to_float(from_float<T>(row.v[n][j]));
+            take_largest(largest, row.v[n]);
         }
     }
+    RowScale to = row_scale<HELD_THREADS / 32>(largest);
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        int i = 8 * (threadIdx.x + n * HELD_THREADS);
+        if (i < dim) *(u64 *)(q + i) = round_fp8(row.v[n], to.inverse);
+    }
+    for (int i = dim + 8 * threadIdx.x; i < padded; i += 8 * HELD_THREADS) *(u64 *)(q + i) = 0;
+    if (threadIdx.x == 0) scales[blockIdx.x] = to.scale;
 }
 
 template <class T> __device__ __forceinline__ void rms_norm_held(const T *x, const float *weight, T *out, int dim, float eps) {
@@ -230,6 +265,11 @@ __device__ __forceinline__ void norm_rope(const T *x, const float *weight, const
     extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_held_##name(                                    \
         const T *x, const float *scale, const float *shift, T *out, int dim, float eps) {                            \
         ada_layer_norm_held(x, scale, shift, out, dim, eps);                                                         \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_fp8_##name(                                     \
+        const T *x, const float *scale, const float *shift, unsigned char *q, float *scales, int dim, int padded,    \
+        float eps) {                                                                                                 \
+        ada_layer_norm_fp8(x, scale, shift, q, scales, dim, padded, eps);                                            \
     }                                                                                                                \
     extern "C" __global__ void __launch_bounds__(128) rms_norm_held_##name(const T *x, const float *weight, T *out,   \
                                                                            int dim, float eps) {                     \

@@ -209,6 +209,18 @@ impl Backend for CudaBackend {
         norm::ada_layer_norm(&self.cx, x, [scale, shift], groups, eps)
     }
 
+    fn ada_linear_split<const N: usize>(
+        &self,
+        x: &CudaTensor,
+        modulation: [&CudaTensor; 2],
+        groups: &Groups,
+        eps: f32,
+        w: &CudaWeight,
+        widths: [usize; N],
+    ) -> Result<[CudaTensor; N]> {
+        linear::ada_linear_split(&self.cx, x, modulation, groups, eps, w, widths)
+    }
+
     fn rms_norm(&self, x: &CudaTensor, weight: &CudaTensor, eps: f32) -> Result<CudaTensor> {
         norm::rms_norm(&self.cx, x, weight, eps)
     }

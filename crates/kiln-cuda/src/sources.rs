@@ -40,6 +40,8 @@ sources! {
 const COMMON: &str = include_str!("../kernels/common.cuh");
 /// Instructions of one generation.
 const HOPPER: &str = include_str!("../kernels/hopper.cuh");
+/// Rounding of rows to 8-bit floats.
+const E4M3: &str = include_str!("../kernels/e4m3.cuh");
 
 impl Source {
     /// The kernels that a picture needs on a GPU of this compute capability.
@@ -53,8 +55,12 @@ impl Source {
 
     /// What the compiler gets. Nothing is included from the toolkit: NVRTC would need its folder.
     pub fn full_text(&self) -> String {
-        let hopper = if self.name.ends_with("hopper") { HOPPER } else { "" };
-        format!("{COMMON}\n{hopper}\n#line 1 \"{}.cu\"\n{}", self.name, self.text)
+        let further = match self.name {
+            "attention_hopper" | "conv_hopper" => HOPPER,
+            "fp8" | "norm" => E4M3,
+            _ => "",
+        };
+        format!("{COMMON}\n{further}\n#line 1 \"{}.cu\"\n{}", self.name, self.text)
     }
 }
 

@@ -152,6 +152,20 @@ pub trait Backend: Send + Sync {
         eps: f32,
     ) -> Result<Self::Tensor>;
 
+    /// [`Backend::linear_split`] of [`Backend::ada_layer_norm`] with `[scale, shift]`: the same bits as from the two.
+    fn ada_linear_split<const N: usize>(
+        &self,
+        x: &Self::Tensor,
+        [scale, shift]: [&Self::Tensor; 2],
+        groups: &Groups,
+        eps: f32,
+        w: &Self::Weight,
+        widths: [usize; N],
+    ) -> Result<[Self::Tensor; N]> {
+        let x = self.ada_layer_norm(x, scale, shift, groups, eps)?;
+        self.linear_split(&x, w, widths)
+    }
+
     /// `x / sqrt(mean(x²) + eps) * weight` over the last axis. `x`: `[rows, dim]`; `weight`: `[dim]`.
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Tensor, eps: f32) -> Result<Self::Tensor>;
 

@@ -36,6 +36,7 @@ SOURCE(few_rows_) {
 #include "few_rows.cu"
 #undef KERNEL
 }
+#include "e4m3.cuh"
 SOURCE(fp8) {
 #include "fp8.cu"
 #undef KERNELS
@@ -104,7 +105,7 @@ std::map<std::string, Kernel> &kernels() {
         K(movement, copy_columns_2) K(movement, copy_columns_4) K(movement, copy_columns_16)
         BOTH(movement, to_bytes) K(movement, upsample) K(movement, space_to_depth_2) K(movement, space_to_depth_4)
         BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(norm, norm_rope) BOTH(norm, norm_rope_128)
-        BOTH(norm, ada_layer_norm_held) BOTH(norm, rms_norm_held)
+        BOTH(norm, ada_layer_norm_held) BOTH(norm, ada_layer_norm_fp8) BOTH(norm, rms_norm_held)
         BOTH(widen_, widen) K(softmax, softmax_rows) K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)
     };
     return table;

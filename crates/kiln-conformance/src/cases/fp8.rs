@@ -33,6 +33,13 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     for (name, beside, inner) in [("alone", 0, 256), ("beside", 64, 192), ("odd", 33, 101)] {
         list.add(&format!("swiglu_gated_add_fp8/{name}"), SwigluGatedAdd { beside, inner });
     }
+    let split = AdaSplit { dim: 64, groups: &[1, 17, 2], widths: [16, 16, 40], bias: false };
+    list.add("ada_linear_split_fp8/whole_vectors", split);
+    list.add("ada_linear_split_fp8/tails", AdaSplit { dim: 100, widths: [5, 1, 17], ..split });
+    list.add("ada_linear_split_fp8/padded_rows", AdaSplit { dim: 1032, bias: true, ..split });
+    list.add("ada_linear_split_fp8/widest_held", AdaSplit { dim: 4096, groups: &[5], ..split });
+    list.add("ada_linear_split_fp8/wider", AdaSplit { dim: 4104, groups: &[3], ..split });
+    list.add("ada_linear_split_fp8/no_rows", AdaSplit { groups: &[0], ..split });
     list.add("linear_gated_add_fp8/odd_inputs", GatedAdd { inputs: &[33, 96, 5], groups: &[7] });
 }
 
@@ -146,5 +153,49 @@ impl Scenario for SwigluGatedAdd {
         let beside = (self.beside > 0).then_some(&left);
         let y = t.b.swiglu_gated_add(beside, &gate_up, &w, Some((&gate, &groups)), &residual)?;
         t.put(format!("{} beside {}", self.beside, self.inner), &y, tolerance(cols, t.dtype))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct AdaSplit {
+    /// An even number.
+    dim: usize,
+    groups: &'static [usize],
+    widths: [usize; 3],
+    bias: bool,
+}
+
+impl Scenario for AdaSplit {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let (groups, out) = (Groups::of_lengths(self.groups), self.widths.iter().sum());
+        let (rows, dim) = (groups.rows(), self.dim);
+        // Pairs of a number and its negative, all of one power of two: the norm's results and their modulation have few bits,
+        // which 8 bits round the same way everywhere.
+        let drawn = t.draw(NORMAL, [rows, dim]).to_f32()?.into_owned();
+        let even = drawn.chunks_exact(2).flat_map(|pair| {
+            let x = if pair[0] > 0.0 { 64.0 } else { -64.0 };
+            [x, -x]
+        });
+        let x = t.activation_of(&HostTensor::from_f32([rows, dim], even.collect())?)?;
+        let mut sixteenths = || -> Result<B::Tensor> {
+            let drawn = t.draw(NORMAL, [groups.count(), dim]);
+            let rounded = drawn.to_f32()?.iter().map(|x| (x * 16.0).round() / 16.0).collect();
+            t.b.upload(&HostTensor::from_f32(drawn.shape().clone(), rounded)?, DType::F32)
+        };
+        let (scale, shift) = (sixteenths()?, sixteenths()?);
+        let mut parts = floats(t, [out, dim], 1, DType::BF16)?;
+        parts.bias = self.bias.then(|| t.draw(NORMAL, [out]));
+        let w = t.b.weight(parts)?;
+        let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, self.widths)?;
+        for (i, y) in ys.iter().enumerate() {
+            t.put(format!("part {i} of {rows}x{dim} to {out}"), y, tolerance(dim, t.dtype))?;
+        }
+        let x = t.activation(HEAVY, [rows, dim])?;
+        let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, self.widths)?;
+        let normed = t.b.ada_layer_norm(&x, &scale, &shift, &groups, 1e-6)?;
+        for (i, y) in t.b.linear_split(&normed, &w, self.widths)?.iter().enumerate() {
+            t.same(format!("part {i} after its norm"), y, &ys[i])?;
+        }
+        Ok(())
     }
 }

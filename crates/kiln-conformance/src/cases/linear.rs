@@ -35,6 +35,11 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("linear/huge", Linear { values: NORMAL.times(1e12), sizes: awkward(), ..plain.clone() });
     list.add("linear/full_size", Linear { sizes: vec![[49, 3072, 3072]], ..plain });
     list.add("linear_split/odd_widths", Split);
+    for stored in [DType::F32, DType::BF16, DType::F16] {
+        list.add(&format!("ada_linear_split/odd_{stored}"), AdaSplit { stored, dim: 65, ranks: &[] });
+        list.add(&format!("ada_linear_split/whole_{stored}"), AdaSplit { stored, dim: 128, ranks: &[] });
+        list.add(&format!("ada_linear_split/deltas_{stored}"), AdaSplit { stored, dim: 64, ranks: &[1, 4] });
+    }
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         list.add(
             &format!("linear_gated_add/one_input_{dtype}"),
@@ -253,6 +258,35 @@ impl Scenario for GatedAdd {
         let residual = t.activation(NORMAL, [rows, out])?;
         let y = t.b.linear_gated_add(&xs.iter().collect::<Vec<_>>(), &w, gate, &residual)?;
         t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, self.stored, cols, true))
+    }
+}
+
+struct AdaSplit {
+    stored: DType,
+    dim: usize,
+    ranks: &'static [usize],
+}
+
+impl Scenario for AdaSplit {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        let (groups, widths, dim) = (Groups::of_lengths(&[1, 17, 2]), [16, 16, 5], self.dim);
+        let out = widths.iter().sum();
+        let x = t.activation(NORMAL, [groups.rows(), dim])?;
+        let scale = t.parameter(NORMAL, [groups.count(), dim])?;
+        let shift = t.parameter(NORMAL, [groups.count(), dim])?;
+        let parts = LinearParts {
+            slabs: slabs(t, self.stored, cut(out, 2), dim)?,
+            deltas: deltas(t, self.ranks, self.stored, [out, dim])?,
+            ..LinearParts::default()
+        };
+        let w = t.b.weight(parts)?;
+        let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, widths)?;
+        let normed = t.b.ada_layer_norm(&x, &scale, &shift, &groups, 1e-6)?;
+        for (i, y) in t.b.linear_split(&normed, &w, widths)?.iter().enumerate() {
+            t.same(format!("part {i} after its norm"), y, &ys[i])?;
+            t.put(format!("part {i}"), &ys[i], tolerance(t.dtype, self.stored, dim, true))?;
+        }
+        Ok(())
     }
 }
 

@@ -56,6 +56,7 @@ fn names_are_unique_and_name_an_operation() {
         "linear_gated_add",
         "swiglu_gated_add",
         "ada_layer_norm",
+        "ada_linear_split",
         "rms_norm",
         "norm_rope",
         "attention",

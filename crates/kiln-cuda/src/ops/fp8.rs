@@ -1,14 +1,15 @@
 use std::ops::Range;
 
-use kiln_ops::{Result, Tensor as _, shapes};
+use kiln_ops::{Groups, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::movement::concat_columns;
+use super::norm::HELD_THREADS;
 use super::{THREADS, by_dtype};
 use crate::device::{Block, launch};
 use crate::gemm::Size;
 use crate::gemm::lt::{Lt, Operands, Scaled};
-use crate::sources::FP8;
+use crate::sources::{FP8, NORM};
 use crate::sys::driver::DevicePtr;
 use crate::weight::ByteRows;
 use crate::{Context, CudaTensor, int};
@@ -29,6 +30,11 @@ pub(crate) struct Short {
 }
 
 impl Short {
+    /// Rows to be written.
+    fn empty(cx: &Context, rows: usize, w: &ByteRows) -> Result<Short> {
+        Ok(Short { rows, bytes: cx.block(rows * w.depth)?, scales: cx.block(rows * 4)? })
+    }
+
     /// The activations side by side, as many columns as the weight has.
     pub fn new(cx: &Context, xs: &[&CudaTensor], w: &ByteRows) -> Result<Short> {
         let joined;
@@ -41,7 +47,7 @@ impl Short {
             }
         };
         let rows = first.shape().rows();
-        let short = Short { rows, bytes: cx.block(rows * w.depth)?, scales: cx.block(rows * 4)? };
+        let short = Short::empty(cx, rows, w)?;
         let parts = [first, second.unwrap_or(first)];
         let widths = [first.shape().last(), second.map_or(0, |y| y.shape().last())];
         let at = parts.map(CudaTensor::at);
@@ -59,11 +65,32 @@ impl Short {
         let shape = shapes::swiglu(x)?;
         let (rows, cols) = (shape.rows(), shape.last());
         let (left, left_cols) = left.map_or((0, 0), |left| (left.at(), left.shape().last()));
-        let short = Short { rows, bytes: cx.block(rows * w.depth)?, scales: cx.block(rows * 4)? };
+        let short = Short::empty(cx, rows, w)?;
         let name = by_dtype(x.dtype(), "quantise_swiglu_fp8_f32", "quantise_swiglu_fp8_bf16");
         let size = |n: usize| int("linear", n);
         cx.done(launch!(cx.device, FP8, name, [rows, 1], 256, row_bytes(w.cols, x.dtype());
             left, size(left_cols)?, x.at(), size(cols)?, short.bytes.at(), short.scales.at(), size(w.depth)?))?;
+        Ok(short)
+    }
+
+    /// [`ada_layer_norm`](super::norm::ada_layer_norm) of rows that fit the threads' registers, in one pass.
+    pub fn of_ada_layer_norm(
+        cx: &Context,
+        x: &CudaTensor,
+        [scale, shift]: [&CudaTensor; 2],
+        groups: &Groups,
+        eps: f32,
+        w: &ByteRows,
+    ) -> Result<Short> {
+        let short = Short::empty(cx, x.shape().rows(), w)?;
+        let name = by_dtype(x.dtype(), "ada_layer_norm_fp8_f32", "ada_layer_norm_fp8_bf16");
+        for (group, rows) in groups.ranges().enumerate() {
+            let bytes = short.bytes.at() + (rows.start * w.depth) as u64;
+            let scales = short.scales.at() + 4 * rows.start as u64;
+            cx.done(launch!(cx.device, NORM, name, [rows.len(), 1], HELD_THREADS, 0;
+                x.row_at(rows.start), scale.row_at(group), shift.row_at(group), bytes, scales,
+                int("linear", w.cols)?, int("linear", w.depth)?, eps))?;
+        }
         Ok(short)
     }
 

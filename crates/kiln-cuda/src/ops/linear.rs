@@ -7,6 +7,7 @@ use super::elementwise::swiglu_beside;
 use super::fp8::Short;
 use super::int8::Rounded;
 use super::movement::concat_columns;
+use super::norm::{ada_layer_norm, held};
 use super::{THREADS, by_rows};
 use crate::device::{Block, launch};
 use crate::gemm::Product;
@@ -29,14 +30,33 @@ pub(crate) fn linear_split<const N: usize>(
 ) -> Result<[CudaTensor; N]> {
     shapes::linear_split(x, w.size(), &widths)?;
     let xs = [x];
-    let layer = Layer::new(cx, &xs, w)?;
-    let mut parts = Vec::with_capacity(N);
-    let mut first = 0;
-    for run in widths.chunk_by(|a, b| a == b) {
-        parts.extend(layer.equal_parts(first, run[0], run.len())?);
-        first += run[0] * run.len();
+    Layer::new(cx, &xs, w)?.split(widths)
+}
+
+pub(crate) fn ada_linear_split<const N: usize>(
+    cx: &Context,
+    x: &CudaTensor,
+    modulation: [&CudaTensor; 2],
+    groups: &Groups,
+    eps: f32,
+    w: &CudaWeight,
+    widths: [usize; N],
+) -> Result<[CudaTensor; N]> {
+    let [rows, _] = shapes::ada_linear_split(x, modulation, groups, w.size(), &widths)?;
+    let dtype = x.dtype();
+    let base = w.present(cx, dtype)?;
+    // Updates take their inputs as they are.
+    if let Base::Fp8(weight) = &*base
+        && w.deltas.is_empty()
+        && held(weight.cols, &[x, modulation[0], modulation[1]])
+    {
+        let short = Some(Short::of_ada_layer_norm(cx, x, modulation, groups, eps, weight)?);
+        let layer = Layer { cx, xs: &[], w, base, rows, dtype, inner: Vec::new(), rounded: None, short };
+        return layer.split(widths);
     }
-    parts.try_into().map_err(|_| Error::Arguments { op: "linear_split", what: "too few widths".into() })
+    let normed = ada_layer_norm(cx, x, modulation, groups, eps)?;
+    let xs = [&normed];
+    Layer::of(cx, &xs, w, base)?.split(widths)
 }
 
 pub(crate) fn linear_gated_add(
@@ -282,6 +302,17 @@ impl<'a> Layer<'a> {
             }
         }
         (0..count).map(|i| self.part(at(i))).collect()
+    }
+
+    /// All outputs, cut into parts.
+    fn split<const N: usize>(&self, widths: [usize; N]) -> Result<[CudaTensor; N]> {
+        let mut parts = Vec::with_capacity(N);
+        let mut first = 0;
+        for run in widths.chunk_by(|a, b| a == b) {
+            parts.extend(self.equal_parts(first, run[0], run.len())?);
+            first += run[0] * run.len();
+        }
+        parts.try_into().map_err(|_| Error::Arguments { op: "linear_split", what: "too few widths".into() })
     }
 
     /// All outputs, gated and added to the residual.

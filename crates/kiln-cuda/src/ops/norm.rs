@@ -11,13 +11,13 @@ fn row_threads(dim: usize) -> usize {
 }
 
 /// Threads and vectors of each that hold a whole row; the numbers are those in `norm.cu`.
-const HELD_THREADS: usize = 128;
+pub(super) const HELD_THREADS: usize = 128;
 const HELD: usize = 4;
 /// Heads of one token that half a warp takes there.
 const ROPE_HEADS: usize = 8;
 
 /// Whether a row fits the threads' registers, in whole vectors.
-fn held(dim: usize, operands: &[&CudaTensor]) -> bool {
+pub(super) fn held(dim: usize, operands: &[&CudaTensor]) -> bool {
     dim.is_multiple_of(8) && dim <= 8 * HELD * HELD_THREADS && operands.iter().all(|x| x.at() % 16 == 0)
 }
 

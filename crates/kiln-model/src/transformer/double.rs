@@ -23,6 +23,8 @@ struct Stream<B: Backend> {
     linear_in: Linear<B>,
     linear_out: Linear<B>,
     dim: usize,
+    /// Of the MLP's gate-and-value.
+    mlp_width: usize,
     eps: f32,
 }
 
@@ -97,6 +99,7 @@ impl<B: Backend> Stream<B> {
             linear_in: Linear::load(b, &feed_forward, "linear_in", 2 * mlp, dim)?,
             linear_out: Linear::load(b, &feed_forward, "linear_out", dim, mlp)?,
             dim,
+            mlp_width: 2 * mlp,
             eps: config.eps,
         })
     }
@@ -113,8 +116,9 @@ impl<B: Backend> Stream<B> {
         m: &DoubleModulation<B>,
         rope: &RopeTable<B>,
     ) -> Result<[B::Tensor; 3]> {
-        let h = b.ada_layer_norm(x, &m.attn.scale, &m.attn.shift, &m.groups, self.eps)?;
-        let [mut q, mut k, v] = b.linear_split(&h, &self.qkv, [self.dim; 3])?;
+        let modulation = [&m.attn.scale, &m.attn.shift];
+        let [mut q, mut k, v] =
+            b.ada_linear_split(x, modulation, &m.groups, self.eps, &self.qkv, [self.dim; 3])?;
         q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
         k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
         Ok([q, k, v])
@@ -129,8 +133,9 @@ impl<B: Backend> Stream<B> {
         m: &DoubleModulation<B>,
     ) -> Result<B::Tensor> {
         let x = b.linear_gated_add(&[attended], &self.to_out, Some((&m.attn.gate, &m.groups)), &x)?;
-        let mut h = b.ada_layer_norm(&x, &m.mlp.scale, &m.mlp.shift, &m.groups, self.eps)?;
-        h = b.linear(&h, &self.linear_in)?;
-        Ok(b.swiglu_gated_add(None, &h, &self.linear_out, Some((&m.mlp.gate, &m.groups)), &x)?)
+        let modulation = [&m.mlp.scale, &m.mlp.shift];
+        let width = [self.mlp_width];
+        let [gate_up] = b.ada_linear_split(&x, modulation, &m.groups, self.eps, &self.linear_in, width)?;
+        Ok(b.swiglu_gated_add(None, &gate_up, &self.linear_out, Some((&m.mlp.gate, &m.groups)), &x)?)
     }
 }

@@ -50,9 +50,9 @@ impl<B: Backend> SingleBlock<B> {
         rope: &RopeTable<B>,
         attention: &mut Attention<'_, B>,
     ) -> Result<B::Tensor> {
-        let h = b.ada_layer_norm(&x, &m.block.scale, &m.block.shift, &m.groups, self.eps)?;
-        let [mut q, mut k, v, gate_up] = b.linear_split(&h, &self.to_qkv_mlp_proj, self.widths)?;
-        drop(h);
+        let modulation = [&m.block.scale, &m.block.shift];
+        let [mut q, mut k, v, gate_up] =
+            b.ada_linear_split(&x, modulation, &m.groups, self.eps, &self.to_qkv_mlp_proj, self.widths)?;
         q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
         k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
         let attended = attention.single(b, [&q, &k, &v])?;

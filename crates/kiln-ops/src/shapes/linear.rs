@@ -3,7 +3,7 @@
 use kiln_tensor::{DType, Delta, LinearParts, Shape};
 
 use super::check::Op;
-use super::{side_by_side, swiglu};
+use super::{ada_layer_norm, side_by_side, swiglu};
 #[cfg(doc)]
 use crate::Backend;
 use crate::int8::MOST_COLUMNS;
@@ -107,6 +107,19 @@ pub fn linear_split<const N: usize>(
         return op.fail(format!("the widths {widths:?} add up to {sum}, expected {out}"));
     }
     Ok(widths.map(|width| [rows, width].into()))
+}
+
+/// [`Backend::ada_linear_split`] with a weight of shape `[out, in]`: rows and columns of what is normalised.
+pub fn ada_linear_split<T: Tensor, const N: usize>(
+    x: &T,
+    [scale, shift]: [&T; 2],
+    groups: &Groups,
+    weight: [usize; 2],
+    widths: &[usize; N],
+) -> Result<[usize; 2]> {
+    let shape = ada_layer_norm(x, scale, shift, groups)?;
+    linear_split(x, weight, widths)?;
+    Ok([shape.rows(), shape.last()])
 }
 
 /// [`Backend::linear_gated_add`] with a weight of shape `[out, in]`.

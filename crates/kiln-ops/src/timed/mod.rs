@@ -304,6 +304,19 @@ impl<B: Backend> Backend for Timed<B> {
         self.moving("ada_layer_norm", &[x, scale, shift], |b| b.ada_layer_norm(x, scale, shift, groups, eps))
     }
 
+    fn ada_linear_split<const N: usize>(
+        &self,
+        x: &B::Tensor,
+        modulation: [&B::Tensor; 2],
+        groups: &Groups,
+        eps: f32,
+        w: &Self::Weight,
+        widths: [usize; N],
+    ) -> Result<[B::Tensor; N]> {
+        let call = |b: &B| b.ada_linear_split(x, modulation, groups, eps, &w.inner, widths);
+        self.count("ada_linear_split", call, |ys| linear_work(&[x], w, bytes(modulation), ys.iter()))
+    }
+
     fn rms_norm(&self, x: &B::Tensor, weight: &B::Tensor, eps: f32) -> Result<B::Tensor> {
         self.moving("rms_norm", &[x, weight], |b| b.rms_norm(x, weight, eps))
     }
