@@ -87,6 +87,11 @@ __device__ __forceinline__ void copy_async(void *shared, const void *global, boo
 
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// Writes 16 bytes that nobody reads before much else: what others read again stays in the cache instead.
+__device__ __forceinline__ void store_passing(uint4 *p, uint4 v) {
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 // Waits until at most N of the groups committed last are still under way.
 template <int N> __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -116,17 +121,31 @@ __device__ __forceinline__ void unpack(unsigned pair, float &low, float &high) {
     high = __uint_as_float(pair & 0xffff0000u);
 }
 
-// Eight elements, `p` aligned to 16 bytes.
-__device__ __forceinline__ void load_vector(const float *p, float (&v)[8]) {
-    float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+// Eight elements as they lie in memory, which takes fewer registers than eight numbers.
+template <class T> struct Eight;
+template <> struct Eight<float> {
+    float4 a, b;
+};
+template <> struct Eight<bf16> {
+    uint4 a;
+};
+
+__device__ __forceinline__ void widen(const Eight<float> &x, float (&v)[8]) {
+    v[0] = x.a.x, v[1] = x.a.y, v[2] = x.a.z, v[3] = x.a.w;
+    v[4] = x.b.x, v[5] = x.b.y, v[6] = x.b.z, v[7] = x.b.w;
 }
 
-__device__ __forceinline__ void load_vector(const bf16 *p, float (&v)[8]) {
-    uint4 a = *(const uint4 *)p;
-    unpack(a.x, v[0], v[1]), unpack(a.y, v[2], v[3]), unpack(a.z, v[4], v[5]), unpack(a.w, v[6], v[7]);
+__device__ __forceinline__ void widen(const Eight<bf16> &x, float (&v)[8]) {
+    unpack(x.a.x, v[0], v[1]), unpack(x.a.y, v[2], v[3]), unpack(x.a.z, v[4], v[5]), unpack(x.a.w, v[6], v[7]);
 }
+
+// `p` aligned to 16 bytes.
+__device__ __forceinline__ Eight<float> load_eight(const float *p) { return {((const float4 *)p)[0], ((const float4 *)p)[1]}; }
+__device__ __forceinline__ Eight<bf16> load_eight(const bf16 *p) { return {*(const uint4 *)p}; }
+
+// Eight elements, `p` aligned to 16 bytes.
+__device__ __forceinline__ void load_vector(const float *p, float (&v)[8]) { widen(load_eight(p), v); }
+__device__ __forceinline__ void load_vector(const bf16 *p, float (&v)[8]) { widen(load_eight(p), v); }
 
 __device__ __forceinline__ void load_vector(const f16 *p, float (&v)[8]) {
     uint4 a = *(const uint4 *)p;
@@ -146,6 +165,17 @@ __device__ __forceinline__ void store_vector(float *p, const float (&v)[8]) {
 __device__ __forceinline__ void store_vector(bf16 *p, const float (&v)[8]) {
     *(uint4 *)p = make_uint4(round_pair(v[0], v[1]), round_pair(v[2], v[3]), round_pair(v[4], v[5]),
                              round_pair(v[6], v[7]));
+}
+
+__device__ __forceinline__ void store_vector_passing(float *p, const float (&v)[8]) {
+    for (int i = 0; i < 8; i += 4)
+        store_passing((uint4 *)(p + i), make_uint4(__float_as_uint(v[i]), __float_as_uint(v[i + 1]),
+                                                   __float_as_uint(v[i + 2]), __float_as_uint(v[i + 3])));
+}
+
+__device__ __forceinline__ void store_vector_passing(bf16 *p, const float (&v)[8]) {
+    store_passing((uint4 *)p, make_uint4(round_pair(v[0], v[1]), round_pair(v[2], v[3]), round_pair(v[4], v[5]),
+                                         round_pair(v[6], v[7])));
 }
 
 // Two neighbours; those of bf16 aligned to 4 bytes.

@@ -1,6 +1,24 @@
 // Group norm of channels-last pictures in three steps: mean and squared deviations of runs of pixels, their union for
 // each group, and the result. Nothing depends on which block comes first.
 
+// Count, mean and squared deviations of some numbers: what is known of them, and of what they are a part of.
+template <class F> struct Moments {
+    F n, mean, squares;
+
+    __device__ __forceinline__ void unite(const Moments &other) {
+        if (other.n == 0) return;
+        F all = n + other.n, d = other.mean - mean, weight = other.n / all;
+        squares += other.squares + d * n * (d * weight);
+        mean += d * weight;
+        n = all;
+    }
+
+    __device__ __forceinline__ void put(float *parts, long long at) const {
+        parts += 3 * at;
+        parts[0] = n, parts[1] = mean, parts[2] = squares;
+    }
+};
+
 // One block for one group of some pixels: for any number of channels.
 template <class T>
 __device__ __forceinline__ void group_parts(const T *x, float *parts, long long pixels, int channels, int groups, int run) {
@@ -16,192 +34,177 @@ __device__ __forceinline__ void group_parts(const T *x, float *parts, long long 
         squares += d * d;
     }
     squares = block_sum(squares);
-    if (threadIdx.x == 0) {
-        float *part = parts + 2 * ((long long)blockIdx.x * groups + group);
-        part[0] = mean;
-        part[1] = squares;
-    }
+    if (threadIdx.x == 0) Moments<float>{(float)n, mean, squares}.put(parts, (long long)blockIdx.x * groups + group);
 }
 
-const int WIDE_THREADS = 256;
+const int WIDE_THREADS = 256, HELD = 4;
 
-// One block for all groups of some pixels: reads whole vectors. Channels are a multiple of 8, at most 8 a thread.
-template <class T>
-__device__ __forceinline__ void group_parts_wide(const T *x, float *parts, long long pixels, int channels, int groups, int run) {
-    __shared__ float sums[8 * WIDE_THREADS], means[8 * WIDE_THREADS];
-    long long first = (long long)blockIdx.x * run;
-    int count = (int)(pixels - first < run ? pixels - first : run);
-    int vectors = channels / 8, lanes = WIDE_THREADS / vectors, width = channels / groups;
-    int lane = threadIdx.x / vectors, channel = 8 * (threadIdx.x % vectors);
-    x += first * channels;
-    float v[8], sum[8] = {};
-    if (lane < lanes) {
-        for (int p = lane; p < count; p += lanes) {
-            load_vector(x + (long long)p * channels + channel, v);
+// A thread's share of a chunk of pixels, all asked for at once: eight channels of HELD pixels, `lanes` pixels apart, as far as
+// there are any; with WHOLE there are.
+template <class T> struct Held {
+    Eight<T> x[HELD];
+    int count;
+
+    template <bool WHOLE> __device__ __forceinline__ void load(const T *p, int lanes, long long left, int channels) {
+        count = WHOLE ? HELD : 0;
 #pragma unroll
-            for (int j = 0; j < 8; j++) sum[j] += v[j];
+        for (int n = 0; n < HELD; n++) {
+            if (WHOLE || n * lanes < left) {
+                x[n] = load_eight(p + n * lanes * channels);
+                if (!WHOLE) count = n + 1;
+            }
+        }
+    }
+};
+
+// Pixels of eight channels: how many, and each channel's mean and squared deviations.
+struct Columns {
+    float pixels, mean[8], squares[8];
+
+    // Deviations are from the mean of what is held, and so of the size of what is added up.
+    template <bool WHOLE, class T> __device__ __forceinline__ void add(const T *p, int lanes, long long left, int channels) {
+        Held<T> held;
+        held.template load<WHOLE>(p, lanes, left, channels);
+        float count = held.count, inverse = 1.0f / count, v[8], own[8] = {};
+#pragma unroll
+        for (int n = 0; n < HELD; n++) {
+            if (WHOLE || n < held.count) {
+                widen(held.x[n], v);
+#pragma unroll
+                for (int j = 0; j < 8; j++) own[j] += v[j];
+            }
         }
 #pragma unroll
-        for (int j = 0; j < 8; j++) sums[lane * channels + channel + j] = sum[j];
+        for (int j = 0; j < 8; j++) own[j] *= inverse;
+#pragma unroll
+        for (int n = 0; n < HELD; n++) {
+            if (WHOLE || n < held.count) {
+                widen(held.x[n], v);
+#pragma unroll
+                for (int j = 0; j < 8; j++) squares[j] += (v[j] - own[j]) * (v[j] - own[j]);
+            }
+        }
+        float weight = count * fast_inverse(pixels + count), other = weight * pixels;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float d = own[j] - mean[j];
+            squares[j] += d * other * d;
+            mean[j] += d * weight;
+        }
+        pixels += count;
     }
+};
+
+// How the threads of a block share chunks of whole pixels. Channels are a multiple of 8, at most 8 a thread.
+struct Share {
+    int lanes, lane, channel;
+
+    __device__ __forceinline__ Share(int channels) {
+        int vectors = channels / 8;
+        lanes = WIDE_THREADS / vectors, lane = threadIdx.x / vectors, channel = 8 * (threadIdx.x % vectors);
+    }
+
+    // This thread's first pixel of a chunk.
+    __device__ __forceinline__ long long first(int chunk) const { return (long long)chunk * HELD * lanes + lane; }
+};
+
+// All groups of every gridDim.x-th chunk. The picture's end comes first: whoever made it has just written that, and its
+// beginning, read last, is what group_apply_wide needs first.
+template <class T>
+__device__ __forceinline__ void group_parts_wide(const T *x, float *parts, long long pixels, int chunks, int channels,
+                                                 int groups) {
+    __shared__ float counts[WIDE_THREADS], means[8 * WIDE_THREADS], squares[8 * WIDE_THREADS];
+    Share share(channels);
+    int width = channels / groups, lane = share.lane, lanes = share.lanes;
+    Columns own = {};
+    for (int chunk = chunks - 1 - (int)blockIdx.x; chunk >= 0; chunk -= gridDim.x) {
+        long long first = share.first(chunk), left = lane < lanes ? pixels - first : 0;
+        const T *p = x + first * channels + share.channel;
+        if (left > (HELD - 1) * lanes)
+            own.add<true>(p, lanes, left, channels);
+        else if (left > 0)
+            own.add<false>(p, lanes, left, channels);
+    }
+    if (lane < lanes) {
+        if (share.channel == 0) counts[lane] = own.pixels;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            means[lane * channels + share.channel + j] = own.mean[j];
+            squares[lane * channels + share.channel + j] = own.squares[j];
+        }
+    }
+    __syncthreads();
+    // The lanes of a channel, then the channels of a group.
+    for (int c = threadIdx.x; c < channels; c += WIDE_THREADS) {
+        Moments<float> all = {counts[0], means[c], squares[c]};
+        for (int l = 1; l < lanes; l++) all.unite({counts[l], means[l * channels + c], squares[l * channels + c]});
+        means[c] = all.mean;
+        squares[c] = all.squares;
+    }
+    float pixels_here = 0.0f;
+    for (int l = 0; l < lanes; l++) pixels_here += counts[l];
     __syncthreads();
     for (int group = threadIdx.x; group < groups; group += WIDE_THREADS) {
-        float all = 0.0f;
-        for (int l = 0; l < lanes; l++)
-            for (int c = 0; c < width; c++) all += sums[l * channels + group * width + c];
-        means[group] = all / ((float)count * width);
-    }
-    __syncthreads();
-    if (lane < lanes) {
-        float mean[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) mean[j] = means[(channel + j) / width], sum[j] = 0.0f;
-        for (int p = lane; p < count; p += lanes) {
-            load_vector(x + (long long)p * channels + channel, v);
-#pragma unroll
-            for (int j = 0; j < 8; j++) sum[j] += (v[j] - mean[j]) * (v[j] - mean[j]);
-        }
-#pragma unroll
-        for (int j = 0; j < 8; j++) sums[lane * channels + channel + j] = sum[j];
-    }
-    __syncthreads();
-    for (int group = threadIdx.x; group < groups; group += WIDE_THREADS) {
-        float all = 0.0f;
-        for (int l = 0; l < lanes; l++)
-            for (int c = 0; c < width; c++) all += sums[l * channels + group * width + c];
-        float *part = parts + 2 * ((long long)blockIdx.x * groups + group);
-        part[0] = means[group];
-        part[1] = all;
+        Moments<float> all = {};
+        for (int c = group * width; c < (group + 1) * width; c++) all.unite({pixels_here, means[c], squares[c]});
+        all.put(parts, (long long)blockIdx.x * groups + group);
     }
 }
 
-const int HELD = 8;
-
-// The same where 256 threads are a whole number of pixels and of groups: a thread holds the same eight channels of HELD pixels,
-// which are read once.
-template <class T>
-__device__ __forceinline__ void group_parts_held(const T *x, float *parts, long long pixels, int channels, int groups, int run) {
-    __shared__ float sums[8 * WIDE_THREADS], means[WIDE_THREADS];
-    long long first = (long long)blockIdx.x * run;
-    int count = (int)(pixels - first < run ? pixels - first : run);
-    int vectors = channels / 8, lanes = WIDE_THREADS / vectors, width = channels / groups;
-    int lane = threadIdx.x / vectors, channel = 8 * (threadIdx.x % vectors);
-    // So many neighbouring threads add up one group.
-    int share = WIDE_THREADS / groups, group = threadIdx.x / share, items = lanes * width;
-    x += first * channels + channel;
-    auto add_up = [&](const float (&sum)[8]) {
-#pragma unroll
-        for (int j = 0; j < 8; j++) sums[lane * channels + channel + j] = sum[j];
-        __syncthreads();
-        float all = 0.0f;
-        for (int i = threadIdx.x % share; i < items; i += share) all += sums[i / width * channels + group * width + i % width];
-        for (int step = share / 2; step > 0; step /= 2) all += __shfl_xor_sync(0xffffffffu, all, step);
-        return all;
-    };
-    float v[HELD][8], sum[8] = {};
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        int p = lane + n * lanes;
-        if (p < count) load_vector(x + (long long)p * channels, v[n]);
-    }
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        if (lane + n * lanes < count) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) sum[j] += v[n][j];
-        }
-    }
-    float mean = add_up(sum) / ((float)count * width), own[8];
-    if (threadIdx.x % share == 0) means[group] = mean;
-    __syncthreads();
-#pragma unroll
-    for (int j = 0; j < 8; j++) own[j] = means[(channel + j) / width], sum[j] = 0.0f;
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        if (lane + n * lanes < count) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) sum[j] += (v[n][j] - own[j]) * (v[n][j] - own[j]);
-        }
-    }
-    float squares = add_up(sum);
-    if (threadIdx.x % share == 0) {
-        float *part = parts + 2 * ((long long)blockIdx.x * groups + group);
-        part[0] = mean;
-        part[1] = squares;
-    }
-}
-
-// And the result, in the same way.
-template <class T>
-__device__ __forceinline__ void group_apply_held(const T *x, const float *stats, const float *weight, const float *bias, T *out,
-                                                 long long pixels, int channels, int width, int run, int f) {
-    long long first = (long long)blockIdx.x * run;
-    int count = (int)(pixels - first < run ? pixels - first : run);
-    int vectors = channels / 8, lanes = WIDE_THREADS / vectors;
-    int lane = threadIdx.x / vectors, channel = 8 * (threadIdx.x % vectors);
-    x += first * channels + channel;
-    out += first * channels + channel;
-    float v[HELD][8], mean[8], factor[8], a[8], b[8];
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        int p = lane + n * lanes;
-        if (p < count) load_vector(x + (long long)p * channels, v[n]);
-    }
-    load_vector(weight + channel, a);
-    load_vector(bias + channel, b);
+// The result, from the picture's beginning on.
+template <int F, class T>
+__device__ __forceinline__ void group_apply_wide(const T *x, const float *stats, const float *weight, const float *bias, T *out,
+                                                 long long pixels, int chunks, int channels, int width) {
+    Share share(channels);
+    if (share.lane >= share.lanes) return;
+    float mean[8], factor[8], b[8];
+    load_vector(weight + share.channel, factor);
+    load_vector(bias + share.channel, b);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        int group = (channel + j) / width;
-        mean[j] = stats[2 * group], factor[j] = stats[2 * group + 1];
+        int group = (share.channel + j) / width;
+        mean[j] = stats[2 * group], factor[j] *= stats[2 * group + 1];
     }
+    for (int chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+        long long first = share.first(chunk);
+        if (first >= pixels) return;
+        Held<T> held;
+        held.template load<false>(x + first * channels + share.channel, share.lanes, pixels - first, channels);
+        T *to = out + first * channels + share.channel;
 #pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        int p = lane + n * lanes;
-        if (p < count) {
+        for (int n = 0; n < HELD; n++) {
+            if (n < held.count) {
+                float v[8];
+                widen(held.x[n], v);
 #pragma unroll
-            for (int j = 0; j < 8; j++) v[n][j] = activate_as<T>((v[n][j] - mean[j]) * factor[j] * a[j] + b[j], f);
-            store_vector(out + (long long)p * channels, v[n]);
+                for (int j = 0; j < 8; j++) v[j] = activate_as<T>((v[j] - mean[j]) * factor[j] + b[j], F);
+                store_vector_passing(to + n * share.lanes * channels, v);
+            }
         }
     }
-}
-
-// The union of two sets of numbers, each with its count, mean and squared deviations.
-__device__ __forceinline__ void unite(double &n, double &mean, double &squares, double n2, double mean2, double squares2) {
-    if (n2 == 0.0) return;
-    double all = n + n2, d = mean2 - mean;
-    squares += squares2 + d * d * n * n2 / all;
-    mean += d * n2 / all;
-    n = all;
 }
 
 const int UNITE_THREADS = 256;
 
 // One block a group.
-extern "C" __global__ void group_unite(const float *parts, float *stats, int runs, long long pixels, int run, int width,
-                                       int groups, float eps) {
-    __shared__ double all[3 * UNITE_THREADS];
-    double n = 0.0, mean = 0.0, squares = 0.0;
-    for (int r = threadIdx.x; r < runs; r += UNITE_THREADS) {
-        long long left = pixels - (long long)r * run;
-        const float *part = parts + 2 * ((long long)r * groups + blockIdx.x);
-        unite(n, mean, squares, (double)((left < run ? left : run) * width), part[0], part[1]);
+extern "C" __global__ void group_unite(const float *parts, float *stats, int count, int groups, float eps) {
+    __shared__ Moments<double> all[UNITE_THREADS];
+    Moments<double> own = {};
+    for (int i = threadIdx.x; i < count; i += UNITE_THREADS) {
+        const float *part = parts + 3 * ((long long)i * groups + blockIdx.x);
+        own.unite({part[0], part[1], part[2]});
     }
-    all[3 * threadIdx.x] = n;
-    all[3 * threadIdx.x + 1] = mean;
-    all[3 * threadIdx.x + 2] = squares;
+    all[threadIdx.x] = own;
     for (int half = UNITE_THREADS / 2; half > 0; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half) {
-            const double *other = all + 3 * (threadIdx.x + half);
-            unite(n, mean, squares, other[0], other[1], other[2]);
-            all[3 * threadIdx.x] = n;
-            all[3 * threadIdx.x + 1] = mean;
-            all[3 * threadIdx.x + 2] = squares;
+            own.unite(all[threadIdx.x + half]);
+            all[threadIdx.x] = own;
         }
     }
     if (threadIdx.x == 0) {
-        stats[2 * blockIdx.x] = (float)mean;
-        stats[2 * blockIdx.x + 1] = (float)(1.0 / sqrt(squares / n + (double)eps));
+        stats[2 * blockIdx.x] = (float)own.mean;
+        stats[2 * blockIdx.x + 1] = (float)(1.0 / sqrt(own.squares / own.n + (double)eps));
     }
 }
 
@@ -228,29 +231,28 @@ __device__ __forceinline__ void group_apply(const T *x, const float *stats, cons
     store8(out + pixel * channels, i, channels, vector, v);
 }
 
-#define KERNELS(T, name)                                                                                             \
+#define KERNELS(T, name, resident)                                                                                   \
     extern "C" __global__ void group_parts_##name(const T *x, float *parts, long long pixels, int channels,           \
                                                   int groups, int run) {                                             \
         group_parts(x, parts, pixels, channels, groups, run);                                                        \
-    }                                                                                                                \
-    extern "C" __global__ void group_parts_wide_##name(const T *x, float *parts, long long pixels, int channels,      \
-                                                       int groups, int run) {                                        \
-        group_parts_wide(x, parts, pixels, channels, groups, run);                                                   \
     }                                                                                                                \
     extern "C" __global__ void group_apply_##name(const T *x, const float *stats, const float *weight,                \
                                                   const float *bias, T *out, long long pixels, int channels,         \
                                                   int width, int f) {                                                \
         group_apply(x, stats, weight, bias, out, pixels, channels, width, f);                                        \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(256) group_parts_held_##name(                                       \
-        const T *x, float *parts, long long pixels, int channels, int groups, int run) {                             \
-        group_parts_held(x, parts, pixels, channels, groups, run);                                                   \
+    extern "C" __global__ void __launch_bounds__(256, resident) group_parts_wide_##name(                             \
+        const T *x, float *parts, long long pixels, int chunks, int channels, int groups) {                          \
+        group_parts_wide(x, parts, pixels, chunks, channels, groups);                                                \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(256) group_apply_held_##name(                                       \
+    extern "C" __global__ void __launch_bounds__(256, resident) group_apply_wide_##name(                             \
         const T *x, const float *stats, const float *weight, const float *bias, T *out, long long pixels,            \
-        int channels, int width, int run, int f) {                                                                   \
-        group_apply_held(x, stats, weight, bias, out, pixels, channels, width, run, f);                              \
+        int chunks, int channels, int width, int f) {                                                                \
+        if (f == 0) group_apply_wide<0>(x, stats, weight, bias, out, pixels, chunks, channels, width);               \
+        if (f == 1) group_apply_wide<1>(x, stats, weight, bias, out, pixels, chunks, channels, width);               \
+        if (f == 2) group_apply_wide<2>(x, stats, weight, bias, out, pixels, chunks, channels, width);               \
+        if (f == 3) group_apply_wide<3>(x, stats, weight, bias, out, pixels, chunks, channels, width);               \
     }
 
-KERNELS(float, f32)
-KERNELS(bf16, bf16)
+KERNELS(float, f32, 2)
+KERNELS(bf16, bf16, 4)

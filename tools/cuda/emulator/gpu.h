@@ -123,6 +123,11 @@ inline unsigned bits_of(float x) {
     std::memcpy(&u, &x, 4);
     return u;
 }
+inline unsigned __float_as_uint(float x) {
+    unsigned u;
+    std::memcpy(&u, &x, 4);
+    return u;
+}
 inline float __uint_as_float(unsigned u) {
     float x;
     std::memcpy(&x, &u, 4);
@@ -168,6 +173,7 @@ inline float widen_half(unsigned short bits) {
                                : std::ldexp((float)(fraction + 1024), exponent - 25);
     return bits & 0x8000 ? -x : x;
 }
+inline void store_passing(uint4 *p, uint4 v) { *p = v; }
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_inverse(float x) { return 1.0f / x; }
 

@@ -99,7 +99,7 @@ std::map<std::string, Kernel> &kernels() {
         K(few_rows_, few_rows_bf16_f32_bf16) K(few_rows_, few_rows_bf16_bf16_bf16) K(few_rows_, few_rows_bf16_f16_bf16)
         K(few_rows_, few_rows_bf16_f32_f32) K(few_rows_, few_rows_bf16_bf16_f32) K(few_rows_, few_rows_bf16_f16_f32)
         BOTH(group_norm, group_parts) BOTH(group_norm, group_parts_wide) BOTH(group_norm, group_apply)
-        BOTH(group_norm, group_parts_held) BOTH(group_norm, group_apply_held) K(group_norm, group_unite)
+        BOTH(group_norm, group_apply_wide) K(group_norm, group_unite)
         BOTH(fp8, quantise_fp8) BOTH(fp8, quantise_swiglu_fp8) BOTH(fp8, product_fp8) BOTH(fp8, rescale_fp8)
         BOTH(int8, quantise) BOTH(int8, product_int8)
         K(movement, copy_columns_2) K(movement, copy_columns_4) K(movement, copy_columns_16)
