@@ -180,6 +180,10 @@ impl Bench {
             pairs: RopePairs::Adjacent,
         };
         self.line("norm_rope", bytes(size, size), || b.norm_rope(&x, &weight, &rope, 1e-6).map(|_| ()))?;
+        let other = self.activation([TOKENS, DIM])?;
+        self.line("qk_norm_rope", bytes(2 * size, 2 * size), || {
+            b.qk_norm_rope([&x, &other], [&weight, &weight], &rope, 1e-6).map(|_| ())
+        })?;
         let wide = self.activation([TOKENS, 2 * MLP])?;
         self.line("swiglu", bytes(2 * TOKENS * MLP, TOKENS * MLP), || b.swiglu(&wide).map(|_| ()))?;
         self.line("add", bytes(2 * size, size), || b.add(&x, &x).map(|_| ()))
@@ -196,11 +200,14 @@ impl Bench {
                 b.conv2d(&x, &conv, ConvGeometry::same(3), None).map(|_| ())
             })?;
         }
-        let x = self.activation([1024, 1024, 128])?;
-        let (weight, bias) = (self.parameter([128])?, self.parameter([128])?);
-        let elements = 1024 * 1024 * 128;
-        self.line("group_norm 1024x1024x128, silu", Work::Bytes(2.0 * 3.0 * elements as f64), || {
-            b.group_norm(&x, 32, &weight, &bias, 1e-6, Some(Activation::Silu)).map(|_| ())
-        })
+        for (size, channels) in [(1024, 128), (512, 256), (256, 512), (128, 512)] {
+            let x = self.activation([size, size, channels])?;
+            let (weight, bias) = (self.parameter([channels])?, self.parameter([channels])?);
+            let bytes = Work::Bytes(2.0 * 3.0 * (size * size * channels) as f64);
+            self.line(&format!("group_norm {size}x{size}x{channels}, silu"), bytes, || {
+                b.group_norm(&x, 32, &weight, &bias, 1e-6, Some(Activation::Silu)).map(|_| ())
+            })?;
+        }
+        Ok(())
     }
 }

@@ -157,15 +157,22 @@ __device__ __forceinline__ void load_vector(const f16 *p, float (&v)[8]) {
     }
 }
 
-__device__ __forceinline__ void store_vector(float *p, const float (&v)[8]) {
-    ((float4 *)p)[0] = make_float4(v[0], v[1], v[2], v[3]);
-    ((float4 *)p)[1] = make_float4(v[4], v[5], v[6], v[7]);
+// Rounded as they are stored.
+template <class T> __device__ __forceinline__ Eight<T> narrow(const float (&v)[8]);
+template <> __device__ __forceinline__ Eight<float> narrow<float>(const float (&v)[8]) {
+    return {make_float4(v[0], v[1], v[2], v[3]), make_float4(v[4], v[5], v[6], v[7])};
+}
+template <> __device__ __forceinline__ Eight<bf16> narrow<bf16>(const float (&v)[8]) {
+    return {make_uint4(round_pair(v[0], v[1]), round_pair(v[2], v[3]), round_pair(v[4], v[5]), round_pair(v[6], v[7]))};
 }
 
-__device__ __forceinline__ void store_vector(bf16 *p, const float (&v)[8]) {
-    *(uint4 *)p = make_uint4(round_pair(v[0], v[1]), round_pair(v[2], v[3]), round_pair(v[4], v[5]),
-                             round_pair(v[6], v[7]));
+__device__ __forceinline__ void store_eight(float *p, const Eight<float> &x) {
+    ((float4 *)p)[0] = x.a;
+    ((float4 *)p)[1] = x.b;
 }
+__device__ __forceinline__ void store_eight(bf16 *p, const Eight<bf16> &x) { *(uint4 *)p = x.a; }
+
+template <class T> __device__ __forceinline__ void store_vector(T *p, const float (&v)[8]) { store_eight(p, narrow<T>(v)); }
 
 __device__ __forceinline__ void store_vector_passing(float *p, const float (&v)[8]) {
     for (int i = 0; i < 8; i += 4)
@@ -174,8 +181,7 @@ __device__ __forceinline__ void store_vector_passing(float *p, const float (&v)[
 }
 
 __device__ __forceinline__ void store_vector_passing(bf16 *p, const float (&v)[8]) {
-    store_passing((uint4 *)p, make_uint4(round_pair(v[0], v[1]), round_pair(v[2], v[3]), round_pair(v[4], v[5]),
-                                         round_pair(v[6], v[7])));
+    store_passing((uint4 *)p, narrow<bf16>(v).a);
 }
 
 // Two neighbours; those of bf16 aligned to 4 bytes.

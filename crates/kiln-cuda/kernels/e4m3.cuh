@@ -29,15 +29,26 @@ struct RowScale {
     float inverse, scale;
 };
 
-// From the largest value that each thread of a block of WARPS has seen. A row that holds what is no number gets a scale of NaN.
-template <int WARPS> __device__ __forceinline__ RowScale row_scale(float largest) {
-    __shared__ float parts[WARPS];
+// The largest value of a warp.
+__device__ __forceinline__ float warp_largest(float x) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+// The largest value of a block of WARPS.
+template <int WARPS> __device__ __forceinline__ float block_largest(float x) {
+    __shared__ float parts[WARPS];
+    x = warp_largest(x);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < WARPS; i++) largest = fmaxf(largest, parts[i]);
+    for (int i = 0; i < WARPS; i++) x = fmaxf(x, parts[i]);
+    return x;
+}
+
+// Of a row with this largest value. One that holds what is no number gets a scale of NaN.
+__device__ __forceinline__ RowScale row_scale(float largest) {
     if (largest == __uint_as_float(INFINITE_BITS)) return {0.0f, __uint_as_float(0x7fc00000u)};
     if (largest < 1e-30f) return {0.0f, 0.0f};
     return {448.0f / largest, largest / 448.0f};

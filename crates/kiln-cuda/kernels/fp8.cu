@@ -40,7 +40,7 @@ __device__ __forceinline__ void quantise(const T *x, int x_cols, const T *y, int
         if (kept) store_vector(kept + i, v);
         take_largest(largest, v);
     }
-    RowScale row = row_scale<8>(largest);
+    RowScale row = row_scale(block_largest<8>(largest));
     for (int i = 8 * threadIdx.x; i < padded; i += 8 * 256) {
         // A thread reads what it has kept itself.
         if (kept && i < cols)

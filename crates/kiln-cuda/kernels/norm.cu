@@ -1,4 +1,4 @@
-// Norms over the last axis, and the norm of heads with the rotary embedding after it.
+// Norms over the last axis.
 
 // One block a row.
 template <class T>
@@ -56,229 +56,140 @@ template <class T> __device__ __forceinline__ void rms_norm(const T *x, const fl
     }
 }
 
-const int HELD = 4, HELD_THREADS = 128;
+const int HELD = 16, HELD_THREADS = 64;
 
-// The two norms again for rows of whole vectors, of which a thread holds up to HELD: each is read once, and all at once.
+// A row of whole vectors, of which each lane of a warp holds up to HELD: read once, and all at once.
 template <class T> struct Held {
-    float v[HELD][8];
+    Eight<T> x[HELD];
 
-    __device__ __forceinline__ Held(const T *x, int dim) {
+    // Where a lane's vector n begins.
+    static __device__ __forceinline__ int at(int n) { return 8 * (threadIdx.x % 32 + 32 * n); }
+
+    __device__ __forceinline__ Held(const T *row, int dim) {
+#pragma unroll
+        for (int n = 0; n < HELD; n++)
+            if (at(n) < dim) x[n] = load_eight(row + at(n));
+    }
+
+    // f(where, elements) of every vector.
+    template <class F> __device__ __forceinline__ void each(int dim, F f) const {
 #pragma unroll
         for (int n = 0; n < HELD; n++) {
-            int i = 8 * (threadIdx.x + n * HELD_THREADS);
-            if (i < dim) load_vector(x + i, v[n]);
+            if (at(n) < dim) {
+                float v[8];
+                widen(x[n], v);
+                f(at(n), v);
+            }
         }
     }
 
-    // The block's sum of f(element).
-    template <class F> __device__ __forceinline__ float sum(int dim, F f) const {
-        float sum = 0.0f;
+    // The same; what f leaves in the elements is held from then on, rounded as it would be stored.
+    template <class F> __device__ __forceinline__ void change(int dim, F f) {
 #pragma unroll
         for (int n = 0; n < HELD; n++) {
-            if (8 * (threadIdx.x + n * HELD_THREADS) < dim) {
-#pragma unroll
-                for (int j = 0; j < 8; j++) sum += f(v[n][j]);
+            if (at(n) < dim) {
+                float v[8];
+                widen(x[n], v);
+                f(at(n), v);
+                x[n] = narrow<T>(v);
             }
         }
-        return block_sum(sum);
+    }
+
+    // The row's sum of f(element).
+    template <class F> __device__ __forceinline__ float sum(int dim, F f) const {
+        float sums[8] = {};
+        each(dim, [&](int, const float (&v)[8]) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) sums[j] += f(v[j]);
+        });
+        return warp_sum(((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7])));
+    }
+
+    __device__ __forceinline__ void store(T *row, int dim) const {
+#pragma unroll
+        for (int n = 0; n < HELD; n++)
+            if (at(n) < dim) store_eight(row + at(n), x[n]);
     }
 
     // The row normalised, times 1 + scale, plus shift.
     __device__ __forceinline__ void ada_layer_norm(const float *scale, const float *shift, int dim, float eps) {
         float mean = sum(dim, [](float x) { return x; }) / dim;
         float factor = 1.0f / sqrtf(sum(dim, [mean](float x) { return (x - mean) * (x - mean); }) / dim + eps);
+        change(dim, [&](int i, float (&v)[8]) {
+            float a[8], b[8];
+            load_vector(scale + i, a);
+            load_vector(shift + i, b);
 #pragma unroll
-        for (int n = 0; n < HELD; n++) {
-            int i = 8 * (threadIdx.x + n * HELD_THREADS);
-            if (i < dim) {
-                float a[8], b[8];
-                load_vector(scale + i, a);
-                load_vector(shift + i, b);
-#pragma unroll
-                for (int j = 0; j < 8; j++) v[n][j] = (v[n][j] - mean) * factor * (1.0f + a[j]) + b[j];
-            }
-        }
+            for (int j = 0; j < 8; j++) v[j] = (v[j] - mean) * factor * (1.0f + a[j]) + b[j];
+        });
     }
 };
 
+// The warp's row; there may be none.
+__device__ __forceinline__ int held_row() { return blockIdx.x * (HELD_THREADS / 32) + threadIdx.x / 32; }
+
 template <class T>
-__device__ __forceinline__ void ada_layer_norm_held(const T *x, const float *scale, const float *shift, T *out, int dim, float eps) {
-    Held<T> row(x + (long long)blockIdx.x * dim, dim);
-    out += (long long)blockIdx.x * dim;
+__device__ __forceinline__ void ada_layer_norm_held(const T *x, const float *scale, const float *shift, T *out, int rows, int dim,
+                                                    float eps) {
+    long long first = (long long)held_row() * dim;
+    if (held_row() >= rows) return;
+    Held<T> row(x + first, dim);
     row.ada_layer_norm(scale, shift, dim, eps);
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        int i = 8 * (threadIdx.x + n * HELD_THREADS);
-        if (i < dim) store_vector(out + i, row.v[n]);
-    }
+    row.store(out + first, dim);
 }
 
 // The same in 8-bit floats, `padded` bytes a row: those values, rounded as they would be stored, rounded once more.
 template <class T>
 __device__ __forceinline__ void ada_layer_norm_fp8(const T *x, const float *scale, const float *shift, unsigned char *q,
-                                                   float *scales, int dim, int padded, float eps) {
-    Held<T> row(x + (long long)blockIdx.x * dim, dim);
-    q += (long long)blockIdx.x * padded;
+                                                   float *scales, int rows, int dim, int padded, float eps) {
+    if (held_row() >= rows) return;
+    Held<T> row(x + (long long)held_row() * dim, dim);
+    q += (long long)held_row() * padded;
     row.ada_layer_norm(scale, shift, dim, eps);
     float largest = 0.0f;
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        if (8 * (threadIdx.x + n * HELD_THREADS) < dim) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) row.v[n][j] = to_float(from_float<T>(row.v[n][j]));
-            take_largest(largest, row.v[n]);
-        }
-    }
-    RowScale to = row_scale<HELD_THREADS / 32>(largest);
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        int i = 8 * (threadIdx.x + n * HELD_THREADS);
-        if (i < dim) *(u64 *)(q + i) = round_fp8(row.v[n], to.inverse);
-    }
-    for (int i = dim + 8 * threadIdx.x; i < padded; i += 8 * HELD_THREADS) *(u64 *)(q + i) = 0;
-    if (threadIdx.x == 0) scales[blockIdx.x] = to.scale;
+    row.each(dim, [&](int, const float (&v)[8]) { take_largest(largest, v); });
+    RowScale to = row_scale(warp_largest(largest));
+    row.each(dim, [&](int i, const float (&v)[8]) { *(u64 *)(q + i) = round_fp8(v, to.inverse); });
+    for (int i = dim + 8 * (threadIdx.x % 32); i < padded; i += 8 * 32) *(u64 *)(q + i) = 0;
+    if (threadIdx.x % 32 == 0) scales[held_row()] = to.scale;
 }
 
-template <class T> __device__ __forceinline__ void rms_norm_held(const T *x, const float *weight, T *out, int dim, float eps) {
-    Held<T> row(x + (long long)blockIdx.x * dim, dim);
-    out += (long long)blockIdx.x * dim;
+template <class T>
+__device__ __forceinline__ void rms_norm_held(const T *x, const float *weight, T *out, int rows, int dim, float eps) {
+    long long first = (long long)held_row() * dim;
+    if (held_row() >= rows) return;
+    Held<T> row(x + first, dim);
     float factor = 1.0f / sqrtf(row.sum(dim, [](float x) { return x * x; }) / dim + eps);
+    row.change(dim, [&](int i, float (&v)[8]) {
+        float a[8];
+        load_vector(weight + i, a);
 #pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        int i = 8 * (threadIdx.x + n * HELD_THREADS);
-        if (i < dim) {
-            float a[8];
-            load_vector(weight + i, a);
-#pragma unroll
-            for (int j = 0; j < 8; j++) a[j] = row.v[n][j] * factor * a[j];
-            store_vector(out + i, a);
-        }
-    }
-}
-
-const int ROPE_HEADS = 8;
-
-// Heads of 128: sixteen lanes have eight elements each of up to ROPE_HEADS heads of one token, whose angles are read once.
-template <class T>
-__device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, const float *cosines, const float *sines, T *out,
-                                              long long tokens, int heads, int halves, float eps) {
-    int parts = (heads + ROPE_HEADS - 1) / ROPE_HEADS, lane = threadIdx.x % 16;
-    long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 16;
-    // Lanes without work stay, for the others' sums.
-    bool there = at < tokens * parts;
-    long long token = there ? at / parts : 0;
-    int first = there ? (int)(at % parts) * ROPE_HEADS : heads;
-    x += (token * heads + first) * 128 + 8 * lane;
-    out += (token * heads + first) * 128 + 8 * lane;
-    float v[ROPE_HEADS][8], w[8], c[8], s[8];
-#pragma unroll
-    for (int h = 0; h < ROPE_HEADS; h++) {
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[h][j] = 0.0f;
-        if (first + h < heads) load_vector(x + h * 128, v[h]);
-    }
-    load_vector(weight + 8 * lane, w);
-    if (halves) {
-        load_vector(cosines + token * 64 + 8 * (lane % 8), c);
-        load_vector(sines + token * 64 + 8 * (lane % 8), s);
-    } else {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            c[2 * j] = c[2 * j + 1] = cosines[token * 64 + 4 * lane + j];
-            s[2 * j] = s[2 * j + 1] = sines[token * 64 + 4 * lane + j];
-        }
-    }
-#pragma unroll
-    for (int h = 0; h < ROPE_HEADS; h++) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) sum += v[h][j] * v[h][j];
-#pragma unroll
-        for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        float factor = 1.0f / sqrtf(sum / 128 + eps), r[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[h][j] *= factor * w[j];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            if (halves) {
-                float other = __shfl_xor_sync(0xffffffffu, v[h][j], 8);
-                r[j] = v[h][j] * c[j] + (lane < 8 ? -other : other) * s[j];
-            } else {
-                r[j] = v[h][j] * c[j] + (j % 2 ? v[h][j ^ 1] : -v[h][j ^ 1]) * s[j];
-            }
-        }
-        if (first + h < heads) store_vector(out + h * 128, r);
-    }
-}
-
-// One warp a head. A lane's pairs are two neighbours, or an element and the one half a head further.
-template <class T>
-__device__ __forceinline__ void norm_rope(const T *x, const float *weight, const float *cosines, const float *sines, T *out,
-                                          long long tokens, int heads, int head_dim, int halves, float eps) {
-    long long head = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (head >= tokens * heads) return;
-    int lane = threadIdx.x % 32, half = head_dim / 2;
-    long long token = head / heads;
-    x += head * head_dim;
-    out += head * head_dim;
-    cosines += token * half;
-    sines += token * half;
-    // Heads have an even number of elements, so neighbours lie together in 4 bytes.
-    auto pair = [&](int i, float &a, float &b) {
-        if (halves)
-            a = to_float(x[i]), b = to_float(x[i + half]);
-        else
-            load_pair(x + 2 * i, a, b);
-    };
-    float sum = 0.0f, a, b;
-    for (int i = lane; i < half; i += 32) {
-        pair(i, a, b);
-        sum += a * a + b * b;
-    }
-    float factor = 1.0f / sqrtf(warp_sum(sum) / head_dim + eps);
-    for (int i = lane; i < half; i += 32) {
-        int first = halves ? i : 2 * i, second = halves ? i + half : 2 * i + 1;
-        pair(i, a, b);
-        a *= factor * weight[first];
-        b *= factor * weight[second];
-        float c = cosines[i], s = sines[i];
-        if (halves)
-            out[first] = from_float<T>(a * c - b * s), out[second] = from_float<T>(a * s + b * c);
-        else
-            store_pair(out + first, a * c - b * s, a * s + b * c);
-    }
+        for (int j = 0; j < 8; j++) v[j] = v[j] * factor * a[j];
+    });
+    row.store(out + first, dim);
 }
 
 #define KERNELS(T, name)                                                                                             \
-    extern "C" __global__ void ada_layer_norm_##name(const T *x, const float *scale, const float *shift, T *out,      \
+    extern "C" __global__ void ada_layer_norm_##name(const T *x, const float *scale, const float *shift, T *out,     \
                                                      int dim, float eps) {                                           \
         ada_layer_norm(x, scale, shift, out, dim, eps);                                                              \
     }                                                                                                                \
-    extern "C" __global__ void rms_norm_##name(const T *x, const float *weight, T *out, int dim, float eps) {         \
+    extern "C" __global__ void rms_norm_##name(const T *x, const float *weight, T *out, int dim, float eps) {        \
         rms_norm(x, weight, out, dim, eps);                                                                          \
     }                                                                                                                \
-    extern "C" __global__ void norm_rope_##name(const T *x, const float *weight, const float *cosines,                \
-                                                const float *sines, T *out, long long tokens, int heads,             \
-                                                int head_dim, int halves, float eps) {                               \
-        norm_rope(x, weight, cosines, sines, out, tokens, heads, head_dim, halves, eps);                             \
+    extern "C" __global__ void __launch_bounds__(64) ada_layer_norm_held_##name(                                     \
+        const T *x, const float *scale, const float *shift, T *out, int rows, int dim, float eps) {                  \
+        ada_layer_norm_held(x, scale, shift, out, rows, dim, eps);                                                   \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_held_##name(                                    \
-        const T *x, const float *scale, const float *shift, T *out, int dim, float eps) {                            \
-        ada_layer_norm_held(x, scale, shift, out, dim, eps);                                                         \
+    extern "C" __global__ void __launch_bounds__(64) ada_layer_norm_fp8_##name(                                      \
+        const T *x, const float *scale, const float *shift, unsigned char *q, float *scales, int rows, int dim,      \
+        int padded, float eps) {                                                                                     \
+        ada_layer_norm_fp8(x, scale, shift, q, scales, rows, dim, padded, eps);                                      \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_fp8_##name(                                     \
-        const T *x, const float *scale, const float *shift, unsigned char *q, float *scales, int dim, int padded,    \
-        float eps) {                                                                                                 \
-        ada_layer_norm_fp8(x, scale, shift, q, scales, dim, padded, eps);                                            \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(128) rms_norm_held_##name(const T *x, const float *weight, T *out,   \
-                                                                           int dim, float eps) {                     \
-        rms_norm_held(x, weight, out, dim, eps);                                                                     \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(128) norm_rope_128_##name(                                          \
-        const T *x, const float *weight, const float *cosines, const float *sines, T *out, long long tokens,         \
-        int heads, int halves, float eps) {                                                                          \
-        norm_rope_128(x, weight, cosines, sines, out, tokens, heads, halves, eps);                                   \
+    extern "C" __global__ void __launch_bounds__(64) rms_norm_held_##name(const T *x, const float *weight, T *out,   \
+                                                                          int rows, int dim, float eps) {            \
+        rms_norm_held(x, weight, out, rows, dim, eps);                                                               \
     }
 
 KERNELS(float, f32)

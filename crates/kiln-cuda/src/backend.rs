@@ -6,7 +6,7 @@ use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Groups, Result,
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::device::Device;
-use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm};
+use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm, rope};
 use crate::probe::Gpu;
 use crate::{Context, CudaConv, CudaTensor, CudaWeight};
 
@@ -232,7 +232,17 @@ impl Backend for CudaBackend {
         rope: &RopeTable<Self>,
         eps: f32,
     ) -> Result<CudaTensor> {
-        norm::norm_rope(&self.cx, x, weight, rope, eps)
+        rope::norm_rope(&self.cx, x, weight, rope, eps)
+    }
+
+    fn qk_norm_rope(
+        &self,
+        qk: [&CudaTensor; 2],
+        weights: [&CudaTensor; 2],
+        rope: &RopeTable<Self>,
+        eps: f32,
+    ) -> Result<[CudaTensor; 2]> {
+        rope::qk_norm_rope(&self.cx, qk, weights, rope, eps)
     }
 
     fn attention(

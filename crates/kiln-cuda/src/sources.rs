@@ -32,6 +32,7 @@ sources! {
     MOVEMENT = "movement";
     NORM = "norm";
     OUTPUT = "output";
+    ROPE = "rope";
     SOFTMAX = "softmax";
     WIDEN = "widen";
 }
@@ -45,12 +46,12 @@ const E4M3: &str = include_str!("../kernels/e4m3.cuh");
 
 impl Source {
     /// The kernels that a picture needs on a GPU of this compute capability.
-    pub(crate) fn usual(capability: (i32, i32)) -> [&'static Source; 9] {
+    pub(crate) fn usual(capability: (i32, i32)) -> [&'static Source; 10] {
         let [attention, conv] = match capability {
             (9, 0) => [&ATTENTION_HOPPER, &CONV_HOPPER],
             _ => [&ATTENTION, &CONV],
         };
-        [attention, conv, &ELEMENTWISE, &FEW_ROWS, &GROUP_NORM, &MOVEMENT, &NORM, &OUTPUT, &SOFTMAX]
+        [attention, conv, &ELEMENTWISE, &FEW_ROWS, &GROUP_NORM, &MOVEMENT, &NORM, &OUTPUT, &ROPE, &SOFTMAX]
     }
 
     /// What the compiler gets. Nothing is included from the toolkit: NVRTC would need its folder.

@@ -294,8 +294,7 @@ impl<B: Backend> Layer<B> {
             (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
         let h = b.rms_norm(&x, &self.input_layernorm, eps)?;
         let [q, k, v] = b.linear_split(&h, &self.qkv, [heads * head, kv_heads * head, kv_heads * head])?;
-        let q = b.norm_rope(&q, &self.q_norm, rope, eps)?;
-        let k = b.norm_rope(&k, &self.k_norm, rope, eps)?;
+        let [q, k] = b.qk_norm_rope([&q, &k], [&self.q_norm, &self.k_norm], rope, eps)?;
         let spec = AttentionSpec { heads, kv_heads, mask: Mask::Causal { valid: real } };
         let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
         let x = b.linear_gated_add(&[&attended], &self.o_proj, None, &x)?;

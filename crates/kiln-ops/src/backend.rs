@@ -183,6 +183,20 @@ pub trait Backend: Send + Sync {
     where
         Self: Sized;
 
+    /// [`Backend::norm_rope`] of the queries and of the keys of the same tokens.
+    fn qk_norm_rope(
+        &self,
+        [q, k]: [&Self::Tensor; 2],
+        [q_weight, k_weight]: [&Self::Tensor; 2],
+        rope: &RopeTable<Self>,
+        eps: f32,
+    ) -> Result<[Self::Tensor; 2]>
+    where
+        Self: Sized,
+    {
+        Ok([self.norm_rope(q, q_weight, rope, eps)?, self.norm_rope(k, k_weight, rope, eps)?])
+    }
+
     /// `softmax(q·kᵀ / sqrt(head_dim)) · v`, head by head, the keys a query does not see left out.
     ///
     /// Each of `q`, `k`, `v` is a list of row blocks read as one tensor: `q` `[queries, heads · head_dim]`, `k` and `v`

@@ -175,6 +175,7 @@ inline float widen_half(unsigned short bits) {
 }
 inline void store_passing(uint4 *p, uint4 v) { *p = v; }
 inline float fast_exp2(float x) { return std::exp2(x); }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float fast_inverse(float x) { return 1.0f / x; }
 
 // The layout of the fragments is that of the PTX manual, mma.m16n8k16 with .bf16.

@@ -57,6 +57,10 @@ SOURCE(norm) {
 #include "norm.cu"
 #undef KERNELS
 }
+SOURCE(rope) {
+#include "rope.cu"
+#undef KERNELS
+}
 SOURCE(output) {
 #include "output.cu"
 #undef KERNEL
@@ -104,7 +108,7 @@ std::map<std::string, Kernel> &kernels() {
         BOTH(int8, quantise) BOTH(int8, product_int8)
         K(movement, copy_columns_2) K(movement, copy_columns_4) K(movement, copy_columns_16)
         BOTH(movement, to_bytes) K(movement, upsample) K(movement, space_to_depth_2) K(movement, space_to_depth_4)
-        BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(norm, norm_rope) BOTH(norm, norm_rope_128)
+        BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(rope, norm_rope) BOTH(rope, norm_rope_128)
         BOTH(norm, ada_layer_norm_held) BOTH(norm, ada_layer_norm_fp8) BOTH(norm, rms_norm_held)
         BOTH(widen_, widen) K(softmax, softmax_rows) K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)
     };

@@ -17,6 +17,9 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
         list.add(&format!("norm_rope/{name}_full_size"), sizes(&[[256, 24, 128]]));
     }
     list.add("norm_rope/sliced_table", SlicedTable);
+    for (name, pairs) in [("adjacent", RopePairs::Adjacent), ("halves", RopePairs::Halves)] {
+        list.add(&format!("qk_norm_rope/{name}"), Both(pairs));
+    }
 }
 
 struct NormRope {
@@ -34,6 +37,26 @@ impl Scenario for NormRope {
             let rope = t.rope(tokens, dim / 2, self.pairs)?;
             let y = t.b.norm_rope(&x, &weight, &rope, 1e-6)?;
             t.put(format!("{tokens} tokens, {heads}x{dim}"), &y, Tolerance::sum(dim).rounded(t.dtype))?;
+        }
+        Ok(())
+    }
+}
+
+/// Queries and keys, as many heads and fewer, the weight of each its own.
+struct Both(RopePairs);
+
+impl Scenario for Both {
+    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+        for [tokens, heads, k_heads, dim] in
+            [[17, 3, 3, 128], [5, 9, 2, 128], [4, 2, 11, 128], [7, 4, 2, 34], [0, 2, 2, 128]]
+        {
+            let q = t.activation(NORMAL, [tokens, heads * dim])?;
+            let k = t.activation(HEAVY, [tokens, k_heads * dim])?;
+            let (q_weight, k_weight) = (t.parameter(NORMAL, [dim])?, t.parameter(NORMAL, [dim])?);
+            let rope = t.rope(tokens, dim / 2, self.0)?;
+            let [y, z] = t.b.qk_norm_rope([&q, &k], [&q_weight, &k_weight], &rope, 1e-6)?;
+            t.put(format!("{tokens} queries, {heads}x{dim}"), &y, Tolerance::sum(dim).rounded(t.dtype))?;
+            t.put(format!("{tokens} keys, {k_heads}x{dim}"), &z, Tolerance::sum(dim).rounded(t.dtype))?;
         }
         Ok(())
     }

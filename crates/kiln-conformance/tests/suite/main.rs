@@ -59,6 +59,7 @@ fn names_are_unique_and_name_an_operation() {
         "ada_linear_split",
         "rms_norm",
         "norm_rope",
+        "qk_norm_rope",
         "attention",
         "swiglu",
         "activation",

@@ -4,7 +4,7 @@ use kiln_ops::{Groups, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::movement::concat_columns;
-use super::norm::HELD_THREADS;
+use super::norm::held_grid;
 use super::{THREADS, by_dtype};
 use crate::device::{Block, launch};
 use crate::gemm::Size;
@@ -73,7 +73,7 @@ impl Short {
         Ok(short)
     }
 
-    /// [`ada_layer_norm`](super::norm::ada_layer_norm) of rows that fit the threads' registers, in one pass.
+    /// [`ada_layer_norm`](super::norm::ada_layer_norm) of rows that fit a warp's registers, in one pass.
     pub fn of_ada_layer_norm(
         cx: &Context,
         x: &CudaTensor,
@@ -87,9 +87,11 @@ impl Short {
         for (group, rows) in groups.ranges().enumerate() {
             let bytes = short.bytes.at() + (rows.start * w.depth) as u64;
             let scales = short.scales.at() + 4 * rows.start as u64;
-            cx.done(launch!(cx.device, NORM, name, [rows.len(), 1], HELD_THREADS, 0;
+            let (grid, threads) = held_grid(rows.len());
+            let size = |n: usize| int("linear", n);
+            cx.done(launch!(cx.device, NORM, name, grid, threads, 0;
                 x.row_at(rows.start), scale.row_at(group), shift.row_at(group), bytes, scales,
-                int("linear", w.cols)?, int("linear", w.depth)?, eps))?;
+                size(rows.len())?, size(w.cols)?, size(w.depth)?, eps))?;
         }
         Ok(short)
     }

@@ -12,6 +12,7 @@ pub(crate) mod int8;
 pub(crate) mod linear;
 pub(crate) mod movement;
 pub(crate) mod norm;
+pub(crate) mod rope;
 
 use kiln_tensor::DType;
 

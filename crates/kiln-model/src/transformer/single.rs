@@ -53,8 +53,7 @@ impl<B: Backend> SingleBlock<B> {
         let modulation = [&m.block.scale, &m.block.shift];
         let [mut q, mut k, v, gate_up] =
             b.ada_linear_split(&x, modulation, &m.groups, self.eps, &self.to_qkv_mlp_proj, self.widths)?;
-        q = b.norm_rope(&q, &self.norm_q, rope, self.eps)?;
-        k = b.norm_rope(&k, &self.norm_k, rope, self.eps)?;
+        [q, k] = b.qk_norm_rope([&q, &k], [&self.norm_q, &self.norm_k], rope, self.eps)?;
         let attended = attention.single(b, [&q, &k, &v])?;
         let gate = Some((&m.block.gate, &m.groups));
         Ok(b.swiglu_gated_add(Some(&attended), &gate_up, &self.to_out, gate, &x)?)

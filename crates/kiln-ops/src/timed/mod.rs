@@ -332,6 +332,21 @@ impl<B: Backend> Backend for Timed<B> {
         self.moving("norm_rope", &[x, &rope.cos, &rope.sin], |b| b.norm_rope(x, weight, &table, eps))
     }
 
+    fn qk_norm_rope(
+        &self,
+        qk: [&B::Tensor; 2],
+        weights: [&B::Tensor; 2],
+        rope: &RopeTable<Self>,
+        eps: f32,
+    ) -> Result<[B::Tensor; 2]> {
+        let table = RopeTable { cos: rope.cos.clone(), sin: rope.sin.clone(), pairs: rope.pairs };
+        let call = |b: &B| b.qk_norm_rope(qk, weights, &table, eps);
+        self.count("qk_norm_rope", call, |[q, k]| {
+            let detail = format!("{} × {} + {}", q.shape().rows(), q.shape().last(), k.shape().last());
+            (detail, Work::moving(bytes(qk) + bytes([&rope.cos, &rope.sin, q, k])))
+        })
+    }
+
     fn attention(
         &self,
         q: &[&B::Tensor],

@@ -1,0 +1,123 @@
+// The norm of heads, and the rotary embedding after it.
+
+const int HEADS = 4;
+
+// Heads of 128: sixteen lanes have eight elements each of up to HEADS heads of one token, whose angles are read once.
+template <bool HALVES, class T>
+__device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, T *out, int heads, const float *cosines,
+                                              const float *sines, int tokens, float eps) {
+    int parts = (heads + HEADS - 1) / HEADS, lane = threadIdx.x % 16;
+    int at = (blockIdx.x * blockDim.x + threadIdx.x) / 16;
+    // Lanes without work stay, for the others' sums.
+    bool there = at < tokens * parts;
+    long long token = there ? at / parts : 0;
+    int first = there ? at % parts * HEADS : heads;
+    x += (token * heads + first) * 128 + 8 * lane;
+    out += (token * heads + first) * 128 + 8 * lane;
+    Eight<T> held[HEADS];
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        float zeros[8] = {};
+        held[h] = narrow<T>(zeros);
+        if (first + h < heads) held[h] = load_eight(x + h * 128);
+    }
+    // Of pairs of neighbours there are four a lane.
+    const int ANGLES = HALVES ? 8 : 4;
+    float w[8], c[ANGLES], s[ANGLES];
+    load_vector(weight + 8 * lane, w);
+    int angle = HALVES ? 8 * (lane % 8) : 4 * lane;
+#pragma unroll
+    for (int j = 0; j < ANGLES; j += 4) {
+        float4 a = *(const float4 *)(cosines + token * 64 + angle + j), b = *(const float4 *)(sines + token * 64 + angle + j);
+        c[j] = a.x, c[j + 1] = a.y, c[j + 2] = a.z, c[j + 3] = a.w;
+        s[j] = b.x, s[j + 1] = b.y, s[j + 2] = b.z, s[j + 3] = b.w;
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        float v[8], r[8], sum = 0.0f;
+        widen(held[h], v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += v[j] * v[j];
+#pragma unroll
+        for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        // Without a branch for numbers that don't occur, heads don't wait for each other.
+        float factor = rsqrtf(sum / 128 + eps);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] *= factor * w[j];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (HALVES) {
+                float other = __shfl_xor_sync(0xffffffffu, v[j], 8);
+                r[j] = v[j] * c[j % ANGLES] + (lane < 8 ? -other : other) * s[j % ANGLES];
+            } else {
+                r[j] = v[j] * c[j / 2] + (j % 2 ? v[j ^ 1] : -v[j ^ 1]) * s[j / 2];
+            }
+        }
+        if (first + h < heads) store_vector(out + h * 128, r);
+    }
+}
+
+// Queries and keys of the same tokens, each with heads of their own.
+template <class T>
+__device__ __forceinline__ void norm_rope_both(const T *x, const float *weight, T *out, int heads, const T *k, const float *k_weight,
+                                               T *k_out, int k_heads, const float *cosines, const float *sines, int tokens,
+                                               int halves, float eps) {
+    if (blockIdx.y) x = k, weight = k_weight, out = k_out, heads = k_heads;
+    if (halves)
+        norm_rope_128<true>(x, weight, out, heads, cosines, sines, tokens, eps);
+    else
+        norm_rope_128<false>(x, weight, out, heads, cosines, sines, tokens, eps);
+}
+
+// One warp a head. A lane's pairs are two neighbours, or an element and the one half a head further.
+template <class T>
+__device__ __forceinline__ void norm_rope(const T *x, const float *weight, const float *cosines, const float *sines, T *out,
+                                          long long tokens, int heads, int head_dim, int halves, float eps) {
+    long long head = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (head >= tokens * heads) return;
+    int lane = threadIdx.x % 32, half = head_dim / 2;
+    long long token = head / heads;
+    x += head * head_dim;
+    out += head * head_dim;
+    cosines += token * half;
+    sines += token * half;
+    // Heads have an even number of elements, so neighbours lie together in 4 bytes.
+    auto pair = [&](int i, float &a, float &b) {
+        if (halves)
+            a = to_float(x[i]), b = to_float(x[i + half]);
+        else
+            load_pair(x + 2 * i, a, b);
+    };
+    float sum = 0.0f, a, b;
+    for (int i = lane; i < half; i += 32) {
+        pair(i, a, b);
+        sum += a * a + b * b;
+    }
+    float factor = 1.0f / sqrtf(warp_sum(sum) / head_dim + eps);
+    for (int i = lane; i < half; i += 32) {
+        int first = halves ? i : 2 * i, second = halves ? i + half : 2 * i + 1;
+        pair(i, a, b);
+        a *= factor * weight[first];
+        b *= factor * weight[second];
+        float c = cosines[i], s = sines[i];
+        if (halves)
+            out[first] = from_float<T>(a * c - b * s), out[second] = from_float<T>(a * s + b * c);
+        else
+            store_pair(out + first, a * c - b * s, a * s + b * c);
+    }
+}
+
+#define KERNELS(T, name)                                                                                             \
+    extern "C" __global__ void norm_rope_##name(const T *x, const float *weight, const float *cosines,               \
+                                                const float *sines, T *out, long long tokens, int heads,             \
+                                                int head_dim, int halves, float eps) {                               \
+        norm_rope(x, weight, cosines, sines, out, tokens, heads, head_dim, halves, eps);                             \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(128) norm_rope_128_##name(                                          \
+        const T *x, const float *weight, T *out, int heads, const T *k, const float *k_weight, T *k_out,             \
+        int k_heads, const float *cosines, const float *sines, int tokens, int halves, float eps) {                  \
+        norm_rope_both(x, weight, out, heads, k, k_weight, k_out, k_heads, cosines, sines, tokens, halves, eps);     \
+    }
+
+KERNELS(float, f32)
+KERNELS(bf16, bf16)
