@@ -11,6 +11,12 @@ struct __align__(64) TensorMap {
 __device__ __forceinline__ u64 matrix_at(unsigned address, unsigned stride, unsigned next) {
     return (u64)1 << 62 | (u64)(stride >> 4) << 32 | (u64)(next >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
+// The low word of that for rows of 1024 bytes a stride, and the whole: a matrix further on is one addition to the low word.
+__device__ __forceinline__ unsigned low_word(unsigned address, unsigned next) { return (next >> 4) << 16 | address >> 4; }
+__device__ __forceinline__ u64 matrix_of(unsigned low) { return (u64)(1u << 30 | 1024 >> 4) << 32 | low; }
+
+// What is the same in all lanes of a warp, for the compiler to know: it then computes with registers that a warp shares.
+__device__ __forceinline__ unsigned uniform(unsigned x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 #ifndef KILN_EMULATED
 __device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals) {
@@ -63,6 +69,24 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap &from, uns
         : "memory");
 }
 
+// What this thread wrote is seen by other blocks that see what comes later.
+__device__ __forceinline__ void publish() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// Raises a flag, and waits for one and takes it down again, so that the next launch finds it as this one did.
+__device__ __forceinline__ void raise(unsigned *flag) { asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory"); }
+__device__ __forceinline__ void await(unsigned *flag) {
+    unsigned raised;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
+    } while (!raised);
+    asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(flag) : "memory");
+}
+// What another block wrote, not what this processor may still know of the place.
+__device__ __forceinline__ float load_fresh(const float *p) {
+    float x;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
+    return x;
+}
+
 // Gives a group of four warps fewer or more registers.
 template <int N> __device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> __device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
@@ -95,6 +119,15 @@ __device__ __forceinline__ void product_8(float (&d)[4], u64 a, u64 b, int add) 
                  "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}"
                  : ACCUMULATORS_4(d, 0)
                  : "l"(a), "l"(b), "r"(add));
+}
+
+// d = a * b (+ d): a 64x16 in registers, b 16x144 in shared memory with the sum's index along the rows.
+__device__ __forceinline__ void product_144_rows(float (&d)[72], const unsigned (&a)[4], u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %77, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 {" REGISTERS_64
+                 ", %64, %65, %66, %67, %68, %69, %70, %71}, {%72, %73, %74, %75}, %76, p, 1, 1, 0;\n}"
+                 : ACCUMULATORS_64(d), ACCUMULATORS_4(d, 64), ACCUMULATORS_4(d, 68)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 // d += a * b: a 64x16 in registers, b 16x128 in shared memory with its columns along the rows.

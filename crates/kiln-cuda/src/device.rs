@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use crate::arena::{self, Arena};
 use crate::cache::Cache;
 use crate::compile::Compiler;
+use crate::flags::Flags;
 use crate::gemm::lt::Lt;
 use crate::probe::{self, Gpu};
 use crate::sources::{Source, Target};
@@ -26,6 +27,7 @@ pub(crate) struct Device {
     pub cache: Arc<Cache>,
     /// cuBLASLt, or why products are made without it.
     pub lt: Result<Lt>,
+    pub flags: Flags,
     compiler: Arc<Compiler>,
     target: Target,
     raw: Raw,
@@ -142,6 +144,7 @@ impl Device {
             gpu,
             cache,
             lt,
+            flags: Flags::default(),
             compiler,
             target,
             raw,
@@ -405,6 +408,9 @@ impl Drop for Device {
             }
             let streamer = self.streamer.get_mut().unwrap_or_else(PoisonError::into_inner);
             if let Some((at, size)) = streamer.free(&self.driver) {
+                self.arena.give(at, size);
+            }
+            if let Some((at, size)) = self.flags.end() {
                 self.arena.give(at, size);
             }
             if let Ok(lt) = &self.lt

@@ -26,6 +26,7 @@ mod compile;
 mod device;
 mod error;
 mod find;
+mod flags;
 mod gemm;
 mod map;
 mod ops;

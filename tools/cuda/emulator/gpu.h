@@ -142,6 +142,14 @@ inline float __shfl_xor_sync(unsigned, float x, int mask) {
     return __uint_as_float(result);
 }
 
+inline unsigned __shfl_sync(unsigned, unsigned x, int lane) {
+    uint32_t word = x, result;
+    emulator::together(&word, 1, &result, 1, [lane](emulator::Warp &w) {
+        for (int i = 0; i < 32; i++) w.out[i][0] = w.in[lane][0];
+    });
+    return result;
+}
+
 inline int __dp4a(int a, int b, int sum) {
     for (int i = 0; i < 4; i++) sum += (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i);
     return sum;
@@ -324,6 +332,14 @@ inline void copy_box(unsigned to, const TensorMap &from, unsigned barrier, int x
     b.bytes -= bytes;
     emulator::turn(b);
 }
+// Blocks run one after the other: what one waits for is there, or never will be.
+inline void publish() {}
+inline void raise(unsigned *flag) { *flag = 1; }
+inline void await(unsigned *flag) {
+    if (!*flag) std::fprintf(stderr, "emulator: waits for a later block\n"), std::abort();
+    *flag = 0;
+}
+inline float load_fresh(const float *p) { return *p; }
 template <int N> inline void fewer_registers() {}
 template <int N> inline void more_registers() {}
 inline void product_fence() {}
@@ -347,19 +363,28 @@ inline void product_128(float (&d)[64], u64 a, u64 b, int add) {
     int first = threadIdx.x / 32 % 4 * 16;
     warp_product<128>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
 }
+// The rows of a matrix that lies in the registers of a warp.
+inline void gather(uint32_t (&rows)[16][8], const unsigned (&a)[4]) {
+    emulator::together(a, 4, nullptr, 0, [](emulator::Warp &w) { std::memcpy(w.all, w.in, sizeof w.in); });
+    const auto &all = emulator::warps[emulator::current / 32].all;
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) rows[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * 4] = all[lane][i];
+}
+inline float gathered(const uint32_t (&rows)[16][8], int i, int k) {
+    uint32_t word = rows[i][k / 2];
+    return __uint_as_float(k % 2 ? word & 0xffff0000u : word << 16);
+}
+inline void product_144_rows(float (&d)[72], const unsigned (&a)[4], u64 b, int add) {
+    uint32_t rows[16][8];
+    gather(rows, a);
+    warp_product<144>(d, [&](int i, int k) { return gathered(rows, i, k); }, b, false, add);
+}
 inline void product_8(float (&d)[4], u64 a, u64 b, int add) {
     int first = threadIdx.x / 32 % 4 * 16;
     warp_product<8>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
 }
 inline void product_128_columns(float (&d)[64], const unsigned (&a)[4], u64 b) {
     uint32_t rows[16][8];
-    emulator::together(a, 4, nullptr, 0, [](emulator::Warp &w) { std::memcpy(w.all, w.in, sizeof w.in); });
-    const auto &all = emulator::warps[emulator::current / 32].all;
-    for (int lane = 0; lane < 32; lane++)
-        for (int i = 0; i < 4; i++) rows[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * 4] = all[lane][i];
-    auto left = [&](int i, int k) {
-        uint32_t word = rows[i][k / 2];
-        return __uint_as_float(k % 2 ? word & 0xffff0000u : word << 16);
-    };
-    warp_product<128>(d, left, b, true, true);
+    gather(rows, a);
+    warp_product<128>(d, [&](int i, int k) { return gathered(rows, i, k); }, b, true, true);
 }

@@ -34,6 +34,9 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("attention/isolated_rows", Attention { mask: isolated, ..plain(2, 2, 64, &square) });
     list.add("attention/wide_heads_of_many_keys", plain(2, 1, 256, &[[70, 520]]));
     list.add("attention/full_size", plain(4, 4, 128, &[[256, 520]]));
+    // More tiles of queries than a GPU has processors, and no multiple of that.
+    list.add("attention/uneven_shares", plain(3, 1, 128, &[[300, 300], [260, 700]]));
+    list.add("attention/full_size_uneven_shares", plain(67, 67, 128, &[[130, 290]]));
     list.add("attention/row_blocks", RowBlocks { dim: 32 });
     list.add("attention/row_blocks_head_dim_128", RowBlocks { dim: 128 });
     for (name, scores) in [("steep", Scores::Steep), ("all_high", Scores::High), ("all_low", Scores::Low)] {
