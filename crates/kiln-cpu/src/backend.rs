@@ -69,6 +69,7 @@ impl Backend for CpuBackend {
     type Tensor = CpuTensor;
     type Weight = CpuWeight;
     type Conv = CpuConv;
+    type Replays = ();
 
     fn name(&self) -> String {
         let threads = self.threads();

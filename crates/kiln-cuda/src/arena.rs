@@ -51,6 +51,14 @@ impl Arena {
 
     /// A block of at least that size, and its size.
     pub fn take(&self, source: &impl Source, bytes: usize) -> Option<(DevicePtr, usize)> {
+        self.take_gently(source, bytes).or_else(|| {
+            self.state.lock().unwrap_or_else(PoisonError::into_inner).release(source);
+            self.take_gently(source, bytes)
+        })
+    }
+
+    /// The same; but where the source has no more, the reserve is not given back to it.
+    pub fn take_gently(&self, source: &impl Source, bytes: usize) -> Option<(DevicePtr, usize)> {
         let size = rounded(bytes.max(1));
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         // A somewhat larger block is better than none; a much larger one will be missed elsewhere.
@@ -64,14 +72,8 @@ impl Arena {
             }
             return Some((at, size));
         }
-        let take = |state: &State| {
-            let allowed = self.limit.is_none_or(|limit| state.held + size <= limit);
-            if allowed { source.take(size) } else { None }
-        };
-        let at = take(&state).or_else(|| {
-            state.release(source);
-            take(&state)
-        })?;
+        let allowed = self.limit.is_none_or(|limit| state.held + size <= limit);
+        let at = if allowed { source.take(size)? } else { return None };
         state.held += size;
         state.peak = state.peak.max(state.held);
         Some((at, size))

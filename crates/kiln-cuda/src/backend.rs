@@ -2,13 +2,13 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Groups, Result, RopeTable, shapes};
+use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Groups, Result, RopeTable, Run, shapes};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::device::Device;
 use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm, rope};
 use crate::probe::Gpu;
-use crate::{Context, CudaConv, CudaTensor, CudaWeight};
+use crate::{Context, CudaConv, CudaReplays, CudaTensor, CudaWeight, replay};
 
 /// How a [`CudaBackend`] is to run.
 #[derive(Clone, Debug)]
@@ -23,11 +23,25 @@ pub struct Options {
     pub own_products: bool,
     /// The most bytes of the GPU's memory that tensors and weights take together.
     pub memory_limit: Option<usize>,
+    /// Whether work that is asked for again and again is recorded and replayed.
+    pub graphs: Graphs,
+}
+
+/// When work is recorded as a CUDA graph, which is one launch instead of hundreds ([`Backend::replay`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Graphs {
+    /// Where launching takes the processor about as long as the work takes the GPU; not under a memory limit.
+    #[default]
+    Auto,
+    /// Wherever it can be: the second time that it is asked for.
+    Always,
+    /// Nowhere.
+    Never,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { device: 0, cache: None, keep: true, own_products: false, memory_limit: None }
+        Options { device: 0, cache: None, keep: true, own_products: false, memory_limit: None, graphs: Graphs::Auto }
     }
 }
 
@@ -102,6 +116,7 @@ impl Backend for CudaBackend {
     type Tensor = CudaTensor;
     type Weight = CudaWeight;
     type Conv = CudaConv;
+    type Replays = CudaReplays;
 
     fn name(&self) -> String {
         self.cx.name()
@@ -117,6 +132,16 @@ impl Backend for CudaBackend {
 
     fn keep_weights(&self, stay: u64, of: u64) {
         self.cx.device.keep_weights(stay, of);
+    }
+
+    fn replay<E: From<kiln_ops::Error>>(
+        &self,
+        replays: &CudaReplays,
+        key: &[usize],
+        inputs: &[&CudaTensor],
+        work: impl FnMut(Run, &[&CudaTensor]) -> Result<CudaTensor, E>,
+    ) -> Result<CudaTensor, E> {
+        replay::replay(&self.cx, replays, key, inputs, work)
     }
 
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CudaTensor> {

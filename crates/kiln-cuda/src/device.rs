@@ -12,11 +12,12 @@ use crate::compile::Compiler;
 use crate::flags::Flags;
 use crate::gemm::lt::Lt;
 use crate::probe::{self, Gpu};
+use crate::replay::{Pool, Registry};
 use crate::sources::{Source, Target};
 use crate::staging::{LARGE, Staging};
 use crate::stream::{Quota, Streamer};
 use crate::sys::driver::{DevicePtr, Driver, FUNCTION_SHARED_BYTES, OUT_OF_MEMORY, STREAM_NON_BLOCKING};
-use crate::{Error, Options, Result};
+use crate::{Error, Graphs, Options, Result};
 
 /// Shared memory that a block gets without being granted more.
 const SHARED_UNASKED: usize = 48 << 10;
@@ -40,6 +41,10 @@ pub(crate) struct Device {
     streamer: Mutex<Streamer>,
     /// Which of the weights to come stay on the device; all, where nobody said otherwise.
     quota: Mutex<Option<Quota>>,
+    /// Whether work that is asked for again and again is recorded.
+    pub graphs: Graphs,
+    /// What was recorded, to be dropped when memory runs out.
+    pub recorded: Registry,
 }
 
 /// The driver's handles.
@@ -132,7 +137,12 @@ impl Device {
         let cache = Arc::new(Cache::at(options.cache.clone().or(folder)));
         let (arena, modules, staging) =
             (Arena::new(options.memory_limit), Mutex::default(), Mutex::default());
-        let (streamer, quota) = (Mutex::default(), Mutex::default());
+        let (streamer, quota, recorded) = (Mutex::default(), Mutex::default(), Registry::default());
+        // What is recorded keeps its memory, and a limit says that there is little.
+        let graphs = match options.graphs {
+            Graphs::Auto if options.memory_limit.is_some() => Graphs::Never,
+            graphs => graphs,
+        };
         // Every picture needs these, and compiling them takes seconds: all at once, while weights are being read.
         let coming = Source::usual(gpu.capability).into_iter().map(|source| {
             let (compiler, target, cache) = (Arc::clone(&compiler), target.clone(), Arc::clone(&cache));
@@ -154,6 +164,8 @@ impl Device {
             staging,
             streamer,
             quota,
+            graphs,
+            recorded,
         })
     }
 
@@ -163,13 +175,14 @@ impl Device {
         self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.context_set)(self.raw.context) })
     }
 
-    /// The one stream.
+    /// The one stream; or, while this thread records work, the one it is recorded from.
     pub fn stream(&self) -> *mut c_void {
-        self.raw.stream
+        self.recording().unwrap_or(self.raw.stream)
     }
 
     /// Waits for all work so far.
     pub fn wait(&self) -> Result<()> {
+        self.not_recording("cuStreamSynchronize")?;
         self.enter()?;
         // SAFETY: the stream lives as long as the device.
         self.driver.check("cuStreamSynchronize", unsafe { (self.driver.stream_wait)(self.raw.stream) })
@@ -207,13 +220,26 @@ impl Device {
 
     /// Memory for `bytes` bytes; `None` when there is no more.
     pub fn memory(self: &Arc<Self>, bytes: usize) -> Result<Option<Block>> {
-        Ok(self.take(bytes)?.map(|(at, size)| Block { device: Arc::clone(self), at, size }))
+        let (device, pool) = (Arc::clone(self), self.recording_pool());
+        let block = match &pool {
+            Some(pool) => pool.take(bytes),
+            None => self.take(bytes)?,
+        };
+        Ok(block.map(|(at, size)| Block { device, at, size, pool }))
     }
 
     /// Address and size of a block that nobody gives back by himself.
     pub fn take(&self, bytes: usize) -> Result<Option<(DevicePtr, usize)>> {
+        self.not_recording("cuMemAlloc")?;
         self.enter()?;
-        Ok(self.arena.take(&FromDriver(self), bytes))
+        let take = || self.arena.take(&FromDriver(self), bytes);
+        Ok(take().or_else(|| if self.recorded.drop_all() { take() } else { None }))
+    }
+
+    /// The same as far as that makes no work wait.
+    pub fn take_gently(&self, bytes: usize) -> Option<(DevicePtr, usize)> {
+        self.enter().ok()?;
+        self.arena.take_gently(&FromDriver(self), bytes)
     }
 
     /// Takes back what [`Device::take`] gave.
@@ -223,7 +249,7 @@ impl Device {
 
     /// Gives free memory back to the driver.
     pub fn release(&self) {
-        if self.enter().is_ok() {
+        if self.not_recording("cuMemFree").and_then(|()| self.enter()).is_ok() {
             self.arena.release(&FromDriver(self));
         }
     }
@@ -238,6 +264,7 @@ impl Device {
         if bytes.is_empty() {
             return Ok(());
         }
+        self.not_recording("cuMemcpyHtoDAsync")?;
         self.enter()?;
         if bytes.len() >= LARGE
             && let Some(staging) = self.staging().as_mut().and_then(Option::as_mut)
@@ -255,6 +282,7 @@ impl Device {
         if bytes.is_empty() {
             return Ok(());
         }
+        self.not_recording("cuMemcpyDtoHAsync")?;
         self.enter()?;
         if bytes.len() >= LARGE
             && let Some(staging) = self.staging().as_ref().and_then(Option::as_ref)
@@ -283,12 +311,13 @@ impl Device {
         }
         self.enter()?;
         // SAFETY: both blocks have that size.
-        let status = unsafe { (self.driver.copy_on_device)(to, from, bytes, self.raw.stream) };
+        let status = unsafe { (self.driver.copy_on_device)(to, from, bytes, self.stream()) };
         self.driver.check("cuMemcpyDtoDAsync", status)
     }
 
     /// Milliseconds that some work takes on the device.
     pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
+        self.not_recording("cuEventSynchronize")?;
         self.enter()?;
         let (begin, end) = (Event::new(&self.driver)?, Event::new(&self.driver)?);
         begin.record(self.raw.stream)?;
@@ -334,7 +363,7 @@ impl Device {
                 1,
                 1,
                 shared as u32,
-                self.raw.stream,
+                self.stream(),
                 arguments.as_mut_ptr(),
                 null_mut(),
             )
@@ -353,6 +382,7 @@ impl Device {
         {
             return Ok(function);
         }
+        self.not_recording("cuModuleGetFunction")?;
         let module = match modules.loaded.get(source.name) {
             Some(&module) => module,
             None => {
@@ -470,12 +500,14 @@ pub(crate) struct Block {
     device: Arc<Device>,
     at: DevicePtr,
     size: usize,
+    /// What it goes back to, where that isn't the arena.
+    pool: Option<Arc<Pool>>,
 }
 
 impl Block {
     /// Memory that belongs to somebody else.
     pub fn lent(device: &Arc<Device>, at: DevicePtr) -> Block {
-        Block { device: Arc::clone(device), at, size: 0 }
+        Block { device: Arc::clone(device), at, size: 0, pool: None }
     }
 
     /// Its address.
@@ -486,8 +518,10 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.size > 0 {
-            self.device.arena.give(self.at, self.size);
+        match &self.pool {
+            _ if self.size == 0 => {}
+            Some(pool) => pool.give(self.at, self.size),
+            None => self.device.arena.give(self.at, self.size),
         }
     }
 }

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use kiln_ops::{Error, Result, Tensor};
 use kiln_tensor::{DType, HostTensor, Shape};
@@ -15,6 +15,13 @@ pub struct CudaTensor {
     start: usize,
     shape: Shape,
     dtype: DType,
+}
+
+/// Which tensor it was.
+pub(crate) struct Named {
+    /// Also of a tensor that is gone no other has the address.
+    block: Weak<Block>,
+    start: usize,
 }
 
 impl Tensor for CudaTensor {
@@ -52,6 +59,16 @@ impl CudaTensor {
     pub(crate) fn view(&self, start: usize, shape: Shape) -> CudaTensor {
         debug_assert!(start + shape.numel() <= self.shape.numel());
         CudaTensor { start: self.start + start * self.dtype.size(), shape, ..self.clone() }
+    }
+
+    /// Whether this is the very tensor that was named; what is in a tensor never changes.
+    pub(crate) fn is(&self, named: &Named) -> bool {
+        self.start == named.start && std::ptr::eq(Arc::as_ptr(&self.block), named.block.as_ptr())
+    }
+
+    /// A name for this tensor, which doesn't keep it.
+    pub(crate) fn named(&self) -> Named {
+        Named { block: Arc::downgrade(&self.block), start: self.start }
     }
 
     pub(crate) fn from_host(cx: &Context, host: &HostTensor, dtype: DType) -> Result<CudaTensor> {

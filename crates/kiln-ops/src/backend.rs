@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
-use crate::{Activation, AttentionSpec, ConvGeometry, Groups, Result, RopeTable};
+use crate::{Activation, AttentionSpec, ConvGeometry, Error, Groups, Result, RopeTable};
 
 /// What a tensor tells about itself, wherever it lives.
 pub trait Tensor: Clone + Send + Sync {
@@ -10,6 +10,15 @@ pub trait Tensor: Clone + Send + Sync {
     fn shape(&self) -> &Shape;
     /// The element type: f32 or bf16.
     fn dtype(&self) -> DType;
+}
+
+/// What becomes of work that a backend asks for ([`Backend::replay`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// It is done, and its results are used.
+    Now,
+    /// It is only written down, to be done later without asking again.
+    Recorded,
 }
 
 /// The operations FLUX.2 is made of.
@@ -25,6 +34,8 @@ pub trait Backend: Send + Sync {
     type Weight: Send + Sync;
     /// A convolution's kernel and bias, arranged for this backend.
     type Conv: Send + Sync;
+    /// What is kept of work that is asked for again and again ([`Backend::replay`]); `()` where nothing is.
+    type Replays: Default + Send + Sync;
 
     /// Name for messages, such as `cpu (avx512)`.
     fn name(&self) -> String;
@@ -48,6 +59,23 @@ pub trait Backend: Send + Sync {
     /// Waits until everything asked for so far is done; backends that do it at once have nothing to wait for.
     fn synchronize(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// `work` done to `inputs`. A backend may record it, and from then on do what was recorded instead, where asking for every
+    /// operation takes longer than doing it; the results are the same to the last bit.
+    ///
+    /// Work of one `key` and inputs of equal shapes and dtypes is the same operations every time. It reads, beside its inputs,
+    /// only tensors and weights that stay the same as long as `replays`, gives back a tensor that it made, and neither uploads
+    /// nor downloads. It may be asked for twice: what was [recorded](Run::Recorded) has not been done.
+    fn replay<E: From<Error>>(
+        &self,
+        replays: &Self::Replays,
+        key: &[usize],
+        inputs: &[&Self::Tensor],
+        mut work: impl FnMut(Run, &[&Self::Tensor]) -> Result<Self::Tensor, E>,
+    ) -> Result<Self::Tensor, E> {
+        let _ = (replays, key);
+        work(Run::Now, inputs)
     }
 
     /// Of the weights that are made from now on, `of` bytes together, `stay` bytes stay on the device; the others lie in the

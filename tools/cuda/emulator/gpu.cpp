@@ -1,7 +1,9 @@
 // NVIDIA's driver, compiler and matrix library as far as Kiln calls them, on the processor: `kernels.cpp` has the kernels.
 #include "gpu.h"
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -113,16 +115,66 @@ int copy_box(unsigned to, const void *map, const int *at) {
 
 } // namespace emulator
 
-struct Kernel {
-    void (*call)(void **arguments);
-    int shared = 48 << 10;
-};
 std::map<std::string, Kernel> &kernels();
 
 namespace {
 std::mutex lock;
 void *launched_arguments;
 Kernel *launched;
+
+typedef std::vector<std::function<int()>> Work;
+
+// While a stream is captured, its work is kept and not done. What would have to wait, or reads the host's memory, spoils it.
+struct Stream {
+    bool captured = false, spoilt = false;
+    Work work;
+};
+const int UNSUPPORTED = 900, INVALIDATED = 901;
+
+int submit(void *stream, std::function<int()> work) {
+    auto *s = (Stream *)stream;
+    if (!s->captured) return work();
+    return s->work.push_back(work), 0;
+}
+int uncaptured(void *stream) {
+    auto *s = (Stream *)stream;
+    if (s->captured) s->spoilt = true;
+    return s->captured ? UNSUPPORTED : 0;
+}
+
+int run_kernel(Kernel *kernel, Index grid, Index block, unsigned shared, void **arguments) {
+    std::lock_guard<std::mutex> guard(lock);
+    launched = kernel;
+    launched_arguments = arguments;
+    static std::vector<unsigned char> memory;
+    memory.assign(shared + 1024, 0xff);
+    emulator::dynamic_shared = (unsigned char *)(((u64)memory.data() + 1023) / 1024 * 1024);
+    gridDim = grid;
+    blockDim = block;
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++) {
+                blockIdx = {x, y, z};
+                auto call = [](void *) { launched->call((void **)launched_arguments); };
+                emulator::run_block(block.x * block.y * block.z, call, nullptr);
+            }
+    return 0;
+}
+
+// A launch with arguments of its own.
+std::function<int()> kept_launch(Kernel *kernel, Index grid, Index block, unsigned shared, void **arguments) {
+    std::vector<std::shared_ptr<void>> copies;
+    for (size_t i = 0; i < kernel->sizes.size(); i++) {
+        void *copy = aligned_alloc(64, (kernel->sizes[i] + 63) / 64 * 64);
+        std::memcpy(copy, arguments[i], kernel->sizes[i]);
+        copies.emplace_back(copy, std::free);
+    }
+    return [=] {
+        std::vector<void *> pointers;
+        for (auto &copy : copies) pointers.push_back(copy.get());
+        return run_kernel(kernel, grid, block, shared, pointers.data());
+    };
+}
 } // namespace
 
 extern "C" {
@@ -148,17 +200,49 @@ int cuMemAlloc_v2(u64 *p, size_t n) {
     return *p = (u64)block, 0;
 }
 int cuMemFree_v2(u64 p) { return std::free((void *)p), 0; }
-int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t n, void *) { return std::memcpy((void *)to, from, n), 0; }
-int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t n, void *) { return std::memcpy(to, (void *)from, n), 0; }
-int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, void *) { return std::memmove((void *)to, (void *)from, n), 0; }
+int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t n, void *stream) {
+    int status = uncaptured(stream);
+    return status ? status : (std::memcpy((void *)to, from, n), 0);
+}
+int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t n, void *stream) {
+    int status = uncaptured(stream);
+    return status ? status : (std::memcpy(to, (void *)from, n), 0);
+}
+int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, void *stream) {
+    return submit(stream, [=] { return std::memmove((void *)to, (void *)from, n), 0; });
+}
 int cuMemHostAlloc(void **p, size_t n, unsigned) { return *p = std::malloc(n), *p ? 0 : 2; }
 int cuMemFreeHost(void *p) { return std::free(p), 0; }
-int cuStreamCreate(void **s, unsigned) { return *s = (void *)2, 0; }
-int cuStreamDestroy_v2(void *) { return 0; }
-int cuStreamSynchronize(void *) { return 0; }
-int cuStreamWaitEvent(void *, void *, unsigned) { return 0; }
+int cuStreamCreate(void **s, unsigned) { return *s = new Stream(), 0; }
+int cuStreamDestroy_v2(void *s) { return delete (Stream *)s, 0; }
+int cuStreamSynchronize(void *s) { return uncaptured(s); }
+int cuStreamWaitEvent(void *s, void *, unsigned) { return uncaptured(s); }
+int cuStreamBeginCapture_v2(void *stream, int mode) {
+    auto *s = (Stream *)stream;
+    if (s->captured || mode < 0 || mode > 2) return 1;
+    *s = Stream();
+    return s->captured = true, 0;
+}
+int cuStreamEndCapture(void *stream, void **graph) {
+    auto *s = (Stream *)stream;
+    if (!s->captured) return 1;
+    bool spoilt = s->spoilt;
+    *graph = spoilt ? nullptr : new Work(s->work);
+    *s = Stream();
+    return spoilt ? INVALIDATED : 0;
+}
+int cuGraphInstantiateWithFlags(void **executable, void *graph, u64) { return *executable = new Work(*(Work *)graph), 0; }
+int cuGraphLaunch(void *executable, void *stream) {
+    if (int status = uncaptured(stream)) return status;
+    for (auto &work : *(Work *)executable)
+        if (int status = work()) return status;
+    return 0;
+}
+int cuGraphDestroy(void *graph) { return delete (Work *)graph, 0; }
+int cuGraphExecDestroy(void *executable) { return delete (Work *)executable, 0; }
 int cuEventCreate(void **e, unsigned) { return *e = (void *)3, 0; }
-int cuEventRecord(void *, void *) { return 0; }
+int cuEventRecord(void *, void *s) { return uncaptured(s); }
+int cuEventQuery(void *) { return 0; }
 int cuEventSynchronize(void *) { return 0; }
 int cuEventElapsedTime(float *t, void *, void *) { return *t = 1.0f, 0; }
 int cuEventDestroy_v2(void *) { return 0; }
@@ -174,24 +258,13 @@ int cuFuncSetAttribute(void *f, int which, int value) {
     return ((Kernel *)f)->shared = value, 0;
 }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                   void *, void **arguments, void **) {
-    std::lock_guard<std::mutex> guard(lock);
-    launched = (Kernel *)f;
-    launched_arguments = arguments;
+                   void *stream, void **arguments, void **) {
+    auto *kernel = (Kernel *)f;
     if (!gx || !gy || !gz || gx > 0x7fffffff || gy > 65535 || gz > 65535 || bx * by * bz > 1024 || bx * by * bz == 0) return 1;
-    if ((int)shared > launched->shared) return 1;
-    static std::vector<unsigned char> memory;
-    memory.assign(shared + 1024, 0xff);
-    emulator::dynamic_shared = (unsigned char *)(((u64)memory.data() + 1023) / 1024 * 1024);
-    gridDim = {gx, gy, gz};
-    blockDim = {bx, by, bz};
-    for (unsigned z = 0; z < gz; z++)
-        for (unsigned y = 0; y < gy; y++)
-            for (unsigned x = 0; x < gx; x++) {
-                blockIdx = {x, y, z};
-                emulator::run_block(bx * by * bz, [](void *) { launched->call((void **)launched_arguments); }, nullptr);
-            }
-    return 0;
+    if ((int)shared > kernel->shared) return 1;
+    Index grid = {gx, gy, gz}, block = {bx, by, bz};
+    if (!((Stream *)stream)->captured) return run_kernel(kernel, grid, block, shared, arguments);
+    return submit(stream, kept_launch(kernel, grid, block, shared, arguments));
 }
 int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const u64 *sizes, const u64 *strides,
                            const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int, int fill) {
@@ -283,12 +356,10 @@ int cublasLtMatmulAlgoCheck(void *, void *, void *, void *, void *, void *, cons
     *guess = {{algorithm[0]}, 0, 0, 1.0f, {}};
     return 0;
 }
-int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *la, const void *b, void *lb, const float *beta,
-                   const void *c, void *lc, void *d, void *ld, const u64 *algorithm, void *, size_t, void *) {
-    const Description &description = *(const Description *)desc;
+static int multiply(const Description &description, float alpha, const void *a, const Layout &A, const void *b, const Layout &B,
+                    float beta, const void *c, const Layout &C, void *d, const Layout &D, u64 algorithm) {
     const int *ops = description.ops;
-    const Layout &A = *(Layout *)la, &B = *(Layout *)lb, &C = *(Layout *)lc, &D = *(Layout *)ld;
-    if (algorithm && algorithm[0] != 1 && algorithm[0] != 2) return 15;
+    if (algorithm != 1 && algorithm != 2) return 15;
     bool transposed = ops[0] == 1;
     u64 m = transposed ? A.cols : A.rows, k = transposed ? A.rows : A.cols;
     if (ops[1] || B.rows != k || D.rows != m || D.cols != B.cols || C.rows != m || C.type != D.type || A.type != B.type) return 7;
@@ -315,9 +386,9 @@ int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *
                 for (u64 j = 0; j < k; j++) sums[j % 8] += left[i * k + j] * right[j];
                 double sum = 0;
                 for (double s : sums) sum += s;
-                sum *= *alpha;
+                sum *= alpha;
                 if (scaled) sum *= (double)description.scales[0][i] * description.scales[1][n];
-                if (*beta != 0) sum += *beta * get(c, C.type, batch * C.stride + i + n * C.ld);
+                if (beta != 0) sum += beta * get(c, C.type, batch * C.stride + i + n * C.ld);
                 long long at = batch * D.stride + i + n * D.ld;
                 if (D.type == 14)
                     ((unsigned short *)d)[at] = to_bf16_bits((float)sum);
@@ -327,5 +398,13 @@ int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *
         }
     }
     return 0;
+}
+int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *la, const void *b, void *lb, const float *beta,
+                   const void *c, void *lc, void *d, void *ld, const u64 *algorithm, void *, size_t, void *stream) {
+    Description description = *(const Description *)desc;
+    Layout A = *(Layout *)la, B = *(Layout *)lb, C = *(Layout *)lc, D = *(Layout *)ld;
+    float scale = *alpha, added = *beta;
+    u64 way = algorithm ? algorithm[0] : 1;
+    return submit(stream, [=] { return multiply(description, scale, a, A, b, B, added, c, C, d, D, way); });
 }
 }

@@ -41,6 +41,13 @@ inline Index threadIdx, blockIdx, blockDim, gridDim;
 
 struct bf16;
 
+// A kernel, and what its arguments take.
+struct Kernel {
+    void (*call)(void **arguments);
+    std::vector<size_t> sizes;
+    int shared = 48 << 10;
+};
+
 namespace emulator {
 
 inline unsigned char *dynamic_shared;

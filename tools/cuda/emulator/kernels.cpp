@@ -74,18 +74,14 @@ SOURCE(widen_) {
 #include "widen.cu"
 }
 
-struct Kernel {
-    void (*call)(void **arguments);
-    int shared = 48 << 10;
-};
-
 template <class... A, size_t... I> void apply(void (*f)(A...), void **arguments, std::index_sequence<I...>) {
     f(*(std::remove_const_t<A> *)arguments[I]...);
 }
 template <class... A> void apply(void (*f)(A...), void **arguments) { apply(f, arguments, std::index_sequence_for<A...>()); }
+template <class... A> std::vector<size_t> sizes(void (*)(A...)) { return {sizeof(A)...}; }
 
 std::map<std::string, Kernel> &kernels() {
-#define K(space, name) {#name, Kernel{[](void **arguments) { apply(space::name, arguments); }}},
+#define K(space, name) {#name, Kernel{[](void **arguments) { apply(space::name, arguments); }, sizes(space::name)}},
 #define BOTH(space, name) K(space, name##_f32) K(space, name##_bf16)
     static std::map<std::string, Kernel> table = {
         K(attention, attention_32) K(attention, attention_64) K(attention, attention_96) K(attention, attention_128)

@@ -80,6 +80,7 @@ impl Backend for Faulty {
     type Tensor = HostTensor;
     type Weight = <Reference as Backend>::Weight;
     type Conv = <Reference as Backend>::Conv;
+    type Replays = ();
 
     fn name(&self) -> String {
         format!("{:?}", self.0)

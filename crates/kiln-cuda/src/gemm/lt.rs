@@ -199,6 +199,7 @@ impl Lt {
         if let Some(plan) = plans.get(size) {
             return Ok(Arc::clone(plan));
         }
+        device.not_recording("cublasLtMatmulAlgoGetHeuristic")?;
         let mut plan = self.describe(size, operands)?;
         match self.choose(device, size, &plan, operands) {
             Ok((algorithm, workspace)) => (plan.algorithm, plan.workspace) = (algorithm, workspace),

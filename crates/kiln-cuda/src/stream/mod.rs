@@ -97,6 +97,11 @@ impl Drop for Brought<'_> {
 }
 
 impl Streamer {
+    /// Whether no weights take turns.
+    pub fn is_empty(&self) -> bool {
+        self.weights.is_empty()
+    }
+
     fn bring(&mut self, device: &Arc<Device>, id: Id) -> Result<Option<DevicePtr>> {
         let Some(bytes) = self.weights.get(&id).map(|weight| weight.bytes) else { return Ok(None) };
         let Some(memory) = self.memory(device, bytes)? else { return Ok(None) };

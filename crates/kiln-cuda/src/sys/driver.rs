@@ -43,8 +43,15 @@ functions! {
         fn stream_destroy = "cuStreamDestroy_v2"(Handle) -> Status;
         fn stream_wait = "cuStreamSynchronize"(Handle) -> Status;
         fn stream_wait_event = "cuStreamWaitEvent"(Handle, Handle, c_uint) -> Status;
+        fn stream_begin_capture = "cuStreamBeginCapture_v2"(Handle, c_int) -> Status;
+        fn stream_end_capture = "cuStreamEndCapture"(Handle, *mut Handle) -> Status;
+        fn graph_instantiate = "cuGraphInstantiateWithFlags"(*mut Handle, Handle, u64) -> Status;
+        fn graph_launch = "cuGraphLaunch"(Handle, Handle) -> Status;
+        fn graph_destroy = "cuGraphDestroy"(Handle) -> Status;
+        fn graph_exec_destroy = "cuGraphExecDestroy"(Handle) -> Status;
         fn event_create = "cuEventCreate"(*mut Handle, c_uint) -> Status;
         fn event_record = "cuEventRecord"(Handle, Handle) -> Status;
+        fn event_query = "cuEventQuery"(Handle) -> Status;
         fn event_wait = "cuEventSynchronize"(Handle) -> Status;
         fn event_elapsed = "cuEventElapsedTime"(*mut f32, Handle, Handle) -> Status;
         fn event_destroy = "cuEventDestroy_v2"(Handle) -> Status;
@@ -69,6 +76,8 @@ pub(crate) const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const NO_DEVICE: c_int = 100;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const EVENT_NO_TIME: c_uint = 2;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: memory may be asked for while a stream is captured.
+pub(crate) const CAPTURE_RELAXED: c_int = 2;
 /// `CU_STREAM_NON_BLOCKING`.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.

@@ -65,6 +65,8 @@ impl Matrix {
         let block = match form.get() {
             Some(block) => Arc::clone(block),
             None => {
+                // Kept, so it is not to be what only a recording writes.
+                cx.done(cx.device.not_recording("cuLaunchKernel"))?;
                 let block = Arc::new(cx.block(self.rows * self.cols * dtype.size())?);
                 cast_block(cx, self.stored, self.block.at(), dtype, block.at(), self.rows * self.cols)?;
                 // Of two threads that come here at once one is second, and its copy is as good.

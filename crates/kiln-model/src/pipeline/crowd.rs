@@ -64,6 +64,15 @@ impl<'c, 'm, B: Backend> Crowd<'c, 'm, B> {
         self.at_work.iter().filter(|(member, _)| self.is_there(*member)).map(|(_, own)| own.len()).sum()
     }
 
+    /// The member whose one picture is all the work there is. Inside the transformer a tensor holds the rows of all: it is
+    /// shown to one who is alone.
+    fn alone(&self) -> Option<usize> {
+        match &self.at_work[..] {
+            [(member, own)] if own.len() == 1 => Some(*member),
+            _ => None,
+        }
+    }
+
     /// Lets one member hear something, if it is there. Its error is its end.
     pub(super) fn tell(&mut self, member: usize, tell: impl FnOnce(&mut Member<'m, B>) -> Result<()>) {
         if self.is_there(member)
@@ -89,13 +98,14 @@ impl<B: Backend> Observer<B> for Crowd<'_, '_, B> {
         if self.pictures() == 0 { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    /// Inside the transformer a tensor holds the rows of all: it is shown to one who is alone.
     fn see(&mut self, name: &str, x: &B::Tensor) -> Result<()> {
-        if let [(member, own)] = &self.at_work[..]
-            && own.len() == 1
-        {
-            self.tell(*member, |m| m.observer.see(name, x));
+        if let Some(member) = self.alone() {
+            self.tell(member, |m| m.observer.see(name, x));
         }
         if self.pictures() == 0 { Err(Error::Cancelled) } else { Ok(()) }
+    }
+
+    fn looks_inside(&self) -> bool {
+        self.alone().is_some_and(|member| self.members[member].observer.looks_inside())
     }
 }

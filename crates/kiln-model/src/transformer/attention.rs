@@ -31,6 +31,18 @@ enum Kept<'a, B: Backend> {
     Using(std::slice::Iter<'a, [B::Tensor; 2]>),
 }
 
+// Derived ones would ask the same of the backend.
+impl<B: Backend> Clone for Piece<'_, B> {
+    fn clone(&self) -> Self {
+        let references = match &self.references {
+            Kept::None => Kept::None,
+            Kept::Collecting { rows, blocks } => Kept::Collecting { rows: *rows, blocks: blocks.clone() },
+            Kept::Using(blocks) => Kept::Using(blocks.clone()),
+        };
+        Piece { spec: self.spec.clone(), references, text: self.text, image: self.image }
+    }
+}
+
 impl<'a, B: Backend> Attention<'a, B> {
     pub(super) fn new(pieces: Vec<Piece<'a, B>>) -> Self {
         Attention { pieces }
@@ -119,6 +131,16 @@ impl<'a, B: Backend> Piece<'a, B> {
     /// The same with so many rows of text and of its image stream.
     pub(super) fn of_rows(self, text: usize, image: usize) -> Self {
         Piece { text, image, ..self }
+    }
+
+    /// Whether no reference's keys and values are kept or used.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self.references, Kept::None)
+    }
+
+    /// How many rows of text it has, and of its image stream.
+    pub(super) fn rows(&self) -> [usize; 2] {
+        [self.text, self.image]
     }
 
     /// Its text's rows and those of its image stream, which begin at `start`.

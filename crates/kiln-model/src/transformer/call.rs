@@ -1,8 +1,9 @@
 //! What one call of the transformer is given, and how the pictures of a call become rows of one tensor.
 
-use kiln_ops::{Backend, Groups, Mask, RopeTable, Tensor as _};
+use kiln_ops::{Backend, Error, Groups, Mask, RopePairs, RopeTable, Tensor as _};
 
 use super::attention::{Attention, Piece, join};
+use super::embed::Moment;
 use crate::Result;
 
 /// How reference pictures take part in a call.
@@ -76,11 +77,8 @@ pub struct Answer<B: Backend> {
 
 /// The pictures of a call below each other: all texts; all image streams; later each text before its own image.
 pub(super) struct Rows<'a, B: Backend> {
-    pub(super) text: B::Tensor,
-    /// The image streams: the image's tokens with those of the references.
-    pub(super) image: B::Tensor,
-    pub(super) layout: Layout<B>,
-    pub(super) attention: Attention<'a, B>,
+    pub(super) inputs: Inputs<B>,
+    pieces: Vec<Piece<'a, B>>,
     /// Which rows of the texts, of the image streams and of everything joined are modulated how.
     pub(super) text_runs: Runs,
     pub(super) image_runs: Runs,
@@ -89,8 +87,49 @@ pub(super) struct Rows<'a, B: Backend> {
     pub(super) own: Vec<std::ops::Range<usize>>,
 }
 
+/// What changes from one call of its kind to the next; kept keys and values apart.
+pub(super) struct Inputs<B: Backend> {
+    pub(super) text: B::Tensor,
+    /// The image streams: the image's tokens with those of the references.
+    pub(super) image: B::Tensor,
+    pub(super) layout: Layout<B>,
+    pub(super) moment: Moment<B>,
+}
+
+impl<B: Backend> Inputs<B> {
+    /// As [`Inputs::of`] takes them.
+    pub(super) fn list(&self) -> Vec<&B::Tensor> {
+        let Inputs { text, image, layout, moment } = self;
+        let tables = [&layout.text, &layout.image, &layout.joined];
+        let mut list = vec![text, image];
+        list.extend(tables.into_iter().flat_map(|table| [&table.cos, &table.sin]));
+        list.push(&moment.timestep);
+        list.extend(&moment.guidance);
+        list
+    }
+
+    pub(super) fn of(list: &[&B::Tensor]) -> Result<Self> {
+        let &[text, image, c0, s0, c1, s1, c2, s2, timestep, ref guidance @ ..] = list else {
+            let what = format!("{} inputs of a step", list.len());
+            return Err(Error::Arguments { op: "replay", what }.into());
+        };
+        let table = |cos: &B::Tensor, sin: &B::Tensor| RopeTable {
+            cos: cos.clone(),
+            sin: sin.clone(),
+            pairs: RopePairs::Adjacent,
+        };
+        let guidance = guidance.first().map(|&guidance| guidance.clone());
+        Ok(Inputs {
+            text: text.clone(),
+            image: image.clone(),
+            layout: Layout { text: table(c0, s0), image: table(c1, s1), joined: table(c2, s2) },
+            moment: Moment { timestep: timestep.clone(), guidance },
+        })
+    }
+}
+
 impl<'a, B: Backend> Rows<'a, B> {
-    pub(super) fn new(b: &B, items: &[Item<'a, B>], heads: usize) -> Result<Self> {
+    pub(super) fn new(b: &B, items: &[Item<'a, B>], heads: usize, moment: Moment<B>) -> Result<Self> {
         let (mut texts, mut images, mut pieces, mut own) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let [mut text_runs, mut image_runs, mut joined_runs] = [(); 3].map(|()| Runs::default());
         let mut start = 0;
@@ -127,23 +166,42 @@ impl<'a, B: Backend> Rows<'a, B> {
             Ok::<_, crate::Error>(RopeTable {
                 cos: join(b, all().map(|table| table.cos.clone()).collect())?,
                 sin: join(b, all().map(|table| table.sin.clone()).collect())?,
-                pairs: kiln_ops::RopePairs::Adjacent,
+                pairs: RopePairs::Adjacent,
             })
         };
         Ok(Rows {
-            text: join(b, texts)?,
-            image: join(b, images)?,
-            layout: Layout {
-                text: table(|l| &l.text)?,
-                image: table(|l| &l.image)?,
-                joined: table(|l| &l.joined)?,
+            inputs: Inputs {
+                text: join(b, texts)?,
+                image: join(b, images)?,
+                layout: Layout {
+                    text: table(|l| &l.text)?,
+                    image: table(|l| &l.image)?,
+                    joined: table(|l| &l.joined)?,
+                },
+                moment,
             },
-            attention: Attention::new(pieces),
+            pieces,
             text_runs,
             image_runs,
             joined_runs,
             own,
         })
+    }
+
+    /// At its first block.
+    pub(super) fn attention(&self) -> Attention<'a, B> {
+        Attention::new(self.pieces.clone())
+    }
+
+    /// Whether [`Rows::inputs`] are all that changes from call to call.
+    pub(super) fn is_plain(&self) -> bool {
+        self.pieces.iter().all(Piece::is_plain)
+    }
+
+    /// What tells calls of different operations apart whose inputs have the same shapes.
+    pub(super) fn key(&self) -> Vec<usize> {
+        let own = self.own.iter().flat_map(|own| [own.start, own.end]);
+        self.pieces.iter().flat_map(Piece::rows).chain(own).collect()
     }
 }
 

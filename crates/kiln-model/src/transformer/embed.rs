@@ -14,6 +14,13 @@ pub(super) struct TimeEmbedding<B: Backend> {
     guidance_embedder: Option<Mlp<B>>,
 }
 
+/// A noise level (and guidance) as sinusoids, `[1, channels]` each: all that a call of the transformer takes from the host.
+pub(super) struct Moment<B: Backend> {
+    pub(super) timestep: B::Tensor,
+    /// Where the model has an embedder for it.
+    pub(super) guidance: Option<B::Tensor>,
+}
+
 /// The embedding, `[1, dim]`, and its SiLU, which is what every modulation starts from.
 pub(super) struct Time<B: Backend> {
     pub(super) embedding: B::Tensor,
@@ -36,12 +43,18 @@ impl<B: Backend> TimeEmbedding<B> {
     }
 
     /// `timestep` is `t / 1000`; guidance is ignored by models without an embedder for it.
-    pub(super) fn forward(&self, b: &B, timestep: f32, guidance: Option<f32>) -> Result<Time<B>> {
-        let mut embedding =
-            self.timestep_embedder.forward(b, &sinusoid(timestep * 1000.0, self.channels)?)?;
-        if let (Some(embedder), Some(guidance)) = (&self.guidance_embedder, guidance) {
-            let guidance = embedder.forward(b, &sinusoid(guidance * 1000.0, self.channels)?)?;
-            embedding = b.add(&embedding, &guidance)?;
+    pub(super) fn moment(&self, b: &B, timestep: f32, guidance: Option<f32>) -> Result<Moment<B>> {
+        let upload = |value: f32| -> Result<B::Tensor> {
+            Ok(b.upload(&sinusoid(value * 1000.0, self.channels)?, DType::F32)?)
+        };
+        let guidance = guidance.filter(|_| self.guidance_embedder.is_some());
+        Ok(Moment { timestep: upload(timestep)?, guidance: guidance.map(upload).transpose()? })
+    }
+
+    pub(super) fn forward(&self, b: &B, moment: &Moment<B>) -> Result<Time<B>> {
+        let mut embedding = self.timestep_embedder.forward(b, &moment.timestep)?;
+        if let (Some(embedder), Some(guidance)) = (&self.guidance_embedder, &moment.guidance) {
+            embedding = b.add(&embedding, &embedder.forward(b, guidance)?)?;
         }
         let silu = b.activation(&embedding, Activation::Silu)?;
         Ok(Time { embedding, silu })
@@ -62,8 +75,8 @@ impl<B: Backend> Mlp<B> {
         })
     }
 
-    fn forward(&self, b: &B, x: &HostTensor) -> Result<B::Tensor> {
-        let h = b.linear(&b.upload(x, DType::F32)?, &self.linear_1)?;
+    fn forward(&self, b: &B, x: &B::Tensor) -> Result<B::Tensor> {
+        let h = b.linear(x, &self.linear_1)?;
         Ok(b.linear(&b.activation(&h, Activation::Silu)?, &self.linear_2)?)
     }
 }

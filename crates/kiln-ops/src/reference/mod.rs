@@ -59,6 +59,7 @@ impl Backend for Reference {
     type Tensor = HostTensor;
     type Weight = linear::Linear;
     type Conv = conv::Conv;
+    type Replays = ();
 
     fn name(&self) -> String {
         NAME.into()

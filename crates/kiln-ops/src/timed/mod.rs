@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
-use crate::{Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopeTable, Tensor as _};
+use crate::{
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Mask, Result, RopeTable, Run, Tensor as _,
+};
 use work::{Work, bytes};
 
 /// Any backend, with the time and the work of every operation counted. Results are the backend's own.
@@ -165,6 +167,7 @@ impl<B: Backend> Backend for Timed<B> {
     type Tensor = B::Tensor;
     type Weight = TimedWeight<B::Weight>;
     type Conv = TimedConv<B::Conv>;
+    type Replays = B::Replays;
 
     fn name(&self) -> String {
         self.inner.name()
@@ -188,6 +191,20 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn synchronize(&self) -> Result<()> {
         self.inner.synchronize()
+    }
+
+    // What is replayed has no operations to count.
+    fn replay<E: From<Error>>(
+        &self,
+        replays: &B::Replays,
+        key: &[usize],
+        inputs: &[&B::Tensor],
+        mut work: impl FnMut(Run, &[&B::Tensor]) -> Result<B::Tensor, E>,
+    ) -> Result<B::Tensor, E> {
+        match self.paused.load(Ordering::Relaxed) {
+            true => self.inner.replay(replays, key, inputs, work),
+            false => work(Run::Now, inputs),
+        }
     }
 
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<B::Tensor> {

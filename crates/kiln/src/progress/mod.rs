@@ -215,6 +215,10 @@ impl<B: Backend> Observer<B> for Reporter {
     fn see(&mut self, _: &str, _: &B::Tensor) -> Result<()> {
         self.go_on()
     }
+
+    fn looks_inside(&self) -> bool {
+        false
+    }
 }
 
 /// A reporter that is lent to a pipeline and still used beside it, by turns.
@@ -227,5 +231,9 @@ impl<B: Backend> Observer<B> for Shared<'_, '_> {
 
     fn see(&mut self, name: &str, x: &B::Tensor) -> Result<()> {
         Observer::<B>::see(&mut **self.0.borrow_mut(), name, x)
+    }
+
+    fn looks_inside(&self) -> bool {
+        Observer::<B>::looks_inside(&**self.0.borrow())
     }
 }

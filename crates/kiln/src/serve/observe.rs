@@ -175,4 +175,9 @@ impl<B: Backend> Observer<B> for Follow<'_, '_, B> {
             _ => Ok(()),
         }
     }
+
+    // Previews are made of what comes out of a step.
+    fn looks_inside(&self) -> bool {
+        false
+    }
 }

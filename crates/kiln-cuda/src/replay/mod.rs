@@ -1,0 +1,202 @@
+//! Work that is asked for again and again. Where launching its kernels takes longer than running them, it is recorded as a
+//! CUDA graph and then launched at once.
+//!
+//! The first time it is done as usual: kernels are compiled, ways to multiply chosen, weights brought into the form they are
+//! used in, none of which can be recorded. Then it is timed a few times, and recorded if launching is what limits it. Whatever
+//! fails on that way, the work is done as usual, and this is not tried again.
+
+mod graph;
+mod recording;
+mod timing;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use kiln_ops::{Run, Tensor as _};
+use kiln_tensor::{DType, Shape};
+
+use crate::{Context, CudaTensor, Graphs, Result};
+use graph::Graph;
+pub(crate) use recording::Pool;
+use timing::{Limit, Timing};
+
+/// Recordings that are kept, each with its memory.
+const GRAPHS: usize = 3;
+/// Kinds of work that are known, recorded or not.
+const KINDS: usize = 32;
+/// So many times in a row launching has to be the limit.
+const SURE: usize = 2;
+/// So many times it may not have been before nobody looks again.
+const PATIENCE: usize = 8;
+
+/// What is known of work that is asked for again and again ([`kiln_ops::Backend::replay`]), and recordings of it.
+#[derive(Default)]
+pub struct CudaReplays(Arc<Known>);
+
+/// Kinds of work, the one that was asked for last at the end.
+#[derive(Default)]
+struct Known(Mutex<Vec<(Kind, State)>>);
+
+#[derive(Clone, PartialEq)]
+struct Kind {
+    key: Vec<usize>,
+    inputs: Vec<(Shape, DType)>,
+}
+
+enum State {
+    /// It was done before; what was learnt since.
+    Timed(Votes),
+    Recorded(Graph),
+    /// Somebody is at it.
+    Busy,
+    /// It is not worth it, or can't be.
+    Never,
+}
+
+#[derive(Default)]
+struct Votes {
+    launching: usize,
+    computing: usize,
+    pending: Option<Timing>,
+}
+
+/// What is to be done.
+enum Turn {
+    AsUsual,
+    Time(Votes),
+    Record,
+    Replay(Graph),
+}
+
+/// [`kiln_ops::Backend::replay`].
+pub(crate) fn replay<E: From<kiln_ops::Error>>(
+    cx: &Context,
+    replays: &CudaReplays,
+    key: &[usize],
+    inputs: &[&CudaTensor],
+    mut work: impl FnMut(Run, &[&CudaTensor]) -> Result<CudaTensor, E>,
+) -> Result<CudaTensor, E> {
+    let device = &cx.device;
+    // Weights that take turns in one place have to be brought there every time.
+    if device.graphs == Graphs::Never || device.recording().is_some() || !device.streamer().is_empty() {
+        return work(Run::Now, inputs);
+    }
+    let kinds = inputs.iter().map(|x| (x.shape().clone(), x.dtype()));
+    let kind = Kind { key: key.to_vec(), inputs: kinds.collect() };
+    let known = &replays.0;
+    let graph = match known.next(&kind, device.graphs) {
+        Turn::AsUsual => return work(Run::Now, inputs),
+        Turn::Time(votes) => {
+            let (result, timing) = Timing::of(device, || work(Run::Now, inputs));
+            let timed = timing.map(|timing| State::Timed(Votes { pending: Some(timing), ..votes }));
+            known.put(&kind, timed.unwrap_or(State::Never));
+            return result;
+        }
+        Turn::Replay(graph) => Some(graph),
+        Turn::Record => Graph::record(cx, inputs, |inputs| work(Run::Recorded, inputs)),
+    };
+    let replayed = graph.and_then(|mut graph| Some((graph.replay(cx, inputs).ok()?, graph)));
+    match replayed {
+        Some((result, graph)) => {
+            device.recorded.add(known);
+            known.put(&kind, State::Recorded(graph));
+            Ok(result)
+        }
+        None => {
+            known.put(&kind, State::Never);
+            work(Run::Now, inputs)
+        }
+    }
+}
+
+impl Known {
+    fn lock(&self) -> MutexGuard<'_, Vec<(Kind, State)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is to be done this time; where that isn't the usual, [`Known::put`] says how it went.
+    fn next(&self, kind: &Kind, graphs: Graphs) -> Turn {
+        let mut all = self.lock();
+        let Some(i) = all.iter().position(|(known, _)| known == kind) else {
+            if all.len() == KINDS {
+                all.remove(0);
+            }
+            all.push((kind.clone(), State::Timed(Votes::default())));
+            return Turn::AsUsual;
+        };
+        let (known, state) = all.remove(i);
+        let (state, turn) = state.next(graphs);
+        all.push((known, state));
+        turn
+    }
+
+    fn put(&self, kind: &Kind, state: State) {
+        let mut all = self.lock();
+        if let Some((_, known)) = all.iter_mut().find(|(known, _)| known == kind) {
+            *known = state;
+        }
+        let recorded = |(_, state): &(Kind, State)| matches!(state, State::Recorded(_));
+        if all.iter().filter(|known| recorded(known)).count() > GRAPHS
+            && let Some(oldest) = all.iter().position(recorded)
+        {
+            all.remove(oldest);
+        }
+    }
+}
+
+impl State {
+    fn next(self, graphs: Graphs) -> (State, Turn) {
+        match self {
+            State::Recorded(graph) => (State::Busy, Turn::Replay(graph)),
+            State::Timed(_) if graphs == Graphs::Always => (State::Busy, Turn::Record),
+            State::Timed(votes) => match votes.counted() {
+                votes if votes.pending.is_some() => (State::Timed(votes), Turn::AsUsual),
+                votes if votes.launching >= SURE => (State::Busy, Turn::Record),
+                votes if votes.computing >= PATIENCE => (State::Never, Turn::AsUsual),
+                votes => (State::Busy, Turn::Time(votes)),
+            },
+            State::Busy | State::Never => (self, Turn::AsUsual),
+        }
+    }
+}
+
+impl Votes {
+    /// With the vote of the last timing, if that is over.
+    fn counted(self) -> Votes {
+        let Votes { launching, computing, pending } = self;
+        match pending.as_ref().and_then(Timing::limit) {
+            Some(Limit::Launching) => Votes { launching: launching + 1, computing, pending: None },
+            Some(Limit::Computing) => Votes { launching: 0, computing: computing + 1, pending: None },
+            None => Votes { launching, computing, pending },
+        }
+    }
+}
+
+/// All that is recorded on a device.
+#[derive(Default)]
+pub(crate) struct Registry(Mutex<Vec<Weak<Known>>>);
+
+impl Registry {
+    fn add(&self, known: &Arc<Known>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other| other.strong_count() > 0);
+        if !all.iter().any(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(known))) {
+            all.push(Arc::downgrade(known));
+        }
+    }
+
+    /// Drops all recordings for good, for their memory; `false` when there are none.
+    pub fn drop_all(&self) -> bool {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: Vec<Arc<Known>> = all.iter().filter_map(Weak::upgrade).collect();
+        let mut dropped = false;
+        for known in all {
+            for (_, state) in known.lock().iter_mut() {
+                if matches!(state, State::Recorded(_)) {
+                    *state = State::Never;
+                    dropped = true;
+                }
+            }
+        }
+        dropped
+    }
+}
