@@ -41,7 +41,14 @@ pub enum Graphs {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { device: 0, cache: None, keep: true, own_products: false, memory_limit: None, graphs: Graphs::Auto }
+        Options {
+            device: 0,
+            cache: None,
+            keep: true,
+            own_products: false,
+            memory_limit: None,
+            graphs: Graphs::Auto,
+        }
     }
 }
 
@@ -85,6 +92,11 @@ impl CudaBackend {
     /// Gives all memory that nothing needs back to the GPU, and counts the most that is held anew.
     pub fn release_memory(&self) {
         self.cx.device.release();
+    }
+
+    /// How many times recorded work was replayed, of anything that was asked for so far.
+    pub fn replayed(&self) -> usize {
+        self.cx.device.recorded.replayed()
     }
 
     /// Waits until all work so far is done.

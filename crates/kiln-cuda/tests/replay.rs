@@ -102,6 +102,20 @@ fn replayed_work_gives_the_same_bits_whatever_its_inputs() {
 }
 
 #[test]
+fn whichever_way_is_chosen_the_bits_are_the_same() {
+    let Some(b) = gpu(Graphs::Auto, None) else { return };
+    let (block, replays) = (Block::new(&b, false), CudaReplays::default());
+    let modulation = upload(&b, 1, 50, DType::F32);
+    for seed in 0..8 {
+        let x = upload(&b, ROWS, seed, DType::BF16);
+        let work = |run, inputs: &[&CudaTensor]| block.forward(&b, run, inputs);
+        let replayed = b.replay(&replays, &[], &[&x, &modulation], work).unwrap();
+        let direct = block.forward(&b, Run::Now, &[&x, &modulation]).unwrap();
+        assert!(b.download(&replayed).unwrap() == b.download(&direct).unwrap(), "call {seed}");
+    }
+}
+
+#[test]
 fn results_stay_when_the_work_is_replayed_again() {
     let Some(b) = gpu(Graphs::Always, None) else { return };
     let (block, replays) = (Block::new(&b, false), CudaReplays::default());
@@ -238,9 +252,8 @@ fn memory_that_runs_out_is_taken_from_recordings_first() {
     let (block, replays) = (Block::new(&b, false), CudaReplays::default());
     let modulation = upload(&b, 1, 50, DType::F32);
     let x = upload(&b, ROWS, 1, DType::BF16);
-    let replay = || {
-        b.replay(&replays, &[], &[&x, &modulation], |run, inputs| block.forward(&b, run, inputs)).unwrap()
-    };
+    let replay =
+        || b.replay(&replays, &[], &[&x, &modulation], |run, inputs| block.forward(&b, run, inputs)).unwrap();
     let direct = b.download(&replay()).unwrap();
     b.release_memory();
     let without = b.memory_held();

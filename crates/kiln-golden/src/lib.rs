@@ -42,14 +42,18 @@ pub struct Tolerance {
     pub absolute: f64,
     /// Largest difference of a picture's 8-bit values.
     pub levels: u8,
+    /// Whether tensors inside the transformer's calls are compared, too: a call that is looked into can't be replayed.
+    pub inside: bool,
 }
 
 impl Tolerance {
     /// diffusers in f32 is itself 1e-6 from f64 on these models; an f32 engine that sums in another order, as much.
-    pub const F32: Tolerance = Tolerance { dtype: DType::F32, relative: 1e-5, absolute: 1e-4, levels: 1 };
+    pub const F32: Tolerance =
+        Tolerance { dtype: DType::F32, relative: 1e-5, absolute: 1e-4, levels: 1, inside: true };
 
     /// diffusers in bf16 is itself 9e-2 from f64 on these random models, which amplify every rounding.
-    pub const BF16: Tolerance = Tolerance { dtype: DType::BF16, relative: 0.15, absolute: 2.0, levels: 96 };
+    pub const BF16: Tolerance =
+        Tolerance { dtype: DType::BF16, relative: 0.15, absolute: 2.0, levels: 96, inside: true };
 }
 
 /// The golden set in this repository; `KILN_TESTDATA` says where it is for a test that was built elsewhere.
@@ -125,7 +129,7 @@ fn compare_with<B: Backend>(
     let request = case.request(set, &dump)?;
     let plan = pipeline.resolve(&request).map_err(|e| text(&e))?;
     case.check_plan(&plan)?;
-    let mut recorder = Recorder::new(pipeline.backend());
+    let mut recorder = Recorder::new(pipeline.backend(), tolerance.inside);
     let pictures = pipeline.generate(&request, &mut recorder).map_err(|e| text(&e))?;
 
     let mut compared = compare::tensors(&recorder, &dump, &tolerance)?;

@@ -7,6 +7,7 @@ use kiln_tensor::HostTensor;
 /// Keeps every tensor a run shows, named as in the dumps, picture by picture.
 pub(crate) struct Recorder<'a, B: Backend> {
     backend: &'a B,
+    inside: bool,
     /// What belongs to no single picture: text, references.
     pub(crate) shared: BTreeMap<String, HostTensor>,
     /// Text tokens in the order they were encoded.
@@ -16,8 +17,10 @@ pub(crate) struct Recorder<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Recorder<'a, B> {
-    pub(crate) fn new(backend: &'a B) -> Self {
-        Recorder { backend, shared: BTreeMap::new(), texts: Vec::new(), pictures: Vec::new(), calls: 0 }
+    /// `inside`: of the transformer's calls as well.
+    pub(crate) fn new(backend: &'a B, inside: bool) -> Self {
+        let (shared, texts, pictures) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Recorder { backend, inside, shared, texts, pictures, calls: 0 }
     }
 }
 
@@ -28,6 +31,9 @@ fn of_run(name: &str) -> bool {
 
 impl<B: Backend> Observer<B> for Recorder<'_, B> {
     fn see(&mut self, name: &str, x: &B::Tensor) -> Result<()> {
+        if !self.inside && !of_run(name) {
+            return Ok(());
+        }
         let x = self.backend.download(x)?;
         match name {
             "prompt_embeds" => {
@@ -55,5 +61,9 @@ impl<B: Backend> Observer<B> for Recorder<'_, B> {
             None => self.shared.insert(full, x),
         };
         Ok(())
+    }
+
+    fn looks_inside(&self) -> bool {
+        self.inside
     }
 }

@@ -5,7 +5,7 @@ use kiln_model::{MemoryNeed, ModelFolder, Placement, WeightBytes};
 use kiln_tensor::DType;
 use kiln_weights::{LinearForm, WeightSource};
 
-use crate::args::{IsaArg, MachineArgs};
+use crate::args::{GraphsArg, IsaArg, MachineArgs};
 use crate::failure::{Failure, While};
 use crate::machine;
 use crate::values::Device;
@@ -39,7 +39,7 @@ impl Chosen {
     pub fn new(args: &MachineArgs, device: Device) -> Result<Chosen, Failure> {
         match device {
             Device::Cpu | Device::Auto => Ok(Chosen::Cpu(cpu(args)?)),
-            Device::Cuda(number) => cuda(number, args.vram_limit),
+            Device::Cuda(number) => cuda(number, args.vram_limit, GraphsArg::Auto),
         }
     }
 
@@ -142,16 +142,22 @@ fn cuda_options(device: usize, vram: Option<u64>) -> kiln_cuda::Options {
     kiln_cuda::Options { device, cache, memory_limit, ..Default::default() }
 }
 
+/// The GPU of this number.
 #[cfg(feature = "cuda")]
-fn cuda(number: usize, vram: Option<u64>) -> Result<Chosen, Failure> {
-    match kiln_cuda::CudaBackend::new(&cuda_options(number, vram)) {
+pub fn cuda(number: usize, vram: Option<u64>, graphs: GraphsArg) -> Result<Chosen, Failure> {
+    let graphs = match graphs {
+        GraphsArg::Auto => kiln_cuda::Graphs::Auto,
+        GraphsArg::Always => kiln_cuda::Graphs::Always,
+        GraphsArg::Never => kiln_cuda::Graphs::Never,
+    };
+    match kiln_cuda::CudaBackend::new(&kiln_cuda::Options { graphs, ..cuda_options(number, vram) }) {
         Ok(backend) => Ok(Chosen::Cuda(Box::new(backend))),
         Err(e) => Err(Failure::new(format!("cuda:{number} can't be used: {e}")).hint(USE_THE_CPU)),
     }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(_: usize, _: Option<u64>) -> Result<Chosen, Failure> {
+pub fn cuda(_: usize, _: Option<u64>, _: GraphsArg) -> Result<Chosen, Failure> {
     Err(Failure::new("this build of Kiln has no CUDA backend").hint(USE_THE_CPU))
 }
 

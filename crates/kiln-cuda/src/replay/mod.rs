@@ -9,6 +9,7 @@ mod graph;
 mod recording;
 mod timing;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kiln_ops::{Run, Tensor as _};
@@ -97,7 +98,7 @@ pub(crate) fn replay<E: From<kiln_ops::Error>>(
     let replayed = graph.and_then(|mut graph| Some((graph.replay(cx, inputs).ok()?, graph)));
     match replayed {
         Some((result, graph)) => {
-            device.recorded.add(known);
+            device.recorded.note(known);
             known.put(&kind, State::Recorded(graph));
             Ok(result)
         }
@@ -173,20 +174,30 @@ impl Votes {
 
 /// All that is recorded on a device.
 #[derive(Default)]
-pub(crate) struct Registry(Mutex<Vec<Weak<Known>>>);
+pub(crate) struct Registry {
+    all: Mutex<Vec<Weak<Known>>>,
+    replayed: AtomicUsize,
+}
 
 impl Registry {
-    fn add(&self, known: &Arc<Known>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Something of these was replayed.
+    fn note(&self, known: &Arc<Known>) {
+        self.replayed.fetch_add(1, Ordering::Relaxed);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other| other.strong_count() > 0);
         if !all.iter().any(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(known))) {
             all.push(Arc::downgrade(known));
         }
     }
 
+    /// How many times anything was.
+    pub fn replayed(&self) -> usize {
+        self.replayed.load(Ordering::Relaxed)
+    }
+
     /// Drops all recordings for good, for their memory; `false` when there are none.
     pub fn drop_all(&self) -> bool {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let all: Vec<Arc<Known>> = all.iter().filter_map(Weak::upgrade).collect();
         let mut dropped = false;
         for known in all {
@@ -198,5 +209,43 @@ impl Registry {
             }
         }
         dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn votes(launching: usize, computing: usize) -> State {
+        State::Timed(Votes { launching, computing, pending: None })
+    }
+
+    #[test]
+    fn work_is_recorded_when_launching_was_the_limit_more_than_once() {
+        assert!(matches!(votes(0, 0).next(Graphs::Auto), (State::Busy, Turn::Time(_))));
+        assert!(matches!(votes(SURE - 1, 3).next(Graphs::Auto), (State::Busy, Turn::Time(_))));
+        assert!(matches!(votes(SURE, 3).next(Graphs::Auto), (State::Busy, Turn::Record)));
+        assert!(matches!(votes(0, 0).next(Graphs::Always), (State::Busy, Turn::Record)));
+    }
+
+    #[test]
+    fn what_is_not_worth_it_is_left_alone() {
+        assert!(matches!(votes(0, PATIENCE).next(Graphs::Auto), (State::Never, Turn::AsUsual)));
+        for state in [State::Never, State::Busy] {
+            assert!(matches!(state.next(Graphs::Always), (State::Never | State::Busy, Turn::AsUsual)));
+        }
+    }
+
+    #[test]
+    fn no_more_kinds_are_known_than_there_is_room_for() {
+        let known = Known::default();
+        let kind = |i| Kind { key: vec![i], inputs: vec![(Shape::from([1, 2]), DType::F32)] };
+        for i in 0..2 * KINDS {
+            assert!(matches!(known.next(&kind(i), Graphs::Always), Turn::AsUsual));
+        }
+        assert_eq!(known.lock().len(), KINDS);
+        // The latest are.
+        assert!(matches!(known.next(&kind(2 * KINDS - 1), Graphs::Always), Turn::Record));
+        assert!(matches!(known.next(&kind(0), Graphs::Always), Turn::AsUsual));
     }
 }

@@ -63,10 +63,10 @@ impl Timing {
         }
         let mut milliseconds = 0.0;
         // SAFETY: both events were recorded.
-        let status =
-            unsafe { (self.device.driver.event_elapsed)(&mut milliseconds, self.begin, self.end) };
+        let status = unsafe { (self.device.driver.event_elapsed)(&mut milliseconds, self.begin, self.end) };
         // A word that can't be had speaks against.
-        let work = if status == 0 { Duration::from_secs_f32(milliseconds.max(0.0) / 1e3) } else { Duration::MAX };
+        let work =
+            if status == 0 { Duration::from_secs_f32(milliseconds.max(0.0) / 1e3) } else { Duration::MAX };
         Some(Limit::of(self.launching, work, self.begun))
     }
 

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Mask, Result, RopeTable, Run, Tensor as _,
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Mask, Result, RopeTable, Run,
+    Tensor as _,
 };
 use work::{Work, bytes};
 

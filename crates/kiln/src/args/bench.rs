@@ -9,8 +9,8 @@ use crate::values::LoraArg;
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Folder of a model to measure
-    #[arg(short, long, value_name = "DIR", conflicts_with = "synthetic")]
+    /// Model to measure: its folder, its file or its name
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "synthetic")]
     pub model: Option<PathBuf>,
 
     /// Make up weights of this model's size in memory instead [default: 4b]
@@ -45,6 +45,10 @@ pub struct BenchArgs {
     #[arg(long, visible_alias = "steps", value_name = "N", value_parser = at_least::<1>())]
     pub repeat: Option<usize>,
 
+    /// Replay steps as CUDA graphs: where launching limits them, wherever they can be, or nowhere
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub graphs: GraphsArg,
+
     /// Measure the machine's ceilings only: products of each kind, reading and copying memory
     #[arg(long)]
     pub peaks: bool,
@@ -78,6 +82,15 @@ pub enum SizeArg {
     Dev,
     /// The random model that Kiln is tested with
     Tiny,
+}
+
+/// When steps are recorded and replayed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum GraphsArg {
+    #[default]
+    Auto,
+    Always,
+    Never,
 }
 
 /// A part of the way to a picture.

@@ -14,7 +14,7 @@ use clap_complete::Shell;
 use serde::{Deserialize, Serialize};
 
 use crate::values::LoraArg;
-pub use bench::{BenchArgs, PhaseArg, SizeArg};
+pub use bench::{BenchArgs, GraphsArg, PhaseArg, SizeArg};
 pub use files::{ConvertArgs, NamesArg, PartArg, PlainArg, QuantizeArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{DTypeArg, IsaArg, MachineArgs, ThreadArgs};

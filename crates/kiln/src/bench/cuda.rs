@@ -5,7 +5,7 @@ use crate::failure::Failure;
 
 #[cfg(not(feature = "cuda"))]
 pub fn run(args: &BenchArgs, number: usize) -> Result<(), Failure> {
-    crate::backend::Chosen::new(&args.machine, crate::values::Device::Cuda(number)).map(drop)
+    crate::backend::cuda(number, args.machine.vram_limit, args.graphs).map(drop)
 }
 
 #[cfg(feature = "cuda")]
@@ -13,19 +13,19 @@ pub fn run(args: &BenchArgs, number: usize) -> Result<(), Failure> {
     use kiln_ops::{Backend as _, Timed};
     use kiln_tensor::DType;
 
-    use super::{Bench, Plan, finish, plan, report, report::peaks_table, source};
+    use super::phases::Device;
+    use super::{Bench, finish, plan, report, report::peaks_table, source};
     use crate::args::DTypeArg;
-    use crate::backend::Chosen;
-    use crate::values::Device;
+    use crate::backend::{self, Chosen};
 
-    let chosen = Chosen::new(&args.machine, Device::Cuda(number))?;
+    let chosen = backend::cuda(number, args.machine.vram_limit, args.graphs)?;
     let threads = chosen.threads();
     let Chosen::Cuda(backend) = chosen else {
         return Err(Failure::new("no GPU was chosen"));
     };
     // Before anything is made: a limit that can't be kept is refused at once.
     let dtype = if args.machine.dtype == Some(DTypeArg::F32) { DType::F32 } else { DType::BF16 };
-    let mut plan = Plan { behind: true, ..plan(args, source(args)?, dtype, threads) };
+    let mut plan = plan(args, source(args)?, dtype, threads);
     if let (Some(limit), false) = (args.machine.vram_limit, args.peaks) {
         plan.placement = Some(placement(&plan, limit)?);
     }
@@ -52,8 +52,9 @@ pub fn run(args: &BenchArgs, number: usize) -> Result<(), Failure> {
     if let Some(placement) = plan.placement {
         report.note(placement.to_string());
     }
-    let held = |b: &kiln_cuda::CudaBackend| b.memory_peak() as u64;
-    finish(args, Bench { plan: &plan, b: Timed::new(*backend), report, device_memory: Some(held) })
+    let device =
+        Device::<kiln_cuda::CudaBackend> { held: |b| b.memory_peak() as u64, replayed: |b| b.replayed() };
+    finish(args, Bench { plan: &plan, b: Timed::new(*backend), report, device: Some(device) })
 }
 
 /// Which of the made-up weights stay.

@@ -19,8 +19,9 @@ use kiln_weights::LinearForm;
 
 use crate::args::{BenchArgs, DTypeArg, SizeArg};
 use crate::failure::Failure;
+use crate::models::Found;
 use crate::values::Device;
-use crate::{backend, hints, machine};
+use crate::{backend, machine};
 use phases::{Bench, Plan};
 use report::Report;
 use sizes::Sizes;
@@ -62,7 +63,7 @@ fn on_cpu(args: &BenchArgs) -> Result<(), Failure> {
     let mut report = report(args, &plan, backend.name());
     let products = if matches!(plan.form, LinearForm::Int8 { .. }) { DType::I8 } else { dtype };
     report.peaks(&peaks, ceiling(&peaks, backend.isa(), products));
-    finish(args, Bench { plan: &plan, b: Timed::new(backend), report, device_memory: None })
+    finish(args, Bench { plan: &plan, b: Timed::new(backend), report, device: None })
 }
 
 /// What the arguments ask for.
@@ -86,7 +87,6 @@ fn plan(args: &BenchArgs, source: Source, dtype: DType, threads: usize) -> Plan 
         repeat: args.repeat.unwrap_or(3),
         phases: args.phases.clone(),
         placement: None,
-        behind: false,
     }
 }
 
@@ -124,7 +124,7 @@ fn finish<B: Backend>(args: &BenchArgs, bench: Bench<'_, B>) -> Result<(), Failu
 
 fn source(args: &BenchArgs) -> Result<Source, Failure> {
     if let Some(path) = &args.model {
-        return Ok(Source::Folder(Box::new(hints::open_model(path)?)));
+        return Ok(Source::Folder(Box::new(Found::find(Some(path))?.open()?)));
     }
     let size = args.synthetic.unwrap_or(SizeArg::Klein4b);
     let sizes = Sizes::of(size).map_err(|e| Failure::new(format!("the sizes of {size:?}: {e}")))?;

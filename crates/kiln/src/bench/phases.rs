@@ -37,9 +37,10 @@ pub struct Plan {
     pub phases: Vec<PhaseArg>,
     /// Which weights stay on the device.
     pub placement: Option<Placement>,
-    /// Whether the backend works behind the caller's back: then operations are counted in a run of their own.
-    pub behind: bool,
 }
+
+/// Runs on a device that don't count, after the first: it may time them to find out how they are done best.
+const FINDING_OUT: usize = 4;
 
 /// Words of a usual prompt and its template; the rest of the text is padding.
 const REAL_TOKENS: usize = 64;
@@ -49,8 +50,16 @@ pub struct Bench<'a, B: Backend> {
     pub plan: &'a Plan,
     pub b: Timed<B>,
     pub report: Report,
-    /// Bytes of the device's memory in use; the process's own where absent.
-    pub device_memory: Option<fn(&B) -> u64>,
+    /// What works behind the caller's back, where something does: then operations are counted in a run of their own.
+    pub device: Option<Device<B>>,
+}
+
+/// What a device tells of itself.
+pub struct Device<B> {
+    /// Bytes of its memory that were in use at most.
+    pub held: fn(&B) -> u64,
+    /// How many calls were replayed so far.
+    pub replayed: fn(&B) -> usize,
 }
 
 impl<B: Backend> Bench<'_, B> {
@@ -301,7 +310,15 @@ impl<B: Backend> Bench<'_, B> {
         let watch = Watch::start();
         run()?;
         self.b.take();
-        self.b.pause(self.plan.behind);
+        if self.device.is_some() {
+            self.b.pause(true);
+            for _ in 0..FINDING_OUT {
+                run()?;
+                self.b.synchronize()?;
+            }
+        }
+        let replayed = || self.device.as_ref().map_or(0, |device| (device.replayed)(self.b.inner()));
+        let before = replayed();
         let mut seconds = Vec::with_capacity(self.plan.repeat);
         for _ in 0..self.plan.repeat {
             let start = Instant::now();
@@ -309,15 +326,16 @@ impl<B: Backend> Bench<'_, B> {
             self.b.synchronize()?;
             seconds.push(start.elapsed().as_secs_f64());
         }
+        let replayed = replayed() - before;
         let mut counted = self.plan.repeat;
-        if self.plan.behind {
+        if self.device.is_some() {
             self.b.pause(false);
             run()?;
             counted = 1;
         }
         let own = watch.peak().map(|peak| peak.saturating_sub(made));
-        let memory = self.device_memory.map_or(own, |held| Some(held(self.b.inner())));
-        Ok(Measured::new(phase, seconds, memory, self.b.take(), counted))
+        let memory = self.device.as_ref().map_or(own, |device| Some((device.held)(self.b.inner())));
+        Ok(Measured { replayed, ..Measured::new(phase, seconds, memory, self.b.take(), counted) })
     }
 }
 

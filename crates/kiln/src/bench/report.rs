@@ -57,6 +57,8 @@ pub struct Measured {
     pub best: f64,
     /// Memory of the process beside the weights at its most, in bytes.
     pub memory_beyond_weights: Option<u64>,
+    /// Calls of the transformer in all runs that were replayed as graphs.
+    pub replayed: usize,
     /// Of one run, longest first.
     pub operations: Vec<Operation>,
 }
@@ -100,7 +102,16 @@ impl Measured {
             n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
         };
         let best = sorted.first().copied().unwrap_or(0.0);
-        Measured { phase: phase.into(), seconds, median, best, memory_beyond_weights: memory, operations }
+        let memory_beyond_weights = memory;
+        Measured {
+            phase: phase.into(),
+            seconds,
+            median,
+            best,
+            memory_beyond_weights,
+            replayed: 0,
+            operations,
+        }
     }
 
     /// One line an operation, whatever the sizes.
@@ -156,6 +167,10 @@ impl Report {
 
     pub fn phase(&mut self, phase: Measured) {
         self.memory_beyond_weights = self.memory_beyond_weights.max(phase.memory_beyond_weights);
+        if phase.replayed > 0 {
+            let (calls, phase) = (plural(phase.replayed, "call"), &phase.phase);
+            self.note(format!("{phase}: {calls} of the transformer replayed as a CUDA graph"));
+        }
         self.phases.push(phase);
     }
 
