@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 
 use kiln_cuda::{CudaBackend, CudaReplays, CudaTensor, CudaWeight, Graphs, Options};
-use kiln_ops::{AttentionSpec, Backend, Error, Groups, Mask, Result, Run};
+use kiln_ops::{AttentionSpec, Backend, Error, Groups, Mask, Result, Run, Timed};
 use kiln_tensor::{DType, HostTensor, LinearParts};
 
 /// The GPU, or `None` with a word about it.
 fn gpu(graphs: Graphs, memory_limit: Option<usize>) -> Option<CudaBackend> {
-    let options = Options { keep: false, graphs, memory_limit, ..Options::default() };
+    let options = Options { graphs, memory_limit, ..Options::default() };
     CudaBackend::new(&options).map_err(|e| println!("skipped: {e}")).ok()
 }
 
@@ -168,6 +168,24 @@ fn what_can_not_be_recorded_is_done_as_usual() {
         block.asked();
         assert!(b.download(&replayed.unwrap()).unwrap() == b.download(&direct).unwrap());
     }
+}
+
+#[test]
+fn whoever_counts_operations_sees_them_all_until_he_is_paused() {
+    let Some(b) = gpu(Graphs::Always, None) else { return };
+    let (b, replays) = (Timed::new(b), CudaReplays::default());
+    let x = b.upload(&values(ROWS, 1), DType::BF16).unwrap();
+    let counted = || {
+        b.take();
+        b.replay(&replays, &[], &[&x], |_, inputs| b.add(inputs[0], inputs[0])).unwrap();
+        b.take().iter().map(|count| count.calls).sum::<u64>()
+    };
+    assert_eq!([counted(), counted(), counted()], [1; 3]);
+    b.pause(true);
+    assert_eq!([counted(), counted(), counted()], [0; 3]);
+    assert_eq!(b.inner().replayed(), 2);
+    b.pause(false);
+    assert_eq!(counted(), 1);
 }
 
 #[test]
