@@ -66,7 +66,7 @@ pub enum Event {
         /// How many steps this run takes.
         steps: usize,
     },
-    /// A block of the step is finished.
+    /// A block of the step is finished; of a step that a GPU replays, all are told of when it is launched.
     Block {
         /// Blocks done.
         done: usize,

@@ -25,7 +25,7 @@ fn made_up_weights_run_every_phase_and_operation() {
         operations.iter().find(fits).unwrap_or_else(|| panic!("no {name} {size} in {operations:#?}"))
     };
     // 32 text tokens, 12 of the picture, 24 of its references; two single blocks of 128 channels.
-    let projection = find("linear_split", "68 × 128 → 1152");
+    let projection = find("ada_linear_split", "68 × 128 → 1152");
     assert_eq!(projection["calls"], 2.0);
     assert_eq!(projection["flops"], f64::from(2 * 2 * 68 * 128 * 1152));
     let attention = find("attention", "68 × 68, 1 heads × 128");
