@@ -56,25 +56,30 @@ template <class T> __device__ __forceinline__ void rms_norm(const T *x, const fl
     }
 }
 
-const int HELD = 16, HELD_THREADS = 64;
+// Vectors that the lanes of a row's warps hold, and threads of a block: two rows of a warp each, or one of SPREAD warps.
+const int HELD = 16, HELD_THREADS = 64, SPREAD = 4;
 
-// A row of whole vectors, of which each lane of a warp holds up to HELD: read once, and all at once.
-template <class T> struct Held {
-    Eight<T> x[HELD];
+// A row of whole vectors in the registers of WARPS warps: read once, and all at once.
+template <int WARPS, class T> struct Held {
+    static const int COUNT = HELD / WARPS, LANES = 32 * WARPS;
+    Eight<T> x[COUNT];
 
     // Where a lane's vector n begins.
-    static __device__ __forceinline__ int at(int n) { return 8 * (threadIdx.x % 32 + 32 * n); }
+    static __device__ __forceinline__ int at(int n) { return 8 * (threadIdx.x % LANES + LANES * n); }
+
+    // The row itself; there may be none.
+    static __device__ __forceinline__ int row() { return WARPS == 1 ? blockIdx.x * (HELD_THREADS / 32) + threadIdx.x / 32 : blockIdx.x; }
 
     __device__ __forceinline__ Held(const T *row, int dim) {
 #pragma unroll
-        for (int n = 0; n < HELD; n++)
+        for (int n = 0; n < COUNT; n++)
             if (at(n) < dim) x[n] = load_eight(row + at(n));
     }
 
     // f(where, elements) of every vector.
     template <class F> __device__ __forceinline__ void each(int dim, F f) const {
 #pragma unroll
-        for (int n = 0; n < HELD; n++) {
+        for (int n = 0; n < COUNT; n++) {
             if (at(n) < dim) {
                 float v[8];
                 widen(x[n], v);
@@ -86,7 +91,7 @@ template <class T> struct Held {
     // The same; what f leaves in the elements is held from then on, rounded as it would be stored.
     template <class F> __device__ __forceinline__ void change(int dim, F f) {
 #pragma unroll
-        for (int n = 0; n < HELD; n++) {
+        for (int n = 0; n < COUNT; n++) {
             if (at(n) < dim) {
                 float v[8];
                 widen(x[n], v);
@@ -103,12 +108,13 @@ template <class T> struct Held {
 #pragma unroll
             for (int j = 0; j < 8; j++) sums[j] += f(v[j]);
         });
-        return warp_sum(((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7])));
+        float all = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+        return WARPS == 1 ? warp_sum(all) : block_sum(all);
     }
 
     __device__ __forceinline__ void store(T *row, int dim) const {
 #pragma unroll
-        for (int n = 0; n < HELD; n++)
+        for (int n = 0; n < COUNT; n++)
             if (at(n) < dim) store_eight(row + at(n), x[n]);
     }
 
@@ -126,40 +132,41 @@ template <class T> struct Held {
     }
 };
 
-// The warp's row; there may be none.
-__device__ __forceinline__ int held_row() { return blockIdx.x * (HELD_THREADS / 32) + threadIdx.x / 32; }
-
-template <class T>
+template <int WARPS, class T>
 __device__ __forceinline__ void ada_layer_norm_held(const T *x, const float *scale, const float *shift, T *out, int rows, int dim,
                                                     float eps) {
-    long long first = (long long)held_row() * dim;
-    if (held_row() >= rows) return;
-    Held<T> row(x + first, dim);
+    int at = Held<WARPS, T>::row();
+    if (at >= rows) return;
+    long long first = (long long)at * dim;
+    Held<WARPS, T> row(x + first, dim);
     row.ada_layer_norm(scale, shift, dim, eps);
     row.store(out + first, dim);
 }
 
 // The same in 8-bit floats, `padded` bytes a row: those values, rounded as they would be stored, rounded once more.
-template <class T>
+template <int WARPS, class T>
 __device__ __forceinline__ void ada_layer_norm_fp8(const T *x, const float *scale, const float *shift, unsigned char *q,
                                                    float *scales, int rows, int dim, int padded, float eps) {
-    if (held_row() >= rows) return;
-    Held<T> row(x + (long long)held_row() * dim, dim);
-    q += (long long)held_row() * padded;
+    int at = Held<WARPS, T>::row();
+    if (at >= rows) return;
+    Held<WARPS, T> row(x + (long long)at * dim, dim);
+    q += (long long)at * padded;
     row.ada_layer_norm(scale, shift, dim, eps);
     float largest = 0.0f;
     row.each(dim, [&](int, const float (&v)[8]) { take_largest(largest, v); });
-    RowScale to = row_scale(warp_largest(largest));
+    RowScale to = row_scale(WARPS == 1 ? warp_largest(largest) : block_largest<WARPS>(largest));
     row.each(dim, [&](int i, const float (&v)[8]) { *(u64 *)(q + i) = round_fp8(v, to.inverse); });
-    for (int i = dim + 8 * (threadIdx.x % 32); i < padded; i += 8 * 32) *(u64 *)(q + i) = 0;
-    if (threadIdx.x % 32 == 0) scales[held_row()] = to.scale;
+    const int LANES = 32 * WARPS;
+    for (int i = dim + 8 * (threadIdx.x % LANES); i < padded; i += 8 * LANES) *(u64 *)(q + i) = 0;
+    if (threadIdx.x % LANES == 0) scales[at] = to.scale;
 }
 
-template <class T>
+template <int WARPS, class T>
 __device__ __forceinline__ void rms_norm_held(const T *x, const float *weight, T *out, int rows, int dim, float eps) {
-    long long first = (long long)held_row() * dim;
-    if (held_row() >= rows) return;
-    Held<T> row(x + first, dim);
+    int at = Held<WARPS, T>::row();
+    if (at >= rows) return;
+    long long first = (long long)at * dim;
+    Held<WARPS, T> row(x + first, dim);
     float factor = 1.0f / sqrtf(row.sum(dim, [](float x) { return x * x; }) / dim + eps);
     row.change(dim, [&](int i, float (&v)[8]) {
         float a[8];
@@ -170,6 +177,13 @@ __device__ __forceinline__ void rms_norm_held(const T *x, const float *weight, T
     row.store(out + first, dim);
 }
 
+// Rows that are few are spread over more warps.
+#define BY_WARPS(f, ...)                                                                                             \
+    if (blockDim.x == 32 * SPREAD)                                                                                   \
+        f<SPREAD>(__VA_ARGS__);                                                                                      \
+    else                                                                                                             \
+        f<1>(__VA_ARGS__);
+
 #define KERNELS(T, name)                                                                                             \
     extern "C" __global__ void ada_layer_norm_##name(const T *x, const float *scale, const float *shift, T *out,     \
                                                      int dim, float eps) {                                           \
@@ -178,18 +192,18 @@ __device__ __forceinline__ void rms_norm_held(const T *x, const float *weight, T
     extern "C" __global__ void rms_norm_##name(const T *x, const float *weight, T *out, int dim, float eps) {        \
         rms_norm(x, weight, out, dim, eps);                                                                          \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(64) ada_layer_norm_held_##name(                                     \
+    extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_held_##name(                                    \
         const T *x, const float *scale, const float *shift, T *out, int rows, int dim, float eps) {                  \
-        ada_layer_norm_held(x, scale, shift, out, rows, dim, eps);                                                   \
+        BY_WARPS(ada_layer_norm_held, x, scale, shift, out, rows, dim, eps)                                          \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(64) ada_layer_norm_fp8_##name(                                      \
+    extern "C" __global__ void __launch_bounds__(128) ada_layer_norm_fp8_##name(                                     \
         const T *x, const float *scale, const float *shift, unsigned char *q, float *scales, int rows, int dim,      \
         int padded, float eps) {                                                                                     \
-        ada_layer_norm_fp8(x, scale, shift, q, scales, rows, dim, padded, eps);                                      \
+        BY_WARPS(ada_layer_norm_fp8, x, scale, shift, q, scales, rows, dim, padded, eps)                             \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(64) rms_norm_held_##name(const T *x, const float *weight, T *out,   \
+    extern "C" __global__ void __launch_bounds__(128) rms_norm_held_##name(const T *x, const float *weight, T *out,  \
                                                                           int rows, int dim, float eps) {            \
-        rms_norm_held(x, weight, out, rows, dim, eps);                                                               \
+        BY_WARPS(rms_norm_held, x, weight, out, rows, dim, eps)                                                      \
     }
 
 KERNELS(float, f32)

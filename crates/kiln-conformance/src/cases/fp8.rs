@@ -39,6 +39,7 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("ada_linear_split_fp8/padded_rows", AdaSplit { dim: 1032, bias: true, ..split });
     list.add("ada_linear_split_fp8/widest_held", AdaSplit { dim: 4096, groups: &[5], ..split });
     list.add("ada_linear_split_fp8/wider", AdaSplit { dim: 4104, groups: &[3], ..split });
+    list.add("ada_linear_split_fp8/many_rows", AdaSplit { dim: 264, groups: &[1501], ..split });
     list.add("ada_linear_split_fp8/no_rows", AdaSplit { groups: &[0], ..split });
     list.add("linear_gated_add_fp8/odd_inputs", GatedAdd { inputs: &[33, 96, 5], groups: &[7] });
 }

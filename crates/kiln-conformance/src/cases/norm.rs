@@ -14,6 +14,7 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("rms_norm/huge", RmsNorm { values: NORMAL.times(1e15), sizes: odd(), eps: 1e-6 });
     list.add("rms_norm/eps_counts", RmsNorm { values: NORMAL, sizes: odd(), eps: 0.5 });
     list.add("rms_norm/no_rows", RmsNorm { values: NORMAL, sizes: vec![[0, 8]], eps: 1e-6 });
+    list.add("rms_norm/many_rows", RmsNorm { values: NORMAL, sizes: vec![[1501, 264]], eps: 1e-6 });
     list.add("rms_norm/full_size", RmsNorm { values: HEAVY, sizes: vec![[512, 3072]], eps: 1e-6 });
 
     let rows = || ODD.map(|dim| (dim, vec![1, 4, 2])).to_vec();
@@ -29,6 +30,8 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     let wide = vec![(65, vec![3]), (1024, vec![2]), (3072, vec![1])];
     list.add("ada_layer_norm/large_mean", AdaLayerNorm { values: far, sizes: wide, ratio: 500.0 });
     list.add("ada_layer_norm/constant_rows", ConstantRows);
+    let many = vec![(264, vec![1501, 2])];
+    list.add("ada_layer_norm/many_rows", AdaLayerNorm { values: NORMAL, sizes: many, ratio: 1.0 });
     let full = vec![(3072, vec![200, 56])];
     list.add("ada_layer_norm/full_size", AdaLayerNorm { values: HEAVY, sizes: full, ratio: 1.0 });
 

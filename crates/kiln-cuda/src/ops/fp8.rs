@@ -87,7 +87,7 @@ impl Short {
         for (group, rows) in groups.ranges().enumerate() {
             let bytes = short.bytes.at() + (rows.start * w.depth) as u64;
             let scales = short.scales.at() + 4 * rows.start as u64;
-            let (grid, threads) = held_grid(rows.len());
+            let (grid, threads) = held_grid(cx, rows.len());
             let size = |n: usize| int("linear", n);
             cx.done(launch!(cx.device, NORM, name, grid, threads, 0;
                 x.row_at(rows.start), scale.row_at(group), shift.row_at(group), bytes, scales,

@@ -10,17 +10,24 @@ fn row_threads(dim: usize) -> usize {
     (dim.div_ceil(8)).next_power_of_two().clamp(32, 256)
 }
 
-/// Threads of a block there, and how many vectors each lane of a warp holds of its row; the numbers are those in `norm.cu`.
-const HELD_THREADS: usize = 64;
+/// Vectors that the lanes of a row's warp hold, threads of a block with two such rows, and warps of a row where rows are few;
+/// the numbers are those in `norm.cu`.
 const HELD: usize = 16;
+const HELD_THREADS: usize = 64;
+const SPREAD: usize = 4;
+/// Rows for a multiprocessor below which they are few.
+const FEW: usize = 8;
 
 /// Whether a row fits a warp's registers, in whole vectors.
 pub(super) fn held(dim: usize, operands: &[&CudaTensor]) -> bool {
     dim.is_multiple_of(8) && (1..=8 * 32 * HELD).contains(&dim) && operands.iter().all(|x| x.at() % 16 == 0)
 }
 
-/// Blocks and threads for rows that do.
-pub(super) fn held_grid(rows: usize) -> ([usize; 2], usize) {
+/// Blocks and threads for rows that do. Few rows are spread over more warps, so that the GPU has enough of them.
+pub(super) fn held_grid(cx: &Context, rows: usize) -> ([usize; 2], usize) {
+    if rows < FEW * cx.device.gpu.processors.max(1) as usize {
+        return ([rows, 1], 32 * SPREAD);
+    }
     ([rows.div_ceil(HELD_THREADS / 32), 1], HELD_THREADS)
 }
 
@@ -42,7 +49,7 @@ pub(crate) fn ada_layer_norm(
         let [scale, shift] = [scale, shift].map(|x| x.row_at(group));
         if held {
             let name = by_dtype(x.dtype(), "ada_layer_norm_held_f32", "ada_layer_norm_held_bf16");
-            let (grid, threads) = held_grid(rows.len());
+            let (grid, threads) = held_grid(cx, rows.len());
             cx.done(launch!(cx.device, NORM, name, grid, threads, 0;
                 from, scale, shift, to, size(rows.len())?, size(dim)?, eps))?;
         } else {
@@ -62,7 +69,7 @@ pub(crate) fn rms_norm(cx: &Context, x: &CudaTensor, weight: &CudaTensor, eps: f
     let size = |n: usize| int("rms_norm", n);
     if held(dim, &[x, weight]) {
         let name = by_dtype(x.dtype(), "rms_norm_held_f32", "rms_norm_held_bf16");
-        let (grid, threads) = held_grid(rows);
+        let (grid, threads) = held_grid(cx, rows);
         cx.done(launch!(cx.device, NORM, name, grid, threads, 0;
             x.at(), weight.at(), out.at(), size(rows)?, size(dim)?, eps))?;
         return Ok(out);
