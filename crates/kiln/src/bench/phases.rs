@@ -4,11 +4,12 @@ use std::time::Instant;
 
 use kiln_image::Picture;
 use kiln_model::text_encoder::TextEncoder;
-use kiln_model::tokenizer::Tokens;
+use kiln_model::tokenizer::{PromptTokenizer, Tokens};
 use kiln_model::transformer::{Call, Item, Layout, Position, References, Transformer};
 use kiln_model::vae::Vae;
 use kiln_model::{Autoencoder, Placement, Variant};
 use kiln_ops::{Backend, Timed};
+use kiln_tensor::rng::Generator;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{LinearForm, Lora, WeightSource};
 
@@ -44,6 +45,11 @@ const FINDING_OUT: usize = 4;
 
 /// Words of a usual prompt and its template; the rest of the text is padding.
 const REAL_TOKENS: usize = 64;
+
+/// What the whole picture is to show, and its seed.
+const PROMPT: &str = "A red fox sits on a mossy rock beside a mountain lake at dawn, low sun behind thin mist, \
+    pine trees and snow on the far shore, every hair of its coat sharp, soft light, photograph, 85 mm lens";
+const SEED: u64 = 7;
 
 /// Measures phase after phase.
 pub struct Bench<'a, B: Backend> {
@@ -226,7 +232,7 @@ impl<B: Backend> Bench<'_, B> {
         self.plan.loras.iter().map(|lora| Ok((Lora::open(&lora.path)?, lora.weight))).collect()
     }
 
-    /// All phases one after the other, as a prompt would go through them: its tokens, four steps, the picture's bytes.
+    /// All phases one after the other, as a prompt goes through them: its words, its noise, four steps, the picture's bytes.
     fn whole(&mut self) -> Result<(), Failure> {
         const SIGMAS: [f32; 5] = [1.0, 0.9, 0.7, 0.4, 0.0];
         let (Some(words), Some(pictures)) = (self.plan.source.text_encoder(), self.plan.source.vae()) else {
@@ -245,12 +251,27 @@ impl<B: Backend> Bench<'_, B> {
         })?;
         let (b, count) = (&self.b, self.plan.text_tokens);
         let grid @ [height, width] = self.grid();
-        let id = |i: usize| (i * 7919 % words.vocab_size.max(1)) as u32;
-        let tokens = Tokens { ids: (0..count).map(id).collect(), real: count.min(REAL_TOKENS) };
-        let start = noise([height * width, config.in_channels])?;
+        let tokenizer = PromptTokenizer::built_in()?;
+        let tokenize = || match tokenizer.encode(PROMPT, count)? {
+            // A model with fewer words gets some of its own.
+            Tokens { ids, real } if words.vocab_size <= ids.iter().max().map_or(0, |&id| id as usize) => {
+                let id = |i: u32| i % words.vocab_size.max(1) as u32;
+                Ok::<_, Failure>(Tokens { ids: ids.into_iter().map(id).collect(), real })
+            }
+            tokens => Ok(tokens),
+        };
+        let shape = [height * width, config.in_channels];
         let layout = transformer.layout(b, &Position::text(count), &Position::grid(0, height, width))?;
         let measured = self.measure("text to picture, 4 steps", &weights, || {
-            let text = encoder.forward(b, &tokens, (0, 1), &mut ())?;
+            let (start, text) = std::thread::scope(|scope| {
+                let start = scope.spawn(|| Generator::cpu(SEED).randn(shape[0] * shape[1]));
+                let text = encoder.forward(b, &tokenize()?, (0, 1), &mut ())?;
+                let start = start.join().map_err(|_| Failure::new("drawing the noise failed"))?;
+                Ok::<_, Failure>((
+                    HostTensor::from_f32(shape, start).map_err(|e| Failure::new(e.to_string()))?,
+                    text,
+                ))
+            })?;
             let mut image = b.upload(&start, DType::F32)?;
             for pair in SIGMAS.windows(2) {
                 let references = References::Joint(None);
