@@ -8,7 +8,7 @@
 //! assert_eq!(t.shape().dims(), [2, 3]);
 //! assert_eq!(t.to_dtype(DType::BF16).unwrap().to_f32().unwrap()[5], 5.0);
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod dtype;
 mod error;

@@ -25,12 +25,24 @@ impl Mt19937 {
         if self.next == LEN {
             self.refill();
         }
-        let mut y = self.state[self.next];
+        let word = self.state[self.next];
         self.next += 1;
-        y ^= y >> 11;
-        y ^= (y << 7) & 0x9d2c_5680;
-        y ^= (y << 15) & 0xefc6_0000;
-        y ^ (y >> 18)
+        temper(word)
+    }
+
+    /// The next words, as many as there are places, each handed through `f`.
+    pub(super) fn fill<T>(&mut self, mut places: &mut [T], f: impl Fn(u32) -> T) {
+        while !places.is_empty() {
+            if self.next == LEN {
+                self.refill();
+            }
+            let count = places.len().min(LEN - self.next);
+            let (now, later) = places.split_at_mut(count);
+            let words = &self.state[self.next..self.next + count];
+            now.iter_mut().zip(words).for_each(|(place, &word)| *place = f(temper(word)));
+            self.next += count;
+            places = later;
+        }
     }
 
     /// Two words, the first one on top.
@@ -41,13 +53,28 @@ impl Mt19937 {
 
     fn refill(&mut self) {
         let s = &mut self.state;
-        for k in 0..LEN {
-            let y = (s[k] & 0x8000_0000) | (s[(k + 1) % LEN] & 0x7fff_ffff);
-            let twist = if y & 1 == 1 { 0x9908_b0df } else { 0 };
-            s[k] = s[(k + SHIFT) % LEN] ^ (y >> 1) ^ twist;
+        // Three runs, so that no place has to be taken modulo the length.
+        for k in 0..LEN - SHIFT {
+            s[k] = s[k + SHIFT] ^ twist(s[k], s[k + 1]);
         }
+        for k in LEN - SHIFT..LEN - 1 {
+            s[k] = s[k + SHIFT - LEN] ^ twist(s[k], s[k + 1]);
+        }
+        s[LEN - 1] = s[SHIFT - 1] ^ twist(s[LEN - 1], s[0]);
         self.next = 0;
     }
+}
+
+fn twist(word: u32, next: u32) -> u32 {
+    let y = (word & 0x8000_0000) | (next & 0x7fff_ffff);
+    (y >> 1) ^ (0x9908_b0df & 0u32.wrapping_sub(y & 1))
+}
+
+fn temper(mut y: u32) -> u32 {
+    y ^= y >> 11;
+    y ^= (y << 7) & 0x9d2c_5680;
+    y ^= (y << 15) & 0xefc6_0000;
+    y ^ (y >> 18)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! value in seven.
 
 /// Natural logarithm of a positive, normal `x`.
+#[inline(always)]
 pub(super) fn ln(x: f32) -> f32 {
     const P: [f32; 9] = [
         0.070_376_836,
@@ -22,14 +23,10 @@ pub(super) fn ln(x: f32) -> f32 {
     const LN2_LOW: f32 = -2.121_944_4e-4;
 
     let bits = x.to_bits();
-    let mut exponent = (bits >> 23) as f32 - 126.0;
     let mantissa = f32::from_bits((bits & 0x007f_ffff) | 0x3f00_0000); // in [0.5, 1)
-    let x = if mantissa < std::f32::consts::FRAC_1_SQRT_2 {
-        exponent -= 1.0;
-        (mantissa - 1.0) + mantissa
-    } else {
-        mantissa - 1.0
-    };
+    let small = mantissa < std::f32::consts::FRAC_1_SQRT_2;
+    let exponent = (bits >> 23) as i32 as f32 - if small { 127.0 } else { 126.0 };
+    let x = (mantissa - 1.0) + if small { mantissa } else { 0.0 };
 
     let square = x * x;
     let poly = P[1..].iter().fold(P[0], |y, &p| y.mul_add(x, p)) * x;
@@ -38,6 +35,7 @@ pub(super) fn ln(x: f32) -> f32 {
 }
 
 /// Sine and cosine of `x` in `[0, 2π]`.
+#[inline(always)]
 pub(super) fn sin_cos(x: f32) -> (f32, f32) {
     // π/4 in three parts, subtracted one after the other.
     const QUARTER_PI: [f32; 3] = [0.785_156_25, 2.418_756_5e-4, 3.774_895e-8];
@@ -45,7 +43,7 @@ pub(super) fn sin_cos(x: f32) -> (f32, f32) {
     const COS: [f32; 3] = [2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2];
 
     // The octant, rounded up to an even number: x - octant·π/4 lies in [-π/4, π/4].
-    let octant = ((x * (4.0 / std::f32::consts::PI)) as u32 + 1) & !1;
+    let octant = ((x * (4.0 / std::f32::consts::PI)) as i32 + 1) & !1;
     let x = QUARTER_PI.iter().fold(x, |x, &part| (octant as f32).mul_add(-part, x));
 
     let square = x * x;
@@ -53,12 +51,11 @@ pub(super) fn sin_cos(x: f32) -> (f32, f32) {
     let cos = poly(&COS).mul_add(square, -0.5 * square) + 1.0;
     let sin = poly(&SIN).mul_add(x, x);
 
-    match (octant / 2) % 4 {
-        0 => (sin, cos),
-        1 => (cos, -sin),
-        2 => (-sin, -cos),
-        _ => (-cos, sin),
-    }
+    // Quarters of a turn: (sin, cos), (cos, -sin), (-sin, -cos), (-cos, sin).
+    let quarters = (octant / 2) % 4;
+    let (first, second) = if quarters % 2 == 0 { (sin, cos) } else { (cos, sin) };
+    let turned = |x: f32, negative: bool| f32::from_bits(x.to_bits() ^ (u32::from(negative) << 31));
+    (turned(first, quarters >= 2), turned(second, quarters == 1 || quarters == 2))
 }
 
 #[cfg(test)]
