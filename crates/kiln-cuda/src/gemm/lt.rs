@@ -131,6 +131,12 @@ impl Lt {
         Ok(if plan.scaled { Scaled::Yes } else { Scaled::No })
     }
 
+    /// Puts work on the stream that uses the workspace, with nobody's product begun and not ended.
+    pub fn undisturbed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _held = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        work()
+    }
+
     fn set_scales(&self, plan: &Plan, scales: [DevicePtr; 2]) -> Result<()> {
         for (which, at) in [sys::DESC_A_SCALE, sys::DESC_B_SCALE].into_iter().zip(scales) {
             // SAFETY: the description lives, and takes an address.

@@ -74,7 +74,12 @@ impl Graph {
             place.holds = Some(input.named());
         }
         // SAFETY: the graph's memory is its own, and the weights it reads live as long as their owner keeps it.
-        let status = unsafe { (device.driver.graph_launch)(self.executable, device.stream()) };
+        let launch = || unsafe { (device.driver.graph_launch)(self.executable, device.stream()) };
+        // Its products use the workspace of everybody's: it must not come between the kernels of another thread's.
+        let status = match &device.lt {
+            Ok(lt) => lt.undisturbed(launch),
+            Err(_) => launch(),
+        };
         device.driver.check("cuGraphLaunch", status)?;
         device.copy(self.output.at(), result.at(), bytes(result))
     }
