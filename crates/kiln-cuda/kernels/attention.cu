@@ -193,6 +193,6 @@ template <int DIM, int SPLIT, int ROW_WARPS, int KEYS> __device__ __forceinline_
 KERNEL(32, 1, 4, 64, 4)
 KERNEL(64, 1, 4, 64, 3)
 KERNEL(96, 1, 4, 64, 3)
-KERNEL(128, 1, 4, 64, 3)
+KERNEL(128, 1, 8, 64, 1)
 KERNEL(256, 2, 4, 32, 1)
 KERNEL(512, 4, 2, 16, 1)

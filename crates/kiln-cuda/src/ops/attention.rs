@@ -62,7 +62,7 @@ const TILED: [Tiled; 6] = [
     Tiled { dim: 32, name: "attention_32", split: 1, row_warps: 4, keys: 64 },
     Tiled { dim: 64, name: "attention_64", split: 1, row_warps: 4, keys: 64 },
     Tiled { dim: 96, name: "attention_96", split: 1, row_warps: 4, keys: 64 },
-    Tiled { dim: 128, name: "attention_128", split: 1, row_warps: 4, keys: 64 },
+    Tiled { dim: 128, name: "attention_128", split: 1, row_warps: 8, keys: 64 },
     Tiled { dim: 256, name: "attention_256", split: 2, row_warps: 4, keys: 32 },
     Tiled { dim: 512, name: "attention_512", split: 4, row_warps: 2, keys: 16 },
 ];

@@ -333,7 +333,7 @@ impl<B: Backend> Bench<'_, B> {
         self.b.take();
         if self.device.is_some() {
             self.b.pause(true);
-            for _ in 0..FINDING_OUT {
+            for _ in 0..FINDING_OUT.min(self.plan.repeat) {
                 run()?;
                 self.b.synchronize()?;
             }
