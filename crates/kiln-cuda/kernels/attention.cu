@@ -53,13 +53,8 @@ template <int DIM, int SPLIT, int ROW_WARPS, int KEYS> __device__ __forceinline_
 #pragma unroll
     for (int r = 0; r < 2; r++) seen(t, first + 16 * row_warp + lane / 4 + 8 * r, low[r], high[r]);
     int last = first + S::QUERIES < t.queries ? first + S::QUERIES - 1 : t.queries - 1;
-    int begin = 0, end = t.keys;
-    if (t.mask == 1) {
-        end = last + 1 < t.a ? last + 1 : t.a;
-    } else if (t.mask == 2 && first >= t.a && last < t.b) {
-        begin = t.a;
-        end = t.b;
-    }
+    int begin, end;
+    seen_by_any(t, first, last, begin, end);
     int first_tile = begin / KEYS, tiles = (end + KEYS - 1) / KEYS;
 
     auto bring = [&](int tile, int stage) {

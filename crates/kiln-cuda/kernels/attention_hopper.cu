@@ -111,14 +111,7 @@ struct Queries {
         int limit = t.query_end[segment];
         first = start + tile * ROWS;
         last = (first + ROWS < limit ? first + ROWS : limit) - 1;
-        begin = 0;
-        end = t.keys;
-        if (t.mask == 1) {
-            end = last + 1 < t.a ? last + 1 : t.a;
-        } else if (t.mask == 2 && first >= t.a && last < t.b) {
-            begin = t.a;
-            end = t.b;
-        }
+        seen_by_any(t, first, last, begin, end);
     }
 
     // The first tile of some work on them, if it has any.
@@ -129,17 +122,6 @@ struct Queries {
         return there;
     }
 };
-
-__device__ __forceinline__ void seen(const HopperAttention &t, int query, int &low, int &high) {
-    low = 0;
-    high = t.keys;
-    if (t.mask == 1) {
-        high = query + 1 < t.a ? query + 1 : t.a;
-    } else if (t.mask == 2 && query >= t.a && query < t.b) {
-        low = t.a;
-        high = t.b;
-    }
-}
 
 struct Softmax {
     float best[2], total[2], shrink[2];

@@ -273,7 +273,7 @@ struct Attention {
 };
 
 // The keys a query sees are always one run.
-__device__ __forceinline__ void seen(const Attention &t, int query, int &low, int &high) {
+template <class A> __device__ __forceinline__ void seen(const A &t, int query, int &low, int &high) {
     low = 0;
     high = t.keys;
     if (t.mask == 1) {
@@ -281,5 +281,17 @@ __device__ __forceinline__ void seen(const Attention &t, int query, int &low, in
     } else if (t.mask == 2 && query >= t.a && query < t.b) {
         low = t.a;
         high = t.b;
+    }
+}
+
+// The keys that any of the queries first..=last sees.
+template <class A> __device__ __forceinline__ void seen_by_any(const A &t, int first, int last, int &begin, int &end) {
+    begin = 0;
+    end = t.keys;
+    if (t.mask == 1) {
+        end = last + 1 < t.a ? last + 1 : t.a;
+    } else if (t.mask == 2 && first >= t.a && last < t.b) {
+        begin = t.a;
+        end = t.b;
     }
 }
