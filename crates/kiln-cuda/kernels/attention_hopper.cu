@@ -333,6 +333,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_hopper_128(const 
             unsigned q[8][4], rounded[STEPS][4];
             barrier_wait(q_full, items % 2);
             load_queries(q, memory + (base - start) + mine * 8192);
+            __syncwarp();
             if (lane == 0) barrier_arrive(q_empty);
 #pragma unroll
             for (int i = 0; i < 64; i++) o[i] = 0.0f;

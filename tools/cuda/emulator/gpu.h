@@ -157,6 +157,10 @@ inline unsigned __shfl_sync(unsigned, unsigned x, int lane) {
     return result;
 }
 
+inline void __syncwarp() {
+    emulator::together(nullptr, 0, nullptr, 0, [](emulator::Warp &) {});
+}
+
 inline int __dp4a(int a, int b, int sum) {
     for (int i = 0; i < 4; i++) sum += (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i);
     return sum;
@@ -351,7 +355,8 @@ template <int N> inline void fewer_registers() {}
 template <int N> inline void more_registers() {}
 inline void product_fence() {}
 inline void product_commit() {}
-template <int N> inline void product_wait() {}
+// Products are made lane by lane here: nobody goes on before all lanes of the warp have made theirs.
+template <int N> inline void product_wait() { __syncwarp(); }
 
 // A warp's 16 rows of a product of 64: `a` gives row and place of the sum.
 template <int N, class A> inline void warp_product(float (&d)[N / 2], A a, u64 b, bool columns, bool add) {
