@@ -77,6 +77,8 @@ impl<B: Backend> DoubleBlock<B> {
         let of_text = self.text.project(b, &text, text_mod, &layout.text)?;
         let of_image = self.image.project(b, &image, image_mod, &layout.image)?;
         let [attended_text, attended_image] = attention.double(b, of_text.each_ref(), of_image.each_ref())?;
+        // Their memory serves what follows.
+        drop([of_text, of_image]);
         let text = self.text.finish(b, text, &attended_text, text_mod)?;
         let image = self.image.finish(b, image, &attended_image, image_mod)?;
         Ok((text, image))

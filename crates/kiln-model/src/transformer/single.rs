@@ -55,6 +55,8 @@ impl<B: Backend> SingleBlock<B> {
             b.ada_linear_split(&x, modulation, &m.groups, self.eps, &self.to_qkv_mlp_proj, self.widths)?;
         [q, k] = b.qk_norm_rope([&q, &k], [&self.norm_q, &self.norm_k], rope, self.eps)?;
         let attended = attention.single(b, [&q, &k, &v])?;
+        // Their memory serves what follows.
+        drop([q, k, v]);
         let gate = Some((&m.block.gate, &m.groups));
         Ok(b.swiglu_gated_add(Some(&attended), &gate_up, &self.to_out, gate, &x)?)
     }
