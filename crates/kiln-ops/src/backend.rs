@@ -12,6 +12,9 @@ pub trait Tensor: Clone + Send + Sync {
     fn dtype(&self) -> DType;
 }
 
+/// Something a backend is still working on; calling it waits for the result. It may be called on any thread.
+pub type Later<T> = Box<dyn FnOnce() -> Result<T> + Send>;
+
 /// What becomes of work that a backend asks for ([`Backend::replay`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Run {
@@ -93,6 +96,23 @@ pub trait Backend: Send + Sync {
     /// `round(clamp(scale · x + shift, 0, 1) · 255)` on the host, ties to even: a picture's values as its bytes. Everything is
     /// rounded to f32 on the way; what is not a number becomes 0. Waits as [`Backend::download`] does.
     fn download_bytes(&self, x: &Self::Tensor, scale: f32, shift: f32) -> Result<Vec<u8>>;
+
+    /// [`Backend::download`] without the wait: the copy is in order with the calls before it, and calls after it don't hold it up.
+    fn download_later(&self, x: &Self::Tensor) -> Result<Later<HostTensor>> {
+        let host = self.download(x)?;
+        Ok(Box::new(move || Ok(host)))
+    }
+
+    /// [`Backend::download_bytes`] without the wait.
+    fn download_bytes_later(&self, x: &Self::Tensor, scale: f32, shift: f32) -> Result<Later<Vec<u8>>> {
+        let bytes = self.download_bytes(x, scale, shift)?;
+        Ok(Box::new(move || Ok(bytes)))
+    }
+
+    /// Waits, when called, for all work asked for before this and for none after it.
+    fn fence(&self) -> Result<Later<()>> {
+        Ok(Box::new(|| Ok(())))
+    }
 
     /// Takes over a linear layer. The host bytes may be a mapped file and are kept, not copied, where that is possible.
     ///

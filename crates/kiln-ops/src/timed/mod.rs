@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Mask, Result, RopeTable, Run,
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Later, Mask, Result, RopeTable, Run,
     Tensor as _,
 };
 use work::{Work, bytes};
@@ -222,6 +222,21 @@ impl<B: Backend> Backend for Timed<B> {
     fn download_bytes(&self, x: &B::Tensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
         let call = |b: &B| b.download_bytes(x, scale, shift);
         self.count("download_bytes", call, |y| (dims(x.shape()), Work::moving(bytes([x]) + y.len() as u64)))
+    }
+
+    fn download_later(&self, x: &B::Tensor) -> Result<Later<HostTensor>> {
+        let work = |_: &Later<HostTensor>| (dims(x.shape()), Work::moving(2 * bytes([x])));
+        self.count("download", |b| b.download_later(x), work)
+    }
+
+    fn download_bytes_later(&self, x: &B::Tensor, scale: f32, shift: f32) -> Result<Later<Vec<u8>>> {
+        let work =
+            |_: &Later<Vec<u8>>| (dims(x.shape()), Work::moving(bytes([x]) + x.shape().numel() as u64));
+        self.count("download_bytes", |b| b.download_bytes_later(x, scale, shift), work)
+    }
+
+    fn fence(&self) -> Result<Later<()>> {
+        self.inner.fence()
     }
 
     fn weight(&self, parts: LinearParts) -> Result<Self::Weight> {
