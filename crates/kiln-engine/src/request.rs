@@ -392,6 +392,17 @@ impl Request {
         Request { prompts: vec![prompt.into()], ..Request::default() }
     }
 
+    /// Chooses a seed where none is given and none is needed otherwise; whether it did. Short enough to be typed again: torch's
+    /// CPU generator looks at 32 bits only.
+    pub fn ensure_seed(&mut self) -> Result<bool, String> {
+        if !self.seed.is_empty() || self.noise.is_some() {
+            return Ok(false);
+        }
+        let seed = getrandom::u32().map_err(|e| format!("the system has no random numbers: {e}"))?;
+        self.seed = vec![seed.into()];
+        Ok(true)
+    }
+
     /// Every image file that it names.
     pub fn images(&self) -> impl Iterator<Item = &FileRef> {
         self.references.iter().chain(&self.init).chain(&self.mask)

@@ -1,15 +1,16 @@
 //! Pictures to tokens and back, with whichever autoencoder is at hand.
 
-use std::path::Path;
-
 use kiln_image::Picture;
 use kiln_ops::{Backend, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::{Component, WeightSource};
+use kiln_weights::WeightSource;
 
 use crate::taef2::Taef2;
 use crate::vae::{self, Vae};
-use crate::{Error, Event, Observer, Part, Result, folder, tiles};
+use crate::{Event, Observer, Result, tiles};
+
+/// A picture that is still being decoded; calling it waits.
+pub type PictureLater = Box<dyn FnOnce() -> Result<Picture> + Send>;
 
 /// FLUX.2's autoencoder or its tiny stand-in.
 pub enum Autoencoder<B: Backend> {
@@ -20,32 +21,12 @@ pub enum Autoencoder<B: Backend> {
 }
 
 impl<B: Backend> Autoencoder<B> {
-    /// Loads a model's own autoencoder.
-    pub fn load(b: &B, part: &Part<vae::Config>, dtype: DType) -> Result<Self> {
-        Ok(Autoencoder::Full(Vae::load(b, &part.weights()?.root(), &part.config, dtype)?))
-    }
-
-    /// Loads a folder with a `config.json`, or a file: TAEF2, or a FLUX.2 autoencoder with its configuration beside it
-    /// or read off its tensors.
-    pub fn open(b: &B, path: &Path, dtype: DType) -> Result<Self> {
-        let source = WeightSource::open(path)?;
-        if Taef2::<B>::recognise(&source.root()) {
-            return Ok(Autoencoder::Tiny(Taef2::load(b, &source.root(), dtype)?));
+    /// Loads FLUX.2's autoencoder of this configuration, or TAEF2 where there is none.
+    pub fn load(b: &B, source: &WeightSource, config: Option<&vae::Config>, dtype: DType) -> Result<Self> {
+        match config {
+            Some(config) => Ok(Autoencoder::Full(Vae::load(b, &source.root(), config, dtype)?)),
+            None => Ok(Autoencoder::Tiny(Taef2::load(b, &source.root(), dtype)?)),
         }
-        let source = source.component(Component::Vae)?.unwrap_or(source);
-        let vars = source.root();
-        let beside = if path.is_dir() { path.to_path_buf() } else { path.with_file_name("") };
-        let config_file = beside.join("config.json");
-        let config = if config_file.is_file() {
-            folder::read(&config_file)?
-        } else {
-            vae::Config::from_tensors(&source)
-                .ok_or_else(|| Error::config(path, "neither TAEF2 nor a FLUX.2 autoencoder"))?
-        };
-        if let Some(what) = config.problem() {
-            return Err(Error::config(config_file, what));
-        }
-        Ok(Autoencoder::Full(Vae::load(b, &vars, &config, dtype)?))
     }
 
     /// Normalised tokens, f32 `[h/16 · w/16, 128]`, of a picture whose sides are multiples of 16.
@@ -56,14 +37,17 @@ impl<B: Backend> Autoencoder<B> {
         };
         let shape = [picture.height() as usize, picture.width() as usize, 3];
         let picture = HostTensor::from_f32(shape, values)?;
-        let latent = tiles::map(&picture, [8, 1], |tile, _, _| {
-            let latent = match self {
-                Autoencoder::Full(vae) => vae.encode(b, b.upload(tile, vae.dtype())?, observer)?,
-                Autoencoder::Tiny(taef2) => taef2.encode(b, b.upload(tile, taef2.dtype())?, observer)?,
-            };
-            Ok(b.download(&b.cast(&latent, DType::F32)?)?)
-        })?;
-        let patches = b.space_to_depth(&b.upload(&latent, DType::F32)?)?;
+        let latent = match tiles::in_one_piece([shape[0] / 8, shape[1] / 8]) {
+            // What is done in one piece never leaves the device.
+            true => self.encode_tile(b, &picture, observer)?,
+            false => {
+                let latent = tiles::map(&picture, [8, 1], |tile, _, _| {
+                    Ok(b.download(&self.encode_tile(b, tile, observer)?)?)
+                })?;
+                b.upload(&latent, DType::F32)?
+            }
+        };
+        let patches = b.space_to_depth(&latent)?;
         let patches = match self {
             Autoencoder::Full(vae) => vae.normalise(b, &patches)?,
             Autoencoder::Tiny(_) => patches,
@@ -80,6 +64,17 @@ impl<B: Backend> Autoencoder<B> {
         grid: [usize; 2],
         observer: &mut dyn Observer<B>,
     ) -> Result<Picture> {
+        self.decode_later(b, tokens, grid, observer)?()
+    }
+
+    /// [`Autoencoder::decode`] without the wait, as far as the picture is decoded in one piece.
+    pub fn decode_later(
+        &self,
+        b: &B,
+        tokens: &B::Tensor,
+        grid: [usize; 2],
+        observer: &mut dyn Observer<B>,
+    ) -> Result<PictureLater> {
         let patches = b.reshape(tokens, [grid[0], grid[1], tokens.shape().last()].into())?;
         let patches = match self {
             Autoencoder::Full(vae) => vae.denormalise(b, &patches)?,
@@ -96,7 +91,8 @@ impl<B: Backend> Autoencoder<B> {
                 Autoencoder::Full(_) => (0.5, 0.5),
                 Autoencoder::Tiny(_) => (1.0, 0.0),
             };
-            return Ok(Picture::new(width, height, b.download_bytes(&picture, scale, shift)?)?);
+            let bytes = b.download_bytes_later(&picture, scale, shift)?;
+            return Ok(Box::new(move || Ok(Picture::new(width, height, bytes()?)?)));
         }
         let values = tiles::map(&b.download(&latent)?, [1, 8], |tile, done, total| {
             let picture = self.decode_tile(b, &b.upload(tile, DType::F32)?, observer)?;
@@ -104,10 +100,20 @@ impl<B: Backend> Autoencoder<B> {
             observer.event(Event::Decode { done: done + 1, total })?;
             Ok(picture)
         })?;
-        Ok(match self {
+        let picture = match self {
             Autoencoder::Full(_) => kiln_image::from_signed_f32(width, height, &values.to_f32()?)?,
             Autoencoder::Tiny(_) => kiln_image::from_unit_f32(width, height, &values.to_f32()?)?,
-        })
+        };
+        Ok(Box::new(move || Ok(picture)))
+    }
+
+    /// `[8h, 8w, 3]` on the host to the latent `[h, w, latent]` in f32, at once.
+    fn encode_tile(&self, b: &B, tile: &HostTensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        let latent = match self {
+            Autoencoder::Full(vae) => vae.encode(b, b.upload(tile, vae.dtype())?, observer)?,
+            Autoencoder::Tiny(taef2) => taef2.encode(b, b.upload(tile, taef2.dtype())?, observer)?,
+        };
+        Ok(b.cast(&latent, DType::F32)?)
     }
 
     /// `[h, w, latent]` in f32 to `[8h, 8w, 3]`, at once.

@@ -1,7 +1,5 @@
 use std::path::{Path, PathBuf};
 
-use crate::pipeline::{Gib, MemoryNeed};
-
 /// Why a model could not be loaded or a picture could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -21,29 +19,9 @@ pub enum Error {
         /// What was expected and what was found.
         what: String,
     },
-    /// Parts of a model that don't belong together.
-    #[error("the parts of `{folder}` don't fit: {what}")]
-    Mismatch {
-        /// The model folder.
-        folder: PathBuf,
-        /// Which parts, and the numbers that differ.
-        what: String,
-    },
     /// A request that can't be served.
     #[error("{0}")]
     Request(String),
-    /// A request that would need more memory than there is.
-    #[error("a picture of {width}×{height} needs about {need} beside the weights, and there are {}", Gib(*limit))]
-    Memory {
-        /// Width in pixels.
-        width: usize,
-        /// Height in pixels.
-        height: usize,
-        /// What it needs.
-        need: MemoryNeed,
-        /// Bytes that may be used.
-        limit: u64,
-    },
     /// Numbers that are no numbers: damaged weights, or a LoRA with an absurd weight.
     #[error("{what} is not finite: it holds NaN or infinity")]
     NotFinite {
@@ -71,11 +49,13 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn config(file: impl AsRef<Path>, what: impl Into<String>) -> Self {
+    /// A [`Error::Config`].
+    pub fn config(file: impl AsRef<Path>, what: impl Into<String>) -> Self {
         Error::Config { file: file.as_ref().to_path_buf(), what: what.into() }
     }
 
-    pub(crate) fn request(what: impl Into<String>) -> Self {
+    /// A [`Error::Request`].
+    pub fn request(what: impl Into<String>) -> Self {
         Error::Request(what.into())
     }
 }

@@ -89,6 +89,18 @@ pub enum Event {
     Note(String),
 }
 
+/// What a step made of one image.
+pub struct Denoised<'a, B: Backend> {
+    /// Which step, from 0.
+    pub step: usize,
+    /// The latents after it, f32 `[tokens, channels]`.
+    pub latents: &'a B::Tensor,
+    /// The velocity that was followed.
+    pub velocity: &'a B::Tensor,
+    /// The noise level after it.
+    pub sigma: f32,
+}
+
 /// Watches a run, and can stop it.
 ///
 /// Every call site asks for a `Result`: an error returned here, such as [`Error::Cancelled`](crate::Error::Cancelled),
@@ -97,6 +109,12 @@ pub trait Observer<B: Backend> {
     /// Something happened.
     fn event(&mut self, event: Event) -> Result<()> {
         let _ = event;
+        Ok(())
+    }
+
+    /// A step of an image was taken, on a backend that may still be at it.
+    fn denoised(&mut self, step: &Denoised<'_, B>) -> Result<()> {
+        let _ = step;
         Ok(())
     }
 

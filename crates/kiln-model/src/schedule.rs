@@ -67,7 +67,7 @@ impl Default for SchedulerConfig {
 
 impl SchedulerConfig {
     /// An error text when the file asks for something this sampler does not do.
-    pub(crate) fn unsupported(&self) -> Option<String> {
+    pub fn unsupported(&self) -> Option<String> {
         let on = |flag: Option<bool>| flag == Some(true);
         let odd = [
             (self.class_name != SCHEDULER, "a sampler other than `FlowMatchEulerDiscreteScheduler`"),

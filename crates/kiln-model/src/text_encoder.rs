@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use crate::ahead::Ahead;
 use crate::tokenizer::Tokens;
-use crate::{Error, Event, Observer, Result, folder};
+use crate::{Error, Event, Observer, Result, config};
 
 /// The states handed to the transformer: after so many layers.
 pub const STATES: [usize; 3] = [9, 18, 27];
@@ -104,7 +104,7 @@ impl Config {
     }
 
     /// Elements of the linear layers that are run, and of the largest.
-    pub(crate) fn linear_elements(&self) -> [u64; 2] {
+    pub fn linear_elements(&self) -> [u64; 2] {
         let (hidden, mlp) = (self.hidden_size as u64, self.intermediate_size as u64);
         let heads = 2 * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim();
         let layers = STATES[STATES.len() - 1] as u64;
@@ -112,7 +112,7 @@ impl Config {
     }
 
     /// What is wrong with these numbers, if anything is.
-    pub(crate) fn problem(&self) -> Option<String> {
+    pub fn problem(&self) -> Option<String> {
         if let Some(kind) = self.model_type.as_deref().filter(|kind| *kind != "qwen3") {
             return Some(format!("model_type is `{kind}`, expected `qwen3`"));
         }
@@ -123,7 +123,7 @@ impl Config {
             ("num_key_value_heads", self.num_key_value_heads),
             ("head_dim", self.head_dim()),
         ];
-        if let Some(problem) = folder::absurd(&widths, &[("num_hidden_layers", self.num_hidden_layers)]) {
+        if let Some(problem) = config::absurd(&widths, &[("num_hidden_layers", self.num_hidden_layers)]) {
             return Some(problem);
         }
         let stretched = self.rope_parameters.as_ref().and_then(|r| r.rope_type.as_deref());

@@ -11,7 +11,7 @@ use crate::Result;
 /// Latent pixels (an eighth of the picture's) that are done in one piece: up to 1.6 megapixels.
 const WHOLE: usize = 160 * 160;
 /// The most pixels an autoencoder has in hand at once.
-pub(crate) const LARGEST_PIXELS: usize = WHOLE * 64;
+pub const LARGEST_PIXELS: usize = WHOLE * 64;
 /// Side of a tile in latent pixels.
 const TILE: usize = 96;
 /// How far neighbouring tiles overlap at least, in latent pixels.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kiln_model::TextCache;
+use kiln_engine::TextCache;
 
 /// The folder: `KILN_CACHE_DIR`, or `kiln` where programs of this system keep such things.
 pub fn folder() -> Option<PathBuf> {

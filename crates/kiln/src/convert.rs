@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kiln_model::ModelFolder;
+use kiln_engine::Model;
 use kiln_tensor::DType;
 use kiln_weights::export::{Container, Names, Options, Storage, export, export_shards};
 use kiln_weights::quantise::Report;
@@ -63,7 +63,7 @@ impl Part {
             PartArg::Vae => Component::Vae,
         });
         let opening = || format!("opening `{}`", input.display());
-        let folder = input.is_dir().then(|| ModelFolder::open(input).ok()).flatten();
+        let folder = input.is_dir().then(|| Model::open(input).ok()).flatten();
         if let Some(model) = folder.filter(|model| model.searched.is_empty()) {
             let component = wish.unwrap_or(Component::Transformer);
             let (path, source) = match component {

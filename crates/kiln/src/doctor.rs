@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use kiln_cpu::Isa;
+use kiln_engine::Isa;
+use kiln_engine::machine::{Cpu, Memory};
 
 use crate::args::DoctorArgs;
 use crate::failure::Failure;
-use crate::machine::{Cpu, Memory};
 use crate::sheet::Sheet;
 use crate::values::bytes;
 use crate::{cache, models, output, preview};

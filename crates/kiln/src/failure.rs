@@ -3,6 +3,9 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use clap::CommandFactory;
+
+use crate::args::Cli;
 use crate::hints;
 
 /// The kind decides the exit code.
@@ -65,6 +68,38 @@ impl fmt::Display for Failure {
         }
         self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "\nhint: {hint}"))
     }
+}
+
+impl From<kiln_engine::Error> for Failure {
+    fn from(error: kiln_engine::Error) -> Self {
+        use kiln_engine::Error;
+        let hint = hints::engine(&error).map(|hint| with_options(&hint));
+        match error {
+            Error::While { doing, source } => {
+                let mut failure = Failure::from(*source);
+                failure.context.push(doing);
+                failure
+            }
+            Error::Model(error) => error.into(),
+            Error::Combination { what, .. } => Failure { hint, ..Failure::usage(with_options(&what)) },
+            error => Failure { hint, ..Failure::new(error.to_string()) },
+        }
+    }
+}
+
+/// A text with the fields of a request in backticks, with the options of the command line in their place.
+fn with_options(text: &str) -> String {
+    let command = Cli::command();
+    let generate = command.find_subcommand("generate");
+    let option = |field: &str| {
+        let mut arguments = generate?.get_arguments().filter(|argument| argument.get_id() == field);
+        arguments.next()?.get_long().map(|long| format!("--{long}"))
+    };
+    let words = text.split('`').enumerate().map(|(i, word)| match i % 2 {
+        0 => word.to_owned(),
+        _ => option(word).unwrap_or_else(|| format!("`{word}`")),
+    });
+    words.collect()
 }
 
 impl From<kiln_model::Error> for Failure {

@@ -1,32 +1,38 @@
-//! `kiln generate`: from the options to pictures on disk.
+//! `kiln generate`: from the options to images on disk.
 
-use std::cell::RefCell;
+use std::io::Read;
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kiln_model::{Generated, MemoryNeed, ModelFolder, Options, Pipeline, Resolved, Variant};
-use kiln_ops::Backend;
-use kiln_tensor::{DType, HostTensor};
-use kiln_weights::LinearForm;
+use kiln_engine::{BatchLimit, Error, Event, Image, LocalFiles, Plan, Precision, Recipe, Request};
+use kiln_engine::{Setup, Sink, Task};
+use kiln_tensor::HostTensor;
 
 use crate::args::GenerateArgs;
-use crate::backend::{self, Chosen};
 use crate::cancel::Cancel;
 use crate::failure::{Failure, Kind, While};
-use crate::job::Job;
 use crate::models::Found;
-use crate::order::{Chance, Order, Precision, Words};
 use crate::output::{self, Output};
-use crate::progress::{Reporter, Shared, Told};
-use crate::recipe::{OtherParts, Recipe, Replay};
-use crate::{cache, hints, models, preview, values};
+use crate::progress::{Report, Reporter};
+use crate::{cache, hints, models, preview};
 
-/// Runs the command; a failure is already told.
+/// Images of one request that are made at once, where that is faster; more make no more of a difference.
+pub const MAX_BATCH: usize = 4;
+/// Bytes of standard input that are read for a prompt: far more than any model looks at, and an end to endless ones.
+const MAX_PROMPT: u64 = 1 << 20;
+
+/// Runs the command; a failure is already reported.
 pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     let cancel = Cancel::on_ctrl_c();
-    let mut reporter = Reporter::new(&args, cancel);
-    prepare_and_paint(args, &mut reporter).map_err(|failure| {
+    let mut reporter = Reporter::new(&args);
+    let prepared = prepare(args, &mut reporter);
+    let (result, mut reporter) = match prepared {
+        Ok(run) => run.generate(reporter, cancel),
+        Err(failure) => (Err(failure), reporter),
+    };
+    result.map_err(|failure| {
         // A reader that went away ends the run as a cancellation; the cause is the pipe.
-        let failure = match reporter.take_trouble() {
+        let failure = match reporter.take_write_error() {
             Some(error) => output::stdout_failed("events", &error),
             None => failure,
         };
@@ -35,240 +41,125 @@ pub fn run(args: GenerateArgs) -> Result<(), Failure> {
     })
 }
 
-fn prepare_and_paint(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<(), Failure> {
-    let random_seed = args.seed.is_empty() && args.noise.is_none() && args.from.is_none();
-    let recipe = args.from.as_deref().map(Recipe::read).transpose()?;
-    let replay = recipe.as_ref().map_or(Replay::default(), |recipe| recipe.fill(&mut args));
-    // Last: what a picture was made with says more than what is usual.
-    args.model = args.model.take().or_else(models::usual);
+/// A request that is understood, the device that was chosen for it, and where its images go.
+struct Run {
+    args: GenerateArgs,
+    plan: Arc<Plan>,
+    setup: Setup,
+    output: Output,
+}
+
+/// Understands the request and chooses the device, before any weight is touched.
+fn prepare(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<Run, Failure> {
     if args.json && args.output.as_deref() == Some(Path::new("-")) {
         return Err(Failure::usage("--json and -o - both want standard output").hint("name a file with -o"));
     }
-    let mut order = Order::new(&args, replay)?;
-    let found = match (&order.model, &order.parts.transformer) {
+    let recipe = args.from.as_deref().map(Recipe::read).transpose()?;
+    let mut parts = args.parts.parts();
+    let mut request = std::mem::take(&mut args.request);
+    read_standard_input(&mut request)?;
+    if let Some(recipe) = &recipe {
+        request = recipe.request(&request)?;
+        if request.model.is_none() && parts.transformer.is_none() {
+            request.model = Some(recipe.model.path.clone().into());
+            recipe.model.parts.fill(&mut parts);
+        }
+        args.machine.dtype.get_or_insert(Precision::by_name(&recipe.dtype));
+    }
+    // Last: what an image was made with says more than what is usual.
+    request.model = request.model.take().or_else(models::usual);
+    let random_seed = request.ensure_seed().map_err(|e| Failure::new(e).hint("choose a seed with -S"))?;
+    let found = match (&request.model, &parts.transformer) {
         (None, Some(transformer)) => Found::Path(transformer.clone()),
         (asked, _) => Found::find(asked.as_deref())?,
     };
-    if found == Found::BuiltIn && order.model.is_none() {
-        reporter.note(
-            "no model was named: painting with Ember, the small one inside the program; -m names another",
-        );
+    if found == Found::BuiltIn && request.model.is_none() {
+        reporter.note("no model given, using the built-in Ember (choose another with -m)");
     }
-    let folder = open_model(&found, &order)?;
-    let weights = backend::weight_bytes(&folder);
-    let (backend, why) = Chosen::for_model(&args.machine, order.device, weights)?;
-    if let Some(why) = why {
-        reporter.note(&why);
+    let model = Arc::new(found.open_with(&parts)?);
+    let plan = Plan::new(&model, &request, &LocalFiles).map_err(|error| match error {
+        Error::MissingPart { part, .. } => Failure::from(error).hint(hints::missing_part(&model, part)),
+        error => error.into(),
+    })?;
+    let plan = Arc::new(plan);
+    let mut settings = args.machine.settings();
+    settings.text_cache = if args.no_cache { None } else { cache::texts() };
+    let setup = Setup::new(&model, &settings, Some(&plan))?;
+    setup.notes().iter().for_each(|note| reporter.note(note));
+    let output = Output::check(args.output.as_deref(), plan.images)?;
+    if let Some(path) = &args.latents_out {
+        output.check_latents(path, plan.images)?;
     }
-    if order.precision == Precision::Fp8 && !backend.has_fp8() {
-        return Err(Failure::new(format!("{} has no products of 8-bit floats", backend.device()))
-            .hint("GPUs from Ada on have them: say --device cuda; on a CPU, --dtype int8 is of that size"));
+    let run = Run { args, plan, setup, output };
+    run.report_start(random_seed, reporter);
+    if let Some(recipe) = &recipe {
+        let about = run.setup.about();
+        let again = Recipe::new(&run.plan, 0, about.dtype, &about.backend)?;
+        recipe.differences(&again).iter().for_each(|difference| reporter.warn(difference));
     }
-    let form = settle(&mut order, &folder, &backend);
-    let texts = if args.no_cache { None } else { cache::texts() };
-    let mut job = Job::read(&order, &folder, backend.memory_limit(), texts)?;
-    set_form(&mut job.options, form, &folder, &backend)?;
-    reserve_for_loras(&mut job.options)?;
-    if backend.vram().is_some() {
-        let size = resolve(&job, &folder)?;
-        let others = job.request.max_tokens + REFERENCE_TOKENS * job.request.references.len();
-        let need = MemoryNeed::new(&folder, [size.width, size.height], others, job.options.dtype);
-        job.options.placement = backend::place(&backend, &folder, form, &need)?;
-        if let Some(placement) = job.options.placement {
-            reporter.note(&placement.to_string());
+    run.report_plan(reporter);
+    Ok(run)
+}
+
+/// A prompt of `-` is read from standard input. A prompt out of a recipe is meant literally, whatever it is.
+fn read_standard_input(request: &mut Request) -> Result<(), Failure> {
+    let mut piped = request.prompts.iter_mut().filter(|text| *text == "-");
+    if let Some(text) = piped.next() {
+        *text = standard_input()?;
+        if piped.next().is_some() {
+            return Err(Failure::usage("standard input can be one prompt only, found `-` twice"));
         }
     }
-    let output = Output::check(args.output.as_deref(), job.pictures.len())?;
-    args.latents_out.as_deref().map_or(Ok(()), |path| output.check_latents(path, job.pictures.len()))?;
-    let device = backend.device();
-    let run = Run { args, order, device, found, folder, job, output, recipe, random_seed };
-    match backend {
-        Chosen::Cpu(backend) => run.paint(backend, reporter),
-        #[cfg(feature = "cuda")]
-        Chosen::Cuda(backend) => run.paint(*backend, reporter),
-    }
-}
-
-/// The most tokens that a reference takes.
-pub(crate) const REFERENCE_TOKENS: usize = 4096;
-
-/// Opens the folder, and checks for parts that this order can't do without.
-pub(crate) fn open_model(found: &Found, order: &Order) -> Result<ModelFolder, Failure> {
-    let folder = found.open_with(&order.parts)?;
-    let missing = |part: &str, hint: String| {
-        let path = folder.path.display();
-        match &folder.searched[..] {
-            [] => Err(Failure::new(format!("the model `{path}` has no `{part}/config.json`")).hint(hint)),
-            places => {
-                let part = part.replace('_', " ");
-                let places: Vec<_> = places.iter().map(|p| format!("`{}`", p.display())).collect();
-                Err(Failure::new(format!("there is no {part} for `{path}` in {}", places.join(", ")))
-                    .hint(hint))
-            }
-        }
-    };
-    if folder.vae.is_none() && order.vae.is_none() {
-        let hint = match folder.searched.is_empty() {
-            true => "download that part, or name another autoencoder with --vae FILE".to_owned(),
-            false => format!(
-                "{}put FLUX.2's autoencoder (flux2-vae.safetensors or ae.safetensors) there, or name it with --vae FILE",
-                hints::pull(&folder)
-            ),
-        };
-        return missing("vae", hint);
-    }
-    if folder.text_encoder.is_none() && matches!(order.words, Words::Prompts { .. }) {
-        let hint = match folder.variant {
-            Variant::Dev => {
-                "Kiln can't run dev's text encoder yet: give prompt embeddings with --embeds FILE".to_owned()
-            }
-            _ if folder.searched.is_empty() => {
-                "download that part, or give prompt embeddings with --embeds FILE".to_owned()
-            }
-            _ => hints::text_encoder(&folder),
-        };
-        return missing("text_encoder", hint);
-    }
-    Ok(folder)
-}
-
-/// Decides what to compute in where the order leaves it open, and gives the form of the linear layers.
-pub(crate) fn settle(order: &mut Order, folder: &ModelFolder, backend: &Chosen) -> LinearForm {
-    let threads = backend.threads();
-    // Weights that can't be opened are told of when they are loaded.
-    let own = folder.transformer.weights();
-    let own = own.map_or(LinearForm::Float, |source| source.own_form(threads, backend.has_fp8()));
-    if order.precision == Precision::Auto {
-        order.precision = match (own, backend.suitable_dtype(folder)) {
-            (LinearForm::Int8 { .. }, _) => Precision::Int8,
-            (_, DType::BF16) => Precision::Bf16,
-            _ => Precision::F32,
-        };
-    }
-    match order.precision {
-        Precision::Int8 => LinearForm::Int8 { threads },
-        Precision::Fp8 => LinearForm::Fp8,
-        Precision::Bf16 if own == LinearForm::StoredFp8 => own,
-        _ => LinearForm::Float,
-    }
-}
-
-/// Asks for the linear layers in this form, if there is memory to make it.
-pub(crate) fn set_form(
-    options: &mut Options,
-    form: LinearForm,
-    folder: &ModelFolder,
-    backend: &Chosen,
-) -> Result<(), Failure> {
-    options.form = form;
-    let (Some(limit), true) = (options.memory_limit, matches!(form, LinearForm::Int8 { .. })) else {
-        return Ok(());
-    };
-    let copies = backend.copies_integers();
-    let needed = folder.transformer.weights().map_or(0, |source| match copies {
-        true => source.bytes_in_integers(),
-        false => source.bytes_to_round(),
-    });
-    options.memory_limit = Some(limit.checked_sub(needed).ok_or_else(|| {
-        let (needed, limit) = (values::bytes(needed), values::bytes(limit));
-        Failure::new(format!("the transformer in 8 bits takes {needed}, but only {limit} are free")).hint(
-            match copies {
-                true => "--dtype bf16 uses the weights straight out of their file",
-                false => "write it once with `kiln quantize`: such a model is used straight out of its file",
-            },
-        )
-    })?);
     Ok(())
 }
 
-/// Leaves room for what a LoKr, LoHa or DoRA needs beside its file.
-fn reserve_for_loras(options: &mut Options) -> Result<(), Failure> {
-    let Some(limit) = options.memory_limit else { return Ok(()) };
-    let rounded = matches!(options.form, LinearForm::Int8 { .. });
-    let mut needed = 0u64;
-    for (path, _) in &options.loras {
-        // What is wrong with it is told when its fingerprint is taken.
-        let lora = kiln_weights::Lora::open(path);
-        let bytes = lora.map_or(0, |lora| lora.extra_bytes(options.dtype.size(), rounded));
-        needed = needed.saturating_add(bytes);
+fn standard_input() -> Result<String, Failure> {
+    let unreadable = |why: String| Failure::new(format!("can't read the prompt from standard input: {why}"));
+    let mut bytes = Vec::new();
+    let mut input = std::io::stdin().lock().take(MAX_PROMPT + 1);
+    input.read_to_end(&mut bytes).map_err(|e| unreadable(e.to_string()))?;
+    if bytes.len() as u64 > MAX_PROMPT {
+        return Err(unreadable(format!("it is longer than {}", crate::values::bytes(MAX_PROMPT)))
+            .hint("models look at a page of text; give the words that matter"));
     }
-    options.memory_limit = Some(limit.checked_sub(needed).ok_or_else(|| {
-        let (needed, limit) = (values::bytes(needed), values::bytes(limit));
-        Failure::new(format!("the layers under the LoRAs take {needed}, but only {limit} are free"))
-            .hint("a plain LoRA takes next to nothing; --dtype bf16 or int8 makes the others smaller")
-    })?);
-    Ok(())
-}
-
-/// Fills in what the order leaves open, and refuses what can't be.
-pub(crate) fn resolve(job: &Job, folder: &ModelFolder) -> Result<Resolved, Failure> {
-    let (request, options) = (&job.request, &job.options);
-    folder.resolve(request, options).map_err(|error| {
-        let smallest = MemoryNeed::new(folder, [16, 16], request.max_tokens, options.dtype);
-        match error {
-            // The size asked for is not the cause.
-            kiln_model::Error::Memory { limit, .. } if smallest.peak() > limit => {
-                Failure { hint: Some(hints::too_wide(folder)), ..error.into() }
-            }
-            error => error.into(),
-        }
-    })
-}
-
-/// All that one run needs to know.
-struct Run {
-    args: GenerateArgs,
-    order: Order,
-    /// As `--device` takes it.
-    device: String,
-    found: Found,
-    folder: ModelFolder,
-    job: Job,
-    output: Output,
-    recipe: Option<Recipe>,
-    random_seed: bool,
+    let text =
+        String::from_utf8(bytes).map_err(|e| unreadable(e.to_string()).hint("it must be UTF-8 text"))?;
+    // The end of the last line is the shell's, not the prompt's.
+    let trimmed = text.strip_suffix('\n').map_or(text.as_str(), |t| t.strip_suffix('\r').unwrap_or(t));
+    Ok(trimmed.to_owned())
 }
 
 impl Run {
-    fn paint<B: Backend>(&self, backend: B, reporter: &mut Reporter) -> Result<(), Failure> {
-        let (job, folder) = (&self.job, &self.folder);
-        // Before the weights are touched: a size that can't be is refused at once.
-        let resolved = resolve(job, folder)?;
-        job.check(&self.order, folder, &resolved)?;
-        let name = backend.name();
-        let mut base =
-            job.recipe_base(&self.order, folder, &resolved, self.found.recorded(), name.clone())?;
-        base.model.parts = OtherParts::new(&self.args);
-        self.tell_start(&name, reporter);
-        if let Some(recipe) = &self.recipe {
-            recipe.differences(&job.recipe(&base, 0)).iter().for_each(|d| reporter.warn(d));
-        }
-        let two_calls = folder.variant == Variant::Base && resolved.guidance.is_some_and(|g| g > 1.0);
-        reporter.expect(resolved.pictures, if two_calls { 2 } else { 1 });
-        reporter.tell(&Told::Resolved {
-            width: resolved.width,
-            height: resolved.height,
-            pictures: resolved.pictures,
-            steps: resolved.steps,
-            first_step: resolved.first_step,
-            sigmas: resolved.schedule.sigmas(),
-            guidance: resolved.guidance,
+    fn report_start(&self, random_seed: bool, reporter: &mut Reporter) {
+        let (plan, about) = (&self.plan, self.setup.about());
+        reporter.report(&Report::Started {
+            version: env!("CARGO_PKG_VERSION"),
+            model: plan.model.path.display().to_string(),
+            variant: plan.model.variant.to_string(),
+            device: &about.device,
+            backend: &about.backend,
+            dtype: about.dtype.to_owned(),
+            prompts: plan.request.prompts.iter().map(String::as_str).collect(),
+            seeds: (0..plan.images).map(|i| plan.image(i).seed).collect(),
+            random_seed,
         });
-
-        self.tell_of_size(&resolved, reporter);
-        let pipeline = Pipeline::load(backend, folder, &job.options, reporter)
-            .and_then(|pipeline| pipeline.prepare(&job.request, reporter).map(|()| pipeline))
-            .while_doing(|| format!("loading the model `{}`", folder.path.display()))?;
-        reporter.end_phase();
-        let mut saved = Saved { run: self, base: &base, files: Vec::new(), latents: Vec::new() };
-        self.generate(&pipeline, reporter, &mut saved)?;
-        saved.finish(reporter)
     }
 
-    /// A small model falls apart beyond the sizes it knows.
-    fn tell_of_size(&self, resolved: &Resolved, reporter: &mut Reporter) {
-        let Some(sides) = self.folder.trained_sides() else { return };
-        let (width, height) = (resolved.width, resolved.height);
+    fn report_plan(&self, reporter: &mut Reporter) {
+        let plan = &self.plan;
+        reporter.expect(plan.images, plan.calls_per_step);
+        reporter.report(&Report::Resolved {
+            width: plan.width,
+            height: plan.height,
+            pictures: plan.images,
+            steps: plan.steps,
+            first_step: plan.first_step,
+            sigmas: plan.schedule.sigmas(),
+            guidance: plan.guidance,
+        });
+        // A small model falls apart beyond the sizes it knows.
+        let Some(sides) = plan.model.trained_sides() else { return };
+        let (width, height) = (plan.width, plan.height);
         if !sides.contains(&width) || !sides.contains(&height) {
             let (from, to) = (sides.start(), sides.end());
             reporter.note(&format!(
@@ -277,106 +168,142 @@ impl Run {
         }
     }
 
-    fn tell_start(&self, backend: &str, reporter: &mut Reporter) {
-        let prompts = match &self.order.words {
-            Words::Prompts { texts, .. } => texts.iter().map(String::as_str).collect(),
-            Words::Embeds { .. } => Vec::new(),
+    /// Loads the model, makes the images and saves them.
+    fn generate(self, reporter: Reporter, cancel: Cancel) -> (Result<(), Failure>, Reporter) {
+        let Run { args, plan, setup, output } = self;
+        let state = State { reporter, files: Vec::new(), latents: Vec::new(), failure: None };
+        let (images, plan_images) = (plan.images, Arc::clone(&plan));
+        let saver = Arc::new(Saver { args, plan: plan_images, output, cancel, state: Mutex::new(state) });
+        let loaded = setup.load(&*saver).and_then(|engine| {
+            engine.prepare(&plan, &*saver)?;
+            Ok(engine)
+        });
+        match loaded {
+            Ok(engine) => {
+                saver.state().reporter.end_phase();
+                let limit = BatchLimit { images: MAX_BATCH, rows: None, memory: engine.free_memory() };
+                let sink: Arc<dyn Sink> = saver.clone();
+                engine.generate(&[Task { plan, sink }], &limit);
+                engine.finish();
+            }
+            Err(error) => {
+                let path = plan.model.path.display();
+                let failure = Err::<(), _>(error).while_doing(|| format!("loading the model `{path}`"));
+                saver.state().failure = failure.err();
+            }
+        }
+        let mut state = saver.take_state();
+        let result = match state.failure.take() {
+            None => saver.finish(&mut state),
+            Some(mut failure) => {
+                if failure.kind == Kind::Cancelled && !state.files.is_empty() {
+                    failure.message = format!("cancelled after {} of {images} images", state.files.len());
+                }
+                Err(failure)
+            }
         };
-        reporter.tell(&Told::Started {
-            version: env!("CARGO_PKG_VERSION"),
-            model: self.folder.path.display().to_string(),
-            variant: self.folder.variant.to_string(),
-            device: &self.device,
-            backend,
-            dtype: self.order.precision.name().to_owned(),
-            prompts,
-            seeds: self.job.pictures.iter().map(|p| p.seed).collect(),
-            random_seed: self.random_seed && matches!(self.order.chance, Chance::Seed(_)),
-        });
-    }
-
-    fn generate<B: Backend>(
-        &self,
-        pipeline: &Pipeline<B>,
-        reporter: &mut Reporter,
-        saved: &mut Saved<'_>,
-    ) -> Result<(), Failure> {
-        let mut trouble = None;
-        // Told by turns: while a picture is painted, and when it is saved.
-        let reporter = RefCell::new(reporter);
-        let mut watcher = Shared(&reporter);
-        let result = pipeline.generate_each(&self.job.request, &mut watcher, &mut |picture| {
-            saved.save(picture, &mut reporter.borrow_mut()).map_err(|failure| {
-                trouble = Some(failure);
-                kiln_model::Error::Cancelled
-            })
-        });
-        match (result, trouble) {
-            (_, Some(failure)) => Err(failure),
-            (result, None) => result.map_err(|e| self.explain(e.into(), saved.files.len())),
-        }
-    }
-
-    /// A cancelled batch says what it leaves.
-    fn explain(&self, mut failure: Failure, saved: usize) -> Failure {
-        if failure.kind == Kind::Cancelled && saved > 0 {
-            failure.message = format!("cancelled after {saved} of {} pictures", self.job.pictures.len());
-        }
-        failure
+        (result, state.reporter)
     }
 }
 
-/// What is on disk so far.
-struct Saved<'a> {
-    run: &'a Run,
-    base: &'a Recipe,
+/// Saves images as they come, and reports what happens.
+struct Saver {
+    args: GenerateArgs,
+    plan: Arc<Plan>,
+    output: Output,
+    cancel: Cancel,
+    state: Mutex<State>,
+}
+
+struct State {
+    reporter: Reporter,
     files: Vec<String>,
     latents: Vec<HostTensor>,
+    failure: Option<Failure>,
 }
 
-impl Saved<'_> {
-    fn save(&mut self, done: Generated, reporter: &mut Reporter) -> Result<(), Failure> {
-        reporter.end_phase();
-        let run = self.run;
-        let plan = &run.job.pictures[done.index];
-        let recipe = run.job.recipe(self.base, done.index).to_json();
-        let recipe = (!run.args.no_recipe).then_some(recipe.as_str());
-        let path = run.output.write(&done.picture, recipe, plan, done.index)?;
+impl Saver {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is left when all is done.
+    fn take_state(&self) -> State {
+        let empty = State {
+            reporter: Reporter::silent(),
+            files: Vec::new(),
+            latents: Vec::new(),
+            failure: None,
+        };
+        std::mem::replace(&mut self.state(), empty)
+    }
+
+    fn save(&self, done: Image) -> Result<(), Failure> {
+        let recipe = (!self.args.no_recipe).then(|| done.recipe.to_json());
+        let plan = self.plan.image(done.index);
+        // Encoding and writing take their time: meanwhile steps of the next image are reported.
+        let path = self.output.write(&done.picture, recipe.as_deref(), &plan, done.index)?;
         let file = path.display().to_string();
-        reporter.tell(&Told::Picture {
+        let mut state = self.state();
+        state.reporter.end_phase();
+        let seconds = state.reporter.seconds();
+        state.reporter.report(&Report::Picture {
             file: file.clone(),
             picture: done.index,
             seed: plan.seed,
             width: done.picture.width(),
             height: done.picture.height(),
-            seconds: reporter.seconds(),
+            seconds,
         });
-        self.files.push(file);
-        if run.args.latents_out.is_some() {
-            self.latents.push(done.latents);
+        state.files.push(file);
+        if self.args.latents_out.is_some() {
+            state.latents.push(done.latents);
         }
-        if let Some(how) = run.args.preview {
-            let on_stdout = run.output != Output::Stdout && !run.args.json;
+        if let Some(how) = self.args.preview {
+            let on_stdout = self.output != Output::Stdout && !self.args.json;
             preview::show(&done.picture, how, on_stdout);
         }
         Ok(())
     }
 
-    fn finish(self, reporter: &mut Reporter) -> Result<(), Failure> {
-        if let Some(path) = &self.run.args.latents_out {
-            write_latents(path, &self.latents)
+    fn finish(&self, state: &mut State) -> Result<(), Failure> {
+        if let Some(path) = &self.args.latents_out {
+            write_latents(path, &state.latents)
                 .while_doing(|| "saving the latents".into())
                 .map_err(|failure| failure.hint("choose another place with --latents-out"))?;
-            reporter.tell(&Told::Latents { file: path.display().to_string() });
+            state.reporter.report(&Report::Latents { file: path.display().to_string() });
         }
-        let seeds: Vec<_> = self.run.job.pictures.iter().map(|p| p.seed).collect();
-        let (pictures, seconds) = (self.files.len(), reporter.seconds());
-        reporter.tell(&Told::Done { pictures, files: &self.files, seeds: &seeds, seconds });
+        let seeds: Vec<_> = (0..self.plan.images).map(|i| self.plan.image(i).seed).collect();
+        let (pictures, seconds) = (state.files.len(), state.reporter.seconds());
+        state.reporter.report(&Report::Done { pictures, files: &state.files, seeds: &seeds, seconds });
         Ok(())
     }
 }
 
-/// `latents`, f32 `[pictures, tokens, channels]`.
+impl Sink for Saver {
+    fn cancelled(&self) -> bool {
+        self.cancel.is_asked() || self.state().reporter.has_write_error()
+    }
+
+    fn event(&self, event: &Event) {
+        self.state().reporter.handle(event);
+    }
+
+    fn image(&self, image: Image) -> kiln_engine::Result<()> {
+        self.save(image).map_err(|failure| {
+            self.state().failure = Some(failure);
+            kiln_engine::Error::CANCELLED
+        })
+    }
+
+    fn ended(&self, result: kiln_engine::Result<()>) {
+        if let Err(error) = result {
+            self.state().failure.get_or_insert(error.into());
+        }
+    }
+}
+
+/// `latents`, f32 `[images, tokens, channels]`.
 fn write_latents(path: &Path, latents: &[HostTensor]) -> Result<(), Failure> {
     let bad = |e: kiln_tensor::Error| Failure::new(e.to_string());
     let mut values = Vec::new();

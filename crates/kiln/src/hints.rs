@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use kiln_model::{Error, ModelFolder, Parts};
+use kiln_engine::{MissingPart, Model, Parts, Variant};
+use kiln_model::Error;
 use kiln_weights::{LoraProblem, Malformed};
 
 use crate::failure::{Failure, While};
@@ -12,14 +13,28 @@ const DOWNLOAD: &str = "the download is not complete or the file was damaged; fe
 const OTHER_MODEL: &str = "a LoRA fits only the model it was trained on: klein 4B, klein 9B and dev differ; \
                            `kiln info` on both shows their sizes";
 
-pub fn model(error: &kiln_model::Error) -> Option<String> {
+pub fn engine(error: &kiln_engine::Error) -> Option<String> {
+    use kiln_engine::Error;
     match error {
         Error::Mismatch { .. } => Some(
             "the parts come from different models: klein 4B goes with Qwen3-4B (hidden size 2560), klein 9B with \
              Qwen3-8B (4096); take all folders from one download"
                 .into(),
         ),
+        Error::Memory { any_size: true, .. } => Some(
+            "no size would be small enough: the transformer is too wide for this machine, if its config.json is right; \
+             fewer --max-tokens may help"
+                .into(),
+        ),
         Error::Memory { .. } => Some("choose a smaller size with -W and -H, or fewer references".into()),
+        Error::Request { hint, .. } | Error::Combination { hint, .. } | Error::Device { hint, .. } => hint.clone(),
+        Error::Model(error) => model(error),
+        Error::MissingPart { .. } | Error::Load(_) | Error::Panicked(_) | Error::While { .. } => None,
+    }
+}
+
+pub fn model(error: &kiln_model::Error) -> Option<String> {
+    match error {
         Error::NotFinite { .. } => Some(
             "the weights are damaged, or the weight of a --lora is too large; fetch the model again, or lower the weight"
                 .into(),
@@ -168,31 +183,40 @@ pub fn hub(error: &kiln_hub::Error) -> Option<String> {
     })
 }
 
-/// For a model that has no room for even the smallest picture.
-pub fn too_wide(folder: &ModelFolder) -> String {
-    let (path, dim) = (folder.path.display(), folder.transformer.config.dim());
-    format!(
-        "no size would be small enough: the transformer of `{path}` is {dim} wide, if its config.json is right; fewer \
-         --max-tokens may help"
-    )
+/// For a model without a part that a request needs.
+pub fn missing_part(model: &Model, part: MissingPart) -> String {
+    let searched = !model.searched.is_empty();
+    match part {
+        MissingPart::Vae if searched => format!(
+            "{}put FLUX.2's autoencoder (flux2-vae.safetensors or ae.safetensors) there, or name it with --vae FILE",
+            pull(model)
+        ),
+        MissingPart::Vae => "download that part, or name another autoencoder with --vae FILE".into(),
+        MissingPart::TextEncoder if model.variant == Variant::Dev => {
+            "Kiln can't run dev's text encoder yet: give prompt embeddings with --embeds FILE".into()
+        }
+        MissingPart::TextEncoder if searched => text_encoder(model),
+        MissingPart::TextEncoder => "download that part, or give prompt embeddings with --embeds FILE".into(),
+    }
 }
 
 /// Opens a model; a file that is none gets a better hint than the reader of weights could give.
-pub fn open_model(path: &Path) -> Result<ModelFolder, Failure> {
+pub fn open_model(path: &Path) -> Result<Model, Failure> {
     open_model_with(path, &Parts::default())
 }
 
 /// [`open_model`] with some parts from elsewhere.
-pub fn open_model_with(path: &Path, parts: &Parts) -> Result<ModelFolder, Failure> {
+pub fn open_model_with(path: &Path, parts: &Parts) -> Result<Model, Failure> {
     let parts = &Parts { others: hub::whole_models(), ..parts.clone() };
-    let opened = ModelFolder::open_with(Some(path), parts);
+    let opened = Model::open_with(Some(path), parts);
     // A folder that has no index and no weights of its own is none.
     let stranger = path.is_dir() && !path.join("model_index.json").is_file();
     let hint = match &opened {
-        Err(Error::Weights(kiln_weights::Error::Malformed { .. })) if path.is_file() => {
-            Some(not_a_model(path))
-        }
-        Err(Error::Config { file, .. }) if stranger && file == path => Some(not_a_model(path)),
+        Err(kiln_engine::Error::Model(error)) => match error {
+            Error::Weights(kiln_weights::Error::Malformed { .. }) if path.is_file() => Some(not_a_model(path)),
+            Error::Config { file, .. } if stranger && file == path => Some(not_a_model(path)),
+            _ => None,
+        },
         _ => None,
     };
     opened.while_doing(|| format!("opening the model `{}`", path.display())).map_err(|failure| match hint {
@@ -202,8 +226,8 @@ pub fn open_model_with(path: &Path, parts: &Parts) -> Result<ModelFolder, Failur
 }
 
 /// What would do as the text encoder of a model that has none.
-pub fn text_encoder(folder: &ModelFolder) -> String {
-    let hidden = folder.transformer.config.joint_attention_dim / 3;
+fn text_encoder(model: &Model) -> String {
+    let hidden = model.transformer.config.joint_attention_dim / 3;
     let name = match hidden {
         2560 => "Qwen3-4B",
         4096 => "Qwen3-8B",
@@ -212,13 +236,13 @@ pub fn text_encoder(folder: &ModelFolder) -> String {
     format!(
         "{}put {name} (hidden size {hidden}; safetensors or GGUF) there, or name it with --text-encoder FILE; or give prompt \
          embeddings with --embeds FILE",
-        pull(folder)
+        pull(model)
     )
 }
 
 /// What to fetch for the parts that a transformer has not brought along.
-pub fn pull(folder: &ModelFolder) -> String {
-    match hub::whole_model(folder.transformer.config.joint_attention_dim) {
+pub fn pull(model: &Model) -> String {
+    match hub::whole_model(model.transformer.config.joint_attention_dim) {
         Some(name) => format!("`kiln pull {name}` fetches a model whose parts are used for it; or "),
         None => String::new(),
     }

@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod backend;
 mod bench;
 mod cache;
 mod cancel;
@@ -13,20 +12,15 @@ mod convert;
 mod doctor;
 mod ember;
 mod failure;
-mod files;
 mod generate;
 mod hints;
 mod hub;
 mod info;
-mod job;
-mod machine;
 mod models;
-mod order;
 mod output;
 mod preview;
 mod progress;
 mod quantize;
-mod recipe;
 #[cfg(feature = "serve")]
 mod serve;
 mod sheet;

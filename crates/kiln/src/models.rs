@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln_model::{ModelFolder, Parts};
+use kiln_engine::{Model, Parts};
 use kiln_weights::WeightSource;
 
 use crate::failure::{Failure, While};
-use crate::{ember, files, hints, hub};
+use crate::{ember, hints, hub};
 
 /// The undistilled form of Ember, which is not in the program.
 const EMBER_BASE: &str = "ember-base";
@@ -84,13 +84,13 @@ impl Found {
     }
 
     /// Reads its configuration.
-    pub fn open(&self) -> Result<ModelFolder, Failure> {
+    pub fn open(&self) -> Result<Model, Failure> {
         self.open_with(&Parts::default())
     }
 
     /// The same with some parts from elsewhere.
-    pub fn open_with(&self, parts: &Parts) -> Result<ModelFolder, Failure> {
-        match self {
+    pub fn open_with(&self, parts: &Parts) -> Result<Model, Failure> {
+        let model = match self {
             Found::Named { path, .. } | Found::Path(path) => hints::open_model_with(path, parts),
             Found::BuiltIn if !parts.is_empty() => {
                 Err(Failure::usage("the model inside the program can't be used with parts of another")
@@ -98,18 +98,20 @@ impl Found {
             }
             Found::BuiltIn => {
                 let source = WeightSource::from_bytes(ember::NAME, ember::file().unwrap_or_default());
-                let folder = source.map_err(kiln_model::Error::from).and_then(ModelFolder::packed);
-                folder.while_doing(|| "opening the model inside the program".into())
+                let model = source.map_err(kiln_engine::Error::from).and_then(Model::packed);
+                model.while_doing(|| "opening the built-in model".into())
             }
-        }
+        };
+        let model = model?;
+        Ok(Model { name: self.name(), ..model })
     }
 
-    /// How a recipe names it, so that it is found again.
-    pub fn recorded(&self) -> String {
+    /// The name that needs no path.
+    pub fn name(&self) -> Option<String> {
         match self {
-            Found::BuiltIn => ember::NAME.into(),
-            Found::Named { name, .. } => name.clone(),
-            Found::Path(path) => files::absolute(path),
+            Found::BuiltIn => Some(ember::NAME.into()),
+            Found::Named { name, .. } => Some(name.clone()),
+            Found::Path(_) => None,
         }
     }
 }
@@ -214,7 +216,7 @@ mod tests {
         for asked in ["fox", "fox.safetensors"] {
             let found = Found::among(Path::new(asked), &folders).unwrap();
             assert_eq!(found, Found::Named { name: "fox".into(), path: path.clone() });
-            assert_eq!(found.recorded(), "fox");
+            assert_eq!(found.name().as_deref(), Some("fox"));
         }
         assert_eq!(Found::among(&path, &folders).unwrap(), Found::Path(path));
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use kiln_image::{Format, Picture};
 
 use crate::failure::{Failure, While};
-use crate::job::Plan;
+use kiln_engine::ImagePlan;
 
 const OTHER_PLACE: &str = "choose another place with -o, or make the folder first";
 const OTHER_NAME: &str = "choose another name with -o";
@@ -73,7 +73,7 @@ impl Output {
         &self,
         picture: &Picture,
         recipe: Option<&str>,
-        plan: &Plan,
+        plan: &ImagePlan,
         index: usize,
     ) -> Result<PathBuf, Failure> {
         let (path, format) = match self {
@@ -216,7 +216,7 @@ fn first_free(path: &Path, count: usize) -> usize {
 }
 
 /// `a-red-fox-42.png`, or the same with a number if that is taken.
-fn default_name(plan: &Plan) -> PathBuf {
+fn default_name(plan: &ImagePlan) -> PathBuf {
     let words = plan.prompt.as_deref().map(slug).filter(|s| !s.is_empty());
     let seed = plan.seed.map_or("noise".into(), |seed| seed.to_string());
     let path = PathBuf::from(format!("{}-{seed}.png", words.as_deref().unwrap_or("picture")));

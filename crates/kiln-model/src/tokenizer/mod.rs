@@ -8,9 +8,10 @@ mod built_in;
 mod pairs;
 mod read;
 
+use std::path::PathBuf;
+
 use serde::Deserialize;
 
-use crate::folder::TokenizerFiles;
 use crate::{Error, Result};
 
 /// Most tokens a prompt may have, as trained.
@@ -22,7 +23,7 @@ const PADDING: &str = "<|endoftext|>";
 
 /// What matters of `tokenizer_config.json`.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct TokenizerConfig {
+pub struct TokenizerConfig {
     pad_token: Option<PadToken>,
     /// Written as a float where it means "no limit".
     #[serde(default)]
@@ -31,7 +32,7 @@ pub(crate) struct TokenizerConfig {
 
 impl TokenizerConfig {
     /// The length texts are cut or padded to when none is asked for: as trained, or less for smaller models.
-    pub(crate) fn default_tokens(&self) -> usize {
+    pub fn default_tokens(&self) -> usize {
         self.model_max_length.map_or(MAX_TOKENS, |n| (n as usize).clamp(1, MAX_TOKENS))
     }
 }
@@ -50,6 +51,17 @@ impl PadToken {
             PadToken::Name(content) | PadToken::Added { content } => content,
         }
     }
+}
+
+/// A tokenizer's two files, unread.
+#[derive(Clone, Debug)]
+pub struct TokenizerFiles {
+    /// Where `tokenizer.json` is, for messages.
+    pub path: PathBuf,
+    /// Its bytes.
+    pub tokenizer: Vec<u8>,
+    /// `tokenizer_config.json`.
+    pub config: TokenizerConfig,
 }
 
 /// A tokenized prompt.

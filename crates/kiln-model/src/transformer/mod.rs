@@ -32,7 +32,7 @@ use kiln_weights::{LoraReport, Vars, WeightSource};
 use serde::Deserialize;
 
 use crate::ahead::Ahead;
-use crate::{Event, Observer, Result, folder};
+use crate::{Event, Observer, Result, config};
 use attention::{Attention, join};
 pub use call::{Answer, Call, Item, KvCache, Layout, References};
 use call::{Inputs, Rows};
@@ -146,7 +146,7 @@ impl Config {
     }
 
     /// Elements of all linear layers, and of the largest.
-    pub(crate) fn linear_elements(&self) -> [u64; 2] {
+    pub fn linear_elements(&self) -> [u64; 2] {
         let [dim, mlp, joint] = [self.dim(), self.mlp_dim(), self.joint_attention_dim].map(|n| n as u64);
         let single = [dim * (3 * dim + 2 * mlp), (dim + mlp) * dim];
         let double = 2 * (4 * dim * dim + 3 * dim * mlp);
@@ -156,8 +156,15 @@ impl Config {
         [doubles * double + singles * (single[0] + single[1]) + around, single[0].max(joint * dim)]
     }
 
+    /// Operations of one call over so many rows: products and attention.
+    pub fn operations(&self, rows: usize) -> f64 {
+        let (rows, blocks) = (rows as f64, (self.num_layers + self.num_single_layers) as f64);
+        let [weights, _] = self.linear_elements();
+        2.0 * weights as f64 * rows + 4.0 * rows * rows * self.dim() as f64 * blocks
+    }
+
     /// What is wrong with these numbers, if anything is.
-    pub(crate) fn problem(&self) -> Option<String> {
+    pub fn problem(&self) -> Option<String> {
         let head = self.attention_head_dim;
         let sizes = [
             ("in_channels", self.in_channels),
@@ -168,7 +175,7 @@ impl Config {
             ("timestep_guidance_channels", self.timestep_guidance_channels),
         ];
         let layers = [("num_layers", self.num_layers), ("num_single_layers", self.num_single_layers)];
-        if let Some(problem) = folder::absurd(&sizes, &layers) {
+        if let Some(problem) = config::absurd(&sizes, &layers) {
             return Some(problem);
         }
         let above_zero =

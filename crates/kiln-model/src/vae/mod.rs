@@ -16,7 +16,7 @@ use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{Vars, WeightSource};
 use serde::Deserialize;
 
-use crate::{Error, Observer, Result, folder};
+use crate::{Error, Observer, Result, config};
 use decoder::Decoder;
 use encoder::Encoder;
 
@@ -112,14 +112,14 @@ impl Config {
     }
 
     /// What is wrong with these numbers, if anything is.
-    pub(crate) fn problem(&self) -> Option<String> {
+    pub fn problem(&self) -> Option<String> {
         let widths = [("latent_channels", self.latent_channels), ("norm_num_groups", self.norm_num_groups)];
-        if let Some(problem) = folder::absurd(&widths, &[("layers_per_block", self.layers_per_block)]) {
+        if let Some(problem) = config::absurd(&widths, &[("layers_per_block", self.layers_per_block)]) {
             return Some(problem);
         }
         for channels in [&self.block_out_channels[..], self.decoder_channels()] {
             if let Some(problem) =
-                folder::absurd(&channels.iter().map(|&c| ("a level", c)).collect::<Vec<_>>(), &[])
+                config::absurd(&channels.iter().map(|&c| ("a level", c)).collect::<Vec<_>>(), &[])
             {
                 return Some(problem);
             }

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use super::{MachineArgs, at_least};
-use crate::values::LoraArg;
+use kiln_engine::{Graphs, LoraRef};
+
+use super::MachineArgs;
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -18,8 +19,8 @@ pub struct BenchArgs {
     pub synthetic: Option<SizeArg>,
 
     /// LoRA over the transformer, with its weight; repeatable
-    #[arg(long = "lora", value_name = "FILE[:WEIGHT]", value_parser = LoraArg::parse)]
-    pub loras: Vec<LoraArg>,
+    #[arg(long = "lora", value_name = "FILE[:WEIGHT]", value_parser = LoraRef::parse)]
+    pub loras: Vec<LoraRef>,
 
     /// Size of the picture [default: 512x512]
     #[arg(long, value_name = "WxH", value_parser = crate::bench::parse_size)]
@@ -42,12 +43,12 @@ pub struct BenchArgs {
     pub phases: Vec<PhaseArg>,
 
     /// Runs that count, after one that doesn't [default: 3]
-    #[arg(long, visible_alias = "steps", value_name = "N", value_parser = at_least::<1>())]
-    pub repeat: Option<usize>,
+    #[arg(long, visible_alias = "steps", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeat: Option<u32>,
 
     /// Replay steps as CUDA graphs: where launching limits them, wherever they can be, or nowhere
     #[arg(long, value_name = "WHEN", default_value = "auto")]
-    pub graphs: GraphsArg,
+    pub graphs: Graphs,
 
     /// Measure the machine's ceilings only: products of each kind, reading and copying memory
     #[arg(long)]
@@ -82,15 +83,6 @@ pub enum SizeArg {
     Dev,
     /// The random model that Kiln is tested with
     Tiny,
-}
-
-/// When steps are recorded and replayed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum GraphsArg {
-    #[default]
-    Auto,
-    Always,
-    Never,
 }
 
 /// A part of the way to a picture.

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use crate::values::Device;
+use kiln_engine::{Device, Isa, Precision, Settings};
 
 /// More than any machine runs at once; a typing error must not start a hundred thousand.
 const MAX_THREADS: i64 = 1024;
@@ -19,10 +19,9 @@ pub struct MachineArgs {
     #[arg(long, value_name = "SIZE", value_parser = crate::values::parse_bytes)]
     pub vram_limit: Option<u64>,
 
-    /// What to compute in; auto is int8 for a model that `kiln quantize` made, bf16 on a GPU, or if the CPU has AMX and
-    /// the weights have 16 bits, else f32 [default: auto]
+    /// What to compute in [default: auto]
     #[arg(long, value_name = "TYPE")]
-    pub dtype: Option<DTypeArg>,
+    pub dtype: Option<Precision>,
 
     #[command(flatten)]
     pub threads: ThreadArgs,
@@ -42,19 +41,6 @@ pub struct ThreadArgs {
     pub number: Option<u32>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum DTypeArg {
-    #[default]
-    Auto,
-    F32,
-    /// 16-bit floats; weights stored as 8-bit floats are multiplied as such where the GPU can
-    Bf16,
-    /// Products of 8-bit integers inside the transformer's blocks, bf16 around them
-    Int8,
-    /// Products of 8-bit floats inside the transformer's blocks, bf16 around them; for GPUs from Ada on
-    Fp8,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum IsaArg {
     Portable,
@@ -62,4 +48,31 @@ pub enum IsaArg {
     Avx2,
     Avx512,
     Amx,
+}
+
+impl From<IsaArg> for Isa {
+    fn from(arg: IsaArg) -> Isa {
+        match arg {
+            IsaArg::Portable => Isa::Portable,
+            IsaArg::Neon => Isa::Neon,
+            IsaArg::Avx2 => Isa::Avx2,
+            IsaArg::Avx512 => Isa::Avx512,
+            IsaArg::Amx => Isa::Amx,
+        }
+    }
+}
+
+impl MachineArgs {
+    /// For the engine.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            device: self.device.unwrap_or_default(),
+            vram_limit: self.vram_limit,
+            precision: self.dtype.unwrap_or_default(),
+            threads: self.threads.number.map(|n| n as usize),
+            isa: self.cpu_isa.map(Into::into),
+            kernel_cache: crate::cache::folder().map(|folder| folder.join("cuda")),
+            ..Settings::default()
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! The command line, as clap reads it. What the words mean together is decided in [`crate::order`].
+//! The command line, as clap reads it. What to generate is the engine's own [`Request`].
 
 mod bench;
 mod files;
@@ -11,13 +11,12 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use serde::{Deserialize, Serialize};
+use kiln_engine::{Parts, Request, Variant};
 
-use crate::values::LoraArg;
-pub use bench::{BenchArgs, GraphsArg, PhaseArg, SizeArg};
+pub use bench::{BenchArgs, PhaseArg, SizeArg};
 pub use files::{ConvertArgs, NamesArg, PartArg, PlainArg, QuantizeArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
-pub use machine::{DTypeArg, IsaArg, MachineArgs, ThreadArgs};
+pub use machine::{MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]
 pub use serve::ServeArgs;
 
@@ -101,9 +100,6 @@ Examples:
   kiln quantize models/klein-4b qwen3-4b-Q6_K.gguf --to q6_k --part text-encoder
   kiln quantize flux-2-klein-4b.safetensors klein-4b-fp8.safetensors --to fp8";
 
-/// A latent token stands for so many pixels each way: no picture is smaller.
-const MIN_SIDE: usize = 16;
-
 /// The whole command line.
 #[derive(Debug, Parser)]
 #[command(name = "kiln", version, about = ABOUT, after_help = EXAMPLES, max_term_width = 110)]
@@ -155,147 +151,15 @@ pub enum Command {
 
 #[derive(Debug, Default, Args)]
 pub struct GenerateArgs {
-    /// What to paint; `-` reads it from standard input. Several make a picture each
-    #[arg(value_name = "PROMPT")]
-    pub prompts: Vec<String>,
+    #[command(flatten)]
+    pub request: Request,
 
-    /// Make a picture that Kiln made again; options beside it change what they name
-    #[arg(long, value_name = "PICTURE")]
+    /// Make an image that Kiln made again; options beside it change what they name
+    #[arg(long, value_name = "IMAGE")]
     pub from: Option<PathBuf>,
 
-    /// The model: a folder in diffusers' layout or the Hugging Face cache's, a file (safetensors or GGUF, the other parts
-    /// beside it), a model.toml, or a name: `ember` or one in the models folder (see `kiln doctor`) [default: the recipe's, else
-    /// $KILN_MODEL, else ember]
-    #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
-    pub model: Option<PathBuf>,
-
-    /// Transformer to use instead of the model's, or as the model
-    #[arg(long, value_name = "PATH", help_heading = "Model")]
-    pub transformer: Option<PathBuf>,
-
-    /// Text encoder to use instead of the model's
-    #[arg(long, value_name = "PATH", help_heading = "Model")]
-    pub text_encoder: Option<PathBuf>,
-
-    /// Tokenizer to use instead of the model's: tokenizer.json, or a folder with it
-    #[arg(long, value_name = "PATH", help_heading = "Model")]
-    pub tokenizer: Option<PathBuf>,
-
-    /// What kind of model it is, where neither model_index.json nor its name says so
-    #[arg(long, value_name = "KIND", help_heading = "Model")]
-    pub variant: Option<VariantArg>,
-
-    /// LoRA for the transformer, of any trainer's layout, with its weight (1 when absent, may be negative); repeatable
-    #[arg(long = "lora", value_name = "FILE[:WEIGHT]", help_heading = "Model", value_parser = LoraArg::parse)]
-    pub loras: Vec<LoraArg>,
-
-    /// Use what fits of a --lora, and say what doesn't, where it would be refused
-    #[arg(long, help_heading = "Model")]
-    pub lora_partial: bool,
-
-    /// Autoencoder to use instead of the model's: TAEF2, or another FLUX.2 VAE
-    #[arg(long, value_name = "PATH", help_heading = "Model")]
-    pub vae: Option<PathBuf>,
-
-    /// Width in pixels, rounded down to a multiple of 16 [default: the first reference's, else the model's own: 1024, Ember's 256]
-    #[arg(
-        short = 'W', long, value_name = "N", help_heading = "Picture", allow_negative_numbers = true,
-        value_parser = at_least::<MIN_SIDE>()
-    )]
-    pub width: Option<usize>,
-
-    /// Height in pixels, likewise
-    #[arg(
-        short = 'H', long, value_name = "N", help_heading = "Picture", allow_negative_numbers = true,
-        value_parser = at_least::<MIN_SIDE>()
-    )]
-    pub height: Option<usize>,
-
-    /// Pictures for each prompt
-    #[arg(
-        short, long, value_name = "N", help_heading = "Picture", allow_negative_numbers = true,
-        value_parser = at_least::<1>()
-    )]
-    pub batch: Option<usize>,
-
-    /// Seed up to 2⁶⁴−1, random when absent; a list (`11,12`) gives each picture a generator of its own
-    #[arg(
-        short = 'S', long, value_name = "N", value_delimiter = ',', help_heading = "Picture", action = ArgAction::Set,
-        allow_negative_numbers = true, value_parser = seed
-    )]
-    pub seed: Vec<u64>,
-
-    /// What to stay away from, on models with guidance
-    #[arg(short, long, value_name = "TEXT", help_heading = "Picture", allow_hyphen_values = true)]
-    pub negative: Option<String>,
-
-    /// Prompt embeddings made elsewhere instead of a prompt: safetensors with `prompt_embeds`
-    #[arg(long, value_name = "FILE", help_heading = "Picture", conflicts_with = "prompts")]
-    pub embeds: Option<PathBuf>,
-
-    /// Tokens that the prompt is cut or padded to [default: the model's own: 512, Ember's 64]
-    #[arg(
-        long, value_name = "N", help_heading = "Picture", allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u32).range(1..=32768)
-    )]
-    pub max_tokens: Option<u32>,
-
-    /// Picture to look at while painting; repeatable
-    #[arg(short = 'r', long = "ref", value_name = "FILE", help_heading = "Pictures to work from")]
-    pub references: Vec<PathBuf>,
-
-    /// Picture to start from
-    #[arg(long, value_name = "FILE", help_heading = "Pictures to work from")]
-    pub init: Option<PathBuf>,
-
-    /// Where to repaint --init: white is painted, black stays
-    #[arg(long, value_name = "FILE", help_heading = "Pictures to work from")]
-    pub mask: Option<PathBuf>,
-
-    /// How far to leave --init, from 0 (not at all) to 1 (forget it) [default: 0.6, with --mask 0.8]
-    #[arg(long, value_name = "F", help_heading = "Pictures to work from", allow_negative_numbers = true)]
-    pub strength: Option<f64>,
-
-    /// Work only on the mask's surroundings, so many pixels around it
-    #[arg(
-        long, value_name = "N", help_heading = "Pictures to work from", allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u32).range(0..)
-    )]
-    pub mask_padding: Option<u32>,
-
-    /// Steps [default: the model's own, else 4 or 50]
-    #[arg(
-        short, long, value_name = "N", help_heading = "Sampling", allow_negative_numbers = true,
-        value_parser = at_least::<1>()
-    )]
-    pub steps: Option<usize>,
-
-    /// Guidance, on models that have it [default: the model's own, else 4]
-    #[arg(short, long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)]
-    pub guidance: Option<f32>,
-
-    /// Noise levels before shifting, falling from 1
-    #[arg(
-        long, value_name = "A,B,C", value_delimiter = ',', help_heading = "Sampling", action = ArgAction::Set,
-        allow_negative_numbers = true
-    )]
-    pub sigmas: Vec<f32>,
-
-    /// How the noise levels are spread: as trained, or linspace(1,0,n+1)^(1/rho) [default: shifted]
-    #[arg(long, value_name = "KIND", help_heading = "Sampling")]
-    pub schedule: Option<ScheduleArg>,
-
-    /// Exponent of --schedule power: 1 is even, more stays longer at high noise [default: 2]
-    #[arg(long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)]
-    pub rho: Option<f32>,
-
-    /// Whose random numbers a seed stands for: torch's CPU or CUDA generator [default: cpu]
-    #[arg(long, value_name = "KIND", help_heading = "Sampling")]
-    pub rng: Option<RngArg>,
-
-    /// Noise to start from instead of a seed: safetensors with `noise` or `latents`
-    #[arg(long, value_name = "FILE", help_heading = "Sampling", conflicts_with = "seed")]
-    pub noise: Option<PathBuf>,
+    #[command(flatten)]
+    pub parts: PartArgs,
 
     #[command(flatten)]
     pub machine: MachineArgs,
@@ -336,27 +200,36 @@ pub struct GenerateArgs {
     pub verbose: bool,
 }
 
-/// The kinds of FLUX.2 that tensors don't tell apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum VariantArg {
-    /// Four steps, no guidance
-    Distilled,
-    /// Many steps, guidance
-    Base,
-    /// Distilled, references computed once
-    Kv,
-    /// dev: guidance is an input
-    Dev,
+/// Parts of a model that are not its own.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct PartArgs {
+    /// Transformer to use instead of the model's, or as the model
+    #[arg(long, value_name = "PATH")]
+    pub transformer: Option<PathBuf>,
+
+    /// Text encoder to use instead of the model's
+    #[arg(long, value_name = "PATH")]
+    pub text_encoder: Option<PathBuf>,
+
+    /// Tokenizer to use instead of the model's: tokenizer.json, or a folder with it
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// What kind of model it is, where neither model_index.json nor its name says so
+    #[arg(long, value_name = "KIND")]
+    pub variant: Option<Variant>,
 }
 
-impl From<VariantArg> for kiln_model::Variant {
-    fn from(arg: VariantArg) -> Self {
-        match arg {
-            VariantArg::Distilled => kiln_model::Variant::Distilled,
-            VariantArg::Base => kiln_model::Variant::Base,
-            VariantArg::Kv => kiln_model::Variant::Kv,
-            VariantArg::Dev => kiln_model::Variant::Dev,
+impl PartArgs {
+    pub fn parts(&self) -> Parts {
+        Parts {
+            transformer: self.transformer.clone(),
+            text_encoder: self.text_encoder.clone(),
+            vae: None,
+            tokenizer: self.tokenizer.clone(),
+            variant: self.variant,
+            others: Vec::new(),
         }
     }
 }
@@ -377,22 +250,6 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ScheduleArg {
-    #[default]
-    Shifted,
-    Power,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RngArg {
-    #[default]
-    Cpu,
-    Cuda,
-}
-
 /// How a picture is shown in the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PreviewArg {
@@ -401,16 +258,4 @@ pub enum PreviewArg {
     Iterm2,
     Sixel,
     Blocks,
-}
-
-/// A whole number that is not too small, and a message that says so of negative numbers, too.
-fn at_least<const MIN: usize>() -> clap::builder::ValueParser {
-    clap::builder::ValueParser::new(|text: &str| {
-        let number = text.parse::<usize>().ok().filter(|n| *n >= MIN);
-        number.ok_or_else(|| format!("expected a whole number of at least {MIN}"))
-    })
-}
-
-fn seed(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", u64::MAX))
 }

@@ -16,9 +16,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR", env = "KILN_LORAS", help_heading = "Model")]
     pub loras: Option<PathBuf>,
 
-    /// Autoencoder to use instead of the model's: TAEF2, or another FLUX.2 VAE
+    /// Autoencoder to use instead of the model's where a request names none: TAEF2, or another FLUX.2 VAE
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub vae: Option<PathBuf>,
+
+    /// Folder of the autoencoders that requests may name [default: `vaes` beside the models folder]
+    #[arg(long, value_name = "DIR", env = "KILN_VAES", help_heading = "Model")]
+    pub vaes: Option<PathBuf>,
 
     /// Autoencoder for previews, such as TAEF2 [default: a projection that is fitted to the model's own]
     #[arg(long, value_name = "FILE", help_heading = "Model")]
@@ -53,7 +57,7 @@ pub struct ServeArgs {
     pub queue: u32,
 
     /// Pictures that are painted at once, of requests that are alike and wait, where that is faster; 1 for one after the other
-    #[arg(long, value_name = "N", default_value_t = crate::job::MOST_TOGETHER as u32, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = crate::generate::MAX_BATCH as u32, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub max_batch: u32,
 
     /// Longest side of a picture, in pixels

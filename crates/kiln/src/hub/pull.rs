@@ -3,7 +3,7 @@ use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_hub::{Name, Progress};
-use kiln_model::Parts;
+use kiln_engine::Parts;
 
 use crate::args::PullArgs;
 use crate::cancel::Cancel;

@@ -1,4 +1,4 @@
-use kiln_model::{MemoryNeed, ModelFolder, Part};
+use kiln_engine::{Model, Part};
 use kiln_tensor::DType;
 use kiln_weights::WeightSource;
 
@@ -10,11 +10,11 @@ use crate::values::{bytes, count};
 
 /// A model: its variant, its parts, and what running it takes.
 pub(super) fn describe(found: &Found) -> Result<Description, Failure> {
-    let folder = found.open()?;
+    let model = found.open()?;
     let mut parts = Parts { total: 0, problem: None };
-    let t = &folder.transformer.config;
+    let t = &model.transformer.config;
     let transformer = parts.describe(
-        &folder.transformer,
+        &model.transformer,
         Sheet::default()
             .with("double_blocks", t.num_layers)
             .with("single_blocks", t.num_single_layers)
@@ -23,7 +23,7 @@ pub(super) fn describe(found: &Found) -> Result<Description, Failure> {
             .with("dim", t.dim())
             .with("text_dim", t.joint_attention_dim),
     );
-    let text_encoder = folder.text_encoder.as_ref().map(|part| {
+    let text_encoder = model.text_encoder.as_ref().map(|part| {
         let c = &part.config;
         let sizes = Sheet::default()
             .with("kind", c.model_type.as_deref().unwrap_or("qwen3"))
@@ -34,7 +34,7 @@ pub(super) fn describe(found: &Found) -> Result<Description, Failure> {
             .with("vocabulary", c.vocab_size);
         parts.describe(part, sizes)
     });
-    let vae = folder.vae.as_ref().map(|part| {
+    let vae = model.vae.as_ref().map(|part| {
         let c = &part.config;
         let sizes = Sheet::default()
             .with("channels", &c.block_out_channels)
@@ -49,24 +49,24 @@ pub(super) fn describe(found: &Found) -> Result<Description, Failure> {
         }
         _ => ("model folder", "in the folder"),
     };
-    let tokenizer = match &folder.tokenizer {
-        Some(files) if !folder.searched.is_empty() => files.path.display().to_string(),
+    let tokenizer = match &model.tokenizer {
+        Some(files) if !model.searched.is_empty() => files.path.display().to_string(),
         Some(_) => within.to_owned(),
         None => "built into Kiln".to_owned(),
     };
     let sheet = Sheet::default()
         .with("kind", kind)
-        .with("path", folder.path.display().to_string())
-        .with("card", folder.card.as_deref().map(str::trim))
-        .with("variant", folder.variant.to_string())
-        .with("default_size", format!("{0}x{0}", folder.default_size))
-        .with("trained_sides", folder.trained_sides().map(|s| format!("{} to {}", s.start(), s.end())))
-        .with("default_steps", folder.default_steps())
-        .with("default_guidance", folder.default_guidance())
+        .with("path", model.path.display().to_string())
+        .with("card", model.card.as_deref().map(str::trim))
+        .with("variant", model.variant.to_string())
+        .with("default_size", format!("{0}x{0}", model.default_size))
+        .with("trained_sides", model.trained_sides().map(|s| format!("{} to {}", s.start(), s.end())))
+        .with("default_steps", model.default_steps())
+        .with("default_guidance", model.default_guidance())
         .with("tokenizer", tokenizer)
         .with_sheet("transformer", transformer);
     let sheet = with_part(sheet, "text_encoder", text_encoder);
-    let sheet = with_part(sheet, "vae", vae).with_sheet("memory", memory(&folder, parts.total));
+    let sheet = with_part(sheet, "vae", vae).with_sheet("memory", memory(&model, parts.total));
     Ok(Description { sheet, problem: parts.problem })
 }
 
@@ -88,7 +88,7 @@ impl Parts {
         match part.weights() {
             Ok(source) => {
                 self.total += source.bytes();
-                sizes.and(amounts(&source))
+                sizes.and(amounts(source))
             }
             Err(error) => {
                 let sizes = sizes.with("problem", error.to_string());
@@ -120,11 +120,11 @@ fn int8_layers(source: &WeightSource) -> Option<usize> {
 }
 
 /// What is needed beside the weights, which stay mapped from their files.
-fn memory(folder: &ModelFolder, weights: u64) -> Sheet {
-    let sides = [folder.default_size / 2, folder.default_size];
+fn memory(model: &Model, weights: u64) -> Sheet {
+    let sides = [model.default_size / 2, model.default_size];
     let weights = Sheet::default().with_amount("weights", weights, bytes(weights));
     sides.into_iter().fold(weights, |sheet, side| {
-        let need = MemoryNeed::new(folder, [side, side], folder.default_tokens(), DType::F32).peak();
+        let need = model.memory_need([side, side], model.default_tokens(), DType::F32).peak();
         sheet.with_amount(format!("{side}x{side}"), need, format!("{} more", bytes(need)))
     })
 }

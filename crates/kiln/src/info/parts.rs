@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kiln_model::{Variant, text_encoder, transformer, vae};
+use kiln_engine::Variant;
+use kiln_model::{text_encoder, transformer, vae};
 use kiln_weights::{Component, WeightSource};
 
 use crate::sheet::Sheet;

@@ -2,12 +2,11 @@ use std::path::Path;
 
 use super::Description;
 use crate::failure::Failure;
-use crate::files;
 use crate::sheet::Sheet;
 
 /// A picture and how it was made, if it says so.
 pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
-    let bytes = files::read_picture_bytes(path)?;
+    let bytes = kiln_engine::read_image_bytes(path)?;
     let name = path.display().to_string();
     let picture = kiln_image::from_bytes(&name, &bytes)?;
     let sheet = Sheet::default()

@@ -4,7 +4,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::lines::{line, which};
-use super::{Phase, Told};
+use super::{Phase, Report};
 
 /// A bar for each phase on standard error, with time left; what is over stays above.
 pub(super) struct Bars {
@@ -17,19 +17,19 @@ impl Bars {
         Bars { verbose, bar: None }
     }
 
-    pub fn tell(&mut self, told: &Told<'_>) {
-        match told {
-            Told::Phase { phase } => self.begin(*phase),
-            Told::Progress { done, total, what, .. } => self.advance(*done, *total, what),
-            Told::StepStarted { picture, together, pictures, step, steps, sigma } => {
+    pub fn report(&mut self, report: &Report<'_>) {
+        match report {
+            Report::Phase { phase } => self.begin(*phase),
+            Report::Progress { done, total, what, .. } => self.advance(*done, *total, what),
+            Report::StepStarted { picture, together, pictures, step, steps, sigma } => {
                 let which = which(*picture, *together, *pictures);
                 self.message(format!("{which}step {}/{steps} sigma {sigma:.3}", step + 1));
             }
-            Told::PhaseDone { .. } => self.end(),
+            Report::PhaseDone { .. } => self.end(),
             // The bar has said it.
-            Told::Step { .. } if !self.verbose => {}
+            Report::Step { .. } if !self.verbose => {}
             _ => {
-                if let Some(line) = line(told, self.verbose) {
+                if let Some(line) = line(report, self.verbose) {
                     self.print(&line);
                 }
             }

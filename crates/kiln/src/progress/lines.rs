@@ -1,6 +1,6 @@
 use std::io::Write;
 
-use super::{Phase, Told};
+use super::{Phase, Report};
 
 /// Plain lines on standard error.
 pub(super) struct Lines {
@@ -8,22 +8,22 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub fn tell(&mut self, told: &Told<'_>) {
-        if let Some(line) = line(told, self.verbose) {
+    pub fn report(&mut self, report: &Report<'_>) {
+        if let Some(line) = line(report, self.verbose) {
             let _ = writeln!(std::io::stderr(), "{line}");
         }
     }
 }
 
 /// What a person is told; `None` for what only a bar shows.
-pub(super) fn line(told: &Told<'_>, verbose: bool) -> Option<String> {
-    Some(match told {
-        Told::Started { model, variant, backend, dtype, seeds, .. } => match &seeds[..] {
+pub(super) fn line(report: &Report<'_>, verbose: bool) -> Option<String> {
+    Some(match report {
+        Report::Started { model, variant, backend, dtype, seeds, .. } => match &seeds[..] {
             _ if verbose => format!("{variant} from `{model}` on {backend}, {dtype}, seed {}", list(seeds)),
             [Some(seed), rest @ ..] if rest.iter().all(|s| *s == Some(*seed)) => format!("seed {seed}"),
             _ => return None,
         },
-        Told::Resolved { width, height, steps, first_step, sigmas, guidance, .. } => {
+        Report::Resolved { width, height, steps, first_step, sigmas, guidance, .. } => {
             let size = format!("{width}x{height}, {}", crate::values::plural(steps - first_step, "step"));
             let guidance = guidance.map_or(String::new(), |g| format!(", guidance {g}"));
             match verbose {
@@ -31,26 +31,26 @@ pub(super) fn line(told: &Told<'_>, verbose: bool) -> Option<String> {
                 false => format!("{size}{guidance}"),
             }
         }
-        Told::PhaseDone { phase: Phase::Steps, .. } if !verbose => return None,
-        Told::PhaseDone { phase, seconds } => format!("{phase} {seconds:.1} s"),
-        Told::Step { picture, together, pictures, step, steps, sigma, seconds } => {
+        Report::PhaseDone { phase: Phase::Steps, .. } if !verbose => return None,
+        Report::PhaseDone { phase, seconds } => format!("{phase} {seconds:.1} s"),
+        Report::Step { picture, together, pictures, step, steps, sigma, seconds } => {
             let which = which(*picture, *together, *pictures);
             format!("{which}step {step}/{steps} sigma {sigma:.3} {seconds:.1} s")
         }
-        Told::Lora { report } => (*report).to_owned(),
-        Told::Note { text } => format!("note: {text}"),
-        Told::Warning { text } => format!("warning: {text}"),
-        Told::Picture { file, seed, width, height, seconds, .. } => {
+        Report::Lora { report } => (*report).to_owned(),
+        Report::Note { text } => format!("note: {text}"),
+        Report::Warning { text } => format!("warning: {text}"),
+        Report::Picture { file, seed, width, height, seconds, .. } => {
             let file = if file == "-" { "standard output".into() } else { format!("`{file}`") };
             let seed = seed.map_or(String::new(), |s| format!("seed {s}, "));
             format!("saved {file} ({width}x{height}, {seed}{seconds:.1} s)")
         }
-        Told::Latents { file } => format!("saved `{file}`"),
-        Told::Phase { .. }
-        | Told::Progress { .. }
-        | Told::StepStarted { .. }
-        | Told::Done { .. }
-        | Told::Error { .. } => return None,
+        Report::Latents { file } => format!("saved `{file}`"),
+        Report::Phase { .. }
+        | Report::Progress { .. }
+        | Report::StepStarted { .. }
+        | Report::Done { .. }
+        | Report::Error { .. } => return None,
     })
 }
 
@@ -77,7 +77,7 @@ mod tests {
     fn a_step_is_one_plain_line() {
         let told = |picture, together, pictures| {
             let (step, steps, sigma, seconds) = (2, 4, 0.875, 3.12);
-            line(&Told::Step { picture, together, pictures, step, steps, sigma, seconds }, false).unwrap()
+            line(&Report::Step { picture, together, pictures, step, steps, sigma, seconds }, false).unwrap()
         };
         assert_eq!(told(0, 1, 1), "step 2/4 sigma 0.875 3.1 s");
         assert_eq!(told(1, 1, 3), "picture 2/3 step 2/4 sigma 0.875 3.1 s");

@@ -1,12 +1,12 @@
-//! The models and LoRAs that requests may name.
+//! The models, LoRAs and autoencoders that requests may name.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kiln_model::Variant;
-use kiln_server::{Catalogue, ModelInfo};
+use kiln_engine::{Model, Variant};
+use kiln_server::{Catalogue, JobError, ModelInfo};
 
 use crate::args::ServeArgs;
 use crate::failure::Failure;
@@ -18,10 +18,13 @@ const FRESH: Duration = Duration::from_secs(5);
 
 /// Every model, by the name that requests use.
 pub struct Models {
-    /// What is painted with when none is named.
+    /// What is used when none is named.
     default: (String, Found),
     loras: Option<PathBuf>,
+    vaes: Option<PathBuf>,
     known: Mutex<Known>,
+    /// Models that were used, by place: their files are opened once.
+    models: Mutex<HashMap<PathBuf, Arc<Model>>>,
 }
 
 #[derive(Default)]
@@ -35,8 +38,8 @@ struct Known {
 impl Models {
     pub fn new(args: &ServeArgs) -> Result<Models, Failure> {
         let found = Found::find(args.model.as_deref())?;
-        // Said now, and not to the first who asks for a picture.
-        found.open()?;
+        // Said now, and not to the first who asks for an image.
+        let model = Arc::new(found.open()?);
         let name = match &found {
             Found::BuiltIn => crate::ember::NAME.to_owned(),
             Found::Named { name, .. } => name.clone(),
@@ -47,7 +50,23 @@ impl Models {
             }
         };
         let loras = args.loras.clone().or_else(|| super::beside_models("loras"));
-        Ok(Models { default: (name, found), loras, known: Mutex::default() })
+        let vaes = args.vaes.clone().or_else(|| super::beside_models("vaes"));
+        let models = Mutex::new(HashMap::from([(place(&found), model)]));
+        Ok(Models { default: (name, found), loras, vaes, known: Mutex::default(), models })
+    }
+
+    /// The model of this name, or the usual one, opened once.
+    pub fn open(&self, name: Option<&str>) -> Result<Arc<Model>, JobError> {
+        let gone = || JobError::request("model_not_found", "the model is no longer there");
+        let found = self.find(name).ok_or_else(gone)?;
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = models.get(&place(&found)) {
+            return Ok(Arc::clone(model));
+        }
+        let model = found.open().map_err(|failure| JobError::server("model_failed", failure.message))?;
+        let model = Arc::new(model);
+        models.insert(place(&found), Arc::clone(&model));
+        Ok(model)
     }
 
     /// The model of this name, or the usual one.
@@ -61,8 +80,12 @@ impl Models {
 
     /// The file of a LoRA.
     pub fn lora(&self, name: &str) -> Option<PathBuf> {
-        let known = self.loras().iter().any(|lora| lora == name);
-        known.then(|| Some(self.loras.as_ref()?.join(format!("{name}.{ENDING}"))))?
+        file(self.loras.as_deref(), name)
+    }
+
+    /// The file of an autoencoder.
+    pub fn vae(&self, name: &str) -> Option<PathBuf> {
+        file(self.vaes.as_deref(), name)
     }
 
     fn refresh(&self, known: &mut Known) {
@@ -70,11 +93,7 @@ impl Models {
         let all = std::iter::once(self.default.clone()).chain(others);
         known.list = all
             .filter_map(|(name, found)| {
-                let place = match &found {
-                    Found::BuiltIn => PathBuf::from(crate::ember::NAME),
-                    Found::Named { path, .. } | Found::Path(path) => path.clone(),
-                };
-                let about = known.opened.entry(place).or_insert_with(|| about(&found)).clone()?;
+                let about = known.opened.entry(place(&found)).or_insert_with(|| about(&found)).clone()?;
                 Some(ModelInfo { default: name == self.default.0, name, ..about })
             })
             .collect();
@@ -82,17 +101,43 @@ impl Models {
     }
 }
 
+/// Where a model is.
+fn place(found: &Found) -> PathBuf {
+    match found {
+        Found::BuiltIn => PathBuf::from(crate::ember::NAME),
+        Found::Named { path, .. } | Found::Path(path) => path.clone(),
+    }
+}
+
+/// The names of the weight files in a folder.
+fn names(folder: Option<&Path>) -> Vec<String> {
+    let entries = folder.into_iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+    let name = |path: PathBuf| {
+        let is_one = path.extension().is_some_and(|ending| ending == ENDING) && path.is_file();
+        is_one.then(|| path.file_stem()?.to_str().map(str::to_owned))?
+    };
+    let mut names: Vec<String> = entries.filter_map(|entry| name(entry.path())).collect();
+    names.sort();
+    names
+}
+
+/// The file of this name in a folder. A name is one of the list, so it can't lead out of the folder.
+fn file(folder: Option<&Path>, name: &str) -> Option<PathBuf> {
+    let known = names(folder).iter().any(|known| known == name);
+    known.then(|| Some(folder?.join(format!("{name}.{ENDING}"))))?
+}
+
 /// What there is to know of a model without its weights.
 fn about(found: &Found) -> Option<ModelInfo> {
-    let folder = found.open().ok()?;
+    let model = found.open().ok()?;
     Some(ModelInfo {
         name: String::new(),
         default: false,
-        size: folder.default_size as u32,
-        sides: folder.trained_sides().map(|sides| (*sides.start() as u32, *sides.end() as u32)),
-        steps: folder.default_steps() as u32,
-        guidance: folder.default_guidance(),
-        negative: folder.variant == Variant::Base,
+        size: model.default_size as u32,
+        sides: model.trained_sides().map(|sides| (*sides.start() as u32, *sides.end() as u32)),
+        steps: model.default_steps() as u32,
+        guidance: model.default_guidance(),
+        negative: model.variant == Variant::Base,
     })
 }
 
@@ -106,19 +151,15 @@ impl Catalogue for Models {
     }
 
     fn loras(&self) -> Vec<String> {
-        let entries =
-            self.loras.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
-        let name = |path: PathBuf| {
-            let is_one = path.extension().is_some_and(|ending| ending == ENDING) && path.is_file();
-            is_one.then(|| path.file_stem()?.to_str().map(str::to_owned))?
-        };
-        let mut names: Vec<String> = entries.filter_map(|entry| name(entry.path())).collect();
-        names.sort();
-        names
+        names(self.loras.as_deref())
+    }
+
+    fn vaes(&self) -> Vec<String> {
+        names(self.vaes.as_deref())
     }
 }
 
-/// [`Models`], shared by the server and the painter.
+/// [`Models`], shared by the server and the worker.
 pub struct Shared(pub Arc<Models>);
 
 impl Catalogue for Shared {
@@ -128,5 +169,9 @@ impl Catalogue for Shared {
 
     fn loras(&self) -> Vec<String> {
         self.0.loras()
+    }
+
+    fn vaes(&self) -> Vec<String> {
+        self.0.vaes()
     }
 }

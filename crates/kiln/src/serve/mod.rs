@@ -1,17 +1,15 @@
-//! `kiln serve`: the server of `kiln-server`, painting with the models of this program.
+//! `kiln serve`: the server of `kiln-server` with this program's engine behind it.
 
 mod catalogue;
-mod observe;
-mod painter;
-mod preview;
-mod projection;
+mod generator;
 
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kiln_engine::{Session, TextCache};
 use kiln_server::{Config, Limits, Server};
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
@@ -19,9 +17,9 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::args::ServeArgs;
 use crate::failure::Failure;
 use catalogue::{Models, Shared};
-use painter::Studio;
+use generator::Worker;
 
-/// Threads that answer requests; the pictures are painted elsewhere.
+/// Threads that answer requests; images are generated elsewhere.
 const THREADS: usize = 2;
 
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
@@ -34,7 +32,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         let what = format!("can't use the data folder `{}`: {error}", data.display());
         Failure::new(what).hint("choose another with --data")
     })?;
-    let studio = Studio::new(args.clone(), models, &data);
+    let worker = worker(&args, models, &data);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .enable_all()
@@ -45,15 +43,28 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         Failure::new(format!("can't listen on {address}: {error}")).hint("choose another port with --port")
     })?;
     let address = listener.local_addr().unwrap_or(address);
-    let painting = server.paint_with(Box::new(studio));
-    let painting =
-        painting.map_err(|error| Failure::new(format!("can't start the thread that paints: {error}")))?;
+    let generating = server.generate_with(worker);
+    let generating =
+        generating.map_err(|error| Failure::new(format!("can't start the threads that generate: {error}")))?;
     let _ = writeln!(std::io::stderr(), "kiln {} at http://{address}", env!("CARGO_PKG_VERSION"));
     runtime.block_on(kiln_server::serve(server, listener, asked_to_stop()));
     // The picture at work is done, or stops within a step.
-    let _ = painting.join();
+    let _ = generating.join();
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(())
+}
+
+/// The engine behind the server.
+fn worker(args: &ServeArgs, models: Arc<Models>, data: &Path) -> Worker {
+    let mut settings = args.machine.settings();
+    // Requests with the same words share their encoding, wherever it is kept.
+    settings.text_cache = match args.no_cache {
+        true => None,
+        false => crate::cache::texts().or_else(|| Some(TextCache::new(data.join("texts")))),
+    };
+    settings.preview_vae = args.preview_vae.clone();
+    let session = Session::new(settings, args.max_batch as usize);
+    Worker::new(session, models, args.vae.clone())
 }
 
 fn check(args: &ServeArgs) -> Result<(), Failure> {

@@ -1,0 +1,91 @@
+//! What this machine has.
+
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+
+/// Memory in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// All there is.
+    pub total: u64,
+    /// What programs can have without swapping.
+    pub available: u64,
+}
+
+impl Memory {
+    /// What the system says, within what a container allows; `None` where neither is known.
+    pub fn now() -> Option<Memory> {
+        let wanted = RefreshKind::nothing().with_memory(MemoryRefreshKind::everything());
+        let system = System::new_with_specifics(wanted).ok()?;
+        let mut memory = Memory { total: system.total_memory(), available: system.available_memory() };
+        if let Some(limits) = system.cgroup_limits() {
+            memory.total = memory.total.min(limits.total_memory);
+            // What a container's page cache holds counts as used there, but the system takes it back when asked.
+            let used = limits.rss.min(memory.total);
+            memory.available = memory.available.min(memory.total - used);
+        }
+        (memory.total > 0).then_some(memory)
+    }
+}
+
+/// Bytes that a request may need before it is refused.
+pub fn memory_limit() -> Option<u64> {
+    Memory::now().map(|memory| if memory.available > 0 { memory.available } else { memory.total })
+}
+
+/// The processor.
+#[derive(Clone, Debug)]
+pub struct Cpu {
+    /// Its name.
+    pub name: String,
+    /// Cores, where they can be counted.
+    pub cores: Option<usize>,
+    /// Threads that run at once, for this process.
+    pub threads: usize,
+    /// Instruction sets that matter here, and whether they are present.
+    pub features: Vec<(&'static str, bool)>,
+}
+
+impl Cpu {
+    /// The one at hand.
+    pub fn now() -> Cpu {
+        let system =
+            System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing())).ok();
+        let first = system.as_ref().and_then(|system| system.cpus().first());
+        let name = first.map(|cpu| cpu.brand().trim().to_owned()).unwrap_or_default();
+        Cpu {
+            name: if name.is_empty() { std::env::consts::ARCH.into() } else { name },
+            cores: System::physical_core_count().ok(),
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            features: features(),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn features() -> Vec<(&'static str, bool)> {
+    // The standard library can't see AMX yet; Linux says so itself.
+    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = flags.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    let told = |name: &str| flags.split_whitespace().any(|flag| flag == name);
+    vec![
+        ("avx2", std::is_x86_feature_detected!("avx2")),
+        ("fma", std::is_x86_feature_detected!("fma")),
+        ("f16c", std::is_x86_feature_detected!("f16c")),
+        ("avx512f", std::is_x86_feature_detected!("avx512f")),
+        ("avx512_bf16", std::is_x86_feature_detected!("avx512bf16")),
+        ("avx512_vnni", std::is_x86_feature_detected!("avx512vnni")),
+        ("amx_bf16", told("amx_bf16")),
+        ("amx_int8", told("amx_int8")),
+    ]
+}
+
+#[cfg(target_arch = "aarch64")]
+fn features() -> Vec<(&'static str, bool)> {
+    use std::arch::is_aarch64_feature_detected as detected;
+    vec![("neon", detected!("neon")), ("dotprod", detected!("dotprod")), ("bf16", detected!("bf16"))]
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn features() -> Vec<(&'static str, bool)> {
+    Vec::new()
+}

@@ -1,0 +1,62 @@
+//! Autoencoders that are used instead of a model's own.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kiln_model::{config, taef2, vae};
+use kiln_ops::Reference;
+use kiln_weights::{Component, WeightSource};
+
+use crate::error::{Error, Result};
+
+/// An autoencoder in a file or folder of its own: TAEF2, or a FLUX.2 VAE.
+#[derive(Debug)]
+pub struct VaeFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its configuration: beside it, or read off its tensors; TAEF2 has none.
+    pub config: Option<vae::Config>,
+    /// Its weights.
+    pub weights: WeightSource,
+    /// Identity of its weights, for recipes.
+    pub fingerprint: String,
+}
+
+impl VaeFile {
+    fn open(path: &Path) -> Result<VaeFile> {
+        let source = WeightSource::open(path)?;
+        let (path, fingerprint) = (path.to_path_buf(), source.fingerprint()?);
+        if taef2::Taef2::<Reference>::recognise(&source.root()) {
+            return Ok(VaeFile { path, config: None, weights: source, fingerprint });
+        }
+        let weights = source.component(Component::Vae)?.unwrap_or(source);
+        let beside = if path.is_dir() { path.clone() } else { path.with_file_name("") };
+        let config_file = beside.join("config.json");
+        let config: vae::Config = if config_file.is_file() {
+            config::read(&config_file)?
+        } else {
+            vae::Config::from_tensors(&weights)
+                .ok_or_else(|| Error::config(&path, "neither TAEF2 nor a FLUX.2 autoencoder"))?
+        };
+        if let Some(what) = config.problem() {
+            return Err(Error::config(config_file, what));
+        }
+        Ok(VaeFile { path, config: Some(config), weights, fingerprint })
+    }
+}
+
+/// Those that were asked for.
+#[derive(Debug, Default)]
+pub(super) struct VaeFiles(Mutex<Vec<Arc<VaeFile>>>);
+
+impl VaeFiles {
+    pub fn open(&self, path: &Path) -> Result<Arc<VaeFile>> {
+        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = files.iter().find(|file| file.path == path) {
+            return Ok(Arc::clone(file));
+        }
+        let file = Arc::new(VaeFile::open(path)?);
+        files.push(Arc::clone(&file));
+        Ok(file)
+    }
+}

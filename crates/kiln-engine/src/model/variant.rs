@@ -1,0 +1,99 @@
+//! The kinds of FLUX.2, and what each is used with.
+
+use std::fmt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// What kind of FLUX.2 a folder holds. Tensors don't tell; `model_index.json` does, or a file's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum Variant {
+    /// klein: four steps, no guidance
+    Distilled,
+    /// klein base: many steps, classifier-free guidance
+    Base,
+    /// klein KV: distilled, references computed once
+    Kv,
+    /// dev: guidance is an input of the transformer, text comes as embeddings
+    Dev,
+}
+
+impl Variant {
+    /// Steps when none are asked for.
+    pub fn default_steps(self) -> usize {
+        match self {
+            Variant::Distilled | Variant::Kv => 4,
+            Variant::Base | Variant::Dev => 50,
+        }
+    }
+
+    /// Calls of the transformer a step: two with classifier-free guidance, which takes a guidance above 1.
+    pub fn calls_per_step(self, guidance: Option<f32>) -> usize {
+        match self {
+            Variant::Base if guidance.is_some_and(|g| g > 1.0) => 2,
+            _ => 1,
+        }
+    }
+
+    /// Guidance when none is asked for; `None` for models that don't use it.
+    pub fn default_guidance(self) -> Option<f32> {
+        match self {
+            Variant::Distilled | Variant::Kv => None,
+            Variant::Base | Variant::Dev => Some(4.0),
+        }
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Variant::Distilled => "klein (distilled)",
+            Variant::Base => "klein base",
+            Variant::Kv => "klein KV",
+            Variant::Dev => "dev",
+        })
+    }
+}
+
+impl Variant {
+    /// What a file's name says of it: `flux-2-klein-base-9b-fp8.safetensors`, `flux-2-klein-9b-kv.gguf`. Names that say
+    /// nothing of a model leave it to the folders around.
+    pub fn by_name(file: &Path) -> Variant {
+        const DEPTH: usize = 4;
+        let names = file.iter().rev().take(DEPTH).map(|name| name.to_string_lossy().to_lowercase());
+        for name in names {
+            let words: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+            if words.contains(&"kv") {
+                return Variant::Kv;
+            }
+            if words.contains(&"base") {
+                return Variant::Base;
+            }
+            if words.contains(&"klein") {
+                return Variant::Distilled;
+            }
+        }
+        Variant::Distilled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_files_name_says_what_it_is() {
+        for (name, expected) in [
+            ("flux-2-klein-4b.safetensors", Variant::Distilled),
+            ("models/FLUX.2-klein-base-9B-Q4_K_M.gguf", Variant::Base),
+            ("flux-2-klein-9b-kv-fp8.safetensors", Variant::Kv),
+            ("models--bfl--FLUX.2-klein-base-4B/snapshots/0a/model.safetensors", Variant::Base),
+            ("/data/base/flux-2-klein-4b.gguf", Variant::Distilled),
+            ("/data/x.gguf", Variant::Distilled),
+        ] {
+            assert_eq!(Variant::by_name(Path::new(name)), expected, "{name}");
+        }
+    }
+}

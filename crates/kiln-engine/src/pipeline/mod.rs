@@ -1,0 +1,211 @@
+//! A loaded model: plans to images. Encodes text and references, denoises, decodes.
+
+mod batch;
+mod denoise;
+mod options;
+mod run;
+mod text;
+mod unfinished;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
+
+use kiln_model::transformer::Transformer;
+use kiln_model::{Autoencoder, Event, Observer};
+use kiln_ops::Backend;
+use kiln_tensor::HostTensor;
+use kiln_weights::{LinearForm, LoraReport};
+
+pub use batch::Member;
+pub use options::{BatchLimit, LoadOptions};
+use text::LazyTextEncoder;
+pub use unfinished::{Generated, Unfinished};
+
+use crate::error::{Error, MissingPart, Result};
+use crate::model::{Model, VaeFile};
+use crate::placement::Placement;
+use crate::plan::{Plan, PlannedLora};
+
+/// Other autoencoders that stay loaded.
+const OTHER_VAES: usize = 2;
+
+/// A loaded model.
+pub struct Pipeline<B: Backend> {
+    backend: B,
+    model: Arc<Model>,
+    options: LoadOptions,
+    text_encoder: LazyTextEncoder<B>,
+    transformer: Transformer<B>,
+    weights: kiln_weights::WeightSource,
+    /// The model's own autoencoder, or the one that was asked for when it was loaded; then others that plans named.
+    autoencoders: Mutex<Vec<LoadedVae<B>>>,
+}
+
+/// An autoencoder and the file it comes from; the model's own has none.
+struct LoadedVae<B: Backend> {
+    file: Option<Arc<VaeFile>>,
+    autoencoder: Arc<Autoencoder<B>>,
+}
+
+impl<B: Backend> Pipeline<B> {
+    /// Loads every part of the model and checks it against its configuration.
+    pub fn load(
+        backend: B,
+        model: &Arc<Model>,
+        options: &LoadOptions,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<Self> {
+        // The tokenizer's names and the autoencoder's kernels are put in order, which takes about as long as all the
+        // rest: each on a thread of its own.
+        let loaded = std::thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| model.prompt_tokenizer().map(drop));
+            let autoencoder = scope.spawn(|| load_vae(&backend, model, options.vae.as_ref(), options));
+            Self::load_others(&backend, model, options, observer).and_then(|others| {
+                observer.event(Event::Loading { part: "tokenizer" })?;
+                join(tokenizer)?;
+                observer.event(Event::Loading { part: "vae" })?;
+                Ok((others, join(autoencoder)?))
+            })
+        });
+        let ((text_encoder, transformer, weights), autoencoder) = loaded?;
+        let (model, options) = (Arc::clone(model), options.clone());
+        let autoencoders = Mutex::new(vec![autoencoder]);
+        Ok(Pipeline { backend, model, options, text_encoder, transformer, weights, autoencoders })
+    }
+
+    /// The text encoder (unless it may not be needed) and the transformer.
+    fn load_others(
+        b: &B,
+        model: &Arc<Model>,
+        options: &LoadOptions,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<(LazyTextEncoder<B>, Transformer<B>, kiln_weights::WeightSource)> {
+        let text_encoder = LazyTextEncoder::new(b, model, options, observer)?;
+        observer.event(Event::Loading { part: "transformer" })?;
+        if let Some(Placement { weights, transformer, .. }) = options.placement {
+            b.keep_weights(transformer, weights.transformer);
+        }
+        let part = &model.transformer;
+        let mut source = part.reopen()?;
+        source.set_loras(open_loras(&options.loras)?);
+        source.set_lora_partial(options.lora_partial);
+        source.set_merged(options.dtype);
+        source.check_loras()?;
+        source.set_form(options.form);
+        let rounds = matches!(options.form, LinearForm::Int8 { .. }) && source.bytes_to_round() > 0;
+        let mut loaded = |done, total| match rounds {
+            true => observer.event(Event::Rounded { done, total }),
+            false => Ok(()),
+        };
+        let vars = source.root();
+        let transformer = Transformer::load_blocks(b, &vars, &part.config, options.dtype, &mut loaded)?;
+        for report in source.finish_loras()? {
+            observer.event(Event::Lora { report: report.to_string() })?;
+        }
+        Ok((text_encoder, transformer, source))
+    }
+
+    /// Takes these LoRAs instead of those it has; the model stays loaded. After an error everything is as before.
+    ///
+    /// It takes milliseconds; longer only where a DoRA has its layers measured, or a GPU needs changed weights.
+    pub fn set_loras(&mut self, loras: &[PlannedLora], partial: bool) -> Result<Vec<LoraReport>> {
+        self.weights.set_loras(open_loras(loras)?);
+        self.weights.set_lora_partial(partial);
+        let reports = self.transformer.set_loras(&self.backend, &self.weights)?;
+        (self.options.loras, self.options.lora_partial) = (loras.to_vec(), partial);
+        Ok(reports)
+    }
+
+    /// The LoRAs it has.
+    pub fn loras(&self) -> (&[PlannedLora], bool) {
+        (&self.options.loras, self.options.lora_partial)
+    }
+
+    /// The model it was loaded from.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The backend it runs on.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// How it was loaded.
+    pub fn options(&self) -> &LoadOptions {
+        &self.options
+    }
+
+    /// The autoencoder that a plan asks for. One that was not used before is loaded.
+    pub fn autoencoder(&self, vae: Option<&Arc<VaeFile>>) -> Result<Arc<Autoencoder<B>>> {
+        let wanted = vae.or(self.options.vae.as_ref());
+        let mut all = self.autoencoders.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |loaded: &&LoadedVae<B>| match (&loaded.file, wanted) {
+            (Some(file), Some(wanted)) => Arc::ptr_eq(file, wanted) || file.path == wanted.path,
+            (None, None) => true,
+            _ => false,
+        };
+        if let Some(loaded) = all.iter().find(same) {
+            return Ok(Arc::clone(&loaded.autoencoder));
+        }
+        let loaded = load_vae(&self.backend, &self.model, wanted, &self.options)?;
+        let autoencoder = Arc::clone(&loaded.autoencoder);
+        if all.len() > OTHER_VAES {
+            all.remove(1);
+        }
+        all.push(loaded);
+        Ok(autoencoder)
+    }
+
+    /// Loads what this plan needs and is not loaded yet: the text encoder, unless every text is in the cache.
+    ///
+    /// Running the plan does so itself when it comes to that; doing it before finds damaged files early.
+    pub fn prepare(&self, plan: &Plan, observer: &mut dyn Observer<B>) -> Result<()> {
+        let tokens = plan.tokens()?;
+        self.text_encoder.prepare(&self.backend, tokens.prompts.iter().chain(&tokens.negatives), observer)
+    }
+
+    /// All images of a plan.
+    pub fn generate(&self, plan: &Plan, observer: &mut dyn Observer<B>) -> Result<Vec<Generated>> {
+        let (mut images, mut end) = (Vec::new(), Ok(()));
+        let mut done = |image: Unfinished<B>| {
+            images.push(image.finish(&self.backend, plan)?);
+            Ok(())
+        };
+        let members = &mut [Member { plan, observer, done: &mut done }];
+        self.run(members, &BatchLimit::ONE, &mut |_, result| end = result);
+        end.map(|()| images)
+    }
+}
+
+/// The autoencoder of this file, or the model's own.
+fn load_vae<B: Backend>(
+    b: &B,
+    model: &Model,
+    vae: Option<&Arc<VaeFile>>,
+    options: &LoadOptions,
+) -> Result<LoadedVae<B>> {
+    let autoencoder = match (vae, &model.vae) {
+        (Some(file), _) => Autoencoder::load(b, &file.weights, file.config.as_ref(), options.dtype)?,
+        (None, Some(part)) => Autoencoder::load(b, part.weights()?, Some(&part.config), options.dtype)?,
+        (None, None) => return Err(model.missing_part(MissingPart::Vae)),
+    };
+    Ok(LoadedVae { file: vae.cloned(), autoencoder: Arc::new(autoencoder) })
+}
+
+fn open_loras(loras: &[PlannedLora]) -> Result<Vec<(kiln_weights::Lora, f32)>> {
+    loras.iter().map(|l| Ok((kiln_weights::Lora::open(&l.path)?, l.weight))).collect()
+}
+
+/// What a thread made; its panic goes on here.
+fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Refuses NaN and infinity, which would otherwise end as a black image.
+fn finite(what: &'static str, x: &HostTensor) -> Result<()> {
+    match x.to_f32()?.iter().all(|v| v.is_finite()) {
+        true => Ok(()),
+        false => Err(Error::Model(kiln_model::Error::NotFinite { what })),
+    }
+}

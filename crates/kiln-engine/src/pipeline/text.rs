@@ -1,0 +1,111 @@
+//! The text side of a pipeline: prompts to text tokens, encoded or remembered.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kiln_model::text_encoder::TextEncoder;
+use kiln_model::tokenizer::Tokens;
+use kiln_model::{Event, Observer};
+use kiln_ops::Backend;
+use kiln_tensor::DType;
+
+use super::finite;
+use super::options::LoadOptions;
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::placement::Placement;
+use crate::text_cache::{Key, TextCache};
+
+/// What messages call an encoded text.
+pub(super) const RESULT: &str = "the text encoder's result";
+
+/// The text encoder, loaded when a text is to be encoded that is not remembered.
+pub(super) struct LazyTextEncoder<B: Backend> {
+    model: Arc<Model>,
+    dtype: DType,
+    placement: Option<Placement>,
+    cache: Option<TextCache>,
+    encoder: Mutex<Option<Arc<TextEncoder<B>>>>,
+}
+
+impl<B: Backend> LazyTextEncoder<B> {
+    /// With a cache nothing is loaded yet; without one the encoder is needed in any case, and is loaded now.
+    pub(super) fn new(
+        b: &B,
+        model: &Arc<Model>,
+        options: &LoadOptions,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<Self> {
+        let (model, encoder) = (Arc::clone(model), Mutex::new(None));
+        let LoadOptions { dtype, placement, text_cache: cache, .. } = options.clone();
+        let text = LazyTextEncoder { model, dtype, placement, cache, encoder };
+        if text.cache.is_none() && text.model.text_encoder.is_some() {
+            text.encoder(b, observer)?;
+        }
+        Ok(text)
+    }
+
+    /// Loads the encoder unless all of these texts are remembered.
+    pub(super) fn prepare<'a>(
+        &self,
+        b: &B,
+        texts: impl Iterator<Item = &'a Tokens>,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<()> {
+        let mut missing = false;
+        for tokens in texts {
+            missing |= match &self.cache {
+                Some(cache) => !cache.contains(&self.key(b, tokens)?),
+                None => true,
+            };
+        }
+        if missing { self.encoder(b, observer).map(drop) } else { Ok(()) }
+    }
+
+    /// Text tokens `[tokens, 3 · hidden]`. `place` is the prompt's number and how many there are, for progress only.
+    pub(super) fn encode(
+        &self,
+        b: &B,
+        tokens: &Tokens,
+        place: (usize, usize),
+        observer: &mut dyn Observer<B>,
+    ) -> Result<B::Tensor> {
+        let Some(cache) = &self.cache else {
+            // Whether it is finite is asked when the image isn't: the question would keep a GPU waiting.
+            return Ok(self.encoder(b, observer)?.forward(b, tokens, place, observer)?);
+        };
+        let key = self.key(b, tokens)?;
+        if let Some(text) = cache.get(&key) {
+            return Ok(b.upload(&text, self.dtype)?);
+        }
+        let encoded = self.encoder(b, observer)?.forward(b, tokens, place, observer)?;
+        let text = b.download(&encoded)?;
+        finite(RESULT, &text)?;
+        if let Err(error) = cache.put(&key, &text) {
+            observer.event(Event::Note(format!("the encoded text is not kept: {error}")))?;
+        }
+        Ok(encoded)
+    }
+
+    fn key(&self, b: &B, tokens: &Tokens) -> Result<Key> {
+        let part = self.model.text_encoder.as_ref().ok_or_else(|| self.missing())?;
+        Ok(Key::new(part.fingerprint()?, &b.numerics(), self.dtype, tokens, part.config.text_dim()))
+    }
+
+    fn missing(&self) -> Error {
+        self.model.missing_part(crate::error::MissingPart::TextEncoder)
+    }
+
+    fn encoder(&self, b: &B, observer: &mut dyn Observer<B>) -> Result<Arc<TextEncoder<B>>> {
+        let mut encoder = self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(encoder) = &*encoder {
+            return Ok(Arc::clone(encoder));
+        }
+        let part = self.model.text_encoder.as_ref().ok_or_else(|| self.missing())?;
+        observer.event(Event::Loading { part: "text encoder" })?;
+        if let Some(Placement { weights, text_encoder, .. }) = self.placement {
+            b.keep_weights(text_encoder, weights.text_encoder);
+        }
+        let loaded = TextEncoder::load(b, &part.weights()?.root(), &part.config, self.dtype)?;
+        Ok(Arc::clone(encoder.insert(Arc::new(loaded))))
+    }
+}
