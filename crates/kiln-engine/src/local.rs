@@ -12,7 +12,7 @@ use crate::engine::{About, Counters, Engine, Task};
 use crate::error::{Error, Result};
 use crate::finisher::Finisher;
 use crate::model::{Model, VaeFile};
-use crate::pipeline::{BatchLimit, LoadOptions, Member, Pipeline, Unfinished};
+use crate::pipeline::{BatchLimit, Generated, LoadOptions, Member, Pipeline, Unfinished};
 use crate::plan::{Plan, PlannedLora};
 use crate::preview::Previews;
 use crate::recipe::Recipe;
@@ -181,7 +181,10 @@ impl Run {
         }
     }
 
-    fn take(&self, done: crate::pipeline::Generated) -> Result<()> {
+    fn take(&self, done: Generated) -> Result<()> {
+        for note in done.notes {
+            self.task.sink.event(&Event::Note(note));
+        }
         let plan = &self.task.plan;
         let recipe = Recipe::new(plan, done.index, self.about.dtype, &self.about.backend)?;
         let seed = plan.image(done.index).seed;

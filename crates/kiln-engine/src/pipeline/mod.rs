@@ -13,7 +13,6 @@ use std::thread::ScopedJoinHandle;
 use kiln_model::transformer::Transformer;
 use kiln_model::{Autoencoder, Event, Observer};
 use kiln_ops::Backend;
-use kiln_tensor::HostTensor;
 use kiln_weights::{LinearForm, LoraReport};
 
 pub use batch::Member;
@@ -21,7 +20,7 @@ pub use options::{BatchLimit, LoadOptions};
 use text::LazyTextEncoder;
 pub use unfinished::{Generated, Unfinished};
 
-use crate::error::{Error, MissingPart, Result};
+use crate::error::{MissingPart, Result};
 use crate::model::{Model, VaeFile};
 use crate::placement::Placement;
 use crate::plan::{Plan, PlannedLora};
@@ -200,12 +199,4 @@ fn open_loras(loras: &[PlannedLora]) -> Result<Vec<(kiln_weights::Lora, f32)>> {
 /// What a thread made; its panic goes on here.
 fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-/// Refuses NaN and infinity, which would otherwise end as a black image.
-fn finite(what: &'static str, x: &HostTensor) -> Result<()> {
-    match x.to_f32()?.iter().all(|v| v.is_finite()) {
-        true => Ok(()),
-        false => Err(Error::Model(kiln_model::Error::NotFinite { what })),
-    }
 }

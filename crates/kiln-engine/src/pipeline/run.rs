@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kiln_image::Picture;
 use kiln_model::tokenizer::Tokens;
 use kiln_model::{Autoencoder, Event, Observer};
-use kiln_ops::{Backend, Later, Tensor as _};
+use kiln_ops::{Backend, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
 
 use super::batch::{Batch, Member};
 use super::denoise::{Conditioning, Denoiser, Origin, ReferenceMode, ReferenceTokens};
 use super::options::BatchLimit;
-use super::unfinished::Unfinished;
+use super::unfinished::{Afterwards, Unfinished, finite};
 use super::{Pipeline, join};
 use crate::error::{Error, Result};
 use crate::memory::MemoryNeed;
@@ -33,8 +33,8 @@ struct Ready<'a, B: Backend> {
     references: Option<ReferenceTokens<B>>,
     mode: ReferenceMode,
     origin: Origin<B>,
-    /// Encoded references, to be checked with the first image.
-    to_check: Mutex<Vec<Later<HostTensor>>>,
+    /// Left for when the device is done with the first image.
+    afterwards: Mutex<Vec<Afterwards>>,
 }
 
 impl<B: Backend> Ready<'_, B> {
@@ -181,25 +181,31 @@ impl<B: Backend> Pipeline<B> {
         let channels = self.model.transformer.config.in_channels;
         // The generator's numbers come one after the other: meanwhile the text is encoded.
         let (grid, dtype) = (plan.grid(), self.options.dtype);
+        let mut afterwards = Vec::new();
         let (noise, texts) = std::thread::scope(|scope| {
             let noise = scope.spawn(|| noise::draw(&plan.noise, plan.images, channels, grid, dtype));
-            let texts = self.encode_text(plan, observer);
+            let texts = self.encode_text(plan, &mut afterwards, observer);
             Ok::<_, Error>((join(noise)?, texts?))
         })?;
-        let mut to_check = Vec::new();
-        let (references, origin) = self.encode_images(plan, &autoencoder, &mut to_check, observer)?;
+        let (references, origin) = self.encode_images(plan, &autoencoder, &mut afterwards, observer)?;
         // Inpainting hands its source over as a reference, and is a pipeline of its own: it has no cached form.
         let cached = variant == Variant::Kv && references.is_some() && matches!(plan.start, Start::Noise);
         let mode = if cached { ReferenceMode::Cached } else { ReferenceMode::Joint };
-        let to_check = Mutex::new(to_check);
-        Ok(Ready { plan, autoencoder, noise, texts, references, mode, origin, to_check })
+        let afterwards = Mutex::new(afterwards);
+        Ok(Ready { plan, autoencoder, noise, texts, references, mode, origin, afterwards })
     }
 
-    fn encode_text(&self, plan: &Plan, observer: &mut dyn Observer<B>) -> Result<Texts<B::Tensor>> {
+    fn encode_text(
+        &self,
+        plan: &Plan,
+        afterwards: &mut Vec<Afterwards>,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<Texts<B::Tensor>> {
         let tokens = plan.tokens()?;
         let total = tokens.prompts.len() + tokens.negatives.len();
         let mut encode = |(i, tokens): (usize, &Tokens)| {
-            let encoded = self.text_encoder.encode(&self.backend, tokens, (i, total), observer)?;
+            let (encoded, keep) = self.text_encoder.encode(&self.backend, tokens, (i, total), observer)?;
+            afterwards.extend(keep);
             observer.see("prompt_embeds", &encoded)?;
             Ok::<_, Error>(encoded)
         };
@@ -221,7 +227,7 @@ impl<B: Backend> Pipeline<B> {
         &self,
         plan: &Plan,
         autoencoder: &Autoencoder<B>,
-        to_check: &mut Vec<Later<HostTensor>>,
+        afterwards: &mut Vec<Afterwards>,
         observer: &mut dyn Observer<B>,
     ) -> Result<(Option<ReferenceTokens<B>>, Origin<B>)> {
         let b = &self.backend;
@@ -237,7 +243,11 @@ impl<B: Backend> Pipeline<B> {
         for (index, image) in images.iter().enumerate() {
             observer.event(Event::Reference { index, total: images.len() })?;
             let encoded = autoencoder.encode(b, image, observer)?;
-            to_check.push(b.download_later(&encoded)?);
+            let latents = b.download_later(&encoded)?;
+            afterwards.push(Box::new(move || {
+                finite("the autoencoder's latent", &latents()?)?;
+                Ok(None)
+            }));
             observer.see(&format!("ref{index}.normalised_latents"), &encoded)?;
             tokens.push(encoded);
             grids.push([image.height() as usize / 16, image.width() as usize / 16]);
@@ -279,9 +289,9 @@ impl<B: Backend> Pipeline<B> {
                 let latents = b.download_later(&state.latents)?;
                 m.observer.event(Event::Decoding { picture: index })?;
                 let picture = own.autoencoder.decode_later(b, &state.latents, own.plan.grid(), m.observer)?;
-                let to_check = &mut *own.to_check.lock().unwrap_or_else(PoisonError::into_inner);
-                let (text, references) = (state.conditioning.text.clone(), std::mem::take(to_check));
-                (m.done)(Unfinished { index, picture, latents, text, references })
+                let afterwards = &mut *own.afterwards.lock().unwrap_or_else(PoisonError::into_inner);
+                let (text, afterwards) = (state.conditioning.text.clone(), std::mem::take(afterwards));
+                (m.done)(Unfinished { index, picture, latents, text, afterwards })
             });
             // Images of one request are made in their order.
             if index + 1 == own.plan.images {

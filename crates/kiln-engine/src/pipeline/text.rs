@@ -8,15 +8,12 @@ use kiln_model::{Event, Observer};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
 
-use super::finite;
 use super::options::LoadOptions;
+use super::unfinished::{Afterwards, TEXT, finite};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::placement::Placement;
 use crate::text_cache::{Key, TextCache};
-
-/// What messages call an encoded text.
-pub(super) const RESULT: &str = "the text encoder's result";
 
 /// The text encoder, loaded when a text is to be encoded that is not remembered.
 pub(super) struct LazyTextEncoder<B: Backend> {
@@ -61,29 +58,38 @@ impl<B: Backend> LazyTextEncoder<B> {
         if missing { self.encoder(b, observer).map(drop) } else { Ok(()) }
     }
 
-    /// Text tokens `[tokens, 3 · hidden]`. `place` is the prompt's number and how many there are, for progress only.
+    /// Text tokens `[tokens, 3 · hidden]`, and what is to be done with them afterwards. `place` is the prompt's number and how
+    /// many there are, for progress only.
     pub(super) fn encode(
         &self,
         b: &B,
         tokens: &Tokens,
         place: (usize, usize),
         observer: &mut dyn Observer<B>,
-    ) -> Result<B::Tensor> {
-        let Some(cache) = &self.cache else {
+    ) -> Result<(B::Tensor, Option<Afterwards>)> {
+        let Some(cache) = self.cache.as_ref().filter(|_| !self.is_quick(b)) else {
             // Whether it is finite is asked when the image isn't: the question would keep a GPU waiting.
-            return Ok(self.encoder(b, observer)?.forward(b, tokens, place, observer)?);
+            return Ok((self.encoder(b, observer)?.forward(b, tokens, place, observer)?, None));
         };
         let key = self.key(b, tokens)?;
         if let Some(text) = cache.get(&key) {
-            return Ok(b.upload(&text, self.dtype)?);
+            return Ok((b.upload(&text, self.dtype)?, None));
         }
         let encoded = self.encoder(b, observer)?.forward(b, tokens, place, observer)?;
-        let text = b.download(&encoded)?;
-        finite(RESULT, &text)?;
-        if let Err(error) = cache.put(&key, &text) {
-            observer.event(Event::Note(format!("the encoded text is not kept: {error}")))?;
-        }
-        Ok(encoded)
+        let (cache, text) = (cache.clone(), b.download_later(&encoded)?);
+        let keep: Afterwards = Box::new(move || {
+            let text = text()?;
+            finite(TEXT, &text)?;
+            let kept = cache.put(&key, &text);
+            Ok(kept.err().map(|error| format!("the encoded text is not kept: {error}")))
+        });
+        Ok((encoded, Some(keep)))
+    }
+
+    /// Whether encoding a text takes less time than reading it from the cache: with the encoder on a GPU.
+    fn is_quick(&self, b: &B) -> bool {
+        let loaded = || self.encoder.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        !b.reads_host_weights() && self.placement.is_none() && loaded()
     }
 
     fn key(&self, b: &B, tokens: &Tokens) -> Result<Key> {
