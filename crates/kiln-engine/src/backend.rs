@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::local::DeviceWatch;
 use crate::machine;
 use crate::model::Model;
-use crate::settings::{Device, Settings};
+use crate::settings::{Device, Precision, Settings};
 
 const USE_THE_CPU: &str = "leave --device out, or say --device cpu, to compute on the CPU";
 
@@ -41,6 +41,8 @@ pub struct DeviceInfo<B> {
     pub threads: usize,
     /// Bytes of a GPU's memory that may be taken.
     pub vram: Option<u64>,
+    /// Whether it makes products of 8-bit floats.
+    pub has_fp8: bool,
     pub(crate) watch: DeviceWatch<B>,
 }
 
@@ -48,6 +50,19 @@ impl<B> DeviceInfo<B> {
     /// What the device counts.
     pub fn counters(&self, backend: &B) -> Counters {
         (self.watch.counters)(backend)
+    }
+
+    /// What to compute in where nobody said so.
+    pub fn suitable_precision(&self, model: &Model) -> Precision {
+        match self.isa.map(|isa| suitable_dtype(isa, model)) {
+            Some(DType::F32) => Precision::F32,
+            _ => Precision::Bf16,
+        }
+    }
+
+    /// Gives memory that nothing needs back to the device, and counts the most that is in use anew.
+    pub fn release_memory(&self, backend: &B) {
+        (self.watch.release_memory)(backend);
     }
 }
 
@@ -83,15 +98,16 @@ impl AnyBackend {
 
     /// Does `work` with it.
     pub fn with<W: WithBackend>(self, work: W) -> W::Result {
-        let (device, threads, vram) = (self.device(), self.threads(), self.vram());
+        let (device, threads, vram, has_fp8) = (self.device(), self.threads(), self.vram(), self.has_fp8());
         match self {
             AnyBackend::Cpu(backend) => {
                 let watch = DeviceWatch {
                     free_memory: |_| machine::memory_limit(),
                     counters: |_| Counters::default(),
+                    release_memory: |_| {},
                 };
                 let isa = Some(backend.isa());
-                work.with(backend, DeviceInfo { device, is_asynchronous: false, isa, threads, vram, watch })
+                work.with(backend, DeviceInfo { device, is_asynchronous: false, isa, threads, vram, has_fp8, watch })
             }
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(backend) => {
@@ -101,8 +117,9 @@ impl AnyBackend {
                         replayed: b.replayed(),
                         peak_memory: b.memory_peak() as u64,
                     },
+                    release_memory: |b: &kiln_cuda::CudaBackend| b.release_memory(),
                 };
-                let info = DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, watch };
+                let info = DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, watch };
                 work.with(*backend, info)
             }
         }

@@ -72,7 +72,7 @@ pub use request::{
 };
 pub use session::Session;
 pub use settings::{Device, Graphs, Isa, Precision, Settings};
-pub use setup::Setup;
+pub use setup::{Setup, place};
 pub use sink::{Image, Sink};
 pub use text_cache::TextCache;
 pub use tracker::Tracker;

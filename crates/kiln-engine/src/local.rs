@@ -24,6 +24,8 @@ pub(crate) struct DeviceWatch<B> {
     pub free_memory: fn(&B) -> Option<u64>,
     /// What was counted.
     pub counters: fn(&B) -> Counters,
+    /// Gives memory that nothing needs back.
+    pub release_memory: fn(&B),
 }
 
 /// A pipeline, and the thread that hands on what it makes.

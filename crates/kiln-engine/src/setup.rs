@@ -188,7 +188,7 @@ fn memory_limit(
 }
 
 /// Which weights stay within `limit` bytes of a GPU's memory.
-fn place(weights: WeightBytes, need: &MemoryNeed, limit: u64) -> Result<Placement> {
+pub fn place(weights: WeightBytes, need: &MemoryNeed, limit: u64) -> Result<Placement> {
     Placement::new(weights, need, limit).map_err(|least| {
         // Rounded up: who says that number again must not be refused.
         let least = least.div_ceil(100 << 20) * 100;

@@ -1,7 +1,8 @@
-//! `kiln bench`: how fast this machine runs a model, phase by phase and operation by operation.
+//! `kiln bench`: how fast this machine runs a model, phase by phase, and whole images through the engine.
 
-mod cuda;
+mod image;
 mod memory;
+mod peaks;
 mod phases;
 mod report;
 #[cfg(feature = "serve")]
@@ -11,17 +12,15 @@ mod source;
 mod table;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use kiln_cpu::{CpuBackend, Isa, Peak, Peaks};
+use kiln_engine::{DeviceInfo, Precision, Settings, WithBackend, machine, place, with_backend};
 use kiln_ops::{Backend, Timed};
-use kiln_tensor::DType;
 use kiln_weights::LinearForm;
 
-use crate::args::{BenchArgs, DTypeArg, SizeArg};
+use crate::args::{BenchArgs, PhaseArg, SizeArg};
 use crate::failure::Failure;
 use crate::models::Found;
-use crate::values::Device;
-use crate::{backend, machine};
 use phases::{Bench, Plan};
 use report::Report;
 use sizes::Sizes;
@@ -35,48 +34,81 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     if args.server {
         return server::run(args);
     }
-    match args.machine.device {
-        Some(Device::Cuda(number)) => cuda::run(args, number),
-        _ => on_cpu(args),
+    let settings = settings(args);
+    let Some((plan, mut report)) = with_backend(&settings, Phases { args })?? else { return Ok(()) };
+    if plan.phases.contains(&PhaseArg::Picture) {
+        image::measure(args, &settings, &plan, &mut report)?;
     }
+    let text = if args.json { report.to_json() } else { report.to_text(args.verbose) };
+    crate::print(text.as_bytes())
 }
 
-fn on_cpu(args: &BenchArgs) -> Result<(), Failure> {
-    let backend = backend::cpu(&args.machine)?;
-    let peaks = Peaks::measure(backend.threads());
-    if args.peaks {
-        return print_peaks(args, &backend, &peaks);
+fn settings(args: &BenchArgs) -> Settings {
+    let mut settings = Settings { graphs: args.graphs, ..args.machine.settings() };
+    if settings.device == kiln_engine::Device::Auto {
+        settings.device = kiln_engine::Device::Cpu;
     }
-    let source = source(args)?;
-    let dtype = match (args.machine.dtype.unwrap_or_default(), &source) {
-        (DTypeArg::F32, _) => DType::F32,
-        (DTypeArg::Bf16 | DTypeArg::Int8, _) => DType::BF16,
-        (DTypeArg::Fp8, _) => {
-            return Err(Failure::new("the CPU has no products of 8-bit floats").hint("say --dtype int8"));
+    settings
+}
+
+/// Measures the phases, or prints the machine's ceilings and gives nothing.
+struct Phases<'a> {
+    args: &'a BenchArgs,
+}
+
+impl WithBackend for Phases<'_> {
+    type Result = Result<Option<(Plan, Report)>, Failure>;
+
+    fn with<B: Backend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Self::Result {
+        let args = self.args;
+        if args.peaks {
+            peaks::print(args, &backend, &device)?;
+            return Ok(None);
         }
-        (DTypeArg::Auto, Source::Folder(folder)) => backend::suitable_dtype(backend.isa(), folder),
-        // Weights that are made up have 16 bits.
-        (DTypeArg::Auto, Source::Synthetic { .. }) if backend.isa().multiplies_bf16() => DType::BF16,
-        (DTypeArg::Auto, Source::Synthetic { .. }) => DType::F32,
-    };
-    let plan = plan(args, source, dtype, backend.threads());
-    let mut report = report(args, &plan, backend.name());
-    let products = if matches!(plan.form, LinearForm::Int8 { .. }) { DType::I8 } else { dtype };
-    report.peaks(&peaks, ceiling(&peaks, backend.isa(), products));
-    finish(args, Bench { plan: &plan, b: Timed::new(backend), report, device: None })
+        let precision = args.machine.dtype.unwrap_or_default();
+        if precision == Precision::Fp8 && !device.has_fp8 {
+            let name = backend.name();
+            return Err(Failure::new(format!("{name} has no products of 8-bit floats"))
+                .hint("say --dtype int8 on a CPU"));
+        }
+        // Before anything is made: a limit that can't be kept is refused at once.
+        let mut plan = plan(args, source(args)?, &device)?;
+        if let Some(limit) = args.machine.vram_limit.filter(|_| device.is_asynchronous) {
+            let model = plan.source.model(1)?;
+            let others = plan.text_tokens + plan.references * plan.width * plan.height / 256;
+            let need = model.memory_need([plan.width, plan.height], others, plan.dtype);
+            plan.placement = Some(place(model.weight_bytes(plan.form), &need, limit)?);
+        }
+        let mut report = report(args, &plan, backend.name());
+        peaks::fill(&mut report, args, &plan, &backend, &device)?;
+        device.release_memory(&backend);
+        if let Some(placement) = plan.placement {
+            report.note(placement.to_string());
+        }
+        let only_whole = !plan.phases.is_empty() && plan.phases.iter().all(|p| *p == PhaseArg::Picture);
+        if !only_whole {
+            report = Bench { plan: &plan, b: Timed::new(backend), report, device }.run()?;
+        }
+        Ok(Some((plan, report)))
+    }
 }
 
 /// What the arguments ask for.
-fn plan(args: &BenchArgs, source: Source, dtype: DType, threads: usize) -> Plan {
-    let form = match args.machine.dtype {
-        Some(DTypeArg::Int8) => LinearForm::Int8 { threads },
-        Some(DTypeArg::Fp8) => LinearForm::Fp8,
+fn plan<B>(args: &BenchArgs, source: Source, device: &DeviceInfo<B>) -> Result<Plan, Failure> {
+    let threads = device.threads;
+    let precision = match args.machine.dtype.unwrap_or_default() {
+        Precision::Auto => device.suitable_precision(&*source.model(1)?),
+        asked => asked,
+    };
+    let form = match precision {
+        Precision::Int8 => LinearForm::Int8 { threads },
+        Precision::Fp8 => LinearForm::Fp8,
         _ => LinearForm::Float,
     };
     let (width, height) = args.size.unwrap_or((512, 512));
-    Plan {
+    Ok(Plan {
         source,
-        dtype,
+        dtype: precision.dtype(),
         form,
         loras: args.loras.clone(),
         width,
@@ -84,10 +116,10 @@ fn plan(args: &BenchArgs, source: Source, dtype: DType, threads: usize) -> Plan 
         references: args.refs as usize,
         batch: args.batch as usize,
         text_tokens: args.max_tokens.map_or(512, |n| n as usize),
-        repeat: args.repeat.unwrap_or(3),
+        repeat: args.repeat.unwrap_or(3) as usize,
         phases: args.phases.clone(),
         placement: None,
-    }
+    })
 }
 
 /// A report on nothing yet.
@@ -116,43 +148,15 @@ fn report(args: &BenchArgs, plan: &Plan, backend: String) -> Report {
     }
 }
 
-fn finish<B: Backend>(args: &BenchArgs, bench: Bench<'_, B>) -> Result<(), Failure> {
-    let report = bench.run()?;
-    let text = if args.json { report.to_json() } else { report.to_text(args.verbose) };
-    crate::print(text.as_bytes())
-}
-
 fn source(args: &BenchArgs) -> Result<Source, Failure> {
     if let Some(path) = &args.model {
-        return Ok(Source::Folder(Box::new(Found::find(Some(path))?.open()?)));
+        return Ok(Source::Model(Arc::new(Found::find(Some(path))?.open()?)));
     }
     let size = args.synthetic.unwrap_or(SizeArg::Klein4b);
     let sizes = Sizes::of(size).map_err(|e| Failure::new(format!("the sizes of {size:?}: {e}")))?;
     let available = machine::memory_limit().unwrap_or(u64::MAX);
     let budget = available.saturating_sub(FOR_WORK.min(available / 2));
     Ok(Source::Synthetic { sizes: Box::new(sizes), budget })
-}
-
-/// The peak of the unit that products of this dtype run on.
-fn ceiling(peaks: &Peaks, isa: Isa, dtype: DType) -> Option<&Peak> {
-    match (isa, dtype) {
-        (Isa::Portable, _) => None,
-        (Isa::Amx, DType::BF16) => peaks.amx_bf16.as_ref(),
-        (Isa::Amx, DType::I8) => peaks.amx_int8.as_ref(),
-        _ => peaks.fma_f32.as_ref(),
-    }
-}
-
-fn print_peaks(args: &BenchArgs, backend: &CpuBackend, peaks: &Peaks) -> Result<(), Failure> {
-    let rates: BTreeMap<_, _> = peaks.all().map(|peak| (peak.name, peak.rate)).collect();
-    let text = match args.json {
-        true => {
-            let json = serde_json::json!({ "threads": backend.threads(), "peaks": rates });
-            format!("{json:#}\n")
-        }
-        false => format!("{} threads at once\n\n{}", backend.threads(), report::peaks_table(&rates)),
-    };
-    crate::print(text.as_bytes())
 }
 
 /// `512x384`

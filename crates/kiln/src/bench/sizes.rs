@@ -1,6 +1,7 @@
 //! The published models' sizes, for weights that are made up.
 
-use kiln_model::{Variant, text_encoder, transformer, vae};
+use kiln_engine::Variant;
+use kiln_model::{text_encoder, transformer, vae};
 use serde_json::{Value, json};
 
 use crate::args::SizeArg;
@@ -75,7 +76,7 @@ fn numbers(size: SizeArg) -> Numbers {
             single_blocks: 2,
             heads: 1,
             text_dim: 3 * 16,
-            text_encoder: Some(qwen3(16, 48, [4, 2], 16, 448)),
+            text_encoder: Some(qwen3(16, 48, [4, 2], 16, 151_936)),
             vae_channels: [32; 4],
             ..klein_4b()
         },

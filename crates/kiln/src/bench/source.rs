@@ -1,13 +1,18 @@
-//! Where the weights come from: a folder, or nowhere.
+//! The model that is measured: one of files, or one whose weights are made up.
 
-use kiln_model::{ModelFolder, Part, Variant, text_encoder, transformer, vae};
-use kiln_weights::WeightSource;
+use std::sync::Arc;
+
+use kiln_engine::{Model, Part};
+use kiln_weights::{Component, WeightSource};
 
 use super::sizes::Sizes;
 use crate::failure::Failure;
 
+/// Where the weights come from.
 pub enum Source {
-    Folder(Box<ModelFolder>),
+    /// Files.
+    Model(Arc<Model>),
+    /// Nowhere: random values of a model's true size.
     Synthetic {
         sizes: Box<Sizes>,
         /// Bytes of weights that fit into memory beside the work.
@@ -18,54 +23,28 @@ pub enum Source {
 impl Source {
     pub fn name(&self) -> String {
         match self {
-            Source::Folder(folder) => format!("{} (`{}`)", folder.variant, folder.path.display()),
+            Source::Model(model) => format!("{} (`{}`)", model.variant, model.path.display()),
             Source::Synthetic { sizes, .. } => format!("{} (synthetic weights)", sizes.name),
         }
     }
 
-    pub fn variant(&self) -> Variant {
-        match self {
-            Source::Folder(folder) => folder.variant,
-            Source::Synthetic { sizes, .. } => sizes.variant,
+    /// The model. Made-up weights are made anew every time, as they are asked for, so that a part that is dropped gives its
+    /// memory back; `parts` of them have to share it.
+    pub fn model(&self, parts: u64) -> Result<Arc<Model>, Failure> {
+        let (sizes, budget) = match self {
+            Source::Model(model) => return Ok(Arc::clone(model)),
+            Source::Synthetic { sizes, budget } => (sizes, budget / parts.max(1)),
+        };
+        fn made<C>(name: &str, config: C, component: Component, budget: u64) -> Part<C> {
+            Part::open(name.into(), config, component, WeightSource::synthetic(budget))
         }
-    }
-
-    pub fn transformer(&self) -> &transformer::Config {
-        match self {
-            Source::Folder(folder) => &folder.transformer.config,
-            Source::Synthetic { sizes, .. } => &sizes.transformer,
-        }
-    }
-
-    pub fn text_encoder(&self) -> Option<&text_encoder::Config> {
-        match self {
-            Source::Folder(folder) => folder.text_encoder.as_ref().map(|part| &part.config),
-            Source::Synthetic { sizes, .. } => sizes.text_encoder.as_ref(),
-        }
-    }
-
-    pub fn vae(&self) -> Option<&vae::Config> {
-        match self {
-            Source::Folder(folder) => folder.vae.as_ref().map(|part| &part.config),
-            Source::Synthetic { sizes, .. } => Some(&sizes.vae),
-        }
-    }
-
-    /// The weights of `text encoder`, `transformer` or `vae`.
-    pub fn weights(&self, part: &str) -> Result<WeightSource, Failure> {
-        fn open<C>(part: Option<&Part<C>>) -> Option<kiln_model::Result<WeightSource>> {
-            part.map(Part::weights)
-        }
-        match self {
-            Source::Synthetic { budget, .. } => Ok(WeightSource::synthetic(*budget)),
-            Source::Folder(folder) => {
-                let source = match part {
-                    "transformer" => Some(folder.transformer.weights()),
-                    "text encoder" => open(folder.text_encoder.as_ref()),
-                    _ => open(folder.vae.as_ref()),
-                };
-                Ok(source.ok_or_else(|| Failure::new(format!("the model has no {part}")))??)
-            }
-        }
+        let model = Model::from_parts(
+            sizes.name,
+            sizes.variant,
+            made("transformer", sizes.transformer.clone(), Component::Transformer, budget),
+            sizes.text_encoder.clone().map(|c| made("text_encoder", c, Component::TextEncoder, budget)),
+            Some(made("vae", sizes.vae.clone(), Component::Vae, budget)),
+        );
+        Ok(Arc::new(model?))
     }
 }
