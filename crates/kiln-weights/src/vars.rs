@@ -119,15 +119,15 @@ impl<'a> Vars<'a> {
         let tensor = |source| Error::Tensor { file: file(), tensor: module(), source };
 
         let bias = with_bias.then(|| concatenate(&biases)).transpose().map_err(tensor)?;
-        let mut parts = match sort(slabs).map_err(tensor)? {
-            Sorted::Dense(slabs) => LinearParts::scaled(slabs, scales, bias).map_err(linear)?,
-            Sorted::Packed(packed) => LinearParts::packed(packed, bias).map_err(linear)?,
+        let fp8 = leaves.iter().all(|(leaf, _)| self.source.is_fp8(&self.at(leaf).prefix));
+        let deltas = self.deltas(leaves, cols)?;
+        let parts = match sort(slabs).map_err(tensor)? {
+            Sorted::Dense(slabs) if scales.is_empty() => LinearParts::dense(slabs),
+            Sorted::Dense(rows) => LinearParts::int8(rows, scales),
+            Sorted::Packed(packed) => LinearParts::packed(packed),
         };
-        parts.fp8 = leaves.iter().all(|(leaf, _)| self.source.is_fp8(&self.at(leaf).prefix));
-        for delta in self.deltas(leaves, cols)? {
-            parts.push_delta(delta).map_err(linear)?;
-        }
-        Ok(parts)
+        let parts = parts.and_then(|parts| parts.with_bias(bias)?.with_deltas(deltas));
+        parts.and_then(|parts| if fp8 { parts.in_fp8() } else { Ok(parts) }).map_err(linear)
     }
 
     /// The weight of the layer here, where it lies, perhaps to be changed where it is read.

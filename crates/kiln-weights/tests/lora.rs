@@ -46,13 +46,13 @@ fn delta_lands_on_its_rows_of_a_stack() {
     base.add_lora(Lora::from_bytes("a", lora(&[Q, V], &[])).unwrap(), 0.5);
     let attn = base.root().at("blocks").at(0).at("attn");
     let qkv = attn.linear_stack(&[("to_q", 4), ("to_k", 2), ("to_v", 2)], 3).unwrap();
-    let at: Vec<_> = qkv.deltas.iter().map(|d| (d.row, d.rows(), d.rank(), d.scale)).collect();
+    let at: Vec<_> = qkv.deltas().iter().map(|d| (d.row, d.rows(), d.rank(), d.scale)).collect();
     assert_eq!(at, [(0, 4, 2, 0.5), (6, 2, 1, 0.5)]);
     // The values count up through the file: down of q, up of q, down of v, up of v.
-    assert_eq!(qkv.deltas[1].down.to_f32().unwrap().as_ref(), [14.0, 15.0, 16.0]);
-    assert_eq!(qkv.deltas[1].up.to_f32().unwrap().as_ref(), [17.0, 18.0]);
-    assert!(attn.linear("to_out.0", 3, 4).unwrap().deltas.is_empty());
-    assert_eq!(attn.linear("to_v", 2, 3).unwrap().deltas[0].row, 0);
+    assert_eq!(qkv.deltas()[1].down.to_f32().unwrap().as_ref(), [14.0, 15.0, 16.0]);
+    assert_eq!(qkv.deltas()[1].up.to_f32().unwrap().as_ref(), [17.0, 18.0]);
+    assert!(attn.linear("to_out.0", 3, 4).unwrap().deltas().is_empty());
+    assert_eq!(attn.linear("to_v", 2, 3).unwrap().deltas()[0].row, 0);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn several_loras_add_up_in_their_order() {
     base.add_lora(Lora::from_bytes("a", lora(&[Q], &[])).unwrap(), 0.25);
     base.add_lora(Lora::from_bytes("b", lora(&[(Q.0, 1, 4, 3)], &[])).unwrap(), -2.0);
     let q = base.root().linear("blocks.0.attn.to_q", 4, 3).unwrap();
-    let at: Vec<_> = q.deltas.iter().map(|d| (d.rank(), d.scale)).collect();
+    let at: Vec<_> = q.deltas().iter().map(|d| (d.rank(), d.scale)).collect();
     assert_eq!(at, [(2, 0.25), (1, -2.0)]);
     assert_eq!(base.finish_loras().unwrap().len(), 2);
 }
@@ -70,7 +70,7 @@ fn several_loras_add_up_in_their_order() {
 fn weight_zero_switches_a_lora_off_but_still_checks_it() {
     let mut base = base();
     base.add_lora(Lora::from_bytes("a", lora(&[Q], &[])).unwrap(), 0.0);
-    assert!(base.root().linear(Q.0, 4, 3).unwrap().deltas.is_empty());
+    assert!(base.root().linear(Q.0, 4, 3).unwrap().deltas().is_empty());
     assert_eq!(base.finish_loras().unwrap()[0].matched, 1);
 }
 
@@ -200,7 +200,7 @@ fn keys_that_match_nothing_may_be_left_out_if_that_is_asked_for() {
     let strict = base(false);
     assert!(strict.check_loras().unwrap_err().to_string().contains("text encoder"));
     let partial = base(true);
-    assert_eq!(partial.root().linear(Q.0, 4, 3).unwrap().deltas.len(), 1);
+    assert_eq!(partial.root().linear(Q.0, 4, 3).unwrap().deltas().len(), 1);
     assert_eq!(
         partial.finish_loras().unwrap()[0].to_string(),
         "lora style.safetensors: 1 of 2 modules, rank 1, weight 1; left out: `lora_unet_nowhere`, \

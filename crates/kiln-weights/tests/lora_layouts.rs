@@ -208,10 +208,10 @@ fn a_fused_update_of_a_stack_is_one_product() {
     let stack = ["to_q", "to_k", "to_v"].map(|leaf| (leaf, DIM));
     let attn = base.root().at("transformer_blocks").at(0).at("attn");
     let qkv = attn.linear_stack(&stack, DIM).unwrap();
-    assert_eq!(qkv.deltas.iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, 3 * DIM)]);
+    assert_eq!(qkv.deltas().iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, 3 * DIM)]);
     // Another order of rows is none for which the update could stay in one piece.
     let turned = attn.linear_stack(&["to_v", "to_q"].map(|leaf| (leaf, DIM)), DIM).unwrap();
-    assert_eq!(turned.deltas.iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, DIM), (DIM, DIM)]);
+    assert_eq!(turned.deltas().iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, DIM), (DIM, DIM)]);
     let all = expected(1.0);
     let rows = |layer: &str| all[format!("transformer_blocks.0.attn.{layer}").as_str()].clone();
     effective(&qkv).assert_near(&rows("to_q").below(&rows("to_k")).below(&rows("to_v")), 2e-5, "qkv");

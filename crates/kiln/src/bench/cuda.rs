@@ -93,7 +93,7 @@ fn peaks(b: &kiln_cuda::CudaBackend) -> Result<std::collections::BTreeMap<&'stat
     let values: Vec<bf16> = (0..SIDE * SIDE).map(value).collect();
     let host = HostTensor::from_bf16([SIDE, SIDE], values).map_err(|e| Failure::new(e.to_string()))?;
     let x = b.upload(&host, DType::BF16)?;
-    let w = b.weight(LinearParts { slabs: vec![host], ..LinearParts::default() })?;
+    let w = b.weight(LinearParts::dense(vec![host]).map_err(kiln_ops::Error::from)?)?;
     let best = |run: &dyn Fn() -> kiln_ops::Result<()>| -> Result<f64, Failure> {
         run()?;
         let mut least = f64::INFINITY;
