@@ -81,7 +81,7 @@ fn a_scale_is_one_number_or_one_a_row_of_any_float_type() {
 
 #[test]
 fn products_in_8_bit_floats_are_for_the_layers_that_are_stored_so() {
-    let mut source = weights(
+    let source = weights(
         &[
             ("x.weight", "F8_E4M3", &[2, 2], FOUR.to_vec()),
             ("x.weight_scale", "F32", &[], floats(&[2.0])),
@@ -91,8 +91,8 @@ fn products_in_8_bit_floats_are_for_the_layers_that_are_stored_so() {
         &[],
     );
     assert_eq!(source.own_form(1, false), LinearForm::Float);
-    source.set_form(source.own_form(1, true));
-    let linear = |name, rows| source.root().linear(name, rows, 2).unwrap();
+    let vars = source.root().with_form(source.own_form(1, true));
+    let linear = |name, rows| vars.linear(name, rows, 2).unwrap();
     assert_eq!([linear("x", 2).fp8(), linear("y", 1).fp8(), linear("z", 2).fp8()], [true, false, false]);
     assert!(packed(&linear("x", 2))[0].is_fp8());
     assert_eq!(packed(&linear("x", 2))[0].row_scales(), [2.0, 2.0]);

@@ -17,7 +17,7 @@ use std::thread::ScopedJoinHandle;
 use kiln_image::Picture;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::{LinearForm, Lora, LoraReport, WeightSource};
+use kiln_weights::{LinearForm, Lora, LoraOptions, LoraReport, LoraUpdates, WeightSource};
 
 use crate::tokenizer::PromptTokenizer;
 use crate::transformer::Transformer;
@@ -157,20 +157,17 @@ impl<B: Backend> Pipeline<B> {
         if let Some(Placement { weights, transformer, .. }) = options.placement {
             b.keep_weights(transformer, weights.transformer);
         }
-        let mut source = folder.transformer.weights()?;
-        source.set_loras(open_loras(&options.loras)?);
-        source.set_lora_partial(options.lora_partial);
-        source.set_merged(dtype);
-        source.check_loras()?;
-        source.set_form(options.form);
+        let source = folder.transformer.weights()?;
+        let (updates, reports) = resolve_loras(&source, folder, options, &options.loras)?;
         let rounds = matches!(options.form, LinearForm::Int8 { .. }) && source.bytes_to_round() > 0;
         let mut told = |done, total| match rounds {
             true => observer.event(Event::Rounded { done, total }),
             false => Ok(()),
         };
         let config = &folder.transformer.config;
-        let transformer = Transformer::load_blocks(b, &source.root(), config, dtype, &mut told)?;
-        for report in source.finish_loras()? {
+        let vars = source.root().with_form(options.form).with_loras(&updates);
+        let transformer = Transformer::load_blocks(b, &vars, config, dtype, &mut told)?;
+        for report in reports {
             observer.event(Event::Lora { report: report.to_string() })?;
         }
         Ok((texter, transformer, source))
@@ -181,8 +178,9 @@ impl<B: Backend> Pipeline<B> {
     ///
     /// It takes milliseconds; longer only where a DoRA has its layers measured, or a GPU needs changed weights.
     pub fn set_loras(&mut self, loras: &[(PathBuf, f32)]) -> Result<Vec<LoraReport>> {
-        self.weights.set_loras(open_loras(loras)?);
-        let reports = self.transformer.set_loras(&self.backend, &self.weights)?;
+        let (updates, reports) = resolve_loras(&self.weights, &self.folder, &self.options, loras)?;
+        let vars = self.weights.root().with_form(self.options.form).with_loras(&updates);
+        self.transformer.set_loras(&self.backend, &vars)?;
         self.options.loras = loras.to_vec();
         Ok(reports)
     }
@@ -390,8 +388,17 @@ fn load_autoencoder<B: Backend>(b: &B, folder: &ModelFolder, options: &Options) 
     }
 }
 
-fn open_loras(loras: &[(PathBuf, f32)]) -> Result<Vec<(Lora, f32)>> {
-    loras.iter().map(|(path, weight)| Ok((Lora::open(path)?, *weight))).collect()
+/// Opens LoRAs and resolves them against the transformer's layers.
+fn resolve_loras(
+    source: &WeightSource,
+    folder: &ModelFolder,
+    options: &Options,
+    loras: &[(PathBuf, f32)],
+) -> Result<(LoraUpdates, Vec<LoraReport>)> {
+    let loras = loras.iter().map(|(path, weight)| Ok((Lora::open(path)?, *weight)));
+    let layers = folder.transformer.config.linear_layers();
+    let options = LoraOptions { partial: options.lora_partial, dtype: options.dtype };
+    Ok(LoraUpdates::resolve(source, &layers, loras.collect::<Result<Vec<_>>>()?, options)?)
 }
 
 /// What a thread made; its panic goes on here.

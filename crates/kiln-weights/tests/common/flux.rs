@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kiln_tensor::{HostTensor, LinearMatrix, LinearParts};
-use kiln_weights::{Lora, WeightSource};
+use kiln_weights::{Lora, Vars, WeightSource};
 use serde_json::{Map, Value, json};
 
 use super::Random;
@@ -220,12 +220,12 @@ pub fn effective(parts: &LinearParts) -> Matrix {
     all
 }
 
-/// All layers of a source, each by itself.
-pub fn loaded(source: &WeightSource) -> BTreeMap<&'static str, Matrix> {
+/// All layers below a cursor, each by itself.
+pub fn loaded(vars: &Vars<'_>) -> BTreeMap<&'static str, Matrix> {
     let mut out = BTreeMap::new();
     for (_, rows, cols, layers) in &LAYERS {
         for layer in *layers {
-            let parts = source.root().linear(layer, rows / layers.len(), *cols).unwrap();
+            let parts = vars.linear(layer, rows / layers.len(), *cols).unwrap();
             out.insert(*layer, effective(&parts));
         }
     }

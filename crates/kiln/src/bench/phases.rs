@@ -11,7 +11,7 @@ use kiln_model::{Autoencoder, Placement, Variant};
 use kiln_ops::{Backend, Timed};
 use kiln_tensor::rng::Generator;
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::{LinearForm, Lora, WeightSource};
+use kiln_weights::{LinearForm, Lora, LoraOptions, LoraReport, LoraUpdates, Vars, WeightSource};
 
 use super::memory::Watch;
 use super::report::{Measured, Report};
@@ -38,6 +38,19 @@ pub struct Plan {
     pub phases: Vec<PhaseArg>,
     /// Which weights stay on the device.
     pub placement: Option<Placement>,
+}
+
+impl Plan {
+    /// LoRAs over the transformer's layers.
+    fn resolve(
+        &self,
+        weights: &WeightSource,
+        loras: Vec<(Lora, f32)>,
+    ) -> Result<(LoraUpdates, Vec<LoraReport>), Failure> {
+        let layers = self.source.transformer().linear_layers();
+        let options = LoraOptions { partial: false, dtype: self.dtype };
+        Ok(LoraUpdates::resolve(weights, &layers, loras, options)?)
+    }
 }
 
 /// Runs on a device that don't count, after the first: it may time them to find out how they are done best.
@@ -100,9 +113,8 @@ impl<B: Backend> Bench<'_, B> {
             self.report.note("the text encoder of this model can't be run by Kiln: its phase is left out");
             return Ok(());
         };
-        let (encoder, weights) = self.load("text encoder", |b, weights, dtype| {
-            Ok(TextEncoder::load(b, &weights.root(), config, dtype)?)
-        })?;
+        let (encoder, weights) =
+            self.load("text encoder", |b, vars, dtype| Ok(TextEncoder::load(b, vars, config, dtype)?))?;
         let count = self.plan.text_tokens;
         let id = |i: usize| (i * 7919 % config.vocab_size.max(1)) as u32;
         let tokens = Tokens { ids: (0..count).map(id).collect(), real: count.min(REAL_TOKENS) };
@@ -119,9 +131,8 @@ impl<B: Backend> Bench<'_, B> {
             self.report.note("there is no VAE in this model: its phases are left out");
             return Ok(());
         };
-        let (vae, weights) = self.load("vae", |b, weights, dtype| {
-            Ok(Autoencoder::Full(Vae::load(b, &weights.root(), config, dtype)?))
-        })?;
+        let (vae, weights) =
+            self.load("vae", |b, vars, dtype| Ok(Autoencoder::Full(Vae::load(b, vars, config, dtype)?)))?;
         let b = &self.b;
         if self.wants(PhaseArg::Encode) && self.plan.references > 0 {
             let (width, height) = (self.plan.width as u32, self.plan.height as u32);
@@ -147,10 +158,9 @@ impl<B: Backend> Bench<'_, B> {
 
     fn steps(&mut self) -> Result<(), Failure> {
         let config = self.plan.source.transformer();
-        let (mut transformer, mut weights) = self.load("transformer", |b, weights, dtype| {
-            Ok(Transformer::load(b, &weights.root(), config, dtype)?)
-        })?;
-        self.switch(&mut transformer, &mut weights)?;
+        let (mut transformer, weights) =
+            self.load("transformer", |b, vars, dtype| Ok(Transformer::load(b, vars, config, dtype)?))?;
+        self.switch(&mut transformer, &weights)?;
         let (b, plan) = (&self.b, self.plan);
         let [height, width] = self.grid();
         let text = b.upload(&noise([plan.text_tokens, config.joint_attention_dim])?, plan.dtype)?;
@@ -209,15 +219,16 @@ impl<B: Backend> Bench<'_, B> {
     fn switch(
         &mut self,
         transformer: &mut Transformer<Timed<B>>,
-        weights: &mut WeightSource,
+        weights: &WeightSource,
     ) -> Result<(), Failure> {
         if self.plan.loras.is_empty() {
             return Ok(());
         }
+        let plan = self.plan;
         let mut timed = |loras: Vec<(Lora, f32)>, b: &Timed<B>| {
             let start = Instant::now();
-            weights.set_loras(loras);
-            transformer.set_loras(b, weights)?;
+            let (updates, _) = plan.resolve(weights, loras)?;
+            transformer.set_loras(b, &weights.root().with_form(plan.form).with_loras(&updates))?;
             b.synchronize()?;
             Ok::<_, Failure>(1e3 * start.elapsed().as_secs_f64())
         };
@@ -240,15 +251,12 @@ impl<B: Backend> Bench<'_, B> {
             return Ok(());
         };
         let config = self.plan.source.transformer();
-        let (encoder, _) = self.load("text encoder", |b, weights, dtype| {
-            Ok(TextEncoder::load(b, &weights.root(), words, dtype)?)
-        })?;
-        let (vae, _) = self.load("vae", |b, weights, dtype| {
-            Ok(Autoencoder::Full(Vae::load(b, &weights.root(), pictures, dtype)?))
-        })?;
-        let (transformer, weights) = self.load("transformer", |b, weights, dtype| {
-            Ok(Transformer::load(b, &weights.root(), config, dtype)?)
-        })?;
+        let (encoder, _) =
+            self.load("text encoder", |b, vars, dtype| Ok(TextEncoder::load(b, vars, words, dtype)?))?;
+        let (vae, _) =
+            self.load("vae", |b, vars, dtype| Ok(Autoencoder::Full(Vae::load(b, vars, pictures, dtype)?)))?;
+        let (transformer, weights) =
+            self.load("transformer", |b, vars, dtype| Ok(Transformer::load(b, vars, config, dtype)?))?;
         let (b, count) = (&self.b, self.plan.text_tokens);
         let grid @ [height, width] = self.grid();
         let tokenizer = PromptTokenizer::built_in()?;
@@ -291,11 +299,11 @@ impl<B: Backend> Bench<'_, B> {
     fn load<T>(
         &mut self,
         part: &'static str,
-        load: impl FnOnce(&Timed<B>, &WeightSource, DType) -> Result<T, Failure>,
+        load: impl FnOnce(&Timed<B>, &Vars<'_>, DType) -> Result<T, Failure>,
     ) -> Result<(T, WeightSource), Failure> {
         self.report.begin(&format!("loading the {part}"));
         let start = Instant::now();
-        let mut weights = self.plan.source.weights(part)?;
+        let weights = self.plan.source.weights(part)?;
         if let Some(Placement { weights, text_encoder, transformer }) = self.plan.placement {
             match part {
                 "transformer" => self.b.keep_weights(transformer, weights.transformer),
@@ -303,16 +311,14 @@ impl<B: Backend> Bench<'_, B> {
                 _ => {}
             }
         }
-        if part == "transformer" {
-            weights.set_form(self.plan.form);
-            weights.set_merged(self.plan.dtype);
-            weights.set_loras(self.loras()?);
-        }
-        let loaded =
-            load(&self.b, &weights, self.plan.dtype).while_doing(|| format!("loading the {part}"))?;
-        for lora in weights.finish_loras()? {
-            self.report.note(lora.to_string());
-        }
+        let (form, loras) = match part {
+            "transformer" => (self.plan.form, self.loras()?),
+            _ => (LinearForm::Float, Vec::new()),
+        };
+        let (updates, reports) = self.plan.resolve(&weights, loras)?;
+        let vars = weights.root().with_form(form).with_loras(&updates);
+        let loaded = load(&self.b, &vars, self.plan.dtype).while_doing(|| format!("loading the {part}"))?;
+        reports.iter().for_each(|lora| self.report.note(lora.to_string()));
         self.b.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
         self.b.take();
