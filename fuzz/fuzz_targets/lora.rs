@@ -2,7 +2,7 @@
 #![no_main]
 
 use bytes::Bytes;
-use kiln_weights::{Lora, WeightSource};
+use kiln_weights::{LayerShape, Lora, LoraOptions, LoraUpdates, WeightSource};
 use libfuzzer_sys::fuzz_target;
 
 /// A model with the one layer `x`, of two rows and two columns.
@@ -15,11 +15,9 @@ fuzz_target!(|data: &[u8]| {
     assert!(lora.modules().all(|m| lora.scale(m).is_some_and(f64::is_finite)));
     let _ = (lora.rank(), lora.ranks(), lora.kinds(), lora.layouts(), lora.base());
     lora.fingerprint().expect("the data is in memory");
-    let mut base = WeightSource::from_bytes("base", Bytes::from_static(BASE)).expect("the base is valid");
-    base.add_lora(lora, 0.5);
-    base.set_lora_partial(true);
-    let _ = base.check_loras();
-    if base.root().linear("x", 2, 2).is_ok() {
-        let _ = base.finish_loras();
-    }
+    let base = WeightSource::from_bytes("base", Bytes::from_static(BASE)).expect("the base is valid");
+    let layers = [LayerShape { name: "x".into(), rows: 2, cols: 2 }];
+    let options = LoraOptions { partial: true, ..LoraOptions::default() };
+    let Ok((updates, _)) = LoraUpdates::resolve(&base, &layers, [(lora, 0.5)], options) else { return };
+    let _ = base.root().with_loras(&updates).linear("x", 2, 2);
 });

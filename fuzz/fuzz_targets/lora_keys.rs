@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use kiln_weights::{Lora, WeightSource};
+use kiln_weights::{LayerShape, Lora, LoraOptions, LoraUpdates, WeightSource};
 use libfuzzer_sys::fuzz_target;
 
 /// The layers, with their rows and columns.
@@ -39,16 +39,15 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     let Ok(lora) = Lora::from_bytes("fuzz", file(keys).into()) else { return };
-    let layers: Vec<String> = LAYERS.iter().map(|(name, ..)| format!("{name}.weight")).collect();
-    let base = file(layers.iter().zip(&LAYERS).map(|(name, (_, rows, cols))| (name.as_str(), [*rows, *cols])));
-    let mut base = WeightSource::from_bytes("base", base).expect("the base is valid");
-    base.set_lora_partial(true);
-    base.add_lora(lora, -0.5);
-    let fits = LAYERS.iter().all(|(name, rows, cols)| match base.root().linear(name, *rows, *cols) {
-        Ok(parts) => parts.rows() == *rows && parts.cols() == *cols,
-        Err(_) => false,
-    });
-    if fits {
-        let _ = base.finish_loras();
+    let names: Vec<String> = LAYERS.iter().map(|(name, ..)| format!("{name}.weight")).collect();
+    let base = file(names.iter().zip(&LAYERS).map(|(name, (_, rows, cols))| (name.as_str(), [*rows, *cols])));
+    let base = WeightSource::from_bytes("base", base).expect("the base is valid");
+    let layers = LAYERS.map(|(name, rows, cols)| LayerShape { name: name.into(), rows, cols });
+    let options = LoraOptions { partial: true, ..LoraOptions::default() };
+    let Ok((updates, _)) = LoraUpdates::resolve(&base, &layers, [(lora, -0.5)], options) else { return };
+    for (name, rows, cols) in LAYERS {
+        let parts = base.root().with_loras(&updates).linear(name, rows, cols);
+        let parts = parts.expect("what was resolved can be laid over its layer");
+        assert_eq!((parts.rows(), parts.cols()), (rows, cols));
     }
 });

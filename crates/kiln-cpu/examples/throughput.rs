@@ -127,11 +127,11 @@ fn host<const N: usize>(shape: [usize; N]) -> HostTensor {
 
 fn weight([out, cols]: [usize; 2], dtype: DType) -> Result<LinearParts> {
     if dtype != DType::I8 {
-        return Ok(LinearParts { slabs: vec![host([out, cols]).to_dtype(dtype)?], ..Default::default() });
+        return Ok(LinearParts::dense(vec![host([out, cols]).to_dtype(dtype)?])?);
     }
     let bytes: Vec<u8> = (0..out * cols).map(|i: usize| (i.wrapping_mul(2_654_435_761) >> 7) as u8).collect();
-    let slabs = vec![HostTensor::new(dtype, [out, cols], bytes.into())?];
-    Ok(LinearParts { slabs, scales: vec![host([out])], ..Default::default() })
+    let integers = HostTensor::new(dtype, [out, cols], bytes.into())?;
+    Ok(LinearParts::int8(vec![integers], vec![host([out])])?)
 }
 
 fn tensor<const N: usize>(b: &CpuBackend, shape: [usize; N], dtype: DType) -> Result<CpuTensor> {

@@ -106,7 +106,7 @@ impl Backend for CpuBackend {
     }
 
     fn with_deltas(&self, w: &CpuWeight, deltas: Vec<Delta>) -> Result<CpuWeight> {
-        w.with_deltas(deltas)
+        w.with_deltas(&deltas)
     }
 
     fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CpuConv> {

@@ -2,7 +2,7 @@
 
 use kiln_ops::{Error, Result, shapes};
 use kiln_tensor::packed::Packed;
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts, bf16, f16};
+use kiln_tensor::{DType, Delta, HostTensor, LinearMatrix, LinearParts, bf16, f16};
 #[cfg(target_arch = "x86_64")]
 use std::{ops::Range, sync::Arc};
 
@@ -81,15 +81,6 @@ impl Stack {
         };
         let slabs = packed.into_iter().map(&mut stack).collect();
         Stack { format: Format::Packed, rows, cols, slabs }
-    }
-
-    /// [`Stack::new`] of float slabs.
-    fn floats(op: &'static str, slabs: Vec<HostTensor>, cols: usize) -> Result<Stack> {
-        let stack = Stack::new(op, slabs, cols)?;
-        match stack.format {
-            Format::I8 => Err(Error::DType { op, dtype: DType::I8, backend: "cpu".into() }),
-            _ => Ok(stack),
-        }
     }
 
     /// The slab that has a row, and the row's number there.
@@ -254,40 +245,42 @@ pub(crate) struct LowRank {
 
 impl LowRank {
     /// Updates of a layer with this many columns.
-    fn all(deltas: Vec<Delta>, cols: usize) -> Result<Vec<LowRank>> {
-        let low_rank = |delta: Delta| {
+    fn all(deltas: &[Delta], cols: usize) -> Result<Vec<LowRank>> {
+        let low_rank = |delta: &Delta| {
             let rank = delta.rank();
             Ok(LowRank {
                 row: delta.row,
-                down: Stack::floats("weight", vec![delta.down], cols)?,
-                up: Stack::floats("weight", vec![delta.up], rank)?,
+                down: Stack::new("weight", vec![delta.down.clone()], cols)?,
+                up: Stack::new("weight", vec![delta.up.clone()], rank)?,
                 scale: delta.scale,
             })
         };
-        deltas.into_iter().filter(|d| d.rank() > 0).map(low_rank).collect()
+        deltas.iter().filter(|d| d.rank() > 0).map(low_rank).collect()
     }
 }
 
 impl CpuWeight {
     pub(crate) fn new(cx: &Context, parts: LinearParts) -> Result<CpuWeight> {
-        let [_, cols] = shapes::weight(&parts)?;
-        if parts.fp8 {
+        let cols = parts.cols();
+        if parts.fp8() {
             return Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: "cpu".into() });
         }
-        let deltas = LowRank::all(parts.deltas, cols)?;
-        let bias = parts.bias.map(|b| floats("weight", &b)).transpose()?;
-        let scales = parts.scales.iter().map(|s| floats("weight", s)).collect::<Result<Vec<_>>>()?.concat();
-        let stack = match parts.packed.is_empty() {
-            true => Stack::new("weight", parts.slabs, cols)?,
-            false => Stack::packed(parts.packed, cols),
+        let deltas = LowRank::all(parts.deltas(), cols)?;
+        let bias = parts.bias().map(|b| floats("weight", b)).transpose()?;
+        let (stack, scales) = match parts.matrix() {
+            LinearMatrix::Dense(slabs) => (Stack::new("weight", slabs.clone(), cols)?, Vec::new()),
+            LinearMatrix::Packed(packed) => (Stack::packed(packed.clone(), cols), Vec::new()),
+            LinearMatrix::Int8 { rows, scales } => {
+                let scales = scales.iter().map(|s| floats("weight", s)).collect::<Result<Vec<_>>>()?;
+                (Stack::new("weight", rows.clone(), cols)?.turn(cx)?, scales.concat())
+            }
         };
-        let stack = stack.turn(cx)?;
         Ok(CpuWeight { stack, scales, bias, deltas })
     }
 
     /// The same layer with other updates.
-    pub(crate) fn with_deltas(&self, deltas: Vec<Delta>) -> Result<CpuWeight> {
-        shapes::with_deltas(&deltas, self.size())?;
+    pub(crate) fn with_deltas(&self, deltas: &[Delta]) -> Result<CpuWeight> {
+        shapes::with_deltas(deltas, self.size())?;
         let deltas = LowRank::all(deltas, self.stack.cols)?;
         let (stack, scales, bias) = (self.stack.clone(), self.scales.clone(), self.bias.clone());
         Ok(CpuWeight { stack, scales, bias, deltas })

@@ -32,7 +32,8 @@ fn lora_layer(out: usize, cols: usize) -> LinearParts {
     let slabs = vec![host(1, [half, cols]), host(2, [out - half, cols])];
     let slabs = slabs.into_iter().map(|s| s.to_dtype(DType::BF16).unwrap()).collect();
     let delta = Delta { row: 7, down: host(3, [9, cols]), up: host(4, [out - 20, 9]), scale: 0.5 };
-    LinearParts { slabs, bias: Some(host(5, [out])), deltas: vec![delta], ..Default::default() }
+    let parts = LinearParts::dense(slabs).unwrap().with_bias(host(5, [out])).unwrap();
+    parts.with_deltas(vec![delta]).unwrap()
 }
 
 #[test]
@@ -57,7 +58,7 @@ fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
 fn integers(out: usize, cols: usize) -> LinearParts {
     let bytes: Vec<u8> = (0..out * cols).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
     let slab = HostTensor::new(DType::I8, [out, cols], bytes.into()).unwrap();
-    LinearParts { slabs: vec![slab], scales: vec![host(9, [out])], ..Default::default() }
+    LinearParts::int8(vec![slab], vec![host(9, [out])]).unwrap()
 }
 
 #[test]
@@ -151,8 +152,9 @@ fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let added = b.linear_gated_add(&[&x], &w, Some((&gate, &groups)), &y).unwrap();
     let row = b.linear(&b.slice_rows(&x, 3..5).unwrap(), &w).unwrap();
     let half = b.linear(&b.cast(&x, DType::BF16).unwrap(), &w).unwrap();
-    let deltas = lora_layer(400, 400).deltas;
-    let whole = b.linear(&x, &b.weight(LinearParts { deltas, ..integers(400, 400) }).unwrap()).unwrap();
+    let deltas = lora_layer(400, 400).deltas().to_vec();
+    let whole = b.weight(integers(400, 400).with_deltas(deltas).unwrap()).unwrap();
+    let whole = b.linear(&x, &whole).unwrap();
     let spec = AttentionSpec { heads: 5, kv_heads: 5, mask: Mask::Causal { valid: 1111 } };
     let attended = b.attention(&[&x], &[&y], &[&added], &spec).unwrap();
     let picture = b.reshape(&x, [100, 125, 48].into()).unwrap();

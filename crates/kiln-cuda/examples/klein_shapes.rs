@@ -100,9 +100,8 @@ impl Bench {
 
     fn linears(&self) -> Result<()> {
         let b = &self.b;
-        let weight = |out: usize, input: usize| {
-            b.weight(LinearParts { slabs: vec![Self::host([out, input])?], ..LinearParts::default() })
-        };
+        let weight =
+            |out: usize, input: usize| b.weight(LinearParts::dense(vec![Self::host([out, input])?])?);
         let flops = |rows: usize, out: usize, input: usize| Work::Flops(2.0 * (rows * out * input) as f64);
         for rows in [TEXT, IMAGE] {
             let x = self.activation([rows, DIM])?;

@@ -11,7 +11,7 @@
 //!
 //! let b = CudaBackend::new(&Options::default())?;
 //! let weight = HostTensor::from_f32([1, 2], vec![2.0, 3.0])?;
-//! let w = b.weight(LinearParts { slabs: vec![weight], ..LinearParts::default() })?;
+//! let w = b.weight(LinearParts::dense(vec![weight])?)?;
 //! let x = b.upload(&HostTensor::from_f32([1, 2], vec![10.0, 1.0])?, DType::F32)?;
 //! assert_eq!(b.download(&b.linear(&x, &w)?)?.to_f32()?[0], 23.0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -33,8 +33,8 @@ impl Block {
     fn new(b: &CudaBackend, fp8: bool) -> Block {
         let weight = |rows: usize, cols: usize, seed| {
             let values = values(rows * cols / WIDTH, seed).reshape([rows, cols]).unwrap();
-            let slabs = vec![values.to_dtype(DType::BF16).unwrap()];
-            b.weight(LinearParts { slabs, fp8, ..LinearParts::default() }).unwrap()
+            let parts = LinearParts::dense(vec![values.to_dtype(DType::BF16).unwrap()]).unwrap();
+            b.weight(if fp8 { parts.in_fp8().unwrap() } else { parts }).unwrap()
         };
         Block {
             qkv: weight(3 * WIDTH, WIDTH, 1),
@@ -297,8 +297,8 @@ fn nothing_is_recorded_where_that_is_not_wanted_or_weights_take_turns() {
     let Some(limited) = gpu(Graphs::Auto, Some(200 << 20)) else { return };
     always.keep_weights(0, u64::MAX);
     // Small ones stay.
-    let slabs = vec![values(2 << 10, 1)];
-    let _streamed = always.weight(LinearParts { slabs, ..LinearParts::default() }).unwrap();
+    let parts = LinearParts::dense(vec![values(2 << 10, 1)]).unwrap();
+    let _streamed = always.weight(parts).unwrap();
     for b in [never, always, limited] {
         let (block, replays) = (Block::new(&b, false), CudaReplays::default());
         let (x, modulation) = (upload(&b, ROWS, 1, DType::BF16), upload(&b, 1, 50, DType::F32));

@@ -30,28 +30,21 @@ enum Kind {
 fn parts(kind: Kind, seed: usize) -> LinearParts {
     let weight = values(WIDTH, seed);
     match kind {
-        Kind::Stored(dtype) => {
-            LinearParts { slabs: vec![weight.to_dtype(dtype).unwrap()], ..LinearParts::default() }
-        }
+        Kind::Stored(dtype) => LinearParts::dense(vec![weight.to_dtype(dtype).unwrap()]).unwrap(),
         Kind::Int8 => {
             let bytes: Vec<u8> = (0..WIDTH * WIDTH).map(|i| (i * 31 + seed) as u8).collect();
             let integers = HostTensor::new(DType::I8, [WIDTH, WIDTH], bytes.into()).unwrap();
             let scales = HostTensor::from_f32([WIDTH], vec![1e-4; WIDTH]).unwrap();
-            LinearParts { slabs: vec![integers], scales: vec![scales], ..LinearParts::default() }
+            LinearParts::int8(vec![integers], vec![scales]).unwrap()
         }
-        Kind::Fp8 => LinearParts {
-            slabs: vec![weight.to_dtype(DType::BF16).unwrap()],
-            fp8: true,
-            ..LinearParts::default()
-        },
+        Kind::Fp8 => {
+            LinearParts::dense(vec![weight.to_dtype(DType::BF16).unwrap()]).unwrap().in_fp8().unwrap()
+        }
         Kind::Packed(format) => {
             let bytes = (0..format.row_bytes(WIDTH).unwrap() * WIDTH).map(|i| (i * 29 + seed) as u8 & 0x3b);
             let packed = Packed::new(format, [WIDTH, WIDTH], bytes.collect::<Vec<_>>().into()).unwrap();
-            LinearParts {
-                packed: vec![packed.scaled(1e-5)],
-                fp8: format == Format::F8E4M3,
-                ..LinearParts::default()
-            }
+            let parts = LinearParts::packed(vec![packed.scaled(1e-5)]).unwrap();
+            if format == Format::F8E4M3 { parts.in_fp8().unwrap() } else { parts }
         }
     }
 }

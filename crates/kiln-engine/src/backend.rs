@@ -107,7 +107,10 @@ impl AnyBackend {
                     release_memory: |_| {},
                 };
                 let isa = Some(backend.isa());
-                work.with(backend, DeviceInfo { device, is_asynchronous: false, isa, threads, vram, has_fp8, watch })
+                work.with(
+                    backend,
+                    DeviceInfo { device, is_asynchronous: false, isa, threads, vram, has_fp8, watch },
+                )
             }
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(backend) => {
@@ -119,7 +122,8 @@ impl AnyBackend {
                     },
                     release_memory: |b: &kiln_cuda::CudaBackend| b.release_memory(),
                 };
-                let info = DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, watch };
+                let info =
+                    DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, watch };
                 work.with(*backend, info)
             }
         }

@@ -116,13 +116,13 @@ pub trait Backend: Send + Sync {
 
     /// Takes over a linear layer. The host bytes may be a mapped file and are kept, not copied, where that is possible.
     ///
-    /// Slabs of f32, bf16, f16 or f64 are the weight, and packed matrices the values they stand for. Slabs of i8, with a
-    /// scale for every row, mean a product in integers: with `m` the largest absolute value in a row of `x` (side by side with the others, where `x` is a list),
+    /// Dense matrices are the weight, and packed ones the values they stand for. Integers with a scale for every row mean
+    /// a product in integers: with `m` the largest absolute value in a row of `x` (side by side with the others, where `x` is a list),
     /// `q = round(x · (127 / m))` in f32, ties to even, and `x · Wᵀ = Σ q · w · (m / 127) · scale`, the sum exact. Bias and
     /// deltas are as for a float weight; deltas take `x` as it is. [`int8`](crate::int8) has the rounding, what becomes of
     /// rows that vanish or hold no numbers, and the widest such weight.
     ///
-    /// Parts that ask for `fp8` mean a product in 8-bit floats: rows of `x` and rows of the weight, each with `m` its largest
+    /// Parts [in fp8](LinearParts::in_fp8) mean a product in 8-bit floats: rows of `x` and rows of the weight, each with `m` its largest
     /// absolute value, become `q = e4m3(x · (448 / m))`, and `x · Wᵀ = Σ q · w · (m / 448) · (n / 448)` with `n` that of the
     /// weight's row; the sum may be kept in as few as 14 bits. [`fp8`](crate::fp8) has the rounding. Bias and deltas are as above.
     /// Packed matrices that [are such numbers](kiln_tensor::packed::Packed::is_fp8) keep them and their scales.

@@ -40,6 +40,9 @@ pub enum Error {
     /// A host tensor that can't be used.
     #[error(transparent)]
     Tensor(#[from] kiln_tensor::Error),
+    /// Tensors that don't make a linear layer.
+    #[error(transparent)]
+    Linear(#[from] kiln_tensor::LinearError),
 }
 
 /// Result with this crate's [`enum@Error`].

@@ -21,9 +21,7 @@ use kiln_tensor::{DType, HostTensor, Shape};
 
 use crate::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopeTable, Tensor};
 use check::Op;
-pub use linear::{
-    ada_linear_split, linear, linear_gated_add, linear_split, swiglu_gated_add, weight, with_deltas,
-};
+pub use linear::{ada_linear_split, linear, linear_gated_add, linear_split, swiglu_gated_add, with_deltas};
 
 /// [`Backend::upload`]: a float tensor, to f32 or bf16. Gives the result's shape.
 pub fn upload(host: &HostTensor, dtype: DType) -> Result<Shape> {

@@ -1,7 +1,7 @@
 //! What the refusals say: the argument, what it was and what it should have been.
 
 use kiln_ops::{AttentionSpec, ConvGeometry, Groups, Mask, Result, shapes};
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
+use kiln_tensor::{DType, Delta, HostTensor};
 
 fn zeros<const N: usize>(shape: [usize; N]) -> HostTensor {
     HostTensor::zeros(shape)
@@ -66,12 +66,8 @@ fn sums_that_do_not_come_out_are_named() {
     );
     let delta = Delta { row: 3, down: zeros([2, 4]), up: zeros([4, 2]), scale: 1.0 };
     says(
-        shapes::weight(&LinearParts {
-            slabs: vec![zeros([6, 4])],
-            deltas: vec![delta],
-            ..Default::default()
-        }),
-        "weight: delta 0 changes 4 rows from row 3, but there are only 6",
+        shapes::with_deltas(&[delta], [6, 4]),
+        "with_deltas: a delta changes rows 3..7 of a linear layer with 6",
     );
 }
 

@@ -11,8 +11,7 @@ fn host<const N: usize>(shape: [usize; N]) -> HostTensor {
 /// Operations with weights, tables and lists of arguments, end to end.
 fn work<B: Backend>(b: &B) -> Result<Vec<HostTensor>> {
     let upload = |x: &HostTensor| b.upload(x, DType::F32);
-    let weight =
-        |rows, cols| b.weight(LinearParts { slabs: vec![host([rows, cols])], ..LinearParts::default() });
+    let weight = |rows, cols| b.weight(LinearParts::dense(vec![host([rows, cols])])?);
     let x = upload(&host([6, 8]))?;
     let [q, k, v] = b.linear_split(&x, &weight(24, 8)?, [8; 3])?;
     let table = || upload(&host([6, 2]));

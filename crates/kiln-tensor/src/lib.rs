@@ -24,5 +24,5 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use host::HostTensor;
-pub use linear::{Delta, LinearError, LinearParts};
+pub use linear::{Delta, LinearError, LinearMatrix, LinearParts};
 pub use shape::Shape;

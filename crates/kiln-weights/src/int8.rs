@@ -26,6 +26,16 @@ pub enum LinearForm {
     StoredFp8,
 }
 
+impl LinearForm {
+    /// Whether the layer `module` is to be handed out as 8-bit rows, and how many threads may round it.
+    pub(crate) fn int8_threads(self, module: &str) -> Option<usize> {
+        match self {
+            LinearForm::Int8 { threads } if takes(module) => Some(threads),
+            _ => None,
+        }
+    }
+}
+
 /// Whether layer `module` of a transformer is used in 8 bits: those inside the blocks are.
 ///
 /// The layers around them (embedders, modulations, the output) hold a twentieth of the weights and take little of the

@@ -1,5 +1,5 @@
 //! Model weights for Kiln: safetensors and GGUF files and diffusers folders as one [`WeightSource`] of named tensors,
-//! whatever their names and packing, with LoRAs laid over it; and such files written ([`export`]). Files are mapped, so that opening one reads its header only, and a tensor is a window into it.
+//! whatever their names and packing; LoRAs for them ([`LoraUpdates`]); and such files written ([`export`]). Files are mapped, so that opening one reads its header only, and a tensor is a window into it.
 //!
 //! A model takes its layers through [`Vars`], a cursor that checks every shape:
 //!
@@ -55,7 +55,7 @@ mod vars;
 pub use error::{Error, Result};
 pub use int8::LinearForm;
 pub use layout::Component;
-pub use lora::{Lora, LoraBase, LoraLayout, LoraProblem, LoraReport};
+pub use lora::{LayerShape, Lora, LoraBase, LoraLayout, LoraOptions, LoraProblem, LoraReport, LoraUpdates};
 pub use malformed::Malformed;
 pub use near::nearest;
 pub use pages::Pages;

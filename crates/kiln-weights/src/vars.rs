@@ -6,23 +6,42 @@ use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::lora::Merged;
 use crate::placed::Slab;
-use crate::{Error, Pages, Result, WeightSource};
+use crate::{Error, LayerShape, LinearForm, LoraUpdates, Pages, Result, WeightSource, int8};
 
 /// A cursor into a source: `vars.at("transformer_blocks").at(3)` sees the tensors under that name.
+///
+/// It also knows in which form linear layers are wanted, and the LoRAs to lay over them.
 #[derive(Clone, Debug)]
 pub struct Vars<'a> {
     source: &'a WeightSource,
+    form: LinearForm,
+    loras: Option<&'a LoraUpdates>,
     prefix: String,
 }
 
 impl<'a> Vars<'a> {
     pub(crate) fn new(source: &'a WeightSource) -> Self {
-        Vars { source, prefix: String::new() }
+        Vars { source, form: LinearForm::Float, loras: None, prefix: String::new() }
+    }
+
+    /// The same cursor with linear layers in this form.
+    pub fn with_form(self, form: LinearForm) -> Vars<'a> {
+        Vars { form, ..self }
+    }
+
+    /// The same cursor with these LoRAs, which were resolved against its source, laid over the linear layers.
+    pub fn with_loras(self, loras: &'a LoraUpdates) -> Vars<'a> {
+        Vars { loras: Some(loras), ..self }
+    }
+
+    /// The cursor at the top, in the same form and with the same LoRAs.
+    pub fn root(&self) -> Vars<'a> {
+        Vars { prefix: String::new(), ..self.clone() }
     }
 
     /// The cursor one name further down.
     pub fn at(&self, name: impl Display) -> Vars<'a> {
-        Vars { source: self.source, prefix: self.name(&name.to_string()) }
+        Vars { prefix: self.name(&name.to_string()), ..self.clone() }
     }
 
     /// The whole name of `leaf` here; of an empty leaf, the prefix.
@@ -44,9 +63,10 @@ impl<'a> Vars<'a> {
         self.source
     }
 
-    /// Where the tensors below here lie in their mapped files, for reading ahead.
+    /// Where the tensors below here lie in their mapped files, for reading ahead; without those that were rounded to 8 bits
+    /// when they were loaded and are not read again.
     pub fn pages(&self) -> Pages {
-        self.source.pages(&format!("{}.", self.prefix))
+        self.source.pages(&format!("{}.", self.prefix), self.form)
     }
 
     /// The tensor `leaf`, which must have this shape.
@@ -80,7 +100,7 @@ impl<'a> Vars<'a> {
     /// Several linear layers of the same input (q, k, v), given with their rows, as one whose rows they stack.
     ///
     /// The weights are not copied (unless their dtypes differ: then all become f32). Either each layer has a bias or
-    /// none; LoRA updates keep to the rows of the layer they are for. [`WeightSource::set_form`] may ask for 8-bit rows.
+    /// none; LoRA updates keep to the rows of the layer they are for.
     pub fn linear_stack(&self, leaves: &[(&str, usize)], cols: usize) -> Result<LinearParts> {
         let with_bias = leaves.iter().any(|(leaf, _)| self.at(leaf).contains("bias"));
         let (mut slabs, mut scales) = (Vec::new(), Vec::new());
@@ -88,8 +108,11 @@ impl<'a> Vars<'a> {
         for &(leaf, rows) in leaves {
             let layer = self.at(leaf);
             let (name, size) = (layer.name("weight"), [rows, cols]);
-            let merged = self.source.merged(&layer.prefix, rows, cols)?;
-            let rounded = match (self.source.int8_threads(&layer.prefix), &merged) {
+            let merged = match self.loras {
+                Some(loras) => loras.merged(&layer.shape("", rows, cols))?,
+                None => None,
+            };
+            let rounded = match (self.form.int8_threads(&layer.prefix), &merged) {
                 (None, _) => None,
                 (Some(threads), None) => Some(self.source.int8(&name, size.into(), threads)?),
                 (Some(threads), Some(_)) => {
@@ -119,15 +142,15 @@ impl<'a> Vars<'a> {
         let tensor = |source| Error::Tensor { file: file(), tensor: module(), source };
 
         let bias = with_bias.then(|| concatenate(&biases)).transpose().map_err(tensor)?;
-        let mut parts = match sort(slabs).map_err(tensor)? {
-            Sorted::Dense(slabs) => LinearParts::scaled(slabs, scales, bias).map_err(linear)?,
-            Sorted::Packed(packed) => LinearParts::packed(packed, bias).map_err(linear)?,
+        let fp8 = leaves.iter().all(|(leaf, _)| self.is_fp8(&self.name(leaf)));
+        let deltas = self.deltas(leaves, cols)?;
+        let parts = match sort(slabs).map_err(tensor)? {
+            Sorted::Dense(slabs) if scales.is_empty() => LinearParts::dense(slabs),
+            Sorted::Dense(rows) => LinearParts::int8(rows, scales),
+            Sorted::Packed(packed) => LinearParts::packed(packed),
         };
-        parts.fp8 = leaves.iter().all(|(leaf, _)| self.source.is_fp8(&self.at(leaf).prefix));
-        for delta in self.deltas(leaves, cols)? {
-            parts.push_delta(delta).map_err(linear)?;
-        }
-        Ok(parts)
+        let parts = parts.and_then(|parts| parts.with_bias(bias)?.with_deltas(deltas));
+        parts.and_then(|parts| if fp8 { parts.in_fp8() } else { Ok(parts) }).map_err(linear)
     }
 
     /// The weight of the layer here, where it lies, perhaps to be changed where it is read.
@@ -146,20 +169,32 @@ impl<'a> Vars<'a> {
         changed.map_err(|source| Error::Tensor { file: self.source.path().to_owned(), tensor: name, source })
     }
 
+    /// Whether products with the layer of this whole name are to be made in 8-bit floats.
+    fn is_fp8(&self, module: &str) -> bool {
+        match self.form {
+            LinearForm::Fp8 => int8::takes(module),
+            LinearForm::StoredFp8 => self.source.stores_fp8(module),
+            LinearForm::Float | LinearForm::Int8 { .. } => false,
+        }
+    }
+
     /// What LoRAs add to the outputs of such a stack.
     pub fn deltas(&self, leaves: &[(&str, usize)], cols: usize) -> Result<Vec<Delta>> {
-        let stack: Vec<_> = leaves.iter().map(|&(leaf, rows)| (self.name(leaf), rows)).collect();
-        self.source.deltas(&stack, cols)
+        let Some(loras) = self.loras else { return Ok(Vec::new()) };
+        let stack: Vec<_> = leaves.iter().map(|&(leaf, rows)| self.shape(leaf, rows, cols)).collect();
+        loras.deltas(&stack)
     }
 
     /// Whether LoRAs change a weight of such a stack itself, so that it has to be loaded anew when they change.
-    pub fn is_merged(&self, leaves: &[(&str, usize)], cols: usize) -> Result<bool> {
-        for &(leaf, rows) in leaves {
-            if self.source.merges(&self.name(leaf), rows, cols)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    pub fn is_merged(&self, leaves: &[(&str, usize)], cols: usize) -> bool {
+        let merges = |loras: &LoraUpdates| {
+            leaves.iter().any(|&(leaf, rows)| loras.merges(&self.shape(leaf, rows, cols)))
+        };
+        self.loras.is_some_and(merges)
+    }
+
+    fn shape(&self, leaf: &str, rows: usize, cols: usize) -> LayerShape {
+        LayerShape { name: self.name(leaf), rows, cols }
     }
 }
 

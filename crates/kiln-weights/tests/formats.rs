@@ -3,9 +3,17 @@
 mod common;
 
 use common::file;
-use kiln_tensor::packed::{Format, swizzled};
+use kiln_tensor::packed::{Format, Packed, swizzled};
+use kiln_tensor::{LinearMatrix, LinearParts};
 use kiln_weights::{Component, LinearForm, WeightSource};
 use serde_json::{Map, Value, json};
+
+fn packed(parts: &LinearParts) -> &[Packed] {
+    match parts.matrix() {
+        LinearMatrix::Packed(packed) => packed,
+        other => panic!("expected packed matrices, found {other:?}"),
+    }
+}
 
 /// A file of tensors given by name, dtype, shape and bytes.
 fn weights(tensors: &[(&str, &str, &[usize], Vec<u8>)], metadata: &[(&str, &str)]) -> WeightSource {
@@ -65,15 +73,15 @@ fn a_scale_is_one_number_or_one_a_row_of_any_float_type() {
             assert_eq!(values(&source, "x.weight"), expected, "{name} {dtype} {shape:?}");
             assert_eq!(source.names().collect::<Vec<_>>(), ["x.weight"]);
             let linear = source.root().linear("x", 2, 2).unwrap();
-            assert_eq!(linear.packed[0].format(), Format::F8E4M3);
-            assert_eq!(linear.packed[0].to_f32().unwrap().to_f32().unwrap().as_ref(), expected);
+            assert_eq!(packed(&linear)[0].format(), Format::F8E4M3);
+            assert_eq!(packed(&linear)[0].to_f32().unwrap().to_f32().unwrap().as_ref(), expected);
         }
     }
 }
 
 #[test]
 fn products_in_8_bit_floats_are_for_the_layers_that_are_stored_so() {
-    let mut source = weights(
+    let source = weights(
         &[
             ("x.weight", "F8_E4M3", &[2, 2], FOUR.to_vec()),
             ("x.weight_scale", "F32", &[], floats(&[2.0])),
@@ -83,11 +91,11 @@ fn products_in_8_bit_floats_are_for_the_layers_that_are_stored_so() {
         &[],
     );
     assert_eq!(source.own_form(1, false), LinearForm::Float);
-    source.set_form(source.own_form(1, true));
-    let linear = |name, rows| source.root().linear(name, rows, 2).unwrap();
-    assert_eq!([linear("x", 2).fp8, linear("y", 1).fp8, linear("z", 2).fp8], [true, false, false]);
-    assert!(linear("x", 2).packed[0].is_fp8());
-    assert_eq!(linear("x", 2).packed[0].row_scales(), [2.0, 2.0]);
+    let vars = source.root().with_form(source.own_form(1, true));
+    let linear = |name, rows| vars.linear(name, rows, 2).unwrap();
+    assert_eq!([linear("x", 2).fp8(), linear("y", 1).fp8(), linear("z", 2).fp8()], [true, false, false]);
+    assert!(packed(&linear("x", 2))[0].is_fp8());
+    assert_eq!(packed(&linear("x", 2))[0].row_scales(), [2.0, 2.0]);
     assert_eq!(source.bytes_per_weight(), 16.0 / 10.0);
 }
 
@@ -102,7 +110,7 @@ fn plain_casts_and_e5m2_are_read() {
     );
     assert_eq!(values(&source, "x.weight"), [1.0, 2.0, -0.5, 0.0]);
     assert_eq!(values(&source, "norm.weight"), [1.0, 2.0, 0.5, -1.0]);
-    assert_eq!(source.root().linear("x", 1, 4).unwrap().packed.len(), 1);
+    assert_eq!(packed(&source.root().linear("x", 1, 4).unwrap()).len(), 1);
 }
 
 #[test]
@@ -124,7 +132,8 @@ fn a_fused_layer_shares_its_scale_and_is_cut_by_rows() {
     assert_eq!((block("add_k_proj"), block("add_v_proj")), (vec![2.0], vec![3.0]));
     assert_eq!(values(&model, "norm_out.linear.weight"), [3.0, 4.0, 1.0, 2.0]);
     let swapped = model.root().linear("norm_out.linear", 4, 1).unwrap();
-    assert_eq!(swapped.slabs.len(), 2, "halves are windows, not copies");
+    let LinearMatrix::Dense(halves) = swapped.matrix() else { panic!("{swapped:?}") };
+    assert_eq!(halves.len(), 2, "halves are windows, not copies");
 }
 
 /// A matrix of 130 by 32 in 4-bit floats, and what it stands for.

@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{lora, tensors};
-use kiln_weights::{Error, Lora, WeightSource};
+use common::{layers, lora, over, resolve, tensors};
+use kiln_weights::{Error, LayerShape, Lora, LoraOptions, LoraUpdates, WeightSource};
 
 fn base() -> WeightSource {
     let shapes: [(&str, &[usize]); 5] = [
@@ -42,55 +42,54 @@ fn prefixes_of_diffusers_and_peft_and_none_are_read() {
 
 #[test]
 fn delta_lands_on_its_rows_of_a_stack() {
-    let mut base = base();
-    base.add_lora(Lora::from_bytes("a", lora(&[Q, V], &[])).unwrap(), 0.5);
-    let attn = base.root().at("blocks").at(0).at("attn");
+    let base = base();
+    let updates = over(&base, Lora::from_bytes("a", lora(&[Q, V], &[])).unwrap(), 0.5);
+    let attn = base.root().with_loras(&updates).at("blocks").at(0).at("attn");
     let qkv = attn.linear_stack(&[("to_q", 4), ("to_k", 2), ("to_v", 2)], 3).unwrap();
-    let at: Vec<_> = qkv.deltas.iter().map(|d| (d.row, d.rows(), d.rank(), d.scale)).collect();
+    let at: Vec<_> = qkv.deltas().iter().map(|d| (d.row, d.rows(), d.rank(), d.scale)).collect();
     assert_eq!(at, [(0, 4, 2, 0.5), (6, 2, 1, 0.5)]);
     // The values count up through the file: down of q, up of q, down of v, up of v.
-    assert_eq!(qkv.deltas[1].down.to_f32().unwrap().as_ref(), [14.0, 15.0, 16.0]);
-    assert_eq!(qkv.deltas[1].up.to_f32().unwrap().as_ref(), [17.0, 18.0]);
-    assert!(attn.linear("to_out.0", 3, 4).unwrap().deltas.is_empty());
-    assert_eq!(attn.linear("to_v", 2, 3).unwrap().deltas[0].row, 0);
+    assert_eq!(qkv.deltas()[1].down.to_f32().unwrap().as_ref(), [14.0, 15.0, 16.0]);
+    assert_eq!(qkv.deltas()[1].up.to_f32().unwrap().as_ref(), [17.0, 18.0]);
+    assert!(attn.linear("to_out.0", 3, 4).unwrap().deltas().is_empty());
+    assert_eq!(attn.linear("to_v", 2, 3).unwrap().deltas()[0].row, 0);
 }
 
 #[test]
 fn several_loras_add_up_in_their_order() {
-    let mut base = base();
-    base.add_lora(Lora::from_bytes("a", lora(&[Q], &[])).unwrap(), 0.25);
-    base.add_lora(Lora::from_bytes("b", lora(&[(Q.0, 1, 4, 3)], &[])).unwrap(), -2.0);
-    let q = base.root().linear("blocks.0.attn.to_q", 4, 3).unwrap();
-    let at: Vec<_> = q.deltas.iter().map(|d| (d.rank(), d.scale)).collect();
+    let base = base();
+    let first = Lora::from_bytes("a", lora(&[Q], &[])).unwrap();
+    let second = Lora::from_bytes("b", lora(&[(Q.0, 1, 4, 3)], &[])).unwrap();
+    let (updates, reports) = resolve(&base, [(first, 0.25), (second, -2.0)]).unwrap();
+    let q = base.root().with_loras(&updates).linear("blocks.0.attn.to_q", 4, 3).unwrap();
+    let at: Vec<_> = q.deltas().iter().map(|d| (d.rank(), d.scale)).collect();
     assert_eq!(at, [(2, 0.25), (1, -2.0)]);
-    assert_eq!(base.finish_loras().unwrap().len(), 2);
+    assert_eq!(reports.len(), 2);
 }
 
 #[test]
 fn weight_zero_switches_a_lora_off_but_still_checks_it() {
-    let mut base = base();
-    base.add_lora(Lora::from_bytes("a", lora(&[Q], &[])).unwrap(), 0.0);
-    assert!(base.root().linear(Q.0, 4, 3).unwrap().deltas.is_empty());
-    assert_eq!(base.finish_loras().unwrap()[0].matched, 1);
+    let base = base();
+    let (updates, reports) =
+        resolve(&base, [(Lora::from_bytes("a", lora(&[Q], &[])).unwrap(), 0.0)]).unwrap();
+    assert!(base.root().with_loras(&updates).linear(Q.0, 4, 3).unwrap().deltas().is_empty());
+    assert_eq!(reports[0].matched, 1);
+    let narrow = Lora::from_bytes("a", lora(&[(Q.0, 2, 4, 2)], &[])).unwrap();
+    assert!(resolve(&base, [(narrow, 0.0)]).is_err());
 }
 
 #[test]
 fn report_counts_modules() {
-    let mut base = base();
-    base.add_lora(Lora::from_bytes("loras/style.safetensors", lora(&[Q, V], &[])).unwrap(), 0.8);
-    base.root().linear(Q.0, 4, 3).unwrap();
-    base.root().linear(V.0, 2, 3).unwrap();
-    let reports = base.finish_loras().unwrap();
+    let lora = Lora::from_bytes("loras/style.safetensors", lora(&[Q, V], &[])).unwrap();
+    let (_, reports) = resolve(&base(), [(lora, 0.8)]).unwrap();
     assert_eq!(reports[0].to_string(), "lora style.safetensors: 2 of 2 modules, rank 2, weight 0.8");
 }
 
 #[test]
 fn module_that_nothing_takes_is_an_error() {
-    let mut base = base();
     let other = ("blocks.7.attn.to_q", 2, 4, 3);
-    base.add_lora(Lora::from_bytes("style.safetensors", lora(&[Q, other], &[])).unwrap(), 1.0);
-    base.root().linear(Q.0, 4, 3).unwrap();
-    let e = base.finish_loras().unwrap_err();
+    let lora = Lora::from_bytes("style.safetensors", lora(&[Q, other], &[])).unwrap();
+    let e = resolve(&base(), [(lora, 1.0)]).unwrap_err();
     assert!(
         matches!(&e, Error::LoraUnmatched { keys, total: 2, .. } if keys == &["transformer.blocks.7.attn.to_q"])
     );
@@ -104,9 +103,8 @@ fn module_that_nothing_takes_is_an_error() {
 #[test]
 fn lora_of_another_size_is_refused_at_its_layer() {
     let load = |module| {
-        let mut base = base();
-        base.add_lora(Lora::from_bytes("style.safetensors", lora(&[module], &[])).unwrap(), 1.0);
-        base.root().linear(Q.0, 4, 3).unwrap_err().to_string()
+        let lora = Lora::from_bytes("style.safetensors", lora(&[module], &[])).unwrap();
+        resolve(&base(), [(lora, 1.0)]).unwrap_err().to_string()
     };
     assert_eq!(
         load((Q.0, 2, 4, 5)),
@@ -183,8 +181,8 @@ fn kinds_that_cannot_be_applied_are_refused_by_name() {
 
 #[test]
 fn keys_that_match_nothing_may_be_left_out_if_that_is_asked_for() {
-    let base = |partial| {
-        let mut base = base();
+    let base = base();
+    let resolved = |partial| {
         let keys: [(&str, &[usize]); 6] = [
             ("transformer.blocks.0.attn.to_q.lora_A.weight", &[1, 3]),
             ("transformer.blocks.0.attn.to_q.lora_B.weight", &[4, 1]),
@@ -193,16 +191,14 @@ fn keys_that_match_nothing_may_be_left_out_if_that_is_asked_for() {
             ("text_encoder.q_proj.lora_A.weight", &[1, 1]),
             ("some.norm.weight", &[1]),
         ];
-        base.add_lora(opened(&keys).unwrap(), 1.0);
-        base.set_lora_partial(partial);
-        base
+        let options = LoraOptions { partial, ..LoraOptions::default() };
+        LoraUpdates::resolve(&base, &layers(&base), [(opened(&keys).unwrap(), 1.0)], options)
     };
-    let strict = base(false);
-    assert!(strict.check_loras().unwrap_err().to_string().contains("text encoder"));
-    let partial = base(true);
-    assert_eq!(partial.root().linear(Q.0, 4, 3).unwrap().deltas.len(), 1);
+    assert!(resolved(false).unwrap_err().to_string().contains("text encoder"));
+    let (updates, reports) = resolved(true).unwrap();
+    assert_eq!(base.root().with_loras(&updates).linear(Q.0, 4, 3).unwrap().deltas().len(), 1);
     assert_eq!(
-        partial.finish_loras().unwrap()[0].to_string(),
+        reports[0].to_string(),
         "lora style.safetensors: 1 of 2 modules, rank 1, weight 1; left out: `lora_unet_nowhere`, \
          `text_encoder.q_proj.lora_A.weight`, `some.norm.weight`"
     );
@@ -210,10 +206,19 @@ fn keys_that_match_nothing_may_be_left_out_if_that_is_asked_for() {
 
 #[test]
 fn a_lora_of_which_nothing_fits_is_refused_even_partly() {
-    let mut base = base();
-    base.add_lora(Lora::from_bytes("a", lora(&[("elsewhere", 1, 2, 2)], &[])).unwrap(), 1.0);
-    base.set_lora_partial(true);
-    assert!(matches!(base.finish_loras(), Err(Error::LoraUnmatched { total: 1, .. })));
+    let (base, options) = (base(), LoraOptions { partial: true, ..LoraOptions::default() });
+    let lora = Lora::from_bytes("a", lora(&[("elsewhere", 1, 2, 2)], &[])).unwrap();
+    let resolved = LoraUpdates::resolve(&base, &layers(&base), [(lora, 1.0)], options);
+    assert!(matches!(resolved, Err(Error::LoraUnmatched { total: 1, .. })));
+}
+
+#[test]
+fn a_layer_must_have_the_shape_that_loras_were_resolved_for() {
+    let (base, lora) = (base(), Lora::from_bytes("a", lora(&[(Q.0, 2, 5, 3)], &[])).unwrap());
+    let taller = [LayerShape { name: Q.0.into(), rows: 5, cols: 3 }];
+    let (updates, _) = LoraUpdates::resolve(&base, &taller, [(lora, 1.0)], LoraOptions::default()).unwrap();
+    let e = base.root().with_loras(&updates).linear(Q.0, 4, 3).unwrap_err();
+    assert!(matches!(e, Error::Shape { .. }), "{e}");
 }
 
 #[test]

@@ -4,9 +4,11 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::Random;
 use common::flux::{DIM, File, LAYERS, Matrix, assert_same, effective, loaded, model, split, weights};
-use kiln_weights::{LinearForm, Lora, LoraBase, LoraLayout, WeightSource};
+use common::{Random, layers, over, resolve};
+use kiln_weights::{
+    LayerShape, LinearForm, Lora, LoraBase, LoraLayout, LoraOptions, LoraReport, LoraUpdates, WeightSource,
+};
 
 const RANK: usize = 3;
 const ALPHA: f32 = 6.0;
@@ -189,13 +191,13 @@ fn all_layouts() -> Vec<(&'static str, LoraLayout, File)> {
 fn every_layout_changes_every_layer_the_same() {
     for (what, layout, file) in all_layouts() {
         for weight in [1.0, -0.5] {
-            let mut base = model(&weights(1));
+            let base = model(&weights(1));
             let lora = file.lora();
             assert_eq!(lora.layouts(), [layout], "{what}");
             assert_eq!(lora.base(), Some(LoraBase::Flux2 { dim: DIM }), "{what}");
-            base.add_lora(lora, weight);
-            assert_same(&loaded(&base), &expected(weight), 2e-5, what);
-            let report = &base.finish_loras().unwrap()[0];
+            let (updates, reports) = resolve(&base, [(lora, weight)]).unwrap();
+            assert_same(&loaded(&base.root().with_loras(&updates)), &expected(weight), 2e-5, what);
+            let report = &reports[0];
             assert_eq!((report.matched, report.unmatched.len()), (report.total, 0), "{what}: {report}");
         }
     }
@@ -203,15 +205,15 @@ fn every_layout_changes_every_layer_the_same() {
 
 #[test]
 fn a_fused_update_of_a_stack_is_one_product() {
-    let mut base = model(&weights(1));
-    base.add_lora(plain(truth(), |m| format!("diffusion_model.{m}"), AB).lora(), 1.0);
+    let base = model(&weights(1));
+    let updates = over(&base, plain(truth(), |m| format!("diffusion_model.{m}"), AB).lora(), 1.0);
     let stack = ["to_q", "to_k", "to_v"].map(|leaf| (leaf, DIM));
-    let attn = base.root().at("transformer_blocks").at(0).at("attn");
+    let attn = base.root().with_loras(&updates).at("transformer_blocks").at(0).at("attn");
     let qkv = attn.linear_stack(&stack, DIM).unwrap();
-    assert_eq!(qkv.deltas.iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, 3 * DIM)]);
+    assert_eq!(qkv.deltas().iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, 3 * DIM)]);
     // Another order of rows is none for which the update could stay in one piece.
     let turned = attn.linear_stack(&["to_v", "to_q"].map(|leaf| (leaf, DIM)), DIM).unwrap();
-    assert_eq!(turned.deltas.iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, DIM), (DIM, DIM)]);
+    assert_eq!(turned.deltas().iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, DIM), (DIM, DIM)]);
     let all = expected(1.0);
     let rows = |layer: &str| all[format!("transformer_blocks.0.attn.{layer}").as_str()].clone();
     effective(&qkv).assert_near(&rows("to_q").below(&rows("to_k")).below(&rows("to_v")), 2e-5, "qkv");
@@ -227,16 +229,13 @@ fn a_kronecker_product_may_cut_across_q_k_and_v() {
     let stem = "diffusion_model.double_blocks.0.img_attn.qkv";
     file.put(format!("{stem}.lokr_w1"), &left);
     file.put(format!("{stem}.lokr_w2"), &right);
-    let mut base = model(&weights(1));
-    base.add_lora(file.lora(), 0.75);
+    let base = model(&weights(1));
+    let (updates, reports) = resolve(&base, [(file.lora(), 0.75)]).unwrap();
     let mut fused = weights(1);
     let changed = fused["double_blocks.0.img_attn.qkv"].plus(0.75, &left.kron(&right));
     fused.insert("double_blocks.0.img_attn.qkv", changed);
-    assert_same(&loaded(&base), &split(&fused), 1e-6, "LoKr");
-    assert_eq!(
-        base.finish_loras().unwrap()[0].to_string(),
-        "lora style.safetensors: 1 of 1 modules, LoKr, weight 0.75"
-    );
+    assert_same(&loaded(&base.root().with_loras(&updates)), &split(&fused), 1e-6, "LoKr");
+    assert_eq!(reports[0].to_string(), "lora style.safetensors: 1 of 1 modules, LoKr, weight 0.75");
 }
 
 #[test]
@@ -293,15 +292,16 @@ fn a_dora_gives_the_rows_of_the_sum_their_lengths() {
         file.put(format!("{stem}.lora_B.weight"), &up);
         file.tensors.insert(format!("{stem}{magnitude}"), (shape, lengths.clone()));
         for weight in [1.0, 0.5, -1.0, 0.0] {
-            let mut base = model(&weights(1));
-            base.add_lora(file.lora(), weight);
+            let base = model(&weights(1));
+            let updates = over(&base, file.lora(), weight);
             let mut layers = weights(1);
             let old = &layers[fused];
             let new = with_lengths(&old.plus(1.0, &up.times(&down)), &lengths);
             // Other weights go part of the way, so that 0 is off.
             let changed = old.plus(weight, &new.plus(-1.0, old));
             layers.insert(fused, changed);
-            assert_same(&loaded(&base), &split(&layers), 1e-5, magnitude);
+            let found = loaded(&base.root().with_loras(&updates));
+            assert_same(&found, &split(&layers), 1e-5, magnitude);
         }
     }
 }
@@ -315,25 +315,26 @@ fn a_dora_of_columns_is_measured_down_the_layer() {
     file.put(format!("{layer}.lora_A.weight"), &down);
     file.put(format!("{layer}.lora_B.weight"), &up);
     file.tensors.insert(format!("{layer}.dora_scale"), (vec![1, DIM], lengths.clone()));
-    let mut base = model(&weights(1));
-    base.add_lora(file.lora(), 1.0);
+    let base = model(&weights(1));
+    let updates = over(&base, file.lora(), 1.0);
     let sum = weights(1)[original].plus(1.0, &up.times(&down));
     let new = Matrix::each(sum.rows, sum.cols, |i, j| {
         let norm = (0..sum.rows).map(|i| sum.row(i)[j].powi(2)).sum::<f32>().sqrt();
         lengths[j] / norm * sum.row(i)[j]
     });
-    effective(&base.root().linear(layer, 4, DIM).unwrap()).assert_near(&new, 1e-5, "columns");
+    let found = base.root().with_loras(&updates).linear(layer, 4, DIM).unwrap();
+    effective(&found).assert_near(&new, 1e-5, "columns");
 }
 
 #[test]
 fn integers_take_every_kind() {
     let form = LinearForm::Int8 { threads: 2 };
     for (what, _, file) in all_layouts() {
-        let mut base = model(&weights(1));
-        base.set_form(form);
-        base.add_lora(file.lora(), 1.0);
+        let base = model(&weights(1));
+        let updates = over(&base, file.lora(), 1.0);
+        let found = loaded(&base.root().with_form(form).with_loras(&updates));
         // Merged weights reach 10; half a step of 127.
-        assert_same(&loaded(&base), &expected(1.0), 0.08, what);
+        assert_same(&found, &expected(1.0), 0.08, what);
     }
 }
 
@@ -362,21 +363,25 @@ fn what_a_lora_takes_of_memory_is_known_before() {
 
 #[test]
 fn kinds_add_up() {
-    let mut base = model(&weights(1));
-    base.add_lora(onetrainer().lora(), 0.5);
-    base.add_lora(lokr(truth(), |m| format!("diffusion_model.{m}"), true).lora(), 0.25);
-    base.add_lora(loha(truth_split(), |m| format!("lycoris_{}", flat(m))).lora(), -1.0);
-    assert_same(&loaded(&base), &expected(-0.25), 2e-5, "sum");
+    let base = model(&weights(1));
+    let loras = [
+        (onetrainer().lora(), 0.5),
+        (lokr(truth(), |m| format!("diffusion_model.{m}"), true).lora(), 0.25),
+        (loha(truth_split(), |m| format!("lycoris_{}", flat(m))).lora(), -1.0),
+    ];
+    let (updates, _) = resolve(&base, loras).unwrap();
+    assert_same(&loaded(&base.root().with_loras(&updates)), &expected(-0.25), 2e-5, "sum");
 }
 
 #[test]
-fn loras_can_be_taken_off_again() {
-    let mut base = model(&weights(1));
-    base.set_loras([(differences().lora(), 1.0)]);
-    assert_same(&loaded(&base), &expected(1.0), 2e-5, "on");
-    base.set_loras([]);
-    assert_eq!(loaded(&base), split(&weights(1)));
-    assert!(base.finish_loras().unwrap().is_empty());
+fn loras_leave_the_source_as_it_is() {
+    let base = model(&weights(1));
+    let updates = over(&base, differences().lora(), 1.0);
+    assert_same(&loaded(&base.root().with_loras(&updates)), &expected(1.0), 2e-5, "on");
+    assert_eq!(loaded(&base.root()), split(&weights(1)));
+    let (none, reports) = resolve(&base, []).unwrap();
+    assert_eq!(loaded(&base.root().with_loras(&none)), split(&weights(1)));
+    assert!(reports.is_empty());
 }
 
 #[test]
@@ -403,12 +408,15 @@ fn made_for(module: &str, rows: usize, cols: usize) -> File {
     file
 }
 
-fn model_of_width(dim: usize) -> WeightSource {
-    let header = format!(
-        r#"{{"x_embedder.weight":{{"dtype":"F32","shape":[{dim},1],"data_offsets":[0,{}]}}}}"#,
-        4 * dim
-    );
-    WeightSource::from_bytes("m", common::file(&header, &vec![0; 4 * dim])).unwrap()
+/// As much of a LoRA as fits, over one block of a model of this width.
+fn over_width(dim: usize, file: File) -> kiln_weights::Result<LoraReport> {
+    let layer = |name: &str, rows, cols| LayerShape { name: name.into(), rows, cols };
+    let qkv =
+        ["to_q", "to_k", "to_v"].map(|leaf| layer(&format!("transformer_blocks.4.attn.{leaf}"), dim, dim));
+    let layers = [&qkv[..], &[layer("x_embedder", dim, 1)]].concat();
+    let options = LoraOptions { partial: true, ..LoraOptions::default() };
+    let source = WeightSource::synthetic(0);
+    Ok(LoraUpdates::resolve(&source, &layers, [(file.lora(), 1.0)], options)?.1.remove(0))
 }
 
 #[test]
@@ -439,15 +447,18 @@ fn a_lora_of_another_model_is_named() {
         ("double_blocks.18.img_attn.qkv", 9216, 3072, 3072, "made for FLUX.1, and"),
         ("single_blocks.0.linear1", 21504, 3072, 3072, "made for FLUX.1, and"),
     ] {
-        let mut base = model_of_width(dim);
-        base.set_lora_partial(true);
-        base.add_lora(made_for(module, rows, cols).lora(), 1.0);
-        let told = base.check_loras().unwrap_err().to_string();
+        let told = over_width(dim, made_for(module, rows, cols)).unwrap_err().to_string();
         assert!(told.contains(words), "{told}");
     }
-    let mut base = model_of_width(3072);
-    base.add_lora(made_for("double_blocks.4.img_attn.qkv", 9216, 3072).lora(), 1.0);
-    base.check_loras().unwrap();
+    let report = over_width(3072, made_for("double_blocks.4.img_attn.qkv", 9216, 3072)).unwrap();
+    assert_eq!(report.matched, 1);
+}
+
+/// A LoRA over one layer of a model whose width is not told.
+fn over_proj_out(lora: Lora) -> kiln_weights::Result<LoraUpdates> {
+    let layers = [LayerShape { name: "proj_out".into(), rows: 4, cols: DIM }];
+    let base = model(&weights(1));
+    Ok(LoraUpdates::resolve(&base, &layers, [(lora, 1.0)], LoraOptions::default())?.0)
 }
 
 #[test]
@@ -457,12 +468,7 @@ fn factors_that_do_not_fit_are_refused() {
         keys.iter().for_each(|&(key, rows, cols)| {
             file.put(format!("proj_out.{key}"), &Matrix::filled(rows, cols, 1.0))
         });
-        let mut base = model(&weights(1));
-        let laid = Lora::from_bytes("a", file.bytes()).and_then(|lora| {
-            base.add_lora(lora, 1.0);
-            base.root().linear("proj_out", 4, DIM)
-        });
-        laid.unwrap_err().to_string()
+        Lora::from_bytes("a", file.bytes()).and_then(over_proj_out).unwrap_err().to_string()
     };
     for (keys, words) in [
         (&[("lokr_w1", 2, 2)][..], "`proj_out.lokr_w1` has no `proj_out.lokr_w2` beside it"),
@@ -499,9 +505,7 @@ fn a_kronecker_product_of_absurd_size_is_refused_before_it_is_made() {
     {
         file.put(format!("proj_out.{key}"), &Matrix::filled(rows, cols, 1.0));
     }
-    let mut base = model(&weights(1));
-    base.add_lora(file.lora(), 1.0);
-    let told = base.root().linear("proj_out", 4, DIM).unwrap_err().to_string();
+    let told = over_proj_out(file.lora()).unwrap_err().to_string();
     assert!(told.contains("[100000, 100000]"), "{told}");
 }
 
@@ -514,13 +518,13 @@ fn any_rank_will_do_even_one_beyond_the_layer() {
         file.put("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", &down);
         file.put("lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight", &up);
         file.put_number("lora_unet_double_blocks_0_img_attn_qkv.alpha", 1.0);
-        let mut base = model(&weights(1));
-        base.add_lora(file.lora(), 1.0);
+        let base = model(&weights(1));
+        let (updates, reports) = resolve(&base, [(file.lora(), 1.0)]).unwrap();
         let mut fused = weights(1);
         let changed = fused["double_blocks.0.img_attn.qkv"].plus(1.0 / rank as f32, &up.times(&down));
         fused.insert("double_blocks.0.img_attn.qkv", changed);
-        assert_same(&loaded(&base), &split(&fused), 1e-5, "rank");
-        assert_eq!(base.finish_loras().unwrap()[0].rank, rank);
+        assert_same(&loaded(&base.root().with_loras(&updates)), &split(&fused), 1e-5, "rank");
+        assert_eq!(reports[0].rank, rank);
     }
 }
 
@@ -565,16 +569,12 @@ fn damaged_files_are_errors_or_loras_and_nothing_else() {
                 refused += 1;
                 continue;
             };
-            let mut base = model(&weights(1));
-            base.set_lora_partial(random.below(2) == 0);
-            base.add_lora(lora, 1.0);
-            for (_, rows, cols, layers) in &LAYERS {
-                for layer in *layers {
-                    let _ = base.root().linear(layer, rows / layers.len(), *cols);
-                }
-            }
-            let _ = base.finish_loras();
             read += 1;
+            let base = model(&weights(1));
+            let options = LoraOptions { partial: random.below(2) == 0, ..LoraOptions::default() };
+            if let Ok((updates, _)) = LoraUpdates::resolve(&base, &layers(&base), [(lora, 1.0)], options) {
+                loaded(&base.root().with_loras(&updates));
+            }
         }
     }
     assert!(read > 100 && refused > 100, "{read} read, {refused} refused: too weak or too strong");

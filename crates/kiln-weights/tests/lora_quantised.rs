@@ -6,12 +6,12 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use common::Random;
 use common::flux::{File, Matrix, effective};
-use kiln_tensor::HostTensor;
+use common::{Random, over, resolve};
 use kiln_tensor::packed::Format;
+use kiln_tensor::{HostTensor, LinearMatrix};
 use kiln_weights::export::{Container, Names, Options, Storage, export};
-use kiln_weights::{Component, Lora, WeightSource, save};
+use kiln_weights::{Component, Lora, Vars, WeightSource, save};
 
 /// Columns come in the largest block of GGUF, rows in fewer.
 const DIM: usize = 256;
@@ -185,11 +185,11 @@ fn loras() -> Vec<(&'static str, Lora)> {
     ]
 }
 
-fn layers(source: &WeightSource) -> BTreeMap<&'static str, Matrix> {
+fn layers(vars: &Vars<'_>) -> BTreeMap<&'static str, Matrix> {
     let mut out = BTreeMap::new();
     for (_, rows, cols, layers) in LAYERS {
         for layer in layers {
-            let parts = source.root().linear(layer, rows / layers.len() * ROWS, cols * DIM).unwrap();
+            let parts = vars.linear(layer, rows / layers.len() * ROWS, cols * DIM).unwrap();
             out.insert(*layer, effective(&parts));
         }
     }
@@ -197,18 +197,18 @@ fn layers(source: &WeightSource) -> BTreeMap<&'static str, Matrix> {
 }
 
 /// Every LoRA over a model in this form and over its values as f32.
-fn compare(what: &str, mut base: WeightSource) {
-    let mut wide = widened(&base);
+fn compare(what: &str, base: WeightSource) {
+    let wide = widened(&base);
     for weight in [1.0, -0.4] {
         for ((name, lora), (_, again)) in loras().into_iter().zip(loras()) {
-            base.set_loras([(lora, weight)]);
-            wide.set_loras([(again, weight)]);
-            let (found, expected) = (layers(&base), layers(&wide));
+            let (updates, reports) = resolve(&base, [(lora, weight)]).unwrap();
+            let found = layers(&base.root().with_loras(&updates));
+            let expected = layers(&wide.root().with_loras(&over(&wide, again, weight)));
             for (layer, found) in &found {
                 // Values reach 20; nothing here is rounded but in f32.
                 found.assert_near(&expected[layer], 2e-5, &format!("{name} over {what}, {layer}"));
             }
-            let report = &base.finish_loras().unwrap()[0];
+            let report = &reports[0];
             assert_eq!((report.matched, report.unmatched.len()), (report.total, 0), "{name} over {what}");
         }
     }
@@ -247,7 +247,7 @@ fn thin_updates_are_the_products_they_stand_for() {
     let old = Matrix::random(&mut random, rows, cols);
     let mut base = File::default();
     base.put(format!("{layer}.weight"), &old);
-    let mut base = WeightSource::from_bytes("model.safetensors", base.bytes()).unwrap();
+    let base = WeightSource::from_bytes("model.safetensors", base.bytes()).unwrap();
     let fills: [(&str, Fill); 3] = [("in two", lokr_in_two), ("other", lokr_other), ("LoHa", loha)];
     for (what, fill) in fills {
         let mut file = File::default();
@@ -268,9 +268,9 @@ fn thin_updates_are_the_products_they_stand_for() {
                 (Matrix::each(rows, cols, |i, j| a.row(i)[j] * b.row(i)[j]), 1.0)
             }
         };
-        base.set_loras([(file.lora(), 0.5)]);
-        let parts = base.root().linear(layer, rows, cols).unwrap();
-        assert!(parts.packed.is_empty() && parts.deltas.len() == 1, "{what}");
+        let updates = over(&base, file.lora(), 0.5);
+        let parts = base.root().with_loras(&updates).linear(layer, rows, cols).unwrap();
+        assert!(matches!(parts.matrix(), LinearMatrix::Dense(_)) && parts.deltas().len() == 1, "{what}");
         effective(&parts).assert_near(&old.plus(0.5 * scale, &update), 1e-5, what);
     }
 }
@@ -279,16 +279,20 @@ fn thin_updates_are_the_products_they_stand_for() {
 fn an_update_that_changes_the_weight_leaves_its_bytes_where_they_are() {
     let dir = tempfile::tempdir().unwrap();
     plain(&dir.path().join("plain.safetensors"));
-    let mut base = stored(dir.path(), Storage::Packed(Format::Q8_0), Container::Gguf, Names::Original);
-    let layer =
-        |base: &WeightSource| base.root().linear("transformer_blocks.0.attn.to_k", ROWS, DIM).unwrap();
-    let bytes = |base: &WeightSource| layer(base).packed[0].bytes().as_ptr();
-    let before = bytes(&base);
+    let base = stored(dir.path(), Storage::Packed(Format::Q8_0), Container::Gguf, Names::Original);
+    let layer = |vars: &Vars<'_>| vars.linear("transformer_blocks.0.attn.to_k", ROWS, DIM).unwrap();
+    let packed = |vars: &Vars<'_>| match layer(vars).matrix() {
+        LinearMatrix::Packed(packed) => packed[0].clone(),
+        other => panic!("expected packed matrices, found {other:?}"),
+    };
+    let bytes = |vars: &Vars<'_>| packed(vars).bytes().as_ptr();
+    let before = bytes(&base.root());
     for (name, lora) in loras() {
-        base.set_loras([(lora, 1.0)]);
-        assert_eq!(bytes(&base), before, "{name}");
+        let updates = over(&base, lora, 1.0);
+        let vars = base.root().with_loras(&updates);
+        assert_eq!(bytes(&vars), before, "{name}");
         let thin = !["ai-toolkit LoKr", "LoHa of high rank", "difference", "DoRA of a LoKr"].contains(&name);
-        assert_eq!(!layer(&base).deltas.is_empty(), thin, "{name}");
-        assert_eq!(layer(&base).packed[0].is_changed(), !thin || name == "DoRA", "{name}");
+        assert_eq!(!layer(&vars).deltas().is_empty(), thin, "{name}");
+        assert_eq!(packed(&vars).is_changed(), !thin || name == "DoRA", "{name}");
     }
 }

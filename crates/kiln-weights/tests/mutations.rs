@@ -23,10 +23,10 @@ fn read_lora(data: Bytes) -> bool {
     let Ok(lora) = Lora::from_bytes("a", data) else { return false };
     assert!(lora.rank() > 0);
     assert!(lora.modules().all(|m| lora.scale(m).unwrap().is_finite()));
-    let mut base = WeightSource::from_bytes("b", tensors(&[("x.weight", &[6, 4])], &[])).unwrap();
-    base.add_lora(lora, 1.0);
-    let _ = base.root().linear("x", 6, 4);
-    let _ = base.finish_loras();
+    let base = WeightSource::from_bytes("b", tensors(&[("x.weight", &[6, 4])], &[])).unwrap();
+    if let Ok((updates, _)) = common::resolve(&base, [(lora, 1.0)]) {
+        let _ = base.root().with_loras(&updates).linear("x", 6, 4);
+    }
     true
 }
 

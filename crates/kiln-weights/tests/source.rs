@@ -6,11 +6,18 @@ use std::fs;
 
 use bytes::Bytes;
 use common::{file, tensors};
-use kiln_tensor::{DType, LinearError, Shape};
+use kiln_tensor::{DType, HostTensor, LinearError, LinearMatrix, LinearParts, Shape};
 use kiln_weights::{Error, WeightSource};
 
 fn source(shapes: &[(&str, &[usize])]) -> WeightSource {
     WeightSource::from_bytes("dir/model.safetensors", tensors(shapes, &[])).unwrap()
+}
+
+fn dense(parts: &LinearParts) -> &[HostTensor] {
+    match parts.matrix() {
+        LinearMatrix::Dense(dense) => dense,
+        other => panic!("expected dense matrices, found {other:?}"),
+    }
 }
 
 /// One attention block: q, k, v and out, the last with a bias.
@@ -111,9 +118,9 @@ fn linear_takes_the_bias_only_where_there_is_one() {
     let source = attention();
     let attn = source.root().at("blocks.0.attn");
     let out = attn.linear("to_out.0", 3, 4).unwrap();
-    assert_eq!((out.rows(), out.cols(), out.slabs.len()), (3, 4, 1));
-    assert_eq!(out.bias.unwrap().to_f32().unwrap().as_ref(), [36.0, 37.0, 38.0]);
-    assert!(attn.linear("to_q", 4, 3).unwrap().bias.is_none());
+    assert_eq!((out.rows(), out.cols(), dense(&out).len()), (3, 4, 1));
+    assert_eq!(out.bias().unwrap().to_f32().unwrap().as_ref(), [36.0, 37.0, 38.0]);
+    assert!(attn.linear("to_q", 4, 3).unwrap().bias().is_none());
     let here = attn.at("to_q").linear("", 4, 3).unwrap();
     assert_eq!(here.rows(), 4, "an empty leaf is the prefix itself");
     assert!(matches!(attn.linear("to_q", 3, 4), Err(Error::Shape { .. })));
@@ -125,11 +132,11 @@ fn stacked_linears_share_the_bytes_of_the_file() {
     let source = attention();
     let attn = source.root().at("blocks.0.attn");
     let qkv = attn.linear_stack(&[("to_q", 4), ("to_k", 2), ("to_v", 2)], 3).unwrap();
-    assert_eq!((qkv.rows(), qkv.cols(), qkv.slabs.len()), (8, 3, 3));
+    assert_eq!((qkv.rows(), qkv.cols(), dense(&qkv).len()), (8, 3, 3));
     let k = source.tensor("blocks.0.attn.to_k.weight").unwrap();
-    assert_eq!(qkv.slabs[1].bytes().as_ptr(), k.bytes().as_ptr());
+    assert_eq!(dense(&qkv)[1].bytes().as_ptr(), k.bytes().as_ptr());
     let none = attn.linear_stack(&[], 3).unwrap_err();
-    assert!(matches!(none, Error::Linear { source: LinearError::NoSlab, .. }), "{none}");
+    assert!(matches!(none, Error::Linear { source: LinearError::NoWeight, .. }), "{none}");
 }
 
 #[test]
@@ -137,8 +144,8 @@ fn stacked_biases_join_and_must_be_complete() {
     let shapes: [(&str, &[usize]); 4] =
         [("q.weight", &[2, 1]), ("q.bias", &[2]), ("k.weight", &[1, 1]), ("k.bias", &[1])];
     let stacked = |shapes| source(shapes).root().linear_stack(&[("q", 2), ("k", 1)], 1);
-    let bias = stacked(&shapes).unwrap().bias.unwrap();
-    assert_eq!(bias.to_f32().unwrap().as_ref(), [2.0, 3.0, 5.0]);
+    let parts = stacked(&shapes).unwrap();
+    assert_eq!(parts.bias().unwrap().to_f32().unwrap().as_ref(), [2.0, 3.0, 5.0]);
     let e = stacked(&shapes[..3]).unwrap_err().to_string();
     assert!(e.starts_with("no tensor `k.bias`"), "{e}");
 }
@@ -151,8 +158,7 @@ fn stacked_linears_of_different_dtypes_become_f32() {
     data.extend([0xc0, 0x3f]);
     let source = WeightSource::from_bytes("a", file(header, &data)).unwrap();
     let parts = source.root().linear_stack(&[("q", 1), ("k", 1)], 1).unwrap();
-    assert_eq!(parts.dtype(), Some(DType::F32));
-    assert!(parts.slabs.iter().all(|s| s.to_f32().unwrap().as_ref() == [1.5]));
+    assert!(dense(&parts).iter().all(|s| s.dtype() == DType::F32 && s.to_f32().unwrap().as_ref() == [1.5]));
 }
 
 #[test]

@@ -79,7 +79,7 @@ impl Part {
             };
             let missing = || Failure::new(format!("the model `{}` has no {component}", input.display()));
             let source = source.ok_or_else(missing)?.while_doing(opening)?;
-            return Ok(Part { component, source, folder: path.is_dir().then_some(path) });
+            return Ok(Part { component, source: source.clone(), folder: path.is_dir().then_some(path) });
         }
         let source = WeightSource::open(input).while_doing(opening)?;
         let parts: Vec<Component> = source.components().into_iter().map(|(part, _)| part).collect();

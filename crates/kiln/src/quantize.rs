@@ -145,12 +145,13 @@ impl Plan {
         let own_name = to.join(TRANSFORMER);
         fs::create_dir(&own_name).map_err(|e| write_failed(&own_name, &e))?;
         let from = self.model.join(TRANSFORMER);
-        let source = hints::open_model(&self.model)?.transformer.weights()?;
+        let model = hints::open_model(&self.model)?;
+        let source = model.transformer.weights()?;
         let threads = threads(args.threads.number);
         let stop = Stop::new(cancel, Progress::new(args.quiet));
         let tell = &mut |done, total| stop.tell(done, total);
         let report = match args.to.format() {
-            None => quantise(&source, &own_name.join(WEIGHTS), threads, tell),
+            None => quantise(source, &own_name.join(WEIGHTS), threads, tell),
             Some(format) => {
                 let gguf = args.to.is_gguf();
                 let options = Options {

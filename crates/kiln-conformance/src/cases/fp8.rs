@@ -56,12 +56,9 @@ fn floats<B: Backend>(
     slabs: usize,
     stored: DType,
 ) -> Result<LinearParts> {
-    let mut parts = LinearParts { fp8: true, ..LinearParts::default() };
-    for i in 0..slabs {
-        let rows = (i + 1) * out / slabs - i * out / slabs;
-        parts.slabs.push(t.stored(NORMAL.times(0.1), [rows, cols], stored)?);
-    }
-    Ok(parts)
+    let rows = |i| (i + 1) * out / slabs - i * out / slabs;
+    let slabs = (0..slabs).map(|i| t.stored(NORMAL.times(0.1), [rows(i), cols], stored));
+    Ok(LinearParts::dense(slabs.collect::<Result<_>>()?)?.in_fp8()?)
 }
 
 #[derive(Clone)]
@@ -78,9 +75,8 @@ impl Scenario for Fp8 {
     fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
         for &[rows, cols, out] in &self.sizes {
             let x = t.activation(self.values, [rows, cols])?;
-            let mut parts = floats(t, [out, cols], self.slabs.min(out), self.stored)?;
-            parts.bias = self.bias.then(|| t.draw(NORMAL, [out]));
-            let w = t.b.weight(parts)?;
+            let parts = floats(t, [out, cols], self.slabs.min(out), self.stored)?;
+            let w = t.b.weight(parts.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?)?;
             let y = t.b.linear(&x, &w)?;
             t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(cols, t.dtype))?;
         }
@@ -98,8 +94,7 @@ impl Scenario for InTheFile {
             let x = t.activation(NORMAL, [rows, cols])?;
             let packed =
                 formats.iter().map(|&format| matrix(t, format, [16, cols])).collect::<Result<_>>()?;
-            let y =
-                t.b.linear(&x, &t.b.weight(LinearParts { packed, fp8: true, ..LinearParts::default() })?)?;
+            let y = t.b.linear(&x, &t.b.weight(LinearParts::packed(packed)?.in_fp8()?)?)?;
             t.put(format!("{formats:?}"), &y, tolerance(cols, t.dtype))?;
         }
         Ok(())
@@ -184,9 +179,8 @@ impl Scenario for AdaSplit {
             t.b.upload(&HostTensor::from_f32(drawn.shape().clone(), rounded)?, DType::F32)
         };
         let (scale, shift) = (sixteenths()?, sixteenths()?);
-        let mut parts = floats(t, [out, dim], 1, DType::BF16)?;
-        parts.bias = self.bias.then(|| t.draw(NORMAL, [out]));
-        let w = t.b.weight(parts)?;
+        let parts = floats(t, [out, dim], 1, DType::BF16)?;
+        let w = t.b.weight(parts.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?)?;
         let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, self.widths)?;
         for (i, y) in ys.iter().enumerate() {
             t.put(format!("part {i} of {rows}x{dim} to {out}"), y, tolerance(dim, t.dtype))?;

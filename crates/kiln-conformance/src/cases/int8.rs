@@ -52,15 +52,22 @@ fn integers<B: Backend>(
     cols: usize,
     largest: i32,
 ) -> Result<LinearParts> {
-    let mut parts = LinearParts::default();
-    for &rows in heights {
-        let drawn = t.draw(NORMAL.times(50.0), [rows, cols]);
-        let bytes =
-            drawn.to_f32()?.iter().map(|&v| (v as i32).clamp(-largest, 127) as u8).collect::<Vec<_>>();
-        parts.slabs.push(HostTensor::new(DType::I8, [rows, cols], bytes.into())?);
-        parts.scales.push(t.draw(NORMAL.times(0.002).plus(0.01), [rows]));
-    }
-    Ok(parts)
+    let slabs = heights.iter().map(|&rows| slab(t, rows, cols, largest)).collect::<Result<Vec<_>>>()?;
+    let (rows, scales) = slabs.into_iter().unzip();
+    Ok(LinearParts::int8(rows, scales)?)
+}
+
+/// Integers and their scales.
+fn slab<B: Backend>(
+    t: &mut Bench<'_, B>,
+    rows: usize,
+    cols: usize,
+    largest: i32,
+) -> Result<(HostTensor, HostTensor)> {
+    let drawn = t.draw(NORMAL.times(50.0), [rows, cols]);
+    let bytes = drawn.to_f32()?.iter().map(|&v| (v as i32).clamp(-largest, 127) as u8).collect::<Vec<_>>();
+    let scales = t.draw(NORMAL.times(0.002).plus(0.01), [rows]);
+    Ok((HostTensor::new(DType::I8, [rows, cols], bytes.into())?, scales))
 }
 
 fn delta<B: Backend>(t: &mut Bench<'_, B>, rank: usize, [out, cols]: [usize; 2]) -> Result<Delta> {
@@ -92,10 +99,10 @@ impl Scenario for Int8 {
             heights[0] += out - heights.iter().sum::<usize>();
             let mut parts = integers(t, &heights, cols, self.largest)?;
             if self.bias {
-                parts.bias = Some(t.stored(NORMAL, [out], DType::F32)?);
+                parts = parts.with_bias(t.stored(NORMAL, [out], DType::F32)?)?;
             }
             if self.rank > 0 {
-                parts.deltas.push(delta(t, self.rank, [out, cols])?);
+                parts = parts.with_deltas(vec![delta(t, self.rank, [out, cols])?])?;
             }
             let y = t.b.linear(&x, &t.b.weight(parts)?)?;
             let tolerance = match self.rank {
@@ -118,7 +125,7 @@ impl Scenario for LargestSums {
             let x = t.activation_of(&HostTensor::from_f32([3, cols], x)?)?;
             let slab = HostTensor::new(DType::I8, [2, cols], vec![value as u8; 2 * cols].into())?;
             let scale = HostTensor::from_f32([2], vec![1.0, 0.5])?;
-            let parts = LinearParts { slabs: vec![slab], scales: vec![scale], ..LinearParts::default() };
+            let parts = LinearParts::int8(vec![slab], vec![scale])?;
             let y = t.b.linear(&x, &t.b.weight(parts)?)?;
             t.put(format!("{cols} of {value}"), &y, exact_sum(t.dtype))?;
         }
@@ -149,13 +156,12 @@ impl Scenario for Unaligned {
     fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
         let (cols, out) = (70, 18);
         let x = t.activation(NORMAL, [6, cols])?;
-        let aligned = integers(t, &[out], cols, 127)?;
+        let (aligned, scales) = slab(t, out, cols, 127)?;
         for (lead, dtype) in [(1, DType::BF16), (2, DType::F32), (3, DType::F32)] {
             let mut bytes = vec![0xff; lead];
-            bytes.extend_from_slice(aligned.slabs[0].bytes());
-            let slab = HostTensor::new(DType::I8, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
-            let scales = vec![aligned.scales[0].to_dtype(dtype)?];
-            let parts = LinearParts { slabs: vec![slab], scales, ..LinearParts::default() };
+            bytes.extend_from_slice(aligned.bytes());
+            let moved = HostTensor::new(DType::I8, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
+            let parts = LinearParts::int8(vec![moved], vec![scales.to_dtype(dtype)?])?;
             let y = t.b.linear(&x, &t.b.weight(parts)?)?;
             t.put(format!("{lead} bytes in"), &y, exact_sum(t.dtype))?;
         }
@@ -194,10 +200,9 @@ impl Scenario for GatedAdd {
         let sized = self.inputs.iter().enumerate().map(|(i, &width)| (NORMAL.times((i + 1) as f32), width));
         let xs =
             sized.map(|(values, width)| t.activation(values, [rows, width])).collect::<Result<Vec<_>>>()?;
-        let mut parts = integers(t, &[20, 17], cols, 127)?;
-        parts.bias = Some(t.stored(NORMAL, [out], DType::F32)?);
-        parts.deltas.push(delta(t, 3, [out, cols])?);
-        let w = t.b.weight(parts)?;
+        let parts = integers(t, &[20, 17], cols, 127)?;
+        let parts = parts.with_bias(t.stored(NORMAL, [out], DType::F32)?)?;
+        let w = t.b.weight(parts.with_deltas(vec![delta(t, 3, [out, cols])?])?)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
         let groups = Groups::of_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));

@@ -106,15 +106,11 @@ impl Scenario for Linear {
     fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
         for &[rows, cols, out] in &self.sizes {
             let x = t.activation(self.values, [rows, cols])?;
-            let parts = LinearParts {
-                slabs: slabs(t, self.stored, cut(out, self.slabs), cols)?,
-                bias: match self.bias {
-                    true => Some(t.stored(NORMAL, [out], self.stored)?),
-                    false => None,
-                },
-                deltas: deltas(t, self.ranks, self.stored, [out, cols])?,
-                ..LinearParts::default()
-            };
+            let mut parts = LinearParts::dense(slabs(t, self.stored, cut(out, self.slabs), cols)?)?;
+            if self.bias {
+                parts = parts.with_bias(t.stored(NORMAL, [out], self.stored)?)?;
+            }
+            let parts = parts.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?;
             let y = t.b.linear(&x, &t.b.weight(parts)?)?;
             let tolerance = tolerance(t.dtype, self.stored, cols, !self.ranks.is_empty());
             t.put(format!("{rows}x{cols} to {out}"), &y, tolerance)?;
@@ -171,10 +167,9 @@ impl Scenario for OtherDeltas {
     fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
         let (cols, out) = (65, 33);
         let x = t.activation(NORMAL, [5, cols])?;
-        let bias = Some(t.stored(NORMAL, [out], self.0)?);
-        let slabs = slabs(t, self.0, cut(out, 2), cols)?;
-        let first = deltas(t, &[3], self.0, [out, cols])?;
-        let first = t.b.weight(LinearParts { slabs, bias, deltas: first, ..LinearParts::default() })?;
+        let bias = t.stored(NORMAL, [out], self.0)?;
+        let plain = LinearParts::dense(slabs(t, self.0, cut(out, 2), cols)?)?.with_bias(bias)?;
+        let first = t.b.weight(plain.with_deltas(deltas(t, &[3], self.0, [out, cols])?)?)?;
         let second = deltas(t, &[4, 17], self.0, [out, cols])?;
         let second = t.b.with_deltas(&first, second)?;
         let none = t.b.with_deltas(&second, Vec::new())?;
@@ -199,7 +194,7 @@ impl Scenario for Unaligned {
             let mut bytes = vec![0xff; lead];
             bytes.extend_from_slice(aligned.bytes());
             let slab = HostTensor::new(self.0, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
-            let parts = LinearParts { slabs: vec![slab], ..LinearParts::default() };
+            let parts = LinearParts::dense(vec![slab])?;
             let y = t.b.linear(&x, &t.b.weight(parts)?)?;
             t.put(format!("{lead} bytes in"), &y, tolerance(t.dtype, self.0, cols, false))?;
         }
@@ -216,8 +211,8 @@ impl Scenario for Split {
             let x = t.activation(NORMAL, [rows, cols])?;
             // The widths neither follow the slabs nor the vectors.
             let slabs = slabs(t, DType::BF16, vec![16, 70, 5], cols)?;
-            let bias = Some(t.stored(NORMAL, [91], DType::F32)?);
-            let w = t.b.weight(LinearParts { slabs, bias, ..LinearParts::default() })?;
+            let bias = t.stored(NORMAL, [91], DType::F32)?;
+            let w = t.b.weight(LinearParts::dense(slabs)?.with_bias(bias)?)?;
             let tolerance = tolerance(t.dtype, DType::BF16, cols, false);
             for (i, part) in t.b.linear_split(&x, &w, [17, 1, 33, 40])?.iter().enumerate() {
                 t.put(format!("{rows} rows, part {i} of 4"), part, tolerance)?;
@@ -245,13 +240,9 @@ impl Scenario for GatedAdd {
         let out = if cols > 1000 { 512 } else { 37 };
         let xs = self.inputs.iter().map(|&width| t.activation(NORMAL, [rows, width]));
         let xs = xs.collect::<Result<Vec<_>>>()?;
-        let parts = LinearParts {
-            slabs: slabs(t, self.stored, cut(out, 2), cols)?,
-            bias: Some(t.stored(NORMAL, [out], DType::F32)?),
-            deltas: deltas(t, &[3], self.stored, [out, cols])?,
-            ..LinearParts::default()
-        };
-        let w = t.b.weight(parts)?;
+        let parts = LinearParts::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
+        let parts = parts.with_bias(t.stored(NORMAL, [out], DType::F32)?)?;
+        let w = t.b.weight(parts.with_deltas(deltas(t, &[3], self.stored, [out, cols])?)?)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
         let groups = Groups::of_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
@@ -274,12 +265,8 @@ impl Scenario for AdaSplit {
         let x = t.activation(NORMAL, [groups.rows(), dim])?;
         let scale = t.parameter(NORMAL, [groups.count(), dim])?;
         let shift = t.parameter(NORMAL, [groups.count(), dim])?;
-        let parts = LinearParts {
-            slabs: slabs(t, self.stored, cut(out, 2), dim)?,
-            deltas: deltas(t, self.ranks, self.stored, [out, dim])?,
-            ..LinearParts::default()
-        };
-        let w = t.b.weight(parts)?;
+        let parts = LinearParts::dense(slabs(t, self.stored, cut(out, 2), dim)?)?;
+        let w = t.b.weight(parts.with_deltas(deltas(t, self.ranks, self.stored, [out, dim])?)?)?;
         let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, widths)?;
         let normed = t.b.ada_layer_norm(&x, &scale, &shift, &groups, 1e-6)?;
         for (i, y) in t.b.linear_split(&normed, &w, widths)?.iter().enumerate() {
@@ -308,12 +295,8 @@ impl Scenario for SwigluGatedAdd {
         let out = if cols > 1000 { 512 } else { 37 };
         let beside = t.activation(NORMAL, [rows, self.beside])?;
         let gate_up = t.activation(NORMAL, [rows, 2 * self.inner])?;
-        let parts = LinearParts {
-            slabs: slabs(t, self.stored, cut(out, 2), cols)?,
-            deltas: deltas(t, self.ranks, self.stored, [out, cols])?,
-            ..LinearParts::default()
-        };
-        let w = t.b.weight(parts)?;
+        let parts = LinearParts::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
+        let w = t.b.weight(parts.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
         let groups = Groups::of_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));

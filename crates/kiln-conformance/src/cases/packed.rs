@@ -84,8 +84,8 @@ impl Scenario for Alone {
     fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
         for [rows, cols, out] in [[1, 256, 3], [4, 512, 18], [6, 256, 33], [17, 768, 65], [40, 1280, 7]] {
             let x = t.activation(NORMAL, [rows, cols])?;
-            let packed = vec![matrix(t, self.0, [out, cols])?];
-            let y = t.b.linear(&x, &t.b.weight(LinearParts { packed, ..LinearParts::default() })?)?;
+            let parts = LinearParts::packed(vec![matrix(t, self.0, [out, cols])?])?;
+            let y = t.b.linear(&x, &t.b.weight(parts)?)?;
             t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, cols))?;
         }
         Ok(())
@@ -103,8 +103,7 @@ impl Scenario for Stacked {
             let formats = [(Format::Q4K, 31), (Format::BF16, 5), (Format::Q6K, 64), (Format::F8E4M3, 1)];
             let packed = formats.map(|(format, out)| matrix(t, format, [out, cols]));
             let packed = packed.into_iter().collect::<Result<Vec<_>>>()?;
-            let bias = Some(t.stored(NORMAL, [101], DType::F32)?);
-            let parts = LinearParts { packed, bias, ..LinearParts::default() };
+            let parts = LinearParts::packed(packed)?.with_bias(t.stored(NORMAL, [101], DType::F32)?)?;
             let y = t.b.linear_split(&x, &t.b.weight(parts)?, [40, 61])?;
             for (i, y) in y.iter().enumerate() {
                 t.put(format!("{rows} rows, part {i}"), y, tolerance(t.dtype, cols))?;
@@ -120,8 +119,7 @@ impl Scenario for GatedAdd {
     fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
         let (rows, out, lengths) = (20, 37, [1, 17, 2]);
         let xs = [t.activation(NORMAL, [rows, 96])?, t.activation(NORMAL, [rows, 160])?];
-        let packed = vec![matrix(t, Format::Q8_0, [out, 256])?];
-        let w = t.b.weight(LinearParts { packed, ..LinearParts::default() })?;
+        let w = t.b.weight(LinearParts::packed(vec![matrix(t, Format::Q8_0, [out, 256])?])?)?;
         let (gate, groups) = (t.parameter(NORMAL, [3, out])?, Groups::of_lengths(&lengths));
         let residual = t.activation(NORMAL, [rows, out])?;
         let y = t.b.linear_gated_add(&[&xs[0], &xs[1]], &w, Some((&gate, &groups)), &residual)?;

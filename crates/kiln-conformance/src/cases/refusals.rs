@@ -26,15 +26,6 @@ fn bf16s<B: Backend, const N: usize>(t: &Bench<'_, B>, shape: [usize; N]) -> Res
     t.b.upload(&HostTensor::zeros(shape), DType::BF16)
 }
 
-fn parts(slabs: &[[usize; 2]]) -> LinearParts {
-    LinearParts { slabs: slabs.iter().map(|&s| HostTensor::zeros(s)).collect(), ..LinearParts::default() }
-}
-
-fn with_delta(row: usize, down: &[usize], up: &[usize]) -> LinearParts {
-    let delta = Delta { row, down: HostTensor::zeros(down), up: HostTensor::zeros(up), scale: 1.0 };
-    LinearParts { deltas: vec![delta], ..parts(&[[6, 4]]) }
-}
-
 struct HostTensors;
 
 impl Scenario for HostTensors {
@@ -43,40 +34,17 @@ impl Scenario for HostTensors {
         let integers = HostTensor::new(DType::I32, [1], vec![0; 4].into())?;
         t.refused("integers", b.upload(&integers, DType::F32));
         t.refused("upload to f16", b.upload(&HostTensor::zeros([1]), DType::F16));
-        t.refused("no slabs", b.weight(parts(&[])));
-        t.refused("slabs of two widths", b.weight(parts(&[[2, 4], [2, 5]])));
-        t.refused("an empty weight", b.weight(parts(&[[0, 4]])));
-        t.refused("no inputs", b.weight(parts(&[[4, 0]])));
-        t.refused(
-            "a slab that is no matrix",
-            b.weight(LinearParts { slabs: vec![HostTensor::zeros([4])], ..parts(&[]) }),
-        );
-        let two_types = vec![HostTensor::zeros([2, 4]), HostTensor::zeros([2, 4]).to_dtype(DType::BF16)?];
-        t.refused("slabs of two types", b.weight(LinearParts { slabs: two_types, ..parts(&[]) }));
-        let int8 = |rows: usize| HostTensor::new(DType::I8, [rows, 4], vec![1; 4 * rows].into());
-        let scaled = |slabs: Vec<HostTensor>, scales: &[usize]| LinearParts {
-            slabs,
-            scales: scales.iter().map(|&n| HostTensor::zeros([n])).collect(),
-            ..LinearParts::default()
-        };
-        t.refused("integers without scales", b.weight(scaled(vec![int8(3)?], &[])));
-        t.refused("scales of one slab of two", b.weight(scaled(vec![int8(3)?, int8(2)?], &[3])));
-        t.refused("a scale too few", b.weight(scaled(vec![int8(3)?, int8(2)?], &[2, 2])));
-        t.refused("scales of floats", b.weight(scaled(vec![HostTensor::zeros([3, 4])], &[3])));
-        let whole = vec![HostTensor::new(DType::I32, [3], vec![0; 12].into())?];
-        t.refused(
-            "scales that are integers",
-            b.weight(LinearParts { scales: whole, ..scaled(vec![int8(3)?], &[]) }),
-        );
-        let wide = HostTensor::new(DType::I8, [1, (1 << 17) + 1], vec![0; (1 << 17) + 1].into())?;
-        t.refused("too many integers to sum", b.weight(scaled(vec![wide], &[1])));
-        let bias = Some(HostTensor::zeros([5]));
-        t.refused("a long bias", b.weight(LinearParts { bias, ..parts(&[[4, 4]]) }));
-        t.refused("a narrow delta", b.weight(with_delta(0, &[2, 3], &[6, 2])));
-        t.refused("a delta of two ranks", b.weight(with_delta(0, &[2, 4], &[6, 3])));
-        t.refused("a delta past the end", b.weight(with_delta(1, &[2, 4], &[6, 2])));
-        t.refused("a delta past every end", b.weight(with_delta(usize::MAX, &[2, 4], &[6, 2])));
-        t.refused("a delta that is no matrix", b.weight(with_delta(0, &[4], &[6, 2])));
+        let w = b.weight(LinearParts::dense(vec![HostTensor::zeros([6, 4])])?)?;
+        for (label, row, down, up) in [
+            ("a narrow delta", 0, &[2, 3][..], [6, 2]),
+            ("a delta of two ranks", 0, &[2, 4], [6, 3]),
+            ("a delta past the end", 1, &[2, 4], [6, 2]),
+            ("a delta past every end", usize::MAX, &[2, 4], [6, 2]),
+            ("a delta that is no matrix", 0, &[4], [6, 2]),
+        ] {
+            let delta = Delta { row, down: HostTensor::zeros(down), up: HostTensor::zeros(up), scale: 1.0 };
+            t.refused(label, b.with_deltas(&w, vec![delta]));
+        }
         t.refused("a kernel of rank 3", b.conv(&HostTensor::zeros([2, 3, 3]), None));
         t.refused("an empty kernel", b.conv(&HostTensor::zeros([2, 3, 0, 3]), None));
         let kernel = HostTensor::zeros([2, 3, 1, 1]);
@@ -118,7 +86,7 @@ struct Linear;
 impl Scenario for Linear {
     fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
         let b = t.b;
-        let w = b.weight(parts(&[[6, 4], [2, 4]]))?;
+        let w = b.weight(LinearParts::dense(vec![HostTensor::zeros([6, 4]), HostTensor::zeros([2, 4])])?)?;
         let (x, narrow, flat) = (f32s(t, [3, 4])?, f32s(t, [3, 3])?, f32s(t, [4])?);
         t.refused("a narrow x", b.linear(&narrow, &w));
         t.refused("a vector", b.linear(&flat, &w));

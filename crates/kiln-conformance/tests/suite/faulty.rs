@@ -5,7 +5,7 @@ use std::ops::Range;
 use kiln_ops::{
     Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Reference, Result, RopePairs, RopeTable,
 };
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, Delta, HostTensor, LinearMatrix, LinearParts, Shape};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,17 +107,23 @@ impl Backend for Faulty {
         R.download_bytes(&self.download(x)?, scale, shift)
     }
 
-    fn weight(&self, mut parts: LinearParts) -> Result<Self::Weight> {
-        if self.0 == Fault::DeltasAtZero {
-            parts.deltas.iter_mut().for_each(|delta| delta.row = 0);
-        }
-        if self.0 == Fault::Scale128 {
-            for scale in &mut parts.scales {
-                let values = scale.to_f32()?.iter().map(|s| s * 127.0 / 128.0).collect();
-                *scale = HostTensor::from_f32(scale.shape(), values)?;
+    fn weight(&self, parts: LinearParts) -> Result<Self::Weight> {
+        R.weight(match (self.0, parts.matrix()) {
+            (Fault::DeltasAtZero, _) => {
+                let deltas = parts.deltas().iter().map(|delta| Delta { row: 0, ..delta.clone() }).collect();
+                parts.with_deltas(deltas)?
             }
-        }
-        R.weight(parts)
+            (Fault::Scale128, LinearMatrix::Int8 { rows, scales }) => {
+                let smaller = |scale: &HostTensor| {
+                    let values = scale.to_f32()?.iter().map(|s| s * 127.0 / 128.0).collect();
+                    HostTensor::from_f32(scale.shape(), values)
+                };
+                let scales = scales.iter().map(smaller).collect::<Result<_, _>>()?;
+                let (bias, deltas) = (parts.bias().cloned(), parts.deltas().to_vec());
+                LinearParts::int8(rows.clone(), scales)?.with_bias(bias)?.with_deltas(deltas)?
+            }
+            _ => parts,
+        })
     }
 
     fn with_deltas(&self, w: &Self::Weight, mut deltas: Vec<Delta>) -> Result<Self::Weight> {

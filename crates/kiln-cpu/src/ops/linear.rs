@@ -317,7 +317,7 @@ mod tests {
             HostTensor::from_f32([rows, cols], values).unwrap().to_dtype(stored).unwrap()
         };
         let delta = Delta { row: 3, down: host(4, 20), up: host(30, 4), scale: 0.25 };
-        let parts = LinearParts { slabs: vec![host(40, 20)], deltas: vec![delta], ..Default::default() };
+        let parts = LinearParts::dense(vec![host(40, 20)]).unwrap().with_deltas(vec![delta]).unwrap();
         let w = CpuWeight::new(&cx, parts).unwrap();
         let rows = 2 * ROWS_AT_ONCE + 100;
         let x = x(&host(rows, 20));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kiln_ops::{Result, shapes};
 use kiln_tensor::packed::Packed;
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
+use kiln_tensor::{DType, Delta, HostTensor, LinearMatrix, LinearParts};
 
 use crate::Context;
 use crate::device::Block;
@@ -46,28 +46,29 @@ enum Stored {
 }
 
 impl Stored {
-    fn new(cx: &Context, parts: &LinearParts, size @ [_, cols]: [usize; 2]) -> Result<Stored> {
-        Ok(Stored::Ready(match parts.dtype() {
-            Some(DType::I8) => Base::Int8(ByteRows::integers(cx, parts, size)?),
-            None => return Stored::packed(cx, parts, size),
-            Some(_) if parts.fp8 => Base::Fp8(ByteRows::rounded(cx, &parts.slabs, size)?),
-            Some(_) => Base::Dense(Matrix::new(cx, "weight", &parts.slabs, cols)?),
+    fn new(cx: &Context, parts: &LinearParts) -> Result<Stored> {
+        let size @ [_, cols] = [parts.rows(), parts.cols()];
+        Ok(Stored::Ready(match parts.matrix() {
+            LinearMatrix::Int8 { rows, scales } => Base::Int8(ByteRows::integers(cx, rows, scales, size)?),
+            LinearMatrix::Packed(packed) => return Stored::packed(cx, packed, parts.fp8(), size),
+            LinearMatrix::Dense(slabs) if parts.fp8() => Base::Fp8(ByteRows::rounded(cx, slabs, size)?),
+            LinearMatrix::Dense(slabs) => Base::Dense(Matrix::new(cx, "weight", slabs, cols)?),
         }))
     }
 
     /// Weights that are packed in their file, and stay so unless nothing reads them in that form.
-    fn packed(cx: &Context, parts: &LinearParts, size @ [_, cols]: [usize; 2]) -> Result<Stored> {
-        let base = if parts.fp8 && parts.packed.iter().all(Packed::is_fp8) {
-            Base::Fp8(ByteRows::floats(cx, &parts.packed, size)?)
-        } else if parts.fp8 {
+    fn packed(cx: &Context, packed: &[Packed], fp8: bool, size @ [_, cols]: [usize; 2]) -> Result<Stored> {
+        let base = if fp8 && packed.iter().all(Packed::is_fp8) {
+            Base::Fp8(ByteRows::floats(cx, packed, size)?)
+        } else if fp8 {
             // Rounded once, not by way of bf16.
-            let slabs = parts.packed.iter().map(Packed::to_f32).collect::<Result<Vec<_>, _>>()?;
+            let slabs = packed.iter().map(Packed::to_f32).collect::<Result<Vec<_>, _>>()?;
             Base::Fp8(ByteRows::rounded(cx, &slabs, size)?)
-        } else if parts.packed.iter().any(Packed::is_changed) {
+        } else if packed.iter().any(Packed::is_changed) {
             // What changes values where they are read is known to this machine's processor alone.
-            Base::Dense(Matrix::new(cx, "weight", &of_one_dtype(&parts.packed)?, cols)?)
+            Base::Dense(Matrix::new(cx, "weight", &of_one_dtype(packed)?, cols)?)
         } else {
-            return Ok(Stored::Packed(PackedMatrix::new(cx, &parts.packed, size)?));
+            return Ok(Stored::Packed(PackedMatrix::new(cx, packed, size)?));
         };
         Ok(Stored::Ready(base))
     }
@@ -161,11 +162,9 @@ impl LowRank {
 
 impl CudaWeight {
     pub(crate) fn new(cx: &Context, parts: LinearParts) -> Result<CudaWeight> {
-        let size @ [_, cols] = shapes::weight(&parts)?;
-        let stored = Stored::new(cx, &parts, size)?;
-        let bias =
-            parts.bias.as_ref().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
-        let deltas = LowRank::all(cx, &parts.deltas, cols)?;
+        let stored = Stored::new(cx, &parts)?;
+        let bias = parts.bias().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
+        let deltas = LowRank::all(cx, parts.deltas(), parts.cols())?;
         let (at, bytes) = stored.bulk();
         let place = match cx.device.keeps(bytes) {
             true => Place::Here(stored),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kiln_ops::{Error, Result};
 use kiln_tensor::packed::Packed;
-use kiln_tensor::{DType, HostTensor, LinearParts};
+use kiln_tensor::{DType, HostTensor};
 
 use super::matrix::{upload_floats, vector};
 use crate::Context;
@@ -25,9 +25,14 @@ pub(crate) struct ByteRows {
 
 impl ByteRows {
     /// Integers of a file, with its scales.
-    pub fn integers(cx: &Context, parts: &LinearParts, size: [usize; 2]) -> Result<ByteRows> {
-        let scales = vector(cx, "weight", &parts.scales)?;
-        ByteRows::stored(cx, parts.slabs.iter().map(|slab| &slab.bytes()[..]), scales, size)
+    pub fn integers(
+        cx: &Context,
+        rows: &[HostTensor],
+        scales: &[HostTensor],
+        size: [usize; 2],
+    ) -> Result<ByteRows> {
+        let scales = vector(cx, "weight", scales)?;
+        ByteRows::stored(cx, rows.iter().map(|slab| &slab.bytes()[..]), scales, size)
     }
 
     /// 8-bit floats of a file, with its scales.

@@ -62,17 +62,6 @@ impl<C> Part<C> {
         })
     }
 
-    pub(crate) fn reopen(&self) -> Result<WeightSource> {
-        let source = match &self.packed {
-            None => WeightSource::open(&self.path)?,
-            Some(file) => {
-                let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-                file.part(&name).ok_or_else(|| Error::config(file.path(), ""))?
-            }
-        };
-        Ok(source.component(self.component)?.unwrap_or(source))
-    }
-
     /// Identity of its weights, for recipes.
     pub fn fingerprint(&self) -> Result<&str> {
         Ok(self.fingerprint.get(|| Ok::<_, Error>(self.weights()?.fingerprint()?))?.as_str())

@@ -35,7 +35,6 @@ pub struct Pipeline<B: Backend> {
     options: LoadOptions,
     text_encoder: LazyTextEncoder<B>,
     transformer: Transformer<B>,
-    weights: kiln_weights::WeightSource,
     /// The model's own autoencoder, or the one that was asked for when it was loaded; then others that plans named.
     autoencoders: Mutex<Vec<LoadedVae<B>>>,
 }
@@ -66,10 +65,10 @@ impl<B: Backend> Pipeline<B> {
                 Ok((others, join(autoencoder)?))
             })
         });
-        let ((text_encoder, transformer, weights), autoencoder) = loaded?;
+        let ((text_encoder, transformer), autoencoder) = loaded?;
         let (model, options) = (Arc::clone(model), options.clone());
         let autoencoders = Mutex::new(vec![autoencoder]);
-        Ok(Pipeline { backend, model, options, text_encoder, transformer, weights, autoencoders })
+        Ok(Pipeline { backend, model, options, text_encoder, transformer, autoencoders })
     }
 
     /// The text encoder (unless it may not be needed) and the transformer.
@@ -78,39 +77,36 @@ impl<B: Backend> Pipeline<B> {
         model: &Arc<Model>,
         options: &LoadOptions,
         observer: &mut dyn Observer<B>,
-    ) -> Result<(LazyTextEncoder<B>, Transformer<B>, kiln_weights::WeightSource)> {
+    ) -> Result<(LazyTextEncoder<B>, Transformer<B>)> {
         let text_encoder = LazyTextEncoder::new(b, model, options, observer)?;
         observer.event(Event::Loading { part: "transformer" })?;
         if let Some(Placement { weights, transformer, .. }) = options.placement {
             b.keep_weights(transformer, weights.transformer);
         }
         let part = &model.transformer;
-        let mut source = part.reopen()?;
-        source.set_loras(open_loras(&options.loras)?);
-        source.set_lora_partial(options.lora_partial);
-        source.set_merged(options.dtype);
-        source.check_loras()?;
-        source.set_form(options.form);
+        let source = part.weights()?;
+        let (updates, reports) = resolve_loras(model, options, &options.loras, options.lora_partial)?;
         let rounds = matches!(options.form, LinearForm::Int8 { .. }) && source.bytes_to_round() > 0;
         let mut loaded = |done, total| match rounds {
             true => observer.event(Event::Rounded { done, total }),
             false => Ok(()),
         };
-        let vars = source.root();
+        let vars = source.root().with_form(options.form).with_loras(&updates);
         let transformer = Transformer::load_blocks(b, &vars, &part.config, options.dtype, &mut loaded)?;
-        for report in source.finish_loras()? {
+        for report in reports {
             observer.event(Event::Lora { report: report.to_string() })?;
         }
-        Ok((text_encoder, transformer, source))
+        Ok((text_encoder, transformer))
     }
 
     /// Takes these LoRAs instead of those it has; the model stays loaded. After an error everything is as before.
     ///
     /// It takes milliseconds; longer only where a DoRA has its layers measured, or a GPU needs changed weights.
     pub fn set_loras(&mut self, loras: &[PlannedLora], partial: bool) -> Result<Vec<LoraReport>> {
-        self.weights.set_loras(open_loras(loras)?);
-        self.weights.set_lora_partial(partial);
-        let reports = self.transformer.set_loras(&self.backend, &self.weights)?;
+        let (updates, reports) = resolve_loras(&self.model, &self.options, loras, partial)?;
+        let source = self.model.transformer.weights()?;
+        let vars = source.root().with_form(self.options.form).with_loras(&updates);
+        self.transformer.set_loras(&self.backend, &vars)?;
         (self.options.loras, self.options.lora_partial) = (loras.to_vec(), partial);
         Ok(reports)
     }
@@ -192,8 +188,16 @@ fn load_vae<B: Backend>(
     Ok(LoadedVae { file: vae.cloned(), autoencoder: Arc::new(autoencoder) })
 }
 
-fn open_loras(loras: &[PlannedLora]) -> Result<Vec<(kiln_weights::Lora, f32)>> {
-    loras.iter().map(|l| Ok((kiln_weights::Lora::open(&l.path)?, l.weight))).collect()
+fn resolve_loras(
+    model: &Model,
+    options: &LoadOptions,
+    loras: &[PlannedLora],
+    partial: bool,
+) -> Result<(kiln_weights::LoraUpdates, Vec<LoraReport>)> {
+    let part = &model.transformer;
+    let loras = loras.iter().map(|lora| (Arc::clone(&lora.lora), lora.weight));
+    let how = kiln_weights::LoraOptions { partial, dtype: options.dtype };
+    Ok(kiln_weights::LoraUpdates::resolve(part.weights()?, &part.config.linear_layers(), loras, how)?)
 }
 
 /// What a thread made; its panic goes on here.

@@ -1,7 +1,7 @@
 use std::ops::Deref;
 
 use kiln_ops::Backend;
-use kiln_weights::{Vars, WeightSource};
+use kiln_weights::Vars;
 
 use crate::Result;
 
@@ -34,21 +34,30 @@ impl<B: Backend> Linear<B> {
             weight: b.weight(vars.linear_stack(leaves, cols)?)?,
             layers: leaves.iter().map(|&(leaf, rows)| (vars.name(leaf), rows)).collect(),
             cols,
-            merged: vars.is_merged(leaves, cols)?,
+            merged: vars.is_merged(leaves, cols),
         })
     }
 
-    /// The same layer under the LoRAs that the source has now. Only a weight that they change, or have changed, is loaded
-    /// again.
-    pub(super) fn relaid(&self, b: &B, source: &WeightSource) -> Result<Self> {
-        let root = source.root();
+    /// The same layer under the LoRAs of `root`. Only a weight that they change, or have changed, is loaded again.
+    pub(super) fn relaid(&self, b: &B, root: &Vars<'_>) -> Result<Self> {
         let leaves: Vec<(&str, usize)> =
             self.layers.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
-        let merged = root.is_merged(&leaves, self.cols)?;
+        let merged = root.is_merged(&leaves, self.cols);
         let weight = match merged || self.merged {
             true => b.weight(root.linear_stack(&leaves, self.cols)?)?,
             false => b.with_deltas(&self.weight, root.deltas(&leaves, self.cols)?)?,
         };
         Ok(Linear { weight, layers: self.layers.clone(), cols: self.cols, merged })
+    }
+
+    /// The layers that it stacks.
+    #[cfg(test)]
+    pub(super) fn shapes(&self) -> Vec<kiln_weights::LayerShape> {
+        let shape = |(name, rows): &(String, usize)| kiln_weights::LayerShape {
+            name: name.clone(),
+            rows: *rows,
+            cols: self.cols,
+        };
+        self.layers.iter().map(shape).collect()
     }
 }

@@ -22,13 +22,14 @@ mod attention;
 mod call;
 mod double;
 mod embed;
+mod layers;
 mod linear;
 mod rope;
 mod single;
 
 use kiln_ops::{Backend, Groups, RopeTable, Run, Tensor as _};
 use kiln_tensor::DType;
-use kiln_weights::{LoraReport, Vars, WeightSource};
+use kiln_weights::{Vars, WeightSource};
 use serde::Deserialize;
 
 use crate::ahead::Ahead;
@@ -145,24 +146,6 @@ impl Config {
         (self.dim() as f64 * self.mlp_ratio) as usize
     }
 
-    /// Elements of all linear layers, and of the largest.
-    pub fn linear_elements(&self) -> [u64; 2] {
-        let [dim, mlp, joint] = [self.dim(), self.mlp_dim(), self.joint_attention_dim].map(|n| n as u64);
-        let single = [dim * (3 * dim + 2 * mlp), (dim + mlp) * dim];
-        let double = 2 * (4 * dim * dim + 3 * dim * mlp);
-        let modulations = (6 + 6 + 3 + 2) * dim * dim;
-        let around = modulations + joint * dim;
-        let (doubles, singles) = (self.num_layers as u64, self.num_single_layers as u64);
-        [doubles * double + singles * (single[0] + single[1]) + around, single[0].max(joint * dim)]
-    }
-
-    /// Operations of one call over so many rows: products and attention.
-    pub fn operations(&self, rows: usize) -> f64 {
-        let (rows, blocks) = (rows as f64, (self.num_layers + self.num_single_layers) as f64);
-        let [weights, _] = self.linear_elements();
-        2.0 * weights as f64 * rows + 4.0 * rows * rows * self.dim() as f64 * blocks
-    }
-
     /// What is wrong with these numbers, if anything is.
     pub fn problem(&self) -> Option<String> {
         let head = self.attention_head_dim;
@@ -272,16 +255,15 @@ impl<B: Backend> Transformer<B> {
         })
     }
 
-    /// Lays the LoRAs that `source` has now over the loaded weights, instead of those that were there; `source` holds the
-    /// weights it was loaded from. All or nothing: after an error it computes as before.
-    pub fn set_loras(&mut self, b: &B, source: &WeightSource) -> Result<Vec<LoraReport>> {
-        source.check_loras()?;
+    /// Takes the LoRAs of `vars` instead of those that were laid over the loaded weights; everything else about `vars` is as
+    /// it was for loading. All or nothing: after an error it computes as before.
+    pub fn set_loras(&mut self, b: &B, vars: &Vars<'_>) -> Result<()> {
+        let root = vars.root();
         let mut layers = self.linears();
-        let relaid = layers.iter().map(|layer| layer.relaid(b, source)).collect::<Result<Vec<_>>>()?;
-        let reports = source.finish_loras()?;
+        let relaid = layers.iter().map(|layer| layer.relaid(b, &root)).collect::<Result<Vec<_>>>()?;
         layers.iter_mut().zip(relaid).for_each(|(layer, relaid)| **layer = relaid);
         self.replays = B::Replays::default();
-        Ok(reports)
+        Ok(())
     }
 
     /// Every linear layer.

@@ -1,5 +1,5 @@
 use kiln_tensor::packed::Packed;
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
+use kiln_tensor::{DType, Delta, HostTensor, LinearMatrix, LinearParts};
 
 use super::{NAME, movement, tensor, values};
 use crate::{Error, Groups, Result, fp8, int8, shapes};
@@ -35,34 +35,29 @@ struct LowRank {
 
 impl Linear {
     pub fn new(parts: LinearParts) -> Result<Self> {
-        let size = shapes::weight(&parts)?;
-        let all = |tensors: &[HostTensor]| -> Result<Vec<f64>> {
-            Ok(tensors.iter().map(|t| floats("weight", t)).collect::<Result<Vec<_>>>()?.concat())
-        };
-        let weight = if parts.dtype() == Some(DType::I8) {
-            let integers = parts.slabs.iter().flat_map(|slab| slab.bytes().iter().map(|&b| b as i8));
-            Weight::Int8(integers.collect(), all(&parts.scales)?)
-        } else {
-            let packed = parts.packed.iter().map(|p| p.to_f32()).collect::<Result<Vec<_>, _>>()?;
-            let dense = [all(&parts.slabs)?, all(&packed)?].concat();
-            if parts.fp8 && !parts.packed.is_empty() && parts.packed.iter().all(Packed::is_fp8) {
+        let size = [parts.rows(), parts.cols()];
+        let weight = match parts.matrix() {
+            LinearMatrix::Int8 { rows, scales } => {
+                let integers = rows.iter().flat_map(|rows| rows.bytes().iter().map(|&b| b as i8));
+                Weight::Int8(integers.collect(), all(scales)?)
+            }
+            LinearMatrix::Packed(packed) if parts.fp8() && packed.iter().all(Packed::is_fp8) => {
                 let plain = |p: &Packed| Packed::new(p.format(), p.shape(), p.bytes().clone())?.to_f32();
-                let plain = parts.packed.iter().map(plain).collect::<Result<Vec<_>, _>>()?;
-                let scales = parts.packed.iter().flat_map(|p| p.row_scales()).map(f64::from).collect();
+                let plain = packed.iter().map(plain).collect::<Result<Vec<_>, _>>()?;
+                let scales = packed.iter().flat_map(|p| p.row_scales()).map(f64::from).collect();
                 Weight::Fp8(all(&plain)?, scales)
-            } else if parts.fp8 {
-                let rows: Vec<_> = dense.chunks(size[1]).map(eight_bits).collect();
-                let scales = rows.iter().map(|(_, scale)| *scale).collect();
-                Weight::Fp8(rows.into_iter().flat_map(|(row, _)| row).collect(), scales)
-            } else {
-                Weight::Dense(dense)
+            }
+            LinearMatrix::Dense(dense) => floating(all(dense)?, size[1], parts.fp8()),
+            LinearMatrix::Packed(packed) => {
+                let dense = packed.iter().map(Packed::to_f32).collect::<Result<Vec<_>, _>>()?;
+                floating(all(&dense)?, size[1], parts.fp8())
             }
         };
-        let bias = match &parts.bias {
+        let bias = match parts.bias() {
             Some(bias) => floats("weight", bias)?,
             None => vec![0.0; size[0]],
         };
-        Ok(Linear { size, weight, bias, deltas: low_rank(&parts.deltas)? })
+        Ok(Linear { size, weight, bias, deltas: low_rank(parts.deltas())? })
     }
 
     /// The same with other updates.
@@ -96,6 +91,21 @@ impl Linear {
         }
         y
     }
+}
+
+/// A weight of floats, perhaps rounded to 8 bits.
+fn floating(dense: Vec<f64>, cols: usize, fp8: bool) -> Weight {
+    if !fp8 {
+        return Weight::Dense(dense);
+    }
+    let rows: Vec<_> = dense.chunks(cols).map(eight_bits).collect();
+    let scales = rows.iter().map(|(_, scale)| *scale).collect();
+    Weight::Fp8(rows.into_iter().flat_map(|(row, _)| row).collect(), scales)
+}
+
+/// The elements of some tensors, one after the other.
+fn all(tensors: &[HostTensor]) -> Result<Vec<f64>> {
+    Ok(tensors.iter().map(|t| floats("weight", t)).collect::<Result<Vec<_>>>()?.concat())
 }
 
 fn low_rank(deltas: &[Delta]) -> Result<Vec<LowRank>> {

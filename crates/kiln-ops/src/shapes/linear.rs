@@ -1,84 +1,17 @@
-//! Linear layers: their parts, and what they meet.
+//! Linear layers: their updates, and what they meet.
 
-use kiln_tensor::{DType, Delta, LinearParts, Shape};
+use kiln_tensor::{DType, Delta, LinearError, Shape};
 
 use super::check::Op;
 use super::{ada_layer_norm, side_by_side, swiglu};
 #[cfg(doc)]
 use crate::Backend;
-use crate::int8::MOST_COLUMNS;
 use crate::{Groups, Result, Tensor};
-
-/// [`Backend::weight`]: slabs of equal width, a bias and deltas that fit them. Gives `[out, in]`.
-pub fn weight(parts: &LinearParts) -> Result<[usize; 2]> {
-    let op = Op("weight");
-    let Some(first) = parts.shapes().next() else {
-        return op.fail("there are no slabs".into());
-    };
-    if !parts.slabs.is_empty() && !parts.packed.is_empty() {
-        return op.fail("there are both slabs and packed matrices".into());
-    }
-    let [_, cols] = op.rank("slab 0", first, "[out, in]")?;
-    let mut heights = Vec::new();
-    for (i, shape) in parts.shapes().enumerate() {
-        let [height, width] = op.rank(&format!("slab {i}"), shape, "[out, in]")?;
-        if width != cols {
-            return op.fail(format!("slab {i} has shape {shape}, expected [{height}, {cols}]"));
-        }
-        heights.push(height);
-    }
-    let dtype = parts.dtype().unwrap_or(DType::F32);
-    if let Some(i) = parts.slabs.iter().position(|slab| slab.dtype() != dtype) {
-        return op.fail(format!("slab {i} is {}, expected {dtype} like slab 0", parts.slabs[i].dtype()));
-    }
-    let integers = dtype == DType::I8;
-    if integers && parts.fp8 {
-        return op.fail("slabs of i8 can't be multiplied in 8-bit floats".into());
-    }
-    let (found, expected) = (parts.scales.len(), if integers { heights.len() } else { 0 });
-    if found != expected {
-        return op.fail(format!("{found} scales for slabs of {dtype}, expected {expected}"));
-    }
-    for (i, (scale, &height)) in parts.scales.iter().zip(&heights).enumerate() {
-        op.shape(&format!("scale {i}"), scale.shape(), &[height])?;
-        if !matches!(scale.dtype(), DType::F32 | DType::BF16 | DType::F16 | DType::F64) {
-            return op.fail(format!("scale {i} is {}, expected a float type", scale.dtype()));
-        }
-    }
-    let rows = op.sum("rows of the slabs", heights)?;
-    if rows == 0 || cols == 0 {
-        return op.fail(format!("the weight has shape [{rows}, {cols}], expected at least one element"));
-    }
-    if integers && cols > MOST_COLUMNS {
-        return op.fail(format!("an i8 weight has {cols} columns, expected at most {MOST_COLUMNS}"));
-    }
-    if let Some(bias) = &parts.bias {
-        op.shape("bias", bias.shape(), &[rows])?;
-    }
-    deltas(op, &parts.deltas, [rows, cols])?;
-    Ok([rows, cols])
-}
 
 /// [`Backend::with_deltas`] of a layer of `[out, in]`.
 pub fn with_deltas(updates: &[Delta], size: [usize; 2]) -> Result<()> {
-    deltas(Op("with_deltas"), updates, size)
-}
-
-fn deltas(op: Op, deltas: &[Delta], [rows, cols]: [usize; 2]) -> Result<()> {
-    for (i, delta) in deltas.iter().enumerate() {
-        let (down, up) = (format!("down of delta {i}"), format!("up of delta {i}"));
-        let [rank, _] = op.rank(&down, delta.down.shape(), "[rank, in]")?;
-        op.shape(&down, delta.down.shape(), &[rank, cols])?;
-        let [height, _] = op.rank(&up, delta.up.shape(), "[out, rank]")?;
-        op.shape(&up, delta.up.shape(), &[height, rank])?;
-        if delta.row.checked_add(height).is_none_or(|end| end > rows) {
-            return op.fail(format!(
-                "delta {i} changes {height} rows from row {}, but there are only {rows}",
-                delta.row
-            ));
-        }
-    }
-    Ok(())
+    let refuse = |e: LinearError| Op("with_deltas").fail(e.to_string());
+    updates.iter().try_for_each(|delta| delta.check(size)).or_else(refuse)
 }
 
 /// [`Backend::linear`] with a weight of shape `[out, in]`.

@@ -23,7 +23,7 @@ use work::{Work, bytes};
 /// use kiln_tensor::{DType, HostTensor, LinearParts};
 ///
 /// let b = Timed::new(Reference::new());
-/// let w = b.weight(LinearParts { slabs: vec![HostTensor::zeros([5, 3])], ..LinearParts::default() })?;
+/// let w = b.weight(LinearParts::dense(vec![HostTensor::zeros([5, 3])])?)?;
 /// let x = b.upload(&HostTensor::zeros([2, 3]), DType::F32)?;
 /// b.take();
 /// b.linear(&x, &w)?;
@@ -240,16 +240,15 @@ impl<B: Backend> Backend for Timed<B> {
     }
 
     fn weight(&self, parts: LinearParts) -> Result<Self::Weight> {
-        let (bytes, macs) = work::of_linear(&parts);
+        let (base, updates) = (work::of_linear(&parts), work::of_deltas(parts.deltas()));
+        let (bytes, macs) = (base.0 + updates.0, base.1 + updates.1);
         let size = format!("{} × {}", parts.rows(), parts.cols());
-        let base = work::of_linear(&LinearParts { deltas: Vec::new(), ..parts.clone() });
         let inner = self.count("weight", |b| b.weight(parts), |_| (size, Work::moving(bytes)))?;
         Ok(TimedWeight { inner, base, bytes, macs })
     }
 
     fn with_deltas(&self, w: &Self::Weight, deltas: Vec<Delta>) -> Result<Self::Weight> {
-        let (bytes, macs) =
-            work::of_linear(&LinearParts { deltas: deltas.clone(), ..LinearParts::default() });
+        let (bytes, macs) = work::of_deltas(&deltas);
         let work = |_: &B::Weight| (String::new(), Work::moving(bytes));
         let inner = self.count("with_deltas", |b| b.with_deltas(&w.inner, deltas), work)?;
         Ok(TimedWeight { inner, base: w.base, bytes: w.base.0 + bytes, macs: w.base.1 + macs })

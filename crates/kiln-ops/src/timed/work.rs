@@ -1,6 +1,6 @@
 //! How much an operation has to do: multiplications and additions, and bytes that must pass the memory at least once.
 
-use kiln_tensor::LinearParts;
+use kiln_tensor::{Delta, HostTensor, LinearMatrix, LinearParts};
 
 use crate::{Mask, Tensor};
 
@@ -24,16 +24,22 @@ pub(super) fn bytes<'t, T: Tensor + 't>(tensors: impl IntoIterator<Item = &'t T>
     tensors.into_iter().map(|t| (t.shape().numel() * t.dtype().size()) as u64).sum()
 }
 
-/// Bytes and multiply-adds a row of a linear layer, its low-rank updates included.
+/// Bytes and multiply-adds a row of a linear layer without its low-rank updates.
 pub(super) fn of_linear(parts: &LinearParts) -> (u64, u64) {
-    let size = |t: &kiln_tensor::HostTensor| t.bytes().len() as u64;
-    let slabs = parts.slabs.iter();
-    let deltas = parts.deltas.iter().flat_map(|d| [&d.down, &d.up]);
-    let dense: u64 =
-        slabs.clone().chain(deltas.clone()).chain(&parts.scales).chain(&parts.bias).map(size).sum();
-    let packed: u64 = parts.packed.iter().map(|p| p.bytes().len() as u64).sum();
-    let matrices = parts.shapes().chain(deltas.map(|t| t.shape()));
-    (dense + packed, matrices.map(|shape| shape.numel() as u64).sum())
+    let size = |t: &HostTensor| t.bytes().len() as u64;
+    let weight: u64 = match parts.matrix() {
+        LinearMatrix::Dense(dense) => dense.iter().map(size).sum(),
+        LinearMatrix::Int8 { rows, scales } => rows.iter().chain(scales).map(size).sum(),
+        LinearMatrix::Packed(packed) => packed.iter().map(|p| p.bytes().len() as u64).sum(),
+    };
+    let elements = (parts.rows() * parts.cols()) as u64;
+    (weight + parts.bias().map_or(0, size), elements)
+}
+
+/// The same of low-rank updates.
+pub(super) fn of_deltas(deltas: &[Delta]) -> (u64, u64) {
+    let matrices = || deltas.iter().flat_map(|d| [&d.down, &d.up]);
+    (matrices().map(|t| t.bytes().len() as u64).sum(), matrices().map(|t| t.numel() as u64).sum())
 }
 
 /// Pairs of a query and a key that it sees.

@@ -48,7 +48,8 @@ fn weight(slabs: &[usize], bias: bool, deltas: Vec<Delta>) -> <Reference as Back
         whole.rows(row - n..row).unwrap()
     };
     let slabs = slabs.iter().map(cut).collect();
-    B.weight(LinearParts { slabs, bias: bias.then(|| v(3, [7])), deltas, ..Default::default() }).unwrap()
+    let parts = LinearParts::dense(slabs).unwrap().with_bias(bias.then(|| v(3, [7]))).unwrap();
+    B.weight(parts.with_deltas(deltas).unwrap()).unwrap()
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn weights_may_be_stored_in_any_float_type() {
         whole.to_f32().unwrap().iter().flat_map(|&v| kiln_tensor::f16::from_f32(v).to_le_bytes()).collect();
     let slab = HostTensor::new(DType::F16, [7, 5], f16.into()).unwrap();
     for slab in [slab, whole.to_dtype(DType::BF16).unwrap()] {
-        let parts = LinearParts { slabs: vec![slab], bias: Some(v(3, [7])), ..Default::default() };
+        let parts = LinearParts::dense(vec![slab]).unwrap().with_bias(v(3, [7])).unwrap();
         same(B.linear(&x, &B.weight(parts).unwrap()), torch::LINEAR);
     }
 }

@@ -20,7 +20,7 @@ pub(super) enum Lengths {
 }
 
 /// A layer's matrices below each other.
-pub(crate) struct Base(pub Vec<Packed>);
+pub(super) struct Base(pub Vec<Packed>);
 
 impl Base {
     fn rows(&self) -> usize {

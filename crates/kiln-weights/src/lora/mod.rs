@@ -12,12 +12,15 @@ mod adapter;
 mod applied;
 mod base;
 mod dora;
+mod fit;
 mod keys;
 mod merge;
 mod names;
 mod problem;
+mod report;
 mod thin;
 mod update;
+mod updates;
 
 use std::path::Path;
 
@@ -26,18 +29,18 @@ use kiln_tensor::{DType, HostTensor};
 
 use crate::{Error, Result, WeightSource, fingerprint};
 use adapter::Adapter;
-pub use applied::LoraReport;
-pub(crate) use applied::{Applied, Layer};
 pub use base::LoraBase;
-pub(crate) use dora::Base;
+use dora::Base;
 pub use keys::LoraLayout;
 use keys::{Group, Part};
 pub(crate) use merge::Merged;
 use names::{Place, Target};
 pub use problem::LoraProblem;
+pub use report::LoraReport;
 use update::{Keyed, Update, check_float};
+pub use updates::{LayerShape, LoraOptions, LoraUpdates};
 
-/// A LoRA for the transformer, checked in itself; [`WeightSource::add_lora`] lays it over weights.
+/// A LoRA for the transformer, checked in itself; [`LoraUpdates::resolve`] checks it against a model.
 #[derive(Debug)]
 pub struct Lora {
     source: WeightSource,
@@ -130,11 +133,7 @@ impl Lora {
                 if let Some((_, other)) = other {
                     let key = |module: &usize| self.modules[*module].update.keys()[1].to_owned();
                     let (first, second) = (key(module), key(other));
-                    let file = self.path().to_owned();
-                    return Err(Error::Lora {
-                        file,
-                        problem: Box::new(LoraProblem::Twice { first, second }),
-                    });
+                    return Err(self.error(LoraProblem::Twice { first, second }));
                 }
             }
         }

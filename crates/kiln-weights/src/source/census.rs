@@ -29,7 +29,7 @@ impl WeightSource {
     /// Number of elements by how they are stored.
     pub fn storages(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = BTreeMap::new();
-        for (name, placed) in &self.tensors {
+        for (name, placed) in &*self.tensors {
             *counts.entry(self.storage(name).unwrap_or_default()).or_default() += placed.shape.numel() as u64;
         }
         counts
@@ -100,7 +100,7 @@ impl WeightSource {
     ///
     /// It covers the name, dtype, shape and length of every tensor, in the order of names, and of the data all of a
     /// tensor up to 16 KiB and four blocks of 4 KiB of a larger one: its first, its last and two evenly between.
-    /// It doesn't cover file names, the division into shards, the order in the file, `__metadata__` or LoRAs. So a
+    /// It doesn't cover file names, the division into shards, the order in the file, `__metadata__`. So a
     /// model saved again keeps its fingerprint, any training or conversion changes it, and a few bytes changed in
     /// the middle of a large tensor may go unnoticed: it identifies a file, it doesn't vouch for one.
     pub fn fingerprint(&self) -> Result<String> {

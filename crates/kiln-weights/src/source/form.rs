@@ -1,18 +1,13 @@
-//! The form in which linear layers are handed out: floats, 8-bit rows, 8-bit floats.
+//! Tensors of 8 bits: integers with scales, floats.
 
 use kiln_tensor::{DType, HostTensor, Shape};
 
 use super::{WeightSource, unusable};
 use crate::int8::{self, Rounded};
 use crate::placed::Placed;
-use crate::{Error, LinearForm, Result};
+use crate::{Error, Result};
 
 impl WeightSource {
-    /// In which form linear layers are handed out from now on.
-    pub fn set_form(&mut self, form: LinearForm) {
-        self.form = form;
-    }
-
     /// The scales of an 8-bit tensor, `[rows]`; `None` for other tensors.
     pub(super) fn scales(&self, name: &str, placed: &Placed) -> Result<Option<HostTensor>> {
         let name = int8::scale_name(name);
@@ -41,27 +36,10 @@ impl WeightSource {
         name.strip_suffix(int8::SCALE).is_some_and(|weight| self.is_int8(weight))
     }
 
-    /// Whether products with the layer `module` are to be made in 8-bit floats.
-    pub(crate) fn is_fp8(&self, module: &str) -> bool {
-        match self.form {
-            LinearForm::Fp8 => int8::takes(module),
-            LinearForm::StoredFp8 => self.stores_fp8(module),
-            LinearForm::Float | LinearForm::Int8 { .. } => false,
-        }
-    }
-
     /// Whether the weight of the layer `module` is a matrix of 8-bit floats (e4m3).
     pub(crate) fn stores_fp8(&self, module: &str) -> bool {
         let entry = self.entry(&format!("{module}.weight"));
         entry.is_some_and(|(dtype, shape)| dtype == DType::F8E4M3 && shape.rank() == 2)
-    }
-
-    /// Whether the layer `module` is to be handed out as 8-bit rows, and how many threads may round it.
-    pub(crate) fn int8_threads(&self, module: &str) -> Option<usize> {
-        match self.form {
-            LinearForm::Int8 { threads } if int8::takes(module) => Some(threads),
-            _ => None,
-        }
     }
 
     /// The matrix `name` as 8-bit rows and their scales: as it is stored, else rounded now. What was read for that is let

@@ -1,9 +1,9 @@
 mod census;
 mod form;
-mod loras;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use kiln_tensor::{DType, HostTensor, Shape};
@@ -13,30 +13,23 @@ use crate::file::{WeightFile, not_found_or};
 use crate::folder::{self, Weights};
 use crate::header::Entry;
 use crate::layout::{self, Component};
-use crate::lora::Applied;
 use crate::pages::{Pages, Span};
 use crate::placed::{Placed, Slab};
 use crate::synthetic::Synthetic;
 use crate::{Error, LinearForm, Result, Vars, index, int8, near, quantise};
 
-/// One or more safetensors or GGUF files read as one set of named tensors, plus the LoRAs laid over it.
+/// One or more safetensors or GGUF files read as one set of named tensors. Nothing changes it, and clones share it.
 ///
 /// Opening reads the headers only; the data stays in the mapped files and is read when it is used.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct WeightSource {
     path: PathBuf,
-    files: Vec<WeightFile>,
+    files: Arc<[WeightFile]>,
     /// By name.
-    tensors: BTreeMap<String, Placed>,
-    metadata: BTreeMap<String, String>,
-    loras: Vec<Applied>,
-    /// Whether a LoRA may have modules that nothing takes.
-    lora_partial: bool,
-    /// The type of weights that a LoRA is merged into.
-    merged: DType,
+    tensors: Arc<BTreeMap<String, Placed>>,
+    metadata: Arc<BTreeMap<String, String>>,
     /// Answers for tensors that are in no file.
-    synthetic: Option<Synthetic>,
-    form: LinearForm,
+    synthetic: Option<Arc<Synthetic>>,
 }
 
 impl WeightSource {
@@ -85,20 +78,16 @@ impl WeightSource {
     pub fn synthetic(budget: u64) -> WeightSource {
         WeightSource {
             path: "synthetic weights".into(),
-            files: Vec::new(),
-            tensors: BTreeMap::new(),
-            metadata: BTreeMap::new(),
-            loras: Vec::new(),
-            lora_partial: false,
-            merged: DType::F32,
-            synthetic: Some(Synthetic::new(budget)),
-            form: LinearForm::Float,
+            files: Arc::new([]),
+            tensors: Arc::default(),
+            metadata: Arc::default(),
+            synthetic: Some(Arc::new(Synthetic::new(budget))),
         }
     }
 
     /// Of a [synthetic](WeightSource::synthetic) source: bytes of the matrices it gave, and of the memory behind them.
     pub fn synthetic_bytes(&self) -> Option<(u64, u64)> {
-        self.synthetic.as_ref().map(Synthetic::sizes)
+        self.synthetic.as_ref().map(|synthetic| synthetic.sizes())
     }
 
     fn join(path: &Path, mut files: Vec<WeightFile>) -> Result<WeightSource> {
@@ -123,18 +112,14 @@ impl WeightSource {
         let placed = tensors.into_iter().map(|(name, (file, entry))| (name, Placed::whole(file, entry)));
         Ok(WeightSource {
             path: path.to_owned(),
-            tensors: placed.collect(),
-            files,
-            metadata,
-            loras: Vec::new(),
-            lora_partial: false,
-            merged: DType::F32,
+            tensors: Arc::new(placed.collect()),
+            files: files.into(),
+            metadata: Arc::new(metadata),
             synthetic: None,
-            form: LinearForm::Float,
         })
     }
 
-    /// A cursor at the top, with an empty prefix.
+    /// A cursor at the top, with an empty prefix: linear layers as floats, without LoRAs.
     pub fn root(&self) -> Vars<'_> {
         Vars::new(self)
     }
@@ -191,7 +176,7 @@ impl WeightSource {
         let mut parts = layout::find(self.names()).into_iter();
         let Some(found) = parts.find(|f| f.naming.component == component) else { return Ok(None) };
         let mut tensors = BTreeMap::new();
-        for (name, placed) in &self.tensors {
+        for (name, placed) in &*self.tensors {
             for (ours, view) in found.translate(name) {
                 let seen = placed.seen(view).ok_or_else(|| Error::Cut {
                     file: self.files[placed.file].path.clone(),
@@ -202,12 +187,12 @@ impl WeightSource {
                 tensors.insert(ours, seen);
             }
         }
-        let mut part = self.with_tensors(tensors);
+        let mut metadata = BTreeMap::clone(&self.metadata);
         for (theirs, ours) in layout::SETTINGS {
             let known = self.metadata.iter().find(|(key, _)| key.ends_with(theirs));
-            part.metadata.extend(known.map(|(_, value)| (ours.to_owned(), value.clone())));
+            metadata.extend(known.map(|(_, value)| (ours.to_owned(), value.clone())));
         }
-        Ok(Some(part))
+        Ok(Some(WeightSource { metadata: Arc::new(metadata), ..self.with_tensors(tensors) }))
     }
 
     /// [`WeightSource::open`] of a file or folder that must have this part.
@@ -221,19 +206,15 @@ impl WeightSource {
     fn with_tensors(&self, tensors: BTreeMap<String, Placed>) -> WeightSource {
         WeightSource {
             path: self.path.clone(),
-            files: self.files.clone(),
-            tensors,
-            metadata: self.metadata.clone(),
-            loras: Vec::new(),
-            lora_partial: false,
-            merged: DType::F32,
+            files: Arc::clone(&self.files),
+            tensors: Arc::new(tensors),
+            metadata: Arc::clone(&self.metadata),
             synthetic: None,
-            form: LinearForm::Float,
         }
     }
 
-    /// The tensors whose names begin with `prefix` and a dot, under the rest of their names and without the LoRAs: one
-    /// part of a model whose parts share a file. `None` when there are none.
+    /// The tensors whose names begin with `prefix` and a dot, under the rest of their names: one part of a
+    /// model whose parts share a file. `None` when there are none.
     pub fn part(&self, prefix: &str) -> Option<WeightSource> {
         let rest = |name: &str| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned());
         let tensors: BTreeMap<_, _> =
@@ -320,12 +301,12 @@ impl WeightSource {
         }
     }
 
-    /// Where the tensors whose names begin with `prefix` lie in mapped files, without those that were rounded to 8 bits
-    /// when they were loaded and are not read again.
-    pub(crate) fn pages(&self, prefix: &str) -> Pages {
+    /// Where the tensors whose names begin with `prefix` lie in mapped files, without those that this form rounds to 8 bits
+    /// when they are loaded and doesn't read again.
+    pub(crate) fn pages(&self, prefix: &str, form: LinearForm) -> Pages {
         let below = self.tensors.range(prefix.to_owned()..).take_while(|(name, _)| name.starts_with(prefix));
         let span = |(name, placed): (&String, &Placed)| {
-            if matches!(self.form, LinearForm::Int8 { .. }) && quantise::rounds(self, name) {
+            if matches!(form, LinearForm::Int8 { .. }) && quantise::rounds(self, name) {
                 return None;
             }
             let range = placed.range();

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use kiln_tensor::{HostTensor, LinearParts};
-use kiln_weights::{Lora, WeightSource};
+use kiln_tensor::{HostTensor, LinearMatrix, LinearParts};
+use kiln_weights::{Lora, Vars, WeightSource};
 use serde_json::{Map, Value, json};
 
 use super::Random;
@@ -188,18 +188,22 @@ pub fn model(weights: &BTreeMap<&'static str, Matrix>) -> WeightSource {
 pub fn effective(parts: &LinearParts) -> Matrix {
     let cols = parts.cols();
     let mut values = Vec::new();
-    for (i, slab) in parts.slabs.iter().enumerate() {
-        match parts.scales.get(i) {
-            None => values.extend_from_slice(&slab.to_f32().unwrap()),
-            Some(scales) => {
+    match parts.matrix() {
+        LinearMatrix::Dense(dense) => {
+            dense.iter().for_each(|dense| values.extend_from_slice(&dense.to_f32().unwrap()));
+        }
+        LinearMatrix::Int8 { rows, scales } => {
+            for (rows, scales) in rows.iter().zip(scales) {
                 let scales = scales.to_f32().unwrap();
-                let integers = slab.bytes().iter().enumerate();
+                let integers = rows.bytes().iter().enumerate();
                 values.extend(integers.map(|(at, &b)| f32::from(b as i8) * scales[at / cols]));
             }
         }
-    }
-    for matrix in &parts.packed {
-        values.extend_from_slice(&matrix.to_f32().unwrap().to_f32().unwrap());
+        LinearMatrix::Packed(packed) => {
+            for matrix in packed {
+                values.extend_from_slice(&matrix.to_f32().unwrap().to_f32().unwrap());
+            }
+        }
     }
     let mut all = Matrix { rows: parts.rows(), cols, values };
     let host = |t: &HostTensor| Matrix {
@@ -207,7 +211,7 @@ pub fn effective(parts: &LinearParts) -> Matrix {
         cols: t.shape().last(),
         values: t.to_f32().unwrap().into_owned(),
     };
-    for delta in &parts.deltas {
+    for delta in parts.deltas() {
         let change = host(&delta.up).times(&host(&delta.down));
         for (at, value) in change.values.iter().enumerate() {
             all.values[delta.row * cols + at] += delta.scale * value;
@@ -216,12 +220,12 @@ pub fn effective(parts: &LinearParts) -> Matrix {
     all
 }
 
-/// All layers of a source, each by itself.
-pub fn loaded(source: &WeightSource) -> BTreeMap<&'static str, Matrix> {
+/// All layers below a cursor, each by itself.
+pub fn loaded(vars: &Vars<'_>) -> BTreeMap<&'static str, Matrix> {
     let mut out = BTreeMap::new();
     for (_, rows, cols, layers) in &LAYERS {
         for layer in *layers {
-            let parts = source.root().linear(layer, rows / layers.len(), *cols).unwrap();
+            let parts = vars.linear(layer, rows / layers.len(), *cols).unwrap();
             out.insert(*layer, effective(&parts));
         }
     }

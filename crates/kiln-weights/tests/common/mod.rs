@@ -4,6 +4,7 @@
 pub mod flux;
 
 use bytes::Bytes;
+use kiln_weights::{LayerShape, Lora, LoraOptions, LoraReport, LoraUpdates, Result, WeightSource};
 use serde_json::{Map, Value, json};
 
 /// A file of this header and this data, with the header's true length.
@@ -43,6 +44,28 @@ pub fn lora(modules: &[(&str, usize, usize, usize)], metadata: &[(&str, &str)]) 
         .collect();
     let shapes: Vec<(&str, &[usize])> = names.iter().map(|(n, s)| (n.as_str(), s.as_slice())).collect();
     tensors(&shapes, metadata)
+}
+
+/// The linear layers of a source: every weight that is a matrix.
+pub fn layers(source: &WeightSource) -> Vec<LayerShape> {
+    let layer = |name: &str| {
+        let &[rows, cols] = source.entry(name)?.1.dims() else { return None };
+        Some(LayerShape { name: name.strip_suffix(".weight")?.to_owned(), rows, cols })
+    };
+    source.names().filter_map(layer).collect()
+}
+
+/// LoRAs over all layers of a source, and what is told of them.
+pub fn resolve(
+    source: &WeightSource,
+    loras: impl IntoIterator<Item = (Lora, f32)>,
+) -> Result<(LoraUpdates, Vec<LoraReport>)> {
+    LoraUpdates::resolve(source, &layers(source), loras, LoraOptions::default())
+}
+
+/// One LoRA over all layers of a source.
+pub fn over(source: &WeightSource, lora: Lora, weight: f32) -> LoraUpdates {
+    resolve(source, [(lora, weight)]).unwrap().0
 }
 
 /// Pseudo-random numbers that are the same on every run.

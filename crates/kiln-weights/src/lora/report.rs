@@ -1,0 +1,41 @@
+use std::fmt;
+use std::path::PathBuf;
+
+#[cfg(doc)]
+use super::Lora;
+use crate::error::quoted;
+
+/// How a LoRA was taken up: `lora style.safetensors: 112 of 112 modules, rank 16, weight 0.8`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraReport {
+    /// The LoRA's file.
+    pub file: PathBuf,
+    /// Modules that the model took.
+    pub matched: usize,
+    /// Modules that the LoRA has.
+    pub total: usize,
+    /// The kinds of its updates, see [`Lora::kinds`].
+    pub kinds: Vec<&'static str>,
+    /// The largest rank of its modules, 0 when they are whole matrices.
+    pub rank: usize,
+    /// The user's factor.
+    pub weight: f32,
+    /// Modules and keys that were left out, where that was allowed.
+    pub unmatched: Vec<String>,
+}
+
+impl fmt::Display for LoraReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LoraReport { file, matched, total, kinds, rank, weight, unmatched } = self;
+        let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+        write!(f, "lora {name}: {matched} of {total} modules")?;
+        if kinds[..] != ["LoRA"] {
+            write!(f, ", {}", kinds.join(" and "))?;
+        }
+        if *rank > 0 {
+            write!(f, ", rank {rank}")?;
+        }
+        write!(f, ", weight {weight}")?;
+        if unmatched.is_empty() { Ok(()) } else { write!(f, "; left out: {}", quoted(unmatched)) }
+    }
+}
