@@ -102,8 +102,9 @@ impl Found {
                 model.while_doing(|| "opening the built-in model".into())
             }
         };
-        let model = model?;
-        Ok(Model { name: self.name(), ..model })
+        let mut model = model?;
+        model.name = self.name();
+        Ok(model)
     }
 
     /// The name that needs no path.

@@ -22,15 +22,15 @@ pub struct BenchArgs {
     #[arg(long = "lora", value_name = "FILE[:WEIGHT]", value_parser = LoraRef::parse)]
     pub loras: Vec<LoraRef>,
 
-    /// Size of the picture [default: 512x512]
+    /// Size of the image [default: 512x512]
     #[arg(long, value_name = "WxH", value_parser = crate::bench::parse_size)]
     pub size: Option<(usize, usize)>,
 
-    /// Reference pictures, of the same size
+    /// Reference images, of the same size
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=16))]
     pub refs: u32,
 
-    /// Pictures that take a step at once, as `kiln serve` paints like requests
+    /// Images that take a step at once, as `kiln serve` makes those of requests that are alike
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub batch: u32,
 
@@ -54,9 +54,9 @@ pub struct BenchArgs {
     #[arg(long)]
     pub peaks: bool,
 
-    /// Measure what `kiln serve` adds to a picture's own time [default size: 1024x1024]
+    /// Measure images through a server on this machine: one after the other, and many at once
     #[cfg(feature = "serve")]
-    #[arg(long, conflicts_with_all = ["model", "synthetic", "peaks"])]
+    #[arg(long, conflicts_with_all = ["phases", "peaks", "loras", "refs", "batch"])]
     pub server: bool,
 
     #[command(flatten)]
@@ -94,8 +94,8 @@ pub enum PhaseArg {
     Encode,
     /// One step of the transformer
     Step,
-    /// Tokens to picture
+    /// Tokens to image
     Decode,
-    /// Text to picture in four steps, with everything loaded; only when it is asked for
+    /// Text to image in four steps through the engine, with everything loaded; only when it is asked for
     Picture,
 }

@@ -55,6 +55,17 @@ impl Models {
         Ok(Models { default: (name, found), loras, vaes, known: Mutex::default(), models })
     }
 
+    /// One model and nothing else.
+    pub fn only(name: &str, model: Arc<Model>) -> Models {
+        let found = Found::Path(name.into());
+        let known = Known {
+            opened: HashMap::from([(place(&found), Some(about(&model)))]),
+            ..Known::default()
+        };
+        let models = Mutex::new(HashMap::from([(place(&found), model)]));
+        Models { default: (name.to_owned(), found), loras: None, vaes: None, known: Mutex::new(known), models }
+    }
+
     /// The model of this name, or the usual one, opened once.
     pub fn open(&self, name: Option<&str>) -> Result<Arc<Model>, JobError> {
         let gone = || JobError::request("model_not_found", "the model is no longer there");
@@ -93,7 +104,7 @@ impl Models {
         let all = std::iter::once(self.default.clone()).chain(others);
         known.list = all
             .filter_map(|(name, found)| {
-                let about = known.opened.entry(place(&found)).or_insert_with(|| about(&found)).clone()?;
+                let about = known.opened.entry(place(&found)).or_insert_with(|| Some(about(&found.open().ok()?))).clone()?;
                 Some(ModelInfo { default: name == self.default.0, name, ..about })
             })
             .collect();
@@ -128,9 +139,8 @@ fn file(folder: Option<&Path>, name: &str) -> Option<PathBuf> {
 }
 
 /// What there is to know of a model without its weights.
-fn about(found: &Found) -> Option<ModelInfo> {
-    let model = found.open().ok()?;
-    Some(ModelInfo {
+fn about(model: &Model) -> ModelInfo {
+    ModelInfo {
         name: String::new(),
         default: false,
         size: model.default_size as u32,
@@ -138,7 +148,7 @@ fn about(found: &Found) -> Option<ModelInfo> {
         steps: model.default_steps() as u32,
         guidance: model.default_guidance(),
         negative: model.variant == Variant::Base,
-    })
+    }
 }
 
 impl Catalogue for Models {

@@ -1,7 +1,7 @@
 //! `kiln serve`: the server of `kiln-server` with this program's engine behind it.
 
-mod catalogue;
-mod generator;
+pub mod catalogue;
+pub mod generator;
 
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
