@@ -171,6 +171,8 @@ impl Order {
     pub fn rng(&self) -> Rng {
         match self.rng {
             RngArg::Cpu => Rng::Cpu,
+            RngArg::CpuBf16 => Rng::CpuBf16,
+            RngArg::CpuF16 => Rng::CpuF16,
             RngArg::Cuda => Rng::Cuda,
         }
     }

@@ -1,4 +1,4 @@
-use kiln_tensor::rng::Generator;
+use kiln_tensor::rng::{Generator, Half};
 use kiln_tensor::{DType, HostTensor};
 
 use super::plan::MOST_PICTURES;
@@ -49,6 +49,8 @@ pub(super) fn draw(
 fn generator(rng: Rng, seed: u64) -> Generator {
     match rng {
         Rng::Cpu => Generator::cpu(seed),
+        Rng::CpuBf16 => Generator::cpu_half(seed, Half::Bf16),
+        Rng::CpuF16 => Generator::cpu_half(seed, Half::F16),
         Rng::Cuda => Generator::cuda(seed),
     }
 }
@@ -104,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_part_of_a_batch_has_the_noise_it_had_in_the_batch() {
-        for rng in [Rng::Cpu, Rng::Cuda] {
+        for rng in [Rng::Cpu, Rng::CpuBf16, Rng::CpuF16, Rng::Cuda] {
             let all = draw(&Noise::Seed { seed: 9, rng }, 3, 16, [1, 3], DType::F32).unwrap();
             for (index, one) in all.iter().enumerate() {
                 let part = Noise::Part { seed: 9, rng, index, of: 3 };

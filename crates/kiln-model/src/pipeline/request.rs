@@ -1,5 +1,6 @@
 use kiln_image::{GrayPicture, Picture};
 use kiln_tensor::HostTensor;
+use serde::{Deserialize, Serialize};
 
 use crate::schedule::Spacing;
 use crate::tokenizer::MAX_TOKENS;
@@ -89,13 +90,18 @@ impl Prompt {
     }
 }
 
-/// Whose random numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+/// Whose random numbers. Users name them `cpu`, `cpu-bf16`, `cpu-f16` and `cuda`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Rng {
-    /// `torch.Generator("cpu")`.
+    /// `torch.Generator("cpu")` in f32; rounded, a 16-bit pipeline's draw in torch 2.13 and later.
     #[default]
     Cpu,
-    /// `torch.Generator("cuda")`.
+    /// `torch.Generator("cpu")` of a bf16 pipeline in torch up to 2.11.
+    CpuBf16,
+    /// `torch.Generator("cpu")` of an f16 pipeline in torch up to 2.11.
+    CpuF16,
+    /// `torch.Generator("cuda")`, whatever the type.
     Cuda,
 }
 

@@ -289,7 +289,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)]
     pub rho: Option<f32>,
 
-    /// Whose random numbers a seed stands for: torch's CPU or CUDA generator [default: cpu]
+    /// Which of torch's generators a seed is for; 16-bit draws on the CPU changed with torch 2.12 [default: cpu]
     #[arg(long, value_name = "KIND", help_heading = "Sampling")]
     pub rng: Option<RngArg>,
 
@@ -386,10 +386,16 @@ pub enum ScheduleArg {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum RngArg {
+    /// CPU generator: every f32 pipeline, and 16-bit ones from torch 2.13 on
     #[default]
     Cpu,
+    /// CPU generator of a bf16 pipeline up to torch 2.11
+    CpuBf16,
+    /// CPU generator of an f16 pipeline up to torch 2.11
+    CpuF16,
+    /// CUDA generator, any torch
     Cuda,
 }
 
