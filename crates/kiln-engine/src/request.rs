@@ -335,6 +335,10 @@ pub enum Rng {
     /// torch's CPU generator in f32, rounded where the model computes in 16 bits (torch 2.13 and later)
     #[default]
     Cpu,
+    /// torch's CPU generator of a bf16 pipeline up to torch 2.11
+    CpuBf16,
+    /// torch's CPU generator of an f16 pipeline up to torch 2.11
+    CpuF16,
     /// torch's CUDA generator
     Cuda,
 }

@@ -1,6 +1,5 @@
 use kiln_image::{GrayPicture, Picture};
 use kiln_tensor::HostTensor;
-use serde::{Deserialize, Serialize};
 
 use crate::schedule::Spacing;
 use crate::tokenizer::MAX_TOKENS;
@@ -90,9 +89,8 @@ impl Prompt {
     }
 }
 
-/// Whose random numbers. Users name them `cpu`, `cpu-bf16`, `cpu-f16` and `cuda`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+/// Whose random numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Rng {
     /// `torch.Generator("cpu")` in f32; rounded, a 16-bit pipeline's draw in torch 2.13 and later.
     #[default]
