@@ -1,6 +1,6 @@
 //! The noise that images start from.
 
-use kiln_tensor::rng::Generator;
+use kiln_tensor::rng::{Generator, Half};
 use kiln_tensor::{DType, HostTensor};
 
 use crate::error::{Error, Result};
@@ -86,6 +86,8 @@ pub(crate) fn draw(
 fn generator(rng: Rng, seed: u64) -> Generator {
     match rng {
         Rng::Cpu => Generator::cpu(seed),
+        Rng::CpuBf16 => Generator::cpu_half(seed, Half::Bf16),
+        Rng::CpuF16 => Generator::cpu_half(seed, Half::F16),
         Rng::Cuda => Generator::cuda(seed),
     }
 }
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_part_of_a_batch_has_the_noise_it_had_in_the_batch() {
-        for rng in [Rng::Cpu, Rng::Cuda] {
+        for rng in [Rng::Cpu, Rng::CpuBf16, Rng::CpuF16, Rng::Cuda] {
             let all = draw(&Noise::Seed { seed: 9, rng }, 3, 16, [1, 3], DType::F32).unwrap();
             for (index, one) in all.iter().enumerate() {
                 let part = Noise::Part { seed: 9, rng, index, of: 3 };

@@ -231,7 +231,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rho: Option<f32>,
 
-    /// Whose random numbers a seed stands for [default: cpu]
+    /// Which of torch's generators a seed is for; 16-bit draws on the CPU changed with torch 2.12 [default: cpu]
     #[cfg_attr(feature = "cli", arg(long, value_name = "KIND", help_heading = "Sampling"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rng: Option<Rng>,
@@ -332,10 +332,14 @@ pub enum ScheduleKind {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Rng {
-    /// torch's CPU generator in f32, rounded where the model computes in 16 bits (torch 2.13 and later)
+    /// CPU generator: every f32 pipeline, and 16-bit ones from torch 2.13 on
     #[default]
     Cpu,
-    /// torch's CUDA generator
+    /// CPU generator of a bf16 pipeline up to torch 2.11
+    CpuBf16,
+    /// CPU generator of an f16 pipeline up to torch 2.11
+    CpuF16,
+    /// CUDA generator
     Cuda,
 }
 

@@ -67,7 +67,7 @@ fn cpu_draws_in_a_row_keep_the_cached_half_of_a_short_one() {
 }
 
 #[test]
-fn cpu_draws_in_low_precision_are_the_rounded_f32_draw() {
+fn cpu_draws_in_low_precision_are_the_rounded_f32_draw_since_torch_2_13() {
     let bytes = read("torch_rng.safetensors");
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let drawn = TorchCpu::new(42).randn(128 * 4 * 4);

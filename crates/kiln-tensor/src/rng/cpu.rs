@@ -1,15 +1,17 @@
+use super::Half;
 use super::mt19937::Mt19937;
 use super::vector_math;
 
 /// How many values torch's vectorised draw makes at once. Shorter draws take another way.
-const GROUP: usize = 16;
+pub(super) const GROUP: usize = 16;
 
 /// What `torch.Generator("cpu").manual_seed(seed)` draws, bit for bit (as torch's AVX2 and AVX-512 builds do).
 ///
 /// torch seeds its Mersenne Twister with the low 32 bits only, so seeds 2³² apart are the same seed.
 ///
-/// A draw in bf16 or f16 is this draw rounded to nearest, as long as its length is a multiple of 16, which
-/// latents always are.
+/// A draw in bf16 or f16 depends on the release of torch. From 2.13 on it is the f32 draw rounded to nearest, as long as
+/// its length is a multiple of 16, which latents always are; 2.12 differs from that in a few values. Up to 2.11 it is
+/// [`randn_half`](Self::randn_half), other values from the same seed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TorchCpu {
     mt: Mt19937,
@@ -29,13 +31,32 @@ impl TorchCpu {
         if n < GROUP {
             return (0..n).map(|_| self.sample() as f32).collect();
         }
+        self.groups(n, uniform_f32, make_normal)
+    }
+
+    /// `n` values as `torch.randn(n, dtype=…, generator=…)` draws them in a 16-bit type in torch up to 2.11, where every
+    /// operation rounds to that type.
+    pub fn randn_half(&mut self, n: usize, half: Half) -> Vec<f32> {
+        if n < GROUP {
+            return (0..n).map(|_| half.round(self.sample() as f32)).collect();
+        }
+        self.groups(n, |word| half.uniform(word), |groups| half.make_normal(groups))
+    }
+
+    /// `n` values, at least 16: uniform ones, made normal in groups.
+    fn groups(
+        &mut self,
+        n: usize,
+        uniform: impl Fn(u32) -> f32,
+        make_normal: impl Fn(&mut [[f32; GROUP]]),
+    ) -> Vec<f32> {
         let mut values = vec![0.0; n];
-        self.mt.fill(&mut values, uniform_f32);
+        self.mt.fill(&mut values, &uniform);
         make_normal(values.as_chunks_mut().0);
         if !n.is_multiple_of(GROUP) {
             // The ragged end is not transformed: torch draws a fresh group over the last 16 values.
             let mut group = [[0.0; GROUP]];
-            self.mt.fill(&mut group[0], uniform_f32);
+            self.mt.fill(&mut group[0], &uniform);
             make_normal(&mut group);
             values[n - GROUP..].copy_from_slice(&group[0]);
         }

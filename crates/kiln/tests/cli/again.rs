@@ -25,12 +25,17 @@ fn a_picture_is_made_again_to_the_byte() {
 
 #[test]
 fn one_picture_of_a_batch_is_made_again_alone() {
-    round_trip(&Kit::new(), &["a fox", "a hen", "-b", "2", "-S", "4"], &["a-1.png", "a-3.png", "a-4.png"]);
+    for rng in ["cpu", "cpu-bf16"] {
+        let args = ["a fox", "a hen", "-b", "2", "-S", "4", "--rng", rng];
+        round_trip(&Kit::new(), &args, &["a-1.png", "a-3.png", "a-4.png"]);
+    }
 }
 
 #[test]
 fn pictures_of_a_list_of_seeds_are_made_again() {
-    round_trip(&Kit::new(), &["a fox", "-S", "4,5", "--rng", "cuda"], &["a-1.png", "a-2.png"]);
+    for rng in ["cuda", "cpu-f16"] {
+        round_trip(&Kit::new(), &["a fox", "-S", "4,5", "--rng", rng], &["a-1.png", "a-2.png"]);
+    }
 }
 
 #[test]

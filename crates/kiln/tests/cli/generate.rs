@@ -215,7 +215,8 @@ fn schedules_generators_and_types_are_choices() {
         picture(&["--schedule", "power", "--rho", "2"])
     );
     assert_eq!(picture(&["--schedule", "power", "--rho", "2"]), picture(&["--schedule", "power"]));
-    assert_ne!(picture(&["--rng", "cuda"]), plain);
+    let [bf16, f16, cuda] = ["cpu-bf16", "cpu-f16", "cuda"].map(|rng| picture(&["--rng", rng]));
+    assert!(bf16 != plain && f16 != plain && cuda != plain && bf16 != f16);
     assert_ne!(picture(&["--dtype", "bf16"]), picture(&["--dtype", "f32"]));
     assert_eq!(picture(&["--cpu-isa", "portable"]), picture(&["--cpu-isa", "portable", "--dtype", "f32"]));
 }
