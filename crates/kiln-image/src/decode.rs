@@ -44,20 +44,19 @@ pub fn dimensions(name: &str, bytes: &[u8]) -> Result<(u32, u32)> {
     size.map_err(|error| Error::Damaged { name: name.into(), format: format_name, reason: error.to_string() })
 }
 
-/// Where a picture can be seen through, as a mask: white where it can, black where not; `None` if nowhere.
-pub fn transparency(name: &str, bytes: &[u8]) -> Result<Option<GrayPicture>> {
+/// [`from_bytes`], and where the picture is transparent as a mask: white where it is, black where not; `None` if nowhere.
+pub fn with_transparency(name: &str, bytes: &[u8]) -> Result<(Picture, Option<GrayPicture>)> {
     let (picture, format) = decode(name, bytes)?;
-    if !picture.color().has_alpha() {
-        return Ok(None);
+    let damaged = |reason: String| Error::Damaged { name: name.into(), format, reason };
+    let mut mask = None;
+    if picture.color().has_alpha() {
+        let alpha: Vec<u8> = picture.to_rgba8().pixels().map(|pixel| 255 - pixel.0[3]).collect();
+        if alpha.iter().any(|value| *value > 0) {
+            let gray = GrayPicture::new(picture.width(), picture.height(), alpha);
+            mask = Some(gray.map_err(|error| damaged(error.to_string()))?);
+        }
     }
-    let picture = picture.into_rgba8();
-    let (width, height) = picture.dimensions();
-    let through: Vec<u8> = picture.pixels().map(|pixel| 255 - pixel.0[3]).collect();
-    if through.iter().all(|value| *value == 0) {
-        return Ok(None);
-    }
-    let damaged = |error: Error| Error::Damaged { name: name.into(), format, reason: error.to_string() };
-    GrayPicture::new(width, height, through).map(Some).map_err(damaged)
+    Ok((to_rgb(picture).map_err(damaged)?, mask))
 }
 
 /// The picture as it is stored, upright, and its format's name.

@@ -37,7 +37,7 @@ mod strips;
 mod values;
 mod write;
 
-pub use decode::{MAX_BYTES, MAX_SIDE, dimensions, from_bytes, open, open_gray, transparency};
+pub use decode::{MAX_BYTES, MAX_SIDE, dimensions, from_bytes, open, open_gray, with_transparency};
 pub use encode::{Encoding, Format, encode, encode_as};
 pub use error::{Error, Result};
 pub use inpaint::{Inpaint, Paste, Region, prepare_inpaint};

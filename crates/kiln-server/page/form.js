@@ -1,6 +1,7 @@
-// The form: what to paint and how, as an order for the server.
+// The form: what to generate and how, as a request for the server.
 
 import { call } from "./api.js";
+import * as advanced from "./advanced.js";
 import { $, button, make, memory } from "./dom.js";
 
 const SHAPES = [["Square", 1, 1], ["Portrait", 3, 4], ["Tall", 9, 16], ["Landscape", 4, 3], ["Wide", 16, 9]];
@@ -14,6 +15,7 @@ export const model = () => models.find((m) => m.id === $("model").value) ?? mode
 /** Fetches what can be asked for, and sets the form up for it. */
 export async function prepare() {
   const [list, limits, names] = await Promise.all([call("/v1/models"), call("/v1/about"), call("/v1/loras")]);
+  await advanced.prepare(limits);
   models = list.data;
   about = limits;
   const kept = memory.get("form") ?? {};
@@ -106,7 +108,7 @@ function addLora(name, weight = 1) {
   $("loras").append(row);
 }
 
-/** Puts a kept form or an order's values in. */
+/** Puts a kept form or a job's values in. */
 export function fill(values) {
   if (values.model && values.model !== $("model").value && models.some((m) => m.id === values.model)) {
     $("model").value = values.model;
@@ -118,6 +120,7 @@ export function fill(values) {
   for (const name of ["width", "height", "steps", "guidance"]) take(name, values[name]);
   take("count", values.n);
   if (values.seed !== undefined) $("seed").value = values.seed;
+  advanced.fill(values);
   if (values.output_format) $("format").value = values.output_format;
   $("small").checked = values.png === "small";
   if (values.strength !== undefined) {
@@ -131,7 +134,7 @@ export function fill(values) {
   sized();
 }
 
-/** The order, but for its pictures. */
+/** The request, but for its images. */
 export function order() {
   if ($("lock").getAttribute("aria-pressed") !== "true" || $("seed").value === "") rollSeed();
   const { guidance, negative } = model().kiln;
@@ -149,18 +152,20 @@ export function order() {
   };
   if (guidance !== null) asked.guidance = number("guidance");
   if (negative && $("negative").value) asked.negative_prompt = $("negative").value;
+  Object.assign(asked, advanced.values());
   memory.set("form", asked);
   // Numbers in a script are exact up to 2^53; a seed may be larger, so it goes in as it was typed.
   return { asked, seed: $("seed").value };
 }
 
-/** The order as JSON, with the seed's digits untouched. */
+/** The request as JSON, with the seed's digits untouched. */
 export function toJson({ asked, seed }) {
   const text = JSON.stringify(asked);
   return /^[0-9]+$/.test(seed) ? `${text.slice(0, -1)},"seed":${seed.replace(/^0+(?=.)/, "")}}` : text;
 }
 
 export function listen() {
+  advanced.listen();
   $("model").onchange = useModel;
   for (const name of ["width", "height", "steps", "guidance", "count"]) {
     const [range, number] = [$(name), $(`${name}-number`)];

@@ -66,7 +66,7 @@ function picked() {
 }
 
 function card(picture) {
-  const words = picture.order.prompt;
+  const words = picture.prompt;
   const image = make("img", { src: picture.thumbnail, alt: words, loading: "lazy", width: 148, height: 148 });
   const show = make("button", { type: "button", className: "open", title: words, onclick: () => open(picture) }, image);
   const box = make("input", { type: "checkbox", "aria-label": `Choose for comparing: ${words}` });

@@ -43,8 +43,17 @@ $("form").onsubmit = async (event) => {
 };
 
 async function again(picture) {
-  form.fill({ ...picture.order, seed: picture.seed ?? picture.order.seed, width: picture.order.width, height: picture.order.height });
-  pictures.restore(picture.order);
+  const { order } = picture;
+  // Of a job with several prompts it is this image's; its noise is the same if each image had a seed of its own.
+  const one = Array.isArray(order.prompt) || Array.isArray(order.seed);
+  form.fill({
+    ...order,
+    prompt: picture.prompt,
+    negative_prompt: viewer.own(picture, order.negative_prompt),
+    seed: picture.seed ?? order.seed,
+    n: one ? 1 : order.n,
+  });
+  pictures.restore(order);
   form.lockSeed(true);
   $("prompt").focus();
 }

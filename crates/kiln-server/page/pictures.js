@@ -42,7 +42,7 @@ export async function addFile(file) {
 export async function addMade(picture, asCanvas = false) {
   return trying(async () => {
     const blob = await (await fetch(picture.url)).blob();
-    add(await send(blob), picture.url, picture.order.prompt);
+    add(await send(blob), picture.url, picture.prompt);
     if (asCanvas) startFrom(references.length - 1);
   });
 }

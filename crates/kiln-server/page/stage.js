@@ -59,7 +59,7 @@ export function watch(view) {
       show();
     },
     preview({ image }) {
-      if (current() === order) picture(image, `Preview of: ${view.order.prompt}`, true);
+      if (current() === order) picture(image, `Preview of: ${words(view)}`, true);
     },
     picture(made) {
       onPicture(made);
@@ -90,15 +90,15 @@ function ended(view) {
 
 /** Shows a finished picture, with what can be done with it. */
 export function result(made) {
-  picture(made.url, made.order.prompt, false);
+  picture(made.url, made.prompt, false);
   $("stage-actions").replaceChildren(...actionsFor(made));
   $("stage-actions").hidden = false;
 }
 
-function picture(source, words, isPreview) {
+function picture(source, alt, isPreview) {
   const image = $("picture");
   image.src = source;
-  image.alt = words;
+  image.alt = alt;
   image.hidden = false;
   image.classList.toggle("preview", isPreview);
   $("stage-hint").hidden = true;
@@ -106,14 +106,17 @@ function picture(source, words, isPreview) {
   if (isPreview) $("stage-actions").hidden = true;
 }
 
-function empty(words) {
+function empty(hint) {
   $("picture").hidden = true;
   $("picture").classList.remove("preview");
-  $("stage-hint").textContent = words;
+  $("stage-hint").textContent = hint;
   $("stage-hint").hidden = false;
   $("figure").classList.add("empty");
   $("stage-actions").hidden = true;
 }
+
+/** A job's prompts in a line. */
+const words = (view) => [view.order.prompt].flat().join(" · ");
 
 function describe({ status, progress, position }) {
   if (status === "queued") return position ? `Waiting, ${position} before it` : "Waiting";
@@ -132,8 +135,8 @@ function show() {
     const percent = Math.round(100 * (order.view.progress?.fraction ?? 0));
     $("bar").setAttribute("aria-valuenow", percent);
     $("bar-fill").style.width = `${percent}%`;
-    const words = describe(order.view);
-    if ($("working-text").textContent !== words) $("working-text").textContent = words;
+    const standing = describe(order.view);
+    if ($("working-text").textContent !== standing) $("working-text").textContent = standing;
   }
   const rows = [...orders.values()].filter((o) => o !== order).map(row);
   const shown = $("waiting").children;
@@ -146,11 +149,11 @@ function show() {
 /** The line of a waiting order: made once, its note kept true. */
 function row(order) {
   order.row ??= make("li", {},
-    make("span", { className: "words", textContent: order.view.order.prompt }),
+    make("span", { className: "words", textContent: words(order.view) }),
     make("span", { className: "note" }),
-    button("✕", () => trying(() => cancel(order.id)), { className: "quiet icon", "aria-label": `Cancel: ${order.view.order.prompt}` }));
+    button("✕", () => trying(() => cancel(order.id)), { className: "quiet icon", "aria-label": `Cancel: ${words(order.view)}` }));
   const note = order.row.querySelector(".note");
-  const words = describe(order.view);
-  if (note.textContent !== words) note.textContent = words;
+  const standing = describe(order.view);
+  if (note.textContent !== standing) note.textContent = standing;
   return order.row;
 }

@@ -1,5 +1,6 @@
 // One picture large, with how it was made; two side by side.
 
+import * as advanced from "./advanced.js";
 import { $, button, make, trying } from "./dom.js";
 import * as gallery from "./gallery.js";
 
@@ -21,21 +22,28 @@ export function actionsFor(picture) {
 }
 
 function name(picture) {
-  const words = picture.order.prompt.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 40);
+  const words = picture.prompt.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 40);
   const ending = { png: "png", jpeg: "jpg", webp: "webp" }[picture.order.output_format];
   return `${words || "picture"}-${picture.seed ?? picture.id}.${ending}`;
+}
+
+/** A value that belongs to an image where the job has a list with one for each prompt. */
+export function own(picture, value) {
+  if (!Array.isArray(value)) return value;
+  return value[[picture.order.prompt].flat().indexOf(picture.prompt)] ?? value[0];
 }
 
 function facts(picture) {
   const { order } = picture;
   return [
-    ["Prompt", order.prompt],
-    ["Stay away from", order.negative_prompt],
+    ["Prompt", picture.prompt],
+    ["Negative prompt", own(picture, order.negative_prompt)],
     ["Model", picture.model],
     ["Size", `${picture.width} × ${picture.height}`],
     ["Steps", order.steps],
     ["Guidance", order.guidance],
     ["Seed", picture.seed],
+    ...advanced.facts(order),
     ["LoRAs", order.loras?.map((l) => `${l.name} (${l.weight})`).join(", ")],
     ["References", order.references?.length],
     ["Change", order.init && order.strength],
@@ -48,7 +56,7 @@ function facts(picture) {
 export function open(picture) {
   shown = picture;
   $("viewer-image").src = picture.url;
-  $("viewer-image").alt = picture.order.prompt;
+  $("viewer-image").alt = picture.prompt;
   $("viewer-facts").replaceChildren(...facts(picture).flatMap(([name, value]) =>
     [make("dt", { textContent: name }), make("dd", { textContent: value })]));
   const remove = button("Delete", () => trying(async () => {
@@ -79,9 +87,9 @@ export function compare(newer, older) {
   const show = () => {
     for (const [side, picture] of [["left", left], ["right", right]]) {
       $(`${side}-image`).src = picture.url;
-      $(`${side}-image`).alt = picture.order.prompt;
+      $(`${side}-image`).alt = picture.prompt;
       const { order } = picture;
-      $(`${side}-facts`).textContent = [order.prompt, picture.model, `${picture.width} × ${picture.height}`,
+      $(`${side}-facts`).textContent = [picture.prompt, picture.model, `${picture.width} × ${picture.height}`,
         order.steps && `${order.steps} steps`, order.guidance && `guidance ${order.guidance}`, `seed ${picture.seed}`].filter(Boolean).join(" · ");
     }
   };

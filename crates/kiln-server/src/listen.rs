@@ -23,7 +23,7 @@ const HEAD: Duration = Duration::from_secs(15);
 /// Connections are given so long to take their answers when the server stops.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
-/// Answers requests until `stop` is done; then finishes or puts back the order that is painted.
+/// Answers requests until `stop` is done; then finishes the jobs that are generated, or puts them back.
 pub async fn serve(server: Server, listener: TcpListener, stop: impl Future<Output = ()>) {
     let app = router(server.clone());
     let places = Arc::new(Semaphore::new(server.config.limits.connections));
@@ -58,12 +58,12 @@ pub async fn serve(server: Server, listener: TcpListener, stop: impl Future<Outp
     drop(listener);
     tracing::info!("stopping");
     server.close();
-    let painting = async {
+    let generating = async {
         while !server.running().is_empty() {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    if tokio::time::timeout(server.config.grace, painting).await.is_err() {
+    if tokio::time::timeout(server.config.grace, generating).await.is_err() {
         server.interrupt();
     }
     // Every connection holds a place.

@@ -1,33 +1,33 @@
-//! An order while it waits or is painted, and what those who watch it see.
+//! A job while it waits or is generated, and what those who watch it see.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use kiln_engine::{Progress, Request};
 use kiln_image::Picture;
 use tokio::sync::watch;
 
-use crate::Order;
-use crate::engine::{Progress, Trouble};
+use crate::generator::JobError;
 use crate::store::{JobState, PictureRow, now};
 
-/// A finished picture with its file's bytes.
+/// A finished image with its file's bytes.
 #[derive(Debug)]
 pub(crate) struct Made {
     pub(crate) row: PictureRow,
     pub(crate) bytes: Bytes,
 }
 
-/// What a picture looks like so far.
+/// What an image looks like so far.
 #[derive(Debug)]
 pub(crate) struct Preview {
-    /// Counts from 1 in each order.
+    /// Counts from 1 in each job.
     pub(crate) number: u32,
     pub(crate) picture: Picture,
 }
 
-/// How an order stands. Those who look seldom see the latest, and nothing piles up for them.
+/// The state of a job. Those who look seldom see the latest, and nothing piles up for them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshot {
     pub(crate) state: JobState,
@@ -37,10 +37,10 @@ pub(crate) struct Snapshot {
     pub(crate) notes: Vec<String>,
     pub(crate) preview: Option<Arc<Preview>>,
     pub(crate) pictures: Vec<Arc<Made>>,
-    pub(crate) error: Option<Trouble>,
+    pub(crate) error: Option<JobError>,
 }
 
-/// Which API an order came through.
+/// Which API a job came through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Via {
     Jobs,
@@ -48,18 +48,21 @@ pub(crate) enum Via {
     A1111,
 }
 
-/// An order that is not finished.
+/// A job that is not finished.
 pub(crate) struct Live {
     pub(crate) id: String,
     pub(crate) client: String,
-    pub(crate) order: Order,
+    pub(crate) request: Request,
     pub(crate) via: Via,
     /// Somebody waits for it on a connection.
     pub(crate) attached: bool,
-    /// A process ended while it was painted: it is not to take others with it.
+    /// A process ended while it was generated: nothing else is generated or planned beside it, so that it takes no other
+    /// job with it.
     pub(crate) alone: bool,
     pub(crate) came: Instant,
     pub(crate) created: i64,
+    /// Its images were read, or never will be.
+    planned: AtomicBool,
     cancelled: AtomicBool,
     put_back: AtomicBool,
     lookers: AtomicUsize,
@@ -68,16 +71,17 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    pub(crate) fn new(id: String, client: String, order: Order, via: Via, attached: bool) -> Live {
+    pub(crate) fn new(id: String, client: String, request: Request, via: Via, attached: bool) -> Live {
         Live {
             id,
             client,
-            order,
+            request,
             via,
             attached,
             alone: false,
             came: Instant::now(),
             created: now(),
+            planned: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
             put_back: AtomicBool::new(false),
             lookers: AtomicUsize::new(0),
@@ -94,11 +98,23 @@ impl Live {
         self.snapshot.borrow().clone()
     }
 
+    pub(crate) fn state(&self) -> JobState {
+        self.snapshot.borrow().state
+    }
+
     pub(crate) fn change(&self, change: impl FnOnce(&mut Snapshot)) {
         self.snapshot.send_modify(change);
     }
 
-    /// Asks the painter to stop.
+    pub(crate) fn set_planned(&self) {
+        self.planned.store(true, SeqCst);
+    }
+
+    pub(crate) fn is_planned(&self) -> bool {
+        self.planned.load(SeqCst)
+    }
+
+    /// Asks the generator to stop.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, SeqCst);
     }
@@ -107,7 +123,7 @@ impl Live {
         self.cancelled.load(SeqCst)
     }
 
-    /// Asks the painter to stop, and has the order painted another time.
+    /// Asks the generator to stop, and leaves the job to the next start.
     pub(crate) fn put_back(&self) {
         self.put_back.store(true, SeqCst);
         self.cancel();

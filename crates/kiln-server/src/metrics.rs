@@ -5,7 +5,8 @@ use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::engine::Phase;
+use kiln_engine::Phase;
+
 use crate::store::JobState;
 
 /// Upper ends of the histograms' buckets, in seconds.
@@ -48,11 +49,12 @@ struct Counters {
     errors: BTreeMap<String, u64>,
     refused: u64,
     pictures: u64,
-    /// By how many were painted at once.
-    together: BTreeMap<u32, u64>,
+    /// Images by how many were generated at once.
+    batches: BTreeMap<u32, u64>,
+    decoded: u64,
     picture_bytes: u64,
     panics: u64,
-    /// Seconds that an order took of late, waiting not counted.
+    /// Seconds that recent jobs took, waiting not counted.
     recent: Option<f64>,
 }
 
@@ -112,12 +114,17 @@ impl Metrics {
         });
     }
 
-    /// The steps of `own` pictures begin, of `all` that are painted at once.
-    pub(crate) fn together(&self, own: u32, all: u32) {
-        self.with(|c| *c.together.entry(all).or_default() += u64::from(own));
+    /// The steps of `own` images begin, of `all` that are generated at once.
+    pub(crate) fn batch(&self, own: u32, all: u32) {
+        self.with(|c| *c.batches.entry(all).or_default() += u64::from(own));
     }
 
-    /// Seconds that an order takes, by those of late.
+    /// An image that a client sent was decoded.
+    pub(crate) fn decoded(&self) {
+        self.with(|c| c.decoded += 1);
+    }
+
+    /// Seconds that a job takes, by the recent ones.
     pub(crate) fn recent(&self) -> Option<f64> {
         self.with(|c| c.recent)
     }
@@ -131,32 +138,33 @@ impl Metrics {
             head(out, name, kind, help);
             let _ = writeln!(out, "{name} {value}");
         };
-        one(&mut out, "kiln_queue_length", "gauge", "Orders that wait.", gauges.waiting as u64);
-        one(&mut out, "kiln_queue_capacity", "gauge", "Orders that may wait.", gauges.capacity as u64);
-        one(&mut out, "kiln_running", "gauge", "Orders that are painted.", gauges.running as u64);
-        one(&mut out, "kiln_pictures_kept", "gauge", "Pictures in the gallery.", gauges.kept);
+        one(&mut out, "kiln_queue_length", "gauge", "Jobs that wait.", gauges.waiting as u64);
+        one(&mut out, "kiln_queue_capacity", "gauge", "Jobs that may wait.", gauges.capacity as u64);
+        one(&mut out, "kiln_running", "gauge", "Jobs that are generated.", gauges.running as u64);
+        one(&mut out, "kiln_pictures_kept", "gauge", "Images in the gallery.", gauges.kept);
         if let Some((resident, peak)) = memory() {
             one(&mut out, "process_resident_memory_bytes", "gauge", "Memory in use.", resident);
             one(&mut out, "kiln_memory_peak_bytes", "gauge", "Most memory that was in use.", peak);
         }
         self.with(|c| {
-            one(&mut out, "kiln_queue_refused_total", "counter", "Orders refused because the queue was full.", c.refused);
-            one(&mut out, "kiln_pictures_total", "counter", "Pictures made.", c.pictures);
+            one(&mut out, "kiln_queue_refused_total", "counter", "Jobs refused because the queue was full.", c.refused);
+            one(&mut out, "kiln_pictures_total", "counter", "Images made.", c.pictures);
             one(&mut out, "kiln_picture_bytes_total", "counter", "Bytes of the files made.", c.picture_bytes);
-            one(&mut out, "kiln_panics_total", "counter", "Orders that ended in a panic.", c.panics);
-            head(&mut out, "kiln_batch_pictures_total", "counter", "Pictures begun, by how many were painted at once.");
-            for (size, count) in &c.together {
+            one(&mut out, "kiln_inputs_decoded_total", "counter", "Images from clients that were decoded.", c.decoded);
+            one(&mut out, "kiln_panics_total", "counter", "Panics while planning or generating.", c.panics);
+            head(&mut out, "kiln_batch_pictures_total", "counter", "Images begun, by how many were generated at once.");
+            for (size, count) in &c.batches {
                 let _ = writeln!(out, "kiln_batch_pictures_total{{size=\"{size}\"}} {count}");
             }
-            head(&mut out, "kiln_jobs_total", "counter", "Orders that ended, by how.");
+            head(&mut out, "kiln_jobs_total", "counter", "Jobs that ended, by how.");
             for (state, count) in &c.jobs {
                 let _ = writeln!(out, "kiln_jobs_total{{state=\"{state}\"}} {count}");
             }
-            head(&mut out, "kiln_errors_total", "counter", "Orders that went wrong, by code.");
+            head(&mut out, "kiln_errors_total", "counter", "Jobs that failed, by code.");
             for (code, count) in &c.errors {
                 let _ = writeln!(out, "kiln_errors_total{{code=\"{code}\"}} {count}");
             }
-            head(&mut out, "kiln_phase_seconds", "histogram", "Time that orders spent, by phase; queue is the wait.");
+            head(&mut out, "kiln_phase_seconds", "histogram", "Time that jobs spent, by phase; queue is the wait.");
             for (phase, histogram) in &c.phases {
                 histogram.write(&mut out, "kiln_phase_seconds", &format!("phase=\"{phase}\""));
             }
@@ -193,8 +201,8 @@ mod tests {
         let metrics = Metrics::default();
         metrics.request("GET", "/healthz", 200, Duration::from_millis(3));
         metrics.phase(Phase::Steps, Duration::from_secs(2));
-        metrics.together(1, 3);
-        metrics.together(2, 3);
+        metrics.batch(1, 3);
+        metrics.batch(2, 3);
         metrics.job(JobState::Done, None, Duration::from_secs(2));
         metrics.job(JobState::Failed, Some("panicked"), Duration::ZERO);
         let text = metrics.text(&Gauges { waiting: 3, running: 1, capacity: 64, kept: 9 });
@@ -213,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_order_takes_follows_the_latest() {
+    fn what_a_job_takes_follows_the_latest() {
         let metrics = Metrics::default();
         assert_eq!(metrics.recent(), None);
         metrics.job(JobState::Done, None, Duration::from_secs(10));

@@ -24,6 +24,7 @@ const ASSETS: &[(&str, &str, &[u8])] = &assets![
     "style.css": "text/css; charset=utf-8",
     "main.js": "text/javascript; charset=utf-8",
     "api.js": "text/javascript; charset=utf-8",
+    "advanced.js": "text/javascript; charset=utf-8",
     "form.js": "text/javascript; charset=utf-8",
     "pictures.js": "text/javascript; charset=utf-8",
     "mask.js": "text/javascript; charset=utf-8",

@@ -1,32 +1,32 @@
 //! Whose turn it is: fair between clients, and with few changes of model, LoRAs and size.
 //!
-//! Every client has an account of the work that was done for it; the one that had least is next, with its oldest order.
-//! An order like the last one (same group) goes before it if its client is not far ahead, a few times in a row at most:
-//! what is loaded is used, and nobody waits for ever. Orders that are painted at once with another are chosen and counted
+//! Every client has an account of the work that was done for it; the one that had least is next, with its oldest job.
+//! A job like the last one (same group) goes before it if its client is not far ahead, a few times in a row at most:
+//! what is loaded is used, and nobody waits for ever. Jobs that are generated at once with another are chosen and counted
 //! by the same rule.
 
 use std::collections::HashMap;
 
-/// How far ahead, in orders of its own size, a client may be whose order is taken because it fits.
+/// How far ahead, in jobs of its own size, a client may be whose job is taken because it fits.
 const AHEAD: f64 = 4.0;
-/// Orders that are taken in a row because they fit.
+/// Jobs that are taken in a row because they fit.
 const IN_A_ROW: u32 = 8;
 
-/// An order that waits.
+/// A job that waits.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Waiting {
     pub(crate) id: String,
     pub(crate) client: String,
     /// Model, LoRAs and size.
     pub(crate) group: String,
-    /// What orders have in common that can be painted at once; `None` for one that must be alone.
+    /// What jobs have in common that can be generated at once; `None` for one that must be alone.
     pub(crate) alike: Option<String>,
-    pub(crate) pictures: u32,
+    pub(crate) images: u32,
     /// How much work it is, in any unit.
     pub(crate) cost: f64,
 }
 
-/// Orders that wait, oldest first.
+/// Jobs that wait, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Schedule {
     waiting: Vec<Waiting>,
@@ -40,31 +40,31 @@ impl Schedule {
         self.waiting.len()
     }
 
-    pub(crate) fn push(&mut self, order: Waiting) {
+    pub(crate) fn push(&mut self, job: Waiting) {
         // Whoever comes back after a pause has saved nothing up.
-        if !self.waiting.iter().any(|w| w.client == order.client) {
+        if !self.waiting.iter().any(|w| w.client == job.client) {
             let least = self.waiting.iter().map(|w| self.spent(&w.client)).fold(f64::INFINITY, f64::min);
-            let spent = self.spent.entry(order.client.clone()).or_insert(0.0);
+            let spent = self.spent.entry(job.client.clone()).or_insert(0.0);
             if least.is_finite() {
                 *spent = spent.max(least);
             }
         }
-        self.waiting.push(order);
+        self.waiting.push(job);
     }
 
-    /// Takes an order out that is no longer wanted.
+    /// Takes a job out that is no longer wanted.
     pub(crate) fn remove(&mut self, id: &str) -> bool {
         let before = self.waiting.len();
         self.waiting.retain(|w| w.id != id);
         self.waiting.len() < before
     }
 
-    /// Orders that came before this one.
+    /// Jobs that came before this one.
     pub(crate) fn before(&self, id: &str) -> Option<usize> {
         self.waiting.iter().position(|w| w.id == id)
     }
 
-    /// The next order.
+    /// The next job.
     pub(crate) fn take(&mut self) -> Option<Waiting> {
         let fair = self.fairest()?;
         let least = self.spent(&self.waiting[fair].client);
@@ -79,12 +79,12 @@ impl Schedule {
         Some(self.remove_at(place))
     }
 
-    /// An order to be painted at once with one like it, of at most so many pictures: whose turn it is in any case, or one
+    /// A job to be generated at once with one like it, of at most so many images: whose turn it is in any case, or one
     /// that would be preferred for its group.
     pub(crate) fn take_alike(&mut self, alike: &str, most: u32) -> Option<Waiting> {
         let fair = self.fairest()?;
         let least = self.spent(&self.waiting[fair].client);
-        let fits = |w: &Waiting| w.alike.as_deref() == Some(alike) && w.pictures <= most;
+        let fits = |w: &Waiting| w.alike.as_deref() == Some(alike) && w.images <= most;
         if fits(&self.waiting[fair]) {
             return Some(self.remove_at(fair));
         }
@@ -94,22 +94,22 @@ impl Schedule {
         Some(self.remove_at(place))
     }
 
-    /// Takes an order out and puts it on its client's account.
+    /// Takes a job out and puts it on its client's account.
     fn remove_at(&mut self, place: usize) -> Waiting {
-        let order = self.waiting.remove(place);
-        *self.spent.entry(order.client.clone()).or_insert(0.0) += order.cost;
-        self.last = Some(order.group.clone());
+        let job = self.waiting.remove(place);
+        *self.spent.entry(job.client.clone()).or_insert(0.0) += job.cost;
+        self.last = Some(job.group.clone());
         if self.waiting.is_empty() {
             self.spent.clear();
         }
-        order
+        job
     }
 
-    /// The oldest order of the client that had least.
+    /// The oldest job of the client that had least.
     fn fairest(&self) -> Option<usize> {
         let mut best: Option<(f64, usize)> = None;
-        for (place, order) in self.waiting.iter().enumerate() {
-            let spent = self.spent(&order.client);
+        for (place, job) in self.waiting.iter().enumerate() {
+            let spent = self.spent(&job.client);
             if best.is_none_or(|(least, _)| spent < least) {
                 best = Some((spent, place));
             }
@@ -126,9 +126,9 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    fn order(id: &str, client: &str, group: &str) -> Waiting {
+    fn job(id: &str, client: &str, group: &str) -> Waiting {
         let alike = Some(group.into());
-        Waiting { id: id.into(), client: client.into(), group: group.into(), alike, pictures: 1, cost: 1.0 }
+        Waiting { id: id.into(), client: client.into(), group: group.into(), alike, images: 1, cost: 1.0 }
     }
 
     fn taken(schedule: &mut Schedule) -> String {
@@ -136,22 +136,22 @@ mod tests {
     }
 
     #[test]
-    fn a_client_with_many_orders_lets_others_in_between() {
+    fn a_client_with_many_jobs_lets_others_in_between() {
         let mut schedule = Schedule::default();
         for id in ["a1", "a2", "a3", "a4"] {
             // Groups of their own: only fairness decides.
-            schedule.push(order(id, "a", id));
+            schedule.push(job(id, "a", id));
         }
-        schedule.push(order("b1", "b", "b1"));
-        schedule.push(order("b2", "b", "b2"));
+        schedule.push(job("b1", "b", "b1"));
+        schedule.push(job("b2", "b", "b2"));
         assert_eq!(taken(&mut schedule), "a1 b1 a2 b2 a3 a4");
     }
 
     #[test]
-    fn orders_of_one_group_run_together() {
+    fn jobs_of_one_group_run_together() {
         let mut schedule = Schedule::default();
         for (id, group) in [("1", "x"), ("2", "y"), ("3", "x"), ("4", "y"), ("5", "x")] {
-            schedule.push(order(id, "a", group));
+            schedule.push(job(id, "a", group));
         }
         assert_eq!(taken(&mut schedule), "1 3 5 2 4");
     }
@@ -159,10 +159,10 @@ mod tests {
     #[test]
     fn a_group_does_not_keep_others_waiting_for_ever() {
         let mut schedule = Schedule::default();
-        schedule.push(order("x", "a", "x"));
-        schedule.push(order("other", "a", "y"));
+        schedule.push(job("x", "a", "x"));
+        schedule.push(job("other", "a", "y"));
         for i in 0..50 {
-            schedule.push(order(&format!("x{i}"), "a", "x"));
+            schedule.push(job(&format!("x{i}"), "a", "x"));
         }
         let place = taken(&mut schedule).split(' ').position(|id| id == "other").unwrap();
         assert!(place <= 1 + IN_A_ROW as usize, "{place}");
@@ -172,12 +172,12 @@ mod tests {
     fn a_client_far_ahead_is_not_preferred_for_its_group() {
         let mut schedule = Schedule::default();
         for i in 0..10 {
-            schedule.push(order(&format!("a{i}"), "a", "x"));
+            schedule.push(job(&format!("a{i}"), "a", "x"));
         }
         for _ in 0..6 {
             schedule.take();
         }
-        schedule.push(order("b", "b", "y"));
+        schedule.push(job("b", "b", "y"));
         schedule.spent.insert("b".into(), 0.0);
         assert_eq!(schedule.take().unwrap().id, "b");
     }
@@ -186,12 +186,12 @@ mod tests {
     fn a_pause_saves_nothing_up() {
         let mut schedule = Schedule::default();
         for i in 0..6 {
-            schedule.push(order(&format!("a{i}"), "a", &format!("{i}")));
+            schedule.push(job(&format!("a{i}"), "a", &format!("{i}")));
         }
         schedule.take();
         schedule.take();
         for i in 0..4 {
-            schedule.push(order(&format!("b{i}"), "b", &format!("b{i}")));
+            schedule.push(job(&format!("b{i}"), "b", &format!("b{i}")));
         }
         let all = taken(&mut schedule);
         assert_eq!(all, "a2 b0 a3 b1 a4 b2 a5 b3");
@@ -200,12 +200,12 @@ mod tests {
     #[test]
     fn company_is_alike_small_enough_and_not_far_ahead() {
         let mut schedule = Schedule::default();
-        schedule.push(order("a1", "a", "x"));
-        schedule.push(Waiting { alike: None, ..order("alone", "c", "x") });
-        schedule.push(Waiting { pictures: 4, ..order("four", "d", "x") });
-        schedule.push(order("other", "b", "y"));
-        schedule.push(order("a2", "a", "x"));
-        schedule.push(order("e", "e", "x"));
+        schedule.push(job("a1", "a", "x"));
+        schedule.push(Waiting { alike: None, ..job("alone", "c", "x") });
+        schedule.push(Waiting { images: 4, ..job("four", "d", "x") });
+        schedule.push(job("other", "b", "y"));
+        schedule.push(job("a2", "a", "x"));
+        schedule.push(job("e", "e", "x"));
         assert_eq!(schedule.take().unwrap().id, "a1");
         assert_eq!(schedule.take_alike("x", 3).unwrap().id, "a2");
         schedule.spent.insert("e".into(), 50.0);
@@ -217,10 +217,10 @@ mod tests {
     #[test]
     fn company_does_not_keep_others_waiting_for_ever() {
         let mut schedule = Schedule::default();
-        schedule.push(order("x", "a", "x"));
-        schedule.push(order("other", "b", "y"));
+        schedule.push(job("x", "a", "x"));
+        schedule.push(job("other", "b", "y"));
         for i in 0..50 {
-            schedule.push(order(&format!("x{i}"), &format!("c{i}"), "x"));
+            schedule.push(job(&format!("x{i}"), &format!("c{i}"), "x"));
         }
         let mut before = 0;
         'all: loop {
@@ -239,8 +239,8 @@ mod tests {
     #[test]
     fn what_is_removed_is_not_taken() {
         let mut schedule = Schedule::default();
-        schedule.push(order("1", "a", "x"));
-        schedule.push(order("2", "a", "x"));
+        schedule.push(job("1", "a", "x"));
+        schedule.push(job("2", "a", "x"));
         assert_eq!(schedule.before("2"), Some(1));
         assert!(schedule.remove("1") && !schedule.remove("1"));
         assert_eq!(schedule.before("2"), Some(0));

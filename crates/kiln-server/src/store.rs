@@ -1,7 +1,7 @@
-//! What outlives the process: orders, the pictures made from them, and the files of both.
+//! What outlives the process: jobs, the images made for them, and the files of both.
 //!
-//! A picture's name is its order's and its number, so that an order which is run again after a crash overwrites its own
-//! files and never doubles a picture.
+//! An image's name is its job's and its number, so that a job which is run again after a crash overwrites its own files
+//! and never doubles an image.
 
 mod files;
 mod pictures;
@@ -11,12 +11,13 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kiln_engine::Request;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::Order;
-pub(crate) use files::thumbnail;
+use crate::generator::name;
+pub(crate) use files::{Inputs, thumbnail};
 pub use pictures::{PictureRow, Search};
 
 /// Why something could not be kept.
@@ -35,16 +36,16 @@ pub enum StoreError {
     },
 }
 
-/// How an order stands.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
     /// It waits for its turn.
     #[default]
     Queued,
-    /// It is painted.
+    /// Its images are being made.
     Running,
-    /// Its pictures are there.
+    /// Its images are there.
     Done,
     /// It went wrong.
     Failed,
@@ -80,7 +81,7 @@ impl JobState {
     }
 }
 
-/// An order as it is kept.
+/// A job as it is kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobRow {
     /// Its name.
@@ -90,7 +91,7 @@ pub struct JobRow {
     /// Somebody waits for it on a connection: of no use after a restart.
     pub attached: bool,
     /// What is asked for.
-    pub order: Order,
+    pub request: Request,
     /// How it stands.
     pub state: JobState,
     /// How often it was begun.
@@ -179,16 +180,17 @@ impl Store {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a new order. When this has returned, the order is not lost.
+    /// Keeps a new job. When this has returned, the job is not lost.
     pub fn insert(&self, job: &JobRow) -> Result<(), StoreError> {
-        let request = json(&job.order);
+        let request = json(&job.request);
         let mut db = self.db();
         let transaction = db.transaction()?;
         transaction.execute(
             "INSERT INTO jobs (id, client, attached, request, state, created) VALUES (?, ?, ?, ?, ?, ?)",
             params![job.id, job.client, job.attached, request, job.state.name(), job.created],
         )?;
-        for input in job.order.sources() {
+        for file in job.request.images() {
+            let input = name(&file.path);
             let input = input.strip_prefix(files::PREFIX).unwrap_or(input);
             transaction
                 .execute("INSERT INTO job_inputs (job, input) VALUES (?, ?)", params![job.id, input])?;
@@ -197,7 +199,7 @@ impl Store {
         Ok(())
     }
 
-    /// Notes that an order is begun.
+    /// Notes that a job is begun.
     pub fn begin(&self, id: &str) -> Result<(), StoreError> {
         self.db().execute(
             "UPDATE jobs SET state = 'running', attempts = attempts + 1, started = ? WHERE id = ?",
@@ -206,7 +208,7 @@ impl Store {
         Ok(())
     }
 
-    /// Puts an order that was begun back into the queue; it counts as not begun.
+    /// Puts a job that was begun back into the queue; it counts as not begun.
     pub fn put_back(&self, id: &str) -> Result<(), StoreError> {
         self.db().execute(
             "UPDATE jobs SET state = 'queued', attempts = max(attempts - 1, 0), started = NULL WHERE id = ?",
@@ -215,13 +217,13 @@ impl Store {
         Ok(())
     }
 
-    /// Has an order that a process before this one left wait again.
+    /// Puts a job that an earlier process left unfinished into the queue.
     pub fn requeue(&self, id: &str) -> Result<(), StoreError> {
         self.db().execute("UPDATE jobs SET state = 'queued', started = NULL WHERE id = ?", [id])?;
         Ok(())
     }
 
-    /// Notes how an order ended, and its pictures with it.
+    /// Notes how a job ended, together with its images.
     pub fn finish(
         &self,
         id: &str,
@@ -242,21 +244,21 @@ impl Store {
         Ok(())
     }
 
-    /// An order.
+    /// A job.
     pub fn job(&self, id: &str) -> Result<Option<JobRow>, StoreError> {
         let db = self.db();
         let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
         Ok(query.query_row([id], job_row).optional()?)
     }
 
-    /// The latest orders, newest first.
+    /// The latest jobs, newest first.
     pub fn jobs(&self, most: u32) -> Result<Vec<JobRow>, StoreError> {
         let db = self.db();
         let mut query = db.prepare(&format!("{SELECT} ORDER BY seq DESC LIMIT ?"))?;
         Ok(query.query_map([most], job_row)?.collect::<Result<_, _>>()?)
     }
 
-    /// Orders that a process before this one left unfinished, oldest first.
+    /// Jobs that an earlier process left unfinished, oldest first.
     pub fn unfinished(&self) -> Result<Vec<JobRow>, StoreError> {
         let db = self.db();
         let mut query = db.prepare(&format!("{SELECT} WHERE state IN ('queued', 'running') ORDER BY seq"))?;
@@ -272,7 +274,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
         id: row.get(0)?,
         client: row.get(1)?,
         attached: row.get(2)?,
-        order: serde_json::from_str(&row.get::<_, String>(3)?).unwrap_or_default(),
+        request: request_from(&row.get::<_, String>(3)?),
         state: JobState::parse(&row.get::<_, String>(4)?),
         attempts: row.get(5)?,
         created: row.get(6)?,
@@ -282,9 +284,14 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
     })
 }
 
-/// Strings, numbers and lists: there is nothing in an order that JSON can't hold.
-fn json(order: &Order) -> String {
-    serde_json::to_string(order).unwrap_or_default()
+/// Strings, numbers and lists: there is nothing in a request that JSON can't hold.
+fn json(request: &Request) -> String {
+    serde_json::to_string(request).unwrap_or_default()
+}
+
+/// A stored request; an empty one if it can't be read.
+fn request_from(json: &str) -> Request {
+    serde_json::from_str(json).unwrap_or_default()
 }
 
 /// Milliseconds since 1970.

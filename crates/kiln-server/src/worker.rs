@@ -1,302 +1,195 @@
-//! The thread that paints: one order after the other, or several that are alike at once, whatever happens in one of them.
+//! Two threads for a generator: one takes jobs out of the queue and plans them, the other hands them over. While a group
+//! is generated, the next is planned; while an image is saved, on a thread of the generator, the next is generated.
+//!
+//! One group is planned ahead at most, so that jobs leave the fair queue when their turn is near, and jobs that come
+//! meanwhile can still join it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-use bytes::Bytes;
-use kiln_image::Picture;
 
 use crate::Server;
-use crate::engine::{Blame, Painted, Painter, Part, Phase, Progress, Trouble, Watch, Work};
-use crate::live::{Live, Made, Preview};
-use crate::store::{JobState, PictureRow, now};
+use crate::attempt::Attempt;
+use crate::generator::{Generator, JobError, JobInputs, JobSink, Task};
+use crate::live::Live;
+use crate::server::{Turn, images};
 
-/// Below this part of the work a guess at the rest is worth nothing.
-const ENOUGH_TO_GUESS: f32 = 0.05;
+/// A job that is ready to be generated.
+struct Planned<P> {
+    plan: P,
+    attempt: Arc<Attempt>,
+}
 
 impl Server {
-    /// Starts the thread that paints. It ends after [`Server::close`].
-    pub fn paint_with(&self, mut painter: Box<dyn Painter>) -> std::io::Result<JoinHandle<()>> {
+    /// Starts the threads that plan and generate. The one returned ends after [`Server::close`], when every job that was
+    /// handed over has ended.
+    pub fn generate_with<G: Generator>(&self, generator: G) -> std::io::Result<JoinHandle<()>> {
+        let generator = Arc::new(generator);
+        let free = Arc::new(AtomicBool::new(false));
+        let (groups, arriving) = sync_channel(0);
+        let planner = Planner {
+            server: self.clone(),
+            generator: Arc::clone(&generator),
+            free: Arc::clone(&free),
+            groups,
+        };
+        let planning = std::thread::Builder::new().name("planning".into()).spawn(move || planner.run())?;
         let server = self.clone();
-        std::thread::Builder::new().name("painter".into()).spawn(move || {
-            match catch_unwind(AssertUnwindSafe(|| painter.warm_up())) {
+        std::thread::Builder::new().name("generating".into()).spawn(move || {
+            match catch_unwind(AssertUnwindSafe(|| generator.warm_up())) {
                 Ok(Ok(())) => {}
-                Ok(Err(trouble)) => tracing::error!("the model can't be used: {trouble}"),
-                Err(_) => {
-                    tracing::error!("loading the model ended in a panic");
-                    painter.reset();
+                Ok(Err(error)) => tracing::error!("the model can't be used: {error}"),
+                Err(panic) => {
+                    tracing::error!("loading the model panicked: {}", panic_message(&*panic));
+                    reset(&*generator);
                 }
             }
             server.set_ready();
-            while let Some(live) = server.next() {
-                // A panic here would be one of the painting as well, and is told there.
-                let room = catch_unwind(AssertUnwindSafe(|| painter.room(&live.order))).unwrap_or(1);
-                let company = server.company(&live, room);
-                server.work(painter.as_mut(), &[vec![live], company].concat());
+            loop {
+                free.store(true, SeqCst);
+                server.wake_all();
+                let Ok(group) = arriving.recv() else { break };
+                server.generate(&*generator, group);
             }
+            generator.finish();
+            let _ = planning.join();
         })
     }
 
-    fn work(&self, painter: &mut dyn Painter, lives: &[Arc<Live>]) {
-        let mut turns = Vec::new();
-        for live in lives {
-            let mut watcher = Watcher::new(self, live, lives.len());
-            match self.begin(live) {
-                Ok(work) => turns.push((work, watcher)),
-                Err(trouble) => watcher.ended(Err(trouble)),
+    fn generate<G: Generator>(&self, generator: &G, mut group: Vec<Planned<G::Plan>>) {
+        group.retain(|job| !job.attempt.end_if_cancelled());
+        let Err(error) = self.try_generate(generator, &group) else { return };
+        if let [job] = &group[..] {
+            return job.attempt.ended(Err(error));
+        }
+        // Which of them panics shows when each is alone.
+        for Planned { plan, attempt } in group {
+            let Some(attempt) = attempt.again() else { continue };
+            let alone = [Planned { plan, attempt }];
+            if alone[0].attempt.end_if_cancelled() {
+                continue;
+            }
+            if let Err(error) = self.try_generate(generator, &alone) {
+                alone[0].attempt.ended(Err(error));
             }
         }
-        if self.paint(painter, &mut turns).is_ok() || turns.len() == 1 {
-            return;
-        }
-        // Whose fault it was shows when they are alone.
-        for turn in turns.iter_mut().filter(|(_, watcher)| !watcher.over) {
-            turn.1.start_anew();
-            let _ = self.paint(painter, std::slice::from_mut(turn));
-        }
     }
 
-    /// Notes that an order is begun.
-    fn begin<'a>(&self, live: &'a Live) -> Result<Work<'a>, Trouble> {
-        self.metrics.phase(Phase::Queue, live.came.elapsed());
-        tracing::info!(
-            job = live.id,
-            client = live.client,
-            waited_ms = live.came.elapsed().as_millis() as u64,
-            "begun"
-        );
-        self.store.begin(&live.id).map_err(|error| Trouble::server("storage", error.to_string()))?;
-        let work = self.files(live)?;
-        live.change(|s| s.state = JobState::Running);
-        Ok(work)
-    }
-
-    /// Paints these orders. After a panic those of several that had not ended stay so.
-    fn paint(&self, painter: &mut dyn Painter, turns: &mut [(Work<'_>, Watcher<'_>)]) -> Result<(), Trouble> {
-        let several = turns.len() > 1;
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            let parts = turns.iter_mut();
-            let parts = parts.map(|(work, watcher)| Part { work: work.clone(), watch: watcher });
-            painter.paint(&mut parts.collect::<Vec<_>>());
-        }));
-        let result = result.map_err(|panic| {
+    /// Hands these jobs to the generator. After a panic those that had not ended are as they were.
+    fn try_generate<G: Generator>(&self, generator: &G, group: &[Planned<G::Plan>]) -> Result<(), JobError> {
+        if group.is_empty() {
+            return Ok(());
+        }
+        group.iter().for_each(|job| job.attempt.hand_over(group.len()));
+        // `group` holds on to the attempts: a panic that drops the tasks doesn't end their jobs.
+        let task = |job: &Planned<G::Plan>| {
+            let sink: Arc<dyn JobSink> = Arc::clone(&job.attempt) as _;
+            Task { plan: job.plan.clone(), sink }
+        };
+        let tasks = group.iter().map(task).collect();
+        catch_unwind(AssertUnwindSafe(|| generator.generate(tasks))).map_err(|panic| {
             self.metrics.panicked();
-            painter.reset();
-            let what = format!("painting went wrong in an unforeseen way: {}", words(&panic));
-            Trouble::server("panicked", what)
-        });
-        if result.is_ok() || !several {
-            let silent = || Trouble::server("painting_failed", "painting ended without a word");
-            for (_, watcher) in turns.iter_mut().filter(|(_, watcher)| !watcher.over) {
-                watcher.ended(Err(result.clone().err().unwrap_or_else(silent)));
-            }
-        }
-        result
-    }
-
-    /// The files of an order's pictures.
-    fn files<'a>(&self, live: &'a Live) -> Result<Work<'a>, Trouble> {
-        let inputs = self.store.inputs();
-        let find = |name: &String| {
-            inputs.path(name).ok_or_else(|| {
-                Trouble::order("input_not_found", format!("the picture `{name}` is no longer there"))
-            })
-        };
-        let order = &live.order;
-        Ok(Work {
-            order,
-            references: order.references.iter().map(find).collect::<Result<_, _>>()?,
-            init: order.init.as_ref().map(find).transpose()?,
-            mask: order.mask.as_ref().map(find).transpose()?,
+            reset(generator);
+            panicked("generating", &*panic)
         })
     }
+}
 
-    /// Notes how an order ended; `took` is its share of the time that was spent.
-    fn end(&self, live: &Live, result: Result<(), Trouble>, rows: &[PictureRow], took: Duration) {
-        let (mut state, mut error) = match result {
-            Ok(()) => (JobState::Done, None),
-            Err(trouble) if trouble.blame == Blame::Cancelled => (JobState::Cancelled, Some(trouble)),
-            Err(trouble) => (JobState::Failed, Some(trouble)),
-        };
-        if state == JobState::Cancelled && live.is_put_back() {
-            error = Some(Trouble::server("shutting_down", "the server is stopping"));
-            state = if live.attached { JobState::Failed } else { JobState::Queued };
-        }
-        let noted = match (state, &error) {
-            (JobState::Queued, _) => self.store.put_back(&live.id),
-            (state, error) => {
-                let error = error.as_ref().map(|e| (e.code, e.message.as_str()));
-                self.store.finish(&live.id, state, error, rows)
-            }
-        };
-        if let Err(trouble) = noted {
-            tracing::error!(job = live.id, error = %trouble, "an order's end could not be noted");
-            if state == JobState::Done {
-                state = JobState::Failed;
-                error = Some(Trouble::server("storage", trouble.to_string()));
-            }
-        }
-        let code = error.as_ref().map(|e| e.code);
-        self.metrics.job(state, code.filter(|_| state == JobState::Failed), took);
-        let why = error.as_ref().map(|e| e.message.clone());
-        tracing::info!(job = live.id, state = state.name(), code, why, ms = took.as_millis() as u64, "ended");
-        // First out of the list: whoever sees the end may ask again at once.
-        self.leave(&live.id);
-        live.change(|s| {
-            (s.state, s.error) = (state, error);
-            s.preview = None;
-        });
-        if let Err(error) = self.store.tidy_now_and_then(self.config.keep) {
-            tracing::warn!(%error, "old pictures could not be removed");
-        }
+fn reset<G: Generator>(generator: &G) {
+    if catch_unwind(AssertUnwindSafe(|| generator.reset())).is_err() {
+        tracing::error!("dropping the model after a panic panicked");
     }
 }
 
-/// What a panic said.
-fn words(panic: &(dyn std::any::Any + Send)) -> &str {
+fn panicked(what: &str, panic: &(dyn std::any::Any + Send)) -> JobError {
+    JobError::server("panicked", format!("{what} panicked: {}", panic_message(panic)))
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words")
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
-/// Takes what the painter tells to those who watch, and its pictures to the disk.
-struct Watcher<'a> {
-    server: &'a Server,
-    live: &'a Arc<Live>,
-    model: String,
-    began: Instant,
-    phase: Phase,
-    since: Instant,
-    previews: u32,
-    rows: Vec<PictureRow>,
-    /// Orders that were begun together, this one among them.
-    company: usize,
-    over: bool,
+/// The thread that takes and plans jobs.
+struct Planner<G: Generator> {
+    server: Server,
+    generator: Arc<G>,
+    /// Whether the other thread waits for a group.
+    free: Arc<AtomicBool>,
+    groups: SyncSender<Vec<Planned<G::Plan>>>,
 }
 
-impl<'a> Watcher<'a> {
-    fn new(server: &'a Server, live: &'a Arc<Live>, company: usize) -> Watcher<'a> {
-        let now = Instant::now();
-        let default = || server.catalogue.models().into_iter().find(|m| m.default).map(|m| m.name);
-        let model = live.order.model.clone().or_else(default).unwrap_or_default();
-        Watcher {
-            server,
-            live,
-            model,
-            began: now,
-            phase: Phase::Queue,
-            since: now,
-            previews: 0,
-            rows: Vec::new(),
-            company,
-            over: false,
+impl<G: Generator> Planner<G> {
+    fn run(&self) {
+        while let Some(first) = self.server.next() {
+            if first.alone && !self.server.wait_until_only(&first) {
+                self.server.leave_unbegun(&first);
+                continue;
+            }
+            let Some(group) = self.group(&first) else { continue };
+            if let Err(refused) = self.groups.send(group) {
+                refused.0.iter().for_each(|job| job.attempt.put_back());
+            }
+            if first.alone {
+                self.server.wait_until_left(&first);
+            }
+            // The other thread is busy now.
+            if let Err(error) = self.server.store.tidy_now_and_then(self.server.config.keep) {
+                tracing::warn!(%error, "old images could not be removed");
+            }
         }
     }
 
-    /// Forgets what was painted: all of it is painted again.
-    fn start_anew(&mut self) {
-        self.end_phase();
-        (self.began, self.company) = (Instant::now(), 1);
-        self.rows.clear();
-        self.live.change(|s| s.pictures.clear());
-    }
-
-    fn is_late(&self) -> bool {
-        self.began.elapsed() > self.server.config.longest
-    }
-
-    fn enter(&mut self, phase: Phase) {
-        if self.phase != phase {
-            self.end_phase();
-            (self.phase, self.since) = (phase, Instant::now());
+    /// Plans this job and those that can be generated with it, until it is their turn; `None` if none are left.
+    fn group(&self, first: &Arc<Live>) -> Option<Vec<Planned<G::Plan>>> {
+        let mut group = vec![self.plan(first)?];
+        // A panic here would be one of generating as well, and is handled there.
+        let room = catch_unwind(AssertUnwindSafe(|| self.generator.room(&group[0].plan))).unwrap_or(1);
+        let mut room = room.saturating_sub(images(&first.request));
+        while !group.is_empty() {
+            let members: Vec<&Live> = group.iter().map(|job| &*job.attempt.live).collect();
+            match self.server.turn(first, room, &self.free, &members) {
+                Turn::Go => return Some(group),
+                Turn::Join(company) => {
+                    for live in company {
+                        room = room.saturating_sub(images(&live.request));
+                        group.extend(self.plan(&live));
+                    }
+                }
+                Turn::Cancelled => group.retain(|job| !job.attempt.end_if_cancelled()),
+                Turn::Stop => {
+                    group.iter().for_each(|job| job.attempt.put_back());
+                    return None;
+                }
+            }
         }
+        None
     }
 
-    fn end_phase(&mut self) {
-        // Waiting was counted before.
-        if self.phase != Phase::Queue {
-            self.server.metrics.phase(self.phase, self.since.elapsed());
-            self.phase = Phase::Queue;
+    /// Begins and plans a job; `None` if that ended it.
+    fn plan(&self, live: &Arc<Live>) -> Option<Planned<G::Plan>> {
+        let server = &self.server;
+        let attempt = Attempt::new(server, live);
+        if attempt.end_if_cancelled() {
+            return None;
         }
-    }
-
-    fn keep(&mut self, painted: Painted) -> Result<Made, Trouble> {
-        let order = &self.live.order;
-        let encoded = kiln_image::encode_as(&painted.picture, order.encoding(), Some(&painted.recipe));
-        let bytes = Bytes::from(encoded.map_err(|error| Trouble::server("encoding", error.to_string()))?);
-        let id = format!("{}-{}", self.live.id, painted.index);
-        let row = PictureRow {
-            file: format!("{id}.{}", order.output_format.format().extension()),
-            id,
-            job: self.live.id.clone(),
-            number: painted.index,
-            created: now(),
-            width: painted.picture.width(),
-            height: painted.picture.height(),
-            seed: painted.seed.map(|seed| seed.to_string()),
-            bytes: bytes.len() as u64,
-            model: self.model.clone(),
-            order: order.clone(),
-            recipe: painted.recipe,
-        };
-        let written = self.server.store.write_picture(&row.file, &bytes);
-        written.map_err(|error| Trouble::server("storage", error.to_string()))?;
-        self.server.metrics.picture(bytes.len());
-        Ok(Made { row, bytes })
-    }
-}
-
-impl Watch for Watcher<'_> {
-    fn cancelled(&self) -> bool {
-        self.live.is_cancelled() || self.is_late()
-    }
-
-    fn together(&mut self, own: u32, all: u32) {
-        self.server.metrics.together(own, all);
-    }
-
-    fn progress(&mut self, progress: Progress) {
-        self.enter(progress.phase);
-        let spent = self.began.elapsed().as_secs_f32();
-        let done = progress.fraction.clamp(0.0, 1.0);
-        let time_left = (done > ENOUGH_TO_GUESS).then(|| spent / done * (1.0 - done));
-        self.live.change(|s| (s.progress, s.time_left) = (progress, time_left));
-    }
-
-    fn note(&mut self, text: &str) {
-        self.live.change(|s| s.notes.push(text.to_owned()));
-    }
-
-    fn wants_preview(&self) -> bool {
-        self.live.is_looked_at()
-    }
-
-    fn preview(&mut self, picture: Picture) {
-        self.previews += 1;
-        let preview = Arc::new(Preview { number: self.previews, picture });
-        self.live.change(|s| s.preview = Some(preview));
-    }
-
-    fn painted(&mut self, painted: Painted) -> Result<(), Trouble> {
-        self.enter(Phase::Save);
-        let made = Arc::new(self.keep(painted)?);
-        self.rows.push(made.row.clone());
-        self.live.change(|s| s.pictures.push(made));
-        Ok(())
-    }
-
-    fn ended(&mut self, result: Result<(), Trouble>) {
-        if std::mem::replace(&mut self.over, true) {
-            return;
-        }
-        self.end_phase();
-        let late = self.is_late() && !self.live.is_cancelled();
-        let result = result.map_err(|trouble| match late && trouble.blame == Blame::Cancelled {
-            true => Trouble::server("timeout", "painting this takes too long"),
-            false => trouble,
+        let begun = server.store.begin(&live.id);
+        let plan = begun.map_err(|error| JobError::server("storage", error.to_string())).and_then(|()| {
+            let inputs = JobInputs { server, request: &live.request };
+            catch_unwind(AssertUnwindSafe(|| self.generator.plan(&inputs))).unwrap_or_else(|panic| {
+                server.metrics.panicked();
+                Err(panicked("planning", &*panic))
+            })
         });
-        let took = self.began.elapsed() / self.company.max(1) as u32;
-        self.server.end(self.live, result, &std::mem::take(&mut self.rows), took);
+        server.forget_images(live);
+        match plan {
+            Ok(plan) => Some(Planned { plan, attempt }),
+            Err(error) => {
+                attempt.ended(Err(error));
+                None
+            }
+        }
     }
 }

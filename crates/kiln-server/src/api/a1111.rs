@@ -5,28 +5,32 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use kiln_engine::{LoraRef, Request};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use super::body::{Json, Room};
 use super::error::{ApiError, ErrorBody};
+use super::fields::{Fields, request};
 use super::{Client, attach, finished, json};
-use crate::engine::Blame;
-use crate::live::Via;
+use crate::Server;
+use crate::generator::Blame;
+use crate::live::{Live, Via};
 use crate::store::JobState;
-use crate::{LoraOrder, Order, Server};
 
-/// How far A1111's clients leave a picture when they say nothing.
+/// Strength when A1111's clients give none.
 const STRENGTH: f64 = 0.75;
+/// Fields of Kiln's request that are taken from `override_settings`. Other settings are A1111's, and ignored.
+const SETTINGS: [&str; 6] = ["max_tokens", "rho", "rng", "schedule", "sigmas", "vae"];
 
-/// A request for pictures. Fields that mean nothing here are ignored, as A1111's clients send many.
+/// A request for images. Fields that mean nothing here are ignored, as A1111's clients send many.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub(crate) struct Txt2Img {
-    /// What to paint; `<lora:NAME:WEIGHT>` in it asks for a LoRA.
+    /// What to show; `<lora:NAME:WEIGHT>` in it asks for a LoRA.
     prompt: String,
-    /// What to stay away from.
+    /// What to avoid.
     negative_prompt: Option<String>,
     /// Seed; -1 is a random one.
     seed: Option<i64>,
@@ -38,28 +42,28 @@ pub(crate) struct Txt2Img {
     width: Option<u32>,
     /// Height in pixels.
     height: Option<u32>,
-    /// Pictures at once.
+    /// Images at once.
     batch_size: Option<u32>,
     /// How often.
     n_iter: Option<u32>,
-    /// `sd_model_checkpoint` chooses the model.
+    /// `sd_model_checkpoint` chooses the model; `max_tokens`, `rho`, `rng`, `schedule`, `sigmas` and `vae` are as in `/v1/jobs`.
     #[schema(value_type = Option<Object>)]
-    override_settings: Option<Map<String, Value>>,
-    /// Pictures to start from, as base64; only the first is used.
+    override_settings: Option<Fields>,
+    /// Images to start from, as base64; only the first is used.
     #[serde(skip_serializing)]
     init_images: Vec<String>,
-    /// Where to repaint, as base64: white is painted.
+    /// Where to change it, as base64: white is regenerated.
     #[serde(skip_serializing)]
     mask: Option<String>,
-    /// How far to leave the picture, from 0 to 1.
+    /// How much to change the initial image: 0 keeps it, 1 ignores it.
     denoising_strength: Option<f64>,
     /// Work only on the mask's surroundings.
     inpaint_full_res: Option<Value>,
-    /// So many pixels around it.
+    /// This many pixels around it.
     inpaint_full_res_padding: Option<u32>,
 }
 
-/// Pictures in A1111's shape.
+/// Images in A1111's shape.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Pictures {
     /// The files, as base64.
@@ -71,46 +75,47 @@ pub(crate) struct Pictures {
 }
 
 impl Txt2Img {
-    fn order(&self) -> Result<Order, ApiError> {
+    fn request(&self) -> Result<Request, ApiError> {
         let (prompt, loras) = split_loras(&self.prompt);
+        let settings = self.override_settings.iter().flatten();
+        let own = settings.filter(|(name, _)| SETTINGS.contains(&name.as_str()));
+        let own = request(&own.map(|(name, value)| (name.clone(), value.clone())).collect())?;
         let model = self.override_settings.as_ref().and_then(|s| s.get("sd_model_checkpoint")?.as_str());
         let count = self.batch_size.unwrap_or(1).max(1).saturating_mul(self.n_iter.unwrap_or(1).max(1));
-        let seed = match self.seed {
-            None | Some(..0) => None,
-            Some(seed) => u64::try_from(seed).ok(),
-        };
-        Ok(Order {
-            prompt,
-            negative_prompt: self.negative_prompt.clone().filter(|text| !text.is_empty()),
-            model: model.filter(|name| !name.is_empty()).map(str::to_owned),
+        let negative = self.negative_prompt.clone().filter(|text| !text.is_empty());
+        Ok(Request {
+            prompts: vec![prompt],
+            negative_prompts: negative.into_iter().collect(),
+            model: model.filter(|name| !name.is_empty()).map(Into::into),
             n: Some(count),
             width: self.width,
             height: self.height,
             steps: self.steps,
             guidance: self.cfg_scale,
-            seed,
+            // -1 is a random one.
+            seed: self.seed.and_then(|seed| u64::try_from(seed).ok()).into_iter().collect(),
             loras,
-            ..Order::default()
+            ..own
         })
     }
 }
 
 /// The prompt without its `<lora:NAME:WEIGHT>`, and those.
-fn split_loras(prompt: &str) -> (String, Vec<LoraOrder>) {
+fn split_loras(prompt: &str) -> (String, Vec<LoraRef>) {
     let (mut words, mut loras, mut rest) = (String::new(), Vec::new(), prompt);
     while let Some((before, after)) = rest.split_once("<lora:") {
         let Some((inside, after)) = after.split_once('>') else { break };
         let (name, weight) = inside.split_once(':').unwrap_or((inside, "1"));
         let weight = weight.split(':').next().and_then(|w| w.trim().parse().ok()).unwrap_or(1.0);
         words += before;
-        loras.push(LoraOrder { name: name.trim().to_owned(), weight });
+        loras.push(LoraRef { path: name.trim().into(), weight, sha256: None });
         rest = after;
     }
     words += rest;
     (words.trim().to_owned(), loras)
 }
 
-/// Pictures from words.
+/// Images from text.
 #[utoipa::path(post, path = "/sdapi/v1/txt2img", tag = "a1111", request_body = Txt2Img, responses(
     (status = 200, body = Pictures),
     (status = "4XX", body = ErrorBody),
@@ -118,13 +123,13 @@ fn split_loras(prompt: &str) -> (String, Vec<LoraOrder>) {
 pub(crate) async fn txt2img(
     State(server): State<Server>,
     Client(client): Client,
-    Json(request, room): Json<Txt2Img>,
+    Json(body, room): Json<Txt2Img>,
 ) -> Result<Response, ApiError> {
-    let order = request.order()?;
-    paint(server, client, request, order, room).await
+    let request = body.request()?;
+    generate(server, client, body, request, room).await
 }
 
-/// A picture from another one, whole or inside a mask.
+/// An image from another one, whole or inside a mask.
 #[utoipa::path(post, path = "/sdapi/v1/img2img", tag = "a1111", request_body = Txt2Img, responses(
     (status = 200, body = Pictures),
     (status = "4XX", body = ErrorBody),
@@ -132,58 +137,58 @@ pub(crate) async fn txt2img(
 pub(crate) async fn img2img(
     State(server): State<Server>,
     Client(client): Client,
-    Json(mut request, room): Json<Txt2Img>,
+    Json(mut body, room): Json<Txt2Img>,
 ) -> Result<Response, ApiError> {
-    let mut order = request.order()?;
-    if request.init_images.is_empty() {
-        return Err(ApiError::invalid("init_images is empty: send a picture to start from"));
+    let mut request = body.request()?;
+    if body.init_images.is_empty() {
+        return Err(ApiError::invalid("init_images is empty: send an image to start from"));
     }
-    order.init = Some(request.init_images.swap_remove(0));
-    order.mask = request.mask.take();
-    order.strength = Some(request.denoising_strength.unwrap_or(STRENGTH));
-    let only_masked = matches!(&request.inpaint_full_res, Some(Value::Bool(true)))
-        || request.inpaint_full_res == Some(1.into());
-    if order.mask.is_some() && only_masked {
-        order.mask_padding = Some(request.inpaint_full_res_padding.unwrap_or(32));
+    request.init = Some(body.init_images.swap_remove(0).into());
+    request.mask = body.mask.take().map(Into::into);
+    request.strength = Some(body.denoising_strength.unwrap_or(STRENGTH));
+    let only_masked =
+        matches!(&body.inpaint_full_res, Some(Value::Bool(true))) || body.inpaint_full_res == Some(1.into());
+    if request.mask.is_some() && only_masked {
+        request.mask_padding = Some(body.inpaint_full_res_padding.unwrap_or(32));
     }
-    paint(server, client, request, order, room).await
+    generate(server, client, body, request, room).await
 }
 
-async fn paint(
+async fn generate(
     server: Server,
     client: String,
-    request: Txt2Img,
-    order: Order,
+    body: Txt2Img,
+    request: Request,
     room: Room,
 ) -> Result<Response, ApiError> {
-    let attached = attach(&server, order, &client, Via::A1111).await?;
+    let attached = attach(&server, request, &client, Via::A1111).await?;
     drop(room);
     let end = finished(&attached).await;
     // Somebody pressed "interrupt": what is there is the answer.
     let interrupted = end.error.as_ref().is_some_and(|e| e.blame == Blame::Cancelled);
-    if let Some(trouble) = end.error.filter(|_| !interrupted) {
-        return Err(trouble.into());
+    if let Some(error) = end.error.filter(|_| !interrupted) {
+        return Err(error.into());
     }
     let seeds: Vec<u64> =
         end.pictures.iter().filter_map(|made| made.row.seed.as_ref()?.parse().ok()).collect();
     let (width, height) = end.pictures.first().map_or((0, 0), |made| (made.row.width, made.row.height));
     let info = serde_json::json!({
-        "prompt": attached.live.order.prompt,
-        "negative_prompt": attached.live.order.negative_prompt,
+        "prompt": attached.live.request.prompts.first(),
+        "negative_prompt": attached.live.request.negative_prompts.first(),
         "seed": seeds.first(),
         "all_seeds": seeds,
         "width": width,
         "height": height,
         "steps": end.progress.steps,
-        "cfg_scale": attached.live.order.guidance,
+        "cfg_scale": attached.live.request.guidance,
         "sd_model_name": end.pictures.first().map(|made| &made.row.model),
         "interrupted": interrupted,
     });
     let images = end.pictures.iter().map(|made| BASE64_STANDARD.encode(&made.bytes)).collect();
-    Ok(json(StatusCode::OK, &Pictures { images, parameters: request, info: info.to_string() }))
+    Ok(json(StatusCode::OK, &Pictures { images, parameters: body, info: info.to_string() }))
 }
 
-/// How far the picture is that is painted.
+/// How far the image is that is generated.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ProgressAnswer {
     /// From 0 to 1.
@@ -207,13 +212,13 @@ pub(crate) struct Skip {
     skip_current_image: Option<bool>,
 }
 
-/// How far the picture is that is painted.
+/// How far the image is that is generated.
 #[utoipa::path(get, path = "/sdapi/v1/progress", tag = "a1111", params(Skip), responses(
     (status = 200, body = ProgressAnswer),
     (status = "4XX", body = ErrorBody),
 ))]
 pub(crate) async fn progress(State(server): State<Server>, Query(skip): Query<Skip>) -> Response {
-    let running = server.running().into_iter().next();
+    let running = server.running().into_iter().find(|live| live.state() == JobState::Running);
     let snapshot = running.as_ref().map(|live| live.now()).unwrap_or_default();
     let wanted = skip.skip_current_image != Some(true);
     if let Some(live) = running.as_ref().filter(|_| wanted) {
@@ -245,11 +250,14 @@ pub(crate) async fn progress(State(server): State<Server>, Query(skip): Query<Sk
     )
 }
 
-/// Stops the pictures that are painted, if they were asked for through this API.
+/// Stops the images that are generated, if they were asked for through this API.
 #[utoipa::path(post, path = "/sdapi/v1/interrupt", tag = "a1111", responses((status = 200, description = "Done")))]
 pub(crate) async fn interrupt(State(server): State<Server>) -> Response {
-    server.running().iter().filter(|live| live.via == Via::A1111).for_each(|live| live.cancel());
-    json(StatusCode::OK, &Map::new())
+    let own = |live: &Live| live.via == Via::A1111 && live.state() == JobState::Running;
+    for live in server.running().iter().filter(|live| own(live)) {
+        server.cancel(&live.id);
+    }
+    json(StatusCode::OK, &Fields::new())
 }
 
 fn default_model(server: &Server) -> String {
@@ -272,7 +280,7 @@ pub(crate) async fn options(State(server): State<Server>) -> Response {
 ))]
 pub(crate) async fn set_options(
     State(server): State<Server>,
-    Json(options, _): Json<Map<String, Value>>,
+    Json(options, _): Json<Fields>,
 ) -> Result<Response, ApiError> {
     let asked = options.get("sd_model_checkpoint").and_then(Value::as_str).unwrap_or_default();
     if !asked.is_empty() && asked != default_model(&server) {
@@ -280,7 +288,7 @@ pub(crate) async fn set_options(
             "the server's model is chosen when it is started; name another one in override_settings";
         return Err(ApiError::invalid(message));
     }
-    Ok(json(StatusCode::OK, &Map::new()))
+    Ok(json(StatusCode::OK, &Fields::new()))
 }
 
 /// The one sampler.
@@ -318,7 +326,7 @@ mod tests {
     fn loras_are_taken_out_of_the_prompt() {
         let (words, loras) = split_loras("a fox <lora:ink:0.8>, in snow<lora:old><lora:x:-1:0.5>");
         assert_eq!(words, "a fox , in snow");
-        let pairs: Vec<_> = loras.iter().map(|l| (l.name.as_str(), l.weight)).collect();
+        let pairs: Vec<_> = loras.iter().map(|l| (l.path.to_str().unwrap(), l.weight)).collect();
         assert_eq!(pairs, [("ink", 0.8), ("old", 1.0), ("x", -1.0)]);
         assert_eq!(split_loras("a <lora:open").0, "a <lora:open");
         assert_eq!(split_loras("").0, "");

@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::engine::{Blame, Trouble};
+use crate::generator::{Blame, JobError};
 use crate::server::Refused;
 use crate::store::StoreError;
 
@@ -90,17 +90,19 @@ impl IntoResponse for ApiError {
     }
 }
 
-impl From<Trouble> for ApiError {
-    fn from(trouble: Trouble) -> ApiError {
-        let status = match (trouble.blame, trouble.code) {
-            (_, "model_not_found" | "lora_not_found" | "input_not_found") => StatusCode::NOT_FOUND,
-            (Blame::Order, _) => StatusCode::BAD_REQUEST,
+impl From<JobError> for ApiError {
+    fn from(error: JobError) -> ApiError {
+        let status = match (error.blame, error.code) {
+            (_, "model_not_found" | "lora_not_found" | "vae_not_found" | "input_not_found") => {
+                StatusCode::NOT_FOUND
+            }
+            (Blame::Request, _) => StatusCode::BAD_REQUEST,
             (Blame::Cancelled, _) => StatusCode::CONFLICT,
             (Blame::Server, "shutting_down" | "storage") => StatusCode::SERVICE_UNAVAILABLE,
             (Blame::Server, "timeout") => StatusCode::GATEWAY_TIMEOUT,
             (Blame::Server, _) => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        ApiError::new(status, trouble.code, trouble.message)
+        ApiError::new(status, error.code, error.message)
     }
 }
 
@@ -116,7 +118,7 @@ impl From<Refused> for ApiError {
         match refused {
             Refused::Full { seconds, own } => {
                 let whose = if own {
-                    "this client has as many orders waiting as it may"
+                    "this client has as many jobs waiting as it may"
                 } else {
                     "the queue is full"
                 };

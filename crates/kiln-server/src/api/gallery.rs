@@ -1,4 +1,4 @@
-//! The gallery: pictures that were made, their files, and small forms of them.
+//! The gallery: images that were made, their files, and thumbnails.
 
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -10,13 +10,13 @@ use utoipa::{IntoParams, ToSchema};
 use super::error::{ApiError, ErrorBody};
 use super::{answer, aside, json};
 use crate::Server;
-use crate::engine::Trouble;
+use crate::generator::JobError;
 use crate::store::{PictureRow, Search, thumbnail};
 
-/// The longest side of a small form.
+/// The longest side of a thumbnail.
 const SMALL: u32 = 320;
 
-/// A picture and its addresses.
+/// An image and its addresses.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct PictureView {
     /// What is known of it.
@@ -35,20 +35,20 @@ impl From<PictureRow> for PictureView {
     }
 }
 
-/// Which pictures.
+/// Which images.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Wanted {
     /// Words that all occur in the prompt, the model's name or the seed.
     search: Option<String>,
-    /// Only pictures older than this one.
+    /// Only images older than this one.
     before: Option<String>,
     /// How many at most.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
 }
 
-/// A list of pictures.
+/// A list of images.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct PictureList {
     /// Newest first.
@@ -57,7 +57,7 @@ pub(crate) struct PictureList {
     more: bool,
 }
 
-/// Pictures that were made, newest first.
+/// Images that were made, newest first.
 #[utoipa::path(get, path = "/v1/pictures", tag = "gallery", params(Wanted), responses(
     (status = 200, body = PictureList),
     (status = "4XX", body = ErrorBody),
@@ -79,7 +79,7 @@ fn find(server: &Server, id: &str) -> Result<PictureRow, ApiError> {
     server.store.picture(id)?.ok_or_else(|| ApiError::not_found("picture", id))
 }
 
-/// What is known of a picture.
+/// What is known of an image.
 #[utoipa::path(get, path = "/v1/pictures/{id}", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, body = PictureView),
     (status = "4XX", body = ErrorBody),
@@ -88,7 +88,7 @@ pub(crate) async fn one(State(server): State<Server>, Path(id): Path<String>) ->
     Ok(json(StatusCode::OK, &PictureView::from(find(&server, &id)?)))
 }
 
-/// How a picture was made, as `kiln info` shows it.
+/// How an image was made, as `kiln info` shows it.
 #[utoipa::path(get, path = "/v1/pictures/{id}/recipe", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, description = "The recipe", content_type = "application/json"),
     (status = "4XX", body = ErrorBody),
@@ -101,7 +101,7 @@ pub(crate) async fn recipe(
     Ok(answer(StatusCode::OK, "application/json", row.recipe.into()))
 }
 
-/// Removes a picture for good.
+/// Removes an image for good.
 #[utoipa::path(delete, path = "/v1/pictures/{id}", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 204, description = "It is gone"),
     (status = "4XX", body = ErrorBody),
@@ -119,14 +119,14 @@ pub(crate) async fn delete(
     Ok(answer(StatusCode::NO_CONTENT, "text/plain", bytes::Bytes::new()))
 }
 
-/// A picture's file.
+/// An image's file.
 #[utoipa::path(get, path = "/v1/pictures/{id}/file", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, description = "The file", content_type = "image/*"),
     (status = "4XX", body = ErrorBody),
 ))]
 pub(crate) async fn file(State(server): State<Server>, Path(id): Path<String>) -> Result<Response, ApiError> {
     let row = find(&server, &id)?;
-    let media_type = row.order.output_format.format().media_type();
+    let media_type = row.request.encoding().format.media_type();
     let bytes = aside(move || {
         std::fs::read(server.store.picture_path(&row.file))
             .map_err(|_| ApiError::not_found("file of picture", &row.id))
@@ -134,7 +134,7 @@ pub(crate) async fn file(State(server): State<Server>, Path(id): Path<String>) -
     Ok(lasting(answer(StatusCode::OK, media_type, bytes.await?.into())))
 }
 
-/// A small JPEG of a picture.
+/// A small JPEG of an image.
 #[utoipa::path(get, path = "/v1/pictures/{id}/thumbnail", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 200, description = "The file", content_type = "image/jpeg"),
     (status = "4XX", body = ErrorBody),
@@ -156,7 +156,7 @@ fn make_small(server: &Server, row: &PictureRow) -> Result<Vec<u8>, ApiError> {
     }
     let unreadable = |_: std::io::Error| ApiError::not_found("file of picture", &row.id);
     let bytes = std::fs::read(server.store.picture_path(&row.file)).map_err(unreadable)?;
-    let failed = |error: kiln_image::Error| ApiError::from(Trouble::server("encoding", error.to_string()));
+    let failed = |error: kiln_image::Error| ApiError::from(JobError::server("encoding", error.to_string()));
     let picture = kiln_image::from_bytes(&row.id, &bytes).map_err(failed)?;
     let longest = picture.width().max(picture.height()).max(SMALL);
     let side = |side: u32| (side * SMALL / longest).max(1);
@@ -168,7 +168,7 @@ fn make_small(server: &Server, row: &PictureRow) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
-/// A picture never changes under its name.
+/// An image never changes under its name.
 fn lasting(mut response: Response) -> Response {
     let forever = HeaderValue::from_static("private, max-age=31536000, immutable");
     response.headers_mut().insert(header::CACHE_CONTROL, forever);

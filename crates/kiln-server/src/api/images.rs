@@ -5,27 +5,28 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use kiln_engine::Request;
 use kiln_image::Filter;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::body::Room;
 use super::error::ApiError;
-use super::openai::{ImagesRequest, ResponseFormat};
+use super::openai::{OpenAiFields, ResponseFormat};
 use super::sse::{Teller, event, follow};
 use super::{attach, finished, json};
-use crate::engine::Trouble;
+use crate::Server;
+use crate::generator::JobError;
 use crate::live::{Looking, Made, Preview, Snapshot, Via};
 use crate::server::Attached;
 use crate::store::JobState;
-use crate::{Order, Server};
 
-/// Pictures, and what they were made with.
+/// Images, and what they were made with.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ImagesAnswer {
     /// When they were made, in seconds since 1970.
     created: i64,
-    /// The pictures.
+    /// The images.
     data: Vec<ImageEntry>,
     /// The files' format.
     output_format: &'static str,
@@ -36,7 +37,7 @@ pub(crate) struct ImagesAnswer {
     notes: Vec<String>,
 }
 
-/// One picture.
+/// One image.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ImageEntry {
     /// The file, as base64.
@@ -67,21 +68,21 @@ impl Kind {
     }
 }
 
-/// Paints an order, and answers when it is done or while it is.
+/// Generates what is asked for, and answers when it is done or meanwhile.
 pub(crate) async fn respond(
     server: Server,
     client: String,
-    order: Order,
-    request: &ImagesRequest,
+    request: Request,
+    openai: &OpenAiFields,
     kind: Kind,
     room: Room,
 ) -> Result<Response, ApiError> {
-    let client = request.user.clone().filter(|user| !user.is_empty()).unwrap_or(client);
-    let attached = attach(&server, order, &client, Via::OpenAi).await?;
-    // The pictures are files by now.
+    let client = openai.user.clone().filter(|user| !user.is_empty()).unwrap_or(client);
+    let attached = attach(&server, request, &client, Via::OpenAi).await?;
+    // The images are files by now.
     drop(room);
-    if request.stream == Some(true) {
-        let wanted = request.partial_images.unwrap_or(0);
+    if openai.stream == Some(true) {
+        let wanted = openai.partial_images.unwrap_or(0);
         let watch = attached.live.watch();
         let looking = (wanted > 0).then(|| attached.live.look());
         return Ok(follow(
@@ -91,11 +92,11 @@ pub(crate) async fn respond(
         ));
     }
     let end = finished(&attached).await;
-    if let Some(trouble) = end.error {
-        return Err(trouble.into());
+    if let Some(error) = end.error {
+        return Err(error.into());
     }
-    let urls = request.response_format.unwrap_or_default() == ResponseFormat::Url;
-    let output_format = attached.live.order.output_format.name();
+    let urls = openai.response_format.unwrap_or_default() == ResponseFormat::Url;
+    let output_format = attached.live.request.output_format.unwrap_or_default().name();
     let (notes, pictures) = (end.notes, end.pictures);
     // Encoding megabytes takes milliseconds.
     super::aside(move || {
@@ -124,7 +125,7 @@ fn size(made: &Made) -> String {
     format!("{}x{}", made.row.width, made.row.height)
 }
 
-/// A stream's state. The order ends when the stream is dropped.
+/// A stream's state. The job ends when the stream is dropped.
 struct Stream {
     attached: Attached,
     _looking: Option<Looking>,
@@ -178,7 +179,7 @@ impl Stream {
             size,
             quality: "auto",
             background: "opaque",
-            output_format: self.attached.live.order.output_format.name(),
+            output_format: self.attached.live.request.output_format.unwrap_or_default().name(),
             partial_image_index: None,
             usage: None,
             seed: None,
@@ -186,14 +187,14 @@ impl Stream {
         }
     }
 
-    /// A preview, enlarged to the size that the picture will have.
+    /// A preview, enlarged to the size that the image will have.
     fn partial(&mut self, preview: &Preview) -> Option<Bytes> {
         let small = &preview.picture;
-        let order = &self.attached.live.order;
-        let width = order.width.map_or(small.width() * 8, |w| w / 16 * 16).max(1);
-        let height = order.height.map_or(small.height() * 8, |h| h / 16 * 16).max(1);
+        let request = &self.attached.live.request;
+        let width = request.width.map_or(small.width() * 8, |w| w / 16 * 16).max(1);
+        let height = request.height.map_or(small.height() * 8, |h| h / 16 * 16).max(1);
         let large = kiln_image::resize(small, width, height, Filter::Bicubic);
-        let bytes = kiln_image::encode_as(&large, order.encoding(), None).ok()?;
+        let bytes = kiln_image::encode_as(&large, request.encoding(), None).ok()?;
         let name = self.kind.event("partial_image");
         let mut image = self.image(&name, &bytes, format!("{width}x{height}"));
         image.partial_image_index = Some(self.sent);
@@ -219,8 +220,8 @@ impl Teller for Stream {
                 (snapshot.pictures.iter().map(|made| self.completed(made)).collect(), true)
             }
             (state, error) if state.is_final() => {
-                let trouble = error.clone().unwrap_or_else(Trouble::cancelled);
-                (vec![event("error", &ApiError::from(trouble).body())], true)
+                let error = error.clone().unwrap_or_else(JobError::cancelled);
+                (vec![event("error", &ApiError::from(error).body())], true)
             }
             _ => {
                 let Some(preview) = snapshot.preview.as_deref() else { return (Vec::new(), false) };

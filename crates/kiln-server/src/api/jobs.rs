@@ -1,4 +1,4 @@
-//! Orders that nobody has to wait for: an id at once, then status, events, result, cancel.
+//! Jobs: an id at once, then status, events, result, cancel.
 
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -6,31 +6,32 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use kiln_engine::{Phase, Progress, Request};
 use kiln_image::Encoding;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::body::Json;
 use super::error::{ApiError, ErrorBody};
+use super::fields::{Fields, request};
 use super::gallery::PictureView;
 use super::sse::{Teller, event, follow};
 use super::{Client, aside, json};
-use crate::engine::{Phase, Progress};
+use crate::Server;
 use crate::live::{Live, Looking, Preview, Snapshot, Via};
 use crate::store::{JobRow, JobState};
-use crate::{Order, Server};
 
-/// How an order stands.
+/// The state of a job.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct JobView {
     /// Its name.
     id: String,
     /// `queued`, `running`, `done`, `failed` or `cancelled`.
     status: JobState,
-    /// Orders before it, while it waits.
+    /// Jobs before it, while it waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<usize>,
-    /// How far it is, while it is painted.
+    /// How far it is, while it is generated.
     #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<ProgressView>,
     /// When it came, in milliseconds since 1970.
@@ -41,37 +42,38 @@ pub(crate) struct JobView {
     finished: Option<i64>,
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<JobError>,
-    /// Its pictures, when it is done.
+    error: Option<ErrorView>,
+    /// Its images, as they are done.
     pictures: Vec<PictureView>,
     /// What the model wanted to be known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
     /// What was asked for.
-    order: Order,
+    #[serde(rename = "order")]
+    request: Request,
 }
 
-/// Why an order failed.
+/// Why a job failed.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-pub(crate) struct JobError {
+pub(crate) struct ErrorView {
     /// A stable word for programs.
     code: String,
     /// A sentence for people.
     message: String,
 }
 
-/// How far an order is.
+/// How far a job is.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct ProgressView {
     /// What is being done.
     phase: Phase,
-    /// Which picture, from 0.
+    /// Which image, from 0.
     picture: u32,
-    /// How many pictures there will be.
+    /// How many images there will be.
     pictures: u32,
-    /// Steps of this picture that are done.
+    /// Steps of this image that are done.
     step: u32,
-    /// Steps of each picture.
+    /// Steps of each image.
     steps: u32,
     /// How much of the whole is done, from 0 to 1.
     fraction: f32,
@@ -98,10 +100,10 @@ impl JobView {
             created: live.created,
             started: None,
             finished: None,
-            error: error.map(|e| JobError { code: e.code.into(), message: e.message.clone() }),
+            error: error.map(|e| ErrorView { code: e.code.into(), message: e.message.clone() }),
             pictures: snapshot.pictures.iter().map(|made| PictureView::from(made.row.clone())).collect(),
             notes: snapshot.notes.clone(),
-            order: live.order.clone(),
+            request: live.request.clone(),
         }
     }
 
@@ -114,10 +116,10 @@ impl JobView {
             created: row.created,
             started: row.started,
             finished: row.finished,
-            error: row.error.map(|(code, message)| JobError { code, message }),
+            error: row.error.map(|(code, message)| ErrorView { code, message }),
             pictures: pictures.into_iter().map(PictureView::from).collect(),
             notes: Vec::new(),
-            order: row.order,
+            request: row.request,
             id: row.id,
         })
     }
@@ -131,21 +133,23 @@ impl JobView {
     }
 }
 
-/// Takes an order and answers at once.
-#[utoipa::path(post, path = "/v1/jobs", tag = "jobs", request_body = Order, responses(
-    (status = 202, description = "The order waits", body = JobView),
-    (status = "4XX", description = "An order that can't be taken", body = ErrorBody),
+/// Takes a job and answers at once.
+#[utoipa::path(post, path = "/v1/jobs", tag = "jobs", request_body = Request, responses(
+    (status = 202, description = "The job waits", body = JobView),
+    (status = "4XX", description = "A job that can't be taken", body = ErrorBody),
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
 ))]
 pub(crate) async fn submit(
     State(server): State<Server>,
     Client(client): Client,
-    Json(order, room): Json<Order>,
+    Json(fields, room): Json<Fields>,
 ) -> Result<Response, ApiError> {
     aside(move || {
-        let order = server.take_in(order)?;
+        let request = request(&fields)?;
+        drop(fields);
+        let request = server.take_in(request)?;
         drop(room);
-        let live = server.submit(order, &client, Via::Jobs, false)?;
+        let live = server.submit(request, &client, Via::Jobs, false)?;
         Ok::<_, ApiError>(json(StatusCode::ACCEPTED, &JobView::live(&server, &live, &live.now())))
     })
     .await
@@ -160,14 +164,14 @@ pub(crate) struct Most {
     limit: Option<u32>,
 }
 
-/// A list of orders.
+/// A list of jobs.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct JobList {
     /// Newest first.
     data: Vec<JobView>,
 }
 
-/// The latest orders.
+/// The latest jobs.
 #[utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(Most), responses(
     (status = 200, body = JobList),
     (status = "4XX", body = ErrorBody),
@@ -185,7 +189,7 @@ pub(crate) async fn list(
     Ok(json(StatusCode::OK, &JobList { data }))
 }
 
-/// How an order stands.
+/// The state of a job.
 #[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, body = JobView),
     (status = "4XX", body = ErrorBody),
@@ -197,7 +201,7 @@ pub(crate) async fn status(
     Ok(json(StatusCode::OK, &JobView::find(&server, &id)?))
 }
 
-/// An order's pictures, once it is done; 409 before.
+/// A job's images, once it is done; 409 before.
 #[utoipa::path(get, path = "/v1/jobs/{id}/result", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, body = JobView),
     (status = "4XX", description = "Not found, or not done", body = ErrorBody),
@@ -211,11 +215,11 @@ pub(crate) async fn result(
     match (view.status, &view.error) {
         (JobState::Done, _) => Ok(json(StatusCode::OK, &view)),
         (state, Some(error)) if state.is_final() => conflict(&error.code, error.message.clone()),
-        (state, _) => conflict("not_done", format!("the order is {}", state.name())),
+        (state, _) => conflict("not_done", format!("the job is {}", state.name())),
     }
 }
 
-/// Stops an order, or takes it out of the queue.
+/// Stops a job, or takes it out of the queue.
 #[utoipa::path(delete, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, description = "It is cancelled, or will be within a step", body = JobView),
     (status = "4XX", description = "Not found, or already at its end", body = ErrorBody),
@@ -228,7 +232,7 @@ pub(crate) async fn cancel(
         return Ok(json(StatusCode::OK, &JobView::find(&server, &id)?));
     }
     let view = JobView::find(&server, &id)?;
-    let message = format!("the order is {}", view.status.name());
+    let message = format!("the job is {}", view.status.name());
     Err(ApiError::new(StatusCode::CONFLICT, "at_its_end", message))
 }
 
@@ -240,7 +244,7 @@ pub(crate) struct WithPreviews {
     previews: Option<bool>,
 }
 
-/// Server-sent events until the order ends: `progress` and, if wanted, `preview`, at last `end` with the order.
+/// Server-sent events until the job ends: `progress` and, if wanted, `preview`, at last `end` with the job.
 #[utoipa::path(get, path = "/v1/jobs/{id}/events", tag = "jobs", params(("id" = String, Path), WithPreviews), responses(
     (status = 200, description = "Events", content_type = "text/event-stream"),
     (status = "4XX", body = ErrorBody),
@@ -269,7 +273,7 @@ struct Events {
     pictures: usize,
 }
 
-/// What a picture looks like so far.
+/// What an image looks like so far.
 #[derive(Serialize)]
 struct PreviewEvent {
     picture: u32,

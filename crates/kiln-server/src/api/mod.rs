@@ -3,6 +3,7 @@
 pub(crate) mod a1111;
 mod body;
 pub(crate) mod error;
+mod fields;
 mod gallery;
 mod images;
 mod inputs;
@@ -21,11 +22,12 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
+use kiln_engine::Request;
 use serde::Serialize;
 
+use crate::Server;
 use crate::live::{Snapshot, Via};
 use crate::server::Attached;
-use crate::{Order, Server};
 use error::ApiError;
 pub use router::{openapi, router};
 
@@ -79,22 +81,22 @@ pub(crate) async fn aside<T: Send + 'static, E: Send + 'static + Into<ApiError>>
     }
 }
 
-/// Takes an order that is waited for, together with its pictures.
+/// Takes a job that is waited for, together with its images.
 pub(crate) async fn attach(
     server: &Server,
-    order: Order,
+    request: Request,
     client: &str,
     via: Via,
 ) -> Result<Attached, ApiError> {
     let (inner, client) = (server.clone(), client.to_owned());
     let live = aside(move || {
-        let order = inner.take_in(order).map_err(ApiError::from)?;
-        inner.submit(order, &client, via, true).map_err(ApiError::from)
+        let request = inner.take_in(request).map_err(ApiError::from)?;
+        inner.submit(request, &client, via, true).map_err(ApiError::from)
     });
     Ok(Attached::new(server, live.await?))
 }
 
-/// Waits for the end of an order. A caller who goes away, goes away with it.
+/// Waits for the end of a job. A caller who goes away, goes away with it.
 pub(crate) async fn finished(attached: &Attached) -> Snapshot {
     let mut watch = attached.live.watch();
     let end = watch.wait_for(|snapshot| snapshot.state.is_final()).await;

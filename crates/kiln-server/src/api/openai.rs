@@ -1,41 +1,30 @@
-//! OpenAI's Images API, with Kiln's own parameters as extra fields.
+//! OpenAI's Images API. Every field that is not OpenAI's own is one of Kiln's request.
 
-use axum::extract::{Request, State};
+use axum::extract::{Request as HttpRequest, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use kiln_engine::Request;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::body::{Json, Whole, media_type, parse};
 use super::error::{ApiError, ErrorBody};
+use super::fields::{Fields, one, read, request};
 use super::images::{Kind, respond};
 use super::multipart::Form;
 use super::{Client, aside, json};
-use crate::engine::ModelInfo;
-use crate::{LoraOrder, Order, OutputFormat, PngEffort, Server};
+use crate::Server;
+use crate::generator::ModelInfo;
 
-/// A request for pictures.
+/// OpenAI's fields that Kiln's own request does not have, or not with the same meaning.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ImagesRequest {
-    /// What to paint.
-    #[schema(example = "a red apple on a blue background")]
-    pub(crate) prompt: String,
-    /// The model's name; the server's own choice when absent.
-    pub(crate) model: Option<String>,
-    /// How many pictures.
-    #[schema(minimum = 1, maximum = 10)]
-    pub(crate) n: Option<u32>,
+pub(crate) struct OpenAiFields {
     /// `WIDTHxHEIGHT`, or `auto`.
     #[schema(example = "256x256")]
     pub(crate) size: Option<String>,
     /// `b64_json` or `url`.
     pub(crate) response_format: Option<ResponseFormat>,
-    /// `png`, `jpeg` or `webp`.
-    pub(crate) output_format: Option<OutputFormat>,
-    /// JPEG quality.
-    #[schema(minimum = 0, maximum = 100)]
-    pub(crate) output_compression: Option<u8>,
     /// Server-sent events instead of one answer.
     pub(crate) stream: Option<bool>,
     /// Previews in a stream.
@@ -43,53 +32,78 @@ pub(crate) struct ImagesRequest {
     pub(crate) partial_images: Option<u32>,
     /// Who asks, for fairness.
     pub(crate) user: Option<String>,
-    /// Pictures to edit: data URLs, base64, `input:ID` or `picture:ID`. With a mask the first is the one to repaint, the
-    /// others are references.
+    /// Images to edit: data URLs, base64, `input:ID` or `picture:ID`. With a mask the first is the one to change, and with
+    /// `strength` the one to start from; the others are references.
     #[serde(alias = "image")]
     pub(crate) images: Option<Sources>,
-    /// Where to repaint: see-through places of the mask, or its white ones if it has none.
+    /// Where to change the image: transparent places of the mask, or its white ones if it has none.
     pub(crate) mask: Option<Source>,
-    /// Taken, and without effect.
+    /// Accepted and ignored.
     #[expect(dead_code, reason = "clients that send it shall work")]
     pub(crate) quality: Option<String>,
-    /// Taken, and without effect.
+    /// Accepted and ignored.
     #[expect(dead_code, reason = "clients that send it shall work")]
     pub(crate) style: Option<String>,
-    /// Taken, and without effect.
+    /// Accepted and ignored.
     #[expect(dead_code, reason = "clients that send it shall work")]
     pub(crate) background: Option<String>,
-    /// Taken, and without effect.
+    /// Accepted and ignored.
     #[expect(dead_code, reason = "clients that send it shall work")]
     pub(crate) moderation: Option<String>,
-    /// Taken, and without effect.
+    /// Accepted and ignored.
     #[expect(dead_code, reason = "clients that send it shall work")]
     pub(crate) input_fidelity: Option<String>,
-    /// Seed; a random one when absent.
-    pub(crate) seed: Option<u64>,
-    /// Steps.
-    #[schema(minimum = 1)]
-    pub(crate) steps: Option<u32>,
-    /// Guidance, on models that have it.
-    pub(crate) guidance: Option<f32>,
-    /// What to stay away from.
-    pub(crate) negative_prompt: Option<String>,
-    /// LoRAs by name, with their weights.
-    #[serde(default)]
-    pub(crate) loras: Vec<LoraOrder>,
-    /// Further pictures to look at.
-    #[serde(default)]
-    pub(crate) references: Vec<String>,
-    /// How far to leave the picture, from 0 to 1. Without a mask it makes the first picture the one to start from.
-    #[schema(minimum = 0, maximum = 1)]
-    pub(crate) strength: Option<f64>,
-    /// Work only on the mask's surroundings.
-    pub(crate) mask_padding: Option<u32>,
-    /// How hard PNG files are squeezed.
-    #[serde(default)]
-    pub(crate) png: PngEffort,
+    /// All other fields: those of [`Request`].
+    #[serde(flatten)]
+    #[schema(ignore)]
+    rest: Fields,
 }
 
-/// How pictures are answered.
+/// A request in OpenAI's shape: its fields, and all of Kiln's own.
+pub(crate) struct ImagesRequest {
+    pub(crate) openai: OpenAiFields,
+    pub(crate) request: Request,
+}
+
+impl ImagesRequest {
+    fn read(fields: &Fields) -> Result<ImagesRequest, ApiError> {
+        let mut openai: OpenAiFields = read(fields)?;
+        let mut request = request(&std::mem::take(&mut openai.rest))?;
+        if openai.partial_images.is_some_and(|n| n > 3) {
+            return Err(ApiError::invalid("partial_images must lie between 0 and 3"));
+        }
+        if let Some(size) = &openai.size {
+            if request.width.is_some() || request.height.is_some() {
+                return Err(ApiError::invalid("give size, or width and height, not both"));
+            }
+            (request.width, request.height) = sides(size)?;
+        }
+        Ok(ImagesRequest { openai, request })
+    }
+}
+
+impl PartialSchema for ImagesRequest {
+    fn schema() -> RefOr<Schema> {
+        // One closed object: with `allOf`, each part would forbid the other's fields.
+        let mut request = Request::schema();
+        if let (RefOr::T(Schema::Object(all)), RefOr::T(Schema::Object(openai))) =
+            (&mut request, OpenAiFields::schema())
+        {
+            all.properties.extend(openai.properties);
+            all.description = Some("A request in OpenAI's shape: its fields, and all of Kiln's own.".into());
+        }
+        request
+    }
+}
+
+impl ToSchema for ImagesRequest {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        Request::schemas(schemas);
+        OpenAiFields::schemas(schemas);
+    }
+}
+
+/// How images are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ResponseFormat {
@@ -100,11 +114,11 @@ pub(crate) enum ResponseFormat {
     Url,
 }
 
-/// One picture, or an object that holds its address.
+/// One image, or an object that holds its address.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Source {
-    /// As in an order.
+    /// As in a job.
     Text(String),
     /// As OpenAI's JSON has it.
     Object {
@@ -113,7 +127,7 @@ pub(crate) enum Source {
     },
 }
 
-/// One picture or several.
+/// One image or several.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Sources {
@@ -140,38 +154,8 @@ impl Sources {
     }
 }
 
-impl ImagesRequest {
-    /// The order, but for its pictures.
-    fn order(&self) -> Result<Order, ApiError> {
-        let (width, height) = self.size.as_deref().map_or(Ok((None, None)), size)?;
-        if self.partial_images.is_some_and(|n| n > 3) {
-            return Err(ApiError::invalid("partial_images must lie between 0 and 3"));
-        }
-        Ok(Order {
-            prompt: self.prompt.clone(),
-            negative_prompt: self.negative_prompt.clone(),
-            model: self.model.clone(),
-            n: self.n,
-            width,
-            height,
-            steps: self.steps,
-            guidance: self.guidance,
-            seed: self.seed,
-            loras: self.loras.clone(),
-            references: self.references.clone(),
-            init: None,
-            mask: None,
-            strength: self.strength,
-            mask_padding: self.mask_padding,
-            output_format: self.output_format.unwrap_or_default(),
-            output_compression: self.output_compression,
-            png: self.png,
-        })
-    }
-}
-
 /// `512x384`, or `auto`.
-fn size(text: &str) -> Result<(Option<u32>, Option<u32>), ApiError> {
+fn sides(text: &str) -> Result<(Option<u32>, Option<u32>), ApiError> {
     if text == "auto" {
         return Ok((None, None));
     }
@@ -181,81 +165,81 @@ fn size(text: &str) -> Result<(Option<u32>, Option<u32>), ApiError> {
     Ok((Some(width), Some(height)))
 }
 
-/// Pictures in the order: the one to start from, where there is one, and those to look at.
-fn place(order: &mut Order, mut images: Vec<String>, mask: Option<String>) -> Result<(), ApiError> {
+/// Puts the images of an edit into its request: one to start from, where there is one, the others as references.
+fn place(request: &mut Request, mut images: Vec<String>, mask: Option<String>) -> Result<(), ApiError> {
     if images.is_empty() {
-        return Err(ApiError::invalid("an edit needs a picture: send `image`"));
+        return Err(ApiError::invalid("an edit needs an image: send `image`"));
     }
-    if mask.is_some() || order.strength.is_some() {
-        order.init = Some(images.remove(0));
-        order.mask = mask;
+    if mask.is_some() || request.strength.is_some() {
+        request.init = Some(images.remove(0).into());
+        request.mask = mask.map(Into::into);
     }
-    images.append(&mut order.references);
-    order.references = images;
+    request.references.splice(..0, images.into_iter().map(Into::into));
     Ok(())
 }
 
-/// Pictures from words.
+/// Images from text.
 #[utoipa::path(post, path = "/v1/images/generations", tag = "openai", request_body = ImagesRequest, responses(
-    (status = 200, description = "The pictures, or with `stream` server-sent events", body = super::images::ImagesAnswer),
+    (status = 200, description = "The images, or with `stream` server-sent events", body = super::images::ImagesAnswer),
     (status = "4XX", description = "A request that can't be served", body = ErrorBody),
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
 ))]
 pub(crate) async fn generations(
     State(server): State<Server>,
     Client(client): Client,
-    Json(request, room): Json<ImagesRequest>,
+    Json(fields, room): Json<Fields>,
 ) -> Result<Response, ApiError> {
-    if request.images.is_some() || request.mask.is_some() {
+    let ImagesRequest { openai, request } = ImagesRequest::read(&fields)?;
+    if openai.images.is_some() || openai.mask.is_some() {
         return Err(ApiError::invalid(
-            "pictures to edit go to /v1/images/edits; `references` are looked at here",
+            "images to edit go to /v1/images/edits; here they can be `references`",
         ));
     }
-    let order = request.order()?;
-    respond(server, client, order, &request, Kind::Generation, room).await
+    respond(server, client, request, &openai, Kind::Generation, room).await
 }
 
-/// Pictures from pictures: JSON, or a form with `image[]` and `mask`.
+/// Images from images: JSON, or a form with `image[]` and `mask`.
 #[utoipa::path(post, path = "/v1/images/edits", tag = "openai",
     request_body(content((ImagesRequest = "application/json"), (ImagesRequest = "multipart/form-data"))), responses(
-    (status = 200, description = "The pictures, or with `stream` server-sent events", body = super::images::ImagesAnswer),
+    (status = 200, description = "The images, or with `stream` server-sent events", body = super::images::ImagesAnswer),
     (status = "4XX", description = "A request that can't be served", body = ErrorBody),
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
 ))]
 pub(crate) async fn edits(
     State(server): State<Server>,
     Client(client): Client,
-    request: Request,
+    http: HttpRequest,
 ) -> Result<Response, ApiError> {
-    let (parts, body) = request.into_parts();
+    let (parts, body) = http.into_parts();
     let kind = media_type(&parts.headers);
     if kind != "application/json" && kind != "multipart/form-data" {
         let message = "expected a body of type application/json or multipart/form-data";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", message));
     }
     let Whole { bytes, room } = Whole::read(&server, &parts.headers, body).await?;
-    let (request, images, mask) = match kind.as_str() {
-        "application/json" => {
-            let mut request: ImagesRequest = parse(&bytes)?;
-            let images = request.images.take().map_or(Vec::new(), Sources::list);
-            (request.clone(), images, request.mask.map(Source::text))
-        }
-        _ => {
-            let form = Form::read(&parts.headers, bytes).await?;
-            let request = serde_json::from_value::<ImagesRequest>(form.fields);
-            let request =
-                request.map_err(|error| ApiError::invalid(format!("the form makes no sense: {error}")))?;
-            let keeper = server.clone();
-            let (images, mask) = aside(move || keep(&keeper, form.files)).await?;
-            (request, images, mask)
-        }
+    let (fields, files) = if kind == "application/json" {
+        (parse(&bytes)?, Vec::new())
+    } else {
+        let form = Form::read(&parts.headers, bytes).await?;
+        (form.fields(|name, value| ImagesRequest::read(&one(name, value)).is_ok()), form.files)
     };
-    let mut order = request.order()?;
-    place(&mut order, images, mask)?;
-    respond(server, client, order, &request, Kind::Edit, room).await
+    let ImagesRequest { mut openai, mut request } = ImagesRequest::read(&fields)?;
+    drop(fields);
+    let mut sources = openai.images.take().map_or(Vec::new(), Sources::list);
+    let mask = openai.mask.take().map(Source::text);
+    let keeper = server.clone();
+    let (images, mask) = aside(move || {
+        let (images, file) = keep(&keeper, files)?;
+        let mask = mask.map(|mask| keeper.keep_mask_source(mask)).transpose()?;
+        Ok::<_, ApiError>((images, mask.or(file)))
+    })
+    .await?;
+    sources.extend(images);
+    place(&mut request, sources, mask)?;
+    respond(server, client, request, &openai, Kind::Edit, room).await
 }
 
-/// Keeps a form's files; the names of the pictures and of the mask.
+/// Keeps a form's files; the names of the images and of the mask.
 fn keep(
     server: &Server,
     files: Vec<(String, bytes::Bytes)>,
@@ -266,7 +250,7 @@ fn keep(
             "image" if images.len() < server.config.limits.references => {
                 images.push(server.keep_input(&bytes, "image")?)
             }
-            "image" => return Err(ApiError::invalid("there are too many pictures")),
+            "image" => return Err(ApiError::invalid("there are too many images")),
             "mask" => mask = Some(server.keep_mask(&bytes)?),
             other => {
                 let other: String = other.chars().take(80).collect();

@@ -26,7 +26,7 @@ macro_rules! calls {
         #[derive(utoipa::OpenApi)]
         #[openapi(
             paths($($module::$handler),*),
-            info(title = "Kiln", description = "Pictures from words with FLUX.2 [klein]", license(name = "MIT OR Apache-2.0"))
+            info(title = "Kiln", description = "Images from text with FLUX.2 [klein]", license(name = "MIT OR Apache-2.0"))
         )]
         struct Described;
     };
@@ -63,6 +63,7 @@ calls! {
     get "/readyz" status::ready;
     get "/metrics" status::metrics;
     get "/v1/loras" status::loras;
+    get "/v1/vaes" status::vaes;
     get "/v1/about" status::about;
     post "/v1/session" status::session;
 }

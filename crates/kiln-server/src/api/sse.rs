@@ -1,4 +1,4 @@
-//! Server-sent events: what an order's watchers get while it goes on.
+//! Server-sent events: what a job's watchers get while it goes on.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -40,7 +40,7 @@ struct State<T> {
     first: bool,
 }
 
-/// Tells of an order until it ends. A reader that is slow misses what came between; nothing piles up.
+/// Tells of a job until it ends. A reader that is slow misses what came between; nothing piles up.
 pub(crate) fn follow<T: Teller>(server: &Server, watch: watch::Receiver<Snapshot>, teller: T) -> Response {
     let closing = server.closing.subscribe();
     let state = State { watch, closing, teller, ready: VecDeque::new(), over: false, first: true };
@@ -71,7 +71,7 @@ async fn next<T: Teller>(state: &mut State<T>) -> Option<Bytes> {
             };
             match timeout(HEARTBEAT, change).await {
                 Ok(true) => {}
-                // The order is forgotten: the last we saw is the end.
+                // The job is forgotten: the last we saw is the end.
                 Ok(false) => state.over = true,
                 Err(_) => return Some(Bytes::from_static(b":\n\n")),
             }

@@ -24,7 +24,7 @@ pub(crate) async fn health() -> Response {
     json(StatusCode::OK, &Standing { status: "ok" })
 }
 
-/// Whether orders are painted: the model is loaded.
+/// Whether jobs are generated: the model is loaded.
 #[utoipa::path(get, path = "/readyz", tag = "server", responses(
     (status = 200, body = Standing),
     (status = 503, description = "Starting or stopping", body = Standing),
@@ -46,17 +46,23 @@ pub(crate) async fn metrics(State(server): State<Server>) -> Response {
     answer(StatusCode::OK, "text/plain; version=0.0.4", text.into())
 }
 
-/// A list of LoRAs.
+/// A list of names.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct LoraList {
-    /// Their names.
+pub(crate) struct NameList {
+    /// The names.
     data: Vec<String>,
 }
 
 /// Every LoRA that can be asked for.
-#[utoipa::path(get, path = "/v1/loras", tag = "server", responses((status = 200, body = LoraList)))]
+#[utoipa::path(get, path = "/v1/loras", tag = "server", responses((status = 200, body = NameList)))]
 pub(crate) async fn loras(State(server): State<Server>) -> Response {
-    json(StatusCode::OK, &LoraList { data: server.catalogue.loras() })
+    json(StatusCode::OK, &NameList { data: server.catalogue.loras() })
+}
+
+/// Every autoencoder that can be asked for instead of a model's own.
+#[utoipa::path(get, path = "/v1/vaes", tag = "server", responses((status = 200, body = NameList)))]
+pub(crate) async fn vaes(State(server): State<Server>) -> Response {
+    json(StatusCode::OK, &NameList { data: server.catalogue.vaes() })
 }
 
 /// What the page has to know.
@@ -64,25 +70,27 @@ pub(crate) async fn loras(State(server): State<Server>) -> Response {
 pub(crate) struct About {
     /// The version of Kiln.
     version: &'static str,
-    /// Orders that wait.
+    /// Jobs that wait.
     waiting: usize,
-    /// Orders that may wait.
+    /// Jobs that may wait.
     capacity: usize,
     /// The longest side.
     side: u32,
-    /// Pixels of a picture.
+    /// Pixels of an image.
     pixels: u64,
     /// Steps.
     steps: u32,
-    /// Pictures of one order.
+    /// Images of one job.
     pictures: u32,
-    /// Pictures to work from.
+    /// Images to work from.
     references: usize,
     /// Bytes of a prompt.
     prompt: usize,
+    /// Tokens that a prompt may be padded to.
+    tokens: u32,
 }
 
-/// The server's limits, and how many orders wait.
+/// The server's limits, and how many jobs wait.
 #[utoipa::path(get, path = "/v1/about", tag = "server", responses((status = 200, body = About)))]
 pub(crate) async fn about(State(server): State<Server>) -> Response {
     let limits = &server.config.limits;
@@ -96,6 +104,7 @@ pub(crate) async fn about(State(server): State<Server>) -> Response {
         pictures: limits.pictures,
         references: limits.references,
         prompt: limits.prompt,
+        tokens: limits.tokens,
     };
     json(StatusCode::OK, &about)
 }

@@ -1,4 +1,4 @@
-//! Files beside the database: pictures that were sent, named by their content, and pictures that were made.
+//! Files beside the database: images that were sent, named by their content, and images that were made.
 
 use std::fs;
 use std::io::{self, Write};
@@ -10,25 +10,30 @@ use sha2::{Digest, Sha256};
 
 use super::{Store, StoreError};
 
-/// What an order calls a picture that was sent.
+/// What a request calls an image that was sent.
 pub(crate) const PREFIX: &str = "input:";
-/// A picture that was sent and is named by no order is kept so long.
+/// An image that was sent and that no job names is kept this long.
 const UNUSED: Duration = Duration::from_secs(6 * 3600);
 
-/// Pictures that were sent.
+/// Images that were sent.
 pub struct Inputs<'a>(pub(super) &'a Store);
 
 impl Inputs<'_> {
-    /// Keeps a picture file, and gives its name: `input:` and the hash of its bytes.
-    pub fn keep(&self, bytes: &[u8]) -> Result<String, StoreError> {
+    /// The name of an image file: `input:` and the hash of its bytes.
+    pub fn name(bytes: &[u8]) -> String {
         let hash: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        let path = self.place(&hash);
+        format!("{PREFIX}{hash}")
+    }
+
+    /// Keeps an image file under its [`name`](Inputs::name).
+    pub fn keep(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        let path = self.place(name.strip_prefix(PREFIX).unwrap_or(name));
         match fs::File::open(&path) {
             // Used again: it starts to age anew. One that can't be touched is only forgotten earlier.
             Ok(file) => drop(file.set_modified(SystemTime::now())),
             Err(_) => write(&path, bytes).map_err(|source| StoreError::File { path, source })?,
         }
-        Ok(format!("{PREFIX}{hash}"))
+        Ok(())
     }
 
     /// The file of an input, if there is one.
@@ -46,23 +51,23 @@ impl Inputs<'_> {
 }
 
 impl Store {
-    /// Pictures that were sent.
+    /// Images that were sent.
     pub fn inputs(&self) -> Inputs<'_> {
         Inputs(self)
     }
 
-    /// Where the file of a picture is.
+    /// Where the file of an image is.
     pub fn picture_path(&self, file: &str) -> PathBuf {
         self.folder.join("pictures").join(file)
     }
 
-    /// Writes the file of a picture.
+    /// Writes the file of an image.
     pub fn write_picture(&self, file: &str, bytes: &[u8]) -> Result<(), StoreError> {
         let path = self.picture_path(file);
         write(&path, bytes).map_err(|source| StoreError::File { path, source })
     }
 
-    /// Removes what is beyond the newest `keep` pictures, old orders without any, and inputs that nobody names.
+    /// Removes what is beyond the newest `keep` images, old jobs without any, and inputs that no job names.
     pub fn tidy(&self, keep: u32) -> Result<(), StoreError> {
         let gone = self.forget_beyond(keep)?;
         for file in gone {
@@ -79,10 +84,10 @@ impl Store {
         Ok(())
     }
 
-    /// [`Store::tidy`] after a number of orders.
+    /// [`Store::tidy`] at every 32nd call.
     pub(crate) fn tidy_now_and_then(&self, keep: u32) -> Result<(), StoreError> {
-        const ORDERS: u32 = 32;
-        match self.untidy.fetch_add(1, Relaxed) % ORDERS {
+        const CALLS: u32 = 32;
+        match self.untidy.fetch_add(1, Relaxed) % CALLS {
             0 => self.tidy(keep),
             _ => Ok(()),
         }
@@ -94,19 +99,19 @@ impl Store {
         Ok(query.exists([input])?)
     }
 
-    /// Removes a picture's file and its small form.
+    /// Removes an image's file and its thumbnail.
     pub(super) fn remove_files(&self, file: &str) {
         let _ = fs::remove_file(self.picture_path(file));
         let _ = fs::remove_file(self.picture_path(&thumbnail(file)));
     }
 }
 
-/// The name of a picture's small form.
+/// The name of an image's thumbnail.
 pub(crate) fn thumbnail(file: &str) -> String {
     format!("{file}.small.jpg")
 }
 
-/// Whole or not at all. Not forced to the disk: a power cut costs the last pictures, and nobody waits for the disk.
+/// Whole or not at all. Not forced to the disk: a power cut costs the last images, and nobody waits for the disk.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let part = path.with_extension("part");
     let written = fs::File::create(&part).and_then(|mut file| file.write_all(bytes));

@@ -1,20 +1,20 @@
-//! The gallery: every picture that was made and not deleted.
+//! The gallery: every image that was made and not deleted.
 
+use kiln_engine::Request;
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{Store, StoreError, json};
-use crate::Order;
+use super::{Store, StoreError, json, request_from};
 
-/// A picture as it is kept.
+/// An image as it is kept.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct PictureRow {
-    /// Its name: its order's and its number.
+    /// Its name: its job's and its number.
     pub id: String,
-    /// The order it was made for.
+    /// The job it was made for.
     pub job: String,
-    /// Its number in the order, from 0.
+    /// Its number in the job, from 0.
     pub number: u32,
     /// When it was made, in milliseconds since 1970.
     pub created: i64,
@@ -29,28 +29,31 @@ pub struct PictureRow {
     pub file: String,
     /// Its file's size.
     pub bytes: u64,
-    /// The model that painted it.
+    /// Its prompt: one of the job's.
+    pub prompt: String,
+    /// The model that made it.
     pub model: String,
-    /// What was asked for.
-    pub order: Order,
+    /// What the job asks for.
+    #[serde(rename = "order")]
+    pub request: Request,
     /// How it was made, as JSON in a string.
     #[serde(skip)]
     pub recipe: String,
 }
 
-/// Which pictures.
+/// Which images.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
     /// Words that all occur in the prompt, the model's name or the seed.
     pub words: String,
-    /// Only pictures older than the one of this name.
+    /// Only images older than the one of this name.
     pub before: Option<String>,
     /// How many at most.
     pub most: u32,
 }
 
 const SELECT: &str =
-    "SELECT id, job, number, created, width, height, seed, file, bytes, model, request, recipe FROM pictures";
+    "SELECT id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe FROM pictures";
 
 fn picture_row(row: &Row<'_>) -> rusqlite::Result<PictureRow> {
     Ok(PictureRow {
@@ -63,9 +66,10 @@ fn picture_row(row: &Row<'_>) -> rusqlite::Result<PictureRow> {
         seed: row.get(6)?,
         file: row.get(7)?,
         bytes: row.get::<_, i64>(8)?.max(0) as u64,
-        model: row.get(9)?,
-        order: serde_json::from_str(&row.get::<_, String>(10)?).unwrap_or_default(),
-        recipe: row.get(11)?,
+        prompt: row.get(9)?,
+        model: row.get(10)?,
+        request: request_from(&row.get::<_, String>(11)?),
+        recipe: row.get(12)?,
     })
 }
 
@@ -85,9 +89,9 @@ impl PictureRow {
                 self.seed,
                 self.file,
                 self.bytes as i64,
-                self.order.prompt,
+                self.prompt,
                 self.model,
-                json(&self.order),
+                json(&self.request),
                 self.recipe
             ],
         )
@@ -95,21 +99,21 @@ impl PictureRow {
 }
 
 impl Store {
-    /// The picture of this name.
+    /// The image of this name.
     pub fn picture(&self, id: &str) -> Result<Option<PictureRow>, StoreError> {
         let db = self.db();
         let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
         Ok(query.query_row([id], picture_row).optional()?)
     }
 
-    /// The pictures of an order.
+    /// The images of a job.
     pub fn pictures_of(&self, job: &str) -> Result<Vec<PictureRow>, StoreError> {
         let db = self.db();
         let mut query = db.prepare(&format!("{SELECT} WHERE job = ? ORDER BY number"))?;
         Ok(query.query_map([job], picture_row)?.collect::<Result<_, _>>()?)
     }
 
-    /// Pictures that fit, newest first.
+    /// Images that match, newest first.
     pub fn search(&self, search: &Search) -> Result<Vec<PictureRow>, StoreError> {
         let words: Vec<String> =
             search.words.split_whitespace().take(16).map(|word| format!("%{}%", escape(word))).collect();
@@ -130,13 +134,13 @@ impl Store {
         Ok(query.query_map(&values[..], picture_row)?.collect::<Result<_, _>>()?)
     }
 
-    /// How many pictures there are.
+    /// How many images there are.
     pub fn count_pictures(&self) -> Result<u64, StoreError> {
         Ok(self.db().query_row("SELECT count(*) FROM pictures", [], |row| row.get::<_, i64>(0))?.max(0)
             as u64)
     }
 
-    /// Removes a picture and its files; whether there was one.
+    /// Removes an image and its files; whether there was one.
     pub fn delete_picture(&self, id: &str) -> Result<bool, StoreError> {
         let Some(picture) = self.picture(id)? else { return Ok(false) };
         // Files first: on a full disk the database needs the room that they take.
@@ -145,9 +149,9 @@ impl Store {
         Ok(true)
     }
 
-    /// Forgets all but the newest pictures, and orders without any; the files that are no longer needed.
+    /// Forgets all but the newest images, and jobs without any; returns the files that are no longer needed.
     pub(super) fn forget_beyond(&self, keep: u32) -> Result<Vec<String>, StoreError> {
-        /// Orders without pictures that are remembered.
+        /// Jobs without images that are remembered.
         const JOBS: u32 = 1000;
         let mut db = self.db();
         let transaction = db.transaction()?;

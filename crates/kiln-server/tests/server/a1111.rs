@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::kit::{Kit, base64, decode, png};
 
 #[tokio::test]
-async fn pictures_come_back_in_a1111s_shape() {
+async fn images_come_back_in_a1111s_shape() {
     let kit = Kit::new();
     let body = json!({
         "prompt": "a fox <lora:ink:0.5>", "negative_prompt": "", "seed": -1, "steps": 3, "cfg_scale": 7.5, "width": 32, "height": 48,
@@ -19,14 +19,14 @@ async fn pictures_come_back_in_a1111s_shape() {
     assert_eq!((images.len(), decode(&images[0]).height()), (2, 48));
     let info: serde_json::Value = serde_json::from_str(answer["info"].as_str().unwrap()).unwrap();
     assert!(info["seed"].is_number() && info["all_seeds"].as_array().unwrap().len() == 2);
-    let order = kit.seen.lock().unwrap()[0].order.clone();
-    assert_eq!((order.prompt.as_str(), order.model.as_deref()), ("a fox", Some("large")));
-    assert_eq!((order.loras[0].name.as_str(), order.loras[0].weight), ("ink", 0.5));
-    assert_eq!((order.steps, order.guidance), (Some(3), Some(7.5)));
+    let seen = kit.seen.lock().unwrap()[0].request.clone();
+    assert_eq!((seen.prompts[0].as_str(), seen.model.unwrap().to_str()), ("a fox", Some("large")));
+    assert_eq!((seen.loras[0].path.to_str(), seen.loras[0].weight), (Some("ink"), 0.5));
+    assert_eq!((seen.steps, seen.guidance), (Some(3), Some(7.5)));
 }
 
 #[tokio::test]
-async fn a_picture_is_changed_inside_a_mask() {
+async fn an_image_is_changed_inside_a_mask() {
     let kit = Kit::new();
     let body = json!({
         "prompt": "a hat", "init_images": [base64(&png(64, 64))], "mask": base64(&png(64, 64)), "denoising_strength": 0.4,
@@ -35,14 +35,14 @@ async fn a_picture_is_changed_inside_a_mask() {
     kit.post("/sdapi/v1/img2img", body).await.ok();
     let seen = kit.seen.lock().unwrap()[0].clone();
     assert!(seen.init.is_some() && seen.mask.is_some());
-    assert_eq!((seen.order.strength, seen.order.mask_padding), (Some(0.4), Some(16)));
+    assert_eq!((seen.request.strength, seen.request.mask_padding), (Some(0.4), Some(16)));
     kit.post("/sdapi/v1/img2img", json!({ "prompt": "a" })).await.refused(400, "invalid_request");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn progress_is_told_and_an_interruption_answers_with_what_there_is() {
     let kit = Kit::new();
-    let painting =
+    let generating =
         kit.post("/sdapi/v1/txt2img", json!({ "prompt": "slow", "steps": 150, "width": 64, "height": 64 }));
     let watching = async {
         for _ in 0..200 {
@@ -57,7 +57,7 @@ async fn progress_is_told_and_an_interruption_answers_with_what_there_is() {
         }
         kit.post("/sdapi/v1/interrupt", json!({})).await.ok();
     };
-    let (answer, ()) = tokio::join!(painting, watching);
+    let (answer, ()) = tokio::join!(generating, watching);
     let answer = answer.ok().json();
     assert!(answer["images"].as_array().unwrap().is_empty());
     assert!(answer["info"].as_str().unwrap().contains("\"interrupted\":true"));

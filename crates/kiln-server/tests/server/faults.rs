@@ -1,11 +1,11 @@
-//! What goes wrong in one order is that order's, and the server lives on.
+//! What goes wrong in one job is that job's, and the server lives on.
 
 use serde_json::json;
 
 use crate::kit::Kit;
 
 #[tokio::test]
-async fn a_panic_is_the_error_of_its_order() {
+async fn a_panic_is_the_error_of_its_job() {
     let kit = Kit::new();
     let id = kit.submit(json!({ "prompt": "panic" })).await;
     let job = kit.wait(&id).await;
@@ -16,7 +16,31 @@ async fn a_panic_is_the_error_of_its_order() {
 }
 
 #[tokio::test]
-async fn a_folder_that_takes_no_pictures_fails_the_order_and_not_the_server() {
+async fn a_panic_while_planning_is_the_error_of_its_job() {
+    let kit = Kit::new();
+    let before = kit.submit(json!({ "prompt": "slow" })).await;
+    let id = kit.submit(json!({ "prompt": "panic in plan" })).await;
+    let after = kit.submit(json!({ "prompt": "a fox" })).await;
+    let job = kit.wait(&id).await;
+    assert_eq!((&job["status"], &job["error"]["code"]), (&json!("failed"), &json!("panicked")));
+    assert!(job["error"]["message"].as_str().unwrap().contains("on purpose"));
+    for id in [before, after] {
+        assert_eq!(kit.wait(&id).await["status"], "done");
+    }
+    assert_eq!(kit.metric("kiln_panics_total").await, 1);
+}
+
+#[tokio::test]
+async fn a_generator_that_forgets_a_job_fails_it() {
+    let kit = Kit::new();
+    let id = kit.submit(json!({ "prompt": "silent" })).await;
+    assert_eq!(kit.wait(&id).await["error"]["code"], "generation_failed");
+    let next = kit.submit(json!({ "prompt": "a fox" })).await;
+    assert_eq!(kit.wait(&next).await["status"], "done");
+}
+
+#[tokio::test]
+async fn a_folder_that_takes_no_images_fails_the_job_and_not_the_server() {
     let kit = Kit::new();
     let pictures = kit.folder().path().join("pictures");
     std::fs::remove_dir_all(&pictures).unwrap();
@@ -29,7 +53,7 @@ async fn a_folder_that_takes_no_pictures_fails_the_order_and_not_the_server() {
 }
 
 #[tokio::test]
-async fn an_order_that_takes_too_long_is_ended() {
+async fn a_job_that_takes_too_long_is_ended() {
     let kit = Kit::with(|config| config.longest = std::time::Duration::from_millis(100));
     let id = kit.submit(json!({ "prompt": "slow", "steps": 100 })).await;
     assert_eq!(kit.wait(&id).await["error"]["code"], "timeout");

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::kit::{Kit, events, png};
 
 #[tokio::test]
-async fn a_job_answers_at_once_and_its_pictures_follow() {
+async fn a_job_answers_at_once_and_its_images_follow() {
     let kit = Kit::new();
     let answer =
         kit.post("/v1/jobs", json!({ "prompt": "a fox", "n": 2, "loras": [{ "name": "ink" }] })).await;
@@ -16,7 +16,7 @@ async fn a_job_answers_at_once_and_its_pictures_follow() {
     let job = kit.wait(&id).await;
     assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 2));
     assert!(job["started"].is_number() && job["finished"].as_i64() >= job["started"].as_i64());
-    assert!(job["order"]["seed"].is_number(), "the seed is chosen when the order comes");
+    assert!(job["order"]["seed"].is_number(), "the seed is chosen when the job comes");
     let result = kit.get(&format!("/v1/jobs/{id}/result")).await.ok().json();
     let file = kit.get(result["pictures"][1]["url"].as_str().unwrap()).await.ok();
     assert_eq!(kiln_image::from_bytes("a", &file.bytes).unwrap().width(), 64);
@@ -45,8 +45,14 @@ async fn a_job_is_cancelled_within_a_step_and_in_the_queue_at_once() {
     }
     assert_eq!(kit.get(&format!("/v1/jobs/{waiting}")).await.json()["position"], 0);
     kit.get(&format!("/v1/jobs/{waiting}/result")).await.refused(409, "not_done");
+    let last = kit.submit(json!({ "prompt": "a fox" })).await;
+    assert_eq!(kit.get(&format!("/v1/jobs/{last}")).await.json()["position"], 1);
+    kit.delete(&format!("/v1/jobs/{last}")).await.ok();
+    assert_eq!(kit.get(&format!("/v1/jobs/{last}")).await.json()["status"], "cancelled");
+    // This one is planned already.
     kit.delete(&format!("/v1/jobs/{waiting}")).await.ok();
-    assert_eq!(kit.get(&format!("/v1/jobs/{waiting}")).await.json()["status"], "cancelled");
+    assert_eq!(kit.wait(&waiting).await["status"], "cancelled");
+    assert_eq!(kit.get(&format!("/v1/jobs/{running}")).await.json()["status"], "running");
     let asked = Instant::now();
     kit.delete(&format!("/v1/jobs/{running}")).await.ok();
     assert_eq!(kit.wait(&running).await["status"], "cancelled");
@@ -79,7 +85,7 @@ async fn the_queue_is_bounded_and_says_when_to_try_again() {
         request.headers_mut().insert("x-client-id", client.parse().unwrap());
         kit.send(request)
     };
-    // One is painted and counts, too.
+    // One is generated and counts, too.
     for i in 0..3 {
         ask("a").await.ok();
         while i == 0 && !kit.get("/metrics").await.text().contains("kiln_running 1\n") {
@@ -98,23 +104,22 @@ async fn the_queue_is_bounded_and_says_when_to_try_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn orders_that_share_a_model_and_size_run_together() {
-    let kit = Kit::new();
-    let first = kit.submit(json!({ "prompt": "slow", "steps": 4 })).await;
+async fn jobs_that_share_a_model_and_size_run_together() {
+    let kit = Kit::open(std::sync::Arc::new(tempfile::TempDir::new().unwrap()), |_| {}, false);
     let mut ids = Vec::new();
     for model in ["large", "small", "large", "small"] {
         ids.push(kit.submit(json!({ "prompt": model, "model": model })).await);
     }
-    for id in ids.iter().chain([&first]) {
+    kit.generate(1);
+    for id in &ids {
         kit.wait(id).await;
     }
-    let order: Vec<String> = kit.seen.lock().unwrap().iter().map(|seen| seen.order.prompt.clone()).collect();
-    assert_eq!(order[0], "slow");
-    assert!(order[1] == order[2] && order[3] == order[4], "{order:?}");
+    let order: Vec<String> = kit.seen.lock().unwrap().iter().map(|seen| seen.prompt().to_owned()).collect();
+    assert_eq!(order, ["large", "large", "small", "small"]);
 }
 
 #[tokio::test]
-async fn a_picture_that_was_sent_or_made_can_be_named() {
+async fn an_image_that_was_sent_or_made_can_be_named() {
     let kit = Kit::new();
     let bytes = png(32, 16);
     let request = axum::http::Request::post("/v1/inputs").header("host", "localhost");
@@ -126,8 +131,9 @@ async fn a_picture_that_was_sent_or_made_can_be_named() {
     let id = kit.submit(json!({ "prompt": "both", "references": references })).await;
     assert_eq!(kit.wait(&id).await["status"], "done");
     let seen = kit.seen.lock().unwrap()[1].clone();
-    assert_eq!(std::fs::read(&seen.references[0]).unwrap(), bytes);
-    assert_eq!(kiln_image::open(&seen.references[1]).unwrap().width(), 64);
+    assert_eq!(std::fs::read(&seen.references[0].path).unwrap(), bytes);
+    assert_eq!(input["id"], format!("input:{}", seen.references[0].sha256));
+    assert_eq!(seen.references[1].picture.width(), 64);
     kit.get(&format!("/v1/inputs/{}", input["id"].as_str().unwrap())).await.ok();
     for wrong in ["input:00", "input:../queue.sqlite", "picture:nope", "input:"] {
         kit.post("/v1/jobs", json!({ "prompt": "a", "references": [wrong] }))

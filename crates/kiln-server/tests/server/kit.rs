@@ -1,16 +1,17 @@
-//! A server in an empty folder, requests to it, and its painter.
+//! A server in an empty folder, requests to it, and its generator.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode, header};
+use kiln_engine::{FileRef, Phase, Progress, Request as JobRequest};
 use kiln_image::{Format, Picture};
 use kiln_server::{
-    Catalogue, Config, ModelInfo, Order, Painted, Painter, Part, Phase, Progress, Server, Trouble, Watch,
-    Work, router,
+    Catalogue, Config, Finished, Generator, InputImage, JobError, JobInputs, JobSink, ModelInfo, Server, Task,
+    router,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -35,86 +36,107 @@ impl Catalogue for Names {
     fn loras(&self) -> Vec<String> {
         vec!["ink".into()]
     }
+
+    fn vaes(&self) -> Vec<String> {
+        vec!["taef2".into()]
+    }
 }
 
-/// What the painter was given.
+/// What the generator was given.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    pub order: Order,
-    pub references: Vec<PathBuf>,
-    pub init: Option<PathBuf>,
-    pub mask: Option<PathBuf>,
+    pub request: JobRequest,
+    pub references: Vec<InputImage>,
+    pub init: Option<InputImage>,
+    pub mask: Option<InputImage>,
 }
 
-/// Paints plain colours. `slow`, `panic`, `fail` and `refuse` in the prompt say how it goes.
+impl Seen {
+    pub fn prompt(&self) -> &str {
+        &self.request.prompts[0]
+    }
+}
+
+/// Makes images of one colour. `slow`, `panic`, `panic in plan`, `fail`, `silent` and `refuse` as the prompt say how it
+/// goes. Images are handed over on the calling thread.
 pub struct Quick {
     pub seen: Arc<Mutex<Vec<Seen>>>,
-    /// Pictures that are painted at once.
+    /// Images that are generated at once.
     pub room: u32,
 }
 
-impl Painter for Quick {
-    fn room(&mut self, _: &Order) -> u32 {
+impl Generator for Quick {
+    type Plan = Arc<Seen>;
+
+    fn plan(&self, job: &JobInputs<'_>) -> Result<Arc<Seen>, JobError> {
+        let request = job.request();
+        assert_ne!(request.prompts[0], "panic in plan", "on purpose");
+        let image = |file: &FileRef| job.image(file);
+        Ok(Arc::new(Seen {
+            request: request.clone(),
+            references: request.references.iter().map(image).collect::<Result<_, _>>()?,
+            init: request.init.as_ref().map(image).transpose()?,
+            mask: request.mask.as_ref().map(image).transpose()?,
+        }))
+    }
+
+    fn room(&self, _: &Arc<Seen>) -> u32 {
         self.room
     }
 
-    fn paint(&mut self, parts: &mut [Part<'_>]) {
-        let all = parts.iter().map(|part| part.work.order.pictures()).sum();
-        for part in parts {
-            part.watch.together(part.work.order.pictures(), all);
-            let result = self.paint_one(&part.work, part.watch);
-            part.watch.ended(result);
+    fn generate(&self, tasks: Vec<Task<Arc<Seen>>>) {
+        let images = |task: &Task<Arc<Seen>>| task.plan.request.image_count() as u32;
+        let all = tasks.iter().map(images).sum();
+        for task in tasks {
+            task.sink.batch(images(&task), all);
+            self.seen.lock().unwrap().push(Seen::clone(&task.plan));
+            let result = make(&task.plan.request, &*task.sink);
+            if task.plan.prompt() != "silent" {
+                task.sink.ended(result);
+            }
         }
     }
+
+    fn finish(&self) {}
 }
 
-impl Quick {
-    fn paint_one(&mut self, work: &Work<'_>, watch: &mut dyn Watch) -> Result<(), Trouble> {
-        let order = work.order;
-        self.seen.lock().unwrap().push(Seen {
-            order: order.clone(),
-            references: work.references.clone(),
-            init: work.init.clone(),
-            mask: work.mask.clone(),
-        });
-        match order.prompt.as_str() {
-            "panic" => panic!("on purpose"),
-            "fail" => return Err(Trouble::server("painting_failed", "the brush broke")),
-            "refuse" => return Err(Trouble::order("invalid_request", "not that")),
-            _ => {}
-        }
-        let (width, height) = (order.width.unwrap_or(64), order.height.unwrap_or(64));
-        let (pictures, steps) = (order.pictures(), order.steps.unwrap_or(4));
-        for picture in 0..pictures {
-            for step in 0..steps {
-                if watch.cancelled() {
-                    return Err(Trouble::cancelled());
-                }
-                let fraction = (picture * steps + step) as f32 / (pictures * steps) as f32;
-                watch.progress(Progress { phase: Phase::Steps, picture, pictures, step, steps, fraction });
-                std::thread::sleep(Duration::from_millis(if order.prompt == "slow" { 50 } else { 5 }));
-                if watch.wants_preview() {
-                    watch.progress(Progress {
-                        phase: Phase::Steps,
-                        picture,
-                        pictures,
-                        step: step + 1,
-                        steps,
-                        fraction,
-                    });
-                    watch.preview(Picture::black(width / 8, height / 8));
-                }
+fn make(request: &JobRequest, sink: &dyn JobSink) -> Result<(), JobError> {
+    match request.prompts[0].as_str() {
+        "panic" => panic!("on purpose"),
+        "fail" => return Err(JobError::server("generation_failed", "the GPU is on fire")),
+        "refuse" => return Err(JobError::request("invalid_request", "not that")),
+        _ => {}
+    }
+    let (width, height) = (request.width.unwrap_or(64), request.height.unwrap_or(64));
+    let (pictures, steps) = (request.image_count() as u32, request.steps.unwrap_or(4));
+    for picture in 0..pictures {
+        for step in 0..steps {
+            if sink.cancelled() {
+                return Err(JobError::cancelled());
             }
-            let colour = [order.seed.unwrap_or(0) as u8, picture as u8, 7];
-            let pixels = (0..width * height).flat_map(|_| colour).collect();
-            watch.painted(Painted {
-                index: picture,
-                picture: Picture::new(width, height, pixels).unwrap(),
-                seed: order.seed,
-                recipe: format!(r#"{{"prompt":"{}"}}"#, order.prompt),
-            })?;
+            let fraction = (picture * steps + step) as f32 / (pictures * steps) as f32;
+            sink.progress(Progress { phase: Phase::Steps, picture, pictures, step, steps, fraction });
+            std::thread::sleep(Duration::from_millis(if request.prompts[0] == "slow" { 50 } else { 5 }));
+            if sink.wants_preview() {
+                let step = step + 1;
+                sink.progress(Progress { phase: Phase::Steps, picture, pictures, step, steps, fraction });
+                sink.preview(Picture::black(width / 8, height / 8));
+            }
         }
-        Ok(())
+        sink.image(finished(request, picture, width, height))?;
+    }
+    Ok(())
+}
+
+/// An image whose colour tells its seed and number.
+pub fn finished(request: &JobRequest, index: u32, width: u32, height: u32) -> Finished {
+    let seed = *request.seed.get(index as usize).unwrap_or(&request.seed[0]);
+    let pixels = (0..width * height).flat_map(|_| [seed as u8, index as u8, 7]).collect();
+    Finished {
+        index,
+        picture: Picture::new(width, height, pixels).unwrap(),
+        seed: Some(seed),
+        recipe: format!(r#"{{"prompt":"{}"}}"#, request.prompts[0]),
     }
 }
 
@@ -170,22 +192,29 @@ impl Kit {
         Kit::open(Arc::new(TempDir::new().unwrap()), change, true)
     }
 
-    /// `painting` or with nobody who paints.
-    pub fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Config), painting: bool) -> Kit {
+    /// `generating`, or with jobs that only wait.
+    pub fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Config), generating: bool) -> Kit {
         let mut config = config(folder.path());
         change(&mut config);
         let server = Server::open(config, Box::new(Names)).unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
-        if painting {
-            server.paint_with(Box::new(Quick { seen: Arc::clone(&seen), room: 1 })).unwrap();
+        if generating {
+            server.generate_with(Quick { seen: Arc::clone(&seen), room: 1 }).unwrap();
         }
         Kit { router: router(server.clone()), server, seen, folder }
     }
 
-    /// Begins to paint what waits, so many pictures at once.
-    pub fn paint(&self, room: u32) {
+    /// Begins to generate what waits, so many images at once.
+    pub fn generate(&self, room: u32) {
         let quick = Quick { seen: Arc::clone(&self.seen), room };
-        self.server.paint_with(Box::new(quick)).unwrap();
+        self.server.generate_with(quick).unwrap();
+    }
+
+    /// The value of a metric without labels.
+    pub async fn metric(&self, name: &str) -> u64 {
+        let text = self.get("/metrics").await.ok().text().to_owned();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
     }
 
     pub fn folder(&self) -> Arc<TempDir> {
@@ -223,8 +252,8 @@ impl Kit {
         panic!("the job {id} does not end");
     }
 
-    pub async fn submit(&self, order: Value) -> String {
-        self.post("/v1/jobs", order).await.ok().json()["id"].as_str().unwrap().to_owned()
+    pub async fn submit(&self, job: Value) -> String {
+        self.post("/v1/jobs", job).await.ok().json()["id"].as_str().unwrap().to_owned()
     }
 }
 
@@ -235,7 +264,7 @@ pub fn post(path: &str, body: Value) -> Request<Body> {
     request.body(Body::from(body.to_string())).unwrap()
 }
 
-/// A plain picture's file.
+/// A plain image's file.
 pub fn png(width: u32, height: u32) -> Vec<u8> {
     kiln_image::encode(&Picture::black(width, height), Format::Png, None).unwrap()
 }

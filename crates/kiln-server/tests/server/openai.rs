@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::kit::{Kit, base64, decode, events, png};
 
 #[tokio::test]
-async fn pictures_come_back_in_openais_shape() {
+async fn images_come_back_in_openais_shape() {
     let kit = Kit::new();
     let body =
         json!({ "prompt": "a fox", "n": 2, "size": "48x32", "seed": 9, "user": "me", "quality": "high" });
@@ -22,7 +22,7 @@ async fn pictures_come_back_in_openais_shape() {
         assert_eq!(picture.pixels()[..3], [9, i as u8, 7]);
     }
     let seen = kit.seen.lock().unwrap();
-    assert_eq!((seen[0].order.seed, seen[0].order.pictures()), (Some(9), 2));
+    assert_eq!((&seen[0].request.seed[..], seen[0].request.n), (&[9][..], Some(2)));
 }
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn files_come_in_the_format_that_is_asked_for_and_by_address() {
 }
 
 /// A form as Python's client sends it.
-fn form(parts: &[(&str, Option<&str>, &[u8])]) -> Request<Body> {
+pub fn form(parts: &[(&str, Option<&str>, &[u8])]) -> Request<Body> {
     let mut body = Vec::new();
     for (name, file, content) in parts {
         let file =
@@ -65,7 +65,7 @@ fn see_through(width: u32, height: u32) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn an_edit_takes_a_form_with_pictures_and_a_see_through_mask() {
+async fn an_edit_takes_a_form_with_images_and_a_see_through_mask() {
     let kit = Kit::new();
     let (first, second, mask) = (png(64, 48), png(32, 32), see_through(64, 48));
     let request = form(&[
@@ -80,25 +80,34 @@ async fn an_edit_takes_a_form_with_pictures_and_a_see_through_mask() {
     let answer = kit.send(request).await.ok().json();
     assert_eq!(decode(&answer["data"][0]["b64_json"]).width(), 64);
     let seen = kit.seen.lock().unwrap()[0].clone();
-    assert_eq!((seen.references.len(), seen.order.strength), (1, Some(0.9)));
-    assert_eq!(std::fs::read(seen.init.unwrap()).unwrap(), first);
-    assert_eq!(std::fs::read(&seen.references[0]).unwrap(), second);
-    let mask: GrayPicture = kiln_image::open_gray(&seen.mask.unwrap()).unwrap();
-    assert_eq!((mask.row(0)[0], mask.row(0)[63]), (255, 0), "white is what is painted");
+    assert_eq!((seen.references.len(), seen.request.strength), (1, Some(0.9)));
+    assert_eq!(std::fs::read(seen.init.unwrap().path).unwrap(), first);
+    assert_eq!(std::fs::read(&seen.references[0].path).unwrap(), second);
+    let mask = seen.mask.unwrap();
+    for picture in [&*mask.picture, &kiln_image::open(&mask.path).unwrap()] {
+        let mask = GrayPicture::from(picture);
+        assert_eq!((mask.row(0)[0], mask.row(0)[63]), (255, 0), "white is what is regenerated");
+    }
+    assert_eq!(kit.metric("kiln_inputs_decoded_total").await, 3, "each image once");
 }
 
 #[tokio::test]
-async fn an_edit_takes_json_and_without_a_mask_pictures_are_references() {
+async fn an_edit_takes_json_and_without_a_mask_images_are_references() {
     let kit = Kit::new();
     let url = format!("data:image/png;base64,{}", base64(&png(32, 32)));
     let body = json!({ "prompt": "a hat", "images": [{ "image_url": url }, base64(&png(16, 16))] });
     kit.post("/v1/images/edits", body).await.ok();
     let seen = kit.seen.lock().unwrap()[0].clone();
-    assert_eq!((seen.references.len(), seen.init, seen.mask), (2, None, None));
+    assert_eq!((seen.references.len(), seen.init.is_some(), seen.mask.is_some()), (2, false, false));
+    let mask = format!("data:image/png;base64,{}", base64(&see_through(32, 32)));
+    let body = json!({ "prompt": "a hat", "image": url, "mask": { "image_url": mask } });
+    kit.post("/v1/images/edits", body).await.ok();
+    let mask = GrayPicture::from(&*kit.seen.lock().unwrap()[1].mask.as_ref().unwrap().picture);
+    assert_eq!((mask.row(0)[0], mask.row(0)[31]), (255, 0), "white is what is regenerated");
 }
 
 #[tokio::test]
-async fn a_stream_shows_previews_and_ends_with_the_picture() {
+async fn a_stream_shows_previews_and_ends_with_the_image() {
     let kit = Kit::new();
     // Slow, so that no preview is overtaken by the next one.
     let body = json!({ "prompt": "slow", "steps": 6, "stream": true, "partial_images": 2, "size": "64x64" });
@@ -122,7 +131,7 @@ async fn a_stream_that_fails_says_so() {
     let answer = kit.post("/v1/images/generations", json!({ "prompt": "fail", "stream": true })).await.ok();
     let events = events(answer.text());
     assert_eq!(events[0].0, "error");
-    assert_eq!(events[0].1["error"]["message"], "the brush broke");
+    assert_eq!(events[0].1["error"]["message"], "the GPU is on fire");
 }
 
 #[tokio::test]
@@ -149,7 +158,7 @@ async fn what_makes_no_sense_is_refused_in_openais_shape() {
         (json!({ "prompt": "a", "references": ["not base64!"] }), 400, "invalid_picture"),
         (json!({ "prompt": "a", "references": [base64(b"not a picture")] }), 400, "invalid_picture"),
         (json!({ "prompt": "refuse" }), 400, "invalid_request"),
-        (json!({ "prompt": "fail" }), 500, "painting_failed"),
+        (json!({ "prompt": "fail" }), 500, "generation_failed"),
     ];
     for (body, status, code) in wrong {
         kit.post("/v1/images/generations", body).await.refused(status, code);
@@ -187,6 +196,6 @@ async fn hostile_forms_are_refused() {
         let request = request.header(header::CONTENT_TYPE, "multipart/form-data; boundary=XX");
         kit.send(request.body(Body::from(broken)).unwrap()).await.refused(400, "invalid_request");
     }
-    assert!(kit.seen.lock().unwrap().is_empty(), "nothing of it was painted");
+    assert!(kit.seen.lock().unwrap().is_empty(), "nothing of it was generated");
     assert_eq!(Picture::black(32, 32), kiln_image::from_bytes("a", &picture).unwrap());
 }

@@ -10,13 +10,13 @@ use tempfile::TempDir;
 use crate::kit::{Kit, base64, png};
 
 #[tokio::test]
-async fn orders_that_waited_are_painted_after_a_restart() {
+async fn jobs_that_waited_are_generated_after_a_restart() {
     let folder = Arc::new(TempDir::new().unwrap());
     let before = Kit::open(Arc::clone(&folder), |_| {}, false);
     let mut ids = Vec::new();
     for seed in 0..3 {
-        let order = json!({ "prompt": "a fox", "seed": seed, "references": [base64(&png(32, 32))] });
-        ids.push(before.submit(order).await);
+        let job = json!({ "prompt": "a fox", "seed": seed, "references": [base64(&png(32, 32))] });
+        ids.push(before.submit(job).await);
     }
     drop(before);
     let after = Kit::open(folder, |_| {}, true);
@@ -29,7 +29,7 @@ async fn orders_that_waited_are_painted_after_a_restart() {
     assert_eq!(after.seen.lock().unwrap().len(), 3);
 }
 
-/// As if the process had ended while it painted.
+/// As if the process had ended while it generated.
 fn was_running(folder: &TempDir, id: &str, attempts: u32) {
     let db = Connection::open(folder.path().join("queue.sqlite")).unwrap();
     let changed =
@@ -38,7 +38,7 @@ fn was_running(folder: &TempDir, id: &str, attempts: u32) {
 }
 
 #[tokio::test]
-async fn an_order_that_was_painted_is_painted_again_but_not_for_ever() {
+async fn a_job_that_was_generated_is_generated_again_but_not_for_ever() {
     let folder = Arc::new(TempDir::new().unwrap());
     let before = Kit::open(Arc::clone(&folder), |_| {}, false);
     let (once, twice) =
@@ -53,11 +53,11 @@ async fn an_order_that_was_painted_is_painted_again_but_not_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_order_that_somebody_waited_for_is_failed_after_a_restart() {
+async fn a_job_that_somebody_waited_for_is_failed_after_a_restart() {
     let folder = Arc::new(TempDir::new().unwrap());
     let before = Kit::open(Arc::clone(&folder), |_| {}, false);
     let request = before.post("/v1/images/generations", json!({ "prompt": "a" }));
-    // Nobody paints: the client waits until the process is gone. Its job is looked up before it gives up.
+    // Nothing is generated: the client waits until the process is gone. Its job is looked up before it gives up.
     let (_, id) = tokio::join!(tokio::time::timeout(Duration::from_millis(300), request), async {
         tokio::time::sleep(Duration::from_millis(150)).await;
         before.get("/v1/jobs").await.json()["data"][0]["id"].as_str().unwrap().to_owned()
@@ -80,7 +80,7 @@ async fn a_server_that_stops_puts_back_what_it_can_not_finish() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    // Grace is 200 ms; the order takes 400.
+    // Grace is 200 ms; the job takes 400.
     kiln_server::serve(before.server.clone(), listener, std::future::ready(())).await;
     before.post("/v1/jobs", json!({ "prompt": "a" })).await.refused(503, "shutting_down");
     while before.get(&format!("/v1/jobs/{id}")).await.json()["status"] == "running" {
@@ -90,4 +90,45 @@ async fn a_server_that_stops_puts_back_what_it_can_not_finish() {
     let after = Kit::open(folder, |_| {}, true);
     let job = after.wait(&id).await;
     assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_was_planned_when_the_server_stopped_waits_for_the_next_start() {
+    let folder = Arc::new(TempDir::new().unwrap());
+    let before = Kit::open(Arc::clone(&folder), |config| config.grace = Duration::from_secs(10), true);
+    let running = before.submit(json!({ "prompt": "slow", "steps": 8 })).await;
+    while before.get(&format!("/v1/jobs/{running}")).await.json()["status"] != "running" {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let planned = before.submit(json!({ "prompt": "planned", "seed": 5 })).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    kiln_server::serve(before.server.clone(), listener, std::future::ready(())).await;
+    assert_eq!(before.wait(&running).await["status"], "done");
+    assert_eq!(before.get(&format!("/v1/jobs/{planned}")).await.json()["status"], "queued");
+    assert_eq!(before.seen.lock().unwrap().len(), 1);
+    drop(before);
+    let after = Kit::open(folder, |_| {}, true);
+    let job = after.wait(&planned).await;
+    assert_eq!((&job["status"], &job["pictures"][0]["seed"]), (&json!("done"), &json!("5")));
+}
+
+#[tokio::test]
+async fn jobs_in_databases_of_earlier_versions_are_read() {
+    let folder = Arc::new(TempDir::new().unwrap());
+    let before = Kit::open(Arc::clone(&folder), |_| {}, false);
+    let id = before.submit(json!({ "prompt": "new" })).await;
+    drop(before);
+    let stored = json!({
+        "prompt": "a fox", "negative_prompt": "rain", "model": "large", "n": 2, "seed": u64::MAX, "guidance": 2.5,
+        "loras": [{ "name": "ink", "weight": 0.5 }], "output_format": "jpeg", "png": "fast",
+    });
+    let db = Connection::open(folder.path().join("queue.sqlite")).unwrap();
+    db.execute("UPDATE jobs SET request = ? WHERE id = ?", (stored.to_string(), &id)).unwrap();
+    let after = Kit::open(folder, |_| {}, true);
+    let job = after.wait(&id).await;
+    assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 2));
+    assert_eq!(job["order"], stored, "and shown as they were");
+    let seen = after.seen.lock().unwrap()[0].request.clone();
+    assert_eq!((seen.seed, seen.loras[0].weight), (vec![u64::MAX], 0.5));
+    assert_eq!(seen.negative_prompts, ["rain"]);
 }

@@ -17,6 +17,7 @@ async fn without_the_key_nothing_but_the_page_and_the_health_is_told() {
         "/v1/jobs",
         "/v1/pictures",
         "/v1/loras",
+        "/v1/vaes",
         "/v1/about",
         "/metrics",
         "/sdapi/v1/options",
@@ -70,10 +71,10 @@ async fn large_requests_are_refused_before_and_while_they_are_read() {
 }
 
 #[tokio::test]
-async fn pictures_with_too_many_pixels_are_refused_before_they_are_decoded() {
+async fn images_with_too_many_pixels_are_refused_before_they_are_decoded() {
     let kit = Kit::with(|config| config.limits.input_pixels = 10_000);
-    let order = json!({ "prompt": "a", "references": [base64(&png(101, 100))] });
-    kit.post("/v1/jobs", order).await.refused(400, "picture_too_large");
+    let job = json!({ "prompt": "a", "references": [base64(&png(101, 100))] });
+    kit.post("/v1/jobs", job).await.refused(400, "picture_too_large");
     // A head that promises more than there is.
     let mut bomb = png(16, 16);
     bomb[16..24].copy_from_slice(&[0, 0, 0x7f, 0xff, 0, 0, 0x7f, 0xff]);
@@ -134,7 +135,11 @@ async fn the_description_is_the_one_that_the_code_gives() {
     for call in calls {
         assert!(api["paths"][call].is_object(), "{call}");
     }
-    assert!(api["components"]["schemas"]["Order"]["properties"]["prompt"].is_object());
+    assert!(api["components"]["schemas"]["Request"]["properties"]["prompt"].is_object());
+    for field in ["size", "prompt", "sigmas", "references"] {
+        let openai = &api["components"]["schemas"]["ImagesRequest"]["properties"];
+        assert!(openai[field].is_object(), "{field}");
+    }
     kit.get("/nowhere").await.refused(404, "not_found");
     kit.delete("/v1/models").await.refused(405, "method");
 }
