@@ -10,6 +10,8 @@ const PIXELS: usize = 2;
 const OUT: usize = PIXELS * PIXELS * 3;
 /// What is known counts so much when something new is learnt: about ten pictures are remembered.
 const MEMORY: f64 = 0.9;
+/// Tokens of an image that are learnt from, spread evenly: as good as all of them, and a fraction of the time.
+const SAMPLES: usize = 256;
 /// Keeps what the examples don't show at zero.
 const RIDGE: f64 = 0.02;
 
@@ -41,8 +43,9 @@ impl Projection {
         let small =
             kiln_image::resize(picture, (width * PIXELS) as u32, (height * PIXELS) as u32, Filter::Bicubic);
         self.squares.iter_mut().chain(&mut self.products).for_each(|v| *v *= MEMORY);
-        let weight = 1.0 / (width * height) as f64;
-        for (at, token) in tokens.chunks_exact(self.channels).enumerate() {
+        let stride = (width * height).div_ceil(SAMPLES) | 1;
+        let weight = 1.0 / (width * height).div_ceil(stride) as f64;
+        for (at, token) in tokens.chunks_exact(self.channels).enumerate().step_by(stride) {
             let x = |i: usize| token.get(i).map_or(1.0, |v| f64::from(*v));
             let y = colours(&small, at % width, at / width);
             for i in 0..rows {

@@ -44,41 +44,27 @@ fn report() -> Sheet {
 }
 
 /// NVIDIA GPUs and the libraries to use them with.
-#[cfg(feature = "cuda")]
 fn cuda() -> Sheet {
-    let probe = kiln_cuda::probe();
-    let mut sheet = Sheet::default();
-    match &probe.gpus {
-        Ok(gpus) if gpus.is_empty() => sheet = sheet.with("gpus", "none"),
-        Ok(gpus) => {
-            for gpu in gpus {
-                let (major, minor) = gpu.capability;
-                let about = format!(
-                    "{}, compute capability {major}.{minor}, {} multiprocessors, {}",
-                    gpu.name,
-                    gpu.processors,
-                    bytes(gpu.memory)
-                );
-                sheet = sheet.with(format!("cuda:{}", gpu.ordinal), about);
-            }
-        }
-        Err(_) => sheet = sheet.with("gpus", "none that can be seen without a driver"),
+    let gpus = kiln_engine::gpus();
+    if !gpus.built_in {
+        return Sheet::default().with("used", "no CUDA backend in this build: images are made on the CPU");
     }
-    for library in &probe.libraries {
-        let state = match &library.found {
-            Ok(found) => format!("{} ({})", found.version, found.path.display()),
-            Err(kiln_cuda::Error::Missing { install, .. }) => format!("not found: {install}"),
-            Err(e) => e.to_string(),
-        };
-        sheet = sheet.with(library.name, state);
+    let mut sheet = match &gpus.devices {
+        None => Sheet::default().with("gpus", "none that can be seen without a driver"),
+        Some(devices) if devices.is_empty() => Sheet::default().with("gpus", "none"),
+        Some(_) => Sheet::default(),
+    };
+    for (device, gpu) in gpus.devices.iter().flatten() {
+        let (major, minor) = gpu.capability;
+        let (name, processors, memory) = (&gpu.name, gpu.processors, bytes(gpu.memory));
+        let about =
+            format!("{name}, compute capability {major}.{minor}, {processors} multiprocessors, {memory}");
+        sheet = sheet.with(device.as_str(), about);
     }
-    let used = if probe.usable() { "yes, for models that fit" } else { "no: pictures are made on the CPU" };
-    sheet.with("used", used)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda() -> Sheet {
-    Sheet::default().with("used", "no CUDA backend in this build: pictures are made on the CPU")
+    for (library, state) in &gpus.libraries {
+        sheet = sheet.with(*library, state.as_str());
+    }
+    sheet.with("used", if gpus.usable { "yes, for models that fit" } else { "no: images are made on the CPU" })
 }
 
 fn cpu() -> Sheet {
