@@ -2,10 +2,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kiln_engine::{FileRef, LoraRef, Plan, Request};
 use kiln_image::Picture;
-use kiln_model::{Noise, Prompt, Request, Resolved, Rng, Task};
-use kiln_tensor::HostTensor;
-use kiln_weights::WeightSource;
 use serde::Deserialize;
 
 /// One value or a list of them.
@@ -119,7 +117,7 @@ impl Case {
         }
     }
 
-    pub(crate) fn loras(&self, set: &Path) -> Vec<(PathBuf, f32)> {
+    fn loras(&self, set: &Path) -> Vec<(PathBuf, f32)> {
         let files = self.lora.as_ref().map_or_else(Vec::new, OneOrMany::to_vec);
         let weights = self.lora_weight.as_ref().map_or_else(Vec::new, OneOrMany::to_vec);
         files.iter().zip(weights).map(|(file, weight)| (set.join("tiny").join(file), weight)).collect()
@@ -134,52 +132,38 @@ impl Case {
         self.texts.get(name).map(|t| t.prompt.clone()).ok_or_else(|| format!("no prompt named `{name}`"))
     }
 
-    pub(crate) fn request(&self, set: &Path, dump: &WeightSource) -> Result<Request, String> {
+    /// The request that asks Kiln for the same. `dump` holds the text tokens of a case without prompts.
+    pub(crate) fn request(&self, set: &Path, dump: &Path) -> Result<Request, String> {
         let k = &self.call_kwargs;
-        let reference = set.join("reference");
-        let open =
-            |field: &str| kiln_image::open(&reference.join(file_name(field))).map_err(|e| e.to_string());
-        let extra = self.reference_images.iter().chain(&self.image_reference);
+        let file = |field: &String| FileRef::from(set.join("reference").join(file_name(field)));
+        let side = |side: Option<usize>| side.map(|pixels| pixels as u32);
+        let texts = self.prompt_names().iter().map(|name| self.text(name)).collect::<Result<_, _>>()?;
+        let negative = self.negative_prompt.as_deref().map(|n| self.text(file_name(n))).transpose()?;
+        let lora = |(path, weight)| LoraRef { path, weight, sha256: None };
         Ok(Request {
-            prompt: self.prompt(dump)?,
-            pictures_per_prompt: k.num_images_per_prompt.unwrap_or(1),
-            width: k.width,
-            height: k.height,
-            steps: Some(k.num_inference_steps),
-            sigmas: k.sigmas.clone(),
+            prompts: texts,
+            negative_prompts: negative.into_iter().collect(),
+            embeds: self.prompts.is_none().then(|| FileRef::from(dump.to_path_buf())),
+            n: Some(k.num_images_per_prompt.unwrap_or(1) as u32),
+            width: side(k.width),
+            height: side(k.height),
+            steps: Some(k.num_inference_steps as u32),
+            sigmas: k.sigmas.clone().unwrap_or_default(),
             guidance: k.guidance_scale,
-            noise: match &self.seed {
-                OneOrMany::One(seed) => Noise::Seed { seed: *seed, rng: Rng::Cpu },
-                OneOrMany::Many(seeds) => Noise::Seeds { seeds: seeds.clone(), rng: Rng::Cpu },
-            },
-            references: extra.map(|f| open(f)).collect::<Result<_, _>>()?,
-            task: match (&self.source_image, &self.mask) {
-                (Some(source), Some(mask)) => Task::Inpaint {
-                    source: open(source)?,
-                    mask: kiln_image::open_gray(&reference.join(file_name(mask)))
-                        .map_err(|e| e.to_string())?,
-                    strength: k.strength.unwrap_or(0.8),
-                    padding: k.padding_mask_crop,
-                },
-                _ => Task::Generate,
-            },
-            max_tokens: k.max_sequence_length.unwrap_or(512),
-            ..Request::new("")
+            seed: self.seed.to_vec(),
+            references: self.reference_images.iter().chain(&self.image_reference).map(file).collect(),
+            init: self.source_image.as_ref().map(file),
+            mask: self.mask.as_ref().map(file),
+            strength: k.strength,
+            mask_padding: k.padding_mask_crop,
+            max_tokens: Some(k.max_sequence_length.unwrap_or(512) as u32),
+            loras: self.loras(set).into_iter().map(lora).collect(),
+            ..Request::default()
         })
     }
 
-    fn prompt(&self, dump: &WeightSource) -> Result<Prompt, String> {
-        if self.prompts.is_none() {
-            let embeds = unbatch(&dump.tensor("prompt_embeds").map_err(|e| e.to_string())?)?;
-            return Ok(Prompt::Embeddings { prompts: vec![embeds], negative: None });
-        }
-        let texts = self.prompt_names().iter().map(|name| self.text(name)).collect::<Result<_, _>>()?;
-        let negative = self.negative_prompt.as_deref().map(|n| self.text(file_name(n))).transpose()?;
-        Ok(Prompt::Text { prompts: texts, negative })
-    }
-
     /// The plan's noise levels are diffusers' to the bit, its sizes too.
-    pub(crate) fn check_plan(&self, plan: &Resolved) -> Result<(), String> {
+    pub(crate) fn check_plan(&self, plan: &Plan) -> Result<(), String> {
         if plan.schedule.sigmas() != self.sigmas {
             return Err(format!("sigmas {:?}, expected {:?}", plan.schedule.sigmas(), self.sigmas));
         }
@@ -189,20 +173,15 @@ impl Case {
                 plan.width, plan.height, self.width, self.height
             ));
         }
-        if plan.pictures != self.images.len() {
-            return Err(format!("{} pictures, expected {}", plan.pictures, self.images.len()));
+        if plan.images != self.images.len() {
+            return Err(format!("{} images, expected {}", plan.images, self.images.len()));
         }
         Ok(())
     }
 
-    /// The picture diffusers made.
-    pub(crate) fn picture(&self, file: &Path, index: usize) -> Result<Picture, String> {
-        let name = self.images.get(index).ok_or_else(|| format!("no picture {index}"))?;
+    /// The image diffusers made.
+    pub(crate) fn image(&self, file: &Path, index: usize) -> Result<Picture, String> {
+        let name = self.images.get(index).ok_or_else(|| format!("no image {index}"))?;
         kiln_image::open(&file.with_file_name(name)).map_err(|e| e.to_string())
     }
-}
-
-/// `[1, rows, dim]` as `[rows, dim]`.
-fn unbatch(x: &HostTensor) -> Result<HostTensor, String> {
-    x.reshape(&x.shape().dims()[1..]).map_err(|e| e.to_string())
 }

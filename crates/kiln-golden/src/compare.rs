@@ -16,10 +16,10 @@ pub(crate) fn tensors<B: Backend>(
     for name in dump.names() {
         let expected = dump.tensor(name).map_err(|e| e.to_string())?;
         let batch = expected.shape().dims().first().copied().unwrap_or(0);
-        for (i, picture) in recorder.pictures.iter().enumerate() {
+        for (i, image) in recorder.images.iter().enumerate() {
             let (key, cut) = key(name);
-            let Some(ours) = picture.get(&key).or_else(|| recorder.shared.get(&key)) else { continue };
-            let item = if batch == recorder.pictures.len() { i } else { 0 };
+            let Some(ours) = image.get(&key).or_else(|| recorder.shared.get(&key)) else { continue };
+            let item = if batch == recorder.images.len() { i } else { 0 };
             let expected = item_of(&expected, item, ours, cut)?;
             let ours = cut.of(ours, expected.len())?;
             check(name, &ours, &expected, tolerance)?;
@@ -74,7 +74,7 @@ enum Cut {
     /// As many values from the end.
     End,
     /// Channels-last here, channels-first there.
-    Picture,
+    Image,
 }
 
 impl Cut {
@@ -106,10 +106,10 @@ fn key(name: &str) -> (String, Cut) {
         };
     }
     match name {
-        "vae.enc.down0_out" => ("vae.enc.down0".to_owned(), Cut::Picture),
-        "final.unpacked" | "final.bn_denormalised" => (String::new(), Cut::Picture),
-        _ if name.ends_with(".normalised_latents") || name == "noise" => (name.to_owned(), Cut::Picture),
-        _ if name.starts_with("vae.") => (name.to_owned(), Cut::Picture),
+        "vae.enc.down0_out" => ("vae.enc.down0".to_owned(), Cut::Image),
+        "final.unpacked" | "final.bn_denormalised" => (String::new(), Cut::Image),
+        _ if name.ends_with(".normalised_latents") || name == "noise" => (name.to_owned(), Cut::Image),
+        _ if name.starts_with("vae.") => (name.to_owned(), Cut::Image),
         _ if name.starts_with("kv.") => (format!("{name}.0"), Cut::Start),
         _ if name.contains(".single") && name.ends_with(".img") => {
             (name.trim_end_matches(".img").to_owned(), Cut::End)
@@ -123,11 +123,11 @@ fn single(stem: &str) -> String {
     if stem.contains(".single") { stem.trim_end_matches(".txt").to_owned() } else { stem.to_owned() }
 }
 
-/// One picture's values of a dumped tensor, in our layout, and no more of them than we have.
+/// One image's values of a dumped tensor, in our layout, and no more of them than we have.
 fn item_of(expected: &HostTensor, item: usize, ours: &HostTensor, cut: Cut) -> Result<Vec<f32>, String> {
     let item = expected.rows(item..item + 1).map_err(|e| e.to_string())?;
     let mut values = item.to_f32().map_err(|e| e.to_string())?.into_owned();
-    if cut == Cut::Picture {
+    if cut == Cut::Image {
         let dims = item.shape().dims();
         let (channels, pixels) = (dims[1], dims[2] * dims[3]);
         let at = |i: usize| values[(i % channels) * pixels + i / channels];
@@ -161,20 +161,20 @@ fn check(name: &str, ours: &[f32], expected: &[f32], tolerance: &Tolerance) -> R
     Ok(())
 }
 
-/// Compares pictures value by value.
-pub(crate) fn picture(
+/// Compares images value by value.
+pub(crate) fn image(
     ours: &Picture,
     expected: &Result<Picture, String>,
     tolerance: &Tolerance,
 ) -> Result<(), String> {
     let expected = expected.as_ref()?;
     if (ours.width(), ours.height()) != (expected.width(), expected.height()) {
-        return Err(format!("picture of {}×{}", ours.width(), ours.height()));
+        return Err(format!("image of {}×{}", ours.width(), ours.height()));
     }
     let pairs = ours.pixels().iter().zip(expected.pixels());
     let largest = pairs.map(|(a, b)| a.abs_diff(*b)).max().unwrap_or(0);
     if largest > tolerance.levels {
-        return Err(format!("picture off by {largest} levels, at most {} allowed", tolerance.levels));
+        return Err(format!("image off by {largest} levels, at most {} allowed", tolerance.levels));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Kiln against diffusers: every case of the golden set, on any backend.
 //!
 //! A set is a folder with `tiny/` (checkpoints whose shared parts are stored once) and `reference/` (for every case a
-//! JSON file with its parameters, a safetensors file with the intermediates diffusers had, and its pictures). A small
+//! JSON file with its parameters, a safetensors file with the intermediates diffusers had, and its images). A small
 //! set is part of the repository; a larger one is run as well where `KILN_GOLDEN` names it.
 //!
 //! ```no_run
@@ -16,12 +16,14 @@
 mod case;
 mod checkpoint;
 mod compare;
+mod inputs;
 mod recorder;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_model::{Generated, Member, ModelFolder, Noise, Options, Pipeline, Request, Rng, Together};
+use kiln_engine::pipeline::{Generated, LoadOptions, Member, Pipeline, Unfinished};
+use kiln_engine::{BatchLimit, LocalFiles, Model, Plan, Request};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
 use kiln_weights::WeightSource;
@@ -29,6 +31,7 @@ use libtest_mimic::{Failed, Trial};
 
 use case::Case;
 pub use checkpoint::Checkpoint;
+pub use inputs::MadeUpInputs;
 use recorder::Recorder;
 
 /// How far a backend may be from diffusers in f32.
@@ -40,7 +43,7 @@ pub struct Tolerance {
     pub relative: f64,
     /// Largest difference of any latent.
     pub absolute: f64,
-    /// Largest difference of a picture's 8-bit values.
+    /// Largest difference of an image's 8-bit values.
     pub levels: u8,
     /// Whether tensors inside the transformer's calls are compared, too: a call that is looked into can't be replayed.
     pub inside: bool,
@@ -96,8 +99,8 @@ pub fn trials<B: Backend + 'static>(
 fn run<B: Backend>(backend: B, set: &Path, file: &Path, tolerance: Tolerance) -> Result<(), String> {
     let case = Case::read(set, file)?;
     let checkpoint = Checkpoint::assemble(set, case.model())?;
-    let folder = ModelFolder::open(checkpoint.path()).map_err(|e| e.to_string())?;
-    compare_with(backend, set, file, tolerance, &folder)
+    let model = Arc::new(Model::open(checkpoint.path()).map_err(|e| e.to_string())?);
+    compare_with(backend, set, file, tolerance, &model)
 }
 
 /// Runs the repository's case of this name on a model of the same weights, however it is stored.
@@ -105,7 +108,7 @@ pub fn run_case<B: Backend>(
     backend: B,
     case: &str,
     tolerance: Tolerance,
-    model: &ModelFolder,
+    model: &Arc<Model>,
 ) -> Result<(), String> {
     let set = in_tree();
     let file = set.join("reference").join(format!("{case}.json"));
@@ -117,48 +120,64 @@ fn compare_with<B: Backend>(
     set: &Path,
     file: &Path,
     tolerance: Tolerance,
-    folder: &ModelFolder,
+    model: &Arc<Model>,
 ) -> Result<(), String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let case = Case::read(set, file)?;
-    let options = Options { dtype: tolerance.dtype, loras: case.loras(set), ..Options::default() };
-    let pipeline = Pipeline::load(backend, folder, &options, &mut ()).map_err(|e| text(&e))?;
-
-    let dump = WeightSource::open(file.with_extension("safetensors")).map_err(|e| text(&e))?;
+    let dump_file = file.with_extension("safetensors");
+    let dump = WeightSource::open(&dump_file).map_err(|e| text(&e))?;
     let prompts = WeightSource::open(set.join("reference/prompts.safetensors")).map_err(|e| text(&e))?;
-    let request = case.request(set, &dump)?;
-    let plan = pipeline.resolve(&request).map_err(|e| text(&e))?;
+    let request = case.request(set, &dump_file)?;
+    let plan = |request: &Request| Plan::new(model, request, &LocalFiles).map_err(|e| text(&e));
+    let other = plan(&Request { seed: vec![1], ..request.clone() })?;
+    let plan = plan(&request)?;
     case.check_plan(&plan)?;
+
+    let options =
+        LoadOptions { dtype: tolerance.dtype, loras: plan.loras.clone(), ..LoadOptions::default() };
+    let pipeline = Pipeline::load(backend, model, &options, &mut ()).map_err(|e| text(&e))?;
     let mut recorder = Recorder::new(pipeline.backend(), tolerance.inside);
-    let pictures = pipeline.generate(&request, &mut recorder).map_err(|e| text(&e))?;
+    let images = pipeline.generate(&plan, &mut recorder).map_err(|e| text(&e))?;
 
     let mut compared = compare::tensors(&recorder, &dump, &tolerance)?;
     compared += compare::texts(&recorder, &prompts, &case.prompt_names(), &tolerance)?;
     if compared < 4 {
         return Err(format!("only {compared} tensors of the dump were compared"));
     }
-    for generated in pictures.iter().chain(&beside_another(&pipeline, &request)?) {
-        let expected = case.picture(file, generated.index);
-        compare::picture(&generated.picture, &expected, &tolerance)?;
+    let beside = beside_another(&pipeline, &plan, &other)?;
+    for made in [&images, &beside] {
+        if made.len() != plan.images {
+            return Err(format!("{} images were made, expected {}", made.len(), plan.images));
+        }
+    }
+    for generated in images.iter().chain(&beside) {
+        let expected = case.image(file, generated.index);
+        compare::image(&generated.picture, &expected, &tolerance)?;
     }
     Ok(())
 }
 
-/// The request's pictures, painted at once with those of a request that differs in its noise.
-fn beside_another<B: Backend>(pipeline: &Pipeline<B>, request: &Request) -> Result<Vec<Generated>, String> {
-    let other = Request { noise: Noise::Seed { seed: 1, rng: Rng::Cpu }, ..request.clone() };
-    let mut pictures = Vec::new();
+/// The plan's images, made at once with those of a plan that differs in its noise.
+fn beside_another<B: Backend>(
+    pipeline: &Pipeline<B>,
+    plan: &Plan,
+    other: &Plan,
+) -> Result<Vec<Generated>, String> {
+    let mut images = Vec::new();
     let mut ends = Vec::new();
-    let mut keep = |picture| {
-        pictures.push(picture);
+    let mut keep = |image: Unfinished<B>| {
+        images.push(image.finish(pipeline.backend(), plan)?);
         Ok(())
     };
     let members = &mut [
-        Member { request, observer: &mut (), done: &mut keep },
-        Member { request: &other, observer: &mut (), done: &mut |_| Ok(()) },
+        Member { plan, observer: &mut (), done: &mut keep },
+        Member { plan: other, observer: &mut (), done: &mut |_| Ok(()) },
     ];
-    let all = Together { most: usize::MAX, rows: Some(usize::MAX), memory: None };
-    pipeline.generate_together(members, &all, &mut |_, end| ends.push(end));
+    let all = BatchLimit { images: usize::MAX, rows: Some(usize::MAX), memory: None };
+    pipeline.run(members, &all, &mut |_, end| ends.push(end));
+    if ends.len() != 2 {
+        return Err(format!("{} of 2 requests ended", ends.len()));
+    }
     ends.into_iter().collect::<Result<Vec<()>, _>>().map_err(|e| e.to_string())?;
-    Ok(pictures)
+    Ok(images)
 }

@@ -4,23 +4,23 @@ use kiln_model::{Observer, Result};
 use kiln_ops::Backend;
 use kiln_tensor::HostTensor;
 
-/// Keeps every tensor a run shows, named as in the dumps, picture by picture.
+/// Keeps every tensor a run shows, named as in the dumps, image by image.
 pub(crate) struct Recorder<'a, B: Backend> {
     backend: &'a B,
     inside: bool,
-    /// What belongs to no single picture: text, references.
+    /// What belongs to no single image: text, references.
     pub(crate) shared: BTreeMap<String, HostTensor>,
     /// Text tokens in the order they were encoded.
     pub(crate) texts: Vec<HostTensor>,
-    pub(crate) pictures: Vec<BTreeMap<String, HostTensor>>,
+    pub(crate) images: Vec<BTreeMap<String, HostTensor>>,
     calls: usize,
 }
 
 impl<'a, B: Backend> Recorder<'a, B> {
     /// `inside`: of the transformer's calls as well.
     pub(crate) fn new(backend: &'a B, inside: bool) -> Self {
-        let (shared, texts, pictures) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Recorder { backend, inside, shared, texts, pictures, calls: 0 }
+        let (shared, texts, images) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Recorder { backend, inside, shared, texts, images, calls: 0 }
     }
 }
 
@@ -41,7 +41,7 @@ impl<B: Backend> Observer<B> for Recorder<'_, B> {
                 return Ok(());
             }
             "noise" => {
-                self.pictures.push(BTreeMap::new());
+                self.images.push(BTreeMap::new());
                 self.calls = 0;
             }
             "temb" => self.calls += 1,
@@ -54,8 +54,8 @@ impl<B: Backend> Observer<B> for Recorder<'_, B> {
         } else {
             format!("call{}.{name}", self.calls - 1)
         };
-        match self.pictures.last_mut() {
-            Some(picture) => picture.insert(full, x),
+        match self.images.last_mut() {
+            Some(image) => image.insert(full, x),
             // The text encoder's states: the first prompt's are the ones the dumps have.
             None if full.starts_with("text.") => Some(self.shared.entry(full).or_insert(x).clone()),
             None => self.shared.insert(full, x),

@@ -1,12 +1,14 @@
-//! The tiny klein in every layout that people have gives the pictures that diffusers gave for it; packed weights give what
+//! The tiny klein in every layout that people have gives the images that diffusers gave for it; packed weights give what
 //! their widened values give.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use kiln_cpu::{CpuBackend, Options as CpuOptions};
+use kiln_engine::pipeline::{LoadOptions, Pipeline};
+use kiln_engine::{LocalFiles, Model, Parts, Plan, Request, Variant};
 use kiln_golden::{Checkpoint, Tolerance, in_tree, run_case};
-use kiln_model::{ModelFolder, Options, Parts, Pipeline, Request, Variant};
 use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::export::{self, Container, Names, Storage, export};
@@ -61,8 +63,8 @@ impl Kit {
         }
     }
 
-    fn paints_the_reference(&self, model: &Path) {
-        let model = ModelFolder::open(model).unwrap();
+    fn gives_the_reference(&self, model: &Path) {
+        let model = Arc::new(Model::open(model).unwrap());
         run_case(backend(), CASE, Tolerance::F32, &model).unwrap();
     }
 }
@@ -81,8 +83,8 @@ fn single_files_beside_each_other_are_a_model() {
     assert!(names.iter().all(|n| !n.contains("transformer_blocks")));
     let vae = WeightSource::open(kit.path("ae.safetensors")).unwrap();
     assert_eq!(vae.entry("decoder.mid.attn_1.q.weight").unwrap().1.dims(), [32, 32, 1, 1]);
-    kit.paints_the_reference(&file);
-    assert_eq!(ModelFolder::open(kit.dir.path()).unwrap().transformer.path, file);
+    kit.gives_the_reference(&file);
+    assert_eq!(Model::open(kit.dir.path()).unwrap().transformer.path, file);
 }
 
 #[test]
@@ -94,7 +96,7 @@ fn gguf_files_in_comfyuis_folders_are_a_model() {
     kit.tokenizer();
     let text = WeightSource::open(kit.path("text_encoders/qwen3.gguf")).unwrap();
     assert!(text.is_gguf() && text.contains("blk.27.ffn_gate.weight"));
-    kit.paints_the_reference(&file);
+    kit.gives_the_reference(&file);
 }
 
 #[test]
@@ -117,7 +119,7 @@ fn one_checkpoint_with_everything_is_a_model() {
     let file = kit.path("klein-checkpoint.safetensors");
     save::save(&file, &tensors, &Default::default()).unwrap();
     kit.tokenizer();
-    kit.paints_the_reference(&file);
+    kit.gives_the_reference(&file);
 }
 
 #[cfg(unix)]
@@ -137,7 +139,7 @@ fn a_folder_of_the_hugging_face_cache_is_a_model() {
         fs::create_dir_all(link.parent().unwrap()).unwrap();
         symlink(&blob, &link).unwrap();
     }
-    kit.paints_the_reference(&cache);
+    kit.gives_the_reference(&cache);
 }
 
 /// All files below a folder, by their relative paths.
@@ -164,11 +166,11 @@ fn parts_are_named_by_a_set_or_one_by_one() {
     let set = "transformer = 'a/t.safetensors'\ntext_encoder = 'b/e.safetensors'\nvae = 'c/v.safetensors'\n\
                tokenizer = 'tokenizer'\nvariant = 'distilled'";
     fs::write(kit.path("model.toml"), set).unwrap();
-    kit.paints_the_reference(&kit.path("model.toml"));
-    let named = ModelFolder::open(kit.dir.path()).unwrap();
+    kit.gives_the_reference(&kit.path("model.toml"));
+    let named = Model::open(kit.dir.path()).unwrap();
     assert_eq!((named.variant, named.path.ends_with("model.toml")), (Variant::Distilled, true));
 
-    let alone = ModelFolder::open(&transformer).unwrap();
+    let alone = Model::open(&transformer).unwrap();
     assert!(alone.text_encoder.is_none() && alone.vae.is_none());
     assert!(alone.searched.iter().any(|place| place.ends_with("a")), "{:?}", alone.searched);
     let parts = Parts {
@@ -178,30 +180,31 @@ fn parts_are_named_by_a_set_or_one_by_one() {
         tokenizer: Some(kit.path("tokenizer/tokenizer.json")),
         ..Parts::default()
     };
-    let whole = ModelFolder::open_with(Some(kit.klein.path()), &parts).unwrap();
+    let whole = Model::open_with(Some(kit.klein.path()), &parts).unwrap();
     assert_eq!((whole.variant, whole.vae.is_some()), (Variant::Base, true));
-    let told = ModelFolder::open(kit.path("c/v.safetensors")).unwrap_err().to_string();
+    let told = Model::open(kit.path("c/v.safetensors")).unwrap_err().to_string();
     assert!(told.contains("holds no FLUX.2 transformer: it has a VAE"), "{told}");
     fs::remove_dir_all(kit.path("tokenizer")).unwrap();
-    let told = ModelFolder::open_with(None, &Parts { tokenizer: None, ..parts }).unwrap_err().to_string();
+    let told = Model::open_with(None, &Parts { tokenizer: None, ..parts }).unwrap_err().to_string();
     assert!(told.contains("448 tokens") && told.contains("tokenizer.json"), "{told}");
 }
 
-/// Final latents of a small picture.
+/// Final latents of a small image.
 fn latents(kit: &Kit, transformer: PathBuf, text_encoder: Option<PathBuf>, dtype: DType) -> Vec<f32> {
     let parts = Parts { transformer: Some(transformer), text_encoder, ..Parts::default() };
-    let model = ModelFolder::open_with(Some(kit.klein.path()), &parts).unwrap();
-    let pipeline =
-        Pipeline::load(backend(), &model, &Options { dtype, ..Options::default() }, &mut ()).unwrap();
+    let model = Arc::new(Model::open_with(Some(kit.klein.path()), &parts).unwrap());
+    let options = LoadOptions { dtype, ..LoadOptions::default() };
+    let pipeline = Pipeline::load(backend(), &model, &options, &mut ()).unwrap();
     let request = Request {
         width: Some(64),
         height: Some(48),
         steps: Some(2),
-        max_tokens: 32,
+        max_tokens: Some(32),
         ..Request::new("a fox")
     };
-    let pictures = pipeline.generate(&request, &mut ()).unwrap();
-    pictures[0].latents.to_f32().unwrap().into_owned()
+    let plan = Plan::new(&model, &request, &LocalFiles).unwrap();
+    let images = pipeline.generate(&plan, &mut ()).unwrap();
+    images[0].latents.to_f32().unwrap().into_owned()
 }
 
 fn distance(found: &[f32], expected: &[f32]) -> f64 {

@@ -1,10 +1,12 @@
 //! LoRAs over a whole pipeline: every layout gives the same latents, and they come and go while the model stays loaded.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use kiln_cpu::{CpuBackend, Options as CpuOptions};
+use kiln_engine::pipeline::{LoadOptions, Pipeline};
+use kiln_engine::{LocalFiles, LoraRef, Model, Plan, PlannedLora, Request};
 use kiln_golden::{Checkpoint, in_tree};
-use kiln_model::{ModelFolder, Options, Pipeline, Request};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{LinearForm, WeightSource, save};
 
@@ -13,35 +15,55 @@ struct Klein {
     pipeline: Pipeline<CpuBackend>,
 }
 
-fn klein(options: &Options) -> Klein {
+fn klein(options: &LoadOptions) -> Klein {
+    klein_under(options, &[])
+}
+
+/// The model, loaded with these LoRAs.
+fn klein_under(options: &LoadOptions, loras: &[(&Path, f32)]) -> Klein {
     let folder = Checkpoint::assemble(&in_tree(), "klein").unwrap();
     let backend = CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
-    let model = ModelFolder::open(folder.path()).unwrap();
-    let pipeline = Pipeline::load(backend, &model, options, &mut ()).unwrap();
+    let model = Arc::new(Model::open(folder.path()).unwrap());
+    let options = LoadOptions { loras: planned(&model, loras).unwrap(), ..options.clone() };
+    let pipeline = Pipeline::load(backend, &model, &options, &mut ()).unwrap();
     Klein { _folder: folder, pipeline }
 }
 
+fn request(loras: &[(&Path, f32)]) -> Request {
+    let lora = |&(path, weight): &(&Path, f32)| LoraRef { path: path.into(), weight, sha256: None };
+    Request {
+        width: Some(64),
+        height: Some(48),
+        steps: Some(2),
+        max_tokens: Some(32),
+        loras: loras.iter().map(lora).collect(),
+        ..Request::new("fox")
+    }
+}
+
+fn planned(model: &Arc<Model>, loras: &[(&Path, f32)]) -> kiln_engine::Result<Vec<PlannedLora>> {
+    Ok(Plan::new(model, &request(loras), &LocalFiles)?.loras)
+}
+
 impl Klein {
+    fn planned(&self, loras: &[(&Path, f32)]) -> kiln_engine::Result<Vec<PlannedLora>> {
+        planned(self.pipeline.model(), loras)
+    }
+
     /// The latents under these LoRAs.
     fn under(&mut self, loras: &[(&Path, f32)]) -> Vec<f32> {
-        let loras: Vec<(PathBuf, f32)> =
-            loras.iter().map(|(path, weight)| (path.to_path_buf(), *weight)).collect();
-        let reports = self.pipeline.set_loras(&loras).unwrap();
+        let loras = self.planned(loras).unwrap();
+        let reports = self.pipeline.set_loras(&loras, false).unwrap();
         assert_eq!(reports.len(), loras.len());
         assert!(reports.iter().all(|r| r.matched == r.total && r.total > 0), "{reports:?}");
+        assert_eq!(self.pipeline.loras(), (&loras[..], false));
         self.latents()
     }
 
     fn latents(&self) -> Vec<f32> {
-        let request = Request {
-            width: Some(64),
-            height: Some(48),
-            steps: Some(2),
-            max_tokens: 32,
-            ..Request::new("fox")
-        };
-        let pictures = self.pipeline.generate(&request, &mut ()).unwrap();
-        pictures[0].latents.to_f32().unwrap().into_owned()
+        let plan = Plan::new(self.pipeline.model(), &request(&[]), &LocalFiles).unwrap();
+        let images = self.pipeline.generate(&plan, &mut ()).unwrap();
+        images[0].latents.to_f32().unwrap().into_owned()
     }
 }
 
@@ -128,7 +150,7 @@ fn rewritten(folder: &Path, from: &str, name: &str, rewrite: Rewrite) -> PathBuf
 #[test]
 fn every_layout_gives_the_same_latents() {
     let folder = tempfile::tempdir().unwrap();
-    let mut klein = klein(&Options::default());
+    let mut klein = klein(&LoadOptions::default());
     let without = klein.latents();
     let expected = klein.under(&[(&file("lora_diffusers.safetensors"), 1.0)]);
     assert!(distance(&expected, &without) > 1e-2, "the LoRA changes too little to tell");
@@ -154,14 +176,13 @@ fn switching_gives_what_loading_gives_and_taking_off_what_was() {
         (DType::BF16, LinearForm::Float),
         (DType::BF16, LinearForm::Int8 { threads: 2 }),
     ] {
-        let options = Options { dtype, form, ..Options::default() };
+        let options = LoadOptions { dtype, form, ..LoadOptions::default() };
         let mut switched = klein(&options);
         let without = switched.latents();
         let sets: [&[(&Path, f32)]; 3] =
             [&[(&plain, 0.5)], &[(&lokr, -1.0), (&plain, 0.25)], &[(&lokr, 1.0)]];
         for set in sets {
-            let loras = set.iter().map(|(path, weight)| (path.to_path_buf(), *weight)).collect();
-            let loaded = klein(&Options { loras, ..options.clone() }).latents();
+            let loaded = klein_under(&options, set).latents();
             assert!(switched.under(set) == loaded, "{dtype}, {form:?}: not the bits of a fresh start");
             assert!(distance(&loaded, &without) > 1e-3);
         }
@@ -173,7 +194,7 @@ fn switching_gives_what_loading_gives_and_taking_off_what_was() {
 fn a_lora_that_is_refused_leaves_everything_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let lora = file("lora_diffusers.safetensors");
-    let mut klein = klein(&Options::default());
+    let mut klein = klein(&LoadOptions::default());
     let before = klein.under(&[(&lora, 1.0)]);
     let stranger = folder.path().join("stranger.safetensors");
     let keys = [
@@ -182,11 +203,14 @@ fn a_lora_that_is_refused_leaves_everything_as_it_was() {
     ];
     let tensors = [(keys[0], HostTensor::zeros([1, 128])), (keys[1], HostTensor::zeros([128, 1]))];
     save::save(&stranger, &tensors, &Default::default()).unwrap();
-    for wrong in [&stranger, &folder.path().join("none.safetensors")] {
-        let loras = [(file("lora_bfl.safetensors"), 1.0), (wrong.clone(), 1.0)];
-        assert!(klein.pipeline.set_loras(&loras).is_err());
-        assert!(klein.latents() == before);
-    }
+    let bfl = file("lora_bfl.safetensors");
+    let has = klein.planned(&[(&lora, 1.0)]).unwrap();
+    let wrong = klein.planned(&[(&bfl, 1.0), (&stranger, 1.0)]).unwrap();
+    assert!(klein.pipeline.set_loras(&wrong, false).is_err());
+    assert_eq!(klein.pipeline.loras(), (&has[..], false));
+    assert!(klein.latents() == before);
+    // One that isn't there is refused by the plan.
+    assert!(klein.planned(&[(&bfl, 1.0), (&folder.path().join("none.safetensors"), 1.0)]).is_err());
 }
 
 #[test]
@@ -197,13 +221,18 @@ fn what_does_not_fit_may_be_left_out() {
         plain(format!("diffusion_model.{}", m.replace("single_blocks.", "single_blocks.9")), down, up)
     };
     let path = rewritten(folder.path(), "bfl", "partly", partly);
-    let loras = vec![(path, 1.0)];
-    let mut strict = klein(&Options::default());
-    let told = strict.pipeline.set_loras(&loras).unwrap_err().to_string();
+    let mut klein = klein(&LoadOptions::default());
+    let without = klein.latents();
+    let loras = klein.planned(&[(&path, 1.0)]).unwrap();
+    let told = klein.pipeline.set_loras(&loras, false).unwrap_err().to_string();
     assert!(told.contains("`diffusion_model.single_blocks.90.linear1`"), "{told}");
-    let mut lenient = klein(&Options { lora_partial: true, ..Options::default() });
-    let report = lenient.pipeline.set_loras(&loras).unwrap().remove(0);
+    assert!(klein.latents() == without);
+    let report = klein.pipeline.set_loras(&loras, true).unwrap().remove(0);
     assert!(report.matched > 0 && report.matched < report.total, "{report}");
     assert_eq!(report.unmatched.len(), report.total - report.matched);
-    assert!(distance(&lenient.latents(), &strict.latents()) > 1e-3);
+    let switched = klein.latents();
+    assert!(distance(&switched, &without) > 1e-3);
+    // Loaded with it, the same.
+    let options = LoadOptions { lora_partial: true, ..LoadOptions::default() };
+    assert!(klein_under(&options, &[(&path, 1.0)]).latents() == switched);
 }

@@ -1,12 +1,15 @@
-//! What a pipeline refuses, how it stops, and that it repeats itself: on the repository's tiny checkpoints.
+//! What a model and a plan refuse, how a run stops, and that it repeats itself: on the repository's tiny checkpoints.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use kiln_cpu::{CpuBackend, Options as CpuOptions};
-use kiln_golden::{Checkpoint, in_tree};
-use kiln_model::{Error, Event, ModelFolder, Observer, Options, Pipeline, Prompt, Request, Task, Variant};
+use kiln_engine::pipeline::{Generated, LoadOptions, Pipeline};
+use kiln_engine::{Error, Event, LocalFiles, LoraRef, MissingPart, Model, Plan, Request, Variant};
+use kiln_golden::{Checkpoint, MadeUpInputs, in_tree};
+use kiln_model::Observer;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::WeightSource;
@@ -20,18 +23,32 @@ fn backend(threads: usize) -> CpuBackend {
     CpuBackend::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).unwrap()
 }
 
-fn load(path: &Path, options: &Options) -> Result<Pipeline<CpuBackend>, Error> {
-    Pipeline::load(backend(2), &ModelFolder::open(path)?, options, &mut ())
+fn load(path: &Path, options: &LoadOptions) -> Result<Pipeline<CpuBackend>, Error> {
+    Pipeline::load(backend(2), &Arc::new(Model::open(path)?), options, &mut ())
 }
 
 fn klein() -> (Checkpoint, Pipeline<CpuBackend>) {
     let folder = checkpoint("klein");
-    let pipeline = load(folder.path(), &Options::default()).unwrap();
+    let pipeline = load(folder.path(), &LoadOptions::default()).unwrap();
     (folder, pipeline)
 }
 
 fn small(prompt: &str) -> Request {
-    Request { width: Some(64), height: Some(48), steps: Some(2), max_tokens: 32, ..Request::new(prompt) }
+    Request {
+        width: Some(64),
+        height: Some(48),
+        steps: Some(2),
+        max_tokens: Some(32),
+        ..Request::new(prompt)
+    }
+}
+
+fn plan(pipeline: &Pipeline<CpuBackend>, request: &Request) -> Result<Plan, Error> {
+    Plan::new(pipeline.model(), request, &LocalFiles)
+}
+
+fn generate(pipeline: &Pipeline<CpuBackend>, request: &Request) -> Result<Vec<Generated>, Error> {
+    pipeline.generate(&plan(pipeline, request)?, &mut ())
 }
 
 /// Replaces a file (it may be a hard link into the golden set) by an edited copy.
@@ -43,7 +60,7 @@ fn edit_json(file: &Path, edit: impl FnOnce(&mut Value)) {
 }
 
 fn refusal(path: &Path) -> String {
-    match load(path, &Options::default()) {
+    match load(path, &LoadOptions::default()) {
         Ok(_) => panic!("`{}` was accepted", path.display()),
         Err(e) => e.to_string(),
     }
@@ -58,8 +75,8 @@ fn variants_are_told_by_the_model_index() {
         ("dev", Variant::Dev, 50, Some(4.0)),
     ];
     for (name, variant, steps, guidance) in expected {
-        let folder = ModelFolder::open(checkpoint(name).path()).unwrap();
-        assert_eq!(folder.variant, variant);
+        let model = Model::open(checkpoint(name).path()).unwrap();
+        assert_eq!(model.variant, variant);
         assert_eq!((variant.default_steps(), variant.default_guidance()), (steps, guidance));
     }
 }
@@ -68,7 +85,7 @@ fn variants_are_told_by_the_model_index() {
 fn a_text_encoder_of_another_size_is_named_before_anything_is_loaded() {
     let folder = checkpoint("klein");
     edit_json(&folder.path().join("text_encoder/config.json"), |c| c["hidden_size"] = json!(4096));
-    let e = ModelFolder::open(folder.path()).unwrap_err().to_string();
+    let e = Model::open(folder.path()).unwrap_err().to_string();
     assert!(e.contains("hidden size 16") && e.contains("hidden size 4096"), "{e}");
 }
 
@@ -128,9 +145,9 @@ fn a_folder_that_is_no_model_says_so() {
 fn a_folder_without_tokenizer_uses_the_built_in_one() {
     let folder = checkpoint("klein");
     fs::remove_dir_all(folder.path().join("tokenizer")).unwrap();
-    let pipeline = load(folder.path(), &Options::default()).unwrap();
+    let pipeline = load(folder.path(), &LoadOptions::default()).unwrap();
     // The tiny model's embedding has fewer rows than Qwen3 has tokens: the error proves which tokenizer was used.
-    let e = pipeline.generate(&small("a cat"), &mut ()).unwrap_err().to_string();
+    let e = generate(&pipeline, &small("a cat")).unwrap_err().to_string();
     assert!(e.contains("rows of the embedding"), "{e}");
 }
 
@@ -139,29 +156,42 @@ fn a_folder_without_vae_asks_for_one() {
     let folder = checkpoint("klein");
     fs::remove_dir_all(folder.path().join("vae")).unwrap();
     assert!(refusal(folder.path()).contains("vae"));
+    let model = Arc::new(Model::open(folder.path()).unwrap());
+    let refused = Plan::new(&model, &small("a cat"), &LocalFiles).unwrap_err();
+    assert!(matches!(refused, Error::MissingPart { part: MissingPart::Vae, .. }), "{refused:?}");
     let vae = in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors");
-    let options = Options { vae: Some(vae), ..Options::default() };
-    assert!(load(folder.path(), &options).is_ok());
+    let request = Request { vae: Some(vae.into()), ..small("a cat") };
+    let plan = Plan::new(&model, &request, &LocalFiles).unwrap();
+    let options = LoadOptions { vae: plan.vae.clone(), ..LoadOptions::default() };
+    let pipeline = Pipeline::load(backend(2), &model, &options, &mut ()).unwrap();
+    assert_eq!(pipeline.generate(&plan, &mut ()).unwrap().len(), 1);
 }
 
 #[test]
 fn a_vae_without_config_is_read_off_its_tensors() {
-    let (_folder, pipeline) = klein();
-    let expected = pipeline.generate(&small("a cat"), &mut ()).unwrap();
+    let (folder, pipeline) = klein();
+    let expected = generate(&pipeline, &small("a cat")).unwrap();
     let alone = tempfile::tempdir().unwrap();
     let file = alone.path().join("vae.safetensors");
     fs::copy(in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors"), &file).unwrap();
-    let other = load(_folder.path(), &Options { vae: Some(file), ..Options::default() }).unwrap();
-    assert_eq!(other.generate(&small("a cat"), &mut ()).unwrap()[0].picture, expected[0].picture);
+    let request = Request { vae: Some(file.into()), ..small("a cat") };
+    // Asked for when the model is loaded, or later.
+    let plan = plan(&pipeline, &request).unwrap();
+    let options = LoadOptions { vae: plan.vae.clone(), ..LoadOptions::default() };
+    let other = load(folder.path(), &options).unwrap();
+    for pipeline in [&pipeline, &other] {
+        assert_eq!(pipeline.generate(&plan, &mut ()).unwrap()[0].picture, expected[0].picture);
+    }
 }
 
 #[test]
 fn the_same_request_gives_the_same_bytes_on_any_number_of_threads() {
     let folder = checkpoint("klein");
-    let folder = ModelFolder::open(folder.path()).unwrap();
+    let model = Arc::new(Model::open(folder.path()).unwrap());
+    let plan = Plan::new(&model, &small("a cat"), &LocalFiles).unwrap();
     let make = |threads| {
-        let pipeline = Pipeline::load(backend(threads), &folder, &Options::default(), &mut ()).unwrap();
-        pipeline.generate(&small("a cat"), &mut ()).unwrap().remove(0)
+        let pipeline = Pipeline::load(backend(threads), &model, &LoadOptions::default(), &mut ()).unwrap();
+        pipeline.generate(&plan, &mut ()).unwrap().remove(0)
     };
     let (one, three) = (make(1), make(3));
     assert_eq!(one.latents, three.latents);
@@ -173,7 +203,7 @@ struct StopAtBlock;
 impl<B: Backend> Observer<B> for StopAtBlock {
     fn event(&mut self, event: Event) -> kiln_model::Result<()> {
         match event {
-            Event::Block { done: 2, .. } => Err(Error::Cancelled),
+            Event::Block { done: 2, .. } => Err(kiln_model::Error::Cancelled),
             Event::StepFinished { .. } => panic!("the step was finished"),
             _ => Ok(()),
         }
@@ -183,93 +213,153 @@ impl<B: Backend> Observer<B> for StopAtBlock {
 #[test]
 fn an_observer_stops_a_run_within_a_step() {
     let (_folder, pipeline) = klein();
-    assert!(matches!(pipeline.generate(&small("a cat"), &mut StopAtBlock), Err(Error::Cancelled)));
+    let plan = plan(&pipeline, &small("a cat")).unwrap();
+    assert!(pipeline.generate(&plan, &mut StopAtBlock).unwrap_err().is_cancelled());
 }
 
 #[test]
 fn requests_that_can_not_be_served_are_refused() {
-    let (_folder, pipeline) = klein();
-    let text = |prompts: Vec<String>| Prompt::Text { prompts, negative: None };
-    let embeddings =
-        |shape: [usize; 2]| Prompt::Embeddings { prompts: vec![HostTensor::zeros(shape)], negative: None };
+    let folder = checkpoint("klein");
+    let model = Arc::new(Model::open(folder.path()).unwrap());
+    let mut inputs = MadeUpInputs::new();
+    let narrow = inputs.add_tensors("narrow", &[("prompt_embeds", HostTensor::zeros([4, 7]))]);
+    let negatives = |n: usize| vec!["a dog".to_owned(); n];
     let bad = [
         (Request { width: Some(0), ..small("x") }, "width"),
         (Request { height: Some(15), ..small("x") }, "height"),
-        (Request { width: Some(usize::MAX), ..small("x") }, "width"),
+        (Request { width: Some(u32::MAX), ..small("x") }, "width"),
         (Request { steps: Some(0), ..small("x") }, "steps"),
         (Request { steps: Some(1_000_000), ..small("x") }, "steps"),
-        (Request { pictures_per_prompt: 0, ..small("x") }, "batch"),
-        (Request { pictures_per_prompt: usize::MAX, ..small("x") }, "too many"),
-        (Request { prompt: text(vec![]), ..small("x") }, "nothing to paint"),
-        (Request { max_tokens: 0, ..small("x") }, "text tokens"),
+        (Request { n: Some(0), ..small("x") }, "batch"),
+        (Request { n: Some(u32::MAX), ..small("x") }, "too many"),
+        (Request { prompts: Vec::new(), ..small("x") }, "no prompt"),
+        (Request { max_tokens: Some(0), ..small("x") }, "text tokens"),
         (Request { guidance: Some(f32::NAN), ..small("x") }, "guidance"),
-        (Request { sigmas: Some(vec![0.5, 0.9]), ..small("x") }, "sigmas"),
-        (Request { prompt: embeddings([4, 7]), ..small("x") }, "[tokens, 48]"),
+        (Request { sigmas: vec![0.5, 0.9], ..small("x") }, "sigmas"),
+        (Request { prompts: Vec::new(), embeds: Some(narrow), ..small("x") }, "[tokens, 48]"),
+        (Request { negative_prompts: negatives(2), ..small("x") }, "2 negative prompts"),
+        (Request { seed: vec![1, 2, 3], n: Some(2), ..small("x") }, "3 seeds"),
     ];
     for (request, expected) in bad {
-        let e = pipeline.generate(&request, &mut ()).unwrap_err().to_string();
-        assert!(e.contains(expected), "{e}");
+        match Plan::new(&model, &request, &inputs) {
+            Ok(_) => panic!("accepted, expected a word about {expected}"),
+            Err(e) => assert!(e.to_string().contains(expected) && e.is_requests_fault(), "{e}"),
+        }
     }
 }
 
 #[test]
 fn numbers_that_are_none_are_refused_wherever_they_come_from() {
-    let (folder, pipeline) = klein();
+    let (_folder, mut pipeline) = klein();
+    let mut inputs = MadeUpInputs::new();
     let broken = |shape: &[usize]| {
         let count = shape.iter().product();
         HostTensor::from_f32(shape, vec![f32::NAN; count]).unwrap()
     };
-    let noise = kiln_model::Noise::Given(broken(&[1, 128, 3, 4]));
-    let e = pipeline.generate(&Request { noise, ..small("x") }, &mut ()).unwrap_err().to_string();
+    let noise = Some(inputs.add_tensors("noise", &[("noise", broken(&[1, 128, 3, 4]))]));
+    let e = plan(&pipeline, &Request { noise, ..small("x") }).unwrap_err().to_string();
     assert!(e.contains("noise") && e.contains("NaN"), "{e}");
-    let prompt = Prompt::Embeddings { prompts: vec![broken(&[4, 48])], negative: None };
-    let e = pipeline.generate(&Request { prompt, ..small("") }, &mut ()).unwrap_err().to_string();
+    let embeds = Some(inputs.add_tensors("text", &[("prompt_embeds", broken(&[4, 48]))]));
+    let e = plan(&pipeline, &Request { prompts: Vec::new(), embeds, ..small("") }).unwrap_err().to_string();
     assert!(e.contains("embedding"), "{e}");
 
-    let lora = in_tree().join("tiny/lora/lora_diffusers.safetensors");
-    let options = Options { loras: vec![(lora, 1e38)], ..Options::default() };
-    let pipeline = load(folder.path(), &options).unwrap();
-    let e = pipeline.generate(&small("x"), &mut ()).unwrap_err().to_string();
+    let path = in_tree().join("tiny/lora/lora_diffusers.safetensors");
+    let loras = vec![LoraRef { path, weight: 1e38, sha256: None }];
+    let plan = plan(&pipeline, &Request { loras, ..small("x") }).unwrap();
+    pipeline.set_loras(&plan.loras, false).unwrap();
+    let e = pipeline.generate(&plan, &mut ()).unwrap_err().to_string();
     assert!(e.contains("transformer"), "{e}");
+}
+
+/// A reference whose latents are no numbers is found when the first image is finished, and named.
+#[test]
+fn a_reference_that_the_autoencoder_spoils_is_named() {
+    let folder = checkpoint("klein");
+    let file = folder.path().join("vae/diffusion_pytorch_model.safetensors");
+    let tensors: Vec<(String, HostTensor)> = {
+        let source = WeightSource::open(&file).unwrap();
+        let spoilt = |name: &str| {
+            let tensor = source.tensor(name).unwrap();
+            let shape = tensor.shape().dims().to_vec();
+            let nan = || HostTensor::from_f32(shape.clone(), vec![f32::NAN; shape.iter().product()]).unwrap();
+            (name.to_owned(), if name == "encoder.conv_in.bias" { nan() } else { tensor })
+        };
+        source.names().map(spoilt).collect()
+    };
+    assert!(tensors.iter().any(|(name, _)| name == "encoder.conv_in.bias"));
+    let tensors: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t.clone())).collect();
+    let spoilt = folder.path().join("spoilt.safetensors");
+    kiln_weights::save::save(&spoilt, &tensors, &Default::default()).unwrap();
+    fs::rename(&spoilt, &file).unwrap();
+    let pipeline = load(folder.path(), &LoadOptions::default()).unwrap();
+    assert_eq!(generate(&pipeline, &small("a cat")).unwrap().len(), 1);
+    let reference = in_tree().join("reference/inputs/inpaint_100x72.png");
+    let request = Request { references: vec![reference.into()], ..small("a cat") };
+    let e = generate(&pipeline, &request).unwrap_err().to_string();
+    assert!(e.contains("the autoencoder's latent"), "{e}");
 }
 
 #[test]
 fn an_absurd_size_is_refused_with_the_memory_it_would_need() {
     let folder = checkpoint("klein");
-    let options = Options { memory_limit: Some(1 << 30), ..Options::default() };
-    let pipeline = load(folder.path(), &options).unwrap();
+    let model = Arc::new(Model::open(folder.path()).unwrap());
     let request = Request { width: Some(65536), height: Some(65536), ..small("x") };
-    let e = pipeline.generate(&request, &mut ()).unwrap_err().to_string();
+    let plan = Plan::new(&model, &request, &LocalFiles).unwrap();
+    let refused = plan.check_memory(DType::F32, Some(1 << 30)).unwrap_err();
+    assert!(matches!(refused, Error::Memory { any_size: false, .. }), "{refused:?}");
+    let e = refused.to_string();
     assert!(e.contains("65536×65536") && e.contains("GiB"), "{e}");
+    assert!(plan.check_memory(DType::F32, None).is_ok());
+    let plan = Plan::new(&model, &small("x"), &LocalFiles).unwrap();
+    assert!(plan.check_memory(DType::F32, Some(1 << 30)).is_ok());
 }
 
 #[test]
 fn a_dev_model_without_embeddings_asks_for_them() {
     let folder = checkpoint("dev");
-    let pipeline = load(folder.path(), &Options::default()).unwrap();
-    let e = pipeline.generate(&small("a cat"), &mut ()).unwrap_err().to_string();
-    assert!(e.contains("embeddings"), "{e}");
+    let pipeline = load(folder.path(), &LoadOptions::default()).unwrap();
+    let e = plan(&pipeline, &small("a cat")).unwrap_err();
+    assert!(matches!(e, Error::MissingPart { part: MissingPart::TextEncoder, .. }), "{e:?}");
 }
 
 #[test]
 fn options_without_effect_are_noted() {
+    struct Notes(Vec<String>);
+    impl<B: Backend> Observer<B> for Notes {
+        fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+            if let Event::Note(note) = event {
+                self.0.push(note);
+            }
+            Ok(())
+        }
+    }
     let (_folder, pipeline) = klein();
-    let prompt = Prompt::Text { prompts: vec!["a cat".into()], negative: Some("a dog".into()) };
-    let request = Request { prompt, guidance: Some(4.0), width: Some(70), ..small("") };
-    let notes = pipeline.resolve(&request).unwrap().notes.join("\n");
+    let negative_prompts = vec!["a dog".into()];
+    let request = Request { negative_prompts, guidance: Some(4.0), width: Some(70), ..small("a cat") };
+    let plan = plan(&pipeline, &request).unwrap();
+    let notes = plan.notes.join("\n");
     for expected in ["guidance", "negative", "70 is rounded down to 64"] {
         assert!(notes.contains(expected), "{notes}");
     }
+    let mut told = Notes(Vec::new());
+    pipeline.generate(&plan, &mut told).unwrap();
+    assert_eq!(told.0, plan.notes);
 }
 
 #[test]
-fn a_little_strength_stays_nearer_to_the_picture_than_much() {
+fn a_little_strength_stays_nearer_to_the_image_than_much() {
     let (_folder, pipeline) = klein();
-    let source = kiln_image::open(&in_tree().join("reference/inputs/inpaint_100x72.png")).unwrap();
+    let init = in_tree().join("reference/inputs/inpaint_100x72.png");
     let vary = |strength| {
-        let task = Task::Vary { source: source.clone(), strength };
-        let request = Request { task, width: None, height: None, steps: Some(10), ..small("a cat") };
-        let made = pipeline.generate(&request, &mut ()).unwrap().remove(0);
+        let request = Request {
+            init: Some(init.clone().into()),
+            strength: Some(strength),
+            width: None,
+            height: None,
+            steps: Some(10),
+            ..small("a cat")
+        };
+        let made = generate(&pipeline, &request).unwrap().remove(0);
         assert_eq!((made.picture.width(), made.picture.height()), (96, 64));
         made.latents
     };
@@ -284,7 +374,8 @@ fn a_little_strength_stays_nearer_to_the_picture_than_much() {
 #[test]
 fn bf16_noise_is_the_rounded_f32_noise() {
     let folder = checkpoint("klein");
-    let pipeline = load(folder.path(), &Options { dtype: DType::BF16, ..Options::default() }).unwrap();
+    let options = LoadOptions { dtype: DType::BF16, ..LoadOptions::default() };
+    let pipeline = load(folder.path(), &options).unwrap();
     struct Noise<'a>(&'a CpuBackend, Option<HostTensor>);
     impl Observer<CpuBackend> for Noise<'_> {
         fn see(&mut self, name: &str, x: &<CpuBackend as Backend>::Tensor) -> kiln_model::Result<()> {
@@ -295,7 +386,7 @@ fn bf16_noise_is_the_rounded_f32_noise() {
         }
     }
     let mut noise = Noise(pipeline.backend(), None);
-    pipeline.generate(&small("a cat"), &mut noise).unwrap();
+    pipeline.generate(&plan(&pipeline, &small("a cat")).unwrap(), &mut noise).unwrap();
     let noise = noise.1.unwrap();
     assert_eq!(noise.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap(), noise);
 }
@@ -326,15 +417,16 @@ fn pack(folder: &Path, file: &Path, own: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_packed_model_gives_its_folders_picture() {
+fn a_packed_model_gives_its_folders_image() {
     let (folder, pipeline) = klein();
     let file = folder.path().join("klein.safetensors");
     pack(folder.path(), &file, &[]);
-    let packed = load(&file, &Options::default()).unwrap();
-    let picture = |p: &Pipeline<CpuBackend>| p.generate(&small("a cat"), &mut ()).unwrap().remove(0).picture;
-    assert_eq!(picture(&packed), picture(&pipeline));
-    assert_eq!(packed.fingerprint(), pipeline.fingerprint());
-    let plan = packed.resolve(&Request { width: None, height: None, ..small("a cat") }).unwrap();
+    let packed = load(&file, &LoadOptions::default()).unwrap();
+    let image = |p: &Pipeline<CpuBackend>| generate(p, &small("a cat")).unwrap().remove(0).picture;
+    assert_eq!(image(&packed), image(&pipeline));
+    let fingerprint = |p: &Pipeline<CpuBackend>| p.model().transformer.fingerprint().unwrap().to_owned();
+    assert_eq!(fingerprint(&packed), fingerprint(&pipeline));
+    let plan = plan(&packed, &Request { width: None, height: None, ..small("a cat") }).unwrap();
     assert_eq!((plan.width, plan.height), (48, 48));
 }
 
@@ -343,19 +435,19 @@ fn a_packed_model_says_how_it_wants_to_be_used() {
     let folder = checkpoint("klein");
     let file = folder.path().join("klein.safetensors");
     let own = [("default_steps", "24"), ("default_guidance", "2.5")];
-    let resolved = |own: &[(&str, &str)], request: &Request| {
+    let planned = |own: &[(&str, &str)], request: &Request| {
         pack(folder.path(), &file, own);
-        let plan = load(&file, &Options::default()).unwrap().resolve(request).unwrap();
+        let plan = Plan::new(&Arc::new(Model::open(&file).unwrap()), request, &LocalFiles).unwrap();
         (plan.steps, plan.guidance)
     };
     let plain = Request { steps: None, ..small("a cat") };
     // Distilled: its steps are its own, and there is still no guidance.
-    assert_eq!(resolved(&own, &plain), (24, None));
+    assert_eq!(planned(&own, &plain), (24, None));
     edit_json(&folder.path().join("model_index.json"), |index| index["is_distilled"] = json!(false));
-    assert_eq!(resolved(&[], &plain), (50, Some(4.0)));
-    assert_eq!(resolved(&own, &plain), (24, Some(2.5)));
+    assert_eq!(planned(&[], &plain), (50, Some(4.0)));
+    assert_eq!(planned(&own, &plain), (24, Some(2.5)));
     let asked = Request { steps: Some(3), guidance: Some(3.0), ..small("a cat") };
-    assert_eq!(resolved(&own, &asked), (3, Some(3.0)));
+    assert_eq!(planned(&own, &asked), (3, Some(3.0)));
 }
 
 #[test]
@@ -364,7 +456,7 @@ fn defaults_that_make_no_sense_are_refused() {
     let file = folder.path().join("klein.safetensors");
     for own in [("default_steps", "-4"), ("default_guidance", "-1"), ("default_guidance", "much")] {
         pack(folder.path(), &file, &[own]);
-        let told = load(&file, &Options::default()).err().unwrap().to_string();
+        let told = load(&file, &LoadOptions::default()).err().unwrap().to_string();
         assert!(told.contains(own.0), "{told}");
     }
 }
@@ -392,9 +484,11 @@ fn no_number_in_a_configuration_makes_a_panic() {
                     *c = original.clone();
                     c[key] = number.clone();
                 });
-                if let Ok(folder) = ModelFolder::open(folder.path()) {
-                    let _ = folder.resolve(&small("a cat"), &Options::default());
-                    let _ = Pipeline::load(backend(1), &folder, &Options::default(), &mut ());
+                if let Ok(model) = Model::open(folder.path()).map(Arc::new) {
+                    if let Ok(plan) = Plan::new(&model, &small("a cat"), &LocalFiles) {
+                        let _ = plan.check_memory(DType::F32, Some(1 << 30));
+                    }
+                    let _ = Pipeline::load(backend(1), &model, &LoadOptions::default(), &mut ());
                 }
             }
         }
