@@ -2,7 +2,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Groups, Result, RopeTable, Run, shapes};
+use kiln_ops::{
+    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Later, Result, RopeTable, Run, shapes,
+};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::device::Device;
@@ -167,6 +169,19 @@ impl Backend for CudaBackend {
 
     fn download_bytes(&self, x: &CudaTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
         movement::bytes(&self.cx, x, scale, shift)
+    }
+
+    fn download_later(&self, x: &CudaTensor) -> Result<Later<HostTensor>> {
+        x.to_host_later(&self.cx)
+    }
+
+    fn download_bytes_later(&self, x: &CudaTensor, scale: f32, shift: f32) -> Result<Later<Vec<u8>>> {
+        movement::bytes_later(&self.cx, x, scale, shift)
+    }
+
+    fn fence(&self) -> Result<Later<()>> {
+        let (cx, place) = (self.cx.clone(), self.cx.done(self.cx.device.mark())?);
+        Ok(Box::new(move || cx.done(place.wait().map(drop))))
     }
 
     fn weight(&self, parts: LinearParts) -> Result<CudaWeight> {

@@ -30,6 +30,7 @@ mod flags;
 mod gemm;
 mod map;
 mod ops;
+mod pinned;
 mod probe;
 mod replay;
 mod sources;

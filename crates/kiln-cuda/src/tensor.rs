@@ -1,6 +1,6 @@
 use std::sync::{Arc, Weak};
 
-use kiln_ops::{Error, Result, Tensor};
+use kiln_ops::{Error, Later, Result, Tensor};
 use kiln_tensor::{DType, HostTensor, Shape};
 
 use crate::Context;
@@ -82,6 +82,13 @@ impl CudaTensor {
         let mut bytes = vec![0u8; self.shape.numel() * self.dtype.size()];
         cx.done(cx.device.download(self.at(), &mut bytes))?;
         Ok(HostTensor::new(self.dtype, &self.shape, bytes.into())?)
+    }
+
+    pub(crate) fn to_host_later(&self, cx: &Context) -> Result<Later<HostTensor>> {
+        let bytes = self.shape.numel() * self.dtype.size();
+        let arrival = cx.done(cx.device.download_later(self.at(), bytes))?;
+        let (cx, dtype, shape) = (cx.clone(), self.dtype, self.shape.clone());
+        Ok(Box::new(move || Ok(HostTensor::new(dtype, &shape, cx.done(arrival.wait())?.into())?)))
     }
 }
 

@@ -16,6 +16,7 @@ use crate::cache::Cache;
 use crate::compile::Compiler;
 use crate::flags::Flags;
 use crate::gemm::lt::Lt;
+use crate::pinned::Pinned;
 use crate::probe::{self, Gpu};
 use crate::replay::Registry;
 use crate::sources::{Source, Target};
@@ -43,6 +44,8 @@ pub(crate) struct Device {
     coming: Mutex<HashMap<&'static str, JoinHandle<Result<Vec<u8>>>>>,
     /// Made when a large copy first needs it; `None` where the driver has no such memory.
     staging: Mutex<Option<Option<Staging>>>,
+    /// Where copies arrive that are waited for later.
+    pub pinned: Pinned,
     streamer: Mutex<Streamer>,
     /// Which of the weights to come stay on the device; all, where nobody said otherwise.
     quota: Mutex<Option<Quota>>,
@@ -112,6 +115,7 @@ impl Device {
             modules,
             coming,
             staging,
+            pinned: Pinned::default(),
             streamer,
             quota,
             graphs,
@@ -166,6 +170,7 @@ impl Drop for Device {
             {
                 staging.free(&self.driver);
             }
+            self.pinned.free(&self.driver);
             let streamer = self.streamer.get_mut().unwrap_or_else(PoisonError::into_inner);
             if let Some((at, size)) = streamer.free(&self.driver) {
                 self.arena.give(at, size);

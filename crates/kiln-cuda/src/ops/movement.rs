@@ -1,11 +1,11 @@
 use std::ops::Range;
 
-use kiln_ops::{Result, Tensor as _, shapes};
+use kiln_ops::{Later, Result, Tensor as _, shapes};
 use kiln_tensor::{DType, Shape};
 
 use super::elementwise::cast_block;
 use super::{THREADS, by_dtype, flat};
-use crate::device::launch;
+use crate::device::{Block, launch};
 use crate::sources::MOVEMENT;
 use crate::{Context, CudaTensor, int};
 
@@ -23,17 +23,29 @@ pub(crate) fn cast(cx: &Context, x: &CudaTensor, dtype: DType) -> Result<CudaTen
     Ok(out)
 }
 
-/// A picture's bytes: a quarter of what its floats would be to copy.
-pub(crate) fn bytes(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+/// A picture's bytes on the device, and how many: a quarter of what its floats would be to copy.
+fn to_bytes(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<(Block, usize)> {
     let n = x.shape().numel();
     let block = cx.block(n.next_multiple_of(8))?;
     let name = by_dtype(x.dtype(), "to_bytes_f32", "to_bytes_bf16");
     cx.done(
         launch!(cx.device, MOVEMENT, name, flat(n), THREADS, 0; x.at(), block.at(), n as i64, scale, shift),
     )?;
+    Ok((block, n))
+}
+
+pub(crate) fn bytes(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+    let (block, n) = to_bytes(cx, x, scale, shift)?;
     let mut bytes = vec![0; n];
     cx.done(cx.device.download(block.at(), &mut bytes))?;
     Ok(bytes)
+}
+
+pub(crate) fn bytes_later(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<Later<Vec<u8>>> {
+    let (block, n) = to_bytes(cx, x, scale, shift)?;
+    let arrival = cx.done(cx.device.download_later(block.at(), n))?;
+    let cx = cx.clone();
+    Ok(Box::new(move || cx.done(arrival.wait())))
 }
 
 pub(crate) fn slice_rows(x: &CudaTensor, range: Range<usize>) -> Result<CudaTensor> {
