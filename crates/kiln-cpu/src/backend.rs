@@ -22,7 +22,8 @@ pub struct Options {
     pub threads: Option<usize>,
 }
 
-/// The operations on this machine's processor, on threads of its own.
+/// The operations on this machine's processor, on threads of its own, which clones share.
+#[derive(Clone)]
 pub struct CpuBackend {
     cx: Context,
 }
@@ -35,7 +36,7 @@ impl CpuBackend {
             backend: "cpu".into(),
             what: format!("this machine has no {isa}; the best it has is {}", Isa::best()),
         })?;
-        let pool = Pool::new(options.threads)?;
+        let pool = Arc::new(Pool::new(options.threads)?);
         Ok(CpuBackend { cx: Context { level, pool, memory: Arc::default() } })
     }
 

@@ -45,9 +45,10 @@ use isa::Level;
 use parallel::Pool;
 
 /// What every operation needs to run.
+#[derive(Clone)]
 pub(crate) struct Context {
     pub level: Level,
-    pub pool: Pool,
+    pub pool: Arc<Pool>,
     pub memory: Arc<Memory>,
 }
 

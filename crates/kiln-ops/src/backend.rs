@@ -30,7 +30,9 @@ pub enum Run {
 /// has the dtype of the first activation; all activations of one call have the same dtype. **Parameters** (norm
 /// weights, modulations, cosines, biases) are f32 tensors. Sums are taken in f32 or better whatever the dtypes.
 /// Arguments that don't fit are [`Error::Arguments`](crate::Error::Arguments), never a panic.
-pub trait Backend: Send + Sync {
+///
+/// A backend is a handle: clones share the device, its memory and its threads.
+pub trait Backend: Clone + Send + Sync {
     /// A tensor on this backend.
     type Tensor: Tensor;
     /// A linear layer's weight in whatever form this backend multiplies with: dense, quantised, with LoRA deltas.
@@ -67,18 +69,19 @@ pub trait Backend: Send + Sync {
     /// `work` done to `inputs`. A backend may record it, and from then on do what was recorded instead, where asking for every
     /// operation takes longer than doing it; the results are the same to the last bit.
     ///
-    /// Work of one `key` and inputs of equal shapes and dtypes is the same operations every time. It reads, beside its inputs,
-    /// only tensors and weights that stay the same as long as `replays`, gives back a tensor that it made, and neither uploads
-    /// nor downloads. It may be asked for twice: what was [recorded](Run::Recorded) has not been done.
+    /// Work of one `key` and inputs of equal shapes and dtypes is the same operations every time, on the backend and the inputs
+    /// that it is handed: it uses no other backend, and gives back a tensor that it made. Tensors and weights that it reads
+    /// beside its inputs are read again every time, as they were when it was recorded; the recording keeps them. It neither
+    /// uploads nor downloads. It may be asked for twice: what was [recorded](Run::Recorded) has not been done.
     fn replay<E: From<Error>>(
         &self,
         replays: &Self::Replays,
         key: &[usize],
         inputs: &[&Self::Tensor],
-        mut work: impl FnMut(Run, &[&Self::Tensor]) -> Result<Self::Tensor, E>,
+        mut work: impl FnMut(&Self, Run, &[&Self::Tensor]) -> Result<Self::Tensor, E>,
     ) -> Result<Self::Tensor, E> {
         let _ = (replays, key);
-        work(Run::Now, inputs)
+        work(self, Run::Now, inputs)
     }
 
     /// Of the weights that are made from now on, `of` bytes together, `stay` bytes stay on the device; the others lie in the

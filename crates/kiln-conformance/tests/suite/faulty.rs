@@ -45,6 +45,7 @@ pub enum Fault {
     OwnWords,
 }
 
+#[derive(Clone)]
 pub struct Faulty(pub Fault);
 
 const R: Reference = Reference::new();

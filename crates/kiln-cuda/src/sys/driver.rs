@@ -1,7 +1,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::functions;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Address in device memory.
 pub(crate) type DevicePtr = u64;

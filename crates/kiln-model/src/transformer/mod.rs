@@ -322,7 +322,7 @@ impl<B: Backend> Transformer<B> {
     /// [`Transformer::velocity`] of a call whose inputs alone change, so that a backend may do again what it did before.
     fn replayed(&self, b: &B, rows: &Rows<'_, B>, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         let mut told = false;
-        let velocity = b.replay(&self.replays, &rows.key(), &rows.inputs.list(), |run, list| {
+        let velocity = b.replay(&self.replays, &rows.key(), &rows.inputs.list(), |b, run, list| {
             let (inputs, mut nobody) = (Inputs::of(list)?, ());
             let observer: &mut dyn Observer<B> = match run {
                 Run::Now => &mut *observer,
