@@ -1,7 +1,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Result, RopeTable, shapes};
+use kiln_ops::{
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Residency, Result, RopeTable, shapes,
+};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::isa::{Isa, Level};
@@ -102,7 +104,7 @@ impl Backend for CpuBackend {
         Ok(movement::bytes(&self.cx, x, scale, shift))
     }
 
-    fn weight(&self, parts: LinearParts) -> Result<CpuWeight> {
+    fn weight(&self, parts: LinearParts, _: Residency) -> Result<CpuWeight> {
         CpuWeight::new(&self.cx, parts)
     }
 

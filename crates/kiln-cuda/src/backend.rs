@@ -2,7 +2,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use kiln_ops::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Later, Result, RopeTable, Run, shapes,
+    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Later, Residency, Result, RopeTable, Run,
+    shapes,
 };
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
@@ -107,10 +108,6 @@ impl Backend for CudaBackend {
         self.wait()
     }
 
-    fn keep_weights(&self, stay: u64, of: u64) {
-        self.cx.keep_weights(stay, of);
-    }
-
     fn replay<E: From<kiln_ops::Error>>(
         &self,
         replays: &CudaReplays,
@@ -149,8 +146,8 @@ impl Backend for CudaBackend {
         Ok(Box::new(move || cx.done(place.wait().map(drop))))
     }
 
-    fn weight(&self, parts: LinearParts) -> Result<CudaWeight> {
-        CudaWeight::new(&self.cx, parts)
+    fn weight(&self, parts: LinearParts, residency: Residency) -> Result<CudaWeight> {
+        CudaWeight::new(&self.cx, parts, residency)
     }
 
     fn with_deltas(&self, w: &CudaWeight, deltas: Vec<Delta>) -> Result<CudaWeight> {

@@ -1,8 +1,8 @@
 //! What every operation is handed.
 
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use kiln_ops::Error;
 
@@ -13,7 +13,7 @@ use crate::gemm::lt::Lt;
 use crate::kernels::{Kernel, Parameters};
 use crate::options::{Graphs, Options};
 use crate::queue::{Block, Queue, Recording};
-use crate::streamer::{Quota, Streamer};
+use crate::streamer::Streamer;
 
 /// A queue, and what operations share whichever queue they go to.
 #[derive(Clone)]
@@ -29,8 +29,6 @@ pub(crate) struct Shared {
     pub flags: Flags,
     /// The weights that are brought in when they are used.
     pub streamer: Arc<Streamer>,
-    /// Which of the weights to come stay on the device; all, where nobody said otherwise.
-    quota: Mutex<Option<Quota>>,
     /// Whether work that is asked for again and again is recorded.
     pub graphs: Graphs,
     /// How many times recorded work was replayed.
@@ -60,8 +58,8 @@ impl Context {
             graphs => graphs,
         };
         let streamer = Streamer::new(&device);
-        let (flags, quota, replayed) = (Flags::default(), Mutex::default(), AtomicUsize::new(0));
-        let shared = Shared { lt, flags, streamer, quota, graphs, replayed };
+        let (flags, replayed) = (Flags::default(), AtomicUsize::new(0));
+        let shared = Shared { lt, flags, streamer, graphs, replayed };
         Ok(Context { queue: Queue::live(device), shared: Arc::new(shared) })
     }
 
@@ -74,17 +72,6 @@ impl Context {
     /// What all queues share.
     pub fn shared(&self) -> &Shared {
         &self.shared
-    }
-
-    /// Of the weights to come, `of` bytes together, `stay` bytes stay on the device.
-    pub fn keep_weights(&self, stay: u64, of: u64) {
-        *self.shared.quota.lock().unwrap_or_else(PoisonError::into_inner) = Some(Quota::new(stay, of));
-    }
-
-    /// Whether the next weight stays on the device.
-    pub fn keeps(&self, bytes: usize) -> bool {
-        let mut quota = self.shared.quota.lock().unwrap_or_else(PoisonError::into_inner);
-        quota.as_mut().is_none_or(|quota| quota.admits(bytes as u64))
     }
 
     /// Name for messages.

@@ -6,12 +6,12 @@
 //!
 //! ```no_run
 //! use kiln_cuda::{CudaBackend, Options};
-//! use kiln_ops::Backend;
+//! use kiln_ops::{Backend, Residency};
 //! use kiln_tensor::{DType, HostTensor, LinearParts};
 //!
 //! let b = CudaBackend::new(&Options::default())?;
 //! let weight = HostTensor::from_f32([1, 2], vec![2.0, 3.0])?;
-//! let w = b.weight(LinearParts::dense(vec![weight])?)?;
+//! let w = b.weight(LinearParts::dense(vec![weight])?, Residency::Device)?;
 //! let x = b.upload(&HostTensor::from_f32([1, 2], vec![10.0, 1.0])?, DType::F32)?;
 //! assert_eq!(b.download(&b.linear(&x, &w)?)?.to_f32()?[0], 23.0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

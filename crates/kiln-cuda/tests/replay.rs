@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use kiln_cuda::{CudaBackend, CudaReplays, CudaTensor, CudaWeight, Graphs, Options};
-use kiln_ops::{AttentionSpec, Backend, Error, Groups, Mask, Result, Run, Timed};
+use kiln_ops::{AttentionSpec, Backend, Error, Groups, Mask, Residency, Result, Run, Timed};
 use kiln_tensor::{DType, HostTensor, LinearParts};
 
 /// The GPU, or `None` with a word about it.
@@ -34,7 +34,7 @@ impl Block {
         let weight = |rows: usize, cols: usize, seed| {
             let values = values(rows * cols / WIDTH, seed).reshape([rows, cols]).unwrap();
             let parts = LinearParts::dense(vec![values.to_dtype(DType::BF16).unwrap()]).unwrap();
-            b.weight(if fp8 { parts.in_fp8().unwrap() } else { parts }).unwrap()
+            b.weight(if fp8 { parts.in_fp8().unwrap() } else { parts }, Residency::Device).unwrap()
         };
         Block {
             qkv: weight(3 * WIDTH, WIDTH, 1),
@@ -353,10 +353,8 @@ fn memory_that_runs_out_is_taken_from_recordings_first() {
 fn nothing_is_recorded_where_that_is_not_wanted_or_weights_take_turns() {
     let (Some(never), Some(always)) = (gpu(Graphs::Never, None), gpu(Graphs::Always, None)) else { return };
     let Some(limited) = gpu(Graphs::Auto, Some(200 << 20)) else { return };
-    always.keep_weights(0, u64::MAX);
-    // Small ones stay.
     let parts = LinearParts::dense(vec![values(2 << 10, 1)]).unwrap();
-    let _streamed = always.weight(parts).unwrap();
+    let _streamed = always.weight(parts, Residency::Host).unwrap();
     for b in [never, always, limited] {
         let (block, replays) = (Block::new(&b, false), CudaReplays::default());
         let (x, modulation) = (upload(&b, ROWS, 1, DType::BF16), upload(&b, 1, 50, DType::F32));

@@ -15,6 +15,15 @@ pub trait Tensor: Clone + Send + Sync {
 /// Something a backend is still working on; calling it waits for the result. It may be called on any thread.
 pub type Later<T> = Box<dyn FnOnce() -> Result<T> + Send>;
 
+/// Where a weight lies between its uses ([`Backend::weight`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residency {
+    /// On the device.
+    Device,
+    /// In the host's memory, from where it is copied to the device whenever it is used.
+    Host,
+}
+
 /// What becomes of work that a backend asks for ([`Backend::replay`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Run {
@@ -84,12 +93,6 @@ pub trait Backend: Clone + Send + Sync {
         work(self, Run::Now, inputs)
     }
 
-    /// Of the weights that are made from now on, `of` bytes together, `stay` bytes stay on the device; the others lie in the
-    /// host's memory and are brought in when they are used. Where all weights lie there it means nothing.
-    fn keep_weights(&self, stay: u64, of: u64) {
-        let _ = (stay, of);
-    }
-
     /// Copies a float tensor from the host, converted to `dtype` (f32 or bf16).
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<Self::Tensor>;
 
@@ -129,7 +132,10 @@ pub trait Backend: Clone + Send + Sync {
     /// absolute value, become `q = e4m3(x · (448 / m))`, and `x · Wᵀ = Σ q · w · (m / 448) · (n / 448)` with `n` that of the
     /// weight's row; the sum may be kept in as few as 14 bits. [`fp8`](crate::fp8) has the rounding. Bias and deltas are as above.
     /// Packed matrices that [are such numbers](kiln_tensor::packed::Packed::is_fp8) keep them and their scales.
-    fn weight(&self, parts: LinearParts) -> Result<Self::Weight>;
+    ///
+    /// `residency` says where it lies between its uses; the results are the same. Where all weights lie in the host's memory it
+    /// means nothing.
+    fn weight(&self, parts: LinearParts, residency: Residency) -> Result<Self::Weight>;
 
     /// The same layer with these updates instead of its own; what they are laid over is shared, not copied.
     fn with_deltas(&self, w: &Self::Weight, deltas: Vec<Delta>) -> Result<Self::Weight>;

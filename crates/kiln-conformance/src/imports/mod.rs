@@ -85,7 +85,7 @@ impl Files {
             .modules
             .iter()
             .flat_map(|(module, (_, source))| {
-                source.tests.iter().map(|test| [module.as_slice(), &[test.clone()]].concat())
+                source.tests.iter().map(|test| [module.as_slice(), std::slice::from_ref(test)].concat())
             })
             .collect();
         files.modules.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));

@@ -10,7 +10,6 @@ use crate::device::{Allocation, Device, Event, PinnedMemory, Stream};
 use crate::error::Result;
 use crate::queue::Queue;
 use crate::sys::driver::DevicePtr;
-pub(crate) use ring::Quota;
 use ring::{Id, Order, Ring};
 
 /// The ring has room for so many of the largest weight, memory permitting.

@@ -48,7 +48,7 @@ impl Matrix {
 
     pub fn of(rows: usize, cols: usize, stored: DType, block: Block) -> Matrix {
         let (as_f32, as_bf16) = (OnceLock::new(), OnceLock::new());
-        Matrix { rows, cols, stored, block: block, as_f32, as_bf16 }
+        Matrix { rows, cols, stored, block, as_f32, as_bf16 }
     }
 
     /// Address of row `row` from column `column` on, as it is stored.

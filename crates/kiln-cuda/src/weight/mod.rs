@@ -8,7 +8,7 @@ mod rows;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use kiln_ops::{Result, shapes};
+use kiln_ops::{Residency, Result, shapes};
 use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, Delta, HostTensor, LinearMatrix, LinearParts};
 
@@ -161,14 +161,14 @@ impl LowRank {
 }
 
 impl CudaWeight {
-    pub(crate) fn new(cx: &Context, parts: LinearParts) -> Result<CudaWeight> {
+    pub(crate) fn new(cx: &Context, parts: LinearParts, residency: Residency) -> Result<CudaWeight> {
         let stored = Stored::new(cx, &parts)?;
         let bias = parts.bias().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
         let deltas = LowRank::all(cx, parts.deltas(), parts.cols())?;
         let (at, bytes) = stored.bulk(cx);
-        let place = match cx.keeps(bytes) {
-            true => Place::Here(stored),
-            false => {
+        let place = match residency {
+            Residency::Device => Place::Here(stored),
+            Residency::Host => {
                 let streamed = cx.done(cx.shared().streamer.add(at, bytes))?;
                 Place::There(stored.moved(Block::lent(0)), streamed)
             }

@@ -60,7 +60,7 @@ impl ByteRows {
             cx.done(cx.upload(&bytes, at))?;
             at += bytes.len() as u64;
         }
-        Ok(ByteRows { rows, cols, depth, block: block, scales: scales })
+        Ok(ByteRows { rows, cols, depth, block, scales })
     }
 
     /// Matrices of any type rounded to 8-bit floats, on the device.
@@ -93,7 +93,7 @@ impl ByteRows {
 
     /// The same with that elsewhere.
     pub fn moved(&self, block: Block) -> ByteRows {
-        ByteRows { block: block, scales: self.scales.clone(), ..*self }
+        ByteRows { block, scales: self.scales.clone(), ..*self }
     }
 }
 

@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Later, Mask, Result, RopeTable, Run,
-    Tensor as _,
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Later, Mask, Residency, Result,
+    RopeTable, Run, Tensor as _,
 };
 use work::{Work, bytes};
 
 /// Any backend, with the time and the work of every operation counted. Results are the backend's own.
 ///
 /// ```
-/// use kiln_ops::{Backend, Reference, Timed};
+/// use kiln_ops::{Backend, Reference, Residency, Timed};
 /// use kiln_tensor::{DType, HostTensor, LinearParts};
 ///
 /// let b = Timed::new(Reference::new());
-/// let w = b.weight(LinearParts::dense(vec![HostTensor::zeros([5, 3])])?)?;
+/// let w = b.weight(LinearParts::dense(vec![HostTensor::zeros([5, 3])])?, Residency::Device)?;
 /// let x = b.upload(&HostTensor::zeros([2, 3]), DType::F32)?;
 /// b.take();
 /// b.linear(&x, &w)?;
@@ -193,10 +193,6 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.rows_at_once()
     }
 
-    fn keep_weights(&self, stay: u64, of: u64) {
-        self.inner.keep_weights(stay, of);
-    }
-
     fn synchronize(&self) -> Result<()> {
         self.inner.synchronize()
     }
@@ -248,11 +244,11 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.fence()
     }
 
-    fn weight(&self, parts: LinearParts) -> Result<Self::Weight> {
+    fn weight(&self, parts: LinearParts, residency: Residency) -> Result<Self::Weight> {
         let (base, updates) = (work::of_linear(&parts), work::of_deltas(parts.deltas()));
         let (bytes, macs) = (base.0 + updates.0, base.1 + updates.1);
         let size = format!("{} × {}", parts.rows(), parts.cols());
-        let inner = self.count("weight", |b| b.weight(parts), |_| (size, Work::moving(bytes)))?;
+        let inner = self.count("weight", |b| b.weight(parts, residency), |_| (size, Work::moving(bytes)))?;
         Ok(TimedWeight { inner, base, bytes, macs })
     }
 
