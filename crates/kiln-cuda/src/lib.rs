@@ -17,7 +17,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! All work of one backend goes to one stream, in the order of the calls; only [`kiln_ops::Backend::download`] waits.
+//! All work of one backend goes to one stream, in the order of the calls; only [`kiln_ops::Backend::download`] waits, and
+//! whoever calls what [`kiln_ops::Backend::download_later`] gave.
 
 // Layers, each of which uses those above it only.
 // The libraries and what they say:

@@ -66,8 +66,10 @@ impl Memory {
     }
 
     fn reclaim(&self) -> bool {
-        let all = self.reclaimable.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
+        let all: Vec<_> = {
+            let all = self.reclaimable.lock().unwrap_or_else(PoisonError::into_inner);
+            all.iter().filter_map(Weak::upgrade).collect()
+        };
         // All of them, and not only up to the first who has something.
         all.iter().filter(|who| who.reclaim()).count() > 0
     }

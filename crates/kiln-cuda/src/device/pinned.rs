@@ -10,8 +10,8 @@ use super::stream::Stream;
 use crate::error::{Error, Result};
 use crate::sys::driver::DevicePtr;
 
-/// Buffers and events that are kept for the next copy.
-const KEPT: usize = 8;
+/// Buffers that are kept for the next copies.
+const KEPT: usize = 16;
 
 /// Pinned host memory, freed at the end.
 pub(crate) struct PinnedMemory {
@@ -56,7 +56,7 @@ pub(crate) struct Pinned {
     kept: Mutex<Vec<Buffer>>,
 }
 
-/// A pinned buffer, if only a place on a stream is marked none, and the event of the last copy into it.
+/// A pinned buffer and the event of the last copy into it; no buffer where only a place on a stream is marked.
 struct Buffer {
     host: Option<PinnedMemory>,
     size: usize,
@@ -89,7 +89,11 @@ impl Pinned {
     fn give(&self, buffer: Buffer) {
         let mut kept = self.lock();
         kept.push(buffer);
-        let oldest = (kept.len() > KEPT).then(|| kept.remove(0));
+        // Events alone cost nothing.
+        let buffers = || kept.iter().filter(|buffer| buffer.host.is_some());
+        let oldest =
+            kept.iter().position(|buffer| buffer.host.is_some()).filter(|_| buffers().count() > KEPT);
+        let oldest = oldest.map(|oldest| kept.remove(oldest));
         drop(kept);
         drop(oldest);
     }

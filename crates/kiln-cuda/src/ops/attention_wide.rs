@@ -84,13 +84,8 @@ pub(super) fn run(cx: &Context, call: &Attention) -> Result<()> {
                 scales: None,
             };
             cx.done(lt.run(cx, &products, &ask))?;
-            cx.launch(
-                SOFTMAX_ROWS,
-                [rows, 1],
-                256,
-                0,
-                &SoftmaxRows { x: scores.at(cx), out: shares.at(cx), n: int("attention", keys)? },
-            )?;
+            let parameters = SoftmaxRows { x: scores.at(cx), out: shares.at(cx), n: int("attention", keys)? };
+            cx.launch(SOFTMAX_ROWS, [rows, 1], 256, 0, &parameters)?;
             let give = Operands {
                 w: call.v.start[0] + kv_column,
                 x: shares.at(cx),

@@ -25,13 +25,8 @@ pub(crate) fn activation(cx: &Context, x: &CudaTensor, f: Activation) -> Result<
     let out = CudaTensor::new(cx, shapes::activation(x)?, x.dtype())?;
     let n = x.shape().numel();
     let kernel = by_dtype(x.dtype(), UNARY_F32, UNARY_BF16);
-    cx.launch(
-        kernel,
-        flat(n),
-        THREADS,
-        0,
-        &Unary { x: x.at(cx), out: out.at(cx), n: n as i64, f: code(Some(f)) },
-    )?;
+    let parameters = Unary { x: x.at(cx), out: out.at(cx), n: n as i64, f: code(Some(f)) };
+    cx.launch(kernel, flat(n), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -70,13 +65,8 @@ fn binary(cx: &Context, x: &CudaTensor, y: &CudaTensor, f: Two, s: f32) -> Resul
     let out = CudaTensor::new(cx, x.shape(), x.dtype())?;
     let n = x.shape().numel();
     let kernel = by_dtype(x.dtype(), BINARY_F32, BINARY_BF16);
-    cx.launch(
-        kernel,
-        flat(n),
-        THREADS,
-        0,
-        &Binary { x: x.at(cx), y: y.at(cx), out: out.at(cx), n: n as i64, f: f as i32, s },
-    )?;
+    let parameters = Binary { x: x.at(cx), y: y.at(cx), out: out.at(cx), n: n as i64, f: f as i32, s };
+    cx.launch(kernel, flat(n), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -92,20 +82,15 @@ pub(crate) fn swiglu_beside(cx: &Context, left: Option<&CudaTensor>, x: &CudaTen
     let out = CudaTensor::new(cx, [rows, left_cols + cols], x.dtype())?;
     let kernel = by_dtype(x.dtype(), SWIGLU_F32, SWIGLU_BF16);
     let chunks = left_cols.div_ceil(8) + cols.div_ceil(8);
-    cx.launch(
-        kernel,
-        by_rows(rows, 8 * chunks),
-        THREADS,
-        0,
-        &Swiglu {
-            left,
-            left_cols: int("swiglu", left_cols)?,
-            x: x.at(cx),
-            out: out.at(cx),
-            rows: rows as i64,
-            cols: int("swiglu", cols)?,
-        },
-    )?;
+    let parameters = Swiglu {
+        left,
+        left_cols: int("swiglu", left_cols)?,
+        x: x.at(cx),
+        out: out.at(cx),
+        rows: rows as i64,
+        cols: int("swiglu", cols)?,
+    };
+    cx.launch(kernel, by_rows(rows, 8 * chunks), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -119,20 +104,15 @@ pub(crate) fn blend_rows(
     let (rows, cols) = (shape.rows(), shape.last());
     let out = CudaTensor::new(cx, shape, x.dtype())?;
     let kernel = by_dtype(x.dtype(), BLEND_ROWS_F32, BLEND_ROWS_BF16);
-    cx.launch(
-        kernel,
-        by_rows(rows, cols),
-        THREADS,
-        0,
-        &BlendRows {
-            x: x.at(cx),
-            y: y.at(cx),
-            mask: mask.at(cx),
-            out: out.at(cx),
-            rows: rows as i64,
-            cols: int("blend_rows", cols)?,
-        },
-    )?;
+    let parameters = BlendRows {
+        x: x.at(cx),
+        y: y.at(cx),
+        mask: mask.at(cx),
+        out: out.at(cx),
+        rows: rows as i64,
+        cols: int("blend_rows", cols)?,
+    };
+    cx.launch(kernel, by_rows(rows, cols), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -147,20 +127,15 @@ pub(crate) fn affine(
     let rows = shape.numel() / cols.max(1);
     let out = CudaTensor::new(cx, shape, x.dtype())?;
     let kernel = by_dtype(x.dtype(), AFFINE_F32, AFFINE_BF16);
-    cx.launch(
-        kernel,
-        by_rows(rows, cols),
-        THREADS,
-        0,
-        &Affine {
-            x: x.at(cx),
-            scale: scale.at(cx),
-            shift: shift.at(cx),
-            out: out.at(cx),
-            rows: rows as i64,
-            cols: int("affine", cols)?,
-        },
-    )?;
+    let parameters = Affine {
+        x: x.at(cx),
+        scale: scale.at(cx),
+        shift: shift.at(cx),
+        out: out.at(cx),
+        rows: rows as i64,
+        cols: int("affine", cols)?,
+    };
+    cx.launch(kernel, by_rows(rows, cols), THREADS, 0, &parameters)?;
     Ok(out)
 }
 

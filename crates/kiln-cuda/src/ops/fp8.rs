@@ -75,21 +75,16 @@ impl Short {
         let short = Short::empty(cx, rows, w)?;
         let kernel = by_dtype(x.dtype(), QUANTISE_SWIGLU_FP8_F32, QUANTISE_SWIGLU_FP8_BF16);
         let size = |n: usize| int("linear", n);
-        cx.launch(
-            kernel,
-            [rows, 1],
-            256,
-            row_bytes(w.cols, x.dtype()),
-            &QuantiseSwigluFp8 {
-                x: left,
-                x_cols: size(left_cols)?,
-                y: x.at(cx),
-                y_cols: size(cols)?,
-                q: short.bytes.at(cx),
-                scales: short.scales.at(cx),
-                padded: size(w.depth)?,
-            },
-        )?;
+        let parameters = QuantiseSwigluFp8 {
+            x: left,
+            x_cols: size(left_cols)?,
+            y: x.at(cx),
+            y_cols: size(cols)?,
+            q: short.bytes.at(cx),
+            scales: short.scales.at(cx),
+            padded: size(w.depth)?,
+        };
+        cx.launch(kernel, [rows, 1], 256, row_bytes(w.cols, x.dtype()), &parameters)?;
         Ok(short)
     }
 
@@ -109,23 +104,18 @@ impl Short {
             let scales = short.scales.at(cx) + 4 * rows.start as u64;
             let (grid, threads) = held_grid(cx, rows.len());
             let size = |n: usize| int("linear", n);
-            cx.launch(
-                kernel,
-                grid,
-                threads,
-                0,
-                &AdaLayerNormFp8 {
-                    x: x.row_at(cx, rows.start),
-                    scale: scale.row_at(cx, group),
-                    shift: shift.row_at(cx, group),
-                    q: bytes,
-                    scales,
-                    rows: size(rows.len())?,
-                    dim: size(w.cols)?,
-                    padded: size(w.depth)?,
-                    eps,
-                },
-            )?;
+            let parameters = AdaLayerNormFp8 {
+                x: x.row_at(cx, rows.start),
+                scale: scale.row_at(cx, group),
+                shift: shift.row_at(cx, group),
+                q: bytes,
+                scales,
+                rows: size(rows.len())?,
+                dim: size(w.cols)?,
+                padded: size(w.depth)?,
+                eps,
+            };
+            cx.launch(kernel, grid, threads, 0, &parameters)?;
         }
         Ok(short)
     }
@@ -169,19 +159,14 @@ impl Short {
                 Ok(Scaled::No) => {
                     let kernel = by_dtype(dtype, RESCALE_FP8_F32, RESCALE_FP8_BF16);
                     let grid = [(self.rows * n).div_ceil(THREADS), 1];
-                    return cx.launch(
-                        kernel,
-                        grid,
-                        THREADS,
-                        0,
-                        &RescaleFp8 {
-                            out,
-                            x_scales: self.scales.at(cx),
-                            w_scales: scales[0],
-                            rows: self.rows as i64,
-                            n: int("linear", n)?,
-                        },
-                    );
+                    let parameters = RescaleFp8 {
+                        out,
+                        x_scales: self.scales.at(cx),
+                        w_scales: scales[0],
+                        rows: self.rows as i64,
+                        n: int("linear", n)?,
+                    };
+                    return cx.launch(kernel, grid, THREADS, 0, &parameters);
                 }
                 // A size the library can't do is not the caller's trouble.
                 Err(error::Error::Call { .. }) => {}
@@ -190,21 +175,16 @@ impl Short {
         }
         let kernel = by_dtype(dtype, PRODUCT_FP8_F32, PRODUCT_FP8_BF16);
         let grid = [self.rows.div_ceil(16), n.div_ceil(16)];
-        cx.launch(
-            kernel,
-            grid,
-            256,
-            0,
-            &ProductFp8 {
-                x: self.bytes.at(cx),
-                x_scales: self.scales.at(cx),
-                w: at,
-                w_scales: scales[0],
-                out,
-                rows: int("linear", self.rows)?,
-                n: int("linear", n)?,
-                depth: int("linear", w.depth)?,
-            },
-        )
+        let parameters = ProductFp8 {
+            x: self.bytes.at(cx),
+            x_scales: self.scales.at(cx),
+            w: at,
+            w_scales: scales[0],
+            out,
+            rows: int("linear", self.rows)?,
+            n: int("linear", n)?,
+            depth: int("linear", w.depth)?,
+        };
+        cx.launch(kernel, grid, 256, 0, &parameters)
     }
 }

@@ -43,97 +43,72 @@ pub(crate) fn group_norm(
     // Of each part: how many numbers, their mean and their squared deviations.
     let parts = |count: usize| cx.block(count * groups * 3 * 4);
     let unite = |parts: &Block, count: usize| {
-        cx.launch(
-            GROUP_UNITE,
-            [groups, 1],
-            THREADS,
-            0,
-            &GroupUnite {
-                parts: parts.at(cx),
-                stats: stats.at(cx),
-                count: size(count)?,
-                groups: size(groups)?,
-                eps,
-            },
-        )
+        let parameters = GroupUnite {
+            parts: parts.at(cx),
+            stats: stats.at(cx),
+            count: size(count)?,
+            groups: size(groups)?,
+            eps,
+        };
+        cx.launch(GROUP_UNITE, [groups, 1], THREADS, 0, &parameters)
     };
     if wide {
         let chunks = pixels.div_ceil(HELD * (THREADS / (channels / 8)));
         let blocks = chunks.min(RESIDENT * cx.gpu().processors.max(1) as usize);
         let parts = parts(blocks)?;
         let kernel = by_dtype(x.dtype(), GROUP_PARTS_WIDE_F32, GROUP_PARTS_WIDE_BF16);
-        cx.launch(
-            kernel,
-            [blocks, 1],
-            THREADS,
-            0,
-            &GroupPartsWide {
-                x: x.at(cx),
-                parts: parts.at(cx),
-                pixels: pixels as i64,
-                chunks: size(chunks)?,
-                channels: size(channels)?,
-                groups: size(groups)?,
-            },
-        )?;
-        unite(&parts, blocks)?;
-        let kernel = by_dtype(x.dtype(), GROUP_APPLY_WIDE_F32, GROUP_APPLY_WIDE_BF16);
-        cx.launch(
-            kernel,
-            [blocks, 1],
-            THREADS,
-            0,
-            &GroupApplyWide {
-                x: x.at(cx),
-                stats: stats.at(cx),
-                weight: weight.at(cx),
-                bias: bias.at(cx),
-                out: out.at(cx),
-                pixels: pixels as i64,
-                chunks: size(chunks)?,
-                channels: size(channels)?,
-                width,
-                f: code(f),
-            },
-        )?;
-        return Ok(out);
-    }
-    let run = (RUN / channels).max(1);
-    let runs = pixels.div_ceil(run);
-    let parts = parts(runs)?;
-    let kernel = by_dtype(x.dtype(), GROUP_PARTS_F32, GROUP_PARTS_BF16);
-    cx.launch(
-        kernel,
-        [runs, groups],
-        THREADS,
-        0,
-        &GroupParts {
+        let parameters = GroupPartsWide {
             x: x.at(cx),
             parts: parts.at(cx),
             pixels: pixels as i64,
+            chunks: size(chunks)?,
             channels: size(channels)?,
             groups: size(groups)?,
-            run: size(run)?,
-        },
-    )?;
-    unite(&parts, runs)?;
-    let kernel = by_dtype(x.dtype(), GROUP_APPLY_F32, GROUP_APPLY_BF16);
-    cx.launch(
-        kernel,
-        by_rows(pixels, channels),
-        THREADS,
-        0,
-        &GroupApply {
+        };
+        cx.launch(kernel, [blocks, 1], THREADS, 0, &parameters)?;
+        unite(&parts, blocks)?;
+        let kernel = by_dtype(x.dtype(), GROUP_APPLY_WIDE_F32, GROUP_APPLY_WIDE_BF16);
+        let parameters = GroupApplyWide {
             x: x.at(cx),
             stats: stats.at(cx),
             weight: weight.at(cx),
             bias: bias.at(cx),
             out: out.at(cx),
             pixels: pixels as i64,
+            chunks: size(chunks)?,
             channels: size(channels)?,
             width,
             f: code(f),
-        },
-    )?;
+        };
+        cx.launch(kernel, [blocks, 1], THREADS, 0, &parameters)?;
+        return Ok(out);
+    }
+    let run = (RUN / channels).max(1);
+    let runs = pixels.div_ceil(run);
+    let parts = parts(runs)?;
+    let kernel = by_dtype(x.dtype(), GROUP_PARTS_F32, GROUP_PARTS_BF16);
+    let parameters = GroupParts {
+        x: x.at(cx),
+        parts: parts.at(cx),
+        pixels: pixels as i64,
+        channels: size(channels)?,
+        groups: size(groups)?,
+        run: size(run)?,
+    };
+    cx.launch(kernel, [runs, groups], THREADS, 0, &parameters)?;
+    unite(&parts, runs)?;
+    let kernel = by_dtype(x.dtype(), GROUP_APPLY_F32, GROUP_APPLY_BF16);
+    let parameters = GroupApply {
+        x: x.at(cx),
+        stats: stats.at(cx),
+        weight: weight.at(cx),
+        bias: bias.at(cx),
+        out: out.at(cx),
+        pixels: pixels as i64,
+        channels: size(channels)?,
+        width,
+        f: code(f),
+    };
+    cx.launch(kernel, by_rows(pixels, channels), THREADS, 0, &parameters)?;
     Ok(out)
 }

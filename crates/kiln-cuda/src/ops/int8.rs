@@ -29,19 +29,14 @@ impl Rounded {
         let rows = x.shape().rows();
         let (integers, scales) = (cx.block(rows * w.depth)?, cx.block(rows * 4)?);
         let kernel = by_dtype(x.dtype(), QUANTISE_F32, QUANTISE_BF16);
-        cx.launch(
-            kernel,
-            [rows, 1],
-            THREADS,
-            0,
-            &Quantise {
-                x: x.at(cx),
-                q: integers.at(cx),
-                scales: scales.at(cx),
-                cols: int("linear", w.cols)?,
-                padded: int("linear", w.depth)?,
-            },
-        )?;
+        let parameters = Quantise {
+            x: x.at(cx),
+            q: integers.at(cx),
+            scales: scales.at(cx),
+            cols: int("linear", w.cols)?,
+            padded: int("linear", w.depth)?,
+        };
+        cx.launch(kernel, [rows, 1], THREADS, 0, &parameters)?;
         Ok(Rounded { rows, integers, scales })
     }
 
@@ -58,25 +53,20 @@ impl Rounded {
         let [at, scales] = w.at(cx, outputs.start);
         let n = outputs.len();
         let grid = [self.rows.div_ceil(TILE), n.div_ceil(TILE)];
-        cx.launch(
-            kernel,
-            grid,
-            256,
-            0,
-            &ProductInt8 {
-                q: self.integers.at(cx),
-                q_scales: self.scales.at(cx),
-                w: at,
-                w_scales: scales,
-                bias: bias.unwrap_or(0),
-                add: add.unwrap_or(0),
-                out: out.unwrap_or(0),
-                rows: int("linear", self.rows)?,
-                n: int("linear", n)?,
-                depth: int("linear", w.depth)?,
-                ldadd: n as i64,
-                ldo: n as i64,
-            },
-        )
+        let parameters = ProductInt8 {
+            q: self.integers.at(cx),
+            q_scales: self.scales.at(cx),
+            w: at,
+            w_scales: scales,
+            bias: bias.unwrap_or(0),
+            add: add.unwrap_or(0),
+            out: out.unwrap_or(0),
+            rows: int("linear", self.rows)?,
+            n: int("linear", n)?,
+            depth: int("linear", w.depth)?,
+            ldadd: n as i64,
+            ldo: n as i64,
+        };
+        cx.launch(kernel, grid, 256, 0, &parameters)
     }
 }

@@ -388,21 +388,16 @@ impl Epilogue {
             (_, DType::BF16) => FINISH_F32_BF16,
             _ => FINISH_F32_F32,
         };
-        cx.launch(
-            kernel,
-            by_rows(rows, cols),
-            THREADS,
-            0,
-            &Finish {
-                sums: self.sums,
-                bias: self.bias.unwrap_or(0),
-                gate: self.gate.unwrap_or(0),
-                residual: self.residual.unwrap_or(0),
-                out: self.out,
-                rows: rows as i64,
-                cols: int("linear", cols)?,
-            },
-        )
+        let parameters = Finish {
+            sums: self.sums,
+            bias: self.bias.unwrap_or(0),
+            gate: self.gate.unwrap_or(0),
+            residual: self.residual.unwrap_or(0),
+            out: self.out,
+            rows: rows as i64,
+            cols: int("linear", cols)?,
+        };
+        cx.launch(kernel, by_rows(rows, cols), THREADS, 0, &parameters)
     }
 }
 

@@ -32,13 +32,8 @@ fn to_bytes(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<(Blo
     let n = x.shape().numel();
     let block = cx.block(n.next_multiple_of(8))?;
     let kernel = by_dtype(x.dtype(), TO_BYTES_F32, TO_BYTES_BF16);
-    cx.launch(
-        kernel,
-        flat(n),
-        THREADS,
-        0,
-        &ToBytes { x: x.at(cx), out: block.at(cx), n: n as i64, scale, shift },
-    )?;
+    let parameters = ToBytes { x: x.at(cx), out: block.at(cx), n: n as i64, scale, shift };
+    cx.launch(kernel, flat(n), THREADS, 0, &parameters)?;
     Ok((block, n))
 }
 
@@ -87,20 +82,15 @@ pub(crate) fn concat_columns(cx: &Context, parts: &[&CudaTensor]) -> Result<Cuda
         };
         let units = |elements: usize| int("concat_columns", elements * size / unit);
         let grid = [(rows * (cols * size / unit)).div_ceil(THREADS), 1];
-        cx.launch(
-            kernel,
-            grid,
-            THREADS,
-            0,
-            &CopyColumns {
-                x: part.at(cx),
-                out: out.at(cx),
-                rows: rows as i64,
-                width: units(cols)?,
-                column: units(column)?,
-                out_width: units(width)?,
-            },
-        )?;
+        let parameters = CopyColumns {
+            x: part.at(cx),
+            out: out.at(cx),
+            rows: rows as i64,
+            width: units(cols)?,
+            column: units(column)?,
+            out_width: units(width)?,
+        };
+        cx.launch(kernel, grid, THREADS, 0, &parameters)?;
         column += cols;
     }
     Ok(out)
@@ -137,13 +127,9 @@ fn rearrange(
     let [h, w, c] = fine;
     let size = |n: usize| int("space_to_depth", n);
     let grid = [(h * w * c).div_ceil(THREADS), 1];
-    cx.launch(
-        kernel,
-        grid,
-        THREADS,
-        0,
-        &SpaceToDepth { x: x.at(cx), out: out.at(cx), h: size(h)?, w: size(w)?, c: size(c)?, back },
-    )?;
+    let parameters =
+        SpaceToDepth { x: x.at(cx), out: out.at(cx), h: size(h)?, w: size(w)?, c: size(c)?, back };
+    cx.launch(kernel, grid, THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -154,13 +140,8 @@ pub(crate) fn upsample(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
     let units = c * x.dtype().size() / 16;
     let size = |n: usize| int("conv2d", n);
     let grid = [(h * w * units).div_ceil(THREADS), 1];
-    cx.launch(
-        UPSAMPLE,
-        grid,
-        THREADS,
-        0,
-        &Upsample { x: x.at(cx), out: out.at(cx), h: size(h)?, w: size(w)?, c: size(units)? },
-    )?;
+    let parameters = Upsample { x: x.at(cx), out: out.at(cx), h: size(h)?, w: size(w)?, c: size(units)? };
+    cx.launch(UPSAMPLE, grid, THREADS, 0, &parameters)?;
     Ok(out)
 }
 

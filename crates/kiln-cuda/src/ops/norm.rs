@@ -54,31 +54,21 @@ pub(crate) fn ada_layer_norm(
         if held {
             let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_HELD_F32, ADA_LAYER_NORM_HELD_BF16);
             let (grid, threads) = held_grid(cx, rows.len());
-            cx.launch(
-                kernel,
-                grid,
-                threads,
-                0,
-                &AdaLayerNormHeld {
-                    x: from,
-                    scale,
-                    shift,
-                    out: to,
-                    rows: size(rows.len())?,
-                    dim: size(dim)?,
-                    eps,
-                },
-            )?;
+            let parameters = AdaLayerNormHeld {
+                x: from,
+                scale,
+                shift,
+                out: to,
+                rows: size(rows.len())?,
+                dim: size(dim)?,
+                eps,
+            };
+            cx.launch(kernel, grid, threads, 0, &parameters)?;
         } else {
             let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_F32, ADA_LAYER_NORM_BF16);
             let grid = [if dim == 0 { 0 } else { rows.len() }, 1];
-            cx.launch(
-                kernel,
-                grid,
-                row_threads(dim),
-                0,
-                &AdaLayerNorm { x: from, scale, shift, out: to, dim: size(dim)?, eps },
-            )?;
+            let parameters = AdaLayerNorm { x: from, scale, shift, out: to, dim: size(dim)?, eps };
+            cx.launch(kernel, grid, row_threads(dim), 0, &parameters)?;
         }
     }
     Ok(out)
@@ -92,30 +82,20 @@ pub(crate) fn rms_norm(cx: &Context, x: &CudaTensor, weight: &CudaTensor, eps: f
     if held(dim, &[x, weight]) {
         let kernel = by_dtype(x.dtype(), RMS_NORM_HELD_F32, RMS_NORM_HELD_BF16);
         let (grid, threads) = held_grid(cx, rows);
-        cx.launch(
-            kernel,
-            grid,
-            threads,
-            0,
-            &RmsNormHeld {
-                x: x.at(cx),
-                weight: weight.at(cx),
-                out: out.at(cx),
-                rows: size(rows)?,
-                dim: size(dim)?,
-                eps,
-            },
-        )?;
+        let parameters = RmsNormHeld {
+            x: x.at(cx),
+            weight: weight.at(cx),
+            out: out.at(cx),
+            rows: size(rows)?,
+            dim: size(dim)?,
+            eps,
+        };
+        cx.launch(kernel, grid, threads, 0, &parameters)?;
         return Ok(out);
     }
     let kernel = by_dtype(x.dtype(), RMS_NORM_F32, RMS_NORM_BF16);
     let grid = [if dim == 0 { 0 } else { rows }, 1];
-    cx.launch(
-        kernel,
-        grid,
-        row_threads(dim),
-        0,
-        &RmsNorm { x: x.at(cx), weight: weight.at(cx), out: out.at(cx), dim: size(dim)?, eps },
-    )?;
+    let parameters = RmsNorm { x: x.at(cx), weight: weight.at(cx), out: out.at(cx), dim: size(dim)?, eps };
+    cx.launch(kernel, grid, row_threads(dim), 0, &parameters)?;
     Ok(out)
 }

@@ -30,24 +30,19 @@ pub(crate) fn norm_rope<B: Backend<Tensor = CudaTensor>>(
     let kernel = by_dtype(x.dtype(), NORM_ROPE_F32, NORM_ROPE_BF16);
     let grid = [(32 * tokens * heads).div_ceil(THREADS), 1];
     let halves = i32::from(rope.pairs == RopePairs::Halves);
-    cx.launch(
-        kernel,
-        grid,
-        THREADS,
-        0,
-        &NormRope {
-            x: x.at(cx),
-            weight: weight.at(cx),
-            cosines: rope.cos.at(cx),
-            sines: rope.sin.at(cx),
-            out: out.at(cx),
-            tokens: tokens as i64,
-            heads: int("norm_rope", heads)?,
-            head_dim: int("norm_rope", head_dim)?,
-            halves,
-            eps,
-        },
-    )?;
+    let parameters = NormRope {
+        x: x.at(cx),
+        weight: weight.at(cx),
+        cosines: rope.cos.at(cx),
+        sines: rope.sin.at(cx),
+        out: out.at(cx),
+        tokens: tokens as i64,
+        heads: int("norm_rope", heads)?,
+        head_dim: int("norm_rope", head_dim)?,
+        halves,
+        eps,
+    };
+    cx.launch(kernel, grid, THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -112,25 +107,20 @@ fn rope_heads<B: Backend<Tensor = CudaTensor>>(
     size(16 * tokens * parts + HEAD_THREADS)?;
     let grid = [(16 * tokens * parts).div_ceil(HEAD_THREADS), all.len()];
     let (q, k) = (all[0], all[all.len() - 1]);
-    cx.launch(
-        kernel,
-        grid,
-        HEAD_THREADS,
-        0,
-        &NormRopeHeads {
-            x: q.x,
-            weight: q.weight,
-            out: q.out,
-            heads: size(q.heads)?,
-            k: k.x,
-            k_weight: k.weight,
-            k_out: k.out,
-            k_heads: size(k.heads)?,
-            cosines: rope.cos.at(cx),
-            sines: rope.sin.at(cx),
-            tokens: size(tokens)?,
-            halves: i32::from(rope.pairs == RopePairs::Halves),
-            eps,
-        },
-    )
+    let parameters = NormRopeHeads {
+        x: q.x,
+        weight: q.weight,
+        out: q.out,
+        heads: size(q.heads)?,
+        k: k.x,
+        k_weight: k.weight,
+        k_out: k.out,
+        k_heads: size(k.heads)?,
+        cosines: rope.cos.at(cx),
+        sines: rope.sin.at(cx),
+        tokens: size(tokens)?,
+        halves: i32::from(rope.pairs == RopePairs::Halves),
+        eps,
+    };
+    cx.launch(kernel, grid, HEAD_THREADS, 0, &parameters)
 }

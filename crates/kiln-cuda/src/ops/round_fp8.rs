@@ -18,19 +18,14 @@ pub(crate) fn round_rows(
 ) -> Result<()> {
     let kernel = by_dtype(dtype, QUANTISE_FP8_F32, QUANTISE_FP8_BF16);
     let size = |n: usize| int("linear", n);
-    cx.launch(
-        kernel,
-        [rows, 1],
-        256,
-        0,
-        &QuantiseFp8 {
-            x,
-            x_cols: size(widths[0])?,
-            y,
-            y_cols: size(widths[1])?,
-            q: bytes,
-            scales,
-            padded: size(depth)?,
-        },
-    )
+    let parameters = QuantiseFp8 {
+        x,
+        x_cols: size(widths[0])?,
+        y,
+        y_cols: size(widths[1])?,
+        q: bytes,
+        scales,
+        padded: size(depth)?,
+    };
+    cx.launch(kernel, [rows, 1], 256, 0, &parameters)
 }
