@@ -18,13 +18,13 @@ build() {
     # Optimised for size where it does not matter: the work is done by the GPU.
     export CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=0
     "${CARGO:-cargo}" test --no-run --release -p kiln-cuda --test conformance --message-format=json >"$folder/built.json"
-    "${CARGO:-cargo}" test --no-run --release -p kiln-cuda --test replay --message-format=json >>"$folder/built.json"
+    "${CARGO:-cargo}" test --no-run --release -p kiln-cuda --test replay --test later --test stream --message-format=json >>"$folder/built.json"
     "${CARGO:-cargo}" test --no-run --release -p kiln-golden --test cuda --test replayed --message-format=json >>"$folder/built.json"
     "${CARGO:-cargo}" build --release -p kiln-cuda --example klein_shapes --message-format=json >>"$folder/built.json"
     python3 - "$folder" <<'PY'
 import json, shutil, sys
 names = {("conformance", "test"): "conformance", ("cuda", "test"): "golden", ("klein_shapes", "example"): "klein_shapes"}
-names |= {(name, "test"): name for name in ("replay", "replayed")}
+names |= {(name, "test"): name for name in ("replay", "later", "stream", "replayed")}
 for line in open(sys.argv[1] + "/built.json"):
     built = json.loads(line)
     target = built.get("target", {})
@@ -60,7 +60,7 @@ run() {
     places "$logs"
     nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.used --format=csv,noheader || true
     # A kernel that hangs or dies must not take the rest with it.
-    for program in conformance replay golden replayed; do
+    for program in conformance replay later stream golden replayed; do
         echo "== $program"
         timeout "${LIMIT:-200}" "$folder/$program" --test-threads "$(nproc)" >"$logs/$program.log" 2>&1 || failed=1
         grep -vE '\.\.\. ok$' "$logs/$program.log" | head -n 150 || true

@@ -26,6 +26,7 @@ mod bench;
 mod case;
 mod cases;
 mod compare;
+pub mod imports;
 mod random;
 mod trials;
 

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use kiln_cpu::{CpuBackend, CpuTensor, Isa, Options};
-use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopePairs, RopeTable};
+use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Residency, Result, RopePairs, RopeTable};
 use kiln_tensor::{DType, HostTensor, LinearParts};
 
 fn main() -> Result<()> {
@@ -49,7 +49,7 @@ fn main() -> Result<()> {
             if !wanted(&name) {
                 continue;
             }
-            let w = b.weight(weight([out, cols], dtype)?)?;
+            let w = b.weight(weight([out, cols], dtype)?, Residency::Device)?;
             let x = tensor(&b, [rows, cols], act)?;
             report(&name, 2.0 * (rows * cols * out) as f64, &|| b.linear(&x, &w).map(drop))?;
         }

@@ -1,7 +1,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Result, RopeTable, shapes};
+use kiln_ops::{
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Residency, Result, RopeTable, shapes,
+};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::isa::{Isa, Level};
@@ -22,7 +24,8 @@ pub struct Options {
     pub threads: Option<usize>,
 }
 
-/// The operations on this machine's processor, on threads of its own.
+/// The operations on this machine's processor, on threads of its own, which clones share.
+#[derive(Clone)]
 pub struct CpuBackend {
     cx: Context,
 }
@@ -35,7 +38,7 @@ impl CpuBackend {
             backend: "cpu".into(),
             what: format!("this machine has no {isa}; the best it has is {}", Isa::best()),
         })?;
-        let pool = Pool::new(options.threads)?;
+        let pool = Arc::new(Pool::new(options.threads)?);
         Ok(CpuBackend { cx: Context { level, pool, memory: Arc::default() } })
     }
 
@@ -101,7 +104,7 @@ impl Backend for CpuBackend {
         Ok(movement::bytes(&self.cx, x, scale, shift))
     }
 
-    fn weight(&self, parts: LinearParts) -> Result<CpuWeight> {
+    fn weight(&self, parts: LinearParts, _: Residency) -> Result<CpuWeight> {
         CpuWeight::new(&self.cx, parts)
     }
 

@@ -3,12 +3,12 @@
 //!
 //! ```
 //! use kiln_cpu::{CpuBackend, Options};
-//! use kiln_ops::Backend;
+//! use kiln_ops::{Backend, Residency};
 //! use kiln_tensor::{DType, HostTensor, LinearParts};
 //!
 //! let b = CpuBackend::new(Options::default())?;
 //! let weight = HostTensor::from_f32([1, 2], vec![2.0, 3.0])?;
-//! let w = b.weight(LinearParts::dense(vec![weight])?)?;
+//! let w = b.weight(LinearParts::dense(vec![weight])?, Residency::Device)?;
 //! let x = b.upload(&HostTensor::from_f32([1, 2], vec![10.0, 1.0])?, DType::F32)?;
 //! assert_eq!(b.download(&b.linear(&x, &w)?)?.to_f32()?[0], 23.0);
 //! # Ok::<(), kiln_ops::Error>(())
@@ -45,9 +45,10 @@ use isa::Level;
 use parallel::Pool;
 
 /// What every operation needs to run.
+#[derive(Clone)]
 pub(crate) struct Context {
     pub level: Level,
-    pub pool: Pool,
+    pub pool: Arc<Pool>,
     pub memory: Arc<Memory>,
 }
 

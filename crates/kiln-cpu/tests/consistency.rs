@@ -1,7 +1,7 @@
 //! What must hold to the last bit, at sizes where the work is cut into many pieces.
 
 use kiln_cpu::{CpuBackend, CpuTensor, Isa, Options};
-use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Tensor};
+use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Residency, Tensor};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
 
 fn backends(threads: usize) -> Vec<CpuBackend> {
@@ -41,7 +41,7 @@ fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
     // More rows than one strip, more columns than one block, a depth of several blocks.
     let (rows, cols, out) = (1501, 900, 300);
     for b in backends(3) {
-        let w = b.weight(lora_layer(out, cols)).unwrap();
+        let w = b.weight(lora_layer(out, cols), Residency::Device).unwrap();
         for dtype in [DType::F32, DType::BF16] {
             let x = tensor(&b, 6, [rows, cols], dtype);
             let all = b.linear(&x, &w).unwrap();
@@ -69,7 +69,10 @@ fn a_product_of_integers_is_the_same_on_every_instruction_set() {
         let results: Vec<_> = backends(3)
             .iter()
             .map(|b| {
-                let (w, x) = (b.weight(integers(out, cols)).unwrap(), tensor(b, 6, [rows, cols], dtype));
+                let (w, x) = (
+                    b.weight(integers(out, cols), Residency::Device).unwrap(),
+                    tensor(b, 6, [rows, cols], dtype),
+                );
                 let few = b.linear(&b.slice_rows(&x, 700..703).unwrap(), &w).unwrap();
                 let all = b.linear(&x, &w).unwrap();
                 assert!(bytes(b, &b.slice_rows(&all, 700..703).unwrap()) == bytes(b, &few), "{}", b.name());
@@ -87,7 +90,7 @@ fn a_large_product_of_integers_is_that_of_its_rows() {
     // Enough results to be written past the caches, squares of which some belong to two groups, a last strip with a tail.
     let (rows, cols, out) = (1260, 1100, 4128);
     let b = CpuBackend::new(Options { isa: None, threads: Some(3) }).unwrap();
-    let w = b.weight(integers(out, cols)).unwrap();
+    let w = b.weight(integers(out, cols), Residency::Device).unwrap();
     let x = tensor(&b, 6, [rows, cols], DType::BF16);
     let residual = tensor(&b, 7, [rows, out], DType::BF16);
     let gate = tensor(&b, 8, [2, out], DType::F32);
@@ -112,7 +115,7 @@ fn a_large_product_of_integers_is_that_of_its_rows() {
 #[test]
 fn a_row_without_numbers_shows_and_leaves_the_others_alone() {
     for b in backends(2) {
-        let w = b.weight(integers(40, 50)).unwrap();
+        let w = b.weight(integers(40, 50), Residency::Device).unwrap();
         let mut x = host(3, [7, 50]).to_f32().unwrap().into_owned();
         x[2 * 50 + 49] = f32::NAN;
         x[5 * 50] = f32::INFINITY;
@@ -145,7 +148,7 @@ fn a_query_does_not_depend_on_the_other_queries() {
 /// Everything that is cut into pieces by the number of threads.
 fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let x = tensor(b, 1, [1500, 400], DType::F32);
-    let w = b.weight(lora_layer(400, 400)).unwrap();
+    let w = b.weight(lora_layer(400, 400), Residency::Device).unwrap();
     let y = b.linear(&x, &w).unwrap();
     let gate = tensor(b, 2, [2, 400], DType::F32);
     let groups = Groups::of_lengths(&[700, 800]);
@@ -153,7 +156,7 @@ fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let row = b.linear(&b.slice_rows(&x, 3..5).unwrap(), &w).unwrap();
     let half = b.linear(&b.cast(&x, DType::BF16).unwrap(), &w).unwrap();
     let deltas = lora_layer(400, 400).deltas().to_vec();
-    let whole = b.weight(integers(400, 400).with_deltas(deltas).unwrap()).unwrap();
+    let whole = b.weight(integers(400, 400).with_deltas(deltas).unwrap(), Residency::Device).unwrap();
     let whole = b.linear(&x, &whole).unwrap();
     let spec = AttentionSpec { heads: 5, kv_heads: 5, mask: Mask::Causal { valid: 1111 } };
     let attended = b.attention(&[&x], &[&y], &[&added], &spec).unwrap();

@@ -8,7 +8,7 @@
 
 use kiln_cuda::{CudaBackend, CudaTensor, Options};
 use kiln_ops::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopePairs, RopeTable,
+    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Residency, Result, RopePairs, RopeTable,
 };
 use kiln_tensor::{DType, HostTensor, LinearParts, Shape, bf16};
 
@@ -100,8 +100,9 @@ impl Bench {
 
     fn linears(&self) -> Result<()> {
         let b = &self.b;
-        let weight =
-            |out: usize, input: usize| b.weight(LinearParts::dense(vec![Self::host([out, input])?])?);
+        let weight = |out: usize, input: usize| {
+            b.weight(LinearParts::dense(vec![Self::host([out, input])?])?, Residency::Device)
+        };
         let flops = |rows: usize, out: usize, input: usize| Work::Flops(2.0 * (rows * out * input) as f64);
         for rows in [TEXT, IMAGE] {
             let x = self.activation([rows, DIM])?;

@@ -61,15 +61,18 @@ extern "C" __global__ void to_bytes_bf16(const bf16 *x, unsigned *out, long long
     to_bytes(x, out, n, scale, shift);
 }
 
-#define KERNELS(U, name)                                                                                             \
+#define COPY_COLUMNS(U, name)                                                                                        \
     extern "C" __global__ void copy_columns_##name(const U *x, U *out, long long rows, int width, int column,         \
                                                    int out_width) {                                                  \
         copy_columns(x, out, rows, width, column, out_width);                                                        \
-    }                                                                                                                \
+    }
+#define SPACE_TO_DEPTH(U, name)                                                                                      \
     extern "C" __global__ void space_to_depth_##name(const U *x, U *out, int h, int w, int c, int back) {             \
         space_to_depth(x, out, h, w, c, back);                                                                       \
     }
 
-KERNELS(unsigned short, 2)
-KERNELS(unsigned, 4)
-KERNELS(uint4, 16)
+COPY_COLUMNS(unsigned short, 2)
+COPY_COLUMNS(unsigned, 4)
+COPY_COLUMNS(uint4, 16)
+SPACE_TO_DEPTH(unsigned short, 2)
+SPACE_TO_DEPTH(unsigned, 4)

@@ -1,56 +1,20 @@
 use std::ops::Range;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Groups, Result, RopeTable, Run, shapes};
+use kiln_ops::{
+    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Later, Residency, Result, RopeTable, Run,
+    shapes,
+};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
-use crate::device::Device;
+use crate::context::Context;
+use crate::error::{self, Error};
 use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm, rope};
+use crate::options::Options;
 use crate::probe::Gpu;
-use crate::{Context, CudaConv, CudaReplays, CudaTensor, CudaWeight, replay};
-
-/// How a [`CudaBackend`] is to run.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The GPU's number.
-    pub device: usize,
-    /// Where compiled kernels and chosen ways to multiply are kept; the system's usual place when absent.
-    pub cache: Option<PathBuf>,
-    /// Whether they are kept at all where `cache` names no place.
-    pub keep: bool,
-    /// Whether matrix products are made without cuBLASLt, by Kiln's own kernels alone.
-    pub own_products: bool,
-    /// The most bytes of the GPU's memory that tensors and weights take together.
-    pub memory_limit: Option<usize>,
-    /// Whether work that is asked for again and again is recorded and replayed.
-    pub graphs: Graphs,
-}
-
-/// When work is recorded as a CUDA graph, which is one launch instead of hundreds ([`Backend::replay`]).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Graphs {
-    /// Where launching takes the processor about as long as the work takes the GPU; not under a memory limit.
-    #[default]
-    Auto,
-    /// Wherever it can be: the second time that it is asked for.
-    Always,
-    /// Nowhere.
-    Never,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            device: 0,
-            cache: None,
-            keep: true,
-            own_products: false,
-            memory_limit: None,
-            graphs: Graphs::Auto,
-        }
-    }
-}
+use crate::replay::{self, CudaReplays};
+use crate::tensor::CudaTensor;
+use crate::weight::{CudaConv, CudaWeight};
 
 /// The operations on one NVIDIA GPU. Clones share the GPU's stream and memory.
 #[derive(Clone)]
@@ -60,54 +24,56 @@ pub struct CudaBackend {
 
 impl CudaBackend {
     /// Looks for the libraries and takes the GPU; fails, and never panics, where something is missing.
-    pub fn new(options: &Options) -> crate::Result<CudaBackend> {
-        Ok(CudaBackend { cx: Context { device: Arc::new(Device::new(options)?) } })
+    pub fn new(options: &Options) -> error::Result<CudaBackend> {
+        Ok(CudaBackend { cx: Context::new(options)? })
     }
 
     /// The GPU in use.
     pub fn gpu(&self) -> &Gpu {
-        &self.cx.device.gpu
+        self.cx.gpu()
     }
 
     /// Why matrix products are made without cuBLASLt, when they are.
-    pub fn without_cublaslt(&self) -> Option<&crate::Error> {
-        self.cx.device.lt.as_ref().err()
+    pub fn without_cublaslt(&self) -> Option<&Error> {
+        self.cx.shared().lt.as_ref().err()
     }
 
     /// Bytes of the GPU's memory that this backend may still use.
     pub fn memory_free(&self) -> Result<usize> {
-        self.cx.done(self.cx.device.free())
+        self.cx.done(self.cx.device_memory().free())
     }
 
     /// Bytes of the GPU's memory that this backend holds.
     pub fn memory_held(&self) -> usize {
-        self.cx.device.held()
+        self.cx.device_memory().held()
     }
 
     /// The most that this backend held at once.
     pub fn memory_peak(&self) -> usize {
-        self.cx.device.peak()
+        self.cx.device_memory().peak()
     }
 
     /// Gives all memory that nothing needs back to the GPU, and counts the most that is held anew.
     pub fn release_memory(&self) {
-        self.cx.device.release();
+        if let Ok(device) = self.cx.device("cuMemFree") {
+            device.memory.release();
+        }
     }
 
     /// How many times recorded work was replayed, of anything that was asked for so far.
     pub fn replayed(&self) -> usize {
-        self.cx.device.recorded.replayed()
+        self.cx.shared().replayed.load(Ordering::Relaxed)
     }
 
     /// Waits until all work so far is done.
     pub fn wait(&self) -> Result<()> {
-        self.cx.done(self.cx.device.wait())
+        self.cx.done(self.cx.wait())
     }
 
     /// Milliseconds that the work of some calls takes on the GPU.
     pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
         let mut failed = None;
-        let time = self.cx.device.time(|| {
+        let time = self.cx.time(|| {
             failed = work().err();
             Ok(())
         });
@@ -142,18 +108,16 @@ impl Backend for CudaBackend {
         self.wait()
     }
 
-    fn keep_weights(&self, stay: u64, of: u64) {
-        self.cx.device.keep_weights(stay, of);
-    }
-
     fn replay<E: From<kiln_ops::Error>>(
         &self,
         replays: &CudaReplays,
         key: &[usize],
         inputs: &[&CudaTensor],
-        work: impl FnMut(Run, &[&CudaTensor]) -> Result<CudaTensor, E>,
+        mut work: impl FnMut(&Self, Run, &[&CudaTensor]) -> Result<CudaTensor, E>,
     ) -> Result<CudaTensor, E> {
-        replay::replay(&self.cx, replays, key, inputs, work)
+        replay::replay(&self.cx, replays, key, inputs, |cx, run, inputs| {
+            work(&CudaBackend { cx: cx.clone() }, run, inputs)
+        })
     }
 
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CudaTensor> {
@@ -169,8 +133,21 @@ impl Backend for CudaBackend {
         movement::bytes(&self.cx, x, scale, shift)
     }
 
-    fn weight(&self, parts: LinearParts) -> Result<CudaWeight> {
-        CudaWeight::new(&self.cx, parts)
+    fn download_later(&self, x: &CudaTensor) -> Result<Later<HostTensor>> {
+        x.to_host_later(&self.cx)
+    }
+
+    fn download_bytes_later(&self, x: &CudaTensor, scale: f32, shift: f32) -> Result<Later<Vec<u8>>> {
+        movement::bytes_later(&self.cx, x, scale, shift)
+    }
+
+    fn fence(&self) -> Result<Later<()>> {
+        let (cx, place) = (self.cx.clone(), self.cx.done(self.cx.mark())?);
+        Ok(Box::new(move || cx.done(place.wait().map(drop))))
+    }
+
+    fn weight(&self, parts: LinearParts, residency: Residency) -> Result<CudaWeight> {
+        CudaWeight::new(&self.cx, parts, residency)
     }
 
     fn with_deltas(&self, w: &CudaWeight, deltas: Vec<Delta>) -> Result<CudaWeight> {

@@ -1,7 +1,7 @@
 //! Kernels from their source, by NVRTC, once for each GPU and compiler.
 
-use crate::Result;
 use crate::cache::{Cache, Key};
+use crate::error::Result;
 use crate::find::{self, Wanted};
 use crate::sources::{Source, Target};
 use crate::sys::nvrtc::Nvrtc;

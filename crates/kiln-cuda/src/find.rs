@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// A library Kiln uses on NVIDIA GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

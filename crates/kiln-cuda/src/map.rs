@@ -2,17 +2,16 @@
 
 use std::ptr::null;
 
-use crate::Result;
-use crate::device::Device;
-use crate::sys::driver::{DevicePtr, MAP_BF16, MAP_L2_256, MAP_SWIZZLE_128, TensorMap};
+use crate::error::Result;
+use crate::sys::driver::{DevicePtr, Driver, MAP_BF16, MAP_L2_256, MAP_SWIZZLE_128, TensorMap};
 
 /// Elements of bf16 in a row of a box: 128 bytes, which are swizzled.
 pub(crate) const BOX_COLUMNS: usize = 64;
 
-impl Device {
+impl Driver {
     /// A tensor of bf16 with rows of `sizes[0]` elements, `steps` elements from one row, matrix … to the next, of which
     /// boxes of 64 elements by `rows` are copied.
-    pub fn tensor_map<const N: usize, const M: usize>(
+    pub fn map_tensor<const N: usize, const M: usize>(
         &self,
         at: DevicePtr,
         sizes: [usize; N],
@@ -29,7 +28,7 @@ impl Device {
         let mut map = TensorMap::NONE;
         // SAFETY: all arrays have the rank's length, the strides' one less; the map is written.
         let status = unsafe {
-            (self.driver.tensor_map)(
+            (self.tensor_map)(
                 &mut map,
                 MAP_BF16,
                 N as u32,
@@ -44,7 +43,7 @@ impl Device {
                 0,
             )
         };
-        self.driver.check("cuTensorMapEncodeTiled", status)?;
+        self.check("cuTensorMapEncodeTiled", status)?;
         Ok(map)
     }
 }

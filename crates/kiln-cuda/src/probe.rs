@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
+use crate::error::{Error, Result};
 use crate::find::{self, Wanted};
 use crate::sys::cublaslt::CublasLt;
 use crate::sys::driver::{
     DEVICE_MAJOR, DEVICE_MINOR, DEVICE_PROCESSORS, DEVICE_SHARED_BYTES, Driver, NO_DEVICE,
 };
 use crate::sys::nvrtc::Nvrtc;
-use crate::{Error, Result};
 
 /// The libraries and GPUs of this machine.
 #[derive(Clone, Debug)]

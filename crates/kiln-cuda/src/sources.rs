@@ -54,6 +54,12 @@ impl Source {
         [attention, conv, &ELEMENTWISE, &FEW_ROWS, &GROUP_NORM, &MOVEMENT, &NORM, &OUTPUT, &ROPE, &SOFTMAX]
     }
 
+    /// The file itself.
+    #[cfg(test)]
+    pub(crate) fn text(&self) -> &'static str {
+        self.text
+    }
+
     /// What the compiler gets. Nothing is included from the toolkit: NVRTC would need its folder.
     pub fn full_text(&self) -> String {
         let further = match self.name {

@@ -1,16 +1,14 @@
-use std::sync::{Arc, Weak};
-
-use kiln_ops::{Error, Result, Tensor};
+use kiln_ops::{Error, Later, Result, Tensor};
 use kiln_tensor::{DType, HostTensor, Shape};
 
-use crate::Context;
-use crate::device::Block;
+use crate::context::Context;
+use crate::queue::{Block, BlockName};
 use crate::sys::driver::DevicePtr;
 
 /// A tensor in a GPU's memory: f32 or bf16, row-major, shared and immutable.
 #[derive(Clone)]
 pub struct CudaTensor {
-    block: Arc<Block>,
+    block: Block,
     /// Bytes from the block's beginning.
     start: usize,
     shape: Shape,
@@ -19,8 +17,7 @@ pub struct CudaTensor {
 
 /// Which tensor it was.
 pub(crate) struct Named {
-    /// Also of a tensor that is gone no other has the address.
-    block: Weak<Block>,
+    block: BlockName,
     start: usize,
 }
 
@@ -40,19 +37,24 @@ impl CudaTensor {
         let shape = shape.into();
         let bytes = shape.checked_numel().and_then(|n| n.checked_mul(dtype.size()));
         let bytes = bytes.ok_or_else(|| Error::Memory { backend: cx.name(), bytes: usize::MAX })?;
-        let block = Arc::new(cx.block(bytes)?);
+        let block = cx.block(bytes)?;
         Ok(CudaTensor { block, start: 0, shape, dtype })
     }
 
-    /// Address of the first element.
-    pub(crate) fn at(&self) -> DevicePtr {
-        self.block.at() + self.start as u64
+    /// Address of the first element, for work of this context.
+    pub(crate) fn at(&self, cx: &Context) -> DevicePtr {
+        self.block.at(cx) + self.start as u64
+    }
+
+    /// Whether the first element's address is a multiple of 16.
+    pub(crate) fn is_aligned(&self) -> bool {
+        self.block.is_aligned(self.start)
     }
 
     /// Address of row `row`.
-    pub(crate) fn row_at(&self, row: usize) -> DevicePtr {
+    pub(crate) fn row_at(&self, cx: &Context, row: usize) -> DevicePtr {
         let rows = self.shape.rows().max(1);
-        self.at() + (row * (self.shape.numel() / rows) * self.dtype.size()) as u64
+        self.at(cx) + (row * (self.shape.numel() / rows) * self.dtype.size()) as u64
     }
 
     /// The same memory from element `start` on (counted from this tensor's first) under another shape.
@@ -63,25 +65,32 @@ impl CudaTensor {
 
     /// Whether this is the very tensor that was named; what is in a tensor never changes.
     pub(crate) fn is(&self, named: &Named) -> bool {
-        self.start == named.start && std::ptr::eq(Arc::as_ptr(&self.block), named.block.as_ptr())
+        self.start == named.start && self.block.is(&named.block)
     }
 
     /// A name for this tensor, which doesn't keep it.
     pub(crate) fn named(&self) -> Named {
-        Named { block: Arc::downgrade(&self.block), start: self.start }
+        Named { block: self.block.name(), start: self.start }
     }
 
     pub(crate) fn from_host(cx: &Context, host: &HostTensor, dtype: DType) -> Result<CudaTensor> {
         let tensor = CudaTensor::new(cx, host.shape(), dtype)?;
         let host = host.to_dtype(dtype)?;
-        cx.done(cx.device.upload(host.bytes(), tensor.at()))?;
+        cx.done(cx.upload(host.bytes(), tensor.at(cx)))?;
         Ok(tensor)
     }
 
     pub(crate) fn to_host(&self, cx: &Context) -> Result<HostTensor> {
         let mut bytes = vec![0u8; self.shape.numel() * self.dtype.size()];
-        cx.done(cx.device.download(self.at(), &mut bytes))?;
+        cx.done(cx.download(self.at(cx), &mut bytes))?;
         Ok(HostTensor::new(self.dtype, &self.shape, bytes.into())?)
+    }
+
+    pub(crate) fn to_host_later(&self, cx: &Context) -> Result<Later<HostTensor>> {
+        let bytes = self.shape.numel() * self.dtype.size();
+        let arrival = cx.done(cx.download_later(self.at(cx), bytes))?;
+        let (cx, dtype, shape) = (cx.clone(), self.dtype, self.shape.clone());
+        Ok(Box::new(move || Ok(HostTensor::new(dtype, &shape, cx.done(arrival.wait())?.into())?)))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use kiln_cuda::{CudaBackend, CudaReplays, CudaTensor, CudaWeight, Graphs, Options};
-use kiln_ops::{AttentionSpec, Backend, Error, Groups, Mask, Result, Run, Timed};
+use kiln_ops::{AttentionSpec, Backend, Error, Groups, Mask, Residency, Result, Run, Timed};
 use kiln_tensor::{DType, HostTensor, LinearParts};
 
 /// The GPU, or `None` with a word about it.
@@ -34,7 +34,7 @@ impl Block {
         let weight = |rows: usize, cols: usize, seed| {
             let values = values(rows * cols / WIDTH, seed).reshape([rows, cols]).unwrap();
             let parts = LinearParts::dense(vec![values.to_dtype(DType::BF16).unwrap()]).unwrap();
-            b.weight(if fp8 { parts.in_fp8().unwrap() } else { parts }).unwrap()
+            b.weight(if fp8 { parts.in_fp8().unwrap() } else { parts }, Residency::Device).unwrap()
         };
         Block {
             qkv: weight(3 * WIDTH, WIDTH, 1),
@@ -90,7 +90,7 @@ fn replayed_work_gives_the_same_bits_whatever_its_inputs() {
             // Kept for two times, then another.
             let modulation = if time < 3 { same.clone() } else { upload(&b, 1, time, DType::F32) };
             let inputs = [&x, &modulation];
-            let replayed = b.replay(&replays, &[], &inputs, |run, inputs| block.forward(&b, run, inputs));
+            let replayed = b.replay(&replays, &[], &inputs, |b, run, inputs| block.forward(b, run, inputs));
             assert_eq!(block.asked(), expected);
             let direct = block.forward(&b, Run::Now, &inputs).unwrap();
             block.asked();
@@ -108,7 +108,7 @@ fn whichever_way_is_chosen_the_bits_are_the_same() {
     let modulation = upload(&b, 1, 50, DType::F32);
     for seed in 0..8 {
         let x = upload(&b, ROWS, seed, DType::BF16);
-        let work = |run, inputs: &[&CudaTensor]| block.forward(&b, run, inputs);
+        let work = |b: &CudaBackend, run, inputs: &[&CudaTensor]| block.forward(b, run, inputs);
         let replayed = b.replay(&replays, &[], &[&x, &modulation], work).unwrap();
         let direct = block.forward(&b, Run::Now, &[&x, &modulation]).unwrap();
         assert!(b.download(&replayed).unwrap() == b.download(&direct).unwrap(), "call {seed}");
@@ -122,7 +122,7 @@ fn results_stay_when_the_work_is_replayed_again() {
     let modulation = upload(&b, 1, 50, DType::F32);
     let replay = |seed| {
         let x = upload(&b, ROWS, seed, DType::BF16);
-        b.replay(&replays, &[], &[&x, &modulation], |run, inputs| block.forward(&b, run, inputs)).unwrap()
+        b.replay(&replays, &[], &[&x, &modulation], |b, run, inputs| block.forward(b, run, inputs)).unwrap()
     };
     replay(0);
     let (one, two) = (replay(1), replay(2));
@@ -141,7 +141,7 @@ fn work_of_another_kind_is_recorded_by_itself() {
     // Another number of rows, another key.
     for (rows, key) in [(ROWS, 0), (ROWS + 5, 0), (ROWS, 1), (ROWS, 0), (ROWS + 5, 0), (ROWS, 1)] {
         let x = upload(&b, rows, key, DType::BF16);
-        let work = |run, inputs: &[&CudaTensor]| block.forward(&b, run, inputs);
+        let work = |b: &CudaBackend, run, inputs: &[&CudaTensor]| block.forward(b, run, inputs);
         let y = b.replay(&replays, &[key], &[&x, &modulation], work).unwrap();
         assert_eq!(y.shape_rows(), rows);
         last = Some(block.asked());
@@ -156,11 +156,11 @@ fn what_can_not_be_recorded_is_done_as_usual() {
     let x = upload(&b, ROWS, 9, DType::F32);
     let expected = [&[Run::Now][..], &[Run::Recorded, Run::Now], &[Run::Now], &[Run::Now]];
     for expected in expected {
-        let replayed = b.replay(&replays, &[], &[&x], |run, inputs| {
+        let replayed = b.replay(&replays, &[], &[&x], |b, run, inputs| {
             // From the host's memory. That the work does without it helps nobody: it would be without it every time.
             let modulation = b.upload(&values(1, 50), DType::F32);
             let modulation = modulation.or_else(|_| b.slice_rows(inputs[0], 0..1))?;
-            block.forward(&b, run, &[inputs[0], &modulation])
+            block.forward(b, run, &[inputs[0], &modulation])
         });
         assert_eq!(block.asked(), expected);
         let modulation = upload(&b, 1, 50, DType::F32);
@@ -177,7 +177,7 @@ fn whoever_counts_operations_sees_them_all_until_he_is_paused() {
     let x = b.upload(&values(ROWS, 1), DType::BF16).unwrap();
     let counted = || {
         b.take();
-        b.replay(&replays, &[], &[&x], |_, inputs| b.add(inputs[0], inputs[0])).unwrap();
+        b.replay(&replays, &[], &[&x], |b, _, inputs| b.add(inputs[0], inputs[0])).unwrap();
         b.take().iter().map(|count| count.calls).sum::<u64>()
     };
     assert_eq!([counted(), counted(), counted()], [1; 3]);
@@ -189,11 +189,68 @@ fn whoever_counts_operations_sees_them_all_until_he_is_paused() {
 }
 
 #[test]
+fn a_recording_keeps_the_weights_and_tensors_it_reads() {
+    let Some(b) = gpu(Graphs::Always, None) else { return };
+    let replays = CudaReplays::default();
+    let (block, modulation) = (Block::new(&b, false), upload(&b, 1, 50, DType::F32));
+    let (x, y) = (upload(&b, ROWS, 1, DType::BF16), upload(&b, ROWS, 2, DType::BF16));
+    // The modulation is no input.
+    let work =
+        |b: &CudaBackend, run, inputs: &[&CudaTensor]| block.forward(b, run, &[inputs[0], &modulation]);
+    let expected = b.download(&work(&b, Run::Now, &[&x]).unwrap()).unwrap();
+    for _ in 0..2 {
+        b.replay(&replays, &[], &[&y], work).unwrap();
+    }
+    assert_eq!(block.asked(), [Run::Now, Run::Now, Run::Recorded]);
+    drop((block, modulation));
+    // What was theirs would be others' now.
+    let others: Vec<_> = (0..40).map(|seed| upload(&b, 3 * WIDTH, 100 + seed, DType::BF16)).collect();
+    let small: Vec<_> = (0..40).map(|seed| upload(&b, 1, 100 + seed, DType::F32)).collect();
+    let never = |_: &CudaBackend, _: Run, _: &[&CudaTensor]| -> Result<CudaTensor> { panic!("not replayed") };
+    let replayed = b.replay(&replays, &[], &[&x], never).unwrap();
+    assert!(b.download(&replayed).unwrap() == expected);
+    drop((others, small));
+}
+
+#[test]
+fn work_that_goes_past_the_backend_it_is_handed_is_not_recorded() {
+    let Some(b) = gpu(Graphs::Always, None) else { return };
+    let replays = CudaReplays::default();
+    for seed in 0..4 {
+        let x = upload(&b, ROWS, seed, DType::F32);
+        let work = |handed: &CudaBackend, _: Run, inputs: &[&CudaTensor]| {
+            let twice = b.add(inputs[0], inputs[0])?;
+            handed.add(&twice, inputs[0])
+        };
+        let y = b.replay(&replays, &[], &[&x], work).unwrap();
+        let direct = b.add(&b.add(&x, &x).unwrap(), &x).unwrap();
+        assert!(b.download(&y).unwrap() == b.download(&direct).unwrap(), "call {seed}");
+    }
+    assert_eq!(b.replayed(), 0);
+}
+
+#[test]
+fn a_backend_that_records_is_of_no_use_afterwards() {
+    let Some(b) = gpu(Graphs::Always, None) else { return };
+    let (replays, x) = (CudaReplays::default(), upload(&b, ROWS, 9, DType::F32));
+    let mut kept = None;
+    for _ in 0..3 {
+        let work = |b: &CudaBackend, run: Run, inputs: &[&CudaTensor]| {
+            kept = kept.take().or_else(|| (run == Run::Recorded).then(|| b.clone()));
+            b.add(inputs[0], inputs[0])
+        };
+        b.replay(&replays, &[], &[&x], work).unwrap();
+    }
+    assert_eq!(b.replayed(), 2);
+    assert!(kept.unwrap().add(&x, &x).is_err());
+}
+
+#[test]
 fn an_error_of_the_work_is_the_callers() {
     let Some(b) = gpu(Graphs::Always, None) else { return };
     let (replays, x) = (CudaReplays::default(), upload(&b, ROWS, 9, DType::BF16));
     for _ in 0..3 {
-        let wrong = |_: Run, _: &[&CudaTensor]| -> Result<CudaTensor> {
+        let wrong = |_: &CudaBackend, _: Run, _: &[&CudaTensor]| -> Result<CudaTensor> {
             Err(Error::Arguments { op: "test", what: "never".into() })
         };
         let error = b.replay(&replays, &[], &[&x], wrong).unwrap_err();
@@ -215,8 +272,8 @@ fn what_other_threads_do_meanwhile_is_not_recorded() {
     let expected = other().unwrap();
     for seed in 0..3 {
         let x = upload(&b, ROWS, seed, DType::BF16);
-        let y = b.replay(&replays, &[], &[&x, &modulation], |run, inputs| {
-            let y = block.forward(&b, run, inputs);
+        let y = b.replay(&replays, &[], &[&x, &modulation], |b, run, inputs| {
+            let y = block.forward(b, run, inputs);
             let meanwhile = std::thread::scope(|scope| scope.spawn(|| other().unwrap()).join().unwrap());
             assert!(meanwhile == expected);
             y
@@ -235,7 +292,7 @@ fn the_memory_of_recordings_comes_back_with_their_owner() {
     let modulation = upload(&b, 1, 50, DType::F32);
     let replay = |replays: &CudaReplays, rows: usize| {
         let x = upload(&b, rows, 1, DType::BF16);
-        b.replay(replays, &[], &[&x, &modulation], |run, inputs| block.forward(&b, run, inputs)).unwrap();
+        b.replay(replays, &[], &[&x, &modulation], |b, run, inputs| block.forward(b, run, inputs)).unwrap();
     };
     let held = || {
         b.release_memory();
@@ -270,8 +327,9 @@ fn memory_that_runs_out_is_taken_from_recordings_first() {
     let (block, replays) = (Block::new(&b, false), CudaReplays::default());
     let modulation = upload(&b, 1, 50, DType::F32);
     let x = upload(&b, ROWS, 1, DType::BF16);
-    let replay =
-        || b.replay(&replays, &[], &[&x, &modulation], |run, inputs| block.forward(&b, run, inputs)).unwrap();
+    let replay = || {
+        b.replay(&replays, &[], &[&x, &modulation], |b, run, inputs| block.forward(b, run, inputs)).unwrap()
+    };
     let direct = b.download(&replay()).unwrap();
     b.release_memory();
     let without = b.memory_held();
@@ -295,15 +353,13 @@ fn memory_that_runs_out_is_taken_from_recordings_first() {
 fn nothing_is_recorded_where_that_is_not_wanted_or_weights_take_turns() {
     let (Some(never), Some(always)) = (gpu(Graphs::Never, None), gpu(Graphs::Always, None)) else { return };
     let Some(limited) = gpu(Graphs::Auto, Some(200 << 20)) else { return };
-    always.keep_weights(0, u64::MAX);
-    // Small ones stay.
     let parts = LinearParts::dense(vec![values(2 << 10, 1)]).unwrap();
-    let _streamed = always.weight(parts).unwrap();
+    let _streamed = always.weight(parts, Residency::Host).unwrap();
     for b in [never, always, limited] {
         let (block, replays) = (Block::new(&b, false), CudaReplays::default());
         let (x, modulation) = (upload(&b, ROWS, 1, DType::BF16), upload(&b, 1, 50, DType::F32));
         for _ in 0..12 {
-            let work = |run, inputs: &[&CudaTensor]| block.forward(&b, run, inputs);
+            let work = |b: &CudaBackend, run, inputs: &[&CudaTensor]| block.forward(b, run, inputs);
             b.replay(&replays, &[], &[&x, &modulation], work).unwrap();
         }
         assert_eq!(block.asked(), [Run::Now; 12]);

@@ -1,7 +1,7 @@
 //! Weights that are brought in when they are used compute the same bits as those that stay.
 
 use kiln_cuda::{CudaBackend, Options};
-use kiln_ops::Backend;
+use kiln_ops::{Backend, Residency};
 use kiln_tensor::packed::{Format, Packed};
 use kiln_tensor::{DType, HostTensor, LinearParts};
 
@@ -50,8 +50,14 @@ fn parts(kind: Kind, seed: usize) -> LinearParts {
 }
 
 /// What a few layers, one after the other and twice over, make of an input.
-fn run(b: &CudaBackend, kind: Kind, dtype: DType) -> kiln_ops::Result<HostTensor> {
-    let layers = (0..LAYERS).map(|i| b.weight(parts(kind, i))).collect::<kiln_ops::Result<Vec<_>>>()?;
+fn run(
+    b: &CudaBackend,
+    kind: Kind,
+    dtype: DType,
+    residency: impl Fn(usize) -> Residency,
+) -> kiln_ops::Result<HostTensor> {
+    let layers = (0..LAYERS).map(|i| b.weight(parts(kind, i), residency(i)));
+    let layers = layers.collect::<kiln_ops::Result<Vec<_>>>()?;
     let mut x = b.upload(&values(24, 99), dtype)?;
     for _ in 0..2 {
         for layer in &layers {
@@ -69,15 +75,15 @@ fn weights_that_are_brought_in_give_the_same_bits() {
     if b.gpu().has_fp8() {
         kinds.extend([Kind::Fp8, Kind::Packed(Format::F8E4M3)]);
     }
-    let bytes = (LAYERS * WIDTH * WIDTH) as u64;
     for kind in kinds {
         for dtype in [DType::BF16, DType::F32] {
-            b.keep_weights(1, 1);
-            let stay = run(&b, kind, dtype).unwrap();
-            for kept in [0, bytes / 2] {
-                b.keep_weights(kept, bytes);
-                let come = run(&b, kind, dtype).unwrap();
-                assert!(stay == come, "{kind:?}, {dtype}, {kept} of {bytes} bytes kept");
+            let stay = run(&b, kind, dtype, |_| Residency::Device).unwrap();
+            // All of them, and every other one.
+            for every in [1, 2] {
+                let place =
+                    |i: usize| if i.is_multiple_of(every) { Residency::Host } else { Residency::Device };
+                let come = run(&b, kind, dtype, place).unwrap();
+                assert!(stay == come, "{kind:?}, {dtype}, every {every} brought in");
             }
             assert!(stay.to_f32().unwrap().iter().all(|v| v.is_finite()), "{kind:?}");
         }
@@ -90,13 +96,10 @@ fn a_model_that_is_larger_than_the_limit_runs_and_one_layer_that_is_says_so() {
     const LIMIT: usize = (64 << 20) + 3 * 2 * WIDTH * WIDTH + (1 << 20);
     let Some(b) = gpu(Some(LIMIT)) else { return };
     let kind = Kind::Stored(DType::BF16);
-    b.keep_weights(0, u64::MAX);
-    run(&b, kind, DType::BF16).unwrap();
+    run(&b, kind, DType::BF16, |_| Residency::Host).unwrap();
     assert!(b.memory_peak() <= LIMIT, "{} bytes", b.memory_peak());
-    b.keep_weights(1, 1);
-    let error = run(&b, kind, DType::BF16).unwrap_err().to_string();
+    let error = run(&b, kind, DType::BF16, |_| Residency::Device).unwrap_err().to_string();
     assert!(error.contains("out of memory"), "{error}");
     // And the process goes on.
-    b.keep_weights(0, u64::MAX);
-    run(&b, kind, DType::BF16).unwrap();
+    run(&b, kind, DType::BF16, |_| Residency::Host).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kiln_model::{text_encoder, transformer};
+use kiln_model::{ResidencyPlan, text_encoder, transformer};
 use kiln_weights::LinearForm;
 
 use crate::memory::{Gib, MemoryNeed};
@@ -82,6 +82,16 @@ impl Placement {
         }
         let room = limit.saturating_sub(work + Placement::IN_TURN * largest);
         Ok(Placement { weights, text_encoder: 0, transformer: transformer.min(room) })
+    }
+
+    /// Which of the text encoder's weights stay.
+    pub fn text_encoder_plan(&self) -> ResidencyPlan {
+        ResidencyPlan::new(self.text_encoder, self.weights.text_encoder)
+    }
+
+    /// Which of the transformer's weights stay.
+    pub fn transformer_plan(&self) -> ResidencyPlan {
+        ResidencyPlan::new(self.transformer, self.weights.transformer)
     }
 
     /// Whether everything stays.

@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kiln_ops::{AttentionSpec, Backend, Mask, RopePairs, RopeTable};
 use kiln_tensor::packed::{Format, Packed};
-use kiln_tensor::{DType, HostTensor};
+use kiln_tensor::{DType, HostTensor, LinearParts};
 use kiln_weights::{Vars, WeightSource};
 use serde::Deserialize;
 
 use crate::ahead::Ahead;
 use crate::tokenizer::Tokens;
-use crate::{Error, Event, Observer, Result, config};
+use crate::{Error, Event, Observer, ResidencyPlan, Result, config};
 
 /// The states handed to the transformer: after so many layers.
 pub const STATES: [usize; 3] = [9, 18, 27];
@@ -176,7 +176,7 @@ struct Layer<B: Backend> {
 
 impl<B: Backend> TextEncoder<B> {
     /// Loads the layers that are needed; activations will be `dtype`.
-    pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType) -> Result<Self> {
+    pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType, plan: &ResidencyPlan) -> Result<Self> {
         let vars = if vars.contains("model.embed_tokens.weight") { vars.at("model") } else { vars.clone() };
         let layers = vars.at("layers");
         let last = STATES[STATES.len() - 1];
@@ -184,7 +184,7 @@ impl<B: Backend> TextEncoder<B> {
             dtype,
             ahead: Ahead::new(b, (0..last).map(|i| layers.at(i)), false),
             embed_tokens: vars.matrix("embed_tokens.weight", [config.vocab_size, config.hidden_size])?,
-            layers: (0..last).map(|i| Layer::load(b, &layers.at(i), config)).collect::<Result<_>>()?,
+            layers: (0..last).map(|i| Layer::load(b, &layers.at(i), plan, config)).collect::<Result<_>>()?,
             rope: Mutex::default(),
             config: config.clone(),
         })
@@ -263,21 +263,25 @@ impl<B: Backend> TextEncoder<B> {
 }
 
 impl<B: Backend> Layer<B> {
-    fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
+    fn load(b: &B, vars: &Vars<'_>, plan: &ResidencyPlan, config: &Config) -> Result<Self> {
         let (dim, mlp, head) = (config.hidden_size, config.intermediate_size, config.head_dim());
         let (q_dim, kv_dim) = (config.num_attention_heads * head, config.num_key_value_heads * head);
         let norm = |name: &str, dim: usize| Ok::<_, Error>(b.upload(&vars.tensor(name, [dim])?, DType::F32)?);
         let qkv = [("self_attn.q_proj", q_dim), ("self_attn.k_proj", kv_dim), ("self_attn.v_proj", kv_dim)];
         let gate_up = [("mlp.gate_proj", mlp), ("mlp.up_proj", mlp)];
+        let weight = |parts: LinearParts| {
+            let residency = plan.place(&parts);
+            b.weight(parts, residency)
+        };
         Ok(Layer {
             input_layernorm: norm("input_layernorm.weight", dim)?,
-            qkv: b.weight(vars.linear_stack(&qkv, dim)?)?,
+            qkv: weight(vars.linear_stack(&qkv, dim)?)?,
             q_norm: norm("self_attn.q_norm.weight", head)?,
             k_norm: norm("self_attn.k_norm.weight", head)?,
-            o_proj: b.weight(vars.linear("self_attn.o_proj", dim, q_dim)?)?,
+            o_proj: weight(vars.linear("self_attn.o_proj", dim, q_dim)?)?,
             post_attention_layernorm: norm("post_attention_layernorm.weight", dim)?,
-            gate_up: b.weight(vars.linear_stack(&gate_up, dim)?)?,
-            down_proj: b.weight(vars.linear("mlp.down_proj", dim, mlp)?)?,
+            gate_up: weight(vars.linear_stack(&gate_up, dim)?)?,
+            down_proj: weight(vars.linear("mlp.down_proj", dim, mlp)?)?,
         })
     }
 

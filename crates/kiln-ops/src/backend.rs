@@ -15,6 +15,15 @@ pub trait Tensor: Clone + Send + Sync {
 /// Something a backend is still working on; calling it waits for the result. It may be called on any thread.
 pub type Later<T> = Box<dyn FnOnce() -> Result<T> + Send>;
 
+/// Where a weight lies between its uses ([`Backend::weight`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residency {
+    /// On the device.
+    Device,
+    /// In the host's memory, from where it is copied to the device whenever it is used.
+    Host,
+}
+
 /// What becomes of work that a backend asks for ([`Backend::replay`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Run {
@@ -30,7 +39,9 @@ pub enum Run {
 /// has the dtype of the first activation; all activations of one call have the same dtype. **Parameters** (norm
 /// weights, modulations, cosines, biases) are f32 tensors. Sums are taken in f32 or better whatever the dtypes.
 /// Arguments that don't fit are [`Error::Arguments`](crate::Error::Arguments), never a panic.
-pub trait Backend: Send + Sync {
+///
+/// A backend is a handle: clones share the device, its memory and its threads.
+pub trait Backend: Clone + Send + Sync {
     /// A tensor on this backend.
     type Tensor: Tensor;
     /// A linear layer's weight in whatever form this backend multiplies with: dense, quantised, with LoRA deltas.
@@ -67,24 +78,19 @@ pub trait Backend: Send + Sync {
     /// `work` done to `inputs`. A backend may record it, and from then on do what was recorded instead, where asking for every
     /// operation takes longer than doing it; the results are the same to the last bit.
     ///
-    /// Work of one `key` and inputs of equal shapes and dtypes is the same operations every time. It reads, beside its inputs,
-    /// only tensors and weights that stay the same as long as `replays`, gives back a tensor that it made, and neither uploads
-    /// nor downloads. It may be asked for twice: what was [recorded](Run::Recorded) has not been done.
+    /// Work of one `key` and inputs of equal shapes and dtypes is the same operations every time, on the backend and the inputs
+    /// that it is handed: it uses no other backend, and gives back a tensor that it made. Tensors and weights that it reads
+    /// beside its inputs are read again every time, as they were when it was recorded; the recording keeps them. It neither
+    /// uploads nor downloads. It may be asked for twice: what was [recorded](Run::Recorded) has not been done.
     fn replay<E: From<Error>>(
         &self,
         replays: &Self::Replays,
         key: &[usize],
         inputs: &[&Self::Tensor],
-        mut work: impl FnMut(Run, &[&Self::Tensor]) -> Result<Self::Tensor, E>,
+        mut work: impl FnMut(&Self, Run, &[&Self::Tensor]) -> Result<Self::Tensor, E>,
     ) -> Result<Self::Tensor, E> {
         let _ = (replays, key);
-        work(Run::Now, inputs)
-    }
-
-    /// Of the weights that are made from now on, `of` bytes together, `stay` bytes stay on the device; the others lie in the
-    /// host's memory and are brought in when they are used. Where all weights lie there it means nothing.
-    fn keep_weights(&self, stay: u64, of: u64) {
-        let _ = (stay, of);
+        work(self, Run::Now, inputs)
     }
 
     /// Copies a float tensor from the host, converted to `dtype` (f32 or bf16).
@@ -126,7 +132,10 @@ pub trait Backend: Send + Sync {
     /// absolute value, become `q = e4m3(x · (448 / m))`, and `x · Wᵀ = Σ q · w · (m / 448) · (n / 448)` with `n` that of the
     /// weight's row; the sum may be kept in as few as 14 bits. [`fp8`](crate::fp8) has the rounding. Bias and deltas are as above.
     /// Packed matrices that [are such numbers](kiln_tensor::packed::Packed::is_fp8) keep them and their scales.
-    fn weight(&self, parts: LinearParts) -> Result<Self::Weight>;
+    ///
+    /// `residency` says where it lies between its uses; the results are the same. Where all weights lie in the host's memory it
+    /// means nothing.
+    fn weight(&self, parts: LinearParts, residency: Residency) -> Result<Self::Weight>;
 
     /// The same layer with these updates instead of its own; what they are laid over is shared, not copied.
     fn with_deltas(&self, w: &Self::Weight, deltas: Vec<Delta>) -> Result<Self::Weight>;

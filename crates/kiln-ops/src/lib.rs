@@ -24,7 +24,7 @@ pub mod shapes;
 mod timed;
 
 pub use args::{Activation, AttentionSpec, ConvGeometry, Groups, Mask, RopePairs, RopeTable};
-pub use backend::{Backend, Later, Run, Tensor};
+pub use backend::{Backend, Later, Residency, Run, Tensor};
 pub use error::{Error, Result};
 pub use kiln_tensor::{fp8, int8};
 pub use reference::Reference;

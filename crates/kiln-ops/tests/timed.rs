@@ -1,6 +1,8 @@
 //! `Timed` gives the results of the backend inside, and counts what they took.
 
-use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Mask, Reference, Result, RopePairs, RopeTable, Timed};
+use kiln_ops::{
+    AttentionSpec, Backend, ConvGeometry, Mask, Reference, Residency, Result, RopePairs, RopeTable, Timed,
+};
 use kiln_tensor::{DType, HostTensor, LinearParts};
 
 fn host<const N: usize>(shape: [usize; N]) -> HostTensor {
@@ -11,7 +13,7 @@ fn host<const N: usize>(shape: [usize; N]) -> HostTensor {
 /// Operations with weights, tables and lists of arguments, end to end.
 fn work<B: Backend>(b: &B) -> Result<Vec<HostTensor>> {
     let upload = |x: &HostTensor| b.upload(x, DType::F32);
-    let weight = |rows, cols| b.weight(LinearParts::dense(vec![host([rows, cols])])?);
+    let weight = |rows, cols| b.weight(LinearParts::dense(vec![host([rows, cols])])?, Residency::Device);
     let x = upload(&host([6, 8]))?;
     let [q, k, v] = b.linear_split(&x, &weight(24, 8)?, [8; 3])?;
     let table = || upload(&host([6, 2]));

@@ -301,11 +301,7 @@ mod tests {
 
     #[test]
     fn every_prompt_has_the_same_number_of_images() {
-        let request = Request {
-            prompts: vec!["a".into(), "b".into()],
-            n: Some(2),
-            ..Request::default()
-        };
+        let request = Request { prompts: vec!["a".into(), "b".into()], n: Some(2), ..Request::default() };
         let prompts: Vec<&str> = (0..4).map(|index| prompt_of(&request, index)).collect();
         assert_eq!(prompts, ["a", "a", "b", "b"]);
         let request = Request { n: None, seed: (0..6).collect(), ..request };

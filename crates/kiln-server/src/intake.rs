@@ -32,7 +32,8 @@ impl Server {
     /// Replaces an image in a request by the input that it is.
     fn take_in_image(&self, file: &mut FileRef, role: &str) -> Result<(), JobError> {
         let source = name(&file.path);
-        let missing = |what: &str| JobError::request("input_not_found", format!("{role}: there is no such {what}"));
+        let missing =
+            |what: &str| JobError::request("input_not_found", format!("{role}: there is no such {what}"));
         let input = if source.starts_with(INPUT) {
             let known = self.store.inputs().path(source).is_some();
             known.then(|| source.to_owned()).ok_or_else(|| missing("input"))?

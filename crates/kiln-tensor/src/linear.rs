@@ -133,6 +133,24 @@ impl LinearParts {
         &self.deltas
     }
 
+    /// Bytes of the weight in the form that it is multiplied in: one for each value where that is 8-bit floats, otherwise as it is
+    /// stored; a weight that is changed where it is read counts in full.
+    pub fn bytes(&self) -> u64 {
+        let values = (self.rows() * self.cols()) as u64;
+        let sizes = |tensors: &[HostTensor]| tensors.iter().map(|tensor| tensor.bytes().len() as u64).sum();
+        match &self.matrix {
+            _ if self.fp8 => values,
+            // Nothing multiplies in f64.
+            LinearMatrix::Dense(tensors) if tensors.iter().any(|t| t.dtype() == DType::F64) => 4 * values,
+            LinearMatrix::Dense(tensors) | LinearMatrix::Int8 { rows: tensors, .. } => sizes(tensors),
+            LinearMatrix::Packed(matrices) if matrices.iter().any(Packed::is_changed) => {
+                let f32 = matrices.iter().any(|matrix| matrix.dense_dtype() == DType::F32);
+                values * if f32 { 4 } else { 2 }
+            }
+            LinearMatrix::Packed(matrices) => matrices.iter().map(|matrix| matrix.bytes().len() as u64).sum(),
+        }
+    }
+
     /// Output width: the rows of all matrices together.
     pub fn rows(&self) -> usize {
         self.matrix.shapes().map(Shape::rows).sum()

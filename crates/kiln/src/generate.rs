@@ -229,12 +229,8 @@ impl Saver {
 
     /// What is left when all is done.
     fn take_state(&self) -> State {
-        let empty = State {
-            reporter: Reporter::silent(),
-            files: Vec::new(),
-            latents: Vec::new(),
-            failure: None,
-        };
+        let empty =
+            State { reporter: Reporter::silent(), files: Vec::new(), latents: Vec::new(), failure: None };
         std::mem::replace(&mut self.state(), empty)
     }
 

@@ -213,7 +213,9 @@ pub fn open_model_with(path: &Path, parts: &Parts) -> Result<Model, Failure> {
     let stranger = path.is_dir() && !path.join("model_index.json").is_file();
     let hint = match &opened {
         Err(kiln_engine::Error::Model(error)) => match error {
-            Error::Weights(kiln_weights::Error::Malformed { .. }) if path.is_file() => Some(not_a_model(path)),
+            Error::Weights(kiln_weights::Error::Malformed { .. }) if path.is_file() => {
+                Some(not_a_model(path))
+            }
             Error::Config { file, .. } if stranger && file == path => Some(not_a_model(path)),
             _ => None,
         },

@@ -4,7 +4,7 @@
 //! far shorter than f32's: Hopper's tensor cores keep some 14 bits on the way, which costs up to 0.3 % of a row at 96 inputs,
 //! 0.4 % at 512 and 1.5 % at 3072 (seen on an H200). Rounding to 8 bits costs more than that: about 4 %.
 
-use kiln_ops::{Backend, Groups, Result};
+use kiln_ops::{Backend, Groups, Residency, Result};
 use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, HostTensor, LinearParts};
 
@@ -76,7 +76,8 @@ impl Scenario for Fp8 {
         for &[rows, cols, out] in &self.sizes {
             let x = t.activation(self.values, [rows, cols])?;
             let parts = floats(t, [out, cols], self.slabs.min(out), self.stored)?;
-            let w = t.b.weight(parts.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?)?;
+            let w =
+                t.b.weight(parts.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?, Residency::Device)?;
             let y = t.b.linear(&x, &w)?;
             t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(cols, t.dtype))?;
         }
@@ -94,7 +95,8 @@ impl Scenario for InTheFile {
             let x = t.activation(NORMAL, [rows, cols])?;
             let packed =
                 formats.iter().map(|&format| matrix(t, format, [16, cols])).collect::<Result<_>>()?;
-            let y = t.b.linear(&x, &t.b.weight(LinearParts::packed(packed)?.in_fp8()?)?)?;
+            let y =
+                t.b.linear(&x, &t.b.weight(LinearParts::packed(packed)?.in_fp8()?, Residency::Device)?)?;
             t.put(format!("{formats:?}"), &y, tolerance(cols, t.dtype))?;
         }
         Ok(())
@@ -116,7 +118,7 @@ impl Scenario for GatedAdd {
             .iter()
             .map(|&width| t.activation(NORMAL, [rows, width]))
             .collect::<Result<Vec<_>>>()?;
-        let w = t.b.weight(floats(t, [out, cols], 1, DType::BF16)?)?;
+        let w = t.b.weight(floats(t, [out, cols], 1, DType::BF16)?, Residency::Device)?;
         let residual = t.activation(NORMAL, [rows, out])?;
         let gate = t.parameter(NORMAL, [self.groups.len(), out])?;
         let xs: Vec<&B::Tensor> = xs.iter().collect();
@@ -142,7 +144,7 @@ impl Scenario for SwigluGatedAdd {
             row[..self.inner].iter_mut().for_each(|x| *x = if *x > 0.0 { 64.0 } else { -1024.0 });
         }
         let gate_up = t.activation_of(&HostTensor::from_f32(drawn.shape().clone(), elements)?)?;
-        let w = t.b.weight(floats(t, [out, cols], 1, DType::BF16)?)?;
+        let w = t.b.weight(floats(t, [out, cols], 1, DType::BF16)?, Residency::Device)?;
         let residual = t.activation(NORMAL, [rows, out])?;
         let gate = t.parameter(NORMAL, [1, out])?;
         let groups = Groups::one(rows);
@@ -180,7 +182,7 @@ impl Scenario for AdaSplit {
         };
         let (scale, shift) = (sixteenths()?, sixteenths()?);
         let parts = floats(t, [out, dim], 1, DType::BF16)?;
-        let w = t.b.weight(parts.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?)?;
+        let w = t.b.weight(parts.with_bias(self.bias.then(|| t.draw(NORMAL, [out])))?, Residency::Device)?;
         let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, self.widths)?;
         for (i, y) in ys.iter().enumerate() {
             t.put(format!("part {i} of {rows}x{dim} to {out}"), y, tolerance(dim, t.dtype))?;

@@ -3,7 +3,7 @@
 //! The reference rounds the activations exactly as a backend must and sums exactly, so a result may be off only by the
 //! last rounding of f32 (and bf16): a scale that is off by a ten-thousandth, or one sum that is off by one, shows.
 
-use kiln_ops::{Backend, Groups, Result};
+use kiln_ops::{Backend, Groups, Residency, Result};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
 
 use super::{List, ODD};
@@ -104,7 +104,7 @@ impl Scenario for Int8 {
             if self.rank > 0 {
                 parts = parts.with_deltas(vec![delta(t, self.rank, [out, cols])?])?;
             }
-            let y = t.b.linear(&x, &t.b.weight(parts)?)?;
+            let y = t.b.linear(&x, &t.b.weight(parts, Residency::Device)?)?;
             let tolerance = match self.rank {
                 0 => exact_sum(t.dtype),
                 _ => Tolerance::sum(cols).rounded_inside(t.dtype),
@@ -126,7 +126,7 @@ impl Scenario for LargestSums {
             let slab = HostTensor::new(DType::I8, [2, cols], vec![value as u8; 2 * cols].into())?;
             let scale = HostTensor::from_f32([2], vec![1.0, 0.5])?;
             let parts = LinearParts::int8(vec![slab], vec![scale])?;
-            let y = t.b.linear(&x, &t.b.weight(parts)?)?;
+            let y = t.b.linear(&x, &t.b.weight(parts, Residency::Device)?)?;
             t.put(format!("{cols} of {value}"), &y, exact_sum(t.dtype))?;
         }
         Ok(())
@@ -144,7 +144,7 @@ impl Scenario for RowsOfZeros {
         x[4 * cols..5 * cols].fill(1e-32);
         let x = t.activation_of(&HostTensor::from_f32([rows, cols], x)?)?;
         let parts = integers(t, &[out], cols, 127)?;
-        let y = t.b.linear(&x, &t.b.weight(parts)?)?;
+        let y = t.b.linear(&x, &t.b.weight(parts, Residency::Device)?)?;
         t.put("rows 1 and 4", &y, exact_sum(t.dtype))
     }
 }
@@ -162,7 +162,7 @@ impl Scenario for Unaligned {
             bytes.extend_from_slice(aligned.bytes());
             let moved = HostTensor::new(DType::I8, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
             let parts = LinearParts::int8(vec![moved], vec![scales.to_dtype(dtype)?])?;
-            let y = t.b.linear(&x, &t.b.weight(parts)?)?;
+            let y = t.b.linear(&x, &t.b.weight(parts, Residency::Device)?)?;
             t.put(format!("{lead} bytes in"), &y, exact_sum(t.dtype))?;
         }
         Ok(())
@@ -176,7 +176,7 @@ impl Scenario for Split {
         for rows in [0, 1, 5, 18] {
             let x = t.activation(NORMAL, [rows, 65])?;
             let parts = integers(t, &[16, 70, 5], 65, 127)?;
-            let w = t.b.weight(parts)?;
+            let w = t.b.weight(parts, Residency::Device)?;
             for (i, part) in t.b.linear_split(&x, &w, [17, 1, 33, 40])?.iter().enumerate() {
                 t.put(format!("{rows} rows, part {i} of 4"), part, exact_sum(t.dtype))?;
             }
@@ -202,7 +202,7 @@ impl Scenario for GatedAdd {
             sized.map(|(values, width)| t.activation(values, [rows, width])).collect::<Result<Vec<_>>>()?;
         let parts = integers(t, &[20, 17], cols, 127)?;
         let parts = parts.with_bias(t.stored(NORMAL, [out], DType::F32)?)?;
-        let w = t.b.weight(parts.with_deltas(vec![delta(t, 3, [out, cols])?])?)?;
+        let w = t.b.weight(parts.with_deltas(vec![delta(t, 3, [out, cols])?])?, Residency::Device)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
         let groups = Groups::of_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));

@@ -1,4 +1,4 @@
-use kiln_ops::{Backend, Groups, Result};
+use kiln_ops::{Backend, Groups, Residency, Result};
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
 
 use super::{List, ODD};
@@ -111,7 +111,7 @@ impl Scenario for Linear {
                 parts = parts.with_bias(t.stored(NORMAL, [out], self.stored)?)?;
             }
             let parts = parts.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?;
-            let y = t.b.linear(&x, &t.b.weight(parts)?)?;
+            let y = t.b.linear(&x, &t.b.weight(parts, Residency::Device)?)?;
             let tolerance = tolerance(t.dtype, self.stored, cols, !self.ranks.is_empty());
             t.put(format!("{rows}x{cols} to {out}"), &y, tolerance)?;
         }
@@ -169,7 +169,8 @@ impl Scenario for OtherDeltas {
         let x = t.activation(NORMAL, [5, cols])?;
         let bias = t.stored(NORMAL, [out], self.0)?;
         let plain = LinearParts::dense(slabs(t, self.0, cut(out, 2), cols)?)?.with_bias(bias)?;
-        let first = t.b.weight(plain.with_deltas(deltas(t, &[3], self.0, [out, cols])?)?)?;
+        let first =
+            t.b.weight(plain.with_deltas(deltas(t, &[3], self.0, [out, cols])?)?, Residency::Device)?;
         let second = deltas(t, &[4, 17], self.0, [out, cols])?;
         let second = t.b.with_deltas(&first, second)?;
         let none = t.b.with_deltas(&second, Vec::new())?;
@@ -195,7 +196,7 @@ impl Scenario for Unaligned {
             bytes.extend_from_slice(aligned.bytes());
             let slab = HostTensor::new(self.0, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
             let parts = LinearParts::dense(vec![slab])?;
-            let y = t.b.linear(&x, &t.b.weight(parts)?)?;
+            let y = t.b.linear(&x, &t.b.weight(parts, Residency::Device)?)?;
             t.put(format!("{lead} bytes in"), &y, tolerance(t.dtype, self.0, cols, false))?;
         }
         Ok(())
@@ -212,7 +213,7 @@ impl Scenario for Split {
             // The widths neither follow the slabs nor the vectors.
             let slabs = slabs(t, DType::BF16, vec![16, 70, 5], cols)?;
             let bias = t.stored(NORMAL, [91], DType::F32)?;
-            let w = t.b.weight(LinearParts::dense(slabs)?.with_bias(bias)?)?;
+            let w = t.b.weight(LinearParts::dense(slabs)?.with_bias(bias)?, Residency::Device)?;
             let tolerance = tolerance(t.dtype, DType::BF16, cols, false);
             for (i, part) in t.b.linear_split(&x, &w, [17, 1, 33, 40])?.iter().enumerate() {
                 t.put(format!("{rows} rows, part {i} of 4"), part, tolerance)?;
@@ -242,7 +243,8 @@ impl Scenario for GatedAdd {
         let xs = xs.collect::<Result<Vec<_>>>()?;
         let parts = LinearParts::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
         let parts = parts.with_bias(t.stored(NORMAL, [out], DType::F32)?)?;
-        let w = t.b.weight(parts.with_deltas(deltas(t, &[3], self.stored, [out, cols])?)?)?;
+        let w =
+            t.b.weight(parts.with_deltas(deltas(t, &[3], self.stored, [out, cols])?)?, Residency::Device)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
         let groups = Groups::of_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
@@ -266,7 +268,9 @@ impl Scenario for AdaSplit {
         let scale = t.parameter(NORMAL, [groups.count(), dim])?;
         let shift = t.parameter(NORMAL, [groups.count(), dim])?;
         let parts = LinearParts::dense(slabs(t, self.stored, cut(out, 2), dim)?)?;
-        let w = t.b.weight(parts.with_deltas(deltas(t, self.ranks, self.stored, [out, dim])?)?)?;
+        let w = t
+            .b
+            .weight(parts.with_deltas(deltas(t, self.ranks, self.stored, [out, dim])?)?, Residency::Device)?;
         let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, widths)?;
         let normed = t.b.ada_layer_norm(&x, &scale, &shift, &groups, 1e-6)?;
         for (i, y) in t.b.linear_split(&normed, &w, widths)?.iter().enumerate() {
@@ -296,7 +300,10 @@ impl Scenario for SwigluGatedAdd {
         let beside = t.activation(NORMAL, [rows, self.beside])?;
         let gate_up = t.activation(NORMAL, [rows, 2 * self.inner])?;
         let parts = LinearParts::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
-        let w = t.b.weight(parts.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?)?;
+        let w = t.b.weight(
+            parts.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?,
+            Residency::Device,
+        )?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
         let groups = Groups::of_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));

@@ -1,6 +1,6 @@
 //! Linear layers whose weights are packed: every format, alone and stacked with others.
 
-use kiln_ops::{Backend, Groups, Result};
+use kiln_ops::{Backend, Groups, Residency, Result};
 use kiln_tensor::packed::{BlockScales, Format, Packed};
 use kiln_tensor::{DType, LinearParts};
 
@@ -85,7 +85,7 @@ impl Scenario for Alone {
         for [rows, cols, out] in [[1, 256, 3], [4, 512, 18], [6, 256, 33], [17, 768, 65], [40, 1280, 7]] {
             let x = t.activation(NORMAL, [rows, cols])?;
             let parts = LinearParts::packed(vec![matrix(t, self.0, [out, cols])?])?;
-            let y = t.b.linear(&x, &t.b.weight(parts)?)?;
+            let y = t.b.linear(&x, &t.b.weight(parts, Residency::Device)?)?;
             t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, cols))?;
         }
         Ok(())
@@ -104,7 +104,7 @@ impl Scenario for Stacked {
             let packed = formats.map(|(format, out)| matrix(t, format, [out, cols]));
             let packed = packed.into_iter().collect::<Result<Vec<_>>>()?;
             let parts = LinearParts::packed(packed)?.with_bias(t.stored(NORMAL, [101], DType::F32)?)?;
-            let y = t.b.linear_split(&x, &t.b.weight(parts)?, [40, 61])?;
+            let y = t.b.linear_split(&x, &t.b.weight(parts, Residency::Device)?, [40, 61])?;
             for (i, y) in y.iter().enumerate() {
                 t.put(format!("{rows} rows, part {i}"), y, tolerance(t.dtype, cols))?;
             }
@@ -119,7 +119,8 @@ impl Scenario for GatedAdd {
     fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
         let (rows, out, lengths) = (20, 37, [1, 17, 2]);
         let xs = [t.activation(NORMAL, [rows, 96])?, t.activation(NORMAL, [rows, 160])?];
-        let w = t.b.weight(LinearParts::packed(vec![matrix(t, Format::Q8_0, [out, 256])?])?)?;
+        let w =
+            t.b.weight(LinearParts::packed(vec![matrix(t, Format::Q8_0, [out, 256])?])?, Residency::Device)?;
         let (gate, groups) = (t.parameter(NORMAL, [3, out])?, Groups::of_lengths(&lengths));
         let residual = t.activation(NORMAL, [rows, out])?;
         let y = t.b.linear_gated_add(&[&xs[0], &xs[1]], &w, Some((&gate, &groups)), &residual)?;

@@ -1,7 +1,7 @@
 //! Calls whose arguments don't fit: each has to be refused, in the same words by every backend, and never to panic.
 
 use kiln_ops::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopePairs, RopeTable,
+    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Residency, Result, RopePairs, RopeTable,
 };
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
@@ -34,7 +34,7 @@ impl Scenario for HostTensors {
         let integers = HostTensor::new(DType::I32, [1], vec![0; 4].into())?;
         t.refused("integers", b.upload(&integers, DType::F32));
         t.refused("upload to f16", b.upload(&HostTensor::zeros([1]), DType::F16));
-        let w = b.weight(LinearParts::dense(vec![HostTensor::zeros([6, 4])])?)?;
+        let w = b.weight(LinearParts::dense(vec![HostTensor::zeros([6, 4])])?, Residency::Device)?;
         for (label, row, down, up) in [
             ("a narrow delta", 0, &[2, 3][..], [6, 2]),
             ("a delta of two ranks", 0, &[2, 4], [6, 3]),
@@ -86,7 +86,10 @@ struct Linear;
 impl Scenario for Linear {
     fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
         let b = t.b;
-        let w = b.weight(LinearParts::dense(vec![HostTensor::zeros([6, 4]), HostTensor::zeros([2, 4])])?)?;
+        let w = b.weight(
+            LinearParts::dense(vec![HostTensor::zeros([6, 4]), HostTensor::zeros([2, 4])])?,
+            Residency::Device,
+        )?;
         let (x, narrow, flat) = (f32s(t, [3, 4])?, f32s(t, [3, 3])?, f32s(t, [4])?);
         t.refused("a narrow x", b.linear(&narrow, &w));
         t.refused("a vector", b.linear(&flat, &w));

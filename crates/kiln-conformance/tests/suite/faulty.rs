@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use kiln_ops::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Reference, Result, RopePairs, RopeTable,
+    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Reference, Residency, Result, RopePairs,
+    RopeTable,
 };
 use kiln_tensor::{DType, Delta, HostTensor, LinearMatrix, LinearParts, Shape};
 
@@ -45,6 +46,7 @@ pub enum Fault {
     OwnWords,
 }
 
+#[derive(Clone)]
 pub struct Faulty(pub Fault);
 
 const R: Reference = Reference::new();
@@ -107,23 +109,27 @@ impl Backend for Faulty {
         R.download_bytes(&self.download(x)?, scale, shift)
     }
 
-    fn weight(&self, parts: LinearParts) -> Result<Self::Weight> {
-        R.weight(match (self.0, parts.matrix()) {
-            (Fault::DeltasAtZero, _) => {
-                let deltas = parts.deltas().iter().map(|delta| Delta { row: 0, ..delta.clone() }).collect();
-                parts.with_deltas(deltas)?
-            }
-            (Fault::Scale128, LinearMatrix::Int8 { rows, scales }) => {
-                let smaller = |scale: &HostTensor| {
-                    let values = scale.to_f32()?.iter().map(|s| s * 127.0 / 128.0).collect();
-                    HostTensor::from_f32(scale.shape(), values)
-                };
-                let scales = scales.iter().map(smaller).collect::<Result<_, _>>()?;
-                let (bias, deltas) = (parts.bias().cloned(), parts.deltas().to_vec());
-                LinearParts::int8(rows.clone(), scales)?.with_bias(bias)?.with_deltas(deltas)?
-            }
-            _ => parts,
-        })
+    fn weight(&self, parts: LinearParts, _: Residency) -> Result<Self::Weight> {
+        R.weight(
+            match (self.0, parts.matrix()) {
+                (Fault::DeltasAtZero, _) => {
+                    let deltas =
+                        parts.deltas().iter().map(|delta| Delta { row: 0, ..delta.clone() }).collect();
+                    parts.with_deltas(deltas)?
+                }
+                (Fault::Scale128, LinearMatrix::Int8 { rows, scales }) => {
+                    let smaller = |scale: &HostTensor| {
+                        let values = scale.to_f32()?.iter().map(|s| s * 127.0 / 128.0).collect();
+                        HostTensor::from_f32(scale.shape(), values)
+                    };
+                    let scales = scales.iter().map(smaller).collect::<Result<_, _>>()?;
+                    let (bias, deltas) = (parts.bias().cloned(), parts.deltas().to_vec());
+                    LinearParts::int8(rows.clone(), scales)?.with_bias(bias)?.with_deltas(deltas)?
+                }
+                _ => parts,
+            },
+            Residency::Device,
+        )
     }
 
     fn with_deltas(&self, w: &Self::Weight, mut deltas: Vec<Delta>) -> Result<Self::Weight> {

@@ -311,7 +311,8 @@ mod tests {
     /// What one band and many bands make of `rows` rows.
     fn bands<T: Stored>(stored: DType, x: impl Fn(&HostTensor) -> Vec<T>) -> [Vec<f32>; 2] {
         let level = Level::detect(Isa::best()).unwrap();
-        let cx = Context { level, pool: Pool::new(Some(2)).unwrap(), memory: Arc::default() };
+        let pool = Arc::new(Pool::new(Some(2)).unwrap());
+        let cx = Context { level, pool, memory: Arc::default() };
         let host = |rows: usize, cols: usize| {
             let values = (0..rows * cols).map(|i| (i * 7919 % 1001) as f32 - 500.0).collect();
             HostTensor::from_f32([rows, cols], values).unwrap().to_dtype(stored).unwrap()

@@ -1,115 +1,210 @@
-//! A device's memory, in blocks that go back to its arena by themselves.
+//! A GPU's memory, in blocks that go back to where they came from by themselves.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::Device;
-use crate::Result;
-use crate::arena;
-use crate::replay::Pool;
+use super::arena::{Arena, Source};
+use super::primary::Primary;
+use crate::error::Result;
 use crate::sys::driver::{DevicePtr, OUT_OF_MEMORY};
 
-impl Device {
-    /// Bytes of the device's memory that this process may still use: those that nobody has and its own reserve, up to the limit.
+/// Somebody who holds memory that others may need more.
+pub(crate) trait Reclaim: Send + Sync {
+    /// Gives up what can be made again; `false` when there was nothing.
+    fn reclaim(&self) -> bool;
+}
+
+/// The memory of one GPU, as far as this process holds it.
+pub(crate) struct Memory {
+    primary: Arc<Primary>,
+    arena: Arena,
+    /// Asked for memory when there is no more.
+    reclaimable: Mutex<Vec<Weak<dyn Reclaim>>>,
+}
+
+impl Memory {
+    /// `limit`: the most bytes that are ever held.
+    pub fn new(primary: &Arc<Primary>, limit: Option<usize>) -> Arc<Memory> {
+        let (primary, arena) = (Arc::clone(primary), Arena::new(limit));
+        Arc::new(Memory { primary, arena, reclaimable: Mutex::default() })
+    }
+
+    /// Bytes that this process may still use: those that nobody has and its own reserve, up to the limit.
     pub fn free(&self) -> Result<usize> {
-        self.enter()?;
+        self.primary.enter()?;
+        let driver = &self.primary.driver;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both numbers are written.
-        self.driver.check("cuMemGetInfo", unsafe { (self.driver.mem_info)(&mut free, &mut total) })?;
+        driver.check("cuMemGetInfo", unsafe { (driver.mem_info)(&mut free, &mut total) })?;
         Ok(self.arena.room(free))
     }
 
-    /// Bytes of this device's memory that this process holds for tensors and weights.
+    /// Bytes that this process holds for tensors and weights.
     pub fn held(&self) -> usize {
         self.arena.held()
-    }
-
-    /// Memory for `bytes` bytes; `None` when there is no more.
-    pub fn memory(self: &Arc<Self>, bytes: usize) -> Result<Option<Block>> {
-        let (device, pool) = (Arc::clone(self), self.recording_pool());
-        let block = match &pool {
-            Some(pool) => pool.take(bytes),
-            None => self.take(bytes)?,
-        };
-        Ok(block.map(|(at, size)| Block { device, at, size, pool }))
-    }
-
-    /// Address and size of a block that nobody gives back by himself.
-    pub fn take(&self, bytes: usize) -> Result<Option<(DevicePtr, usize)>> {
-        self.not_recording("cuMemAlloc")?;
-        self.enter()?;
-        let take = || self.arena.take(&FromDriver(self), bytes);
-        Ok(take().or_else(|| if self.recorded.drop_all() { take() } else { None }))
-    }
-
-    /// The same as far as that makes no work wait.
-    pub fn take_gently(&self, bytes: usize) -> Option<(DevicePtr, usize)> {
-        self.enter().ok()?;
-        self.arena.take_gently(&FromDriver(self), bytes)
-    }
-
-    /// Takes back what [`Device::take`] gave.
-    pub fn give(&self, at: DevicePtr, size: usize) {
-        self.arena.give(at, size);
-    }
-
-    /// Gives free memory back to the driver.
-    pub fn release(&self) {
-        if self.not_recording("cuMemFree").and_then(|()| self.enter()).is_ok() {
-            self.arena.release(&FromDriver(self));
-        }
     }
 
     /// The most bytes that were held at once.
     pub fn peak(&self) -> usize {
         self.arena.peak()
     }
+
+    /// Gives free memory back to the driver.
+    pub fn release(&self) {
+        if self.primary.enter().is_ok() {
+            self.arena.release(self);
+        }
+    }
+
+    /// Adds somebody to ask when there is no more memory.
+    pub fn reclaim_from(&self, who: &Weak<dyn Reclaim>) {
+        let mut all = self.reclaimable.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other| other.strong_count() > 0);
+        if !all.iter().any(|other| std::ptr::addr_eq(other.as_ptr(), who.as_ptr())) {
+            all.push(Weak::clone(who));
+        }
+    }
+
+    fn reclaim(&self) -> bool {
+        let all: Vec<_> = {
+            let all = self.reclaimable.lock().unwrap_or_else(PoisonError::into_inner);
+            all.iter().filter_map(Weak::upgrade).collect()
+        };
+        // All of them, and not only up to the first who has something.
+        all.iter().filter(|who| who.reclaim()).count() > 0
+    }
+
+    /// A block of at least `bytes` bytes; `None` when there is no more.
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Option<Allocation>> {
+        self.primary.enter()?;
+        let take = || self.arena.take(&**self, bytes);
+        let taken = take().or_else(|| if self.reclaim() { take() } else { None });
+        Ok(taken.map(|(at, size)| Allocation { at, owner: Owner::Memory(Arc::clone(self), size) }))
+    }
+
+    /// The same as far as that makes no work wait.
+    fn take_gently(self: &Arc<Self>, bytes: usize) -> Option<Allocation> {
+        self.primary.enter().ok()?;
+        let (at, size) = self.arena.take_gently(&**self, bytes)?;
+        Some(Allocation { at, owner: Owner::Memory(Arc::clone(self), size) })
+    }
 }
 
 /// The driver as the arena's source; the context is current.
-pub(super) struct FromDriver<'a>(pub &'a Device);
-
-impl arena::Source for FromDriver<'_> {
+impl Source for Memory {
     fn take(&self, bytes: usize) -> Option<DevicePtr> {
         let mut at = 0;
         // SAFETY: the address is written.
-        let status = unsafe { (self.0.driver.mem_alloc)(&mut at, bytes) };
+        let status = unsafe { (self.primary.driver.mem_alloc)(&mut at, bytes) };
         debug_assert!(status == 0 || status == OUT_OF_MEMORY, "cuMemAlloc: {status}");
         (status == 0).then_some(at)
     }
 
     fn give(&self, at: DevicePtr) {
         // SAFETY: the driver gave it, nobody owns it any more, and freeing waits for work that is still under way.
-        unsafe { (self.0.driver.mem_free)(at) };
+        unsafe { (self.primary.driver.mem_free)(at) };
     }
 }
 
-/// Memory of a device, given back to its arena at the end.
-pub(crate) struct Block {
-    device: Arc<Device>,
-    at: DevicePtr,
-    size: usize,
-    /// What it goes back to, where that isn't the arena.
-    pool: Option<Arc<Pool>>,
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.release();
+    }
 }
 
-impl Block {
-    /// Memory that belongs to somebody else.
-    pub fn lent(device: &Arc<Device>, at: DevicePtr) -> Block {
-        Block { device: Arc::clone(device), at, size: 0, pool: None }
+/// A block of a GPU's memory, given back to its owner at the end.
+pub(crate) struct Allocation {
+    at: DevicePtr,
+    owner: Owner,
+}
+
+enum Owner {
+    /// With the block's size there.
+    Memory(Arc<Memory>, usize),
+    Pool(Arc<Pool>, usize),
+    /// Whoever lent it.
+    Somebody,
+}
+
+impl Allocation {
+    /// Memory that belongs to somebody else, who takes care that it stays.
+    pub fn lent(at: DevicePtr) -> Allocation {
+        Allocation { at, owner: Owner::Somebody }
     }
 
     /// Its address.
     pub fn at(&self) -> DevicePtr {
         self.at
     }
+
+    /// Its size, at least what was asked for.
+    pub fn size(&self) -> usize {
+        match &self.owner {
+            Owner::Memory(_, size) | Owner::Pool(_, size) => *size,
+            Owner::Somebody => 0,
+        }
+    }
+
+    /// The pool that it goes round in, if it does.
+    pub fn pool(&self) -> Option<&Arc<Pool>> {
+        match &self.owner {
+            Owner::Pool(pool, _) => Some(pool),
+            _ => None,
+        }
+    }
 }
 
-impl Drop for Block {
+impl Drop for Allocation {
     fn drop(&mut self) {
-        match &self.pool {
-            _ if self.size == 0 => {}
-            Some(pool) => pool.give(self.at, self.size),
-            None => self.device.arena.give(self.at, self.size),
+        match &self.owner {
+            Owner::Memory(memory, size) => memory.arena.give(self.at, *size),
+            Owner::Pool(pool, size) => pool.arena.give(self.at, *size),
+            Owner::Somebody => {}
         }
+    }
+}
+
+/// Memory that goes round by itself, apart from all other, and back when the pool and all its blocks are gone.
+pub(crate) struct Pool {
+    memory: Arc<Memory>,
+    arena: Arena,
+    taken: Mutex<Vec<Allocation>>,
+    /// Whether others have used its blocks.
+    shared: AtomicBool,
+}
+
+impl Pool {
+    pub fn new(memory: &Arc<Memory>) -> Arc<Pool> {
+        let (memory, arena) = (Arc::clone(memory), Arena::default());
+        Arc::new(Pool { memory, arena, taken: Mutex::default(), shared: AtomicBool::new(false) })
+    }
+
+    /// One of its blocks is used by work that it was not made for.
+    pub fn share(&self) {
+        self.shared.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that ever was so.
+    pub fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Relaxed)
+    }
+
+    /// A block of at least `bytes` bytes; `None` when there is no more without freeing some, which would wait.
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Allocation> {
+        let (at, size) = self.arena.take_gently(&**self, bytes)?;
+        Some(Allocation { at, owner: Owner::Pool(Arc::clone(self), size) })
+    }
+}
+
+impl Source for Pool {
+    fn take(&self, bytes: usize) -> Option<DevicePtr> {
+        let block = self.memory.take_gently(bytes)?;
+        let at = block.at();
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+        Some(at)
+    }
+
+    fn give(&self, at: DevicePtr) {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).retain(|block| block.at() != at);
     }
 }

@@ -8,21 +8,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kiln_tensor::DType;
 
-use super::Size;
+use super::size::Size;
 use crate::cache::Key;
 use crate::device::Device;
+use crate::error::{Error, Result};
 use crate::find::{self, Wanted};
+use crate::queue::{Block, Queue};
 use crate::sys::cublaslt as sys;
 use crate::sys::cublaslt::{Algorithm, CublasLt, Guess};
 use crate::sys::driver::DevicePtr;
-use crate::{Error, Result};
 
 /// Memory that a way to compute may use beside its operands.
 const WORKSPACE: usize = 64 << 20;
 /// How many of the library's guesses are timed.
 const GUESSES: usize = 8;
-/// Multiplications from which on timing pays: below, the launch is what takes the time.
-const WORTH_TIMING: usize = 1 << 28;
 /// Bytes to which all operands are aligned.
 const ALIGNMENT: u32 = 16;
 
@@ -32,8 +31,8 @@ pub(crate) struct Lt {
     handle: Raw,
     version: usize,
     plans: Mutex<HashMap<Size, Arc<Plan>>>,
-    /// Address and size of a block; not a `Block`, which would keep the device that keeps this.
-    workspace: Mutex<Option<(DevicePtr, usize)>>,
+    workspace: Mutex<Option<Block>>,
+    device: Arc<Device>,
 }
 
 #[derive(Clone, Copy)]
@@ -75,8 +74,9 @@ pub(crate) struct Operands {
 }
 
 impl Lt {
-    /// Looks for the library; the context of a GPU is current.
-    pub fn new() -> Result<Lt> {
+    /// Looks for the library.
+    pub fn new(device: &Arc<Device>) -> Result<Lt> {
+        device.primary.enter()?;
         let lib = CublasLt::new(find::load(Wanted::CublasLt)?)?;
         let mut handle = null_mut();
         // SAFETY: the handle is written.
@@ -84,23 +84,13 @@ impl Lt {
             lib.check("cublasLtCreate", (lib.create)(&mut handle))?;
             (lib.version)()
         };
-        Ok(Lt { lib, handle: Raw(handle), version, plans: Mutex::default(), workspace: Mutex::default() })
+        let (plans, workspace, device) = (Mutex::default(), Mutex::default(), Arc::clone(device));
+        Ok(Lt { lib, handle: Raw(handle), version, plans, workspace, device })
     }
 
     /// The library's name and version.
     pub fn version_text(&self) -> String {
         format!("cuBLASLt {}", self.version)
-    }
-
-    /// Gives everything back, and the workspace to the caller; the device calls this when nothing runs any more.
-    pub fn destroy(&self) -> Option<(DevicePtr, usize)> {
-        let plans = std::mem::take(&mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner));
-        for plan in plans.values() {
-            plan.destroy(&self.lib);
-        }
-        // SAFETY: the last use.
-        unsafe { (self.lib.destroy)(self.handle.0) };
-        self.workspace.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Whether cuBLASLt is asked for such a product: whole vectors, aligned addresses.
@@ -112,22 +102,22 @@ impl Lt {
     }
 
     /// Computes a product.
-    pub fn run(&self, device: &Arc<Device>, size: &Size, operands: &Operands) -> Result<()> {
-        let plan = self.plan(device, size, operands)?;
-        self.call(device, &plan, &plan.algorithm, plan.workspace, operands)
+    pub fn run(&self, queue: &Queue, size: &Size, operands: &Operands) -> Result<()> {
+        let plan = self.plan(queue, size, operands)?;
+        self.call(queue, &plan, &plan.algorithm, plan.workspace, operands)
     }
 
     /// Computes a product of 8-bit floats, with the scales of the rows of the weight and of the activations, by address.
     pub fn run_scaled(
         &self,
-        device: &Arc<Device>,
+        queue: &Queue,
         size: &Size,
         operands: &Operands,
         scales: [DevicePtr; 2],
     ) -> Result<Scaled> {
         let operands = Operands { scales: Some(scales), ..*operands };
-        let plan = self.plan(device, size, &operands)?;
-        self.call(device, &plan, &plan.algorithm, plan.workspace, &operands)?;
+        let plan = self.plan(queue, size, &operands)?;
+        self.call(queue, &plan, &plan.algorithm, plan.workspace, &operands)?;
         Ok(if plan.scaled { Scaled::Yes } else { Scaled::No })
     }
 
@@ -148,7 +138,7 @@ impl Lt {
 
     fn call(
         &self,
-        device: &Device,
+        queue: &Queue,
         plan: &Plan,
         algorithm: &Algorithm,
         bytes: usize,
@@ -157,11 +147,11 @@ impl Lt {
         // Held until the product is on the stream: some are several kernels that hand each other sums in the workspace,
         // and another thread's must not come between them.
         let mut held = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        let workspace = self.workspace(device, &mut held)?;
+        let workspace = self.workspace(queue, &mut held)?;
         if let (Some(scales), true) = (operands.scales, plan.scaled) {
             self.set_scales(plan, scales)?;
         }
-        let pointer = |at: DevicePtr| at as *mut c_void;
+        let (stream, pointer) = (queue.stream()?.raw(), |at: DevicePtr| at as *mut c_void);
         let beta = if operands.add.is_some() { 1.0f32 } else { 0.0 };
         let [w, x, add, out] = plan.layouts;
         // SAFETY: the layouts describe the operands; the workspace is this product's, and those before it on the stream
@@ -183,34 +173,35 @@ impl Lt {
                 algorithm,
                 pointer(workspace),
                 bytes,
-                device.stream(),
+                stream,
             )
         };
         self.lib.check("cublasLtMatmul", status).inspect_err(|_| {
             // Other kernels can stand in, but not in what is to be the same every time.
-            let _ = device.not_recording("cublasLtMatmul");
+            let _ = queue.device("cublasLtMatmul");
         })
     }
 
-    fn workspace(&self, device: &Device, workspace: &mut Option<(DevicePtr, usize)>) -> Result<DevicePtr> {
-        if let Some((at, _)) = *workspace {
-            return Ok(at);
+    fn workspace(&self, queue: &Queue, workspace: &mut Option<Block>) -> Result<DevicePtr> {
+        if let Some(block) = workspace {
+            return Ok(block.at(queue));
         }
         let none = || Error::Call { call: "cublasLtMatmul", what: "no memory for its workspace".into() };
-        let block = device.take(WORKSPACE)?.ok_or_else(none)?;
-        *workspace = Some(block);
-        Ok(block.0)
+        // Kept, so it is not to be a recording's.
+        queue.device("cuMemAlloc")?;
+        let block = queue.memory(WORKSPACE)?.ok_or_else(none)?;
+        Ok(workspace.insert(block).at(queue))
     }
 
-    fn plan(&self, device: &Arc<Device>, size: &Size, operands: &Operands) -> Result<Arc<Plan>> {
+    fn plan(&self, queue: &Queue, size: &Size, operands: &Operands) -> Result<Arc<Plan>> {
         // Held while a plan is made: timing two products at once would time neither.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(plan) = plans.get(size) {
             return Ok(Arc::clone(plan));
         }
-        device.not_recording("cublasLtMatmulAlgoGetHeuristic")?;
+        queue.device("cublasLtMatmulAlgoGetHeuristic")?;
         let mut plan = self.describe(size, operands)?;
-        match self.choose(device, size, &plan, operands) {
+        match self.choose(queue, size, &plan, operands) {
             Ok((algorithm, workspace)) => (plan.algorithm, plan.workspace) = (algorithm, workspace),
             Err(e) => {
                 plan.destroy(&self.lib);
@@ -316,7 +307,7 @@ impl Lt {
     /// The way to compute, and the workspace it needs.
     fn choose(
         &self,
-        device: &Arc<Device>,
+        queue: &Queue,
         size: &Size,
         plan: &Plan,
         operands: &Operands,
@@ -326,13 +317,13 @@ impl Lt {
         }
         let text = format!("{size:?} {}", plan.scaled);
         let version = self.version.to_string();
-        let key = Key::new("product", &[text.as_bytes(), device.gpu.name.as_bytes(), version.as_bytes()]);
-        if let Some(kept) = device.cache.get(&key).and_then(|bytes| self.check_kept(plan, &bytes)) {
+        let key = Key::new("product", &[text.as_bytes(), queue.gpu().name.as_bytes(), version.as_bytes()]);
+        if let Some(kept) = self.device.cache.get(&key).and_then(|bytes| self.check_kept(plan, &bytes)) {
             return Ok(kept);
         }
         let guesses = self.guesses(plan, GUESSES)?;
-        let (algorithm, workspace) = self.fastest(device, size, plan, operands, &guesses)?;
-        device.cache.put(&key, bytemuck::bytes_of(&algorithm));
+        let (algorithm, workspace) = self.fastest(queue, size, plan, operands, &guesses)?;
+        self.device.cache.put(&key, bytemuck::bytes_of(&algorithm));
         Ok((algorithm, workspace))
     }
 
@@ -393,7 +384,7 @@ impl Lt {
 
     fn fastest(
         &self,
-        device: &Arc<Device>,
+        queue: &Queue,
         size: &Size,
         plan: &Plan,
         operands: &Operands,
@@ -401,21 +392,34 @@ impl Lt {
     ) -> Result<(Algorithm, usize)> {
         // A product that is added to its own result must not be repeated in place.
         let bytes = size.out_bytes();
-        let Some(scratch) = device.memory(bytes)? else { return first(guesses) };
-        let trial = Operands { out: scratch.at(), ..*operands };
+        let Some(scratch) = queue.memory(bytes)? else { return first(guesses) };
+        let trial = Operands { out: scratch.at(queue), ..*operands };
         let mut best = None;
         for guess in guesses {
-            let run = || self.call(device, plan, &guess.algorithm, guess.workspace, &trial);
+            let run = || self.call(queue, plan, &guess.algorithm, guess.workspace, &trial);
             if run().is_err() {
                 continue;
             }
             let repeat = || -> Result<()> { (0..4).try_for_each(|_| run()) };
-            let milliseconds = device.time(repeat)?.min(device.time(repeat)?);
+            let milliseconds = queue.time(repeat)?.min(queue.time(repeat)?);
             if best.is_none_or(|(least, _)| milliseconds < least) {
                 best = Some((milliseconds, (guess.algorithm, guess.workspace)));
             }
         }
         best.map_or_else(|| first(guesses), |(_, way)| Ok(way))
+    }
+}
+
+impl Drop for Lt {
+    fn drop(&mut self) {
+        // Its last products may be under way.
+        let _ = self.device.stream.wait();
+        let plans = std::mem::take(self.plans.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for plan in plans.values() {
+            plan.destroy(&self.lib);
+        }
+        // SAFETY: the last use.
+        unsafe { (self.lib.destroy)(self.handle.0) };
     }
 }
 
@@ -430,17 +434,6 @@ impl Plan {
                 (lib.description_destroy)(self.description.0);
             }
         }
-    }
-}
-
-impl Size {
-    fn worth_timing(&self) -> bool {
-        self.rows.saturating_mul(self.n).saturating_mul(self.k).saturating_mul(self.batch) >= WORTH_TIMING
-    }
-
-    /// Bytes from the first to the last element of the result.
-    fn out_bytes(&self) -> usize {
-        ((self.batch - 1) * self.stride_out + (self.rows - 1) * self.ldo + self.n) * self.out.size()
     }
 }
 

@@ -2,42 +2,26 @@
 //! with Kiln's own kernel, or plain arithmetic.
 
 pub(crate) mod lt;
+pub(crate) mod own;
+mod size;
 
 use kiln_ops::Result;
 use kiln_tensor::DType;
 
-use crate::device::{Argument, launch};
-use crate::sources::{CONV, FEW_ROWS};
+use crate::context::{Context, int};
+use crate::error;
+use crate::kernels::{
+    Conv, FEW_ROWS_BF16_BF16_BF16, FEW_ROWS_BF16_BF16_F32, FEW_ROWS_BF16_F16_BF16, FEW_ROWS_BF16_F16_F32,
+    FEW_ROWS_BF16_F32_BF16, FEW_ROWS_BF16_F32_F32, FEW_ROWS_F32_BF16_F32, FEW_ROWS_F32_F16_F32,
+    FEW_ROWS_F32_F32_F32, FewRows,
+};
 use crate::sys::driver::DevicePtr;
 use crate::weight::Matrix;
-use crate::{Context, int};
 use lt::{Lt, Operands};
+pub(crate) use size::Size;
 
 /// Rows up to which the weight is read as it is stored, once.
 const FEW: usize = 4;
-
-/// Sizes and strides of a product: what a plan is made for. Strides are in elements, from row to row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Size {
-    pub rows: usize,
-    pub k: usize,
-    pub n: usize,
-    pub ldx: usize,
-    pub ldw: usize,
-    pub ldadd: usize,
-    pub ldo: usize,
-    /// Of the factors.
-    pub dtype: DType,
-    /// Of the result and of what is added.
-    pub out: DType,
-    pub add: bool,
-    /// Products of the same x with weights, and into results, that many elements apart.
-    pub batch: usize,
-    pub stride_w: usize,
-    pub stride_out: usize,
-    /// Whether a row of w is one place of the sum, not one output.
-    pub columns: bool,
-}
 
 /// One product.
 pub(crate) struct Product<'a> {
@@ -104,7 +88,7 @@ impl Product<'_> {
         }
         // Another form of the weight begins at the same place of a block, so this one's alignment tells that one's.
         let offset = ((self.first * self.w.cols + self.column) * self.dtype.size()) as u64;
-        match cx.device.lt.is_ok() && Lt::takes(&self.size(), &self.operands(offset)) {
+        match cx.shared().lt.is_ok() && Lt::takes(&self.size(), &self.operands(offset)) {
             true => Way::CublasLt,
             false => Way::Own,
         }
@@ -129,10 +113,10 @@ impl Product<'_> {
             Way::FewRows => self.few_rows(cx),
             Way::CublasLt if self.bias.is_none() => {
                 let w = self.w.at(cx, self.dtype, self.first, self.column)?;
-                match &cx.device.lt {
-                    Ok(lt) => match lt.run(&cx.device, &self.size(), &self.operands(w)) {
+                match &cx.shared().lt {
+                    Ok(lt) => match lt.run(cx, &self.size(), &self.operands(w)) {
                         // A size the library can't do is not the caller's trouble.
-                        Err(crate::Error::Call { .. }) if self.batch == 1 => self.own(cx),
+                        Err(error::Error::Call { .. }) if self.batch == 1 => self.own(cx),
                         result => cx.done(result),
                     },
                     Err(_) => self.own(cx),
@@ -144,29 +128,42 @@ impl Product<'_> {
 
     fn few_rows(&self, cx: &Context) -> Result<()> {
         debug_assert_eq!(self.batch, 1);
-        let name = match (self.dtype, self.w.stored, self.out_dtype) {
-            (DType::BF16, DType::BF16, DType::BF16) => "few_rows_bf16_bf16_bf16",
-            (DType::BF16, DType::F16, DType::BF16) => "few_rows_bf16_f16_bf16",
-            (DType::BF16, _, DType::BF16) => "few_rows_bf16_f32_bf16",
-            (DType::BF16, DType::BF16, _) => "few_rows_bf16_bf16_f32",
-            (DType::BF16, DType::F16, _) => "few_rows_bf16_f16_f32",
-            (DType::BF16, _, _) => "few_rows_bf16_f32_f32",
-            (_, DType::BF16, _) => "few_rows_f32_bf16_f32",
-            (_, DType::F16, _) => "few_rows_f32_f16_f32",
-            _ => "few_rows_f32_f32_f32",
+        let kernel = match (self.dtype, self.w.stored, self.out_dtype) {
+            (DType::BF16, DType::BF16, DType::BF16) => FEW_ROWS_BF16_BF16_BF16,
+            (DType::BF16, DType::F16, DType::BF16) => FEW_ROWS_BF16_F16_BF16,
+            (DType::BF16, _, DType::BF16) => FEW_ROWS_BF16_F32_BF16,
+            (DType::BF16, DType::BF16, _) => FEW_ROWS_BF16_BF16_F32,
+            (DType::BF16, DType::F16, _) => FEW_ROWS_BF16_F16_F32,
+            (DType::BF16, _, _) => FEW_ROWS_BF16_F32_F32,
+            (_, DType::BF16, _) => FEW_ROWS_F32_BF16_F32,
+            (_, DType::F16, _) => FEW_ROWS_F32_F16_F32,
+            _ => FEW_ROWS_F32_F32_F32,
         };
         let (add, ldadd) = self.add.unwrap_or((0, 0));
         let grid = [self.n.div_ceil(4), 1];
-        cx.done(launch!(cx.device, FEW_ROWS, name, grid, 128, 0;
-            self.x, self.ldx as i64, self.w.stored_at(self.first, self.column), self.w.cols as i64,
-            int("linear", self.rows)?, int("linear", self.k)?, int("linear", self.n)?, self.alpha,
-            self.bias.unwrap_or(0), add, ldadd as i64, self.out, self.ldo as i64))
+        let size = |n: usize| int("linear", n);
+        let parameters = FewRows {
+            x: self.x,
+            ldx: self.ldx as i64,
+            w: self.w.stored_at(cx, self.first, self.column),
+            ldw: self.w.cols as i64,
+            rows: size(self.rows)?,
+            k: size(self.k)?,
+            n: size(self.n)?,
+            alpha: self.alpha,
+            bias: self.bias.unwrap_or(0),
+            add,
+            ldadd: ldadd as i64,
+            out: self.out,
+            ldo: self.ldo as i64,
+        };
+        cx.launch(kernel, grid, 128, 0, &parameters)
     }
 
     fn own(&self, cx: &Context) -> Result<()> {
         debug_assert_eq!(self.batch, 1);
         let (add, ldadd) = self.add.unwrap_or((0, 0));
-        let conv = ConvCall {
+        let conv = Conv {
             x: self.x,
             w: self.w.at(cx, self.dtype, self.first, self.column)?,
             bias: self.bias.unwrap_or(0),
@@ -184,75 +181,6 @@ impl Product<'_> {
             padding: [0, 0],
             upsample: 0,
         };
-        conv.run(cx, self.dtype, self.out_dtype)
-    }
-}
-
-/// What the convolution kernels take; `struct Conv` there.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ConvCall {
-    pub x: DevicePtr,
-    pub w: DevicePtr,
-    pub bias: DevicePtr,
-    pub add: DevicePtr,
-    pub out: DevicePtr,
-    pub ldx: i64,
-    pub ldw: i64,
-    pub ldadd: i64,
-    pub ldo: i64,
-    pub alpha: f32,
-    /// Height, width, channels.
-    pub input: [i32; 3],
-    pub output: [i32; 3],
-    pub kernel: [i32; 2],
-    pub stride: i32,
-    /// Top and left.
-    pub padding: [i32; 2],
-    pub upsample: i32,
-}
-
-// SAFETY: the fields of `struct Conv`, in its order.
-unsafe impl Argument for ConvCall {}
-
-const _: () = assert!(size_of::<ConvCall>() == 128);
-
-/// Pixels, depth and stages of a block of the tensor-core kernel, and elements between its rows.
-const TILE_M: usize = 128;
-const TILE_STAGES: usize = 3;
-const TILE_PITCH: usize = 40;
-/// Pixels and channels of a block of the plain kernel.
-const PLAIN: usize = 64;
-
-impl ConvCall {
-    /// Whether 16 bytes are always of one tap and aligned.
-    pub fn takes_tiles(&self, dtype: DType) -> bool {
-        let vectors = [i64::from(self.input[2]), self.ldx, self.ldw].iter().all(|n| n % 8 == 0);
-        dtype == DType::BF16 && vectors && self.x.is_multiple_of(16) && self.w.is_multiple_of(16)
-    }
-
-    /// Puts the kernel that fits on the stream.
-    pub fn run(&self, cx: &Context, dtype: DType, out: DType) -> Result<()> {
-        let pixels = self.output[0] as usize * self.output[1] as usize;
-        let n = self.output[2] as usize;
-        if self.takes_tiles(dtype) {
-            // A block of 128 channels would be mostly empty for a picture's three.
-            let (width, name) = match (n <= 32, out) {
-                (true, DType::BF16) => (32, "conv_tiles_bf16_32"),
-                (true, _) => (32, "conv_tiles_f32_32"),
-                (false, DType::BF16) => (128, "conv_tiles_bf16_128"),
-                (false, _) => (128, "conv_tiles_f32_128"),
-            };
-            let shared = TILE_STAGES * (TILE_M + width) * TILE_PITCH * 2;
-            let grid = [pixels.div_ceil(TILE_M), n.div_ceil(width)];
-            return cx.done(launch!(cx.device, CONV, name, grid, 256, shared; *self));
-        }
-        let name = match (dtype, out) {
-            (DType::BF16, DType::BF16) => "conv_plain_bf16_bf16",
-            (DType::BF16, _) => "conv_plain_bf16_f32",
-            _ => "conv_plain_f32_f32",
-        };
-        let grid = [pixels.div_ceil(PLAIN), n.div_ceil(PLAIN)];
-        cx.done(launch!(cx.device, CONV, name, grid, 256, 0; *self))
+        own::run(cx, &conv, self.dtype, self.out_dtype)
     }
 }

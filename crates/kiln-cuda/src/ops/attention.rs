@@ -4,67 +4,32 @@ use kiln_tensor::DType;
 
 use super::movement::concat_rows;
 use super::{attention_hopper, attention_wide};
-use crate::device::{Argument, launch};
-use crate::sources::{ATTENTION, ATTENTION_PLAIN};
+use crate::context::{Context, int};
+use crate::kernels::{
+    ATTENTION_32, ATTENTION_64, ATTENTION_96, ATTENTION_128, ATTENTION_256, ATTENTION_512,
+    ATTENTION_PLAIN_BF16_4, ATTENTION_PLAIN_BF16_16, ATTENTION_PLAIN_F32_4, ATTENTION_PLAIN_F32_16,
+    Attention, AttentionPlain, AttentionTiled, Kernel, MAX_SEGMENTS, Segments,
+};
 use crate::sys::driver::DevicePtr;
-use crate::{Context, CudaTensor, int};
-
-/// How many row blocks the kernels look through.
-pub(super) const MAX_SEGMENTS: usize = 8;
-
-/// Row blocks read as one matrix; `struct Segments` there.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Segments {
-    pub start: [DevicePtr; MAX_SEGMENTS],
-    /// The row past each one's last.
-    pub end: [i32; MAX_SEGMENTS],
-    pub count: i32,
-    unused: i32,
-}
-
-/// What the attention kernels take; `struct Attention` there.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Call {
-    pub q: Segments,
-    pub k: Segments,
-    pub v: Segments,
-    pub out: DevicePtr,
-    pub queries: i32,
-    pub keys: i32,
-    pub heads: i32,
-    pub kv_heads: i32,
-    pub head_dim: i32,
-    pub mask: i32,
-    pub a: i32,
-    pub b: i32,
-    pub scale: f32,
-    unused: i32,
-}
-
-// SAFETY: the fields of `struct Attention`, in its order.
-unsafe impl Argument for Call {}
-
-const _: () = assert!(size_of::<Segments>() == 104 && size_of::<Call>() == 3 * 104 + 48);
+use crate::tensor::CudaTensor;
 
 /// A kernel for one width of heads: how its blocks are made up. The numbers are those in `attention.cu`.
 #[derive(Clone, Copy, Debug)]
 struct Tiled {
     dim: usize,
-    name: &'static str,
+    kernel: Kernel<AttentionTiled>,
     split: usize,
     row_warps: usize,
     keys: usize,
 }
 
 const TILED: [Tiled; 6] = [
-    Tiled { dim: 32, name: "attention_32", split: 1, row_warps: 4, keys: 64 },
-    Tiled { dim: 64, name: "attention_64", split: 1, row_warps: 4, keys: 64 },
-    Tiled { dim: 96, name: "attention_96", split: 1, row_warps: 4, keys: 64 },
-    Tiled { dim: 128, name: "attention_128", split: 1, row_warps: 8, keys: 64 },
-    Tiled { dim: 256, name: "attention_256", split: 2, row_warps: 4, keys: 32 },
-    Tiled { dim: 512, name: "attention_512", split: 4, row_warps: 2, keys: 16 },
+    Tiled { dim: 32, kernel: ATTENTION_32, split: 1, row_warps: 4, keys: 64 },
+    Tiled { dim: 64, kernel: ATTENTION_64, split: 1, row_warps: 4, keys: 64 },
+    Tiled { dim: 96, kernel: ATTENTION_96, split: 1, row_warps: 4, keys: 64 },
+    Tiled { dim: 128, kernel: ATTENTION_128, split: 1, row_warps: 8, keys: 64 },
+    Tiled { dim: 256, kernel: ATTENTION_256, split: 2, row_warps: 4, keys: 32 },
+    Tiled { dim: 512, kernel: ATTENTION_512, split: 4, row_warps: 2, keys: 16 },
 ];
 
 impl Tiled {
@@ -98,7 +63,7 @@ pub(crate) fn attention(
         return Ok(out);
     }
     let mut joined = Vec::new();
-    let call = call(cx, [q, k, v], &size, &spec.mask, out.at(), &mut joined)?;
+    let call = call(cx, [q, k, v], &size, &spec.mask, out.at(cx), &mut joined)?;
     let tiled = TILED.iter().find(|tiled| tiled.dim == size.head_dim);
     match tiled {
         Some(_) if dtype == DType::BF16 && call.aligned() && attention_hopper::takes(cx, &call) => {
@@ -113,24 +78,24 @@ pub(crate) fn attention(
     Ok(out)
 }
 
-fn run_tiled(cx: &Context, tiled: &Tiled, size: &AttentionSize, call: Call) -> Result<()> {
+fn run_tiled(cx: &Context, tiled: &Tiled, size: &AttentionSize, call: Attention) -> Result<()> {
     let grid = [size.queries.div_ceil(tiled.queries()), size.heads];
-    cx.done(launch!(cx.device, ATTENTION, tiled.name, grid, tiled.threads(), tiled.shared(); call))
+    cx.launch(tiled.kernel, grid, tiled.threads(), tiled.shared(), &AttentionTiled { t: call })
 }
 
-fn run_plain(cx: &Context, size: &AttentionSize, dtype: DType, call: Call) -> Result<()> {
-    let name = match (dtype, size.head_dim) {
-        (DType::BF16, ..=128) => "attention_plain_bf16_4",
-        (DType::BF16, ..=512) => "attention_plain_bf16_16",
-        (_, ..=128) => "attention_plain_f32_4",
-        (_, ..=512) => "attention_plain_f32_16",
+fn run_plain(cx: &Context, size: &AttentionSize, dtype: DType, call: Attention) -> Result<()> {
+    let kernel = match (dtype, size.head_dim) {
+        (DType::BF16, ..=128) => ATTENTION_PLAIN_BF16_4,
+        (DType::BF16, ..=512) => ATTENTION_PLAIN_BF16_16,
+        (_, ..=128) => ATTENTION_PLAIN_F32_4,
+        (_, ..=512) => ATTENTION_PLAIN_F32_16,
         (_, wide) => {
             let what = format!("heads of {wide} elements, and the kernels take at most 512");
             return Err(Error::Device { backend: cx.name(), what });
         }
     };
     let grid = [size.queries.div_ceil(4), size.heads];
-    cx.done(launch!(cx.device, ATTENTION_PLAIN, name, grid, 128, 0; call))
+    cx.launch(kernel, grid, 128, 0, &AttentionPlain { t: call })
 }
 
 /// The arguments; row blocks beyond what a kernel looks through are copied together into `joined`.
@@ -141,15 +106,15 @@ fn call(
     mask: &Mask,
     out: DevicePtr,
     joined: &mut Vec<CudaTensor>,
-) -> Result<Call> {
+) -> Result<Attention> {
     let mut table = |blocks: &[&CudaTensor]| -> Result<Segments> {
-        let rows = blocks.iter().map(|block| (block.at(), block.shape().rows()));
+        let rows = blocks.iter().map(|block| (block.at(cx), block.shape().rows()));
         let row = blocks[0].shape().last() * blocks[0].dtype().size();
         match segments(rows, row)? {
             Some(segments) => Ok(segments),
             None => {
                 let whole = concat_rows(cx, blocks)?;
-                let segments = segments([(whole.at(), whole.shape().rows())].into_iter(), row)?;
+                let segments = segments([(whole.at(cx), whole.shape().rows())].into_iter(), row)?;
                 joined.push(whole);
                 Ok(segments.unwrap_or_default())
             }
@@ -161,7 +126,7 @@ fn call(
         Mask::Causal { valid } => (1, number(*valid)?, 0),
         Mask::Isolated { rows } => (2, number(rows.start)?, number(rows.end)?),
     };
-    Ok(Call {
+    Ok(Attention {
         q: table(blocks[0])?,
         k: table(blocks[1])?,
         v: table(blocks[2])?,
@@ -177,20 +142,6 @@ fn call(
         scale: 1.0 / (size.head_dim as f32).sqrt(),
         unused: 0,
     })
-}
-
-impl Segments {
-    /// How many rows each has.
-    pub fn rows(&self) -> impl Iterator<Item = usize> {
-        (0..self.count as usize).map(|i| (self.end[i] - if i > 0 { self.end[i - 1] } else { 0 }) as usize)
-    }
-}
-
-impl Call {
-    /// Whether every row begins where 16 bytes can be read at once.
-    fn aligned(&self) -> bool {
-        [self.q, self.k, self.v].iter().all(|s| s.start.iter().all(|at| at % 16 == 0))
-    }
 }
 
 /// The table of some blocks of rows (address and number), those that follow each other in memory taken together; `None`

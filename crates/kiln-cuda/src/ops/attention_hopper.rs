@@ -1,10 +1,10 @@
 use kiln_ops::Result;
 
-use super::attention::{Call, MAX_SEGMENTS, Segments};
-use crate::device::{Argument, launch};
-use crate::sources::ATTENTION_HOPPER;
-use crate::sys::driver::{DevicePtr, TensorMap};
-use crate::{Context, int};
+use crate::context::{Context, int};
+use crate::kernels::{
+    ATTENTION_HOPPER_128, Attention, AttentionHopper, HopperAttention, MAX_SEGMENTS, Segments,
+};
+use crate::sys::driver::TensorMap;
 
 /// Queries and keys of a tile; the numbers are those in `attention_hopper.cu`.
 const ROWS: usize = 128;
@@ -16,71 +16,33 @@ const SHARED: usize = (ROWS + 4 * KEYS) * DIM as usize * 2 + 128 + 1024;
 /// Bytes of sums that a block leaves to the next.
 const LEFT: usize = 2 * 68 * 128 * 4;
 
-/// What the kernel takes; `struct HopperAttention` there.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct HopperCall {
-    q: [TensorMap; MAX_SEGMENTS],
-    k: [TensorMap; MAX_SEGMENTS],
-    v: [TensorMap; MAX_SEGMENTS],
-    query_end: [i32; MAX_SEGMENTS],
-    key_end: [i32; MAX_SEGMENTS],
-    query_segments: i32,
-    key_segments: i32,
-    out: DevicePtr,
-    queries: i32,
-    keys: i32,
-    heads: i32,
-    kv_heads: i32,
-    mask: i32,
-    a: i32,
-    b: i32,
-    scale: f32,
-    query_tiles: i32,
-    key_tiles: i32,
-    shared_items: i32,
-    share: i32,
-    longer: i32,
-    unused: i32,
-    left: DevicePtr,
-    ready: DevicePtr,
-}
-
-// SAFETY: the fields of `struct HopperAttention`, in its order.
-unsafe impl Argument for HopperCall {}
-
-const _: () = assert!(size_of::<HopperCall>() == 3 * 8 * 128 + 192);
-
 /// Whether this GPU and call are the kernel's. Values have to lie in blocks of the keys' sizes.
-pub(super) fn takes(cx: &Context, call: &Call) -> bool {
-    cx.device.gpu.capability == (9, 0)
+pub(super) fn takes(cx: &Context, call: &Attention) -> bool {
+    cx.gpu().capability == (9, 0)
         && call.head_dim == DIM
         && call.k.count == call.v.count
         && call.k.end == call.v.end
         && call.keys > 0
 }
 
-pub(super) fn run(cx: &Context, call: &Call) -> Result<()> {
+pub(super) fn run(cx: &Context, call: &Attention) -> Result<()> {
     let maps = |s: &Segments, heads: i32, tile: usize| -> Result<[TensorMap; MAX_SEGMENTS]> {
         let mut maps = [TensorMap::NONE; MAX_SEGMENTS];
         let width = (heads * DIM) as usize;
         for (i, (map, rows)) in maps.iter_mut().zip(s.rows()).enumerate() {
-            *map = cx.done(cx.device.tensor_map(s.start[i], [width, rows], [width], [tile]))?;
+            *map = cx.done(cx.driver().map_tensor(s.start[i], [width, rows], [width], [tile]))?;
         }
         Ok(maps)
     };
     let tiles = |s: &Segments, tile: usize| s.rows().map(|rows| rows.div_ceil(tile)).sum::<usize>();
     let (query_tiles, key_tiles) = (tiles(&call.q, ROWS), tiles(&call.k, KEYS));
     let items = query_tiles * call.heads as usize;
-    let blocks = items.min(cx.device.gpu.processors.max(1) as usize);
+    let blocks = items.min(cx.gpu().processors.max(1) as usize);
     let shared = shared_items(items, blocks, call.mask != 0);
-    let left = if shared > 0 {
-        Some((cx.block(blocks * LEFT)?, cx.done(cx.device.flags.at(&cx.device))?))
-    } else {
-        None
-    };
+    let left =
+        if shared > 0 { Some((cx.block(blocks * LEFT)?, cx.done(cx.shared().flags.at(cx))?)) } else { None };
     let number = |n: usize| int("attention", n);
-    let arguments = HopperCall {
+    let arguments = HopperAttention {
         q: maps(&call.q, call.heads, ROWS)?,
         k: maps(&call.k, call.kv_heads, KEYS)?,
         v: maps(&call.v, call.kv_heads, KEYS)?,
@@ -103,11 +65,10 @@ pub(super) fn run(cx: &Context, call: &Call) -> Result<()> {
         share: number(shared * key_tiles / blocks)?,
         longer: number(shared * key_tiles % blocks)?,
         unused: 0,
-        left: left.as_ref().map_or(0, |(left, _)| left.at()),
+        left: left.as_ref().map_or(0, |(left, _)| left.at(cx)),
         ready: left.as_ref().map_or(0, |&(_, ready)| ready),
     };
-    let name = "attention_hopper_128";
-    cx.done(launch!(cx.device, ATTENTION_HOPPER, name, [blocks, 1], THREADS, SHARED; arguments))
+    cx.launch(ATTENTION_HOPPER_128, [blocks, 1], THREADS, SHARED, &AttentionHopper { t: arguments })
 }
 
 /// How many items, each a tile of a head's queries, blocks divide among them: all but those that every block gets a whole

@@ -3,13 +3,11 @@
 use kiln_ops::Result;
 use kiln_tensor::DType;
 
-use super::attention::Call;
-use crate::device::launch;
+use crate::context::{Context, int};
 use crate::gemm::Size;
 use crate::gemm::lt::{Lt, Operands};
-use crate::sources::SOFTMAX;
+use crate::kernels::{Attention, SOFTMAX_ROWS, SoftmaxRows};
 use crate::sys::driver::DevicePtr;
-use crate::{Context, int};
 
 /// Bytes of scores that are made at a time: they should not leave the cache before they are used.
 const CHUNK: usize = 32 << 20;
@@ -17,7 +15,7 @@ const CHUNK: usize = 32 << 20;
 const LEAST_KEYS: i32 = 512;
 
 /// The products of one head's chunk: scores, and what they make of the values.
-fn sizes(call: &Call, rows: usize) -> [Size; 2] {
+fn sizes(call: &Attention, rows: usize) -> [Size; 2] {
     let (keys, dim) = (call.keys as usize, call.head_dim as usize);
     let (width, kv_width) = (call.heads as usize * dim, call.kv_heads as usize * dim);
     let scores = Size {
@@ -50,7 +48,7 @@ fn sizes(call: &Call, rows: usize) -> [Size; 2] {
 }
 
 /// Whether products are the way: one run of bf16 queries, keys and values each, no mask, wide heads, whole vectors.
-pub(super) fn takes(cx: &Context, call: &Call) -> bool {
+pub(super) fn takes(cx: &Context, call: &Attention) -> bool {
     let whole = [call.q, call.k, call.v].iter().all(|s| s.count == 1);
     let large = call.head_dim >= 256 && call.keys >= LEAST_KEYS && call.mask == 0;
     let operands = Operands {
@@ -61,11 +59,11 @@ pub(super) fn takes(cx: &Context, call: &Call) -> bool {
         alpha: 1.0,
         scales: None,
     };
-    whole && large && cx.device.lt.is_ok() && sizes(call, 1).iter().all(|size| Lt::takes(size, &operands))
+    whole && large && cx.shared().lt.is_ok() && sizes(call, 1).iter().all(|size| Lt::takes(size, &operands))
 }
 
-pub(super) fn run(cx: &Context, call: &Call) -> Result<()> {
-    let Ok(lt) = &cx.device.lt else { return Ok(()) };
+pub(super) fn run(cx: &Context, call: &Attention) -> Result<()> {
+    let Ok(lt) = &cx.shared().lt else { return Ok(()) };
     let (keys, dim) = (call.keys as usize, call.head_dim as usize);
     let queries = call.queries as usize;
     let most = (CHUNK / (4 * keys)).clamp(64, queries.max(64));
@@ -81,21 +79,21 @@ pub(super) fn run(cx: &Context, call: &Call) -> Result<()> {
                 w: call.k.start[0] + kv_column,
                 x: call.q.start[0] + at,
                 add: None,
-                out: scores.at(),
+                out: scores.at(cx),
                 alpha: call.scale,
                 scales: None,
             };
-            cx.done(lt.run(&cx.device, &products, &ask))?;
-            cx.done(launch!(cx.device, SOFTMAX, "softmax_rows", [rows, 1], 256, 0;
-                scores.at(), shares.at(), int("attention", keys)?))?;
+            cx.done(lt.run(cx, &products, &ask))?;
+            let parameters = SoftmaxRows { x: scores.at(cx), out: shares.at(cx), n: int("attention", keys)? };
+            cx.launch(SOFTMAX_ROWS, [rows, 1], 256, 0, &parameters)?;
             let give = Operands {
                 w: call.v.start[0] + kv_column,
-                x: shares.at(),
+                x: shares.at(cx),
                 out: call.out + at,
                 alpha: 1.0,
                 ..ask
             };
-            cx.done(lt.run(&cx.device, &sums, &give))?;
+            cx.done(lt.run(cx, &sums, &give))?;
         }
     }
     Ok(())

@@ -2,9 +2,11 @@ use kiln_ops::{ConvGeometry, Result, Tensor as _, shapes};
 
 use super::conv_hopper;
 use super::movement::{image, upsample};
-use crate::device::Block;
-use crate::gemm::ConvCall;
-use crate::{Context, CudaConv, CudaTensor, int};
+use crate::context::{Context, int};
+use crate::gemm::own;
+use crate::kernels::Conv;
+use crate::tensor::CudaTensor;
+use crate::weight::CudaConv;
 
 pub(crate) fn conv2d(
     cx: &Context,
@@ -23,12 +25,12 @@ pub(crate) fn conv2d(
     let [_, channels, height, width] = conv.size;
     let [top, bottom, left, right] = geometry.padding;
     size(2 * input[0].max(input[1]) + top + bottom + left + right)?;
-    let call = ConvCall {
-        x: x.at(),
+    let call = Conv {
+        x: x.at(cx),
         w: conv.kernel.at(cx, x.dtype(), 0, 0)?,
-        bias: conv.bias.as_ref().map_or(0, Block::at),
-        add: residual.map_or(0, CudaTensor::at),
-        out: out.at(),
+        bias: conv.bias.as_ref().map_or(0, |bias| bias.at(cx)),
+        add: residual.map_or(0, |x| x.at(cx)),
+        out: out.at(cx),
         ldx: channels as i64,
         ldw: conv.kernel.cols as i64,
         ldadd: output[2] as i64,
@@ -41,8 +43,8 @@ pub(crate) fn conv2d(
         padding: [size(top)?, size(left)?],
         upsample: i32::from(geometry.upsample),
     };
-    if output.contains(&0) || input.contains(&0) || !call.takes_tiles(x.dtype()) {
-        call.run(cx, x.dtype(), x.dtype())?;
+    if output.contains(&0) || input.contains(&0) || !own::takes_tiles(&call, x.dtype()) {
+        own::run(cx, &call, x.dtype(), x.dtype())?;
         return Ok(out);
     }
     if conv_hopper::takes(cx, &call, x.dtype()) {
@@ -50,13 +52,13 @@ pub(crate) fn conv2d(
         return Ok(out);
     }
     // The copy engine can't read a pixel twice in a row; written out it costs less than slower products.
-    let plain = ConvCall { upsample: 0, ..call };
+    let plain = Conv { upsample: 0, ..call };
     if geometry.upsample && conv_hopper::takes(cx, &plain, x.dtype()) {
         let larger = upsample(cx, x)?;
-        let plain = ConvCall { x: larger.at(), input: sizes(image(larger.shape()))?, ..plain };
+        let plain = Conv { x: larger.at(cx), input: sizes(image(larger.shape()))?, ..plain };
         conv_hopper::run(cx, &plain, conv)?;
         return Ok(out);
     }
-    call.run(cx, x.dtype(), x.dtype())?;
+    own::run(cx, &call, x.dtype(), x.dtype())?;
     Ok(out)
 }

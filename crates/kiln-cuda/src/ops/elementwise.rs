@@ -2,10 +2,14 @@ use kiln_ops::{Activation, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::{THREADS, by_dtype, by_rows, flat};
-use crate::device::launch;
-use crate::sources::ELEMENTWISE;
+use crate::context::{Context, int};
+use crate::kernels::{
+    AFFINE_BF16, AFFINE_F32, Affine, BINARY_BF16, BINARY_F32, BLEND_ROWS_BF16, BLEND_ROWS_F32, Binary,
+    BlendRows, CAST_BF16_F32, CAST_F16_BF16, CAST_F16_F32, CAST_F32_BF16, Cast, SWIGLU_BF16, SWIGLU_F32,
+    Swiglu, UNARY_BF16, UNARY_F32, Unary,
+};
 use crate::sys::driver::DevicePtr;
-use crate::{Context, CudaTensor, int};
+use crate::tensor::CudaTensor;
 
 /// The kernels' number of a function; none is 0.
 pub(crate) fn code(f: Option<Activation>) -> i32 {
@@ -20,9 +24,9 @@ pub(crate) fn code(f: Option<Activation>) -> i32 {
 pub(crate) fn activation(cx: &Context, x: &CudaTensor, f: Activation) -> Result<CudaTensor> {
     let out = CudaTensor::new(cx, shapes::activation(x)?, x.dtype())?;
     let n = x.shape().numel();
-    let name = by_dtype(x.dtype(), "unary_f32", "unary_bf16");
-    cx.done(launch!(cx.device, ELEMENTWISE, name, flat(n), THREADS, 0;
-        x.at(), out.at(), n as i64, code(Some(f))))?;
+    let kernel = by_dtype(x.dtype(), UNARY_F32, UNARY_BF16);
+    let parameters = Unary { x: x.at(cx), out: out.at(cx), n: n as i64, f: code(Some(f)) };
+    cx.launch(kernel, flat(n), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -60,9 +64,9 @@ pub(crate) fn guide(cx: &Context, c: &CudaTensor, u: &CudaTensor, g: f32) -> Res
 fn binary(cx: &Context, x: &CudaTensor, y: &CudaTensor, f: Two, s: f32) -> Result<CudaTensor> {
     let out = CudaTensor::new(cx, x.shape(), x.dtype())?;
     let n = x.shape().numel();
-    let name = by_dtype(x.dtype(), "binary_f32", "binary_bf16");
-    cx.done(launch!(cx.device, ELEMENTWISE, name, flat(n), THREADS, 0;
-        x.at(), y.at(), out.at(), n as i64, f as i32, s))?;
+    let kernel = by_dtype(x.dtype(), BINARY_F32, BINARY_BF16);
+    let parameters = Binary { x: x.at(cx), y: y.at(cx), out: out.at(cx), n: n as i64, f: f as i32, s };
+    cx.launch(kernel, flat(n), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -74,12 +78,19 @@ pub(crate) fn swiglu(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
 pub(crate) fn swiglu_beside(cx: &Context, left: Option<&CudaTensor>, x: &CudaTensor) -> Result<CudaTensor> {
     let shape = shapes::swiglu(x)?;
     let (rows, cols) = (shape.rows(), shape.last());
-    let (left, left_cols) = left.map_or((0, 0), |left| (left.at(), left.shape().last()));
+    let (left, left_cols) = left.map_or((0, 0), |left| (left.at(cx), left.shape().last()));
     let out = CudaTensor::new(cx, [rows, left_cols + cols], x.dtype())?;
-    let name = by_dtype(x.dtype(), "swiglu_f32", "swiglu_bf16");
+    let kernel = by_dtype(x.dtype(), SWIGLU_F32, SWIGLU_BF16);
     let chunks = left_cols.div_ceil(8) + cols.div_ceil(8);
-    cx.done(launch!(cx.device, ELEMENTWISE, name, by_rows(rows, 8 * chunks), THREADS, 0;
-        left, int("swiglu", left_cols)?, x.at(), out.at(), rows as i64, int("swiglu", cols)?))?;
+    let parameters = Swiglu {
+        left,
+        left_cols: int("swiglu", left_cols)?,
+        x: x.at(cx),
+        out: out.at(cx),
+        rows: rows as i64,
+        cols: int("swiglu", cols)?,
+    };
+    cx.launch(kernel, by_rows(rows, 8 * chunks), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -92,9 +103,16 @@ pub(crate) fn blend_rows(
     let shape = shapes::blend_rows(x, y, mask)?;
     let (rows, cols) = (shape.rows(), shape.last());
     let out = CudaTensor::new(cx, shape, x.dtype())?;
-    let name = by_dtype(x.dtype(), "blend_rows_f32", "blend_rows_bf16");
-    cx.done(launch!(cx.device, ELEMENTWISE, name, by_rows(rows, cols), THREADS, 0;
-        x.at(), y.at(), mask.at(), out.at(), rows as i64, int("blend_rows", cols)?))?;
+    let kernel = by_dtype(x.dtype(), BLEND_ROWS_F32, BLEND_ROWS_BF16);
+    let parameters = BlendRows {
+        x: x.at(cx),
+        y: y.at(cx),
+        mask: mask.at(cx),
+        out: out.at(cx),
+        rows: rows as i64,
+        cols: int("blend_rows", cols)?,
+    };
+    cx.launch(kernel, by_rows(rows, cols), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -108,9 +126,16 @@ pub(crate) fn affine(
     let cols = shape.last();
     let rows = shape.numel() / cols.max(1);
     let out = CudaTensor::new(cx, shape, x.dtype())?;
-    let name = by_dtype(x.dtype(), "affine_f32", "affine_bf16");
-    cx.done(launch!(cx.device, ELEMENTWISE, name, by_rows(rows, cols), THREADS, 0;
-        x.at(), scale.at(), shift.at(), out.at(), rows as i64, int("affine", cols)?))?;
+    let kernel = by_dtype(x.dtype(), AFFINE_F32, AFFINE_BF16);
+    let parameters = Affine {
+        x: x.at(cx),
+        scale: scale.at(cx),
+        shift: shift.at(cx),
+        out: out.at(cx),
+        rows: rows as i64,
+        cols: int("affine", cols)?,
+    };
+    cx.launch(kernel, by_rows(rows, cols), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -123,12 +148,12 @@ pub(crate) fn cast_block(
     out: DevicePtr,
     n: usize,
 ) -> Result<()> {
-    let name = match (from, to) {
-        (DType::F32, DType::BF16) => "cast_f32_bf16",
-        (DType::BF16, DType::F32) => "cast_bf16_f32",
-        (DType::F16, DType::F32) => "cast_f16_f32",
-        (DType::F16, DType::BF16) => "cast_f16_bf16",
-        _ => return cx.done(cx.device.copy(x, out, n * from.size())),
+    let kernel = match (from, to) {
+        (DType::F32, DType::BF16) => CAST_F32_BF16,
+        (DType::BF16, DType::F32) => CAST_BF16_F32,
+        (DType::F16, DType::F32) => CAST_F16_F32,
+        (DType::F16, DType::BF16) => CAST_F16_BF16,
+        _ => return cx.done(cx.copy(x, out, n * from.size())),
     };
-    cx.done(launch!(cx.device, ELEMENTWISE, name, flat(n), THREADS, 0; x, out, n as i64))
+    cx.launch(kernel, flat(n), THREADS, 0, &Cast { x, out, n: n as i64 })
 }

@@ -5,14 +5,21 @@ use kiln_tensor::DType;
 
 use super::movement::concat_columns;
 use super::norm::held_grid;
+use super::round_fp8::round_rows;
 use super::{THREADS, by_dtype};
-use crate::device::{Block, launch};
+use crate::context::{Context, int};
+use crate::error;
 use crate::gemm::Size;
 use crate::gemm::lt::{Lt, Operands, Scaled};
-use crate::sources::{FP8, NORM};
+use crate::kernels::{
+    ADA_LAYER_NORM_FP8_BF16, ADA_LAYER_NORM_FP8_F32, AdaLayerNormFp8, PRODUCT_FP8_BF16, PRODUCT_FP8_F32,
+    ProductFp8, QUANTISE_SWIGLU_FP8_BF16, QUANTISE_SWIGLU_FP8_F32, QuantiseSwigluFp8, RESCALE_FP8_BF16,
+    RESCALE_FP8_F32, RescaleFp8,
+};
+use crate::queue::Block;
 use crate::sys::driver::DevicePtr;
+use crate::tensor::CudaTensor;
 use crate::weight::ByteRows;
-use crate::{Context, CudaTensor, int};
 
 /// Bytes of shared memory that every GPU gives a block unasked.
 const UNASKED: usize = 48 << 10;
@@ -50,8 +57,8 @@ impl Short {
         let short = Short::empty(cx, rows, w)?;
         let parts = [first, second.unwrap_or(first)];
         let widths = [first.shape().last(), second.map_or(0, |y| y.shape().last())];
-        let at = parts.map(CudaTensor::at);
-        round_rows(cx, first.dtype(), at, widths, rows, [short.bytes.at(), short.scales.at()], w.depth)?;
+        let at = parts.map(|x| x.at(cx));
+        round_rows(cx, first.dtype(), at, widths, rows, [short.bytes.at(cx), short.scales.at(cx)], w.depth)?;
         Ok(short)
     }
 
@@ -64,12 +71,20 @@ impl Short {
     pub fn of_swiglu(cx: &Context, left: Option<&CudaTensor>, x: &CudaTensor, w: &ByteRows) -> Result<Short> {
         let shape = shapes::swiglu(x)?;
         let (rows, cols) = (shape.rows(), shape.last());
-        let (left, left_cols) = left.map_or((0, 0), |left| (left.at(), left.shape().last()));
+        let (left, left_cols) = left.map_or((0, 0), |left| (left.at(cx), left.shape().last()));
         let short = Short::empty(cx, rows, w)?;
-        let name = by_dtype(x.dtype(), "quantise_swiglu_fp8_f32", "quantise_swiglu_fp8_bf16");
+        let kernel = by_dtype(x.dtype(), QUANTISE_SWIGLU_FP8_F32, QUANTISE_SWIGLU_FP8_BF16);
         let size = |n: usize| int("linear", n);
-        cx.done(launch!(cx.device, FP8, name, [rows, 1], 256, row_bytes(w.cols, x.dtype());
-            left, size(left_cols)?, x.at(), size(cols)?, short.bytes.at(), short.scales.at(), size(w.depth)?))?;
+        let parameters = QuantiseSwigluFp8 {
+            x: left,
+            x_cols: size(left_cols)?,
+            y: x.at(cx),
+            y_cols: size(cols)?,
+            q: short.bytes.at(cx),
+            scales: short.scales.at(cx),
+            padded: size(w.depth)?,
+        };
+        cx.launch(kernel, [rows, 1], 256, row_bytes(w.cols, x.dtype()), &parameters)?;
         Ok(short)
     }
 
@@ -83,15 +98,24 @@ impl Short {
         w: &ByteRows,
     ) -> Result<Short> {
         let short = Short::empty(cx, x.shape().rows(), w)?;
-        let name = by_dtype(x.dtype(), "ada_layer_norm_fp8_f32", "ada_layer_norm_fp8_bf16");
+        let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_FP8_F32, ADA_LAYER_NORM_FP8_BF16);
         for (group, rows) in groups.ranges().enumerate() {
-            let bytes = short.bytes.at() + (rows.start * w.depth) as u64;
-            let scales = short.scales.at() + 4 * rows.start as u64;
+            let bytes = short.bytes.at(cx) + (rows.start * w.depth) as u64;
+            let scales = short.scales.at(cx) + 4 * rows.start as u64;
             let (grid, threads) = held_grid(cx, rows.len());
             let size = |n: usize| int("linear", n);
-            cx.done(launch!(cx.device, NORM, name, grid, threads, 0;
-                x.row_at(rows.start), scale.row_at(group), shift.row_at(group), bytes, scales,
-                size(rows.len())?, size(w.cols)?, size(w.depth)?, eps))?;
+            let parameters = AdaLayerNormFp8 {
+                x: x.row_at(cx, rows.start),
+                scale: scale.row_at(cx, group),
+                shift: shift.row_at(cx, group),
+                q: bytes,
+                scales,
+                rows: size(rows.len())?,
+                dim: size(w.cols)?,
+                padded: size(w.depth)?,
+                eps,
+            };
+            cx.launch(kernel, grid, threads, 0, &parameters)?;
         }
         Ok(short)
     }
@@ -105,7 +129,7 @@ impl Short {
         out: DevicePtr,
         dtype: DType,
     ) -> Result<()> {
-        let (n, [at, scales]) = (outputs.len(), w.at(outputs.start));
+        let (n, [at, scales]) = (outputs.len(), w.at(cx, outputs.start));
         if self.rows == 0 || n == 0 {
             return Ok(());
         }
@@ -125,44 +149,42 @@ impl Short {
             stride_out: 0,
             columns: false,
         };
-        let operands = Operands { w: at, x: self.bytes.at(), add: None, out, alpha: 1.0, scales: None };
-        let scales = [scales, self.scales.at()];
-        if let Ok(lt) = &cx.device.lt
+        let operands = Operands { w: at, x: self.bytes.at(cx), add: None, out, alpha: 1.0, scales: None };
+        let scales = [scales, self.scales.at(cx)];
+        if let Ok(lt) = &cx.shared().lt
             && Lt::takes(&size, &operands)
         {
-            match lt.run_scaled(&cx.device, &size, &operands, scales) {
+            match lt.run_scaled(cx, &size, &operands, scales) {
                 Ok(Scaled::Yes) => return Ok(()),
                 Ok(Scaled::No) => {
-                    let name = by_dtype(dtype, "rescale_fp8_f32", "rescale_fp8_bf16");
+                    let kernel = by_dtype(dtype, RESCALE_FP8_F32, RESCALE_FP8_BF16);
                     let grid = [(self.rows * n).div_ceil(THREADS), 1];
-                    return cx.done(launch!(cx.device, FP8, name, grid, THREADS, 0;
-                        out, self.scales.at(), scales[0], self.rows as i64, int("linear", n)?));
+                    let parameters = RescaleFp8 {
+                        out,
+                        x_scales: self.scales.at(cx),
+                        w_scales: scales[0],
+                        rows: self.rows as i64,
+                        n: int("linear", n)?,
+                    };
+                    return cx.launch(kernel, grid, THREADS, 0, &parameters);
                 }
                 // A size the library can't do is not the caller's trouble.
-                Err(crate::Error::Call { .. }) => {}
+                Err(error::Error::Call { .. }) => {}
                 Err(e) => return cx.done(Err(e)),
             }
         }
-        let name = by_dtype(dtype, "product_fp8_f32", "product_fp8_bf16");
+        let kernel = by_dtype(dtype, PRODUCT_FP8_F32, PRODUCT_FP8_BF16);
         let grid = [self.rows.div_ceil(16), n.div_ceil(16)];
-        cx.done(launch!(cx.device, FP8, name, grid, 256, 0;
-            self.bytes.at(), self.scales.at(), at, scales[0], out,
-            int("linear", self.rows)?, int("linear", n)?, int("linear", w.depth)?))
+        let parameters = ProductFp8 {
+            x: self.bytes.at(cx),
+            x_scales: self.scales.at(cx),
+            w: at,
+            w_scales: scales[0],
+            out,
+            rows: int("linear", self.rows)?,
+            n: int("linear", n)?,
+            depth: int("linear", w.depth)?,
+        };
+        cx.launch(kernel, grid, 256, 0, &parameters)
     }
-}
-
-/// Rounds rows of two matrices side by side: their addresses and widths, where bytes and scales go, bytes of a row.
-pub(crate) fn round_rows(
-    cx: &Context,
-    dtype: DType,
-    [x, y]: [DevicePtr; 2],
-    widths: [usize; 2],
-    rows: usize,
-    [bytes, scales]: [DevicePtr; 2],
-    depth: usize,
-) -> Result<()> {
-    let name = by_dtype(dtype, "quantise_fp8_f32", "quantise_fp8_bf16");
-    let size = |n: usize| int("linear", n);
-    cx.done(launch!(cx.device, FP8, name, [rows, 1], 256, 0;
-        x, size(widths[0])?, y, size(widths[1])?, bytes, scales, size(depth)?))
 }

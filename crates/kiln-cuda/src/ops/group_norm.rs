@@ -3,9 +3,14 @@ use kiln_ops::{Activation, Result, Tensor as _, shapes};
 use super::elementwise::code;
 use super::movement::image;
 use super::{THREADS, by_dtype, by_rows};
-use crate::device::{Block, launch};
-use crate::sources::GROUP_NORM;
-use crate::{Context, CudaTensor, int};
+use crate::context::{Context, int};
+use crate::kernels::{
+    GROUP_APPLY_BF16, GROUP_APPLY_F32, GROUP_APPLY_WIDE_BF16, GROUP_APPLY_WIDE_F32, GROUP_PARTS_BF16,
+    GROUP_PARTS_F32, GROUP_PARTS_WIDE_BF16, GROUP_PARTS_WIDE_F32, GROUP_UNITE, GroupApply, GroupApplyWide,
+    GroupParts, GroupPartsWide, GroupUnite,
+};
+use crate::queue::Block;
+use crate::tensor::CudaTensor;
 
 /// Elements of one group that a block takes the mean and deviations of, where channels are no whole vectors.
 const RUN: usize = 1 << 15;
@@ -33,37 +38,77 @@ pub(crate) fn group_norm(
     let size = |n: usize| int("group_norm", n);
     let stats = cx.block(groups * 2 * 4)?;
     let width = size(channels / groups)?;
-    let aligned = [x, weight, bias].iter().all(|t| t.at().is_multiple_of(16));
+    let aligned = [x, weight, bias].iter().all(|t| t.is_aligned());
     let wide = channels % 8 == 0 && channels <= 8 * THREADS && aligned;
     // Of each part: how many numbers, their mean and their squared deviations.
     let parts = |count: usize| cx.block(count * groups * 3 * 4);
     let unite = |parts: &Block, count: usize| {
-        cx.done(launch!(cx.device, GROUP_NORM, "group_unite", [groups, 1], THREADS, 0;
-            parts.at(), stats.at(), size(count)?, size(groups)?, eps))
+        let parameters = GroupUnite {
+            parts: parts.at(cx),
+            stats: stats.at(cx),
+            count: size(count)?,
+            groups: size(groups)?,
+            eps,
+        };
+        cx.launch(GROUP_UNITE, [groups, 1], THREADS, 0, &parameters)
     };
     if wide {
         let chunks = pixels.div_ceil(HELD * (THREADS / (channels / 8)));
-        let blocks = chunks.min(RESIDENT * cx.device.gpu.processors.max(1) as usize);
+        let blocks = chunks.min(RESIDENT * cx.gpu().processors.max(1) as usize);
         let parts = parts(blocks)?;
-        let name = by_dtype(x.dtype(), "group_parts_wide_f32", "group_parts_wide_bf16");
-        cx.done(launch!(cx.device, GROUP_NORM, name, [blocks, 1], THREADS, 0;
-            x.at(), parts.at(), pixels as i64, size(chunks)?, size(channels)?, size(groups)?))?;
+        let kernel = by_dtype(x.dtype(), GROUP_PARTS_WIDE_F32, GROUP_PARTS_WIDE_BF16);
+        let parameters = GroupPartsWide {
+            x: x.at(cx),
+            parts: parts.at(cx),
+            pixels: pixels as i64,
+            chunks: size(chunks)?,
+            channels: size(channels)?,
+            groups: size(groups)?,
+        };
+        cx.launch(kernel, [blocks, 1], THREADS, 0, &parameters)?;
         unite(&parts, blocks)?;
-        let name = by_dtype(x.dtype(), "group_apply_wide_f32", "group_apply_wide_bf16");
-        cx.done(launch!(cx.device, GROUP_NORM, name, [blocks, 1], THREADS, 0;
-            x.at(), stats.at(), weight.at(), bias.at(), out.at(), pixels as i64, size(chunks)?, size(channels)?,
-            width, code(f)))?;
+        let kernel = by_dtype(x.dtype(), GROUP_APPLY_WIDE_F32, GROUP_APPLY_WIDE_BF16);
+        let parameters = GroupApplyWide {
+            x: x.at(cx),
+            stats: stats.at(cx),
+            weight: weight.at(cx),
+            bias: bias.at(cx),
+            out: out.at(cx),
+            pixels: pixels as i64,
+            chunks: size(chunks)?,
+            channels: size(channels)?,
+            width,
+            f: code(f),
+        };
+        cx.launch(kernel, [blocks, 1], THREADS, 0, &parameters)?;
         return Ok(out);
     }
     let run = (RUN / channels).max(1);
     let runs = pixels.div_ceil(run);
     let parts = parts(runs)?;
-    let name = by_dtype(x.dtype(), "group_parts_f32", "group_parts_bf16");
-    cx.done(launch!(cx.device, GROUP_NORM, name, [runs, groups], THREADS, 0;
-        x.at(), parts.at(), pixels as i64, size(channels)?, size(groups)?, size(run)?))?;
+    let kernel = by_dtype(x.dtype(), GROUP_PARTS_F32, GROUP_PARTS_BF16);
+    let parameters = GroupParts {
+        x: x.at(cx),
+        parts: parts.at(cx),
+        pixels: pixels as i64,
+        channels: size(channels)?,
+        groups: size(groups)?,
+        run: size(run)?,
+    };
+    cx.launch(kernel, [runs, groups], THREADS, 0, &parameters)?;
     unite(&parts, runs)?;
-    let name = by_dtype(x.dtype(), "group_apply_f32", "group_apply_bf16");
-    cx.done(launch!(cx.device, GROUP_NORM, name, by_rows(pixels, channels), THREADS, 0;
-        x.at(), stats.at(), weight.at(), bias.at(), out.at(), pixels as i64, size(channels)?, width, code(f)))?;
+    let kernel = by_dtype(x.dtype(), GROUP_APPLY_F32, GROUP_APPLY_BF16);
+    let parameters = GroupApply {
+        x: x.at(cx),
+        stats: stats.at(cx),
+        weight: weight.at(cx),
+        bias: bias.at(cx),
+        out: out.at(cx),
+        pixels: pixels as i64,
+        channels: size(channels)?,
+        width,
+        f: code(f),
+    };
+    cx.launch(kernel, by_rows(pixels, channels), THREADS, 0, &parameters)?;
     Ok(out)
 }

@@ -9,12 +9,13 @@ use super::int8::Rounded;
 use super::movement::concat_columns;
 use super::norm::{ada_layer_norm, held};
 use super::{THREADS, by_rows};
-use crate::device::{Block, launch};
+use crate::context::{Context, int};
 use crate::gemm::Product;
-use crate::sources::OUTPUT;
+use crate::kernels::{FINISH_BF16_BF16, FINISH_F32_BF16, FINISH_F32_F32, Finish};
+use crate::queue::Block;
 use crate::sys::driver::DevicePtr;
-use crate::weight::{Base, Matrix, Present};
-use crate::{Context, CudaTensor, CudaWeight, int};
+use crate::tensor::CudaTensor;
+use crate::weight::{Base, CudaWeight, Matrix, Present};
 
 pub(crate) fn linear(cx: &Context, x: &CudaTensor, w: &CudaWeight) -> Result<CudaTensor> {
     let shape = shapes::linear(x, w.size())?;
@@ -157,7 +158,7 @@ impl<'a> Layer<'a> {
         let column = self.xs[..i].iter().map(|x| x.shape().last()).sum();
         let k = self.xs[i].shape().last();
         Product {
-            x: self.xs[i].at(),
+            x: self.xs[i].at(self.cx),
             dtype: self.dtype,
             rows: self.rows,
             ldx: k,
@@ -180,7 +181,7 @@ impl<'a> Layer<'a> {
     fn whole(&self, m: &Matrix) -> Result<CudaTensor> {
         let out = CudaTensor::new(self.cx, [self.rows, m.rows], self.dtype)?;
         if self.xs.len() == 1 {
-            self.product(m, 0, 0..m.rows, out.at(), self.dtype).run(self.cx)?;
+            self.product(m, 0, 0..m.rows, out.at(self.cx), self.dtype).run(self.cx)?;
             return Ok(out);
         }
         let sums = self.sums(m, 0..m.rows)?;
@@ -192,8 +193,8 @@ impl<'a> Layer<'a> {
     fn sums(&self, m: &Matrix, rows: Range<usize>) -> Result<Block> {
         let sums = self.cx.block(self.rows * rows.len() * 4)?;
         for i in 0..self.xs.len() {
-            let mut product = self.product(m, i, rows.clone(), sums.at(), DType::F32);
-            product.add = (i > 0).then_some((sums.at(), rows.len()));
+            let mut product = self.product(m, i, rows.clone(), sums.at(self.cx), DType::F32);
+            product.add = (i > 0).then_some((sums.at(self.cx), rows.len()));
             product.run(self.cx)?;
         }
         Ok(sums)
@@ -226,16 +227,16 @@ impl<'a> Layer<'a> {
             Base::Dense(matrix) => self.sums(matrix, rows.clone())?,
             Base::Int8(_) | Base::Fp8(_) => {
                 let sums = self.cx.block(self.rows * rows.len() * 4)?;
-                let to = Destination { bias: None, add: None, out: sums.at(), dtype: DType::F32 };
+                let to = Destination { bias: None, add: None, out: sums.at(self.cx), dtype: DType::F32 };
                 self.at_once(&rows, to).unwrap_or(Ok(()))?;
                 sums
             }
         };
         for (delta, inner) in self.w.deltas.iter().zip(&self.inner) {
             let Some((from, to)) = overlap(delta.row..delta.row + delta.up.rows, &rows) else { continue };
-            let at = sums.at() + 4 * to.start as u64;
+            let at = sums.at(self.cx) + 4 * to.start as u64;
             Product {
-                x: inner.at(),
+                x: inner.at(self.cx),
                 dtype: self.dtype,
                 rows: self.rows,
                 ldx: delta.up.cols,
@@ -262,14 +263,14 @@ impl<'a> Layer<'a> {
     }
 
     fn bias(&self, first: usize) -> Option<DevicePtr> {
-        self.w.bias.as_ref().map(|bias| bias.at() + 4 * first as u64)
+        self.w.bias.as_ref().map(|bias| bias.at(self.cx) + 4 * first as u64)
     }
 
     /// Some of the outputs.
     fn part(&self, rows: Range<usize>) -> Result<CudaTensor> {
         let out = CudaTensor::new(self.cx, [self.rows, rows.len()], self.dtype)?;
         let bias = self.bias(rows.start);
-        let to = Destination { bias, add: None, out: out.at(), dtype: self.dtype };
+        let to = Destination { bias, add: None, out: out.at(self.cx), dtype: self.dtype };
         let done = if self.has_deltas(&rows) { None } else { self.at_once(&rows, to) };
         match done {
             Some(done) => done?,
@@ -294,7 +295,7 @@ impl<'a> Layer<'a> {
             && !self.has_deltas(&rows)
         {
             let out = CudaTensor::new(self.cx, [count, self.rows, width], self.dtype)?;
-            let mut product = self.product(matrix, 0, at(0), out.at(), self.dtype);
+            let mut product = self.product(matrix, 0, at(0), out.at(self.cx), self.dtype);
             product.batch = count;
             if product.batches(self.cx) && product.run(self.cx).is_ok() {
                 let part = |i| out.view(i * self.rows * width, [self.rows, width].into());
@@ -327,7 +328,12 @@ impl<'a> Layer<'a> {
         let plain = !self.has_deltas(&all);
         let bias = self.bias(0);
         if plain && gate.is_none() {
-            let to = Destination { bias, add: Some(residual.at()), out: out.at(), dtype: self.dtype };
+            let to = Destination {
+                bias,
+                add: Some(residual.at(self.cx)),
+                out: out.at(self.cx),
+                dtype: self.dtype,
+            };
             if let Some(done) = self.at_once(&all, to) {
                 return done.map(|()| out);
             }
@@ -336,7 +342,7 @@ impl<'a> Layer<'a> {
         let (sums, kind) = if plain && (self.short.is_some() || self.xs.len() == 1 && self.rounded.is_none())
         {
             let block = self.cx.block(self.rows * out_width * self.dtype.size())?;
-            let to = Destination { bias: None, add: None, out: block.at(), dtype: self.dtype };
+            let to = Destination { bias: None, add: None, out: block.at(self.cx), dtype: self.dtype };
             self.at_once(&all, to).unwrap_or(Ok(()))?;
             (block, self.dtype)
         } else {
@@ -345,13 +351,13 @@ impl<'a> Layer<'a> {
         let whole = Groups::one(self.rows);
         let (gate, groups) = gate.map_or((None, &whole), |(gate, groups)| (Some(gate), groups));
         for (group, rows) in groups.ranges().enumerate() {
-            let finish = Finish {
-                sums: sums.at() + (rows.start * out_width * kind.size()) as u64,
+            let finish = Epilogue {
+                sums: sums.at(self.cx) + (rows.start * out_width * kind.size()) as u64,
                 kind,
                 bias,
-                gate: gate.map(|gate| gate.row_at(group)),
-                residual: Some(residual.row_at(rows.start)),
-                out: out.row_at(rows.start),
+                gate: gate.map(|gate| gate.row_at(self.cx, group)),
+                residual: Some(residual.row_at(self.cx, rows.start)),
+                out: out.row_at(self.cx, rows.start),
             };
             finish.run(self.cx, self.dtype, rows.len(), out_width)?;
         }
@@ -359,13 +365,14 @@ impl<'a> Layer<'a> {
     }
 
     fn finish(&self, sums: &Block, kind: DType, bias: Option<DevicePtr>, out: &CudaTensor) -> Result<()> {
-        let finish = Finish { sums: sums.at(), kind, bias, gate: None, residual: None, out: out.at() };
+        let finish =
+            Epilogue { sums: sums.at(self.cx), kind, bias, gate: None, residual: None, out: out.at(self.cx) };
         finish.run(self.cx, self.dtype, self.rows, out.shape().last())
     }
 }
 
 /// What is done to sums, by address.
-struct Finish {
+struct Epilogue {
     sums: DevicePtr,
     kind: DType,
     bias: Option<DevicePtr>,
@@ -374,16 +381,23 @@ struct Finish {
     out: DevicePtr,
 }
 
-impl Finish {
+impl Epilogue {
     fn run(&self, cx: &Context, out: DType, rows: usize, cols: usize) -> Result<()> {
-        let name = match (self.kind, out) {
-            (DType::BF16, _) => "finish_bf16_bf16",
-            (_, DType::BF16) => "finish_f32_bf16",
-            _ => "finish_f32_f32",
+        let kernel = match (self.kind, out) {
+            (DType::BF16, _) => FINISH_BF16_BF16,
+            (_, DType::BF16) => FINISH_F32_BF16,
+            _ => FINISH_F32_F32,
         };
-        cx.done(launch!(cx.device, OUTPUT, name, by_rows(rows, cols), THREADS, 0;
-            self.sums, self.bias.unwrap_or(0), self.gate.unwrap_or(0), self.residual.unwrap_or(0), self.out,
-            rows as i64, int("linear", cols)?))
+        let parameters = Finish {
+            sums: self.sums,
+            bias: self.bias.unwrap_or(0),
+            gate: self.gate.unwrap_or(0),
+            residual: self.residual.unwrap_or(0),
+            out: self.out,
+            rows: rows as i64,
+            cols: int("linear", cols)?,
+        };
+        cx.launch(kernel, by_rows(rows, cols), THREADS, 0, &parameters)
     }
 }
 

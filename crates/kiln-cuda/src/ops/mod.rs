@@ -13,6 +13,7 @@ pub(crate) mod linear;
 pub(crate) mod movement;
 pub(crate) mod norm;
 pub(crate) mod rope;
+pub(crate) mod round_fp8;
 
 use kiln_tensor::DType;
 
@@ -20,7 +21,7 @@ use kiln_tensor::DType;
 pub(crate) const THREADS: usize = 256;
 
 /// The kernel for f32 or the one for bf16.
-pub(crate) fn by_dtype(dtype: DType, f32: &'static str, bf16: &'static str) -> &'static str {
+pub(crate) fn by_dtype<K>(dtype: DType, f32: K, bf16: K) -> K {
     if dtype == DType::BF16 { bf16 } else { f32 }
 }
 

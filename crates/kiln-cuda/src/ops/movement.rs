@@ -1,13 +1,17 @@
 use std::ops::Range;
 
-use kiln_ops::{Result, Tensor as _, shapes};
+use kiln_ops::{Later, Result, Tensor as _, shapes};
 use kiln_tensor::{DType, Shape};
 
 use super::elementwise::cast_block;
 use super::{THREADS, by_dtype, flat};
-use crate::device::launch;
-use crate::sources::MOVEMENT;
-use crate::{Context, CudaTensor, int};
+use crate::context::{Context, int};
+use crate::kernels::{
+    COPY_COLUMNS_2, COPY_COLUMNS_4, COPY_COLUMNS_16, CopyColumns, SPACE_TO_DEPTH_2, SPACE_TO_DEPTH_4,
+    SpaceToDepth, TO_BYTES_BF16, TO_BYTES_F32, ToBytes, UPSAMPLE, Upsample,
+};
+use crate::queue::Block;
+use crate::tensor::CudaTensor;
 
 pub(crate) fn reshape(x: &CudaTensor, shape: &Shape) -> Result<CudaTensor> {
     Ok(x.view(0, shapes::reshape(x, shape)?))
@@ -19,21 +23,32 @@ pub(crate) fn cast(cx: &Context, x: &CudaTensor, dtype: DType) -> Result<CudaTen
         return Ok(x.clone());
     }
     let out = CudaTensor::new(cx, x.shape(), dtype)?;
-    cast_block(cx, x.dtype(), x.at(), dtype, out.at(), x.shape().numel())?;
+    cast_block(cx, x.dtype(), x.at(cx), dtype, out.at(cx), x.shape().numel())?;
     Ok(out)
 }
 
-/// A picture's bytes: a quarter of what its floats would be to copy.
-pub(crate) fn bytes(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+/// A picture's bytes on the device, and how many: a quarter of what its floats would be to copy.
+fn to_bytes(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<(Block, usize)> {
     let n = x.shape().numel();
     let block = cx.block(n.next_multiple_of(8))?;
-    let name = by_dtype(x.dtype(), "to_bytes_f32", "to_bytes_bf16");
-    cx.done(
-        launch!(cx.device, MOVEMENT, name, flat(n), THREADS, 0; x.at(), block.at(), n as i64, scale, shift),
-    )?;
+    let kernel = by_dtype(x.dtype(), TO_BYTES_F32, TO_BYTES_BF16);
+    let parameters = ToBytes { x: x.at(cx), out: block.at(cx), n: n as i64, scale, shift };
+    cx.launch(kernel, flat(n), THREADS, 0, &parameters)?;
+    Ok((block, n))
+}
+
+pub(crate) fn bytes(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
+    let (block, n) = to_bytes(cx, x, scale, shift)?;
     let mut bytes = vec![0; n];
-    cx.done(cx.device.download(block.at(), &mut bytes))?;
+    cx.done(cx.download(block.at(cx), &mut bytes))?;
     Ok(bytes)
+}
+
+pub(crate) fn bytes_later(cx: &Context, x: &CudaTensor, scale: f32, shift: f32) -> Result<Later<Vec<u8>>> {
+    let (block, n) = to_bytes(cx, x, scale, shift)?;
+    let arrival = cx.done(cx.download_later(block.at(cx), n))?;
+    let cx = cx.clone();
+    Ok(Box::new(move || cx.done(arrival.wait())))
 }
 
 pub(crate) fn slice_rows(x: &CudaTensor, range: Range<usize>) -> Result<CudaTensor> {
@@ -44,10 +59,10 @@ pub(crate) fn slice_rows(x: &CudaTensor, range: Range<usize>) -> Result<CudaTens
 
 pub(crate) fn concat_rows(cx: &Context, parts: &[&CudaTensor]) -> Result<CudaTensor> {
     let out = CudaTensor::new(cx, shapes::concat_rows(parts)?, parts[0].dtype())?;
-    let mut to = out.at();
+    let mut to = out.at(cx);
     for part in parts {
         let bytes = part.shape().numel() * part.dtype().size();
-        cx.done(cx.device.copy(part.at(), to, bytes))?;
+        cx.done(cx.copy(part.at(cx), to, bytes))?;
         to += bytes as u64;
     }
     Ok(out)
@@ -59,16 +74,23 @@ pub(crate) fn concat_columns(cx: &Context, parts: &[&CudaTensor]) -> Result<Cuda
     let mut column = 0;
     for part in parts {
         let cols = part.shape().last();
-        let unit = unit(size, [cols, column, width], part.at());
-        let name = match unit {
-            2 => "copy_columns_2",
-            4 => "copy_columns_4",
-            _ => "copy_columns_16",
+        let unit = unit(size, [cols, column, width], part.at(cx));
+        let kernel = match unit {
+            2 => COPY_COLUMNS_2,
+            4 => COPY_COLUMNS_4,
+            _ => COPY_COLUMNS_16,
         };
         let units = |elements: usize| int("concat_columns", elements * size / unit);
         let grid = [(rows * (cols * size / unit)).div_ceil(THREADS), 1];
-        cx.done(launch!(cx.device, MOVEMENT, name, grid, THREADS, 0;
-            part.at(), out.at(), rows as i64, units(cols)?, units(column)?, units(width)?))?;
+        let parameters = CopyColumns {
+            x: part.at(cx),
+            out: out.at(cx),
+            rows: rows as i64,
+            width: units(cols)?,
+            column: units(column)?,
+            out_width: units(width)?,
+        };
+        cx.launch(kernel, grid, THREADS, 0, &parameters)?;
         column += cols;
     }
     Ok(out)
@@ -101,12 +123,13 @@ fn rearrange(
     fine: [usize; 3],
     back: i32,
 ) -> Result<CudaTensor> {
-    let name = if x.dtype() == DType::BF16 { "space_to_depth_2" } else { "space_to_depth_4" };
+    let kernel = by_dtype(x.dtype(), SPACE_TO_DEPTH_4, SPACE_TO_DEPTH_2);
     let [h, w, c] = fine;
     let size = |n: usize| int("space_to_depth", n);
     let grid = [(h * w * c).div_ceil(THREADS), 1];
-    cx.done(launch!(cx.device, MOVEMENT, name, grid, THREADS, 0;
-        x.at(), out.at(), size(h)?, size(w)?, size(c)?, back))?;
+    let parameters =
+        SpaceToDepth { x: x.at(cx), out: out.at(cx), h: size(h)?, w: size(w)?, c: size(c)?, back };
+    cx.launch(kernel, grid, THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -117,8 +140,8 @@ pub(crate) fn upsample(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
     let units = c * x.dtype().size() / 16;
     let size = |n: usize| int("conv2d", n);
     let grid = [(h * w * units).div_ceil(THREADS), 1];
-    cx.done(launch!(cx.device, MOVEMENT, "upsample", grid, THREADS, 0;
-        x.at(), out.at(), size(h)?, size(w)?, size(units)?))?;
+    let parameters = Upsample { x: x.at(cx), out: out.at(cx), h: size(h)?, w: size(w)?, c: size(units)? };
+    cx.launch(UPSAMPLE, grid, THREADS, 0, &parameters)?;
     Ok(out)
 }
 

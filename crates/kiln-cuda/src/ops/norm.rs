@@ -1,9 +1,13 @@
 use kiln_ops::{Groups, Result, Tensor as _, shapes};
 
 use super::by_dtype;
-use crate::device::launch;
-use crate::sources::NORM;
-use crate::{Context, CudaTensor, int};
+use crate::context::{Context, int};
+use crate::kernels::{
+    ADA_LAYER_NORM_BF16, ADA_LAYER_NORM_F32, ADA_LAYER_NORM_HELD_BF16, ADA_LAYER_NORM_HELD_F32, AdaLayerNorm,
+    AdaLayerNormHeld, RMS_NORM_BF16, RMS_NORM_F32, RMS_NORM_HELD_BF16, RMS_NORM_HELD_F32, RmsNorm,
+    RmsNormHeld,
+};
+use crate::tensor::CudaTensor;
 
 /// Threads for a row: eight elements each, and more than one round only for rows wider than a block.
 fn row_threads(dim: usize) -> usize {
@@ -20,12 +24,12 @@ const FEW: usize = 8;
 
 /// Whether a row fits a warp's registers, in whole vectors.
 pub(super) fn held(dim: usize, operands: &[&CudaTensor]) -> bool {
-    dim.is_multiple_of(8) && (1..=8 * 32 * HELD).contains(&dim) && operands.iter().all(|x| x.at() % 16 == 0)
+    dim.is_multiple_of(8) && (1..=8 * 32 * HELD).contains(&dim) && operands.iter().all(|x| x.is_aligned())
 }
 
 /// Blocks and threads for rows that do. Few rows are spread over more warps, so that the GPU has enough of them.
 pub(super) fn held_grid(cx: &Context, rows: usize) -> ([usize; 2], usize) {
-    if rows < FEW * cx.device.gpu.processors.max(1) as usize {
+    if rows < FEW * cx.gpu().processors.max(1) as usize {
         return ([rows, 1], 32 * SPREAD);
     }
     ([rows.div_ceil(HELD_THREADS / 32), 1], HELD_THREADS)
@@ -45,18 +49,26 @@ pub(crate) fn ada_layer_norm(
     let size = |n: usize| int("ada_layer_norm", n);
     // One launch a group: there is hardly ever more than one.
     for (group, rows) in groups.ranges().enumerate() {
-        let (from, to) = (x.row_at(rows.start), out.row_at(rows.start));
-        let [scale, shift] = [scale, shift].map(|x| x.row_at(group));
+        let (from, to) = (x.row_at(cx, rows.start), out.row_at(cx, rows.start));
+        let [scale, shift] = [scale, shift].map(|x| x.row_at(cx, group));
         if held {
-            let name = by_dtype(x.dtype(), "ada_layer_norm_held_f32", "ada_layer_norm_held_bf16");
+            let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_HELD_F32, ADA_LAYER_NORM_HELD_BF16);
             let (grid, threads) = held_grid(cx, rows.len());
-            cx.done(launch!(cx.device, NORM, name, grid, threads, 0;
-                from, scale, shift, to, size(rows.len())?, size(dim)?, eps))?;
+            let parameters = AdaLayerNormHeld {
+                x: from,
+                scale,
+                shift,
+                out: to,
+                rows: size(rows.len())?,
+                dim: size(dim)?,
+                eps,
+            };
+            cx.launch(kernel, grid, threads, 0, &parameters)?;
         } else {
-            let name = by_dtype(x.dtype(), "ada_layer_norm_f32", "ada_layer_norm_bf16");
+            let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_F32, ADA_LAYER_NORM_BF16);
             let grid = [if dim == 0 { 0 } else { rows.len() }, 1];
-            cx.done(launch!(cx.device, NORM, name, grid, row_threads(dim), 0;
-                from, scale, shift, to, size(dim)?, eps))?;
+            let parameters = AdaLayerNorm { x: from, scale, shift, out: to, dim: size(dim)?, eps };
+            cx.launch(kernel, grid, row_threads(dim), 0, &parameters)?;
         }
     }
     Ok(out)
@@ -68,15 +80,22 @@ pub(crate) fn rms_norm(cx: &Context, x: &CudaTensor, weight: &CudaTensor, eps: f
     let out = CudaTensor::new(cx, shape, x.dtype())?;
     let size = |n: usize| int("rms_norm", n);
     if held(dim, &[x, weight]) {
-        let name = by_dtype(x.dtype(), "rms_norm_held_f32", "rms_norm_held_bf16");
+        let kernel = by_dtype(x.dtype(), RMS_NORM_HELD_F32, RMS_NORM_HELD_BF16);
         let (grid, threads) = held_grid(cx, rows);
-        cx.done(launch!(cx.device, NORM, name, grid, threads, 0;
-            x.at(), weight.at(), out.at(), size(rows)?, size(dim)?, eps))?;
+        let parameters = RmsNormHeld {
+            x: x.at(cx),
+            weight: weight.at(cx),
+            out: out.at(cx),
+            rows: size(rows)?,
+            dim: size(dim)?,
+            eps,
+        };
+        cx.launch(kernel, grid, threads, 0, &parameters)?;
         return Ok(out);
     }
-    let name = by_dtype(x.dtype(), "rms_norm_f32", "rms_norm_bf16");
+    let kernel = by_dtype(x.dtype(), RMS_NORM_F32, RMS_NORM_BF16);
     let grid = [if dim == 0 { 0 } else { rows }, 1];
-    cx.done(launch!(cx.device, NORM, name, grid, row_threads(dim), 0;
-        x.at(), weight.at(), out.at(), size(dim)?, eps))?;
+    let parameters = RmsNorm { x: x.at(cx), weight: weight.at(cx), out: out.at(cx), dim: size(dim)?, eps };
+    cx.launch(kernel, grid, row_threads(dim), 0, &parameters)?;
     Ok(out)
 }

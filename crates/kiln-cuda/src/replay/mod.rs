@@ -6,18 +6,20 @@
 //! fails on that way, the work is done as usual, and this is not tried again.
 
 mod graph;
-mod recording;
 mod timing;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kiln_ops::{Run, Tensor as _};
 use kiln_tensor::{DType, Shape};
 
-use crate::{Context, CudaTensor, Graphs, Result};
+use crate::context::Context;
+use crate::device::Reclaim;
+use crate::error::Result;
+use crate::options::Graphs;
+use crate::tensor::CudaTensor;
 use graph::Graph;
-pub(crate) use recording::Pool;
 use timing::{Limit, Timing};
 
 /// Recordings that are kept, each with its memory.
@@ -74,37 +76,39 @@ pub(crate) fn replay<E: From<kiln_ops::Error>>(
     replays: &CudaReplays,
     key: &[usize],
     inputs: &[&CudaTensor],
-    mut work: impl FnMut(Run, &[&CudaTensor]) -> Result<CudaTensor, E>,
+    mut work: impl FnMut(&Context, Run, &[&CudaTensor]) -> Result<CudaTensor, E>,
 ) -> Result<CudaTensor, E> {
-    let device = &cx.device;
+    let shared = cx.shared();
     // Weights that take turns in one place have to be brought there every time.
-    if device.graphs == Graphs::Never || device.recording().is_some() || !device.streamer().is_empty() {
-        return work(Run::Now, inputs);
+    if shared.graphs == Graphs::Never || cx.records() || !shared.streamer.is_empty() {
+        return work(cx, Run::Now, inputs);
     }
     let kinds = inputs.iter().map(|x| (x.shape().clone(), x.dtype()));
     let kind = Kind { key: key.to_vec(), inputs: kinds.collect() };
     let known = &replays.0;
-    let graph = match known.next(&kind, device.graphs) {
-        Turn::AsUsual => return work(Run::Now, inputs),
+    let graph = match known.next(&kind, shared.graphs) {
+        Turn::AsUsual => return work(cx, Run::Now, inputs),
         Turn::Time(votes) => {
-            let (result, timing) = Timing::of(device, || work(Run::Now, inputs));
+            let (result, timing) = Timing::of(cx, || work(cx, Run::Now, inputs));
             let timed = timing.map(|timing| State::Timed(Votes { pending: Some(timing), ..votes }));
             known.put(&kind, timed.unwrap_or(State::Never));
             return result;
         }
         Turn::Replay(graph) => Some(graph),
-        Turn::Record => Graph::record(cx, inputs, |inputs| work(Run::Recorded, inputs)),
+        Turn::Record => Graph::record(cx, inputs, |cx, inputs| work(cx, Run::Recorded, inputs)),
     };
-    let replayed = graph.and_then(|mut graph| Some((graph.replay(cx, inputs).ok()?, graph)));
+    let replayed = graph.and_then(|mut graph| Some((graph.replay(inputs).ok()?, graph)));
     match replayed {
         Some((result, graph)) => {
-            device.recorded.note(known);
+            shared.replayed.fetch_add(1, Ordering::Relaxed);
+            let known_weakly = Arc::downgrade(known);
+            cx.device_memory().reclaim_from(&(known_weakly as Weak<dyn Reclaim>));
             known.put(&kind, State::Recorded(graph));
             Ok(result)
         }
         None => {
             known.put(&kind, State::Never);
-            work(Run::Now, inputs)
+            work(cx, Run::Now, inputs)
         }
     }
 }
@@ -172,40 +176,14 @@ impl Votes {
     }
 }
 
-/// All that is recorded on a device.
-#[derive(Default)]
-pub(crate) struct Registry {
-    all: Mutex<Vec<Weak<Known>>>,
-    replayed: AtomicUsize,
-}
-
-impl Registry {
-    /// Something of these was replayed.
-    fn note(&self, known: &Arc<Known>) {
-        self.replayed.fetch_add(1, Ordering::Relaxed);
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|other| other.strong_count() > 0);
-        if !all.iter().any(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(known))) {
-            all.push(Arc::downgrade(known));
-        }
-    }
-
-    /// How many times anything was.
-    pub fn replayed(&self) -> usize {
-        self.replayed.load(Ordering::Relaxed)
-    }
-
-    /// Drops all recordings for good, for their memory; `false` when there are none.
-    pub fn drop_all(&self) -> bool {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<Arc<Known>> = all.iter().filter_map(Weak::upgrade).collect();
+impl Reclaim for Known {
+    /// Drops all recordings for good.
+    fn reclaim(&self) -> bool {
         let mut dropped = false;
-        for known in all {
-            for (_, state) in known.lock().iter_mut() {
-                if matches!(state, State::Recorded(_)) {
-                    *state = State::Never;
-                    dropped = true;
-                }
+        for (_, state) in self.lock().iter_mut() {
+            if matches!(state, State::Recorded(_)) {
+                *state = State::Never;
+                dropped = true;
             }
         }
         dropped

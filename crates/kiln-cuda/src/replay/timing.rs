@@ -1,12 +1,10 @@
 //! What limits some work: the processor that asks for it, or the GPU that does it. Nobody waits to find out.
 
-use std::ffi::c_void;
-use std::ptr::null_mut;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::Result;
-use crate::device::Device;
+use crate::context::Context;
+use crate::device::Event;
+use crate::error::Result;
 
 /// What takes longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,77 +29,43 @@ impl Limit {
 
 /// Some work that is timed.
 pub(super) struct Timing {
-    device: Arc<Device>,
-    begin: *mut c_void,
-    end: *mut c_void,
+    begin: Event,
+    end: Event,
     launching: Duration,
     begun: bool,
 }
 
-// SAFETY: the driver's handles may be used from any thread that has made the context current.
-unsafe impl Send for Timing {}
-
 impl Timing {
     /// Does some work and times it.
-    pub fn of<T>(device: &Arc<Device>, work: impl FnOnce() -> T) -> (T, Result<Timing>) {
-        let timing = Timing::begin(device);
+    pub fn of<T>(cx: &Context, work: impl FnOnce() -> T) -> (T, Result<Timing>) {
+        let begin = Timing::mark(cx);
         let start = Instant::now();
         let result = work();
         let launching = start.elapsed();
-        let ended = timing.and_then(|mut timing| {
-            timing.record(timing.end)?;
-            (timing.launching, timing.begun) = (launching, timing.is_past(timing.begin));
-            Ok(timing)
+        let timing = begin.and_then(|begin| {
+            let end = Timing::mark(cx)?;
+            let begun = begin.is_past();
+            Ok(Timing { begin, end, launching, begun })
         });
-        (result, ended)
+        (result, timing)
+    }
+
+    fn mark(cx: &Context) -> Result<Event> {
+        let device = cx.device("cuEventRecord")?;
+        let event = Event::timed(&device.primary)?;
+        device.stream.record(&event).map(|()| event)
     }
 
     /// What limited it, once it is done.
     pub fn limit(&self) -> Option<Limit> {
-        if !self.is_past(self.end) {
+        if !self.end.is_past() {
             return None;
         }
-        let mut milliseconds = 0.0;
-        // SAFETY: both events were recorded.
-        let status = unsafe { (self.device.driver.event_elapsed)(&mut milliseconds, self.begin, self.end) };
-        // A word that can't be had speaks against.
-        let work =
-            if status == 0 { Duration::from_secs_f32(milliseconds.max(0.0) / 1e3) } else { Duration::MAX };
+        let work = self.end.since(&self.begin).map_or(Duration::MAX, |milliseconds| {
+            // If the query fails, assume compute-bound.
+            Duration::from_secs_f32(milliseconds.max(0.0) / 1e3)
+        });
         Some(Limit::of(self.launching, work, self.begun))
-    }
-
-    fn begin(device: &Arc<Device>) -> Result<Timing> {
-        device.enter()?;
-        let (begin, end, launching) = (null_mut(), null_mut(), Duration::ZERO);
-        // From here on its end destroys the events.
-        let mut timing = Timing { device: Arc::clone(device), begin, end, launching, begun: false };
-        for event in [&mut timing.begin, &mut timing.end] {
-            // SAFETY: the event is written.
-            let status = unsafe { (device.driver.event_create)(event, 0) };
-            device.driver.check("cuEventCreate", status)?;
-        }
-        timing.record(timing.begin)?;
-        Ok(timing)
-    }
-
-    fn record(&self, event: *mut c_void) -> Result<()> {
-        let driver = &self.device.driver;
-        // SAFETY: both live.
-        driver.check("cuEventRecord", unsafe { (driver.event_record)(event, self.device.stream()) })
-    }
-
-    fn is_past(&self, event: *mut c_void) -> bool {
-        // SAFETY: the event lives.
-        self.device.enter().is_ok() && unsafe { (self.device.driver.event_query)(event) } == 0
-    }
-}
-
-impl Drop for Timing {
-    fn drop(&mut self) {
-        for event in [self.begin, self.end].into_iter().filter(|event| !event.is_null()) {
-            // SAFETY: the last use.
-            unsafe { (self.device.driver.event_destroy)(event) };
-        }
     }
 }
 

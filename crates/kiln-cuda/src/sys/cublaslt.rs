@@ -1,7 +1,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::functions;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 pub(crate) type Handle = *mut c_void;
 pub(crate) type Layout = *mut c_void;

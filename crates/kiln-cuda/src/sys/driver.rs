@@ -1,7 +1,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::functions;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Address in device memory.
 pub(crate) type DevicePtr = u64;
@@ -74,6 +74,8 @@ functions! {
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 /// `CUDA_ERROR_NO_DEVICE`.
 pub(crate) const NO_DEVICE: c_int = 100;
+/// `CU_EVENT_BLOCKING_SYNC`: whoever waits for it sleeps.
+pub(crate) const EVENT_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const EVENT_NO_TIME: c_uint = 2;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: memory may be asked for while a stream is captured.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Declares a table of functions and how to fill it from a library.
 macro_rules! functions {
@@ -26,7 +26,7 @@ macro_rules! functions {
 
         impl $Table {
             /// Fills the table; fails when the library lacks a function.
-            pub fn new(loaded: crate::find::Loaded) -> crate::Result<Self> {
+            pub fn new(loaded: crate::find::Loaded) -> crate::error::Result<Self> {
                 let crate::find::Loaded { library, path } = loaded;
                 Ok($Table {
                     // SAFETY: the types are those of the library's headers.

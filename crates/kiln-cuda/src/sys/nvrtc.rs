@@ -2,7 +2,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
 use super::functions;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 type Program = *mut c_void;
 type Status = c_int;

@@ -6,8 +6,8 @@ use kiln_ops::{Error, Result, shapes};
 use kiln_tensor::{DType, HostTensor, f16};
 
 use super::matrix::{Matrix, vector};
-use crate::Context;
-use crate::device::Block;
+use crate::context::Context;
+use crate::queue::Block;
 
 /// A convolution on the device.
 pub struct CudaConv {

@@ -1,13 +1,13 @@
 //! Dense matrices, and small vectors beside them.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use kiln_ops::{Error, Result};
 use kiln_tensor::{DType, HostTensor};
 
-use crate::Context;
-use crate::device::Block;
+use crate::context::Context;
 use crate::ops::elementwise::cast_block;
+use crate::queue::Block;
 use crate::sys::driver::DevicePtr;
 
 /// A matrix on the device.
@@ -16,10 +16,10 @@ pub(crate) struct Matrix {
     pub cols: usize,
     /// F32, BF16 or F16, as in the file.
     pub stored: DType,
-    pub block: Arc<Block>,
+    pub block: Block,
     /// Made when a product first needs them, and kept: making them again would cost more than the product.
-    as_f32: OnceLock<Arc<Block>>,
-    as_bf16: OnceLock<Arc<Block>>,
+    as_f32: OnceLock<Block>,
+    as_bf16: OnceLock<Block>,
 }
 
 impl Matrix {
@@ -38,9 +38,9 @@ impl Matrix {
         }
         let rows = hosts.iter().map(|slab| slab.shape().rows()).sum();
         let block = cx.block(rows * cols * stored.size())?;
-        let mut at = block.at();
+        let mut at = block.at(cx);
         for slab in &hosts {
-            cx.done(cx.device.upload(slab.bytes(), at))?;
+            cx.done(cx.upload(slab.bytes(), at))?;
             at += slab.bytes().len() as u64;
         }
         Ok(Matrix::of(rows, cols, stored, block))
@@ -48,32 +48,32 @@ impl Matrix {
 
     pub fn of(rows: usize, cols: usize, stored: DType, block: Block) -> Matrix {
         let (as_f32, as_bf16) = (OnceLock::new(), OnceLock::new());
-        Matrix { rows, cols, stored, block: Arc::new(block), as_f32, as_bf16 }
+        Matrix { rows, cols, stored, block, as_f32, as_bf16 }
     }
 
     /// Address of row `row` from column `column` on, as it is stored.
-    pub fn stored_at(&self, row: usize, column: usize) -> DevicePtr {
-        self.block.at() + ((row * self.cols + column) * self.stored.size()) as u64
+    pub fn stored_at(&self, cx: &Context, row: usize, column: usize) -> DevicePtr {
+        self.block.at(cx) + ((row * self.cols + column) * self.stored.size()) as u64
     }
 
     /// The same, as f32 or bf16.
     pub fn at(&self, cx: &Context, dtype: DType, row: usize, column: usize) -> Result<DevicePtr> {
         if dtype == self.stored {
-            return Ok(self.stored_at(row, column));
+            return Ok(self.stored_at(cx, row, column));
         }
         let form = if dtype == DType::BF16 { &self.as_bf16 } else { &self.as_f32 };
         let block = match form.get() {
-            Some(block) => Arc::clone(block),
+            Some(block) => block.clone(),
             None => {
                 // Kept, so it is not to be what only a recording writes.
-                cx.done(cx.device.not_recording("cuLaunchKernel"))?;
-                let block = Arc::new(cx.block(self.rows * self.cols * dtype.size())?);
-                cast_block(cx, self.stored, self.block.at(), dtype, block.at(), self.rows * self.cols)?;
+                cx.done(cx.device("cuLaunchKernel"))?;
+                let block = cx.block(self.rows * self.cols * dtype.size())?;
+                cast_block(cx, self.stored, self.block.at(cx), dtype, block.at(cx), self.rows * self.cols)?;
                 // Of two threads that come here at once one is second, and its copy is as good.
-                Arc::clone(form.get_or_init(|| block))
+                form.get_or_init(|| block).clone()
             }
         };
-        Ok(block.at() + ((row * self.cols + column) * dtype.size()) as u64)
+        Ok(block.at(cx) + ((row * self.cols + column) * dtype.size()) as u64)
     }
 }
 
@@ -92,6 +92,6 @@ pub(crate) fn vector(cx: &Context, op: &'static str, hosts: &[HostTensor]) -> Re
 pub(crate) fn upload_floats(cx: &Context, values: &[f32]) -> Result<Block> {
     let bytes: &[u8] = bytemuck::cast_slice(values);
     let block = cx.block(bytes.len())?;
-    cx.done(cx.device.upload(bytes, block.at()))?;
+    cx.done(cx.upload(bytes, block.at(cx)))?;
     Ok(block)
 }

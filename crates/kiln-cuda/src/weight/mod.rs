@@ -8,13 +8,13 @@ mod rows;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use kiln_ops::{Result, shapes};
+use kiln_ops::{Residency, Result, shapes};
 use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, Delta, HostTensor, LinearMatrix, LinearParts};
 
-use crate::Context;
-use crate::device::Block;
-use crate::stream::{Brought, Streamed};
+use crate::context::Context;
+use crate::queue::Block;
+use crate::streamer::{Brought, Streamed};
 use crate::sys::driver::DevicePtr;
 pub use conv::CudaConv;
 pub(crate) use matrix::Matrix;
@@ -26,7 +26,7 @@ pub(crate) use rows::ByteRows;
 pub struct CudaWeight {
     /// Shared with the same layer under other updates.
     base: Arc<Place>,
-    pub(crate) bias: Option<Arc<Block>>,
+    pub(crate) bias: Option<Block>,
     pub(crate) deltas: Vec<LowRank>,
 }
 
@@ -82,11 +82,11 @@ impl Stored {
     }
 
     /// Address and size of what is large in it.
-    fn bulk(&self) -> (DevicePtr, usize) {
+    fn bulk(&self, cx: &Context) -> (DevicePtr, usize) {
         match self {
-            Stored::Ready(Base::Dense(m)) => (m.block.at(), m.rows * m.cols * m.stored.size()),
-            Stored::Ready(Base::Int8(bytes) | Base::Fp8(bytes)) => bytes.bulk(),
-            Stored::Packed(packed) => packed.bulk(),
+            Stored::Ready(Base::Dense(m)) => (m.block.at(cx), m.rows * m.cols * m.stored.size()),
+            Stored::Ready(Base::Int8(bytes) | Base::Fp8(bytes)) => bytes.bulk(cx),
+            Stored::Packed(packed) => packed.bulk(cx),
         }
     }
 
@@ -161,19 +161,19 @@ impl LowRank {
 }
 
 impl CudaWeight {
-    pub(crate) fn new(cx: &Context, parts: LinearParts) -> Result<CudaWeight> {
+    pub(crate) fn new(cx: &Context, parts: LinearParts, residency: Residency) -> Result<CudaWeight> {
         let stored = Stored::new(cx, &parts)?;
         let bias = parts.bias().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
         let deltas = LowRank::all(cx, parts.deltas(), parts.cols())?;
-        let (at, bytes) = stored.bulk();
-        let place = match cx.device.keeps(bytes) {
-            true => Place::Here(stored),
-            false => {
-                let streamed = cx.done(Streamed::new(&cx.device, at, bytes))?;
-                Place::There(stored.moved(Block::lent(&cx.device, 0)), streamed)
+        let (at, bytes) = stored.bulk(cx);
+        let place = match residency {
+            Residency::Device => Place::Here(stored),
+            Residency::Host => {
+                let streamed = cx.done(cx.shared().streamer.add(at, bytes))?;
+                Place::There(stored.moved(Block::lent(0)), streamed)
             }
         };
-        Ok(CudaWeight { base: Arc::new(place), bias: bias.map(Arc::new), deltas })
+        Ok(CudaWeight { base: Arc::new(place), bias, deltas })
     }
 
     /// The same layer with other updates.
@@ -198,9 +198,9 @@ impl CudaWeight {
                 Ok(Present::Made { base: widened(cx, packed, dtype)?, _lender: None })
             }
             Place::There(stored, streamed) => {
-                let brought = cx.done(streamed.bring())?;
-                let brought = brought.ok_or_else(|| cx.short_of(stored.bulk().1))?;
-                let base = match stored.moved(Block::lent(&cx.device, brought.at)) {
+                let brought = cx.done(streamed.bring(cx))?;
+                let brought = brought.ok_or_else(|| cx.short_of(stored.bulk(cx).1))?;
+                let base = match stored.moved(Block::lent(brought.at)) {
                     Stored::Ready(base) => base,
                     Stored::Packed(packed) => widened(cx, &packed, dtype)?,
                 };

@@ -1,17 +1,15 @@
 //! Weights that stay on the device as their file packs them, and are written out just before a product: for a moment one
 //! layer is there in full, never the model.
 
-use std::sync::Arc;
-
 use kiln_ops::Result;
 use kiln_tensor::DType;
 use kiln_tensor::packed::{Factors, Format, Packed};
 
-use crate::device::{Argument, Block, launch};
+use crate::context::{Context, int};
+use crate::kernels::{self, WIDEN_BF16, WIDEN_F32, Widen};
 use crate::ops::{THREADS, by_dtype, by_rows};
-use crate::sources::WIDEN;
+use crate::queue::Block;
 use crate::sys::driver::DevicePtr;
-use crate::{Context, int};
 
 /// Packed matrices of one width below each other, each in a format of its own.
 pub(crate) struct PackedMatrix {
@@ -20,7 +18,7 @@ pub(crate) struct PackedMatrix {
     slabs: Vec<Slab>,
     bytes: usize,
     block: Block,
-    factors: Arc<Block>,
+    factors: Block,
 }
 
 /// One of them; places are counted from the beginning of the block, or of the factors.
@@ -35,24 +33,6 @@ struct Slab {
     block_scales: Option<usize>,
     high_first: bool,
 }
-
-/// What the kernels take; `struct Packed` there.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Call {
-    data: DevicePtr,
-    row_scales: DevicePtr,
-    block_scales: DevicePtr,
-    rows: i64,
-    row_bytes: i64,
-    cols: i32,
-    format: i32,
-    scale: f32,
-    high_first: i32,
-}
-
-// SAFETY: `struct Packed` there.
-unsafe impl Argument for Call {}
 
 /// Slabs and scales begin where any of the kernels' types may.
 const ALIGNMENT: usize = 16;
@@ -90,31 +70,31 @@ impl PackedMatrix {
         }
         let (block, scales) = (cx.block(bytes)?, cx.block(factors.len())?);
         for (slab, matrix) in slabs.iter().zip(matrices) {
-            cx.done(cx.device.upload(matrix.bytes(), block.at() + slab.place as u64))?;
+            cx.done(cx.upload(matrix.bytes(), block.at(cx) + slab.place as u64))?;
         }
-        cx.done(cx.device.upload(&factors, scales.at()))?;
-        Ok(PackedMatrix { rows, cols, slabs, bytes, block, factors: Arc::new(scales) })
+        cx.done(cx.upload(&factors, scales.at(cx)))?;
+        Ok(PackedMatrix { rows, cols, slabs, bytes, block, factors: scales })
     }
 
     /// Address and size of all but the factors.
-    pub fn bulk(&self) -> (DevicePtr, usize) {
-        (self.block.at(), self.bytes)
+    pub fn bulk(&self, cx: &Context) -> (DevicePtr, usize) {
+        (self.block.at(cx), self.bytes)
     }
 
     /// The same with that elsewhere.
     pub fn moved(&self, block: Block) -> PackedMatrix {
-        let (slabs, factors) = (self.slabs.clone(), Arc::clone(&self.factors));
+        let (slabs, factors) = (self.slabs.clone(), self.factors.clone());
         PackedMatrix { rows: self.rows, cols: self.cols, slabs, bytes: self.bytes, block, factors }
     }
 
     /// All values, as f32 or bf16.
     pub fn widen(&self, cx: &Context, dtype: DType) -> Result<Block> {
         let out = cx.block(self.rows * self.cols * dtype.size())?;
-        let mut at = out.at();
+        let mut at = out.at(cx);
         for slab in &self.slabs {
-            let factors = |place: Option<usize>| place.map_or(0, |place| self.factors.at() + place as u64);
-            let call = Call {
-                data: self.block.at() + slab.place as u64,
+            let factors = |place: Option<usize>| place.map_or(0, |place| self.factors.at(cx) + place as u64);
+            let w = kernels::Packed {
+                data: self.block.at(cx) + slab.place as u64,
                 row_scales: factors(slab.row_scales),
                 block_scales: factors(slab.block_scales),
                 rows: slab.rows as i64,
@@ -125,9 +105,9 @@ impl PackedMatrix {
                 high_first: slab.high_first.into(),
             };
             if slab.rows * self.cols > 0 {
-                let name = by_dtype(dtype, "widen_f32", "widen_bf16");
+                let kernel = by_dtype(dtype, WIDEN_F32, WIDEN_BF16);
                 let grid = by_rows(slab.rows, self.cols);
-                cx.done(launch!(cx.device, WIDEN, name, grid, THREADS, 0; call, at))?;
+                cx.launch(kernel, grid, THREADS, 0, &Widen { w, out: at })?;
             }
             at += (slab.rows * self.cols * dtype.size()) as u64;
         }

@@ -1,16 +1,15 @@
 //! Matrices of bytes with a scale for every row: integers, and 8-bit floats.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use kiln_ops::{Error, Result};
 use kiln_tensor::packed::Packed;
 use kiln_tensor::{DType, HostTensor};
 
 use super::matrix::{upload_floats, vector};
-use crate::Context;
-use crate::device::Block;
-use crate::ops::fp8::round_rows;
+use crate::context::Context;
+use crate::ops::round_fp8::round_rows;
+use crate::queue::Block;
 use crate::sys::driver::DevicePtr;
 
 /// Bytes, integers or floats, with a scale for every row.
@@ -19,8 +18,8 @@ pub(crate) struct ByteRows {
     pub cols: usize,
     /// Bytes from row to row: a multiple of 16, zeros after the last column.
     pub depth: usize,
-    block: Arc<Block>,
-    scales: Arc<Block>,
+    block: Block,
+    scales: Block,
 }
 
 impl ByteRows {
@@ -55,52 +54,52 @@ impl ByteRows {
     ) -> Result<ByteRows> {
         let depth = padded(cols);
         let block = cx.block(rows * depth)?;
-        let mut at = block.at();
+        let mut at = block.at(cx);
         for slab in slabs {
             let bytes = pad_rows(slab, cols, depth);
-            cx.done(cx.device.upload(&bytes, at))?;
+            cx.done(cx.upload(&bytes, at))?;
             at += bytes.len() as u64;
         }
-        Ok(ByteRows { rows, cols, depth, block: Arc::new(block), scales: Arc::new(scales) })
+        Ok(ByteRows { rows, cols, depth, block, scales })
     }
 
     /// Matrices of any type rounded to 8-bit floats, on the device.
     pub fn rounded(cx: &Context, slabs: &[HostTensor], [rows, cols]: [usize; 2]) -> Result<ByteRows> {
         check(cx)?;
         let depth = padded(cols);
-        let (block, scales) = (Arc::new(cx.block(rows * depth)?), Arc::new(cx.block(rows * 4)?));
+        let (block, scales) = (cx.block(rows * depth)?, cx.block(rows * 4)?);
         let made = ByteRows { rows, cols, depth, block, scales };
         let mut first = 0;
         for slab in slabs {
             let slab = if slab.dtype() == DType::BF16 { slab.clone() } else { slab.to_dtype(DType::F32)? };
             let block = cx.block(slab.bytes().len())?;
-            cx.done(cx.device.upload(slab.bytes(), block.at()))?;
+            cx.done(cx.upload(slab.bytes(), block.at(cx)))?;
             let height = slab.shape().rows();
-            round_rows(cx, slab.dtype(), [block.at(); 2], [cols, 0], height, made.at(first), depth)?;
+            round_rows(cx, slab.dtype(), [block.at(cx); 2], [cols, 0], height, made.at(cx, first), depth)?;
             first += height;
         }
         Ok(made)
     }
 
     /// Address of row `row` and of its scale.
-    pub fn at(&self, row: usize) -> [DevicePtr; 2] {
-        [self.block.at() + (row * self.depth) as u64, self.scales.at() + 4 * row as u64]
+    pub fn at(&self, cx: &Context, row: usize) -> [DevicePtr; 2] {
+        [self.block.at(cx) + (row * self.depth) as u64, self.scales.at(cx) + 4 * row as u64]
     }
 
     /// Address and size of all but the scales.
-    pub fn bulk(&self) -> (DevicePtr, usize) {
-        (self.block.at(), self.rows * self.depth)
+    pub fn bulk(&self, cx: &Context) -> (DevicePtr, usize) {
+        (self.block.at(cx), self.rows * self.depth)
     }
 
     /// The same with that elsewhere.
     pub fn moved(&self, block: Block) -> ByteRows {
-        ByteRows { block: Arc::new(block), scales: Arc::clone(&self.scales), ..*self }
+        ByteRows { block, scales: self.scales.clone(), ..*self }
     }
 }
 
 /// Whether the GPU has products of 8-bit floats.
 fn check(cx: &Context) -> Result<()> {
-    match cx.device.gpu.has_fp8() {
+    match cx.gpu().has_fp8() {
         true => Ok(()),
         false => Err(Error::DType { op: "weight", dtype: DType::F8E4M3, backend: cx.name() }),
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use kiln_model::transformer::Transformer;
-use kiln_model::{Autoencoder, Event, Observer};
+use kiln_model::{Autoencoder, Event, Observer, ResidencyPlan};
 use kiln_ops::Backend;
 use kiln_weights::{LinearForm, LoraReport};
 
@@ -80,9 +80,7 @@ impl<B: Backend> Pipeline<B> {
     ) -> Result<(LazyTextEncoder<B>, Transformer<B>)> {
         let text_encoder = LazyTextEncoder::new(b, model, options, observer)?;
         observer.event(Event::Loading { part: "transformer" })?;
-        if let Some(Placement { weights, transformer, .. }) = options.placement {
-            b.keep_weights(transformer, weights.transformer);
-        }
+        let plan = options.placement.as_ref().map_or_else(ResidencyPlan::whole, Placement::transformer_plan);
         let part = &model.transformer;
         let source = part.weights()?;
         let (updates, reports) = resolve_loras(model, options, &options.loras, options.lora_partial)?;
@@ -92,7 +90,8 @@ impl<B: Backend> Pipeline<B> {
             false => Ok(()),
         };
         let vars = source.root().with_form(options.form).with_loras(&updates);
-        let transformer = Transformer::load_blocks(b, &vars, &part.config, options.dtype, &mut loaded)?;
+        let transformer =
+            Transformer::load_blocks(b, &vars, &part.config, options.dtype, &plan, &mut loaded)?;
         for report in reports {
             observer.event(Event::Lora { report: report.to_string() })?;
         }

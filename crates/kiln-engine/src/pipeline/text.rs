@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kiln_model::text_encoder::TextEncoder;
 use kiln_model::tokenizer::Tokens;
-use kiln_model::{Event, Observer};
+use kiln_model::{Event, Observer, ResidencyPlan};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
 
@@ -108,10 +108,8 @@ impl<B: Backend> LazyTextEncoder<B> {
         }
         let part = self.model.text_encoder.as_ref().ok_or_else(|| self.missing())?;
         observer.event(Event::Loading { part: "text encoder" })?;
-        if let Some(Placement { weights, text_encoder, .. }) = self.placement {
-            b.keep_weights(text_encoder, weights.text_encoder);
-        }
-        let loaded = TextEncoder::load(b, &part.weights()?.root(), &part.config, self.dtype)?;
+        let plan = self.placement.as_ref().map_or_else(ResidencyPlan::whole, Placement::text_encoder_plan);
+        let loaded = TextEncoder::load(b, &part.weights()?.root(), &part.config, self.dtype, &plan)?;
         Ok(Arc::clone(encoder.insert(Arc::new(loaded))))
     }
 }

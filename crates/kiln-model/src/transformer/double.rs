@@ -6,7 +6,7 @@ use super::attention::Attention;
 use super::embed::DoubleModulation;
 use super::linear::Linear;
 use super::{Config, Layout};
-use crate::Result;
+use crate::{ResidencyPlan, Result};
 
 /// Text and image with weights of their own, meeting in one attention.
 pub(super) struct DoubleBlock<B: Backend> {
@@ -51,10 +51,10 @@ const TEXT: Names = Names {
 };
 
 impl<B: Backend> DoubleBlock<B> {
-    pub(super) fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
+    pub(super) fn load(b: &B, vars: &Vars<'_>, plan: &ResidencyPlan, config: &Config) -> Result<Self> {
         Ok(DoubleBlock {
-            text: Stream::load(b, vars, config, &TEXT)?,
-            image: Stream::load(b, vars, config, &IMAGE)?,
+            text: Stream::load(b, vars, plan, config, &TEXT)?,
+            image: Stream::load(b, vars, plan, config, &IMAGE)?,
         })
     }
 
@@ -86,7 +86,7 @@ impl<B: Backend> DoubleBlock<B> {
 }
 
 impl<B: Backend> Stream<B> {
-    fn load(b: &B, vars: &Vars<'_>, config: &Config, names: &Names) -> Result<Self> {
+    fn load(b: &B, vars: &Vars<'_>, plan: &ResidencyPlan, config: &Config, names: &Names) -> Result<Self> {
         let (dim, mlp) = (config.dim(), config.mlp_dim());
         let feed_forward = vars.at(names.feed_forward);
         let norm = |name: &str| {
@@ -94,12 +94,12 @@ impl<B: Backend> Stream<B> {
             Ok::<_, crate::Error>(b.upload(&weight, DType::F32)?)
         };
         Ok(Stream {
-            qkv: Linear::load_stack(b, vars, &names.qkv.map(|name| (name, dim)), dim)?,
+            qkv: Linear::load_stack(b, vars, plan, &names.qkv.map(|name| (name, dim)), dim)?,
             norm_q: norm(names.norms[0])?,
             norm_k: norm(names.norms[1])?,
-            to_out: Linear::load(b, vars, names.out, dim, dim)?,
-            linear_in: Linear::load(b, &feed_forward, "linear_in", 2 * mlp, dim)?,
-            linear_out: Linear::load(b, &feed_forward, "linear_out", dim, mlp)?,
+            to_out: Linear::load(b, vars, plan, names.out, dim, dim)?,
+            linear_in: Linear::load(b, &feed_forward, plan, "linear_in", 2 * mlp, dim)?,
+            linear_out: Linear::load(b, &feed_forward, plan, "linear_out", dim, mlp)?,
             dim,
             mlp_width: 2 * mlp,
             eps: config.eps,

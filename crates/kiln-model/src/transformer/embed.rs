@@ -5,7 +5,7 @@ use kiln_weights::Vars;
 use super::Config;
 use super::call::Runs;
 use super::linear::Linear;
-use crate::Result;
+use crate::{ResidencyPlan, Result};
 
 /// The noise level (and guidance) as a vector: sinusoids, then a small MLP each.
 pub(super) struct TimeEmbedding<B: Backend> {
@@ -28,11 +28,12 @@ pub(super) struct Time<B: Backend> {
 }
 
 impl<B: Backend> TimeEmbedding<B> {
-    pub(super) fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
-        let guidance = config.guidance_embeds.then(|| Mlp::load(b, &vars.at("guidance_embedder"), config));
+    pub(super) fn load(b: &B, vars: &Vars<'_>, plan: &ResidencyPlan, config: &Config) -> Result<Self> {
+        let guidance =
+            config.guidance_embeds.then(|| Mlp::load(b, &vars.at("guidance_embedder"), plan, config));
         Ok(TimeEmbedding {
             channels: config.timestep_guidance_channels,
-            timestep_embedder: Mlp::load(b, &vars.at("timestep_embedder"), config)?,
+            timestep_embedder: Mlp::load(b, &vars.at("timestep_embedder"), plan, config)?,
             guidance_embedder: guidance.transpose()?,
         })
     }
@@ -67,11 +68,11 @@ struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
+    fn load(b: &B, vars: &Vars<'_>, plan: &ResidencyPlan, config: &Config) -> Result<Self> {
         let dim = config.dim();
         Ok(Mlp {
-            linear_1: Linear::load(b, vars, "linear_1", dim, config.timestep_guidance_channels)?,
-            linear_2: Linear::load(b, vars, "linear_2", dim, dim)?,
+            linear_1: Linear::load(b, vars, plan, "linear_1", dim, config.timestep_guidance_channels)?,
+            linear_2: Linear::load(b, vars, plan, "linear_2", dim, dim)?,
         })
     }
 
@@ -128,8 +129,14 @@ pub(super) struct ModulationSource<B: Backend> {
 }
 
 impl<B: Backend> ModulationSource<B> {
-    pub(super) fn load(b: &B, vars: &Vars<'_>, sets: usize, dim: usize) -> Result<Self> {
-        Ok(ModulationSource { linear: Linear::load(b, vars, "linear", 3 * sets * dim, dim)?, dim })
+    pub(super) fn load(
+        b: &B,
+        vars: &Vars<'_>,
+        plan: &ResidencyPlan,
+        sets: usize,
+        dim: usize,
+    ) -> Result<Self> {
+        Ok(ModulationSource { linear: Linear::load(b, vars, plan, "linear", 3 * sets * dim, dim)?, dim })
     }
 
     pub(super) fn linear(&mut self) -> &mut Linear<B> {

@@ -69,6 +69,7 @@ mod tests {
     use kiln_weights::WeightSource;
 
     use super::*;
+    use crate::ResidencyPlan;
     use crate::transformer::Transformer;
 
     #[test]
@@ -83,7 +84,8 @@ mod tests {
             .unwrap();
             let source = WeightSource::synthetic(1 << 20);
             let b = Reference::new();
-            let mut model = Transformer::load(&b, &source.root(), &config, DType::F32).unwrap();
+            let mut model =
+                Transformer::load(&b, &source.root(), &config, DType::F32, &ResidencyPlan::whole()).unwrap();
             let loaded = model.linears().into_iter().flat_map(|linear| linear.shapes());
             let loaded: BTreeSet<_> = loaded.map(|layer| (layer.name, layer.rows, layer.cols)).collect();
             let listed = config.linear_layers();

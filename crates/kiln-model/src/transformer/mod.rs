@@ -33,7 +33,7 @@ use kiln_weights::{Vars, WeightSource};
 use serde::Deserialize;
 
 use crate::ahead::Ahead;
-use crate::{Event, Observer, Result, config};
+use crate::{Event, Observer, ResidencyPlan, Result, config};
 use attention::{Attention, join};
 pub use call::{Answer, Call, Item, KvCache, Layout, References};
 use call::{Inputs, Rows};
@@ -203,9 +203,9 @@ pub struct Transformer<B: Backend> {
 }
 
 impl<B: Backend> Transformer<B> {
-    /// Loads the transformer; activations will be `dtype`.
-    pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType) -> Result<Self> {
-        Self::load_blocks(b, vars, config, dtype, &mut |_, _| Ok(()))
+    /// Loads the transformer; activations will be `dtype`, and `plan` says which weights stay on the device.
+    pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType, plan: &ResidencyPlan) -> Result<Self> {
+        Self::load_blocks(b, vars, config, dtype, plan, &mut |_, _| Ok(()))
     }
 
     /// [`Transformer::load`], where `block` hears how many blocks of how many are loaded and may stop it.
@@ -214,11 +214,12 @@ impl<B: Backend> Transformer<B> {
         vars: &Vars<'_>,
         config: &Config,
         dtype: DType,
+        plan: &ResidencyPlan,
         block: &mut dyn FnMut(usize, usize) -> Result<()>,
     ) -> Result<Self> {
         let dim = config.dim();
-        let weight = |name: &str, rows, cols| Linear::load(b, vars, name, rows, cols);
-        let modulation = |name: &str, sets| ModulationSource::load(b, &vars.at(name), sets, dim);
+        let weight = |name: &str, rows, cols| Linear::load(b, vars, plan, name, rows, cols);
+        let modulation = |name: &str, sets| ModulationSource::load(b, &vars.at(name), plan, sets, dim);
         let doubles = vars.at("transformer_blocks");
         let singles = vars.at("single_transformer_blocks");
         let double_vars = (0..config.num_layers).map(|i| doubles.at(i));
@@ -230,20 +231,20 @@ impl<B: Backend> Transformer<B> {
             ahead: Ahead::new(b, double_vars.chain(single_vars), true),
             x_embedder: weight("x_embedder", dim, config.in_channels)?,
             context_embedder: weight("context_embedder", dim, config.joint_attention_dim)?,
-            time_guidance_embed: TimeEmbedding::load(b, &vars.at("time_guidance_embed"), config)?,
+            time_guidance_embed: TimeEmbedding::load(b, &vars.at("time_guidance_embed"), plan, config)?,
             double_stream_modulation_img: modulation("double_stream_modulation_img", 2)?,
             double_stream_modulation_txt: modulation("double_stream_modulation_txt", 2)?,
             single_stream_modulation: modulation("single_stream_modulation", 1)?,
             transformer_blocks: (0..config.num_layers)
                 .map(|i| {
-                    let block = DoubleBlock::load(b, &doubles.at(i), config)?;
+                    let block = DoubleBlock::load(b, &doubles.at(i), plan, config)?;
                     told(i + 1)?;
                     Ok(block)
                 })
                 .collect::<Result<_>>()?,
             single_transformer_blocks: (0..config.num_single_layers)
                 .map(|i| {
-                    let block = SingleBlock::load(b, &singles.at(i), config)?;
+                    let block = SingleBlock::load(b, &singles.at(i), plan, config)?;
                     told(config.num_layers + i + 1)?;
                     Ok(block)
                 })
@@ -322,7 +323,7 @@ impl<B: Backend> Transformer<B> {
     /// [`Transformer::velocity`] of a call whose inputs alone change, so that a backend may do again what it did before.
     fn replayed(&self, b: &B, rows: &Rows<'_, B>, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         let mut told = false;
-        let velocity = b.replay(&self.replays, &rows.key(), &rows.inputs.list(), |run, list| {
+        let velocity = b.replay(&self.replays, &rows.key(), &rows.inputs.list(), |b, run, list| {
             let (inputs, mut nobody) = (Inputs::of(list)?, ());
             let observer: &mut dyn Observer<B> = match run {
                 Run::Now => &mut *observer,

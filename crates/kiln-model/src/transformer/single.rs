@@ -6,7 +6,7 @@ use super::Config;
 use super::attention::Attention;
 use super::embed::SingleModulation;
 use super::linear::Linear;
-use crate::Result;
+use crate::{ResidencyPlan, Result};
 
 /// Attention and MLP side by side from one projection, over the joined sequence.
 pub(super) struct SingleBlock<B: Backend> {
@@ -20,7 +20,7 @@ pub(super) struct SingleBlock<B: Backend> {
 }
 
 impl<B: Backend> SingleBlock<B> {
-    pub(super) fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
+    pub(super) fn load(b: &B, vars: &Vars<'_>, plan: &ResidencyPlan, config: &Config) -> Result<Self> {
         let (dim, mlp) = (config.dim(), config.mlp_dim());
         let attn = vars.at("attn");
         let norm = |name: &str| {
@@ -28,10 +28,10 @@ impl<B: Backend> SingleBlock<B> {
             Ok::<_, crate::Error>(b.upload(&weight, DType::F32)?)
         };
         Ok(SingleBlock {
-            to_qkv_mlp_proj: Linear::load(b, &attn, "to_qkv_mlp_proj", 3 * dim + 2 * mlp, dim)?,
+            to_qkv_mlp_proj: Linear::load(b, &attn, plan, "to_qkv_mlp_proj", 3 * dim + 2 * mlp, dim)?,
             norm_q: norm("norm_q")?,
             norm_k: norm("norm_k")?,
-            to_out: Linear::load(b, &attn, "to_out", dim, dim + mlp)?,
+            to_out: Linear::load(b, &attn, plan, "to_out", dim, dim + mlp)?,
             widths: [dim, dim, dim, 2 * mlp],
             eps: config.eps,
         })

@@ -1,4 +1,4 @@
-use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Mask, Tensor as _};
+use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Mask, Residency, Tensor as _};
 use kiln_tensor::DType;
 use kiln_weights::Vars;
 
@@ -122,8 +122,8 @@ impl<B: Backend> SelfAttention<B> {
         let qkv = ["to_q", "to_k", "to_v"].map(|name| (name, channels));
         Ok(SelfAttention {
             group_norm: GroupNorm::load(b, &vars.at("group_norm"), channels, groups)?,
-            qkv: b.weight(vars.linear_stack(&qkv, channels)?)?,
-            to_out: b.weight(vars.linear("to_out.0", channels, channels)?)?,
+            qkv: b.weight(vars.linear_stack(&qkv, channels)?, Residency::Device)?,
+            to_out: b.weight(vars.linear("to_out.0", channels, channels)?, Residency::Device)?,
             channels,
         })
     }

@@ -15,7 +15,8 @@ use std::ops::Range;
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape, bf16};
 
 use crate::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Result, RopeTable, Tensor, shapes,
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Residency, Result, RopeTable, Tensor,
+    shapes,
 };
 
 /// Plain loops in f64: slow, and right.
@@ -79,7 +80,7 @@ impl Backend for Reference {
         Ok(x.to_f32()?.iter().map(byte).collect())
     }
 
-    fn weight(&self, parts: LinearParts) -> Result<linear::Linear> {
+    fn weight(&self, parts: LinearParts, _: Residency) -> Result<linear::Linear> {
         linear::Linear::new(parts)
     }
 

@@ -5,25 +5,25 @@ mod work;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Later, Mask, Result, RopeTable, Run,
-    Tensor as _,
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Later, Mask, Residency, Result,
+    RopeTable, Run, Tensor as _,
 };
 use work::{Work, bytes};
 
 /// Any backend, with the time and the work of every operation counted. Results are the backend's own.
 ///
 /// ```
-/// use kiln_ops::{Backend, Reference, Timed};
+/// use kiln_ops::{Backend, Reference, Residency, Timed};
 /// use kiln_tensor::{DType, HostTensor, LinearParts};
 ///
 /// let b = Timed::new(Reference::new());
-/// let w = b.weight(LinearParts::dense(vec![HostTensor::zeros([5, 3])])?)?;
+/// let w = b.weight(LinearParts::dense(vec![HostTensor::zeros([5, 3])])?, Residency::Device)?;
 /// let x = b.upload(&HostTensor::zeros([2, 3]), DType::F32)?;
 /// b.take();
 /// b.linear(&x, &w)?;
@@ -32,8 +32,14 @@ use work::{Work, bytes};
 /// assert_eq!(done[0].bytes, 4 * (2 * 3 + 5 * 3 + 2 * 5));
 /// # Ok::<(), kiln_ops::Error>(())
 /// ```
+#[derive(Clone)]
 pub struct Timed<B> {
     inner: B,
+    /// What clones share.
+    counts: Arc<Counts>,
+}
+
+struct Counts {
     ledger: Mutex<BTreeMap<(&'static str, String), Sum>>,
     paused: AtomicBool,
 }
@@ -83,7 +89,8 @@ pub struct TimedConv<C> {
 impl<B: Backend> Timed<B> {
     /// Counts what `inner` does from now on.
     pub fn new(inner: B) -> Self {
-        Timed { inner, ledger: Mutex::default(), paused: AtomicBool::new(false) }
+        let counts = Counts { ledger: Mutex::default(), paused: AtomicBool::new(false) };
+        Timed { inner, counts: Arc::new(counts) }
     }
 
     /// The backend inside.
@@ -94,12 +101,12 @@ impl<B: Backend> Timed<B> {
     /// Stops counting, or goes on with it. Counting waits for every operation, which keeps a backend that works behind the
     /// caller's back from doing so.
     pub fn pause(&self, paused: bool) {
-        self.paused.store(paused, Ordering::Relaxed);
+        self.counts.paused.store(paused, Ordering::Relaxed);
     }
 
     /// What was counted since the last call, by operation and size.
     pub fn take(&self) -> Vec<OpCount> {
-        let ledger = std::mem::take(&mut *self.ledger.lock().unwrap_or_else(PoisonError::into_inner));
+        let ledger = std::mem::take(&mut *self.counts.ledger.lock().unwrap_or_else(PoisonError::into_inner));
         let count = |((op, detail), sum): ((&'static str, String), Sum)| {
             let Sum { calls, time, flops, bytes } = sum;
             OpCount { op, detail, calls, time, flops, bytes }
@@ -114,7 +121,7 @@ impl<B: Backend> Timed<B> {
         call: impl FnOnce(&B) -> Result<T>,
         work: impl FnOnce(&T) -> (String, Work),
     ) -> Result<T> {
-        if self.paused.load(Ordering::Relaxed) {
+        if self.counts.paused.load(Ordering::Relaxed) {
             return call(&self.inner);
         }
         // A backend that works behind the caller's back is to be charged where the work belongs.
@@ -124,7 +131,7 @@ impl<B: Backend> Timed<B> {
         self.inner.synchronize()?;
         let time = start.elapsed();
         let (detail, work) = work(&result);
-        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ledger = self.counts.ledger.lock().unwrap_or_else(PoisonError::into_inner);
         let sum = ledger.entry((op, detail)).or_default();
         sum.calls += 1;
         sum.time += time;
@@ -186,10 +193,6 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.rows_at_once()
     }
 
-    fn keep_weights(&self, stay: u64, of: u64) {
-        self.inner.keep_weights(stay, of);
-    }
-
     fn synchronize(&self) -> Result<()> {
         self.inner.synchronize()
     }
@@ -200,11 +203,13 @@ impl<B: Backend> Backend for Timed<B> {
         replays: &B::Replays,
         key: &[usize],
         inputs: &[&B::Tensor],
-        mut work: impl FnMut(Run, &[&B::Tensor]) -> Result<B::Tensor, E>,
+        mut work: impl FnMut(&Self, Run, &[&B::Tensor]) -> Result<B::Tensor, E>,
     ) -> Result<B::Tensor, E> {
-        match self.paused.load(Ordering::Relaxed) {
-            true => self.inner.replay(replays, key, inputs, work),
-            false => work(Run::Now, inputs),
+        match self.counts.paused.load(Ordering::Relaxed) {
+            true => self.inner.replay(replays, key, inputs, |inner, run, inputs| {
+                work(&Timed { inner: inner.clone(), counts: Arc::clone(&self.counts) }, run, inputs)
+            }),
+            false => work(self, Run::Now, inputs),
         }
     }
 
@@ -239,11 +244,11 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.fence()
     }
 
-    fn weight(&self, parts: LinearParts) -> Result<Self::Weight> {
+    fn weight(&self, parts: LinearParts, residency: Residency) -> Result<Self::Weight> {
         let (base, updates) = (work::of_linear(&parts), work::of_deltas(parts.deltas()));
         let (bytes, macs) = (base.0 + updates.0, base.1 + updates.1);
         let size = format!("{} × {}", parts.rows(), parts.cols());
-        let inner = self.count("weight", |b| b.weight(parts), |_| (size, Work::moving(bytes)))?;
+        let inner = self.count("weight", |b| b.weight(parts, residency), |_| (size, Work::moving(bytes)))?;
         Ok(TimedWeight { inner, base, bytes, macs })
     }
 

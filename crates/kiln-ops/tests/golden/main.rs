@@ -7,7 +7,8 @@
 mod torch;
 
 use kiln_ops::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Reference, Result, RopePairs, RopeTable,
+    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Reference, Residency, Result, RopePairs,
+    RopeTable,
 };
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
 
@@ -49,7 +50,7 @@ fn weight(slabs: &[usize], bias: bool, deltas: Vec<Delta>) -> <Reference as Back
     };
     let slabs = slabs.iter().map(cut).collect();
     let parts = LinearParts::dense(slabs).unwrap().with_bias(bias.then(|| v(3, [7]))).unwrap();
-    B.weight(parts.with_deltas(deltas).unwrap()).unwrap()
+    B.weight(parts.with_deltas(deltas).unwrap(), Residency::Device).unwrap()
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn weights_may_be_stored_in_any_float_type() {
     let slab = HostTensor::new(DType::F16, [7, 5], f16.into()).unwrap();
     for slab in [slab, whole.to_dtype(DType::BF16).unwrap()] {
         let parts = LinearParts::dense(vec![slab]).unwrap().with_bias(v(3, [7])).unwrap();
-        same(B.linear(&x, &B.weight(parts).unwrap()), torch::LINEAR);
+        same(B.linear(&x, &B.weight(parts, Residency::Device).unwrap()), torch::LINEAR);
     }
 }
 

@@ -85,8 +85,7 @@ impl<T: DeserializeOwned> FromRequest<Server> for Json<T> {
 }
 
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::invalid(format!("invalid request: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| ApiError::invalid(format!("invalid request: {error}")))
 }
 
 /// The type of a body, without its parameters.

@@ -117,11 +117,8 @@ impl From<Refused> for ApiError {
     fn from(refused: Refused) -> ApiError {
         match refused {
             Refused::Full { seconds, own } => {
-                let whose = if own {
-                    "this client has as many jobs waiting as it may"
-                } else {
-                    "the queue is full"
-                };
+                let whose =
+                    if own { "this client has as many jobs waiting as it may" } else { "the queue is full" };
                 let message = format!("{whose}; try again in {seconds} s");
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).retry_after(seconds)
             }

@@ -41,7 +41,9 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        assert!(error(r#"{"prompt": "a", "widht": 16}"#).starts_with("invalid request: unknown field `widht`"));
+        assert!(
+            error(r#"{"prompt": "a", "widht": 16}"#).starts_with("invalid request: unknown field `widht`")
+        );
         assert!(error(r#"{"prompt": "a", "seed": -1}"#).starts_with("invalid request: seed: "));
         assert!(error(r#"{"prompt": "a", "rng": "dice"}"#).contains("rng: unknown variant `dice`"));
         assert!(error(r#"{"sigmas": [1, "half"]}"#).contains("sigmas: invalid type: string \"half\""));

@@ -66,7 +66,8 @@ impl Form {
 fn meanings(texts: &[String]) -> Vec<Value> {
     let list = |values: Vec<Value>| Value::Array(values);
     let as_texts = list(texts.iter().cloned().map(Value::String).collect());
-    let all_json = |parts: &mut dyn Iterator<Item = &str>| parts.map(json).collect::<Option<Vec<_>>>().map(list);
+    let all_json =
+        |parts: &mut dyn Iterator<Item = &str>| parts.map(json).collect::<Option<Vec<_>>>().map(list);
     match texts {
         [text] => {
             let mut meanings = vec![Value::String(text.clone())];

@@ -52,8 +52,7 @@ pub struct Search {
     pub most: u32,
 }
 
-const SELECT: &str =
-    "SELECT id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe FROM pictures";
+const SELECT: &str = "SELECT id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe FROM pictures";
 
 fn picture_row(row: &Row<'_>) -> rusqlite::Result<PictureRow> {
     Ok(PictureRow {

@@ -10,8 +10,8 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use kiln_engine::{FileRef, Phase, Progress, Request as JobRequest};
 use kiln_image::{Format, Picture};
 use kiln_server::{
-    Catalogue, Config, Finished, Generator, InputImage, JobError, JobInputs, JobSink, ModelInfo, Server, Task,
-    router,
+    Catalogue, Config, Finished, Generator, InputImage, JobError, JobInputs, JobSink, ModelInfo, Server,
+    Task, router,
 };
 use serde_json::Value;
 use tempfile::TempDir;

@@ -322,11 +322,19 @@ impl Packed {
         HostTensor::from_bf16(&self.shape, self.values(bf16::from_f32))
     }
 
-    /// All values, as bf16 unless they are stored or were changed as f32.
+    /// All values, in their [`dense_dtype`](Packed::dense_dtype).
     pub fn to_dense(&self) -> Result<HostTensor> {
-        match (&self.change, self.format) {
-            (Some(Changed { dtype: DType::F32, .. }), _) | (None, Format::F32) => self.to_f32(),
+        match self.dense_dtype() {
+            DType::F32 => self.to_f32(),
             _ => self.to_bf16(),
+        }
+    }
+
+    /// What its values become outside of their format: bf16, unless they are stored or were changed as f32.
+    pub fn dense_dtype(&self) -> DType {
+        match (&self.change, self.format) {
+            (Some(Changed { dtype: DType::F32, .. }), _) | (None, Format::F32) => DType::F32,
+            _ => DType::BF16,
         }
     }
 

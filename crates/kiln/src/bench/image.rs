@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kiln_engine::{BatchLimit, Collect, Error, FileRef, InputImage, Inputs, LocalFiles, Plan, Request, Settings};
+use kiln_engine::{
+    BatchLimit, Collect, Error, FileRef, InputImage, Inputs, LocalFiles, Plan, Request, Settings,
+};
 use kiln_engine::{Setup, Task};
 use kiln_image::Picture;
 

@@ -82,7 +82,7 @@ fn of_device<B: Backend>(b: &B) -> Result<BTreeMap<&'static str, f64>, Failure> 
     let wrong = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
     let host = HostTensor::from_bf16([SIDE, SIDE], values).map_err(|e| wrong(&e))?;
     let x = b.upload(&host, DType::BF16)?;
-    let w = b.weight(LinearParts::dense(vec![host]).map_err(|e| wrong(&e))?)?;
+    let w = b.weight(LinearParts::dense(vec![host]).map_err(|e| wrong(&e))?, kiln_ops::Residency::Device)?;
     let best = |run: &dyn Fn() -> kiln_ops::Result<()>| -> Result<f64, Failure> {
         run()?;
         let mut least = f64::INFINITY;

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use kiln_image::Picture;
 use kiln_engine::{DeviceInfo, LoraRef, Model, Part, Placement, Variant};
-use kiln_model::Autoencoder;
+use kiln_image::Picture;
 use kiln_model::text_encoder::TextEncoder;
 use kiln_model::tokenizer::Tokens;
 use kiln_model::transformer::{Call, Item, Layout, Position, References, Transformer};
+use kiln_model::{Autoencoder, ResidencyPlan};
 use kiln_ops::{Backend, Timed};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{LinearForm, Lora, LoraOptions, LoraUpdates, WeightSource};
@@ -85,8 +85,8 @@ impl<B: Backend> Bench<'_, B> {
             return Ok(());
         };
         let config = &part.config;
-        let encoder = self.load("text encoder", part, |b, weights, dtype| {
-            Ok(TextEncoder::load(b, &weights.root(), config, dtype)?)
+        let encoder = self.load("text encoder", part, |b, weights, dtype, plan| {
+            Ok(TextEncoder::load(b, &weights.root(), config, dtype, plan)?)
         })?;
         let weights = part.weights()?;
         let count = self.plan.text_tokens;
@@ -107,8 +107,9 @@ impl<B: Backend> Bench<'_, B> {
             return Ok(());
         };
         let config = &part.config;
-        let vae = self
-            .load("vae", part, |b, weights, dtype| Ok(Autoencoder::load(b, weights, Some(config), dtype)?))?;
+        let vae = self.load("vae", part, |b, weights, dtype, _| {
+            Ok(Autoencoder::load(b, weights, Some(config), dtype)?)
+        })?;
         let weights = part.weights()?;
         let b = &self.b;
         if self.wants(PhaseArg::Encode) && self.plan.references > 0 {
@@ -174,11 +175,9 @@ impl<B: Backend> Bench<'_, B> {
                 })?);
                 if let Some(cache) = &cache {
                     let later = layout(&here)?;
-                    phases.push(self.measure(
-                        &format!("step, references kept{several}"),
-                        weights,
-                        || Ok(step(References::Cached(cache), &later).map(drop)?),
-                    )?);
+                    phases.push(self.measure(&format!("step, references kept{several}"), weights, || {
+                        Ok(step(References::Cached(cache), &later).map(drop)?)
+                    })?);
                 }
             }
             references => {
@@ -204,8 +203,8 @@ impl<B: Backend> Bench<'_, B> {
         };
         let (updates, reports) = resolve(&plan.loras)?;
         let vars = source.root().with_form(plan.form).with_loras(&updates);
-        let mut transformer = self.load("transformer", part, |b, _, dtype| {
-            Ok(Transformer::load(b, &vars, &part.config, dtype)?)
+        let mut transformer = self.load("transformer", part, |b, _, dtype, plan| {
+            Ok(Transformer::load(b, &vars, &part.config, dtype, plan)?)
         })?;
         reports.iter().for_each(|report| self.report.note(report.to_string()));
         if plan.loras.is_empty() {
@@ -230,20 +229,18 @@ impl<B: Backend> Bench<'_, B> {
         &mut self,
         name: &'static str,
         part: &Part<C>,
-        load: impl FnOnce(&Timed<B>, &WeightSource, DType) -> Result<T, Failure>,
+        load: impl FnOnce(&Timed<B>, &WeightSource, DType, &ResidencyPlan) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         self.report.begin(&format!("loading the {name}"));
         let start = Instant::now();
         let weights = part.weights()?;
-        if let Some(Placement { weights, text_encoder, transformer }) = self.plan.placement {
-            match name {
-                "transformer" => self.b.keep_weights(transformer, weights.transformer),
-                "text encoder" => self.b.keep_weights(text_encoder, weights.text_encoder),
-                _ => {}
-            }
-        }
+        let plan = match (self.plan.placement.as_ref(), name) {
+            (Some(placement), "transformer") => placement.transformer_plan(),
+            (Some(placement), "text encoder") => placement.text_encoder_plan(),
+            _ => ResidencyPlan::whole(),
+        };
         let loaded =
-            load(&self.b, weights, self.plan.dtype).while_doing(|| format!("loading the {name}"))?;
+            load(&self.b, weights, self.plan.dtype, &plan).while_doing(|| format!("loading the {name}"))?;
         self.b.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
         self.b.take();

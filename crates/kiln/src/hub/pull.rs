@@ -2,8 +2,8 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln_hub::{Name, Progress};
 use kiln_engine::Parts;
+use kiln_hub::{Name, Progress};
 
 use crate::args::PullArgs;
 use crate::cancel::Cancel;

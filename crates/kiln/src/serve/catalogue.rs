@@ -58,12 +58,16 @@ impl Models {
     /// One model and nothing else.
     pub fn only(name: &str, model: Arc<Model>) -> Models {
         let found = Found::Path(name.into());
-        let known = Known {
-            opened: HashMap::from([(place(&found), Some(about(&model)))]),
-            ..Known::default()
-        };
+        let known =
+            Known { opened: HashMap::from([(place(&found), Some(about(&model)))]), ..Known::default() };
         let models = Mutex::new(HashMap::from([(place(&found), model)]));
-        Models { default: (name.to_owned(), found), loras: None, vaes: None, known: Mutex::new(known), models }
+        Models {
+            default: (name.to_owned(), found),
+            loras: None,
+            vaes: None,
+            known: Mutex::new(known),
+            models,
+        }
     }
 
     /// The model of this name, or the usual one, opened once.
@@ -104,7 +108,11 @@ impl Models {
         let all = std::iter::once(self.default.clone()).chain(others);
         known.list = all
             .filter_map(|(name, found)| {
-                let about = known.opened.entry(place(&found)).or_insert_with(|| Some(about(&found.open().ok()?))).clone()?;
+                let about = known
+                    .opened
+                    .entry(place(&found))
+                    .or_insert_with(|| Some(about(&found.open().ok()?)))
+                    .clone()?;
                 Some(ModelInfo { default: name == self.default.0, name, ..about })
             })
             .collect();

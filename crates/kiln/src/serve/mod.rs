@@ -44,8 +44,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     })?;
     let address = listener.local_addr().unwrap_or(address);
     let generating = server.generate_with(worker);
-    let generating =
-        generating.map_err(|error| Failure::new(format!("can't start the threads that generate: {error}")))?;
+    let generating = generating
+        .map_err(|error| Failure::new(format!("can't start the threads that generate: {error}")))?;
     let _ = writeln!(std::io::stderr(), "kiln {} at http://{address}", env!("CARGO_PKG_VERSION"));
     runtime.block_on(kiln_server::serve(server, listener, asked_to_stop()));
     // The picture at work is done, or stops within a step.

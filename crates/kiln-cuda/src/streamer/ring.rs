@@ -122,36 +122,6 @@ impl Order {
     }
 }
 
-/// Which of a model's weights stay on the device when not all can: spread evenly, so that the copies of the others go on all
-/// the time.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Quota {
-    stay: u64,
-    of: u64,
-    seen: u64,
-    stayed: u64,
-}
-
-impl Quota {
-    /// Weights below that are not worth their copies.
-    const SMALL: u64 = 1 << 20;
-
-    /// `stay` bytes of `of`.
-    pub fn new(stay: u64, of: u64) -> Quota {
-        Quota { stay, of, seen: 0, stayed: 0 }
-    }
-
-    /// Whether the next weight stays.
-    pub fn admits(&mut self, bytes: u64) -> bool {
-        self.seen += bytes;
-        let share = u128::from(self.stay) * u128::from(self.seen);
-        let within = u128::from(self.stayed + bytes) * u128::from(self.of) <= share;
-        let stays = self.stay >= self.of || bytes < Quota::SMALL || within;
-        self.stayed += if stays { bytes } else { 0 };
-        stays
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,20 +199,5 @@ mod tests {
         [0, 1, 2, 0].into_iter().for_each(|id| order.used(id));
         order.forget(1);
         assert_eq!((order.after(0), order.after(2)), (2, 0));
-    }
-
-    #[test]
-    fn half_of_the_weights_stay_and_they_are_spread() {
-        let mut quota = Quota::new(40 << 20, 80 << 20);
-        let stays: Vec<bool> = (0..8).map(|_| quota.admits(10 << 20)).collect();
-        assert_eq!(stays, [false, true, false, true, false, true, false, true]);
-        assert!(quota.stayed <= 40 << 20);
-    }
-
-    #[test]
-    fn all_stay_or_none_but_the_small_ones() {
-        let (mut all, mut none) = (Quota::new(5, 5), Quota::new(0, 80 << 20));
-        assert!((0..10).all(|_| all.admits(1 << 30)));
-        assert_eq!([2 << 20, 1000, 8 << 20].map(|bytes| none.admits(bytes)), [false, true, false]);
     }
 }

@@ -1,0 +1,204 @@
+//! Which files of a crate use each other, for tests that keep its layers apart.
+//!
+//! A file uses another if it names an item that the other defines: by `use`, or by a path in its code, directly or through
+//! re-exports. Declaring a module or re-exporting an item is no use of it. What is reached without a name (methods of a value
+//! that was handed in) is not seen, and neither are tests.
+
+mod source;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::fs;
+use std::path::Path;
+
+use source::{Source, Use};
+
+/// A module's names from the crate's root.
+type Module = Vec<String>;
+
+/// Circles of files that use each other, of every knot the shortest: `["a.rs", "b.rs"]` where `a.rs` uses `b.rs` and `b.rs`
+/// uses `a.rs`. `src` is the folder of a crate's `lib.rs`.
+///
+/// # Panics
+///
+/// If the folder can't be read.
+pub fn circles(src: &Path) -> Vec<Vec<String>> {
+    let files = Files::read(src);
+    let uses: BTreeMap<&str, BTreeSet<&str>> =
+        files.modules.keys().map(|module| (files.name(module), files.used_by(module))).collect();
+    let mut circles: Vec<Vec<String>> = Vec::new();
+    let mut in_knots = BTreeSet::new();
+    for &file in uses.keys() {
+        if in_knots.contains(file) {
+            continue;
+        }
+        let after = reachable(&uses, file);
+        let knot: Vec<&str> =
+            after.iter().copied().filter(|&other| reachable(&uses, other).contains(file)).collect();
+        if knot.contains(&file) {
+            in_knots.extend(knot.iter().copied());
+            circles.extend(knot.iter().filter_map(|file| circle(&uses, file)).min_by_key(Vec::len));
+        }
+    }
+    circles
+}
+
+/// Every file that is used by this one, directly or not.
+fn reachable<'a>(uses: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &str) -> BTreeSet<&'a str> {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_string()]);
+    while let Some(file) = next.pop() {
+        for &used in uses.get(file.as_str()).into_iter().flatten() {
+            if seen.insert(used) {
+                next.push(used.into());
+            }
+        }
+    }
+    seen
+}
+
+/// The shortest way from a file back to itself.
+fn circle(uses: &BTreeMap<&str, BTreeSet<&str>>, from: &str) -> Option<Vec<String>> {
+    let mut queue = VecDeque::from([vec![from]]);
+    let mut seen = BTreeSet::new();
+    while let Some(way) = queue.pop_front() {
+        for &used in way.last().and_then(|file| uses.get(file)).into_iter().flatten() {
+            if used == from {
+                return Some(way.iter().map(|file| file.to_string()).collect());
+            }
+            if seen.insert(used) {
+                queue.push_back([way.as_slice(), &[used]].concat());
+            }
+        }
+    }
+    None
+}
+
+/// The files of a crate, by the module that each is.
+struct Files {
+    modules: HashMap<Module, (String, Source)>,
+}
+
+impl Files {
+    fn read(src: &Path) -> Files {
+        let mut files = Files { modules: HashMap::new() };
+        files.read_folder(src, src);
+        let tests: Vec<Module> = files
+            .modules
+            .iter()
+            .flat_map(|(module, (_, source))| {
+                source.tests.iter().map(|test| [module.as_slice(), std::slice::from_ref(test)].concat())
+            })
+            .collect();
+        files.modules.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
+        files
+    }
+
+    fn read_folder(&mut self, src: &Path, folder: &Path) {
+        let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+        for path in entries.map(|entry| entry.expect("an entry of the folder").path()) {
+            if path.is_dir() {
+                self.read_folder(src, &path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(src).unwrap_or(&path).to_string_lossy().replace('\\', "/");
+                let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                let mut module: Module = name.trim_end_matches(".rs").split('/').map(String::from).collect();
+                if matches!(module.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+                    module.pop();
+                }
+                self.modules.insert(module, (name, Source::parse(&text)));
+            }
+        }
+    }
+
+    fn name(&self, module: &Module) -> &str {
+        &self.modules[module].0
+    }
+
+    /// The files whose items a module names.
+    fn used_by(&self, module: &Module) -> BTreeSet<&str> {
+        let source = &self.modules[module].1;
+        let imports = source.uses.iter().filter(|import| {
+            // A re-export is a use only if the name is used here, too.
+            !import.public || (import.name != "*" && source.words.contains(&import.name))
+        });
+        let imported = imports.filter_map(|import| self.defined(module, &import.path, 0));
+        let named = source.paths.iter().filter_map(|path| self.defined(module, path, 0));
+        imported.chain(named).filter(|defined| *defined != module).map(|module| self.name(module)).collect()
+    }
+
+    /// The module that defines what `path` means in `module`; `None` for a module itself and for other crates' items.
+    fn defined(&self, module: &Module, path: &[String], depth: usize) -> Option<&Module> {
+        let (mut at, mut rest) = self.start(module, path, depth)?;
+        while let [name, further @ ..] = rest {
+            let below = [at.as_slice(), std::slice::from_ref(name)].concat();
+            if !self.modules.contains_key(&below) {
+                return self.item(&at, rest, depth);
+            }
+            (at, rest) = (below, further);
+        }
+        None
+    }
+
+    /// Where a path begins, and what of it is left.
+    fn start<'a>(&self, module: &Module, path: &'a [String], depth: usize) -> Option<(Module, &'a [String])> {
+        let (first, rest) = path.split_first()?;
+        match first.as_str() {
+            "crate" => Some((Vec::new(), rest)),
+            "self" => Some((module.clone(), rest)),
+            "super" => {
+                let mut at = module.clone();
+                at.pop()?;
+                // `super::super`.
+                if rest.first().is_some_and(|next| next == "super") {
+                    self.start(&at, rest, depth)
+                } else {
+                    Some((at, rest))
+                }
+            }
+            name => {
+                let below = [module.as_slice(), &[name.to_string()]].concat();
+                if self.modules.contains_key(&below) {
+                    return Some((below, rest));
+                }
+                // A module that was imported.
+                let import = self.modules[module].1.uses.iter().find(|import| import.name == name)?;
+                self.module(module, import, depth).map(|module| (module, rest))
+            }
+        }
+    }
+
+    /// The module that an import names, if it is one.
+    fn module(&self, module: &Module, import: &Use, depth: usize) -> Option<Module> {
+        if depth > 20 || import.path.first() == Some(&import.name) {
+            return None;
+        }
+        let (at, rest) = self.start(module, &import.path, depth + 1)?;
+        let whole = [at.as_slice(), rest].concat();
+        self.modules.contains_key(&whole).then_some(whole)
+    }
+
+    /// The module that defines the item which `module` has under the first of these names.
+    fn item(&self, module: &Module, path: &[String], depth: usize) -> Option<&Module> {
+        let (module, (_, source)) = self.modules.get_key_value(module)?;
+        let name = path.first()?;
+        if source.items.contains(name) || depth > 20 {
+            return Some(module);
+        }
+        if let Some(import) = source.uses.iter().find(|import| import.name == *name) {
+            let further = [import.path.as_slice(), &path[1..]].concat();
+            return self.defined(module, &further, depth + 1);
+        }
+        for import in source.uses.iter().filter(|import| import.name == "*") {
+            let further = [import.path.as_slice(), path].concat();
+            if let Some(found) = self.defined(module, &further, depth + 1)
+                && self.modules[found].1.words.contains(name)
+            {
+                return Some(found);
+            }
+        }
+        // What a macro makes has no name in front.
+        Some(module)
+    }
+}
+
+#[cfg(test)]
+mod tests;

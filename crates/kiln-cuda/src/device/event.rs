@@ -1,0 +1,81 @@
+//! Places on a stream that can be waited for.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use super::primary::Primary;
+use crate::error::Result;
+use crate::sys::driver::{EVENT_BLOCKING, EVENT_NO_TIME};
+
+/// An event, destroyed at the end.
+pub(crate) struct Event {
+    primary: Arc<Primary>,
+    handle: *mut c_void,
+}
+
+// SAFETY: the driver's handles may be used from any thread that has made the context current.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// One that knows its time.
+    pub fn timed(primary: &Arc<Primary>) -> Result<Event> {
+        Event::new(primary, 0)
+    }
+
+    /// One for which streams wait.
+    pub fn order(primary: &Arc<Primary>) -> Result<Event> {
+        Event::new(primary, EVENT_NO_TIME)
+    }
+
+    /// One for which threads wait, asleep.
+    pub fn blocking(primary: &Arc<Primary>) -> Result<Event> {
+        Event::new(primary, EVENT_BLOCKING | EVENT_NO_TIME)
+    }
+
+    fn new(primary: &Arc<Primary>, flags: u32) -> Result<Event> {
+        primary.enter()?;
+        let mut handle = null_mut();
+        // SAFETY: the event is written.
+        let status = unsafe { (primary.driver.event_create)(&mut handle, flags) };
+        primary.driver.check("cuEventCreate", status)?;
+        Ok(Event { primary: Arc::clone(primary), handle })
+    }
+
+    /// The driver's handle.
+    pub fn raw(&self) -> *mut c_void {
+        self.handle
+    }
+
+    /// Whether the GPU has come to it; also `true` where it was never recorded.
+    pub fn is_past(&self) -> bool {
+        // SAFETY: the event lives.
+        self.primary.enter().is_ok() && unsafe { (self.primary.driver.event_query)(self.handle) } == 0
+    }
+
+    /// Waits until the GPU has come to it.
+    pub fn wait(&self) -> Result<()> {
+        self.primary.enter()?;
+        // SAFETY: the event lives.
+        let status = unsafe { (self.primary.driver.event_wait)(self.handle) };
+        self.primary.driver.check("cuEventSynchronize", status)
+    }
+
+    /// Milliseconds from `begin` to this one, both timed and past.
+    pub fn since(&self, begin: &Event) -> Result<f32> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both live.
+        let status =
+            unsafe { (self.primary.driver.event_elapsed)(&mut milliseconds, begin.handle, self.handle) };
+        self.primary.driver.check("cuEventElapsedTime", status).map(|()| milliseconds)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.primary.enter().is_ok() {
+            // SAFETY: the last use.
+            unsafe { (self.primary.driver.event_destroy)(self.handle) };
+        }
+    }
+}
