@@ -120,7 +120,7 @@ fn given_noise_and_embeddings_are_remembered_with_their_place() {
     let kit = Kit::with_model("dev");
     let noise =
         kiln_tensor::HostTensor::from_f32([2, 128, 3, 3], kiln_tensor::rng::Generator::cpu(1).randn(2304));
-    let dim = kiln_model::ModelFolder::open(kit.model()).unwrap().transformer.config.joint_attention_dim;
+    let dim = kiln_engine::Model::open(kit.model()).unwrap().transformer.config.joint_attention_dim;
     let texts = kiln_tensor::rng::Generator::cpu(2).randn(2 * 8 * dim);
     let texts = kiln_tensor::HostTensor::from_f32([2, 8, dim], texts).unwrap();
     let save = |name: &str, key, tensor| {
