@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use kiln_ops::{AttentionSpec, Backend, Mask};
 
-use super::KvCache;
+use super::layout::KvCache;
 use crate::Result;
 
 /// What the blocks of one call do at their attention. Everything else is done to rows, whosever they are; here each

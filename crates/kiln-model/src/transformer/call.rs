@@ -1,9 +1,11 @@
 //! What one call of the transformer is given, and how the pictures of a call become rows of one tensor.
 
-use kiln_ops::{Backend, Error, Groups, Mask, RopePairs, RopeTable, Tensor as _};
+use kiln_ops::{Backend, Error, Mask, RopePairs, RopeTable, Tensor as _};
 
 use super::attention::{Attention, Piece, join};
 use super::embed::Moment;
+use super::layout::{KvCache, Layout};
+use super::runs::{Level, Runs};
 use crate::Result;
 
 /// How reference pictures take part in a call.
@@ -24,25 +26,6 @@ impl<B: Backend> Clone for References<'_, B> {
 }
 
 impl<B: Backend> Copy for References<'_, B> {}
-
-/// Keys (after the rotary embedding) and values of the reference tokens, a pair a block: double blocks, then single.
-pub struct KvCache<B: Backend> {
-    pub(super) blocks: Vec<[B::Tensor; 2]>,
-}
-
-impl<B: Backend> KvCache<B> {
-    /// Key and value of each block, double blocks first.
-    pub fn blocks(&self) -> &[[B::Tensor; 2]] {
-        &self.blocks
-    }
-}
-
-/// The rotary tables of one token list, made once and used in every step.
-pub struct Layout<B: Backend> {
-    pub(super) text: RopeTable<B>,
-    pub(super) image: RopeTable<B>,
-    pub(super) joined: RopeTable<B>,
-}
 
 /// One picture of a call.
 pub struct Item<'a, B: Backend> {
@@ -202,40 +185,5 @@ impl<'a, B: Backend> Rows<'a, B> {
     pub(super) fn key(&self) -> Vec<usize> {
         let own = self.own.iter().flat_map(|own| [own.start, own.end]);
         self.pieces.iter().flat_map(Piece::rows).chain(own).collect()
-    }
-}
-
-/// The noise level that a row is modulated for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Level {
-    Now = 0,
-    /// t = 0, for reference tokens that are being extracted.
-    Still = 1,
-}
-
-/// Runs of rows at one level each.
-#[derive(Default)]
-pub(super) struct Runs(Vec<(Level, usize)>);
-
-impl Runs {
-    fn push(&mut self, level: Level, rows: usize) {
-        match self.0.last_mut() {
-            _ if rows == 0 => {}
-            Some((last, count)) if *last == level => *count += rows,
-            _ => self.0.push((level, rows)),
-        }
-    }
-
-    pub(super) fn any_still(&self) -> bool {
-        self.0.iter().any(|(level, _)| *level == Level::Still)
-    }
-
-    /// The level of every run.
-    pub(super) fn levels(&self) -> impl Iterator<Item = Level> {
-        self.0.iter().map(|(level, _)| *level)
-    }
-
-    pub(super) fn groups(&self) -> Groups {
-        Groups::of_lengths(&self.0.iter().map(|(_, rows)| *rows).collect::<Vec<_>>())
     }
 }

@@ -3,9 +3,10 @@ use kiln_tensor::DType;
 use kiln_weights::Vars;
 
 use super::attention::Attention;
+use super::config::Config;
 use super::embed::DoubleModulation;
+use super::layout::Layout;
 use super::linear::Linear;
-use super::{Config, Layout};
 use crate::{ResidencyPlan, Result};
 
 /// Text and image with weights of their own, meeting in one attention.

@@ -2,9 +2,9 @@ use kiln_ops::{Activation, Backend, Groups};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::Vars;
 
-use super::Config;
-use super::call::Runs;
+use super::config::Config;
 use super::linear::Linear;
+use super::runs::Runs;
 use crate::{ResidencyPlan, Result};
 
 /// The noise level (and guidance) as a vector: sinusoids, then a small MLP each.

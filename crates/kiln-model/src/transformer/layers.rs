@@ -2,9 +2,9 @@
 
 use kiln_weights::LayerShape;
 
-use super::Config;
 #[cfg(doc)]
 use super::Transformer;
+use super::config::Config;
 
 impl Config {
     /// All linear layers, by the names under which [`Transformer::load`] looks for them.

@@ -1,7 +1,7 @@
 use kiln_ops::{Backend, RopePairs, RopeTable};
 use kiln_tensor::{DType, HostTensor};
 
-use super::Config;
+use super::config::Config;
 use crate::Result;
 
 /// Where a token is: picture number t, row h, column w, place l in the text.

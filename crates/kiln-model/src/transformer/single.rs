@@ -2,8 +2,8 @@ use kiln_ops::{Backend, RopeTable};
 use kiln_tensor::DType;
 use kiln_weights::Vars;
 
-use super::Config;
 use super::attention::Attention;
+use super::config::Config;
 use super::embed::SingleModulation;
 use super::linear::Linear;
 use crate::{ResidencyPlan, Result};

@@ -2,7 +2,7 @@ use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Mask, Residency
 use kiln_tensor::DType;
 use kiln_weights::Vars;
 
-use super::Config;
+use super::config::Config;
 use crate::{Observer, Result};
 
 const EPS: f32 = 1e-6;

@@ -1,8 +1,8 @@
 use kiln_ops::{Activation, Backend, ConvGeometry};
 use kiln_weights::Vars;
 
-use super::Config;
 use super::blocks::{GroupNorm, MidBlock, ResnetBlock, conv};
+use super::config::Config;
 use crate::{Observer, Result};
 
 const UPSAMPLE: ConvGeometry = ConvGeometry { upsample: true, ..ConvGeometry::same(3) };

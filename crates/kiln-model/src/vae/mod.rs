@@ -8,132 +8,18 @@
 //! loaded. The batch norm has running statistics and no weights; its epsilon is 1e-4, every other norm's 1e-6.
 
 mod blocks;
+mod config;
 mod decoder;
 mod encoder;
 
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::{Vars, WeightSource};
-use serde::Deserialize;
+use kiln_weights::Vars;
 
-use crate::{Error, Observer, Result, config};
+use crate::{Error, Observer, Result};
+pub use config::Config;
 use decoder::Decoder;
 use encoder::Encoder;
-
-/// `vae/config.json`.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Config {
-    /// Channels of each level, from full size to an eighth.
-    pub block_out_channels: Vec<usize>,
-    /// The decoder's own, when it is smaller than the encoder.
-    pub decoder_block_out_channels: Option<Vec<usize>>,
-    /// Residual blocks of an encoder level; a decoder level has one more.
-    #[serde(default = "default_layers")]
-    pub layers_per_block: usize,
-    /// Channels of the latent.
-    #[serde(default = "default_latent_channels")]
-    pub latent_channels: usize,
-    /// Groups of every group norm.
-    #[serde(default = "default_groups")]
-    pub norm_num_groups: usize,
-    /// Epsilon of the batch norm.
-    #[serde(default = "default_batch_norm_eps")]
-    pub batch_norm_eps: f32,
-    /// Whether a 1×1 convolution follows the encoder.
-    #[serde(default = "yes")]
-    pub use_quant_conv: bool,
-    /// Whether a 1×1 convolution precedes the decoder.
-    #[serde(default = "yes")]
-    pub use_post_quant_conv: bool,
-    /// Whether the middle blocks attend.
-    #[serde(default = "yes")]
-    pub mid_block_add_attention: bool,
-    /// Activation of every block; FLUX.2 uses SiLU.
-    #[serde(default = "default_activation")]
-    pub act_fn: String,
-    /// Latent patch; FLUX.2 uses 2×2.
-    #[serde(default = "default_patch")]
-    pub patch_size: [usize; 2],
-}
-
-fn default_layers() -> usize {
-    2
-}
-fn default_latent_channels() -> usize {
-    32
-}
-fn default_groups() -> usize {
-    32
-}
-fn default_batch_norm_eps() -> f32 {
-    1e-4
-}
-fn default_activation() -> String {
-    "silu".into()
-}
-fn default_patch() -> [usize; 2] {
-    [2, 2]
-}
-fn yes() -> bool {
-    true
-}
-
-impl Config {
-    /// Channels of one token: a patch of latents.
-    pub fn token_channels(&self) -> usize {
-        4 * self.latent_channels
-    }
-
-    /// Channels of each level of the decoder.
-    pub fn decoder_channels(&self) -> &[usize] {
-        self.decoder_block_out_channels.as_deref().unwrap_or(&self.block_out_channels)
-    }
-
-    /// The configuration that these tensors, in diffusers' naming, must have been saved with.
-    pub fn from_tensors(source: &WeightSource) -> Option<Config> {
-        let rows = |name: String| source.entry(&name)?.1.dims().first().copied();
-        let first_conv = |half: &str, i| rows(format!("{half}.{i}.resnets.0.conv1.weight"));
-        let encoder: Option<Vec<usize>> = (0..4).map(|i| first_conv("encoder.down_blocks", i)).collect();
-        let decoder: Option<Vec<usize>> = (0..4).rev().map(|i| first_conv("decoder.up_blocks", i)).collect();
-        let resnet = |j: &usize| source.contains(&format!("encoder.down_blocks.0.resnets.{j}.conv1.weight"));
-        Some(Config {
-            block_out_channels: encoder?,
-            decoder_block_out_channels: decoder,
-            layers_per_block: (0..).take_while(resnet).count(),
-            latent_channels: source.entry("decoder.conv_in.weight")?.1.dims().get(1).copied()?,
-            norm_num_groups: default_groups(),
-            batch_norm_eps: default_batch_norm_eps(),
-            use_quant_conv: source.contains("quant_conv.weight"),
-            use_post_quant_conv: source.contains("post_quant_conv.weight"),
-            mid_block_add_attention: source.contains("decoder.mid_block.attentions.0.to_q.weight"),
-            act_fn: default_activation(),
-            patch_size: default_patch(),
-        })
-    }
-
-    /// What is wrong with these numbers, if anything is.
-    pub fn problem(&self) -> Option<String> {
-        let widths = [("latent_channels", self.latent_channels), ("norm_num_groups", self.norm_num_groups)];
-        if let Some(problem) = config::absurd(&widths, &[("layers_per_block", self.layers_per_block)]) {
-            return Some(problem);
-        }
-        for channels in [&self.block_out_channels[..], self.decoder_channels()] {
-            if let Some(problem) =
-                config::absurd(&channels.iter().map(|&c| ("a level", c)).collect::<Vec<_>>(), &[])
-            {
-                return Some(problem);
-            }
-            if channels.len() != 4 {
-                return Some(format!("block_out_channels must list four levels, found {channels:?}"));
-            }
-            if let Some(c) = channels.iter().find(|c| !c.is_multiple_of(self.norm_num_groups)) {
-                return Some(format!("{c} channels can't be split into {} groups", self.norm_num_groups));
-            }
-        }
-        (self.patch_size != [2, 2] || self.act_fn != "silu")
-            .then(|| "patch_size must be [2, 2] and act_fn `silu`".into())
-    }
-}
 
 /// The autoencoder's weights on a backend.
 pub struct Vae<B: Backend> {
