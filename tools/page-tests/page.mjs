@@ -57,6 +57,8 @@ test("painting is cancelled with a key, and says so", async (page) => {
   await page.fill("#prompt", "a robot");
   await steps(page, 200);
   await page.click("#generate");
+  // What the job before said is still in the hidden text.
+  await shows(page, "#working");
   await page.waitForFunction(() => /Step \d+/.test(document.querySelector("#working-text").textContent), null, { timeout: 60_000 });
   const began = Date.now();
   await page.keyboard.press("Escape");
