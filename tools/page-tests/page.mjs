@@ -57,6 +57,8 @@ test("painting is cancelled with a key, and says so", async (page) => {
   await page.fill("#prompt", "a robot");
   await steps(page, 200);
   await page.click("#generate");
+  // What the job before said is still in the hidden text.
+  await shows(page, "#working");
   await page.waitForFunction(() => /Step \d+/.test(document.querySelector("#working-text").textContent), null, { timeout: 60_000 });
   const began = Date.now();
   await page.keyboard.press("Escape");
@@ -235,6 +237,47 @@ test("seeds are rolled and kept", async (page) => {
   await paint(page, "a cat");
   assert.match((await sent).postData(), /"seed":18446744073709551615\}/, "every digit arrives");
   await page.keyboard.press("?");
+});
+
+test("advanced settings are sent, shown, and used again", async (page) => {
+  await page.click("#advanced summary");
+  await page.selectOption("#rng", "cuda");
+  await hides(page, "#rho-field");
+  await page.selectOption("#schedule", "power");
+  await shows(page, "#rho-field");
+  await page.fill("#rho", "1.5");
+  await page.fill("#max-tokens", "32");
+  // The server has no autoencoders to choose from.
+  await hides(page, "#vae-field");
+  await shot(page, "advanced");
+  let sent = order(page);
+  await paint(page, "a hat");
+  let body = (await sent).postDataJSON();
+  assert.deepEqual([body.rng, body.schedule, body.rho, body.max_tokens], ["cuda", "power", 1.5, 32]);
+  assert.ok(!("sigmas" in body) && !("vae" in body), "what is empty is left to the model");
+
+  await page.selectOption("#rng", "");
+  await page.selectOption("#schedule", "");
+  await page.fill("#max-tokens", "");
+  await page.fill("#sigmas", "1, 0.5");
+  sent = order(page);
+  await paint(page, "a glove");
+  body = (await sent).postDataJSON();
+  assert.deepEqual(body.sigmas, [1, 0.5]);
+  assert.ok(!("rho" in body), "rho goes with its schedule");
+
+  await page.locator("#grid .open").nth(1).click();
+  await page.waitForSelector("#viewer[open]");
+  await says(page, "#viewer-facts", /power, rho 1\.5/);
+  await page.click("#viewer-actions button:text('Same recipe again')");
+  await says(page, "#prompt", /^a hat$/);
+  for (const [id, value] of [["rng", "cuda"], ["schedule", "power"], ["rho", "1.5"], ["max-tokens", "32"], ["sigmas", ""]]) {
+    assert.equal(await page.inputValue(`#${id}`), value);
+  }
+  await page.reload();
+  await page.waitForSelector("[data-ready]");
+  assert.equal(await page.inputValue("#sigmas"), "1, 0.5", "the form is kept");
+  await page.fill("#sigmas", "");
 });
 
 test("labels, contrast and roles are as they should be, in dark and light, on a desk and on a phone", async (page) => {

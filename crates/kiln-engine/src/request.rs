@@ -66,6 +66,7 @@ pub struct Request {
 
     /// Use the modules of a LoRA that fit and say which don't, instead of refusing the file
     #[cfg_attr(feature = "cli", arg(long, help_heading = "Model"))]
+    #[cfg_attr(feature = "schema", schema(ignore))]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lora_partial: bool,
 

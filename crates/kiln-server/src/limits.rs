@@ -137,7 +137,7 @@ impl Limits {
             return Err(invalid(format!("a job makes {most} images at most, found {images}")));
         }
         let (seeds, prompts) = (request.seed.len(), request.prompts.len());
-        if seeds > 1 && (seeds != images || images % prompts != 0) {
+        if seeds > 1 && (seeds != images || !images.is_multiple_of(prompts)) {
             return Err(invalid(format!(
                 "seed has {seeds} seeds for {images} images of {prompts} prompts: give one for all, or one for each image"
             )));

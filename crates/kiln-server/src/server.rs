@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kiln_engine::Request;
+use kiln_engine::{FileRef, Request};
 use tokio::sync::{Semaphore, watch};
 
 use crate::auth::Keys;
@@ -82,6 +82,8 @@ pub struct Inner {
 struct Queue {
     schedule: Schedule,
     live: HashMap<String, Arc<Live>>,
+    /// The clients of jobs that are being written to the database.
+    arriving: Vec<String>,
     /// Jobs that were taken and have not ended, oldest first; those that wait for the generator are `queued`.
     running: Vec<Arc<Live>>,
     stopping: bool,
@@ -94,7 +96,12 @@ impl Queue {
     }
 
     fn waiting(&self) -> usize {
-        self.schedule.len() + self.planned().count()
+        self.schedule.len() + self.arriving.len() + self.planned().count()
+    }
+
+    fn enter(&mut self, waiting: Waiting, live: Arc<Live>) {
+        self.schedule.push(waiting);
+        self.live.insert(live.id.clone(), live);
     }
 }
 
@@ -167,7 +174,8 @@ impl Server {
                     self.store.requeue(&job.id)?;
                     let mut live = Live::new(job.id, job.client, job.request, Via::Jobs, false);
                     live.alone = job.attempts > 0;
-                    self.enter(&mut self.queue(), Arc::new(live));
+                    let waiting = self.waiting(&live);
+                    self.queue().enter(waiting, Arc::new(live));
                 }
             }
         }
@@ -194,20 +202,9 @@ impl Server {
         // Clients are told what they get.
         request.output_format.get_or_insert_default();
         request.png.get_or_insert_default();
-        let capacity = self.config.limits.queue;
         let id = random::<12>().iter().map(|byte| format!("{byte:02x}")).collect();
         let live = Arc::new(Live::new(id, client.to_owned(), request, via, attached));
-        let mut queue = self.queue();
-        if queue.stopping {
-            return Err(Refused::Closing);
-        }
-        // Half of the places are for others.
-        let own = queue.live.values().filter(|other| other.client == client).count() > capacity / 2;
-        if queue.waiting() >= capacity || own {
-            let seconds = self.seconds_for(if own { 1 } else { queue.waiting() / 4 + 1 });
-            self.metrics.refused();
-            return Err(Refused::Full { seconds, own });
-        }
+        let waiting = self.waiting(&live);
         let row = JobRow {
             id: live.id.clone(),
             client: live.client.clone(),
@@ -220,23 +217,54 @@ impl Server {
             finished: None,
             error: None,
         };
-        self.store.insert(&row).map_err(Refused::Store)?;
-        self.enter(&mut queue, Arc::clone(&live));
-        drop(queue);
-        self.wake.notify_all();
-        Ok(live)
+        self.reserve(client)?;
+        // Not under the lock: the thread that generates takes it, too, and must not wait for a disk.
+        let kept = self.store.insert(&row);
+        {
+            let mut queue = self.queue();
+            if let Some(place) = queue.arriving.iter().position(|arriving| arriving == client) {
+                queue.arriving.swap_remove(place);
+            }
+            kept.map_err(Refused::Store)?;
+            if !queue.stopping {
+                queue.enter(waiting, Arc::clone(&live));
+                drop(queue);
+                self.wake.notify_all();
+                return Ok(live);
+            }
+        }
+        self.end_unbegun(&live, stopping());
+        Err(Refused::Closing)
     }
 
-    fn enter(&self, queue: &mut Queue, live: Arc<Live>) {
-        queue.schedule.push(Waiting {
+    /// Takes a place in the queue for a job of this client.
+    fn reserve(&self, client: &str) -> Result<(), Refused> {
+        let capacity = self.config.limits.queue;
+        let mut queue = self.queue();
+        if queue.stopping {
+            return Err(Refused::Closing);
+        }
+        let own = queue.live.values().map(|live| &live.client).chain(&queue.arriving);
+        // Half of the places are for others.
+        let own = own.filter(|other| *other == client).count() > capacity / 2;
+        if queue.waiting() >= capacity || own {
+            let seconds = self.seconds_for(if own { 1 } else { queue.waiting() / 4 + 1 });
+            self.metrics.refused();
+            return Err(Refused::Full { seconds, own });
+        }
+        queue.arriving.push(client.to_owned());
+        Ok(())
+    }
+
+    fn waiting(&self, live: &Live) -> Waiting {
+        Waiting {
             id: live.id.clone(),
             client: live.client.clone(),
             group: self.group(&live.request),
-            alike: self.alike(&live),
+            alike: self.alike(live),
             images: images(&live.request),
             cost: self.cost(&live.request),
-        });
-        queue.live.insert(live.id.clone(), live);
+        }
     }
 
     /// What has to be the same for two jobs to run one after the other without loading anything.
@@ -362,14 +390,15 @@ impl Server {
     /// A job needs its images no more: drops the pixels of those that no other job waits for.
     pub(crate) fn forget_images(&self, live: &Live) {
         live.set_planned();
-        let queue = self.queue();
-        let needed = |image: &_| {
-            let mut others = queue.live.values().filter(|other| !other.is_planned());
-            others.any(|other| other.request.images().any(|other| other == image))
+        let unneeded: Vec<&FileRef> = {
+            let queue = self.queue();
+            let needed = |image: &FileRef| {
+                let mut others = queue.live.values().filter(|other| !other.is_planned());
+                others.any(|other| other.request.images().any(|other| other == image))
+            };
+            live.request.images().filter(|image| !needed(image)).collect()
         };
-        for image in live.request.images().filter(|image| !needed(*image)) {
-            self.decoded.forget(name(&image.path));
-        }
+        unneeded.iter().for_each(|image| self.decoded.forget(name(&image.path)));
     }
 
     /// Stops a job, wherever it is; whether there was one to stop.
@@ -462,7 +491,6 @@ impl Server {
     /// Puts the jobs that are begun back into the queue.
     pub(crate) fn interrupt(&self) {
         self.running().iter().for_each(|live| live.put_back());
-        self.wake.notify_all();
     }
 }
 

@@ -88,12 +88,14 @@ pub(crate) async fn attach(
     client: &str,
     via: Via,
 ) -> Result<Attached, ApiError> {
-    let (inner, client) = (server.clone(), client.to_owned());
-    let live = aside(move || {
-        let request = inner.take_in(request).map_err(ApiError::from)?;
-        inner.submit(request, &client, via, true).map_err(ApiError::from)
-    });
-    Ok(Attached::new(server, live.await?))
+    let (server, client) = (server.clone(), client.to_owned());
+    aside(move || {
+        let request = server.take_in(request).map_err(ApiError::from)?;
+        let live = server.submit(request, &client, via, true).map_err(ApiError::from)?;
+        // Attached here: a client that goes away before the answer is looked at leaves nothing behind.
+        Ok::<_, ApiError>(Attached::new(&server, live))
+    })
+    .await
 }
 
 /// Waits for the end of a job. A caller who goes away, goes away with it.
