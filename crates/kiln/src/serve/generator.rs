@@ -214,7 +214,7 @@ mod tests {
         let nan = Error::Model(kiln_model::Error::NotFinite { what: "it" });
         assert_eq!(job_error(&nan).blame, Blame::Server);
         assert_eq!(job_error(&Error::CANCELLED).blame, Blame::Cancelled);
-        let missing = kiln_weights::Error::NotFound { file: "a".into() };
+        let missing = kiln_weights::Error::NotFound { path: "a".into() };
         assert_eq!(job_error(&missing.into()).blame, Blame::Server);
     }
 }
