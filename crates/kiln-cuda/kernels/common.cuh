@@ -204,6 +204,18 @@ template <class T> __device__ __forceinline__ void store8(T *p, long long i, lon
         if (i + j < n) p[i + j] = from_float<T>(v[j]);
 }
 
+// Eight sums of one row of a product, from four places of its factor and of those of eight columns.
+__device__ __forceinline__ void multiply_add(float (&sums)[8], const float4 &a, const float4 (&b)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) sums[j] += a.x * b[j].x;
+#pragma unroll
+    for (int j = 0; j < 8; j++) sums[j] += a.y * b[j].y;
+#pragma unroll
+    for (int j = 0; j < 8; j++) sums[j] += a.z * b[j].z;
+#pragma unroll
+    for (int j = 0; j < 8; j++) sums[j] += a.w * b[j].w;
+}
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);

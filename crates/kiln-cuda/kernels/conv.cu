@@ -1,42 +1,6 @@
 // Convolutions of channels-last pictures as one matrix product, whose left operand is never stored: row m is what the
 // kernel sees of the picture at output pixel m. With a kernel of one pixel it is a plain matrix product.
 
-struct Conv {
-    const void *x;
-    // [n][kh][kw][c], rows `ldw` apart.
-    const void *w;
-    const float *bias;
-    // Added to the result; of the result's type.
-    const void *add;
-    void *out;
-    // From pixel to pixel of x, and from row to row of the others, in elements.
-    long long ldx, ldw, ldadd, ldo;
-    float alpha;
-    int height, width, channels;
-    int out_height, out_width, n;
-    int kernel_height, kernel_width, stride, top, left, upsample;
-};
-
-// The pixel of x under tap (ky, kx) at the output pixel that begins at (y, x); -1 in the padding.
-__device__ __forceinline__ long long pixel_under(const Conv &t, int y, int x, int tap) {
-    y += tap / t.kernel_width;
-    x += tap % t.kernel_width;
-    if (t.upsample) {
-        // Shifting keeps what is below zero below zero.
-        y >>= 1;
-        x >>= 1;
-    }
-    bool inside = y >= 0 && y < t.height && x >= 0 && x < t.width;
-    return inside ? (long long)y * t.width + x : -1;
-}
-
-template <class O> __device__ __forceinline__ void put(const Conv &t, long long m, int n, float sum) {
-    sum *= t.alpha;
-    if (t.bias) sum += t.bias[n];
-    if (t.add) sum += to_float(((const O *)t.add)[m * t.ldadd + n]);
-    ((O *)t.out)[m * t.ldo + n] = from_float<O>(sum);
-}
-
 // Two neighbouring channels, at once where both are there and their place allows it.
 template <class O> __device__ __forceinline__ void put_two(const Conv &t, long long m, int n, float a, float b) {
     O *out = (O *)t.out + m * t.ldo + n;

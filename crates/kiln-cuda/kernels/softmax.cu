@@ -1,6 +1,6 @@
-// The softmax of rows of f32, as bf16; one block of 256 threads a row, whose length is a multiple of 8.
+// The softmax of rows of f32, as bf16 or in their own place; one block of 256 threads a row, whose length is a multiple of 8.
 
-extern "C" __global__ void __launch_bounds__(256) softmax_rows(const float *x, bf16 *out, int n) {
+template <class T> __device__ __forceinline__ void softmax_rows(const float *x, T *out, int n) {
     __shared__ float tops[8];
     x += (long long)blockIdx.x * n;
     out += (long long)blockIdx.x * n;
@@ -29,4 +29,11 @@ extern "C" __global__ void __launch_bounds__(256) softmax_rows(const float *x, b
         for (int j = 0; j < 8; j++) v[j] = expf(v[j] - all) * factor;
         store_vector(out + i, v);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256) softmax_rows_bf16(const float *x, bf16 *out, int n) {
+    softmax_rows(x, out, n);
+}
+extern "C" __global__ void __launch_bounds__(256) softmax_rows_f32(const float *x, float *out, int n) {
+    softmax_rows(x, out, n);
 }

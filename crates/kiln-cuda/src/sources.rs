@@ -20,9 +20,11 @@ macro_rules! sources {
 
 sources! {
     ATTENTION = "attention";
+    ATTENTION_F32 = "attention_f32";
     ATTENTION_HOPPER = "attention_hopper";
     ATTENTION_PLAIN = "attention_plain";
     CONV = "conv";
+    CONV_F32 = "conv_f32";
     CONV_HOPPER = "conv_hopper";
     ELEMENTWISE = "elementwise";
     FEW_ROWS = "few_rows";
@@ -41,6 +43,8 @@ sources! {
 const COMMON: &str = include_str!("../kernels/common.cuh");
 /// Instructions of one generation.
 const HOPPER: &str = include_str!("../kernels/hopper.cuh");
+/// Convolutions as kernels take them.
+const CONVOLUTION: &str = include_str!("../kernels/conv.cuh");
 /// Rounding of rows to 8-bit floats.
 const E4M3: &str = include_str!("../kernels/e4m3.cuh");
 
@@ -64,6 +68,7 @@ impl Source {
     pub fn full_text(&self) -> String {
         let further = match self.name {
             "attention_hopper" | "conv_hopper" => HOPPER,
+            "conv" | "conv_f32" => CONVOLUTION,
             "fp8" | "norm" => E4M3,
             _ => "",
         };

@@ -64,7 +64,8 @@ fn cuda() -> Sheet {
     for (library, state) in &gpus.libraries {
         sheet = sheet.with(*library, state.as_str());
     }
-    sheet.with("used", if gpus.usable { "yes, for models that fit" } else { "no: images are made on the CPU" })
+    sheet
+        .with("used", if gpus.usable { "yes, for models that fit" } else { "no: images are made on the CPU" })
 }
 
 fn cpu() -> Sheet {

@@ -17,6 +17,10 @@ SOURCE(attention) {
 SOURCE(attention_hopper) {
 #include "attention_hopper.cu"
 }
+SOURCE(attention_f32_) {
+#include "attention_f32.cu"
+#undef KERNEL
+}
 SOURCE(conv_hopper) {
 #include "conv_hopper.cu"
 #undef KERNEL
@@ -25,8 +29,12 @@ SOURCE(attention_plain) {
 #include "attention_plain.cu"
 #undef KERNEL
 }
+#include "conv.cuh"
 SOURCE(conv) {
 #include "conv.cu"
+}
+SOURCE(conv_f32_) {
+#include "conv_f32.cu"
 }
 SOURCE(elementwise) {
 #include "elementwise.cu"
@@ -92,6 +100,9 @@ std::map<std::string, Kernel> &kernels() {
         K(attention_plain, attention_plain_bf16_4) K(attention_plain, attention_plain_bf16_16)
         K(conv, conv_plain_f32_f32) K(conv, conv_plain_bf16_bf16) K(conv, conv_plain_bf16_f32)
         K(conv, conv_tiles_bf16_128) K(conv, conv_tiles_f32_128) K(conv, conv_tiles_bf16_32) K(conv, conv_tiles_f32_32)
+        K(attention_f32_, attention_f32_64) K(attention_f32_, attention_f32_128)
+        K(conv_f32_, conv_f32_128) K(conv_f32_, conv_f32_64) K(conv_f32_, conv_f32_32)
+        K(conv_f32_, fold_taps_f32)
         BOTH(elementwise, unary) BOTH(elementwise, binary) BOTH(elementwise, swiglu) BOTH(elementwise, affine)
         BOTH(elementwise, blend_rows)
         K(elementwise, cast_f32_bf16) K(elementwise, cast_bf16_f32) K(elementwise, cast_f16_f32) K(elementwise, cast_f16_bf16)
@@ -106,7 +117,7 @@ std::map<std::string, Kernel> &kernels() {
         BOTH(movement, to_bytes) K(movement, upsample) K(movement, space_to_depth_2) K(movement, space_to_depth_4)
         BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(rope, norm_rope) BOTH(rope, norm_rope_128)
         BOTH(norm, ada_layer_norm_held) BOTH(norm, ada_layer_norm_fp8) BOTH(norm, rms_norm_held)
-        BOTH(widen_, widen) K(softmax, softmax_rows) K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)
+        BOTH(widen_, widen) BOTH(softmax, softmax_rows) K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)
     };
     return table;
 }

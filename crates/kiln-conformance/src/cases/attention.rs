@@ -33,6 +33,10 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("attention/isolated_head_dim_128", Attention { mask: isolated, ..plain(2, 1, 128, &wide) });
     list.add("attention/isolated_rows", Attention { mask: isolated, ..plain(2, 2, 64, &square) });
     list.add("attention/wide_heads_of_many_keys", plain(2, 1, 256, &[[70, 520]]));
+    // Several tiles of queries and keys, the last ones cut short.
+    list.add("attention/several_tiles_head_dim_64", plain(4, 2, 64, &[[70, 300], [129, 257]]));
+    let causal = Attention { mask: self::causal, ..plain(2, 1, 64, &[[200, 200]]) };
+    list.add("attention/causal_several_tiles_head_dim_64", causal);
     list.add("attention/full_size", plain(4, 4, 128, &[[256, 520]]));
     // More tiles of queries than a GPU has processors, and no multiple of that.
     list.add("attention/uneven_shares", plain(3, 1, 128, &[[300, 300], [260, 700]]));

@@ -44,6 +44,11 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("conv2d/several_blocks", several);
     let doubled = Conv { sizes: vec![[18, 35, 72, 136], [16, 17, 64, 16]], ..plain([3, 3], UP) };
     list.add("conv2d/several_blocks_upsampled", doubled);
+    // More blocks of 128 pixels and channels than a GPU has processors, the last ones cut short.
+    let many = vec![[93, 93, 8, 136], [91, 95, 12, 129]];
+    list.add("conv2d/full_size_many_blocks", Conv { sizes: many, ..plain([3, 3], ConvGeometry::same(3)) });
+    let many = Conv { sizes: vec![[47, 46, 8, 132]], residual: true, ..plain([3, 3], UP) };
+    list.add("conv2d/full_size_many_blocks_upsampled", many);
     let full = vec![[33, 32, 128, 96]];
     list.add("conv2d/full_size", Conv { sizes: full, ..plain([3, 3], ConvGeometry::same(3)) });
 }

@@ -132,6 +132,7 @@ pub(crate) struct Conv {
     pub stride: i32,
     /// Top and left.
     pub padding: [i32; 2],
+    /// 1 where each pixel of the input stands for 2 by 2, 2 where the weights are folded.
     pub upsample: i32,
 }
 

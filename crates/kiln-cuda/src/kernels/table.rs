@@ -55,6 +55,10 @@ kernels! {
             ATTENTION_96 = "attention_96", ATTENTION_128 = "attention_128",
             ATTENTION_256 = "attention_256", ATTENTION_512 = "attention_512";
     }
+    ATTENTION_F32 {
+        AttentionF32(t: Attention):
+            ATTENTION_F32_64 = "attention_f32_64", ATTENTION_F32_128 = "attention_f32_128";
+    }
     ATTENTION_HOPPER {
         AttentionHopper(t: HopperAttention):
             ATTENTION_HOPPER_128 = "attention_hopper_128";
@@ -74,6 +78,12 @@ kernels! {
         ConvTiles(t: Conv):
             CONV_TILES_BF16_128 = "conv_tiles_bf16_128", CONV_TILES_F32_128 = "conv_tiles_f32_128",
             CONV_TILES_BF16_32 = "conv_tiles_bf16_32", CONV_TILES_F32_32 = "conv_tiles_f32_32";
+    }
+    CONV_F32 {
+        FoldTapsF32(w: DevicePtr, out: DevicePtr, n: i32, channels: i32):
+            FOLD_TAPS_F32 = "fold_taps_f32";
+        ConvF32(t: Conv):
+            CONV_F32_128 = "conv_f32_128", CONV_F32_64 = "conv_f32_64", CONV_F32_32 = "conv_f32_32";
     }
     CONV_HOPPER {
         FoldTaps(w: DevicePtr, out: DevicePtr, n: i32, channels: i32):
@@ -192,7 +202,7 @@ kernels! {
     }
     SOFTMAX {
         SoftmaxRows(x: DevicePtr, out: DevicePtr, n: i32):
-            SOFTMAX_ROWS = "softmax_rows";
+            SOFTMAX_ROWS_F32 = "softmax_rows_f32", SOFTMAX_ROWS_BF16 = "softmax_rows_bf16";
     }
     WIDEN {
         Widen(w: Packed, out: DevicePtr):

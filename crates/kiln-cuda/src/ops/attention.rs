@@ -3,7 +3,7 @@ use kiln_ops::{AttentionSpec, Error, Mask, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::movement::concat_rows;
-use super::{attention_hopper, attention_wide};
+use super::{attention_f32, attention_hopper, attention_wide};
 use crate::context::{Context, int};
 use crate::kernels::{
     ATTENTION_32, ATTENTION_64, ATTENTION_96, ATTENTION_128, ATTENTION_256, ATTENTION_512,
@@ -69,10 +69,13 @@ pub(crate) fn attention(
         Some(_) if dtype == DType::BF16 && call.aligned() && attention_hopper::takes(cx, &call) => {
             attention_hopper::run(cx, &call)?;
         }
-        _ if dtype == DType::BF16 && call.aligned() && attention_wide::takes(cx, &call) => {
-            attention_wide::run(cx, &call)?;
+        _ if call.aligned() && attention_wide::takes(cx, &call, dtype) => {
+            attention_wide::run(cx, &call, dtype)?;
         }
         Some(tiled) if dtype == DType::BF16 && call.aligned() => run_tiled(cx, tiled, &size, call)?,
+        _ if dtype == DType::F32 && call.aligned() && attention_f32::takes(&call) => {
+            attention_f32::run(cx, &call)?;
+        }
         _ => run_plain(cx, &size, dtype, call)?,
     }
     Ok(out)

@@ -1,7 +1,7 @@
 use kiln_ops::{ConvGeometry, Result, Tensor as _, shapes};
 
-use super::conv_hopper;
 use super::movement::{image, upsample};
+use super::{conv_f32, conv_hopper};
 use crate::context::{Context, int};
 use crate::gemm::own;
 use crate::kernels::Conv;
@@ -43,7 +43,12 @@ pub(crate) fn conv2d(
         padding: [size(top)?, size(left)?],
         upsample: i32::from(geometry.upsample),
     };
-    if output.contains(&0) || input.contains(&0) || !own::takes_tiles(&call, x.dtype()) {
+    let empty = output.contains(&0) || input.contains(&0);
+    if !empty && conv_f32::takes(&call, x.dtype()) {
+        conv_f32::run(cx, &call, conv)?;
+        return Ok(out);
+    }
+    if empty || !own::takes_tiles(&call, x.dtype()) {
         own::run(cx, &call, x.dtype(), x.dtype())?;
         return Ok(out);
     }

@@ -2,6 +2,7 @@ use kiln_ops::Result;
 use kiln_tensor::DType;
 
 use crate::context::{Context, int};
+use crate::gemm::own;
 use crate::kernels::{
     CONV_HOPPER_1_128, CONV_HOPPER_2_128, CONV_HOPPER_3_8, CONV_HOPPER_3_128, Conv, ConvHopper, FOLD_TAPS,
     FoldTaps, HopperConv,
@@ -17,13 +18,7 @@ const ROW: usize = 128;
 
 /// Whether the picture is doubled before a kernel whose results are four convolutions of the small one.
 fn folds(call: &Conv) -> bool {
-    let doubled = |side: usize| call.output[side] == 2 * call.input[side];
-    call.upsample == 1
-        && call.kernel == [3, 3]
-        && call.padding == [1, 1]
-        && doubled(0)
-        && doubled(1)
-        && call.output[2] > 8
+    own::folds(call) && call.output[2] > 8
 }
 
 /// Whether this GPU and convolution are the kernels'. `call` is one of whole vectors of bf16.

@@ -1,9 +1,11 @@
 //! Launchers: each checks its arguments, picks the kernel and sets the grid.
 
 pub(crate) mod attention;
+mod attention_f32;
 mod attention_hopper;
 mod attention_wide;
 pub(crate) mod conv;
+mod conv_f32;
 pub(crate) mod conv_hopper;
 pub(crate) mod elementwise;
 pub(crate) mod fp8;

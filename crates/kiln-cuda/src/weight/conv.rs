@@ -18,6 +18,8 @@ pub struct CudaConv {
     pub(crate) bias: Option<Block>,
     /// The sums of taps for doubled pictures, made when they are first needed.
     pub(crate) folded: OnceLock<Block>,
+    /// The same in f32.
+    pub(crate) folded_f32: OnceLock<Block>,
 }
 
 impl CudaConv {
@@ -41,7 +43,7 @@ impl CudaConv {
         };
         let kernel = Matrix::new(cx, "conv", &[flat], cols)?;
         let bias = bias.map(|bias| vector(cx, "conv", std::slice::from_ref(bias))).transpose()?;
-        Ok(CudaConv { size, kernel, bias, folded: OnceLock::new() })
+        Ok(CudaConv { size, kernel, bias, folded: OnceLock::new(), folded_f32: OnceLock::new() })
     }
 }
 
