@@ -531,8 +531,12 @@ impl LoraRef {
 #[cfg(feature = "cli")]
 fn at_least<const MIN: u32>() -> clap::builder::ValueParser {
     clap::builder::ValueParser::new(|text: &str| {
-        let number = text.parse::<u32>().ok().filter(|n| *n >= MIN);
-        number.ok_or_else(|| format!("expected a whole number of at least {MIN}"))
+        match text.parse::<u64>() {
+            Ok(n) if n >= MIN.into() => {
+                u32::try_from(n).map_err(|_| format!("expected a whole number of at most {}", u32::MAX))
+            }
+            _ => Err(format!("expected a whole number of at least {MIN}")),
+        }
     })
 }
 

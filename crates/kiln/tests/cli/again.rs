@@ -158,7 +158,7 @@ fn changed_files_are_warned_of_and_missing_ones_refused() {
     let ran = kit.kiln(&["generate", "--from", "a.png", "-o", "b.png"]).ok();
     assert!(ran.err.contains("warning: `") && ran.err.contains("r.png` has changed"), "{}", ran.err);
     fs::remove_file(kit.path("r.png")).unwrap();
-    kit.kiln(&["generate", "--from", "a.png", "-o", "c.png"]).refused(1, &["r.png", "reference picture"]);
+    kit.kiln(&["generate", "--from", "a.png", "-o", "c.png"]).refused(1, &["r.png", "reference image"]);
     assert_eq!(kit.names(), ["a.png", "b.png"]);
 }
 

@@ -224,7 +224,7 @@ fn an_autoencoder_that_is_none_is_named() {
     let lora = in_tree().join("tiny/lora/lora_diffusers.safetensors");
     let ran = kit.generate(&["fox", "-o", "out.png", "--vae", lora.to_str().unwrap()]);
     ran.refused(1, &["lora_diffusers.safetensors", "neither TAEF2 nor a FLUX.2 autoencoder"]);
-    kit.generate(&["fox", "--vae", "none"]).refused(1, &["`none`", "while reading --vae"]);
+    kit.generate(&["fox", "--vae", "none"]).refused(1, &["`none`", "while opening the autoencoder"]);
     assert!(kit.names().is_empty());
 }
 

@@ -40,7 +40,7 @@ fn a_cancelled_batch_keeps_whole_pictures_only() {
     interrupt(child.id());
     let last = lines.last().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(last.starts_with("cancelled after ") && last.ends_with(" of 900 pictures"), "{last}");
+    assert!(last.starts_with("cancelled after ") && last.ends_with(" of 900 images"), "{last}");
     for name in kit.names() {
         assert_eq!(kit.picture(&name).width(), 64);
     }
