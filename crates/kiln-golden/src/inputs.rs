@@ -48,9 +48,7 @@ impl MadeUpInputs {
 impl Inputs for MadeUpInputs {
     fn image(&self, name: &Path) -> Result<InputImage> {
         match self.images.get(name) {
-            Some(picture) => {
-                Ok(InputImage { picture: Arc::clone(picture), file: name.to_path_buf().into() })
-            }
+            Some(picture) => Ok(InputImage { picture: Arc::clone(picture), file: name.to_path_buf().into() }),
             None => LocalFiles.image(name),
         }
     }

@@ -133,8 +133,7 @@ fn compare_with<B: Backend>(
     let plan = plan(&request)?;
     case.check_plan(&plan)?;
 
-    let options =
-        LoadOptions { dtype: tolerance.dtype, loras: plan.loras.clone(), ..LoadOptions::default() };
+    let options = LoadOptions { dtype: tolerance.dtype, loras: plan.loras.clone(), ..LoadOptions::default() };
     let pipeline = Pipeline::load(backend, model, &options, &mut ()).map_err(|e| text(&e))?;
     let mut recorder = Recorder::new(pipeline.backend(), tolerance.inside);
     let images = pipeline.generate(&plan, &mut recorder).map_err(|e| text(&e))?;

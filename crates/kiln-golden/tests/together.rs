@@ -54,7 +54,9 @@ impl Observer<CpuBackend> for Watcher {
         match event {
             Event::StepStarted { step: 0, all, .. } => self.batches.push(all),
             Event::StepFinished { .. } => self.steps += 1,
-            Event::Block { .. } if self.stop_after == Some(self.steps) => return Err(kiln_model::Error::Cancelled),
+            Event::Block { .. } if self.stop_after == Some(self.steps) => {
+                return Err(kiln_model::Error::Cancelled);
+            }
             _ => {}
         }
         Ok(())
