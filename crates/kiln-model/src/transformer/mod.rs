@@ -35,7 +35,7 @@ use kiln_tensor::DType;
 use kiln_weights::Vars;
 
 use crate::ahead::Ahead;
-use crate::{Event, Observer, ResidencyPlan, Result, config};
+use crate::{Event, Observer, ResidencyPlan, Result};
 use attention::{Attention, join};
 pub use call::{Answer, Call, Item, References};
 use call::{Inputs, Rows};
