@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use kiln_model::Parts;
+use kiln_engine::Parts;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -47,7 +47,9 @@ impl Finisher {
 impl Drop for Finisher {
     fn drop(&mut self) {
         self.queue = None;
-        if let Some(thread) = self.thread.take() {
+        // Whoever is handed something may be the last one who uses this, and can't wait for itself.
+        let others = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+        if let Some(thread) = self.thread.take().filter(others) {
             let _ = thread.join();
         }
     }

@@ -38,6 +38,7 @@ pub mod machine;
 mod memory;
 mod model;
 mod noise;
+mod panics;
 pub mod pipeline;
 mod placement;
 mod plan;

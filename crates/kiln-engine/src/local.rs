@@ -12,6 +12,7 @@ use crate::engine::{About, Counters, Engine, Task};
 use crate::error::{Error, Result};
 use crate::finisher::Finisher;
 use crate::model::{Model, VaeFile};
+use crate::panics::caught;
 use crate::pipeline::{BatchLimit, Generated, LoadOptions, Member, Pipeline, Unfinished};
 use crate::plan::{Plan, PlannedLora};
 use crate::preview::Previews;
@@ -143,8 +144,9 @@ impl<B: Backend + 'static> LocalEngine<B> {
             if run.has_failed() {
                 return;
             }
-            let plan = &run.task.plan;
-            let taken = image.finish(pipeline.backend(), plan).and_then(|done| {
+            run.attempt(|| {
+                let plan = &run.task.plan;
+                let done = image.finish(pipeline.backend(), plan)?;
                 let previews = previews.get().filter(|_| run.task.sink.wants_preview());
                 if let Some(previews) = previews.filter(|_| plan.request.init.is_none()) {
                     previews.learn(&done);
@@ -153,9 +155,6 @@ impl<B: Backend + 'static> LocalEngine<B> {
                 drop(pipeline);
                 run.take(done)
             });
-            if let Err(error) = taken {
-                run.fail(error);
-            }
         });
         Ok(())
     }
@@ -199,6 +198,16 @@ impl Run {
         })
     }
 
+    /// Does something for the task; an error of it is the task's, and so is a panic.
+    fn attempt<T>(&self, call: impl FnOnce() -> Result<T>) -> Option<T> {
+        caught(call).map_err(|error| self.fail(error)).ok()
+    }
+
+    /// Asks the sink, or tells it something.
+    fn sink<T>(&self, call: impl FnOnce(&dyn Sink) -> T) -> Option<T> {
+        self.attempt(|| Ok(call(&*self.task.sink)))
+    }
+
     fn has_failed(&self) -> bool {
         self.failed.load(SeqCst)
     }
@@ -211,7 +220,7 @@ impl Run {
     fn end(&self, result: Result<()>) {
         if !self.ended.swap(true, SeqCst) {
             let failed = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
-            self.task.sink.ended(failed.map_or(result, Err));
+            self.sink(|sink| sink.ended(failed.map_or(result, Err)));
         }
     }
 }
@@ -232,10 +241,8 @@ struct Follow<'a, B: Backend> {
 
 impl<B: Backend> Follow<'_, B> {
     fn go_on(&self) -> kiln_model::Result<()> {
-        match self.run.has_failed() || self.run.task.sink.cancelled() {
-            true => Err(kiln_model::Error::Cancelled),
-            false => Ok(()),
-        }
+        let goes_on = !self.run.has_failed() && self.run.sink(|sink| !sink.cancelled()) == Some(true);
+        if goes_on { Ok(()) } else { Err(kiln_model::Error::Cancelled) }
     }
 }
 
@@ -244,13 +251,14 @@ impl<B: Backend + 'static> Observer<B> for Follow<'_, B> {
         if matches!(event, Event::StepStarted { step: 0, .. }) {
             self.shown = None;
         }
-        self.run.task.sink.event(&event);
+        self.run.sink(|sink| sink.event(&event));
         self.go_on()
     }
 
     fn denoised(&mut self, step: &Denoised<'_, B>) -> kiln_model::Result<()> {
         // After the last step the image itself follows.
-        let due = step.sigma > 0.0 && self.shown != Some(step.step) && self.run.task.sink.wants_preview();
+        let wanted = || self.run.sink(|sink| sink.wants_preview()) == Some(true);
+        let due = step.sigma > 0.0 && self.shown != Some(step.step) && wanted();
         if due && let Some(previews) = self.engine.previews() {
             self.shown = Some(step.step);
             let grid = self.run.task.plan.grid();
@@ -258,7 +266,7 @@ impl<B: Backend + 'static> Observer<B> for Follow<'_, B> {
                 let run = Arc::clone(self.run);
                 self.engine.finisher.push(move || {
                     if let Ok(Some(picture)) = preview() {
-                        run.task.sink.preview(picture);
+                        run.sink(|sink| sink.preview(picture));
                     }
                 });
             }

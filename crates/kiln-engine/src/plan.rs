@@ -16,7 +16,7 @@ use crate::lazy::Lazy;
 use crate::memory::MemoryNeed;
 use crate::model::{Model, VaeFile, Variant};
 use crate::noise::{MAX_IMAGES, Noise};
-use crate::request::{FileRef, Request, ScheduleKind};
+use crate::request::{FileRef, MAX_TOKENS, Request, ScheduleKind};
 
 /// Image to image keeps the composition and changes the rest.
 const STRENGTH: f64 = 0.6;
@@ -414,6 +414,10 @@ fn check(request: &Request) -> Result<()> {
     }
     if request.rho.is_some() && request.schedule != Some(ScheduleKind::Power) {
         return Err(Error::combination("`rho` goes with `schedule` power"));
+    }
+    if let Some(tokens) = request.max_tokens.filter(|tokens| !(1..=MAX_TOKENS).contains(tokens)) {
+        let what = format!("the number of text tokens must lie between 1 and {MAX_TOKENS}, found {tokens}");
+        return Err(Error::request(what));
     }
     if request.embeds.is_some() {
         if !request.negative_prompts.is_empty() {

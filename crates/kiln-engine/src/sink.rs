@@ -23,7 +23,8 @@ pub struct Image {
 }
 
 /// Hears of one request while its images are made. Events come from the thread that generates; previews, images and the end
-/// from another, in this order, and perhaps at the same time as events of the request's next image.
+/// from another, in this order, and perhaps at the same time as events of the request's next image. A panic ends the
+/// request with an error. Nothing here may call back into the engine.
 pub trait Sink: Send + Sync {
     /// Whether nobody wants the images any more. Asked several times a step.
     fn cancelled(&self) -> bool {

@@ -1,7 +1,20 @@
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kiln_weights::WeightSource;
 use tempfile::TempDir;
+
+/// The files of a folder beside its weights.
+const CONFIGURATIONS: [&str; 7] = [
+    "model_index.json",
+    "transformer/config.json",
+    "text_encoder/config.json",
+    "vae/config.json",
+    "scheduler/scheduler_config.json",
+    "tokenizer/tokenizer.json",
+    "tokenizer/tokenizer_config.json",
+];
 
 /// A whole model folder put together from a set's parts, for as long as this value lives.
 pub struct Checkpoint {
@@ -25,6 +38,26 @@ impl Checkpoint {
             }
         }
         Ok(Checkpoint { folder })
+    }
+
+    /// Writes it as one safetensors file, with these values as its own `kiln.` metadata.
+    pub fn pack(&self, file: &Path, own: &[(&str, &str)]) -> Result<(), String> {
+        let text = |e: &dyn std::fmt::Display| e.to_string();
+        let mut tensors = Vec::new();
+        for part in ["transformer", "text_encoder", "vae"] {
+            let source = WeightSource::open(self.path().join(part)).map_err(|e| text(&e))?;
+            for name in source.names() {
+                tensors.push((format!("{part}.{name}"), source.tensor(name).map_err(|e| text(&e))?));
+            }
+        }
+        let mut metadata = BTreeMap::new();
+        for name in CONFIGURATIONS {
+            let bytes = fs::read_to_string(self.path().join(name)).map_err(|e| text(&e))?;
+            metadata.insert(name.to_owned(), bytes);
+        }
+        metadata.extend(own.iter().map(|(name, value)| (format!("kiln.{name}"), (*value).to_owned())));
+        let tensors: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t.clone())).collect();
+        kiln_weights::save::save(file, &tensors, &metadata).map_err(|e| text(&e))
     }
 
     /// Where it is.

@@ -1,6 +1,5 @@
 //! What a model and a plan refuse, how a run stops, and that it repeats itself: on the repository's tiny checkpoints.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -391,36 +390,16 @@ fn bf16_noise_is_the_rounded_f32_noise() {
     assert_eq!(noise.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap(), noise);
 }
 
-/// `tiny/klein` as one safetensors file.
-fn pack(folder: &Path, file: &Path, own: &[(&str, &str)]) {
-    let mut tensors = Vec::new();
-    for part in ["transformer", "text_encoder", "vae"] {
-        let source = WeightSource::open(folder.join(part)).unwrap();
-        let named = source.names().map(|name| (format!("{part}.{name}"), source.tensor(name).unwrap()));
-        tensors.extend(named.collect::<Vec<_>>());
-    }
-    let texts = [
-        "model_index.json",
-        "transformer/config.json",
-        "text_encoder/config.json",
-        "vae/config.json",
-        "scheduler/scheduler_config.json",
-        "tokenizer/tokenizer.json",
-        "tokenizer/tokenizer_config.json",
-    ];
-    let mut metadata: BTreeMap<String, String> =
-        texts.iter().map(|name| (name.to_string(), fs::read_to_string(folder.join(name)).unwrap())).collect();
-    metadata.insert("kiln.default_size".into(), "48".into());
-    metadata.extend(own.iter().map(|(name, value)| (format!("kiln.{name}"), value.to_string())));
-    let tensors: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t.clone())).collect();
-    kiln_weights::save::save(file, &tensors, &metadata).unwrap();
+/// In one file, with a size of its own.
+fn pack(folder: &Checkpoint, file: &Path, own: &[(&str, &str)]) {
+    folder.pack(file, &[&[("default_size", "48")], own].concat()).unwrap();
 }
 
 #[test]
 fn a_packed_model_gives_its_folders_image() {
     let (folder, pipeline) = klein();
     let file = folder.path().join("klein.safetensors");
-    pack(folder.path(), &file, &[]);
+    pack(&folder, &file, &[]);
     let packed = load(&file, &LoadOptions::default()).unwrap();
     let image = |p: &Pipeline<CpuBackend>| generate(p, &small("a cat")).unwrap().remove(0).picture;
     assert_eq!(image(&packed), image(&pipeline));
@@ -436,7 +415,7 @@ fn a_packed_model_says_how_it_wants_to_be_used() {
     let file = folder.path().join("klein.safetensors");
     let own = [("default_steps", "24"), ("default_guidance", "2.5")];
     let planned = |own: &[(&str, &str)], request: &Request| {
-        pack(folder.path(), &file, own);
+        pack(&folder, &file, own);
         let plan = Plan::new(&Arc::new(Model::open(&file).unwrap()), request, &LocalFiles).unwrap();
         (plan.steps, plan.guidance)
     };
@@ -455,7 +434,7 @@ fn defaults_that_make_no_sense_are_refused() {
     let folder = checkpoint("klein");
     let file = folder.path().join("klein.safetensors");
     for own in [("default_steps", "-4"), ("default_guidance", "-1"), ("default_guidance", "much")] {
-        pack(folder.path(), &file, &[own]);
+        pack(&folder, &file, &[own]);
         let told = load(&file, &LoadOptions::default()).err().unwrap().to_string();
         assert!(told.contains(own.0), "{told}");
     }

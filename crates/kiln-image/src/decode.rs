@@ -10,7 +10,7 @@ use std::path::Path;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader};
 
-use crate::{Error, GrayPicture, Picture, Result, jpeg};
+use crate::{Error, GrayPicture, Picture, Result, counters, jpeg};
 
 /// The longest side of a picture that is read, in pixels.
 pub const MAX_SIDE: u32 = 16384;
@@ -82,6 +82,7 @@ fn decode(name: &str, bytes: &[u8]) -> Result<(DynamicImage, &'static str)> {
         return Err(too_large);
     }
     let orientation = orientation(&mut decoder, format);
+    counters::count_decoded();
     let mut picture = DynamicImage::from_decoder(decoder).map_err(|error| match error {
         ImageError::Limits(_) => too_large,
         error => damaged(error.to_string()),

@@ -20,6 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod counters;
 mod decode;
 mod deflate;
 mod encode;
@@ -37,6 +38,7 @@ mod strips;
 mod values;
 mod write;
 
+pub use counters::{Counters, counters};
 pub use decode::{MAX_BYTES, MAX_SIDE, dimensions, from_bytes, open, open_gray, with_transparency};
 pub use encode::{Encoding, Format, encode, encode_as};
 pub use error::{Error, Result};

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::Raster;
+use crate::{Raster, counters};
 
 /// Fraction bits of a weight: 32, less 8 for the pixel and 2 for weights that sum to more than 1.
 const PRECISION: u32 = 22;
@@ -92,6 +92,9 @@ pub(crate) fn resize_spans<const C: usize>(
     rows: Axis,
     filter: Filter,
 ) -> Raster<C> {
+    if columns.changes(picture.width()) || rows.changes(picture.height()) {
+        counters::count_resampled();
+    }
     let lost = |from: u32, to: u32| i64::from(from) - i64::from(to);
     let (lost_columns, lost_rows) = (lost(picture.width(), columns.size), lost(picture.height(), rows.size));
     let across = |picture: &Raster<C>| resize_columns(picture, &columns, filter);

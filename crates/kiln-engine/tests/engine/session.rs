@@ -1,0 +1,256 @@
+//! A session: models and LoRAs as requests ask for them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kiln_engine::{BatchLimit, Collect, Error, Event, Image, LoraRef, Plan, Request, Session};
+use kiln_golden::in_tree;
+
+use crate::listener::{Heard, Listener, Tiny, request, settings, tiny};
+
+fn listener() -> Arc<Listener> {
+    Arc::default()
+}
+
+fn session() -> Session {
+    Session::new(settings(), 4)
+}
+
+fn lora(weight: f32) -> LoraRef {
+    LoraRef { path: in_tree().join("tiny/lora/lora_diffusers.safetensors"), weight, sha256: None }
+}
+
+fn under(loras: Vec<LoraRef>) -> Request {
+    Request { loras, ..request("a cat", 1) }
+}
+
+/// What an engine of its own makes of a plan.
+fn alone(tiny: &Tiny, plan: &Arc<Plan>) -> Vec<Image> {
+    let mut engine = tiny.load();
+    engine.set_loras(&plan.loras, plan.lora_partial).unwrap();
+    let sink = listener();
+    engine.generate(&[sink.task(plan)], &BatchLimit::ONE);
+    engine.finish();
+    sink.images()
+}
+
+#[track_caller]
+fn same(found: &[Image], expected: &[Image]) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.latents == expected.latents && found.picture == expected.picture);
+    }
+}
+
+fn loading(heard: &Heard) -> bool {
+    matches!(heard, Heard::Event(Event::Loading { .. }))
+}
+
+fn lora_report(heard: &Heard) -> bool {
+    matches!(heard, Heard::Event(Event::Lora { .. }))
+}
+
+#[test]
+fn models_change_as_tasks_ask_for_them() {
+    let (klein, base) = (tiny("klein"), tiny("klein-base"));
+    let session = session();
+    let plans = [
+        klein.plan(&request("a cat", 1)),
+        klein.plan(&request("a dog", 2)),
+        base.plan(&request("a cat", 1)),
+        klein.plan(&request("a tree", 3)),
+    ];
+    let sinks = plans.each_ref().map(|_| listener());
+    let tasks: Vec<_> = sinks.iter().zip(&plans).map(|(sink, plan)| sink.task(plan)).collect();
+    session.generate(&tasks);
+    session.finish();
+    // Whoever comes first hears of the loading.
+    assert_eq!(sinks.each_ref().map(|sink| sink.count(loading) > 0), [true, false, true, true]);
+    // The two that need the same model are made together.
+    let together = |heard: &Heard| matches!(heard, Heard::Event(Event::StepStarted { all: 2, .. }));
+    assert_eq!(sinks.each_ref().map(|sink| sink.count(together)), [3, 3, 0, 0]);
+    for (sink, plan) in sinks.iter().zip(&plans) {
+        let own = if Arc::ptr_eq(&plan.model, &klein.model) { &klein } else { &base };
+        same(&sink.images(), &alone(own, plan));
+    }
+    let again = listener();
+    session.generate(&[again.task(&plans[0])]);
+    session.finish();
+    assert_eq!(again.count(loading), 0);
+    again.images();
+    session.reset();
+    session.generate(&[again.task(&plans[0])]);
+    session.finish();
+    assert!(again.count(loading) > 0);
+    again.images();
+}
+
+#[test]
+fn plans_with_different_loras_go_into_one_call() {
+    let klein = tiny("klein");
+    let session = session();
+    let sets =
+        [vec![], vec![lora(1.0)], vec![lora(1.0)], vec![lora(0.5)], vec![lora(0.5), lora(1.0)], vec![]];
+    let plans = sets.map(|loras| klein.plan(&under(loras)));
+    let sinks = plans.each_ref().map(|_| listener());
+    let tasks: Vec<_> = sinks.iter().zip(&plans).map(|(sink, plan)| sink.task(plan)).collect();
+    session.generate(&tasks);
+    session.finish();
+    assert_eq!(sinks.each_ref().map(|sink| sink.count(lora_report)), [0, 1, 0, 1, 2, 0]);
+    let images: Vec<_> = sinks.iter().map(|sink| sink.images()).collect();
+    for (found, plan) in images.iter().zip(&plans) {
+        same(found, &alone(&klein, plan));
+    }
+    same(&images[1], &images[2]);
+    same(&images[0], &images[5]);
+    for (one, other) in [(0, 1), (1, 3), (3, 4)] {
+        assert!(images[one][0].latents != images[other][0].latents, "a LoRA without an effect shows nothing");
+    }
+    // The recipe names the LoRA and what it was.
+    let used = &images[3][0].recipe.request.loras;
+    assert_eq!((used.len(), used[0].weight, used[0].sha256.is_some()), (1, 0.5, true));
+}
+
+#[test]
+fn there_is_room_for_several_once_the_model_is_loaded() {
+    let (klein, base) = (tiny("klein"), tiny("klein-base"));
+    let session = session();
+    let plan = klein.plan(&request("a cat", 1));
+    assert_eq!(session.room(&plan), 1);
+    session.load(&klein.model, &Collect::default()).unwrap();
+    assert_eq!(session.room(&plan), 4);
+    assert_eq!(session.room(&base.plan(&request("a cat", 1))), 1);
+    // More rows than there is anything to gain from.
+    let large = klein.plan(&Request { width: Some(4096), height: Some(4096), ..request("a cat", 1) });
+    assert_eq!(session.room(&large), 1);
+    session.reset();
+    assert_eq!(session.room(&plan), 1);
+}
+
+fn stranger(folder: &Path) -> LoraRef {
+    let path = folder.join("stranger.safetensors");
+    let stem = "transformer.transformer_blocks.77.attn.to_q";
+    let names = [format!("{stem}.lora_A.weight"), format!("{stem}.lora_B.weight")];
+    let tensors = [
+        (names[0].as_str(), kiln_tensor::HostTensor::zeros([1, 128])),
+        (names[1].as_str(), kiln_tensor::HostTensor::zeros([128, 1])),
+    ];
+    kiln_weights::save::save(&path, &tensors, &Default::default()).unwrap();
+    LoraRef { path, weight: 1.0, sha256: None }
+}
+
+#[test]
+fn a_task_that_can_not_be_served_ends_and_the_others_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let klein = tiny("klein");
+    let session = session();
+    let huge = Request { width: Some(65536), height: Some(65536), ..request("a cat", 1) };
+    let plans = [
+        under(vec![lora(1.0)]),
+        under(vec![stranger(folder.path())]),
+        under(vec![stranger(folder.path())]),
+        huge,
+        request("a cat", 1),
+        under(vec![lora(1.0)]),
+    ];
+    let plans = plans.map(|request| klein.plan(&request));
+    let sinks = plans.each_ref().map(|_| listener());
+    let tasks: Vec<_> = sinks.iter().zip(&plans).map(|(sink, plan)| sink.task(plan)).collect();
+    session.generate(&tasks);
+    session.finish();
+    let strange = [sinks[1].error().0.to_string(), sinks[2].error().0.to_string()];
+    assert!(strange[0].contains("transformer_blocks.77") && strange[1] == strange[0], "{strange:?}");
+    let (error, _) = sinks[3].error();
+    assert!(matches!(error, Error::Memory { .. }), "{error:?}");
+    for i in [0, 4, 5] {
+        same(&sinks[i].images(), &alone(&klein, &plans[i]));
+    }
+}
+
+#[test]
+fn a_model_that_can_not_be_loaded_ends_all_of_its_tasks() {
+    let (klein, broken) = (tiny("klein"), tiny("klein"));
+    let plans = ["a cat", "a dog"].map(|prompt| broken.plan(&request(prompt, 1)));
+    // Nothing of the weights was needed so far.
+    let file = broken.model.transformer.path.join("diffusion_pytorch_model.safetensors");
+    std::fs::remove_file(&file).unwrap();
+    let session = session();
+    let sinks = [listener(), listener(), listener()];
+    let good = klein.plan(&request("a cat", 1));
+    session.generate(&[sinks[0].task(&plans[0]), sinks[1].task(&plans[1]), sinks[2].task(&good)]);
+    session.finish();
+    let errors = [sinks[0].error().0, sinks[1].error().0];
+    assert_eq!(errors[0].to_string(), errors[1].to_string());
+    assert!(matches!(errors[1], Error::Load(_)), "{errors:?}");
+    assert_eq!(sinks[2].images().len(), 1);
+}
+
+#[test]
+fn a_sink_that_panics_while_the_model_is_loaded_ends_once() {
+    let klein = tiny("klein");
+    let session = session();
+    let plan = klein.plan(&request("a cat", 1));
+    let wild = || {
+        let on_event = |event: &Event| assert!(!matches!(event, Event::Loading { .. }), "on purpose");
+        Arc::new(Listener { on_event: Box::new(on_event), ..Listener::default() })
+    };
+    let (first, second) = (wild(), listener());
+    session.generate(&[first.task(&plan), second.task(&plan)]);
+    session.finish();
+    assert!(matches!(first.error().0, Error::Panicked(_)));
+    assert_eq!(second.images().len(), 1);
+    session.reset();
+    // Its end may go wrong as well: the others still hear of theirs.
+    let worse = Arc::new(Listener {
+        on_event: Box::new(|_| panic!("on purpose")),
+        on_ended: Box::new(|_| panic!("again")),
+        ..Listener::default()
+    });
+    session.generate(&[worse.task(&plan), second.task(&plan)]);
+    session.finish();
+    assert_eq!(second.images().len(), 1);
+}
+
+#[test]
+fn whoever_cancels_while_the_model_is_loaded_does_so_alone() {
+    let klein = tiny("klein");
+    let session = session();
+    let plan = klein.plan(&request("a cat", 1));
+    let sinks = [listener(), listener()];
+    sinks[0].stop.store(true, std::sync::atomic::Ordering::SeqCst);
+    session.generate(&sinks.each_ref().map(|sink| sink.task(&plan)));
+    session.finish();
+    assert!(sinks[0].error().0.is_cancelled());
+    assert_eq!(sinks[1].images().len(), 1);
+    // Nobody is left.
+    session.reset();
+    session.generate(&[sinks[0].task(&plan)]);
+    assert!(sinks[0].error().0.is_cancelled());
+}
+
+#[test]
+fn tasks_end_once_while_others_reset_and_change_the_model() {
+    let (klein, base) = (tiny("klein"), tiny("klein-base"));
+    let session = session();
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (session, klein, base) = (&session, &klein, &base);
+            scope.spawn(move || {
+                for round in 0..4 {
+                    let tiny = if (thread + round) % 2 == 0 { klein } else { base };
+                    let plan = tiny.plan(&request("a cat", 1));
+                    let sinks = [listener(), listener()];
+                    session.generate(&sinks.each_ref().map(|sink| sink.task(&plan)));
+                    if thread == 2 {
+                        session.reset();
+                    }
+                    session.finish();
+                    for sink in &sinks {
+                        assert!(sink.wait_for(1, crate::listener::is_end));
+                        assert_eq!(sink.images().len(), 1);
+                    }
+                }
+            });
+        }
+    });
+}
