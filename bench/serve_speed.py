@@ -30,7 +30,7 @@ import tempfile
 import time
 import zlib
 
-PHASES = {"text": "text encode", "step": "step", "decode": "vae decode", "picture": "text to picture, 4 steps"}
+PHASES = {"text": "text encode", "step": "step", "decode": "vae decode", "picture": "text to image, 4 steps"}
 BENCH_STEPS = 4
 
 

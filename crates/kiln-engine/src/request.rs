@@ -530,13 +530,11 @@ impl LoraRef {
 /// A whole number that is not too small, and a message that says so of negative numbers, too.
 #[cfg(feature = "cli")]
 fn at_least<const MIN: u32>() -> clap::builder::ValueParser {
-    clap::builder::ValueParser::new(|text: &str| {
-        match text.parse::<u64>() {
-            Ok(n) if n >= MIN.into() => {
-                u32::try_from(n).map_err(|_| format!("expected a whole number of at most {}", u32::MAX))
-            }
-            _ => Err(format!("expected a whole number of at least {MIN}")),
+    clap::builder::ValueParser::new(|text: &str| match text.parse::<u64>() {
+        Ok(n) if n >= MIN.into() => {
+            u32::try_from(n).map_err(|_| format!("expected a whole number of at most {}", u32::MAX))
         }
+        _ => Err(format!("expected a whole number of at least {MIN}")),
     })
 }
 
