@@ -35,7 +35,7 @@ pub fn gpus() -> Gpus {
             name: gpu.name.clone(),
             capability: (gpu.capability.0 as u32, gpu.capability.1 as u32),
             processors: gpu.processors as u32,
-            memory: gpu.memory as u64,
+            memory: gpu.memory,
         };
         (format!("cuda:{}", gpu.ordinal), info)
     };

@@ -162,7 +162,7 @@ impl Plan {
                     threads,
                 };
                 let file = own_name.join(if gguf { GGUF_WEIGHTS } else { WEIGHTS });
-                export(&source, &file, &options, tell)
+                export(source, &file, &options, tell)
             }
         };
         let report = stop.end(report).while_doing(|| format!("quantizing `{}`", from.display()))?;
