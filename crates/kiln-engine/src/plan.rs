@@ -317,6 +317,11 @@ impl Plan {
         }
     }
 
+    /// Turns the prompts into tokens now, on this thread, and not when the images are made.
+    pub fn tokenize(&self) -> Result<()> {
+        self.tokens().map(drop)
+    }
+
     /// The texts that have to be encoded, as tokens; none where embeddings are given. Made the first time.
     pub(crate) fn tokens(&self) -> Result<&Texts<Tokens>> {
         self.tokens.get(|| {

@@ -120,7 +120,7 @@ impl Limits {
         ];
         match file.iter().find(|(_, given)| *given) {
             Some((name, _)) => Err(invalid(format!(
-                "{name} is not taken over HTTP: it is about files of the server's machine"
+                "{name} can't be used over HTTP: it is about files on the server"
             ))),
             None => Ok(()),
         }

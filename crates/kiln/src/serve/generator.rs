@@ -40,7 +40,12 @@ impl Generator for Worker {
             request.vae = self.vae.clone().map(FileRef::from);
         }
         let names = Names { job, models: &self.models, own_vae: self.vae.as_deref() };
-        Plan::new(&model, &request, &names).map(Arc::new).map_err(|error| job_error(&error))
+        let plan = Plan::new(&model, &request, &names).and_then(|plan| {
+            // Here the generator is not kept waiting for it.
+            plan.tokenize()?;
+            Ok(Arc::new(plan))
+        });
+        plan.map_err(|error| job_error(&error))
     }
 
     fn room(&self, plan: &Arc<Plan>) -> u32 {
