@@ -46,6 +46,11 @@ impl CudaTensor {
         self.block.at(cx) + self.start as u64
     }
 
+    /// The address of the block that it is a part of.
+    pub(crate) fn block_at(&self, cx: &Context) -> DevicePtr {
+        self.block.at(cx)
+    }
+
     /// Whether the first element's address is a multiple of 16.
     pub(crate) fn is_aligned(&self) -> bool {
         self.block.is_aligned(self.start)

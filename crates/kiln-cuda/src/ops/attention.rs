@@ -111,13 +111,13 @@ fn call(
     joined: &mut Vec<CudaTensor>,
 ) -> Result<Attention> {
     let mut table = |blocks: &[&CudaTensor]| -> Result<Segments> {
-        let rows = blocks.iter().map(|block| (block.at(cx), block.shape().rows()));
+        let rows = blocks.iter().map(|block| Rows::of(cx, block));
         let row = blocks[0].shape().last() * blocks[0].dtype().size();
         match segments(rows, row)? {
             Some(segments) => Ok(segments),
             None => {
                 let whole = concat_rows(cx, blocks)?;
-                let segments = segments([(whole.at(cx), whole.shape().rows())].into_iter(), row)?;
+                let segments = segments([Rows::of(cx, &whole)].into_iter(), row)?;
                 joined.push(whole);
                 Ok(segments.unwrap_or_default())
             }
@@ -147,14 +147,30 @@ fn call(
     })
 }
 
-/// The table of some blocks of rows (address and number), those that follow each other in memory taken together; `None`
-/// when there are too many.
-fn segments(blocks: impl Iterator<Item = (DevicePtr, usize)>, row_bytes: usize) -> Result<Option<Segments>> {
+/// Rows of a tensor.
+#[derive(Clone, Copy)]
+struct Rows {
+    at: DevicePtr,
+    count: usize,
+    /// Where the block begins that they are a part of.
+    block: DevicePtr,
+}
+
+impl Rows {
+    fn of(cx: &Context, x: &CudaTensor) -> Rows {
+        Rows { at: x.at(cx), count: x.shape().rows(), block: x.block_at(cx) }
+    }
+}
+
+/// The table of some blocks of rows, those that follow each other in one tensor taken together; `None` when there are too
+/// many. Tensors that happen to lie one behind the other stay apart: how keys are cut decides the last bits, which must not
+/// depend on where memory was free.
+fn segments(blocks: impl Iterator<Item = Rows>, row_bytes: usize) -> Result<Option<Segments>> {
     let mut table = Segments::default();
     let (mut rows, mut next, mut count) = (0, None, 0);
-    for (at, block) in blocks.filter(|&(_, rows)| rows > 0) {
+    for Rows { at, count: block, block: owner } in blocks.filter(|rows| rows.count > 0) {
         rows += block;
-        if next == Some(at) {
+        if next == Some((at, owner)) {
             table.end[count - 1] = int("attention", rows)?;
         } else if count == MAX_SEGMENTS {
             return Ok(None);
@@ -162,7 +178,7 @@ fn segments(blocks: impl Iterator<Item = (DevicePtr, usize)>, row_bytes: usize) 
             (table.start[count], table.end[count]) = (at, int("attention", rows)?);
             count += 1;
         }
-        next = Some(at + (block * row_bytes) as u64);
+        next = Some((at + (block * row_bytes) as u64, owner));
     }
     table.count = int("attention", count)?;
     Ok(Some(table))
@@ -172,8 +188,15 @@ fn segments(blocks: impl Iterator<Item = (DevicePtr, usize)>, row_bytes: usize) 
 mod tests {
     use super::*;
 
+    /// Of blocks given by address and rows, in tensors that begin at multiples of 1000.
     fn table(blocks: &[(DevicePtr, usize)]) -> Option<Segments> {
-        segments(blocks.iter().copied(), 100).unwrap()
+        segments(blocks.iter().map(|&(at, count)| Rows { at, count, block: at / 1000 * 1000 }), 100).unwrap()
+    }
+
+    #[test]
+    fn tensors_that_lie_one_behind_the_other_stay_apart() {
+        let t = table(&[(1000, 10), (2000, 2)]).unwrap();
+        assert_eq!((t.count, &t.start[..2], &t.end[..2]), (2, &[1000, 2000][..], &[10, 12][..]));
     }
 
     #[test]

@@ -145,7 +145,9 @@ impl Queue {
         let [x, y] = grid.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         let function = match self.device.modules.loaded(name, shared)? {
             Some(function) => function,
-            None => self.device("cuModuleGetFunction")?.modules.load(source, name, shared)?,
+            // Also while work is recorded: which kernel is taken may depend on where memory lies, so that it is not the one of
+            // the run before. Nothing of it goes to a stream.
+            None => self.device.modules.load(source, name, shared)?,
         };
         let stream = self.stream()?.raw();
         let (function, threads, shared) = (function.raw(), threads as u32, shared as u32);
