@@ -119,9 +119,9 @@ impl Limits {
             ("lora_partial", request.lora_partial),
         ];
         match file.iter().find(|(_, given)| *given) {
-            Some((name, _)) => Err(invalid(format!(
-                "{name} can't be used over HTTP: it is about files on the server"
-            ))),
+            Some((name, _)) => {
+                Err(invalid(format!("{name} can't be used over HTTP: it is about files on the server")))
+            }
             None => Ok(()),
         }
     }
