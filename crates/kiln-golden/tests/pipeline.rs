@@ -479,3 +479,22 @@ fn a_file_without_a_transformer_says_what_it_has() {
     let e = refusal(&in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors"));
     assert!(e.contains("holds no FLUX.2 transformer: it has a VAE"), "{e}");
 }
+
+#[test]
+fn references_beyond_the_models_positions_are_refused_with_their_count() {
+    let folder = checkpoint("klein");
+    let model = Arc::new(Model::open(folder.path()).unwrap());
+    let mut inputs = MadeUpInputs::new();
+    let one = inputs.add_image("one", kiln_image::Picture::black(1024, 1024));
+    let plan = |count: usize| {
+        let references = vec![one.clone(); count];
+        Plan::new(&model, &Request { references, ..small("a cat") }, &inputs)
+    };
+    assert!(plan(3).unwrap().notes.is_empty());
+    let notes = plan(4).unwrap().notes.join("\n");
+    assert!(notes.contains("4 references take 16384 tokens: a step costs "), "{notes}");
+    let refused = plan(13).unwrap_err().to_string();
+    for expected in ["13 reference images take 53248 tokens", "52000 positions"] {
+        assert!(refused.contains(expected), "{refused}");
+    }
+}

@@ -15,7 +15,7 @@ use kiln_weights::{Component, WeightSource};
 use super::beside::{self, Search};
 use super::diffusers;
 use super::locate::{self, Located};
-use super::model::{FULL_SIZE, Model, OwnDefaults};
+use super::opened::{FULL_SIZE, Model, OwnDefaults};
 use super::part::{Opened, Part};
 use super::parts::Parts;
 use super::variant::Variant;

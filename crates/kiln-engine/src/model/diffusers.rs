@@ -14,7 +14,7 @@ use kiln_weights::{Component, WeightSource};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::model::{FULL_SIZE, Model, OwnDefaults};
+use super::opened::{FULL_SIZE, Model, OwnDefaults};
 use super::part::Part;
 use super::parts::Parts;
 use super::variant::Variant;

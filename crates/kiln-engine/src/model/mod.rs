@@ -4,15 +4,14 @@ mod assemble;
 mod beside;
 mod diffusers;
 mod locate;
-#[allow(clippy::module_inception, reason = "the type that the folder is about")]
-mod model;
+mod opened;
 mod part;
 mod parts;
 mod set;
 mod vae_file;
 mod variant;
 
-pub use model::{Model, OwnDefaults};
+pub use opened::{Model, OwnDefaults};
 pub use part::Part;
 pub use parts::Parts;
 pub use vae_file::VaeFile;
