@@ -22,7 +22,7 @@ pub use one_or_many::OneOrMany;
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Request {
-    /// What to show; `-` reads standard input. Several prompts make an image each
+    /// What to show. Several prompts make an image each
     #[cfg_attr(feature = "cli", arg(value_name = "PROMPT"))]
     #[cfg_attr(feature = "schema", schema(value_type = OneOrMany<String>, required = true))]
     #[serde(rename = "prompt", with = "one_or_many", skip_serializing_if = "Vec::is_empty")]

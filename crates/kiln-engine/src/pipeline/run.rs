@@ -1,6 +1,5 @@
 //! Several images at once, of one request or of several: every step is one call of the transformer for all of them.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -236,8 +235,7 @@ impl<B: Backend> Pipeline<B> {
             Start::Image(init) => Some(init.prepared()?),
             Start::Inpaint(inpaint) => Some(&inpaint.source),
         };
-        let images: Vec<Cow<'_, Picture>> =
-            source.into_iter().chain(&plan.references).map(Cow::Borrowed).collect();
+        let images: Vec<&Picture> = source.into_iter().chain(&plan.references).collect();
         let mut tokens = Vec::new();
         let mut grids = Vec::new();
         for (index, image) in images.iter().enumerate() {

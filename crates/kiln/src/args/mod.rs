@@ -111,7 +111,7 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make pictures
+    /// Generate images; a prompt of `-` is read from standard input
     #[command(after_help = GENERATE_EXAMPLES, args_override_self = true)]
     Generate(Box<GenerateArgs>),
     /// Answer requests over HTTP, with a page to paint on
@@ -133,7 +133,7 @@ pub enum Command {
     /// Write a model again with its transformer in fewer bits
     #[command(after_help = QUANTIZE_EXAMPLES, args_override_self = true)]
     Quantize(QuantizeArgs),
-    /// Describe a model, a weight file, or a picture and how it was made
+    /// Describe a model, a weight file, or an image and how it was made
     #[command(args_override_self = true)]
     Info(InfoArgs),
     /// Say what this machine offers
