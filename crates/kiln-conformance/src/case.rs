@@ -1,6 +1,7 @@
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 
+use kiln_base::lock;
 use kiln_ops::{Backend, Reference};
 use kiln_tensor::DType;
 
@@ -54,7 +55,7 @@ impl<B: Backend> Case<B> {
     /// The reference's records, computed once however many backends and instruction sets ask for them.
     fn expected(&self) -> Expected {
         static ALL: LazyLock<Mutex<HashMap<String, Expected>>> = LazyLock::new(Mutex::default);
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&ALL);
         Arc::clone(all.entry(self.name.clone()).or_default())
     }
 }

@@ -7,9 +7,10 @@
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytemuck::Pod;
+use kiln_base::lock;
 use kiln_ops::{Error, Result};
 use memmap2::MmapMut;
 
@@ -47,7 +48,7 @@ impl Memory {
 
     /// The smallest unused map of at least `bytes` that does not waste much.
     fn take(&self, bytes: usize) -> Option<MmapMut> {
-        let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unused = lock(&self.unused);
         let fits = |map: &MmapMut| map.len() >= bytes && map.len() - bytes <= bytes / 4;
         let (best, _) = unused.iter().enumerate().filter(|(_, m)| fits(m)).min_by_key(|(_, m)| m.len())?;
         unused.remove(best)
@@ -57,13 +58,13 @@ impl Memory {
     /// fit a machine.
     fn fresh(&self, bytes: usize) -> std::io::Result<MmapMut> {
         if bytes >= KEPT / 2 {
-            self.unused.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            lock(&self.unused).clear();
         }
         map(bytes)
     }
 
     fn give(&self, map: MmapMut) {
-        let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unused = lock(&self.unused);
         unused.push_back(map);
         let mut total: usize = unused.iter().map(|m| m.len()).sum();
         while total > KEPT

@@ -1,10 +1,11 @@
 //! Flags by which blocks of one launch tell each other that something is there.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::error::{Error, Result};
 use crate::queue::{Block, Queue};
 use crate::sys::driver::DevicePtr;
+use kiln_base::lock;
 
 /// Some words of the device's memory that are zero between launches: a kernel that raises a flag takes it down again.
 #[derive(Default)]
@@ -13,7 +14,7 @@ pub(crate) struct Flags(Mutex<Option<Block>>);
 impl Flags {
     /// Where they lie: two for each multiprocessor.
     pub fn at(&self, queue: &Queue) -> Result<DevicePtr> {
-        let mut flags = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flags = lock(&self.0);
         if let Some(block) = &*flags {
             return Ok(block.at(queue));
         }

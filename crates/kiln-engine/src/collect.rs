@@ -1,7 +1,8 @@
 //! A sink that keeps what it gets.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use kiln_base::lock;
 use kiln_model::Event;
 
 use crate::error::Result;
@@ -16,7 +17,7 @@ pub struct Collect {
 impl Collect {
     /// The images so far, or why there are none.
     pub fn take(&self) -> Result<Vec<Image>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let images = std::mem::take(&mut state.0);
         state.1.take().unwrap_or(Ok(())).map(|()| images)
     }
@@ -26,11 +27,11 @@ impl Sink for Collect {
     fn event(&self, _: &Event) {}
 
     fn image(&self, image: Image) -> Result<()> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).0.push(image);
+        lock(&self.state).0.push(image);
         Ok(())
     }
 
     fn ended(&self, result: Result<()>) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).1 = Some(result);
+        lock(&self.state).1 = Some(result);
     }
 }

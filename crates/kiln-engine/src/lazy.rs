@@ -1,7 +1,9 @@
 //! A value that is made when it is first asked for, once, also where making it may fail.
 
 use std::fmt;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
+
+use kiln_base::lock;
 
 pub(crate) struct Lazy<T> {
     value: OnceLock<T>,
@@ -18,7 +20,7 @@ impl<T> Lazy<T> {
         if let Some(value) = self.value.get() {
             return Ok(value);
         }
-        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let _making = lock(&self.making);
         if let Some(value) = self.value.get() {
             return Ok(value);
         }

@@ -1,8 +1,9 @@
 //! An engine on this machine, over any backend.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use kiln_base::lock;
 use kiln_model::{Autoencoder, Denoised, Event, Observer};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
@@ -213,13 +214,13 @@ impl Run {
     }
 
     fn fail(&self, error: Error) {
-        self.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        lock(&self.error).get_or_insert(error);
         self.failed.store(true, SeqCst);
     }
 
     fn end(&self, result: Result<()>) {
         if !self.ended.swap(true, SeqCst) {
-            let failed = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let failed = lock(&self.error).take();
             self.sink(|sink| sink.ended(failed.map_or(result, Err)));
         }
     }

@@ -1,7 +1,8 @@
 //! What an image looks like before it is done: by a small autoencoder where there is one, else by a projection.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use kiln_base::lock;
 use kiln_image::{Filter, Picture};
 use kiln_model::{Autoencoder, Denoised};
 use kiln_ops::Backend;
@@ -48,7 +49,7 @@ impl<B: Backend> Previews<B> {
     /// Learns from an image that is done.
     pub fn learn(&self, done: &Generated) {
         if let (Previews::Projected(projection), Ok(tokens)) = (self, done.latents.to_f32()) {
-            let mut projection = projection.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut projection = lock(&projection);
             projection.learn(&tokens, &done.picture);
         }
     }
@@ -62,7 +63,7 @@ impl<B: Backend> Previews<B> {
                 let (tokens, projection) = (b.download_later(&guess)?, Arc::clone(projection));
                 Box::new(move || {
                     let tokens = tokens()?;
-                    let projection = projection.lock().unwrap_or_else(PoisonError::into_inner);
+                    let projection = lock(&projection);
                     Ok(projection.show(&tokens.to_f32()?, width, height))
                 })
             }

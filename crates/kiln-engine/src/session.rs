@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use kiln_base::lock;
 use kiln_model::Event;
 
 use crate::engine::{Engine, Task};
@@ -32,7 +33,7 @@ impl Session {
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.turn)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Option<Box<dyn Engine>>> {

@@ -7,8 +7,9 @@
 //! attends to all positions. Queries and keys are normed a head at a time before the rotary embedding, which turns
 //! halves (not neighbours), and each key head serves several query heads.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use kiln_base::lock;
 use kiln_ops::{AttentionSpec, Backend, Mask, RopePairs, RopeTable};
 use kiln_tensor::packed::{Format, Packed};
 use kiln_tensor::{DType, HostTensor, LinearParts};
@@ -238,7 +239,7 @@ impl<B: Backend> TextEncoder<B> {
     }
 
     fn rope(&self, b: &B, tokens: usize) -> Result<Arc<RopeTable<B>>> {
-        let mut kept = self.rope.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.rope);
         if let Some((_, table)) = kept.as_ref().filter(|(count, _)| *count == tokens) {
             return Ok(Arc::clone(table));
         }

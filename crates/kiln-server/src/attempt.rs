@@ -2,10 +2,11 @@
 //! to the disk, its end into the database.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use kiln_base::lock;
 use kiln_engine::{Phase, Progress, Request};
 use kiln_image::Picture;
 
@@ -103,11 +104,11 @@ impl Attempt {
     }
 
     fn clock(&self) -> MutexGuard<'_, Clock> {
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.clock)
     }
 
     fn rows(&self) -> MutexGuard<'_, Vec<PictureRow>> {
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.rows)
     }
 
     fn is_late(&self) -> bool {

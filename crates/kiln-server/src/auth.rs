@@ -1,11 +1,12 @@
 //! Who is let in: an API key, or a session that a browser got for it; and browsers only from our own page.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use axum::http::{HeaderMap, header};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use kiln_base::lock;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -43,7 +44,7 @@ impl Keys {
         }
         let Some(session) = cookie(headers) else { return false };
         let session = hash(session);
-        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let sessions = lock(&self.sessions);
         // All are looked at: the time says nothing about which one it was.
         sessions.iter().fold(false, |found, known| found | same(&session, known))
     }
@@ -51,7 +52,7 @@ impl Keys {
     /// A new session's secret; the oldest makes room.
     pub(crate) fn session(&self) -> String {
         let secret: String = random::<32>().iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = lock(&self.sessions);
         if sessions.len() == SESSIONS {
             sessions.pop_front();
         }

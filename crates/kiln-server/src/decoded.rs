@@ -1,8 +1,9 @@
 //! Images that came with requests, decoded, until the jobs that name them are planned.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use kiln_base::lock;
 use kiln_image::Picture;
 
 /// Bytes of pixels that are kept; the oldest images make room.
@@ -14,7 +15,7 @@ pub(crate) struct Decoded(Mutex<VecDeque<(String, Arc<Picture>)>>);
 
 impl Decoded {
     fn images(&self) -> MutexGuard<'_, VecDeque<(String, Arc<Picture>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub(crate) fn keep(&self, name: &str, picture: Arc<Picture>) {

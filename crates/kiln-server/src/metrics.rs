@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use kiln_base::lock;
 use kiln_engine::Phase;
 
 use crate::store::JobState;
@@ -72,7 +73,7 @@ pub(crate) struct Gauges {
 
 impl Metrics {
     fn with<T>(&self, f: impl FnOnce(&mut Counters) -> T) -> T {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut lock(&self.0))
     }
 
     pub(crate) fn request(&self, method: &str, route: &str, status: u16, took: Duration) {

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
+use kiln_base::{lock, wait};
 use kiln_engine::{FileRef, Request};
 use tokio::sync::{Semaphore, watch};
 
@@ -183,7 +184,7 @@ impl Server {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     /// Takes a job. `attached` ones are waited for on a connection.
@@ -311,7 +312,7 @@ impl Server {
             if let Some(found) = found(&mut queue) {
                 return found;
             }
-            queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = wait(&self.wake, queue);
         }
     }
 

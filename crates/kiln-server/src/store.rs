@@ -8,9 +8,10 @@ mod pictures;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kiln_base::lock;
 use kiln_engine::Request;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
@@ -176,8 +177,7 @@ impl Store {
     }
 
     fn db(&self) -> MutexGuard<'_, Connection> {
-        // A panic between two statements leaves the database as it was: transactions are whole or not at all.
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        // A panic between two statements leaves the database as it was: transactions are whole or not at lock(&all.self.connection)
     }
 
     /// Keeps a new job. When this has returned, the job is not lost.

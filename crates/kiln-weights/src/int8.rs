@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 use bytes::Bytes;
+use kiln_base::lock;
 use kiln_tensor::{DType, HostTensor, Result, Shape, bf16, int8};
 
 use crate::map::Made;
@@ -99,7 +100,7 @@ pub(crate) fn round(weight: &HostTensor, threads: usize) -> Result<Rounded> {
         while let Some((i, piece)) = Some(next.fetch_add(1, Relaxed)).and_then(|i| Some((i, pieces.get(i)?)))
         {
             // Nobody else has this number; a lock is how to say so without `unsafe`.
-            let mut piece = piece.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut piece = lock(&piece);
             round_rows(weight, i * ROWS_AT_ONCE, &mut piece)?;
         }
         Ok(())

@@ -1,8 +1,9 @@
 //! Weights made up on the spot, for measuring without a checkpoint.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use bytes::Bytes;
+use kiln_base::lock;
 use kiln_tensor::{DType, HostTensor, Result, Shape, bf16};
 use memmap2::MmapMut;
 
@@ -49,7 +50,7 @@ impl Synthetic {
 
     /// Bytes asked for, and bytes of memory behind them.
     pub fn sizes(&self) -> (u64, u64) {
-        let pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let pool = lock(&self.pool);
         (pool.asked, pool.made)
     }
 
@@ -65,7 +66,7 @@ impl Synthetic {
     }
 
     fn bytes(&self, len: usize) -> Bytes {
-        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pool = lock(&self.pool);
         pool.asked += len as u64;
         if pool.made + len as u64 > self.budget {
             let count = pool.blocks.len();

@@ -2,8 +2,9 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use kiln_base::lock;
 use kiln_engine::{BatchLimit, Error, Event, Image, LocalFiles, Plan, Precision, Recipe, Request};
 use kiln_engine::{Setup, Sink, Task};
 use kiln_tensor::HostTensor;
@@ -224,7 +225,7 @@ struct State {
 
 impl Saver {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// What is left when all is done.

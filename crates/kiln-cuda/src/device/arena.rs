@@ -5,9 +5,10 @@
 //! later on the same stream. Asking the driver for memory would make the stream wait.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::sys::driver::DevicePtr;
+use kiln_base::lock;
 
 /// Where blocks come from.
 pub(crate) trait Source {
@@ -52,7 +53,7 @@ impl Arena {
     /// A block of at least that size, and its size.
     pub fn take(&self, source: &impl Source, bytes: usize) -> Option<(DevicePtr, usize)> {
         self.take_gently(source, bytes).or_else(|| {
-            self.state.lock().unwrap_or_else(PoisonError::into_inner).release(source);
+            lock(&self.state).release(source);
             self.take_gently(source, bytes)
         })
     }
@@ -60,7 +61,7 @@ impl Arena {
     /// The same; but where the source has no more, the reserve is not given back to it.
     pub fn take_gently(&self, source: &impl Source, bytes: usize) -> Option<(DevicePtr, usize)> {
         let size = rounded(bytes.max(1));
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         // A somewhat larger block is better than none; a much larger one will be missed elsewhere.
         let fit = state.free.range(size..=size + size / 4).next().map(|(&size, _)| size);
         if let Some(size) = fit
@@ -81,20 +82,20 @@ impl Arena {
 
     /// Takes a block back.
     pub fn give(&self, at: DevicePtr, size: usize) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.free.entry(size).or_default().push(at);
     }
 
     /// Gives all free blocks back to the source.
     pub fn release(&self, source: &impl Source) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.release(source);
         state.peak = state.held;
     }
 
     /// Bytes that may still be handed out, where the source has `free` more: the reserve counts, and so does the limit.
     pub fn room(&self, free: usize) -> usize {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         let reserve: usize = state.free.iter().map(|(size, blocks)| size * blocks.len()).sum();
         let allowed = self.limit.map_or(usize::MAX, |limit| limit.saturating_sub(state.held - reserve));
         free.saturating_add(reserve).min(allowed)
@@ -102,12 +103,12 @@ impl Arena {
 
     /// Bytes that came from the source and were not given back.
     pub fn held(&self) -> usize {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).held
+        lock(&self.state).held
     }
 
     /// The most that was held at once.
     pub fn peak(&self) -> usize {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).peak
+        lock(&self.state).peak
     }
 }
 

@@ -1,12 +1,13 @@
 //! A GPU's memory, in blocks that go back to where they came from by themselves.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::arena::{Arena, Source};
 use super::primary::Primary;
 use crate::error::Result;
 use crate::sys::driver::{DevicePtr, OUT_OF_MEMORY};
+use kiln_base::lock;
 
 /// Somebody who holds memory that others may need more.
 pub(crate) trait Reclaim: Send + Sync {
@@ -58,7 +59,7 @@ impl Memory {
 
     /// Adds somebody to ask when there is no more memory.
     pub fn reclaim_from(&self, who: &Weak<dyn Reclaim>) {
-        let mut all = self.reclaimable.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.reclaimable);
         all.retain(|other| other.strong_count() > 0);
         if !all.iter().any(|other| std::ptr::addr_eq(other.as_ptr(), who.as_ptr())) {
             all.push(Weak::clone(who));
@@ -67,7 +68,7 @@ impl Memory {
 
     fn reclaim(&self) -> bool {
         let all: Vec<_> = {
-            let all = self.reclaimable.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = lock(&self.reclaimable);
             all.iter().filter_map(Weak::upgrade).collect()
         };
         // All of them, and not only up to the first who has something.
@@ -200,11 +201,11 @@ impl Source for Pool {
     fn take(&self, bytes: usize) -> Option<DevicePtr> {
         let block = self.memory.take_gently(bytes)?;
         let at = block.at();
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+        lock(&self.taken).push(block);
         Some(at)
     }
 
     fn give(&self, at: DevicePtr) {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner).retain(|block| block.at() != at);
+        lock(&self.taken).retain(|block| block.at() != at);
     }
 }

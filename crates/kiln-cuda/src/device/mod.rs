@@ -9,13 +9,14 @@ mod primary;
 mod staging;
 mod stream;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::cache::Cache;
 use crate::error::Result;
 use crate::options::Options;
 use crate::sys::driver::DevicePtr;
 pub(crate) use event::Event;
+use kiln_base::lock;
 pub(crate) use memory::{Allocation, Memory, Pool, Reclaim};
 use modules::Modules;
 use pinned::Pinned;
@@ -91,7 +92,7 @@ impl Device {
 
     /// The way of large copies.
     fn staging(&self) -> MutexGuard<'_, Option<Option<Staging>>> {
-        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut staging = lock(&self.staging);
         staging.get_or_insert_with(|| Staging::new(&self.primary).ok());
         staging
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use super::primary::Primary;
@@ -12,6 +12,7 @@ use crate::compile::Compiler;
 use crate::error::Result;
 use crate::sources::{Source, Target};
 use crate::sys::driver::FUNCTION_SHARED_BYTES;
+use kiln_base::lock;
 
 /// Shared memory that a block gets without being granted more.
 const SHARED_UNASKED: usize = 48 << 10;
@@ -72,7 +73,7 @@ impl Modules {
     /// A kernel whose blocks may have `shared` bytes, if it is loaded; the context is current then.
     pub fn loaded(&self, name: &str, shared: usize) -> Result<Option<Function>> {
         self.primary.enter()?;
-        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = lock(&self.loaded);
         Ok(loaded.functions.get(name).copied().filter(|function| shared <= function.shared))
     }
 
@@ -80,7 +81,7 @@ impl Modules {
     pub fn load(&self, source: &Source, name: &'static str, shared: usize) -> Result<Function> {
         self.primary.enter()?;
         let driver = &self.primary.driver;
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&self.loaded);
         let module = match loaded.modules.get(source.name) {
             Some(&module) => module,
             None => {
@@ -106,7 +107,7 @@ impl Modules {
     }
 
     fn load_module(&self, source: &Source) -> Result<Handle> {
-        let coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner).remove(source.name);
+        let coming = lock(&self.coming).remove(source.name);
         let mut image = match coming.map(JoinHandle::join) {
             Some(Ok(image)) => image?,
             // Not begun, or its thread died: then once more, here.
@@ -125,11 +126,11 @@ impl Modules {
 
 impl Drop for Modules {
     fn drop(&mut self) {
-        let coming = std::mem::take(self.coming.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let coming = std::mem::take(&mut *lock(&self.coming));
         // The compiler must not run on while the process ends.
         coming.into_values().for_each(|thread| drop(thread.join()));
         if self.primary.enter().is_ok() {
-            let loaded = self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let mut loaded = lock(&self.loaded);
             for module in loaded.modules.values() {
                 // SAFETY: nothing runs any more, and nobody has the module's functions.
                 unsafe { (self.primary.driver.module_unload)(module.0) };

@@ -2,13 +2,14 @@
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::event::Event;
 use super::primary::Primary;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 use crate::sys::driver::DevicePtr;
+use kiln_base::lock;
 
 /// Buffers that are kept for the next copies.
 const KEPT: usize = 16;
@@ -69,7 +70,7 @@ impl Pinned {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 
     /// A buffer that no copy writes to any more.

@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use kiln_base::lock;
 use kiln_tensor::DType;
 
 use super::size::Size;
@@ -123,7 +124,7 @@ impl Lt {
 
     /// Puts work on the stream that uses the workspace, with nobody's product begun and not ended.
     pub fn undisturbed<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _held = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let _held = lock(&self.workspace);
         work()
     }
 
@@ -146,7 +147,7 @@ impl Lt {
     ) -> Result<()> {
         // Held until the product is on the stream: some are several kernels that hand each other sums in the workspace,
         // and another thread's must not come between them.
-        let mut held = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.workspace);
         let workspace = self.workspace(queue, &mut held)?;
         if let (Some(scales), true) = (operands.scales, plan.scaled) {
             self.set_scales(plan, scales)?;
@@ -195,7 +196,7 @@ impl Lt {
 
     fn plan(&self, queue: &Queue, size: &Size, operands: &Operands) -> Result<Arc<Plan>> {
         // Held while a plan is made: timing two products at once would time neither.
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut plans = lock(&self.plans);
         if let Some(plan) = plans.get(size) {
             return Ok(Arc::clone(plan));
         }
@@ -414,7 +415,7 @@ impl Drop for Lt {
     fn drop(&mut self) {
         // Its last products may be under way.
         let _ = self.device.stream.wait();
-        let plans = std::mem::take(self.plans.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let plans = std::mem::take(&mut *lock(&self.plans));
         for plan in plans.values() {
             plan.destroy(&self.lib);
         }

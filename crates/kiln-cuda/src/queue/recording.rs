@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::device::{Allocation, Device, Pool, Primary, Stream};
 use crate::error::{Error, Result};
 use crate::sys::driver::CAPTURE_RELAXED;
+use kiln_base::lock;
 
 /// A recording; what is not ended is given up when this is dropped.
 pub(crate) struct Recording {
@@ -61,7 +62,7 @@ impl Recording {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Where its work goes, until it ends.

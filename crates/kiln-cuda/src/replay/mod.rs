@@ -9,8 +9,9 @@ mod graph;
 mod timing;
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use kiln_base::lock;
 use kiln_ops::{Run, Tensor as _};
 use kiln_tensor::{DType, Shape};
 
@@ -115,7 +116,7 @@ pub(crate) fn replay<E: From<kiln_ops::Error>>(
 
 impl Known {
     fn lock(&self) -> MutexGuard<'_, Vec<(Kind, State)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// What is to be done this time; where that isn't the usual, [`Known::put`] says how it went.

@@ -4,12 +4,13 @@
 mod ring;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::device::{Allocation, Device, Event, PinnedMemory, Stream};
 use crate::error::Result;
 use crate::queue::Queue;
 use crate::sys::driver::DevicePtr;
+use kiln_base::{lock, wait};
 use ring::{Id, Order, Ring};
 
 /// The ring has room for so many of the largest weight, memory permitting.
@@ -61,7 +62,7 @@ impl Streamer {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Whether no weights take turns.

@@ -1,8 +1,9 @@
 //! Autoencoders that are used instead of a model's own.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use kiln_base::lock;
 use kiln_model::{config, taef2, vae};
 use kiln_ops::Reference;
 use kiln_weights::{Component, WeightSource};
@@ -51,7 +52,7 @@ pub(super) struct VaeFiles(Mutex<Vec<Arc<VaeFile>>>);
 
 impl VaeFiles {
     pub fn open(&self, path: &Path) -> Result<Arc<VaeFile>> {
-        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = lock(&self.0);
         if let Some(file) = files.iter().find(|file| file.path == path) {
             return Ok(Arc::clone(file));
         }

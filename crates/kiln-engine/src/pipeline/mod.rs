@@ -7,9 +7,10 @@ mod run;
 mod text;
 mod unfinished;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
 
+use kiln_base::lock;
 use kiln_model::transformer::Transformer;
 use kiln_model::{Autoencoder, Event, Observer, ResidencyPlan};
 use kiln_ops::Backend;
@@ -133,7 +134,7 @@ impl<B: Backend> Pipeline<B> {
     /// The autoencoder that a plan asks for. One that was not used before is loaded.
     pub fn autoencoder(&self, vae: Option<&Arc<VaeFile>>) -> Result<Arc<Autoencoder<B>>> {
         let wanted = vae.or(self.options.vae.as_ref());
-        let mut all = self.autoencoders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.autoencoders);
         let same = |loaded: &&LoadedVae<B>| match (&loaded.file, wanted) {
             (Some(file), Some(wanted)) => Arc::ptr_eq(file, wanted) || file.path == wanted.path,
             (None, None) => true,

@@ -1,8 +1,9 @@
 //! Several images at once, of one request or of several: every step is one call of the transformer for all of them.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use kiln_base::lock;
 use kiln_image::Picture;
 use kiln_model::tokenizer::Tokens;
 use kiln_model::{Autoencoder, Event, Observer};
@@ -287,7 +288,7 @@ impl<B: Backend> Pipeline<B> {
                 let latents = b.download_later(&state.latents)?;
                 m.observer.event(Event::Decoding { picture: index })?;
                 let picture = own.autoencoder.decode_later(b, &state.latents, own.plan.grid(), m.observer)?;
-                let afterwards = &mut *own.afterwards.lock().unwrap_or_else(PoisonError::into_inner);
+                let afterwards = &mut *lock(&own.afterwards);
                 let (text, afterwards) = (state.conditioning.text.clone(), std::mem::take(afterwards));
                 (m.done)(Unfinished { index, picture, latents, text, afterwards })
             });

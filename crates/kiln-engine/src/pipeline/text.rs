@@ -1,7 +1,8 @@
 //! The text side of a pipeline: prompts to text tokens, encoded or remembered.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use kiln_base::lock;
 use kiln_model::text_encoder::TextEncoder;
 use kiln_model::tokenizer::Tokens;
 use kiln_model::{Event, Observer, ResidencyPlan};
@@ -88,7 +89,7 @@ impl<B: Backend> LazyTextEncoder<B> {
 
     /// Whether encoding a text takes less time than reading it from the cache: with the encoder on a GPU.
     fn is_quick(&self, b: &B) -> bool {
-        let loaded = || self.encoder.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        let loaded = || lock(&self.encoder).is_some();
         !b.reads_host_weights() && self.placement.is_none() && loaded()
     }
 
@@ -102,7 +103,7 @@ impl<B: Backend> LazyTextEncoder<B> {
     }
 
     fn encoder(&self, b: &B, observer: &mut dyn Observer<B>) -> Result<Arc<TextEncoder<B>>> {
-        let mut encoder = self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut encoder = lock(&self.encoder);
         if let Some(encoder) = &*encoder {
             return Ok(Arc::clone(encoder));
         }

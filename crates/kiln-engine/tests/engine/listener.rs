@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use kiln_base::{lock, wait};
 use kiln_engine::{
     Collect, Device, Engine, Error, Event, Image, LocalFiles, Model, Plan, Precision, Request, Result,
     Settings, Setup, Sink, Task,
@@ -97,20 +98,20 @@ impl Listener {
     }
 
     fn hear(&self, heard: Heard) {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).push(heard);
+        lock(&self.heard).push(heard);
         self.more.notify_all();
     }
 
     /// How many of the things heard so far are such.
     pub fn count(&self, such: impl Fn(&Heard) -> bool) -> usize {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let heard = lock(&self.heard);
         heard.iter().filter(|heard| such(heard)).count()
     }
 
     /// Waits until this many such things were heard; whether they were.
     pub fn wait_for(&self, count: usize, such: impl Fn(&Heard) -> bool) -> bool {
         let until = Instant::now() + LONG;
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut heard = lock(&self.heard);
         while heard.iter().filter(|heard| such(heard)).count() < count {
             let Some(left) = until.checked_duration_since(Instant::now()) else { return false };
             heard = self.more.wait_timeout(heard, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -121,7 +122,7 @@ impl Listener {
     /// The images, and how it ended: which it must have done once, after everything else.
     #[track_caller]
     pub fn finished(&self) -> (Vec<Image>, Result<()>) {
-        let heard = std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner));
+        let heard = std::mem::take(&mut *lock(&self.heard));
         let ends = heard.iter().filter(|heard| matches!(heard, Heard::Ended(_))).count();
         assert_eq!(ends, 1, "ended {ends} times: {heard:?}");
         assert!(matches!(heard.last(), Some(Heard::Ended(_))), "the end is not the last: {heard:?}");
@@ -201,12 +202,12 @@ pub struct Gate {
 
 impl Gate {
     pub fn open(&self) {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.open) = true;
         self.opened.notify_all();
     }
 
     pub fn wait(&self) {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = lock(&self.open);
         let _ = self.opened.wait_timeout_while(open, LONG, |open| !*open);
     }
 }

@@ -5,9 +5,10 @@ mod work;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kiln_base::lock;
 use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
 
 use crate::{
@@ -106,7 +107,7 @@ impl<B: Backend> Timed<B> {
 
     /// What was counted since the last call, by operation and size.
     pub fn take(&self) -> Vec<OpCount> {
-        let ledger = std::mem::take(&mut *self.counts.ledger.lock().unwrap_or_else(PoisonError::into_inner));
+        let ledger = std::mem::take(&mut *lock(&self.counts.ledger));
         let count = |((op, detail), sum): ((&'static str, String), Sum)| {
             let Sum { calls, time, flops, bytes } = sum;
             OpCount { op, detail, calls, time, flops, bytes }
@@ -131,7 +132,7 @@ impl<B: Backend> Timed<B> {
         self.inner.synchronize()?;
         let time = start.elapsed();
         let (detail, work) = work(&result);
-        let mut ledger = self.counts.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ledger = lock(&self.counts.ledger);
         let sum = ledger.entry((op, detail)).or_default();
         sum.calls += 1;
         sum.time += time;

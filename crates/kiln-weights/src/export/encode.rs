@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
+use kiln_base::lock;
 use kiln_tensor::packed::small_floats::{from_e4m3, to_e2m1, to_e4m3};
 use kiln_tensor::packed::{BlockScales, Format, Packed, swizzled};
 use kiln_tensor::{Error, Result, bf16, f16};
@@ -75,7 +76,7 @@ pub(super) fn encode(rows: &Rows<'_>, format: Format, threads: usize, judge: boo
         }
         if let Some(slice) = slice {
             // Nobody else has this piece; a lock is how to say so without `unsafe`.
-            slice.lock().unwrap_or_else(PoisonError::into_inner).copy_from_slice(&encoded);
+            lock(&slice).copy_from_slice(&encoded);
         }
         scales
     });
@@ -188,7 +189,7 @@ fn in_pieces<T: Send>(
                 break;
             }
             let result = work(i * ROWS_AT_ONCE..rows.min((i + 1) * ROWS_AT_ONCE));
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((i, result));
+            lock(&done).push((i, result));
         }
     };
     std::thread::scope(|scope| {

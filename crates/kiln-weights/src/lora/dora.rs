@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
+use kiln_base::lock;
 use kiln_tensor::packed::Packed;
 
 use super::merge::{Gains, Runs, Values, source_row};
@@ -90,7 +91,7 @@ fn each_row(rows: usize, cols: usize, of: impl Fn(usize, &mut [f32]) -> f32 + Sy
         while let Some((i, piece)) = Some(next.fetch_add(1, Relaxed)).and_then(|i| Some((i, pieces.get(i)?)))
         {
             // Nobody else has this number; a lock is how to say so without `unsafe`.
-            let mut piece = piece.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut piece = lock(&piece);
             for (row, number) in (i * ROWS_AT_ONCE..).zip(piece.iter_mut()) {
                 *number = of(row, &mut scratch);
             }

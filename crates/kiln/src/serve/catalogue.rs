@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kiln_base::lock;
 use kiln_engine::{Model, Variant};
 use kiln_server::{Catalogue, JobError, ModelInfo};
 
@@ -74,7 +75,7 @@ impl Models {
     pub fn open(&self, name: Option<&str>) -> Result<Arc<Model>, JobError> {
         let gone = || JobError::request("model_not_found", "the model is no longer there");
         let found = self.find(name).ok_or_else(gone)?;
-        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut models = lock(&self.models);
         if let Some(model) = models.get(&place(&found)) {
             return Ok(Arc::clone(model));
         }
@@ -161,7 +162,7 @@ fn about(model: &Model) -> ModelInfo {
 
 impl Catalogue for Models {
     fn models(&self) -> Vec<ModelInfo> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         if known.since.is_none_or(|since| since.elapsed() > FRESH) {
             self.refresh(&mut known);
         }

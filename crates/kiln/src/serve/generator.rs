@@ -1,8 +1,9 @@
 //! Generates the server's jobs: each goes the way of `kiln generate`, with the model kept loaded between them.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use kiln_base::lock;
 use kiln_engine::{Error, Event, FileRef, Image, InputImage, Inputs, Plan, Session, Sink};
 use kiln_engine::{Task as EngineTask, Tracker};
 use kiln_image::Picture;
@@ -119,7 +120,7 @@ impl Follow {
     }
 
     fn rejected(&self) -> MutexGuard<'_, Option<JobError>> {
-        self.rejected.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.rejected)
     }
 }
 
@@ -134,7 +135,7 @@ impl Sink for Follow {
             Event::StepStarted { step: 0, own, all, .. } => self.sink.batch(*own as u32, *all as u32),
             _ => {}
         }
-        let progress = self.tracker.lock().unwrap_or_else(PoisonError::into_inner).after(event);
+        let progress = lock(&self.tracker).after(event);
         if let Some(progress) = progress {
             self.sink.progress(progress);
         }

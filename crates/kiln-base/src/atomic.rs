@@ -1,0 +1,158 @@
+//! Files that are written whole or not at all: into a temporary file in the same folder, which then takes the name.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::{Builder, NamedTempFile};
+
+/// Writes a file whole or not at all, and syncs it to the disk. The rules are those of [`AtomicFile`].
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = AtomicFile::create(path)?;
+    file.file().write_all(bytes)?;
+    file.commit()
+}
+
+/// A file that gets its name with [`commit`](AtomicFile::commit). Dropped before, it leaves nothing behind.
+///
+/// A symbolic link is followed. An existing file keeps its permissions; a new one gets those of the umask.
+#[derive(Debug)]
+pub struct AtomicFile {
+    file: NamedTempFile,
+    target: PathBuf,
+    permissions: Option<Permissions>,
+}
+
+impl AtomicFile {
+    /// Starts a file that will be named `path`.
+    ///
+    /// Fails where `path` is a folder, a pipe or a device: the final rename would replace it. Fails also where it is a
+    /// read-only file.
+    pub fn create(path: &Path) -> io::Result<AtomicFile> {
+        let (target, permissions) = match fs::metadata(path) {
+            Ok(old) if !old.is_file() => {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+            }
+            Ok(old) if old.permissions().readonly() => {
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is read-only"));
+            }
+            Ok(old) => (fs::canonicalize(path)?, Some(old.permissions())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (path.to_owned(), None),
+            Err(error) => return Err(error),
+        };
+        let folder =
+            target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Ok(AtomicFile { file: temporary_in(folder)?, target, permissions })
+    }
+
+    /// The file to write to.
+    pub fn file(&mut self) -> &mut File {
+        self.file.as_file_mut()
+    }
+
+    /// Syncs the file to the disk and gives it its name.
+    pub fn commit(self) -> io::Result<()> {
+        self.file.as_file().sync_all()?;
+        self.commit_unsynced()
+    }
+
+    /// Gives the file its name without waiting for the disk: a power cut may lose it.
+    pub fn commit_unsynced(self) -> io::Result<()> {
+        if let Some(permissions) = self.permissions {
+            self.file.as_file().set_permissions(permissions)?;
+        }
+        self.file.persist(&self.target)?;
+        Ok(())
+    }
+}
+
+fn temporary_in(folder: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = Builder::new();
+    builder.prefix(".kiln-").suffix(".tmp");
+    // Temporary files are private by default; this one becomes a normal file.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_new_file_and_an_old_one_get_the_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.png");
+        write_atomic(&path, b"one").unwrap();
+        write_atomic(&path, b"two").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(names(folder.path()), ["a.png"]);
+    }
+
+    #[test]
+    fn a_file_that_is_not_committed_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.png");
+        let mut file = AtomicFile::create(&path).unwrap();
+        file.file().write_all(b"half").unwrap();
+        drop(file);
+        assert!(names(folder.path()).is_empty());
+    }
+
+    #[test]
+    fn a_missing_folder_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(write_atomic(&folder.path().join("nowhere/a.png"), b"one").is_err());
+        assert!(names(folder.path()).is_empty());
+    }
+
+    #[test]
+    fn a_folder_in_the_way_is_an_error_and_nothing_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("a.png")).unwrap();
+        let error = write_atomic(&folder.path().join("a.png"), b"one").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(names(folder.path()), ["a.png"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_permissions_kept() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("real.png"), folder.path().join("link.png"));
+        fs::write(&real, b"old").unwrap();
+        fs::set_permissions(&real, Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        write_atomic(&link, b"new").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&real).unwrap(), b"new");
+        assert_eq!(fs::metadata(&real).unwrap().permissions().mode() & 0o777, 0o640);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_read_only_file_is_kept() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.png");
+        fs::write(&path, b"old").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+        assert!(write_atomic(&path, b"new").is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_device_is_refused_and_stays_a_device() {
+        assert!(write_atomic(Path::new("/dev/null"), b"one").is_err());
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+}
