@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs Kiln and its peers in turns on the same work and prints medians and ratios.
+"""Runs Kiln and its peers alternately on the same work and prints medians and ratios.
 
     python compare.py --kiln ../target/release/kiln --python .venv/bin/python --row step-256 --row decode-512
     python compare.py --kiln … --row flux2.c --flux2c ./flux --folder /models/random-4b
     python compare.py --kiln … --row sd.cpp --sdcpp ./sd-cli --sdcpp-args "--diffusion-model … --vae … --llm …"
 
-Every round runs each program once, in a process of its own that makes or maps its weights, runs the work once to warm
+Every round runs each program once, in a new process that creates or maps its weights, runs the work once to warm
 up and then `--repeat` times. Nothing else should run on the machine meanwhile.
 """
 
@@ -39,7 +39,7 @@ def output(command):
 
 
 def kiln(args, phase, size, dtype):
-    """Seconds of each run of a phase."""
+    """Returns the seconds of each run of a phase."""
     command = [args.kiln, "bench", "--json", "--synthetic", args.model, "--phase", phase, "--size", size]
     command += ["--dtype", dtype, "--repeat", str(args.repeat)]
     command += ["--threads", str(args.threads)] if args.threads else []
@@ -54,7 +54,7 @@ def torch(args, phase, size):
 
 
 def one_step(command, steps_flag):
-    """A step of a program that only makes whole pictures: what three steps take longer than one, halved."""
+    """Returns the time of a step of a program that only generates whole images: half the difference between three steps and one."""
     seconds = {}
     for steps in (1, 3):
         start = time.perf_counter()
@@ -79,17 +79,17 @@ def middle(seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kiln", type=pathlib.Path, required=True, help="the program to compare")
+    parser.add_argument("--kiln", type=pathlib.Path, required=True, help="Kiln's program")
     parser.add_argument("--python", default=sys.executable, help="a Python with torch, diffusers and transformers")
     parser.add_argument("--row", action="append", choices=[*ROWS, *PEERS], help="what to compare; repeatable")
     parser.add_argument("--model", default="4b", help="size of the model")
-    parser.add_argument("--rounds", type=int, default=2, help="how often the programs take turns")
-    parser.add_argument("--repeat", type=int, default=2, help="runs of each turn that count")
+    parser.add_argument("--rounds", type=int, default=2, help="number of rounds")
+    parser.add_argument("--repeat", type=int, default=2, help="measured runs per round")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--flux2c", type=pathlib.Path, help="flux2.c's program")
     parser.add_argument("--folder", type=pathlib.Path, help="a model for flux2.c (see make_model.py)")
     parser.add_argument("--sdcpp", type=pathlib.Path, help="stable-diffusion.cpp's program")
-    parser.add_argument("--sdcpp-args", default="", help="its options that name the weights")
+    parser.add_argument("--sdcpp-args", default="", help="its options for the weights")
     args = parser.parse_args()
     rows = args.row or list(ROWS)
     if ("flux2.c" in rows and not (args.flux2c and args.folder)) or ("sd.cpp" in rows and not args.sdcpp):

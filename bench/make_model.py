@@ -1,7 +1,7 @@
 """Writes a diffusers folder of a published model's size with random weights, for peers that read only files.
 
     python make_model.py OUT [--model 4b]        (16 GB for 4b)
-    python make_model.py OUT --sparse            (zeros that take no room on disk, to measure how soon a program starts)
+    python make_model.py OUT --sparse            (zeros in sparse files, to measure startup time)
 """
 
 import argparse
@@ -14,7 +14,7 @@ NAMES = {"torch.bfloat16": "BF16", "torch.int64": "I64"}
 
 
 def write(path, model, values):
-    """Streams a safetensors file: the whole model is never in memory."""
+    """Writes a safetensors file as a stream, without holding the model in memory."""
     header, offset, plan = {}, 0, []
     tied = {"lm_head.weight"} if getattr(model.config, "tie_word_embeddings", False) else set()
     for name, tensor in model.state_dict().items():
@@ -53,7 +53,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--model", choices=sorted(models.TRANSFORMERS), default="4b")
     parser.add_argument("--sparse", action="store_true")
-    parser.add_argument("--part", action="append", help="only this one: transformer, text_encoder or vae; may be repeated")
+    parser.add_argument("--part", action="append", help="only this component: transformer, text_encoder or vae; repeatable")
     args = parser.parse_args()
     values = None if args.sparse else models.pattern().view(dtype=__import__("torch").uint8).numpy().tobytes()
     parts = {

@@ -1,4 +1,4 @@
-"""The published models' sizes, and random weights that cost next to nothing to make."""
+"""Configurations of the published models, and random weights that are fast to create."""
 
 import torch
 
@@ -58,12 +58,12 @@ PATTERN = 1 << 19
 
 
 def pattern():
-    """Values that all matrices repeat: filling 8 GB with fresh random numbers would take longer than the measurement."""
+    """Random values that all matrices repeat: 8 GB of distinct random numbers would take longer than the measurement."""
     return (torch.randn(PATTERN, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
 
 
 def materialise(model, device="cpu"):
-    """Gives a model on the meta device memory and values, in bf16."""
+    """Allocates a model from the meta device and fills it, in bf16."""
     model = model.to(torch.bfloat16).to_empty(device=device).eval()
     values = pattern().to(device)
     with torch.no_grad():

@@ -1,10 +1,10 @@
-"""Times a phase with PyTorch, diffusers and transformers in bf16 on a GPU; prints a line of JSON each time.
+"""Times a phase with PyTorch, diffusers and transformers in bf16 on a GPU; prints a line of JSON per measurement.
 
     peer_gpu.py step --size 1024x1024                 # eager, then under torch.compile
-    peer_gpu.py step --kind compiled --regional       # the repeated blocks are compiled once each: quicker to compile
-    peer_gpu.py decode --kind compiled --turns DIR    # compiles, then is timed whenever DIR/NAME.go appears, until DIR/quit
+    peer_gpu.py step --kind compiled --regional       # compiles each repeated block once, which is faster
+    peer_gpu.py decode --kind compiled --turns DIR    # compiles, then measures whenever DIR/NAME.go appears, until DIR/quit
 
-With --turns several can compile at once, and then take turns with whom they are compared with.
+With --turns, several processes can compile at the same time, and then be measured alternately.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def first_run(run):
 
 
 def turns(folder, name):
-    """Yields whenever it is this one's turn."""
+    """Yields whenever this process is to measure."""
     if not folder:
         yield
         return
@@ -65,7 +65,7 @@ def main():
     parser.add_argument("--name", default="peer")
     args = parser.parse_args()
     torch.manual_seed(0)
-    # What a user of diffusers is told to do before anything else.
+    # The first setting that diffusers' documentation recommends.
     torch.backends.cudnn.benchmark = True
     what = f"{args.phase} {args.model} {args.size[0]}x{args.size[1]} refs {args.refs}"
     with torch.inference_mode():

@@ -1,6 +1,6 @@
-"""The phases of a picture as diffusers and transformers run them, on made-up weights in bf16.
+"""The phases of an image as diffusers and transformers run them, on synthetic weights in bf16.
 
-Each function gives a module, what of it is called, and how: `call(entry)` runs the phase, `call(torch.compile(entry))` too.
+Each function returns a module, its entry point and a caller: `call(entry)` runs the phase, as does `call(torch.compile(entry))`.
 """
 
 import torch
@@ -19,7 +19,7 @@ def step(args, device):
     def grid(t):
         return torch.cartesian_prod(torch.tensor([t]), torch.arange(rows), torch.arange(columns), torch.arange(1))
 
-    # References lie behind the picture, at other times.
+    # Reference tokens follow the image's, with other time coordinates.
     ids = torch.cat([grid(0)] + [grid(10 * (i + 1)) for i in range(getattr(args, "refs", 0))])
     words = torch.cartesian_prod(torch.arange(1), torch.arange(1), torch.arange(1), torch.arange(args.tokens))
     inputs = dict(
@@ -35,9 +35,9 @@ def step(args, device):
 
 
 def text(args, device):
-    # As diffusers' pipeline runs it: all layers and the head, the hidden states kept.
+    # As in diffusers' pipeline: all layers and the head, with the hidden states stored.
     model = models.materialise(models.text_encoder(args.model), device)
-    # The rotary frequencies are a buffer that is computed, not loaded.
+    # The rotary frequencies are a computed buffer, not a loaded one.
     rotary = model.model.rotary_emb
     if hasattr(rotary, "rope_init_fn"):
         rotary.inv_freq = rotary.rope_init_fn(model.config, device)[0]
@@ -59,7 +59,7 @@ ALL = {"step": step, "text": text, "decode": decode}
 
 
 def arguments(parser, size, repeat):
-    """What all peers are told."""
+    """Adds the arguments that all peers share."""
     parser.add_argument("phase", choices=list(ALL))
     parser.add_argument("--model", choices=sorted(models.TRANSFORMERS), default="4b")
     parser.add_argument("--size", type=lambda s: tuple(map(int, s.split("x"))), default=size)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Load on `kiln serve`: many clients at once for a while, with the smallest model.
+"""Load test of `kiln serve`: many concurrent clients, with the smallest model.
 
     bench/serve_load.py [--kiln target/release/kiln] [--clients 64] [--seconds 60]
 
-Starts a server on a free port with an empty data folder, lets every client ask for pictures one after the other through
-`/v1/images/generations` and `/v1/jobs` by turns, asks `/healthz` all the while, and prints what came of it. Fails when a
-picture is lost or doubled, when `/healthz` took longer than 50 ms at the 99th percentile, when memory grew without end,
-or when a full queue did not answer 429 with `Retry-After`. Needs nothing but Python.
+Starts a server on a free port with an empty data folder. Every client requests images one after the other, alternating
+between `/v1/images/generations` and `/v1/jobs`, while `/healthz` is polled. Prints a summary. Fails if an image is lost
+or duplicated, if the 99th percentile of `/healthz` exceeds 50 ms, if memory keeps growing, or if a full queue does not
+respond with 429 and `Retry-After`. Needs only Python.
 """
 
 import argparse
@@ -28,7 +28,7 @@ options.add_argument("--seconds", type=float, default=60)
 options.add_argument("--size", default="128x128")
 options.add_argument("--steps", type=int, default=1)
 options.add_argument("--queue", type=int, default=48)
-options.add_argument("--max-batch", type=int, help="as `kiln serve` takes it")
+options.add_argument("--max-batch", type=int, help="the option of `kiln serve`")
 options = options.parse_args()
 
 
@@ -38,69 +38,69 @@ def call(port, method, path, body=None, client=None, timeout=300):
     if client:
         headers["x-client-id"] = client
     connection.request(method, path, json.dumps(body) if body is not None else None, headers)
-    answer = connection.getresponse()
-    data = answer.read()
+    response = connection.getresponse()
+    data = response.read()
     connection.close()
-    return answer.status, dict(answer.getheaders()), data
+    return response.status, dict(response.getheaders()), data
 
 
 class Tally:
     def __init__(self):
         self.lock = threading.Lock()
-        self.promised, self.got, self.full, self.wrong = [], [], 0, []
+        self.promised, self.got, self.full, self.errors = [], [], 0, []
         self.health = []
 
 
 def painter(port, number, end, tally):
-    """One client: asks, waits when told to, and checks that each answer is its own."""
+    """A client: sends requests, waits when the queue is full, and checks that each response is its own."""
     name, seed = f"client-{number}", number * 1_000_000
     while time.time() < end:
         seed += 1
         by_job = seed % 2
-        order = {"prompt": f"apple {number}", "seed": seed, "steps": options.steps}
+        request = {"prompt": f"apple {number}", "seed": seed, "steps": options.steps}
         try:
             if by_job:
                 width, height = map(int, options.size.split("x"))
-                status, headers, data = call(port, "POST", "/v1/jobs", {**order, "width": width, "height": height}, name)
+                status, headers, data = call(port, "POST", "/v1/jobs", {**request, "width": width, "height": height}, name)
             else:
                 status, headers, data = call(
-                    port, "POST", "/v1/images/generations", {**order, "size": options.size}, name
+                    port, "POST", "/v1/images/generations", {**request, "size": options.size}, name
                 )
         except OSError as error:
             with tally.lock:
-                tally.wrong.append(f"no answer: {error}")
+                tally.errors.append(f"no response: {error}")
             continue
         if status == 429:
             wait = headers.get("retry-after") or headers.get("Retry-After")
             with tally.lock:
                 tally.full += 1
                 if not wait or int(wait) < 1:
-                    tally.wrong.append("429 without Retry-After")
-            # Clients that came to measure don't wait for minutes.
+                    tally.errors.append("429 without Retry-After")
+            # Wait at most briefly, whatever Retry-After says.
             time.sleep(min(float(wait or 1), 2))
             continue
         if status not in (200, 202):
             with tally.lock:
-                tally.wrong.append(f"{status}: {data[:200]}")
+                tally.errors.append(f"{status}: {data[:200]}")
             continue
-        answer = json.loads(data)
+        response = json.loads(data)
         if by_job:
             while True:
-                status, _, data = call(port, "GET", f"/v1/jobs/{answer['id']}", client=name)
-                answer = json.loads(data)
-                if answer["status"] not in ("queued", "running"):
+                status, _, data = call(port, "GET", f"/v1/jobs/{response['id']}", client=name)
+                response = json.loads(data)
+                if response["status"] not in ("queued", "running"):
                     break
                 time.sleep(0.2)
-            pictures = [(p["id"], int(p["seed"])) for p in answer["pictures"]]
+            pictures = [(p["id"], int(p["seed"])) for p in response["pictures"]]
         else:
-            pictures = [(p["picture"], int(p["seed"])) for p in answer["data"]]
-            if not base64.b64decode(answer["data"][0]["b64_json"]).startswith(b"\x89PNG"):
+            pictures = [(p["picture"], int(p["seed"])) for p in response["data"]]
+            if not base64.b64decode(response["data"][0]["b64_json"]).startswith(b"\x89PNG"):
                 pictures = []
         with tally.lock:
             tally.promised.append(seed)
             tally.got.extend(pictures)
             if [s for _, s in pictures] != [seed]:
-                tally.wrong.append(f"asked for seed {seed}, got {pictures}: {answer.get('error')}")
+                tally.errors.append(f"requested seed {seed}, got {pictures}: {response.get('error')}")
 
 
 def doctor(port, end, tally):
@@ -111,7 +111,7 @@ def doctor(port, end, tally):
         with tally.lock:
             tally.health.append(took)
             if status != 200:
-                tally.wrong.append(f"/healthz: {status}")
+                tally.errors.append(f"/healthz: {status}")
         time.sleep(0.05)
 
 
@@ -138,7 +138,7 @@ def main():
                 except OSError:
                     pass
         if port is None:
-            sys.exit("the server does not start")
+            sys.exit("the server did not start")
         tally, end = Tally(), time.time() + options.seconds
         threads = [threading.Thread(target=painter, args=(port, i, end, tally)) for i in range(options.clients)]
         threads.append(threading.Thread(target=doctor, args=(port, end, tally)))
@@ -166,14 +166,14 @@ def main():
     third = max(1, len(memory) // 3)
     growth = max(memory[-third:]) - max(memory[:third])
     print(f"{options.clients} clients, {took:.0f} s, {options.size}, {options.steps} steps, queue of {options.queue}")
-    print(f"pictures: {len(tally.got)} answered, {len(pictures)} kept, {len(tally.got) / took:.1f} a second")
+    print(f"images: {len(tally.got)} received, {len(pictures)} stored, {len(tally.got) / took:.1f} per second")
     batches = re.findall(r'kiln_batch_pictures_total\{size="(\d+)"\} (\d+)', metrics)
-    print("painted at once: " + ", ".join(f"{count} in {size}s" for size, count in batches))
-    print(f"refused with 429: {tally.full}")
-    print(f"/healthz: {len(health)} asked, median {health[len(health) // 2] * 1000:.1f} ms, p99 {p99:.1f} ms, "
+    print("batches: " + ", ".join(f"{count} images in batches of {size}" for size, count in batches))
+    print(f"rejected with 429: {tally.full}")
+    print(f"/healthz: {len(health)} requests, median {health[len(health) // 2] * 1000:.1f} ms, p99 {p99:.1f} ms, "
           f"worst {health[-1] * 1000:.1f} ms")
-    print(f"memory: {memory[0]:.0f} MiB at first, {max(memory):.0f} at most, {growth:+.0f} from first third to last")
-    problems = list(tally.wrong)
+    print(f"memory: {memory[0]:.0f} MiB at start, {max(memory):.0f} peak, {growth:+.0f} from the first third to the last")
+    problems = list(tally.errors)
     if sorted(tally.promised) != seeds or len(set(ids)) != len(ids):
         lost = set(tally.promised) - set(seeds)
         problems.append(f"lost {len(lost)}, doubled {len(ids) - len(set(ids))}, unasked {len(set(seeds) - set(tally.promised))}")
@@ -184,8 +184,8 @@ def main():
     if options.clients > options.queue + 8 and not tally.full:
         problems.append("the queue was never full")
     for problem in problems[:10]:
-        print("WRONG:", problem)
-    print("1 failed" if problems else "all well")
+        print("FAIL:", problem)
+    print("failed" if problems else "passed")
     sys.exit(1 if problems else 0)
 
 

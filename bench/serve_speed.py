@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""How close `kiln serve` comes to what its phases allow.
+"""Compares the latency and throughput of `kiln serve` with the sum of its phases.
 
     bench/serve_speed.py --kiln target/release/kiln --model models/klein-4b --device cuda --dtype bf16 --check
 
-1. `kiln bench` measures text, one step, decode and a whole picture.
+1. `kiln bench` measures text, one step, decode and a whole image.
 2. A server is started on a free port of 127.0.0.1, with an empty data folder and without the text cache, and warmed up.
-3. Requests one after another on a kept-alive connection: to `/v1/images/generations`, until the answer with the image is
-   read, and as jobs, until the image's file is read. Their median is held against the bench's picture.
-4. Many jobs at once, each with a prompt and a seed of its own: images per second from the first submit to the last
-   finish, and between the first and the last finish, held against `1 / (steps * step + decode + text)`.
-5. With `--check`, `kiln generate` makes two of the images again, which must have the same pixels.
+3. Sequential requests on a keep-alive connection: to `/v1/images/generations`, until the response with the image is
+   read, and as jobs, until the image's file is read. Their median is compared with the bench's image.
+4. Many concurrent jobs, each with its own prompt and seed: images per second from the first submit to the last
+   finish, and between the first and the last finish, compared with `1 / (steps * step + decode + text)`.
+5. With `--check`, `kiln generate` generates two of the images again, which must have the same pixels.
 
-The report is printed last, or as JSON with `--json`. Needs nothing but Python. Exit status 1 if a request fails or a
+Prints the report at the end, with `--json` as JSON. Needs only Python. Exit status 1 if a request fails or a
 pixel differs.
 """
 
@@ -37,23 +37,23 @@ BENCH_STEPS = 4
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kiln", default="target/release/kiln", help="the program")
-    parser.add_argument("--model", default="ember", help="path or name, as `-m` takes it")
+    parser.add_argument("--model", default="ember", help="path or name, as for `-m`")
     parser.add_argument("--size", default="1024x1024", type=size, metavar="WxH")
     parser.add_argument("--steps", default=4, type=int)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--max-tokens", type=int, help="text tokens for the bench if the model's number is not 512")
-    parser.add_argument("--requests", default=8, type=int, help="requests one after another, for each API")
-    parser.add_argument("--jobs", default=32, type=int, help="jobs at once")
-    parser.add_argument("--warmup", default=4, type=int, help="requests that are not measured")
+    parser.add_argument("--max-tokens", type=int, help="text tokens for the bench, if not 512")
+    parser.add_argument("--requests", default=8, type=int, help="sequential requests per API")
+    parser.add_argument("--jobs", default=32, type=int, help="concurrent jobs")
+    parser.add_argument("--warmup", default=4, type=int, help="unmeasured requests")
     parser.add_argument("--repeat", type=int, help="runs of each phase in the bench")
-    parser.add_argument("--limit", default=900, type=float, help="most seconds for any one wait")
+    parser.add_argument("--limit", default=900, type=float, help="timeout in seconds")
     parser.add_argument("--check", action="store_true", help="compare two images with `kiln generate`")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     args = parser.parse_args()
     if min(args.steps, args.requests) < 1 or args.jobs < 2 or args.warmup < 0:
-        parser.error("at least 1 step, 1 request and 2 jobs are needed")
+        parser.error("requires at least 1 step, 1 request and 2 jobs")
     return args
 
 
@@ -74,12 +74,12 @@ def machine(args):
 
 
 def environment():
-    """Without what would change the model or ask for a key."""
+    """Returns the environment without the variables that set a model or an API key."""
     return {name: value for name, value in os.environ.items() if name not in ("KILN_MODEL", "KILN_API_KEY", "KILN_DATA")}
 
 
 def run(args, command):
-    """The command's standard output."""
+    """Runs a command and returns its standard output."""
     try:
         ran = subprocess.run(
             command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=args.limit
@@ -94,8 +94,8 @@ def run(args, command):
 
 
 def bench(args):
-    """Seconds of each phase."""
-    note("bench: text, step, decode, picture …")
+    """Returns the seconds of each phase."""
+    note("bench: text, step, decode, image …")
     width, height = args.size
     command = [args.kiln, "bench", "-m", args.model, *machine(args), "--size", f"{width}x{height}", "--json"]
     for phase in PHASES:
@@ -110,13 +110,13 @@ def bench(args):
     if missing:
         sys.exit(f"error: the bench did not measure {', '.join(missing)}: {'; '.join(report['notes'])}")
     times = {short: medians[name] for short, name in PHASES.items()}
-    # The bench's picture has four steps whatever the request has.
+    # The bench's image always has four steps.
     times["picture"] += (args.steps - BENCH_STEPS) * times["step"]
     return report, times
 
 
 class Server:
-    """`kiln serve` for as long as the `with` block runs."""
+    """Runs `kiln serve` for the duration of the `with` block."""
 
     def __init__(self, args):
         self.args = args
@@ -127,7 +127,7 @@ class Server:
         self.folder = tempfile.TemporaryDirectory(prefix="kiln-serve-speed-")
         self.log = os.path.join(self.folder.name, "log")
         command = [args.kiln, "serve", "-m", args.model, "--host", "127.0.0.1", "--port", "0", *machine(args)]
-        # One client may fill half of the queue.
+        # A single client may use half of the queue.
         command += ["--data", os.path.join(self.folder.name, "data"), "--queue", str(2 * args.jobs + 2), "--no-cache"]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -173,7 +173,7 @@ class Server:
 
 
 class Client:
-    """A kept-alive connection."""
+    """A keep-alive connection."""
 
     def __init__(self, server):
         self.server = server
@@ -183,41 +183,41 @@ class Client:
         headers = {"content-type": "application/json"} if body is not None else {}
         try:
             self.connection.request(method, path, json.dumps(body) if body is not None else None, headers)
-            answer = self.connection.getresponse()
-            data = answer.read()
+            response = self.connection.getresponse()
+            data = response.read()
         except (OSError, http.client.HTTPException) as error:
             sys.exit(f"error: {method} {path}: {error!r}\n{self.server.said()[-2000:]}")
-        if answer.status not in expect:
-            sys.exit(f"error: {method} {path}: {answer.status} {data[:500].decode(errors='replace')}")
-        return answer.status, data
+        if response.status not in expect:
+            sys.exit(f"error: {method} {path}: {response.status} {data[:500].decode(errors='replace')}")
+        return response.status, data
 
     def close(self):
         self.connection.close()
 
-    def generation(self, order):
-        """Seconds until the image is there, and its file."""
-        width, height = order["size"]
-        body = {"prompt": order["prompt"], "seed": order["seed"], "steps": order["steps"], "size": f"{width}x{height}"}
+    def generation(self, request):
+        """Returns the seconds until the image is received, and its file."""
+        width, height = request["size"]
+        body = {"prompt": request["prompt"], "seed": request["seed"], "steps": request["steps"], "size": f"{width}x{height}"}
         began = time.perf_counter()
         data = self.ask("POST", "/v1/images/generations", body)[1]
         took = time.perf_counter() - began
         return took, base64.b64decode(json.loads(data)["data"][0]["b64_json"])
 
-    def submit(self, order):
-        width, height = order["size"]
-        body = {"prompt": order["prompt"], "seed": order["seed"], "steps": order["steps"]}
+    def submit(self, request):
+        width, height = request["size"]
+        body = {"prompt": request["prompt"], "seed": request["seed"], "steps": request["steps"]}
         return json.loads(self.ask("POST", "/v1/jobs", {**body, "width": width, "height": height})[1])["id"]
 
     def file(self, job):
-        """The file of a job's image."""
+        """Returns the file of a job's image."""
         if job["status"] != "done":
             sys.exit(f"error: job {job['id']} is {job['status']}: {job.get('error')}")
         return self.ask("GET", f"/v1/pictures/{job['pictures'][0]['id']}/file")[1]
 
-    def job(self, order):
-        """The same as `generation`, by a job whose events are followed to its end."""
+    def job(self, request):
+        """Does the same as `generation` with a job, following its events to the end."""
         began = time.perf_counter()
-        events = self.ask("GET", f"/v1/jobs/{self.submit(order)}/events")[1].decode()
+        events = self.ask("GET", f"/v1/jobs/{self.submit(request)}/events")[1].decode()
         end = re.search(r"^event: ?end\ndata: ?(.*)$", events.replace("\r\n", "\n"), re.MULTILINE)
         if not end:
             sys.exit(f"error: the events of a job have no end: {events[-500:]}")
@@ -225,8 +225,8 @@ class Client:
         return time.perf_counter() - began, data
 
 
-class Orders:
-    """Requests that are alike but for prompt and seed."""
+class RequestSeries:
+    """Requests that differ in prompt and seed only."""
 
     def __init__(self, args):
         self.args, self.count = args, 0
@@ -237,15 +237,15 @@ class Orders:
         return dict(prompt=prompt, seed=self.count, steps=self.args.steps, size=self.args.size)
 
 
-def burst(server, orders, count):
-    """Submits jobs at once; their orders, ids, finish times and the first submit, in seconds of the wall clock."""
-    client, all_orders = Client(server), [orders.next() for _ in range(count)]
+def burst(server, requests, count):
+    """Submits concurrent jobs; returns their requests, ids, finish times and the first submit time, in wall-clock seconds."""
+    client, all_requests = Client(server), [requests.next() for _ in range(count)]
     began = time.time()
-    ids = [client.submit(order) for order in all_orders]
+    ids = [client.submit(request) for request in all_requests]
     submitted = time.time()
     end, finished = time.monotonic() + server.args.limit, []
     for job_id in ids:
-        # The time of the end is the server's own, so that a rare look does no harm.
+        # Finish times are the server's, so infrequent polling does not affect them.
         while True:
             job = json.loads(client.ask("GET", f"/v1/jobs/{job_id}")[1])
             if job["status"] in ("failed", "cancelled"):
@@ -256,38 +256,38 @@ def burst(server, orders, count):
                 sys.exit(f"error: {count - len(finished)} of {count} jobs not done in {server.args.limit:.0f} s")
             time.sleep(0.05)
         finished.append(job["finished"] / 1000)
-    return client, all_orders, ids, dict(began=began, submitted=submitted, finished=sorted(finished))
+    return client, all_requests, ids, dict(began=began, submitted=submitted, finished=sorted(finished))
 
 
 def measure(args, server):
-    """Latencies, the burst's times, and two images with their orders."""
-    orders, client = Orders(args), Client(server)
+    """Returns latencies, the burst's times, and two images with their requests."""
+    requests, client = RequestSeries(args), Client(server)
     note(f"warming up: {args.warmup} requests …")
     for _ in range(args.warmup):
-        client.generation(orders.next())
+        client.generation(requests.next())
     latencies, kept = {}, []
     for name, ask in (("generations", client.generation), ("jobs", client.job)):
         note(f"{args.requests} {name} one after another …")
         times = []
         for _ in range(args.requests):
-            order = orders.next()
-            took, image = ask(order)
+            request = requests.next()
+            took, image = ask(request)
             times.append(took)
         latencies[name] = times
         if name == "generations":
-            kept.append((order, image))
-    note(f"{args.jobs} jobs at once …")
-    client, all_orders, ids, times = burst(server, orders, args.jobs)
+            kept.append((request, image))
+    note(f"{args.jobs} concurrent jobs …")
+    client, all_requests, ids, times = burst(server, requests, args.jobs)
     middle = len(ids) // 2
     job = json.loads(client.ask("GET", f"/v1/jobs/{ids[middle]}")[1])
-    kept.append((all_orders[middle], client.file(job)))
+    kept.append((all_requests[middle], client.file(job)))
     return latencies, times, kept
 
 
 def unpacked(png):
-    """Width, height and samples per pixel of a PNG, and its rows, still filtered."""
+    """Returns width, height and samples per pixel of a PNG, and its rows, still filtered."""
     if not png.startswith(b"\x89PNG\r\n\x1a\n"):
-        sys.exit("error: an image is no PNG")
+        sys.exit("error: an image is not a PNG")
     at, header, packed = 8, None, b""
     while at < len(png):
         length, kind = struct.unpack(">I4s", png[at : at + 8])
@@ -299,7 +299,7 @@ def unpacked(png):
         at += length + 12
     width, height, depth, colour, _, _, interlaced = header
     if depth != 8 or colour not in (2, 6) or interlaced:
-        sys.exit("error: only 8-bit RGB and RGBA PNGs are compared")
+        sys.exit("error: only 8-bit RGB and RGBA PNGs are supported")
     return (width, height, 3 if colour == 2 else 4), zlib.decompress(packed)
 
 
@@ -324,21 +324,21 @@ def unfiltered(data, width, height, samples):
 
 
 def check(args, kept):
-    """How many samples of each image differ from what `kiln generate` makes."""
+    """Returns how many samples of each image differ from those of `kiln generate`."""
     differing = []
     with tempfile.TemporaryDirectory(prefix="kiln-serve-speed-") as folder:
-        for number, (order, served) in enumerate(kept):
-            note(f"the image with seed {order['seed']} again with `kiln generate` …")
+        for number, (request, served) in enumerate(kept):
+            note(f"the image with seed {request['seed']} with `kiln generate` …")
             path = os.path.join(folder, f"{number}.png")
-            width, height = order["size"]
-            command = [args.kiln, "generate", order["prompt"], "-m", args.model, *machine(args), "--no-cache"]
-            command += ["-W", str(width), "-H", str(height), "-s", str(order["steps"]), "-S", str(order["seed"])]
+            width, height = request["size"]
+            command = [args.kiln, "generate", request["prompt"], "-m", args.model, *machine(args), "--no-cache"]
+            command += ["-W", str(width), "-H", str(height), "-s", str(request["steps"]), "-S", str(request["seed"])]
             run(args, [*command, "-o", path])
             with open(path, "rb") as file:
                 (shape, mine), (other_shape, other) = unpacked(file.read()), unpacked(served)
             if shape != other_shape:
-                sys.exit(f"error: `kiln generate` makes {shape[0]}x{shape[1]}, the server {other_shape[0]}x{other_shape[1]}")
-            # Rows that are equal as they are filtered are equal; the rest takes seconds.
+                sys.exit(f"error: `kiln generate` wrote {shape[0]}x{shape[1]}, the server {other_shape[0]}x{other_shape[1]}")
+            # Rows that are equal while filtered are equal; unfiltering takes seconds.
             if mine != other:
                 mine, other = unfiltered(mine, *shape), unfiltered(other, *shape)
             differing.append(sum(a != b for a, b in zip(mine, other)) if mine != other else 0)
@@ -349,7 +349,7 @@ def summary(args, report, times, latencies, burst_times):
     finished, jobs = burst_times["finished"], args.jobs
     allowed = 1 / (args.steps * times["step"] + times["decode"] + times["text"])
     whole = jobs / (finished[-1] - burst_times["began"])
-    # Images that are computed together may all finish within a millisecond.
+    # Images of one batch may all finish within a millisecond.
     steady = (jobs - 1) / max(finished[-1] - finished[0], 0.001)
     medians = {name: statistics.median(seconds) for name, seconds in latencies.items()}
     return dict(
@@ -373,11 +373,11 @@ def table(result):
     head = "{model}, {width}x{height}, {steps} steps, {dtype}, {backend}".format(**result)
     lines = [head, "", f"{'bench':<34}{'ms':>10}"]
     lines += [f"  {name:<32}{seconds * 1000:>10.1f}" for name, seconds in result["bench"].items()]
-    lines.append(f"{'one after another, median':<34}{'ms':>10}   beyond the picture")
+    lines.append(f"{'one after another, median':<34}{'ms':>10}   over the bench's image")
     for name, seen in result["one_after_another"].items():
         lines.append(f"  {name:<32}{seen['median'] * 1000:>10.1f}   {seen['beyond_picture'] * 1000:+.1f}")
-    title = f"{at_once['jobs']} jobs at once"
-    lines.append(f"{title:<34}{'images/s':>10}   of what the phases allow")
+    title = f"{at_once['jobs']} concurrent jobs"
+    lines.append(f"{title:<34}{'images/s':>10}   of the phases' limit")
     lines.append(f"  {'first submit to last finish':<32}{at_once['images_per_second']:>10.3f}   {at_once['share']:.1%}")
     rate, share = at_once["images_per_second_after_first"], at_once["share_after_first"]
     lines.append(f"  {'first finish to last finish':<32}{rate:>10.3f}   {share:.1%}")
@@ -385,13 +385,13 @@ def table(result):
     if "differing_samples" in result:
         counts = result["differing_samples"]
         verdict = "the same pixels" if not any(counts) else f"DIFFERENT, {counts} samples"
-        lines.append(f"`kiln generate` makes {len(counts)} of the images again: {verdict}")
+        lines.append(f"`kiln generate` again, {len(counts)} images: {verdict}")
     return "\n".join(lines)
 
 
 def main():
     args = arguments()
-    # So that the server is stopped when this script is.
+    # Stop the server together with this script.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: terminated"))
     report, times = bench(args)
     with Server(args) as server:

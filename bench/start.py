@@ -1,9 +1,9 @@
-"""How soon a picture's first kernel runs: from the start of the process to the first layer of the text encoder.
+"""Measures startup time: from the start of the process to the first layer of the text encoder.
 
     python3 start.py --kiln ../target/release/kiln --model DIR [--times 5] [--cold]
 
-DIR is any model in diffusers' layout; `make_model.py DIR --sparse` writes one of klein 4B's true sizes that takes no room
-on disk. Its files are read once before, so that they are in the page cache, or with --cold thrown out of it.
+DIR is any model in diffusers' layout; `make_model.py DIR --sparse` writes one of klein 4B's size as sparse files. Its
+files are read once before, so that they are in the page cache, or with --cold evicted from it.
 """
 
 import argparse
@@ -34,8 +34,8 @@ def cool(model):
 
 
 def once(args):
-    """Seconds until the program has looked at the order, has loaded, and begins to compute."""
-    # Never written: the program is stopped when it begins to compute.
+    """Returns the seconds until the program has planned the request, has loaded, and begins to compute."""
+    # Never written: the program is killed when it begins to compute.
     picture = pathlib.Path(tempfile.gettempdir()) / "kiln-start.png"
     command = [args.kiln, "generate", "a red fox", "-m", args.model, "--json", "-v", "--no-cache", "-o", picture]
     began, seen = time.perf_counter(), {}

@@ -1,4 +1,4 @@
-//! Any bytes as a GGUF file: an error, or tensors that can all be unpacked, as they are and as a part of a model.
+//! Arbitrary bytes as a GGUF file: an error, or tensors that can all be dequantized, as they are and as components of a model.
 #![no_main]
 
 use kiln_weights::{Component, WeightSource};
@@ -9,12 +9,12 @@ fuzz_target!(|data: &[u8]| {
     let Ok(source) = WeightSource::from_bytes("fuzz.gguf", file.clone()) else { return };
     assert!(source.bytes() <= file.len() as u64);
     for name in source.names() {
-        let tensor = source.tensor(name).expect("a checked header describes readable tensors");
+        let tensor = source.tensor(name).expect("a validated header describes readable tensors");
         assert_eq!(source.entry(name).map(|(_, shape)| shape), Some(tensor.shape()));
     }
     for component in Component::ALL {
-        if let Ok(Some(part)) = source.component(component) {
-            part.names().for_each(|name| drop(part.tensor(name)));
+        if let Ok(Some(source)) = source.component(component) {
+            source.names().for_each(|name| drop(source.tensor(name)));
         }
     }
 });

@@ -1,4 +1,4 @@
-//! Any bytes as a LoRA: an error, or modules that can be laid over a model.
+//! Arbitrary bytes as a LoRA: an error, or modules that can be applied to a model.
 #![no_main]
 
 use bytes::Bytes;

@@ -1,5 +1,5 @@
-//! Any names as the keys of a LoRA, over a small FLUX.2 whose layers they may mean. Each line of the input is a key, its
-//! first two bytes are the sides of its tensor.
+//! Arbitrary names as the keys of a LoRA, applied to a small FLUX.2 with layers of such names. Each line of the input is a
+//! key; its first two bytes are the dimensions of its tensor.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -46,8 +46,8 @@ fuzz_target!(|data: &[u8]| {
     let options = LoraOptions { partial: true, ..LoraOptions::default() };
     let Ok((updates, _)) = LoraUpdates::resolve(&base, &layers, [(lora, -0.5)], options) else { return };
     for (name, rows, cols) in LAYERS {
-        let parts = base.root().with_loras(&updates).linear(name, rows, cols);
-        let parts = parts.expect("what was resolved can be laid over its layer");
-        assert_eq!((parts.rows(), parts.cols()), (rows, cols));
+        let layer = base.root().with_loras(&updates).linear(name, rows, cols);
+        let layer = layer.expect("a resolved LoRA can be applied to its layer");
+        assert_eq!((layer.rows(), layer.cols()), (rows, cols));
     }
 });

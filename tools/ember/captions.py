@@ -1,6 +1,6 @@
-"""Random scenes with the words for them: text-to-image captions, and edit instructions with one or two references.
+"""Random scenes with captions: text-to-image captions, and edit instructions with one or two reference images.
 
-A scene is a vector of 21 numbers (see `scenes.py`): two objects of seven (picture, hue turn, grey, scale, x, y, flip) and a
+A scene is a vector of 21 numbers (see `scenes.py`): two objects of seven (image, hue turn, grey, scale, x, y, flip) and a
 background of seven (kind, first colour, second colour). Everything here runs on the CPU in worker processes.
 """
 
@@ -15,7 +15,7 @@ from names import ADJECTIVES, BASIC_COLOURS, COLOUR_ALIASES, COLOUR_WORDS, COLOU
 SCENE_SIZE = 21
 NO_OBJECT = [-1, 0, 0, 1, 0, 0, 0]
 WHITE = [0] + [1.0] * 6
-# Where a lone object stands unless the words say otherwise. A drift here would be noise no prompt can ask away.
+# Position of a single object unless the caption gives another. Jitter here would be noise that no prompt controls.
 MIDDLE = dict(scale=.85, x=0, y=0)
 SMALL, BIG, HALF = .46, 1.0, .46
 SOLID, VERTICAL, DIAGONAL, STRIPES, DOTS, CHECKERS = range(6)
@@ -44,13 +44,11 @@ class Writer:
     def __init__(self, library, seed):
         self.library, self.random = library, random.Random(seed)
 
-    # ------------------------------------------------------------------ parts
-
     def pick(self):
         return min(int(np.searchsorted(self.library.cumulative, self.random.random())), len(self.library.items) - 1)
 
     def pick_pair(self):
-        """Two different items and a style both have."""
+        """Returns two different items and a style that both have."""
         while True:
             first, second = self.pick(), self.pick()
             common = [s for s in STYLES if s in self.library.items[first]["ids"] and s in self.library.items[second]["ids"]]
@@ -75,7 +73,7 @@ class Writer:
         return name
 
     def hue(self, item, style, chance):
-        """A colour to paint the object in, or None. Held-out pairs never come up."""
+        """Returns a colour for the object, or None. Never a held-out pair."""
         dominant = item["dom"].get(style)
         if not dominant or not dominant["ok"] or self.random.random() > chance:
             return None
@@ -85,7 +83,7 @@ class Writer:
                 return colour
 
     def background(self, *items):
-        """(seven numbers, phrase). Never a colour held out for one of `items`."""
+        """Returns (seven numbers, phrase). Never a colour held out for one of `items`."""
         r = self.random
         spoken = lambda colour: r.choice(COLOUR_ALIASES.get(colour, [colour]))
         while True:
@@ -146,10 +144,8 @@ class Writer:
             text = text[0].upper() + text[1:]
         return text + ("." if self.random.random() < 0.06 else "")
 
-    # ------------------------------------------------------------------ text to image
-
     def text_to_image(self):
-        """(scene, caption)"""
+        """Returns (scene, caption)."""
         return self._two_objects() if self.random.random() < 0.14 else self._one_object()
 
     def _two_objects(self):
@@ -221,7 +217,7 @@ class Writer:
         return self.scene([self.object(index, style, hue, **place)], background), self.finish(core + tail)
 
     def _sentence(self, item, name, word, where, style, phrase):
-        """The same scene, said at length."""
+        """Returns a longer caption of the same scene, as a sentence."""
         r = self.random
         opening = r.choice(["please draw", "i would like a picture of", "show me", "create an image of", "make a drawing of", "there is", "this picture shows", "paint me", "generate"])
         thing = " ".join(f"a {word} {name}".split())
@@ -237,10 +233,8 @@ class Writer:
             text += r.choice([", nice and clean", ", looking lovely", ", with soft light", ", high quality"])
         return text, ""
 
-    # ------------------------------------------------------------------ editing
-
     def edit(self):
-        """(reference scene, target scene, instruction)"""
+        """Returns (reference scene, target scene, instruction)."""
         while True:
             made = self._try_edit()
             if made:
@@ -304,7 +298,7 @@ class Writer:
         return source, self.scene([dict(thing, index=other, hue=None)], background), text
 
     def edit_two(self):
-        """(first reference, second reference, target scene, instruction)"""
+        """Returns (first reference, second reference, target scene, instruction)."""
         r, items = self.random, self.library.items
         first, second, style = self.pick_pair()
         one, two = items[first], items[second]
@@ -346,7 +340,7 @@ _worker = {}
 
 
 def write_chunk(job):
-    """Worker: (folder, kind, seed, count) -> (scenes float32 `[count, images, 21]` with the target last, token ids int16 `[count, 64]`)."""
+    """Runs in a worker: (folder, kind, seed, count) -> (scenes float32 `[count, images, 21]` with the target last, token ids int16 `[count, 64]`)."""
     folder, kind, seed, count = job
     if folder not in _worker:
         _worker[folder] = (Library(folder), load_tokenizer(folder))

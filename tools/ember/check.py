@@ -10,7 +10,7 @@ from vae import Autoencoder
 
 
 def shake(module):
-    """Random values everywhere, so that zero-initialised layers count."""
+    """Adds random values everywhere, so that zero-initialised layers are tested, too."""
     with torch.no_grad():
         for p in module.parameters():
             p.add_(torch.randn_like(p) * (.05 if p.ndim < 2 else .3 * p.shape[1:].numel() ** -.5))

@@ -1,8 +1,8 @@
-"""Kiln against diffusers on the shipped file: `check_kiln.py KILN FILE OUT`.
+"""Compares Kiln with diffusers on the shipped file: `check_kiln.py KILN FILE OUT`.
 
-Unpacks FILE into OUT with `unpack.py`, asks diffusers (f32, CPU) and `KILN generate --dtype f32 -m FILE` for the same pictures (several prompts
-and sizes, edits with one and two references) and prints how far latents and pictures are apart. Ends with 1 when a picture differs by more
-than one level anywhere. Needs torch, diffusers, transformers, Pillow.
+Unpacks FILE into OUT with `unpack.py`, generates the same images with diffusers (f32, CPU) and with `KILN generate --dtype f32 -m FILE`
+(several prompts and sizes, edits with one and two references), and prints how much latents and images differ. Exits with 1 if an image differs
+by more than one level anywhere. Needs torch, diffusers, transformers, Pillow.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 LEVELS = 1
 HERE = Path(__file__).resolve().parent
-# prompt, width, height, seed, numbers of earlier pictures that are references
+# prompt, width, height, seed, indices of earlier images used as references
 CASES = (
     ("a red apple on a blue background", 256, 256, 1, ()),
     ("a 3d cat face on a purple background", 256, 256, 2, ()),
@@ -43,14 +43,14 @@ class Check:
         return self.out / f"{number}-diffusers.png"
 
     def diffusers(self, number, prompt, width, height, seed, references):
-        """Latents `[tokens, channels]` and picture."""
+        """Returns latents `[tokens, channels]` and the image."""
         seen = {}
 
         def keep(pipe, step, time, tensors):
             seen["latents"] = tensors["latents"]
             return tensors
 
-        # torch takes seeds as signed or unsigned numbers of 64 bits
+        # torch accepts signed and unsigned 64-bit seeds
         image = self.pipe(
             prompt=prompt, width=width, height=height, num_inference_steps=4, guidance_scale=1.0, max_sequence_length=64,
             image=[Image.open(self.reference(r)).convert("RGB") for r in references] or None,
@@ -86,7 +86,7 @@ def main():
         failed += apart.max() > LEVELS
         relative = float((ours[0] - theirs[0]).norm() / theirs[0].norm())
         print(
-            f"{'ok' if apart.max() <= LEVELS else 'FAIL':4}  latents {relative:.1e}  picture at most {apart.max()}, {100 * (apart > 0).mean():.3f} % differ"
+            f"{'ok' if apart.max() <= LEVELS else 'FAIL':4}  latents {relative:.1e}  pixels at most {apart.max()}, {100 * (apart > 0).mean():.3f} % differ"
             f"  {width}x{height}, {len(references)} references: {prompt}", flush=True,
         )  # fmt: skip
     print(f"{len(CASES) - failed} of {len(CASES)} agree within {LEVELS} level")

@@ -1,4 +1,4 @@
-"""Sizes of the three networks and everything a checkpoint has to agree on.
+"""Sizes of the three networks, and the constants that every checkpoint shares.
 
 The classes are klein's: Flux2Transformer2DModel, Qwen3ForCausalLM, AutoencoderKLFlux2. Only the widths and depths are small.
 """
@@ -13,7 +13,7 @@ TEXT_ENCODER = dict(vocab=VOCAB, dim=128, heads=4, kv_heads=2, head_dim=32, inte
 TEXT_STATES = (9, 18, 27)
 VAE = dict(channels=(32, 64, 96, 128), layers=1, groups=8, latent=32)
 
-# The text the pipeline makes of a prompt (Qwen3's chat template with thinking switched off).
+# The pipeline's prompt template (Qwen3's chat template with thinking switched off).
 TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 PAD_TOKEN = SPECIAL_TOKENS[0]

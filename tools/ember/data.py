@@ -1,4 +1,4 @@
-"""The packed pictures, their names, and the tokenizer."""
+"""The packed images, their names, and the tokenizer."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from names import EXTRA_NAMES
 
 
 class Library:
-    """Every item (an emoji) with its names, and one flat list of pictures: `pictures[k] = (style, offset, length)`."""
+    """Every item (an emoji) with its names, and a flat list of images: `pictures[k] = (style, offset, length)`."""
 
     def __init__(self, folder, only=None):
         self.folder = folder
@@ -32,7 +32,7 @@ class Library:
                     self.pictures.append((style, *meta["img"][style]))
             if not ids:
                 continue
-            # a name that is another item's label belongs to that one alone: "tiger" is never the tiger face
+            # a name that is another item's label is used for that item only: "tiger" is never the tiger face
             own = lambda names: [name for name in names if name == meta["label"] or name not in labels]
             plain = own(EXTRA_NAMES.get(meta["label"], []))
             rare = own(t for t in meta["tags"] if tags[t] <= 2 and len(t) > 2 and t.isascii() and t not in plain)
@@ -43,7 +43,7 @@ class Library:
 
     @staticmethod
     def _weight(item):
-        """How often an item is drawn: people and signs, full of near-equal twins, need the most looks; things with plain names are asked for most."""
+        """Sampling weight of an item. Higher for people and signs, which have many near-duplicates, and for objects with plain names, which users ask for most."""
         weight = {1: 1.3, 8: 1.3}.get(item["group"], 1.0)
         return weight * (1.3 if item["plain"] else 1.0)
 
@@ -51,7 +51,7 @@ class Library:
         return [k for k, item in enumerate(self.items) if style in item["ids"]]
 
     def load_pictures(self, size=256, workers=1):
-        """uint8 `[pictures, size, size, 4]`, straight alpha."""
+        """Returns uint8 `[images, size, size, 4]`, straight alpha."""
         from PIL import Image
 
         blobs = {}
@@ -76,7 +76,7 @@ def load_tokenizer(folder):
 
 
 def token_ids(tokenizer, captions, length=TEXT_TOKENS):
-    """int16 `[captions, length]`, the template applied, padded on the right."""
+    """Returns int16 `[captions, length]`, with the template applied, padded on the right."""
     out = np.full((len(captions), length), tokenizer.token_to_id(PAD_TOKEN), np.int16)
     encoded = tokenizer.encode_batch([TEMPLATE.format(c) for c in captions], add_special_tokens=False)
     for row, encoding in zip(out, encoded):

@@ -1,8 +1,8 @@
 """Phase C: four steps without guidance.
 
 For each of klein's four segments the student learns the mean velocity of the guided teacher's path across it, so that one
-Euler step lands where the teacher's many do. Edits have one right answer: there the teacher is guided less and takes fewer steps, which
-lands nearer to it. Half of the inputs come from the student's own earlier steps. The text encoder stays.
+Euler step ends where the teacher's many steps do. An edit has one right result: there, less guidance and fewer teacher steps come closer
+to it. Half of the inputs come from the student's own earlier steps. The text encoder is not trained.
 """
 
 import copy
@@ -18,7 +18,7 @@ from optim import Optimiser, Recorder
 from session import Shape, load_parts, save_parts, sigmas
 
 MATRIX_RATE, OTHER_RATE, EMA, EMA_EVERY = 4e-4, 3e-4, 0.998, 2
-GUIDANCE, EDIT_GUIDANCE = 2.5, 1.5   # a reference already says most of what guidance would insist on
+GUIDANCE, EDIT_GUIDANCE = 2.5, 1.5   # a reference image already determines most of what guidance would enforce
 STEPS = 4
 SUBSTEPS, EDIT_SUBSTEPS = (2, 3, 3, 8), (2, 2, 2, 3)   # of the teacher, per segment
 SEGMENT_SHARES = (.2, .2, .25, .35)
@@ -37,7 +37,7 @@ PHASE_C = (
 
 
 class Batch:
-    """Buffers of one shape that the recorded pieces read and write."""
+    """Buffers of one shape that the recorded graphs read and write."""
 
     def __init__(self, session, shape, context_dim):
         new = lambda *size, dtype=torch.float32: torch.zeros(*size, device=session.device, dtype=dtype)
@@ -135,7 +135,7 @@ class Distiller:
             elapsed = used + time.time() - begin
             if done % 200 == 0 or done == 50:
                 means = [round(x / max(1, n), 4) for x, n in zip(self.loss.tolist(), counts)]
-                s.log(f"C step {done} loss per segment {means}, {seen / (time.time() - begin):.0f} pictures/s")
+                s.log(f"C step {done} loss per segment {means}, {seen / (time.time() - begin):.0f} images/s")
                 self.loss.zero_()
                 counts = [0] * STEPS
                 if not all(map(math.isfinite, means)):

@@ -1,4 +1,4 @@
-"""Figures and grids: retrieval, unseen colour–object pairs, edits, other sizes."""
+"""Metrics and image grids: retrieval, unseen colour–object pairs, edits, other sizes."""
 
 import json
 import random
@@ -33,7 +33,7 @@ def save_grid(rgb, columns, path, quality=90):
 
 
 def dominant_hue(rgb):
-    """Degrees of the strongest hue of one picture `[3, h, w]` in 0..1, or None if hardly anything has a colour."""
+    """Returns the strongest hue of an image `[3, h, w]` in 0..1, in degrees, or None if hardly any pixel is coloured."""
     top, low = rgb.max(0)[0], rgb.min(0)[0]
     chroma = (top - low).clamp_min(1e-6)
     saturation = chroma / top.clamp_min(1e-6)
@@ -58,7 +58,7 @@ class Evaluation:
         return s.decode(tokens, height // 16, width // 16)
 
     def bank(self, style):
-        """Every picture of a style on white, 32×32: what a generated one is compared with."""
+        """Returns every image of a style on white, 32×32, to compare generated images with."""
         if style not in self.banks:
             s, items = self.s, self.s.library.with_style(style)
             rows = [[s.library.items[k]["ids"][style], 0, 0, .85, 0, 0, 0] + NO_OBJECT + WHITE for k in items]
@@ -67,7 +67,7 @@ class Evaluation:
         return self.banks[style]
 
     def retrieval(self, size=256, count=None, seed=5):
-        """Of all pictures of the style, is the asked one the nearest to the generated one?"""
+        """Measures how often the generated image is closest to the prompted one among all images of the style."""
         out, generator = {}, random.Random(77)
         for style in STYLES:
             items, bank = self.bank(style)
@@ -85,7 +85,7 @@ class Evaluation:
         return out
 
     def held_out(self, path, seeds=4):
-        """Pairs never seen in training: share of pictures with the right object hue, and with the right background colour."""
+        """Measures pairs never seen in training: the share of images with the right object hue, and with the right background colour."""
         s = self.s
         hues, grounds = [], []
         for code, kind, colour in sorted(HELD_OUT):
@@ -95,7 +95,7 @@ class Evaluation:
             words = item["label"].split()
             name = " ".join(words[1:] if len(words) > 1 and words[0] in COLOUR_WORDS and kind == "hue" else words)
             for style in item["ids"]:
-                # an object without one clear hue is never recoloured in training either
+                # objects without one clear hue are not recoloured in training either
                 if kind == "hue" and item["dom"][style]["ok"]:
                     hues.append((f"a {style} {colour} {name} on a white background", colour))
                 elif kind == "bg":
@@ -121,7 +121,7 @@ class Evaluation:
         return result
 
     def edits(self, kind, size, path, count=96, shown=24):
-        """Error against the true target, in latents relative to their variance and in pixels; grid of references, output, target."""
+        """Measures the error against the true target, in latents relative to their variance and in pixels; saves a grid of references, output, target."""
         s, h = self.s, size // 16
         writer = Writer(s.library, 4242)
         made = [writer.edit() if kind == "edit" else writer.edit_two() for _ in range(count)]

@@ -81,7 +81,7 @@ def tokenizer_config():
 
 
 def with_last_layer(state):
-    """Adds layer 27 of 28, doing nothing. Transformers applies the final norm to its last state, so state 27 must not be the last."""
+    """Adds a 28th layer that is the identity: transformers applies the final norm to the last state, so state 27 must not be the last."""
     first = "model.layers.0."
     last = f"model.layers.{TEXT_ENCODER['layers']}."
     extra = {last + n[len(first):]: torch.ones_like(v) if v.ndim == 1 else torch.zeros_like(v) for n, v in state.items() if n.startswith(first)}
@@ -95,7 +95,7 @@ def write_json(value, *path):
 
 
 def write_folder(out, tokenizer, distilled, transformer, text_encoder, vae):
-    """`transformer`, `text_encoder`, `vae`: state dicts, written with the dtypes they have."""
+    """Writes the folder. `transformer`, `text_encoder`, `vae`: state dicts, written with their dtypes."""
     from safetensors.torch import save_file
 
     write_json(model_index(distilled), out, "model_index.json")

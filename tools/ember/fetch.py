@@ -1,11 +1,11 @@
-"""Fetches the pictures and their names from the package registry, and packs them for training.
+"""Downloads the images and their names from the package registry, and packs them for training.
 
     fetch.py OUT            download, rasterise, pack, describe, train the tokenizer
-    fetch.py OUT --words    only describe again and train the tokenizer (after a change of the captions)
+    fetch.py OUT --words    only describe again and train the tokenizer (after changing the captions)
 
 Sources (all MIT): npm `@lobehub/fluent-emoji-3d` and `@lobehub/fluent-emoji-flat` 1.1.0 (Microsoft's Fluent emoji) and
 `emojibase-data` 17.0.0. Needs Pillow, numpy, tokenizers, and `resvg_py` for the flat style's SVGs.
-Writes `3d.bin`, `flat.bin` (WebP pictures one after another), `meta.json`, `tokenizer.json`.
+Writes `3d.bin`, `flat.bin` (concatenated WebP images), `meta.json`, `tokenizer.json`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L
 
 
 def download(name, version):
-    """All files of a package: path without the leading folder -> bytes."""
+    """Downloads a package and returns its files: path without the leading folder -> bytes."""
     url = f"{REGISTRY}/{name}/-/{name.split('/')[-1]}-{version}.tgz"
     with urllib.request.urlopen(url, timeout=180) as answer:
         archive = tarfile.open(fileobj=io.BytesIO(answer.read()), mode="r:gz")
@@ -37,7 +37,7 @@ def download(name, version):
 
 
 def spellings(code):
-    """File names drop or keep the variation selector; try each way."""
+    """Returns the possible file names of a code point: with or without the variation selector."""
     code = code.lower()
     head, *tail = code.split("-")
     return code, code.replace("-fe0f", ""), code + "-fe0f", "-".join([head, "fe0f", *tail])
@@ -97,7 +97,7 @@ def pack(out):
 
 
 def dominant(picture):
-    """The strongest hue of a picture, its colour word, and whether recolouring by turning the hue makes sense."""
+    """Returns the strongest hue of an image, its colour name, and whether the object can be recoloured by rotating the hue."""
     from PIL import Image
 
     a = np.asarray(picture.resize((64, 64), Image.BILINEAR)).astype(float) / 255
@@ -141,11 +141,11 @@ def describe(out, metas):
     with open(os.path.join(out, "meta.json"), "w") as file:
         json.dump(metas, file)
     known = {m["label"] for m in metas}
-    print(len(metas), "items;", {s: sum(s in m["img"] for m in metas) for s in STYLES}, "pictures; without a picture:", [n for n in EXTRA_NAMES if n not in known])
+    print(len(metas), "items;", {s: sum(s in m["img"] for m in metas) for s in STYLES}, "images; without an image:", [n for n in EXTRA_NAMES if n not in known])
 
 
 def train_tokenizer(out):
-    """Byte-level BPE in Qwen's form over the captions themselves; the template's tokens get the last ids."""
+    """Trains a byte-level BPE tokenizer in Qwen's format on the captions; the template's tokens get the last ids."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     from captions import Writer
@@ -173,7 +173,7 @@ def train_tokenizer(out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
-    parser.add_argument("--words", action="store_true", help="keep the pictures that are there")
+    parser.add_argument("--words", action="store_true", help="keep the downloaded images")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
     if args.words:

@@ -1,4 +1,4 @@
-"""Plain words for pictures whose official names nobody types, and the colour vocabulary."""
+"""Everyday words for emoji whose official names nobody types, and the colour vocabulary."""
 
 # official label -> words people use
 EXTRA_NAMES = {
@@ -53,7 +53,7 @@ COLOUR_ALIASES = {
     "purple": ["purple", "violet"], "blue": ["blue", "bright blue"], "beige": ["beige", "cream"], "pink": ["pink", "light pink"], "magenta": ["magenta", "hot pink"],
 }
 BASIC_COLOURS = ("white", "black", "grey", "red", "orange", "yellow", "green", "teal", "cyan", "blue", "navy", "purple", "pink", "brown")
-# hue in degrees that a recoloured object gets
+# hue of recoloured objects, in degrees
 HUES = {"red": 0, "orange": 28, "yellow": 50, "green": 128, "teal": 176, "blue": 217, "purple": 270, "pink": 325}
 COLOUR_WORDS = frozenset("red orange yellow green teal blue purple pink brown black white grey gray".split())
 ADJECTIVES = ("happy", "cute", "funny", "nice", "beautiful", "lovely", "simple", "little cute")
@@ -62,7 +62,7 @@ STYLE_WORDS = {
     "flat": ("flat", "flat", "flat", "flat", "flat vector", "simple flat", "2d"),
 }
 
-# Never rendered in training: (hexcode, "bg" or "hue", colour). The figures on unseen pairs come from these.
+# Never rendered in training: (hexcode, "bg" or "hue", colour). Used to measure unseen pairs.
 HELD_OUT = frozenset({
     ("1F49A", "bg", "yellow"), ("1F680", "bg", "pink"), ("1F431", "bg", "purple"), ("1F419", "bg", "green"),
     ("1F3B8", "bg", "cyan"), ("1F33B", "bg", "black"), ("1F98B", "bg", "orange"), ("1F697", "bg", "teal"),

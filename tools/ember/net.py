@@ -1,6 +1,6 @@
 """The klein transformer and the Qwen3 text encoder, with the parameter names of diffusers and transformers.
 
-Block bodies are pure functions of tensors: three of them are compiled once, for any batch and length, and serve every block.
+Block bodies are pure functions of tensors: the three of them are compiled once, for any batch and length, and shared by all blocks.
 """
 
 import math
@@ -30,14 +30,14 @@ def layer_norm(x):
 
 
 def rope_pairs(x, cos, sin):
-    """Interleaved pairs; `x`: `[batch, tokens, heads, head_dim]`."""
+    """RoPE on interleaved pairs; `x`: `[batch, tokens, heads, head_dim]`."""
     y = x.float()
     a, b = y.unflatten(-1, (-1, 2)).unbind(-1)
     return (y * cos[None, :, None] + torch.stack([-b, a], -1).flatten(-2) * sin[None, :, None]).to(x.dtype)
 
 
 def rope_halves(x, cos, sin):
-    """Half split; `x`: `[batch, heads, tokens, head_dim]`."""
+    """RoPE on split halves; `x`: `[batch, heads, tokens, head_dim]`."""
     y = x.float()
     a, b = y.chunk(2, -1)
     return (y * cos + torch.cat([-b, a], -1) * sin).to(x.dtype)
@@ -106,7 +106,7 @@ def enable_compile():
 
 
 def any_size(*tensors, axes=(0, 1)):
-    """Tells the compiler that these axes vary, so that one kernel serves every batch and picture size."""
+    """Tells the compiler that these axes vary, so that one kernel serves every batch and image size."""
     for t in tensors:
         for axis in axes:
             torch._dynamo.maybe_mark_dynamic(t, axis)
@@ -178,7 +178,7 @@ class Transformer(nn.Module):
         self.tables = {}
 
     def rope(self, text, h, w, references, device):
-        """cos, sin `[tokens, head_dim]` f32, angles in f64; kept, as they depend on the shape alone."""
+        """Returns cos, sin `[tokens, head_dim]` f32, from angles in f64; cached by shape."""
         key = (text, h, w, references)
         if key not in self.tables:
             grid = lambda t: torch.cartesian_prod(torch.tensor([t]), torch.arange(h), torch.arange(w), torch.arange(1))
@@ -239,10 +239,10 @@ class TextEncoder(nn.Module):
         self.model = Group(
             embed_tokens=Weight(vocab, dim, 1.0), norm=Gain(dim),
             layers=nn.ModuleList(TextLayer(dim, heads, kv_heads, head_dim, intermediate) for _ in range(layers)))
-        self.model.norm.weight.requires_grad_(False)  # the states are taken before it
+        self.model.norm.weight.requires_grad_(False)  # unused: the states are taken before it
 
     def forward(self, ids, dtype):
-        """`ids`: `[batch, text]` -> the three states side by side, `[batch, text, 3·dim]`."""
+        """`ids`: `[batch, text]` -> the three states concatenated, `[batch, text, 3·dim]`."""
         length, device = ids.shape[1], ids.device
         x = F.embedding(ids, self.model.embed_tokens.weight).to(dtype)
         seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()[None] & (ids != self.pad)[:, None, :]
@@ -264,7 +264,7 @@ def build(pad, device):
 
 
 def parameters_for(*modules):
-    """(matrices inside blocks: Muon; embedding table; everything else: AdamW)"""
+    """Returns (matrices inside blocks, for Muon; the embedding table; everything else, for AdamW)."""
     matrices, embedding, rest = [], [], []
     for module in modules:
         for name, p in module.named_parameters():

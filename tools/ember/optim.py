@@ -22,7 +22,7 @@ def orthogonalise(g):
 
 
 class Optimiser:
-    """`set_rates` before a step, `update` inside it. Gradients are allocated once and stay where they are."""
+    """Call `set_rates` before a step and `update` inside it. Gradients are allocated once, at fixed addresses."""
 
     def __init__(self, matrices, embedding, rest, device, momentum=0.95):
         self.momentum = momentum
@@ -66,9 +66,9 @@ class Optimiser:
 
 
 class Recorder:
-    """Records functions of no arguments as CUDA graphs on first use; where that is off, just calls them.
+    """Records functions without arguments as CUDA graphs on first use, then replays them; if disabled, calls them.
 
-    All recordings share one memory pool: they run one at a time and leave nothing in it. The pool lives as long as its graphs.
+    All graphs share one memory pool: they run one at a time and keep nothing in it. The pool lives as long as its graphs.
     """
 
     def __init__(self, enabled, warmup=2):
@@ -93,8 +93,8 @@ class Recorder:
             with torch.cuda.graph(graph, pool=self.pool):
                 function()
         except RuntimeError as error:
-            # the random generator stays in recording mode after a failure, so this process can't go on
-            raise RuntimeError(f"recording {key} failed; start again with --no-graphs, the checkpoints are kept") from error
+            # the random generator stays in capture mode after a failure, so this process can't continue
+            raise RuntimeError(f"recording {key} failed; restart with --no-graphs, training resumes from the checkpoints") from error
         self.pool = self.pool or graph.pool()
         self.graphs[key] = graph
         return graph.replay()

@@ -1,8 +1,8 @@
-"""Eight-bit weights with one scale per output row, and the one file that ships.
+"""Quantizes the weights to int8 with one scale per output row, and writes the single file that ships.
 
 `pack.py FOLDER OUT` reads a diffusers folder (see `export.py`) and writes tensors `transformer.…`, `text_encoder.…`, `vae.…`.
-A matrix or kernel is I8 with `<name>_scale` F32 `[rows]`, value = int8 · scale rounded to bf16 (as Kiln widens them). Vectors stay F32, the listed layers BF16.
-The configurations, the tokenizer and a short card travel in the header.
+A matrix or kernel is I8 with `<name>_scale` F32 `[rows]`, value = int8 · scale rounded to bf16 (as Kiln dequantizes them). Vectors stay F32, the listed layers BF16.
+The configurations, the tokenizer and a short model card are stored in the header.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import torch
 
 from config import TEXT_ENCODER
 
-# Where a rounding error reaches every pixel, 16 bits cost little.
+# Layers whose rounding error reaches every pixel stay in 16 bits, which costs little.
 SIXTEEN_BIT = {
     "transformer": ("x_embedder.", "proj_out.", "time_guidance_embed.", "norm_out."),
     "text_encoder": (),
@@ -22,8 +22,8 @@ SIXTEEN_BIT = {
 CLIPS = (1.0, .98, .96, .94, .92, .9, .87, .84, .8)
 
 
-def quantise(weight):
-    """(int8 of `weight`'s shape, f32 scale `[rows]`), each row clipped where its squared error is least."""
+def quantize(weight):
+    """Returns (int8 of `weight`'s shape, f32 scale `[rows]`); each row is clipped where its squared error is smallest."""
     rows = weight.float().reshape(len(weight), -1)
     top = rows.abs().amax(1).clamp_min(1e-12)
     best, best_error = top / 127, None
@@ -38,12 +38,12 @@ def quantise(weight):
     return (rows / best[:, None]).round().clamp(-127, 127).to(torch.int8).reshape(weight.shape), best
 
 
-def dequantise(values, scale):
+def dequantize(values, scale):
     return (values.float() * scale.float().view(-1, *(1,) * (values.ndim - 1))).bfloat16().float()
 
 
 def packed(part, state):
-    """name -> tensor as it ships."""
+    """Returns name -> tensor as it ships."""
     out = {}
     for name, value in state.items():
         if not value.is_floating_point():
@@ -53,22 +53,22 @@ def packed(part, state):
         elif name.startswith(SIXTEEN_BIT[part]):
             out[name] = value.to(torch.bfloat16)
         else:
-            out[name], out[name + "_scale"] = quantise(value)
+            out[name], out[name + "_scale"] = quantize(value)
     return out
 
 
 def unpacked(tensors):
-    """The reverse: plain f32 tensors."""
+    """Reverses `packed`: returns f32 tensors."""
     out = {}
     for name, value in tensors.items():
         if name.endswith("_scale") and name[:-6] in tensors and tensors[name[:-6]].dtype == torch.int8:
             continue
-        out[name] = dequantise(value, tensors[name + "_scale"]) if value.dtype == torch.int8 else value.float() if value.is_floating_point() else value
+        out[name] = dequantize(value, tensors[name + "_scale"]) if value.dtype == torch.int8 else value.float() if value.is_floating_point() else value
     return out
 
 
-def quantised_state(part, state):
-    """What a network has after the round trip, for measuring the loss."""
+def quantized_state(part, state):
+    """Returns a network's state after packing and unpacking, for measuring the loss."""
     return unpacked(packed(part, state))
 
 
@@ -84,9 +84,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("out")
-    parser.add_argument("--card", required=True, help="short text about the model, a file")
-    parser.add_argument("--steps", type=int, help="steps when none are asked for, if not those of the model's kind")
-    parser.add_argument("--guidance", type=float, help="guidance when none is asked for, likewise")
+    parser.add_argument("--card", required=True, help="file with a short model card")
+    parser.add_argument("--steps", type=int, help="default number of steps, if not the variant's")
+    parser.add_argument("--guidance", type=float, help="default guidance, if not the variant's")
     args = parser.parse_args()
     tensors, files = {}, {"transformer": "diffusion_pytorch_model", "text_encoder": "model", "vae": "diffusion_pytorch_model"}
     for part, stem in files.items():

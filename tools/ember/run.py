@@ -1,6 +1,6 @@
-"""All of the training on one machine: autoencoder, phases A and B, distillation, figures.
+"""The whole training on one machine: autoencoder, phases A and B, distillation, metrics.
 
-Every phase writes its checkpoint into `--out` and, started again, goes on from there; a run may be cut anywhere.
+Every phase writes checkpoints into `--out` and resumes from them; a run may be interrupted anywhere.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import net
 import train
 import vae
 from evaluate import Evaluation
-from pack import quantised_state
+from pack import quantized_state
 from session import Session, Shape, load_parts, save_parts
 
 
@@ -56,7 +56,7 @@ def autoencoder(session, seconds, max_steps, toy):
 
 
 def polish(session, seconds, max_steps, toy):
-    """The decoder goes on learning after the latents are fixed; only needs the autoencoder's checkpoint."""
+    """Trains the decoder further after the latents are fixed; needs only the autoencoder's checkpoint."""
     if seconds <= session.progress().get("D", 0):
         return
     draw, _, held_out = session.vae_draws()
@@ -67,14 +67,14 @@ def polish(session, seconds, max_steps, toy):
 
 
 def look(session, evaluation, toy):
-    """A first figure, while there is still time to stop: half-trained, at 128 px."""
+    """Logs an early metric of the half-trained model, at 128 px, in time to stop a bad run."""
     if "B" not in session.progress():
         found = evaluation.retrieval(*((64, 4) if toy else (128, 192)))
         session.log("after A, retrieval", {style: (f["top1"], f["top5"]) for style, f in found.items()})
 
 
 def report(session, name, evaluation, full, toy):
-    """Figures of one model into `report.json`, its grids beside it."""
+    """Writes the metrics of one model to `report.json`, and its image grids next to it."""
     path = session.path("report.json")
     figures = json.load(open(path)) if os.path.exists(path) else {}
     if name in figures:
@@ -100,7 +100,7 @@ def report(session, name, evaluation, full, toy):
 
 
 def bundle(session):
-    """Grids, log and figures as one file."""
+    """Bundles grids, log and metrics into one file."""
     with tarfile.open(session.path("figures.tar"), "w") as tar:
         for file in sorted(os.listdir(session.out)):
             if file.endswith((".webp", ".json", ".txt")):
@@ -109,15 +109,15 @@ def bundle(session):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="folder made by fetch.py")
+    parser.add_argument("--data", required=True, help="folder written by fetch.py")
     parser.add_argument("--out", required=True)
     parser.add_argument("--seconds", default="vae=470,a=240,b=420,c=220,d=60", help="training time per phase")
     parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--max-steps", type=int, default=10**9, help="caps every phase; a few steps test the whole way")
+    parser.add_argument("--max-steps", type=int, default=10**9, help="limit for every phase; a few steps test the whole pipeline")
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel separately")
-    parser.add_argument("--edits", action="store_true", help="half of phase B's steps are edits: for a last piece")
-    parser.add_argument("--polish-only", action="store_true", help="train the decoder further, nothing else (beside another run, say)")
-    parser.add_argument("--toy", action="store_true", help="tiny pictures and batches, for a test without a GPU")
+    parser.add_argument("--edits", action="store_true", help="make half of phase B's steps edits: for a final run")
+    parser.add_argument("--polish-only", action="store_true", help="only train the decoder further (possible next to another run)")
+    parser.add_argument("--toy", action="store_true", help="tiny images and batches, for a test without a GPU")
     args = parser.parse_args()
     seconds = {k: float(v) for k, v in (pair.split("=") for pair in args.seconds.split(","))}
     counts = dict(text=240, edit=40, edit2=40) if args.toy else dict(text=200_000, edit=50_000, edit2=30_000)
@@ -146,7 +146,7 @@ def main():
     bundle(session)
     with torch.no_grad():
         for part, module in (("transformer", student), ("text_encoder", text), ("vae", session.vae)):
-            module.load_state_dict(quantised_state(part, module.state_dict()))
+            module.load_state_dict(quantized_state(part, module.state_dict()))
     report(session, "ember_8bit", Evaluation(session, student, text), True, args.toy)
     bundle(session)
     open(session.path("ALL_DONE"), "w").close()

@@ -1,6 +1,6 @@
-"""Scene vectors to pixels, on the GPU.
+"""Renders scene vectors to pixels, on the GPU.
 
-Layout of the 21 numbers: for each of two objects `picture (−1: none), hue turn 0..1, grey 0/1, scale, x, y, flip`, then
+Layout of the 21 numbers: for each of two objects `image (−1: none), hue turn 0..1, grey 0/1, scale, x, y, flip`, then
 `background kind, rgb, rgb`. `scale` is relative to the shorter side; `x`, `y` are shifts as fractions of width and height.
 """
 
@@ -33,7 +33,7 @@ def _background(values, h, w):
     mix = torch.zeros(batch, h, w, device=device)
     mix = torch.where(kind == VERTICAL, y / h, mix)
     mix = torch.where(kind == DIAGONAL, (x / w + y / h) / 2, mix)
-    # patterns keep their cells square whatever the aspect ratio
+    # pattern cells are square at any aspect ratio
     u, v = x / short, y / short
     mix = torch.where(kind == STRIPES, (u * 6).floor() % 2, mix)
     du, dv = (u * 5 + .5 * ((v * 5).floor() % 2)) % 1 - .5, (v * 5) % 1 - .5
@@ -64,7 +64,7 @@ def _paste(canvas, pictures, values):
 
 
 def _turn_hue(rgb, turn, grey):
-    """HSV hue rotation (works on premultiplied colour: hue and saturation don't change with a factor)."""
+    """Rotates the HSV hue (valid for premultiplied colour: a factor changes neither hue nor saturation)."""
     top, which = rgb.max(1)
     chroma = top - rgb.min(1)[0]
     d, (r, g, b) = chroma.clamp_min(1e-6), rgb.unbind(1)
@@ -81,7 +81,7 @@ def _turn_hue(rgb, turn, grey):
 
 
 def textures(count, height, width, device):
-    """Random pictures that are no emoji: smooth noise at several scales, waves and hard-edged bands in random colours."""
+    """Random images other than emoji: smooth noise at several scales, waves and hard-edged bands in random colours."""
     out = torch.rand(count, 3, 1, 1, device=device).expand(-1, -1, height, width).clone()
     for cells in (2, 5, 12, 40):
         noise = torch.randn(count, 3, cells, cells, device=device) * torch.rand(count, 1, 1, 1, device=device) * .3

@@ -1,4 +1,4 @@
-"""What every phase shares: device, pictures, scenes with captions, latent pools, checkpoints, sampling."""
+"""What all phases share: device, images, scenes with captions, latent pools, checkpoints, sampling."""
 
 import glob
 import json
@@ -24,7 +24,7 @@ VAE_HELD_OUT_EVERY = 40
 
 @dataclass(frozen=True)
 class Shape:
-    """One kind of batch: what it shows, at which size, how many samples a step, how many in the pool."""
+    """The shape of a batch: kind of scene, image size, samples per step, samples in the pool."""
     kind: str
     height: int
     width: int
@@ -45,7 +45,7 @@ class Shape:
 
 
 def sigmas(tokens, steps):
-    """The klein schedule: `steps` noise levels for a picture of `tokens` tokens, and the final 0."""
+    """The klein schedule: `steps` noise levels for an image of `tokens` tokens, and the final 0."""
     high = 0.00016927 * tokens + 0.45666666
     slope = (high - (8.73809524e-05 * tokens + 1.89833333)) / 190.0
     factor = math.exp(slope * steps + high - 200.0 * slope)
@@ -60,7 +60,7 @@ class Session:
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         self.graphs = graphs and self.device == "cuda"
         self.compile = compile_kernels and self.device == "cuda"
-        # The workers are forked before the first CUDA call; they write captions while the autoencoder trains.
+        # Fork the workers before the first CUDA call; they write captions while the autoencoder trains.
         self.workers = multiprocessing.get_context("fork").Pool(workers)
         self.jobs = {}
         for kind, count in counts.items():
@@ -76,7 +76,7 @@ class Session:
             self.log(torch.cuda.get_device_name(0), torch.__version__)
         self.pictures = torch.from_numpy(self.library.load_pictures(workers=max(1, workers))).to(self.device)
         self.null = self.tokens([""])
-        self.log("pictures", tuple(self.pictures.shape))
+        self.log("images", tuple(self.pictures.shape))
 
     def log(self, *words):
         line = f"[{time.time() - self.begin:7.1f}] " + " ".join(map(str, words))
@@ -88,7 +88,7 @@ class Session:
         return torch.from_numpy(token_ids(self.tokenizer, prompts)).to(self.device)
 
     def need(self, kind):
-        """Scenes and token ids of one kind, waiting for the workers if need be."""
+        """Returns scenes and token ids of one kind; waits for the workers if necessary."""
         if kind not in self.scenes:
             made = self.jobs[kind].get()
             self.scenes[kind] = torch.from_numpy(np.concatenate([m[0] for m in made])).to(self.device)
@@ -96,10 +96,8 @@ class Session:
             self.log("scenes", kind, tuple(self.scenes[kind].shape))
         return self.scenes[kind], self.ids[kind]
 
-    # ------------------------------------------------------------------ pixels and latents
-
     def vae_draws(self):
-        """(training draw, held-out draw) for the autoencoder; one picture in forty is kept for measuring."""
+        """Returns the autoencoder's sampling functions: training, scenes only, held out. One image in forty is held out."""
         scenes = self.need("text")[0][:, 0]
         kept = lambda c: (scenes[:, c] >= 0) & (scenes[:, c].long() % VAE_HELD_OUT_EVERY == 7)
         held = kept(0) | kept(7)
@@ -129,7 +127,7 @@ class Session:
 
     @torch.no_grad()
     def encode(self, scenes, height, width, seconds=1e9):
-        """Scenes to tokens; stops early when `seconds` are over. Returns what was done."""
+        """Encodes scenes to tokens; stops early after `seconds`. Returns the encoded ones."""
         step = max(1, 512 * 128 * 128 // (height * width))
         begin, out = time.time(), []
         for part in scenes.split(step):
@@ -145,12 +143,12 @@ class Session:
         return torch.cat([self.vae.pixels(part, h, w, self.dtype) for part in tokens.split(64)])
 
     def pool(self, shape, seconds=1e9):
-        """(latents `[images, n, tokens, 128]` with the target last, ids) of one shape, made on first use."""
+        """Returns (latents `[images, n, tokens, 128]` with the target last, ids) of one shape, created on first use."""
         key = (shape.kind, shape.height, shape.width)
         if key not in self.pools:
             begin = time.time()
             scenes, ids = self.need(shape.kind)
-            # shapes other than the first start elsewhere in the list, so that they add new scenes
+            # later shapes start elsewhere in the list, so that they add new scenes
             start = (hash((shape.height, shape.width)) % 7) * max(1, (len(scenes) - shape.pool) // 7)
             rows, ids = scenes[start:start + shape.pool], ids[start:start + shape.pool]
             images = [self.encode(rows[:, k], shape.height, shape.width, seconds / rows.shape[1]) for k in range(rows.shape[1])]
@@ -164,10 +162,8 @@ class Session:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    # ------------------------------------------------------------------ sampling
-
     def velocity(self, model, x, sigma, context, null, guidance, grid, references):
-        """One evaluation; guidance 1 leaves the unconditional half out. `references`: `[batch, refs·tokens, 128]` or None."""
+        """Evaluates the model once; guidance 1 skips the unconditional half. `references`: `[batch, refs·tokens, 128]` or None."""
         h, w = grid
         count = 0 if references is None else references.shape[1] // (h * w)
         t = torch.full((len(x),), float(sigma), device=x.device) if not torch.is_tensor(sigma) else sigma.expand(len(x))
@@ -182,7 +178,7 @@ class Session:
 
     @torch.no_grad()
     def sample(self, model, text, ids, height, width, steps=4, guidance=1.0, seed=0, references=None, chunk=256):
-        """Tokens of finished pictures; noise from the CPU generator, one draw for the whole batch."""
+        """Returns the tokens of generated images; noise from the CPU generator, one draw for the whole batch."""
         h, w = height // 16, width // 16
         noise = torch.randn(len(ids), h * w, 128, generator=torch.Generator().manual_seed(seed))
         schedule, out = sigmas(h * w, steps), []
@@ -195,8 +191,6 @@ class Session:
                 x = x + (b - a) * self.velocity(model, x, a, context, null, guidance, (h, w), refs)
             out.append(x)
         return torch.cat(out)
-
-    # ------------------------------------------------------------------ checkpoints
 
     def path(self, name):
         return os.path.join(self.out, name)
@@ -214,7 +208,7 @@ class Session:
 
 
 def save_parts(state, folder, stem):
-    """16-bit floats in files of at most 15 MiB: `stem-0.safetensors`, …"""
+    """Saves tensors as 16-bit floats in files of at most 15 MiB: `stem-0.safetensors`, …"""
     from safetensors.torch import save_file
 
     parts, size = [{}], 0
@@ -236,7 +230,7 @@ def save_parts(state, folder, stem):
 
 
 def load_parts(folder, stem):
-    """The tensors written by `save_parts`, floats widened to f32; None if there are none."""
+    """Loads the tensors written by `save_parts`, floats converted to f32; None if there are none."""
     from safetensors.torch import load_file
 
     files = sorted(glob.glob(os.path.join(folder, stem + "-*.safetensors")))

@@ -1,7 +1,7 @@
-"""Small pictures that the program's tests look for the nearest in: `thumbnails.py DATA OUT`, with DATA from `fetch.py`.
+"""Thumbnails that the program's tests compare generated images with: `thumbnails.py DATA OUT`, with DATA from `fetch.py`.
 
-Writes OUT/emoji.webp, a sheet of 3D pictures on white as `evaluate.py` compares them (0.85 of the side, centred), SIDE pixels each,
-eight in a row, and OUT/emoji.txt with their names in that order.
+Writes OUT/emoji.webp, a grid of 3D images on white as in `evaluate.py` (0.85 of the side, centred), SIDE pixels each,
+eight per row, and OUT/emoji.txt with their names in that order.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Phases A (128 px) and B (mostly 256 px): rectified flow on the latents, text and edits mixed, text encoder trained along."""
+"""Phases A (128 px) and B (mostly 256 px): rectified flow on the latents, text and edits mixed; the text encoder is trained, too."""
 
 import copy
 import math
@@ -33,7 +33,7 @@ PHASE_B = (
     (.04, Shape("text", 384, 384, 112, 6_000)),
     (.03, Shape("text", 512, 512, 64, 3_000)),
 )
-# For a last piece: text holds what it has learnt with half of the steps, edits go on.
+# For a final run: half of the steps keep text to image at its level while edits improve.
 PHASE_B_EDITS = (
     (.30, Shape("text", 256, 256, 256, 60_000)),
     (.39, Shape("edit", 256, 256, 160, 40_000)),
@@ -52,7 +52,7 @@ def choose(table, generator):
 
 
 def noise_levels(count, tokens, device):
-    """Half logit-normal, half uniform, then shifted: more tokens need more of the noisy end."""
+    """Samples noise levels: half logit-normal, half uniform, then shifted, as more tokens need more high noise levels."""
     t = torch.where(torch.rand(count, device=device) < .5, torch.sigmoid(torch.randn(count, device=device) + .3), torch.rand(count, device=device))
     shift = (tokens / 64) ** .424
     return (shift * t / (1 + (shift - 1) * t)).clamp(1e-3, 1.0)
@@ -75,12 +75,12 @@ class Trainer:
         self.record = Recorder(session.graphs)
         self.loss = torch.zeros((), device=session.device)
         self.steps = session.progress().get("steps", 0)
-        self.fresh = 0  # steps since this process began: the optimiser's averages start from nothing
+        self.fresh = 0  # steps of this process: the optimiser's averages are not in the checkpoint, so the rate warms up again
         count = lambda m: sum(p.numel() for p in m.parameters()) / 1e6
         session.log(f"transformer {count(self.model):.2f} M, text encoder {count(self.text):.2f} M parameters")
 
     def step(self, shape):
-        """One step, wholly on the device: draw, noise, forward, backward, update."""
+        """One step, entirely on the device: draw, noise, forward, backward, update."""
         s, (h, w) = self.session, shape.grid
         latents, ids = s.pool(shape)
         pick = torch.randint(latents.shape[1], (shape.batch,), device=s.device)
@@ -98,7 +98,7 @@ class Trainer:
         self.loss += loss.detach()
 
     def phase(self, name, table, seconds, rate, max_steps=10**9):
-        """Trains until the phase has had `seconds` over all processes; `rate(fraction)` scales the learning rates."""
+        """Trains until the phase has run for `seconds` in all processes together; `rate(fraction)` scales the learning rates."""
         s = self.session
         used = s.progress().get(name, 0.0)
         if used >= seconds:
@@ -124,7 +124,7 @@ class Trainer:
             elapsed = used + time.time() - begin
             if done % 250 == 0 or done == 50:
                 loss = self.loss.item() / counted
-                s.log(f"{name} step {self.steps} loss {loss:.4f} rate {factor:.3f}, {seen / (time.time() - begin):.0f} pictures/s")
+                s.log(f"{name} step {self.steps} loss {loss:.4f} rate {factor:.3f}, {seen / (time.time() - begin):.0f} images/s")
                 self.loss.zero_()
                 counted = 0
                 if not math.isfinite(loss):
@@ -136,7 +136,7 @@ class Trainer:
         self.loss.zero_()
         self.save(**{name: max(elapsed, seconds)})
         memory = torch.cuda.max_memory_allocated() / 2**30 if s.device == "cuda" else 0
-        s.log(f"{name} done: {done} steps, {seen} samples, {seen / (time.time() - begin):.0f} pictures/s, {memory:.0f} GiB")
+        s.log(f"{name} done: {done} steps, {seen} samples, {seen / (time.time() - begin):.0f} images/s, {memory:.0f} GiB")
 
     def save(self, **progress):
         save_parts(self.ema.state_dict(), self.session.out, "base")
@@ -145,7 +145,7 @@ class Trainer:
 
 
 def run(session, seconds_a, seconds_b, max_steps=10**9, tables=(PHASE_A, PHASE_B), after_a=lambda model, text: None):
-    """Both phases, `after_a` between them. Returns the averaged transformer and text encoder."""
+    """Runs both phases, and `after_a` between them. Returns the averaged transformer and text encoder."""
     trainer = Trainer(session)
     trainer.phase("A", tables[0], seconds_a, lambda f: 1.0 if f < .9 else 1.0 - 4 * (f - .9), max_steps)
     after_a(trainer.ema, trainer.ema_text)

@@ -1,4 +1,4 @@
-"""The shipped file back to a plain diffusers folder: `unpack.py ember.safetensors OUT`. Weights f32, exactly the values that Kiln computes with."""
+"""Unpacks the shipped file to a diffusers folder: `unpack.py ember.safetensors OUT`. Weights in f32, exactly the values that Kiln computes with."""
 
 import argparse
 import json

@@ -1,7 +1,7 @@
 """AutoencoderKLFlux2 with small channels, and its training.
 
-Parameter names and arithmetic equal diffusers' class, so `state_dict()` is the checkpoint (`check.py` compares the two).
-Pictures are in −1..1; latents leave through `latents` patchified 2×2 and normalised by the batch-norm statistics.
+Parameter names and arithmetic are those of diffusers' class, so `state_dict()` is the checkpoint (`check.py` compares the two).
+Images are in −1..1; `latents` returns latents patchified 2×2 and normalised by the batch-norm statistics.
 """
 
 import copy
@@ -181,7 +181,7 @@ class Autoencoder(nn.Module):
         return self.bn.running_mean.view(1, -1, 1, 1), torch.sqrt(self.bn.running_var + BATCH_NORM_EPS).view(1, -1, 1, 1)
 
     def latents(self, rgb, dtype):
-        """rgb 0..1 -> tokens `[batch, h·w, 128]` f32, normalised: what the transformer sees."""
+        """rgb 0..1 -> tokens `[batch, h·w, 128]` f32, normalised: the transformer's input."""
         x = (rgb * 2 - 1).to(dtype)
         if x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -198,7 +198,7 @@ class Autoencoder(nn.Module):
 
 
 def psnr(a, b):
-    """Mean over pictures of the peak signal-to-noise ratio, 8-bit rounding included."""
+    """Peak signal-to-noise ratio after 8-bit rounding, averaged over images."""
     a, b = ((t * 255).round() / 255 for t in (a, b))
     return (-10 * torch.log10((a - b).square().flatten(1).mean(1).clamp_min(1e-10))).mean().item()
 
@@ -208,7 +208,7 @@ def edges(x):
 
 
 def reconstruction_loss(out, x):
-    """L1 with a squared term for flat areas, and the gradients at three scales: edges stay sharp without a learned metric."""
+    """L1 with a squared term for flat areas, and gradients at three scales, which keep edges sharp without a learned metric."""
     loss = (out - x).abs().mean() + 2 * (out - x).square().mean()
     for _ in range(3):
         loss = loss + .25 * sum((a - b).abs().mean() for a, b in zip(edges(out), edges(x)))
@@ -217,7 +217,7 @@ def reconstruction_loss(out, x):
 
 
 def spread_penalty(mean):
-    """How far the latent channels are from uncorrelated with mean 0 and variance 1: a budget of power for the noise to compete with."""
+    """Distance of the latent channels from uncorrelated with mean 0 and variance 1: fixes the power that the noise competes with."""
     values = mean.permute(0, 2, 3, 1).flatten(0, 2)
     centre = values.mean(0)
     values = values - centre
@@ -226,13 +226,13 @@ def spread_penalty(mean):
 
 
 def noised(z, most):
-    """`z` with noise of a level between 0 and `most`, another for each picture."""
+    """Adds noise to `z`, with a level between 0 and `most` per image."""
     level = torch.rand(len(z), 1, 1, 1, device=z.device) * most
     return z + level * torch.randn_like(z)
 
 
 def train(model, draw, device, dtype, seconds, used, log, rate=1.5e-3, max_steps=10**9, sizes=((128, 128), (256, 32))):
-    """`draw(size, count)` gives rgb 0..1; `used` of the `seconds` were spent before. Returns the averaged model, without statistics."""
+    """Trains the autoencoder. `draw(size, count)` returns rgb 0..1; `used` of the `seconds` were spent before. Returns the averaged model, without statistics."""
     if device == "cuda":
         model = model.to(memory_format=torch.channels_last)
     average = copy.deepcopy(model).requires_grad_(False)
@@ -251,7 +251,7 @@ def train(model, draw, device, dtype, seconds, used, log, rate=1.5e-3, max_steps
         spread = spread_penalty(mean)
         z = noised(mean, LATENT_NOISE)
         if step % 5 == 4:
-            # A shrunk latent must decode to the shrunk picture: keeps the latent smooth, which a flow learns faster.
+            # A downscaled latent must decode to the downscaled image: keeps the latents smooth, which a flow learns faster.
             z, x = F.avg_pool2d(z, 2), F.avg_pool2d(x, 2)
         out = model.decode_raw(z.to(dtype)).float()
         loss = reconstruction_loss(out, x) + SPREAD_WEIGHT * spread
@@ -265,22 +265,22 @@ def train(model, draw, device, dtype, seconds, used, log, rate=1.5e-3, max_steps
             torch._foreach_lerp_(averaged, params, 1 - min(.998, (step + 1) / (step + 10)))
         step, seen = step + 1, seen + count
         if step % 500 == 0 or step == 20:
-            log(f"vae step {step} loss {loss.item():.4f} spread {spread.item():.3f} size {size}, {seen / (time.time() - begin):.0f} pictures/s")
-    log(f"vae done: {step} steps, {seen} pictures")
+            log(f"vae step {step} loss {loss.item():.4f} spread {spread.item():.3f} size {size}, {seen / (time.time() - begin):.0f} images/s")
+    log(f"vae done: {step} steps, {seen} images")
     fix_variance(average)
     return average
 
 
 @torch.no_grad()
 def fix_variance(model):
-    """The class predicts a variance beside the mean; ours is the same everywhere: the mean level of the training noise."""
+    """Sets the predicted variance, which the class has besides the mean, to a constant: the mean level of the training noise."""
     latent = model.post_quant_conv.weight.shape[0]
     model.quant_conv.weight[latent:] = 0
     model.quant_conv.bias[latent:] = 2 * math.log(LATENT_NOISE / 2)
 
 
 def polish(model, draw, device, dtype, seconds, log, rate=6e-4, max_steps=10**9, sizes=((128, 128), (256, 32))):
-    """Trains the decoder alone on the fixed latents (with a little noise, as a generator's are not exact). Changes `model`."""
+    """Trains only the decoder, on the fixed latents with a little noise, since generated latents are not exact. Changes `model`."""
     for part in (model.decoder, model.post_quant_conv):
         part.requires_grad_(True)
     params = [p for p in model.parameters() if p.requires_grad]
@@ -317,18 +317,18 @@ def polish(model, draw, device, dtype, seconds, log, rate=6e-4, max_steps=10**9,
 
 
 def recolour(model, draw, dtype, batches=24, size=256, count=16):
-    """Folds an invertible 1×1 map of the latent channels into `quant_conv` and `post_quant_conv`; pictures don't change.
+    """Folds an invertible 1×1 map of the latent channels into `quant_conv` and `post_quant_conv`; images don't change.
 
-    Trained to be uncorrelated, two thirds of the directions hardly touch the picture, and a flow would spend itself on predicting
-    them. Here each direction gets the power that makes noise hurt least: the square root of its image energy. A fixed rotation then
-    spreads them over all channels, as the batch norm works per channel and would undo the choice.
+    As trained (uncorrelated), two thirds of the directions hardly affect the image, and a flow would waste capacity on predicting
+    them. Here each direction gets the power that minimises the damage of noise: the square root of its image energy. A fixed rotation
+    then spreads the directions over all channels, since the batch norm works per channel and would undo the choice.
     """
     mean = second = energy = 0.0
     for _ in range(batches):
         x = (draw(size, count) * 2 - 1).to(dtype)
         z = model.moments(x)[0].detach().requires_grad_(True)
         out = model.decode_raw(z.to(dtype)).float()
-        # of random pictures of gradients, the covariance is that of the decoder's Jacobian
+        # with random output gradients, the covariance of the input gradients is that of the decoder's Jacobian
         slope = torch.autograd.grad(out, z, torch.randn_like(out))[0]
         values, slope = (t.detach().double().permute(0, 2, 3, 1).flatten(0, 2).cpu() for t in (z, slope))
         mean, second = mean + values.mean(0) / batches, second + values.T @ values / len(values) / batches
@@ -343,7 +343,7 @@ def recolour(model, draw, dtype, batches=24, size=256, count=16):
 
 @torch.no_grad()
 def fold(model, forward, mean):
-    """Makes the latents `forward · (z − mean)`, and the decoder undo it."""
+    """Changes the latents to `forward · (z − mean)`, and makes the decoder undo it."""
     latent, device, quant, post = len(mean), model.quant_conv.weight.device, model.quant_conv, model.post_quant_conv
     backward = torch.linalg.inv(forward)
     matrix = lambda w: w[:, :, 0, 0].double().cpu()
@@ -355,7 +355,7 @@ def fold(model, forward, mean):
 
 @torch.no_grad()
 def set_statistics(model, draw, dtype, batches=24, size=256, count=128):
-    """The batch-norm statistics, over `batches` fresh batches of scenes."""
+    """Sets the batch-norm statistics from `batches` new batches of scenes."""
     total = square = 0.0
     for _ in range(batches):
         x = (draw(size, count) * 2 - 1).to(dtype)

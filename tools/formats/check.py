@@ -1,11 +1,11 @@
-"""Files written by other programs' libraries, read by Kiln, and the other way round.
+"""Checks that Kiln reads files written by other libraries, and that they read Kiln's files.
 
     python tools/formats/check.py KILN MODEL        (needs torch, safetensors, gguf, numpy)
 
-MODEL is a small FLUX.2 model in diffusers' layout (`testdata` put together, say). Its transformer is written as GGUF by the
-`gguf` package, and as fp8 and nvfp4 of every convention with torch; Kiln's latents for each must be those for the same
-values widened to f32, within a relative 1e-5. Then Kiln's own files are read by `gguf` and `safetensors` and must hold
-the values that Kiln's `convert` gives for them.
+MODEL is a small FLUX.2 model in diffusers' layout (such as the one in `testdata`). Its transformer is written as GGUF by the
+`gguf` package, and as fp8 and nvfp4 of every convention with torch; Kiln's latents for each must be those for the
+dequantized values in f32, within a relative 1e-5. Then Kiln's own files are read by `gguf` and `safetensors` and must hold
+the values that `kiln convert` gives for them.
 """
 
 import json
@@ -26,7 +26,7 @@ failed = []
 
 
 def original(tensors):
-    """Black Forest Labs' names, q, k and v in one."""
+    """Renames to Black Forest Labs' naming, with q, k and v fused."""
     out = {}
     fixed = {
         "x_embedder": "img_in", "context_embedder": "txt_in", "proj_out": "final_layer.linear",
@@ -85,9 +85,9 @@ def latents(work, transformer):
     return load_file(out)["latents"]
 
 
-def compare(what, work, file, wide):
-    save_file({k: v.clone().contiguous() for k, v in wide.items()}, work / "wide.safetensors")
-    expected = latents(work, work / "wide.safetensors")
+def compare(what, work, file, dequantized):
+    save_file({k: v.clone().contiguous() for k, v in dequantized.items()}, work / "dequantized.safetensors")
+    expected = latents(work, work / "dequantized.safetensors")
     error = ((latents(work, file) - expected).norm() / expected.norm()).item()
     print(f"{what:34} {error:.1e}")
     if not error < LIMIT:
@@ -96,19 +96,19 @@ def compare(what, work, file, wide):
 
 def write_gguf(path, tensors, kind):
     writer = gguf.GGUFWriter(path, "flux")
-    wide = {}
+    dequantized = {}
     for name, value in tensors.items():
         data = value.float().numpy()
         usable = is_layer(name, value) and value.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
         this = kind if usable else (gguf.GGMLQuantizationType.F32 if value.ndim == 1 else gguf.GGMLQuantizationType.BF16)
         packed = quantize(data, this)
         writer.add_tensor(name, packed, raw_dtype=this)
-        wide[name] = torch.from_numpy(dequantize(packed, this).reshape(value.shape).copy())
+        dequantized[name] = torch.from_numpy(dequantize(packed, this).reshape(value.shape).copy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return wide
+    return dequantized
 
 
 def fp8(value, dtype, rows):
@@ -124,13 +124,13 @@ CODES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 def nvfp4(value, comfy):
     rows, cols = value.shape
-    second = (value.abs().max() / (448 * 6)).float()
+    global_scale = (value.abs().max() / (448 * 6)).float()
     blocks = value.reshape(rows, cols // 16, 16)
-    scale = (blocks.abs().amax(-1) / 6 / second).clamp(max=448).to(torch.float8_e4m3fn)
-    step = (scale.float() * second)[..., None]
+    scale = (blocks.abs().amax(-1) / 6 / global_scale).clamp(max=448).to(torch.float8_e4m3fn)
+    step = (scale.float() * global_scale)[..., None]
     ratio = torch.where(step > 0, blocks / step, 0)
     code = (ratio.abs()[..., None] - CODES).abs().argmin(-1)
-    wide = (CODES[code] * ratio.sign() * step).reshape(rows, cols)
+    dequantized = (CODES[code] * ratio.sign() * step).reshape(rows, cols)
     code = (code + 8 * (ratio < 0)).reshape(rows, cols // 2, 2).to(torch.uint8)
     high, low = (0, 1) if comfy else (1, 0)
     packed = code[..., high] * 16 + code[..., low]
@@ -140,22 +140,22 @@ def nvfp4(value, comfy):
         padded[:rows, : cols // 16] = scale.view(torch.uint8)
         tiles = padded.reshape(down // 128, 4, 32, across // 4, 4).permute(0, 3, 2, 1, 4)
         scale = tiles.reshape(down, across).contiguous().view(torch.float8_e4m3fn)
-    return packed, scale, second, wide
+    return packed, scale, global_scale, dequantized
 
 
-def with_layers(tensors, change):
-    """`change(name, value)` gives the tensors to store for a layer, and what they stand for."""
-    stored, wide = {}, {}
+def with_layers(tensors, quantize):
+    """Applies `quantize(name, value)` to each layer; it returns the tensors to store, and their dequantized value."""
+    stored, dequantized = {}, {}
     for name, value in tensors.items():
         if is_layer(name, value):
-            more, wide[name] = change(name.removesuffix(".weight"), value.float())
+            more, dequantized[name] = quantize(name.removesuffix(".weight"), value.float())
             stored.update(more)
         else:
-            stored[name], wide[name] = value, value.float()
-    return stored, wide
+            stored[name], dequantized[name] = value, value.float()
+    return stored, dequantized
 
 
-def about(kind):
+def comfy_quant(kind):
     return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
 
 
@@ -163,58 +163,58 @@ def check_fp8(work, tensors):
     e4, e5 = torch.float8_e4m3fn, torch.float8_e5m2
 
     def convention(dtype, rows, name, extra):
-        def change(module, value):
-            packed, scale, wide = fp8(value, dtype, rows)
+        def quantize(module, value):
+            packed, scale, dequantized = fp8(value, dtype, rows)
             scale = scale.flatten() if rows else scale.reshape(())
             more = {f"{module}.weight": packed, f"{module}.{name}": scale}
             more.update({f"{module}.{k}": v for k, v in extra.items()})
-            return more, wide
-        return change
+            return more, dequantized
+        return quantize
 
     one = torch.tensor(1.0)
     conventions = {
-        "fp8, one scale a layer": (convention(e4, False, "weight_scale", {"input_scale": one}), {}),
+        "fp8, one scale per layer": (convention(e4, False, "weight_scale", {"input_scale": one}), {}),
         "fp8, ComfyUI's older names": (convention(e4, False, "scale_weight", {"scale_input": one}), {"scaled_fp8": torch.zeros(2).to(e4)}),
-        "fp8, comfy_quant": (convention(e4, False, "weight_scale", {"comfy_quant": about("float8_e4m3fn")}), {}),
-        "fp8, a scale a row": (convention(e4, True, "weight_scale", {}), {}),
-        "fp8 e5m2": (convention(e5, False, "weight_scale", {"comfy_quant": about("float8_e5m2")}), {}),
+        "fp8, comfy_quant": (convention(e4, False, "weight_scale", {"comfy_quant": comfy_quant("float8_e4m3fn")}), {}),
+        "fp8, one scale per row": (convention(e4, True, "weight_scale", {}), {}),
+        "fp8 e5m2": (convention(e5, False, "weight_scale", {"comfy_quant": comfy_quant("float8_e5m2")}), {}),
         "fp8, plain casts": (lambda m, v: ({f"{m}.weight": v.to(e4)}, v.to(e4).float()), {}),
     }
-    for what, (change, more) in conventions.items():
-        stored, wide = with_layers(tensors, change)
+    for what, (quantize, more) in conventions.items():
+        stored, dequantized = with_layers(tensors, quantize)
         save_file({k: v.clone().contiguous() for k, v in (stored | more).items()}, work / "fp8.safetensors")
-        compare(what, work, work / "fp8.safetensors", wide)
+        compare(what, work, work / "fp8.safetensors", dequantized)
 
 
 def check_nvfp4(work, tensors, ours):
     def comfy(module, value):
-        packed, scale, second, wide = nvfp4(value, True)
-        return {f"{module}.weight": packed, f"{module}.weight_scale": scale, f"{module}.weight_scale_2": second}, wide
+        packed, scale, global_scale, dequantized = nvfp4(value, True)
+        return {f"{module}.weight": packed, f"{module}.weight_scale": scale, f"{module}.weight_scale_2": global_scale}, dequantized
 
-    stored, wide = with_layers(tensors, comfy)
+    stored, dequantized = with_layers(tensors, comfy)
     save_file({k: v.clone().contiguous() for k, v in stored.items()}, work / "nvfp4.safetensors")
-    compare("nvfp4, Black Forest Labs' order", work, work / "nvfp4.safetensors", wide)
+    compare("nvfp4, Black Forest Labs' order", work, work / "nvfp4.safetensors", dequantized)
 
-    stored, wide = {}, {}
+    stored, dequantized = {}, {}
     for name, value in ours.items():
         if "transformer_blocks." in name and value.ndim == 2:
             module = name.removesuffix(".weight")
-            packed, scale, second, wide[name] = nvfp4(value.float(), False)
-            stored.update({name: packed, f"{module}.weight_scale": scale, f"{module}.weight_scale_2": second,
+            packed, scale, global_scale, dequantized[name] = nvfp4(value.float(), False)
+            stored.update({name: packed, f"{module}.weight_scale": scale, f"{module}.weight_scale_2": global_scale,
                            f"{module}.input_scale": torch.tensor(1.0)})
         else:
-            stored[name], wide[name] = value, value.float()
+            stored[name], dequantized[name] = value, value.float()
     save_file({k: v.clone().contiguous() for k, v in stored.items()}, work / "nvfp4.safetensors")
-    compare("nvfp4, ModelOpt's order", work, work / "nvfp4.safetensors", wide)
+    compare("nvfp4, ModelOpt's order", work, work / "nvfp4.safetensors", dequantized)
 
 
 def check_written(work):
-    """Kiln's GGUF files through the gguf package."""
+    """Reads Kiln's GGUF files with the gguf package."""
     for target in ["q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k", "q5_1", "q5_0", "q4_1", "q4_0"]:
-        ours, wide = work / "ours.gguf", work / "ours.safetensors"
+        ours, dequantized = work / "ours.gguf", work / "ours.safetensors"
         subprocess.run([KILN, "quantize", MODEL, ours, "--to", target, "-q"], check=True)
-        subprocess.run([KILN, "convert", ours, wide, "--dtype", "f32", "-q"], check=True)
-        expected, worst = load_file(wide), 0.0
+        subprocess.run([KILN, "convert", ours, dequantized, "--dtype", "f32", "-q"], check=True)
+        expected, worst = load_file(dequantized), 0.0
         reader = gguf.GGUFReader(ours)
         kinds = {tensor.tensor_type.name for tensor in reader.tensors}
         assert len(reader.tensors) == len(expected)
@@ -236,14 +236,14 @@ def main():
         save_file({f"model.diffusion_model.{k}": v.clone().contiguous() for k, v in tensors.items()}, work / "comfy.safetensors")
         compare("one file with prefixes", work, work / "comfy.safetensors", {k: v.float() for k, v in tensors.items()})
         for kind in ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]:
-            wide = write_gguf(work / "a.gguf", tensors, gguf.GGMLQuantizationType[kind])
-            compare(f"GGUF {kind}", work, work / "a.gguf", wide)
+            dequantized = write_gguf(work / "a.gguf", tensors, gguf.GGMLQuantizationType[kind])
+            compare(f"GGUF {kind}", work, work / "a.gguf", dequantized)
         check_fp8(work, tensors)
         check_nvfp4(work, tensors, ours)
         check_written(work)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
-    print("all right")
+    print("all passed")
 
 
 main()

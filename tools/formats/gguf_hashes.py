@@ -1,16 +1,16 @@
-"""Hashes of what the `gguf` package makes of 64 pseudo-random blocks of each type.
+"""Prints hashes of 64 pseudo-random blocks of each type, dequantized by the `gguf` package.
 
     pip install gguf && python tools/formats/gguf_hashes.py
 
-prints the table in crates/kiln-tensor/tests/gguf_blocks.rs, which makes the same blocks (made with gguf 0.19.0).
+The output is the table in crates/kiln-tensor/tests/gguf_blocks.rs, which generates the same blocks (with gguf 0.19.0).
 """
 
 import gguf
 import numpy as np
 from gguf.quants import dequantize
 
-# Where a block's halves are: their exponents are kept below the largest, so that nothing is infinite.
-HALVES = {
+# Offsets of a block's f16 scales. Their exponents are kept below the largest, so that no value is infinite.
+SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
 }
@@ -32,15 +32,15 @@ def fnv(data):
     return h
 
 
-for name, halves in HALVES.items():
+for name, scales in SCALES.items():
     kind = gguf.GGMLQuantizationType[name]
     values, size = gguf.GGML_QUANT_SIZES[kind]
     data = noise(BLOCKS * size)
     for block in range(BLOCKS):
-        for half in halves:
-            data[block * size + half + 1] &= 0xBB
+        for scale in scales:
+            data[block * size + scale + 1] &= 0xBB
     blocks = np.frombuffer(bytes(data), dtype=np.uint8).reshape(BLOCKS, size)
     decoded = np.ascontiguousarray(dequantize(blocks, kind), dtype="<f4")
     assert decoded.size == BLOCKS * values and np.isfinite(decoded).all()
-    decoded += 0.0  # one zero, not two
-    print(f'    (Format::{name.replace("_K", "K")}, &{halves}, {fnv(decoded.tobytes()):#018x}),')
+    decoded += 0.0  # turns -0.0 into 0.0
+    print(f'    (Format::{name.replace("_K", "K")}, &{scales}, {fnv(decoded.tobytes()):#018x}),')

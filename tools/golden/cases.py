@@ -1,4 +1,4 @@
-"""The cases of the golden set: what is asked of which model. `reference.py` runs them."""
+"""The cases of the golden set: models and requests. `reference.py` runs them."""
 
 PROMPTS = {
     "P0": 'A cat holding a sign that says "Gifu AI Study Group"',
@@ -8,7 +8,7 @@ PROMPTS = {
     "P4": "a highly detailed photograph of a lighthouse on a cliff at dusk, waves crashing below, " * 4,
     "EMPTY": "",
 }
-# Text tokens a prompt is encoded to in prompts.safetensors. P4 is longer than its limit: it loses its end.
+# Length to which each prompt is encoded in prompts.safetensors. P4 is longer than its limit and gets truncated.
 PROMPT_TOKENS = {"P0": 512, "P1": 128, "P2": 128, "P3": 128, "P4": 64, "EMPTY": 128}
 
 A, B, SOURCE = "ref_a_80x70.png", "ref_b_64x112.png", "inpaint_100x72.png"
@@ -17,8 +17,8 @@ S64, S48 = dict(height=64, width=64), dict(height=48, width=48)
 
 
 def klein(name, prompts, seed, steps, model="klein", level="light", first_calls=(0,), tokens=128, **call):
-    """A case of a klein pipeline. `tokens=None` leaves the 512 of the pipeline. Keys of `call` that start with `_`
-    are for `reference.py`; pictures are named by their file in `inputs/`."""
+    """A case of a klein pipeline. `tokens=None` keeps the pipeline's default of 512. Keys of `call` that start with `_`
+    are for `reference.py`; images are named by their file in `inputs/`."""
     call |= dict(num_inference_steps=steps)
     if tokens:
         call["max_sequence_length"] = tokens

@@ -1,4 +1,4 @@
-"""What the generators of the golden set share: deterministic torch, seeded weights, byte-stable files."""
+"""Shared by the generators of the golden set: deterministic torch, seeded weights, byte-stable files."""
 
 import json
 import zlib
@@ -19,7 +19,7 @@ def generator(seed):
 
 
 def seed_of(tag):
-    """Every tensor has a generator of its own, so adding one moves no other."""
+    """Returns a generator per tensor, so that adding a tensor changes no other."""
     return zlib.crc32(tag.encode())
 
 
@@ -28,12 +28,12 @@ def draw(tag, shape):
 
 
 def bf16_exact(t):
-    """f32 values that bf16 can hold: what a test reads back is what the reference was computed with."""
+    """Rounds to f32 values that bf16 can hold: a test reads back the exact values of the reference."""
     return t.to(BF16).float()
 
 
 def save_tensors(tensors, path, metadata=None):
-    """`save_file` with a header whose bytes do not change from run to run."""
+    """`save_file` with a header that is byte-identical in every run."""
     path = Path(path)
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in sorted(tensors.items())}
     save_file(tensors, path, metadata=metadata)
@@ -53,7 +53,7 @@ def save_json(value, path, indent=1):
 
 
 def save_json_rows(head, key, rows, path):
-    """`head` with one more key, a list or a map that takes one line per entry."""
+    """Returns `head` with one more key, a list or a map, formatted with one line per entry."""
     if isinstance(rows, dict):
         lines, brackets = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items()], "{}"
     else:

@@ -1,13 +1,13 @@
-"""Hunt for differences between Kiln and diffusers: random models, random requests, both asked the same.
+"""Compares Kiln with diffusers on random models and random requests.
 
     cd tools/golden && python compare.py KILN OUT [--seed N] [--cases N] [--only N] [--real-tokenizer FOLDER]
 
-KILN is the program, OUT a folder for the models, the pictures that go in and what comes out (kept, for looking into
-a failure). Everything follows from the seed: the sizes of the models and how they are stored, the tasks, prompts,
-pictures, LoRAs. Each case runs once in diffusers and once as `kiln generate --dtype f32 --device cpu`; the table
-has the relative L2 and the largest difference of the latents and the largest difference of the pictures in levels.
-A case that differs runs once more in f64. It is `near` where Kiln is close to that and diffusers is not (its f32 loses
-much in the GroupNorms of pictures of a megapixel), else it fails. Exits with 1 if a case fails.
+KILN is the program, OUT a folder for the models, the input images and the outputs (kept for investigating a failure).
+Everything follows from the seed: the sizes of the models and how they are stored, the tasks, prompts,
+images, LoRAs. Each case runs once in diffusers and once as `kiln generate --dtype f32 --device cpu`; the table
+has the relative L2 and the largest difference of the latents, and the largest difference of the images in levels.
+A case that differs runs again in f64. It is `near` if Kiln is close to that and diffusers is not (in f32 it loses
+much precision in the GroupNorms of images of a megapixel), else it fails. Exits with 1 if a case fails.
 """
 
 import argparse
@@ -53,7 +53,7 @@ PROMPTS = [
 
 
 class Model:
-    """A random model in a folder, and its pipelines."""
+    """A folder with a random model, and its pipelines."""
 
     def __init__(self, number, rng, out, real_tokenizer):
         self.name, self.folder, self.pipes = f"m{number}", out / f"m{number}", {}
@@ -71,7 +71,7 @@ class Model:
             guidance_embeds=False, timestep_guidance_channels=rng.choice([256, 256, 128]), mlp_ratio=rng.choice([3.0, 3.0, 2.5, 4.0]),
             rope_theta=rng.choice([2000, 2000, 10000, 500]), eps=rng.choice([1e-6, 1e-6, 1e-5]),
         )  # fmt: skip
-        # Without a tokenizer folder a program has to bring the real one.
+        # Without a tokenizer folder, Kiln uses its built-in tokenizer.
         self.tokenizer = rng.choice(["small", "real", "none"]) if real_tokenizer else "small"
         self.real_tokenizer = real_tokenizer
         q, kv = rng.choice([(6, 2), (4, 4), (4, 1), (3, 3)])
@@ -157,7 +157,7 @@ class Model:
 
 
 def make_picture(path, rng, size, mode):
-    """A smooth random picture with some edges."""
+    """A smooth random image with some edges."""
     w, h = size
     g = np.random.default_rng(rng.getrandbits(32))
     small = Image.fromarray(g.integers(0, 256, (7, 9, 4), dtype=np.uint8), "RGBA").resize(size, Image.Resampling.BICUBIC)
@@ -354,10 +354,10 @@ class Case:
         return load_file(latents)["latents"].double(), [np.asarray(Image.open(f).convert("RGB"), dtype=np.int32) for f in files]
 
     def compare(self, program):
-        """How it went, in a word and in numbers."""
+        """Returns the outcome in a word, and its numbers."""
         try:
             theirs = self.diffusers(torch.float32)
-        except Exception as e:  # what diffusers refuses is no case
+        except Exception as e:  # requests that diffusers rejects don't count
             return "skip", f"diffusers refuses: {type(e).__name__}: {str(e)[:150]}"
         try:
             ours = self.kiln(program)
@@ -381,7 +381,7 @@ def small(off):
 
 
 def distance(a, b):
-    """Relative L2 and largest difference of the latents, largest difference of the pictures."""
+    """Returns the relative L2 and the largest difference of the latents, and the largest difference of the images."""
     if [x.shape for x in a[1]] != [x.shape for x in b[1]]:
         return float((a[0] - b[0]).norm() / b[0].norm()), float((a[0] - b[0]).abs().max()), 999
     return (float((a[0] - b[0]).norm() / b[0].norm()), float((a[0] - b[0]).abs().max()),
@@ -394,14 +394,14 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=24)
-    parser.add_argument("--only", type=int, help="run only the case of this number")
+    parser.add_argument("--only", type=int, help="run only the case with this number")
     parser.add_argument("--real-tokenizer", type=Path, help="folder of Qwen3's tokenizer, for models with its vocabulary")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     out = options.out.resolve()
     failed = ran = 0
     for number in range(options.cases):
-        # Four cases to a model. Each has its own numbers, so that one can be run alone.
+        # Four cases per model. Each has its own random numbers, so that it can be run alone.
         group = number // 4
         if options.only is not None and number != options.only:
             continue

@@ -1,4 +1,4 @@
-"""Dump what torch's CPU generator draws, for the tests of `kiln_tensor::rng::TorchCpu`.
+"""Dumps draws of torch's CPU generator, for the tests of `kiln_tensor::rng::TorchCpu`.
 
     python tools/golden/cpu_rng.py testdata/rng
 
@@ -38,11 +38,11 @@ def main(out):
         else:
             tensors[name + ".first4096"] = t.flatten()[:4096].clone()
         latents.append(dict(seed=seed, shape=list(shape), sha256_f32le=hashlib.sha256(t.numpy().tobytes()).hexdigest()))
-    # Draws one after the other on one generator: the cached half of a short draw outlives a long one.
+    # Consecutive draws from one generator: the cached half of a short draw outlives a long one.
     g = generator(7)
     for i, n in enumerate([3, 16, 1, 5, 20, 2]):
         tensors[f"sequence.seed7.{i}.n{n}"] = torch.randn(n, generator=g)
-    # A list of generators: every picture draws its own latents.
+    # A list of generators: each image draws its own latents.
     tensors["list_generators.seeds11_12.2x128x4x4"] = torch.cat(
         [torch.randn((1, 128, 4, 4), generator=generator(s)) for s in (11, 12)]
     )

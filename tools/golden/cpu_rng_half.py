@@ -1,4 +1,4 @@
-"""Dump what torch's CPU generator drew in bf16 and f16 up to 2.11, for the tests of `TorchCpu::randn_half`.
+"""Dumps bf16 and f16 draws of torch's CPU generator up to 2.11, for the tests of `TorchCpu::randn_half`.
 
     python tools/golden/cpu_rng_half.py testdata/rng/torch_rng_half.json
 
@@ -15,7 +15,7 @@ import torch
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 SEEDS = [0, 42, 77, 2**32 + 5, 2**63 - 1]
-# Short draws, one group, groups with every kind of tail.
+# Short draws, one group, groups with every tail length.
 LENGTHS = [1, 2, 15, 16, 17, 31, 32, 47, 100]
 # The shapes diffusers draws: (batch, 128, height / 16, width / 16). The last one holds every radius and every angle.
 LATENTS = [(0, (1, 128, 4, 6)), (42, (2, 128, 4, 4)), (42, (1, 128, 64, 64)), (77, (1, 128, 64, 64))]
@@ -35,7 +35,7 @@ def digits(values):
 
 def main(out):
     if tuple(map(int, torch.__version__.split(".")[:2])) > (2, 11):
-        sys.exit(f"torch {torch.__version__} draws in f32; 2.11 or older is needed")
+        sys.exit(f"torch {torch.__version__} draws in f32; requires 2.11 or older")
     draws, latents, sequences = [], [], []
     for name, dtype in DTYPES.items():
         for seed in SEEDS:
@@ -46,7 +46,7 @@ def main(out):
             values = torch.randn(shape, generator=generator(seed), dtype=dtype)
             sha256 = hashlib.sha256(bits(values).tobytes()).hexdigest()
             latents.append(dict(dtype=name, seed=seed, shape=shape, first=digits(values.flatten()[:16]), sha256=sha256))
-        # Draws one after the other on one generator: the cached half of a short draw outlives a long one.
+        # Consecutive draws from one generator: the cached half of a short draw outlives a long one.
         g, parts = generator(7), []
         for n in [3, 16, 1, 5, 20, 2]:
             parts.append(dict(n=n, bits=digits(torch.randn(n, generator=g, dtype=dtype))))

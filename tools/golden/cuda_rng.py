@@ -1,11 +1,11 @@
-"""Dump what torch's CUDA generator draws, for the tests of `kiln_tensor::rng::TorchCuda`.
+"""Dumps draws of torch's CUDA generator, for the tests of `kiln_tensor::rng::TorchCuda`.
 
     python tools/golden/cuda_rng.py testdata/rng/torch_cuda.safetensors
 
 Needs a CUDA device and torch; nothing else (the file is written without the safetensors package).
 The header's metadata holds the device's layout (multiprocessors, threads per multiprocessor), the
-versions, for every draw the generator's offset before and after, and whether the low-precision draws are the f32
-draw rounded. Long draws are kept as a head, a tail and a strided sample (`.head`, `.tail`, `.every1021`).
+versions, the generator's offset before and after every draw, and whether the low-precision draws are the rounded f32
+draws. Long draws are stored as a head, a tail and a strided sample (`.head`, `.tail`, `.every1021`).
 """
 
 import json
@@ -17,13 +17,13 @@ import torch
 
 SEEDS = [0, 42, 2**32 + 5, 2**63 - 1]
 SIZES = [1, 3, 16, 1000, 128 * 4 * 4, 128 * 32 * 32 * 9, 128 * 64 * 64, 128 * 128 * 128]
-WHOLE = 2048  # a draw of at most this many values is kept whole
-STRIDE = 1021  # a prime, so that the sample meets every thread residue
+WHOLE = 2048  # draws up to this length are stored completely
+STRIDE = 1021  # a prime, so that the sample covers every thread residue
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def raw(t):
-    """The little-endian bytes of a tensor."""
+    """Returns the little-endian bytes of a tensor."""
     return bytes(t.detach().cpu().contiguous().flatten().view(torch.uint8).tolist())
 
 
@@ -79,11 +79,11 @@ def main(path):
                 name = f"{NAMES[dtype].lower()}.seed{seed}.n{n}"
                 low = dump.draw(name, generator(seed), n, seed, dtype, keep=n <= 16 and seed == 42)
                 checks[f"{name} equals the rounded f32 draw"] = bool((low == f32.to(dtype)).all())
-    # Draws one after the other on one generator: the offset must advance as the layout says.
+    # Consecutive draws from one generator: the offset must advance with the layout.
     g = generator(7)
     for i, n in enumerate([3, 1000, 128 * 4 * 4, 1, 128 * 128 * 128, 16, 20]):
         dump.draw(f"sequence.seed7.{i}.n{n}", g, n, 7)
-    # The uniform draw shows the integers of Philox without the transform.
+    # The uniform draw shows Philox's integers without the normal transform.
     for seed in SEEDS:
         dump.tensors[f"uniform.seed{seed}.n64"] = torch.rand(64, device="cuda", generator=generator(seed)).cpu()
 

@@ -1,15 +1,15 @@
-"""Make the small random models of the golden set, in diffusers' folder layout.
+"""Creates the small random models of the golden set, in diffusers' folder layout.
 
     python tools/golden/model.py testdata/tokenizer testdata/tiny
 
     klein/                Flux2KleinPipeline, distilled; owns transformer, text_encoder, vae, scheduler
-    klein-base/           the same parts, not distilled (classifier-free guidance)
-    klein-kv/             the same parts, Flux2KleinKVPipeline
-    klein-small-decoder/  owns vae (other channels in the decoder), the other parts are klein's
+    klein-base/           the same components, not distilled (classifier-free guidance)
+    klein-kv/             the same components, Flux2KleinKVPipeline
+    klein-small-decoder/  owns vae (other channels in the decoder), the other components are klein's
     dev/                  owns transformer (two heads, guidance embedder); vae and scheduler are klein's, no text encoder
     lora/                 one update in four layouts
 
-Each part is stored once. `assemble(tiny, tokenizer, out)` below completes the folders.
+Each component is stored once. `assemble(tiny, tokenizer, out)` below completes the folders.
 All weights are stored as bf16; the references are computed in f32 from exactly these values.
 """
 
@@ -25,12 +25,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from common import BF16, bf16_exact, draw, save_tensors
 
-TEXT_HIDDEN, TEXT_LAYERS = 16, 28  # state 27 must lie before the last layer
+TEXT_HIDDEN, TEXT_LAYERS = 16, 28  # state 27 must come before the last layer
 KLEIN = dict(num_layers=1, num_single_layers=2, num_attention_heads=1, attention_head_dim=128,
              axes_dims_rope=(32, 32, 32, 32), joint_attention_dim=3 * TEXT_HIDDEN, guidance_embeds=False)  # fmt: skip
 DEV = dict(num_layers=2, num_single_layers=1, num_attention_heads=2, attention_head_dim=32,
            axes_dims_rope=(8, 8, 8, 8), joint_attention_dim=60, guidance_embeds=True)  # fmt: skip
-# GroupNorm has 32 groups, so 32 channels are the least. The second VAE's lists read differently backwards.
+# GroupNorm has 32 groups, so 32 channels are the minimum. The second VAE's lists are not palindromes.
 VAE = dict(block_out_channels=(32, 32, 32, 32), layers_per_block=2)
 VAE_SMALL_DECODER = dict(
     block_out_channels=(32, 64, 32, 32), decoder_block_out_channels=(32, 32, 64, 32), layers_per_block=1
@@ -51,7 +51,7 @@ SHARED = {
 
 
 def assemble(tiny, tokenizer, out):
-    """Complete the folders of `tiny` in `out`: parts that a model does not own are klein's."""
+    """Completes the folders of `tiny` in `out`: components that a model does not own are klein's."""
     tiny, tokenizer, out = (Path(p).resolve() for p in (tiny, tokenizer, out))
     for model, parts in SHARED.items():
         (out / model).mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def link(source, target):
 
 
 def fan_in(p, gain):
-    """Mean and deviation of a linear or convolution weight."""
+    """Mean and standard deviation of a linear or convolution weight."""
     return 0.0, gain / (p[0].numel() ** 0.5)
 
 
@@ -86,7 +86,7 @@ def transformer_rule(name, p):
     if name.startswith("context_embedder"):
         return fan_in(p, 0.35)
     if name.startswith("proj_out"):
-        return fan_in(p, 0.6)  # guidance multiplies rounding as well: keep the velocity small
+        return fan_in(p, 0.6)  # guidance amplifies rounding errors, too: keep the velocity small
     return fan_in(p, 1.0)
 
 
@@ -133,7 +133,7 @@ def make_text_encoder(out):
     )  # fmt: skip
     m = Qwen3ForCausalLM(c)
     fill(m, "text_encoder", text_rule)
-    m.to(BF16).save_pretrained(out, max_shard_size="200KB")  # sharded on purpose, like the real one
+    m.to(BF16).save_pretrained(out, max_shard_size="200KB")  # sharded, like the real one
     # The config in the flat style of the published Qwen3 repositories.
     config = json.loads((out / "config.json").read_text())
     new_style = ("rope_parameters", "layer_types", "dtype", "transformers_version", "pad_token_id")

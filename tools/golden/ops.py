@@ -1,9 +1,9 @@
-"""Compute every operation of `kiln_ops::Backend` on small inputs with torch, diffusers and transformers.
+"""Computes every operation of `kiln_ops::Backend` on small inputs with torch, diffusers and transformers.
 
     python tools/golden/ops.py > crates/kiln-ops/tests/golden/torch.rs
 
-The inputs are made by `v`, which `crates/kiln-ops/tests/golden/main.rs` repeats; all of them are multiples of 1/16 and so
-exact in bf16. Everything is computed in f64, where the libraries allow it, and printed as the nearest f32.
+The inputs come from `v`, which `crates/kiln-ops/tests/golden/main.rs` duplicates; they are multiples of 1/16 and thus
+exact in bf16. Everything is computed in f64 where the libraries allow it, and printed as the nearest f32.
 """
 
 import math
@@ -37,7 +37,7 @@ def put(name, t):
 
 
 def chw(x):
-    """`[h, w, c]` as torch's images are."""
+    """`[h, w, c]` -> torch's `[c, h, w]`."""
     return x.permute(2, 0, 1)[None]
 
 

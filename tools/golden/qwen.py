@@ -1,7 +1,7 @@
-"""The Qwen3 tokenizer as it lies in the program: `qwen.py TOKENIZER.json ../../crates/kiln-model/assets/tokenizer.zst`.
+"""Packs the Qwen3 tokenizer for the program: `qwen.py TOKENIZER.json ../../crates/kiln-model/assets/tokenizer.zst`.
 
-Its names are 256 characters and then what each pair makes, in order; so the pairs say everything, in a third of the room. The text that is packed has three
-lines of JSON (the file up to the end of those characters, what stands between names and pairs, and what follows) and then a pair a line, escaped as in JSON.
+The vocabulary is 256 characters followed by the result of each merge, in order, so the merges alone determine it, in a third of the size. The packed text has three
+lines of JSON (the file up to the end of those characters, the part between vocabulary and merges, and the rest) and then one merge per line, escaped as in JSON.
 Needs the `zstd` program.
 """
 
@@ -13,7 +13,7 @@ BETWEEN = '},"merges":['
 
 
 def pack(text):
-    """The packed text of a `tokenizer.json`."""
+    """Returns the packed text of a `tokenizer.json`."""
     file = json.loads(text)
     model = file["model"]
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model.pop("merges")]
@@ -30,7 +30,7 @@ def pack(text):
 
 
 def unpack(text):
-    """The `tokenizer.json` of a packed text."""
+    """Returns the `tokenizer.json` of a packed text."""
     head, between, tail, *lines = text.split("\n")
     pairs = [line.split(" ") for line in lines]
     first = len(json.loads(head + between + tail)["model"]["vocab"])
@@ -39,7 +39,7 @@ def unpack(text):
 
 
 def read(asset):
-    """The `tokenizer.json` of the packed file."""
+    """Returns the `tokenizer.json` of the packed file."""
     return unpack(subprocess.run(["zstd", "-dc", asset], check=True, capture_output=True).stdout.decode())
 
 

@@ -1,8 +1,8 @@
-"""Listen to one run of a diffusers FLUX.2 pipeline and keep the tensors on its way.
+"""Records the intermediate tensors of one run of a diffusers FLUX.2 pipeline.
 
 Names: `callK.*` is the K-th transformer call (with guidance: even conditional, odd unconditional), `stepI.*` the
-I-th scheduler step, `refI.*` the I-th picture the VAE encoded. The text stream is cut to its first 4 and last 2
-tokens (`_first4`, `_last2`); image and reference tokens are whole.
+I-th scheduler step, `refI.*` the I-th image encoded by the VAE. The text stream is cut to its first 4 and last 2
+tokens (`_first4`, `_last2`); image and reference tokens are complete.
 """
 
 import inspect
@@ -15,8 +15,8 @@ FIRST, LAST = 4, 2
 
 
 class Recorder:
-    """Levels: `light` (noise, latents of every step), `mid` (every block of the first call, the last
-    block of the other `first_calls`), `full` (also what is inside the first double and single block, and the stages
+    """Records a run. Levels: `light` (noise, latents of every step), `mid` (every block of the first call, the last
+    block of the other `first_calls`), `full` (also the insides of the first double and single block, and the stages
     of the VAE's decoder)."""
 
     def __init__(self, pipe, level, first_calls=(0,), text_tokens=512, guided=False, encoder_stages=False):
@@ -35,7 +35,7 @@ class Recorder:
         for owner, name, had, old in reversed(self._undo):
             setattr(owner, name, old) if had else delattr(owner, name)
 
-    # Keeping
+    # Storing tensors
 
     def keep(self, name, t):
         self.tensors[name] = t.detach().clone()
@@ -45,11 +45,11 @@ class Recorder:
         self.keep(f"{name}_last{LAST}", t[:, -LAST:])
 
     def keep_sequence(self, name, t):
-        """Text tokens, then image tokens."""
+        """Stores text tokens, then image tokens."""
         self.keep_text(f"{name}.txt", t[:, : self.text_tokens])
         self.keep(f"{name}.img", t[:, self.text_tokens :])
 
-    # Listening
+    # Hooks
 
     def _replace(self, owner, name, new):
         self._undo.append((owner, name, name in owner.__dict__, owner.__dict__.get(name)))
@@ -91,7 +91,7 @@ class Recorder:
             self._replace(self.pipe, "prepare_mask_latents", mask)
 
     def after_step(self, _pipe, i, _t, state):
-        """The pipeline's callback: inpainting blends the source in after the scheduler's step."""
+        """The pipeline's callback, called after inpainting has blended the source into the scheduler's result."""
         if isinstance(self.pipe, Flux2KleinInpaintPipeline):
             self.keep(f"step{i}.latents_after_mask_blend", state["latents"])
         return state
@@ -193,7 +193,7 @@ class Recorder:
         encode, decode = getattr(self.pipe, "_encode_vae_image", None), vae.decode
 
         def encoded(image, generator):
-            # The pictures come channels-last, and torch's channels-last GroupNorm rounds eight times worse.
+            # The images are channels-last, and torch's channels-last GroupNorm has eight times the rounding error.
             image = image.contiguous()
             out = encode(image=image, generator=generator)
             self.keep(f"ref{self.encoded}.image_tensor", image)
@@ -227,7 +227,7 @@ class Recorder:
 
 
 def unpack_final(recorder, pipe, height, width):
-    """The steps between the last latents and the VAE, by hand, checked against what the VAE was given."""
+    """Repeats the steps between the last latents and the VAE, and checks the result against the VAE's input."""
     latents, bn = recorder.last_latents(), pipe.vae.bn
     batch, h, w = latents.shape[0], height // 16, width // 16
     unpacked = latents.transpose(1, 2).reshape(batch, 128, h, w)

@@ -1,11 +1,11 @@
-"""Run diffusers on the golden models and dump what it does.
+"""Runs diffusers on the golden models and dumps the intermediate tensors.
 
     cd tools/golden && python reference.py ../../testdata
 
 Reads `tiny/`, `tokenizer/` and `reference/inputs/` of that folder; writes `reference/<case>.safetensors`,
 `<case>.json` and `<case>.N.png` for every case of `cases.py`, `prompts.*` (tokens and text states), `oracles.*`
-(schedules, timestep embedding, RoPE, rounding), and `tolerance.json`: every case once more in f64, which shows how
-much of the tolerance f32 itself uses up.
+(schedules, timestep embedding, RoPE, rounding), and `tolerance.json`: every case again in f64, which shows how
+much of the tolerance f32 itself uses.
 """
 
 import hashlib
@@ -89,7 +89,7 @@ class Golden:
         return pipe, recorder, images, call
 
     def facts(self, case, pipe, call):
-        """The request as JSON, in terms of files."""
+        """Returns the request as JSON, with images as file names."""
         shown = (int, float, str, bool, list)
         hidden = {"generator", "prompt_embeds", "negative_prompt_embeds", *PICTURES}
         facts = dict(call_kwargs={k: v for k, v in call.items() if k not in hidden and isinstance(v, shown)})
@@ -114,7 +114,7 @@ class Golden:
         return facts
 
     def wanted(self, case, name):
-        """Whether a tensor goes into the file: what follows from the others stays out where there is nothing to see."""
+        """Returns whether a tensor is stored: uninteresting tensors that follow from others are not."""
         if name.endswith(".image_tensor"):
             return case["name"] == "edit_1ref"
         if name == "vae.decoded":
@@ -177,7 +177,7 @@ class Golden:
         save_json(facts, self.out / "prompts.json", indent=None)
 
     def text_states(self, encoder, tokens):
-        """Every layer's output for the first 32 and last 2 positions, and what is inside layer 0."""
+        """Records every layer's output for the first 32 and last 2 positions, and the insides of layer 0."""
         layer, inside = encoder.model.layers[0], {}
         modules = dict(input_layernorm=layer.input_layernorm, self_attn=layer.self_attn, mlp=layer.mlp,
                        post_attention_layernorm=layer.post_attention_layernorm)  # fmt: skip
@@ -192,7 +192,7 @@ class Golden:
         return inside | {"P0.hidden_states_first32": first, "P0.hidden_states_last2": last}
 
     def dump_oracles(self):
-        """Formulas that need no weights."""
+        """Records formulas that need no weights."""
         pipe = self.pipe(dict(model="klein", call={}), torch.float32)
         schedule = []
         for w, h in [(64, 64), (256, 256), (512, 512), (768, 1360), (1024, 1024), (1040, 1056), (1056, 1056), (2048, 2048)]:

@@ -1,13 +1,13 @@
-"""A tiny autoencoder of TAEF2's architecture with random weights, and what it makes of a picture.
+"""Creates a tiny autoencoder of TAEF2's architecture with random weights, and its results on an image.
 
     cd tools/golden && python taef2.py ../../testdata
 
 Real weights are not part of the repository, and random ones of this size would be 5 MB. So only their recipe is stored:
 every tensor is `mean + std * randn(seed)` in f32, rounded to f16. torch's CPU generator is reproduced bit for bit by
-`kiln_tensor::rng`, so a test can make the file itself; `sha256` (of all tensors' bytes, in the order of the list)
-tells whether it got it right.
+`kiln_tensor::rng`, so a test can create the file itself; `sha256` (of all tensors' bytes, in the order of the list)
+verifies it.
 
-Writes `taef2/recipe.json` and `taef2/reference.safetensors` (pictures in [0, 1]; latents as the transformer has them).
+Writes `taef2/recipe.json` and `taef2/reference.safetensors` (images in [0, 1]; latents as in the transformer).
 The network below is written from its description: the names are those of the numbered layout (`decoder.1.weight` is
 the first convolution, because 0 is the soft clamp). In the other layout, layer N of the encoder is `encoder.layers.N`
 and layer N of the decoder `decoder.layers.(N-1)`.

@@ -1,4 +1,4 @@
-"""Make the small tokenizer of the golden models.
+"""Creates the small tokenizer of the golden models.
 
     python tools/golden/tokenizer.py testdata/tokenizer
 

@@ -1,8 +1,8 @@
-"""Encode the prompts of tokenizer_reference.json with the real Qwen3 tokenizer.
+"""Encodes the prompts of tokenizer_reference.json with the real Qwen3 tokenizer.
 
     cd tools/golden && python tokens.py ../../crates/kiln-model/assets/tokenizer.zst ../../testdata/tokenizer_reference.json
 
-The prompts are those already in the file: add one with a `name` and a `prompt`, and run this. Needs the `zstd` program.
+Reads the prompts from the file: to add one, add its `name` and `prompt` there, and run this. Needs the `zstd` program.
 """
 
 import json

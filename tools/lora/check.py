@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Holds Kiln's LoRAs against PEFT and diffusers on a small FLUX.2 model.
+"""Compares Kiln's LoRAs with PEFT and diffusers on a small FLUX.2 model.
 
     python tools/lora/check.py MODEL_FOLDER KILN_BINARY
 
-Every case is a file in one trainer's layout. Kiln paints with it (`--latents-out`); the expected latents come from the
-diffusers pipeline, over weights that were changed by one of
+Every case is a file in one trainer's layout. Kiln generates with it (`--latents-out`); the expected latents come from the
+diffusers pipeline, with weights changed by one of
   merge   the update's definition, written here in torch, added to the weights in f32
   peft    PEFT's own layers, injected into the transformer
-  load    diffusers' own reader of LoRA files (`load_lora_weights`), where it reads the layout
+  load    diffusers' own LoRA loader (`load_lora_weights`), if it supports the layout
 Needs torch, diffusers, peft, safetensors. Made with torch 2.15, diffusers 0.42.1, peft 0.21.
 """
 import copy
@@ -33,8 +33,8 @@ plain = copy.deepcopy(pipe.transformer.state_dict())
 dim = pipe.transformer.x_embedder.weight.shape[0]
 
 
-def paint():
-    """The packed latents after the last step, as Kiln writes them; what the pipeline returns is unpacked already."""
+def generate():
+    """Returns the packed latents after the last step, as Kiln writes them; the pipeline's result is unpacked already."""
     last = {}
 
     def keep(_pipe, _step, _time, tensors):
@@ -56,8 +56,8 @@ def kiln(lora, weight):
         return load_file(out)["latents"]
 
 
-def fused():
-    """Modules in Black Forest Labs' naming: diffusers' layers, whose rows they have one below the other."""
+def fused_modules():
+    """Returns the modules of Black Forest Labs' naming, each with the diffusers layers whose rows it stacks."""
     out = {"img_in": ["x_embedder"], "txt_in": ["context_embedder"], "final_layer.linear": ["proj_out"],
            "final_layer.adaLN_modulation.1": ["norm_out.linear"],
            "time_in.in_layer": ["time_guidance_embed.timestep_embedder.linear_1"],
@@ -81,11 +81,11 @@ def swap(name, x):
 
 
 def weight_of(name, layers):
-    """A module's weight, in the order of rows that Black Forest Labs has."""
+    """Returns a module's weight, with rows in Black Forest Labs' order."""
     return swap(name, torch.cat([plain[layer + ".weight"] for layer in layers]))
 
 
-def put(state, name, layers, value):
+def set_weight(state, name, layers, value):
     for layer, part in zip(layers, swap(name, value).chunk(len(layers))):
         state[layer + ".weight"] = part.contiguous()
 
@@ -95,8 +95,8 @@ def random(*shape, scale=0.1):
 
 
 def cases():
-    """Name, tensors of the file, its metadata, and a function from a module's weight to its changed weight."""
-    modules = fused()
+    """Yields the name, the tensors of the file, and the changed weights."""
+    modules = fused_modules()
     flat = lambda name: name.replace(".", "_")
 
     def low_rank(stem, ends, rank, alpha):
@@ -107,7 +107,7 @@ def cases():
             tensors |= {stem(name) + ends[0]: a, stem(name) + ends[1]: b}
             if alpha is not None:
                 tensors[stem(name) + ".alpha"] = torch.tensor(float(alpha))
-            put(changed, name, layers, w + (1 if alpha is None else alpha / rank) * b @ a)
+            set_weight(changed, name, layers, w + (1 if alpha is None else alpha / rank) * b @ a)
         return tensors, changed
 
     ab, ud = (".lora_A.weight", ".lora_B.weight"), (".lora_down.weight", ".lora_up.weight")
@@ -121,7 +121,7 @@ def cases():
             w = weight_of(name, layers)
             mine, new = update(w)
             tensors |= {stem(name) + key: value for key, value in mine.items()}
-            put(changed, name, layers, new)
+            set_weight(changed, name, layers, new)
         return tensors, changed
 
     def lokr(w):
@@ -147,14 +147,14 @@ def cases():
 
 
 def compare(name, how, expected, found):
-    far = ((found.flatten() - expected.flatten()).norm() / expected.norm()).item()
+    error = ((found.flatten() - expected.flatten()).norm() / expected.norm()).item()
     changed = ((expected - BEFORE).norm() / BEFORE.norm()).item()
-    print(f"{'ok  ' if far < LIMIT else 'FAIL'} {how:6} {name}: off by {far:.1e}, changed by {changed:.1e}")
-    return far < LIMIT
+    print(f"{'ok  ' if error < LIMIT else 'FAIL'} {how:6} {name}: off by {error:.1e}, changed by {changed:.1e}")
+    return error < LIMIT
 
 
 def with_peft(file, use_dora, use_rslora):
-    """The file's name, made by PEFT itself, and the latents under it."""
+    """Saves a LoRA made by PEFT itself to `file`, and returns the latents with it."""
     layers = [name for name, m in pipe.transformer.named_modules() if isinstance(m, torch.nn.Linear)]
     config = LoraConfig(r=4, lora_alpha=6, target_modules=layers, use_dora=use_dora, use_rslora=use_rslora,
                         init_lora_weights=False)
@@ -172,19 +172,19 @@ def with_peft(file, use_dora, use_rslora):
     settings = {"r": 4, "lora_alpha": 6, "use_dora": use_dora, "use_rslora": use_rslora}
     save_file(tensors, file, metadata={"lora_adapter_metadata": json.dumps(settings)})
     original, pipe.transformer = pipe.transformer, model
-    latents = paint()
+    latents = generate()
     pipe.transformer = original
     return latents
 
 
-BEFORE = paint()
+BEFORE = generate()
 good = True
 with tempfile.TemporaryDirectory() as folder:
     for name, tensors, changed in cases():
         file = Path(folder) / "lora.safetensors"
         save_file({key: value.contiguous() for key, value in tensors.items()}, file)
         pipe.transformer.load_state_dict(changed)
-        expected = paint()
+        expected = generate()
         pipe.transformer.load_state_dict(plain)
         good &= compare(name, "merge", expected, kiln(file, 1))
     for use_dora, use_rslora in ((False, False), (False, True), (True, False)):
@@ -195,7 +195,7 @@ with tempfile.TemporaryDirectory() as folder:
         for weight in (1.0, -0.5):
             pipe.load_lora_weights(file, adapter_name="x")
             pipe.set_adapters(["x"], [weight])
-            expected = paint()
+            expected = generate()
             pipe.unload_lora_weights()
             good &= compare(f"{file.name}, weight {weight}", "load", expected, kiln(file, weight))
 sys.exit(0 if good else 1)

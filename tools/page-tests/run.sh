@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The page of `kiln serve` in Chromium: tools/page-tests/run.sh KILN [SCREENSHOTS]
-# Says so, and is content, where there is no browser or no Node to drive it.
+# Tests the page of `kiln serve` in Chromium: tools/page-tests/run.sh KILN [SCREENSHOTS]
+# Skips the tests if Node.js or Chromium is missing.
 set -euo pipefail
 kiln=$(realpath "$1")
 shots=$(realpath -m "${2:-target/page-tests/screenshots}")
@@ -12,7 +12,7 @@ skip() {
     exit 0
 }
 
-command -v node >/dev/null && command -v npm >/dev/null || skip "there is no Node.js"
+command -v node >/dev/null && command -v npm >/dev/null || skip "Node.js is missing"
 browser=
 find_browser() {
     for name in chromium chromium-browser google-chrome; do
@@ -21,14 +21,14 @@ find_browser() {
     return 1
 }
 if ! find_browser; then
-    # On a machine of our own for the checks, Debian's package is to be had.
+    # In CI, install Debian's package.
     if [[ ${CI:-} == true && $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
         (apt-get update && apt-get install -y --no-install-recommends chromium) >/dev/null 2>&1 || true
     fi
-    find_browser || skip "there is no Chromium"
+    find_browser || skip "Chromium is missing"
 fi
 mkdir -p "$work" "$shots"
 cp "$here/package.json" "$here"/*.mjs "$work/"
-(cd "$work" && npm install --silent --no-audit --no-fund) || skip "its packages can't be installed"
+(cd "$work" && npm install --silent --no-audit --no-fund) || skip "npm install failed"
 cd "$work"
 BROWSER="$browser" KILN="$kiln" SHOTS="$shots" exec node page.mjs

@@ -151,7 +151,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_device_is_refused_and_stays_a_device() {
+    fn writing_to_a_device_is_an_error_and_leaves_it() {
         assert!(write_atomic(Path::new("/dev/null"), b"one").is_err());
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
     }

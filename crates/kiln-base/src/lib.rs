@@ -1,4 +1,4 @@
-//! What all of Kiln's crates share and the standard library lacks: atomic file writes, the user's folders, hex, locks.
+//! Helpers shared by Kiln's crates: atomic file writes, the user's folders, hex, locks.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {

@@ -1,3 +1,5 @@
+//! A case: a scenario with a name and a dtype, and the comparison of its outcomes.
+
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 
@@ -5,12 +7,12 @@ use kiln_base::lock;
 use kiln_ops::{Backend, Reference};
 use kiln_tensor::DType;
 
-use crate::bench::{Bench, Outcome, Record, Scenario};
+use crate::case_run::{CaseRun, Outcome, Record, Scenario};
 
 type Run<B> = Box<dyn Fn(&B) -> Result<Vec<Record>, String> + Send + Sync>;
 type Expected = Arc<OnceLock<Result<Vec<Record>, String>>>;
 
-/// One situation that a backend of type `B` has to handle as the reference does.
+/// A test case that compares a backend of type `B` with the reference.
 pub struct Case<B> {
     name: String,
     candidate: Run<B>,
@@ -19,32 +21,32 @@ pub struct Case<B> {
 
 impl<B: Backend> Case<B> {
     pub(crate) fn new(name: String, dtype: DType, scenario: Arc<impl Scenario>) -> Self {
-        let candidate = record(name.clone(), dtype, Arc::clone(&scenario), false);
-        let reference = record(name.clone(), dtype, scenario, true);
+        let candidate = runner(name.clone(), dtype, Arc::clone(&scenario), false);
+        let reference = runner(name.clone(), dtype, scenario, true);
         Case { name, candidate, reference }
     }
 
-    /// What is tried: operation, situation and dtype of the activations, such as `rms_norm/odd_tails/bf16`.
+    /// Operation, situation and dtype of the activations, such as `rms_norm/odd_tails/bf16`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Runs the case; an `Err` says all that was wrong, a line each.
+    /// Runs the case; an `Err` lists everything that is wrong, one line each.
     pub fn check(&self, backend: &B) -> Result<(), String> {
         let found = (self.candidate)(backend)?;
         let expected = self.expected();
         let expected = expected.get_or_init(|| (self.reference)(&Reference::new())).as_ref();
-        let expected = expected.map_err(|e| format!("the reference itself: {e}"))?;
+        let expected = expected.map_err(|e| format!("the reference failed: {e}"))?;
         if found.len() != expected.len() {
             return Err(format!("{} results, expected {}", found.len(), expected.len()));
         }
-        complaints(found.iter().zip(expected).map(|(found, expected)| compare(found, expected)))
+        all_errors(found.iter().zip(expected).map(|(found, expected)| compare(found, expected)))
     }
 
-    /// Runs the case on two backends, whose results have to have the same bytes: one thread and many, say.
+    /// Runs the case on two backends whose results must be bit-identical, such as one with one thread and one with many.
     pub fn check_bits(&self, a: &B, b: &B) -> Result<(), String> {
         let (first, second) = ((self.candidate)(a)?, (self.candidate)(b)?);
-        complaints(first.iter().zip(&second).map(|(first, second)| match (&first.outcome, &second.outcome) {
+        all_errors(first.iter().zip(&second).map(|(first, second)| match (&first.outcome, &second.outcome) {
             (Outcome::Tensor(x, _), Outcome::Tensor(y, _)) if x != y => {
                 Err(format!("{}: the bytes differ", first.label))
             }
@@ -52,38 +54,40 @@ impl<B: Backend> Case<B> {
         }))
     }
 
-    /// The reference's records, computed once however many backends and instruction sets ask for them.
+    /// The reference's records, computed once for all backends and instruction sets.
     fn expected(&self) -> Expected {
-        static ALL: LazyLock<Mutex<HashMap<String, Expected>>> = LazyLock::new(Mutex::default);
-        let mut all = lock(&ALL);
-        Arc::clone(all.entry(self.name.clone()).or_default())
+        static EXPECTED: LazyLock<Mutex<HashMap<String, Expected>>> = LazyLock::new(Mutex::default);
+        let mut expected = lock(&EXPECTED);
+        Arc::clone(expected.entry(self.name.clone()).or_default())
     }
 }
 
-fn record<B: Backend>(name: String, dtype: DType, scenario: Arc<impl Scenario>, exact: bool) -> Run<B> {
+/// Returns a function that runs the scenario on a backend.
+fn runner<B: Backend>(name: String, dtype: DType, scenario: Arc<impl Scenario>, exact: bool) -> Run<B> {
     Box::new(move |backend| {
-        let mut bench = Bench::new(backend, &name, dtype, exact);
-        scenario.run(&mut bench).map_err(|e| e.to_string())?;
-        Ok(bench.into_records())
+        let mut run = CaseRun::new(backend, &name, dtype, exact);
+        scenario.run(&mut run).map_err(|e| e.to_string())?;
+        Ok(run.into_records())
     })
 }
 
 fn compare(found: &Record, expected: &Record) -> Result<(), String> {
-    let said = match (&found.outcome, &expected.outcome) {
-        (Outcome::Broken(what), _) => Err(what.clone()),
-        (_, Outcome::Broken(what)) => Err(format!("the reference itself: {what}")),
+    let result = match (&found.outcome, &expected.outcome) {
+        (Outcome::Failed(what), _) => Err(what.clone()),
+        (_, Outcome::Failed(what)) => Err(format!("the reference failed: {what}")),
         (Outcome::Tensor(found, tolerance), Outcome::Tensor(expected, _)) => tolerance.check(found, expected),
-        (Outcome::Same, Outcome::Same) => Ok(()),
-        (Outcome::Refused(found), Outcome::Refused(expected)) if found == expected => Ok(()),
-        (Outcome::Refused(found), Outcome::Refused(expected)) => {
-            Err(format!("refused with `{found}`, expected `{expected}`"))
+        (Outcome::Identical, Outcome::Identical) => Ok(()),
+        (Outcome::Rejected(found), Outcome::Rejected(expected)) if found == expected => Ok(()),
+        (Outcome::Rejected(found), Outcome::Rejected(expected)) => {
+            Err(format!("rejected with `{found}`, expected `{expected}`"))
         }
-        _ => Err("one is a refusal, the other a result".into()),
+        _ => Err("one call was rejected, the other was not".into()),
     };
-    said.map_err(|what| format!("{}: {what}", found.label))
+    result.map_err(|what| format!("{}: {what}", found.label))
 }
 
-fn complaints(results: impl Iterator<Item = Result<(), String>>) -> Result<(), String> {
+/// Joins all errors, one line each.
+fn all_errors(results: impl Iterator<Item = Result<(), String>>) -> Result<(), String> {
     let all: Vec<String> = results.filter_map(Result::err).collect();
     if all.is_empty() { Ok(()) } else { Err(all.join("\n")) }
 }

@@ -1,54 +1,56 @@
+//! Comparison of results with the reference.
+
 use kiln_tensor::{DType, HostTensor};
 
-/// How far a result may be from the reference's.
+/// The allowed error of a result.
 ///
-/// Every element has to satisfy `|found - expected| <= relative · |expected| + slack · scale`, where `scale` is the root
-/// mean square of the expected row (of the whole tensor where rows are shorter than 16): a sum that happens to cancel is
-/// no more exact than its terms. And the whole has to satisfy `‖found - expected‖ <= l2 · ‖expected‖`, which is much
-/// stricter than the worst element may be. `expected` is computed in f64 from the very inputs the backend got, so a
-/// tolerance covers the backend's own rounding and nothing else.
+/// Every element must satisfy `|found - expected| <= relative · |expected| + slack · scale`, where `scale` is the root mean
+/// square of the expected row (of the whole tensor if rows are shorter than 16): a sum that happens to cancel is no more
+/// exact than its terms. The whole tensor must satisfy `‖found - expected‖ <= l2 · ‖expected‖`, which is much stricter than
+/// the bound on an element. `expected` is computed in f64 from exactly the inputs that the backend got, so a tolerance only
+/// covers the backend's own rounding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
     /// Error of one element relative to itself.
     pub relative: f64,
     /// Error of one element relative to its row.
     pub slack: f64,
-    /// Error of the whole; judged where at least 32 elements carry it, below which one unlucky rounding decides.
+    /// Error of the whole tensor. Checked if its norm is spread over at least 32 elements: with fewer, one unlucky rounding
+    /// decides.
     pub l2: f64,
 }
 
-/// Half a unit in the last place of bf16, relative to the number at worst.
+/// Half a unit in the last place of bf16, relative to the value, at worst.
 const BF16_HALF_ULP: f64 = 1.0 / 256.0;
 
-/// Root mean square of that rounding error over many numbers: 2.3e-3 if all are just above a power of two, and a little
-/// room for chance.
+/// Root mean square of that rounding error over many values: 2.3e-3 if all are just above a power of two, plus a margin.
 const BF16_L2: f64 = 2.8e-3;
 
-/// Backends may flush subnormal numbers to zero, also those on the way to a result, unless they only move them.
-const VANISHING: f64 = 1e-36;
+/// Backends that compute may flush subnormal numbers to zero, including intermediate ones.
+const FLUSHED_TO_ZERO: f64 = 1e-36;
 
 impl Tolerance {
-    /// The same value: for operations that only move or round.
+    /// Equality, for operations that only move or round values.
     pub const EXACT: Tolerance = Tolerance { relative: 0.0, slack: 0.0, l2: 0.0 };
 
-    /// A handful of f32 operations on each element: about 8 units in the last place, for a vectorised `exp` or `tanh`.
+    /// For a few f32 operations per element: about 8 ulp, for a vectorised `exp` or `tanh`.
     pub const ELEMENTWISE: Tolerance = Tolerance { relative: 1e-6, slack: 5e-7, l2: 6e-7 };
 
-    /// A sum of `terms` in f32, in any order.
+    /// For an f32 sum of `terms`, in any order.
     ///
-    /// The error of a plain running sum of random terms grows with the root of their number, by some 2.5e-8 each;
+    /// The error of a sequential sum of random terms grows with the square root of their number, by about 2.5e-8 each;
     /// twice that is allowed.
     pub fn sum(terms: usize) -> Self {
         let l2 = 4e-7 + 5e-8 * (terms as f64).sqrt();
         Tolerance { relative: 1e-6, slack: 8.0 * l2, l2 }
     }
 
-    /// For a calculation whose condition makes the errors of f32 this many times larger.
+    /// For an ill-conditioned calculation, which multiplies f32 errors by `factor`.
     pub fn conditioned(self, factor: f64) -> Self {
         Tolerance { relative: factor * self.relative, slack: factor * self.slack, l2: factor * self.l2 }
     }
 
-    /// The result is rounded to `dtype` once.
+    /// For a result that is rounded to `dtype` once.
     pub fn rounded(self, dtype: DType) -> Self {
         match dtype {
             DType::BF16 => {
@@ -58,9 +60,9 @@ impl Tolerance {
         }
     }
 
-    /// As [`Tolerance::rounded`], but in bf16 one of the factors, or something between two products, may have been
-    /// rounded as well: f32 or f16 weights used with bf16 activations, the probabilities of an attention, a LoRA's inner
-    /// activations, a product before it is gated, the sums of taps under a pixel of a doubled picture. With f32 activations nothing of that kind is allowed.
+    /// As [`Tolerance::rounded`], but with bf16 activations an operand or an intermediate may be rounded too: f32 or f16
+    /// weights, attention probabilities, a LoRA's inner activations, a product before its gate, the summed taps of an
+    /// upsampling convolution. With f32 activations this is not allowed.
     pub fn rounded_inside(self, dtype: DType) -> Self {
         let once = self.rounded(dtype);
         match dtype {
@@ -69,7 +71,7 @@ impl Tolerance {
         }
     }
 
-    /// Compares a result with what the reference says; the complaint names the worst element.
+    /// Compares a result with the reference's; the error names the worst element.
     pub fn check(&self, found: &HostTensor, expected: &HostTensor) -> Result<(), String> {
         if found.shape() != expected.shape() {
             return Err(format!("shape {}, expected {}", found.shape(), expected.shape()));
@@ -93,29 +95,30 @@ impl Tolerance {
                 }
             }
         }
-        if let (excess, Some(place)) = worst {
-            return Err(format!("{place}, {excess:.1} times the tolerance"));
+        if let (excess, Some(element)) = worst {
+            return Err(format!("{element}, {excess:.1} times the tolerance"));
         }
         let error: f64 =
             found.iter().zip(expected.iter()).map(|(&f, &e)| (f64::from(f) - f64::from(e)).powi(2)).sum();
         let l2 = (error / expected.len().max(1) as f64).sqrt();
-        if carrying(&expected) >= 32.0 && l2 > self.l2 * all {
+        if effective_count(&expected) >= 32.0 && l2 > self.l2 * all {
             return Err(format!("relative L2 error {:.3e}, allowed {:.3e}", l2 / all, self.l2));
         }
         Ok(())
     }
 
-    /// How many times the allowed error this one is.
+    /// The error relative to the allowed one.
     fn excess(&self, found: f64, expected: f64, scale: f64) -> f64 {
         let error = (found - expected).abs();
-        let vanishing = if *self == Tolerance::EXACT { 0.0 } else { VANISHING };
-        let allowed = self.relative * expected.abs() + self.slack * scale + vanishing;
-        match error {
-            0.0 => 0.0,
-            _ if found == expected => 0.0,
-            _ if allowed == 0.0 => f64::INFINITY,
-            _ if error.is_nan() => f64::INFINITY,
-            error => error / allowed,
+        let flushed = if *self == Tolerance::EXACT { 0.0 } else { FLUSHED_TO_ZERO };
+        let allowed = self.relative * expected.abs() + self.slack * scale + flushed;
+        // Equal infinities have a NaN error.
+        if found == expected {
+            0.0
+        } else if allowed == 0.0 || error.is_nan() {
+            f64::INFINITY
+        } else {
+            error / allowed
         }
     }
 }
@@ -125,8 +128,8 @@ fn rms(values: &[f32]) -> f64 {
     (squares / values.len().max(1) as f64).sqrt()
 }
 
-/// Of how many equal elements the norm of these could be made: all of them, or next to one if one towers over the rest.
-fn carrying(values: &[f32]) -> f64 {
+/// Number of equal elements that would have the same norms: all of them, or close to 1 if one dominates.
+fn effective_count(values: &[f32]) -> f64 {
     let power = |n: i32| values.iter().map(|&v| f64::from(v).powi(n)).sum::<f64>();
     power(2).powi(2) / power(4).max(f64::MIN_POSITIVE)
 }
@@ -143,8 +146,8 @@ mod tests {
     fn one_wrong_element_is_named() {
         let expected = row(&[1.0, 2.0, 4.0]);
         let found = row(&[1.0, 2.001, 4.0]);
-        let complaint = Tolerance::ELEMENTWISE.check(&found, &expected).unwrap_err();
-        assert!(complaint.starts_with("row 0, column 1: 2.001, expected 2,"), "{complaint}");
+        let error = Tolerance::ELEMENTWISE.check(&found, &expected).unwrap_err();
+        assert!(error.starts_with("row 0, column 1: 2.001, expected 2,"), "{error}");
         assert_eq!(Tolerance::ELEMENTWISE.check(&expected, &expected), Ok(()));
     }
 
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn many_small_errors_fail_the_whole() {
+    fn many_small_errors_fail_the_norm() {
         let expected = row(&[1.0; 64]);
         let tolerance = Tolerance { relative: 1e-3, slack: 0.0, l2: 1e-4 };
         assert!(tolerance.check(&row(&[1.0005; 64]), &expected).unwrap_err().starts_with("relative L2"));
@@ -174,8 +177,8 @@ mod tests {
     }
 
     #[test]
-    fn other_shapes_are_refused() {
-        let complaint = Tolerance::EXACT.check(&row(&[1.0]), &row(&[1.0, 2.0])).unwrap_err();
-        assert_eq!(complaint, "shape [1, 1], expected [1, 2]");
+    fn other_shapes_are_errors() {
+        let error = Tolerance::EXACT.check(&row(&[1.0]), &row(&[1.0, 2.0])).unwrap_err();
+        assert_eq!(error, "shape [1, 1], expected [1, 2]");
     }
 }

@@ -1,7 +1,7 @@
-//! The cases of every operation, written once and run on every backend.
+//! The test cases of every operation, written once and run on every backend.
 //!
-//! A case makes its inputs from its own name, runs them through the backend under test and through
-//! [`Reference`](kiln_ops::Reference), and compares the two within the [`Tolerance`] of what was computed. A backend's
+//! A case draws its inputs from a generator seeded by its name, runs them through the backend under test and through
+//! [`Reference`](kiln_ops::Reference), and compares the results within the [`Tolerance`] of the operation. A backend's
 //! whole test is a `tests/conformance.rs` with `harness = false`:
 //!
 //! ```no_run
@@ -22,8 +22,8 @@
 //! Each case is one trial, named like `rms_norm/odd_tails/bf16::cpu_avx2`.
 #![forbid(unsafe_code)]
 
-mod bench;
 mod case;
+mod case_run;
 mod cases;
 mod compare;
 pub mod imports;

@@ -1,34 +1,36 @@
+//! Reproducible random inputs.
+
 use kiln_tensor::{HostTensor, Shape};
 
-/// How the elements of an input are spread: `offset + scale · z`.
+/// The distribution of an input's elements: `offset + scale · z`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Values {
+pub(crate) struct Distribution {
     scale: f32,
     offset: f32,
-    heavy: bool,
+    heavy_tailed: bool,
 }
 
-/// Bell-shaped around 0 with a standard deviation of 1.
-pub(crate) const NORMAL: Values = Values { scale: 1.0, offset: 0.0, heavy: false };
+/// Approximately standard normal.
+pub(crate) const NORMAL: Distribution = Distribution { scale: 1.0, offset: 0.0, heavy_tailed: false };
 
-/// Mostly small, and now and then far out, as the activations of a transformer are.
-pub(crate) const HEAVY: Values = Values { scale: 1.0, offset: 0.0, heavy: true };
+/// Mostly small values with a few large outliers, like a transformer's activations.
+pub(crate) const HEAVY_TAILED: Distribution = Distribution { scale: 1.0, offset: 0.0, heavy_tailed: true };
 
-impl Values {
-    pub fn times(self, factor: f32) -> Self {
-        Values { scale: self.scale * factor, offset: self.offset * factor, ..self }
+impl Distribution {
+    pub fn scaled(self, factor: f32) -> Self {
+        Distribution { scale: self.scale * factor, offset: self.offset * factor, ..self }
     }
 
-    pub fn plus(self, offset: f32) -> Self {
-        Values { offset: self.offset + offset, ..self }
+    pub fn shifted(self, offset: f32) -> Self {
+        Distribution { offset: self.offset + offset, ..self }
     }
 }
 
-/// SplitMix64: the same numbers on every machine, and no library function whose last bit differs between them.
+/// SplitMix64: gives the same numbers on every machine. No library functions, whose last bit may differ between machines.
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// A generator whose numbers depend on `name` (through FNV-1a).
+    /// Creates a generator that is seeded by `name` (through FNV-1a).
     pub fn named(name: &str) -> Self {
         Random(
             name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)),
@@ -47,7 +49,7 @@ impl Random {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// The sum of four uniform numbers, which is as good as normal here, with a variance of 1.
+    /// Draws the sum of four uniform numbers, with variance 1: close enough to normal here.
     fn normal(&mut self) -> f64 {
         ((0..4).map(|_| self.uniform()).sum::<f64>() - 2.0) * 3f64.sqrt()
     }
@@ -56,14 +58,14 @@ impl Random {
         (0..count).map(|_| self.next() as u8).collect()
     }
 
-    pub fn tensor(&mut self, values: Values, shape: impl Into<Shape>) -> HostTensor {
+    pub fn tensor(&mut self, distribution: Distribution, shape: impl Into<Shape>) -> HostTensor {
         let shape = shape.into();
         let draw = |_| {
             let mut z = self.normal();
-            if values.heavy {
+            if distribution.heavy_tailed {
                 z *= self.normal() * if self.uniform() < 0.03 { 20.0 } else { 0.5 };
             }
-            (f64::from(values.offset) + f64::from(values.scale) * z) as f32
+            (f64::from(distribution.offset) + f64::from(distribution.scale) * z) as f32
         };
         let elements = (0..shape.numel()).map(draw).collect();
         HostTensor::from_f32(shape, elements).expect("as many elements as the shape has")

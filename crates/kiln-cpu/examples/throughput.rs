@@ -1,28 +1,30 @@
-//! How fast the heavy operations run, beside what the machine could do at best.
+//! Measures the throughput of the expensive operations, and their share of the machine's peak.
 //!
-//! `cargo run --release -p kiln-cpu --example throughput [ISA] [THREADS] [PART OF A NAME]`
+//! `cargo run --release -p kiln-cpu --example throughput [ISA] [THREADS] [NAME FILTER]`
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use kiln_cpu::{CpuBackend, CpuTensor, Isa, Options};
-use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Residency, Result, RopePairs, RopeTable};
-use kiln_tensor::{DType, HostTensor, LinearParts};
+use kiln_cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
+use kiln_ops::{
+    AttentionMask, AttentionSpec, Backend, ConvGeometry, Residency, Result, RopeLayout, RopeTable, RowGroups,
+};
+use kiln_tensor::{DType, HostLinear, HostTensor};
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let isa = arguments.next().map(|name| name.parse()).transpose()?;
     let threads = arguments.next().and_then(|n| n.parse().ok());
-    let only = arguments.next().unwrap_or_default();
-    let b = CpuBackend::new(Options { isa, threads })?;
+    let filter = arguments.next().unwrap_or_default();
+    let b = CpuBackend::new(CpuOptions { isa, threads })?;
     println!("{}", b.name());
-    let wanted = |name: &str| name.contains(&only);
+    let wanted = |name: &str| name.contains(&filter);
     let report = |name: &str, flops: f64, work: &dyn Fn() -> Result<()>| -> Result<()> {
-        // Tiles multiply bf16 by bf16, or bytes, of which they take twice as many; all else is the vectors' work.
+        // AMX multiplies bf16 by bf16, or int8 at twice the rate; everything else runs in vectors.
         let int8 = name.contains(" i8·");
         let tiles = b.isa() == Isa::Amx && (int8 || name.ends_with("bf16·bf16"));
         let unit = if b.isa() == Isa::Amx && !tiles { Isa::Avx512 } else { b.isa() };
-        // Vectors sum four products of bytes where they take one of floats.
+        // Vectors multiply four int8 values in place of one f32.
         let factor = if tiles { 2.0 } else { 4.0 };
         let (best, share) = measure(&b, unit, if int8 { flops / factor } else { flops }, work)?;
         let (ms, rate) = (best * 1e3, flops / best / 1e9);
@@ -49,7 +51,7 @@ fn main() -> Result<()> {
             if !wanted(&name) {
                 continue;
             }
-            let w = b.weight(weight([out, cols], dtype)?, Residency::Device)?;
+            let w = b.load_weight(weight([out, cols], dtype)?, Residency::Device)?;
             let x = tensor(&b, [rows, cols], act)?;
             report(&name, 2.0 * (rows * cols * out) as f64, &|| b.linear(&x, &w).map(drop))?;
         }
@@ -60,7 +62,7 @@ fn main() -> Result<()> {
             if !wanted(&name) {
                 continue;
             }
-            let conv = b.conv(&host([cout, cin, 3, 3]).to_dtype(dtype)?, None)?;
+            let conv = b.load_conv(&host([cout, cin, 3, 3]).to_dtype(dtype)?, None)?;
             let x = tensor(&b, [size, size, cin], dtype)?;
             let flops = 2.0 * (size * size * cin * cout * 9) as f64;
             report(&name, flops, &|| b.conv2d(&x, &conv, ConvGeometry::same(3), None).map(drop))?;
@@ -75,19 +77,19 @@ fn main() -> Result<()> {
             let qkv = [0; 3].map(|_| tensor(&b, [tokens, heads * dim], dtype));
             let [q, k, v] = qkv;
             let (q, k, v) = (q?, k?, v?);
-            let spec = AttentionSpec { heads, kv_heads: heads, mask: Mask::None };
+            let spec = AttentionSpec { heads, kv_heads: heads, mask: AttentionMask::None };
             let flops = 4.0 * (tokens * tokens * heads * dim) as f64;
             report(&name, flops, &|| b.attention(&[&q], &[&k], &[&v], &spec).map(drop))?;
         }
     }
     for dtype in [DType::F32, DType::BF16] {
-        by_bytes(&b, dtype, &wanted)?;
+        memory_bound(&b, dtype, &wanted)?;
     }
     Ok(())
 }
 
-/// Operations that memory limits.
-fn by_bytes(b: &CpuBackend, dtype: DType, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+/// Measures operations that are limited by memory bandwidth.
+fn memory_bound(b: &CpuBackend, dtype: DType, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
     let rate = |name: &str, elements: usize, work: &dyn Fn() -> Result<()>| -> Result<()> {
         let name = format!("{name} {dtype}");
         if !wanted(&name) {
@@ -111,10 +113,10 @@ fn by_bytes(b: &CpuBackend, dtype: DType, wanted: &dyn Fn(&str) -> bool) -> Resu
     rate("rms_norm 1536×3072", elements, &|| b.rms_norm(&x, &w, 1e-6).map(drop))?;
     let scale = tensor(b, [1, 3072], DType::F32)?;
     rate("ada_layer_norm 1536×3072", elements, &|| {
-        b.ada_layer_norm(&x, &scale, &scale, &Groups::one(1536), 1e-6).map(drop)
+        b.ada_layer_norm(&x, &scale, &scale, &RowGroups::single(1536), 1e-6).map(drop)
     })?;
     let table = || tensor(b, [1536, 64], DType::F32);
-    let rope = RopeTable { cos: table()?, sin: table()?, pairs: RopePairs::Adjacent };
+    let rope = RopeTable { cos: table()?, sin: table()?, pairs: RopeLayout::Interleaved };
     let w = tensor(b, [128], DType::F32)?;
     rate("norm_rope 1536×24×128", elements, &|| b.norm_rope(&x, &w, &rope, 1e-6).map(drop))
 }
@@ -125,32 +127,32 @@ fn host<const N: usize>(shape: [usize; N]) -> HostTensor {
     HostTensor::from_f32(shape, values).expect("the length fits")
 }
 
-fn weight([out, cols]: [usize; 2], dtype: DType) -> Result<LinearParts> {
+fn weight([out, cols]: [usize; 2], dtype: DType) -> Result<HostLinear> {
     if dtype != DType::I8 {
-        return Ok(LinearParts::dense(vec![host([out, cols]).to_dtype(dtype)?])?);
+        return Ok(HostLinear::dense(vec![host([out, cols]).to_dtype(dtype)?])?);
     }
     let bytes: Vec<u8> = (0..out * cols).map(|i: usize| (i.wrapping_mul(2_654_435_761) >> 7) as u8).collect();
     let integers = HostTensor::new(dtype, [out, cols], bytes.into())?;
-    Ok(LinearParts::int8(vec![integers], vec![host([out])])?)
+    Ok(HostLinear::int8(vec![integers], vec![host([out])])?)
 }
 
 fn tensor<const N: usize>(b: &CpuBackend, shape: [usize; N], dtype: DType) -> Result<CpuTensor> {
     b.upload(&host(shape), dtype)
 }
 
-/// A clock: with one thread, where the system keeps count, the time that this thread was running, so that other
-/// programs on the machine disturb less; else the time on the wall.
+/// A clock. With one thread, where the system counts it, the time this thread has run, so that other programs on the machine
+/// disturb less; else the wall clock.
 fn now(threads: usize) -> Duration {
     static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
-    let counted = || {
+    let thread_time = || {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
         text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
     };
-    (threads == 1).then(counted).flatten().unwrap_or_else(|| START.elapsed())
+    (threads == 1).then(thread_time).flatten().unwrap_or_else(|| START.elapsed())
 }
 
-/// Seconds of the fastest of at least five runs, more when they are short; and the middle run's share of the peak, which
-/// is taken anew beside every run because the machine's clock and its other work change all the time.
+/// Seconds of the fastest of at least five runs, more if they are short; and the median share of the peak, which is measured
+/// again before and after every run because the machine's clock and load change all the time.
 fn measure(b: &CpuBackend, unit: Isa, flops: f64, work: &dyn Fn() -> Result<()>) -> Result<(f64, f64)> {
     let threads = b.threads();
     let mut best = f64::INFINITY;
@@ -170,7 +172,7 @@ fn measure(b: &CpuBackend, unit: Isa, flops: f64, work: &dyn Fn() -> Result<()>)
     Ok((best, shares[shares.len() / 2]))
 }
 
-/// Multiply-adds of one thread from registers alone, in flop/s.
+/// The multiply-adds of one thread from registers alone, in flop/s.
 fn peak(isa: Isa) -> f64 {
     const STEPS: u64 = 100_000;
     let (steps, flops) = match isa {
@@ -178,7 +180,7 @@ fn peak(isa: Isa) -> f64 {
         Isa::Amx => (STEPS / 16, 4.0 * 16.0 * 16.0 * 32.0 * 2.0),
         Isa::Avx512 => (STEPS, 12.0 * 16.0 * 2.0),
         Isa::Avx2 => (STEPS, 12.0 * 8.0 * 2.0),
-        // What the compiler makes of plain Rust has no peak to compare with; NEON's is not measured.
+        // Plain Rust has no peak to compare with; that of NEON is not measured.
         Isa::Portable | Isa::Neon => return f64::NAN,
     };
     let rate = || {
@@ -186,7 +188,7 @@ fn peak(isa: Isa) -> f64 {
         black_box(spin(isa, steps));
         steps as f64 * flops / start.elapsed().as_secs_f64()
     };
-    // The middle one: the clock of a shared machine jumps, and the best of many would be a rate it holds for a moment.
+    // The median: the clock of a shared machine jumps, and the best of many would be a rate it holds only for a moment.
     let mut rates: Vec<f64> = (0..31).map(|_| rate()).collect();
     rates.sort_by(f64::total_cmp);
     rates[rates.len() / 2]
@@ -226,17 +228,17 @@ fn spin(isa: Isa, steps: u64) -> f32 {
             config.0[16 + 2 * tile] = 64;
             config.0[48 + tile] = 16;
         }
-        // Zeros would be multiplied faster than any numbers are.
-        let numbers: [u16; 2048] = std::array::from_fn(|i| 0x3f00 | ((i * 40503) >> 4) as u16 & 0x80ff);
-        // SAFETY: the configuration is one of eight full tiles, of which four are read.
+        // Zeros would be multiplied faster than real values.
+        let values: [u16; 2048] = std::array::from_fn(|i| 0x3f00 | ((i * 40503) >> 4) as u16 & 0x80ff);
+        // SAFETY: the configuration has eight full tiles; four are read.
         unsafe {
             std::arch::asm!(
                 "ldtilecfg [{config}]",
                 "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                "tileloadd tmm4, [{numbers} + {row}]",
-                "tileloadd tmm5, [{numbers} + {row} + 1024]",
-                "tileloadd tmm6, [{numbers} + {row} + 2048]",
-                "tileloadd tmm7, [{numbers} + {row} + 3072]",
+                "tileloadd tmm4, [{values} + {row}]",
+                "tileloadd tmm5, [{values} + {row} + 1024]",
+                "tileloadd tmm6, [{values} + {row} + 2048]",
+                "tileloadd tmm7, [{values} + {row} + 3072]",
                 "2:",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
@@ -246,7 +248,7 @@ fn spin(isa: Isa, steps: u64) -> f32 {
                 "jnz 2b",
                 "tilerelease",
                 config = in(reg) &config,
-                numbers = in(reg) numbers.as_ptr(),
+                values = in(reg) values.as_ptr(),
                 row = in(reg) 64usize,
                 steps = inout(reg) steps => _,
                 options(nostack)
@@ -255,11 +257,11 @@ fn spin(isa: Isa, steps: u64) -> f32 {
         0.0
     }
     match isa {
-        // SAFETY: the backend was made with this set, so the machine has it.
+        // SAFETY: the backend runs on this instruction set, so the machine has it.
         Isa::Avx512 => unsafe { avx512(steps) },
         // SAFETY: as above.
         Isa::Avx2 => unsafe { avx2(steps) },
-        // SAFETY: as above; the backend has asked for the tiles.
+        // SAFETY: as above; the backend has requested permission for AMX.
         Isa::Amx => unsafe { tiles(steps) },
         Isa::Portable | Isa::Neon => 0.0,
     }

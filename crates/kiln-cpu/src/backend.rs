@@ -1,45 +1,47 @@
+//! The [`Backend`] implementation: each operation is a call into [`ops`](crate::ops).
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use kiln_ops::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Residency, Result, RopeTable, shapes,
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Residency, Result, RopeTable, RowGroups, shapes,
 };
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape};
 
 use crate::isa::{Isa, Level};
 use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm};
 use crate::parallel::Pool;
 use crate::{Context, CpuConv, CpuTensor, CpuWeight};
 
-/// See [`Backend::rows_at_once`]. Measured on two cores with AMX: a model of 384 channels in 8 bits gains up to about so many
-/// rows, and a large one, which has enough to do with a picture's own, has more from the start.
-const ROWS_AT_ONCE: usize = 1280;
+/// See [`Backend::max_batch_rows`]. Measured on two cores with AMX: an int8 model of 384 channels gains from batching up to
+/// about this many rows; a large model has more rows than that in a single image and gains nothing.
+const BATCH_ROWS: usize = 1280;
 
-/// How a [`CpuBackend`] is to run.
+/// The settings of a [`CpuBackend`].
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
+pub struct CpuOptions {
     /// The instruction set; the best the machine has when absent.
     pub isa: Option<Isa>,
-    /// The number of threads; as many as the machine runs at once when absent or 0.
+    /// The number of threads; as many as the machine runs in parallel when absent or 0.
     pub threads: Option<usize>,
 }
 
-/// The operations on this machine's processor, on threads of its own, which clones share.
+/// The operations on this machine's processor, on threads of its own. Clones share them.
 #[derive(Clone)]
 pub struct CpuBackend {
     cx: Context,
 }
 
 impl CpuBackend {
-    /// Starts the threads; fails when the machine lacks the instruction set asked for.
-    pub fn new(options: Options) -> Result<CpuBackend> {
+    /// Starts the threads; fails when the machine lacks the requested instruction set.
+    pub fn new(options: CpuOptions) -> Result<CpuBackend> {
         let isa = options.isa.unwrap_or_else(Isa::best);
         let level = Level::detect(isa).ok_or_else(|| Error::Device {
             backend: "cpu".into(),
             what: format!("this machine has no {isa}; the best it has is {}", Isa::best()),
         })?;
         let pool = Arc::new(Pool::new(options.threads)?);
-        Ok(CpuBackend { cx: Context { level, pool, memory: Arc::default() } })
+        Ok(CpuBackend { cx: Context { level, pool, buffers: Arc::default() } })
     }
 
     /// The instruction set in use.
@@ -52,8 +54,8 @@ impl CpuBackend {
         self.cx.pool.threads()
     }
 
-    /// Whether 8-bit weights are laid out anew when they are loaded, so that they take memory beside their file.
-    pub fn copies_integers(&self) -> bool {
+    /// Whether int8 weights are repacked when they are loaded, so that they take memory in addition to their mapped file.
+    pub fn repacks_int8(&self) -> bool {
         match self.cx.level {
             #[cfg(target_arch = "x86_64")]
             Level::Amx(amx) => amx.has_int8(),
@@ -72,7 +74,7 @@ impl Backend for CpuBackend {
     type Tensor = CpuTensor;
     type Weight = CpuWeight;
     type Conv = CpuConv;
-    type Replays = ();
+    type GraphCache = ();
 
     fn name(&self) -> String {
         let threads = self.threads();
@@ -87,8 +89,8 @@ impl Backend for CpuBackend {
         true
     }
 
-    fn rows_at_once(&self) -> usize {
-        ROWS_AT_ONCE
+    fn max_batch_rows(&self) -> usize {
+        BATCH_ROWS
     }
 
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
@@ -101,18 +103,18 @@ impl Backend for CpuBackend {
     }
 
     fn download_bytes(&self, x: &CpuTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
-        Ok(movement::bytes(&self.cx, x, scale, shift))
+        Ok(movement::to_u8(&self.cx, x, scale, shift))
     }
 
-    fn weight(&self, parts: LinearParts, _: Residency) -> Result<CpuWeight> {
-        CpuWeight::new(&self.cx, parts)
+    fn load_weight(&self, linear: HostLinear, _: Residency) -> Result<CpuWeight> {
+        CpuWeight::new(&self.cx, linear)
     }
 
-    fn with_deltas(&self, w: &CpuWeight, deltas: Vec<Delta>) -> Result<CpuWeight> {
+    fn with_deltas(&self, w: &CpuWeight, deltas: Vec<LoraDelta>) -> Result<CpuWeight> {
         w.with_deltas(&deltas)
     }
 
-    fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CpuConv> {
+    fn load_conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CpuConv> {
         CpuConv::new(kernel, bias)
     }
 
@@ -153,7 +155,7 @@ impl Backend for CpuBackend {
         &self,
         xs: &[&CpuTensor],
         w: &CpuWeight,
-        gate: Option<(&CpuTensor, &Groups)>,
+        gate: Option<(&CpuTensor, &RowGroups)>,
         residual: &CpuTensor,
     ) -> Result<CpuTensor> {
         linear::linear_gated_add(&self.cx, xs, w, gate, residual)
@@ -164,7 +166,7 @@ impl Backend for CpuBackend {
         x: &CpuTensor,
         scale: &CpuTensor,
         shift: &CpuTensor,
-        groups: &Groups,
+        groups: &RowGroups,
         eps: f32,
     ) -> Result<CpuTensor> {
         norm::ada_layer_norm(&self.cx, x, [scale, shift], groups, eps)
@@ -178,7 +180,7 @@ impl Backend for CpuBackend {
         &self,
         x: &CpuTensor,
         weight: &CpuTensor,
-        rope: &RopeTable<Self>,
+        rope: &RopeTable<Self::Tensor>,
         eps: f32,
     ) -> Result<CpuTensor> {
         norm::norm_rope(&self.cx, x, weight, rope, eps)

@@ -1,12 +1,12 @@
-//! The number formats that kernels read and write; they compute in f32.
+//! The number formats that kernels load and store. Kernels compute in f32.
 
 use bytemuck::Pod;
 use kiln_tensor::{DType, bf16, f16};
 
 use crate::simd::{MAX_LANES, Simd};
 
-/// A format that kernels can read.
-pub(crate) trait Source: Pod + Send + Sync {
+/// A number format that kernels load: of weights or activations.
+pub(crate) trait Scalar: Pod + Send + Sync {
     /// # Safety
     /// `S::LANES` values can be read at `p`, which needs no alignment.
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
@@ -14,21 +14,22 @@ pub(crate) trait Source: Pod + Send + Sync {
     fn widen(self) -> f32;
 }
 
-/// A format of activations.
-pub(crate) trait Element: Source {
+/// A number format of activations, which kernels load and store.
+pub(crate) trait Element: Scalar {
     const DTYPE: DType;
 
     /// # Safety
     /// `S::LANES` values can be written at `p`, which needs no alignment.
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
 
-    /// Stores two vectors, one after the other.
+    /// Stores two consecutive vectors.
     ///
     /// # Safety
     /// `2 · S::LANES` values can be written at `p`, which needs no alignment.
     unsafe fn store_two<S: Simd>(s: S, p: *mut Self, a: S::V, b: S::V);
 
-    /// [`Element::store_two`] past the caches, where the format and the machine can. Others see it only after an `sfence`.
+    /// [`Element::store_two`] past the caches, where the format and the machine can. Other threads see it only after an
+    /// `sfence`.
     ///
     /// # Safety
     /// As [`Element::store_two`]; `p` is a multiple of 64 bytes.
@@ -39,7 +40,7 @@ pub(crate) trait Element: Source {
     }
 }
 
-impl Source for f32 {
+impl Scalar for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const f32) -> S::V {
         // SAFETY: the caller's promise.
@@ -52,7 +53,7 @@ impl Source for f32 {
     }
 }
 
-impl Source for bf16 {
+impl Scalar for bf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const bf16) -> S::V {
         // SAFETY: the caller's promise.
@@ -65,7 +66,7 @@ impl Source for bf16 {
     }
 }
 
-impl Source for f16 {
+impl Scalar for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const f16) -> S::V {
         // SAFETY: the caller's promise.
@@ -119,9 +120,9 @@ impl Element for bf16 {
     }
 }
 
-/// The vector at `x[i..]`, with zeros beyond the end.
+/// Loads the vector at `x[i..]`, with zeros past the end.
 #[inline(always)]
-pub(crate) fn read<S: Simd, T: Source>(s: S, x: &[T], i: usize) -> S::V {
+pub(crate) fn read<S: Simd, T: Scalar>(s: S, x: &[T], i: usize) -> S::V {
     let rest = &x[i..];
     if rest.len() >= S::LANES {
         // SAFETY: just checked.
@@ -133,7 +134,7 @@ pub(crate) fn read<S: Simd, T: Source>(s: S, x: &[T], i: usize) -> S::V {
     unsafe { T::load(s, lanes.as_ptr()) }
 }
 
-/// Writes the vector to `x[i..]`, leaving out what lies beyond the end.
+/// Stores the vector to `x[i..]`, except for lanes past the end.
 #[inline(always)]
 pub(crate) fn write<S: Simd, T: Element>(s: S, x: &mut [T], i: usize, v: S::V) {
     let rest = &mut x[i..];
@@ -147,15 +148,15 @@ pub(crate) fn write<S: Simd, T: Element>(s: S, x: &mut [T], i: usize, v: S::V) {
     rest.copy_from_slice(&lanes[..rest.len()]);
 }
 
-/// The vector in the first lanes of `x`.
+/// Loads a whole vector from the start of `x`.
 #[inline(always)]
-pub(crate) fn load<S: Simd, T: Source>(s: S, x: &[T]) -> S::V {
+pub(crate) fn load<S: Simd, T: Scalar>(s: S, x: &[T]) -> S::V {
     assert!(x.len() >= S::LANES);
     // SAFETY: just checked; with slices out of `chunks_exact` the compiler drops the check.
     unsafe { T::load(s, x.as_ptr()) }
 }
 
-/// Writes the vector to the first lanes of `x`.
+/// Stores a whole vector to the start of `x`.
 #[inline(always)]
 pub(crate) fn store<S: Simd, T: Element>(s: S, x: &mut [T], v: S::V) {
     assert!(x.len() >= S::LANES);
@@ -163,14 +164,14 @@ pub(crate) fn store<S: Simd, T: Element>(s: S, x: &mut [T], v: S::V) {
     unsafe { T::store(s, x.as_mut_ptr(), v) }
 }
 
-/// Copies values into another format; the slices are equally long.
+/// Converts `to.len()` values to another format.
 #[inline(always)]
-pub(crate) fn convert<S: Simd, T: Source, U: Element>(s: S, from: &[T], to: &mut [U]) {
+pub(crate) fn convert<S: Simd, T: Scalar, U: Element>(s: S, from: &[T], to: &mut [U]) {
     assert!(from.len() >= to.len());
     let whole = to.len() / (2 * S::LANES) * (2 * S::LANES);
-    // Not by iterators, whose steps the optimiser leaves as calls in some kernels.
+    // Not with iterators, which stay calls in some kernels.
     for i in (0..whole).step_by(2 * S::LANES) {
-        // SAFETY: i + 2 · LANES <= whole, which is no more than both have.
+        // SAFETY: i + 2 · LANES <= whole, and both are at least that long.
         unsafe {
             let from = from.as_ptr().add(i);
             let (a, b) = (T::load(s, from), T::load(s, from.add(S::LANES)));
@@ -189,11 +190,11 @@ mod tests {
     use crate::simd::dispatch;
 
     dispatch! {
-        fn convert_on<T: Source, U: Element>(from: &[T], to: &mut [U]) => convert;
+        fn convert_slice<T: Scalar, U: Element>(from: &[T], to: &mut [U]) => convert;
     }
 
     #[test]
-    fn every_set_rounds_to_bf16_like_half_does() {
+    fn every_set_rounds_to_bf16_like_the_half_crate() {
         let mut values: Vec<f32> =
             (0..200_000u32).map(|i| f32::from_bits(i.wrapping_mul(21_474_837))).collect();
         values.extend([
@@ -208,23 +209,23 @@ mod tests {
         let expected: Vec<u16> = values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
         for isa in Isa::available() {
             let mut out = vec![bf16::ZERO; values.len()];
-            convert_on(Level::detect(isa).unwrap(), &values, &mut out);
+            convert_slice(Level::detect(isa).unwrap(), &values, &mut out);
             let bits: Vec<u16> = out.iter().map(|x| x.to_bits()).collect();
             assert!(bits == expected, "{isa}");
         }
     }
 
     #[test]
-    fn every_set_reads_half_floats() {
+    fn every_set_loads_bf16_and_f16() {
         let bf: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
         let half: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
         for isa in Isa::available() {
             let level = Level::detect(isa).unwrap();
             let mut out = vec![0f32; 65536];
-            convert_on(level, &bf, &mut out);
+            convert_slice(level, &bf, &mut out);
             let same = |x: f32, y: f32| x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan());
             assert!(out.iter().zip(&bf).all(|(&x, y)| same(x, y.to_f32())), "{isa} bf16");
-            convert_on(level, &half, &mut out);
+            convert_slice(level, &half, &mut out);
             assert!(out.iter().zip(&half).all(|(&x, y)| same(x, y.to_f32())), "{isa} f16");
         }
     }

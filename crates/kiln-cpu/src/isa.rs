@@ -1,4 +1,4 @@
-//! Which instructions the kernels use.
+//! The instruction sets that kernels are compiled for, and which of them this machine has.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,23 +13,23 @@ use crate::simd::{Amx, Avx2, Avx512};
 /// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
-    /// Plain Rust that the compiler vectorises for the target's base instructions; runs everywhere.
+    /// Plain Rust, vectorised by the compiler for the target's base instructions; runs everywhere.
     Portable,
-    /// 64-bit ARM: every one has NEON.
+    /// 64-bit ARM, which always has NEON.
     Neon,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// [`Isa::Avx512`], and AMX tiles for products of bf16: linear layers, attention and convolutions. Linux only, where the kernel
-    /// must allow a process to use them.
+    /// [`Isa::Avx512`] with AMX tiles for products of bf16 and, where the processor can, int8. Linux only, where the kernel
+    /// must permit a process to use them.
     Amx,
 }
 
 impl Isa {
     const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
-    /// What this machine has, slowest first; never empty.
+    /// The sets that this machine has, slowest first; never empty.
     ///
     /// ```
     /// assert!(kiln_cpu::Isa::available().contains(&kiln_cpu::Isa::Portable));
@@ -43,7 +43,7 @@ impl Isa {
         Isa::available().pop().unwrap_or(Isa::Portable)
     }
 
-    /// Whether products of bf16 run on instructions of their own, and so much faster than those of f32.
+    /// Whether it has instructions for products of bf16, which makes them much faster than those of f32.
     pub const fn multiplies_bf16(self) -> bool {
         matches!(self, Isa::Amx)
     }
@@ -72,12 +72,12 @@ impl FromStr for Isa {
     fn from_str(name: &str) -> Result<Isa> {
         Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| Error::Device {
             backend: "cpu".into(),
-            what: format!("no instruction set `{name}`, expected portable, neon, avx2, avx512 or amx"),
+            what: format!("unknown instruction set `{name}`, expected portable, neon, avx2, avx512 or amx"),
         })
     }
 }
 
-/// An instruction set together with the proof that this machine has it.
+/// An instruction set with the token that proves that this machine has it.
 #[derive(Clone, Copy)]
 pub(crate) enum Level {
     Portable,
@@ -130,12 +130,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back() {
+    fn names_parse_back() {
         for isa in Isa::ALL {
             assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
         }
         let refused = "sse9".parse::<Isa>().unwrap_err().to_string();
-        assert_eq!(refused, "cpu: no instruction set `sse9`, expected portable, neon, avx2, avx512 or amx");
+        assert_eq!(
+            refused,
+            "cpu: unknown instruction set `sse9`, expected portable, neon, avx2, avx512 or amx"
+        );
     }
 
     #[test]

@@ -1,3 +1,5 @@
+//! Tensors in host memory.
+
 use std::sync::Arc;
 
 use bytemuck::cast_slice;
@@ -8,7 +10,7 @@ use crate::Context;
 use crate::buffer::Buffer;
 use crate::element::Element;
 
-/// A tensor in this machine's memory: f32 or bf16, row-major, shared and immutable.
+/// A tensor in host memory: f32 or bf16, row-major, shared and immutable.
 #[derive(Clone)]
 pub struct CpuTensor {
     data: Data,
@@ -35,11 +37,12 @@ impl Tensor for CpuTensor {
     }
 }
 
-/// Formats that a [`CpuTensor`] can hold.
-pub(crate) trait Stored: Element {
-    fn wrap(buffer: Buffer<Self>, shape: Shape) -> CpuTensor;
-    /// The elements of a tensor whose dtype is known to be this one.
-    fn of(x: &CpuTensor) -> &[Self];
+/// A number format that a [`CpuTensor`] can hold.
+pub(crate) trait TensorElement: Element {
+    /// A tensor of these elements.
+    fn into_tensor(buffer: Buffer<Self>, shape: Shape) -> CpuTensor;
+    /// The elements of a tensor that has this dtype, as the caller has checked.
+    fn elements(x: &CpuTensor) -> &[Self];
 }
 
 /// Runs an expression with `T` standing for the element type of `$x`.
@@ -59,15 +62,15 @@ macro_rules! by_dtype {
 }
 pub(crate) use by_dtype;
 
-macro_rules! stored {
+macro_rules! tensor_element {
     ($T:ty, $Variant:ident) => {
-        impl Stored for $T {
-            fn wrap(buffer: Buffer<$T>, shape: Shape) -> CpuTensor {
+        impl TensorElement for $T {
+            fn into_tensor(buffer: Buffer<$T>, shape: Shape) -> CpuTensor {
                 debug_assert_eq!(buffer.len(), shape.numel());
                 CpuTensor { data: Data::$Variant(Arc::new(buffer)), start: 0, shape }
             }
 
-            fn of(x: &CpuTensor) -> &[$T] {
+            fn elements(x: &CpuTensor) -> &[$T] {
                 match &x.data {
                     Data::$Variant(buffer) => &buffer[x.start..][..x.shape.numel()],
                     _ => unreachable!("the arguments were checked to be {}", <$T as Element>::DTYPE),
@@ -76,21 +79,21 @@ macro_rules! stored {
         }
     };
 }
-stored!(f32, F32);
-stored!(bf16, BF16);
+tensor_element!(f32, F32);
+tensor_element!(bf16, BF16);
 
 impl CpuTensor {
-    /// The same memory from element `start` on (counted from this tensor's first) under another shape.
+    /// A view of the same memory from this tensor's element `start` on, with another shape.
     pub(crate) fn view(&self, start: usize, shape: Shape) -> CpuTensor {
         debug_assert!(start + shape.numel() <= self.shape.numel());
         CpuTensor { data: self.data.clone(), start: self.start + start, shape }
     }
 
     pub(crate) fn from_host(cx: &Context, host: &HostTensor, dtype: DType) -> Result<CpuTensor> {
-        fn copy<T: Stored>(cx: &Context, values: &[T], shape: &Shape) -> Result<CpuTensor> {
+        fn copy<T: TensorElement>(cx: &Context, values: &[T], shape: &Shape) -> Result<CpuTensor> {
             let mut buffer = cx.buffer(values.len())?;
             buffer.copy_from_slice(values);
-            Ok(T::wrap(buffer, shape.clone()))
+            Ok(T::into_tensor(buffer, shape.clone()))
         }
         match dtype {
             DType::BF16 => copy(cx, &host.to_bf16()?, host.shape()),
@@ -99,7 +102,7 @@ impl CpuTensor {
     }
 
     pub(crate) fn to_host(&self) -> Result<HostTensor> {
-        let bytes: Vec<u8> = by_dtype!(self, T => cast_slice(T::of(self)).to_vec());
+        let bytes: Vec<u8> = by_dtype!(self, T => cast_slice(T::elements(self)).to_vec());
         Ok(HostTensor::new(self.dtype(), &self.shape, bytes.into())?)
     }
 }

@@ -1,17 +1,18 @@
-//! Every operation against the reference, once per instruction set this machine has, and one thread against several.
+//! Every operation against the reference, once per instruction set that this machine has, and one thread against three.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use kiln_conformance::libtest_mimic::{self, Arguments};
 use kiln_conformance::{Skip, bit_identical, trials};
-use kiln_cpu::{CpuBackend, Isa, Options};
+use kiln_cpu::{CpuBackend, CpuOptions, Isa};
 
-/// What the processor has no instructions for; 8-bit integers are of that size, and faster.
-const SKIPS: [Skip; 1] = [Skip { cases: "_fp8/", reason: "8-bit floats are for GPUs" }];
+/// CPUs have no fp8 instructions; int8 has the same size and is faster.
+const SKIPS: [Skip; 1] = [Skip { cases: "_fp8/", reason: "fp8 products are for GPUs" }];
 
 fn main() -> ExitCode {
-    let backend = |isa, threads| match CpuBackend::new(Options { isa: Some(isa), threads: Some(threads) }) {
+    let backend = |isa, threads| match CpuBackend::new(CpuOptions { isa: Some(isa), threads: Some(threads) })
+    {
         Ok(backend) => Arc::new(backend),
         Err(e) => panic!("{e}"),
     };

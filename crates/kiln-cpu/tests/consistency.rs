@@ -1,15 +1,15 @@
-//! What must hold to the last bit, at sizes where the work is cut into many pieces.
+//! Properties that hold to the last bit, at sizes that are split into many tasks.
 
-use kiln_cpu::{CpuBackend, CpuTensor, Isa, Options};
-use kiln_ops::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Residency, Tensor};
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
+use kiln_cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
+use kiln_ops::{AttentionMask, AttentionSpec, Backend, ConvGeometry, Residency, RowGroups, Tensor};
+use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta};
 
 fn backends(threads: usize) -> Vec<CpuBackend> {
-    let backend = |isa| CpuBackend::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
+    let backend = |isa| CpuBackend::new(CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap();
     Isa::available().into_iter().map(backend).collect()
 }
 
-/// Numbers between -1 and 1 that look random.
+/// Pseudorandom values between -1 and 1.
 fn host<const N: usize>(seed: u32, shape: [usize; N]) -> HostTensor {
     let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
     let mut next = || {
@@ -27,21 +27,21 @@ fn bytes(b: &CpuBackend, x: &CpuTensor) -> Vec<u8> {
     b.download(x).unwrap().bytes().to_vec()
 }
 
-fn lora_layer(out: usize, cols: usize) -> LinearParts {
+fn lora_layer(out: usize, cols: usize) -> HostLinear {
     let half = out / 2;
-    let slabs = vec![host(1, [half, cols]), host(2, [out - half, cols])];
-    let slabs = slabs.into_iter().map(|s| s.to_dtype(DType::BF16).unwrap()).collect();
-    let delta = Delta { row: 7, down: host(3, [9, cols]), up: host(4, [out - 20, 9]), scale: 0.5 };
-    let parts = LinearParts::dense(slabs).unwrap().with_bias(host(5, [out])).unwrap();
-    parts.with_deltas(vec![delta]).unwrap()
+    let matrices = vec![host(1, [half, cols]), host(2, [out - half, cols])];
+    let matrices = matrices.into_iter().map(|s| s.to_dtype(DType::BF16).unwrap()).collect();
+    let delta = LoraDelta { row: 7, down: host(3, [9, cols]), up: host(4, [out - 20, 9]), scale: 0.5 };
+    let linear = HostLinear::dense(matrices).unwrap().with_bias(host(5, [out])).unwrap();
+    linear.with_deltas(vec![delta]).unwrap()
 }
 
 #[test]
 fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
-    // More rows than one strip, more columns than one block, a depth of several blocks.
+    // More rows and columns than one block, a depth of several blocks.
     let (rows, cols, out) = (1501, 900, 300);
     for b in backends(3) {
-        let w = b.weight(lora_layer(out, cols), Residency::Device).unwrap();
+        let w = b.load_weight(lora_layer(out, cols), Residency::Device).unwrap();
         for dtype in [DType::F32, DType::BF16] {
             let x = tensor(&b, 6, [rows, cols], dtype);
             let all = b.linear(&x, &w).unwrap();
@@ -54,23 +54,23 @@ fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
     }
 }
 
-/// A layer of integers, without anything that is added.
-fn integers(out: usize, cols: usize) -> LinearParts {
+/// An int8 layer without bias and updates.
+fn int8_layer(out: usize, cols: usize) -> HostLinear {
     let bytes: Vec<u8> = (0..out * cols).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
-    let slab = HostTensor::new(DType::I8, [out, cols], bytes.into()).unwrap();
-    LinearParts::int8(vec![slab], vec![host(9, [out])]).unwrap()
+    let weight = HostTensor::new(DType::I8, [out, cols], bytes.into()).unwrap();
+    HostLinear::int8(vec![weight], vec![host(9, [out])]).unwrap()
 }
 
 #[test]
-fn a_product_of_integers_is_the_same_on_every_instruction_set() {
-    // More rows than one strip, more columns than one band, a depth of several blocks, tails everywhere.
+fn an_int8_product_is_the_same_on_every_instruction_set() {
+    // More rows and columns than one block, a depth of several blocks, tails everywhere.
     let (rows, cols, out) = (1400, 1100, 140);
     for dtype in [DType::F32, DType::BF16] {
         let results: Vec<_> = backends(3)
             .iter()
             .map(|b| {
                 let (w, x) = (
-                    b.weight(integers(out, cols), Residency::Device).unwrap(),
+                    b.load_weight(int8_layer(out, cols), Residency::Device).unwrap(),
                     tensor(b, 6, [rows, cols], dtype),
                 );
                 let few = b.linear(&b.slice_rows(&x, 700..703).unwrap(), &w).unwrap();
@@ -86,15 +86,15 @@ fn a_product_of_integers_is_the_same_on_every_instruction_set() {
 }
 
 #[test]
-fn a_large_product_of_integers_is_that_of_its_rows() {
-    // Enough results to be written past the caches, squares of which some belong to two groups, a last strip with a tail.
+fn a_large_int8_product_is_that_of_its_rows() {
+    // Large enough to be written past the caches; some quads of tiles belong to two row groups; the last block has a tail.
     let (rows, cols, out) = (1260, 1100, 4128);
-    let b = CpuBackend::new(Options { isa: None, threads: Some(3) }).unwrap();
-    let w = b.weight(integers(out, cols), Residency::Device).unwrap();
+    let b = CpuBackend::new(CpuOptions { isa: None, threads: Some(3) }).unwrap();
+    let w = b.load_weight(int8_layer(out, cols), Residency::Device).unwrap();
     let x = tensor(&b, 6, [rows, cols], DType::BF16);
     let residual = tensor(&b, 7, [rows, out], DType::BF16);
     let gate = tensor(&b, 8, [2, out], DType::F32);
-    let groups = Groups::of_lengths(&[500, rows - 500]);
+    let groups = RowGroups::from_lengths(&[500, rows - 500]);
     let plain = b.linear(&x, &w).unwrap();
     let [first, second] = b.linear_split(&x, &w, [96, out - 96]).unwrap();
     let added = b.linear_gated_add(&[&x], &w, Some((&gate, &groups)), &residual).unwrap();
@@ -104,26 +104,26 @@ fn a_large_product_of_integers_is_that_of_its_rows() {
         assert!(bytes(&b, &part(&plain)) == bytes(&b, &b.linear(&x, &w).unwrap()), "{range:?}");
         let some = b.linear_split(&x, &w, [96, out - 96]).unwrap();
         let same = [&first, &second].into_iter().zip(&some).all(|(a, s)| bytes(&b, &part(a)) == bytes(&b, s));
-        assert!(same, "{range:?}, in two parts");
+        assert!(same, "{range:?}, split");
         let first = range.clone().filter(|&row| row < 500).count();
-        let groups = Groups::of_lengths(&[first, range.len() - first]);
+        let groups = RowGroups::from_lengths(&[first, range.len() - first]);
         let some = b.linear_gated_add(&[&x], &w, Some((&gate, &groups)), &part(&residual)).unwrap();
         assert!(bytes(&b, &part(&added)) == bytes(&b, &some), "{range:?}, gated");
     }
 }
 
 #[test]
-fn a_row_without_numbers_shows_and_leaves_the_others_alone() {
+fn nan_and_infinity_stay_in_their_row() {
     for b in backends(2) {
-        let w = b.weight(integers(40, 50), Residency::Device).unwrap();
+        let w = b.load_weight(int8_layer(40, 50), Residency::Device).unwrap();
         let mut x = host(3, [7, 50]).to_f32().unwrap().into_owned();
         x[2 * 50 + 49] = f32::NAN;
         x[5 * 50] = f32::INFINITY;
         let x = HostTensor::from_f32([7, 50], x).unwrap();
         let y = b.download(&b.linear(&b.upload(&x, DType::F32).unwrap(), &w).unwrap()).unwrap();
         for (i, row) in y.to_f32().unwrap().chunks(40).enumerate() {
-            let bad = row.iter().filter(|v| v.is_nan()).count();
-            assert_eq!(bad, if i == 2 || i == 5 { 40 } else { 0 }, "{} row {i}", b.name());
+            let nans = row.iter().filter(|v| v.is_nan()).count();
+            assert_eq!(nans, if i == 2 || i == 5 { 40 } else { 0 }, "{} row {i}", b.name());
         }
     }
 }
@@ -134,7 +134,7 @@ fn a_query_does_not_depend_on_the_other_queries() {
     for b in backends(3) {
         let q = tensor(&b, 1, [queries, heads * dim], DType::F32);
         let [k, v] = [2, 3].map(|seed| tensor(&b, seed, [keys, heads * dim], DType::F32));
-        let spec = AttentionSpec { heads, kv_heads: heads, mask: Mask::None };
+        let spec = AttentionSpec { heads, kv_heads: heads, mask: AttentionMask::None };
         let all = b.attention(&[&q], &[&k], &[&v], &spec).unwrap();
         for range in [0..1, 120..150, 299..300] {
             let some = b.slice_rows(&q, range.clone()).unwrap();
@@ -145,27 +145,28 @@ fn a_query_does_not_depend_on_the_other_queries() {
     }
 }
 
-/// Everything that is cut into pieces by the number of threads.
+/// The results of all operations whose tasks depend on the number of threads.
 fn results(b: &CpuBackend) -> Vec<Vec<u8>> {
     let x = tensor(b, 1, [1500, 400], DType::F32);
-    let w = b.weight(lora_layer(400, 400), Residency::Device).unwrap();
+    let w = b.load_weight(lora_layer(400, 400), Residency::Device).unwrap();
     let y = b.linear(&x, &w).unwrap();
     let gate = tensor(b, 2, [2, 400], DType::F32);
-    let groups = Groups::of_lengths(&[700, 800]);
+    let groups = RowGroups::from_lengths(&[700, 800]);
     let added = b.linear_gated_add(&[&x], &w, Some((&gate, &groups)), &y).unwrap();
     let row = b.linear(&b.slice_rows(&x, 3..5).unwrap(), &w).unwrap();
-    let half = b.linear(&b.cast(&x, DType::BF16).unwrap(), &w).unwrap();
+    let bf16 = b.linear(&b.cast(&x, DType::BF16).unwrap(), &w).unwrap();
     let deltas = lora_layer(400, 400).deltas().to_vec();
-    let whole = b.weight(integers(400, 400).with_deltas(deltas).unwrap(), Residency::Device).unwrap();
-    let whole = b.linear(&x, &whole).unwrap();
-    let spec = AttentionSpec { heads: 5, kv_heads: 5, mask: Mask::Causal { valid: 1111 } };
+    let int8 = b.load_weight(int8_layer(400, 400).with_deltas(deltas).unwrap(), Residency::Device).unwrap();
+    let int8 = b.linear(&x, &int8).unwrap();
+    let spec = AttentionSpec { heads: 5, kv_heads: 5, mask: AttentionMask::Causal { valid: 1111 } };
     let attended = b.attention(&[&x], &[&y], &[&added], &spec).unwrap();
-    let picture = b.reshape(&x, [100, 125, 48].into()).unwrap();
-    let [wide, narrow] = [40, 3].map(|out| b.conv(&host(3, [out, 48, 3, 3]), Some(&host(4, [out]))).unwrap());
-    let [wide, narrow] = [wide, narrow].map(|c| b.conv2d(&picture, &c, ConvGeometry::same(3), None).unwrap());
+    let image = b.reshape(&x, [100, 125, 48].into()).unwrap();
+    let [wide, narrow] =
+        [40, 3].map(|out| b.load_conv(&host(3, [out, 48, 3, 3]), Some(&host(4, [out]))).unwrap());
+    let [wide, narrow] = [wide, narrow].map(|c| b.conv2d(&image, &c, ConvGeometry::same(3), None).unwrap());
     let [one, zero] = [5, 6].map(|seed| tensor(b, seed, [48], DType::F32));
-    let normed = b.group_norm(&picture, 16, &one, &zero, 1e-6, None).unwrap();
-    [y, added, row, half, whole, attended, wide, narrow, normed].iter().map(|t| bytes(b, t)).collect()
+    let normed = b.group_norm(&image, 16, &one, &zero, 1e-6, None).unwrap();
+    [y, added, row, bf16, int8, attended, wide, narrow, normed].iter().map(|t| bytes(b, t)).collect()
 }
 
 #[test]
@@ -179,8 +180,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
-fn views_share_memory_and_names_say_what_runs() {
-    let b = CpuBackend::new(Options { isa: Some(Isa::Portable), threads: Some(2) }).unwrap();
+fn views_share_memory_and_the_name_says_what_runs() {
+    let b = CpuBackend::new(CpuOptions { isa: Some(Isa::Portable), threads: Some(2) }).unwrap();
     assert_eq!(b.name(), "cpu (portable, 2 threads)");
     let x = tensor(&b, 1, [4, 6], DType::BF16);
     let y = b.slice_rows(&b.reshape(&x, [2, 12].into()).unwrap(), 1..2).unwrap();

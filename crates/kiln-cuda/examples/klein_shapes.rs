@@ -1,16 +1,17 @@
-//! Times the operations of klein-4B at 1024×1024 on the GPU: a line each, with what it reaches.
+//! Times the operations of klein 4B at 1024×1024 on the GPU and prints their throughput.
 //!
 //! ```sh
 //! cargo run --release -p kiln-cuda --example klein_shapes
 //! ```
 //!
-//! A word after it leaves the lines that don't contain it out.
+//! An argument selects the operations whose name contains it.
 
 use kiln_cuda::{CudaBackend, CudaTensor, Options};
 use kiln_ops::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Residency, Result, RopePairs, RopeTable,
+    Activation, AttentionMask, AttentionSpec, Backend, ConvGeometry, Residency, Result, RopeLayout,
+    RopeTable, RowGroups,
 };
-use kiln_tensor::{DType, HostTensor, LinearParts, Shape, bf16};
+use kiln_tensor::{DType, HostLinear, HostTensor, Shape, bf16};
 
 const TEXT: usize = 512;
 const IMAGE: usize = 4096;
@@ -22,26 +23,26 @@ const MLP: usize = 9216;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let b = CudaBackend::new(&Options::default())?;
     println!("{}", b.name());
-    if let Some(e) = b.without_cublaslt() {
+    if let Some(e) = b.cublaslt_error() {
         println!("without cuBLASLt: {e}");
     }
-    let bench = Bench { b, only: std::env::args().nth(1).unwrap_or_default() };
+    let bench = Bench { b, filter: std::env::args().nth(1).unwrap_or_default() };
     bench.linears()?;
     bench.attentions()?;
     bench.small()?;
-    bench.pictures()?;
-    println!("{:.1} GiB of memory held", bench.b.memory_held() as f64 / (1u64 << 30) as f64);
+    bench.images()?;
+    println!("{:.1} GiB of GPU memory held", bench.b.memory_held() as f64 / (1u64 << 30) as f64);
     Ok(())
 }
 
 struct Bench {
     b: CudaBackend,
-    only: String,
+    filter: String,
 }
 
-/// What a time is measured against.
+/// The work that throughput is computed from.
 enum Work {
-    /// Multiplications and additions.
+    /// Floating-point operations.
     Flops(f64),
     /// Bytes read and written.
     Bytes(f64),
@@ -49,10 +50,10 @@ enum Work {
 
 impl Bench {
     fn line(&self, name: &str, work: Work, run: impl Fn() -> Result<()>) -> Result<()> {
-        if !name.contains(&self.only) {
+        if !name.contains(&self.filter) {
             return Ok(());
         }
-        // Compiles, plans and fills the arena.
+        // Compile kernels, create plans and fill the memory cache.
         run()?;
         run()?;
         self.b.wait()?;
@@ -68,12 +69,12 @@ impl Bench {
             Work::Flops(n) => format!("{:8.1} TFLOP/s", n / ms / 1e9),
             Work::Bytes(n) => format!("{:8.2} TB/s", n / ms / 1e9),
         };
-        println!("{name:44} {ms:9.3} ms ±{spread:.3} (least {best:.3})  {rate}");
+        println!("{name:44} {ms:9.3} ms ±{spread:.3} (best {best:.3})  {rate}");
         Ok(())
     }
 
-    /// Numbers that look random; the same few thousand over and over.
-    fn numbers(count: usize) -> Vec<bf16> {
+    /// Pseudo-random values, a few thousand repeated.
+    fn values(count: usize) -> Vec<bf16> {
         let mut state = 12345u32;
         let few: Vec<bf16> = (0..8191)
             .map(|_| {
@@ -87,7 +88,7 @@ impl Bench {
     fn host(shape: impl Into<Shape>) -> Result<HostTensor> {
         let shape = shape.into();
         let count = shape.numel();
-        Ok(HostTensor::from_bf16(shape, Self::numbers(count))?)
+        Ok(HostTensor::from_bf16(shape, Self::values(count))?)
     }
 
     fn activation(&self, shape: impl Into<Shape>) -> Result<CudaTensor> {
@@ -101,7 +102,7 @@ impl Bench {
     fn linears(&self) -> Result<()> {
         let b = &self.b;
         let weight = |out: usize, input: usize| {
-            b.weight(LinearParts::dense(vec![Self::host([out, input])?])?, Residency::Device)
+            b.load_weight(HostLinear::dense(vec![Self::host([out, input])?])?, Residency::Device)
         };
         let flops = |rows: usize, out: usize, input: usize| Work::Flops(2.0 * (rows * out * input) as f64);
         for rows in [TEXT, IMAGE] {
@@ -125,7 +126,7 @@ impl Bench {
         )?;
         let (left, right) = (self.activation([TOKENS, DIM])?, self.activation([TOKENS, MLP])?);
         let out = weight(DIM, DIM + MLP)?;
-        let (gate, groups) = (self.parameter([1, DIM])?, Groups::one(TOKENS));
+        let (gate, groups) = (self.parameter([1, DIM])?, RowGroups::single(TOKENS));
         self.line(
             &format!("linear_gated_add {TOKENS}x({DIM}+{MLP}) to {DIM}"),
             flops(TOKENS, DIM, DIM + MLP),
@@ -147,9 +148,9 @@ impl Bench {
     fn attentions(&self) -> Result<()> {
         let b = &self.b;
         let cases = [
-            (TOKENS, HEADS, HEADS, 128, Mask::None),
-            (TEXT, 32, 8, 128, Mask::Causal { valid: 100 }),
-            (128 * 128, 1, 1, 512, Mask::None),
+            (TOKENS, HEADS, HEADS, 128, AttentionMask::None),
+            (TEXT, 32, 8, 128, AttentionMask::Causal { valid: 100 }),
+            (128 * 128, 1, 1, 512, AttentionMask::None),
         ];
         for (rows, heads, kv_heads, dim, mask) in cases {
             let q = self.activation([rows, heads * dim])?;
@@ -168,7 +169,7 @@ impl Bench {
         let bytes = |reads: usize, writes: usize| Work::Bytes(2.0 * (reads + writes) as f64);
         let x = self.activation([TOKENS, DIM])?;
         let (scale, shift) = (self.parameter([1, DIM])?, self.parameter([1, DIM])?);
-        let groups = Groups::one(TOKENS);
+        let groups = RowGroups::single(TOKENS);
         let size = TOKENS * DIM;
         self.line("ada_layer_norm", bytes(size, size), || {
             b.ada_layer_norm(&x, &scale, &shift, &groups, 1e-6).map(|_| ())
@@ -177,7 +178,7 @@ impl Bench {
         let rope = RopeTable {
             cos: self.parameter([TOKENS, 64])?,
             sin: self.parameter([TOKENS, 64])?,
-            pairs: RopePairs::Adjacent,
+            pairs: RopeLayout::Interleaved,
         };
         self.line("norm_rope", bytes(size, size), || b.norm_rope(&x, &weight, &rope, 1e-6).map(|_| ()))?;
         let other = self.activation([TOKENS, DIM])?;
@@ -189,12 +190,12 @@ impl Bench {
         self.line("add", bytes(2 * size, size), || b.add(&x, &x).map(|_| ()))
     }
 
-    fn pictures(&self) -> Result<()> {
+    fn images(&self) -> Result<()> {
         let b = &self.b;
         let cases = [(128, 512, 512), (256, 512, 512), (512, 256, 256), (1024, 128, 128), (1024, 128, 3)];
         for (size, input, out) in cases {
             let x = self.activation([size, size, input])?;
-            let conv = b.conv(&Self::host([out, input, 3, 3])?, Some(&HostTensor::zeros([out])))?;
+            let conv = b.load_conv(&Self::host([out, input, 3, 3])?, Some(&HostTensor::zeros([out])))?;
             let flops = Work::Flops(2.0 * (size * size * out * input * 9) as f64);
             self.line(&format!("conv2d {size}x{size}x{input} to {out}"), flops, || {
                 b.conv2d(&x, &conv, ConvGeometry::same(3), None).map(|_| ())

@@ -1,20 +1,20 @@
-// Attention of any type and any head, one warp a query and head, sums in f32 and in the order of the keys.
+// Attention for any type and head dimension: one warp per query and head, f32 sums in key order.
 
-// PER elements of a head for each lane.
-template <class T, int PER> __device__ __forceinline__ void attention_plain(const Attention &t) {
+// PER: elements of a head per lane.
+template <class T, int PER> __device__ __forceinline__ void attention_plain(const AttentionArgs &args) {
     int query = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, head = blockIdx.y, lane = threadIdx.x % 32;
-    if (query >= t.queries) return;
-    int dim = t.head_dim, kv_head = head / (t.heads / t.kv_heads);
-    const T *q_row = segment_row<T>(t.q, query, t.heads * dim) + head * dim;
-    float q[PER], sums[PER], best = -1e38f, total = 0.0f;
+    if (query >= args.queries) return;
+    int dim = args.head_dim, kv_head = head / (args.heads / args.kv_heads);
+    const T *q_row = segment_row<T>(args.q, query, args.heads * dim) + head * dim;
+    float q[PER], sums[PER], row_max = -1e38f, row_sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int at = lane + 32 * i;
-        q[i] = at < dim ? to_float(q_row[at]) * t.scale : 0.0f;
+        q[i] = at < dim ? to_float(q_row[at]) * args.scale : 0.0f;
         sums[i] = 0.0f;
     }
     int low, high;
-    seen(t, query, low, high);
+    visible_keys(args, query, low, high);
     const int KEYS = 4;
     for (int key = low; key < high; key += KEYS) {
         float score[KEYS];
@@ -22,7 +22,7 @@ template <class T, int PER> __device__ __forceinline__ void attention_plain(cons
         for (int j = 0; j < KEYS; j++) {
             float dot = 0.0f;
             if (key + j < high) {
-                const T *k_row = segment_row<T>(t.k, key + j, t.kv_heads * dim) + kv_head * dim;
+                const T *k_row = segment_row<T>(args.k, key + j, args.kv_heads * dim) + kv_head * dim;
 #pragma unroll
                 for (int i = 0; i < PER; i++) {
                     int at = lane + 32 * i;
@@ -31,21 +31,21 @@ template <class T, int PER> __device__ __forceinline__ void attention_plain(cons
             }
             score[j] = warp_sum(dot);
         }
-        float top = best;
+        float new_max = row_max;
 #pragma unroll
         for (int j = 0; j < KEYS; j++)
-            if (key + j < high) top = fmaxf(top, score[j]);
-        float shrink = expf(best - top);
-        best = top;
-        total *= shrink;
+            if (key + j < high) new_max = fmaxf(new_max, score[j]);
+        float rescale = expf(row_max - new_max);
+        row_max = new_max;
+        row_sum *= rescale;
 #pragma unroll
-        for (int i = 0; i < PER; i++) sums[i] *= shrink;
+        for (int i = 0; i < PER; i++) sums[i] *= rescale;
 #pragma unroll
         for (int j = 0; j < KEYS; j++) {
             if (key + j < high) {
-                float p = expf(score[j] - top);
-                total += p;
-                const T *v_row = segment_row<T>(t.v, key + j, t.kv_heads * dim) + kv_head * dim;
+                float p = expf(score[j] - new_max);
+                row_sum += p;
+                const T *v_row = segment_row<T>(args.v, key + j, args.kv_heads * dim) + kv_head * dim;
 #pragma unroll
                 for (int i = 0; i < PER; i++) {
                     int at = lane + 32 * i;
@@ -54,17 +54,17 @@ template <class T, int PER> __device__ __forceinline__ void attention_plain(cons
             }
         }
     }
-    T *out = (T *)t.out + ((long long)query * t.heads + head) * dim;
+    T *out = (T *)args.out + ((long long)query * args.heads + head) * dim;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int at = lane + 32 * i;
-        if (at < dim) out[at] = from_float<T>(sums[i] / total);
+        if (at < dim) out[at] = from_float<T>(sums[i] / row_sum);
     }
 }
 
-#define KERNEL(T, name, PER)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(128) attention_plain_##name##_##PER(const __grid_constant__ Attention t) { \
-        attention_plain<T, PER>(t);                                                                                  \
+#define KERNEL(T, name, PER)                                                                                                       \
+    extern "C" __global__ void __launch_bounds__(128) attention_plain_##name##_##PER(const __grid_constant__ AttentionArgs args) { \
+        attention_plain<T, PER>(args);                                                                                             \
     }
 
 KERNEL(float, f32, 4)

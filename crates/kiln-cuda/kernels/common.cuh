@@ -1,7 +1,6 @@
-// What all kernels share. No header of the toolkit is included: NVRTC would have to be told where they are.
-//
-// The few instructions that have no spelling in C++ stand here alone, so that tools/cuda/emulator can give them a
-// meaning on a machine without a GPU.
+// Shared by all kernels. No toolkit header is included: NVRTC would need its path.
+// PTX instructions are wrapped here, and nowhere else but in hopper.cuh and e4m3.cuh, so that tools/cuda/emulator can
+// replace them on a machine without a GPU.
 
 #ifndef KILN_EMULATED
 typedef unsigned long long u64;
@@ -23,34 +22,34 @@ __device__ __forceinline__ bf16 round_to_bf16(float x) {
     return y;
 }
 
-// Two numbers rounded into one register, `low` in the lower half.
-__device__ __forceinline__ unsigned round_pair(float low, float high) {
+// Rounds two values into one register, `low` in the lower half.
+__device__ __forceinline__ unsigned round_bf16_pair(float low, float high) {
     unsigned y;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
 }
 
-__device__ __forceinline__ float widen_half(unsigned short bits) {
+__device__ __forceinline__ float half_to_float(unsigned short bits) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
     return y;
 }
 
-// 2 to the power of x, good to about 2^-22.
+// 2^x with a relative error of about 2^-22.
 __device__ __forceinline__ float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// 1 / x, good to the last bit but one.
-__device__ __forceinline__ float fast_inverse(float x) {
+// 1 / x with an error of 1 ulp.
+__device__ __forceinline__ float fast_reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// d += a * b: a 16x16 row-major, b 16x8, both bf16 spread over the warp.
+// d += a * b: a 16x16 row-major, b 16x8, both bf16 fragments of a warp.
 __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -62,7 +61,7 @@ __device__ __forceinline__ unsigned shared_address(const void *p) {
     return (unsigned)__cvta_generic_to_shared(p);
 }
 
-// Four 8x8 matrices of bf16; each lane names one row of one of them.
+// Loads four 8x8 bf16 matrices; each lane passes one row of one of them.
 __device__ __forceinline__ void load_matrices(unsigned (&r)[4], const bf16 *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -78,21 +77,21 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&r)[4], const
                  : "memory");
 }
 
-// Starts a copy of 16 bytes into shared memory; zeros come instead when `there` is false.
-__device__ __forceinline__ void copy_async(void *shared, const void *global, bool there) {
+// Starts a copy of 16 bytes into shared memory; writes zeros if not `valid`.
+__device__ __forceinline__ void copy_async(void *shared, const void *global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
-                 "r"(there ? 16 : 0)
+                 "r"(valid ? 16 : 0)
                  : "memory");
 }
 
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Writes 16 bytes that nobody reads before much else: what others read again stays in the cache instead.
-__device__ __forceinline__ void store_passing(uint4 *p, uint4 v) {
+// Streaming store of 16 bytes that are not read again soon, to keep other data in the cache.
+__device__ __forceinline__ void store_streaming(uint4 *p, uint4 v) {
     asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-// Waits until at most N of the groups committed last are still under way.
+// Waits until at most the N latest groups are in flight.
 template <int N> __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
@@ -100,12 +99,12 @@ template <int N> __device__ __forceinline__ void copy_wait() {
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
-__device__ __forceinline__ float to_float(f16 x) { return widen_half(x.bits); }
+__device__ __forceinline__ float to_float(f16 x) { return half_to_float(x.bits); }
 
-// Four bits of exponent, three of fraction; all ones is no number.
-__device__ __forceinline__ float from_e4m3(unsigned char bits) {
+// 4 exponent bits, 3 mantissa bits; all ones is NaN.
+__device__ __forceinline__ float e4m3_to_float(unsigned char bits) {
     if ((bits & 0x7f) == 0x7f) return __uint_as_float(0x7fc00000u);
-    // The exponent's bias differs by 120; what has no exponent comes out right, too.
+    // The exponent biases differ by 120; subnormals come out right, too.
     float y = __uint_as_float((unsigned)(bits & 0x7f) << 20) * __uint_as_float((120 + 127) << 23);
     return bits & 0x80 ? -y : y;
 }
@@ -121,76 +120,77 @@ __device__ __forceinline__ void unpack(unsigned pair, float &low, float &high) {
     high = __uint_as_float(pair & 0xffff0000u);
 }
 
-// Eight elements as they lie in memory, which takes fewer registers than eight numbers.
-template <class T> struct Eight;
-template <> struct Eight<float> {
+// Eight elements as stored, which takes fewer registers than eight floats.
+template <class T> struct Vec8;
+template <> struct Vec8<float> {
     float4 a, b;
 };
-template <> struct Eight<bf16> {
+template <> struct Vec8<bf16> {
     uint4 a;
 };
 
-__device__ __forceinline__ void widen(const Eight<float> &x, float (&v)[8]) {
+__device__ __forceinline__ void widen(const Vec8<float> &x, float (&v)[8]) {
     v[0] = x.a.x, v[1] = x.a.y, v[2] = x.a.z, v[3] = x.a.w;
     v[4] = x.b.x, v[5] = x.b.y, v[6] = x.b.z, v[7] = x.b.w;
 }
 
-__device__ __forceinline__ void widen(const Eight<bf16> &x, float (&v)[8]) {
+__device__ __forceinline__ void widen(const Vec8<bf16> &x, float (&v)[8]) {
     unpack(x.a.x, v[0], v[1]), unpack(x.a.y, v[2], v[3]), unpack(x.a.z, v[4], v[5]), unpack(x.a.w, v[6], v[7]);
 }
 
-// `p` aligned to 16 bytes.
-__device__ __forceinline__ Eight<float> load_eight(const float *p) { return {((const float4 *)p)[0], ((const float4 *)p)[1]}; }
-__device__ __forceinline__ Eight<bf16> load_eight(const bf16 *p) { return {*(const uint4 *)p}; }
+// `p` is aligned to 16 bytes.
+__device__ __forceinline__ Vec8<float> load_vec8(const float *p) { return {((const float4 *)p)[0], ((const float4 *)p)[1]}; }
+__device__ __forceinline__ Vec8<bf16> load_vec8(const bf16 *p) { return {*(const uint4 *)p}; }
 
-// Eight elements, `p` aligned to 16 bytes.
-__device__ __forceinline__ void load_vector(const float *p, float (&v)[8]) { widen(load_eight(p), v); }
-__device__ __forceinline__ void load_vector(const bf16 *p, float (&v)[8]) { widen(load_eight(p), v); }
+// Eight elements as floats; `p` is aligned to 16 bytes.
+__device__ __forceinline__ void load_vector(const float *p, float (&v)[8]) { widen(load_vec8(p), v); }
+__device__ __forceinline__ void load_vector(const bf16 *p, float (&v)[8]) { widen(load_vec8(p), v); }
 
 __device__ __forceinline__ void load_vector(const f16 *p, float (&v)[8]) {
     uint4 a = *(const uint4 *)p;
     unsigned words[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        v[2 * i] = widen_half((unsigned short)(words[i] & 0xffff));
-        v[2 * i + 1] = widen_half((unsigned short)(words[i] >> 16));
+        v[2 * i] = half_to_float((unsigned short)(words[i] & 0xffff));
+        v[2 * i + 1] = half_to_float((unsigned short)(words[i] >> 16));
     }
 }
 
-// Rounded as they are stored.
-template <class T> __device__ __forceinline__ Eight<T> narrow(const float (&v)[8]);
-template <> __device__ __forceinline__ Eight<float> narrow<float>(const float (&v)[8]) {
+// Rounds to the stored type.
+template <class T> __device__ __forceinline__ Vec8<T> narrow(const float (&v)[8]);
+template <> __device__ __forceinline__ Vec8<float> narrow<float>(const float (&v)[8]) {
     return {make_float4(v[0], v[1], v[2], v[3]), make_float4(v[4], v[5], v[6], v[7])};
 }
-template <> __device__ __forceinline__ Eight<bf16> narrow<bf16>(const float (&v)[8]) {
-    return {make_uint4(round_pair(v[0], v[1]), round_pair(v[2], v[3]), round_pair(v[4], v[5]), round_pair(v[6], v[7]))};
+template <> __device__ __forceinline__ Vec8<bf16> narrow<bf16>(const float (&v)[8]) {
+    return {make_uint4(round_bf16_pair(v[0], v[1]), round_bf16_pair(v[2], v[3]), round_bf16_pair(v[4], v[5]),
+                       round_bf16_pair(v[6], v[7]))};
 }
 
-__device__ __forceinline__ void store_eight(float *p, const Eight<float> &x) {
+__device__ __forceinline__ void store_vec8(float *p, const Vec8<float> &x) {
     ((float4 *)p)[0] = x.a;
     ((float4 *)p)[1] = x.b;
 }
-__device__ __forceinline__ void store_eight(bf16 *p, const Eight<bf16> &x) { *(uint4 *)p = x.a; }
+__device__ __forceinline__ void store_vec8(bf16 *p, const Vec8<bf16> &x) { *(uint4 *)p = x.a; }
 
-template <class T> __device__ __forceinline__ void store_vector(T *p, const float (&v)[8]) { store_eight(p, narrow<T>(v)); }
+template <class T> __device__ __forceinline__ void store_vector(T *p, const float (&v)[8]) { store_vec8(p, narrow<T>(v)); }
 
-__device__ __forceinline__ void store_vector_passing(float *p, const float (&v)[8]) {
+__device__ __forceinline__ void store_vector_streaming(float *p, const float (&v)[8]) {
     for (int i = 0; i < 8; i += 4)
-        store_passing((uint4 *)(p + i), make_uint4(__float_as_uint(v[i]), __float_as_uint(v[i + 1]),
+        store_streaming((uint4 *)(p + i), make_uint4(__float_as_uint(v[i]), __float_as_uint(v[i + 1]),
                                                    __float_as_uint(v[i + 2]), __float_as_uint(v[i + 3])));
 }
 
-__device__ __forceinline__ void store_vector_passing(bf16 *p, const float (&v)[8]) {
-    store_passing((uint4 *)p, narrow<bf16>(v).a);
+__device__ __forceinline__ void store_vector_streaming(bf16 *p, const float (&v)[8]) {
+    store_streaming((uint4 *)p, narrow<bf16>(v).a);
 }
 
-// Two neighbours; those of bf16 aligned to 4 bytes.
+// Two adjacent elements; bf16 pairs are aligned to 4 bytes.
 __device__ __forceinline__ void load_pair(const float *p, float &a, float &b) { a = p[0], b = p[1]; }
 __device__ __forceinline__ void load_pair(const bf16 *p, float &a, float &b) { unpack(*(const unsigned *)p, a, b); }
 __device__ __forceinline__ void store_pair(float *p, float a, float b) { p[0] = a, p[1] = b; }
-__device__ __forceinline__ void store_pair(bf16 *p, float a, float b) { *(unsigned *)p = round_pair(a, b); }
+__device__ __forceinline__ void store_pair(bf16 *p, float a, float b) { *(unsigned *)p = round_bf16_pair(a, b); }
 
-// Elements i..i+8 of n, zeros beyond; `vector` says that p and n allow whole vectors.
+// Elements i..i+8 of n, zeros beyond; `vector`: p and n allow whole vectors.
 template <class T> __device__ __forceinline__ void load8(const T *p, long long i, long long n, bool vector, float (&v)[8]) {
     if (vector) return load_vector(p + i, v);
 #pragma unroll
@@ -204,7 +204,7 @@ template <class T> __device__ __forceinline__ void store8(T *p, long long i, lon
         if (i + j < n) p[i + j] = from_float<T>(v[j]);
 }
 
-// Eight sums of one row of a product, from four places of its factor and of those of eight columns.
+// Adds four terms to eight sums of one row of a product.
 __device__ __forceinline__ void multiply_add(float (&sums)[8], const float4 &a, const float4 (&b)[8]) {
 #pragma unroll
     for (int j = 0; j < 8; j++) sums[j] += a.x * b[j].x;
@@ -222,11 +222,11 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
-// The sum over the block, in one fixed order; every thread gets it. The block is a whole number of warps.
+// The sum over the block, in a fixed order, returned to every thread. The block consists of whole warps.
 __device__ __forceinline__ float block_sum(float x) {
     __shared__ float parts[32];
     x = warp_sum(x);
-    // Whoever is still reading the parts of the sum before has to be done.
+    // Threads may still be reading the parts of the previous sum.
     __syncthreads();
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
@@ -235,7 +235,7 @@ __device__ __forceinline__ float block_sum(float x) {
     return sum;
 }
 
-// Functions of one number; the codes are those of the launchers.
+// Activations; the codes are those of the launchers: 1 SiLU, 2 ReLU, 3 soft clamp.
 __device__ __forceinline__ float activate(float x, int f) {
     if (f == 1) return x / (1.0f + expf(-x));
     if (f == 2) return x > 0.0f ? x : 0.0f;
@@ -243,24 +243,24 @@ __device__ __forceinline__ float activate(float x, int f) {
     return x;
 }
 
-// The same for a result of that type: short ones don't need the last bits.
+// The same for a result of type T: bf16 does not need the last bits.
 template <class T> __device__ __forceinline__ float activate_as(float x, int f) { return activate(x, f); }
 template <> __device__ __forceinline__ float activate_as<bf16>(float x, int f) {
-    return f == 1 ? x * fast_inverse(1.0f + fast_exp2(-1.44269504088896341f * x)) : activate(x, f);
+    return f == 1 ? x * fast_reciprocal(1.0f + fast_exp2(-1.44269504088896341f * x)) : activate(x, f);
 }
 
-// Matrices of one width below each other, read as one.
+// Matrices of one width, stacked by rows.
 const int MAX_SEGMENTS = 8;
 
 struct Segments {
     const void *start[MAX_SEGMENTS];
-    // The row past each one's last.
+    // End row of each segment.
     int end[MAX_SEGMENTS];
     int count;
     int unused;
 };
 
-// The first element of a row.
+// Pointer to the first element of a row.
 template <class T> __device__ __forceinline__ const T *segment_row(const Segments &s, int row, int width) {
     const void *start = s.start[0];
     int first = 0;
@@ -274,36 +274,36 @@ template <class T> __device__ __forceinline__ const T *segment_row(const Segment
     return (const T *)start + (long long)(row - first) * width;
 }
 
-struct Attention {
+struct AttentionArgs {
     Segments q, k, v;
     void *out;
     int queries, keys, heads, kv_heads, head_dim;
-    // 0: everything is seen; 1: causal with `a` valid keys; 2: rows a..b are isolated.
+    // 0: none; 1: causal with `a` valid keys; 2: rows a..b only see each other.
     int mask, a, b;
     float scale;
     int unused;
 };
 
-// The keys a query sees are always one run.
-template <class A> __device__ __forceinline__ void seen(const A &t, int query, int &low, int &high) {
+// The keys low..high that a query sees; always one range.
+template <class A> __device__ __forceinline__ void visible_keys(const A &args, int query, int &low, int &high) {
     low = 0;
-    high = t.keys;
-    if (t.mask == 1) {
-        high = query + 1 < t.a ? query + 1 : t.a;
-    } else if (t.mask == 2 && query >= t.a && query < t.b) {
-        low = t.a;
-        high = t.b;
+    high = args.keys;
+    if (args.mask == 1) {
+        high = query + 1 < args.a ? query + 1 : args.a;
+    } else if (args.mask == 2 && query >= args.a && query < args.b) {
+        low = args.a;
+        high = args.b;
     }
 }
 
 // The keys that any of the queries first..=last sees.
-template <class A> __device__ __forceinline__ void seen_by_any(const A &t, int first, int last, int &begin, int &end) {
+template <class A> __device__ __forceinline__ void visible_to_any(const A &args, int first, int last, int &begin, int &end) {
     begin = 0;
-    end = t.keys;
-    if (t.mask == 1) {
-        end = last + 1 < t.a ? last + 1 : t.a;
-    } else if (t.mask == 2 && first >= t.a && last < t.b) {
-        begin = t.a;
-        end = t.b;
+    end = args.keys;
+    if (args.mask == 1) {
+        end = last + 1 < args.a ? last + 1 : args.a;
+    } else if (args.mask == 2 && first >= args.a && last < args.b) {
+        begin = args.a;
+        end = args.b;
     }
 }

@@ -1,4 +1,4 @@
-// Functions of one, two or three tensors, element by element, eight at a time.
+// Elementwise functions of one to three tensors, eight elements per thread.
 
 template <class T> __device__ __forceinline__ void unary(const T *x, T *out, long long n, int f) {
     long long i = 8 * ((long long)blockIdx.x * blockDim.x + threadIdx.x);
@@ -29,7 +29,7 @@ __device__ __forceinline__ void binary(const T *x, const T *y, T *out, long long
     store8(out, i, n, vector, a);
 }
 
-// silu of the first `cols` columns times the others; a row of x has 2 * cols. Left of it come the `left_cols` columns of `left`.
+// SwiGLU: silu of the first `cols` columns of x times the other `cols`, with the `left_cols` columns of `left` on its left.
 template <class T>
 __device__ __forceinline__ void swiglu(const T *left, int left_cols, const T *x, T *out, long long rows, int cols) {
     int left_chunks = (left_cols + 7) / 8, chunks = left_chunks + (cols + 7) / 8;
@@ -96,22 +96,22 @@ template <class S, class T> __device__ __forceinline__ void cast(const S *x, T *
     store8(out, i, n, vector, v);
 }
 
-#define KERNELS(T, name)                                                                                             \
+#define KERNELS(T, name)                                                                                              \
     extern "C" __global__ void unary_##name(const T *x, T *out, long long n, int f) { unary(x, out, n, f); }          \
     extern "C" __global__ void binary_##name(const T *x, const T *y, T *out, long long n, int f, float s) {           \
-        binary(x, y, out, n, f, s);                                                                                  \
-    }                                                                                                                \
+        binary(x, y, out, n, f, s);                                                                                   \
+    }                                                                                                                 \
     extern "C" __global__ void swiglu_##name(const T *left, int left_cols, const T *x, T *out, long long rows,        \
                                              int cols) {                                                              \
         swiglu(left, left_cols, x, out, rows, cols);                                                                  \
     }                                                                                                                 \
     extern "C" __global__ void affine_##name(const T *x, const float *scale, const float *shift, T *out,              \
-                                             long long rows, int cols) {                                             \
-        affine(x, scale, shift, out, rows, cols);                                                                    \
-    }                                                                                                                \
+                                             long long rows, int cols) {                                              \
+        affine(x, scale, shift, out, rows, cols);                                                                     \
+    }                                                                                                                 \
     extern "C" __global__ void blend_rows_##name(const T *x, const T *y, const float *mask, T *out, long long rows,   \
-                                                 int cols) {                                                         \
-        blend_rows(x, y, mask, out, rows, cols);                                                                     \
+                                                 int cols) {                                                          \
+        blend_rows(x, y, mask, out, rows, cols);                                                                      \
     }
 
 KERNELS(float, f32)

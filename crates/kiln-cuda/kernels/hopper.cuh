@@ -1,21 +1,21 @@
-// Instructions of Hopper (sm_90a): tensor memory copies that report to barriers in shared memory, and matrix products of
-// four warps whose operands lie in shared memory. tools/cuda/emulator gives each a meaning without a GPU.
+// Hopper instructions (sm_90a): TMA copies that signal mbarriers, and wgmma, the matrix products of a warpgroup (four
+// warps) with operands in shared memory. tools/cuda/emulator replaces them on a machine without a GPU.
 
-// A tensor in global memory, of which boxes are copied; made by the driver, opaque.
+// An opaque TMA descriptor, encoded by the driver.
 struct __align__(64) TensorMap {
     unsigned char bytes[128];
 };
 
-// How a matrix of bf16 lies in shared memory for a product: rows of 128 bytes, 8 of them swizzled into each other, `stride`
-// bytes from 8 rows to the next 8. Where the rows run along the sum (MN-major), `next` is from 64 columns to the next 64.
-__device__ __forceinline__ u64 matrix_at(unsigned address, unsigned stride, unsigned next) {
+// wgmma descriptor of a bf16 matrix in shared memory with 128-byte swizzle: rows of 128 bytes in groups of 8, `stride`
+// bytes apart. For MN-major matrices `next` is the distance between groups of 64 columns.
+__device__ __forceinline__ u64 matrix_descriptor(unsigned address, unsigned stride, unsigned next) {
     return (u64)1 << 62 | (u64)(stride >> 4) << 32 | (u64)(next >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
-// The low word of that for rows of 1024 bytes a stride, and the whole: a matrix further on is one addition to the low word.
-__device__ __forceinline__ unsigned low_word(unsigned address, unsigned next) { return (next >> 4) << 16 | address >> 4; }
-__device__ __forceinline__ u64 matrix_of(unsigned low) { return (u64)(1u << 30 | 1024 >> 4) << 32 | low; }
+// The descriptor's low word, and the descriptor for a stride of 1024 bytes: advancing is one addition to the low word.
+__device__ __forceinline__ unsigned descriptor_low(unsigned address, unsigned next) { return (next >> 4) << 16 | address >> 4; }
+__device__ __forceinline__ u64 descriptor_from_low(unsigned low) { return (u64)(1u << 30 | 1024 >> 4) << 32 | low; }
 
-// What is the same in all lanes of a warp, for the compiler to know: it then computes with registers that a warp shares.
+// Tells the compiler that a value is the same in all lanes, so that it uses uniform registers.
 __device__ __forceinline__ unsigned uniform(unsigned x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 #ifndef KILN_EMULATED
@@ -23,19 +23,19 @@ __device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes new barriers known to the copy engine.
-__device__ __forceinline__ void barrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Makes initialised barriers visible to TMA.
+__device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and has the phase wait for so many bytes too.
+// Arrives, and makes the phase wait for `bytes` bytes of copies, too.
 __device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits for the end of the phase of that parity.
+// Waits for the end of the phase with this parity.
 __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
     unsigned done;
     do {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
     } while (!done);
 }
 
-// Barriers of some warps of a block, by number.
+// Named barriers, for some of a block's warps.
 __device__ __forceinline__ void named_sync(int which, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
@@ -56,45 +56,45 @@ __device__ __forceinline__ void named_arrive(int which, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
 
-// Starts the copy of a box at these coordinates, the innermost first; places outside the tensor become zeros.
-__device__ __forceinline__ void copy_box(unsigned to, const TensorMap &from, unsigned barrier, int x, int y) {
+// Starts the copy of a box at these coordinates, innermost first; elements outside the tensor become zeros.
+__device__ __forceinline__ void tma_load(unsigned to, const TensorMap &from, unsigned barrier, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
                  "l"(&from), "r"(barrier), "r"(x), "r"(y)
                  : "memory");
 }
-__device__ __forceinline__ void copy_box(unsigned to, const TensorMap &from, unsigned barrier, int x, int y, int z) {
+__device__ __forceinline__ void tma_load(unsigned to, const TensorMap &from, unsigned barrier, int x, int y, int z) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
         "l"(&from), "r"(barrier), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
 
-// What this thread wrote is seen by other blocks that see what comes later.
-__device__ __forceinline__ void publish() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-// Raises a flag, and waits for one and takes it down again, so that the next launch finds it as this one did.
-__device__ __forceinline__ void raise(unsigned *flag) { asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory"); }
-__device__ __forceinline__ void await(unsigned *flag) {
+// Orders this thread's writes before its later ones, for other blocks.
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// Sets a flag; waits for a flag and clears it, so that the next launch finds it cleared.
+__device__ __forceinline__ void set_flag(unsigned *flag) { asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory"); }
+__device__ __forceinline__ void wait_flag(unsigned *flag) {
     unsigned raised;
     do {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
     } while (!raised);
     asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(flag) : "memory");
 }
-// What another block wrote, not what this processor may still know of the place.
-__device__ __forceinline__ float load_fresh(const float *p) {
+// Loads from L2, past this multiprocessor's possibly stale L1.
+__device__ __forceinline__ float load_l2(const float *p) {
     float x;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
     return x;
 }
 
-// Gives a group of four warps fewer or more registers.
-template <int N> __device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
-template <int N> __device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+// Changes the number of registers of a warpgroup's threads.
+template <int N> __device__ __forceinline__ void decrease_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> __device__ __forceinline__ void increase_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 
-// Before products that read registers which ordinary instructions wrote.
-__device__ __forceinline__ void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void product_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// Needed before wgmma that reads registers written by other instructions.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
 #define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define ACCUMULATORS_16(d, i) ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, i + 4), ACCUMULATORS_4(d, i + 8), ACCUMULATORS_4(d, i + 12)
@@ -105,24 +105,24 @@ template <int N> __device__ __forceinline__ void product_wait() { asm volatile("
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d = a * b (+ d): a 64x16, b 16x128, both in shared memory with the sum's index along the rows.
-__device__ __forceinline__ void product_128(float (&d)[64], u64 a, u64 b, int add) {
+// d = a * b (+ d): a 64x16, b 16x128, both K-major in shared memory.
+__device__ __forceinline__ void wgmma_n128(float (&d)[64], u64 a, u64 b, int add) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
                  : ACCUMULATORS_64(d)
                  : "l"(a), "l"(b), "r"(add));
 }
 
-// The same for eight columns.
-__device__ __forceinline__ void product_8(float (&d)[4], u64 a, u64 b, int add) {
+// The same for 8 columns.
+__device__ __forceinline__ void wgmma_n8(float (&d)[4], u64 a, u64 b, int add) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}"
                  : ACCUMULATORS_4(d, 0)
                  : "l"(a), "l"(b), "r"(add));
 }
 
-// d = a * b (+ d): a 64x16 in registers, b 16x144 in shared memory with the sum's index along the rows.
-__device__ __forceinline__ void product_144_rows(float (&d)[72], const unsigned (&a)[4], u64 b, int add) {
+// d = a * b (+ d): a 64x16 in registers, b 16x144 K-major in shared memory.
+__device__ __forceinline__ void wgmma_n144_registers(float (&d)[72], const unsigned (&a)[4], u64 b, int add) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %77, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 {" REGISTERS_64
                  ", %64, %65, %66, %67, %68, %69, %70, %71}, {%72, %73, %74, %75}, %76, p, 1, 1, 0;\n}"
@@ -130,16 +130,16 @@ __device__ __forceinline__ void product_144_rows(float (&d)[72], const unsigned 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-// d += a * b: a 64x16 in registers, b 16x128 in shared memory with its columns along the rows.
-__device__ __forceinline__ void product_128_columns(float (&d)[64], const unsigned (&a)[4], u64 b) {
+// d += a * b: a 64x16 in registers, b 16x128 MN-major in shared memory.
+__device__ __forceinline__ void wgmma_n128_registers_mn_major(float (&d)[64], const unsigned (&a)[4], u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
                  : ACCUMULATORS_64(d)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 #endif
 
-// Lane t of four neighbours gets number t of each.
-__device__ __forceinline__ void exchange(float (&v)[4]) {
+// Transposes 4x4 values among four adjacent lanes: lane t gets element t of each.
+__device__ __forceinline__ void transpose_quad(float (&v)[4]) {
 #pragma unroll
     for (int mask = 1; mask <= 2; mask++) {
         bool upper = threadIdx.x & mask;

@@ -1,9 +1,9 @@
-// Products in integers: rows of activations rounded to bytes with a scale each, exact sums, scaled back.
+// int8 products: activations are quantized with one scale per row, summed exactly and rescaled.
 
-// One block a row; bytes from `cols` to `padded` are zero. A row that holds what is no number gets a scale of NaN.
+// One block per row; rows are zero-padded to `padded` bytes. Rows with NaN or infinity get a scale of NaN.
 template <class T>
-__device__ __forceinline__ void quantise(const T *x, signed char *q, float *scales, int cols, int padded) {
-    __shared__ float parts[32];
+__device__ __forceinline__ void quantize(const T *x, signed char *q, float *scales, int cols, int padded) {
+    __shared__ float warp_maxes[32];
     x += (long long)blockIdx.x * cols;
     q += (long long)blockIdx.x * padded;
     const float INFINITE = __uint_as_float(0x7f800000u);
@@ -15,9 +15,9 @@ __device__ __forceinline__ void quantise(const T *x, signed char *q, float *scal
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
+    if (threadIdx.x % 32 == 0) warp_maxes[threadIdx.x / 32] = largest;
     __syncthreads();
-    for (int i = 0; i < blockDim.x / 32; i++) largest = fmaxf(largest, parts[i]);
+    for (int i = 0; i < blockDim.x / 32; i++) largest = fmaxf(largest, warp_maxes[i]);
     float inverse = 127.0f / largest, scale = largest / 127.0f;
     if (largest == INFINITE) {
         inverse = 0.0f;
@@ -28,22 +28,22 @@ __device__ __forceinline__ void quantise(const T *x, signed char *q, float *scal
     }
     for (int i = threadIdx.x; i < padded; i += blockDim.x) {
         float v = i < cols ? rintf(to_float(x[i]) * inverse) : 0.0f;
-        // Infinity times 0 is no number, and becomes 0.
+        // Infinity times 0 is NaN and becomes 0.
         q[i] = v >= -127.0f && v <= 127.0f ? (signed char)v : 0;
     }
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
 
-extern "C" __global__ void quantise_f32(const float *x, signed char *q, float *scales, int cols, int padded) {
-    quantise(x, q, scales, cols, padded);
+extern "C" __global__ void quantize_int8_f32(const float *x, signed char *q, float *scales, int cols, int padded) {
+    quantize(x, q, scales, cols, padded);
 }
-extern "C" __global__ void quantise_bf16(const bf16 *x, signed char *q, float *scales, int cols, int padded) {
-    quantise(x, q, scales, cols, padded);
+extern "C" __global__ void quantize_int8_bf16(const bf16 *x, signed char *q, float *scales, int cols, int padded) {
+    quantize(x, q, scales, cols, padded);
 }
 
-// 64 rows by 64 outputs a block of 256 threads. Rows of both are `depth` bytes apart, a multiple of 16.
+// 64 rows by 64 outputs per block of 256 threads. The row stride of both, `depth` bytes, is a multiple of 16.
 template <class O>
-__device__ __forceinline__ void product_int8(const signed char *q, const float *q_scales, const signed char *w,
+__device__ __forceinline__ void gemm_int8(const signed char *q, const float *q_scales, const signed char *w,
                                              const float *w_scales, const float *bias, const O *add, O *out, int rows, int n,
                                              int depth, long long ldadd, long long ldo) {
     __shared__ int qs[16][68], ws[16][68];
@@ -87,12 +87,12 @@ __device__ __forceinline__ void product_int8(const signed char *q, const float *
         }
 }
 
-#define KERNEL(O, name)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256)                                                                \
-        product_int8_##name(const signed char *q, const float *q_scales, const signed char *w, const float *w_scales, \
-                            const float *bias, const O *add, O *out, int rows, int n, int depth, long long ldadd,    \
-                            long long ldo) {                                                                         \
-        product_int8(q, q_scales, w, w_scales, bias, add, out, rows, n, depth, ldadd, ldo);                          \
+#define KERNEL(O, name)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(256)                                                                 \
+        gemm_int8_##name(const signed char *q, const float *q_scales, const signed char *w, const float *w_scales,    \
+                            const float *bias, const O *add, O *out, int rows, int n, int depth, long long ldadd,     \
+                            long long ldo) {                                                                          \
+        gemm_int8(q, q_scales, w, w_scales, bias, add, out, rows, n, depth, ldadd, ldo);                              \
     }
 
 KERNEL(float, f32)

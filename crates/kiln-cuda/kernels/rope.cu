@@ -1,27 +1,27 @@
-// The norm of heads, and the rotary embedding after it.
+// RMS norm of heads, fused with the rotary embedding.
 
-const int HEADS = 4;
+const int HEADS_PER_GROUP = 4;
 
-// Heads of 128: sixteen lanes have eight elements each of up to HEADS heads of one token, whose angles are read once.
+// Heads of 128: sixteen lanes hold eight elements each of up to HEADS_PER_GROUP heads of one token and share its angles.
 template <bool HALVES, class T>
 __device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, T *out, int heads, const float *cosines,
                                               const float *sines, int tokens, float eps) {
-    int parts = (heads + HEADS - 1) / HEADS, lane = threadIdx.x % 16;
+    int head_groups = (heads + HEADS_PER_GROUP - 1) / HEADS_PER_GROUP, lane = threadIdx.x % 16;
     int at = (blockIdx.x * blockDim.x + threadIdx.x) / 16;
-    // Lanes without work stay, for the others' sums.
-    bool there = at < tokens * parts;
-    long long token = there ? at / parts : 0;
-    int first = there ? at % parts * HEADS : heads;
+    // Idle lanes stay for the others' shuffles.
+    bool valid = at < tokens * head_groups;
+    long long token = valid ? at / head_groups : 0;
+    int first = valid ? at % head_groups * HEADS_PER_GROUP : heads;
     x += (token * heads + first) * 128 + 8 * lane;
     out += (token * heads + first) * 128 + 8 * lane;
-    Eight<T> held[HEADS];
+    Vec8<T> vectors[HEADS_PER_GROUP];
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) {
+    for (int h = 0; h < HEADS_PER_GROUP; h++) {
         float zeros[8] = {};
-        held[h] = narrow<T>(zeros);
-        if (first + h < heads) held[h] = load_eight(x + h * 128);
+        vectors[h] = narrow<T>(zeros);
+        if (first + h < heads) vectors[h] = load_vec8(x + h * 128);
     }
-    // Of pairs of neighbours there are four a lane.
+    // Interleaved pairs: four per lane.
     const int ANGLES = HALVES ? 8 : 4;
     float w[8], c[ANGLES], s[ANGLES];
     load_vector(weight + 8 * lane, w);
@@ -33,14 +33,14 @@ __device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, T
         s[j] = b.x, s[j + 1] = b.y, s[j + 2] = b.z, s[j + 3] = b.w;
     }
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) {
+    for (int h = 0; h < HEADS_PER_GROUP; h++) {
         float v[8], r[8], sum = 0.0f;
-        widen(held[h], v);
+        widen(vectors[h], v);
 #pragma unroll
         for (int j = 0; j < 8; j++) sum += v[j] * v[j];
 #pragma unroll
         for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        // Without a branch for numbers that don't occur, heads don't wait for each other.
+        // rsqrtf has no branch for special values, so that the heads' work overlaps.
         float factor = rsqrtf(sum / 128 + eps);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= factor * w[j];
@@ -57,9 +57,9 @@ __device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, T
     }
 }
 
-// Queries and keys of the same tokens, each with heads of their own.
+// Queries and keys of the same tokens, each with its own number of heads.
 template <class T>
-__device__ __forceinline__ void norm_rope_both(const T *x, const float *weight, T *out, int heads, const T *k, const float *k_weight,
+__device__ __forceinline__ void norm_rope_qk(const T *x, const float *weight, T *out, int heads, const T *k, const float *k_weight,
                                                T *k_out, int k_heads, const float *cosines, const float *sines, int tokens,
                                                int halves, float eps) {
     if (blockIdx.y) x = k, weight = k_weight, out = k_out, heads = k_heads;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void norm_rope_both(const T *x, const float *weight, 
         norm_rope_128<false>(x, weight, out, heads, cosines, sines, tokens, eps);
 }
 
-// One warp a head. A lane's pairs are two neighbours, or an element and the one half a head further.
+// One warp per head. A lane's pairs are adjacent elements, or an element and the one half a head further.
 template <class T>
 __device__ __forceinline__ void norm_rope(const T *x, const float *weight, const float *cosines, const float *sines, T *out,
                                           long long tokens, int heads, int head_dim, int halves, float eps) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void norm_rope(const T *x, const float *weight, const
     out += head * head_dim;
     cosines += token * half;
     sines += token * half;
-    // Heads have an even number of elements, so neighbours lie together in 4 bytes.
+    // Heads have an even number of elements, so pairs are aligned to 4 bytes.
     auto pair = [&](int i, float &a, float &b) {
         if (halves)
             a = to_float(x[i]), b = to_float(x[i + half]);
@@ -107,16 +107,16 @@ __device__ __forceinline__ void norm_rope(const T *x, const float *weight, const
     }
 }
 
-#define KERNELS(T, name)                                                                                             \
-    extern "C" __global__ void norm_rope_##name(const T *x, const float *weight, const float *cosines,               \
-                                                const float *sines, T *out, long long tokens, int heads,             \
-                                                int head_dim, int halves, float eps) {                               \
-        norm_rope(x, weight, cosines, sines, out, tokens, heads, head_dim, halves, eps);                             \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(128) norm_rope_128_##name(                                          \
-        const T *x, const float *weight, T *out, int heads, const T *k, const float *k_weight, T *k_out,             \
-        int k_heads, const float *cosines, const float *sines, int tokens, int halves, float eps) {                  \
-        norm_rope_both(x, weight, out, heads, k, k_weight, k_out, k_heads, cosines, sines, tokens, halves, eps);     \
+#define KERNELS(T, name)                                                                                              \
+    extern "C" __global__ void norm_rope_##name(const T *x, const float *weight, const float *cosines,                \
+                                                const float *sines, T *out, long long tokens, int heads,              \
+                                                int head_dim, int halves, float eps) {                                \
+        norm_rope(x, weight, cosines, sines, out, tokens, heads, head_dim, halves, eps);                              \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128) norm_rope_128_##name(                                           \
+        const T *x, const float *weight, T *out, int heads, const T *k, const float *k_weight, T *k_out,              \
+        int k_heads, const float *cosines, const float *sines, int tokens, int halves, float eps) {                   \
+        norm_rope_qk(x, weight, out, heads, k, k_weight, k_out, k_heads, cosines, sines, tokens, halves, eps);        \
     }
 
 KERNELS(float, f32)

@@ -1,32 +1,32 @@
-// The softmax of rows of f32, as bf16 or in their own place; one block of 256 threads a row, whose length is a multiple of 8.
+// Softmax of f32 rows, to bf16 or in place; one block of 256 threads per row, whose length is a multiple of 8.
 
 template <class T> __device__ __forceinline__ void softmax_rows(const float *x, T *out, int n) {
-    __shared__ float tops[8];
+    __shared__ float warp_maxes[8];
     x += (long long)blockIdx.x * n;
     out += (long long)blockIdx.x * n;
-    float v[8], top = -1e38f, total = 0.0f;
+    float v[8], thread_max = -1e38f, thread_sum = 0.0f;
     for (int i = 8 * threadIdx.x; i < n; i += 8 * 256) {
         load_vector(x + i, v);
-        float most = top;
+        float new_max = thread_max;
 #pragma unroll
-        for (int j = 0; j < 8; j++) most = fmaxf(most, v[j]);
-        total *= expf(top - most);
-        top = most;
+        for (int j = 0; j < 8; j++) new_max = fmaxf(new_max, v[j]);
+        thread_sum *= expf(thread_max - new_max);
+        thread_max = new_max;
 #pragma unroll
-        for (int j = 0; j < 8; j++) total += expf(v[j] - top);
+        for (int j = 0; j < 8; j++) thread_sum += expf(v[j] - thread_max);
     }
-    float all = top;
+    float row_max = thread_max;
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) all = fmaxf(all, __shfl_xor_sync(0xffffffffu, all, step));
-    if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = all;
+    for (int step = 16; step > 0; step /= 2) row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, step));
+    if (threadIdx.x % 32 == 0) warp_maxes[threadIdx.x / 32] = row_max;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 8; i++) all = fmaxf(all, tops[i]);
-    float factor = 1.0f / block_sum(total * expf(top - all));
+    for (int i = 0; i < 8; i++) row_max = fmaxf(row_max, warp_maxes[i]);
+    float factor = 1.0f / block_sum(thread_sum * expf(thread_max - row_max));
     for (int i = 8 * threadIdx.x; i < n; i += 8 * 256) {
         load_vector(x + i, v);
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = expf(v[j] - all) * factor;
+        for (int j = 0; j < 8; j++) v[j] = expf(v[j] - row_max) * factor;
         store_vector(out + i, v);
     }
 }

@@ -1,18 +1,20 @@
+//! The CUDA backend: [`Backend`] implemented by the launchers in `ops`.
+
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use kiln_ops::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Later, Residency, Result, RopeTable, Run,
-    shapes,
+    Activation, AttentionSpec, Backend, ConvGeometry, Pending, Residency, Result, RopeTable, RowGroups,
+    RunMode, shapes,
 };
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape};
 
 use crate::context::Context;
 use crate::error::{self, Error};
 use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm, rope};
 use crate::options::Options;
 use crate::probe::Gpu;
-use crate::replay::{self, CudaReplays};
+use crate::replay::{self, CudaGraphCache};
 use crate::tensor::CudaTensor;
 use crate::weight::{CudaConv, CudaWeight};
 
@@ -23,7 +25,7 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// Looks for the libraries and takes the GPU; fails, and never panics, where something is missing.
+    /// Loads the libraries and opens the GPU. Returns an error, never panics, if something is missing.
     pub fn new(options: &Options) -> error::Result<CudaBackend> {
         Ok(CudaBackend { cx: Context::new(options)? })
     }
@@ -33,44 +35,44 @@ impl CudaBackend {
         self.cx.gpu()
     }
 
-    /// Why matrix products are made without cuBLASLt, when they are.
-    pub fn without_cublaslt(&self) -> Option<&Error> {
-        self.cx.shared().lt.as_ref().err()
+    /// Why cuBLASLt is not used; `None` if it is.
+    pub fn cublaslt_error(&self) -> Option<&Error> {
+        self.cx.shared().cublaslt.as_ref().err()
     }
 
-    /// Bytes of the GPU's memory that this backend may still use.
+    /// Bytes of GPU memory that this backend can still allocate.
     pub fn memory_free(&self) -> Result<usize> {
-        self.cx.done(self.cx.device_memory().free())
+        self.cx.check(self.cx.device_memory().available())
     }
 
-    /// Bytes of the GPU's memory that this backend holds.
+    /// Bytes of GPU memory that this backend holds.
     pub fn memory_held(&self) -> usize {
         self.cx.device_memory().held()
     }
 
-    /// The most that this backend held at once.
+    /// Maximum of [`CudaBackend::memory_held`] since the last [`CudaBackend::release_memory`].
     pub fn memory_peak(&self) -> usize {
         self.cx.device_memory().peak()
     }
 
-    /// Gives all memory that nothing needs back to the GPU, and counts the most that is held anew.
+    /// Returns unused memory to the driver and restarts the peak count.
     pub fn release_memory(&self) {
         if let Ok(device) = self.cx.device("cuMemFree") {
             device.memory.release();
         }
     }
 
-    /// How many times recorded work was replayed, of anything that was asked for so far.
-    pub fn replayed(&self) -> usize {
-        self.cx.shared().replayed.load(Ordering::Relaxed)
+    /// Number of CUDA graph replays so far.
+    pub fn graph_replays(&self) -> usize {
+        self.cx.shared().graph_replays.load(Ordering::Relaxed)
     }
 
-    /// Waits until all work so far is done.
+    /// Waits for all work submitted so far.
     pub fn wait(&self) -> Result<()> {
-        self.cx.done(self.cx.wait())
+        self.cx.check(self.cx.wait())
     }
 
-    /// Milliseconds that the work of some calls takes on the GPU.
+    /// Runs `work` and returns its time on the GPU, in milliseconds.
     pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
         let mut failed = None;
         let time = self.cx.time(|| {
@@ -79,7 +81,7 @@ impl CudaBackend {
         });
         match failed {
             Some(e) => Err(e),
-            None => self.cx.done(time),
+            None => self.cx.check(time),
         }
     }
 }
@@ -90,11 +92,12 @@ impl std::fmt::Debug for CudaBackend {
     }
 }
 
+// `max_batch_rows` stays 0: two images in one step take as long as two steps (klein 4B at 1024×1024 on an H200).
 impl Backend for CudaBackend {
     type Tensor = CudaTensor;
     type Weight = CudaWeight;
     type Conv = CudaConv;
-    type Replays = CudaReplays;
+    type GraphCache = CudaGraphCache;
 
     fn name(&self) -> String {
         self.cx.name()
@@ -110,10 +113,10 @@ impl Backend for CudaBackend {
 
     fn replay<E: From<kiln_ops::Error>>(
         &self,
-        replays: &CudaReplays,
+        replays: &CudaGraphCache,
         key: &[usize],
         inputs: &[&CudaTensor],
-        mut work: impl FnMut(&Self, Run, &[&CudaTensor]) -> Result<CudaTensor, E>,
+        mut work: impl FnMut(&Self, RunMode, &[&CudaTensor]) -> Result<CudaTensor, E>,
     ) -> Result<CudaTensor, E> {
         replay::replay(&self.cx, replays, key, inputs, |cx, run, inputs| {
             work(&CudaBackend { cx: cx.clone() }, run, inputs)
@@ -130,31 +133,31 @@ impl Backend for CudaBackend {
     }
 
     fn download_bytes(&self, x: &CudaTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
-        movement::bytes(&self.cx, x, scale, shift)
+        movement::download_bytes(&self.cx, x, scale, shift)
     }
 
-    fn download_later(&self, x: &CudaTensor) -> Result<Later<HostTensor>> {
-        x.to_host_later(&self.cx)
+    fn download_async(&self, x: &CudaTensor) -> Result<Pending<HostTensor>> {
+        x.to_host_async(&self.cx)
     }
 
-    fn download_bytes_later(&self, x: &CudaTensor, scale: f32, shift: f32) -> Result<Later<Vec<u8>>> {
-        movement::bytes_later(&self.cx, x, scale, shift)
+    fn download_bytes_async(&self, x: &CudaTensor, scale: f32, shift: f32) -> Result<Pending<Vec<u8>>> {
+        movement::download_bytes_async(&self.cx, x, scale, shift)
     }
 
-    fn fence(&self) -> Result<Later<()>> {
-        let (cx, place) = (self.cx.clone(), self.cx.done(self.cx.mark())?);
-        Ok(Box::new(move || cx.done(place.wait().map(drop))))
+    fn fence(&self) -> Result<Pending<()>> {
+        let (cx, mark) = (self.cx.clone(), self.cx.check(self.cx.mark())?);
+        Ok(Box::new(move || cx.check(mark.wait().map(drop))))
     }
 
-    fn weight(&self, parts: LinearParts, residency: Residency) -> Result<CudaWeight> {
-        CudaWeight::new(&self.cx, parts, residency)
+    fn load_weight(&self, linear: HostLinear, residency: Residency) -> Result<CudaWeight> {
+        CudaWeight::new(&self.cx, linear, residency)
     }
 
-    fn with_deltas(&self, w: &CudaWeight, deltas: Vec<Delta>) -> Result<CudaWeight> {
+    fn with_deltas(&self, w: &CudaWeight, deltas: Vec<LoraDelta>) -> Result<CudaWeight> {
         w.with_deltas(&self.cx, &deltas)
     }
 
-    fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CudaConv> {
+    fn load_conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CudaConv> {
         CudaConv::new(&self.cx, kernel, bias)
     }
 
@@ -195,7 +198,7 @@ impl Backend for CudaBackend {
         &self,
         xs: &[&CudaTensor],
         w: &CudaWeight,
-        gate: Option<(&CudaTensor, &Groups)>,
+        gate: Option<(&CudaTensor, &RowGroups)>,
         residual: &CudaTensor,
     ) -> Result<CudaTensor> {
         linear::linear_gated_add(&self.cx, xs, w, gate, residual)
@@ -203,13 +206,13 @@ impl Backend for CudaBackend {
 
     fn swiglu_gated_add(
         &self,
-        beside: Option<&CudaTensor>,
+        left: Option<&CudaTensor>,
         gate_up: &CudaTensor,
         w: &CudaWeight,
-        gate: Option<(&CudaTensor, &Groups)>,
+        gate: Option<(&CudaTensor, &RowGroups)>,
         residual: &CudaTensor,
     ) -> Result<CudaTensor> {
-        linear::swiglu_gated_add(&self.cx, beside, gate_up, w, gate, residual)
+        linear::swiglu_gated_add(&self.cx, left, gate_up, w, gate, residual)
     }
 
     fn ada_layer_norm(
@@ -217,7 +220,7 @@ impl Backend for CudaBackend {
         x: &CudaTensor,
         scale: &CudaTensor,
         shift: &CudaTensor,
-        groups: &Groups,
+        groups: &RowGroups,
         eps: f32,
     ) -> Result<CudaTensor> {
         norm::ada_layer_norm(&self.cx, x, [scale, shift], groups, eps)
@@ -227,7 +230,7 @@ impl Backend for CudaBackend {
         &self,
         x: &CudaTensor,
         modulation: [&CudaTensor; 2],
-        groups: &Groups,
+        groups: &RowGroups,
         eps: f32,
         w: &CudaWeight,
         widths: [usize; N],
@@ -243,7 +246,7 @@ impl Backend for CudaBackend {
         &self,
         x: &CudaTensor,
         weight: &CudaTensor,
-        rope: &RopeTable<Self>,
+        rope: &RopeTable<Self::Tensor>,
         eps: f32,
     ) -> Result<CudaTensor> {
         rope::norm_rope(&self.cx, x, weight, rope, eps)
@@ -253,7 +256,7 @@ impl Backend for CudaBackend {
         &self,
         qk: [&CudaTensor; 2],
         weights: [&CudaTensor; 2],
-        rope: &RopeTable<Self>,
+        rope: &RopeTable<Self::Tensor>,
         eps: f32,
     ) -> Result<[CudaTensor; 2]> {
         rope::qk_norm_rope(&self.cx, qk, weights, rope, eps)

@@ -1,82 +1,77 @@
-//! What is made once and kept on disk: compiled kernels, and which way of multiplying was fastest.
+//! The disk cache: compiled kernels and the fastest cuBLASLt algorithms.
 //!
-//! An entry is found by everything that decides its content, so a changed kernel, another GPU or another compiler simply
-//! finds nothing. Entries are written beside their place and renamed; of two processes that make the same one, the last
-//! wins, and both have written the same. An entry that does not have the checksum it was written with is made anew.
+//! A key covers everything that determines the content, so a changed kernel, another GPU or another compiler is a miss.
+//! Entries are written atomically; concurrent writers of one entry write the same content. Entries with a wrong checksum
+//! are misses.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use kiln_base::{AtomicFile, hex};
 use sha2::{Digest, Sha256};
 
 const MAGIC: &[u8] = b"kiln cuda 1\n";
 
-/// A folder of entries; without one, nothing is kept.
+/// A folder of cached entries; without a folder every lookup misses.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Cache {
+pub(crate) struct DiskCache {
     folder: Option<PathBuf>,
 }
 
-/// Names an entry by what decides its content.
+/// Name of an entry: a hash of everything that determines its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Key(String);
+pub(crate) struct CacheKey(String);
 
-impl Key {
-    /// `stem` is for people who look into the folder; `parts` are what counts.
-    pub fn new(stem: &str, parts: &[&[u8]]) -> Key {
+impl CacheKey {
+    /// Hashes `parts`. `stem` only makes the file name readable.
+    pub fn new(stem: &str, parts: &[&[u8]]) -> CacheKey {
         let mut hash = Sha256::new();
         for part in parts {
             // Lengths keep ("ab", "c") apart from ("a", "bc").
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
-        Key(format!("{stem}-{}", hex(&hash.finalize()[..12])))
+        CacheKey(format!("{stem}-{}", hex(&hash.finalize()[..12])))
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-impl Cache {
-    /// Entries in `folder`, which is made when something is to be kept.
-    pub fn at(folder: Option<PathBuf>) -> Cache {
-        Cache { folder }
+impl DiskCache {
+    /// A cache in `folder`, which is created by the first write.
+    pub fn new(folder: Option<PathBuf>) -> DiskCache {
+        DiskCache { folder }
     }
 
-    /// Where this system keeps what programs can make again.
-    pub fn usual_folder() -> Option<PathBuf> {
-        let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let base = match std::env::consts::OS {
-            "windows" => var("LOCALAPPDATA"),
-            "macos" => var("HOME").map(|home| home.join("Library/Caches")),
-            _ => var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache"))),
-        };
-        base.map(|base| base.join("kiln").join("cuda"))
+    /// The user's cache folder for Kiln.
+    pub fn default_folder() -> Option<PathBuf> {
+        Some(kiln_base::folders::cache()?.join("kiln").join("cuda"))
     }
 
-    fn path(&self, key: &Key) -> Option<PathBuf> {
+    fn path(&self, key: &CacheKey) -> Option<PathBuf> {
         Some(self.folder.as_ref()?.join(&key.0))
     }
 
-    /// An entry, whole and as it was written.
-    pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
+    /// Returns an entry whose checksum matches.
+    pub fn get(&self, key: &CacheKey) -> Option<Vec<u8>> {
         let bytes = fs::read(self.path(key)?).ok()?;
         let rest = bytes.strip_prefix(MAGIC)?;
         let (sum, content) = rest.split_at_checked(32)?;
         (Sha256::digest(content).as_slice() == sum).then(|| content.to_vec())
     }
 
-    /// Keeps an entry. A disk that is full or may not be written to costs time at the next start and nothing else.
-    pub fn put(&self, key: &Key, content: &[u8]) {
+    /// Stores an entry. Failures are ignored: they only cost time at the next start.
+    pub fn put(&self, key: &CacheKey, content: &[u8]) {
         if let Some(path) = self.path(key) {
             let _ = write(&path, content);
         }
     }
 
-    /// The entry, made by `make` when there is none.
-    pub fn get_or_make<E>(&self, key: &Key, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
+    /// Returns the entry, or creates and stores it.
+    pub fn get_or_create<E>(
+        &self,
+        key: &CacheKey,
+        make: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<Vec<u8>, E> {
         if let Some(content) = self.get(key) {
             return Ok(content);
         }
@@ -87,46 +82,45 @@ impl Cache {
 }
 
 fn write(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(MAGIC)?;
-    file.write_all(&Sha256::digest(content))?;
-    file.write_all(content)?;
-    file.persist(path)?;
-    Ok(())
+    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    let mut file = AtomicFile::create(path)?;
+    file.file().write_all(MAGIC)?;
+    file.file().write_all(&Sha256::digest(content))?;
+    file.file().write_all(content)?;
+    // The checksum finds what a power cut has damaged.
+    file.commit_unsynced()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn cache() -> (tempfile::TempDir, Cache) {
+    fn cache() -> (tempfile::TempDir, DiskCache) {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(Some(folder.path().join("not/yet/there")));
+        let cache = DiskCache::new(Some(folder.path().join("not/yet/there")));
         (folder, cache)
     }
 
-    fn made(cache: &Cache, key: &Key, content: &str) -> (Vec<u8>, bool) {
+    fn made(cache: &DiskCache, key: &CacheKey, content: &str) -> (Vec<u8>, bool) {
         let mut called = false;
         let make = || {
             called = true;
             Ok::<_, ()>(content.as_bytes().to_vec())
         };
-        (cache.get_or_make(key, make).unwrap(), called)
+        (cache.get_or_create(key, make).unwrap(), called)
     }
 
     #[test]
-    fn an_entry_is_made_once() {
+    fn an_entry_is_created_once() {
         let (_folder, cache) = cache();
-        let key = Key::new("norm", &[b"source", b"sm_90a", b"13.0"]);
+        let key = CacheKey::new("norm", &[b"source", b"sm_90a", b"13.0"]);
         assert_eq!(made(&cache, &key, "cubin"), (b"cubin".to_vec(), true));
         assert_eq!(made(&cache, &key, "another"), (b"cubin".to_vec(), false));
     }
 
     #[test]
-    fn everything_that_decides_the_content_decides_the_key() {
-        let key = |parts: &[&[u8]]| Key::new("norm", parts);
+    fn every_part_changes_the_key() {
+        let key = |parts: &[&[u8]]| CacheKey::new("norm", parts);
         let base = key(&[b"source", b"sm_90a", b"13.0"]);
         for other in [
             key(&[b"source2", b"sm_90a", b"13.0"]),
@@ -140,9 +134,9 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_entry_is_made_anew() {
+    fn a_damaged_entry_is_created_again() {
         let (_folder, cache) = cache();
-        let key = Key::new("norm", &[b"x"]);
+        let key = CacheKey::new("norm", &[b"x"]);
         made(&cache, &key, "a fairly long content");
         let path = cache.path(&key).unwrap();
         let whole = fs::read(&path).unwrap();
@@ -151,15 +145,15 @@ mod tests {
         let cut = whole[..whole.len() - 3].to_vec();
         for damage in [flipped, cut, whole[..20].to_vec(), Vec::new(), b"something else".to_vec()] {
             fs::write(&path, damage).unwrap();
-            assert_eq!(made(&cache, &key, "made anew"), (b"made anew".to_vec(), true));
+            assert_eq!(made(&cache, &key, "remade it"), (b"remade it".to_vec(), true));
             assert_eq!(fs::read(&path).unwrap().len(), MAGIC.len() + 32 + 9);
         }
     }
 
     #[test]
-    fn many_writers_of_one_entry_leave_a_whole_one_and_nothing_else() {
+    fn concurrent_writers_leave_one_whole_entry_and_no_temporary_files() {
         let (_folder, cache) = cache();
-        let key = Key::new("norm", &[b"x"]);
+        let key = CacheKey::new("norm", &[b"x"]);
         let content = "x".repeat(100_000);
         std::thread::scope(|scope| {
             for _ in 0..8 {
@@ -173,12 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_to_write_everything_still_works() {
+    fn a_cache_that_cannot_be_written_always_misses() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "in the way").unwrap();
-        let key = Key::new("norm", &[b"x"]);
-        for cache in [Cache::default(), Cache::at(Some(file.join("below")))] {
+        let key = CacheKey::new("norm", &[b"x"]);
+        for cache in [DiskCache::default(), DiskCache::new(Some(file.join("below")))] {
             assert_eq!(made(&cache, &key, "content"), (b"content".to_vec(), true));
             assert_eq!(cache.get(&key), None);
         }

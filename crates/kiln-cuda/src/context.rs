@@ -1,4 +1,4 @@
-//! What every operation is handed.
+//! The context that every operation receives: a queue and the state shared by all queues of a GPU.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,31 +8,31 @@ use kiln_ops::Error;
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::flags::Flags;
-use crate::gemm::lt::Lt;
+use crate::flags::BlockFlags;
+use crate::gemm::cublaslt::CublasLtGemm;
 use crate::kernels::{Kernel, Parameters};
 use crate::options::{Graphs, Options};
-use crate::queue::{Block, Queue, Recording};
-use crate::streamer::Streamer;
+use crate::queue::{DeviceBuffer, Queue, Recording};
+use crate::streamer::WeightStreamer;
 
-/// A queue, and what operations share whichever queue they go to.
+/// A queue and the state shared by all queues of its GPU.
 #[derive(Clone)]
 pub(crate) struct Context {
     queue: Queue,
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
 }
 
-/// What is made once for a GPU, beside the device itself.
-pub(crate) struct Shared {
-    /// cuBLASLt, or why products are made without it.
-    pub lt: Result<Lt>,
-    pub flags: Flags,
-    /// The weights that are brought in when they are used.
-    pub streamer: Arc<Streamer>,
-    /// Whether work that is asked for again and again is recorded.
+/// State created once per GPU, in addition to the [`Device`].
+pub(crate) struct SharedState {
+    /// cuBLASLt, or why it is not used.
+    pub cublaslt: Result<CublasLtGemm>,
+    pub flags: BlockFlags,
+    /// Weights in host memory that are copied to the GPU on use.
+    pub streamer: Arc<WeightStreamer>,
+    /// Whether repeated work is captured as CUDA graphs.
     pub graphs: Graphs,
-    /// How many times recorded work was replayed.
-    pub replayed: AtomicUsize,
+    /// Number of graph replays so far.
+    pub graph_replays: AtomicUsize,
 }
 
 impl Deref for Context {
@@ -44,33 +44,33 @@ impl Deref for Context {
 }
 
 impl Context {
-    /// Takes a GPU.
+    /// Opens a GPU.
     pub fn new(options: &Options) -> Result<Context> {
         let device = Arc::new(Device::new(options)?);
-        let lt = if options.own_products {
-            Err(crate::error::Error::Missing { library: "cuBLASLt", install: "it was not asked for" })
+        let cublaslt = if options.disable_cublaslt {
+            Err(crate::error::Error::Missing { library: "cuBLASLt", install: "it is disabled" })
         } else {
-            Lt::new(&device)
+            CublasLtGemm::new(&device)
         };
-        // What is recorded keeps its memory, and a limit says that there is little.
+        // Graphs keep their memory; a memory limit means that it is scarce.
         let graphs = match options.graphs {
             Graphs::Auto if options.memory_limit.is_some() => Graphs::Never,
             graphs => graphs,
         };
-        let streamer = Streamer::new(&device);
-        let (flags, replayed) = (Flags::default(), AtomicUsize::new(0));
-        let shared = Shared { lt, flags, streamer, graphs, replayed };
-        Ok(Context { queue: Queue::live(device), shared: Arc::new(shared) })
+        let streamer = WeightStreamer::new(&device);
+        let (flags, graph_replays) = (BlockFlags::default(), AtomicUsize::new(0));
+        let shared = SharedState { cublaslt, flags, streamer, graphs, graph_replays };
+        Ok(Context { queue: Queue::immediate(device), shared: Arc::new(shared) })
     }
 
-    /// The same for work that is only written down.
-    pub fn record(&self) -> Result<(Context, Arc<Recording>)> {
-        let (queue, recording) = self.queue.record()?;
+    /// Returns a context whose work is recorded, not executed.
+    pub fn begin_recording(&self) -> Result<(Context, Arc<Recording>)> {
+        let (queue, recording) = self.queue.begin_recording()?;
         Ok((Context { queue, shared: Arc::clone(&self.shared) }, recording))
     }
 
-    /// What all queues share.
-    pub fn shared(&self) -> &Shared {
+    /// State shared by all queues.
+    pub fn shared(&self) -> &SharedState {
         &self.shared
     }
 
@@ -79,38 +79,39 @@ impl Context {
         format!("cuda:{} ({})", self.gpu().ordinal, self.gpu().name)
     }
 
-    /// What the last bits depend on: the GPU, and who multiplies.
+    /// What the last bits of results depend on: the GPU and the matmul library.
     pub fn numerics(&self) -> String {
-        let products = self.shared.lt.as_ref().map_or_else(|_| "own products".into(), Lt::version_text);
+        let products =
+            self.shared.cublaslt.as_ref().map_or_else(|_| "own products".into(), CublasLtGemm::version_text);
         format!("cuda ({}, {products})", self.gpu().name)
     }
 
-    /// Name for messages about memory: what there is, and who has it.
-    fn state(&self) -> String {
+    /// Name and memory use, for out-of-memory messages.
+    fn memory_summary(&self) -> String {
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         let memory = self.queue.device_memory();
         format!(
-            "{}, of whose {:.1} GiB Kiln holds {:.1} and may take {:.1} more",
+            "{}, {:.1} GiB in total, {:.1} held by Kiln, {:.1} available",
             self.name(),
             gib(self.gpu().memory),
             gib(memory.held() as u64),
-            gib(memory.free().unwrap_or(0) as u64)
+            gib(memory.available().unwrap_or(0) as u64)
         )
     }
 
-    /// A device's word as an operation's.
-    pub fn done<T>(&self, result: Result<T>) -> kiln_ops::Result<T> {
+    /// Converts a device error into an operation's error.
+    pub fn check<T>(&self, result: Result<T>) -> kiln_ops::Result<T> {
         result.map_err(|e| Error::Device { backend: self.name(), what: e.to_string() })
     }
 
-    /// Memory of the device.
-    pub fn block(&self, bytes: usize) -> kiln_ops::Result<Block> {
-        self.done(self.queue.memory(bytes))?.ok_or_else(|| self.short_of(bytes))
+    /// Allocates device memory.
+    pub fn allocate(&self, bytes: usize) -> kiln_ops::Result<DeviceBuffer> {
+        self.check(self.queue.allocate(bytes))?.ok_or_else(|| self.out_of_memory(bytes))
     }
 
-    /// So many bytes can't be had.
-    pub fn short_of(&self, bytes: usize) -> Error {
-        Error::Memory { backend: self.state(), bytes }
+    /// The error for a failed allocation of `bytes` bytes.
+    pub fn out_of_memory(&self, bytes: usize) -> Error {
+        Error::Memory { backend: self.memory_summary(), bytes }
     }
 
     /// [`Kernel::launch`].
@@ -122,14 +123,14 @@ impl Context {
         shared: usize,
         parameters: &P,
     ) -> kiln_ops::Result<()> {
-        self.done(kernel.launch(&self.queue, grid, threads, shared, parameters))
+        self.check(kernel.launch(&self.queue, grid, threads, shared, parameters))
     }
 }
 
-/// A size as kernels take it.
+/// Converts a size to the kernels' `int`.
 pub(crate) fn int(op: &'static str, n: usize) -> kiln_ops::Result<i32> {
     i32::try_from(n).map_err(|_| Error::Arguments {
         op,
-        what: format!("a size of {n} is more than the GPU's kernels can count"),
+        what: format!("a size of {n} exceeds the 32-bit range of the CUDA kernels"),
     })
 }

@@ -1,58 +1,58 @@
 use std::path::PathBuf;
 
-/// Why a GPU can't be used.
+/// An error of the CUDA backend.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
-    /// A library that was found nowhere.
+    /// A library was not found.
     #[error("{library} was not found: {install}")]
     Missing {
-        /// What was looked for.
+        /// Name of the library.
         library: &'static str,
-        /// What to install, or where to say that it is.
+        /// What to install or set.
         install: &'static str,
     },
-    /// A library that is there but can't be used.
+    /// A library exists but cannot be used.
     #[error("`{}` can't be used: {what}", path.display())]
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What the loader says, or which function it lacks.
+        /// The loader's message, or the missing function.
         what: String,
     },
-    /// A call that failed.
+    /// A library call failed.
     #[error("{call}: {what}")]
     Call {
-        /// The function that was called.
+        /// Name of the function.
         call: &'static str,
-        /// The library's word for it.
+        /// The library's error message.
         what: String,
     },
-    /// No GPU of that number.
-    #[error("there is no CUDA device {ordinal}: the driver shows {count}")]
+    /// No GPU has the requested index.
+    #[error("there is no CUDA device {ordinal}: the driver reports {count}")]
     NoDevice {
-        /// The number asked for.
+        /// The requested index.
         ordinal: usize,
-        /// How many there are.
+        /// Number of GPUs.
         count: usize,
     },
-    /// A GPU that is too old for the kernels.
-    #[error("{name} has compute capability {major}.{minor}, and 8.0 is the least the kernels need")]
+    /// The GPU is too old for the kernels.
+    #[error("{name} has compute capability {major}.{minor}; the kernels need 8.0 or newer")]
     TooOld {
         /// The GPU's name.
         name: String,
-        /// Compute capability, first part.
+        /// Major compute capability.
         major: i32,
-        /// Compute capability, second part.
+        /// Minor compute capability.
         minor: i32,
     },
-    /// A kernel that did not compile.
+    /// A kernel did not compile.
     #[error("kernels `{source_name}` did not compile for {arch}:\n{log}")]
     Compile {
         /// Stem of the source file.
         source_name: &'static str,
-        /// What it was compiled for.
+        /// Target architecture.
         arch: String,
-        /// The compiler's words.
+        /// The compiler's log.
         log: String,
     },
 }

@@ -1,7 +1,7 @@
-//! Where the libraries of CUDA are.
+//! Finds and loads CUDA's libraries.
 //!
-//! They come from the driver (libcuda), a CUDA toolkit or the `nvidia-*` packages of a Python installation, and none of
-//! them has to be on the loader's path. Nothing is linked: each is looked for when it is first needed.
+//! They come from the driver (libcuda), a CUDA toolkit or the `nvidia-*` packages of a Python installation, and need not
+//! be on the loader's path. Nothing is linked; each library is searched for when first used.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,112 +11,105 @@ use libloading::Library;
 
 use crate::error::{Error, Result};
 
-/// A library Kiln uses on NVIDIA GPUs.
+/// A library of CUDA that Kiln uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum CudaLibrary {
     /// The driver.
     Driver,
-    /// The compiler of kernels.
+    /// The kernel compiler.
     Nvrtc,
     /// Matrix products.
     CublasLt,
-    /// Convolutions and attention.
-    Cudnn,
 }
 
-/// Versions in use, the newest first; the number is part of the file's name.
+/// Supported major versions, newest first; part of the file names.
 const MAJORS: [u32; 2] = [13, 12];
 
-impl Wanted {
-    /// All of them, in the order in which they are reported.
-    pub const ALL: [Wanted; 4] = [Wanted::Driver, Wanted::Nvrtc, Wanted::CublasLt, Wanted::Cudnn];
+impl CudaLibrary {
+    /// All libraries, in the order of reports.
+    pub const ALL: [CudaLibrary; 3] = [CudaLibrary::Driver, CudaLibrary::Nvrtc, CudaLibrary::CublasLt];
 
-    /// The name people know it by.
+    /// Name for messages.
     pub const fn name(self) -> &'static str {
         match self {
-            Wanted::Driver => "the NVIDIA driver (libcuda)",
-            Wanted::Nvrtc => "NVRTC (libnvrtc)",
-            Wanted::CublasLt => "cuBLASLt (libcublasLt)",
-            Wanted::Cudnn => "cuDNN (libcudnn)",
+            CudaLibrary::Driver => "the NVIDIA driver (libcuda)",
+            CudaLibrary::Nvrtc => "NVRTC (libnvrtc)",
+            CudaLibrary::CublasLt => "cuBLASLt (libcublasLt)",
         }
     }
 
-    /// What to do when it is missing.
+    /// What to do if it is missing.
     pub const fn install(self) -> &'static str {
         match self {
-            Wanted::Driver => "install NVIDIA's driver, version 550 or newer",
-            Wanted::Nvrtc => {
-                "install CUDA 12.4 or newer, or `pip install nvidia-cuda-nvrtc`, or name its folder in KILN_CUDA_PATH"
+            CudaLibrary::Driver => "install NVIDIA's driver, version 550 or newer",
+            CudaLibrary::Nvrtc => {
+                "install CUDA 12.4 or newer, or `pip install nvidia-cuda-nvrtc`, or set KILN_CUDA_PATH to its folder"
             }
-            Wanted::CublasLt => {
-                "install CUDA 12.4 or newer, or `pip install nvidia-cublas`, or name its folder in KILN_CUDA_PATH; \
-                 without it, matrix products use Kiln's own kernels and take longer"
+            CudaLibrary::CublasLt => {
+                "install CUDA 12.4 or newer, or `pip install nvidia-cublas`, or set KILN_CUDA_PATH to its folder; \
+                 without it, matrix products use Kiln's own, slower kernels"
             }
-            Wanted::Cudnn => "optional and not used yet: `pip install nvidia-cudnn-cu13`",
         }
     }
 
-    /// File names, the best first.
+    /// File names, most preferred first.
     pub(crate) fn files(self) -> Vec<String> {
         if cfg!(windows) {
             return match self {
-                Wanted::Driver => vec!["nvcuda.dll".into()],
-                Wanted::Nvrtc => MAJORS.map(|m| format!("nvrtc64_{m}0_0.dll")).into(),
-                Wanted::CublasLt => MAJORS.map(|m| format!("cublasLt64_{m}.dll")).into(),
-                Wanted::Cudnn => vec!["cudnn64_9.dll".into()],
+                CudaLibrary::Driver => vec!["nvcuda.dll".into()],
+                CudaLibrary::Nvrtc => MAJORS.map(|m| format!("nvrtc64_{m}0_0.dll")).into(),
+                CudaLibrary::CublasLt => MAJORS.map(|m| format!("cublasLt64_{m}.dll")).into(),
             };
         }
         match self {
-            Wanted::Driver => vec!["libcuda.so.1".into(), "libcuda.so".into()],
-            Wanted::Nvrtc => MAJORS.map(|m| format!("libnvrtc.so.{m}")).into(),
-            Wanted::CublasLt => MAJORS.map(|m| format!("libcublasLt.so.{m}")).into(),
-            Wanted::Cudnn => vec!["libcudnn.so.9".into()],
+            CudaLibrary::Driver => vec!["libcuda.so.1".into(), "libcuda.so".into()],
+            CudaLibrary::Nvrtc => MAJORS.map(|m| format!("libnvrtc.so.{m}")).into(),
+            CudaLibrary::CublasLt => MAJORS.map(|m| format!("libcublasLt.so.{m}")).into(),
         }
     }
 
-    /// Folders of Python's `nvidia` package that hold it.
+    /// Folders of Python's `nvidia` package that contain it.
     fn wheel_folders(self) -> &'static [&'static str] {
         match self {
-            Wanted::Driver => &[],
-            Wanted::Nvrtc => &["cu13", "cuda_nvrtc"],
-            Wanted::CublasLt => &["cu13", "cublas"],
-            Wanted::Cudnn => &["cudnn"],
+            CudaLibrary::Driver => &[],
+            CudaLibrary::Nvrtc => &["cu13", "cuda_nvrtc"],
+            CudaLibrary::CublasLt => &["cu13", "cublas"],
         }
     }
 }
 
-/// A library in this process.
-pub(crate) struct Loaded {
+/// A library loaded into this process.
+pub(crate) struct LoadedLibrary {
     pub library: Library,
     pub path: PathBuf,
 }
 
-/// Loads a library from the first place that has it.
-pub(crate) fn load(wanted: Wanted) -> Result<Loaded> {
+/// Loads a library from the first path that works.
+pub(crate) fn load(library: CudaLibrary) -> Result<LoadedLibrary> {
     let mut unusable = None;
-    for path in candidates(wanted, &Places::of_this_process()) {
-        // SAFETY: NVIDIA's libraries do nothing at load time that this process has to prepare for.
+    for path in candidates(library, &SearchPaths::from_env()) {
+        // SAFETY: NVIDIA's libraries have no load-time requirements on the process.
         match unsafe { Library::new(&path) } {
-            Ok(library) => return Ok(Loaded { library, path: settle(path) }),
-            // A bare name that the loader does not know is no news; a file that is there and does not load is.
+            Ok(library) => return Ok(LoadedLibrary { library, path: resolve_path(path) }),
+            // Report files that exist but fail to load, not bare names the loader does not know.
             Err(e) if path.is_absolute() => {
                 unusable.get_or_insert(Error::Unusable { path, what: e.to_string() });
             }
             Err(_) => {}
         }
     }
-    Err(unusable.unwrap_or(Error::Missing { library: wanted.name(), install: wanted.install() }))
+    Err(unusable.unwrap_or(Error::Missing { library: library.name(), install: library.install() }))
 }
 
-/// The whole path of a library that the loader found by its name.
-fn settle(path: PathBuf) -> PathBuf {
+/// Returns the full path of a library that the loader found by name.
+fn resolve_path(path: PathBuf) -> PathBuf {
     if path.is_absolute() {
         return path;
     }
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let stem = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let found = maps.lines().filter_map(|line| line.split_once('/')).map(|(_, rest)| format!("/{rest}"));
-    // libcuda.so.1 is mapped under its full version, so the name is a beginning.
+    // libcuda.so.1 is mapped under its full version, so match the prefix.
     found.map(PathBuf::from).find(|p| file_name(p).starts_with(&stem)).unwrap_or(path)
 }
 
@@ -124,26 +117,26 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// What the search depends on.
+/// Folders to search.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
-    /// Folders a person named; they come before all others.
-    pub named: Vec<PathBuf>,
+pub(crate) struct SearchPaths {
+    /// Folders named in `KILN_CUDA_PATH`; searched first.
+    pub user: Vec<PathBuf>,
     /// CUDA toolkits.
     pub toolkits: Vec<PathBuf>,
-    /// Python's folders of packages.
+    /// Python's `site-packages` folders.
     pub packages: Vec<PathBuf>,
 }
 
-impl Places {
-    fn of_this_process() -> Places {
+impl SearchPaths {
+    fn from_env() -> SearchPaths {
         let list = |name: &str| -> Vec<PathBuf> { env::var_os(name).map(|v| split(&v)).unwrap_or_default() };
         let mut toolkits = [list("CUDA_HOME"), list("CUDA_PATH"), list("CUDA_ROOT")].concat();
         toolkits.push("/usr/local/cuda".into());
         toolkits.extend(versions_in(Path::new("/usr/local"), "cuda-"));
         toolkits.push("/opt/cuda".into());
         toolkits.extend(versions_in(Path::new("C:\\Program Files\\NVIDIA GPU Computing Toolkit\\CUDA"), "v"));
-        Places { named: list("KILN_CUDA_PATH"), toolkits, packages: python_packages() }
+        SearchPaths { user: list("KILN_CUDA_PATH"), toolkits, packages: python_packages() }
     }
 }
 
@@ -151,7 +144,7 @@ fn split(value: &OsString) -> Vec<PathBuf> {
     env::split_paths(value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
-/// Folders whose name begins so, the highest first.
+/// Folders with this name prefix, highest version first.
 fn versions_in(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> =
@@ -161,12 +154,12 @@ fn versions_in(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     found
 }
 
-/// `site-packages` of the active environment, of the Python on the path, of the user and of the system.
+/// Returns `site-packages` of the active environment, of Pythons in `PATH`, of the user and of the system.
 fn python_packages() -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(env::var_os).map(PathBuf::from).collect();
     for folder in env::var_os("PATH").map(|path| split(&path)).unwrap_or_default() {
-        // The folder above `bin` of an environment, through the links that lead there.
+        // The environment's root is the folder above `bin`.
         let python = folder.join("python3");
         if python.is_file()
             && let Some(root) = folder.parent()
@@ -174,8 +167,8 @@ fn python_packages() -> Vec<PathBuf> {
             roots.push(root.to_owned());
         }
     }
-    if let Some(home) = env::var_os("HOME") {
-        roots.push(PathBuf::from(home).join(".local"));
+    if let Some(home) = kiln_base::folders::home() {
+        roots.push(home.join(".local"));
     }
     roots.extend(["/usr", "/usr/local"].map(PathBuf::from));
     let mut packages = Vec::new();
@@ -191,18 +184,18 @@ fn python_packages() -> Vec<PathBuf> {
     packages
 }
 
-/// Every path to try, in order: named folders, the loader's own, toolkits, Python packages.
-pub(crate) fn candidates(wanted: Wanted, places: &Places) -> Vec<PathBuf> {
-    let files = wanted.files();
+/// Returns every path to try, in order: the user's folders, the loader's own, toolkits, Python packages.
+pub(crate) fn candidates(library: CudaLibrary, paths: &SearchPaths) -> Vec<PathBuf> {
+    let files = library.files();
     let mut folders = Vec::new();
-    if wanted == Wanted::Driver {
+    if library == CudaLibrary::Driver {
         folders.extend(["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from));
     }
-    for toolkit in &places.toolkits {
+    for toolkit in &paths.toolkits {
         folders.extend(["lib64", "targets/x86_64-linux/lib", "bin", "bin/x64"].map(|sub| toolkit.join(sub)));
     }
-    for packages in &places.packages {
-        for folder in wanted.wheel_folders() {
+    for packages in &paths.packages {
+        for folder in library.wheel_folders() {
             let folder = packages.join("nvidia").join(folder);
             folders.extend(["lib", "bin", "bin/x86_64"].map(|sub| folder.join(sub)));
         }
@@ -212,7 +205,7 @@ pub(crate) fn candidates(wanted: Wanted, places: &Places) -> Vec<PathBuf> {
         paths.filter(|path| path.is_file()).collect()
     };
     let by_name = files.iter().map(PathBuf::from).collect();
-    [in_folders(&places.named), by_name, in_folders(&folders)].concat()
+    [in_folders(&paths.user), by_name, in_folders(&folders)].concat()
 }
 
 #[cfg(test)]
@@ -229,18 +222,18 @@ mod tests {
     #[test]
     fn named_folders_come_first_then_the_loader_then_toolkits_then_wheels() {
         let root = tempfile::tempdir().unwrap();
-        let file = Wanted::Nvrtc.files()[0].clone();
-        let named = touch(&root.path().join("mine"), &file);
+        let file = CudaLibrary::Nvrtc.files()[0].clone();
+        let user = touch(&root.path().join("mine"), &file);
         let toolkit = touch(&root.path().join("cuda/lib64"), &file);
         let wheel = touch(&root.path().join("site/nvidia/cuda_nvrtc/lib"), &file);
-        let places = Places {
-            named: vec![root.path().join("mine")],
+        let paths = SearchPaths {
+            user: vec![root.path().join("mine")],
             toolkits: vec![root.path().join("cuda")],
             packages: vec![root.path().join("site")],
         };
-        let found = candidates(Wanted::Nvrtc, &places);
+        let found = candidates(CudaLibrary::Nvrtc, &paths);
         let at = |path: &Path| found.iter().position(|p| p == path).unwrap();
-        assert!(at(&named) < at(Path::new(&file)));
+        assert!(at(&user) < at(Path::new(&file)));
         assert!(at(Path::new(&file)) < at(&toolkit));
         assert!(at(&toolkit) < at(&wheel));
     }
@@ -248,15 +241,15 @@ mod tests {
     #[test]
     fn a_newer_library_comes_before_an_older_one_of_the_same_folder() {
         let root = tempfile::tempdir().unwrap();
-        let files = Wanted::CublasLt.files();
+        let files = CudaLibrary::CublasLt.files();
         let (old, new) = (touch(root.path(), &files[1]), touch(root.path(), &files[0]));
-        let places = Places { named: vec![root.path().to_owned()], ..Places::default() };
-        assert_eq!(candidates(Wanted::CublasLt, &places)[..2], [new, old]);
+        let paths = SearchPaths { user: vec![root.path().to_owned()], ..SearchPaths::default() };
+        assert_eq!(candidates(CudaLibrary::CublasLt, &paths)[..2], [new, old]);
     }
 
     #[test]
     fn folders_without_the_file_are_not_tried() {
-        let places = Places { toolkits: vec!["/nowhere".into()], ..Places::default() };
-        assert!(candidates(Wanted::Cudnn, &places).iter().all(|path| !path.is_absolute()));
+        let paths = SearchPaths { toolkits: vec!["/nowhere".into()], ..SearchPaths::default() };
+        assert!(candidates(CudaLibrary::Nvrtc, &paths).iter().all(|path| !path.is_absolute()));
     }
 }

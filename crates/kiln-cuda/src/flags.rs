@@ -1,29 +1,29 @@
-//! Flags by which blocks of one launch tell each other that something is there.
+//! Flags for synchronisation between thread blocks of one launch.
 
 use std::sync::Mutex;
 
 use crate::error::{Error, Result};
-use crate::queue::{Block, Queue};
+use crate::queue::{DeviceBuffer, Queue};
 use crate::sys::driver::DevicePtr;
 use kiln_base::lock;
 
-/// Some words of the device's memory that are zero between launches: a kernel that raises a flag takes it down again.
+/// Device words that are zero between launches: a kernel clears every flag it sets.
 #[derive(Default)]
-pub(crate) struct Flags(Mutex<Option<Block>>);
+pub(crate) struct BlockFlags(Mutex<Option<DeviceBuffer>>);
 
-impl Flags {
-    /// Where they lie: two for each multiprocessor.
-    pub fn at(&self, queue: &Queue) -> Result<DevicePtr> {
+impl BlockFlags {
+    /// Returns the address of the flags, two per multiprocessor.
+    pub fn ptr(&self, queue: &Queue) -> Result<DevicePtr> {
         let mut flags = lock(&self.0);
-        if let Some(block) = &*flags {
-            return Ok(block.at(queue));
+        if let Some(buffer) = &*flags {
+            return Ok(buffer.ptr(queue));
         }
-        let zeros = vec![0; 2 * size_of::<u32>() * queue.gpu().processors.max(1) as usize];
+        let zeros = vec![0; 2 * size_of::<u32>() * queue.gpu().multiprocessors.max(1) as usize];
         let none = || Error::Call { call: "cuMemAlloc", what: "no memory for flags".into() };
-        // Kept, so it is not to be a recording's.
+        // The memory outlives a recording, so it must not come from one.
         queue.device("cuMemAlloc")?;
-        let block = queue.memory(zeros.len())?.ok_or_else(none)?;
-        queue.upload(&zeros, block.at(queue))?;
-        Ok(flags.insert(block).at(queue))
+        let buffer = queue.allocate(zeros.len())?.ok_or_else(none)?;
+        queue.upload(&zeros, buffer.ptr(queue))?;
+        Ok(flags.insert(buffer).ptr(queue))
     }
 }

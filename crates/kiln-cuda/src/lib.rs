@@ -1,43 +1,43 @@
 //! The operations of [`kiln_ops::Backend`] on NVIDIA GPUs.
 //!
-//! Nothing of CUDA is needed to build this crate or to start a program that uses it: the driver, the compiler of kernels
-//! (NVRTC) and cuBLASLt are looked for at run time, and [`probe`] says what was found. The kernels are part of the
-//! program as source text; they are compiled for the GPU at hand when it is first used, and kept on disk.
+//! Neither building this crate nor starting a program that uses it requires CUDA: the driver, the kernel compiler (NVRTC)
+//! and cuBLASLt are loaded at run time, and [`probe`] reports what was found. The kernels are embedded as source text,
+//! compiled for the GPU when it is first used, and cached on disk.
 //!
 //! ```no_run
 //! use kiln_cuda::{CudaBackend, Options};
 //! use kiln_ops::{Backend, Residency};
-//! use kiln_tensor::{DType, HostTensor, LinearParts};
+//! use kiln_tensor::{DType, HostTensor, HostLinear};
 //!
 //! let b = CudaBackend::new(&Options::default())?;
 //! let weight = HostTensor::from_f32([1, 2], vec![2.0, 3.0])?;
-//! let w = b.weight(LinearParts::dense(vec![weight])?, Residency::Device)?;
+//! let w = b.load_weight(HostLinear::dense(vec![weight])?, Residency::Device)?;
 //! let x = b.upload(&HostTensor::from_f32([1, 2], vec![10.0, 1.0])?, DType::F32)?;
 //! assert_eq!(b.download(&b.linear(&x, &w)?)?.to_f32()?[0], 23.0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! All work of one backend goes to one stream, in the order of the calls; only [`kiln_ops::Backend::download`] waits, and
-//! whoever calls what [`kiln_ops::Backend::download_later`] gave.
+//! All work of one backend goes to one stream, in call order. Only [`kiln_ops::Backend::download`] and the result of
+//! [`kiln_ops::Backend::download_async`] wait for it.
 
-// Layers, each of which uses those above it only.
-// The libraries and what they say:
+// Layers; each uses only those above it.
+// Loading CUDA's libraries:
 mod error;
 mod find;
 mod options;
 mod probe;
 mod sys;
 
-// What is compiled, and what is kept on disk:
+// Kernel sources, compilation and the disk cache:
 mod cache;
 mod compile;
 mod sources;
 
-// One GPU's context, stream, memory and modules; where work on it goes; its kernels:
+// One GPU's context, stream, memory and modules; the queue of work; kernel signatures:
 mod device;
 mod kernels;
-mod map;
 mod queue;
+mod tensor_map;
 
 // Operations:
 mod backend;
@@ -53,10 +53,10 @@ mod weight;
 pub use backend::CudaBackend;
 pub use compile::Compiler;
 pub use error::{Error, Result};
-pub use find::Wanted;
+pub use find::CudaLibrary;
 pub use options::{Graphs, Options};
-pub use probe::{Found, Gpu, Library, Probe, probe};
-pub use replay::CudaReplays;
-pub use sources::{SOURCES, Source, Target};
+pub use probe::{Gpu, LibraryInfo, LibraryStatus, Probe, probe};
+pub use replay::CudaGraphCache;
+pub use sources::{CompileTarget, KERNEL_SOURCES, KernelSource};
 pub use tensor::CudaTensor;
 pub use weight::{CudaConv, CudaWeight};

@@ -1,31 +1,31 @@
 use std::path::PathBuf;
 
-/// How a [`CudaBackend`](crate::CudaBackend) is to run.
+/// Settings of a [`CudaBackend`](crate::CudaBackend).
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The GPU's number.
+    /// Index of the GPU.
     pub device: usize,
-    /// Where compiled kernels and chosen ways to multiply are kept; the system's usual place when absent.
+    /// Folder for compiled kernels and chosen cuBLASLt algorithms; `None` is the user's cache folder.
     pub cache: Option<PathBuf>,
-    /// Whether they are kept at all where `cache` names no place.
-    pub keep: bool,
-    /// Whether matrix products are made without cuBLASLt, by Kiln's own kernels alone.
-    pub own_products: bool,
-    /// The most bytes of the GPU's memory that tensors and weights take together.
+    /// Whether to use the user's cache folder where `cache` is `None`.
+    pub use_cache: bool,
+    /// Runs matrix products on Kiln's own kernels instead of cuBLASLt.
+    pub disable_cublaslt: bool,
+    /// Maximum bytes of GPU memory for tensors and weights together.
     pub memory_limit: Option<usize>,
-    /// Whether work that is asked for again and again is recorded and replayed.
+    /// Whether repeated work is captured as CUDA graphs.
     pub graphs: Graphs,
 }
 
-/// When work is recorded as a CUDA graph, which is one launch instead of hundreds ([`kiln_ops::Backend::replay`]).
+/// When to capture repeated work as a CUDA graph: one launch instead of hundreds ([`kiln_ops::Backend::replay`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Graphs {
-    /// Where launching takes the processor about as long as the work takes the GPU; not under a memory limit.
+    /// Where work is launch-bound, and no memory limit is set: a graph keeps its memory.
     #[default]
     Auto,
-    /// Wherever it can be: the second time that it is asked for.
+    /// Whenever possible, on the second call.
     Always,
-    /// Nowhere.
+    /// Never.
     Never,
 }
 
@@ -34,8 +34,8 @@ impl Default for Options {
         Options {
             device: 0,
             cache: None,
-            keep: true,
-            own_products: false,
+            use_cache: true,
+            disable_cublaslt: false,
             memory_limit: None,
             graphs: Graphs::Auto,
         }

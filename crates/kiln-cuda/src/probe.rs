@@ -1,9 +1,9 @@
-//! What this machine offers for CUDA.
+//! Reports the CUDA libraries and GPUs of this machine.
 
 use std::path::PathBuf;
 
-use crate::error::{Error, Result};
-use crate::find::{self, Wanted};
+use crate::error::Result;
+use crate::find::{self, CudaLibrary};
 use crate::sys::cublaslt::CublasLt;
 use crate::sys::driver::{
     DEVICE_MAJOR, DEVICE_MINOR, DEVICE_PROCESSORS, DEVICE_SHARED_BYTES, Driver, NO_DEVICE,
@@ -13,36 +13,36 @@ use crate::sys::nvrtc::Nvrtc;
 /// The libraries and GPUs of this machine.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// Each library, found or not.
-    pub libraries: Vec<Library>,
-    /// The GPUs, or why there are none to see.
+    /// Every library, found or not.
+    pub libraries: Vec<LibraryStatus>,
+    /// The GPUs, or why the driver cannot list them.
     pub gpus: Result<Vec<Gpu>>,
 }
 
-/// A library and where it is.
+/// Whether a library was found.
 #[derive(Clone, Debug)]
-pub struct Library {
-    /// The name people know it by.
+pub struct LibraryStatus {
+    /// Name for messages.
     pub name: &'static str,
-    /// Whether a GPU can't be used without it.
+    /// Whether the backend needs it.
     pub required: bool,
-    /// Where it is and which version; or what to do about it.
-    pub found: Result<Found>,
+    /// Path and version, or why it cannot be used.
+    pub found: Result<LibraryInfo>,
 }
 
-/// A library that can be used.
+/// Path and version of a usable library.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct LibraryInfo {
     /// The file.
     pub path: PathBuf,
     /// Such as `13.0`.
     pub version: String,
 }
 
-/// A GPU that the driver shows.
+/// A GPU reported by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its number, as in `cuda:0`.
+    /// Index, as in `cuda:0`.
     pub ordinal: usize,
     /// Its name.
     pub name: String,
@@ -51,78 +51,67 @@ pub struct Gpu {
     /// Bytes of memory.
     pub memory: u64,
     /// Number of multiprocessors.
-    pub processors: i32,
-    /// Bytes of shared memory that one block can have.
-    pub shared: i32,
+    pub multiprocessors: i32,
+    /// Maximum bytes of shared memory per block.
+    pub shared_memory: i32,
 }
 
 impl Gpu {
-    /// Whether it multiplies 8-bit floats: from Ada on.
+    /// Whether its tensor cores support fp8: Ada and newer.
     pub fn has_fp8(&self) -> bool {
         self.capability >= (8, 9)
     }
 }
 
 impl Probe {
-    /// Whether a [`CudaBackend`](crate::CudaBackend) can be made.
+    /// Whether a [`CudaBackend`](crate::CudaBackend) can be created.
     pub fn usable(&self) -> bool {
         self.libraries.iter().all(|library| !library.required || library.found.is_ok())
             && self.gpus.as_ref().is_ok_and(|gpus| gpus.iter().any(|gpu| gpu.capability.0 >= 8))
     }
 }
 
-/// Looks for the libraries and GPUs. Never panics, and takes a moment where there are any.
+/// Searches for libraries and GPUs. Never panics; initialising the driver may take a moment.
 pub fn probe() -> Probe {
-    let libraries = Wanted::ALL.map(|wanted| Library {
-        name: wanted.name(),
-        required: matches!(wanted, Wanted::Driver | Wanted::Nvrtc),
-        found: version(wanted),
+    let libraries = CudaLibrary::ALL.map(|library| LibraryStatus {
+        name: library.name(),
+        required: matches!(library, CudaLibrary::Driver | CudaLibrary::Nvrtc),
+        found: version(library),
     });
     Probe { libraries: libraries.into(), gpus: driver().and_then(|driver| gpus(&driver)) }
 }
 
-fn version(wanted: Wanted) -> Result<Found> {
+fn version(library: CudaLibrary) -> Result<LibraryInfo> {
     let dotted = |n: i32| format!("{}.{}", n / 1000, n % 1000 / 10);
-    match wanted {
-        Wanted::Driver => {
+    match library {
+        CudaLibrary::Driver => {
             let driver = driver()?;
             let mut number = 0;
             // SAFETY: the number is written.
             driver.check("cuDriverGetVersion", unsafe { (driver.version)(&mut number) })?;
-            Ok(Found { version: format!("for CUDA {}", dotted(number)), path: driver.path.clone() })
+            Ok(LibraryInfo { version: format!("for CUDA {}", dotted(number)), path: driver.path.clone() })
         }
-        Wanted::Nvrtc => {
-            let nvrtc = Nvrtc::new(find::load(wanted)?)?;
-            let (major, minor) = nvrtc.numbers()?;
-            Ok(Found { version: format!("{major}.{minor}"), path: nvrtc.path })
+        CudaLibrary::Nvrtc => {
+            let nvrtc = Nvrtc::new(find::load(library)?)?;
+            let (major, minor) = nvrtc.read_version()?;
+            Ok(LibraryInfo { version: format!("{major}.{minor}"), path: nvrtc.path })
         }
-        Wanted::CublasLt => {
-            let lt = CublasLt::new(find::load(wanted)?)?;
-            // SAFETY: takes nothing and gives a number.
+        CudaLibrary::CublasLt => {
+            let lt = CublasLt::new(find::load(library)?)?;
+            // SAFETY: the function has no arguments.
             let number = unsafe { (lt.version)() };
             let version = format!("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100);
-            Ok(Found { version, path: lt.path })
-        }
-        Wanted::Cudnn => {
-            let loaded = find::load(wanted)?;
-            // SAFETY: `size_t cudnnGetVersion(void)`.
-            let number = unsafe {
-                loaded.library.get::<unsafe extern "C" fn() -> usize>(b"cudnnGetVersion").map(|f| f())
-            };
-            let number =
-                number.map_err(|e| Error::Unusable { path: loaded.path.clone(), what: e.to_string() })?;
-            let version = format!("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100);
-            Ok(Found { version, path: loaded.path })
+            Ok(LibraryInfo { version, path: lt.path })
         }
     }
 }
 
-/// The driver, ready to be asked.
+/// Loads and initialises the driver.
 pub(crate) fn driver() -> Result<Driver> {
-    let driver = Driver::new(find::load(Wanted::Driver)?)?;
-    // SAFETY: takes a number that has to be 0.
+    let driver = Driver::new(find::load(CudaLibrary::Driver)?)?;
+    // SAFETY: the flags have to be 0.
     match unsafe { (driver.init)(0) } {
-        // An installed driver without a GPU.
+        // A driver without a GPU.
         NO_DEVICE => Ok(driver),
         status => driver.check("cuInit", status).map(|()| driver),
     }
@@ -133,7 +122,7 @@ pub(crate) fn gpus(driver: &Driver) -> Result<Vec<Gpu>> {
     // SAFETY: the count is written.
     match unsafe { (driver.device_count)(&mut count) } {
         0 => {}
-        // Not initialised, for want of a device.
+        // Not initialised: no device.
         _ => count = 0,
     }
     (0..count).map(|ordinal| gpu(driver, ordinal)).collect()
@@ -160,8 +149,8 @@ fn gpu(driver: &Driver, ordinal: i32) -> Result<Gpu> {
         name: String::from_utf8_lossy(&name[..end]).into_owned(),
         capability: (attribute(DEVICE_MAJOR)?, attribute(DEVICE_MINOR)?),
         memory: memory as u64,
-        processors: attribute(DEVICE_PROCESSORS)?,
-        shared: attribute(DEVICE_SHARED_BYTES)?,
+        multiprocessors: attribute(DEVICE_PROCESSORS)?,
+        shared_memory: attribute(DEVICE_SHARED_BYTES)?,
     })
 }
 
@@ -170,9 +159,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_names_every_library_and_what_to_do_about_missing_ones() {
+    fn a_probe_reports_every_library_and_explains_missing_ones() {
         let probe = probe();
-        assert_eq!(probe.libraries.len(), 4);
+        assert_eq!(probe.libraries.len(), 3);
         for library in &probe.libraries {
             match &library.found {
                 Ok(found) => assert!(!found.version.is_empty(), "{library:?}"),

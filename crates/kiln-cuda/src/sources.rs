@@ -1,8 +1,8 @@
-//! The kernels' source text, and what it is compiled for.
+//! The kernels' source text and their compilation targets.
 
-/// A file of kernels: its name for messages and its text, without what all files share.
+/// A kernel source file: its name and its text without the shared headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct KernelSource {
     /// Stem of the file.
     pub name: &'static str,
     text: &'static str,
@@ -10,11 +10,11 @@ pub struct Source {
 
 macro_rules! sources {
     ($($NAME:ident = $name:literal;)*) => {
-        $(pub(crate) const $NAME: Source =
-            Source { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")) };)*
+        $(pub(crate) const $NAME: KernelSource =
+            KernelSource { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")) };)*
 
-        /// Every file of kernels.
-        pub const SOURCES: &[Source] = &[$($NAME),*];
+        /// All kernel source files.
+        pub const KERNEL_SOURCES: &[KernelSource] = &[$($NAME),*];
     };
 }
 
@@ -27,44 +27,44 @@ sources! {
     CONV_F32 = "conv_f32";
     CONV_HOPPER = "conv_hopper";
     ELEMENTWISE = "elementwise";
-    FEW_ROWS = "few_rows";
+    GEMV = "gemv";
     FP8 = "fp8";
     GROUP_NORM = "group_norm";
     INT8 = "int8";
     MOVEMENT = "movement";
     NORM = "norm";
-    OUTPUT = "output";
+    EPILOGUE = "epilogue";
     ROPE = "rope";
     SOFTMAX = "softmax";
-    WIDEN = "widen";
+    DEQUANTIZE = "dequantize";
 }
 
-/// Types, conversions and instructions that all kernels use.
+/// Types, conversions and instructions used by all kernels.
 const COMMON: &str = include_str!("../kernels/common.cuh");
-/// Instructions of one generation.
+/// Hopper instructions.
 const HOPPER: &str = include_str!("../kernels/hopper.cuh");
-/// Convolutions as kernels take them.
+/// Arguments and output of convolutions.
 const CONVOLUTION: &str = include_str!("../kernels/conv.cuh");
-/// Rounding of rows to 8-bit floats.
+/// Quantization of rows to fp8.
 const E4M3: &str = include_str!("../kernels/e4m3.cuh");
 
-impl Source {
-    /// The kernels that a picture needs on a GPU of this compute capability.
-    pub(crate) fn usual(capability: (i32, i32)) -> [&'static Source; 10] {
+impl KernelSource {
+    /// Sources that every image needs on a GPU of this compute capability.
+    pub(crate) fn compiled_at_start(capability: (i32, i32)) -> [&'static KernelSource; 10] {
         let [attention, conv] = match capability {
             (9, 0) => [&ATTENTION_HOPPER, &CONV_HOPPER],
             _ => [&ATTENTION, &CONV],
         };
-        [attention, conv, &ELEMENTWISE, &FEW_ROWS, &GROUP_NORM, &MOVEMENT, &NORM, &OUTPUT, &ROPE, &SOFTMAX]
+        [attention, conv, &ELEMENTWISE, &GEMV, &GROUP_NORM, &MOVEMENT, &NORM, &EPILOGUE, &ROPE, &SOFTMAX]
     }
 
-    /// The file itself.
+    /// The file's own text.
     #[cfg(test)]
     pub(crate) fn text(&self) -> &'static str {
         self.text
     }
 
-    /// What the compiler gets. Nothing is included from the toolkit: NVRTC would need its folder.
+    /// Returns the compiler's input: headers and text. Nothing is included from the toolkit, since NVRTC would need its path.
     pub fn full_text(&self) -> String {
         let further = match self.name {
             "attention_hopper" | "conv_hopper" => HOPPER,
@@ -76,31 +76,31 @@ impl Source {
     }
 }
 
-/// What kernels are compiled for.
+/// The architecture kernels are compiled for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// Such as `sm_90a`, or `compute_90` where the driver has to do the rest.
+pub struct CompileTarget {
+    /// Such as `sm_90a`, or `compute_90` for PTX.
     pub arch: String,
-    /// Whether machine code comes out, not PTX.
+    /// Whether the output is machine code instead of PTX.
     pub binary: bool,
 }
 
-impl Target {
-    /// For a GPU of this compute capability, with a compiler that knows `supported` ones (times 10).
+impl CompileTarget {
+    /// Returns the target for a compute capability, given those the compiler supports (times 10).
     ///
-    /// A GPU newer than the compiler gets PTX of the newest one it knows, which the driver compiles at start.
-    pub fn of(major: i32, minor: i32, supported: &[i32]) -> Target {
+    /// For a GPU newer than the compiler it is PTX of the newest supported architecture, which the driver compiles at load.
+    pub fn for_capability(major: i32, minor: i32, supported: &[i32]) -> CompileTarget {
         let own = major * 10 + minor;
         if supported.is_empty() || supported.contains(&own) {
-            // The instructions of one generation alone are in its `a` variant.
+            // Architecture-specific instructions need the `a` variant.
             let suffix = if major >= 9 { "a" } else { "" };
-            return Target { arch: format!("sm_{own}{suffix}"), binary: true };
+            return CompileTarget { arch: format!("sm_{own}{suffix}"), binary: true };
         }
         let newest = supported.iter().copied().filter(|&arch| arch < own).max().unwrap_or(80);
-        Target { arch: format!("compute_{newest}"), binary: false }
+        CompileTarget { arch: format!("compute_{newest}"), binary: false }
     }
 
-    /// The compiler's options.
+    /// Command-line options for NVRTC.
     pub fn options(&self) -> Vec<String> {
         vec![format!("--gpu-architecture={}", self.arch), "--std=c++17".into()]
     }
@@ -120,19 +120,22 @@ mod tests {
             ((10, 0), "sm_100a"),
             ((12, 0), "sm_120a"),
         ] {
-            assert_eq!(Target::of(gpu.0, gpu.1, &supported), Target { arch: arch.into(), binary: true });
+            assert_eq!(
+                CompileTarget::for_capability(gpu.0, gpu.1, &supported),
+                CompileTarget { arch: arch.into(), binary: true }
+            );
         }
     }
 
     #[test]
     fn a_gpu_newer_than_the_compiler_gets_ptx_of_the_newest_it_knows() {
-        let target = Target::of(12, 1, &[80, 89, 90]);
-        assert_eq!(target, Target { arch: "compute_90".into(), binary: false });
+        let target = CompileTarget::for_capability(12, 1, &[80, 89, 90]);
+        assert_eq!(target, CompileTarget { arch: "compute_90".into(), binary: false });
     }
 
     #[test]
-    fn kernels_include_nothing_and_share_what_is_common() {
-        for source in SOURCES {
+    fn kernels_include_no_files_and_share_the_common_header() {
+        for source in KERNEL_SOURCES {
             let text = source.full_text();
             assert!(!text.contains("#include"), "{}", source.name);
             assert!(text.starts_with(COMMON), "{}", source.name);

@@ -1,4 +1,4 @@
-//! Every operation against the reference on the GPU, with cuBLASLt and without; nothing where there is no GPU.
+//! Every operation against the reference on the GPU, with and without cuBLASLt; skipped without a GPU.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,22 +9,24 @@ use kiln_cuda::{CudaBackend, Options};
 
 fn main() -> ExitCode {
     let args = Arguments::from_args();
-    let backend = |own_products| {
-        let options = Options { own_products, ..Options::default() };
+    let backend = |disable_cublaslt| {
+        let options = Options { disable_cublaslt, ..Options::default() };
         CudaBackend::new(&options).map(Arc::new)
     };
-    let (usual, own) = match (backend(false), backend(true)) {
-        (Ok(usual), Ok(own)) => (usual, own),
+    let (default, without) = match (backend(false), backend(true)) {
+        (Ok(default), Ok(without)) => (default, without),
         (Err(e), _) | (_, Err(e)) => {
             println!("skipped: no GPU to test on: {e}");
             return libtest_mimic::run(&args, Vec::new()).exit_code();
         }
     };
-    if let Some(e) = usual.without_cublaslt() {
+    if let Some(e) = default.cublaslt_error() {
         println!("without cuBLASLt: {e}");
     }
-    let mut all = trials("cuda", &usual, &[]);
-    all.extend(trials("cuda_own_products", &own, &[]).into_iter().filter(|t| t.name().starts_with("linear")));
-    all.extend(bit_identical("cuda", &usual, &usual, &[]));
+    let mut all = trials("cuda", &default, &[]);
+    all.extend(
+        trials("cuda_without_cublaslt", &without, &[]).into_iter().filter(|t| t.name().starts_with("linear")),
+    );
+    all.extend(bit_identical("cuda", &default, &default, &[]));
     libtest_mimic::run(&args, all).exit_code()
 }

@@ -1,11 +1,11 @@
-//! The crate is layers: no file uses one that uses it.
+//! The crate is layered: files don't import each other in cycles.
 
 use std::path::Path;
 
-use kiln_conformance::imports::circles;
+use kiln_conformance::imports::import_cycles;
 
 #[test]
-fn no_files_use_each_other() {
-    let circles = circles(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
-    assert!(circles.is_empty(), "files that use each other: {circles:#?}");
+fn files_do_not_import_each_other_in_cycles() {
+    let cycles = import_cycles(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    assert!(cycles.is_empty(), "import cycles: {cycles:#?}");
 }

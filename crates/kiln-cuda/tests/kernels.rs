@@ -1,12 +1,12 @@
-//! Every kernel compiles for every generation of GPUs; needs the compiler, but no GPU.
+//! Every kernel compiles for every GPU generation; needs NVRTC, but no GPU.
 
-use kiln_cuda::{Compiler, SOURCES};
+use kiln_cuda::{Compiler, KERNEL_SOURCES};
 
 #[test]
 fn every_kernel_compiles_for_every_generation() {
     let compiler = match Compiler::find() {
         Ok(compiler) => compiler,
-        Err(e) => return println!("skipped: no compiler of kernels: {e}"),
+        Err(e) => return println!("skipped: no kernel compiler: {e}"),
     };
     let (major, minor) = compiler.version();
     for (generation, (a, b)) in [
@@ -16,18 +16,18 @@ fn every_kernel_compiles_for_every_generation() {
         ("Blackwell", (10, 0)),
         ("Blackwell", (12, 0)),
     ] {
-        if !compiler.knows(10 * a + b).unwrap() {
-            println!("NVRTC {major}.{minor} does not know {generation} ({a}.{b})");
+        if !compiler.supports(10 * a + b).unwrap() {
+            println!("NVRTC {major}.{minor} does not support {generation} ({a}.{b})");
             continue;
         }
         let target = compiler.target(a, b).unwrap();
-        for source in SOURCES {
+        for source in KERNEL_SOURCES {
             let image = compiler.compile(source, &target).unwrap_or_else(|e| panic!("{e}"));
             assert!(!image.is_empty(), "{}", source.name);
         }
         println!(
-            "NVRTC {major}.{minor}: {} files of kernels for {generation} ({})",
-            SOURCES.len(),
+            "NVRTC {major}.{minor}: {} kernel files for {generation} ({})",
+            KERNEL_SOURCES.len(),
             target.arch
         );
     }

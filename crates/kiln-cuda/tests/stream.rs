@@ -1,13 +1,13 @@
-//! Weights that are brought in when they are used compute the same bits as those that stay.
+//! Streamed weights give the same bits as resident ones.
 
 use kiln_cuda::{CudaBackend, Options};
 use kiln_ops::{Backend, Residency};
-use kiln_tensor::packed::{Format, Packed};
-use kiln_tensor::{DType, HostTensor, LinearParts};
+use kiln_tensor::packed::{Format, PackedTensor};
+use kiln_tensor::{DType, HostLinear, HostTensor};
 
-/// The GPU, or `None` with a word about it.
+/// The GPU, or `None` with a note.
 fn gpu(memory_limit: Option<usize>) -> Option<CudaBackend> {
-    let options = Options { keep: false, memory_limit, ..Options::default() };
+    let options = Options { use_cache: false, memory_limit, ..Options::default() };
     CudaBackend::new(&options).map_err(|e| println!("skipped: {e}")).ok()
 }
 
@@ -20,43 +20,43 @@ fn values(rows: usize, seed: usize) -> HostTensor {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum Storage {
     Stored(DType),
     Int8,
     Fp8,
     Packed(Format),
 }
 
-fn parts(kind: Kind, seed: usize) -> LinearParts {
+fn host_linear(storage: Storage, seed: usize) -> HostLinear {
     let weight = values(WIDTH, seed);
-    match kind {
-        Kind::Stored(dtype) => LinearParts::dense(vec![weight.to_dtype(dtype).unwrap()]).unwrap(),
-        Kind::Int8 => {
+    match storage {
+        Storage::Stored(dtype) => HostLinear::dense(vec![weight.to_dtype(dtype).unwrap()]).unwrap(),
+        Storage::Int8 => {
             let bytes: Vec<u8> = (0..WIDTH * WIDTH).map(|i| (i * 31 + seed) as u8).collect();
             let integers = HostTensor::new(DType::I8, [WIDTH, WIDTH], bytes.into()).unwrap();
             let scales = HostTensor::from_f32([WIDTH], vec![1e-4; WIDTH]).unwrap();
-            LinearParts::int8(vec![integers], vec![scales]).unwrap()
+            HostLinear::int8(vec![integers], vec![scales]).unwrap()
         }
-        Kind::Fp8 => {
-            LinearParts::dense(vec![weight.to_dtype(DType::BF16).unwrap()]).unwrap().in_fp8().unwrap()
+        Storage::Fp8 => {
+            HostLinear::dense(vec![weight.to_dtype(DType::BF16).unwrap()]).unwrap().with_fp8_matmul().unwrap()
         }
-        Kind::Packed(format) => {
+        Storage::Packed(format) => {
             let bytes = (0..format.row_bytes(WIDTH).unwrap() * WIDTH).map(|i| (i * 29 + seed) as u8 & 0x3b);
-            let packed = Packed::new(format, [WIDTH, WIDTH], bytes.collect::<Vec<_>>().into()).unwrap();
-            let parts = LinearParts::packed(vec![packed.scaled(1e-5)]).unwrap();
-            if format == Format::F8E4M3 { parts.in_fp8().unwrap() } else { parts }
+            let packed = PackedTensor::new(format, [WIDTH, WIDTH], bytes.collect::<Vec<_>>().into()).unwrap();
+            let parts = HostLinear::packed(vec![packed.with_scale(1e-5)]).unwrap();
+            if format == Format::F8E4M3 { parts.with_fp8_matmul().unwrap() } else { parts }
         }
     }
 }
 
-/// What a few layers, one after the other and twice over, make of an input.
+/// Runs a chain of layers twice.
 fn run(
     b: &CudaBackend,
-    kind: Kind,
+    storage: Storage,
     dtype: DType,
     residency: impl Fn(usize) -> Residency,
 ) -> kiln_ops::Result<HostTensor> {
-    let layers = (0..LAYERS).map(|i| b.weight(parts(kind, i), residency(i)));
+    let layers = (0..LAYERS).map(|i| b.load_weight(host_linear(storage, i), residency(i)));
     let layers = layers.collect::<kiln_ops::Result<Vec<_>>>()?;
     let mut x = b.upload(&values(24, 99), dtype)?;
     for _ in 0..2 {
@@ -68,38 +68,38 @@ fn run(
 }
 
 #[test]
-fn weights_that_are_brought_in_give_the_same_bits() {
+fn streamed_weights_give_the_same_bits() {
     let Some(b) = gpu(None) else { return };
-    let mut kinds = vec![Kind::Stored(DType::BF16), Kind::Stored(DType::F32), Kind::Int8];
-    kinds.extend([Kind::Packed(Format::Q4_1), Kind::Packed(Format::F8E5M2)]);
+    let mut storages = vec![Storage::Stored(DType::BF16), Storage::Stored(DType::F32), Storage::Int8];
+    storages.extend([Storage::Packed(Format::Q4_1), Storage::Packed(Format::F8E5M2)]);
     if b.gpu().has_fp8() {
-        kinds.extend([Kind::Fp8, Kind::Packed(Format::F8E4M3)]);
+        storages.extend([Storage::Fp8, Storage::Packed(Format::F8E4M3)]);
     }
-    for kind in kinds {
+    for storage in storages {
         for dtype in [DType::BF16, DType::F32] {
-            let stay = run(&b, kind, dtype, |_| Residency::Device).unwrap();
+            let resident = run(&b, storage, dtype, |_| Residency::Device).unwrap();
             // All of them, and every other one.
             for every in [1, 2] {
-                let place =
+                let residency =
                     |i: usize| if i.is_multiple_of(every) { Residency::Host } else { Residency::Device };
-                let come = run(&b, kind, dtype, place).unwrap();
-                assert!(stay == come, "{kind:?}, {dtype}, every {every} brought in");
+                let streamed = run(&b, storage, dtype, residency).unwrap();
+                assert!(resident == streamed, "{storage:?}, {dtype}, every {every} streamed");
             }
-            assert!(stay.to_f32().unwrap().iter().all(|v| v.is_finite()), "{kind:?}");
+            assert!(resident.to_f32().unwrap().iter().all(|v| v.is_finite()), "{storage:?}");
         }
     }
 }
 
 #[test]
-fn a_model_that_is_larger_than_the_limit_runs_and_one_layer_that_is_says_so() {
-    // The products' own memory, and three layers of the seven.
+fn a_streamed_model_runs_within_the_limit_and_a_resident_one_fails() {
+    // The cuBLASLt workspace and three of the seven layers.
     const LIMIT: usize = (64 << 20) + 3 * 2 * WIDTH * WIDTH + (1 << 20);
     let Some(b) = gpu(Some(LIMIT)) else { return };
-    let kind = Kind::Stored(DType::BF16);
-    run(&b, kind, DType::BF16, |_| Residency::Host).unwrap();
+    let storage = Storage::Stored(DType::BF16);
+    run(&b, storage, DType::BF16, |_| Residency::Host).unwrap();
     assert!(b.memory_peak() <= LIMIT, "{} bytes", b.memory_peak());
-    let error = run(&b, kind, DType::BF16, |_| Residency::Device).unwrap_err().to_string();
+    let error = run(&b, storage, DType::BF16, |_| Residency::Device).unwrap_err().to_string();
     assert!(error.contains("out of memory"), "{error}");
-    // And the process goes on.
-    run(&b, kind, DType::BF16, |_| Residency::Host).unwrap();
+    // The process still works.
+    run(&b, storage, DType::BF16, |_| Residency::Host).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The backend that computes: the one place that knows of every kind.
+//! Chooses the backend: the only file that knows all of them.
 
 use kiln_cpu::CpuBackend;
 use kiln_ops::Backend;
@@ -6,130 +6,128 @@ use kiln_tensor::DType;
 
 use crate::engine::Counters;
 use crate::error::{Error, Result};
-use crate::local::DeviceWatch;
+use crate::local_engine::DeviceHooks;
 use crate::machine;
 use crate::model::Model;
 use crate::settings::{Device, Precision, Settings};
 
-const USE_THE_CPU: &str = "leave --device out, or say --device cpu, to compute on the CPU";
+const USE_THE_CPU: &str = "to compute on the CPU, use --device cpu or leave --device out";
 
-/// A backend of some kind.
+/// One of the backends.
 pub(crate) enum AnyBackend {
     Cpu(CpuBackend),
     #[cfg(feature = "cuda")]
     Cuda(Box<kiln_cuda::CudaBackend>),
 }
 
-/// Work for a backend of any kind.
-pub trait WithBackend {
-    /// What comes of it.
-    type Result;
+/// Code that is generic over the backend.
+pub trait BackendVisitor {
+    /// What it returns.
+    type Output;
 
-    /// Does it with this backend.
-    fn with<B: Backend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Self::Result;
+    /// Runs on this backend.
+    fn visit<B: Backend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Self::Output;
 }
 
-/// What a device tells of itself.
+/// Properties of a device.
 pub struct DeviceInfo<B> {
-    /// As `--device` takes it.
+    /// Its name, as `--device` takes it.
     pub device: String,
-    /// Whether it works behind the caller's back.
+    /// Whether operations return before they are done.
     pub is_asynchronous: bool,
-    /// The CPU's instruction set, where that is what computes.
+    /// The instruction set; `None` on a GPU.
     pub isa: Option<kiln_cpu::Isa>,
-    /// Threads of the CPU for work that it does itself.
+    /// CPU threads for work on the host.
     pub threads: usize,
-    /// Bytes of a GPU's memory that may be taken.
+    /// Available GPU memory in bytes; `None` on the CPU.
     pub vram: Option<u64>,
-    /// Whether it makes products of 8-bit floats.
+    /// Whether it has fp8 matmuls.
     pub has_fp8: bool,
-    pub(crate) watch: DeviceWatch<B>,
+    pub(crate) hooks: DeviceHooks<B>,
 }
 
 impl<B> DeviceInfo<B> {
-    /// What the device counts.
+    /// Returns counters for benchmarks.
     pub fn counters(&self, backend: &B) -> Counters {
-        (self.watch.counters)(backend)
+        (self.hooks.counters)(backend)
     }
 
-    /// What to compute in where nobody said so.
-    pub fn suitable_precision(&self, model: &Model) -> Precision {
-        match self.isa.map(|isa| suitable_dtype(isa, model)) {
+    /// Returns the precision for this model if none is given.
+    pub fn default_precision(&self, model: &Model) -> Precision {
+        match self.isa.map(|isa| cpu_default_dtype(isa, model)) {
             Some(DType::F32) => Precision::F32,
             _ => Precision::Bf16,
         }
     }
 
-    /// Gives memory that nothing needs back to the device, and counts the most that is in use anew.
+    /// Returns unused memory to the device, and restarts the peak counter.
     pub fn release_memory(&self, backend: &B) {
-        (self.watch.release_memory)(backend);
+        (self.hooks.release_memory)(backend);
     }
 }
 
-/// Does `work` with the backend that `settings` name; `auto` is the CPU.
-pub fn with_backend<W: WithBackend>(settings: &Settings, work: W) -> Result<W::Result> {
-    Ok(AnyBackend::new(settings)?.with(work))
+/// Runs `visitor` on the backend that `settings` name; `auto` is the CPU.
+pub fn with_backend<V: BackendVisitor>(settings: &Settings, visitor: V) -> Result<V::Output> {
+    Ok(AnyBackend::new(settings)?.accept(visitor))
 }
 
 impl AnyBackend {
-    /// The backend for a model whose weights take so many bytes. With `auto`, a GPU that has room for it, or any if a limit says
-    /// how much of it may be taken; the sentence says why not where there is a GPU and it isn't taken.
-    pub fn for_model(settings: &Settings, weights: u64) -> Result<(AnyBackend, Option<String>)> {
-        let (gpu, why) = match settings.device {
-            Device::Auto => find_gpu(weights, settings),
+    /// Chooses the backend for a model with this many bytes of weights. `auto` takes a GPU that can hold them, or any GPU
+    /// if a memory limit is set. The note says why a GPU or a limit is not used.
+    pub fn for_model(settings: &Settings, weight_bytes: u64) -> Result<(AnyBackend, Option<String>)> {
+        let (gpu, note) = match settings.device {
+            Device::Auto => find_gpu(weight_bytes, settings),
             _ => (None, None),
         };
         let chosen = gpu.map_or_else(|| AnyBackend::new(settings), Ok)?;
-        let vain = settings.vram_limit.is_some() && chosen.vram().is_none();
-        let why = why.or_else(|| vain.then(|| "--vram-limit has no effect: the CPU computes".into()));
-        Ok((chosen, why))
+        let unused_limit = settings.vram_limit.is_some() && chosen.vram().is_none();
+        let note = note.or_else(|| unused_limit.then(|| "--vram-limit has no effect on the CPU".into()));
+        Ok((chosen, note))
     }
 
-    /// The backend for the device of `settings`; `auto` is the CPU.
+    /// Creates the backend for the device of `settings`; `auto` is the CPU.
     fn new(settings: &Settings) -> Result<AnyBackend> {
         match settings.device {
             Device::Cpu | Device::Auto => {
-                let options = kiln_cpu::Options { isa: settings.isa, threads: settings.threads };
+                let options = kiln_cpu::CpuOptions { isa: settings.isa, threads: settings.threads };
                 Ok(AnyBackend::Cpu(CpuBackend::new(options)?))
             }
             Device::Cuda(number) => cuda(number, settings),
         }
     }
 
-    /// Does `work` with it.
-    pub fn with<W: WithBackend>(self, work: W) -> W::Result {
+    /// Runs `visitor` on the backend.
+    pub fn accept<V: BackendVisitor>(self, visitor: V) -> V::Output {
         let (device, threads, vram, has_fp8) = (self.device(), self.threads(), self.vram(), self.has_fp8());
         match self {
             AnyBackend::Cpu(backend) => {
-                let watch = DeviceWatch {
+                let hooks = DeviceHooks {
                     free_memory: |_| machine::memory_limit(),
                     counters: |_| Counters::default(),
                     release_memory: |_| {},
                 };
                 let isa = Some(backend.isa());
-                work.with(
-                    backend,
-                    DeviceInfo { device, is_asynchronous: false, isa, threads, vram, has_fp8, watch },
-                )
+                let info = DeviceInfo { device, is_asynchronous: false, isa, threads, vram, has_fp8, hooks };
+                visitor.visit(backend, info)
             }
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(backend) => {
-                let watch = DeviceWatch {
+                let hooks = DeviceHooks {
                     free_memory: |b: &kiln_cuda::CudaBackend| b.memory_free().ok().map(|bytes| bytes as u64),
                     counters: |b: &kiln_cuda::CudaBackend| Counters {
-                        replayed: b.replayed(),
+                        graph_replays: b.graph_replays(),
                         peak_memory: b.memory_peak() as u64,
                     },
                     release_memory: |b: &kiln_cuda::CudaBackend| b.release_memory(),
                 };
                 let info =
-                    DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, watch };
-                work.with(*backend, info)
+                    DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, hooks };
+                visitor.visit(*backend, info)
             }
         }
     }
 
-    /// The device's name, as `--device` takes it.
+    /// Returns the device's name, as `--device` takes it.
     pub fn device(&self) -> String {
         match self {
             AnyBackend::Cpu(_) => "cpu".into(),
@@ -138,7 +136,7 @@ impl AnyBackend {
         }
     }
 
-    /// Name for messages and recipes.
+    /// Returns the backend's name for messages and recipes.
     pub fn name(&self) -> String {
         match self {
             AnyBackend::Cpu(backend) => backend.name(),
@@ -147,16 +145,16 @@ impl AnyBackend {
         }
     }
 
-    /// What to compute in where nobody said so. A GPU is many times faster in bf16.
-    pub fn suitable_dtype(&self, model: &Model) -> DType {
+    /// Returns the dtype for this model if no precision is given. A GPU is many times faster in bf16.
+    pub fn default_dtype(&self, model: &Model) -> DType {
         match self {
-            AnyBackend::Cpu(backend) => suitable_dtype(backend.isa(), model),
+            AnyBackend::Cpu(backend) => cpu_default_dtype(backend.isa(), model),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => DType::BF16,
         }
     }
 
-    /// Whether it makes products of 8-bit floats.
+    /// Whether it has fp8 matmuls.
     pub fn has_fp8(&self) -> bool {
         match self {
             AnyBackend::Cpu(_) => false,
@@ -165,7 +163,7 @@ impl AnyBackend {
         }
     }
 
-    /// Threads of the processor for work that it does itself.
+    /// Returns the CPU threads for work on the host.
     pub fn threads(&self) -> usize {
         match self {
             AnyBackend::Cpu(backend) => backend.threads(),
@@ -174,16 +172,16 @@ impl AnyBackend {
         }
     }
 
-    /// Whether 8-bit weights take memory beside their file.
-    pub fn copies_integers(&self) -> bool {
+    /// Whether int8 weights are copied, so that they take memory in addition to their mapped file.
+    pub fn copies_int8(&self) -> bool {
         match self {
-            AnyBackend::Cpu(backend) => backend.copies_integers(),
+            AnyBackend::Cpu(backend) => backend.repacks_int8(),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => false,
         }
     }
 
-    /// Bytes that a request may need before it is refused.
+    /// Returns the bytes available for a request; one that needs more is refused.
     pub fn memory_limit(&self) -> Option<u64> {
         match self {
             AnyBackend::Cpu(_) => machine::memory_limit(),
@@ -192,7 +190,7 @@ impl AnyBackend {
         }
     }
 
-    /// Bytes of a GPU's memory that may be taken; `None` where the CPU computes.
+    /// Returns the available GPU memory in bytes; `None` on the CPU.
     pub fn vram(&self) -> Option<u64> {
         match self {
             AnyBackend::Cpu(_) => None,
@@ -202,28 +200,27 @@ impl AnyBackend {
     }
 }
 
-/// bf16 where the machine multiplies it as it is and the weights have no more digits than that; else f32.
-fn suitable_dtype(isa: kiln_cpu::Isa, model: &Model) -> DType {
-    // Weights that can't be opened are refused when they are loaded, with all that is to be said about them.
+/// Returns bf16 if the CPU multiplies bf16 natively and most weights have at most 16 bits, else f32.
+fn cpu_default_dtype(isa: kiln_cpu::Isa, model: &Model) -> DType {
+    // Weights that can't be opened are reported when they are loaded.
     let short = model.transformer.weights().is_ok_and(|weights| {
         let (short, long): (Vec<_>, Vec<_>) =
             weights.dtypes().into_iter().partition(|(dtype, _)| dtype.size() <= 2);
         let count = |dtypes: Vec<(DType, u64)>| dtypes.iter().map(|(_, n)| n).sum::<u64>();
-        // Made-up weights have 16 bits.
+        // Synthetic weights have 16 bits.
         count(short) > count(long) || weights.synthetic_bytes().is_some()
     });
     if isa.multiplies_bf16() && short { DType::BF16 } else { DType::F32 }
 }
 
-/// Kernels are kept beside what else is kept.
 #[cfg(feature = "cuda")]
 fn cuda_options(device: usize, settings: &Settings) -> kiln_cuda::Options {
-    use crate::settings::Graphs;
+    use crate::settings::CudaGraphs;
     let memory_limit = settings.vram_limit.and_then(|bytes| usize::try_from(bytes).ok());
     let graphs = match settings.graphs {
-        Graphs::Auto => kiln_cuda::Graphs::Auto,
-        Graphs::Always => kiln_cuda::Graphs::Always,
-        Graphs::Never => kiln_cuda::Graphs::Never,
+        CudaGraphs::Auto => kiln_cuda::Graphs::Auto,
+        CudaGraphs::Always => kiln_cuda::Graphs::Always,
+        CudaGraphs::Never => kiln_cuda::Graphs::Never,
     };
     kiln_cuda::Options {
         device,
@@ -234,13 +231,13 @@ fn cuda_options(device: usize, settings: &Settings) -> kiln_cuda::Options {
     }
 }
 
-/// The GPU of this number.
+/// Creates the backend for the GPU with this number.
 #[cfg(feature = "cuda")]
 fn cuda(number: usize, settings: &Settings) -> Result<AnyBackend> {
     kiln_cuda::CudaBackend::new(&cuda_options(number, settings))
         .map(|backend| AnyBackend::Cuda(Box::new(backend)))
         .map_err(|e| Error::Device {
-            what: format!("cuda:{number} can't be used: {e}"),
+            what: format!("can't use cuda:{number}: {e}"),
             hint: Some(USE_THE_CPU.into()),
         })
 }
@@ -251,29 +248,33 @@ fn cuda(_: usize, _: &Settings) -> Result<AnyBackend> {
     Err(Error::Device { what, hint: Some(USE_THE_CPU.into()) })
 }
 
-/// What an image takes beside the weights, roughly.
+/// Rough memory of an image in addition to the weights.
 #[cfg(feature = "cuda")]
-const GPU_WORK: u64 = 2 << 30;
+const IMAGE_BYTES: u64 = 2 << 30;
 
+/// Returns the first GPU if it can hold the weights; else a note that says why not, if there is a GPU.
 #[cfg(feature = "cuda")]
-fn find_gpu(weights: u64, settings: &Settings) -> (Option<AnyBackend>, Option<String>) {
-    use crate::memory::Gib;
-    // Whoever names a limit knows that not everything may fit.
-    let needed = if settings.vram_limit.is_some() { 0 } else { weights.saturating_add(GPU_WORK) };
+fn find_gpu(weight_bytes: u64, settings: &Settings) -> (Option<AnyBackend>, Option<String>) {
+    use crate::memory::HumanBytes;
+    // With a memory limit, weights that don't fit are streamed.
+    let needed = if settings.vram_limit.is_some() { 0 } else { weight_bytes.saturating_add(IMAGE_BYTES) };
     let free = |backend: &kiln_cuda::CudaBackend| backend.memory_free().unwrap_or(0) as u64;
     match kiln_cuda::CudaBackend::new(&cuda_options(0, settings)) {
         Ok(backend) if free(&backend) >= needed => (Some(AnyBackend::Cuda(Box::new(backend))), None),
         Ok(backend) => {
-            let (needed, free, name) = (Gib(needed), Gib(free(&backend)), &backend.gpu().name);
-            let why = format!(
-                "the GPU is not used: this model takes about {needed}, and {name} has {free} free; with --device cuda, \
-                 what doesn't fit is brought in as it is used"
+            let (needed, free) = (HumanBytes(needed), HumanBytes(free(&backend)));
+            let name = &backend.gpu().name;
+            let note = format!(
+                "the GPU is not used: this model needs about {needed}, and {name} has {free} free; with --device cuda, \
+                 weights that don't fit are streamed as they are used"
             );
-            (None, Some(why))
+            (None, Some(note))
         }
-        // A machine without an NVIDIA GPU has nothing to be told.
+        // No note on a machine without an NVIDIA GPU.
         Err(kiln_cuda::Error::NoDevice { .. }) => (None, None),
-        Err(kiln_cuda::Error::Missing { library, .. }) if library == kiln_cuda::Wanted::Driver.name() => {
+        Err(kiln_cuda::Error::Missing { library, .. })
+            if library == kiln_cuda::CudaLibrary::Driver.name() =>
+        {
             (None, None)
         }
         Err(e) => (None, Some(format!("the GPU is not used: {e}"))),

@@ -1,4 +1,4 @@
-//! The engine: a loaded model on some device that makes the images of plans.
+//! The engine: a model loaded on a device, which generates the images of plans.
 
 use std::sync::Arc;
 
@@ -11,70 +11,69 @@ use crate::pipeline::BatchLimit;
 use crate::plan::{Plan, PlannedLora};
 use crate::sink::Sink;
 
-/// What computes, and in what.
+/// The device and precision of an engine.
 #[derive(Clone, Debug, PartialEq)]
-pub struct About {
+pub struct EngineInfo {
     /// The device, as `--device` takes it: `cpu`, `cuda:0`.
     pub device: String,
-    /// Its name for messages and recipes: `cpu (avx512)`.
+    /// The backend's name for messages and recipes: `cpu (avx512)`.
     pub backend: String,
-    /// What is computed in: `f32`, `bf16`, `int8` or `fp8`.
+    /// The precision: `f32`, `bf16`, `int8` or `fp8`.
     pub dtype: &'static str,
 }
 
-/// A plan to be carried out, and where its images go.
+/// A plan to generate, and the sink for its images.
 #[derive(Clone)]
 pub struct Task {
     /// What to generate.
     pub plan: Arc<Plan>,
-    /// Where images and news go.
+    /// Receives events and images.
     pub sink: Arc<dyn Sink>,
 }
 
-/// A loaded model on some device.
+/// A model loaded on a device.
 ///
-/// [`Engine::generate`] returns when the work of its images is on the device, so that the next call keeps the device busy
-/// while the images before it are turned into bytes and saved by their [`Sink`]s on another thread.
+/// [`Engine::generate`] returns when all its work is queued on the device, so that the next call keeps the device busy
+/// while a second thread waits for the images and passes them to their [`Sink`]s.
 pub trait Engine: Send + Sync {
-    /// What computes.
-    fn about(&self) -> &About;
+    /// Returns the device and precision.
+    fn info(&self) -> &EngineInfo;
 
-    /// The model that is loaded.
+    /// Returns the loaded model.
     fn model(&self) -> &Arc<Model>;
 
-    /// What activations are computed in.
+    /// Returns the dtype of activations.
     fn dtype(&self) -> DType;
 
-    /// Uses these LoRAs instead of those it has, after waiting for the work under way; `None` where they are the ones it
-    /// has. After an error it has those from before.
+    /// Replaces the LoRAs, after waiting for unfinished tasks. Returns a report for each, or `None` if they are the
+    /// current ones. After an error the LoRAs are unchanged.
     fn set_loras(&mut self, loras: &[PlannedLora], partial: bool) -> Result<Option<Vec<LoraReport>>>;
 
-    /// Bytes that the activations of one call may take now; `None` where nobody knows.
+    /// Returns the bytes available for activations; `None` if unknown.
     fn free_memory(&self) -> Option<u64>;
 
-    /// How many images of a plan like this one are made at once, at most `images`.
-    fn room(&self, plan: &Plan, images: usize) -> usize;
+    /// Returns how many images of a plan like this one run in one batch, at most `max_images`.
+    fn batch_capacity(&self, plan: &Plan, max_images: usize) -> usize;
 
-    /// Loads what this plan needs and is not loaded yet, which finds damaged files early.
+    /// Loads what this plan needs and is not loaded yet, which reports damaged files early.
     fn prepare(&self, plan: &Plan, sink: &dyn Sink) -> Result<()>;
 
-    /// Makes the images of these plans, together as far as they are alike and `limit` allows. Returns when the work of all is
-    /// on the device; images and ends come to the sinks from another thread.
+    /// Generates the images of these tasks, batched as far as they are alike and `limit` allows. Returns when all work
+    /// is queued on the device; the sinks get images and results from another thread.
     fn generate(&self, tasks: &[Task], limit: &BatchLimit);
 
     /// Waits until every task so far has ended.
     fn finish(&self);
 
-    /// Calls of the transformer that were replayed so far, and the most bytes of the device's memory that were in use; for
-    /// measurements.
+    /// Returns counters for benchmarks.
     fn counters(&self) -> Counters;
 }
 
-/// What an engine counts.
+/// Counters of an engine since it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Calls of the transformer that were replayed recordings.
-    pub replayed: usize,
-    /// The most bytes of the device's memory that were in use; 0 on the CPU.
+    /// Transformer calls that replayed a CUDA graph.
+    pub graph_replays: usize,
+    /// Peak device memory in bytes; 0 on the CPU.
     pub peak_memory: u64,
 }

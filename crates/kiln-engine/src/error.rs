@@ -1,98 +1,103 @@
+//! The engine's error type: what went wrong, where, and often what to do about it.
+
 use std::path::PathBuf;
 
-use crate::memory::{Gib, MemoryNeed};
+use crate::memory::{HumanBytes, MemoryEstimate};
 
-/// Why a model could not be loaded or an image could not be made.
+/// Why a model could not be loaded or an image could not be generated.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A request that can't be served as it is.
+    /// An invalid value in a request.
     #[error("{what}")]
     Request {
-        /// What is wrong with it.
+        /// What is wrong.
         what: String,
         /// What to do about it.
         hint: Option<String>,
     },
-    /// Fields of a request that don't go together, named in backticks.
+    /// Fields of a request that exclude or require each other. The message names them in backticks.
     #[error("{what}")]
     Combination {
-        /// Which, and why.
+        /// Which fields, and why.
         what: String,
         /// What to do about it.
         hint: Option<String>,
     },
-    /// Parts of a model that don't belong together.
-    #[error("the parts of `{model}` don't fit: {what}")]
+    /// Components that belong to different models.
+    #[error("the components of `{model}` don't fit together: {what}")]
     Mismatch {
         /// The model.
         model: PathBuf,
-        /// Which parts, and the numbers that differ.
+        /// Which components, and the sizes that differ.
         what: String,
     },
-    /// A model that lacks a part.
+    /// A model without a component that the request needs.
     #[error("{what}")]
-    MissingPart {
-        /// Which part, and where it was looked for.
+    MissingComponent {
+        /// Which component, and where it was looked for.
         what: String,
-        /// Which part.
-        part: MissingPart,
+        /// Which component.
+        component: MissingComponent,
     },
-    /// A request that would need more memory than there is.
-    #[error("an image of {width}×{height} needs about {need} beside the weights, and there are {}", Gib(*limit))]
+    /// A request that needs more memory than is available.
+    #[error(
+        "an image of {width}×{height} needs about {estimate} in addition to the weights, and {} are available",
+        HumanBytes(*limit)
+    )]
     Memory {
         /// Width in pixels.
         width: usize,
         /// Height in pixels.
         height: usize,
-        /// What it needs.
-        need: MemoryNeed,
-        /// Bytes that may be used.
+        /// The memory it needs.
+        estimate: MemoryEstimate,
+        /// Available memory in bytes.
         limit: u64,
         /// Whether even the smallest image would need more.
         any_size: bool,
     },
-    /// A device that can't be used, or can't do what is asked.
+    /// A device that is not available, or that lacks a capability.
     #[error("{what}")]
     Device {
-        /// Which, and why.
+        /// Which device, and why.
         what: String,
         /// What to do about it.
         hint: Option<String>,
     },
-    /// A model that could not be loaded for another request of the same batch.
+    /// A model that failed to load; reported to the other requests that wait for the same model.
     #[error("{0}")]
     Load(String),
-    /// A thread of the engine panicked.
-    #[error("generating failed in an unforeseen way: {0}")]
+    /// A panic inside the engine or a sink.
+    #[error("generating failed unexpectedly: {0}")]
     Panicked(String),
     /// An error and what was being done.
     #[error("{source}")]
-    While {
-        /// What was being done.
+    Context {
+        /// What was being done, such as "reading the mask".
         doing: String,
         /// The error.
         source: Box<Error>,
     },
-    /// Weights, images, networks, operations.
+    /// An error of the layers below: weights, images, networks, operations.
     #[error(transparent)]
     Model(kiln_model::Error),
 }
 
-/// A part that a model lacks.
+/// A component that a model lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MissingPart {
-    /// The autoencoder.
+pub enum MissingComponent {
+    /// The VAE.
     Vae,
     /// The text encoder.
     TextEncoder,
 }
 
-impl MissingPart {
-    /// Its folder in diffusers' layout.
+impl MissingComponent {
+    /// Returns its folder in the diffusers layout.
     pub fn name(self) -> &'static str {
         match self {
-            MissingPart::Vae => "vae",
-            MissingPart::TextEncoder => "text_encoder",
+            MissingComponent::Vae => "vae",
+            MissingComponent::TextEncoder => "text_encoder",
         }
     }
 }
@@ -101,25 +106,25 @@ impl MissingPart {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// The request was cancelled.
+    /// The error of a cancelled request.
     pub const CANCELLED: Error = Error::Model(kiln_model::Error::Cancelled);
 
-    /// A request that can't be served as it is.
+    /// Creates an error for an invalid value in a request.
     pub fn request(what: impl Into<String>) -> Error {
         Error::Request { what: what.into(), hint: None }
     }
 
-    /// Fields that don't go together, named in backticks.
+    /// Creates an error for fields that exclude or require each other; `what` names them in backticks.
     pub fn combination(what: impl Into<String>) -> Error {
         Error::Combination { what: what.into(), hint: None }
     }
 
-    /// A file of a model that makes no sense.
+    /// Creates an error for an invalid file of a model.
     pub fn config(file: impl AsRef<std::path::Path>, what: impl Into<String>) -> Error {
         kiln_model::Error::config(file, what).into()
     }
 
-    /// The same with what to do about it, where there is nothing better yet.
+    /// Adds a hint, unless there is one already.
     pub fn hint(mut self, text: impl Into<String>) -> Error {
         if let Error::Request { hint, .. } | Error::Combination { hint, .. } | Error::Device { hint, .. } =
             &mut self
@@ -129,13 +134,13 @@ impl Error {
         self
     }
 
-    /// Whether somebody asked for this end.
+    /// Whether the request was cancelled.
     pub fn is_cancelled(&self) -> bool {
         matches!(self.root(), Error::Model(kiln_model::Error::Cancelled))
     }
 
-    /// Whether the request is at fault, and not the server or the model.
-    pub fn is_requests_fault(&self) -> bool {
+    /// Whether the request is at fault, not the server or the model.
+    pub fn is_invalid_request(&self) -> bool {
         use kiln_model::Error as Inner;
         match self.root() {
             Error::Request { .. } | Error::Combination { .. } | Error::Memory { .. } => true,
@@ -144,10 +149,10 @@ impl Error {
         }
     }
 
-    /// The error itself, without what was being done.
+    /// Returns the error without its context.
     pub fn root(&self) -> &Error {
         match self {
-            Error::While { source, .. } => source.root(),
+            Error::Context { source, .. } => source.root(),
             error => error,
         }
     }
@@ -162,17 +167,17 @@ impl<E: Into<kiln_model::Error>> From<E> for Error {
     }
 }
 
-/// Adds to an error what was being done.
-pub trait While<T> {
-    /// Names it.
-    fn while_doing(self, what: impl FnOnce() -> String) -> Result<T>;
+/// Adds context to errors.
+pub(crate) trait ErrorContext<T> {
+    /// Adds what was being done. Cancellation stays as it is.
+    fn with_context(self, doing: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T, E: Into<Error>> While<T> for std::result::Result<T, E> {
-    fn while_doing(self, what: impl FnOnce() -> String) -> Result<T> {
+impl<T, E: Into<Error>> ErrorContext<T> for std::result::Result<T, E> {
+    fn with_context(self, doing: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|error| match error.into() {
             error if error.is_cancelled() => error,
-            error => Error::While { doing: what(), source: Box::new(error) },
+            error => Error::Context { doing: doing(), source: Box::new(error) },
         })
     }
 }

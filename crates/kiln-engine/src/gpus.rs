@@ -1,15 +1,15 @@
-//! The GPUs of this machine and the libraries to use them with.
+//! The machine's GPUs, and the libraries needed to use them.
 
-/// What was found.
+/// GPUs and libraries found on this machine.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Gpus {
-    /// Whether this build has a backend for them.
+pub struct GpuProbe {
+    /// Whether this build has a GPU backend.
     pub built_in: bool,
-    /// Each by its name for `--device`, and what it is; `None` where they can't be seen without a driver.
+    /// Each GPU with its name for `--device`; `None` without a driver.
     pub devices: Option<Vec<(String, GpuInfo)>>,
-    /// Libraries by name, and where they were found or why not.
+    /// Each library with its version and path, or why it was not found.
     pub libraries: Vec<(&'static str, String)>,
-    /// Whether images can be made on one.
+    /// Whether a GPU can generate images.
     pub usable: bool,
 }
 
@@ -18,42 +18,42 @@ pub struct Gpus {
 pub struct GpuInfo {
     /// Its name.
     pub name: String,
-    /// Its compute capability.
+    /// Its compute capability: major, minor.
     pub capability: (u32, u32),
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub processors: u32,
-    /// Bytes of its memory.
+    /// Total memory in bytes.
     pub memory: u64,
 }
 
-/// Looks for GPUs.
+/// Looks for GPUs and their libraries.
 #[cfg(feature = "cuda")]
-pub fn gpus() -> Gpus {
+pub fn probe_gpus() -> GpuProbe {
     let probe = kiln_cuda::probe();
-    let about = |gpu: &kiln_cuda::Gpu| {
+    let device = |gpu: &kiln_cuda::Gpu| {
         let info = GpuInfo {
             name: gpu.name.clone(),
             capability: (gpu.capability.0 as u32, gpu.capability.1 as u32),
-            processors: gpu.processors as u32,
+            processors: gpu.multiprocessors as u32,
             memory: gpu.memory,
         };
         (format!("cuda:{}", gpu.ordinal), info)
     };
-    let state = |library: &kiln_cuda::Library| match &library.found {
+    let state = |library: &kiln_cuda::LibraryStatus| match &library.found {
         Ok(found) => format!("{} ({})", found.version, found.path.display()),
         Err(kiln_cuda::Error::Missing { install, .. }) => format!("not found: {install}"),
         Err(e) => e.to_string(),
     };
-    Gpus {
+    GpuProbe {
         built_in: true,
-        devices: probe.gpus.as_ref().ok().map(|gpus| gpus.iter().map(about).collect()),
+        devices: probe.gpus.as_ref().ok().map(|gpus| gpus.iter().map(device).collect()),
         libraries: probe.libraries.iter().map(|library| (library.name, state(library))).collect(),
         usable: probe.usable(),
     }
 }
 
-/// This build has no backend for them.
+/// Looks for GPUs; this build has no GPU backend.
 #[cfg(not(feature = "cuda"))]
-pub fn gpus() -> Gpus {
-    Gpus::default()
+pub fn probe_gpus() -> GpuProbe {
+    GpuProbe::default()
 }

@@ -1,52 +1,53 @@
-//! The files that a request names, and what names mean.
+//! The files that a request names: how names become files, and how images and tensors are read.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_image::Picture;
+use kiln_base::hex;
+use kiln_image::RgbImage;
 use kiln_tensor::HostTensor;
 use kiln_weights::WeightSource;
 use sha2::{Digest, Sha256};
 
-use crate::error::{Error, Result, While};
+use crate::error::{Error, ErrorContext, Result};
 use crate::request::FileRef;
 
-/// What the names in a request mean: paths on a command line, uploads and lists of known files in a service.
-pub trait Inputs {
-    /// An image.
+/// Resolves the names in a request: paths on a command line, uploads and lists of known files in a service.
+pub trait InputResolver {
+    /// Reads an image.
     fn image(&self, name: &Path) -> Result<InputImage>;
 
-    /// The file of a LoRA.
+    /// Returns the file of a LoRA.
     fn lora(&self, name: &Path) -> Result<PathBuf>;
 
-    /// The file or folder of an autoencoder.
+    /// Returns the file or folder of a VAE.
     fn vae(&self, name: &Path) -> Result<PathBuf>;
 
-    /// A file of tensors.
+    /// Returns a safetensors file with prompt embeddings or noise.
     fn tensors(&self, name: &Path) -> Result<PathBuf>;
 }
 
-/// An image that was read.
+/// An input image.
 #[derive(Clone, Debug)]
 pub struct InputImage {
-    /// Its pixels.
-    pub picture: Arc<Picture>,
-    /// What a recipe says of its file.
+    /// The pixels.
+    pub image: Arc<RgbImage>,
+    /// How a recipe refers to its file.
     pub file: FileRef,
 }
 
-/// Names are paths on this machine.
+/// An [`InputResolver`] for names that are paths on this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalFiles;
 
-impl Inputs for LocalFiles {
+impl InputResolver for LocalFiles {
     fn image(&self, path: &Path) -> Result<InputImage> {
         let bytes = read_image_bytes(path)?;
-        let picture = kiln_image::from_bytes(&path.display().to_string(), &bytes)?;
+        let image = kiln_image::from_bytes(&path.display().to_string(), &bytes)?;
         let file = FileRef { path: absolute(path).into(), sha256: Some(sha256(&bytes)) };
-        Ok(InputImage { picture: Arc::new(picture), file })
+        Ok(InputImage { image: Arc::new(image), file })
     }
 
     fn lora(&self, path: &Path) -> Result<PathBuf> {
@@ -67,9 +68,9 @@ impl Inputs for LocalFiles {
     }
 }
 
-/// All bytes of an image file; refuses files larger than any image.
+/// Reads an image file; refuses files larger than any image.
 ///
-/// Read once, so that pipes work as well as files.
+/// Reads it in one pass, so that pipes work as well as files.
 pub fn read_image_bytes(path: &Path) -> Result<Vec<u8>, kiln_image::Error> {
     let unreadable = |source| kiln_image::Error::Read { path: path.into(), source };
     let mut bytes = Vec::new();
@@ -82,20 +83,21 @@ pub fn read_image_bytes(path: &Path) -> Result<Vec<u8>, kiln_image::Error> {
     Ok(bytes)
 }
 
-/// The tensors of a safetensors file and what a recipe says of it; `role` is for messages.
-pub(crate) fn tensors(path: &Path, role: &str) -> Result<(WeightSource, FileRef)> {
-    let source = WeightSource::open(path).while_doing(|| format!("reading the {role}"))?;
+/// Opens a safetensors file and hashes its tensors. Messages call it `role`.
+pub(crate) fn open_tensors(path: &Path, role: &str) -> Result<(WeightSource, FileRef)> {
+    let source = WeightSource::open(path).with_context(|| format!("reading the {role}"))?;
     let mut hash = Sha256::new();
-    // The fingerprint samples large tensors; these are small and matter whole.
+    // Every byte counts here, while `fingerprint` only samples large tensors.
     for name in source.names() {
         hash.update(name);
         hash.update(source.tensor(name)?.bytes());
     }
-    Ok((source, FileRef { path: absolute(path).into(), sha256: Some(hex(hash)) }))
+    let sha256 = hex(hash.finalize());
+    Ok((source, FileRef { path: absolute(path).into(), sha256: Some(sha256) }))
 }
 
-/// The first of `names` that the file has, or its only tensor.
-pub(crate) fn named_tensor(source: &WeightSource, names: &[&str]) -> Result<HostTensor> {
+/// Returns the first of `names` that the file has, or its only tensor.
+pub(crate) fn find_tensor(source: &WeightSource, names: &[&str]) -> Result<HostTensor> {
     let all: Vec<&str> = source.names().collect();
     let name = names.iter().find(|name| source.contains(name)).or(match &all[..] {
         [only] => Some(only),
@@ -112,29 +114,25 @@ pub(crate) fn named_tensor(source: &WeightSource, names: &[&str]) -> Result<Host
     }
 }
 
-/// Refuses tensors with NaN or infinity, and with numbers that can't be read as such.
-pub(crate) fn finite(path: &Path, role: &str, x: &HostTensor) -> Result<()> {
-    let (path, again) = (path.display(), "save the file again, as f32 or bf16");
-    let values = x.to_f32().map_err(|e| Error::request(format!("`{path}`: its {role}: {e}")).hint(again))?;
+/// Refuses tensors that contain NaN or infinity, or whose dtype can't be converted to f32.
+pub(crate) fn check_finite(path: &Path, role: &str, x: &HostTensor) -> Result<()> {
+    let (path, hint) = (path.display(), "save the file again, as f32 or bf16");
+    let values = x.to_f32().map_err(|e| Error::request(format!("`{path}`: its {role}: {e}")).hint(hint))?;
     match values.iter().position(|v| !v.is_finite()) {
-        Some(at) => {
-            let what = format!("`{path}` has {} among its {role}, at {at}", values[at]);
-            Err(Error::request(what).hint(again))
+        Some(index) => {
+            let what = format!("`{path}` has {} among its {role}, at index {index}", values[index]);
+            Err(Error::request(what).hint(hint))
         }
         None => Ok(()),
     }
 }
 
-/// An absolute path, so that a recipe works from any folder.
-pub fn absolute(path: &Path) -> String {
+/// Returns an absolute path, so that a recipe works from any folder.
+pub(crate) fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).to_string_lossy().into_owned()
 }
 
-/// SHA-256 in hex.
-pub fn sha256(bytes: &[u8]) -> String {
-    hex(Sha256::new().chain_update(bytes))
-}
-
-fn hex(hash: Sha256) -> String {
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+/// Returns the SHA-256 of some bytes in hex.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    hex(Sha256::digest(bytes))
 }

@@ -1,81 +1,96 @@
-//! Kiln's engine: a model opened once, a request understood once, and images made from it on whichever device there is.
+//! Kiln's engine: the one interface between its programs and the model. Opens a model, resolves a request, and generates
+//! images on the best device available.
 //!
 //! ```text
 //! Request ─┐
-//! Model ───┴─Plan::new──▶ Plan ─┐
-//! Settings ──Setup::new──▶ Setup ─load──▶ Engine ─generate──▶ Sink: events, previews, images
+//! Model ───┴─Plan::new──▶ Plan ──Task──┐
+//! Settings ──Setup::new──▶ Setup ─load─▶ Engine ─generate──▶ Sink: events, previews, images
 //! ```
-//! A [`Request`] is plain data; the command line, the HTTP APIs, jobs and recipes all translate into it. A [`Plan`] is that
-//! request understood by one [`Model`]: files read, images prepared, defaults filled in. An [`Engine`] is a loaded model on
-//! some device.
+//! 1. A [`Request`] says what to generate. It is plain data; the command line, the HTTP APIs, jobs and recipes translate
+//!    into it.
+//! 2. A [`Model`] is opened from a folder or file. Its components (transformer, text encoder, VAE) are found and checked,
+//!    but not loaded.
+//! 3. A [`Plan`] is the request resolved for that model: files read by an [`InputResolver`], images prepared, defaults
+//!    filled in.
+//! 4. A [`Setup`] chooses device, precision and the weights that stay in GPU memory, from the [`Settings`]. Loading it
+//!    gives an [`Engine`].
+//! 5. The engine runs [`Task`]s through its [`pipeline`] (encode, denoise, decode), several in one batch if they are alike.
+//!    Each task's [`Sink`] receives [`Event`]s and [`GeneratedImage`]s; each image carries the [`Recipe`] to generate it
+//!    again.
+//!
+//! A [`Session`] keeps an engine loaded between requests and switches models and LoRAs, as a server needs.
 //!
 //! ```no_run
 //! use std::sync::Arc;
-//! use kiln_engine::{BatchLimit, Collect, LocalFiles, Model, Plan, Request, Settings, Setup, Task};
+//! use kiln_engine::{
+//!     BatchLimit, ImageCollector, LocalFiles, Model, Plan, Request, Settings, Setup, Task,
+//! };
 //!
 //! let model = Arc::new(Model::open("models/klein-4b")?);
 //! let request = Request { seed: vec![7], ..Request::new("a red fox in the snow") };
 //! let plan = Arc::new(Plan::new(&model, &request, &LocalFiles)?);
-//! let sink = Arc::new(Collect::default());
+//! let sink = Arc::new(ImageCollector::default());
 //! let engine = Setup::new(&model, &Settings::default(), Some(&plan))?.load(&*sink)?;
 //! engine.generate(&[Task { plan, sink: sink.clone() }], &BatchLimit::ONE);
 //! engine.finish();
-//! let images = sink.take()?;
+//! for image in sink.take()? {
+//!     println!("{}×{}, seed {:?}", image.image.width(), image.image.height(), image.seed);
+//! }
 //! # Ok::<(), kiln_engine::Error>(())
 //! ```
 #![forbid(unsafe_code)]
 
 mod backend;
-mod collect;
 mod engine;
 mod error;
-mod finisher;
 mod gpus;
+mod image_collector;
 mod inputs;
-mod lazy;
-mod local;
+mod local_engine;
 pub mod machine;
 mod memory;
 mod model;
 mod noise;
+mod once;
+mod output_thread;
 mod panics;
 pub mod pipeline;
-mod placement;
 mod plan;
 mod preview;
 mod progress;
+mod progress_tracker;
 mod projection;
 mod recipe;
 mod request;
+mod residency;
 mod session;
 mod settings;
 mod setup;
 mod sink;
 mod text_cache;
-mod tracker;
 
-pub use backend::{DeviceInfo, WithBackend, with_backend};
-pub use collect::Collect;
-pub use engine::{About, Counters, Engine, Task};
-pub use error::{Error, MissingPart, Result, While};
-pub use gpus::{GpuInfo, Gpus, gpus};
-pub use inputs::{InputImage, Inputs, LocalFiles, absolute, read_image_bytes, sha256};
+pub use backend::{BackendVisitor, DeviceInfo, with_backend};
+pub use engine::{Counters, Engine, EngineInfo, Task};
+pub use error::{Error, MissingComponent, Result};
+pub use gpus::{GpuInfo, GpuProbe, probe_gpus};
+pub use image_collector::ImageCollector;
+pub use inputs::{InputImage, InputResolver, LocalFiles, read_image_bytes};
 pub use kiln_model::Event;
 pub use kiln_weights::LoraReport;
-pub use memory::MemoryNeed;
-pub use model::{Model, OwnDefaults, Part, Parts, VaeFile, Variant};
-pub use noise::Noise;
+pub use memory::MemoryEstimate;
+pub use model::{ComponentPaths, Model, ModelComponent, ModelDefaults, VaeFile, Variant};
+pub use noise::NoiseSource;
 pub use pipeline::BatchLimit;
-pub use placement::{Placement, WeightBytes};
-pub use plan::{ImagePlan, InitImage, Plan, PlannedLora, Prompt, Start};
+pub use plan::{ImagePlan, InitImage, Plan, PlannedLora, Prompt, StartingPoint};
 pub use progress::{Phase, Progress};
-pub use recipe::{ModelRecord, PartsRecord, Recipe};
+pub use progress_tracker::ProgressTracker;
+pub use recipe::{ComponentPathsRecord, ModelRecord, Recipe};
 pub use request::{
-    BatchPart, FileRef, LoraRef, MAX_TOKENS, OneOrMany, OutputFormat, PngEffort, Request, Rng, ScheduleKind,
+    BatchPosition, FileRef, LoraRef, OneOrMany, OutputFormat, PngEffort, Request, Rng, ScheduleKind,
 };
+pub use residency::{WeightBytes, WeightResidency, plan_residency};
 pub use session::Session;
-pub use settings::{Device, Graphs, Isa, Precision, Settings};
-pub use setup::{Setup, place};
-pub use sink::{Image, Sink};
+pub use settings::{CudaGraphs, Device, Isa, Precision, Settings};
+pub use setup::Setup;
+pub use sink::{GeneratedImage, Sink};
 pub use text_cache::TextCache;
-pub use tracker::Tracker;

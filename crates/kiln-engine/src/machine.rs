@@ -1,25 +1,25 @@
-//! What this machine has.
+//! Memory and CPU of this machine.
 
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
-/// Memory in bytes.
+/// The machine's memory in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// All there is.
+    /// Installed memory.
     pub total: u64,
-    /// What programs can have without swapping.
+    /// Memory that can be allocated without swapping.
     pub available: u64,
 }
 
 impl Memory {
-    /// What the system says, within what a container allows; `None` where neither is known.
-    pub fn now() -> Option<Memory> {
-        let wanted = RefreshKind::nothing().with_memory(MemoryRefreshKind::everything());
-        let system = System::new_with_specifics(wanted).ok()?;
+    /// Queries the system and the container's limits; `None` if unknown.
+    pub fn detect() -> Option<Memory> {
+        let kinds = RefreshKind::nothing().with_memory(MemoryRefreshKind::everything());
+        let system = System::new_with_specifics(kinds).ok()?;
         let mut memory = Memory { total: system.total_memory(), available: system.available_memory() };
         if let Some(limits) = system.cgroup_limits() {
             memory.total = memory.total.min(limits.total_memory);
-            // What a container's page cache holds counts as used there, but the system takes it back when asked.
+            // The page cache counts as used memory in a container, although the system can reclaim it.
             let used = limits.rss.min(memory.total);
             memory.available = memory.available.min(memory.total - used);
         }
@@ -27,27 +27,27 @@ impl Memory {
     }
 }
 
-/// Bytes that a request may need before it is refused.
+/// Returns the bytes available for a request on the CPU; one that needs more is refused.
 pub fn memory_limit() -> Option<u64> {
-    Memory::now().map(|memory| if memory.available > 0 { memory.available } else { memory.total })
+    Memory::detect().map(|memory| if memory.available > 0 { memory.available } else { memory.total })
 }
 
-/// The processor.
+/// The machine's CPU.
 #[derive(Clone, Debug)]
 pub struct Cpu {
     /// Its name.
     pub name: String,
-    /// Cores, where they can be counted.
+    /// Physical cores, if known.
     pub cores: Option<usize>,
-    /// Threads that run at once, for this process.
+    /// Threads that this process can run in parallel.
     pub threads: usize,
-    /// Instruction sets that matter here, and whether they are present.
+    /// Instruction sets that Kiln uses, and whether they are present.
     pub features: Vec<(&'static str, bool)>,
 }
 
 impl Cpu {
-    /// The one at hand.
-    pub fn now() -> Cpu {
+    /// Queries the system.
+    pub fn detect() -> Cpu {
         let system =
             System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing())).ok();
         let first = system.as_ref().and_then(|system| system.cpus().first());
@@ -63,10 +63,10 @@ impl Cpu {
 
 #[cfg(target_arch = "x86_64")]
 fn features() -> Vec<(&'static str, bool)> {
-    // The standard library can't see AMX yet; Linux says so itself.
+    // The standard library can't detect AMX yet; Linux lists it.
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = flags.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
-    let told = |name: &str| flags.split_whitespace().any(|flag| flag == name);
+    let listed = |name: &str| flags.split_whitespace().any(|flag| flag == name);
     vec![
         ("avx2", std::is_x86_feature_detected!("avx2")),
         ("fma", std::is_x86_feature_detected!("fma")),
@@ -74,8 +74,8 @@ fn features() -> Vec<(&'static str, bool)> {
         ("avx512f", std::is_x86_feature_detected!("avx512f")),
         ("avx512_bf16", std::is_x86_feature_detected!("avx512bf16")),
         ("avx512_vnni", std::is_x86_feature_detected!("avx512vnni")),
-        ("amx_bf16", told("amx_bf16")),
-        ("amx_int8", told("amx_int8")),
+        ("amx_bf16", listed("amx_bf16")),
+        ("amx_int8", listed("amx_int8")),
     ]
 }
 

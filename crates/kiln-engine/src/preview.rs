@@ -1,85 +1,79 @@
-//! What an image looks like before it is done: by a small autoencoder where there is one, else by a projection.
+//! Previews of unfinished images: by a small VAE if one is configured, else by a linear approximation.
 
 use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
-use kiln_image::{Filter, Picture};
-use kiln_model::{Autoencoder, Denoised};
+use kiln_image::{Filter, RgbImage};
+use kiln_model::{Autoencoder, StepOutput};
 use kiln_ops::Backend;
 
 use crate::error::Result;
-use crate::pipeline::{Generated, Pipeline};
-use crate::projection::{Projection, card};
+use crate::pipeline::{Pipeline, PipelineOutput};
+use crate::projection::{LatentProjection, colour_chart};
 
-/// The side of the card that a projection begins with.
-const CARD: u32 = 256;
+/// Side of the colour chart that a projection is first fitted to.
+const CHART_SIDE: u32 = 256;
 /// The longest side of a preview.
-const LONGEST: u32 = 512;
+const MAX_SIDE: u32 = 512;
 
-/// A preview that the device is still at; calling it waits. `None` where there is nothing to show.
-pub(crate) type PreviewLater = Box<dyn FnOnce() -> Result<Option<Picture>> + Send>;
+/// A preview that the device is still computing; calling it waits. `None` if there is nothing to show.
+pub(crate) type PendingPreview = Box<dyn FnOnce() -> Result<Option<RgbImage>> + Send>;
 
-/// How previews are made. Nothing is made before somebody looks.
-pub(crate) enum Previews<B: Backend> {
-    /// With an autoencoder of their own.
-    Decoded(Arc<Autoencoder<B>>),
-    /// With a fitted map.
-    Projected(Arc<Mutex<Projection>>),
+/// Decodes the latents of unfinished images.
+pub(crate) enum PreviewDecoder<B: Backend> {
+    /// A VAE for previews.
+    Autoencoder(Arc<Autoencoder<B>>),
+    /// A fitted linear map.
+    Linear(Arc<Mutex<LatentProjection>>),
 }
 
-impl<B: Backend> Previews<B> {
-    /// Previews by this autoencoder.
-    pub fn decoded(vae: Arc<Autoencoder<B>>) -> Previews<B> {
-        Previews::Decoded(vae)
-    }
-
-    /// Previews by a map that begins with what the pipeline's autoencoder makes of a card of colours.
-    pub fn projected(pipeline: &Pipeline<B>) -> Result<Previews<B>> {
+impl<B: Backend> PreviewDecoder<B> {
+    /// Creates a linear decoder, fitted to how the pipeline's VAE encodes a colour chart.
+    pub fn linear(pipeline: &Pipeline<B>) -> Result<PreviewDecoder<B>> {
         let b = pipeline.backend();
-        let mut projection = Projection::new(pipeline.model().transformer.config.in_channels);
-        let card = card(CARD);
-        // Without it, previews are grey until the first image is done.
-        let tokens = pipeline.autoencoder(None)?.encode(b, &card, &mut ());
+        let mut projection = LatentProjection::new(pipeline.model().transformer.config.in_channels);
+        let chart = colour_chart(CHART_SIDE);
+        // If encoding fails, previews are grey until the first image is finished.
+        let tokens = pipeline.autoencoder(None)?.encode(b, &chart, &mut ());
         if let Ok(tokens) = tokens.and_then(|tokens| Ok(b.download(&tokens)?.to_f32()?.into_owned())) {
-            projection.learn(&tokens, &card);
+            projection.learn(&tokens, &chart);
         }
-        Ok(Previews::Projected(Arc::new(Mutex::new(projection))))
+        Ok(PreviewDecoder::Linear(Arc::new(Mutex::new(projection))))
     }
 
-    /// Learns from an image that is done.
-    pub fn learn(&self, done: &Generated) {
-        if let (Previews::Projected(projection), Ok(tokens)) = (self, done.latents.to_f32()) {
-            let mut projection = lock(&projection);
-            projection.learn(&tokens, &done.picture);
+    /// Refines a linear decoder with a finished image.
+    pub fn learn(&self, output: &PipelineOutput) {
+        if let (PreviewDecoder::Linear(projection), Ok(tokens)) = (self, output.latents.to_f32()) {
+            lock(projection).learn(&tokens, &output.image);
         }
     }
 
-    /// What the image would be if the step's direction were right: its latents, taken to the end at once.
-    pub fn show(&self, b: &B, step: &Denoised<'_, B>, grid: [usize; 2]) -> Result<PreviewLater> {
-        let guess = b.add_scaled(step.latents, step.velocity, -step.sigma)?;
+    /// Previews the image after a step: its latents, moved along the step's velocity down to noise level 0.
+    pub fn decode(&self, b: &B, step: &StepOutput<'_, B>, grid: [usize; 2]) -> Result<PendingPreview> {
+        let predicted = b.add_scaled(step.latents, step.velocity, -step.sigma)?;
         let [height, width] = grid;
         Ok(match self {
-            Previews::Projected(projection) => {
-                let (tokens, projection) = (b.download_later(&guess)?, Arc::clone(projection));
+            PreviewDecoder::Linear(projection) => {
+                let (tokens, projection) = (b.download_async(&predicted)?, Arc::clone(projection));
                 Box::new(move || {
                     let tokens = tokens()?;
                     let projection = lock(&projection);
-                    Ok(projection.show(&tokens.to_f32()?, width, height))
+                    Ok(projection.decode(&tokens.to_f32()?, width, height))
                 })
             }
-            Previews::Decoded(vae) => {
-                let picture = vae.decode_later(b, &guess, grid, &mut ())?;
-                Box::new(move || Ok(Some(shrunk(picture()?))))
+            PreviewDecoder::Autoencoder(vae) => {
+                let image = vae.decode_async(b, &predicted, grid, &mut ())?;
+                Box::new(move || Ok(Some(shrink(image()?))))
             }
         })
     }
 }
 
-fn shrunk(picture: Picture) -> Picture {
-    let longest = picture.width().max(picture.height());
-    if longest <= LONGEST {
-        return picture;
+fn shrink(image: RgbImage) -> RgbImage {
+    let longest = image.width().max(image.height());
+    if longest <= MAX_SIDE {
+        return image;
     }
-    let side = |side: u32| (side * LONGEST / longest).max(1);
-    kiln_image::resize(&picture, side(picture.width()), side(picture.height()), Filter::Bicubic)
+    let side = |side: u32| (side * MAX_SIDE / longest).max(1);
+    kiln_image::resize(&image, side(image.width()), side(image.height()), Filter::Bicubic)
 }

@@ -1,35 +1,35 @@
-//! How far a request is.
+//! The progress of a request.
 
 use serde::Serialize;
 
-/// A part of the work.
+/// A phase of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Waiting for its turn.
+    /// Waiting in the queue.
     #[default]
     Queue,
-    /// The model is loaded.
+    /// Loading the model.
     Load,
-    /// The prompt is encoded.
+    /// Encoding the prompt.
     Text,
-    /// References are encoded.
+    /// Encoding reference images.
     Encode,
-    /// Steps.
+    /// Denoising.
     Steps,
-    /// Latents are decoded.
+    /// Decoding the latents.
     Decode,
-    /// The file is written.
+    /// Writing the file.
     Save,
 }
 
 impl Phase {
-    /// All of them, in order.
+    /// All phases in order.
     pub const ALL: [Phase; 7] =
         [Phase::Queue, Phase::Load, Phase::Text, Phase::Encode, Phase::Steps, Phase::Decode, Phase::Save];
 
-    /// Its name in logs and metrics.
+    /// Returns its name in logs and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Queue => "queue",
@@ -43,20 +43,22 @@ impl Phase {
     }
 }
 
-/// How far the work is.
+/// The progress of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Progress {
-    /// What is being done.
+    /// The current phase.
     pub phase: Phase,
-    /// Which image, from 0.
-    pub picture: u32,
-    /// How many images there will be.
-    pub pictures: u32,
-    /// Steps of this image that are done.
+    /// Index of the current image, from 0.
+    #[serde(rename = "picture")]
+    pub image: u32,
+    /// Number of images.
+    #[serde(rename = "pictures")]
+    pub images: u32,
+    /// Finished steps of the current image.
     pub step: u32,
     /// Steps of each image.
     pub steps: u32,
-    /// How much of the whole request is done, from 0 to 1.
+    /// Finished part of the whole request, from 0 to 1.
     pub fraction: f32,
 }

@@ -1,65 +1,65 @@
-//! How an image was made, as JSON inside it: the request with every default filled in, and what made it.
+//! Recipes: how an image was generated, as JSON inside its file. The resolved request, the model and the backend.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::error::{Error, Result, While};
+use crate::error::{Error, ErrorContext, Result};
 use crate::inputs;
-use crate::model::{Parts, Variant};
+use crate::model::{ComponentPaths, Variant};
 use crate::plan::Plan;
-use crate::request::{BatchPart, Request};
+use crate::request::{BatchPosition, Request};
 
-/// Everything that decides the pixels of one image.
+/// Everything that determines the pixels of one image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recipe {
-    /// The version of Kiln that made it.
+    /// The version of Kiln that generated it.
     pub kiln: String,
-    /// What was asked for, without the model: the prompt and the seed are this image's own, files have their hashes.
+    /// The request without the model: prompt and seed are this image's own, files have hashes.
     #[serde(flatten)]
     pub request: Request,
-    /// Which of the embeddings in the file, from 0, where there is no prompt.
+    /// Index of the prompt in the file of embeddings, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embeds_row: Option<usize>,
-    /// Which image of the batch it is, from 0.
+    /// Index of the image in its batch, from 0.
     pub index: usize,
-    /// Images whose noise was drawn together.
+    /// Number of images whose noise was drawn together.
     pub batch: usize,
-    /// The model, and the fingerprints of its parts.
+    /// The model.
     pub model: ModelRecord,
-    /// The size is the initial image's own: asking for the same numbers would resize it another way.
+    /// Whether the size was taken from the initial image: requesting the same numbers would resize it differently.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub size_of_init: bool,
-    /// What it was computed in.
+    /// The precision, such as `bf16`.
     pub dtype: String,
-    /// What computed it.
+    /// The backend, such as `cpu (avx512)`.
     pub backend: String,
 }
 
-/// A model and the fingerprints of its parts.
+/// A model and the fingerprints of its components.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelRecord {
-    /// Where it is, or its name where it needs no path: built in, or in the models folder.
+    /// Its path, or its name if it is built in or in the models folder.
     pub path: String,
-    /// Its kind.
+    /// Its variant.
     pub variant: String,
     /// Fingerprint of the transformer.
     pub transformer: String,
     /// Fingerprint of the text encoder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text_encoder: Option<String>,
-    /// Fingerprint of the autoencoder.
+    /// Fingerprint of the VAE.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vae: Option<String>,
-    /// Parts that are not the model's own.
-    #[serde(default, skip_serializing_if = "PartsRecord::is_empty")]
-    pub parts: PartsRecord,
+    /// Components that replaced the model's own.
+    #[serde(rename = "parts", default, skip_serializing_if = "ComponentPathsRecord::is_empty")]
+    pub overrides: ComponentPathsRecord,
 }
 
-/// Where parts of a model come from that were named, and what it was said to be.
+/// The paths of named components, and the named variant.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PartsRecord {
+pub struct ComponentPathsRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     transformer: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,39 +70,39 @@ pub struct PartsRecord {
     variant: Option<Variant>,
 }
 
-impl PartsRecord {
-    fn new(parts: &Parts) -> PartsRecord {
+impl ComponentPathsRecord {
+    fn new(paths: &ComponentPaths) -> ComponentPathsRecord {
         let path = |path: &Option<PathBuf>| path.as_deref().map(inputs::absolute);
-        PartsRecord {
-            transformer: path(&parts.transformer),
-            text_encoder: path(&parts.text_encoder),
-            tokenizer: path(&parts.tokenizer),
-            variant: parts.variant,
+        ComponentPathsRecord {
+            transformer: path(&paths.transformer),
+            text_encoder: path(&paths.text_encoder),
+            tokenizer: path(&paths.tokenizer),
+            variant: paths.variant,
         }
     }
 
     fn is_empty(&self) -> bool {
-        *self == PartsRecord::default()
+        *self == ComponentPathsRecord::default()
     }
 
-    /// These parts, for what `parts` doesn't name.
-    pub fn fill(&self, parts: &mut Parts) {
+    /// Adds the recorded paths to `paths` where it names none.
+    pub fn fill_missing(&self, paths: &mut ComponentPaths) {
         let path = |path: &Option<String>| path.as_ref().map(PathBuf::from);
-        parts.transformer = parts.transformer.take().or_else(|| path(&self.transformer));
-        parts.text_encoder = parts.text_encoder.take().or_else(|| path(&self.text_encoder));
-        parts.tokenizer = parts.tokenizer.take().or_else(|| path(&self.tokenizer));
-        parts.variant = parts.variant.or(self.variant);
+        paths.transformer = paths.transformer.take().or_else(|| path(&self.transformer));
+        paths.text_encoder = paths.text_encoder.take().or_else(|| path(&self.text_encoder));
+        paths.tokenizer = paths.tokenizer.take().or_else(|| path(&self.tokenizer));
+        paths.variant = paths.variant.or(self.variant);
     }
 }
 
 impl Recipe {
-    /// The recipe of image `index` of a plan, computed in `dtype` by `backend`.
+    /// Creates the recipe of a plan's image, computed in `dtype` by `backend`.
     pub fn new(plan: &Plan, index: usize, dtype: &str, backend: &str) -> Result<Recipe> {
         let (model, image) = (&plan.model, plan.image(index));
         let embeds = plan.request.embeds.is_some();
         let text_encoder = model.text_encoder.as_ref().filter(|_| !embeds);
         let vae = model.vae.as_ref().filter(|_| plan.vae.is_none());
-        let own = |text: Result<&str>| text.map(str::to_owned);
+        let owned = |text: Result<&str>| text.map(str::to_owned);
         Ok(Recipe {
             kiln: env!("CARGO_PKG_VERSION").into(),
             request: Request {
@@ -111,22 +111,22 @@ impl Recipe {
                 seed: image.seed.into_iter().collect(),
                 model: None,
                 n: None,
-                part: None,
+                batch_position: None,
                 output_format: None,
                 output_compression: None,
                 png: None,
                 ..plan.request.clone()
             },
-            embeds_row: embeds.then_some(image.row),
-            index: image.part.0,
-            batch: image.part.1,
+            embeds_row: embeds.then_some(image.embeds_row),
+            index: image.batch_index,
+            batch: image.batch,
             model: ModelRecord {
                 path: model.recorded_name(),
                 variant: model.variant.to_string(),
-                transformer: own(model.transformer.fingerprint())?,
-                text_encoder: text_encoder.map(|part| own(part.fingerprint())).transpose()?,
-                vae: vae.map(|part| own(part.fingerprint())).transpose()?,
-                parts: PartsRecord::new(&model.parts),
+                transformer: owned(model.transformer.fingerprint())?,
+                text_encoder: text_encoder.map(|c| owned(c.fingerprint())).transpose()?,
+                vae: vae.map(|c| owned(c.fingerprint())).transpose()?,
+                overrides: ComponentPathsRecord::new(&model.overrides),
             },
             size_of_init: plan.size_of_init,
             dtype: dtype.to_owned(),
@@ -134,109 +134,112 @@ impl Recipe {
         })
     }
 
-    /// The recipe inside an image file.
+    /// Reads the recipe inside an image file.
     pub fn read(path: &Path) -> Result<Recipe> {
         let reading = || format!("reading the recipe of `{}`", path.display());
-        let bytes = inputs::read_image_bytes(path).while_doing(reading)?;
+        let bytes = inputs::read_image_bytes(path).with_context(reading)?;
         let name = path.display().to_string();
-        let text = kiln_image::read_recipe(&bytes).map_err(|e| e.named(&name)).while_doing(reading)?;
+        let text = kiln_image::read_recipe(&bytes).map_err(|e| e.named(&name)).with_context(reading)?;
         let text = text.ok_or_else(|| {
             Error::request(format!("there is no recipe in `{}`", path.display())).hint(
-                "only images that Kiln made have one, and other programs drop it when they save an image",
+                "only images that Kiln generated have one, and other programs drop it when they save an image",
             )
         })?;
-        Recipe::parse(&text).while_doing(reading)
+        Recipe::parse(&text).with_context(reading)
     }
 
-    /// A recipe's text.
+    /// Parses a recipe.
     pub fn parse(text: &str) -> Result<Recipe> {
-        let wrong = |e: serde_json::Error| {
-            Error::request(format!("the recipe makes no sense: {e}"))
+        let invalid = |e: serde_json::Error| {
+            Error::request(format!("invalid recipe: {e}"))
                 .hint("it may come from another version of Kiln; `kiln info` shows it as it is")
         };
-        let mut value: Value = serde_json::from_str(text).map_err(wrong)?;
-        // Older recipes have the row beside the file's hash.
+        let mut value: Value = serde_json::from_str(text).map_err(invalid)?;
+        // Older recipes store the row next to the file's hash.
         if let Some(row) = value.pointer("/embeds/row").cloned() {
             value["embeds_row"] = row;
         }
-        serde_json::from_value(value).map_err(wrong)
+        serde_json::from_value(value).map_err(invalid)
     }
 
-    /// As text.
+    /// Serializes the recipe.
     pub fn to_json(&self) -> String {
-        // Strings, numbers and lists: there is nothing in it that JSON can't hold.
+        // Strings, numbers and lists: serializing can't fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The request that makes the image again, with what `asked` names in place of the recipe's own.
-    pub fn request(&self, asked: &Request) -> Result<Request> {
+    /// Returns the request that generates the image again; fields of `changes` replace those of the recipe.
+    pub fn request(&self, changes: &Request) -> Result<Request> {
         let mut own = fields(&self.request);
-        let asked_for = fields(asked);
-        let has = |name: &str| asked_for.contains_key(name);
-        // Alternatives replace each other, and what belongs to them.
-        let words = has("prompt") || has("embeds");
-        if words {
-            forget(&mut own, &["prompt", "embeds"]);
+        let changed = fields(changes);
+        let has = |name: &str| changed.contains_key(name);
+        // Alternatives replace each other, with the fields that depend on them.
+        let new_prompt = has("prompt") || has("embeds");
+        if new_prompt {
+            remove(&mut own, &["prompt", "embeds"]);
         }
-        if has("embeds") || (!words && own.contains_key("embeds")) {
-            forget(&mut own, &["negative_prompt"]);
+        if has("embeds") || (!new_prompt && own.contains_key("embeds")) {
+            remove(&mut own, &["negative_prompt"]);
         }
-        let noise = has("seed") || has("noise");
-        if noise {
-            forget(&mut own, &["seed", "noise"]);
+        let new_noise = has("seed") || has("noise");
+        if new_noise {
+            remove(&mut own, &["seed", "noise"]);
         }
         if has("sigmas") || has("steps") {
-            let same = asked_for.get("sigmas").is_none_or(|sigmas| own.get("sigmas") == Some(sigmas));
+            let same = changed.get("sigmas").is_none_or(|sigmas| own.get("sigmas") == Some(sigmas));
             if !same || !has("sigmas") {
-                forget(&mut own, &["sigmas"]);
+                remove(&mut own, &["sigmas"]);
             }
             if !same {
-                forget(&mut own, &["steps"]);
+                remove(&mut own, &["steps"]);
             }
         }
         if has("mask") || own.contains_key("mask") || self.size_of_init {
-            forget(&mut own, &["width", "height"]);
+            remove(&mut own, &["width", "height"]);
         }
-        if asked_for.get("schedule").is_some_and(|kind| kind != "power") {
-            forget(&mut own, &["rho"]);
+        if changed.get("schedule").is_some_and(|kind| kind != "power") {
+            remove(&mut own, &["rho"]);
         }
         if has("loras") {
-            forget(&mut own, &["lora_partial"]);
+            remove(&mut own, &["lora_partial"]);
         }
-        own.extend(asked_for);
+        own.extend(changed);
         let mut request: Request = serde_json::from_value(Value::Object(own))
-            .map_err(|e| Error::request(format!("the recipe makes no sense: {e}")))?;
-        // The hashes are of the files as they were.
+            .map_err(|e| Error::request(format!("invalid recipe: {e}")))?;
+        // The files may have changed: their hashes are computed again.
         request.images_mut().for_each(|file| file.sha256 = None);
         request.loras.iter_mut().for_each(|lora| lora.sha256 = None);
-        let part = !noise && asked.n.is_none() && asked.prompts.len() <= 1;
-        let row = self.embeds_row.filter(|_| !words);
-        request.part = (part || row.is_some()).then_some(BatchPart {
-            index: if part { self.index } else { 0 },
-            of: if part { self.batch } else { 1 },
-            row,
+        let same_noise = !new_noise && changes.n.is_none() && changes.prompts.len() <= 1;
+        let embeds_row = self.embeds_row.filter(|_| !new_prompt);
+        request.batch_position = (same_noise || embeds_row.is_some()).then_some(BatchPosition {
+            index: if same_noise { self.index } else { 0 },
+            batch: if same_noise { self.batch } else { 1 },
+            embeds_row,
         });
         Ok(request)
     }
 
-    /// Why `made`, made after this recipe, may look different: files that are no longer the same.
-    pub fn differences(&self, made: &Recipe) -> Vec<String> {
+    /// Returns why an image with the recipe `new`, generated from this recipe, may look different: files and models that
+    /// have changed.
+    pub fn differences(&self, new: &Recipe) -> Vec<String> {
         let mut differences = Vec::new();
-        let ours: Vec<_> = self.files().collect();
-        for (path, sha256) in made.files() {
-            if ours.iter().any(|(p, hash)| *p == path && *hash != sha256) {
-                differences.push(format!("`{}` has changed since the image was made", path.display()));
+        let old_files: Vec<_> = self.files().collect();
+        for (path, sha256) in new.files() {
+            if old_files.iter().any(|(p, hash)| *p == path && *hash != sha256) {
+                differences.push(format!("`{}` has changed since the image was generated", path.display()));
             }
         }
-        let parts = [
-            ("transformer", Some(&self.model.transformer), Some(&made.model.transformer)),
-            ("text encoder", self.model.text_encoder.as_ref(), made.model.text_encoder.as_ref()),
-            ("vae", self.model.vae.as_ref(), made.model.vae.as_ref()),
+        let (old, new) = (&self.model, &new.model);
+        let components = [
+            ("transformer", Some(&old.transformer), Some(&new.transformer)),
+            ("text encoder", old.text_encoder.as_ref(), new.text_encoder.as_ref()),
+            ("vae", old.vae.as_ref(), new.vae.as_ref()),
         ];
-        for (part, before, now) in parts {
+        for (component, before, now) in components {
             if before.is_some() && before != now {
-                let path = &made.model.path;
-                differences.push(format!("the {part} of `{path}` is not the one the image was made with"));
+                let path = &new.path;
+                differences
+                    .push(format!("the {component} of `{path}` has changed since the image was generated"));
             }
         }
         differences
@@ -250,7 +253,7 @@ impl Recipe {
     }
 }
 
-/// What a request says, field by field.
+/// Returns the fields of a request that are set.
 fn fields(request: &Request) -> Map<String, Value> {
     match serde_json::to_value(request) {
         Ok(Value::Object(fields)) => fields,
@@ -258,7 +261,7 @@ fn fields(request: &Request) -> Map<String, Value> {
     }
 }
 
-fn forget(fields: &mut Map<String, Value>, names: &[&str]) {
+fn remove(fields: &mut Map<String, Value>, names: &[&str]) {
     names.iter().for_each(|name| drop(fields.remove(*name)));
 }
 
@@ -286,28 +289,28 @@ mod tests {
     }
 
     #[test]
-    fn fields_given_beside_a_recipe_win() {
+    fn changes_replace_fields_of_the_recipe() {
         let request = recipe().request(&Request { width: Some(128), ..Request::default() }).unwrap();
         assert_eq!((request.width, request.height), (Some(128), Some(96)));
         assert_eq!((request.prompts, request.seed), (vec!["a fox".into()], vec![u64::MAX]));
-        assert_eq!(request.part, Some(BatchPart { index: 1, of: 2, row: None }));
+        assert_eq!(request.batch_position, Some(BatchPosition { index: 1, batch: 2, embeds_row: None }));
         assert_eq!(request.references, [FileRef::from("/r.png")]);
     }
 
-    /// Above a megapixel the initial image is shrunk in two goes; asking for the resulting size would be one.
+    /// Above a megapixel the initial image is resized twice; requesting the resulting size would resize it once.
     #[test]
-    fn a_size_that_is_the_initial_images_own_is_not_asked_for() {
+    fn a_size_taken_from_the_initial_image_is_not_requested() {
         let recipe = Recipe { size_of_init: true, ..recipe() };
         let request = recipe.request(&Request::default()).unwrap();
         assert_eq!((request.width, request.height), (None, None));
     }
 
     #[test]
-    fn a_new_seed_or_batch_is_a_batch_of_its_own() {
+    fn a_new_seed_or_count_starts_a_new_batch() {
         let request = recipe().request(&Request { seed: vec![7], ..Request::default() }).unwrap();
-        assert_eq!((request.part, request.seed), (None, vec![7]));
+        assert_eq!((request.batch_position, request.seed), (None, vec![7]));
         let request = recipe().request(&Request { n: Some(3), ..Request::default() }).unwrap();
-        assert_eq!(request.part, None);
+        assert_eq!(request.batch_position, None);
     }
 
     #[test]
@@ -331,16 +334,16 @@ mod tests {
         );
         let request = Recipe::parse(&old).unwrap().request(&Request::default()).unwrap();
         assert_eq!(request.embeds, Some(FileRef { path: "/e".into(), sha256: Some("cc".into()) }));
-        assert_eq!(request.part.and_then(|part| part.row), Some(3));
+        assert_eq!(request.batch_position.and_then(|position| position.embeds_row), Some(3));
     }
 
     #[test]
     fn changed_files_and_another_model_are_named() {
-        let mut made = recipe();
-        assert!(recipe().differences(&made).is_empty());
-        made.request.references[0].sha256 = Some("cc".into());
-        made.model.transformer = "dd".into();
-        let found = recipe().differences(&made);
+        let mut new = recipe();
+        assert!(recipe().differences(&new).is_empty());
+        new.request.references[0].sha256 = Some("cc".into());
+        new.model.transformer = "dd".into();
+        let found = recipe().differences(&new);
         assert_eq!(found.len(), 2);
         assert!(found[0].contains("/r.png") && found[1].contains("transformer"), "{found:?}");
     }

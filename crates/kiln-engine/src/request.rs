@@ -1,8 +1,8 @@
-//! What to generate: the one request that the command line, the HTTP APIs, jobs and recipes translate into.
+//! The request: what to generate. The command line, the HTTP APIs, jobs and recipes all translate into it.
 //!
-//! A request is plain data. Images, LoRAs and other files are named, not read; what a name means is up to the door it
-//! came through (`Inputs`). Its JSON is that of `/v1/jobs` and of recipes: a file is its name, or in a
-//! recipe an object with its hash.
+//! A request is plain data. Images, LoRAs and other files are named, not read; an
+//! [`InputResolver`](crate::InputResolver) gives the names their meaning. Its JSON is that of `/v1/jobs` and of recipes: a
+//! file is a name, or in a recipe an object with its path and hash.
 
 mod one_or_many;
 
@@ -13,22 +13,22 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use one_or_many::OneOrMany;
 
-/// What to generate and how. Everything but the prompt may be left to the model.
+/// What to generate. Only the prompt is required; everything else has a default.
 ///
-/// Over HTTP, images are given as a data URL or base64, as `input:ID` (see `/v1/inputs`) or as `picture:ID` (one that
-/// this server made); LoRAs, models and autoencoders by name.
+/// Over HTTP, images are given as a data URL, as base64, as `input:ID` (see `/v1/inputs`) or as `picture:ID` (an image
+/// that this server generated); LoRAs, models and VAEs are given by name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Request {
-    /// What to show. Several prompts make an image each
+    /// Description of the image; several prompts give an image each
     #[cfg_attr(feature = "cli", arg(value_name = "PROMPT"))]
     #[cfg_attr(feature = "schema", schema(value_type = OneOrMany<String>, required = true))]
     #[serde(rename = "prompt", with = "one_or_many", skip_serializing_if = "Vec::is_empty")]
     pub prompts: Vec<String>,
 
-    /// What to avoid, on models with guidance: one text for all prompts, or one for each
+    /// Negative prompt: what to avoid, on models with guidance; one for all prompts, or one for each
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -48,15 +48,15 @@ pub struct Request {
     )]
     pub negative_prompts: Vec<String>,
 
-    /// The model: a name (`ember`, or one that `kiln models` lists), a folder in diffusers' layout or the Hugging Face
-    /// cache's, a file (safetensors or GGUF, the other parts beside it), or a model.toml [default: the recipe's, else
+    /// Model: a name (`ember`, or one listed by `kiln models`), a folder (diffusers or Hugging Face cache), a file
+    /// (safetensors or GGUF, with the other components next to it), or a model.toml [default: the recipe's, else
     /// $KILN_MODEL, else ember]
     #[cfg_attr(feature = "cli", arg(short, long, value_name = "MODEL", help_heading = "Model"))]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<PathBuf>,
 
-    /// LoRA for the transformer, in any trainer's layout, with its weight (1 when absent, may be negative); repeatable
+    /// LoRA for the transformer, from any common trainer, with its weight (default 1, may be negative); repeatable
     #[cfg_attr(
         feature = "cli",
         arg(long = "lora", value_name = "FILE[:WEIGHT]", help_heading = "Model", value_parser = LoraRef::parse)
@@ -64,20 +64,20 @@ pub struct Request {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub loras: Vec<LoraRef>,
 
-    /// Use the modules of a LoRA that fit and say which don't, instead of refusing the file
+    /// Skip modules of a LoRA that don't fit the model, with a note, instead of refusing the file
     #[cfg_attr(feature = "cli", arg(long, help_heading = "Model"))]
     #[cfg_attr(feature = "schema", schema(ignore))]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lora_partial: bool,
 
-    /// Autoencoder to use instead of the model's: TAEF2, or another FLUX.2 VAE
+    /// VAE to use instead of the model's: TAEF2, or another FLUX.2 VAE
     #[cfg_attr(feature = "cli", arg(long, value_name = "PATH", help_heading = "Model"))]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vae: Option<FileRef>,
 
-    /// Width in pixels, rounded down to a multiple of 16 [default: the first reference's, else the model's own: 1024,
-    /// Ember's 256]
+    /// Width in pixels, rounded down to a multiple of 16 [default: the first reference image's, else the model's: 1024,
+    /// Ember 256]
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -89,7 +89,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width: Option<u32>,
 
-    /// Height in pixels, likewise
+    /// Height in pixels, rounded down to a multiple of 16 [default: as for the width]
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -101,7 +101,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub height: Option<u32>,
 
-    /// Images for each prompt [default: 1, or as many as there are seeds]
+    /// Number of images per prompt [default: 1, or one per seed]
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -113,7 +113,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n: Option<u32>,
 
-    /// Seed up to 2⁶⁴−1, random when absent; a list (`11,12`) gives each image a generator of its own
+    /// Seed, from 0 to 2⁶⁴−1; a list (`11,12`) gives each image its own [default: random]
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -125,7 +125,7 @@ pub struct Request {
     #[serde(with = "one_or_many", skip_serializing_if = "Vec::is_empty")]
     pub seed: Vec<u64>,
 
-    /// Prompt embeddings made elsewhere instead of a prompt: safetensors with `prompt_embeds`; not over HTTP
+    /// Prompt embeddings to use instead of a prompt: a safetensors file with `prompt_embeds`; not over HTTP
     #[cfg_attr(
         feature = "cli",
         arg(long, value_name = "FILE", help_heading = "Image", conflicts_with = "prompts")
@@ -134,7 +134,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embeds: Option<FileRef>,
 
-    /// Tokens that the prompt is cut or padded to [default: the model's own: 512, Ember's 64]
+    /// Number of tokens that prompts are truncated or padded to [default: the model's: 512, Ember 64]
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -146,23 +146,23 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
 
-    /// Reference image; repeatable
+    /// Reference image, to edit or combine as the prompt says; repeatable
     #[cfg_attr(
         feature = "cli",
-        arg(short = 'r', long = "ref", value_name = "FILE", help_heading = "Images to work from")
+        arg(short = 'r', long = "ref", value_name = "FILE", help_heading = "Input images")
     )]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub references: Vec<FileRef>,
 
-    /// Image to start from
-    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", help_heading = "Images to work from"))]
+    /// Initial image, to start from instead of noise alone
+    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", help_heading = "Input images"))]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<FileRef>,
 
-    /// Where to change the initial image: white is regenerated, black stays
-    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", help_heading = "Images to work from"))]
+    /// Mask for the initial image: white areas are regenerated, black areas stay
+    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", help_heading = "Input images"))]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<FileRef>,
@@ -170,24 +170,24 @@ pub struct Request {
     /// How much to change the initial image: 0 keeps it, 1 ignores it [default: 0.6, with a mask 0.8]
     #[cfg_attr(
         feature = "cli",
-        arg(long, value_name = "F", help_heading = "Images to work from", allow_negative_numbers = true)
+        arg(long, value_name = "F", help_heading = "Input images", allow_negative_numbers = true)
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strength: Option<f64>,
 
-    /// Work only on the mask's surroundings, this many pixels around it, and paste the result back
+    /// Generate only the masked region with this many pixels around it, and paste it back
     #[cfg_attr(
         feature = "cli",
         arg(
-            long, value_name = "N", help_heading = "Images to work from", allow_negative_numbers = true,
+            long, value_name = "N", help_heading = "Input images", allow_negative_numbers = true,
             value_parser = clap::value_parser!(u32).range(0..)
         )
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_padding: Option<u32>,
 
-    /// Steps [default: the model's own, else 4 or 50]
+    /// Number of denoising steps [default: the model's: 4 if distilled, else 50]
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -199,7 +199,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u32>,
 
-    /// Guidance, on models that have it [default: the model's own, else 4]
+    /// Guidance scale, on models with guidance [default: the model's, usually 4]
     #[cfg_attr(
         feature = "cli",
         arg(short, long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)
@@ -208,7 +208,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guidance: Option<f32>,
 
-    /// Noise levels before shifting, falling from 1
+    /// Custom sigmas (noise levels before shifting), decreasing from 1
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -219,12 +219,12 @@ pub struct Request {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sigmas: Vec<f32>,
 
-    /// How the noise levels are spread: as trained, or linspace(1,0,n+1)^(1/rho) [default: shifted]
+    /// Schedule of the noise levels [default: shifted]
     #[cfg_attr(feature = "cli", arg(long, value_name = "KIND", help_heading = "Sampling"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleKind>,
 
-    /// Exponent of the power schedule: 1 is even, more stays longer at high noise [default: 2]
+    /// Exponent of the power schedule: 1 spaces noise levels evenly, more spends longer at high noise [default: 2]
     #[cfg_attr(
         feature = "cli",
         arg(long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)
@@ -232,12 +232,12 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rho: Option<f32>,
 
-    /// Which of torch's generators a seed is for; 16-bit draws on the CPU changed with torch 2.12 [default: cpu]
+    /// Random number generator of PyTorch that the seed is for; 16-bit CPU noise changed with torch 2.12 [default: cpu]
     #[cfg_attr(feature = "cli", arg(long, value_name = "KIND", help_heading = "Sampling"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rng: Option<Rng>,
 
-    /// Noise to start from instead of a seed: safetensors with `noise` or `latents`; not over HTTP
+    /// Noise to use instead of a seed: a safetensors file with `noise` or `latents`; not over HTTP
     #[cfg_attr(
         feature = "cli",
         arg(long, value_name = "FILE", help_heading = "Sampling", conflicts_with = "seed")
@@ -246,94 +246,94 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<FileRef>,
 
-    /// Which image of an earlier request to make again, without the others.
+    /// Which image of an earlier batch to generate again, without the others.
     #[cfg_attr(feature = "cli", arg(skip))]
     #[cfg_attr(feature = "schema", schema(ignore))]
     #[serde(skip)]
-    pub part: Option<BatchPart>,
+    pub batch_position: Option<BatchPosition>,
 
     /// File format of the image.
     #[cfg_attr(feature = "cli", arg(skip))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_format: Option<OutputFormat>,
 
-    /// JPEG quality.
+    /// JPEG quality, from 0 to 100.
     #[cfg_attr(feature = "cli", arg(skip))]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 100))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_compression: Option<u8>,
 
-    /// How hard PNG files are compressed.
+    /// PNG compression: fast, or small files.
     #[cfg_attr(feature = "cli", arg(skip))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub png: Option<PngEffort>,
 }
 
-/// The most tokens a prompt may be padded to.
-pub const MAX_TOKENS: u32 = 32_768;
+/// The largest number of tokens that a prompt may be padded to.
+pub(crate) const MAX_TOKENS: u32 = 32_768;
 
-/// One image of a batch.
+/// The position of an image in the batch that it was generated in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchPart {
-    /// Its number in the batch whose noise one generator draws, from 0.
+pub struct BatchPosition {
+    /// Its index among the images whose noise one generator draws, from 0.
     pub index: usize,
-    /// How many images that batch had.
-    pub of: usize,
-    /// Which of the embeddings in the file is its prompt, from 0.
-    pub row: Option<usize>,
+    /// The number of these images.
+    pub batch: usize,
+    /// Index of its prompt in the file of embeddings, from 0.
+    pub embeds_row: Option<usize>,
 }
 
-/// A file by name, and in a recipe the SHA-256 it had.
+/// The name of a file; in a recipe also its hash.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileRef {
-    /// A path, or whatever the door takes instead of one.
+    /// A path, or a name that the [`InputResolver`](crate::InputResolver) understands.
     pub path: PathBuf,
-    /// What the file was when an image was made from it: its SHA-256 in hex, or the fingerprint of weights.
+    /// The file's SHA-256 in hex, or the fingerprint of its weights, when an image was generated from it.
     pub sha256: Option<String>,
 }
 
-/// A LoRA and how strongly it acts.
+/// A LoRA and its weight.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct LoraRef {
-    /// Its name, as in `/v1/loras`, or its file.
+    /// Its name, as in `/v1/loras`, or its path.
     #[serde(rename = "name", alias = "path")]
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub path: PathBuf,
-    /// Its weight.
-    #[serde(default = "one")]
+    /// Its weight; may be negative.
+    #[serde(default = "default_weight")]
     pub weight: f32,
-    /// Fingerprint, in a recipe.
+    /// Its fingerprint, in a recipe.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(ignore))]
     pub sha256: Option<String>,
 }
 
-fn one() -> f32 {
+fn default_weight() -> f32 {
     1.0
 }
 
-/// How noise levels are spread over the steps.
+/// How noise levels are distributed over the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleKind {
-    /// As the model was trained
+    /// As the model was trained: shifted towards high noise for large images
     #[default]
     Shifted,
     /// linspace(1,0,n+1)^(1/rho)
     Power,
 }
 
-/// Whose random numbers a seed stands for.
+/// The random number generator of PyTorch whose noise is reproduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Rng {
-    /// CPU generator: every f32 pipeline, and 16-bit ones from torch 2.13 on
+    /// CPU generator of an f32 pipeline, or of a 16-bit one since torch 2.13
     #[default]
     Cpu,
     /// CPU generator of a bf16 pipeline up to torch 2.11
@@ -352,7 +352,7 @@ pub enum OutputFormat {
     /// Lossless.
     #[default]
     Png,
-    /// Small.
+    /// Lossy, small files.
     #[serde(alias = "jpg")]
     Jpeg,
     /// Lossless, smaller and slower than PNG.
@@ -360,7 +360,7 @@ pub enum OutputFormat {
 }
 
 impl OutputFormat {
-    /// As `kiln-image` names it.
+    /// Returns the format of `kiln-image`.
     pub fn format(self) -> kiln_image::Format {
         match self {
             OutputFormat::Png => kiln_image::Format::Png,
@@ -369,7 +369,7 @@ impl OutputFormat {
         }
     }
 
-    /// As OpenAI names it.
+    /// Returns its name in the OpenAI API.
     pub fn name(self) -> &'static str {
         match self {
             OutputFormat::Png => "png",
@@ -379,12 +379,12 @@ impl OutputFormat {
     }
 }
 
-/// How hard PNG files are compressed.
+/// How much effort goes into PNG compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum PngEffort {
-    /// A few milliseconds an image.
+    /// A few milliseconds per image.
     #[default]
     Fast,
     /// Smaller files, many times slower.
@@ -392,33 +392,33 @@ pub enum PngEffort {
 }
 
 impl Request {
-    /// An image of `prompt` with every choice left to the model.
+    /// Creates a request for an image of `prompt`, with defaults for everything else.
     pub fn new(prompt: impl Into<String>) -> Request {
         Request { prompts: vec![prompt.into()], ..Request::default() }
     }
 
-    /// Chooses a seed where none is given and none is needed otherwise; whether it did. Short enough to be typed again: torch's
-    /// CPU generator looks at 32 bits only.
+    /// Chooses a random seed if there is neither a seed nor given noise. Returns whether it did. The seed has 32 bits,
+    /// which is all that torch's CPU generator uses, and is short enough to type.
     pub fn ensure_seed(&mut self) -> Result<bool, String> {
         if !self.seed.is_empty() || self.noise.is_some() {
             return Ok(false);
         }
-        let seed = getrandom::u32().map_err(|e| format!("the system has no random numbers: {e}"))?;
+        let seed = getrandom::u32().map_err(|e| format!("the system gives no random numbers: {e}"))?;
         self.seed = vec![seed.into()];
         Ok(true)
     }
 
-    /// Every image file that it names.
+    /// Iterates over the image files it names.
     pub fn images(&self) -> impl Iterator<Item = &FileRef> {
         self.references.iter().chain(&self.init).chain(&self.mask)
     }
 
-    /// The same, to be replaced.
+    /// Iterates mutably over the image files it names.
     pub fn images_mut(&mut self) -> impl Iterator<Item = &mut FileRef> {
         self.references.iter_mut().chain(&mut self.init).chain(&mut self.mask)
     }
 
-    /// How many images it asks for, where that can be told without its files.
+    /// Returns the number of images, as far as it is known without reading files.
     pub fn image_count(&self) -> usize {
         let prompts = self.prompts.len().max(1);
         match (self.n, self.seed.len()) {
@@ -427,7 +427,7 @@ impl Request {
         }
     }
 
-    /// How images are encoded.
+    /// Returns how image files are encoded.
     pub fn encoding(&self) -> kiln_image::Encoding {
         kiln_image::Encoding {
             format: self.output_format.unwrap_or_default().format(),
@@ -474,16 +474,16 @@ impl Serialize for FileRef {
 
 impl<'de> Deserialize<'de> for FileRef {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FileRef, D::Error> {
-        /// A recipe's file may say more, such as which of its rows was used.
+        /// In older recipes the object has more fields.
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Named {
-            Path(PathBuf),
-            Hashed { path: PathBuf, sha256: Option<String> },
+        enum NameOrObject {
+            Name(PathBuf),
+            Object { path: PathBuf, sha256: Option<String> },
         }
-        Ok(match Named::deserialize(deserializer)? {
-            Named::Path(path) => FileRef { path, sha256: None },
-            Named::Hashed { path, sha256 } => FileRef { path, sha256 },
+        Ok(match NameOrObject::deserialize(deserializer)? {
+            NameOrObject::Name(path) => FileRef { path, sha256: None },
+            NameOrObject::Object { path, sha256 } => FileRef { path, sha256 },
         })
     }
 }
@@ -505,29 +505,29 @@ impl Serialize for LoraRef {
 }
 
 impl LoraRef {
-    /// `FILE[:WEIGHT]`. What follows the last colon is a weight only when it is a number, and the whole is not itself a
-    /// file: names may contain colons, and drives do. Behind the name of a file it can't be anything else.
+    /// Parses `FILE[:WEIGHT]`. File names and drives may contain colons, so the text after the last colon is a weight only
+    /// if it is a number and the whole text is not a file itself. After an existing file it must be a weight.
     pub fn parse(text: &str) -> Result<LoraRef, String> {
         use std::path::Path;
-        let of = |path: &str, weight| LoraRef { path: path.into(), weight, sha256: None };
+        let lora = |path: &str, weight| LoraRef { path: path.into(), weight, sha256: None };
         let weight = |number: &str| number.parse::<f32>().ok().filter(|w| w.is_finite());
         Ok(match text.rsplit_once(':') {
             _ if text.is_empty() => return Err("expected a file".into()),
             Some((path, number)) if !path.is_empty() && !Path::new(text).exists() => match weight(number) {
-                Some(weight) => of(path, weight),
+                Some(weight) => lora(path, weight),
                 None if Path::new(path).is_file() => {
                     return Err(format!(
                         "`{path}` is followed by `{number}`, expected a finite number as its weight"
                     ));
                 }
-                None => of(text, 1.0),
+                None => lora(text, 1.0),
             },
-            _ => of(text, 1.0),
+            _ => lora(text, 1.0),
         })
     }
 }
 
-/// A whole number that is not too small, and a message that says so of negative numbers, too.
+/// Parses a whole number of at least `MIN`. The message is the same for negative numbers.
 #[cfg(feature = "cli")]
 fn at_least<const MIN: u32>() -> clap::builder::ValueParser {
     clap::builder::ValueParser::new(|text: &str| match text.parse::<u64>() {
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_whose_name_ends_like_a_weight_is_that_file() {
+    fn a_file_whose_name_ends_like_a_weight_is_taken_as_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ink:2");
         std::fs::write(&path, b"").unwrap();
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_that_is_no_number_is_refused_behind_the_name_of_a_file() {
+    fn a_weight_that_is_not_a_number_is_refused_after_a_file_name() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for wrong in ["nan", "inf", "abc", ""] {
             let message = LoraRef::parse(&format!("{}:{wrong}", file.path().display())).unwrap_err();
@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn one_prompt_and_one_seed_are_written_as_they_are_and_read_either_way() {
+    fn single_prompts_and_seeds_are_written_plain_and_read_plain_or_as_lists() {
         let request = Request { seed: vec![u64::MAX], ..Request::new("a fox") };
         let json = serde_json::to_string(&request).unwrap();
         assert_eq!(json, r#"{"prompt":"a fox","seed":18446744073709551615}"#);

@@ -1,7 +1,7 @@
-//! One engine at a time, for whichever model and LoRAs the next request needs.
+//! One engine at a time, with the model and LoRAs that the next request needs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kiln_base::lock;
 use kiln_model::Event;
@@ -9,31 +9,27 @@ use kiln_model::Event;
 use crate::engine::{Engine, Task};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::panics::caught;
+use crate::panics::catch_panic;
 use crate::pipeline::BatchLimit;
 use crate::plan::Plan;
 use crate::settings::Settings;
 use crate::setup::Setup;
 use crate::sink::Sink;
 
-/// Keeps the last model loaded, and changes model and LoRAs as requests ask for them.
+/// Keeps the last model loaded, and switches model and LoRAs as requests need them.
 pub struct Session {
     settings: Settings,
-    /// Images that are made at once, at most.
+    /// Images per batch at most.
     max_batch: usize,
-    /// Held by whoever uses what is loaded, or loads something else.
-    turn: Mutex<()>,
+    /// Held while generating or loading.
+    exclusive: Mutex<()>,
     loaded: RwLock<Option<Box<dyn Engine>>>,
 }
 
 impl Session {
-    /// With nothing loaded.
+    /// Creates a session with nothing loaded.
     pub fn new(settings: Settings, max_batch: usize) -> Session {
-        Session { settings, max_batch, turn: Mutex::new(()), loaded: RwLock::new(None) }
-    }
-
-    fn turn(&self) -> MutexGuard<'_, ()> {
-        lock(&self.turn)
+        Session { settings, max_batch, exclusive: Mutex::new(()), loaded: RwLock::new(None) }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Option<Box<dyn Engine>>> {
@@ -44,9 +40,9 @@ impl Session {
         self.loaded.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads a model, unless it is the one that is loaded.
+    /// Loads a model, unless it is loaded already.
     pub fn load(&self, model: &Arc<Model>, sink: &dyn Sink) -> Result<()> {
-        let _turn = self.turn();
+        let _exclusive = lock(&self.exclusive);
         self.load_model(model, sink)
     }
 
@@ -55,7 +51,7 @@ impl Session {
             return Ok(());
         }
         let mut loaded = self.write();
-        // First, so that two models are never in memory.
+        // Dropped first, so that two models are never in memory together.
         *loaded = None;
         let setup = Setup::new(model, &self.settings, None)?;
         for note in setup.notes() {
@@ -65,23 +61,23 @@ impl Session {
         Ok(())
     }
 
-    /// Loads what this plan needs.
+    /// Loads the model and the LoRAs of this plan.
     fn load_for(&self, plan: &Plan, sink: &dyn Sink) -> Result<()> {
         self.load_model(&plan.model, sink)?;
         let mut loaded = self.write();
         let Some(engine) = loaded.as_mut() else { return Ok(()) };
         for report in engine.set_loras(&plan.loras, plan.lora_partial)?.into_iter().flatten() {
-            sink.event(&Event::Lora { report: report.to_string() });
+            sink.event(&Event::LoraApplied { report: report.to_string() });
         }
         Ok(())
     }
 
-    /// Loads what these tasks need, which is the same for all. Ends those that don't go on; the others come back.
+    /// Loads the model and LoRAs, which are the same for all tasks. Ends the tasks that fail; returns the others.
     fn load_for_any<'a>(&self, mut tasks: &'a [Task]) -> Option<&'a [Task]> {
         while let [first, others @ ..] = tasks {
-            match caught(|| self.load_for(&first.plan, &*first.sink)) {
+            match catch_panic(|| self.load_for(&first.plan, &*first.sink)) {
                 Ok(()) => return Some(tasks),
-                // The first one's own wish or fault: the others may still have the model.
+                // Only the first task was cancelled or panicked: load the model for the others.
                 Err(error) if error.is_cancelled() || matches!(error, Error::Panicked(_)) => {
                     end(first, error);
                     tasks = others;
@@ -95,19 +91,21 @@ impl Session {
         None
     }
 
-    /// How many images like this plan's are made at once.
-    pub fn room(&self, plan: &Plan) -> usize {
+    /// Returns how many images of a plan like this one run in one batch.
+    pub fn batch_capacity(&self, plan: &Plan) -> usize {
         match &*self.read() {
-            Some(engine) if Arc::ptr_eq(engine.model(), &plan.model) => engine.room(plan, self.max_batch),
-            // It has to be loaded first: whatever comes then may come together.
+            Some(engine) if Arc::ptr_eq(engine.model(), &plan.model) => {
+                engine.batch_capacity(plan, self.max_batch)
+            }
+            // Unknown until the model is loaded.
             _ => 1,
         }
     }
 
-    /// Makes the images of these plans; every task hears how it ended. Those that need the same model and LoRAs are made
-    /// together. Returns when the work of all is on the device. Calls from several threads take turns.
+    /// Generates the images of these tasks; consecutive tasks with the same model and LoRAs are batched. Returns when all
+    /// work is queued on the device. Calls from several threads run one after the other.
     pub fn generate(&self, tasks: &[Task]) {
-        let _turn = self.turn();
+        let _exclusive = lock(&self.exclusive);
         let same = |a: &Task, b: &Task| {
             let needs = |task: &Task| (task.plan.loras.clone(), task.plan.lora_partial);
             Arc::ptr_eq(&a.plan.model, &b.plan.model) && needs(a) == needs(b)
@@ -129,7 +127,7 @@ impl Session {
                 }
             }
             let limit = BatchLimit { images: self.max_batch, rows: None, memory };
-            // Its own tasks hear of a panic from the engine; those that follow have nothing to do with it.
+            // The engine reports a panic to its own tasks; the following ones still run.
             let run = catch_unwind(AssertUnwindSafe(|| engine.generate(&fitting, &limit)));
             panic = panic.or(run.err());
         }
@@ -145,25 +143,25 @@ impl Session {
         }
     }
 
-    /// Drops the loaded model.
+    /// Unloads the model.
     pub fn reset(&self) {
-        let _turn = self.turn();
+        let _exclusive = lock(&self.exclusive);
         *self.write() = None;
     }
 }
 
-/// Ends tasks that share a failure: the first with the error itself, the others with its words.
+/// Ends tasks that share a failure: the first with the error itself, the others with its message.
 fn end_all(tasks: &[Task], error: Error) {
-    let words = error.to_string();
+    let message = error.to_string();
     let mut error = Some(error);
     for task in tasks {
-        end(task, error.take().unwrap_or_else(|| Error::Load(words.clone())));
+        end(task, error.take().unwrap_or_else(|| Error::Load(message.clone())));
     }
 }
 
-/// Ends a task. A sink that panics at that is not heard: the others have to hear of theirs.
+/// Ends a task. Ignores a panic of its sink, so that the other tasks are ended, too.
 fn end(task: &Task, error: Error) {
-    let _ = caught(|| {
+    let _ = catch_panic(|| {
         task.sink.ended(Err(error));
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! How the machine is to be used.
+//! Which hardware to use, and how.
 
 use std::path::PathBuf;
 
@@ -7,43 +7,43 @@ use kiln_tensor::DType;
 
 use crate::text_cache::TextCache;
 
-/// Where to compute, in what, and with how much.
+/// Device, precision, memory limits and caches of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Where to compute.
+    /// The device.
     pub device: Device,
-    /// Bytes of a GPU's memory that may be taken: what doesn't fit is brought in as it is used.
+    /// GPU memory to use at most, in bytes; weights that don't fit are streamed.
     pub vram_limit: Option<u64>,
-    /// What to compute in.
+    /// The precision.
     pub precision: Precision,
-    /// Threads of the CPU; as many as the machine runs at once when absent.
+    /// CPU threads; as many as the machine runs at once if absent.
     pub threads: Option<usize>,
-    /// Vector instructions of the CPU; the best the machine has when absent.
+    /// The CPU's vector instruction set; the best available if absent.
     pub isa: Option<Isa>,
-    /// When a GPU's work is recorded and replayed.
-    pub graphs: Graphs,
-    /// Where compiled kernels are kept.
+    /// When transformer calls are captured as CUDA graphs.
+    pub graphs: CudaGraphs,
+    /// Folder for compiled GPU kernels.
     pub kernel_cache: Option<PathBuf>,
-    /// Where encoded texts are kept.
+    /// Cache of encoded prompts.
     pub text_cache: Option<TextCache>,
-    /// An autoencoder for previews.
+    /// A VAE for previews; a linear approximation if absent.
     pub preview_vae: Option<PathBuf>,
 }
 
 /// Where to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// A GPU that has room for the model, else the CPU.
+    /// A GPU that can hold the model, else the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// An NVIDIA GPU by number.
+    /// The NVIDIA GPU with this number.
     Cuda(usize),
 }
 
 impl Device {
-    /// `auto`, `cpu`, `cuda` or `cuda:N`.
+    /// Parses `auto`, `cpu`, `cuda` or `cuda:N`.
     pub fn parse(text: &str) -> Result<Device, String> {
         let number = |n: &str| n.parse().map(Device::Cuda);
         match (text, text.strip_prefix("cuda:").map(number)) {
@@ -56,25 +56,25 @@ impl Device {
     }
 }
 
-/// What is computed in.
+/// The precision of the computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum Precision {
-    /// int8 for a model that `kiln quantize` made, bf16 on a GPU or where the CPU has AMX and the weights have 16 bits, else f32
+    /// int8 for a model that `kiln quantize` wrote, bf16 on a GPU or on a CPU with AMX and 16-bit weights, else f32
     #[default]
     Auto,
     /// 32-bit floats
     F32,
-    /// 16-bit floats; weights stored as 8-bit floats are multiplied as such where the GPU can
+    /// 16-bit floats; fp8 weights use fp8 matmuls where the GPU has them
     Bf16,
-    /// Products of 8-bit integers inside the transformer's blocks, bf16 around them
+    /// int8 matmuls inside the transformer's blocks, bf16 elsewhere
     Int8,
-    /// Products of 8-bit floats inside the transformer's blocks, bf16 around them; for GPUs from Ada on
+    /// fp8 matmuls inside the transformer's blocks, bf16 elsewhere; needs an Ada GPU or newer
     Fp8,
 }
 
 impl Precision {
-    /// The dtype of activations.
+    /// Returns the dtype of activations.
     pub fn dtype(self) -> DType {
         match self {
             Precision::Auto | Precision::F32 => DType::F32,
@@ -82,7 +82,7 @@ impl Precision {
         }
     }
 
-    /// The word on the command line and in recipes.
+    /// Returns its name on the command line and in recipes.
     pub fn name(self) -> &'static str {
         match self {
             Precision::Auto | Precision::F32 => "f32",
@@ -92,8 +92,8 @@ impl Precision {
         }
     }
 
-    /// What a recipe's word means.
-    pub fn by_name(name: &str) -> Precision {
+    /// Returns the precision that a recipe names; f32 for unknown names.
+    pub fn from_name(name: &str) -> Precision {
         match name {
             "bf16" => Precision::Bf16,
             "int8" => Precision::Int8,
@@ -103,16 +103,16 @@ impl Precision {
     }
 }
 
-/// When a GPU's work is recorded as a CUDA graph, which is one launch instead of hundreds.
+/// When transformer calls are captured as CUDA graphs, which replaces hundreds of launches by one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
-pub enum Graphs {
-    /// Where launching takes about as long as the work
+pub enum CudaGraphs {
+    /// Where launching kernels takes about as long as running them
     #[default]
     Auto,
-    /// Wherever it can be
+    /// Wherever possible
     Always,
-    /// Nowhere
+    /// Never
     Never,
 }
 

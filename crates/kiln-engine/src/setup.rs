@@ -1,28 +1,28 @@
-//! From a model and settings to an engine: which device, what to compute in, which weights stay where.
+//! From a model and settings to an engine: chooses the device, the precision and the weights' residency.
 
 use std::sync::Arc;
 
 use kiln_ops::Backend;
 use kiln_tensor::DType;
-use kiln_weights::LinearForm;
+use kiln_weights::LinearPrecision;
 
-use crate::backend::{AnyBackend, DeviceInfo, WithBackend};
-use crate::engine::{About, Engine};
-use crate::error::{Error, Result, While};
-use crate::local::LocalEngine;
-use crate::memory::{Gib, MemoryNeed};
+use crate::backend::{AnyBackend, BackendVisitor, DeviceInfo};
+use crate::engine::{Engine, EngineInfo};
+use crate::error::{Error, ErrorContext, Result};
+use crate::local_engine::LocalEngine;
+use crate::memory::HumanBytes;
 use crate::model::{Model, VaeFile};
 use crate::pipeline::LoadOptions;
-use crate::placement::{Placement, WeightBytes};
 use crate::plan::Plan;
+use crate::residency::plan_residency;
 use crate::settings::{Precision, Settings};
 use crate::sink::Sink;
 
-/// A device that was chosen for a model, before anything is loaded.
+/// The device and options chosen for a model, before anything is loaded.
 pub struct Setup {
     model: Arc<Model>,
     backend: AnyBackend,
-    about: About,
+    info: EngineInfo,
     options: LoadOptions,
     preview_vae: Option<Arc<VaeFile>>,
     memory_limit: Option<u64>,
@@ -30,48 +30,49 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Chooses the device and what to compute in. With a plan, there is room for that one request, or an error; without, for
-    /// requests of the usual size with two references.
+    /// Chooses the device and the precision, with enough memory for `plan`; without a plan, for images of the default
+    /// size with two references.
     pub fn new(model: &Arc<Model>, settings: &Settings, plan: Option<&Plan>) -> Result<Setup> {
-        let (backend, why) = AnyBackend::for_model(settings, model.file_bytes())?;
-        let mut notes: Vec<String> = why.into_iter().collect();
+        let (backend, note) = AnyBackend::for_model(settings, model.file_bytes())?;
+        let mut notes: Vec<String> = note.into_iter().collect();
         if settings.precision == Precision::Fp8 && !backend.has_fp8() {
-            let what = format!("{} has no products of 8-bit floats", backend.device());
+            let what = format!("{} has no fp8 matmuls", backend.device());
             let hint =
-                "GPUs from Ada on have them: say --device cuda; on a CPU, --dtype int8 is of that size";
+                "Ada GPUs and newer have them (--device cuda); on a CPU, --dtype int8 takes as little memory";
             return Err(Error::Device { what, hint: Some(hint.into()) });
         }
-        let (precision, form) = precision(model, settings.precision, &backend);
+        let (precision, linear_precision) = choose_precision(model, settings.precision, &backend);
         let dtype = precision.dtype();
-        let memory_limit = memory_limit(model, plan, dtype, form, &backend)?;
-        let mut placement = None;
+        let memory_limit = memory_limit(model, plan, dtype, linear_precision, &backend)?;
+        let mut residency = None;
         if let Some(vram) = backend.vram() {
-            let need = match plan {
-                Some(plan) => plan.memory_need(dtype),
+            let estimate = match plan {
+                Some(plan) => plan.memory_estimate(dtype),
                 None => {
-                    let others = model.default_tokens() + 2 * model.reference_tokens();
-                    model.memory_need([model.default_size; 2], others, dtype)
+                    let other_tokens = model.default_tokens() + 2 * model.reference_tokens();
+                    model.memory_estimate([model.default_size; 2], other_tokens, dtype)
                 }
             };
-            placement = Some(place(model.weight_bytes(form), &need, vram)?).filter(|p| !p.is_whole());
-            notes.extend(placement.map(|placement| placement.to_string()));
+            let planned = plan_residency(model.weight_bytes(linear_precision), &estimate, vram)?;
+            residency = Some(planned).filter(|residency| !residency.is_full());
+            notes.extend(residency.map(|residency| residency.to_string()));
         }
         if let Some(plan) = plan {
             plan.check_memory(dtype, memory_limit)?;
         }
-        let open = |path| model.vae_file(path).while_doing(|| "opening --preview-vae".into());
+        let open = |path| model.vae_file(path).with_context(|| "opening --preview-vae".into());
         let preview_vae = settings.preview_vae.as_deref().map(open).transpose()?;
         Ok(Setup {
             model: Arc::clone(model),
-            about: About { device: backend.device(), backend: backend.name(), dtype: precision.name() },
+            info: EngineInfo { device: backend.device(), backend: backend.name(), dtype: precision.name() },
             backend,
             options: LoadOptions {
                 dtype,
-                form,
+                linear_precision,
                 vae: plan.and_then(|plan| plan.vae.clone()),
                 loras: plan.map_or_else(Vec::new, |plan| plan.loras.clone()),
                 lora_partial: plan.is_some_and(|plan| plan.lora_partial),
-                placement,
+                residency,
                 text_cache: settings.text_cache.clone(),
             },
             preview_vae,
@@ -80,142 +81,114 @@ impl Setup {
         })
     }
 
-    /// What will compute.
-    pub fn about(&self) -> &About {
-        &self.about
+    /// Returns the device and precision.
+    pub fn info(&self) -> &EngineInfo {
+        &self.info
     }
 
-    /// What the user should know: why a GPU is not used, which weights take turns.
+    /// Returns notes for the user: why a GPU is not used, which weights are streamed.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// What will be computed in.
+    /// Returns the dtype of activations.
     pub fn dtype(&self) -> DType {
         self.options.dtype
     }
 
-    /// The form of the transformer's linear layers.
-    pub fn form(&self) -> LinearForm {
-        self.options.form
+    /// Returns the precision of the transformer's linear layers.
+    pub fn linear_precision(&self) -> LinearPrecision {
+        self.options.linear_precision
     }
 
-    /// Bytes that a request may need beside the weights.
+    /// Returns the bytes available for activations.
     pub fn memory_limit(&self) -> Option<u64> {
         self.memory_limit
     }
 
-    /// Loads the model; `sink` hears of it and may stop it.
+    /// Loads the model. `sink` gets progress events and can cancel.
     pub fn load(self, sink: &dyn Sink) -> Result<Box<dyn Engine>> {
-        let Setup { model, backend, about, options, preview_vae, .. } = self;
-        backend.with(Load { model, about, options, preview_vae, sink })
+        let Setup { model, backend, info, options, preview_vae, .. } = self;
+        backend.accept(EngineLoader { model, info, options, preview_vae, sink })
     }
 }
 
-struct Load<'a> {
+struct EngineLoader<'a> {
     model: Arc<Model>,
-    about: About,
+    info: EngineInfo,
     options: LoadOptions,
     preview_vae: Option<Arc<VaeFile>>,
     sink: &'a dyn Sink,
 }
 
-impl WithBackend for Load<'_> {
-    type Result = Result<Box<dyn Engine>>;
+impl BackendVisitor for EngineLoader<'_> {
+    type Output = Result<Box<dyn Engine>>;
 
-    fn with<B: Backend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Result<Box<dyn Engine>> {
-        let Load { model, about, options, preview_vae, sink } = self;
+    fn visit<B: Backend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Result<Box<dyn Engine>> {
+        let EngineLoader { model, info, options, preview_vae, sink } = self;
         let path = model.path.display();
-        let engine = LocalEngine::load(backend, device.watch, &model, &options, about, preview_vae, sink)
-            .while_doing(|| format!("loading the model `{path}`"))?;
+        let engine = LocalEngine::load(backend, device.hooks, &model, &options, info, preview_vae, sink)
+            .with_context(|| format!("loading the model `{path}`"))?;
         Ok(Box::new(engine))
     }
 }
 
-/// What to compute in where that is left open, and the form of the linear layers.
-fn precision(model: &Model, asked: Precision, backend: &AnyBackend) -> (Precision, LinearForm) {
+/// Resolves `auto`, and chooses the precision of the transformer's linear layers.
+fn choose_precision(
+    model: &Model,
+    requested: Precision,
+    backend: &AnyBackend,
+) -> (Precision, LinearPrecision) {
     let threads = backend.threads();
-    // Weights that can't be opened are refused when they are loaded.
-    let own = model.transformer.weights();
-    let own = own.map_or(LinearForm::Float, |source| source.own_form(threads, backend.has_fp8()));
-    let precision = match (asked, own) {
-        (Precision::Auto, LinearForm::Int8 { .. }) => Precision::Int8,
-        (Precision::Auto, _) if backend.suitable_dtype(model) == DType::BF16 => Precision::Bf16,
+    // Weights that can't be opened are reported when they are loaded.
+    let stored = model.transformer.weights();
+    let stored = stored
+        .map_or(LinearPrecision::Float, |source| source.preferred_precision(threads, backend.has_fp8()));
+    let precision = match (requested, stored) {
+        (Precision::Auto, LinearPrecision::Int8 { .. }) => Precision::Int8,
+        (Precision::Auto, _) if backend.default_dtype(model) == DType::BF16 => Precision::Bf16,
         (Precision::Auto, _) => Precision::F32,
-        (asked, _) => asked,
+        (requested, _) => requested,
     };
-    let form = match precision {
-        Precision::Int8 => LinearForm::Int8 { threads },
-        Precision::Fp8 => LinearForm::Fp8,
-        Precision::Bf16 if own == LinearForm::StoredFp8 => own,
-        _ => LinearForm::Float,
+    let linear_precision = match precision {
+        Precision::Int8 => LinearPrecision::Int8 { threads },
+        Precision::Fp8 => LinearPrecision::Fp8,
+        Precision::Bf16 if stored == LinearPrecision::StoredFp8 => stored,
+        _ => LinearPrecision::Float,
     };
-    (precision, form)
+    (precision, linear_precision)
 }
 
-/// Bytes that a request may need, without those that 8-bit weights and LoRAs take beside their files.
+/// Returns the bytes available for activations: what remains after int8 weights and LoRAs that are copied into memory.
 fn memory_limit(
     model: &Model,
     plan: Option<&Plan>,
     dtype: DType,
-    form: LinearForm,
+    linear_precision: LinearPrecision,
     backend: &AnyBackend,
 ) -> Result<Option<u64>> {
     let Some(limit) = backend.memory_limit() else { return Ok(None) };
-    let rounded = matches!(form, LinearForm::Int8 { .. });
+    let int8 = matches!(linear_precision, LinearPrecision::Int8 { .. });
     let reserve = |limit: u64, needed: u64, what: &str, hint: &str| {
         limit.checked_sub(needed).ok_or_else(|| Error::Device {
-            what: format!("{what} take {}, but only {} are free", Gib(needed), Gib(limit)),
+            what: format!("{what} take {}, but only {} are free", HumanBytes(needed), HumanBytes(limit)),
             hint: Some(hint.into()),
         })
     };
-    let (integers, hint) = match (rounded, backend.copies_integers()) {
+    let (int8_bytes, hint) = match (int8, backend.copies_int8()) {
         (false, _) => (0, ""),
         (true, true) => (
-            model.transformer.weights().map_or(0, |source| source.bytes_in_integers()),
-            "--dtype bf16 uses the weights straight out of their file",
+            model.transformer.weights().map_or(0, |source| source.int8_bytes()),
+            "--dtype bf16 uses the weights directly from their file",
         ),
         (true, false) => (
-            model.transformer.weights().map_or(0, |source| source.bytes_to_round()),
-            "write it once with `kiln quantize`: such a model is used straight out of its file",
+            model.transformer.weights().map_or(0, |source| source.int8_bytes_to_quantize()),
+            "run `kiln quantize` once: a quantized model is used directly from its file",
         ),
     };
-    let limit = reserve(limit, integers, "the transformer's weights in 8 bits", hint)?;
+    let limit = reserve(limit, int8_bytes, "the transformer's int8 weights", hint)?;
     let loras = plan.iter().flat_map(|plan| &plan.loras);
-    let loras = loras.map(|lora| lora.lora.extra_bytes(dtype.size(), rounded)).fold(0, u64::saturating_add);
-    let hint = "a plain LoRA takes next to nothing; --dtype bf16 or int8 makes the others smaller";
+    let loras = loras.map(|lora| lora.lora.extra_bytes(dtype.size(), int8)).fold(0, u64::saturating_add);
+    let hint = "plain LoRAs take almost no memory; others take less with --dtype bf16 or int8";
     reserve(limit, loras, "the layers under the LoRAs", hint).map(Some)
-}
-
-/// Which weights stay within `limit` bytes of a GPU's memory.
-pub fn place(weights: WeightBytes, need: &MemoryNeed, limit: u64) -> Result<Placement> {
-    Placement::new(weights, need, limit).map_err(|least| {
-        // Rounded up: who says that number again must not be refused.
-        let least = least.div_ceil(100 << 20) * 100;
-        let what = format!("{} of the GPU's memory are too little for this image", Gib(limit));
-        let hint = format!(
-            "--vram-limit {least}M would do; a smaller size (-W, -H) takes less, --device cpu nothing"
-        );
-        Error::Device { what, hint: Some(hint) }
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_limit_that_is_too_small_is_refused_with_one_that_does() {
-        let weights =
-            WeightBytes { text_encoder: 6 << 30, transformer: 7 << 30, largest: 170 << 20, written_out: 0 };
-        let need = MemoryNeed { transformer: 500 << 20, autoencoder: 1600 << 20 };
-        let Error::Device { what, hint: Some(hint) } = place(weights, &need, 1 << 30).unwrap_err() else {
-            panic!("another kind of error");
-        };
-        assert!(what.starts_with("1.0 GiB of the GPU's memory are too little"), "{what}");
-        let megabytes = hint.split_whitespace().nth(1).unwrap().trim_end_matches('M');
-        let enough = megabytes.parse::<u64>().unwrap() << 20;
-        assert_eq!(place(weights, &need, enough).unwrap().transformer, 0);
-        assert!(place(weights, &need, enough - (100 << 20)).is_err(), "{megabytes} MB is more than it takes");
-    }
 }

@@ -1,52 +1,54 @@
-//! Where images and news of them go.
+//! The receiver of a request's progress and images.
 
-use kiln_image::Picture;
+use kiln_image::RgbImage;
 use kiln_model::Event;
 use kiln_tensor::HostTensor;
 
 use crate::error::Result;
 use crate::recipe::Recipe;
 
-/// An image that is done.
+/// A generated image.
 #[derive(Clone, Debug)]
-pub struct Image {
-    /// Its number in the request, from 0; images of one prompt follow each other.
+pub struct GeneratedImage {
+    /// Its index in the request, from 0; images of one prompt are consecutive.
     pub index: usize,
-    /// The image.
-    pub picture: Picture,
-    /// Its final normalised tokens, f32 `[h/16 · w/16, 128]`.
+    /// The pixels.
+    pub image: RgbImage,
+    /// The final normalized latents as tokens, f32 `[height/16 · width/16, channels]`.
     pub latents: HostTensor,
-    /// Its seed, where it has one.
+    /// The seed, if the noise was drawn from one.
     pub seed: Option<u64>,
-    /// How it was made.
+    /// How it was generated.
     pub recipe: Recipe,
 }
 
-/// Hears of one request while its images are made. Events come from the thread that generates; previews, images and the end
-/// from another, in this order, and perhaps at the same time as events of the request's next image. A panic ends the
-/// request with an error. Nothing here may call back into the engine.
+/// Receives the progress and the images of one request.
+///
+/// Events come from the thread that generates. Previews, images and the end come from another thread, in this order, and
+/// perhaps at the same time as events of the request's next image. A panic ends the request with an error. A sink must
+/// not call the engine.
 pub trait Sink: Send + Sync {
-    /// Whether nobody wants the images any more. Asked several times a step.
+    /// Whether the request is cancelled. Called several times per step.
     fn cancelled(&self) -> bool {
         false
     }
 
-    /// Something happened.
+    /// Receives a progress event.
     fn event(&self, event: &Event);
 
-    /// Whether somebody looks at previews. Where nobody does, none are made.
+    /// Whether previews are wanted now; if not, none are computed.
     fn wants_preview(&self) -> bool {
         false
     }
 
-    /// What an image looks like so far.
-    fn preview(&self, picture: Picture) {
-        let _ = picture;
+    /// Receives a preview of the image in progress.
+    fn preview(&self, image: RgbImage) {
+        let _ = image;
     }
 
-    /// Takes an image; an error ends the request with it. While this runs, the device works on.
-    fn image(&self, image: Image) -> Result<()>;
+    /// Receives an image; an error ends the request. The device continues meanwhile.
+    fn image(&self, image: GeneratedImage) -> Result<()>;
 
-    /// The request is done, or there will be no more of it. Called once, after everything else.
+    /// Receives the result of the request. Called once, after everything else.
     fn ended(&self, result: Result<()>);
 }

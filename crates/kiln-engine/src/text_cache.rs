@@ -1,9 +1,9 @@
-//! Encoded texts kept on disk, so that a prompt is encoded once.
+//! A disk cache of encoded texts.
 //!
-//! An entry is a safetensors file named after all that its values depend on: the text encoder's weights, the token ids,
-//! the arithmetic, and the program itself, since the next build may round otherwise. So an entry is never out of date,
-//! and using one changes no bit of the result. Entries are written whole or not at all, carry a hash of their values,
-//! and are never changed: several programs may share a folder. The ones that were used longest ago make room.
+//! An entry is a safetensors file whose name is a hash of everything its values depend on: the text encoder's weights, the
+//! token ids, the arithmetic, and the program itself, since another build may round differently. So an entry is never
+//! stale, and using it changes no bit of the result. Entries are written atomically, carry a hash of their values and are
+//! never modified, so several programs may share a folder. The least recently used entries are evicted.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,28 +11,29 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
+use kiln_base::hex;
 use kiln_model::tokenizer::Tokens;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{WeightSource, save};
 use sha2::{Digest, Sha256};
 
-/// Bytes a folder may hold when nothing else is said.
+/// Default size limit in bytes.
 const DEFAULT_LIMIT: u64 = 256 << 20;
 const PREFIX: &str = "text-";
 const SUFFIX: &str = ".safetensors";
 const TENSOR: &str = "text";
 const HASH: &str = "sha256";
-/// Files that a program left unfinished are removed when they are older than any write takes.
+/// Age at which temporary files of an interrupted write are removed: longer than any write takes.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// A folder of encoded texts.
+/// A cache of encoded texts in a folder.
 #[derive(Clone, Debug)]
 pub struct TextCache {
     folder: PathBuf,
     limit: u64,
 }
 
-/// What an encoded text depends on.
+/// Identifies an encoded text.
 pub(crate) struct Key {
     name: String,
     shape: [usize; 2],
@@ -40,95 +41,97 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Of `tokens` encoded `text_dim` wide, with the encoder of this `fingerprint`, computed as `numerics` says.
+    /// Creates the key of `tokens`, encoded `text_dim` wide by the encoder with this fingerprint. `numerics` identifies
+    /// the backend's arithmetic.
     pub fn new(fingerprint: &str, numerics: &str, dtype: DType, tokens: &Tokens, text_dim: usize) -> Key {
         let mut hash = Sha256::new();
         hash.update(b"kiln text 1\n");
-        for part in [fingerprint, numerics, dtype.name(), &PROGRAM] {
-            hash.update((part.len() as u64).to_le_bytes());
-            hash.update(part);
+        for field in [fingerprint, numerics, dtype.name(), &PROGRAM] {
+            hash.update((field.len() as u64).to_le_bytes());
+            hash.update(field);
         }
         hash.update((tokens.real as u64).to_le_bytes());
         tokens.ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
-        Key { name: hex(hash), shape: [tokens.ids.len(), text_dim], dtype }
+        Key { name: hex(hash.finalize()), shape: [tokens.ids.len(), text_dim], dtype }
     }
 }
 
-/// This build of the program.
+/// Identifies this build of the program: version, size and modification time.
 static PROGRAM: LazyLock<String> = LazyLock::new(|| {
-    let about = std::env::current_exe().and_then(fs::metadata).ok();
-    let written = about.as_ref().and_then(|m| m.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok());
-    format!("{} {:?} {:?}", env!("CARGO_PKG_VERSION"), about.map(|m| m.len()), written)
+    let metadata = std::env::current_exe().and_then(fs::metadata).ok();
+    let modified =
+        metadata.as_ref().and_then(|m| m.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok());
+    format!("{} {:?} {:?}", env!("CARGO_PKG_VERSION"), metadata.map(|m| m.len()), modified)
 });
 
 impl TextCache {
-    /// The cache in `folder`, which is made when the first text is kept; at most 256 MiB.
+    /// Creates a cache of at most 256 MiB in `folder`. The folder is created with the first entry.
     pub fn new(folder: impl Into<PathBuf>) -> TextCache {
         TextCache { folder: folder.into(), limit: DEFAULT_LIMIT }
     }
 
-    /// The same with room for so many bytes.
+    /// Sets the size limit in bytes.
     pub fn with_limit(self, limit: u64) -> TextCache {
         TextCache { limit, ..self }
     }
 
-    /// Where it is.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The bytes it may hold.
+    /// Returns the size limit in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// How many texts are kept, and their bytes.
+    /// Returns the number of entries and their total size in bytes.
     pub fn usage(&self) -> (usize, u64) {
         let entries = self.entries();
         (entries.len(), entries.iter().map(|e| e.bytes).sum())
     }
 
-    /// Whether there is an entry; whether it is sound shows only when it is read.
+    /// Whether there is an entry. It may still be damaged.
     pub(crate) fn contains(&self, key: &Key) -> bool {
         self.path(key).is_file()
     }
 
-    /// The text, if it is here and sound.
+    /// Returns a text if it is cached and undamaged.
     pub(crate) fn get(&self, key: &Key) -> Option<HostTensor> {
         let path = self.path(key);
-        // Read, not mapped: another program may remove it meanwhile.
+        // Read instead of mapped: another program may remove the file meanwhile.
         let source = WeightSource::from_bytes(&path, fs::read(&path).ok()?).ok()?;
         let text = source.tensor(TENSOR).ok()?;
-        let sound = text.shape().dims() == key.shape
+        let valid = text.shape().dims() == key.shape
             && text.dtype() == key.dtype
             && source.metadata().get(HASH) == Some(&hash(&text));
-        if !sound {
+        if !valid {
             return None;
         }
-        // When an entry was used last decides what makes room. Failing to say so costs an encoding at worst.
+        // The modification time is the time of last use. If setting it fails, the entry is evicted too early at worst.
         let _ =
             File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         Some(text)
     }
 
-    /// Keeps a text, and makes room for it.
+    /// Stores a text, and evicts others if the cache is full. Does nothing if the text alone exceeds the limit.
     pub(crate) fn put(&self, key: &Key, text: &HostTensor) -> kiln_weights::Result<()> {
         let size = text.bytes().len() as u64;
         if size > self.limit {
             return Ok(());
         }
         let path = self.path(key);
-        let failed = |source| kiln_weights::Error::Io { doing: "make", file: self.folder.clone(), source };
+        let failed = |source| kiln_weights::Error::Io { doing: "create", file: self.folder.clone(), source };
         fs::create_dir_all(&self.folder).map_err(failed)?;
         let metadata = BTreeMap::from([(HASH.to_owned(), hash(text))]);
         save::save(&path, &[(TENSOR, text.clone())], &metadata)?;
-        self.make_room(&path);
+        self.evict(&path);
         Ok(())
     }
 
-    /// Removes what was used longest ago until the rest fits; `newest` stays. Another program may do the same at the
-    /// same time: a file that is gone already is as good as removed.
-    fn make_room(&self, newest: &Path) {
+    /// Removes the least recently used entries until the rest fits, except `newest`, and abandoned temporary files.
+    /// Ignores errors: another program may remove the same file at the same time.
+    fn evict(&self, newest: &Path) {
         let mut entries = self.entries();
         entries.sort_by_key(|entry| entry.used);
         let mut total: u64 = entries.iter().map(|e| e.bytes).sum();
@@ -157,8 +160,8 @@ impl TextCache {
 
     fn entries(&self) -> Vec<Entry> {
         let entry = |path: PathBuf| {
-            let about = fs::metadata(&path).ok()?;
-            Some(Entry { bytes: about.len(), used: about.modified().ok()?, path })
+            let metadata = fs::metadata(&path).ok()?;
+            Some(Entry { bytes: metadata.len(), used: metadata.modified().ok()?, path })
         };
         self.files().filter(|path| has_affixes(path, PREFIX, SUFFIX)).filter_map(entry).collect()
     }
@@ -175,11 +178,7 @@ fn has_affixes(path: &Path, prefix: &str, suffix: &str) -> bool {
 }
 
 fn hash(text: &HostTensor) -> String {
-    hex(Sha256::new().chain_update(text.bytes()))
-}
-
-fn hex(hash: Sha256) -> String {
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(Sha256::digest(text.bytes()))
 }
 
 #[cfg(test)]
@@ -222,7 +221,7 @@ mod tests {
             name("w", "gpu", DType::F32, tokens(1, 2)),
             name("w", "cpu", DType::BF16, tokens(1, 2)),
             name("w", "cpu", DType::F32, tokens(5, 2)),
-            // As many ids, but one of them typed, not padding.
+            // The same ids, but one of them belongs to the text instead of the padding.
             name("w", "cpu", DType::F32, tokens(1, 3)),
             name("wc", "pu", DType::F32, tokens(1, 2)),
         ];
@@ -242,7 +241,7 @@ mod tests {
             fs::write(&path, bad).unwrap();
             assert!(cache.get(&key(1)).is_none(), "{} bytes", bad.len());
         }
-        // Sound, but of another size.
+        // Undamaged, but of another size.
         let short = HostTensor::from_f32([2, 100], vec![1.0; 200]).unwrap();
         cache.put(&key(1), &short).unwrap();
         assert!(cache.get(&key(1)).is_none());
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_longest_ago_makes_room() {
+    fn the_least_recently_used_entry_is_evicted() {
         let folder = tempfile::tempdir().unwrap();
         let cache = TextCache::new(folder.path()).with_limit(6000);
         let age = |i: u32, seconds| {
@@ -267,14 +266,14 @@ mod tests {
         cache.put(&key(4), &text(1.0)).unwrap();
         assert!([1, 3, 4].iter().all(|i| cache.contains(&key(*i))) && !cache.contains(&key(2)));
         assert!(cache.usage().1 <= 6000, "{:?}", cache.usage());
-        // What alone is too large is not kept at all.
+        // A text above the limit is not stored.
         let tight = TextCache::new(folder.path()).with_limit(1000);
         tight.put(&key(5), &text(1.0)).unwrap();
         assert!(!tight.contains(&key(5)) && cache.usage().0 == 3);
     }
 
     #[test]
-    fn unfinished_files_of_others_are_removed_when_they_are_old() {
+    fn old_temporary_files_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let cache = TextCache::new(folder.path());
         let (old, new) = (folder.path().join(".kiln-a.tmp"), folder.path().join(".kiln-b.tmp"));
@@ -306,9 +305,9 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_can_not_be_made_is_an_error_that_names_it() {
+    fn a_folder_that_can_not_be_created_is_an_error_that_names_it() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let told = TextCache::new(file.path()).put(&key(1), &text(1.0)).unwrap_err().to_string();
-        assert!(told.contains(&file.path().display().to_string()), "{told}");
+        let message = TextCache::new(file.path()).put(&key(1), &text(1.0)).unwrap_err().to_string();
+        assert!(message.contains(&file.path().display().to_string()), "{message}");
     }
 }

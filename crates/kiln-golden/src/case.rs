@@ -1,9 +1,11 @@
+//! The cases of a golden set, read from JSON and converted to requests.
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use kiln_engine::{FileRef, LoraRef, Plan, Request};
-use kiln_image::Picture;
+use kiln_image::RgbImage;
 use serde::Deserialize;
 
 /// One value or a list of them.
@@ -23,7 +25,7 @@ impl<T: Clone> OneOrMany<T> {
     }
 }
 
-/// A case's JSON file, as far as it describes the call.
+/// A case's JSON file: the call of the diffusers pipeline.
 #[derive(Deserialize)]
 pub(crate) struct Case {
     pipeline: String,
@@ -33,7 +35,7 @@ pub(crate) struct Case {
     seed: OneOrMany<u64>,
     width: usize,
     height: usize,
-    call_kwargs: Arguments,
+    call_kwargs: CallArguments,
     #[serde(default)]
     reference_images: Vec<String>,
     source_image: Option<String>,
@@ -48,7 +50,7 @@ pub(crate) struct Case {
 }
 
 #[derive(Deserialize)]
-struct Arguments {
+struct CallArguments {
     width: Option<usize>,
     height: Option<usize>,
     num_inference_steps: usize,
@@ -65,7 +67,7 @@ struct PromptText {
     prompt: String,
 }
 
-/// The JSON files of a set that describe cases.
+/// The JSON files of a set's cases.
 pub(crate) fn list(set: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(set.join("reference")).into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries.map(|e| e.path()).filter(|p| is_case(p)).collect();
@@ -83,7 +85,7 @@ fn is_case(path: &Path) -> bool {
         && dump.is_file()
 }
 
-/// The file name at the start of a field; some have a remark after it.
+/// The file name at the start of a field; some fields have a remark after it.
 fn file_name(field: &str) -> &str {
     field.split_whitespace().next().unwrap_or(field)
 }
@@ -100,20 +102,15 @@ impl Case {
         Ok(case)
     }
 
-    /// Which checkpoint of the set it runs on.
+    /// The checkpoint of the set that it runs on.
     pub(crate) fn model(&self) -> &str {
         let guided = self.call_kwargs.guidance_scale.is_some_and(|g| g > 1.0);
         match (&self.model, self.pipeline.as_str()) {
             (Some(model), _) => model,
             (None, "Flux2Pipeline") => "dev",
             (None, "Flux2KleinKVPipeline") => "klein-kv",
-            (None, _) => {
-                if guided {
-                    "klein-base"
-                } else {
-                    "klein"
-                }
-            }
+            (None, _) if guided => "klein-base",
+            (None, _) => "klein",
         }
     }
 
@@ -123,7 +120,7 @@ impl Case {
         files.iter().zip(weights).map(|(file, weight)| (set.join("tiny").join(file), weight)).collect()
     }
 
-    /// Names of the prompts, in order.
+    /// The names of the prompts, in order.
     pub(crate) fn prompt_names(&self) -> Vec<String> {
         self.prompts.as_ref().map_or_else(Vec::new, OneOrMany::to_vec)
     }
@@ -132,7 +129,7 @@ impl Case {
         self.texts.get(name).map(|t| t.prompt.clone()).ok_or_else(|| format!("no prompt named `{name}`"))
     }
 
-    /// The request that asks Kiln for the same. `dump` holds the text tokens of a case without prompts.
+    /// The equivalent Kiln request. `dump` holds the text embeddings of a case without prompts.
     pub(crate) fn request(&self, set: &Path, dump: &Path) -> Result<Request, String> {
         let k = &self.call_kwargs;
         let file = |field: &String| FileRef::from(set.join("reference").join(file_name(field)));
@@ -162,7 +159,7 @@ impl Case {
         })
     }
 
-    /// The plan's noise levels are diffusers' to the bit, its sizes too.
+    /// Checks that the plan has diffusers' sigmas (bit for bit), size and number of images.
     pub(crate) fn check_plan(&self, plan: &Plan) -> Result<(), String> {
         if plan.schedule.sigmas() != self.sigmas {
             return Err(format!("sigmas {:?}, expected {:?}", plan.schedule.sigmas(), self.sigmas));
@@ -179,8 +176,8 @@ impl Case {
         Ok(())
     }
 
-    /// The image diffusers made.
-    pub(crate) fn image(&self, file: &Path, index: usize) -> Result<Picture, String> {
+    /// The image that diffusers generated.
+    pub(crate) fn image(&self, file: &Path, index: usize) -> Result<RgbImage, String> {
         let name = self.images.get(index).ok_or_else(|| format!("no image {index}"))?;
         kiln_image::open(&file.with_file_name(name)).map_err(|e| e.to_string())
     }

@@ -1,4 +1,6 @@
-use kiln_image::Picture;
+//! Comparing tensors and images with the dumps of diffusers.
+
+use kiln_image::RgbImage;
 use kiln_ops::Backend;
 use kiln_tensor::HostTensor;
 use kiln_weights::WeightSource;
@@ -6,7 +8,7 @@ use kiln_weights::WeightSource;
 use crate::Tolerance;
 use crate::recorder::Recorder;
 
-/// Compares what the dump holds with what was recorded; the number of tensors compared.
+/// Compares the recorded tensors with the dump's. Returns the number of compared tensors.
 pub(crate) fn tensors<B: Backend>(
     recorder: &Recorder<'_, B>,
     dump: &WeightSource,
@@ -17,11 +19,11 @@ pub(crate) fn tensors<B: Backend>(
         let expected = dump.tensor(name).map_err(|e| e.to_string())?;
         let batch = expected.shape().dims().first().copied().unwrap_or(0);
         for (i, image) in recorder.images.iter().enumerate() {
-            let (key, cut) = key(name);
+            let (key, relation) = key(name);
             let Some(ours) = image.get(&key).or_else(|| recorder.shared.get(&key)) else { continue };
             let item = if batch == recorder.images.len() { i } else { 0 };
-            let expected = item_of(&expected, item, ours, cut)?;
-            let ours = cut.of(ours, expected.len())?;
+            let expected = item_of(&expected, item, ours, relation)?;
+            let ours = relation.select(ours, expected.len())?;
             check(name, &ours, &expected, tolerance)?;
             compared += 1;
         }
@@ -29,7 +31,7 @@ pub(crate) fn tensors<B: Backend>(
     Ok(compared)
 }
 
-/// Compares text tokens with the set's, and the first prompt's states where they are known.
+/// Compares text embeddings with the set's, and the first prompt's hidden states if the set has them.
 pub(crate) fn texts<B: Backend>(
     recorder: &Recorder<'_, B>,
     prompts: &WeightSource,
@@ -46,7 +48,7 @@ pub(crate) fn texts<B: Backend>(
             .map_err(|e| e.to_string())?
             .into_owned();
         let ours = ours.to_f32().map_err(|e| e.to_string())?;
-        // Causal: a shorter text is the beginning of a longer one, padding included.
+        // The encoder is causal: a shorter sequence is a prefix of a longer one, including padding.
         let common = ours.len().min(expected.len());
         check(&key, &ours[..common], &expected[..common], tolerance)?;
         compared += 1;
@@ -66,75 +68,83 @@ pub(crate) fn texts<B: Backend>(
     Ok(compared)
 }
 
-/// Which part of our tensor a dump's tensor is.
+/// How a dumped tensor relates to ours.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Cut {
-    /// As many values from the start.
-    Start,
-    /// As many values from the end.
-    End,
-    /// Channels-last here, channels-first there.
-    Image,
+enum Relation {
+    /// It is the start of ours.
+    Prefix,
+    /// It is the end of ours.
+    Suffix,
+    /// It is channels-first, ours channels-last.
+    Transposed,
 }
 
-impl Cut {
-    fn of(self, ours: &HostTensor, count: usize) -> Result<Vec<f32>, String> {
+impl Relation {
+    /// The `count` values of ours that the dump has.
+    fn select(self, ours: &HostTensor, count: usize) -> Result<Vec<f32>, String> {
         let values = ours.to_f32().map_err(|e| e.to_string())?;
         if values.len() < count {
             return Err(format!("{} values, expected at least {count}", values.len()));
         }
         Ok(match self {
-            Cut::End => values[values.len() - count..].to_vec(),
+            Relation::Suffix => values[values.len() - count..].to_vec(),
             _ => values[..count].to_vec(),
         })
     }
 }
 
-/// Our name for a dump's tensor, and which part of ours it is.
-fn key(name: &str) -> (String, Cut) {
+/// Our name of a dumped tensor, and how it relates to ours.
+fn key(name: &str) -> (String, Relation) {
     if let Some((stem, _)) = name.rsplit_once("_first") {
-        return (single(stem), Cut::Start);
+        return (single_block_key(stem), Relation::Prefix);
     }
     if let Some((stem, count)) = name.rsplit_once("_last")
         && count.bytes().all(|b| b.is_ascii_digit())
     {
-        // The last text rows of a joined sequence are not at its end.
+        // The last text rows of a joint sequence are not at its end.
         return if stem.contains(".single") {
-            (String::new(), Cut::End)
+            (String::new(), Relation::Suffix)
         } else {
-            (stem.to_owned(), Cut::End)
+            (stem.to_owned(), Relation::Suffix)
         };
     }
     match name {
-        "vae.enc.down0_out" => ("vae.enc.down0".to_owned(), Cut::Image),
-        "final.unpacked" | "final.bn_denormalised" => (String::new(), Cut::Image),
-        _ if name.ends_with(".normalised_latents") || name == "noise" => (name.to_owned(), Cut::Image),
-        _ if name.starts_with("vae.") => (name.to_owned(), Cut::Image),
-        _ if name.starts_with("kv.") => (format!("{name}.0"), Cut::Start),
-        _ if name.contains(".single") && name.ends_with(".img") => {
-            (name.trim_end_matches(".img").to_owned(), Cut::End)
+        "vae.enc.down0_out" => ("vae.enc.down0".to_owned(), Relation::Transposed),
+        "final.unpacked" | "final.bn_denormalised" => (String::new(), Relation::Transposed),
+        _ if name.ends_with(".normalised_latents") || name == "noise" => {
+            (name.to_owned(), Relation::Transposed)
         }
-        _ => (name.to_owned(), Cut::Start),
+        _ if name.starts_with("vae.") => (name.to_owned(), Relation::Transposed),
+        _ if name.starts_with("kv.") => (format!("{name}.0"), Relation::Prefix),
+        _ if name.contains(".single") && name.ends_with(".img") => {
+            (name.trim_end_matches(".img").to_owned(), Relation::Suffix)
+        }
+        _ => (name.to_owned(), Relation::Prefix),
     }
 }
 
-/// Text rows of a single block's joined output carry `.txt` in the dumps.
-fn single(stem: &str) -> String {
+/// Removes the `.txt` that dumps add to the text rows of a single block's joint output.
+fn single_block_key(stem: &str) -> String {
     if stem.contains(".single") { stem.trim_end_matches(".txt").to_owned() } else { stem.to_owned() }
 }
 
-/// One image's values of a dumped tensor, in our layout, and no more of them than we have.
-fn item_of(expected: &HostTensor, item: usize, ours: &HostTensor, cut: Cut) -> Result<Vec<f32>, String> {
+/// One image's values of a dumped tensor, in our layout and truncated to ours.
+fn item_of(
+    expected: &HostTensor,
+    item: usize,
+    ours: &HostTensor,
+    relation: Relation,
+) -> Result<Vec<f32>, String> {
     let item = expected.rows(item..item + 1).map_err(|e| e.to_string())?;
     let mut values = item.to_f32().map_err(|e| e.to_string())?.into_owned();
-    if cut == Cut::Image {
+    if relation == Relation::Transposed {
         let dims = item.shape().dims();
         let (channels, pixels) = (dims[1], dims[2] * dims[3]);
-        let at = |i: usize| values[(i % channels) * pixels + i / channels];
-        values = (0..values.len()).map(at).collect();
+        let channels_last = |i: usize| values[(i % channels) * pixels + i / channels];
+        values = (0..values.len()).map(channels_last).collect();
     }
-    // The transformer's output is kept here for the image tokens only, which come first.
-    if cut == Cut::Start {
+    // We keep the transformer's output only for the image tokens, which come first.
+    if relation == Relation::Prefix {
         values.truncate(ours.numel());
     }
     Ok(values)
@@ -161,10 +171,10 @@ fn check(name: &str, ours: &[f32], expected: &[f32], tolerance: &Tolerance) -> R
     Ok(())
 }
 
-/// Compares images value by value.
+/// Compares the 8-bit values of two images.
 pub(crate) fn image(
-    ours: &Picture,
-    expected: &Result<Picture, String>,
+    ours: &RgbImage,
+    expected: &Result<RgbImage, String>,
     tolerance: &Tolerance,
 ) -> Result<(), String> {
     let expected = expected.as_ref()?;

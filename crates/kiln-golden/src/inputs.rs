@@ -2,42 +2,42 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{FileRef, InputImage, Inputs, LocalFiles, Result};
-use kiln_image::Picture;
+use kiln_engine::{FileRef, InputImage, InputResolver, LocalFiles, Result};
+use kiln_image::RgbImage;
 use kiln_tensor::HostTensor;
 use tempfile::TempDir;
 
-/// Images and tensors that a test makes up, by name; any other name is a path.
-pub struct MadeUpInputs {
-    images: HashMap<PathBuf, Arc<Picture>>,
+/// Named images and tensors of a test; other names are paths of local files.
+pub struct TestInputs {
+    images: HashMap<PathBuf, Arc<RgbImage>>,
     folder: TempDir,
 }
 
-impl Default for MadeUpInputs {
+impl Default for TestInputs {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl MadeUpInputs {
-    /// None so far.
+impl TestInputs {
+    /// Creates an empty set of inputs.
     ///
     /// # Panics
-    /// Where there is no temporary folder.
-    pub fn new() -> MadeUpInputs {
-        MadeUpInputs { images: HashMap::new(), folder: tempfile::tempdir().expect("a temporary folder") }
+    /// If no temporary folder can be created.
+    pub fn new() -> TestInputs {
+        TestInputs { images: HashMap::new(), folder: tempfile::tempdir().expect("a temporary folder") }
     }
 
-    /// Names an image.
-    pub fn add_image(&mut self, name: &str, picture: Picture) -> FileRef {
-        self.images.insert(name.into(), Arc::new(picture));
+    /// Adds an image.
+    pub fn add_image(&mut self, name: &str, image: RgbImage) -> FileRef {
+        self.images.insert(name.into(), Arc::new(image));
         name.into()
     }
 
-    /// Saves a file with these tensors.
+    /// Adds a file with these tensors.
     ///
     /// # Panics
-    /// If it can't be written.
+    /// If the file can't be written.
     pub fn add_tensors(&mut self, name: &str, tensors: &[(&str, HostTensor)]) -> FileRef {
         let file = self.folder.path().join(format!("{name}.safetensors"));
         kiln_weights::save::save(&file, tensors, &Default::default()).expect("tensors can be saved");
@@ -45,10 +45,10 @@ impl MadeUpInputs {
     }
 }
 
-impl Inputs for MadeUpInputs {
+impl InputResolver for TestInputs {
     fn image(&self, name: &Path) -> Result<InputImage> {
         match self.images.get(name) {
-            Some(picture) => Ok(InputImage { picture: Arc::clone(picture), file: name.to_path_buf().into() }),
+            Some(image) => Ok(InputImage { image: Arc::clone(image), file: name.to_path_buf().into() }),
             None => LocalFiles.image(name),
         }
     }

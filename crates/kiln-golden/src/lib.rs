@@ -1,8 +1,8 @@
-//! Kiln against diffusers: every case of the golden set, on any backend.
+//! Golden tests: Kiln's pipeline on any backend, compared with dumps of diffusers.
 //!
-//! A set is a folder with `tiny/` (checkpoints whose shared parts are stored once) and `reference/` (for every case a
-//! JSON file with its parameters, a safetensors file with the intermediates diffusers had, and its images). A small
-//! set is part of the repository; a larger one is run as well where `KILN_GOLDEN` names it.
+//! A golden set is a folder with `tiny/` (checkpoints, whose shared components are stored once) and `reference/` (for
+//! every case a JSON file with its parameters, a safetensors file with diffusers' intermediate tensors, and the images).
+//! A small set is part of the repository; `KILN_GOLDEN` names a larger one to run as well.
 //!
 //! ```no_run
 //! use kiln_golden::{Tolerance, trials};
@@ -22,7 +22,7 @@ mod recorder;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::pipeline::{Generated, LoadOptions, Member, Pipeline, Unfinished};
+use kiln_engine::pipeline::{BatchMember, LoadOptions, PendingOutput, Pipeline, PipelineOutput};
 use kiln_engine::{BatchLimit, LocalFiles, Model, Plan, Request};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
@@ -31,48 +31,53 @@ use libtest_mimic::{Failed, Trial};
 
 use case::Case;
 pub use checkpoint::Checkpoint;
-pub use inputs::MadeUpInputs;
+pub use inputs::TestInputs;
 use recorder::Recorder;
 
-/// How far a backend may be from diffusers in f32.
+/// How far results may differ from diffusers in f32.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
-    /// What the model computes in.
+    /// The dtype the model computes in.
     pub dtype: DType,
     /// Relative L2 distance of every compared tensor.
     pub relative: f64,
-    /// Largest difference of any latent.
+    /// Largest difference of a latent value.
     pub absolute: f64,
     /// Largest difference of an image's 8-bit values.
     pub levels: u8,
-    /// Whether tensors inside the transformer's calls are compared, too: a call that is looked into can't be replayed.
-    pub inside: bool,
+    /// Whether tensors inside transformer calls are compared too. Such calls can't be replayed as CUDA graphs.
+    pub transformer_tensors: bool,
 }
 
 impl Tolerance {
-    /// diffusers in f32 is itself 1e-6 from f64 on these models; an f32 engine that sums in another order, as much.
+    /// diffusers in f32 is itself 1e-6 off f64 on these models; another order of sums adds as much.
     pub const F32: Tolerance =
-        Tolerance { dtype: DType::F32, relative: 1e-5, absolute: 1e-4, levels: 1, inside: true };
+        Tolerance { dtype: DType::F32, relative: 1e-5, absolute: 1e-4, levels: 1, transformer_tensors: true };
 
-    /// diffusers in bf16 is itself 9e-2 from f64 on these random models, which amplify every rounding.
-    pub const BF16: Tolerance =
-        Tolerance { dtype: DType::BF16, relative: 0.15, absolute: 2.0, levels: 96, inside: true };
+    /// diffusers in bf16 is itself 9e-2 off f64 on these random models, which amplify every rounding error.
+    pub const BF16: Tolerance = Tolerance {
+        dtype: DType::BF16,
+        relative: 0.15,
+        absolute: 2.0,
+        levels: 96,
+        transformer_tensors: true,
+    };
 }
 
-/// The golden set in this repository; `KILN_TESTDATA` says where it is for a test that was built elsewhere.
-pub fn in_tree() -> PathBuf {
+/// The golden set of this repository; `KILN_TESTDATA` overrides its folder, for tests built on another machine.
+pub fn testdata() -> PathBuf {
     match std::env::var_os("KILN_TESTDATA") {
         Some(path) => PathBuf::from(path),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata"),
     }
 }
 
-/// The sets to run: the repository's, and the one `KILN_GOLDEN` names.
-pub fn sets() -> Vec<PathBuf> {
-    std::iter::once(in_tree()).chain(std::env::var_os("KILN_GOLDEN").map(PathBuf::from)).collect()
+/// The golden sets to run: the repository's and that of `KILN_GOLDEN`.
+fn golden_sets() -> Vec<PathBuf> {
+    std::iter::once(testdata()).chain(std::env::var_os("KILN_GOLDEN").map(PathBuf::from)).collect()
 }
 
-/// One trial for every case of every set, named `case::backend`.
+/// One trial per case of every set, named `case::backend`.
 pub fn trials<B: Backend + 'static>(
     name: &str,
     backend: impl Fn() -> B + Send + Sync + 'static,
@@ -80,7 +85,7 @@ pub fn trials<B: Backend + 'static>(
 ) -> Vec<Trial> {
     let backend = Arc::new(backend);
     let mut trials = Vec::new();
-    for (i, set) in sets().into_iter().enumerate() {
+    for (i, set) in golden_sets().into_iter().enumerate() {
         let cases = case::list(&set);
         assert!(!cases.is_empty(), "no golden cases in `{}`", set.display());
         for file in cases {
@@ -95,27 +100,27 @@ pub fn trials<B: Backend + 'static>(
     trials
 }
 
-/// Runs one case and compares everything its dump holds.
+/// Runs one case and compares everything in its dump.
 fn run<B: Backend>(backend: B, set: &Path, file: &Path, tolerance: Tolerance) -> Result<(), String> {
     let case = Case::read(set, file)?;
     let checkpoint = Checkpoint::assemble(set, case.model())?;
     let model = Arc::new(Model::open(checkpoint.path()).map_err(|e| e.to_string())?);
-    compare_with(backend, set, file, tolerance, &model)
+    run_and_compare(backend, set, file, tolerance, &model)
 }
 
-/// Runs the repository's case of this name on a model of the same weights, however it is stored.
+/// Runs a case of the repository's set on a model with the same weights, stored in any way.
 pub fn run_case<B: Backend>(
     backend: B,
     case: &str,
     tolerance: Tolerance,
     model: &Arc<Model>,
 ) -> Result<(), String> {
-    let set = in_tree();
+    let set = testdata();
     let file = set.join("reference").join(format!("{case}.json"));
-    compare_with(backend, &set, &file, tolerance, model)
+    run_and_compare(backend, &set, &file, tolerance, model)
 }
 
-fn compare_with<B: Backend>(
+fn run_and_compare<B: Backend>(
     backend: B,
     set: &Path,
     file: &Path,
@@ -135,7 +140,7 @@ fn compare_with<B: Backend>(
 
     let options = LoadOptions { dtype: tolerance.dtype, loras: plan.loras.clone(), ..LoadOptions::default() };
     let pipeline = Pipeline::load(backend, model, &options, &mut ()).map_err(|e| text(&e))?;
-    let mut recorder = Recorder::new(pipeline.backend(), tolerance.inside);
+    let mut recorder = Recorder::new(pipeline.backend(), tolerance.transformer_tensors);
     let images = pipeline.generate(&plan, &mut recorder).map_err(|e| text(&e))?;
 
     let mut compared = compare::tensors(&recorder, &dump, &tolerance)?;
@@ -143,40 +148,40 @@ fn compare_with<B: Backend>(
     if compared < 4 {
         return Err(format!("only {compared} tensors of the dump were compared"));
     }
-    let beside = beside_another(&pipeline, &plan, &other)?;
-    for made in [&images, &beside] {
-        if made.len() != plan.images {
-            return Err(format!("{} images were made, expected {}", made.len(), plan.images));
+    let batched = generate_batched(&pipeline, &plan, &other)?;
+    for outputs in [&images, &batched] {
+        if outputs.len() != plan.images {
+            return Err(format!("{} images generated, expected {}", outputs.len(), plan.images));
         }
     }
-    for generated in images.iter().chain(&beside) {
+    for generated in images.iter().chain(&batched) {
         let expected = case.image(file, generated.index);
-        compare::image(&generated.picture, &expected, &tolerance)?;
+        compare::image(&generated.image, &expected, &tolerance)?;
     }
     Ok(())
 }
 
-/// The plan's images, made at once with those of a plan that differs in its noise.
-fn beside_another<B: Backend>(
+/// Generates the plan's images in one batch with those of a plan that differs in its noise.
+fn generate_batched<B: Backend>(
     pipeline: &Pipeline<B>,
     plan: &Plan,
     other: &Plan,
-) -> Result<Vec<Generated>, String> {
+) -> Result<Vec<PipelineOutput>, String> {
     let mut images = Vec::new();
-    let mut ends = Vec::new();
-    let mut keep = |image: Unfinished<B>| {
+    let mut results = Vec::new();
+    let mut keep = |image: PendingOutput<B>| {
         images.push(image.finish(pipeline.backend(), plan)?);
         Ok(())
     };
     let members = &mut [
-        Member { plan, observer: &mut (), done: &mut keep },
-        Member { plan: other, observer: &mut (), done: &mut |_| Ok(()) },
+        BatchMember { plan, observer: &mut (), output: &mut keep },
+        BatchMember { plan: other, observer: &mut (), output: &mut |_| Ok(()) },
     ];
     let all = BatchLimit { images: usize::MAX, rows: Some(usize::MAX), memory: None };
-    pipeline.run(members, &all, &mut |_, end| ends.push(end));
-    if ends.len() != 2 {
-        return Err(format!("{} of 2 requests ended", ends.len()));
+    pipeline.run(members, &all, &mut |_, result| results.push(result));
+    if results.len() != 2 {
+        return Err(format!("{} of 2 requests ended", results.len()));
     }
-    ends.into_iter().collect::<Result<Vec<()>, _>>().map_err(|e| e.to_string())?;
+    results.into_iter().collect::<Result<Vec<()>, _>>().map_err(|e| e.to_string())?;
     Ok(images)
 }

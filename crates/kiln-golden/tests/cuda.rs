@@ -1,4 +1,4 @@
-//! The golden set on the CUDA backend; nothing where there is no GPU.
+//! The golden set on the CUDA backend; skipped without a GPU.
 
 use kiln_cuda::{CudaBackend, Graphs, Options};
 use kiln_golden::{Tolerance, trials};
@@ -17,7 +17,7 @@ fn main() {
     let second = backend.clone();
     let mut all = trials("cuda_f32", move || backend.clone(), Tolerance::F32);
     all.extend(trials("cuda_bf16", move || second.clone(), Tolerance::BF16));
-    let outside = Tolerance { inside: false, ..Tolerance::F32 };
+    let outside = Tolerance { transformer_tensors: false, ..Tolerance::F32 };
     all.extend(trials("cuda_replayed", move || replaying.clone(), outside));
     libtest_mimic::run(&args, all).exit();
 }

@@ -1,27 +1,28 @@
-//! LoRAs over a whole pipeline: every layout gives the same latents, and they come and go while the model stays loaded.
+//! LoRAs in a whole pipeline: every layout gives the same latents, and LoRAs can be switched while the model is loaded.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_cpu::{CpuBackend, Options as CpuOptions};
+use kiln_cpu::{CpuBackend, CpuOptions};
 use kiln_engine::pipeline::{LoadOptions, Pipeline};
 use kiln_engine::{LocalFiles, LoraRef, Model, Plan, PlannedLora, Request};
-use kiln_golden::{Checkpoint, in_tree};
+use kiln_golden::{Checkpoint, testdata};
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::{LinearForm, WeightSource, save};
+use kiln_weights::{LinearPrecision, WeightSource, save};
 
+/// The tiny klein and its temporary folder.
 struct Klein {
     _folder: Checkpoint,
     pipeline: Pipeline<CpuBackend>,
 }
 
 fn klein(options: &LoadOptions) -> Klein {
-    klein_under(options, &[])
+    klein_with(options, &[])
 }
 
-/// The model, loaded with these LoRAs.
-fn klein_under(options: &LoadOptions, loras: &[(&Path, f32)]) -> Klein {
-    let folder = Checkpoint::assemble(&in_tree(), "klein").unwrap();
+/// Loads the model with these LoRAs.
+fn klein_with(options: &LoadOptions, loras: &[(&Path, f32)]) -> Klein {
+    let folder = Checkpoint::assemble(&testdata(), "klein").unwrap();
     let backend = CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let model = Arc::new(Model::open(folder.path()).unwrap());
     let options = LoadOptions { loras: planned(&model, loras).unwrap(), ..options.clone() };
@@ -50,8 +51,8 @@ impl Klein {
         planned(self.pipeline.model(), loras)
     }
 
-    /// The latents under these LoRAs.
-    fn under(&mut self, loras: &[(&Path, f32)]) -> Vec<f32> {
+    /// Switches to these LoRAs and returns the latents.
+    fn latents_with(&mut self, loras: &[(&Path, f32)]) -> Vec<f32> {
         let loras = self.planned(loras).unwrap();
         let reports = self.pipeline.set_loras(&loras, false).unwrap();
         assert_eq!(reports.len(), loras.len());
@@ -68,10 +69,10 @@ impl Klein {
 }
 
 fn file(name: &str) -> PathBuf {
-    in_tree().join("tiny/lora").join(name)
+    testdata().join("tiny/lora").join(name)
 }
 
-/// The relative distance.
+/// The relative L2 distance.
 fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
@@ -79,22 +80,22 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 }
 
 type Tensors = Vec<(String, HostTensor)>;
-/// Writes a module's down and up in another layout.
-type Rewrite = fn(&str, HostTensor, HostTensor) -> Tensors;
+/// Converts a module's down and up matrix to another layout.
+type Convert = fn(&str, HostTensor, HostTensor) -> Tensors;
 
-fn plain(stem: String, down: HostTensor, up: HostTensor) -> Tensors {
+fn lora(stem: String, down: HostTensor, up: HostTensor) -> Tensors {
     vec![(format!("{stem}.lora_down.weight"), down), (format!("{stem}.lora_up.weight"), up)]
 }
 
-fn parts(module: &str, down: HostTensor, up: HostTensor) -> Tensors {
+fn split(module: &str, down: HostTensor, up: HostTensor) -> Tensors {
     let dim = down.shape().last();
     let cuts = match module {
         _ if module.ends_with(".qkv") => vec![0, dim, 2 * dim, 3 * dim],
         _ if module.ends_with(".linear1") => vec![0, dim, 2 * dim, 3 * dim, up.shape().rows()],
-        _ => return plain(format!("transformer.{module}"), down, up),
+        _ => return lora(format!("transformer.{module}"), down, up),
     };
     let part = |(i, cut): (usize, &[usize])| {
-        plain(format!("transformer.{module}.{i}"), down.clone(), up.rows(cut[0]..cut[1]).unwrap())
+        lora(format!("transformer.{module}.{i}"), down.clone(), up.rows(cut[0]..cut[1]).unwrap())
     };
     cuts.windows(2).enumerate().flat_map(part).collect()
 }
@@ -120,26 +121,27 @@ fn loha(stem: String, down: HostTensor, up: HostTensor) -> Tensors {
     ]
 }
 
-const REWRITES: [(&str, &str, Rewrite); 9] = [
-    ("bfl", "kohya", |m, down, up| plain(format!("lora_unet_{}", m.replace('.', "_")), down, up)),
-    ("bfl", "peft", |m, down, up| plain(format!("base_model.model.{m}"), down, up)),
-    ("bfl", "onetrainer", parts),
+/// Source file, layout and conversion.
+const LAYOUTS: [(&str, &str, Convert); 9] = [
+    ("bfl", "kohya", |m, down, up| lora(format!("lora_unet_{}", m.replace('.', "_")), down, up)),
+    ("bfl", "peft", |m, down, up| lora(format!("base_model.model.{m}"), down, up)),
+    ("bfl", "onetrainer", split),
     ("bfl", "lokr", |m, down, up| lokr(format!("diffusion_model.{m}"), down, up)),
     ("bfl", "loha", |m, down, up| loha(format!("diffusion_model.{m}"), down, up)),
-    ("diffusers", "flat", |m, down, up| plain(format!("lora_transformer_{}", m.replace('.', "_")), down, up)),
+    ("diffusers", "flat", |m, down, up| lora(format!("lora_transformer_{}", m.replace('.', "_")), down, up)),
     ("diffusers", "lycoris", |m, down, up| lokr(format!("lycoris_{}", m.replace('.', "_")), down, up)),
-    ("diffusers", "mixed", |m, down, up| plain(format!("diffusion_model.{m}"), down, up)),
-    ("diffusers", "bare", |m, down, up| plain(m.to_owned(), down, up)),
+    ("diffusers", "mixed", |m, down, up| lora(format!("diffusion_model.{m}"), down, up)),
+    ("diffusers", "bare", |m, down, up| lora(m.to_owned(), down, up)),
 ];
 
-fn rewritten(folder: &Path, from: &str, name: &str, rewrite: Rewrite) -> PathBuf {
+fn write_converted(folder: &Path, from: &str, name: &str, convert: Convert) -> PathBuf {
     let source = WeightSource::open(file(&format!("lora_{from}.safetensors"))).unwrap();
     let mut tensors = Vec::new();
     for key in source.names().filter(|key| key.ends_with(".lora_A.weight")) {
         let stem = key.strip_suffix(".lora_A.weight").unwrap();
         let module = stem.strip_prefix("transformer.").or(stem.strip_prefix("diffusion_model.")).unwrap();
         let up = source.tensor(&format!("{stem}.lora_B.weight")).unwrap();
-        tensors.extend(rewrite(module, source.tensor(key).unwrap(), up));
+        tensors.extend(convert(module, source.tensor(key).unwrap(), up));
     }
     let path = folder.join(format!("{name}.safetensors"));
     let tensors: Vec<(&str, HostTensor)> = tensors.iter().map(|(key, t)| (key.as_str(), t.clone())).collect();
@@ -152,87 +154,90 @@ fn every_layout_gives_the_same_latents() {
     let folder = tempfile::tempdir().unwrap();
     let mut klein = klein(&LoadOptions::default());
     let without = klein.latents();
-    let expected = klein.under(&[(&file("lora_diffusers.safetensors"), 1.0)]);
-    assert!(distance(&expected, &without) > 1e-2, "the LoRA changes too little to tell");
-    let found = klein.under(&[(&file("lora_bfl.safetensors"), 1.0)]);
+    let expected = klein.latents_with(&[(&file("lora_diffusers.safetensors"), 1.0)]);
+    assert!(distance(&expected, &without) > 1e-2, "the LoRA has too little effect");
+    let found = klein.latents_with(&[(&file("lora_bfl.safetensors"), 1.0)]);
     assert!(distance(&found, &expected) < 1e-5);
-    for (from, name, rewrite) in REWRITES {
-        let path = rewritten(folder.path(), from, name, rewrite);
-        let far = distance(&klein.under(&[(&path, 1.0)]), &expected);
-        assert!(far < 1e-5, "{name}: {far}");
+    for (from, name, convert) in LAYOUTS {
+        let path = write_converted(folder.path(), from, name, convert);
+        let error = distance(&klein.latents_with(&[(&path, 1.0)]), &expected);
+        assert!(error < 1e-5, "{name}: {error}");
     }
-    let doubled = klein.under(&[(&file("lora_diffusers_alpha8.safetensors"), 1.0)]);
-    let kohya = klein.under(&[(&file("lora_kohya_alpha8.safetensors"), 1.0)]);
+    let doubled = klein.latents_with(&[(&file("lora_diffusers_alpha8.safetensors"), 1.0)]);
+    let kohya = klein.latents_with(&[(&file("lora_kohya_alpha8.safetensors"), 1.0)]);
     assert!(distance(&kohya, &doubled) < 1e-5 && distance(&kohya, &expected) > 1e-2);
 }
 
 #[test]
-fn switching_gives_what_loading_gives_and_taking_off_what_was() {
+fn switching_equals_loading_and_removing_restores() {
     let folder = tempfile::tempdir().unwrap();
-    let lokr = rewritten(folder.path(), "bfl", "lokr", REWRITES[3].2);
-    let plain = file("lora_diffusers_alpha8.safetensors");
-    for (dtype, form) in [
-        (DType::F32, LinearForm::Float),
-        (DType::BF16, LinearForm::Float),
-        (DType::BF16, LinearForm::Int8 { threads: 2 }),
+    let lokr = write_converted(folder.path(), "bfl", "lokr", LAYOUTS[3].2);
+    let alpha8 = file("lora_diffusers_alpha8.safetensors");
+    for (dtype, precision) in [
+        (DType::F32, LinearPrecision::Float),
+        (DType::BF16, LinearPrecision::Float),
+        (DType::BF16, LinearPrecision::Int8 { threads: 2 }),
     ] {
-        let options = LoadOptions { dtype, form, ..LoadOptions::default() };
+        let options = LoadOptions { dtype, linear_precision: precision, ..LoadOptions::default() };
         let mut switched = klein(&options);
         let without = switched.latents();
         let sets: [&[(&Path, f32)]; 3] =
-            [&[(&plain, 0.5)], &[(&lokr, -1.0), (&plain, 0.25)], &[(&lokr, 1.0)]];
+            [&[(&alpha8, 0.5)], &[(&lokr, -1.0), (&alpha8, 0.25)], &[(&lokr, 1.0)]];
         for set in sets {
-            let loaded = klein_under(&options, set).latents();
-            assert!(switched.under(set) == loaded, "{dtype}, {form:?}: not the bits of a fresh start");
+            let loaded = klein_with(&options, set).latents();
+            assert!(
+                switched.latents_with(set) == loaded,
+                "{dtype}, {precision:?}: differs from a fresh load"
+            );
             assert!(distance(&loaded, &without) > 1e-3);
         }
-        assert!(switched.under(&[]) == without, "{dtype}, {form:?}: something stays");
+        assert!(switched.latents_with(&[]) == without, "{dtype}, {precision:?}: not restored");
     }
 }
 
 #[test]
-fn a_lora_that_is_refused_leaves_everything_as_it_was() {
+fn a_rejected_lora_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let lora = file("lora_diffusers.safetensors");
     let mut klein = klein(&LoadOptions::default());
-    let before = klein.under(&[(&lora, 1.0)]);
-    let stranger = folder.path().join("stranger.safetensors");
+    let before = klein.latents_with(&[(&lora, 1.0)]);
+    let unknown = folder.path().join("unknown.safetensors");
     let keys = [
         "transformer.transformer_blocks.77.attn.to_q.lora_A.weight",
         "transformer.transformer_blocks.77.attn.to_q.lora_B.weight",
     ];
     let tensors = [(keys[0], HostTensor::zeros([1, 128])), (keys[1], HostTensor::zeros([128, 1]))];
-    save::save(&stranger, &tensors, &Default::default()).unwrap();
+    save::save(&unknown, &tensors, &Default::default()).unwrap();
     let bfl = file("lora_bfl.safetensors");
-    let has = klein.planned(&[(&lora, 1.0)]).unwrap();
-    let wrong = klein.planned(&[(&bfl, 1.0), (&stranger, 1.0)]).unwrap();
+    let current = klein.planned(&[(&lora, 1.0)]).unwrap();
+    let wrong = klein.planned(&[(&bfl, 1.0), (&unknown, 1.0)]).unwrap();
     assert!(klein.pipeline.set_loras(&wrong, false).is_err());
-    assert_eq!(klein.pipeline.loras(), (&has[..], false));
+    assert_eq!(klein.pipeline.loras(), (&current[..], false));
     assert!(klein.latents() == before);
-    // One that isn't there is refused by the plan.
+    // The plan rejects a missing file.
     assert!(klein.planned(&[(&bfl, 1.0), (&folder.path().join("none.safetensors"), 1.0)]).is_err());
 }
 
 #[test]
-fn what_does_not_fit_may_be_left_out() {
+fn unmatched_layers_may_be_skipped() {
     let folder = tempfile::tempdir().unwrap();
-    // The layers of the first blocks under their own names, all others under numbers that the model doesn't have.
-    let partly: Rewrite = |m, down, up| {
-        plain(format!("diffusion_model.{}", m.replace("single_blocks.", "single_blocks.9")), down, up)
+    // The layers of the double blocks keep their names, the others get block numbers that the model does not have.
+    let partly: Convert = |m, down, up| {
+        lora(format!("diffusion_model.{}", m.replace("single_blocks.", "single_blocks.9")), down, up)
     };
-    let path = rewritten(folder.path(), "bfl", "partly", partly);
+    let path = write_converted(folder.path(), "bfl", "partly", partly);
     let mut klein = klein(&LoadOptions::default());
     let without = klein.latents();
     let loras = klein.planned(&[(&path, 1.0)]).unwrap();
-    let told = klein.pipeline.set_loras(&loras, false).unwrap_err().to_string();
-    assert!(told.contains("`diffusion_model.single_blocks.90.linear1`"), "{told}");
+    let error = klein.pipeline.set_loras(&loras, false).unwrap_err().to_string();
+    assert!(error.contains("`diffusion_model.single_blocks.90.linear1`"), "{error}");
     assert!(klein.latents() == without);
     let report = klein.pipeline.set_loras(&loras, true).unwrap().remove(0);
     assert!(report.matched > 0 && report.matched < report.total, "{report}");
     assert_eq!(report.unmatched.len(), report.total - report.matched);
     let switched = klein.latents();
     assert!(distance(&switched, &without) > 1e-3);
-    // Loaded with it, the same.
+    // The same when loaded with it.
     let options = LoadOptions { lora_partial: true, ..LoadOptions::default() };
-    assert!(klein_under(&options, &[(&path, 1.0)]).latents() == switched);
+    assert!(klein_with(&options, &[(&path, 1.0)]).latents() == switched);
 }

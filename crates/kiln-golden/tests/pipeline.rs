@@ -1,13 +1,13 @@
-//! What a model and a plan refuse, how a run stops, and that it repeats itself: on the repository's tiny checkpoints.
+//! The pipeline on the repository's tiny checkpoints: invalid models and requests, cancelling, and reproducibility.
 
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_cpu::{CpuBackend, Options as CpuOptions};
-use kiln_engine::pipeline::{Generated, LoadOptions, Pipeline};
-use kiln_engine::{Error, Event, LocalFiles, LoraRef, MissingPart, Model, Plan, Request, Variant};
-use kiln_golden::{Checkpoint, MadeUpInputs, in_tree};
+use kiln_cpu::{CpuBackend, CpuOptions};
+use kiln_engine::pipeline::{LoadOptions, Pipeline, PipelineOutput};
+use kiln_engine::{Error, Event, LocalFiles, LoraRef, MissingComponent, Model, Plan, Request, Variant};
+use kiln_golden::{Checkpoint, TestInputs, testdata};
 use kiln_model::Observer;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
@@ -15,7 +15,7 @@ use kiln_weights::WeightSource;
 use serde_json::{Value, json};
 
 fn checkpoint(name: &str) -> Checkpoint {
-    Checkpoint::assemble(&in_tree(), name).unwrap()
+    Checkpoint::assemble(&testdata(), name).unwrap()
 }
 
 fn backend(threads: usize) -> CpuBackend {
@@ -46,7 +46,7 @@ fn plan(pipeline: &Pipeline<CpuBackend>, request: &Request) -> Result<Plan, Erro
     Plan::new(pipeline.model(), request, &LocalFiles)
 }
 
-fn generate(pipeline: &Pipeline<CpuBackend>, request: &Request) -> Result<Vec<Generated>, Error> {
+fn generate(pipeline: &Pipeline<CpuBackend>, request: &Request) -> Result<Vec<PipelineOutput>, Error> {
     pipeline.generate(&plan(pipeline, request)?, &mut ())
 }
 
@@ -58,7 +58,7 @@ fn edit_json(file: &Path, edit: impl FnOnce(&mut Value)) {
     fs::write(file, value.to_string()).unwrap();
 }
 
-fn refusal(path: &Path) -> String {
+fn load_error(path: &Path) -> String {
     match load(path, &LoadOptions::default()) {
         Ok(_) => panic!("`{}` was accepted", path.display()),
         Err(e) => e.to_string(),
@@ -66,7 +66,7 @@ fn refusal(path: &Path) -> String {
 }
 
 #[test]
-fn variants_are_told_by_the_model_index() {
+fn the_model_index_decides_the_variant() {
     let expected = [
         ("klein", Variant::Distilled, 4, None),
         ("klein-base", Variant::Base, 50, Some(4.0)),
@@ -81,7 +81,7 @@ fn variants_are_told_by_the_model_index() {
 }
 
 #[test]
-fn a_text_encoder_of_another_size_is_named_before_anything_is_loaded() {
+fn a_text_encoder_of_the_wrong_size_is_an_error_before_loading() {
     let folder = checkpoint("klein");
     edit_json(&folder.path().join("text_encoder/config.json"), |c| c["hidden_size"] = json!(4096));
     let e = Model::open(folder.path()).unwrap_err().to_string();
@@ -89,12 +89,12 @@ fn a_text_encoder_of_another_size_is_named_before_anything_is_loaded() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_the_config_name_tensor_and_both_shapes() {
+fn shape_errors_name_the_tensor_and_both_shapes() {
     let folder = checkpoint("klein");
     edit_json(&folder.path().join("transformer/config.json"), |c| {
         c["num_attention_heads"] = json!(2);
     });
-    let e = refusal(folder.path());
+    let e = load_error(folder.path());
     assert!(e.contains("x_embedder.weight") && e.contains("[128, 128]") && e.contains("[256, 128]"), "{e}");
 }
 
@@ -102,12 +102,12 @@ fn shapes_that_do_not_fit_the_config_name_tensor_and_both_shapes() {
 fn a_missing_block_is_a_missing_tensor() {
     let folder = checkpoint("klein");
     edit_json(&folder.path().join("transformer/config.json"), |c| c["num_single_layers"] = json!(3));
-    let e = refusal(folder.path());
+    let e = load_error(folder.path());
     assert!(e.contains("single_transformer_blocks.2."), "{e}");
 }
 
 #[test]
-fn configurations_that_make_no_sense_are_refused() {
+fn invalid_configs_are_errors() {
     type Edit = fn(&mut Value);
     let edits: [(&str, Edit, &str); 14] = [
         ("transformer/config.json", |c| c["rope_theta"] = json!(0), "rope_theta"),
@@ -128,16 +128,16 @@ fn configurations_that_make_no_sense_are_refused() {
     for (file, edit, expected) in edits {
         let folder = checkpoint("klein");
         edit_json(&folder.path().join(file), edit);
-        let e = refusal(folder.path());
+        let e = load_error(folder.path());
         assert!(e.contains(expected), "{file}: {e}");
     }
 }
 
 #[test]
-fn a_folder_that_is_no_model_says_so() {
+fn a_folder_without_a_model_is_an_error() {
     let empty = tempfile::tempdir().unwrap();
-    assert!(refusal(empty.path()).contains("model_index.json"));
-    assert!(refusal(&empty.path().join("nowhere")).contains("no such folder"));
+    assert!(load_error(empty.path()).contains("model_index.json"));
+    assert!(load_error(&empty.path().join("nowhere")).contains("no such folder"));
 }
 
 #[test]
@@ -151,14 +151,14 @@ fn a_folder_without_tokenizer_uses_the_built_in_one() {
 }
 
 #[test]
-fn a_folder_without_vae_asks_for_one() {
+fn a_model_without_vae_needs_one() {
     let folder = checkpoint("klein");
     fs::remove_dir_all(folder.path().join("vae")).unwrap();
-    assert!(refusal(folder.path()).contains("vae"));
+    assert!(load_error(folder.path()).contains("vae"));
     let model = Arc::new(Model::open(folder.path()).unwrap());
-    let refused = Plan::new(&model, &small("a cat"), &LocalFiles).unwrap_err();
-    assert!(matches!(refused, Error::MissingPart { part: MissingPart::Vae, .. }), "{refused:?}");
-    let vae = in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors");
+    let error = Plan::new(&model, &small("a cat"), &LocalFiles).unwrap_err();
+    assert!(matches!(error, Error::MissingComponent { component: MissingComponent::Vae, .. }), "{error:?}");
+    let vae = testdata().join("tiny/klein/vae/diffusion_pytorch_model.safetensors");
     let request = Request { vae: Some(vae.into()), ..small("a cat") };
     let plan = Plan::new(&model, &request, &LocalFiles).unwrap();
     let options = LoadOptions { vae: plan.vae.clone(), ..LoadOptions::default() };
@@ -167,19 +167,19 @@ fn a_folder_without_vae_asks_for_one() {
 }
 
 #[test]
-fn a_vae_without_config_is_read_off_its_tensors() {
+fn the_config_of_a_vae_is_inferred_from_its_tensors() {
     let (folder, pipeline) = klein();
     let expected = generate(&pipeline, &small("a cat")).unwrap();
     let alone = tempfile::tempdir().unwrap();
     let file = alone.path().join("vae.safetensors");
-    fs::copy(in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors"), &file).unwrap();
+    fs::copy(testdata().join("tiny/klein/vae/diffusion_pytorch_model.safetensors"), &file).unwrap();
     let request = Request { vae: Some(file.into()), ..small("a cat") };
-    // Asked for when the model is loaded, or later.
+    // Given when the model is loaded, or later.
     let plan = plan(&pipeline, &request).unwrap();
     let options = LoadOptions { vae: plan.vae.clone(), ..LoadOptions::default() };
     let other = load(folder.path(), &options).unwrap();
     for pipeline in [&pipeline, &other] {
-        assert_eq!(pipeline.generate(&plan, &mut ()).unwrap()[0].picture, expected[0].picture);
+        assert_eq!(pipeline.generate(&plan, &mut ()).unwrap()[0].image, expected[0].image);
     }
 }
 
@@ -188,13 +188,13 @@ fn the_same_request_gives_the_same_bytes_on_any_number_of_threads() {
     let folder = checkpoint("klein");
     let model = Arc::new(Model::open(folder.path()).unwrap());
     let plan = Plan::new(&model, &small("a cat"), &LocalFiles).unwrap();
-    let make = |threads| {
+    let generate = |threads| {
         let pipeline = Pipeline::load(backend(threads), &model, &LoadOptions::default(), &mut ()).unwrap();
         pipeline.generate(&plan, &mut ()).unwrap().remove(0)
     };
-    let (one, three) = (make(1), make(3));
+    let (one, three) = (generate(1), generate(3));
     assert_eq!(one.latents, three.latents);
-    assert_eq!(one.picture, three.picture);
+    assert_eq!(one.image, three.image);
 }
 
 struct StopAtBlock;
@@ -217,10 +217,10 @@ fn an_observer_stops_a_run_within_a_step() {
 }
 
 #[test]
-fn requests_that_can_not_be_served_are_refused() {
+fn invalid_requests_are_errors() {
     let folder = checkpoint("klein");
     let model = Arc::new(Model::open(folder.path()).unwrap());
-    let mut inputs = MadeUpInputs::new();
+    let mut inputs = TestInputs::new();
     let narrow = inputs.add_tensors("narrow", &[("prompt_embeds", HostTensor::zeros([4, 7]))]);
     let negatives = |n: usize| vec!["a dog".to_owned(); n];
     let bad = [
@@ -241,28 +241,28 @@ fn requests_that_can_not_be_served_are_refused() {
     ];
     for (request, expected) in bad {
         match Plan::new(&model, &request, &inputs) {
-            Ok(_) => panic!("accepted, expected a word about {expected}"),
-            Err(e) => assert!(e.to_string().contains(expected) && e.is_requests_fault(), "{e}"),
+            Ok(_) => panic!("accepted, expected an error about {expected}"),
+            Err(e) => assert!(e.to_string().contains(expected) && e.is_invalid_request(), "{e}"),
         }
     }
 }
 
 #[test]
-fn numbers_that_are_none_are_refused_wherever_they_come_from() {
+fn nan_and_overflow_are_errors_wherever_they_come_from() {
     let (_folder, mut pipeline) = klein();
-    let mut inputs = MadeUpInputs::new();
-    let broken = |shape: &[usize]| {
+    let mut inputs = TestInputs::new();
+    let nans = |shape: &[usize]| {
         let count = shape.iter().product();
         HostTensor::from_f32(shape, vec![f32::NAN; count]).unwrap()
     };
-    let noise = Some(inputs.add_tensors("noise", &[("noise", broken(&[1, 128, 3, 4]))]));
+    let noise = Some(inputs.add_tensors("noise", &[("noise", nans(&[1, 128, 3, 4]))]));
     let e = plan(&pipeline, &Request { noise, ..small("x") }).unwrap_err().to_string();
     assert!(e.contains("noise") && e.contains("NaN"), "{e}");
-    let embeds = Some(inputs.add_tensors("text", &[("prompt_embeds", broken(&[4, 48]))]));
+    let embeds = Some(inputs.add_tensors("text", &[("prompt_embeds", nans(&[4, 48]))]));
     let e = plan(&pipeline, &Request { prompts: Vec::new(), embeds, ..small("") }).unwrap_err().to_string();
     assert!(e.contains("embedding"), "{e}");
 
-    let path = in_tree().join("tiny/lora/lora_diffusers.safetensors");
+    let path = testdata().join("tiny/lora/lora_diffusers.safetensors");
     let loras = vec![LoraRef { path, weight: 1e38, sha256: None }];
     let plan = plan(&pipeline, &Request { loras, ..small("x") }).unwrap();
     pipeline.set_loras(&plan.loras, false).unwrap();
@@ -270,43 +270,43 @@ fn numbers_that_are_none_are_refused_wherever_they_come_from() {
     assert!(e.contains("transformer"), "{e}");
 }
 
-/// A reference whose latents are no numbers is found when the first image is finished, and named.
+/// A reference image whose latents are NaN is an error when the first image is finished.
 #[test]
-fn a_reference_that_the_autoencoder_spoils_is_named() {
+fn nan_latents_of_a_reference_image_are_an_error() {
     let folder = checkpoint("klein");
     let file = folder.path().join("vae/diffusion_pytorch_model.safetensors");
     let tensors: Vec<(String, HostTensor)> = {
         let source = WeightSource::open(&file).unwrap();
-        let spoilt = |name: &str| {
+        let with_nan = |name: &str| {
             let tensor = source.tensor(name).unwrap();
             let shape = tensor.shape().dims().to_vec();
             let nan = || HostTensor::from_f32(shape.clone(), vec![f32::NAN; shape.iter().product()]).unwrap();
             (name.to_owned(), if name == "encoder.conv_in.bias" { nan() } else { tensor })
         };
-        source.names().map(spoilt).collect()
+        source.names().map(with_nan).collect()
     };
     assert!(tensors.iter().any(|(name, _)| name == "encoder.conv_in.bias"));
     let tensors: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t.clone())).collect();
-    let spoilt = folder.path().join("spoilt.safetensors");
-    kiln_weights::save::save(&spoilt, &tensors, &Default::default()).unwrap();
-    fs::rename(&spoilt, &file).unwrap();
+    let broken = folder.path().join("broken.safetensors");
+    kiln_weights::save::save(&broken, &tensors, &Default::default()).unwrap();
+    fs::rename(&broken, &file).unwrap();
     let pipeline = load(folder.path(), &LoadOptions::default()).unwrap();
     assert_eq!(generate(&pipeline, &small("a cat")).unwrap().len(), 1);
-    let reference = in_tree().join("reference/inputs/inpaint_100x72.png");
+    let reference = testdata().join("reference/inputs/inpaint_100x72.png");
     let request = Request { references: vec![reference.into()], ..small("a cat") };
     let e = generate(&pipeline, &request).unwrap_err().to_string();
     assert!(e.contains("the autoencoder's latent"), "{e}");
 }
 
 #[test]
-fn an_absurd_size_is_refused_with_the_memory_it_would_need() {
+fn a_huge_size_is_an_error_with_the_memory_it_needs() {
     let folder = checkpoint("klein");
     let model = Arc::new(Model::open(folder.path()).unwrap());
     let request = Request { width: Some(65536), height: Some(65536), ..small("x") };
     let plan = Plan::new(&model, &request, &LocalFiles).unwrap();
-    let refused = plan.check_memory(DType::F32, Some(1 << 30)).unwrap_err();
-    assert!(matches!(refused, Error::Memory { any_size: false, .. }), "{refused:?}");
-    let e = refused.to_string();
+    let error = plan.check_memory(DType::F32, Some(1 << 30)).unwrap_err();
+    assert!(matches!(error, Error::Memory { any_size: false, .. }), "{error:?}");
+    let e = error.to_string();
     assert!(e.contains("65536×65536") && e.contains("GiB"), "{e}");
     assert!(plan.check_memory(DType::F32, None).is_ok());
     let plan = Plan::new(&model, &small("x"), &LocalFiles).unwrap();
@@ -314,11 +314,11 @@ fn an_absurd_size_is_refused_with_the_memory_it_would_need() {
 }
 
 #[test]
-fn a_dev_model_without_embeddings_asks_for_them() {
+fn a_dev_model_needs_text_embeddings() {
     let folder = checkpoint("dev");
     let pipeline = load(folder.path(), &LoadOptions::default()).unwrap();
     let e = plan(&pipeline, &small("a cat")).unwrap_err();
-    assert!(matches!(e, Error::MissingPart { part: MissingPart::TextEncoder, .. }), "{e:?}");
+    assert!(matches!(e, Error::MissingComponent { component: MissingComponent::TextEncoder, .. }), "{e:?}");
 }
 
 #[test]
@@ -340,15 +340,15 @@ fn options_without_effect_are_noted() {
     for expected in ["guidance", "negative", "70 is rounded down to 64"] {
         assert!(notes.contains(expected), "{notes}");
     }
-    let mut told = Notes(Vec::new());
-    pipeline.generate(&plan, &mut told).unwrap();
-    assert_eq!(told.0, plan.notes);
+    let mut notes = Notes(Vec::new());
+    pipeline.generate(&plan, &mut notes).unwrap();
+    assert_eq!(notes.0, plan.notes);
 }
 
 #[test]
-fn a_little_strength_stays_nearer_to_the_image_than_much() {
+fn less_strength_stays_closer_to_the_initial_image() {
     let (_folder, pipeline) = klein();
-    let init = in_tree().join("reference/inputs/inpaint_100x72.png");
+    let init = testdata().join("reference/inputs/inpaint_100x72.png");
     let vary = |strength| {
         let request = Request {
             init: Some(init.clone().into()),
@@ -358,9 +358,9 @@ fn a_little_strength_stays_nearer_to_the_image_than_much() {
             steps: Some(10),
             ..small("a cat")
         };
-        let made = generate(&pipeline, &request).unwrap().remove(0);
-        assert_eq!((made.picture.width(), made.picture.height()), (96, 64));
-        made.latents
+        let output = generate(&pipeline, &request).unwrap().remove(0);
+        assert_eq!((output.image.width(), output.image.height()), (96, 64));
+        output.latents
     };
     let distance = |a: &HostTensor, b: &HostTensor| {
         let (a, b) = (a.to_f32().unwrap(), b.to_f32().unwrap());
@@ -377,7 +377,7 @@ fn bf16_noise_is_the_rounded_f32_noise() {
     let pipeline = load(folder.path(), &options).unwrap();
     struct Noise<'a>(&'a CpuBackend, Option<HostTensor>);
     impl Observer<CpuBackend> for Noise<'_> {
-        fn see(&mut self, name: &str, x: &<CpuBackend as Backend>::Tensor) -> kiln_model::Result<()> {
+        fn inspect(&mut self, name: &str, x: &<CpuBackend as Backend>::Tensor) -> kiln_model::Result<()> {
             if name == "noise" {
                 self.1 = Some(self.0.download(x)?);
             }
@@ -390,59 +390,59 @@ fn bf16_noise_is_the_rounded_f32_noise() {
     assert_eq!(noise.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap(), noise);
 }
 
-/// In one file, with a size of its own.
-fn pack(folder: &Checkpoint, file: &Path, own: &[(&str, &str)]) {
-    folder.pack(file, &[&[("default_size", "48")], own].concat()).unwrap();
+/// Writes a single-file model with its own default size and metadata.
+fn write_single_file(folder: &Checkpoint, file: &Path, metadata: &[(&str, &str)]) {
+    folder.write_single_file(file, &[&[("default_size", "48")], metadata].concat()).unwrap();
 }
 
 #[test]
-fn a_packed_model_gives_its_folders_image() {
+fn a_single_file_model_gives_the_same_image_as_its_folder() {
     let (folder, pipeline) = klein();
     let file = folder.path().join("klein.safetensors");
-    pack(&folder, &file, &[]);
-    let packed = load(&file, &LoadOptions::default()).unwrap();
-    let image = |p: &Pipeline<CpuBackend>| generate(p, &small("a cat")).unwrap().remove(0).picture;
-    assert_eq!(image(&packed), image(&pipeline));
+    write_single_file(&folder, &file, &[]);
+    let single_file = load(&file, &LoadOptions::default()).unwrap();
+    let image = |p: &Pipeline<CpuBackend>| generate(p, &small("a cat")).unwrap().remove(0).image;
+    assert_eq!(image(&single_file), image(&pipeline));
     let fingerprint = |p: &Pipeline<CpuBackend>| p.model().transformer.fingerprint().unwrap().to_owned();
-    assert_eq!(fingerprint(&packed), fingerprint(&pipeline));
-    let plan = plan(&packed, &Request { width: None, height: None, ..small("a cat") }).unwrap();
+    assert_eq!(fingerprint(&single_file), fingerprint(&pipeline));
+    let plan = plan(&single_file, &Request { width: None, height: None, ..small("a cat") }).unwrap();
     assert_eq!((plan.width, plan.height), (48, 48));
 }
 
 #[test]
-fn a_packed_model_says_how_it_wants_to_be_used() {
+fn a_single_file_model_has_its_own_defaults() {
     let folder = checkpoint("klein");
     let file = folder.path().join("klein.safetensors");
     let own = [("default_steps", "24"), ("default_guidance", "2.5")];
     let planned = |own: &[(&str, &str)], request: &Request| {
-        pack(&folder, &file, own);
+        write_single_file(&folder, &file, own);
         let plan = Plan::new(&Arc::new(Model::open(&file).unwrap()), request, &LocalFiles).unwrap();
         (plan.steps, plan.guidance)
     };
     let plain = Request { steps: None, ..small("a cat") };
-    // Distilled: its steps are its own, and there is still no guidance.
+    // Distilled: its own steps, but still no guidance.
     assert_eq!(planned(&own, &plain), (24, None));
     edit_json(&folder.path().join("model_index.json"), |index| index["is_distilled"] = json!(false));
     assert_eq!(planned(&[], &plain), (50, Some(4.0)));
     assert_eq!(planned(&own, &plain), (24, Some(2.5)));
-    let asked = Request { steps: Some(3), guidance: Some(3.0), ..small("a cat") };
-    assert_eq!(planned(&own, &asked), (3, Some(3.0)));
+    let explicit = Request { steps: Some(3), guidance: Some(3.0), ..small("a cat") };
+    assert_eq!(planned(&own, &explicit), (3, Some(3.0)));
 }
 
 #[test]
-fn defaults_that_make_no_sense_are_refused() {
+fn invalid_defaults_are_errors() {
     let folder = checkpoint("klein");
     let file = folder.path().join("klein.safetensors");
     for own in [("default_steps", "-4"), ("default_guidance", "-1"), ("default_guidance", "much")] {
-        pack(&folder, &file, &[own]);
-        let told = load(&file, &LoadOptions::default()).err().unwrap().to_string();
-        assert!(told.contains(own.0), "{told}");
+        write_single_file(&folder, &file, &[own]);
+        let error = load(&file, &LoadOptions::default()).err().unwrap().to_string();
+        assert!(error.contains(own.0), "{error}");
     }
 }
 
-/// Numbers in configurations are foreign input: whatever they are, no panic.
+/// Configs are untrusted input.
 #[test]
-fn no_number_in_a_configuration_makes_a_panic() {
+fn no_number_in_a_config_causes_a_panic() {
     let numbers = [
         json!(0),
         json!(1),
@@ -475,17 +475,17 @@ fn no_number_in_a_configuration_makes_a_panic() {
 }
 
 #[test]
-fn a_file_without_a_transformer_says_what_it_has() {
-    let e = refusal(&in_tree().join("tiny/klein/vae/diffusion_pytorch_model.safetensors"));
+fn a_file_without_a_transformer_is_an_error_that_names_its_component() {
+    let e = load_error(&testdata().join("tiny/klein/vae/diffusion_pytorch_model.safetensors"));
     assert!(e.contains("holds no FLUX.2 transformer: it has a VAE"), "{e}");
 }
 
 #[test]
-fn references_beyond_the_models_positions_are_refused_with_their_count() {
+fn too_many_reference_images_are_an_error_with_their_count() {
     let folder = checkpoint("klein");
     let model = Arc::new(Model::open(folder.path()).unwrap());
-    let mut inputs = MadeUpInputs::new();
-    let one = inputs.add_image("one", kiln_image::Picture::black(1024, 1024));
+    let mut inputs = TestInputs::new();
+    let one = inputs.add_image("one", kiln_image::RgbImage::black(1024, 1024));
     let plan = |count: usize| {
         let references = vec![one.clone(); count];
         Plan::new(&model, &Request { references, ..small("a cat") }, &inputs)
@@ -493,8 +493,8 @@ fn references_beyond_the_models_positions_are_refused_with_their_count() {
     assert!(plan(3).unwrap().notes.is_empty());
     let notes = plan(4).unwrap().notes.join("\n");
     assert!(notes.contains("4 references take 16384 tokens: a step costs "), "{notes}");
-    let refused = plan(13).unwrap_err().to_string();
+    let error = plan(13).unwrap_err().to_string();
     for expected in ["13 reference images take 53248 tokens", "52000 positions"] {
-        assert!(refused.contains(expected), "{refused}");
+        assert!(error.contains(expected), "{error}");
     }
 }

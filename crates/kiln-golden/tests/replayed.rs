@@ -1,12 +1,12 @@
-//! Whole images on the CUDA backend: with steps that are replayed they are the same to the last bit, and everybody is told
-//! of as many blocks. Nothing where there is no GPU.
+//! CUDA graphs in a whole pipeline: images of replayed steps are bit-identical, and observers get the same events. Skipped
+//! without a GPU.
 
 use std::sync::Arc;
 
 use kiln_cuda::{CudaBackend, Graphs, Options as CudaOptions};
 use kiln_engine::pipeline::{LoadOptions, Pipeline};
 use kiln_engine::{Event, LocalFiles, LoraRef, Model, Plan, Request};
-use kiln_golden::{Checkpoint, in_tree};
+use kiln_golden::{Checkpoint, testdata};
 use kiln_model::Observer;
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
@@ -16,22 +16,22 @@ struct Klein {
     pipeline: Pipeline<CudaBackend>,
 }
 
-/// The model, or `None` with a word about it.
+/// Loads the model; `None`, with a message, without a GPU.
 fn klein(graphs: Graphs, dtype: DType) -> Option<Klein> {
     let options = CudaOptions { graphs, ..CudaOptions::default() };
     let backend = CudaBackend::new(&options).map_err(|e| println!("skipped: {e}")).ok()?;
-    let folder = Checkpoint::assemble(&in_tree(), "klein").unwrap();
+    let folder = Checkpoint::assemble(&testdata(), "klein").unwrap();
     let model = Arc::new(Model::open(folder.path()).unwrap());
     let options = LoadOptions { dtype, ..LoadOptions::default() };
     let pipeline = Pipeline::load(backend, &model, &options, &mut ()).unwrap();
     Some(Klein { _folder: folder, pipeline })
 }
 
-/// Counts blocks.
+/// Counts the blocks of each step.
 #[derive(Default)]
-struct Blocks(Vec<usize>);
+struct BlockCounter(Vec<usize>);
 
-impl<B: Backend> Observer<B> for Blocks {
+impl<B: Backend> Observer<B> for BlockCounter {
     fn event(&mut self, event: Event) -> kiln_model::Result<()> {
         match event {
             Event::StepStarted { .. } => self.0.push(0),
@@ -41,7 +41,7 @@ impl<B: Backend> Observer<B> for Blocks {
         Ok(())
     }
 
-    fn looks_inside(&self) -> bool {
+    fn wants_tensors(&self) -> bool {
         false
     }
 }
@@ -59,47 +59,47 @@ impl Klein {
         Plan::new(self.pipeline.model(), &request, &LocalFiles).unwrap()
     }
 
-    /// The latents of an image, and the blocks of each step.
+    /// Generates an image. Returns its latents and the number of blocks of each step.
     fn generate(&self, prompt: &str) -> (HostTensor, Vec<usize>) {
-        let mut blocks = Blocks::default();
+        let mut blocks = BlockCounter::default();
         let images = self.pipeline.generate(&self.plan(prompt, Vec::new()), &mut blocks).unwrap();
         (images[0].latents.clone(), blocks.0)
     }
 }
 
 #[test]
-fn an_image_of_replayed_steps_is_the_same_to_the_last_bit() {
+fn images_of_replayed_steps_are_bit_identical() {
     for dtype in [DType::BF16, DType::F32] {
-        let Some(usual) = klein(Graphs::Never, dtype) else { return };
+        let Some(direct) = klein(Graphs::Never, dtype) else { return };
         let Some(replaying) = klein(Graphs::Always, dtype) else { return };
         for prompt in ["fox", "a house by the sea"] {
-            let (expected, blocks) = usual.generate(prompt);
+            let (expected, blocks) = direct.generate(prompt);
             assert!(blocks.len() == 4 && blocks[0] > 0);
-            let (latents, told) = replaying.generate(prompt);
+            let (latents, replayed_blocks) = replaying.generate(prompt);
             assert!(latents == expected, "{dtype}, {prompt}");
-            assert_eq!(told, blocks);
+            assert_eq!(replayed_blocks, blocks);
         }
-        // All steps but the very first.
-        assert_eq!(replaying.pipeline.backend().replayed(), 7);
-        assert_eq!(usual.pipeline.backend().replayed(), 0);
+        // All steps except the first of the first image.
+        assert_eq!(replaying.pipeline.backend().graph_replays(), 7);
+        assert_eq!(direct.pipeline.backend().graph_replays(), 0);
     }
 }
 
 #[test]
-fn other_loras_are_never_replayed_as_those_before() {
-    let lora = in_tree().join("tiny/lora/lora_diffusers.safetensors");
-    let Some(mut usual) = klein(Graphs::Never, DType::BF16) else { return };
+fn graphs_are_not_replayed_after_switching_loras() {
+    let lora = testdata().join("tiny/lora/lora_diffusers.safetensors");
+    let Some(mut direct) = klein(Graphs::Never, DType::BF16) else { return };
     let Some(mut replaying) = klein(Graphs::Always, DType::BF16) else { return };
     let mut seen: Vec<HostTensor> = Vec::new();
     let lora = |weight| LoraRef { path: lora.clone(), weight, sha256: None };
     for loras in [vec![], vec![lora(1.0)], vec![lora(0.3)]] {
-        let loras = usual.plan("fox", loras).loras;
-        usual.pipeline.set_loras(&loras, false).unwrap();
+        let loras = direct.plan("fox", loras).loras;
+        direct.pipeline.set_loras(&loras, false).unwrap();
         replaying.pipeline.set_loras(&loras, false).unwrap();
         let latents = replaying.generate("fox").0;
-        assert!(latents == usual.generate("fox").0);
-        assert!(!seen.contains(&latents), "a LoRA without an effect shows nothing");
+        assert!(latents == direct.generate("fox").0);
+        assert!(!seen.contains(&latents), "the LoRA has no effect");
         seen.push(latents);
     }
-    assert_eq!(replaying.pipeline.backend().replayed(), 3 * 3);
+    assert_eq!(replaying.pipeline.backend().graph_replays(), 3 * 3);
 }

@@ -1,4 +1,4 @@
-//! TAEF2 against torch: a random one that is made from a recipe, and the real one where the larger golden set is given.
+//! TAEF2 against torch: with random weights from a recipe, and with the real ones if `KILN_GOLDEN` has them.
 
 use std::path::Path;
 
@@ -12,11 +12,12 @@ use serde::Deserialize;
 
 #[derive(Deserialize)]
 struct Recipe {
-    tensors: Vec<Drawn>,
+    tensors: Vec<RandomTensor>,
 }
 
+/// A tensor of random f16 values.
 #[derive(Deserialize)]
-struct Drawn {
+struct RandomTensor {
     name: String,
     shape: Vec<usize>,
     mean: f32,
@@ -24,7 +25,7 @@ struct Drawn {
     seed: u64,
 }
 
-impl Drawn {
+impl RandomTensor {
     fn tensor(&self) -> HostTensor {
         let count = self.shape.iter().product();
         let values = TorchCpu::new(self.seed).randn(count).into_iter();
@@ -34,9 +35,9 @@ impl Drawn {
     }
 }
 
-/// The random model's file, with its tensors named by `rename`.
+/// Writes the random model to a file, with its tensors renamed by `rename`.
 fn write_random(file: &Path, rename: impl Fn(&str) -> String) {
-    let recipe = std::fs::read(kiln_golden::in_tree().join("taef2/recipe.json")).unwrap();
+    let recipe = std::fs::read(kiln_golden::testdata().join("taef2/recipe.json")).unwrap();
     let recipe: Recipe = serde_json::from_slice(&recipe).unwrap();
     let names: Vec<String> = recipe.tensors.iter().map(|t| rename(&t.name)).collect();
     let tensors: Vec<(&str, HostTensor)> =
@@ -45,14 +46,14 @@ fn write_random(file: &Path, rename: impl Fn(&str) -> String) {
 }
 
 /// `encoder.N` as `encoder.layers.N`, `decoder.N` as `decoder.layers.(N - 1)`.
-fn layered(name: &str) -> String {
+fn with_layers(name: &str) -> String {
     let mut parts = name.splitn(3, '.');
     let (half, index) = (parts.next().unwrap(), parts.next().unwrap().parse::<usize>().unwrap());
     let rest = parts.next().unwrap();
     format!("{half}.layers.{}.{rest}", if half == "decoder" { index - 1 } else { index })
 }
 
-/// One of a dump's tensors, `[1, c, h, w]` as `[h, w, c]`.
+/// A dumped tensor `[1, c, h, w]` as `[h, w, c]`.
 fn channels_last(dump: &WeightSource, name: &str) -> HostTensor {
     let x = dump.tensor(name).unwrap();
     let dims = x.shape().dims().to_vec();
@@ -62,7 +63,7 @@ fn channels_last(dump: &WeightSource, name: &str) -> HostTensor {
     HostTensor::from_f32([dims[2], dims[3], channels], last).unwrap()
 }
 
-fn relative(ours: &HostTensor, expected: &HostTensor) -> f64 {
+fn relative_error(ours: &HostTensor, expected: &HostTensor) -> f64 {
     let (a, b) = (ours.to_f32().unwrap(), expected.to_f32().unwrap());
     assert_eq!(a.len(), b.len());
     let sum = |f: &dyn Fn(f64, f64) -> f64| {
@@ -71,37 +72,37 @@ fn relative(ours: &HostTensor, expected: &HostTensor) -> f64 {
     sum(&|x, y| (x - y).powi(2)) / sum(&|_, y| y * y)
 }
 
-/// Encodes `picture` and decodes `latents`, and compares both.
-fn check(weights: &Path, dump: &WeightSource, [picture, encoded, latents, decoded]: [&str; 4]) {
+/// Encodes `image` and decodes `latents`, and compares both results.
+fn check(weights: &Path, dump: &WeightSource, [image, encoded, latents, decoded]: [&str; 4]) {
     let b = CpuBackend::new(Default::default()).unwrap();
     let source = WeightSource::open(weights).unwrap();
-    assert!(Taef2::<CpuBackend>::recognise(&source.root()));
+    assert!(Taef2::<CpuBackend>::matches(&source.root()));
     let taef2 = Taef2::load(&b, &source.root(), DType::F32).unwrap();
     let upload = |name: &str| b.upload(&channels_last(dump, name), DType::F32).unwrap();
 
-    let ours = b.download(&taef2.encode(&b, upload(picture), &mut ()).unwrap()).unwrap();
-    let error = relative(&ours, &channels_last(dump, encoded));
+    let ours = b.download(&taef2.encode(&b, upload(image), &mut ()).unwrap()).unwrap();
+    let error = relative_error(&ours, &channels_last(dump, encoded));
     assert!(error < 1e-5, "encode: {error:e}");
 
     let ours = b.download(&taef2.decode(&b, upload(latents), &mut ()).unwrap()).unwrap();
-    let error = relative(&ours, &channels_last(dump, decoded));
+    let error = relative_error(&ours, &channels_last(dump, decoded));
     assert!(error < 1e-5, "decode: {error:e}");
 }
 
 #[test]
-fn both_ways_of_numbering_the_layers_give_torchs_answers() {
+fn both_layer_namings_equal_torch() {
     let folder = tempfile::tempdir().unwrap();
-    let dump = WeightSource::open(kiln_golden::in_tree().join("taef2/reference.safetensors")).unwrap();
+    let dump = WeightSource::open(kiln_golden::testdata().join("taef2/reference.safetensors")).unwrap();
     let names = ["picture", "encoded", "latents", "decoded"];
     write_random(&folder.path().join("numbered.safetensors"), str::to_owned);
     check(&folder.path().join("numbered.safetensors"), &dump, names);
-    write_random(&folder.path().join("layered.safetensors"), layered);
+    write_random(&folder.path().join("layered.safetensors"), with_layers);
     check(&folder.path().join("layered.safetensors"), &dump, names);
 }
 
 /// TAEF2's own weights are not part of the repository.
 #[test]
-fn the_real_weights_give_torchs_answers() {
+fn the_real_weights_equal_torch() {
     let set = std::env::var_os("KILN_GOLDEN").map(|set| Path::new(&set).join("taef2"));
     let Some(folder) = set.filter(|folder| folder.join("taef2.safetensors").is_file()) else {
         println!("skipped: KILN_GOLDEN names no folder with taef2/taef2.safetensors");

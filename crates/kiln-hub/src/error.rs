@@ -1,117 +1,117 @@
+//! Errors of downloading, finding and removing models.
+
 use std::io;
 use std::path::PathBuf;
 
 use crate::client::RemoteFile;
 
-/// Why a model can't be fetched, found or removed.
+/// A model that can't be downloaded, found or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Not a name of a repository.
-    #[error("`{name}` is no name of a model: {reason}")]
-    Name {
-        /// What was given.
+    /// Not the name of a repository.
+    #[error("`{name}` is not a model name: {reason}")]
+    InvalidName {
+        /// The given name.
         name: String,
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// There is nowhere to put models.
-    #[error("there is no home folder, and neither HF_HOME nor HF_HUB_CACHE says where models are kept")]
+    /// No folder for the cache.
+    #[error("no home folder found, and neither HF_HOME nor HF_HUB_CACHE is set")]
     NoCache,
-    /// The hub asks who is there.
-    #[error(
-        "`{repo}` is not to be had without a token: it is gated, private, or does not exist (status {status})"
-    )]
+    /// The hub requires a token, or does not accept the given one.
+    #[error("`{repo}` requires an access token: it is gated, private, or does not exist (status {status})")]
     Unauthorised {
         /// The repository.
         repo: String,
-        /// What the hub answered.
+        /// The hub's status code.
         status: u16,
     },
-    /// The hub knows who is there, and that is not enough.
-    #[error("the token gives no access to `{repo}`: it is gated, and its terms have not been accepted")]
+    /// The token is valid, but has no access.
+    #[error("the token has no access to `{repo}`: it is gated, and its terms have not been accepted")]
     Gated {
         /// The repository.
         repo: String,
-        /// Where they can be.
+        /// The page where the terms can be accepted.
         page: String,
     },
     /// No such repository, revision or file.
     #[error("the hub has no {what}")]
     NotFound {
-        /// What it has not.
+        /// What is missing.
         what: String,
     },
-    /// An answer that makes no sense.
+    /// An unexpected response.
     #[error("the hub answered {what} for `{url}`")]
-    Answer {
-        /// What it answered.
+    BadResponse {
+        /// The response.
         what: String,
-        /// What was asked.
+        /// The requested address.
         url: String,
     },
-    /// No connection, or one that breaks time and again.
-    #[error("can't fetch `{url}`: {reason}")]
+    /// No connection, or one that keeps breaking.
+    #[error("can't download `{url}`: {reason}")]
     Connection {
-        /// What was asked.
+        /// The requested address.
         url: String,
         /// What went wrong.
         reason: String,
     },
-    /// A file name that would leave the folder, or that no system should be given.
-    #[error("`{repo}` has a file with the name {file:?}, which is not safe to write")]
+    /// A file name that leads out of the folder or is invalid on some system.
+    #[error("`{repo}` has a file named {file:?}, which is not safe to write")]
     UnsafeName {
         /// The repository.
         repo: String,
-        /// The name.
+        /// The file name.
         file: String,
     },
-    /// What came is not what should have come.
-    #[error("`{file}` of `{repo}` came damaged: its checksum is {found}, expected {expected}")]
+    /// A downloaded file has the wrong checksum.
+    #[error("`{file}` of `{repo}` is damaged: its checksum is {found}, expected {expected}")]
     Checksum {
         /// The repository.
         repo: String,
         /// The file.
         file: String,
-        /// The checksum that the hub gives.
+        /// The hub's checksum.
         expected: String,
-        /// The checksum of what came.
+        /// The checksum of the download.
         found: String,
     },
-    /// Nothing in the repository is asked for.
+    /// The pattern matches no file.
     #[error("no file of `{repo}` matches `{pattern}`")]
     NoMatch {
         /// The repository.
         repo: String,
         /// The pattern.
         pattern: String,
-        /// The weights that are there.
+        /// The repository's weight files.
         files: Vec<RemoteFile>,
     },
-    /// A repository with several models, of which one has to be chosen.
-    #[error("`{repo}` has {} files of weights, and it is not clear which one is meant", files.len())]
-    Choose {
+    /// A repository with several models and no pattern to choose one.
+    #[error("`{repo}` has {} weight files; choose one", files.len())]
+    Ambiguous {
         /// The repository.
         repo: String,
-        /// The weights that are there.
+        /// Its weight files.
         files: Vec<RemoteFile>,
     },
-    /// Another program is fetching the same file.
-    #[error("another program is fetching `{}`", file.display())]
-    Busy {
+    /// Another program is downloading the same file.
+    #[error("another program is downloading `{}`", file.display())]
+    InProgress {
         /// The file.
         file: PathBuf,
     },
-    /// The system refused.
+    /// A file operation failed.
     #[error("can't {doing} `{}`: {source}", file.display())]
     Io {
-        /// What was tried.
+        /// The operation, such as `write`.
         doing: &'static str,
-        /// With what.
+        /// The file.
         file: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// Stopped by the caller.
+    /// Cancelled by the caller.
     #[error("cancelled")]
     Cancelled,
 }
@@ -119,7 +119,7 @@ pub enum Error {
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// For `map_err`: the system refused to do this with `file`.
+/// For `map_err`: adds the operation and the file to a system error.
 pub(crate) fn io(doing: &'static str, file: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
     let file = file.into();
     move |source| Error::Io { doing, file, source }

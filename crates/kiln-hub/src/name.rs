@@ -1,8 +1,8 @@
-//! What users call models.
+//! Model names as users type them: `owner/repo[@revision][:pattern]`, or an alias.
 
 use crate::{Error, Result};
 
-/// Short names and the repositories they stand for.
+/// Aliases and their repositories.
 pub const ALIASES: [(&str, &str); 17] = [
     ("klein-4b", "black-forest-labs/FLUX.2-klein-4B"),
     ("klein-9b", "black-forest-labs/FLUX.2-klein-9B"),
@@ -23,21 +23,21 @@ pub const ALIASES: [(&str, &str); 17] = [
     ("small-decoder", "black-forest-labs/FLUX.2-small-decoder"),
 ];
 
-/// A repository, perhaps with a revision, and what of it is wanted: `owner/repo[@revision][:pattern]`.
+/// A repository, its revision and a pattern for its files: `owner/repo[@revision][:pattern]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name {
+pub struct ModelName {
     /// `owner/repo`.
     pub repo: String,
-    /// A branch, tag or commit; `main` when not given.
+    /// A branch, tag or commit; `main` by default.
     pub revision: String,
-    /// A file, a pattern with `*`, or a part of a file's name.
+    /// A file, a pattern with `*`, or part of a file name.
     pub pattern: Option<String>,
 }
 
-impl Name {
-    /// Reads what a user has typed: a short name of [`ALIASES`], or a repository.
-    pub fn parse(text: &str) -> Result<Name> {
-        let wrong = |reason| Error::Name { name: text.to_owned(), reason };
+impl ModelName {
+    /// Parses a name: one of [`ALIASES`] or a repository.
+    pub fn parse(text: &str) -> Result<ModelName> {
+        let invalid = |reason| Error::InvalidName { name: text.to_owned(), reason };
         let (rest, pattern) = match text.split_once(':') {
             Some((rest, pattern)) => (rest, Some(pattern.to_owned())),
             None => (text, None),
@@ -46,21 +46,21 @@ impl Name {
         let alias = ALIASES.iter().find(|(short, _)| short.eq_ignore_ascii_case(repo));
         let repo = alias.map_or(repo, |(_, repo)| repo);
         let Some((owner, name)) = repo.split_once('/') else {
-            return Err(wrong("expected owner/repo, or a name such as klein-4b"));
+            return Err(invalid("expected owner/repo, or a name such as klein-4b"));
         };
-        if ![owner, name].iter().all(|part| is_plain(part) && !part.contains("--")) {
-            return Err(wrong("owner and repository have letters, digits, `.`, `_` and `-` only"));
+        if ![owner, name].iter().all(|part| is_path_component(part) && !part.contains("--")) {
+            return Err(invalid("owner and repository may only have letters, digits, `.`, `_` and `-`"));
         }
-        if !revision.split('/').all(is_plain) {
-            return Err(wrong("the revision behind `@` is no branch, tag or commit"));
+        if !revision.split('/').all(is_path_component) {
+            return Err(invalid("the revision after `@` is not a branch, tag or commit"));
         }
         if pattern.as_deref().is_some_and(str::is_empty) {
-            return Err(wrong("nothing follows the `:`"));
+            return Err(invalid("no file name or pattern after `:`"));
         }
-        Ok(Name { repo: repo.to_owned(), revision: revision.to_owned(), pattern })
+        Ok(ModelName { repo: repo.to_owned(), revision: revision.to_owned(), pattern })
     }
 
-    /// The name for [`Name::parse`], short where there is a short one.
+    /// The shortest text that parses to this name: with the alias, if there is one.
     pub fn short(&self) -> String {
         let alias = ALIASES.iter().find(|(_, repo)| *repo == self.repo).map(|(short, _)| *short);
         let revision = if self.revision == "main" { String::new() } else { format!("@{}", self.revision) };
@@ -69,8 +69,8 @@ impl Name {
     }
 }
 
-/// Letters, digits, dots, dashes and underscores, and not only dots: a part of an address and of a path.
-pub(crate) fn is_plain(text: &str) -> bool {
+/// Whether `text` is a safe component of a path and of an address: letters, digits, `.`, `-` and `_`, and not only dots.
+pub(crate) fn is_path_component(text: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     !text.is_empty() && text.len() <= 255 && text.bytes().all(allowed) && !text.bytes().all(|b| b == b'.')
 }
@@ -81,17 +81,17 @@ mod tests {
 
     #[test]
     fn a_name_is_a_repository_with_a_revision_and_a_pattern() {
-        let name = Name::parse("a/b.c@v1.0:*Q4*.gguf").unwrap();
+        let name = ModelName::parse("a/b.c@v1.0:*Q4*.gguf").unwrap();
         assert_eq!((&*name.repo, &*name.revision), ("a/b.c", "v1.0"));
         assert_eq!(name.pattern.as_deref(), Some("*Q4*.gguf"));
         assert_eq!(name.short(), "a/b.c@v1.0:*Q4*.gguf");
-        let short = Name::parse("KLEIN-4b-gguf:q4_k_m").unwrap();
+        let short = ModelName::parse("KLEIN-4b-gguf:q4_k_m").unwrap();
         assert_eq!((&*short.repo, &*short.short()), ("unsloth/FLUX.2-klein-4B-GGUF", "klein-4b-gguf:q4_k_m"));
     }
 
     #[test]
-    fn names_that_would_be_other_paths_or_addresses_are_refused() {
-        for wrong in [
+    fn unsafe_or_incomplete_names_are_errors() {
+        for invalid in [
             "",
             "klein",
             "a/",
@@ -108,7 +108,7 @@ mod tests {
             "a\\b/c",
             "a/b@",
         ] {
-            assert!(Name::parse(wrong).is_err(), "{wrong}");
+            assert!(ModelName::parse(invalid).is_err(), "{invalid}");
         }
     }
 }

@@ -1,89 +1,96 @@
+//! Pulling: downloading all files of a model into the cache.
+
 use std::fs;
 use std::path::PathBuf;
 use std::thread;
 
-use crate::client::{Client, Listing};
+use crate::client::{Client, RepoListing};
 use crate::download::Download;
 use crate::error::io;
-use crate::{Cache, Error, Name, Result, Settings, select};
+use crate::{Cache, Error, HubSettings, ModelName, Result, select};
 
-/// How far a pull is.
+/// The progress of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress<'a> {
-    /// The file that is being fetched.
+pub struct PullProgress<'a> {
+    /// The file being downloaded.
     pub file: &'a str,
-    /// Its number, from 0.
+    /// Its index.
     pub index: usize,
-    /// How many there are.
+    /// Number of files.
     pub files: usize,
-    /// Bytes that are there of all files.
+    /// Bytes present, of all files.
     pub done: u64,
-    /// Bytes of all files.
+    /// Total bytes of all files.
     pub total: u64,
 }
 
-/// What was pulled.
+/// The result of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pulled {
+pub struct PullSummary {
     /// The folder of the snapshot.
     pub snapshot: PathBuf,
     /// The commit.
     pub commit: String,
-    /// Files that are there now.
+    /// Number of files.
     pub files: usize,
-    /// Bytes of all of them.
+    /// Their total size.
     pub bytes: u64,
-    /// Bytes that had to be fetched.
-    pub fetched: u64,
+    /// Bytes that were downloaded.
+    pub downloaded: u64,
 }
 
-/// Fetches what `name` stands for into the cache, as far as it is not there. `told` hears of the progress, and stops it by
-/// returning false; what has come until then is kept for the next time.
-pub fn pull(settings: &Settings, name: &Name, told: &mut dyn FnMut(Progress<'_>) -> bool) -> Result<Pulled> {
+/// Downloads the files of `name` that are not in the cache yet.
+///
+/// `on_progress` cancels the pull by returning false; what is downloaded by then is kept for the next pull.
+pub fn pull(
+    settings: &HubSettings,
+    name: &ModelName,
+    on_progress: &mut dyn FnMut(PullProgress<'_>) -> bool,
+) -> Result<PullSummary> {
     let client = Client::new(settings);
     let cache = Cache::new(&settings.cache);
-    let Listing { commit, files } = list(settings, &client, name)?;
+    let RepoListing { commit, files } = list_with_retries(settings, &client, name)?;
     let files = select::select(name, files)?;
     let total = files.iter().map(|file| file.size).fold(0u64, u64::saturating_add);
     let blobs = cache.repo(&name.repo).join("blobs");
-    fs::create_dir_all(&blobs).map_err(io("make", &blobs))?;
-    let (mut before, mut fetched) = (0, 0);
+    fs::create_dir_all(&blobs).map_err(io("create", &blobs))?;
+    let (mut done_before, mut downloaded) = (0, 0);
     for (index, file) in files.iter().enumerate() {
-        let mut tell = |done| {
+        let mut report = |done| {
             let progress =
-                Progress { file: &file.path, index, files: files.len(), done: before + done, total };
-            if told(progress) { Ok(()) } else { Err(Error::Cancelled) }
+                PullProgress { file: &file.path, index, files: files.len(), done: done_before + done, total };
+            if on_progress(progress) { Ok(()) } else { Err(Error::Cancelled) }
         };
         let blob = blobs.join(&file.hash);
-        if blob.metadata().is_ok_and(|about| about.len() == file.size) {
-            tell(file.size)?;
+        if blob.metadata().is_ok_and(|metadata| metadata.len() == file.size) {
+            report(file.size)?;
         } else {
             let (client, repo, commit) = (&client, name.repo.as_str(), commit.as_str());
-            let mut first = None;
+            let mut resumed_from = None;
             Download { client, settings, repo, commit, file, blob }.run(&mut |done| {
-                first.get_or_insert(done);
-                tell(done)
+                resumed_from.get_or_insert(done);
+                report(done)
             })?;
-            fetched += file.size - first.unwrap_or(0).min(file.size);
+            downloaded += file.size - resumed_from.unwrap_or(0).min(file.size);
         }
         cache.link(&name.repo, &commit, &file.path, &file.hash)?;
-        before += file.size;
+        done_before += file.size;
     }
-    // Last: a revision that stands for a snapshot has all of what was asked for.
+    // Last, so that a revision never points to an incomplete snapshot.
     cache.set_revision(&name.repo, &name.revision, &commit)?;
     let snapshot = cache.repo(&name.repo).join("snapshots").join(&commit);
-    Ok(Pulled { snapshot, commit, files: files.len(), bytes: total, fetched })
+    Ok(PullSummary { snapshot, commit, files: files.len(), bytes: total, downloaded })
 }
 
-/// The list of files, asked for again when the connection breaks.
-fn list(settings: &Settings, client: &Client, name: &Name) -> Result<Listing> {
-    let mut pause = settings.pause;
+/// Lists the files, retrying on connection errors.
+fn list_with_retries(settings: &HubSettings, client: &Client, name: &ModelName) -> Result<RepoListing> {
+    let mut backoff = settings.backoff;
     for _ in 1..settings.attempts {
         match client.list(name) {
-            Err(Error::Connection { .. }) => thread::sleep(pause),
+            Err(Error::Connection { .. }) => thread::sleep(backoff),
             other => return other,
         }
-        pause = pause.saturating_mul(2);
+        backoff = backoff.saturating_mul(2);
     }
     client.list(name)
 }

@@ -1,4 +1,4 @@
-//! Where the hub and the cache are, as the other programs that use them have it.
+//! The address of the hub and the cache folder, from the environment variables of Hugging Face's programs.
 
 use std::fmt;
 use std::fs;
@@ -7,70 +7,72 @@ use std::time::Duration;
 
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// How the hub is reached.
+/// How to reach the hub.
 #[derive(Clone)]
-pub struct Settings {
-    /// The address of the hub, without a slash at the end.
+pub struct HubSettings {
+    /// The address of the hub, without a trailing slash.
     pub endpoint: String,
-    /// The folder of the cache.
+    /// The cache folder.
     pub cache: PathBuf,
-    /// Opens gated repositories. Sent to the endpoint only, never to where it redirects.
+    /// The access token for gated repositories. Sent only to the endpoint, never to other hosts it redirects to.
     pub token: Option<String>,
-    /// How often a connection may break without anything having come before it is given up.
+    /// Number of attempts without any progress before a download fails.
     pub attempts: u32,
-    /// How long to wait before the second attempt; twice as long before each further one.
-    pub pause: Duration,
+    /// The wait before the second attempt; doubled before each further one.
+    pub backoff: Duration,
 }
 
-impl Default for Settings {
+impl Default for HubSettings {
     fn default() -> Self {
-        Settings {
+        HubSettings {
             endpoint: ENDPOINT.into(),
             cache: PathBuf::new(),
             token: None,
             attempts: 5,
-            pause: Duration::from_millis(500),
+            backoff: Duration::from_millis(500),
         }
     }
 }
 
-/// Without the token: settings end up in logs.
-impl fmt::Debug for Settings {
+/// Without the token, because settings end up in logs.
+impl fmt::Debug for HubSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let token = self.token.as_ref().map(|_| "…");
-        let Settings { endpoint, cache, attempts, pause, .. } = self;
-        write!(f, "Settings {{ {endpoint}, {cache:?}, token {token:?}, {attempts} attempts, {pause:?} }}")
+        let HubSettings { endpoint, cache, attempts, backoff, .. } = self;
+        write!(
+            f,
+            "HubSettings {{ {endpoint}, {cache:?}, token {token:?}, {attempts} attempts, {backoff:?} }}"
+        )
     }
 }
 
-impl Settings {
-    /// From the variables of the environment; `None` when there is no place for a cache.
-    pub fn from_env() -> Option<Settings> {
-        Settings::read(&|name| std::env::var(name).ok())
+impl HubSettings {
+    /// Reads the environment; `None` if no cache folder can be determined.
+    pub fn from_env() -> Option<HubSettings> {
+        HubSettings::resolve(&|name| std::env::var(name).ok(), kiln_base::folders::home())
     }
 
-    fn read(var: &dyn Fn(&str) -> Option<String>) -> Option<Settings> {
+    fn resolve(var: &dyn Fn(&str) -> Option<String>, user: Option<PathBuf>) -> Option<HubSettings> {
         let var = |name: &str| var(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         let path = |name: &str| var(name).map(PathBuf::from);
-        let user = path("HOME").or_else(|| path("USERPROFILE"));
         let home = path("HF_HOME").or_else(|| {
             let cache = path("XDG_CACHE_HOME").or_else(|| Some(user?.join(".cache")));
             Some(cache?.join("huggingface"))
         });
         let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
         let cache = cache.or_else(|| Some(home.as_ref()?.join("hub")))?;
-        let saved = path("HF_TOKEN_PATH").or_else(|| Some(home?.join("token")));
+        let token_file = path("HF_TOKEN_PATH").or_else(|| Some(home?.join("token")));
         let token = var("HF_TOKEN").or_else(|| var("HUGGING_FACE_HUB_TOKEN")).or_else(|| {
-            let text = fs::read_to_string(saved?).ok()?;
+            let text = fs::read_to_string(token_file?).ok()?;
             Some(text.trim().to_owned()).filter(|t| !t.is_empty())
         });
         let endpoint = var("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
-        Some(Settings {
+        Some(HubSettings {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             cache,
-            // Nothing that could end the header it goes into.
+            // Characters that could end the HTTP header are not allowed.
             token: token.filter(|t| t.bytes().all(|b| b.is_ascii_graphic())),
-            ..Settings::default()
+            ..HubSettings::default()
         })
     }
 }
@@ -79,13 +81,13 @@ impl Settings {
 mod tests {
     use super::*;
 
-    fn settings(vars: &[(&str, &str)]) -> Option<Settings> {
+    fn settings(vars: &[(&str, &str)]) -> Option<HubSettings> {
         let var = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-        Settings::read(&var)
+        HubSettings::resolve(&var, var("HOME").map(PathBuf::from))
     }
 
     #[test]
-    fn the_cache_is_where_the_other_programs_have_it() {
+    fn the_cache_is_that_of_other_hugging_face_programs() {
         let cache = |vars: &[(&str, &str)]| settings(vars).unwrap().cache;
         assert_eq!(cache(&[("HOME", "/h")]), PathBuf::from("/h/.cache/huggingface/hub"));
         assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), PathBuf::from("/x/huggingface/hub"));
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_comes_from_a_variable_or_the_file_that_a_login_leaves() {
+    fn the_token_comes_from_a_variable_or_the_login_file() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("token"), "from-file\n").unwrap();
         let home = dir.path().to_str().unwrap();

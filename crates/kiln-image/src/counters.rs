@@ -1,4 +1,4 @@
-//! How much work was done in this process, so that tests can tell work that is done twice.
+//! Counts of the work done in this process, for tests that no work is done twice.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -10,11 +10,11 @@ static RESAMPLED: AtomicU64 = AtomicU64::new(0);
 pub struct Counters {
     /// Images whose pixels were decoded, damaged ones included.
     pub decoded: u64,
-    /// Images that were resampled. Asking for the size that an image has resamples nothing.
+    /// Images that were resampled. Resizing to the size that an image already has does not count.
     pub resampled: u64,
 }
 
-/// What was counted so far.
+/// Returns the counts so far.
 pub fn counters() -> Counters {
     Counters { decoded: DECODED.load(Relaxed), resampled: RESAMPLED.load(Relaxed) }
 }

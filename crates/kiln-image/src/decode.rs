@@ -1,7 +1,7 @@
-//! Any picture file to RGB, as Pillow's `exif_transpose` followed by `convert("RGB")` gives it.
+//! Decoding image files to RGB, exactly as Pillow's `exif_transpose` followed by `convert("RGB")` gives it.
 //!
-//! Alpha is dropped and not blended: a see-through pixel shows the colour stored under it. Sixteen bits become
-//! eight by scaling, where Pillow turns 16-bit grey above 255 into white. Colour profiles are ignored.
+//! Alpha is dropped, not blended: a transparent pixel shows the colour stored in it. Sixteen bits are scaled to
+//! eight, where Pillow turns 16-bit grey above 255 into white. Colour profiles are ignored.
 
 use std::fs::File;
 use std::io::{Cursor, Read};
@@ -10,61 +10,61 @@ use std::path::Path;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader};
 
-use crate::{Error, GrayPicture, Picture, Result, counters, jpeg};
+use crate::{Error, GrayImage, Result, RgbImage, counters, jpeg};
 
-/// The longest side of a picture that is read, in pixels.
+/// Longest side of an image that is read, in pixels.
 pub const MAX_SIDE: u32 = 16384;
 
-/// The most bytes a picture may have, in its file as well as decoded.
+/// Most bytes that an image may have, as a file and decoded.
 pub const MAX_BYTES: u64 = 512 << 20;
 
-/// Reads a picture file: PNG, JPEG, WebP, GIF, BMP or TIFF, told apart by content and not by name.
+/// Reads an image file: PNG, JPEG, WebP, GIF, BMP or TIFF, recognized by content and not by name.
 ///
-/// The orientation that a camera noted is applied. Of animations and documents the first frame is read.
-pub fn open(path: &Path) -> Result<Picture> {
+/// Applies the EXIF orientation. Of animations and multi-page files, reads the first frame.
+pub fn open(path: &Path) -> Result<RgbImage> {
     from_bytes(&path.display().to_string(), &read(path)?)
 }
 
-/// Reads a mask: [`open`], then the luma that Pillow's `convert("L")` takes.
-pub fn open_gray(path: &Path) -> Result<GrayPicture> {
-    Ok(GrayPicture::from(&open(path)?))
+/// Reads a mask: [`open`], then luma as Pillow's `convert("L")` computes it.
+pub fn open_gray(path: &Path) -> Result<GrayImage> {
+    Ok(GrayImage::from(&open(path)?))
 }
 
-/// Reads a picture out of memory. `name` is what errors call it.
-pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Picture> {
-    let (picture, format) = decode(name, bytes)?;
+/// Decodes an image in memory. Errors call it `name`.
+pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<RgbImage> {
+    let (image, format) = decode(name, bytes)?;
     let damaged = |reason: String| Error::Damaged { name: name.into(), format, reason };
-    to_rgb(picture).map_err(damaged)
+    to_rgb(image).map_err(damaged)
 }
 
-/// Width and height of a picture in memory, as its head tells; nothing is decoded.
+/// Returns the width and height in an image's header, without decoding the pixels.
 pub fn dimensions(name: &str, bytes: &[u8]) -> Result<(u32, u32)> {
     let (format, format_name) = sniff(name, bytes)?;
     let size = ImageReader::with_format(Cursor::new(bytes), format).into_dimensions();
     size.map_err(|error| Error::Damaged { name: name.into(), format: format_name, reason: error.to_string() })
 }
 
-/// [`from_bytes`], and where the picture is transparent as a mask: white where it is, black where not; `None` if nowhere.
-pub fn with_transparency(name: &str, bytes: &[u8]) -> Result<(Picture, Option<GrayPicture>)> {
-    let (picture, format) = decode(name, bytes)?;
+/// Decodes an image, and its transparency as a mask: white where transparent, black where opaque; `None` if opaque everywhere.
+pub fn from_bytes_with_mask(name: &str, bytes: &[u8]) -> Result<(RgbImage, Option<GrayImage>)> {
+    let (image, format) = decode(name, bytes)?;
     let damaged = |reason: String| Error::Damaged { name: name.into(), format, reason };
     let mut mask = None;
-    if picture.color().has_alpha() {
-        let alpha: Vec<u8> = picture.to_rgba8().pixels().map(|pixel| 255 - pixel.0[3]).collect();
+    if image.color().has_alpha() {
+        let alpha: Vec<u8> = image.to_rgba8().pixels().map(|pixel| 255 - pixel.0[3]).collect();
         if alpha.iter().any(|value| *value > 0) {
-            let gray = GrayPicture::new(picture.width(), picture.height(), alpha);
+            let gray = GrayImage::new(image.width(), image.height(), alpha);
             mask = Some(gray.map_err(|error| damaged(error.to_string()))?);
         }
     }
-    Ok((to_rgb(picture).map_err(damaged)?, mask))
+    Ok((to_rgb(image).map_err(damaged)?, mask))
 }
 
-/// The picture as it is stored, upright, and its format's name.
+/// Decodes the stored pixel type, with the orientation applied. Also returns the format's name.
 fn decode(name: &str, bytes: &[u8]) -> Result<(DynamicImage, &'static str)> {
     let (format, format_name) = sniff(name, bytes)?;
     let damaged = |reason: String| Error::Damaged { name: name.into(), format: format_name, reason };
     if !is_complete(format, bytes) {
-        return Err(damaged("the file ends in the middle of the picture".into()));
+        return Err(damaged("the file is truncated".into()));
     }
 
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
@@ -83,15 +83,15 @@ fn decode(name: &str, bytes: &[u8]) -> Result<(DynamicImage, &'static str)> {
     }
     let orientation = orientation(&mut decoder, format);
     counters::count_decoded();
-    let mut picture = DynamicImage::from_decoder(decoder).map_err(|error| match error {
+    let mut image = DynamicImage::from_decoder(decoder).map_err(|error| match error {
         ImageError::Limits(_) => too_large,
         error => damaged(error.to_string()),
     })?;
-    picture.apply_orientation(orientation);
-    Ok((picture, format_name))
+    image.apply_orientation(orientation);
+    Ok((image, format_name))
 }
 
-/// The whole file, unless it is too large to be a picture.
+/// Reads a file of at most [`MAX_BYTES`].
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     let unreadable = |source| Error::Read { path: path.into(), source };
     let mut bytes = Vec::new();
@@ -105,21 +105,21 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
 
 fn limits() -> image::Limits {
     let mut limits = image::Limits::default();
-    // The sides are checked by hand, for an error that names them.
+    // `decode` checks the sides itself, for an error that names them.
     limits.max_image_width = None;
     limits.max_image_height = None;
     limits.max_alloc = Some(2 * MAX_BYTES);
     limits
 }
 
-/// The sides in a PNG's header where they are too long: its reader may give up before it tells them.
+/// Returns the size in a PNG's header if a side is too long: the decoder may fail before it reports it.
 fn claimed_size(format: ImageFormat, bytes: &[u8]) -> Option<(u32, u32)> {
     let side = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
     let size = (side(16)?, side(20)?);
     (format == ImageFormat::Png && size.0.max(size.1) > MAX_SIDE).then_some(size)
 }
 
-/// The format by content, if it is one of those that are read.
+/// Recognizes the format by content; an error if it is not one of those that are read.
 pub(crate) fn sniff(name: &str, bytes: &[u8]) -> Result<(ImageFormat, &'static str)> {
     let format = image::guess_format(bytes).ok();
     let format_name = format.and_then(|format| match format {
@@ -133,10 +133,10 @@ pub(crate) fn sniff(name: &str, bytes: &[u8]) -> Result<(ImageFormat, &'static s
     });
     format
         .zip(format_name)
-        .ok_or_else(|| Error::NotAPicture { name: name.into(), found: describe(bytes).into() })
+        .ok_or_else(|| Error::NotAnImage { name: name.into(), found: describe(bytes).into() })
 }
 
-/// Whether the file is as long as it says, for the formats whose decoders make up a missing end.
+/// Whether the file is complete, for the formats whose decoders fill in a missing end.
 fn is_complete(format: ImageFormat, bytes: &[u8]) -> bool {
     match (format, bytes) {
         (ImageFormat::Jpeg, _) => jpeg::is_complete(bytes),
@@ -147,13 +147,13 @@ fn is_complete(format: ImageFormat, bytes: &[u8]) -> bool {
     }
 }
 
-/// What bytes that are no supported picture look like, for the error message.
+/// Describes what unsupported bytes look like, for the error message.
 fn describe(bytes: &[u8]) -> &'static str {
     let head = &bytes[..bytes.len().min(512)];
     let brand = head.get(4..12).unwrap_or_default();
     let is_text = match std::str::from_utf8(head) {
         Ok(_) => !head.iter().any(|byte| *byte < b'\t'),
-        // A character may lie across the cut.
+        // The cut may split a character.
         Err(error) => error.error_len().is_none() && bytes.len() > head.len(),
     };
     match head {
@@ -171,10 +171,10 @@ fn describe(bytes: &[u8]) -> &'static str {
     }
 }
 
-/// The orientation from EXIF or, where that names none, from XMP, as Pillow looks for it.
+/// Returns the orientation from EXIF, or else from XMP, as Pillow does.
 fn orientation(decoder: &mut impl ImageDecoder, format: ImageFormat) -> Orientation {
     if format == ImageFormat::Tiff {
-        // There it is a tag of the picture itself.
+        // In TIFF it is a tag of the image itself.
         return decoder.orientation().unwrap_or(Orientation::NoTransforms);
     }
     let exif = decoder.exif_metadata().ok().flatten();
@@ -183,20 +183,20 @@ fn orientation(decoder: &mut impl ImageDecoder, format: ImageFormat) -> Orientat
         .unwrap_or(Orientation::NoTransforms)
 }
 
-/// The digit after `tiff:Orientation="` or `tiff:Orientation>`.
+/// Parses the digit after `tiff:Orientation="` or `tiff:Orientation>`.
 fn xmp_orientation(xmp: &[u8]) -> Option<Orientation> {
     const NAME: &[u8] = b"tiff:Orientation";
-    let mut places = xmp.windows(NAME.len()).enumerate().filter(|(_, name)| *name == NAME);
-    let digit = places.find_map(|(at, _)| match xmp[at + NAME.len()..] {
+    let mut matches = xmp.windows(NAME.len()).enumerate().filter(|(_, name)| *name == NAME);
+    let digit = matches.find_map(|(at, _)| match xmp[at + NAME.len()..] {
         [b'=', b'"', digit @ b'0'..=b'9', ..] | [b'>', digit @ b'0'..=b'9', ..] => Some(digit - b'0'),
         _ => None,
     })?;
     Orientation::from_exif(digit)
 }
 
-fn to_rgb(picture: DynamicImage) -> Result<Picture, String> {
-    let (width, height) = (picture.width(), picture.height());
-    let pixels = match picture {
+fn to_rgb(image: DynamicImage) -> Result<RgbImage, String> {
+    let (width, height) = (image.width(), image.height());
+    let pixels = match image {
         DynamicImage::ImageRgb8(p) => p.into_raw(),
         DynamicImage::ImageLuma8(p) => gray(&p, 1, |v| v),
         DynamicImage::ImageLumaA8(p) => gray(&p, 2, |v| v),
@@ -209,7 +209,7 @@ fn to_rgb(picture: DynamicImage) -> Result<Picture, String> {
         DynamicImage::ImageRgba32F(p) => color(&p, 4, |v| (v * 255.0).round() as u8),
         other => return Err(format!("pixels of type {:?}", other.color())),
     };
-    Picture::new(width, height, pixels).map_err(|error| error.to_string())
+    RgbImage::new(width, height, pixels).map_err(|error| error.to_string())
 }
 
 fn gray<T: Copy>(samples: &[T], channels: usize, to_byte: impl Fn(T) -> u8) -> Vec<u8> {
@@ -221,7 +221,7 @@ fn color<T: Copy>(samples: &[T], channels: usize, to_byte: impl Fn(T) -> u8) -> 
     samples.chunks_exact(channels).flat_map(rgb).collect()
 }
 
-/// Sixteen bits to eight: `v / 257`, rounded.
+/// Converts sixteen bits to eight: `v / 257`, rounded.
 fn narrow(value: u16) -> u8 {
     ((u32::from(value) + 128) / 257) as u8
 }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_png_is_taken_at_its_word_only_where_that_is_too_large() {
+    fn the_claimed_size_of_a_png_is_used_only_if_too_large() {
         let mut head = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\x7f\xff\xff\xff\0\0\0\x01".to_vec();
         assert_eq!(claimed_size(ImageFormat::Png, &head), Some((0x7fff_ffff, 1)));
         assert_eq!(claimed_size(ImageFormat::Bmp, &head), None);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_picture_is_described() {
+    fn unsupported_bytes_are_described() {
         assert_eq!(describe(b""), "an empty file");
         assert_eq!(describe(b"\n <!doctype html>"), "HTML, XML or SVG text");
         assert_eq!(describe("Grüße".as_bytes()), "text");

@@ -1,4 +1,4 @@
-//! Pictures to bytes, with the recipe they were made from inside.
+//! Encoding images, with the recipe that generated them embedded.
 
 use std::fmt;
 use std::path::Path;
@@ -8,12 +8,12 @@ use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
 use crate::recipe::KEYWORD;
-use crate::{Error, Picture, Result, exif, jpeg, strips};
+use crate::{Error, Result, RgbImage, exif, jpeg, png_strips};
 
-/// JPEG quality: high enough that the loss is not seen.
+/// Default JPEG quality: high enough that no loss is visible.
 const JPEG_QUALITY: u8 = 95;
 
-/// A format that pictures are written in.
+/// An output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Lossless; the recipe is an `iTXt` chunk.
@@ -25,7 +25,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format that the file name's extension asks for.
+    /// Returns the format that the path's extension names.
     pub fn from_path(path: &Path) -> Result<Self> {
         let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
         match extension.as_deref() {
@@ -48,7 +48,7 @@ impl Format {
         }
     }
 
-    /// The media type, as HTTP names it.
+    /// The MIME type.
     pub fn media_type(self) -> &'static str {
         match self {
             Format::Png => "image/png",
@@ -68,14 +68,14 @@ impl fmt::Display for Format {
     }
 }
 
-/// A format, and how it is used.
+/// An output format with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoding {
     /// The format.
     pub format: Format,
     /// JPEG quality from 0 to 100; 95 when absent.
     pub quality: Option<u8>,
-    /// PNG files as small as they get, many times slower than the usual ones.
+    /// Makes PNG files as small as possible, which takes many times longer.
     pub small: bool,
 }
 
@@ -85,44 +85,46 @@ impl From<Format> for Encoding {
     }
 }
 
-/// The bytes of a picture file. [`read_recipe`](crate::read_recipe) finds `recipe` in them again.
+/// Encodes an image. [`read_recipe`](crate::read_recipe) finds `recipe` in the bytes.
 ///
-/// The same picture and recipe always give the same bytes.
-pub fn encode(picture: &Picture, format: Format, recipe: Option<&str>) -> Result<Vec<u8>> {
-    encode_as(picture, format.into(), recipe)
+/// The same image and recipe always give the same bytes.
+pub fn encode(image: &RgbImage, format: Format, recipe: Option<&str>) -> Result<Vec<u8>> {
+    encode_with(image, format.into(), recipe)
 }
 
-/// [`encode`] with a say in how.
-pub fn encode_as(picture: &Picture, encoding: Encoding, recipe: Option<&str>) -> Result<Vec<u8>> {
+/// Encodes an image with the given options, otherwise as [`encode`].
+pub fn encode_with(image: &RgbImage, encoding: Encoding, recipe: Option<&str>) -> Result<Vec<u8>> {
     let format = encoding.format;
     let result = match format {
-        Format::Png => png(picture, encoding.small, recipe).map_err(|error| error.to_string()),
-        Format::Jpeg => jpeg(picture, encoding.quality, recipe).map_err(|error| error.to_string()),
-        Format::Webp => webp(picture, recipe).map_err(|error| error.to_string()),
+        Format::Png => png(image, encoding.small, recipe).map_err(|error| error.to_string()),
+        Format::Jpeg => jpeg(image, encoding.quality, recipe).map_err(|error| error.to_string()),
+        Format::Webp => webp(image, recipe).map_err(|error| error.to_string()),
     };
-    let (width, height) = (picture.width(), picture.height());
+    let (width, height) = (image.width(), image.height());
     result.map_err(|reason| Error::Encode { format, width, height, reason })
 }
 
-fn png(picture: &Picture, small: bool, recipe: Option<&str>) -> Result<Vec<u8>, png::EncodingError> {
-    let quick = png_file(picture, recipe, |writer| {
-        strips::chunks(picture).iter().try_for_each(|chunk| writer.write_chunk(png::chunk::IDAT, chunk))
+fn png(image: &RgbImage, small: bool, recipe: Option<&str>) -> Result<Vec<u8>, png::EncodingError> {
+    let fast = png_file(image, recipe, |writer| {
+        png_strips::idat_chunks(image)
+            .iter()
+            .try_for_each(|chunk| writer.write_chunk(png::chunk::IDAT, chunk))
     })?;
     if !small {
-        return Ok(quick);
+        return Ok(fast);
     }
-    let thorough = png_file(picture, recipe, |writer| writer.write_image_data(picture.pixels()))?;
-    // grain has no repetitions to find: there the search costs more than it saves
-    Ok(if thorough.len() < quick.len() { thorough } else { quick })
+    let small = png_file(image, recipe, |writer| writer.write_image_data(image.pixels()))?;
+    // Film grain has no repeated strings: there the thorough search may give a larger file.
+    Ok(if small.len() < fast.len() { small } else { fast })
 }
 
 fn png_file(
-    picture: &Picture,
+    image: &RgbImage,
     recipe: Option<&str>,
     write: impl FnOnce(&mut png::Writer<&mut Vec<u8>>) -> Result<(), png::EncodingError>,
 ) -> Result<Vec<u8>, png::EncodingError> {
     let mut out = Vec::new();
-    let mut encoder = png::Encoder::new(&mut out, picture.width(), picture.height());
+    let mut encoder = png::Encoder::new(&mut out, image.width(), image.height());
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
     encoder.set_compression(png::Compression::High);
@@ -135,22 +137,22 @@ fn png_file(
     Ok(out)
 }
 
-fn jpeg(picture: &Picture, quality: Option<u8>, recipe: Option<&str>) -> image::ImageResult<Vec<u8>> {
+fn jpeg(image: &RgbImage, quality: Option<u8>, recipe: Option<&str>) -> image::ImageResult<Vec<u8>> {
     let mut out = Vec::new();
     let encoder = JpegEncoder::new_with_quality(&mut out, quality.map_or(JPEG_QUALITY, |q| q.clamp(1, 100)));
-    encoder.write_image(picture.pixels(), picture.width(), picture.height(), ExtendedColorType::Rgb8)?;
+    encoder.write_image(image.pixels(), image.width(), image.height(), ExtendedColorType::Rgb8)?;
     Ok(match recipe {
         Some(recipe) => jpeg::with_comment(&out, crate::recipe::COMMENT_TAG, recipe.as_bytes()),
         None => out,
     })
 }
 
-fn webp(picture: &Picture, recipe: Option<&str>) -> image::ImageResult<Vec<u8>> {
+fn webp(image: &RgbImage, recipe: Option<&str>) -> image::ImageResult<Vec<u8>> {
     let mut out = Vec::new();
     let mut encoder = WebPEncoder::new_lossless(&mut out);
     if let Some(recipe) = recipe {
         encoder.set_exif_metadata(exif::write(KEYWORD, recipe)).map_err(image::ImageError::Unsupported)?;
     }
-    encoder.write_image(picture.pixels(), picture.width(), picture.height(), ExtendedColorType::Rgb8)?;
+    encoder.write_image(image.pixels(), image.width(), image.height(), ExtendedColorType::Rgb8)?;
     Ok(out)
 }

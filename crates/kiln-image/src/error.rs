@@ -1,75 +1,77 @@
+//! The crate's error type.
+
 use std::path::PathBuf;
 
-/// What can be wrong with a picture, or with the wish to write one.
+/// Why an image could not be read, prepared or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file could not be read at all.
-    #[error("can't read picture `{}`: {source}", path.display())]
+    /// The file could not be read.
+    #[error("can't read image `{}`: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The bytes are of no format that Kiln reads.
+    /// The bytes are in no supported format.
     #[error(
-        "`{name}` is not a picture Kiln can read: expected PNG, JPEG, WebP, GIF, BMP or TIFF, found {found}"
+        "`{name}` is not an image Kiln can read: expected PNG, JPEG, WebP, GIF, BMP or TIFF, found {found}"
     )]
-    NotAPicture {
-        /// The file, or what the caller calls the bytes.
+    NotAnImage {
+        /// The file, or the caller's name for the bytes.
         name: String,
         /// What the first bytes look like.
         found: String,
     },
-    /// The format is known, the contents are not decodable.
-    #[error("picture `{name}` is damaged or of an unsupported kind of {format}: {reason}")]
+    /// The format is supported, but the contents can't be decoded.
+    #[error("image `{name}` is damaged or an unsupported kind of {format}: {reason}")]
     Damaged {
-        /// The file, or what the caller calls the bytes.
+        /// The file, or the caller's name for the bytes.
         name: String,
-        /// The format its first bytes announce.
+        /// The format, recognized by the first bytes.
         format: &'static str,
-        /// What the decoder said.
+        /// The decoder's message.
         reason: String,
     },
-    /// Decoding would take more memory than a picture may.
+    /// The decoded image would exceed the limits.
     #[error(
-        "picture `{name}` is too large: {width}x{height} needs {} MiB decoded; at most {}x{} and {} MiB are read",
+        "image `{name}` is too large: {width}x{height} needs {} MiB decoded; at most {}x{} and {} MiB are read",
         bytes >> 20, crate::MAX_SIDE, crate::MAX_SIDE, crate::MAX_BYTES >> 20
     )]
     TooLarge {
-        /// The file, or what the caller calls the bytes.
+        /// The file, or the caller's name for the bytes.
         name: String,
         /// Width in the file's header.
         width: u32,
         /// Height in the file's header.
         height: u32,
-        /// Bytes of the decoded picture.
+        /// Bytes of the decoded image.
         bytes: u64,
     },
-    /// The file itself is larger than any picture that is read.
-    #[error("`{name}` is too large for a picture: more than {} MiB", limit >> 20)]
+    /// The file exceeds the size limit.
+    #[error("`{name}` is too large for an image: more than {} MiB", limit >> 20)]
     FileTooLarge {
         /// The file.
         name: String,
-        /// Most bytes that are read.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// Width, height and the data given for a picture do not fit each other.
-    #[error("a picture of {width}x{height} needs {expected} values (and at least one pixel), found {found}")]
+    /// The amount of data does not match the width and height.
+    #[error("an image of {width}x{height} needs {expected} values (and at least one pixel), found {found}")]
     Pixels {
-        /// Width asked for.
+        /// The given width.
         width: u32,
-        /// Height asked for.
+        /// The given height.
         height: u32,
-        /// Values that width and height need.
+        /// Number of values for this size.
         expected: u64,
-        /// Values there are.
+        /// Number of values given.
         found: u64,
     },
-    /// The picture has a side that is too short for its use.
+    /// A side of the image is too short for its use.
     #[error("the {role} is too small: {width}x{height}; both sides must be at least {min} px")]
     TooSmall {
-        /// What the picture was to be used as.
+        /// What the image is used as.
         role: &'static str,
         /// Its width.
         width: u32,
@@ -78,24 +80,24 @@ pub enum Error {
         /// The shortest side allowed.
         min: u32,
     },
-    /// The picture would get a side that is too long.
+    /// A side of the image would become too long.
     #[error("the {role} would be {width}x{height}; its sides may be at most {max} px")]
     TooLong {
-        /// What the picture was to be used as.
+        /// What the image is used as.
         role: &'static str,
-        /// The width it would get.
+        /// The resulting width.
         width: u32,
-        /// The height it would get.
+        /// The resulting height.
         height: u32,
         /// The longest side allowed.
         max: u32,
     },
-    /// The picture is too long and thin for the model.
+    /// The sides of the image differ too much for the model.
     #[error(
         "the {role} is too long and thin: {width}x{height}; one side may be at most {max} times the other"
     )]
     AspectRatio {
-        /// What the picture was to be used as.
+        /// What the image is used as.
         role: &'static str,
         /// Its width.
         width: u32,
@@ -106,7 +108,7 @@ pub enum Error {
     },
     /// A mask without a white pixel has no region to crop to.
     #[error(
-        "the {width}x{height} mask is black everywhere: nothing to crop to; paint the part to change white"
+        "the {width}x{height} mask is black everywhere: nothing to crop to; the area to change must be white"
     )]
     EmptyMask {
         /// The mask's width.
@@ -114,32 +116,32 @@ pub enum Error {
         /// The mask's height.
         height: u32,
     },
-    /// The file name's extension names no format that is written.
-    #[error("can't tell the picture format of `{}`: expected .png, .jpg, .jpeg or .webp, found {found}", path.display())]
+    /// The file name's extension names no output format.
+    #[error("unknown image format for `{}`: expected .png, .jpg, .jpeg or .webp, found {found}", path.display())]
     Format {
-        /// The file asked for.
+        /// The file to write.
         path: PathBuf,
-        /// Its extension, in words.
+        /// A description of its extension.
         found: String,
     },
-    /// The encoder refused the picture.
-    #[error("can't write a {width}x{height} picture as {format}: {reason}")]
+    /// The encoder failed.
+    #[error("can't encode a {width}x{height} image as {format}: {reason}")]
     Encode {
-        /// The format asked for.
+        /// The output format.
         format: crate::Format,
-        /// The picture's width.
+        /// The image's width.
         width: u32,
-        /// The picture's height.
+        /// The image's height.
         height: u32,
-        /// What the encoder said.
+        /// The encoder's message.
         reason: String,
     },
-    /// The file could not be written; nothing is left of it.
+    /// The file could not be written.
     #[error("can't write `{}`: {source}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }

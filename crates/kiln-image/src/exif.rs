@@ -1,17 +1,17 @@
-//! The few EXIF fields a recipe travels in: `Software` says who wrote it, `UserComment` holds the text.
+//! The EXIF fields that hold a recipe: `Software` names the writer, `UserComment` is the text.
 
 const SOFTWARE: u16 = 0x0131;
 const EXIF_DIRECTORY: u16 = 0x8769;
 const USER_COMMENT: u16 = 0x9286;
 const UNICODE: &[u8] = b"UNICODE\0";
 
-/// An EXIF block with `software` (ASCII) and `comment`, the latter in UTF-16 as the standard wants it.
+/// Returns an EXIF block with `software` (ASCII) and `comment` (UTF-16, as the standard requires).
 pub(crate) fn write(software: &str, comment: &str) -> Vec<u8> {
     let software = [software.as_bytes(), &[0]].concat();
     let mut text = UNICODE.to_vec();
     text.extend(comment.encode_utf16().flat_map(u16::to_le_bytes));
 
-    // Header, the first directory with two entries, the second with one, then what the entries point at.
+    // Header, the first directory with two entries, the second with one, then the data of the entries.
     let (first, second) = (8u32, 8 + 2 + 2 * 12 + 4);
     let data = second + 2 + 12 + 4;
     let padded = software.len().next_multiple_of(2);
@@ -37,7 +37,7 @@ fn entry(out: &mut Vec<u8>, tag: u16, kind: u16, count: u32, value: u32) {
     out.extend(value.to_le_bytes());
 }
 
-/// The comment of an EXIF block that `software` wrote, if this is one.
+/// Returns the comment of an EXIF block, if `software` wrote it.
 pub(crate) fn read(exif: &[u8], software: &str) -> Option<String> {
     let exif = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);
     let tiff = match exif.get(..4)? {
@@ -56,6 +56,7 @@ pub(crate) fn read(exif: &[u8], software: &str) -> Option<String> {
     char::decode_utf16(units).collect::<Result<_, _>>().ok()
 }
 
+/// A TIFF structure, which EXIF blocks are.
 struct Tiff<'a> {
     bytes: &'a [u8],
     big_endian: bool,
@@ -75,13 +76,13 @@ impl<'a> Tiff<'a> {
         Some(if self.big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) } as usize)
     }
 
-    /// Where the entry with `tag` starts in the directory at `directory`.
+    /// Returns the offset of the entry with `tag` in the directory at `directory`.
     fn find(&self, directory: usize, tag: u16) -> Option<usize> {
         let count = usize::from(self.u16(directory)?);
         (0..count).map(|i| directory + 2 + i * 12).find(|&at| self.u16(at) == Some(tag))
     }
 
-    /// The bytes of an entry of single bytes: inside it where they fit, else where it points.
+    /// Returns the bytes of a byte-typed entry: inline if at most four, else at the offset it holds.
     fn data(&self, entry: usize) -> Option<&'a [u8]> {
         let count = self.u32(entry + 4)?;
         let at = if count <= 4 { entry + 8 } else { self.u32(entry + 8)? };
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_comments_are_read_back() {
         for comment in ["", "{}", "grüße 🌸"] {
             for software in ["kiln", "kiln 1.2.3"] {
                 assert_eq!(read(&write(software, comment), "kiln").as_deref(), Some(comment));
@@ -103,12 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn the_comment_of_another_program_is_not_ours() {
+    fn comments_of_other_programs_are_ignored() {
         assert_eq!(read(&write("camera", "{}"), "kiln"), None);
     }
 
     #[test]
-    fn damaged_blocks_hold_no_comment() {
+    fn damaged_blocks_have_no_comment_and_never_panic() {
         let whole = write("kiln", "{\"seed\":1}");
         for cut in 0..whole.len() {
             assert_eq!(read(&whole[..cut], "kiln"), None, "cut at {cut}");
@@ -116,7 +117,7 @@ mod tests {
         for at in 0..whole.len() {
             let mut bytes = whole.clone();
             bytes[at] ^= 0xff;
-            // No result is wrong here, only a panic would be.
+            // Any result is right, as long as it does not panic.
             let _ = read(&bytes, "kiln");
         }
     }

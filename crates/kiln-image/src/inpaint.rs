@@ -1,37 +1,37 @@
 //! Source and mask for inpainting, as `Flux2KleinInpaintPipeline` prepares them.
 //!
-//! Without padding the whole picture is worked on: source and mask are *resized* to multiples of 16, where a
-//! reference would be cropped. With padding only the surroundings of the mask are: a region around it, widened
-//! to the picture's proportions, is enlarged to the picture's size, and [`paste_back`](crate::paste_back) puts the
-//! result into the source again.
+//! Without padding the whole image is generated: source and mask are *resized* to multiples of 16, where a
+//! reference image would be cropped. With padding only the region around the mask is: it is widened to the image's
+//! aspect ratio and scaled to the image's size, and [`paste_back`](crate::paste_back) puts the result back into the
+//! source.
 
-use crate::prepare::{MULTIPLE, round_down, shrink};
+use crate::prepare::{SIZE_MULTIPLE, round_down, shrink};
 use crate::resample::{Axis, resize_spans};
-use crate::{Error, Filter, GrayPicture, Picture, Raster, Result, resize};
+use crate::{Error, Filter, GrayImage, Raster, Result, RgbImage, resize};
 
-/// What inpainting starts from.
+/// The prepared inputs of inpainting.
 #[derive(Clone, Debug)]
-pub struct Inpaint {
-    /// The picture to encode, `width` by `height`.
-    pub source: Picture,
+pub struct InpaintInputs {
+    /// The image to encode, `width` by `height`.
+    pub source: RgbImage,
     /// How much of each token may change, 0 to 1, by rows: `[height / 16, width / 16]`.
     pub mask: Vec<f32>,
-    /// Width of the picture to generate, a multiple of 16.
+    /// Width of the image to generate, a multiple of 16.
     pub width: u32,
-    /// Height of the picture to generate, a multiple of 16.
+    /// Height of the image to generate, a multiple of 16.
     pub height: u32,
-    /// Where the result goes, when only a region is worked on.
-    pub paste: Option<Paste>,
+    /// Where to paste the result, if only a region is generated.
+    pub paste: Option<PasteTarget>,
 }
 
-/// The picture that a region was taken from.
+/// The image that a region was cropped from.
 #[derive(Clone, Debug)]
-pub struct Paste {
-    /// The source, shrunk if it was over a megapixel but not rounded to multiples of 16.
-    pub original: Picture,
+pub struct PasteTarget {
+    /// The source, shrunk if it was over a megapixel, but not rounded to multiples of 16.
+    pub original: RgbImage,
     /// The mask, at the same size.
-    pub mask: GrayPicture,
-    /// The region that was worked on.
+    pub mask: GrayImage,
+    /// The region that is generated.
     pub region: Region,
 }
 
@@ -49,58 +49,60 @@ pub struct Region {
 }
 
 impl Region {
-    /// Columns.
+    /// Number of columns.
     pub fn width(&self) -> u32 {
         self.right - self.left
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn height(&self) -> u32 {
         self.bottom - self.top
     }
 
-    fn of<const C: usize>(&self, picture: &Raster<C>) -> Raster<C> {
-        picture.crop(i64::from(self.left), i64::from(self.top), self.width(), self.height())
+    fn crop<const C: usize>(&self, image: &Raster<C>) -> Raster<C> {
+        image.crop(i64::from(self.left), i64::from(self.top), self.width(), self.height())
     }
 }
 
-/// Prepares `source` and `mask` (white changes, black stays), with `padding` pixels around the mask when only its
-/// surroundings are to be worked on.
+/// Prepares `source` and `mask` (white changes, black stays). With `padding`, only the mask's bounding box and that
+/// many pixels around it are generated.
 ///
 /// A mask of another size is stretched over the source. diffusers does the same without padding, and fails with it.
-pub fn prepare_inpaint(source: &Picture, mask: &GrayPicture, padding: Option<u32>) -> Result<Inpaint> {
+pub fn prepare_inpaint(source: &RgbImage, mask: &GrayImage, padding: Option<u32>) -> Result<InpaintInputs> {
     let source = shrink(source);
     let (width, height) = (round_down(source.width()), round_down(source.height()));
     if width == 0 || height == 0 {
         let (width, height) = (source.width(), source.height());
-        return Err(Error::TooSmall { role: "picture to inpaint", width, height, min: MULTIPLE });
+        return Err(Error::TooSmall { role: "image to inpaint", width, height, min: SIZE_MULTIPLE });
     }
     let Some(padding) = padding else {
-        // In one step from the mask's own size: going through the source's size would move its edges.
+        // In one step from the mask's own size: an intermediate resize to the source's size would move its edges.
         let mask = token_mask(&resize(mask, width, height, Filter::Lanczos));
         let source = resize(&source, width, height, Filter::Lanczos);
-        return Ok(Inpaint { source, mask, width, height, paste: None });
+        return Ok(InpaintInputs { source, mask, width, height, paste: None });
     };
     let mask = resize(mask, source.width(), source.height(), Filter::Lanczos);
     let region = crop_region(&mask, width, height, padding)?;
-    Ok(Inpaint {
-        source: resize_and_fill(&region.of(&source), width, height),
-        mask: token_mask(&resize_and_fill(&region.of(&mask), width, height)),
+    Ok(InpaintInputs {
+        source: resize_and_fill(&region.crop(&source), width, height),
+        mask: token_mask(&resize_and_fill(&region.crop(&mask), width, height)),
         width,
         height,
-        paste: Some(Paste { original: source, mask, region }),
+        paste: Some(PasteTarget { original: source, mask, region }),
     })
 }
 
-/// The mask at one value per token: cut to 0 or 1 at half brightness, then torch's bilinear `interpolate` without
-/// antialiasing, which at a sixteenth of the size is the mean of the four pixels around each token's centre.
-fn token_mask(mask: &GrayPicture) -> Vec<f32> {
-    let bright = |x: u32, y: u32| if mask.row(y)[x as usize] >= 128 { 0.25 } else { 0.0 };
-    let (columns, rows) = (mask.width() / MULTIPLE, mask.height() / MULTIPLE);
-    let centre = |token: u32| (token * MULTIPLE + MULTIPLE / 2 - 1, token * MULTIPLE + MULTIPLE / 2);
+/// Reduces the mask to one value per token: thresholded at half brightness, then torch's bilinear `interpolate`
+/// without antialiasing, which at a sixteenth of the size is the mean of the four pixels around each token's centre.
+fn token_mask(mask: &GrayImage) -> Vec<f32> {
+    let quarter = |x: u32, y: u32| if mask.row(y)[x as usize] >= 128 { 0.25 } else { 0.0 };
+    let (columns, rows) = (mask.width() / SIZE_MULTIPLE, mask.height() / SIZE_MULTIPLE);
+    let centre = |token: u32| {
+        (token * SIZE_MULTIPLE + SIZE_MULTIPLE / 2 - 1, token * SIZE_MULTIPLE + SIZE_MULTIPLE / 2)
+    };
     let token = |row: u32, column: u32| {
         let ((x1, x2), (y1, y2)) = (centre(column), centre(row));
-        bright(x1, y1) + bright(x2, y1) + bright(x1, y2) + bright(x2, y2)
+        quarter(x1, y1) + quarter(x2, y1) + quarter(x1, y2) + quarter(x2, y2)
     };
     (0..rows)
         .flat_map(|row| (0..columns).map(move |column| (row, column)))
@@ -108,9 +110,9 @@ fn token_mask(mask: &GrayPicture) -> Vec<f32> {
         .collect()
 }
 
-/// The smallest rectangle around all that is not black, `padding` wider on each side, then widened or heightened
-/// to the proportions of `width` by `height` as far as the mask reaches.
-fn crop_region(mask: &GrayPicture, width: u32, height: u32, padding: u32) -> Result<Region> {
+/// Returns the bounding box of all that is not black, `padding` wider on each side, then extended to the aspect
+/// ratio of `width` by `height` as far as the mask reaches.
+fn crop_region(mask: &GrayImage, width: u32, height: u32, padding: u32) -> Result<Region> {
     let row_is_black = |y: &u32| mask.row(*y).iter().all(|&v| v == 0);
     let column_is_black = |x: &u32| (0..mask.height()).all(|y| mask.row(y)[*x as usize] == 0);
     let (columns, rows) = (0..mask.width(), 0..mask.height());
@@ -138,7 +140,7 @@ fn pad(start: u32, end: u32, padding: u32, limit: u32) -> (i64, i64) {
     (i64::from(start.saturating_sub(padding)), i64::from(end.saturating_add(padding).min(limit)))
 }
 
-/// `span` longer by `extra`, half of it at each end; moved back inside `0..limit`, and cut where it is too long.
+/// Extends a span by `extra`, half at each end; then moves it back inside `0..limit`, and cuts it if it is too long.
 fn widen((mut start, mut end): (i64, i64), extra: i64, limit: u32) -> (i64, i64) {
     let limit = i64::from(limit);
     start -= extra.div_euclid(2);
@@ -149,16 +151,16 @@ fn widen((mut start, mut end): (i64, i64), extra: i64, limit: u32) -> (i64, i64)
     (start + before, (end + before).min(limit))
 }
 
-/// Enlarges or shrinks a picture until it fits, centres it, and fills what is left at two sides with its edges.
-fn resize_and_fill<const C: usize>(picture: &Raster<C>, width: u32, height: u32) -> Raster<C> {
+/// Scales an image to fit, centres it, and fills the remaining border with its edge pixels.
+fn resize_and_fill<const C: usize>(image: &Raster<C>, width: u32, height: u32) -> Raster<C> {
     let fit =
         |side: u32, from: u32, to: u32| (u64::from(side) * u64::from(to) / u64::from(from)).max(1) as u32;
     let ratio = f64::from(width) / f64::from(height);
-    let own_ratio = f64::from(picture.width()) / f64::from(picture.height());
-    let fit_width = if ratio < own_ratio { width } else { fit(picture.width(), picture.height(), height) };
-    let fit_height = if ratio < own_ratio { fit(picture.height(), picture.width(), width) } else { height };
+    let own_ratio = f64::from(image.width()) / f64::from(image.height());
+    let fit_width = if ratio < own_ratio { width } else { fit(image.width(), image.height(), height) };
+    let fit_height = if ratio < own_ratio { fit(image.height(), image.width(), width) } else { height };
 
-    let resized = resize(picture, fit_width, fit_height, Filter::Lanczos);
+    let resized = resize(image, fit_width, fit_height, Filter::Lanczos);
     let (left, top) = (width / 2 - fit_width / 2, height / 2 - fit_height / 2);
     let mut out = Raster::black(width, height);
     out.paste(&resized, i64::from(left), i64::from(top));

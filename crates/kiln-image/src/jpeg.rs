@@ -1,6 +1,6 @@
-//! The marker structure of a JPEG file: enough to see where it ends and to carry comments.
+//! The marker structure of a JPEG file: enough to find its end, and to read and write comments.
 
-/// A marker, and the bytes of its segment where it has one.
+/// A marker with the data of its segment, if it has one.
 pub(crate) struct Segment<'a> {
     pub marker: u8,
     pub data: &'a [u8],
@@ -10,12 +10,12 @@ pub(crate) const COMMENT: u8 = 0xfe;
 const START: u8 = 0xd8;
 const END: u8 = 0xd9;
 
-/// Walks the markers behind the start of the picture, compressed data skipped. Stops after the end marker, or
-/// where the file does.
+/// Iterates over the markers after the start of the image, skipping compressed data. Stops after the end marker, or at
+/// the end of the file.
 pub(crate) fn segments(bytes: &[u8]) -> impl Iterator<Item = Segment<'_>> {
     let mut rest = bytes.strip_prefix(&[0xff, START]).unwrap_or_default();
     std::iter::from_fn(move || {
-        // Also steps over compressed data, where 0xff is followed by 0 or a restart marker, and over fill bytes.
+        // Also skips compressed data, where 0xff is followed by 0 or a restart marker, and fill bytes.
         let at = rest.windows(2).position(|w| w[0] == 0xff && !matches!(w[1], 0 | 1 | 0xd0..=0xd7 | 0xff))?;
         let marker = rest[at + 1];
         rest = &rest[at + 2..];
@@ -30,27 +30,27 @@ pub(crate) fn segments(bytes: &[u8]) -> impl Iterator<Item = Segment<'_>> {
     })
 }
 
-/// Whether the file goes on until its end marker.
+/// Whether the file has its end marker.
 pub(crate) fn is_complete(bytes: &[u8]) -> bool {
     segments(bytes).any(|segment| segment.marker == END)
 }
 
-/// `jpeg` with `text` in comment segments, as many as it takes, each starting with `tag`. They go behind the JFIF
-/// header, which has to be the first segment.
+/// Adds `text` to `jpeg` in as many comment segments as it needs, each starting with `tag`. They follow the JFIF header,
+/// which has to be the first segment.
 pub(crate) fn with_comment(jpeg: &[u8], tag: &[u8], text: &[u8]) -> Vec<u8> {
-    const MOST: usize = 65_000;
+    const MAX_SEGMENT: usize = 65_000;
     let header = match segments(jpeg).next() {
         Some(Segment { marker: 0xe0, data }) => 2 + 4 + data.len(),
         _ => 2,
     };
     let (start, rest) = jpeg.split_at(header.min(jpeg.len()));
     let mut out = start.to_vec();
-    for part in text.chunks(MOST - tag.len()) {
-        let length = (2 + tag.len() + part.len()) as u16;
+    for chunk in text.chunks(MAX_SEGMENT - tag.len()) {
+        let length = (2 + tag.len() + chunk.len()) as u16;
         out.extend([0xff, COMMENT]);
         out.extend(length.to_be_bytes());
         out.extend(tag);
-        out.extend(part);
+        out.extend(chunk);
     }
     out.extend(rest);
     out

@@ -1,14 +1,14 @@
-//! Pictures in and out: any file to RGB, RGB to what the model wants, and back into a file with its recipe inside.
+//! Image input and output: decoding files to RGB, preparing model inputs, and encoding files with an embedded recipe.
 //!
-//! Everything is done as Pillow and diffusers do it, because the model's answer depends on it: resizing is equal
-//! to Pillow's to the byte, and preparing references, inpainting sources and masks follows the FLUX.2 \[klein\]
+//! Everything matches Pillow and diffusers, because the model's output depends on it: resizing is byte-exact with
+//! Pillow, and reference images, inpainting sources and masks are prepared as in diffusers' FLUX.2 \[klein\]
 //! pipelines.
 //!
 //! ```
-//! use kiln_image::{Filter, Format, Picture, encode, from_bytes, prepare_reference, read_recipe, resize};
+//! use kiln_image::{Filter, Format, RgbImage, encode, from_bytes, prepare_reference, read_recipe, resize};
 //!
-//! let picture = Picture::new(2, 1, vec![255, 0, 0, 0, 0, 255])?;
-//! let large = resize(&picture, 100, 90, Filter::Lanczos);
+//! let image = RgbImage::new(2, 1, vec![255, 0, 0, 0, 0, 255])?;
+//! let large = resize(&image, 100, 90, Filter::Lanczos);
 //!
 //! let file = encode(&large, Format::Png, Some(r#"{"seed":42}"#))?;
 //! assert_eq!(from_bytes("large.png", &file)?, large);
@@ -30,23 +30,23 @@ mod huffman;
 mod inpaint;
 mod jpeg;
 mod overlay;
+mod png_strips;
 mod prepare;
 mod raster;
 mod recipe;
 mod resample;
-mod strips;
 mod values;
 mod write;
 
 pub use counters::{Counters, counters};
-pub use decode::{MAX_BYTES, MAX_SIDE, dimensions, from_bytes, open, open_gray, with_transparency};
-pub use encode::{Encoding, Format, encode, encode_as};
+pub use decode::{MAX_BYTES, MAX_SIDE, dimensions, from_bytes, from_bytes_with_mask, open, open_gray};
+pub use encode::{Encoding, Format, encode, encode_with};
 pub use error::{Error, Result};
-pub use inpaint::{Inpaint, Paste, Region, prepare_inpaint};
+pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint};
 pub use overlay::paste_back;
-pub use prepare::{MULTIPLE, init_size, prepare_init, prepare_reference, shrink_to};
-pub use raster::{GrayPicture, Picture, Raster};
+pub use prepare::{SIZE_MULTIPLE, init_size, prepare_init, prepare_reference, shrink_to};
+pub use raster::{GrayImage, Raster, RgbImage};
 pub use recipe::read_recipe;
 pub use resample::{Filter, resize};
 pub use values::{from_signed_f32, from_unit_f32, to_signed_f32, to_unit_f32};
-pub use write::write_atomic;
+pub use write::write_file;

@@ -1,33 +1,33 @@
-//! Putting a worked-on region back into its picture, in Pillow's integer arithmetic.
+//! Pasting an inpainted region back into its image, in Pillow's integer arithmetic.
 
 use crate::prepare::centre_crop;
-use crate::{Inpaint, Picture};
+use crate::{InpaintInputs, RgbImage};
 
-/// `result` inside the picture it was cut from, through the mask. Without padding nothing was cut, and the result
-/// is returned as it is.
+/// Pastes `result` into the image that the region was cropped from, through the mask. Without padding nothing was
+/// cropped, and `result` is returned unchanged.
 ///
-/// This is diffusers' `apply_overlay` with the FLUX.2 processor, which does not scale the result down to the region
-/// but takes the region's size out of its middle. The mask is soft here: grey blends.
-pub fn paste_back(inpaint: &Inpaint, result: &Picture) -> Picture {
+/// As diffusers' `apply_overlay` with the FLUX.2 processor, this does not scale the result down to the region, but crops
+/// the region's size out of its centre. The mask is soft here: grey blends.
+pub fn paste_back(inpaint: &InpaintInputs, result: &RgbImage) -> RgbImage {
     let Some(paste) = &inpaint.paste else { return result.clone() };
     let region = &paste.region;
-    let part = centre_crop(result, region.width(), region.height());
-    let mut picture = Picture::black(paste.original.width(), paste.original.height());
-    picture.paste(&part, i64::from(region.left), i64::from(region.top));
+    let cropped = centre_crop(result, region.width(), region.height());
+    let mut image = RgbImage::black(paste.original.width(), paste.original.height());
+    image.paste(&cropped, i64::from(region.left), i64::from(region.top));
 
-    let mut pixels = picture.into_pixels();
+    let mut pixels = image.into_pixels();
     let originals = paste.original.pixels().as_chunks::<3>().0;
     let masks = paste.mask.pixels();
     for ((pixel, original), &mask) in pixels.as_chunks_mut::<3>().0.iter_mut().zip(originals).zip(masks) {
         blend(pixel, original, 255 - mask);
     }
-    Picture::from_parts(paste.original.width(), paste.original.height(), pixels)
+    RgbImage::from_parts(paste.original.width(), paste.original.height(), pixels)
 }
 
 /// Draws `over` on an opaque `pixel` with opacity `alpha`.
 ///
-/// The detours are Pillow's, each with a rounding of its own: the colour is multiplied by its opacity, divided by
-/// it again, and then mixed with weights of 7 fraction bits.
+/// Follows Pillow's steps, each of which rounds: the colour is premultiplied by its opacity, divided by it again, and
+/// then mixed with weights of 7 fraction bits.
 fn blend(pixel: &mut [u8; 3], over: &[u8; 3], alpha: u8) {
     let alpha = u32::from(alpha);
     if alpha == 0 {
@@ -36,14 +36,14 @@ fn blend(pixel: &mut [u8; 3], over: &[u8; 3], alpha: u8) {
     let weight = alpha * 128;
     let other = 255 * 128 - weight;
     for (pixel, &over) in pixel.iter_mut().zip(over) {
-        let multiplied = div255(u32::from(over) * alpha + 128);
-        let over = if alpha == 255 { multiplied } else { (255 * multiplied / alpha).min(255) };
+        let premultiplied = div255(u32::from(over) * alpha + 128);
+        let over = if alpha == 255 { premultiplied } else { (255 * premultiplied / alpha).min(255) };
         let mixed = over * weight + u32::from(*pixel) * other;
         *pixel = (div255(mixed + (128 << 7)) >> 7) as u8;
     }
 }
 
-/// A division by 255 of what has half of that added already.
+/// Divides by 255, rounded down; the caller has added half of it to round to nearest.
 fn div255(value: u32) -> u32 {
     ((value >> 8) + value) >> 8
 }

@@ -1,10 +1,12 @@
+//! Images in memory: rows of interleaved bytes.
+
 use std::fmt;
 
 use crate::{Error, Result};
 
-/// Rows of pixels from the top, each pixel `C` bytes. Never empty.
+/// An image with `C` bytes per pixel, rows from the top. Never empty.
 ///
-/// Use the names [`Picture`] and [`GrayPicture`].
+/// Use it as [`RgbImage`] or [`GrayImage`].
 #[derive(Clone, PartialEq, Eq)]
 pub struct Raster<const C: usize> {
     width: u32,
@@ -12,14 +14,14 @@ pub struct Raster<const C: usize> {
     pixels: Vec<u8>,
 }
 
-/// A picture of red, green, blue bytes.
-pub type Picture = Raster<3>;
+/// An 8-bit RGB image.
+pub type RgbImage = Raster<3>;
 
-/// A picture of grey bytes: a mask, white where something may change.
-pub type GrayPicture = Raster<1>;
+/// An 8-bit grey image, mostly a mask: white where the image may change.
+pub type GrayImage = Raster<1>;
 
 impl<const C: usize> Raster<C> {
-    /// Wraps `pixels`, which must hold `height` rows of `width` pixels.
+    /// Creates an image from `height` rows of `width` pixels.
     pub fn new(width: u32, height: u32, pixels: Vec<u8>) -> Result<Self> {
         let expected = (u64::from(width) * u64::from(height)).saturating_mul(C as u64);
         let found = pixels.len() as u64;
@@ -29,39 +31,39 @@ impl<const C: usize> Raster<C> {
         Ok(Self { width, height, pixels })
     }
 
-    /// For code that has just computed `pixels` at this size.
+    /// [`new`](Self::new) without the checks, for code that has just computed `pixels` at this size.
     pub(crate) fn from_parts(width: u32, height: u32, pixels: Vec<u8>) -> Self {
         debug_assert_eq!(pixels.len(), width as usize * height as usize * C);
         Self { width, height, pixels }
     }
 
-    /// A black picture. Sides of 0 count as 1.
+    /// Creates a black image. Sides of 0 count as 1.
     pub fn black(width: u32, height: u32) -> Self {
         let (width, height) = (width.max(1), height.max(1));
         Self { width, height, pixels: vec![0; width as usize * height as usize * C] }
     }
 
-    /// Pixels from left to right.
+    /// Width in pixels.
     pub fn width(&self) -> u32 {
         self.width
     }
 
-    /// Pixels from top to bottom.
+    /// Height in pixels.
     pub fn height(&self) -> u32 {
         self.height
     }
 
-    /// Width times height.
+    /// Number of pixels.
     pub fn area(&self) -> u64 {
         u64::from(self.width) * u64::from(self.height)
     }
 
-    /// The bytes, row by row from the top, a pixel's channels side by side.
+    /// The bytes, row by row from the top, channels interleaved.
     pub fn pixels(&self) -> &[u8] {
         &self.pixels
     }
 
-    /// The bytes, without the wrapping.
+    /// Returns the bytes, as [`pixels`](Self::pixels).
     pub fn into_pixels(self) -> Vec<u8> {
         self.pixels
     }
@@ -72,14 +74,14 @@ impl<const C: usize> Raster<C> {
         &self.pixels[y as usize * length..][..length]
     }
 
-    /// The part that starts at (`left`, `top`); what lies outside the picture is black.
+    /// Crops a rectangle with its corner at (`left`, `top`). Outside the image it is black.
     pub fn crop(&self, left: i64, top: i64, width: u32, height: u32) -> Self {
-        let mut part = Self::black(width, height);
-        part.paste(self, -left, -top);
-        part
+        let mut cropped = Self::black(width, height);
+        cropped.paste(self, -left, -top);
+        cropped
     }
 
-    /// Copies `other` over this picture with its corner at (`left`, `top`), as far as it fits.
+    /// Copies `other` into this image with its corner at (`left`, `top`), as far as it fits.
     pub fn paste(&mut self, other: &Self, left: i64, top: i64) {
         let columns = overlap(left, other.width, self.width);
         let rows = overlap(top, other.height, self.height);
@@ -97,7 +99,7 @@ impl<const C: usize> Raster<C> {
     }
 }
 
-/// The positions within `0..limit` that a piece of `length` starting at `start` covers.
+/// Returns the positions within `0..limit` that a span of `length` starting at `start` covers.
 fn overlap(start: i64, length: u32, limit: u32) -> std::ops::Range<i64> {
     start.max(0)..start.saturating_add(i64::from(length)).min(i64::from(limit))
 }
@@ -108,15 +110,15 @@ impl<const C: usize> fmt::Debug for Raster<C> {
     }
 }
 
-impl From<&Picture> for GrayPicture {
+impl From<&RgbImage> for GrayImage {
     /// ITU-R 601 luma in the 16-bit fixed point that Pillow's `convert("L")` uses.
-    fn from(picture: &Picture) -> Self {
+    fn from(image: &RgbImage) -> Self {
         let luma = |p: &[u8; 3]| {
             let [r, g, b] = p.map(u32::from);
             ((r * 19595 + g * 38470 + b * 7471 + 0x8000) >> 16) as u8
         };
-        let pixels = picture.pixels.as_chunks::<3>().0.iter().map(luma).collect();
-        Self { width: picture.width, height: picture.height, pixels }
+        let pixels = image.pixels.as_chunks::<3>().0.iter().map(luma).collect();
+        Self { width: image.width, height: image.height, pixels }
     }
 }
 
@@ -125,27 +127,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_that_does_not_fit_the_size_is_refused() {
-        assert!(Picture::new(2, 2, vec![0; 12]).is_ok());
-        let message = Picture::new(2, 2, vec![0; 11]).unwrap_err().to_string();
-        assert_eq!(message, "a picture of 2x2 needs 12 values (and at least one pixel), found 11");
-        assert!(Picture::new(0, 2, vec![]).is_err());
-        assert!(Picture::new(u32::MAX, u32::MAX, vec![0; 3]).is_err());
+    fn data_that_does_not_fit_the_size_is_rejected() {
+        assert!(RgbImage::new(2, 2, vec![0; 12]).is_ok());
+        let message = RgbImage::new(2, 2, vec![0; 11]).unwrap_err().to_string();
+        assert_eq!(message, "an image of 2x2 needs 12 values (and at least one pixel), found 11");
+        assert!(RgbImage::new(0, 2, vec![]).is_err());
+        assert!(RgbImage::new(u32::MAX, u32::MAX, vec![0; 3]).is_err());
     }
 
     #[test]
     fn a_crop_beyond_the_edges_is_black_there() {
-        let picture = GrayPicture::new(3, 2, vec![1, 2, 3, 4, 5, 6]).unwrap();
-        assert_eq!(picture.crop(1, 0, 2, 2).pixels(), [2, 3, 5, 6]);
-        assert_eq!(picture.crop(-1, -1, 3, 2).pixels(), [0, 0, 0, 0, 1, 2]);
-        assert_eq!(picture.crop(2, 1, 2, 2).pixels(), [6, 0, 0, 0]);
-        assert_eq!(picture.crop(9, 9, 1, 1).pixels(), [0]);
-        assert_eq!(picture.crop(i64::MIN / 2, 0, 1, 1).pixels(), [0]);
+        let image = GrayImage::new(3, 2, vec![1, 2, 3, 4, 5, 6]).unwrap();
+        assert_eq!(image.crop(1, 0, 2, 2).pixels(), [2, 3, 5, 6]);
+        assert_eq!(image.crop(-1, -1, 3, 2).pixels(), [0, 0, 0, 0, 1, 2]);
+        assert_eq!(image.crop(2, 1, 2, 2).pixels(), [6, 0, 0, 0]);
+        assert_eq!(image.crop(9, 9, 1, 1).pixels(), [0]);
+        assert_eq!(image.crop(i64::MIN / 2, 0, 1, 1).pixels(), [0]);
     }
 
     #[test]
     fn luma_has_the_weights_and_rounding_of_itu_601() {
-        let picture = Picture::new(4, 1, vec![255, 0, 0, 0, 255, 0, 0, 0, 255, 77, 77, 77]).unwrap();
-        assert_eq!(GrayPicture::from(&picture).pixels(), [76, 150, 29, 77]);
+        let image = RgbImage::new(4, 1, vec![255, 0, 0, 0, 255, 0, 0, 0, 255, 77, 77, 77]).unwrap();
+        assert_eq!(GrayImage::from(&image).pixels(), [76, 150, 29, 77]);
     }
 }

@@ -1,4 +1,4 @@
-//! Finding the recipe that [`encode`](crate::encode) put into a picture.
+//! Reading the recipe that [`encode`](crate::encode) embedded in an image.
 
 use std::io::Cursor;
 
@@ -8,19 +8,19 @@ use image::{ImageDecoder, ImageFormat};
 use crate::decode::sniff;
 use crate::{Error, Result, exif, jpeg};
 
-/// What the recipe is filed under.
+/// The PNG keyword and EXIF software name of a recipe.
 pub(crate) const KEYWORD: &str = "kiln";
 
-/// What a JPEG comment starts with when it is a part of the recipe.
+/// Prefix of the JPEG comments that hold the recipe.
 pub(crate) const COMMENT_TAG: &[u8] = b"kiln:";
 
-/// The most text a compressed chunk may unfold to.
+/// Largest size of a decompressed text chunk.
 const MAX_TEXT: usize = 16 << 20;
 
-/// The recipe inside a picture file that Kiln wrote; `None` where there is none.
+/// Returns the recipe in an image file that Kiln wrote; `None` if there is none.
 ///
-/// The pixels are not decoded, so this also reads files that [`from_bytes`](crate::from_bytes) would refuse. Whoever
-/// knows the file's name gives it to an error with [`Error::named`].
+/// The pixels are not decoded, so this also reads files that [`from_bytes`](crate::from_bytes) rejects. Add the file's
+/// name to an error with [`Error::named`].
 pub fn read_recipe(bytes: &[u8]) -> Result<Option<String>> {
     let name = "<bytes>";
     let (format, format_name) = sniff(name, bytes)?;
@@ -34,10 +34,10 @@ pub fn read_recipe(bytes: &[u8]) -> Result<Option<String>> {
 }
 
 impl Error {
-    /// The same error, said of the file `name`; errors that are not about the bytes of a file stay as they are.
+    /// Replaces the file name in errors about a file's bytes; other errors are returned unchanged.
     pub fn named(mut self, file: &str) -> Error {
         match &mut self {
-            Error::NotAPicture { name, .. }
+            Error::NotAnImage { name, .. }
             | Error::Damaged { name, .. }
             | Error::TooLarge { name, .. }
             | Error::FileTooLarge { name, .. } => file.clone_into(name),
@@ -56,7 +56,7 @@ fn png_recipe(bytes: &[u8]) -> Result<Option<String>, png::DecodingError> {
     if let Some(text) = find(reader.info()) {
         return text.map(Some);
     }
-    // Programs that rewrite pictures like to move texts behind the pixels.
+    // Programs that rewrite images often move text behind the pixels.
     reader.finish()?;
     find(reader.info()).transpose()
 }
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn an_error_can_be_given_the_name_of_the_file() {
         let named = |bytes| read_recipe(bytes).unwrap_err().named("a.png").to_string();
-        assert!(named(b"<html>").starts_with("`a.png` is not a picture"));
-        assert!(named(b"\x89PNG\r\n\x1a\n").starts_with("picture `a.png` is damaged"));
+        assert!(named(b"<html>").starts_with("`a.png` is not an image"));
+        assert!(named(b"\x89PNG\r\n\x1a\n").starts_with("image `a.png` is damaged"));
     }
 }

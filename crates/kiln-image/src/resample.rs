@@ -1,7 +1,7 @@
-//! Pillow's convolution resampling of 8-bit pictures, to the bit.
+//! Pillow's convolution resampling of 8-bit images, byte-exact.
 //!
-//! Two passes with bytes in between, so their order shows: columns and then rows, unless the height loses more
-//! than twice as many pixels as the width (Pillow 13; older ones always begin with the columns). Each output
+//! Two passes with bytes in between, so their order matters: columns and then rows, unless the height loses more
+//! than twice as many pixels as the width (Pillow 13; older versions always start with the columns). Each output
 //! position has a window of source positions whose weights are computed in f64, normalised, and rounded to 22-bit
 //! fixed point. A pass over a side that keeps its length is skipped.
 
@@ -11,10 +11,10 @@ use rayon::prelude::*;
 
 use crate::{Raster, counters};
 
-/// Fraction bits of a weight: 32, less 8 for the pixel and 2 for weights that sum to more than 1.
+/// Fraction bits of a weight: 32, minus 8 for the pixel and 2 for weights that sum to more than 1.
 const PRECISION: u32 = 22;
 
-/// How source pixels are weighted when a picture is resized.
+/// A resampling filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// Windowed sinc over 3 pixels each side: what the FLUX.2 pipelines resize with.
@@ -26,7 +26,7 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// How far the filter reaches, in pixels of the smaller scale.
+    /// Radius of the filter, in pixels of the smaller of the two scales.
     fn support(self) -> f64 {
         match self {
             Filter::Lanczos => 3.0,
@@ -35,7 +35,7 @@ impl Filter {
         }
     }
 
-    fn at(self, x: f64) -> f64 {
+    fn weight(self, x: f64) -> f64 {
         match self {
             Filter::Lanczos if (-3.0..3.0).contains(&x) => sinc(x) * sinc(x / 3.0),
             Filter::Lanczos => 0.0,
@@ -63,19 +63,19 @@ fn sinc(x: f64) -> f64 {
     x.sin() / x
 }
 
-/// `picture` at another size, equal to the byte to Pillow's `Image.resize`. Sides of 0 count as 1.
-pub fn resize<const C: usize>(picture: &Raster<C>, width: u32, height: u32, filter: Filter) -> Raster<C> {
-    let columns = Axis { size: width.max(1), span: 0..picture.width() };
-    let rows = Axis { size: height.max(1), span: 0..picture.height() };
-    resize_spans(picture, columns, rows, filter)
+/// Resizes an image, byte-exact with Pillow's `Image.resize`. Sides of 0 count as 1.
+pub fn resize<const C: usize>(image: &Raster<C>, width: u32, height: u32, filter: Filter) -> Raster<C> {
+    let columns = Axis { size: width.max(1), span: 0..image.width() };
+    let rows = Axis { size: height.max(1), span: 0..image.height() };
+    resize_spans(image, columns, rows, filter)
 }
 
-/// What one side becomes.
+/// The resampling of one axis.
 pub(crate) struct Axis {
-    /// How many pixels it gets.
+    /// Output size in pixels.
     pub size: u32,
-    /// Which of the source's pixels it shows. This may be empty: then every output position sees the filter centred
-    /// on that edge, which is how Pillow spreads an edge over a border.
+    /// The source pixels it shows. May be empty: then the filter is centred on that edge for every output position,
+    /// which is how Pillow extends an edge over a border.
     pub span: Range<u32>,
 }
 
@@ -85,57 +85,54 @@ impl Axis {
     }
 }
 
-/// Resizes a part of a picture; sizes must not be 0.
+/// Resizes a rectangle of an image; sizes must not be 0.
 pub(crate) fn resize_spans<const C: usize>(
-    picture: &Raster<C>,
+    image: &Raster<C>,
     columns: Axis,
     rows: Axis,
     filter: Filter,
 ) -> Raster<C> {
-    if columns.changes(picture.width()) || rows.changes(picture.height()) {
+    if columns.changes(image.width()) || rows.changes(image.height()) {
         counters::count_resampled();
     }
     let lost = |from: u32, to: u32| i64::from(from) - i64::from(to);
-    let (lost_columns, lost_rows) = (lost(picture.width(), columns.size), lost(picture.height(), rows.size));
-    let across = |picture: &Raster<C>| resize_columns(picture, &columns, filter);
-    let down = |picture: &Raster<C>| resize_rows(picture, &rows, filter);
-    if lost_rows > 0 && lost_rows > 2 * lost_columns {
-        across(&down(picture))
-    } else {
-        down(&across(picture))
-    }
+    let (lost_columns, lost_rows) = (lost(image.width(), columns.size), lost(image.height(), rows.size));
+    let across = |image: &Raster<C>| resize_columns(image, &columns, filter);
+    let down = |image: &Raster<C>| resize_rows(image, &rows, filter);
+    if lost_rows > 0 && lost_rows > 2 * lost_columns { across(&down(image)) } else { down(&across(image)) }
 }
 
-/// For each output position, where its window starts in the source and the weights inside it.
-struct Windows {
-    starts: Vec<(usize, usize)>,
+/// The filter windows: for each output position, where it starts in the source and the weights inside it.
+struct FilterWindows {
+    /// Start and length of each window.
+    bounds: Vec<(usize, usize)>,
     weights: Vec<i32>,
-    /// Room for weights per output position.
+    /// Capacity for weights per output position.
     stride: usize,
 }
 
-impl Windows {
+impl FilterWindows {
     fn new(source: u32, Axis { size, span }: &Axis, filter: Filter) -> Self {
         let size = *size;
         let scale = (f64::from(span.end) - f64::from(span.start)) / f64::from(size);
         let filter_scale = scale.max(1.0);
         let support = filter.support() * filter_scale;
         let stride = support.ceil() as usize * 2 + 1;
-        let mut windows = Windows {
-            starts: Vec::with_capacity(size as usize),
+        let mut windows = FilterWindows {
+            bounds: Vec::with_capacity(size as usize),
             weights: vec![0; size as usize * stride],
             stride,
         };
         let mut exact = vec![0.0; stride];
         for (position, weights) in windows.weights.chunks_exact_mut(stride).enumerate() {
             let centre = f64::from(span.start) + (position as f64 + 0.5) * scale;
-            // A cast cuts towards zero and negative values become 0, which is what the bounds want.
+            // The cast truncates, and turns negative values into 0, as the bounds require.
             let start = (centre - support + 0.5) as usize;
             let end = ((centre + support + 0.5) as usize).min(source as usize);
             let exact = &mut exact[..end - start];
             let mut sum = 0.0;
             for (i, weight) in exact.iter_mut().enumerate() {
-                *weight = filter.at(((i + start) as f64 - centre + 0.5) * (1.0 / filter_scale));
+                *weight = filter.weight(((i + start) as f64 - centre + 0.5) * (1.0 / filter_scale));
                 sum += *weight;
             }
             for (weight, &mut exact) in weights.iter_mut().zip(exact) {
@@ -143,18 +140,18 @@ impl Windows {
                 let scaled = exact * f64::from(1 << PRECISION);
                 *weight = (if exact < 0.0 { scaled - 0.5 } else { scaled + 0.5 }) as i32;
             }
-            windows.starts.push((start, end - start));
+            windows.bounds.push((start, end - start));
         }
         windows
     }
 
     fn len(&self) -> usize {
-        self.starts.len()
+        self.bounds.len()
     }
 
-    /// First source position of the window, and its weights.
+    /// Returns the first source position of a window, and its weights.
     fn window(&self, position: usize) -> (usize, &[i32]) {
-        let (start, length) = self.starts[position];
+        let (start, length) = self.bounds[position];
         (start, &self.weights[position * self.stride..][..length])
     }
 }
@@ -165,14 +162,14 @@ fn to_byte(sum: i32) -> u8 {
     (sum >> PRECISION).clamp(0, 255) as u8
 }
 
-fn resize_columns<const C: usize>(picture: &Raster<C>, columns: &Axis, filter: Filter) -> Raster<C> {
-    if !columns.changes(picture.width()) {
-        return picture.clone();
+fn resize_columns<const C: usize>(image: &Raster<C>, columns: &Axis, filter: Filter) -> Raster<C> {
+    if !columns.changes(image.width()) {
+        return image.clone();
     }
-    let windows = Windows::new(picture.width(), columns, filter);
-    let mut out = vec![0u8; windows.len() * C * picture.height() as usize];
+    let windows = FilterWindows::new(image.width(), columns, filter);
+    let mut out = vec![0u8; windows.len() * C * image.height() as usize];
     out.par_chunks_exact_mut(windows.len() * C).enumerate().for_each(|(y, out)| {
-        let source = picture.row(y as u32).as_chunks::<C>().0;
+        let source = image.row(y as u32).as_chunks::<C>().0;
         for (x, out) in out.as_chunks_mut::<C>().0.iter_mut().enumerate() {
             let (start, weights) = windows.window(x);
             let mut sums = [HALF; C];
@@ -184,15 +181,15 @@ fn resize_columns<const C: usize>(picture: &Raster<C>, columns: &Axis, filter: F
             *out = sums.map(to_byte);
         }
     });
-    Raster::from_parts(windows.len() as u32, picture.height(), out)
+    Raster::from_parts(windows.len() as u32, image.height(), out)
 }
 
-fn resize_rows<const C: usize>(picture: &Raster<C>, rows: &Axis, filter: Filter) -> Raster<C> {
-    if !rows.changes(picture.height()) {
-        return picture.clone();
+fn resize_rows<const C: usize>(image: &Raster<C>, rows: &Axis, filter: Filter) -> Raster<C> {
+    if !rows.changes(image.height()) {
+        return image.clone();
     }
-    let windows = Windows::new(picture.height(), rows, filter);
-    let length = picture.width() as usize * C;
+    let windows = FilterWindows::new(image.height(), rows, filter);
+    let length = image.width() as usize * C;
     let mut out = vec![0u8; length * windows.len()];
     out.par_chunks_exact_mut(length).enumerate().for_each_init(
         || vec![0i32; length],
@@ -200,7 +197,7 @@ fn resize_rows<const C: usize>(picture: &Raster<C>, rows: &Axis, filter: Filter)
             let (start, weights) = windows.window(y);
             sums.fill(HALF);
             for (i, &weight) in weights.iter().enumerate() {
-                for (sum, &value) in sums.iter_mut().zip(picture.row((start + i) as u32)) {
+                for (sum, &value) in sums.iter_mut().zip(image.row((start + i) as u32)) {
                     *sum += i32::from(value) * weight;
                 }
             }
@@ -209,5 +206,5 @@ fn resize_rows<const C: usize>(picture: &Raster<C>, rows: &Axis, filter: Filter)
             }
         },
     );
-    Raster::from_parts(picture.width(), windows.len() as u32, out)
+    Raster::from_parts(image.width(), windows.len() as u32, out)
 }

@@ -1,30 +1,30 @@
-//! Writing pictures, and finding their recipes again.
+//! Encoding images, and reading their recipes back.
 
 mod common;
 
 use std::path::Path;
 
 use common::{data, pattern};
-use kiln_image::{Encoding, Format, Picture, encode, encode_as, from_bytes, open, read_recipe};
+use kiln_image::{Encoding, Format, RgbImage, encode, encode_with, from_bytes, open, read_recipe};
 
 const FORMATS: [Format; 3] = [Format::Png, Format::Jpeg, Format::Webp];
 
 #[test]
 fn lossless_formats_keep_every_byte() {
     for (width, height) in [(1, 1), (64, 48), (33, 7)] {
-        let picture: Picture = pattern(width, height);
+        let image: RgbImage = pattern(width, height);
         for format in [Format::Png, Format::Webp] {
             for recipe in [None, Some("{}")] {
-                let bytes = encode(&picture, format, recipe).unwrap();
-                assert_eq!(from_bytes("x", &bytes).unwrap(), picture, "{format} {width}x{height}");
+                let bytes = encode(&image, format, recipe).unwrap();
+                assert_eq!(from_bytes("x", &bytes).unwrap(), image, "{format} {width}x{height}");
             }
         }
     }
 }
 
-/// Pictures that are hard on a packer: all one colour, nothing but noise, one pixel wide, strips of two rows, and many strips.
+/// Difficult images: one colour, noise, one pixel wide, strips of two rows, many strips.
 #[test]
-fn quick_png_keeps_every_byte_of_any_picture() {
+fn fast_png_keeps_every_byte_of_any_image() {
     let mut noise = 1u32;
     let mut random = || {
         noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -33,63 +33,63 @@ fn quick_png_keeps_every_byte_of_any_picture() {
     let sizes = [(1, 1), (2, 3), (1, 5000), (16_000, 7), (640, 512)];
     for (width, height) in sizes {
         let bytes = 3 * width as usize * height as usize;
-        let plain = vec![200; bytes];
+        let flat = vec![200; bytes];
         let noisy: Vec<u8> = (0..bytes).map(|_| random()).collect();
         let sparse: Vec<u8> = (0..bytes).map(|_| if random() < 3 { random() } else { 0 }).collect();
         let shades: Vec<u8> = (0..bytes).map(|i| ((i / 700) as u8).wrapping_add(random() / 64)).collect();
-        for (what, pixels) in [("plain", plain), ("noisy", noisy), ("sparse", sparse), ("shades", shades)] {
-            let picture = Picture::new(width, height, pixels).unwrap();
-            let file = encode(&picture, Format::Png, None).unwrap();
-            assert_eq!(from_bytes("x", &file).unwrap(), picture, "{what} {width}x{height}");
-            // Every row has a byte of its own.
+        for (what, pixels) in [("flat", flat), ("noisy", noisy), ("sparse", sparse), ("shades", shades)] {
+            let image = RgbImage::new(width, height, pixels).unwrap();
+            let file = encode(&image, Format::Png, None).unwrap();
+            assert_eq!(from_bytes("x", &file).unwrap(), image, "{what} {width}x{height}");
+            // Every row has a filter byte.
             let raw = bytes + height as usize;
-            let most = if what == "noisy" { raw + raw / 200 } else { raw / 2 };
-            assert!(file.len() < most + 1000, "{what} {width}x{height}: {} of {raw}", file.len());
+            let limit = if what == "noisy" { raw + raw / 200 } else { raw / 2 };
+            assert!(file.len() < limit + 1000, "{what} {width}x{height}: {} of {raw}", file.len());
         }
     }
 }
 
-/// Grain, on which the search for repetitions loses against none, and a pattern full of them.
+/// Film grain, where searching for matches makes the file larger, and a repetitive pattern.
 #[test]
-fn a_small_png_is_never_larger_than_a_usual_one() {
+fn a_small_png_is_never_larger_than_a_fast_one() {
     let grain =
         (0..3 * 96 * 80u32).map(|i| (i / 900) as u8 + (i.wrapping_mul(2_654_435_761) >> 29) as u8).collect();
-    for picture in [Picture::new(96, 80, grain).unwrap(), pattern(96, 80)] {
-        let usual = encode(&picture, Format::Png, Some("{}")).unwrap();
+    for image in [RgbImage::new(96, 80, grain).unwrap(), pattern(96, 80)] {
+        let fast = encode(&image, Format::Png, Some("{}")).unwrap();
         let small = Encoding { small: true, ..Format::Png.into() };
-        let small = encode_as(&picture, small, Some("{}")).unwrap();
-        assert!(small.len() <= usual.len(), "{} of {}", small.len(), usual.len());
-        assert_eq!(from_bytes("x", &small).unwrap(), picture);
+        let small = encode_with(&image, small, Some("{}")).unwrap();
+        assert!(small.len() <= fast.len(), "{} of {}", small.len(), fast.len());
+        assert_eq!(from_bytes("x", &small).unwrap(), image);
         assert_eq!(read_recipe(&small).unwrap().as_deref(), Some("{}"));
     }
 }
 
 #[test]
 fn the_number_of_threads_does_not_change_a_png() {
-    let picture: Picture = pattern(500, 700);
+    let image: RgbImage = pattern(500, 700);
     let with = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| encode(&picture, Format::Png, Some("{}")).unwrap())
+        pool.install(|| encode(&image, Format::Png, Some("{}")).unwrap())
     };
     assert_eq!(with(1), with(3));
 }
 
 #[test]
 fn jpeg_stays_close() {
-    let picture = open(&data("rgb.png")).unwrap();
-    let bytes = encode(&picture, Format::Jpeg, Some("{}")).unwrap();
+    let image = open(&data("rgb.png")).unwrap();
+    let bytes = encode(&image, Format::Jpeg, Some("{}")).unwrap();
     let found = from_bytes("x", &bytes).unwrap();
-    let largest = picture.pixels().iter().zip(found.pixels()).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+    let largest = image.pixels().iter().zip(found.pixels()).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
     assert!(largest <= 12, "{largest}");
 }
 
 #[test]
-fn recipes_of_any_length_and_language_come_back() {
-    let picture: Picture = pattern(16, 16);
+fn recipes_of_any_length_and_language_are_read_back() {
+    let image: RgbImage = pattern(16, 16);
     let long = "桜 🌸 \"quoted\" \n".repeat(20_000);
     for format in FORMATS {
         for recipe in ["{}", r#"{"prompt":"Grüße, 桜 🌸","seed":18446744073709551615}"#, &long] {
-            let bytes = encode(&picture, format, Some(recipe)).unwrap();
+            let bytes = encode(&image, format, Some(recipe)).unwrap();
             assert_eq!(read_recipe(&bytes).unwrap().as_deref(), Some(recipe), "{format}");
             assert!(from_bytes("x", &bytes).is_ok(), "{format}");
         }
@@ -97,15 +97,15 @@ fn recipes_of_any_length_and_language_come_back() {
 }
 
 #[test]
-fn a_picture_without_a_recipe_has_none() {
-    let picture: Picture = pattern(16, 16);
+fn an_image_without_a_recipe_has_none() {
+    let image: RgbImage = pattern(16, 16);
     for format in FORMATS {
-        assert_eq!(read_recipe(&encode(&picture, format, None).unwrap()).unwrap(), None, "{format}");
+        assert_eq!(read_recipe(&encode(&image, format, None).unwrap()).unwrap(), None, "{format}");
     }
     for name in ["rgb.bmp", "lzw.tif", "palette_transparent.gif", "exif_6.jpg", "exif_6.webp", "xmp_8.png"] {
         assert_eq!(read_recipe(&std::fs::read(data(name)).unwrap()).unwrap(), None, "{name}");
     }
-    assert!(read_recipe(b"no picture").is_err());
+    assert!(read_recipe(b"no image").is_err());
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_recipe_behind_the_pixels_of_a_png_is_found() {
 }
 
 #[test]
-fn the_same_picture_gives_the_same_bytes() {
+fn the_same_image_gives_the_same_bytes() {
     for format in FORMATS {
         let write = || encode(&pattern(64, 48), format, Some("{}")).unwrap();
         assert_eq!(write(), write(), "{format}");

@@ -1,8 +1,8 @@
-"""Makes the files in data/: small pictures in awkward formats, and what Pillow and diffusers make of pictures.
+"""Makes the files in data/: small images in awkward formats, and the results of Pillow and diffusers.
 
 usage: make_data.py        (written with Pillow 13.0.0, diffusers 0.42.1, torch 2.15.0, numpy)
 
-The photographs are made up from a formula, `pattern`, which the tests compute as well. Files are named after what
+The images are computed from a formula, `pattern`, which the tests compute too. Files are named after what
 is odd about them. `golden.txt` has one case per line, its fields are explained beside the code that writes them.
 """
 
@@ -42,13 +42,13 @@ def disc(width, height, cx, cy, radius):
     return np.where(d <= radius**2, 255, np.where(d <= (radius + 1) ** 2, 100, 0)).astype(np.uint8)
 
 
-def picture(array):
+def to_image(array):
     return Image.fromarray(array if array.ndim == 2 or array.shape[2] > 1 else array[..., 0])
 
 
 # ---------------------------------------------------------------------------------------------------------- files
 WIDTH, HEIGHT = 45, 31
-smooth = picture(pattern(9, 6, 3)).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+smooth = to_image(pattern(9, 6, 3)).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
 gray = smooth.convert("L")
 alpha = Image.linear_gradient("L").resize((WIDTH, HEIGHT))
 rgba = smooth.copy()
@@ -100,7 +100,7 @@ deep_png("gray_16.png", deep[..., :1], 0)
 deep_png("rgb_16.png", deep[..., :3], 2)
 deep_png("rgba_16.png", deep, 6)
 
-# decode NAME WIDTH HEIGHT SHA256 LUMA-SHA256 where decoding is exact; for JPEG, the decoded picture is a file.
+# decode NAME WIDTH HEIGHT SHA256 LUMA-SHA256 where decoding is exact; for JPEG, the decoded image is a file.
 for file in sorted(f for f in DATA.iterdir() if f.is_file() and f.name != "golden.txt"):
     if file.name.endswith("_16.png"):  # scaled, where Pillow clips or cuts
         rgb = np.broadcast_to((deep if "rgb" in file.name else deep[..., :1]), deep.shape)[..., :3]
@@ -123,7 +123,7 @@ SIZES = [
 for name, resample in FILTERS.items():
     for width, height, new_width, new_height in SIZES:
         for channels in (1, 3) if width < 400 else (3,):
-            out = picture(pattern(width, height, channels)).resize((new_width, new_height), resample)
+            out = to_image(pattern(width, height, channels)).resize((new_width, new_height), resample)
             lines.append(f"resize {name} {channels} {width} {height} {new_width} {new_height} {sha(np.asarray(out))}")
 
 # ------------------------------------------------------------------------------------------------------- reference
@@ -139,7 +139,7 @@ def to_bytes(tensor):
 
 
 for width, height in [(64, 64), (101, 79), (80, 640), (1024, 1024), (1025, 1024), (1400, 1001), (700, 3001)]:
-    image = picture(pattern(width, height, 3))
+    image = to_image(pattern(width, height, 3))
     images.check_image_input(image)
     image = images._resize_if_exceeds_area(image)
     w, h = image.width // 16 * 16, image.height // 16 * 16
@@ -149,7 +149,7 @@ for width, height in [(64, 64), (101, 79), (80, 640), (1024, 1024), (1025, 1024)
 # --------------------------------------------------------------------------------------------------------- inpaint
 # inpaint WIDTH HEIGHT MASK-WIDTH MASK-HEIGHT CX CY RADIUS PADDING ->
 #     WIDTH HEIGHT LEFT,TOP,RIGHT,BOTTOM SOURCE-SHA256 TOKEN-MASK-SHA256 RESULT-WIDTH RESULT-HEIGHT RESULT-SHA256
-# What the model would have made is the pattern of that size, upside down.
+# The generated image is replaced by the pattern of that size, upside down.
 CASES = [
     (100, 72, 100, 72, 54, 36, 24, None), (100, 72, 37, 130, 20, 60, 15, None), (1300, 1000, 1300, 1000, 400, 500, 300, None),
     (100, 72, 100, 72, 61, 25, 12, 8), (100, 72, 100, 72, 4, 68, 3, 0), (90, 200, 90, 200, 45, 100, 30, 5),
@@ -157,8 +157,8 @@ CASES = [
     (160, 40, 160, 40, 30, 20, 5, 1), (300, 17, 300, 17, 150, 8, 2, 3),
 ]  # fmt: skip
 for width, height, mask_width, mask_height, cx, cy, radius, padding in CASES:
-    image = picture(pattern(width, height, 3))
-    mask = picture(disc(mask_width, mask_height, cx, cy, radius))
+    image = to_image(pattern(width, height, 3))
+    mask = to_image(disc(mask_width, mask_height, cx, cy, radius))
     if width * height > 1024 * 1024:
         scale = math.sqrt(1024 * 1024 / (width * height))
         image = images.resize(image, int(height * scale), int(width * scale))
@@ -168,7 +168,7 @@ for width, height, mask_width, mask_height, cx, cy, radius, padding in CASES:
     source = images.preprocess(image, h, w, crops_coords=region, resize_mode=mode)
     tokens = masks.preprocess(mask, height=h, width=w, resize_mode=mode, crops_coords=region)
     tokens = torch.nn.functional.interpolate(tokens, size=(h // 16, w // 16), mode="bilinear")
-    result = picture(pattern(w, h, 3)[::-1].copy())
+    result = to_image(pattern(w, h, 3)[::-1].copy())
     if region is not None:
         result = images.apply_overlay(mask, image, result, region)
     box = "-" if region is None else ",".join(map(str, region))

@@ -1,4 +1,4 @@
-//! Damaged files are errors or other pictures, never a panic: thousands of changed bytes and cuts, always the same.
+//! Damaged files give errors or other images, never a panic: thousands of reproducible changes and cuts.
 
 mod common;
 
@@ -47,8 +47,8 @@ fn changed_bytes_never_panic() {
             read += usize::from(from_bytes(name, &bytes).is_ok());
         }
     }
-    // Neither all refused nor all read: the changes do reach the decoders.
-    assert!((500..8000).contains(&read), "{read} of 8800 were still pictures");
+    // Neither all rejected nor all read: the changes reach the decoders.
+    assert!((500..8000).contains(&read), "{read} of 8800 were still images");
 }
 
 /// Without this, almost every change to a PNG would stop at a checksum.

@@ -1,10 +1,10 @@
-//! Resizing and preparing against Pillow 13.0.0 and diffusers 0.42.1, to the byte (see make_data.py).
+//! Resizing and preparing, byte-exact with Pillow 13.0.0 and diffusers 0.42.1 (see make_data.py).
 
 mod common;
 
 use common::{disc, golden, pattern, sha};
 use kiln_image::{
-    Error, Filter, GrayPicture, Picture, paste_back, prepare_init, prepare_inpaint, prepare_reference, resize,
+    Error, Filter, GrayImage, RgbImage, paste_back, prepare_init, prepare_inpaint, prepare_reference, resize,
 };
 
 fn number(field: &str) -> u32 {
@@ -32,8 +32,8 @@ fn resizing_gives_pillows_bytes() {
 
 #[test]
 fn resizing_to_the_same_size_changes_nothing() {
-    let picture = pattern::<3>(37, 23);
-    assert_eq!(resize(&picture, 37, 23, Filter::Lanczos), picture);
+    let image = pattern::<3>(37, 23);
+    assert_eq!(resize(&image, 37, 23, Filter::Lanczos), image);
 }
 
 #[test]
@@ -47,18 +47,18 @@ fn references_are_shrunk_and_cropped_as_diffusers_does() {
 }
 
 #[test]
-fn references_too_small_or_too_thin_are_refused_with_their_size() {
+fn references_that_are_too_small_or_too_thin_are_rejected_with_their_size() {
     for (width, height) in [(63, 80), (80, 63), (1, 1)] {
-        let error = prepare_reference(&Picture::black(width, height)).unwrap_err();
+        let error = prepare_reference(&RgbImage::black(width, height)).unwrap_err();
         assert!(matches!(error, Error::TooSmall { .. }), "{error}");
         assert!(error.to_string().contains(&format!("{width}x{height}")), "{error}");
     }
     for (width, height) in [(800, 96), (96, 769)] {
-        let error = prepare_reference(&Picture::black(width, height)).unwrap_err();
+        let error = prepare_reference(&RgbImage::black(width, height)).unwrap_err();
         assert!(matches!(error, Error::AspectRatio { .. }), "{error}");
         assert!(error.to_string().contains(&format!("{width}x{height}")), "{error}");
     }
-    assert!(prepare_reference(&Picture::black(64, 512)).is_ok());
+    assert!(prepare_reference(&RgbImage::black(64, 512)).is_ok());
 }
 
 #[test]
@@ -83,17 +83,17 @@ fn inpainting_prepares_and_pastes_back_as_diffusers_does() {
     }
 }
 
-fn upside_down(picture: &Picture) -> Picture {
-    let rows = (0..picture.height()).rev().flat_map(|y| picture.row(y)).copied().collect();
-    Picture::new(picture.width(), picture.height(), rows).unwrap()
+fn upside_down(image: &RgbImage) -> RgbImage {
+    let rows = (0..image.height()).rev().flat_map(|y| image.row(y)).copied().collect();
+    RgbImage::new(image.width(), image.height(), rows).unwrap()
 }
 
 #[test]
-fn half_brightness_belongs_to_the_mask_and_less_does_not() {
-    let source = Picture::black(32, 16);
+fn the_mask_threshold_is_half_brightness() {
+    let source = RgbImage::black(32, 16);
     let mask = |left: u8, right: u8| {
         let pixels = (0..16 * 32).map(|i| if i % 32 < 16 { left } else { right }).collect();
-        prepare_inpaint(&source, &GrayPicture::new(32, 16, pixels).unwrap(), None).unwrap().mask
+        prepare_inpaint(&source, &GrayImage::new(32, 16, pixels).unwrap(), None).unwrap().mask
     };
     assert_eq!(mask(128, 127), [1.0, 0.0]);
     assert_eq!(mask(0, 255), [0.0, 1.0]);
@@ -113,21 +113,21 @@ fn a_mask_of_another_size_is_stretched_over_the_source_with_padding_too() {
 }
 
 #[test]
-fn an_empty_mask_has_no_region_but_is_fine_without_one() {
-    let (source, mask) = (pattern(64, 64), GrayPicture::black(64, 64));
+fn an_empty_mask_is_an_error_only_with_padding() {
+    let (source, mask) = (pattern(64, 64), GrayImage::black(64, 64));
     assert!(matches!(prepare_inpaint(&source, &mask, Some(8)), Err(Error::EmptyMask { .. })));
     assert!(prepare_inpaint(&source, &mask, None).unwrap().mask.iter().all(|&v| v == 0.0));
 }
 
 #[test]
-fn a_source_below_one_token_is_refused() {
-    let error = prepare_inpaint(&pattern(40, 15), &GrayPicture::black(40, 15), None).unwrap_err();
+fn a_source_smaller_than_a_token_is_rejected() {
+    let error = prepare_inpaint(&pattern(40, 15), &GrayImage::black(40, 15), None).unwrap_err();
     assert!(error.to_string().contains("40x15"), "{error}");
     assert!(prepare_init(&pattern(40, 15), None, None).is_err());
 }
 
 #[test]
-fn a_picture_to_start_from_takes_the_asked_size_or_keeps_its_own() {
+fn an_initial_image_takes_the_given_size_or_keeps_its_own() {
     let size = |width, height, w, h| {
         let init = prepare_init(&pattern(width, height), w, h).unwrap();
         (init.width(), init.height())
@@ -142,6 +142,6 @@ fn a_picture_to_start_from_takes_the_asked_size_or_keeps_its_own() {
         let error = prepare_init(&pattern(100, 72), width, height).unwrap_err();
         assert!(matches!(error, Error::TooLong { .. }), "{error}");
     }
-    let whole = prepare_inpaint(&pattern(100, 72), &GrayPicture::black(9, 9), None).unwrap().source;
+    let whole = prepare_inpaint(&pattern(100, 72), &GrayImage::black(9, 9), None).unwrap().source;
     assert_eq!(prepare_init(&pattern(100, 72), None, None).unwrap(), whole);
 }

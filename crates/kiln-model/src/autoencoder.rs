@@ -1,6 +1,12 @@
-//! Pictures to tokens and back, with whichever autoencoder is at hand.
+//! Images to tokens and back, with FLUX.2's autoencoder or TAEF2.
+//!
+//! ```text
+//! image [h, w, 3] ──encode, in tiles if large──▶ latent [h/8, w/8, 32] ──2×2 patches, batch norm──▶ tokens [h/16 · w/16, 128]
+//! tokens ──batch norm undone, unpatched──▶ latent ──decode, in tiles if large──▶ image
+//! ```
+//! TAEF2 works on normalised latents (no batch norm) and on pixels in [0, 1]; FLUX.2's on pixels in [-1, 1].
 
-use kiln_image::Picture;
+use kiln_image::RgbImage;
 use kiln_ops::{Backend, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::WeightSource;
@@ -9,19 +15,19 @@ use crate::taef2::Taef2;
 use crate::vae::{self, Vae};
 use crate::{Event, Observer, Result, tiles};
 
-/// A picture that is still being decoded; calling it waits.
-pub type PictureLater = Box<dyn FnOnce() -> Result<Picture> + Send>;
+/// An image that is still being decoded; calling it waits.
+pub type PendingImage = Box<dyn FnOnce() -> Result<RgbImage> + Send>;
 
-/// FLUX.2's autoencoder or its tiny stand-in.
+/// FLUX.2's autoencoder, or the tiny one.
 pub enum Autoencoder<B: Backend> {
-    /// The real one, with the full or the small decoder.
+    /// FLUX.2's, with the full or the small decoder.
     Full(Vae<B>),
     /// TAEF2.
     Tiny(Taef2<B>),
 }
 
 impl<B: Backend> Autoencoder<B> {
-    /// Loads FLUX.2's autoencoder of this configuration, or TAEF2 where there is none.
+    /// Loads FLUX.2's autoencoder with this configuration, or TAEF2 without one.
     pub fn load(b: &B, source: &WeightSource, config: Option<&vae::Config>, dtype: DType) -> Result<Self> {
         match config {
             Some(config) => Ok(Autoencoder::Full(Vae::load(b, &source.root(), config, dtype)?)),
@@ -29,23 +35,22 @@ impl<B: Backend> Autoencoder<B> {
         }
     }
 
-    /// Normalised tokens, f32 `[h/16 · w/16, 128]`, of a picture whose sides are multiples of 16.
-    pub fn encode(&self, b: &B, picture: &Picture, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+    /// Encodes an image, whose sides must be multiples of 16, to normalised tokens, f32 `[h/16 · w/16, 128]`.
+    pub fn encode(&self, b: &B, image: &RgbImage, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         let values = match self {
-            Autoencoder::Full(_) => kiln_image::to_signed_f32(picture),
-            Autoencoder::Tiny(_) => kiln_image::to_unit_f32(picture),
+            Autoencoder::Full(_) => kiln_image::to_signed_f32(image),
+            Autoencoder::Tiny(_) => kiln_image::to_unit_f32(image),
         };
-        let shape = [picture.height() as usize, picture.width() as usize, 3];
-        let picture = HostTensor::from_f32(shape, values)?;
-        let latent = match tiles::in_one_piece([shape[0] / 8, shape[1] / 8]) {
-            // What is done in one piece never leaves the device.
-            true => self.encode_tile(b, &picture, observer)?,
-            false => {
-                let latent = tiles::map(&picture, [8, 1], |tile, _, _| {
-                    Ok(b.download(&self.encode_tile(b, tile, observer)?)?)
-                })?;
-                b.upload(&latent, DType::F32)?
-            }
+        let shape = [image.height() as usize, image.width() as usize, 3];
+        let pixels = HostTensor::from_f32(shape, values)?;
+        let latent = if tiles::fits_untiled([shape[0] / 8, shape[1] / 8]) {
+            // The latent stays on the device.
+            self.encode_tile(b, &pixels, observer)?
+        } else {
+            let latent = tiles::map_tiles(&pixels, [8, 1], |tile, _, _| {
+                Ok(b.download(&self.encode_tile(b, tile, observer)?)?)
+            })?;
+            b.upload(&latent, DType::F32)?
         };
         let patches = b.space_to_depth(&latent)?;
         let patches = match self {
@@ -56,58 +61,58 @@ impl<B: Backend> Autoencoder<B> {
         Ok(b.reshape(&patches, [rows, channels].into())?)
     }
 
-    /// The picture of normalised tokens on a `grid` of height and width.
+    /// Decodes normalised tokens on a `grid` of height and width.
     pub fn decode(
         &self,
         b: &B,
         tokens: &B::Tensor,
         grid: [usize; 2],
         observer: &mut dyn Observer<B>,
-    ) -> Result<Picture> {
-        self.decode_later(b, tokens, grid, observer)?()
+    ) -> Result<RgbImage> {
+        self.decode_async(b, tokens, grid, observer)?()
     }
 
-    /// [`Autoencoder::decode`] without the wait, as far as the picture is decoded in one piece.
-    pub fn decode_later(
+    /// [`Autoencoder::decode`] without waiting for the result, unless the image is tiled.
+    pub fn decode_async(
         &self,
         b: &B,
         tokens: &B::Tensor,
         grid: [usize; 2],
         observer: &mut dyn Observer<B>,
-    ) -> Result<PictureLater> {
+    ) -> Result<PendingImage> {
         let patches = b.reshape(tokens, [grid[0], grid[1], tokens.shape().last()].into())?;
         let patches = match self {
             Autoencoder::Full(vae) => vae.denormalise(b, &patches)?,
             Autoencoder::Tiny(_) => patches,
         };
         let latent = b.depth_to_space(&patches)?;
-        observer.see("vae.decode_input", &latent)?;
+        observer.inspect("vae.decode_input", &latent)?;
         let [height, width] = grid.map(|side| (side * 16) as u32);
-        // What is done in one piece never leaves the device before it is bytes.
-        if tiles::in_one_piece(grid.map(|side| 2 * side)) {
-            let picture = self.decode_tile(b, &latent, observer)?;
-            observer.event(Event::Decode { done: 1, total: 1 })?;
+        // The latent stays on the device, and only bytes are downloaded.
+        if tiles::fits_untiled(grid.map(|side| 2 * side)) {
+            let image = self.decode_tile(b, &latent, observer)?;
+            observer.event(Event::TileDecoded { done: 1, total: 1 })?;
             let (scale, shift) = match self {
                 Autoencoder::Full(_) => (0.5, 0.5),
                 Autoencoder::Tiny(_) => (1.0, 0.0),
             };
-            let bytes = b.download_bytes_later(&picture, scale, shift)?;
-            return Ok(Box::new(move || Ok(Picture::new(width, height, bytes()?)?)));
+            let bytes = b.download_bytes_async(&image, scale, shift)?;
+            return Ok(Box::new(move || Ok(RgbImage::new(width, height, bytes()?)?)));
         }
-        let values = tiles::map(&b.download(&latent)?, [1, 8], |tile, done, total| {
-            let picture = self.decode_tile(b, &b.upload(tile, DType::F32)?, observer)?;
-            let picture = b.download(&b.cast(&picture, DType::F32)?)?;
-            observer.event(Event::Decode { done: done + 1, total })?;
-            Ok(picture)
+        let values = tiles::map_tiles(&b.download(&latent)?, [1, 8], |tile, done, total| {
+            let image = self.decode_tile(b, &b.upload(tile, DType::F32)?, observer)?;
+            let image = b.download(&b.cast(&image, DType::F32)?)?;
+            observer.event(Event::TileDecoded { done: done + 1, total })?;
+            Ok(image)
         })?;
-        let picture = match self {
+        let image = match self {
             Autoencoder::Full(_) => kiln_image::from_signed_f32(width, height, &values.to_f32()?)?,
             Autoencoder::Tiny(_) => kiln_image::from_unit_f32(width, height, &values.to_f32()?)?,
         };
-        Ok(Box::new(move || Ok(picture)))
+        Ok(Box::new(move || Ok(image)))
     }
 
-    /// `[8h, 8w, 3]` on the host to the latent `[h, w, latent]` in f32, at once.
+    /// Encodes `[8h, 8w, 3]` on the host to the latent, f32 `[h, w, latent]`.
     fn encode_tile(&self, b: &B, tile: &HostTensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         let latent = match self {
             Autoencoder::Full(vae) => vae.encode(b, b.upload(tile, vae.dtype())?, observer)?,
@@ -116,7 +121,7 @@ impl<B: Backend> Autoencoder<B> {
         Ok(b.cast(&latent, DType::F32)?)
     }
 
-    /// `[h, w, latent]` in f32 to `[8h, 8w, 3]`, at once.
+    /// Decodes f32 `[h, w, latent]` to `[8h, 8w, 3]`.
     fn decode_tile(&self, b: &B, latent: &B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         match self {
             Autoencoder::Full(vae) => vae.decode(b, b.cast(latent, vae.dtype())?, observer),

@@ -1,6 +1,8 @@
+//! The crate's error type.
+
 use std::path::{Path, PathBuf};
 
-/// Why a model could not be loaded or a picture could not be made.
+/// Why a model could not be loaded or run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file of the model folder can't be read.
@@ -8,10 +10,10 @@ pub enum Error {
     Read {
         /// The file.
         file: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A configuration file that makes no sense to us.
+    /// A configuration file is invalid or unsupported.
     #[error("`{file}`: {what}")]
     Config {
         /// The file.
@@ -19,42 +21,42 @@ pub enum Error {
         /// What was expected and what was found.
         what: String,
     },
-    /// A request that can't be served.
+    /// The request is invalid.
     #[error("{0}")]
     Request(String),
-    /// Numbers that are no numbers: damaged weights, or a LoRA with an absurd weight.
+    /// Values are NaN or infinite: damaged weights, or a LoRA with an extreme weight.
     #[error("{what} is not finite: it holds NaN or infinity")]
     NotFinite {
-        /// What was computed or given.
+        /// Which values.
         what: &'static str,
     },
     /// The tokenizer failed.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
-    /// The observer asked to stop.
+    /// The observer stopped the run.
     #[error("cancelled")]
     Cancelled,
-    /// Weights.
+    /// Reading weights failed.
     #[error(transparent)]
     Weights(#[from] kiln_weights::Error),
-    /// Pictures.
+    /// Reading or preparing an image failed.
     #[error(transparent)]
     Image(#[from] kiln_image::Error),
-    /// An operation of the backend.
+    /// An operation of the backend failed.
     #[error(transparent)]
     Ops(#[from] kiln_ops::Error),
-    /// A host tensor.
+    /// Creating or converting a host tensor failed.
     #[error(transparent)]
     Tensor(#[from] kiln_tensor::Error),
 }
 
 impl Error {
-    /// A [`Error::Config`].
+    /// Creates an [`Error::Config`].
     pub fn config(file: impl AsRef<Path>, what: impl Into<String>) -> Self {
         Error::Config { file: file.as_ref().to_path_buf(), what: what.into() }
     }
 
-    /// A [`Error::Request`].
+    /// Creates an [`Error::Request`].
     pub fn request(what: impl Into<String>) -> Self {
         Error::Request(what.into())
     }

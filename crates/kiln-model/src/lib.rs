@@ -1,20 +1,19 @@
-//! FLUX.2 \[klein\]: one prompt's way to pixels.
+//! The networks of FLUX.2 \[klein\]: tokenizer, text encoder, transformer, autoencoders, and the noise schedule.
 //!
 //! ```text
 //! prompt ──tokenizer──▶ ids ──text_encoder──▶ text tokens ┐
-//! seed ──rng──▶ noise tokens ─────────────────────────────┼──transformer, step by step──▶ tokens ──autoencoder──▶ picture
+//! seed ──rng──▶ noise tokens ─────────────────────────────┼──transformer, step by step──▶ tokens ──autoencoder──▶ image
 //! references ──autoencoder──▶ reference tokens ───────────┘
 //! ```
-//! The networks and what belongs to them: tokenizer, text encoder, transformer, autoencoders, noise schedule. Nothing here
-//! asks which [`Backend`](kiln_ops::Backend) it runs on or how a weight is stored. `kiln-engine` opens models and runs
-//! requests with these parts.
+//! Nothing here depends on which [`Backend`](kiln_ops::Backend) it runs on, or on how a weight is stored. `kiln-engine`
+//! opens models and runs requests with these components.
 #![forbid(unsafe_code)]
 
-mod ahead;
 mod autoencoder;
 pub mod config;
 mod error;
 mod observer;
+mod prefetch;
 mod residency;
 pub mod schedule;
 pub mod taef2;
@@ -24,8 +23,8 @@ pub mod tokenizer;
 pub mod transformer;
 pub mod vae;
 
-pub use autoencoder::{Autoencoder, PictureLater};
+pub use autoencoder::{Autoencoder, PendingImage};
 pub use error::{Error, Result};
-pub use observer::{Denoised, Event, Observer};
+pub use observer::{Event, Observer, StepOutput};
 pub use residency::ResidencyPlan;
-pub use tiles::LARGEST_PIXELS;
+pub use tiles::MAX_TILE_PIXELS;

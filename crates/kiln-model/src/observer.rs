@@ -1,137 +1,139 @@
+//! Progress events and intermediate tensors of a run.
+
 use kiln_ops::Backend;
 
 use crate::Result;
 
-/// What a run is doing, for progress bars and logs.
+/// A progress event, for progress bars and logs. Past participles report finished work, the others work that begins.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A part of the model is being loaded.
+    /// A component of the model is being loaded.
     Loading {
         /// `text encoder`, `transformer`, `vae`, …
-        part: &'static str,
+        component: &'static str,
     },
-    /// Block `done` of `total` of the transformer is in 8 bits; told where that takes time.
-    Rounded {
+    /// A block of the transformer was quantized to 8 bits while loading; sent where that takes time.
+    BlockQuantized {
         /// Blocks done.
         done: usize,
         /// Blocks in all.
         total: usize,
     },
-    /// A LoRA was laid over the transformer.
-    Lora {
+    /// A LoRA was applied to the transformer.
+    LoraApplied {
         /// How many modules matched, rank and weight, in one line.
         report: String,
     },
-    /// Layer `done` of `total` of the text encoder is finished, for prompt `prompt`.
-    Text {
-        /// Which prompt, from 0; the negative prompt comes last.
+    /// A layer of the text encoder is finished; `done` is 0 when the first begins.
+    TextLayer {
+        /// Index of the prompt, from 0; the negative prompt comes last.
         prompt: usize,
-        /// How many prompts there are.
+        /// Number of prompts.
         prompts: usize,
         /// Layers done.
         done: usize,
         /// Layers to run.
         total: usize,
     },
-    /// Reference `index` is about to be encoded.
-    Reference {
-        /// Which one, from 0.
+    /// A reference image is about to be encoded.
+    EncodingReference {
+        /// Index of the reference, from 0.
         index: usize,
-        /// How many there are.
+        /// Number of references.
         total: usize,
     },
     /// A step begins.
     StepStarted {
-        /// Which picture, from 0; the first of several.
-        picture: usize,
-        /// How many pictures of this request take the step at once.
-        own: usize,
-        /// The same of all requests.
-        all: usize,
-        /// Which step, from 0.
+        /// Index of the image, from 0; the first if several take the step together.
+        image: usize,
+        /// Images of this request that take the step together.
+        images: usize,
+        /// Images of all requests that take the step together.
+        batch: usize,
+        /// Index of the step, from 0.
         step: usize,
-        /// How many steps this run takes.
+        /// Number of steps in this run.
         steps: usize,
-        /// Noise level at its start.
+        /// Noise level before the step.
         sigma: f32,
     },
     /// A step is finished.
     StepFinished {
-        /// Which picture, from 0; the first of several.
-        picture: usize,
-        /// How many pictures of this request took the step at once.
-        own: usize,
-        /// Which step, from 0.
+        /// Index of the image, from 0; the first if several took the step together.
+        image: usize,
+        /// Images of this request that took the step together.
+        images: usize,
+        /// Index of the step, from 0.
         step: usize,
-        /// How many steps this run takes.
+        /// Number of steps in this run.
         steps: usize,
     },
-    /// A block of the step is finished; of a step that a GPU replays, all are told of when it is launched.
+    /// A block of the transformer is finished. When a GPU replays a recorded step, all of its blocks are reported at once.
     Block {
         /// Blocks done.
         done: usize,
         /// Blocks of one step.
         total: usize,
     },
-    /// Picture `picture` is about to be decoded.
-    Decoding {
-        /// Which picture, from 0.
-        picture: usize,
+    /// An image is about to be decoded.
+    DecodingImage {
+        /// Index of the image, from 0.
+        image: usize,
     },
-    /// Tile `done` of `total` is decoded; one tile when the picture is decoded whole.
-    Decode {
+    /// A tile of an image was decoded; an image that is not tiled counts as one tile.
+    TileDecoded {
         /// Tiles done.
         done: usize,
         /// Tiles in all.
         total: usize,
     },
-    /// Something the user should know: an option that has no effect, a size that was rounded.
+    /// Something the user should know: an option without effect, a size that was rounded.
     Note(String),
 }
 
-/// What a step made of one image.
-pub struct Denoised<'a, B: Backend> {
-    /// Which step, from 0.
+/// The state of one image after a step.
+pub struct StepOutput<'a, B: Backend> {
+    /// Index of the step, from 0.
     pub step: usize,
-    /// The latents after it, f32 `[tokens, channels]`.
+    /// Latents after the step, f32 `[tokens, channels]`.
     pub latents: &'a B::Tensor,
-    /// The velocity that was followed.
+    /// The velocity that the step followed.
     pub velocity: &'a B::Tensor,
-    /// The noise level after it.
+    /// Noise level after the step.
     pub sigma: f32,
 }
 
-/// Watches a run, and can stop it.
+/// Observes a run, and can stop it.
 ///
-/// Every call site asks for a `Result`: an error returned here, such as [`Error::Cancelled`](crate::Error::Cancelled),
-/// ends the run at once. `()` watches nothing.
+/// An error returned from any method, such as [`Error::Cancelled`](crate::Error::Cancelled), ends the run at once.
+/// `()` observes nothing.
 pub trait Observer<B: Backend> {
-    /// Something happened.
+    /// Receives a progress event.
     fn event(&mut self, event: Event) -> Result<()> {
         let _ = event;
         Ok(())
     }
 
-    /// A step of an image was taken, on a backend that may still be at it.
-    fn denoised(&mut self, step: &Denoised<'_, B>) -> Result<()> {
+    /// Receives the result of a step; the backend may still be computing it.
+    fn step_output(&mut self, step: &StepOutput<'_, B>) -> Result<()> {
         let _ = step;
         Ok(())
     }
 
-    /// An intermediate tensor, named as in the golden files. Looking at it costs a download.
-    fn see(&mut self, name: &str, x: &B::Tensor) -> Result<()> {
+    /// Receives an intermediate tensor, named as in the golden files. Reading it costs a download.
+    fn inspect(&mut self, name: &str, x: &B::Tensor) -> Result<()> {
         let _ = (name, x);
         Ok(())
     }
 
-    /// Whether it wants to see tensors inside a call of the transformer. One that doesn't lets a GPU replay whole steps.
-    fn looks_inside(&self) -> bool {
+    /// Whether [`inspect`](Observer::inspect) needs the tensors inside the transformer. If not, a GPU may replay whole steps.
+    fn wants_tensors(&self) -> bool {
         true
     }
 }
 
 impl<B: Backend> Observer<B> for () {
-    fn looks_inside(&self) -> bool {
+    fn wants_tensors(&self) -> bool {
         false
     }
 }

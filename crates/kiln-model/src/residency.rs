@@ -1,10 +1,11 @@
+//! Choosing which weights stay in device memory when not all fit.
+
 use std::cell::Cell;
 
 use kiln_ops::Residency;
-use kiln_tensor::LinearParts;
 
-/// Which of a model's weights stay on the device when not all can. They are spread evenly, so that the copies of the others
-/// go on all the time.
+/// A plan for which weights stay on the device when not all fit. They are spread evenly among the others, so that streaming
+/// those overlaps with computation all the time.
 ///
 /// ```
 /// use kiln_model::ResidencyPlan;
@@ -15,41 +16,40 @@ use kiln_tensor::LinearParts;
 /// ```
 #[derive(Debug)]
 pub struct ResidencyPlan {
-    stay: u64,
-    of: u64,
+    /// Bytes that may stay on the device.
+    resident: u64,
+    /// Bytes of all weights.
+    total: u64,
+    /// Bytes of the weights so far.
     seen: Cell<u64>,
-    stayed: Cell<u64>,
+    /// Bytes of those that stay on the device.
+    placed: Cell<u64>,
 }
 
 impl ResidencyPlan {
-    /// Weights below that are not worth their copies.
-    const SMALL: u64 = 1 << 20;
+    /// Smaller weights always stay: streaming them costs more than it saves.
+    const MIN_STREAMED: u64 = 1 << 20;
 
-    /// Everything stays.
-    pub fn whole() -> ResidencyPlan {
+    /// Plans for all weights to stay on the device.
+    pub fn all_on_device() -> ResidencyPlan {
         ResidencyPlan::new(0, 0)
     }
 
-    /// `stay` bytes of `of` stay.
-    pub fn new(stay: u64, of: u64) -> ResidencyPlan {
-        ResidencyPlan { stay, of, seen: Cell::new(0), stayed: Cell::new(0) }
+    /// Plans for `resident` of `total` bytes to stay on the device.
+    pub fn new(resident: u64, total: u64) -> ResidencyPlan {
+        ResidencyPlan { resident, total, seen: Cell::new(0), placed: Cell::new(0) }
     }
 
-    /// Where the next weight lies, which has so many bytes. The order of the calls is the order in which weights are used.
+    /// Decides where the next weight, of `bytes`, is kept. Call it in the order in which the weights are used.
     pub fn next(&self, bytes: u64) -> Residency {
         self.seen.set(self.seen.get() + bytes);
-        let share = u128::from(self.stay) * u128::from(self.seen.get());
-        let within = u128::from(self.stayed.get() + bytes) * u128::from(self.of) <= share;
-        if self.stay >= self.of || bytes < ResidencyPlan::SMALL || within {
-            self.stayed.set(self.stayed.get() + bytes);
+        let share = u128::from(self.resident) * u128::from(self.seen.get());
+        let within = u128::from(self.placed.get() + bytes) * u128::from(self.total) <= share;
+        if self.resident >= self.total || bytes < ResidencyPlan::MIN_STREAMED || within {
+            self.placed.set(self.placed.get() + bytes);
             return Residency::Device;
         }
         Residency::Host
-    }
-
-    /// Where the weight of a linear layer lies.
-    pub(crate) fn place(&self, parts: &LinearParts) -> Residency {
-        self.next(parts.bytes())
     }
 }
 
@@ -59,16 +59,16 @@ mod tests {
     use Residency::{Device, Host};
 
     #[test]
-    fn half_of_the_weights_stay_and_they_are_spread() {
+    fn resident_weights_are_spread_evenly() {
         let plan = ResidencyPlan::new(40 << 20, 80 << 20);
-        let places: Vec<Residency> = (0..8).map(|_| plan.next(10 << 20)).collect();
-        assert_eq!(places, [Host, Device, Host, Device, Host, Device, Host, Device]);
-        assert!(plan.stayed.get() <= 40 << 20);
+        let residencies: Vec<Residency> = (0..8).map(|_| plan.next(10 << 20)).collect();
+        assert_eq!(residencies, [Host, Device, Host, Device, Host, Device, Host, Device]);
+        assert!(plan.placed.get() <= 40 << 20);
     }
 
     #[test]
-    fn all_stay_or_none_but_the_small_ones() {
-        for all in [ResidencyPlan::new(5, 5), ResidencyPlan::whole()] {
+    fn small_weights_stay_even_if_no_others_do() {
+        for all in [ResidencyPlan::new(5, 5), ResidencyPlan::all_on_device()] {
             assert!((0..10).all(|_| all.next(1 << 30) == Device));
         }
         let none = ResidencyPlan::new(0, 80 << 20);

@@ -1,44 +1,46 @@
-//! The noise levels a picture walks through.
+//! The noise schedule: the sigmas of the denoising steps.
 //!
-//! All arithmetic is f32 where diffusers (numpy) does it in f32: the levels are compared bit by bit with its own.
+//! `linspace(1, 1/n, n)` is shifted towards high noise by an amount that depends on the number of image tokens and steps
+//! ([`empirical_mu`]), and ends with a 0. Arithmetic is f32 where diffusers (numpy) uses f32, so that the sigmas are
+//! bit-exact with its own.
 
 use serde::Deserialize;
 
 use crate::{Error, Result};
 
-/// How the unshifted levels are laid out.
+/// How the sigmas are spaced.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
-pub enum Spacing {
-    /// `linspace(1, 1/n, n)` bent by the resolution-dependent shift: what the models are trained for.
+pub enum SigmaSpacing {
+    /// `linspace(1, 1/n, n)` with the resolution-dependent shift, as the models are trained.
     #[default]
     Shifted,
     /// `linspace(1, 0, n + 1)^(1/rho)`, not shifted.
     Power {
-        /// The exponent's inverse; 1 is linear, above 1 stays longer at high noise.
+        /// Inverse of the exponent: 1 is linear, more stays longer at high noise.
         rho: f32,
     },
 }
 
 const SCHEDULER: &str = "FlowMatchEulerDiscreteScheduler";
 
-/// `scheduler/scheduler_config.json`, as far as it changes the levels.
+/// The fields of `scheduler/scheduler_config.json` that affect the sigmas.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 pub struct SchedulerConfig {
-    /// The sampler's kind; only flow-match Euler is one of FLUX.2's.
+    /// The scheduler; FLUX.2 uses flow-match Euler only.
     #[serde(rename = "_class_name")]
     pub class_name: String,
-    /// What a noise level of 1 is called in time steps.
+    /// The timestep of sigma 1.
     pub num_train_timesteps: usize,
-    /// Whether the shift depends on picture size and step count.
+    /// Whether the shift depends on the image size and the number of steps.
     pub use_dynamic_shifting: bool,
-    /// The fixed shift when it does not.
+    /// The fixed shift, if it does not.
     pub shift: f32,
     /// `exponential` is the only kind FLUX.2 uses.
     pub time_shift_type: String,
-    /// A last level to stretch to; FLUX.2 has none.
+    /// A last sigma to stretch to; FLUX.2 has none.
     pub shift_terminal: Option<f32>,
-    /// Other spacings that FLUX.2 does not use.
+    /// Another spacing, which FLUX.2 does not use.
     pub use_karras_sigmas: Option<bool>,
     /// See `use_karras_sigmas`.
     pub use_exponential_sigmas: Option<bool>,
@@ -66,37 +68,37 @@ impl Default for SchedulerConfig {
 }
 
 impl SchedulerConfig {
-    /// An error text when the file asks for something this sampler does not do.
+    /// Names the first setting that is not supported, if there is one.
     pub fn unsupported(&self) -> Option<String> {
-        let on = |flag: Option<bool>| flag == Some(true);
-        let odd = [
-            (self.class_name != SCHEDULER, "a sampler other than `FlowMatchEulerDiscreteScheduler`"),
+        let enabled = |flag: Option<bool>| flag == Some(true);
+        let unsupported = [
+            (self.class_name != SCHEDULER, "a scheduler other than `FlowMatchEulerDiscreteScheduler`"),
             (self.num_train_timesteps != 1000, "num_train_timesteps other than 1000"),
             (!(self.shift.is_finite() && self.shift > 0.0), "a shift that is not above 0"),
             (self.time_shift_type != "exponential", "time_shift_type other than `exponential`"),
             (self.shift_terminal.is_some_and(|v| v != 0.0), "shift_terminal"),
-            (on(self.use_karras_sigmas), "use_karras_sigmas"),
-            (on(self.use_exponential_sigmas), "use_exponential_sigmas"),
-            (on(self.use_beta_sigmas), "use_beta_sigmas"),
+            (enabled(self.use_karras_sigmas), "use_karras_sigmas"),
+            (enabled(self.use_exponential_sigmas), "use_exponential_sigmas"),
+            (enabled(self.use_beta_sigmas), "use_beta_sigmas"),
             (self.invert_sigmas, "invert_sigmas"),
         ];
-        odd.iter().find(|(is_set, _)| *is_set).map(|(_, name)| format!("{name} is not supported"))
+        unsupported.iter().find(|(is_set, _)| *is_set).map(|(_, name)| format!("{name} is not supported"))
     }
 }
 
-/// The noise levels of one run: `sigmas[i]` before step `i`, and a last 0.
+/// The sigmas of one run: `sigmas[i]` is the noise level before step `i`; the last is 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     sigmas: Vec<f32>,
 }
 
 impl Schedule {
-    /// The levels for a picture of `tokens` image tokens in `steps` steps.
+    /// Computes the sigmas for an image of `tokens` tokens in `steps` steps.
     ///
-    /// `custom` replaces the evenly spaced levels and, like them, is shifted unless the spacing is a power.
+    /// `custom` replaces the evenly spaced sigmas and, like them, is shifted unless the spacing is a power.
     pub fn new(
         config: &SchedulerConfig,
-        spacing: Spacing,
+        spacing: SigmaSpacing,
         tokens: usize,
         steps: usize,
         custom: Option<&[f32]>,
@@ -108,21 +110,21 @@ impl Schedule {
             check_custom(custom)?;
         }
         let mut sigmas = match (spacing, custom) {
-            (Spacing::Power { rho }, _) if !(rho.is_finite() && rho > 0.0) => {
+            (SigmaSpacing::Power { rho }, _) if !(rho.is_finite() && rho > 0.0) => {
                 return Err(Error::request(format!("the power schedule's rho must be above 0, found {rho}")));
             }
-            (Spacing::Power { .. }, Some(custom)) => custom.to_vec(),
-            (Spacing::Power { rho }, None) => {
+            (SigmaSpacing::Power { .. }, Some(custom)) => custom.to_vec(),
+            (SigmaSpacing::Power { rho }, None) => {
                 (0..steps).map(|i| (1.0 - i as f32 / steps as f32).powf(1.0 / rho)).collect()
             }
-            (Spacing::Shifted, Some(custom)) => shift(config, tokens, steps, custom),
-            (Spacing::Shifted, None) => shift(config, tokens, steps, &linspace(steps)),
+            (SigmaSpacing::Shifted, Some(custom)) => shift(config, tokens, steps, custom),
+            (SigmaSpacing::Shifted, None) => shift(config, tokens, steps, &linspace(steps)),
         };
         sigmas.push(0.0);
         Ok(Schedule { sigmas })
     }
 
-    /// The levels, the last 0 included.
+    /// The sigmas, including the last 0.
     pub fn sigmas(&self) -> &[f32] {
         &self.sigmas
     }
@@ -132,14 +134,12 @@ impl Schedule {
         self.sigmas.len() - 1
     }
 
-    /// What the transformer is told for a level: `t / 1000`, back and forth through `t` as diffusers does in f32.
+    /// Returns the transformer's input for a sigma: `t / 1000`, computed through `t` in f32 as diffusers does.
     pub fn timestep(sigma: f32) -> f32 {
         (sigma * 1000.0) / 1000.0
     }
 
-    /// The step to begin with when only `strength` of the way is walked.
-    ///
-    /// This is how diffusers' image-to-image pipelines count.
+    /// Returns the first step of image-to-image with `strength`, as diffusers' pipelines count.
     pub fn first_step(&self, strength: f64) -> Result<usize> {
         if !(0.0..=1.0).contains(&strength) {
             return Err(Error::request(format!("strength must lie between 0 and 1, found {strength}")));
@@ -148,7 +148,7 @@ impl Schedule {
         let first = (steps - (steps * strength).min(steps)).max(0.0) as usize;
         if first >= self.steps() {
             return Err(Error::request(format!(
-                "strength {strength} leaves none of the {} steps to do; raise it or the number of steps",
+                "strength {strength} leaves no step of {} to run; increase it or the number of steps",
                 self.steps()
             )));
         }
@@ -164,12 +164,12 @@ fn check_custom(sigmas: &[f32]) -> Result<()> {
         return Err(Error::request(format!("sigmas must be above 0 and at most 1, found {bad}")));
     }
     if sigmas.windows(2).any(|w| w[1] >= w[0]) {
-        return Err(Error::request("sigmas must fall from each to the next"));
+        return Err(Error::request("sigmas must be strictly decreasing"));
     }
     Ok(())
 }
 
-/// `linspace(1, 1/n, n)` as numpy makes it: in f64, then rounded.
+/// Computes `linspace(1, 1/n, n)` as numpy does: in f64, then rounded.
 fn linspace(n: usize) -> Vec<f32> {
     let stop = 1.0 / n as f64;
     let step = if n > 1 { (stop - 1.0) / (n - 1) as f64 } else { 0.0 };
@@ -185,7 +185,7 @@ fn shift(config: &SchedulerConfig, tokens: usize, steps: usize, sigmas: &[f32]) 
     sigmas.iter().map(|&t| e / (e + (1.0 / t - 1.0))).collect()
 }
 
-/// The shift FLUX.2 was fitted with: two lines over the token count, blended by the step count.
+/// Computes FLUX.2's empirical shift: two linear functions of the token count, interpolated by the step count.
 pub fn empirical_mu(tokens: usize, steps: usize) -> f64 {
     let tokens = tokens as f64;
     let at_200 = 0.00016927 * tokens + 0.45666666;

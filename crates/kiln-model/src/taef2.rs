@@ -1,8 +1,10 @@
-//! TAEF2, the tiny autoencoder for FLUX.2: previews, and a fast stand-in for the real one.
+//! TAEF2, the tiny autoencoder for FLUX.2, for previews and as a fast replacement of the full one.
 //!
-//! It works on the *normalised* latent that the transformer emits, unpatched to `[h/8, w/8, 32]`: no batch norm on
-//! either side. Pictures are in [0, 1]. Two ways of numbering its layers are in use: upstream's `Sequential` indices
-//! (`decoder.1.weight` is the first convolution, 0 the clamp) and `decoder.layers.N` counted from the first convolution.
+//! Image `[h, w, 3]` in [0, 1] to latent `[h/8, w/8, 32]` and back: three levels of residual blocks with 64 channels.
+//!
+//! Easy to get wrong: the latent is the *normalised* one that the transformer works on, unpatched; there is no batch norm on
+//! either side. Checkpoints number the layers in two ways: upstream's `Sequential` indices (`decoder.1.weight` is the first
+//! convolution, 0 the clamp), and `decoder.layers.N` counted from the first convolution.
 
 use kiln_ops::{Activation, Backend, ConvGeometry};
 use kiln_tensor::DType;
@@ -11,13 +13,13 @@ use kiln_weights::Vars;
 use crate::{Observer, Result};
 
 const WIDTH: usize = 64;
-const POOL: usize = 256;
+const POOL_WIDTH: usize = 256;
 const POOL_GROUPS: usize = 4;
 const POOL_EPS: f32 = 1e-5;
 /// Channels of the unpatched latent.
 const LATENT: usize = 32;
 
-/// The tiny autoencoder on a backend.
+/// The tiny autoencoder's weights on a backend.
 pub struct Taef2<B: Backend> {
     dtype: DType,
     encoder: Vec<Layer<B>>,
@@ -26,53 +28,60 @@ pub struct Taef2<B: Backend> {
 
 enum Layer<B: Backend> {
     Conv { conv: B::Conv, geometry: ConvGeometry },
-    Block(Box<Block<B>>),
+    Block(Box<ResidualBlock<B>>),
     Activation(Activation),
 }
 
-/// Three convolutions around the input, after an optional pooled branch.
-struct Block<B: Backend> {
-    pool: Option<Pool<B>>,
+/// A residual block of three convolutions, after an optional pool branch.
+struct ResidualBlock<B: Backend> {
+    pool: Option<PoolBranch<B>>,
     convs: [B::Conv; 3],
 }
 
-struct Pool<B: Backend> {
+/// A residual branch: 1×1 convolution to 256 channels, group norm, ReLU, 1×1 convolution back.
+struct PoolBranch<B: Backend> {
     widen: B::Conv,
     weight: B::Tensor,
     bias: B::Tensor,
     narrow: B::Conv,
 }
 
-/// What stands at a place of the two `Sequential`s.
+/// The layers of the two `Sequential`s.
 #[derive(Clone, Copy)]
-enum Kind {
-    In,
-    Out,
-    Down,
-    Up,
-    Plain,
+enum LayerKind {
+    ConvIn,
+    ConvOut,
+    Downsample,
+    Upsample,
+    Residual,
+    /// A residual block with a pool branch.
     Pooled,
     Relu,
     Clamp,
-    /// Doubles the picture; done by the convolution after it.
+    /// Nearest-neighbour upsampling, which the convolution after it does.
     Nearest,
 }
 
-use Kind::*;
+use LayerKind::*;
 
 #[rustfmt::skip]
-const ENCODER: [Kind; 15] = [
-    In, Plain, Down, Plain, Plain, Plain, Down, Plain, Plain, Plain, Down, Pooled, Pooled, Pooled, Out,
+const ENCODER: [LayerKind; 15] = [
+    ConvIn, Residual,
+    Downsample, Residual, Residual, Residual,
+    Downsample, Residual, Residual, Residual,
+    Downsample, Pooled, Pooled, Pooled, ConvOut,
 ];
 #[rustfmt::skip]
-const DECODER: [Kind; 20] = [
-    Clamp, In, Relu, Pooled, Pooled, Pooled, Nearest, Up, Plain, Plain, Plain, Nearest, Up, Plain, Plain, Plain,
-    Nearest, Up, Plain, Out,
+const DECODER: [LayerKind; 20] = [
+    Clamp, ConvIn, Relu, Pooled, Pooled, Pooled,
+    Nearest, Upsample, Residual, Residual, Residual,
+    Nearest, Upsample, Residual, Residual, Residual,
+    Nearest, Upsample, Residual, ConvOut,
 ];
 
 impl<B: Backend> Taef2<B> {
-    /// Whether these weights are TAEF2's: its pooled branch is found nowhere else.
-    pub fn recognise(vars: &Vars<'_>) -> bool {
+    /// Whether these are TAEF2's weights: no other autoencoder has its pool branch.
+    pub fn matches(vars: &Vars<'_>) -> bool {
         ["decoder.3.pool.0.weight", "decoder.layers.2.pool.0.weight"].iter().any(|name| vars.contains(name))
     }
 
@@ -85,27 +94,27 @@ impl<B: Backend> Taef2<B> {
         Ok(Taef2 { dtype, encoder, decoder })
     }
 
-    /// What its activations are.
+    /// The dtype of the activations.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The normalised latent, `[h/8, w/8, 32]`, of a picture, `[h, w, 3]` in [0, 1].
-    pub fn encode(&self, b: &B, picture: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
-        forward(b, &self.encoder, picture, observer)
+    /// Encodes an image, `[h, w, 3]` in [0, 1], to the normalised latent, `[h/8, w/8, 32]`.
+    pub fn encode(&self, b: &B, image: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        forward(b, &self.encoder, image, observer)
     }
 
-    /// The picture, `[8h, 8w, 3]` in about [0, 1], of a normalised latent, `[h, w, 32]`.
+    /// Decodes a normalised latent, `[h, w, 32]`, to an image, `[8h, 8w, 3]` in about [0, 1].
     pub fn decode(&self, b: &B, latent: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         forward(b, &self.decoder, latent, observer)
     }
 }
 
-/// The file's numbers leave out the first `skipped` places of `kinds`, which have no weights.
+/// Loads the encoder or decoder. The checkpoint's numbering leaves out the first `skipped` layers, which have no weights.
 fn load_half<B: Backend>(
     b: &B,
     vars: &Vars<'_>,
-    kinds: &[Kind],
+    kinds: &[LayerKind],
     skipped: usize,
     [input, out]: [usize; 2],
 ) -> Result<Vec<Layer<B>>> {
@@ -117,12 +126,12 @@ fn load_half<B: Backend>(
         };
         let same = ConvGeometry::same(3);
         layers.push(match kind {
-            In => conv([WIDTH, input], same, true)?,
-            Out => conv([out, WIDTH], same, true)?,
-            Down => conv([WIDTH; 2], ConvGeometry { stride: 2, ..same }, false)?,
-            Up => conv([WIDTH; 2], ConvGeometry { upsample: true, ..same }, false)?,
-            Plain => Layer::Block(Box::new(Block::load(b, &vars, false)?)),
-            Pooled => Layer::Block(Box::new(Block::load(b, &vars, true)?)),
+            ConvIn => conv([WIDTH, input], same, true)?,
+            ConvOut => conv([out, WIDTH], same, true)?,
+            Downsample => conv([WIDTH; 2], ConvGeometry { stride: 2, ..same }, false)?,
+            Upsample => conv([WIDTH; 2], ConvGeometry { upsample: true, ..same }, false)?,
+            Residual => Layer::Block(Box::new(ResidualBlock::load(b, &vars, false)?)),
+            Pooled => Layer::Block(Box::new(ResidualBlock::load(b, &vars, true)?)),
             Relu => Layer::Activation(Activation::Relu),
             Clamp => Layer::Activation(Activation::SoftClamp),
             Nearest => continue,
@@ -133,7 +142,7 @@ fn load_half<B: Backend>(
 
 fn load_conv<B: Backend>(b: &B, vars: &Vars<'_>, [out, input]: [usize; 2], bias: bool) -> Result<B::Conv> {
     let bias = bias.then(|| vars.tensor("bias", [out])).transpose()?;
-    Ok(b.conv(&vars.tensor("weight", [out, input, 3, 3])?, bias.as_ref())?)
+    Ok(b.load_conv(&vars.tensor("weight", [out, input, 3, 3])?, bias.as_ref())?)
 }
 
 fn forward<B: Backend>(
@@ -148,16 +157,16 @@ fn forward<B: Backend>(
             Layer::Block(block) => block.forward(b, x)?,
             Layer::Activation(f) => b.activation(&x, *f)?,
         };
-        observer.see(&format!("taef2.layer{i}"), &x)?;
+        observer.inspect(&format!("taef2.layer{i}"), &x)?;
     }
     Ok(x)
 }
 
-impl<B: Backend> Block<B> {
+impl<B: Backend> ResidualBlock<B> {
     fn load(b: &B, vars: &Vars<'_>, pooled: bool) -> Result<Self> {
         let conv = |i: usize| load_conv(b, &vars.at("conv").at(i), [WIDTH; 2], true);
-        let pool = pooled.then(|| Pool::load(b, &vars.at("pool"))).transpose()?;
-        Ok(Block { pool, convs: [conv(0)?, conv(2)?, conv(4)?] })
+        let pool = pooled.then(|| PoolBranch::load(b, &vars.at("pool"))).transpose()?;
+        Ok(ResidualBlock { pool, convs: [conv(0)?, conv(2)?, conv(4)?] })
     }
 
     fn forward(&self, b: &B, x: B::Tensor) -> Result<B::Tensor> {
@@ -173,22 +182,23 @@ impl<B: Backend> Block<B> {
     }
 }
 
-impl<B: Backend> Pool<B> {
+impl<B: Backend> PoolBranch<B> {
     fn load(b: &B, vars: &Vars<'_>) -> Result<Self> {
-        let norm =
-            |name: &str| Ok::<_, crate::Error>(b.upload(&vars.at(1).tensor(name, [POOL])?, DType::F32)?);
-        Ok(Pool {
-            widen: b.conv(&vars.at(0).tensor("weight", [POOL, WIDTH, 1, 1])?, None)?,
+        let norm = |name: &str| {
+            Ok::<_, crate::Error>(b.upload(&vars.at(1).tensor(name, [POOL_WIDTH])?, DType::F32)?)
+        };
+        Ok(PoolBranch {
+            widen: b.load_conv(&vars.at(0).tensor("weight", [POOL_WIDTH, WIDTH, 1, 1])?, None)?,
             weight: norm("weight")?,
             bias: norm("bias")?,
-            narrow: b.conv(&vars.at(3).tensor("weight", [WIDTH, POOL, 1, 1])?, None)?,
+            narrow: b.load_conv(&vars.at(3).tensor("weight", [WIDTH, POOL_WIDTH, 1, 1])?, None)?,
         })
     }
 
     fn forward(&self, b: &B, x: &B::Tensor) -> Result<B::Tensor> {
-        let point = ConvGeometry::same(1);
-        let h = b.conv2d(x, &self.widen, point, None)?;
+        let pointwise = ConvGeometry::same(1);
+        let h = b.conv2d(x, &self.widen, pointwise, None)?;
         let h = b.group_norm(&h, POOL_GROUPS, &self.weight, &self.bias, POOL_EPS, Some(Activation::Relu))?;
-        Ok(b.conv2d(&h, &self.narrow, point, Some(x))?)
+        Ok(b.conv2d(&h, &self.narrow, pointwise, Some(x))?)
     }
 }

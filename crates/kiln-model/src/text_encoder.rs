@@ -1,27 +1,29 @@
 //! Qwen3 as FLUX.2's text encoder: `[tokens] → [tokens, 3 · hidden]`.
 //!
-//! Token ids are looked up, run through the first 27 layers, and the states after layers 9, 18 and 27 (before any
-//! final norm) are laid side by side. Later layers, the final norm and the output head are not even loaded.
+//! ```text
+//! ids [tokens] ──embed_tokens──▶ [tokens, hidden] ──27 layers──▶ states after layers 9, 18, 27 ──▶ [tokens, 3 · hidden]
+//! ```
+//! The states are taken before any final norm. Later layers, the final norm and the output head are not loaded.
 //!
-//! The text is right-padded. A pad query sees the real tokens only; its state still matters, because the transformer
-//! attends to all positions. Queries and keys are normed a head at a time before the rotary embedding, which turns
-//! halves (not neighbours), and each key head serves several query heads.
+//! Easy to get wrong: the text is right-padded, and a pad query sees the real tokens only; its state still matters, because
+//! the transformer attends to all positions. Queries and keys are normed per head before the rotary embedding, which
+//! rotates halves (not neighbours), and each key head serves several query heads.
 
 use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
-use kiln_ops::{AttentionSpec, Backend, Mask, RopePairs, RopeTable};
-use kiln_tensor::packed::{Format, Packed};
-use kiln_tensor::{DType, HostTensor, LinearParts};
+use kiln_ops::{AttentionMask, AttentionSpec, Backend, RopeLayout, RopeTable};
+use kiln_tensor::packed::{Format, PackedTensor};
+use kiln_tensor::{DType, HostLinear, HostTensor};
 use kiln_weights::{Vars, WeightSource};
 use serde::Deserialize;
 
-use crate::ahead::Ahead;
+use crate::prefetch::Prefetcher;
 use crate::tokenizer::Tokens;
 use crate::{Error, Event, Observer, ResidencyPlan, Result, config};
 
-/// The states handed to the transformer: after so many layers.
-pub const STATES: [usize; 3] = [9, 18, 27];
+/// The numbers of layers after which the states are taken for the transformer.
+pub const OUTPUT_LAYERS: [usize; 3] = [9, 18, 27];
 
 /// `text_encoder/config.json`, in the flat style of the published models or with `rope_parameters`.
 #[derive(Clone, Debug, Deserialize)]
@@ -30,29 +32,29 @@ pub struct Config {
     pub hidden_size: usize,
     /// Width of the MLP.
     pub intermediate_size: usize,
-    /// Layers in the checkpoint.
+    /// Number of layers in the checkpoint.
     pub num_hidden_layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub num_attention_heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub num_key_value_heads: usize,
     /// Width of a head; `hidden_size / num_attention_heads` when absent.
     pub head_dim: Option<usize>,
     /// Epsilon of every norm.
     pub rms_norm_eps: f32,
-    /// Rows of the embedding.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Base of the rotary frequencies, flat style.
+    /// Base of the rotary frequencies.
     rope_theta: Option<f64>,
-    /// The same, new style.
+    /// The same, in newer files.
     rope_parameters: Option<RopeParameters>,
-    /// Stretched rotary embeddings, which the published encoders don't have.
+    /// Scaled rotary embeddings, which the published encoders don't use.
     rope_scaling: Option<serde_json::Value>,
-    /// `qwen3` is the one this file implements.
+    /// Only `qwen3` is supported.
     pub model_type: Option<String>,
-    /// The MLP's activation; SiLU is the one this file implements.
+    /// The MLP's activation; only SiLU is supported.
     hidden_act: Option<String>,
-    /// Attention to the nearest tokens only, which the published encoders don't have.
+    /// Sliding-window attention, which the published encoders don't use.
     #[serde(default)]
     use_sliding_window: bool,
 }
@@ -64,8 +66,7 @@ struct RopeParameters {
 }
 
 impl Config {
-    /// The configuration that these tensors must have been saved with; what they don't tell is Qwen3's, or stands in the
-    /// file's metadata.
+    /// Infers the configuration from the tensors' names and shapes; the rest is in the file's metadata, or Qwen3's default.
     pub fn from_tensors(source: &WeightSource) -> Option<Config> {
         let side = |name: &str, axis: usize| source.entry(name)?.1.dims().get(axis).copied();
         let layer = |leaf: &str| format!("model.layers.0.{leaf}.weight");
@@ -101,18 +102,18 @@ impl Config {
 
     /// Width of a text token: three states side by side.
     pub fn text_dim(&self) -> usize {
-        STATES.len() * self.hidden_size
+        OUTPUT_LAYERS.len() * self.hidden_size
     }
 
-    /// Elements of the linear layers that are run, and of the largest.
+    /// Number of elements of all linear layers that run, and of the largest.
     pub fn linear_elements(&self) -> [u64; 2] {
         let (hidden, mlp) = (self.hidden_size as u64, self.intermediate_size as u64);
         let heads = 2 * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim();
-        let layers = STATES[STATES.len() - 1] as u64;
+        let layers = OUTPUT_LAYERS[OUTPUT_LAYERS.len() - 1] as u64;
         [layers * hidden * (heads as u64 + 3 * mlp), 2 * hidden * mlp]
     }
 
-    /// What is wrong with these numbers, if anything is.
+    /// Describes what is wrong with the configuration, if anything.
     pub fn problem(&self) -> Option<String> {
         if let Some(kind) = self.model_type.as_deref().filter(|kind| *kind != "qwen3") {
             return Some(format!("model_type is `{kind}`, expected `qwen3`"));
@@ -124,11 +125,13 @@ impl Config {
             ("num_key_value_heads", self.num_key_value_heads),
             ("head_dim", self.head_dim()),
         ];
-        if let Some(problem) = config::absurd(&widths, &[("num_hidden_layers", self.num_hidden_layers)]) {
+        if let Some(problem) =
+            config::implausible_size(&widths, &[("num_hidden_layers", self.num_hidden_layers)])
+        {
             return Some(problem);
         }
-        let stretched = self.rope_parameters.as_ref().and_then(|r| r.rope_type.as_deref());
-        if self.rope_scaling.is_some() || stretched.is_some_and(|kind| kind != "default") {
+        let rope_type = self.rope_parameters.as_ref().and_then(|r| r.rope_type.as_deref());
+        if self.rope_scaling.is_some() || rope_type.is_some_and(|kind| kind != "default") {
             return Some("scaled rotary embeddings are not supported".into());
         }
         if self.use_sliding_window || self.hidden_act.as_deref().is_some_and(|f| f != "silu") {
@@ -137,10 +140,10 @@ impl Config {
         if !(self.rope_theta().is_finite() && self.rope_theta() > 0.0) {
             return Some(format!("rope_theta must be above 0, found {}", self.rope_theta()));
         }
-        let last = STATES[STATES.len() - 1];
+        let last = OUTPUT_LAYERS[OUTPUT_LAYERS.len() - 1];
         if self.num_hidden_layers < last {
             return Some(format!(
-                "{} layers, but the state after layer {last} is needed",
+                "num_hidden_layers is {}, but the state after layer {last} is needed",
                 self.num_hidden_layers
             ));
         }
@@ -156,12 +159,12 @@ impl Config {
 pub struct TextEncoder<B: Backend> {
     config: Config,
     dtype: DType,
-    /// Stays on the host: a prompt needs a few hundred of its many rows.
-    embed_tokens: Packed,
+    /// Stays on the host: a prompt needs only a few hundred rows.
+    embed_tokens: PackedTensor,
     layers: Vec<Layer<B>>,
-    /// The angles of the last text's length, which is nearly always the next one's.
-    rope: Mutex<Option<(usize, Arc<RopeTable<B>>)>>,
-    ahead: Ahead,
+    /// The table of the last text's length, which is nearly always the next one's.
+    rope: Mutex<Option<(usize, Arc<RopeTable<B::Tensor>>)>>,
+    prefetcher: Prefetcher,
 }
 
 struct Layer<B: Backend> {
@@ -176,14 +179,14 @@ struct Layer<B: Backend> {
 }
 
 impl<B: Backend> TextEncoder<B> {
-    /// Loads the layers that are needed; activations will be `dtype`.
+    /// Loads the layers that are needed; activations are `dtype`.
     pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType, plan: &ResidencyPlan) -> Result<Self> {
         let vars = if vars.contains("model.embed_tokens.weight") { vars.at("model") } else { vars.clone() };
         let layers = vars.at("layers");
-        let last = STATES[STATES.len() - 1];
+        let last = OUTPUT_LAYERS[OUTPUT_LAYERS.len() - 1];
         Ok(TextEncoder {
             dtype,
-            ahead: Ahead::new(b, (0..last).map(|i| layers.at(i)), false),
+            prefetcher: Prefetcher::new(b, (0..last).map(|i| layers.at(i)), false),
             embed_tokens: vars.matrix("embed_tokens.weight", [config.vocab_size, config.hidden_size])?,
             layers: (0..last).map(|i| Layer::load(b, &layers.at(i), plan, config)).collect::<Result<_>>()?,
             rope: Mutex::default(),
@@ -191,7 +194,7 @@ impl<B: Backend> TextEncoder<B> {
         })
     }
 
-    /// Text tokens, `[tokens, 3 · hidden]`. `prompt` of `prompts` is for progress only.
+    /// Encodes a prompt to `[tokens, 3 · hidden]`. `prompt` of `prompts` is for progress events only.
     pub fn forward(
         &self,
         b: &B,
@@ -201,29 +204,29 @@ impl<B: Backend> TextEncoder<B> {
     ) -> Result<B::Tensor> {
         let rope = self.rope(b, tokens.ids.len())?;
         let mut x = b.upload(&self.embed(tokens)?, self.dtype)?;
-        let mut states = Vec::with_capacity(STATES.len());
-        // Told when the first kernel runs, which is what `bench/start.py` times.
-        observer.event(Event::Text { prompt, prompts, done: 0, total: self.layers.len() })?;
+        let mut states = Vec::with_capacity(OUTPUT_LAYERS.len());
+        // Sent when the first kernel runs: `bench/start.py` measures the time until then.
+        observer.event(Event::TextLayer { prompt, prompts, done: 0, total: self.layers.len() })?;
         for (i, layer) in self.layers.iter().enumerate() {
-            self.ahead.begin(i);
+            self.prefetcher.prefetch_after(i);
             x = layer.forward(b, x, &self.config, tokens.real, &rope)?;
-            if STATES.contains(&(i + 1)) {
+            if OUTPUT_LAYERS.contains(&(i + 1)) {
                 states.push(x.clone());
             }
-            observer.see(&format!("text.state{}", i + 1), &x)?;
-            observer.event(Event::Text { prompt, prompts, done: i + 1, total: self.layers.len() })?;
+            observer.inspect(&format!("text.state{}", i + 1), &x)?;
+            observer.event(Event::TextLayer { prompt, prompts, done: i + 1, total: self.layers.len() })?;
         }
         Ok(b.concat_columns(&states.iter().collect::<Vec<_>>())?)
     }
 
-    /// The rows of the embedding that the prompt needs.
+    /// Looks up the prompt's rows of the embedding.
     fn embed(&self, tokens: &Tokens) -> Result<HostTensor> {
         let (rows, dim) = (self.config.vocab_size, self.config.hidden_size);
         if let Some(id) = tokens.ids.iter().find(|&&id| id as usize >= rows) {
-            return Err(Error::Tokenizer(format!("token {id} is beyond the {rows} rows of the embedding")));
+            return Err(Error::Tokenizer(format!("token {id} is outside the embedding of {rows} rows")));
         }
         let shape = [tokens.ids.len(), dim];
-        // As they are, where they are bf16: widening and rounding them again would take longer than their copy to a GPU.
+        // bf16 rows are copied as they are: converting them to f32 and back would take longer than the copy to a GPU.
         if self.embed_tokens.format() == Format::BF16 && self.embed_tokens.scale().is_none() {
             let mut bytes = Vec::with_capacity(tokens.ids.len() * 2 * dim);
             for &id in &tokens.ids {
@@ -238,18 +241,19 @@ impl<B: Backend> TextEncoder<B> {
         Ok(HostTensor::from_f32(shape, values)?)
     }
 
-    fn rope(&self, b: &B, tokens: usize) -> Result<Arc<RopeTable<B>>> {
-        let mut kept = lock(&self.rope);
-        if let Some((_, table)) = kept.as_ref().filter(|(count, _)| *count == tokens) {
+    /// Returns the rotary table for a number of tokens, from the cache if it is the last one.
+    fn rope(&self, b: &B, tokens: usize) -> Result<Arc<RopeTable<B::Tensor>>> {
+        let mut cached = lock(&self.rope);
+        if let Some((_, table)) = cached.as_ref().filter(|(count, _)| *count == tokens) {
             return Ok(Arc::clone(table));
         }
         let table = Arc::new(self.new_rope(b, tokens)?);
-        *kept = Some((tokens, Arc::clone(&table)));
+        *cached = Some((tokens, Arc::clone(&table)));
         Ok(table)
     }
 
-    /// Angles in f32, as transformers takes them.
-    fn new_rope(&self, b: &B, tokens: usize) -> Result<RopeTable<B>> {
+    /// Computes the rotary table; angles are f32, as in transformers.
+    fn new_rope(&self, b: &B, tokens: usize) -> Result<RopeTable<B::Tensor>> {
         let dim = self.config.head_dim();
         let frequency = |i: usize| 1.0 / self.config.rope_theta().powf((2 * i) as f64 / dim as f64) as f32;
         let frequencies: Vec<f32> = (0..dim / 2).map(frequency).collect();
@@ -259,26 +263,26 @@ impl<B: Backend> TextEncoder<B> {
             let values = angles.iter().map(|&a| f(a) as f32).collect();
             Ok::<_, Error>(b.upload(&HostTensor::from_f32([tokens, dim / 2], values)?, DType::F32)?)
         };
-        Ok(RopeTable { cos: upload(f64::cos)?, sin: upload(f64::sin)?, pairs: RopePairs::Halves })
+        Ok(RopeTable { cos: upload(f64::cos)?, sin: upload(f64::sin)?, pairs: RopeLayout::HalfSplit })
     }
 }
 
 impl<B: Backend> Layer<B> {
     fn load(b: &B, vars: &Vars<'_>, plan: &ResidencyPlan, config: &Config) -> Result<Self> {
-        let (dim, mlp, head) = (config.hidden_size, config.intermediate_size, config.head_dim());
-        let (q_dim, kv_dim) = (config.num_attention_heads * head, config.num_key_value_heads * head);
+        let (dim, mlp, head_dim) = (config.hidden_size, config.intermediate_size, config.head_dim());
+        let (q_dim, kv_dim) = (config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim);
         let norm = |name: &str, dim: usize| Ok::<_, Error>(b.upload(&vars.tensor(name, [dim])?, DType::F32)?);
         let qkv = [("self_attn.q_proj", q_dim), ("self_attn.k_proj", kv_dim), ("self_attn.v_proj", kv_dim)];
         let gate_up = [("mlp.gate_proj", mlp), ("mlp.up_proj", mlp)];
-        let weight = |parts: LinearParts| {
-            let residency = plan.place(&parts);
-            b.weight(parts, residency)
+        let weight = |layer: HostLinear| {
+            let residency = plan.next(layer.bytes());
+            b.load_weight(layer, residency)
         };
         Ok(Layer {
             input_layernorm: norm("input_layernorm.weight", dim)?,
             qkv: weight(vars.linear_stack(&qkv, dim)?)?,
-            q_norm: norm("self_attn.q_norm.weight", head)?,
-            k_norm: norm("self_attn.k_norm.weight", head)?,
+            q_norm: norm("self_attn.q_norm.weight", head_dim)?,
+            k_norm: norm("self_attn.k_norm.weight", head_dim)?,
             o_proj: weight(vars.linear("self_attn.o_proj", dim, q_dim)?)?,
             post_attention_layernorm: norm("post_attention_layernorm.weight", dim)?,
             gate_up: weight(vars.linear_stack(&gate_up, dim)?)?,
@@ -286,21 +290,22 @@ impl<B: Backend> Layer<B> {
         })
     }
 
+    /// `x`: `[tokens, hidden]`, the first `real` rows are no padding.
     fn forward(
         &self,
         b: &B,
         x: B::Tensor,
         config: &Config,
         real: usize,
-        rope: &RopeTable<B>,
+        rope: &RopeTable<B::Tensor>,
     ) -> Result<B::Tensor> {
         let eps = config.rms_norm_eps;
-        let (heads, kv_heads, head) =
+        let (heads, kv_heads, head_dim) =
             (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
         let h = b.rms_norm(&x, &self.input_layernorm, eps)?;
-        let [q, k, v] = b.linear_split(&h, &self.qkv, [heads * head, kv_heads * head, kv_heads * head])?;
+        let [q, k, v] = b.linear_split(&h, &self.qkv, [heads, kv_heads, kv_heads].map(|n| n * head_dim))?;
         let [q, k] = b.qk_norm_rope([&q, &k], [&self.q_norm, &self.k_norm], rope, eps)?;
-        let spec = AttentionSpec { heads, kv_heads, mask: Mask::Causal { valid: real } };
+        let spec = AttentionSpec { heads, kv_heads, mask: AttentionMask::Causal { valid: real } };
         let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
         let x = b.linear_gated_add(&[&attended], &self.o_proj, None, &x)?;
         let h = b.rms_norm(&x, &self.post_attention_layernorm, eps)?;

@@ -1,41 +1,41 @@
-//! Large pictures in overlapping tiles, so that an autoencoder's memory stays bounded.
+//! Processing of large images in overlapping tiles, so that an autoencoder's memory stays bounded.
 //!
-//! Up to [`WHOLE`] a picture is done in one piece, exactly. Above it every tile is computed as a picture of its own and
-//! neighbours are blended linearly across their overlap; group norms and attention then see a tile, not the picture,
+//! Images of up to [`MAX_UNTILED`] latent pixels are not tiled. Above it every tile is computed as a separate image, and
+//! neighbours are blended linearly across their overlap. Group norms and attention then see a tile instead of the image,
 //! which changes tones a little.
 
 use kiln_tensor::HostTensor;
 
 use crate::Result;
 
-/// Latent pixels (an eighth of the picture's) that are done in one piece: up to 1.6 megapixels.
-const WHOLE: usize = 160 * 160;
-/// The most pixels an autoencoder has in hand at once.
-pub const LARGEST_PIXELS: usize = WHOLE * 64;
+/// Most latent pixels (8×8 image pixels each) that are processed without tiling: up to 1.6 megapixels.
+const MAX_UNTILED: usize = 160 * 160;
+/// Most image pixels that an autoencoder processes at once.
+pub const MAX_TILE_PIXELS: usize = MAX_UNTILED * 64;
 /// Side of a tile in latent pixels.
 const TILE: usize = 96;
-/// How far neighbouring tiles overlap at least, in latent pixels.
+/// Minimum overlap of neighbouring tiles, in latent pixels.
 const OVERLAP: usize = 16;
 
-/// Whether a latent of so many pixels is done in one piece.
-pub(crate) fn in_one_piece([height, width]: [usize; 2]) -> bool {
-    height * width <= WHOLE
+/// Whether a latent of this size is processed without tiling.
+pub(crate) fn fits_untiled([height, width]: [usize; 2]) -> bool {
+    height * width <= MAX_UNTILED
 }
 
-/// Maps a picture piece by piece. `input`: f32 `[h, w, c]`; sizes are latent sizes times `scale`: `[in, out]`.
+/// Maps an image tile by tile. `input`: f32 `[h, w, c]`. Input and output sizes are the latent's, times `[scale_in, scale_out]`.
 ///
-/// `f` gets a tile, its number and how many there are, and gives the tile's result.
-pub(crate) fn map(
+/// `f` gets a tile, its index and the number of tiles, and returns the tile's result.
+pub(crate) fn map_tiles(
     input: &HostTensor,
     [scale_in, scale_out]: [usize; 2],
     mut f: impl FnMut(&HostTensor, usize, usize) -> Result<HostTensor>,
 ) -> Result<HostTensor> {
     let dims = input.shape().dims();
     let (height, width) = (dims[0] / scale_in, dims[1] / scale_in);
-    if in_one_piece([height, width]) {
+    if fits_untiled([height, width]) {
         return f(input, 0, 1);
     }
-    let (rows, columns) = (cuts(height), cuts(width));
+    let (rows, columns) = (tile_starts(height), tile_starts(width));
     let total = rows.len() * columns.len();
     let mut canvas: Option<Canvas> = None;
     for (i, &top) in rows.iter().enumerate() {
@@ -53,8 +53,8 @@ pub(crate) fn map(
     canvas.map_or_else(|| Ok(input.clone()), Canvas::finish)
 }
 
-/// Starts of the tiles along one side, evenly spread.
-fn cuts(size: usize) -> Vec<usize> {
+/// Returns the evenly spread starts of the tiles along one axis.
+fn tile_starts(size: usize) -> Vec<usize> {
     if size <= TILE {
         return vec![0];
     }
@@ -70,7 +70,7 @@ fn crop(x: &HostTensor, [top, left]: [usize; 2], [height, width]: [usize; 2]) ->
     Ok(HostTensor::from_f32([height, width, channels], cropped)?)
 }
 
-/// The weighted sum of the tiles laid so far.
+/// The weighted sum of the tiles added so far.
 struct Canvas {
     size: [usize; 2],
     channels: usize,
@@ -117,24 +117,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_cover_every_side_and_overlap() {
+    fn tiles_cover_the_axis_and_overlap() {
         for size in [97, 160, 161, 192, 256, 300, 512] {
-            let cuts = cuts(size);
-            assert_eq!((cuts[0], cuts[cuts.len() - 1] + TILE), (0, size));
+            let starts = tile_starts(size);
+            assert_eq!((starts[0], starts[starts.len() - 1] + TILE), (0, size));
             assert!(
-                cuts.windows(2).all(|w| w[1] > w[0] && w[0] + TILE >= w[1] + OVERLAP),
-                "{size}: {cuts:?}"
+                starts.windows(2).all(|w| w[1] > w[0] && w[0] + TILE >= w[1] + OVERLAP),
+                "{size}: {starts:?}"
             );
         }
     }
 
     #[test]
-    fn a_map_that_changes_nothing_gives_the_picture_back() {
+    fn an_identity_map_returns_the_image() {
         let (h, w) = (170, 200);
         let values: Vec<f32> = (0..h * w * 2).map(|i| (i % 251) as f32 - 100.0).collect();
         let x = HostTensor::from_f32([h, w, 2], values).unwrap();
         let mut calls = 0;
-        let y = map(&x, [1, 1], |tile, _, _| {
+        let y = map_tiles(&x, [1, 1], |tile, _, _| {
             calls += 1;
             Ok(tile.clone())
         })

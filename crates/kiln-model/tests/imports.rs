@@ -1,11 +1,11 @@
-//! The model is layers: no file uses one that uses it.
+//! The model is layered: no two files import each other, even indirectly.
 
 use std::path::Path;
 
-use kiln_conformance::imports::circles;
+use kiln_conformance::imports::import_cycles;
 
 #[test]
-fn no_files_use_each_other() {
-    let circles = circles(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
-    assert!(circles.is_empty(), "files that use each other: {circles:#?}");
+fn there_are_no_import_cycles() {
+    let cycles = import_cycles(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    assert!(cycles.is_empty(), "files that import each other: {cycles:#?}");
 }

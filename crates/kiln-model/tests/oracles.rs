@@ -1,8 +1,8 @@
-//! Parts of the pipeline against values that diffusers and transformers computed, from the repository's golden set.
+//! Tokenizer and schedule compared with values that transformers and diffusers computed, from the repository's golden set.
 
 use std::path::PathBuf;
 
-use kiln_model::schedule::{Schedule, SchedulerConfig, Spacing, empirical_mu};
+use kiln_model::schedule::{Schedule, SchedulerConfig, SigmaSpacing, empirical_mu};
 use kiln_model::tokenizer::PromptTokenizer;
 use serde::Deserialize;
 
@@ -48,7 +48,7 @@ fn typed_padding_counts_as_text() {
 }
 
 #[derive(Deserialize)]
-struct Levels {
+struct ScheduleCase {
     image_seq_len: usize,
     steps: usize,
     mu: f64,
@@ -57,11 +57,11 @@ struct Levels {
 
 #[derive(Deserialize)]
 struct Oracles {
-    schedule: Vec<Levels>,
+    schedule: Vec<ScheduleCase>,
 }
 
 #[test]
-fn noise_levels_equal_diffusers_to_the_bit() {
+fn sigmas_are_bit_exact_with_diffusers() {
     let oracles: Oracles = serde_json::from_slice(&golden("reference/oracles.json")).unwrap();
     let config = SchedulerConfig::default();
     let mut compared = 0;
@@ -69,7 +69,7 @@ fn noise_levels_equal_diffusers_to_the_bit() {
         let mu = empirical_mu(o.image_seq_len, o.steps);
         assert!((mu - o.mu).abs() < 1e-12, "mu {mu}, expected {}", o.mu);
         if let Some(sigmas) = &o.sigmas {
-            let ours = Schedule::new(&config, Spacing::Shifted, o.image_seq_len, o.steps, None).unwrap();
+            let ours = Schedule::new(&config, SigmaSpacing::Shifted, o.image_seq_len, o.steps, None).unwrap();
             assert_eq!(ours.sigmas(), sigmas, "{} tokens, {} steps", o.image_seq_len, o.steps);
             compared += 1;
         }
@@ -78,19 +78,19 @@ fn noise_levels_equal_diffusers_to_the_bit() {
 }
 
 #[test]
-fn the_power_schedule_is_a_power_of_an_even_one() {
+fn the_power_schedule_is_a_power_of_a_linear_one() {
     let config = SchedulerConfig::default();
-    let levels = |rho| Schedule::new(&config, Spacing::Power { rho }, 16, 4, None).unwrap();
-    assert_eq!(levels(1.0).sigmas(), [1.0, 0.75, 0.5, 0.25, 0.0]);
-    assert_eq!(levels(2.0).sigmas(), [1.0, 0.75f32.sqrt(), 0.5f32.sqrt(), 0.5, 0.0]);
-    assert!(Schedule::new(&config, Spacing::Power { rho: 0.0 }, 16, 4, None).is_err());
+    let schedule = |rho| Schedule::new(&config, SigmaSpacing::Power { rho }, 16, 4, None).unwrap();
+    assert_eq!(schedule(1.0).sigmas(), [1.0, 0.75, 0.5, 0.25, 0.0]);
+    assert_eq!(schedule(2.0).sigmas(), [1.0, 0.75f32.sqrt(), 0.5f32.sqrt(), 0.5, 0.0]);
+    assert!(Schedule::new(&config, SigmaSpacing::Power { rho: 0.0 }, 16, 4, None).is_err());
 }
 
 #[test]
-fn strength_leaves_out_the_first_steps() {
+fn strength_skips_the_first_steps() {
     let config = SchedulerConfig::default();
     let first = |steps, strength| {
-        Schedule::new(&config, Spacing::Shifted, 16, steps, None).unwrap().first_step(strength)
+        Schedule::new(&config, SigmaSpacing::Shifted, 16, steps, None).unwrap().first_step(strength)
     };
     assert_eq!(first(5, 0.6).unwrap(), 2);
     assert_eq!(first(4, 0.8).unwrap(), 0);
@@ -101,11 +101,12 @@ fn strength_leaves_out_the_first_steps() {
 }
 
 #[test]
-fn levels_that_make_no_sense_are_refused() {
-    let custom =
-        |sigmas: &[f32]| Schedule::new(&SchedulerConfig::default(), Spacing::Shifted, 16, 4, Some(sigmas));
+fn invalid_sigmas_are_rejected() {
+    let custom = |sigmas: &[f32]| {
+        Schedule::new(&SchedulerConfig::default(), SigmaSpacing::Shifted, 16, 4, Some(sigmas))
+    };
     for bad in [&[][..], &[1.0, 1.0], &[0.5, 0.7], &[1.5], &[-0.1], &[f32::NAN], &[0.0]] {
         assert!(custom(bad).is_err(), "{bad:?}");
     }
-    assert!(Schedule::new(&SchedulerConfig::default(), Spacing::Shifted, 16, 0, None).is_err());
+    assert!(Schedule::new(&SchedulerConfig::default(), SigmaSpacing::Shifted, 16, 0, None).is_err());
 }

@@ -1,30 +1,32 @@
+//! The types of arguments of [`Backend`]'s operations.
+
 use std::ops::Range;
 
-use crate::{Backend, Result};
+use crate::{Backend, Result, Tensor};
 
-/// Consecutive runs of rows, each with its own row of parameters.
+/// Consecutive groups of rows, each with its own row of parameters.
 ///
-/// The tokens of one step may be modulated differently: in the KV model reference tokens use the modulation of
-/// t = 0. A plain step has one group.
+/// Used where the tokens of one step have different modulations: in the KV model, reference tokens use the modulation of
+/// t = 0. An ordinary step has one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Groups {
+pub struct RowGroups {
     ends: Vec<usize>,
 }
 
-impl Groups {
-    /// All `rows` rows in one group.
-    pub fn one(rows: usize) -> Self {
-        Groups { ends: vec![rows] }
+impl RowGroups {
+    /// One group of all `rows` rows.
+    pub fn single(rows: usize) -> Self {
+        RowGroups { ends: vec![rows] }
     }
 
     /// Groups of these lengths, in order.
-    pub fn of_lengths(lengths: &[usize]) -> Self {
+    pub fn from_lengths(lengths: &[usize]) -> Self {
         let mut end = 0;
         let ends = lengths.iter().map(|n| {
             end += n;
             end
         });
-        Groups { ends: ends.collect() }
+        RowGroups { ends: ends.collect() }
     }
 
     /// Number of groups.
@@ -32,13 +34,13 @@ impl Groups {
         self.ends.len()
     }
 
-    /// Number of rows in all groups together.
+    /// Total number of rows.
     pub fn rows(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// The group that row `row` belongs to.
-    pub fn of_row(&self, row: usize) -> usize {
+    /// The group of row `row`.
+    pub fn group_of(&self, row: usize) -> usize {
         self.ends.partition_point(|&end| end <= row)
     }
 
@@ -49,35 +51,35 @@ impl Groups {
     }
 }
 
-/// Which keys a query sees.
+/// Which keys a query attends to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mask {
-    /// Every query sees every key.
+pub enum AttentionMask {
+    /// Every query attends to every key.
     None,
-    /// Query `i` sees key `j` when `j <= i` and `j < valid`: a causal language model over right-padded text.
+    /// Query `i` attends to key `j` if `j <= i` and `j < valid`: a causal language model over right-padded text.
     Causal {
-        /// How many leading keys are real tokens; at least 1.
+        /// Number of leading keys that are real tokens; at least 1.
         valid: usize,
     },
-    /// Queries inside `rows` see only the keys inside `rows`; all others see everything.
+    /// Queries in `rows` attend only to keys in `rows`; all others attend to every key.
     Isolated {
         /// The isolated rows, the same range of queries and keys.
         rows: Range<usize>,
     },
 }
 
-/// How attention is to be computed.
+/// The heads and mask of an attention.
 #[derive(Clone, Debug)]
 pub struct AttentionSpec {
     /// Number of query heads.
     pub heads: usize,
     /// Number of key and value heads; divides `heads`. Query head `h` uses key head `h / (heads / kv_heads)`.
     pub kv_heads: usize,
-    /// Which keys a query sees.
-    pub mask: Mask,
+    /// Which keys a query attends to.
+    pub mask: AttentionMask,
 }
 
-/// An element-wise function.
+/// An element-wise activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x / (1 + exp(-x))`.
@@ -88,14 +90,14 @@ pub enum Activation {
     SoftClamp,
 }
 
-/// How a convolution walks over its input.
+/// Stride, padding and upsampling of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvGeometry {
-    /// Step in both directions.
+    /// Stride in both directions.
     pub stride: usize,
     /// Zeros added at the top, bottom, left and right.
     pub padding: [usize; 4],
-    /// Whether the input is first doubled in both directions by repeating pixels.
+    /// Whether the input is first upsampled 2× (nearest neighbor).
     pub upsample: bool,
 }
 
@@ -105,43 +107,43 @@ impl ConvGeometry {
         ConvGeometry { stride: 1, padding: [kernel / 2; 4], upsample: false }
     }
 
-    /// Height or width of the input as the kernel sees it.
-    pub const fn virtual_size(&self, size: usize) -> usize {
+    /// Height or width of the input after upsampling.
+    const fn upsampled(&self, size: usize) -> usize {
         if self.upsample { size * 2 } else { size }
     }
 
-    /// Output height and width, or `None` when the padded input is smaller than the kernel.
+    /// Output height and width, or `None` if the padded input is smaller than the kernel.
     pub fn output(&self, height: usize, width: usize, kernel: [usize; 2]) -> Option<[usize; 2]> {
         let [top, bottom, left, right] = self.padding;
-        let along = |size: usize, pad: usize, k: usize| {
-            (self.virtual_size(size) + pad).checked_sub(k).map(|room| room / self.stride + 1)
+        let output = |size: usize, pad: usize, k: usize| {
+            (self.upsampled(size) + pad).checked_sub(k).map(|room| room / self.stride + 1)
         };
-        Some([along(height, top + bottom, kernel[0])?, along(width, left + right, kernel[1])?])
+        Some([output(height, top + bottom, kernel[0])?, output(width, left + right, kernel[1])?])
     }
 }
 
-/// Which two elements of a head one angle turns.
+/// Which two elements of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopePairs {
+pub enum RopeLayout {
     /// Elements `2i` and `2i + 1` (FLUX.2).
-    Adjacent,
+    Interleaved,
     /// Elements `i` and `i + head_dim / 2` (Qwen3).
-    Halves,
+    HalfSplit,
 }
 
-/// Cosines and sines of the rotary embedding, one angle a pair: both f32, `[tokens, head_dim / 2]`.
-pub struct RopeTable<B: Backend> {
+/// Cosines and sines of the rotary embedding, one angle per pair: both f32, `[tokens, head_dim / 2]`.
+pub struct RopeTable<T> {
     /// Cosines.
-    pub cos: B::Tensor,
+    pub cos: T,
     /// Sines.
-    pub sin: B::Tensor,
+    pub sin: T,
     /// Which elements form a pair.
-    pub pairs: RopePairs,
+    pub pairs: RopeLayout,
 }
 
-impl<B: Backend> RopeTable<B> {
+impl<T: Tensor> RopeTable<T> {
     /// The table of the tokens in `range`.
-    pub fn rows(&self, b: &B, range: Range<usize>) -> Result<Self> {
+    pub fn rows<B: Backend<Tensor = T>>(&self, b: &B, range: Range<usize>) -> Result<Self> {
         Ok(RopeTable {
             cos: b.slice_rows(&self.cos, range.clone())?,
             sin: b.slice_rows(&self.sin, range)?,

@@ -1,10 +1,12 @@
+//! The [`Backend`] trait: the operations of FLUX.2, each defined by its formula, shapes and dtypes.
+
 use std::ops::Range;
 
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
+use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape};
 
-use crate::{Activation, AttentionSpec, ConvGeometry, Error, Groups, Result, RopeTable};
+use crate::{Activation, AttentionSpec, ConvGeometry, Error, Result, RopeTable, RowGroups};
 
-/// What a tensor tells about itself, wherever it lives.
+/// A tensor of a backend.
 pub trait Tensor: Clone + Send + Sync {
     /// The dimensions.
     fn shape(&self) -> &Shape;
@@ -12,156 +14,158 @@ pub trait Tensor: Clone + Send + Sync {
     fn dtype(&self) -> DType;
 }
 
-/// Something a backend is still working on; calling it waits for the result. It may be called on any thread.
-pub type Later<T> = Box<dyn FnOnce() -> Result<T> + Send>;
+/// A result that a backend may still be computing; calling it waits. It may be called on any thread.
+pub type Pending<T> = Box<dyn FnOnce() -> Result<T> + Send>;
 
-/// Where a weight lies between its uses ([`Backend::weight`]).
+/// Where a weight is kept between its uses ([`Backend::load_weight`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residency {
     /// On the device.
     Device,
-    /// In the host's memory, from where it is copied to the device whenever it is used.
+    /// In host memory, streamed to the device whenever it is used.
     Host,
 }
 
-/// What becomes of work that a backend asks for ([`Backend::replay`]).
+/// What happens to the operations of a [`Backend::replay`] call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Run {
-    /// It is done, and its results are used.
-    Now,
-    /// It is only written down, to be done later without asking again.
-    Recorded,
+pub enum RunMode {
+    /// They are executed, and the result is used.
+    Execute,
+    /// They are only recorded as a graph, for later replays.
+    Record,
 }
 
-/// The operations FLUX.2 is made of.
+/// The operations of FLUX.2.
 ///
-/// Tensors are row-major and immutable; an operation gives a new one. **Activations** are f32 or bf16 and the result
-/// has the dtype of the first activation; all activations of one call have the same dtype. **Parameters** (norm
-/// weights, modulations, cosines, biases) are f32 tensors. Sums are taken in f32 or better whatever the dtypes.
-/// Arguments that don't fit are [`Error::Arguments`](crate::Error::Arguments), never a panic.
+/// Tensors are row-major and immutable; an operation returns a new one. **Activations** are f32 or bf16; all activations
+/// of one call have the same dtype, and so has the result. **Parameters** (norm weights, modulations, cosines, biases) are
+/// f32 tensors. Sums are accumulated in f32 or better, whatever the dtypes. Arguments that don't fit are
+/// [`Error::Arguments`](crate::Error::Arguments), never a panic.
 ///
-/// A backend is a handle: clones share the device, its memory and its threads.
+/// A backend is a handle: clones share the device, its memory and its threads. A new method is also added to
+/// [`backend_methods!`](crate::backend_methods), the list that wrappers are generated from.
 pub trait Backend: Clone + Send + Sync {
     /// A tensor on this backend.
     type Tensor: Tensor;
-    /// A linear layer's weight in whatever form this backend multiplies with: dense, quantised, with LoRA deltas.
+    /// A linear layer in this backend's form: dense or quantized weight, bias and LoRA deltas.
     type Weight: Send + Sync;
-    /// A convolution's kernel and bias, arranged for this backend.
+    /// A convolution's kernel and bias in this backend's form.
     type Conv: Send + Sync;
-    /// What is kept of work that is asked for again and again ([`Backend::replay`]); `()` where nothing is.
-    type Replays: Default + Send + Sync;
+    /// Recorded graphs of [`Backend::replay`]; `()` for backends that record nothing.
+    type GraphCache: Default + Send + Sync;
 
     /// Name for messages, such as `cpu (avx512)`.
     fn name(&self) -> String;
 
-    /// What the last bits of results depend on: backends of the same program with equal words give equal results.
+    /// Everything that the last bits of results depend on: within one build, backends with equal strings give equal
+    /// results.
     fn numerics(&self) -> String {
         self.name()
     }
 
-    /// Whether weights are used where the host has them, so that reading ahead in a mapped file helps.
+    /// Whether weights are used directly from host memory, so that prefetching a mapped file helps.
     fn reads_host_weights(&self) -> bool {
         false
     }
 
-    /// Up to so many rows, products of more rows are known to cost less a row: below it, pictures are painted together. 0
-    /// where nobody has measured it.
-    fn rows_at_once(&self) -> usize {
+    /// The largest batch, in rows, for which batching images pays off; 0 if unknown.
+    fn max_batch_rows(&self) -> usize {
         0
     }
 
-    /// Waits until everything asked for so far is done; backends that do it at once have nothing to wait for.
+    /// Waits until all operations called so far are complete. Synchronous backends return at once.
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
 
-    /// `work` done to `inputs`. A backend may record it, and from then on do what was recorded instead, where asking for every
-    /// operation takes longer than doing it; the results are the same to the last bit.
+    /// Runs `work` on `inputs`. A backend may record its operations as a graph and replay that on later calls, where
+    /// launching single operations takes longer than executing them; the results are bit-identical.
     ///
-    /// Work of one `key` and inputs of equal shapes and dtypes is the same operations every time, on the backend and the inputs
-    /// that it is handed: it uses no other backend, and gives back a tensor that it made. Tensors and weights that it reads
-    /// beside its inputs are read again every time, as they were when it was recorded; the recording keeps them. It neither
-    /// uploads nor downloads. It may be asked for twice: what was [recorded](Run::Recorded) has not been done.
+    /// For one `key` and inputs of equal shapes and dtypes, `work` must call the same operations every time, only on the
+    /// backend and inputs passed to it, and return a tensor that it created. Other tensors and weights that it reads are
+    /// kept by the graph and read again at every replay. It must not upload or download. It may be called twice, since
+    /// operations that were [recorded](RunMode::Record) have not been executed.
     fn replay<E: From<Error>>(
         &self,
-        replays: &Self::Replays,
+        graphs: &Self::GraphCache,
         key: &[usize],
         inputs: &[&Self::Tensor],
-        mut work: impl FnMut(&Self, Run, &[&Self::Tensor]) -> Result<Self::Tensor, E>,
+        mut work: impl FnMut(&Self, RunMode, &[&Self::Tensor]) -> Result<Self::Tensor, E>,
     ) -> Result<Self::Tensor, E> {
-        let _ = (replays, key);
-        work(self, Run::Now, inputs)
+        let _ = (graphs, key);
+        work(self, RunMode::Execute, inputs)
     }
 
-    /// Copies a float tensor from the host, converted to `dtype` (f32 or bf16).
+    /// Copies a float tensor from the host and converts it to `dtype` (f32 or bf16).
     fn upload(&self, host: &HostTensor, dtype: DType) -> Result<Self::Tensor>;
 
-    /// Copies a tensor to the host with the dtype it has; waits for the work that makes it.
+    /// Copies a tensor to the host, keeping its dtype; waits until it is computed.
     fn download(&self, x: &Self::Tensor) -> Result<HostTensor>;
 
-    /// `round(clamp(scale · x + shift, 0, 1) · 255)` on the host, ties to even: a picture's values as its bytes. Everything is
-    /// rounded to f32 on the way; what is not a number becomes 0. Waits as [`Backend::download`] does.
+    /// `round(clamp(scale · x + shift, 0, 1) · 255)`, copied to the host: the bytes of an image. Computed in f32, ties to
+    /// even; NaN becomes 0. Waits like [`Backend::download`].
     fn download_bytes(&self, x: &Self::Tensor, scale: f32, shift: f32) -> Result<Vec<u8>>;
 
-    /// [`Backend::download`] without the wait: the copy is in order with the calls before it, and calls after it don't hold it up.
-    fn download_later(&self, x: &Self::Tensor) -> Result<Later<HostTensor>> {
+    /// [`Backend::download`] without waiting: the copy happens after all earlier operations and is not delayed by later
+    /// ones.
+    fn download_async(&self, x: &Self::Tensor) -> Result<Pending<HostTensor>> {
         let host = self.download(x)?;
         Ok(Box::new(move || Ok(host)))
     }
 
-    /// [`Backend::download_bytes`] without the wait.
-    fn download_bytes_later(&self, x: &Self::Tensor, scale: f32, shift: f32) -> Result<Later<Vec<u8>>> {
+    /// [`Backend::download_bytes`] without waiting.
+    fn download_bytes_async(&self, x: &Self::Tensor, scale: f32, shift: f32) -> Result<Pending<Vec<u8>>> {
         let bytes = self.download_bytes(x, scale, shift)?;
         Ok(Box::new(move || Ok(bytes)))
     }
 
-    /// Waits, when called, for all work asked for before this and for none after it.
-    fn fence(&self) -> Result<Later<()>> {
+    /// Returns a [`Pending`] that waits for all operations called before this one, and for none after it.
+    fn fence(&self) -> Result<Pending<()>> {
         Ok(Box::new(|| Ok(())))
     }
 
-    /// Takes over a linear layer. The host bytes may be a mapped file and are kept, not copied, where that is possible.
+    /// Loads a linear layer. The host bytes may be a mapped file and are kept instead of copied where possible.
     ///
-    /// Dense matrices are the weight, and packed ones the values they stand for. Integers with a scale for every row mean
-    /// a product in integers: with `m` the largest absolute value in a row of `x` (side by side with the others, where `x` is a list),
-    /// `q = round(x · (127 / m))` in f32, ties to even, and `x · Wᵀ = Σ q · w · (m / 127) · scale`, the sum exact. Bias and
-    /// deltas are as for a float weight; deltas take `x` as it is. [`int8`](crate::int8) has the rounding, what becomes of
-    /// rows that vanish or hold no numbers, and the widest such weight.
+    /// Dense and packed weights are used with their (dequantized) values. An int8 weight means an int8 matmul: with `m`
+    /// the largest magnitude in a row of `x` (of the concatenated row, if `x` is a list), `q = round(x · (127 / m))` in
+    /// f32, ties to even, and `x · Wᵀ = Σ q · w · (m / 127) · scale`, with an exact sum. [`int8`](crate::int8) defines
+    /// the rounding, rows of zeros, NaN and infinity, and the largest width.
     ///
-    /// Parts [in fp8](LinearParts::in_fp8) mean a product in 8-bit floats: rows of `x` and rows of the weight, each with `m` its largest
-    /// absolute value, become `q = e4m3(x · (448 / m))`, and `x · Wᵀ = Σ q · w · (m / 448) · (n / 448)` with `n` that of the
-    /// weight's row; the sum may be kept in as few as 14 bits. [`fp8`](crate::fp8) has the rounding. Bias and deltas are as above.
-    /// Packed matrices that [are such numbers](kiln_tensor::packed::Packed::is_fp8) keep them and their scales.
+    /// An [fp8 matmul](HostLinear::with_fp8_matmul) quantizes the rows of `x` and of the weight: with `m` the largest
+    /// magnitude of a row, `q = e4m3(x · (448 / m))`, and `x · Wᵀ = Σ q · w · (m / 448) · (n / 448)` with `n` that of the
+    /// weight's row. The sum may have as few as 14 bits. [`fp8`](crate::fp8) defines the rounding. Packed matrices that
+    /// [are e4m3 already](kiln_tensor::packed::PackedTensor::is_fp8) keep their values and scales.
     ///
-    /// `residency` says where it lies between its uses; the results are the same. Where all weights lie in the host's memory it
-    /// means nothing.
-    fn weight(&self, parts: LinearParts, residency: Residency) -> Result<Self::Weight>;
+    /// Bias and LoRA deltas are not quantized; deltas multiply the original `x`.
+    ///
+    /// `residency` does not affect results. Backends that compute on the host ignore it.
+    fn load_weight(&self, linear: HostLinear, residency: Residency) -> Result<Self::Weight>;
 
-    /// The same layer with these updates instead of its own; what they are laid over is shared, not copied.
-    fn with_deltas(&self, w: &Self::Weight, deltas: Vec<Delta>) -> Result<Self::Weight>;
+    /// The same layer with other LoRA deltas; the weight is shared, not copied.
+    fn with_deltas(&self, w: &Self::Weight, deltas: Vec<LoraDelta>) -> Result<Self::Weight>;
 
-    /// Takes over a convolution: `kernel` `[out, in, height, width]`, `bias` `[out]`.
-    fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<Self::Conv>;
+    /// Loads a convolution: `kernel` `[out, in, height, width]`, `bias` `[out]`.
+    fn load_conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<Self::Conv>;
 
-    /// The same values under another shape of as many elements.
+    /// The same values with another shape of as many elements.
     fn reshape(&self, x: &Self::Tensor, shape: Shape) -> Result<Self::Tensor>;
 
     /// The same values as f32 or bf16 (rounded to nearest even).
     fn cast(&self, x: &Self::Tensor, dtype: DType) -> Result<Self::Tensor>;
 
-    /// Entries `range` of the first axis.
+    /// Rows `range` of the first axis.
     fn slice_rows(&self, x: &Self::Tensor, range: Range<usize>) -> Result<Self::Tensor>;
 
-    /// `[rows_i, dim]` tensors below each other: `[Σ rows_i, dim]`.
+    /// Concatenates `[rows_i, dim]` tensors to `[Σ rows_i, dim]`.
     fn concat_rows(&self, parts: &[&Self::Tensor]) -> Result<Self::Tensor>;
 
-    /// `[rows, dim_i]` tensors side by side: `[rows, Σ dim_i]`.
+    /// Concatenates `[rows, dim_i]` tensors to `[rows, Σ dim_i]`.
     fn concat_columns(&self, parts: &[&Self::Tensor]) -> Result<Self::Tensor>;
 
     /// `x · Wᵀ + bias`. `x`: `[rows, in]`; `w`: `[out, in]`; result `[rows, out]`.
     fn linear(&self, x: &Self::Tensor, w: &Self::Weight) -> Result<Self::Tensor>;
 
-    /// [`Backend::linear`] with its columns cut into tensors of these widths, which add up to `out`.
+    /// [`Backend::linear`] with its output columns split into tensors of these widths, which add up to `out`.
     fn linear_split<const N: usize>(
         &self,
         x: &Self::Tensor,
@@ -176,22 +180,22 @@ pub trait Backend: Clone + Send + Sync {
         &self,
         xs: &[&Self::Tensor],
         w: &Self::Weight,
-        gate: Option<(&Self::Tensor, &Groups)>,
+        gate: Option<(&Self::Tensor, &RowGroups)>,
         residual: &Self::Tensor,
     ) -> Result<Self::Tensor>;
 
-    /// [`Backend::linear_gated_add`] of [`Backend::swiglu`] of `gate_up`, with `beside` on its left.
+    /// [`Backend::linear_gated_add`] of `attn`, if given, and [`Backend::swiglu`] of `gate_up`.
     fn swiglu_gated_add(
         &self,
-        beside: Option<&Self::Tensor>,
+        attn: Option<&Self::Tensor>,
         gate_up: &Self::Tensor,
         w: &Self::Weight,
-        gate: Option<(&Self::Tensor, &Groups)>,
+        gate: Option<(&Self::Tensor, &RowGroups)>,
         residual: &Self::Tensor,
     ) -> Result<Self::Tensor> {
         let x = self.swiglu(gate_up)?;
-        match beside {
-            Some(beside) => self.linear_gated_add(&[beside, &x], w, gate, residual),
+        match attn {
+            Some(attn) => self.linear_gated_add(&[attn, &x], w, gate, residual),
             None => self.linear_gated_add(&[&x], w, gate, residual),
         }
     }
@@ -205,16 +209,16 @@ pub trait Backend: Clone + Send + Sync {
         x: &Self::Tensor,
         scale: &Self::Tensor,
         shift: &Self::Tensor,
-        groups: &Groups,
+        groups: &RowGroups,
         eps: f32,
     ) -> Result<Self::Tensor>;
 
-    /// [`Backend::linear_split`] of [`Backend::ada_layer_norm`] with `[scale, shift]`: the same bits as from the two.
+    /// [`Backend::linear_split`] of [`Backend::ada_layer_norm`] with `[scale, shift]`, bit-identical to the two calls.
     fn ada_linear_split<const N: usize>(
         &self,
         x: &Self::Tensor,
         [scale, shift]: [&Self::Tensor; 2],
-        groups: &Groups,
+        groups: &RowGroups,
         eps: f32,
         w: &Self::Weight,
         widths: [usize; N],
@@ -226,37 +230,32 @@ pub trait Backend: Clone + Send + Sync {
     /// `x / sqrt(mean(x²) + eps) * weight` over the last axis. `x`: `[rows, dim]`; `weight`: `[dim]`.
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Tensor, eps: f32) -> Result<Self::Tensor>;
 
-    /// [`Backend::rms_norm`] of every head, then the rotary embedding: with `(a, b)` a pair of a head and `θ` its angle,
+    /// [`Backend::rms_norm`] of every head, then the rotary embedding: a pair `(a, b)` with angle `θ` becomes
     /// `(a·cos θ - b·sin θ, a·sin θ + b·cos θ)`.
     ///
-    /// `x`: `[tokens, heads · head_dim]`; `weight`: `[head_dim]`; the table has a row a token.
+    /// `x`: `[tokens, heads · head_dim]`; `weight`: `[head_dim]`; the table has a row per token.
     fn norm_rope(
         &self,
         x: &Self::Tensor,
         weight: &Self::Tensor,
-        rope: &RopeTable<Self>,
+        rope: &RopeTable<Self::Tensor>,
         eps: f32,
-    ) -> Result<Self::Tensor>
-    where
-        Self: Sized;
+    ) -> Result<Self::Tensor>;
 
     /// [`Backend::norm_rope`] of the queries and of the keys of the same tokens.
     fn qk_norm_rope(
         &self,
         [q, k]: [&Self::Tensor; 2],
         [q_weight, k_weight]: [&Self::Tensor; 2],
-        rope: &RopeTable<Self>,
+        rope: &RopeTable<Self::Tensor>,
         eps: f32,
-    ) -> Result<[Self::Tensor; 2]>
-    where
-        Self: Sized,
-    {
+    ) -> Result<[Self::Tensor; 2]> {
         Ok([self.norm_rope(q, q_weight, rope, eps)?, self.norm_rope(k, k_weight, rope, eps)?])
     }
 
-    /// `softmax(q·kᵀ / sqrt(head_dim)) · v`, head by head, the keys a query does not see left out.
+    /// `softmax(q·kᵀ / sqrt(head_dim)) · v` per head, over the keys that the mask allows.
     ///
-    /// Each of `q`, `k`, `v` is a list of row blocks read as one tensor: `q` `[queries, heads · head_dim]`, `k` and `v`
+    /// Each of `q`, `k`, `v` is a list of row blocks, treated as concatenated: `q` `[queries, heads · head_dim]`, `k` and `v`
     /// `[keys, kv_heads · head_dim]`. Result `[queries, heads · head_dim]`.
     fn attention(
         &self,
@@ -269,7 +268,7 @@ pub trait Backend: Clone + Send + Sync {
     /// `silu(first half of the columns) * second half`. `x`: `[rows, 2n]`; result `[rows, n]`.
     fn swiglu(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
 
-    /// The function on every element.
+    /// Applies `f` to every element.
     fn activation(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor>;
 
     /// `x + y`, equal shapes.
@@ -287,7 +286,7 @@ pub trait Backend: Clone + Send + Sync {
     /// `(1 - mask[row]) · x + mask[row] · y`. `x`, `y`: `[rows, dim]`; `mask`: `[rows]`, a parameter.
     fn blend_rows(&self, x: &Self::Tensor, y: &Self::Tensor, mask: &Self::Tensor) -> Result<Self::Tensor>;
 
-    /// `x * scale + shift` with one scale and shift a column. `x`: `[…, dim]`; `scale`, `shift`: `[dim]`.
+    /// `x * scale + shift` with one scale and shift per column. `x`: `[…, dim]`; `scale`, `shift`: `[dim]`.
     fn affine(&self, x: &Self::Tensor, scale: &Self::Tensor, shift: &Self::Tensor) -> Result<Self::Tensor>;
 
     /// `[h, w, c]` to `[h/2, w/2, 4c]`: channel `4c + 2i + j` is channel `c` of pixel `(i, j)` of the 2×2 patch.
@@ -309,7 +308,7 @@ pub trait Backend: Clone + Send + Sync {
     ) -> Result<Self::Tensor>;
 
     /// Cross-correlation as in torch's `conv2d`, plus bias, plus `residual` when given.
-    /// In bf16, taps that meet the same pixel of a doubled picture may be added up and rounded first.
+    /// In bf16, kernel weights that meet the same pixel of an upsampled input may be summed and rounded first.
     ///
     /// `x`: `[h, w, in]`; result and `residual`: `[h', w', out]`.
     fn conv2d(

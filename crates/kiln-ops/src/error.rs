@@ -1,6 +1,6 @@
 use kiln_tensor::DType;
 
-/// Why an operation could not be done.
+/// An operation that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The arguments do not fit each other.
@@ -8,7 +8,7 @@ pub enum Error {
     Arguments {
         /// The operation.
         op: &'static str,
-        /// Which argument, what was expected and what was found.
+        /// The argument, what was expected and what was found.
         what: String,
     },
     /// The backend has no kernel for this dtype.
@@ -21,26 +21,26 @@ pub enum Error {
         /// The backend's name.
         backend: String,
     },
-    /// Memory that could not be had.
-    #[error("out of memory on {backend}: {bytes} bytes more were needed")]
+    /// An allocation failed.
+    #[error("out of memory on {backend}: {bytes} more bytes needed")]
     Memory {
         /// The backend's name.
         backend: String,
         /// Size of the allocation that failed.
         bytes: usize,
     },
-    /// Anything a device or its libraries report.
+    /// An error reported by a device or its libraries.
     #[error("{backend}: {what}")]
     Device {
         /// The backend's name.
         backend: String,
-        /// The report.
+        /// The reported error.
         what: String,
     },
-    /// A host tensor that can't be used.
+    /// An invalid host tensor.
     #[error(transparent)]
     Tensor(#[from] kiln_tensor::Error),
-    /// Tensors that don't make a linear layer.
+    /// Tensors that don't form a linear layer.
     #[error(transparent)]
     Linear(#[from] kiln_tensor::LinearError),
 }

@@ -1,7 +1,8 @@
-//! The operations FLUX.2 is made of.
+//! The operations of FLUX.2.
 //!
-//! [`Backend`] defines each one: its formula, its shapes, its dtypes. [`Reference`] is the loop a reader would write
-//! from that formula, summed in f64 and never optimised; every other backend is a candidate that has to agree with it.
+//! [`Backend`] defines each one: its formula, shapes and dtypes. [`Reference`] implements them as plain loops in f64,
+//! never optimised: the oracle that every other backend is tested against. [`TimedBackend`] measures another backend,
+//! and [`backend_methods!`] generates such wrappers.
 //!
 //! ```
 //! use kiln_ops::{Backend, Reference};
@@ -19,13 +20,14 @@
 mod args;
 mod backend;
 mod error;
+mod forward;
 mod reference;
 pub mod shapes;
 mod timed;
 
-pub use args::{Activation, AttentionSpec, ConvGeometry, Groups, Mask, RopePairs, RopeTable};
-pub use backend::{Backend, Later, Residency, Run, Tensor};
+pub use args::{Activation, AttentionMask, AttentionSpec, ConvGeometry, RopeLayout, RopeTable, RowGroups};
+pub use backend::{Backend, Pending, Residency, RunMode, Tensor};
 pub use error::{Error, Result};
 pub use kiln_tensor::{fp8, int8};
 pub use reference::Reference;
-pub use timed::{OpCount, Timed, TimedConv, TimedWeight};
+pub use timed::{OpStats, TimedBackend, TimedConv, TimedWeight};

@@ -1,15 +1,15 @@
-//! What fits together: one function per operation of [`Backend`], checking its arguments and giving the shape of its
-//! result, so that every backend accepts and refuses the same calls with the same words.
+//! Shape checks: one function per operation of [`Backend`] that checks its arguments and returns the shape of its result,
+//! so that all backends reject the same calls with the same messages.
 //!
-//! A tensor may have no rows, and then the result has none; attention alone needs at least one key.
+//! Tensors may have no rows; only attention needs at least one key.
 //!
 //! ```
 //! use kiln_ops::shapes;
 //! use kiln_tensor::HostTensor;
 //!
 //! let (x, weight) = (HostTensor::zeros([5, 8]), HostTensor::zeros([7]));
-//! let refused = shapes::rms_norm(&x, &weight).unwrap_err();
-//! assert_eq!(refused.to_string(), "rms_norm: weight has shape [7], expected [8]");
+//! let error = shapes::rms_norm(&x, &weight).unwrap_err();
+//! assert_eq!(error.to_string(), "rms_norm: weight has shape [7], expected [8]");
 //! ```
 
 mod check;
@@ -19,36 +19,38 @@ use std::ops::Range;
 
 use kiln_tensor::{DType, HostTensor, Shape};
 
-use crate::{AttentionSpec, Backend, ConvGeometry, Groups, Mask, Result, RopeTable, Tensor};
+#[cfg(doc)]
+use crate::Backend;
+use crate::{AttentionMask, AttentionSpec, ConvGeometry, Result, RopeTable, RowGroups, Tensor};
 use check::Op;
 pub use linear::{ada_linear_split, linear, linear_gated_add, linear_split, swiglu_gated_add, with_deltas};
 
-/// [`Backend::upload`]: a float tensor, to f32 or bf16. Gives the result's shape.
+/// [`Backend::upload`]: a float tensor, to f32 or bf16.
 pub fn upload(host: &HostTensor, dtype: DType) -> Result<Shape> {
     let op = Op("upload");
     if !matches!(host.dtype(), DType::F32 | DType::BF16 | DType::F16 | DType::F64) {
         return op.fail(format!("the host tensor is {}, expected a float type", host.dtype()));
     }
-    target(op, dtype)?;
+    check_target(op, dtype)?;
     Ok(host.shape().clone())
 }
 
 /// [`Backend::cast`]: to f32 or bf16.
 pub fn cast(x: &impl Tensor, dtype: DType) -> Result<Shape> {
-    target(Op("cast"), dtype)?;
+    check_target(Op("cast"), dtype)?;
     Ok(x.shape().clone())
 }
 
-fn target(op: Op, dtype: DType) -> Result<()> {
+fn check_target(op: Op, dtype: DType) -> Result<()> {
     match dtype {
         DType::F32 | DType::BF16 => Ok(()),
         other => op.fail(format!("the result can't be {other}, expected f32 or bf16")),
     }
 }
 
-/// [`Backend::conv`]. Gives `[out, in, height, width]`.
-pub fn conv(kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<[usize; 4]> {
-    let op = Op("conv");
+/// [`Backend::load_conv`]. Returns `[out, in, height, width]`.
+pub fn load_conv(kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<[usize; 4]> {
+    let op = Op("load_conv");
     let dims: [usize; 4] = op.rank("kernel", kernel.shape(), "[out, in, height, width]")?;
     if dims.contains(&0) {
         return op.fail(format!("kernel has shape {}, expected at least one element", kernel.shape()));
@@ -63,7 +65,7 @@ pub fn conv(kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<[usize; 4]
 pub fn reshape(x: &impl Tensor, shape: &Shape) -> Result<Shape> {
     if shape.checked_numel() != Some(x.shape().numel()) {
         return Op("reshape")
-            .fail(format!("x has shape {}, which has not as many elements as {shape}", x.shape()));
+            .fail(format!("x has shape {}, which does not have as many elements as {shape}", x.shape()));
     }
     Ok(shape.clone())
 }
@@ -89,11 +91,11 @@ pub fn concat_rows<T: Tensor>(parts: &[&T]) -> Result<Shape> {
 
 /// [`Backend::concat_columns`].
 pub fn concat_columns<T: Tensor>(parts: &[&T]) -> Result<Shape> {
-    Ok(side_by_side(Op("concat_columns"), "parts", parts)?.into())
+    Ok(column_blocks(Op("concat_columns"), "parts", parts)?.into())
 }
 
 /// [`Backend::ada_layer_norm`].
-pub fn ada_layer_norm<T: Tensor>(x: &T, scale: &T, shift: &T, groups: &Groups) -> Result<Shape> {
+pub fn ada_layer_norm<T: Tensor>(x: &T, scale: &T, shift: &T, groups: &RowGroups) -> Result<Shape> {
     let op = Op("ada_layer_norm");
     op.activation("x", x)?;
     let [rows, dim] = op.matrix("x", x.shape())?;
@@ -112,8 +114,8 @@ pub fn rms_norm<T: Tensor>(x: &T, weight: &T) -> Result<Shape> {
     Ok([rows, dim].into())
 }
 
-/// [`Backend::norm_rope`]. Gives `[tokens, heads, head_dim]`; the result has `x`'s shape.
-pub fn norm_rope<B: Backend>(x: &B::Tensor, weight: &B::Tensor, rope: &RopeTable<B>) -> Result<[usize; 3]> {
+/// [`Backend::norm_rope`]. Returns `[tokens, heads, head_dim]`; the result has `x`'s shape.
+pub fn norm_rope<T: Tensor>(x: &T, weight: &T, rope: &RopeTable<T>) -> Result<[usize; 3]> {
     let op = Op("norm_rope");
     op.activation("x", x)?;
     let [tokens, dim] = op.matrix("x", x.shape())?;
@@ -124,7 +126,7 @@ pub fn norm_rope<B: Backend>(x: &B::Tensor, weight: &B::Tensor, rope: &RopeTable
     }
     if dim % head_dim != 0 {
         return op.fail(format!(
-            "x has shape {}, whose columns are no whole number of heads of {head_dim}",
+            "x has shape {}, whose columns are not a multiple of head_dim {head_dim}",
             x.shape()
         ));
     }
@@ -161,39 +163,42 @@ pub fn attention<T: Tensor>(q: &[&T], k: &[&T], v: &[&T], spec: &AttentionSpec) 
     let AttentionSpec { heads, kv_heads, mask } = spec;
     let (&heads, &kv_heads) = (heads, kv_heads);
     if kv_heads == 0 || heads == 0 || heads % kv_heads != 0 {
-        return op.fail(format!("{heads} query heads can't share {kv_heads} key heads evenly"));
+        return op.fail(format!("{heads} query heads are not a multiple of {kv_heads} key heads"));
     }
     let [queries, dim] = row_blocks(op, "q", q, None)?;
     let dtype = Some(q[0].dtype());
     let [keys, kv_dim] = row_blocks(op, "k", k, dtype)?;
     let [values, v_dim] = row_blocks(op, "v", v, dtype)?;
     if dim == 0 || dim % heads != 0 {
-        return op.fail(format!("q is {dim} columns wide, which {heads} heads can't share evenly"));
+        return op.fail(format!("q has {dim} columns, expected a multiple of {heads} heads"));
     }
     let head_dim = dim / heads;
     for (name, width) in [("k", kv_dim), ("v", v_dim)] {
         if width != kv_heads * head_dim {
-            return op
-                .fail(format!("{name} is {width} columns wide, expected {kv_heads} heads of {head_dim}"));
+            return op.fail(format!("{name} has {width} columns, expected {kv_heads} heads of {head_dim}"));
         }
     }
     if keys == 0 || values != keys {
         return op.fail(format!("k has {keys} rows and v {values}, expected the same number, at least 1"));
     }
-    let square = |mask: &str| match queries == keys {
-        true => Ok(()),
-        false => op.fail(format!("{queries} queries and {keys} keys under a {mask} mask, expected as many")),
+    let check_square = |mask: &str| {
+        if queries != keys {
+            return op.fail(format!(
+                "{queries} queries and {keys} keys with a {mask} mask, expected equal numbers"
+            ));
+        }
+        Ok(())
     };
     match mask {
-        Mask::None => {}
-        Mask::Causal { valid } => {
-            square("causal")?;
+        AttentionMask::None => {}
+        AttentionMask::Causal { valid } => {
+            check_square("causal")?;
             if *valid == 0 || *valid > keys {
                 return op.fail(format!("{valid} valid keys, expected 1 to {keys}"));
             }
         }
-        Mask::Isolated { rows } => {
-            square("isolated")?;
+        AttentionMask::Isolated { rows } => {
+            check_square("isolated")?;
             if rows.start > rows.end || rows.end > keys {
                 return op.fail(format!("isolated rows {}..{} outside {keys} rows", rows.start, rows.end));
             }
@@ -221,29 +226,29 @@ pub fn activation(x: &impl Tensor) -> Result<Shape> {
 
 /// [`Backend::add`].
 pub fn add<T: Tensor>(x: &T, y: &T) -> Result<Shape> {
-    pair(Op("add"), ["x", "y"], x, y)
+    same_shape(Op("add"), ["x", "y"], x, y)
 }
 
 /// [`Backend::add_scaled`].
 pub fn add_scaled<T: Tensor>(x: &T, y: &T) -> Result<Shape> {
-    pair(Op("add_scaled"), ["x", "y"], x, y)
+    same_shape(Op("add_scaled"), ["x", "y"], x, y)
 }
 
 /// [`Backend::lerp`].
 pub fn lerp<T: Tensor>(x: &T, y: &T) -> Result<Shape> {
-    pair(Op("lerp"), ["x", "y"], x, y)
+    same_shape(Op("lerp"), ["x", "y"], x, y)
 }
 
 /// [`Backend::guide`].
 pub fn guide<T: Tensor>(c: &T, u: &T) -> Result<Shape> {
-    pair(Op("guide"), ["c", "u"], c, u)
+    same_shape(Op("guide"), ["c", "u"], c, u)
 }
 
 /// [`Backend::blend_rows`].
 pub fn blend_rows<T: Tensor>(x: &T, y: &T, mask: &T) -> Result<Shape> {
     let op = Op("blend_rows");
     let [rows, _] = op.matrix("x", x.shape())?;
-    let shape = pair(op, ["x", "y"], x, y)?;
+    let shape = same_shape(op, ["x", "y"], x, y)?;
     op.parameter("mask", mask, &[rows])?;
     Ok(shape)
 }
@@ -288,7 +293,10 @@ pub fn group_norm<T: Tensor>(x: &T, groups: usize, weight: &T, bias: &T) -> Resu
     op.activation("x", x)?;
     let [_, _, channels] = op.image("x", x.shape())?;
     if groups == 0 || channels % groups != 0 {
-        return op.fail(format!("x has shape {}, whose channels don't form {groups} groups", x.shape()));
+        return op.fail(format!(
+            "x has shape {}, whose channels are not a multiple of {groups} groups",
+            x.shape()
+        ));
     }
     op.parameter("weight", weight, &[channels])?;
     op.parameter("bias", bias, &[channels])?;
@@ -320,13 +328,13 @@ pub fn conv2d<T: Tensor>(
     };
     let shape = Shape::from([oh, ow, out]);
     if let Some(residual) = residual {
-        op.like("residual", residual, dtype)?;
+        op.same_dtype("residual", residual, dtype)?;
         op.shape("residual", residual.shape(), shape.dims())?;
     }
     Ok(shape)
 }
 
-/// Blocks below each other: `[Σ rows_i, columns]`.
+/// Checks tensors to be concatenated by rows; returns `[Σ rows_i, columns]`.
 fn row_blocks<T: Tensor>(op: Op, name: &str, parts: &[&T], dtype: Option<DType>) -> Result<[usize; 2]> {
     let Some(first) = parts.first() else {
         return op.fail(format!("{name} is an empty list"));
@@ -335,7 +343,7 @@ fn row_blocks<T: Tensor>(op: Op, name: &str, parts: &[&T], dtype: Option<DType>)
     let [_, cols] = op.matrix(name, first.shape())?;
     let mut heights = Vec::with_capacity(parts.len());
     for part in parts {
-        op.like(name, *part, dtype)?;
+        op.same_dtype(name, *part, dtype)?;
         let [rows, _] = op.matrix(name, part.shape())?;
         op.shape(name, part.shape(), &[rows, cols])?;
         heights.push(rows);
@@ -343,8 +351,8 @@ fn row_blocks<T: Tensor>(op: Op, name: &str, parts: &[&T], dtype: Option<DType>)
     Ok([op.sum("rows", heights)?, cols])
 }
 
-/// Blocks beside each other: `[rows, Σ columns_i]`.
-fn side_by_side<T: Tensor>(op: Op, name: &str, parts: &[&T]) -> Result<[usize; 2]> {
+/// Checks tensors to be concatenated by columns; returns `[rows, Σ columns_i]`.
+fn column_blocks<T: Tensor>(op: Op, name: &str, parts: &[&T]) -> Result<[usize; 2]> {
     let Some(first) = parts.first() else {
         return op.fail(format!("{name} is an empty list"));
     };
@@ -352,7 +360,7 @@ fn side_by_side<T: Tensor>(op: Op, name: &str, parts: &[&T]) -> Result<[usize; 2
     let [rows, _] = op.matrix(name, first.shape())?;
     let mut widths = Vec::with_capacity(parts.len());
     for part in parts {
-        op.like(name, *part, dtype)?;
+        op.same_dtype(name, *part, dtype)?;
         let [_, cols] = op.matrix(name, part.shape())?;
         op.shape(name, part.shape(), &[rows, cols])?;
         widths.push(cols);
@@ -360,10 +368,10 @@ fn side_by_side<T: Tensor>(op: Op, name: &str, parts: &[&T]) -> Result<[usize; 2
     Ok([rows, op.sum("columns", widths)?])
 }
 
-/// Two activations of the same shape.
-fn pair<T: Tensor>(op: Op, names: [&str; 2], x: &T, y: &T) -> Result<Shape> {
+/// Checks two activations of the same shape.
+fn same_shape<T: Tensor>(op: Op, names: [&str; 2], x: &T, y: &T) -> Result<Shape> {
     let dtype = op.activation(names[0], x)?;
-    op.like(names[1], y, dtype)?;
+    op.same_dtype(names[1], y, dtype)?;
     op.shape(names[1], y.shape(), x.shape().dims())?;
     Ok(x.shape().clone())
 }

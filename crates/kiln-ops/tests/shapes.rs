@@ -1,18 +1,18 @@
-//! What the refusals say: the argument, what it was and what it should have been.
+//! Error messages of the shape checks: the argument, what was expected and what was found.
 
-use kiln_ops::{AttentionSpec, ConvGeometry, Groups, Mask, Result, shapes};
-use kiln_tensor::{DType, Delta, HostTensor};
+use kiln_ops::{AttentionMask, AttentionSpec, ConvGeometry, Result, RowGroups, shapes};
+use kiln_tensor::{DType, HostTensor, LoraDelta};
 
 fn zeros<const N: usize>(shape: [usize; N]) -> HostTensor {
     HostTensor::zeros(shape)
 }
 
-fn half<const N: usize>(shape: [usize; N]) -> HostTensor {
+fn bf16_zeros<const N: usize>(shape: [usize; N]) -> HostTensor {
     zeros(shape).to_dtype(DType::BF16).unwrap()
 }
 
 #[track_caller]
-fn says<T: std::fmt::Debug>(result: Result<T>, expected: &str) {
+fn fails_with<T: std::fmt::Debug>(result: Result<T>, expected: &str) {
     assert_eq!(result.unwrap_err().to_string(), expected);
 }
 
@@ -20,7 +20,7 @@ fn says<T: std::fmt::Debug>(result: Result<T>, expected: &str) {
 fn results_have_the_documented_shapes() {
     let dims = |shape: Result<kiln_tensor::Shape>| shape.unwrap().dims().to_vec();
     assert_eq!(dims(shapes::linear(&zeros([5, 4]), [7, 4])), [5, 7]);
-    assert_eq!(dims(shapes::swiglu(&half([5, 6]))), [5, 3]);
+    assert_eq!(dims(shapes::swiglu(&bf16_zeros([5, 6]))), [5, 3]);
     assert_eq!(dims(shapes::concat_rows(&[&zeros([1, 3]), &zeros([4, 3])])), [5, 3]);
     assert_eq!(dims(shapes::concat_columns(&[&zeros([2, 3]), &zeros([2, 4])])), [2, 7]);
     assert_eq!(dims(shapes::slice_rows(&zeros([6, 2, 3]), &(1..5))), [4, 2, 3]);
@@ -36,75 +36,81 @@ fn results_have_the_documented_shapes() {
 
 #[test]
 fn shapes_and_dtypes_are_named() {
-    says(shapes::linear(&zeros([5, 3]), [7, 4]), "linear: x has shape [5, 3], expected [5, 4]");
-    says(shapes::rms_norm(&zeros([8]), &zeros([8])), "rms_norm: x has shape [8], expected [rows, columns]");
-    says(shapes::rms_norm(&zeros([5, 8]), &half([8])), "rms_norm: weight is bf16, expected f32");
-    says(shapes::add(&half([2]), &zeros([2])), "add: y is f32, expected bf16 like the first argument");
-    says(shapes::cast(&zeros([2]), DType::F16), "cast: the result can't be f16, expected f32 or bf16");
-    says(shapes::slice_rows(&zeros([3, 2]), &(1..4)), "slice_rows: rows 1..4 are outside shape [3, 2]");
-    says(shapes::concat_rows::<HostTensor>(&[]), "concat_rows: parts is an empty list");
+    fails_with(shapes::linear(&zeros([5, 3]), [7, 4]), "linear: x has shape [5, 3], expected [5, 4]");
+    fails_with(
+        shapes::rms_norm(&zeros([8]), &zeros([8])),
+        "rms_norm: x has shape [8], expected [rows, columns]",
+    );
+    fails_with(shapes::rms_norm(&zeros([5, 8]), &bf16_zeros([8])), "rms_norm: weight is bf16, expected f32");
+    fails_with(
+        shapes::add(&bf16_zeros([2]), &zeros([2])),
+        "add: y is f32, expected bf16 like the first argument",
+    );
+    fails_with(shapes::cast(&zeros([2]), DType::F16), "cast: the result can't be f16, expected f32 or bf16");
+    fails_with(shapes::slice_rows(&zeros([3, 2]), &(1..4)), "slice_rows: rows 1..4 are outside shape [3, 2]");
+    fails_with(shapes::concat_rows::<HostTensor>(&[]), "concat_rows: parts is an empty list");
 }
 
 #[test]
-fn sums_that_do_not_come_out_are_named() {
-    says(
+fn wrong_totals_are_named() {
+    fails_with(
         shapes::linear_split(&zeros([5, 4]), [7, 4], &[3, 3]),
         "linear_split: the widths [3, 3] add up to 6, expected 7",
     );
     let x = zeros([5, 3]);
-    says(
+    fails_with(
         shapes::linear_gated_add(&[&x, &x], [7, 4], None, &zeros([5, 7])),
-        "linear_gated_add: xs are 6 columns wide together, expected 4",
+        "linear_gated_add: xs have 6 columns in total, expected 4",
     );
-    says(
-        shapes::ada_layer_norm(&x, &zeros([1, 3]), &zeros([1, 3]), &Groups::one(4)),
+    fails_with(
+        shapes::ada_layer_norm(&x, &zeros([1, 3]), &zeros([1, 3]), &RowGroups::single(4)),
         "ada_layer_norm: the groups cover 4 rows, expected 5",
     );
-    says(
+    fails_with(
         shapes::group_norm(&zeros([2, 2, 6]), 4, &zeros([6]), &zeros([6])),
-        "group_norm: x has shape [2, 2, 6], whose channels don't form 4 groups",
+        "group_norm: x has shape [2, 2, 6], whose channels are not a multiple of 4 groups",
     );
-    let delta = Delta { row: 3, down: zeros([2, 4]), up: zeros([4, 2]), scale: 1.0 };
-    says(
+    let delta = LoraDelta { row: 3, down: zeros([2, 4]), up: zeros([4, 2]), scale: 1.0 };
+    fails_with(
         shapes::with_deltas(&[delta], [6, 4]),
-        "with_deltas: a delta changes rows 3..7 of a linear layer with 6",
+        "with_deltas: a LoRA delta changes rows 3..7 of a linear layer with 6 rows",
     );
 }
 
 #[test]
-fn attention_says_which_part_does_not_fit() {
+fn attention_names_the_wrong_argument() {
     let (x, long) = (zeros([5, 8]), zeros([6, 8]));
     let spec = |heads, kv_heads, mask| AttentionSpec { heads, kv_heads, mask };
-    says(
-        shapes::attention(&[&x], &[&x], &[&long], &spec(2, 2, Mask::None)),
+    fails_with(
+        shapes::attention(&[&x], &[&x], &[&long], &spec(2, 2, AttentionMask::None)),
         "attention: k has 5 rows and v 6, expected the same number, at least 1",
     );
-    says(
-        shapes::attention(&[&x], &[&x], &[&x], &spec(2, 1, Mask::None)),
-        "attention: k is 8 columns wide, expected 1 heads of 4",
+    fails_with(
+        shapes::attention(&[&x], &[&x], &[&x], &spec(2, 1, AttentionMask::None)),
+        "attention: k has 8 columns, expected 1 heads of 4",
     );
-    says(
-        shapes::attention(&[&x], &[&x], &[&x], &spec(4, 3, Mask::None)),
-        "attention: 4 query heads can't share 3 key heads evenly",
+    fails_with(
+        shapes::attention(&[&x], &[&x], &[&x], &spec(4, 3, AttentionMask::None)),
+        "attention: 4 query heads are not a multiple of 3 key heads",
     );
-    says(
-        shapes::attention(&[&x], &[&x], &[&x], &spec(2, 2, Mask::Causal { valid: 6 })),
+    fails_with(
+        shapes::attention(&[&x], &[&x], &[&x], &spec(2, 2, AttentionMask::Causal { valid: 6 })),
         "attention: 6 valid keys, expected 1 to 5",
     );
-    says(
-        shapes::attention(&[&x], &[&long], &[&long], &spec(2, 2, Mask::Causal { valid: 3 })),
-        "attention: 5 queries and 6 keys under a causal mask, expected as many",
+    fails_with(
+        shapes::attention(&[&x], &[&long], &[&long], &spec(2, 2, AttentionMask::Causal { valid: 3 })),
+        "attention: 5 queries and 6 keys with a causal mask, expected equal numbers",
     );
 }
 
 #[test]
-fn a_convolution_larger_than_its_input_is_refused() {
+fn a_kernel_larger_than_its_input_is_an_error() {
     let bare = ConvGeometry { stride: 1, padding: [0; 4], upsample: false };
-    says(
+    fails_with(
         shapes::conv2d(&zeros([2, 5, 3]), [7, 3, 3, 3], &bare, None),
         "conv2d: x has shape [2, 5, 3], which with padding [0, 0, 0, 0] is smaller than the kernel [3, 3]",
     );
-    says(
+    fails_with(
         shapes::conv2d(&zeros([2, 5, 3]), [7, 3, 3, 3], &ConvGeometry { stride: 0, ..bare }, None),
         "conv2d: the stride is 0, expected at least 1",
     );

@@ -1,23 +1,23 @@
-// The advanced panel: what is seldom changed, left to the model when empty.
+// The advanced panel: rarely used settings; empty ones are left to the model.
 
 import { call } from "./api.js";
 import { $, make } from "./dom.js";
 
-/** Fields that are chosen from a list; an empty choice is the default. */
+/** Fields with a list of choices; the empty choice is the default. */
 const CHOICES = ["rng", "schedule", "vae"];
 
-/** Fetches what can be chosen. The kinds of random numbers and schedules are those of the API's description. */
+/** Fetches the choices. Those of `rng` and `schedule` come from the OpenAPI description. */
 export async function prepare({ tokens }) {
   const [vaes, api] = await Promise.all([call("/v1/vaes"), call("/openapi.json")]);
-  const kinds = (name) => api.components.schemas[name].enum;
-  choices("vae", vaes.data, "The model's own");
-  choices("rng", kinds("Rng"), "Default");
-  choices("schedule", kinds("ScheduleKind"), "Default");
+  const variants = (name) => api.components.schemas[name].enum;
+  setChoices("vae", vaes.data, "The model's own");
+  setChoices("rng", variants("Rng"), "Default");
+  setChoices("schedule", variants("ScheduleKind"), "Default");
   $("vae-field").hidden = vaes.data.length === 0;
   $("max-tokens").max = tokens;
 }
 
-function choices(id, names, empty) {
+function setChoices(id, names, empty) {
   const option = (value, textContent) => make("option", { value, textContent });
   $(id).replaceChildren(option("", empty), ...names.map((name) => option(name, name)));
 }
@@ -26,39 +26,39 @@ function showRho() {
   $("rho-field").hidden = $("schedule").value !== "power";
 }
 
-/** Puts a kept form or a job's values in; what is absent is left to the model. */
-export function fill(asked) {
+/** Fills in a saved form or the values of a request; absent fields are left to the model. */
+export function fill(request) {
   for (const id of CHOICES) {
-    const known = [...$(id).options].some((option) => option.value === asked[id]);
-    $(id).value = known ? asked[id] : "";
+    const known = [...$(id).options].some((option) => option.value === request[id]);
+    $(id).value = known ? request[id] : "";
   }
-  $("rho").value = asked.rho ?? "";
-  $("sigmas").value = (asked.sigmas ?? []).join(", ");
-  $("max-tokens").value = asked.max_tokens ?? "";
+  $("rho").value = request.rho ?? "";
+  $("sigmas").value = (request.sigmas ?? []).join(", ");
+  $("max-tokens").value = request.max_tokens ?? "";
   showRho();
-  // What is in effect is not hidden.
+  // Don't hide settings that are in effect.
   if (Object.keys(values()).length) $("advanced").open = true;
 }
 
-/** The fields that are not left to the model. */
+/** The fields that are set. */
 export function values() {
-  const asked = {};
-  for (const id of CHOICES) if ($(id).value) asked[id] = $(id).value;
-  if ($("schedule").value === "power" && $("rho").value !== "") asked.rho = $("rho").valueAsNumber;
+  const fields = {};
+  for (const id of CHOICES) if ($(id).value) fields[id] = $(id).value;
+  if ($("schedule").value === "power" && $("rho").value !== "") fields.rho = $("rho").valueAsNumber;
   const sigmas = $("sigmas").value.split(",").map((text) => text.trim()).filter(Boolean);
-  if (sigmas.length) asked.sigmas = sigmas.map(Number);
-  if ($("max-tokens").value !== "") asked.max_tokens = $("max-tokens").valueAsNumber;
-  return asked;
+  if (sigmas.length) fields.sigmas = sigmas.map(Number);
+  if ($("max-tokens").value !== "") fields.max_tokens = $("max-tokens").valueAsNumber;
+  return fields;
 }
 
-/** What a job asks for here, as names and texts. */
-export function facts(order) {
+/** The advanced settings of a request, as names and texts. */
+export function facts(request) {
   return [
-    ["Autoencoder", order.vae],
-    ["Random numbers", order.rng],
-    ["Schedule", [order.schedule, order.rho && `rho ${order.rho}`].filter(Boolean).join(", ")],
-    ["Noise levels", order.sigmas?.join(", ")],
-    ["Prompt tokens", order.max_tokens],
+    ["VAE", request.vae],
+    ["Noise RNG", request.rng],
+    ["Schedule", [request.schedule, request.rho && `rho ${request.rho}`].filter(Boolean).join(", ")],
+    ["Sigmas", request.sigmas?.join(", ")],
+    ["Prompt tokens", request.max_tokens],
   ];
 }
 

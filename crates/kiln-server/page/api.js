@@ -5,78 +5,75 @@ import { $, memory } from "./dom.js";
 const client = memory.get("client") ?? crypto.getRandomValues(new Uint32Array(2)).join("-");
 memory.set("client", client);
 
-/** One question for the key at a time, however many calls need it. */
-let asking = null;
+/** The open key dialog; calls that need the key share it. */
+let keyDialog = null;
 
 function askForKey() {
-  asking ??= new Promise((resolve) => {
+  keyDialog ??= new Promise((resolve) => {
     const [dialog, form] = [$("key-dialog"), $("key-form")];
     form.onsubmit = async (event) => {
       event.preventDefault();
       const key = $("key").value;
-      const answer = await fetch("/v1/session", { method: "POST", headers: { authorization: `Bearer ${key}` } });
-      $("key-wrong").hidden = answer.ok;
-      if (answer.ok) {
+      const response = await fetch("/v1/session", { method: "POST", headers: { authorization: `Bearer ${key}` } });
+      $("key-wrong").hidden = response.ok;
+      if (response.ok) {
         dialog.close();
-        asking = null;
+        keyDialog = null;
         resolve();
       }
     };
     dialog.oncancel = (event) => event.preventDefault();
     dialog.showModal();
   });
-  return asking;
+  return keyDialog;
 }
 
-/** Calls the server; an error has the server's own words. */
+/** Calls the server; throws an error with the server's message. */
 export async function call(path, options = {}) {
-  let answer;
+  let response;
   try {
-    answer = await fetch(path, { ...options, headers: { "x-client-id": client, ...options.headers } });
+    response = await fetch(path, { ...options, headers: { "x-client-id": client, ...options.headers } });
   } catch {
     throw new Error("The server can't be reached. Is it still running?");
   }
-  if (answer.status === 401) {
+  if (response.status === 401) {
     await askForKey();
     return call(path, options);
   }
-  if (!answer.ok) {
-    let message = `${answer.status} ${answer.statusText}`;
+  if (!response.ok) {
+    let message = `${response.status} ${response.statusText}`;
     try {
-      message = (await answer.json()).error.message;
+      message = (await response.json()).error.message;
     } catch {
-      // Not in our words: a proxy's, perhaps.
+      // Not the server's format; perhaps a proxy's response.
     }
     const error = new Error(message.charAt(0).toUpperCase() + message.slice(1));
-    error.status = answer.status;
+    error.status = response.status;
     throw error;
   }
-  return answer.status === 204 ? null : answer.json();
+  return response.status === 204 ? null : response.json();
 }
 
-export const post = (path, body) =>
-  call(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-
-/** Sends a picture; the answer has its name and size. */
-export const send = (blob) =>
+/** Uploads an image; returns its name and size. */
+export const upload = (blob) =>
   call("/v1/inputs", { method: "POST", headers: { "content-type": "application/octet-stream" }, body: blob });
 
-/** Follows an order: `on` is told of progress, previews, pictures and the end. */
+/** Follows a job: calls `on.progress`, `on.preview`, `on.picture`, and finally `on.end` or `on.lost`. */
 export function follow(id, on) {
   const source = new EventSource(`/v1/jobs/${id}/events?previews=true`);
-  let over = false;
+  let ended = false;
   for (const name of ["progress", "preview", "picture"]) {
     source.addEventListener(name, (event) => on[name]?.(JSON.parse(event.data)));
   }
   source.addEventListener("end", (event) => {
-    over = true;
+    ended = true;
     source.close();
     on.end(JSON.parse(event.data));
   });
-  // The browser tries again by itself, unless the server says no for good.
+  // The browser reconnects by itself, unless the server refuses.
   source.onerror = async () => {
-    if (over || source.readyState !== EventSource.CLOSED) return;
-    over = true;
+    if (ended || source.readyState !== EventSource.CLOSED) return;
+    ended = true;
     try {
       on.end(await call(`/v1/jobs/${id}`));
     } catch (error) {

@@ -1,8 +1,8 @@
-// Small helpers around the document.
+// Helpers for the document.
 
 export const $ = (id) => document.getElementById(id);
 
-/** An element with properties and children. */
+/** Creates an element with properties and children. */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -17,7 +17,7 @@ export function button(text, onclick, properties = {}) {
   return make("button", { type: "button", textContent: text, onclick, ...properties });
 }
 
-/** Says plainly that something failed, until it is closed or something works again. */
+/** Shows an error until it is closed or a job succeeds. */
 export function fail(message) {
   $("alert-text").textContent = message;
   $("alert").hidden = false;
@@ -27,10 +27,10 @@ export function clearFailure() {
   $("alert").hidden = true;
 }
 
-/** Runs something that may fail, and says so if it does. */
-export async function trying(work) {
+/** Runs an action and shows its error, if any. */
+export async function trying(action) {
   try {
-    return await work();
+    return await action();
   } catch (error) {
     fail(error.message || String(error));
     return undefined;
@@ -42,7 +42,7 @@ export function seconds(n) {
   return `${Math.floor(n / 60)} min ${Math.round(n % 60)} s`;
 }
 
-/** Remembers a value in this browser; without room or permission it is forgotten. */
+/** Values saved in this browser, where it allows that. */
 export const memory = {
   get(name) {
     try {
@@ -55,7 +55,7 @@ export const memory = {
     try {
       localStorage.setItem(`kiln.${name}`, JSON.stringify(value));
     } catch {
-      // Private windows may have none.
+      // Private windows may have no storage.
     }
   },
 };

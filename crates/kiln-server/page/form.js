@@ -1,4 +1,4 @@
-// The form: what to generate and how, as a request for the server.
+// The form: the settings of a request.
 
 import { call } from "./api.js";
 import * as advanced from "./advanced.js";
@@ -12,30 +12,30 @@ const loras = new Map();
 
 export const model = () => models.find((m) => m.id === $("model").value) ?? models[0];
 
-/** Fetches what can be asked for, and sets the form up for it. */
+/** Fetches models, limits and LoRAs, and sets up the form. */
 export async function prepare() {
   const [list, limits, names] = await Promise.all([call("/v1/models"), call("/v1/about"), call("/v1/loras")]);
   await advanced.prepare(limits);
   models = list.data;
   about = limits;
-  const kept = memory.get("form") ?? {};
+  const saved = memory.get("form") ?? {};
   $("model").replaceChildren(...models.map((m) => make("option", { value: m.id, textContent: m.id })));
-  $("model").value = models.some((m) => m.id === kept.model) ? kept.model : models.find((m) => m.kiln.default)?.id ?? "";
+  $("model").value = models.some((m) => m.id === saved.model) ? saved.model : models.find((m) => m.kiln.default)?.id ?? "";
   $("prompt").maxLength = $("negative").maxLength = about.prompt;
   $("lora-choice").replaceChildren(...names.data.map((name) => make("option", { value: name, textContent: name })));
   $("loras-field").hidden = names.data.length === 0;
   useModel();
-  fill(kept);
+  fill(saved);
 }
 
-/** The form for the chosen model: its sizes, steps, and whether it has guidance. */
+/** Adapts the form to the selected model: its sizes and steps, and whether it has guidance. */
 function useModel() {
   const { size, sides, steps, guidance, negative } = model().kiln;
-  const most = Math.min(sides?.[1] ?? Math.max(2048, size), about.side);
+  const maxSide = Math.min(sides?.[1] ?? Math.max(2048, size), about.side);
   for (const side of ["width", "height"]) {
     for (const input of [$(side), $(`${side}-number`)]) {
       input.min = Math.min(sides?.[0] ?? 256, size);
-      input.max = input.type === "number" ? about.side : most;
+      input.max = input.type === "number" ? about.side : maxSide;
     }
   }
   $("steps").max = Math.min(about.steps, Math.max(50, steps));
@@ -53,12 +53,12 @@ function useModel() {
     const chip = button(name, () => {
       set("width", width);
       set("height", height);
-      sized();
+      updateSize();
     }, { title: `${width} × ${height}` });
     chip.dataset.size = `${width}x${height}`;
     return chip;
   }));
-  sized();
+  updateSize();
 }
 
 function set(name, value) {
@@ -68,18 +68,18 @@ function set(name, value) {
   else number.value = value;
 }
 
-/** Marks the preset in use, and says what an odd size means. */
-function sized() {
+/** Marks the preset in use, and warns about unusual sizes. */
+function updateSize() {
   const size = `${$("width-number").value}x${$("height-number").value}`;
   for (const chip of $("presets").children) chip.setAttribute("aria-pressed", chip.dataset.size === size);
   const { sides } = model().kiln;
   const [width, height] = [$("width-number").valueAsNumber, $("height-number").valueAsNumber];
-  const odd = sides && [width, height].some((side) => side < sides[0] || side > sides[1]);
-  const large = width * height > about.pixels;
-  $("size-note").hidden = !odd && !large;
-  $("size-note").textContent = large
-    ? "More pixels than this server paints."
-    : `This model knows sides from ${sides?.[0]} to ${sides?.[1]}.`;
+  const untrained = sides && [width, height].some((side) => side < sides[0] || side > sides[1]);
+  const tooLarge = width * height > about.pixels;
+  $("size-note").hidden = !untrained && !tooLarge;
+  $("size-note").textContent = tooLarge
+    ? `Too large: the server's limit is ${about.pixels} pixels.`
+    : `This model was trained on sides from ${sides?.[0]} to ${sides?.[1]}.`;
 }
 
 export function rollSeed() {
@@ -108,7 +108,7 @@ function addLora(name, weight = 1) {
   $("loras").append(row);
 }
 
-/** Puts a kept form or a job's values in. */
+/** Fills in a saved form or the values of a request. */
 export function fill(values) {
   if (values.model && values.model !== $("model").value && models.some((m) => m.id === values.model)) {
     $("model").value = values.model;
@@ -131,15 +131,15 @@ export function fill(values) {
   $("loras").replaceChildren();
   for (const { name, weight } of values.loras ?? []) addLora(name, weight);
   $("small-field").hidden = $("format").value !== "png";
-  sized();
+  updateSize();
 }
 
-/** The request, but for its images. */
-export function order() {
+/** The request without its input images, and the seed as typed. Saves the form. */
+export function request() {
   if ($("lock").getAttribute("aria-pressed") !== "true" || $("seed").value === "") rollSeed();
   const { guidance, negative } = model().kiln;
   const number = (name) => $(`${name}-number`).valueAsNumber;
-  const asked = {
+  const request = {
     prompt: $("prompt").value,
     model: model().id,
     n: $("count").valueAsNumber,
@@ -150,17 +150,17 @@ export function order() {
     png: $("small").checked ? "small" : "fast",
     loras: [...loras].map(([name, weight]) => ({ name, weight })),
   };
-  if (guidance !== null) asked.guidance = number("guidance");
-  if (negative && $("negative").value) asked.negative_prompt = $("negative").value;
-  Object.assign(asked, advanced.values());
-  memory.set("form", asked);
-  // Numbers in a script are exact up to 2^53; a seed may be larger, so it goes in as it was typed.
-  return { asked, seed: $("seed").value };
+  if (guidance !== null) request.guidance = number("guidance");
+  if (negative && $("negative").value) request.negative_prompt = $("negative").value;
+  Object.assign(request, advanced.values());
+  memory.set("form", request);
+  // JavaScript's numbers are exact up to 2^53; a seed may be larger, so it stays text.
+  return { request, seed: $("seed").value };
 }
 
-/** The request as JSON, with the seed's digits untouched. */
-export function toJson({ asked, seed }) {
-  const text = JSON.stringify(asked);
+/** The request as JSON, with the exact digits of the seed. */
+export function toJson(request, seed) {
+  const text = JSON.stringify(request);
   return /^[0-9]+$/.test(seed) ? `${text.slice(0, -1)},"seed":${seed.replace(/^0+(?=.)/, "")}}` : text;
 }
 
@@ -171,19 +171,19 @@ export function listen() {
     const [range, number] = [$(name), $(`${name}-number`)];
     range.oninput = () => {
       set(name, range.value);
-      sized();
+      updateSize();
     };
     if (number.tagName === "INPUT") {
       number.oninput = () => {
         range.value = number.value;
-        sized();
+        updateSize();
       };
     }
   }
   $("strength").oninput = () => ($("strength-number").textContent = $("strength").valueAsNumber.toFixed(2));
   $("dice").onclick = rollSeed;
   $("lock").onclick = () => lockSeed();
-  // Who types a seed wants it.
+  // Typing a seed locks it.
   $("seed").oninput = () => lockSeed($("seed").value !== "");
   $("format").onchange = () => ($("small-field").hidden = $("format").value !== "png");
   $("lora-add").onclick = () => addLora($("lora-choice").value);

@@ -1,18 +1,18 @@
-// What was made: newest first, searched, compared, deleted.
+// The gallery of generated images, newest first: search, select, delete.
 
 import { call } from "./api.js";
 import { $, make, trying } from "./dom.js";
 
-/** Pictures on the page, newest first. */
-export let pictures = [];
+/** The loaded images, newest first. */
+export let images = [];
 let search = "";
 let open = () => {};
 let compare = () => {};
 
 export function listen(options) {
   ({ open, compare } = options);
-  $("more").onclick = () => trying(() => load(pictures.at(-1)?.id));
-  $("compare").onclick = () => compare(...picked());
+  $("more").onclick = () => trying(() => load(images.at(-1)?.id));
+  $("compare").onclick = () => compare(...selected());
   let timer;
   $("search").oninput = () => {
     clearTimeout(timer);
@@ -24,59 +24,60 @@ export function listen(options) {
 }
 
 export async function load(before) {
-  const asked = search;
+  const searched = search;
   const query = new URLSearchParams({ limit: 60, ...(search && { search }), ...(before && { before }) });
   const list = await call(`/v1/pictures?${query}`);
-  // An answer to a question that is no longer asked.
-  if (asked !== search) return;
+  // The search has changed meanwhile.
+  if (searched !== search) return;
   if (!before) {
-    pictures = [];
+    images = [];
     $("grid").replaceChildren();
   }
-  pictures.push(...list.data);
+  images.push(...list.data);
   $("grid").append(...list.data.map(card));
   $("more").hidden = !list.more;
-  tell();
+  update();
 }
 
-function tell() {
-  $("gallery-empty").hidden = pictures.length > 0;
-  $("gallery-empty").textContent = search ? "Nothing fits these words." : "Pictures that you make are kept here.";
-  $("compare").disabled = picked().length !== 2;
+function update() {
+  $("gallery-empty").hidden = images.length > 0;
+  $("gallery-empty").textContent = search ? "No matching images." : "Generated images appear here.";
+  $("compare").disabled = selected().length !== 2;
 }
 
-/** Adds a new picture in front. */
-export function add(picture) {
-  if (search || pictures.some((p) => p.id === picture.id)) return;
-  pictures.unshift(picture);
-  $("grid").prepend(card(picture));
-  tell();
+/** Adds a new image at the front. */
+export function add(image) {
+  if (search || images.some((other) => other.id === image.id)) return;
+  images.unshift(image);
+  $("grid").prepend(card(image));
+  update();
 }
 
-export async function remove(picture) {
-  await call(`/v1/pictures/${picture.id}`, { method: "DELETE" });
-  pictures = pictures.filter((p) => p.id !== picture.id);
-  document.querySelector(`[data-picture="${picture.id}"]`)?.remove();
-  tell();
+export async function remove(image) {
+  await call(`/v1/pictures/${image.id}`, { method: "DELETE" });
+  images = images.filter((other) => other.id !== image.id);
+  document.querySelector(`[data-image="${image.id}"]`)?.remove();
+  update();
 }
 
-function picked() {
-  const ids = [...$("grid").querySelectorAll(":checked")].map((box) => box.closest("li").dataset.picture);
-  return pictures.filter((p) => ids.includes(p.id));
+/** The images selected for comparison. */
+function selected() {
+  const ids = [...$("grid").querySelectorAll(":checked")].map((box) => box.closest("li").dataset.image);
+  return images.filter((image) => ids.includes(image.id));
 }
 
-function card(picture) {
-  const words = picture.prompt;
-  const image = make("img", { src: picture.thumbnail, alt: words, loading: "lazy", width: 148, height: 148 });
-  const show = make("button", { type: "button", className: "open", title: words, onclick: () => open(picture) }, image);
-  const box = make("input", { type: "checkbox", "aria-label": `Choose for comparing: ${words}` });
+function card(image) {
+  const { prompt } = image;
+  const thumbnail = make("img", { src: image.thumbnail, alt: prompt, loading: "lazy", width: 148, height: 148 });
+  const show = make("button", { type: "button", className: "open", title: prompt, onclick: () => open(image) }, thumbnail);
+  const box = make("input", { type: "checkbox", "aria-label": `Select for comparison: ${prompt}` });
   box.onchange = () => {
-    // A third choice replaces the first.
-    const chosen = [...$("grid").querySelectorAll(":checked")].filter((other) => other !== box);
-    if (box.checked && chosen.length > 1) chosen[0].checked = false;
-    tell();
+    // A third selection replaces the first.
+    const others = [...$("grid").querySelectorAll(":checked")].filter((other) => other !== box);
+    if (box.checked && others.length > 1) others[0].checked = false;
+    update();
   };
-  const item = make("li", {}, show, make("span", { className: "pick" }, box));
-  item.dataset.picture = picture.id;
+  const item = make("li", {}, show, make("span", { className: "select" }, box));
+  item.dataset.image = image.id;
   return item;
 }

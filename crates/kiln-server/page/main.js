@@ -1,10 +1,10 @@
-// The page: puts its parts together.
+// Entry point: connects the modules of the page.
 
 import { call } from "./api.js";
 import { $, clearFailure, memory, trying } from "./dom.js";
 import * as form from "./form.js";
 import * as gallery from "./gallery.js";
-import * as pictures from "./pictures.js";
+import * as inputs from "./inputs.js";
 import * as stage from "./stage.js";
 import * as viewer from "./viewer.js";
 
@@ -21,52 +21,53 @@ $("theme").onclick = () => {
   theme(other);
 };
 
-async function paint() {
+async function generate() {
   clearFailure();
-  const order = form.order();
-  Object.assign(order.asked, await pictures.sources());
-  const body = form.toJson(order);
+  const { request, seed } = form.request();
+  Object.assign(request, await inputs.fields());
+  const body = form.toJson(request, seed);
   const view = await call("/v1/jobs", { method: "POST", headers: { "content-type": "application/json" }, body });
   stage.watch(view);
-  // On a phone the picture is below the form.
+  // On a phone the stage is below the form.
   if (matchMedia("(max-width: 900px)").matches) $("figure").scrollIntoView({ block: "nearest", behavior: "smooth" });
 }
 
-/** One click is one order, however long the pictures take to arrive. */
+/** Whether a job is being submitted: one click is one job, however long the upload takes. */
 let sending = false;
 $("form").onsubmit = async (event) => {
   event.preventDefault();
   if (sending || !$("form").reportValidity()) return;
   sending = true;
-  await trying(paint);
+  await trying(generate);
   sending = false;
 };
 
-async function again(picture) {
-  const { order } = picture;
-  // Of a job with several prompts it is this image's; its noise is the same if each image had a seed of its own.
-  const one = Array.isArray(order.prompt) || Array.isArray(order.seed);
+/** Fills the form with the settings of an image. */
+async function reuseSettings(image) {
+  const request = image.order;
+  // Of a job with several prompts or seeds, generate only this image.
+  const one = Array.isArray(request.prompt) || Array.isArray(request.seed);
   form.fill({
-    ...order,
-    prompt: picture.prompt,
-    negative_prompt: viewer.own(picture, order.negative_prompt),
-    seed: picture.seed ?? order.seed,
-    n: one ? 1 : order.n,
+    ...request,
+    prompt: image.prompt,
+    negative_prompt: viewer.valueFor(image, request.negative_prompt),
+    seed: image.seed ?? request.seed,
+    n: one ? 1 : request.n,
   });
-  pictures.restore(order);
+  inputs.restore(request);
   form.lockSeed(true);
   $("prompt").focus();
 }
 
 form.listen();
-pictures.listen();
+inputs.listen();
 viewer.listen({
-  reference: (picture) => pictures.addMade(picture),
-  canvas: (picture) => pictures.addMade(picture, true),
-  again,
+  useAsReference: (image) => inputs.addGenerated(image),
+  useAsInitial: (image) => inputs.addGenerated(image, true),
+  reuseSettings,
 });
 gallery.listen({ open: viewer.open, compare: viewer.compare });
-stage.listen({ onPicture: gallery.add, actionsFor: viewer.actionsFor });
+stage.listen({ onImage: gallery.add, actionsFor: viewer.actionsFor });
 
 for (const close of document.querySelectorAll("[data-close]")) close.onclick = () => close.closest("dialog").close();
 $("alert-close").onclick = clearFailure;

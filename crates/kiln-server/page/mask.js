@@ -1,13 +1,13 @@
-// The brush: paints over what shall change.
+// The mask editor: paint over the area to change.
 
 import { $, make } from "./dom.js";
 
 const COLOUR = "rgba(20, 110, 255, 0.6)";
-/** Sides beyond this gain nothing in a mask. */
+/** Longest side of a mask in pixels; more gains nothing. */
 const LONGEST = 1536;
-const UNDO = 30;
+const UNDO_LIMIT = 30;
 
-/** Draws a mask in the colour that shows it. */
+/** Draws a mask in the overlay colour. */
 export function drawMask(canvas, mask) {
   [canvas.width, canvas.height] = [mask.width, mask.height];
   const context = canvas.getContext("2d");
@@ -19,8 +19,8 @@ export function drawMask(canvas, mask) {
   context.globalCompositeOperation = "source-over";
 }
 
-/** Lets a mask be painted: a canvas, `null` when nothing is painted, or `undefined` when it was given up. */
-export async function paintMask(url, before) {
+/** Opens the editor. Returns the mask as a canvas, `null` if it is empty, or `undefined` if the editor was closed. */
+export async function paintMask(url, previous) {
   const image = new Image();
   image.src = url;
   await image.decode();
@@ -28,12 +28,12 @@ export async function paintMask(url, before) {
   const [width, height] = [image.naturalWidth, image.naturalHeight].map((side) => Math.max(1, Math.round(side * scale)));
   const board = $("mask-board");
   [board.width, board.height] = [width, height];
-  // Small pictures are shown large.
+  // Enlarge small images.
   board.style.width = `min(100%, calc(62vh * ${width / height}))`;
   const mask = make("canvas", { width, height });
   const paint = mask.getContext("2d", { willReadFrequently: true });
-  if (before) paint.drawImage(before, 0, 0, width, height);
-  const shade = make("canvas");
+  if (previous) paint.drawImage(previous, 0, 0, width, height);
+  const overlay = make("canvas");
   const history = [];
   let erasing = false;
   let last = null;
@@ -41,10 +41,10 @@ export async function paintMask(url, before) {
 
   const radius = () => ($("brush-size").valueAsNumber * width) / (board.clientWidth || width) / 2;
   const show = (pointer) => {
-    drawMask(shade, mask);
+    drawMask(overlay, mask);
     const context = board.getContext("2d");
     context.drawImage(image, 0, 0, width, height);
-    context.drawImage(shade, 0, 0);
+    context.drawImage(overlay, 0, 0);
     if (pointer) {
       context.beginPath();
       context.arc(pointer.x, pointer.y, radius(), 0, 7);
@@ -53,9 +53,9 @@ export async function paintMask(url, before) {
       context.stroke();
     }
   };
-  const remember = () => {
+  const saveUndo = () => {
     history.push(paint.getImageData(0, 0, width, height));
-    if (history.length > UNDO) history.shift();
+    if (history.length > UNDO_LIMIT) history.shift();
   };
   const stroke = (from, to) => {
     paint.globalCompositeOperation = erasing ? "destination-out" : "source-over";
@@ -66,30 +66,30 @@ export async function paintMask(url, before) {
     paint.stroke();
     paint.globalCompositeOperation = "source-over";
   };
-  const place = (event) => {
+  const position = (event) => {
     const box = board.getBoundingClientRect();
     return { x: ((event.clientX - box.left) * width) / box.width, y: ((event.clientY - box.top) * height) / box.height };
   };
-  const use = (eraser) => {
+  const selectTool = (eraser) => {
     erasing = eraser;
     $("brush").setAttribute("aria-pressed", !eraser);
     $("eraser").setAttribute("aria-pressed", eraser);
   };
-  const change = (work) => () => {
-    remember();
-    work();
+  const edit = (action) => () => {
+    saveUndo();
+    action();
     show();
   };
 
   board.onpointerdown = (event) => {
     board.setPointerCapture(event.pointerId);
-    remember();
-    last = place(event);
+    saveUndo();
+    last = position(event);
     stroke(last, last);
     show(last);
   };
   board.onpointermove = (event) => {
-    const here = (cursor = place(event));
+    const here = (cursor = position(event));
     if (last) {
       stroke(last, here);
       last = here;
@@ -104,7 +104,7 @@ export async function paintMask(url, before) {
     if (event.key in moves) {
       cursor = { x: cursor.x + moves[event.key][0], y: cursor.y + moves[event.key][1] };
     } else if (event.key === " ") {
-      remember();
+      saveUndo();
       stroke(cursor, cursor);
     } else {
       return;
@@ -112,21 +112,21 @@ export async function paintMask(url, before) {
     event.preventDefault();
     show(cursor);
   };
-  $("brush").onclick = () => use(false);
-  $("eraser").onclick = () => use(true);
+  $("brush").onclick = () => selectTool(false);
+  $("eraser").onclick = () => selectTool(true);
   $("mask-undo").onclick = () => {
     const before = history.pop();
     if (before) paint.putImageData(before, 0, 0);
     show();
   };
-  $("mask-clear").onclick = change(() => paint.clearRect(0, 0, width, height));
-  $("mask-invert").onclick = change(() => {
+  $("mask-clear").onclick = edit(() => paint.clearRect(0, 0, width, height));
+  $("mask-invert").onclick = edit(() => {
     paint.globalCompositeOperation = "xor";
     paint.fillStyle = "#fff";
     paint.fillRect(0, 0, width, height);
     paint.globalCompositeOperation = "source-over";
   });
-  use(false);
+  selectTool(false);
   show();
 
   const dialog = $("mask-dialog");

@@ -1,5 +1,5 @@
-//! One attempt at a job, from its planning to its end: what the generator reports goes to those who watch, its images
-//! to the disk, its end into the database.
+//! One attempt at a job, from planning to its end: passes progress to watchers, saves images to disk and records the
+//! result in the database.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -8,175 +8,181 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kiln_base::lock;
 use kiln_engine::{Phase, Progress, Request};
-use kiln_image::Picture;
+use kiln_image::RgbImage;
 
 use crate::Server;
-use crate::generator::{Blame, Finished, JobError, JobSink, name};
-use crate::live::{Live, Made, Preview};
-use crate::server::stopping;
-use crate::store::{JobState, PictureRow, now};
+use crate::generator::{ErrorKind, FinishedImage, JobError, JobSink, name};
+use crate::live::{LiveJob, Preview, SavedImage};
+use crate::server::stopping_error;
+use crate::store::{ImageRow, JobState, now};
 
-/// Below this part of the work an estimate of the rest is worth nothing.
-const ENOUGH_TO_ESTIMATE: f32 = 0.05;
+/// Fraction of the work that must be done before the time left is estimated; earlier estimates are noise.
+const MIN_FRACTION_FOR_ESTIMATE: f32 = 0.05;
 
-/// An attempt at a job. It ends the job once, at the latest when the last reference to it is dropped.
-pub(crate) struct Attempt {
+/// An attempt at a job. Ends the job exactly once, at the latest when the last reference is dropped.
+pub(crate) struct JobAttempt {
     server: Server,
-    pub(crate) live: Arc<Live>,
+    pub(crate) live: Arc<LiveJob>,
     model: String,
-    clock: Mutex<Clock>,
-    /// Images that are saved. Locked while one is being saved, so that the end comes after it.
-    rows: Mutex<Vec<PictureRow>>,
-    over: AtomicBool,
+    state: Mutex<AttemptState>,
+    /// Saved images. Locked while one is being saved, so that the job can't end in between.
+    rows: Mutex<Vec<ImageRow>>,
+    ended: AtomicBool,
 }
 
-/// Never locked for long: the generator must not wait.
-struct Clock {
-    began: Instant,
-    /// Jobs that were begun together, this one among them.
-    company: u32,
+/// Timing and progress. Locked only briefly: the generator must not wait.
+struct AttemptState {
+    started: Instant,
+    /// Number of jobs handed to the generator together, including this one.
+    group_size: u32,
     phase: Option<(Phase, Instant)>,
     fraction: f32,
     previews: u32,
 }
 
-impl Attempt {
-    pub(crate) fn new(server: &Server, live: &Arc<Live>) -> Arc<Attempt> {
+impl JobAttempt {
+    pub(crate) fn new(server: &Server, live: &Arc<LiveJob>) -> Arc<JobAttempt> {
         let default = || server.catalogue.models().into_iter().find(|m| m.default).map(|m| m.name);
         let named = live.request.model.as_deref().map(|model| name(model).to_owned());
-        Arc::new(Attempt {
+        Arc::new(JobAttempt {
             server: server.clone(),
             live: Arc::clone(live),
             model: named.or_else(default).unwrap_or_default(),
-            clock: Mutex::new(Clock {
-                began: Instant::now(),
-                company: 1,
+            state: Mutex::new(AttemptState {
+                started: Instant::now(),
+                group_size: 1,
                 phase: None,
                 fraction: 0.0,
                 previews: 0,
             }),
             rows: Mutex::default(),
-            over: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
         })
     }
 
-    /// The job is handed to the generator, one of `company`.
-    pub(crate) fn hand_over(&self, company: usize) {
+    /// Marks the job as running, one of `group_size` jobs handed to the generator together.
+    pub(crate) fn start(&self, group_size: usize) {
         let live = &self.live;
-        let waited = live.came.elapsed();
+        let waited = live.submitted.elapsed();
         self.server.metrics.phase(Phase::Queue, waited);
-        tracing::info!(job = live.id, client = live.client, waited_ms = waited.as_millis() as u64, "begun");
+        tracing::info!(
+            job = live.id,
+            client = live.client,
+            waited_ms = waited.as_millis() as u64,
+            "job started"
+        );
         {
-            let mut clock = self.clock();
-            (clock.began, clock.company) = (Instant::now(), u32::try_from(company).unwrap_or(1).max(1));
+            let mut state = self.state();
+            (state.started, state.group_size) =
+                (Instant::now(), u32::try_from(group_size).unwrap_or(1).max(1));
         }
         live.change(|s| s.state = JobState::Running);
     }
 
-    /// Gives this attempt up for another one, which makes all images again; `None` if the job has ended.
-    pub(crate) fn again(&self) -> Option<Arc<Attempt>> {
+    /// Replaces this attempt by a new one that generates all images again; `None` if the job has ended.
+    pub(crate) fn retry(&self) -> Option<Arc<JobAttempt>> {
         {
             let _saving = self.rows();
-            if self.over.swap(true, SeqCst) {
+            if self.ended.swap(true, SeqCst) {
                 return None;
             }
         }
         self.end_phase();
         self.live.change(|s| {
-            s.pictures.clear();
+            s.images.clear();
             s.progress = Progress::default();
         });
-        Some(Attempt::new(&self.server, &self.live))
+        Some(JobAttempt::new(&self.server, &self.live))
     }
 
-    /// Ends the job if nobody wants it any more; whether it has ended.
+    /// Ends the job if it was cancelled; returns whether it has ended.
     pub(crate) fn end_if_cancelled(&self) -> bool {
         if self.cancelled() {
             self.ended(Err(JobError::cancelled()));
         }
-        self.over.load(SeqCst)
+        self.ended.load(SeqCst)
     }
 
-    /// Ends the attempt because the server stops: the job waits for the next start, or fails if a client waits for it.
-    pub(crate) fn put_back(&self) {
-        self.live.put_back();
+    /// Ends the attempt because the server stops: the job resumes at the next start, or fails if a client waits for it.
+    pub(crate) fn interrupt(&self) {
+        self.live.interrupt();
         self.ended(Err(JobError::cancelled()));
     }
 
-    fn clock(&self) -> MutexGuard<'_, Clock> {
-        lock(&self.clock)
+    fn state(&self) -> MutexGuard<'_, AttemptState> {
+        lock(&self.state)
     }
 
-    fn rows(&self) -> MutexGuard<'_, Vec<PictureRow>> {
+    fn rows(&self) -> MutexGuard<'_, Vec<ImageRow>> {
         lock(&self.rows)
     }
 
-    fn is_late(&self) -> bool {
-        self.clock().began.elapsed() > self.server.config.longest
+    fn is_timed_out(&self) -> bool {
+        self.state().started.elapsed() > self.server.config.job_timeout
     }
 
     fn end_phase(&self) {
-        if let Some((phase, since)) = self.clock().phase.take() {
+        if let Some((phase, since)) = self.state().phase.take() {
             self.server.metrics.phase(phase, since.elapsed());
         }
     }
 
-    fn save(&self, image: Finished) -> Result<Made, JobError> {
+    fn save(&self, finished: FinishedImage) -> Result<SavedImage, JobError> {
         let request = &self.live.request;
-        let encoded = kiln_image::encode_as(&image.picture, request.encoding(), Some(&image.recipe));
+        let encoded = kiln_image::encode_with(&finished.image, request.encoding(), Some(&finished.recipe));
         let bytes = Bytes::from(encoded.map_err(|error| JobError::server("encoding", error.to_string()))?);
-        let id = format!("{}-{}", self.live.id, image.index);
-        let row = PictureRow {
+        let id = format!("{}-{}", self.live.id, finished.index);
+        let row = ImageRow {
             file: format!("{id}.{}", request.encoding().format.extension()),
             id,
             job: self.live.id.clone(),
-            number: image.index,
+            number: finished.index,
             created: now(),
-            width: image.picture.width(),
-            height: image.picture.height(),
-            seed: image.seed.map(|seed| seed.to_string()),
+            width: finished.image.width(),
+            height: finished.image.height(),
+            seed: finished.seed.map(|seed| seed.to_string()),
             bytes: bytes.len() as u64,
-            prompt: prompt_of(request, image.index).to_owned(),
+            prompt: prompt_of(request, finished.index).to_owned(),
             model: self.model.clone(),
             request: request.clone(),
-            recipe: image.recipe,
+            recipe: finished.recipe,
         };
-        let written = self.server.store.write_picture(&row.file, &bytes);
+        let written = self.server.store.write_image(&row.file, &bytes);
         written.map_err(|error| JobError::server("storage", error.to_string()))?;
-        self.server.metrics.picture(bytes.len());
-        Ok(Made { row, bytes })
+        self.server.metrics.image_saved(bytes.len());
+        Ok(SavedImage { row, bytes })
     }
 }
 
-/// The prompt of a job's image: each prompt has the same number of images.
+/// The prompt of a job's image. Every prompt has the same number of images.
 fn prompt_of(request: &Request, index: u32) -> &str {
-    let place = index as usize * request.prompts.len() / request.image_count().max(1);
-    request.prompts.get(place).map_or("", String::as_str)
+    let prompt = index as usize * request.prompts.len() / request.image_count().max(1);
+    request.prompts.get(prompt).map_or("", String::as_str)
 }
 
-impl JobSink for Attempt {
+impl JobSink for JobAttempt {
     fn cancelled(&self) -> bool {
-        self.over.load(SeqCst) || self.live.is_cancelled() || self.is_late()
+        self.ended.load(SeqCst) || self.live.is_cancelled() || self.is_timed_out()
     }
 
     fn progress(&self, progress: Progress) {
-        if self.over.load(SeqCst) {
+        if self.ended.load(SeqCst) {
             return;
         }
-        let mut clock = self.clock();
-        match clock.phase {
+        let mut state = self.state();
+        match state.phase {
             Some((phase, _)) if phase == progress.phase => {}
-            ended => {
-                if let Some((phase, since)) = ended {
+            previous => {
+                if let Some((phase, since)) = previous {
                     self.server.metrics.phase(phase, since.elapsed());
                 }
-                clock.phase = Some((progress.phase, Instant::now()));
+                state.phase = Some((progress.phase, Instant::now()));
             }
         }
-        let fraction = progress.fraction.clamp(clock.fraction, 1.0);
-        clock.fraction = fraction;
-        let spent = clock.began.elapsed().as_secs_f32();
-        let time_left = (fraction > ENOUGH_TO_ESTIMATE).then(|| spent / fraction * (1.0 - fraction));
+        let fraction = progress.fraction.clamp(state.fraction, 1.0);
+        state.fraction = fraction;
+        let spent = state.started.elapsed().as_secs_f32();
+        let time_left = (fraction > MIN_FRACTION_FOR_ESTIMATE).then(|| spent / fraction * (1.0 - fraction));
         self.live.change(|s| (s.progress, s.time_left) = (Progress { fraction, ..progress }, time_left));
     }
 
@@ -189,95 +195,98 @@ impl JobSink for Attempt {
     }
 
     fn wants_preview(&self) -> bool {
-        self.live.is_looked_at()
+        self.live.wants_previews()
     }
 
-    fn preview(&self, picture: Picture) {
+    fn preview(&self, image: RgbImage) {
         let number = {
-            let mut clock = self.clock();
-            clock.previews += 1;
-            clock.previews
+            let mut state = self.state();
+            state.previews += 1;
+            state.previews
         };
-        self.live.change(|s| s.preview = Some(Arc::new(Preview { number, picture })));
+        self.live.change(|s| s.preview = Some(Arc::new(Preview { number, image })));
     }
 
-    fn image(&self, image: Finished) -> Result<(), JobError> {
-        let began = Instant::now();
+    fn image(&self, image: FinishedImage) -> Result<(), JobError> {
+        let started = Instant::now();
         let mut rows = self.rows();
-        if self.over.load(SeqCst) {
+        if self.ended.load(SeqCst) {
             return Err(JobError::cancelled());
         }
-        if self.clock().phase.is_some_and(|(phase, _)| phase == Phase::Decode) {
+        if self.state().phase.is_some_and(|(phase, _)| phase == Phase::Decode) {
             self.end_phase();
         }
-        let made = Arc::new(self.save(image)?);
-        rows.push(made.row.clone());
-        self.live.change(|s| s.pictures.push(made));
-        self.server.metrics.phase(Phase::Save, began.elapsed());
+        let saved = Arc::new(self.save(image)?);
+        rows.push(saved.row.clone());
+        self.live.change(|s| s.images.push(saved));
+        self.server.metrics.phase(Phase::Save, started.elapsed());
         Ok(())
     }
 
     fn ended(&self, result: Result<(), JobError>) {
         let rows = {
             let mut rows = self.rows();
-            if self.over.swap(true, SeqCst) {
+            if self.ended.swap(true, SeqCst) {
                 return;
             }
             std::mem::take(&mut *rows)
         };
         self.end_phase();
-        let (took, company) = {
-            let clock = self.clock();
-            (clock.began.elapsed(), clock.company)
+        let (took, group_size) = {
+            let state = self.state();
+            (state.started.elapsed(), state.group_size)
         };
-        let late = took > self.server.config.longest && !self.live.is_cancelled();
+        let timed_out = took > self.server.config.job_timeout && !self.live.is_cancelled();
         let result = result.map_err(|error| {
-            if late && error.blame == Blame::Cancelled {
-                JobError::server("timeout", "generating this takes too long")
+            if timed_out && error.kind == ErrorKind::Cancelled {
+                JobError::server(
+                    "timeout",
+                    format!("the job took longer than {} s", self.server.config.job_timeout.as_secs()),
+                )
             } else {
                 error
             }
         });
-        self.server.end(&self.live, result, &rows, took / company);
+        self.server.end(&self.live, result, &rows, took / group_size);
     }
 }
 
-impl Drop for Attempt {
+impl Drop for JobAttempt {
     fn drop(&mut self) {
-        if self.over.load(SeqCst) {
+        if self.ended.load(SeqCst) {
             return;
         }
         let error = if std::thread::panicking() {
             self.server.metrics.panicked();
-            JobError::server("panicked", "generating panicked")
+            JobError::server("panicked", "generation panicked")
         } else {
-            JobError::server("generation_failed", "generating ended without a result")
+            JobError::server("generation_failed", "generation ended without a result")
         };
         self.ended(Err(error));
     }
 }
 
 impl Server {
-    /// Notes how a job ended; `took` is its share of the time that was spent.
-    fn end(&self, live: &Live, result: Result<(), JobError>, rows: &[PictureRow], took: Duration) {
+    /// Records how a job ended; `took` is its share of the group's time.
+    fn end(&self, live: &LiveJob, result: Result<(), JobError>, rows: &[ImageRow], took: Duration) {
         let (mut state, mut error) = match result {
             Ok(()) => (JobState::Done, None),
-            Err(error) if error.blame == Blame::Cancelled => (JobState::Cancelled, Some(error)),
+            Err(error) if error.kind == ErrorKind::Cancelled => (JobState::Cancelled, Some(error)),
             Err(error) => (JobState::Failed, Some(error)),
         };
-        if state == JobState::Cancelled && live.is_put_back() {
-            error = Some(stopping());
+        if state == JobState::Cancelled && live.is_interrupted() {
+            error = Some(stopping_error());
             state = if live.attached { JobState::Failed } else { JobState::Queued };
         }
-        let noted = match (state, &error) {
-            (JobState::Queued, _) => self.store.put_back(&live.id),
+        let recorded = match (state, &error) {
+            (JobState::Queued, _) => self.store.undo_start(&live.id),
             (state, error) => {
                 let error = error.as_ref().map(|e| (e.code, e.message.as_str()));
                 self.store.finish(&live.id, state, error, rows)
             }
         };
-        if let Err(storage) = noted {
-            tracing::error!(job = live.id, error = %storage, "a job's end could not be noted");
+        if let Err(storage) = recorded {
+            tracing::error!(job = live.id, error = %storage, "failed to record the end of a job");
             if state == JobState::Done {
                 state = JobState::Failed;
                 error = Some(JobError::server("storage", storage.to_string()));
@@ -285,10 +294,17 @@ impl Server {
         }
         let code = error.as_ref().map(|e| e.code);
         self.metrics.job(state, code.filter(|_| state == JobState::Failed), took);
-        let why = error.as_ref().map(|e| e.message.clone());
-        tracing::info!(job = live.id, state = state.name(), code, why, ms = took.as_millis() as u64, "ended");
-        // First out of the list: whoever sees the end may ask again at once.
-        self.leave(&live.id);
+        let message = error.as_ref().map(|e| e.message.clone());
+        tracing::info!(
+            job = live.id,
+            state = state.name(),
+            code,
+            message,
+            ms = took.as_millis() as u64,
+            "job ended"
+        );
+        // Remove it first: a client that sees the end may submit again at once.
+        self.remove_job(&live.id);
         live.change(|s| {
             (s.state, s.error) = (state, error);
             s.preview = None;

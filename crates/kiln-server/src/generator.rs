@@ -1,142 +1,142 @@
-//! What the server needs of the program around it: a list of models, and a generator that makes images.
+//! The traits that the program around the server implements: a catalogue of models and a generator of images.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_engine::{FileRef, Progress, Request};
-use kiln_image::Picture;
+use kiln_image::RgbImage;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::Server;
 
-/// A model that can be asked for.
+/// A model that requests can name.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ModelInfo {
     /// Its name.
     pub name: String,
-    /// Whether it is used when none is named.
+    /// Whether it is used when a request names no model.
     pub default: bool,
-    /// Sides of an image when none are asked for.
+    /// Default width and height.
     pub size: u32,
-    /// The sides it was trained on, where that is not everything: smallest and largest.
+    /// The smallest and largest side it was trained on, if limited.
     pub sides: Option<(u32, u32)>,
-    /// Steps when none are asked for.
+    /// Default number of steps.
     pub steps: u32,
-    /// Guidance when none is asked for; absent on models without.
+    /// Default guidance; absent for models without guidance.
     pub guidance: Option<f32>,
-    /// Whether a negative prompt has an effect.
+    /// Whether it supports a negative prompt.
     pub negative: bool,
 }
 
-/// What can be asked for. Answers while images are generated.
+/// The models, LoRAs and VAEs that requests can name. Called while images are generated, from any thread.
 pub trait Catalogue: Send + Sync {
-    /// Every model.
+    /// All models.
     fn models(&self) -> Vec<ModelInfo>;
 
     /// The names of all LoRAs.
     fn loras(&self) -> Vec<String>;
 
-    /// The names of all autoencoders that can replace a model's own.
+    /// The names of all VAEs that can replace a model's own.
     fn vaes(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Makes the images of jobs. Methods are called from different threads, at the same time.
+/// Generates the images of jobs. Methods are called concurrently from several threads.
 pub trait Generator: Send + Sync + 'static {
-    /// A job understood. Cheap to clone: an `Arc`.
+    /// A planned job. Cheap to clone, such as an `Arc`.
     type Plan: Clone + Send + Sync + 'static;
 
-    /// Gets ready for jobs that name no model, so that the first one doesn't wait.
+    /// Loads the default model, so that the first job doesn't wait for it.
     fn warm_up(&self) -> Result<(), JobError> {
         Ok(())
     }
 
-    /// Understands a job: reads its images, checks it against its model. Runs ahead, while earlier jobs are generated.
+    /// Plans a job: reads its images and checks it against its model. Called while earlier jobs are generated.
     fn plan(&self, job: &JobInputs<'_>) -> Result<Self::Plan, JobError>;
 
-    /// How many images like this plan's are made at once; 1 is one after the other.
-    fn room(&self, plan: &Self::Plan) -> u32 {
+    /// The largest batch, in images, for plans like this one; 1 disables batching.
+    fn batch_capacity(&self, plan: &Self::Plan) -> u32 {
         let _ = plan;
         1
     }
 
-    /// Generates these jobs; there are several where there was [`room`](Generator::room). Returns as soon as the next
-    /// call may come. Images and ends arrive at each job's sink, perhaps later and from other threads; a task that is
-    /// dropped without an end has failed. An error of one job doesn't concern the others.
+    /// Generates these jobs, several only within [`batch_capacity`](Generator::batch_capacity). Returns as soon as it
+    /// can be called again. Images and results go to each job's sink, possibly later and from other threads; a sink that
+    /// is dropped before [`ended`](JobSink::ended) fails its job. An error of one job must not affect the others.
     fn generate(&self, tasks: Vec<Task<Self::Plan>>);
 
     /// Waits until everything handed to [`generate`](Generator::generate) has ended.
     fn finish(&self);
 
-    /// Drops what may be inconsistent after a panic in [`generate`](Generator::generate). Nothing of that call is
-    /// waited for any more; earlier calls still end.
+    /// Drops state that may be inconsistent after a panic in [`generate`](Generator::generate). The jobs of that call
+    /// are abandoned; those of earlier calls still end.
     fn reset(&self) {}
 }
 
-/// A job to generate, and where its images go.
+/// A planned job and the sink for its images.
 pub struct Task<P> {
-    /// The job.
+    /// The planned job.
     pub plan: P,
-    /// Receives its images, its progress and its end.
+    /// Receives its progress, images and result.
     pub sink: Arc<dyn JobSink>,
 }
 
-/// Receives what becomes of a job. Methods may be called from any thread; none but [`image`](JobSink::image) and
-/// [`ended`](JobSink::ended) waits for a disk.
+/// Receives the progress, images and result of a job. Methods may be called from any thread; only
+/// [`image`](JobSink::image) and [`ended`](JobSink::ended) wait for the disk.
 pub trait JobSink: Send + Sync {
-    /// Whether the job is to stop: cancelled, or too slow. To be asked at least once a step.
+    /// Whether to stop the job because it was cancelled or timed out. Check at least once per step.
     fn cancelled(&self) -> bool;
 
     /// Reports progress.
     fn progress(&self, progress: Progress);
 
-    /// The steps of `own` images of this job begin, of `all` that are generated at once.
+    /// Reports that a batch of `all` images starts, `own` of them from this job.
     fn batch(&self, own: u32, all: u32) {
         let _ = (own, all);
     }
 
-    /// Something the client should know.
+    /// Adds a message for the client.
     fn note(&self, text: &str);
 
-    /// Whether somebody looks at previews.
+    /// Whether a client wants previews.
     fn wants_preview(&self) -> bool;
 
-    /// What the image looks like so far.
-    fn preview(&self, picture: Picture);
+    /// Reports an intermediate image.
+    fn preview(&self, image: RgbImage);
 
-    /// Encodes and saves a finished image. A job's images come one after the other.
-    fn image(&self, image: Finished) -> Result<(), JobError>;
+    /// Encodes and saves a finished image. Calls for one job must not overlap.
+    fn image(&self, image: FinishedImage) -> Result<(), JobError>;
 
-    /// The job is done, or there will be no more of it. Only the first call counts.
+    /// Ends the job. Only the first call counts.
     fn ended(&self, result: Result<(), JobError>);
 }
 
 /// A finished image.
 #[derive(Clone, Debug)]
-pub struct Finished {
+pub struct FinishedImage {
     /// Its number in the job, from 0.
     pub index: u32,
-    /// The image.
-    pub picture: Picture,
-    /// Its seed, where it has one.
+    /// The pixels.
+    pub image: RgbImage,
+    /// Its seed, if it has one.
     pub seed: Option<u64>,
-    /// How it was made, as JSON.
+    /// Its recipe: every setting it was generated with, as JSON.
     pub recipe: String,
 }
 
-/// A job to be planned: its request, and the images it names.
+/// A job to plan: its request and access to its input images.
 pub struct JobInputs<'a> {
     pub(crate) server: &'a Server,
     pub(crate) request: &'a Request,
 }
 
-/// An image that a job names.
+/// An input image of a job.
 #[derive(Clone, Debug)]
 pub struct InputImage {
-    /// The image, decoded.
-    pub picture: Arc<Picture>,
+    /// The decoded image.
+    pub image: Arc<RgbImage>,
     /// Its file.
     pub path: PathBuf,
     /// SHA-256 of the file, in hex.
@@ -144,59 +144,59 @@ pub struct InputImage {
 }
 
 impl JobInputs<'_> {
-    /// What is asked for. Its images are named as [`image`](JobInputs::image) takes them; model, LoRAs and autoencoder as
-    /// the [`Catalogue`] lists them.
+    /// The request. Its images have names for [`image`](JobInputs::image); model, LoRAs and VAE have the names that the
+    /// [`Catalogue`] lists.
     pub fn request(&self) -> &Request {
         self.request
     }
 
-    /// An image that the request names. One that came with the request was decoded then and is not decoded again.
+    /// Returns an image that the request names. An image decoded when the request arrived is not decoded again.
     pub fn image(&self, file: &FileRef) -> Result<InputImage, JobError> {
         self.server.input_image(name(&file.path))
     }
 }
 
-/// A name in a request. It came as text, so it is text.
+/// A name in a request as text. Names come from JSON, so they are valid UTF-8.
 pub(crate) fn name(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-/// Who caused an error.
+/// What caused an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blame {
-    /// The request can't be fulfilled as it is.
+pub enum ErrorKind {
+    /// The request is invalid.
     Request,
-    /// Something that is not the client's fault.
+    /// The server failed.
     Server,
-    /// It was cancelled.
+    /// The job was cancelled.
     Cancelled,
 }
 
-/// Why a job has no images.
+/// Why a job ended without its images.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct JobError {
-    /// Who caused it.
-    pub blame: Blame,
-    /// A stable word for programs, such as `out_of_memory`.
+    /// What caused it.
+    pub kind: ErrorKind,
+    /// A stable code for programs, such as `out_of_memory`.
     pub code: &'static str,
-    /// A sentence for people.
+    /// A message for people.
     pub message: String,
 }
 
 impl JobError {
-    /// A request that can't be fulfilled as it is.
+    /// An invalid request.
     pub fn request(code: &'static str, message: impl Into<String>) -> JobError {
-        JobError { blame: Blame::Request, code, message: message.into() }
+        JobError { kind: ErrorKind::Request, code, message: message.into() }
     }
 
-    /// A failure that is not the client's fault.
+    /// A failure of the server.
     pub fn server(code: &'static str, message: impl Into<String>) -> JobError {
-        JobError { blame: Blame::Server, code, message: message.into() }
+        JobError { kind: ErrorKind::Server, code, message: message.into() }
     }
 
     /// The job was cancelled.
     pub fn cancelled() -> JobError {
-        JobError { blame: Blame::Cancelled, code: "cancelled", message: "cancelled".into() }
+        JobError { kind: ErrorKind::Cancelled, code: "cancelled", message: "cancelled".into() }
     }
 }

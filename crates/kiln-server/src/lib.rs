@@ -1,15 +1,15 @@
-//! Kiln as a service: OpenAI's Images API, A1111's, jobs with a queue that survives restarts, and a page.
+//! Kiln's HTTP server: OpenAI's Images API, A1111's API, a persistent job queue, and a web page.
 //!
-//! The server knows nothing of models: it takes [`Request`](kiln_engine::Request)s as jobs, and the program around it gives
-//! a [`Catalogue`] of what can be asked for and a [`Generator`] that makes the images. Requests go through [`Limits`];
-//! images that come with them are decoded once and kept by their content. One thread plans the next jobs while another
-//! has the generator at work, and images are saved on the generator's own threads: nothing waits for a disk but the end
-//! of its own job.
+//! The server knows nothing about models: it accepts [`Request`](kiln_engine::Request)s as jobs, and the program around it
+//! provides a [`Catalogue`] of available models and a [`Generator`] of images. Requests are checked against [`Limits`];
+//! their input images are decoded once and stored under the hash of their content. One thread plans the next jobs while
+//! another drives the generator, and images are saved on the generator's own threads: a slow disk delays only the end of
+//! a job, never generation.
 //!
 //! ```text
-//! HTTP ──api──▶ Request ──limits, intake──▶ SQLite ──schedule──▶ plan ──▶ generate ──▶ files, SQLite
-//!   ▲                                                              │         │
-//!   └────────── answers, server-sent events ◀── Live (snapshots) ◀─┴─────────┘
+//! HTTP ──api──▶ Request ──limits, inputs──▶ SQLite ──fair queue──▶ plan ──▶ generate ──▶ files, SQLite
+//!   ▲                                                               │         │
+//!   └────── responses, server-sent events ◀── LiveJob (snapshots) ◀──┴─────────┘
 //! ```
 //!
 //! ```no_run
@@ -27,22 +27,22 @@
 mod api;
 mod attempt;
 mod auth;
-mod decoded;
+mod decoded_cache;
+mod fair_queue;
 mod generator;
-mod intake;
+mod input_images;
 mod limits;
 mod listen;
 mod live;
 mod metrics;
 mod page;
-mod schedule;
 mod server;
 mod store;
 mod worker;
 
 pub use api::{openapi, router};
 pub use generator::{
-    Blame, Catalogue, Finished, Generator, InputImage, JobError, JobInputs, JobSink, ModelInfo, Task,
+    Catalogue, ErrorKind, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink, ModelInfo, Task,
 };
 pub use limits::Limits;
 pub use listen::serve;

@@ -1,37 +1,37 @@
-//! What a request may ask for, and how it is refused.
+//! Limits on requests, and the check of a request against them.
 
 use kiln_engine::{LoraRef, Request, ScheduleKind};
 
 use crate::generator::{Catalogue, JobError, name};
 
-/// What is allowed.
+/// Limits on requests and connections.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Bytes of an HTTP request.
+    /// Maximum bytes of an HTTP request body.
     pub body: usize,
-    /// Bytes of all HTTP requests that are read at the same time.
+    /// Maximum bytes of all request bodies in memory.
     pub bodies: usize,
-    /// Pixels of an image that is sent.
+    /// Maximum pixels of an uploaded image.
     pub input_pixels: u64,
-    /// Images that a job may work from.
+    /// Maximum input images of a job: references, initial image and mask.
     pub references: usize,
-    /// Bytes of a prompt.
+    /// Maximum bytes of a prompt.
     pub prompt: usize,
-    /// Tokens that a prompt may be padded to.
+    /// Maximum of `max_tokens`, the length a prompt is padded to.
     pub tokens: u32,
-    /// Steps.
+    /// Maximum number of steps.
     pub steps: u32,
-    /// The longest side, in pixels.
+    /// Maximum width and height in pixels.
     pub side: u32,
-    /// Pixels of an image to generate.
+    /// Maximum pixels of a generated image.
     pub pixels: u64,
-    /// Images of one job.
-    pub pictures: u32,
-    /// LoRAs of one job.
+    /// Maximum images of one job.
+    pub images: u32,
+    /// Maximum LoRAs of one job.
     pub loras: usize,
-    /// Jobs that wait.
+    /// Maximum number of queued jobs.
     pub queue: usize,
-    /// Connections at the same time.
+    /// Maximum number of open connections.
     pub connections: usize,
 }
 
@@ -47,7 +47,7 @@ impl Default for Limits {
             steps: 200,
             side: 4096,
             pixels: 4 << 20,
-            pictures: 10,
+            images: 10,
             loras: 8,
             queue: 64,
             connections: 512,
@@ -60,10 +60,10 @@ fn invalid(message: impl Into<String>) -> JobError {
 }
 
 impl Limits {
-    /// Checks the values and names of a request; its images are checked when they are read.
+    /// Checks the values and names of a request. Its input images are checked when they are read.
     pub fn check(&self, request: &Request, catalogue: &dyn Catalogue) -> Result<(), JobError> {
-        self.texts(request)?;
-        self.count(request)?;
+        self.check_prompts(request)?;
+        self.check_image_count(request)?;
         let numbers = [
             ("steps", request.steps, 1, self.steps),
             ("width", request.width, 16, self.side),
@@ -72,137 +72,142 @@ impl Limits {
             ("mask_padding", request.mask_padding, 0, self.side),
             ("output_compression", request.output_compression.map(u32::from), 0, 100),
         ];
-        for (name, number, least, most) in numbers {
-            if let Some(found) = number.filter(|n| *n < least || *n > most) {
-                return Err(invalid(format!("{name} must lie between {least} and {most}, found {found}")));
+        for (name, number, min, max) in numbers {
+            if let Some(found) = number.filter(|n| *n < min || *n > max) {
+                return Err(invalid(format!("{name} must be between {min} and {max}, found {found}")));
             }
         }
         if let (Some(width), Some(height)) = (request.width, request.height)
             && u64::from(width) * u64::from(height) > self.pixels
         {
-            let most = self.pixels;
-            return Err(invalid(format!(
-                "an image of {width}x{height} is too large: at most {most} pixels are generated"
-            )));
+            let max = self.pixels;
+            return Err(invalid(format!("size {width}x{height} is too large: the limit is {max} pixels")));
         }
         if request.guidance.is_some_and(|g| !(0.0..=100.0).contains(&g)) {
-            return Err(invalid("guidance must lie between 0 and 100"));
+            return Err(invalid("guidance must be between 0 and 100"));
         }
-        self.schedule(request)?;
-        self.images(request)?;
-        self.names(request, catalogue)
+        self.check_schedule(request)?;
+        self.check_inputs(request)?;
+        self.check_names(request, catalogue)
     }
 
-    fn texts(&self, request: &Request) -> Result<(), JobError> {
+    fn check_prompts(&self, request: &Request) -> Result<(), JobError> {
         let texts = [("prompt", &request.prompts), ("negative_prompt", &request.negative_prompts)];
         for (name, texts) in texts {
             if let Some(bytes) = texts.iter().map(String::len).find(|bytes| *bytes > self.prompt) {
-                let message = format!("{name} has {bytes} bytes, at most {} are read", self.prompt);
+                let message = format!("{name} has {bytes} bytes, the limit is {}", self.prompt);
                 return Err(JobError::request("prompt_too_long", message));
             }
         }
         if request.prompts.is_empty() {
-            return Err(JobError::request("invalid_request", "prompt is missing: say what to show"));
+            return Err(JobError::request("invalid_request", "prompt is missing"));
         }
         if request.prompts.iter().any(|prompt| prompt.trim().is_empty()) {
-            return Err(invalid("prompt is empty: say what to show"));
+            return Err(invalid("prompt is empty"));
         }
         let (prompts, negatives) = (request.prompts.len(), request.negative_prompts.len());
         if negatives > 1 && negatives != prompts {
             return Err(invalid(format!(
-                "negative_prompt has {negatives} texts for {prompts} prompts: give one for all, or one for each"
+                "found {negatives} values of negative_prompt for {prompts} prompts, expected one for all or one per prompt"
             )));
         }
-        let file = [
+        let local_only = [
             ("embeds", request.embeds.is_some()),
             ("noise", request.noise.is_some()),
             ("lora_partial", request.lora_partial),
         ];
-        match file.iter().find(|(_, given)| *given) {
+        match local_only.iter().find(|(_, given)| *given) {
             Some((name, _)) => {
-                Err(invalid(format!("{name} can't be used over HTTP: it is about files on the server")))
+                Err(invalid(format!("{name} is not supported over HTTP: it needs files on the server")))
             }
             None => Ok(()),
         }
     }
 
-    /// How many images there are, and whether the seeds fit.
-    fn count(&self, request: &Request) -> Result<(), JobError> {
-        let most = self.pictures;
-        if let Some(n) = request.n.filter(|n| *n < 1 || *n > most) {
-            return Err(invalid(format!("n must lie between 1 and {most}, found {n}")));
+    /// Checks the number of images, and that the seeds match it.
+    fn check_image_count(&self, request: &Request) -> Result<(), JobError> {
+        let max = self.images;
+        if let Some(n) = request.n.filter(|n| *n < 1 || *n > max) {
+            return Err(invalid(format!("n must be between 1 and {max}, found {n}")));
         }
         let images = request.image_count();
-        if images > most as usize {
-            return Err(invalid(format!("a job makes {most} images at most, found {images}")));
+        if images > max as usize {
+            return Err(invalid(format!("the request asks for {images} images, the limit is {max}")));
         }
         let (seeds, prompts) = (request.seed.len(), request.prompts.len());
         if seeds > 1 && (seeds != images || !images.is_multiple_of(prompts)) {
             return Err(invalid(format!(
-                "seed has {seeds} seeds for {images} images of {prompts} prompts: give one for all, or one for each image"
+                "found {seeds} values of seed for {images} images of {prompts} prompts, expected one for all or one per image"
             )));
         }
         Ok(())
     }
 
-    fn schedule(&self, request: &Request) -> Result<(), JobError> {
+    fn check_schedule(&self, request: &Request) -> Result<(), JobError> {
         if request.sigmas.len() > self.steps as usize {
             return Err(invalid(format!(
-                "sigmas has {} noise levels, at most {} are taken",
+                "sigmas has {} values, the limit is {}",
                 request.sigmas.len(),
                 self.steps
             )));
         }
-        // NaN is in no range.
+        // `contains` is false for NaN.
         if request.sigmas.iter().any(|sigma| !(0.0..=1.0).contains(sigma)) {
-            return Err(invalid("sigmas must lie between 0 and 1"));
+            return Err(invalid("sigmas must be between 0 and 1"));
         }
         if request.rho.is_some_and(|rho| !(0.01..=100.0).contains(&rho)) {
-            return Err(invalid("rho must lie between 0.01 and 100"));
+            return Err(invalid("rho must be between 0.01 and 100"));
         }
         if request.rho.is_some() && request.schedule != Some(ScheduleKind::Power) {
-            return Err(invalid("rho needs schedule `power`"));
+            return Err(invalid("rho requires schedule `power`"));
         }
         Ok(())
     }
 
-    fn images(&self, request: &Request) -> Result<(), JobError> {
+    fn check_inputs(&self, request: &Request) -> Result<(), JobError> {
         if request.strength.is_some_and(|s| !(0.0..=1.0).contains(&s)) {
-            return Err(invalid("strength must lie between 0 and 1"));
+            return Err(invalid("strength must be between 0 and 1"));
         }
         if request.images().count() > self.references {
-            return Err(invalid(format!("a job may work from {} images at most", self.references)));
+            return Err(invalid(format!(
+                "the request has too many input images, the limit is {}",
+                self.references
+            )));
         }
         if request.init.is_none() && (request.mask.is_some() || request.strength.is_some()) {
-            return Err(invalid("mask and strength need an image to start from"));
+            return Err(invalid("mask and strength require an initial image (`init`)"));
         }
         if request.mask.is_none() && request.mask_padding.is_some() {
-            return Err(invalid("mask_padding needs a mask"));
+            return Err(invalid("mask_padding requires a mask"));
         }
         Ok(())
     }
 
-    /// A name is one of the list, so it can't lead out of a folder.
-    fn names(&self, request: &Request, catalogue: &dyn Catalogue) -> Result<(), JobError> {
+    /// Checks that models, VAEs and LoRAs are in the catalogue. So a name can't lead out of a folder.
+    fn check_names(&self, request: &Request, catalogue: &dyn Catalogue) -> Result<(), JobError> {
         if request.loras.len() > self.loras {
-            return Err(invalid(format!("at most {} LoRAs act together", self.loras)));
+            return Err(invalid(format!(
+                "the request has {} LoRAs, the limit is {}",
+                request.loras.len(),
+                self.loras
+            )));
         }
         if let Some(model) = &request.model {
             let models = catalogue.models().into_iter().map(|model| model.name).collect::<Vec<_>>();
-            known("model", "model_not_found", name(model), &models)?;
+            check_known("model", "model_not_found", name(model), &models)?;
         }
         if let Some(vae) = &request.vae {
-            known("VAE", "vae_not_found", name(&vae.path), &catalogue.vaes())?;
+            check_known("VAE", "vae_not_found", name(&vae.path), &catalogue.vaes())?;
         }
         if request.loras.is_empty() {
             return Ok(());
         }
         let loras = catalogue.loras();
         for LoraRef { path, weight, .. } in &request.loras {
-            known("LoRA", "lora_not_found", name(path), &loras)?;
+            check_known("LoRA", "lora_not_found", name(path), &loras)?;
             if !weight.is_finite() || weight.abs() > 100.0 {
                 return Err(invalid(format!(
-                    "the weight of LoRA `{}` must lie between -100 and 100",
+                    "the weight of LoRA `{}` must be between -100 and 100",
                     name(path)
                 )));
             }
@@ -211,14 +216,14 @@ impl Limits {
     }
 }
 
-fn known(what: &str, code: &'static str, name: &str, known: &[String]) -> Result<(), JobError> {
+fn check_known(what: &str, code: &'static str, name: &str, known: &[String]) -> Result<(), JobError> {
     if known.iter().any(|known| known == name) {
         return Ok(());
     }
-    // A foreign name in a message: not endless.
+    // The name comes from the client: limit its length.
     let name: String = name.chars().take(80).collect();
-    let there = if known.is_empty() { "none".into() } else { known.join(", ") };
-    Err(JobError::request(code, format!("there is no {what} `{name}`; there are: {there}")))
+    let available = if known.is_empty() { "none".into() } else { known.join(", ") };
+    Err(JobError::request(code, format!("{what} `{name}` not found; available: {available}")))
 }
 
 #[cfg(test)]
@@ -226,9 +231,9 @@ mod tests {
     use super::*;
     use crate::generator::ModelInfo;
 
-    struct Names;
+    struct TestCatalogue;
 
-    impl Catalogue for Names {
+    impl Catalogue for TestCatalogue {
         fn models(&self) -> Vec<ModelInfo> {
             vec![ModelInfo {
                 name: "ember".into(),
@@ -258,13 +263,13 @@ mod tests {
         Request { prompts: vec!["a".into(); n], ..Request::default() }
     }
 
-    fn refused(request: &Request) -> Option<(&'static str, String)> {
-        Limits::default().check(request, &Names).err().map(|error| (error.code, error.message))
+    fn check(request: &Request) -> Option<(&'static str, String)> {
+        Limits::default().check(request, &TestCatalogue).err().map(|error| (error.code, error.message))
     }
 
     #[test]
-    fn values_outside_the_limits_are_refused_by_name() {
-        let wrong = [
+    fn errors_name_the_value_that_is_out_of_range() {
+        let invalid = [
             ("prompt", Request::new("   ")),
             ("prompt", Request { prompts: vec!["a".into(), String::new()], ..fox() }),
             ("negative_prompt", Request { negative_prompts: vec!["a".into(); 2], ..prompts(3) }),
@@ -297,18 +302,18 @@ mod tests {
             ("lora_partial", Request { lora_partial: true, ..fox() }),
             ("weight", Request { loras: vec![lora("ink", f32::INFINITY)], ..fox() }),
         ];
-        for (part, request) in wrong {
-            let (code, message) = refused(&request).unwrap_or_else(|| panic!("{request:?}"));
+        for (word, request) in invalid {
+            let (code, message) = check(&request).unwrap_or_else(|| panic!("{request:?}"));
             assert_eq!(code, "invalid_value", "{message}");
-            assert!(message.contains(part), "{message}");
+            assert!(message.contains(word), "{message}");
         }
-        assert_eq!(refused(&Request::new("a".repeat(8001))).unwrap().0, "prompt_too_long");
-        assert_eq!(refused(&Request::default()).unwrap().0, "invalid_request");
+        assert_eq!(check(&Request::new("a".repeat(8001))).unwrap().0, "prompt_too_long");
+        assert_eq!(check(&Request::default()).unwrap().0, "invalid_request");
     }
 
     #[test]
-    fn lists_of_prompts_seeds_and_levels_are_taken() {
-        let right = [
+    fn lists_of_prompts_seeds_and_sigmas_are_accepted() {
+        let valid = [
             fox(),
             Request { negative_prompts: vec!["a".into()], ..prompts(3) },
             Request { negative_prompts: vec!["a".into(); 3], ..prompts(3) },
@@ -319,8 +324,8 @@ mod tests {
             Request { rho: Some(2.0), schedule: Some(ScheduleKind::Power), ..fox() },
             Request { vae: Some("taef2".into()), ..fox() },
         ];
-        for request in right {
-            assert_eq!(refused(&request), None, "{request:?}");
+        for request in valid {
+            assert_eq!(check(&request), None, "{request:?}");
         }
     }
 
@@ -329,8 +334,8 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_not_in_the_list_are_refused_whatever_they_look_like() {
-        let code = |request| refused(&request).map(|(code, _)| code);
+    fn names_outside_the_catalogue_are_rejected() {
+        let code = |request| check(&request).map(|(code, _)| code);
         for name in ["../ember", "/etc/passwd", "ember/", "./ember", "EMBER", "", "ember\0", "C:\\ember"] {
             let request = Request { model: Some(name.into()), ..fox() };
             assert_eq!(code(request), Some("model_not_found"));

@@ -1,4 +1,4 @@
-//! Connections: not too many, not too slow, and an orderly end.
+//! Accepts connections, with limits on their number and on slow clients, and shuts down gracefully.
 
 use std::io;
 use std::pin::Pin;
@@ -18,65 +18,66 @@ use tokio::time::{Sleep, sleep};
 use crate::Server;
 use crate::api::{Peer, router};
 
-/// How long a request's head may take to arrive.
-const HEAD: Duration = Duration::from_secs(15);
-/// Connections are given so long to take their answers when the server stops.
-const LAST_ANSWERS: Duration = Duration::from_secs(5);
+/// How long a request's headers may take to arrive.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long open connections may take to receive their responses when the server stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Answers requests until `stop` is done; then finishes the jobs that are generated, or puts them back.
+/// Serves requests until `stop` completes; then finishes running jobs, or returns them to the queue after
+/// [`Config::grace`](crate::Config::grace).
 pub async fn serve(server: Server, listener: TcpListener, stop: impl Future<Output = ()>) {
     let app = router(server.clone());
-    let places = Arc::new(Semaphore::new(server.config.limits.connections));
+    let slots = Arc::new(Semaphore::new(server.config.limits.connections));
     let mut stop = std::pin::pin!(stop);
     loop {
-        let place = Arc::clone(&places).acquire_owned();
+        let slot = Arc::clone(&slots).acquire_owned();
         let accepted = async {
-            // Never closed.
-            let place = place.await.ok();
-            (listener.accept().await, place)
+            // The semaphore is never closed.
+            let slot = slot.await.ok();
+            (listener.accept().await, slot)
         };
-        let (accepted, place) = tokio::select! {
+        let (accepted, slot) = tokio::select! {
             accepted = accepted => accepted,
             () = &mut stop => break,
         };
         match accepted {
             Ok((stream, peer)) => {
                 let _ = stream.set_nodelay(true);
-                let connection = answer(server.clone(), app.clone(), stream, Peer(peer));
+                let connection = serve_connection(server.clone(), app.clone(), stream, Peer(peer));
                 tokio::spawn(async move {
                     connection.await;
-                    drop(place);
+                    drop(slot);
                 });
             }
-            // Too many files are open, or the client was gone at once.
+            // Too many open files, or the client closed the connection at once.
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be taken");
+                tracing::warn!(%error, "failed to accept a connection");
                 sleep(Duration::from_millis(100)).await;
             }
         }
     }
     drop(listener);
-    tracing::info!("stopping");
+    tracing::info!("shutting down");
     server.close();
     let generating = async {
-        while !server.running().is_empty() {
+        while !server.active().is_empty() {
             sleep(Duration::from_millis(20)).await;
         }
     };
     if tokio::time::timeout(server.config.grace, generating).await.is_err() {
         server.interrupt();
     }
-    // Every connection holds a place.
+    // Every connection holds a slot: wait until all are free.
     let all = u32::try_from(server.config.limits.connections).unwrap_or(u32::MAX);
-    let _ = tokio::time::timeout(LAST_ANSWERS, places.acquire_many(all)).await;
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, slots.acquire_many(all)).await;
 }
 
-async fn answer(server: Server, app: Router, stream: TcpStream, peer: Peer) {
+async fn serve_connection(server: Server, app: Router, stream: TcpStream, peer: Peer) {
     let app = app.layer(axum::Extension(peer));
-    let io = TokioIo::new(Patient::new(stream, server.config.patience));
+    let io = TokioIo::new(WriteTimeoutStream::new(stream, server.config.io_timeout));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
+        .header_read_timeout(HEADER_TIMEOUT)
         .max_buf_size(64 << 10)
         .serve_connection(io, TowerToHyperService::new(app));
     let mut connection = std::pin::pin!(connection);
@@ -89,36 +90,40 @@ async fn answer(server: Server, app: Router, stream: TcpStream, peer: Peer) {
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, peer = %peer.0, "a connection ended early");
+        tracing::debug!(%error, peer = %peer.0, "connection ended early");
     }
 }
 
-/// A stream whose other end has to take what is written, now and then.
-struct Patient {
+/// A TCP stream that fails when a write makes no progress for `timeout`.
+struct WriteTimeoutStream {
     stream: TcpStream,
-    patience: Duration,
+    timeout: Duration,
     blocked: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
-    fn new(stream: TcpStream, patience: Duration) -> Patient {
-        Patient { stream, patience, blocked: None }
+impl WriteTimeoutStream {
+    fn new(stream: TcpStream, timeout: Duration) -> WriteTimeoutStream {
+        WriteTimeoutStream { stream, timeout, blocked: None }
     }
 
-    /// Starts, stops or looks at the clock, by how a write went.
-    fn watch<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    /// Starts the timer when a write blocks, clears it when one succeeds, and fails when it has expired.
+    fn check_timeout<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.blocked = None;
             return written;
         }
-        let patience = self.patience;
-        let clock = self.blocked.get_or_insert_with(|| Box::pin(sleep(patience)));
-        ready!(clock.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the answer was not taken in time")))
+        let timeout = self.timeout;
+        let timer = self.blocked.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        ready!(timer.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read the response")))
     }
 }
 
-impl AsyncRead for Patient {
+impl AsyncRead for WriteTimeoutStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -128,10 +133,10 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for WriteTimeoutStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.watch(cx, written)
+        self.check_timeout(cx, written)
     }
 
     fn poll_write_vectored(
@@ -140,7 +145,7 @@ impl AsyncWrite for Patient {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
-        self.watch(cx, written)
+        self.check_timeout(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -149,7 +154,7 @@ impl AsyncWrite for Patient {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
-        self.watch(cx, flushed)
+        self.check_timeout(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,4 +1,4 @@
-//! A job while it waits or is generated, and what those who watch it see.
+//! A queued or running job, and the snapshots that its watchers see.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
@@ -6,95 +6,95 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kiln_engine::{Progress, Request};
-use kiln_image::Picture;
+use kiln_image::RgbImage;
 use tokio::sync::watch;
 
 use crate::generator::JobError;
-use crate::store::{JobState, PictureRow, now};
+use crate::store::{ImageRow, JobState, now};
 
-/// A finished image with its file's bytes.
+/// A saved image: its database row and the bytes of its file.
 #[derive(Debug)]
-pub(crate) struct Made {
-    pub(crate) row: PictureRow,
+pub(crate) struct SavedImage {
+    pub(crate) row: ImageRow,
     pub(crate) bytes: Bytes,
 }
 
-/// What an image looks like so far.
+/// An intermediate image.
 #[derive(Debug)]
 pub(crate) struct Preview {
-    /// Counts from 1 in each job.
+    /// Sequence number in the job, from 1.
     pub(crate) number: u32,
-    pub(crate) picture: Picture,
+    pub(crate) image: RgbImage,
 }
 
-/// The state of a job. Those who look seldom see the latest, and nothing piles up for them.
+/// The state of a job. Watchers get the latest snapshot; a slow watcher skips the ones in between.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Snapshot {
+pub(crate) struct JobSnapshot {
     pub(crate) state: JobState,
     pub(crate) progress: Progress,
-    /// Seconds that the rest will take.
+    /// Estimated seconds left.
     pub(crate) time_left: Option<f32>,
     pub(crate) notes: Vec<String>,
     pub(crate) preview: Option<Arc<Preview>>,
-    pub(crate) pictures: Vec<Arc<Made>>,
+    pub(crate) images: Vec<Arc<SavedImage>>,
     pub(crate) error: Option<JobError>,
 }
 
-/// Which API a job came through.
+/// The API a job was submitted through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Via {
+pub(crate) enum Api {
     Jobs,
     OpenAi,
     A1111,
 }
 
-/// A job that is not finished.
-pub(crate) struct Live {
+/// A job that has not ended.
+pub(crate) struct LiveJob {
     pub(crate) id: String,
     pub(crate) client: String,
     pub(crate) request: Request,
-    pub(crate) via: Via,
-    /// Somebody waits for it on a connection.
+    pub(crate) api: Api,
+    /// A client waits for it on an open connection.
     pub(crate) attached: bool,
-    /// A process ended while it was generated: nothing else is generated or planned beside it, so that it takes no other
-    /// job with it.
-    pub(crate) alone: bool,
-    pub(crate) came: Instant,
+    /// The process died while this job was running: run it alone, so that it can't take another job down with it.
+    pub(crate) run_alone: bool,
+    pub(crate) submitted: Instant,
     pub(crate) created: i64,
-    /// Its images were read, or never will be.
+    /// Its input images are no longer needed.
     planned: AtomicBool,
     cancelled: AtomicBool,
-    put_back: AtomicBool,
-    lookers: AtomicUsize,
-    looked: AtomicI64,
-    snapshot: watch::Sender<Snapshot>,
+    interrupted: AtomicBool,
+    preview_watchers: AtomicUsize,
+    /// When a preview was last polled, in milliseconds since 1970.
+    last_preview_poll: AtomicI64,
+    snapshot: watch::Sender<JobSnapshot>,
 }
 
-impl Live {
-    pub(crate) fn new(id: String, client: String, request: Request, via: Via, attached: bool) -> Live {
-        Live {
+impl LiveJob {
+    pub(crate) fn new(id: String, client: String, request: Request, api: Api, attached: bool) -> LiveJob {
+        LiveJob {
             id,
             client,
             request,
-            via,
+            api,
             attached,
-            alone: false,
-            came: Instant::now(),
+            run_alone: false,
+            submitted: Instant::now(),
             created: now(),
             planned: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
-            put_back: AtomicBool::new(false),
-            lookers: AtomicUsize::new(0),
-            looked: AtomicI64::new(0),
-            snapshot: watch::Sender::new(Snapshot::default()),
+            interrupted: AtomicBool::new(false),
+            preview_watchers: AtomicUsize::new(0),
+            last_preview_poll: AtomicI64::new(0),
+            snapshot: watch::Sender::new(JobSnapshot::default()),
         }
     }
 
-    pub(crate) fn watch(&self) -> watch::Receiver<Snapshot> {
+    pub(crate) fn watch(&self) -> watch::Receiver<JobSnapshot> {
         self.snapshot.subscribe()
     }
 
-    pub(crate) fn now(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> JobSnapshot {
         self.snapshot.borrow().clone()
     }
 
@@ -102,7 +102,7 @@ impl Live {
         self.snapshot.borrow().state
     }
 
-    pub(crate) fn change(&self, change: impl FnOnce(&mut Snapshot)) {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut JobSnapshot)) {
         self.snapshot.send_modify(change);
     }
 
@@ -123,38 +123,39 @@ impl Live {
         self.cancelled.load(SeqCst)
     }
 
-    /// Asks the generator to stop, and leaves the job to the next start.
-    pub(crate) fn put_back(&self) {
-        self.put_back.store(true, SeqCst);
+    /// Asks the generator to stop; the job resumes at the next start of the server.
+    pub(crate) fn interrupt(&self) {
+        self.interrupted.store(true, SeqCst);
         self.cancel();
     }
 
-    pub(crate) fn is_put_back(&self) -> bool {
-        self.put_back.load(SeqCst)
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupted.load(SeqCst)
     }
 
-    /// Somebody looks at previews as long as the guard lives.
-    pub(crate) fn look(self: &Arc<Self>) -> Looking {
-        self.lookers.fetch_add(1, SeqCst);
-        Looking(Arc::clone(self))
+    /// Requests previews as long as the guard lives.
+    pub(crate) fn watch_previews(self: &Arc<Self>) -> PreviewGuard {
+        self.preview_watchers.fetch_add(1, SeqCst);
+        PreviewGuard(Arc::clone(self))
     }
 
-    /// Somebody looked just now, and may do so again.
-    pub(crate) fn glance(&self) {
-        self.looked.store(now(), SeqCst);
+    /// Requests previews for the next seconds, for clients that poll.
+    pub(crate) fn poll_preview(&self) {
+        self.last_preview_poll.store(now(), SeqCst);
     }
 
-    pub(crate) fn is_looked_at(&self) -> bool {
+    pub(crate) fn wants_previews(&self) -> bool {
         const RECENT: Duration = Duration::from_secs(10);
-        self.lookers.load(SeqCst) > 0 || now() - self.looked.load(SeqCst) < RECENT.as_millis() as i64
+        self.preview_watchers.load(SeqCst) > 0
+            || now() - self.last_preview_poll.load(SeqCst) < RECENT.as_millis() as i64
     }
 }
 
-/// See [`Live::look`].
-pub(crate) struct Looking(Arc<Live>);
+/// Requests previews of a job while it lives; see [`LiveJob::watch_previews`].
+pub(crate) struct PreviewGuard(Arc<LiveJob>);
 
-impl Drop for Looking {
+impl Drop for PreviewGuard {
     fn drop(&mut self) {
-        self.0.lookers.fetch_sub(1, SeqCst);
+        self.0.preview_watchers.fetch_sub(1, SeqCst);
     }
 }

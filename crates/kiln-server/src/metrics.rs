@@ -1,4 +1,4 @@
-//! Counters for Prometheus, in its text format.
+//! Metrics in Prometheus' text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use kiln_engine::Phase;
 
 use crate::store::JobState;
 
-/// Upper ends of the histograms' buckets, in seconds.
+/// Upper bounds of the histograms' buckets, in seconds.
 const BUCKETS: [f64; 12] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,33 +42,34 @@ impl Histogram {
 
 #[derive(Debug, Default)]
 struct Counters {
-    /// By method, route and status.
+    /// HTTP requests by method, route and status.
     requests: BTreeMap<(String, String, u16), u64>,
-    answers: Histogram,
+    /// Time until the response starts.
+    responses: Histogram,
     phases: BTreeMap<&'static str, Histogram>,
     jobs: BTreeMap<&'static str, u64>,
     errors: BTreeMap<String, u64>,
     refused: u64,
-    pictures: u64,
-    /// Images by how many were generated at once.
+    images: u64,
+    /// Images by batch size.
     batches: BTreeMap<u32, u64>,
-    decoded: u64,
-    picture_bytes: u64,
+    decoded_inputs: u64,
+    image_bytes: u64,
     panics: u64,
-    /// Seconds that recent jobs took, waiting not counted.
-    recent: Option<f64>,
+    /// Moving average of the seconds that done jobs took, without the time in the queue.
+    recent_job_seconds: Option<f64>,
 }
 
-/// What was counted since the start.
+/// Counters and histograms since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics(Mutex<Counters>);
 
-/// What is so at the moment.
-pub(crate) struct Gauges {
-    pub(crate) waiting: usize,
+/// Current values.
+pub(crate) struct ServerStats {
+    pub(crate) queued: usize,
     pub(crate) running: usize,
-    pub(crate) capacity: usize,
-    pub(crate) kept: u64,
+    pub(crate) queue_capacity: usize,
+    pub(crate) saved_images: u64,
 }
 
 impl Metrics {
@@ -79,7 +80,7 @@ impl Metrics {
     pub(crate) fn request(&self, method: &str, route: &str, status: u16, took: Duration) {
         self.with(|c| {
             *c.requests.entry((method.to_owned(), route.to_owned(), status)).or_default() += 1;
-            c.answers.add(took.as_secs_f64());
+            c.responses.add(took.as_secs_f64());
         });
     }
 
@@ -95,12 +96,13 @@ impl Metrics {
             }
             if state == JobState::Done {
                 let took = took.as_secs_f64();
-                c.recent = Some(c.recent.map_or(took, |recent| 0.8 * recent + 0.2 * took));
+                let average = c.recent_job_seconds.map_or(took, |average| 0.8 * average + 0.2 * took);
+                c.recent_job_seconds = Some(average);
             }
         });
     }
 
-    pub(crate) fn refused(&self) {
+    pub(crate) fn job_refused(&self) {
         self.with(|c| c.refused += 1);
     }
 
@@ -108,29 +110,28 @@ impl Metrics {
         self.with(|c| c.panics += 1);
     }
 
-    pub(crate) fn picture(&self, bytes: usize) {
+    pub(crate) fn image_saved(&self, bytes: usize) {
         self.with(|c| {
-            c.pictures += 1;
-            c.picture_bytes += bytes as u64;
+            c.images += 1;
+            c.image_bytes += bytes as u64;
         });
     }
 
-    /// The steps of `own` images begin, of `all` that are generated at once.
+    /// Counts `own` images of a job in a batch of `all`.
     pub(crate) fn batch(&self, own: u32, all: u32) {
         self.with(|c| *c.batches.entry(all).or_default() += u64::from(own));
     }
 
-    /// An image that a client sent was decoded.
-    pub(crate) fn decoded(&self) {
-        self.with(|c| c.decoded += 1);
+    pub(crate) fn input_decoded(&self) {
+        self.with(|c| c.decoded_inputs += 1);
     }
 
-    /// Seconds that a job takes, by the recent ones.
-    pub(crate) fn recent(&self) -> Option<f64> {
-        self.with(|c| c.recent)
+    /// Average seconds of recent jobs, without the time in the queue.
+    pub(crate) fn recent_job_seconds(&self) -> Option<f64> {
+        self.with(|c| c.recent_job_seconds)
     }
 
-    pub(crate) fn text(&self, gauges: &Gauges) -> String {
+    pub(crate) fn text(&self, stats: &ServerStats) -> String {
         let mut out = String::new();
         let head = |out: &mut String, name: &str, kind: &str, help: &str| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -139,39 +140,45 @@ impl Metrics {
             head(out, name, kind, help);
             let _ = writeln!(out, "{name} {value}");
         };
-        one(&mut out, "kiln_queue_length", "gauge", "Jobs that wait.", gauges.waiting as u64);
-        one(&mut out, "kiln_queue_capacity", "gauge", "Jobs that may wait.", gauges.capacity as u64);
-        one(&mut out, "kiln_running", "gauge", "Jobs that are generated.", gauges.running as u64);
-        one(&mut out, "kiln_pictures_kept", "gauge", "Images in the gallery.", gauges.kept);
+        one(&mut out, "kiln_queue_length", "gauge", "Queued jobs.", stats.queued as u64);
+        one(
+            &mut out,
+            "kiln_queue_capacity",
+            "gauge",
+            "Maximum number of queued jobs.",
+            stats.queue_capacity as u64,
+        );
+        one(&mut out, "kiln_running", "gauge", "Running jobs.", stats.running as u64);
+        one(&mut out, "kiln_pictures_kept", "gauge", "Images in the gallery.", stats.saved_images);
         if let Some((resident, peak)) = memory() {
-            one(&mut out, "process_resident_memory_bytes", "gauge", "Memory in use.", resident);
-            one(&mut out, "kiln_memory_peak_bytes", "gauge", "Most memory that was in use.", peak);
+            one(&mut out, "process_resident_memory_bytes", "gauge", "Resident memory.", resident);
+            one(&mut out, "kiln_memory_peak_bytes", "gauge", "Peak resident memory.", peak);
         }
         self.with(|c| {
             one(&mut out, "kiln_queue_refused_total", "counter", "Jobs refused because the queue was full.", c.refused);
-            one(&mut out, "kiln_pictures_total", "counter", "Images made.", c.pictures);
-            one(&mut out, "kiln_picture_bytes_total", "counter", "Bytes of the files made.", c.picture_bytes);
-            one(&mut out, "kiln_inputs_decoded_total", "counter", "Images from clients that were decoded.", c.decoded);
-            one(&mut out, "kiln_panics_total", "counter", "Panics while planning or generating.", c.panics);
-            head(&mut out, "kiln_batch_pictures_total", "counter", "Images begun, by how many were generated at once.");
+            one(&mut out, "kiln_pictures_total", "counter", "Images generated.", c.images);
+            one(&mut out, "kiln_picture_bytes_total", "counter", "Bytes of the generated image files.", c.image_bytes);
+            one(&mut out, "kiln_inputs_decoded_total", "counter", "Input images decoded.", c.decoded_inputs);
+            one(&mut out, "kiln_panics_total", "counter", "Panics during planning or generation.", c.panics);
+            head(&mut out, "kiln_batch_pictures_total", "counter", "Images started, by batch size.");
             for (size, count) in &c.batches {
                 let _ = writeln!(out, "kiln_batch_pictures_total{{size=\"{size}\"}} {count}");
             }
-            head(&mut out, "kiln_jobs_total", "counter", "Jobs that ended, by how.");
+            head(&mut out, "kiln_jobs_total", "counter", "Ended jobs, by final state.");
             for (state, count) in &c.jobs {
                 let _ = writeln!(out, "kiln_jobs_total{{state=\"{state}\"}} {count}");
             }
-            head(&mut out, "kiln_errors_total", "counter", "Jobs that failed, by code.");
+            head(&mut out, "kiln_errors_total", "counter", "Failed jobs, by error code.");
             for (code, count) in &c.errors {
                 let _ = writeln!(out, "kiln_errors_total{{code=\"{code}\"}} {count}");
             }
-            head(&mut out, "kiln_phase_seconds", "histogram", "Time that jobs spent, by phase; queue is the wait.");
+            head(&mut out, "kiln_phase_seconds", "histogram", "Duration of each phase of jobs; `queue` is the time waiting.");
             for (phase, histogram) in &c.phases {
                 histogram.write(&mut out, "kiln_phase_seconds", &format!("phase=\"{phase}\""));
             }
-            head(&mut out, "kiln_http_request_seconds", "histogram", "Time to an answer's first byte.");
-            c.answers.write(&mut out, "kiln_http_request_seconds", "");
-            head(&mut out, "kiln_http_requests_total", "counter", "Requests, by method, route and status.");
+            head(&mut out, "kiln_http_request_seconds", "histogram", "Time until the response starts.");
+            c.responses.write(&mut out, "kiln_http_request_seconds", "");
+            head(&mut out, "kiln_http_requests_total", "counter", "HTTP requests, by method, route and status.");
             for ((method, route, status), count) in &c.requests {
                 let _ = writeln!(
                     out,
@@ -183,7 +190,7 @@ impl Metrics {
     }
 }
 
-/// Memory of this process in bytes: now and at most, where Linux tells.
+/// Resident memory of this process in bytes, current and peak; only on Linux.
 fn memory() -> Option<(u64, u64)> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let field = |name: &str| {
@@ -206,7 +213,7 @@ mod tests {
         metrics.batch(2, 3);
         metrics.job(JobState::Done, None, Duration::from_secs(2));
         metrics.job(JobState::Failed, Some("panicked"), Duration::ZERO);
-        let text = metrics.text(&Gauges { waiting: 3, running: 1, capacity: 64, kept: 9 });
+        let text = metrics.text(&ServerStats { queued: 3, running: 1, queue_capacity: 64, saved_images: 9 });
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let (name, value) = line.rsplit_once(' ').unwrap();
             assert!(name.starts_with("kiln_") || name.starts_with("process_"), "{line}");
@@ -222,12 +229,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_job_takes_follows_the_latest() {
+    fn the_average_follows_recent_jobs() {
         let metrics = Metrics::default();
-        assert_eq!(metrics.recent(), None);
+        assert_eq!(metrics.recent_job_seconds(), None);
         metrics.job(JobState::Done, None, Duration::from_secs(10));
         metrics.job(JobState::Failed, None, Duration::from_secs(100));
         metrics.job(JobState::Done, None, Duration::from_secs(5));
-        assert!((metrics.recent().unwrap() - 9.0).abs() < 1e-9);
+        assert!((metrics.recent_job_seconds().unwrap() - 9.0).abs() < 1e-9);
     }
 }

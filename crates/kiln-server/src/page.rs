@@ -1,4 +1,4 @@
-//! The page: plain files, inside the program.
+//! The web page: static files built into the program.
 
 use axum::Router;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -7,15 +7,15 @@ use axum::routing::get;
 use bytes::Bytes;
 
 use crate::Server;
-use crate::api::answer;
+use crate::api::response;
 
-/// Nothing but our own files is loaded, and nobody puts the page into a frame.
+/// Content security policy: the page loads only its own files and can't be framed.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
                       connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 macro_rules! assets {
-    ($($name:literal: $kind:literal),* $(,)?) => {
-        [$(($name, $kind, include_bytes!(concat!("../page/", $name)) as &[u8])),*]
+    ($($name:literal: $media_type:literal),* $(,)?) => {
+        [$(($name, $media_type, include_bytes!(concat!("../page/", $name)) as &[u8])),*]
     };
 }
 
@@ -26,7 +26,7 @@ const ASSETS: &[(&str, &str, &[u8])] = &assets![
     "api.js": "text/javascript; charset=utf-8",
     "advanced.js": "text/javascript; charset=utf-8",
     "form.js": "text/javascript; charset=utf-8",
-    "pictures.js": "text/javascript; charset=utf-8",
+    "inputs.js": "text/javascript; charset=utf-8",
     "mask.js": "text/javascript; charset=utf-8",
     "stage.js": "text/javascript; charset=utf-8",
     "gallery.js": "text/javascript; charset=utf-8",
@@ -37,8 +37,8 @@ const ASSETS: &[(&str, &str, &[u8])] = &assets![
 
 pub(crate) fn routes() -> Router<Server> {
     let mut router = Router::new();
-    for (name, kind, bytes) in ASSETS {
-        let show = async move || file(kind, bytes);
+    for (name, media_type, bytes) in ASSETS {
+        let show = async move || file(media_type, bytes);
         router = router.route(&format!("/page/{name}"), get(show));
         match *name {
             "index.html" => router = router.route("/", get(show)),
@@ -49,8 +49,8 @@ pub(crate) fn routes() -> Router<Server> {
     router
 }
 
-fn file(kind: &'static str, bytes: &'static [u8]) -> Response {
-    let mut response = answer(StatusCode::OK, kind, Bytes::from_static(bytes));
+fn file(media_type: &'static str, bytes: &'static [u8]) -> Response {
+    let mut response = response(StatusCode::OK, media_type, Bytes::from_static(bytes));
     response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response

@@ -1,4 +1,4 @@
-//! The server's state: the queue, what is live in it, and what those who ask are answered.
+//! The server's state: the job queue with its live jobs, and the operations on it.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -6,73 +6,73 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use kiln_base::{lock, wait};
+use kiln_base::{hex, lock, wait};
 use kiln_engine::{FileRef, Request};
 use tokio::sync::{Semaphore, watch};
 
-use crate::auth::Keys;
-use crate::decoded::Decoded;
-use crate::generator::{Blame, Catalogue, JobError, name};
+use crate::auth::Auth;
+use crate::decoded_cache::DecodedCache;
+use crate::fair_queue::{FairQueue, QueuedJob};
+use crate::generator::{Catalogue, ErrorKind, JobError, name};
 use crate::limits::Limits;
-use crate::live::{Live, Via};
-use crate::metrics::{Gauges, Metrics};
-use crate::schedule::{Schedule, Waiting};
+use crate::live::{Api, LiveJob};
+use crate::metrics::{Metrics, ServerStats};
 use crate::store::{JobRow, JobState, Store, StoreError};
 
-/// A job that ended the whole server this often is not tried again.
-const MOST_ATTEMPTS: u32 = 2;
+/// A job during which the process died this often fails instead of being retried.
+const MAX_ATTEMPTS: u32 = 2;
 
-/// How a server is set up.
+/// The configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Folder of the queue's database and of the images.
+    /// Folder of the job database and the image files.
     pub folder: PathBuf,
-    /// What clients have to know to be let in.
+    /// The API key that clients must send; `None` for no authentication.
     pub api_key: Option<String>,
-    /// Names that the server goes by, beside those of this machine for itself; a browser must have asked for one of them.
+    /// Host names accepted in the `Host` header, besides the local ones; `*` accepts any.
     pub hosts: Vec<String>,
-    /// What may be asked for.
+    /// Limits on requests.
     pub limits: Limits,
-    /// Images that are kept; the oldest make room.
-    pub keep: u32,
-    /// How long jobs may go on when the server is told to stop, before they are put back into the queue.
+    /// Maximum number of images in the gallery; the oldest are deleted.
+    pub keep_images: u32,
+    /// How long running jobs may continue at shutdown before they are returned to the queue.
     pub grace: Duration,
-    /// How long one job may take.
-    pub longest: Duration,
-    /// How long a request may take to arrive, and an answer's next bytes to be taken.
-    pub patience: Duration,
+    /// Maximum duration of a job.
+    pub job_timeout: Duration,
+    /// How long a client may send nothing of a request's body, or read nothing of a response.
+    pub io_timeout: Duration,
 }
 
 impl Config {
-    /// The usual setup, with its data in `folder`: this machine only, and no key.
+    /// The default configuration with its data in `folder`: local host names only, no API key.
     pub fn new(folder: impl Into<PathBuf>) -> Config {
         Config {
             folder: folder.into(),
             api_key: None,
             hosts: Vec::new(),
             limits: Limits::default(),
-            keep: 10_000,
+            keep_images: 10_000,
             grace: Duration::from_secs(20),
-            longest: Duration::from_secs(3600),
-            patience: Duration::from_secs(30),
+            job_timeout: Duration::from_secs(3600),
+            io_timeout: Duration::from_secs(30),
         }
     }
 }
 
-/// The server's state, shared by everything that answers requests.
+/// A handle to the server. Clones share the same state.
 #[derive(Clone)]
-pub struct Server(Arc<Inner>);
+pub struct Server(Arc<ServerState>);
 
-/// What the parts of the server share.
-pub struct Inner {
+/// The shared state behind a [`Server`].
+pub struct ServerState {
     pub(crate) config: Config,
     pub(crate) store: Store,
     pub(crate) metrics: Metrics,
     pub(crate) catalogue: Box<dyn Catalogue>,
-    pub(crate) keys: Keys,
-    pub(crate) decoded: Decoded,
-    /// KiB of requests that may be in memory.
-    pub(crate) bodies: Arc<Semaphore>,
+    pub(crate) auth: Auth,
+    pub(crate) decoded: DecodedCache,
+    /// Permits for request bodies in memory, one per KiB.
+    pub(crate) body_permits: Arc<Semaphore>,
     pub(crate) closing: watch::Sender<bool>,
     queue: Mutex<Queue>,
     wake: Condvar,
@@ -81,71 +81,73 @@ pub struct Inner {
 
 #[derive(Default)]
 struct Queue {
-    schedule: Schedule,
-    live: HashMap<String, Arc<Live>>,
-    /// The clients of jobs that are being written to the database.
-    arriving: Vec<String>,
-    /// Jobs that were taken and have not ended, oldest first; those that wait for the generator are `queued`.
-    running: Vec<Arc<Live>>,
+    /// Jobs that are not planned yet.
+    waiting: FairQueue,
+    /// Every job that has not ended, by id.
+    live: HashMap<String, Arc<LiveJob>>,
+    /// The clients of jobs that are being inserted into the database; they count towards the limits.
+    inserting: Vec<String>,
+    /// Planned and running jobs, oldest first. Until the generator gets them their state is `Queued`.
+    active: Vec<Arc<LiveJob>>,
     stopping: bool,
 }
 
 impl Queue {
-    /// Jobs that are planned and wait for the generator.
-    fn planned(&self) -> impl Iterator<Item = &Arc<Live>> {
-        self.running.iter().filter(|live| live.state() == JobState::Queued)
+    /// Jobs that are planned or being planned and wait for the generator.
+    fn planned(&self) -> impl Iterator<Item = &Arc<LiveJob>> {
+        self.active.iter().filter(|live| live.state() == JobState::Queued)
     }
 
-    fn waiting(&self) -> usize {
-        self.schedule.len() + self.arriving.len() + self.planned().count()
+    fn queued_count(&self) -> usize {
+        self.waiting.len() + self.inserting.len() + self.planned().count()
     }
 
-    fn enter(&mut self, waiting: Waiting, live: Arc<Live>) {
-        self.schedule.push(waiting);
+    fn push(&mut self, job: QueuedJob, live: Arc<LiveJob>) {
+        self.waiting.push(job);
         self.live.insert(live.id.clone(), live);
     }
 }
 
-/// What a planned group does next.
-pub(crate) enum Turn {
-    /// It is generated.
-    Go,
-    /// These can be generated with it.
-    Join(Vec<Arc<Live>>),
-    /// One of it is cancelled.
+/// What happened while a planned group waited for the generator.
+pub(crate) enum GroupEvent {
+    /// The generator is idle: generate the group.
+    GeneratorIdle,
+    /// These jobs can be generated in the same batch.
+    Join(Vec<Arc<LiveJob>>),
+    /// A job of the group was cancelled.
     Cancelled,
-    /// The server stops.
-    Stop,
+    /// The server is stopping.
+    Stopping,
 }
 
-/// Why a job was not taken.
+/// Why a job was not accepted.
 #[derive(Debug)]
-pub(crate) enum Refused {
-    /// There are too many; try again in so many seconds.
-    Full {
-        seconds: u64,
-        own: bool,
+pub(crate) enum SubmitError {
+    /// The queue is full, or this client's share of it.
+    QueueFull {
+        retry_after_seconds: u64,
+        client_limit: bool,
     },
-    Closing,
+    Stopping,
     Store(StoreError),
 }
 
 impl std::ops::Deref for Server {
-    type Target = Inner;
+    type Target = ServerState;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &ServerState {
         &self.0
     }
 }
 
 impl Server {
-    /// Opens the folder, and takes up what was left unfinished in it.
+    /// Opens the data folder and puts unfinished jobs back into the queue.
     pub fn open(config: Config, catalogue: Box<dyn Catalogue>) -> Result<Server, StoreError> {
         let store = Store::open(&config.folder)?;
-        let server = Server(Arc::new(Inner {
-            keys: Keys::new(config.api_key.as_deref()),
-            decoded: Decoded::default(),
-            bodies: Arc::new(Semaphore::new(config.limits.bodies.max(config.limits.body) / 1024)),
+        let server = Server(Arc::new(ServerState {
+            auth: Auth::new(config.api_key.as_deref()),
+            decoded: DecodedCache::default(),
+            body_permits: Arc::new(Semaphore::new(config.limits.bodies.max(config.limits.body) / 1024)),
             closing: watch::Sender::new(false),
             queue: Mutex::default(),
             wake: Condvar::new(),
@@ -155,57 +157,55 @@ impl Server {
             store,
             catalogue,
         }));
-        server.take_up()?;
+        server.resume_unfinished()?;
         Ok(server)
     }
 
-    fn take_up(&self) -> Result<(), StoreError> {
+    fn resume_unfinished(&self) -> Result<(), StoreError> {
         for job in self.store.unfinished()? {
-            let gone = match () {
-                () if job.attached => Some("the server was started anew while the client waited"),
-                () if job.attempts >= MOST_ATTEMPTS => {
-                    Some("the server ended while it generated this, more than once; it is not tried again")
-                }
-                () => None,
+            let failure = if job.attached {
+                Some("the server restarted while the client waited")
+            } else if job.attempts >= MAX_ATTEMPTS {
+                Some("the server died repeatedly while this job was running; it is not retried")
+            } else {
+                None
             };
-            match gone {
-                Some(why) => self.store.finish(&job.id, JobState::Failed, Some(("interrupted", why)), &[])?,
-                None => {
-                    tracing::info!(job = job.id, "taken up again");
-                    self.store.requeue(&job.id)?;
-                    let mut live = Live::new(job.id, job.client, job.request, Via::Jobs, false);
-                    live.alone = job.attempts > 0;
-                    let waiting = self.waiting(&live);
-                    self.queue().enter(waiting, Arc::new(live));
-                }
+            if let Some(message) = failure {
+                self.store.finish(&job.id, JobState::Failed, Some(("interrupted", message)), &[])?;
+                continue;
             }
+            tracing::info!(job = job.id, "job resumed");
+            self.store.requeue(&job.id)?;
+            let mut live = LiveJob::new(job.id, job.client, job.request, Api::Jobs, false);
+            live.run_alone = job.attempts > 0;
+            let queued = self.queued_job(&live);
+            self.queue().push(queued, Arc::new(live));
         }
-        self.store.tidy(self.config.keep)
+        self.store.clean_up(self.config.keep_images)
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
         lock(&self.queue)
     }
 
-    /// Takes a job. `attached` ones are waited for on a connection.
+    /// Accepts a job. A client waits on its connection for an `attached` one.
     pub(crate) fn submit(
         &self,
         mut request: Request,
         client: &str,
-        via: Via,
+        api: Api,
         attached: bool,
-    ) -> Result<Arc<Live>, Refused> {
-        // Chosen now, so that it is the same image if it has to be generated again.
+    ) -> Result<Arc<LiveJob>, SubmitError> {
+        // Choose the seed now, so that a retry generates the same image.
         if request.seed.is_empty() {
-            let seed = random::<4>().iter().fold(0u32, |n, byte| n << 8 | u32::from(*byte));
-            request.seed = vec![seed.into()];
+            request.seed = vec![u32::from_be_bytes(random_bytes()).into()];
         }
-        // Clients are told what they get.
+        // Fill in the defaults: clients see the effective format.
         request.output_format.get_or_insert_default();
         request.png.get_or_insert_default();
-        let id = random::<12>().iter().map(|byte| format!("{byte:02x}")).collect();
-        let live = Arc::new(Live::new(id, client.to_owned(), request, via, attached));
-        let waiting = self.waiting(&live);
+        let id = hex(random_bytes::<12>());
+        let live = Arc::new(LiveJob::new(id, client.to_owned(), request, api, attached));
+        let queued = self.queued_job(&live);
         let row = JobRow {
             id: live.id.clone(),
             client: live.client.clone(),
@@ -218,178 +218,187 @@ impl Server {
             finished: None,
             error: None,
         };
-        self.reserve(client)?;
-        // Not under the lock: the thread that generates takes it, too, and must not wait for a disk.
-        let kept = self.store.insert(&row);
+        self.reserve_slot(client)?;
+        // Not under the lock: the generating thread takes it too and must not wait for the disk.
+        let inserted = self.store.insert(&row);
         {
             let mut queue = self.queue();
-            if let Some(place) = queue.arriving.iter().position(|arriving| arriving == client) {
-                queue.arriving.swap_remove(place);
+            if let Some(index) = queue.inserting.iter().position(|inserting| inserting == client) {
+                queue.inserting.swap_remove(index);
             }
-            kept.map_err(Refused::Store)?;
+            inserted.map_err(SubmitError::Store)?;
             if !queue.stopping {
-                queue.enter(waiting, Arc::clone(&live));
+                queue.push(queued, Arc::clone(&live));
                 drop(queue);
                 self.wake.notify_all();
                 return Ok(live);
             }
         }
-        self.end_unbegun(&live, stopping());
-        Err(Refused::Closing)
+        self.end_unstarted(&live, stopping_error());
+        Err(SubmitError::Stopping)
     }
 
-    /// Takes a place in the queue for a job of this client.
-    fn reserve(&self, client: &str) -> Result<(), Refused> {
+    /// Reserves a place in the queue for a job of this client.
+    fn reserve_slot(&self, client: &str) -> Result<(), SubmitError> {
         let capacity = self.config.limits.queue;
         let mut queue = self.queue();
         if queue.stopping {
-            return Err(Refused::Closing);
+            return Err(SubmitError::Stopping);
         }
-        let own = queue.live.values().map(|live| &live.client).chain(&queue.arriving);
-        // Half of the places are for others.
-        let own = own.filter(|other| *other == client).count() > capacity / 2;
-        if queue.waiting() >= capacity || own {
-            let seconds = self.seconds_for(if own { 1 } else { queue.waiting() / 4 + 1 });
-            self.metrics.refused();
-            return Err(Refused::Full { seconds, own });
+        let clients = queue.live.values().map(|live| &live.client).chain(&queue.inserting);
+        // One client may fill at most half of the queue.
+        let client_limit = clients.filter(|other| *other == client).count() > capacity / 2;
+        if queue.queued_count() >= capacity || client_limit {
+            let jobs = if client_limit { 1 } else { queue.queued_count() / 4 + 1 };
+            let retry_after_seconds = self.estimate_seconds(jobs);
+            self.metrics.job_refused();
+            return Err(SubmitError::QueueFull { retry_after_seconds, client_limit });
         }
-        queue.arriving.push(client.to_owned());
+        queue.inserting.push(client.to_owned());
         Ok(())
     }
 
-    fn waiting(&self, live: &Live) -> Waiting {
-        Waiting {
+    fn queued_job(&self, live: &LiveJob) -> QueuedJob {
+        QueuedJob {
             id: live.id.clone(),
             client: live.client.clone(),
-            group: self.group(&live.request),
-            alike: self.alike(live),
-            images: images(&live.request),
+            group_key: self.group_key(&live.request),
+            batch_key: self.batch_key(live),
+            images: image_count(&live.request),
             cost: self.cost(&live.request),
         }
     }
 
-    /// What has to be the same for two jobs to run one after the other without loading anything.
-    fn group(&self, request: &Request) -> String {
+    /// Equal for two jobs that can run one after the other without loading anything.
+    fn group_key(&self, request: &Request) -> String {
         let loras: Vec<_> = request.loras.iter().map(|lora| (&lora.path, lora.weight)).collect();
         let size = (request.width, request.height, request.references.len(), request.init.is_some());
         format!("{:?}", (&request.model, loras, &request.vae, size))
     }
 
-    /// What has to be the same for two jobs to be generated at once. The generator looks again, and more closely.
-    fn alike(&self, live: &Live) -> Option<String> {
+    /// Equal for two jobs that can be generated in one batch, as far as the request tells; the generator checks again.
+    /// `None` for a job that must run alone.
+    fn batch_key(&self, live: &LiveJob) -> Option<String> {
         let request = &live.request;
         let sampling = (request.steps, request.guidance, &request.sigmas, request.schedule, request.rho);
         let start = (request.mask.is_some(), request.strength, request.max_tokens);
-        (!live.alone).then(|| format!("{} {sampling:?} {start:?}", self.group(request)))
+        (!live.run_alone).then(|| format!("{} {sampling:?} {start:?}", self.group_key(request)))
     }
 
-    /// Pixels times steps, in millions.
+    /// Estimated work: pixels times steps, in millions.
     fn cost(&self, request: &Request) -> f64 {
         let models = self.catalogue.models();
-        let asked = request.model.as_deref().map(name);
-        let named = models.iter().find(|m| asked.map_or(m.default, |name| *name == m.name));
-        let (size, steps) = named.map_or((1024, 4), |m| (m.size, m.steps));
+        let name = request.model.as_deref().map(name);
+        let model = models.iter().find(|m| name.map_or(m.default, |name| *name == m.name));
+        let (size, steps) = model.map_or((1024, 4), |m| (m.size, m.steps));
         let pixels = f64::from(request.width.unwrap_or(size)) * f64::from(request.height.unwrap_or(size));
         let steps = request.steps.unwrap_or(match request.sigmas.len() {
             0 => steps,
             levels => levels as u32,
         });
-        let work = pixels * f64::from(steps) * f64::from(images(request));
-        // References are looked at in every step.
+        let work = pixels * f64::from(steps) * f64::from(image_count(request));
+        // Every step processes the references, too.
         (work * (1.0 + request.images().count() as f64) / 1e6).max(1e-3)
     }
 
-    /// Seconds until so many jobs are done, by the recent ones.
-    fn seconds_for(&self, jobs: usize) -> u64 {
-        let each = self.metrics.recent().unwrap_or(2.0);
+    /// Estimates how long `jobs` jobs take, from recent ones.
+    fn estimate_seconds(&self, jobs: usize) -> u64 {
+        let each = self.metrics.recent_job_seconds().unwrap_or(2.0);
         (each * jobs as f64).ceil().clamp(1.0, 600.0) as u64
     }
 
-    /// Waits until `found` finds something in the queue.
-    fn wait<T>(&self, mut found: impl FnMut(&mut Queue) -> Option<T>) -> T {
+    /// Waits until `find` returns something.
+    fn wait<T>(&self, mut find: impl FnMut(&mut Queue) -> Option<T>) -> T {
         let mut queue = self.queue();
         loop {
-            if let Some(found) = found(&mut queue) {
+            if let Some(found) = find(&mut queue) {
                 return found;
             }
             queue = wait(&self.wake, queue);
         }
     }
 
-    /// Has those that wait look again.
+    /// Makes all waiting threads check their condition again.
     pub(crate) fn wake_all(&self) {
-        // Nobody is between looking and waiting while this is held.
+        // While this lock is held, no thread is between checking its condition and waiting.
         drop(self.queue());
         self.wake.notify_all();
     }
 
-    /// Waits for the next job; `None` when the server is to stop.
-    pub(crate) fn next(&self) -> Option<Arc<Live>> {
+    /// Waits for the next job; `None` when the server stops.
+    pub(crate) fn next_job(&self) -> Option<Arc<LiveJob>> {
         self.wait(|queue| {
             if queue.stopping {
                 return Some(None);
             }
-            let live = queue.schedule.take().and_then(|job| queue.live.get(&job.id).cloned())?;
-            queue.running.push(Arc::clone(&live));
+            let live = queue.waiting.take().and_then(|job| queue.live.get(&job.id).cloned())?;
+            queue.active.push(Arc::clone(&live));
             Some(Some(live))
         })
     }
 
-    /// Waits for what comes first: jobs that can join this group of up to `room` more images, one of its `members` being
-    /// cancelled, or the generator being `free`. No group waits for company.
-    pub(crate) fn turn(&self, first: &Live, room: u32, free: &AtomicBool, members: &[&Live]) -> Turn {
-        let alike = self.alike(first);
+    /// Waits for the next event of a planned group: jobs with up to `room` images that can join it, a cancelled member,
+    /// or an idle generator. A group never waits for others to join.
+    pub(crate) fn wait_for_group_event(
+        &self,
+        first: &LiveJob,
+        room: u32,
+        generator_idle: &AtomicBool,
+        members: &[&LiveJob],
+    ) -> GroupEvent {
+        let batch_key = self.batch_key(first);
         self.wait(|queue| {
             if queue.stopping {
-                return Some(Turn::Stop);
+                return Some(GroupEvent::Stopping);
             }
             if members.iter().any(|live| live.is_cancelled()) {
-                return Some(Turn::Cancelled);
+                return Some(GroupEvent::Cancelled);
             }
-            let company = alike.as_ref().map_or(Vec::new(), |alike| queue.take_alike(alike, room));
-            if !company.is_empty() {
-                return Some(Turn::Join(company));
+            let joining = batch_key.as_ref().map_or(Vec::new(), |key| queue.take_batchable(key, room));
+            if !joining.is_empty() {
+                return Some(GroupEvent::Join(joining));
             }
-            free.swap(false, SeqCst).then_some(Turn::Go)
+            generator_idle.swap(false, SeqCst).then_some(GroupEvent::GeneratorIdle)
         })
     }
 
-    /// Waits until every other job has ended; `false` when the server is to stop.
-    pub(crate) fn wait_until_only(&self, live: &Live) -> bool {
-        self.wait(|queue| match &queue.running[..] {
-            _ if queue.stopping => Some(false),
-            _ if live.is_cancelled() => Some(true),
-            [one] if one.id == live.id => Some(true),
-            _ => None,
-        })
-    }
-
-    /// Waits until this job has ended, or the server is to stop.
-    pub(crate) fn wait_until_left(&self, live: &Live) {
+    /// Waits until every other active job has ended or this one is cancelled; `false` when the server stops.
+    pub(crate) fn wait_until_alone(&self, live: &LiveJob) -> bool {
         self.wait(|queue| {
-            let left = queue.running.iter().all(|running| running.id != live.id);
-            (left || queue.stopping).then_some(())
+            if queue.stopping {
+                return Some(false);
+            }
+            let alone = queue.active.iter().all(|other| other.id == live.id);
+            (alone || live.is_cancelled()).then_some(true)
+        })
+    }
+
+    /// Waits until this job has ended or the server stops.
+    pub(crate) fn wait_until_ended(&self, live: &LiveJob) {
+        self.wait(|queue| {
+            let ended = queue.active.iter().all(|active| active.id != live.id);
+            (ended || queue.stopping).then_some(())
         });
     }
 
-    /// Forgets a job that was taken and not begun, when the server stops: it still waits in the database.
-    pub(crate) fn leave_unbegun(&self, live: &Live) {
-        self.leave(&live.id);
-        live.change(|s| s.error = Some(stopping()));
+    /// Drops a job that was not started when the server stops; it stays queued in the database.
+    pub(crate) fn abandon_unstarted(&self, live: &LiveJob) {
+        self.remove_job(&live.id);
+        live.change(|s| s.error = Some(stopping_error()));
     }
 
-    /// Notes that a job has ended, and forgets it.
-    pub(crate) fn leave(&self, id: &str) {
+    /// Removes a job from the queue.
+    pub(crate) fn remove_job(&self, id: &str) {
         {
             let mut queue = self.queue();
             queue.live.remove(id);
-            queue.running.retain(|live| live.id != id);
+            queue.active.retain(|live| live.id != id);
         }
         self.wake.notify_all();
     }
 
-    /// A job needs its images no more: drops the pixels of those that no other job waits for.
-    pub(crate) fn forget_images(&self, live: &Live) {
+    /// Drops the decoded input images of a job, except those that an unplanned job needs.
+    pub(crate) fn release_inputs(&self, live: &LiveJob) {
         live.set_planned();
         let unneeded: Vec<&FileRef> = {
             let queue = self.queue();
@@ -399,18 +408,18 @@ impl Server {
             };
             live.request.images().filter(|image| !needed(image)).collect()
         };
-        unneeded.iter().for_each(|image| self.decoded.forget(name(&image.path)));
+        unneeded.iter().for_each(|image| self.decoded.remove(name(&image.path)));
     }
 
-    /// Stops a job, wherever it is; whether there was one to stop.
+    /// Cancels a job; returns whether there was one to cancel.
     pub(crate) fn cancel(&self, id: &str) -> bool {
         let mut queue = self.queue();
         let Some(live) = queue.live.get(id).cloned() else { return false };
         live.cancel();
-        if queue.schedule.remove(id) {
+        if queue.waiting.remove(id) {
             queue.live.remove(id);
             drop(queue);
-            self.end_unbegun(&live, JobError::cancelled());
+            self.end_unstarted(&live, JobError::cancelled());
         } else {
             drop(queue);
             self.wake.notify_all();
@@ -418,131 +427,129 @@ impl Server {
         true
     }
 
-    /// Ends a job that was never begun.
-    fn end_unbegun(&self, live: &Live, error: JobError) {
-        self.forget_images(live);
-        let state = match error.blame {
-            Blame::Cancelled => JobState::Cancelled,
-            _ => JobState::Failed,
-        };
+    /// Ends a job that was never started.
+    fn end_unstarted(&self, live: &LiveJob, error: JobError) {
+        self.release_inputs(live);
+        let cancelled = error.kind == ErrorKind::Cancelled;
+        let state = if cancelled { JobState::Cancelled } else { JobState::Failed };
         if let Err(error) = self.store.finish(&live.id, state, Some((error.code, &error.message)), &[]) {
-            tracing::error!(job = live.id, %error, "a job's end could not be noted");
+            tracing::error!(job = live.id, %error, "failed to record the end of a job");
         }
         self.metrics.job(state, None, Duration::ZERO);
-        tracing::info!(job = live.id, client = live.client, state = state.name(), "ended in the queue");
+        tracing::info!(job = live.id, client = live.client, state = state.name(), "job ended in the queue");
         live.change(|s| (s.state, s.error) = (state, Some(error)));
     }
 
     /// A job that has not ended.
-    pub(crate) fn live(&self, id: &str) -> Option<Arc<Live>> {
+    pub(crate) fn live(&self, id: &str) -> Option<Arc<LiveJob>> {
         self.queue().live.get(id).cloned()
     }
 
-    /// Jobs that are begun and have not ended, oldest first.
-    pub(crate) fn running(&self) -> Vec<Arc<Live>> {
-        self.queue().running.clone()
+    /// Planned and running jobs, oldest first.
+    pub(crate) fn active(&self) -> Vec<Arc<LiveJob>> {
+        self.queue().active.clone()
     }
 
-    /// Jobs before this one, if it waits.
+    /// The number of jobs before this one in the queue.
     pub(crate) fn position(&self, id: &str) -> Option<usize> {
         let queue = self.queue();
-        match queue.schedule.before(id) {
+        match queue.waiting.position(id) {
             Some(before) => Some(before + queue.planned().count()),
             None => queue.planned().position(|live| live.id == id),
         }
     }
 
-    pub(crate) fn gauges(&self) -> Gauges {
-        let (waiting, running) = {
+    pub(crate) fn stats(&self) -> ServerStats {
+        let (queued, running) = {
             let queue = self.queue();
-            (queue.waiting(), queue.running.len() - queue.planned().count())
+            (queue.queued_count(), queue.active.len() - queue.planned().count())
         };
-        let kept = self.store.count_pictures().unwrap_or(0);
-        Gauges { waiting, running, capacity: self.config.limits.queue, kept }
+        let saved_images = self.store.count_images().unwrap_or(0);
+        ServerStats { queued, running, queue_capacity: self.config.limits.queue, saved_images }
     }
 
     pub(crate) fn set_ready(&self) {
         self.ready.store(true, SeqCst);
     }
 
-    /// Whether jobs are generated: the model is there, and the server is not about to stop.
+    /// Whether jobs are processed: the model is loaded and the server is not stopping.
     pub(crate) fn is_ready(&self) -> bool {
         self.ready.load(SeqCst) && !*self.closing.borrow()
     }
 
-    /// Takes no more jobs; what waits stays in the database, unless its client waits on a connection.
+    /// Stops accepting jobs. Queued jobs stay in the database; those whose clients wait on a connection fail.
     pub fn close(&self) {
-        let waiting: Vec<Arc<Live>> = {
+        let waiting: Vec<Arc<LiveJob>> = {
             let mut queue = self.queue();
             queue.stopping = true;
-            let runs = |live: &Live| queue.running.iter().any(|running| running.id == live.id);
-            queue.live.values().filter(|live| !runs(live)).cloned().collect()
+            let is_active = |live: &LiveJob| queue.active.iter().any(|active| active.id == live.id);
+            queue.live.values().filter(|live| !is_active(live)).cloned().collect()
         };
         self.wake.notify_all();
         for live in waiting {
             if live.attached {
-                self.end_unbegun(&live, stopping());
+                self.end_unstarted(&live, stopping_error());
             } else {
-                live.change(|s| s.error = Some(stopping()));
+                live.change(|s| s.error = Some(stopping_error()));
             }
         }
         self.closing.send_replace(true);
     }
 
-    /// Puts the jobs that are begun back into the queue.
+    /// Interrupts all active jobs; they resume at the next start.
     pub(crate) fn interrupt(&self) {
-        self.running().iter().for_each(|live| live.put_back());
+        self.active().iter().for_each(|live| live.interrupt());
     }
 }
 
 impl Queue {
-    /// Takes jobs that wait and are alike, up to so many images.
-    fn take_alike(&mut self, alike: &str, mut room: u32) -> Vec<Arc<Live>> {
-        let mut company = Vec::new();
+    /// Takes waiting jobs with this batch key, up to `room` images in total.
+    fn take_batchable(&mut self, batch_key: &str, mut room: u32) -> Vec<Arc<LiveJob>> {
+        let mut jobs = Vec::new();
         while room > 0 {
-            let Some(job) = self.schedule.take_alike(alike, room) else { break };
+            let Some(job) = self.waiting.take_batchable(batch_key, room) else { break };
             room -= job.images.min(room);
-            company.extend(self.live.get(&job.id).cloned());
+            jobs.extend(self.live.get(&job.id).cloned());
         }
-        self.running.extend(company.iter().cloned());
-        company
+        self.active.extend(jobs.iter().cloned());
+        jobs
     }
 }
 
-pub(crate) fn stopping() -> JobError {
+pub(crate) fn stopping_error() -> JobError {
     JobError::server("shutting_down", "the server is stopping")
 }
 
-/// How many images a request asks for.
-pub(crate) fn images(request: &Request) -> u32 {
+/// The number of images a request asks for.
+pub(crate) fn image_count(request: &Request) -> u32 {
     u32::try_from(request.image_count()).unwrap_or(u32::MAX)
 }
 
-/// A job that ends when nobody waits for it any more.
-pub(crate) struct Attached {
+/// A job that a client waits for; dropping this cancels it.
+pub(crate) struct AttachedJob {
     server: Server,
-    pub(crate) live: Arc<Live>,
+    pub(crate) live: Arc<LiveJob>,
 }
 
-impl Attached {
-    pub(crate) fn new(server: &Server, live: Arc<Live>) -> Attached {
-        Attached { server: server.clone(), live }
+impl AttachedJob {
+    pub(crate) fn new(server: &Server, live: Arc<LiveJob>) -> AttachedJob {
+        AttachedJob { server: server.clone(), live }
     }
 }
 
-impl Drop for Attached {
+impl Drop for AttachedJob {
     fn drop(&mut self) {
-        if !self.live.now().state.is_final() {
-            tracing::info!(job = self.live.id, "the client went away");
+        if !self.live.state().is_final() {
+            tracing::info!(job = self.live.id, "client disconnected, cancelling its job");
             self.server.cancel(&self.live.id);
         }
     }
 }
 
-/// Bytes that nobody can guess.
-pub(crate) fn random<const N: usize>() -> [u8; N] {
+/// Cryptographically secure random bytes.
+pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    // Without random numbers no names can be made up; the system has none only while it starts.
+    // Ids and sessions must not be guessable. The system's generator fails only in early boot.
     if getrandom::fill(&mut bytes).is_err() {
         std::process::abort();
     }

@@ -1,10 +1,10 @@
-//! What outlives the process: jobs, the images made for them, and the files of both.
+//! Persistent state: a SQLite database of jobs and images, and the image files.
 //!
-//! An image's name is its job's and its number, so that a job which is run again after a crash overwrites its own files
-//! and never doubles an image.
+//! An image's id is its job's id and its number, so a job that runs again after a crash overwrites its own files and
+//! never duplicates an image.
 
 mod files;
-mod pictures;
+mod images;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
@@ -18,21 +18,21 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::generator::name;
-pub(crate) use files::{Inputs, thumbnail};
-pub use pictures::{PictureRow, Search};
+pub(crate) use files::{INPUT_PREFIX, InputFiles, thumbnail_file};
+pub use images::{ImageQuery, ImageRow};
 
-/// Why something could not be kept.
+/// An error of the database or of a file.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The database.
-    #[error("the queue's database can't be used: {0}")]
+    /// The database failed.
+    #[error("job database error: {0}")]
     Database(#[from] rusqlite::Error),
-    /// A file.
+    /// A file or folder can't be written.
     #[error("can't write `{path}`: {source}")]
     File {
-        /// The file.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -41,26 +41,26 @@ pub enum StoreError {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
-    /// It waits for its turn.
+    /// Waiting in the queue.
     #[default]
     Queued,
-    /// Its images are being made.
+    /// Being generated.
     Running,
-    /// Its images are there.
+    /// Finished; the images are available.
     Done,
-    /// It went wrong.
+    /// Ended with an error.
     Failed,
-    /// Nobody wanted it any more.
+    /// Cancelled by a client.
     Cancelled,
 }
 
 impl JobState {
-    /// Whether nothing will change any more.
+    /// Whether the job has ended.
     pub fn is_final(self) -> bool {
         !matches!(self, JobState::Queued | JobState::Running)
     }
 
-    /// Its name, as in JSON.
+    /// The name used in JSON and in the database.
     pub fn name(self) -> &'static str {
         match self {
             JobState::Queued => "queued",
@@ -82,28 +82,28 @@ impl JobState {
     }
 }
 
-/// A job as it is kept.
+/// A job in the database.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobRow {
-    /// Its name.
+    /// Its id.
     pub id: String,
-    /// Who asked for it.
+    /// The client that submitted it.
     pub client: String,
-    /// Somebody waits for it on a connection: of no use after a restart.
+    /// A client waits for it on an open connection; it is not resumed after a restart.
     pub attached: bool,
-    /// What is asked for.
+    /// The request.
     pub request: Request,
-    /// How it stands.
+    /// Its state.
     pub state: JobState,
-    /// How often it was begun.
+    /// How often it was started.
     pub attempts: u32,
-    /// When it came, in milliseconds since 1970.
+    /// When it was submitted, in milliseconds since 1970.
     pub created: i64,
-    /// When it was begun.
+    /// When it was last started.
     pub started: Option<i64>,
     /// When it ended.
     pub finished: Option<i64>,
-    /// Why it failed: a code and a sentence.
+    /// Why it failed: error code and message.
     pub error: Option<(String, String)>,
 }
 
@@ -111,7 +111,8 @@ pub struct JobRow {
 pub struct Store {
     connection: Mutex<Connection>,
     folder: PathBuf,
-    untidy: AtomicU32,
+    /// Calls of [`Store::clean_up_occasionally`].
+    clean_up_calls: AtomicU32,
 }
 
 const SCHEMA: &str = "
@@ -157,14 +158,14 @@ PRAGMA user_version = 1;
 ";
 
 impl Store {
-    /// Opens the folder, which is made if it is not there.
+    /// Opens the data folder; creates it if it doesn't exist.
     pub fn open(folder: &Path) -> Result<Store, StoreError> {
-        for part in [folder.to_path_buf(), folder.join("pictures"), folder.join("inputs")] {
-            std::fs::create_dir_all(&part).map_err(|source| StoreError::File { path: part, source })?;
+        for path in [folder.to_path_buf(), folder.join("pictures"), folder.join("inputs")] {
+            std::fs::create_dir_all(&path).map_err(|source| StoreError::File { path, source })?;
         }
         let connection = Connection::open(folder.join("queue.sqlite"))?;
         connection.busy_timeout(std::time::Duration::from_secs(5))?;
-        // A commit survives the end of the process; a power cut may take the last ones, and no more.
+        // Commits survive a crash of the process; a power cut may lose the last ones, without corruption.
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         connection.pragma_update(None, "foreign_keys", "ON")?;
@@ -172,17 +173,17 @@ impl Store {
         Ok(Store {
             connection: Mutex::new(connection),
             folder: folder.to_path_buf(),
-            untidy: AtomicU32::new(0),
+            clean_up_calls: AtomicU32::new(0),
         })
     }
 
     fn db(&self) -> MutexGuard<'_, Connection> {
-        // A panic between two statements leaves the database as it was: transactions are whole or not at lock(&all.self.connection)
+        lock(&self.connection)
     }
 
-    /// Keeps a new job. When this has returned, the job is not lost.
+    /// Inserts a new job. Once this returns, the job survives a restart.
     pub fn insert(&self, job: &JobRow) -> Result<(), StoreError> {
-        let request = json(&job.request);
+        let request = to_json(&job.request);
         let mut db = self.db();
         let transaction = db.transaction()?;
         transaction.execute(
@@ -191,7 +192,7 @@ impl Store {
         )?;
         for file in job.request.images() {
             let input = name(&file.path);
-            let input = input.strip_prefix(files::PREFIX).unwrap_or(input);
+            let input = input.strip_prefix(INPUT_PREFIX).unwrap_or(input);
             transaction
                 .execute("INSERT INTO job_inputs (job, input) VALUES (?, ?)", params![job.id, input])?;
         }
@@ -199,8 +200,8 @@ impl Store {
         Ok(())
     }
 
-    /// Notes that a job is begun.
-    pub fn begin(&self, id: &str) -> Result<(), StoreError> {
+    /// Marks a job as running and counts an attempt.
+    pub fn start(&self, id: &str) -> Result<(), StoreError> {
         self.db().execute(
             "UPDATE jobs SET state = 'running', attempts = attempts + 1, started = ? WHERE id = ?",
             params![now(), id],
@@ -208,8 +209,8 @@ impl Store {
         Ok(())
     }
 
-    /// Puts a job that was begun back into the queue; it counts as not begun.
-    pub fn put_back(&self, id: &str) -> Result<(), StoreError> {
+    /// Returns a started job to the queue; the attempt does not count.
+    pub fn undo_start(&self, id: &str) -> Result<(), StoreError> {
         self.db().execute(
             "UPDATE jobs SET state = 'queued', attempts = max(attempts - 1, 0), started = NULL WHERE id = ?",
             [id],
@@ -217,24 +218,24 @@ impl Store {
         Ok(())
     }
 
-    /// Puts a job that an earlier process left unfinished into the queue.
+    /// Returns a job that an earlier process left unfinished to the queue; its attempts still count.
     pub fn requeue(&self, id: &str) -> Result<(), StoreError> {
         self.db().execute("UPDATE jobs SET state = 'queued', started = NULL WHERE id = ?", [id])?;
         Ok(())
     }
 
-    /// Notes how a job ended, together with its images.
+    /// Records the end of a job together with its images.
     pub fn finish(
         &self,
         id: &str,
         state: JobState,
         error: Option<(&str, &str)>,
-        pictures: &[PictureRow],
+        images: &[ImageRow],
     ) -> Result<(), StoreError> {
         let mut db = self.db();
         let transaction = db.transaction()?;
-        for picture in pictures {
-            picture.insert(&transaction)?;
+        for image in images {
+            image.insert(&transaction)?;
         }
         transaction.execute(
             "UPDATE jobs SET state = ?, finished = ?, error_code = ?, error = ? WHERE id = ?",
@@ -244,7 +245,7 @@ impl Store {
         Ok(())
     }
 
-    /// A job.
+    /// The job with this id.
     pub fn job(&self, id: &str) -> Result<Option<JobRow>, StoreError> {
         let db = self.db();
         let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
@@ -252,10 +253,10 @@ impl Store {
     }
 
     /// The latest jobs, newest first.
-    pub fn jobs(&self, most: u32) -> Result<Vec<JobRow>, StoreError> {
+    pub fn jobs(&self, limit: u32) -> Result<Vec<JobRow>, StoreError> {
         let db = self.db();
         let mut query = db.prepare(&format!("{SELECT} ORDER BY seq DESC LIMIT ?"))?;
-        Ok(query.query_map([most], job_row)?.collect::<Result<_, _>>()?)
+        Ok(query.query_map([limit], job_row)?.collect::<Result<_, _>>()?)
     }
 
     /// Jobs that an earlier process left unfinished, oldest first.
@@ -274,7 +275,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
         id: row.get(0)?,
         client: row.get(1)?,
         attached: row.get(2)?,
-        request: request_from(&row.get::<_, String>(3)?),
+        request: parse_request(&row.get::<_, String>(3)?),
         state: JobState::parse(&row.get::<_, String>(4)?),
         attempts: row.get(5)?,
         created: row.get(6)?,
@@ -284,13 +285,13 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
     })
 }
 
-/// Strings, numbers and lists: there is nothing in a request that JSON can't hold.
-fn json(request: &Request) -> String {
+/// A request as JSON. It holds only strings, numbers and lists, so this can't fail.
+fn to_json(request: &Request) -> String {
     serde_json::to_string(request).unwrap_or_default()
 }
 
-/// A stored request; an empty one if it can't be read.
-fn request_from(json: &str) -> Request {
+/// Parses a stored request; returns an empty one if that fails.
+fn parse_request(json: &str) -> Request {
     serde_json::from_str(json).unwrap_or_default()
 }
 

@@ -1,8 +1,8 @@
-//! Two threads for a generator: one takes jobs out of the queue and plans them, the other hands them over. While a group
-//! is generated, the next is planned; while an image is saved, on a thread of the generator, the next is generated.
+//! The two threads that drive a generator: one takes jobs from the queue and plans them, the other hands them to the
+//! generator. While one group is generated, the next is planned; images are saved on the generator's own threads.
 //!
-//! One group is planned ahead at most, so that jobs leave the fair queue when their turn is near, and jobs that come
-//! meanwhile can still join it.
+//! At most one group is planned ahead: jobs stay in the fair queue until shortly before they run, and later jobs can
+//! still join the planned group.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,28 +11,28 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use crate::Server;
-use crate::attempt::Attempt;
+use crate::attempt::JobAttempt;
 use crate::generator::{Generator, JobError, JobInputs, JobSink, Task};
-use crate::live::Live;
-use crate::server::{Turn, images};
+use crate::live::LiveJob;
+use crate::server::{GroupEvent, image_count};
 
 /// A job that is ready to be generated.
-struct Planned<P> {
+struct PlannedJob<P> {
     plan: P,
-    attempt: Arc<Attempt>,
+    attempt: Arc<JobAttempt>,
 }
 
 impl Server {
-    /// Starts the threads that plan and generate. The one returned ends after [`Server::close`], when every job that was
-    /// handed over has ended.
+    /// Starts the planning and generating threads. The returned thread ends after [`Server::close`], once every job
+    /// handed to the generator has ended.
     pub fn generate_with<G: Generator>(&self, generator: G) -> std::io::Result<JoinHandle<()>> {
         let generator = Arc::new(generator);
-        let free = Arc::new(AtomicBool::new(false));
-        let (groups, arriving) = sync_channel(0);
+        let generator_idle = Arc::new(AtomicBool::new(false));
+        let (groups, planned_groups) = sync_channel(0);
         let planner = Planner {
             server: self.clone(),
             generator: Arc::clone(&generator),
-            free: Arc::clone(&free),
+            generator_idle: Arc::clone(&generator_idle),
             groups,
         };
         let planning = std::thread::Builder::new().name("planning".into()).spawn(move || planner.run())?;
@@ -40,7 +40,7 @@ impl Server {
         std::thread::Builder::new().name("generating".into()).spawn(move || {
             match catch_unwind(AssertUnwindSafe(|| generator.warm_up())) {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::error!("the model can't be used: {error}"),
+                Ok(Err(error)) => tracing::error!("failed to load the model: {error}"),
                 Err(panic) => {
                     tracing::error!("loading the model panicked: {}", panic_message(&*panic));
                     reset(&*generator);
@@ -48,9 +48,9 @@ impl Server {
             }
             server.set_ready();
             loop {
-                free.store(true, SeqCst);
+                generator_idle.store(true, SeqCst);
                 server.wake_all();
-                let Ok(group) = arriving.recv() else { break };
+                let Ok(group) = planned_groups.recv() else { break };
                 server.generate(&*generator, group);
             }
             generator.finish();
@@ -58,16 +58,16 @@ impl Server {
         })
     }
 
-    fn generate<G: Generator>(&self, generator: &G, mut group: Vec<Planned<G::Plan>>) {
+    fn generate<G: Generator>(&self, generator: &G, mut group: Vec<PlannedJob<G::Plan>>) {
         group.retain(|job| !job.attempt.end_if_cancelled());
         let Err(error) = self.try_generate(generator, &group) else { return };
         if let [job] = &group[..] {
             return job.attempt.ended(Err(error));
         }
-        // Which of them panics shows when each is alone.
-        for Planned { plan, attempt } in group {
-            let Some(attempt) = attempt.again() else { continue };
-            let alone = [Planned { plan, attempt }];
+        // Run each job alone to find the one that panics.
+        for PlannedJob { plan, attempt } in group {
+            let Some(attempt) = attempt.retry() else { continue };
+            let alone = [PlannedJob { plan, attempt }];
             if alone[0].attempt.end_if_cancelled() {
                 continue;
             }
@@ -77,14 +77,18 @@ impl Server {
         }
     }
 
-    /// Hands these jobs to the generator. After a panic those that had not ended are as they were.
-    fn try_generate<G: Generator>(&self, generator: &G, group: &[Planned<G::Plan>]) -> Result<(), JobError> {
+    /// Hands these jobs to the generator. A panic is returned as an error and doesn't end the jobs.
+    fn try_generate<G: Generator>(
+        &self,
+        generator: &G,
+        group: &[PlannedJob<G::Plan>],
+    ) -> Result<(), JobError> {
         if group.is_empty() {
             return Ok(());
         }
-        group.iter().for_each(|job| job.attempt.hand_over(group.len()));
-        // `group` holds on to the attempts: a panic that drops the tasks doesn't end their jobs.
-        let task = |job: &Planned<G::Plan>| {
+        group.iter().for_each(|job| job.attempt.start(group.len()));
+        // `group` keeps the attempts alive: a panic that drops the tasks doesn't end their jobs.
+        let task = |job: &PlannedJob<G::Plan>| {
             let sink: Arc<dyn JobSink> = Arc::clone(&job.attempt) as _;
             Task { plan: job.plan.clone(), sink }
         };
@@ -92,18 +96,18 @@ impl Server {
         catch_unwind(AssertUnwindSafe(|| generator.generate(tasks))).map_err(|panic| {
             self.metrics.panicked();
             reset(generator);
-            panicked("generating", &*panic)
+            panic_error("generation", &*panic)
         })
     }
 }
 
 fn reset<G: Generator>(generator: &G) {
     if catch_unwind(AssertUnwindSafe(|| generator.reset())).is_err() {
-        tracing::error!("dropping the model after a panic panicked");
+        tracing::error!("resetting the generator after a panic panicked");
     }
 }
 
-fn panicked(what: &str, panic: &(dyn std::any::Any + Send)) -> JobError {
+fn panic_error(what: &str, panic: &(dyn std::any::Any + Send)) -> JobError {
     JobError::server("panicked", format!("{what} panicked: {}", panic_message(panic)))
 }
 
@@ -112,55 +116,55 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
-/// The thread that takes and plans jobs.
+/// The thread that takes jobs from the queue and plans them.
 struct Planner<G: Generator> {
     server: Server,
     generator: Arc<G>,
-    /// Whether the other thread waits for a group.
-    free: Arc<AtomicBool>,
-    groups: SyncSender<Vec<Planned<G::Plan>>>,
+    /// Whether the generating thread waits for a group.
+    generator_idle: Arc<AtomicBool>,
+    groups: SyncSender<Vec<PlannedJob<G::Plan>>>,
 }
 
 impl<G: Generator> Planner<G> {
     fn run(&self) {
-        while let Some(first) = self.server.next() {
-            if first.alone && !self.server.wait_until_only(&first) {
-                self.server.leave_unbegun(&first);
+        while let Some(first) = self.server.next_job() {
+            if first.run_alone && !self.server.wait_until_alone(&first) {
+                self.server.abandon_unstarted(&first);
                 continue;
             }
-            let Some(group) = self.group(&first) else { continue };
-            if let Err(refused) = self.groups.send(group) {
-                refused.0.iter().for_each(|job| job.attempt.put_back());
+            let Some(group) = self.plan_group(&first) else { continue };
+            if let Err(unsent) = self.groups.send(group) {
+                unsent.0.iter().for_each(|job| job.attempt.interrupt());
             }
-            if first.alone {
-                self.server.wait_until_left(&first);
+            if first.run_alone {
+                self.server.wait_until_ended(&first);
             }
-            // The other thread is busy now.
-            if let Err(error) = self.server.store.tidy_now_and_then(self.server.config.keep) {
-                tracing::warn!(%error, "old images could not be removed");
+            // The generating thread is busy now: time to clean up.
+            if let Err(error) = self.server.store.clean_up_occasionally(self.server.config.keep_images) {
+                tracing::warn!(%error, "failed to delete old images");
             }
         }
     }
 
-    /// Plans this job and those that can be generated with it, until it is their turn; `None` if none are left.
-    fn group(&self, first: &Arc<Live>) -> Option<Vec<Planned<G::Plan>>> {
+    /// Plans this job and others that fit into the same batch, until the generator is idle; `None` if no job is left.
+    fn plan_group(&self, first: &Arc<LiveJob>) -> Option<Vec<PlannedJob<G::Plan>>> {
         let mut group = vec![self.plan(first)?];
-        // A panic here would be one of generating as well, and is handled there.
-        let room = catch_unwind(AssertUnwindSafe(|| self.generator.room(&group[0].plan))).unwrap_or(1);
-        let mut room = room.saturating_sub(images(&first.request));
+        // What panics here panics in `generate` as well, and is handled there.
+        let capacity = catch_unwind(AssertUnwindSafe(|| self.generator.batch_capacity(&group[0].plan)));
+        let mut room = capacity.unwrap_or(1).saturating_sub(image_count(&first.request));
         while !group.is_empty() {
-            let members: Vec<&Live> = group.iter().map(|job| &*job.attempt.live).collect();
-            match self.server.turn(first, room, &self.free, &members) {
-                Turn::Go => return Some(group),
-                Turn::Join(company) => {
-                    for live in company {
-                        room = room.saturating_sub(images(&live.request));
+            let members: Vec<&LiveJob> = group.iter().map(|job| &*job.attempt.live).collect();
+            match self.server.wait_for_group_event(first, room, &self.generator_idle, &members) {
+                GroupEvent::GeneratorIdle => return Some(group),
+                GroupEvent::Join(jobs) => {
+                    for live in jobs {
+                        room = room.saturating_sub(image_count(&live.request));
                         group.extend(self.plan(&live));
                     }
                 }
-                Turn::Cancelled => group.retain(|job| !job.attempt.end_if_cancelled()),
-                Turn::Stop => {
-                    group.iter().for_each(|job| job.attempt.put_back());
+                GroupEvent::Cancelled => group.retain(|job| !job.attempt.end_if_cancelled()),
+                GroupEvent::Stopping => {
+                    group.iter().for_each(|job| job.attempt.interrupt());
                     return None;
                 }
             }
@@ -168,24 +172,24 @@ impl<G: Generator> Planner<G> {
         None
     }
 
-    /// Begins and plans a job; `None` if that ended it.
-    fn plan(&self, live: &Arc<Live>) -> Option<Planned<G::Plan>> {
+    /// Starts and plans a job; `None` if that ended it.
+    fn plan(&self, live: &Arc<LiveJob>) -> Option<PlannedJob<G::Plan>> {
         let server = &self.server;
-        let attempt = Attempt::new(server, live);
+        let attempt = JobAttempt::new(server, live);
         if attempt.end_if_cancelled() {
             return None;
         }
-        let begun = server.store.begin(&live.id);
-        let plan = begun.map_err(|error| JobError::server("storage", error.to_string())).and_then(|()| {
+        let started = server.store.start(&live.id);
+        let plan = started.map_err(|error| JobError::server("storage", error.to_string())).and_then(|()| {
             let inputs = JobInputs { server, request: &live.request };
             catch_unwind(AssertUnwindSafe(|| self.generator.plan(&inputs))).unwrap_or_else(|panic| {
                 server.metrics.panicked();
-                Err(panicked("planning", &*panic))
+                Err(panic_error("planning", &*panic))
             })
         });
-        server.forget_images(live);
+        server.release_inputs(live);
         match plan {
-            Ok(plan) => Some(Planned { plan, attempt }),
+            Ok(plan) => Some(PlannedJob { plan, attempt }),
             Err(error) => {
                 attempt.ended(Err(error));
                 None

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// How one element is stored.
+/// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// 32-bit IEEE float.
@@ -15,7 +15,7 @@ pub enum DType {
     F8E4M3,
     /// 8-bit float, 5 exponent bits.
     F8E5M2,
-    /// Unsigned byte; also packed formats that a loader unpacks.
+    /// Unsigned byte; also the raw bytes of packed formats.
     U8,
     /// Signed byte.
     I8,
@@ -28,7 +28,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
             DType::F64 | DType::I64 => 8,
@@ -38,8 +38,8 @@ impl DType {
         }
     }
 
-    /// Whether it is a float of 8 bits.
-    pub const fn is_small_float(self) -> bool {
+    /// Whether this is an 8-bit float.
+    pub const fn is_fp8(self) -> bool {
         matches!(self, DType::F8E4M3 | DType::F8E5M2)
     }
 

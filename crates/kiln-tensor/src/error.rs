@@ -1,38 +1,30 @@
 use crate::packed::Format;
 use crate::{DType, Shape};
 
-/// What can be wrong with a tensor.
+/// An invalid tensor or tensor operation.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
     /// The element count of the shape does not fit the data.
     #[error("shape {shape} of {dtype} needs {expected} bytes, found {found}")]
     Length {
-        /// The shape that was asked for.
+        /// The requested shape.
         shape: Shape,
-        /// The element type that was asked for.
+        /// The requested element type.
         dtype: DType,
         /// Bytes that shape and dtype need.
         expected: usize,
-        /// Bytes there are.
+        /// Bytes given.
         found: usize,
     },
     /// The product of the dimensions overflows.
     #[error("shape {0} is too large for this machine")]
     TooLarge(Shape),
-    /// The tensor holds another type than the one asked for.
-    #[error("expected a tensor of {expected}, found {found}")]
-    DType {
-        /// The type asked for.
-        expected: DType,
-        /// The type the tensor has.
-        found: DType,
-    },
-    /// No conversion between these types.
+    /// There is no conversion between these types.
     #[error("no conversion from {from} to {to}")]
     Conversion {
-        /// The type the tensor has.
+        /// The tensor's type.
         from: DType,
-        /// The type asked for.
+        /// The requested type.
         to: DType,
     },
     /// A reshape changed the number of elements.
@@ -40,7 +32,7 @@ pub enum Error {
     Reshape {
         /// The tensor's shape.
         from: Shape,
-        /// The shape asked for.
+        /// The requested shape.
         to: Shape,
     },
     /// A row range outside the tensor.
@@ -53,32 +45,32 @@ pub enum Error {
         /// The tensor's shape.
         shape: Shape,
     },
-    /// The bytes of a packed matrix are not as many as it needs.
+    /// The data of a packed tensor has the wrong length.
     #[error("shape {shape} of {format} needs {expected} bytes, found {found}")]
     PackedLength {
-        /// The matrix's shape.
+        /// The tensor's shape.
         shape: Shape,
-        /// How it is packed.
+        /// Its format.
         format: Format,
-        /// Bytes it needs.
+        /// Bytes that shape and format need.
         expected: usize,
-        /// Bytes there are.
+        /// Bytes given.
         found: usize,
     },
-    /// A shape that does not consist of whole blocks.
+    /// A shape that is no matrix or whose rows are not whole blocks.
     #[error("a matrix of shape {shape} can't be {format}, whose blocks have {} values", format.block_values())]
     Blocks {
-        /// The format asked for.
+        /// The requested format.
         format: Format,
         /// The shape.
         shape: Shape,
     },
-    /// Scales that are too many or too few, or for another kind of matrix.
-    #[error("{found} scales don't fit a packed matrix of shape {shape}")]
+    /// The number or kind of scales does not fit the packed tensor.
+    #[error("{found} scales don't fit a packed tensor of shape {shape}")]
     Scales {
-        /// The matrix's shape.
+        /// The tensor's shape.
         shape: Shape,
-        /// How many scales there are.
+        /// Number of scales given.
         found: usize,
     },
 }

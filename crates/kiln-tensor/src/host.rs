@@ -1,3 +1,5 @@
+//! Tensors in host memory.
+
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -10,8 +12,8 @@ use crate::{DType, Error, Result, Shape};
 
 /// A row-major tensor in host memory.
 ///
-/// The bytes are shared and immutable: cloning, reshaping and taking rows copy nothing, and a tensor read from a
-/// weight file stays a window into the map. Values are little-endian, as in the files.
+/// The bytes are shared and immutable: cloning, reshaping and slicing rows copy nothing, and a tensor read from a
+/// weight file stays a view of the memory map. Values are little-endian, as in the files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostTensor {
     dtype: DType,
@@ -20,7 +22,7 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
-    /// A tensor over `data`, which must have exactly the bytes that shape and dtype need.
+    /// Creates a tensor from `data`, which must have exactly the bytes that shape and dtype need.
     pub fn new(dtype: DType, shape: impl Into<Shape>, data: Bytes) -> Result<Self> {
         let shape = shape.into();
         let expected = shape
@@ -33,20 +35,20 @@ impl HostTensor {
         Ok(HostTensor { dtype, shape, data })
     }
 
-    /// An f32 tensor that takes over `values`.
+    /// Creates an f32 tensor from `values` without a copy.
     pub fn from_f32(shape: impl Into<Shape>, values: Vec<f32>) -> Result<Self> {
-        HostTensor::new(DType::F32, shape, own(values))
+        HostTensor::new(DType::F32, shape, into_bytes(values))
     }
 
-    /// A bf16 tensor that takes over `values`.
+    /// Creates a bf16 tensor from `values` without a copy.
     pub fn from_bf16(shape: impl Into<Shape>, values: Vec<bf16>) -> Result<Self> {
-        HostTensor::new(DType::BF16, shape, own(values))
+        HostTensor::new(DType::BF16, shape, into_bytes(values))
     }
 
-    /// An f32 tensor of zeros.
+    /// Creates an f32 tensor of zeros.
     pub fn zeros(shape: impl Into<Shape>) -> Self {
         let shape = shape.into();
-        let data = own(vec![0f32; shape.numel()]);
+        let data = into_bytes(vec![0f32; shape.numel()]);
         HostTensor { dtype: DType::F32, shape, data }
     }
 
@@ -70,7 +72,7 @@ impl HostTensor {
         self.shape.numel()
     }
 
-    /// The elements as f32, without a copy when they are stored so (and aligned); other float types are converted.
+    /// The elements as f32: borrowed if they are stored as aligned f32, otherwise converted from any float type.
     pub fn to_f32(&self) -> Result<Cow<'_, [f32]>> {
         Ok(match self.dtype {
             DType::F32 => typed::<f32>(&self.data),
@@ -83,7 +85,7 @@ impl HostTensor {
         })
     }
 
-    /// The elements as bf16, without a copy when they are stored so (and aligned); other float types are rounded.
+    /// The elements as bf16: borrowed if they are stored as aligned bf16, otherwise rounded from any float type.
     pub fn to_bf16(&self) -> Result<Cow<'_, [bf16]>> {
         Ok(match self.dtype {
             DType::BF16 => typed::<bf16>(&self.data),
@@ -106,7 +108,7 @@ impl HostTensor {
         })
     }
 
-    /// The same values as f32 or bf16; shares the bytes when the type is already right.
+    /// Converts to f32 or bf16; shares the bytes if the tensor already has that type.
     pub fn to_dtype(&self, dtype: DType) -> Result<HostTensor> {
         match dtype {
             _ if dtype == self.dtype => Ok(self.clone()),
@@ -116,7 +118,7 @@ impl HostTensor {
         }
     }
 
-    /// The same bytes under another shape.
+    /// The same bytes with another shape of as many elements.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<HostTensor> {
         let to = shape.into();
         if to.checked_numel() != Some(self.numel()) {
@@ -125,7 +127,7 @@ impl HostTensor {
         Ok(HostTensor { dtype: self.dtype, shape: to, data: self.data.clone() })
     }
 
-    /// Entries `range` of the slowest dimension, sharing the bytes.
+    /// Slices the first dimension, sharing the bytes.
     pub fn rows(&self, range: Range<usize>) -> Result<HostTensor> {
         let dims = self.shape.dims();
         let outside = || Error::Rows { start: range.start, end: range.end, shape: self.shape.clone() };
@@ -145,7 +147,7 @@ impl HostTensor {
     }
 }
 
-/// `data` as elements, copied only when the bytes are not aligned for `T` (a foreign file may place them anywhere).
+/// `data` as elements of `T`, copied only if the bytes are not aligned for `T`: files may put tensors at any offset.
 fn typed<T: Pod>(data: &[u8]) -> Cow<'_, [T]> {
     match bytemuck::try_cast_slice(data) {
         Ok(slice) => Cow::Borrowed(slice),
@@ -153,6 +155,7 @@ fn typed<T: Pod>(data: &[u8]) -> Cow<'_, [T]> {
     }
 }
 
+/// Keeps a typed vector alive as the owner of [`Bytes`].
 struct Owner<T>(Vec<T>);
 
 impl<T: Pod> AsRef<[u8]> for Owner<T> {
@@ -161,7 +164,7 @@ impl<T: Pod> AsRef<[u8]> for Owner<T> {
     }
 }
 
-fn own<T: Pod + Send>(values: Vec<T>) -> Bytes {
+fn into_bytes<T: Pod + Send>(values: Vec<T>) -> Bytes {
     Bytes::from_owner(Owner(values))
 }
 

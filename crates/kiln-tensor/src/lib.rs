@@ -1,5 +1,8 @@
-//! What every other crate of Kiln speaks about: [`Shape`], [`DType`], and [`HostTensor`], a tensor in this
-//! machine's memory whose bytes may just as well be a window into a mapped file.
+//! Tensors in host memory: [`Shape`], [`DType`], [`HostTensor`] and [`HostLinear`], a linear layer before a backend loads
+//! it. The bytes are shared, so a tensor may be a view of a memory-mapped file.
+//!
+//! [`packed`] decodes quantized formats (GGUF, fp8, nvfp4), [`int8`] and [`fp8`] quantize rows for low-precision
+//! matmuls, and [`rng`] reproduces torch's random numbers.
 //!
 //! ```
 //! use kiln_tensor::{DType, HostTensor};
@@ -24,5 +27,5 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use host::HostTensor;
-pub use linear::{Delta, LinearError, LinearMatrix, LinearParts};
+pub use linear::{HostLinear, LinearError, LinearWeight, LoraDelta};
 pub use shape::Shape;

@@ -20,17 +20,17 @@ impl Shape {
         self.0.iter().fold(1usize, |n, &d| n.saturating_mul(d))
     }
 
-    /// Number of elements, or `None` when it overflows.
+    /// Number of elements, or `None` if it overflows.
     pub fn checked_numel(&self) -> Option<usize> {
         self.0.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
     }
 
-    /// The fastest dimension; 1 for a scalar.
+    /// The last (fastest) dimension; 1 for a scalar.
     pub fn last(&self) -> usize {
         self.0.last().copied().unwrap_or(1)
     }
 
-    /// The product of all dimensions but the last: how many rows of [`Shape::last`] elements there are.
+    /// The product of all dimensions but the last: the number of rows of [`Shape::last`] elements.
     pub fn rows(&self) -> usize {
         self.0.split_last().map_or(1, |(_, outer)| outer.iter().product())
     }

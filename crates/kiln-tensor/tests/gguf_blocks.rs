@@ -1,8 +1,8 @@
-//! GGUF's blocks against the `gguf` Python package, bit for bit: `tools/formats/gguf_hashes.py` made the hashes.
+//! GGUF blocks, bit for bit as the `gguf` Python package decodes them (hashes by `tools/formats/gguf_hashes.py`).
 
-use kiln_tensor::packed::{Format, Packed};
+use kiln_tensor::packed::{Format, PackedTensor};
 
-/// Type, where a block's halves are, and the hash of the values.
+/// Format, offsets of a block's f16 scales, and the hash of the decoded values.
 const EXPECTED: [(Format, &[usize], u64); 10] = [
     (Format::Q4_0, &[0], 0x26bc615a310131c7),
     (Format::Q4_1, &[0, 2], 0x1c09e486e4fbe46b),
@@ -32,16 +32,16 @@ fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
 }
 
 #[test]
-fn random_blocks_have_the_values_that_the_gguf_package_gives() {
-    for (format, halves, expected) in EXPECTED {
+fn random_blocks_decode_as_in_the_gguf_package() {
+    for (format, f16_offsets, expected) in EXPECTED {
         let mut data = noise(BLOCKS * format.block_bytes());
         for block in data.chunks_exact_mut(format.block_bytes()) {
-            // Nothing infinite.
-            halves.iter().for_each(|half| block[half + 1] &= 0xbb);
+            // Keeps the scales finite.
+            f16_offsets.iter().for_each(|offset| block[offset + 1] &= 0xbb);
         }
-        let matrix = Packed::new(format, [BLOCKS, format.block_values()], data.into()).unwrap();
+        let matrix = PackedTensor::new(format, [BLOCKS, format.block_values()], data.into()).unwrap();
         let values = matrix.to_f32().unwrap();
-        // One zero, not two.
+        // Adding 0.0 turns -0.0 into 0.0.
         let bytes = values.to_f32().unwrap().iter().flat_map(|v| (v + 0.0).to_le_bytes()).collect::<Vec<_>>();
         assert_eq!(fnv(bytes.into_iter()), expected, "{format}");
     }

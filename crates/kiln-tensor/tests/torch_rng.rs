@@ -1,4 +1,4 @@
-//! The generators against values that torch drew (`testdata/rng`; the scripts are in `tools/golden`).
+//! The generators against values drawn by torch (`testdata/rng`, made by scripts in `tools/golden`).
 
 use std::path::PathBuf;
 
@@ -51,13 +51,13 @@ fn cpu_latents_equal_torch_bit_for_bit_also_at_1024_by_1024() {
         let n: u64 = case["shape"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap()).product();
         let drawn = TorchCpu::new(case["seed"].as_u64().unwrap()).randn(n as usize);
         let bytes: Vec<u8> = drawn.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let hash: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+        let hash = kiln_base::hex(Sha256::digest(&bytes));
         assert_eq!(hash, case["sha256_f32le"].as_str().unwrap(), "{case}");
     }
 }
 
 #[test]
-fn cpu_draws_in_a_row_keep_the_cached_half_of_a_short_one() {
+fn consecutive_cpu_draws_keep_the_cached_second_sample() {
     let bytes = read("torch_rng.safetensors");
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut generator = TorchCpu::new(7);
@@ -77,12 +77,12 @@ fn cpu_draws_in_low_precision_are_the_rounded_f32_draw_since_torch_2_13() {
     assert_eq!(rounded, u16s(&file, "f16.seed42.1x128x4x4"));
 }
 
-/// How close a CUDA draw must be: 1.2e-6 is the most that was measured. The device's sine and cosine are up to
-/// 3.4e-7 off the true ones, and the radius multiplies that.
+/// Tolerance of CUDA draws; the largest measured difference is 1.2e-6. The device's sine and cosine are off by up to
+/// 3.4e-7, and the radius multiplies that.
 const CUDA_LIMIT: f32 = 1.5e-6;
 
-/// The kept part of a long draw.
-fn part_of(drawn: &[f32], name: &str) -> Vec<f32> {
+/// The values of a long draw that the golden file keeps.
+fn kept_values(drawn: &[f32], name: &str) -> Vec<f32> {
     match name.rsplit('.').next().unwrap() {
         "head" => drawn[..2048].to_vec(),
         "tail" => drawn[drawn.len() - 2048..].to_vec(),
@@ -105,10 +105,10 @@ fn cuda_draws_are_close_to_those_of_an_h200_at_every_length() {
     let (mut seen, mut sum) = (0usize, 0.0f64);
     for name in file.names().into_iter().filter(|n| n.starts_with("f32.")) {
         let drawn = TorchCuda::new(number(name, "seed")).randn(number(name, ".n") as usize);
-        let (part, want) = (part_of(&drawn, name), f32s(&file, name));
-        assert_close(name, &part, &want);
+        let (kept, want) = (kept_values(&drawn, name), f32s(&file, name));
+        assert_close(name, &kept, &want);
         seen += want.len();
-        sum += part.iter().zip(&want).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+        sum += kept.iter().zip(&want).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
     }
     assert!(seen > 25_000, "{seen} values compared");
     let rms = (sum / seen as f64).sqrt();
@@ -116,7 +116,7 @@ fn cuda_draws_are_close_to_those_of_an_h200_at_every_length() {
 }
 
 #[test]
-fn cuda_draws_in_a_row_move_the_offset_as_torch_does() {
+fn consecutive_cuda_draws_advance_the_offset_as_torch_does() {
     let bytes = read("torch_cuda.safetensors");
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let metadata = SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone().unwrap();
@@ -134,7 +134,7 @@ fn cuda_draws_in_a_row_move_the_offset_as_torch_does() {
         let drawn = generator.randn(draw["n"].as_u64().unwrap() as usize);
         assert_eq!(generator.offset(), draw["offset_after"].as_u64().unwrap(), "after {name}");
         for kept in file.names().into_iter().filter(|k| k.starts_with(name)) {
-            assert_close(kept, &part_of(&drawn, kept), &f32s(&file, kept));
+            assert_close(kept, &kept_values(&drawn, kept), &f32s(&file, kept));
             seen += 1;
         }
     }
@@ -142,15 +142,15 @@ fn cuda_draws_in_a_row_move_the_offset_as_torch_does() {
 }
 
 #[test]
-fn a_generator_of_either_kind_draws_what_its_kind_draws() {
+fn generator_draws_the_values_of_its_variant() {
     assert_eq!(Generator::cpu(3).randn(50), TorchCpu::new(3).randn(50));
     assert_eq!(Generator::cuda(3).randn(50), TorchCuda::new(3).randn(50));
     assert_ne!(Generator::cpu(3).randn(50), Generator::cuda(3).randn(50));
 }
 
-/// `testdata/taef2` holds a recipe instead of five megabytes of random weights: it must give torch's very bytes.
+/// `testdata/taef2` holds a recipe instead of five megabytes of random weights: it must give torch's exact bytes.
 #[test]
-fn random_weights_come_out_of_their_recipe_as_torch_made_them() {
+fn random_weights_of_a_recipe_equal_torch() {
     let recipe: serde_json::Value = serde_json::from_slice(&read("../taef2/recipe.json")).unwrap();
     let mut hash = Sha256::new();
     for tensor in recipe["tensors"].as_array().unwrap() {
@@ -162,6 +162,5 @@ fn random_weights_come_out_of_their_recipe_as_torch_made_them() {
             drawn.iter().flat_map(|x| f16::from_f32(mean + std * x).to_le_bytes()).collect();
         hash.update(&rounded);
     }
-    let hash: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    assert_eq!(hash, recipe["sha256"].as_str().unwrap());
+    assert_eq!(kiln_base::hex(hash.finalize()), recipe["sha256"].as_str().unwrap());
 }

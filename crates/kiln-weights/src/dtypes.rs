@@ -16,14 +16,14 @@ const DTYPES: [(&str, Dtype, DType); 11] = [
     ("BOOL", Dtype::BOOL, DType::Bool),
 ];
 
-/// The dtype that a header's name stands for.
+/// The dtype of this name in a header.
 pub(crate) fn from_name(name: &str) -> Option<(Dtype, DType)> {
     DTYPES.iter().find(|d| d.0 == name).map(|d| (d.1, d.2))
 }
 
-/// The name that a header has for `dtype`.
+/// The name of `dtype` in a header.
 pub(crate) fn name_of(dtype: DType) -> &'static str {
-    // Every DType is in the table; a test holds it to that.
+    // Every DType is in the table, as a test checks.
     DTYPES.iter().find(|d| d.2 == dtype).map_or("", |d| d.0)
 }
 

@@ -1,28 +1,30 @@
+//! The errors of this crate; [`MalformedFile`] and [`LoraProblem`] hold the details of bad files.
+
 use std::io;
 use std::path::{Path, PathBuf};
 
 use kiln_tensor::packed::Format;
 use kiln_tensor::{LinearError, Shape};
 
-use crate::{Component, LoraProblem, Malformed};
+use crate::{Component, LoraProblem, MalformedFile};
 
-/// Why weights can't be read (or written).
+/// Why weights can't be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing at this path.
+    /// No file or folder at this path.
     #[error("there is no file or folder `{}`", path.display())]
     NotFound {
         /// The path.
         path: PathBuf,
     },
-    /// The system refused.
+    /// An error of the operating system.
     #[error("can't {doing} `{}`: {source}", file.display())]
     Io {
         /// What was tried: open, map, list, write.
         doing: &'static str,
-        /// With what.
+        /// The file or folder.
         file: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// A folder, pipe or device where a file should be.
@@ -39,12 +41,12 @@ pub enum Error {
         /// What is in it instead.
         found: String,
     },
-    /// A folder where it is not clear which file is meant.
+    /// A folder with several files that could be meant.
     #[error("several weights in folder `{}`: {}; name the file instead", folder.display(), quoted(names))]
-    SeveralWeights {
+    AmbiguousWeights {
         /// The folder.
         folder: PathBuf,
-        /// The files that could be meant.
+        /// These files.
         names: Vec<String>,
     },
     /// Not a valid safetensors or GGUF file.
@@ -53,17 +55,17 @@ pub enum Error {
         /// The file.
         file: PathBuf,
         /// What is wrong with it.
-        problem: Malformed,
+        problem: MalformedFile,
     },
-    /// A list of shards that can't be used.
+    /// An invalid list of shards.
     #[error("`{}` is not a valid list of shards: {reason}", file.display())]
-    Index {
+    ShardIndex {
         /// The list.
         file: PathBuf,
         /// What is wrong with it.
         reason: String,
     },
-    /// Shards that are not there.
+    /// Shards that don't exist.
     #[error(
         "`{}` names shards that are missing beside it: {}; the download is not complete",
         index.display(),
@@ -95,19 +97,19 @@ pub enum Error {
         /// Another one.
         second: PathBuf,
     },
-    /// Weights that can't be made smaller.
+    /// Weights without layers to quantize.
     #[error(
-        "`{}` has no layers to round to 8 bits: {}",
+        "`{}` has no layers to quantize to int8: {}",
         file.display(),
-        if *done { "they are in 8 bits already" } else { "there are no float matrices under `transformer_blocks`" }
+        if *already_int8 { "they are int8 already" } else { "there are no float matrices under `transformer_blocks`" }
     )]
-    NothingToRound {
+    NothingToQuantize {
         /// The file or folder.
         file: PathBuf,
-        /// Whether it has 8-bit layers.
-        done: bool,
+        /// Whether it has int8 layers.
+        already_int8: bool,
     },
-    /// A weight with NaN or infinity in it.
+    /// A weight with NaN or infinite values.
     #[error("tensor `{tensor}` in `{}` holds values that are not finite", file.display())]
     NotFinite {
         /// The file or folder.
@@ -115,15 +117,15 @@ pub enum Error {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor the model needs is not in the weights.
-    #[error("no tensor `{tensor}` in `{}`{}", file.display(), nearest(near, *count))]
-    Missing {
+    /// A tensor that the model needs and the weights don't have.
+    #[error("no tensor `{tensor}` in `{}`{}", file.display(), similar_hint(similar, *count))]
+    MissingTensor {
         /// The file or folder.
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Names that resemble it, nearest first.
-        near: Vec<String>,
+        /// Similar names, most similar first.
+        similar: Vec<String>,
         /// How many tensors there are.
         count: usize,
     },
@@ -139,7 +141,7 @@ pub enum Error {
         /// The shape the model needs.
         expected: Shape,
     },
-    /// A tensor that can't be used.
+    /// An unusable tensor.
     #[error("tensor `{tensor}` in `{}`: {source}", file.display())]
     Tensor {
         /// The file.
@@ -149,7 +151,7 @@ pub enum Error {
         /// What is wrong with it.
         source: kiln_tensor::Error,
     },
-    /// Tensors that don't make a linear layer.
+    /// Tensors that don't form a linear layer.
     #[error("linear layer `{module}` in `{}`: {source}", file.display())]
     Linear {
         /// The file or folder.
@@ -159,47 +161,47 @@ pub enum Error {
         /// What is wrong with it.
         source: LinearError,
     },
-    /// A layer that is stored in a way that Kiln doesn't know.
-    #[error("layer `{module}` in `{}` {what}", file.display())]
-    Coding {
+    /// A layer that is quantized in a way that Kiln can't read.
+    #[error("layer `{module}` in `{}` {problem}", file.display())]
+    UnsupportedQuantization {
         /// The file.
         file: PathBuf,
         /// The layer.
         module: String,
-        /// What is the matter with it.
-        what: String,
+        /// How it is stored, and what Kiln supports.
+        problem: String,
     },
-    /// A packing that only GGUF files have.
-    #[error("`{}` can't hold {format}: that takes a GGUF file", file.display())]
-    NotInSafetensors {
+    /// A format that only GGUF files can hold.
+    #[error("`{}` can't hold {format}: that requires a GGUF file", file.display())]
+    RequiresGguf {
         /// The file to be written.
         file: PathBuf,
-        /// The packing.
+        /// The format.
         format: Format,
     },
-    /// Weights of something else than what is asked for.
+    /// Weights of another component or model.
     #[error("`{}` holds no FLUX.2 {component}: {found}", file.display())]
-    OtherComponent {
+    WrongComponent {
         /// The file or folder.
         file: PathBuf,
-        /// The part of a model that should be in it.
+        /// The component that should be in it.
         component: Component,
         /// What is in it instead.
         found: String,
     },
-    /// A tensor that can't be cut as its name asks for.
-    #[error("tensor `{tensor}` in `{}` has shape {found}, which can't be cut into {parts}", file.display())]
-    Cut {
+    /// A tensor that can't be split as its name requires.
+    #[error("tensor `{tensor}` in `{}` has shape {found}, which can't be split into {parts}", file.display())]
+    CannotSplit {
         /// The file.
         file: PathBuf,
         /// The tensor.
         tensor: String,
         /// Its shape.
         found: Shape,
-        /// What its parts would be.
+        /// What it should be split into.
         parts: String,
     },
-    /// A LoRA that can't be used.
+    /// An unusable LoRA.
     #[error("LoRA `{}`: {problem}", file.display())]
     Lora {
         /// The file.
@@ -207,7 +209,7 @@ pub enum Error {
         /// What is wrong with it.
         problem: Box<LoraProblem>,
     },
-    /// A LoRA with modules that nothing in the model took.
+    /// A LoRA with modules that match no layer of the model.
     #[error(
         "LoRA `{}`: {} of its {total} modules match nothing in `{}`: {}; it was made for another model",
         file.display(),
@@ -218,16 +220,16 @@ pub enum Error {
     LoraUnmatched {
         /// The LoRA.
         file: PathBuf,
-        /// The weights it was laid over.
+        /// The weights it is applied to.
         base: PathBuf,
         /// Modules that matched nothing.
         keys: Vec<String>,
         /// How many modules the LoRA has.
         total: usize,
     },
-    /// A tensor that can't be saved under its name.
-    #[error("can't save a tensor named `{tensor}` in `{}`: the name is {reason}", file.display())]
-    SaveName {
+    /// A tensor that can't be saved.
+    #[error("can't save tensor `{tensor}` in `{}`: {reason}", file.display())]
+    InvalidTensor {
         /// The file.
         file: PathBuf,
         /// The name.
@@ -240,13 +242,13 @@ pub enum Error {
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The kind of file that this should be, by its name.
+/// The format that a file should have, by its name.
 fn container(file: &Path) -> &'static str {
     let gguf = file.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
     if gguf { "GGUF" } else { "safetensors" }
 }
 
-/// Names for a message: the first eight, and how many more.
+/// Formats names for a message: the first eight, and the number of the others.
 pub(crate) fn quoted(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = names.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();
@@ -256,9 +258,10 @@ pub(crate) fn quoted(names: &[String]) -> String {
     }
 }
 
-fn nearest(near: &[String], count: usize) -> String {
-    match near {
-        [] => format!(", nor a similar one among its {count}"),
-        _ => format!("; nearest: {}", quoted(near)),
+fn similar_hint(similar: &[String], count: usize) -> String {
+    if similar.is_empty() {
+        format!(", nor a similar one among its {count}")
+    } else {
+        format!("; nearest: {}", quoted(similar))
     }
 }

@@ -1,19 +1,20 @@
+use kiln_base::hex;
 use kiln_tensor::{DType, Shape};
 use sha2::{Digest, Sha256};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 4;
 
-/// Name, type, shape and bytes of a tensor.
-pub(crate) type Part<'s> = (&'s str, DType, &'s Shape, &'s [u8]);
+/// Name, dtype, shape and bytes of a tensor.
+pub(crate) type TensorContent<'s> = (&'s str, DType, &'s Shape, &'s [u8]);
 
 /// The hash behind [`crate::WeightSource::fingerprint`]; tensors must come sorted by name.
-pub(crate) fn fingerprint<'s>(tensors: impl Iterator<Item = Part<'s>>) -> String {
+pub(crate) fn fingerprint<'s>(tensors: impl Iterator<Item = TensorContent<'s>>) -> String {
     let mut hash = Sha256::new();
-    // Should the scheme ever change, so does this line, and old values can't be mistaken for new ones.
+    // If the scheme ever changes, this line must, too, so that old fingerprints don't match new ones.
     hash.update(b"kiln weights 1\n");
     for (name, dtype, shape, data) in tensors {
-        // Lengths before contents, so that no two lists of tensors give the same bytes.
+        // Lengths before contents, so that different lists of tensors never give the same bytes.
         hash.update((name.len() as u64).to_le_bytes());
         hash.update(name);
         hash.update(format!(" {dtype} {shape} "));
@@ -22,7 +23,7 @@ pub(crate) fn fingerprint<'s>(tensors: impl Iterator<Item = Part<'s>>) -> String
             hash.update(block);
         }
     }
-    hex(hash)
+    hex(hash.finalize())
 }
 
 /// The fingerprint of a LoRA from that of its tensors.
@@ -31,14 +32,10 @@ pub(crate) fn with_scales(tensors: &str, scales: impl Iterator<Item = f64>) -> S
     hash.update(b"kiln lora 1\n");
     hash.update(tensors);
     scales.for_each(|scale| hash.update(scale.to_le_bytes()));
-    hex(hash)
+    hex(hash.finalize())
 }
 
-fn hex(hash: Sha256) -> String {
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// All of `data` when it is short, else four blocks of it: the first, the last, and two evenly between.
+/// All of short data, else four blocks: the first, the last, and two evenly between.
 fn blocks(data: &[u8]) -> impl Iterator<Item = &[u8]> {
     let (count, size) = match data.len() {
         n if n <= BLOCKS * BLOCK => (1, n),

@@ -1,4 +1,4 @@
-//! Which file of a component folder holds the weights.
+//! Finding the weights in a component's folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use crate::{Error, Result};
 const INDEX: &str = ".safetensors.index.json";
 const SINGLE: &str = ".safetensors";
 const GGUF: &str = ".gguf";
-/// The names that diffusers and transformers give to the weights of a component.
+/// The usual names of weights in diffusers and transformers.
 const USUAL: [&str; 2] = ["diffusion_pytorch_model", "model"];
 
-/// What a folder's weights are read from.
+/// Where a folder has its weights.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Weights {
+pub(crate) enum WeightsLocation {
     /// A list of shards.
     Index(PathBuf),
     /// One file.
@@ -25,63 +25,63 @@ pub(crate) fn is_index(path: &Path) -> bool {
     path.file_name().is_some_and(|n| n.to_string_lossy().ends_with(INDEX))
 }
 
-/// Picks the weights in `folder`: a list of shards before a single file, safetensors before GGUF, the usual names before others, the plain
-/// file before a variant (`model.fp16.safetensors`). Several that are equally good are an error.
-pub(crate) fn find(folder: &Path) -> Result<Weights> {
+/// Locates the weights in `folder`. Prefers a list of shards to a single file, safetensors to GGUF, the usual names to
+/// others, and the plain file to a variant (`model.fp16.safetensors`). Several that are equally good are an error.
+pub(crate) fn locate(folder: &Path) -> Result<WeightsLocation> {
     let names = file_names(folder)?;
     if let Some(name) = choose(folder, &names, INDEX, |_| true)? {
-        return Ok(Weights::Index(folder.join(name)));
+        return Ok(WeightsLocation::Index(folder.join(name)));
     }
-    let whole = |stem: &str| !is_shard(stem);
-    if let Some(name) = choose(folder, &names, SINGLE, |s| whole(s) && !is_variant(s))? {
-        return Ok(Weights::File(folder.join(name)));
+    let is_whole = |stem: &str| !is_shard(stem);
+    if let Some(name) = choose(folder, &names, SINGLE, |s| is_whole(s) && !is_variant(s))? {
+        return Ok(WeightsLocation::File(folder.join(name)));
     }
-    if let Some(name) = choose(folder, &names, SINGLE, whole)? {
-        return Ok(Weights::File(folder.join(name)));
+    if let Some(name) = choose(folder, &names, SINGLE, is_whole)? {
+        return Ok(WeightsLocation::File(folder.join(name)));
     }
     if let Some(name) = choose(folder, &names, GGUF, |_| true)? {
-        return Ok(Weights::File(folder.join(name)));
+        return Ok(WeightsLocation::File(folder.join(name)));
     }
     Err(Error::NoWeights { folder: folder.to_owned(), found: describe(&names) })
 }
 
-/// The name with `ending` and an acceptable stem: a usual one, else the only one.
+/// The name with this extension and an acceptable stem: a usual one, else the only one.
 fn choose<'n>(
     folder: &Path,
     names: &'n [String],
-    ending: &str,
+    extension: &str,
     accept: impl Fn(&str) -> bool,
 ) -> Result<Option<&'n str>> {
-    let stems = names.iter().filter_map(|n| Some((n.as_str(), n.strip_suffix(ending)?)));
-    let fitting: Vec<_> = stems.filter(|(_, stem)| accept(stem)).collect();
+    let stems = names.iter().filter_map(|n| Some((n.as_str(), n.strip_suffix(extension)?)));
+    let candidates: Vec<_> = stems.filter(|(_, stem)| accept(stem)).collect();
     for usual in USUAL {
-        if let Some((name, _)) = fitting.iter().find(|(_, stem)| *stem == usual) {
+        if let Some((name, _)) = candidates.iter().find(|(_, stem)| *stem == usual) {
             return Ok(Some(name));
         }
     }
-    match fitting[..] {
+    match candidates[..] {
         [] => Ok(None),
         [(name, _)] => Ok(Some(name)),
-        _ => Err(Error::SeveralWeights {
+        _ => Err(Error::AmbiguousWeights {
             folder: folder.to_owned(),
-            names: fitting.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            names: candidates.iter().map(|(name, _)| (*name).to_owned()).collect(),
         }),
     }
 }
 
-/// `model-00001-of-00002`
+/// Whether it is the stem of a shard: `model-00001-of-00002`.
 fn is_shard(stem: &str) -> bool {
     let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
     let parts = stem.rsplit_once("-of-").and_then(|(rest, of)| Some((rest.rsplit_once('-')?.1, of)));
     parts.is_some_and(|(number, of)| digits(number) && digits(of))
 }
 
-/// `model.fp16`; but a number behind the dot is part of a name (`flux-v1.1`).
+/// Whether it is the stem of a variant: `model.fp16`. A number after the dot is part of a name (`flux-v1.1`).
 fn is_variant(stem: &str) -> bool {
     stem.rsplit_once('.').is_some_and(|(_, v)| v.starts_with(|c: char| c.is_ascii_alphabetic()))
 }
 
-/// The files in `folder`, sorted; names that are no text can't be weights.
+/// The names of files in `folder`, sorted; without those that are not UTF-8, which can't be weights.
 fn file_names(folder: &Path) -> Result<Vec<String>> {
     let io = |source| Error::Io { doing: "list", file: folder.to_owned(), source };
     let mut names = Vec::new();
@@ -97,7 +97,7 @@ fn file_names(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What is in a folder that should hold weights, and what to do about it.
+/// Describes what is in a folder without weights, and what to do about it.
 fn describe(names: &[String]) -> String {
     let has = |test: &dyn Fn(&str) -> bool| names.iter().any(|n| test(n));
     if has(&|n| n == "model_index.json") {

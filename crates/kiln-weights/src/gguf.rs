@@ -1,8 +1,8 @@
-//! The header of a GGUF file, versions 2 and 3: counts, settings, then a name, dimensions, a type and an offset for every
-//! tensor; the data begins at the next multiple of the alignment.
+//! The header of a GGUF file, versions 2 and 3: counts, metadata, then name, dimensions, type and offset of every tensor; the
+//! data begins at the next multiple of the alignment.
 //!
-//! Every count and length is compared with the bytes that are left before anything is made of it, and lists, which may
-//! hold a vocabulary of many megabytes, are stepped over.
+//! Every count and length is compared with the remaining bytes before anything is allocated for it. Arrays, which may hold a
+//! vocabulary of many megabytes, are skipped.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,33 +10,30 @@ use std::ops::Range;
 use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, Shape};
 
-use crate::Malformed;
-use crate::coding::Coding;
-use crate::header::{Entry, Header};
+use crate::MalformedFile;
+use crate::encoding::Encoding;
+use crate::header::{Header, TensorEntry};
 use crate::malformed::check_empty;
 
-/// What such a file begins with.
+/// The first bytes of a GGUF file.
 pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
 const ALIGNMENT_KEY: &str = "general.alignment";
-const ALIGNMENT: usize = 32;
-const MOST_DIMENSIONS: u32 = 4;
+const DEFAULT_ALIGNMENT: usize = 32;
+const MAX_DIMENSIONS: u32 = 4;
 
-/// A tensor type: its number, its name, and what it is here.
-type Kind = (u32, &'static str, Option<Stored>);
-
-/// How a type is held.
+/// A supported tensor type.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Stored {
-    Plain(DType),
+pub(crate) enum GgufType {
+    Dense(DType),
     Blocks(Format),
 }
 
-use Stored::{Blocks, Plain};
+use GgufType::{Blocks, Dense};
 
-/// The types that files may have; those without a meaning are named in the refusal.
-const KINDS: [Kind; 31] = [
-    (0, "F32", Some(Plain(DType::F32))),
-    (1, "F16", Some(Plain(DType::F16))),
+/// All tensor types: id, name, and what the supported ones are. The others are named in errors.
+const TYPES: [(u32, &str, Option<GgufType>); 31] = [
+    (0, "F32", Some(Dense(DType::F32))),
+    (1, "F16", Some(Dense(DType::F16))),
     (2, "Q4_0", Some(Blocks(Format::Q4_0))),
     (3, "Q4_1", Some(Blocks(Format::Q4_1))),
     (6, "Q5_0", Some(Blocks(Format::Q5_0))),
@@ -57,29 +54,29 @@ const KINDS: [Kind; 31] = [
     (21, "IQ3_S", None),
     (22, "IQ2_S", None),
     (23, "IQ4_XS", None),
-    (24, "I8", Some(Plain(DType::I8))),
-    (26, "I32", Some(Plain(DType::I32))),
-    (27, "I64", Some(Plain(DType::I64))),
-    (28, "F64", Some(Plain(DType::F64))),
+    (24, "I8", Some(Dense(DType::I8))),
+    (26, "I32", Some(Dense(DType::I32))),
+    (27, "I64", Some(Dense(DType::I64))),
+    (28, "F64", Some(Dense(DType::F64))),
     (29, "IQ1_M", None),
-    (30, "BF16", Some(Plain(DType::BF16))),
+    (30, "BF16", Some(Dense(DType::BF16))),
     (34, "TQ1_0", None),
     (35, "TQ2_0", None),
     (39, "MXFP4", None),
 ];
 
-/// The number of a format, and the names of those that are read.
-pub(crate) fn number_of(stored: Stored) -> Option<u32> {
-    KINDS.iter().find(|k| k.2 == Some(stored)).map(|k| k.0)
+/// The id of a type; `None` if GGUF doesn't have it.
+pub(crate) fn type_id(wanted: GgufType) -> Option<u32> {
+    TYPES.iter().find(|t| t.2 == Some(wanted)).map(|t| t.0)
 }
 
-/// All types that are read, for messages.
-pub(crate) fn names() -> String {
-    KINDS.iter().filter(|k| k.2.is_some()).map(|k| k.1).collect::<Vec<_>>().join(", ")
+/// The names of all supported types, for messages.
+pub(crate) fn supported_types() -> String {
+    TYPES.iter().filter(|t| t.2.is_some()).map(|t| t.1).collect::<Vec<_>>().join(", ")
 }
 
-/// Bytes of a value of each kind of setting but text (8) and lists (9).
-const SCALARS: [Option<usize>; 13] = [
+/// The size of a value of each metadata type, except for strings (8) and arrays (9).
+const VALUE_SIZES: [Option<usize>; 13] = [
     Some(1),
     Some(1),
     Some(2),
@@ -94,65 +91,70 @@ const SCALARS: [Option<usize>; 13] = [
     Some(8),
     Some(8),
 ];
-const TEXT: u32 = 8;
-const LIST: u32 = 9;
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
 
-/// Reads and checks the header of a whole file.
-pub(crate) fn read(file: &[u8]) -> Result<Header, Malformed> {
-    let mut cursor = Cursor { file, at: MAGIC.len() };
-    let version = cursor.u32()?;
+/// Reads and validates the header of a file.
+pub(crate) fn read_header(file: &[u8]) -> Result<Header, MalformedFile> {
+    let mut reader = HeaderReader { file, position: MAGIC.len() };
+    let version = reader.u32()?;
     if !(2..=3).contains(&version) {
-        let what = match version.swap_bytes() {
-            2 | 3 => "is big-endian, which Kiln can't read".to_owned(),
-            _ => format!("has version {version}; Kiln reads 2 and 3"),
+        let problem = match version.swap_bytes() {
+            2 | 3 => "it is big-endian, which Kiln can't read".to_owned(),
+            _ => format!("it has version {version}; Kiln reads 2 and 3"),
         };
-        return Err(Malformed::Gguf { what: format!("it {what}") });
+        return Err(MalformedFile::Gguf { problem });
     }
-    let (tensors, settings) = (cursor.u64()?, cursor.u64()?);
+    let (tensor_count, metadata_count) = (reader.u64()?, reader.u64()?);
     let mut metadata = BTreeMap::new();
-    for _ in 0..settings {
-        let key = cursor.text()?;
-        let value = cursor.setting()?;
+    for _ in 0..metadata_count {
+        let key = reader.string()?;
+        let value = reader.metadata_value()?;
         metadata.insert(key, value);
     }
     let mut infos = Vec::new();
-    for _ in 0..tensors {
-        infos.push(cursor.info()?);
+    for _ in 0..tensor_count {
+        infos.push(reader.tensor_info()?);
     }
     let alignment = match metadata.get(ALIGNMENT_KEY) {
-        None => ALIGNMENT,
+        None => DEFAULT_ALIGNMENT,
         Some(text) => {
             text.parse().ok().filter(|n: &usize| n.is_power_of_two() && *n <= 1 << 20).ok_or_else(|| {
-                Malformed::Gguf { what: format!("its `{ALIGNMENT_KEY}` is {text}, expected a power of two") }
+                MalformedFile::Gguf {
+                    problem: format!("its `{ALIGNMENT_KEY}` is {text}, expected a power of two"),
+                }
             })?
         }
     };
-    let start = cursor.at.next_multiple_of(alignment);
-    Ok(Header { metadata, entries: place(infos, start, file.len())? })
+    let start = reader.position.next_multiple_of(alignment);
+    Ok(Header { metadata, entries: resolve_entries(infos, start, file.len())? })
 }
 
-struct Info {
+struct TensorInfo {
     name: String,
     shape: Shape,
-    stored: Stored,
+    gguf_type: GgufType,
     offset: u64,
 }
 
-/// Turns offsets into ranges of the file, none of them shared.
-fn place(infos: Vec<Info>, start: usize, end: usize) -> Result<BTreeMap<String, Entry>, Malformed> {
+/// Turns offsets into ranges of the file, and checks that they don't overlap.
+fn resolve_entries(
+    infos: Vec<TensorInfo>,
+    start: usize,
+    end: usize,
+) -> Result<BTreeMap<String, TensorEntry>, MalformedFile> {
     let mut entries = BTreeMap::new();
     let mut ranges: Vec<(Range<usize>, String)> = Vec::with_capacity(infos.len());
-    for Info { name, shape, stored, offset } in infos {
+    for TensorInfo { name, shape, gguf_type, offset } in infos {
         check_empty(&name, &shape)?;
-        let too_large = || Malformed::TooLarge { tensor: name.clone(), shape: shape.clone() };
-        let size = match stored {
-            Plain(dtype) => {
+        let too_large = || MalformedFile::TooLarge { tensor: name.clone(), shape: shape.clone() };
+        let size = match gguf_type {
+            Dense(dtype) => {
                 shape.checked_numel().and_then(|n| n.checked_mul(dtype.size())).ok_or_else(too_large)?
             }
             Blocks(format) => {
-                let row = format.row_bytes(shape.last()).ok_or_else(|| Malformed::Gguf {
-                    what: format!(
-                        "tensor `{name}` of shape {shape} can't be {format}: its rows are no whole blocks"
+                let row = format.row_bytes(shape.last()).ok_or_else(|| MalformedFile::Gguf { problem: format!(
+                        "tensor `{name}` of shape {shape} can't be {format}: its rows are not a multiple of the block size"
                     ),
                 })?;
                 let rows = shape.dims()[..shape.rank() - 1].iter().try_fold(1usize, |n, d| n.checked_mul(*d));
@@ -163,15 +165,15 @@ fn place(infos: Vec<Info>, start: usize, end: usize) -> Result<BTreeMap<String, 
         let range = from.and_then(|from| Some(from..from.checked_add(size)?)).ok_or_else(too_large)?;
         if range.end > end {
             let (expected, found) = (range.end - start.min(range.end), end.saturating_sub(start));
-            return Err(Malformed::Truncated { tensor: name, expected, found });
+            return Err(MalformedFile::Truncated { tensor: name, expected, found });
         }
-        let (dtype, coding) = match stored {
-            Plain(dtype) => (dtype, Coding::Plain),
-            Blocks(format) => (DType::U8, Coding::Blocks(format)),
+        let (dtype, encoding) = match gguf_type {
+            Dense(dtype) => (dtype, Encoding::Dense),
+            Blocks(format) => (DType::U8, Encoding::Blocks(format)),
         };
         ranges.push((range.clone(), name.clone()));
-        if entries.insert(name.clone(), Entry { dtype, shape, range, coding }).is_some() {
-            return Err(Malformed::Twice { tensor: name });
+        if entries.insert(name.clone(), TensorEntry { dtype, shape, range, encoding }).is_some() {
+            return Err(MalformedFile::DuplicateTensor { tensor: name });
         }
     }
     ranges.sort_by_key(|(range, _)| (range.start, range.end));
@@ -179,60 +181,60 @@ fn place(infos: Vec<Info>, start: usize, end: usize) -> Result<BTreeMap<String, 
         let [(before, other), (range, tensor)] = pair else { continue };
         if range.start < before.end {
             let (tensor, other) = (tensor.clone(), other.clone());
-            return Err(Malformed::Overlap { tensor, start: range.start, other, end: before.end });
+            return Err(MalformedFile::Overlap { tensor, start: range.start, other, end: before.end });
         }
     }
     Ok(entries)
 }
 
-struct Cursor<'f> {
+struct HeaderReader<'f> {
     file: &'f [u8],
-    at: usize,
+    position: usize,
 }
 
-impl<'f> Cursor<'f> {
-    fn take(&mut self, count: usize) -> Result<&'f [u8], Malformed> {
-        let rest = &self.file[self.at..];
-        let taken = rest.get(..count).ok_or_else(|| Malformed::Gguf {
-            what: format!(
-                "its header wants {count} bytes at byte {}, where {} are left",
-                self.at,
+impl<'f> HeaderReader<'f> {
+    fn take(&mut self, count: usize) -> Result<&'f [u8], MalformedFile> {
+        let rest = &self.file[self.position..];
+        let taken = rest.get(..count).ok_or_else(|| MalformedFile::Gguf {
+            problem: format!(
+                "its header needs {count} bytes at byte {}, where {} are left",
+                self.position,
                 rest.len()
             ),
         })?;
-        self.at += count;
+        self.position += count;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], MalformedFile> {
         let mut bytes = [0; N];
         bytes.copy_from_slice(self.take(N)?);
         Ok(bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, Malformed> {
+    fn u32(&mut self) -> Result<u32, MalformedFile> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    fn u64(&mut self) -> Result<u64, Malformed> {
+    fn u64(&mut self) -> Result<u64, MalformedFile> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    fn bytes(&mut self) -> Result<&'f [u8], Malformed> {
+    fn bytes(&mut self) -> Result<&'f [u8], MalformedFile> {
         let length = self.u64()?;
         self.take(usize::try_from(length).unwrap_or(usize::MAX))
     }
 
-    fn text(&mut self) -> Result<String, Malformed> {
-        let at = self.at;
+    fn string(&mut self) -> Result<String, MalformedFile> {
+        let at = self.position;
         let text = std::str::from_utf8(self.bytes()?);
-        text.map(str::to_owned).map_err(|_| Malformed::Gguf {
-            what: format!("the text at byte {at} of its header is not UTF-8"),
+        text.map(str::to_owned).map_err(|_| MalformedFile::Gguf {
+            problem: format!("the text at byte {at} of its header is not UTF-8"),
         })
     }
 
-    /// A setting's value as text; of a list, how many there are.
-    fn setting(&mut self) -> Result<String, Malformed> {
+    /// A metadata value as text; for an array, its length.
+    fn metadata_value(&mut self) -> Result<String, MalformedFile> {
         match self.u32()? {
             0 | 7 => Ok(u8::from_le_bytes(self.array()?).to_string()),
             1 => Ok(i8::from_le_bytes(self.array()?).to_string()),
@@ -241,34 +243,36 @@ impl<'f> Cursor<'f> {
             4 => Ok(u32::from_le_bytes(self.array()?).to_string()),
             5 => Ok(i32::from_le_bytes(self.array()?).to_string()),
             6 => Ok(f32::from_le_bytes(self.array()?).to_string()),
-            TEXT => self.text(),
-            LIST => self.skip_list(),
+            STRING => self.string(),
+            ARRAY => self.skip_array(),
             10 => Ok(u64::from_le_bytes(self.array()?).to_string()),
             11 => Ok(i64::from_le_bytes(self.array()?).to_string()),
             12 => Ok(f64::from_le_bytes(self.array()?).to_string()),
-            other => {
-                Err(Malformed::Gguf { what: format!("it has a setting of kind {other}, which there is not") })
-            }
+            other => Err(MalformedFile::Gguf {
+                problem: format!("its metadata has a value of unknown type {other}"),
+            }),
         }
     }
 
-    fn skip_list(&mut self) -> Result<String, Malformed> {
-        let (kind, count) = (self.u32()?, self.u64()?);
-        match SCALARS.get(kind as usize) {
+    fn skip_array(&mut self) -> Result<String, MalformedFile> {
+        let (element_type, count) = (self.u32()?, self.u64()?);
+        match VALUE_SIZES.get(element_type as usize) {
             Some(Some(size)) => {
                 let bytes = usize::try_from(count).ok().and_then(|n| n.checked_mul(*size));
                 self.take(bytes.unwrap_or(usize::MAX))?;
             }
-            None if kind != TEXT => {
-                return Err(Malformed::Gguf {
-                    what: format!("it has a list of kind {kind}, which there is not"),
+            None => {
+                return Err(MalformedFile::Gguf {
+                    problem: format!("its metadata has an array of unknown type {element_type}"),
                 });
             }
-            _ if kind == LIST => {
-                return Err(Malformed::Gguf { what: "it has a list of lists, which no model needs".into() });
+            Some(None) if element_type == ARRAY => {
+                return Err(MalformedFile::Gguf {
+                    problem: "its metadata has an array of arrays, which Kiln can't read".into(),
+                });
             }
-            // Each text takes 8 bytes at least, so that the file's end stops a count that lies.
-            _ => {
+            // Strings. Each takes at least 8 bytes, so that the end of the file stops a wrong count.
+            Some(None) => {
                 for _ in 0..count {
                     self.bytes()?;
                 }
@@ -277,12 +281,14 @@ impl<'f> Cursor<'f> {
         Ok(format!("[{count} values]"))
     }
 
-    fn info(&mut self) -> Result<Info, Malformed> {
-        let name = self.text()?;
+    fn tensor_info(&mut self) -> Result<TensorInfo, MalformedFile> {
+        let name = self.string()?;
         let count = self.u32()?;
-        if count > MOST_DIMENSIONS {
-            return Err(Malformed::Gguf {
-                what: format!("tensor `{name}` has {count} dimensions, at most 4 are known"),
+        if count > MAX_DIMENSIONS {
+            return Err(MalformedFile::Gguf {
+                problem: format!(
+                    "tensor `{name}` has {count} dimensions, more than the {MAX_DIMENSIONS} that the format allows"
+                ),
             });
         }
         let mut dims = Vec::new();
@@ -290,16 +296,16 @@ impl<'f> Cursor<'f> {
             let dim = self.u64()?;
             dims.push(usize::try_from(dim).unwrap_or(usize::MAX));
         }
-        // The fastest dimension comes first there and last here.
+        // GGUF has the fastest dimension first.
         dims.reverse();
-        let kind = self.u32()?;
-        let stored = match KINDS.iter().find(|k| k.0 == kind) {
-            Some((_, _, Some(stored))) if !dims.is_empty() || matches!(stored, Plain(_)) => *stored,
+        let id = self.u32()?;
+        let gguf_type = match TYPES.iter().find(|t| t.0 == id) {
+            Some((_, _, Some(found))) if !dims.is_empty() || matches!(found, Dense(_)) => *found,
             Some((_, dtype, _)) => {
-                return Err(Malformed::GgufType { tensor: name, dtype: (*dtype).to_owned() });
+                return Err(MalformedFile::GgufType { tensor: name, dtype: (*dtype).to_owned() });
             }
-            None => return Err(Malformed::GgufType { tensor: name, dtype: format!("number {kind}") }),
+            None => return Err(MalformedFile::GgufType { tensor: name, dtype: format!("number {id}") }),
         };
-        Ok(Info { name, shape: dims.into(), stored, offset: self.u64()? })
+        Ok(TensorInfo { name, shape: dims.into(), gguf_type, offset: self.u64()? })
     }
 }

@@ -1,4 +1,4 @@
-//! Weights in several files, listed by `X.safetensors.index.json`.
+//! Sharded weights, listed in `X.safetensors.index.json`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,22 +11,22 @@ use crate::{Error, Result};
 
 #[derive(Deserialize)]
 struct Index {
-    /// Tensor to file name.
+    /// File name of each tensor.
     weight_map: BTreeMap<String, String>,
 }
 
-/// Opens every shard that the index names, and checks that each holds what the index says.
+/// Opens every shard in the index, and checks that each has the tensors that the index says.
 pub(crate) fn open(path: &Path) -> Result<Vec<WeightFile>> {
-    let broken = |reason: String| Error::Index { file: path.to_owned(), reason };
+    let invalid = |reason: String| Error::ShardIndex { file: path.to_owned(), reason };
     let text = fs::read(path).map_err(|e| not_found_or(path, e))?;
-    let index: Index = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
+    let index: Index = serde_json::from_slice(&text).map_err(|e| invalid(e.to_string()))?;
     let names: BTreeSet<&String> = index.weight_map.values().collect();
     if names.is_empty() {
-        return Err(broken("its `weight_map` names no tensor".into()));
+        return Err(invalid("its `weight_map` names no tensor".into()));
     }
     // Shards lie beside their index: a path would let a downloaded file reach anywhere on this machine.
     if let Some(name) = names.iter().find(|n| Path::new(n).file_name().is_none_or(|f| f != n.as_str())) {
-        return Err(broken(format!("shard `{name}` is not a plain file name")));
+        return Err(invalid(format!("shard `{name}` is not a plain file name")));
     }
     let folder = path.parent().unwrap_or(Path::new(""));
     let missing: Vec<String> =

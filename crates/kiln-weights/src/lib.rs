@@ -1,7 +1,8 @@
-//! Model weights for Kiln: safetensors and GGUF files and diffusers folders as one [`WeightSource`] of named tensors,
-//! whatever their names and packing; LoRAs for them ([`LoraUpdates`]); and such files written ([`export`]). Files are mapped, so that opening one reads its header only, and a tensor is a window into it.
+//! Model weights for Kiln. A [`WeightSource`] has the named tensors of safetensors files, GGUF files and diffusers folders,
+//! whatever their naming and quantization; [`LoraUpdates`] applies LoRAs to them; [`export`] writes such files.
+//! Files are memory-mapped: opening one reads only its header, and a tensor is a view of it.
 //!
-//! A model takes its layers through [`Vars`], a cursor that checks every shape:
+//! A model loads its layers through [`Vars`], a cursor that checks every shape:
 //!
 //! ```
 //! use kiln_tensor::HostTensor;
@@ -24,12 +25,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Anything wrong with a file is an [`enum@Error`] that names the file and the tensor, what was expected and what was
-//! found; no input makes this crate panic.
+//! Invalid files give an [`enum@Error`] with the file, the tensor, what was expected and what was found; no input makes this
+//! crate panic.
 #![deny(unsafe_code)]
 
-mod coding;
 mod dtypes;
+mod encoding;
 mod error;
 pub mod export;
 mod file;
@@ -43,21 +44,22 @@ mod layout;
 mod lora;
 mod malformed;
 mod map;
-mod near;
 mod pages;
-mod placed;
-pub mod quantise;
+pub mod quantize;
 pub mod save;
+mod similar;
 mod source;
+mod source_tensor;
 mod synthetic;
+mod threads;
 mod vars;
 
 pub use error::{Error, Result};
-pub use int8::LinearForm;
+pub use int8::LinearPrecision;
 pub use layout::Component;
 pub use lora::{LayerShape, Lora, LoraBase, LoraLayout, LoraOptions, LoraProblem, LoraReport, LoraUpdates};
-pub use malformed::Malformed;
-pub use near::nearest;
-pub use pages::Pages;
+pub use malformed::MalformedFile;
+pub use pages::PageRanges;
+pub use similar::similar_names;
 pub use source::WeightSource;
 pub use vars::Vars;

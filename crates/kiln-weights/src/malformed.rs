@@ -1,29 +1,30 @@
+//! What can be wrong with a safetensors or GGUF file.
+
 use kiln_tensor::Shape;
 
 use crate::{dtypes, gguf};
 
 /// The largest dimension of a tensor without elements.
-const MOST_EMPTY: usize = 1 << 20;
+const MAX_EMPTY_DIM: usize = 1 << 20;
 
-/// Refuses a tensor whose dimensions nothing in the file stands for.
-pub(crate) fn check_empty(tensor: &str, shape: &Shape) -> Result<(), Malformed> {
-    let large = shape.dims().contains(&0) && shape.dims().iter().any(|d| *d > MOST_EMPTY);
-    match large {
-        true => Err(Malformed::EmptyAndLarge { tensor: tensor.to_owned(), shape: shape.clone() }),
-        false => Ok(()),
+/// Rejects an empty tensor with a huge dimension: no data in the file backs the size of buffers made for it.
+pub(crate) fn check_empty(tensor: &str, shape: &Shape) -> Result<(), MalformedFile> {
+    if shape.dims().contains(&0) && shape.dims().iter().any(|d| *d > MAX_EMPTY_DIM) {
+        return Err(MalformedFile::OversizedEmpty { tensor: tensor.to_owned(), shape: shape.clone() });
     }
+    Ok(())
 }
 
 /// What is wrong with a file that should be safetensors or GGUF. [`crate::Error::Malformed`] adds its name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum MalformedFile {
     /// No bytes at all.
     #[error("the file is empty")]
     Empty,
-    /// Another kind of file.
+    /// A file of another format.
     #[error("it is {0}")]
-    Foreign(&'static str),
-    /// Too short even for the length of its header.
+    OtherFormat(&'static str),
+    /// Too short for the length of the header.
     #[error("expected at least 8 bytes (the header's length), found {found}")]
     TooShort {
         /// Bytes in the file.
@@ -32,42 +33,42 @@ pub enum Malformed {
     /// The header's length reaches past the end of the file.
     #[error("it announces a header of {header} bytes, but has {available} bytes after that number")]
     HeaderLength {
-        /// Length that the file's first 8 bytes give.
+        /// The length in the file's first 8 bytes.
         header: u64,
-        /// Bytes behind them.
+        /// Bytes after them.
         available: usize,
     },
-    /// A header longer than any real one.
+    /// A header longer than the format allows.
     #[error("it announces a header of {header} bytes, more than the {limit} that the format allows")]
     HeaderTooLong {
-        /// Length that the file's first 8 bytes give.
+        /// The length in the file's first 8 bytes.
         header: u64,
-        /// The longest that is accepted.
+        /// The maximum.
         limit: u64,
     },
-    /// The header isn't the JSON it should be.
+    /// A header that is not the expected JSON.
     #[error("its header is not JSON of tensors: {reason}")]
     NotJson {
-        /// What the JSON reader says.
+        /// The JSON parser's error.
         reason: String,
     },
-    /// One name twice in the header.
+    /// A name that is in the header twice.
     #[error("its header names tensor `{tensor}` twice")]
-    Twice {
+    DuplicateTensor {
         /// The tensor.
         tensor: String,
     },
-    /// An element type Kiln has no use for.
+    /// An unsupported dtype.
     #[error("tensor `{tensor}` has dtype {dtype}; Kiln reads {}", dtypes::names())]
     DType {
         /// The tensor.
         tensor: String,
-        /// The header's name of the type.
+        /// The dtype's name in the header.
         dtype: String,
     },
     /// Data that ends before it starts.
     #[error("the data of tensor `{tensor}` ends at byte {end}, before its start at {start}")]
-    Reversed {
+    ReversedOffsets {
         /// The tensor.
         tensor: String,
         /// First byte.
@@ -88,40 +89,42 @@ pub enum Malformed {
         end: usize,
     },
     /// Bytes that belong to no tensor.
-    #[error("the data of tensor `{tensor}` starts at byte {start}, expected {expected}: bytes without owner")]
-    Hole {
-        /// The tensor behind the hole.
+    #[error(
+        "the data of tensor `{tensor}` starts at byte {start}, expected {expected}: the bytes between belong to no tensor"
+    )]
+    Gap {
+        /// The tensor after the gap.
         tensor: String,
         /// Its first byte.
         start: usize,
         /// Where the tensor before it ends.
         expected: usize,
     },
-    /// Shape and dtype need another number of bytes.
+    /// Data of another size than shape and dtype need.
     #[error("tensor `{tensor}`, {dtype} {shape}, needs {expected} bytes, but its offsets span {found}")]
-    Size {
+    SizeMismatch {
         /// The tensor.
         tensor: String,
-        /// The header's name of its type.
+        /// Its dtype's name in the header.
         dtype: &'static str,
         /// Its shape.
         shape: Shape,
-        /// Bytes that type and shape need.
+        /// Bytes that dtype and shape need.
         expected: usize,
         /// Bytes between its offsets.
         found: usize,
     },
-    /// More elements than a machine can address.
-    #[error("tensor `{tensor}` has shape {shape}, which no machine can hold")]
+    /// More elements than memory can address.
+    #[error("tensor `{tensor}` has shape {shape}, which is too large for any memory")]
     TooLarge {
         /// The tensor.
         tensor: String,
         /// Its shape.
         shape: Shape,
     },
-    /// No elements, but a dimension that buffers for rows or columns would be made by.
-    #[error("tensor `{tensor}` has shape {shape}: no elements, and a dimension beyond all use")]
-    EmptyAndLarge {
+    /// No elements, but a huge dimension.
+    #[error("tensor `{tensor}` has shape {shape}: no elements, but a huge dimension")]
+    OversizedEmpty {
         /// The tensor.
         tensor: String,
         /// Its shape.
@@ -140,7 +143,7 @@ pub enum Malformed {
         /// Bytes of data there are.
         found: usize,
     },
-    /// The file goes on behind the data its header describes.
+    /// The file continues after the data its header describes.
     #[error("its header describes {expected} bytes of data, found {found}: the rest belongs to no tensor")]
     Trailing {
         /// Bytes of data the header describes.
@@ -148,21 +151,21 @@ pub enum Malformed {
         /// Bytes of data there are.
         found: usize,
     },
-    /// A GGUF header that makes no sense.
-    #[error("{what}")]
+    /// An invalid GGUF header.
+    #[error("{problem}")]
     Gguf {
         /// What was found, and where.
-        what: String,
+        problem: String,
     },
-    /// A GGUF type that Kiln can't unpack.
-    #[error("tensor `{tensor}` has type {dtype}; Kiln reads {}", gguf::names())]
+    /// An unsupported GGUF type.
+    #[error("tensor `{tensor}` has type {dtype}; Kiln reads {}", gguf::supported_types())]
     GgufType {
         /// The tensor.
         tensor: String,
         /// The type's name or number.
         dtype: String,
     },
-    /// Refused by the safetensors library for another reason.
+    /// Rejected by the safetensors crate for another reason.
     #[error("{0}")]
     Other(String),
 }

@@ -1,4 +1,4 @@
-//! The memory map, the one place with `unsafe` in this crate.
+//! Memory maps; the only `unsafe` code in this crate.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -8,66 +8,65 @@ use std::sync::Arc;
 use bytes::Bytes;
 use memmap2::{Mmap, MmapMut};
 
-/// Memory for a tensor that is made here.
-pub(crate) enum Made {
-    Plain(Vec<u8>),
-    Huge(MmapMut),
+/// Memory for a tensor that is computed at run time.
+pub(crate) enum TensorBuffer {
+    Heap(Vec<u8>),
+    Mapped(MmapMut),
 }
 
-impl Made {
-    /// Zeros, large ones in huge pages where the system has them: a product reads a weight in pieces of many rows, each in
-    /// a page of its own, and finding small pages takes time.
-    pub fn zeros(bytes: usize) -> Made {
+impl TensorBuffer {
+    /// Zeros; large buffers in huge pages where the system has them. A matmul reads tiles of many rows, each in another page,
+    /// and lookups of small pages take time.
+    pub fn zeros(bytes: usize) -> TensorBuffer {
         const HUGE: usize = 2 << 20;
         let map = (bytes >= HUGE).then(|| MmapMut::map_anon(bytes).ok()).flatten();
-        // A system without such pages gives small ones.
+        // Only advice: a system without huge pages uses small ones.
         #[cfg(target_os = "linux")]
         let _ = map.as_ref().map(|map| map.advise(memmap2::Advice::HugePage));
-        map.map_or_else(|| Made::Plain(vec![0; bytes]), Made::Huge)
+        map.map_or_else(|| TensorBuffer::Heap(vec![0; bytes]), TensorBuffer::Mapped)
     }
 }
 
-impl AsRef<[u8]> for Made {
+impl AsRef<[u8]> for TensorBuffer {
     fn as_ref(&self) -> &[u8] {
         match self {
-            Made::Plain(bytes) => bytes,
-            Made::Huge(map) => map,
+            TensorBuffer::Heap(bytes) => bytes,
+            TensorBuffer::Mapped(map) => map,
         }
     }
 }
 
-impl AsMut<[u8]> for Made {
+impl AsMut<[u8]> for TensorBuffer {
     fn as_mut(&mut self) -> &mut [u8] {
         match self {
-            Made::Plain(bytes) => bytes,
-            Made::Huge(map) => map,
+            TensorBuffer::Heap(bytes) => bytes,
+            TensorBuffer::Mapped(map) => map,
         }
     }
 }
 
 /// A mapped file. Pages are read when they are touched and shared with other processes.
 #[derive(Debug)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedFile {
     map: Mmap,
-    /// Kept to ask which parts of it are in memory.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux can be asked"))]
+    /// For residency queries.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux has residency queries"))]
     file: File,
 }
 
-impl Mapped {
-    /// Maps the whole of `file`, which must not be changed while the result lives: see the note on
-    /// [`crate::WeightSource::open`].
-    pub fn new(file: File) -> io::Result<Arc<Mapped>> {
-        // SAFETY: the map is private to this process and only ever read, as plain bytes that are valid whatever
-        // their values. What the operating system can't rule out is another program writing to or cutting the file
-        // meanwhile; that is the documented condition for using a weight file, as for every program that maps one.
+impl MappedFile {
+    /// Maps all of `file`, which must not be changed while the result exists; see [`crate::WeightSource::open`].
+    pub fn new(file: File) -> io::Result<Arc<MappedFile>> {
+        // SAFETY: the map is only read, as bytes, for which every value is valid. The operating system can't prevent another
+        // program from writing to or truncating the file meanwhile; that it does not happen is the documented condition for
+        // using a weight file, as for every program that maps one.
         let map = unsafe { Mmap::map(&file) }?;
-        Ok(Arc::new(Mapped { map, file }))
+        Ok(Arc::new(MappedFile { map, file }))
     }
 
-    /// Its bytes; the map lives as long as any of them.
+    /// Its bytes, which keep the map alive.
     pub fn bytes(self: &Arc<Self>) -> Bytes {
-        struct Owner(Arc<Mapped>);
+        struct Owner(Arc<MappedFile>);
         impl AsRef<[u8]> for Owner {
             fn as_ref(&self) -> &[u8] {
                 &self.0.map
@@ -76,37 +75,35 @@ impl Mapped {
         Bytes::from_owner(Owner(Arc::clone(self)))
     }
 
-    /// Asks the system to read a part of the file soon, without waiting for it.
+    /// Asks the system to read a range of the file soon, without waiting for it.
     pub fn will_need(&self, start: usize, len: usize) {
-        // Only advice: where there is no such call, pages are read when they are touched.
+        // Only advice: without it, pages are read when they are touched.
         #[cfg(unix)]
         let _ = self.map.advise_range(memmap2::Advice::WillNeed, start, len);
         #[cfg(not(unix))]
         let _ = (start, len);
     }
 
-    /// Lets go of the pages of a part: they stop counting as this process's memory, and are read again when they are
-    /// touched again.
+    /// Releases the pages of a range: they no longer count as this process's memory, and are read again when touched.
     pub fn release(&self, start: usize, len: usize) {
         #[cfg(unix)]
         {
-            // SAFETY: the map is never written, so dropping its pages loses nothing: they come back from the file.
-            let told =
+            // Only advice: without it, the pages stay a little longer.
+            // SAFETY: the map is never written, so dropping its pages loses nothing: they are read from the file again.
+            let _ =
                 unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
-            // It is advice; without it the pages stay a little longer.
-            let _ = told;
         }
         #[cfg(not(unix))]
         let _ = (start, len);
     }
 
-    /// Whether the byte at `offset` is in memory; where that can't be asked, it is taken to be.
+    /// Whether the byte at `offset` is in memory; true if the system can't tell.
     #[cfg(target_os = "linux")]
     pub fn is_resident(&self, offset: usize) -> bool {
         use rustix::io::{Errno, IoSliceMut, ReadWriteFlags, preadv2};
         let mut byte = [0];
         let mut buffers = [IoSliceMut::new(&mut byte)];
-        // A read that would have to wait for the disk is refused instead.
+        // NOWAIT: a read that would have to wait for the disk fails instead.
         !matches!(
             preadv2(&self.file, &mut buffers, offset as u64, ReadWriteFlags::NOWAIT),
             Err(Errno::AGAIN) | Ok(0)

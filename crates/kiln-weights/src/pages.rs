@@ -1,83 +1,83 @@
-//! Reading ahead: the pages of weights that are needed next.
+//! Prefetching the pages of weights that are needed next.
 //!
-//! A model larger than the memory is read from disk again in every step. Left alone, the system reads a page when it is
-//! touched and guesses a little ahead; told which block comes next, it reads all of that while this one computes.
+//! A model larger than memory is read from disk again in every step. By itself, the system reads a page when it is touched
+//! and guesses a little ahead; told which block comes next, it reads all of that while the current one is computed.
 
 use std::fmt;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, LazyLock};
 
-use crate::map::Mapped;
+use crate::map::MappedFile;
 
-/// How far apart the looks are that tell whether a part of a file is in memory. The system drops and reads pages in
-/// long runs, so a few looks show it.
-const LOOK: usize = 8 << 20;
-/// Systems cut one piece of advice to as much as they read ahead at a time; this is the least that is common.
-const PIECE: usize = 128 << 10;
-/// Gaps up to this size are read, too.
-const GAP: usize = 64 << 10;
+/// The distance between probes of whether a range is in memory. The system drops and reads pages in long runs, so a few
+/// probes show it.
+const PROBE_STEP: usize = 8 << 20;
+/// Systems cut each request to the size of their read-ahead; this is the smallest common one.
+const REQUEST: usize = 128 << 10;
+/// Gaps up to this size between tensors are read, too.
+const MAX_GAP: usize = 64 << 10;
 
-/// Where some tensors lie in their mapped files.
+/// The ranges of mapped files that some tensors occupy.
 #[derive(Clone, Default)]
-pub struct Pages {
+pub struct PageRanges {
     spans: Arc<[Span]>,
 }
 
 #[derive(Clone)]
 pub(crate) struct Span {
-    pub file: Arc<Mapped>,
+    pub file: Arc<MappedFile>,
     pub start: usize,
     pub end: usize,
 }
 
-impl Pages {
-    /// The spans, joined where they touch.
-    pub(crate) fn new(mut spans: Vec<Span>) -> Pages {
+impl PageRanges {
+    /// Sorts the spans and joins neighbours.
+    pub(crate) fn new(mut spans: Vec<Span>) -> PageRanges {
         spans.sort_by_key(|span| (Arc::as_ptr(&span.file) as usize, span.start));
         let mut joined: Vec<Span> = Vec::new();
         for span in spans {
             match joined.last_mut() {
-                Some(last) if Arc::ptr_eq(&last.file, &span.file) && span.start <= last.end + GAP => {
+                Some(last) if Arc::ptr_eq(&last.file, &span.file) && span.start <= last.end + MAX_GAP => {
                     last.end = last.end.max(span.end);
                 }
                 _ => joined.push(span),
             }
         }
-        Pages { spans: joined.into() }
+        PageRanges { spans: joined.into() }
     }
 
-    /// Bytes in all; 0 for weights that are in no mapped file.
+    /// Their size in bytes; 0 for weights that are in no mapped file.
     pub fn bytes(&self) -> u64 {
         self.spans.iter().map(|span| (span.end - span.start) as u64).sum()
     }
 
-    /// Asks the system to have these pages in memory soon. Returns at once: a thread of its own first looks whether
-    /// anything is missing, so that a model which is in memory anyway costs no more than a message.
-    pub fn will_need(&self) {
-        static READER: LazyLock<Option<SyncSender<Pages>>> = LazyLock::new(|| {
-            let (sender, receiver) = sync_channel::<Pages>(2);
-            let work = move || receiver.iter().for_each(|pages| pages.fetch());
-            std::thread::Builder::new().name("kiln-read-ahead".into()).spawn(work).ok()?;
+    /// Asks the system to have these pages in memory soon. Returns at once: a background thread first checks whether anything
+    /// is missing, so that a model which is in memory costs no more than a message.
+    pub fn prefetch(&self) {
+        static READER: LazyLock<Option<SyncSender<PageRanges>>> = LazyLock::new(|| {
+            let (sender, receiver) = sync_channel::<PageRanges>(2);
+            let fetch = move || receiver.iter().for_each(|pages| pages.fetch());
+            std::thread::Builder::new().name("kiln-read-ahead".into()).spawn(fetch).ok()?;
             Some(sender)
         });
         if !self.spans.is_empty()
             && let Some(reader) = &*READER
         {
-            // When the disk is behind, more advice wouldn't make it faster.
+            // If the queue is full, the disk is behind, and another request wouldn't make it faster.
             let _ = reader.try_send(self.clone());
         }
     }
 
-    /// Asks for the spans that are not in memory.
+    /// Requests the spans that are not in memory.
     fn fetch(&self) {
         for span in self.spans.iter().filter(|span| !span.is_resident()) {
-            for start in (span.start..span.end).step_by(PIECE) {
-                span.file.will_need(start, PIECE.min(span.end - start));
+            for start in (span.start..span.end).step_by(REQUEST) {
+                span.file.will_need(start, REQUEST.min(span.end - start));
             }
         }
     }
 
-    /// Whether all looks find their page in memory.
+    /// Whether all probed pages are in memory.
     pub fn is_resident(&self) -> bool {
         self.spans.iter().all(Span::is_resident)
     }
@@ -85,14 +85,14 @@ impl Pages {
 
 impl Span {
     fn is_resident(&self) -> bool {
-        let mut looks = (self.start..self.end).step_by(LOOK).chain(self.end.checked_sub(1));
-        looks.all(|offset| self.file.is_resident(offset))
+        let mut probes = (self.start..self.end).step_by(PROBE_STEP).chain(self.end.checked_sub(1));
+        probes.all(|offset| self.file.is_resident(offset))
     }
 }
 
-impl fmt::Debug for Pages {
+impl fmt::Debug for PageRanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pages({} spans, {} bytes)", self.spans.len(), self.bytes())
+        write!(f, "PageRanges({} spans, {} bytes)", self.spans.len(), self.bytes())
     }
 }
 
@@ -102,14 +102,14 @@ mod tests {
     use std::fs::File;
     use std::time::{Duration, Instant};
 
-    fn pages(file: &File, spans: &[(usize, usize)]) -> Pages {
-        let mapped = Mapped::new(file.try_clone().unwrap()).unwrap();
+    fn pages(file: &File, spans: &[(usize, usize)]) -> PageRanges {
+        let mapped = MappedFile::new(file.try_clone().unwrap()).unwrap();
         let span = |&(start, end): &(usize, usize)| Span { file: Arc::clone(&mapped), start, end };
-        Pages::new(spans.iter().map(span).collect())
+        PageRanges::new(spans.iter().map(span).collect())
     }
 
     #[test]
-    fn spans_that_touch_are_one() {
+    fn adjacent_spans_are_joined() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         let pages = pages(&file, &[(5000, 6000), (0, 100), (90, 4000), (500_000, 600_000)]);
@@ -119,8 +119,8 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_were_dropped_come_back() {
-        // Beside the build's own files: a folder for temporary ones may live in memory, where nothing is dropped.
+    fn dropped_pages_are_prefetched() {
+        // Not in the folder for temporary files, which may be in memory, where nothing is dropped.
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let file = tempfile::tempfile_in(folder).or_else(|_| tempfile::tempfile()).unwrap();
         let size = 12 << 20;
@@ -130,10 +130,10 @@ mod tests {
         assert!(pages.is_resident());
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         if pages.is_resident() {
-            eprintln!("this file system drops nothing: there is nothing to read ahead");
+            eprintln!("this file system drops no pages: nothing to prefetch");
             return;
         }
-        pages.will_need();
+        pages.prefetch();
         let start = Instant::now();
         while !pages.is_resident() {
             assert!(start.elapsed() < Duration::from_secs(20), "nothing was read");

@@ -5,17 +5,17 @@ use std::fs::{self, File};
 use std::io::{self, Seek, Write};
 use std::path::Path;
 
+use kiln_base::AtomicFile;
 use kiln_tensor::{DType, HostTensor, Shape};
 use serde_json::{Map, Value, json};
-use tempfile::{Builder, NamedTempFile};
 
 use crate::{Error, Result, dtypes};
 
 /// The header's entry that is no tensor.
 const METADATA: &str = "__metadata__";
 
-/// Writes `tensors` and `metadata` to `path`, whole or not at all: into a new file beside it, which then takes its
-/// name. On an error nothing is left behind and what was at `path` stays.
+/// Writes `tensors` and `metadata` to `path`, atomically: on an error no file is left behind, and an existing one stays as it
+/// was.
 ///
 /// The same input gives the same bytes.
 ///
@@ -34,9 +34,9 @@ pub fn save(
     tensors: &[(&str, HostTensor)],
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let plan: Vec<Planned> = tensors
+    let plan: Vec<TensorSpec> = tensors
         .iter()
-        .map(|(name, t)| Planned { name: (*name).to_owned(), dtype: t.dtype(), shape: t.shape().clone() })
+        .map(|(name, t)| TensorSpec { name: (*name).to_owned(), dtype: t.dtype(), shape: t.shape().clone() })
         .collect();
     let mut next = tensors.iter();
     stream(path, &plan, metadata, &mut |_| match next.next() {
@@ -45,20 +45,20 @@ pub fn save(
     })
 }
 
-/// A tensor that is going to be written.
+/// A tensor to write.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Planned {
+pub struct TensorSpec {
     /// Its name.
     pub name: String,
-    /// Its element type.
+    /// Its dtype.
     pub dtype: DType,
     /// Its dimensions.
     pub shape: Shape,
 }
 
-impl Planned {
-    /// Its bytes; as many as can be when they can't be counted.
-    pub(crate) fn bytes_or_most(&self) -> u64 {
+impl TensorSpec {
+    /// Its bytes; [`u64::MAX`] on overflow.
+    pub(crate) fn bytes_saturating(&self) -> u64 {
         self.bytes().unwrap_or(u64::MAX)
     }
 
@@ -68,67 +68,58 @@ impl Planned {
     }
 }
 
-/// [`save`] for tensors that don't fit into memory together: `tensor` is asked for each in the order of the plan, and
-/// what it gives is written before the next.
+/// [`save`] for tensors that don't fit into memory together: calls `tensor` for each in the order of the plan, and writes the
+/// result before the next.
 pub fn stream(
     path: impl AsRef<Path>,
-    plan: &[Planned],
+    plan: &[TensorSpec],
     metadata: &BTreeMap<String, String>,
-    tensor: &mut dyn FnMut(&Planned) -> Result<HostTensor>,
+    tensor: &mut dyn FnMut(&TensorSpec) -> Result<HostTensor>,
 ) -> Result<()> {
     let path = path.as_ref();
     let mut names = BTreeSet::from([METADATA]);
-    if let Some(Planned { name, .. }) = plan.iter().find(|p| !names.insert(&p.name)) {
-        let reason = if name == METADATA { "reserved" } else { "given twice" };
-        return Err(Error::SaveName { file: path.to_owned(), tensor: name.clone(), reason });
+    if let Some(TensorSpec { name, .. }) = plan.iter().find(|spec| !names.insert(&spec.name)) {
+        let reason = if name == METADATA { "the name is reserved" } else { "the name is given twice" };
+        return Err(Error::InvalidTensor { file: path.to_owned(), tensor: name.clone(), reason });
     }
     let io = |source| Error::Io { doing: "write", file: path.to_owned(), source };
     let (header, starts) = layout(plan, metadata).ok_or_else(|| io(io::ErrorKind::FileTooLarge.into()))?;
-    whole_file(path, &mut |out| {
+    write_with(path, &mut |out| {
         out.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
         out.write_all(header.as_bytes()).map_err(io)?;
-        let first = 8 + header.len() as u64;
-        for (planned, start) in plan.iter().zip(&starts) {
-            let found = tensor(planned)?;
-            if (found.dtype(), found.shape()) != (planned.dtype, &planned.shape) {
+        let data_start = 8 + header.len() as u64;
+        for (spec, start) in plan.iter().zip(&starts) {
+            let found = tensor(spec)?;
+            if (found.dtype(), found.shape()) != (spec.dtype, &spec.shape) {
                 return Err(Error::Shape {
                     file: path.to_owned(),
-                    tensor: planned.name.clone(),
+                    tensor: spec.name.clone(),
                     found: found.shape().clone(),
-                    expected: planned.shape.clone(),
+                    expected: spec.shape.clone(),
                 });
             }
-            out.seek(io::SeekFrom::Start(first + start)).map_err(io)?;
+            out.seek(io::SeekFrom::Start(data_start + start)).map_err(io)?;
             out.write_all(found.bytes()).map_err(io)?;
         }
         Ok(())
     })
 }
 
-/// A file that gets its name when `write` is done with it; on an error nothing is left behind.
-pub(crate) fn whole_file(path: &Path, write: &mut dyn FnMut(&mut File) -> Result<()>) -> Result<()> {
-    // A rename would replace a folder's entry or a device such as /dev/null by a file.
-    if fs::metadata(path).is_ok_and(|about| !about.is_file()) {
+/// Creates a file atomically from what `write` writes to it; on an error nothing is left behind.
+pub(crate) fn write_with(path: &Path, write: &mut dyn FnMut(&mut File) -> Result<()>) -> Result<()> {
+    if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         return Err(Error::NotAFile { file: path.to_owned() });
     }
     let io = |source| Error::Io { doing: "write", file: path.to_owned(), source };
-    let mut temporary = temporary_beside(path).map_err(io)?;
-    write(temporary.as_file_mut())?;
-    temporary.as_file().sync_all().map_err(io)?;
-    temporary.persist(path).map_err(|e| io(e.error))?;
-    Ok(())
+    let mut file = AtomicFile::create(path).map_err(io)?;
+    write(file.file())?;
+    file.commit().map_err(io)
 }
 
-/// A small file, whole or not at all.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let io = |source| Error::Io { doing: "write", file: path.to_owned(), source };
-    whole_file(path, &mut |file| file.write_all(bytes).map_err(io))
-}
-
-/// The JSON header, and where each tensor of the plan begins behind it; `None` when they are more than a file can hold.
+/// The JSON header, and the offset of each tensor after it; `None` if they are more than a file can hold.
 ///
-/// Not from the `safetensors` crate, whose metadata come in the random order of a hash map.
-fn layout(plan: &[Planned], metadata: &BTreeMap<String, String>) -> Option<(String, Vec<u64>)> {
+/// Not written by the `safetensors` crate, whose metadata has the random order of a hash map.
+fn layout(plan: &[TensorSpec], metadata: &BTreeMap<String, String>) -> Option<(String, Vec<u64>)> {
     // Wide types first, so that each tensor is aligned for its type, then by name.
     let mut order: Vec<usize> = (0..plan.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(plan[i].dtype.size()), &plan[i].name));
@@ -138,28 +129,18 @@ fn layout(plan: &[Planned], metadata: &BTreeMap<String, String>) -> Option<(Stri
     }
     let (mut start, mut starts) = (0u64, vec![0; plan.len()]);
     for i in order {
-        let planned = &plan[i];
-        let end = start.checked_add(planned.bytes()?)?;
+        let spec = &plan[i];
+        let end = start.checked_add(spec.bytes()?)?;
         let entry = json!({
-            "dtype": dtypes::name_of(planned.dtype),
-            "shape": planned.shape.dims(),
+            "dtype": dtypes::name_of(spec.dtype),
+            "shape": spec.shape.dims(),
             "data_offsets": [start, end],
         });
-        entries.insert(planned.name.clone(), entry);
+        entries.insert(spec.name.clone(), entry);
         (starts[i], start) = (start, end);
     }
     let mut text = Value::Object(entries).to_string();
     // The data starts at a multiple of 8 bytes.
     text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
     Some((text, starts))
-}
-
-fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = Builder::new();
-    builder.prefix(".kiln-").suffix(".tmp");
-    // As any new file, readable as the user's mask allows; temporary files are private otherwise.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder.tempfile_in(folder)
 }

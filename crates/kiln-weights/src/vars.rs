@@ -1,50 +1,52 @@
+//! The cursor through which a model loads its tensors and linear layers, with every shape checked.
+
 use std::fmt::Display;
 use std::sync::Arc;
 
-use kiln_tensor::packed::Packed;
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape};
+use kiln_tensor::packed::PackedTensor;
+use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape};
 
-use crate::lora::Merged;
-use crate::placed::Slab;
-use crate::{Error, LayerShape, LinearForm, LoraUpdates, Pages, Result, WeightSource, int8};
+use crate::lora::WeightPatch;
+use crate::source_tensor::RowBlock;
+use crate::{Error, LayerShape, LinearPrecision, LoraUpdates, PageRanges, Result, WeightSource, int8};
 
 /// A cursor into a source: `vars.at("transformer_blocks").at(3)` sees the tensors under that name.
 ///
-/// It also knows in which form linear layers are wanted, and the LoRAs to lay over them.
+/// It also holds the precision of linear layers, and the LoRAs to apply to them.
 #[derive(Clone, Debug)]
 pub struct Vars<'a> {
     source: &'a WeightSource,
-    form: LinearForm,
+    precision: LinearPrecision,
     loras: Option<&'a LoraUpdates>,
     prefix: String,
 }
 
 impl<'a> Vars<'a> {
     pub(crate) fn new(source: &'a WeightSource) -> Self {
-        Vars { source, form: LinearForm::Float, loras: None, prefix: String::new() }
+        Vars { source, precision: LinearPrecision::Float, loras: None, prefix: String::new() }
     }
 
-    /// The same cursor with linear layers in this form.
-    pub fn with_form(self, form: LinearForm) -> Vars<'a> {
-        Vars { form, ..self }
+    /// The same cursor with linear layers in this precision.
+    pub fn with_precision(self, precision: LinearPrecision) -> Vars<'a> {
+        Vars { precision, ..self }
     }
 
-    /// The same cursor with these LoRAs, which were resolved against its source, laid over the linear layers.
+    /// The same cursor with these LoRAs, which were resolved against its source, applied to the linear layers.
     pub fn with_loras(self, loras: &'a LoraUpdates) -> Vars<'a> {
         Vars { loras: Some(loras), ..self }
     }
 
-    /// The cursor at the top, in the same form and with the same LoRAs.
+    /// The cursor at the top, with the same precision and LoRAs.
     pub fn root(&self) -> Vars<'a> {
         Vars { prefix: String::new(), ..self.clone() }
     }
 
-    /// The cursor one name further down.
+    /// The cursor one level down.
     pub fn at(&self, name: impl Display) -> Vars<'a> {
         Vars { prefix: self.name(&name.to_string()), ..self.clone() }
     }
 
-    /// The whole name of `leaf` here; of an empty leaf, the prefix.
+    /// The full name of `leaf`; the prefix for an empty leaf.
     pub fn name(&self, leaf: &str) -> String {
         match (self.prefix.as_str(), leaf) {
             ("", _) => leaf.to_owned(),
@@ -63,56 +65,52 @@ impl<'a> Vars<'a> {
         self.source
     }
 
-    /// Where the tensors below here lie in their mapped files, for reading ahead; without those that were rounded to 8 bits
-    /// when they were loaded and are not read again.
-    pub fn pages(&self) -> Pages {
-        self.source.pages(&format!("{}.", self.prefix), self.form)
+    /// The pages of the tensors below here, for prefetching; without those that were quantized to int8 when they were loaded
+    /// and are not read again.
+    pub fn page_ranges(&self) -> PageRanges {
+        self.source.page_ranges(&format!("{}.", self.prefix), self.precision)
     }
 
     /// The tensor `leaf`, which must have this shape.
     pub fn tensor(&self, leaf: &str, shape: impl Into<Shape>) -> Result<HostTensor> {
-        self.source.tensor_of(&self.name(leaf), shape.into())
+        self.source.tensor_with_shape(&self.name(leaf), shape.into())
     }
 
-    /// The matrix `leaf`, which must have this shape, packed as it is; for tables of which only some rows are read.
-    pub fn matrix(&self, leaf: &str, shape: [usize; 2]) -> Result<Packed> {
+    /// The matrix `leaf`, which must have this shape, packed as stored; for tables of which only some rows are read.
+    pub fn matrix(&self, leaf: &str, shape: [usize; 2]) -> Result<PackedTensor> {
         let name = self.name(leaf);
         let unusable =
             |source| Error::Tensor { file: self.source.path().to_owned(), tensor: name.clone(), source };
-        let mut slabs = self.source.slabs(&name, shape.into())?;
-        match slabs.pop() {
-            Some(slab) if slabs.is_empty() => slab.into_packed().map_err(unusable),
-            _ => Packed::from_dense(&self.source.tensor_of(&name, shape.into())?).map_err(unusable),
+        let mut blocks = self.source.row_blocks(&name, shape.into())?;
+        match blocks.pop() {
+            Some(block) if blocks.is_empty() => block.into_packed().map_err(unusable),
+            _ => PackedTensor::from_dense(&self.source.tensor_with_shape(&name, shape.into())?)
+                .map_err(unusable),
         }
-    }
-
-    /// The tensor `leaf`, whatever its shape.
-    pub fn tensor_any(&self, leaf: &str) -> Result<HostTensor> {
-        self.source.tensor(&self.name(leaf))
     }
 
     /// The linear layer `leaf`: the matrix `{leaf}.weight` of `[rows, cols]`, the bias `{leaf}.bias` of `[rows]` if
     /// there is one, and the updates of the LoRAs for it.
-    pub fn linear(&self, leaf: &str, rows: usize, cols: usize) -> Result<LinearParts> {
+    pub fn linear(&self, leaf: &str, rows: usize, cols: usize) -> Result<HostLinear> {
         self.linear_stack(&[(leaf, rows)], cols)
     }
 
-    /// Several linear layers of the same input (q, k, v), given with their rows, as one whose rows they stack.
+    /// Several linear layers of the same input (q, k, v), given with their rows, stacked to one.
     ///
-    /// The weights are not copied (unless their dtypes differ: then all become f32). Either each layer has a bias or
-    /// none; LoRA updates keep to the rows of the layer they are for.
-    pub fn linear_stack(&self, leaves: &[(&str, usize)], cols: usize) -> Result<LinearParts> {
+    /// The weights are not copied, unless their dtypes differ: then all become f32. Either all layers have a bias or none;
+    /// LoRA updates apply to the rows of their own layer.
+    pub fn linear_stack(&self, leaves: &[(&str, usize)], cols: usize) -> Result<HostLinear> {
         let with_bias = leaves.iter().any(|(leaf, _)| self.at(leaf).contains("bias"));
-        let (mut slabs, mut scales) = (Vec::new(), Vec::new());
+        let (mut blocks, mut scales) = (Vec::new(), Vec::new());
         let mut biases = Vec::new();
         for &(leaf, rows) in leaves {
             let layer = self.at(leaf);
             let (name, size) = (layer.name("weight"), [rows, cols]);
-            let merged = match self.loras {
-                Some(loras) => loras.merged(&layer.shape("", rows, cols))?,
+            let patch = match self.loras {
+                Some(loras) => loras.patch(&layer.shape("", rows, cols))?,
                 None => None,
             };
-            let rounded = match (self.form.int8_threads(&layer.prefix), &merged) {
+            let quantized = match (self.precision.int8_threads(&layer.prefix), &patch) {
                 (None, _) => None,
                 (Some(threads), None) => Some(self.source.int8(&name, size.into(), threads)?),
                 (Some(threads), Some(_)) => {
@@ -121,16 +119,16 @@ impl<'a> Vars<'a> {
                         tensor: name.clone(),
                         source,
                     };
-                    let changed = written_out(&layer.slabs(size, &merged)?).map_err(unusable)?;
-                    Some(self.source.round(&name, &changed, threads)?)
+                    let patched = to_dense(&layer.row_blocks(size, &patch)?).map_err(unusable)?;
+                    Some(self.source.quantize_matrix(&name, &patched, threads)?)
                 }
             };
-            match rounded {
-                Some(rounded) => {
-                    slabs.push(Slab::Dense(rounded.weight));
-                    scales.push(rounded.scale);
+            match quantized {
+                Some(quantized) => {
+                    blocks.push(RowBlock::Dense(quantized.weight));
+                    scales.push(quantized.scale);
                 }
-                None => slabs.extend(layer.slabs(size, &merged)?),
+                None => blocks.extend(layer.row_blocks(size, &patch)?),
             }
             if with_bias {
                 biases.push(layer.tensor("bias", [rows])?);
@@ -142,55 +140,59 @@ impl<'a> Vars<'a> {
         let tensor = |source| Error::Tensor { file: file(), tensor: module(), source };
 
         let bias = with_bias.then(|| concatenate(&biases)).transpose().map_err(tensor)?;
-        let fp8 = leaves.iter().all(|(leaf, _)| self.is_fp8(&self.name(leaf)));
+        let fp8 = leaves.iter().all(|(leaf, _)| self.has_fp8_matmul(&self.name(leaf)));
         let deltas = self.deltas(leaves, cols)?;
-        let parts = match sort(slabs).map_err(tensor)? {
-            Sorted::Dense(slabs) if scales.is_empty() => LinearParts::dense(slabs),
-            Sorted::Dense(rows) => LinearParts::int8(rows, scales),
-            Sorted::Packed(packed) => LinearParts::packed(packed),
+        let layer = match unify(blocks).map_err(tensor)? {
+            Stack::Dense(blocks) if scales.is_empty() => HostLinear::dense(blocks),
+            Stack::Dense(rows) => HostLinear::int8(rows, scales),
+            Stack::Packed(packed) => HostLinear::packed(packed),
         };
-        let parts = parts.and_then(|parts| parts.with_bias(bias)?.with_deltas(deltas));
-        parts.and_then(|parts| if fp8 { parts.in_fp8() } else { Ok(parts) }).map_err(linear)
+        let layer = layer.and_then(|layer| layer.with_bias(bias)?.with_deltas(deltas));
+        layer.and_then(|layer| if fp8 { layer.with_fp8_matmul() } else { Ok(layer) }).map_err(linear)
     }
 
-    /// The weight of the layer here, where it lies, perhaps to be changed where it is read.
-    fn slabs(&self, size: [usize; 2], merged: &Option<(Arc<Merged>, DType)>) -> Result<Vec<Slab>> {
+    /// The weight of the layer here, without a copy; a patch is applied where it is read.
+    fn row_blocks(
+        &self,
+        size: [usize; 2],
+        patch: &Option<(Arc<WeightPatch>, DType)>,
+    ) -> Result<Vec<RowBlock>> {
         let name = self.name("weight");
-        let slabs = self.source.slabs(&name, size.into())?;
-        let Some((change, dtype)) = merged else { return Ok(slabs) };
-        let mut first = 0;
-        let changed = |slab: Slab| {
-            let matrix = slab.into_packed()?;
-            let at = first;
-            first += matrix.row_count();
-            Ok(Slab::Packed(matrix.changed(change.clone(), at, *dtype)))
+        let blocks = self.source.row_blocks(&name, size.into())?;
+        let Some((patch, dtype)) = patch else { return Ok(blocks) };
+        let mut first_row = 0;
+        let patched = |block: RowBlock| {
+            let matrix = block.into_packed()?;
+            let at = first_row;
+            first_row += matrix.row_count();
+            Ok(RowBlock::Packed(matrix.patched(patch.clone(), at, *dtype)))
         };
-        let changed = slabs.into_iter().map(changed).collect::<kiln_tensor::Result<_>>();
-        changed.map_err(|source| Error::Tensor { file: self.source.path().to_owned(), tensor: name, source })
+        let patched = blocks.into_iter().map(patched).collect::<kiln_tensor::Result<_>>();
+        patched.map_err(|source| Error::Tensor { file: self.source.path().to_owned(), tensor: name, source })
     }
 
-    /// Whether products with the layer of this whole name are to be made in 8-bit floats.
-    fn is_fp8(&self, module: &str) -> bool {
-        match self.form {
-            LinearForm::Fp8 => int8::takes(module),
-            LinearForm::StoredFp8 => self.source.stores_fp8(module),
-            LinearForm::Float | LinearForm::Int8 { .. } => false,
+    /// Whether the layer of this full name has its products in fp8.
+    fn has_fp8_matmul(&self, module: &str) -> bool {
+        match self.precision {
+            LinearPrecision::Fp8 => int8::is_block_layer(module),
+            LinearPrecision::StoredFp8 => self.source.stores_fp8(module),
+            LinearPrecision::Float | LinearPrecision::Int8 { .. } => false,
         }
     }
 
-    /// What LoRAs add to the outputs of such a stack.
-    pub fn deltas(&self, leaves: &[(&str, usize)], cols: usize) -> Result<Vec<Delta>> {
+    /// The updates that LoRAs add to the output of such a stack.
+    pub fn deltas(&self, leaves: &[(&str, usize)], cols: usize) -> Result<Vec<LoraDelta>> {
         let Some(loras) = self.loras else { return Ok(Vec::new()) };
         let stack: Vec<_> = leaves.iter().map(|&(leaf, rows)| self.shape(leaf, rows, cols)).collect();
         loras.deltas(&stack)
     }
 
-    /// Whether LoRAs change a weight of such a stack itself, so that it has to be loaded anew when they change.
+    /// Whether LoRAs patch a weight of such a stack, so that it has to be loaded again when they change.
     pub fn is_merged(&self, leaves: &[(&str, usize)], cols: usize) -> bool {
-        let merges = |loras: &LoraUpdates| {
-            leaves.iter().any(|&(leaf, rows)| loras.merges(&self.shape(leaf, rows, cols)))
+        let patches = |loras: &LoraUpdates| {
+            leaves.iter().any(|&(leaf, rows)| loras.patches(&self.shape(leaf, rows, cols)))
         };
-        self.loras.is_some_and(merges)
+        self.loras.is_some_and(patches)
     }
 
     fn shape(&self, leaf: &str, rows: usize, cols: usize) -> LayerShape {
@@ -198,50 +200,49 @@ impl<'a> Vars<'a> {
     }
 }
 
-enum Sorted {
+/// The weights of stacked layers.
+enum Stack {
     Dense(Vec<HostTensor>),
-    Packed(Vec<Packed>),
+    Packed(Vec<PackedTensor>),
 }
 
-/// All values of slabs below each other, as f32.
-fn written_out(slabs: &[Slab]) -> kiln_tensor::Result<HostTensor> {
+/// All values of row blocks, as f32.
+fn to_dense(blocks: &[RowBlock]) -> kiln_tensor::Result<HostTensor> {
     let (mut rows, mut values) = (0, Vec::new());
-    for slab in slabs {
-        let matrix = slab.clone().into_packed()?;
+    for block in blocks {
+        let matrix = block.clone().into_packed()?;
         rows += matrix.row_count();
         values.extend_from_slice(&matrix.to_f32()?.to_f32()?);
     }
     HostTensor::from_f32([rows, values.len() / rows.max(1)], values)
 }
 
-/// Slabs of one kind: one that is packed makes all so.
-fn sort(slabs: Vec<Slab>) -> kiln_tensor::Result<Sorted> {
-    if slabs.iter().any(|slab| matches!(slab, Slab::Packed(_))) {
-        return slabs.into_iter().map(Slab::into_packed).collect::<Result<_, _>>().map(Sorted::Packed);
+/// Makes all blocks packed if one is, else gives all the same dtype.
+fn unify(blocks: Vec<RowBlock>) -> kiln_tensor::Result<Stack> {
+    if blocks.iter().any(|block| matches!(block, RowBlock::Packed(_))) {
+        return blocks.into_iter().map(RowBlock::into_packed).collect::<Result<_, _>>().map(Stack::Packed);
     }
-    let dense = slabs.into_iter().filter_map(|slab| match slab {
-        Slab::Dense(dense) => Some(dense),
-        Slab::Packed(_) => None,
+    let dense = blocks.into_iter().filter_map(|block| match block {
+        RowBlock::Dense(dense) => Some(dense),
+        RowBlock::Packed(_) => None,
     });
-    of_one_dtype(dense.collect()).map(Sorted::Dense)
+    unify_dtypes(dense.collect()).map(Stack::Dense)
 }
 
-fn of_one_dtype(slabs: Vec<HostTensor>) -> kiln_tensor::Result<Vec<HostTensor>> {
-    match slabs.windows(2).all(|pair| pair[0].dtype() == pair[1].dtype()) {
-        true => Ok(slabs),
-        false => slabs.iter().map(|s| s.to_dtype(DType::F32)).collect(),
+fn unify_dtypes(tensors: Vec<HostTensor>) -> kiln_tensor::Result<Vec<HostTensor>> {
+    if tensors.windows(2).all(|pair| pair[0].dtype() == pair[1].dtype()) {
+        return Ok(tensors);
     }
+    tensors.iter().map(|t| t.to_dtype(DType::F32)).collect()
 }
 
-/// Vectors end to end; one alone stays where it is.
+/// Concatenates vectors; a single one is not copied.
 fn concatenate(vectors: &[HostTensor]) -> kiln_tensor::Result<HostTensor> {
-    let vectors = of_one_dtype(vectors.to_vec())?;
-    match &vectors[..] {
-        [one] => Ok(one.clone()),
-        _ => {
-            let bytes: Vec<u8> = vectors.iter().flat_map(|v| v.bytes().iter().copied()).collect();
-            let dtype = vectors.first().map_or(DType::F32, HostTensor::dtype);
-            HostTensor::new(dtype, [vectors.iter().map(HostTensor::numel).sum()], bytes.into())
-        }
+    let vectors = unify_dtypes(vectors.to_vec())?;
+    if let [one] = &vectors[..] {
+        return Ok(one.clone());
     }
+    let bytes: Vec<u8> = vectors.iter().flat_map(|v| v.bytes().iter().copied()).collect();
+    let dtype = vectors.first().map_or(DType::F32, HostTensor::dtype);
+    HostTensor::new(dtype, [vectors.iter().map(HostTensor::numel).sum()], bytes.into())
 }

@@ -1,4 +1,4 @@
-//! Which files of a folder are read, and weights in several files.
+//! Which file of a folder is read, and sharded weights.
 
 mod common;
 
@@ -24,8 +24,8 @@ fn opened(dir: &TempDir) -> String {
     source.names().collect::<Vec<_>>().join(" ")
 }
 
-/// The message, with the folder's random name taken out.
-fn refused(dir: &TempDir) -> String {
+/// The error, with `DIR` for the folder's random name.
+fn open_error(dir: &TempDir) -> String {
     let message = WeightSource::open(dir.path()).unwrap_err().to_string();
     message.replace(dir.path().to_str().unwrap(), "DIR")
 }
@@ -56,7 +56,7 @@ fn index(dir: &TempDir, names: &[(&str, usize)]) -> PathBuf {
 }
 
 #[test]
-fn only_file_is_read_whatever_its_name() {
+fn a_single_file_is_read_whatever_its_name() {
     assert_eq!(opened(&folder(&["flux-v1.1.safetensors"])), "flux-v1.1.safetensors");
     assert_eq!(opened(&folder(&["model.fp16.safetensors"])), "model.fp16.safetensors");
 }
@@ -77,20 +77,20 @@ fn plain_file_comes_before_its_variants() {
 }
 
 #[test]
-fn several_files_of_equal_rank_are_refused() {
+fn several_equally_good_files_are_an_error() {
     assert_eq!(
-        refused(&folder(&["b.safetensors", "a.safetensors", "a.fp16.safetensors"])),
+        open_error(&folder(&["b.safetensors", "a.safetensors", "a.fp16.safetensors"])),
         "several weights in folder `DIR`: `a.safetensors`, `b.safetensors`; name the file instead"
     );
     assert_eq!(
-        refused(&folder(&["model.fp16.safetensors", "model.bf16.safetensors"])),
+        open_error(&folder(&["model.fp16.safetensors", "model.bf16.safetensors"])),
         "several weights in folder `DIR`: `model.bf16.safetensors`, `model.fp16.safetensors`; name the file instead"
     );
 }
 
 #[test]
-fn folder_without_weights_says_what_it_holds() {
-    let found = |files: &[&str]| refused(&folder(files)).replace("no weights in folder `DIR`: ", "");
+fn error_for_a_folder_without_weights_says_what_it_has() {
+    let found = |files: &[&str]| open_error(&folder(files)).replace("no weights in folder `DIR`: ", "");
     assert_eq!(found(&[]), "it is empty");
     assert_eq!(found(&["config.json", "a.txt"]), "found a.txt, config.json");
     assert_eq!(found(&["model.bin"]), "found only PyTorch pickles; get the safetensors version");
@@ -133,7 +133,7 @@ fn missing_shard_is_named() {
     let dir = sharded();
     fs::remove_file(dir.path().join(shard_name(2))).unwrap();
     assert_eq!(
-        refused(&dir),
+        open_error(&dir),
         "`DIR/model.safetensors.index.json` names shards that are missing beside it: \
          `model-00002-of-00002.safetensors`; the download is not complete"
     );
@@ -144,19 +144,19 @@ fn tensor_that_its_shard_does_not_have_is_named() {
     let dir = sharded();
     index(&dir, &[("embed.weight", 1), ("layers.1.weight", 1), ("norm.weight", 2)]);
     assert_eq!(
-        refused(&dir),
+        open_error(&dir),
         "`DIR/model.safetensors.index.json` places tensor `layers.1.weight` in \
          `model-00001-of-00002.safetensors`, which does not have it"
     );
 }
 
 #[test]
-fn tensor_in_two_shards_is_refused() {
+fn tensor_in_two_shards_is_an_error() {
     let dir = sharded();
     let twice = tensors(&[("layers.1.weight", &[2, 2]), ("norm.weight", &[2]), ("embed.weight", &[1])], &[]);
     fs::write(dir.path().join(shard_name(2)), twice).unwrap();
     assert_eq!(
-        refused(&dir),
+        open_error(&dir),
         "tensor `embed.weight` is both in `DIR/model-00001-of-00002.safetensors` and in \
          `DIR/model-00002-of-00002.safetensors`"
     );
@@ -169,12 +169,13 @@ fn truncated_shard_is_named() {
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     assert!(
-        refused(&dir).starts_with("`DIR/model-00001-of-00002.safetensors` is not a valid safetensors file: ")
+        open_error(&dir)
+            .starts_with("`DIR/model-00001-of-00002.safetensors` is not a valid safetensors file: ")
     );
 }
 
 #[test]
-fn broken_index_is_refused() {
+fn invalid_index_is_an_error() {
     let dir = sharded();
     let path = dir.path().join("model.safetensors.index.json");
     for (text, expected) in [
@@ -188,18 +189,18 @@ fn broken_index_is_refused() {
         (r#"{"weight_map":{"a":""}}"#, "is not a plain file name"),
     ] {
         fs::write(&path, text).unwrap();
-        let message = refused(&dir);
+        let message = open_error(&dir);
         let start = "`DIR/model.safetensors.index.json` is not a valid list of shards: ";
         assert!(message.starts_with(start) && message.contains(expected), "{text}: {message}");
     }
 }
 
 #[test]
-fn folder_in_place_of_a_shard_is_refused() {
+fn folder_in_place_of_a_shard_is_an_error() {
     let dir = sharded();
     let path = dir.path().join(shard_name(2));
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    assert_eq!(refused(&dir), "`DIR/model-00002-of-00002.safetensors` is not a regular file");
+    assert_eq!(open_error(&dir), "`DIR/model-00002-of-00002.safetensors` is not a regular file");
     assert!(Path::new(&path).is_dir());
 }

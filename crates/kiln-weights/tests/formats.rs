@@ -1,16 +1,16 @@
-//! Conventions of quantised files, made by hand: scales of every kind, both orders of 4-bit floats, mixed layers.
+//! Conventions of quantized files, built by hand: scales of every kind, both orders of nvfp4, mixed layers.
 
 mod common;
 
 use common::file;
-use kiln_tensor::packed::{Format, Packed, swizzled};
-use kiln_tensor::{LinearMatrix, LinearParts};
-use kiln_weights::{Component, LinearForm, WeightSource};
+use kiln_tensor::packed::{Format, PackedTensor, swizzled_index};
+use kiln_tensor::{HostLinear, LinearWeight};
+use kiln_weights::{Component, LinearPrecision, WeightSource};
 use serde_json::{Map, Value, json};
 
-fn packed(parts: &LinearParts) -> &[Packed] {
-    match parts.matrix() {
-        LinearMatrix::Packed(packed) => packed,
+fn packed(layer: &HostLinear) -> &[PackedTensor] {
+    match layer.weight() {
+        LinearWeight::Packed(packed) => packed,
         other => panic!("expected packed matrices, found {other:?}"),
     }
 }
@@ -50,7 +50,7 @@ fn values(source: &WeightSource, name: &str) -> Vec<f32> {
 const FOUR: [u8; 4] = [0x38, 0x40, 0x30, 0xb8];
 
 #[test]
-fn a_scale_is_one_number_or_one_a_row_of_any_float_type() {
+fn a_scale_is_one_number_or_one_per_row_of_any_float_dtype() {
     type Scales = (&'static str, &'static [usize], Vec<u8>, [f32; 4]);
     let scales: [Scales; 5] = [
         ("F32", &[], floats(&[2.0]), [2.0, 4.0, 1.0, -2.0]),
@@ -80,7 +80,7 @@ fn a_scale_is_one_number_or_one_a_row_of_any_float_type() {
 }
 
 #[test]
-fn products_in_8_bit_floats_are_for_the_layers_that_are_stored_so() {
+fn layers_that_are_stored_in_fp8_have_fp8_products() {
     let source = weights(
         &[
             ("x.weight", "F8_E4M3", &[2, 2], FOUR.to_vec()),
@@ -90,10 +90,13 @@ fn products_in_8_bit_floats_are_for_the_layers_that_are_stored_so() {
         ],
         &[],
     );
-    assert_eq!(source.own_form(1, false), LinearForm::Float);
-    let vars = source.root().with_form(source.own_form(1, true));
+    assert_eq!(source.preferred_precision(1, false), LinearPrecision::Float);
+    let vars = source.root().with_precision(source.preferred_precision(1, true));
     let linear = |name, rows| vars.linear(name, rows, 2).unwrap();
-    assert_eq!([linear("x", 2).fp8(), linear("y", 1).fp8(), linear("z", 2).fp8()], [true, false, false]);
+    assert_eq!(
+        [linear("x", 2).fp8_matmul(), linear("y", 1).fp8_matmul(), linear("z", 2).fp8_matmul()],
+        [true, false, false]
+    );
     assert!(packed(&linear("x", 2))[0].is_fp8());
     assert_eq!(packed(&linear("x", 2))[0].row_scales(), [2.0, 2.0]);
     assert_eq!(source.bytes_per_weight(), 16.0 / 10.0);
@@ -114,7 +117,7 @@ fn plain_casts_and_e5m2_are_read() {
 }
 
 #[test]
-fn a_fused_layer_shares_its_scale_and_is_cut_by_rows() {
+fn a_fused_layer_shares_its_scale_and_is_split_by_rows() {
     let source = weights(
         &[
             ("single_stream_modulation.lin.weight", "F32", &[1, 1], floats(&[0.0])),
@@ -132,12 +135,12 @@ fn a_fused_layer_shares_its_scale_and_is_cut_by_rows() {
     assert_eq!((block("add_k_proj"), block("add_v_proj")), (vec![2.0], vec![3.0]));
     assert_eq!(values(&model, "norm_out.linear.weight"), [3.0, 4.0, 1.0, 2.0]);
     let swapped = model.root().linear("norm_out.linear", 4, 1).unwrap();
-    let LinearMatrix::Dense(halves) = swapped.matrix() else { panic!("{swapped:?}") };
-    assert_eq!(halves.len(), 2, "halves are windows, not copies");
+    let LinearWeight::Dense(halves) = swapped.weight() else { panic!("{swapped:?}") };
+    assert_eq!(halves.len(), 2, "halves are views, not copies");
 }
 
-/// A matrix of 130 by 32 in 4-bit floats, and what it stands for.
-fn fours() -> (Vec<u8>, Vec<u8>, Vec<f32>) {
+/// The codes and scales of a 130 × 32 nvfp4 matrix, and its values.
+fn nvfp4_matrix() -> (Vec<u8>, Vec<u8>, Vec<f32>) {
     let values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
     let codes: Vec<u8> = (0..130 * 32).map(|i| (i * 7 % 16) as u8).collect();
     // 1, 2 or 4 as e4m3.
@@ -150,24 +153,24 @@ fn fours() -> (Vec<u8>, Vec<u8>, Vec<f32>) {
 }
 
 #[test]
-fn four_bit_floats_are_read_in_both_orders() {
-    let (codes, scales, expected) = fours();
+fn nvfp4_is_read_in_both_orders() {
+    let (codes, scales, expected) = nvfp4_matrix();
     let pairs = |high_first: bool| {
         let pack = |p: &[u8]| if high_first { p[0] << 4 | p[1] } else { p[1] << 4 | p[0] };
         codes.chunks(2).map(pack).collect::<Vec<u8>>()
     };
     let mut tiles = vec![0u8; 256 * 4];
     for (i, scale) in scales.iter().enumerate() {
-        tiles[swizzled(i / 2, i % 2, 2)] = *scale;
+        tiles[swizzled_index(i / 2, i % 2, 2)] = *scale;
     }
-    let all = ("x.weight_scale_2", "F32", &[] as &[usize], floats(&[0.5]));
-    let about = ("x.comfy_quant", "U8", &[18usize] as &[usize], br#"{"format":"nvfp4"}"#.to_vec());
+    let global = ("x.weight_scale_2", "F32", &[] as &[usize], floats(&[0.5]));
+    let comfy_quant = ("x.comfy_quant", "U8", &[18usize] as &[usize], br#"{"format":"nvfp4"}"#.to_vec());
     let comfy = weights(
         &[
             ("x.weight", "U8", &[130, 16], pairs(true)),
             ("x.weight_scale", "F8_E4M3", &[256, 4], tiles),
-            all.clone(),
-            about,
+            global.clone(),
+            comfy_quant,
         ],
         &[],
     );
@@ -175,13 +178,13 @@ fn four_bit_floats_are_read_in_both_orders() {
         &[
             ("x.weight", "U8", &[130, 16], pairs(false)),
             ("x.weight_scale", "F8_E4M3", &[130, 2], scales),
-            all,
+            global,
             ("x.input_scale", "F32", &[], floats(&[3.0])),
         ],
         &[],
     );
     for source in [comfy, other] {
-        assert_eq!(source.packing("x.weight"), Some(Format::NvFp4));
+        assert_eq!(source.packed_format("x.weight"), Some(Format::NvFp4));
         assert_eq!(source.entry("x.weight").unwrap().1.dims(), [130, 32]);
         assert!(values(&source, "x.weight") == expected);
         assert_eq!(source.names().count(), 1);
@@ -189,21 +192,24 @@ fn four_bit_floats_are_read_in_both_orders() {
 }
 
 #[test]
-fn layers_that_are_stored_otherwise_are_named() {
-    let with = |about: &str| {
+fn unsupported_quantization_is_an_error_with_the_layer() {
+    let error_with = |quant: &str| {
         let error = open(
             &[
                 ("a.weight", "F8_E4M3", &[2, 2], FOUR.to_vec()),
-                ("a.comfy_quant", "U8", &[about.len()], about.as_bytes().to_vec()),
+                ("a.comfy_quant", "U8", &[quant.len()], quant.as_bytes().to_vec()),
             ],
             &[],
         );
         error.unwrap_err().to_string()
     };
-    let told = with(r#"{"format":"mxfp8"}"#);
-    assert!(told.starts_with("layer `a` in `a.safetensors` is stored as `mxfp8`; Kiln reads"), "{told}");
-    assert!(with(r#"{"format":"int8_tensorwise","convrot":true}"#).contains("rotation"));
-    assert!(with("[").contains("not JSON"));
+    let message = error_with(r#"{"format":"mxfp8"}"#);
+    assert!(
+        message.starts_with("layer `a` in `a.safetensors` is stored as `mxfp8`; Kiln reads"),
+        "{message}"
+    );
+    assert!(error_with(r#"{"format":"int8_tensorwise","convrot":true}"#).contains("rotation"));
+    assert!(error_with("[").contains("not JSON"));
     let header = [("_quantization_metadata", r#"{"layers":{"a":{"format":"awq_w4a16"}}}"#)];
     let error = open(&[("a.weight", "F8_E4M3", &[2, 2], FOUR.to_vec())], &header).unwrap_err().to_string();
     assert!(error.contains("awq_w4a16"), "{error}");
@@ -216,12 +222,12 @@ fn scales_that_do_not_fit_are_errors_when_they_are_used() {
         &[("x.weight", "F8_E4M3", &[2, 2], FOUR.to_vec()), ("x.weight_scale", "F32", &[3], three)],
         &[],
     );
-    let told = source.tensor("x.weight").unwrap_err().to_string();
-    assert!(told.contains("x.weight") && told.contains("3 scales"), "{told}");
+    let message = source.tensor("x.weight").unwrap_err().to_string();
+    assert!(message.contains("x.weight") && message.contains("3 scales"), "{message}");
     let qkv = [
         ("single_stream_modulation.lin.weight", "F32", &[1usize, 1] as &[usize], floats(&[0.0])),
         ("double_blocks.0.img_attn.qkv.weight", "F32", &[4, 1], floats(&[0.0; 4])),
     ];
-    let told = weights(&qkv, &[]).component(Component::Transformer).unwrap_err().to_string();
-    assert!(told.contains("img_attn.qkv") && told.contains("can't be cut"), "{told}");
+    let message = weights(&qkv, &[]).component(Component::Transformer).unwrap_err().to_string();
+    assert!(message.contains("img_attn.qkv") && message.contains("can't be split"), "{message}");
 }

@@ -1,35 +1,42 @@
-//! GGUF files: round trips, and every way in which a header can lie.
+//! GGUF files: round trips, and everything that can be wrong with a header.
 
 mod common;
 
 use common::Random;
 use kiln_tensor::HostTensor;
 use kiln_tensor::packed::Format;
-use kiln_weights::export::{Container, Names, Options, Storage, export};
+use kiln_weights::export::{Container, Options, Storage, TensorNames, export};
 use kiln_weights::{Component, WeightSource, save};
 
 /// A file written field by field.
 #[derive(Clone)]
-struct Made {
+struct GgufFile {
     version: u32,
     tensors: Vec<(String, Vec<u64>, u32, u64)>,
-    settings: Vec<u8>,
-    setting_count: u64,
+    metadata: Vec<u8>,
+    metadata_count: u64,
     tensor_count: Option<u64>,
     data: usize,
 }
 
-impl Made {
-    fn new() -> Made {
+impl GgufFile {
+    fn new() -> GgufFile {
         let tensors = vec![("a.weight".into(), vec![32, 2], 8, 0), ("b".into(), vec![3], 0, 96)];
-        Made { version: 3, tensors, settings: Vec::new(), setting_count: 0, tensor_count: None, data: 108 }
+        GgufFile {
+            version: 3,
+            tensors,
+            metadata: Vec::new(),
+            metadata_count: 0,
+            tensor_count: None,
+            data: 108,
+        }
     }
 
-    fn setting(mut self, key: &str, kind: u32, value: &[u8]) -> Made {
-        self.settings.extend(text(key));
-        self.settings.extend(kind.to_le_bytes());
-        self.settings.extend(value);
-        self.setting_count += 1;
+    fn with_metadata(mut self, key: &str, value_type: u32, value: &[u8]) -> GgufFile {
+        self.metadata.extend(text(key));
+        self.metadata.extend(value_type.to_le_bytes());
+        self.metadata.extend(value);
+        self.metadata_count += 1;
         self
     }
 
@@ -37,13 +44,13 @@ impl Made {
         let mut bytes = b"GGUF".to_vec();
         bytes.extend(self.version.to_le_bytes());
         bytes.extend(self.tensor_count.unwrap_or(self.tensors.len() as u64).to_le_bytes());
-        bytes.extend(self.setting_count.to_le_bytes());
-        bytes.extend(&self.settings);
-        for (name, dims, kind, offset) in &self.tensors {
+        bytes.extend(self.metadata_count.to_le_bytes());
+        bytes.extend(&self.metadata);
+        for (name, dims, type_id, offset) in &self.tensors {
             bytes.extend(text(name));
             bytes.extend((dims.len() as u32).to_le_bytes());
             bytes.extend(dims.iter().flat_map(|d| d.to_le_bytes()));
-            bytes.extend(kind.to_le_bytes());
+            bytes.extend(type_id.to_le_bytes());
             bytes.extend(offset.to_le_bytes());
         }
         bytes.resize(bytes.len().next_multiple_of(32), 0);
@@ -51,7 +58,7 @@ impl Made {
         bytes
     }
 
-    fn told(&self) -> String {
+    fn error(&self) -> String {
         WeightSource::from_bytes("a.gguf", self.bytes()).unwrap_err().to_string()
     }
 }
@@ -61,16 +68,17 @@ fn text(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn tensors_and_settings_are_read() {
+fn tensors_and_metadata_are_read() {
     let list = [&8u32.to_le_bytes()[..], &2u64.to_le_bytes(), &text("x"), &text("yz")].concat();
-    let made = Made::new()
-        .setting("general.architecture", 8, &text("qwen3"))
-        .setting("qwen3.rope.freq_base", 6, &5e5f32.to_le_bytes())
-        .setting("tokenizer.ggml.tokens", 9, &list);
+    let file = GgufFile::new()
+        .with_metadata("general.architecture", 8, &text("qwen3"))
+        .with_metadata("qwen3.rope.freq_base", 6, &5e5f32.to_le_bytes())
+        .with_metadata("tokenizer.ggml.tokens", 9, &list);
     for version in [2, 3] {
-        let source = WeightSource::from_bytes("a.gguf", Made { version, ..made.clone() }.bytes()).unwrap();
+        let source =
+            WeightSource::from_bytes("a.gguf", GgufFile { version, ..file.clone() }.bytes()).unwrap();
         assert_eq!(source.names().collect::<Vec<_>>(), ["a.weight", "b"]);
-        assert_eq!(source.packing("a.weight"), Some(Format::Q8_0));
+        assert_eq!(source.packed_format("a.weight"), Some(Format::Q8_0));
         assert_eq!(source.entry("a.weight").unwrap().1.dims(), [2, 32]);
         assert_eq!(source.tensor("a.weight").unwrap().numel(), 64);
         assert_eq!(source.metadata()["qwen3.rope.freq_base"], "500000");
@@ -80,60 +88,90 @@ fn tensors_and_settings_are_read() {
 }
 
 #[test]
-fn lies_in_a_header_are_told() {
-    let made = Made::new;
-    let cases: Vec<(Made, &str)> = vec![
-        (Made { version: 1, ..made() }, "version 1"),
-        (Made { version: 3u32.swap_bytes(), ..made() }, "big-endian"),
-        (Made { tensor_count: Some(u64::MAX), ..made() }, "wants"),
-        (Made { setting_count: u64::MAX, ..made() }, "wants"),
-        (Made { data: 50, ..made() }, "ends inside or before `a.weight`"),
-        (Made { tensors: vec![("a".into(), vec![30, 2], 8, 0)], ..made() }, "no whole blocks"),
-        (Made { tensors: vec![("a".into(), vec![1; 5], 0, 0)], ..made() }, "5 dimensions"),
-        (Made { tensors: vec![("a".into(), vec![4], 16, 0)], ..made() }, "type IQ2_XXS; Kiln reads F32"),
-        (Made { tensors: vec![("a".into(), vec![4], 99, 0)], ..made() }, "type number 99"),
-        (Made { tensors: vec![("a".into(), vec![], 8, 0)], ..made() }, "type Q8_0"),
-        (Made { tensors: vec![("a".into(), vec![u64::MAX, 2], 0, 0)], ..made() }, "no machine can hold"),
-        (Made { tensors: vec![("a".into(), vec![1 << 62, 32], 0, 0)], ..made() }, "no machine can hold"),
-        (Made { tensors: vec![("a".into(), vec![4], 0, u64::MAX)], ..made() }, "no machine can hold"),
+fn invalid_headers_are_errors() {
+    let valid = GgufFile::new;
+    let cases: Vec<(GgufFile, &str)> = vec![
+        (GgufFile { version: 1, ..valid() }, "version 1"),
+        (GgufFile { version: 3u32.swap_bytes(), ..valid() }, "big-endian"),
+        (GgufFile { tensor_count: Some(u64::MAX), ..valid() }, "needs"),
+        (GgufFile { metadata_count: u64::MAX, ..valid() }, "needs"),
+        (GgufFile { data: 50, ..valid() }, "ends inside or before `a.weight`"),
         (
-            Made { tensors: vec![("a".into(), vec![4], 0, 0), ("b".into(), vec![4], 0, 8)], ..made() },
+            GgufFile { tensors: vec![("a".into(), vec![30, 2], 8, 0)], ..valid() },
+            "not a multiple of the block size",
+        ),
+        (GgufFile { tensors: vec![("a".into(), vec![1; 5], 0, 0)], ..valid() }, "5 dimensions"),
+        (GgufFile { tensors: vec![("a".into(), vec![4], 16, 0)], ..valid() }, "type IQ2_XXS; Kiln reads F32"),
+        (GgufFile { tensors: vec![("a".into(), vec![4], 99, 0)], ..valid() }, "type number 99"),
+        (GgufFile { tensors: vec![("a".into(), vec![], 8, 0)], ..valid() }, "type Q8_0"),
+        (
+            GgufFile { tensors: vec![("a".into(), vec![u64::MAX, 2], 0, 0)], ..valid() },
+            "too large for any memory",
+        ),
+        (
+            GgufFile { tensors: vec![("a".into(), vec![1 << 62, 32], 0, 0)], ..valid() },
+            "too large for any memory",
+        ),
+        (
+            GgufFile { tensors: vec![("a".into(), vec![4], 0, u64::MAX)], ..valid() },
+            "too large for any memory",
+        ),
+        (
+            GgufFile { tensors: vec![("a".into(), vec![4], 0, 0), ("b".into(), vec![4], 0, 8)], ..valid() },
             "inside `a`",
         ),
         (
-            Made { tensors: vec![("a".into(), vec![4], 0, 0), ("a".into(), vec![4], 0, 32)], ..made() },
+            GgufFile { tensors: vec![("a".into(), vec![4], 0, 0), ("a".into(), vec![4], 0, 32)], ..valid() },
             "twice",
         ),
-        (made().setting("x", 77, &[]), "kind 77"),
-        (made().setting("x", 8, &u64::MAX.to_le_bytes()), "wants"),
-        (made().setting("x", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]), "not UTF-8"),
-        (made().setting("x", 9, &[&9u32.to_le_bytes()[..], &1u64.to_le_bytes()].concat()), "list of lists"),
+        (valid().with_metadata("x", 77, &[]), "unknown type 77"),
+        (valid().with_metadata("x", 8, &u64::MAX.to_le_bytes()), "needs"),
+        (valid().with_metadata("x", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]), "not UTF-8"),
         (
-            made().setting("x", 9, &[&99u32.to_le_bytes()[..], &1u64.to_le_bytes()].concat()),
-            "list of kind 99",
+            valid().with_metadata("x", 9, &[&9u32.to_le_bytes()[..], &1u64.to_le_bytes()].concat()),
+            "array of arrays",
         ),
-        (made().setting("x", 9, &[&10u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat()), "wants"),
-        (made().setting("x", 9, &[&8u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat()), "wants"),
-        (made().setting("general.alignment", 4, &0u32.to_le_bytes()), "general.alignment"),
-        (made().setting("general.alignment", 4, &24u32.to_le_bytes()), "is 24, expected a power of two"),
-        (made().setting("general.alignment", 8, &text("much")), "general.alignment"),
         (
-            Made { tensors: vec![("a".into(), vec![1 << 56, 0], 12, 0)], ..made() },
+            valid().with_metadata("x", 9, &[&99u32.to_le_bytes()[..], &1u64.to_le_bytes()].concat()),
+            "array of unknown type 99",
+        ),
+        (
+            valid().with_metadata("x", 9, &[&10u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat()),
+            "needs",
+        ),
+        (
+            valid().with_metadata("x", 9, &[&8u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat()),
+            "needs",
+        ),
+        (valid().with_metadata("general.alignment", 4, &0u32.to_le_bytes()), "general.alignment"),
+        (
+            valid().with_metadata("general.alignment", 4, &24u32.to_le_bytes()),
+            "is 24, expected a power of two",
+        ),
+        (valid().with_metadata("general.alignment", 8, &text("much")), "general.alignment"),
+        (
+            GgufFile { tensors: vec![("a".into(), vec![1 << 56, 0], 12, 0)], ..valid() },
             "`a` has shape [0, 72057594037927936]: no elements",
         ),
-        // A vector that is longer than its file, and a name that is.
-        (Made { tensors: vec![("a".into(), vec![1 << 40], 0, 0)], ..made() }, "ends inside or before `a`"),
-        (Made { tensors: vec![("a".into(), vec![u64::MAX / 256 * 256, 2], 12, 0)], ..made() }, "no machine"),
-        (Made { tensors: vec![("a".into(), vec![1; 77], 0, 0)], ..made() }, "77 dimensions"),
+        // A vector that is longer than its file.
+        (
+            GgufFile { tensors: vec![("a".into(), vec![1 << 40], 0, 0)], ..valid() },
+            "ends inside or before `a`",
+        ),
+        (
+            GgufFile { tensors: vec![("a".into(), vec![u64::MAX / 256 * 256, 2], 12, 0)], ..valid() },
+            "too large",
+        ),
+        (GgufFile { tensors: vec![("a".into(), vec![1; 77], 0, 0)], ..valid() }, "77 dimensions"),
     ];
-    for (made, words) in cases {
-        let told = made.told();
+    for (file, words) in cases {
+        let message = file.error();
         assert!(
-            told.starts_with("`a.gguf` is not a valid GGUF file: ") && told.contains(words),
-            "{words}: {told}"
+            message.starts_with("`a.gguf` is not a valid GGUF file: ") && message.contains(words),
+            "{words}: {message}"
         );
     }
-    let whole = Made::new().bytes();
+    let whole = GgufFile::new().bytes();
     for length in 4..whole.len() - 12 {
         assert!(WeightSource::from_bytes("a.gguf", whole[..length].to_vec()).is_err(), "{length}");
     }
@@ -142,9 +180,11 @@ fn lies_in_a_header_are_told() {
 #[test]
 fn damaged_files_never_panic() {
     let list = [&4u32.to_le_bytes()[..], &2u64.to_le_bytes(), &[0; 8]].concat();
-    let original =
-        Made::new().setting("a", 9, &list).setting("general.alignment", 4, &32u32.to_le_bytes()).bytes();
-    let (mut random, mut alive) = (Random(1), 0);
+    let original = GgufFile::new()
+        .with_metadata("a", 9, &list)
+        .with_metadata("general.alignment", 4, &32u32.to_le_bytes())
+        .bytes();
+    let (mut random, mut readable) = (Random(1), 0);
     for _ in 0..6000 {
         let mut data = original.clone();
         for _ in 0..1 + random.below(3) {
@@ -158,7 +198,7 @@ fn damaged_files_never_panic() {
             }
         }
         let Ok(source) = WeightSource::from_bytes("a.gguf", data.clone()) else { continue };
-        alive += 1;
+        readable += 1;
         for name in source.names() {
             let tensor = source.tensor(name).unwrap();
             assert_eq!(Some(tensor.shape()), source.entry(name).map(|(_, shape)| shape));
@@ -166,7 +206,7 @@ fn damaged_files_never_panic() {
         assert!(source.bytes() <= data.len() as u64);
         source.fingerprint().unwrap();
     }
-    assert!((100..5900).contains(&alive), "{alive} of 6000: the mutations test nothing");
+    assert!((100..5900).contains(&readable), "{readable} of 6000: the mutations test nothing");
 }
 
 #[test]
@@ -185,30 +225,30 @@ fn a_model_goes_to_gguf_and_back() {
         let name: &str = Box::leak(format!("transformer_blocks.0.attn.{name}.weight").into_boxed_str());
         tensors.push((name, matrix(3, 64)));
     }
-    let (ours, theirs, back) =
+    let (from, to, back) =
         (dir.path().join("a.safetensors"), dir.path().join("b.gguf"), dir.path().join("c.safetensors"));
-    save::save(&ours, &tensors, &Default::default()).unwrap();
+    save::save(&from, &tensors, &Default::default()).unwrap();
     let mut options = Options {
         component: Component::Transformer,
         container: Container::Gguf,
-        names: Names::Original,
-        storage: Storage::Packed(Format::Q6K),
+        names: TensorNames::Original,
+        storage: Storage::Quantized(Format::Q6K),
         threads: 3,
     };
-    let source = WeightSource::open(&ours).unwrap();
-    let report = export(&source, &theirs, &options, &mut |_, _| Ok(())).unwrap();
+    let source = WeightSource::open(&from).unwrap();
+    let report = export(&source, &to, &options, &mut |_, _| Ok(())).unwrap();
     let kinds: Vec<_> = report.groups.iter().map(|g| (g.name.as_str(), g.layers)).collect();
     assert_eq!(kinds, [("single_transformer_blocks.attn.to_out", 1), ("transformer_blocks.attn.to_q", 1)]);
     assert!(report.groups.iter().all(|g| g.error > 1e-4 && g.error < 0.02), "{:?}", report.groups);
-    let written = WeightSource::open(&theirs).unwrap();
-    let stored = |name: &str| written.storage(name).unwrap();
+    let written = WeightSource::open(&to).unwrap();
+    let stored = |name: &str| written.storage_name(name).unwrap();
     assert_eq!(stored("single_blocks.0.linear2.weight"), "q6_k");
-    assert_eq!(stored("double_blocks.0.img_attn.qkv.weight"), "q8_0", "rows of 64 are no blocks of 256");
+    assert_eq!(stored("double_blocks.0.img_attn.qkv.weight"), "q8_0", "rows of 64 don't fit blocks of 256");
     assert_eq!(stored("single_blocks.0.norm.query_norm.scale"), "f32");
 
     options = Options {
         container: Container::Safetensors,
-        names: Names::Diffusers,
+        names: TensorNames::Diffusers,
         storage: Storage::Keep,
         ..options
     };
@@ -221,8 +261,8 @@ fn a_model_goes_to_gguf_and_back() {
         let near = found.to_f32().unwrap().iter().zip(expected.iter()).all(|(f, e)| (f - e).abs() < 0.05);
         assert!(near && found.shape() == tensor.shape(), "{name}");
     }
-    options.storage = Storage::Packed(Format::Q4_0);
-    let told = export(&source, &dir.path().join("d.safetensors"), &options, &mut |_, _| Ok(())).unwrap_err();
-    assert!(told.to_string().contains("GGUF file"), "{told}");
+    options.storage = Storage::Quantized(Format::Q4_0);
+    let error = export(&source, &dir.path().join("d.safetensors"), &options, &mut |_, _| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("GGUF file"), "{error}");
     assert!(!dir.path().join("d.safetensors").exists());
 }

@@ -1,8 +1,8 @@
-//! LoRAs as files: what is read, what is refused, and what lands on which rows. `lora_layouts.rs` has their layouts.
+//! LoRA files: what is read, what is an error, and which rows change. `lora_layouts.rs` tests the layouts.
 
 mod common;
 
-use common::{layers, lora, over, resolve, tensors};
+use common::{apply, layers, lora, resolve, tensors};
 use kiln_weights::{Error, LayerShape, Lora, LoraOptions, LoraUpdates, WeightSource};
 
 fn base() -> WeightSource {
@@ -20,8 +20,8 @@ fn opened(keys: &[(&str, &[usize])]) -> Result<Lora, Error> {
     Lora::from_bytes("dir/style.safetensors", tensors(keys, &[]))
 }
 
-/// The message for a LoRA of these keys, without the part that all of them share.
-fn refused(keys: &[(&str, &[usize])]) -> String {
+/// The error for a LoRA of these keys, without the file's name.
+fn open_error(keys: &[(&str, &[usize])]) -> String {
     let message = opened(keys).unwrap_err().to_string();
     let start = "LoRA `dir/style.safetensors`: ";
     message.strip_prefix(start).unwrap_or_else(|| panic!("no file name: {message}")).to_owned()
@@ -31,7 +31,7 @@ const Q: (&str, usize, usize, usize) = ("blocks.0.attn.to_q", 2, 4, 3);
 const V: (&str, usize, usize, usize) = ("blocks.0.attn.to_v", 1, 2, 3);
 
 #[test]
-fn prefixes_of_diffusers_and_peft_and_none_are_read() {
+fn prefixes_are_those_of_diffusers_and_peft_or_none() {
     for prefix in ["transformer.", "base_model.model.", ""] {
         let [a, b] = ["A", "B"].map(|ab| format!("{prefix}blocks.0.attn.to_q.lora_{ab}.weight"));
         let lora = opened(&[(&a, &[2, 3]), (&b, &[4, 2])]).unwrap();
@@ -41,9 +41,9 @@ fn prefixes_of_diffusers_and_peft_and_none_are_read() {
 }
 
 #[test]
-fn delta_lands_on_its_rows_of_a_stack() {
+fn delta_changes_its_rows_of_a_stack() {
     let base = base();
-    let updates = over(&base, Lora::from_bytes("a", lora(&[Q, V], &[])).unwrap(), 0.5);
+    let updates = apply(&base, Lora::from_bytes("a", lora(&[Q, V], &[])).unwrap(), 0.5);
     let attn = base.root().with_loras(&updates).at("blocks").at(0).at("attn");
     let qkv = attn.linear_stack(&[("to_q", 4), ("to_k", 2), ("to_v", 2)], 3).unwrap();
     let at: Vec<_> = qkv.deltas().iter().map(|d| (d.row, d.rows(), d.rank(), d.scale)).collect();
@@ -86,7 +86,7 @@ fn report_counts_modules() {
 }
 
 #[test]
-fn module_that_nothing_takes_is_an_error() {
+fn module_without_a_layer_is_an_error() {
     let other = ("blocks.7.attn.to_q", 2, 4, 3);
     let lora = Lora::from_bytes("style.safetensors", lora(&[Q, other], &[])).unwrap();
     let e = resolve(&base(), [(lora, 1.0)]).unwrap_err();
@@ -101,7 +101,7 @@ fn module_that_nothing_takes_is_an_error() {
 }
 
 #[test]
-fn lora_of_another_size_is_refused_at_its_layer() {
+fn lora_of_another_size_is_an_error_with_its_layer() {
     let load = |module| {
         let lora = Lora::from_bytes("style.safetensors", lora(&[module], &[])).unwrap();
         resolve(&base(), [(lora, 1.0)]).unwrap_err().to_string()
@@ -115,36 +115,36 @@ fn lora_of_another_size_is_refused_at_its_layer() {
 }
 
 #[test]
-fn matrix_without_its_partner_is_refused() {
+fn missing_tensor_of_a_module_is_an_error() {
     assert_eq!(
-        refused(&[("transformer.x.lora_B.weight", &[4, 2])]),
+        open_error(&[("transformer.x.lora_B.weight", &[4, 2])]),
         "`transformer.x.lora_B.weight` has no `transformer.x.lora_A.weight` beside it"
     );
     assert_eq!(
-        refused(&[("x.lora_A.weight", &[4, 2])]),
+        open_error(&[("x.lora_A.weight", &[4, 2])]),
         "`x.lora_A.weight` has no `x.lora_B.weight` beside it"
     );
-    assert_eq!(refused(&[("x.alpha", &[])]), "`x.alpha` has no `x.lora_A.weight` beside it");
+    assert_eq!(open_error(&[("x.alpha", &[])]), "`x.alpha` has no `x.lora_A.weight` beside it");
 }
 
 #[test]
-fn ranks_that_differ_are_refused() {
+fn different_ranks_are_an_error() {
     assert_eq!(
-        refused(&[("x.lora_A.weight", &[4, 8]), ("x.lora_B.weight", &[8, 3])]),
+        open_error(&[("x.lora_A.weight", &[4, 8]), ("x.lora_B.weight", &[8, 3])]),
         "`x.lora_A.weight` has rank 4 (shape [4, 8]), but `x.lora_B.weight` has shape [8, 3]"
     );
 }
 
 #[test]
-fn matrices_must_be_matrices() {
+fn tensors_must_be_matrices() {
     for shape in [&[4][..], &[4, 3, 1, 1], &[0, 3]] {
-        let message = refused(&[("x.lora_A.weight", shape), ("x.lora_B.weight", &[8, 4])]);
+        let message = open_error(&[("x.lora_A.weight", shape), ("x.lora_B.weight", &[8, 4])]);
         assert!(message.ends_with("expected a matrix that is not empty"), "{message}");
     }
 }
 
 #[test]
-fn integer_matrices_are_refused() {
+fn integer_matrices_are_an_error() {
     let header = r#"{"x.lora_A.weight":{"dtype":"I8","shape":[1,1],"data_offsets":[0,1]},
                      "x.lora_B.weight":{"dtype":"I8","shape":[1,1],"data_offsets":[1,2]}}"#;
     let e = Lora::from_bytes("a", common::file(header, &[0; 2])).unwrap_err().to_string();
@@ -152,9 +152,9 @@ fn integer_matrices_are_refused() {
 }
 
 #[test]
-fn one_module_under_two_prefixes_is_refused() {
+fn one_module_under_two_prefixes_is_an_error() {
     assert_eq!(
-        refused(&[
+        open_error(&[
             ("transformer.x.lora_A.weight", &[1, 1]),
             ("transformer.x.lora_B.weight", &[1, 1]),
             ("x.lora_A.weight", &[1, 1]),
@@ -165,7 +165,7 @@ fn one_module_under_two_prefixes_is_refused() {
 }
 
 #[test]
-fn kinds_that_cannot_be_applied_are_refused_by_name() {
+fn unsupported_kinds_are_an_error_with_their_name() {
     for (key, kind) in [
         ("transformer.x.lora_B.bias", "LoRA with biases"),
         ("lora_unet_x.lora_mid.weight", "LoRA of convolutions"),
@@ -173,14 +173,14 @@ fn kinds_that_cannot_be_applied_are_refused_by_name() {
         ("lora_unet_x.oft_blocks", "OFT"),
     ] {
         assert_eq!(
-            refused(&[(key, &[1])]),
+            open_error(&[(key, &[1])]),
             format!("it is a {kind} adapter (`{key}`), which is not supported")
         );
     }
 }
 
 #[test]
-fn keys_that_match_nothing_may_be_left_out_if_that_is_asked_for() {
+fn partial_ignores_keys_that_match_nothing() {
     let base = base();
     let resolved = |partial| {
         let keys: [(&str, &[usize]); 6] = [
@@ -205,7 +205,7 @@ fn keys_that_match_nothing_may_be_left_out_if_that_is_asked_for() {
 }
 
 #[test]
-fn a_lora_of_which_nothing_fits_is_refused_even_partly() {
+fn a_lora_that_does_not_fit_at_all_is_an_error_even_if_partial() {
     let (base, options) = (base(), LoraOptions { partial: true, ..LoraOptions::default() });
     let lora = Lora::from_bytes("a", lora(&[("elsewhere", 1, 2, 2)], &[])).unwrap();
     let resolved = LoraUpdates::resolve(&base, &layers(&base), [(lora, 1.0)], options);
@@ -222,10 +222,10 @@ fn a_layer_must_have_the_shape_that_loras_were_resolved_for() {
 }
 
 #[test]
-fn text_encoder_keys_are_refused() {
+fn text_encoder_keys_are_an_error() {
     for key in ["text_encoder.layers.0.q_proj.lora_A.weight", "lora_te1_x.lora_down.weight"] {
         assert_eq!(
-            refused(&[(key, &[1, 1])]),
+            open_error(&[(key, &[1, 1])]),
             format!("it changes the text encoder (`{key}`); only LoRAs of the transformer are supported")
         );
     }
@@ -236,12 +236,15 @@ fn unknown_keys_are_listed() {
     let names: Vec<String> = (0..11).map(|i| format!("blocks.{i:02}.weight")).collect();
     let keys: Vec<(&str, &[usize])> = names.iter().map(|n| (n.as_str(), &[1][..])).collect();
     assert_eq!(
-        refused(&keys[..2]),
+        open_error(&keys[..2]),
         "2 of its keys are not LoRA keys: `blocks.00.weight`, `blocks.01.weight`"
     );
-    assert!(refused(&keys).ends_with("`blocks.07.weight` and 3 more"));
-    assert_eq!(refused(&[]), "there is no tensor in it");
-    assert_eq!(refused(&[(".lora_A.weight", &[1, 1])]), "1 of its keys are not LoRA keys: `.lora_A.weight`");
+    assert!(open_error(&keys).ends_with("`blocks.07.weight` and 3 more"));
+    assert_eq!(open_error(&[]), "there is no tensor in it");
+    assert_eq!(
+        open_error(&[(".lora_A.weight", &[1, 1])]),
+        "1 of its keys are not LoRA keys: `.lora_A.weight`"
+    );
 }
 
 #[test]

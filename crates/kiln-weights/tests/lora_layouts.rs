@@ -1,20 +1,21 @@
-//! One update, written the way each trainer writes it: every file must change every layer the same.
+//! One update in the layout of each trainer: every file must change every layer in the same way.
 
 mod common;
 
 use std::collections::BTreeMap;
 
 use common::flux::{DIM, File, LAYERS, Matrix, assert_same, effective, loaded, model, split, weights};
-use common::{Random, layers, over, resolve};
+use common::{Random, apply, layers, resolve};
 use kiln_weights::{
-    LayerShape, LinearForm, Lora, LoraBase, LoraLayout, LoraOptions, LoraReport, LoraUpdates, WeightSource,
+    LayerShape, LinearPrecision, Lora, LoraBase, LoraLayout, LoraOptions, LoraReport, LoraUpdates,
+    WeightSource,
 };
 
 const RANK: usize = 3;
 const ALPHA: f32 = 6.0;
 
-/// Down and up of every layer, in Black Forest Labs' naming; the update is `ALPHA / RANK` times their product.
-fn truth() -> BTreeMap<&'static str, [Matrix; 2]> {
+/// Down and up matrices of every layer in Black Forest Labs' naming; the update is `ALPHA / RANK` times their product.
+fn updates_fused() -> BTreeMap<&'static str, [Matrix; 2]> {
     let mut random = Random(7);
     let pair = |&(name, rows, cols, _): &(&'static str, usize, usize, &[&str])| {
         let down = Matrix::random(&mut random, RANK, cols);
@@ -23,12 +24,12 @@ fn truth() -> BTreeMap<&'static str, [Matrix; 2]> {
     LAYERS.iter().map(pair).collect()
 }
 
-/// The same for diffusers' layers: the rows of q, k and v apart, the halves of the adaLN swapped.
-fn truth_split() -> BTreeMap<&'static str, [Matrix; 2]> {
-    let ups = truth().into_iter().map(|(name, [_, up])| (name, up)).collect();
+/// The same for diffusers' layers: q, k and v separately, and the halves of the adaLN swapped.
+fn updates_split() -> BTreeMap<&'static str, [Matrix; 2]> {
+    let ups = updates_fused().into_iter().map(|(name, [_, up])| (name, up)).collect();
     let mut ups = split(&ups);
     let mut out = BTreeMap::new();
-    for (name, [down, _]) in truth() {
+    for (name, [down, _]) in updates_fused() {
         let (_, _, _, layers) = LAYERS.iter().find(|layer| layer.0 == name).unwrap();
         out.extend(layers.iter().map(|layer| (*layer, [down.clone(), ups.remove(layer).unwrap()])));
     }
@@ -37,21 +38,21 @@ fn truth_split() -> BTreeMap<&'static str, [Matrix; 2]> {
 
 fn expected(weight: f32) -> BTreeMap<&'static str, Matrix> {
     let mut layers = split(&weights(1));
-    for (layer, [down, up]) in truth_split() {
+    for (layer, [down, up]) in updates_split() {
         let changed = layers[layer].plus(weight * ALPHA / RANK as f32, &up.times(&down));
         layers.insert(layer, changed);
     }
     layers
 }
 
-type Names = fn(&str) -> String;
+type StemOf = fn(&str) -> String;
 
 fn flat(name: &str) -> String {
     name.replace('.', "_")
 }
 
-/// Two matrices for each module, and its alpha.
-fn plain(modules: BTreeMap<&'static str, [Matrix; 2]>, name: Names, [down, up]: [&str; 2]) -> File {
+/// Down and up matrices for each module, and its alpha.
+fn low_rank(modules: BTreeMap<&'static str, [Matrix; 2]>, name: StemOf, [down, up]: [&str; 2]) -> File {
     let mut file = File::default();
     for (module, matrices) in modules {
         let stem = name(module);
@@ -65,27 +66,27 @@ fn plain(modules: BTreeMap<&'static str, [Matrix; 2]>, name: Names, [down, up]: 
 const AB: [&str; 2] = [".lora_A.weight", ".lora_B.weight"];
 const DOWN_UP: [&str; 2] = [".lora_down.weight", ".lora_up.weight"];
 
-/// OneTrainer's parts of fused layers: q, k, v, and the MLP of a single block.
+/// OneTrainer's layout, with slices of fused layers: q, k, v, and the MLP of a single block.
 fn onetrainer() -> File {
-    let mut parts = BTreeMap::new();
-    for (module, [down, up]) in truth() {
+    let mut modules = BTreeMap::new();
+    for (module, [down, up]) in updates_fused() {
         let name = format!("transformer.{module}");
-        let cuts: &[usize] = match module {
+        let slices: &[usize] = match module {
             _ if module.ends_with(".qkv") => &[DIM, DIM, DIM],
             _ if module.ends_with(".linear1") => &[DIM, DIM, DIM, 6 * DIM],
             _ => &[],
         };
         let mut from = 0;
-        for (i, rows) in cuts.iter().enumerate() {
-            parts.insert(format!("{name}.{i}"), [down.clone(), up.take(from, *rows)]);
+        for (i, rows) in slices.iter().enumerate() {
+            modules.insert(format!("{name}.{i}"), [down.clone(), up.take(from, *rows)]);
             from += rows;
         }
-        if cuts.is_empty() {
-            parts.insert(name, [down, up]);
+        if slices.is_empty() {
+            modules.insert(name, [down, up]);
         }
     }
     let mut file = File::default();
-    for (stem, [down, up]) in parts {
+    for (stem, [down, up]) in modules {
         file.put(format!("{stem}.lora_down.weight"), &down);
         file.put(format!("{stem}.lora_up.weight"), &up);
         file.put_number(format!("{stem}.alpha"), ALPHA);
@@ -93,27 +94,27 @@ fn onetrainer() -> File {
     file
 }
 
-/// diffusers' own way to give an alpha.
+/// diffusers' layout with alpha in the metadata.
 fn diffusers_with_metadata() -> File {
-    let mut file = plain(truth_split(), |m| format!("transformer.{m}"), AB);
+    let mut file = low_rank(updates_split(), |m| format!("transformer.{m}"), AB);
     file.tensors.retain(|key, _| !key.ends_with(".alpha"));
     let settings = format!(r#"{{"transformer.r":{RANK},"transformer.lora_alpha":{ALPHA}}}"#);
     file.metadata.insert("lora_adapter_metadata".into(), settings);
     file
 }
 
-/// The same update as Kronecker products, with factors whole or in two.
-fn lokr(modules: BTreeMap<&'static str, [Matrix; 2]>, name: Names, in_two: bool) -> File {
+/// The same update as a LoKr, with the second factor as one matrix or as a product.
+fn lokr(modules: BTreeMap<&'static str, [Matrix; 2]>, name: StemOf, product: bool) -> File {
     let mut file = File::default();
     for (module, [down, up]) in modules {
         let stem = name(module);
         file.put_number(format!("{stem}.alpha"), ALPHA);
-        if in_two {
+        if product {
             file.put(format!("{stem}.lokr_w1"), &Matrix::filled(1, 1, 1.0));
             file.put(format!("{stem}.lokr_w2_a"), &up);
             file.put(format!("{stem}.lokr_w2_b"), &down);
         } else {
-            // Nothing divides alpha here, so it does not count.
+            // Without a rank, alpha is ignored.
             file.put(format!("{stem}.lokr_w1"), &Matrix::filled(1, 1, ALPHA / RANK as f32));
             file.put(format!("{stem}.lokr_w2"), &up.times(&down));
         }
@@ -121,7 +122,7 @@ fn lokr(modules: BTreeMap<&'static str, [Matrix; 2]>, name: Names, in_two: bool)
     file
 }
 
-fn loha(modules: BTreeMap<&'static str, [Matrix; 2]>, name: Names) -> File {
+fn loha(modules: BTreeMap<&'static str, [Matrix; 2]>, name: StemOf) -> File {
     let mut file = File::default();
     for (module, [down, up]) in modules {
         let stem = name(module);
@@ -136,7 +137,7 @@ fn loha(modules: BTreeMap<&'static str, [Matrix; 2]>, name: Names) -> File {
 
 fn differences() -> File {
     let mut file = File::default();
-    for (module, [down, up]) in truth() {
+    for (module, [down, up]) in updates_fused() {
         let scaled = Matrix::filled(up.rows, down.cols, 0.0).plus(ALPHA / RANK as f32, &up.times(&down));
         file.put(format!("diffusion_model.{module}.diff"), &scaled);
     }
@@ -145,50 +146,62 @@ fn differences() -> File {
 
 fn all_layouts() -> Vec<(&'static str, LoraLayout, File)> {
     use LoraLayout::*;
-    let sformer: Names = |m| match m.strip_prefix("transformer_blocks.") {
+    let sformer: StemOf = |m| match m.strip_prefix("transformer_blocks.") {
         Some(rest) => format!("diffusion_model.sformer_blocks.{rest}"),
         None => format!("diffusion_model.{m}"),
     };
     vec![
-        ("diffusers", Diffusers, plain(truth_split(), |m| format!("transformer.{m}"), AB)),
-        ("diffusers, down and up", Diffusers, plain(truth_split(), |m| format!("transformer.{m}"), DOWN_UP)),
+        ("diffusers", Diffusers, low_rank(updates_split(), |m| format!("transformer.{m}"), AB)),
+        (
+            "diffusers, down and up",
+            Diffusers,
+            low_rank(updates_split(), |m| format!("transformer.{m}"), DOWN_UP),
+        ),
         ("diffusers, metadata", Diffusers, diffusers_with_metadata()),
-        ("ai-toolkit", Original, plain(truth(), |m| format!("diffusion_model.{m}"), AB)),
-        ("ai-toolkit, down and up", Original, plain(truth(), |m| format!("diffusion_model.{m}"), DOWN_UP)),
-        ("ComfyUI", Original, plain(truth(), |m| format!("model.diffusion_model.{m}"), DOWN_UP)),
-        ("fal", Peft, plain(truth(), |m| format!("base_model.model.{m}"), AB)),
+        ("ai-toolkit", Original, low_rank(updates_fused(), |m| format!("diffusion_model.{m}"), AB)),
+        (
+            "ai-toolkit, down and up",
+            Original,
+            low_rank(updates_fused(), |m| format!("diffusion_model.{m}"), DOWN_UP),
+        ),
+        ("ComfyUI", Original, low_rank(updates_fused(), |m| format!("model.diffusion_model.{m}"), DOWN_UP)),
+        ("fal", Peft, low_rank(updates_fused(), |m| format!("base_model.model.{m}"), AB)),
         (
             "PEFT, adapter named",
             Peft,
-            plain(
-                truth_split(),
+            low_rank(
+                updates_split(),
                 |m| format!("base_model.model.{m}"),
                 [".lora_A.default.weight", ".lora_B.default.weight"],
             ),
         ),
-        ("kohya", Kohya, plain(truth(), |m| format!("lora_unet_{}", flat(m)), DOWN_UP)),
-        ("OneTrainer, parts", OneTrainer, onetrainer()),
+        ("kohya", Kohya, low_rank(updates_fused(), |m| format!("lora_unet_{}", flat(m)), DOWN_UP)),
+        ("OneTrainer, slices", OneTrainer, onetrainer()),
         (
             "OneTrainer, flat",
             OneTrainer,
-            plain(truth_split(), |m| format!("lora_transformer_{}", flat(m)), DOWN_UP),
+            low_rank(updates_split(), |m| format!("lora_transformer_{}", flat(m)), DOWN_UP),
         ),
-        ("LyCORIS LoKr", Lycoris, lokr(truth_split(), |m| format!("lycoris_{}", flat(m)), true)),
-        ("bare LoKr", Bare, lokr(truth_split(), |m| m.to_owned(), false)),
-        ("ai-toolkit LoKr", Original, lokr(truth(), |m| format!("diffusion_model.{m}"), true)),
-        ("ai-toolkit LoKr, whole", Original, lokr(truth(), |m| format!("diffusion_model.{m}"), false)),
-        ("LoHa", Lycoris, loha(truth_split(), |m| format!("lycoris_{}", flat(m)))),
-        ("LoHa on fused layers", Kohya, loha(truth(), |m| format!("lora_unet_{}", flat(m)))),
-        ("mixed", Mixed, plain(truth_split(), |m| format!("diffusion_model.{m}"), AB)),
-        ("sformer", Mixed, plain(truth_split(), sformer, AB)),
-        ("bare", Bare, plain(truth_split(), |m| m.to_owned(), AB)),
-        ("bare, original names", Bare, plain(truth(), |m| m.to_owned(), AB)),
+        ("LyCORIS LoKr", Lycoris, lokr(updates_split(), |m| format!("lycoris_{}", flat(m)), true)),
+        ("bare LoKr", Bare, lokr(updates_split(), |m| m.to_owned(), false)),
+        ("ai-toolkit LoKr", Original, lokr(updates_fused(), |m| format!("diffusion_model.{m}"), true)),
+        (
+            "ai-toolkit LoKr, one matrix",
+            Original,
+            lokr(updates_fused(), |m| format!("diffusion_model.{m}"), false),
+        ),
+        ("LoHa", Lycoris, loha(updates_split(), |m| format!("lycoris_{}", flat(m)))),
+        ("LoHa on fused layers", Kohya, loha(updates_fused(), |m| format!("lora_unet_{}", flat(m)))),
+        ("mixed", Mixed, low_rank(updates_split(), |m| format!("diffusion_model.{m}"), AB)),
+        ("sformer", Mixed, low_rank(updates_split(), sformer, AB)),
+        ("bare", Bare, low_rank(updates_split(), |m| m.to_owned(), AB)),
+        ("bare, original names", Bare, low_rank(updates_fused(), |m| m.to_owned(), AB)),
         ("differences", Original, differences()),
     ]
 }
 
 #[test]
-fn every_layout_changes_every_layer_the_same() {
+fn every_layout_changes_every_layer_in_the_same_way() {
     for (what, layout, file) in all_layouts() {
         for weight in [1.0, -0.5] {
             let base = model(&weights(1));
@@ -206,22 +219,25 @@ fn every_layout_changes_every_layer_the_same() {
 #[test]
 fn a_fused_update_of_a_stack_is_one_product() {
     let base = model(&weights(1));
-    let updates = over(&base, plain(truth(), |m| format!("diffusion_model.{m}"), AB).lora(), 1.0);
+    let updates = apply(&base, low_rank(updates_fused(), |m| format!("diffusion_model.{m}"), AB).lora(), 1.0);
     let stack = ["to_q", "to_k", "to_v"].map(|leaf| (leaf, DIM));
     let attn = base.root().with_loras(&updates).at("transformer_blocks").at(0).at("attn");
     let qkv = attn.linear_stack(&stack, DIM).unwrap();
     assert_eq!(qkv.deltas().iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, 3 * DIM)]);
-    // Another order of rows is none for which the update could stay in one piece.
-    let turned = attn.linear_stack(&["to_v", "to_q"].map(|leaf| (leaf, DIM)), DIM).unwrap();
-    assert_eq!(turned.deltas().iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(), [(0, DIM), (DIM, DIM)]);
+    // In another order of rows, the update can't be one product.
+    let reordered = attn.linear_stack(&["to_v", "to_q"].map(|leaf| (leaf, DIM)), DIM).unwrap();
+    assert_eq!(
+        reordered.deltas().iter().map(|d| (d.row, d.rows())).collect::<Vec<_>>(),
+        [(0, DIM), (DIM, DIM)]
+    );
     let all = expected(1.0);
     let rows = |layer: &str| all[format!("transformer_blocks.0.attn.{layer}").as_str()].clone();
-    effective(&qkv).assert_near(&rows("to_q").below(&rows("to_k")).below(&rows("to_v")), 2e-5, "qkv");
-    effective(&turned).assert_near(&rows("to_v").below(&rows("to_q")), 2e-5, "vq");
+    effective(&qkv).assert_near(&rows("to_q").stack(&rows("to_k")).stack(&rows("to_v")), 2e-5, "qkv");
+    effective(&reordered).assert_near(&rows("to_v").stack(&rows("to_q")), 2e-5, "vq");
 }
 
 #[test]
-fn a_kronecker_product_may_cut_across_q_k_and_v() {
+fn a_kronecker_product_may_span_q_k_and_v() {
     let mut random = Random(3);
     // 18 rows as 2 times 9: the factor's blocks end in the middle of k.
     let (left, right) = (Matrix::random(&mut random, 2, 3), Matrix::random(&mut random, 9, 2));
@@ -239,7 +255,7 @@ fn a_kronecker_product_may_cut_across_q_k_and_v() {
 }
 
 #[test]
-fn alpha_counts_only_where_a_factor_of_a_lokr_is_in_two() {
+fn alpha_counts_only_if_a_factor_of_a_lokr_is_a_product() {
     let mut random = Random(4);
     let factors = |file: &mut File, w1: &[(&str, [usize; 2])], random: &mut Random| -> Vec<Matrix> {
         let mut put = |&(key, [rows, cols]): &(&str, [usize; 2])| {
@@ -261,20 +277,20 @@ fn alpha_counts_only_where_a_factor_of_a_lokr_is_in_two() {
     assert_eq!(scale(&[w1, w2], &mut random), 1.0);
     assert_eq!(scale(&[w1, w2_a, w2_b], &mut random), 2.0);
     assert_eq!(scale(&[w1_a, w1_b, w2], &mut random), 0.5);
-    // The second factor's rank counts when both are in two.
+    // The second factor's rank counts if both are products.
     assert_eq!(scale(&[w1_a, w1_b, w2_a, w2_b], &mut random), 2.0);
 }
 
-/// `magnitude / ‖W + ΔW‖ · (W + ΔW)`, a row at a time.
-fn with_lengths(sum: &Matrix, lengths: &[f32]) -> Matrix {
-    Matrix::each(sum.rows, sum.cols, |i, j| {
+/// `magnitude / ‖W + ΔW‖ · (W + ΔW)`, row by row.
+fn with_magnitudes(sum: &Matrix, magnitudes: &[f32]) -> Matrix {
+    Matrix::from_fn(sum.rows, sum.cols, |i, j| {
         let norm = sum.row(i).iter().map(|v| v * v).sum::<f32>().sqrt();
-        lengths[i] / norm * sum.row(i)[j]
+        magnitudes[i] / norm * sum.row(i)[j]
     })
 }
 
 #[test]
-fn a_dora_gives_the_rows_of_the_sum_their_lengths() {
+fn a_dora_gives_the_rows_of_the_sum_their_magnitudes() {
     for (name, magnitude, shape) in [
         (None, ".lora_magnitude_vector", vec![3 * DIM]),
         (None, ".lora_magnitude_vector.default.weight", vec![3 * DIM]),
@@ -285,19 +301,19 @@ fn a_dora_gives_the_rows_of_the_sum_their_lengths() {
             Some(start) => format!("{start}{}", flat(fused)),
             None => format!("base_model.model.{fused}"),
         };
-        let [down, up] = truth()[fused].clone();
-        let lengths: Vec<f32> = (0..3 * DIM).map(|i| 0.5 + i as f32 / 10.0).collect();
+        let [down, up] = updates_fused()[fused].clone();
+        let magnitudes: Vec<f32> = (0..3 * DIM).map(|i| 0.5 + i as f32 / 10.0).collect();
         let mut file = File::default();
         file.put(format!("{stem}.lora_A.weight"), &down);
         file.put(format!("{stem}.lora_B.weight"), &up);
-        file.tensors.insert(format!("{stem}{magnitude}"), (shape, lengths.clone()));
+        file.tensors.insert(format!("{stem}{magnitude}"), (shape, magnitudes.clone()));
         for weight in [1.0, 0.5, -1.0, 0.0] {
             let base = model(&weights(1));
-            let updates = over(&base, file.lora(), weight);
+            let updates = apply(&base, file.lora(), weight);
             let mut layers = weights(1);
             let old = &layers[fused];
-            let new = with_lengths(&old.plus(1.0, &up.times(&down)), &lengths);
-            // Other weights go part of the way, so that 0 is off.
+            let new = with_magnitudes(&old.plus(1.0, &up.times(&down)), &magnitudes);
+            // Other weights interpolate, so that 0 is off.
             let changed = old.plus(weight, &new.plus(-1.0, old));
             layers.insert(fused, changed);
             let found = loaded(&base.root().with_loras(&updates));
@@ -307,53 +323,53 @@ fn a_dora_gives_the_rows_of_the_sum_their_lengths() {
 }
 
 #[test]
-fn a_dora_of_columns_is_measured_down_the_layer() {
+fn a_dora_of_columns_has_norms_of_columns() {
     let (layer, original) = ("proj_out", "final_layer.linear");
-    let [down, up] = truth()[original].clone();
-    let lengths: Vec<f32> = (0..DIM).map(|i| 1.0 + i as f32).collect();
+    let [down, up] = updates_fused()[original].clone();
+    let magnitudes: Vec<f32> = (0..DIM).map(|i| 1.0 + i as f32).collect();
     let mut file = File::default();
     file.put(format!("{layer}.lora_A.weight"), &down);
     file.put(format!("{layer}.lora_B.weight"), &up);
-    file.tensors.insert(format!("{layer}.dora_scale"), (vec![1, DIM], lengths.clone()));
+    file.tensors.insert(format!("{layer}.dora_scale"), (vec![1, DIM], magnitudes.clone()));
     let base = model(&weights(1));
-    let updates = over(&base, file.lora(), 1.0);
+    let updates = apply(&base, file.lora(), 1.0);
     let sum = weights(1)[original].plus(1.0, &up.times(&down));
-    let new = Matrix::each(sum.rows, sum.cols, |i, j| {
+    let new = Matrix::from_fn(sum.rows, sum.cols, |i, j| {
         let norm = (0..sum.rows).map(|i| sum.row(i)[j].powi(2)).sum::<f32>().sqrt();
-        lengths[j] / norm * sum.row(i)[j]
+        magnitudes[j] / norm * sum.row(i)[j]
     });
     let found = base.root().with_loras(&updates).linear(layer, 4, DIM).unwrap();
     effective(&found).assert_near(&new, 1e-5, "columns");
 }
 
 #[test]
-fn integers_take_every_kind() {
-    let form = LinearForm::Int8 { threads: 2 };
+fn every_kind_works_on_int8() {
+    let precision = LinearPrecision::Int8 { threads: 2 };
     for (what, _, file) in all_layouts() {
         let base = model(&weights(1));
-        let updates = over(&base, file.lora(), 1.0);
-        let found = loaded(&base.root().with_form(form).with_loras(&updates));
+        let updates = apply(&base, file.lora(), 1.0);
+        let found = loaded(&base.root().with_precision(precision).with_loras(&updates));
         // Merged weights reach 10; half a step of 127.
         assert_same(&found, &expected(1.0), 0.08, what);
     }
 }
 
 #[test]
-fn what_a_lora_takes_of_memory_is_known_before() {
+fn extra_bytes_of_a_lora() {
     let elements: u64 = LAYERS.iter().map(|(_, rows, cols, _)| (rows * cols) as u64).sum();
     for (what, _, file) in all_layouts() {
         let lora = file.lora();
-        // Of a plain LoRA nothing, of whole factors nothing but the layers that are rounded again.
+        // A plain LoRA takes nothing, a full-rank update only the layers that are quantized again.
         let expected = match &lora.kinds()[..] {
             ["LoRA"] => Some([0, 0]),
             ["LoKr"] if lora.rank() == 0 => Some([0, elements]),
             ["difference"] => Some([0, elements]),
             _ => None,
         };
-        let found = [false, true].map(|rounded| lora.extra_bytes(2, rounded));
+        let found = [false, true].map(|int8| lora.extra_bytes(2, int8));
         assert!(expected.is_none_or(|expected| expected == found), "{what}: {found:?}");
     }
-    // Two thin matrices of rank 2 times 3 instead of one of 20 by 30.
+    // Two matrices of rank 2 · 3 instead of one of 20 × 30.
     let mut file = File::default();
     file.put("proj_out.lokr_w1", &Matrix::filled(2, 3, 1.0));
     file.put("proj_out.lokr_w2_a", &Matrix::filled(10, 3, 1.0));
@@ -366,17 +382,17 @@ fn kinds_add_up() {
     let base = model(&weights(1));
     let loras = [
         (onetrainer().lora(), 0.5),
-        (lokr(truth(), |m| format!("diffusion_model.{m}"), true).lora(), 0.25),
-        (loha(truth_split(), |m| format!("lycoris_{}", flat(m))).lora(), -1.0),
+        (lokr(updates_fused(), |m| format!("diffusion_model.{m}"), true).lora(), 0.25),
+        (loha(updates_split(), |m| format!("lycoris_{}", flat(m))).lora(), -1.0),
     ];
     let (updates, _) = resolve(&base, loras).unwrap();
     assert_same(&loaded(&base.root().with_loras(&updates)), &expected(-0.25), 2e-5, "sum");
 }
 
 #[test]
-fn loras_leave_the_source_as_it_is() {
+fn loras_do_not_change_the_source() {
     let base = model(&weights(1));
-    let updates = over(&base, differences().lora(), 1.0);
+    let updates = apply(&base, differences().lora(), 1.0);
     assert_same(&loaded(&base.root().with_loras(&updates)), &expected(1.0), 2e-5, "on");
     assert_eq!(loaded(&base.root()), split(&weights(1)));
     let (none, reports) = resolve(&base, []).unwrap();
@@ -385,9 +401,9 @@ fn loras_leave_the_source_as_it_is() {
 }
 
 #[test]
-fn settings_of_peft_beside_the_file_count() {
+fn the_adapter_config_beside_the_file_is_read() {
     let dir = tempfile::tempdir().unwrap();
-    let mut file = plain(truth_split(), |m| format!("base_model.model.{m}"), AB);
+    let mut file = low_rank(updates_split(), |m| format!("base_model.model.{m}"), AB);
     file.tensors.retain(|key, _| !key.ends_with(".alpha"));
     std::fs::write(dir.path().join("adapter_model.safetensors"), file.bytes()).unwrap();
     let scale = |settings: &str| {
@@ -400,7 +416,7 @@ fn settings_of_peft_beside_the_file_count() {
     assert!(scale("[").is_err());
 }
 
-/// Modules of full size, of which only the header is looked at: rank 1, so that the file is small.
+/// A LoRA for a module of full size; rank 1, so that the file is small.
 fn made_for(module: &str, rows: usize, cols: usize) -> File {
     let mut file = File::default();
     file.put(format!("diffusion_model.{module}.lora_A.weight"), &Matrix::filled(1, cols, 0.0));
@@ -408,8 +424,8 @@ fn made_for(module: &str, rows: usize, cols: usize) -> File {
     file
 }
 
-/// As much of a LoRA as fits, over one block of a model of this width.
-fn over_width(dim: usize, file: File) -> kiln_weights::Result<LoraReport> {
+/// Applies what fits of a LoRA to one block of a model of this width.
+fn apply_to_width(dim: usize, file: File) -> kiln_weights::Result<LoraReport> {
     let layer = |name: &str, rows, cols| LayerShape { name: name.into(), rows, cols };
     let qkv =
         ["to_q", "to_k", "to_v"].map(|leaf| layer(&format!("transformer_blocks.4.attn.{leaf}"), dim, dim));
@@ -420,7 +436,7 @@ fn over_width(dim: usize, file: File) -> kiln_weights::Result<LoraReport> {
 }
 
 #[test]
-fn a_lora_of_another_model_is_named() {
+fn a_lora_for_another_model_is_an_error_with_both() {
     for (module, rows, cols, dim, words) in [
         (
             "double_blocks.0.img_attn.qkv",
@@ -447,28 +463,28 @@ fn a_lora_of_another_model_is_named() {
         ("double_blocks.18.img_attn.qkv", 9216, 3072, 3072, "made for FLUX.1, and"),
         ("single_blocks.0.linear1", 21504, 3072, 3072, "made for FLUX.1, and"),
     ] {
-        let told = over_width(dim, made_for(module, rows, cols)).unwrap_err().to_string();
-        assert!(told.contains(words), "{told}");
+        let message = apply_to_width(dim, made_for(module, rows, cols)).unwrap_err().to_string();
+        assert!(message.contains(words), "{message}");
     }
-    let report = over_width(3072, made_for("double_blocks.4.img_attn.qkv", 9216, 3072)).unwrap();
+    let report = apply_to_width(3072, made_for("double_blocks.4.img_attn.qkv", 9216, 3072)).unwrap();
     assert_eq!(report.matched, 1);
 }
 
-/// A LoRA over one layer of a model whose width is not told.
-fn over_proj_out(lora: Lora) -> kiln_weights::Result<LoraUpdates> {
+/// Applies a LoRA to one layer of a model of unknown width.
+fn apply_to_proj_out(lora: Lora) -> kiln_weights::Result<LoraUpdates> {
     let layers = [LayerShape { name: "proj_out".into(), rows: 4, cols: DIM }];
     let base = model(&weights(1));
     Ok(LoraUpdates::resolve(&base, &layers, [(lora, 1.0)], LoraOptions::default())?.0)
 }
 
 #[test]
-fn factors_that_do_not_fit_are_refused() {
-    let refused = |keys: &[(&str, usize, usize)]| {
+fn factors_that_do_not_fit_are_an_error() {
+    let error = |keys: &[(&str, usize, usize)]| {
         let mut file = File::default();
         keys.iter().for_each(|&(key, rows, cols)| {
             file.put(format!("proj_out.{key}"), &Matrix::filled(rows, cols, 1.0))
         });
-        Lora::from_bytes("a", file.bytes()).and_then(over_proj_out).unwrap_err().to_string()
+        Lora::from_bytes("a", file.bytes()).and_then(apply_to_proj_out).unwrap_err().to_string()
     };
     for (keys, words) in [
         (&[("lokr_w1", 2, 2)][..], "`proj_out.lokr_w1` has no `proj_out.lokr_w2` beside it"),
@@ -489,28 +505,31 @@ fn factors_that_do_not_fit_are_refused() {
         (&[("hada_w1_a", 4, 2)], "beside it"),
         (&[("diff", 4, 5)], "it must be [4, 6]"),
         (&[("diff", 4, 6), ("lora_A.weight", 1, 6), ("lora_B.weight", 4, 1)], "are for one module"),
-        (&[("lora_A.weight", 1, 6), ("lora_B.weight", 4, 1), ("dora_scale", 3, 1)], "a length for every row"),
+        (
+            &[("lora_A.weight", 1, 6), ("lora_B.weight", 4, 1), ("dora_scale", 3, 1)],
+            "a magnitude for every row",
+        ),
     ] {
-        let told = refused(keys);
-        assert!(told.contains(words), "{told}");
+        let message = error(keys);
+        assert!(message.contains(words), "{message}");
     }
 }
 
 #[test]
-fn a_kronecker_product_of_absurd_size_is_refused_before_it_is_made() {
-    // 40 KB that stand for a matrix of 10¹⁰ elements, or of more than can be counted.
+fn a_huge_kronecker_product_is_an_error_before_it_is_computed() {
+    // 40 KB for a matrix of 10¹⁰ elements.
     let mut file = File::default();
     for (key, rows, cols) in
         [("lokr_w1_a", 2500, 1), ("lokr_w1_b", 1, 2500), ("lokr_w2_a", 40, 1), ("lokr_w2_b", 1, 40)]
     {
         file.put(format!("proj_out.{key}"), &Matrix::filled(rows, cols, 1.0));
     }
-    let told = over_proj_out(file.lora()).unwrap_err().to_string();
-    assert!(told.contains("[100000, 100000]"), "{told}");
+    let message = apply_to_proj_out(file.lora()).unwrap_err().to_string();
+    assert!(message.contains("[100000, 100000]"), "{message}");
 }
 
 #[test]
-fn any_rank_will_do_even_one_beyond_the_layer() {
+fn any_rank_works_even_one_beyond_the_layer() {
     for rank in [1, 2, 7, 61] {
         let mut random = Random(rank as u64);
         let (down, up) = (Matrix::random(&mut random, rank, DIM), Matrix::random(&mut random, 3 * DIM, rank));
@@ -528,9 +547,9 @@ fn any_rank_will_do_even_one_beyond_the_layer() {
     }
 }
 
-/// A file with a tensor less, under another name, or of another shape.
+/// A file with a tensor removed, renamed or of another shape.
 fn damaged(file: &File, random: &mut Random) -> File {
-    const ENDINGS: [&str; 6] = ["lora_A.weight", "lokr_w1", "hada_w2_b", "dora_scale", "diff", "alpha"];
+    const SUFFIXES: [&str; 6] = ["lora_A.weight", "lokr_w1", "hada_w2_b", "dora_scale", "diff", "alpha"];
     let mut file = file.clone();
     let keys: Vec<String> = file.tensors.keys().cloned().collect();
     let key = &keys[random.below(keys.len())];
@@ -543,7 +562,7 @@ fn damaged(file: &File, random: &mut Random) -> File {
     }
     let stem = key.split('.').next().unwrap_or(key);
     let name = match random.below(4) {
-        0 => format!("{stem}.{}", ENDINGS[random.below(6)]),
+        0 => format!("{stem}.{}", SUFFIXES[random.below(6)]),
         1 => key.replace('0', "7"),
         _ => key.clone(),
     };
@@ -552,9 +571,9 @@ fn damaged(file: &File, random: &mut Random) -> File {
 }
 
 #[test]
-fn damaged_files_are_errors_or_loras_and_nothing_else() {
+fn damaged_files_never_panic() {
     let mut random = Random(11);
-    let (mut read, mut refused) = (0, 0);
+    let (mut read, mut rejected) = (0, 0);
     for (_, _, file) in all_layouts() {
         for round in 0..60 {
             let mut bytes = damaged(&file, &mut random).bytes().to_vec();
@@ -566,7 +585,7 @@ fn damaged_files_are_errors_or_loras_and_nothing_else() {
                 bytes.truncate(random.below(bytes.len()));
             }
             let Ok(lora) = Lora::from_bytes("a", bytes.into()) else {
-                refused += 1;
+                rejected += 1;
                 continue;
             };
             read += 1;
@@ -577,15 +596,21 @@ fn damaged_files_are_errors_or_loras_and_nothing_else() {
             }
         }
     }
-    assert!(read > 100 && refused > 100, "{read} read, {refused} refused: too weak or too strong");
+    assert!(
+        read > 100 && rejected > 100,
+        "{read} read, {rejected} rejected: the damage is too weak or too strong"
+    );
 }
 
 #[test]
-fn numbers_that_are_none_are_refused_where_they_scale_a_whole_module() {
+fn alpha_must_be_finite() {
     for value in [f32::NAN, f32::INFINITY] {
-        let mut file = plain(truth(), |m| format!("diffusion_model.{m}"), AB);
+        let mut file = low_rank(updates_fused(), |m| format!("diffusion_model.{m}"), AB);
         file.put_number("diffusion_model.img_in.alpha", value);
-        let told = Lora::from_bytes("a", file.bytes()).unwrap_err().to_string();
-        assert!(told.contains("`diffusion_model.img_in.alpha`") && told.contains("finite"), "{told}");
+        let message = Lora::from_bytes("a", file.bytes()).unwrap_err().to_string();
+        assert!(
+            message.contains("`diffusion_model.img_in.alpha`") && message.contains("finite"),
+            "{message}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The scale that a LoRA file gives to its modules, against what PEFT 0.21 and diffusers 0.42 make of the same file.
+//! The scales of a LoRA file's modules, as PEFT 0.21 and diffusers 0.42 compute them.
 
 mod common;
 
@@ -52,13 +52,13 @@ fn without_alpha_every_module_has_scale_1_whatever_its_rank() {
 }
 
 #[test]
-fn metadata_give_alpha_over_rank() {
+fn metadata_gives_alpha_over_rank() {
     assert_eq!(scale_of_q(r#"{"r":4,"lora_alpha":8}"#), 2.0);
     assert_eq!(scale_of_q(r#"{"r":4,"lora_alpha":2.5,"use_rslora":false}"#), 0.625);
 }
 
 #[test]
-fn rank_stabilised_loras_divide_by_the_root() {
+fn rank_stabilized_loras_divide_by_the_square_root() {
     assert_eq!(scale_of_q(r#"{"r":4,"lora_alpha":8,"use_rslora":true}"#), 4.0);
 }
 
@@ -74,7 +74,7 @@ fn missing_settings_have_the_defaults_of_peft() {
 }
 
 #[test]
-fn metadata_without_the_prefix_count_when_there_are_no_others() {
+fn metadata_without_the_prefix_counts_if_there_is_no_other() {
     let scale = |json| with_metadata(&[Q], json).unwrap().scale(Q.0);
     assert_eq!(scale(r#"{"r":4,"lora_alpha":8}"#), Some(2.0));
     assert_eq!(scale(r#"{"lora_alpha":8,"transformer.r":4,"transformer.lora_alpha":4}"#), Some(1.0));
@@ -102,7 +102,7 @@ fn first_matching_pattern_wins_in_the_order_of_the_file() {
     assert_eq!(scale(r#"{"attn.to_q":16,"to_q":8}"#), Some(4.0));
 }
 
-/// Patterns, and which of the modules below `peft.utils.other.get_pattern_key` lets them match.
+/// Patterns, and the modules below that they match according to `peft.utils.other.get_pattern_key`.
 const MATCHES: [(&str, &[usize]); 17] = [
     ("to_q", &[0, 1]),
     ("attn.to_q", &[0, 1]),
@@ -167,7 +167,7 @@ fn alpha_tensor_must_be_one_finite_number() {
     assert_eq!(two.to_string(), "`x.alpha` has shape [2], expected one number");
     let flag = problem(with_alpha("BOOL", &[], &[1], ""));
     assert_eq!(flag.to_string(), "`x.alpha` is bool, expected f32, bf16, f16 or f64");
-    // Some writers keep the number as they were given it.
+    // Some writers store an integer as such.
     assert_eq!(with_alpha("I64", &[], &8i64.to_le_bytes(), "").unwrap().scale("x"), Some(2.0));
 }
 
@@ -181,13 +181,13 @@ fn rank_of_the_metadata_must_be_that_of_the_matrices() {
 }
 
 #[test]
-fn dora_in_the_metadata_needs_its_lengths() {
+fn dora_in_the_metadata_requires_magnitudes() {
     let dora = problem(with_metadata(&[Q], r#"{"transformer.r":4,"transformer.use_dora":true}"#));
     assert_eq!(dora.to_string(), "its settings say use_dora, but there is no lora_magnitude_vector in it");
 }
 
 #[test]
-fn broken_metadata_are_refused() {
+fn invalid_metadata_is_an_error() {
     for (json, expected) in [
         ("nonsense", "expected"),
         ("[1]", "it is not an object"),

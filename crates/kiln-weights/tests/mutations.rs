@@ -1,5 +1,4 @@
-//! Damaged files must give errors, or other weights, but never a panic. The fuzz targets go further; these run
-//! everywhere.
+//! Damaged files must give errors or other weights, but never a panic. The fuzz targets go further; these run everywhere.
 
 mod common;
 
@@ -7,7 +6,7 @@ use bytes::Bytes;
 use common::{Random, lora, tensors};
 use kiln_weights::{Lora, WeightSource};
 
-/// Uses everything that a file offers.
+/// Reads everything in a file.
 fn read_weights(data: Bytes) -> bool {
     let Ok(source) = WeightSource::from_bytes("a", data) else { return false };
     for name in source.names() {
@@ -30,7 +29,7 @@ fn read_lora(data: Bytes) -> bool {
     true
 }
 
-/// Bytes changed, cut and inserted, most of them in the header, where they do most harm.
+/// Changes, removes and inserts bytes, most of them in the header, where they have the most effect.
 fn mutate(original: &[u8], random: &mut Random) -> Bytes {
     let header = 8 + u64::from_le_bytes(original[..8].try_into().unwrap()) as usize;
     let mut data = original.to_vec();
@@ -44,14 +43,14 @@ fn mutate(original: &[u8], random: &mut Random) -> Bytes {
             _ if at >= data.len() => {}
             3 => data[at] ^= 1 << random.below(8),
             4 => data[at] = random.below(256) as u8,
-            // A digit for a digit keeps the JSON whole and makes its numbers lie.
+            // Another digit keeps the JSON valid and makes its numbers wrong.
             _ => match data[at..].iter().position(u8::is_ascii_digit) {
                 Some(digit) => data[at + digit] = b'0' + random.below(10) as u8,
                 None => data[at] = b'9',
             },
         }
     }
-    // Half of the time the header's length is made right again, so that what it holds is looked at.
+    // Half of the time, correct the header's length, so that its content is parsed.
     if random.below(2) == 0 && data.len() >= 8 {
         let length = (header + data.len()).saturating_sub(original.len() + 8) as u64;
         data[..8].copy_from_slice(&length.to_le_bytes());
@@ -59,8 +58,8 @@ fn mutate(original: &[u8], random: &mut Random) -> Bytes {
     data.into()
 }
 
-/// Reads mutants of `original`; says how many were still readable.
-fn survivors(original: Bytes, read: impl Fn(Bytes) -> bool) -> usize {
+/// Reads mutants of `original`, and returns how many were readable.
+fn readable_mutants(original: Bytes, read: impl Fn(Bytes) -> bool) -> usize {
     assert!(read(original.clone()));
     let mut random = Random(1);
     (0..6000).filter(|_| read(mutate(&original, &mut random))).count()
@@ -69,8 +68,8 @@ fn survivors(original: Bytes, read: impl Fn(Bytes) -> bool) -> usize {
 #[test]
 fn damaged_weights_never_panic() {
     let names: [(&str, &[usize]); 3] = [("a.weight", &[3, 5]), ("b", &[]), ("c.bias", &[7])];
-    let alive = survivors(tensors(&names, &[("format", "pt")]), read_weights);
-    assert!((100..5000).contains(&alive), "{alive} of 6000: the mutations test nothing");
+    let readable = readable_mutants(tensors(&names, &[("format", "pt")]), read_weights);
+    assert!((100..5000).contains(&readable), "{readable} of 6000 are readable: the mutations test nothing");
 }
 
 #[test]
@@ -78,6 +77,6 @@ fn damaged_loras_never_panic() {
     let adapter = r#"{"transformer.r":4,"transformer.lora_alpha":8,"transformer.use_rslora":true,
         "transformer.rank_pattern":{"^y":2},"transformer.alpha_pattern":{"y|z\\.\\d+":3.5}}"#;
     let modules = [("x", 4, 6, 4), ("y", 2, 3, 3)];
-    let alive = survivors(lora(&modules, &[("lora_adapter_metadata", adapter)]), read_lora);
-    assert!((100..5000).contains(&alive), "{alive} of 6000: the mutations test nothing");
+    let readable = readable_mutants(lora(&modules, &[("lora_adapter_metadata", adapter)]), read_lora);
+    assert!((100..5000).contains(&readable), "{readable} of 6000 are readable: the mutations test nothing");
 }

@@ -1,4 +1,4 @@
-//! Written files come back as they were, and only whole.
+//! Written files are read back unchanged, and are written atomically.
 
 mod common;
 
@@ -9,7 +9,7 @@ use kiln_tensor::{DType, HostTensor};
 use kiln_weights::save::save;
 use kiln_weights::{Error, WeightSource};
 
-fn some() -> Vec<(&'static str, HostTensor)> {
+fn sample() -> Vec<(&'static str, HostTensor)> {
     let f =
         HostTensor::from_f32([2, 3], vec![0.5, -1.0, 2.0, f32::MIN_POSITIVE, f32::INFINITY, -0.0]).unwrap();
     let bytes = |n: u8| (0..n).collect::<Vec<u8>>().into();
@@ -28,20 +28,20 @@ fn round_trip_keeps_tensors_and_metadata() {
     let path = dir.path().join("a.safetensors");
     let metadata =
         BTreeMap::from([("seed".to_owned(), "7".to_owned()), ("prompt".into(), "a \"cat\"\n".into())]);
-    save(&path, &some(), &metadata).unwrap();
+    save(&path, &sample(), &metadata).unwrap();
     let source = WeightSource::open(&path).unwrap();
     assert_eq!(source.metadata(), &metadata);
-    assert_eq!(source.names().count(), some().len());
-    for (name, tensor) in some() {
+    assert_eq!(source.names().count(), sample().len());
+    for (name, tensor) in sample() {
         assert_eq!(source.tensor(name).unwrap(), tensor, "{name}");
     }
 }
 
 #[test]
-fn file_is_what_the_safetensors_library_reads() {
+fn file_is_readable_by_the_safetensors_crate() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.safetensors");
-    save(&path, &some(), &BTreeMap::new()).unwrap();
+    save(&path, &sample(), &BTreeMap::new()).unwrap();
     let bytes = fs::read(&path).unwrap();
     let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(read.tensor("latents").unwrap().shape(), [2, 3]);
@@ -56,7 +56,7 @@ fn same_input_gives_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let metadata: BTreeMap<_, _> = (0..20).map(|i| (format!("key{i}"), i.to_string())).collect();
     let write = |name: &str| {
-        save(dir.path().join(name), &some(), &metadata).unwrap();
+        save(dir.path().join(name), &sample(), &metadata).unwrap();
         fs::read(dir.path().join(name)).unwrap()
     };
     assert_eq!(write("a"), write("b"));
@@ -67,7 +67,7 @@ fn existing_file_is_replaced_and_nothing_else_is_left() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.safetensors");
     fs::write(&path, "old").unwrap();
-    save(&path, &some(), &BTreeMap::new()).unwrap();
+    save(&path, &sample(), &BTreeMap::new()).unwrap();
     assert!(WeightSource::open(&path).is_ok());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
@@ -81,11 +81,11 @@ fn failed_save_leaves_nothing_behind() {
     let e = save(dir.path().join("x"), &[("__metadata__", HostTensor::zeros([1]))], &BTreeMap::new())
         .unwrap_err();
     assert!(e.to_string().ends_with("the name is reserved"), "{e}");
-    // The target is a folder: found before anything is written.
-    let e = save(dir.path(), &some(), &BTreeMap::new()).unwrap_err();
+    // A folder is rejected before anything is written.
+    let e = save(dir.path(), &sample(), &BTreeMap::new()).unwrap_err();
     assert!(matches!(e, Error::NotAFile { .. }), "{e}");
     let missing = dir.path().join("no/such/folder/x");
-    let e = save(&missing, &some(), &BTreeMap::new()).unwrap_err();
+    let e = save(&missing, &sample(), &BTreeMap::new()).unwrap_err();
     assert!(e.to_string().starts_with(&format!("can't write `{}`: ", missing.display())), "{e}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
@@ -93,17 +93,17 @@ fn failed_save_leaves_nothing_behind() {
 #[cfg(unix)]
 #[test]
 fn device_is_not_replaced_by_a_file() {
-    let e = save("/dev/null", &some(), &BTreeMap::new()).unwrap_err();
+    let e = save("/dev/null", &sample(), &BTreeMap::new()).unwrap_err();
     assert_eq!(e.to_string(), "`/dev/null` is not a regular file");
 }
 
 #[cfg(unix)]
 #[test]
-fn saved_file_has_the_rights_of_any_new_file() {
+fn saved_file_has_the_permissions_of_a_new_file() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
-    save(dir.path().join("saved"), &some(), &BTreeMap::new()).unwrap();
+    save(dir.path().join("saved"), &sample(), &BTreeMap::new()).unwrap();
     fs::write(dir.path().join("plain"), "").unwrap();
     assert_eq!(mode("saved"), mode("plain"));
 }

@@ -1,27 +1,27 @@
-//! Ctrl-C: the first asks the run to stop, the second ends it at once.
+//! Ctrl-C: the first requests cancellation, the second ends the process at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// Whether the user wants to stop.
+/// A flag that Ctrl-C sets.
 #[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
+pub struct CancelFlag(Arc<AtomicBool>);
 
-impl Cancel {
-    /// Listens to Ctrl-C from now on.
-    pub fn on_ctrl_c() -> Cancel {
-        let cancel = Cancel::default();
-        let asked = cancel.clone();
-        // Where there is no handler to be had, Ctrl-C ends the program as it always did.
+impl CancelFlag {
+    /// Installs the Ctrl-C handler.
+    pub fn on_ctrl_c() -> CancelFlag {
+        let flag = CancelFlag::default();
+        let handler_flag = flag.clone();
+        // If no handler can be installed, Ctrl-C ends the process as by default.
         let _ = ctrlc::set_handler(move || {
-            if asked.0.swap(true, SeqCst) {
+            if handler_flag.0.swap(true, SeqCst) {
                 std::process::exit(130);
             }
         });
-        cancel
+        flag
     }
 
-    pub fn is_asked(&self) -> bool {
+    pub fn is_set(&self) -> bool {
         self.0.load(SeqCst)
     }
 }

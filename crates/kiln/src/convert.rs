@@ -1,150 +1,147 @@
-//! `kiln convert`: a part of a model under other names, in another type, in another kind of file.
+//! `kiln convert`: writes a component of a model with other tensor names, another data type, or in another file format.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use kiln_engine::Model;
 use kiln_tensor::DType;
-use kiln_weights::export::{Container, Names, Options, Storage, export, export_shards};
-use kiln_weights::quantise::Report;
+use kiln_weights::export::{Container, Options, Storage, TensorNames, export, export_shards};
+use kiln_weights::quantize::Report;
 use kiln_weights::{Component, WeightSource};
 use serde_json::json;
 
-use crate::args::{ConvertArgs, NamesArg, PartArg, PlainArg};
-use crate::cancel::Cancel;
-use crate::failure::{Failure, While};
-use crate::quantize::{Progress, Stop, place, read_failed, sheet, threads, write_failed};
+use crate::args::{ComponentArg, ConvertArgs, FloatTypeArg, NamingArg};
+use crate::cancel::CancelFlag;
+use crate::error::{CliError, ErrorContext};
+use crate::export::write_error;
+use crate::export::{AtomicFolder, ExportProgress, is_weight_file, read_error, report_properties, threads};
 
-/// Bytes of a shard when nothing is said.
-const SHARD: u64 = 10 << 30;
+/// Default largest size of a shard, in bytes.
+const SHARD_SIZE: u64 = 10 << 30;
 
-pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
-    let part = Part::open(&args.input, args.part)?;
+pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
+    let component = SourceComponent::open(&args.input, args.component)?;
     let storage = match args.dtype {
         None => Storage::Keep,
-        Some(PlainArg::F32) => Storage::Plain(DType::F32),
-        Some(PlainArg::Bf16) => Storage::Plain(DType::BF16),
-        Some(PlainArg::F16) => Storage::Plain(DType::F16),
+        Some(FloatTypeArg::F32) => Storage::Dense(DType::F32),
+        Some(FloatTypeArg::Bf16) => Storage::Dense(DType::BF16),
+        Some(FloatTypeArg::F16) => Storage::Dense(DType::F16),
     };
     let names = args.names.map(|names| match names {
-        NamesArg::Diffusers => Names::Diffusers,
-        NamesArg::Original => Names::Original,
+        NamingArg::Diffusers => TensorNames::Diffusers,
+        NamingArg::Original => TensorNames::Original,
     });
-    let wanted = Wanted { names, storage, threads: threads(args.threads.number), shard: args.shard_size };
-    let report = part.write(&args.out, &wanted, args.quiet)?;
-    let sheet = sheet(&args.out, &report, "packed");
-    let text = if args.json { sheet.to_json() } else { sheet.to_lines() };
+    let threads = threads(args.threads.number);
+    let options = ConvertOptions { names, storage, threads, shard_size: args.shard_size };
+    let report = component.write(&args.out, &options, args.quiet)?;
+    let properties = report_properties(&args.out, &report, "packed");
+    let text = if args.json { properties.to_json() } else { properties.to_text() };
     if args.quiet { Ok(()) } else { crate::print(text.as_bytes()) }
 }
 
-/// What a part becomes.
-pub struct Wanted {
-    /// By the kind of file where nothing is said: a folder has diffusers' names, a file the original ones.
-    pub names: Option<Names>,
+/// How to write a component.
+pub struct ConvertOptions {
+    /// Default: diffusers' names for a folder, the original ones for a file.
+    pub names: Option<TensorNames>,
     pub storage: Storage,
     pub threads: usize,
-    pub shard: Option<u64>,
+    pub shard_size: Option<u64>,
 }
 
-/// A part of a model, opened.
-pub struct Part {
+/// A component of a model, opened for reading.
+pub struct SourceComponent {
     component: Component,
-    source: WeightSource,
-    /// Its folder in a model, with its configuration.
+    weights: WeightSource,
+    /// The component's folder, with its config.json.
     folder: Option<PathBuf>,
 }
 
-impl Part {
-    /// The part of a model's folder or of a file; without a wish the transformer, or the only one there is.
-    pub fn open(input: &Path, wish: Option<PartArg>) -> Result<Part, Failure> {
-        let wish = wish.map(|part| match part {
-            PartArg::Transformer => Component::Transformer,
-            PartArg::TextEncoder => Component::TextEncoder,
-            PartArg::Vae => Component::Vae,
+impl SourceComponent {
+    /// Opens a component of a model folder or of a file. Default: the transformer, or the only component.
+    pub fn open(input: &Path, component: Option<ComponentArg>) -> Result<SourceComponent, CliError> {
+        let wanted = component.map(|component| match component {
+            ComponentArg::Transformer => Component::Transformer,
+            ComponentArg::TextEncoder => Component::TextEncoder,
+            ComponentArg::Vae => Component::Vae,
         });
         let opening = || format!("opening `{}`", input.display());
         let folder = input.is_dir().then(|| Model::open(input).ok()).flatten();
-        if let Some(model) = folder.filter(|model| model.searched.is_empty()) {
-            let component = wish.unwrap_or(Component::Transformer);
-            let (path, source) = match component {
+        if let Some(model) = folder.filter(|model| model.searched_folders.is_empty()) {
+            let component = wanted.unwrap_or(Component::Transformer);
+            let (path, weights) = match component {
                 Component::Transformer => (model.transformer.path.clone(), Some(model.transformer.weights())),
                 Component::TextEncoder => match &model.text_encoder {
-                    Some(part) => (part.path.clone(), Some(part.weights())),
+                    Some(encoder) => (encoder.path.clone(), Some(encoder.weights())),
                     None => (input.to_path_buf(), None),
                 },
                 Component::Vae => match &model.vae {
-                    Some(part) => (part.path.clone(), Some(part.weights())),
+                    Some(vae) => (vae.path.clone(), Some(vae.weights())),
                     None => (input.to_path_buf(), None),
                 },
             };
-            let missing = || Failure::new(format!("the model `{}` has no {component}", input.display()));
-            let source = source.ok_or_else(missing)?.while_doing(opening)?;
-            return Ok(Part { component, source: source.clone(), folder: path.is_dir().then_some(path) });
+            let missing = || CliError::new(format!("the model `{}` has no {component}", input.display()));
+            let weights = weights.ok_or_else(missing)?.with_context(opening)?.clone();
+            return Ok(SourceComponent { component, weights, folder: path.is_dir().then_some(path) });
         }
-        let source = WeightSource::open(input).while_doing(opening)?;
-        let parts: Vec<Component> = source.components().into_iter().map(|(part, _)| part).collect();
-        let component = wish.or_else(|| parts.first().copied()).unwrap_or(Component::Transformer);
-        let source = WeightSource::open_component(input, component).while_doing(opening)?;
-        Ok(Part { component, source, folder: input.is_dir().then(|| input.to_path_buf()) })
+        let weights = WeightSource::open(input).with_context(opening)?;
+        let first = weights.components().first().map(|(component, _)| *component);
+        let component = wanted.or(first).unwrap_or(Component::Transformer);
+        let weights = WeightSource::open_component(input, component).with_context(opening)?;
+        Ok(SourceComponent { component, weights, folder: input.is_dir().then(|| input.to_path_buf()) })
     }
 
-    /// Its weights.
-    pub fn source(&self) -> &WeightSource {
-        &self.source
+    pub fn weights(&self) -> &WeightSource {
+        &self.weights
     }
 
-    /// Writes it to a file, or to a folder when `out` has no known ending.
-    pub fn write(&self, out: &Path, wanted: &Wanted, quiet: bool) -> Result<Report, Failure> {
-        let ending = out.extension().and_then(|e| e.to_str()).map(str::to_lowercase);
-        let container = match ending.as_deref() {
-            Some("gguf") => Container::Gguf,
-            _ => Container::Safetensors,
-        };
-        let file = matches!(ending.as_deref(), Some("gguf" | "safetensors"));
-        let usual = if file { Names::Original } else { Names::Diffusers };
-        let options = Options {
+    /// Writes the component to a file, or to a folder if `out` has no extension of a weight file.
+    pub fn write(&self, out: &Path, options: &ConvertOptions, quiet: bool) -> Result<Report, CliError> {
+        let to_file = is_weight_file(out);
+        if to_file && options.shard_size.is_some() {
+            return Err(
+                CliError::usage("--shard-size needs a folder, OUT is a file").hint("give a folder as OUT")
+            );
+        }
+        let is_gguf = out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+        let default_names = if to_file { TensorNames::Original } else { TensorNames::Diffusers };
+        let export_options = Options {
             component: self.component,
-            container,
-            names: wanted.names.unwrap_or(usual),
-            storage: wanted.storage,
-            threads: wanted.threads,
+            container: if is_gguf { Container::Gguf } else { Container::Safetensors },
+            names: options.names.unwrap_or(default_names),
+            storage: options.storage,
+            threads: options.threads,
         };
-        if file && wanted.shard.is_some() {
-            return Err(Failure::usage("--shard-size makes several files").hint("name a folder as OUT"));
-        }
-        let stop = Stop::new(Cancel::on_ctrl_c(), Progress::new(quiet));
-        let doing = || format!("writing `{}`", out.display());
-        if file {
-            let report = export(&self.source, out, &options, &mut |done, total| stop.tell(done, total));
-            return stop.end(report).while_doing(doing);
+        let progress = ExportProgress::new(quiet, CancelFlag::on_ctrl_c());
+        let update = &mut |done, total| progress.update(done, total);
+        let writing = || format!("writing `{}`", out.display());
+        if to_file {
+            let report = export(&self.weights, out, &export_options, update);
+            return progress.finish(report).with_context(writing);
         }
         if out.symlink_metadata().is_ok() {
-            return Err(Failure::new(format!("`{}` exists already", out.display()))
-                .hint("name a folder that does not exist yet, or a file ending in .safetensors or .gguf"));
+            return Err(CliError::new(format!("`{}` exists already", out.display()))
+                .hint("give a folder that does not exist yet, or a .safetensors or .gguf file"));
         }
-        let beside = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let making = tempfile::Builder::new().prefix(".kiln-").suffix(".tmp").tempdir_in(beside);
-        let making = making.map_err(|e| write_failed(out, &e))?;
+        let folder = AtomicFolder::create(out)?;
         let stem = if self.component == Component::TextEncoder { "model" } else { "diffusion_pytorch_model" };
-        let shard = wanted.shard.unwrap_or(SHARD);
-        let tell = &mut |done, total| stop.tell(done, total);
-        let report = export_shards(&self.source, making.path(), (stem, shard), &options, tell);
-        let report = stop.end(report).while_doing(doing)?;
-        self.configure(making.path())?;
-        place(making, out)?;
+        let shard_size = options.shard_size.unwrap_or(SHARD_SIZE);
+        let report = export_shards(&self.weights, folder.path(), (stem, shard_size), &export_options, update);
+        let report = progress.finish(report).with_context(writing)?;
+        self.write_config(folder.path())?;
+        folder.commit()?;
         Ok(report)
     }
 
-    /// Puts the configuration beside the weights: the one they came with, or of a transformer what its tensors tell.
-    fn configure(&self, to: &Path) -> Result<(), Failure> {
-        let target = to.join("config.json");
-        let own = self.folder.as_ref().map(|folder| folder.join("config.json")).filter(|file| file.is_file());
-        if let Some(own) = own {
-            let text = fs::read(&own).map_err(|e| read_failed(&own, &e))?;
-            return fs::write(&target, text).map_err(|e| write_failed(&target, &e));
+    /// Writes config.json next to the weights: a copy of the source's, or for a transformer one derived from its tensors.
+    fn write_config(&self, folder: &Path) -> Result<(), CliError> {
+        let target = folder.join("config.json");
+        let source = self.folder.as_ref().map(|folder| folder.join("config.json"));
+        if let Some(source) = source.filter(|file| file.is_file()) {
+            let text = fs::read(&source).map_err(|e| read_error(&source, &e))?;
+            return fs::write(&target, text).map_err(|e| write_error(&target, &e));
         }
         let config = match self.component {
-            Component::Transformer => kiln_model::transformer::Config::from_tensors(&self.source),
+            Component::Transformer => kiln_model::transformer::Config::from_tensors(&self.weights),
             _ => None,
         };
         let Some(c) = config else { return Ok(()) };
@@ -165,6 +162,6 @@ impl Part {
             "rope_theta": c.rope_theta,
             "timestep_guidance_channels": c.timestep_guidance_channels,
         });
-        fs::write(&target, format!("{text:#}\n")).map_err(|e| write_failed(&target, &e))
+        fs::write(&target, format!("{text:#}\n")).map_err(|e| write_error(&target, &e))
     }
 }

@@ -1,4 +1,4 @@
-//! `kiln doctor`: what this machine offers.
+//! `kiln doctor`: the machine's CPU, memory and GPUs, and Kiln's folders.
 
 use std::path::{Path, PathBuf};
 
@@ -7,74 +7,73 @@ use kiln_engine::Isa;
 use kiln_engine::machine::{Cpu, Memory};
 
 use crate::args::DoctorArgs;
-use crate::failure::Failure;
-use crate::sheet::Sheet;
+use crate::error::CliError;
+use crate::properties::Properties;
 use crate::values::bytes;
 use crate::{cache, models, output, preview};
 
-pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
+pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
     let report = report();
-    let text = if args.json { report.to_json() } else { report.to_lines() };
+    let text = if args.json { report.to_json() } else { report.to_text() };
     crate::print(text.as_bytes())
 }
 
-fn report() -> Sheet {
-    let terminal = preview::guess().to_possible_value().map(|v| v.get_name().to_owned());
-    let sheet = Sheet::default()
+fn report() -> Properties {
+    let protocol = preview::detect().to_possible_value().map(|v| v.get_name().to_owned());
+    let properties = Properties::default()
         .with("kiln", env!("CARGO_PKG_VERSION"))
         .with("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH))
-        .with_sheet("cpu", cpu());
-    let sheet = match Memory::now() {
-        Some(memory) => sheet.with_sheet(
+        .with_group("cpu", cpu());
+    let properties = match Memory::detect() {
+        Some(memory) => properties.with_group(
             "memory",
-            Sheet::default().with_amount("total", memory.total, bytes(memory.total)).with_amount(
+            Properties::default().with_amount("total", memory.total, bytes(memory.total)).with_amount(
                 "available",
                 memory.available,
                 bytes(memory.available),
             ),
         ),
-        None => sheet.with("memory", "unknown"),
+        None => properties.with("memory", "unknown"),
     };
-    sheet
-        .with_sheet("cuda", cuda())
-        .with_sheet("folders", folders())
-        .with_sheet("kept", kept())
-        .with("models", models::known(&models::folders()))
-        .with("preview", terminal)
+    properties
+        .with_group("cuda", cuda())
+        .with_group("folders", folders())
+        .with_group("kept", text_cache())
+        .with("models", models::names(&models::folders()))
+        .with("preview", protocol)
 }
 
-/// NVIDIA GPUs and the libraries to use them with.
-fn cuda() -> Sheet {
-    let gpus = kiln_engine::gpus();
+/// Describes the NVIDIA GPUs and CUDA libraries.
+fn cuda() -> Properties {
+    let gpus = kiln_engine::probe_gpus();
     if !gpus.built_in {
-        return Sheet::default().with("used", "no CUDA backend in this build: images are made on the CPU");
+        return Properties::default().with("used", "no: this build has no CUDA backend");
     }
-    let mut sheet = match &gpus.devices {
-        None => Sheet::default().with("gpus", "none that can be seen without a driver"),
-        Some(devices) if devices.is_empty() => Sheet::default().with("gpus", "none"),
-        Some(_) => Sheet::default(),
+    let mut properties = match &gpus.devices {
+        None => Properties::default().with("gpus", "unknown: there is no NVIDIA driver"),
+        Some(devices) if devices.is_empty() => Properties::default().with("gpus", "none"),
+        Some(_) => Properties::default(),
     };
     for (device, gpu) in gpus.devices.iter().flatten() {
         let (major, minor) = gpu.capability;
         let (name, processors, memory) = (&gpu.name, gpu.processors, bytes(gpu.memory));
-        let about =
+        let description =
             format!("{name}, compute capability {major}.{minor}, {processors} multiprocessors, {memory}");
-        sheet = sheet.with(device.as_str(), about);
+        properties = properties.with(device.as_str(), description);
     }
     for (library, state) in &gpus.libraries {
-        sheet = sheet.with(*library, state.as_str());
+        properties = properties.with(*library, state.as_str());
     }
-    sheet
-        .with("used", if gpus.usable { "yes, for models that fit" } else { "no: images are made on the CPU" })
+    properties.with("used", if gpus.usable { "yes, for models that fit" } else { "no, using the CPU" })
 }
 
-fn cpu() -> Sheet {
-    let cpu = Cpu::now();
+fn cpu() -> Properties {
+    let cpu = Cpu::detect();
     let with = |present: bool| -> Vec<&str> {
         cpu.features.iter().filter(|(_, has)| *has == present).map(|(name, _)| *name).collect()
     };
     let kernels: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-    Sheet::default()
+    Properties::default()
         .with("name", &cpu.name)
         .with("cores", cpu.cores)
         .with("threads", cpu.threads)
@@ -84,22 +83,22 @@ fn cpu() -> Sheet {
         .with("used", Isa::best().name())
 }
 
-/// Where Kiln may have to write.
-fn folders() -> Sheet {
-    let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
-    Sheet::default()
-        .with("current", folder(&here))
+/// Describes the folders that Kiln writes to.
+fn folders() -> Properties {
+    let current = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
+    Properties::default()
+        .with("current", folder(&current))
         .with("temporary", folder(&std::env::temp_dir()))
-        .with("settings", config_folder().map(|path| folder(&path)))
+        .with("settings", kiln_base::folders::config().map(|config| folder(&config.join("kiln"))))
         .with("models", models::folders().iter().map(|path| folder(path)).collect::<Vec<_>>())
         .with("cache", cache::folder().map(|path| folder(&path)))
 }
 
-/// What is kept of earlier runs.
-fn kept() -> Sheet {
-    let Some(texts) = cache::texts() else { return Sheet::default().with("texts", "nowhere to keep them") };
+/// Describes the cache of encoded texts.
+fn text_cache() -> Properties {
+    let Some(texts) = cache::texts() else { return Properties::default().with("texts", "no cache folder") };
     let (count, size) = texts.usage();
-    Sheet::default()
+    Properties::default()
         .with("texts", count)
         .with_amount("bytes", size, bytes(size))
         .with_amount("limit", texts.limit(), bytes(texts.limit()))
@@ -107,23 +106,12 @@ fn kept() -> Sheet {
 }
 
 fn folder(path: &Path) -> String {
-    // Of a folder that is not there yet, the nearest one above decides.
+    // A missing folder is created in its nearest existing ancestor.
     let existing = path.ancestors().find(|p| p.is_dir()).unwrap_or(path);
-    let state = match output::writable(existing) {
+    let state = match output::check_writable(existing) {
         Ok(()) if existing == path => "writable",
-        Ok(()) => "can be made",
+        Ok(()) => "can be created",
         Err(_) => "not writable",
     };
     format!("{} ({state})", path.display())
-}
-
-/// Where programs of this system keep their settings.
-fn config_folder() -> Option<PathBuf> {
-    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let base = match std::env::consts::OS {
-        "windows" => var("APPDATA"),
-        "macos" => var("HOME").map(|home| home.join("Library/Application Support")),
-        _ => var("XDG_CONFIG_HOME").or_else(|| Some(var("HOME")?.join(".config"))),
-    };
-    base.map(|base| base.join("kiln"))
 }

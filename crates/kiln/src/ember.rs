@@ -1,12 +1,12 @@
-//! Ember, the small model inside the program. Without the feature `ember` there is none.
+//! Ember, the small built-in model. Absent without the feature `ember`.
 
-/// What it is called wherever a model is named.
+/// The name that selects the built-in model.
 pub const NAME: &str = "ember";
 
-/// The packed model, a safetensors file.
+/// Returns the packed model, a safetensors file.
 #[cfg(feature = "ember")]
 pub fn file() -> Option<&'static [u8]> {
-    /// The file places its tensors at multiples of 8 bytes; so they can be read where they are.
+    /// Aligned so that tensors, which start at multiples of 8 bytes in the file, are read in place.
     #[repr(C, align(64))]
     struct Aligned<T: ?Sized>(T);
 
@@ -17,7 +17,7 @@ pub fn file() -> Option<&'static [u8]> {
     Some(&FILE.0)
 }
 
-/// The packed model, which this build is without.
+/// Returns `None`: this build has no built-in model.
 #[cfg(not(feature = "ember"))]
 pub fn file() -> Option<&'static [u8]> {
     None
@@ -29,7 +29,7 @@ mod tests {
     use kiln_weights::WeightSource;
 
     #[test]
-    fn tensors_are_windows_into_the_program_and_aligned() {
+    fn tensors_are_aligned_and_read_in_place() {
         let file = file().unwrap();
         let source = WeightSource::from_bytes(NAME, file).unwrap();
         for name in source.names().filter(|name| name.ends_with(".bias")) {

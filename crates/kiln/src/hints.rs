@@ -1,47 +1,47 @@
-//! What to do about an error. The libraries name what is wrong; here is what they can't know: the options.
+//! Hints: what to do about an error. The libraries say what is wrong; only the program knows the options.
 
 use std::path::Path;
 
-use kiln_engine::{MissingPart, Model, Parts, Variant};
+use kiln_engine::{ComponentPaths, MissingComponent, Model, Variant};
 use kiln_model::Error;
-use kiln_weights::{LoraProblem, Malformed};
+use kiln_weights::{LoraProblem, MalformedFile};
 
-use crate::failure::{Failure, While};
+use crate::error::{CliError, ErrorContext};
 use crate::{hub, values};
 
-const DOWNLOAD: &str = "the download is not complete or the file was damaged; fetch it again";
+const DOWNLOAD_AGAIN: &str = "the download is incomplete or the file is damaged; download it again";
 const OTHER_MODEL: &str = "a LoRA fits only the model it was trained on: klein 4B, klein 9B and dev differ; \
-                           `kiln info` on both shows their sizes";
+                           compare both with `kiln info`";
 
 pub fn engine(error: &kiln_engine::Error) -> Option<String> {
     use kiln_engine::Error;
     match error {
         Error::Mismatch { .. } => Some(
-            "the parts come from different models: klein 4B goes with Qwen3-4B (hidden size 2560), klein 9B with \
+            "the components belong to different models: klein 4B needs Qwen3-4B (hidden size 2560), klein 9B needs \
              Qwen3-8B (4096); take all folders from one download"
                 .into(),
         ),
         Error::Memory { any_size: true, .. } => Some(
-            "no size would be small enough: the transformer is too wide for this machine, if its config.json is right; \
-             fewer --max-tokens may help"
+            "no image size is small enough: the transformer is too wide for this machine, if its config.json is \
+             right; a lower --max-tokens may help"
                 .into(),
         ),
-        Error::Memory { .. } => Some("choose a smaller size with -W and -H, or fewer references".into()),
+        Error::Memory { .. } => Some("use a smaller size (-W, -H) or fewer reference images".into()),
         Error::Request { hint, .. } | Error::Combination { hint, .. } | Error::Device { hint, .. } => hint.clone(),
         Error::Model(error) => model(error),
-        Error::MissingPart { .. } | Error::Load(_) | Error::Panicked(_) | Error::While { .. } => None,
+        Error::MissingComponent { .. } | Error::Load(_) | Error::Panicked(_) | Error::Context { .. } => None,
     }
 }
 
 pub fn model(error: &kiln_model::Error) -> Option<String> {
     match error {
         Error::NotFinite { .. } => Some(
-            "the weights are damaged, or the weight of a --lora is too large; fetch the model again, or lower the weight"
+            "the weights are damaged, or the weight of a --lora is too large; download the model again, or lower the weight"
                 .into(),
         ),
-        Error::Read { .. } => Some("check that the file exists and may be read".into()),
-        // A folder is named when something is missing in it.
-        Error::Config { file, .. } if file.is_dir() => Some("download that part of the model, too".into()),
+        Error::Read { .. } => Some("check that the file exists and is readable".into()),
+        // The error names a folder when a file is missing in it.
+        Error::Config { file, .. } if file.is_dir() => Some("download that component of the model, too".into()),
         Error::Config { .. } => Some("check the file, or download the model again".into()),
         Error::Weights(error) => weights(error),
         Error::Image(error) => image(error),
@@ -55,37 +55,40 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
     let hint = match error {
         Error::NotFound { .. } => "check the path",
         Error::Io { doing: "write", .. } => return None,
-        Error::Io { .. } => "check that the file may be read",
+        Error::Io { .. } => "check that the file is readable",
         Error::NotAFile { .. } => "give a safetensors or GGUF file",
-        Error::OtherComponent { component, .. } => {
+        Error::WrongComponent { component, .. } => {
             return Some(format!(
-                "give a file with FLUX.2's {component}; `kiln info` on a file shows what it is"
+                "give a file with FLUX.2's {component}; `kiln info` shows what a file contains"
             ));
         }
-        Error::Coding { .. } => "fetch the model in another format: bf16, fp8, nvfp4 or GGUF",
-        Error::Cut { .. } => DOWNLOAD,
-        Error::Malformed { problem: Malformed::GgufType { .. }, .. } => {
-            "the file is whole, but packed in a way that Kiln can't read; fetch the model as Q4_K_M, Q5_K_M, Q6_K or Q8_0"
+        Error::UnsupportedQuantization { .. } => {
+            "download the model in another format: bf16, fp8, nvfp4 or GGUF"
         }
-        Error::Malformed { problem: Malformed::DType { .. }, .. } => {
-            "the file is whole, but of a kind that Kiln can't compute with; fetch the model in bf16"
+        Error::CannotSplit { .. } => DOWNLOAD_AGAIN,
+        Error::Malformed { problem: MalformedFile::GgufType { .. }, .. } => {
+            "the file is complete, but Kiln does not support its quantization; download the model as Q4_K_M, Q5_K_M, \
+             Q6_K or Q8_0"
         }
-        Error::Malformed { problem: Malformed::Foreign(_), .. } => {
-            "fetch the file itself, as safetensors or GGUF"
+        Error::Malformed { problem: MalformedFile::DType { .. }, .. } => {
+            "the file is complete, but Kiln does not support its data type; download the model in bf16"
         }
-        Error::Index { .. } | Error::DuplicateTensor { .. } => {
-            "fetch the list and all its shards again, from one download"
+        Error::Malformed { problem: MalformedFile::OtherFormat(_), .. } => {
+            "download the file itself, as safetensors or GGUF"
         }
-        Error::Malformed { .. } | Error::MissingShards { .. } | Error::NotInShard { .. } => DOWNLOAD,
-        Error::NoWeights { .. } => "this part of the model has to be downloaded, too, as safetensors",
-        Error::Missing { .. } | Error::Shape { .. } => {
-            "the weights don't belong to the config.json beside them: take both from one download"
+        Error::ShardIndex { .. } | Error::DuplicateTensor { .. } => {
+            "download the index and all its shards again, from one repository"
         }
-        Error::NothingToRound { done: true, .. } => "use the model as it is, with --dtype int8",
-        Error::NothingToRound { .. } => "give a FLUX.2 model in diffusers' layout",
-        Error::NotFinite { .. } => DOWNLOAD,
+        Error::Malformed { .. } | Error::MissingShards { .. } | Error::NotInShard { .. } => DOWNLOAD_AGAIN,
+        Error::NoWeights { .. } => "download this component of the model, too, as safetensors",
+        Error::MissingTensor { .. } | Error::Shape { .. } => {
+            "the weights don't belong to the config.json next to them: take both from one download"
+        }
+        Error::NothingToQuantize { already_int8: true, .. } => "use the model as it is, with --dtype int8",
+        Error::NothingToQuantize { .. } => "give a FLUX.2 model in diffusers' layout",
+        Error::NotFinite { .. } => DOWNLOAD_AGAIN,
         Error::LoraUnmatched { keys, total, .. } if keys.len() < *total => {
-            "it may be for another model (`kiln info` on both shows their sizes); --lora-partial uses what fits"
+            "it may be for another model (compare both with `kiln info`); --lora-partial uses what fits"
         }
         Error::LoraUnmatched { .. } => OTHER_MODEL,
         Error::Lora { problem, .. } => lora(problem),
@@ -96,15 +99,15 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
 
 fn lora(problem: &LoraProblem) -> &'static str {
     match problem {
-        LoraProblem::Shape { .. } | LoraProblem::Base { .. } => OTHER_MODEL,
-        LoraProblem::Kind { .. } => "LoRA, LoKr, LoHa and DoRA of linear layers are supported",
-        LoraProblem::TextEncoder { .. } => "--lora-partial uses the rest of it",
+        LoraProblem::Shape { .. } | LoraProblem::WrongBase { .. } => OTHER_MODEL,
+        LoraProblem::UnsupportedKind { .. } => "LoRA, LoKr, LoHa and DoRA of linear layers are supported",
+        LoraProblem::TextEncoder { .. } => "--lora-partial ignores these and uses the rest",
         LoraProblem::UnknownKeys { .. } => {
-            "if it is a LoRA, --lora-partial uses the rest of it; `kiln info` on the file shows what it is"
+            "if it is a LoRA, --lora-partial ignores these and uses the rest; `kiln info` shows what a file contains"
         }
-        LoraProblem::Empty => "this is no LoRA; `kiln info` on the file shows what it is",
+        LoraProblem::Empty => "this is not a LoRA; `kiln info` shows what a file contains",
         _ => {
-            "the file was damaged or not saved well; fetch it again, or save it with diffusers' `save_lora_weights`"
+            "the file is damaged or incomplete; download it again, or save it with diffusers' `save_lora_weights`"
         }
     }
 }
@@ -112,15 +115,13 @@ fn lora(problem: &LoraProblem) -> &'static str {
 pub fn image(error: &kiln_image::Error) -> Option<String> {
     use kiln_image::Error;
     let hint = match error {
-        Error::NotAPicture { .. } => "convert it to PNG or JPEG first",
+        Error::NotAnImage { .. } => "convert it to PNG or JPEG first",
         Error::Damaged { .. } => "open it in another program and save it again",
-        Error::TooLarge { .. } | Error::FileTooLarge { .. } => {
-            "make it smaller: the models look at one megapixel"
-        }
-        Error::TooSmall { .. } => "give a larger picture",
+        Error::TooLarge { .. } | Error::FileTooLarge { .. } => "scale it down: the models see one megapixel",
+        Error::TooSmall { .. } => "use a larger image",
         Error::AspectRatio { .. } => "crop it",
         Error::Format { .. } => "end the name in .png, .jpg or .webp",
-        Error::Write { .. } => "choose another place with -o",
+        Error::Write { .. } => "choose another path with -o",
         Error::Read { .. } => "check the path",
         _ => return None,
     };
@@ -130,20 +131,18 @@ pub fn image(error: &kiln_image::Error) -> Option<String> {
 pub fn ops(error: &kiln_ops::Error) -> Option<String> {
     match error {
         kiln_ops::Error::Memory { backend, .. } if backend.starts_with("cuda") => {
-            let what = "choose a smaller size with -W and -H, have weights brought in as they are used with --vram-limit, \
-                        halve them with --dtype fp8, or say --device cpu";
-            Some(what.into())
+            let hint = "use a smaller size (-W, -H), stream weights with --vram-limit, halve them with --dtype fp8, \
+                        or use --device cpu";
+            Some(hint.into())
         }
-        kiln_ops::Error::Memory { .. } => {
-            Some("choose a smaller size with -W and -H, or close other programs".into())
-        }
+        kiln_ops::Error::Memory { .. } => Some("use a smaller size (-W, -H), or close other programs".into()),
         _ => None,
     }
 }
 
 pub fn hub(error: &kiln_hub::Error) -> Option<String> {
     use kiln_hub::Error;
-    let listed = |files: &[kiln_hub::RemoteFile]| {
+    let list = |files: &[kiln_hub::RemoteFile]| {
         let shown =
             files.iter().take(30).map(|file| format!("\n  {} ({})", file.path, values::bytes(file.size)));
         let more = files.len().saturating_sub(30);
@@ -151,83 +150,80 @@ pub fn hub(error: &kiln_hub::Error) -> Option<String> {
         shown.collect::<String>() + &more
     };
     Some(match error {
-        Error::Name { .. } => {
+        Error::InvalidName { .. } => {
             let names = kiln_hub::ALIASES.map(|(short, _)| short).join(", ");
             format!("known names: {names}; or give OWNER/REPO")
         }
         Error::NoCache => "set HF_HOME to a folder".into(),
         Error::Unauthorised { repo, .. } => format!(
-            "check the name; if the model is gated, accept its terms on its page ({repo}) and put a token of that account \
-             into HF_TOKEN"
+            "check the name; if the model is gated, accept its terms on its page ({repo}) and put an access token of \
+             that account into HF_TOKEN"
         ),
         Error::Gated { page, .. } => {
-            format!("accept the terms on {page} with the account that the token is of")
+            format!("accept the terms on {page} with the account of the access token")
         }
-        Error::NotFound { .. } => "check the name; it is written as on the model's page".into(),
+        Error::NotFound { .. } => "check the name; it must match the model's page".into(),
         Error::Connection { .. } => {
-            "check the connection (HTTPS_PROXY names a proxy) and run the same command again: it \
-                                     goes on where it stopped"
-                .into()
+            "check the connection (HTTPS_PROXY sets a proxy) and run the same command again: the download resumes".into()
         }
-        Error::Answer { .. } => "check HF_ENDPOINT, or try again later".into(),
+        Error::BadResponse { .. } => "check HF_ENDPOINT, or try again later".into(),
         Error::UnsafeName { .. } => "don't trust this repository".into(),
-        Error::Checksum { .. } => "run the same command again: that file is fetched anew".into(),
-        Error::NoMatch { files, .. } | Error::Choose { files, .. } => {
-            format!("name one behind a colon, or a part of its name:{}", listed(files))
+        Error::Checksum { .. } => "run the same command again: it downloads that file anew".into(),
+        Error::NoMatch { files, .. } | Error::Ambiguous { files, .. } => {
+            format!("add a colon and a file name, or a part of it:{}", list(files))
         }
-        Error::Busy { .. } => "wait for it to end".into(),
+        Error::InProgress { .. } => "wait for it to finish".into(),
         Error::Io { .. } => {
-            "check that the folder may be written and that the disk is not full; HF_HOME names another".into()
+            "check that the folder is writable and the disk is not full; HF_HOME sets another folder".into()
         }
         Error::Cancelled => return None,
     })
 }
 
-/// For a model without a part that a request needs.
-pub fn missing_part(model: &Model, part: MissingPart) -> String {
-    let searched = !model.searched.is_empty();
-    match part {
-        MissingPart::Vae if searched => format!(
-            "{}put FLUX.2's autoencoder (flux2-vae.safetensors or ae.safetensors) there, or name it with --vae FILE",
+/// Hint for a model that lacks a component the request needs.
+pub fn missing_component(model: &Model, component: MissingComponent) -> String {
+    let searched = !model.searched_folders.is_empty();
+    match component {
+        MissingComponent::Vae if searched => format!(
+            "{}put FLUX.2's autoencoder (flux2-vae.safetensors or ae.safetensors) there, or give it with --vae FILE",
             pull(model)
         ),
-        MissingPart::Vae => "download that part, or name another autoencoder with --vae FILE".into(),
-        MissingPart::TextEncoder if model.variant == Variant::Dev => {
+        MissingComponent::Vae => "download it, or give another autoencoder with --vae FILE".into(),
+        MissingComponent::TextEncoder if model.variant == Variant::Dev => {
             "Kiln can't run dev's text encoder yet: give prompt embeddings with --embeds FILE".into()
         }
-        MissingPart::TextEncoder if searched => text_encoder(model),
-        MissingPart::TextEncoder => "download that part, or give prompt embeddings with --embeds FILE".into(),
+        MissingComponent::TextEncoder if searched => text_encoder(model),
+        MissingComponent::TextEncoder => "download it, or give prompt embeddings with --embeds FILE".into(),
     }
 }
 
-/// Opens a model; a file that is none gets a better hint than the reader of weights could give.
-pub fn open_model(path: &Path) -> Result<Model, Failure> {
-    open_model_with(path, &Parts::default())
+/// Opens a model. If the path is not a model, the error has a hint where the model may be.
+pub fn open_model(path: &Path) -> Result<Model, CliError> {
+    open_model_with(path, &ComponentPaths::default())
 }
 
-/// [`open_model`] with some parts from elsewhere.
-pub fn open_model_with(path: &Path, parts: &Parts) -> Result<Model, Failure> {
-    let parts = &Parts { others: hub::whole_models(), ..parts.clone() };
-    let opened = Model::open_with(Some(path), parts);
-    // A folder that has no index and no weights of its own is none.
-    let stranger = path.is_dir() && !path.join("model_index.json").is_file();
+/// [`open_model`] with some components from elsewhere.
+pub fn open_model_with(path: &Path, components: &ComponentPaths) -> Result<Model, CliError> {
+    let components = &ComponentPaths { fallback_models: hub::complete_models(), ..components.clone() };
+    let opened = Model::open_with(Some(path), components);
+    let no_index = path.is_dir() && !path.join("model_index.json").is_file();
     let hint = match &opened {
         Err(kiln_engine::Error::Model(error)) => match error {
             Error::Weights(kiln_weights::Error::Malformed { .. }) if path.is_file() => {
                 Some(not_a_model(path))
             }
-            Error::Config { file, .. } if stranger && file == path => Some(not_a_model(path)),
+            Error::Config { file, .. } if no_index && file == path => Some(not_a_model(path)),
             _ => None,
         },
         _ => None,
     };
-    opened.while_doing(|| format!("opening the model `{}`", path.display())).map_err(|failure| match hint {
-        Some(hint) => Failure { hint: Some(hint), ..failure },
-        None => failure,
+    opened.with_context(|| format!("opening the model `{}`", path.display())).map_err(|error| match hint {
+        Some(hint) => CliError { hint: Some(hint), ..error },
+        None => error,
     })
 }
 
-/// What would do as the text encoder of a model that has none.
+/// Hint for a model without a text encoder.
 fn text_encoder(model: &Model) -> String {
     let hidden = model.transformer.config.joint_attention_dim / 3;
     let name = match hidden {
@@ -236,39 +232,41 @@ fn text_encoder(model: &Model) -> String {
         _ => "a Qwen3 model",
     };
     format!(
-        "{}put {name} (hidden size {hidden}; safetensors or GGUF) there, or name it with --text-encoder FILE; or give prompt \
-         embeddings with --embeds FILE",
+        "{}put {name} (hidden size {hidden}; safetensors or GGUF) there, or give it with --text-encoder FILE; or give \
+         prompt embeddings with --embeds FILE",
         pull(model)
     )
 }
 
-/// What to fetch for the parts that a transformer has not brought along.
-pub fn pull(model: &Model) -> String {
-    match hub::whole_model(model.transformer.config.joint_attention_dim) {
-        Some(name) => format!("`kiln pull {name}` fetches a model whose parts are used for it; or "),
+/// Hint for a transformer without its other components: which model to pull.
+fn pull(model: &Model) -> String {
+    match hub::matching_model(model.transformer.config.joint_attention_dim) {
+        Some(name) => format!("run `kiln pull {name}`, whose components fit; or "),
         None => String::new(),
     }
 }
 
-/// What may be meant by a path that is no model folder.
+/// Hint for a path that is not a model folder.
 pub fn not_a_model(path: &Path) -> String {
     const INDEX: &str = "model_index.json";
     if path.is_file() {
-        return "give the folder that has model_index.json, transformer, text_encoder and vae in it, a FLUX.2 transformer \
-                as safetensors or GGUF, or a model.toml"
+        return "give a model folder (with model_index.json, transformer, text_encoder and vae), a FLUX.2 transformer as \
+                safetensors or GGUF, or a model.toml"
             .into();
     }
     if let Some(parent) = path.parent().filter(|p| p.join(INDEX).is_file()) {
-        return format!("the model is the folder around it: -m {}", parent.display());
+        return format!("the model is the parent folder: -m {}", parent.display());
     }
     let inside = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut models: Vec<_> = inside.filter(|p| p.join(INDEX).is_file()).collect();
     models.sort();
     match models.first() {
-        Some(model) => format!("there is a model inside: -m {}", model.display()),
-        None => "give the folder of a diffusers download of FLUX.2 [klein]: it has model_index.json, transformer, \
-                 text_encoder and vae in it"
-            .into(),
+        Some(model) => format!("there is a model inside it: -m {}", model.display()),
+        None => {
+            "give the folder of a diffusers download of FLUX.2 [klein], with model_index.json, transformer, \
+                 text_encoder and vae"
+                .into()
+        }
     }
 }
 
@@ -278,7 +276,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn the_model_beside_a_wrong_path_is_named() {
+    fn a_model_near_a_wrong_path_is_suggested() {
         let dir = tempfile::tempdir().unwrap();
         let model = dir.path().join("klein");
         fs::create_dir_all(model.join("vae")).unwrap();

@@ -1,7 +1,7 @@
-//! The `kiln` program: pictures from words with FLUX.2 \[klein\].
+//! The `kiln` program: text to image with FLUX.2 \[klein\].
 //!
-//! Pictures go to files or standard output, words to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage,
-//! 130 stopped by Ctrl-C.
+//! Images go to files or standard output, messages to standard error. Exit codes: 0 success, 1 failure, 2 wrong usage,
+//! 130 cancelled with Ctrl-C.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -11,7 +11,8 @@ mod cancel;
 mod convert;
 mod doctor;
 mod ember;
-mod failure;
+mod error;
+mod export;
 mod generate;
 mod hints;
 mod hub;
@@ -20,10 +21,10 @@ mod models;
 mod output;
 mod preview;
 mod progress;
+mod properties;
 mod quantize;
 #[cfg(feature = "serve")]
 mod serve;
-mod sheet;
 mod values;
 
 use std::io::Write;
@@ -32,42 +33,43 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
-use failure::Failure;
+use error::CliError;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(args) => generate::run(*args),
-        Command::Pull(args) => tell(hub::pull::run(&args)),
-        Command::Models(args) => tell(hub::list::run(&args)),
-        Command::Rm(args) => tell(hub::remove::run(&args)),
-        Command::Convert(args) => tell(convert::run(&args)),
-        Command::Quantize(args) => tell(quantize::run(&args)),
-        Command::Info(args) => tell(info::run(&args)),
-        Command::Doctor(args) => tell(doctor::run(&args)),
-        Command::Bench(args) => tell(bench::run(&args)),
+        Command::Pull(args) => report(hub::pull::run(&args)),
+        Command::Models(args) => report(hub::models::run(&args)),
+        Command::Rm(args) => report(hub::rm::run(&args)),
+        Command::Convert(args) => report(convert::run(&args)),
+        Command::Quantize(args) => report(quantize::run(&args)),
+        Command::Info(args) => report(info::run(&args)),
+        Command::Doctor(args) => report(doctor::run(&args)),
+        Command::Bench(args) => report(bench::run(&args)),
         #[cfg(feature = "serve")]
-        Command::Serve(args) => tell(serve::run(*args)),
+        Command::Serve(args) => report(serve::run(*args)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kiln", &mut script);
-            tell(print(&script))
+            report(print(&script))
         }
     };
-    result.map_or_else(|failure| failure.exit_code(), |()| ExitCode::SUCCESS)
+    result.map_or_else(|error| error.exit_code(), |()| ExitCode::SUCCESS)
 }
 
-fn tell(result: Result<(), Failure>) -> Result<(), Failure> {
-    if let Err(failure) = &result {
-        let _ = writeln!(std::io::stderr(), "{failure}");
+/// Prints an error to standard error and returns the result unchanged.
+fn report(result: Result<(), CliError>) -> Result<(), CliError> {
+    if let Err(error) = &result {
+        let _ = writeln!(std::io::stderr(), "{error}");
     }
     result
 }
 
-/// Writes to standard output. A reader that has seen enough (`| head`) is no failure.
-fn print(text: &[u8]) -> Result<(), Failure> {
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
+fn print(text: &[u8]) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(output::stdout_failed("the text", &e)),
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(output::stdout_error("the text", &e)),
         _ => Ok(()),
     }
 }

@@ -1,23 +1,23 @@
-//! Which model a name stands for: a path, the one inside the program, one in the models folder, or one that was pulled.
+//! Resolves the model that `-m` names: a path, the built-in model, one in the models folder, or a downloaded one.
 
 use std::path::{Path, PathBuf};
 
-use kiln_engine::{Model, Parts};
+use kiln_engine::{ComponentPaths, Model};
 use kiln_weights::WeightSource;
 
-use crate::failure::{Failure, While};
+use crate::error::{CliError, ErrorContext};
 use crate::{ember, hints, hub};
 
-/// The undistilled form of Ember, which is not in the program.
+/// The undistilled variant of Ember, which is not built in.
 const EMBER_BASE: &str = "ember-base";
-const ENDING: &str = ".safetensors";
+const EXTENSION: &str = ".safetensors";
 
-/// A model that is there.
+/// Where an existing model is.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Found {
-    /// Inside the program.
+pub enum ModelLocation {
+    /// In the binary.
     BuiltIn,
-    /// In the models folder or the cache of pulled models, under this name.
+    /// In the models folder or the Hugging Face cache, under this name.
     Named {
         name: String,
         path: PathBuf,
@@ -25,81 +25,83 @@ pub enum Found {
     Path(PathBuf),
 }
 
-impl Found {
-    /// The model that is asked for; without a wish, the one inside the program.
-    pub fn find(asked: Option<&Path>) -> Result<Found, Failure> {
-        match asked {
-            Some(asked) => Found::among(asked, &folders()),
-            None if ember::file().is_some() => Ok(Found::BuiltIn),
-            None => Err(Failure::usage("no model was given").hint(format!(
-                "this build has none inside (the feature `ember` puts one there); point -m, or the variable KILN_MODEL, \
-                 at a folder with FLUX.2 [klein] in diffusers' layout{}",
-                folders().first().map_or(String::new(), |f| format!(", or name a model in `{}`", f.display()))
+impl ModelLocation {
+    /// Resolves a path or name; `None` is the built-in model.
+    pub fn resolve(model: Option<&Path>) -> Result<ModelLocation, CliError> {
+        match model {
+            Some(model) => ModelLocation::resolve_in(model, &folders()),
+            None if ember::file().is_some() => Ok(ModelLocation::BuiltIn),
+            None => Err(CliError::usage("no model given").hint(format!(
+                "this build has no built-in model (it lacks the feature `ember`); set -m, or the variable KILN_MODEL, \
+                 to a folder with FLUX.2 [klein] in diffusers' layout{}",
+                folders().first().map_or(String::new(), |f| format!(", or to a model in `{}`", f.display()))
             ))),
         }
     }
 
-    fn among(asked: &Path, folders: &[PathBuf]) -> Result<Found, Failure> {
+    fn resolve_in(model: &Path, folders: &[PathBuf]) -> Result<ModelLocation, CliError> {
         // First, so that a recipe means the same in every folder; `./ember` is a path.
-        if asked == Path::new(ember::NAME) && ember::file().is_some() {
-            return Ok(Found::BuiltIn);
+        if model == Path::new(ember::NAME) && ember::file().is_some() {
+            return Ok(ModelLocation::BuiltIn);
         }
-        let name = asked.to_str().filter(|name| !name.is_empty() && !name.contains(std::path::is_separator));
-        if is_model(asked) {
-            return Ok(Found::Path(asked.to_path_buf()));
+        let name = model.to_str().filter(|name| !name.is_empty() && !name.contains(std::path::is_separator));
+        if is_model(model) {
+            return Ok(ModelLocation::Path(model.to_path_buf()));
         }
-        let inside = |folder: &PathBuf, name: &str| {
-            let endings = ["", ENDING, ".gguf", ".toml"].iter();
-            endings.map(|ending| folder.join(format!("{name}{ending}"))).find(|p| is_model(p))
+        let find_in = |folder: &PathBuf, name: &str| {
+            let extensions = ["", EXTENSION, ".gguf", ".toml"].iter();
+            extensions.map(|extension| folder.join(format!("{name}{extension}"))).find(|p| is_model(p))
         };
-        let named = name.and_then(|name| Some((name, folders.iter().find_map(|f| inside(f, name))?)));
-        let named = named.map(|(name, path)| (name.strip_suffix(ENDING).unwrap_or(name).to_owned(), path));
-        let pulled = || if asked.exists() { None } else { hub::pulled(asked) };
+        let named = name.and_then(|name| Some((name, folders.iter().find_map(|f| find_in(f, name))?)));
+        let named = named.map(|(name, path)| (name.strip_suffix(EXTENSION).unwrap_or(name).to_owned(), path));
+        let pulled = || if model.exists() { None } else { hub::find_pulled(model) };
         match named.or_else(pulled) {
-            Some((name, path)) => Ok(Found::Named { name, path }),
-            None if asked.exists() => {
-                let what = "is not a model folder: there is no `model_index.json` in it";
-                Err(Failure::new(format!("`{}` {what}", asked.display())).hint(hints::not_a_model(asked)))
+            Some((name, path)) => Ok(ModelLocation::Named { name, path }),
+            None if model.exists() => {
+                let problem = "is not a model folder: it has no `model_index.json`";
+                Err(CliError::new(format!("`{}` {problem}", model.display())).hint(hints::not_a_model(model)))
             }
-            None => Err(missing(asked, name, folders)),
+            None => Err(not_found(model, name, folders)),
         }
     }
 
-    /// Every model that needs no path. Names lead nowhere but into the models folders and the cache of pulled models.
+    /// Lists every model that has a name. Names never lead outside the models folders and the Hugging Face cache.
     #[cfg(feature = "serve")]
-    pub fn all() -> Vec<(String, Found)> {
+    pub fn all() -> Vec<(String, ModelLocation)> {
         let folders = folders();
-        let found = |name: String| {
+        let local = |name: String| {
             if name == ember::NAME && ember::file().is_some() {
-                return Some((name, Found::BuiltIn));
+                return Some((name, ModelLocation::BuiltIn));
             }
-            let places = folders.iter().flat_map(|f| [f.join(&name), f.join(format!("{name}{ENDING}"))]);
-            let path = places.into_iter().find(|path| is_model(path))?;
-            Some((name.clone(), Found::Named { name, path }))
+            let paths = folders.iter().flat_map(|f| [f.join(&name), f.join(format!("{name}{EXTENSION}"))]);
+            let path = paths.into_iter().find(|path| is_model(path))?;
+            Some((name.clone(), ModelLocation::Named { name, path }))
         };
-        let pulled = hub::installed(false).into_iter().filter(|one| one.is_model && !one.incomplete);
-        let pulled = pulled.filter_map(|one| hub::pulled(Path::new(&hub::short(&one.repo))));
-        let pulled = pulled.map(|(name, path)| (name.clone(), Found::Named { name, path }));
-        known(&folders).into_iter().filter_map(found).chain(pulled).collect()
+        let pulled = hub::installed(false).into_iter().filter(|model| model.is_model && !model.incomplete);
+        let pulled = pulled.filter_map(|model| hub::find_pulled(Path::new(&hub::short_name(&model.repo))));
+        let pulled = pulled.map(|(name, path)| (name.clone(), ModelLocation::Named { name, path }));
+        names(&folders).into_iter().filter_map(local).chain(pulled).collect()
     }
 
-    /// Reads its configuration.
-    pub fn open(&self) -> Result<Model, Failure> {
-        self.open_with(&Parts::default())
+    /// Opens the model: reads its configuration.
+    pub fn open(&self) -> Result<Model, CliError> {
+        self.open_with(&ComponentPaths::default())
     }
 
-    /// The same with some parts from elsewhere.
-    pub fn open_with(&self, parts: &Parts) -> Result<Model, Failure> {
+    /// Opens the model with some components from elsewhere.
+    pub fn open_with(&self, components: &ComponentPaths) -> Result<Model, CliError> {
         let model = match self {
-            Found::Named { path, .. } | Found::Path(path) => hints::open_model_with(path, parts),
-            Found::BuiltIn if !parts.is_empty() => {
-                Err(Failure::usage("the model inside the program can't be used with parts of another")
-                    .hint("name the model with -m, or give its transformer with --transformer"))
+            ModelLocation::Named { path, .. } | ModelLocation::Path(path) => {
+                hints::open_model_with(path, components)
             }
-            Found::BuiltIn => {
+            ModelLocation::BuiltIn if !components.is_empty() => {
+                Err(CliError::usage("the built-in model can't be combined with components of another model")
+                    .hint("choose a model with -m, or give its transformer with --transformer"))
+            }
+            ModelLocation::BuiltIn => {
                 let source = WeightSource::from_bytes(ember::NAME, ember::file().unwrap_or_default());
-                let model = source.map_err(kiln_engine::Error::from).and_then(Model::packed);
-                model.while_doing(|| "opening the built-in model".into())
+                let model = source.map_err(kiln_engine::Error::from).and_then(Model::from_packed);
+                model.with_context(|| "opening the built-in model".into())
             }
         };
         let mut model = model?;
@@ -107,25 +109,25 @@ impl Found {
         Ok(model)
     }
 
-    /// The name that needs no path.
+    /// Returns the name, unless the model was given by path.
     pub fn name(&self) -> Option<String> {
         match self {
-            Found::BuiltIn => Some(ember::NAME.into()),
-            Found::Named { name, .. } => Some(name.clone()),
-            Found::Path(_) => None,
+            ModelLocation::BuiltIn => Some(ember::NAME.into()),
+            ModelLocation::Named { name, .. } => Some(name.clone()),
+            ModelLocation::Path(_) => None,
         }
     }
 }
 
-/// The model that the environment names for when no other is.
-pub fn usual() -> Option<PathBuf> {
-    std::env::var_os("KILN_MODEL").filter(|name| !name.is_empty()).map(PathBuf::from)
+/// Returns the default model from the environment.
+pub fn from_env() -> Option<PathBuf> {
+    kiln_base::folders::from_env("KILN_MODEL")
 }
 
-/// A single file is taken for a model without a look inside; what is wrong with it is said when it is opened. So is a folder
-/// of the Hugging Face cache, and one with weights in it.
+/// Returns whether a path may be a model: any file, a folder of the Hugging Face cache, or a folder with an index or
+/// weights. Files are not read; opening the model reports what is wrong with them.
 fn is_model(path: &Path) -> bool {
-    let weights = |name: &str| [".safetensors", ".gguf"].iter().any(|ending| name.ends_with(ending));
+    let weights = |name: &str| [".safetensors", ".gguf"].iter().any(|extension| name.ends_with(extension));
     let entries = || std::fs::read_dir(path).into_iter().flatten().flatten();
     path.is_file()
         || ["model_index.json", "model.toml"].iter().any(|name| path.join(name).is_file())
@@ -133,49 +135,48 @@ fn is_model(path: &Path) -> bool {
         || entries().any(|entry| weights(&entry.file_name().to_string_lossy()))
 }
 
-fn missing(asked: &Path, name: Option<&str>, folders: &[PathBuf]) -> Failure {
-    let failure = Failure::new(format!("the model `{}` does not exist", asked.display()));
-    let place = folders
+fn not_found(model: &Path, name: Option<&str>, folders: &[PathBuf]) -> CliError {
+    let error = CliError::new(format!("the model `{}` does not exist", model.display()));
+    let folder = folders
         .first()
-        .map_or_else(|| "the folder KILN_MODELS names".into(), |f| format!("`{}`", f.display()));
+        .map_or_else(|| "the folder set by KILN_MODELS".into(), |f| format!("`{}`", f.display()));
     match name {
-        Some(EMBER_BASE) => failure.hint(format!(
-            "Ember's undistilled form is not in the program: make {EMBER_BASE}{ENDING} with tools/ember (its README says \
-             how) and put it into {place}"
+        Some(EMBER_BASE) => error.hint(format!(
+            "Ember's undistilled variant is not built in: create {EMBER_BASE}{EXTENSION} with tools/ember (see its \
+             README) and put it into {folder}"
         )),
-        Some(ember::NAME) => failure.hint(format!(
-            "this build is without it: build with the feature `ember`, or put {}{ENDING} into {place}",
+        Some(ember::NAME) => error.hint(format!(
+            "this build has no built-in model: build with the feature `ember`, or put {}{EXTENSION} into {folder}",
             ember::NAME
         )),
-        _ if hub::can_be_pulled(asked) => {
-            let pull = format!("`kiln pull {}` fetches it from Hugging Face", asked.display());
+        _ if hub::can_be_pulled(model) => {
+            let pull = format!("`kiln pull {}` downloads it from Hugging Face", model.display());
             match name {
-                Some(_) => failure.hint(pull),
-                None => failure.hint(format!("if it is no path, {pull}; else {}", hints::not_a_model(asked))),
+                Some(_) => error.hint(pull),
+                None => error.hint(format!("if it is not a path, {pull}; else {}", hints::not_a_model(model))),
             }
         }
         Some(name) => {
-            let known = known(folders);
-            let near = kiln_weights::nearest(name, known.iter().map(String::as_str));
-            let (word, names) = if near.is_empty() { ("known", known) } else { ("nearest", near) };
-            let listed = match names.is_empty() {
-                true => String::new(),
-                false => format!("; {word}: {}", names.join(", ")),
-            };
-            failure.hint(format!("it is no path, and there is no model of that name in {place}{listed}"))
+            let known = names(folders);
+            let similar = kiln_weights::similar_names(name, known.iter().map(String::as_str));
+            let (label, names) = if similar.is_empty() { ("known", known) } else { ("nearest", similar) };
+            let list =
+                if names.is_empty() { String::new() } else { format!("; {label}: {}", names.join(", ")) };
+            error.hint(format!("there is no such path, and no model of that name in {folder}{list}"))
         }
-        None => failure.hint(hints::not_a_model(asked)),
+        None => error.hint(hints::not_a_model(model)),
     }
 }
 
-/// The names of all models that need no path.
-pub fn known(folders: &[PathBuf]) -> Vec<String> {
+/// Lists the names of the built-in model and of those in the models folders.
+pub fn names(folders: &[PathBuf]) -> Vec<String> {
     let entries = folders.iter().filter_map(|f| std::fs::read_dir(f).ok()).flatten().flatten();
     let name = |path: PathBuf| {
         let name = path.file_name()?.to_str()?;
-        match path.is_file() {
-            true => name.strip_suffix(ENDING).map(str::to_owned),
-            false => is_model(&path).then(|| name.to_owned()),
+        if path.is_file() {
+            name.strip_suffix(EXTENSION).map(str::to_owned)
+        } else {
+            is_model(&path).then(|| name.to_owned())
         }
     };
     let mut names: Vec<String> = entries.filter_map(|entry| name(entry.path())).collect();
@@ -185,15 +186,11 @@ pub fn known(folders: &[PathBuf]) -> Vec<String> {
     names
 }
 
-/// Where models are looked for by name: the folder KILN_MODELS names, then the user's own.
+/// Returns the folders with named models: the one set by `KILN_MODELS`, then the user's.
 pub fn folders() -> Vec<PathBuf> {
-    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let data = match std::env::consts::OS {
-        "windows" => var("LOCALAPPDATA"),
-        "macos" => var("HOME").map(|home| home.join("Library/Application Support")),
-        _ => var("XDG_DATA_HOME").or_else(|| Some(var("HOME")?.join(".local/share"))),
-    };
-    var("KILN_MODELS").into_iter().chain(data.map(|data| data.join("kiln").join("models"))).collect()
+    use kiln_base::folders;
+    let own = folders::data().map(|data| data.join("kiln").join("models"));
+    folders::from_env("KILN_MODELS").into_iter().chain(own).collect()
 }
 
 #[cfg(test)]
@@ -211,33 +208,34 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_a_model_of_the_folder_with_or_without_its_ending() {
+    fn a_named_model_is_found_with_or_without_its_extension() {
         let (dir, folders) = with_models(&["fox.safetensors"]);
         let path = dir.path().join("fox.safetensors");
-        for asked in ["fox", "fox.safetensors"] {
-            let found = Found::among(Path::new(asked), &folders).unwrap();
-            assert_eq!(found, Found::Named { name: "fox".into(), path: path.clone() });
-            assert_eq!(found.name().as_deref(), Some("fox"));
+        for name in ["fox", "fox.safetensors"] {
+            let location = ModelLocation::resolve_in(Path::new(name), &folders).unwrap();
+            assert_eq!(location, ModelLocation::Named { name: "fox".into(), path: path.clone() });
+            assert_eq!(location.name().as_deref(), Some("fox"));
         }
-        assert_eq!(Found::among(&path, &folders).unwrap(), Found::Path(path));
+        assert_eq!(ModelLocation::resolve_in(&path, &folders).unwrap(), ModelLocation::Path(path));
     }
 
     #[test]
-    fn a_name_that_is_missing_is_told_with_its_nearest() {
+    fn an_unknown_name_gets_a_hint_with_similar_names() {
         let (_dir, folders) = with_models(&["fox-large.safetensors", "hen.safetensors"]);
-        let told = |name: &str| Found::among(Path::new(name), &folders).unwrap_err().to_string();
-        assert!(told("fox-larg").contains("nearest: fox-large"), "{}", told("fox-larg"));
-        assert!(told("quite-another").contains("known: ") && told("quite-another").contains("hen"));
-        let base = told("ember-base");
+        let message =
+            |name: &str| ModelLocation::resolve_in(Path::new(name), &folders).unwrap_err().to_string();
+        assert!(message("fox-larg").contains("nearest: fox-large"), "{}", message("fox-larg"));
+        assert!(message("quite-another").contains("known: ") && message("quite-another").contains("hen"));
+        let base = message("ember-base");
         assert!(base.contains("tools/ember") && base.contains(&folders[0].display().to_string()), "{base}");
-        assert!(told("no/such/folder").contains("diffusers download"));
+        assert!(message("no/such/folder").contains("diffusers download"));
     }
 
     #[test]
-    fn the_model_inside_the_program_goes_by_its_name_only() {
-        let found = Found::among(Path::new("ember"), &[]);
-        assert_eq!(found.is_ok(), ember::file().is_some());
-        assert!(Found::among(Path::new("./ember"), &[]).is_err());
-        assert_eq!(Found::find(None).is_ok(), ember::file().is_some());
+    fn the_built_in_model_is_found_by_its_name_only() {
+        let location = ModelLocation::resolve_in(Path::new("ember"), &[]);
+        assert_eq!(location.is_ok(), ember::file().is_some());
+        assert!(ModelLocation::resolve_in(Path::new("./ember"), &[]).is_err());
+        assert_eq!(ModelLocation::resolve(None).is_ok(), ember::file().is_some());
     }
 }

@@ -1,201 +1,204 @@
-//! Where pictures go: checked before the work, written whole after it, and never over a file that was not asked for.
+//! Where images are written. The destination is checked before generating; files are written atomically, and only a file
+//! named with `-o` is ever overwritten.
 
 use std::fs;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use kiln_image::{Format, Picture};
+use kiln_image::{Format, RgbImage};
 
-use crate::failure::{Failure, While};
+use crate::error::{CliError, ErrorContext};
 use kiln_engine::ImagePlan;
 
-const OTHER_PLACE: &str = "choose another place with -o, or make the folder first";
+const OTHER_PATH: &str = "choose another path with -o, or create the folder first";
 const OTHER_NAME: &str = "choose another name with -o";
 
-/// Where the pictures of a run go.
+/// The destination of a run's images.
 #[derive(Debug, PartialEq)]
 pub enum Output {
     /// Standard output, as PNG.
     Stdout,
-    /// One picture, one file; overwritten if it exists.
+    /// A single file, overwritten if it exists.
     File { path: PathBuf, format: Format },
-    /// Several pictures, `path` with numbers from `first`; all of them new.
+    /// New files named after `path`, with numbers from `first`.
     Numbered { path: PathBuf, format: Format, first: usize },
-    /// A new name from prompt and seed in the current folder.
-    Named,
+    /// New files in the current folder, named after prompt and seed.
+    Default,
 }
 
 impl Output {
-    /// Checks that `pictures` can be written to where `-o` says.
-    pub fn check(asked: Option<&Path>, pictures: usize) -> Result<Output, Failure> {
-        let Some(path) = asked else {
-            writable(Path::new(".")).map_err(|failure| failure.hint(OTHER_PLACE))?;
-            return Ok(Output::Named);
+    /// Checks that this number of images can be written to the path given with `-o`.
+    pub fn check(path: Option<&Path>, images: usize) -> Result<Output, CliError> {
+        let Some(path) = path else {
+            check_writable(Path::new(".")).map_err(|error| error.hint(OTHER_PATH))?;
+            return Ok(Output::Default);
         };
         if path == Path::new("-") {
-            if pictures > 1 {
-                return Err(Failure::usage(format!("{pictures} pictures don't fit into standard output"))
-                    .hint("name a file with -o; it gets numbers"));
+            if images > 1 {
+                return Err(CliError::usage(format!(
+                    "standard output takes a single image, the request has {images}"
+                ))
+                .hint("give a file with -o: Kiln adds numbers to its name"));
             }
             if std::io::stdout().is_terminal() {
-                return Err(Failure::usage(
-                    "standard output is a terminal, no place for the bytes of a picture",
-                )
-                .hint("send it into a file or a program, or use --preview"));
+                return Err(CliError::usage("standard output is a terminal, which can't show an image file")
+                    .hint("redirect it to a file or a program, or use --preview"));
             }
             return Ok(Output::Stdout);
         }
         let format = Format::from_path(path)?;
         if path.is_dir() {
-            return Err(Failure::new(format!("can't write `{}`: it is a folder", path.display()))
-                .hint("name a file in it"));
+            return Err(CliError::new(format!("can't write `{}`: it is a folder", path.display()))
+                .hint("give a file in that folder"));
         }
-        if pictures > 1 {
-            writable(folder_of(path)).map_err(|failure| failure.hint(OTHER_PLACE))?;
-            let first = first_free(path, pictures);
-            // The longest of the names: the system may allow the shorter ones only.
-            nameable(&numbered(path, first + pictures - 1)).map_err(|failure| failure.hint(OTHER_NAME))?;
+        if images > 1 {
+            check_writable(parent_folder(path)).map_err(|error| error.hint(OTHER_PATH))?;
+            let first = first_free(path, images);
+            // The longest name: the shorter ones may be allowed while it is not.
+            check_name(&numbered(path, first + images - 1)).map_err(|error| error.hint(OTHER_NAME))?;
             return Ok(Output::Numbered { path: path.into(), format, first });
         }
-        let target = behind_links(path).map_err(|failure| failure.hint(OTHER_NAME))?;
-        writable(folder_of(&target)).map_err(|failure| failure.hint(OTHER_PLACE))?;
-        nameable(&target).map_err(|failure| failure.hint(OTHER_NAME))?;
-        if fs::metadata(&target).is_ok_and(|about| about.permissions().readonly()) {
+        let target = resolve_links(path).map_err(|error| error.hint(OTHER_NAME))?;
+        check_writable(parent_folder(&target)).map_err(|error| error.hint(OTHER_PATH))?;
+        check_name(&target).map_err(|error| error.hint(OTHER_NAME))?;
+        if fs::metadata(&target).is_ok_and(|metadata| metadata.permissions().readonly()) {
             return Err(
-                Failure::new(format!("can't write `{}`: it is read-only", path.display())).hint(OTHER_NAME)
+                CliError::new(format!("can't write `{}`: it is read-only", path.display())).hint(OTHER_NAME)
             );
         }
         Ok(Output::File { path: path.into(), format })
     }
 
-    /// Writes picture number `index` (from 0), and says where it went.
+    /// Writes image number `index` (from 0) and returns its path.
     pub fn write(
         &self,
-        picture: &Picture,
+        image: &RgbImage,
         recipe: Option<&str>,
         plan: &ImagePlan,
         index: usize,
-    ) -> Result<PathBuf, Failure> {
+    ) -> Result<PathBuf, CliError> {
         let (path, format) = match self {
             Output::Stdout => (PathBuf::from("-"), Format::Png),
             Output::File { path, format } => (path.clone(), *format),
             Output::Numbered { path, format, first } => (numbered(path, first + index), *format),
-            Output::Named => (default_name(plan), Format::Png),
+            Output::Default => (default_name(plan), Format::Png),
         };
-        let bytes = kiln_image::encode(picture, format, recipe)?;
+        let bytes = kiln_image::encode(image, format, recipe)?;
         match self {
             Output::Stdout => {
                 let mut out = std::io::stdout().lock();
                 out.write_all(&bytes)
                     .and_then(|()| out.flush())
-                    .map_err(|e| stdout_failed("the picture", &e))?;
+                    .map_err(|e| stdout_error("the image", &e))?;
             }
             _ => {
-                let target = behind_links(&path)?;
-                kiln_image::write_atomic(&target, &bytes).while_doing(|| "saving the picture".into())?;
+                let target = resolve_links(&path)?;
+                kiln_image::write_file(&target, &bytes).with_context(|| "saving the image".into())?;
             }
         }
         Ok(path)
     }
 
-    /// Checks that latents can be written to where `--latents-out` says, and not over one of the pictures.
-    pub fn check_latents(&self, path: &Path, pictures: usize) -> Result<(), Failure> {
-        const HINT: &str = "choose another place with --latents-out, or make the folder first";
+    /// Checks that the latents can be written to the path given with `--latents-out` without overwriting an image.
+    pub fn check_latents(&self, path: &Path, images: usize) -> Result<(), CliError> {
+        const HINT: &str = "choose another path with --latents-out, or create the folder first";
         if path == Path::new("-") {
-            return Err(Failure::usage("--latents-out can't write to standard output")
-                .hint("latents are a safetensors file: name one with --latents-out"));
+            return Err(CliError::usage("--latents-out can't write to standard output")
+                .hint("give a .safetensors file with --latents-out"));
         }
         if path.exists() && !path.is_file() {
-            return Err(Failure::new(format!("can't write `{}`: it is not a regular file", path.display()))
-                .hint("name a file with --latents-out"));
+            return Err(CliError::new(format!("can't write `{}`: it is not a regular file", path.display()))
+                .hint("give a file with --latents-out"));
         }
-        let target = behind_links(path).map_err(|failure| failure.hint(HINT))?;
-        writable(folder_of(&target)).map_err(|failure| failure.hint(HINT))?;
-        nameable(&target).map_err(|failure| failure.hint(HINT))?;
+        let target = resolve_links(path).map_err(|error| error.hint(HINT))?;
+        check_writable(parent_folder(&target)).map_err(|error| error.hint(HINT))?;
+        check_name(&target).map_err(|error| error.hint(HINT))?;
         let taken = match self {
             Output::File { path, .. } => same_file(&target, path),
             Output::Numbered { path, first, .. } => {
-                (0..pictures).any(|index| same_file(&target, &numbered(path, first + index)))
+                (0..images).any(|index| same_file(&target, &numbered(path, first + index)))
             }
-            // Any name that a picture could get.
-            Output::Named => Format::from_path(&target).is_ok(),
+            // Any name with an image's extension might be chosen for an image.
+            Output::Default => Format::from_path(&target).is_ok(),
             Output::Stdout => false,
         };
         if taken {
-            return Err(Failure::usage(format!(
-                "the latents would overwrite a picture: `{}`",
+            return Err(CliError::usage(format!(
+                "the latents would overwrite an image: `{}`",
                 path.display()
             ))
-            .hint("name another file with --latents-out, such as latents.safetensors"));
+            .hint("give another file with --latents-out, such as latents.safetensors"));
         }
         Ok(())
     }
 }
 
-/// A failure to write to standard output, which knows no place to go instead.
-pub fn stdout_failed(what: &str, error: &io::Error) -> Failure {
-    Failure::new(format!("can't write {what} to standard output: {error}"))
-        .hint("look at what standard output is sent to: a disk that is full, or a program that has ended")
+/// Returns the error for a failed write to standard output.
+pub fn stdout_error(what: &str, error: &io::Error) -> CliError {
+    CliError::new(format!("can't write {what} to standard output: {error}"))
+        .hint("check where standard output goes: the disk may be full, or the reading program may have ended")
 }
 
-/// The file that a name leads to, which may be yet to be made. Replacing a link itself would leave the file it stands
-/// for as it was.
-pub fn behind_links(path: &Path) -> Result<PathBuf, Failure> {
-    // As many as Linux follows.
-    const MOST: usize = 40;
+/// Follows symbolic links to the file, which need not exist yet. Writing replaces a file by renaming, so writing to the
+/// link itself would leave the file behind it unchanged.
+pub fn resolve_links(path: &Path) -> Result<PathBuf, CliError> {
+    // The limit of Linux.
+    const MAX_LINKS: usize = 40;
     match fs::metadata(path) {
-        Ok(about) if about.is_file() => return Ok(fs::canonicalize(path).unwrap_or_else(|_| path.into())),
-        // A pipe's or a device's link has no file behind it.
+        Ok(metadata) if metadata.is_file() => {
+            return Ok(fs::canonicalize(path).unwrap_or_else(|_| path.into()));
+        }
+        // Pipes and devices are written to directly.
         Ok(_) => return Ok(path.into()),
         Err(_) => {}
     }
     let mut target = path.to_path_buf();
-    for _ in 0..MOST {
+    for _ in 0..MAX_LINKS {
         match fs::read_link(&target) {
-            // A relative link starts in the folder it lies in.
-            Ok(next) => target = folder_of(&target).join(next),
+            // Relative links are relative to their own folder.
+            Ok(next) => target = parent_folder(&target).join(next),
             Err(_) => return Ok(target),
         }
     }
-    Err(Failure::new(format!("can't write `{}`: it is a link that leads in a circle", path.display())))
+    Err(CliError::new(format!("can't write `{}`: it is a loop of symbolic links", path.display())))
 }
 
-/// Whether two names lead to one file, also where that is yet to be made.
+/// Returns whether two paths are the same file, which need not exist yet.
 fn same_file(a: &Path, b: &Path) -> bool {
-    let place = |path: &Path| {
-        let target = behind_links(path).ok()?;
-        Some(fs::canonicalize(folder_of(&target)).ok()?.join(target.file_name()?))
+    let resolve = |path: &Path| {
+        let target = resolve_links(path).ok()?;
+        Some(fs::canonicalize(parent_folder(&target)).ok()?.join(target.file_name()?))
     };
-    place(a).is_some_and(|a| Some(a) == place(b))
+    resolve(a).is_some_and(|a| Some(a) == resolve(b))
 }
 
-/// Checks that the system takes the name, such as that it is not too long.
-fn nameable(path: &Path) -> Result<(), Failure> {
+/// Checks that the file system accepts the name, for instance that it is not too long.
+fn check_name(path: &Path) -> Result<(), CliError> {
     match fs::symlink_metadata(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let why = match e.kind() {
+            let problem = match e.kind() {
                 ErrorKind::InvalidFilename => format!("a name of {} bytes is too long", name.len()),
                 _ => e.to_string(),
             };
-            Err(Failure::new(format!("can't write `{}`: {why}", path.display())))
+            Err(CliError::new(format!("can't write `{}`: {problem}", path.display())))
         }
         _ => Ok(()),
     }
 }
 
-/// Whether a new file can be made in `folder`: by making one that vanishes again.
-pub fn writable(folder: &Path) -> Result<(), Failure> {
-    let about = |what: String| Failure::new(format!("can't write into `{}`: {what}", folder.display()));
+/// Checks that files can be created in `folder`, by creating and removing one.
+pub fn check_writable(folder: &Path) -> Result<(), CliError> {
+    let error = |problem: String| CliError::new(format!("can't write to `{}`: {problem}", folder.display()));
     match tempfile::Builder::new().prefix(".kiln-").tempfile_in(folder) {
-        Ok(file) => file.close().map_err(|e| about(e.to_string())),
-        Err(_) if !folder.exists() => Err(about("there is no such folder".into())),
-        // The system's own words, without the name of the file that could not be made.
-        Err(e) => Err(about(std::io::Error::from(e.kind()).to_string())),
+        Ok(file) => file.close().map_err(|e| error(e.to_string())),
+        Err(_) if !folder.exists() => Err(error("there is no such folder".into())),
+        // The system's message without the name of the temporary file.
+        Err(e) => Err(error(std::io::Error::from(e.kind()).to_string())),
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
+fn parent_folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -206,7 +209,7 @@ fn numbered(path: &Path, number: usize) -> PathBuf {
     path.with_file_name(format!("{stem}-{number}.{extension}"))
 }
 
-/// The first number from which on `count` names are free.
+/// Finds the first of `count` consecutive numbers whose names are all free.
 fn first_free(path: &Path, count: usize) -> usize {
     let mut first = 1;
     while let Some(taken) = (first..first + count).rev().find(|&n| numbered(path, n).exists()) {
@@ -215,11 +218,11 @@ fn first_free(path: &Path, count: usize) -> usize {
     first
 }
 
-/// `a-red-fox-42.png`, or the same with a number if that is taken.
+/// `a-red-fox-42.png`, or `a-red-fox-42-2.png` if that exists.
 fn default_name(plan: &ImagePlan) -> PathBuf {
     let words = plan.prompt.as_deref().map(slug).filter(|s| !s.is_empty());
     let seed = plan.seed.map_or("noise".into(), |seed| seed.to_string());
-    let path = PathBuf::from(format!("{}-{seed}.png", words.as_deref().unwrap_or("picture")));
+    let path = PathBuf::from(format!("{}-{seed}.png", words.as_deref().unwrap_or("image")));
     if !path.exists() {
         return path;
     }
@@ -230,16 +233,18 @@ fn default_name(plan: &ImagePlan) -> PathBuf {
     numbered(&path, number)
 }
 
-/// The first words of a prompt as a file name.
+/// Turns the first words of a prompt into a file name.
 fn slug(prompt: &str) -> String {
-    const LONGEST: usize = 48;
+    const MAX_BYTES: usize = 48;
     let mut slug = String::new();
     for word in prompt.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()) {
         let word = word.to_lowercase();
-        let room = LONGEST.saturating_sub(slug.len() + 1);
+        let room = MAX_BYTES.saturating_sub(slug.len() + 1);
         if slug.is_empty() {
-            // A first word that is too long is cut, at a character's boundary.
-            slug.extend(word.char_indices().take_while(|(i, c)| i + c.len_utf8() <= LONGEST).map(|(_, c)| c));
+            // A long first word is cut, between two characters.
+            slug.extend(
+                word.char_indices().take_while(|(i, c)| i + c.len_utf8() <= MAX_BYTES).map(|(_, c)| c),
+            );
         } else if word.len() <= room {
             slug.push('-');
             slug.push_str(&word);
@@ -255,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slug_is_short_and_has_no_odd_characters() {
+    fn a_slug_is_short_and_safe() {
         assert_eq!(slug("A red fox, in the SNOW!"), "a-red-fox-in-the-snow");
         assert_eq!(slug("../../etc/passwd"), "etc-passwd");
         assert_eq!(slug("  …  "), "");
@@ -266,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn several_pictures_get_numbers_that_are_free() {
+    fn several_images_get_free_numbers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out.png");
         let first = |output| match output {
@@ -280,13 +285,13 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_can_not_be_written_is_found_before_the_work() {
+    fn an_unwritable_path_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
-        let told = |path: &Path| Output::check(Some(path), 1).unwrap_err().to_string();
-        assert!(told(&dir.path().join("no/out.png")).contains("no such folder"));
-        assert!(told(&dir.path().join("out.xyz")).contains(".png, .jpg, .jpeg or .webp"));
+        let message = |path: &Path| Output::check(Some(path), 1).unwrap_err().to_string();
+        assert!(message(&dir.path().join("no/out.png")).contains("no such folder"));
+        assert!(message(&dir.path().join("out.xyz")).contains(".png, .jpg, .jpeg or .webp"));
         std::fs::create_dir(dir.path().join("out.png")).unwrap();
-        assert!(told(&dir.path().join("out.png")).contains("is a folder"));
+        assert!(message(&dir.path().join("out.png")).contains("is a folder"));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the check leaves nothing");
     }
 }

@@ -1,20 +1,20 @@
-//! Option values with a grammar of their own.
+//! Parsing and formatting of sizes and counts.
 
-/// A number of bytes: `500M`, `5G`, `2GiB`.
+/// Parses a number of bytes: `500M`, `5G`, `2GiB`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
-    let wrong = || format!("`{text}` is no size such as 500M or 5G");
+    let invalid = || format!("`{text}` is not a size such as 500M or 5G");
     let upper = text.to_uppercase();
     let number = upper.trim_end_matches("IB").trim_end_matches('B');
     let (digits, shift) = match UNITS.iter().find(|(unit, _)| number.ends_with(*unit)) {
         Some((unit, shift)) => (number.trim_end_matches(*unit), *shift),
         None => (number, 0),
     };
-    let count: u64 = digits.trim().parse().map_err(|_| wrong())?;
-    count.checked_mul(1 << shift).filter(|n| *n > 0).ok_or_else(wrong)
+    let count: u64 = digits.trim().parse().map_err(|_| invalid())?;
+    count.checked_mul(1 << shift).filter(|n| *n > 0).ok_or_else(invalid)
 }
 
-/// Bytes for people: `3.2 GiB`.
+/// Formats a number of bytes: `3.2 GiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;
@@ -26,7 +26,7 @@ pub fn bytes(n: u64) -> String {
     if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// A count for people: `3.88 billion`, `12,345`.
+/// Formats a count: `3.88 billion`, `12,345`.
 pub fn count(n: u64) -> String {
     match n {
         1_000_000_000.. => format!("{:.2} billion", n as f64 / 1e9),
@@ -36,7 +36,7 @@ pub fn count(n: u64) -> String {
     }
 }
 
-/// `1 step`, `2 steps`
+/// Formats a count with its noun: `1 step`, `2 steps`.
 pub fn plural(n: usize, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
@@ -46,16 +46,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_a_unit_or_are_bytes() {
+    fn sizes_without_a_unit_are_bytes() {
         let sizes = ["6G", "6g", "6GiB", "6144M", "6442450944"].map(|text| parse_bytes(text).unwrap());
         assert_eq!(sizes, [6 << 30; 5]);
-        for wrong in ["", "0", "0G", "-1G", "six", "6X", "99999999999999999999", "99999999999T"] {
-            assert!(parse_bytes(wrong).unwrap_err().contains("such as 500M or 5G"), "{wrong}");
+        for invalid in ["", "0", "0G", "-1G", "six", "6X", "99999999999999999999", "99999999999T"] {
+            assert!(parse_bytes(invalid).unwrap_err().contains("such as 500M or 5G"), "{invalid}");
         }
     }
 
     #[test]
-    fn amounts_read_well() {
+    fn amounts_are_formatted_with_a_unit() {
         assert_eq!([0, 999, 1024, 1 << 30].map(bytes), ["0 B", "999 B", "1.0 KiB", "1.0 GiB"]);
         assert_eq!(
             [7, 1234, 4_560_000, 3_880_000_000].map(count),

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Builds the emulator into a folder (target/emulator unless named) that KILN_CUDA_PATH can point to:
+# Builds the emulator into a folder (default target/emulator) for KILN_CUDA_PATH:
 #
 #     tools/cuda/emulator/build.sh
 #     KILN_CUDA_PATH=target/emulator cargo test -p kiln-cuda
 #
-# Needs a C++ compiler on x86-64 Linux. What passes here computes the right numbers; speed, registers and races that only
-# a real GPU shows are another matter.
+# Needs a C++ compiler on x86-64 Linux. It checks results only; performance, register use and most races need a real GPU.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/../../../target/emulator}

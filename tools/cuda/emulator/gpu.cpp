@@ -1,4 +1,4 @@
-// NVIDIA's driver, compiler and matrix library as far as Kiln calls them, on the processor: `kernels.cpp` has the kernels.
+// The parts of the CUDA driver, NVRTC and cuBLASLt that Kiln calls, on the CPU. The kernels are in kernels.cpp.
 #include "gpu.h"
 
 #include <functional>
@@ -34,8 +34,8 @@ const size_t STACK = 64 << 10;
 
 static void begin() {
     body(body_data);
-    running--;
-    if (at_barrier && at_barrier == running) std::fprintf(stderr, "emulator: a thread left before a barrier\n"), std::abort();
+    alive--;
+    if (at_barrier && at_barrier == alive) std::fprintf(stderr, "emulator: a thread left before a barrier\n"), std::abort();
     yield(DONE);
     std::abort();
 }
@@ -45,7 +45,7 @@ void run_block(int threads, Body f, void *data) {
     body_data = data;
     if ((int)fibres.size() < threads) fibres.resize(threads);
     while ((int)warps.size() < (threads + 31) / 32) warps.emplace_back();
-    running = threads;
+    alive = threads;
     at_barrier = 0;
     for (int i = 0; i < (int)fibres.size(); i++) {
         Fibre &fibre = fibres[i];
@@ -55,7 +55,7 @@ void run_block(int threads, Body f, void *data) {
         }
         if (!fibre.stack) fibre.stack = aligned_alloc(64, STACK);
         void **top = (void **)((char *)fibre.stack + STACK);
-        // As after a call: the stack is 8 off a multiple of 16 when `begin` starts.
+        // As after a call: the stack pointer is 8 off a multiple of 16 when `begin` starts.
         *--top = nullptr;
         *--top = (void *)begin;
         for (int r = 0; r < 6; r++) *--top = nullptr;
@@ -66,10 +66,10 @@ void run_block(int threads, Body f, void *data) {
         fibre.index = {(unsigned)(i % blockDim.x), (unsigned)(i / blockDim.x % blockDim.y), 0};
     }
     for (auto &warp : warps) warp.arrived = 0;
-    for (auto &n : named) n = {};
+    for (auto &n : named_barriers) n = {};
     barriers.clear();
     int left = threads;
-    // What depends on the order of threads between two barriers is a race; the other way round it may show.
+    // Results that depend on the order of threads between barriers are races; reverse order may expose them.
     static const bool reverse = std::getenv("KILN_EMULATOR_REVERSE") != nullptr;
     while (left) {
         bool moved = false;
@@ -86,28 +86,28 @@ void run_block(int threads, Body f, void *data) {
     }
 }
 
-struct Map {
+struct TiledMap {
     u64 at, sizes[5], strides[4];
     uint32_t rank, box[5];
 };
-static_assert(sizeof(Map) <= 128);
+static_assert(sizeof(TiledMap) <= 128);
 
-int copy_box(unsigned to, const void *map, const int *at) {
-    const Map &m = *(const Map *)map;
+int tma_load(unsigned to, const void *map, const int *at) {
+    const TiledMap &m = *(const TiledMap *)map;
     if (to % 1024) std::fprintf(stderr, "emulator: a box is not aligned\n"), std::abort();
     int boxes[3] = {(int)m.box[0], m.rank > 1 ? (int)m.box[1] : 1, m.rank > 2 ? (int)m.box[2] : 1}, bytes = 0;
     for (int z = 0; z < boxes[2]; z++)
         for (int y = 0; y < boxes[1]; y++)
             for (int x = 0; x < boxes[0]; x++, bytes += 2) {
                 long long place[3] = {at[0] + x, at[1] + y, at[2] + z};
-                bool there = true;
+                bool valid = true;
                 u64 from = m.at + 2 * place[0];
                 for (unsigned i = 0; i < m.rank; i++) {
-                    there = there && place[i] >= 0 && place[i] < (long long)m.sizes[i];
+                    valid = valid && place[i] >= 0 && place[i] < (long long)m.sizes[i];
                     if (i) from += place[i] * m.strides[i - 1];
                 }
                 unsigned short value = 0;
-                if (there) value = *(const unsigned short *)from;
+                if (valid) value = *(const unsigned short *)from;
                 std::memcpy(dynamic_shared + swizzled(to + bytes), &value, 2);
             }
     return bytes;
@@ -122,12 +122,12 @@ std::mutex lock;
 void *launched_arguments;
 Kernel *launched;
 
-typedef std::vector<std::function<int()>> Work;
+typedef std::vector<std::function<int()>> GraphWork;
 
-// While a stream is captured, its work is kept and not done. What would have to wait, or reads the host's memory, spoils it.
+// While a stream is captured, its work is stored, not executed. Waits and host copies invalidate the capture.
 struct Stream {
-    bool captured = false, spoilt = false;
-    Work work;
+    bool captured = false, invalidated = false;
+    GraphWork work;
 };
 const int UNSUPPORTED = 900, INVALIDATED = 901;
 
@@ -136,9 +136,9 @@ int submit(void *stream, std::function<int()> work) {
     if (!s->captured) return work();
     return s->work.push_back(work), 0;
 }
-int uncaptured(void *stream) {
+int reject_capture(void *stream) {
     auto *s = (Stream *)stream;
-    if (s->captured) s->spoilt = true;
+    if (s->captured) s->invalidated = true;
     return s->captured ? UNSUPPORTED : 0;
 }
 
@@ -161,8 +161,8 @@ int run_kernel(Kernel *kernel, Index grid, Index block, unsigned shared, void **
     return 0;
 }
 
-// A launch with arguments of its own.
-std::function<int()> kept_launch(Kernel *kernel, Index grid, Index block, unsigned shared, void **arguments) {
+// A launch with copied arguments.
+std::function<int()> captured_launch(Kernel *kernel, Index grid, Index block, unsigned shared, void **arguments) {
     std::vector<std::shared_ptr<void>> copies;
     for (size_t i = 0; i < kernel->sizes.size(); i++) {
         void *copy = aligned_alloc(64, (kernel->sizes[i] + 63) / 64 * 64);
@@ -195,17 +195,17 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) { return *free = *total = 8ull 
 int cuMemAlloc_v2(u64 *p, size_t n) {
     void *block = aligned_alloc(512, (n + 511) / 512 * 512);
     if (!block) return 2;
-    // Not a number, so that what nobody wrote shows.
+    // NaN, so that reads of uninitialised memory show.
     std::memset(block, 0xff, n);
     return *p = (u64)block, 0;
 }
 int cuMemFree_v2(u64 p) { return std::free((void *)p), 0; }
 int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t n, void *stream) {
-    int status = uncaptured(stream);
+    int status = reject_capture(stream);
     return status ? status : (std::memcpy((void *)to, from, n), 0);
 }
 int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t n, void *stream) {
-    int status = uncaptured(stream);
+    int status = reject_capture(stream);
     return status ? status : (std::memcpy(to, (void *)from, n), 0);
 }
 int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, void *stream) {
@@ -215,8 +215,8 @@ int cuMemHostAlloc(void **p, size_t n, unsigned) { return *p = std::malloc(n), *
 int cuMemFreeHost(void *p) { return std::free(p), 0; }
 int cuStreamCreate(void **s, unsigned) { return *s = new Stream(), 0; }
 int cuStreamDestroy_v2(void *s) { return delete (Stream *)s, 0; }
-int cuStreamSynchronize(void *s) { return uncaptured(s); }
-int cuStreamWaitEvent(void *s, void *, unsigned) { return uncaptured(s); }
+int cuStreamSynchronize(void *s) { return reject_capture(s); }
+int cuStreamWaitEvent(void *s, void *, unsigned) { return reject_capture(s); }
 int cuStreamBeginCapture_v2(void *stream, int mode) {
     auto *s = (Stream *)stream;
     if (s->captured || mode < 0 || mode > 2) return 1;
@@ -226,22 +226,22 @@ int cuStreamBeginCapture_v2(void *stream, int mode) {
 int cuStreamEndCapture(void *stream, void **graph) {
     auto *s = (Stream *)stream;
     if (!s->captured) return 1;
-    bool spoilt = s->spoilt;
-    *graph = spoilt ? nullptr : new Work(s->work);
+    bool invalidated = s->invalidated;
+    *graph = invalidated ? nullptr : new GraphWork(s->work);
     *s = Stream();
-    return spoilt ? INVALIDATED : 0;
+    return invalidated ? INVALIDATED : 0;
 }
-int cuGraphInstantiateWithFlags(void **executable, void *graph, u64) { return *executable = new Work(*(Work *)graph), 0; }
+int cuGraphInstantiateWithFlags(void **executable, void *graph, u64) { return *executable = new GraphWork(*(GraphWork *)graph), 0; }
 int cuGraphLaunch(void *executable, void *stream) {
-    if (int status = uncaptured(stream)) return status;
-    for (auto &work : *(Work *)executable)
+    if (int status = reject_capture(stream)) return status;
+    for (auto &work : *(GraphWork *)executable)
         if (int status = work()) return status;
     return 0;
 }
-int cuGraphDestroy(void *graph) { return delete (Work *)graph, 0; }
-int cuGraphExecDestroy(void *executable) { return delete (Work *)executable, 0; }
+int cuGraphDestroy(void *graph) { return delete (GraphWork *)graph, 0; }
+int cuGraphExecDestroy(void *executable) { return delete (GraphWork *)executable, 0; }
 int cuEventCreate(void **e, unsigned) { return *e = (void *)3, 0; }
-int cuEventRecord(void *, void *s) { return uncaptured(s); }
+int cuEventRecord(void *, void *s) { return reject_capture(s); }
 int cuEventQuery(void *) { return 0; }
 int cuEventSynchronize(void *) { return 0; }
 int cuEventElapsedTime(float *t, void *, void *) { return *t = 1.0f, 0; }
@@ -264,12 +264,12 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
     if ((int)shared > kernel->shared) return 1;
     Index grid = {gx, gy, gz}, block = {bx, by, bz};
     if (!((Stream *)stream)->captured) return run_kernel(kernel, grid, block, shared, arguments);
-    return submit(stream, kept_launch(kernel, grid, block, shared, arguments));
+    return submit(stream, captured_launch(kernel, grid, block, shared, arguments));
 }
 int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const u64 *sizes, const u64 *strides,
                            const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int, int fill) {
     if (type != 9 || rank < 2 || rank > 3 || (u64)at % 16 || (u64)map % 64 || interleave || swizzle != 3 || fill) return 1;
-    emulator::Map m = {(u64)at};
+    emulator::TiledMap m = {(u64)at};
     m.rank = rank;
     for (unsigned i = 0; i < rank; i++) {
         if (!sizes[i] || !box[i] || box[i] > 256 || steps[i] != 1 || (i && strides[i - 1] % 16)) return 1;
@@ -339,21 +339,21 @@ int cublasLtMatmulPreferenceDestroy(void *) { return 0; }
 int cublasLtMatmulPreferenceSetAttribute(void *, int which, const void *, size_t size) {
     return (which == 1 && size == 8) || (which >= 5 && which <= 8 && size == 4) ? 0 : 7;
 }
-struct Guess {
+struct HeuristicResult {
     u64 algorithm[8];
     size_t workspace;
     int state;
     float waves;
     int reserved[4];
 };
-int cublasLtMatmulAlgoGetHeuristic(void *, void *, void *, void *, void *, void *, void *, int wanted, Guess *guesses, int *found) {
+int cublasLtMatmulAlgoGetHeuristic(void *, void *, void *, void *, void *, void *, void *, int wanted, HeuristicResult *results, int *found) {
     *found = wanted < 2 ? wanted : 2;
-    for (int i = 0; i < *found; i++) guesses[i] = {{(u64)i + 1}, 0, 0, 1.0f, {}};
+    for (int i = 0; i < *found; i++) results[i] = {{(u64)i + 1}, 0, 0, 1.0f, {}};
     return 0;
 }
-int cublasLtMatmulAlgoCheck(void *, void *, void *, void *, void *, void *, const u64 *algorithm, Guess *guess) {
+int cublasLtMatmulAlgoCheck(void *, void *, void *, void *, void *, void *, const u64 *algorithm, HeuristicResult *result) {
     if (algorithm[0] != 1 && algorithm[0] != 2) return 15;
-    *guess = {{algorithm[0]}, 0, 0, 1.0f, {}};
+    *result = {{algorithm[0]}, 0, 0, 1.0f, {}};
     return 0;
 }
 static int multiply(const Description &description, float alpha, const void *a, const Layout &A, const void *b, const Layout &B,
@@ -391,7 +391,7 @@ static int multiply(const Description &description, float alpha, const void *a, 
                 if (beta != 0) sum += beta * get(c, C.type, batch * C.stride + i + n * C.ld);
                 long long at = batch * D.stride + i + n * D.ld;
                 if (D.type == 14)
-                    ((unsigned short *)d)[at] = to_bf16_bits((float)sum);
+                    ((unsigned short *)d)[at] = float_to_bf16((float)sum);
                 else
                     ((float *)d)[at] = (float)sum;
             }
@@ -404,7 +404,7 @@ int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *
     Description description = *(const Description *)desc;
     Layout A = *(Layout *)la, B = *(Layout *)lb, C = *(Layout *)lc, D = *(Layout *)ld;
     float scale = *alpha, added = *beta;
-    u64 way = algorithm ? algorithm[0] : 1;
-    return submit(stream, [=] { return multiply(description, scale, a, A, b, B, added, c, C, d, D, way); });
+    u64 chosen = algorithm ? algorithm[0] : 1;
+    return submit(stream, [=] { return multiply(description, scale, a, A, b, B, added, c, C, d, D, chosen); });
 }
 }

@@ -1,8 +1,7 @@
-// A GPU's threads on one thread of the processor: enough of CUDA C++ to run Kiln's kernels without a GPU.
-//
-// A block's threads are fibres. One runs until it waits for its block (__syncthreads) or its warp (shuffles, matrix
-// instructions); when all that it waits for have come, they go on. Asynchronous copies are done as late as the program
-// allows, so that a missing wait shows. Speed does not matter here, only what comes out.
+// GPU emulator: enough of CUDA C++ to run Kiln's kernels on one CPU thread.
+// A block's threads are fibres. A fibre runs until it waits for its block (__syncthreads) or its warp (shuffles, matrix
+// instructions), and continues when all of them have arrived. Asynchronous copies are executed as late as possible, so
+// that a missing wait shows. Made for correctness, not for speed.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -41,7 +40,7 @@ inline Index threadIdx, blockIdx, blockDim, gridDim;
 
 struct bf16;
 
-// A kernel, and what its arguments take.
+// A kernel and the sizes of its arguments.
 struct Kernel {
     void (*call)(void **arguments);
     std::vector<size_t> sizes;
@@ -55,7 +54,7 @@ inline unsigned char *dynamic_shared;
 struct Copy {
     void *to;
     const void *from;
-    bool there;
+    bool valid;
 };
 
 enum State { READY, AT_BARRIER, AT_WARP, DONE };
@@ -71,16 +70,16 @@ struct Fibre {
 
 struct Warp {
     int arrived = 0;
-    // What each lane brings to a common operation, and takes away.
+    // Inputs and outputs of each lane in a warp-collective operation.
     uint32_t in[32][8];
     uint32_t out[32][4];
-    // What all brought to the last common operation.
+    // All lanes' inputs to the last collective operation.
     uint32_t all[32][8];
 };
 
 inline std::vector<Fibre> fibres;
 inline std::vector<Warp> warps;
-inline int current, at_barrier, running;
+inline int current, at_barrier, alive;
 inline void *scheduler;
 typedef void (*Body)(void *);
 inline Body body;
@@ -94,8 +93,8 @@ inline void yield(State state) {
     emulator_switch(&f.at, scheduler);
 }
 
-// All lanes bring their words; the last to come computes for all.
-template <class F> inline void together(const uint32_t *words, int count, uint32_t *result, int results, F compute) {
+// Warp-collective operation: every lane contributes its words, and the last to arrive computes for all.
+template <class F> inline void warp_collective(const uint32_t *words, int count, uint32_t *result, int results, F compute) {
     Warp &w = warps[current / 32];
     int lane = current % 32;
     std::memcpy(w.in[lane], words, 4 * count);
@@ -116,7 +115,7 @@ void run_block(int threads, Body body, void *data);
 
 inline void __syncthreads() {
     using namespace emulator;
-    if (++at_barrier == running) {
+    if (++at_barrier == alive) {
         at_barrier = 0;
         for (Fibre &f : fibres)
             if (f.state == AT_BARRIER) f.state = READY;
@@ -143,7 +142,7 @@ inline float __uint_as_float(unsigned u) {
 
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
     uint32_t word = bits_of(x), result;
-    emulator::together(&word, 1, &result, 1, [mask](emulator::Warp &w) {
+    emulator::warp_collective(&word, 1, &result, 1, [mask](emulator::Warp &w) {
         for (int i = 0; i < 32; i++) w.out[i][0] = w.in[i ^ mask][0];
     });
     return __uint_as_float(result);
@@ -151,14 +150,14 @@ inline float __shfl_xor_sync(unsigned, float x, int mask) {
 
 inline unsigned __shfl_sync(unsigned, unsigned x, int lane) {
     uint32_t word = x, result;
-    emulator::together(&word, 1, &result, 1, [lane](emulator::Warp &w) {
+    emulator::warp_collective(&word, 1, &result, 1, [lane](emulator::Warp &w) {
         for (int i = 0; i < 32; i++) w.out[i][0] = w.in[lane][0];
     });
     return result;
 }
 
 inline void __syncwarp() {
-    emulator::together(nullptr, 0, nullptr, 0, [](emulator::Warp &) {});
+    emulator::warp_collective(nullptr, 0, nullptr, 0, [](emulator::Warp &) {});
 }
 
 inline int __dp4a(int a, int b, int sum) {
@@ -166,15 +165,15 @@ inline int __dp4a(int a, int b, int sum) {
     return sum;
 }
 
-inline unsigned short to_bf16_bits(float x) {
+inline unsigned short float_to_bf16(float x) {
     unsigned u = bits_of(x);
     if (x != x) return 0x7fff;
     return (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 bf16 round_to_bf16(float x);
-inline unsigned round_pair(float low, float high) { return to_bf16_bits(low) | (unsigned)to_bf16_bits(high) << 16; }
-// The number of e4m3 next to x, ties to even, its largest for what is larger.
-inline unsigned char to_fp8_bits(float x) {
+inline unsigned round_bf16_pair(float low, float high) { return float_to_bf16(low) | (unsigned)float_to_bf16(high) << 16; }
+// Rounds to e4m3, ties to even, saturating.
+inline unsigned char float_to_e4m3(float x) {
     unsigned sign = bits_of(x) >> 31 << 7;
     float a = std::fabs(x);
     int exponent = std::max(std::ilogb(a), -6);
@@ -184,23 +183,23 @@ inline unsigned char to_fp8_bits(float x) {
     if (exponent > 8 || (exponent == 8 && steps > 14)) return sign | 0x7e;
     return sign | (steps < 8 ? (unsigned)steps : (unsigned)(exponent + 7) << 3 | ((unsigned)steps - 8));
 }
-inline unsigned short round_fp8_pair(float low, float high) { return to_fp8_bits(low) | (unsigned)to_fp8_bits(high) << 8; }
-inline float widen_half(unsigned short bits) {
+inline unsigned short round_fp8_pair(float low, float high) { return float_to_e4m3(low) | (unsigned)float_to_e4m3(high) << 8; }
+inline float half_to_float(unsigned short bits) {
     int exponent = bits >> 10 & 31, fraction = bits & 1023;
     float x = exponent == 0    ? std::ldexp((float)fraction, -24)
               : exponent == 31 ? (fraction ? NAN : INFINITY)
                                : std::ldexp((float)(fraction + 1024), exponent - 25);
     return bits & 0x8000 ? -x : x;
 }
-inline void store_passing(uint4 *p, uint4 v) { *p = v; }
+inline void store_streaming(uint4 *p, uint4 v) { *p = v; }
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-inline float fast_inverse(float x) { return 1.0f / x; }
+inline float fast_reciprocal(float x) { return 1.0f / x; }
 
-// The layout of the fragments is that of the PTX manual, mma.m16n8k16 with .bf16.
+// Fragment layout as in the PTX manual, mma.m16n8k16 with .bf16.
 inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1}, result[4];
-    emulator::together(words, 6, result, 4, [](emulator::Warp &w) {
+    emulator::warp_collective(words, 6, result, 4, [](emulator::Warp &w) {
         float A[16][16], B[16][8];
         auto half = [](uint32_t word, int which) {
             return __uint_as_float(which ? word & 0xffff0000u : word << 16);
@@ -224,11 +223,11 @@ inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
     for (int i = 0; i < 4; i++) d[i] += __uint_as_float(result[i]);
 }
 
-inline void load_matrices_of(unsigned (&r)[4], const void *row, bool transposed) {
+inline void load_matrices_as(unsigned (&r)[4], const void *row, bool transposed) {
     u64 address = (u64)row;
     if (address % 16) std::fprintf(stderr, "emulator: a matrix row is not aligned\n"), std::abort();
     uint32_t words[2] = {(uint32_t)address, (uint32_t)(address >> 32)};
-    emulator::together(words, 2, r, 4, [transposed](emulator::Warp &w) {
+    emulator::warp_collective(words, 2, r, 4, [transposed](emulator::Warp &w) {
         for (int m = 0; m < 4; m++) {
             unsigned short matrix[8][8];
             for (int i = 0; i < 8; i++) {
@@ -244,13 +243,13 @@ inline void load_matrices_of(unsigned (&r)[4], const void *row, bool transposed)
         }
     });
 }
-inline void load_matrices(unsigned (&r)[4], const bf16 *row) { load_matrices_of(r, row, false); }
-inline void load_matrices_transposed(unsigned (&r)[4], const bf16 *row) { load_matrices_of(r, row, true); }
+inline void load_matrices(unsigned (&r)[4], const bf16 *row) { load_matrices_as(r, row, false); }
+inline void load_matrices_transposed(unsigned (&r)[4], const bf16 *row) { load_matrices_as(r, row, true); }
 
-inline void copy_async(void *shared, const void *global, bool there) {
-    if ((u64)shared % 16 || (there && (u64)global % 16))
+inline void copy_async(void *shared, const void *global, bool valid) {
+    if ((u64)shared % 16 || (valid && (u64)global % 16))
         std::fprintf(stderr, "emulator: an asynchronous copy is not aligned\n"), std::abort();
-    emulator::fibres[emulator::current].open.push_back({shared, global, there});
+    emulator::fibres[emulator::current].open.push_back({shared, global, valid});
 }
 inline void copy_commit() {
     auto &f = emulator::fibres[emulator::current];
@@ -261,37 +260,37 @@ template <int N> inline void copy_wait() {
     auto &groups = emulator::fibres[emulator::current].groups;
     for (; groups.size() > N; groups.pop_front())
         for (const auto &c : groups.front()) {
-            if (c.there)
+            if (c.valid)
                 std::memcpy(c.to, c.from, 16);
             else
                 std::memset(c.to, 0, 16);
         }
 }
 
-// Hopper's instructions. Copies and products are done at once: what waits too little does not show here.
+// Hopper instructions. Copies and products are executed immediately, so a missing wait does not show.
 #define __align__(n) alignas(n)
 struct TensorMap;
 namespace emulator {
 struct Barrier {
     int arrivals, pending, bytes, phase;
 };
-struct Named {
+struct NamedBarrier {
     int arrived = 0, round = 0;
 };
 inline std::map<unsigned, Barrier> barriers;
-inline Named named[16];
+inline NamedBarrier named_barriers[16];
 
-inline void turn(Barrier &b) {
+inline void complete_phase(Barrier &b) {
     if (b.pending == 0 && b.bytes == 0) b.pending = b.arrivals, b.phase ^= 1;
 }
-template <class F> inline void wait_until(F done) {
+template <class F> inline void spin_until(F done) {
     for (long long tries = 0; !done(); tries++) {
         if (tries == 10000000) std::fprintf(stderr, "emulator: waits for a barrier without end\n"), std::abort();
         yield(READY);
     }
 }
-int copy_box(unsigned to, const void *map, const int *at);
-// The address of an element of a swizzled matrix: the 16-byte column is mixed with the row of 128 bytes.
+int tma_load(unsigned to, const void *map, const int *at);
+// 128-byte swizzle of an address: the 16-byte column is XORed with the row.
 inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 inline float shared_bf16(unsigned at) {
     unsigned short bits;
@@ -301,7 +300,7 @@ inline float shared_bf16(unsigned at) {
     std::memcpy(&x, &word, 4);
     return x;
 }
-// Row (or column of the transposed) `i` at place `k` of the sum.
+// Element `k` along the sum of row `i` (of column `i` if MN-major).
 inline float element(u64 matrix, int i, int k, bool columns) {
     unsigned at = (matrix & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4, next = (matrix >> 16 & 0x3fff) << 4;
     if (columns) return shared_bf16(at + i / 64 * next + i % 64 * 2 + k / 8 * stride + k % 8 * 128);
@@ -313,52 +312,52 @@ inline unsigned shared_address(const void *p) { return (unsigned)((const unsigne
 inline void barrier_init(unsigned barrier, unsigned arrivals) {
     emulator::barriers[barrier] = {(int)arrivals, (int)arrivals, 0, 0};
 }
-inline void barrier_publish() {}
+inline void barrier_init_fence() {}
 inline void barrier_arrive(unsigned barrier) {
     auto &b = emulator::barriers[barrier];
     b.pending--;
-    emulator::turn(b);
+    emulator::complete_phase(b);
 }
 inline void barrier_expect(unsigned barrier, unsigned bytes) {
     emulator::barriers[barrier].bytes += bytes;
     barrier_arrive(barrier);
 }
 inline void barrier_wait(unsigned barrier, unsigned parity) {
-    emulator::wait_until([&] { return emulator::barriers[barrier].phase != (int)parity; });
+    emulator::spin_until([&] { return emulator::barriers[barrier].phase != (int)parity; });
 }
 inline void named_arrive(int which, int threads) {
-    auto &n = emulator::named[which];
+    auto &n = emulator::named_barriers[which];
     if (++n.arrived == threads) n.arrived = 0, n.round++;
 }
 inline void named_sync(int which, int threads) {
-    auto &n = emulator::named[which];
+    auto &n = emulator::named_barriers[which];
     int round = n.round;
     named_arrive(which, threads);
-    emulator::wait_until([&] { return n.round != round; });
+    emulator::spin_until([&] { return n.round != round; });
 }
-inline void copy_box(unsigned to, const TensorMap &from, unsigned barrier, int x, int y, int z = 0) {
+inline void tma_load(unsigned to, const TensorMap &from, unsigned barrier, int x, int y, int z = 0) {
     int at[3] = {x, y, z};
-    int bytes = emulator::copy_box(to, &from, at);
+    int bytes = emulator::tma_load(to, &from, at);
     auto &b = emulator::barriers[barrier];
     b.bytes -= bytes;
-    emulator::turn(b);
+    emulator::complete_phase(b);
 }
-// Blocks run one after the other: what one waits for is there, or never will be.
-inline void publish() {}
-inline void raise(unsigned *flag) { *flag = 1; }
-inline void await(unsigned *flag) {
+// Blocks run one after the other: a flag that is not set now never will be.
+inline void fence_gpu() {}
+inline void set_flag(unsigned *flag) { *flag = 1; }
+inline void wait_flag(unsigned *flag) {
     if (!*flag) std::fprintf(stderr, "emulator: waits for a later block\n"), std::abort();
     *flag = 0;
 }
-inline float load_fresh(const float *p) { return *p; }
-template <int N> inline void fewer_registers() {}
-template <int N> inline void more_registers() {}
-inline void product_fence() {}
-inline void product_commit() {}
-// Products are made lane by lane here: nobody goes on before all lanes of the warp have made theirs.
-template <int N> inline void product_wait() { __syncwarp(); }
+inline float load_l2(const float *p) { return *p; }
+template <int N> inline void decrease_registers() {}
+template <int N> inline void increase_registers() {}
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+// Products are computed lane by lane: wait for all lanes of the warp.
+template <int N> inline void wgmma_wait() { __syncwarp(); }
 
-// A warp's 16 rows of a product of 64: `a` gives row and place of the sum.
+// A warp's 16 of the 64 rows of a product; `a(i, k)` returns an element of the left operand.
 template <int N, class A> inline void warp_product(float (&d)[N / 2], A a, u64 b, bool columns, bool add) {
     float left[16][16];
     for (int i = 0; i < 16; i++)
@@ -371,32 +370,32 @@ template <int N, class A> inline void warp_product(float (&d)[N / 2], A a, u64 b
         d[i] = sum;
     }
 }
-inline void product_128(float (&d)[64], u64 a, u64 b, int add) {
+inline void wgmma_n128(float (&d)[64], u64 a, u64 b, int add) {
     int first = threadIdx.x / 32 % 4 * 16;
     warp_product<128>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
 }
-// The rows of a matrix that lies in the registers of a warp.
-inline void gather(uint32_t (&rows)[16][8], const unsigned (&a)[4]) {
-    emulator::together(a, 4, nullptr, 0, [](emulator::Warp &w) { std::memcpy(w.all, w.in, sizeof w.in); });
+// Collects the rows of a matrix from the registers of a warp.
+inline void gather_rows(uint32_t (&rows)[16][8], const unsigned (&a)[4]) {
+    emulator::warp_collective(a, 4, nullptr, 0, [](emulator::Warp &w) { std::memcpy(w.all, w.in, sizeof w.in); });
     const auto &all = emulator::warps[emulator::current / 32].all;
     for (int lane = 0; lane < 32; lane++)
         for (int i = 0; i < 4; i++) rows[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * 4] = all[lane][i];
 }
-inline float gathered(const uint32_t (&rows)[16][8], int i, int k) {
+inline float row_element(const uint32_t (&rows)[16][8], int i, int k) {
     uint32_t word = rows[i][k / 2];
     return __uint_as_float(k % 2 ? word & 0xffff0000u : word << 16);
 }
-inline void product_144_rows(float (&d)[72], const unsigned (&a)[4], u64 b, int add) {
+inline void wgmma_n144_registers(float (&d)[72], const unsigned (&a)[4], u64 b, int add) {
     uint32_t rows[16][8];
-    gather(rows, a);
-    warp_product<144>(d, [&](int i, int k) { return gathered(rows, i, k); }, b, false, add);
+    gather_rows(rows, a);
+    warp_product<144>(d, [&](int i, int k) { return row_element(rows, i, k); }, b, false, add);
 }
-inline void product_8(float (&d)[4], u64 a, u64 b, int add) {
+inline void wgmma_n8(float (&d)[4], u64 a, u64 b, int add) {
     int first = threadIdx.x / 32 % 4 * 16;
     warp_product<8>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
 }
-inline void product_128_columns(float (&d)[64], const unsigned (&a)[4], u64 b) {
+inline void wgmma_n128_registers_mn_major(float (&d)[64], const unsigned (&a)[4], u64 b) {
     uint32_t rows[16][8];
-    gather(rows, a);
-    warp_product<128>(d, [&](int i, int k) { return gathered(rows, i, k); }, b, true, true);
+    gather_rows(rows, a);
+    warp_product<128>(d, [&](int i, int k) { return row_element(rows, i, k); }, b, true, true);
 }

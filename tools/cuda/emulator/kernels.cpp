@@ -1,4 +1,4 @@
-// The kernels themselves, compiled for the processor, and the table that finds them by name.
+// The kernels compiled for the CPU, and a table to find them by name.
 #include "gpu.h"
 
 #include <map>
@@ -6,7 +6,7 @@
 
 #include "common.cuh"
 
-bf16 round_to_bf16(float x) { return {to_bf16_bits(x)}; }
+bf16 round_to_bf16(float x) { return {float_to_bf16(x)}; }
 
 #define SOURCE(name) namespace name
 SOURCE(attention) {
@@ -40,8 +40,8 @@ SOURCE(elementwise) {
 #include "elementwise.cu"
 #undef KERNELS
 }
-SOURCE(few_rows_) {
-#include "few_rows.cu"
+SOURCE(gemv_) {
+#include "gemv.cu"
 #undef KERNEL
 }
 #include "e4m3.cuh"
@@ -69,8 +69,8 @@ SOURCE(rope) {
 #include "rope.cu"
 #undef KERNELS
 }
-SOURCE(output) {
-#include "output.cu"
+SOURCE(epilogue) {
+#include "epilogue.cu"
 #undef KERNEL
 }
 
@@ -78,8 +78,8 @@ SOURCE(softmax) {
 #include "softmax.cu"
 }
 
-SOURCE(widen_) {
-#include "widen.cu"
+SOURCE(dequantize_) {
+#include "dequantize.cu"
 }
 
 template <class... A, size_t... I> void apply(void (*f)(A...), void **arguments, std::index_sequence<I...>) {
@@ -106,18 +106,18 @@ std::map<std::string, Kernel> &kernels() {
         BOTH(elementwise, unary) BOTH(elementwise, binary) BOTH(elementwise, swiglu) BOTH(elementwise, affine)
         BOTH(elementwise, blend_rows)
         K(elementwise, cast_f32_bf16) K(elementwise, cast_bf16_f32) K(elementwise, cast_f16_f32) K(elementwise, cast_f16_bf16)
-        K(few_rows_, few_rows_f32_f32_f32) K(few_rows_, few_rows_f32_bf16_f32) K(few_rows_, few_rows_f32_f16_f32)
-        K(few_rows_, few_rows_bf16_f32_bf16) K(few_rows_, few_rows_bf16_bf16_bf16) K(few_rows_, few_rows_bf16_f16_bf16)
-        K(few_rows_, few_rows_bf16_f32_f32) K(few_rows_, few_rows_bf16_bf16_f32) K(few_rows_, few_rows_bf16_f16_f32)
-        BOTH(group_norm, group_parts) BOTH(group_norm, group_parts_wide) BOTH(group_norm, group_apply)
-        BOTH(group_norm, group_apply_wide) K(group_norm, group_unite)
-        BOTH(fp8, quantise_fp8) BOTH(fp8, quantise_swiglu_fp8) BOTH(fp8, product_fp8) BOTH(fp8, rescale_fp8)
-        BOTH(int8, quantise) BOTH(int8, product_int8)
+        K(gemv_, gemv_f32_f32_f32) K(gemv_, gemv_f32_bf16_f32) K(gemv_, gemv_f32_f16_f32)
+        K(gemv_, gemv_bf16_f32_bf16) K(gemv_, gemv_bf16_bf16_bf16) K(gemv_, gemv_bf16_f16_bf16)
+        K(gemv_, gemv_bf16_f32_f32) K(gemv_, gemv_bf16_bf16_f32) K(gemv_, gemv_bf16_f16_f32)
+        BOTH(group_norm, group_norm_partial) BOTH(group_norm, group_norm_partial_vector) BOTH(group_norm, group_norm_apply)
+        BOTH(group_norm, group_norm_apply_vector) K(group_norm, group_norm_merge)
+        BOTH(fp8, quantize_fp8) BOTH(fp8, quantize_swiglu_fp8) BOTH(fp8, gemm_fp8) BOTH(fp8, rescale_fp8)
+        BOTH(int8, quantize_int8) BOTH(int8, gemm_int8)
         K(movement, copy_columns_2) K(movement, copy_columns_4) K(movement, copy_columns_16)
         BOTH(movement, to_bytes) K(movement, upsample) K(movement, space_to_depth_2) K(movement, space_to_depth_4)
         BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(rope, norm_rope) BOTH(rope, norm_rope_128)
-        BOTH(norm, ada_layer_norm_held) BOTH(norm, ada_layer_norm_fp8) BOTH(norm, rms_norm_held)
-        BOTH(widen_, widen) BOTH(softmax, softmax_rows) K(output, finish_f32_f32) K(output, finish_f32_bf16) K(output, finish_bf16_bf16)
+        BOTH(norm, ada_layer_norm_registers) BOTH(norm, ada_layer_norm_fp8) BOTH(norm, rms_norm_registers)
+        BOTH(dequantize_, dequantize) BOTH(softmax, softmax_rows) K(epilogue, epilogue_f32_f32) K(epilogue, epilogue_f32_bf16) K(epilogue, epilogue_bf16_bf16)
     };
     return table;
 }

@@ -1,64 +1,66 @@
+//! Convolutions: kernels, strides, paddings, upsampling, residuals.
+
 use kiln_ops::{Backend, ConvGeometry, Result};
 use kiln_tensor::DType;
 
-use super::List;
+use super::CaseList;
 use crate::Tolerance;
-use crate::bench::{Bench, Scenario};
-use crate::random::{HEAVY, NORMAL, Values};
+use crate::case_run::{CaseRun, Scenario};
+use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
-/// The VAE's downsampling: stride 2, padded on the far sides only.
-const DOWN: ConvGeometry = ConvGeometry { stride: 2, padding: [0, 1, 0, 1], upsample: false };
+/// The VAE's downsampling: stride 2, padded at the bottom and right only.
+const DOWNSAMPLE: ConvGeometry = ConvGeometry { stride: 2, padding: [0, 1, 0, 1], upsample: false };
 /// TAEF2's downsampling.
-const DOWN_EVEN: ConvGeometry = ConvGeometry { stride: 2, padding: [1; 4], upsample: false };
-const UP: ConvGeometry = ConvGeometry { stride: 1, padding: [1; 4], upsample: true };
-const BARE: ConvGeometry = ConvGeometry { stride: 1, padding: [0; 4], upsample: false };
+const DOWNSAMPLE_EVEN: ConvGeometry = ConvGeometry { stride: 2, padding: [1; 4], upsample: false };
+const UPSAMPLE: ConvGeometry = ConvGeometry { stride: 1, padding: [1; 4], upsample: true };
+const UNPADDED: ConvGeometry = ConvGeometry { stride: 1, padding: [0; 4], upsample: false };
 
-pub(super) fn list<B: Backend>(list: &mut List<B>) {
-    let plain = |kernel, geometry| Conv { kernel, geometry, ..Conv::default() };
+pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+    let base = |kernel, geometry| Conv { kernel, geometry, ..Conv::default() };
     for stored in [DType::F32, DType::BF16, DType::F16] {
         let conv = |conv: Conv| Conv { stored, ..conv };
-        list.add(&format!("conv2d/point_{stored}"), conv(plain([1, 1], ConvGeometry::same(1))));
-        list.add(&format!("conv2d/same_{stored}"), conv(plain([3, 3], ConvGeometry::same(3))));
+        list.add(&format!("conv2d/point_{stored}"), conv(base([1, 1], ConvGeometry::same(1))));
+        list.add(&format!("conv2d/same_{stored}"), conv(base([3, 3], ConvGeometry::same(3))));
     }
-    list.add("conv2d/stride_2_far_padding", plain([3, 3], DOWN));
-    list.add("conv2d/stride_2_even_padding", plain([3, 3], DOWN_EVEN));
-    list.add("conv2d/upsample", plain([3, 3], UP));
-    list.add("conv2d/no_padding", plain([3, 3], BARE));
-    list.add("conv2d/no_bias", Conv { bias: false, ..plain([3, 3], ConvGeometry::same(3)) });
-    list.add("conv2d/residual", Conv { residual: true, ..plain([3, 3], ConvGeometry::same(3)) });
-    list.add("conv2d/residual_after_upsample", Conv { residual: true, ..plain([3, 3], UP) });
-    list.add("conv2d/residual_of_a_point", Conv { residual: true, ..plain([1, 1], ConvGeometry::same(1)) });
-    list.add("conv2d/tall_kernel", plain([3, 1], ConvGeometry { padding: [1, 1, 0, 0], ..BARE }));
-    list.add("conv2d/wide_kernel", plain([1, 3], ConvGeometry { padding: [0, 0, 1, 1], ..BARE }));
-    list.add("conv2d/large_kernel", plain([5, 5], ConvGeometry::same(5)));
-    list.add("conv2d/even_kernel", plain([2, 2], ConvGeometry { padding: [0, 1, 0, 1], ..BARE }));
-    list.add("conv2d/stride_beyond_kernel", plain([2, 2], ConvGeometry { stride: 3, ..BARE }));
-    list.add("conv2d/stride_2_point", plain([1, 1], ConvGeometry { stride: 2, ..BARE }));
-    list.add("conv2d/heavy_tailed", Conv { values: HEAVY, ..plain([3, 3], ConvGeometry::same(3)) });
+    list.add("conv2d/stride_2_far_padding", base([3, 3], DOWNSAMPLE));
+    list.add("conv2d/stride_2_even_padding", base([3, 3], DOWNSAMPLE_EVEN));
+    list.add("conv2d/upsample", base([3, 3], UPSAMPLE));
+    list.add("conv2d/no_padding", base([3, 3], UNPADDED));
+    list.add("conv2d/no_bias", Conv { bias: false, ..base([3, 3], ConvGeometry::same(3)) });
+    list.add("conv2d/residual", Conv { residual: true, ..base([3, 3], ConvGeometry::same(3)) });
+    list.add("conv2d/residual_after_upsample", Conv { residual: true, ..base([3, 3], UPSAMPLE) });
+    list.add("conv2d/residual_of_a_point", Conv { residual: true, ..base([1, 1], ConvGeometry::same(1)) });
+    list.add("conv2d/tall_kernel", base([3, 1], ConvGeometry { padding: [1, 1, 0, 0], ..UNPADDED }));
+    list.add("conv2d/wide_kernel", base([1, 3], ConvGeometry { padding: [0, 0, 1, 1], ..UNPADDED }));
+    list.add("conv2d/large_kernel", base([5, 5], ConvGeometry::same(5)));
+    list.add("conv2d/even_kernel", base([2, 2], ConvGeometry { padding: [0, 1, 0, 1], ..UNPADDED }));
+    list.add("conv2d/stride_beyond_kernel", base([2, 2], ConvGeometry { stride: 3, ..UNPADDED }));
+    list.add("conv2d/stride_2_point", base([1, 1], ConvGeometry { stride: 2, ..UNPADDED }));
+    list.add("conv2d/heavy_tailed", Conv { values: HEAVY_TAILED, ..base([3, 3], ConvGeometry::same(3)) });
     let pixel = vec![[1, 1, 3, 5], [1, 1, 32, 32], [1, 1, 33, 1]];
-    list.add("conv2d/single_pixel", Conv { sizes: pixel.clone(), ..plain([3, 3], ConvGeometry::same(3)) });
-    list.add("conv2d/single_pixel_upsampled", Conv { sizes: pixel, ..plain([3, 3], UP) });
-    // Several blocks of pixels and of channels, the last ones cut short.
+    list.add("conv2d/single_pixel", Conv { sizes: pixel.clone(), ..base([3, 3], ConvGeometry::same(3)) });
+    list.add("conv2d/single_pixel_upsampled", Conv { sizes: pixel, ..base([3, 3], UPSAMPLE) });
+    // Several blocks of pixels and of channels, the last ones incomplete.
     let blocks = vec![[18, 35, 72, 136], [17, 16, 16, 3]];
-    let several = Conv { sizes: blocks, residual: true, ..plain([3, 3], ConvGeometry::same(3)) };
+    let several = Conv { sizes: blocks, residual: true, ..base([3, 3], ConvGeometry::same(3)) };
     list.add("conv2d/several_blocks", several);
-    let doubled = Conv { sizes: vec![[18, 35, 72, 136], [16, 17, 64, 16]], ..plain([3, 3], UP) };
-    list.add("conv2d/several_blocks_upsampled", doubled);
-    // More blocks of 128 pixels and channels than a GPU has processors, the last ones cut short.
+    let upsampled = Conv { sizes: vec![[18, 35, 72, 136], [16, 17, 64, 16]], ..base([3, 3], UPSAMPLE) };
+    list.add("conv2d/several_blocks_upsampled", upsampled);
+    // More blocks of 128 pixels and channels than a GPU has multiprocessors, the last ones incomplete.
     let many = vec![[93, 93, 8, 136], [91, 95, 12, 129]];
-    list.add("conv2d/full_size_many_blocks", Conv { sizes: many, ..plain([3, 3], ConvGeometry::same(3)) });
-    let many = Conv { sizes: vec![[47, 46, 8, 132]], residual: true, ..plain([3, 3], UP) };
+    list.add("conv2d/full_size_many_blocks", Conv { sizes: many, ..base([3, 3], ConvGeometry::same(3)) });
+    let many = Conv { sizes: vec![[47, 46, 8, 132]], residual: true, ..base([3, 3], UPSAMPLE) };
     list.add("conv2d/full_size_many_blocks_upsampled", many);
     let full = vec![[33, 32, 128, 96]];
-    list.add("conv2d/full_size", Conv { sizes: full, ..plain([3, 3], ConvGeometry::same(3)) });
+    list.add("conv2d/full_size", Conv { sizes: full, ..base([3, 3], ConvGeometry::same(3)) });
 }
 
 struct Conv {
     kernel: [usize; 2],
     geometry: ConvGeometry,
-    /// `[height, width, in, out]`, the input being at least as large as the kernel.
+    /// `[height, width, in, out]`; the input is at least as large as the kernel.
     sizes: Vec<[usize; 4]>,
-    values: Values,
+    values: Distribution,
     stored: DType,
     bias: bool,
     residual: bool,
@@ -68,7 +70,7 @@ impl Default for Conv {
     fn default() -> Self {
         Conv {
             kernel: [1, 1],
-            geometry: BARE,
+            geometry: UNPADDED,
             sizes: vec![
                 [5, 5, 1, 1],
                 [6, 7, 3, 32],
@@ -86,15 +88,15 @@ impl Default for Conv {
 }
 
 impl Scenario for Conv {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let [kh, kw] = self.kernel;
         for &[h, w, channels, out] in &self.sizes {
             let terms = channels * kh * kw;
             let x = t.activation(self.values, [h, w, channels])?;
-            let spread = NORMAL.times(1.0 / (terms as f32).sqrt());
+            let spread = NORMAL.scaled(1.0 / (terms as f32).sqrt());
             let kernel = t.stored(spread, [out, channels, kh, kw], self.stored)?;
             let bias = t.stored(NORMAL, [out], self.stored)?;
-            let conv = t.b.conv(&kernel, self.bias.then_some(&bias))?;
+            let conv = t.b.load_conv(&kernel, self.bias.then_some(&bias))?;
             let residual = match (self.residual, self.geometry.output(h, w, self.kernel)) {
                 (true, Some([h, w])) => Some(t.activation(NORMAL, [h, w, out])?),
                 _ => None,
@@ -106,7 +108,7 @@ impl Scenario for Conv {
                 }
                 _ => Tolerance::sum(terms).rounded_inside(t.dtype),
             };
-            t.put(format!("{h}x{w}x{channels} to {out}"), &y, tolerance)?;
+            t.record(format!("{h}x{w}x{channels} to {out}"), &y, tolerance)?;
         }
         Ok(())
     }

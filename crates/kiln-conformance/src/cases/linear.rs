@@ -1,25 +1,27 @@
-use kiln_ops::{Backend, Groups, Residency, Result};
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
+//! Linear layers with dense weights and LoRA deltas: plain, split, gated, fused with norms or SwiGLU.
 
-use super::{List, ODD};
+use kiln_ops::{Backend, Residency, Result, RowGroups};
+use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta};
+
+use super::{CaseList, ODD};
 use crate::Tolerance;
-use crate::bench::{Bench, Scenario};
-use crate::random::{HEAVY, NORMAL, Values};
+use crate::case_run::{CaseRun, Scenario};
+use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
-pub(super) fn list<B: Backend>(list: &mut List<B>) {
-    let plain = Linear::default();
+pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+    let base = Linear::default();
     list.add(
         "linear/matrix_vector",
-        Linear { sizes: vec![[1, 129, 65], [1, 64, 16], [1, 1, 1]], ..plain.clone() },
+        Linear { sizes: vec![[1, 129, 65], [1, 64, 16], [1, 1, 1]], ..base.clone() },
     );
     let row_edges = (1..=17).chain([23, 24, 25, 31, 32, 33, 47, 48, 49, 63, 64, 65]);
-    list.add("linear/row_edges", Linear { sizes: row_edges.map(|n| [n, 65, 33]).collect(), ..plain.clone() });
-    list.add("linear/input_tails", Linear { sizes: ODD.map(|n| [5, n, 18]).into(), ..plain.clone() });
-    list.add("linear/output_tails", Linear { sizes: ODD.map(|n| [5, 34, n]).into(), ..plain.clone() });
-    list.add("linear/long_sums", Linear { sizes: vec![[3, 4099, 17]], ..plain.clone() });
-    list.add("linear/no_rows", Linear { sizes: vec![[0, 8, 16]], ..plain.clone() });
+    list.add("linear/row_edges", Linear { sizes: row_edges.map(|n| [n, 65, 33]).collect(), ..base.clone() });
+    list.add("linear/input_tails", Linear { sizes: ODD.map(|n| [5, n, 18]).into(), ..base.clone() });
+    list.add("linear/output_tails", Linear { sizes: ODD.map(|n| [5, 34, n]).into(), ..base.clone() });
+    list.add("linear/long_sums", Linear { sizes: vec![[3, 4099, 17]], ..base.clone() });
+    list.add("linear/no_rows", Linear { sizes: vec![[0, 8, 16]], ..base.clone() });
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let stored = Linear { stored: dtype, sizes: awkward(), ..plain.clone() };
+        let stored = Linear { stored: dtype, sizes: awkward(), ..base.clone() };
         list.add(&format!("linear/weight_{dtype}"), stored.clone());
         list.add(&format!("linear/bias_{dtype}"), Linear { bias: true, ..stored.clone() });
         list.add(&format!("linear/slabs_{dtype}"), Linear { slabs: 3, bias: true, ..stored.clone() });
@@ -27,13 +29,13 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
             &format!("linear/deltas_{dtype}"),
             Linear { slabs: 2, ranks: &[1, 4, 17], bias: true, ..stored },
         );
-        list.add(&format!("linear/other_deltas_{dtype}"), OtherDeltas(dtype));
+        list.add(&format!("linear/other_deltas_{dtype}"), ReplacedDeltas(dtype));
         list.add(&format!("linear/unaligned_{dtype}"), Unaligned(dtype));
     }
-    list.add("linear/heavy_tailed", Linear { values: HEAVY, sizes: awkward(), ..plain.clone() });
-    list.add("linear/tiny", Linear { values: NORMAL.times(1e-18), sizes: awkward(), ..plain.clone() });
-    list.add("linear/huge", Linear { values: NORMAL.times(1e12), sizes: awkward(), ..plain.clone() });
-    list.add("linear/full_size", Linear { sizes: vec![[49, 3072, 3072]], ..plain });
+    list.add("linear/heavy_tailed", Linear { values: HEAVY_TAILED, sizes: awkward(), ..base.clone() });
+    list.add("linear/tiny", Linear { values: NORMAL.scaled(1e-18), sizes: awkward(), ..base.clone() });
+    list.add("linear/huge", Linear { values: NORMAL.scaled(1e12), sizes: awkward(), ..base.clone() });
+    list.add("linear/full_size", Linear { sizes: vec![[49, 3072, 3072]], ..base });
     list.add("linear_split/odd_widths", Split);
     for stored in [DType::F32, DType::BF16, DType::F16] {
         list.add(&format!("ada_linear_split/odd_{stored}"), AdaSplit { stored, dim: 65, ranks: &[] });
@@ -55,19 +57,19 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
     list.add("linear_gated_add/no_gate", GatedAdd { stored: DType::BF16, inputs: &[48, 17], groups: &[] });
     let full = GatedAdd { stored: DType::BF16, inputs: &[512, 1536], groups: &[64, 32] };
     list.add("linear_gated_add/full_size", full);
-    let plain = SwigluGatedAdd { stored: DType::BF16, beside: 0, inner: 64, groups: &[7], ranks: &[] };
-    list.add("swiglu_gated_add/alone", plain);
-    list.add("swiglu_gated_add/no_gate", SwigluGatedAdd { groups: &[], ..plain });
-    list.add("swiglu_gated_add/with_deltas", SwigluGatedAdd { beside: 24, ranks: &[3], ..plain });
+    let base = SwigluGatedAdd { stored: DType::BF16, beside: 0, inner: 64, groups: &[7], ranks: &[] };
+    list.add("swiglu_gated_add/alone", base);
+    list.add("swiglu_gated_add/no_gate", SwigluGatedAdd { groups: &[], ..base });
+    list.add("swiglu_gated_add/with_deltas", SwigluGatedAdd { beside: 24, ranks: &[3], ..base });
     for stored in [DType::F32, DType::BF16, DType::F16] {
-        let beside = SwigluGatedAdd { stored, beside: 32, groups: &[1, 17, 2], ..plain };
+        let beside = SwigluGatedAdd { stored, beside: 32, groups: &[1, 17, 2], ..base };
         list.add(&format!("swiglu_gated_add/beside_{stored}"), beside);
         list.add(
             &format!("swiglu_gated_add/odd_{stored}"),
             SwigluGatedAdd { beside: 33, inner: 95, ..beside },
         );
     }
-    let full = SwigluGatedAdd { beside: 512, inner: 1536, groups: &[64, 32], ..plain };
+    let full = SwigluGatedAdd { beside: 512, inner: 1536, groups: &[64, 32], ..base };
     list.add("swiglu_gated_add/full_size", full);
 }
 
@@ -76,10 +78,10 @@ fn awkward() -> Vec<[usize; 3]> {
     vec![[1, 7, 3], [3, 15, 5], [2, 33, 17], [17, 31, 63], [33, 129, 65], [16, 64, 48], [7, 100, 129]]
 }
 
-/// Operands are exact in bf16 only when the weight is stored so and nothing is computed in between.
-fn tolerance(dtype: DType, stored: DType, terms: usize, between: bool) -> Tolerance {
+/// Operands are exact in bf16 only if the weight is stored as bf16 and there is no `intermediate`.
+fn tolerance(dtype: DType, stored: DType, terms: usize, intermediate: bool) -> Tolerance {
     match stored {
-        DType::BF16 if !between => Tolerance::sum(terms).rounded(dtype),
+        DType::BF16 if !intermediate => Tolerance::sum(terms).rounded(dtype),
         _ => Tolerance::sum(terms).rounded_inside(dtype),
     }
 }
@@ -88,11 +90,11 @@ fn tolerance(dtype: DType, stored: DType, terms: usize, between: bool) -> Tolera
 struct Linear {
     /// `[rows, in, out]` each.
     sizes: Vec<[usize; 3]>,
-    values: Values,
+    values: Distribution,
     stored: DType,
     slabs: usize,
     bias: bool,
-    /// Ranks of the deltas; each changes other rows, and they overlap.
+    /// Ranks of the LoRA deltas, which change different, overlapping rows.
     ranks: &'static [usize],
 }
 
@@ -103,17 +105,17 @@ impl Default for Linear {
 }
 
 impl Scenario for Linear {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for &[rows, cols, out] in &self.sizes {
             let x = t.activation(self.values, [rows, cols])?;
-            let mut parts = LinearParts::dense(slabs(t, self.stored, cut(out, self.slabs), cols)?)?;
+            let mut layer = HostLinear::dense(slabs(t, self.stored, cut(out, self.slabs), cols)?)?;
             if self.bias {
-                parts = parts.with_bias(t.stored(NORMAL, [out], self.stored)?)?;
+                layer = layer.with_bias(t.stored(NORMAL, [out], self.stored)?)?;
             }
-            let parts = parts.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?;
-            let y = t.b.linear(&x, &t.b.weight(parts, Residency::Device)?)?;
+            let layer = layer.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?;
+            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
             let tolerance = tolerance(t.dtype, self.stored, cols, !self.ranks.is_empty());
-            t.put(format!("{rows}x{cols} to {out}"), &y, tolerance)?;
+            t.record(format!("{rows}x{cols} to {out}"), &y, tolerance)?;
         }
         Ok(())
     }
@@ -135,69 +137,69 @@ fn cut(out: usize, count: usize) -> Vec<usize> {
 }
 
 fn slabs<B: Backend>(
-    t: &mut Bench<'_, B>,
+    t: &mut CaseRun<'_, B>,
     stored: DType,
     heights: Vec<usize>,
     cols: usize,
 ) -> Result<Vec<HostTensor>> {
-    let values = NORMAL.times(1.0 / (cols as f32).sqrt());
+    let values = NORMAL.scaled(1.0 / (cols as f32).sqrt());
     heights.into_iter().map(|height| t.stored(values, [height, cols], stored)).collect()
 }
 
 fn deltas<B: Backend>(
-    t: &mut Bench<'_, B>,
+    t: &mut CaseRun<'_, B>,
     ranks: &[usize],
     stored: DType,
     [out, cols]: [usize; 2],
-) -> Result<Vec<Delta>> {
+) -> Result<Vec<LoraDelta>> {
     let delta = |(i, &rank): (usize, &usize)| {
         let row = (i * out / 4).min(out - 1);
         let height = (out - row).div_ceil(2);
-        let down = t.stored(NORMAL.times(1.0 / (cols as f32).sqrt()), [rank, cols], stored)?;
-        let up = t.stored(NORMAL.times(1.0 / (rank as f32).sqrt()), [height, rank], stored)?;
-        Ok(Delta { row, down, up, scale: 0.75 - 0.5 * i as f32 })
+        let down = t.stored(NORMAL.scaled(1.0 / (cols as f32).sqrt()), [rank, cols], stored)?;
+        let up = t.stored(NORMAL.scaled(1.0 / (rank as f32).sqrt()), [height, rank], stored)?;
+        Ok(LoraDelta { row, down, up, scale: 0.75 - 0.5 * i as f32 })
     };
     ranks.iter().enumerate().map(delta).collect()
 }
 
-/// A layer whose updates are exchanged, and taken off.
-struct OtherDeltas(DType);
+/// A layer whose LoRA deltas are replaced, and removed.
+struct ReplacedDeltas(DType);
 
-impl Scenario for OtherDeltas {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+impl Scenario for ReplacedDeltas {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let (cols, out) = (65, 33);
         let x = t.activation(NORMAL, [5, cols])?;
         let bias = t.stored(NORMAL, [out], self.0)?;
-        let plain = LinearParts::dense(slabs(t, self.0, cut(out, 2), cols)?)?.with_bias(bias)?;
+        let layer = HostLinear::dense(slabs(t, self.0, cut(out, 2), cols)?)?.with_bias(bias)?;
         let first =
-            t.b.weight(plain.with_deltas(deltas(t, &[3], self.0, [out, cols])?)?, Residency::Device)?;
+            t.b.load_weight(layer.with_deltas(deltas(t, &[3], self.0, [out, cols])?)?, Residency::Device)?;
         let second = deltas(t, &[4, 17], self.0, [out, cols])?;
         let second = t.b.with_deltas(&first, second)?;
         let none = t.b.with_deltas(&second, Vec::new())?;
-        // What they were made from is as it was.
+        // The original layers are unchanged.
         for (what, w) in [("other", &second), ("none", &none), ("first", &first)] {
             let y = t.b.linear(&x, w)?;
-            t.put(what, &y, tolerance(t.dtype, self.0, cols, what != "none"))?;
+            t.record(what, &y, tolerance(t.dtype, self.0, cols, what != "none"))?;
         }
         Ok(())
     }
 }
 
-/// A weight that begins at an odd byte, as one in a mapped file may.
+/// An unaligned weight, as in a mapped file.
 struct Unaligned(DType);
 
 impl Scenario for Unaligned {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let (cols, out) = (33, 18);
         let x = t.activation(NORMAL, [6, cols])?;
-        let aligned = t.stored(NORMAL.times(0.2), [out, cols], self.0)?;
+        let aligned = t.stored(NORMAL.scaled(0.2), [out, cols], self.0)?;
         for lead in 1..4 {
             let mut bytes = vec![0xff; lead];
             bytes.extend_from_slice(aligned.bytes());
             let slab = HostTensor::new(self.0, [out, cols], bytes::Bytes::from(bytes).slice(lead..))?;
-            let parts = LinearParts::dense(vec![slab])?;
-            let y = t.b.linear(&x, &t.b.weight(parts, Residency::Device)?)?;
-            t.put(format!("{lead} bytes in"), &y, tolerance(t.dtype, self.0, cols, false))?;
+            let layer = HostLinear::dense(vec![slab])?;
+            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+            t.record(format!("{lead} bytes in"), &y, tolerance(t.dtype, self.0, cols, false))?;
         }
         Ok(())
     }
@@ -206,20 +208,20 @@ impl Scenario for Unaligned {
 struct Split;
 
 impl Scenario for Split {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for rows in [0, 1, 5, 18] {
             let cols = 65;
             let x = t.activation(NORMAL, [rows, cols])?;
-            // The widths neither follow the slabs nor the vectors.
+            // The widths match neither the slabs nor the vector widths.
             let slabs = slabs(t, DType::BF16, vec![16, 70, 5], cols)?;
             let bias = t.stored(NORMAL, [91], DType::F32)?;
-            let w = t.b.weight(LinearParts::dense(slabs)?.with_bias(bias)?, Residency::Device)?;
+            let w = t.b.load_weight(HostLinear::dense(slabs)?.with_bias(bias)?, Residency::Device)?;
             let tolerance = tolerance(t.dtype, DType::BF16, cols, false);
             for (i, part) in t.b.linear_split(&x, &w, [17, 1, 33, 40])?.iter().enumerate() {
-                t.put(format!("{rows} rows, part {i} of 4"), part, tolerance)?;
+                t.record(format!("{rows} rows, part {i} of 4"), part, tolerance)?;
             }
             for (i, part) in t.b.linear_split(&x, &w, [0, 91])?.iter().enumerate() {
-                t.put(format!("{rows} rows, part {i} beside an empty one"), part, tolerance)?;
+                t.record(format!("{rows} rows, part {i} beside an empty one"), part, tolerance)?;
             }
         }
         Ok(())
@@ -230,27 +232,28 @@ struct GatedAdd {
     stored: DType,
     /// Width of each input.
     inputs: &'static [usize],
-    /// Length of each group; none for no gate.
+    /// Length of each group; empty for no gate.
     groups: &'static [usize],
 }
 
 impl Scenario for GatedAdd {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let cols = self.inputs.iter().sum();
         let rows = if self.groups.is_empty() { 19 } else { self.groups.iter().sum() };
         let out = if cols > 1000 { 512 } else { 37 };
         let xs = self.inputs.iter().map(|&width| t.activation(NORMAL, [rows, width]));
         let xs = xs.collect::<Result<Vec<_>>>()?;
-        let parts = LinearParts::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
-        let parts = parts.with_bias(t.stored(NORMAL, [out], DType::F32)?)?;
-        let w =
-            t.b.weight(parts.with_deltas(deltas(t, &[3], self.stored, [out, cols])?)?, Residency::Device)?;
+        let layer = HostLinear::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
+        let layer = layer.with_bias(t.stored(NORMAL, [out], DType::F32)?)?;
+        let w = t
+            .b
+            .load_weight(layer.with_deltas(deltas(t, &[3], self.stored, [out, cols])?)?, Residency::Device)?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
-        let groups = Groups::of_lengths(self.groups);
+        let groups = RowGroups::from_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
         let residual = t.activation(NORMAL, [rows, out])?;
         let y = t.b.linear_gated_add(&xs.iter().collect::<Vec<_>>(), &w, gate, &residual)?;
-        t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, self.stored, cols, true))
+        t.record(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, self.stored, cols, true))
     }
 }
 
@@ -261,21 +264,22 @@ struct AdaSplit {
 }
 
 impl Scenario for AdaSplit {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
-        let (groups, widths, dim) = (Groups::of_lengths(&[1, 17, 2]), [16, 16, 5], self.dim);
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let (groups, widths, dim) = (RowGroups::from_lengths(&[1, 17, 2]), [16, 16, 5], self.dim);
         let out = widths.iter().sum();
         let x = t.activation(NORMAL, [groups.rows(), dim])?;
         let scale = t.parameter(NORMAL, [groups.count(), dim])?;
         let shift = t.parameter(NORMAL, [groups.count(), dim])?;
-        let parts = LinearParts::dense(slabs(t, self.stored, cut(out, 2), dim)?)?;
-        let w = t
-            .b
-            .weight(parts.with_deltas(deltas(t, self.ranks, self.stored, [out, dim])?)?, Residency::Device)?;
+        let layer = HostLinear::dense(slabs(t, self.stored, cut(out, 2), dim)?)?;
+        let w = t.b.load_weight(
+            layer.with_deltas(deltas(t, self.ranks, self.stored, [out, dim])?)?,
+            Residency::Device,
+        )?;
         let ys = t.b.ada_linear_split(&x, [&scale, &shift], &groups, 1e-6, &w, widths)?;
         let normed = t.b.ada_layer_norm(&x, &scale, &shift, &groups, 1e-6)?;
         for (i, y) in t.b.linear_split(&normed, &w, widths)?.iter().enumerate() {
-            t.same(format!("part {i} after its norm"), y, &ys[i])?;
-            t.put(format!("part {i}"), &ys[i], tolerance(t.dtype, self.stored, dim, true))?;
+            t.record_identical(format!("part {i} after its norm"), y, &ys[i])?;
+            t.record(format!("part {i}"), &ys[i], tolerance(t.dtype, self.stored, dim, true))?;
         }
         Ok(())
     }
@@ -284,32 +288,32 @@ impl Scenario for AdaSplit {
 #[derive(Clone, Copy)]
 struct SwigluGatedAdd {
     stored: DType,
-    /// Columns on the left; 0 for none.
+    /// Columns of the input beside the SwiGLU; 0 for none.
     beside: usize,
-    /// Columns that come out of SwiGLU.
+    /// Columns of the SwiGLU's result.
     inner: usize,
     groups: &'static [usize],
     ranks: &'static [usize],
 }
 
 impl Scenario for SwigluGatedAdd {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let cols = self.beside + self.inner;
         let rows = if self.groups.is_empty() { 19 } else { self.groups.iter().sum() };
         let out = if cols > 1000 { 512 } else { 37 };
         let beside = t.activation(NORMAL, [rows, self.beside])?;
         let gate_up = t.activation(NORMAL, [rows, 2 * self.inner])?;
-        let parts = LinearParts::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
-        let w = t.b.weight(
-            parts.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?,
+        let layer = HostLinear::dense(slabs(t, self.stored, cut(out, 2), cols)?)?;
+        let w = t.b.load_weight(
+            layer.with_deltas(deltas(t, self.ranks, self.stored, [out, cols])?)?,
             Residency::Device,
         )?;
         let gates = t.parameter(NORMAL, [self.groups.len(), out])?;
-        let groups = Groups::of_lengths(self.groups);
+        let groups = RowGroups::from_lengths(self.groups);
         let gate = (!self.groups.is_empty()).then_some((&gates, &groups));
         let residual = t.activation(NORMAL, [rows, out])?;
         let beside = (self.beside > 0).then_some(&beside);
         let y = t.b.swiglu_gated_add(beside, &gate_up, &w, gate, &residual)?;
-        t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, self.stored, cols, true))
+        t.record(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, self.stored, cols, true))
     }
 }

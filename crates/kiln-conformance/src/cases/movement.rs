@@ -1,14 +1,16 @@
+//! Operations that move or convert data: upload, download, cast, reshape, slice, concatenate, patchify.
+
 use kiln_ops::{Backend, Result};
 use kiln_tensor::{DType, HostTensor};
 
-use super::{List, ODD};
+use super::{CaseList, ODD};
 use crate::Tolerance;
-use crate::bench::{Bench, Scenario};
-use crate::random::{HEAVY, NORMAL};
+use crate::case_run::{CaseRun, Scenario};
+use crate::random::{HEAVY_TAILED, NORMAL};
 
-pub(super) fn list<B: Backend>(list: &mut List<B>) {
+pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     list.add_once("upload/from_every_float_type", Upload);
-    list.add_once("download_bytes/of_pictures", DownloadBytes);
+    list.add_once("download_bytes/of_images", DownloadBytes);
     list.add_once("cast/rounds_to_nearest_even", Cast);
     list.add("reshape/keeps_the_order", Reshape);
     list.add("slice_rows/of_every_rank", SliceRows);
@@ -22,26 +24,26 @@ pub(super) fn list<B: Backend>(list: &mut List<B>) {
 struct Upload;
 
 impl Scenario for Upload {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for stored in [DType::F32, DType::BF16, DType::F16, DType::F64] {
             for n in ODD {
-                let host = t.stored(HEAVY, [n, 3], stored)?;
+                let host = t.stored(HEAVY_TAILED, [n, 3], stored)?;
                 for dtype in [DType::F32, DType::BF16] {
                     let x = t.b.upload(&host, dtype)?;
-                    t.put_as(format!("{n}x3 of {stored} as {dtype}"), &x, dtype, Tolerance::EXACT)?;
+                    t.record_as(format!("{n}x3 of {stored} as {dtype}"), &x, dtype, Tolerance::EXACT)?;
                 }
             }
         }
         let scalar = t.b.upload(&HostTensor::from_f32(Vec::new(), vec![2.5])?, DType::F32)?;
-        t.put_as("a scalar", &scalar, DType::F32, Tolerance::EXACT)
+        t.record_as("a scalar", &scalar, DType::F32, Tolerance::EXACT)
     }
 }
 
 struct DownloadBytes;
 
 impl Scenario for DownloadBytes {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
-        // Every tie between two bytes and its neighbours, what lies beyond the ends, and no numbers at all.
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        // Every tie between two bytes with its neighbours, values out of range, infinities and NaN.
         let tie = |i: u32| (i as f32 + 0.5) / 255.0;
         let near = (0..255).flat_map(|i| [-1, 0, 1].map(|d: i32| tie(i).to_bits().wrapping_add_signed(d)));
         let mut edges: Vec<f32> = near.map(f32::from_bits).collect();
@@ -49,7 +51,7 @@ impl Scenario for DownloadBytes {
         let mut hosts = vec![HostTensor::from_f32([edges.len()], edges)?];
         for n in ODD {
             let mut values = t.draw(NORMAL, [n, 3]).to_f32()?.into_owned();
-            // Neither black nor white at the end, where a lost element shows.
+            // The last value is neither black nor white, so that a lost element shows.
             values[3 * n - 1] = 0.125;
             hosts.push(HostTensor::from_f32([n, 3], values)?);
         }
@@ -59,7 +61,7 @@ impl Scenario for DownloadBytes {
                 for (scale, shift) in [(1.0, 0.0), (0.5, 0.5)] {
                     let label = format!("{} elements of {dtype}, {scale} x + {shift}", host.numel());
                     let bytes = t.b.download_bytes(&x, scale, shift)?;
-                    t.put_bytes(label, &bytes)?;
+                    t.record_bytes(label, &bytes)?;
                 }
             }
         }
@@ -70,8 +72,8 @@ impl Scenario for DownloadBytes {
 struct Cast;
 
 impl Scenario for Cast {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
-        // Ties go to even, a hair above a tie goes up, and the largest f32 rounds to infinity.
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        // Ties round to even, just above a tie rounds up, and the largest f32 rounds to infinity.
         let bits = [
             0x3f80_8000u32,
             0x3f81_8000,
@@ -93,16 +95,16 @@ impl Scenario for Cast {
         let edges = HostTensor::from_f32([bits.len()], bits.map(f32::from_bits).to_vec())?;
         let mut hosts = vec![edges];
         for n in ODD {
-            hosts.push(t.draw(HEAVY, [n]));
+            hosts.push(t.draw(HEAVY_TAILED, [n]));
         }
         for host in hosts {
             let x = t.b.upload(&host, DType::F32)?;
             let rounded = t.b.cast(&x, DType::BF16)?;
             let label = format!("{} elements", host.numel());
-            t.put_as(format!("{label} to bf16"), &rounded, DType::BF16, Tolerance::EXACT)?;
+            t.record_as(format!("{label} to bf16"), &rounded, DType::BF16, Tolerance::EXACT)?;
             let back = t.b.cast(&rounded, DType::F32)?;
-            t.put_as(format!("{label} and back"), &back, DType::F32, Tolerance::EXACT)?;
-            t.put_as(
+            t.record_as(format!("{label} and back"), &back, DType::F32, Tolerance::EXACT)?;
+            t.record_as(
                 format!("{label} as they are"),
                 &t.b.cast(&x, DType::F32)?,
                 DType::F32,
@@ -116,58 +118,58 @@ impl Scenario for Cast {
 struct Reshape;
 
 impl Scenario for Reshape {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let x = t.activation(NORMAL, [6, 35])?;
         for shape in [vec![210], vec![7, 5, 6], vec![35, 6], vec![1, 210, 1]] {
             let y = t.b.reshape(&x, shape.clone().into())?;
-            t.put(format!("to {shape:?}"), &y, Tolerance::EXACT)?;
+            t.record(format!("to {shape:?}"), &y, Tolerance::EXACT)?;
         }
-        // What is computed from a reshaped tensor sees the new shape.
+        // Operations on a reshaped tensor see the new shape.
         let y = t.b.concat_rows(&[&t.b.reshape(&x, [30, 7].into())?])?;
-        t.put("then joined", &y, Tolerance::EXACT)
+        t.record("then joined", &y, Tolerance::EXACT)
     }
 }
 
 struct SliceRows;
 
 impl Scenario for SliceRows {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for inner in [vec![], vec![1], vec![33], vec![5, 3], vec![2, 3, 4]] {
             let shape: Vec<usize> = [9].into_iter().chain(inner).collect();
             let x = t.activation(NORMAL, shape.clone())?;
             for range in [0..9, 0..1, 8..9, 2..7, 4..4, 9..9] {
                 let y = t.b.slice_rows(&x, range.clone())?;
-                t.put(format!("{range:?} of {shape:?}"), &y, Tolerance::EXACT)?;
+                t.record(format!("{range:?} of {shape:?}"), &y, Tolerance::EXACT)?;
             }
         }
         Ok(())
     }
 }
 
-/// A backend may keep slices as windows; windows of windows, and operations on them, must count from the right place.
+/// A backend may keep slices as views; views of views, and operations on them, must use the right offset.
 struct SliceOfSlice;
 
 impl Scenario for SliceOfSlice {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let x = t.activation(NORMAL, [20, 7])?;
         let y = t.b.slice_rows(&t.b.slice_rows(&x, 3..18)?, 5..9)?;
-        t.put("rows 8..12", &y, Tolerance::EXACT)?;
-        t.put("reshaped", &t.b.reshape(&y, [7, 4].into())?, Tolerance::EXACT)?;
-        t.put("joined", &t.b.concat_rows(&[&y, &x, &y])?, Tolerance::EXACT)?;
-        t.put("side by side", &t.b.concat_columns(&[&y, &y])?, Tolerance::EXACT)?;
-        t.put("added", &t.b.add(&y, &t.b.slice_rows(&x, 0..4)?)?, Tolerance::ELEMENTWISE.rounded(t.dtype))
+        t.record("rows 8..12", &y, Tolerance::EXACT)?;
+        t.record("reshaped", &t.b.reshape(&y, [7, 4].into())?, Tolerance::EXACT)?;
+        t.record("joined", &t.b.concat_rows(&[&y, &x, &y])?, Tolerance::EXACT)?;
+        t.record("side by side", &t.b.concat_columns(&[&y, &y])?, Tolerance::EXACT)?;
+        t.record("added", &t.b.add(&y, &t.b.slice_rows(&x, 0..4)?)?, Tolerance::ELEMENTWISE.rounded(t.dtype))
     }
 }
 
 struct ConcatRows;
 
 impl Scenario for ConcatRows {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for dim in ODD {
             let parts = [1, 0, 17, 3].map(|rows| t.activation(NORMAL, [rows, dim]));
             let [a, b, c, d] = parts;
             let y = t.b.concat_rows(&[&a?, &b?, &c?, &d?])?;
-            t.put(format!("{dim} columns"), &y, Tolerance::EXACT)?;
+            t.record(format!("{dim} columns"), &y, Tolerance::EXACT)?;
         }
         Ok(())
     }
@@ -176,12 +178,12 @@ impl Scenario for ConcatRows {
 struct ConcatColumns;
 
 impl Scenario for ConcatColumns {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for rows in [0, 1, 5, 65] {
             let parts = [1, 33, 16, 0, 7].map(|dim| t.activation(NORMAL, [rows, dim]));
             let [a, b, c, d, e] = parts;
             let y = t.b.concat_columns(&[&a?, &b?, &c?, &d?, &e?])?;
-            t.put(format!("{rows} rows"), &y, Tolerance::EXACT)?;
+            t.record(format!("{rows} rows"), &y, Tolerance::EXACT)?;
         }
         Ok(())
     }
@@ -190,10 +192,10 @@ impl Scenario for ConcatColumns {
 struct SpaceToDepth;
 
 impl Scenario for SpaceToDepth {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for size in [[2, 2, 1], [2, 6, 3], [10, 2, 33], [4, 6, 32], [34, 30, 32]] {
             let x = t.activation(NORMAL, size)?;
-            t.put(format!("{size:?}"), &t.b.space_to_depth(&x)?, Tolerance::EXACT)?;
+            t.record(format!("{size:?}"), &t.b.space_to_depth(&x)?, Tolerance::EXACT)?;
         }
         Ok(())
     }
@@ -202,10 +204,10 @@ impl Scenario for SpaceToDepth {
 struct DepthToSpace;
 
 impl Scenario for DepthToSpace {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for size in [[1, 1, 4], [1, 3, 12], [5, 1, 132], [2, 3, 128], [17, 15, 128]] {
             let x = t.activation(NORMAL, size)?;
-            t.put(format!("{size:?}"), &t.b.depth_to_space(&x)?, Tolerance::EXACT)?;
+            t.record(format!("{size:?}"), &t.b.depth_to_space(&x)?, Tolerance::EXACT)?;
         }
         Ok(())
     }

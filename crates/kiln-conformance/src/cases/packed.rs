@@ -1,23 +1,23 @@
-//! Linear layers whose weights are packed: every format, alone and stacked with others.
+//! Linear layers with packed weights: every format, alone and stacked with others.
 
-use kiln_ops::{Backend, Groups, Residency, Result};
-use kiln_tensor::packed::{BlockScales, Format, Packed};
-use kiln_tensor::{DType, LinearParts};
+use kiln_ops::{Backend, Residency, Result, RowGroups};
+use kiln_tensor::packed::{BlockScales, Format, PackedTensor};
+use kiln_tensor::{DType, HostLinear};
 
-use super::List;
+use super::CaseList;
 use crate::Tolerance;
-use crate::bench::{Bench, Scenario};
+use crate::case_run::{CaseRun, Scenario};
 use crate::random::NORMAL;
 
-pub(super) fn list<B: Backend>(list: &mut List<B>) {
+pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     for format in Format::all() {
-        list.add(&format!("linear_packed/{format}"), Alone(format));
+        list.add(&format!("linear_packed/{format}"), SingleFormat(format));
     }
-    list.add("linear_packed/stack", Stacked);
+    list.add("linear_packed/stack", StackedFormats);
     list.add("linear_gated_add_packed/side_by_side", GatedAdd);
 }
 
-/// Operands are not exact in bf16, and a backend may keep the weight in that type.
+/// Packed weights are not exact in bf16, but a backend may keep them in that type.
 fn tolerance(dtype: DType, terms: usize) -> Tolerance {
     match dtype {
         DType::BF16 => Tolerance::sum(terms).rounded_inside(dtype),
@@ -25,8 +25,8 @@ fn tolerance(dtype: DType, terms: usize) -> Tolerance {
     }
 }
 
-/// Where a block's halves are.
-fn halves(format: Format) -> &'static [usize] {
+/// Byte offsets of the f16 scales in a block.
+fn f16_scales(format: Format) -> &'static [usize] {
     match format {
         Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[0],
         Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
@@ -37,23 +37,23 @@ fn halves(format: Format) -> &'static [usize] {
     }
 }
 
-/// Any bits with scales that make values of about one.
+/// Draws a matrix of arbitrary bits, with scales that give values of about one.
 pub(super) fn matrix<B: Backend>(
-    t: &mut Bench<'_, B>,
+    t: &mut CaseRun<'_, B>,
     format: Format,
     [rows, cols]: [usize; 2],
-) -> Result<Packed> {
+) -> Result<PackedTensor> {
     if let Some(dtype) =
         [(Format::F32, DType::F32), (Format::BF16, DType::BF16)].iter().find(|d| d.0 == format)
     {
-        return Ok(Packed::from_dense(&t.stored(NORMAL, [rows, cols], dtype.1)?)?);
+        return Ok(PackedTensor::from_dense(&t.stored(NORMAL, [rows, cols], dtype.1)?)?);
     }
     let size = rows * cols / format.block_values() * format.block_bytes();
     let mut data = t.bytes(size);
     for block in data.chunks_exact_mut(format.block_bytes()) {
-        for half in halves(format) {
+        for scale in f16_scales(format) {
             // 2⁻⁵ to 2⁻⁴, of either sign.
-            block[half + 1] = block[half + 1] & 0x83 | 0x28;
+            block[scale + 1] = block[scale + 1] & 0x83 | 0x28;
         }
     }
     if matches!(format, Format::F16 | Format::F8E5M2) {
@@ -63,50 +63,53 @@ pub(super) fn matrix<B: Backend>(
     if format == Format::F8E4M3 {
         data.iter_mut().filter(|byte| **byte & 0x7f == 0x7f).for_each(|byte| *byte = 0);
     }
-    let packed = Packed::new(format, [rows, cols], data.into())?;
+    let packed = PackedTensor::new(format, [rows, cols], data.into())?;
     Ok(match format {
-        Format::F8E4M3 => packed.scaled_rows(&t.draw(NORMAL.times(0.001).plus(0.01), [rows]).to_f32()?)?,
-        Format::F8E5M2 => packed.scaled(0.01),
+        Format::F8E4M3 => {
+            packed.with_row_scales(&t.draw(NORMAL.scaled(0.001).shifted(0.01), [rows]).to_f32()?)?
+        }
+        Format::F8E5M2 => packed.with_scale(0.01),
         Format::NvFp4 => {
             let mut scales =
-                BlockScales { scales: Default::default(), swizzled: true, high_first: true, all: 0.02 };
-            let count = scales.count([rows, cols]).unwrap_or(0);
+                BlockScales { scales: Default::default(), swizzled: true, high_first: true, global: 0.02 };
+            let count = scales.expected_len([rows, cols]).unwrap_or(0);
             scales.scales = t.bytes(count).iter().map(|b| b & 0x3f | 0x10).collect::<Vec<_>>().into();
-            packed.scaled_blocks(scales)?
+            packed.with_block_scales(scales)?
         }
         _ => packed,
     })
 }
 
-struct Alone(Format);
+/// A single matrix.
+struct SingleFormat(Format);
 
-impl Scenario for Alone {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+impl Scenario for SingleFormat {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for [rows, cols, out] in [[1, 256, 3], [4, 512, 18], [6, 256, 33], [17, 768, 65], [40, 1280, 7]] {
             let x = t.activation(NORMAL, [rows, cols])?;
-            let parts = LinearParts::packed(vec![matrix(t, self.0, [out, cols])?])?;
-            let y = t.b.linear(&x, &t.b.weight(parts, Residency::Device)?)?;
-            t.put(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, cols))?;
+            let layer = HostLinear::packed(vec![matrix(t, self.0, [out, cols])?])?;
+            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+            t.record(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, cols))?;
         }
         Ok(())
     }
 }
 
-/// As the query, key and value of one layer may come: each in a format of its own.
-struct Stacked;
+/// Several matrices of different formats as one layer, such as query, key and value.
+struct StackedFormats;
 
-impl Scenario for Stacked {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+impl Scenario for StackedFormats {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for rows in [0, 2, 33] {
             let cols = 512;
             let x = t.activation(NORMAL, [rows, cols])?;
             let formats = [(Format::Q4K, 31), (Format::BF16, 5), (Format::Q6K, 64), (Format::F8E4M3, 1)];
             let packed = formats.map(|(format, out)| matrix(t, format, [out, cols]));
             let packed = packed.into_iter().collect::<Result<Vec<_>>>()?;
-            let parts = LinearParts::packed(packed)?.with_bias(t.stored(NORMAL, [101], DType::F32)?)?;
-            let y = t.b.linear_split(&x, &t.b.weight(parts, Residency::Device)?, [40, 61])?;
+            let layer = HostLinear::packed(packed)?.with_bias(t.stored(NORMAL, [101], DType::F32)?)?;
+            let y = t.b.linear_split(&x, &t.b.load_weight(layer, Residency::Device)?, [40, 61])?;
             for (i, y) in y.iter().enumerate() {
-                t.put(format!("{rows} rows, part {i}"), y, tolerance(t.dtype, cols))?;
+                t.record(format!("{rows} rows, part {i}"), y, tolerance(t.dtype, cols))?;
             }
         }
         Ok(())
@@ -116,14 +119,16 @@ impl Scenario for Stacked {
 struct GatedAdd;
 
 impl Scenario for GatedAdd {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let (rows, out, lengths) = (20, 37, [1, 17, 2]);
         let xs = [t.activation(NORMAL, [rows, 96])?, t.activation(NORMAL, [rows, 160])?];
-        let w =
-            t.b.weight(LinearParts::packed(vec![matrix(t, Format::Q8_0, [out, 256])?])?, Residency::Device)?;
-        let (gate, groups) = (t.parameter(NORMAL, [3, out])?, Groups::of_lengths(&lengths));
+        let w = t.b.load_weight(
+            HostLinear::packed(vec![matrix(t, Format::Q8_0, [out, 256])?])?,
+            Residency::Device,
+        )?;
+        let (gate, groups) = (t.parameter(NORMAL, [3, out])?, RowGroups::from_lengths(&lengths));
         let residual = t.activation(NORMAL, [rows, out])?;
         let y = t.b.linear_gated_add(&[&xs[0], &xs[1]], &w, Some((&gate, &groups)), &residual)?;
-        t.put("gated", &y, tolerance(t.dtype, 256))
+        t.record("gated", &y, tolerance(t.dtype, 256))
     }
 }

@@ -1,76 +1,78 @@
-use kiln_ops::{Backend, Result, RopePairs};
+//! Head norm with rotary embedding, in both layouts.
 
-use super::List;
+use kiln_ops::{Backend, Result, RopeLayout};
+
+use super::CaseList;
 use crate::Tolerance;
-use crate::bench::{Bench, Scenario};
-use crate::random::{HEAVY, NORMAL, Values};
+use crate::case_run::{CaseRun, Scenario};
+use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
-pub(super) fn list<B: Backend>(list: &mut List<B>) {
-    for (name, pairs) in [("adjacent", RopePairs::Adjacent), ("halves", RopePairs::Halves)] {
+pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
+    for (name, pairs) in [("adjacent", RopeLayout::Interleaved), ("halves", RopeLayout::HalfSplit)] {
         let sizes = |sizes: &[[usize; 3]]| NormRope { pairs, values: NORMAL, sizes: sizes.to_vec() };
         let odd = [2, 4, 6, 10, 14, 18, 30, 34, 62, 66, 126, 130].map(|dim| [3, 2, dim]);
         list.add(&format!("norm_rope/{name}_odd_tails"), sizes(&odd));
         let common = [[1, 1, 128], [17, 3, 128], [5, 4, 64], [7, 5, 32], [33, 1, 32], [0, 2, 64]];
         list.add(&format!("norm_rope/{name}"), sizes(&common));
-        let heavy = NormRope { values: HEAVY, ..sizes(&common) };
+        let heavy = NormRope { values: HEAVY_TAILED, ..sizes(&common) };
         list.add(&format!("norm_rope/{name}_heavy_tailed"), heavy);
         list.add(&format!("norm_rope/{name}_full_size"), sizes(&[[256, 24, 128]]));
     }
     list.add("norm_rope/sliced_table", SlicedTable);
-    for (name, pairs) in [("adjacent", RopePairs::Adjacent), ("halves", RopePairs::Halves)] {
-        list.add(&format!("qk_norm_rope/{name}"), Both(pairs));
+    for (name, pairs) in [("adjacent", RopeLayout::Interleaved), ("halves", RopeLayout::HalfSplit)] {
+        list.add(&format!("qk_norm_rope/{name}"), QkNormRope(pairs));
     }
 }
 
 struct NormRope {
-    pairs: RopePairs,
-    values: Values,
+    pairs: RopeLayout,
+    values: Distribution,
     /// `[tokens, heads, head_dim]` each.
     sizes: Vec<[usize; 3]>,
 }
 
 impl Scenario for NormRope {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for &[tokens, heads, dim] in &self.sizes {
             let x = t.activation(self.values, [tokens, heads * dim])?;
             let weight = t.parameter(NORMAL, [dim])?;
             let rope = t.rope(tokens, dim / 2, self.pairs)?;
             let y = t.b.norm_rope(&x, &weight, &rope, 1e-6)?;
-            t.put(format!("{tokens} tokens, {heads}x{dim}"), &y, Tolerance::sum(dim).rounded(t.dtype))?;
+            t.record(format!("{tokens} tokens, {heads}x{dim}"), &y, Tolerance::sum(dim).rounded(t.dtype))?;
         }
         Ok(())
     }
 }
 
-/// Queries and keys, as many heads and fewer, the weight of each its own.
-struct Both(RopePairs);
+/// Queries and keys together, with equal and different numbers of heads, and a weight each.
+struct QkNormRope(RopeLayout);
 
-impl Scenario for Both {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
+impl Scenario for QkNormRope {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for [tokens, heads, k_heads, dim] in
             [[17, 3, 3, 128], [5, 9, 2, 128], [4, 2, 11, 128], [7, 4, 2, 34], [0, 2, 2, 128]]
         {
             let q = t.activation(NORMAL, [tokens, heads * dim])?;
-            let k = t.activation(HEAVY, [tokens, k_heads * dim])?;
+            let k = t.activation(HEAVY_TAILED, [tokens, k_heads * dim])?;
             let (q_weight, k_weight) = (t.parameter(NORMAL, [dim])?, t.parameter(NORMAL, [dim])?);
             let rope = t.rope(tokens, dim / 2, self.0)?;
             let [y, z] = t.b.qk_norm_rope([&q, &k], [&q_weight, &k_weight], &rope, 1e-6)?;
-            t.put(format!("{tokens} queries, {heads}x{dim}"), &y, Tolerance::sum(dim).rounded(t.dtype))?;
-            t.put(format!("{tokens} keys, {k_heads}x{dim}"), &z, Tolerance::sum(dim).rounded(t.dtype))?;
+            t.record(format!("{tokens} queries, {heads}x{dim}"), &y, Tolerance::sum(dim).rounded(t.dtype))?;
+            t.record(format!("{tokens} keys, {k_heads}x{dim}"), &z, Tolerance::sum(dim).rounded(t.dtype))?;
         }
         Ok(())
     }
 }
 
-/// The table of some tokens in the middle, as one stream of a block uses it.
+/// A slice of a table, as one stream of a block uses it.
 struct SlicedTable;
 
 impl Scenario for SlicedTable {
-    fn run<B: Backend>(&self, t: &mut Bench<'_, B>) -> Result<()> {
-        let rope = t.rope(9, 16, RopePairs::Adjacent)?.rows(t.b, 3..8)?;
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let rope = t.rope(9, 16, RopeLayout::Interleaved)?.rows(t.b, 3..8)?;
         let x = t.activation(NORMAL, [5, 2 * 32])?;
         let weight = t.parameter(NORMAL, [32])?;
         let y = t.b.norm_rope(&x, &weight, &rope, 1e-6)?;
-        t.put("tokens 3..8 of 9", &y, Tolerance::sum(32).rounded(t.dtype))
+        t.record("tokens 3..8 of 9", &y, Tolerance::sum(32).rounded(t.dtype))
     }
 }

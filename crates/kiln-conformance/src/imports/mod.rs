@@ -1,8 +1,8 @@
-//! Which files of a crate use each other, for tests that keep its layers apart.
+//! Detects import cycles between the files of a crate, for tests that keep its layers apart.
 //!
-//! A file uses another if it names an item that the other defines: by `use`, or by a path in its code, directly or through
-//! re-exports. Declaring a module or re-exporting an item is no use of it. What is reached without a name (methods of a value
-//! that was handed in) is not seen, and neither are tests.
+//! A file uses another if it names an item that the other defines: by `use` or by a path in its code, directly or through
+//! re-exports. Declaring a module or re-exporting an item does not count. Methods on values of other files' types, and tests,
+//! are not considered.
 
 mod source;
 
@@ -10,39 +10,40 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fs;
 use std::path::Path;
 
-use source::{Source, Use};
+use source::{Import, SourceFile};
 
-/// A module's names from the crate's root.
+/// The path of a module from the crate root.
 type Module = Vec<String>;
 
-/// Circles of files that use each other, of every knot the shortest: `["a.rs", "b.rs"]` where `a.rs` uses `b.rs` and `b.rs`
-/// uses `a.rs`. `src` is the folder of a crate's `lib.rs`.
+/// Returns the shortest import cycle of every group of files that use each other: `["a.rs", "b.rs"]` if `a.rs` uses `b.rs`
+/// and `b.rs` uses `a.rs`. `src` is the folder of a crate's `lib.rs`.
 ///
 /// # Panics
 ///
 /// If the folder can't be read.
-pub fn circles(src: &Path) -> Vec<Vec<String>> {
-    let files = Files::read(src);
+pub fn import_cycles(src: &Path) -> Vec<Vec<String>> {
+    let files = CrateFiles::read(src);
     let uses: BTreeMap<&str, BTreeSet<&str>> =
         files.modules.keys().map(|module| (files.name(module), files.used_by(module))).collect();
-    let mut circles: Vec<Vec<String>> = Vec::new();
-    let mut in_knots = BTreeSet::new();
+    let mut cycles: Vec<Vec<String>> = Vec::new();
+    let mut visited = BTreeSet::new();
     for &file in uses.keys() {
-        if in_knots.contains(file) {
+        if visited.contains(file) {
             continue;
         }
         let after = reachable(&uses, file);
-        let knot: Vec<&str> =
+        let component: Vec<&str> =
             after.iter().copied().filter(|&other| reachable(&uses, other).contains(file)).collect();
-        if knot.contains(&file) {
-            in_knots.extend(knot.iter().copied());
-            circles.extend(knot.iter().filter_map(|file| circle(&uses, file)).min_by_key(Vec::len));
+        if component.contains(&file) {
+            visited.extend(component.iter().copied());
+            cycles
+                .extend(component.iter().filter_map(|file| shortest_cycle(&uses, file)).min_by_key(Vec::len));
         }
     }
-    circles
+    cycles
 }
 
-/// Every file that is used by this one, directly or not.
+/// Returns every file that this one uses, directly or indirectly.
 fn reachable<'a>(uses: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &str) -> BTreeSet<&'a str> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_string()]);
     while let Some(file) = next.pop() {
@@ -55,31 +56,31 @@ fn reachable<'a>(uses: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &str) -> BTr
     seen
 }
 
-/// The shortest way from a file back to itself.
-fn circle(uses: &BTreeMap<&str, BTreeSet<&str>>, from: &str) -> Option<Vec<String>> {
+/// Returns the shortest path from a file back to itself.
+fn shortest_cycle(uses: &BTreeMap<&str, BTreeSet<&str>>, from: &str) -> Option<Vec<String>> {
     let mut queue = VecDeque::from([vec![from]]);
     let mut seen = BTreeSet::new();
-    while let Some(way) = queue.pop_front() {
-        for &used in way.last().and_then(|file| uses.get(file)).into_iter().flatten() {
+    while let Some(path) = queue.pop_front() {
+        for &used in path.last().and_then(|file| uses.get(file)).into_iter().flatten() {
             if used == from {
-                return Some(way.iter().map(|file| file.to_string()).collect());
+                return Some(path.iter().map(|file| file.to_string()).collect());
             }
             if seen.insert(used) {
-                queue.push_back([way.as_slice(), &[used]].concat());
+                queue.push_back([path.as_slice(), &[used]].concat());
             }
         }
     }
     None
 }
 
-/// The files of a crate, by the module that each is.
-struct Files {
-    modules: HashMap<Module, (String, Source)>,
+/// The files of a crate, by module path.
+struct CrateFiles {
+    modules: HashMap<Module, (String, SourceFile)>,
 }
 
-impl Files {
-    fn read(src: &Path) -> Files {
-        let mut files = Files { modules: HashMap::new() };
+impl CrateFiles {
+    fn read(src: &Path) -> CrateFiles {
+        let mut files = CrateFiles { modules: HashMap::new() };
         files.read_folder(src, src);
         let tests: Vec<Module> = files
             .modules
@@ -104,7 +105,7 @@ impl Files {
                 if matches!(module.last().map(String::as_str), Some("mod" | "lib" | "main")) {
                     module.pop();
                 }
-                self.modules.insert(module, (name, Source::parse(&text)));
+                self.modules.insert(module, (name, SourceFile::parse(&text)));
             }
         }
     }
@@ -113,11 +114,11 @@ impl Files {
         &self.modules[module].0
     }
 
-    /// The files whose items a module names.
+    /// Returns the files whose items a module names.
     fn used_by(&self, module: &Module) -> BTreeSet<&str> {
         let source = &self.modules[module].1;
-        let imports = source.uses.iter().filter(|import| {
-            // A re-export is a use only if the name is used here, too.
+        let imports = source.imports.iter().filter(|import| {
+            // A re-export counts only if this file also uses the name.
             !import.public || (import.name != "*" && source.words.contains(&import.name))
         });
         let imported = imports.filter_map(|import| self.defined(module, &import.path, 0));
@@ -125,7 +126,7 @@ impl Files {
         imported.chain(named).filter(|defined| *defined != module).map(|module| self.name(module)).collect()
     }
 
-    /// The module that defines what `path` means in `module`; `None` for a module itself and for other crates' items.
+    /// Resolves `path` in `module` to the module that defines the item; `None` for a module itself and for other crates' items.
     fn defined(&self, module: &Module, path: &[String], depth: usize) -> Option<&Module> {
         let (mut at, mut rest) = self.start(module, path, depth)?;
         while let [name, further @ ..] = rest {
@@ -138,7 +139,7 @@ impl Files {
         None
     }
 
-    /// Where a path begins, and what of it is left.
+    /// Resolves the start of a path to a module, and returns the rest.
     fn start<'a>(&self, module: &Module, path: &'a [String], depth: usize) -> Option<(Module, &'a [String])> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
@@ -160,14 +161,14 @@ impl Files {
                     return Some((below, rest));
                 }
                 // A module that was imported.
-                let import = self.modules[module].1.uses.iter().find(|import| import.name == name)?;
+                let import = self.modules[module].1.imports.iter().find(|import| import.name == name)?;
                 self.module(module, import, depth).map(|module| (module, rest))
             }
         }
     }
 
-    /// The module that an import names, if it is one.
-    fn module(&self, module: &Module, import: &Use, depth: usize) -> Option<Module> {
+    /// Returns the module that an import names, if it is one.
+    fn module(&self, module: &Module, import: &Import, depth: usize) -> Option<Module> {
         if depth > 20 || import.path.first() == Some(&import.name) {
             return None;
         }
@@ -176,18 +177,18 @@ impl Files {
         self.modules.contains_key(&whole).then_some(whole)
     }
 
-    /// The module that defines the item which `module` has under the first of these names.
+    /// Returns the module that defines the first name of `path` in `module`.
     fn item(&self, module: &Module, path: &[String], depth: usize) -> Option<&Module> {
         let (module, (_, source)) = self.modules.get_key_value(module)?;
         let name = path.first()?;
         if source.items.contains(name) || depth > 20 {
             return Some(module);
         }
-        if let Some(import) = source.uses.iter().find(|import| import.name == *name) {
+        if let Some(import) = source.imports.iter().find(|import| import.name == *name) {
             let further = [import.path.as_slice(), &path[1..]].concat();
             return self.defined(module, &further, depth + 1);
         }
-        for import in source.uses.iter().filter(|import| import.name == "*") {
+        for import in source.imports.iter().filter(|import| import.name == "*") {
             let further = [import.path.as_slice(), path].concat();
             if let Some(found) = self.defined(module, &further, depth + 1)
                 && self.modules[found].1.words.contains(name)
@@ -195,7 +196,7 @@ impl Files {
                 return Some(found);
             }
         }
-        // What a macro makes has no name in front.
+        // The definition may come from a macro.
         Some(module)
     }
 }

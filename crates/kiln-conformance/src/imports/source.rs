@@ -1,14 +1,14 @@
-//! One file of Rust: what it defines, what it imports and which paths it writes out. Tests are left out.
+//! A minimal parser for a Rust file: its items, imports and paths, without tests.
 
 use std::collections::HashSet;
 
-/// What is known of a file.
+/// What a file defines and names.
 #[derive(Debug, Default)]
-pub(super) struct Source {
-    /// Names of its items, those of modules in other files not among them.
+pub(super) struct SourceFile {
+    /// Names of its items, without modules in other files.
     pub items: HashSet<String>,
-    pub uses: Vec<Use>,
-    /// Paths in its code, `a::b::C` as three names.
+    pub imports: Vec<Import>,
+    /// Paths in its code; `a::b::C` is three names.
     pub paths: Vec<Vec<String>>,
     /// All names in its code outside of `use`.
     pub words: HashSet<String>,
@@ -16,16 +16,16 @@ pub(super) struct Source {
     pub tests: HashSet<String>,
 }
 
-/// One name that a `use` brings in.
+/// One imported name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Use {
+pub(super) struct Import {
     pub path: Vec<String>,
-    /// What it is called here; `*` for all that is there.
+    /// Its name in this file; `*` for a glob import.
     pub name: String,
     pub public: bool,
 }
 
-/// Code without comments, strings and characters, cut into names and single signs.
+/// Splits code into names and punctuation characters, without comments, strings and character literals.
 fn tokens(text: &str) -> Vec<String> {
     let mut rest = text;
     let mut tokens = Vec::new();
@@ -58,6 +58,7 @@ fn tokens(text: &str) -> Vec<String> {
     tokens
 }
 
+/// Returns the text after a string literal.
 fn after_string(text: &str) -> &str {
     let mut escaped = false;
     let end = text.find(|c| {
@@ -68,7 +69,7 @@ fn after_string(text: &str) -> &str {
     end.map_or("", |end| &text[end + 1..])
 }
 
-/// After a character, or after the quote of a lifetime.
+/// Returns the text after a character literal, or after the quote of a lifetime.
 fn after_quote(text: &str) -> &str {
     let mut chars = text.chars();
     match (chars.next(), chars.next()) {
@@ -81,7 +82,7 @@ fn after_quote(text: &str) -> &str {
     }
 }
 
-/// Where the item that begins at `start` ends: after its `;` or its last bracket.
+/// Returns the end of the item that begins at `start`: after its `;` or its last bracket.
 fn item_end(tokens: &[String], start: usize) -> usize {
     let mut depth = 0;
     for (i, token) in tokens.iter().enumerate().skip(start) {
@@ -101,14 +102,14 @@ fn item_end(tokens: &[String], start: usize) -> usize {
     tokens.len()
 }
 
-const KINDS: [&str; 10] =
+const ITEM_KEYWORDS: [&str; 10] =
     ["struct", "enum", "union", "trait", "type", "fn", "const", "static", "mod", "macro_rules"];
 
-impl Source {
-    pub fn parse(text: &str) -> Source {
+impl SourceFile {
+    pub fn parse(text: &str) -> SourceFile {
         let tokens = tokens(text);
         let at = |i: usize| tokens.get(i).map_or("", String::as_str);
-        let (mut source, mut i, mut depth) = (Source::default(), 0, 0usize);
+        let (mut source, mut i, mut depth) = (SourceFile::default(), 0, 0usize);
         while i < tokens.len() {
             if tokens[i..].starts_with(&["#", "[", "cfg", "(", "test", ")", "]"].map(String::from)) {
                 let end = item_end(&tokens, i + 7);
@@ -125,13 +126,13 @@ impl Source {
                     let end = i + tokens[i..].iter().take_while(|token| *token != ";").count();
                     // `pub use`, or the bracket of `pub(crate) use`.
                     let public = i > 0 && matches!(at(i - 1), "pub" | ")");
-                    uses(&tokens[i + 1..end], &mut Vec::new(), public, &mut source.uses);
+                    collect_imports(&tokens[i + 1..end], &mut Vec::new(), public, &mut source.imports);
                     i = end + 1;
                     continue;
                 }
-                kind if depth == 0 && KINDS.contains(&kind) => {
+                kind if depth == 0 && ITEM_KEYWORDS.contains(&kind) => {
                     let name = if kind == "macro_rules" { at(i + 2) } else { at(i + 1) };
-                    // A module in another file is none of this one's.
+                    // A module in another file is not an item of this one.
                     if !(kind == "mod" && at(i + 2) == ";") {
                         source.items.insert(name.into());
                     }
@@ -153,7 +154,7 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// The names that follow each other with `::` between them.
+/// Returns the names of a path.
 fn path(tokens: &[String]) -> Vec<String> {
     let mut path = vec![tokens[0].clone()];
     let mut rest = &tokens[1..];
@@ -168,8 +169,8 @@ fn path(tokens: &[String]) -> Vec<String> {
     path
 }
 
-/// Every name that the tree of a `use` brings in.
-fn uses(tree: &[String], before: &mut Vec<String>, public: bool, found: &mut Vec<Use>) {
+/// Collects every name that a `use` tree imports.
+fn collect_imports(tree: &[String], before: &mut Vec<String>, public: bool, found: &mut Vec<Import>) {
     let depth = before.len();
     let mut i = 0;
     while i < tree.len() {
@@ -185,23 +186,23 @@ fn uses(tree: &[String], before: &mut Vec<String>, public: bool, found: &mut Vec
                         "{" => nested += 1,
                         "}" => nested -= 1,
                         "," if nested == 0 => {
-                            uses(&inner[start..at], before, public, found);
+                            collect_imports(&inner[start..at], before, public, found);
                             start = at + 1;
                         }
                         _ => {}
                     }
                 }
-                uses(&inner[start..], before, public, found);
+                collect_imports(&inner[start..], before, public, found);
                 before.truncate(depth);
                 return;
             }
             "*" => {
-                found.push(Use { path: before.clone(), name: "*".into(), public });
+                found.push(Import { path: before.clone(), name: "*".into(), public });
                 before.truncate(depth);
                 return;
             }
             "as" => {
-                found.push(Use { path: before.clone(), name: tree[i + 1].clone(), public });
+                found.push(Import { path: before.clone(), name: tree[i + 1].clone(), public });
                 before.truncate(depth);
                 return;
             }
@@ -214,7 +215,7 @@ fn uses(tree: &[String], before: &mut Vec<String>, public: bool, found: &mut Vec
         }
     }
     if let Some(name) = before.last().filter(|_| !tree.is_empty()).cloned() {
-        found.push(Use { path: before.clone(), name, public });
+        found.push(Import { path: before.clone(), name, public });
     }
     before.truncate(depth);
 }
@@ -224,11 +225,11 @@ mod tests {
     use super::*;
 
     fn names(text: &str) -> Vec<(String, String)> {
-        Source::parse(text).uses.into_iter().map(|u| (u.path.join("::"), u.name)).collect()
+        SourceFile::parse(text).imports.into_iter().map(|u| (u.path.join("::"), u.name)).collect()
     }
 
     #[test]
-    fn a_tree_is_all_its_names() {
+    fn use_trees_are_flattened() {
         let found = names("use crate::a::{self, b::{C, D as E}, f::*}; pub(crate) use super::g;");
         let expected = [
             ("crate::a", "a"),
@@ -241,13 +242,13 @@ mod tests {
     }
 
     #[test]
-    fn comments_strings_and_tests_are_no_code() {
-        let source = Source::parse(
+    fn comments_strings_and_tests_are_ignored() {
+        let source = SourceFile::parse(
             "// crate::a::B\n/* crate::b::C */ fn f<'a>(x: &'a str) { g(\"crate::c::D \\\" crate::e\", '\\'', crate::h::I) }\n\
              #[cfg(test)] mod tests { use crate::j::K; } #[cfg(test)] mod other;",
         );
         assert_eq!(source.paths, [["crate", "h", "I"]]);
-        assert!(source.uses.is_empty());
+        assert!(source.imports.is_empty());
         assert!(source.items.contains("f") && source.tests.contains("other"));
     }
 }

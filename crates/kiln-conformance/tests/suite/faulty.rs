@@ -1,98 +1,105 @@
-//! A backend that computes what the reference does, but with one fault.
+//! A backend that computes what [`Reference`] does, but with one fault.
 
 use std::ops::Range;
 
 use kiln_ops::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Groups, Mask, Reference, Residency, Result, RopePairs,
-    RopeTable,
+    Activation, AttentionMask, AttentionSpec, Backend, ConvGeometry, Reference, Residency, Result,
+    RopeLayout, RopeTable, RowGroups, backend_methods, shapes,
 };
-use kiln_tensor::{DType, Delta, HostTensor, LinearMatrix, LinearParts, Shape};
+use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta, Shape};
 
-/// What goes wrong.
+/// The fault of a [`FaultyBackend`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     None,
-    /// The last element of every result is left as it was allocated.
+    /// The last element of every result is not written.
     LostTail,
-    /// The last element of every result is not a number.
+    /// The last element of every result is NaN.
     NotANumber,
     /// Every result is off by this factor.
     Scaled(f32),
     /// Variances as mean(x²) − mean(x)² in f32.
     OnePassVariance,
-    /// exp without the common shift, in f32.
-    PlainExp,
-    /// Causal, but padding is seen.
-    SeesPadding,
-    /// The isolated rows see everything.
+    /// Softmax without subtracting the maximum, in f32.
+    UnshiftedExp,
+    /// The causal mask allows padding.
+    AttendsToPadding,
+    /// Isolated rows attend to all keys.
     NotIsolated,
     /// Query head h uses key head h mod kv_heads.
     InterleavedHeads,
-    /// The other pairs of elements are turned.
-    OtherPairs,
-    /// Every row takes the parameters of the first group.
+    /// The rotary embedding uses the other layout.
+    OtherRopeLayout,
+    /// Every row uses the parameters of the first group.
     FirstGroup,
-    /// LoRA deltas all begin at row 0.
+    /// All LoRA deltas start at row 0.
     DeltasAtZero,
-    /// The scales of 8-bit rows as if 128 were the largest integer.
+    /// int8 scales as if 128 were the largest integer.
     Scale128,
-    /// Padding on the near sides where it belongs on the far ones.
-    NearPadding,
-    /// bf16 by cutting bits off.
+    /// Top and bottom, and left and right padding are swapped.
+    SwappedPadding,
+    /// Truncation to bf16 instead of rounding.
     Truncates,
-    /// Results claim to be f32.
+    /// All results are f32.
     AlwaysF32,
-    /// Bad arguments are refused in other words.
-    OwnWords,
+    /// Other error messages for invalid arguments.
+    OtherMessage,
 }
 
 #[derive(Clone)]
-pub struct Faulty(pub Fault);
+pub struct FaultyBackend(pub Fault);
 
 const R: Reference = Reference::new();
 
-impl Faulty {
-    fn groups(&self, groups: &Groups, x: &HostTensor) -> Result<(Groups, HostTensor)> {
-        match self.0 {
-            Fault::FirstGroup if groups.count() > 1 && groups.rows() > 0 => {
-                Ok((Groups::one(groups.rows()), x.rows(0..1)?))
-            }
-            _ => Ok((groups.clone(), x.clone())),
-        }
-    }
+/// Forwards a method to the reference; the listed ones may be faulty.
+macro_rules! forward {
+    ($self:ident, download $args:tt) => { $self.faulty_download $args };
+    ($self:ident, download_bytes($x:ident, $scale:ident, $shift:ident)) => {
+        R.download_bytes(&$self.faulty_download($x)?, $scale, $shift)
+    };
+    ($self:ident, load_weight $args:tt) => { $self.faulty_load_weight $args };
+    ($self:ident, with_deltas $args:tt) => { $self.faulty_with_deltas $args };
+    ($self:ident, cast $args:tt) => { $self.faulty_cast $args };
+    ($self:ident, linear $args:tt) => { $self.faulty_linear $args };
+    ($self:ident, linear_gated_add $args:tt) => { $self.faulty_linear_gated_add $args };
+    ($self:ident, ada_layer_norm $args:tt) => { $self.faulty_ada_layer_norm $args };
+    ($self:ident, rms_norm $args:tt) => { $self.faulty_rms_norm $args };
+    ($self:ident, norm_rope $args:tt) => { $self.faulty_norm_rope $args };
+    ($self:ident, attention $args:tt) => { $self.faulty_attention $args };
+    ($self:ident, group_norm $args:tt) => { $self.faulty_group_norm $args };
+    ($self:ident, conv2d $args:tt) => { $self.faulty_conv2d $args };
+    ($self:ident, $method:ident $args:tt) => { R.$method $args };
 }
 
-fn truncated(x: &HostTensor) -> Result<HostTensor> {
-    let bits = x.to_f32()?.iter().map(|v| kiln_tensor::bf16::from_bits((v.to_bits() >> 16) as u16)).collect();
-    Ok(HostTensor::from_bf16(x.shape(), bits)?)
-}
-
-/// Mean and variance in f32, in one pass.
-fn one_pass(values: impl Iterator<Item = f32>) -> (f32, f32) {
-    let (mut count, mut sum, mut squares) = (0.0f32, 0.0f32, 0.0f32);
-    for v in values {
-        count += 1.0;
-        sum += v;
-        squares += v * v;
-    }
-    (sum / count, squares / count - (sum / count).powi(2))
-}
-
-impl Backend for Faulty {
+impl Backend for FaultyBackend {
     type Tensor = HostTensor;
     type Weight = <Reference as Backend>::Weight;
     type Conv = <Reference as Backend>::Conv;
-    type Replays = ();
+    type GraphCache = ();
 
     fn name(&self) -> String {
         format!("{:?}", self.0)
     }
 
-    fn upload(&self, host: &HostTensor, dtype: DType) -> Result<HostTensor> {
-        R.upload(host, dtype)
+    // The provided methods stay at their defaults, which call the faulty operations.
+    backend_methods!(required, forward);
+}
+
+type Weight = <Reference as Backend>::Weight;
+type Conv = <Reference as Backend>::Conv;
+
+impl FaultyBackend {
+    /// Groups and their parameters; only the first ones with [`Fault::FirstGroup`].
+    fn groups(&self, groups: &RowGroups, x: &HostTensor) -> Result<(RowGroups, HostTensor)> {
+        match self.0 {
+            Fault::FirstGroup if groups.count() > 1 && groups.rows() > 0 => {
+                Ok((RowGroups::single(groups.rows()), x.rows(0..1)?))
+            }
+            _ => Ok((groups.clone(), x.clone())),
+        }
     }
 
-    fn download(&self, x: &HostTensor) -> Result<HostTensor> {
+    fn faulty_download(&self, x: &HostTensor) -> Result<HostTensor> {
         let mut values = x.to_f32()?.into_owned();
         let last = values.last_mut();
         match (self.0, last) {
@@ -105,110 +112,75 @@ impl Backend for Faulty {
         Ok(HostTensor::from_f32(x.shape(), values)?.to_dtype(x.dtype())?)
     }
 
-    fn download_bytes(&self, x: &HostTensor, scale: f32, shift: f32) -> Result<Vec<u8>> {
-        R.download_bytes(&self.download(x)?, scale, shift)
+    fn faulty_load_weight(&self, linear: HostLinear, _: Residency) -> Result<Weight> {
+        let linear = match (self.0, linear.weight()) {
+            (Fault::DeltasAtZero, _) => {
+                let at_zero = |delta: &LoraDelta| LoraDelta { row: 0, ..delta.clone() };
+                let deltas = linear.deltas().iter().map(at_zero).collect();
+                linear.with_deltas(deltas)?
+            }
+            (Fault::Scale128, LinearWeight::Int8 { rows, scales }) => {
+                let smaller = |scale: &HostTensor| {
+                    let values = scale.to_f32()?.iter().map(|s| s * 127.0 / 128.0).collect();
+                    HostTensor::from_f32(scale.shape(), values)
+                };
+                let scales = scales.iter().map(smaller).collect::<Result<_, _>>()?;
+                let (bias, deltas) = (linear.bias().cloned(), linear.deltas().to_vec());
+                HostLinear::int8(rows.clone(), scales)?.with_bias(bias)?.with_deltas(deltas)?
+            }
+            _ => linear,
+        };
+        R.load_weight(linear, Residency::Device)
     }
 
-    fn weight(&self, parts: LinearParts, _: Residency) -> Result<Self::Weight> {
-        R.weight(
-            match (self.0, parts.matrix()) {
-                (Fault::DeltasAtZero, _) => {
-                    let deltas =
-                        parts.deltas().iter().map(|delta| Delta { row: 0, ..delta.clone() }).collect();
-                    parts.with_deltas(deltas)?
-                }
-                (Fault::Scale128, LinearMatrix::Int8 { rows, scales }) => {
-                    let smaller = |scale: &HostTensor| {
-                        let values = scale.to_f32()?.iter().map(|s| s * 127.0 / 128.0).collect();
-                        HostTensor::from_f32(scale.shape(), values)
-                    };
-                    let scales = scales.iter().map(smaller).collect::<Result<_, _>>()?;
-                    let (bias, deltas) = (parts.bias().cloned(), parts.deltas().to_vec());
-                    LinearParts::int8(rows.clone(), scales)?.with_bias(bias)?.with_deltas(deltas)?
-                }
-                _ => parts,
-            },
-            Residency::Device,
-        )
-    }
-
-    fn with_deltas(&self, w: &Self::Weight, mut deltas: Vec<Delta>) -> Result<Self::Weight> {
+    fn faulty_with_deltas(&self, w: &Weight, mut deltas: Vec<LoraDelta>) -> Result<Weight> {
         if self.0 == Fault::DeltasAtZero {
             deltas.iter_mut().for_each(|delta| delta.row = 0);
         }
         R.with_deltas(w, deltas)
     }
 
-    fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<Self::Conv> {
-        R.conv(kernel, bias)
-    }
-
-    fn reshape(&self, x: &HostTensor, shape: Shape) -> Result<HostTensor> {
-        R.reshape(x, shape)
-    }
-
-    fn cast(&self, x: &HostTensor, dtype: DType) -> Result<HostTensor> {
+    fn faulty_cast(&self, x: &HostTensor, dtype: DType) -> Result<HostTensor> {
         match self.0 {
-            Fault::Truncates if dtype == DType::BF16 => truncated(x),
+            Fault::Truncates if dtype == DType::BF16 => truncate(x),
             _ => R.cast(x, dtype),
         }
     }
 
-    fn slice_rows(&self, x: &HostTensor, range: Range<usize>) -> Result<HostTensor> {
-        R.slice_rows(x, range)
-    }
-
-    fn concat_rows(&self, parts: &[&HostTensor]) -> Result<HostTensor> {
-        R.concat_rows(parts)
-    }
-
-    fn concat_columns(&self, parts: &[&HostTensor]) -> Result<HostTensor> {
-        R.concat_columns(parts)
-    }
-
-    fn linear(&self, x: &HostTensor, w: &Self::Weight) -> Result<HostTensor> {
+    fn faulty_linear(&self, x: &HostTensor, w: &Weight) -> Result<HostTensor> {
         if self.0 == Fault::Truncates && x.dtype() == DType::BF16 {
-            return truncated(&R.linear(&x.to_dtype(DType::F32)?, w)?);
+            return truncate(&R.linear(&x.to_dtype(DType::F32)?, w)?);
         }
         R.linear(x, w)
     }
 
-    fn linear_split<const N: usize>(
-        &self,
-        x: &HostTensor,
-        w: &Self::Weight,
-        widths: [usize; N],
-    ) -> Result<[HostTensor; N]> {
-        R.linear_split(x, w, widths)
-    }
-
-    fn linear_gated_add(
+    fn faulty_linear_gated_add(
         &self,
         xs: &[&HostTensor],
-        w: &Self::Weight,
-        gate: Option<(&HostTensor, &Groups)>,
+        w: &Weight,
+        gate: Option<(&HostTensor, &RowGroups)>,
         residual: &HostTensor,
     ) -> Result<HostTensor> {
         let gate = gate.map(|(gate, groups)| self.groups(groups, gate)).transpose()?;
         R.linear_gated_add(xs, w, gate.as_ref().map(|(groups, gate)| (gate, groups)), residual)
     }
 
-    fn ada_layer_norm(
+    fn faulty_ada_layer_norm(
         &self,
         x: &HostTensor,
         scale: &HostTensor,
         shift: &HostTensor,
-        groups: &Groups,
+        groups: &RowGroups,
         eps: f32,
     ) -> Result<HostTensor> {
         if self.0 == Fault::OnePassVariance {
-            kiln_ops::shapes::ada_layer_norm(x, scale, shift, groups)?;
+            shapes::ada_layer_norm(x, scale, shift, groups)?;
             let (values, dim) = (x.to_f32()?, x.shape().last());
             let (scale, shift) = (scale.to_f32()?, shift.to_f32()?);
             let mut y = Vec::new();
             for (i, row) in values.chunks(dim).enumerate() {
-                let (mean, variance) = one_pass(row.iter().copied());
-                let first = groups.of_row(i) * dim;
+                let (mean, variance) = one_pass_variance(row.iter().copied());
+                let first = groups.group_of(i) * dim;
                 for (j, x) in row.iter().enumerate() {
                     let normed = (x - mean) / (variance + eps).sqrt();
                     y.push(normed * (1.0 + scale[first + j]) + shift[first + j]);
@@ -221,42 +193,44 @@ impl Backend for Faulty {
         R.ada_layer_norm(x, &scale, &shift, &groups, eps)
     }
 
-    fn rms_norm(&self, x: &HostTensor, weight: &HostTensor, eps: f32) -> Result<HostTensor> {
+    fn faulty_rms_norm(&self, x: &HostTensor, weight: &HostTensor, eps: f32) -> Result<HostTensor> {
         match self.0 {
-            Fault::OwnWords if x.shape().rank() != 2 => {
+            Fault::OtherMessage if x.shape().rank() != 2 => {
                 Err(kiln_ops::Error::Arguments { op: "rms_norm", what: "x is strange".into() })
             }
             _ => R.rms_norm(x, weight, eps),
         }
     }
 
-    fn norm_rope(
+    fn faulty_norm_rope(
         &self,
         x: &HostTensor,
         weight: &HostTensor,
-        rope: &RopeTable<Self>,
+        rope: &RopeTable<HostTensor>,
         eps: f32,
     ) -> Result<HostTensor> {
         let pairs = match (self.0, rope.pairs) {
-            (Fault::OtherPairs, RopePairs::Adjacent) => RopePairs::Halves,
-            (Fault::OtherPairs, RopePairs::Halves) => RopePairs::Adjacent,
+            (Fault::OtherRopeLayout, RopeLayout::Interleaved) => RopeLayout::HalfSplit,
+            (Fault::OtherRopeLayout, RopeLayout::HalfSplit) => RopeLayout::Interleaved,
             (_, pairs) => pairs,
         };
         R.norm_rope(x, weight, &RopeTable { cos: rope.cos.clone(), sin: rope.sin.clone(), pairs }, eps)
     }
 
-    fn attention(
+    fn faulty_attention(
         &self,
         q: &[&HostTensor],
         k: &[&HostTensor],
         v: &[&HostTensor],
         spec: &AttentionSpec,
     ) -> Result<HostTensor> {
-        let size = kiln_ops::shapes::attention(q, k, v, spec)?;
+        let size = shapes::attention(q, k, v, spec)?;
         let mut spec = spec.clone();
         match (self.0, &spec.mask) {
-            (Fault::SeesPadding, Mask::Causal { .. }) => spec.mask = Mask::Causal { valid: size.keys },
-            (Fault::NotIsolated, Mask::Isolated { .. }) => spec.mask = Mask::None,
+            (Fault::AttendsToPadding, AttentionMask::Causal { .. }) => {
+                spec.mask = AttentionMask::Causal { valid: size.keys }
+            }
+            (Fault::NotIsolated, AttentionMask::Isolated { .. }) => spec.mask = AttentionMask::None,
             (Fault::InterleavedHeads, _) if size.kv_heads > 1 && size.heads > size.kv_heads => {
                 let interleave = |blocks: &[&HostTensor]| -> Result<HostTensor> {
                     let all = R.concat_rows(blocks)?;
@@ -273,55 +247,15 @@ impl Backend for Faulty {
                 spec.kv_heads = size.heads;
                 return R.attention(q, &[&interleave(k)?], &[&interleave(v)?], &spec);
             }
-            (Fault::PlainExp, Mask::None) if q.len() == 1 && size.heads == size.kv_heads => {
-                return plain_exp(q[0], k[0], v[0], size);
+            (Fault::UnshiftedExp, AttentionMask::None) if q.len() == 1 && size.heads == size.kv_heads => {
+                return unshifted_attention(q[0], k[0], v[0], size);
             }
             _ => {}
         }
         R.attention(q, k, v, &spec)
     }
 
-    fn swiglu(&self, x: &HostTensor) -> Result<HostTensor> {
-        R.swiglu(x)
-    }
-
-    fn activation(&self, x: &HostTensor, f: Activation) -> Result<HostTensor> {
-        R.activation(x, f)
-    }
-
-    fn add(&self, x: &HostTensor, y: &HostTensor) -> Result<HostTensor> {
-        R.add(x, y)
-    }
-
-    fn add_scaled(&self, x: &HostTensor, y: &HostTensor, s: f32) -> Result<HostTensor> {
-        R.add_scaled(x, y, s)
-    }
-
-    fn lerp(&self, x: &HostTensor, y: &HostTensor, t: f32) -> Result<HostTensor> {
-        R.lerp(x, y, t)
-    }
-
-    fn guide(&self, c: &HostTensor, u: &HostTensor, g: f32) -> Result<HostTensor> {
-        R.guide(c, u, g)
-    }
-
-    fn blend_rows(&self, x: &HostTensor, y: &HostTensor, mask: &HostTensor) -> Result<HostTensor> {
-        R.blend_rows(x, y, mask)
-    }
-
-    fn affine(&self, x: &HostTensor, scale: &HostTensor, shift: &HostTensor) -> Result<HostTensor> {
-        R.affine(x, scale, shift)
-    }
-
-    fn space_to_depth(&self, x: &HostTensor) -> Result<HostTensor> {
-        R.space_to_depth(x)
-    }
-
-    fn depth_to_space(&self, x: &HostTensor) -> Result<HostTensor> {
-        R.depth_to_space(x)
-    }
-
-    fn group_norm(
+    fn faulty_group_norm(
         &self,
         x: &HostTensor,
         groups: usize,
@@ -331,13 +265,15 @@ impl Backend for Faulty {
         f: Option<Activation>,
     ) -> Result<HostTensor> {
         if self.0 == Fault::OnePassVariance {
-            kiln_ops::shapes::group_norm(x, groups, weight, bias)?;
+            shapes::group_norm(x, groups, weight, bias)?;
             let (channels, values) = (x.shape().last(), x.to_f32()?);
             let (weight, bias) = (weight.to_f32()?, bias.to_f32()?);
             let group = |at: usize| at % channels / (channels / groups);
             let stats: Vec<_> = (0..groups)
                 .map(|g| {
-                    one_pass(values.iter().enumerate().filter(|(at, _)| group(*at) == g).map(|(_, &v)| v))
+                    one_pass_variance(
+                        values.iter().enumerate().filter(|(at, _)| group(*at) == g).map(|(_, &v)| v),
+                    )
                 })
                 .collect();
             let y = values.iter().enumerate().map(|(at, x)| {
@@ -349,14 +285,14 @@ impl Backend for Faulty {
         R.group_norm(x, groups, weight, bias, eps, f)
     }
 
-    fn conv2d(
+    fn faulty_conv2d(
         &self,
         x: &HostTensor,
-        conv: &Self::Conv,
+        conv: &Conv,
         mut geometry: ConvGeometry,
         residual: Option<&HostTensor>,
     ) -> Result<HostTensor> {
-        if self.0 == Fault::NearPadding {
+        if self.0 == Fault::SwappedPadding {
             let [top, bottom, left, right] = geometry.padding;
             geometry.padding = [bottom, top, right, left];
         }
@@ -364,11 +300,29 @@ impl Backend for Faulty {
     }
 }
 
-fn plain_exp(
+/// Truncates to bf16.
+fn truncate(x: &HostTensor) -> Result<HostTensor> {
+    let bits = x.to_f32()?.iter().map(|v| kiln_tensor::bf16::from_bits((v.to_bits() >> 16) as u16)).collect();
+    Ok(HostTensor::from_bf16(x.shape(), bits)?)
+}
+
+/// Mean and variance in f32, in one pass.
+fn one_pass_variance(values: impl Iterator<Item = f32>) -> (f32, f32) {
+    let (mut count, mut sum, mut squares) = (0.0f32, 0.0f32, 0.0f32);
+    for v in values {
+        count += 1.0;
+        sum += v;
+        squares += v * v;
+    }
+    (sum / count, squares / count - (sum / count).powi(2))
+}
+
+/// Attention without subtracting the maximum score.
+fn unshifted_attention(
     q: &HostTensor,
     k: &HostTensor,
     v: &HostTensor,
-    size: kiln_ops::shapes::AttentionSize,
+    size: shapes::AttentionSize,
 ) -> Result<HostTensor> {
     let (qs, ks, vs) = (q.to_f32()?, k.to_f32()?, v.to_f32()?);
     let (dim, width) = (size.head_dim, size.heads * size.head_dim);

@@ -1,54 +1,61 @@
 //! Matrix products.
 //!
-//! Everything that multiplies (linear layers, attention, convolutions) computes `C[i][j] = Σ_k A[i][k] · B[j][k]`
-//! from two packed operands, both f32:
+//! Everything that multiplies (linear layers, attention, convolutions) computes `C[i][j] = Σ_k A[i][k] · B[j][k]`. The
+//! block sizes have their BLAS names: MC rows and NC columns of the result per task, [`KC`] steps of the sum at a time.
+//! [`multiply`] takes two packed operands in f32:
 //!
-//! - the left one, `A`, row by row in blocks of [`DEPTH`] columns, so that packing is a widening copy;
+//! - the left one, `A`, row by row in blocks of [`KC`] columns, so that packing is a widening copy;
 //! - the right one, `B`, in panels of `tile_cols` rows, transposed, so that one `k` of a panel is two vectors.
 //!
-//! The [`tile`] of `tile_rows × tile_cols` sums stays in registers for a whole block. Blocks are always summed in the
-//! same order, wherever a thread's share begins. Another number format brings its own packing and its own tile: `tiles`
-//! multiplies bf16 or bytes on AMX, `int8` bytes in vectors.
+//! The [`microkernel`] keeps a tile of `tile_rows × tile_cols` sums (MR × NR) in registers for a whole block. Blocks are
+//! summed in the same order wherever a task begins.
+//!
+//! Each number format has its own packing and microkernel: [`gemm_f32()`], [`gemv()`] and [`gemm_small_n`] work in f32,
+//! [`int8`] in integer vectors, `amx` in tiles of bf16 or int8. They share the task loop of [`blocks`] and hand their
+//! sums to an [`Epilogue`].
 
-mod cut;
-mod dots;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod blocks;
+mod epilogue;
+mod gemm_f32;
+mod gemv;
 mod int8;
-mod narrow;
+mod low_rank;
 mod pack;
-mod product;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
-mod updates;
+mod small_n;
 
-pub(crate) use dots::{FEW_ROWS, FewTerm, few_rows};
-pub(crate) use int8::{Int8, product_of_bytes};
-pub(crate) use narrow::{FEW_COLS, Narrow, narrow, narrow_scratch, padded};
-pub(crate) use pack::{Packed, Rows, pack_left, pack_plain, pack_right, widen_rows};
-pub(crate) use product::{Finished, ROWS_AHEAD, ROWS_AT_ONCE, Sink, Term, emit, product};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use product::{Onto, Plain};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use tiles::{
-    ByteProduct, Halves, LINE, PAIR, Panels, STEP, SUMS, TileProduct, Turned, interleave_pair, left_line,
-    product_by_rows, right_tiles,
+pub(crate) use amx::{
+    AmxBf16Gemm, AmxInt8Gemm, Bf16Rows, PAIR, PackedInt8Weight, QUAD_SUMS, TILE_ROW_BF16, TILE_ROW_BYTES,
+    TiledOperand, amx_conv_gemm, pack_left_row, pack_right_row_pair, pack_right_tiles,
 };
-pub(crate) use updates::Updates;
+pub(crate) use blocks::{Block, BlockGrid, ScratchSizes};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use epilogue::{DirectOutput, GatedResidual};
+pub(crate) use epilogue::{Epilogue, PREFETCH_ROWS, SumBlock, run_epilogue};
+pub(crate) use gemm_f32::{MC, Term, gemm_f32};
+pub(crate) use gemv::{GEMV_MAX_ROWS, GemvTerm, gemv};
+pub(crate) use int8::{Int8Weight, gemm_int8};
+pub(crate) use low_rank::PackedUpdates;
+pub(crate) use pack::{PackedLeft, RowSource, pack_left, pack_right, pack_right_kn, widen_rows};
+pub(crate) use small_n::{SMALL_N, SmallNOperands, gemm_small_n, padded_depth, small_n_scratch_len};
 
 use crate::isa::Level;
 #[cfg(target_arch = "aarch64")]
 use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
-use crate::simd::{Portable, Simd, Tile, dispatch};
+use crate::simd::{MicrokernelArgs, Portable, Simd, dispatch};
 
-/// Columns of one block of the left operand, and its distance between rows.
+/// Columns of one block of the left operand, and the distance between its rows.
 ///
 /// A tile's rows (14 × 1.5 KiB with AVX-512) stay in the first-level cache while the panels of the right operand go by.
 /// Not a power of two, which would put the rows into the same few cache sets.
-pub(crate) const DEPTH: usize = 384;
+pub(crate) const KC: usize = 384;
 
 impl Level {
-    /// Rows of the register tile.
+    /// Rows of the register tile (MR).
     pub fn tile_rows(self) -> usize {
         match self {
             Level::Portable => Portable::TILE_ROWS,
@@ -61,7 +68,7 @@ impl Level {
         }
     }
 
-    /// Columns of the register tile: the width of a panel.
+    /// Columns of the register tile (NR): the width of a panel.
     pub fn tile_cols(self) -> usize {
         match self {
             Level::Portable => Portable::TILE_COLS,
@@ -78,9 +85,10 @@ impl Level {
 /// One register tile of `ROWS` rows.
 ///
 /// # Safety
-/// As [`Simd::tile`] with `rows = ROWS`.
+/// As [`Simd::microkernel`] with `rows = ROWS`.
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, const ROWS: usize>(s: S, t: Tile) {
+pub(crate) unsafe fn microkernel<S: Simd, const ROWS: usize>(s: S, t: MicrokernelArgs) {
+    /// f32 values of a cache line.
     const LINE: usize = 16;
     let mut sums = [[s.splat(0.0); 2]; ROWS];
     for i in 0..ROWS {
@@ -94,7 +102,7 @@ pub(crate) unsafe fn tile<S: Simd, const ROWS: usize>(s: S, t: Tile) {
             let b = t.b.add(k * S::TILE_COLS);
             let (b0, b1) = (s.load(b), s.load(b.add(S::LANES)));
             for (i, sum) in sums.iter_mut().enumerate() {
-                let a = s.splat(*t.a.add(i * DEPTH + k));
+                let a = s.splat(*t.a.add(i * KC + k));
                 sum[0] = s.fma(a, b0, sum[0]);
                 sum[1] = s.fma(a, b1, sum[1]);
             }
@@ -113,25 +121,24 @@ pub(crate) unsafe fn tile<S: Simd, const ROWS: usize>(s: S, t: Tile) {
 
 /// The sizes of one [`multiply`].
 #[derive(Clone, Copy)]
-pub(crate) struct Extent {
+pub(crate) struct GemmSize {
     /// Rows of the left operand.
     pub rows: usize,
     /// Panels of the right operand.
     pub panels: usize,
-    /// Summed columns, at most [`DEPTH`].
+    /// Summed columns, at most [`KC`].
     pub depth: usize,
     /// Distance between the rows of the result.
     pub stride: usize,
 }
 
-/// Writes (or with `add` adds) the product of a packed block `a` and the packed panels `b` to `c`.
 #[inline(always)]
-fn multiply_kernel<S: Simd>(s: S, size: Extent, a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
-    let Extent { rows, panels, depth, stride } = size;
+fn multiply_kernel<S: Simd>(s: S, size: GemmSize, a: &[f32], b: &[f32], c: &mut [f32], add: bool) {
+    let GemmSize { rows, panels, depth, stride } = size;
     if rows == 0 || panels == 0 {
         return;
     }
-    assert!(depth <= DEPTH && a.len() >= (rows - 1) * DEPTH + depth);
+    assert!(depth <= KC && a.len() >= (rows - 1) * KC + depth);
     assert!(b.len() >= panels * depth * S::TILE_COLS);
     assert!(stride >= panels * S::TILE_COLS && c.len() >= (rows - 1) * stride + panels * S::TILE_COLS);
     let mut row = 0;
@@ -140,11 +147,11 @@ fn multiply_kernel<S: Simd>(s: S, size: Extent, a: &[f32], b: &[f32], c: &mut [f
         for panel in 0..panels {
             // SAFETY: the lengths were checked above; count is 1 to TILE_ROWS.
             unsafe {
-                let here = a.as_ptr().add(row * DEPTH);
-                // The following rows come from far; the panels are near since they were packed.
-                let next = if panel == 0 { here.wrapping_add(count * DEPTH) } else { here };
-                let tile = Tile {
-                    a: here,
+                let a_rows = a.as_ptr().add(row * KC);
+                // The next rows come from memory; the panels are still in the cache since they were packed.
+                let next = if panel == 0 { a_rows.wrapping_add(count * KC) } else { a_rows };
+                let args = MicrokernelArgs {
+                    a: a_rows,
                     next,
                     b: b.as_ptr().add(panel * depth * S::TILE_COLS),
                     c: c.as_mut_ptr().add(row * stride + panel * S::TILE_COLS),
@@ -152,7 +159,7 @@ fn multiply_kernel<S: Simd>(s: S, size: Extent, a: &[f32], b: &[f32], c: &mut [f
                     stride,
                     add,
                 };
-                s.tile(tile, count);
+                s.microkernel(args, count);
             }
         }
         row += count;
@@ -161,5 +168,5 @@ fn multiply_kernel<S: Simd>(s: S, size: Extent, a: &[f32], b: &[f32], c: &mut [f
 
 dispatch! {
     /// Writes (or with `add` adds) to `c` the product of a block of the left operand and panels of the right one.
-    pub(crate) fn multiply(size: Extent, a: &[f32], b: &[f32], c: &mut [f32], add: bool) => multiply_kernel;
+    pub(crate) fn multiply(size: GemmSize, a: &[f32], b: &[f32], c: &mut [f32], add: bool) => multiply_kernel;
 }

@@ -1,25 +1,29 @@
+//! 2-D convolutions as matrix products of image patches (im2col) with the kernel. Patches are made row by row inside the
+//! product and never stored as a whole.
+
 use kiln_ops::{ConvGeometry, Result, shapes};
 use kiln_tensor::Shape;
 #[cfg(target_arch = "x86_64")]
 use kiln_tensor::{DType, bf16};
 
-use super::movement::image;
-use super::output::{Output, Part};
+use super::epilogue::{FusedEpilogue, OutputColumns};
+use super::movement::image_dims;
 use crate::Context;
 use crate::buffer::Buffer;
-use crate::element::{Source, convert};
+use crate::element::{Scalar, convert};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::{Bf16Rows, TiledOperand, amx_conv_gemm};
 use crate::gemm::{
-    DEPTH, Extent, FEW_COLS, Finished, Narrow, Rows, Sink, emit, multiply, narrow, narrow_scratch, pack_left,
-    pack_right, padded, widen_rows,
+    Block, BlockGrid, Epilogue, GemmSize, KC, RowSource, SMALL_N, ScratchSizes, SmallNOperands, SumBlock,
+    gemm_small_n, multiply, pack_left, pack_right, padded_depth, run_epilogue, small_n_scratch_len,
+    widen_rows,
 };
 #[cfg(target_arch = "x86_64")]
-use crate::gemm::{Halves, Panels, product_by_rows};
-#[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
-use crate::parallel::Disjoint;
+use crate::parallel::DisjointMut;
 use crate::simd::Simd;
-use crate::tensor::{CpuTensor, Stored, by_dtype};
-use crate::weight::{CpuConv, Placed};
+use crate::tensor::{CpuTensor, TensorElement, by_dtype};
+use crate::weight::{CpuConv, ZeroPadded};
 
 pub(crate) fn conv2d(
     cx: &Context,
@@ -29,10 +33,12 @@ pub(crate) fn conv2d(
     residual: Option<&CpuTensor>,
 ) -> Result<CpuTensor> {
     let shape = shapes::conv2d(x, conv.size, &geometry, residual)?;
-    by_dtype!(x, T => run(cx, T::of(x), image(x), conv, geometry, residual.map(T::of), shape))
+    by_dtype!(x, T => {
+        run(cx, T::elements(x), image_dims(x), conv, geometry, residual.map(T::elements), shape)
+    })
 }
 
-fn run<T: Stored>(
+fn run<T: TensorElement>(
     cx: &Context,
     x: &[T],
     size: [usize; 3],
@@ -45,118 +51,142 @@ fn run<T: Stored>(
     let width = shape.dims()[1];
     let patches = Patches { x, size, geometry, kernel: [kernel_height, kernel_width], width };
     let mut out = cx.buffer::<T>(shape.numel())?;
-    let part = Part { start: 0, width: out_channels, data: Disjoint::new(&mut out) };
-    let bias = conv.bias.as_deref();
-    let output = Output { bias, gate: None, residual, width: out_channels, parts: vec![part], stream: false };
+    let epilogue = FusedEpilogue {
+        bias: conv.bias.as_deref(),
+        gate: None,
+        residual,
+        width: out_channels,
+        outputs: vec![OutputColumns { start: 0, width: out_channels, data: DisjointMut::new(&mut out) }],
+        stream: false,
+    };
     let pixels = shape.dims()[0] * width;
-    #[cfg(target_arch = "x86_64")]
-    if let (Level::Amx(amx), Some(patches)) = (cx.level, patches.halves()) {
-        let kernel = Panels::of_halves(cx, amx, &conv.kernel, 0..out_channels, conv.kernel.cols)?;
-        product_by_rows(cx, amx, &patches, pixels, &kernel, &output)?;
-        drop(output);
-        return Ok(T::wrap(out, shape));
-    }
-    if out_channels <= FEW_COLS {
-        by_dots(cx, &patches, conv, pixels, &output)?;
-    } else {
-        by_tiles(cx, &patches, conv, pixels, &output)?;
-    }
-    drop(output);
-    Ok(T::wrap(out, shape))
+    multiply_patches(cx, &patches, conv, pixels, &epilogue)?;
+    drop(epilogue);
+    Ok(T::into_tensor(out, shape))
 }
 
-/// Sums that a thread collects at once: enough pixels that reading the kernel is paid for, few enough that the sums
-/// stay in the second-level cache.
-const SUMS_AT_ONCE: usize = 1 << 17;
-
-fn by_tiles(
+/// Computes the output pixels with the product that suits the instruction set and the number of channels.
+fn multiply_patches<T: TensorElement>(
     cx: &Context,
-    patches: &impl Rows,
+    patches: &Patches<'_, T>,
     conv: &CpuConv,
     pixels: usize,
-    output: &impl Sink,
+    epilogue: &impl Epilogue,
+) -> Result<()> {
+    let out_channels = conv.kernel.rows;
+    #[cfg(target_arch = "x86_64")]
+    if let (Level::Amx(amx), Some(patches)) = (cx.level, patches.as_bf16()) {
+        let kernel = TiledOperand::pack_bf16(cx, amx, &conv.kernel, 0..out_channels, conv.kernel.cols)?;
+        return amx_conv_gemm(cx, amx, &patches, pixels, &kernel, epilogue);
+    }
+    if out_channels <= SMALL_N {
+        conv_small_n(cx, patches, conv, pixels, epilogue)
+    } else {
+        conv_f32(cx, patches, conv, pixels, epilogue)
+    }
+}
+
+/// The most rows of a strip.
+const MAX_STRIP_ROWS: usize = 512;
+
+/// The blocked product in f32: strips of pixels with enough rows to pay for reading the kernel, and few enough that
+/// their sums stay in the second-level cache.
+fn conv_f32(
+    cx: &Context,
+    patches: &impl RowSource,
+    conv: &CpuConv,
+    pixels: usize,
+    epilogue: &impl Epilogue,
 ) -> Result<()> {
     let panels = pack_kernel(cx, conv)?;
     let (cols, depth) = (conv.kernel.rows, conv.kernel.cols);
     let count = cols.div_ceil(cx.level.tile_cols());
     let stride = count * cx.level.tile_cols();
-    let tile_rows = cx.level.tile_rows();
-    let fair = pixels.div_ceil(4 * cx.pool.threads());
-    let rows = (SUMS_AT_ONCE / stride).clamp(tile_rows, 512).min(fair).next_multiple_of(tile_rows);
-    let scratch = || Ok((cx.buffer(rows * DEPTH)?, cx.buffer(rows * stride)?));
-    cx.pool.each_with(pixels.div_ceil(rows), scratch, |task, (left, sums)| {
-        let first = task * rows;
-        let rows = rows.min(pixels - first);
-        for from in (0..depth).step_by(DEPTH) {
-            let deep = DEPTH.min(depth - from);
-            pack_left(cx.level, patches, first, from, deep, &mut left[..rows * DEPTH]);
-            let size = Extent { rows, panels: count, depth: deep, stride };
-            multiply(cx.level, size, left, &panels[from * stride..][..deep * stride], sums, from > 0);
+    let (threads, tile_rows) = (cx.pool.threads(), cx.level.tile_rows());
+    let grid = BlockGrid::row_strips(threads, [pixels, cols], stride, tile_rows, MAX_STRIP_ROWS);
+    let scratch = ScratchSizes {
+        packed: grid.block_rows * KC * size_of::<f32>(),
+        sums: grid.block_rows * stride,
+        ..ScratchSizes::default()
+    };
+    grid.run(cx, scratch, |task, scratch| {
+        let Block { rows, cols } = task.block;
+        let left: &mut [f32] = bytemuck::cast_slice_mut(&mut scratch.packed);
+        for from in (0..depth).step_by(KC) {
+            let kc = KC.min(depth - from);
+            pack_left(cx.level, patches, rows.start, from, kc, &mut left[..rows.len() * KC]);
+            let size = GemmSize { rows: rows.len(), panels: count, depth: kc, stride };
+            let right = &panels[from * stride..][..kc * stride];
+            multiply(cx.level, size, left, right, &mut scratch.sums, from > 0);
         }
-        let done = Finished { rows: first..first + rows, cols: 0..cols, sums, stride };
-        emit(cx.level, output, done);
+        run_epilogue(cx.level, epilogue, SumBlock { rows, cols, sums: &scratch.sums, stride });
     })
 }
 
-/// For a kernel of very few channels, such as the last one of a decoder.
-fn by_dots(
+/// The product for very few output channels, such as a decoder's last convolution.
+fn conv_small_n(
     cx: &Context,
-    patches: &impl Rows,
+    patches: &impl RowSource,
     conv: &CpuConv,
     pixels: usize,
-    output: &impl Sink,
+    epilogue: &impl Epilogue,
 ) -> Result<()> {
-    const PIXELS_AT_ONCE: usize = 256;
+    const PIXELS_PER_TASK: usize = 256;
     let (cols, depth) = (conv.kernel.rows, conv.kernel.cols);
-    let mut right = cx.buffer::<f32>(cols * padded(depth))?;
+    let mut right = cx.buffer::<f32>(cols * padded_depth(depth))?;
     right.fill(0.0);
-    widen_rows(cx.level, &Placed { stack: &conv.kernel, at: 0 }, depth, padded(depth), &mut right);
-    let by = Narrow { source: patches, depth, right: &right, cols };
-    let scratch = || cx.buffer(narrow_scratch(depth));
-    cx.pool.each_with(pixels.div_ceil(PIXELS_AT_ONCE), scratch, |task, scratch| {
-        let first = task * PIXELS_AT_ONCE;
-        let end = pixels.min(first + PIXELS_AT_ONCE);
-        let mut sums = [0.0; PIXELS_AT_ONCE * FEW_COLS];
-        narrow(cx.level, &by, first, scratch, &mut sums[..(end - first) * FEW_COLS]);
-        emit(cx.level, output, Finished { rows: first..end, cols: 0..cols, sums: &sums, stride: FEW_COLS });
+    let kernel = ZeroPadded { matrix: &conv.kernel, first_row: 0 };
+    widen_rows(cx.level, &kernel, depth, padded_depth(depth), &mut right);
+    let operands = SmallNOperands { left: patches, depth, right: &right, cols };
+    let scratch = ScratchSizes {
+        packed: small_n_scratch_len(depth) * size_of::<f32>(),
+        sums: PIXELS_PER_TASK * SMALL_N,
+        ..ScratchSizes::default()
+    };
+    BlockGrid::new([pixels, cols], [PIXELS_PER_TASK, SMALL_N]).run(cx, scratch, |task, scratch| {
+        let Block { rows, cols } = task.block;
+        let left = bytemuck::cast_slice_mut(&mut scratch.packed);
+        gemm_small_n(cx.level, &operands, rows.start, left, &mut scratch.sums[..rows.len() * SMALL_N]);
+        run_epilogue(cx.level, epilogue, SumBlock { rows, cols, sums: &scratch.sums, stride: SMALL_N });
     })
 }
 
-/// The whole kernel as panels, block after block; at most a few MiB, and read again for every strip of pixels.
+/// Packs the whole kernel as panels, depth block after depth block. At most a few MiB, read again for every strip.
 fn pack_kernel(cx: &Context, conv: &CpuConv) -> Result<Buffer<f32>> {
     let (depth, cols) = (conv.kernel.cols, cx.level.tile_cols());
     let count = conv.kernel.rows.div_ceil(cols);
     let mut panels = cx.buffer::<f32>(count * cols * depth)?;
-    let out = Disjoint::new(&mut panels);
-    let kernel = Placed { stack: &conv.kernel, at: 0 };
-    let blocks = depth.div_ceil(DEPTH);
-    cx.pool.each(blocks * count, |task| {
+    let out = DisjointMut::new(&mut panels);
+    let kernel = ZeroPadded { matrix: &conv.kernel, first_row: 0 };
+    let blocks = depth.div_ceil(KC);
+    cx.pool.for_each(blocks * count, |task| {
         let (block, panel) = (task / count, task % count);
-        let from = block * DEPTH;
-        let deep = DEPTH.min(depth - from);
-        let start = (from * count + panel * deep) * cols;
+        let from = block * KC;
+        let kc = KC.min(depth - from);
+        let start = (from * count + panel * kc) * cols;
         // SAFETY: every task has a panel of its own.
-        let out = unsafe { out.slice(start..start + cols * deep) };
-        pack_right(cx.level, &kernel, panel * cols, from, deep, out);
+        let out = unsafe { out.slice(start..start + cols * kc) };
+        pack_right(cx.level, &kernel, panel * cols, from, kc, out);
     });
     Ok(panels)
 }
 
-/// The left operand: row `p` is what the kernel sees of the picture at output pixel `p`, never stored as a whole.
+/// The left operand: row `p` is the patch of the image under the kernel at output pixel `p`.
 struct Patches<'a, T> {
     x: &'a [T],
     /// Height, width and channels of the input.
     size: [usize; 3],
     geometry: ConvGeometry,
+    /// Height and width of the kernel.
     kernel: [usize; 2],
-    /// Of the output.
+    /// Width of the output.
     width: usize,
 }
 
-impl<'a, T: Stored> Patches<'a, T> {
-    /// The same patches where they are bf16.
+impl<'a, T: TensorElement> Patches<'a, T> {
+    /// The same patches, if they are bf16.
     #[cfg(target_arch = "x86_64")]
-    fn halves(&self) -> Option<Patches<'a, bf16>> {
+    fn as_bf16(&self) -> Option<Patches<'a, bf16>> {
         let Patches { x, size, geometry, kernel, width } = *self;
         (T::DTYPE == DType::BF16).then(|| Patches {
             x: bytemuck::cast_slice(x),
@@ -168,13 +198,13 @@ impl<'a, T: Stored> Patches<'a, T> {
     }
 }
 
-impl<T: Source> Patches<'_, T> {
-    /// Where element `from` of patch `row` lies.
+impl<T: Scalar> Patches<'_, T> {
+    /// A cursor at element `from` of patch `row`.
     #[inline(always)]
-    fn place(&self, row: usize, from: usize) -> Place {
+    fn cursor(&self, row: usize, from: usize) -> PatchCursor {
         let channels = self.size[2];
         let stride = self.geometry.stride;
-        Place {
+        PatchCursor {
             y: row / self.width * stride,
             x: row % self.width * stride,
             tap: from / channels,
@@ -182,24 +212,25 @@ impl<T: Source> Patches<'_, T> {
         }
     }
 
-    /// Up to `most` elements of a patch that lie side by side, or how many zeros there are; moves on behind them.
+    /// The length of the next run of up to `max` elements of a patch and their values, or `None` for padding; advances the
+    /// cursor to the next tap.
     #[inline(always)]
-    fn run(&self, place: &mut Place, most: usize) -> (usize, Option<&[T]>) {
+    fn next_run(&self, cursor: &mut PatchCursor, max: usize) -> (usize, Option<&[T]>) {
         let [height, width, channels] = self.size;
         let [top, _, left, _] = self.geometry.padding;
         let shift = usize::from(self.geometry.upsample);
-        let count = most.min(channels - place.channel);
-        // A place in the padding wraps around below zero and so lies outside like one beyond the end.
-        let y = (place.y + place.tap / self.kernel[1]).wrapping_sub(top) >> shift;
-        let x = (place.x + place.tap % self.kernel[1]).wrapping_sub(left) >> shift;
-        let at = (y < height && x < width).then(|| (y * width + x) * channels + place.channel);
-        (place.tap, place.channel) = (place.tap + 1, 0);
+        let count = max.min(channels - cursor.channel);
+        // A coordinate in the padding wraps around below zero and so lies outside, like one past the end.
+        let y = (cursor.y + cursor.tap / self.kernel[1]).wrapping_sub(top) >> shift;
+        let x = (cursor.x + cursor.tap % self.kernel[1]).wrapping_sub(left) >> shift;
+        let at = (y < height && x < width).then(|| (y * width + x) * channels + cursor.channel);
+        (cursor.tap, cursor.channel) = (cursor.tap + 1, 0);
         (count, at.map(|at| &self.x[at..][..count]))
     }
 }
 
-/// A place in the patch of an output pixel.
-struct Place {
+/// A position in the patch of an output pixel.
+struct PatchCursor {
     /// The pixel under the kernel's first tap, before padding.
     y: usize,
     x: usize,
@@ -207,16 +238,16 @@ struct Place {
     channel: usize,
 }
 
-impl<T: Source> Rows for Patches<'_, T> {
+impl<T: Scalar> RowSource for Patches<'_, T> {
     #[inline(always)]
-    fn fill<S: Simd>(&self, s: S, row: usize, from: usize, mut out: &mut [f32]) {
-        let mut place = self.place(row, from);
+    fn read_row<S: Simd>(&self, s: S, row: usize, from: usize, mut out: &mut [f32]) {
+        let mut cursor = self.cursor(row, from);
         while !out.is_empty() {
-            let (count, values) = self.run(&mut place, out.len());
-            let (here, rest) = out.split_at_mut(count);
+            let (count, values) = self.next_run(&mut cursor, out.len());
+            let (run, rest) = out.split_at_mut(count);
             match values {
-                Some(values) => convert(s, values, here),
-                None => here.fill(0.0),
+                Some(values) => convert(s, values, run),
+                None => run.fill(0.0),
             }
             out = rest;
         }
@@ -224,16 +255,16 @@ impl<T: Source> Rows for Patches<'_, T> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Halves for Patches<'_, bf16> {
+impl Bf16Rows for Patches<'_, bf16> {
     #[inline(always)]
-    fn copy(&self, row: usize, from: usize, mut out: &mut [bf16]) {
-        let mut place = self.place(row, from);
+    fn copy_row(&self, row: usize, from: usize, mut out: &mut [bf16]) {
+        let mut cursor = self.cursor(row, from);
         while !out.is_empty() {
-            let (count, values) = self.run(&mut place, out.len());
-            let (here, rest) = out.split_at_mut(count);
+            let (count, values) = self.next_run(&mut cursor, out.len());
+            let (run, rest) = out.split_at_mut(count);
             match values {
-                Some(values) => here.copy_from_slice(values),
-                None => here.fill(bf16::ZERO),
+                Some(values) => run.copy_from_slice(values),
+                None => run.fill(bf16::ZERO),
             }
             out = rest;
         }

@@ -1,3 +1,5 @@
+//! Elementwise operations: sums, interpolation, activations and per-column affine maps.
+
 use kiln_ops::{Activation, Result, shapes};
 use kiln_tensor::Shape;
 
@@ -5,36 +7,36 @@ use crate::Context;
 use crate::element::{Element, read, write};
 use crate::math::silu;
 use crate::simd::{Simd, dispatch};
-use crate::tensor::{CpuTensor, Stored, by_dtype};
+use crate::tensor::{CpuTensor, TensorElement, by_dtype};
 
-/// Elements a thread works on at a time.
-const PIECE: usize = 1 << 14;
+/// Elements of a task.
+const ELEMENTS_PER_TASK: usize = 1 << 14;
 
-/// A function of two numbers, for vectors; a type and not a closure, so that it is always inlined.
-trait Binary: Copy + Sync {
-    fn of<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V;
+/// A function of two vectors. A type and not a closure, so that it is always inlined.
+trait BinaryOp: Copy + Sync {
+    fn apply<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V;
 }
 
 #[inline(always)]
-fn zip_kernel<S: Simd, F: Binary, T: Element>(s: S, f: F, x: &[T], y: &[T], out: &mut [T]) {
+fn zip_kernel<S: Simd, F: BinaryOp, T: Element>(s: S, f: F, x: &[T], y: &[T], out: &mut [T]) {
     for i in (0..out.len()).step_by(S::LANES) {
-        write(s, out, i, f.of(s, read(s, x, i), read(s, y, i)));
+        write(s, out, i, f.apply(s, read(s, x, i), read(s, y, i)));
     }
 }
 
 dispatch! {
-    fn zip_on<F: Binary, T: Element>(f: F, x: &[T], y: &[T], out: &mut [T]) => zip_kernel;
+    fn zip_slices<F: BinaryOp, T: Element>(f: F, x: &[T], y: &[T], out: &mut [T]) => zip_kernel;
 }
 
-fn zip(cx: &Context, f: impl Binary, x: &CpuTensor, y: &CpuTensor, shape: Shape) -> Result<CpuTensor> {
+fn zip(cx: &Context, f: impl BinaryOp, x: &CpuTensor, y: &CpuTensor, shape: Shape) -> Result<CpuTensor> {
     by_dtype!(x, T => {
-        let (x, y) = (T::of(x), T::of(y));
+        let (x, y) = (T::elements(x), T::elements(y));
         let mut out = cx.buffer::<T>(shape.numel())?;
-        cx.pool.pieces(&mut out, PIECE, |i, out| {
-            let at = i * PIECE..i * PIECE + out.len();
-            zip_on(cx.level, f, &x[at.clone()], &y[at], out);
+        cx.pool.for_each_chunk(&mut out, ELEMENTS_PER_TASK, |i, out| {
+            let range = i * ELEMENTS_PER_TASK..i * ELEMENTS_PER_TASK + out.len();
+            zip_slices(cx.level, f, &x[range.clone()], &y[range], out);
         });
-        Ok(T::wrap(out, shape))
+        Ok(T::into_tensor(out, shape))
     })
 }
 
@@ -42,9 +44,9 @@ fn zip(cx: &Context, f: impl Binary, x: &CpuTensor, y: &CpuTensor, shape: Shape)
 #[derive(Clone, Copy)]
 struct AddScaled(f32);
 
-impl Binary for AddScaled {
+impl BinaryOp for AddScaled {
     #[inline(always)]
-    fn of<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V {
+    fn apply<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V {
         s.fma(s.splat(self.0), y, x)
     }
 }
@@ -53,9 +55,9 @@ impl Binary for AddScaled {
 #[derive(Clone, Copy)]
 struct Add;
 
-impl Binary for Add {
+impl BinaryOp for Add {
     #[inline(always)]
-    fn of<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V {
+    fn apply<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V {
         s.add(x, y)
     }
 }
@@ -64,9 +66,9 @@ impl Binary for Add {
 #[derive(Clone, Copy)]
 struct Lerp(f32);
 
-impl Binary for Lerp {
+impl BinaryOp for Lerp {
     #[inline(always)]
-    fn of<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V {
+    fn apply<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V {
         s.fma(s.splat(self.0), y, s.mul(s.splat(1.0 - self.0), x))
     }
 }
@@ -75,9 +77,9 @@ impl Binary for Lerp {
 #[derive(Clone, Copy)]
 struct Guide(f32);
 
-impl Binary for Guide {
+impl BinaryOp for Guide {
     #[inline(always)]
-    fn of<S: Simd>(self, s: S, c: S::V, u: S::V) -> S::V {
+    fn apply<S: Simd>(self, s: S, c: S::V, u: S::V) -> S::V {
         s.fma(s.splat(self.0), c, s.mul(s.splat(1.0 - self.0), u))
     }
 }
@@ -86,9 +88,9 @@ impl Binary for Guide {
 #[derive(Clone, Copy)]
 struct GatedSilu;
 
-impl Binary for GatedSilu {
+impl BinaryOp for GatedSilu {
     #[inline(always)]
-    fn of<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V {
+    fn apply<S: Simd>(self, s: S, x: S::V, y: S::V) -> S::V {
         s.mul(silu(s, x), y)
     }
 }
@@ -113,31 +115,31 @@ pub(crate) fn swiglu(cx: &Context, x: &CpuTensor) -> Result<CpuTensor> {
     let shape = shapes::swiglu(x)?;
     let width = shape.last();
     by_dtype!(x, T => {
-        let x = T::of(x);
+        let x = T::elements(x);
         let mut out = cx.buffer::<T>(shape.numel())?;
-        cx.rows(&mut out, width, |row, out| {
+        cx.for_each_row(&mut out, width, |row, out| {
             let (gate, up) = x[2 * row * width..][..2 * width].split_at(width);
-            zip_on(cx.level, GatedSilu, gate, up, out);
+            zip_slices(cx.level, GatedSilu, gate, up, out);
         });
-        Ok(T::wrap(out, shape))
+        Ok(T::into_tensor(out, shape))
     })
 }
 
 pub(crate) fn blend_rows(cx: &Context, x: &CpuTensor, y: &CpuTensor, mask: &CpuTensor) -> Result<CpuTensor> {
     let shape = shapes::blend_rows(x, y, mask)?;
-    let (width, mask) = (shape.last(), f32::of(mask));
+    let (width, mask) = (shape.last(), f32::elements(mask));
     by_dtype!(x, T => {
-        let (x, y) = (T::of(x), T::of(y));
+        let (x, y) = (T::elements(x), T::elements(y));
         let mut out = cx.buffer::<T>(shape.numel())?;
-        cx.rows(&mut out, width, |row, out| {
-            let at = row * width..(row + 1) * width;
-            zip_on(cx.level, Lerp(mask[row]), &x[at.clone()], &y[at], out);
+        cx.for_each_row(&mut out, width, |row, out| {
+            let range = row * width..(row + 1) * width;
+            zip_slices(cx.level, Lerp(mask[row]), &x[range.clone()], &y[range], out);
         });
-        Ok(T::wrap(out, shape))
+        Ok(T::into_tensor(out, shape))
     })
 }
 
-/// An activation of a vector.
+/// Applies an activation to a vector.
 #[inline(always)]
 pub(crate) fn activate<S: Simd>(s: S, f: Option<Activation>, x: S::V) -> S::V {
     match f {
@@ -148,7 +150,7 @@ pub(crate) fn activate<S: Simd>(s: S, f: Option<Activation>, x: S::V) -> S::V {
     }
 }
 
-/// `3 · tanh(x / 3)`, lane by lane: it is only taken of latents, which are small.
+/// `3 · tanh(x / 3)`, lane by lane: it is only applied to latents, which are few.
 #[inline(always)]
 fn soft_clamp<S: Simd>(s: S, x: S::V) -> S::V {
     let mut lanes = [0.0f32; crate::simd::MAX_LANES];
@@ -167,24 +169,24 @@ fn activation_kernel<S: Simd, T: Element>(s: S, f: Activation, x: &[T], out: &mu
 }
 
 dispatch! {
-    fn activation_on<T: Element>(f: Activation, x: &[T], out: &mut [T]) => activation_kernel;
+    fn activation_slice<T: Element>(f: Activation, x: &[T], out: &mut [T]) => activation_kernel;
 }
 
 pub(crate) fn activation(cx: &Context, x: &CpuTensor, f: Activation) -> Result<CpuTensor> {
     let shape = shapes::activation(x)?;
     by_dtype!(x, T => {
-        let x = T::of(x);
+        let x = T::elements(x);
         let mut out = cx.buffer::<T>(shape.numel())?;
-        cx.pool.pieces(&mut out, PIECE, |i, out| {
-            activation_on(cx.level, f, &x[i * PIECE..][..out.len()], out);
+        cx.pool.for_each_chunk(&mut out, ELEMENTS_PER_TASK, |i, out| {
+            activation_slice(cx.level, f, &x[i * ELEMENTS_PER_TASK..][..out.len()], out);
         });
-        Ok(T::wrap(out, shape))
+        Ok(T::into_tensor(out, shape))
     })
 }
 
-/// `f((x - mean) · scale + shift)` column by column; a mean that is not there is 0.
+/// `f((x - mean) · scale + shift)` column by column, with a mean of 0 if there is none.
 #[inline(always)]
-pub(crate) fn affine_kernel<S: Simd, T: Element>(s: S, columns: &Affine<'_>, x: &[T], out: &mut [T]) {
+pub(crate) fn affine_kernel<S: Simd, T: Element>(s: S, columns: &ColumnAffine<'_>, x: &[T], out: &mut [T]) {
     for i in (0..out.len()).step_by(S::LANES) {
         let mut v = read(s, x, i);
         if let Some(mean) = columns.mean {
@@ -195,8 +197,8 @@ pub(crate) fn affine_kernel<S: Simd, T: Element>(s: S, columns: &Affine<'_>, x: 
     }
 }
 
-/// What [`affine_kernel`] does to each column.
-pub(crate) struct Affine<'a> {
+/// The parameters of [`affine_kernel`], one value per column.
+pub(crate) struct ColumnAffine<'a> {
     pub mean: Option<&'a [f32]>,
     pub scale: &'a [f32],
     pub shift: &'a [f32],
@@ -204,24 +206,27 @@ pub(crate) struct Affine<'a> {
 }
 
 dispatch! {
-    fn affine_on<T: Element>(columns: &Affine<'_>, x: &[T], out: &mut [T]) => affine_kernel;
+    fn affine_row<T: Element>(columns: &ColumnAffine<'_>, x: &[T], out: &mut [T]) => affine_kernel;
 }
 
-/// Applies `columns` to every row.
-pub(crate) fn affine_rows<T: Stored>(
+/// Applies the column parameters to every row.
+pub(crate) fn affine_rows<T: TensorElement>(
     cx: &Context,
-    columns: &Affine<'_>,
+    columns: &ColumnAffine<'_>,
     x: &[T],
     shape: Shape,
 ) -> Result<CpuTensor> {
     let width = shape.last();
     let mut out = cx.buffer::<T>(shape.numel())?;
-    cx.rows(&mut out, width, |row, out| affine_on(cx.level, columns, &x[row * width..][..width], out));
-    Ok(T::wrap(out, shape))
+    cx.for_each_row(&mut out, width, |row, out| {
+        affine_row(cx.level, columns, &x[row * width..][..width], out)
+    });
+    Ok(T::into_tensor(out, shape))
 }
 
 pub(crate) fn affine(cx: &Context, x: &CpuTensor, scale: &CpuTensor, shift: &CpuTensor) -> Result<CpuTensor> {
     let shape = shapes::affine(x, scale, shift)?;
-    let columns = Affine { mean: None, scale: f32::of(scale), shift: f32::of(shift), f: None };
-    by_dtype!(x, T => affine_rows(cx, &columns, T::of(x), shape))
+    let columns =
+        ColumnAffine { mean: None, scale: f32::elements(scale), shift: f32::elements(shift), f: None };
+    by_dtype!(x, T => affine_rows(cx, &columns, T::elements(x), shape))
 }

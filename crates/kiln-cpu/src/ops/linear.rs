@@ -1,31 +1,36 @@
+//! Linear layers: chooses the product that suits the weight's format, the number of rows and the instruction set.
+//!
+//! A low-rank update (LoRA) is two more products: `h = scale · x · downᵀ` in f32, then `h · upᵀ`, which is added to the
+//! sums of the layer.
+
 use std::ops::Range;
 
-use kiln_ops::{Error, Groups, Result, shapes};
+use kiln_ops::{Error, Result, RowGroups, shapes};
 use kiln_tensor::Shape;
 #[cfg(target_arch = "x86_64")]
 use kiln_tensor::{DType, bf16};
 
-use super::output::{Output, Part, Scaled};
+use super::epilogue::{FusedEpilogue, OutputColumns, ScaleEpilogue};
 use crate::Context;
-use crate::element::{Source, convert};
+use crate::element::{Scalar, convert};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::{AmxBf16Gemm, Bf16Rows, TiledOperand};
 use crate::gemm::{
-    FEW_ROWS, FewTerm, Int8, Packed, ROWS_AT_ONCE, Rows, Sink, Term, few_rows, product, product_of_bytes,
-    widen_rows,
+    Epilogue, GEMV_MAX_ROWS, GemvTerm, Int8Weight, MC, PackedLeft, RowSource, Term, gemm_f32, gemm_int8,
+    gemv, widen_rows,
 };
 #[cfg(target_arch = "x86_64")]
-use crate::gemm::{Halves, Panels, TileProduct};
-#[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
-use crate::parallel::Disjoint;
+use crate::parallel::DisjointMut;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Amx;
 use crate::simd::Simd;
-use crate::tensor::{CpuTensor, Stored, by_dtype};
-use crate::weight::{CpuWeight, Format, LowRank, Placed, Stack};
+use crate::tensor::{CpuTensor, TensorElement, by_dtype};
+use crate::weight::{CpuWeight, Format, LowRankUpdate, StackedMatrix, ZeroPadded};
 
 pub(crate) fn linear(cx: &Context, x: &CpuTensor, w: &CpuWeight) -> Result<CpuTensor> {
     let shape = shapes::linear(x, w.size())?;
-    let [y] = by_dtype!(x, T => run::<T, 1>(cx, &[x], w, Extras { gate: None, residual: None }, [shape])?);
+    let [y] = by_dtype!(x, T => run::<T, 1>(cx, &[x], w, GatedAdd::NONE, [shape])?);
     Ok(y)
 }
 
@@ -36,240 +41,254 @@ pub(crate) fn linear_split<const N: usize>(
     widths: [usize; N],
 ) -> Result<[CpuTensor; N]> {
     let shapes = shapes::linear_split(x, w.size(), &widths)?;
-    by_dtype!(x, T => run::<T, N>(cx, &[x], w, Extras { gate: None, residual: None }, shapes))
+    by_dtype!(x, T => run::<T, N>(cx, &[x], w, GatedAdd::NONE, shapes))
 }
 
 pub(crate) fn linear_gated_add(
     cx: &Context,
     xs: &[&CpuTensor],
     w: &CpuWeight,
-    gate: Option<(&CpuTensor, &Groups)>,
+    gate: Option<(&CpuTensor, &RowGroups)>,
     residual: &CpuTensor,
 ) -> Result<CpuTensor> {
     let shape = shapes::linear_gated_add(xs, w.size(), gate, residual)?;
-    let gate = gate.map(|(gate, groups)| (f32::of(gate), groups));
+    let gate = gate.map(|(gate, groups)| (f32::elements(gate), groups));
     let [y] = by_dtype!(residual, T => {
-        run::<T, 1>(cx, xs, w, Extras { gate, residual: Some(T::of(residual)) }, [shape])?
+        run::<T, 1>(cx, xs, w, GatedAdd { gate, residual: Some(T::elements(residual)) }, [shape])?
     });
     Ok(y)
 }
 
-/// What [`linear_gated_add`] adds to a plain product.
-struct Extras<'a, T> {
-    gate: Option<(&'a [f32], &'a Groups)>,
+/// The fused operands of [`linear_gated_add`].
+struct GatedAdd<'a, T> {
+    gate: Option<(&'a [f32], &'a RowGroups)>,
     residual: Option<&'a [T]>,
 }
 
-/// The product of `xs` side by side, its columns cut into tensors of these shapes.
-fn run<T: Stored, const N: usize>(
+impl<T> GatedAdd<'_, T> {
+    const NONE: Self = GatedAdd { gate: None, residual: None };
+}
+
+/// The product of `xs` side by side, its columns split into tensors of these shapes.
+fn run<T: TensorElement, const N: usize>(
     cx: &Context,
     xs: &[&CpuTensor],
     w: &CpuWeight,
-    extras: Extras<'_, T>,
+    gated: GatedAdd<'_, T>,
     shapes: [Shape; N],
 ) -> Result<[CpuTensor; N]> {
     let mut buffers = shapes.iter().map(|s| cx.buffer::<T>(s.numel())).collect::<Result<Vec<_>>>()?;
     let mut start = 0;
-    let mut parts = Vec::with_capacity(N);
+    let mut outputs = Vec::with_capacity(N);
     for (buffer, shape) in buffers.iter_mut().zip(&shapes) {
-        parts.push(Part { start, width: shape.last(), data: Disjoint::new(buffer) });
+        outputs.push(OutputColumns { start, width: shape.last(), data: DisjointMut::new(buffer) });
         start += shape.last();
     }
-    let x = Columns::<T>::new(xs);
+    let x = ColumnConcat::<T>::new(xs);
     let [width, _] = w.size();
-    let Extras { gate, residual } = extras;
-    let stream = w.in_tiles() && x.rows * width * size_of::<T>() >= STREAMED;
-    let output = Output { bias: w.bias.as_deref(), gate, residual, width, parts, stream };
+    let GatedAdd { gate, residual } = gated;
+    let stream = w.is_amx_packed() && x.rows * width * size_of::<T>() >= STREAM_BYTES;
+    let epilogue = FusedEpilogue { bias: w.bias.as_deref(), gate, residual, width, outputs, stream };
     match x.rows {
         0 => {}
-        _ if w.stack.format == Format::I8 => bytes(cx, &x, w, &output, PACKED_AT_ONCE)?,
-        1..=FEW_ROWS => few(cx, &x, w, &output)?,
-        _ => many(cx, &x, w, &output, PACKED_AT_ONCE)?,
+        _ if w.matrix.format == Format::I8 => linear_int8(cx, &x, w, &epilogue, MAX_PACKED_ELEMENTS)?,
+        1..=GEMV_MAX_ROWS => linear_gemv(cx, &x, w, &epilogue)?,
+        _ => linear_blocked(cx, &x, w, &epilogue, MAX_PACKED_ELEMENTS)?,
     }
-    drop(output);
-    let tensors: Vec<_> = buffers.into_iter().zip(shapes).map(|(b, s)| T::wrap(b, s)).collect();
+    drop(epilogue);
+    let tensors: Vec<_> = buffers.into_iter().zip(shapes).map(|(b, s)| T::into_tensor(b, s)).collect();
     tensors
         .try_into()
         .map_err(|_| Error::Arguments { op: "linear_split", what: "no tensor for one of the widths".into() })
 }
 
-/// Bytes from which on a result is written past the caches: whoever reads it finds little of it there anyway.
-const STREAMED: usize = 8 << 20;
+/// Results of at least this many bytes are written past the caches: little of them would stay there anyway.
+const STREAM_BYTES: usize = 8 << 20;
 
-/// Packed activations kept at a time, in elements; more rows than fit are worked on in bands.
-const PACKED_AT_ONCE: usize = 1 << 26;
+/// The most packed activations kept at a time, in elements; more rows are processed in bands.
+const MAX_PACKED_ELEMENTS: usize = 1 << 26;
 
-/// Blocked product; each low-rank update is one more product into the same sums.
-fn many<T: Stored>(
+/// Bands of rows whose packed activations have at most `max_packed` elements: whole row blocks, so that a weight is
+/// packed no more often than for one band.
+fn row_bands(rows: usize, cols: usize, max_packed: usize) -> impl Iterator<Item = Range<usize>> {
+    let band = (max_packed / cols / MC).max(1) * MC;
+    (0..rows).step_by(band).map(move |start| start..rows.min(start + band))
+}
+
+/// The blocked product; each low-rank update is one more product into the same sums.
+fn linear_blocked<T: TensorElement>(
     cx: &Context,
-    x: &Columns<'_, T>,
+    x: &ColumnConcat<'_, T>,
     w: &CpuWeight,
-    output: &impl Sink,
-    packed_at_once: usize,
+    epilogue: &impl Epilogue,
+    max_packed: usize,
 ) -> Result<()> {
     #[cfg(target_arch = "x86_64")]
-    if let (Level::Amx(amx), Format::BF16 | Format::Packed, Some(x)) = (cx.level, w.stack.format, x.halves())
+    if let (Level::Amx(amx), Format::BF16 | Format::Packed, Some(x)) =
+        (cx.level, w.matrix.format, x.as_bf16())
     {
-        return tiled(cx, amx, &x, w, output, packed_at_once);
+        return linear_amx_bf16(cx, amx, &x, w, epilogue, max_packed);
     }
     let [out, cols] = w.size();
-    // Whole strips, over which a weight is packed once.
-    let band = (packed_at_once / cols / ROWS_AT_ONCE).max(1) * ROWS_AT_ONCE;
-    for start in (0..x.rows).step_by(band) {
-        let rows = start..x.rows.min(start + band);
-        let left = Packed::new(cx, x, rows.clone(), cols)?;
-        let inner = inner(cx, w, rows.clone(), |down, sink| {
-            product(cx, &[term(&left, down, 0)], rows.clone(), down.rows, sink)
+    for rows in row_bands(x.rows, cols, max_packed) {
+        let left = PackedLeft::new(cx, x, rows.clone(), cols)?;
+        let hidden = update_hidden(cx, w, rows.clone(), |down, epilogue| {
+            gemm_f32(cx, &[term(&left, down, 0)], rows.clone(), down.rows, epilogue)
         })?;
-        let mut terms = vec![term(&left, &w.stack, 0)];
-        terms.extend(updates(w, &inner));
-        product(cx, &terms, rows, out, output)?;
+        let mut terms = vec![term(&left, &w.matrix, 0)];
+        terms.extend(update_terms(w, &hidden));
+        gemm_f32(cx, &terms, rows, out, epilogue)?;
     }
     Ok(())
 }
 
-/// [`many`], and [`few`], for weights of integers. Updates take the activations as they are.
-fn bytes<T: Stored>(
+/// The product of an int8 weight, whatever the number of rows. Updates use the activations before quantization.
+fn linear_int8<T: TensorElement>(
     cx: &Context,
-    x: &Columns<'_, T>,
+    x: &ColumnConcat<'_, T>,
     w: &CpuWeight,
-    output: &impl Sink,
-    packed_at_once: usize,
+    epilogue: &impl Epilogue,
+    max_packed: usize,
 ) -> Result<()> {
     let [_, cols] = w.size();
-    let weight = Int8 { stack: &w.stack, scales: &w.scales };
-    let band = (packed_at_once / cols / ROWS_AT_ONCE).max(1) * ROWS_AT_ONCE;
-    for start in (0..x.rows).step_by(band) {
-        let rows = start..x.rows.min(start + band);
-        let mut wide = None;
-        let inner = inner(cx, w, rows.clone(), |down, sink| {
-            let left = packed(&mut wide, cx, x, rows.clone(), cols)?;
-            product(cx, &[term(left, down, 0)], rows.clone(), down.rows, sink)
+    let weight = Int8Weight { matrix: &w.matrix, scales: &w.scales };
+    for rows in row_bands(x.rows, cols, max_packed) {
+        let mut packed = None;
+        let hidden = update_hidden(cx, w, rows.clone(), |down, epilogue| {
+            let left = pack_once(&mut packed, cx, x, rows.clone(), cols)?;
+            gemm_f32(cx, &[term(left, down, 0)], rows.clone(), down.rows, epilogue)
         })?;
-        drop(wide);
-        product_of_bytes(cx, x, rows, weight, &updates(w, &inner), output)?;
+        drop(packed);
+        gemm_int8(cx, x, rows, weight, &update_terms(w, &hidden), epilogue)?;
     }
     Ok(())
 }
 
-/// [`many`] for bf16 weights and activations on AMX. What an update makes of the activations stays f32.
+/// [`linear_blocked`] for bf16 activations on AMX. The hidden activations of updates stay f32.
 #[cfg(target_arch = "x86_64")]
-fn tiled(
+fn linear_amx_bf16(
     cx: &Context,
     amx: Amx,
-    x: &Columns<'_, bf16>,
+    x: &ColumnConcat<'_, bf16>,
     w: &CpuWeight,
-    output: &impl Sink,
-    packed_at_once: usize,
+    epilogue: &impl Epilogue,
+    max_packed: usize,
 ) -> Result<()> {
     let [_, cols] = w.size();
-    let band = (packed_at_once / cols / ROWS_AT_ONCE).max(1) * ROWS_AT_ONCE;
-    for start in (0..x.rows).step_by(band) {
-        let rows = start..x.rows.min(start + band);
-        let left = &Panels::of_halves(cx, amx, x, rows.clone(), cols)?;
-        let mut wide = None;
-        let inner = inner(cx, w, rows.clone(), |down, sink| {
+    for rows in row_bands(x.rows, cols, max_packed) {
+        let left = &TiledOperand::pack_bf16(cx, amx, x, rows.clone(), cols)?;
+        let mut packed = None;
+        let hidden = update_hidden(cx, w, rows.clone(), |down, epilogue| {
             if down.format == Format::BF16 {
-                let none: &[Term<'_, Placed<'_>>] = &[];
-                return TileProduct { cx, amx, left, weight: down, updates: none }.run(sink);
+                let updates: &[Term<'_, ZeroPadded<'_>>] = &[];
+                return AmxBf16Gemm { cx, amx, left, weight: down, updates }.run(epilogue);
             }
-            let left = packed(&mut wide, cx, x, rows.clone(), cols)?;
-            product(cx, &[term(left, down, 0)], rows.clone(), down.rows, sink)
+            let left = pack_once(&mut packed, cx, x, rows.clone(), cols)?;
+            gemm_f32(cx, &[term(left, down, 0)], rows.clone(), down.rows, epilogue)
         })?;
-        drop(wide);
-        let updates = &updates(w, &inner)[..];
-        TileProduct { cx, amx, left, weight: &w.stack, updates }.run(output)?;
+        drop(packed);
+        let updates = &update_terms(w, &hidden)[..];
+        AmxBf16Gemm { cx, amx, left, weight: &w.matrix, updates }.run(epilogue)?;
     }
     Ok(())
 }
 
-/// What the updates make of `rows` of the activations, f32, each packed for its second product; `down` is the first one.
-fn inner(
+/// The hidden activations `scale · x · downᵀ` of every update for `rows` of `x`, packed for the second product. `gemm`
+/// computes the first one.
+fn update_hidden(
     cx: &Context,
     w: &CpuWeight,
     rows: Range<usize>,
-    mut down: impl FnMut(&Stack, &Scaled<'_>) -> Result<()>,
-) -> Result<Vec<Packed>> {
-    let one = |delta: &LowRank| {
-        let rank = delta.down.rows;
+    mut gemm: impl FnMut(&StackedMatrix, &ScaleEpilogue<'_>) -> Result<()>,
+) -> Result<Vec<PackedLeft>> {
+    let hidden = |update: &LowRankUpdate| {
+        let rank = update.down.rows;
         let mut h = cx.buffer(rows.end * rank)?;
-        down(&delta.down, &Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) })?;
-        let h = Columns { parts: vec![(rank, &h[..])], rows: rows.end };
-        Packed::new(cx, &h, rows.clone(), rank)
+        let data = DisjointMut::new(&mut h);
+        gemm(&update.down, &ScaleEpilogue { scale: update.scale, width: rank, data })?;
+        let h = ColumnConcat { parts: vec![(rank, &h[..])], rows: rows.end };
+        PackedLeft::new(cx, &h, rows.clone(), rank)
     };
-    w.deltas.iter().map(one).collect()
+    w.updates.iter().map(hidden).collect()
 }
 
-/// The activations in f32, packed when first asked for.
-fn packed<'a, T: Stored>(
-    wide: &'a mut Option<Packed>,
+/// The activations in f32, packed at the first call.
+fn pack_once<'a, T: TensorElement>(
+    packed: &'a mut Option<PackedLeft>,
     cx: &Context,
-    x: &Columns<'_, T>,
+    x: &ColumnConcat<'_, T>,
     rows: Range<usize>,
     cols: usize,
-) -> Result<&'a Packed> {
-    match wide {
-        Some(wide) => Ok(wide),
-        None => Ok(wide.insert(Packed::new(cx, x, rows, cols)?)),
+) -> Result<&'a PackedLeft> {
+    match packed {
+        Some(packed) => Ok(packed),
+        None => Ok(packed.insert(PackedLeft::new(cx, x, rows, cols)?)),
     }
 }
 
 /// The second products of the updates.
-fn updates<'a>(w: &'a CpuWeight, inner: &'a [Packed]) -> Vec<Term<'a, Placed<'a>>> {
-    let both = w.deltas.iter().zip(inner);
-    both.map(|(delta, inner)| term(inner, &delta.up, delta.row)).collect()
+fn update_terms<'a>(w: &'a CpuWeight, hidden: &'a [PackedLeft]) -> Vec<Term<'a, ZeroPadded<'a>>> {
+    let updates = w.updates.iter().zip(hidden);
+    updates.map(|(update, hidden)| term(hidden, &update.up, update.first_col)).collect()
 }
 
-fn term<'a>(left: &'a Packed, stack: &'a Stack, at: usize) -> Term<'a, Placed<'a>> {
-    Term { left, right: Placed { stack, at }, cols: at..at + stack.rows }
+/// The product with a matrix whose first row computes column `first_col`.
+fn term<'a>(left: &'a PackedLeft, matrix: &'a StackedMatrix, first_col: usize) -> Term<'a, ZeroPadded<'a>> {
+    let right = ZeroPadded { matrix, first_row: first_col };
+    Term { left, right, cols: first_col..first_col + matrix.rows }
 }
 
-/// Product of a few rows: every weight row is read once and multiplied with all of them.
-fn few<T: Stored>(cx: &Context, x: &Columns<'_, T>, w: &CpuWeight, output: &impl Sink) -> Result<()> {
+/// The product of very few rows, without packing.
+fn linear_gemv<T: TensorElement>(
+    cx: &Context,
+    x: &ColumnConcat<'_, T>,
+    w: &CpuWeight,
+    epilogue: &impl Epilogue,
+) -> Result<()> {
     let [out, cols] = w.size();
     let rows = x.rows;
     let mut wide = cx.buffer(rows * cols)?;
     widen_rows(cx.level, x, cols, cols, &mut wide);
-    let mut inner = Vec::with_capacity(w.deltas.len());
-    for delta in &w.deltas {
-        let rank = delta.down.rows;
+    let mut hidden = Vec::with_capacity(w.updates.len());
+    for update in &w.updates {
+        let rank = update.down.rows;
         let mut h = cx.buffer(rows * rank)?;
-        let sink = Scaled { scale: delta.scale, width: rank, data: Disjoint::new(&mut h) };
-        few_rows(cx, &[FewTerm { x: &wide, weight: &delta.down, at: 0 }], [rows, rank], &sink);
-        inner.push(h);
+        let scaled = ScaleEpilogue { scale: update.scale, width: rank, data: DisjointMut::new(&mut h) };
+        let down = GemvTerm { x: &wide, weight: &update.down, first_col: 0 };
+        gemv(cx, &[down], [rows, rank], &scaled)?;
+        hidden.push(h);
     }
-    let mut terms = vec![FewTerm { x: &wide, weight: &w.stack, at: 0 }];
-    let deltas = w.deltas.iter().zip(&inner);
-    terms.extend(deltas.map(|(delta, h)| FewTerm { x: h, weight: &delta.up, at: delta.row }));
-    few_rows(cx, &terms, [rows, out], output);
-    Ok(())
+    let mut terms = vec![GemvTerm { x: &wide, weight: &w.matrix, first_col: 0 }];
+    let updates = w.updates.iter().zip(&hidden);
+    terms.extend(updates.map(|(u, h)| GemvTerm { x: h, weight: &u.up, first_col: u.first_col }));
+    gemv(cx, &terms, [rows, out], epilogue)
 }
 
 /// Matrices side by side, read as one.
-struct Columns<'a, T> {
-    /// Each one's width and elements.
+struct ColumnConcat<'a, T> {
+    /// The width and elements of each.
     parts: Vec<(usize, &'a [T])>,
     rows: usize,
 }
 
-impl<'a, T: Stored> Columns<'a, T> {
+impl<'a, T: TensorElement> ColumnConcat<'a, T> {
     fn new(xs: &[&'a CpuTensor]) -> Self {
         use kiln_ops::Tensor;
-        let parts = xs.iter().map(|x| (x.shape().last(), T::of(x))).collect();
-        Columns { parts, rows: xs[0].shape().rows() }
+        let parts = xs.iter().map(|x| (x.shape().last(), T::elements(x))).collect();
+        ColumnConcat { parts, rows: xs[0].shape().rows() }
     }
 
-    /// The same matrices where they are bf16.
+    /// The same matrices, if they are bf16.
     #[cfg(target_arch = "x86_64")]
-    fn halves(&self) -> Option<Columns<'a, bf16>> {
+    fn as_bf16(&self) -> Option<ColumnConcat<'a, bf16>> {
         let cast = || self.parts.iter().map(|&(width, x)| (width, bytemuck::cast_slice(x))).collect();
-        (T::DTYPE == DType::BF16).then(|| Columns { parts: cast(), rows: self.rows })
+        (T::DTYPE == DType::BF16).then(|| ColumnConcat { parts: cast(), rows: self.rows })
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Halves for Columns<'_, bf16> {
-    fn copy(&self, row: usize, from: usize, out: &mut [bf16]) {
+impl Bf16Rows for ColumnConcat<'_, bf16> {
+    fn copy_row(&self, row: usize, from: usize, out: &mut [bf16]) {
         let end = from + out.len();
         let mut start = 0;
         for &(width, x) in &self.parts {
@@ -282,9 +301,9 @@ impl Halves for Columns<'_, bf16> {
     }
 }
 
-impl<T: Source> Rows for Columns<'_, T> {
+impl<T: Scalar> RowSource for ColumnConcat<'_, T> {
     #[inline(always)]
-    fn fill<S: Simd>(&self, s: S, row: usize, from: usize, out: &mut [f32]) {
+    fn read_row<S: Simd>(&self, s: S, row: usize, from: usize, out: &mut [f32]) {
         let end = from + out.len();
         let mut start = 0;
         for &(width, x) in &self.parts {
@@ -302,34 +321,34 @@ impl<T: Source> Rows for Columns<'_, T> {
 mod tests {
     use std::sync::Arc;
 
-    use kiln_tensor::{DType, Delta, HostTensor, LinearParts};
+    use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta};
 
     use super::*;
     use crate::isa::{Isa, Level};
     use crate::parallel::Pool;
 
-    /// What one band and many bands make of `rows` rows.
-    fn bands<T: Stored>(stored: DType, x: impl Fn(&HostTensor) -> Vec<T>) -> [Vec<f32>; 2] {
+    /// The product of the same rows in many bands and in one.
+    fn bands<T: TensorElement>(stored: DType, x: impl Fn(&HostTensor) -> Vec<T>) -> [Vec<f32>; 2] {
         let level = Level::detect(Isa::best()).unwrap();
         let pool = Arc::new(Pool::new(Some(2)).unwrap());
-        let cx = Context { level, pool, memory: Arc::default() };
+        let cx = Context { level, pool, buffers: Arc::default() };
         let host = |rows: usize, cols: usize| {
             let values = (0..rows * cols).map(|i| (i * 7919 % 1001) as f32 - 500.0).collect();
             HostTensor::from_f32([rows, cols], values).unwrap().to_dtype(stored).unwrap()
         };
-        let delta = Delta { row: 3, down: host(4, 20), up: host(30, 4), scale: 0.25 };
-        let parts = LinearParts::dense(vec![host(40, 20)]).unwrap().with_deltas(vec![delta]).unwrap();
-        let w = CpuWeight::new(&cx, parts).unwrap();
-        let rows = 2 * ROWS_AT_ONCE + 100;
+        let delta = LoraDelta { row: 3, down: host(4, 20), up: host(30, 4), scale: 0.25 };
+        let linear = HostLinear::dense(vec![host(40, 20)]).unwrap().with_deltas(vec![delta]).unwrap();
+        let w = CpuWeight::new(&cx, linear).unwrap();
+        let rows = 2 * MC + 100;
         let x = x(&host(rows, 20));
-        let x = Columns { parts: vec![(20, &x[..])], rows };
-        let run = |packed_at_once| {
+        let x = ColumnConcat { parts: vec![(20, &x[..])], rows };
+        let run = |max_packed| {
             let mut out = vec![0.0; rows * 40];
-            let sink = Scaled { scale: 1.0, width: 40, data: Disjoint::new(&mut out) };
-            many(&cx, &x, &w, &sink, packed_at_once).unwrap();
+            let epilogue = ScaleEpilogue { scale: 1.0, width: 40, data: DisjointMut::new(&mut out) };
+            linear_blocked(&cx, &x, &w, &epilogue, max_packed).unwrap();
             out
         };
-        [run(1), run(PACKED_AT_ONCE)]
+        [run(1), run(MAX_PACKED_ELEMENTS)]
     }
 
     #[test]

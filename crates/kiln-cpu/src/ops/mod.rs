@@ -3,8 +3,8 @@
 pub(crate) mod attention;
 pub(crate) mod conv;
 pub(crate) mod elementwise;
+pub(crate) mod epilogue;
 pub(crate) mod group_norm;
 pub(crate) mod linear;
 pub(crate) mod movement;
 pub(crate) mod norm;
-pub(crate) mod output;

@@ -1,15 +1,17 @@
+//! Operations that move or convert elements.
+
 use std::ops::Range;
 
 use kiln_ops::{Result, Tensor, shapes};
 use kiln_tensor::{DType, Shape, bf16};
 
 use crate::Context;
-use crate::element::{Element, Source, convert};
+use crate::element::{Element, Scalar, convert};
 use crate::simd::dispatch;
-use crate::tensor::{CpuTensor, Stored, by_dtype};
+use crate::tensor::{CpuTensor, TensorElement, by_dtype};
 
-/// Elements a thread moves at a time.
-const PIECE: usize = 1 << 15;
+/// Elements of a task.
+const ELEMENTS_PER_TASK: usize = 1 << 15;
 
 pub(crate) fn reshape(x: &CpuTensor, shape: &Shape) -> Result<CpuTensor> {
     Ok(x.view(0, shapes::reshape(x, shape)?))
@@ -22,35 +24,36 @@ pub(crate) fn slice_rows(x: &CpuTensor, range: Range<usize>) -> Result<CpuTensor
 }
 
 dispatch! {
-    fn convert_on<T: Source, U: Element>(from: &[T], to: &mut [U]) => convert;
+    fn convert_slice<T: Scalar, U: Element>(from: &[T], to: &mut [U]) => convert;
 }
 
 pub(crate) fn cast(cx: &Context, x: &CpuTensor, dtype: DType) -> Result<CpuTensor> {
     let shape = shapes::cast(x, dtype)?;
-    fn run<T: Stored, U: Stored>(cx: &Context, x: &[T], shape: Shape) -> Result<CpuTensor> {
+    fn run<T: TensorElement, U: TensorElement>(cx: &Context, x: &[T], shape: Shape) -> Result<CpuTensor> {
         let mut out = cx.buffer::<U>(x.len())?;
-        cx.pool.pieces(&mut out, PIECE, |i, out| {
-            convert_on(cx.level, &x[i * PIECE..][..out.len()], out);
+        cx.pool.for_each_chunk(&mut out, ELEMENTS_PER_TASK, |i, out| {
+            convert_slice(cx.level, &x[i * ELEMENTS_PER_TASK..][..out.len()], out);
         });
-        Ok(U::wrap(out, shape))
+        Ok(U::into_tensor(out, shape))
     }
     match (x.dtype(), dtype) {
-        (DType::F32, DType::BF16) => run::<f32, bf16>(cx, f32::of(x), shape),
-        (DType::BF16, DType::F32) => run::<bf16, f32>(cx, bf16::of(x), shape),
+        (DType::F32, DType::BF16) => run::<f32, bf16>(cx, f32::elements(x), shape),
+        (DType::BF16, DType::F32) => run::<bf16, f32>(cx, bf16::elements(x), shape),
         _ => Ok(x.clone()),
     }
 }
 
-pub(crate) fn bytes(cx: &Context, x: &CpuTensor, scale: f32, shift: f32) -> Vec<u8> {
-    // Adding 2²³ drops the fraction, ties to even, and leaves the integer in the low byte: rounding is a call of a function
-    // where the build is for any x86-64.
+/// `x · scale + shift`, clamped to 0..1, as a byte of 0 to 255.
+pub(crate) fn to_u8(cx: &Context, x: &CpuTensor, scale: f32, shift: f32) -> Vec<u8> {
+    // Adding 2²³ rounds to an integer, ties to even, in the low byte: `round_ties_even` is a function call in a build for
+    // any x86-64.
     const MAGIC: f32 = 8_388_608.0;
-    let byte = |v: f32| ((v * scale + shift).clamp(0.0, 1.0) * 255.0 + MAGIC).to_bits() as u8;
+    let to_byte = |v: f32| ((v * scale + shift).clamp(0.0, 1.0) * 255.0 + MAGIC).to_bits() as u8;
     by_dtype!(x, T => {
-        let x = T::of(x);
+        let x = T::elements(x);
         let mut out = vec![0; x.len()];
-        cx.pool.pieces(&mut out, PIECE, |i, out: &mut [u8]| {
-            out.iter_mut().zip(&x[i * PIECE..]).for_each(|(out, v)| *out = byte(v.widen()));
+        cx.pool.for_each_chunk(&mut out, ELEMENTS_PER_TASK, |i, out: &mut [u8]| {
+            out.iter_mut().zip(&x[i * ELEMENTS_PER_TASK..]).for_each(|(out, v)| *out = to_byte(v.widen()));
         });
         out
     })
@@ -62,12 +65,12 @@ pub(crate) fn concat_rows(cx: &Context, parts: &[&CpuTensor]) -> Result<CpuTenso
         let mut out = cx.buffer::<T>(shape.numel())?;
         let mut rest = &mut out[..];
         for part in parts {
-            let part = T::of(part);
+            let part = T::elements(part);
             let (here, below) = rest.split_at_mut(part.len());
             here.copy_from_slice(part);
             rest = below;
         }
-        Ok(T::wrap(out, shape))
+        Ok(T::into_tensor(out, shape))
     })
 }
 
@@ -75,9 +78,9 @@ pub(crate) fn concat_columns(cx: &Context, parts: &[&CpuTensor]) -> Result<CpuTe
     let shape = shapes::concat_columns(parts)?;
     let width = shape.last();
     by_dtype!(parts[0], T => {
-        let parts: Vec<_> = parts.iter().map(|x| (x.shape().last(), T::of(x))).collect();
+        let parts: Vec<_> = parts.iter().map(|x| (x.shape().last(), T::elements(x))).collect();
         let mut out = cx.buffer::<T>(shape.numel())?;
-        cx.rows(&mut out, width, |row, out| {
+        cx.for_each_row(&mut out, width, |row, out| {
             let mut rest = out;
             for &(width, x) in &parts {
                 let (here, right) = rest.split_at_mut(width);
@@ -85,52 +88,52 @@ pub(crate) fn concat_columns(cx: &Context, parts: &[&CpuTensor]) -> Result<CpuTe
                 rest = right;
             }
         });
-        Ok(T::wrap(out, shape))
+        Ok(T::into_tensor(out, shape))
     })
 }
 
 pub(crate) fn space_to_depth(cx: &Context, x: &CpuTensor) -> Result<CpuTensor> {
     let shape = shapes::space_to_depth(x)?;
-    let [_, width, channels] = image(x);
+    let [_, width, channels] = image_dims(x);
     by_dtype!(x, T => {
-        let x = T::of(x);
+        let x = T::elements(x);
         let mut out = cx.buffer::<T>(shape.numel())?;
-        cx.rows(&mut out, width / 2 * 4 * channels, |row, out| {
+        cx.for_each_row(&mut out, width / 2 * 4 * channels, |row, out| {
             for (column, out) in out.chunks_exact_mut(4 * channels).enumerate() {
-                for (place, at) in PATCH.iter().enumerate() {
-                    let pixel = (2 * row + at[0]) * width + 2 * column + at[1];
+                for (i, [dy, dx]) in PATCH_PIXELS.into_iter().enumerate() {
+                    let pixel = (2 * row + dy) * width + 2 * column + dx;
                     let x = &x[pixel * channels..][..channels];
-                    out[place..].iter_mut().step_by(4).zip(x).for_each(|(out, x)| *out = *x);
+                    out[i..].iter_mut().step_by(4).zip(x).for_each(|(out, x)| *out = *x);
                 }
             }
         });
-        Ok(T::wrap(out, shape))
+        Ok(T::into_tensor(out, shape))
     })
 }
 
 pub(crate) fn depth_to_space(cx: &Context, x: &CpuTensor) -> Result<CpuTensor> {
     let shape = shapes::depth_to_space(x)?;
-    let [_, width, depth] = image(x);
+    let [_, width, depth] = image_dims(x);
     let channels = depth / 4;
     by_dtype!(x, T => {
-        let x = T::of(x);
+        let x = T::elements(x);
         let mut out = cx.buffer::<T>(shape.numel())?;
-        cx.rows(&mut out, 2 * width * channels, |row, out| {
+        cx.for_each_row(&mut out, 2 * width * channels, |row, out| {
             for (column, out) in out.chunks_exact_mut(channels.max(1)).enumerate() {
                 let x = &x[(row / 2 * width + column / 2) * depth..][..depth];
-                let place = row % 2 * 2 + column % 2;
-                out.iter_mut().zip(x[place..].iter().step_by(4)).for_each(|(out, x)| *out = *x);
+                let i = row % 2 * 2 + column % 2;
+                out.iter_mut().zip(x[i..].iter().step_by(4)).for_each(|(out, x)| *out = *x);
             }
         });
-        Ok(T::wrap(out, shape))
+        Ok(T::into_tensor(out, shape))
     })
 }
 
-/// Row and column of a patch's four pixels, in the order of their channels.
-const PATCH: [[usize; 2]; 4] = [[0, 0], [0, 1], [1, 0], [1, 1]];
+/// The row and column of the four pixels of a patch, in the order of their channels.
+const PATCH_PIXELS: [[usize; 2]; 4] = [[0, 0], [0, 1], [1, 0], [1, 1]];
 
-/// The dimensions of a picture, checked by the caller to be three.
-pub(crate) fn image(x: &CpuTensor) -> [usize; 3] {
+/// Height, width and channels of an image, which the caller has checked to have three dimensions.
+pub(crate) fn image_dims(x: &CpuTensor) -> [usize; 3] {
     let dims = x.shape().dims();
     [dims[0], dims[1], dims[2]]
 }

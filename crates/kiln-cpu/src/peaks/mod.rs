@@ -1,7 +1,7 @@
-//! What this machine could do at best: multiply-adds from registers alone, and bytes through the memory.
+//! The peak rates of this machine: multiply-adds from registers alone, and memory bandwidth.
 //!
-//! Kernels are judged against these ceilings. All threads work at once, as they do in kernels, because a chip's clock
-//! falls with the number of its cores at work.
+//! Kernels are compared with these ceilings. All threads work at the same time, as they do in kernels, because a
+//! processor's clock falls with the number of busy cores.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -9,26 +9,28 @@ mod x86;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// How long one rate is taken, and how many are: the middle one counts, because the clock of a shared machine jumps
-/// and the best of many would be a rate that it holds for a moment.
+use crate::parallel::Pool;
+
+/// The duration of one measurement, and the number of them. The median counts, because the clock of a shared machine
+/// jumps, and the best of many would be a rate that it holds only for a moment.
 const WINDOW: Duration = Duration::from_millis(30);
 const WINDOWS: usize = 7;
-/// Bytes that are read or copied, in all threads together: more than any cache holds.
-const MEMORY: usize = 256 << 20;
+/// Bytes read or copied by all threads together: more than any cache holds.
+const MEMORY_BYTES: usize = 256 << 20;
 
-/// One ceiling.
+/// One peak rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Peak {
     /// What is measured, such as `AMX bf16`.
     pub name: &'static str,
-    /// Operations (a multiply-add is two) or bytes each second, all threads together.
+    /// Operations (a multiply-add counts as two) or bytes per second, all threads together.
     pub rate: f64,
 }
 
-/// The ceilings of this machine; units it lacks are absent.
+/// The peak rates of this machine; those of units that it lacks are absent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Peaks {
-    /// f32 multiply-adds in the widest vectors there are.
+    /// f32 multiply-adds in the widest vectors.
     pub fma_f32: Option<Peak>,
     /// bf16 products with f32 sums in vectors.
     pub vector_bf16: Option<Peak>,
@@ -45,90 +47,83 @@ pub struct Peaks {
 }
 
 impl Peaks {
-    /// Measures them on so many threads; takes about two seconds.
+    /// Measures them on this many threads, which takes about two seconds. Empty if the threads can't be started.
     pub fn measure(threads: usize) -> Peaks {
-        let threads = threads.max(1);
-        let peaks = Peaks { read: Some(read(threads)), copy: Some(copy(threads)), ..Peaks::default() };
+        let Ok(pool) = Pool::new(Some(threads.max(1))) else { return Peaks::default() };
+        let peaks = Peaks { read: Some(read(&pool)), copy: Some(copy(&pool)), ..Peaks::default() };
         #[cfg(target_arch = "x86_64")]
-        let peaks = x86::measure(threads, peaks);
+        let peaks = x86::measure(&pool, peaks);
         peaks
     }
 
-    /// All that were found, products first.
+    /// All that are present, products first.
     pub fn all(&self) -> impl Iterator<Item = &Peak> {
         let Peaks { fma_f32, vector_bf16, amx_bf16, vector_int8, amx_int8, read, copy } = self;
         [fma_f32, vector_bf16, amx_bf16, vector_int8, amx_int8, read, copy].into_iter().flatten()
     }
 }
 
-/// The rate of `work`, which does a piece of work and says how much it was, on all threads at once. Each thread makes
-/// its own with `make`.
-fn rate<W: FnMut() -> f64>(threads: usize, make: impl Fn(usize) -> W + Sync) -> f64 {
-    let barrier = Barrier::new(threads);
-    let (barrier, make) = (&barrier, &make);
-    let per_thread: Vec<Vec<f64>> = std::thread::scope(|scope| {
-        let start = |thread| {
-            scope.spawn(move || {
-                let mut work = make(thread);
-                work();
-                let mut rates = Vec::with_capacity(WINDOWS);
-                for _ in 0..WINDOWS {
-                    barrier.wait();
-                    let start = Instant::now();
-                    let mut done = 0.0;
-                    while start.elapsed() < WINDOW {
-                        done += work();
-                    }
-                    rates.push(done / start.elapsed().as_secs_f64());
-                }
-                rates
-            })
-        };
-        let handles: Vec<_> = (0..threads).map(start).collect();
-        handles.into_iter().filter_map(|handle| handle.join().ok()).collect()
+/// The rate of some work on all threads at the same time. `make` makes a thread's closure, which does a small amount of
+/// work and returns how much it was.
+fn rate<W: FnMut() -> f64>(pool: &Pool, make: impl Fn(usize) -> W + Sync) -> f64 {
+    let barrier = Barrier::new(pool.threads());
+    let per_thread = pool.broadcast(|thread| {
+        let mut work = make(thread);
+        work();
+        let mut rates = [0.0; WINDOWS];
+        for rate in &mut rates {
+            barrier.wait();
+            let start = Instant::now();
+            let mut done = 0.0;
+            while start.elapsed() < WINDOW {
+                done += work();
+            }
+            *rate = done / start.elapsed().as_secs_f64();
+        }
+        rates
     });
-    let mut sums: Vec<f64> = (0..WINDOWS).map(|w| per_thread.iter().map(|rates| rates[w]).sum()).collect();
-    sums.sort_by(f64::total_cmp);
-    sums[WINDOWS / 2]
+    let mut totals: Vec<f64> = (0..WINDOWS).map(|w| per_thread.iter().map(|rates| rates[w]).sum()).collect();
+    totals.sort_by(f64::total_cmp);
+    totals[WINDOWS / 2]
 }
 
-/// Words of a piece: small enough to look at the clock often.
-const PIECE: usize = 1 << 20;
+/// Words read or copied between two looks at the clock.
+const CHUNK_WORDS: usize = 1 << 20;
 
-fn read(threads: usize) -> Peak {
+fn read(pool: &Pool) -> Peak {
     let make = |thread: usize| {
-        let data = vec![thread as u64 + 1; MEMORY / 8 / threads];
+        let data = vec![thread as u64 + 1; MEMORY_BYTES / 8 / pool.threads()];
         let mut at = 0;
         move || {
-            let piece = &data[at..(at + PIECE).min(data.len())];
-            at = if at + PIECE < data.len() { at + PIECE } else { 0 };
-            std::hint::black_box(sum(piece));
-            size_of_val(piece) as f64
+            let chunk = &data[at..(at + CHUNK_WORDS).min(data.len())];
+            at = if at + CHUNK_WORDS < data.len() { at + CHUNK_WORDS } else { 0 };
+            std::hint::black_box(sum(chunk));
+            size_of_val(chunk) as f64
         }
     };
-    Peak { name: "memory, read", rate: rate(threads, make) }
+    Peak { name: "memory, read", rate: rate(pool, make) }
 }
 
-fn copy(threads: usize) -> Peak {
+fn copy(pool: &Pool) -> Peak {
     let make = |thread: usize| {
-        let from = vec![thread as u64 + 1; MEMORY / 16 / threads];
+        let from = vec![thread as u64 + 1; MEMORY_BYTES / 16 / pool.threads()];
         let mut to = vec![1u64; from.len()];
         let mut at = 0;
         move || {
-            let range = at..(at + PIECE).min(from.len());
-            at = if at + PIECE < from.len() { at + PIECE } else { 0 };
+            let range = at..(at + CHUNK_WORDS).min(from.len());
+            at = if at + CHUNK_WORDS < from.len() { at + CHUNK_WORDS } else { 0 };
             to[range.clone()].copy_from_slice(&from[range.clone()]);
             std::hint::black_box(&mut to);
             2.0 * 8.0 * range.len() as f64
         }
     };
-    Peak { name: "memory, copy", rate: rate(threads, make) }
+    Peak { name: "memory, copy", rate: rate(pool, make) }
 }
 
 fn sum(words: &[u64]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("avx2") {
-        // SAFETY: the instructions were found.
+        // SAFETY: the instructions were just detected.
         return unsafe { x86::sum(words) };
     }
     words.iter().fold(0, |sum, word| sum ^ word)
@@ -139,13 +134,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_more_does_not_halve_the_rate_of_each() {
-        let work = |_| || std::hint::black_box(1.0);
-        assert!(rate(2, work) > 0.0);
+    fn two_threads_have_a_rate() {
+        let pool = Pool::new(Some(2)).unwrap();
+        assert!(rate(&pool, |_| || std::hint::black_box(1.0)) > 0.0);
     }
 
     #[test]
-    fn what_the_kernels_use_has_a_ceiling() {
+    fn every_unit_that_kernels_use_has_a_peak() {
         let peaks = Peaks::measure(1);
         assert!(peaks.all().all(|peak| peak.rate.is_finite() && peak.rate > 1e6), "{peaks:?}");
         assert!(peaks.read.is_some() && peaks.copy.is_some());

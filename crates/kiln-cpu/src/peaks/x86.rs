@@ -1,20 +1,21 @@
-//! Loops that do nothing but multiply and add.
+//! Loops that only multiply and add, to measure the peak rate of each unit.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
 use super::{Peak, Peaks, rate};
-use crate::simd::{Amx, Avx2, Avx512, TILE};
+use crate::parallel::Pool;
+use crate::simd::{Amx, Avx2, Avx512, TILE_BF16};
 
-/// Rounds of a loop between two looks at the clock.
+/// Iterations of a loop between two looks at the clock.
 const ROUNDS: u64 = 20_000;
-/// Sums that are kept at once: enough to hide how long a multiply-add takes.
+/// Independent sums: enough to hide the latency of a multiply-add.
 const SUMS: u64 = 12;
 
-pub(super) fn measure(threads: usize, mut peaks: Peaks) -> Peaks {
-    let spin = |name, flops: u64, spin: fn(u64)| {
-        let rate = rate(threads, |_| {
+pub(super) fn measure(pool: &Pool, mut peaks: Peaks) -> Peaks {
+    let measure = |name, flops: u64, spin: fn(u64)| {
+        let rate = rate(pool, |_| {
             move || {
                 spin(ROUNDS);
                 (ROUNDS * flops) as f64
@@ -23,25 +24,25 @@ pub(super) fn measure(threads: usize, mut peaks: Peaks) -> Peaks {
         Some(Peak { name, rate })
     };
     if Avx512::detect().is_some() {
-        // SAFETY: the instructions were found.
-        peaks.fma_f32 = spin("AVX-512 f32", SUMS * 32, |n| unsafe { fma_512(n) });
+        // SAFETY: the instructions were just detected.
+        peaks.fma_f32 = measure("AVX-512 f32", SUMS * 32, |n| unsafe { fma_512(n) });
     } else if Avx2::detect().is_some() {
-        // SAFETY: the instructions were found.
-        peaks.fma_f32 = spin("AVX2 f32", SUMS * 16, |n| unsafe { fma_256(n) });
+        // SAFETY: the instructions were just detected.
+        peaks.fma_f32 = measure("AVX2 f32", SUMS * 16, |n| unsafe { fma_256(n) });
     }
     if std::is_x86_feature_detected!("avx512bf16") && Avx512::detect().is_some() {
-        // SAFETY: the instructions were found.
-        peaks.vector_bf16 = spin("AVX-512 bf16", SUMS * 64, |n| unsafe { dot_bf16(n) });
+        // SAFETY: the instructions were just detected.
+        peaks.vector_bf16 = measure("AVX-512 bf16", SUMS * 64, |n| unsafe { dot_bf16(n) });
     }
     if std::is_x86_feature_detected!("avx512vnni") && Avx512::detect().is_some() {
-        // SAFETY: the instructions were found.
-        peaks.vector_int8 = spin("AVX-512 int8", SUMS * 128, |n| unsafe { dot_int8(n) });
+        // SAFETY: the instructions were just detected.
+        peaks.vector_int8 = measure("AVX-512 int8", SUMS * 128, |n| unsafe { dot_int8(n) });
     }
     if let Some(amx) = Amx::detect() {
-        // Four tiles of 16 × 16 sums over 32 values of bf16, or 64 of int8.
-        peaks.amx_bf16 = spin("AMX bf16", 4 * 2 * 16 * 16 * 32, tiles_bf16);
+        // Four tiles of 16 × 16 sums over 32 bf16 values, or 64 of int8.
+        peaks.amx_bf16 = measure("AMX bf16", 4 * 2 * 16 * 16 * 32, tiles_bf16);
         if amx.has_int8() {
-            peaks.amx_int8 = spin("AMX int8", 4 * 2 * 16 * 16 * 64, tiles_int8);
+            peaks.amx_int8 = measure("AMX int8", 4 * 2 * 16 * 16 * 64, tiles_int8);
         }
     }
     peaks
@@ -100,17 +101,17 @@ spin!(
     |s, a, b| _mm512_dpbusd_epi32(s, a, b)
 );
 
-/// Four tiles of numbers that look random. With zeros a chip takes less power and runs up to a quarter faster than any
-/// real product could.
+/// Four tiles of pseudorandom values. With zeros a processor takes less power and runs up to a quarter faster than in any
+/// real product.
 #[repr(align(64))]
-struct Numbers([u16; 4 * TILE]);
+struct RandomTiles([u16; 4 * TILE_BF16]);
 
-impl Numbers {
-    fn new() -> Numbers {
+impl RandomTiles {
+    fn new() -> RandomTiles {
         let mut state = 1u32;
-        Numbers(std::array::from_fn(|_| {
+        RandomTiles(std::array::from_fn(|_| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // As bf16 between 0.5 and 2 in size, as bytes anything.
+            // As bf16 a magnitude from 0.5 to 2, as bytes anything.
             0x3f00 | (state >> 16) as u16 & 0x80ff
         }))
     }
@@ -118,19 +119,19 @@ impl Numbers {
 
 macro_rules! tiles {
     ($name:ident, $instruction:literal) => {
-        /// Four sums of tiles; only where [`Amx`] was found.
+        /// Products into four tiles of sums; does nothing without [`Amx`].
         fn $name(rounds: u64) {
             let Some(amx) = Amx::detect() else { return };
-            let _tiles = amx.tiles();
-            let numbers = Numbers::new();
-            // SAFETY: the thread's tiles are set up while `_tiles` lives; four of them are read.
+            let _tiles = amx.configure_tiles();
+            let values = RandomTiles::new();
+            // SAFETY: the thread's tile registers are configured while `_tiles` lives; four tiles are read.
             unsafe {
                 asm!(
                     "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                    "tileloadd tmm4, [{numbers} + {row}]",
-                    "tileloadd tmm5, [{numbers} + {row} + 1024]",
-                    "tileloadd tmm6, [{numbers} + {row} + 2048]",
-                    "tileloadd tmm7, [{numbers} + {row} + 3072]",
+                    "tileloadd tmm4, [{values} + {row}]",
+                    "tileloadd tmm5, [{values} + {row} + 1024]",
+                    "tileloadd tmm6, [{values} + {row} + 2048]",
+                    "tileloadd tmm7, [{values} + {row} + 3072]",
                     "2:",
                     concat!($instruction, " tmm0, tmm4, tmm6"),
                     concat!($instruction, " tmm1, tmm4, tmm7"),
@@ -138,7 +139,7 @@ macro_rules! tiles {
                     concat!($instruction, " tmm3, tmm5, tmm7"),
                     "dec {rounds}",
                     "jnz 2b",
-                    numbers = in(reg) numbers.0.as_ptr(),
+                    values = in(reg) values.0.as_ptr(),
                     row = in(reg) 64usize,
                     rounds = inout(reg) rounds.max(1) => _,
                     options(nostack, readonly)

@@ -1,7 +1,7 @@
 //! AMX: eight tile registers of 16 rows × 64 bytes, and an instruction that multiplies two of them.
 //!
-//! The instructions are written as assembly because the compiler's own names for them are not stable. The compiler
-//! never uses tile registers itself; a [`Tiles`] holds the thread's configuration while it lives.
+//! The instructions are inline assembly because the intrinsics are not stable. The compiler never uses tile registers
+//! itself; a [`TileRegisters`] holds the thread's tile configuration while it lives.
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
@@ -13,34 +13,34 @@ use super::Avx512;
 /// Bytes of a tile: 16 rows of 64.
 pub(crate) const TILE_BYTES: usize = 1024;
 /// Elements of a bf16 tile: 16 rows of 32.
-pub(crate) const TILE: usize = TILE_BYTES / 2;
+pub(crate) const TILE_BF16: usize = TILE_BYTES / 2;
 
-/// Proof of AVX-512 with bf16 and of AMX with bf16, which the system lets this process use.
+/// Proof of AVX-512 with bf16 and of AMX with bf16, and that the system lets this process use them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Amx {
-    vectors: Avx512,
+    avx512: Avx512,
 }
 
 impl Amx {
     pub fn detect() -> Option<Amx> {
-        static ALLOWED: LazyLock<bool> = LazyLock::new(|| on_chip() && ask());
-        let vectors = Avx512::detect()?;
-        ALLOWED.then_some(Amx { vectors })
+        static ALLOWED: LazyLock<bool> = LazyLock::new(|| cpu_has_amx() && request_permission());
+        let avx512 = Avx512::detect()?;
+        ALLOWED.then_some(Amx { avx512 })
     }
 
-    pub fn vectors(self) -> Avx512 {
-        self.vectors
+    pub fn avx512(self) -> Avx512 {
+        self.avx512
     }
 
-    /// Whether the tiles multiply bytes, too.
+    /// Whether the tiles multiply int8, too.
     pub fn has_int8(self) -> bool {
         const INT8: u32 = 1 << 25;
         static FOUND: LazyLock<bool> = LazyLock::new(|| features() & INT8 != 0);
         *FOUND
     }
 
-    /// Prepares this thread's tile registers.
-    pub fn tiles(self) -> Tiles {
+    /// Configures this thread's tile registers, all as 16 rows of 64 bytes.
+    pub fn configure_tiles(self) -> TileRegisters {
         #[repr(C, align(64))]
         struct Config {
             palette: u8,
@@ -55,37 +55,37 @@ impl Amx {
         config.rows[..8].fill(16);
         // SAFETY: the token proves the instructions; the 64 bytes describe eight full tiles.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly, preserves_flags)) };
-        Tiles(PhantomData)
+        TileRegisters(PhantomData)
     }
 }
 
 /// Whether the processor has tiles and multiplies bf16 in them.
-fn on_chip() -> bool {
+fn cpu_has_amx() -> bool {
     const BF16: u32 = 1 << 22;
     const TILES: u32 = 1 << 24;
-    // Every chip with tiles has these vectors.
+    // Every processor with AMX has these.
     if Avx512::detect().is_none() || !is_x86_feature_detected!("avx512bf16") {
         return false;
     }
     features() & (BF16 | TILES) == BF16 | TILES
 }
 
-/// What the processor says of its tiles, where it has AVX-512.
+/// The cpuid word that describes AMX; only where AVX-512 was found.
 fn features() -> u32 {
-    // SAFETY: there is a leaf 7, where AVX-512 was found. Newer compilers know that the instruction is always safe.
+    // SAFETY: a processor with AVX-512 has leaf 7. Newer compilers consider the instruction safe.
     #[allow(unused_unsafe)]
     let leaf = unsafe { __cpuid_count(7, 0) };
     leaf.edx
 }
 
-/// Asks the kernel for the tile registers: 8 KiB of state that a process has only on request.
+/// Asks the kernel for permission to use the tile registers, whose 8 KiB of state a process gets only on request.
 #[cfg(target_os = "linux")]
-fn ask() -> bool {
+fn request_permission() -> bool {
     const ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
     const XFEATURE_XTILEDATA: i64 = 18;
     let result: i64;
-    // SAFETY: the call takes two numbers and touches no memory of ours; `syscall` changes rcx and r11.
+    // SAFETY: the call takes two integers and touches none of our memory; `syscall` clobbers rcx and r11.
     unsafe {
         asm!(
             "syscall",
@@ -101,27 +101,27 @@ fn ask() -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask() -> bool {
+fn request_permission() -> bool {
     false
 }
 
-/// This thread's tile registers, all 16 rows of 64 bytes.
-pub(crate) struct Tiles(PhantomData<*mut ()>);
+/// This thread's configured tile registers; released on drop.
+pub(crate) struct TileRegisters(PhantomData<*mut ()>);
 
-/// The left operand of a product of tiles: 32 rows of 64 bytes a step.
+/// The left operand of a product of tiles: 32 rows of 64 bytes per step.
 #[derive(Clone, Copy)]
-pub(crate) enum Left {
-    /// For every step two tiles, one below the other.
+pub(crate) enum LeftOperand {
+    /// Two packed tiles per step, one below the other.
     Tiles(*const u8),
-    /// Rows where they lie, `stride` bytes apart; on the way they are copied to `tiles`, as [`Left::Tiles`] has them.
+    /// Rows `stride` bytes apart; the product also copies them to `tiles`, packed as [`LeftOperand::Tiles`].
     Rows { first: *const u8, stride: usize, tiles: *mut u8 },
 }
 
-/// The operands of a product of tiles.
+/// The operands of [`TileRegisters::multiply`].
 #[derive(Clone, Copy)]
-pub(crate) struct Pair {
-    pub a: Left,
-    /// For every step two tiles, side by side: 16 rows, each of 4 bytes of the sum for 16 columns.
+pub(crate) struct TileOperands {
+    pub a: LeftOperand,
+    /// Two packed tiles per step, side by side: 16 rows, each with 4 bytes of 16 columns.
     pub b: *const u8,
     /// Four tiles of sums: top left, top right, bottom left, bottom right.
     pub c: *mut u8,
@@ -129,28 +129,28 @@ pub(crate) struct Pair {
     pub add: bool,
 }
 
-/// What the tiles of a product hold.
-pub(crate) trait Numbers {
-    /// Whether they are bytes, with sums of 32 bits, and not bf16 with sums in f32.
-    const BYTES: bool;
+/// The number format of a product of tiles.
+pub(crate) trait TileDtype {
+    /// Whether it is int8 with 32-bit sums, rather than bf16 with f32 sums.
+    const INT8: bool;
 }
 
-/// bf16.
-pub(crate) struct OfHalves;
-/// Signed bytes.
-pub(crate) struct OfBytes;
+/// bf16 with f32 sums.
+pub(crate) struct Bf16Tiles;
+/// int8 with 32-bit sums.
+pub(crate) struct Int8Tiles;
 
-impl Numbers for OfHalves {
-    const BYTES: bool = false;
+impl TileDtype for Bf16Tiles {
+    const INT8: bool = false;
 }
 
-impl Numbers for OfBytes {
-    const BYTES: bool = true;
+impl TileDtype for Int8Tiles {
+    const INT8: bool = true;
 }
 
-/// The four products of a step: left tiles in 4 and 5, right ones in 6 and 7. A load stands before its first use, so
-/// that products begin before all four are there.
-macro_rules! step {
+/// The four bf16 products of a step: left tiles in 4 and 5, right ones in 6 and 7. Each load stands just before its first
+/// use, so that products begin before all four tiles are there.
+macro_rules! step_bf16 {
     ($p:expr, [$($store:literal),*], {$($operand:tt)*}) => {{
         let (a, below, stride, b): (*const u8, *const u8, usize, *const u8) = $p;
         asm!(
@@ -176,12 +176,12 @@ macro_rules! step {
     }};
 }
 
-/// [`step!`] of bytes, where it is the left operand that changes from product to product and so comes first.
+/// [`step_bf16!`] for int8, where the left operand changes from product to product and so is loaded first.
 ///
 /// # Safety
-/// The machine multiplies bytes in tiles; both hold two tiles.
+/// The machine multiplies int8 in tiles; both operands hold two tiles.
 #[inline(always)]
-unsafe fn step_of_bytes(a: *const u8, b: *const u8) {
+unsafe fn step_int8(a: *const u8, b: *const u8) {
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
@@ -203,62 +203,62 @@ unsafe fn step_of_bytes(a: *const u8, b: *const u8) {
     }
 }
 
-impl Tiles {
-    /// Writes the 32 × 32 sums of `a · b`, added to what is there when `add`. After every step `meanwhile` is told its
-    /// number: products take long enough for something else to be done beside them.
+impl TileRegisters {
+    /// Writes the 32 × 32 sums of `a · b`, added to what is there when `add`. Calls `overlapped` with the index of every
+    /// step: products take long enough to overlap other work with them.
     ///
-    /// One operand is the same for many products in a row and stays in the first-level cache: of bf16 the left one, of
-    /// bytes the right one. Loading the other with a hint keeps it from driving that one out.
+    /// One operand is the same for many consecutive products and stays in the first-level cache: the left one of bf16, the
+    /// right one of int8. The other is loaded with a hint that keeps it from evicting that one.
     ///
     /// # Safety
-    /// The machine multiplies such numbers; `b` holds `2 · steps` tiles of [`TILE_BYTES`], as `a`'s tiles do, or its 32
-    /// rows `64 · steps` bytes; `c` holds four tiles. `meanwhile` doesn't use tile registers.
+    /// The machine multiplies this format; `b` holds `2 · steps` tiles of [`TILE_BYTES`], as `a`'s tiles do, or each of its
+    /// 32 rows holds `64 · steps` bytes; `c` holds four tiles. `overlapped` doesn't use tile registers.
     #[inline(always)]
-    pub unsafe fn multiply<N: Numbers>(&mut self, p: Pair, mut meanwhile: impl FnMut(usize)) {
-        // SAFETY: the configuration is in place as long as `self` lives; the memory is as the caller promises. The
-        // compiler has no use of its own for tile registers, so that they keep their sums from one block of
-        // assembly to the next.
+    pub unsafe fn multiply<D: TileDtype>(&mut self, p: TileOperands, mut overlapped: impl FnMut(usize)) {
+        // SAFETY: the configuration is in place while `self` lives; the memory is as the caller promises. The compiler
+        // doesn't use tile registers itself, so they keep their sums from one block of assembly to the next.
         unsafe {
-            self.begin(p.c, p.add);
+            self.load_sums(p.c, p.add);
             match p.a {
-                Left::Tiles(tiles) => {
+                LeftOperand::Tiles(tiles) => {
                     for step in 0..p.steps {
                         let at = step * 2 * TILE_BYTES;
                         let a = tiles.add(at);
                         let operands = (a, a.add(TILE_BYTES), 64, p.b.add(at));
-                        match N::BYTES {
-                            false => step!(operands, [], {}),
-                            true => step_of_bytes(a, p.b.add(at)),
+                        if D::INT8 {
+                            step_int8(a, p.b.add(at));
+                        } else {
+                            step_bf16!(operands, [], {});
                         }
-                        meanwhile(step);
+                        overlapped(step);
                     }
                 }
-                Left::Rows { first, stride, tiles } => {
-                    assert!(!N::BYTES, "bytes always lie as tiles");
+                LeftOperand::Rows { first, stride, tiles } => {
+                    assert!(!D::INT8, "int8 operands are always packed");
                     for step in 0..p.steps {
                         let at = step * 2 * TILE_BYTES;
                         let a = first.add(step * 64);
                         let (operands, to) = ((a, a.add(16 * stride), stride, p.b.add(at)), tiles.add(at));
-                        step!(
+                        step_bf16!(
                             operands,
                             ["tilestored [{to} + {line}], tmm4", "tilestored [{to} + {line} + 1024], tmm5"],
                             { to = in(reg) to, }
                         );
-                        meanwhile(step);
+                        overlapped(step);
                     }
                 }
             }
-            self.end(p.c);
+            self.store_sums(p.c);
         }
     }
 
-    /// Gets the sums that are added to, or zeros.
+    /// Loads the sums to add to, or zeros.
     #[inline(always)]
-    unsafe fn begin(&mut self, c: *mut u8, add: bool) {
+    unsafe fn load_sums(&mut self, c: *mut u8, add: bool) {
         // SAFETY: as in `multiply`.
         unsafe {
-            match add {
-                true => asm!(
+            if add {
+                asm!(
                     "tileloaddt1 tmm0, [{c} + {line}]",
                     "tileloaddt1 tmm1, [{c} + {line} + 1024]",
                     "tileloaddt1 tmm2, [{c} + {line} + 2048]",
@@ -267,22 +267,23 @@ impl Tiles {
                     line = in(reg) 64usize,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     options(nostack, readonly, preserves_flags)
-                ),
-                false => asm!(
+                );
+            } else {
+                asm!(
                     "tilezero tmm0",
                     "tilezero tmm1",
                     "tilezero tmm2",
                     "tilezero tmm3",
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     options(nostack, nomem, preserves_flags)
-                ),
+                );
             }
         }
     }
 
-    /// Writes the sums.
+    /// Stores the sums.
     #[inline(always)]
-    unsafe fn end(&mut self, c: *mut u8) {
+    unsafe fn store_sums(&mut self, c: *mut u8) {
         // SAFETY: as in `multiply`.
         unsafe {
             asm!(
@@ -298,9 +299,9 @@ impl Tiles {
     }
 }
 
-impl Drop for Tiles {
+impl Drop for TileRegisters {
     fn drop(&mut self) {
-        // SAFETY: leaves the registers as a thread has them that never used them, so that switching threads is cheap.
+        // SAFETY: returns the registers to their initial state, so that context switches need not save them.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

@@ -1,8 +1,10 @@
+//! Vectors of AVX2.
+
 use std::arch::x86_64::*;
 
 use kiln_tensor::{bf16, f16};
 
-use super::{Simd, Tile, tile_by_rows};
+use super::{MicrokernelArgs, Simd, microkernel_by_rows};
 use crate::isa::Level;
 
 /// Proof of AVX2, FMA and F16C.
@@ -126,16 +128,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn swap(self, a: __m256) -> __m256 {
+    fn swap_pairs(self, a: __m256) -> __m256 {
         // SAFETY: the token proves the instructions.
         unsafe { _mm256_permute_ps::<0xb1>(a) }
     }
 
     #[inline(always)]
-    fn scale(self, x: __m256, n: __m256) -> __m256 {
+    fn mul_exp2(self, x: __m256, n: __m256) -> __m256 {
         // SAFETY: the token proves the instructions.
         unsafe {
-            // In two halves, so that neither power of two leaves the range of f32.
+            // In two steps, so that neither power of two leaves the range of f32.
             let n = _mm256_cvtps_epi32(n);
             let half = _mm256_srai_epi32::<1>(n);
             let bias = _mm256_set1_epi32(127);
@@ -152,8 +154,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn tile(self, tile: Tile, rows: usize) {
-        tile_by_rows!(self, tile, rows; 1 2 3 4 5 6)
+    unsafe fn microkernel(self, args: MicrokernelArgs, rows: usize) {
+        microkernel_by_rows!(self, args, rows; 1 2 3 4 5 6)
     }
 
     #[inline(always)]
@@ -164,7 +166,7 @@ impl Simd for Avx2 {
             for (i, r) in r.iter_mut().enumerate() {
                 *r = _mm256_loadu_ps(from.add(i * from_stride));
             }
-            // Squares of 2, then of 4, inside each half of 128 bits, then the halves.
+            // Transposes squares of 2, then of 4, in each half of 128 bits, then the halves.
             let mut t = r;
             for i in 0..4 {
                 t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);

@@ -1,8 +1,10 @@
+//! Vectors of AVX-512.
+
 use std::arch::x86_64::*;
 
 use kiln_tensor::{bf16, f16};
 
-use super::{Simd, Tile, tile_by_rows};
+use super::{MicrokernelArgs, Simd, microkernel_by_rows};
 use crate::isa::Level;
 
 /// Proof of AVX-512 F, BW, DQ and VL.
@@ -21,9 +23,9 @@ impl Avx512 {
         found.then_some(Avx512(()))
     }
 
-    /// Values whose upper halves are the nearest bf16. Not by vcvtneps2bf16, which flushes subnormals.
+    /// Bits whose upper halves are the nearest bf16. Not with vcvtneps2bf16, which flushes subnormals.
     #[inline(always)]
-    fn rounded(self, v: __m512) -> __m512i {
+    fn round_to_bf16(self, v: __m512) -> __m512i {
         // SAFETY: the token proves the instructions.
         unsafe {
             let bits = _mm512_castps_si512(v);
@@ -35,24 +37,24 @@ impl Avx512 {
         }
     }
 
-    /// The nearest bf16 of both.
+    /// The nearest bf16 of `a`, then those of `b`.
     #[inline(always)]
-    fn halves(self, a: __m512, b: __m512) -> __m512i {
-        // Where the halves of a word go whose lower one is of `a` and whose upper one is of `b`.
-        const PLACES: [u16; 32] = {
-            let mut places = [0; 32];
+    fn to_bf16(self, a: __m512, b: __m512) -> __m512i {
+        // Separates words that have a bf16 of `a` in the lower and one of `b` in the upper half.
+        const ORDER: [u16; 32] = {
+            let mut order = [0; 32];
             let mut i = 0;
             while i < 32 {
-                places[i] = (i % 16 * 2 + i / 16) as u16;
+                order[i] = (i % 16 * 2 + i / 16) as u16;
                 i += 1;
             }
-            places
+            order
         };
         // SAFETY: the token proves the instructions.
         unsafe {
-            let (a, b) = (_mm512_srli_epi32::<16>(self.rounded(a)), self.rounded(b));
+            let (a, b) = (_mm512_srli_epi32::<16>(self.round_to_bf16(a)), self.round_to_bf16(b));
             let both = _mm512_mask_blend_epi16(0xaaaa_aaaa, a, b);
-            _mm512_permutexvar_epi16(_mm512_loadu_si512(PLACES.as_ptr().cast()), both)
+            _mm512_permutexvar_epi16(_mm512_loadu_si512(ORDER.as_ptr().cast()), both)
         }
     }
 }
@@ -99,7 +101,7 @@ impl Simd for Avx512 {
     unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
         // SAFETY: the token proves the instructions; the pointers are as the trait demands.
         unsafe {
-            let bits = _mm512_srli_epi32::<16>(self.rounded(v));
+            let bits = _mm512_srli_epi32::<16>(self.round_to_bf16(v));
             _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(bits));
         }
     }
@@ -107,13 +109,13 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store_two_bf16(self, p: *mut bf16, a: __m512, b: __m512) {
         // SAFETY: the token proves the instructions; the pointers are as the trait demands.
-        unsafe { _mm512_storeu_si512(p.cast(), self.halves(a, b)) }
+        unsafe { _mm512_storeu_si512(p.cast(), self.to_bf16(a, b)) }
     }
 
     #[inline(always)]
     unsafe fn stream_two_bf16(self, p: *mut bf16, a: __m512, b: __m512) {
         // SAFETY: the token proves the instructions; the pointers are as the trait demands.
-        unsafe { _mm512_stream_si512(p.cast(), self.halves(a, b)) }
+        unsafe { _mm512_stream_si512(p.cast(), self.to_bf16(a, b)) }
     }
 
     #[inline(always)]
@@ -171,13 +173,13 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn swap(self, a: __m512) -> __m512 {
+    fn swap_pairs(self, a: __m512) -> __m512 {
         // SAFETY: the token proves the instructions.
         unsafe { _mm512_permute_ps::<0xb1>(a) }
     }
 
     #[inline(always)]
-    fn scale(self, x: __m512, n: __m512) -> __m512 {
+    fn mul_exp2(self, x: __m512, n: __m512) -> __m512 {
         // SAFETY: the token proves the instructions.
         unsafe { _mm512_scalef_ps(x, n) }
     }
@@ -189,8 +191,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn tile(self, tile: Tile, rows: usize) {
-        tile_by_rows!(self, tile, rows; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    unsafe fn microkernel(self, args: MicrokernelArgs, rows: usize) {
+        microkernel_by_rows!(self, args, rows; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
     }
 
     #[inline(always)]
@@ -209,12 +211,12 @@ impl Simd for Avx512 {
 }
 
 impl Avx512 {
-    /// The columns of a square that is given by its rows.
+    /// Transposes a square of 16 rows.
     #[inline(always)]
     pub fn transposed(self, mut r: [__m512; 16]) -> [__m512; 16] {
         // SAFETY: the token proves the instructions.
         unsafe {
-            // Squares of 2, then of 4, inside each quarter of 128 bits …
+            // Transposes squares of 2, then of 4, in each quarter of 128 bits …
             let mut t = r;
             for i in 0..8 {
                 t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);

@@ -1,9 +1,9 @@
-//! Vectors of f32 as each instruction set has them.
+//! Vectors of f32, behind one trait for all instruction sets.
 //!
 //! A kernel is written once, generic over [`Simd`], as an `#[inline(always)]` function whose first argument is the
-//! token `s: S`; [`dispatch!`](crate::simd::dispatch) gives it an entry point that takes a [`Level`](crate::isa::Level)
-//! and is compiled once per instruction set. Kernels call no closures on vectors: a closure is a function of its own,
-//! compiled without the instruction set unless the optimiser happens to inline it.
+//! token `s: S`. [`dispatch!`](crate::simd::dispatch) makes an entry point that takes a [`Level`](crate::isa::Level) and
+//! compiles the kernel once per instruction set. Kernels don't use closures on vectors: a closure is a function of its
+//! own, compiled without the instruction set unless the optimiser happens to inline it.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -16,7 +16,9 @@ mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use amx::{Amx, Left, OfBytes, OfHalves, Pair, TILE, TILE_BYTES, Tiles};
+pub(crate) use amx::{
+    Amx, Bf16Tiles, Int8Tiles, LeftOperand, TILE_BF16, TILE_BYTES, TileOperands, TileRegisters,
+};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -29,7 +31,7 @@ use kiln_tensor::{bf16, f16};
 
 use crate::isa::Level;
 
-/// The widest vector there is.
+/// Lanes of the widest vector.
 pub(crate) const MAX_LANES: usize = 16;
 
 /// The vector operations of one instruction set. A value of the type proves that the machine has it.
@@ -37,12 +39,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// [`Simd::LANES`] f32.
     type V: Copy;
     const LANES: usize;
-    /// Rows of the matrix tile that fits the registers.
+    /// Rows of the register tile of a matrix product (MR).
     const TILE_ROWS: usize;
-    /// Columns of that tile.
+    /// Columns of that tile (NR).
     const TILE_COLS: usize = 2 * Self::LANES;
 
-    /// The instruction set that it proves, for calling a kernel out of another.
+    /// The instruction set that it proves, to call one kernel from another.
     fn level(self) -> Level;
 
     fn splat(self, x: f32) -> Self::V;
@@ -65,7 +67,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// As [`Simd::store`].
     unsafe fn store_bf16(self, p: *mut bf16, v: Self::V);
 
-    /// [`Simd::store_bf16`] of two vectors, one after the other.
+    /// [`Simd::store_bf16`] of two consecutive vectors.
     ///
     /// # Safety
     /// `2 · LANES` values can be written at `p`, which needs no alignment.
@@ -78,7 +80,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         }
     }
 
-    /// [`Simd::store_two_bf16`] past the caches, where the machine can. Others see it only after an `sfence`.
+    /// [`Simd::store_two_bf16`] past the caches, where the machine can. Other threads see it only after an `sfence`.
     ///
     /// # Safety
     /// As [`Simd::store_two_bf16`]; `p` is a multiple of 64 bytes.
@@ -102,22 +104,22 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// The smaller of the two; `b` when one is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// To the nearest integer.
+    /// Rounds to the nearest integer.
     fn round(self, a: Self::V) -> Self::V;
-    /// Every two neighbours change places.
-    fn swap(self, a: Self::V) -> Self::V;
-    /// `x · 2^n` for whole `n` from -252 to 254.
-    fn scale(self, x: Self::V, n: Self::V) -> Self::V;
+    /// Swaps the two lanes of every pair of neighbours.
+    fn swap_pairs(self, a: Self::V) -> Self::V;
+    /// `x · 2^n` for integers `n` from -252 to 254.
+    fn mul_exp2(self, x: Self::V, n: Self::V) -> Self::V;
 
-    /// Asks for the cache line at `p`, which may be anywhere, to be near soon.
+    /// Prefetches the cache line at `p`, which may be any address.
     fn prefetch(self, p: *const f32);
 
     /// Writes the tile `c[i][j] = Σ_k a[i][k] · b[k][j]`, added to what is there when `add`.
     ///
     /// # Safety
-    /// `a` holds `rows` rows of `depth` values, [`DEPTH`](crate::gemm::DEPTH) apart; `b` holds `depth` rows of
-    /// `TILE_COLS` values; `c` can take `rows` rows of `TILE_COLS` values, `stride` apart. `1 <= rows <= TILE_ROWS`.
-    unsafe fn tile(self, tile: Tile, rows: usize);
+    /// `a` holds `rows` rows of `depth` values, [`KC`](crate::gemm::KC) apart; `b` holds `depth` rows of `TILE_COLS`
+    /// values; `c` can take `rows` rows of `TILE_COLS` values, `stride` apart. `1 <= rows <= TILE_ROWS`.
+    unsafe fn microkernel(self, args: MicrokernelArgs, rows: usize);
 
     /// Writes the transpose of a square of `LANES × LANES` values.
     ///
@@ -126,13 +128,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize);
 }
 
-/// The operands of [`Simd::tile`].
+/// The operands of [`Simd::microkernel`].
 #[derive(Clone, Copy)]
-pub(crate) struct Tile {
+pub(crate) struct MicrokernelArgs {
     pub a: *const f32,
     pub b: *const f32,
     pub c: *mut f32,
-    /// What is to be read after this tile: fetched meanwhile, a cache line for every step of the sum.
+    /// What is read after this tile: prefetched meanwhile, one cache line per step of the sum.
     pub next: *const f32,
     pub depth: usize,
     pub stride: usize,
@@ -141,8 +143,8 @@ pub(crate) struct Tile {
 
 /// The sum of the lanes, in a fixed order.
 #[inline(always)]
-pub(crate) fn sum<S: Simd>(s: S, v: S::V) -> f32 {
-    let mut lanes = spread(s, v);
+pub(crate) fn reduce_add<S: Simd>(s: S, v: S::V) -> f32 {
+    let mut lanes = to_array(s, v);
     let mut width = S::LANES;
     while width > 1 {
         width /= 2;
@@ -153,28 +155,27 @@ pub(crate) fn sum<S: Simd>(s: S, v: S::V) -> f32 {
     lanes[0]
 }
 
-/// The largest lane.
+/// The largest lane; NaN if there is one.
 #[inline(always)]
-pub(crate) fn largest<S: Simd>(s: S, v: S::V) -> f32 {
-    let lanes = spread(s, v);
-    let mut best = lanes[0];
+pub(crate) fn reduce_max<S: Simd>(s: S, v: S::V) -> f32 {
+    let lanes = to_array(s, v);
+    let mut max = lanes[0];
     for &x in &lanes[1..S::LANES] {
-        // A NaN stays, so that it shows in the result.
-        best = if x > best || x.is_nan() { x } else { best };
+        max = if x > max || x.is_nan() { x } else { max };
     }
-    best
+    max
 }
 
 #[inline(always)]
-fn spread<S: Simd>(s: S, v: S::V) -> [f32; MAX_LANES] {
+fn to_array<S: Simd>(s: S, v: S::V) -> [f32; MAX_LANES] {
     let mut lanes = [0.0; MAX_LANES];
     // SAFETY: MAX_LANES is at least LANES.
     unsafe { s.store(lanes.as_mut_ptr(), v) };
     lanes
 }
 
-/// Entry points of kernels: `fn name<T: Element>(args…) -> R => kernel` makes `name(level, args…)`, which runs
-/// `kernel(s, args…)` compiled for the instruction set of `level`.
+/// Defines the entry point of a kernel: `fn name<T: Element>(args…) -> R => kernel` becomes `name(level, args…)`, which
+/// runs `kernel(s, args…)` compiled for the instruction set of `level`.
 macro_rules! dispatch {
     ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$($g:ident : $bound:path),+>)?
         ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? => $kernel:path;) => {
@@ -193,31 +194,31 @@ macro_rules! dispatch {
             match level {
                 $crate::isa::Level::Portable => $kernel($crate::simd::Portable, $($arg),*),
                 #[cfg(target_arch = "aarch64")]
-                // The compiler may use these instructions everywhere.
+                // Part of the target's base instructions.
                 $crate::isa::Level::Neon(s) => $kernel(s, $($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: the token was made after the machine said that it has these instructions.
+                // SAFETY: the token exists only if the machine has these instructions.
                 $crate::isa::Level::Avx2(s) => unsafe { avx2(s, $($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 $crate::isa::Level::Avx512(s) => unsafe { avx512(s, $($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                $crate::isa::Level::Amx(amx) => unsafe { avx512(amx.vectors(), $($arg),*) },
+                $crate::isa::Level::Amx(amx) => unsafe { avx512(amx.avx512(), $($arg),*) },
             }
         }
     };
 }
 pub(crate) use dispatch;
 
-/// The `match` that turns a run-time row count into one of the tile functions compiled for each count.
-macro_rules! tile_by_rows {
-    ($s:expr, $tile:expr, $rows:expr; $($n:literal)+) => {
+/// Selects the microkernel compiled for a row count that is known only at run time.
+macro_rules! microkernel_by_rows {
+    ($s:expr, $args:expr, $rows:expr; $($n:literal)+) => {
         match $rows {
-            // SAFETY: the caller's promise, handed on.
-            $($n => unsafe { $crate::gemm::tile::<Self, $n>($s, $tile) },)+
+            // SAFETY: the caller's promise.
+            $($n => unsafe { $crate::gemm::microkernel::<Self, $n>($s, $args) },)+
             _ => unreachable!("a tile has 1 to {} rows", Self::TILE_ROWS),
         }
     };
 }
-pub(crate) use tile_by_rows;
+pub(crate) use microkernel_by_rows;

@@ -1,8 +1,10 @@
+//! Vectors of NEON.
+
 use std::arch::aarch64::*;
 
 use kiln_tensor::{bf16, f16};
 
-use super::{Simd, Tile, tile_by_rows};
+use super::{MicrokernelArgs, Simd, microkernel_by_rows};
 use crate::isa::Level;
 
 /// Proof of NEON, which every 64-bit ARM has.
@@ -65,7 +67,7 @@ impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> float32x4_t {
-        // Vectors of f16 have no stable names yet.
+        // The f16 intrinsics are not stable yet.
         let mut lanes = [0.0; 4];
         for (i, lane) in lanes.iter_mut().enumerate() {
             // SAFETY: the pointers are as the trait demands.
@@ -107,7 +109,7 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn max(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // Not vmaxq: the other lane is wanted when one is NaN.
+        // Not vmaxq, which returns NaN if either is NaN; `b` is wanted then.
         // SAFETY: the token proves the instructions.
         unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) }
     }
@@ -125,16 +127,16 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn swap(self, a: float32x4_t) -> float32x4_t {
+    fn swap_pairs(self, a: float32x4_t) -> float32x4_t {
         // SAFETY: the token proves the instructions.
         unsafe { vrev64q_f32(a) }
     }
 
     #[inline(always)]
-    fn scale(self, x: float32x4_t, n: float32x4_t) -> float32x4_t {
+    fn mul_exp2(self, x: float32x4_t, n: float32x4_t) -> float32x4_t {
         // SAFETY: the token proves the instructions.
         unsafe {
-            // In two steps, each of whose factors is a normal number.
+            // In two steps, so that neither power of two leaves the range of f32.
             let n = vcvtq_s32_f32(n);
             let half = vshrq_n_s32::<1>(n);
             let power = |n| vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127))));
@@ -144,12 +146,12 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn prefetch(self, _: *const f32) {
-        // There is no stable name for it; the hardware fetches rows ahead by itself.
+        // The intrinsic is not stable; the hardware prefetches rows by itself.
     }
 
     #[inline(always)]
-    unsafe fn tile(self, tile: Tile, rows: usize) {
-        tile_by_rows!(self, tile, rows; 1 2 3 4 5 6 7 8 9 10 11 12)
+    unsafe fn microkernel(self, args: MicrokernelArgs, rows: usize) {
+        microkernel_by_rows!(self, args, rows; 1 2 3 4 5 6 7 8 9 10 11 12)
     }
 
     #[inline(always)]

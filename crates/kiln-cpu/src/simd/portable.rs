@@ -1,15 +1,17 @@
+//! Vectors in plain Rust.
+
 use kiln_tensor::{bf16, f16};
 
-use super::{Simd, Tile, tile_by_rows};
+use super::{MicrokernelArgs, Simd, microkernel_by_rows};
 use crate::isa::Level;
 
-/// Arrays of four, which every target has registers for; the compiler vectorises the loops over them.
+/// Arrays of four, for which every target has registers; the compiler vectorises the loops over them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Portable;
 
 const LANES: usize = 4;
 
-/// Turns an expression in lane `i` into a vector.
+/// Makes a vector of an expression for lane `i`.
 macro_rules! lanes {
     ($i:ident => $lane:expr) => {{
         let mut out = [0.0f32; LANES];
@@ -20,7 +22,7 @@ macro_rules! lanes {
     }};
 }
 
-/// One rounding where that is one instruction; elsewhere `mul_add` would be a call of the C library.
+/// Rounds once where that is one instruction; elsewhere `mul_add` would call the C library.
 #[inline(always)]
 fn fma(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
@@ -117,19 +119,19 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
-        // Adding and taking away 1.5 · 2^23 drops the fraction of anything below 2^22, without a call.
+        // Adding and subtracting 1.5 · 2^23 rounds anything below 2^22 to an integer, without a call.
         const MAGIC: f32 = 12_582_912.0;
         lanes!(i => (a[i] + MAGIC) - MAGIC)
     }
 
     #[inline(always)]
-    fn swap(self, a: Self::V) -> Self::V {
+    fn swap_pairs(self, a: Self::V) -> Self::V {
         lanes!(i => a[i ^ 1])
     }
 
     #[inline(always)]
-    fn scale(self, x: Self::V, n: Self::V) -> Self::V {
-        // In two halves, so that neither power of two leaves the range of f32.
+    fn mul_exp2(self, x: Self::V, n: Self::V) -> Self::V {
+        // In two steps, so that neither power of two leaves the range of f32.
         lanes!(i => {
             let n = n[i] as i32;
             let half = n >> 1;
@@ -142,8 +144,8 @@ impl Simd for Portable {
     fn prefetch(self, _: *const f32) {}
 
     #[inline(always)]
-    unsafe fn tile(self, tile: Tile, rows: usize) {
-        tile_by_rows!(self, tile, rows; 1 2 3 4)
+    unsafe fn microkernel(self, args: MicrokernelArgs, rows: usize) {
+        microkernel_by_rows!(self, args, rows; 1 2 3 4)
     }
 
     #[inline(always)]

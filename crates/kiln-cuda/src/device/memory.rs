@@ -1,99 +1,99 @@
-//! A GPU's memory, in blocks that go back to where they came from by themselves.
+//! GPU memory: allocations that return to their allocator on drop.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::arena::{Arena, Source};
-use super::primary::Primary;
+use super::allocator::{CachingAllocator, RawAllocator};
+use super::primary_context::PrimaryContext;
 use crate::error::Result;
 use crate::sys::driver::{DevicePtr, OUT_OF_MEMORY};
 use kiln_base::lock;
 
-/// Somebody who holds memory that others may need more.
-pub(crate) trait Reclaim: Send + Sync {
-    /// Gives up what can be made again; `false` when there was nothing.
-    fn reclaim(&self) -> bool;
+/// An owner of memory that can be given up when memory runs out.
+pub(crate) trait Evictable: Send + Sync {
+    /// Drops what can be recreated; returns `false` if there was nothing.
+    fn evict(&self) -> bool;
 }
 
-/// The memory of one GPU, as far as this process holds it.
-pub(crate) struct Memory {
-    primary: Arc<Primary>,
-    arena: Arena,
-    /// Asked for memory when there is no more.
-    reclaimable: Mutex<Vec<Weak<dyn Reclaim>>>,
+/// This process's memory on one GPU.
+pub(crate) struct DeviceMemory {
+    primary: Arc<PrimaryContext>,
+    allocator: CachingAllocator,
+    /// Evicted when memory runs out.
+    evictables: Mutex<Vec<Weak<dyn Evictable>>>,
 }
 
-impl Memory {
-    /// `limit`: the most bytes that are ever held.
-    pub fn new(primary: &Arc<Primary>, limit: Option<usize>) -> Arc<Memory> {
-        let (primary, arena) = (Arc::clone(primary), Arena::new(limit));
-        Arc::new(Memory { primary, arena, reclaimable: Mutex::default() })
+impl DeviceMemory {
+    /// `limit`: maximum bytes to hold.
+    pub fn new(primary: &Arc<PrimaryContext>, limit: Option<usize>) -> Arc<DeviceMemory> {
+        let (primary, allocator) = (Arc::clone(primary), CachingAllocator::new(limit));
+        Arc::new(DeviceMemory { primary, allocator, evictables: Mutex::default() })
     }
 
-    /// Bytes that this process may still use: those that nobody has and its own reserve, up to the limit.
-    pub fn free(&self) -> Result<usize> {
-        self.primary.enter()?;
+    /// Bytes that can still be allocated: free memory and cached blocks, up to the limit.
+    pub fn available(&self) -> Result<usize> {
+        self.primary.make_current()?;
         let driver = &self.primary.driver;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both numbers are written.
         driver.check("cuMemGetInfo", unsafe { (driver.mem_info)(&mut free, &mut total) })?;
-        Ok(self.arena.room(free))
+        Ok(self.allocator.available(free))
     }
 
-    /// Bytes that this process holds for tensors and weights.
+    /// Bytes held for tensors and weights.
     pub fn held(&self) -> usize {
-        self.arena.held()
+        self.allocator.held()
     }
 
-    /// The most bytes that were held at once.
+    /// Maximum bytes held since the last release.
     pub fn peak(&self) -> usize {
-        self.arena.peak()
+        self.allocator.peak()
     }
 
-    /// Gives free memory back to the driver.
+    /// Returns cached blocks to the driver.
     pub fn release(&self) {
-        if self.primary.enter().is_ok() {
-            self.arena.release(self);
+        if self.primary.make_current().is_ok() {
+            self.allocator.release(self);
         }
     }
 
-    /// Adds somebody to ask when there is no more memory.
-    pub fn reclaim_from(&self, who: &Weak<dyn Reclaim>) {
-        let mut all = lock(&self.reclaimable);
+    /// Registers an owner to evict when memory runs out.
+    pub fn register_evictable(&self, who: &Weak<dyn Evictable>) {
+        let mut all = lock(&self.evictables);
         all.retain(|other| other.strong_count() > 0);
         if !all.iter().any(|other| std::ptr::addr_eq(other.as_ptr(), who.as_ptr())) {
             all.push(Weak::clone(who));
         }
     }
 
-    fn reclaim(&self) -> bool {
+    fn evict(&self) -> bool {
         let all: Vec<_> = {
-            let all = lock(&self.reclaimable);
+            let all = lock(&self.evictables);
             all.iter().filter_map(Weak::upgrade).collect()
         };
-        // All of them, and not only up to the first who has something.
-        all.iter().filter(|who| who.reclaim()).count() > 0
+        // Evict all of them, not only up to the first success.
+        all.iter().filter(|who| who.evict()).count() > 0
     }
 
-    /// A block of at least `bytes` bytes; `None` when there is no more.
-    pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Option<Allocation>> {
-        self.primary.enter()?;
-        let take = || self.arena.take(&**self, bytes);
-        let taken = take().or_else(|| if self.reclaim() { take() } else { None });
-        Ok(taken.map(|(at, size)| Allocation { at, owner: Owner::Memory(Arc::clone(self), size) }))
+    /// Allocates at least `bytes` bytes; `None` if there is not enough.
+    pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Option<Allocation>> {
+        self.primary.make_current()?;
+        let allocate = || self.allocator.allocate(&**self, bytes);
+        let taken = allocate().or_else(|| if self.evict() { allocate() } else { None });
+        Ok(taken.map(|(at, size)| Allocation { at, owner: Owner::DeviceMemory(Arc::clone(self), size) }))
     }
 
-    /// The same as far as that makes no work wait.
-    fn take_gently(self: &Arc<Self>, bytes: usize) -> Option<Allocation> {
-        self.primary.enter().ok()?;
-        let (at, size) = self.arena.take_gently(&**self, bytes)?;
-        Some(Allocation { at, owner: Owner::Memory(Arc::clone(self), size) })
+    /// Allocates only if that needs no synchronisation.
+    fn allocate_no_release(self: &Arc<Self>, bytes: usize) -> Option<Allocation> {
+        self.primary.make_current().ok()?;
+        let (at, size) = self.allocator.allocate_no_release(&**self, bytes)?;
+        Some(Allocation { at, owner: Owner::DeviceMemory(Arc::clone(self), size) })
     }
 }
 
-/// The driver as the arena's source; the context is current.
-impl Source for Memory {
-    fn take(&self, bytes: usize) -> Option<DevicePtr> {
+/// Allocates from the driver; the context has to be current.
+impl RawAllocator for DeviceMemory {
+    fn allocate(&self, bytes: usize) -> Option<DevicePtr> {
         let mut at = 0;
         // SAFETY: the address is written.
         let status = unsafe { (self.primary.driver.mem_alloc)(&mut at, bytes) };
@@ -101,55 +101,55 @@ impl Source for Memory {
         (status == 0).then_some(at)
     }
 
-    fn give(&self, at: DevicePtr) {
-        // SAFETY: the driver gave it, nobody owns it any more, and freeing waits for work that is still under way.
+    fn free(&self, at: DevicePtr) {
+        // SAFETY: the driver allocated it, it has no owner any more, and freeing waits for pending work.
         unsafe { (self.primary.driver.mem_free)(at) };
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         self.release();
     }
 }
 
-/// A block of a GPU's memory, given back to its owner at the end.
+/// A block of GPU memory, returned to its owner on drop.
 pub(crate) struct Allocation {
     at: DevicePtr,
     owner: Owner,
 }
 
 enum Owner {
-    /// With the block's size there.
-    Memory(Arc<Memory>, usize),
-    Pool(Arc<Pool>, usize),
-    /// Whoever lent it.
-    Somebody,
+    /// With the block's actual size.
+    DeviceMemory(Arc<DeviceMemory>, usize),
+    PrivatePool(Arc<PrivatePool>, usize),
+    /// Not owned; dropping it does nothing.
+    Borrowed,
 }
 
 impl Allocation {
-    /// Memory that belongs to somebody else, who takes care that it stays.
-    pub fn lent(at: DevicePtr) -> Allocation {
-        Allocation { at, owner: Owner::Somebody }
+    /// Wraps memory owned elsewhere; the caller keeps it alive.
+    pub fn borrowed(at: DevicePtr) -> Allocation {
+        Allocation { at, owner: Owner::Borrowed }
     }
 
-    /// Its address.
-    pub fn at(&self) -> DevicePtr {
+    /// Device address.
+    pub fn ptr(&self) -> DevicePtr {
         self.at
     }
 
-    /// Its size, at least what was asked for.
+    /// Size in bytes, at least as requested; 0 for borrowed memory.
     pub fn size(&self) -> usize {
         match &self.owner {
-            Owner::Memory(_, size) | Owner::Pool(_, size) => *size,
-            Owner::Somebody => 0,
+            Owner::DeviceMemory(_, size) | Owner::PrivatePool(_, size) => *size,
+            Owner::Borrowed => 0,
         }
     }
 
-    /// The pool that it goes round in, if it does.
-    pub fn pool(&self) -> Option<&Arc<Pool>> {
+    /// The private pool it belongs to, if any.
+    pub fn pool(&self) -> Option<&Arc<PrivatePool>> {
         match &self.owner {
-            Owner::Pool(pool, _) => Some(pool),
+            Owner::PrivatePool(pool, _) => Some(pool),
             _ => None,
         }
     }
@@ -158,54 +158,54 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         match &self.owner {
-            Owner::Memory(memory, size) => memory.arena.give(self.at, *size),
-            Owner::Pool(pool, size) => pool.arena.give(self.at, *size),
-            Owner::Somebody => {}
+            Owner::DeviceMemory(memory, size) => memory.allocator.free(self.at, *size),
+            Owner::PrivatePool(pool, size) => pool.allocator.free(self.at, *size),
+            Owner::Borrowed => {}
         }
     }
 }
 
-/// Memory that goes round by itself, apart from all other, and back when the pool and all its blocks are gone.
-pub(crate) struct Pool {
-    memory: Arc<Memory>,
-    arena: Arena,
+/// A separate pool, for the memory of a CUDA graph. It is freed when the pool and all its blocks are dropped.
+pub(crate) struct PrivatePool {
+    memory: Arc<DeviceMemory>,
+    allocator: CachingAllocator,
     taken: Mutex<Vec<Allocation>>,
-    /// Whether others have used its blocks.
+    /// Whether work outside the recording used its blocks.
     shared: AtomicBool,
 }
 
-impl Pool {
-    pub fn new(memory: &Arc<Memory>) -> Arc<Pool> {
-        let (memory, arena) = (Arc::clone(memory), Arena::default());
-        Arc::new(Pool { memory, arena, taken: Mutex::default(), shared: AtomicBool::new(false) })
+impl PrivatePool {
+    pub fn new(memory: &Arc<DeviceMemory>) -> Arc<PrivatePool> {
+        let (memory, allocator) = (Arc::clone(memory), CachingAllocator::default());
+        Arc::new(PrivatePool { memory, allocator, taken: Mutex::default(), shared: AtomicBool::new(false) })
     }
 
-    /// One of its blocks is used by work that it was not made for.
-    pub fn share(&self) {
+    /// Notes that work outside the recording uses one of its blocks.
+    pub fn mark_shared(&self) {
         self.shared.store(true, Ordering::Relaxed);
     }
 
-    /// Whether that ever was so.
+    /// Whether [`PrivatePool::mark_shared`] was called.
     pub fn is_shared(&self) -> bool {
         self.shared.load(Ordering::Relaxed)
     }
 
-    /// A block of at least `bytes` bytes; `None` when there is no more without freeing some, which would wait.
-    pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Allocation> {
-        let (at, size) = self.arena.take_gently(&**self, bytes)?;
-        Some(Allocation { at, owner: Owner::Pool(Arc::clone(self), size) })
+    /// Allocates at least `bytes` bytes; `None` if that would need freeing memory, which synchronises.
+    pub fn allocate(self: &Arc<Self>, bytes: usize) -> Option<Allocation> {
+        let (at, size) = self.allocator.allocate_no_release(&**self, bytes)?;
+        Some(Allocation { at, owner: Owner::PrivatePool(Arc::clone(self), size) })
     }
 }
 
-impl Source for Pool {
-    fn take(&self, bytes: usize) -> Option<DevicePtr> {
-        let block = self.memory.take_gently(bytes)?;
-        let at = block.at();
+impl RawAllocator for PrivatePool {
+    fn allocate(&self, bytes: usize) -> Option<DevicePtr> {
+        let block = self.memory.allocate_no_release(bytes)?;
+        let at = block.ptr();
         lock(&self.taken).push(block);
         Some(at)
     }
 
-    fn give(&self, at: DevicePtr) {
-        lock(&self.taken).retain(|block| block.at() != at);
+    fn free(&self, at: DevicePtr) {
+        lock(&self.taken).retain(|block| block.ptr() != at);
     }
 }

@@ -1,60 +1,60 @@
-//! One GPU: its context, the one stream all work goes to, its memory and its kernels. Nothing here knows of operations.
+//! One GPU: its context, its stream, its memory and its kernels. Knows nothing of operations.
 
-mod arena;
+mod allocator;
 mod event;
 mod memory;
 mod modules;
 mod pinned;
-mod primary;
+mod primary_context;
 mod staging;
 mod stream;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::cache::Cache;
+use crate::cache::DiskCache;
 use crate::error::Result;
 use crate::options::Options;
 use crate::sys::driver::DevicePtr;
 pub(crate) use event::Event;
 use kiln_base::lock;
-pub(crate) use memory::{Allocation, Memory, Pool, Reclaim};
+pub(crate) use memory::{Allocation, DeviceMemory, Evictable, PrivatePool};
 use modules::Modules;
-use pinned::Pinned;
-pub(crate) use pinned::{Arrival, PinnedMemory};
-pub(crate) use primary::Primary;
-use staging::{LARGE, Staging};
+use pinned::PinnedPool;
+pub(crate) use pinned::{PendingCopy, PinnedMemory};
+pub(crate) use primary_context::PrimaryContext;
+use staging::{MIN_STAGED_BYTES, Staging};
 pub(crate) use stream::Stream;
 
-/// What all work on one GPU shares.
+/// The resources of one GPU.
 pub(crate) struct Device {
-    pub primary: Arc<Primary>,
-    pub cache: Arc<Cache>,
+    pub primary: Arc<PrimaryContext>,
+    pub cache: Arc<DiskCache>,
     pub stream: Stream,
-    pub memory: Arc<Memory>,
+    pub memory: Arc<DeviceMemory>,
     pub modules: Modules,
-    pinned: Arc<Pinned>,
-    /// Made when a large copy first needs it; `None` where the driver has no such memory.
+    pinned: Arc<PinnedPool>,
+    /// Created by the first large copy; the inner `None` means that pinned memory is not available.
     staging: Mutex<Option<Option<Staging>>>,
 }
 
 impl Device {
     pub fn new(options: &Options) -> Result<Device> {
-        let primary = Primary::retain(options.device)?;
-        let folder = if options.keep { Cache::usual_folder() } else { None };
-        let cache = Arc::new(Cache::at(options.cache.clone().or(folder)));
+        let primary = PrimaryContext::retain(options.device)?;
+        let folder = if options.use_cache { DiskCache::default_folder() } else { None };
+        let cache = Arc::new(DiskCache::new(options.cache.clone().or(folder)));
         let modules = Modules::new(&primary, &cache)?;
         let stream = Stream::new(&primary)?;
-        let memory = Memory::new(&primary, options.memory_limit);
-        let (pinned, staging) = (Pinned::new(&primary), Mutex::default());
+        let memory = DeviceMemory::new(&primary, options.memory_limit);
+        let (pinned, staging) = (PinnedPool::new(&primary), Mutex::default());
         Ok(Device { primary, cache, stream, memory, modules, pinned, staging })
     }
 
-    /// Copies from the host; the bytes may go away when this returns.
+    /// Copies from the host. The bytes may be dropped when this returns.
     pub fn upload(&self, bytes: &[u8], to: DevicePtr) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
-        if bytes.len() >= LARGE
+        if bytes.len() >= MIN_STAGED_BYTES
             && let Some(staging) = self.staging().as_mut().and_then(Option::as_mut)
         {
             return staging.upload(bytes, to, &self.stream);
@@ -68,7 +68,7 @@ impl Device {
         if bytes.is_empty() {
             return Ok(());
         }
-        if bytes.len() >= LARGE
+        if bytes.len() >= MIN_STAGED_BYTES
             && let Some(staging) = self.staging().as_ref().and_then(Option::as_ref)
         {
             return staging.download(from, bytes, &self.stream);
@@ -79,18 +79,18 @@ impl Device {
     }
 
     /// Copies to the host without waiting.
-    pub fn download_later(&self, from: DevicePtr, bytes: usize) -> Result<Arrival> {
+    pub fn download_async(&self, from: DevicePtr, bytes: usize) -> Result<PendingCopy> {
         // SAFETY: the caller has a block of that size.
-        unsafe { self.pinned.copy(&self.stream, from, bytes) }
+        unsafe { self.pinned.start_copy(&self.stream, from, bytes) }
     }
 
-    /// Marks the end of the work so far.
-    pub fn mark(&self) -> Result<Arrival> {
+    /// Marks the end of the work submitted so far.
+    pub fn mark(&self) -> Result<PendingCopy> {
         // SAFETY: nothing is copied.
-        unsafe { self.pinned.copy(&self.stream, 0, 0) }
+        unsafe { self.pinned.start_copy(&self.stream, 0, 0) }
     }
 
-    /// The way of large copies.
+    /// Returns the staging buffers, created on first use.
     fn staging(&self) -> MutexGuard<'_, Option<Option<Staging>>> {
         let mut staging = lock(&self.staging);
         staging.get_or_insert_with(|| Staging::new(&self.primary).ok());
@@ -100,7 +100,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // Before its stream, kernels and buffers go.
+        // Stream, kernels and buffers are destroyed next.
         let _ = self.stream.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! Kernels: compiled or found when one is first needed.
+//! Loaded kernels: compiled, or read from the disk cache, on first use.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -6,30 +6,30 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::primary::Primary;
-use crate::cache::Cache;
+use super::primary_context::PrimaryContext;
+use crate::cache::DiskCache;
 use crate::compile::Compiler;
 use crate::error::Result;
-use crate::sources::{Source, Target};
+use crate::sources::{CompileTarget, KernelSource};
 use crate::sys::driver::FUNCTION_SHARED_BYTES;
 use kiln_base::lock;
 
-/// Shared memory that a block gets without being granted more.
-const SHARED_UNASKED: usize = 48 << 10;
+/// Shared memory a block can use without raising the kernel's limit.
+const DEFAULT_SHARED_BYTES: usize = 48 << 10;
 
-/// The kernels of one GPU, unloaded at the end; nothing runs any more then.
+/// The kernels of one GPU, unloaded on drop; the stream has to be idle then.
 pub(crate) struct Modules {
-    primary: Arc<Primary>,
+    primary: Arc<PrimaryContext>,
     compiler: Arc<Compiler>,
-    target: Target,
-    cache: Arc<Cache>,
-    loaded: Mutex<Loaded>,
-    /// Kernels that are being compiled, by the name of their source.
-    coming: Mutex<HashMap<&'static str, JoinHandle<Result<Vec<u8>>>>>,
+    target: CompileTarget,
+    cache: Arc<DiskCache>,
+    loaded: Mutex<LoadedKernels>,
+    /// Compilations in progress, by source name.
+    compiling: Mutex<HashMap<&'static str, JoinHandle<Result<Vec<u8>>>>>,
 }
 
 #[derive(Default)]
-struct Loaded {
+struct LoadedKernels {
     modules: HashMap<&'static str, Handle>,
     functions: HashMap<&'static str, Function>,
 }
@@ -40,11 +40,11 @@ struct Handle(*mut c_void);
 // SAFETY: the driver's handles may be used from any thread that has made the context current.
 unsafe impl Send for Handle {}
 
-/// A kernel that can be launched.
+/// A launchable kernel.
 #[derive(Clone, Copy)]
 pub(crate) struct Function {
     handle: Handle,
-    /// Bytes of shared memory a block may have.
+    /// Maximum shared memory per block, in bytes.
     shared: usize,
 }
 
@@ -56,30 +56,30 @@ impl Function {
 }
 
 impl Modules {
-    pub fn new(primary: &Arc<Primary>, cache: &Arc<Cache>) -> Result<Modules> {
+    pub fn new(primary: &Arc<PrimaryContext>, cache: &Arc<DiskCache>) -> Result<Modules> {
         let compiler = Arc::new(Compiler::find()?);
         let (major, minor) = primary.gpu.capability;
         let target = compiler.target(major, minor)?;
-        // Every picture needs these, and compiling them takes seconds: all at once, while weights are being read.
-        let coming = Source::usual(primary.gpu.capability).into_iter().map(|source| {
+        // Every image needs these. Compiling takes seconds, so do it in parallel while weights load.
+        let compiling = KernelSource::compiled_at_start(primary.gpu.capability).into_iter().map(|source| {
             let (compiler, target, cache) = (Arc::clone(&compiler), target.clone(), Arc::clone(cache));
-            (source.name, std::thread::spawn(move || compiler.compile_once(source, &target, &cache)))
+            (source.name, std::thread::spawn(move || compiler.compile_cached(source, &target, &cache)))
         });
-        let coming = Mutex::new(coming.collect());
+        let compiling = Mutex::new(compiling.collect());
         let (primary, cache) = (Arc::clone(primary), Arc::clone(cache));
-        Ok(Modules { primary, compiler, target, cache, loaded: Mutex::default(), coming })
+        Ok(Modules { primary, compiler, target, cache, loaded: Mutex::default(), compiling })
     }
 
-    /// A kernel whose blocks may have `shared` bytes, if it is loaded; the context is current then.
+    /// Returns a kernel that is already loaded with at least `shared` bytes per block, and makes the context current.
     pub fn loaded(&self, name: &str, shared: usize) -> Result<Option<Function>> {
-        self.primary.enter()?;
+        self.primary.make_current()?;
         let loaded = lock(&self.loaded);
         Ok(loaded.functions.get(name).copied().filter(|function| shared <= function.shared))
     }
 
-    /// The same, loaded if it was not.
-    pub fn load(&self, source: &Source, name: &'static str, shared: usize) -> Result<Function> {
-        self.primary.enter()?;
+    /// Loads a kernel for `shared` bytes per block.
+    pub fn load(&self, source: &KernelSource, name: &'static str, shared: usize) -> Result<Function> {
+        self.primary.make_current()?;
         let driver = &self.primary.driver;
         let mut loaded = lock(&self.loaded);
         let module = match loaded.modules.get(source.name) {
@@ -92,32 +92,32 @@ impl Modules {
         };
         let mut handle = null_mut();
         let symbol = CString::new(name).unwrap_or_default();
-        // SAFETY: the module is loaded and stays so; the name ends with zero.
+        // SAFETY: the module stays loaded; the name is nul-terminated.
         unsafe {
             let status = (driver.module_function)(&mut handle, module.0, symbol.as_ptr());
             driver.check("cuModuleGetFunction", status)?;
-            if shared > SHARED_UNASKED {
+            if shared > DEFAULT_SHARED_BYTES {
                 let status = (driver.function_set_attribute)(handle, FUNCTION_SHARED_BYTES, shared as i32);
                 driver.check("cuFuncSetAttribute", status)?;
             }
         }
-        let function = Function { handle: Handle(handle), shared: shared.max(SHARED_UNASKED) };
+        let function = Function { handle: Handle(handle), shared: shared.max(DEFAULT_SHARED_BYTES) };
         loaded.functions.insert(name, function);
         Ok(function)
     }
 
-    fn load_module(&self, source: &Source) -> Result<Handle> {
-        let coming = lock(&self.coming).remove(source.name);
-        let mut image = match coming.map(JoinHandle::join) {
+    fn load_module(&self, source: &KernelSource) -> Result<Handle> {
+        let compiling = lock(&self.compiling).remove(source.name);
+        let mut image = match compiling.map(JoinHandle::join) {
             Some(Ok(image)) => image?,
-            // Not begun, or its thread died: then once more, here.
-            _ => self.compiler.compile_once(source, &self.target, &self.cache)?,
+            // Not started, or its thread panicked: compile here.
+            _ => self.compiler.compile_cached(source, &self.target, &self.cache)?,
         };
-        // PTX is read up to a zero.
+        // PTX has to be nul-terminated.
         image.push(0);
         let driver = &self.primary.driver;
         let mut module = null_mut();
-        // SAFETY: the image is what the compiler gave for this device.
+        // SAFETY: the image is the compiler's output for this device.
         let status = unsafe { (driver.module_load)(&mut module, image.as_ptr().cast()) };
         driver.check("cuModuleLoadData", status)?;
         Ok(Handle(module))
@@ -126,13 +126,13 @@ impl Modules {
 
 impl Drop for Modules {
     fn drop(&mut self) {
-        let coming = std::mem::take(&mut *lock(&self.coming));
-        // The compiler must not run on while the process ends.
-        coming.into_values().for_each(|thread| drop(thread.join()));
-        if self.primary.enter().is_ok() {
-            let mut loaded = lock(&self.loaded);
+        let compiling = std::mem::take(&mut *lock(&self.compiling));
+        // Compilations must end before the process does.
+        compiling.into_values().for_each(|thread| drop(thread.join()));
+        if self.primary.make_current().is_ok() {
+            let loaded = lock(&self.loaded);
             for module in loaded.modules.values() {
-                // SAFETY: nothing runs any more, and nobody has the module's functions.
+                // SAFETY: the stream is idle and the module's functions are not used any more.
                 unsafe { (self.primary.driver.module_unload)(module.0) };
             }
         }

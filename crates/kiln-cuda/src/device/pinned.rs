@@ -1,22 +1,22 @@
-//! Host memory that the GPU reads and writes by itself, and copies into it that are waited for later, on any thread.
+//! Pinned host memory, and asynchronous downloads that any thread can wait for.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::event::Event;
-use super::primary::Primary;
+use super::primary_context::PrimaryContext;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 use crate::sys::driver::DevicePtr;
 use kiln_base::lock;
 
-/// Buffers that are kept for the next copies.
-const KEPT: usize = 16;
+/// Maximum number of buffers kept for reuse.
+const MAX_BUFFERS: usize = 16;
 
-/// Pinned host memory, freed at the end.
+/// Pinned host memory, freed on drop.
 pub(crate) struct PinnedMemory {
-    primary: Arc<Primary>,
+    primary: Arc<PrimaryContext>,
     host: *mut c_void,
 }
 
@@ -24,8 +24,8 @@ pub(crate) struct PinnedMemory {
 unsafe impl Send for PinnedMemory {}
 
 impl PinnedMemory {
-    pub fn new(primary: &Arc<Primary>, bytes: usize) -> Result<PinnedMemory> {
-        primary.enter()?;
+    pub fn new(primary: &Arc<PrimaryContext>, bytes: usize) -> Result<PinnedMemory> {
+        primary.make_current()?;
         let mut host = null_mut();
         // SAFETY: the address is written.
         let status = unsafe { (primary.driver.host_alloc)(&mut host, bytes.max(1), 0) };
@@ -36,119 +36,123 @@ impl PinnedMemory {
         Ok(PinnedMemory { primary: Arc::clone(primary), host })
     }
 
-    /// Where it begins.
-    pub fn at(&self) -> *mut c_void {
+    /// Host address.
+    pub fn ptr(&self) -> *mut c_void {
         self.host
     }
 }
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        if self.primary.enter().is_ok() {
+        if self.primary.make_current().is_ok() {
             // SAFETY: the last use.
             unsafe { (self.primary.driver.host_free)(self.host) };
         }
     }
 }
 
-/// Pinned buffers and events in reserve.
-pub(crate) struct Pinned {
-    primary: Arc<Primary>,
-    kept: Mutex<Vec<Buffer>>,
+/// A pool of pinned buffers and events.
+pub(crate) struct PinnedPool {
+    primary: Arc<PrimaryContext>,
+    buffers: Mutex<Vec<Buffer>>,
 }
 
-/// A pinned buffer and the event of the last copy into it; no buffer where only a place on a stream is marked.
+/// A pinned buffer and the event after its last copy; `host` is `None` for a plain marker on the stream.
 struct Buffer {
     host: Option<PinnedMemory>,
     size: usize,
     event: Event,
 }
 
-impl Pinned {
-    pub fn new(primary: &Arc<Primary>) -> Arc<Pinned> {
-        Arc::new(Pinned { primary: Arc::clone(primary), kept: Mutex::default() })
+impl PinnedPool {
+    pub fn new(primary: &Arc<PrimaryContext>) -> Arc<PinnedPool> {
+        Arc::new(PinnedPool { primary: Arc::clone(primary), buffers: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Buffer>> {
-        lock(&self.kept)
+        lock(&self.buffers)
     }
 
-    /// A buffer that no copy writes to any more.
-    fn take(&self, bytes: usize) -> Result<Buffer> {
-        let mut kept = self.lock();
-        // A much larger one would be missed by the copy it was made for.
+    /// Returns a buffer that no copy writes to.
+    fn acquire(&self, bytes: usize) -> Result<Buffer> {
+        let mut buffers = self.lock();
+        // Leave much larger buffers to larger copies.
         let fits = |buffer: &Buffer| buffer.size >= bytes && buffer.size <= 2 * bytes;
-        if let Some(i) = kept.iter().position(|buffer| fits(buffer) && buffer.event.is_past()) {
-            return Ok(kept.swap_remove(i));
+        if let Some(i) = buffers.iter().position(|buffer| fits(buffer) && buffer.event.is_complete()) {
+            return Ok(buffers.swap_remove(i));
         }
-        drop(kept);
+        drop(buffers);
         let host = if bytes == 0 { None } else { Some(PinnedMemory::new(&self.primary, bytes)?) };
         Ok(Buffer { host, size: bytes, event: Event::blocking(&self.primary)? })
     }
 
-    /// Takes a buffer back, whatever still writes to it.
-    fn give(&self, buffer: Buffer) {
-        let mut kept = self.lock();
-        kept.push(buffer);
-        // Events alone cost nothing.
-        let buffers = || kept.iter().filter(|buffer| buffer.host.is_some());
-        let oldest =
-            kept.iter().position(|buffer| buffer.host.is_some()).filter(|_| buffers().count() > KEPT);
-        let oldest = oldest.map(|oldest| kept.remove(oldest));
-        drop(kept);
+    /// Returns a buffer to the pool; a copy may still be writing to it.
+    fn recycle(&self, buffer: Buffer) {
+        let mut buffers = self.lock();
+        buffers.push(buffer);
+        // Entries without memory don't count.
+        let count = buffers.iter().filter(|buffer| buffer.host.is_some()).count();
+        let oldest = buffers.iter().position(|buffer| buffer.host.is_some()).filter(|_| count > MAX_BUFFERS);
+        let oldest = oldest.map(|oldest| buffers.remove(oldest));
+        drop(buffers);
         drop(oldest);
     }
 
-    /// Marks a place on a stream, and before it copies `bytes` bytes to the host.
+    /// Starts a copy of `bytes` bytes to the host and records an event behind it. Without bytes it is only the event.
     ///
     /// # Safety
     ///
-    /// So many bytes are there.
-    pub unsafe fn copy(self: &Arc<Self>, stream: &Stream, from: DevicePtr, bytes: usize) -> Result<Arrival> {
-        let buffer = self.take(bytes)?;
-        // From here on its end gives the buffer back.
-        let arrival = Arrival { pinned: Arc::clone(self), buffer: Some(buffer), bytes };
-        if let Some(buffer) = &arrival.buffer {
+    /// `from` points to at least `bytes` bytes.
+    pub unsafe fn start_copy(
+        self: &Arc<Self>,
+        stream: &Stream,
+        from: DevicePtr,
+        bytes: usize,
+    ) -> Result<PendingCopy> {
+        let buffer = self.acquire(bytes)?;
+        // From here on, dropping it returns the buffer.
+        let copy = PendingCopy { pinned: Arc::clone(self), buffer: Some(buffer), bytes };
+        if let Some(buffer) = &copy.buffer {
             if let Some(host) = &buffer.host {
-                // SAFETY: the buffer has room, and is given to nobody else before its event.
-                unsafe { stream.copy_to_host(from, host.at(), bytes)? };
+                // SAFETY: the buffer is large enough and is not reused before its event.
+                unsafe { stream.copy_to_host(from, host.ptr(), bytes)? };
             }
             stream.record(&buffer.event)?;
         }
-        Ok(arrival)
+        Ok(copy)
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // The last copy may be under way.
+        // The last copy may be in flight.
         let _ = self.event.wait();
     }
 }
 
-/// A place on a stream, and bytes that are on the host when the GPU has come to it.
-pub(crate) struct Arrival {
-    pinned: Arc<Pinned>,
-    /// `None` once it went back.
+/// A point on a stream, and the bytes that are on the host once the GPU reaches it.
+pub(crate) struct PendingCopy {
+    pinned: Arc<PinnedPool>,
+    /// `None` once returned to the pool.
     buffer: Option<Buffer>,
     bytes: usize,
 }
 
-impl Arrival {
-    /// Waits for the GPU to come to the place, and takes the bytes.
+impl PendingCopy {
+    /// Waits for the GPU and returns the bytes.
     pub fn wait(self) -> Result<Vec<u8>> {
         let Some(buffer) = &self.buffer else { return Ok(Vec::new()) };
         buffer.event.wait()?;
         let Some(host) = &buffer.host else { return Ok(Vec::new()) };
-        // SAFETY: the copy has written so many bytes, and nothing else writes there while this has the buffer.
-        Ok(unsafe { std::slice::from_raw_parts(host.at().cast::<u8>(), self.bytes) }.to_vec())
+        // SAFETY: the copy has written that many bytes, and nothing else writes to the buffer while this owns it.
+        Ok(unsafe { std::slice::from_raw_parts(host.ptr().cast::<u8>(), self.bytes) }.to_vec())
     }
 }
 
-impl Drop for Arrival {
+impl Drop for PendingCopy {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.pinned.give(buffer);
+            self.pinned.recycle(buffer);
         }
     }
 }

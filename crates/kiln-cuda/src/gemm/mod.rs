@@ -1,9 +1,9 @@
-//! Matrix products `out = alpha · x · wᵀ + bias + add`, by whichever of four ways fits: few rows, cuBLASLt, tensor cores
-//! with Kiln's own kernel, or plain arithmetic.
+//! Matrix products `out = alpha · x · wᵀ + bias + add`: `gemv.cu` for few rows, cuBLASLt for aligned sizes, and otherwise
+//! Kiln's own implicit GEMM.
 
-pub(crate) mod lt;
-pub(crate) mod own;
-mod size;
+pub(crate) mod cublaslt;
+pub(crate) mod implicit_gemm;
+mod shape;
 
 use kiln_ops::Result;
 use kiln_tensor::DType;
@@ -11,55 +11,54 @@ use kiln_tensor::DType;
 use crate::context::{Context, int};
 use crate::error;
 use crate::kernels::{
-    Conv, FEW_ROWS_BF16_BF16_BF16, FEW_ROWS_BF16_BF16_F32, FEW_ROWS_BF16_F16_BF16, FEW_ROWS_BF16_F16_F32,
-    FEW_ROWS_BF16_F32_BF16, FEW_ROWS_BF16_F32_F32, FEW_ROWS_F32_BF16_F32, FEW_ROWS_F32_F16_F32,
-    FEW_ROWS_F32_F32_F32, FewRows,
+    ConvArgs, GEMV_BF16_BF16_BF16, GEMV_BF16_BF16_F32, GEMV_BF16_F16_BF16, GEMV_BF16_F16_F32,
+    GEMV_BF16_F32_BF16, GEMV_BF16_F32_F32, GEMV_F32_BF16_F32, GEMV_F32_F16_F32, GEMV_F32_F32_F32, Gemv,
 };
 use crate::sys::driver::DevicePtr;
 use crate::weight::Matrix;
-use lt::{Lt, Operands};
-pub(crate) use size::Size;
+use cublaslt::{CublasLtGemm, Operands};
+pub(crate) use shape::GemmShape;
 
-/// Rows up to which the weight is read as it is stored, once.
-const FEW: usize = 4;
+/// Maximum rows for `gemv.cu`, which reads the weight once, as stored.
+const MAX_GEMV_ROWS: usize = 4;
 
-/// One product.
-pub(crate) struct Product<'a> {
+/// A matrix product.
+pub(crate) struct Gemm<'a> {
     pub x: DevicePtr,
-    /// Of x.
+    /// Dtype of `x`.
     pub dtype: DType,
     pub rows: usize,
     pub ldx: usize,
     pub w: &'a Matrix,
-    /// Rows of w, which are columns of the result.
-    pub first: usize,
+    /// Rows `first_row..first_row + n` of `w`, which are the result's columns.
+    pub first_row: usize,
     pub n: usize,
-    /// Columns of w.
-    pub column: usize,
+    /// Columns `first_column..first_column + k` of `w`.
+    pub first_column: usize,
     pub k: usize,
     pub alpha: f32,
     /// Address of an f32 row.
     pub bias: Option<DevicePtr>,
-    /// Address and stride of what is added, of the result's type.
+    /// Address and row stride of a summand in the result's dtype.
     pub add: Option<(DevicePtr, usize)>,
     pub out: DevicePtr,
     pub ldo: usize,
     pub out_dtype: DType,
-    /// How many products follow each other: the next `n` rows of w into the next `rows · ldo` elements.
+    /// Number of products: each with the next `n` rows of `w`, into the next `rows · ldo` elements.
     pub batch: usize,
 }
 
-/// Who computes a product.
+/// The implementation for a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    FewRows,
+enum GemmKernel {
+    Gemv,
     CublasLt,
-    Own,
+    ImplicitGemm,
 }
 
-impl Product<'_> {
-    fn size(&self) -> Size {
-        Size {
+impl Gemm<'_> {
+    fn shape(&self) -> GemmShape {
+        GemmShape {
             rows: self.rows,
             k: self.k,
             n: self.n,
@@ -68,12 +67,12 @@ impl Product<'_> {
             ldadd: self.add.map_or(self.ldo, |(_, ld)| ld),
             ldo: self.ldo,
             dtype: self.dtype,
-            out: self.out_dtype,
+            out_dtype: self.out_dtype,
             add: self.add.is_some(),
             batch: self.batch,
             stride_w: self.n * self.w.cols,
             stride_out: self.rows * self.ldo,
-            columns: false,
+            w_is_k_by_n: false,
         }
     }
 
@@ -82,70 +81,71 @@ impl Product<'_> {
         Operands { w, x: self.x, add, out: self.out, alpha: self.alpha, scales: None }
     }
 
-    fn way(&self, cx: &Context) -> Way {
-        if self.rows <= FEW {
-            return Way::FewRows;
+    fn kernel(&self, cx: &Context) -> GemmKernel {
+        if self.rows <= MAX_GEMV_ROWS {
+            return GemmKernel::Gemv;
         }
-        // Another form of the weight begins at the same place of a block, so this one's alignment tells that one's.
-        let offset = ((self.first * self.w.cols + self.column) * self.dtype.size()) as u64;
-        match cx.shared().lt.is_ok() && Lt::takes(&self.size(), &self.operands(offset)) {
-            true => Way::CublasLt,
-            false => Way::Own,
+        // Converted copies start at a buffer's beginning like the stored matrix, so the offset alone decides alignment.
+        let offset = ((self.first_row * self.w.cols + self.first_column) * self.dtype.size()) as u64;
+        if cx.shared().cublaslt.is_ok() && CublasLtGemm::supports(&self.shape(), &self.operands(offset)) {
+            GemmKernel::CublasLt
+        } else {
+            GemmKernel::ImplicitGemm
         }
     }
 
-    /// Whether a bias would be added on the way; otherwise it has to be added later.
-    pub fn adds_bias(&self, cx: &Context) -> bool {
-        self.way(cx) != Way::CublasLt
+    /// Whether the kernel adds a bias; otherwise the epilogue has to.
+    pub fn fuses_bias(&self, cx: &Context) -> bool {
+        self.kernel(cx) != GemmKernel::CublasLt
     }
 
-    /// Whether several weights are multiplied at once.
-    pub fn batches(&self, cx: &Context) -> bool {
-        self.way(cx) == Way::CublasLt
+    /// Whether `batch` may be more than 1.
+    pub fn supports_batch(&self, cx: &Context) -> bool {
+        self.kernel(cx) == GemmKernel::CublasLt
     }
 
-    /// Computes it.
+    /// Launches the product.
     pub fn run(&self, cx: &Context) -> Result<()> {
         if self.rows == 0 || self.n == 0 {
             return Ok(());
         }
-        match self.way(cx) {
-            Way::FewRows => self.few_rows(cx),
-            Way::CublasLt if self.bias.is_none() => {
-                let w = self.w.at(cx, self.dtype, self.first, self.column)?;
-                match &cx.shared().lt {
-                    Ok(lt) => match lt.run(cx, &self.size(), &self.operands(w)) {
-                        // A size the library can't do is not the caller's trouble.
-                        Err(error::Error::Call { .. }) if self.batch == 1 => self.own(cx),
-                        result => cx.done(result),
+        match self.kernel(cx) {
+            GemmKernel::Gemv => self.gemv(cx),
+            GemmKernel::CublasLt if self.bias.is_none() => {
+                let w = self.w.ptr(cx, self.dtype, self.first_row, self.first_column)?;
+                match &cx.shared().cublaslt {
+                    Ok(cublaslt) => match cublaslt.run(cx, &self.shape(), &self.operands(w)) {
+                        // Fall back for sizes that the library does not support.
+                        Err(error::Error::Call { .. }) if self.batch == 1 => self.implicit_gemm(cx),
+                        result => cx.check(result),
                     },
-                    Err(_) => self.own(cx),
+                    Err(_) => self.implicit_gemm(cx),
                 }
             }
-            _ => self.own(cx),
+            _ => self.implicit_gemm(cx),
         }
     }
 
-    fn few_rows(&self, cx: &Context) -> Result<()> {
+    fn gemv(&self, cx: &Context) -> Result<()> {
         debug_assert_eq!(self.batch, 1);
         let kernel = match (self.dtype, self.w.stored, self.out_dtype) {
-            (DType::BF16, DType::BF16, DType::BF16) => FEW_ROWS_BF16_BF16_BF16,
-            (DType::BF16, DType::F16, DType::BF16) => FEW_ROWS_BF16_F16_BF16,
-            (DType::BF16, _, DType::BF16) => FEW_ROWS_BF16_F32_BF16,
-            (DType::BF16, DType::BF16, _) => FEW_ROWS_BF16_BF16_F32,
-            (DType::BF16, DType::F16, _) => FEW_ROWS_BF16_F16_F32,
-            (DType::BF16, _, _) => FEW_ROWS_BF16_F32_F32,
-            (_, DType::BF16, _) => FEW_ROWS_F32_BF16_F32,
-            (_, DType::F16, _) => FEW_ROWS_F32_F16_F32,
-            _ => FEW_ROWS_F32_F32_F32,
+            (DType::BF16, DType::BF16, DType::BF16) => GEMV_BF16_BF16_BF16,
+            (DType::BF16, DType::F16, DType::BF16) => GEMV_BF16_F16_BF16,
+            (DType::BF16, _, DType::BF16) => GEMV_BF16_F32_BF16,
+            (DType::BF16, DType::BF16, _) => GEMV_BF16_BF16_F32,
+            (DType::BF16, DType::F16, _) => GEMV_BF16_F16_F32,
+            (DType::BF16, _, _) => GEMV_BF16_F32_F32,
+            (_, DType::BF16, _) => GEMV_F32_BF16_F32,
+            (_, DType::F16, _) => GEMV_F32_F16_F32,
+            _ => GEMV_F32_F32_F32,
         };
         let (add, ldadd) = self.add.unwrap_or((0, 0));
         let grid = [self.n.div_ceil(4), 1];
         let size = |n: usize| int("linear", n);
-        let parameters = FewRows {
+        let parameters = Gemv {
             x: self.x,
             ldx: self.ldx as i64,
-            w: self.w.stored_at(cx, self.first, self.column),
+            w: self.w.stored_ptr(cx, self.first_row, self.first_column),
             ldw: self.w.cols as i64,
             rows: size(self.rows)?,
             k: size(self.k)?,
@@ -160,12 +160,12 @@ impl Product<'_> {
         cx.launch(kernel, grid, 128, 0, &parameters)
     }
 
-    fn own(&self, cx: &Context) -> Result<()> {
+    fn implicit_gemm(&self, cx: &Context) -> Result<()> {
         debug_assert_eq!(self.batch, 1);
         let (add, ldadd) = self.add.unwrap_or((0, 0));
-        let conv = Conv {
+        let conv = ConvArgs {
             x: self.x,
-            w: self.w.at(cx, self.dtype, self.first, self.column)?,
+            w: self.w.ptr(cx, self.dtype, self.first_row, self.first_column)?,
             bias: self.bias.unwrap_or(0),
             add,
             out: self.out,
@@ -181,6 +181,6 @@ impl Product<'_> {
             padding: [0, 0],
             upsample: 0,
         };
-        own::run(cx, &conv, self.dtype, self.out_dtype)
+        implicit_gemm::run(cx, &conv, self.dtype, self.out_dtype)
     }
 }

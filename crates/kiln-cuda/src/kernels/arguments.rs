@@ -1,13 +1,13 @@
-//! Structures that kernels take, field by field as they stand there.
+//! Argument structs of kernels, with the same fields in the same order as in CUDA.
 
-use super::kernel::Argument;
+use super::kernel::KernelArgument;
 use crate::sys::driver::{DevicePtr, TensorMap};
 
 macro_rules! arguments {
     ($($type:ty = $name:literal;)*) => {
         $(
-            // SAFETY: of that size and, where it has fields, with the same ones in the same order.
-            unsafe impl Argument for $type {
+            // SAFETY: same size as in CUDA, and the same fields in the same order.
+            unsafe impl KernelArgument for $type {
                 #[cfg(test)]
                 const TYPE: &'static str = $name;
             }
@@ -20,20 +20,20 @@ arguments! {
     i32 = "int";
     i64 = "long long";
     f32 = "float";
-    Attention = "Attention";
-    HopperAttention = "HopperAttention";
-    Conv = "Conv";
-    HopperConv = "HopperConv";
-    Packed = "Packed";
+    AttentionArgs = "AttentionArgs";
+    HopperAttentionArgs = "HopperAttentionArgs";
+    ConvArgs = "ConvArgs";
+    HopperConvArgs = "HopperConvArgs";
+    PackedMatrixArgs = "PackedMatrixArgs";
 }
 
-const _: () = assert!(size_of::<Segments>() == 104 && size_of::<Attention>() == 3 * 104 + 48);
-const _: () = assert!(size_of::<HopperAttention>() == 3 * 8 * 128 + 192);
-const _: () = assert!(size_of::<Conv>() == 128);
-const _: () = assert!(size_of::<HopperConv>() == 2 * 128 + 64);
-const _: () = assert!(size_of::<Packed>() == 56);
+const _: () = assert!(size_of::<Segments>() == 104 && size_of::<AttentionArgs>() == 3 * 104 + 48);
+const _: () = assert!(size_of::<HopperAttentionArgs>() == 3 * 8 * 128 + 192);
+const _: () = assert!(size_of::<ConvArgs>() == 128);
+const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
+const _: () = assert!(size_of::<PackedMatrixArgs>() == 56);
 
-/// How many row blocks the attention kernels look through.
+/// Maximum number of segments in attention kernels.
 pub(crate) const MAX_SEGMENTS: usize = 8;
 
 /// Row blocks read as one matrix.
@@ -41,23 +41,23 @@ pub(crate) const MAX_SEGMENTS: usize = 8;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Segments {
     pub start: [DevicePtr; MAX_SEGMENTS],
-    /// The row past each one's last.
+    /// End row of each segment.
     pub end: [i32; MAX_SEGMENTS],
     pub count: i32,
     pub unused: i32,
 }
 
 impl Segments {
-    /// How many rows each has.
+    /// Number of rows of each segment.
     pub fn rows(&self) -> impl Iterator<Item = usize> {
         (0..self.count as usize).map(|i| (self.end[i] - if i > 0 { self.end[i - 1] } else { 0 }) as usize)
     }
 }
 
-/// What the attention kernels take.
+/// Arguments of the attention kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attention {
+pub(crate) struct AttentionArgs {
     pub q: Segments,
     pub k: Segments,
     pub v: Segments,
@@ -74,17 +74,17 @@ pub(crate) struct Attention {
     pub unused: i32,
 }
 
-impl Attention {
-    /// Whether every row begins where 16 bytes can be read at once.
+impl AttentionArgs {
+    /// Whether all segments are aligned to 16 bytes.
     pub fn aligned(&self) -> bool {
         [self.q, self.k, self.v].iter().all(|s| s.start.iter().all(|at| at % 16 == 0))
     }
 }
 
-/// What Hopper's attention kernel takes.
+/// Arguments of the Hopper attention kernel; the fields are explained in `attention_hopper.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HopperAttention {
+pub(crate) struct HopperAttentionArgs {
     pub q: [TensorMap; MAX_SEGMENTS],
     pub k: [TensorMap; MAX_SEGMENTS],
     pub v: [TensorMap; MAX_SEGMENTS],
@@ -103,18 +103,18 @@ pub(crate) struct HopperAttention {
     pub scale: f32,
     pub query_tiles: i32,
     pub key_tiles: i32,
-    pub shared_items: i32,
-    pub share: i32,
-    pub longer: i32,
+    pub split_items: i32,
+    pub tiles_per_block: i32,
+    pub longer_blocks: i32,
     pub unused: i32,
-    pub left: DevicePtr,
+    pub partials: DevicePtr,
     pub ready: DevicePtr,
 }
 
-/// What the convolution kernels take.
+/// Arguments of the convolution kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Conv {
+pub(crate) struct ConvArgs {
     pub x: DevicePtr,
     pub w: DevicePtr,
     pub bias: DevicePtr,
@@ -132,14 +132,14 @@ pub(crate) struct Conv {
     pub stride: i32,
     /// Top and left.
     pub padding: [i32; 2],
-    /// 1 where each pixel of the input stands for 2 by 2, 2 where the weights are folded.
+    /// 0: none. 1: the input is upsampled 2x. 2: the same, with folded weights.
     pub upsample: i32,
 }
 
-/// What Hopper's convolution kernels take.
+/// Arguments of the Hopper convolution kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HopperConv {
+pub(crate) struct HopperConvArgs {
     pub x: TensorMap,
     pub w: TensorMap,
     pub bias: DevicePtr,
@@ -154,13 +154,13 @@ pub(crate) struct HopperConv {
     pub tiles_x: i32,
     pub tiles_n: i32,
     pub tiles: i32,
-    pub kinds: i32,
+    pub phases: i32,
 }
 
-/// Packed rows that are written out.
+/// A packed matrix to dequantize.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Packed {
+pub(crate) struct PackedMatrixArgs {
     pub data: DevicePtr,
     pub row_scales: DevicePtr,
     pub block_scales: DevicePtr,

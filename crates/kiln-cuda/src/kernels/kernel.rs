@@ -1,4 +1,4 @@
-//! A kernel, its parameters, and how it is launched.
+//! Typed kernels and their launch.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -6,50 +6,50 @@ use std::marker::PhantomData;
 
 use crate::error::Result;
 use crate::queue::Queue;
-use crate::sources::Source;
+use crate::sources::KernelSource;
 
-/// A value that a kernel takes, with the size and layout it has there.
+/// A value with the same layout in Rust and CUDA.
 ///
 /// # Safety
 ///
-/// The type is laid out like the one it is called there.
-pub(crate) unsafe trait Argument: Copy {
-    /// The type's name there; `*` is any pointer.
+/// The type has the layout of the CUDA type `TYPE`.
+pub(crate) unsafe trait KernelArgument: Copy {
+    /// Name of the CUDA type; `*` is any pointer.
     #[cfg(test)]
     const TYPE: &'static str;
 }
 
 /// The parameters of a kernel.
 pub(crate) trait Parameters {
-    /// Their names and types.
+    /// Names and CUDA types.
     #[cfg(test)]
     const LIST: &'static [(&'static str, &'static str)];
 
-    /// Hands on where each lies.
+    /// Calls `call` with pointers to all parameters.
     fn with_pointers<T>(&self, call: impl FnOnce(&mut [*mut c_void]) -> T) -> T;
 }
 
-/// Where an argument lies, for the launch that copies it.
-pub(super) fn pointer<T: Argument>(value: &T) -> *mut c_void {
+/// Pointer to an argument, for the launch that copies it.
+pub(super) fn pointer<T: KernelArgument>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// A kernel that takes the parameters `P`.
+/// A kernel with parameters `P`.
 pub(crate) struct Kernel<P> {
-    source: &'static Source,
+    source: &'static KernelSource,
     name: &'static str,
     parameters: PhantomData<fn(&P)>,
 }
 
 impl<P: Parameters> Kernel<P> {
-    /// The kernel of that name in a source; `table.rs` alone declares them.
-    pub(super) const fn new(source: &'static Source, name: &'static str) -> Kernel<P> {
+    /// The kernel of that name in a source; only `table.rs` declares kernels.
+    pub(super) const fn new(source: &'static KernelSource, name: &'static str) -> Kernel<P> {
         Kernel { source, name, parameters: PhantomData }
     }
 
-    /// Puts it on a queue: blocks of so many threads and bytes of shared memory in a grid. An empty grid is no work.
+    /// Launches the kernel with `threads` threads and `shared` bytes of shared memory per block. An empty grid does nothing.
     ///
-    /// What pointers point to is as large as the kernel takes it to be: launchers check sizes before.
+    /// The caller has checked that the memory behind pointers is large enough.
     pub fn launch(
         self,
         queue: &Queue,
@@ -59,7 +59,7 @@ impl<P: Parameters> Kernel<P> {
         parameters: &P,
     ) -> Result<()> {
         parameters.with_pointers(|pointers| {
-            // SAFETY: the parameters are the kernel's, by its declaration; the launcher has checked their sizes.
+            // SAFETY: the parameters match the kernel's declaration; the launcher has checked sizes.
             unsafe { queue.launch(self.source, self.name, grid, threads, shared, pointers) }
         })
     }

@@ -1,5 +1,5 @@
-//! The kernels as Rust sees them: each is declared once, with the names and types of its parameters, in `table.rs`, and
-//! launched with a value of that type. A test holds the table against the sources.
+//! The kernels' signatures: each kernel is declared once in `table.rs`, with the names and types of its parameters, and
+//! launched with a value of that type. A test compares the table with the sources.
 
 mod arguments;
 mod kernel;
@@ -8,6 +8,8 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use arguments::{Attention, Conv, HopperAttention, HopperConv, MAX_SEGMENTS, Packed, Segments};
+pub(crate) use arguments::{
+    AttentionArgs, ConvArgs, HopperAttentionArgs, HopperConvArgs, MAX_SEGMENTS, PackedMatrixArgs, Segments,
+};
 pub(crate) use kernel::{Kernel, Parameters};
 pub(crate) use table::*;

@@ -1,18 +1,18 @@
-//! Every kernel, by the file it stands in: its parameters, and the names under which the file has it.
+//! All kernels by source file: parameters and names.
 
 use std::ffi::c_void;
 
-use super::arguments::{Attention, Conv, HopperAttention, HopperConv, Packed};
+use super::arguments::{AttentionArgs, ConvArgs, HopperAttentionArgs, HopperConvArgs, PackedMatrixArgs};
 #[cfg(test)]
-use super::kernel::Argument;
+use super::kernel::KernelArgument;
 use super::kernel::{Kernel, Parameters, pointer};
 use crate::sources;
 use crate::sys::driver::DevicePtr;
 
-/// A kernel's name, the file it stands in and its parameters.
+/// A kernel's source file, name and parameters.
 #[cfg(test)]
 pub(super) struct Signature {
-    pub source: &'static sources::Source,
+    pub source: &'static sources::KernelSource,
     pub name: &'static str,
     pub parameters: &'static [(&'static str, &'static str)],
 }
@@ -29,7 +29,7 @@ macro_rules! kernels {
             impl Parameters for $Parameters {
                 #[cfg(test)]
                 const LIST: &'static [(&'static str, &'static str)] =
-                    &[$((stringify!($field), <$type as Argument>::TYPE)),*];
+                    &[$((stringify!($field), <$type as KernelArgument>::TYPE)),*];
 
                 fn with_pointers<T>(&self, call: impl FnOnce(&mut [*mut c_void]) -> T) -> T {
                     call(&mut [$(pointer(&self.$field)),*])
@@ -50,45 +50,45 @@ macro_rules! kernels {
 
 kernels! {
     ATTENTION {
-        AttentionTiled(t: Attention):
+        AttentionTiled(args: AttentionArgs):
             ATTENTION_32 = "attention_32", ATTENTION_64 = "attention_64",
             ATTENTION_96 = "attention_96", ATTENTION_128 = "attention_128",
             ATTENTION_256 = "attention_256", ATTENTION_512 = "attention_512";
     }
     ATTENTION_F32 {
-        AttentionF32(t: Attention):
+        AttentionF32(args: AttentionArgs):
             ATTENTION_F32_64 = "attention_f32_64", ATTENTION_F32_128 = "attention_f32_128";
     }
     ATTENTION_HOPPER {
-        AttentionHopper(t: HopperAttention):
+        AttentionHopper(args: HopperAttentionArgs):
             ATTENTION_HOPPER_128 = "attention_hopper_128";
     }
     ATTENTION_PLAIN {
-        AttentionPlain(t: Attention):
+        AttentionPlain(args: AttentionArgs):
             ATTENTION_PLAIN_F32_4 = "attention_plain_f32_4",
             ATTENTION_PLAIN_F32_16 = "attention_plain_f32_16",
             ATTENTION_PLAIN_BF16_4 = "attention_plain_bf16_4",
             ATTENTION_PLAIN_BF16_16 = "attention_plain_bf16_16";
     }
     CONV {
-        ConvPlain(t: Conv):
+        ConvPlain(args: ConvArgs):
             CONV_PLAIN_F32_F32 = "conv_plain_f32_f32",
             CONV_PLAIN_BF16_BF16 = "conv_plain_bf16_bf16",
             CONV_PLAIN_BF16_F32 = "conv_plain_bf16_f32";
-        ConvTiles(t: Conv):
+        ConvTiles(args: ConvArgs):
             CONV_TILES_BF16_128 = "conv_tiles_bf16_128", CONV_TILES_F32_128 = "conv_tiles_f32_128",
             CONV_TILES_BF16_32 = "conv_tiles_bf16_32", CONV_TILES_F32_32 = "conv_tiles_f32_32";
     }
     CONV_F32 {
         FoldTapsF32(w: DevicePtr, out: DevicePtr, n: i32, channels: i32):
             FOLD_TAPS_F32 = "fold_taps_f32";
-        ConvF32(t: Conv):
+        ConvF32(args: ConvArgs):
             CONV_F32_128 = "conv_f32_128", CONV_F32_64 = "conv_f32_64", CONV_F32_32 = "conv_f32_32";
     }
     CONV_HOPPER {
         FoldTaps(w: DevicePtr, out: DevicePtr, n: i32, channels: i32):
             FOLD_TAPS = "fold_taps";
-        ConvHopper(t: HopperConv):
+        ConvHopper(args: HopperConvArgs):
             CONV_HOPPER_3_128 = "conv_hopper_3_128", CONV_HOPPER_3_8 = "conv_hopper_3_8",
             CONV_HOPPER_2_128 = "conv_hopper_2_128", CONV_HOPPER_1_128 = "conv_hopper_1_128";
     }
@@ -107,56 +107,56 @@ kernels! {
             CAST_F32_BF16 = "cast_f32_bf16", CAST_BF16_F32 = "cast_bf16_f32",
             CAST_F16_F32 = "cast_f16_f32", CAST_F16_BF16 = "cast_f16_bf16";
     }
-    FEW_ROWS {
-        FewRows(x: DevicePtr, ldx: i64, w: DevicePtr, ldw: i64, rows: i32, k: i32, n: i32, alpha: f32, bias:
+    GEMV {
+        Gemv(x: DevicePtr, ldx: i64, w: DevicePtr, ldw: i64, rows: i32, k: i32, n: i32, alpha: f32, bias:
             DevicePtr, add: DevicePtr, ldadd: i64, out: DevicePtr, ldo: i64):
-            FEW_ROWS_F32_F32_F32 = "few_rows_f32_f32_f32",
-            FEW_ROWS_F32_BF16_F32 = "few_rows_f32_bf16_f32",
-            FEW_ROWS_F32_F16_F32 = "few_rows_f32_f16_f32",
-            FEW_ROWS_BF16_F32_BF16 = "few_rows_bf16_f32_bf16",
-            FEW_ROWS_BF16_BF16_BF16 = "few_rows_bf16_bf16_bf16",
-            FEW_ROWS_BF16_F16_BF16 = "few_rows_bf16_f16_bf16",
-            FEW_ROWS_BF16_F32_F32 = "few_rows_bf16_f32_f32",
-            FEW_ROWS_BF16_BF16_F32 = "few_rows_bf16_bf16_f32",
-            FEW_ROWS_BF16_F16_F32 = "few_rows_bf16_f16_f32";
+            GEMV_F32_F32_F32 = "gemv_f32_f32_f32",
+            GEMV_F32_BF16_F32 = "gemv_f32_bf16_f32",
+            GEMV_F32_F16_F32 = "gemv_f32_f16_f32",
+            GEMV_BF16_F32_BF16 = "gemv_bf16_f32_bf16",
+            GEMV_BF16_BF16_BF16 = "gemv_bf16_bf16_bf16",
+            GEMV_BF16_F16_BF16 = "gemv_bf16_f16_bf16",
+            GEMV_BF16_F32_F32 = "gemv_bf16_f32_f32",
+            GEMV_BF16_BF16_F32 = "gemv_bf16_bf16_f32",
+            GEMV_BF16_F16_F32 = "gemv_bf16_f16_f32";
     }
     FP8 {
-        QuantiseFp8(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr, scales: DevicePtr,
+        QuantizeFp8(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr, scales: DevicePtr,
             padded: i32):
-            QUANTISE_FP8_F32 = "quantise_fp8_f32", QUANTISE_FP8_BF16 = "quantise_fp8_bf16";
-        QuantiseSwigluFp8(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr, scales:
+            QUANTIZE_FP8_F32 = "quantize_fp8_f32", QUANTIZE_FP8_BF16 = "quantize_fp8_bf16";
+        QuantizeSwigluFp8(x: DevicePtr, x_cols: i32, y: DevicePtr, y_cols: i32, q: DevicePtr, scales:
             DevicePtr, padded: i32):
-            QUANTISE_SWIGLU_FP8_F32 = "quantise_swiglu_fp8_f32",
-            QUANTISE_SWIGLU_FP8_BF16 = "quantise_swiglu_fp8_bf16";
-        ProductFp8(x: DevicePtr, x_scales: DevicePtr, w: DevicePtr, w_scales: DevicePtr, out: DevicePtr,
+            QUANTIZE_SWIGLU_FP8_F32 = "quantize_swiglu_fp8_f32",
+            QUANTIZE_SWIGLU_FP8_BF16 = "quantize_swiglu_fp8_bf16";
+        GemmFp8(x: DevicePtr, x_scales: DevicePtr, w: DevicePtr, w_scales: DevicePtr, out: DevicePtr,
             rows: i32, n: i32, depth: i32):
-            PRODUCT_FP8_F32 = "product_fp8_f32", PRODUCT_FP8_BF16 = "product_fp8_bf16";
+            GEMM_FP8_F32 = "gemm_fp8_f32", GEMM_FP8_BF16 = "gemm_fp8_bf16";
         RescaleFp8(out: DevicePtr, x_scales: DevicePtr, w_scales: DevicePtr, rows: i64, n: i32):
             RESCALE_FP8_F32 = "rescale_fp8_f32", RESCALE_FP8_BF16 = "rescale_fp8_bf16";
     }
     GROUP_NORM {
-        GroupUnite(parts: DevicePtr, stats: DevicePtr, count: i32, groups: i32, eps: f32):
-            GROUP_UNITE = "group_unite";
-        GroupParts(x: DevicePtr, parts: DevicePtr, pixels: i64, channels: i32, groups: i32, run: i32):
-            GROUP_PARTS_F32 = "group_parts_f32", GROUP_PARTS_BF16 = "group_parts_bf16";
-        GroupApply(x: DevicePtr, stats: DevicePtr, weight: DevicePtr, bias: DevicePtr, out: DevicePtr,
+        GroupNormMerge(partials: DevicePtr, stats: DevicePtr, count: i32, groups: i32, eps: f32):
+            GROUP_NORM_MERGE = "group_norm_merge";
+        GroupNormPartial(x: DevicePtr, partials: DevicePtr, pixels: i64, channels: i32, groups: i32, pixels_per_block: i32):
+            GROUP_NORM_PARTIAL_F32 = "group_norm_partial_f32", GROUP_NORM_PARTIAL_BF16 = "group_norm_partial_bf16";
+        GroupNormApply(x: DevicePtr, stats: DevicePtr, weight: DevicePtr, bias: DevicePtr, out: DevicePtr,
             pixels: i64, channels: i32, width: i32, f: i32):
-            GROUP_APPLY_F32 = "group_apply_f32", GROUP_APPLY_BF16 = "group_apply_bf16";
-        GroupPartsWide(x: DevicePtr, parts: DevicePtr, pixels: i64, chunks: i32, channels: i32, groups:
+            GROUP_NORM_APPLY_F32 = "group_norm_apply_f32", GROUP_NORM_APPLY_BF16 = "group_norm_apply_bf16";
+        GroupNormPartialVector(x: DevicePtr, partials: DevicePtr, pixels: i64, chunks: i32, channels: i32, groups:
             i32):
-            GROUP_PARTS_WIDE_F32 = "group_parts_wide_f32",
-            GROUP_PARTS_WIDE_BF16 = "group_parts_wide_bf16";
-        GroupApplyWide(x: DevicePtr, stats: DevicePtr, weight: DevicePtr, bias: DevicePtr, out: DevicePtr,
+            GROUP_NORM_PARTIAL_VECTOR_F32 = "group_norm_partial_vector_f32",
+            GROUP_NORM_PARTIAL_VECTOR_BF16 = "group_norm_partial_vector_bf16";
+        GroupNormApplyVector(x: DevicePtr, stats: DevicePtr, weight: DevicePtr, bias: DevicePtr, out: DevicePtr,
             pixels: i64, chunks: i32, channels: i32, width: i32, f: i32):
-            GROUP_APPLY_WIDE_F32 = "group_apply_wide_f32",
-            GROUP_APPLY_WIDE_BF16 = "group_apply_wide_bf16";
+            GROUP_NORM_APPLY_VECTOR_F32 = "group_norm_apply_vector_f32",
+            GROUP_NORM_APPLY_VECTOR_BF16 = "group_norm_apply_vector_bf16";
     }
     INT8 {
-        Quantise(x: DevicePtr, q: DevicePtr, scales: DevicePtr, cols: i32, padded: i32):
-            QUANTISE_F32 = "quantise_f32", QUANTISE_BF16 = "quantise_bf16";
-        ProductInt8(q: DevicePtr, q_scales: DevicePtr, w: DevicePtr, w_scales: DevicePtr, bias: DevicePtr,
+        QuantizeInt8(x: DevicePtr, q: DevicePtr, scales: DevicePtr, cols: i32, padded: i32):
+            QUANTIZE_INT8_F32 = "quantize_int8_f32", QUANTIZE_INT8_BF16 = "quantize_int8_bf16";
+        GemmInt8(q: DevicePtr, q_scales: DevicePtr, w: DevicePtr, w_scales: DevicePtr, bias: DevicePtr,
             add: DevicePtr, out: DevicePtr, rows: i32, n: i32, depth: i32, ldadd: i64, ldo: i64):
-            PRODUCT_INT8_F32 = "product_int8_f32", PRODUCT_INT8_BF16 = "product_int8_bf16";
+            GEMM_INT8_F32 = "gemm_int8_f32", GEMM_INT8_BF16 = "gemm_int8_bf16";
     }
     MOVEMENT {
         Upsample(x: DevicePtr, out: DevicePtr, h: i32, w: i32, c: i32):
@@ -166,7 +166,7 @@ kernels! {
         CopyColumns(x: DevicePtr, out: DevicePtr, rows: i64, width: i32, column: i32, out_width: i32):
             COPY_COLUMNS_2 = "copy_columns_2", COPY_COLUMNS_4 = "copy_columns_4",
             COPY_COLUMNS_16 = "copy_columns_16";
-        SpaceToDepth(x: DevicePtr, out: DevicePtr, h: i32, w: i32, c: i32, back: i32):
+        SpaceToDepth(x: DevicePtr, out: DevicePtr, h: i32, w: i32, c: i32, inverse: i32):
             SPACE_TO_DEPTH_2 = "space_to_depth_2", SPACE_TO_DEPTH_4 = "space_to_depth_4";
     }
     NORM {
@@ -174,28 +174,28 @@ kernels! {
             ADA_LAYER_NORM_F32 = "ada_layer_norm_f32", ADA_LAYER_NORM_BF16 = "ada_layer_norm_bf16";
         RmsNorm(x: DevicePtr, weight: DevicePtr, out: DevicePtr, dim: i32, eps: f32):
             RMS_NORM_F32 = "rms_norm_f32", RMS_NORM_BF16 = "rms_norm_bf16";
-        AdaLayerNormHeld(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, out: DevicePtr, rows: i32, dim:
+        AdaLayerNormRegisters(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, out: DevicePtr, rows: i32, dim:
             i32, eps: f32):
-            ADA_LAYER_NORM_HELD_F32 = "ada_layer_norm_held_f32",
-            ADA_LAYER_NORM_HELD_BF16 = "ada_layer_norm_held_bf16";
+            ADA_LAYER_NORM_REGISTERS_F32 = "ada_layer_norm_registers_f32",
+            ADA_LAYER_NORM_REGISTERS_BF16 = "ada_layer_norm_registers_bf16";
         AdaLayerNormFp8(x: DevicePtr, scale: DevicePtr, shift: DevicePtr, q: DevicePtr, scales: DevicePtr,
             rows: i32, dim: i32, padded: i32, eps: f32):
             ADA_LAYER_NORM_FP8_F32 = "ada_layer_norm_fp8_f32",
             ADA_LAYER_NORM_FP8_BF16 = "ada_layer_norm_fp8_bf16";
-        RmsNormHeld(x: DevicePtr, weight: DevicePtr, out: DevicePtr, rows: i32, dim: i32, eps: f32):
-            RMS_NORM_HELD_F32 = "rms_norm_held_f32", RMS_NORM_HELD_BF16 = "rms_norm_held_bf16";
+        RmsNormRegisters(x: DevicePtr, weight: DevicePtr, out: DevicePtr, rows: i32, dim: i32, eps: f32):
+            RMS_NORM_REGISTERS_F32 = "rms_norm_registers_f32", RMS_NORM_REGISTERS_BF16 = "rms_norm_registers_bf16";
     }
-    OUTPUT {
-        Finish(sums: DevicePtr, bias: DevicePtr, gate: DevicePtr, residual: DevicePtr, out: DevicePtr, rows:
+    EPILOGUE {
+        EpilogueParams(sums: DevicePtr, bias: DevicePtr, gate: DevicePtr, residual: DevicePtr, out: DevicePtr, rows:
             i64, cols: i32):
-            FINISH_F32_F32 = "finish_f32_f32", FINISH_F32_BF16 = "finish_f32_bf16",
-            FINISH_BF16_BF16 = "finish_bf16_bf16";
+            EPILOGUE_F32_F32 = "epilogue_f32_f32", EPILOGUE_F32_BF16 = "epilogue_f32_bf16",
+            EPILOGUE_BF16_BF16 = "epilogue_bf16_bf16";
     }
     ROPE {
         NormRope(x: DevicePtr, weight: DevicePtr, cosines: DevicePtr, sines: DevicePtr, out: DevicePtr,
             tokens: i64, heads: i32, head_dim: i32, halves: i32, eps: f32):
             NORM_ROPE_F32 = "norm_rope_f32", NORM_ROPE_BF16 = "norm_rope_bf16";
-        NormRopeHeads(x: DevicePtr, weight: DevicePtr, out: DevicePtr, heads: i32, k: DevicePtr, k_weight:
+        NormRope128(x: DevicePtr, weight: DevicePtr, out: DevicePtr, heads: i32, k: DevicePtr, k_weight:
             DevicePtr, k_out: DevicePtr, k_heads: i32, cosines: DevicePtr, sines: DevicePtr, tokens: i32,
             halves: i32, eps: f32):
             NORM_ROPE_128_F32 = "norm_rope_128_f32", NORM_ROPE_128_BF16 = "norm_rope_128_bf16";
@@ -204,8 +204,8 @@ kernels! {
         SoftmaxRows(x: DevicePtr, out: DevicePtr, n: i32):
             SOFTMAX_ROWS_F32 = "softmax_rows_f32", SOFTMAX_ROWS_BF16 = "softmax_rows_bf16";
     }
-    WIDEN {
-        Widen(w: Packed, out: DevicePtr):
-            WIDEN_F32 = "widen_f32", WIDEN_BF16 = "widen_bf16";
+    DEQUANTIZE {
+        Dequantize(w: PackedMatrixArgs, out: DevicePtr):
+            DEQUANTIZE_F32 = "dequantize_f32", DEQUANTIZE_BF16 = "dequantize_bf16";
     }
 }

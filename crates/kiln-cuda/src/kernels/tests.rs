@@ -1,14 +1,14 @@
-//! The table against the `__global__` functions of the sources.
+//! Compares the table with the `__global__` functions of the sources.
 
 use std::collections::BTreeMap;
 
 use super::table::SIGNATURES;
-use crate::sources::SOURCES;
+use crate::sources::KERNEL_SOURCES;
 
 /// Names and types of a function's parameters; a pointer's type is `*`.
 type Parameters = Vec<(String, String)>;
 
-/// Replaces a word wherever it stands by itself.
+/// Replaces whole words.
 fn replace_word(text: &str, word: &str, by: &str) -> String {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let (mut out, mut token) = (String::new(), String::new());
@@ -24,14 +24,14 @@ fn replace_word(text: &str, word: &str, by: &str) -> String {
     out
 }
 
-/// `NAME(a, b)rest` as its three parts.
+/// Splits `NAME(a, b)rest` into three parts.
 fn call(text: &str) -> Option<(&str, Vec<&str>, &str)> {
     let (name, rest) = text.split_once('(')?;
     let (arguments, rest) = rest.split_once(')')?;
     Some((name.trim(), arguments.split(',').map(str::trim).collect(), rest))
 }
 
-/// A source with its function-like macros applied where they stand at the beginning of a line.
+/// Expands function-like macros at the beginning of lines.
 fn expanded(text: &str) -> String {
     let joined = text.replace("\\\n", " ");
     let mut macros = BTreeMap::new();
@@ -75,7 +75,7 @@ fn kernels(text: &str) -> BTreeMap<String, Parameters> {
     for part in text.split("__global__ void").skip(1) {
         let mut part = part.trim_start();
         if let Some(bounds) = part.strip_prefix("__launch_bounds__") {
-            // Up to the bracket that closes the first.
+            // Up to the closing bracket.
             let mut depth = 0;
             let end = bounds.find(|c| {
                 depth += i32::from(c == '(') - i32::from(c == ')');
@@ -90,25 +90,28 @@ fn kernels(text: &str) -> BTreeMap<String, Parameters> {
 }
 
 #[test]
-fn every_kernel_is_declared_as_its_source_has_it() {
+fn every_kernel_matches_its_declaration() {
     let mut found = BTreeMap::new();
-    for source in SOURCES {
+    for source in KERNEL_SOURCES {
         for (name, parameters) in kernels(source.text()) {
-            assert!(found.insert(name.clone(), (source.name, parameters)).is_none(), "two kernels `{name}`");
+            assert!(
+                found.insert(name.clone(), (source.name, parameters)).is_none(),
+                "duplicate kernel `{name}`"
+            );
         }
     }
     assert!(found.len() > 80, "{} kernels", found.len());
     for signature in SIGNATURES {
         let name = signature.name;
         let declared = signature.parameters.iter().map(|&(name, kind)| (name.into(), kind.into())).collect();
-        let known = found.remove(name).unwrap_or_else(|| panic!("no source has a kernel `{name}`"));
+        let known = found.remove(name).unwrap_or_else(|| panic!("no source contains kernel `{name}`"));
         assert_eq!((signature.source.name, declared), known, "kernel `{name}`");
     }
-    assert!(found.is_empty(), "kernels that nobody declared: {:?}", found.keys());
+    assert!(found.is_empty(), "undeclared kernels: {:?}", found.keys());
 }
 
 #[test]
-fn kernels_are_read_through_macros_and_launch_bounds() {
+fn macros_and_launch_bounds_are_parsed() {
     let text = "#define TWO(T, name)  \\\n  extern \"C\" __global__ void __launch_bounds__(32 * (1 + 1), 2) f_##name(const T *x, \\\n    \
                 long long n, const __grid_constant__ Thing t) { g(x); } \\\n  extern \"C\" __global__ void h_##name(int a) {}\n\
                 TWO(float, f32)\nTWO(bf16, bf16)\n";

@@ -1,5 +1,7 @@
+//! Attention: builds the arguments and chooses among the Hopper, wide, tiled, f32 and plain implementations.
+
 use kiln_ops::shapes::AttentionSize;
-use kiln_ops::{AttentionSpec, Error, Mask, Result, Tensor as _, shapes};
+use kiln_ops::{AttentionMask, AttentionSpec, Error, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::movement::concat_rows;
@@ -8,14 +10,14 @@ use crate::context::{Context, int};
 use crate::kernels::{
     ATTENTION_32, ATTENTION_64, ATTENTION_96, ATTENTION_128, ATTENTION_256, ATTENTION_512,
     ATTENTION_PLAIN_BF16_4, ATTENTION_PLAIN_BF16_16, ATTENTION_PLAIN_F32_4, ATTENTION_PLAIN_F32_16,
-    Attention, AttentionPlain, AttentionTiled, Kernel, MAX_SEGMENTS, Segments,
+    AttentionArgs, AttentionPlain, AttentionTiled, Kernel, MAX_SEGMENTS, Segments,
 };
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
 
-/// A kernel for one width of heads: how its blocks are made up. The numbers are those in `attention.cu`.
+/// Tile configuration of the kernel for one head dimension, as in `attention.cu`.
 #[derive(Clone, Copy, Debug)]
-struct Tiled {
+struct TiledKernel {
     dim: usize,
     kernel: Kernel<AttentionTiled>,
     split: usize,
@@ -23,16 +25,16 @@ struct Tiled {
     keys: usize,
 }
 
-const TILED: [Tiled; 6] = [
-    Tiled { dim: 32, kernel: ATTENTION_32, split: 1, row_warps: 4, keys: 64 },
-    Tiled { dim: 64, kernel: ATTENTION_64, split: 1, row_warps: 4, keys: 64 },
-    Tiled { dim: 96, kernel: ATTENTION_96, split: 1, row_warps: 4, keys: 64 },
-    Tiled { dim: 128, kernel: ATTENTION_128, split: 1, row_warps: 8, keys: 64 },
-    Tiled { dim: 256, kernel: ATTENTION_256, split: 2, row_warps: 4, keys: 32 },
-    Tiled { dim: 512, kernel: ATTENTION_512, split: 4, row_warps: 2, keys: 16 },
+const TILED_KERNELS: [TiledKernel; 6] = [
+    TiledKernel { dim: 32, kernel: ATTENTION_32, split: 1, row_warps: 4, keys: 64 },
+    TiledKernel { dim: 64, kernel: ATTENTION_64, split: 1, row_warps: 4, keys: 64 },
+    TiledKernel { dim: 96, kernel: ATTENTION_96, split: 1, row_warps: 4, keys: 64 },
+    TiledKernel { dim: 128, kernel: ATTENTION_128, split: 1, row_warps: 8, keys: 64 },
+    TiledKernel { dim: 256, kernel: ATTENTION_256, split: 2, row_warps: 4, keys: 32 },
+    TiledKernel { dim: 512, kernel: ATTENTION_512, split: 4, row_warps: 2, keys: 16 },
 ];
 
-impl Tiled {
+impl TiledKernel {
     fn threads(&self) -> usize {
         32 * self.split * self.row_warps
     }
@@ -62,74 +64,74 @@ pub(crate) fn attention(
     if size.queries == 0 {
         return Ok(out);
     }
-    let mut joined = Vec::new();
-    let call = call(cx, [q, k, v], &size, &spec.mask, out.at(cx), &mut joined)?;
-    let tiled = TILED.iter().find(|tiled| tiled.dim == size.head_dim);
+    let mut concatenated = Vec::new();
+    let args = build_args(cx, [q, k, v], &size, &spec.mask, out.ptr(cx), &mut concatenated)?;
+    let tiled = TILED_KERNELS.iter().find(|tiled| tiled.dim == size.head_dim);
     match tiled {
-        Some(_) if dtype == DType::BF16 && call.aligned() && attention_hopper::takes(cx, &call) => {
-            attention_hopper::run(cx, &call)?;
+        Some(_) if dtype == DType::BF16 && args.aligned() && attention_hopper::supports(cx, &args) => {
+            attention_hopper::run(cx, &args)?;
         }
-        _ if call.aligned() && attention_wide::takes(cx, &call, dtype) => {
-            attention_wide::run(cx, &call, dtype)?;
+        _ if args.aligned() && attention_wide::supports(cx, &args, dtype) => {
+            attention_wide::run(cx, &args, dtype)?;
         }
-        Some(tiled) if dtype == DType::BF16 && call.aligned() => run_tiled(cx, tiled, &size, call)?,
-        _ if dtype == DType::F32 && call.aligned() && attention_f32::takes(&call) => {
-            attention_f32::run(cx, &call)?;
+        Some(tiled) if dtype == DType::BF16 && args.aligned() => run_tiled(cx, tiled, &size, args)?,
+        _ if dtype == DType::F32 && args.aligned() && attention_f32::supports(&args) => {
+            attention_f32::run(cx, &args)?;
         }
-        _ => run_plain(cx, &size, dtype, call)?,
+        _ => run_plain(cx, &size, dtype, args)?,
     }
     Ok(out)
 }
 
-fn run_tiled(cx: &Context, tiled: &Tiled, size: &AttentionSize, call: Attention) -> Result<()> {
+fn run_tiled(cx: &Context, tiled: &TiledKernel, size: &AttentionSize, args: AttentionArgs) -> Result<()> {
     let grid = [size.queries.div_ceil(tiled.queries()), size.heads];
-    cx.launch(tiled.kernel, grid, tiled.threads(), tiled.shared(), &AttentionTiled { t: call })
+    cx.launch(tiled.kernel, grid, tiled.threads(), tiled.shared(), &AttentionTiled { args })
 }
 
-fn run_plain(cx: &Context, size: &AttentionSize, dtype: DType, call: Attention) -> Result<()> {
+fn run_plain(cx: &Context, size: &AttentionSize, dtype: DType, args: AttentionArgs) -> Result<()> {
     let kernel = match (dtype, size.head_dim) {
         (DType::BF16, ..=128) => ATTENTION_PLAIN_BF16_4,
         (DType::BF16, ..=512) => ATTENTION_PLAIN_BF16_16,
         (_, ..=128) => ATTENTION_PLAIN_F32_4,
         (_, ..=512) => ATTENTION_PLAIN_F32_16,
         (_, wide) => {
-            let what = format!("heads of {wide} elements, and the kernels take at most 512");
+            let what = format!("the CUDA kernels support heads of at most 512 elements, not {wide}");
             return Err(Error::Device { backend: cx.name(), what });
         }
     };
     let grid = [size.queries.div_ceil(4), size.heads];
-    cx.launch(kernel, grid, 128, 0, &AttentionPlain { t: call })
+    cx.launch(kernel, grid, 128, 0, &AttentionPlain { args })
 }
 
-/// The arguments; row blocks beyond what a kernel looks through are copied together into `joined`.
-fn call(
+/// Builds the kernel's arguments. Tensors of more row blocks than a kernel takes are copied into `concatenated`.
+fn build_args(
     cx: &Context,
     blocks: [&[&CudaTensor]; 3],
     size: &AttentionSize,
-    mask: &Mask,
+    mask: &AttentionMask,
     out: DevicePtr,
-    joined: &mut Vec<CudaTensor>,
-) -> Result<Attention> {
+    concatenated: &mut Vec<CudaTensor>,
+) -> Result<AttentionArgs> {
     let mut table = |blocks: &[&CudaTensor]| -> Result<Segments> {
-        let rows = blocks.iter().map(|block| Rows::of(cx, block));
+        let rows = blocks.iter().map(|block| RowBlock::new(cx, block));
         let row = blocks[0].shape().last() * blocks[0].dtype().size();
         match segments(rows, row)? {
             Some(segments) => Ok(segments),
             None => {
                 let whole = concat_rows(cx, blocks)?;
-                let segments = segments([Rows::of(cx, &whole)].into_iter(), row)?;
-                joined.push(whole);
+                let segments = segments([RowBlock::new(cx, &whole)].into_iter(), row)?;
+                concatenated.push(whole);
                 Ok(segments.unwrap_or_default())
             }
         }
     };
     let number = |n: usize| int("attention", n);
     let (mask, a, b) = match mask {
-        Mask::None => (0, 0, 0),
-        Mask::Causal { valid } => (1, number(*valid)?, 0),
-        Mask::Isolated { rows } => (2, number(rows.start)?, number(rows.end)?),
+        AttentionMask::None => (0, 0, 0),
+        AttentionMask::Causal { valid } => (1, number(*valid)?, 0),
+        AttentionMask::Isolated { rows } => (2, number(rows.start)?, number(rows.end)?),
     };
-    Ok(Attention {
+    Ok(AttentionArgs {
         q: table(blocks[0])?,
         k: table(blocks[1])?,
         v: table(blocks[2])?,
@@ -147,28 +149,27 @@ fn call(
     })
 }
 
-/// Rows of a tensor.
+/// Consecutive rows in memory.
 #[derive(Clone, Copy)]
-struct Rows {
+struct RowBlock {
     at: DevicePtr,
     count: usize,
-    /// Where the block begins that they are a part of.
+    /// Address of the buffer that contains them.
     block: DevicePtr,
 }
 
-impl Rows {
-    fn of(cx: &Context, x: &CudaTensor) -> Rows {
-        Rows { at: x.at(cx), count: x.shape().rows(), block: x.block_at(cx) }
+impl RowBlock {
+    fn new(cx: &Context, x: &CudaTensor) -> RowBlock {
+        RowBlock { at: x.ptr(cx), count: x.shape().rows(), block: x.buffer_ptr(cx) }
     }
 }
 
-/// The table of some blocks of rows, those that follow each other in one tensor taken together; `None` when there are too
-/// many. Tensors that happen to lie one behind the other stay apart: how keys are cut decides the last bits, which must not
-/// depend on where memory was free.
-fn segments(blocks: impl Iterator<Item = Rows>, row_bytes: usize) -> Result<Option<Segments>> {
+/// Builds the segment table of some row blocks, merging adjacent blocks of one buffer; `None` if there are too many.
+/// Adjacent buffers are not merged: how keys are split affects the last bits, which must not depend on addresses.
+fn segments(blocks: impl Iterator<Item = RowBlock>, row_bytes: usize) -> Result<Option<Segments>> {
     let mut table = Segments::default();
     let (mut rows, mut next, mut count) = (0, None, 0);
-    for Rows { at, count: block, block: owner } in blocks.filter(|rows| rows.count > 0) {
+    for RowBlock { at, count: block, block: owner } in blocks.filter(|rows| rows.count > 0) {
         rows += block;
         if next == Some((at, owner)) {
             table.end[count - 1] = int("attention", rows)?;
@@ -188,31 +189,32 @@ fn segments(blocks: impl Iterator<Item = Rows>, row_bytes: usize) -> Result<Opti
 mod tests {
     use super::*;
 
-    /// Of blocks given by address and rows, in tensors that begin at multiples of 1000.
+    /// Blocks by address and row count; buffers start at multiples of 1000.
     fn table(blocks: &[(DevicePtr, usize)]) -> Option<Segments> {
-        segments(blocks.iter().map(|&(at, count)| Rows { at, count, block: at / 1000 * 1000 }), 100).unwrap()
+        segments(blocks.iter().map(|&(at, count)| RowBlock { at, count, block: at / 1000 * 1000 }), 100)
+            .unwrap()
     }
 
     #[test]
-    fn tensors_that_lie_one_behind_the_other_stay_apart() {
+    fn adjacent_buffers_stay_separate() {
         let t = table(&[(1000, 10), (2000, 2)]).unwrap();
         assert_eq!((t.count, &t.start[..2], &t.end[..2]), (2, &[1000, 2000][..], &[10, 12][..]));
     }
 
     #[test]
-    fn blocks_that_follow_each_other_are_one() {
+    fn adjacent_blocks_of_one_buffer_are_merged() {
         let t = table(&[(1000, 3), (1300, 2), (5000, 4), (5400, 1)]).unwrap();
         assert_eq!((t.count, &t.start[..2], &t.end[..2]), (2, &[1000, 5000][..], &[5, 10][..]));
     }
 
     #[test]
-    fn empty_blocks_leave_no_trace() {
+    fn empty_blocks_are_skipped() {
         let t = table(&[(7, 0), (1000, 3), (9, 0), (1300, 2)]).unwrap();
         assert_eq!((t.count, t.start[0], t.end[0]), (1, 1000, 5));
     }
 
     #[test]
-    fn more_blocks_than_the_kernels_look_through_are_refused() {
+    fn more_blocks_than_max_segments_are_rejected() {
         let apart: Vec<_> = (0..9).map(|i| (10_000 * (i + 1), 2)).collect();
         assert!(table(&apart[..8]).is_some());
         assert_eq!(table(&apart), None);
@@ -220,9 +222,9 @@ mod tests {
 
     #[test]
     fn every_tiled_kernel_fits_the_smallest_gpu_and_its_own_queries() {
-        for tiled in TILED {
+        for tiled in TILED_KERNELS {
             assert!(tiled.shared() <= 99 << 10, "{tiled:?} needs {}", tiled.shared());
-            // The queries pass through the place of two stages of keys and values.
+            // Queries are loaded through the memory of two stages of keys and values.
             assert!(tiled.queries() <= 4 * tiled.keys, "{tiled:?}");
             assert_eq!(tiled.dim / tiled.split % 16, 0);
         }

@@ -1,79 +1,84 @@
+//! Attention on Hopper for heads of 128, with TMA and wgmma.
+
 use kiln_ops::Result;
 
 use crate::context::{Context, int};
 use crate::kernels::{
-    ATTENTION_HOPPER_128, Attention, AttentionHopper, HopperAttention, MAX_SEGMENTS, Segments,
+    ATTENTION_HOPPER_128, AttentionArgs, AttentionHopper, HopperAttentionArgs, MAX_SEGMENTS, Segments,
 };
 use crate::sys::driver::TensorMap;
 
-/// Queries and keys of a tile; the numbers are those in `attention_hopper.cu`.
-const ROWS: usize = 128;
+/// Tile sizes, head dimension and threads, as in `attention_hopper.cu`.
+const QUERIES: usize = 128;
 const KEYS: usize = 144;
 const DIM: i32 = 128;
 const THREADS: usize = 384;
-/// Queries, two stages of keys and values, barriers, and what it takes to begin at a multiple of 1024.
-const SHARED: usize = (ROWS + 4 * KEYS) * DIM as usize * 2 + 128 + 1024;
-/// Bytes of sums that a block leaves to the next.
-const LEFT: usize = 2 * 68 * 128 * 4;
+/// Bytes of shared memory: queries, two stages of keys and values, barriers, and alignment to 1024.
+const SHARED: usize = (QUERIES + 4 * KEYS) * DIM as usize * 2 + 128 + 1024;
+/// Bytes of partial results that a block hands to the next.
+const PARTIAL_BYTES: usize = 2 * 68 * 128 * 4;
 
-/// Whether this GPU and call are the kernel's. Values have to lie in blocks of the keys' sizes.
-pub(super) fn takes(cx: &Context, call: &Attention) -> bool {
+/// Whether the kernel takes these arguments on this GPU. Keys and values need the same segments.
+pub(super) fn supports(cx: &Context, args: &AttentionArgs) -> bool {
     cx.gpu().capability == (9, 0)
-        && call.head_dim == DIM
-        && call.k.count == call.v.count
-        && call.k.end == call.v.end
-        && call.keys > 0
+        && args.head_dim == DIM
+        && args.k.count == args.v.count
+        && args.k.end == args.v.end
+        && args.keys > 0
 }
 
-pub(super) fn run(cx: &Context, call: &Attention) -> Result<()> {
+pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
     let maps = |s: &Segments, heads: i32, tile: usize| -> Result<[TensorMap; MAX_SEGMENTS]> {
         let mut maps = [TensorMap::NONE; MAX_SEGMENTS];
         let width = (heads * DIM) as usize;
         for (i, (map, rows)) in maps.iter_mut().zip(s.rows()).enumerate() {
-            *map = cx.done(cx.driver().map_tensor(s.start[i], [width, rows], [width], [tile]))?;
+            *map = cx.check(cx.driver().encode_tensor_map(s.start[i], [width, rows], [width], [tile]))?;
         }
         Ok(maps)
     };
     let tiles = |s: &Segments, tile: usize| s.rows().map(|rows| rows.div_ceil(tile)).sum::<usize>();
-    let (query_tiles, key_tiles) = (tiles(&call.q, ROWS), tiles(&call.k, KEYS));
-    let items = query_tiles * call.heads as usize;
-    let blocks = items.min(cx.gpu().processors.max(1) as usize);
-    let shared = shared_items(items, blocks, call.mask != 0);
-    let left =
-        if shared > 0 { Some((cx.block(blocks * LEFT)?, cx.done(cx.shared().flags.at(cx))?)) } else { None };
+    let (query_tiles, key_tiles) = (tiles(&args.q, QUERIES), tiles(&args.k, KEYS));
+    let items = query_tiles * args.heads as usize;
+    let blocks = items.min(cx.gpu().multiprocessors.max(1) as usize);
+    let split = split_items(items, blocks, args.mask != 0);
+    let partials = if split > 0 {
+        Some((cx.allocate(blocks * PARTIAL_BYTES)?, cx.check(cx.shared().flags.ptr(cx))?))
+    } else {
+        None
+    };
     let number = |n: usize| int("attention", n);
-    let arguments = HopperAttention {
-        q: maps(&call.q, call.heads, ROWS)?,
-        k: maps(&call.k, call.kv_heads, KEYS)?,
-        v: maps(&call.v, call.kv_heads, KEYS)?,
-        query_end: call.q.end,
-        key_end: call.k.end,
-        query_segments: call.q.count,
-        key_segments: call.k.count,
-        out: call.out,
-        queries: call.queries,
-        keys: call.keys,
-        heads: call.heads,
-        kv_heads: call.kv_heads,
-        mask: call.mask,
-        a: call.a,
-        b: call.b,
-        scale: call.scale,
+    let args = HopperAttentionArgs {
+        q: maps(&args.q, args.heads, QUERIES)?,
+        k: maps(&args.k, args.kv_heads, KEYS)?,
+        v: maps(&args.v, args.kv_heads, KEYS)?,
+        query_end: args.q.end,
+        key_end: args.k.end,
+        query_segments: args.q.count,
+        key_segments: args.k.count,
+        out: args.out,
+        queries: args.queries,
+        keys: args.keys,
+        heads: args.heads,
+        kv_heads: args.kv_heads,
+        mask: args.mask,
+        a: args.a,
+        b: args.b,
+        scale: args.scale,
         query_tiles: number(query_tiles)?,
         key_tiles: number(key_tiles)?,
-        shared_items: number(shared)?,
-        share: number(shared * key_tiles / blocks)?,
-        longer: number(shared * key_tiles % blocks)?,
+        split_items: number(split)?,
+        tiles_per_block: number(split * key_tiles / blocks)?,
+        longer_blocks: number(split * key_tiles % blocks)?,
         unused: 0,
-        left: left.as_ref().map_or(0, |(left, _)| left.at(cx)),
-        ready: left.as_ref().map_or(0, |&(_, ready)| ready),
+        partials: partials.as_ref().map_or(0, |(partials, _)| partials.ptr(cx)),
+        ready: partials.as_ref().map_or(0, |&(_, ready)| ready),
     };
-    cx.launch(ATTENTION_HOPPER_128, [blocks, 1], THREADS, SHARED, &AttentionHopper { t: arguments })
+    cx.launch(ATTENTION_HOPPER_128, [blocks, 1], THREADS, SHARED, &AttentionHopper { args })
 }
 
-/// How many items, each a tile of a head's queries, blocks divide among them: all but those that every block gets a whole
-/// one of, and at least as many as there are blocks. Where masks make items unequal, none.
-fn shared_items(items: usize, blocks: usize, masked: bool) -> usize {
+/// Number of work items (a tile of one head's queries) that are split among blocks along the keys: the remainder that
+/// does not divide evenly plus one item per block. With masks items are unequal, and none is split.
+fn split_items(items: usize, blocks: usize, masked: bool) -> usize {
     match items.checked_rem(blocks) {
         Some(1..) if !masked => items % blocks + blocks,
         _ => 0,
@@ -82,15 +87,15 @@ fn shared_items(items: usize, blocks: usize, masked: bool) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::shared_items;
+    use super::split_items;
 
     #[test]
-    fn what_does_not_come_out_even_is_shared() {
-        assert_eq!(shared_items(864, 132, false), 204);
-        assert_eq!(shared_items(133, 132, false), 133);
-        assert_eq!(shared_items(264, 132, false), 0);
-        assert_eq!(shared_items(5, 5, false), 0);
-        assert_eq!(shared_items(864, 132, true), 0);
-        assert_eq!(shared_items(0, 0, false), 0);
+    fn an_uneven_remainder_is_split() {
+        assert_eq!(split_items(864, 132, false), 204);
+        assert_eq!(split_items(133, 132, false), 133);
+        assert_eq!(split_items(264, 132, false), 0);
+        assert_eq!(split_items(5, 5, false), 0);
+        assert_eq!(split_items(864, 132, true), 0);
+        assert_eq!(split_items(0, 0, false), 0);
     }
 }

@@ -1,7 +1,9 @@
+//! Elementwise operations.
+
 use kiln_ops::{Activation, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::{THREADS, by_dtype, by_rows, flat};
+use super::{THREADS, by_dtype, elementwise_grid, row_grid};
 use crate::context::{Context, int};
 use crate::kernels::{
     AFFINE_BF16, AFFINE_F32, Affine, BINARY_BF16, BINARY_F32, BLEND_ROWS_BF16, BLEND_ROWS_F32, Binary,
@@ -11,8 +13,8 @@ use crate::kernels::{
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
 
-/// The kernels' number of a function; none is 0.
-pub(crate) fn code(f: Option<Activation>) -> i32 {
+/// The kernels' code of an activation; 0 is none.
+pub(crate) fn activation_code(f: Option<Activation>) -> i32 {
     match f {
         None => 0,
         Some(Activation::Silu) => 1,
@@ -25,14 +27,14 @@ pub(crate) fn activation(cx: &Context, x: &CudaTensor, f: Activation) -> Result<
     let out = CudaTensor::new(cx, shapes::activation(x)?, x.dtype())?;
     let n = x.shape().numel();
     let kernel = by_dtype(x.dtype(), UNARY_F32, UNARY_BF16);
-    let parameters = Unary { x: x.at(cx), out: out.at(cx), n: n as i64, f: code(Some(f)) };
-    cx.launch(kernel, flat(n), THREADS, 0, &parameters)?;
+    let parameters = Unary { x: x.ptr(cx), out: out.ptr(cx), n: n as i64, f: activation_code(Some(f)) };
+    cx.launch(kernel, elementwise_grid(n), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
-/// The functions of two tensors and a factor; their numbers are the kernel's.
+/// Functions of two tensors and a scalar, with the kernel's codes.
 #[derive(Clone, Copy)]
-enum Two {
+enum BinaryOp {
     /// `x + s · y`.
     AddScaled = 0,
     /// `s · y + (1 - s) · x`.
@@ -43,54 +45,54 @@ enum Two {
 
 pub(crate) fn add(cx: &Context, x: &CudaTensor, y: &CudaTensor) -> Result<CudaTensor> {
     shapes::add(x, y)?;
-    binary(cx, x, y, Two::AddScaled, 1.0)
+    binary(cx, x, y, BinaryOp::AddScaled, 1.0)
 }
 
 pub(crate) fn add_scaled(cx: &Context, x: &CudaTensor, y: &CudaTensor, s: f32) -> Result<CudaTensor> {
     shapes::add_scaled(x, y)?;
-    binary(cx, x, y, Two::AddScaled, s)
+    binary(cx, x, y, BinaryOp::AddScaled, s)
 }
 
 pub(crate) fn lerp(cx: &Context, x: &CudaTensor, y: &CudaTensor, t: f32) -> Result<CudaTensor> {
     shapes::lerp(x, y)?;
-    binary(cx, x, y, Two::Lerp, t)
+    binary(cx, x, y, BinaryOp::Lerp, t)
 }
 
 pub(crate) fn guide(cx: &Context, c: &CudaTensor, u: &CudaTensor, g: f32) -> Result<CudaTensor> {
     shapes::guide(c, u)?;
-    binary(cx, c, u, Two::Guide, g)
+    binary(cx, c, u, BinaryOp::Guide, g)
 }
 
-fn binary(cx: &Context, x: &CudaTensor, y: &CudaTensor, f: Two, s: f32) -> Result<CudaTensor> {
+fn binary(cx: &Context, x: &CudaTensor, y: &CudaTensor, f: BinaryOp, s: f32) -> Result<CudaTensor> {
     let out = CudaTensor::new(cx, x.shape(), x.dtype())?;
     let n = x.shape().numel();
     let kernel = by_dtype(x.dtype(), BINARY_F32, BINARY_BF16);
-    let parameters = Binary { x: x.at(cx), y: y.at(cx), out: out.at(cx), n: n as i64, f: f as i32, s };
-    cx.launch(kernel, flat(n), THREADS, 0, &parameters)?;
+    let parameters = Binary { x: x.ptr(cx), y: y.ptr(cx), out: out.ptr(cx), n: n as i64, f: f as i32, s };
+    cx.launch(kernel, elementwise_grid(n), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
 pub(crate) fn swiglu(cx: &Context, x: &CudaTensor) -> Result<CudaTensor> {
-    swiglu_beside(cx, None, x)
+    concat_swiglu(cx, None, x)
 }
 
-/// SwiGLU of `x` with `left`, of as many rows, on its left.
-pub(crate) fn swiglu_beside(cx: &Context, left: Option<&CudaTensor>, x: &CudaTensor) -> Result<CudaTensor> {
+/// Concatenates `left` and SwiGLU of `x` by columns.
+pub(crate) fn concat_swiglu(cx: &Context, left: Option<&CudaTensor>, x: &CudaTensor) -> Result<CudaTensor> {
     let shape = shapes::swiglu(x)?;
     let (rows, cols) = (shape.rows(), shape.last());
-    let (left, left_cols) = left.map_or((0, 0), |left| (left.at(cx), left.shape().last()));
+    let (left, left_cols) = left.map_or((0, 0), |left| (left.ptr(cx), left.shape().last()));
     let out = CudaTensor::new(cx, [rows, left_cols + cols], x.dtype())?;
     let kernel = by_dtype(x.dtype(), SWIGLU_F32, SWIGLU_BF16);
     let chunks = left_cols.div_ceil(8) + cols.div_ceil(8);
     let parameters = Swiglu {
         left,
         left_cols: int("swiglu", left_cols)?,
-        x: x.at(cx),
-        out: out.at(cx),
+        x: x.ptr(cx),
+        out: out.ptr(cx),
         rows: rows as i64,
         cols: int("swiglu", cols)?,
     };
-    cx.launch(kernel, by_rows(rows, 8 * chunks), THREADS, 0, &parameters)?;
+    cx.launch(kernel, row_grid(rows, 8 * chunks), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -105,14 +107,14 @@ pub(crate) fn blend_rows(
     let out = CudaTensor::new(cx, shape, x.dtype())?;
     let kernel = by_dtype(x.dtype(), BLEND_ROWS_F32, BLEND_ROWS_BF16);
     let parameters = BlendRows {
-        x: x.at(cx),
-        y: y.at(cx),
-        mask: mask.at(cx),
-        out: out.at(cx),
+        x: x.ptr(cx),
+        y: y.ptr(cx),
+        mask: mask.ptr(cx),
+        out: out.ptr(cx),
         rows: rows as i64,
         cols: int("blend_rows", cols)?,
     };
-    cx.launch(kernel, by_rows(rows, cols), THREADS, 0, &parameters)?;
+    cx.launch(kernel, row_grid(rows, cols), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
@@ -128,19 +130,19 @@ pub(crate) fn affine(
     let out = CudaTensor::new(cx, shape, x.dtype())?;
     let kernel = by_dtype(x.dtype(), AFFINE_F32, AFFINE_BF16);
     let parameters = Affine {
-        x: x.at(cx),
-        scale: scale.at(cx),
-        shift: shift.at(cx),
-        out: out.at(cx),
+        x: x.ptr(cx),
+        scale: scale.ptr(cx),
+        shift: shift.ptr(cx),
+        out: out.ptr(cx),
         rows: rows as i64,
         cols: int("affine", cols)?,
     };
-    cx.launch(kernel, by_rows(rows, cols), THREADS, 0, &parameters)?;
+    cx.launch(kernel, row_grid(rows, cols), THREADS, 0, &parameters)?;
     Ok(out)
 }
 
-/// `n` elements in another type.
-pub(crate) fn cast_block(
+/// Converts `n` elements to another dtype.
+pub(crate) fn cast_buffer(
     cx: &Context,
     from: DType,
     x: DevicePtr,
@@ -153,7 +155,7 @@ pub(crate) fn cast_block(
         (DType::BF16, DType::F32) => CAST_BF16_F32,
         (DType::F16, DType::F32) => CAST_F16_F32,
         (DType::F16, DType::BF16) => CAST_F16_BF16,
-        _ => return cx.done(cx.copy(x, out, n * from.size())),
+        _ => return cx.check(cx.copy(x, out, n * from.size())),
     };
-    cx.launch(kernel, flat(n), THREADS, 0, &Cast { x, out, n: n as i64 })
+    cx.launch(kernel, elementwise_grid(n), THREADS, 0, &Cast { x, out, n: n as i64 })
 }

@@ -1,113 +1,128 @@
+//! Products with fp8 weights: quantization of activations, cuBLASLt, and the fallback kernel.
+
 use std::ops::Range;
 
-use kiln_ops::{Groups, Result, Tensor as _, shapes};
+use kiln_ops::{Result, RowGroups, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::movement::concat_columns;
-use super::norm::held_grid;
-use super::round_fp8::round_rows;
+use super::norm::register_grid;
+use super::quantize_fp8::quantize_rows;
 use super::{THREADS, by_dtype};
 use crate::context::{Context, int};
 use crate::error;
-use crate::gemm::Size;
-use crate::gemm::lt::{Lt, Operands, Scaled};
+use crate::gemm::GemmShape;
+use crate::gemm::cublaslt::{CublasLtGemm, Operands, RowScaling};
 use crate::kernels::{
-    ADA_LAYER_NORM_FP8_BF16, ADA_LAYER_NORM_FP8_F32, AdaLayerNormFp8, PRODUCT_FP8_BF16, PRODUCT_FP8_F32,
-    ProductFp8, QUANTISE_SWIGLU_FP8_BF16, QUANTISE_SWIGLU_FP8_F32, QuantiseSwigluFp8, RESCALE_FP8_BF16,
-    RESCALE_FP8_F32, RescaleFp8,
+    ADA_LAYER_NORM_FP8_BF16, ADA_LAYER_NORM_FP8_F32, AdaLayerNormFp8, GEMM_FP8_BF16, GEMM_FP8_F32, GemmFp8,
+    QUANTIZE_SWIGLU_FP8_BF16, QUANTIZE_SWIGLU_FP8_F32, QuantizeSwigluFp8, RESCALE_FP8_BF16, RESCALE_FP8_F32,
+    RescaleFp8,
 };
-use crate::queue::Block;
+use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
-use crate::weight::ByteRows;
+use crate::weight::QuantizedMatrix;
 
-/// Bytes of shared memory that every GPU gives a block unasked.
-const UNASKED: usize = 48 << 10;
+/// Shared memory a block can use without raising the kernel's limit.
+const DEFAULT_SHARED_BYTES: usize = 48 << 10;
 
-/// What a block keeps of a row until its scale is known.
-fn row_bytes(cols: usize, dtype: DType) -> usize {
+/// Shared memory for a row until its scale is known, in bytes.
+fn staged_row_bytes(cols: usize, dtype: DType) -> usize {
     cols.next_multiple_of(8) * dtype.size()
 }
 
-/// Rows of 8-bit floats, with a scale each.
-pub(crate) struct Short {
+/// Activations in fp8 with one scale per row.
+pub(crate) struct Fp8Operand {
     rows: usize,
-    bytes: Block,
-    scales: Block,
+    bytes: DeviceBuffer,
+    scales: DeviceBuffer,
 }
 
-impl Short {
-    /// Rows to be written.
-    fn empty(cx: &Context, rows: usize, w: &ByteRows) -> Result<Short> {
-        Ok(Short { rows, bytes: cx.block(rows * w.depth)?, scales: cx.block(rows * 4)? })
+impl Fp8Operand {
+    /// Allocates uninitialised rows.
+    fn allocate(cx: &Context, rows: usize, w: &QuantizedMatrix) -> Result<Fp8Operand> {
+        Ok(Fp8Operand { rows, bytes: cx.allocate(rows * w.depth)?, scales: cx.allocate(rows * 4)? })
     }
 
-    /// The activations side by side, as many columns as the weight has.
-    pub fn new(cx: &Context, xs: &[&CudaTensor], w: &ByteRows) -> Result<Short> {
-        let joined;
+    /// Quantizes activations, concatenated by columns to the weight's width.
+    pub fn new(cx: &Context, xs: &[&CudaTensor], w: &QuantizedMatrix) -> Result<Fp8Operand> {
+        let concatenated;
         let (first, second) = match xs {
             [x] => (*x, None),
             [x, y] => (*x, Some(*y)),
             _ => {
-                joined = concat_columns(cx, xs)?;
-                (&joined, None)
+                concatenated = concat_columns(cx, xs)?;
+                (&concatenated, None)
             }
         };
         let rows = first.shape().rows();
-        let short = Short::empty(cx, rows, w)?;
-        let parts = [first, second.unwrap_or(first)];
+        let operand = Fp8Operand::allocate(cx, rows, w)?;
+        let matrices = [first, second.unwrap_or(first)];
         let widths = [first.shape().last(), second.map_or(0, |y| y.shape().last())];
-        let at = parts.map(|x| x.at(cx));
-        round_rows(cx, first.dtype(), at, widths, rows, [short.bytes.at(cx), short.scales.at(cx)], w.depth)?;
-        Ok(short)
+        let ptrs = matrices.map(|x| x.ptr(cx));
+        quantize_rows(
+            cx,
+            first.dtype(),
+            ptrs,
+            widths,
+            rows,
+            [operand.bytes.ptr(cx), operand.scales.ptr(cx)],
+            w.depth,
+        )?;
+        Ok(operand)
     }
 
-    /// Whether rows of a weight's width are short enough for [`Short::of_swiglu`].
-    pub fn takes_swiglu(w: &ByteRows, dtype: DType) -> bool {
-        row_bytes(w.cols, dtype) <= UNASKED
+    /// Whether rows of the weight's width fit the shared memory of [`Fp8Operand::from_swiglu`].
+    pub fn supports_swiglu(w: &QuantizedMatrix, dtype: DType) -> bool {
+        staged_row_bytes(w.cols, dtype) <= DEFAULT_SHARED_BYTES
     }
 
-    /// `left` and beside it SwiGLU of `x`, in one pass.
-    pub fn of_swiglu(cx: &Context, left: Option<&CudaTensor>, x: &CudaTensor, w: &ByteRows) -> Result<Short> {
+    /// Quantizes `left` and SwiGLU of `x`, concatenated by columns, in one pass.
+    pub fn from_swiglu(
+        cx: &Context,
+        left: Option<&CudaTensor>,
+        x: &CudaTensor,
+        w: &QuantizedMatrix,
+    ) -> Result<Fp8Operand> {
         let shape = shapes::swiglu(x)?;
         let (rows, cols) = (shape.rows(), shape.last());
-        let (left, left_cols) = left.map_or((0, 0), |left| (left.at(cx), left.shape().last()));
-        let short = Short::empty(cx, rows, w)?;
-        let kernel = by_dtype(x.dtype(), QUANTISE_SWIGLU_FP8_F32, QUANTISE_SWIGLU_FP8_BF16);
+        let (left, left_cols) = left.map_or((0, 0), |left| (left.ptr(cx), left.shape().last()));
+        let operand = Fp8Operand::allocate(cx, rows, w)?;
+        let kernel = by_dtype(x.dtype(), QUANTIZE_SWIGLU_FP8_F32, QUANTIZE_SWIGLU_FP8_BF16);
         let size = |n: usize| int("linear", n);
-        let parameters = QuantiseSwigluFp8 {
+        let parameters = QuantizeSwigluFp8 {
             x: left,
             x_cols: size(left_cols)?,
-            y: x.at(cx),
+            y: x.ptr(cx),
             y_cols: size(cols)?,
-            q: short.bytes.at(cx),
-            scales: short.scales.at(cx),
+            q: operand.bytes.ptr(cx),
+            scales: operand.scales.ptr(cx),
             padded: size(w.depth)?,
         };
-        cx.launch(kernel, [rows, 1], 256, row_bytes(w.cols, x.dtype()), &parameters)?;
-        Ok(short)
+        cx.launch(kernel, [rows, 1], 256, staged_row_bytes(w.cols, x.dtype()), &parameters)?;
+        Ok(operand)
     }
 
-    /// [`ada_layer_norm`](super::norm::ada_layer_norm) of rows that fit a warp's registers, in one pass.
-    pub fn of_ada_layer_norm(
+    /// Fuses [`ada_layer_norm`](super::norm::ada_layer_norm) and quantization, for rows that fit registers.
+    pub fn from_ada_layer_norm(
         cx: &Context,
         x: &CudaTensor,
         [scale, shift]: [&CudaTensor; 2],
-        groups: &Groups,
+        groups: &RowGroups,
         eps: f32,
-        w: &ByteRows,
-    ) -> Result<Short> {
-        let short = Short::empty(cx, x.shape().rows(), w)?;
+        w: &QuantizedMatrix,
+    ) -> Result<Fp8Operand> {
+        let operand = Fp8Operand::allocate(cx, x.shape().rows(), w)?;
         let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_FP8_F32, ADA_LAYER_NORM_FP8_BF16);
         for (group, rows) in groups.ranges().enumerate() {
-            let bytes = short.bytes.at(cx) + (rows.start * w.depth) as u64;
-            let scales = short.scales.at(cx) + 4 * rows.start as u64;
-            let (grid, threads) = held_grid(cx, rows.len());
+            let bytes = operand.bytes.ptr(cx) + (rows.start * w.depth) as u64;
+            let scales = operand.scales.ptr(cx) + 4 * rows.start as u64;
+            let (grid, threads) = register_grid(cx, rows.len());
             let size = |n: usize| int("linear", n);
             let parameters = AdaLayerNormFp8 {
-                x: x.row_at(cx, rows.start),
-                scale: scale.row_at(cx, group),
-                shift: shift.row_at(cx, group),
+                x: x.row_ptr(cx, rows.start),
+                scale: scale.row_ptr(cx, group),
+                shift: shift.row_ptr(cx, group),
                 q: bytes,
                 scales,
                 rows: size(rows.len())?,
@@ -117,23 +132,23 @@ impl Short {
             };
             cx.launch(kernel, grid, threads, 0, &parameters)?;
         }
-        Ok(short)
+        Ok(operand)
     }
 
-    /// The product with some rows of the weight.
-    pub fn product(
+    /// Multiplies with some rows of the weight.
+    pub fn gemm(
         &self,
         cx: &Context,
-        w: &ByteRows,
+        w: &QuantizedMatrix,
         outputs: &Range<usize>,
         out: DevicePtr,
         dtype: DType,
     ) -> Result<()> {
-        let (n, [at, scales]) = (outputs.len(), w.at(cx, outputs.start));
+        let (n, [at, scales]) = (outputs.len(), w.ptr(cx, outputs.start));
         if self.rows == 0 || n == 0 {
             return Ok(());
         }
-        let size = Size {
+        let size = GemmShape {
             rows: self.rows,
             k: w.depth,
             n,
@@ -142,42 +157,42 @@ impl Short {
             ldadd: n,
             ldo: n,
             dtype: DType::F8E4M3,
-            out: dtype,
+            out_dtype: dtype,
             add: false,
             batch: 1,
             stride_w: 0,
             stride_out: 0,
-            columns: false,
+            w_is_k_by_n: false,
         };
-        let operands = Operands { w: at, x: self.bytes.at(cx), add: None, out, alpha: 1.0, scales: None };
-        let scales = [scales, self.scales.at(cx)];
-        if let Ok(lt) = &cx.shared().lt
-            && Lt::takes(&size, &operands)
+        let operands = Operands { w: at, x: self.bytes.ptr(cx), add: None, out, alpha: 1.0, scales: None };
+        let scales = [scales, self.scales.ptr(cx)];
+        if let Ok(cublaslt) = &cx.shared().cublaslt
+            && CublasLtGemm::supports(&size, &operands)
         {
-            match lt.run_scaled(cx, &size, &operands, scales) {
-                Ok(Scaled::Yes) => return Ok(()),
-                Ok(Scaled::No) => {
+            match cublaslt.run_fp8(cx, &size, &operands, scales) {
+                Ok(RowScaling::Applied) => return Ok(()),
+                Ok(RowScaling::Unsupported) => {
                     let kernel = by_dtype(dtype, RESCALE_FP8_F32, RESCALE_FP8_BF16);
                     let grid = [(self.rows * n).div_ceil(THREADS), 1];
                     let parameters = RescaleFp8 {
                         out,
-                        x_scales: self.scales.at(cx),
+                        x_scales: self.scales.ptr(cx),
                         w_scales: scales[0],
                         rows: self.rows as i64,
                         n: int("linear", n)?,
                     };
                     return cx.launch(kernel, grid, THREADS, 0, &parameters);
                 }
-                // A size the library can't do is not the caller's trouble.
+                // Fall back for sizes that the library does not support.
                 Err(error::Error::Call { .. }) => {}
-                Err(e) => return cx.done(Err(e)),
+                Err(e) => return cx.check(Err(e)),
             }
         }
-        let kernel = by_dtype(dtype, PRODUCT_FP8_F32, PRODUCT_FP8_BF16);
+        let kernel = by_dtype(dtype, GEMM_FP8_F32, GEMM_FP8_BF16);
         let grid = [self.rows.div_ceil(16), n.div_ceil(16)];
-        let parameters = ProductFp8 {
-            x: self.bytes.at(cx),
-            x_scales: self.scales.at(cx),
+        let parameters = GemmFp8 {
+            x: self.bytes.ptr(cx),
+            x_scales: self.scales.ptr(cx),
             w: at,
             w_scales: scales[0],
             out,

@@ -1,3 +1,5 @@
+//! Products with int8 weights.
+
 use std::ops::Range;
 
 use kiln_ops::{Result, Tensor as _};
@@ -6,56 +8,56 @@ use kiln_tensor::DType;
 use super::{THREADS, by_dtype};
 use crate::context::{Context, int};
 use crate::kernels::{
-    PRODUCT_INT8_BF16, PRODUCT_INT8_F32, ProductInt8, QUANTISE_BF16, QUANTISE_F32, Quantise,
+    GEMM_INT8_BF16, GEMM_INT8_F32, GemmInt8, QUANTIZE_INT8_BF16, QUANTIZE_INT8_F32, QuantizeInt8,
 };
-use crate::queue::Block;
+use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
-use crate::weight::ByteRows;
+use crate::weight::QuantizedMatrix;
 
-/// Rows and outputs of a block of the kernel.
+/// Tile size of the kernel, in rows and in outputs.
 const TILE: usize = 64;
 
-/// Activations in integers, with a scale for every row.
-pub(crate) struct Rounded {
+/// Activations in int8 with one scale per row.
+pub(crate) struct Int8Operand {
     rows: usize,
-    integers: Block,
-    scales: Block,
+    values: DeviceBuffer,
+    scales: DeviceBuffer,
 }
 
-impl Rounded {
-    /// `x`: `[rows, w.cols]`.
-    pub fn new(cx: &Context, x: &CudaTensor, w: &ByteRows) -> Result<Rounded> {
+impl Int8Operand {
+    /// Quantizes `x`: `[rows, w.cols]`.
+    pub fn new(cx: &Context, x: &CudaTensor, w: &QuantizedMatrix) -> Result<Int8Operand> {
         let rows = x.shape().rows();
-        let (integers, scales) = (cx.block(rows * w.depth)?, cx.block(rows * 4)?);
-        let kernel = by_dtype(x.dtype(), QUANTISE_F32, QUANTISE_BF16);
-        let parameters = Quantise {
-            x: x.at(cx),
-            q: integers.at(cx),
-            scales: scales.at(cx),
+        let (values, scales) = (cx.allocate(rows * w.depth)?, cx.allocate(rows * 4)?);
+        let kernel = by_dtype(x.dtype(), QUANTIZE_INT8_F32, QUANTIZE_INT8_BF16);
+        let parameters = QuantizeInt8 {
+            x: x.ptr(cx),
+            q: values.ptr(cx),
+            scales: scales.ptr(cx),
             cols: int("linear", w.cols)?,
             padded: int("linear", w.depth)?,
         };
         cx.launch(kernel, [rows, 1], THREADS, 0, &parameters)?;
-        Ok(Rounded { rows, integers, scales })
+        Ok(Int8Operand { rows, values, scales })
     }
 
-    /// The product with some rows of the weight, by address: bias (for all rows), what is added, and the result.
-    pub fn product(
+    /// Multiplies with some rows of the weight. Takes the addresses of the bias, the summand and the result.
+    pub fn gemm(
         &self,
         cx: &Context,
-        w: &ByteRows,
+        w: &QuantizedMatrix,
         outputs: &Range<usize>,
         [bias, add, out]: [Option<DevicePtr>; 3],
         dtype: DType,
     ) -> Result<()> {
-        let kernel = by_dtype(dtype, PRODUCT_INT8_F32, PRODUCT_INT8_BF16);
-        let [at, scales] = w.at(cx, outputs.start);
+        let kernel = by_dtype(dtype, GEMM_INT8_F32, GEMM_INT8_BF16);
+        let [at, scales] = w.ptr(cx, outputs.start);
         let n = outputs.len();
         let grid = [self.rows.div_ceil(TILE), n.div_ceil(TILE)];
-        let parameters = ProductInt8 {
-            q: self.integers.at(cx),
-            q_scales: self.scales.at(cx),
+        let parameters = GemmInt8 {
+            q: self.values.ptr(cx),
+            q_scales: self.scales.ptr(cx),
             w: at,
             w_scales: scales,
             bias: bias.unwrap_or(0),

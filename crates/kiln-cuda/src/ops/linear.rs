@@ -1,26 +1,28 @@
+//! Linear layers: products with dense, int8 and fp8 weights, LoRA updates, and the fused epilogue (`epilogue.cu`).
+
 use std::ops::Range;
 
-use kiln_ops::{Error, Groups, Result, Tensor as _, shapes};
+use kiln_ops::{Error, Result, RowGroups, Tensor as _, shapes};
 use kiln_tensor::DType;
 
-use super::elementwise::swiglu_beside;
-use super::fp8::Short;
-use super::int8::Rounded;
+use super::elementwise::concat_swiglu;
+use super::fp8::Fp8Operand;
+use super::int8::Int8Operand;
 use super::movement::concat_columns;
-use super::norm::{ada_layer_norm, held};
-use super::{THREADS, by_rows};
+use super::norm::{ada_layer_norm, fits_registers};
+use super::{THREADS, row_grid};
 use crate::context::{Context, int};
-use crate::gemm::Product;
-use crate::kernels::{FINISH_BF16_BF16, FINISH_F32_BF16, FINISH_F32_F32, Finish};
-use crate::queue::Block;
+use crate::gemm::Gemm;
+use crate::kernels::{EPILOGUE_BF16_BF16, EPILOGUE_F32_BF16, EPILOGUE_F32_F32, EpilogueParams};
+use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
-use crate::weight::{Base, CudaWeight, Matrix, Present};
+use crate::weight::{CudaWeight, LoadedWeight, Matrix, WeightMatrix};
 
 pub(crate) fn linear(cx: &Context, x: &CudaTensor, w: &CudaWeight) -> Result<CudaTensor> {
     let shape = shapes::linear(x, w.size())?;
     let xs = [x];
-    Layer::new(cx, &xs, w)?.part(0..shape.last())
+    LinearCall::new(cx, &xs, w)?.outputs(0..shape.last())
 }
 
 pub(crate) fn linear_split<const N: usize>(
@@ -31,219 +33,225 @@ pub(crate) fn linear_split<const N: usize>(
 ) -> Result<[CudaTensor; N]> {
     shapes::linear_split(x, w.size(), &widths)?;
     let xs = [x];
-    Layer::new(cx, &xs, w)?.split(widths)
+    LinearCall::new(cx, &xs, w)?.split(widths)
 }
 
 pub(crate) fn ada_linear_split<const N: usize>(
     cx: &Context,
     x: &CudaTensor,
     modulation: [&CudaTensor; 2],
-    groups: &Groups,
+    groups: &RowGroups,
     eps: f32,
     w: &CudaWeight,
     widths: [usize; N],
 ) -> Result<[CudaTensor; N]> {
     let [rows, _] = shapes::ada_linear_split(x, modulation, groups, w.size(), &widths)?;
     let dtype = x.dtype();
-    let base = w.present(cx, dtype)?;
-    // Updates take their inputs as they are.
-    if let Base::Fp8(weight) = &*base
+    let matrix = w.load(cx, dtype)?;
+    // LoRA updates need the unquantized input.
+    if let WeightMatrix::Fp8(weight) = &*matrix
         && w.deltas.is_empty()
-        && held(weight.cols, &[x, modulation[0], modulation[1]])
+        && fits_registers(weight.cols, &[x, modulation[0], modulation[1]])
     {
-        let short = Some(Short::of_ada_layer_norm(cx, x, modulation, groups, eps, weight)?);
-        let layer = Layer { cx, xs: &[], w, base, rows, dtype, inner: Vec::new(), rounded: None, short };
-        return layer.split(widths);
+        let fp8 = Some(Fp8Operand::from_ada_layer_norm(cx, x, modulation, groups, eps, weight)?);
+        let call = LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), int8: None, fp8 };
+        return call.split(widths);
     }
     let normed = ada_layer_norm(cx, x, modulation, groups, eps)?;
     let xs = [&normed];
-    Layer::of(cx, &xs, w, base)?.split(widths)
+    LinearCall::with_matrix(cx, &xs, w, matrix)?.split(widths)
 }
 
 pub(crate) fn linear_gated_add(
     cx: &Context,
     xs: &[&CudaTensor],
     w: &CudaWeight,
-    gate: Option<(&CudaTensor, &Groups)>,
+    gate: Option<(&CudaTensor, &RowGroups)>,
     residual: &CudaTensor,
 ) -> Result<CudaTensor> {
     let shape = shapes::linear_gated_add(xs, w.size(), gate, residual)?;
-    Layer::new(cx, xs, w)?.gated(shape.last(), gate, residual)
+    LinearCall::new(cx, xs, w)?.gated_add(shape.last(), gate, residual)
 }
 
 pub(crate) fn swiglu_gated_add(
     cx: &Context,
-    beside: Option<&CudaTensor>,
+    left: Option<&CudaTensor>,
     gate_up: &CudaTensor,
     w: &CudaWeight,
-    gate: Option<(&CudaTensor, &Groups)>,
+    gate: Option<(&CudaTensor, &RowGroups)>,
     residual: &CudaTensor,
 ) -> Result<CudaTensor> {
-    let [rows, out] = shapes::swiglu_gated_add(beside, gate_up, w.size(), gate, residual)?;
+    let [rows, out] = shapes::swiglu_gated_add(left, gate_up, w.size(), gate, residual)?;
     let dtype = gate_up.dtype();
-    let base = w.present(cx, dtype)?;
-    // Updates take their inputs as they are.
-    if let Base::Fp8(weight) = &*base
+    let matrix = w.load(cx, dtype)?;
+    // LoRA updates need the unquantized input.
+    if let WeightMatrix::Fp8(weight) = &*matrix
         && w.deltas.is_empty()
-        && Short::takes_swiglu(weight, dtype)
+        && Fp8Operand::supports_swiglu(weight, dtype)
     {
-        let short = Some(Short::of_swiglu(cx, beside, gate_up, weight)?);
-        let layer = Layer { cx, xs: &[], w, base, rows, dtype, inner: Vec::new(), rounded: None, short };
-        return layer.gated(out, gate, residual);
+        let fp8 = Some(Fp8Operand::from_swiglu(cx, left, gate_up, weight)?);
+        let call = LinearCall { cx, xs: &[], w, matrix, rows, dtype, inner: Vec::new(), int8: None, fp8 };
+        return call.gated_add(out, gate, residual);
     }
-    // One product of all columns, not two whose sums meet in f32.
-    let joined = swiglu_beside(cx, beside, gate_up)?;
-    let xs = [&joined];
-    Layer::of(cx, &xs, w, base)?.gated(out, gate, residual)
+    // One product over all columns instead of two accumulated in f32.
+    let x = concat_swiglu(cx, left, gate_up)?;
+    let xs = [&x];
+    LinearCall::with_matrix(cx, &xs, w, matrix)?.gated_add(out, gate, residual)
 }
 
-/// A layer that meets its input.
-struct Layer<'a> {
+/// A linear layer applied to its inputs, which are concatenated by columns.
+struct LinearCall<'a> {
     cx: &'a Context,
     xs: &'a [&'a CudaTensor],
     w: &'a CudaWeight,
-    base: Present<'a>,
+    matrix: LoadedWeight<'a>,
     rows: usize,
     dtype: DType,
-    /// The inputs times `down` of every delta, `[rows, rank]`.
+    /// The inputs times `down` of every update, `[rows, rank]`.
     inner: Vec<CudaTensor>,
-    /// The inputs in integers, where the weight is in integers.
-    rounded: Option<Rounded>,
-    /// The inputs in 8-bit floats, where the weight is.
-    short: Option<Short>,
+    /// The quantized inputs of an int8 weight.
+    int8: Option<Int8Operand>,
+    /// The quantized inputs of an fp8 weight.
+    fp8: Option<Fp8Operand>,
 }
 
-/// What is done to a product on its way out, and where it goes.
+/// What is added to a product, and where it is stored.
 #[derive(Clone, Copy)]
 struct Destination {
     bias: Option<DevicePtr>,
-    /// Of the result's type and width.
+    /// In the result's dtype and width.
     add: Option<DevicePtr>,
     out: DevicePtr,
     dtype: DType,
 }
 
-impl<'a> Layer<'a> {
+impl<'a> LinearCall<'a> {
     fn new(cx: &'a Context, xs: &'a [&'a CudaTensor], w: &'a CudaWeight) -> Result<Self> {
-        Layer::of(cx, xs, w, w.present(cx, xs[0].dtype())?)
+        LinearCall::with_matrix(cx, xs, w, w.load(cx, xs[0].dtype())?)
     }
 
-    fn of(cx: &'a Context, xs: &'a [&'a CudaTensor], w: &'a CudaWeight, base: Present<'a>) -> Result<Self> {
+    fn with_matrix(
+        cx: &'a Context,
+        xs: &'a [&'a CudaTensor],
+        w: &'a CudaWeight,
+        matrix: LoadedWeight<'a>,
+    ) -> Result<Self> {
         let (rows, dtype) = (xs[0].shape().rows(), xs[0].dtype());
-        let mut layer = Layer { cx, xs, w, base, rows, dtype, inner: Vec::new(), rounded: None, short: None };
-        if let Base::Int8(integers) = &*layer.base {
-            // One scale for a row of all inputs.
-            let rounded = match xs {
-                [x] => Rounded::new(cx, x, integers),
-                _ => Rounded::new(cx, &concat_columns(cx, xs)?, integers),
+        let mut call =
+            LinearCall { cx, xs, w, matrix, rows, dtype, inner: Vec::new(), int8: None, fp8: None };
+        if let WeightMatrix::Int8(weight) = &*call.matrix {
+            // One scale per row of all inputs.
+            let operand = match xs {
+                [x] => Int8Operand::new(cx, x, weight),
+                _ => Int8Operand::new(cx, &concat_columns(cx, xs)?, weight),
             };
-            layer.rounded = Some(rounded?);
+            call.int8 = Some(operand?);
         }
-        if let Base::Fp8(weight) = &*layer.base {
-            layer.short = Some(Short::new(cx, xs, weight)?);
+        if let WeightMatrix::Fp8(weight) = &*call.matrix {
+            call.fp8 = Some(Fp8Operand::new(cx, xs, weight)?);
         }
-        layer.inner = w.deltas.iter().map(|delta| layer.whole(&delta.down)).collect::<Result<_>>()?;
-        Ok(layer)
+        call.inner = w.deltas.iter().map(|delta| call.multiply_full(&delta.down)).collect::<Result<_>>()?;
+        Ok(call)
     }
 
-    /// The product with input `i`, whose columns are `column..` of the weight.
-    fn product<'m>(
+    /// The product of input `i` with some rows of a matrix.
+    fn gemm<'m>(
         &self,
         m: &'m Matrix,
         i: usize,
         rows: Range<usize>,
         out: DevicePtr,
-        kind: DType,
-    ) -> Product<'m> {
+        sums_dtype: DType,
+    ) -> Gemm<'m> {
         let column = self.xs[..i].iter().map(|x| x.shape().last()).sum();
         let k = self.xs[i].shape().last();
-        Product {
-            x: self.xs[i].at(self.cx),
+        Gemm {
+            x: self.xs[i].ptr(self.cx),
             dtype: self.dtype,
             rows: self.rows,
             ldx: k,
             w: m,
-            first: rows.start,
+            first_row: rows.start,
             n: rows.len(),
-            column,
+            first_column: column,
             k,
             alpha: 1.0,
             bias: None,
             add: None,
             out,
             ldo: rows.len(),
-            out_dtype: kind,
+            out_dtype: sums_dtype,
             batch: 1,
         }
     }
 
-    /// All inputs times a whole matrix, in the activations' type.
-    fn whole(&self, m: &Matrix) -> Result<CudaTensor> {
+    /// Multiplies all inputs with a whole matrix, in the activations' dtype.
+    fn multiply_full(&self, m: &Matrix) -> Result<CudaTensor> {
         let out = CudaTensor::new(self.cx, [self.rows, m.rows], self.dtype)?;
         if self.xs.len() == 1 {
-            self.product(m, 0, 0..m.rows, out.at(self.cx), self.dtype).run(self.cx)?;
+            self.gemm(m, 0, 0..m.rows, out.ptr(self.cx), self.dtype).run(self.cx)?;
             return Ok(out);
         }
         let sums = self.sums(m, 0..m.rows)?;
-        self.finish(&sums, DType::F32, None, &out)?;
+        self.run_epilogue(&sums, DType::F32, None, &out)?;
         Ok(out)
     }
 
-    /// All inputs times some rows of a matrix, added up in f32.
-    fn sums(&self, m: &Matrix, rows: Range<usize>) -> Result<Block> {
-        let sums = self.cx.block(self.rows * rows.len() * 4)?;
+    /// Multiplies all inputs with some rows of a matrix, accumulated in f32.
+    fn sums(&self, m: &Matrix, rows: Range<usize>) -> Result<DeviceBuffer> {
+        let sums = self.cx.allocate(self.rows * rows.len() * 4)?;
         for i in 0..self.xs.len() {
-            let mut product = self.product(m, i, rows.clone(), sums.at(self.cx), DType::F32);
-            product.add = (i > 0).then_some((sums.at(self.cx), rows.len()));
-            product.run(self.cx)?;
+            let mut gemm = self.gemm(m, i, rows.clone(), sums.ptr(self.cx), DType::F32);
+            gemm.add = (i > 0).then_some((sums.ptr(self.cx), rows.len()));
+            gemm.run(self.cx)?;
         }
         Ok(sums)
     }
 
-    /// Some of the layer's outputs, but for its deltas, in one launch; `None` when it takes more than one.
-    fn at_once(&self, rows: &Range<usize>, to: Destination) -> Option<Result<()>> {
-        match (&*self.base, &self.rounded) {
-            (Base::Int8(integers), Some(rounded)) => {
+    /// Computes some outputs, without LoRA updates, in a single launch; `None` if that is not possible.
+    fn launch_single(&self, rows: &Range<usize>, to: Destination) -> Option<Result<()>> {
+        match (&*self.matrix, &self.int8) {
+            (WeightMatrix::Int8(weight), Some(int8)) => {
                 let Destination { bias, add, out, dtype } = to;
-                Some(rounded.product(self.cx, integers, rows, [bias, add, Some(out)], dtype))
+                Some(int8.gemm(self.cx, weight, rows, [bias, add, Some(out)], dtype))
             }
-            (Base::Fp8(weight), _) if to.bias.is_none() && to.add.is_none() => {
-                self.short.as_ref().map(|short| short.product(self.cx, weight, rows, to.out, to.dtype))
+            (WeightMatrix::Fp8(weight), _) if to.bias.is_none() && to.add.is_none() => {
+                self.fp8.as_ref().map(|fp8| fp8.gemm(self.cx, weight, rows, to.out, to.dtype))
             }
-            (Base::Dense(matrix), _) if self.xs.len() == 1 => {
-                let mut product = self.product(matrix, 0, rows.clone(), to.out, to.dtype);
-                product.bias = to.bias;
-                product.add = to.add.map(|add| (add, rows.len()));
-                let whole = to.bias.is_none() || product.adds_bias(self.cx);
-                whole.then(|| product.run(self.cx))
+            (WeightMatrix::Dense(matrix), _) if self.xs.len() == 1 => {
+                let mut gemm = self.gemm(matrix, 0, rows.clone(), to.out, to.dtype);
+                gemm.bias = to.bias;
+                gemm.add = to.add.map(|add| (add, rows.len()));
+                let complete = to.bias.is_none() || gemm.fuses_bias(self.cx);
+                complete.then(|| gemm.run(self.cx))
             }
             _ => None,
         }
     }
 
-    /// [`Layer::sums`] of some of the layer's outputs, with its deltas.
-    fn all_sums(&self, rows: Range<usize>) -> Result<Block> {
-        let sums = match &*self.base {
-            Base::Dense(matrix) => self.sums(matrix, rows.clone())?,
-            Base::Int8(_) | Base::Fp8(_) => {
-                let sums = self.cx.block(self.rows * rows.len() * 4)?;
-                let to = Destination { bias: None, add: None, out: sums.at(self.cx), dtype: DType::F32 };
-                self.at_once(&rows, to).unwrap_or(Ok(()))?;
+    /// Computes some outputs with LoRA updates, in f32.
+    fn sums_with_deltas(&self, rows: Range<usize>) -> Result<DeviceBuffer> {
+        let sums = match &*self.matrix {
+            WeightMatrix::Dense(matrix) => self.sums(matrix, rows.clone())?,
+            WeightMatrix::Int8(_) | WeightMatrix::Fp8(_) => {
+                let sums = self.cx.allocate(self.rows * rows.len() * 4)?;
+                let to = Destination { bias: None, add: None, out: sums.ptr(self.cx), dtype: DType::F32 };
+                self.launch_single(&rows, to).unwrap_or(Ok(()))?;
                 sums
             }
         };
         for (delta, inner) in self.w.deltas.iter().zip(&self.inner) {
             let Some((from, to)) = overlap(delta.row..delta.row + delta.up.rows, &rows) else { continue };
-            let at = sums.at(self.cx) + 4 * to.start as u64;
-            Product {
-                x: inner.at(self.cx),
+            let at = sums.ptr(self.cx) + 4 * to.start as u64;
+            Gemm {
+                x: inner.ptr(self.cx),
                 dtype: self.dtype,
                 rows: self.rows,
                 ldx: delta.up.cols,
                 w: &delta.up,
-                first: from.start,
+                first_row: from.start,
                 n: from.len(),
-                column: 0,
+                first_column: 0,
                 k: delta.up.cols,
                 alpha: delta.scale,
                 bias: None,
@@ -262,32 +270,32 @@ impl<'a> Layer<'a> {
         self.w.deltas.iter().any(|d| overlap(d.row..d.row + d.up.rows, rows).is_some())
     }
 
-    fn bias(&self, first: usize) -> Option<DevicePtr> {
-        self.w.bias.as_ref().map(|bias| bias.at(self.cx) + 4 * first as u64)
+    fn bias(&self, first_row: usize) -> Option<DevicePtr> {
+        self.w.bias.as_ref().map(|bias| bias.ptr(self.cx) + 4 * first_row as u64)
     }
 
-    /// Some of the outputs.
-    fn part(&self, rows: Range<usize>) -> Result<CudaTensor> {
+    /// Computes some of the outputs.
+    fn outputs(&self, rows: Range<usize>) -> Result<CudaTensor> {
         let out = CudaTensor::new(self.cx, [self.rows, rows.len()], self.dtype)?;
         let bias = self.bias(rows.start);
-        let to = Destination { bias, add: None, out: out.at(self.cx), dtype: self.dtype };
-        let done = if self.has_deltas(&rows) { None } else { self.at_once(&rows, to) };
-        match done {
-            Some(done) => done?,
+        let to = Destination { bias, add: None, out: out.ptr(self.cx), dtype: self.dtype };
+        let launched = if self.has_deltas(&rows) { None } else { self.launch_single(&rows, to) };
+        match launched {
+            Some(launched) => launched?,
             None => {
-                let sums = self.all_sums(rows)?;
-                self.finish(&sums, DType::F32, bias, &out)?;
+                let sums = self.sums_with_deltas(rows)?;
+                self.run_epilogue(&sums, DType::F32, bias, &out)?;
             }
         }
         Ok(out)
     }
 
-    /// `count` parts of one width that follow each other, at once where that is possible: the queries, keys and values
-    /// of one input fill the GPU better than each alone.
-    fn equal_parts(&self, first: usize, width: usize, count: usize) -> Result<Vec<CudaTensor>> {
-        let rows = first..first + width * count;
-        let at = |i: usize| first + i * width..first + (i + 1) * width;
-        if let Base::Dense(matrix) = &*self.base
+    /// Computes `count` consecutive outputs of equal width, batched if possible: queries, keys and values of one input
+    /// fill the GPU better together.
+    fn equal_outputs(&self, first_row: usize, width: usize, count: usize) -> Result<Vec<CudaTensor>> {
+        let rows = first_row..first_row + width * count;
+        let output_rows = |i: usize| first_row + i * width..first_row + (i + 1) * width;
+        if let WeightMatrix::Dense(matrix) = &*self.matrix
             && count > 1
             && width > 0
             && self.rows > 0
@@ -295,86 +303,98 @@ impl<'a> Layer<'a> {
             && !self.has_deltas(&rows)
         {
             let out = CudaTensor::new(self.cx, [count, self.rows, width], self.dtype)?;
-            let mut product = self.product(matrix, 0, at(0), out.at(self.cx), self.dtype);
-            product.batch = count;
-            if product.batches(self.cx) && product.run(self.cx).is_ok() {
-                let part = |i| out.view(i * self.rows * width, [self.rows, width].into());
-                return Ok((0..count).map(part).collect());
+            let mut gemm = self.gemm(matrix, 0, output_rows(0), out.ptr(self.cx), self.dtype);
+            gemm.batch = count;
+            if gemm.supports_batch(self.cx) && gemm.run(self.cx).is_ok() {
+                let output = |i| out.view(i * self.rows * width, [self.rows, width].into());
+                return Ok((0..count).map(output).collect());
             }
         }
-        (0..count).map(|i| self.part(at(i))).collect()
+        (0..count).map(|i| self.outputs(output_rows(i))).collect()
     }
 
-    /// All outputs, cut into parts.
+    /// Computes all outputs, split by widths.
     fn split<const N: usize>(&self, widths: [usize; N]) -> Result<[CudaTensor; N]> {
-        let mut parts = Vec::with_capacity(N);
-        let mut first = 0;
+        let mut outputs = Vec::with_capacity(N);
+        let mut first_row = 0;
         for run in widths.chunk_by(|a, b| a == b) {
-            parts.extend(self.equal_parts(first, run[0], run.len())?);
-            first += run[0] * run.len();
+            outputs.extend(self.equal_outputs(first_row, run[0], run.len())?);
+            first_row += run[0] * run.len();
         }
-        parts.try_into().map_err(|_| Error::Arguments { op: "linear_split", what: "too few widths".into() })
+        outputs.try_into().map_err(|_| Error::Arguments { op: "linear_split", what: "too few widths".into() })
     }
 
-    /// All outputs, gated and added to the residual.
-    fn gated(
+    /// Computes all outputs, gated and added to the residual.
+    fn gated_add(
         &self,
         out_width: usize,
-        gate: Option<(&CudaTensor, &Groups)>,
+        gate: Option<(&CudaTensor, &RowGroups)>,
         residual: &CudaTensor,
     ) -> Result<CudaTensor> {
         let out = CudaTensor::new(self.cx, [self.rows, out_width], self.dtype)?;
         let all = 0..out_width;
-        let plain = !self.has_deltas(&all);
+        let no_deltas = !self.has_deltas(&all);
         let bias = self.bias(0);
-        if plain && gate.is_none() {
+        if no_deltas && gate.is_none() {
             let to = Destination {
                 bias,
-                add: Some(residual.at(self.cx)),
-                out: out.at(self.cx),
+                add: Some(residual.ptr(self.cx)),
+                out: out.ptr(self.cx),
                 dtype: self.dtype,
             };
-            if let Some(done) = self.at_once(&all, to) {
-                return done.map(|()| out);
+            if let Some(launched) = self.launch_single(&all, to) {
+                return launched.map(|()| out);
             }
         }
-        // A single product rounds as the activations do, as in the model's own definition; several are added up in f32.
-        let (sums, kind) = if plain && (self.short.is_some() || self.xs.len() == 1 && self.rounded.is_none())
-        {
-            let block = self.cx.block(self.rows * out_width * self.dtype.size())?;
-            let to = Destination { bias: None, add: None, out: block.at(self.cx), dtype: self.dtype };
-            self.at_once(&all, to).unwrap_or(Ok(()))?;
-            (block, self.dtype)
-        } else {
-            (self.all_sums(all)?, DType::F32)
-        };
-        let whole = Groups::one(self.rows);
-        let (gate, groups) = gate.map_or((None, &whole), |(gate, groups)| (Some(gate), groups));
-        for (group, rows) in groups.ranges().enumerate() {
-            let finish = Epilogue {
-                sums: sums.at(self.cx) + (rows.start * out_width * kind.size()) as u64,
-                kind,
-                bias,
-                gate: gate.map(|gate| gate.row_at(self.cx, group)),
-                residual: Some(residual.row_at(self.cx, rows.start)),
-                out: out.row_at(self.cx, rows.start),
+        // A single product rounds to the activations' dtype, as the model does; several are accumulated in f32.
+        let (sums, sums_dtype) =
+            if no_deltas && (self.fp8.is_some() || self.xs.len() == 1 && self.int8.is_none()) {
+                let buffer = self.cx.allocate(self.rows * out_width * self.dtype.size())?;
+                let to = Destination { bias: None, add: None, out: buffer.ptr(self.cx), dtype: self.dtype };
+                self.launch_single(&all, to).unwrap_or(Ok(()))?;
+                (buffer, self.dtype)
+            } else {
+                (self.sums_with_deltas(all)?, DType::F32)
             };
-            finish.run(self.cx, self.dtype, rows.len(), out_width)?;
+        let single = RowGroups::single(self.rows);
+        let (gate, groups) = gate.map_or((None, &single), |(gate, groups)| (Some(gate), groups));
+        for (group, rows) in groups.ranges().enumerate() {
+            let epilogue = Epilogue {
+                sums: sums.ptr(self.cx) + (rows.start * out_width * sums_dtype.size()) as u64,
+                sums_dtype,
+                bias,
+                gate: gate.map(|gate| gate.row_ptr(self.cx, group)),
+                residual: Some(residual.row_ptr(self.cx, rows.start)),
+                out: out.row_ptr(self.cx, rows.start),
+            };
+            epilogue.run(self.cx, self.dtype, rows.len(), out_width)?;
         }
         Ok(out)
     }
 
-    fn finish(&self, sums: &Block, kind: DType, bias: Option<DevicePtr>, out: &CudaTensor) -> Result<()> {
-        let finish =
-            Epilogue { sums: sums.at(self.cx), kind, bias, gate: None, residual: None, out: out.at(self.cx) };
-        finish.run(self.cx, self.dtype, self.rows, out.shape().last())
+    fn run_epilogue(
+        &self,
+        sums: &DeviceBuffer,
+        sums_dtype: DType,
+        bias: Option<DevicePtr>,
+        out: &CudaTensor,
+    ) -> Result<()> {
+        let epilogue = Epilogue {
+            sums: sums.ptr(self.cx),
+            sums_dtype,
+            bias,
+            gate: None,
+            residual: None,
+            out: out.ptr(self.cx),
+        };
+        epilogue.run(self.cx, self.dtype, self.rows, out.shape().last())
     }
 }
 
-/// What is done to sums, by address.
+/// Operands of `epilogue.cu`.
 struct Epilogue {
     sums: DevicePtr,
-    kind: DType,
+    sums_dtype: DType,
     bias: Option<DevicePtr>,
     gate: Option<DevicePtr>,
     residual: Option<DevicePtr>,
@@ -383,12 +403,12 @@ struct Epilogue {
 
 impl Epilogue {
     fn run(&self, cx: &Context, out: DType, rows: usize, cols: usize) -> Result<()> {
-        let kernel = match (self.kind, out) {
-            (DType::BF16, _) => FINISH_BF16_BF16,
-            (_, DType::BF16) => FINISH_F32_BF16,
-            _ => FINISH_F32_F32,
+        let kernel = match (self.sums_dtype, out) {
+            (DType::BF16, _) => EPILOGUE_BF16_BF16,
+            (_, DType::BF16) => EPILOGUE_F32_BF16,
+            _ => EPILOGUE_F32_F32,
         };
-        let parameters = Finish {
+        let parameters = EpilogueParams {
             sums: self.sums,
             bias: self.bias.unwrap_or(0),
             gate: self.gate.unwrap_or(0),
@@ -397,11 +417,11 @@ impl Epilogue {
             rows: rows as i64,
             cols: int("linear", cols)?,
         };
-        cx.launch(kernel, by_rows(rows, cols), THREADS, 0, &parameters)
+        cx.launch(kernel, row_grid(rows, cols), THREADS, 0, &parameters)
     }
 }
 
-/// What two ranges share, counted from the beginning of each.
+/// Intersection of two ranges, relative to the start of each.
 fn overlap(a: Range<usize>, b: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
     let (start, end) = (a.start.max(b.start), a.end.min(b.end));
     (start < end).then(|| (start - a.start..end - a.start, start - b.start..end - b.start))
@@ -412,7 +432,7 @@ mod tests {
     use super::overlap;
 
     #[test]
-    fn a_delta_meets_only_the_parts_it_changes() {
+    fn overlap_is_relative_to_both_ranges() {
         assert_eq!(overlap(10..20, &(0..15)), Some((0..5, 10..15)));
         assert_eq!(overlap(10..20, &(15..40)), Some((5..10, 0..5)));
         assert_eq!(overlap(10..20, &(12..14)), Some((2..4, 0..2)));

@@ -1,4 +1,4 @@
-//! Launchers: each checks its arguments, picks the kernel and sets the grid.
+//! Launchers: each checks its arguments, chooses the kernel and sets the grid.
 
 pub(crate) mod attention;
 mod attention_f32;
@@ -14,25 +14,25 @@ pub(crate) mod int8;
 pub(crate) mod linear;
 pub(crate) mod movement;
 pub(crate) mod norm;
+pub(crate) mod quantize_fp8;
 pub(crate) mod rope;
-pub(crate) mod round_fp8;
 
 use kiln_tensor::DType;
 
-/// Threads of a block where nothing asks for another number.
+/// Default threads per block.
 pub(crate) const THREADS: usize = 256;
 
-/// The kernel for f32 or the one for bf16.
+/// Chooses the f32 or the bf16 kernel.
 pub(crate) fn by_dtype<K>(dtype: DType, f32: K, bf16: K) -> K {
     if dtype == DType::BF16 { bf16 } else { f32 }
 }
 
-/// A grid in which every thread has eight of `n` elements.
-fn flat(n: usize) -> [usize; 2] {
+/// Grid for `n` elements, eight per thread.
+fn elementwise_grid(n: usize) -> [usize; 2] {
     [n.div_ceil(8 * THREADS), 1]
 }
 
-/// A grid in which every thread has eight columns of a row.
-pub(crate) fn by_rows(rows: usize, cols: usize) -> [usize; 2] {
+/// Grid for rows, eight columns per thread.
+pub(crate) fn row_grid(rows: usize, cols: usize) -> [usize; 2] {
     [(rows * cols.div_ceil(8)).div_ceil(THREADS), 1]
 }

@@ -1,60 +1,63 @@
-use kiln_ops::{Groups, Result, Tensor as _, shapes};
+//! Layer norm and RMS norm over the last axis.
+
+use kiln_ops::{Result, RowGroups, Tensor as _, shapes};
 
 use super::by_dtype;
 use crate::context::{Context, int};
 use crate::kernels::{
-    ADA_LAYER_NORM_BF16, ADA_LAYER_NORM_F32, ADA_LAYER_NORM_HELD_BF16, ADA_LAYER_NORM_HELD_F32, AdaLayerNorm,
-    AdaLayerNormHeld, RMS_NORM_BF16, RMS_NORM_F32, RMS_NORM_HELD_BF16, RMS_NORM_HELD_F32, RmsNorm,
-    RmsNormHeld,
+    ADA_LAYER_NORM_BF16, ADA_LAYER_NORM_F32, ADA_LAYER_NORM_REGISTERS_BF16, ADA_LAYER_NORM_REGISTERS_F32,
+    AdaLayerNorm, AdaLayerNormRegisters, RMS_NORM_BF16, RMS_NORM_F32, RMS_NORM_REGISTERS_BF16,
+    RMS_NORM_REGISTERS_F32, RmsNorm, RmsNormRegisters,
 };
 use crate::tensor::CudaTensor;
 
-/// Threads for a row: eight elements each, and more than one round only for rows wider than a block.
+/// Threads per row, eight elements each; rows wider than a block take several rounds.
 fn row_threads(dim: usize) -> usize {
     (dim.div_ceil(8)).next_power_of_two().clamp(32, 256)
 }
 
-/// Vectors that the lanes of a row's warp hold, threads of a block with two such rows, and warps of a row where rows are few;
-/// the numbers are those in `norm.cu`.
-const HELD: usize = 16;
-const HELD_THREADS: usize = 64;
-const SPREAD: usize = 4;
-/// Rows for a multiprocessor below which they are few.
-const FEW: usize = 8;
+/// Vectors per lane, threads per block with one warp per row, and warps per row where rows are few; as in `norm.cu`.
+const REGISTER_VECTORS: usize = 16;
+const REGISTER_THREADS: usize = 64;
+const WARPS_PER_ROW: usize = 4;
+/// Rows per multiprocessor below which rows are few.
+const MIN_ROWS_PER_MULTIPROCESSOR: usize = 8;
 
 /// Whether a row fits a warp's registers, in whole vectors.
-pub(super) fn held(dim: usize, operands: &[&CudaTensor]) -> bool {
-    dim.is_multiple_of(8) && (1..=8 * 32 * HELD).contains(&dim) && operands.iter().all(|x| x.is_aligned())
+pub(super) fn fits_registers(dim: usize, operands: &[&CudaTensor]) -> bool {
+    dim.is_multiple_of(8)
+        && (1..=8 * 32 * REGISTER_VECTORS).contains(&dim)
+        && operands.iter().all(|x| x.is_aligned())
 }
 
-/// Blocks and threads for rows that do. Few rows are spread over more warps, so that the GPU has enough of them.
-pub(super) fn held_grid(cx: &Context, rows: usize) -> ([usize; 2], usize) {
-    if rows < FEW * cx.gpu().processors.max(1) as usize {
-        return ([rows, 1], 32 * SPREAD);
+/// Grid and threads for rows in registers. Few rows are spread over more warps, to fill the GPU.
+pub(super) fn register_grid(cx: &Context, rows: usize) -> ([usize; 2], usize) {
+    if rows < MIN_ROWS_PER_MULTIPROCESSOR * cx.gpu().multiprocessors.max(1) as usize {
+        return ([rows, 1], 32 * WARPS_PER_ROW);
     }
-    ([rows.div_ceil(HELD_THREADS / 32), 1], HELD_THREADS)
+    ([rows.div_ceil(REGISTER_THREADS / 32), 1], REGISTER_THREADS)
 }
 
 pub(crate) fn ada_layer_norm(
     cx: &Context,
     x: &CudaTensor,
     [scale, shift]: [&CudaTensor; 2],
-    groups: &Groups,
+    groups: &RowGroups,
     eps: f32,
 ) -> Result<CudaTensor> {
     let shape = shapes::ada_layer_norm(x, scale, shift, groups)?;
     let dim = shape.last();
     let out = CudaTensor::new(cx, shape, x.dtype())?;
-    let held = held(dim, &[x, scale, shift]);
+    let fits_registers = fits_registers(dim, &[x, scale, shift]);
     let size = |n: usize| int("ada_layer_norm", n);
-    // One launch a group: there is hardly ever more than one.
+    // One launch per group; there is rarely more than one.
     for (group, rows) in groups.ranges().enumerate() {
-        let (from, to) = (x.row_at(cx, rows.start), out.row_at(cx, rows.start));
-        let [scale, shift] = [scale, shift].map(|x| x.row_at(cx, group));
-        if held {
-            let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_HELD_F32, ADA_LAYER_NORM_HELD_BF16);
-            let (grid, threads) = held_grid(cx, rows.len());
-            let parameters = AdaLayerNormHeld {
+        let (from, to) = (x.row_ptr(cx, rows.start), out.row_ptr(cx, rows.start));
+        let [scale, shift] = [scale, shift].map(|x| x.row_ptr(cx, group));
+        if fits_registers {
+            let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_REGISTERS_F32, ADA_LAYER_NORM_REGISTERS_BF16);
+            let (grid, threads) = register_grid(cx, rows.len());
+            let parameters = AdaLayerNormRegisters {
                 x: from,
                 scale,
                 shift,
@@ -79,13 +82,13 @@ pub(crate) fn rms_norm(cx: &Context, x: &CudaTensor, weight: &CudaTensor, eps: f
     let (rows, dim) = (shape.rows(), shape.last());
     let out = CudaTensor::new(cx, shape, x.dtype())?;
     let size = |n: usize| int("rms_norm", n);
-    if held(dim, &[x, weight]) {
-        let kernel = by_dtype(x.dtype(), RMS_NORM_HELD_F32, RMS_NORM_HELD_BF16);
-        let (grid, threads) = held_grid(cx, rows);
-        let parameters = RmsNormHeld {
-            x: x.at(cx),
-            weight: weight.at(cx),
-            out: out.at(cx),
+    if fits_registers(dim, &[x, weight]) {
+        let kernel = by_dtype(x.dtype(), RMS_NORM_REGISTERS_F32, RMS_NORM_REGISTERS_BF16);
+        let (grid, threads) = register_grid(cx, rows);
+        let parameters = RmsNormRegisters {
+            x: x.ptr(cx),
+            weight: weight.ptr(cx),
+            out: out.ptr(cx),
             rows: size(rows)?,
             dim: size(dim)?,
             eps,
@@ -95,7 +98,7 @@ pub(crate) fn rms_norm(cx: &Context, x: &CudaTensor, weight: &CudaTensor, eps: f
     }
     let kernel = by_dtype(x.dtype(), RMS_NORM_F32, RMS_NORM_BF16);
     let grid = [if dim == 0 { 0 } else { rows }, 1];
-    let parameters = RmsNorm { x: x.at(cx), weight: weight.at(cx), out: out.at(cx), dim: size(dim)?, eps };
+    let parameters = RmsNorm { x: x.ptr(cx), weight: weight.ptr(cx), out: out.ptr(cx), dim: size(dim)?, eps };
     cx.launch(kernel, grid, row_threads(dim), 0, &parameters)?;
     Ok(out)
 }

@@ -1,41 +1,43 @@
-use kiln_ops::{Backend, Result, RopePairs, RopeTable, Tensor as _, shapes};
+//! The norm of query and key heads, fused with the rotary embedding.
+
+use kiln_ops::{Result, RopeLayout, RopeTable, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::{THREADS, by_dtype};
 use crate::context::{Context, int};
 use crate::kernels::{
-    NORM_ROPE_128_BF16, NORM_ROPE_128_F32, NORM_ROPE_BF16, NORM_ROPE_F32, NormRope, NormRopeHeads,
+    NORM_ROPE_128_BF16, NORM_ROPE_128_F32, NORM_ROPE_BF16, NORM_ROPE_F32, NormRope, NormRope128,
 };
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
 
-/// Threads of a block for heads of 128, and heads of one token that half a warp takes; the numbers are those in `rope.cu`.
+/// Threads per block, and heads per half warp, of the kernel for heads of 128; as in `rope.cu`.
 const HEAD_THREADS: usize = 128;
-const HEADS: usize = 4;
+const HEADS_PER_GROUP: usize = 4;
 
-pub(crate) fn norm_rope<B: Backend<Tensor = CudaTensor>>(
+pub(crate) fn norm_rope(
     cx: &Context,
     x: &CudaTensor,
     weight: &CudaTensor,
-    rope: &RopeTable<B>,
+    rope: &RopeTable<CudaTensor>,
     eps: f32,
 ) -> Result<CudaTensor> {
     let [tokens, heads, head_dim] = shapes::norm_rope(x, weight, rope)?;
     let out = CudaTensor::new(cx, x.shape(), x.dtype())?;
-    if whole_heads(&[x], &[weight], rope) {
-        let one = Heads { x: x.at(cx), weight: weight.at(cx), out: out.at(cx), heads };
-        rope_heads(cx, x.dtype(), &[one], rope, tokens, eps)?;
+    if supports_heads_128(&[x], &[weight], rope) {
+        let tensor = HeadTensor { x: x.ptr(cx), weight: weight.ptr(cx), out: out.ptr(cx), heads };
+        launch_heads_128(cx, x.dtype(), &[tensor], rope, tokens, eps)?;
         return Ok(out);
     }
     let kernel = by_dtype(x.dtype(), NORM_ROPE_F32, NORM_ROPE_BF16);
     let grid = [(32 * tokens * heads).div_ceil(THREADS), 1];
-    let halves = i32::from(rope.pairs == RopePairs::Halves);
+    let halves = i32::from(rope.pairs == RopeLayout::HalfSplit);
     let parameters = NormRope {
-        x: x.at(cx),
-        weight: weight.at(cx),
-        cosines: rope.cos.at(cx),
-        sines: rope.sin.at(cx),
-        out: out.at(cx),
+        x: x.ptr(cx),
+        weight: weight.ptr(cx),
+        cosines: rope.cos.ptr(cx),
+        sines: rope.sin.ptr(cx),
+        out: out.ptr(cx),
         tokens: tokens as i64,
         heads: int("norm_rope", heads)?,
         head_dim: int("norm_rope", head_dim)?,
@@ -46,35 +48,35 @@ pub(crate) fn norm_rope<B: Backend<Tensor = CudaTensor>>(
     Ok(out)
 }
 
-pub(crate) fn qk_norm_rope<B: Backend<Tensor = CudaTensor>>(
+pub(crate) fn qk_norm_rope(
     cx: &Context,
     xs: [&CudaTensor; 2],
     weights: [&CudaTensor; 2],
-    rope: &RopeTable<B>,
+    rope: &RopeTable<CudaTensor>,
     eps: f32,
 ) -> Result<[CudaTensor; 2]> {
     let [q, k] = xs;
     let [tokens, q_heads, _] = shapes::norm_rope(q, weights[0], rope)?;
     let [_, k_heads, _] = shapes::norm_rope(k, weights[1], rope)?;
-    if q.dtype() != k.dtype() || !whole_heads(&xs, &weights, rope) {
+    if q.dtype() != k.dtype() || !supports_heads_128(&xs, &weights, rope) {
         let [q_weight, k_weight] = weights;
         return Ok([norm_rope(cx, q, q_weight, rope, eps)?, norm_rope(cx, k, k_weight, rope, eps)?]);
     }
     let out = [CudaTensor::new(cx, q.shape(), q.dtype())?, CudaTensor::new(cx, k.shape(), k.dtype())?];
     let heads = [q_heads, k_heads];
-    let both = [0, 1].map(|i| Heads {
-        x: xs[i].at(cx),
-        weight: weights[i].at(cx),
-        out: out[i].at(cx),
+    let tensors = [0, 1].map(|i| HeadTensor {
+        x: xs[i].ptr(cx),
+        weight: weights[i].ptr(cx),
+        out: out[i].ptr(cx),
         heads: heads[i],
     });
-    rope_heads(cx, q.dtype(), &both, rope, tokens, eps)?;
+    launch_heads_128(cx, q.dtype(), &tensors, rope, tokens, eps)?;
     Ok(out)
 }
 
-/// Heads of 128 of some tokens, by address.
+/// Addresses of queries or keys with heads of 128.
 #[derive(Clone, Copy)]
-struct Heads {
+struct HeadTensor {
     x: DevicePtr,
     weight: DevicePtr,
     out: DevicePtr,
@@ -82,32 +84,28 @@ struct Heads {
 }
 
 /// Whether the kernel for heads of 128 takes these.
-fn whole_heads<B: Backend<Tensor = CudaTensor>>(
-    xs: &[&CudaTensor],
-    weights: &[&CudaTensor],
-    rope: &RopeTable<B>,
-) -> bool {
+fn supports_heads_128(xs: &[&CudaTensor], weights: &[&CudaTensor], rope: &RopeTable<CudaTensor>) -> bool {
     weights.iter().all(|weight| weight.shape().last() == 128)
         && xs.iter().chain(weights).chain(&[&rope.cos, &rope.sin]).all(|x| x.is_aligned())
 }
 
-/// One launch for queries, or for queries and keys.
-fn rope_heads<B: Backend<Tensor = CudaTensor>>(
+/// Launches the kernel for heads of 128 for queries, or for queries and keys.
+fn launch_heads_128(
     cx: &Context,
     dtype: DType,
-    all: &[Heads],
-    rope: &RopeTable<B>,
+    tensors: &[HeadTensor],
+    rope: &RopeTable<CudaTensor>,
     tokens: usize,
     eps: f32,
 ) -> Result<()> {
     let size = |n: usize| int("norm_rope", n);
     let kernel = by_dtype(dtype, NORM_ROPE_128_F32, NORM_ROPE_128_BF16);
-    let parts = all.iter().map(|one| one.heads.div_ceil(HEADS)).max().unwrap_or(0);
-    // The kernel counts lanes.
-    size(16 * tokens * parts + HEAD_THREADS)?;
-    let grid = [(16 * tokens * parts).div_ceil(HEAD_THREADS), all.len()];
-    let (q, k) = (all[0], all[all.len() - 1]);
-    let parameters = NormRopeHeads {
+    let head_groups = tensors.iter().map(|tensor| tensor.heads.div_ceil(HEADS_PER_GROUP)).max().unwrap_or(0);
+    // The kernel counts lanes in an `int`.
+    size(16 * tokens * head_groups + HEAD_THREADS)?;
+    let grid = [(16 * tokens * head_groups).div_ceil(HEAD_THREADS), tensors.len()];
+    let (q, k) = (tensors[0], tensors[tensors.len() - 1]);
+    let parameters = NormRope128 {
         x: q.x,
         weight: q.weight,
         out: q.out,
@@ -116,10 +114,10 @@ fn rope_heads<B: Backend<Tensor = CudaTensor>>(
         k_weight: k.weight,
         k_out: k.out,
         k_heads: size(k.heads)?,
-        cosines: rope.cos.at(cx),
-        sines: rope.sin.at(cx),
+        cosines: rope.cos.ptr(cx),
+        sines: rope.sin.ptr(cx),
         tokens: size(tokens)?,
-        halves: i32::from(rope.pairs == RopePairs::Halves),
+        halves: i32::from(rope.pairs == RopeLayout::HalfSplit),
         eps,
     };
     cx.launch(kernel, grid, HEAD_THREADS, 0, &parameters)

@@ -1,6 +1,5 @@
-//! Where work goes: to the GPU's one stream, or to a recording.
-//!
-//! Every operation is handed its queue. A block's address is known to a queue only, so that a recording hears of everything
+//! The queue that work is submitted to: the GPU's stream, or a recording.
+//! Every operation receives its queue. A buffer reveals its address only to a queue, so a recording learns of everything
 //! its work reads.
 
 mod recording;
@@ -9,36 +8,36 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::{Arc, Weak};
 
-use crate::device::{Allocation, Arrival, Device, Memory, Stream};
+use crate::device::{Allocation, Device, DeviceMemory, PendingCopy, Stream};
 use crate::error::{Error, Result};
 use crate::probe::Gpu;
-use crate::sources::Source;
+use crate::sources::KernelSource;
 use crate::sys::driver::{DevicePtr, Driver};
-pub(crate) use recording::{Kept, Recording};
+pub(crate) use recording::{Recording, RetainedMemory};
 
-/// Where work goes. Clones are the same queue.
+/// A destination for work. Clones refer to the same queue.
 #[derive(Clone)]
 pub(crate) struct Queue {
     device: Arc<Device>,
-    /// What takes the place of the device's stream and memory, where work is recorded.
+    /// Replaces the device's stream and memory while work is recorded.
     recording: Option<Arc<Recording>>,
 }
 
 impl Queue {
-    /// Work that is done at once.
-    pub fn live(device: Arc<Device>) -> Queue {
+    /// A queue whose work is executed.
+    pub fn immediate(device: Arc<Device>) -> Queue {
         Queue { device, recording: None }
     }
 
-    /// Work on the same GPU that is only written down.
-    pub fn record(&self) -> Result<(Queue, Arc<Recording>)> {
+    /// Starts a recording on the same GPU and returns its queue.
+    pub fn begin_recording(&self) -> Result<(Queue, Arc<Recording>)> {
         let recording = Recording::begin(self.device("cuStreamBeginCapture")?)?;
         let queue = Queue { device: Arc::clone(&self.device), recording: Some(Arc::clone(&recording)) };
         Ok((queue, recording))
     }
 
-    /// Whether work is only written down.
-    pub fn records(&self) -> bool {
+    /// Whether work is recorded instead of executed.
+    pub fn is_recording(&self) -> bool {
         self.recording.is_some()
     }
 
@@ -52,21 +51,21 @@ impl Queue {
         &self.device.primary.driver
     }
 
-    /// The device itself, for a call that waits, reads the host's memory or makes what is kept. Where work is recorded this
-    /// fails, and so does the recording, whatever becomes of this error.
+    /// Returns the device, for a call that waits, reads host memory or creates something that outlives a recording.
+    /// On a recording this is an error that also fails the recording, even if the caller ignores it.
     pub fn device(&self, call: &'static str) -> Result<&Arc<Device>> {
         match &self.recording {
-            Some(recording) => Err(recording.refuse(call)),
+            Some(recording) => Err(recording.reject(call)),
             None => Ok(&self.device),
         }
     }
 
-    /// The device's memory, to ask about.
-    pub fn device_memory(&self) -> &Memory {
+    /// The device's memory, for statistics.
+    pub fn device_memory(&self) -> &DeviceMemory {
         &self.device.memory
     }
 
-    /// Where its work is put.
+    /// The stream to submit to.
     pub fn stream(&self) -> Result<&Stream> {
         match &self.recording {
             Some(recording) => recording.stream(),
@@ -74,16 +73,16 @@ impl Queue {
         }
     }
 
-    /// Memory for `bytes` bytes; `None` when there is no more.
-    pub fn memory(&self, bytes: usize) -> Result<Option<Block>> {
+    /// Allocates `bytes` bytes; `None` if there is not enough memory.
+    pub fn allocate(&self, bytes: usize) -> Result<Option<DeviceBuffer>> {
         let block = match &self.recording {
-            Some(recording) => recording.pool().take(bytes),
-            None => self.device.memory.take(bytes)?,
+            Some(recording) => recording.pool().allocate(bytes),
+            None => self.device.memory.allocate(bytes)?,
         };
-        Ok(block.map(|block| Block(Arc::new(block))))
+        Ok(block.map(|block| DeviceBuffer(Arc::new(block))))
     }
 
-    /// Copies from the host; the bytes may go away when this returns.
+    /// Copies from the host. The bytes may be dropped when this returns.
     pub fn upload(&self, bytes: &[u8], to: DevicePtr) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -97,12 +96,12 @@ impl Queue {
     }
 
     /// Copies to the host without waiting.
-    pub fn download_later(&self, from: DevicePtr, bytes: usize) -> Result<Arrival> {
-        self.device("cuMemcpyDtoHAsync")?.download_later(from, bytes)
+    pub fn download_async(&self, from: DevicePtr, bytes: usize) -> Result<PendingCopy> {
+        self.device("cuMemcpyDtoHAsync")?.download_async(from, bytes)
     }
 
-    /// Marks the end of the work so far.
-    pub fn mark(&self) -> Result<Arrival> {
+    /// Marks the end of the work submitted so far.
+    pub fn mark(&self) -> Result<PendingCopy> {
         self.device("cuEventRecord")?.mark()
     }
 
@@ -115,24 +114,24 @@ impl Queue {
         }
     }
 
-    /// Waits for all work so far.
+    /// Waits for all work submitted so far.
     pub fn wait(&self) -> Result<()> {
         self.device("cuStreamSynchronize")?.stream.wait()
     }
 
-    /// Milliseconds that some work takes on the device.
+    /// Runs `work` and returns its time on the device, in milliseconds.
     pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
         self.device("cuEventSynchronize")?.stream.time(work)
     }
 
-    /// Puts a kernel on the stream. An empty grid is no work.
+    /// Launches a kernel. An empty grid does nothing.
     ///
     /// # Safety
     ///
-    /// The arguments are the kernel's, and the memory they point to suffices.
+    /// The arguments match the kernel's parameters and point to enough memory.
     pub unsafe fn launch(
         &self,
-        source: &Source,
+        source: &KernelSource,
         name: &'static str,
         grid: [usize; 2],
         threads: usize,
@@ -145,8 +144,8 @@ impl Queue {
         let [x, y] = grid.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         let function = match self.device.modules.loaded(name, shared)? {
             Some(function) => function,
-            // Also while work is recorded: which kernel is taken may depend on where memory lies, so that it is not the one of
-            // the run before. Nothing of it goes to a stream.
+            // Allowed while recording: kernel choice may depend on addresses, so it can differ from the run before, and
+            // loading submits nothing to a stream.
             None => self.device.modules.load(source, name, shared)?,
         };
         let stream = self.stream()?.raw();
@@ -164,44 +163,45 @@ impl Queue {
     }
 }
 
-/// Memory of a GPU, given back to where it came from when the last clone is dropped.
+/// A buffer in GPU memory, freed when the last clone is dropped.
 #[derive(Clone)]
-pub(crate) struct Block(Arc<Allocation>);
+pub(crate) struct DeviceBuffer(Arc<Allocation>);
 
-/// Which block it was; of one that is gone no other has the name.
-pub(crate) struct BlockName(Weak<Allocation>);
+/// Identity of a buffer; never reused, and does not keep the buffer alive.
+pub(crate) struct BufferId(Weak<Allocation>);
 
-impl Block {
-    /// Memory that belongs to somebody else, who takes care that it stays.
-    pub fn lent(at: DevicePtr) -> Block {
-        Block(Arc::new(Allocation::lent(at)))
+impl DeviceBuffer {
+    /// Wraps memory owned elsewhere; the caller keeps it alive.
+    pub fn borrowed(at: DevicePtr) -> DeviceBuffer {
+        DeviceBuffer(Arc::new(Allocation::borrowed(at)))
     }
 
-    /// Its address, for work on this queue. A recording keeps what its work reads, and fails if others use its own memory.
-    pub fn at(&self, queue: &Queue) -> DevicePtr {
+    /// Device address, for work on this queue. A recording retains what its work reads, and fails if other work uses its
+    /// own memory.
+    pub fn ptr(&self, queue: &Queue) -> DevicePtr {
         match (&queue.recording, self.0.pool()) {
             (None, None) => {}
             (Some(recording), Some(pool)) if Arc::ptr_eq(pool, recording.pool()) => {}
             (recording, pool) => {
-                pool.into_iter().for_each(|pool| pool.share());
-                recording.iter().for_each(|recording| recording.keep(&self.0));
+                pool.into_iter().for_each(|pool| pool.mark_shared());
+                recording.iter().for_each(|recording| recording.retain(&self.0));
             }
         }
-        self.0.at()
+        self.0.ptr()
     }
 
-    /// Whether the address `start` bytes after its beginning is a multiple of 16.
+    /// Whether the address at offset `start` is aligned to 16 bytes.
     pub fn is_aligned(&self, start: usize) -> bool {
-        (self.0.at() + start as u64).is_multiple_of(16)
+        (self.0.ptr() + start as u64).is_multiple_of(16)
     }
 
-    /// A name for this block, which doesn't keep it.
-    pub fn name(&self) -> BlockName {
-        BlockName(Arc::downgrade(&self.0))
+    /// The buffer's identity.
+    pub fn id(&self) -> BufferId {
+        BufferId(Arc::downgrade(&self.0))
     }
 
-    /// Whether this is the block of that name.
-    pub fn is(&self, name: &BlockName) -> bool {
-        std::ptr::eq(Arc::as_ptr(&self.0), name.0.as_ptr())
+    /// Whether this is the buffer with that identity.
+    pub fn has_id(&self, id: &BufferId) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.0), id.0.as_ptr())
     }
 }

@@ -1,60 +1,59 @@
-//! A recording in progress: what is launched on it is written down and not done.
-//!
-//! It has a stream of its own, so that other work goes on as if nothing was; and its memory comes from a pool of its own, so
-//! that what it writes to is written to by nobody else, however late it is replayed. What it reads beside, it keeps.
+//! Stream capture: work launched on a recording becomes a CUDA graph instead of being executed.
+//! A recording has its own stream, so other work continues undisturbed, and its own memory pool, so nothing else ever
+//! writes to the memory that replays write to. It retains the other memory that it reads.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::device::{Allocation, Device, Pool, Primary, Stream};
+use crate::device::{Allocation, Device, PrimaryContext, PrivatePool, Stream};
 use crate::error::{Error, Result};
 use crate::sys::driver::CAPTURE_RELAXED;
 use kiln_base::lock;
 
-/// A recording; what is not ended is given up when this is dropped.
+/// A recording in progress; abandoned if dropped before [`Recording::end`].
 pub(crate) struct Recording {
-    primary: Arc<Primary>,
+    primary: Arc<PrimaryContext>,
     stream: Stream,
-    pool: Arc<Pool>,
+    pool: Arc<PrivatePool>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    over: bool,
-    /// What can't be recorded and was asked for.
-    refused: Option<&'static str>,
-    /// What is read and was made before, by address of its owner.
-    kept: HashMap<*const Allocation, Arc<Allocation>>,
+    ended: bool,
+    /// A call that cannot be captured, if one was made.
+    rejected: Option<&'static str>,
+    /// Existing memory that the work reads, by address of the allocation.
+    retained: HashMap<*const Allocation, Arc<Allocation>>,
 }
 
 // SAFETY: the pointers are only compared.
 unsafe impl Send for State {}
 
-/// Work that was recorded.
-pub(crate) struct Recorded {
-    primary: Arc<Primary>,
+/// A captured graph.
+pub(crate) struct CapturedGraph {
+    primary: Arc<PrimaryContext>,
     graph: *mut c_void,
-    kept: Vec<Arc<Allocation>>,
-    pool: Arc<Pool>,
+    retained: Vec<Arc<Allocation>>,
+    pool: Arc<PrivatePool>,
 }
 
-/// The memory of recorded work: its own, and what it reads beside its inputs.
-pub(crate) struct Kept {
-    _pool: Arc<Pool>,
+/// The memory of a graph: its own pool, and what it reads besides its inputs.
+pub(crate) struct RetainedMemory {
+    _pool: Arc<PrivatePool>,
     _read: Vec<Arc<Allocation>>,
 }
 
-fn cannot(call: &'static str) -> Error {
-    Error::Call { call, what: "it can't be part of a graph".into() }
+fn not_capturable(call: &'static str) -> Error {
+    Error::Call { call, what: "it cannot be captured in a CUDA graph".into() }
 }
 
 impl Recording {
     pub fn begin(device: &Device) -> Result<Arc<Recording>> {
         let primary = Arc::clone(&device.primary);
-        let (stream, pool) = (Stream::new(&primary)?, Pool::new(&device.memory));
+        let (stream, pool) = (Stream::new(&primary)?, PrivatePool::new(&device.memory));
         // SAFETY: the stream lives.
         let status = unsafe { (primary.driver.stream_begin_capture)(stream.raw(), CAPTURE_RELAXED) };
         primary.driver.check("cuStreamBeginCapture", status)?;
@@ -65,90 +64,84 @@ impl Recording {
         lock(&self.state)
     }
 
-    /// Where its work goes, until it ends.
+    /// The captured stream; an error after the recording has ended.
     pub fn stream(&self) -> Result<&Stream> {
-        match self.state().over {
-            true => Err(cannot("cuStreamEndCapture")),
-            false => Ok(&self.stream),
-        }
+        if self.state().ended { Err(not_capturable("cuStreamEndCapture")) } else { Ok(&self.stream) }
     }
 
-    /// Where its memory comes from.
-    pub fn pool(&self) -> &Arc<Pool> {
+    /// The pool for its memory.
+    pub fn pool(&self) -> &Arc<PrivatePool> {
         &self.pool
     }
 
-    /// Something was asked for that can't be recorded: the recording fails, whatever becomes of this error.
-    pub fn refuse(&self, call: &'static str) -> Error {
-        self.state().refused = Some(call);
-        cannot(call)
+    /// Fails the recording because of a call that cannot be captured, and returns the error for it.
+    pub fn reject(&self, call: &'static str) -> Error {
+        self.state().rejected = Some(call);
+        not_capturable(call)
     }
 
-    /// It reads what others made.
-    pub fn keep(&self, read: &Arc<Allocation>) {
-        self.state().kept.entry(Arc::as_ptr(read)).or_insert_with(|| Arc::clone(read));
+    /// Retains memory that was allocated outside the recording.
+    pub fn retain(&self, read: &Arc<Allocation>) {
+        self.state().retained.entry(Arc::as_ptr(read)).or_insert_with(|| Arc::clone(read));
     }
 
-    /// What was recorded, if all of it could be.
-    pub fn end(&self) -> Result<Recorded> {
+    /// Ends the capture and returns the graph, if everything could be captured.
+    pub fn end(&self) -> Result<CapturedGraph> {
         let mut state = self.state();
         let mut recorded = self.end_capture(&mut state)?;
-        if let Some(call) = state.refused {
-            return Err(cannot(call));
+        if let Some(call) = state.rejected {
+            return Err(not_capturable(call));
         }
-        // Work that was asked for elsewhere read or wrote its memory, which now holds nothing.
+        // Work outside the recording used its memory, whose content does not exist yet.
         if self.pool.is_shared() {
-            return Err(cannot("cuStreamEndCapture"));
+            return Err(not_capturable("cuStreamEndCapture"));
         }
-        recorded.kept = std::mem::take(&mut state.kept).into_values().collect();
+        recorded.retained = std::mem::take(&mut state.retained).into_values().collect();
         Ok(recorded)
     }
 
-    fn end_capture(&self, state: &mut State) -> Result<Recorded> {
+    fn end_capture(&self, state: &mut State) -> Result<CapturedGraph> {
         let driver = &self.primary.driver;
-        self.primary.enter()?;
-        state.over = true;
+        self.primary.make_current()?;
+        state.ended = true;
         let mut graph = null_mut();
         // SAFETY: the graph is written, or null.
         let status = unsafe { (driver.stream_end_capture)(self.stream.raw(), &mut graph) };
         driver.check("cuStreamEndCapture", status)?;
-        match graph.is_null() {
-            true => Err(cannot("cuStreamEndCapture")),
-            false => Ok(Recorded {
-                primary: Arc::clone(&self.primary),
-                graph,
-                kept: Vec::new(),
-                pool: Arc::clone(&self.pool),
-            }),
+        if graph.is_null() {
+            return Err(not_capturable("cuStreamEndCapture"));
         }
+        let (primary, pool) = (Arc::clone(&self.primary), Arc::clone(&self.pool));
+        Ok(CapturedGraph { primary, graph, retained: Vec::new(), pool })
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
         let mut state = self.state();
-        if !state.over {
+        if !state.ended {
             let _ = self.end_capture(&mut state);
         }
     }
 }
 
-impl Recorded {
-    /// In a form that can be launched, as long as its memory is kept.
-    pub fn instantiate(&mut self) -> Result<(*mut c_void, Kept)> {
+impl CapturedGraph {
+    /// Returns an executable graph, valid as long as its memory is retained.
+    pub fn instantiate(&mut self) -> Result<(*mut c_void, RetainedMemory)> {
         let driver = &self.primary.driver;
         let mut executable = null_mut();
-        // SAFETY: the graph lives, and the executable, which keeps nothing of it, is written.
+        // SAFETY: the graph lives; the executable is written and does not reference the graph.
         let status = unsafe { (driver.graph_instantiate)(&mut executable, self.graph, 0) };
         driver.check("cuGraphInstantiate", status)?;
-        let kept = Kept { _pool: Arc::clone(&self.pool), _read: std::mem::take(&mut self.kept) };
-        Ok((executable, kept))
+        let retained =
+            RetainedMemory { _pool: Arc::clone(&self.pool), _read: std::mem::take(&mut self.retained) };
+        Ok((executable, retained))
     }
 }
 
-impl Drop for Recorded {
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
-        if self.primary.enter().is_ok() {
+        if self.primary.make_current().is_ok() {
             // SAFETY: the last use.
             unsafe { (self.primary.driver.graph_destroy)(self.graph) };
         }

@@ -1,4 +1,4 @@
-//! Recorded work: one launch, whatever it was made of.
+//! An executable CUDA graph with its inputs and output.
 
 use std::ffi::c_void;
 
@@ -6,82 +6,82 @@ use kiln_ops::Tensor as _;
 
 use crate::context::Context;
 use crate::error::Result;
-use crate::queue::Kept;
-use crate::tensor::{CudaTensor, Named};
+use crate::queue::RetainedMemory;
+use crate::tensor::{CudaTensor, TensorId};
 
-/// Work that is done to inputs at places of its own.
+/// A graph that reads its inputs from fixed tensors.
 pub(super) struct Graph {
-    /// Where it is launched.
+    /// The context it is launched in.
     cx: Context,
     executable: *mut c_void,
-    inputs: Vec<Place>,
+    inputs: Vec<InputSlot>,
     output: CudaTensor,
-    /// What it reads and writes beside.
-    _kept: Kept,
+    /// Other memory it reads and writes.
+    _retained: RetainedMemory,
 }
 
 // SAFETY: the driver's handles may be used from any thread that has made the context current.
 unsafe impl Send for Graph {}
 
-/// Where an input lies while the work is done.
-struct Place {
+/// The fixed tensor for one input.
+struct InputSlot {
     tensor: CudaTensor,
-    /// What lies there.
-    holds: Option<Named>,
+    /// Identity of the tensor last copied into it.
+    contents: Option<TensorId>,
 }
 
 impl Graph {
-    /// Records `work` on inputs like these; `None` when it can't be.
+    /// Records `work` for inputs of these shapes; `None` if it cannot be captured.
     pub fn record<E>(
         cx: &Context,
         inputs: &[&CudaTensor],
         work: impl FnOnce(&Context, &[&CudaTensor]) -> Result<CudaTensor, E>,
     ) -> Option<Graph> {
-        let (recorder, recording) = cx.record().ok()?;
-        let place = |x: &&CudaTensor| {
+        let (recorder, recording) = cx.begin_recording().ok()?;
+        let slot = |x: &&CudaTensor| {
             let tensor = CudaTensor::new(&recorder, x.shape(), x.dtype()).ok()?;
-            Some(Place { tensor, holds: None })
+            Some(InputSlot { tensor, contents: None })
         };
-        let inputs = inputs.iter().map(place).collect::<Option<Vec<_>>>()?;
-        let output = work(&recorder, &inputs.iter().map(|place| &place.tensor).collect::<Vec<_>>()).ok()?;
-        let (executable, kept) = recording.end().and_then(|mut recorded| recorded.instantiate()).ok()?;
-        Some(Graph { cx: cx.clone(), executable, inputs, output, _kept: kept })
+        let inputs = inputs.iter().map(slot).collect::<Option<Vec<_>>>()?;
+        let output = work(&recorder, &inputs.iter().map(|slot| &slot.tensor).collect::<Vec<_>>()).ok()?;
+        let (executable, retained) = recording.end().and_then(|mut recorded| recorded.instantiate()).ok()?;
+        Some(Graph { cx: cx.clone(), executable, inputs, output, _retained: retained })
     }
 
-    /// Does the work to these inputs.
+    /// Runs the graph on these inputs.
     pub fn replay(&mut self, inputs: &[&CudaTensor]) -> kiln_ops::Result<CudaTensor> {
         let result = CudaTensor::new(&self.cx, self.output.shape(), self.output.dtype())?;
         let launched = self.launch(inputs, &result);
-        self.cx.done(launched)?;
+        self.cx.check(launched)?;
         Ok(result)
     }
 
     fn launch(&mut self, inputs: &[&CudaTensor], result: &CudaTensor) -> Result<()> {
         let cx = &self.cx;
-        for (place, input) in self.inputs.iter_mut().zip(inputs) {
-            if place.holds.as_ref().is_some_and(|held| input.is(held)) {
+        for (slot, input) in self.inputs.iter_mut().zip(inputs) {
+            if slot.contents.as_ref().is_some_and(|held| input.has_id(held)) {
                 continue;
             }
-            place.holds = None;
-            cx.copy(input.at(cx), place.tensor.at(cx), bytes(input))?;
-            place.holds = Some(input.named());
+            slot.contents = None;
+            cx.copy(input.ptr(cx), slot.tensor.ptr(cx), bytes(input))?;
+            slot.contents = Some(input.id());
         }
         let stream = cx.stream()?.raw();
-        // SAFETY: the graph's memory and all that it reads is kept.
+        // SAFETY: the graph's memory and everything it reads is retained.
         let launch = || unsafe { (cx.driver().graph_launch)(self.executable, stream) };
-        // Its products use the workspace of everybody's: it must not come between the kernels of another thread's.
-        let status = match &cx.shared().lt {
-            Ok(lt) => lt.undisturbed(launch),
+        // Its matrix products use the shared workspace, so it must not run between the kernels of another thread's product.
+        let status = match &cx.shared().cublaslt {
+            Ok(cublaslt) => cublaslt.with_exclusive_workspace(launch),
             Err(_) => launch(),
         };
         cx.driver().check("cuGraphLaunch", status)?;
-        cx.copy(self.output.at(cx), result.at(cx), bytes(result))
+        cx.copy(self.output.ptr(cx), result.ptr(cx), bytes(result))
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // It may still be at work.
+        // It may still be running.
         let _ = self.cx.wait();
         // SAFETY: the last use.
         unsafe { (self.cx.driver().graph_exec_destroy)(self.executable) };

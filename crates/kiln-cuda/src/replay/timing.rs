@@ -1,4 +1,4 @@
-//! What limits some work: the processor that asks for it, or the GPU that does it. Nobody waits to find out.
+//! Finds out whether work is launch-bound or compute-bound, without waiting for it.
 
 use std::time::{Duration, Instant};
 
@@ -6,28 +6,29 @@ use crate::context::Context;
 use crate::device::Event;
 use crate::error::Result;
 
-/// What takes longer.
+/// What limits some work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Limit {
-    Launching,
-    Computing,
+pub(super) enum Bottleneck {
+    Launch,
+    Compute,
 }
 
-/// Above this share of the time that work takes on the GPU, from its first kernel to its last, launching is what limits.
-const SHARE: f64 = 0.75;
+/// Work is launch-bound if launching takes more than this share of its time on the GPU.
+const LAUNCH_BOUND_SHARE: f64 = 0.75;
 
-impl Limit {
-    /// `begun`: whether the GPU had come to the work by the time that all of it was launched. If not it has more than enough
-    /// to do, and the time of launching means nothing: the driver may have waited for room in its queue.
-    fn of(launching: Duration, work: Duration, begun: bool) -> Limit {
-        match begun && launching.as_secs_f64() > SHARE * work.as_secs_f64() {
-            true => Limit::Launching,
-            false => Limit::Computing,
+impl Bottleneck {
+    /// `begun`: whether the GPU had started the work before all of it was launched. If not, the GPU is busy and the launch
+    /// time says nothing: the driver may have waited for space in its queue.
+    fn classify(launching: Duration, work: Duration, begun: bool) -> Bottleneck {
+        if begun && launching.as_secs_f64() > LAUNCH_BOUND_SHARE * work.as_secs_f64() {
+            Bottleneck::Launch
+        } else {
+            Bottleneck::Compute
         }
     }
 }
 
-/// Some work that is timed.
+/// Measured times of some work.
 pub(super) struct Timing {
     begin: Event,
     end: Event,
@@ -36,15 +37,15 @@ pub(super) struct Timing {
 }
 
 impl Timing {
-    /// Does some work and times it.
-    pub fn of<T>(cx: &Context, work: impl FnOnce() -> T) -> (T, Result<Timing>) {
+    /// Runs `work` and times it.
+    pub fn measure<T>(cx: &Context, work: impl FnOnce() -> T) -> (T, Result<Timing>) {
         let begin = Timing::mark(cx);
         let start = Instant::now();
         let result = work();
         let launching = start.elapsed();
         let timing = begin.and_then(|begin| {
             let end = Timing::mark(cx)?;
-            let begun = begin.is_past();
+            let begun = begin.is_complete();
             Ok(Timing { begin, end, launching, begun })
         });
         (result, timing)
@@ -56,16 +57,16 @@ impl Timing {
         device.stream.record(&event).map(|()| event)
     }
 
-    /// What limited it, once it is done.
-    pub fn limit(&self) -> Option<Limit> {
-        if !self.end.is_past() {
+    /// What limited the work; `None` until it is done.
+    pub fn bottleneck(&self) -> Option<Bottleneck> {
+        if !self.end.is_complete() {
             return None;
         }
-        let work = self.end.since(&self.begin).map_or(Duration::MAX, |milliseconds| {
+        let work = self.end.elapsed_since(&self.begin).map_or(Duration::MAX, |milliseconds| {
             // If the query fails, assume compute-bound.
             Duration::from_secs_f32(milliseconds.max(0.0) / 1e3)
         });
-        Some(Limit::of(self.launching, work, self.begun))
+        Some(Bottleneck::classify(self.launching, work, self.begun))
     }
 }
 
@@ -74,12 +75,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launching_limits_what_the_gpu_does_as_fast_as_it_is_told() {
+    fn work_is_launch_bound_if_launching_takes_about_as_long() {
         let ms = Duration::from_millis;
-        assert_eq!(Limit::of(ms(10), ms(11), true), Limit::Launching);
-        assert_eq!(Limit::of(ms(10), ms(60), true), Limit::Computing);
-        assert_eq!(Limit::of(ms(7), ms(10), true), Limit::Computing);
+        assert_eq!(Bottleneck::classify(ms(10), ms(11), true), Bottleneck::Launch);
+        assert_eq!(Bottleneck::classify(ms(10), ms(60), true), Bottleneck::Compute);
+        assert_eq!(Bottleneck::classify(ms(7), ms(10), true), Bottleneck::Compute);
         // The driver's queue was full.
-        assert_eq!(Limit::of(ms(60), ms(60), false), Limit::Computing);
+        assert_eq!(Bottleneck::classify(ms(60), ms(60), false), Bottleneck::Compute);
     }
 }

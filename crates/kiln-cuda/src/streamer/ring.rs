@@ -1,36 +1,35 @@
-//! Which weights lie in the part of the device's memory that they take turns in, and which come next. No GPU is asked: this
-//! only decides.
+//! The ring buffer's bookkeeping: which weights occupy which slots, and which weight comes next. Pure logic, no GPU calls.
 
 use std::collections::HashMap;
 
-/// Number of a weight that is brought in when it is used.
-pub(crate) type Id = usize;
+/// Id of a streamed weight.
+pub(crate) type WeightId = usize;
 
-/// Bytes to which places are rounded.
-const STEP: usize = 512;
+/// Alignment of slots, in bytes.
+const ALIGNMENT: usize = 512;
 
-/// A run of memory that is filled round and round.
+/// A ring buffer of weights.
 #[derive(Debug, Default)]
 pub(crate) struct Ring {
     capacity: usize,
     head: usize,
-    there: Vec<Held>,
+    slots: Vec<Slot>,
 }
 
 #[derive(Debug)]
-struct Held {
-    id: Id,
+struct Slot {
+    id: WeightId,
     start: usize,
     size: usize,
-    /// Whether its use is still to come.
-    awaited: bool,
+    /// Prefetched and not used yet; must not be evicted.
+    pending: bool,
 }
 
-/// Where a weight goes, and whose places that takes.
+/// Offset for a new weight, and the weights it evicts.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Placed {
+pub(crate) struct Placement {
     pub start: usize,
-    pub gone: Vec<Id>,
+    pub evicted: Vec<WeightId>,
 }
 
 impl Ring {
@@ -42,82 +41,82 @@ impl Ring {
         self.capacity
     }
 
-    /// What `bytes` take here.
-    pub fn rounded(bytes: usize) -> usize {
-        bytes.next_multiple_of(STEP)
+    /// Rounds a size up to the alignment.
+    pub fn round_up(bytes: usize) -> usize {
+        bytes.next_multiple_of(ALIGNMENT)
     }
 
-    /// Where a weight begins, if it is there.
-    pub fn start(&self, id: Id) -> Option<usize> {
-        self.there.iter().find(|held| held.id == id).map(|held| held.start)
+    /// Offset of a weight, if it is in the ring.
+    pub fn start(&self, id: WeightId) -> Option<usize> {
+        self.slots.iter().find(|slot| slot.id == id).map(|slot| slot.start)
     }
 
-    /// A place for a weight that is not there; `None` when that would take the place of one that is awaited.
-    pub fn place(&mut self, id: Id, bytes: usize) -> Option<Placed> {
-        let size = Ring::rounded(bytes);
+    /// Places a weight that is not in the ring; `None` if that would evict a pending one.
+    pub fn place(&mut self, id: WeightId, bytes: usize) -> Option<Placement> {
+        let size = Ring::round_up(bytes);
         if size > self.capacity {
             return None;
         }
         let start = if self.head + size > self.capacity { 0 } else { self.head };
-        let meets = |held: &Held| held.start < start + size && start < held.start + held.size;
-        if self.there.iter().any(|held| held.awaited && meets(held)) {
+        let overlaps = |slot: &Slot| slot.start < start + size && start < slot.start + slot.size;
+        if self.slots.iter().any(|slot| slot.pending && overlaps(slot)) {
             return None;
         }
-        let gone = self.there.iter().filter(|held| meets(held)).map(|held| held.id).collect();
-        self.there.retain(|held| !meets(held));
-        self.there.push(Held { id, start, size, awaited: true });
+        let evicted = self.slots.iter().filter(|slot| overlaps(slot)).map(|slot| slot.id).collect();
+        self.slots.retain(|slot| !overlaps(slot));
+        self.slots.push(Slot { id, start, size, pending: true });
         self.head = start + size;
-        Some(Placed { start, gone })
+        Some(Placement { start, evicted })
     }
 
-    /// It has been used.
-    pub fn used(&mut self, id: Id) {
-        self.set(id, false);
+    /// Marks a weight as used; it can be evicted.
+    pub fn mark_used(&mut self, id: WeightId) {
+        self.set_pending(id, false);
     }
 
-    /// It will be used soon.
-    pub fn await_use(&mut self, id: Id) {
-        self.set(id, true);
+    /// Marks a weight as needed soon.
+    pub fn mark_pending(&mut self, id: WeightId) {
+        self.set_pending(id, true);
     }
 
-    /// What was awaited did not come: nothing has to stay.
-    pub fn surprise(&mut self) {
-        self.there.iter_mut().for_each(|held| held.awaited = false);
+    /// Drops all predictions: another weight than predicted was used, so any slot can be evicted.
+    pub fn clear_pending(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.pending = false);
     }
 
-    pub fn forget(&mut self, id: Id) {
-        self.there.retain(|held| held.id != id);
+    pub fn remove(&mut self, id: WeightId) {
+        self.slots.retain(|slot| slot.id != id);
     }
 
-    fn set(&mut self, id: Id, awaited: bool) {
-        self.there.iter_mut().filter(|held| held.id == id).for_each(|held| held.awaited = awaited);
+    fn set_pending(&mut self, id: WeightId, pending: bool) {
+        self.slots.iter_mut().filter(|slot| slot.id == id).for_each(|slot| slot.pending = pending);
     }
 }
 
-/// In which order weights are used: as last time, and the first time as they were made.
+/// The predicted order of use: that of last time, and at first the order of creation.
 #[derive(Debug, Default)]
-pub(crate) struct Order {
-    next: HashMap<Id, Id>,
-    last: Option<Id>,
+pub(crate) struct UseOrder {
+    next: HashMap<WeightId, WeightId>,
+    last: Option<WeightId>,
 }
 
-impl Order {
-    pub fn used(&mut self, id: Id) {
+impl UseOrder {
+    pub fn record(&mut self, id: WeightId) {
         if let Some(last) = self.last.replace(id).filter(|&last| last != id) {
             self.next.insert(last, id);
         }
     }
 
-    pub fn after(&self, id: Id) -> Id {
+    pub fn next_after(&self, id: WeightId) -> WeightId {
         self.next.get(&id).copied().unwrap_or(id + 1)
     }
 
-    /// A weight that is no more: its neighbours meet.
-    pub fn forget(&mut self, id: Id) {
-        let after = self.next.remove(&id);
+    /// Removes a weight; its predecessor is followed by its successor.
+    pub fn remove(&mut self, id: WeightId) {
+        let successor = self.next.remove(&id);
         self.last = self.last.filter(|&last| last != id);
         for next in self.next.values_mut().filter(|next| **next == id) {
-            *next = after.unwrap_or(id + 1);
+            *next = successor.unwrap_or(id + 1);
         }
     }
 }
@@ -126,78 +125,78 @@ impl Order {
 mod tests {
     use super::*;
 
-    /// Uses weights as the streamer does; how many copies were made while nothing could be computed.
-    fn waits(ring: &mut Ring, order: &mut Order, sizes: &[usize], uses: &[Id]) -> usize {
-        let mut waits = 0;
+    /// Uses weights as the streamer does; returns how many had to be waited for.
+    fn stalls(ring: &mut Ring, order: &mut UseOrder, sizes: &[usize], uses: &[WeightId]) -> usize {
+        let mut stalls = 0;
         for &id in uses {
-            order.used(id);
+            order.record(id);
             if ring.start(id).is_none() {
-                waits += 1;
-                ring.surprise();
+                stalls += 1;
+                ring.clear_pending();
                 ring.place(id, sizes[id]).unwrap();
             }
-            ring.used(id);
-            let mut next = order.after(id);
+            ring.mark_used(id);
+            let mut next = order.next_after(id);
             for _ in 0..sizes.len() {
                 if next == id || next >= sizes.len() {
                     break;
                 }
                 match ring.start(next) {
-                    Some(_) => ring.await_use(next),
+                    Some(_) => ring.mark_pending(next),
                     None if ring.place(next, sizes[next]).is_none() => break,
                     None => {}
                 }
-                next = order.after(next);
+                next = order.next_after(next);
             }
         }
-        waits
+        stalls
     }
 
     #[test]
-    fn every_weight_but_the_first_is_there_before_its_use() {
+    fn every_weight_but_the_first_is_prefetched() {
         let sizes = [170, 75, 170, 75, 170, 75, 170, 75].map(|size| size << 10);
-        let (mut ring, mut order) = (Ring::new(3 * (170 << 10)), Order::default());
-        assert_eq!(waits(&mut ring, &mut order, &sizes, &[0, 1, 2, 3, 4, 5, 6, 7]), 1);
-        // Nobody knew that it begins again; from then on it is known.
-        assert_eq!(waits(&mut ring, &mut order, &sizes, &[0, 1, 2, 3, 4, 5, 6, 7]), 1);
-        assert_eq!(waits(&mut ring, &mut order, &sizes, &[0, 1, 2, 3, 4, 5, 6, 7].repeat(5)), 0);
+        let (mut ring, mut order) = (Ring::new(3 * (170 << 10)), UseOrder::default());
+        assert_eq!(stalls(&mut ring, &mut order, &sizes, &[0, 1, 2, 3, 4, 5, 6, 7]), 1);
+        // The wrap-around is unknown once, then predicted.
+        assert_eq!(stalls(&mut ring, &mut order, &sizes, &[0, 1, 2, 3, 4, 5, 6, 7]), 1);
+        assert_eq!(stalls(&mut ring, &mut order, &sizes, &[0, 1, 2, 3, 4, 5, 6, 7].repeat(5)), 0);
     }
 
     #[test]
-    fn another_order_is_learnt() {
+    fn another_order_is_learned() {
         let sizes = [1 << 10; 6];
-        let (mut ring, mut order) = (Ring::new(3 << 10), Order::default());
-        waits(&mut ring, &mut order, &sizes, &[3, 1, 4, 0, 5, 2].repeat(2));
-        assert_eq!(waits(&mut ring, &mut order, &sizes, &[3, 1, 4, 0, 5, 2].repeat(3)), 0);
+        let (mut ring, mut order) = (Ring::new(3 << 10), UseOrder::default());
+        stalls(&mut ring, &mut order, &sizes, &[3, 1, 4, 0, 5, 2].repeat(2));
+        assert_eq!(stalls(&mut ring, &mut order, &sizes, &[3, 1, 4, 0, 5, 2].repeat(3)), 0);
     }
 
     #[test]
-    fn what_fits_is_copied_once() {
-        let (mut ring, mut order) = (Ring::new(8 << 10), Order::default());
-        assert_eq!(waits(&mut ring, &mut order, &[1 << 10; 8], &[0, 1, 2, 3, 4, 5, 6, 7].repeat(4)), 1);
+    fn weights_that_fit_are_copied_once() {
+        let (mut ring, mut order) = (Ring::new(8 << 10), UseOrder::default());
+        assert_eq!(stalls(&mut ring, &mut order, &[1 << 10; 8], &[0, 1, 2, 3, 4, 5, 6, 7].repeat(4)), 1);
         assert!((0..8).all(|id| ring.start(id).is_some()));
     }
 
     #[test]
-    fn places_never_overlap_and_what_is_awaited_stays() {
+    fn slots_never_overlap_and_pending_ones_stay() {
         let mut ring = Ring::new(4 << 10);
-        assert_eq!(ring.place(0, 3 << 10), Some(Placed { start: 0, gone: vec![] }));
+        assert_eq!(ring.place(0, 3 << 10), Some(Placement { start: 0, evicted: vec![] }));
         assert_eq!(ring.place(1, 2 << 10), None);
-        ring.used(0);
-        assert_eq!(ring.place(1, 2 << 10), Some(Placed { start: 0, gone: vec![0] }));
-        assert_eq!(ring.place(2, 1000), Some(Placed { start: 2 << 10, gone: vec![] }));
+        ring.mark_used(0);
+        assert_eq!(ring.place(1, 2 << 10), Some(Placement { start: 0, evicted: vec![0] }));
+        assert_eq!(ring.place(2, 1000), Some(Placement { start: 2 << 10, evicted: vec![] }));
         assert_eq!(ring.place(3, 9 << 10), None);
-        ring.surprise();
-        assert_eq!(ring.place(3, 4 << 10), Some(Placed { start: 0, gone: vec![1, 2] }));
-        ring.forget(3);
+        ring.clear_pending();
+        assert_eq!(ring.place(3, 4 << 10), Some(Placement { start: 0, evicted: vec![1, 2] }));
+        ring.remove(3);
         assert_eq!(ring.start(3), None);
     }
 
     #[test]
-    fn a_weight_that_is_gone_is_not_awaited() {
-        let mut order = Order::default();
-        [0, 1, 2, 0].into_iter().for_each(|id| order.used(id));
-        order.forget(1);
-        assert_eq!((order.after(0), order.after(2)), (2, 0));
+    fn a_removed_weight_is_not_predicted() {
+        let mut order = UseOrder::default();
+        [0, 1, 2, 0].into_iter().for_each(|id| order.record(id));
+        order.remove(1);
+        assert_eq!((order.next_after(0), order.next_after(2)), (2, 0));
     }
 }

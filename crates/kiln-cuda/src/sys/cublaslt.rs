@@ -1,3 +1,5 @@
+//! cuBLASLt.
+
 use std::ffi::{c_int, c_void};
 
 use super::functions;
@@ -5,19 +7,19 @@ use crate::error::{Error, Result};
 
 pub(crate) type Handle = *mut c_void;
 pub(crate) type Layout = *mut c_void;
-pub(crate) type Description = *mut c_void;
+pub(crate) type Descriptor = *mut c_void;
 pub(crate) type Preference = *mut c_void;
 type Status = c_int;
 
-/// One way to compute a product; opaque, and the same bytes mean the same way for the same version of the library.
+/// An opaque algorithm; its bytes are stable for one version of the library.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct Algorithm(pub [u64; 8]);
 
-/// What the library thinks of a way to compute a product.
+/// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Guess {
+pub(crate) struct HeuristicResult {
     pub algorithm: Algorithm,
     pub workspace: usize,
     pub state: c_int,
@@ -34,26 +36,26 @@ functions! {
         fn layout_create = "cublasLtMatrixLayoutCreate"(*mut Layout, c_int, u64, u64, i64) -> Status;
         fn layout_destroy = "cublasLtMatrixLayoutDestroy"(Layout) -> Status;
         fn layout_set = "cublasLtMatrixLayoutSetAttribute"(Layout, c_int, *const c_void, usize) -> Status;
-        fn description_create = "cublasLtMatmulDescCreate"(*mut Description, c_int, c_int) -> Status;
-        fn description_destroy = "cublasLtMatmulDescDestroy"(Description) -> Status;
-        fn description_set = "cublasLtMatmulDescSetAttribute"(Description, c_int, *const c_void, usize) -> Status;
+        fn descriptor_create = "cublasLtMatmulDescCreate"(*mut Descriptor, c_int, c_int) -> Status;
+        fn descriptor_destroy = "cublasLtMatmulDescDestroy"(Descriptor) -> Status;
+        fn descriptor_set = "cublasLtMatmulDescSetAttribute"(Descriptor, c_int, *const c_void, usize) -> Status;
         fn preference_create = "cublasLtMatmulPreferenceCreate"(*mut Preference) -> Status;
         fn preference_destroy = "cublasLtMatmulPreferenceDestroy"(Preference) -> Status;
         fn preference_set = "cublasLtMatmulPreferenceSetAttribute"(Preference, c_int, *const c_void, usize) -> Status;
         fn heuristic = "cublasLtMatmulAlgoGetHeuristic"(
-            Handle, Description, Layout, Layout, Layout, Layout, Preference, c_int, *mut Guess, *mut c_int
+            Handle, Descriptor, Layout, Layout, Layout, Layout, Preference, c_int, *mut HeuristicResult, *mut c_int
         ) -> Status;
         fn algorithm_check = "cublasLtMatmulAlgoCheck"(
-            Handle, Description, Layout, Layout, Layout, Layout, *const Algorithm, *mut Guess
+            Handle, Descriptor, Layout, Layout, Layout, Layout, *const Algorithm, *mut HeuristicResult
         ) -> Status;
         fn matmul = "cublasLtMatmul"(
-            Handle, Description, *const c_void, *const c_void, Layout, *const c_void, Layout, *const c_void,
+            Handle, Descriptor, *const c_void, *const c_void, Layout, *const c_void, Layout, *const c_void,
             *const c_void, Layout, *mut c_void, Layout, *const Algorithm, *mut c_void, usize, *mut c_void
         ) -> Status;
     }
 }
 
-/// `CUBLAS_COMPUTE_32F`: sums in f32, and f32 factors are not shortened.
+/// `CUBLAS_COMPUTE_32F`: f32 accumulation, without TF32 for f32 inputs.
 pub(crate) const COMPUTE_32F: c_int = 68;
 /// `CUDA_R_32F`.
 pub(crate) const R_32F: c_int = 0;
@@ -66,13 +68,13 @@ pub(crate) const DESC_A_SCALE: c_int = 17;
 /// `CUBLASLT_MATMUL_DESC_B_SCALE_POINTER`.
 pub(crate) const DESC_B_SCALE: c_int = 18;
 /// `CUBLASLT_MATMUL_DESC_FAST_ACCUM`.
-pub(crate) const DESC_FAST_SUMS: c_int = 25;
+pub(crate) const DESC_FAST_ACCUM: c_int = 25;
 /// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE`.
 pub(crate) const DESC_A_SCALE_MODE: c_int = 31;
 /// `CUBLASLT_MATMUL_DESC_B_SCALE_MODE`.
 pub(crate) const DESC_B_SCALE_MODE: c_int = 32;
 /// `CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`.
-pub(crate) const SCALE_ROWS: c_int = 3;
+pub(crate) const SCALE_OUTER_VEC: c_int = 3;
 /// `CUBLASLT_MATMUL_DESC_TRANSA`.
 pub(crate) const DESC_TRANSA: c_int = 3;
 /// `CUBLAS_OP_N`.
@@ -89,7 +91,7 @@ pub(crate) const PREF_WORKSPACE: c_int = 1;
 pub(crate) const PREF_ALIGNMENT_A: c_int = 5;
 
 impl CublasLt {
-    /// Turns a status into an error that names the call.
+    /// Converts a status into an error that names the call.
     pub fn check(&self, call: &'static str, status: Status) -> Result<()> {
         let name = match status {
             0 => return Ok(()),

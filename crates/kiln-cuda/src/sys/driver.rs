@@ -1,3 +1,5 @@
+//! The CUDA driver (libcuda).
+
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::functions;
@@ -8,13 +10,13 @@ pub(crate) type DevicePtr = u64;
 type Handle = *mut c_void;
 type Status = c_int;
 
-/// A tensor of which the GPU copies boxes; opaque.
+/// An opaque tensor map, for copies by the TMA.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorMap([u64; 16]);
 
 impl TensorMap {
-    /// One that nothing is copied of.
+    /// An unused tensor map.
     pub const NONE: TensorMap = TensorMap([0; 16]);
 }
 
@@ -74,11 +76,11 @@ functions! {
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 /// `CUDA_ERROR_NO_DEVICE`.
 pub(crate) const NO_DEVICE: c_int = 100;
-/// `CU_EVENT_BLOCKING_SYNC`: whoever waits for it sleeps.
+/// `CU_EVENT_BLOCKING_SYNC`: waiting threads sleep.
 pub(crate) const EVENT_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const EVENT_NO_TIME: c_uint = 2;
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`: memory may be asked for while a stream is captured.
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: allows allocations during capture.
 pub(crate) const CAPTURE_RELAXED: c_int = 2;
 /// `CU_STREAM_NON_BLOCKING`.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
@@ -100,18 +102,18 @@ pub(crate) const DEVICE_MINOR: c_int = 76;
 pub(crate) const DEVICE_SHARED_BYTES: c_int = 97;
 
 impl Driver {
-    /// Turns a status into an error that names the call.
+    /// Converts a status into an error that names the call.
     pub fn check(&self, call: &'static str, status: Status) -> Result<()> {
         match status {
             0 => Ok(()),
-            status => Err(Error::Call { call, what: self.words(status) }),
+            status => Err(Error::Call { call, what: self.describe(status) }),
         }
     }
 
-    fn words(&self, status: Status) -> String {
+    fn describe(&self, status: Status) -> String {
         let text = |f: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
             let mut text = std::ptr::null();
-            // SAFETY: the driver gives static strings, or leaves the pointer null.
+            // SAFETY: the driver returns static strings or leaves the pointer null.
             unsafe {
                 f(status, &mut text);
                 if text.is_null() {

@@ -1,7 +1,7 @@
-//! The functions of CUDA's libraries, looked up when a library is first used.
+//! Function tables of CUDA's libraries, filled when a library is loaded.
 //!
-//! Written here rather than taken from a binding crate, because those panic when a library or a function is missing and
-//! choose the file themselves; Kiln has to say which file it uses, and to go on without one.
+//! Not from a binding crate: those panic if a library or function is missing and choose the file themselves. Kiln reports
+//! which file it uses and continues without one.
 
 pub(crate) mod cublaslt;
 pub(crate) mod driver;
@@ -13,21 +13,21 @@ use libloading::Library;
 
 use crate::error::{Error, Result};
 
-/// Declares a table of functions and how to fill it from a library.
+/// Declares a function table and its loader.
 macro_rules! functions {
     ($(#[$doc:meta])* $Table:ident { $(fn $name:ident = $symbol:literal ($($arg:ty),*) $(-> $ret:ty)?;)* }) => {
         $(#[$doc])*
         pub(crate) struct $Table {
             $(pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
             pub path: std::path::PathBuf,
-            /// Keeps the functions where they are.
+            /// Keeps the functions loaded.
             _library: libloading::Library,
         }
 
         impl $Table {
-            /// Fills the table; fails when the library lacks a function.
-            pub fn new(loaded: crate::find::Loaded) -> crate::error::Result<Self> {
-                let crate::find::Loaded { library, path } = loaded;
+            /// Fills the table; fails if the library lacks a function.
+            pub fn new(loaded: crate::find::LoadedLibrary) -> crate::error::Result<Self> {
+                let crate::find::LoadedLibrary { library, path } = loaded;
                 Ok($Table {
                     // SAFETY: the types are those of the library's headers.
                     $($name: unsafe { crate::sys::symbol(&library, &path, $symbol)? },)*
@@ -40,18 +40,18 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// A function of a library.
+/// Looks up a function of a library.
 ///
 /// # Safety
 ///
-/// `F` has to be the function's type.
+/// `F` is the function's type.
 unsafe fn symbol<F: Copy>(library: &Library, path: &Path, name: &str) -> Result<F> {
     // SAFETY: as the caller promises.
     match unsafe { library.get::<F>(name.as_bytes()) } {
         Ok(symbol) => Ok(*symbol),
         Err(_) => Err(Error::Unusable {
             path: PathBuf::from(path),
-            what: format!("it has no function `{name}`: it is too old"),
+            what: format!("it lacks the function `{name}`; install a newer version"),
         }),
     }
 }

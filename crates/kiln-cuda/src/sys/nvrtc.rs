@@ -1,3 +1,5 @@
+//! NVRTC, the run-time kernel compiler.
+
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
@@ -8,7 +10,7 @@ type Program = *mut c_void;
 type Status = c_int;
 
 functions! {
-    /// The compiler of kernels.
+    /// The kernel compiler.
     Nvrtc {
         fn version = "nvrtcVersion"(*mut c_int, *mut c_int) -> Status;
         fn arch_count = "nvrtcGetNumSupportedArchs"(*mut c_int) -> Status;
@@ -33,23 +35,23 @@ impl Nvrtc {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the library gives a static string for every number.
+        // SAFETY: the library returns a static string for every status.
         let text = unsafe { CStr::from_ptr((self.error_text)(status)) };
         Err(Error::Call { call, what: text.to_string_lossy().into_owned() })
     }
 
     /// Major and minor version.
-    pub fn numbers(&self) -> Result<(i32, i32)> {
+    pub fn read_version(&self) -> Result<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both are written.
         self.check("nvrtcVersion", unsafe { (self.version)(&mut major, &mut minor) })?;
         Ok((major, minor))
     }
 
-    /// The compute capabilities it compiles for, times 10.
-    pub fn supported(&self) -> Result<Vec<i32>> {
+    /// The supported compute capabilities, times 10.
+    pub fn supported_archs(&self) -> Result<Vec<i32>> {
         let mut count = 0;
-        // SAFETY: the library writes the count, and then as many numbers.
+        // SAFETY: the library writes the count, then that many values.
         unsafe {
             self.check("nvrtcGetNumSupportedArchs", (self.arch_count)(&mut count))?;
             let mut archs = vec![0; count.max(0) as usize];
@@ -58,7 +60,7 @@ impl Nvrtc {
         }
     }
 
-    /// Compiles one source; `binary` asks for machine code, otherwise for PTX that the driver compiles.
+    /// Compiles one source to machine code if `binary`, otherwise to PTX.
     pub fn build(
         &self,
         name: &'static str,
@@ -77,7 +79,7 @@ impl Nvrtc {
             .map_err(|_| broken())?;
         let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         let mut program = null_mut();
-        // SAFETY: the strings end with zero and outlive the program, which is destroyed whatever happens.
+        // SAFETY: the strings are nul-terminated and outlive the program, which is always destroyed.
         unsafe {
             let status = (self.create)(&mut program, text.as_ptr(), file.as_ptr(), 0, null(), null());
             self.check("nvrtcCreateProgram", status)?;
@@ -97,7 +99,7 @@ impl Nvrtc {
     unsafe fn image(&self, program: Program, binary: bool) -> Result<Vec<u8>> {
         let (size_of, get) = if binary { (self.cubin_size, self.cubin) } else { (self.ptx_size, self.ptx) };
         let mut size = 0;
-        // SAFETY: the buffer has the size the library asks for.
+        // SAFETY: the buffer has the size the library reported.
         unsafe {
             self.check("nvrtcGetCUBINSize", size_of(program, &mut size))?;
             let mut image = vec![0u8; size];
@@ -111,7 +113,7 @@ impl Nvrtc {
     /// `program` was created.
     unsafe fn log_of(&self, program: Program) -> String {
         let mut size = 0;
-        // SAFETY: the buffer has the size the library asks for.
+        // SAFETY: the buffer has the size the library reported.
         unsafe {
             if (self.log_size)(program, &mut size) != 0 {
                 return String::new();

@@ -1,4 +1,4 @@
-//! The kernels of convolutions.
+//! Weights of convolutions.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use kiln_tensor::{DType, HostTensor, f16};
 
 use super::matrix::{Matrix, vector};
 use crate::context::Context;
-use crate::queue::Block;
+use crate::queue::DeviceBuffer;
 
 /// A convolution on the device.
 pub struct CudaConv {
@@ -15,16 +15,16 @@ pub struct CudaConv {
     pub(crate) size: [usize; 4],
     /// `[out, height · width · in]`.
     pub(crate) kernel: Matrix,
-    pub(crate) bias: Option<Block>,
-    /// The sums of taps for doubled pictures, made when they are first needed.
-    pub(crate) folded: OnceLock<Block>,
+    pub(crate) bias: Option<DeviceBuffer>,
+    /// Taps folded for 2x upsampling (see `conv_hopper.cu`), computed on first use.
+    pub(crate) folded: OnceLock<DeviceBuffer>,
     /// The same in f32.
-    pub(crate) folded_f32: OnceLock<Block>,
+    pub(crate) folded_f32: OnceLock<DeviceBuffer>,
 }
 
 impl CudaConv {
     pub(crate) fn new(cx: &Context, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<CudaConv> {
-        let size @ [out, input, height, width] = shapes::conv(kernel, bias)?;
+        let size @ [out, input, height, width] = shapes::load_conv(kernel, bias)?;
         let cols = input * height * width;
         let flat = match kernel.dtype() {
             DType::BF16 => {
@@ -47,7 +47,7 @@ impl CudaConv {
     }
 }
 
-/// `[out, in, taps]` as `[out, taps, in]`.
+/// Transposes `[out, in, taps]` to `[out, taps, in]`.
 fn channels_last<T: Copy>(kernel: &[T], input: usize, taps: usize) -> Vec<T> {
     let mut last = Vec::with_capacity(kernel.len());
     for one in kernel.chunks_exact(input * taps) {
@@ -63,7 +63,7 @@ mod tests {
     use super::channels_last;
 
     #[test]
-    fn a_kernels_channels_come_last() {
+    fn channels_become_the_last_axis() {
         // Two outputs, two inputs, three taps.
         let kernel: Vec<i32> = (0..12).collect();
         assert_eq!(channels_last(&kernel, 2, 3), [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);

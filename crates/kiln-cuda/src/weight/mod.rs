@@ -1,155 +1,177 @@
-//! Weights on the device: as they are stored in their file, and in the type a product needs where that differs.
+//! Weights of linear layers: dense, int8, fp8 or packed; resident on the GPU or streamed from the host.
 
 mod conv;
 mod matrix;
 mod packed;
-mod rows;
+mod quantized;
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use kiln_ops::{Residency, Result, shapes};
-use kiln_tensor::packed::Packed;
-use kiln_tensor::{DType, Delta, HostTensor, LinearMatrix, LinearParts};
+use kiln_tensor::packed::PackedTensor;
+use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta};
 
 use crate::context::Context;
-use crate::queue::Block;
-use crate::streamer::{Brought, Streamed};
+use crate::queue::DeviceBuffer;
+use crate::streamer::{ResidentWeight, StreamedWeight};
 use crate::sys::driver::DevicePtr;
 pub use conv::CudaConv;
 pub(crate) use matrix::Matrix;
 use matrix::vector;
 use packed::PackedMatrix;
-pub(crate) use rows::ByteRows;
+pub(crate) use quantized::QuantizedMatrix;
 
 /// A linear layer on the device.
 pub struct CudaWeight {
-    /// Shared with the same layer under other updates.
-    base: Arc<Place>,
-    pub(crate) bias: Option<Block>,
-    pub(crate) deltas: Vec<LowRank>,
+    /// Shared by copies of the layer with other LoRA updates.
+    storage: Arc<Storage>,
+    pub(crate) bias: Option<DeviceBuffer>,
+    pub(crate) deltas: Vec<LowRankUpdate>,
 }
 
-/// What the input is multiplied with.
-pub(crate) enum Base {
+/// The matrix an input is multiplied with.
+pub(crate) enum WeightMatrix {
     Dense(Matrix),
-    Int8(ByteRows),
-    Fp8(ByteRows),
+    Int8(QuantizedMatrix),
+    Fp8(QuantizedMatrix),
 }
 
-/// What is kept of a weight between its uses.
-enum Stored {
-    /// Multiplied as it is.
-    Ready(Base),
-    /// Written out for every use.
+/// The form in which a weight is stored between uses.
+enum StoredMatrix {
+    /// Multiplied as stored.
+    Ready(WeightMatrix),
+    /// Dequantized for every use.
     Packed(PackedMatrix),
 }
 
-impl Stored {
-    fn new(cx: &Context, parts: &LinearParts) -> Result<Stored> {
-        let size @ [_, cols] = [parts.rows(), parts.cols()];
-        Ok(Stored::Ready(match parts.matrix() {
-            LinearMatrix::Int8 { rows, scales } => Base::Int8(ByteRows::integers(cx, rows, scales, size)?),
-            LinearMatrix::Packed(packed) => return Stored::packed(cx, packed, parts.fp8(), size),
-            LinearMatrix::Dense(slabs) if parts.fp8() => Base::Fp8(ByteRows::rounded(cx, slabs, size)?),
-            LinearMatrix::Dense(slabs) => Base::Dense(Matrix::new(cx, "weight", slabs, cols)?),
+impl StoredMatrix {
+    fn new(cx: &Context, linear: &HostLinear) -> Result<StoredMatrix> {
+        let size @ [_, cols] = [linear.rows(), linear.cols()];
+        Ok(StoredMatrix::Ready(match linear.weight() {
+            LinearWeight::Int8 { rows, scales } => {
+                WeightMatrix::Int8(QuantizedMatrix::from_int8(cx, rows, scales, size)?)
+            }
+            LinearWeight::Packed(packed) => {
+                return StoredMatrix::packed(cx, packed, linear.fp8_matmul(), size);
+            }
+            LinearWeight::Dense(matrices) if linear.fp8_matmul() => {
+                WeightMatrix::Fp8(QuantizedMatrix::quantize_fp8(cx, matrices, size)?)
+            }
+            LinearWeight::Dense(matrices) => WeightMatrix::Dense(Matrix::new(cx, "weight", matrices, cols)?),
         }))
     }
 
-    /// Weights that are packed in their file, and stay so unless nothing reads them in that form.
-    fn packed(cx: &Context, packed: &[Packed], fp8: bool, size @ [_, cols]: [usize; 2]) -> Result<Stored> {
-        let base = if fp8 && packed.iter().all(Packed::is_fp8) {
-            Base::Fp8(ByteRows::floats(cx, packed, size)?)
+    /// Keeps packed weights packed, unless no kernel reads that form.
+    fn packed(
+        cx: &Context,
+        packed: &[PackedTensor],
+        fp8: bool,
+        size @ [_, cols]: [usize; 2],
+    ) -> Result<StoredMatrix> {
+        let matrix = if fp8 && packed.iter().all(PackedTensor::is_fp8) {
+            WeightMatrix::Fp8(QuantizedMatrix::from_fp8(cx, packed, size)?)
         } else if fp8 {
-            // Rounded once, not by way of bf16.
-            let slabs = packed.iter().map(Packed::to_f32).collect::<Result<Vec<_>, _>>()?;
-            Base::Fp8(ByteRows::rounded(cx, &slabs, size)?)
-        } else if packed.iter().any(Packed::is_changed) {
-            // What changes values where they are read is known to this machine's processor alone.
-            Base::Dense(Matrix::new(cx, "weight", &of_one_dtype(packed)?, cols)?)
+            // Round once, not through bf16.
+            let matrices = packed.iter().map(PackedTensor::to_f32).collect::<Result<Vec<_>, _>>()?;
+            WeightMatrix::Fp8(QuantizedMatrix::quantize_fp8(cx, &matrices, size)?)
+        } else if packed.iter().any(PackedTensor::is_patched) {
+            // Only the CPU can apply patches to packed values.
+            WeightMatrix::Dense(Matrix::new(cx, "weight", &unpack_to_one_dtype(packed)?, cols)?)
         } else {
-            return Ok(Stored::Packed(PackedMatrix::new(cx, packed, size)?));
+            return Ok(StoredMatrix::Packed(PackedMatrix::new(cx, packed, size)?));
         };
-        Ok(Stored::Ready(base))
+        Ok(StoredMatrix::Ready(matrix))
     }
 
     fn size(&self) -> [usize; 2] {
         match self {
-            Stored::Ready(Base::Dense(matrix)) => [matrix.rows, matrix.cols],
-            Stored::Ready(Base::Int8(bytes) | Base::Fp8(bytes)) => [bytes.rows, bytes.cols],
-            Stored::Packed(packed) => [packed.rows, packed.cols],
+            StoredMatrix::Ready(WeightMatrix::Dense(matrix)) => [matrix.rows, matrix.cols],
+            StoredMatrix::Ready(WeightMatrix::Int8(bytes) | WeightMatrix::Fp8(bytes)) => {
+                [bytes.rows, bytes.cols]
+            }
+            StoredMatrix::Packed(packed) => [packed.rows, packed.cols],
         }
     }
 
-    /// Address and size of what is large in it.
-    fn bulk(&self, cx: &Context) -> (DevicePtr, usize) {
+    /// Address and size of the values, without scales.
+    fn payload(&self, cx: &Context) -> (DevicePtr, usize) {
         match self {
-            Stored::Ready(Base::Dense(m)) => (m.block.at(cx), m.rows * m.cols * m.stored.size()),
-            Stored::Ready(Base::Int8(bytes) | Base::Fp8(bytes)) => bytes.bulk(cx),
-            Stored::Packed(packed) => packed.bulk(cx),
+            StoredMatrix::Ready(WeightMatrix::Dense(m)) => {
+                (m.buffer.ptr(cx), m.rows * m.cols * m.stored.size())
+            }
+            StoredMatrix::Ready(WeightMatrix::Int8(bytes) | WeightMatrix::Fp8(bytes)) => bytes.payload(cx),
+            StoredMatrix::Packed(packed) => packed.payload(cx),
         }
     }
 
-    /// The same with that elsewhere.
-    fn moved(&self, block: Block) -> Stored {
+    /// Returns the same matrix with its values in another buffer.
+    fn with_buffer(&self, buffer: DeviceBuffer) -> StoredMatrix {
         match self {
-            Stored::Ready(base) => Stored::Ready(match base {
-                Base::Dense(m) => Base::Dense(Matrix::of(m.rows, m.cols, m.stored, block)),
-                Base::Int8(rows) => Base::Int8(rows.moved(block)),
-                Base::Fp8(rows) => Base::Fp8(rows.moved(block)),
+            StoredMatrix::Ready(matrix) => StoredMatrix::Ready(match matrix {
+                WeightMatrix::Dense(m) => {
+                    WeightMatrix::Dense(Matrix::from_buffer(m.rows, m.cols, m.stored, buffer))
+                }
+                WeightMatrix::Int8(rows) => WeightMatrix::Int8(rows.with_buffer(buffer)),
+                WeightMatrix::Fp8(rows) => WeightMatrix::Fp8(rows.with_buffer(buffer)),
             }),
-            Stored::Packed(packed) => Stored::Packed(packed.moved(block)),
+            StoredMatrix::Packed(packed) => StoredMatrix::Packed(packed.with_buffer(buffer)),
         }
     }
 }
 
-/// A packed matrix in the type of what it is multiplied with.
-fn widened(cx: &Context, packed: &PackedMatrix, dtype: DType) -> Result<Base> {
-    Ok(Base::Dense(Matrix::of(packed.rows, packed.cols, dtype, packed.widen(cx, dtype)?)))
+/// Dequantizes a packed matrix to the dtype of its input.
+fn dequantize(cx: &Context, packed: &PackedMatrix, dtype: DType) -> Result<WeightMatrix> {
+    Ok(WeightMatrix::Dense(Matrix::from_buffer(
+        packed.rows,
+        packed.cols,
+        dtype,
+        packed.dequantize(cx, dtype)?,
+    )))
 }
 
-/// Where a weight lies between its uses.
-enum Place {
+/// Where a weight is stored between uses.
+enum Storage {
     /// On the device.
-    Here(Stored),
-    /// In the host's memory; all but what is large stays.
-    There(Stored, Streamed),
+    Device(StoredMatrix),
+    /// Values in host memory; scales stay on the device.
+    Host(StoredMatrix, StreamedWeight),
 }
 
-/// What the input is multiplied with, on the device for as long as this lives.
-pub(crate) enum Present<'a> {
-    Here(&'a Base),
-    Made {
-        base: Base,
-        /// Whose end lets others take the place of what was brought in.
-        _lender: Option<Brought<'a>>,
+/// A weight matrix that is on the device while this lives.
+pub(crate) enum LoadedWeight<'a> {
+    Resident(&'a WeightMatrix),
+    Temporary {
+        matrix: WeightMatrix,
+        /// Protects the streamed weight from eviction.
+        _resident: Option<ResidentWeight<'a>>,
     },
 }
 
-impl Deref for Present<'_> {
-    type Target = Base;
+impl Deref for LoadedWeight<'_> {
+    type Target = WeightMatrix;
 
-    fn deref(&self) -> &Base {
+    fn deref(&self) -> &WeightMatrix {
         match self {
-            Present::Here(base) => base,
-            Present::Made { base, .. } => base,
+            LoadedWeight::Resident(matrix) => matrix,
+            LoadedWeight::Temporary { matrix, .. } => matrix,
         }
     }
 }
 
-/// A low-rank update of the outputs from `row` on.
-pub(crate) struct LowRank {
+/// A LoRA update of the outputs from `row` on.
+pub(crate) struct LowRankUpdate {
     pub row: usize,
     pub down: Matrix,
     pub up: Matrix,
     pub scale: f32,
 }
 
-impl LowRank {
-    /// Updates of a layer with this many columns. A rank of 0 changes nothing.
-    fn all(cx: &Context, deltas: &[Delta], cols: usize) -> Result<Vec<LowRank>> {
-        let low_rank = |delta: &Delta| {
-            Ok(LowRank {
+impl LowRankUpdate {
+    /// Uploads the updates of a layer with `cols` columns; those of rank 0 are dropped.
+    fn all(cx: &Context, deltas: &[LoraDelta], cols: usize) -> Result<Vec<LowRankUpdate>> {
+        let low_rank = |delta: &LoraDelta| {
+            Ok(LowRankUpdate {
                 row: delta.row,
                 down: Matrix::new(cx, "weight", std::slice::from_ref(&delta.down), cols)?,
                 up: Matrix::new(cx, "weight", std::slice::from_ref(&delta.up), delta.rank())?,
@@ -161,60 +183,61 @@ impl LowRank {
 }
 
 impl CudaWeight {
-    pub(crate) fn new(cx: &Context, parts: LinearParts, residency: Residency) -> Result<CudaWeight> {
-        let stored = Stored::new(cx, &parts)?;
-        let bias = parts.bias().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
-        let deltas = LowRank::all(cx, parts.deltas(), parts.cols())?;
-        let (at, bytes) = stored.bulk(cx);
-        let place = match residency {
-            Residency::Device => Place::Here(stored),
+    pub(crate) fn new(cx: &Context, linear: HostLinear, residency: Residency) -> Result<CudaWeight> {
+        let stored = StoredMatrix::new(cx, &linear)?;
+        let bias = linear.bias().map(|bias| vector(cx, "weight", std::slice::from_ref(bias))).transpose()?;
+        let deltas = LowRankUpdate::all(cx, linear.deltas(), linear.cols())?;
+        let (at, bytes) = stored.payload(cx);
+        let storage = match residency {
+            Residency::Device => Storage::Device(stored),
             Residency::Host => {
-                let streamed = cx.done(cx.shared().streamer.add(at, bytes))?;
-                Place::There(stored.moved(Block::lent(0)), streamed)
+                let streamed = cx.check(cx.shared().streamer.add(at, bytes))?;
+                Storage::Host(stored.with_buffer(DeviceBuffer::borrowed(0)), streamed)
             }
         };
-        Ok(CudaWeight { base: Arc::new(place), bias, deltas })
+        Ok(CudaWeight { storage: Arc::new(storage), bias, deltas })
     }
 
-    /// The same layer with other updates.
-    pub(crate) fn with_deltas(&self, cx: &Context, deltas: &[Delta]) -> Result<CudaWeight> {
+    /// Returns the layer with other updates.
+    pub(crate) fn with_deltas(&self, cx: &Context, deltas: &[LoraDelta]) -> Result<CudaWeight> {
         let size @ [_, cols] = self.size();
         shapes::with_deltas(deltas, size)?;
-        let deltas = LowRank::all(cx, deltas, cols)?;
-        Ok(CudaWeight { base: self.base.clone(), bias: self.bias.clone(), deltas })
+        let deltas = LowRankUpdate::all(cx, deltas, cols)?;
+        Ok(CudaWeight { storage: self.storage.clone(), bias: self.bias.clone(), deltas })
     }
 
     pub(crate) fn size(&self) -> [usize; 2] {
-        match &*self.base {
-            Place::Here(stored) | Place::There(stored, _) => stored.size(),
+        match &*self.storage {
+            Storage::Device(stored) | Storage::Host(stored, _) => stored.size(),
         }
     }
 
-    /// What an input of this type is multiplied with: brought in if it isn't on the device, written out if it is packed.
-    pub(crate) fn present(&self, cx: &Context, dtype: DType) -> Result<Present<'_>> {
-        match &*self.base {
-            Place::Here(Stored::Ready(base)) => Ok(Present::Here(base)),
-            Place::Here(Stored::Packed(packed)) => {
-                Ok(Present::Made { base: widened(cx, packed, dtype)?, _lender: None })
+    /// Returns the matrix for an input of this dtype: copied to the device if streamed, dequantized if packed.
+    pub(crate) fn load(&self, cx: &Context, dtype: DType) -> Result<LoadedWeight<'_>> {
+        match &*self.storage {
+            Storage::Device(StoredMatrix::Ready(matrix)) => Ok(LoadedWeight::Resident(matrix)),
+            Storage::Device(StoredMatrix::Packed(packed)) => {
+                Ok(LoadedWeight::Temporary { matrix: dequantize(cx, packed, dtype)?, _resident: None })
             }
-            Place::There(stored, streamed) => {
-                let brought = cx.done(streamed.bring(cx))?;
-                let brought = brought.ok_or_else(|| cx.short_of(stored.bulk(cx).1))?;
-                let base = match stored.moved(Block::lent(brought.at)) {
-                    Stored::Ready(base) => base,
-                    Stored::Packed(packed) => widened(cx, &packed, dtype)?,
+            Storage::Host(stored, streamed) => {
+                let resident = cx.check(streamed.acquire(cx))?;
+                let resident = resident.ok_or_else(|| cx.out_of_memory(stored.payload(cx).1))?;
+                let matrix = match stored.with_buffer(DeviceBuffer::borrowed(resident.ptr)) {
+                    StoredMatrix::Ready(matrix) => matrix,
+                    StoredMatrix::Packed(packed) => dequantize(cx, &packed, dtype)?,
                 };
-                Ok(Present::Made { base, _lender: Some(brought) })
+                Ok(LoadedWeight::Temporary { matrix, _resident: Some(resident) })
             }
         }
     }
 }
 
-/// Packed matrices written out: bf16, or f32 where one of them is.
-fn of_one_dtype(packed: &[Packed]) -> Result<Vec<HostTensor>> {
-    let slabs = packed.iter().map(Packed::to_dense).collect::<Result<Vec<_>, _>>()?;
-    match slabs.iter().any(|slab| slab.dtype() == DType::F32) {
-        true => Ok(slabs.iter().map(|slab| slab.to_dtype(DType::F32)).collect::<Result<_, _>>()?),
-        false => Ok(slabs),
+/// Unpacks matrices to bf16, or to f32 if one of them is f32.
+fn unpack_to_one_dtype(packed: &[PackedTensor]) -> Result<Vec<HostTensor>> {
+    let matrices = packed.iter().map(PackedTensor::to_dense).collect::<Result<Vec<_>, _>>()?;
+    if matrices.iter().any(|matrix| matrix.dtype() == DType::F32) {
+        Ok(matrices.iter().map(|matrix| matrix.to_dtype(DType::F32)).collect::<Result<_, _>>()?)
+    } else {
+        Ok(matrices)
     }
 }

@@ -1,259 +1,160 @@
-//! Opens models: finds out what lies at a path, and puts a model together from files, named or found beside it.
+//! Opens models, and assembles them from separate files that are named or found near the transformer.
 //!
-//! Sizes come from the tensors. What they can't tell, whether a model is distilled, is said by whoever asks, by a
-//! `model.toml`, or by the file's name.
+//! Sizes come from the tensors. Whether a model is distilled can't be read from them: the caller, a `model.toml` or the
+//! file's name says so.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use kiln_model::config;
-use kiln_model::schedule::SchedulerConfig;
 use kiln_model::tokenizer::TokenizerFiles;
 use kiln_model::{text_encoder, transformer, vae};
-use kiln_weights::{Component, WeightSource};
+use kiln_weights::WeightSource;
 
-use super::beside::{self, Search};
-use super::diffusers;
+use super::component::{ModelComponent, SourceCache, open_component};
+use super::component_paths::ComponentPaths;
 use super::locate::{self, Located};
-use super::opened::{FULL_SIZE, Model, OwnDefaults};
-use super::part::{Opened, Part};
-use super::parts::Parts;
+use super::search::{self, ComponentSearch};
 use super::variant::Variant;
+use super::{Model, ModelDefaults, diffusers};
 use crate::error::{Error, Result};
-use crate::lazy::Lazy;
 
 impl Model {
-    /// Opens what is at `path`: a folder in diffusers' layout or in the Hugging Face cache's, a model packed into one file,
-    /// a set of parts (`model.toml`), or a transformer whose other parts lie beside it.
+    /// Opens the model at `path`: a folder in the layout of diffusers or of the Hugging Face cache, a model packed into
+    /// one file, a `model.toml`, or a transformer with the other components nearby.
     pub fn open(path: impl AsRef<Path>) -> Result<Model> {
-        open(Some(path.as_ref()), &Parts::default())
+        open(Some(path.as_ref()), &ComponentPaths::default())
     }
 
-    /// [`Model::open`], with some parts from elsewhere; without a path, all around `parts.transformer`.
-    pub fn open_with(path: Option<&Path>, parts: &Parts) -> Result<Model> {
-        open(path, parts)
+    /// Opens the model at `path` with some components replaced; without a path, the model around `paths.transformer`.
+    pub fn open_with(path: Option<&Path>, paths: &ComponentPaths) -> Result<Model> {
+        open(path, paths)
     }
 
-    /// A model packed into one file that is open.
-    pub fn packed(source: WeightSource) -> Result<Model> {
-        diffusers::packed(Arc::new(source))
+    /// Opens a model packed into one file.
+    pub fn from_packed(source: WeightSource) -> Result<Model> {
+        diffusers::open_packed(Arc::new(source))
     }
 
-    /// A model of these parts, which don't come from files: to be measured.
-    pub fn from_parts(
+    /// Creates a model from components that need not come from files, as benchmarks do.
+    pub fn from_components(
         name: &str,
         variant: Variant,
-        transformer: Part<transformer::Config>,
-        text_encoder: Option<Part<text_encoder::Config>>,
-        vae: Option<Part<vae::Config>>,
+        transformer: ModelComponent<transformer::Config>,
+        text_encoder: Option<ModelComponent<text_encoder::Config>>,
+        vae: Option<ModelComponent<vae::Config>>,
     ) -> Result<Model> {
-        let model = bare(Path::new(name), variant, transformer, text_encoder, vae);
-        model.check_parts()?;
+        let model = Model::new(Path::new(name), variant, transformer, text_encoder, vae);
+        model.check_components()?;
         Ok(model)
     }
 }
 
-fn bare(
-    path: &Path,
-    variant: Variant,
-    transformer: Part<transformer::Config>,
-    text_encoder: Option<Part<text_encoder::Config>>,
-    vae: Option<Part<vae::Config>>,
-) -> Model {
-    Model {
-        path: path.to_path_buf(),
-        variant,
-        transformer,
-        text_encoder,
-        vae,
-        tokenizer: None,
-        scheduler: SchedulerConfig::default(),
-        default_size: FULL_SIZE,
-        own: OwnDefaults::default(),
-        card: None,
-        searched: Vec::new(),
-        name: None,
-        parts: Parts::default(),
-        prompt_tokenizer: Lazy::new(),
-        vaes: Default::default(),
-    }
-}
-
-fn open(path: Option<&Path>, parts: &Parts) -> Result<Model> {
-    let opened = &Opened::default();
-    let located = match (path, &parts.transformer) {
-        (Some(path), _) => locate::locate(path, opened)?,
+fn open(path: Option<&Path>, paths: &ComponentPaths) -> Result<Model> {
+    let sources = &SourceCache::default();
+    let located = match (path, &paths.transformer) {
+        (Some(path), _) => locate::locate(path, sources)?,
         (None, Some(transformer)) => Located::Transformer(transformer.clone()),
         (None, None) => return Err(Error::request("no model and no transformer was named")),
     };
     let model = match located {
-        Located::Folder(folder) => replace(diffusers::folder(&folder)?, parts, opened),
-        Located::Packed(source) => replace(diffusers::packed(source)?, parts, opened),
-        Located::Set(file, set) => assemble(&file, &parts.or(set), opened),
+        Located::Folder(folder) => replace(diffusers::open_folder(&folder)?, paths, sources),
+        Located::Packed(source) => replace(diffusers::open_packed(source)?, paths, sources),
+        Located::Manifest(file, named) => assemble(&file, &paths.or(named), sources),
         Located::Transformer(file) => {
-            let set = Parts { transformer: Some(file.clone()), ..Parts::default() };
-            assemble(&file, &parts.or(set), opened)
+            let named = ComponentPaths { transformer: Some(file.clone()), ..ComponentPaths::default() };
+            assemble(&file, &paths.or(named), sources)
         }
     };
-    Ok(Model { parts: Parts { others: Vec::new(), ..parts.clone() }, ..model? })
+    let overrides = ComponentPaths { fallback_models: Vec::new(), ..paths.clone() };
+    Ok(Model { overrides, ..model? })
 }
 
-/// The model with these parts instead of its own.
-fn replace(mut model: Model, parts: &Parts, opened: &Opened) -> Result<Model> {
-    if parts.is_empty() {
+/// Replaces components of a model with the named ones.
+fn replace(mut model: Model, paths: &ComponentPaths, sources: &SourceCache) -> Result<Model> {
+    if paths.is_empty() {
         return Ok(model);
     }
-    if let Some(path) = &parts.transformer {
-        model.transformer = transformer_part(path, opened)?;
+    if let Some(path) = &paths.transformer {
+        model.transformer = open_component(path, sources)?;
     }
-    if let Some(path) = &parts.text_encoder {
-        model.text_encoder = Some(text_encoder_part(path, opened)?);
+    if let Some(path) = &paths.text_encoder {
+        model.text_encoder = Some(open_component(path, sources)?);
     }
-    if let Some(path) = &parts.vae {
-        model.vae = Some(vae_part(path, opened)?);
+    if let Some(path) = &paths.vae {
+        model.vae = Some(open_component(path, sources)?);
     }
-    if let Some(path) = &parts.tokenizer {
-        model.tokenizer = Some(tokenizer(path)?);
+    if let Some(path) = &paths.tokenizer {
+        model.tokenizer = Some(read_tokenizer(path)?);
     }
-    if let Some(variant) = parts.variant.filter(|variant| *variant != model.variant) {
-        // What it says of itself was said of the other kind.
-        (model.variant, model.own) = (variant, OwnDefaults::default());
+    if let Some(variant) = paths.variant.filter(|variant| *variant != model.variant) {
+        // The model's defaults were chosen for its original variant.
+        (model.variant, model.defaults) = (variant, ModelDefaults::default());
     }
-    model.check_parts()?;
+    model.check_components()?;
     Ok(model)
 }
 
-/// A model around a transformer; `path` stands for it in messages.
-fn assemble(path: &Path, parts: &Parts, opened: &Opened) -> Result<Model> {
-    let Some(file) = &parts.transformer else {
+/// Assembles a model around a transformer. Messages name it by `path`.
+fn assemble(path: &Path, paths: &ComponentPaths, sources: &SourceCache) -> Result<Model> {
+    let Some(file) = &paths.transformer else {
         return Err(Error::config(path, "it names no `transformer`"));
     };
-    let transformer = transformer_part(file, opened)?;
+    let transformer: ModelComponent<transformer::Config> = open_component(file, sources)?;
     let config = &transformer.config;
-    let variant = match (parts.variant, config.guidance_embeds) {
+    let variant = match (paths.variant, config.guidance_embeds) {
         (Some(variant), _) => variant,
         (None, true) => Variant::Dev,
-        (None, false) => Variant::by_name(file),
+        (None, false) => Variant::from_path(file),
     };
-    let mut search = Search::new(file, opened);
-    let text_encoder = match &parts.text_encoder {
-        _ if variant == Variant::Dev => None,
-        Some(named) => Some(text_encoder_part(named, opened)?),
+    let mut search = ComponentSearch::new(file, &paths.fallback_models, sources);
+    let text_encoder = if variant == Variant::Dev {
+        None
+    } else {
+        let fits = |text: &text_encoder::Config| text.text_dim() == config.joint_attention_dim;
+        search.find(paths.text_encoder.as_deref(), fits)?
+    };
+    let fits = |vae: &vae::Config| vae.token_channels() == config.in_channels;
+    let vae = search.find(paths.vae.as_deref(), fits)?;
+    let tokenizer = match &paths.tokenizer {
+        Some(path) => Some(path.clone()),
         None => {
-            let fits = |source: &WeightSource| {
-                let config = text_encoder::Config::from_tensors(source);
-                config.is_some_and(|c| c.text_dim() == transformer.config.joint_attention_dim)
-            };
-            let found = search.find(Component::TextEncoder, "--text-encoder", &fits)?;
-            let found = found.map(|file| text_encoder_part(&file, opened)).transpose()?;
-            let width = transformer.config.joint_attention_dim;
-            let other = || {
-                let parts = search.elsewhere(&parts.others, "text_encoder");
-                parts
-                    .filter_map(|path| text_encoder_part(&path, opened).ok())
-                    .find(|p| p.config.text_dim() == width)
-            };
-            found.or_else(other)
+            let text_encoder = text_encoder.iter().map(|component| component.path.as_path());
+            text_encoder.chain([file.as_path()]).find_map(search::find_tokenizer)
         }
     };
-    let vae = match &parts.vae {
-        Some(named) => Some(vae_part(named, opened)?),
-        None => {
-            let fits = |source: &WeightSource| {
-                let config = vae::Config::from_tensors(source);
-                config.is_some_and(|c| c.token_channels() == transformer.config.in_channels)
-            };
-            let found = search.find(Component::Vae, "--vae", &fits)?;
-            let found = found.map(|file| vae_part(&file, opened)).transpose()?;
-            let channels = transformer.config.in_channels;
-            let other = || {
-                let parts = search.elsewhere(&parts.others, "vae");
-                parts
-                    .filter_map(|path| vae_part(&path, opened).ok())
-                    .find(|p| p.config.token_channels() == channels)
-            };
-            found.or_else(other)
-        }
+    let searched_folders = search.searched;
+    let model = Model {
+        tokenizer: tokenizer.map(|path| read_tokenizer(&path)).transpose()?,
+        searched_folders,
+        ..Model::new(path, variant, transformer, text_encoder, vae)
     };
-    let tokenizer = match &parts.tokenizer {
-        Some(named) => Some(tokenizer(named)?),
-        None => {
-            let near = text_encoder.iter().map(|part| part.path.as_path()).chain([file.as_path()]);
-            near.filter_map(beside::tokenizer).next().map(|file| self::tokenizer(&file)).transpose()?
-        }
-    };
-    let model =
-        Model { tokenizer, searched: search.places, ..bare(path, variant, transformer, text_encoder, vae) };
-    model.check_parts()?;
+    model.check_components()?;
     check_tokenizer(&model)?;
     Ok(model)
 }
 
-/// Kiln has the tokenizer of the published text encoders; any other needs its own.
+/// Checks that a text encoder with another vocabulary than Qwen3's comes with its own tokenizer.
 fn check_tokenizer(model: &Model) -> Result<()> {
-    /// One more than the highest id of Qwen3's tokenizer.
-    const IDS: usize = 151_669;
+    /// One more than the highest token id of Qwen3.
+    const QWEN3_TOKENS: usize = 151_669;
     match &model.text_encoder {
-        Some(part) if model.tokenizer.is_none() && part.config.vocab_size < IDS => Err(Error::config(
-            &part.path,
-            format!(
-                "this text encoder knows {} tokens, fewer than Qwen3's tokenizer has, and there is no `tokenizer.json` of \
-                 its own beside it",
-                part.config.vocab_size
-            ),
-        )),
+        Some(component) if model.tokenizer.is_none() && component.config.vocab_size < QWEN3_TOKENS => {
+            Err(Error::config(
+                &component.path,
+                format!(
+                    "this text encoder has a vocabulary of {} tokens, fewer than Qwen3's tokenizer, and there is no \
+                     `tokenizer.json` of its own next to it",
+                    component.config.vocab_size
+                ),
+            ))
+        }
         _ => Ok(()),
     }
 }
 
-fn transformer_part(path: &Path, opened: &Opened) -> Result<Part<transformer::Config>> {
-    part(
-        path,
-        opened,
-        Component::Transformer,
-        transformer::Config::from_tensors,
-        transformer::Config::problem,
-    )
-}
-
-fn text_encoder_part(path: &Path, opened: &Opened) -> Result<Part<text_encoder::Config>> {
-    part(
-        path,
-        opened,
-        Component::TextEncoder,
-        text_encoder::Config::from_tensors,
-        text_encoder::Config::problem,
-    )
-}
-
-fn vae_part(path: &Path, opened: &Opened) -> Result<Part<vae::Config>> {
-    part(path, opened, Component::Vae, vae::Config::from_tensors, vae::Config::problem)
-}
-
-/// A file, or a folder with perhaps a `config.json`.
-fn part<C: serde::de::DeserializeOwned>(
-    path: &Path,
-    opened: &Opened,
-    component: Component,
-    from_tensors: impl Fn(&WeightSource) -> Option<C>,
-    problem: impl Fn(&C) -> Option<String>,
-) -> Result<Part<C>> {
-    let source = opened.expect(path, component)?;
-    let config_file = path.join("config.json");
-    let config = match config_file.is_file() {
-        true => config::read(&config_file)?,
-        false => from_tensors(&source).ok_or_else(|| {
-            Error::config(path, format!("tensors that every FLUX.2 {component} has are missing"))
-        })?,
-    };
-    match problem(&config) {
-        Some(what) => Err(Error::config(path, what)),
-        None => Ok(Part::open(path.to_path_buf(), config, component, source)),
-    }
-}
-
-/// A `tokenizer.json`, or a folder with one, and its settings if they lie beside it.
-fn tokenizer(path: &Path) -> Result<TokenizerFiles> {
+/// Reads a `tokenizer.json`, or that of a folder, and the `tokenizer_config.json` next to it.
+fn read_tokenizer(path: &Path) -> Result<TokenizerFiles> {
     let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
     let bytes =
         std::fs::read(&file).map_err(|source| kiln_model::Error::Read { file: file.clone(), source })?;

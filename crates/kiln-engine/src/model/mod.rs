@@ -1,18 +1,227 @@
-//! Models: what lies at a path, its parts, and what is known of them.
+//! Models: what a path refers to, a model's components, and what is known of it before any weight is loaded.
+//!
+//! ```text
+//! path ──locate──▶ folder or packed file ──diffusers──▶ components, perhaps replaced ─┐
+//!               └▶ manifest or transformer ──search──▶ other components ──────────────┴─check─▶ Model
+//! ```
 
 mod assemble;
-mod beside;
+mod component;
+mod component_paths;
 mod diffusers;
 mod locate;
-mod opened;
-mod part;
-mod parts;
-mod set;
+mod manifest;
+mod search;
 mod vae_file;
 mod variant;
 
-pub use opened::{Model, OwnDefaults};
-pub use part::Part;
-pub use parts::Parts;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kiln_model::schedule::SchedulerConfig;
+use kiln_model::tokenizer::{MAX_TOKENS, PromptTokenizer, TokenizerFiles};
+use kiln_model::{text_encoder, transformer, vae};
+use kiln_tensor::DType;
+use kiln_weights::LinearPrecision;
+
+pub use component::ModelComponent;
+pub use component_paths::ComponentPaths;
 pub use vae_file::VaeFile;
+use vae_file::VaeFiles;
 pub use variant::Variant;
+
+use crate::error::{Error, MissingComponent, Result};
+use crate::memory::MemoryEstimate;
+use crate::once::TryOnceLock;
+use crate::residency::WeightBytes;
+
+/// Width and height of the images that FLUX.2 is trained for.
+pub(crate) const FULL_SIZE: usize = 1024;
+
+/// A model whose configuration is read and checked. Its weight files are opened once, on first use; the memory it needs
+/// is known without loading them.
+#[derive(Debug)]
+pub struct Model {
+    /// The model's folder or file.
+    pub path: PathBuf,
+    /// Which FLUX.2 it is.
+    pub variant: Variant,
+    /// The transformer.
+    pub transformer: ModelComponent<transformer::Config>,
+    /// The text encoder; absent for dev, whose prompts are given as embeddings.
+    pub text_encoder: Option<ModelComponent<text_encoder::Config>>,
+    /// The VAE; if absent, a request must name one.
+    pub vae: Option<ModelComponent<vae::Config>>,
+    /// The model's own tokenizer; if absent, Qwen3's, which is built in.
+    pub tokenizer: Option<TokenizerFiles>,
+    /// The scheduler's configuration; FLUX.2's if the model has none.
+    pub scheduler: SchedulerConfig,
+    /// Default width and height of an image.
+    pub default_size: usize,
+    /// Defaults that differ from those of its variant.
+    pub defaults: ModelDefaults,
+    /// The model card of a packed model: authors, licence, limitations.
+    pub card: Option<String>,
+    /// Folders that were searched for components in separate files.
+    pub searched_folders: Vec<PathBuf>,
+    /// The name that recipes use to find it again; its path if absent.
+    pub name: Option<String>,
+    /// Components that the user named in place of the model's own.
+    pub overrides: ComponentPaths,
+    prompt_tokenizer: TryOnceLock<PromptTokenizer>,
+    vae_files: VaeFiles,
+}
+
+/// Defaults stored in a packed model, for requests that leave these values open.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ModelDefaults {
+    /// Steps: `kiln.default_steps` in the metadata.
+    pub steps: Option<usize>,
+    /// Guidance: `kiln.default_guidance` in the metadata. Ignored by variants without guidance.
+    pub guidance: Option<f32>,
+}
+
+impl Model {
+    /// Creates a model whose other fields are empty or default.
+    fn new(
+        path: &Path,
+        variant: Variant,
+        transformer: ModelComponent<transformer::Config>,
+        text_encoder: Option<ModelComponent<text_encoder::Config>>,
+        vae: Option<ModelComponent<vae::Config>>,
+    ) -> Model {
+        Model {
+            path: path.to_path_buf(),
+            variant,
+            transformer,
+            text_encoder,
+            vae,
+            tokenizer: None,
+            scheduler: SchedulerConfig::default(),
+            default_size: FULL_SIZE,
+            defaults: ModelDefaults::default(),
+            card: None,
+            searched_folders: Vec::new(),
+            name: None,
+            overrides: ComponentPaths::default(),
+            prompt_tokenizer: TryOnceLock::new(),
+            vae_files: VaeFiles::default(),
+        }
+    }
+
+    /// Returns the default number of tokens that prompts are truncated or padded to.
+    pub fn default_tokens(&self) -> usize {
+        self.tokenizer.as_ref().map_or(MAX_TOKENS, |files| files.config.default_tokens())
+    }
+
+    /// Returns the default number of steps.
+    pub fn default_steps(&self) -> usize {
+        self.defaults.steps.unwrap_or(self.variant.default_steps())
+    }
+
+    /// Returns the default guidance; `None` for variants without guidance.
+    pub fn default_guidance(&self) -> Option<f32> {
+        self.variant.default_guidance().map(|usual| self.defaults.guidance.unwrap_or(usual))
+    }
+
+    /// Returns the image sides that a model smaller than FLUX.2 is trained for: from half its default size to twice.
+    pub fn trained_sides(&self) -> Option<RangeInclusive<usize>> {
+        (self.default_size < FULL_SIZE).then_some(self.default_size / 2..=2 * self.default_size)
+    }
+
+    /// Returns the model's tokenizer, or Qwen3's. Reads it on first use.
+    pub fn prompt_tokenizer(&self) -> Result<&PromptTokenizer> {
+        self.prompt_tokenizer.get_or_try_init(|| match &self.tokenizer {
+            Some(files) => Ok(PromptTokenizer::open(files)?),
+            None => Ok(PromptTokenizer::built_in()?),
+        })
+    }
+
+    /// Returns another VAE for this model, from a file or folder. Opens it on first use.
+    pub fn vae_file(&self, path: &Path) -> Result<Arc<VaeFile>> {
+        self.vae_files.open(path)
+    }
+
+    /// Returns the name or absolute path that recipes record.
+    pub fn recorded_name(&self) -> String {
+        self.name.clone().unwrap_or_else(|| crate::inputs::absolute(&self.path))
+    }
+
+    /// Returns the size of its weight files in bytes.
+    pub fn file_bytes(&self) -> u64 {
+        let text_encoder = self.text_encoder.as_ref().map_or(0, ModelComponent::file_bytes);
+        let vae = self.vae.as_ref().map_or(0, ModelComponent::file_bytes);
+        self.transformer.file_bytes() + text_encoder + vae
+    }
+
+    /// Returns the bytes its linear layers take on a device, with the transformer's in `precision`.
+    pub fn weight_bytes(&self, precision: LinearPrecision) -> WeightBytes {
+        // Weights that can't be opened are reported when they are loaded.
+        fn bytes_per_weight<C>(component: &ModelComponent<C>) -> f64 {
+            component.weights().map_or(2.0, |source| source.bytes_per_weight())
+        }
+        let text_encoder =
+            self.text_encoder.as_ref().map(|component| (&component.config, bytes_per_weight(component)));
+        let transformer = (&self.transformer.config, bytes_per_weight(&self.transformer));
+        WeightBytes::new(text_encoder, transformer, precision)
+    }
+
+    /// Estimates the memory that an image of `[width, height]` with this many text and reference tokens takes, without
+    /// the weights.
+    pub fn memory_estimate(&self, size: [usize; 2], other_tokens: usize, dtype: DType) -> MemoryEstimate {
+        let channels = self.vae.as_ref().map(|vae| vae.config.decoder_channels());
+        let channels = channels.map(|levels| [levels[0], levels[1]]);
+        MemoryEstimate::new(&self.transformer.config, channels, size, other_tokens, dtype)
+    }
+
+    /// Returns the largest number of tokens of one reference image.
+    pub fn reference_tokens(&self) -> usize {
+        let side = if self.trained_sides().is_some() { self.default_size } else { FULL_SIZE };
+        (side / 16).pow(2)
+    }
+
+    /// Returns the error for a request that needs a component which the model lacks.
+    pub(crate) fn missing_component(&self, component: MissingComponent) -> Error {
+        let (path, name) = (self.path.display(), component.name());
+        let what = match &self.searched_folders[..] {
+            [] => format!("the model `{path}` has no `{name}/config.json`"),
+            folders => {
+                let folders: Vec<_> = folders.iter().map(|p| format!("`{}`", p.display())).collect();
+                format!("there is no {} for `{path}` in {}", name.replace('_', " "), folders.join(", "))
+            }
+        };
+        Error::MissingComponent { what, component }
+    }
+
+    /// Checks that the components belong together, before anything is loaded: mixing those of different models is the
+    /// most common mistake.
+    fn check_components(&self) -> Result<()> {
+        let mismatch = |what: String| Err(Error::Mismatch { model: self.path.clone(), what });
+        let config = &self.transformer.config;
+        if let Some(text) = &self.text_encoder {
+            let (expected, found) = (config.joint_attention_dim, text.config.text_dim());
+            if expected != found {
+                return mismatch(format!(
+                    "the transformer takes text {expected} wide (a text encoder of hidden size {}), this text encoder \
+                     gives {found} (hidden size {})",
+                    expected / text_encoder::OUTPUT_LAYERS.len(),
+                    text.config.hidden_size,
+                ));
+            }
+        }
+        if let Some(vae) = &self.vae {
+            let (expected, found) = (config.in_channels, vae.config.token_channels());
+            if expected != found {
+                return mismatch(format!(
+                    "the transformer works on {expected} latent channels, this VAE makes {found}"
+                ));
+            }
+        }
+        if config.guidance_embeds != (self.variant == Variant::Dev) {
+            let (has, is) = (config.guidance_embeds, self.variant);
+            return mismatch(format!("guidance_embeds is {has}, but the model is said to be {is}"));
+        }
+        Ok(())
+    }
+}

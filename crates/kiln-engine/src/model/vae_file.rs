@@ -1,4 +1,4 @@
-//! Autoencoders that are used instead of a model's own.
+//! VAEs used in place of a model's own.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -10,16 +10,16 @@ use kiln_weights::{Component, WeightSource};
 
 use crate::error::{Error, Result};
 
-/// An autoencoder in a file or folder of its own: TAEF2, or a FLUX.2 VAE.
+/// A VAE in a file or folder of its own: TAEF2, or a FLUX.2 VAE.
 #[derive(Debug)]
 pub struct VaeFile {
-    /// Where it is.
+    /// The file or folder.
     pub path: PathBuf,
-    /// Its configuration: beside it, or read off its tensors; TAEF2 has none.
+    /// The `config.json` next to it, or what its tensors imply; `None` for TAEF2.
     pub config: Option<vae::Config>,
     /// Its weights.
     pub weights: WeightSource,
-    /// Identity of its weights, for recipes.
+    /// A hash that identifies its weights in recipes.
     pub fingerprint: String,
 }
 
@@ -27,12 +27,12 @@ impl VaeFile {
     fn open(path: &Path) -> Result<VaeFile> {
         let source = WeightSource::open(path)?;
         let (path, fingerprint) = (path.to_path_buf(), source.fingerprint()?);
-        if taef2::Taef2::<Reference>::recognise(&source.root()) {
+        if taef2::Taef2::<Reference>::matches(&source.root()) {
             return Ok(VaeFile { path, config: None, weights: source, fingerprint });
         }
         let weights = source.component(Component::Vae)?.unwrap_or(source);
-        let beside = if path.is_dir() { path.clone() } else { path.with_file_name("") };
-        let config_file = beside.join("config.json");
+        let folder = if path.is_dir() { path.clone() } else { path.with_file_name("") };
+        let config_file = folder.join("config.json");
         let config: vae::Config = if config_file.is_file() {
             config::read(&config_file)?
         } else {
@@ -46,7 +46,7 @@ impl VaeFile {
     }
 }
 
-/// Those that were asked for.
+/// The VAE files opened so far.
 #[derive(Debug, Default)]
 pub(super) struct VaeFiles(Mutex<Vec<Arc<VaeFile>>>);
 

@@ -1,11 +1,11 @@
-//! The kinds of FLUX.2, and what each is used with.
+//! The variants of FLUX.2 and their defaults.
 
 use std::fmt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// What kind of FLUX.2 a folder holds. Tensors don't tell; `model_index.json` does, or a file's name.
+/// A variant of FLUX.2. The tensors don't show it; `model_index.json` or the file's name does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
@@ -14,14 +14,14 @@ pub enum Variant {
     Distilled,
     /// klein base: many steps, classifier-free guidance
     Base,
-    /// klein KV: distilled, references computed once
+    /// klein KV: distilled, reference images computed once
     Kv,
-    /// dev: guidance is an input of the transformer, text comes as embeddings
+    /// dev: guidance is an input of the transformer, prompts are given as embeddings
     Dev,
 }
 
 impl Variant {
-    /// Steps when none are asked for.
+    /// Returns the default number of steps.
     pub fn default_steps(self) -> usize {
         match self {
             Variant::Distilled | Variant::Kv => 4,
@@ -29,7 +29,7 @@ impl Variant {
         }
     }
 
-    /// Calls of the transformer a step: two with classifier-free guidance, which takes a guidance above 1.
+    /// Returns the transformer calls per step: two with classifier-free guidance, which needs a guidance above 1.
     pub fn calls_per_step(self, guidance: Option<f32>) -> usize {
         match self {
             Variant::Base if guidance.is_some_and(|g| g > 1.0) => 2,
@@ -37,30 +37,17 @@ impl Variant {
         }
     }
 
-    /// Guidance when none is asked for; `None` for models that don't use it.
+    /// Returns the default guidance; `None` for variants without guidance.
     pub fn default_guidance(self) -> Option<f32> {
         match self {
             Variant::Distilled | Variant::Kv => None,
             Variant::Base | Variant::Dev => Some(4.0),
         }
     }
-}
 
-impl fmt::Display for Variant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Variant::Distilled => "klein (distilled)",
-            Variant::Base => "klein base",
-            Variant::Kv => "klein KV",
-            Variant::Dev => "dev",
-        })
-    }
-}
-
-impl Variant {
-    /// What a file's name says of it: `flux-2-klein-base-9b-fp8.safetensors`, `flux-2-klein-9b-kv.gguf`. Names that say
-    /// nothing of a model leave it to the folders around.
-    pub fn by_name(file: &Path) -> Variant {
+    /// Guesses the variant from a path such as `flux-2-klein-base-9b-fp8.safetensors` or `flux-2-klein-9b-kv.gguf`. If
+    /// the file's name doesn't say, the folders above it do.
+    pub fn from_path(file: &Path) -> Variant {
         const DEPTH: usize = 4;
         let names = file.iter().rev().take(DEPTH).map(|name| name.to_string_lossy().to_lowercase());
         for name in names {
@@ -79,12 +66,23 @@ impl Variant {
     }
 }
 
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Variant::Distilled => "klein (distilled)",
+            Variant::Base => "klein base",
+            Variant::Kv => "klein KV",
+            Variant::Dev => "dev",
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_files_name_says_what_it_is() {
+    fn the_file_name_tells_the_variant() {
         for (name, expected) in [
             ("flux-2-klein-4b.safetensors", Variant::Distilled),
             ("models/FLUX.2-klein-base-9B-Q4_K_M.gguf", Variant::Base),
@@ -93,7 +91,7 @@ mod tests {
             ("/data/base/flux-2-klein-4b.gguf", Variant::Distilled),
             ("/data/x.gguf", Variant::Distilled),
         ] {
-            assert_eq!(Variant::by_name(Path::new(name)), expected, "{name}");
+            assert_eq!(Variant::from_path(Path::new(name)), expected, "{name}");
         }
     }
 }

@@ -1,41 +1,44 @@
-//! The requests whose images are made together, and who watches them.
+//! The requests that share a batch, and their observers.
 
 use std::ops::Range;
 
 use kiln_model::{Event, Observer};
 use kiln_ops::Backend;
 
-use super::unfinished::Unfinished;
+use super::output::PendingOutput;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
-/// One request among those whose images are made together.
-pub struct Member<'a, B: Backend> {
-    /// What is asked for.
+/// One request of a batch.
+pub struct BatchMember<'a, B: Backend> {
+    /// What to generate.
     pub plan: &'a Plan,
-    /// Hears of this request's images only; an error of its stops this request and no other.
+    /// Observes this request only; its error stops this request and no other.
     pub observer: &'a mut dyn Observer<B>,
-    /// Takes every image as soon as its work is on the device.
-    pub done: &'a mut dyn FnMut(Unfinished<B>) -> Result<()>,
+    /// Receives every image as soon as its work is queued on the device.
+    pub output: &'a mut dyn FnMut(PendingOutput<B>) -> Result<()>,
 }
 
-/// The members, which of them have ended, and which images are at work.
+/// The members of a batch, which of them are active, and the images in progress.
 ///
-/// A member that stops is noted and hears nothing further; the others go on. As an observer of the transformer it reports to
-/// all members at work, and stops the call when none of them is left.
+/// A member whose request has ended gets no more events; the others continue. As an observer of the transformer, the
+/// batch reports to all members with images in progress, and stops the call when none is left.
 pub(super) struct Batch<'c, 'm, B: Backend> {
-    members: &'c mut [Member<'m, B>],
-    /// Hears how each member's request ended.
+    members: &'c mut [BatchMember<'m, B>],
+    /// Receives the result of each member's request.
     ended: &'c mut dyn FnMut(usize, Result<()>),
     active: Vec<bool>,
-    /// Members with images at work, and which images.
-    at_work: Vec<(usize, Range<usize>)>,
+    /// Members with images in progress, and the range of these images.
+    in_progress: Vec<(usize, Range<usize>)>,
 }
 
 impl<'c, 'm, B: Backend> Batch<'c, 'm, B> {
-    pub(super) fn new(members: &'c mut [Member<'m, B>], ended: &'c mut dyn FnMut(usize, Result<()>)) -> Self {
+    pub(super) fn new(
+        members: &'c mut [BatchMember<'m, B>],
+        ended: &'c mut dyn FnMut(usize, Result<()>),
+    ) -> Self {
         let active = vec![true; members.len()];
-        Batch { members, ended, active, at_work: Vec::new() }
+        Batch { members, ended, active, in_progress: Vec::new() }
     }
 
     /// Whether this member's request has not ended.
@@ -50,33 +53,37 @@ impl<'c, 'm, B: Backend> Batch<'c, 'm, B> {
         }
     }
 
-    /// Takes up work on these images, given as member and number, those of one member one after the other.
-    pub(super) fn begin(&mut self, images: impl Iterator<Item = (usize, usize)>) {
-        self.at_work.clear();
+    /// Sets the images in progress, given as member and index; those of one member are consecutive.
+    pub(super) fn set_in_progress(&mut self, images: impl Iterator<Item = (usize, usize)>) {
+        self.in_progress.clear();
         for (member, image) in images {
-            match self.at_work.last_mut() {
+            match self.in_progress.last_mut() {
                 Some((last, own)) if *last == member => own.end = image + 1,
-                _ => self.at_work.push((member, image..image + 1)),
+                _ => self.in_progress.push((member, image..image + 1)),
             }
         }
     }
 
-    /// How many images are at work whose members are active.
+    /// Returns the number of images in progress of active members.
     fn image_count(&self) -> usize {
-        self.at_work.iter().filter(|(member, _)| self.is_active(*member)).map(|(_, own)| own.len()).sum()
+        self.in_progress.iter().filter(|(member, _)| self.is_active(*member)).map(|(_, own)| own.len()).sum()
     }
 
-    /// The member whose one image is all the work there is. Inside the transformer a tensor holds the rows of all images: it
-    /// is shown to one that is alone.
-    fn alone(&self) -> Option<usize> {
-        match &self.at_work[..] {
+    /// Returns the member whose image is the only one in progress. Only then are the transformer's intermediate tensors
+    /// shown: with several images they hold the rows of all.
+    fn single_member(&self) -> Option<usize> {
+        match &self.in_progress[..] {
             [(member, own)] if own.len() == 1 => Some(*member),
             _ => None,
         }
     }
 
-    /// Calls one member, if it is active. Its error is its end.
-    pub(super) fn with(&mut self, member: usize, call: impl FnOnce(&mut Member<'m, B>) -> Result<()>) {
+    /// Calls a function on a member, if it is active. An error ends the member's request.
+    pub(super) fn with_member(
+        &mut self,
+        member: usize,
+        call: impl FnOnce(&mut BatchMember<'m, B>) -> Result<()>,
+    ) {
         if self.is_active(member)
             && let Err(error) = call(&mut self.members[member])
         {
@@ -84,16 +91,18 @@ impl<'c, 'm, B: Backend> Batch<'c, 'm, B> {
         }
     }
 
-    /// Reports to every member at work, each of its own images: `event` gets their numbers and how many there are in all.
+    /// Sends an event to every member with images in progress. `event` gets the member's own images and the number of
+    /// all images.
     pub(super) fn report(&mut self, event: impl Fn(&Range<usize>, usize) -> Event) {
         let all = self.image_count();
-        for (member, own) in std::mem::take(&mut self.at_work) {
-            self.with(member, |m| Ok(m.observer.event(event(&own, all))?));
-            self.at_work.push((member, own));
+        for (member, own) in std::mem::take(&mut self.in_progress) {
+            self.with_member(member, |m| Ok(m.observer.event(event(&own, all))?));
+            self.in_progress.push((member, own));
         }
     }
 
-    fn go_on(&self) -> kiln_model::Result<()> {
+    /// Stops the run if no member is left.
+    fn check_cancelled(&self) -> kiln_model::Result<()> {
         if self.image_count() == 0 { Err(kiln_model::Error::Cancelled) } else { Ok(()) }
     }
 }
@@ -101,17 +110,17 @@ impl<'c, 'm, B: Backend> Batch<'c, 'm, B> {
 impl<B: Backend> Observer<B> for Batch<'_, '_, B> {
     fn event(&mut self, event: Event) -> kiln_model::Result<()> {
         self.report(|_, _| event.clone());
-        self.go_on()
+        self.check_cancelled()
     }
 
-    fn see(&mut self, name: &str, x: &B::Tensor) -> kiln_model::Result<()> {
-        if let Some(member) = self.alone() {
-            self.with(member, |m| Ok::<_, Error>(m.observer.see(name, x)?));
+    fn inspect(&mut self, name: &str, x: &B::Tensor) -> kiln_model::Result<()> {
+        if let Some(member) = self.single_member() {
+            self.with_member(member, |m| Ok::<_, Error>(m.observer.inspect(name, x)?));
         }
-        self.go_on()
+        self.check_cancelled()
     }
 
-    fn looks_inside(&self) -> bool {
-        self.alone().is_some_and(|member| self.members[member].observer.looks_inside())
+    fn wants_tensors(&self) -> bool {
+        self.single_member().is_some_and(|member| self.members[member].observer.wants_tensors())
     }
 }

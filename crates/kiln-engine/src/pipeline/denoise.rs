@@ -1,9 +1,16 @@
-//! From noise to latents: the steps of images that share their noise levels and guidance.
+//! Denoising: the steps of images that share their noise levels and guidance.
+//!
+//! ```text
+//! noise, initial image ─▶ latents ─┐
+//! text, references ────────────────┴─transformer─▶ velocity ─▶ latents at the next noise level ─▶ …
+//! ```
 
 use kiln_model::schedule::Schedule;
-use kiln_model::transformer::{Answer, Call, Item, KvCache, Layout, Position, References, Transformer};
-use kiln_model::{Denoised, Event};
-use kiln_ops::{Backend, Later, Tensor as _};
+use kiln_model::transformer::{
+    BatchItem, KvCache, Position, Prediction, References, RopeTables, Transformer, TransformerBatch,
+};
+use kiln_model::{Event, StepOutput};
+use kiln_ops::{Backend, Pending, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
 
 use super::batch::Batch;
@@ -11,67 +18,68 @@ use crate::error::Result;
 use crate::model::Variant;
 use crate::plan::Plan;
 
-/// Tokens of all references in order, f32 `[r, channels]`, and their grids.
+/// Tokens of all reference images in order, f32 `[tokens, channels]`, and their grids.
 pub(super) struct ReferenceTokens<B: Backend> {
     pub(super) tokens: B::Tensor,
     pub(super) grids: Vec<[usize; 2]>,
 }
 
-/// What an image starts from besides noise.
-pub(super) enum Origin<B: Backend> {
+/// What the first latents are made from.
+pub(super) enum InitialLatents<B: Backend> {
+    /// Noise alone.
     Noise,
-    /// Tokens of an image that is noised to the first level.
+    /// The tokens of an initial image, noised to the first level.
     Image(B::Tensor),
-    /// The same; and after every step rows whose mask is 0 are put back.
-    Masked {
-        tokens: B::Tensor,
-        mask: B::Tensor,
-    },
+    /// The same; after every step, rows whose mask is 0 are restored from the initial image.
+    Masked { tokens: B::Tensor, mask: B::Tensor },
 }
 
-/// How references take part: beside the image, or computed once and cached.
+/// How reference tokens enter the transformer: with the image tokens at every step, or once, with their keys and values
+/// cached.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReferenceMode {
     Joint,
     Cached,
 }
 
-/// The way from noise to the tokens of images that walk through the same noise levels with the same guidance.
+/// Denoises images that share their noise levels and guidance.
 pub(super) struct Denoiser<'a, B: Backend> {
     pub(super) b: &'a B,
     pub(super) transformer: &'a Transformer<B>,
     pub(super) variant: Variant,
-    /// Of any of the images.
+    /// The plan of any of the images.
     pub(super) plan: &'a Plan,
 }
 
-/// What an image is made from.
+/// The inputs of one image.
 pub(super) struct Conditioning<'a, B: Backend> {
-    /// Whose it is, and its number there.
+    /// The batch member that the image belongs to.
     pub(super) member: usize,
+    /// Its index in that member's request.
     pub(super) image: usize,
+    /// Token grid: height and width.
     pub(super) grid: [usize; 2],
     pub(super) noise: &'a HostTensor,
     pub(super) text: &'a B::Tensor,
-    /// Text tokens to steer away from, where there is guidance.
+    /// The encoded negative prompt, if there is guidance.
     pub(super) negative: Option<&'a B::Tensor>,
     pub(super) references: Option<&'a ReferenceTokens<B>>,
     pub(super) mode: ReferenceMode,
-    pub(super) origin: &'a Origin<B>,
+    pub(super) initial: &'a InitialLatents<B>,
 }
 
-/// An image between two steps.
+/// The state of an image between two steps.
 pub(super) struct DenoiseState<'a, B: Backend> {
     pub(super) conditioning: &'a Conditioning<'a, B>,
     noise: B::Tensor,
-    /// f32 `[n, channels]`; the image's tokens after the last step.
+    /// f32 `[tokens, channels]`.
     pub(super) latents: B::Tensor,
     positive: Branch<'a, B>,
     negative: Option<Branch<'a, B>>,
 }
 
 impl<B: Backend> Denoiser<'_, B> {
-    /// All of the images whose members are still active after the last step.
+    /// Runs all steps. Returns the final states of the images whose members are still active.
     pub(super) fn run<'a>(
         &self,
         images: &'a [Conditioning<'a, B>],
@@ -79,36 +87,36 @@ impl<B: Backend> Denoiser<'_, B> {
     ) -> Result<Vec<DenoiseState<'a, B>>> {
         let sigmas = self.plan.schedule.sigmas();
         let (first, steps) = (self.plan.first_step, self.plan.steps - self.plan.first_step);
-        batch.begin(images.iter().map(|image| (image.member, image.image)));
-        let begin = |image| self.begin(image, sigmas[first], batch);
-        let mut states = images.iter().map(begin).collect::<Result<Vec<_>>>()?;
-        let mut previous: Option<Later<()>> = None;
+        batch.set_in_progress(images.iter().map(|image| (image.member, image.image)));
+        let start = |image| self.start(image, sigmas[first], batch);
+        let mut states = images.iter().map(start).collect::<Result<Vec<_>>>()?;
+        let mut previous: Option<Pending<()>> = None;
         for step in 0..steps {
             let (sigma, next) = (sigmas[first + step], sigmas[first + step + 1]);
-            batch.report(|own, all| {
-                let (picture, own) = (own.start, own.len());
-                Event::StepStarted { picture, own, all, step, steps, sigma }
+            batch.report(|own, batch| {
+                let (image, images) = (own.start, own.len());
+                Event::StepStarted { image, images, batch, step, steps, sigma }
             });
             states.retain(|state| batch.is_active(state.conditioning.member));
             if states.is_empty() {
                 break;
             }
-            batch.begin(states.iter().map(|s| (s.conditioning.member, s.conditioning.image)));
+            batch.set_in_progress(states.iter().map(|s| (s.conditioning.member, s.conditioning.image)));
             self.step(&mut states, step, [sigma, next], batch)?;
-            // One step ahead of the device: it never waits, progress is true, and a cancelled run ends soon.
+            // The host runs one step ahead: the device never waits, progress is accurate, and cancelling is quick.
             if let Some(wait) = previous.replace(self.b.fence()?) {
                 wait()?;
             }
             batch.report(|own, _| {
-                let (picture, own) = (own.start, own.len());
-                Event::StepFinished { picture, own, step, steps }
+                let (image, images) = (own.start, own.len());
+                Event::StepFinished { image, images, step, steps }
             });
         }
         states.retain(|state| batch.is_active(state.conditioning.member));
         Ok(states)
     }
 
-    /// Step `step`, from one noise level to the next.
+    /// Takes one step, from noise level `sigma` to `next`.
     fn step(
         &self,
         states: &mut [DenoiseState<'_, B>],
@@ -119,31 +127,32 @@ impl<B: Backend> Denoiser<'_, B> {
         let b = self.b;
         let mut velocities = self.velocities(states, |s| Some(&mut s.positive), sigma, batch)?;
         if let Some(guidance) = self.plan.guidance {
-            let away = self.velocities(states, |s| s.negative.as_mut(), sigma, batch)?;
-            for (velocity, away) in velocities.iter_mut().zip(&away) {
-                *velocity = b.guide(velocity, away, guidance)?;
+            let negative = self.velocities(states, |s| s.negative.as_mut(), sigma, batch)?;
+            for (velocity, negative) in velocities.iter_mut().zip(&negative) {
+                *velocity = b.guide(velocity, negative, guidance)?;
             }
         }
         for (state, velocity) in states.iter_mut().zip(&velocities) {
             let member = state.conditioning.member;
-            let mut see = |name: &str, x: &B::Tensor| {
-                batch.with(member, |m| Ok(m.observer.see(&format!("step{step}.{name}"), x)?));
+            let mut inspect = |name: &str, x: &B::Tensor| {
+                batch.with_member(member, |m| Ok(m.observer.inspect(&format!("step{step}.{name}"), x)?));
             };
-            see("model_output", velocity);
+            inspect("model_output", velocity);
             state.latents = b.add_scaled(&state.latents, velocity, next - sigma)?;
-            see("latents", &state.latents);
-            if let Origin::Masked { tokens, mask } = state.conditioning.origin {
+            inspect("latents", &state.latents);
+            if let InitialLatents::Masked { tokens, mask } = state.conditioning.initial {
                 let outside = if next == 0.0 { tokens.clone() } else { b.lerp(tokens, &state.noise, next)? };
                 state.latents = b.blend_rows(&outside, &state.latents, mask)?;
-                see("latents_after_mask_blend", &state.latents);
+                inspect("latents_after_mask_blend", &state.latents);
             }
-            let denoised = Denoised { step, latents: &state.latents, velocity, sigma: next };
-            batch.with(member, |m| Ok(m.observer.denoised(&denoised)?));
+            let output = StepOutput { step, latents: &state.latents, velocity, sigma: next };
+            batch.with_member(member, |m| Ok(m.observer.step_output(&output)?));
         }
         Ok(())
     }
 
-    fn begin<'a>(
+    /// Prepares an image for its first step, at noise level `sigma`.
+    fn start<'a>(
         &self,
         conditioning: &'a Conditioning<'a, B>,
         sigma: f32,
@@ -151,10 +160,12 @@ impl<B: Backend> Denoiser<'_, B> {
     ) -> Result<DenoiseState<'a, B>> {
         let b = self.b;
         let noise = b.upload(conditioning.noise, DType::F32)?;
-        batch.with(conditioning.member, |m| Ok(m.observer.see("noise", &noise)?));
-        let latents = match conditioning.origin {
-            Origin::Noise => noise.clone(),
-            Origin::Image(tokens) | Origin::Masked { tokens, .. } => b.lerp(tokens, &noise, sigma)?,
+        batch.with_member(conditioning.member, |m| Ok(m.observer.inspect("noise", &noise)?));
+        let latents = match conditioning.initial {
+            InitialLatents::Noise => noise.clone(),
+            InitialLatents::Image(tokens) | InitialLatents::Masked { tokens, .. } => {
+                b.lerp(tokens, &noise, sigma)?
+            }
         };
         let branch = |text| Branch::new(b, self.transformer, conditioning, text);
         Ok(DenoiseState {
@@ -166,7 +177,7 @@ impl<B: Backend> Denoiser<'_, B> {
         })
     }
 
-    /// What the transformer says of each image in one call; of those that have this branch.
+    /// Predicts the velocities of all images that have this branch, in one transformer call.
     fn velocities<'a, 's>(
         &self,
         states: &'s mut [DenoiseState<'a, B>],
@@ -179,30 +190,30 @@ impl<B: Backend> Denoiser<'_, B> {
         if branches.is_empty() {
             return Ok(Vec::new());
         }
-        let items: Vec<Item<'_, B>> =
-            branches.iter().zip(&latents).map(|(branch, image)| branch.item(image)).collect();
-        let call = Call {
+        let items: Vec<BatchItem<'_, B>> =
+            branches.iter().zip(&latents).map(|(branch, latents)| branch.item(latents)).collect();
+        let inputs = TransformerBatch {
             items: &items,
             timestep: Schedule::timestep(sigma),
             guidance: self.plan.guidance.filter(|_| self.variant == Variant::Dev),
         };
-        let answers = self.transformer.forward(self.b, &call, batch)?;
+        let predictions = self.transformer.forward(self.b, &inputs, batch)?;
         drop(items);
-        let keep = |(branch, answer): (&mut &mut Branch<'a, B>, Answer<B>)| {
-            branch.cache = answer.cache.or(branch.cache.take());
-            answer.velocity
+        let take = |(branch, prediction): (&mut &mut Branch<'a, B>, Prediction<B>)| {
+            branch.cache = prediction.cache.or(branch.cache.take());
+            prediction.velocity
         };
-        Ok(branches.iter_mut().zip(answers).map(keep).collect())
+        Ok(branches.iter_mut().zip(predictions).map(take).collect())
     }
 }
 
-/// The calls of one text: with guidance there are two, each with its own layout and cache.
+/// The transformer inputs for one text. Classifier-free guidance has two branches: the prompt's and the negative prompt's.
 struct Branch<'a, B: Backend> {
     text: &'a B::Tensor,
     references: Option<&'a B::Tensor>,
-    layout: Layout<B>,
-    /// The layout of the steps that use the cache.
-    cached_layout: Option<Layout<B>>,
+    rope: RopeTables<B>,
+    /// The tables for steps that use the cache.
+    cached_rope: Option<RopeTables<B>>,
     cache: Option<KvCache<B>>,
 }
 
@@ -216,24 +227,25 @@ impl<'a, B: Backend> Branch<'a, B> {
         let [height, width] = conditioning.grid;
         let image = Position::grid(0, height, width);
         let grids = conditioning.references.map_or(&[][..], |r| &r.grids);
-        let place = |(i, &[h, w]): (usize, &[usize; 2])| Position::grid(10 * (i as u32 + 1), h, w);
-        let references: Vec<Position> = grids.iter().enumerate().flat_map(place).collect();
-        let words = Position::text(text.shape().rows());
-        let layout = |image: &[Position]| transformer.layout(b, &words, image);
-        let (all, cached) = match conditioning.mode {
+        // Reference i has the time coordinate 10 · (i + 1).
+        let positions = |(i, &[h, w]): (usize, &[usize; 2])| Position::grid(10 * (i as u32 + 1), h, w);
+        let references: Vec<Position> = grids.iter().enumerate().flat_map(positions).collect();
+        let text_positions = Position::text(text.shape().rows());
+        let rope = |image: &[Position]| transformer.rope_tables(b, &text_positions, image);
+        let (all, cached_rope) = match conditioning.mode {
             ReferenceMode::Joint => ([image, references].concat(), None),
-            ReferenceMode::Cached => ([references, image.clone()].concat(), Some(layout(&image)?)),
+            ReferenceMode::Cached => ([references, image.clone()].concat(), Some(rope(&image)?)),
         };
         let references = conditioning.references.map(|r| &r.tokens);
-        Ok(Branch { text, references, layout: layout(&all)?, cached_layout: cached, cache: None })
+        Ok(Branch { text, references, rope: rope(&all)?, cached_rope, cache: None })
     }
 
-    fn item<'s>(&'s self, image: &'s B::Tensor) -> Item<'s, B> {
-        let (references, layout) = match (&self.cache, &self.cached_layout, self.references) {
-            (Some(cache), Some(layout), _) => (References::Cached(cache), layout),
-            (None, Some(_), Some(tokens)) => (References::Extract(tokens), &self.layout),
-            (_, _, tokens) => (References::Joint(tokens), &self.layout),
+    fn item<'s>(&'s self, latents: &'s B::Tensor) -> BatchItem<'s, B> {
+        let (references, rope) = match (&self.cache, &self.cached_rope, self.references) {
+            (Some(cache), Some(rope), _) => (References::Cached(cache), rope),
+            (None, Some(_), Some(tokens)) => (References::Extract(tokens), &self.rope),
+            (_, _, tokens) => (References::Joint(tokens), &self.rope),
         };
-        Item { text: self.text, image, references, layout }
+        BatchItem { text: self.text, image: latents, references, rope }
     }
 }

@@ -1,11 +1,14 @@
-//! A loaded model: plans to images. Encodes text and references, denoises, decodes.
+//! A loaded model on one backend: encodes texts and reference images, denoises, decodes.
+//!
+//! The layer below [`Engine`](crate::Engine), generic over the backend and without threads of its own for output. Tests and
+//! benchmarks use it to observe intermediate tensors.
 
 mod batch;
 mod denoise;
+mod generate;
 mod options;
-mod run;
+mod output;
 mod text;
-mod unfinished;
 
 use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
@@ -14,20 +17,20 @@ use kiln_base::lock;
 use kiln_model::transformer::Transformer;
 use kiln_model::{Autoencoder, Event, Observer, ResidencyPlan};
 use kiln_ops::Backend;
-use kiln_weights::{LinearForm, LoraReport};
+use kiln_weights::{LinearPrecision, LoraOptions, LoraReport, LoraUpdates};
 
-pub use batch::Member;
+pub use batch::BatchMember;
 pub use options::{BatchLimit, LoadOptions};
+pub use output::{PendingOutput, PipelineOutput};
 use text::LazyTextEncoder;
-pub use unfinished::{Generated, Unfinished};
 
-use crate::error::{MissingPart, Result};
+use crate::error::{MissingComponent, Result};
 use crate::model::{Model, VaeFile};
-use crate::placement::Placement;
 use crate::plan::{Plan, PlannedLora};
+use crate::residency::WeightResidency;
 
-/// Other autoencoders that stay loaded.
-const OTHER_VAES: usize = 2;
+/// VAEs other than the first that stay loaded.
+const MAX_OTHER_VAES: usize = 2;
 
 /// A loaded model.
 pub struct Pipeline<B: Backend> {
@@ -36,144 +39,143 @@ pub struct Pipeline<B: Backend> {
     options: LoadOptions,
     text_encoder: LazyTextEncoder<B>,
     transformer: Transformer<B>,
-    /// The model's own autoencoder, or the one that was asked for when it was loaded; then others that plans named.
+    /// The VAE it was loaded with, then others that plans named.
     autoencoders: Mutex<Vec<LoadedVae<B>>>,
 }
 
-/// An autoencoder and the file it comes from; the model's own has none.
+/// A VAE and the file it comes from; `None` for the model's own.
 struct LoadedVae<B: Backend> {
     file: Option<Arc<VaeFile>>,
     autoencoder: Arc<Autoencoder<B>>,
 }
 
 impl<B: Backend> Pipeline<B> {
-    /// Loads every part of the model and checks it against its configuration.
+    /// Loads all components of a model and checks them against their configuration. With a text cache, the text encoder
+    /// is loaded on first use.
     pub fn load(
         backend: B,
         model: &Arc<Model>,
         options: &LoadOptions,
         observer: &mut dyn Observer<B>,
     ) -> Result<Self> {
-        // The tokenizer's names and the autoencoder's kernels are put in order, which takes about as long as all the
-        // rest: each on a thread of its own.
+        // Building the tokenizer's tables and repacking the VAE's kernels takes about as long as all the rest: each
+        // gets its own thread.
         let loaded = std::thread::scope(|scope| {
             let tokenizer = scope.spawn(|| model.prompt_tokenizer().map(drop));
             let autoencoder = scope.spawn(|| load_vae(&backend, model, options.vae.as_ref(), options));
-            Self::load_others(&backend, model, options, observer).and_then(|others| {
-                observer.event(Event::Loading { part: "tokenizer" })?;
-                join(tokenizer)?;
-                observer.event(Event::Loading { part: "vae" })?;
-                Ok((others, join(autoencoder)?))
-            })
+            let text_encoder = LazyTextEncoder::new(&backend, model, options, observer)?;
+            let transformer = load_transformer(&backend, model, options, observer)?;
+            observer.event(Event::Loading { component: "tokenizer" })?;
+            join(tokenizer)?;
+            observer.event(Event::Loading { component: "vae" })?;
+            Ok::<_, crate::Error>((text_encoder, transformer, join(autoencoder)?))
         });
-        let ((text_encoder, transformer), autoencoder) = loaded?;
+        let (text_encoder, transformer, autoencoder) = loaded?;
         let (model, options) = (Arc::clone(model), options.clone());
         let autoencoders = Mutex::new(vec![autoencoder]);
         Ok(Pipeline { backend, model, options, text_encoder, transformer, autoencoders })
     }
 
-    /// The text encoder (unless it may not be needed) and the transformer.
-    fn load_others(
-        b: &B,
-        model: &Arc<Model>,
-        options: &LoadOptions,
-        observer: &mut dyn Observer<B>,
-    ) -> Result<(LazyTextEncoder<B>, Transformer<B>)> {
-        let text_encoder = LazyTextEncoder::new(b, model, options, observer)?;
-        observer.event(Event::Loading { part: "transformer" })?;
-        let plan = options.placement.as_ref().map_or_else(ResidencyPlan::whole, Placement::transformer_plan);
-        let part = &model.transformer;
-        let source = part.weights()?;
-        let (updates, reports) = resolve_loras(model, options, &options.loras, options.lora_partial)?;
-        let rounds = matches!(options.form, LinearForm::Int8 { .. }) && source.bytes_to_round() > 0;
-        let mut loaded = |done, total| match rounds {
-            true => observer.event(Event::Rounded { done, total }),
-            false => Ok(()),
-        };
-        let vars = source.root().with_form(options.form).with_loras(&updates);
-        let transformer =
-            Transformer::load_blocks(b, &vars, &part.config, options.dtype, &plan, &mut loaded)?;
-        for report in reports {
-            observer.event(Event::Lora { report: report.to_string() })?;
-        }
-        Ok((text_encoder, transformer))
-    }
-
-    /// Takes these LoRAs instead of those it has; the model stays loaded. After an error everything is as before.
+    /// Replaces the LoRAs; the model stays loaded. After an error nothing has changed.
     ///
-    /// It takes milliseconds; longer only where a DoRA has its layers measured, or a GPU needs changed weights.
+    /// Takes milliseconds, unless a DoRA needs the norms of its layers or a GPU needs changed weights.
     pub fn set_loras(&mut self, loras: &[PlannedLora], partial: bool) -> Result<Vec<LoraReport>> {
         let (updates, reports) = resolve_loras(&self.model, &self.options, loras, partial)?;
         let source = self.model.transformer.weights()?;
-        let vars = source.root().with_form(self.options.form).with_loras(&updates);
+        let vars = source.root().with_precision(self.options.linear_precision).with_loras(&updates);
         self.transformer.set_loras(&self.backend, &vars)?;
         (self.options.loras, self.options.lora_partial) = (loras.to_vec(), partial);
         Ok(reports)
     }
 
-    /// The LoRAs it has.
+    /// Returns the current LoRAs, and whether modules that match no layer are skipped.
     pub fn loras(&self) -> (&[PlannedLora], bool) {
         (&self.options.loras, self.options.lora_partial)
     }
 
-    /// The model it was loaded from.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// The backend it runs on.
+    /// Returns the backend.
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// How it was loaded.
+    /// Returns the options it was loaded with.
     pub fn options(&self) -> &LoadOptions {
         &self.options
     }
 
-    /// The autoencoder that a plan asks for. One that was not used before is loaded.
+    /// Returns the VAE in this file, or the one it was loaded with. Loads it on first use.
     pub fn autoencoder(&self, vae: Option<&Arc<VaeFile>>) -> Result<Arc<Autoencoder<B>>> {
-        let wanted = vae.or(self.options.vae.as_ref());
+        let vae = vae.or(self.options.vae.as_ref());
         let mut all = lock(&self.autoencoders);
-        let same = |loaded: &&LoadedVae<B>| match (&loaded.file, wanted) {
-            (Some(file), Some(wanted)) => Arc::ptr_eq(file, wanted) || file.path == wanted.path,
+        let same = |loaded: &&LoadedVae<B>| match (&loaded.file, vae) {
+            (Some(file), Some(vae)) => Arc::ptr_eq(file, vae) || file.path == vae.path,
             (None, None) => true,
             _ => false,
         };
         if let Some(loaded) = all.iter().find(same) {
             return Ok(Arc::clone(&loaded.autoencoder));
         }
-        let loaded = load_vae(&self.backend, &self.model, wanted, &self.options)?;
+        let loaded = load_vae(&self.backend, &self.model, vae, &self.options)?;
         let autoencoder = Arc::clone(&loaded.autoencoder);
-        if all.len() > OTHER_VAES {
+        if all.len() > MAX_OTHER_VAES {
             all.remove(1);
         }
         all.push(loaded);
         Ok(autoencoder)
     }
 
-    /// Loads what this plan needs and is not loaded yet: the text encoder, unless every text is in the cache.
+    /// Loads the text encoder if a text of this plan is not cached.
     ///
-    /// Running the plan does so itself when it comes to that; doing it before finds damaged files early.
+    /// Generating does so itself; calling this first reports damaged files early.
     pub fn prepare(&self, plan: &Plan, observer: &mut dyn Observer<B>) -> Result<()> {
         let tokens = plan.tokens()?;
         self.text_encoder.prepare(&self.backend, tokens.prompts.iter().chain(&tokens.negatives), observer)
     }
 
-    /// All images of a plan.
-    pub fn generate(&self, plan: &Plan, observer: &mut dyn Observer<B>) -> Result<Vec<Generated>> {
+    /// Generates all images of a plan, one after the other.
+    pub fn generate(&self, plan: &Plan, observer: &mut dyn Observer<B>) -> Result<Vec<PipelineOutput>> {
         let (mut images, mut end) = (Vec::new(), Ok(()));
-        let mut done = |image: Unfinished<B>| {
+        let mut output = |image: PendingOutput<B>| {
             images.push(image.finish(&self.backend, plan)?);
             Ok(())
         };
-        let members = &mut [Member { plan, observer, done: &mut done }];
+        let members = &mut [BatchMember { plan, observer, output: &mut output }];
         self.run(members, &BatchLimit::ONE, &mut |_, result| end = result);
         end.map(|()| images)
     }
 }
 
-/// The autoencoder of this file, or the model's own.
+fn load_transformer<B: Backend>(
+    b: &B,
+    model: &Model,
+    options: &LoadOptions,
+    observer: &mut dyn Observer<B>,
+) -> Result<Transformer<B>> {
+    observer.event(Event::Loading { component: "transformer" })?;
+    let residency = options.residency.as_ref();
+    let plan = residency.map_or_else(ResidencyPlan::all_on_device, WeightResidency::transformer_plan);
+    let source = model.transformer.weights()?;
+    let (updates, reports) = resolve_loras(model, options, &options.loras, options.lora_partial)?;
+    let int8 = matches!(options.linear_precision, LinearPrecision::Int8 { .. });
+    let quantizes = int8 && source.int8_bytes_to_quantize() > 0;
+    let mut progress = |done, total| {
+        if quantizes { observer.event(Event::BlockQuantized { done, total }) } else { Ok(()) }
+    };
+    let vars = source.root().with_precision(options.linear_precision).with_loras(&updates);
+    let config = &model.transformer.config;
+    let transformer = Transformer::load_with_progress(b, &vars, config, options.dtype, &plan, &mut progress)?;
+    for report in reports {
+        observer.event(Event::LoraApplied { report: report.to_string() })?;
+    }
+    Ok(transformer)
+}
+
+/// Loads the VAE of this file, or the model's own.
 fn load_vae<B: Backend>(
     b: &B,
     model: &Model,
@@ -182,25 +184,26 @@ fn load_vae<B: Backend>(
 ) -> Result<LoadedVae<B>> {
     let autoencoder = match (vae, &model.vae) {
         (Some(file), _) => Autoencoder::load(b, &file.weights, file.config.as_ref(), options.dtype)?,
-        (None, Some(part)) => Autoencoder::load(b, part.weights()?, Some(&part.config), options.dtype)?,
-        (None, None) => return Err(model.missing_part(MissingPart::Vae)),
+        (None, Some(own)) => Autoencoder::load(b, own.weights()?, Some(&own.config), options.dtype)?,
+        (None, None) => return Err(model.missing_component(MissingComponent::Vae)),
     };
     Ok(LoadedVae { file: vae.cloned(), autoencoder: Arc::new(autoencoder) })
 }
 
+/// Matches the modules of LoRAs with the transformer's layers.
 fn resolve_loras(
     model: &Model,
     options: &LoadOptions,
     loras: &[PlannedLora],
     partial: bool,
-) -> Result<(kiln_weights::LoraUpdates, Vec<LoraReport>)> {
-    let part = &model.transformer;
+) -> Result<(LoraUpdates, Vec<LoraReport>)> {
+    let layers = model.transformer.config.linear_layers();
     let loras = loras.iter().map(|lora| (Arc::clone(&lora.lora), lora.weight));
-    let how = kiln_weights::LoraOptions { partial, dtype: options.dtype };
-    Ok(kiln_weights::LoraUpdates::resolve(part.weights()?, &part.config.linear_layers(), loras, how)?)
+    let options = LoraOptions { partial, dtype: options.dtype };
+    Ok(LoraUpdates::resolve(model.transformer.weights()?, &layers, loras, options)?)
 }
 
-/// What a thread made; its panic goes on here.
+/// Returns the result of a thread; continues its panic on this one.
 fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

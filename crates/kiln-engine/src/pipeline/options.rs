@@ -1,31 +1,31 @@
-//! How a pipeline is loaded, and how many images it makes at once.
+//! How a pipeline is loaded, and how many images it generates at once.
 
 use std::sync::Arc;
 
 use kiln_tensor::DType;
-use kiln_weights::LinearForm;
+use kiln_weights::LinearPrecision;
 
 use crate::model::VaeFile;
-use crate::placement::Placement;
 use crate::plan::PlannedLora;
+use crate::residency::WeightResidency;
 use crate::text_cache::TextCache;
 
 /// How a model is loaded.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// What activations are computed in: f32 or bf16.
+    /// The dtype of activations: f32 or bf16.
     pub dtype: DType,
-    /// The form of the transformer's linear layers: as stored, or in 8 bits. The text encoder's stay as they are.
-    pub form: LinearForm,
-    /// An autoencoder to load instead of the model's; a plan may still name another.
+    /// The precision of the transformer's linear layers. The text encoder's weights are used as stored.
+    pub linear_precision: LinearPrecision,
+    /// A VAE to load in place of the model's; a plan may still name another.
     pub vae: Option<Arc<VaeFile>>,
     /// LoRAs for the transformer.
     pub loras: Vec<PlannedLora>,
-    /// Whether LoRAs may have modules that match nothing in the transformer.
+    /// Whether modules of a LoRA that match no layer are skipped instead of refused.
     pub lora_partial: bool,
-    /// Which weights stay on the device; all when absent.
-    pub placement: Option<Placement>,
-    /// Where encoded texts are kept and looked for. With it, the text encoder is loaded only when it is needed.
+    /// Which weights stay on the device; all if absent.
+    pub residency: Option<WeightResidency>,
+    /// Cache of encoded texts. With it, the text encoder is loaded only when a text is not cached.
     pub text_cache: Option<TextCache>,
 }
 
@@ -33,29 +33,29 @@ impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
             dtype: DType::F32,
-            form: LinearForm::Float,
+            linear_precision: LinearPrecision::Float,
             vae: None,
             loras: Vec::new(),
             lora_partial: false,
-            placement: None,
+            residency: None,
             text_cache: None,
         }
     }
 }
 
-/// How many images may be made at once.
+/// How many images may run in one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimit {
-    /// Images at most; 1 is one after the other.
+    /// Images at most; 1 generates them one after the other.
     pub images: usize,
-    /// Rows of all images at most; what the backend is known to gain from
-    /// ([`Backend::rows_at_once`](kiln_ops::Backend::rows_at_once)) when absent.
+    /// Token rows of all images at most; if absent, the largest batch that pays off on the backend
+    /// ([`Backend::max_batch_rows`](kiln_ops::Backend::max_batch_rows)).
     pub rows: Option<usize>,
-    /// Bytes that their activations may take.
+    /// Bytes available for activations.
     pub memory: Option<u64>,
 }
 
 impl BatchLimit {
-    /// One after the other.
+    /// One image after the other.
     pub const ONE: BatchLimit = BatchLimit { images: 1, rows: None, memory: None };
 }

@@ -1,4 +1,4 @@
-//! The text side of a pipeline: prompts to text tokens, encoded or remembered.
+//! Prompts to text tokens, by the text encoder or from the cache.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,23 +10,23 @@ use kiln_ops::Backend;
 use kiln_tensor::DType;
 
 use super::options::LoadOptions;
-use super::unfinished::{Afterwards, TEXT, finite};
-use crate::error::{Error, Result};
+use super::output::{DeferredWork, TEXT, check_finite};
+use crate::error::{Error, MissingComponent, Result};
 use crate::model::Model;
-use crate::placement::Placement;
+use crate::residency::WeightResidency;
 use crate::text_cache::{Key, TextCache};
 
-/// The text encoder, loaded when a text is to be encoded that is not remembered.
+/// A text encoder that is loaded when a text is not in the cache.
 pub(super) struct LazyTextEncoder<B: Backend> {
     model: Arc<Model>,
     dtype: DType,
-    placement: Option<Placement>,
+    residency: Option<WeightResidency>,
     cache: Option<TextCache>,
     encoder: Mutex<Option<Arc<TextEncoder<B>>>>,
 }
 
 impl<B: Backend> LazyTextEncoder<B> {
-    /// With a cache nothing is loaded yet; without one the encoder is needed in any case, and is loaded now.
+    /// Loads the encoder at once if there is no cache, since every text needs it then.
     pub(super) fn new(
         b: &B,
         model: &Arc<Model>,
@@ -34,15 +34,15 @@ impl<B: Backend> LazyTextEncoder<B> {
         observer: &mut dyn Observer<B>,
     ) -> Result<Self> {
         let (model, encoder) = (Arc::clone(model), Mutex::new(None));
-        let LoadOptions { dtype, placement, text_cache: cache, .. } = options.clone();
-        let text = LazyTextEncoder { model, dtype, placement, cache, encoder };
+        let LoadOptions { dtype, residency, text_cache: cache, .. } = options.clone();
+        let text = LazyTextEncoder { model, dtype, residency, cache, encoder };
         if text.cache.is_none() && text.model.text_encoder.is_some() {
             text.encoder(b, observer)?;
         }
         Ok(text)
     }
 
-    /// Loads the encoder unless all of these texts are remembered.
+    /// Loads the encoder unless all of these texts are cached.
     pub(super) fn prepare<'a>(
         &self,
         b: &B,
@@ -59,58 +59,64 @@ impl<B: Backend> LazyTextEncoder<B> {
         if missing { self.encoder(b, observer).map(drop) } else { Ok(()) }
     }
 
-    /// Text tokens `[tokens, 3 · hidden]`, and what is to be done with them afterwards. `place` is the prompt's number and how
-    /// many there are, for progress only.
+    /// Encodes a text to `[tokens, 3 · hidden]`. Also returns the work of checking and caching the result. `progress` is
+    /// the prompt's index and the number of prompts.
     pub(super) fn encode(
         &self,
         b: &B,
         tokens: &Tokens,
-        place: (usize, usize),
+        progress: (usize, usize),
         observer: &mut dyn Observer<B>,
-    ) -> Result<(B::Tensor, Option<Afterwards>)> {
-        let Some(cache) = self.cache.as_ref().filter(|_| !self.is_quick(b)) else {
-            // Whether it is finite is asked when the image isn't: the question would keep a GPU waiting.
-            return Ok((self.encoder(b, observer)?.forward(b, tokens, place, observer)?, None));
+    ) -> Result<(B::Tensor, Option<DeferredWork>)> {
+        let Some(cache) = self.cache.as_ref().filter(|_| !self.is_fast(b)) else {
+            // Checked only if the image is not finite: the check would stall a GPU.
+            return Ok((self.encoder(b, observer)?.forward(b, tokens, progress, observer)?, None));
         };
         let key = self.key(b, tokens)?;
         if let Some(text) = cache.get(&key) {
             return Ok((b.upload(&text, self.dtype)?, None));
         }
-        let encoded = self.encoder(b, observer)?.forward(b, tokens, place, observer)?;
-        let (cache, text) = (cache.clone(), b.download_later(&encoded)?);
-        let keep: Afterwards = Box::new(move || {
+        let encoded = self.encoder(b, observer)?.forward(b, tokens, progress, observer)?;
+        let (cache, text) = (cache.clone(), b.download_async(&encoded)?);
+        let put: DeferredWork = Box::new(move || {
             let text = text()?;
-            finite(TEXT, &text)?;
-            let kept = cache.put(&key, &text);
-            Ok(kept.err().map(|error| format!("the encoded text is not kept: {error}")))
+            check_finite(TEXT, &text)?;
+            let result = cache.put(&key, &text);
+            Ok(result.err().map(|error| format!("the encoded text is not cached: {error}")))
         });
-        Ok((encoded, Some(keep)))
+        Ok((encoded, Some(put)))
     }
 
-    /// Whether encoding a text takes less time than reading it from the cache: with the encoder on a GPU.
-    fn is_quick(&self, b: &B) -> bool {
+    /// Whether encoding is faster than reading the cache: with the whole encoder on a GPU.
+    fn is_fast(&self, b: &B) -> bool {
         let loaded = || lock(&self.encoder).is_some();
-        !b.reads_host_weights() && self.placement.is_none() && loaded()
+        !b.reads_host_weights() && self.residency.is_none() && loaded()
     }
 
     fn key(&self, b: &B, tokens: &Tokens) -> Result<Key> {
-        let part = self.model.text_encoder.as_ref().ok_or_else(|| self.missing())?;
-        Ok(Key::new(part.fingerprint()?, &b.numerics(), self.dtype, tokens, part.config.text_dim()))
+        let component = self.model.text_encoder.as_ref().ok_or_else(|| self.missing())?;
+        let text_dim = component.config.text_dim();
+        Ok(Key::new(component.fingerprint()?, &b.numerics(), self.dtype, tokens, text_dim))
     }
 
     fn missing(&self) -> Error {
-        self.model.missing_part(crate::error::MissingPart::TextEncoder)
+        self.model.missing_component(MissingComponent::TextEncoder)
     }
 
+    /// Returns the encoder; loads it on first use.
     fn encoder(&self, b: &B, observer: &mut dyn Observer<B>) -> Result<Arc<TextEncoder<B>>> {
         let mut encoder = lock(&self.encoder);
         if let Some(encoder) = &*encoder {
             return Ok(Arc::clone(encoder));
         }
-        let part = self.model.text_encoder.as_ref().ok_or_else(|| self.missing())?;
-        observer.event(Event::Loading { part: "text encoder" })?;
-        let plan = self.placement.as_ref().map_or_else(ResidencyPlan::whole, Placement::text_encoder_plan);
-        let loaded = TextEncoder::load(b, &part.weights()?.root(), &part.config, self.dtype, &plan)?;
+        let component = self.model.text_encoder.as_ref().ok_or_else(|| self.missing())?;
+        observer.event(Event::Loading { component: "text encoder" })?;
+        let plan = self
+            .residency
+            .as_ref()
+            .map_or_else(ResidencyPlan::all_on_device, WeightResidency::text_encoder_plan);
+        let vars = component.weights()?.root();
+        let loaded = TextEncoder::load(b, &vars, &component.config, self.dtype, &plan)?;
         Ok(Arc::clone(encoder.insert(Arc::new(loaded))))
     }
 }

@@ -1,21 +1,22 @@
-//! Whether a request makes sense, and what it leaves open.
+//! Checks of a request, and defaults for what it leaves open.
 
 use std::path::PathBuf;
 
-use kiln_model::schedule::{Schedule, Spacing};
+use kiln_model::schedule::{Schedule, SigmaSpacing};
 use kiln_tensor::HostTensor;
 
 use super::contents::Prompt;
-use crate::error::{Error, MissingPart, Result};
-use crate::inputs;
+use crate::error::{Error, MissingComponent, Result};
+use crate::inputs::check_finite;
 use crate::model::{Model, Variant};
 use crate::noise::MAX_IMAGES;
 use crate::request::{MAX_TOKENS, Request, ScheduleKind};
 
+/// Default exponent of the power schedule.
 pub(super) const RHO: f32 = 2.0;
 
-/// Refuses fields that make no sense together, before any file is read.
-pub(super) fn check(request: &Request) -> Result<()> {
+/// Refuses fields that exclude or require each other, before any file is read.
+pub(super) fn check_fields(request: &Request) -> Result<()> {
     let needs = |field: &str, other: &str, what: &str| {
         Err(Error::combination(format!("`{field}` needs `{other}`"))
             .hint(format!("give {what} as `{other}`")))
@@ -28,18 +29,18 @@ pub(super) fn check(request: &Request) -> Result<()> {
         return needs("strength", "init", "the image to start from");
     }
     if request.mask_padding.is_some() && !mask {
-        return needs("mask_padding", "mask", "the place to change");
+        return needs("mask_padding", "mask", "the area to change");
     }
     if request.rho.is_some() && request.schedule != Some(ScheduleKind::Power) {
-        return Err(Error::combination("`rho` goes with `schedule` power"));
+        return Err(Error::combination("`rho` needs `schedule` power"));
     }
     if let Some(tokens) = request.max_tokens.filter(|tokens| !(1..=MAX_TOKENS).contains(tokens)) {
-        let what = format!("the number of text tokens must lie between 1 and {MAX_TOKENS}, found {tokens}");
+        let what = format!("the number of text tokens must be between 1 and {MAX_TOKENS}, found {tokens}");
         return Err(Error::request(what));
     }
     if request.embeds.is_some() {
         if !request.negative_prompts.is_empty() {
-            return Err(Error::combination("`negative_prompts` and `embeds` don't go together")
+            return Err(Error::combination("`negative_prompts` and `embeds` can't be combined")
                 .hint("put `negative_prompt_embeds` into the file of embeddings"));
         }
         return Ok(());
@@ -47,7 +48,7 @@ pub(super) fn check(request: &Request) -> Result<()> {
     let (prompts, negatives) = (request.prompts.len(), request.negative_prompts.len());
     if prompts == 0 {
         return Err(Error::combination("no prompt was given").hint(
-            "say what to show: kiln generate \"a red apple on a blue background\"; `-` reads it from standard input",
+            "describe the image: kiln generate \"a red apple on a blue background\"; `-` reads it from standard input",
         ));
     }
     if negatives > 1 && negatives != prompts {
@@ -59,15 +60,15 @@ pub(super) fn check(request: &Request) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a model that lacks a part which this request needs, and embeddings that are not this model's.
-pub(super) fn require_parts(model: &Model, prompt: &Prompt, request: &Request) -> Result<()> {
+/// Refuses a model without a component that the request needs, and embeddings that don't fit the model.
+pub(super) fn check_components(model: &Model, prompt: &Prompt, request: &Request) -> Result<()> {
     if model.vae.is_none() && request.vae.is_none() {
-        return Err(model.missing_part(MissingPart::Vae));
+        return Err(model.missing_component(MissingComponent::Vae));
     }
     let Prompt::Embeddings { prompts, negative, .. } = prompt else {
         return match model.text_encoder {
             Some(_) => Ok(()),
-            None => Err(model.missing_part(MissingPart::TextEncoder)),
+            None => Err(model.missing_component(MissingComponent::TextEncoder)),
         };
     };
     let (dim, path) =
@@ -82,17 +83,17 @@ pub(super) fn require_parts(model: &Model, prompt: &Prompt, request: &Request) -
             Error::request(what).hint("they must come from the text encoder that belongs to this model")
         );
     }
-    prompts.iter().chain(negative).try_for_each(|text| inputs::finite(path, "prompt embeddings", text))
+    prompts.iter().chain(negative).try_for_each(|text| check_finite(path, "prompt embeddings", text))
 }
 
-/// Images for each of `prompts`, and a check that there is a seed for each image.
-pub(super) fn per_prompt(request: &Request, prompts: usize) -> Result<usize> {
+/// Returns the number of images per prompt; refuses a list of seeds of another length than the images.
+pub(super) fn images_per_prompt(request: &Request, prompts: usize) -> Result<usize> {
     let seeds = request.seed.len();
-    let asked = request.n.map(|n| n as usize);
+    let requested = request.n.map(|n| n as usize);
     if seeds <= 1 || request.noise.is_some() {
-        return Ok(asked.unwrap_or(1));
+        return Ok(requested.unwrap_or(1));
     }
-    let per_prompt = asked.unwrap_or((seeds / prompts.max(1)).max(1));
+    let per_prompt = requested.unwrap_or((seeds / prompts.max(1)).max(1));
     if per_prompt.checked_mul(prompts) != Some(seeds) {
         let images = per_prompt.saturating_mul(prompts);
         return Err(Error::combination(format!("{seeds} seeds were given for {images} images"))
@@ -101,6 +102,7 @@ pub(super) fn per_prompt(request: &Request, prompts: usize) -> Result<usize> {
     Ok(per_prompt)
 }
 
+/// Returns the number of images of a request; refuses none and too many.
 pub(super) fn image_count(prompts: usize, per_prompt: usize) -> Result<usize> {
     match prompts.saturating_mul(per_prompt) {
         0 => Err(Error::request("there is nothing to generate: no prompt, or a batch of 0")),
@@ -111,11 +113,12 @@ pub(super) fn image_count(prompts: usize, per_prompt: usize) -> Result<usize> {
     }
 }
 
-pub(super) fn side(name: &str, size: u32, notes: &mut Vec<String>) -> Result<u32> {
+/// Rounds width or height down to a multiple of 16, with a note.
+pub(super) fn round_side(name: &str, size: u32, notes: &mut Vec<String>) -> Result<u32> {
     const MAX: u32 = 1 << 20;
     let rounded = size / 16 * 16;
     if rounded == 0 || size > MAX {
-        return Err(Error::request(format!("{name} must lie between 16 and {MAX} pixels, found {size}")));
+        return Err(Error::request(format!("{name} must be between 16 and {MAX} pixels, found {size}")));
     }
     if rounded != size {
         notes.push(format!("{name} {size} is rounded down to {rounded}, a multiple of 16"));
@@ -123,19 +126,21 @@ pub(super) fn side(name: &str, size: u32, notes: &mut Vec<String>) -> Result<u32
     Ok(rounded)
 }
 
+/// Computes the noise levels for an image of this many tokens.
 pub(super) fn schedule(model: &Model, request: &Request, tokens: usize, steps: usize) -> Result<Schedule> {
     const MAX: usize = 10_000;
     if steps > MAX {
         return Err(Error::request(format!("{steps} steps are too many; at most {MAX}")));
     }
     let spacing = match request.schedule.unwrap_or_default() {
-        ScheduleKind::Shifted => Spacing::Shifted,
-        ScheduleKind::Power => Spacing::Power { rho: request.rho.unwrap_or(RHO) },
+        ScheduleKind::Shifted => SigmaSpacing::Shifted,
+        ScheduleKind::Power => SigmaSpacing::Power { rho: request.rho.unwrap_or(RHO) },
     };
     let custom = Some(&request.sigmas[..]).filter(|sigmas| !sigmas.is_empty());
     Ok(Schedule::new(&model.scheduler, spacing, tokens, steps, custom)?)
 }
 
+/// Returns the guidance, and adds notes for values without effect.
 pub(super) fn guidance(model: &Model, request: &Request, notes: &mut Vec<String>) -> Result<Option<f32>> {
     let variant = model.variant;
     if let Some(g) = request.guidance.filter(|g| !(g.is_finite() && *g >= 0.0)) {
@@ -143,7 +148,7 @@ pub(super) fn guidance(model: &Model, request: &Request, notes: &mut Vec<String>
     }
     let guidance = model.default_guidance().map(|default| request.guidance.unwrap_or(default));
     if guidance.is_none() && request.guidance.is_some_and(|g| g != 1.0) {
-        notes.push(format!("guidance has no effect: {variant} needs none"));
+        notes.push(format!("guidance has no effect: {variant} has none"));
     }
     if !request.negative_prompts.is_empty() && variant.calls_per_step(guidance) == 1 {
         let why = match variant {

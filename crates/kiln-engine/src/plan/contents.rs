@@ -1,74 +1,85 @@
-//! What a plan holds beside numbers.
+//! The data types of a plan.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kiln_image::{Inpaint, Picture};
+use kiln_image::{InpaintInputs, RgbImage};
 use kiln_tensor::HostTensor;
 use kiln_weights::Lora;
 
 use crate::error::Result;
-use crate::lazy::Lazy;
+use crate::once::TryOnceLock;
 
-/// What the images show.
+/// The prompts of a plan.
 #[derive(Clone, Debug)]
 pub enum Prompt {
-    /// Words.
+    /// Text.
     Text {
-        /// An image (or more) for each.
+        /// The prompts; each gives one or more images.
         prompts: Vec<String>,
-        /// What to avoid: none, one for all prompts, or one for each.
+        /// Negative prompts: none, one for all prompts, or one for each.
         negatives: Vec<String>,
     },
-    /// Text tokens made elsewhere, `[tokens, dim]` each.
+    /// Prompt embeddings from a file, `[tokens, dim]` each.
     Embeddings {
-        /// An image (or more) for each.
+        /// The prompts; each gives one or more images.
         prompts: Vec<HostTensor>,
-        /// What to avoid; needed for guidance when there is no text encoder.
+        /// The negative prompt; needed for guidance if there is no text encoder.
         negative: Option<HostTensor>,
-        /// The number of the first in the file.
+        /// Index of the first prompt in the file.
         first_row: usize,
     },
 }
 
-/// What an image starts from besides noise.
-#[derive(Debug)]
-pub enum Start {
-    /// Nothing.
-    Noise,
-    /// An image, noised.
-    Image(Box<InitImage>),
-    /// An image that is put back outside of the mask after every step.
-    Inpaint(Box<Inpaint>),
+impl Prompt {
+    /// Returns the number of prompts.
+    pub fn count(&self) -> usize {
+        match self {
+            Prompt::Text { prompts, .. } => prompts.len(),
+            Prompt::Embeddings { prompts, .. } => prompts.len(),
+        }
+    }
 }
 
-/// An image to start from. It is resized when it is first needed: its size has to pass the memory check before.
+/// What denoising starts from.
+#[derive(Debug)]
+pub enum StartingPoint {
+    /// Noise alone.
+    Noise,
+    /// A noised initial image.
+    Image(Box<InitImage>),
+    /// A noised initial image that is restored outside of the mask after every step.
+    Inpaint(Box<InpaintInputs>),
+}
+
+/// An initial image. It is resized on first use, after its size has passed the memory check.
 #[derive(Debug)]
 pub struct InitImage {
-    source: Arc<Picture>,
+    source: Arc<RgbImage>,
     width: Option<u32>,
     height: Option<u32>,
-    prepared: Lazy<Picture>,
+    prepared: TryOnceLock<RgbImage>,
 }
 
 impl InitImage {
-    pub(super) fn new(source: Arc<Picture>, width: Option<u32>, height: Option<u32>) -> InitImage {
-        InitImage { source, width, height, prepared: Lazy::new() }
+    pub(super) fn new(source: Arc<RgbImage>, width: Option<u32>, height: Option<u32>) -> InitImage {
+        InitImage { source, width, height, prepared: TryOnceLock::new() }
     }
 
-    pub(crate) fn prepared(&self) -> Result<&Picture> {
-        self.prepared.get(|| Ok(kiln_image::prepare_init(&self.source, self.width, self.height)?))
+    pub(crate) fn prepared(&self) -> Result<&RgbImage> {
+        let prepare = || Ok(kiln_image::prepare_init(&self.source, self.width, self.height)?);
+        self.prepared.get_or_try_init(prepare)
     }
 }
 
-/// A LoRA that was opened.
+/// An open LoRA.
 #[derive(Clone, Debug)]
 pub struct PlannedLora {
     /// The file.
     pub path: PathBuf,
-    /// The user's factor.
+    /// The weight that the request gives it.
     pub weight: f32,
-    /// Identity of its weights.
+    /// A hash that identifies its tensors.
     pub fingerprint: String,
     /// The LoRA.
     pub lora: Arc<Lora>,
@@ -80,41 +91,33 @@ impl PartialEq for PlannedLora {
     }
 }
 
-/// Something of every prompt, and of every negative prompt: none, one for all, or one for each.
+/// A value for every prompt, and for every negative prompt: none, one for all, or one for each.
 #[derive(Clone, Debug)]
-pub(crate) struct Texts<T> {
+pub(crate) struct PromptSet<T> {
     pub prompts: Vec<T>,
     pub negatives: Vec<T>,
 }
 
-impl<T> Texts<T> {
-    /// The negative one that belongs to a prompt.
+impl<T> PromptSet<T> {
+    /// Returns the negative prompt of a prompt.
     pub fn negative(&self, prompt: usize) -> Option<&T> {
         self.negatives.get(prompt).or_else(|| self.negatives.first())
     }
 }
 
-/// One image of a plan.
+/// What one image of a plan is generated from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImagePlan {
-    /// Its prompt, where that is words.
+    /// Its prompt; `None` for embeddings.
     pub prompt: Option<String>,
     /// Its negative prompt.
     pub negative: Option<String>,
-    /// Which of the embeddings in the file, when there is no prompt.
-    pub row: usize,
-    /// Its seed, where it has one.
+    /// Index of its prompt in the file of embeddings.
+    pub embeds_row: usize,
+    /// Its seed, if the noise is drawn from one.
     pub seed: Option<u64>,
-    /// Its place in the batch whose noise is drawn at once, and the size of that batch.
-    pub part: (usize, usize),
-}
-
-impl Prompt {
-    /// Number of prompts.
-    pub fn count(&self) -> usize {
-        match self {
-            Prompt::Text { prompts, .. } => prompts.len(),
-            Prompt::Embeddings { prompts, .. } => prompts.len(),
-        }
-    }
+    /// Its index among the images whose noise is drawn together.
+    pub batch_index: usize,
+    /// The number of images whose noise is drawn together.
+    pub batch: usize,
 }

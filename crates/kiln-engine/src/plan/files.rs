@@ -1,70 +1,77 @@
-//! What a plan reads: prompts, noise, images, LoRAs and autoencoders.
+//! Reads the files of a request: prompt embeddings, noise, images, LoRAs and VAEs.
+//!
+//! Each function also replaces the names in `resolved` by absolute paths and hashes.
 
 use std::sync::Arc;
 
-use kiln_image::{GrayPicture, Picture};
+use kiln_image::{GrayImage, RgbImage};
 use kiln_tensor::HostTensor;
 use kiln_weights::Lora;
 
-use super::checks::side;
-use super::contents::{InitImage, PlannedLora, Prompt, Start};
-use crate::error::{Error, Result, While};
-use crate::inputs::{self, InputImage, Inputs};
+use super::checks::round_side;
+use super::contents::{InitImage, PlannedLora, Prompt, StartingPoint};
+use crate::error::{Error, ErrorContext, Result};
+use crate::inputs::{self, InputImage, InputResolver};
 use crate::model::{Model, VaeFile};
-use crate::noise::Noise;
-use crate::request::{FileRef, Request};
+use crate::noise::NoiseSource;
+use crate::request::{BatchPosition, FileRef, Request};
 
-/// Image to image keeps the composition and changes the rest.
+/// Default strength of image-to-image: keeps the composition and changes the rest.
 const STRENGTH: f64 = 0.6;
-/// What diffusers' inpainting takes.
+/// Default strength with a mask, as in diffusers' inpainting.
 const MASK_STRENGTH: f64 = 0.8;
 
-pub(super) fn prompt(request: &Request, used: &mut Request, inputs: &dyn Inputs) -> Result<Prompt> {
+pub(super) fn read_prompt(
+    request: &Request,
+    resolved: &mut Request,
+    inputs: &dyn InputResolver,
+) -> Result<Prompt> {
     let Some(file) = &request.embeds else {
         let (prompts, negatives) = (request.prompts.clone(), request.negative_prompts.clone());
         return Ok(Prompt::Text { prompts, negatives });
     };
-    let (source, from) = inputs::tensors(&inputs.tensors(&file.path)?, "prompt embeddings")?;
-    used.embeds = Some(from);
-    let all = entries(&inputs::named_tensor(&source, &["prompt_embeds"])?)?;
-    let negative = match source.contains("negative_prompt_embeds") {
-        true => entries(&source.tensor("negative_prompt_embeds")?)?.into_iter().next(),
-        false => None,
+    let (source, hashed) = inputs::open_tensors(&inputs.tensors(&file.path)?, "prompt embeddings")?;
+    resolved.embeds = Some(hashed);
+    let all = split_batch(&inputs::find_tensor(&source, &["prompt_embeds"])?)?;
+    let negative = if source.contains("negative_prompt_embeds") {
+        split_batch(&source.tensor("negative_prompt_embeds")?)?.into_iter().next()
+    } else {
+        None
     };
-    let row = request.part.and_then(|part| part.row);
+    let row = request.batch_position.and_then(|position| position.embeds_row);
     let prompts = match row {
         None => all,
         Some(row) if row < all.len() => vec![all[row].clone()],
         Some(row) => {
             let (path, found) = (file.path.display(), all.len());
-            let what = format!("`{path}` has {found} prompts, the recipe wants number {}", row + 1);
+            let what = format!("`{path}` has {found} prompts, the recipe needs number {}", row + 1);
             return Err(Error::request(what));
         }
     };
     Ok(Prompt::Embeddings { prompts, negative, first_row: row.unwrap_or(0) })
 }
 
-/// `[batch, tokens, dim]` as its entries; `[tokens, dim]` is one.
-fn entries(x: &HostTensor) -> Result<Vec<HostTensor>> {
-    let bad = |e: kiln_tensor::Error| Error::request(format!("the prompt embeddings can't be used: {e}"));
+/// Splits `[batch, tokens, dim]` into its entries; `[tokens, dim]` is one.
+fn split_batch(x: &HostTensor) -> Result<Vec<HostTensor>> {
+    let invalid = |e: kiln_tensor::Error| Error::request(format!("invalid prompt embeddings: {e}"));
     match *x.shape().dims() {
         [batch, tokens, dim] => (0..batch)
             .map(|i| x.rows(i..i + 1)?.reshape([tokens, dim]))
             .collect::<Result<_, _>>()
-            .map_err(bad),
+            .map_err(invalid),
         _ => Ok(vec![x.clone()]),
     }
 }
 
-pub(super) fn loras(used: &mut Request, inputs: &dyn Inputs) -> Result<Vec<PlannedLora>> {
-    let mut planned = Vec::with_capacity(used.loras.len());
-    for lora in &mut used.loras {
+pub(super) fn open_loras(resolved: &mut Request, inputs: &dyn InputResolver) -> Result<Vec<PlannedLora>> {
+    let mut planned = Vec::with_capacity(resolved.loras.len());
+    for lora in &mut resolved.loras {
         let path = inputs.lora(&lora.path)?;
         let open = || {
             let lora = Lora::open(&path)?;
             Ok::<_, kiln_weights::Error>((lora.fingerprint()?, lora))
         };
-        let (fingerprint, opened) = open().while_doing(|| "reading a LoRA".into())?;
+        let (fingerprint, opened) = open().with_context(|| "reading a LoRA".into())?;
         lora.path = inputs::absolute(&path).into();
         lora.sha256 = Some(fingerprint.clone());
         planned.push(PlannedLora { path, weight: lora.weight, fingerprint, lora: Arc::new(opened) });
@@ -72,114 +79,123 @@ pub(super) fn loras(used: &mut Request, inputs: &dyn Inputs) -> Result<Vec<Plann
     Ok(planned)
 }
 
-pub(super) fn vae(model: &Model, used: &mut Request, inputs: &dyn Inputs) -> Result<Option<Arc<VaeFile>>> {
-    let Some(asked) = &used.vae else { return Ok(None) };
-    let path = inputs.vae(&asked.path)?;
-    let file = model.vae_file(&path).while_doing(|| "opening the autoencoder".into())?;
+pub(super) fn open_vae(
+    model: &Model,
+    resolved: &mut Request,
+    inputs: &dyn InputResolver,
+) -> Result<Option<Arc<VaeFile>>> {
+    let Some(requested) = &resolved.vae else { return Ok(None) };
+    let path = inputs.vae(&requested.path)?;
+    let file = model.vae_file(&path).with_context(|| "opening the autoencoder".into())?;
     let (path, sha256) = (inputs::absolute(&path).into(), Some(file.fingerprint.clone()));
-    used.vae = Some(FileRef { path, sha256 });
+    resolved.vae = Some(FileRef { path, sha256 });
     Ok(Some(file))
 }
 
-/// Reads an image, and notes what a recipe says of it.
-pub(super) fn read_image(inputs: &dyn Inputs, file: &mut FileRef, role: &str) -> Result<Arc<Picture>> {
-    let read = inputs.image(&file.path).while_doing(|| format!("reading the {role}"))?;
-    let InputImage { picture, file: used } = read;
-    *file = used;
-    Ok(picture)
+/// Reads an image, and updates `file` with its hash.
+pub(super) fn read_image(
+    inputs: &dyn InputResolver,
+    file: &mut FileRef,
+    role: &str,
+) -> Result<Arc<RgbImage>> {
+    let read = inputs.image(&file.path).with_context(|| format!("reading the {role}"))?;
+    let InputImage { image, file: hashed } = read;
+    *file = hashed;
+    Ok(image)
 }
 
-/// A reference as the pipeline takes it. A small model gets it no larger than the images it was trained on.
-pub(super) fn prepare_reference(model: &Model, file: &FileRef, picture: &Picture) -> Result<Picture> {
-    let prepared = match model.trained_sides() {
-        None => kiln_image::prepare_reference(picture),
-        Some(_) => {
-            let area = (model.default_size as u64).pow(2);
-            kiln_image::prepare_reference(&kiln_image::shrink_to(picture, area))
-        }
+/// Resizes and crops a reference image. For a small model it is no larger than the images it was trained on.
+pub(super) fn prepare_reference(model: &Model, file: &FileRef, image: &RgbImage) -> Result<RgbImage> {
+    let prepared = if model.trained_sides().is_some() {
+        let area = (model.default_size as u64).pow(2);
+        kiln_image::prepare_reference(&kiln_image::shrink_to(image, area))
+    } else {
+        kiln_image::prepare_reference(image)
     };
-    prepared.while_doing(|| format!("preparing the reference image `{}`", file.path.display()))
+    prepared.with_context(|| format!("preparing the reference image `{}`", file.path.display()))
 }
 
-/// Width, height, what to start from, and the strength where there is one.
-pub(super) fn start(
+/// Reads the initial image and the mask. Returns width, height, the starting point, and the strength if there is one.
+pub(super) fn read_starting_point(
     model: &Model,
     request: &Request,
-    used: &mut Request,
-    inputs: &dyn Inputs,
-    references: &[Picture],
+    resolved: &mut Request,
+    inputs: &dyn InputResolver,
+    references: &[RgbImage],
     notes: &mut Vec<String>,
-) -> Result<(usize, usize, Start, Option<f64>)> {
-    const INIT: &str = "image to start from";
-    let Some(init) = &mut used.init else {
+) -> Result<(usize, usize, StartingPoint, Option<f64>)> {
+    const INIT: &str = "initial image";
+    let Some(init) = &mut resolved.init else {
         let first = references.first().map(|r| (r.width(), r.height()));
-        let own = model.default_size as u32;
-        let (width, height) = first.unwrap_or((own, own));
-        let width = side("width", request.width.unwrap_or(width), notes)?;
-        let height = side("height", request.height.unwrap_or(height), notes)?;
-        return Ok((width as usize, height as usize, Start::Noise, None));
+        let default = model.default_size as u32;
+        let (width, height) = first.unwrap_or((default, default));
+        let width = round_side("width", request.width.unwrap_or(width), notes)?;
+        let height = round_side("height", request.height.unwrap_or(height), notes)?;
+        return Ok((width as usize, height as usize, StartingPoint::Noise, None));
     };
     let source = read_image(inputs, init, INIT)?;
-    let Some(mask) = &mut used.mask else {
-        let mut ask = |name, size: Option<u32>| size.map(|s| side(name, s, notes)).transpose();
-        let (width, height) = (ask("width", request.width)?, ask("height", request.height)?);
-        let size =
-            kiln_image::init_size(&source, width, height).while_doing(|| format!("preparing the {INIT}"));
-        let size = size.map(|(width, height)| (width as usize, height as usize))?;
-        let start = InitImage::new(source, width, height);
+    let Some(mask) = &mut resolved.mask else {
+        let mut round = |name, size: Option<u32>| size.map(|s| round_side(name, s, notes)).transpose();
+        let (width, height) = (round("width", request.width)?, round("height", request.height)?);
+        let (final_width, final_height) =
+            kiln_image::init_size(&source, width, height).with_context(|| format!("preparing the {INIT}"))?;
+        let start = StartingPoint::Image(Box::new(InitImage::new(source, width, height)));
         let strength = Some(request.strength.unwrap_or(STRENGTH));
-        return Ok((size.0, size.1, Start::Image(Box::new(start)), strength));
+        return Ok((final_width as usize, final_height as usize, start, strength));
     };
     if request.width.is_some() || request.height.is_some() {
         notes.push("width and height have no effect with a mask: the image keeps its size".into());
     }
-    let mask = GrayPicture::from(&*read_image(inputs, mask, "mask")?);
+    let mask = GrayImage::from(&*read_image(inputs, mask, "mask")?);
     let inpaint = kiln_image::prepare_inpaint(&source, &mask, request.mask_padding)?;
     let (width, height) = (inpaint.width as usize, inpaint.height as usize);
     let strength = Some(request.strength.unwrap_or(MASK_STRENGTH));
-    Ok((width, height, Start::Inpaint(Box::new(inpaint)), strength))
+    Ok((width, height, StartingPoint::Inpaint(Box::new(inpaint)), strength))
 }
 
-pub(super) fn noise(
+/// Chooses the source of the noise, and reads it if it is a file.
+pub(super) fn read_noise(
     model: &Model,
     request: &Request,
-    used: &mut Request,
-    inputs: &dyn Inputs,
+    resolved: &mut Request,
+    inputs: &dyn InputResolver,
     images: usize,
     [height, width]: [usize; 2],
-) -> Result<Noise> {
+) -> Result<NoiseSource> {
     let rng = request.rng.unwrap_or_default();
     let Some(file) = &request.noise else {
-        return Ok(match (&request.seed[..], request.part) {
-            ([], _) => Noise::Seed { seed: 0, rng },
-            (&[seed], Some(part)) => Noise::Part { seed, rng, index: part.index, of: part.of },
-            (&[seed], None) => Noise::Seed { seed, rng },
-            (seeds, _) => Noise::Seeds { seeds: seeds.to_vec(), rng },
+        return Ok(match (&request.seed[..], request.batch_position) {
+            ([], _) => NoiseSource::Seed { seed: 0, rng },
+            (&[seed], Some(BatchPosition { index, batch, .. })) => {
+                NoiseSource::OneOfBatch { seed, rng, index, batch }
+            }
+            (&[seed], None) => NoiseSource::Seed { seed, rng },
+            (seeds, _) => NoiseSource::Seeds { seeds: seeds.to_vec(), rng },
         });
     };
-    let (source, from) = inputs::tensors(&inputs.tensors(&file.path)?, "noise")?;
-    used.noise = Some(from);
-    let all = inputs::named_tensor(&source, &["noise", "latents"])?;
+    let (source, hashed) = inputs::open_tensors(&inputs.tensors(&file.path)?, "noise")?;
+    resolved.noise = Some(hashed);
+    let all = inputs::find_tensor(&source, &["noise", "latents"])?;
     let path = file.path.display();
-    let noise = match request.part {
-        Some(part) if part.of > 1 => all
-            .rows(part.index..part.index + 1)
-            .map_err(|e| Error::request(format!("`{path}` is not the noise of {} images: {e}", part.of)))?,
+    let noise = match request.batch_position {
+        Some(BatchPosition { index, batch, .. }) if batch > 1 => all
+            .rows(index..index + 1)
+            .map_err(|e| Error::request(format!("`{path}` is not the noise of {batch} images: {e}")))?,
         _ => all,
     };
     let (channels, tokens) = (model.transformer.config.in_channels, height * width);
-    let batch = |dims: &[usize], one: &[usize]| {
-        dims.strip_suffix(one).is_some_and(|rest| rest.iter().product::<usize>() == images)
+    let has_shape = |dims: &[usize], image: &[usize]| {
+        dims.strip_suffix(image).is_some_and(|rest| rest.iter().product::<usize>() == images)
     };
     let dims = noise.shape().dims();
-    if !batch(dims, &[channels, height, width]) && !batch(dims, &[tokens, channels]) {
+    if !has_shape(dims, &[channels, height, width]) && !has_shape(dims, &[tokens, channels]) {
         let shape = noise.shape();
         return Err(Error::request(format!(
             "`{path}` has noise of shape {shape}, expected [{images}, {channels}, {height}, {width}] or \
              [{images}, {tokens}, {channels}]"
         ))
-        .hint("width and height of the noise are a sixteenth of the image's: choose them to fit"));
+        .hint("the noise is a sixteenth of the image in width and height: choose a size that fits"));
     }
-    inputs::finite(&file.path, "noise", &noise)?;
-    Ok(Noise::Given(noise))
+    inputs::check_finite(&file.path, "noise", &noise)?;
+    Ok(NoiseSource::Given(noise))
 }

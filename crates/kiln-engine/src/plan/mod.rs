@@ -1,5 +1,4 @@
-//! A request understood: every default filled in, its files read, its images prepared. Made once, and used by everything
-//! that follows.
+//! A plan: a request resolved for one model, with every default filled in, its files read and its images prepared.
 
 mod checks;
 mod contents;
@@ -7,34 +6,37 @@ mod files;
 
 use std::sync::Arc;
 
-use kiln_image::Picture;
+use kiln_image::RgbImage;
 use kiln_model::schedule::Schedule;
 use kiln_model::tokenizer::Tokens;
 use kiln_tensor::DType;
 
 use crate::error::{Error, Result};
-use crate::inputs::Inputs;
-use crate::lazy::Lazy;
-use crate::memory::MemoryNeed;
+use crate::inputs::InputResolver;
+use crate::memory::MemoryEstimate;
 use crate::model::{Model, VaeFile};
-use crate::noise::Noise;
-use crate::request::{Request, ScheduleKind};
-use checks::{RHO, check, guidance, image_count, per_prompt, require_parts, schedule};
-pub(crate) use contents::Texts;
-pub use contents::{ImagePlan, InitImage, PlannedLora, Prompt, Start};
-use files::{loras, noise, prepare_reference, prompt, read_image, start, vae};
+use crate::noise::NoiseSource;
+use crate::once::TryOnceLock;
+use crate::request::{BatchPosition, Request, ScheduleKind};
+use checks::{RHO, check_components, check_fields, guidance, image_count, images_per_prompt, schedule};
+pub(crate) use contents::PromptSet;
+pub use contents::{ImagePlan, InitImage, PlannedLora, Prompt, StartingPoint};
+use files::{
+    open_loras, open_vae, prepare_reference, read_image, read_noise, read_prompt, read_starting_point,
+};
 
-/// Positions that the rotary embedding of FLUX.2 was trained for: text, image and reference tokens together.
+/// Most text, image and reference tokens that FLUX.2's rotary embedding was trained for.
 const MAX_POSITIONS: usize = 52_000;
-/// From so many references on, what they cost is said.
+/// From this many reference images on, a note says what they cost.
 const MANY_REFERENCES: usize = 4;
 
-/// A request understood by one model.
+/// A request resolved for one model. Creating it checks the request, reads its files and fills in its defaults; nothing
+/// that follows looks at the request again.
 #[derive(Debug)]
 pub struct Plan {
     /// The model.
     pub model: Arc<Model>,
-    /// The request with every default filled in, and the hashes of the files it names.
+    /// The request with defaults filled in, and with paths and hashes of its files; for recipes.
     pub request: Request,
     /// Width in pixels, a multiple of 16.
     pub width: usize,
@@ -43,61 +45,61 @@ pub struct Plan {
     /// Number of images.
     pub images: usize,
     /// Images for each prompt.
-    pub per_prompt: usize,
-    /// Steps of the whole schedule.
+    pub images_per_prompt: usize,
+    /// Steps of the whole schedule, including those that strength skips.
     pub steps: usize,
-    /// The step to begin with: above 0 when strength leaves out the first ones.
+    /// The first step to run; above 0 if strength skips some.
     pub first_step: usize,
-    /// Noise levels, the last 0 included.
+    /// Noise levels, including the final 0.
     pub schedule: Schedule,
-    /// Guidance, where the model has any.
+    /// Guidance; `None` for variants without guidance.
     pub guidance: Option<f32>,
-    /// Calls of the transformer a step.
+    /// Transformer calls per step: 2 with classifier-free guidance.
     pub calls_per_step: usize,
-    /// Length that every text is cut or padded to.
+    /// Number of tokens that prompts are truncated or padded to.
     pub max_tokens: usize,
-    /// What the images show.
+    /// The prompts.
     pub prompt: Prompt,
-    /// Reference images, resampled and cropped.
-    pub references: Vec<Picture>,
-    /// What the images start from.
-    pub start: Start,
-    /// Where the noise comes from.
-    pub noise: Noise,
-    /// LoRAs to use.
+    /// Reference images, resized and cropped.
+    pub references: Vec<RgbImage>,
+    /// What denoising starts from.
+    pub start: StartingPoint,
+    /// The source of the noise.
+    pub noise: NoiseSource,
+    /// LoRAs for the transformer.
     pub loras: Vec<PlannedLora>,
-    /// Whether modules of a LoRA that don't fit are left out.
+    /// Whether modules of a LoRA that match no layer are skipped instead of refused.
     pub lora_partial: bool,
-    /// An autoencoder to use instead of the model's.
+    /// A VAE to use in place of the model's.
     pub vae: Option<Arc<VaeFile>>,
-    /// What the user should know: options without effect, rounded sizes.
+    /// Notes for the user: options without effect, rounded sizes.
     pub notes: Vec<String>,
-    /// The size is the initial image's own.
+    /// Whether the size is taken from the initial image.
     pub(crate) size_of_init: bool,
-    tokens: Lazy<Texts<Tokens>>,
+    tokens: TryOnceLock<PromptSet<Tokens>>,
 }
 
 impl Plan {
-    /// Understands a request: checks it against the model, reads its files, prepares its images, fills in its defaults.
-    /// No weight is loaded.
-    pub fn new(model: &Arc<Model>, request: &Request, inputs: &dyn Inputs) -> Result<Plan> {
-        check(request)?;
-        let mut used = request.clone();
+    /// Checks a request against the model, reads its files, prepares its images and fills in its defaults. Loads no
+    /// weights.
+    pub fn new(model: &Arc<Model>, request: &Request, inputs: &dyn InputResolver) -> Result<Plan> {
+        check_fields(request)?;
+        let mut resolved = request.clone();
         let mut notes = Vec::new();
-        let prompt = prompt(request, &mut used, inputs)?;
-        require_parts(model, &prompt, request)?;
+        let prompt = read_prompt(request, &mut resolved, inputs)?;
+        check_components(model, &prompt, request)?;
         let prompts = prompt.count();
-        let per_prompt = per_prompt(request, prompts)?;
-        let images = image_count(prompts, per_prompt)?;
-        let loras = loras(&mut used, inputs)?;
-        let vae = vae(model, &mut used, inputs)?;
+        let images_per_prompt = images_per_prompt(request, prompts)?;
+        let images = image_count(prompts, images_per_prompt)?;
+        let loras = open_loras(&mut resolved, inputs)?;
+        let vae = open_vae(model, &mut resolved, inputs)?;
         let mut references = Vec::with_capacity(request.references.len());
-        for reference in &mut used.references {
-            let picture = read_image(inputs, reference, "reference image")?;
-            references.push(prepare_reference(model, reference, &picture)?);
+        for reference in &mut resolved.references {
+            let image = read_image(inputs, reference, "reference image")?;
+            references.push(prepare_reference(model, reference, &image)?);
         }
         let (width, height, start, strength) =
-            start(model, request, &mut used, inputs, &references, &mut notes)?;
+            read_starting_point(model, request, &mut resolved, inputs, &references, &mut notes)?;
         let steps = match (request.steps, request.sigmas.len()) {
             (Some(steps), _) => steps as usize,
             (None, 0) => model.default_steps(),
@@ -107,27 +109,27 @@ impl Plan {
         let first_step = schedule.first_step(strength.unwrap_or(1.0))?;
         let guidance = guidance(model, request, &mut notes)?;
         let max_tokens = request.max_tokens.map_or_else(|| model.default_tokens(), |n| n as usize);
-        let noise = noise(model, request, &mut used, inputs, images, [height / 16, width / 16])?;
+        let noise = read_noise(model, request, &mut resolved, inputs, images, [height / 16, width / 16])?;
         let size_of_init = request.width.is_none()
             && request.height.is_none()
             && request.init.is_some()
             && request.mask.is_none();
-        used.width = Some(width as u32);
-        used.height = Some(height as u32);
-        // With custom levels the number of steps asked for still shifts them.
-        used.steps = Some(request.steps.unwrap_or(schedule.steps() as u32));
-        used.schedule = Some(request.schedule.unwrap_or_default());
-        used.rho = (used.schedule == Some(ScheduleKind::Power)).then(|| request.rho.unwrap_or(RHO));
-        used.rng = Some(request.rng.unwrap_or_default());
-        used.guidance = guidance;
-        used.strength = strength;
-        used.max_tokens = Some(max_tokens as u32);
+        resolved.width = Some(width as u32);
+        resolved.height = Some(height as u32);
+        // With custom sigmas, the requested number of steps still determines the shift.
+        resolved.steps = Some(request.steps.unwrap_or(schedule.steps() as u32));
+        resolved.schedule = Some(request.schedule.unwrap_or_default());
+        resolved.rho = (resolved.schedule == Some(ScheduleKind::Power)).then(|| request.rho.unwrap_or(RHO));
+        resolved.rng = Some(request.rng.unwrap_or_default());
+        resolved.guidance = guidance;
+        resolved.strength = strength;
+        resolved.max_tokens = Some(max_tokens as u32);
         let plan = Plan {
             model: Arc::clone(model),
             width,
             height,
             images,
-            per_prompt,
+            images_per_prompt,
             steps: schedule.steps(),
             first_step,
             schedule,
@@ -143,27 +145,27 @@ impl Plan {
             vae,
             notes,
             size_of_init,
-            request: used,
-            tokens: Lazy::new(),
+            request: resolved,
+            tokens: TryOnceLock::new(),
         };
         plan.check_positions()
     }
 
-    /// Token grid: height and width.
+    /// Returns the token grid: height and width.
     pub fn grid(&self) -> [usize; 2] {
         [self.height / 16, self.width / 16]
     }
 
-    /// Tokens of all references, the source of an inpainting among them.
+    /// Returns the tokens of all reference images, including the source of an inpainting.
     pub fn reference_tokens(&self) -> usize {
         let source = match &self.start {
-            Start::Inpaint(inpaint) => inpaint.source.area() / 256,
-            Start::Noise | Start::Image(_) => 0,
+            StartingPoint::Inpaint(inpaint) => inpaint.source.area() / 256,
+            StartingPoint::Noise | StartingPoint::Image(_) => 0,
         };
         (source + self.references.iter().map(|r| r.area() / 256).sum::<u64>()) as usize
     }
 
-    /// Rows of one image in the transformer: text, image and reference tokens.
+    /// Returns the rows of one image in the transformer: text, image and reference tokens.
     pub fn rows(&self) -> usize {
         let [height, width] = self.grid();
         self.text_rows() + height * width + self.reference_tokens()
@@ -178,59 +180,55 @@ impl Plan {
         }
     }
 
-    /// The memory that one image takes beside the weights.
-    pub fn memory_need(&self, dtype: DType) -> MemoryNeed {
-        let others = self.text_rows() + self.reference_tokens();
-        self.model.memory_need([self.width, self.height], others, dtype)
+    /// Estimates the memory that one image takes in addition to the weights.
+    pub fn memory_estimate(&self, dtype: DType) -> MemoryEstimate {
+        let other_tokens = self.text_rows() + self.reference_tokens();
+        self.model.memory_estimate([self.width, self.height], other_tokens, dtype)
     }
 
-    /// Refuses an image that needs more than `limit` bytes beside the weights.
+    /// Refuses an image that needs more than `limit` bytes in addition to the weights.
     pub fn check_memory(&self, dtype: DType, limit: Option<u64>) -> Result<()> {
-        let need = self.memory_need(dtype);
+        let estimate = self.memory_estimate(dtype);
         match limit {
-            Some(limit) if need.peak() > limit => {
-                let smallest = self.model.memory_need([16, 16], self.max_tokens, dtype);
+            Some(limit) if estimate.peak() > limit => {
+                let smallest = self.model.memory_estimate([16, 16], self.max_tokens, dtype);
                 let (width, height, any_size) = (self.width, self.height, smallest.peak() > limit);
-                Err(Error::Memory { width, height, need, limit, any_size })
+                Err(Error::Memory { width, height, estimate, limit, any_size })
             }
             _ => Ok(()),
         }
     }
 
-    /// What one of its images is made from.
+    /// Returns what one of the images is generated from.
     pub fn image(&self, index: usize) -> ImagePlan {
-        let (seed, part) = match &self.noise {
-            Noise::Seed { seed, .. } => (Some(*seed), (index, self.images)),
-            Noise::Part { seed, index, of, .. } => (Some(*seed), (*index, *of)),
-            Noise::Seeds { seeds, .. } => (seeds.get(index).copied(), (0, 1)),
-            Noise::Given(_) => {
-                let part = self.request.part.map(|part| (part.index, part.of));
-                (None, part.unwrap_or((index, self.images)))
-            }
-        };
-        let number = index / self.per_prompt;
-        match &self.prompt {
-            Prompt::Text { prompts, negatives } => ImagePlan {
-                prompt: prompts.get(number).cloned(),
-                negative: negatives.get(number).or_else(|| negatives.first()).cloned(),
-                row: 0,
-                seed,
-                part,
+        let (seed, batch_index, batch) = match &self.noise {
+            NoiseSource::Seed { seed, .. } => (Some(*seed), index, self.images),
+            NoiseSource::OneOfBatch { seed, index, batch, .. } => (Some(*seed), *index, *batch),
+            NoiseSource::Seeds { seeds, .. } => (seeds.get(index).copied(), 0, 1),
+            NoiseSource::Given(_) => match self.request.batch_position {
+                Some(BatchPosition { index, batch, .. }) => (None, index, batch),
+                None => (None, index, self.images),
             },
-            Prompt::Embeddings { first_row, .. } => {
-                ImagePlan { prompt: None, negative: None, row: first_row + number, seed, part }
+        };
+        let number = index / self.images_per_prompt;
+        let (prompt, negative, embeds_row) = match &self.prompt {
+            Prompt::Text { prompts, negatives } => {
+                let negative = negatives.get(number).or_else(|| negatives.first());
+                (prompts.get(number).cloned(), negative.cloned(), 0)
             }
-        }
+            Prompt::Embeddings { first_row, .. } => (None, None, first_row + number),
+        };
+        ImagePlan { prompt, negative, embeds_row, seed, batch_index, batch }
     }
 
-    /// Turns the prompts into tokens now, on this thread, and not when the images are made.
+    /// Tokenizes the prompts now, on this thread, instead of when generating starts.
     pub fn tokenize(&self) -> Result<()> {
         self.tokens().map(drop)
     }
 
-    /// The texts that have to be encoded, as tokens; none where embeddings are given. Made the first time.
-    pub(crate) fn tokens(&self) -> Result<&Texts<Tokens>> {
-        self.tokens.get(|| {
+    /// Returns the tokens of the texts to encode; none for embeddings. Tokenizes on first use.
+    pub(crate) fn tokens(&self) -> Result<&PromptSet<Tokens>> {
+        self.tokens.get_or_try_init(|| {
             let texts = self.texts();
             let encode = |texts: Vec<&str>| -> Result<Vec<Tokens>> {
                 if texts.is_empty() {
@@ -239,25 +237,25 @@ impl Plan {
                 let tokenizer = self.model.prompt_tokenizer()?;
                 texts.into_iter().map(|text| Ok(tokenizer.encode(text, self.max_tokens)?)).collect()
             };
-            Ok(Texts { prompts: encode(texts.prompts)?, negatives: encode(texts.negatives)? })
+            Ok(PromptSet { prompts: encode(texts.prompts)?, negatives: encode(texts.negatives)? })
         })
     }
 
-    /// Prompts that are longer than what the model looks at.
-    pub(crate) fn cut_prompts(&self) -> Result<Vec<String>> {
+    /// Returns a note for each prompt that is truncated.
+    pub(crate) fn truncation_notes(&self) -> Result<Vec<String>> {
         let mut notes = Vec::new();
         for prompt in self.texts().prompts {
             let count = self.model.prompt_tokenizer()?.count(prompt)?;
             if count > self.max_tokens {
                 let max = self.max_tokens;
-                notes.push(format!("the prompt has {count} tokens and is cut to {max}"));
+                notes.push(format!("the prompt has {count} tokens and is truncated to {max}"));
             }
         }
         Ok(notes)
     }
 
-    /// Guidance without a negative prompt steers away from the empty text.
-    fn texts(&self) -> Texts<&str> {
+    /// Returns the texts to encode. Guidance without a negative prompt uses the empty text.
+    fn texts(&self) -> PromptSet<&str> {
         let guided = self.calls_per_step > 1;
         match &self.prompt {
             Prompt::Text { prompts, negatives } => {
@@ -266,16 +264,16 @@ impl Plan {
                     [] => vec![""],
                     negatives => negatives.iter().map(String::as_str).collect(),
                 };
-                Texts { prompts: prompts.iter().map(String::as_str).collect(), negatives }
+                PromptSet { prompts: prompts.iter().map(String::as_str).collect(), negatives }
             }
             Prompt::Embeddings { negative: None, .. } if guided => {
-                Texts { prompts: Vec::new(), negatives: vec![""] }
+                PromptSet { prompts: Vec::new(), negatives: vec![""] }
             }
-            Prompt::Embeddings { .. } => Texts { prompts: Vec::new(), negatives: Vec::new() },
+            Prompt::Embeddings { .. } => PromptSet { prompts: Vec::new(), negatives: Vec::new() },
         }
     }
 
-    /// Refuses more tokens than the model has positions for, and says what many references cost.
+    /// Refuses more tokens than the model has positions for; notes the cost of many reference images.
     fn check_positions(mut self) -> Result<Plan> {
         let (rows, references) = (self.rows(), self.reference_tokens());
         if references > 0 && rows > MAX_POSITIONS {

@@ -1,15 +1,15 @@
-//! A field that is one value or a list of them.
+//! JSON fields that hold one value or a list.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// One value or several.
+/// One value or a list of values.
 #[derive(Clone, Debug, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(untagged, expecting = "expected one value or a list of them")]
 pub enum OneOrMany<T> {
-    /// One.
+    /// One value.
     One(T),
-    /// Several.
+    /// A list of values.
     Many(Vec<T>),
 }
 
@@ -22,7 +22,7 @@ impl<T> From<OneOrMany<T>> for Vec<T> {
     }
 }
 
-/// One value is written without a list around it.
+/// Serializes a single value without a list around it.
 pub(super) fn serialize<T: Serialize, S: Serializer>(values: &[T], serializer: S) -> Result<S::Ok, S::Error> {
     match values {
         [one] => one.serialize(serializer),
@@ -33,6 +33,6 @@ pub(super) fn serialize<T: Serialize, S: Serializer>(values: &[T], serializer: S
 pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
-    // A field that is there and null is one that is absent.
+    // `null` counts as absent.
     Ok(Option::<OneOrMany<T>>::deserialize(deserializer)?.map_or_else(Vec::new, Vec::from))
 }

@@ -1,5 +1,5 @@
-//! Engines and sessions with the sinks of their tasks, on the repository's tiny checkpoints.
+//! Engines and sessions, observed through the sinks of their tasks, on the repository's tiny checkpoints.
 
-mod listener;
+mod recording_sink;
 mod session;
 mod tasks;

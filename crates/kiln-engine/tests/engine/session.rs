@@ -1,14 +1,16 @@
-//! A session: models and LoRAs as requests ask for them.
+//! A session switches models and LoRAs as requests need them.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_engine::{BatchLimit, Collect, Error, Event, Image, LoraRef, Plan, Request, Session};
-use kiln_golden::in_tree;
+use kiln_engine::{
+    BatchLimit, Error, Event, GeneratedImage, ImageCollector, LoraRef, Plan, Request, Session,
+};
+use kiln_golden::testdata;
 
-use crate::listener::{Heard, Listener, Tiny, request, settings, tiny};
+use crate::recording_sink::{RecordingSink, SinkCall, Tiny, request, settings, tiny};
 
-fn listener() -> Arc<Listener> {
+fn sink() -> Arc<RecordingSink> {
     Arc::default()
 }
 
@@ -17,41 +19,41 @@ fn session() -> Session {
 }
 
 fn lora(weight: f32) -> LoraRef {
-    LoraRef { path: in_tree().join("tiny/lora/lora_diffusers.safetensors"), weight, sha256: None }
+    LoraRef { path: testdata().join("tiny/lora/lora_diffusers.safetensors"), weight, sha256: None }
 }
 
-fn under(loras: Vec<LoraRef>) -> Request {
+fn with_loras(loras: Vec<LoraRef>) -> Request {
     Request { loras, ..request("a cat", 1) }
 }
 
-/// What an engine of its own makes of a plan.
-fn alone(tiny: &Tiny, plan: &Arc<Plan>) -> Vec<Image> {
+/// Generates a plan with an engine of its own.
+fn generate_alone(tiny: &Tiny, plan: &Arc<Plan>) -> Vec<GeneratedImage> {
     let mut engine = tiny.load();
     engine.set_loras(&plan.loras, plan.lora_partial).unwrap();
-    let sink = listener();
+    let sink = sink();
     engine.generate(&[sink.task(plan)], &BatchLimit::ONE);
     engine.finish();
     sink.images()
 }
 
 #[track_caller]
-fn same(found: &[Image], expected: &[Image]) {
+fn assert_same(found: &[GeneratedImage], expected: &[GeneratedImage]) {
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(expected) {
-        assert!(found.latents == expected.latents && found.picture == expected.picture);
+        assert!(found.latents == expected.latents && found.image == expected.image);
     }
 }
 
-fn loading(heard: &Heard) -> bool {
-    matches!(heard, Heard::Event(Event::Loading { .. }))
+fn loading(call: &SinkCall) -> bool {
+    matches!(call, SinkCall::Event(Event::Loading { .. }))
 }
 
-fn lora_report(heard: &Heard) -> bool {
-    matches!(heard, Heard::Event(Event::Lora { .. }))
+fn lora_report(call: &SinkCall) -> bool {
+    matches!(call, SinkCall::Event(Event::LoraApplied { .. }))
 }
 
 #[test]
-fn models_change_as_tasks_ask_for_them() {
+fn tasks_switch_the_model() {
     let (klein, base) = (tiny("klein"), tiny("klein-base"));
     let session = session();
     let plans = [
@@ -60,20 +62,20 @@ fn models_change_as_tasks_ask_for_them() {
         base.plan(&request("a cat", 1)),
         klein.plan(&request("a tree", 3)),
     ];
-    let sinks = plans.each_ref().map(|_| listener());
+    let sinks = plans.each_ref().map(|_| sink());
     let tasks: Vec<_> = sinks.iter().zip(&plans).map(|(sink, plan)| sink.task(plan)).collect();
     session.generate(&tasks);
     session.finish();
-    // Whoever comes first hears of the loading.
+    // The first task of a model gets the loading events.
     assert_eq!(sinks.each_ref().map(|sink| sink.count(loading) > 0), [true, false, true, true]);
-    // The two that need the same model are made together.
-    let together = |heard: &Heard| matches!(heard, Heard::Event(Event::StepStarted { all: 2, .. }));
+    // Consecutive tasks with the same model share a batch.
+    let together = |call: &SinkCall| matches!(call, SinkCall::Event(Event::StepStarted { batch: 2, .. }));
     assert_eq!(sinks.each_ref().map(|sink| sink.count(together)), [3, 3, 0, 0]);
     for (sink, plan) in sinks.iter().zip(&plans) {
         let own = if Arc::ptr_eq(&plan.model, &klein.model) { &klein } else { &base };
-        same(&sink.images(), &alone(own, plan));
+        assert_same(&sink.images(), &generate_alone(own, plan));
     }
-    let again = listener();
+    let again = sink();
     session.generate(&[again.task(&plans[0])]);
     session.finish();
     assert_eq!(again.count(loading), 0);
@@ -86,49 +88,50 @@ fn models_change_as_tasks_ask_for_them() {
 }
 
 #[test]
-fn plans_with_different_loras_go_into_one_call() {
+fn tasks_with_different_loras_can_be_passed_in_one_call() {
     let klein = tiny("klein");
     let session = session();
     let sets =
         [vec![], vec![lora(1.0)], vec![lora(1.0)], vec![lora(0.5)], vec![lora(0.5), lora(1.0)], vec![]];
-    let plans = sets.map(|loras| klein.plan(&under(loras)));
-    let sinks = plans.each_ref().map(|_| listener());
+    let plans = sets.map(|loras| klein.plan(&with_loras(loras)));
+    let sinks = plans.each_ref().map(|_| sink());
     let tasks: Vec<_> = sinks.iter().zip(&plans).map(|(sink, plan)| sink.task(plan)).collect();
     session.generate(&tasks);
     session.finish();
     assert_eq!(sinks.each_ref().map(|sink| sink.count(lora_report)), [0, 1, 0, 1, 2, 0]);
     let images: Vec<_> = sinks.iter().map(|sink| sink.images()).collect();
     for (found, plan) in images.iter().zip(&plans) {
-        same(found, &alone(&klein, plan));
+        assert_same(found, &generate_alone(&klein, plan));
     }
-    same(&images[1], &images[2]);
-    same(&images[0], &images[5]);
+    assert_same(&images[1], &images[2]);
+    assert_same(&images[0], &images[5]);
     for (one, other) in [(0, 1), (1, 3), (3, 4)] {
-        assert!(images[one][0].latents != images[other][0].latents, "a LoRA without an effect shows nothing");
+        assert!(images[one][0].latents != images[other][0].latents, "the LoRA has no effect");
     }
-    // The recipe names the LoRA and what it was.
+    // The recipe has the LoRA's weight and fingerprint.
     let used = &images[3][0].recipe.request.loras;
     assert_eq!((used.len(), used[0].weight, used[0].sha256.is_some()), (1, 0.5, true));
 }
 
 #[test]
-fn there_is_room_for_several_once_the_model_is_loaded() {
+fn the_batch_capacity_is_known_once_the_model_is_loaded() {
     let (klein, base) = (tiny("klein"), tiny("klein-base"));
     let session = session();
     let plan = klein.plan(&request("a cat", 1));
-    assert_eq!(session.room(&plan), 1);
-    session.load(&klein.model, &Collect::default()).unwrap();
-    assert_eq!(session.room(&plan), 4);
-    assert_eq!(session.room(&base.plan(&request("a cat", 1))), 1);
-    // More rows than there is anything to gain from.
+    assert_eq!(session.batch_capacity(&plan), 1);
+    session.load(&klein.model, &ImageCollector::default()).unwrap();
+    assert_eq!(session.batch_capacity(&plan), 4);
+    assert_eq!(session.batch_capacity(&base.plan(&request("a cat", 1))), 1);
+    // More rows than pay off in a batch.
     let large = klein.plan(&Request { width: Some(4096), height: Some(4096), ..request("a cat", 1) });
-    assert_eq!(session.room(&large), 1);
+    assert_eq!(session.batch_capacity(&large), 1);
     session.reset();
-    assert_eq!(session.room(&plan), 1);
+    assert_eq!(session.batch_capacity(&plan), 1);
 }
 
-fn stranger(folder: &Path) -> LoraRef {
-    let path = folder.join("stranger.safetensors");
+/// A LoRA for a layer that the model doesn't have.
+fn foreign_lora(folder: &Path) -> LoraRef {
+    let path = folder.join("foreign.safetensors");
     let stem = "transformer.transformer_blocks.77.attn.to_q";
     let names = [format!("{stem}.lora_A.weight"), format!("{stem}.lora_B.weight")];
     let tensors = [
@@ -140,30 +143,30 @@ fn stranger(folder: &Path) -> LoraRef {
 }
 
 #[test]
-fn a_task_that_can_not_be_served_ends_and_the_others_go_on() {
+fn a_task_that_can_not_be_served_does_not_affect_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let klein = tiny("klein");
     let session = session();
     let huge = Request { width: Some(65536), height: Some(65536), ..request("a cat", 1) };
     let plans = [
-        under(vec![lora(1.0)]),
-        under(vec![stranger(folder.path())]),
-        under(vec![stranger(folder.path())]),
+        with_loras(vec![lora(1.0)]),
+        with_loras(vec![foreign_lora(folder.path())]),
+        with_loras(vec![foreign_lora(folder.path())]),
         huge,
         request("a cat", 1),
-        under(vec![lora(1.0)]),
+        with_loras(vec![lora(1.0)]),
     ];
     let plans = plans.map(|request| klein.plan(&request));
-    let sinks = plans.each_ref().map(|_| listener());
+    let sinks = plans.each_ref().map(|_| sink());
     let tasks: Vec<_> = sinks.iter().zip(&plans).map(|(sink, plan)| sink.task(plan)).collect();
     session.generate(&tasks);
     session.finish();
-    let strange = [sinks[1].error().0.to_string(), sinks[2].error().0.to_string()];
-    assert!(strange[0].contains("transformer_blocks.77") && strange[1] == strange[0], "{strange:?}");
+    let errors = [sinks[1].error().0.to_string(), sinks[2].error().0.to_string()];
+    assert!(errors[0].contains("transformer_blocks.77") && errors[1] == errors[0], "{errors:?}");
     let (error, _) = sinks[3].error();
     assert!(matches!(error, Error::Memory { .. }), "{error:?}");
     for i in [0, 4, 5] {
-        same(&sinks[i].images(), &alone(&klein, &plans[i]));
+        assert_same(&sinks[i].images(), &generate_alone(&klein, &plans[i]));
     }
 }
 
@@ -171,11 +174,11 @@ fn a_task_that_can_not_be_served_ends_and_the_others_go_on() {
 fn a_model_that_can_not_be_loaded_ends_all_of_its_tasks() {
     let (klein, broken) = (tiny("klein"), tiny("klein"));
     let plans = ["a cat", "a dog"].map(|prompt| broken.plan(&request(prompt, 1)));
-    // Nothing of the weights was needed so far.
+    // The weights are not open yet.
     let file = broken.model.transformer.path.join("diffusion_pytorch_model.safetensors");
     std::fs::remove_file(&file).unwrap();
     let session = session();
-    let sinks = [listener(), listener(), listener()];
+    let sinks = [sink(), sink(), sink()];
     let good = klein.plan(&request("a cat", 1));
     session.generate(&[sinks[0].task(&plans[0]), sinks[1].task(&plans[1]), sinks[2].task(&good)]);
     session.finish();
@@ -190,21 +193,21 @@ fn a_sink_that_panics_while_the_model_is_loaded_ends_once() {
     let klein = tiny("klein");
     let session = session();
     let plan = klein.plan(&request("a cat", 1));
-    let wild = || {
+    let panicking = || {
         let on_event = |event: &Event| assert!(!matches!(event, Event::Loading { .. }), "on purpose");
-        Arc::new(Listener { on_event: Box::new(on_event), ..Listener::default() })
+        Arc::new(RecordingSink { on_event: Box::new(on_event), ..RecordingSink::default() })
     };
-    let (first, second) = (wild(), listener());
+    let (first, second) = (panicking(), sink());
     session.generate(&[first.task(&plan), second.task(&plan)]);
     session.finish();
     assert!(matches!(first.error().0, Error::Panicked(_)));
     assert_eq!(second.images().len(), 1);
     session.reset();
-    // Its end may go wrong as well: the others still hear of theirs.
-    let worse = Arc::new(Listener {
+    // Even if the first sink panics at its end, the others are ended.
+    let worse = Arc::new(RecordingSink {
         on_event: Box::new(|_| panic!("on purpose")),
         on_ended: Box::new(|_| panic!("again")),
-        ..Listener::default()
+        ..RecordingSink::default()
     });
     session.generate(&[worse.task(&plan), second.task(&plan)]);
     session.finish();
@@ -212,17 +215,17 @@ fn a_sink_that_panics_while_the_model_is_loaded_ends_once() {
 }
 
 #[test]
-fn whoever_cancels_while_the_model_is_loaded_does_so_alone() {
+fn cancelling_while_the_model_is_loaded_ends_only_that_task() {
     let klein = tiny("klein");
     let session = session();
     let plan = klein.plan(&request("a cat", 1));
-    let sinks = [listener(), listener()];
-    sinks[0].stop.store(true, std::sync::atomic::Ordering::SeqCst);
+    let sinks = [sink(), sink()];
+    sinks[0].cancel.store(true, std::sync::atomic::Ordering::SeqCst);
     session.generate(&sinks.each_ref().map(|sink| sink.task(&plan)));
     session.finish();
     assert!(sinks[0].error().0.is_cancelled());
     assert_eq!(sinks[1].images().len(), 1);
-    // Nobody is left.
+    // No task is left.
     session.reset();
     session.generate(&[sinks[0].task(&plan)]);
     assert!(sinks[0].error().0.is_cancelled());
@@ -239,14 +242,14 @@ fn tasks_end_once_while_others_reset_and_change_the_model() {
                 for round in 0..4 {
                     let tiny = if (thread + round) % 2 == 0 { klein } else { base };
                     let plan = tiny.plan(&request("a cat", 1));
-                    let sinks = [listener(), listener()];
+                    let sinks = [sink(), sink()];
                     session.generate(&sinks.each_ref().map(|sink| sink.task(&plan)));
                     if thread == 2 {
                         session.reset();
                     }
                     session.finish();
                     for sink in &sinks {
-                        assert!(sink.wait_for(1, crate::listener::is_end));
+                        assert!(sink.wait_for(1, crate::recording_sink::is_end));
                         assert_eq!(sink.images().len(), 1);
                     }
                 }

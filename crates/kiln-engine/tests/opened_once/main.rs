@@ -1,5 +1,5 @@
-//! Every file of a model is opened once, from opening the model to the images' recipes, and so is every image and LoRA that a
-//! request names. A process of its own.
+//! Every file of a model, and every image and LoRA of a request, is opened once, from opening the model to the images'
+//! recipes. Tests in their own process.
 
 #[cfg(target_os = "linux")]
 mod watched;
@@ -7,5 +7,5 @@ mod watched;
 #[cfg(not(target_os = "linux"))]
 #[test]
 fn files_are_opened_once() {
-    println!("skipped: openings are counted with Linux's inotify");
+    println!("skipped: opens are counted with Linux's inotify");
 }

@@ -1,4 +1,4 @@
-//! With Linux's `inotify`, on copies that nothing else opens.
+//! Counts opens with Linux's `inotify`, on copies of models that nothing else opens.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,26 +7,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_engine::{
-    BatchLimit, Collect, Device, Image, LocalFiles, LoraRef, Model, Plan, Precision, Request, Settings,
-    Setup, Task,
+    BatchLimit, Device, GeneratedImage, ImageCollector, LocalFiles, LoraRef, Model, Plan, Precision, Request,
+    Settings, Setup, Task,
 };
-use kiln_golden::{Checkpoint, in_tree};
-use kiln_weights::export::{self, Container, Names, Storage, export};
+use kiln_golden::{Checkpoint, testdata};
+use kiln_weights::export::{self, Container, Storage, TensorNames, export};
 use kiln_weights::{Component, WeightSource};
 use rustix::fd::OwnedFd;
 use rustix::fs::inotify;
 use rustix::io::Errno;
 use tempfile::TempDir;
 
-/// Watches all files below a folder.
+/// A watch on all files below a folder.
 struct Watch {
     events: OwnedFd,
     files: BTreeMap<i32, PathBuf>,
 }
 
 impl Watch {
-    /// Folders are watched, too. Each opening is two events, then, by turns of the folder and of the file: of two events in a
-    /// row that are the same the kernel would keep one.
+    /// Watches folders, too: each open then gives two events, of the folder and of the file in turn. Otherwise the kernel
+    /// would merge identical consecutive events.
     fn new(root: &Path) -> Watch {
         let events = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
         let mut files = BTreeMap::new();
@@ -39,7 +39,7 @@ impl Watch {
         Watch { events, files }
     }
 
-    /// How often each file was opened.
+    /// Returns how often each file was opened.
     fn opened(self) -> BTreeMap<PathBuf, usize> {
         let mut count: BTreeMap<PathBuf, usize> = self.files.values().map(|file| (file.clone(), 0)).collect();
         let mut buffer = [MaybeUninit::uninit(); 1 << 14];
@@ -59,7 +59,7 @@ impl Watch {
     }
 }
 
-/// A folder and everything below it.
+/// Lists a folder and everything below it.
 fn walk(folder: &Path) -> Vec<PathBuf> {
     let mut found = vec![folder.to_path_buf()];
     for entry in fs::read_dir(folder).unwrap() {
@@ -80,34 +80,34 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A folder with the model in `model`, and two images and a LoRA to use with it.
-struct Kit {
+/// A folder with a model in `model`, and two images and a LoRA to use with it.
+struct Fixture {
     klein: Checkpoint,
     folder: TempDir,
 }
 
-impl Kit {
-    fn new() -> Kit {
-        let kit = Kit {
-            klein: Checkpoint::assemble(&in_tree(), "klein").unwrap(),
+impl Fixture {
+    fn new() -> Fixture {
+        let fixture = Fixture {
+            klein: Checkpoint::assemble(&testdata(), "klein").unwrap(),
             folder: tempfile::tempdir().unwrap(),
         };
-        let image = in_tree().join("reference/inputs/inpaint_100x72.png");
+        let image = testdata().join("reference/inputs/inpaint_100x72.png");
         for name in ["one.png", "two.png"] {
-            fs::copy(&image, kit.path(name)).unwrap();
+            fs::copy(&image, fixture.path(name)).unwrap();
         }
-        fs::copy(in_tree().join("tiny/lora/lora_diffusers.safetensors"), kit.path("ink.safetensors"))
+        fs::copy(testdata().join("tiny/lora/lora_diffusers.safetensors"), fixture.path("ink.safetensors"))
             .unwrap();
-        fs::create_dir(kit.path("model")).unwrap();
-        kit
+        fs::create_dir(fixture.path("model")).unwrap();
+        fixture
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The whole way from a model's name to images, and a second plan for the same engine.
-    fn generate(&self, model: &Path) -> Vec<Image> {
+    /// Opens the model, and generates images of two plans with the same engine.
+    fn generate(&self, model: &Path) -> Vec<GeneratedImage> {
         let model = Arc::new(Model::open(model).unwrap());
         let request = Request {
             n: Some(2),
@@ -127,12 +127,12 @@ impl Kit {
             ..Settings::default()
         };
         let setup = Setup::new(&model, &settings, Some(&plan)).unwrap();
-        let sink = Arc::new(Collect::default());
+        let sink = Arc::new(ImageCollector::default());
         let mut engine = setup.load(&*sink).unwrap();
         let task = |plan: &Arc<Plan>| Task { plan: Arc::clone(plan), sink: sink.clone() };
         engine.prepare(&plan, &*sink).unwrap();
         engine.generate(&[task(&plan)], &BatchLimit::ONE);
-        // Without references and LoRA, and with the LoRA again.
+        // Without reference images and LoRA, then with the LoRA again.
         let others = Request { references: Vec::new(), loras: Vec::new(), n: None, ..request };
         let other = Arc::new(Plan::new(&model, &others, &LocalFiles).unwrap());
         engine.set_loras(&other.loras, false).unwrap();
@@ -145,8 +145,8 @@ impl Kit {
         images
     }
 
-    /// Goes the whole way; every file must be opened once.
-    fn opens_each_file_once(&self, model: &str, files: usize) {
+    /// Generates images, and checks that every file is opened once.
+    fn assert_opens_each_file_once(&self, model: &str, files: usize) {
         let watch = Watch::new(self.folder.path());
         let images = self.generate(&self.path(model));
         let opened = watch.opened();
@@ -160,7 +160,7 @@ impl Kit {
 }
 
 #[test]
-fn what_is_opened_twice_is_counted_twice() {
+fn a_file_opened_twice_is_counted_twice() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a");
     fs::write(&file, b"").unwrap();
@@ -173,39 +173,39 @@ fn what_is_opened_twice_is_counted_twice() {
 
 #[test]
 fn a_folder_in_diffusers_layout() {
-    let kit = Kit::new();
-    copy(kit.klein.path(), &kit.path("model"));
-    // Its text encoder is in two files and a list of them.
-    kit.opens_each_file_once("model", 12);
+    let fixture = Fixture::new();
+    copy(fixture.klein.path(), &fixture.path("model"));
+    // Its text encoder has two shards and an index.
+    fixture.assert_opens_each_file_once("model", 12);
 }
 
 #[test]
 fn a_packed_model() {
-    let kit = Kit::new();
-    kit.klein.pack(&kit.path("model/klein.safetensors"), &[]).unwrap();
-    kit.opens_each_file_once("model/klein.safetensors", 1);
+    let fixture = Fixture::new();
+    fixture.klein.write_single_file(&fixture.path("model/klein.safetensors"), &[]).unwrap();
+    fixture.assert_opens_each_file_once("model/klein.safetensors", 1);
 }
 
-fn write_parts(kit: &Kit, parts: [(Component, &str, &str); 3]) {
-    for (component, folder, name) in parts {
-        let source = WeightSource::open_component(kit.klein.path().join(folder), component).unwrap();
+fn write_components(fixture: &Fixture, components: [(Component, &str, &str); 3]) {
+    for (component, folder, name) in components {
+        let source = WeightSource::open_component(fixture.klein.path().join(folder), component).unwrap();
         let container = if name.ends_with(".gguf") { Container::Gguf } else { Container::Safetensors };
         let published = component == Component::TextEncoder && container == Container::Safetensors;
-        let names = if published { Names::Diffusers } else { Names::Original };
-        let storage = Storage::Plain(kiln_tensor::DType::F32);
+        let names = if published { TensorNames::Diffusers } else { TensorNames::Original };
+        let storage = Storage::Dense(kiln_tensor::DType::F32);
         let options = export::Options { component, container, names, storage, threads: 2 };
-        let file = kit.path("model").join(name);
+        let file = fixture.path("model").join(name);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         export(&source, &file, &options, &mut |_, _| Ok(())).unwrap();
     }
-    copy(&kit.klein.path().join("tokenizer"), &kit.path("model/tokenizer"));
+    copy(&fixture.klein.path().join("tokenizer"), &fixture.path("model/tokenizer"));
 }
 
 const TRANSFORMER: (Component, &str) = (Component::Transformer, "transformer");
 const TEXT_ENCODER: (Component, &str) = (Component::TextEncoder, "text_encoder");
 const VAE: (Component, &str) = (Component::Vae, "vae");
 
-fn parts(files: [&'static str; 3]) -> [(Component, &'static str, &'static str); 3] {
+fn components(files: [&'static str; 3]) -> [(Component, &'static str, &'static str); 3] {
     let [transformer, text_encoder, vae] = files;
     [
         (TRANSFORMER.0, TRANSFORMER.1, transformer),
@@ -215,33 +215,39 @@ fn parts(files: [&'static str; 3]) -> [(Component, &'static str, &'static str); 
 }
 
 #[test]
-fn separate_files_beside_each_other() {
-    let kit = Kit::new();
-    write_parts(&kit, parts(["flux-2-klein-4b.safetensors", "qwen_3_4b.safetensors", "ae.safetensors"]));
-    kit.opens_each_file_once("model/flux-2-klein-4b.safetensors", 5);
+fn separate_files_in_one_folder() {
+    let fixture = Fixture::new();
+    write_components(
+        &fixture,
+        components(["flux-2-klein-4b.safetensors", "qwen_3_4b.safetensors", "ae.safetensors"]),
+    );
+    fixture.assert_opens_each_file_once("model/flux-2-klein-4b.safetensors", 5);
 }
 
 #[test]
 fn a_folder_of_separate_files() {
-    let kit = Kit::new();
-    write_parts(&kit, parts(["flux-2-klein-4b.safetensors", "qwen_3_4b.safetensors", "ae.safetensors"]));
-    kit.opens_each_file_once("model", 5);
+    let fixture = Fixture::new();
+    write_components(
+        &fixture,
+        components(["flux-2-klein-4b.safetensors", "qwen_3_4b.safetensors", "ae.safetensors"]),
+    );
+    fixture.assert_opens_each_file_once("model", 5);
 }
 
 #[test]
 fn separate_files_in_comfyuis_folders() {
-    let kit = Kit::new();
+    let fixture = Fixture::new();
     let files = ["unet/flux-2-klein-4b.gguf", "text_encoders/qwen3.gguf", "vae/flux2-vae.safetensors"];
-    write_parts(&kit, parts(files));
-    kit.opens_each_file_once("model/unet/flux-2-klein-4b.gguf", 5);
+    write_components(&fixture, components(files));
+    fixture.assert_opens_each_file_once("model/unet/flux-2-klein-4b.gguf", 5);
 }
 
 #[test]
-fn a_set_of_named_parts() {
-    let kit = Kit::new();
-    write_parts(&kit, parts(["a/t.safetensors", "b/e.safetensors", "c/v.safetensors"]));
-    let set = "transformer = 'a/t.safetensors'\ntext_encoder = 'b/e.safetensors'\nvae = 'c/v.safetensors'\n\
+fn a_manifest() {
+    let fixture = Fixture::new();
+    write_components(&fixture, components(["a/t.safetensors", "b/e.safetensors", "c/v.safetensors"]));
+    let manifest = "transformer = 'a/t.safetensors'\ntext_encoder = 'b/e.safetensors'\nvae = 'c/v.safetensors'\n\
                tokenizer = 'tokenizer'\nvariant = 'distilled'";
-    fs::write(kit.path("model/model.toml"), set).unwrap();
-    kit.opens_each_file_once("model", 6);
+    fs::write(fixture.path("model/model.toml"), manifest).unwrap();
+    fixture.assert_opens_each_file_once("model", 6);
 }

@@ -1,5 +1,5 @@
-//! A hub in small: speaks as much of the protocol as programs need, and misbehaves on demand.
-#![allow(dead_code, reason = "every test file uses its own part of this")]
+//! A test server with the parts of the hub's API that Kiln uses, which fails on demand.
+#![allow(dead_code, reason = "shared by several test binaries, none of which uses everything")]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -9,39 +9,39 @@ use std::thread;
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A file that the hub has: what it says of it, and what it sends.
+/// A file of the hub: its listed checksum and its contents.
 #[derive(Clone)]
-pub struct Served {
+pub struct HubFile {
     pub bytes: Vec<u8>,
-    /// SHA-256 for files kept apart, git's SHA-1 for others.
+    /// SHA-256 of LFS files, git's SHA-1 of others.
     pub hash: String,
     pub large: bool,
 }
 
-/// How the hub behaves.
+/// How the hub fails; by default not at all.
 #[derive(Clone, Default)]
-pub struct Manners {
-    /// Connections that end after so many bytes of a file's body, one after the other.
+pub struct HubBehavior {
+    /// Successive connections end after this many bytes of the body.
     pub drop_after: Vec<usize>,
-    /// Ignores what part of a file is asked for.
+    /// Ignores `Range` headers.
     pub no_ranges: bool,
-    /// Answers every question for a part with another part.
+    /// Answers `Range` requests with another range.
     pub wrong_range: bool,
-    /// Answers so often with this status before all goes well.
+    /// Answers this many requests with this status first.
     pub busy: (usize, u16),
-    /// Status for everything that comes without this token, and what the header says.
+    /// Required token, and the status and `X-Error-Code` of requests without it.
     pub gate: Option<(String, u16, &'static str)>,
-    /// Files are at another host, as with the real one.
+    /// Redirects downloads to another host, as the real hub does.
     pub redirect: bool,
-    /// Instead of the list of files.
+    /// Replaces the list of files.
     pub list: Option<String>,
-    /// Sends this many bytes more than a file has.
+    /// Sends this many extra bytes after a file.
     pub surplus: usize,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct Request {
     pub path: String,
     pub headers: BTreeMap<String, String>,
 }
@@ -50,21 +50,21 @@ pub struct Asked {
 pub struct Hub {
     port: u16,
     repo: String,
-    files: Arc<Vec<(String, Served)>>,
-    pub manners: Arc<Mutex<Manners>>,
-    pub asked: Arc<Mutex<Vec<Asked>>>,
+    files: Arc<Vec<(String, HubFile)>>,
+    pub behavior: Arc<Mutex<HubBehavior>>,
+    pub requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Hub {
-    /// A hub with one repository, which runs until the test ends.
-    pub fn start(repo: &str, files: Vec<(String, Served)>, manners: Manners) -> Hub {
+    /// Starts a hub with one repository, which runs until the test ends.
+    pub fn start(repo: &str, files: Vec<(String, HubFile)>, behavior: HubBehavior) -> Hub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let hub = Hub {
             port: listener.local_addr().unwrap().port(),
             repo: repo.into(),
             files: Arc::new(files),
-            manners: Arc::new(Mutex::new(manners)),
-            asked: Arc::default(),
+            behavior: Arc::new(Mutex::new(behavior)),
+            requests: Arc::default(),
         };
         let serving = hub.clone();
         thread::spawn(move || {
@@ -80,59 +80,55 @@ impl Hub {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// How often a file was asked for.
-    pub fn times(&self, part: &str) -> usize {
-        self.asked.lock().unwrap().iter().filter(|asked| asked.path.contains(part)).count()
-    }
-
     fn serve(&self, mut stream: TcpStream) {
         let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
         let Some(path) = lines.next().and_then(|l| Some(l.split(' ').nth(1)?.to_owned())) else { return };
         let split = |line: String| line.split_once(": ").map(|(k, v)| (k.to_lowercase(), v.to_owned()));
         let headers: BTreeMap<_, _> = lines.take_while(|line| !line.is_empty()).filter_map(split).collect();
-        let asked = Asked { path, headers };
-        self.asked.lock().unwrap().push(asked.clone());
-        let _ = self.answer(&mut stream, &asked);
+        let request = Request { path, headers };
+        self.requests.lock().unwrap().push(request.clone());
+        let _ = self.answer(&mut stream, &request);
     }
 
-    fn answer(&self, stream: &mut TcpStream, asked: &Asked) -> std::io::Result<()> {
-        let mut manners = self.manners.lock().unwrap().clone();
-        if manners.busy.0 > 0 {
-            self.manners.lock().unwrap().busy.0 -= 1;
-            return send(stream, manners.busy.1, "", b"busy");
+    fn answer(&self, stream: &mut TcpStream, request: &Request) -> std::io::Result<()> {
+        let mut behavior = self.behavior.lock().unwrap().clone();
+        if behavior.busy.0 > 0 {
+            self.behavior.lock().unwrap().busy.0 -= 1;
+            return send(stream, behavior.busy.1, "", b"busy");
         }
-        let from_cdn = asked.path.starts_with("/cdn/");
-        if let Some((token, status, code)) = &manners.gate
+        let from_cdn = request.path.starts_with("/cdn/");
+        if let Some((token, status, code)) = &behavior.gate
             && !from_cdn
-            && asked.headers.get("authorization") != Some(&format!("Bearer {token}"))
+            && request.headers.get("authorization") != Some(&format!("Bearer {token}"))
         {
             return send(stream, *status, &format!("X-Error-Code: {code}\r\n"), b"no");
         }
-        if asked.path == format!("/api/models/{}/revision/main?blobs=true", self.repo) {
-            let list = manners.list.take().unwrap_or_else(|| self.list());
+        if request.path == format!("/api/models/{}/revision/main?blobs=true", self.repo) {
+            let list = behavior.list.take().unwrap_or_else(|| self.list());
             return send(stream, 200, "", list.as_bytes());
         }
         let resolve = format!("/{}/resolve/{COMMIT}/", self.repo);
-        let name = asked.path.strip_prefix(&resolve).or(asked.path.strip_prefix("/cdn/"));
+        let name = request.path.strip_prefix(&resolve).or(request.path.strip_prefix("/cdn/"));
         let file = name.and_then(|name| self.files.iter().find(|(path, _)| path.replace(' ', "%20") == name));
         let Some((name, file)) = file else {
             return send(stream, 404, "X-Error-Code: EntryNotFound\r\n", b"none");
         };
-        if manners.redirect && !from_cdn {
-            // The same machine under another name: a host that must not see the token.
+        if behavior.redirect && !from_cdn {
+            // The same machine by another name: a host that must not get the token.
             let to = format!("Location: http://localhost:{}/cdn/{}\r\n", self.port, name.replace(' ', "%20"));
             return send(stream, 302, &to, b"");
         }
-        self.send_file(stream, asked, &file.bytes)
+        self.send_file(stream, request, &file.bytes)
     }
 
-    fn send_file(&self, stream: &mut TcpStream, asked: &Asked, bytes: &[u8]) -> std::io::Result<()> {
+    fn send_file(&self, stream: &mut TcpStream, request: &Request, bytes: &[u8]) -> std::io::Result<()> {
         let (no_ranges, wrong_range, surplus, drop) = {
-            let mut manners = self.manners.lock().unwrap();
-            let drop = if manners.drop_after.is_empty() { None } else { Some(manners.drop_after.remove(0)) };
-            (manners.no_ranges, manners.wrong_range, manners.surplus, drop)
+            let mut behavior = self.behavior.lock().unwrap();
+            let drop =
+                if behavior.drop_after.is_empty() { None } else { Some(behavior.drop_after.remove(0)) };
+            (behavior.no_ranges, behavior.wrong_range, behavior.surplus, drop)
         };
-        let from = asked
+        let from = request
             .headers
             .get("range")
             .and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
@@ -142,10 +138,10 @@ impl Hub {
         }
         let mut body = bytes[from..].to_vec();
         body.extend(vec![0; surplus]);
-        let told = if wrong_range { 0 } else { from };
+        let start = if wrong_range { 0 } else { from };
         let (status, range) = match from {
             0 => (200, String::new()),
-            _ => (206, format!("Content-Range: bytes {told}-{}/{}\r\n", bytes.len() - 1, bytes.len())),
+            _ => (206, format!("Content-Range: bytes {start}-{}/{}\r\n", bytes.len() - 1, bytes.len())),
         };
         let head = head(status, &range, body.len());
         stream.write_all(head.as_bytes())?;
@@ -153,16 +149,17 @@ impl Hub {
         stream.flush()
     }
 
-    /// What the hub says of its files.
+    /// The list of files, as JSON.
     pub fn list(&self) -> String {
-        let entry = |(path, file): &(String, Served)| {
+        let entry = |(path, file): &(String, HubFile)| {
             let size = file.bytes.len();
-            match file.large {
-                true => format!(
+            if file.large {
+                format!(
                     r#"{{"rfilename":"{path}","blobId":"{COMMIT}","size":{size},"lfs":{{"sha256":"{}","size":{size},"pointerSize":1}}}}"#,
                     file.hash
-                ),
-                false => format!(r#"{{"rfilename":"{path}","size":{size},"blobId":"{}"}}"#, file.hash),
+                )
+            } else {
+                format!(r#"{{"rfilename":"{path}","size":{size},"blobId":"{}"}}"#, file.hash)
             }
         };
         let entries: Vec<_> = self.files.iter().map(entry).collect();

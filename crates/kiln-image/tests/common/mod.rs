@@ -1,17 +1,16 @@
-//! What the tests share with `make_data.py`.
-#![allow(dead_code)] // Each test crate uses a part of it.
+//! Helpers shared by the tests, with the same patterns as in `make_data.py`.
+#![allow(dead_code)] // Each test crate uses some of them.
 
-use std::fmt::Write;
 use std::path::PathBuf;
 
-use kiln_image::{GrayPicture, Raster};
+use kiln_image::{GrayImage, Raster};
 use sha2::{Digest, Sha256};
 
 pub fn data(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }
 
-/// The cases of one kind in `golden.txt`, each split into its fields.
+/// Returns the cases of one kind in `golden.txt`, split into fields.
 pub fn golden(kind: &str) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(data("golden.txt")).unwrap();
     let lines = text.lines().map(|line| line.split_whitespace().map(String::from).collect::<Vec<_>>());
@@ -21,10 +20,7 @@ pub fn golden(kind: &str) -> Vec<Vec<String>> {
 }
 
 pub fn sha(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").unwrap();
-        text
-    })
+    kiln_base::hex(Sha256::digest(bytes))
 }
 
 /// `pattern` of `make_data.py`: ramps, noise and checks.
@@ -42,17 +38,19 @@ pub fn pattern<const C: usize>(width: u32, height: u32) -> Raster<C> {
 }
 
 /// `disc` of `make_data.py`: white with a grey rim, on black.
-pub fn disc(width: u32, height: u32, cx: i64, cy: i64, radius: i64) -> GrayPicture {
+pub fn disc(width: u32, height: u32, cx: i64, cy: i64, radius: i64) -> GrayImage {
     let mut pixels = Vec::new();
     for y in 0..i64::from(height) {
         for x in 0..i64::from(width) {
             let d = (x - cx).pow(2) + (y - cy).pow(2);
-            pixels.push(match d {
-                _ if d <= radius * radius => 255,
-                _ if d <= (radius + 1) * (radius + 1) => 100,
-                _ => 0,
+            pixels.push(if d <= radius * radius {
+                255
+            } else if d <= (radius + 1) * (radius + 1) {
+                100
+            } else {
+                0
             });
         }
     }
-    GrayPicture::new(width, height, pixels).unwrap()
+    GrayImage::new(width, height, pixels).unwrap()
 }

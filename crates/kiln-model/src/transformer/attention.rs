@@ -1,155 +1,173 @@
+//! Attention over a batch of images of different sizes.
+//!
+//! Every other operation works on rows, whichever image they belong to. Here the rows of each image are sliced out, so that
+//! they attend only to each other. Reference tokens either take part like image tokens, or their keys and values are
+//! extracted into a [`KvCache`] (in the first step of the KV model), or used from one (in its later steps).
+
 use std::ops::Range;
 
-use kiln_ops::{AttentionSpec, Backend, Mask};
+use kiln_ops::{AttentionMask, AttentionSpec, Backend};
 
-use super::layout::KvCache;
 use crate::Result;
 
-/// What the blocks of one call do at their attention. Everything else is done to rows, whosever they are; here each
-/// picture's rows see only each other.
-pub(super) struct Attention<'a, B: Backend> {
-    pieces: Vec<Piece<'a, B>>,
+/// Keys (after the rotary embedding) and values of the reference tokens, one pair per block: double blocks, then single.
+pub struct KvCache<B: Backend> {
+    blocks: Vec<[B::Tensor; 2]>,
 }
 
-/// One picture at its attention: plain, keeping the references' keys and values, or using them.
-pub(super) struct Piece<'a, B: Backend> {
+impl<B: Backend> KvCache<B> {
+    /// Key and value of each block, double blocks first.
+    pub fn blocks(&self) -> &[[B::Tensor; 2]] {
+        &self.blocks
+    }
+}
+
+/// The attention of a batch, as it goes from block to block.
+pub(super) struct BatchAttention<'a, B: Backend> {
+    images: Vec<ImageAttention<'a, B>>,
+}
+
+/// The attention of one image.
+pub(super) struct ImageAttention<'a, B: Backend> {
     spec: AttentionSpec,
-    references: Kept<'a, B>,
-    /// Rows of text, and of its image stream.
+    references: ReferenceKv<'a, B>,
+    /// Number of rows of text.
     text: usize,
+    /// Number of rows of the image stream.
     image: usize,
 }
 
-enum Kept<'a, B: Backend> {
+/// What happens to the keys and values of reference tokens.
+enum ReferenceKv<'a, B: Backend> {
+    /// Nothing: there are no references, or they are image tokens like the others.
     None,
-    /// The first `rows` rows of the image stream are references; their keys and values are collected.
-    Collecting {
-        rows: usize,
-        blocks: Vec<[B::Tensor; 2]>,
-    },
-    /// Keys and values of the blocks to come.
-    Using(std::slice::Iter<'a, [B::Tensor; 2]>),
+    /// The first `rows` rows of the image stream are references; their keys and values are extracted.
+    Extract { rows: usize, blocks: Vec<[B::Tensor; 2]> },
+    /// Keys and values of the remaining blocks are taken from a cache.
+    Cached(std::slice::Iter<'a, [B::Tensor; 2]>),
 }
 
-// Derived ones would ask the same of the backend.
-impl<B: Backend> Clone for Piece<'_, B> {
+// `derive` would require the same of the backend.
+impl<B: Backend> Clone for ImageAttention<'_, B> {
     fn clone(&self) -> Self {
         let references = match &self.references {
-            Kept::None => Kept::None,
-            Kept::Collecting { rows, blocks } => Kept::Collecting { rows: *rows, blocks: blocks.clone() },
-            Kept::Using(blocks) => Kept::Using(blocks.clone()),
+            ReferenceKv::None => ReferenceKv::None,
+            ReferenceKv::Extract { rows, blocks } => {
+                ReferenceKv::Extract { rows: *rows, blocks: blocks.clone() }
+            }
+            ReferenceKv::Cached(blocks) => ReferenceKv::Cached(blocks.clone()),
         };
-        Piece { spec: self.spec.clone(), references, text: self.text, image: self.image }
+        ImageAttention { spec: self.spec.clone(), references, text: self.text, image: self.image }
     }
 }
 
-impl<'a, B: Backend> Attention<'a, B> {
-    pub(super) fn new(pieces: Vec<Piece<'a, B>>) -> Self {
-        Attention { pieces }
+impl<'a, B: Backend> BatchAttention<'a, B> {
+    pub(super) fn new(images: Vec<ImageAttention<'a, B>>) -> Self {
+        BatchAttention { images }
     }
 
-    /// Where each picture's text and image stream lie among all texts and all image streams.
+    /// Returns the rows of each image's text and image stream among all texts and all image streams.
     fn streams(&self) -> Vec<[Range<usize>; 2]> {
         let (mut text, mut image) = (0, 0);
-        let place = |piece: &Piece<'a, B>| {
-            let rows = [text..text + piece.text, image..image + piece.image];
+        let rows = |item: &ImageAttention<'a, B>| {
+            let rows = [text..text + item.text, image..image + item.image];
             (text, image) = (rows[0].end, rows[1].end);
             rows
         };
-        self.pieces.iter().map(place).collect()
+        self.images.iter().map(rows).collect()
     }
 
-    /// Attention of a double block: queries, keys and values of all texts, and of all image streams.
+    /// Computes the attention of a double block: queries, keys and values of all texts, and of all image streams.
     pub(super) fn double(
         &mut self,
         b: &B,
         [q_text, k_text, v_text]: [&B::Tensor; 3],
         [q_image, k_image, v_image]: [&B::Tensor; 3],
     ) -> Result<[B::Tensor; 2]> {
-        let places = self.streams();
+        let streams = self.streams();
         let (mut texts, mut images) = (Vec::new(), Vec::new());
-        for (piece, [text, image]) in self.pieces.iter_mut().zip(places) {
-            let both = |of_text: &B::Tensor, of_image: &B::Tensor| -> Result<[B::Tensor; 2]> {
+        for (item, [text, image]) in self.images.iter_mut().zip(streams) {
+            let slice = |of_text: &B::Tensor, of_image: &B::Tensor| -> Result<[B::Tensor; 2]> {
                 Ok([b.slice_rows(of_text, text.clone())?, b.slice_rows(of_image, image.clone())?])
             };
-            let [q, k, v] = [both(q_text, q_image)?, both(k_text, k_image)?, both(v_text, v_image)?];
-            let attended = piece.forward(b, &[&q[0], &q[1]], &k, &v)?;
-            let [text, image] = piece.cut(b, &attended, 0)?;
+            let [q, k, v] = [slice(q_text, q_image)?, slice(k_text, k_image)?, slice(v_text, v_image)?];
+            let attended = item.forward(b, &[&q[0], &q[1]], &k, &v)?;
+            let [text, image] = item.split(b, &attended, 0)?;
             texts.push(text);
             images.push(image);
         }
-        Ok([join(b, texts)?, join(b, images)?])
+        Ok([concat(b, texts)?, concat(b, images)?])
     }
 
-    /// Attention of a single block, over rows in which each picture's text comes before its image stream.
+    /// Computes the attention of a single block, over rows in which each image's text comes before its image stream.
     pub(super) fn single(&mut self, b: &B, [q, k, v]: [&B::Tensor; 3]) -> Result<B::Tensor> {
         let (mut start, mut all) = (0, Vec::new());
-        for piece in &mut self.pieces {
-            let q = b.slice_rows(q, start..start + piece.text + piece.image)?;
-            let (k, v) = (piece.cut(b, k, start)?, piece.cut(b, v, start)?);
-            all.push(piece.forward(b, &[&q], &k, &v)?);
-            start += piece.text + piece.image;
+        for item in &mut self.images {
+            let q = b.slice_rows(q, start..start + item.text + item.image)?;
+            let (k, v) = (item.split(b, k, start)?, item.split(b, v, start)?);
+            all.push(item.forward(b, &[&q], &k, &v)?);
+            start += item.text + item.image;
         }
-        join(b, all)
+        concat(b, all)
     }
 
-    /// Each picture's text before its image stream, from all texts and all image streams.
-    pub(super) fn joined(&self, b: &B, text: &B::Tensor, image: &B::Tensor) -> Result<B::Tensor> {
+    /// Interleaves all texts and all image streams: each image's text before its image stream.
+    pub(super) fn join_streams(&self, b: &B, text: &B::Tensor, image: &B::Tensor) -> Result<B::Tensor> {
         let mut all = Vec::new();
         for [text_rows, image_rows] in self.streams() {
             all.extend([b.slice_rows(text, text_rows)?, b.slice_rows(image, image_rows)?]);
         }
-        join(b, all)
+        concat(b, all)
     }
 
-    /// What was collected for each picture.
+    /// Returns the keys and values that were extracted for each image.
     pub(super) fn into_caches(self) -> impl Iterator<Item = Option<KvCache<B>>> {
-        self.pieces.into_iter().map(|piece| match piece.references {
-            Kept::Collecting { blocks, .. } => Some(KvCache { blocks }),
+        self.images.into_iter().map(|item| match item.references {
+            ReferenceKv::Extract { blocks, .. } => Some(KvCache { blocks }),
             _ => None,
         })
     }
 }
 
-impl<'a, B: Backend> Piece<'a, B> {
-    pub(super) fn plain(heads: usize) -> Self {
-        Piece::new(heads, Mask::None, Kept::None)
+impl<'a, B: Backend> ImageAttention<'a, B> {
+    pub(super) fn uncached(heads: usize) -> Self {
+        ImageAttention::new(heads, AttentionMask::None, ReferenceKv::None)
     }
 
-    pub(super) fn extract(heads: usize, mask: Mask, rows: usize) -> Self {
-        Piece::new(heads, mask, Kept::Collecting { rows, blocks: Vec::new() })
+    pub(super) fn extract(heads: usize, mask: AttentionMask, rows: usize) -> Self {
+        ImageAttention::new(heads, mask, ReferenceKv::Extract { rows, blocks: Vec::new() })
     }
 
     pub(super) fn cached(heads: usize, cache: &'a KvCache<B>) -> Self {
-        Piece::new(heads, Mask::None, Kept::Using(cache.blocks.iter()))
+        ImageAttention::new(heads, AttentionMask::None, ReferenceKv::Cached(cache.blocks.iter()))
     }
 
-    fn new(heads: usize, mask: Mask, references: Kept<'a, B>) -> Self {
-        Piece { spec: AttentionSpec { heads, kv_heads: heads, mask }, references, text: 0, image: 0 }
+    fn new(heads: usize, mask: AttentionMask, references: ReferenceKv<'a, B>) -> Self {
+        ImageAttention { spec: AttentionSpec { heads, kv_heads: heads, mask }, references, text: 0, image: 0 }
     }
 
-    /// The same with so many rows of text and of its image stream.
-    pub(super) fn of_rows(self, text: usize, image: usize) -> Self {
-        Piece { text, image, ..self }
+    /// Sets the number of rows of text and of the image stream.
+    pub(super) fn with_rows(self, text: usize, image: usize) -> Self {
+        ImageAttention { text, image, ..self }
     }
 
-    /// Whether no reference's keys and values are kept or used.
-    pub(super) fn is_plain(&self) -> bool {
-        matches!(self.references, Kept::None)
+    /// Whether no keys and values of references are extracted or cached.
+    pub(super) fn is_uncached(&self) -> bool {
+        matches!(self.references, ReferenceKv::None)
     }
 
-    /// How many rows of text it has, and of its image stream.
+    /// Number of rows of text, and of the image stream.
     pub(super) fn rows(&self) -> [usize; 2] {
         [self.text, self.image]
     }
 
-    /// Its text's rows and those of its image stream, which begin at `start`.
-    fn cut(&self, b: &B, x: &B::Tensor, start: usize) -> Result<[B::Tensor; 2]> {
+    /// Slices the rows of the text, which begin at `start`, and of the image stream behind it.
+    fn split(&self, b: &B, x: &B::Tensor, start: usize) -> Result<[B::Tensor; 2]> {
         let middle = start + self.text;
         Ok([b.slice_rows(x, start..middle)?, b.slice_rows(x, middle..middle + self.image)?])
     }
 
-    /// `k` and `v` are given as their text rows and their image-stream rows.
+    /// `k` and `v` are given as text rows and image-stream rows.
     fn forward(
         &mut self,
         b: &B,
@@ -159,12 +177,12 @@ impl<'a, B: Backend> Piece<'a, B> {
     ) -> Result<B::Tensor> {
         let attend = |k: &[&B::Tensor], v: &[&B::Tensor]| Ok(b.attention(q, k, v, &self.spec)?);
         match &mut self.references {
-            Kept::None => attend(&[k_text, k_image], &[v_text, v_image]),
-            Kept::Collecting { rows, blocks } => {
+            ReferenceKv::None => attend(&[k_text, k_image], &[v_text, v_image]),
+            ReferenceKv::Extract { rows, blocks } => {
                 blocks.push([b.slice_rows(k_image, 0..*rows)?, b.slice_rows(v_image, 0..*rows)?]);
                 attend(&[k_text, k_image], &[v_text, v_image])
             }
-            Kept::Using(blocks) => match blocks.next() {
+            ReferenceKv::Cached(blocks) => match blocks.next() {
                 Some([k, v]) => attend(&[k_text, k, k_image], &[v_text, v, v_image]),
                 None => attend(&[k_text, k_image], &[v_text, v_image]),
             },
@@ -172,10 +190,10 @@ impl<'a, B: Backend> Piece<'a, B> {
     }
 }
 
-/// Tensors below each other; one alone is not copied.
-pub(super) fn join<B: Backend>(b: &B, mut parts: Vec<B::Tensor>) -> Result<B::Tensor> {
-    if parts.len() == 1 {
-        return Ok(parts.remove(0));
+/// Concatenates rows; a single tensor is not copied.
+pub(super) fn concat<B: Backend>(b: &B, mut tensors: Vec<B::Tensor>) -> Result<B::Tensor> {
+    if tensors.len() == 1 {
+        return Ok(tensors.remove(0));
     }
-    Ok(b.concat_rows(&parts.iter().collect::<Vec<_>>())?)
+    Ok(b.concat_rows(&tensors.iter().collect::<Vec<_>>())?)
 }

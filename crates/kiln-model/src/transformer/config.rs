@@ -1,4 +1,4 @@
-//! `transformer/config.json`, or what a file's tensors tell of it.
+//! The transformer's configuration, from `transformer/config.json` or inferred from the tensors.
 
 use kiln_weights::WeightSource;
 use serde::Deserialize;
@@ -10,25 +10,25 @@ use crate::config;
 pub struct Config {
     /// Latent channels of one token.
     pub in_channels: usize,
-    /// Channels of the velocity; the input's when absent.
+    /// Channels of the velocity; `in_channels` when absent.
     pub out_channels: Option<usize>,
-    /// Double blocks.
+    /// Number of double blocks.
     pub num_layers: usize,
-    /// Single blocks.
+    /// Number of single blocks.
     pub num_single_layers: usize,
     /// Width of one head.
     pub attention_head_dim: usize,
-    /// Heads.
+    /// Number of heads.
     pub num_attention_heads: usize,
     /// Width of a text token: three hidden states side by side.
     pub joint_attention_dim: usize,
     /// Channels of the sinusoidal time embedding.
     #[serde(default = "default_time_channels")]
     pub timestep_guidance_channels: usize,
-    /// Width of the MLP over the model's width.
+    /// Width of the MLP relative to the model's width.
     #[serde(default = "default_mlp_ratio")]
     pub mlp_ratio: f64,
-    /// How many elements of a head each position axis (t, h, w, l) turns.
+    /// Number of a head's elements that each position axis (t, h, w, l) rotates.
     #[serde(default = "default_axes")]
     pub axes_dims_rope: Vec<usize>,
     /// Base of the rotary frequencies.
@@ -65,7 +65,7 @@ fn default_patch() -> usize {
 }
 
 impl Config {
-    /// The configuration that these tensors must have been saved with; what they don't tell is the same in all of FLUX.2.
+    /// Infers the configuration from the tensors' names and shapes; the rest is the same for all FLUX.2 models.
     pub fn from_tensors(source: &WeightSource) -> Option<Config> {
         let side = |name: &str, axis: usize| source.entry(name)?.1.dims().get(axis).copied();
         let count = |blocks: &str| {
@@ -108,7 +108,7 @@ impl Config {
         (self.dim() as f64 * self.mlp_ratio) as usize
     }
 
-    /// What is wrong with these numbers, if anything is.
+    /// Describes what is wrong with the configuration, if anything.
     pub fn problem(&self) -> Option<String> {
         let head = self.attention_head_dim;
         let sizes = [
@@ -120,7 +120,7 @@ impl Config {
             ("timestep_guidance_channels", self.timestep_guidance_channels),
         ];
         let layers = [("num_layers", self.num_layers), ("num_single_layers", self.num_single_layers)];
-        if let Some(problem) = config::absurd(&sizes, &layers) {
+        if let Some(problem) = config::implausible_size(&sizes, &layers) {
             return Some(problem);
         }
         let above_zero =

@@ -1,21 +1,30 @@
+//! The double block: text and image streams with separate weights, joined by one attention.
+//!
+//! ```text
+//! text  [t, dim] ──ada norm, qkv──▶ q, k, v ─┐             ┌──▶ to_out, gate ──▶ ada norm, SwiGLU MLP, gate ──▶ [t, dim]
+//!                                            ├▶ attention ─┤
+//! image [n, dim] ──ada norm, qkv──▶ q, k, v ─┘             └──▶ to_out, gate ──▶ ada norm, SwiGLU MLP, gate ──▶ [n, dim]
+//! ```
+//! Text comes before image in the attention. Queries and keys are normed per head, then rotated.
+
 use kiln_ops::{Backend, RopeTable};
 use kiln_tensor::DType;
 use kiln_weights::Vars;
 
-use super::attention::Attention;
+use super::attention::BatchAttention;
 use super::config::Config;
-use super::embed::DoubleModulation;
-use super::layout::Layout;
 use super::linear::Linear;
+use super::modulation::DoubleModulation;
+use super::rope::RopeTables;
 use crate::{ResidencyPlan, Result};
 
-/// Text and image with weights of their own, meeting in one attention.
+/// A double block.
 pub(super) struct DoubleBlock<B: Backend> {
     text: Stream<B>,
     image: Stream<B>,
 }
 
-/// One stream's half of a double block.
+/// The weights of one stream.
 struct Stream<B: Backend> {
     qkv: Linear<B>,
     norm_q: B::Tensor,
@@ -24,27 +33,27 @@ struct Stream<B: Backend> {
     linear_in: Linear<B>,
     linear_out: Linear<B>,
     dim: usize,
-    /// Of the MLP's gate-and-value.
+    /// Width of the MLP's gate and value together.
     mlp_width: usize,
     eps: f32,
 }
 
-/// The names one stream's layers have in the checkpoint.
-struct Names {
+/// The checkpoint's names for one stream's layers.
+struct LayerNames {
     qkv: [&'static str; 3],
     norms: [&'static str; 2],
     out: &'static str,
     feed_forward: &'static str,
 }
 
-const IMAGE: Names = Names {
+const IMAGE_NAMES: LayerNames = LayerNames {
     qkv: ["attn.to_q", "attn.to_k", "attn.to_v"],
     norms: ["attn.norm_q", "attn.norm_k"],
     out: "attn.to_out.0",
     feed_forward: "ff",
 };
 
-const TEXT: Names = Names {
+const TEXT_NAMES: LayerNames = LayerNames {
     qkv: ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"],
     norms: ["attn.norm_added_q", "attn.norm_added_k"],
     out: "attn.to_add_out",
@@ -54,8 +63,8 @@ const TEXT: Names = Names {
 impl<B: Backend> DoubleBlock<B> {
     pub(super) fn load(b: &B, vars: &Vars<'_>, plan: &ResidencyPlan, config: &Config) -> Result<Self> {
         Ok(DoubleBlock {
-            text: Stream::load(b, vars, plan, config, &TEXT)?,
-            image: Stream::load(b, vars, plan, config, &IMAGE)?,
+            text: Stream::load(b, vars, plan, config, &TEXT_NAMES)?,
+            image: Stream::load(b, vars, plan, config, &IMAGE_NAMES)?,
         })
     }
 
@@ -63,7 +72,7 @@ impl<B: Backend> DoubleBlock<B> {
         self.text.linears().into_iter().chain(self.image.linears())
     }
 
-    /// `text`: `[t, dim]`, all texts; `image`: `[n, dim]`, all image streams.
+    /// `text`: `[t, dim]`, all text streams; `image`: `[n, dim]`, all image streams.
     #[expect(clippy::too_many_arguments, reason = "two streams, each with its modulation")]
     pub(super) fn forward(
         &self,
@@ -72,22 +81,29 @@ impl<B: Backend> DoubleBlock<B> {
         image: B::Tensor,
         text_mod: &DoubleModulation<B>,
         image_mod: &DoubleModulation<B>,
-        layout: &Layout<B>,
-        attention: &mut Attention<'_, B>,
+        rope: &RopeTables<B>,
+        attention: &mut BatchAttention<'_, B>,
     ) -> Result<(B::Tensor, B::Tensor)> {
-        let of_text = self.text.project(b, &text, text_mod, &layout.text)?;
-        let of_image = self.image.project(b, &image, image_mod, &layout.image)?;
-        let [attended_text, attended_image] = attention.double(b, of_text.each_ref(), of_image.each_ref())?;
-        // Their memory serves what follows.
-        drop([of_text, of_image]);
-        let text = self.text.finish(b, text, &attended_text, text_mod)?;
-        let image = self.image.finish(b, image, &attended_image, image_mod)?;
+        let text_qkv = self.text.project(b, &text, text_mod, &rope.text)?;
+        let image_qkv = self.image.project(b, &image, image_mod, &rope.image)?;
+        let [attended_text, attended_image] =
+            attention.double(b, text_qkv.each_ref(), image_qkv.each_ref())?;
+        // Frees their memory for what follows.
+        drop([text_qkv, image_qkv]);
+        let text = self.text.residual(b, text, &attended_text, text_mod)?;
+        let image = self.image.residual(b, image, &attended_image, image_mod)?;
         Ok((text, image))
     }
 }
 
 impl<B: Backend> Stream<B> {
-    fn load(b: &B, vars: &Vars<'_>, plan: &ResidencyPlan, config: &Config, names: &Names) -> Result<Self> {
+    fn load(
+        b: &B,
+        vars: &Vars<'_>,
+        plan: &ResidencyPlan,
+        config: &Config,
+        names: &LayerNames,
+    ) -> Result<Self> {
         let (dim, mlp) = (config.dim(), config.mlp_dim());
         let feed_forward = vars.at(names.feed_forward);
         let norm = |name: &str| {
@@ -111,13 +127,13 @@ impl<B: Backend> Stream<B> {
         [&mut self.qkv, &mut self.to_out, &mut self.linear_in, &mut self.linear_out]
     }
 
-    /// Queries, keys (both normed and turned) and values.
+    /// Computes queries and keys (normed and rotated) and values.
     fn project(
         &self,
         b: &B,
         x: &B::Tensor,
         m: &DoubleModulation<B>,
-        rope: &RopeTable<B>,
+        rope: &RopeTable<B::Tensor>,
     ) -> Result<[B::Tensor; 3]> {
         let modulation = [&m.attn.scale, &m.attn.shift];
         let [mut q, mut k, v] =
@@ -126,8 +142,8 @@ impl<B: Backend> Stream<B> {
         Ok([q, k, v])
     }
 
-    /// The output projection and the MLP, each gated onto the stream.
-    fn finish(
+    /// Adds the gated output projection, then the gated MLP.
+    fn residual(
         &self,
         b: &B,
         x: B::Tensor,

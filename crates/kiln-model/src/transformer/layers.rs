@@ -1,4 +1,4 @@
-//! The linear layers of a configuration.
+//! The list of the transformer's linear layers, from its configuration alone.
 
 use kiln_weights::LayerShape;
 
@@ -7,7 +7,7 @@ use super::Transformer;
 use super::config::Config;
 
 impl Config {
-    /// All linear layers, by the names under which [`Transformer::load`] looks for them.
+    /// Lists all linear layers, under the names that [`Transformer::load`] uses.
     pub fn linear_layers(&self) -> Vec<LayerShape> {
         let (dim, mlp) = (self.dim(), self.mlp_dim());
         let mut layers = Vec::new();
@@ -45,14 +45,14 @@ impl Config {
         layers
     }
 
-    /// Elements of all linear layers, and of the largest.
+    /// Number of elements of all linear layers, and of the largest.
     pub fn linear_elements(&self) -> [u64; 2] {
         let layers = self.linear_layers();
         let elements = || layers.iter().map(|layer| layer.rows as u64 * layer.cols as u64);
         [elements().sum(), elements().max().unwrap_or(0)]
     }
 
-    /// Operations of one call over so many rows: products and attention.
+    /// Floating-point operations of a forward pass over `rows` tokens: matrix products and attention.
     pub fn operations(&self, rows: usize) -> f64 {
         let (rows, blocks) = (rows as f64, (self.num_layers + self.num_single_layers) as f64);
         let [weights, _] = self.linear_elements();
@@ -73,7 +73,7 @@ mod tests {
     use crate::transformer::Transformer;
 
     #[test]
-    fn the_layers_are_those_that_are_loaded() {
+    fn the_list_equals_the_layers_that_are_loaded() {
         for guidance in [false, true] {
             let config: Config = serde_json::from_str(&format!(
                 r#"{{"in_channels": 4, "out_channels": 6, "num_layers": 2, "num_single_layers": 3,
@@ -85,7 +85,8 @@ mod tests {
             let source = WeightSource::synthetic(1 << 20);
             let b = Reference::new();
             let mut model =
-                Transformer::load(&b, &source.root(), &config, DType::F32, &ResidencyPlan::whole()).unwrap();
+                Transformer::load(&b, &source.root(), &config, DType::F32, &ResidencyPlan::all_on_device())
+                    .unwrap();
             let loaded = model.linears().into_iter().flat_map(|linear| linear.shapes());
             let loaded: BTreeSet<_> = loaded.map(|layer| (layer.name, layer.rows, layer.cols)).collect();
             let listed = config.linear_layers();

@@ -1,3 +1,5 @@
+//! Linear layers whose LoRAs can be changed while the model stays loaded.
+
 use std::ops::Deref;
 
 use kiln_ops::{Backend, Residency};
@@ -5,14 +7,14 @@ use kiln_weights::Vars;
 
 use crate::{ResidencyPlan, Result};
 
-/// A linear layer that other LoRAs can be laid over while the model stays loaded. Used like the weight it holds.
+/// A linear layer, one or several stacked. Dereferences to its weight.
 pub(super) struct Linear<B: Backend> {
     weight: B::Weight,
     residency: Residency,
-    /// The whole names of the layers it stacks, with their rows.
+    /// Full names and rows of the stacked layers.
     layers: Vec<(String, usize)>,
     cols: usize,
-    /// A LoRA has changed the weight itself.
+    /// Whether a LoRA is merged into the weight.
     merged: bool,
 }
 
@@ -36,7 +38,7 @@ impl<B: Backend> Linear<B> {
         Self::load_stack(b, vars, plan, &[(leaf, rows)], cols)
     }
 
-    /// Several layers of one input as one.
+    /// Loads several layers with the same input as one.
     pub(super) fn load_stack(
         b: &B,
         vars: &Vars<'_>,
@@ -44,10 +46,10 @@ impl<B: Backend> Linear<B> {
         leaves: &[(&str, usize)],
         cols: usize,
     ) -> Result<Self> {
-        let parts = vars.linear_stack(leaves, cols)?;
-        let residency = plan.place(&parts);
+        let layer = vars.linear_stack(leaves, cols)?;
+        let residency = plan.next(layer.bytes());
         Ok(Linear {
-            weight: b.weight(parts, residency)?,
+            weight: b.load_weight(layer, residency)?,
             residency,
             layers: leaves.iter().map(|&(leaf, rows)| (vars.name(leaf), rows)).collect(),
             cols,
@@ -55,19 +57,20 @@ impl<B: Backend> Linear<B> {
         })
     }
 
-    /// The same layer under the LoRAs of `root`. Only a weight that they change, or have changed, is loaded again.
-    pub(super) fn relaid(&self, b: &B, root: &Vars<'_>) -> Result<Self> {
+    /// Returns the layer with the LoRAs of `root` instead. Reloads the weight only if a LoRA is, or was, merged into it.
+    pub(super) fn with_loras(&self, b: &B, root: &Vars<'_>) -> Result<Self> {
         let leaves: Vec<(&str, usize)> =
             self.layers.iter().map(|(name, rows)| (name.as_str(), *rows)).collect();
         let merged = root.is_merged(&leaves, self.cols);
-        let weight = match merged || self.merged {
-            true => b.weight(root.linear_stack(&leaves, self.cols)?, self.residency)?,
-            false => b.with_deltas(&self.weight, root.deltas(&leaves, self.cols)?)?,
+        let weight = if merged || self.merged {
+            b.load_weight(root.linear_stack(&leaves, self.cols)?, self.residency)?
+        } else {
+            b.with_deltas(&self.weight, root.deltas(&leaves, self.cols)?)?
         };
         Ok(Linear { weight, residency: self.residency, layers: self.layers.clone(), cols: self.cols, merged })
     }
 
-    /// The layers that it stacks.
+    /// The stacked layers.
     #[cfg(test)]
     pub(super) fn shapes(&self) -> Vec<kiln_weights::LayerShape> {
         let shape = |(name, rows): &(String, usize)| kiln_weights::LayerShape {

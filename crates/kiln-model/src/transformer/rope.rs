@@ -1,19 +1,24 @@
-use kiln_ops::{Backend, RopePairs, RopeTable};
+//! Rotary position embedding over four axes: image index t, row h, column w and text index l.
+//!
+//! Each axis rotates its own `axes_dims_rope` elements of a head, in interleaved pairs. A table has the shape
+//! `[tokens, head_dim / 2]`.
+
+use kiln_ops::{Backend, RopeLayout, RopeTable};
 use kiln_tensor::{DType, HostTensor};
 
 use super::config::Config;
 use crate::Result;
 
-/// Where a token is: picture number t, row h, column w, place l in the text.
+/// The position of a token on the four axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// 0 for the image, 10, 20, … for references.
+    /// Image index: 0 for the generated image, 10, 20, … for references.
     pub t: u32,
     /// Row on the token grid.
     pub h: u32,
     /// Column on the token grid.
     pub w: u32,
-    /// Place in the text.
+    /// Index in the text.
     pub l: u32,
 }
 
@@ -34,24 +39,37 @@ impl Position {
     }
 }
 
-/// The rotary table of these tokens. Angles are taken in f64: at position 511 f32 would lose half its digits.
-pub(super) fn table<B: Backend>(b: &B, config: &Config, positions: &[Position]) -> Result<RopeTable<B>> {
+/// The rotary tables of one list of tokens, computed once and used in every step.
+pub struct RopeTables<B: Backend> {
+    pub(super) text: RopeTable<B::Tensor>,
+    /// Of the image stream.
+    pub(super) image: RopeTable<B::Tensor>,
+    /// Of the text, then the image stream.
+    pub(super) joined: RopeTable<B::Tensor>,
+}
+
+/// Computes the rotary table of these tokens. The angles are f64: at position 511, f32 would lose half its digits.
+pub(super) fn table<B: Backend>(
+    b: &B,
+    config: &Config,
+    positions: &[Position],
+) -> Result<RopeTable<B::Tensor>> {
     let axes: Vec<Axis> = (0..4).map(|axis| Axis::new(config, axis, positions)).collect();
     let width = axes.iter().map(|axis| axis.width).sum();
     let upload = |which: fn(&Axis) -> &[f32]| {
         let mut values = Vec::with_capacity(positions.len() * width);
         for p in positions {
-            for (axis, place) in axes.iter().zip(p.axes()) {
-                values.extend_from_slice(&which(axis)[place as usize * axis.width..][..axis.width]);
+            for (axis, index) in axes.iter().zip(p.axes()) {
+                values.extend_from_slice(&which(axis)[index as usize * axis.width..][..axis.width]);
             }
         }
         Ok::<_, crate::Error>(b.upload(&HostTensor::from_f32([positions.len(), width], values)?, DType::F32)?)
     };
     let (cos, sin) = (upload(|axis| &axis.cos)?, upload(|axis| &axis.sin)?);
-    Ok(RopeTable { cos, sin, pairs: RopePairs::Adjacent })
+    Ok(RopeTable { cos, sin, pairs: RopeLayout::Interleaved })
 }
 
-/// One axis' share of the table at every place up to the last: thousands of tokens share a few dozen places.
+/// The columns of one axis, for every index up to the largest: thousands of tokens share a few dozen indices.
 struct Axis {
     width: usize,
     cos: Vec<f32>,
@@ -61,10 +79,10 @@ struct Axis {
 impl Axis {
     fn new(config: &Config, axis: usize, positions: &[Position]) -> Axis {
         let dim = config.axes_dims_rope.get(axis).copied().unwrap_or(0);
-        let places = positions.iter().map(|p| p.axes()[axis] + 1).max().unwrap_or(0);
+        let count = positions.iter().map(|p| p.axes()[axis] + 1).max().unwrap_or(0);
         let frequency = |i: usize| config.rope_theta.powf(-((2 * i) as f64) / dim as f64);
         let frequencies: Vec<f64> = (0..dim / 2).map(frequency).collect();
-        let angles = (0..places).flat_map(|p| frequencies.iter().map(move |f| f64::from(p) * f));
+        let angles = (0..count).flat_map(|p| frequencies.iter().map(move |f| f64::from(p) * f));
         let (cos, sin) = angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip();
         Axis { width: dim / 2, cos, sin }
     }
@@ -75,9 +93,9 @@ mod tests {
     use super::*;
     use kiln_ops::Reference;
 
-    /// `reference/oracles.safetensors` of the golden set has each angle twice, once for either element of its pair.
+    /// `reference/oracles.safetensors` of the golden set has each angle twice, once per element of its pair.
     #[test]
-    fn the_table_is_diffusers_own() {
+    fn tables_equal_those_of_diffusers() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/reference/oracles.safetensors");
         let oracles = kiln_weights::WeightSource::open(file).unwrap();
         let ids = oracles.tensor("rope_ids").unwrap().to_i64().unwrap();

@@ -1,20 +1,24 @@
+//! The single block: attention and MLP in parallel, from one projection of the joined rows.
+//!
+//! `x [tokens, dim] → ada norm → [q, k, v, gate and value] → [attention, SwiGLU] → to_out → gate → + x`
+
 use kiln_ops::{Backend, RopeTable};
 use kiln_tensor::DType;
 use kiln_weights::Vars;
 
-use super::attention::Attention;
+use super::attention::BatchAttention;
 use super::config::Config;
-use super::embed::SingleModulation;
 use super::linear::Linear;
+use super::modulation::SingleModulation;
 use crate::{ResidencyPlan, Result};
 
-/// Attention and MLP side by side from one projection, over the joined sequence.
+/// A single block.
 pub(super) struct SingleBlock<B: Backend> {
     to_qkv_mlp_proj: Linear<B>,
     norm_q: B::Tensor,
     norm_k: B::Tensor,
     to_out: Linear<B>,
-    /// Widths of q, k, v and the MLP's gate-and-value in the projection.
+    /// Widths of q, k, v and the MLP's gate and value in the projection.
     widths: [usize; 4],
     eps: f32,
 }
@@ -41,21 +45,21 @@ impl<B: Backend> SingleBlock<B> {
         [&mut self.to_qkv_mlp_proj, &mut self.to_out]
     }
 
-    /// `x`: `[tokens, dim]`, each picture's text before its image stream.
+    /// `x`: `[tokens, dim]`, each image's text before its image stream.
     pub(super) fn forward(
         &self,
         b: &B,
         x: B::Tensor,
         m: &SingleModulation<B>,
-        rope: &RopeTable<B>,
-        attention: &mut Attention<'_, B>,
+        rope: &RopeTable<B::Tensor>,
+        attention: &mut BatchAttention<'_, B>,
     ) -> Result<B::Tensor> {
         let modulation = [&m.block.scale, &m.block.shift];
         let [mut q, mut k, v, gate_up] =
             b.ada_linear_split(&x, modulation, &m.groups, self.eps, &self.to_qkv_mlp_proj, self.widths)?;
         [q, k] = b.qk_norm_rope([&q, &k], [&self.norm_q, &self.norm_k], rope, self.eps)?;
         let attended = attention.single(b, [&q, &k, &v])?;
-        // Their memory serves what follows.
+        // Frees their memory for what follows.
         drop([q, k, v]);
         let gate = Some((&m.block.gate, &m.groups));
         Ok(b.swiglu_gated_add(Some(&attended), &gate_up, &self.to_out, gate, &x)?)

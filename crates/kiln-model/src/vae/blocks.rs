@@ -1,4 +1,8 @@
-use kiln_ops::{Activation, AttentionSpec, Backend, ConvGeometry, Mask, Residency, Tensor as _};
+//! Building blocks of encoder and decoder: group norm, residual block, middle block with attention.
+//!
+//! Tensors are `[h, w, channels]`.
+
+use kiln_ops::{Activation, AttentionMask, AttentionSpec, Backend, ConvGeometry, Residency, Tensor as _};
 use kiln_tensor::DType;
 use kiln_weights::Vars;
 
@@ -7,7 +11,7 @@ use crate::{Observer, Result};
 
 const EPS: f32 = 1e-6;
 
-/// A square convolution with bias, loaded by its module name.
+/// Loads a square convolution with bias.
 pub(super) fn conv<B: Backend>(
     b: &B,
     vars: &Vars<'_>,
@@ -15,10 +19,10 @@ pub(super) fn conv<B: Backend>(
     kernel: usize,
 ) -> Result<B::Conv> {
     let weight = vars.tensor("weight", [out, input, kernel, kernel])?;
-    Ok(b.conv(&weight, Some(&vars.tensor("bias", [out])?))?)
+    Ok(b.load_conv(&weight, Some(&vars.tensor("bias", [out])?))?)
 }
 
-/// Group norm with weights, SiLU after it when asked for.
+/// A group norm with weight and bias, and an optional activation.
 pub(super) struct GroupNorm<B: Backend> {
     weight: B::Tensor,
     bias: B::Tensor,
@@ -37,7 +41,7 @@ impl<B: Backend> GroupNorm<B> {
     }
 }
 
-/// Two convolutions around the input.
+/// A residual block of two convolutions; a 1×1 convolution adapts the input if the channels change.
 pub(super) struct ResnetBlock<B: Backend> {
     norm1: GroupNorm<B>,
     conv1: B::Conv,
@@ -59,7 +63,7 @@ impl<B: Backend> ResnetBlock<B> {
     }
 
     pub(super) fn forward(&self, b: &B, mut x: B::Tensor) -> Result<B::Tensor> {
-        // Assigned, not shadowed: at full size each of these takes up to a gigabyte, and must go as soon as it is used.
+        // Assigned, not shadowed: at full size each of these takes up to a gigabyte, and must be freed as soon as it is used.
         let mut h = self.norm1.forward(b, &x, Some(Activation::Silu))?;
         h = b.conv2d(&h, &self.conv1, ConvGeometry::same(3), None)?;
         h = self.norm2.forward(b, &h, Some(Activation::Silu))?;
@@ -70,7 +74,7 @@ impl<B: Backend> ResnetBlock<B> {
     }
 }
 
-/// Residual block, attention over all pixels, residual block.
+/// The middle block: residual block, attention over all pixels, residual block.
 pub(super) struct MidBlock<B: Backend> {
     first: ResnetBlock<B>,
     attention: Option<SelfAttention<B>>,
@@ -98,18 +102,18 @@ impl<B: Backend> MidBlock<B> {
         observer: &mut dyn Observer<B>,
     ) -> Result<B::Tensor> {
         let mut x = self.first.forward(b, x)?;
-        observer.see(&format!("{name}.resnet0"), &x)?;
+        observer.inspect(&format!("{name}.resnet0"), &x)?;
         if let Some(attention) = &self.attention {
             x = attention.forward(b, x)?;
-            observer.see(&format!("{name}.attn"), &x)?;
+            observer.inspect(&format!("{name}.attn"), &x)?;
         }
         let x = self.second.forward(b, x)?;
-        observer.see(name, &x)?;
+        observer.inspect(name, &x)?;
         Ok(x)
     }
 }
 
-/// One head as wide as the channels, over all pixels.
+/// Self-attention over all pixels, with a single head.
 struct SelfAttention<B: Backend> {
     group_norm: GroupNorm<B>,
     qkv: B::Weight,
@@ -122,8 +126,8 @@ impl<B: Backend> SelfAttention<B> {
         let qkv = ["to_q", "to_k", "to_v"].map(|name| (name, channels));
         Ok(SelfAttention {
             group_norm: GroupNorm::load(b, &vars.at("group_norm"), channels, groups)?,
-            qkv: b.weight(vars.linear_stack(&qkv, channels)?, Residency::Device)?,
-            to_out: b.weight(vars.linear("to_out.0", channels, channels)?, Residency::Device)?,
+            qkv: b.load_weight(vars.linear_stack(&qkv, channels)?, Residency::Device)?,
+            to_out: b.load_weight(vars.linear("to_out.0", channels, channels)?, Residency::Device)?,
             channels,
         })
     }
@@ -133,7 +137,7 @@ impl<B: Backend> SelfAttention<B> {
         let flat = [shape.rows(), self.channels];
         let h = b.reshape(&self.group_norm.forward(b, &x, None)?, flat.into())?;
         let [q, k, v] = b.linear_split(&h, &self.qkv, [self.channels; 3])?;
-        let spec = AttentionSpec { heads: 1, kv_heads: 1, mask: Mask::None };
+        let spec = AttentionSpec { heads: 1, kv_heads: 1, mask: AttentionMask::None };
         let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
         let x = b.linear_gated_add(&[&attended], &self.to_out, None, &b.reshape(&x, flat.into())?)?;
         Ok(b.reshape(&x, shape)?)

@@ -1,4 +1,4 @@
-//! `vae/config.json`, or what a file's tensors tell of it.
+//! The autoencoder's configuration, from `vae/config.json` or inferred from the tensors.
 
 use kiln_weights::WeightSource;
 use serde::Deserialize;
@@ -8,17 +8,17 @@ use crate::config;
 /// `vae/config.json`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// Channels of each level, from full size to an eighth.
+    /// Channels of each level, from full resolution to an eighth.
     pub block_out_channels: Vec<usize>,
-    /// The decoder's own, when it is smaller than the encoder.
+    /// The decoder's channels, if it is smaller than the encoder.
     pub decoder_block_out_channels: Option<Vec<usize>>,
-    /// Residual blocks of an encoder level; a decoder level has one more.
+    /// Number of residual blocks per encoder level; a decoder level has one more.
     #[serde(default = "default_layers")]
     pub layers_per_block: usize,
     /// Channels of the latent.
     #[serde(default = "default_latent_channels")]
     pub latent_channels: usize,
-    /// Groups of every group norm.
+    /// Number of groups of every group norm.
     #[serde(default = "default_groups")]
     pub norm_num_groups: usize,
     /// Epsilon of the batch norm.
@@ -30,7 +30,7 @@ pub struct Config {
     /// Whether a 1×1 convolution precedes the decoder.
     #[serde(default = "yes")]
     pub use_post_quant_conv: bool,
-    /// Whether the middle blocks attend.
+    /// Whether the middle blocks have attention.
     #[serde(default = "yes")]
     pub mid_block_add_attention: bool,
     /// Activation of every block; FLUX.2 uses SiLU.
@@ -64,7 +64,7 @@ fn yes() -> bool {
 }
 
 impl Config {
-    /// Channels of one token: a patch of latents.
+    /// Channels of a token: a 2×2 patch of the latent.
     pub fn token_channels(&self) -> usize {
         4 * self.latent_channels
     }
@@ -74,7 +74,7 @@ impl Config {
         self.decoder_block_out_channels.as_deref().unwrap_or(&self.block_out_channels)
     }
 
-    /// The configuration that these tensors, in diffusers' naming, must have been saved with.
+    /// Infers the configuration from the names and shapes of tensors in diffusers' naming.
     pub fn from_tensors(source: &WeightSource) -> Option<Config> {
         let rows = |name: String| source.entry(&name)?.1.dims().first().copied();
         let first_conv = |half: &str, i| rows(format!("{half}.{i}.resnets.0.conv1.weight"));
@@ -96,15 +96,17 @@ impl Config {
         })
     }
 
-    /// What is wrong with these numbers, if anything is.
+    /// Describes what is wrong with the configuration, if anything.
     pub fn problem(&self) -> Option<String> {
         let widths = [("latent_channels", self.latent_channels), ("norm_num_groups", self.norm_num_groups)];
-        if let Some(problem) = config::absurd(&widths, &[("layers_per_block", self.layers_per_block)]) {
+        if let Some(problem) =
+            config::implausible_size(&widths, &[("layers_per_block", self.layers_per_block)])
+        {
             return Some(problem);
         }
         for channels in [&self.block_out_channels[..], self.decoder_channels()] {
             if let Some(problem) =
-                config::absurd(&channels.iter().map(|&c| ("a level", c)).collect::<Vec<_>>(), &[])
+                config::implausible_size(&channels.iter().map(|&c| ("a level", c)).collect::<Vec<_>>(), &[])
             {
                 return Some(problem);
             }

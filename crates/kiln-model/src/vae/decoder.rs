@@ -1,3 +1,5 @@
+//! The decoder: `[h, w, latent] → post_quant_conv → conv_in → mid_block → up_blocks → norm, SiLU → conv_out → [8h, 8w, 3]`.
+
 use kiln_ops::{Activation, Backend, ConvGeometry};
 use kiln_weights::Vars;
 
@@ -7,7 +9,7 @@ use crate::{Observer, Result};
 
 const UPSAMPLE: ConvGeometry = ConvGeometry { upsample: true, ..ConvGeometry::same(3) };
 
-/// Latent to picture.
+/// The decoder: latent to image.
 pub(super) struct Decoder<B: Backend> {
     post_quant_conv: Option<B::Conv>,
     conv_in: B::Conv,
@@ -55,29 +57,29 @@ impl<B: Backend> Decoder<B> {
         })
     }
 
-    /// `[h, w, latent]` to `[8h, 8w, 3]`.
+    /// Decodes `[h, w, latent]` to `[8h, 8w, 3]`.
     pub(super) fn forward(&self, b: &B, x: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         let x = match &self.post_quant_conv {
             Some(conv) => b.conv2d(&x, conv, ConvGeometry::same(1), None)?,
             None => x,
         };
-        observer.see("vae.post_quant_conv", &x)?;
+        observer.inspect("vae.post_quant_conv", &x)?;
         let x = b.conv2d(&x, &self.conv_in, ConvGeometry::same(3), None)?;
-        observer.see("vae.dec.conv_in", &x)?;
+        observer.inspect("vae.dec.conv_in", &x)?;
         let mut x = self.mid_block.forward(b, x, "vae.dec.mid", observer)?;
         for (i, block) in self.up_blocks.iter().enumerate() {
             for (j, resnet) in block.resnets.iter().enumerate() {
                 x = resnet.forward(b, x)?;
-                observer.see(&format!("vae.dec.up{i}.resnet{j}"), &x)?;
+                observer.inspect(&format!("vae.dec.up{i}.resnet{j}"), &x)?;
             }
             if let Some(upsample) = &block.upsample {
                 x = b.conv2d(&x, upsample, UPSAMPLE, None)?;
             }
-            observer.see(&format!("vae.dec.up{i}"), &x)?;
+            observer.inspect(&format!("vae.dec.up{i}"), &x)?;
         }
         x = self.conv_norm_out.forward(b, &x, Some(Activation::Silu))?;
         x = b.conv2d(&x, &self.conv_out, ConvGeometry::same(3), None)?;
-        observer.see("vae.decoded", &x)?;
+        observer.inspect("vae.decoded", &x)?;
         Ok(x)
     }
 }

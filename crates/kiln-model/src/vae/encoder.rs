@@ -1,3 +1,7 @@
+//! The encoder: `[h, w, 3] → conv_in → down_blocks → mid_block → norm, SiLU → conv_out → quant_conv → mean [h/8, w/8, latent]`.
+//!
+//! The checkpoint's `quant_conv` gives mean and log variance; only the mean is loaded.
+
 use kiln_ops::{Activation, Backend, ConvGeometry};
 use kiln_weights::Vars;
 
@@ -5,10 +9,10 @@ use super::blocks::{GroupNorm, MidBlock, ResnetBlock, conv};
 use super::config::Config;
 use crate::{Observer, Result};
 
-/// Pads right and bottom only, then strides: an odd grid of its own, fixed by the checkpoints.
+/// Pads right and bottom only, as the checkpoints require.
 const DOWNSAMPLE: ConvGeometry = ConvGeometry { stride: 2, padding: [0, 1, 0, 1], upsample: false };
 
-/// Picture to latent mean.
+/// The encoder: image to latent mean.
 pub(super) struct Encoder<B: Backend> {
     conv_in: B::Conv,
     down_blocks: Vec<DownBlock<B>>,
@@ -50,7 +54,7 @@ impl<B: Backend> Encoder<B> {
             let vars = vars.at("quant_conv");
             let weight = vars.tensor("weight", [2 * latent, 2 * latent, 1, 1])?.rows(0..latent)?;
             let bias = vars.tensor("bias", [2 * latent])?.rows(0..latent)?;
-            (2 * latent, Some(b.conv(&weight, Some(&bias))?))
+            (2 * latent, Some(b.load_conv(&weight, Some(&bias))?))
         } else {
             (latent, None)
         };
@@ -58,7 +62,7 @@ impl<B: Backend> Encoder<B> {
             let vars = encoder.at("conv_out");
             let weight = vars.tensor("weight", [2 * latent, last, 3, 3])?.rows(0..conv_out_channels)?;
             let bias = vars.tensor("bias", [2 * latent])?.rows(0..conv_out_channels)?;
-            b.conv(&weight, Some(&bias))?
+            b.load_conv(&weight, Some(&bias))?
         };
         Ok(Encoder {
             conv_in: conv(b, &encoder.at("conv_in"), [channels[0], 3], 3)?,
@@ -70,23 +74,23 @@ impl<B: Backend> Encoder<B> {
         })
     }
 
-    /// `[h, w, 3]` to `[h/8, w/8, latent]`.
+    /// Encodes `[h, w, 3]` to `[h/8, w/8, latent]`.
     pub(super) fn forward(&self, b: &B, x: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         let mut x = b.conv2d(&x, &self.conv_in, ConvGeometry::same(3), None)?;
         for (i, block) in self.down_blocks.iter().enumerate() {
             for (j, resnet) in block.resnets.iter().enumerate() {
                 x = resnet.forward(b, x)?;
-                observer.see(&format!("vae.enc.down{i}.resnet{j}"), &x)?;
+                observer.inspect(&format!("vae.enc.down{i}.resnet{j}"), &x)?;
             }
             if let Some(downsample) = &block.downsample {
                 x = b.conv2d(&x, downsample, DOWNSAMPLE, None)?;
             }
-            observer.see(&format!("vae.enc.down{i}"), &x)?;
+            observer.inspect(&format!("vae.enc.down{i}"), &x)?;
         }
         let x = self.mid_block.forward(b, x, "vae.enc.mid", observer)?;
         let x = self.conv_norm_out.forward(b, &x, Some(Activation::Silu))?;
         let x = b.conv2d(&x, &self.conv_out, ConvGeometry::same(3), None)?;
-        observer.see("vae.enc.conv_out", &x)?;
+        observer.inspect("vae.enc.conv_out", &x)?;
         match &self.quant_conv {
             Some(quant_conv) => Ok(b.conv2d(&x, quant_conv, ConvGeometry::same(1), None)?),
             None => Ok(x),

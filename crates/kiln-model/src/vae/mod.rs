@@ -1,7 +1,7 @@
-//! FLUX.2's autoencoder: pictures in [-1, 1] to latents at an eighth of the size, and back.
+//! FLUX.2's autoencoder: images in [-1, 1] to latents at an eighth of the size, and back.
 //!
 //! ```text
-//! picture [h, w, 3] ──encoder, quant_conv──▶ mean [h/8, w/8, 32] ──2×2 patches──▶ [h/16, w/16, 128] ──batch norm──▶
+//! image [h, w, 3] ──encoder, quant_conv──▶ mean [h/8, w/8, 32] ──2×2 patches──▶ [h/16, w/16, 128] ──batch norm──▶
 //! tokens [h/16 · w/16, 128] ──batch norm undone──▶ unpatched [h/8, w/8, 32] ──post_quant_conv, decoder──▶ [h, w, 3]
 //! ```
 //! Tensors are channels-last. The encoder's distribution is never sampled: only the mean half of `quant_conv` is
@@ -29,14 +29,14 @@ pub struct Vae<B: Backend> {
     norm: BatchNorm<B>,
 }
 
-/// The batch norm over patches, as one scale and shift a channel in each direction.
+/// The batch norm over patches and its inverse, as scale and shift per channel.
 struct BatchNorm<B: Backend> {
     normalise: [B::Tensor; 2],
     denormalise: [B::Tensor; 2],
 }
 
 impl<B: Backend> Vae<B> {
-    /// Loads encoder and decoder; activations will be `dtype`.
+    /// Loads encoder and decoder; activations are `dtype`.
     pub fn load(b: &B, vars: &Vars<'_>, config: &Config, dtype: DType) -> Result<Self> {
         Ok(Vae {
             dtype,
@@ -46,28 +46,28 @@ impl<B: Backend> Vae<B> {
         })
     }
 
-    /// What its activations are.
+    /// The dtype of the activations.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The latent's mean, `[h/8, w/8, 32]`, of a picture, `[h, w, 3]` in [-1, 1].
-    pub fn encode(&self, b: &B, picture: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
-        self.encoder.forward(b, picture, observer)
+    /// Encodes an image, `[h, w, 3]` in [-1, 1], to the latent's mean, `[h/8, w/8, 32]`.
+    pub fn encode(&self, b: &B, image: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
+        self.encoder.forward(b, image, observer)
     }
 
-    /// The picture, `[8h, 8w, 3]` in about [-1, 1], of a latent, `[h, w, 32]`.
+    /// Decodes a latent, `[h, w, 32]`, to an image, `[8h, 8w, 3]` in about [-1, 1].
     pub fn decode(&self, b: &B, latent: B::Tensor, observer: &mut dyn Observer<B>) -> Result<B::Tensor> {
         self.decoder.forward(b, latent, observer)
     }
 
-    /// The batch norm of patches, `[h, w, 128]`.
+    /// Applies the batch norm to patches, `[h, w, 128]`.
     pub fn normalise(&self, b: &B, patches: &B::Tensor) -> Result<B::Tensor> {
         let [scale, shift] = &self.norm.normalise;
         Ok(b.affine(patches, scale, shift)?)
     }
 
-    /// The inverse of [`Vae::normalise`].
+    /// Inverts [`Vae::normalise`].
     pub fn denormalise(&self, b: &B, patches: &B::Tensor) -> Result<B::Tensor> {
         let [scale, shift] = &self.norm.denormalise;
         Ok(b.affine(patches, scale, shift)?)

@@ -4,7 +4,7 @@ use super::linear::floats;
 use super::{tensor, values};
 use crate::{ConvGeometry, Result, shapes};
 
-/// A convolution's kernel and bias as they came.
+/// A convolution's kernel and bias.
 pub struct Conv {
     /// `[out, in, height, width]`.
     size: [usize; 4],
@@ -14,7 +14,7 @@ pub struct Conv {
 
 impl Conv {
     pub fn new(kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<Self> {
-        let size = shapes::conv(kernel, bias)?;
+        let size = shapes::load_conv(kernel, bias)?;
         let bias = match bias {
             Some(bias) => floats("conv", bias)?,
             None => vec![0.0; size[0]],
@@ -23,14 +23,14 @@ impl Conv {
     }
 }
 
-/// The input as the kernel sees it: doubled if asked for, zero outside.
-struct Canvas<'a> {
+/// The upsampled and zero-padded input.
+struct PaddedInput<'a> {
     values: &'a [f64],
     size: [usize; 3],
     geometry: ConvGeometry,
 }
 
-impl Canvas<'_> {
+impl PaddedInput<'_> {
     /// Channels of the pixel at row `y` and column `x` of the padded input, or `None` in the padding.
     fn pixel(&self, y: usize, x: usize) -> Option<&[f64]> {
         let [height, width, channels] = self.size;
@@ -50,7 +50,7 @@ pub(super) fn conv2d(
     let shape = shapes::conv2d(x, conv.size, &geometry, residual)?;
     let [out, channels, kernel_height, kernel_width] = conv.size;
     let dims = x.shape().dims();
-    let canvas = Canvas { values: &values(x)?, size: [dims[0], dims[1], channels], geometry };
+    let input = PaddedInput { values: &values(x)?, size: [dims[0], dims[1], channels], geometry };
     let mut y = Vec::with_capacity(shape.numel());
     for row in 0..shape.dims()[0] {
         for column in 0..shape.dims()[1] {
@@ -58,7 +58,7 @@ pub(super) fn conv2d(
                 let mut sum = conv.bias[o];
                 for i in 0..kernel_height {
                     for j in 0..kernel_width {
-                        let pixel = canvas.pixel(row * geometry.stride + i, column * geometry.stride + j);
+                        let pixel = input.pixel(row * geometry.stride + i, column * geometry.stride + j);
                         for (c, x) in pixel.unwrap_or_default().iter().enumerate() {
                             let at = ((o * channels + c) * kernel_height + i) * kernel_width + j;
                             sum += x * conv.kernel[at];

@@ -27,7 +27,7 @@ pub(super) fn swiglu(x: &HostTensor) -> Result<HostTensor> {
     tensor(shape, x.dtype(), out)
 }
 
-/// `f` of every two elements of the same place; the caller has compared the shapes.
+/// Applies `f` to pairs of elements; the caller has checked the shapes.
 pub(super) fn zip(x: &HostTensor, y: &HostTensor, f: impl Fn(f64, f64) -> f64) -> Result<HostTensor> {
     let out = values(x)?.into_iter().zip(values(y)?).map(|(x, y)| f(x, y)).collect();
     tensor(x.shape(), x.dtype(), out)

@@ -1,31 +1,33 @@
-use kiln_tensor::packed::Packed;
-use kiln_tensor::{DType, Delta, HostTensor, LinearMatrix, LinearParts};
+//! Linear layers: dense, int8 and fp8 matmuls, bias and LoRA deltas.
+
+use kiln_tensor::packed::PackedTensor;
+use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight, LoraDelta};
 
 use super::{NAME, movement, tensor, values};
-use crate::{Error, Groups, Result, fp8, int8, shapes};
+use crate::{Error, Result, RowGroups, fp8, int8, shapes};
 
-/// A weight with what is added to its product.
+/// A linear layer: weight, bias and LoRA deltas.
 #[derive(Clone)]
 pub struct Linear {
     /// `[out, in]`.
     size: [usize; 2],
     weight: Weight,
     bias: Vec<f64>,
-    deltas: Vec<LowRank>,
+    deltas: Vec<LoraFactors>,
 }
 
-/// The elements, row by row.
+/// The weight, row-major.
 #[derive(Clone)]
 enum Weight {
     Dense(Vec<f64>),
-    /// Integers, and the scale of each row.
+    /// Integers and row scales.
     Int8(Vec<i8>, Vec<f64>),
-    /// Numbers of e4m3, and the scale of each row.
+    /// e4m3 values and row scales.
     Fp8(Vec<f64>, Vec<f64>),
 }
 
 #[derive(Clone)]
-struct LowRank {
+struct LoraFactors {
     row: usize,
     rank: usize,
     down: Vec<f64>,
@@ -34,36 +36,39 @@ struct LowRank {
 }
 
 impl Linear {
-    pub fn new(parts: LinearParts) -> Result<Self> {
-        let size = [parts.rows(), parts.cols()];
-        let weight = match parts.matrix() {
-            LinearMatrix::Int8 { rows, scales } => {
+    pub fn new(linear: HostLinear) -> Result<Self> {
+        let size = [linear.rows(), linear.cols()];
+        let weight = match linear.weight() {
+            LinearWeight::Int8 { rows, scales } => {
                 let integers = rows.iter().flat_map(|rows| rows.bytes().iter().map(|&b| b as i8));
-                Weight::Int8(integers.collect(), all(scales)?)
+                Weight::Int8(integers.collect(), concat(scales)?)
             }
-            LinearMatrix::Packed(packed) if parts.fp8() && packed.iter().all(Packed::is_fp8) => {
-                let plain = |p: &Packed| Packed::new(p.format(), p.shape(), p.bytes().clone())?.to_f32();
-                let plain = packed.iter().map(plain).collect::<Result<Vec<_>, _>>()?;
+            LinearWeight::Packed(packed)
+                if linear.fp8_matmul() && packed.iter().all(PackedTensor::is_fp8) =>
+            {
+                let unscaled =
+                    |p: &PackedTensor| PackedTensor::new(p.format(), p.shape(), p.bytes().clone())?.to_f32();
+                let unscaled = packed.iter().map(unscaled).collect::<Result<Vec<_>, _>>()?;
                 let scales = packed.iter().flat_map(|p| p.row_scales()).map(f64::from).collect();
-                Weight::Fp8(all(&plain)?, scales)
+                Weight::Fp8(concat(&unscaled)?, scales)
             }
-            LinearMatrix::Dense(dense) => floating(all(dense)?, size[1], parts.fp8()),
-            LinearMatrix::Packed(packed) => {
-                let dense = packed.iter().map(Packed::to_f32).collect::<Result<Vec<_>, _>>()?;
-                floating(all(&dense)?, size[1], parts.fp8())
+            LinearWeight::Dense(dense) => float_weight(concat(dense)?, size[1], linear.fp8_matmul()),
+            LinearWeight::Packed(packed) => {
+                let dense = packed.iter().map(PackedTensor::to_f32).collect::<Result<Vec<_>, _>>()?;
+                float_weight(concat(&dense)?, size[1], linear.fp8_matmul())
             }
         };
-        let bias = match parts.bias() {
+        let bias = match linear.bias() {
             Some(bias) => floats("weight", bias)?,
             None => vec![0.0; size[0]],
         };
-        Ok(Linear { size, weight, bias, deltas: low_rank(parts.deltas())? })
+        Ok(Linear { size, weight, bias, deltas: lora_factors(linear.deltas())? })
     }
 
-    /// The same with other updates.
-    pub fn with_deltas(&self, deltas: &[Delta]) -> Result<Self> {
+    /// The same layer with other LoRA deltas.
+    pub fn with_deltas(&self, deltas: &[LoraDelta]) -> Result<Self> {
         shapes::with_deltas(deltas, self.size)?;
-        Ok(Linear { deltas: low_rank(deltas)?, ..self.clone() })
+        Ok(Linear { deltas: lora_factors(deltas)?, ..self.clone() })
     }
 
     /// `[rows, out]` from `[rows, in]`.
@@ -74,16 +79,16 @@ impl Linear {
             let row = y.len();
             match &self.weight {
                 Weight::Dense(weight) => y.extend(weight.chunks(cols).map(|w| dot(x, w))),
-                Weight::Int8(weight, scales) => y.extend(integer_product(x, weight, scales)),
+                Weight::Int8(weight, scales) => y.extend(int8_product(x, weight, scales)),
                 Weight::Fp8(weight, scales) => {
-                    let (x, scale) = eight_bits(x);
+                    let (x, scale) = quantize_fp8(x);
                     y.extend(weight.chunks(cols).zip(scales).map(|(w, row)| dot(&x, w) * scale * row));
                 }
             }
             y[row..].iter_mut().zip(&self.bias).for_each(|(y, bias)| *y += bias);
             for delta in &self.deltas {
                 let inner: Vec<f64> = delta.down.chunks(cols).map(|d| dot(x, d)).collect();
-                // A rank of 0 changes nothing, and `chunks` would refuse it.
+                // Rank 0 changes nothing; `chunks(0)` would panic.
                 for (i, up) in delta.up.chunks(delta.rank.max(1)).enumerate() {
                     y[row + delta.row + i] += delta.scale * dot(&inner, up);
                 }
@@ -93,24 +98,24 @@ impl Linear {
     }
 }
 
-/// A weight of floats, perhaps rounded to 8 bits.
-fn floating(dense: Vec<f64>, cols: usize, fp8: bool) -> Weight {
+/// A float weight, quantized to fp8 if requested.
+fn float_weight(dense: Vec<f64>, cols: usize, fp8: bool) -> Weight {
     if !fp8 {
         return Weight::Dense(dense);
     }
-    let rows: Vec<_> = dense.chunks(cols).map(eight_bits).collect();
+    let rows: Vec<_> = dense.chunks(cols).map(quantize_fp8).collect();
     let scales = rows.iter().map(|(_, scale)| *scale).collect();
     Weight::Fp8(rows.into_iter().flat_map(|(row, _)| row).collect(), scales)
 }
 
-/// The elements of some tensors, one after the other.
-fn all(tensors: &[HostTensor]) -> Result<Vec<f64>> {
+/// The concatenated elements of some tensors.
+fn concat(tensors: &[HostTensor]) -> Result<Vec<f64>> {
     Ok(tensors.iter().map(|t| floats("weight", t)).collect::<Result<Vec<_>>>()?.concat())
 }
 
-fn low_rank(deltas: &[Delta]) -> Result<Vec<LowRank>> {
-    let low_rank = |d: &Delta| {
-        Ok(LowRank {
+fn lora_factors(deltas: &[LoraDelta]) -> Result<Vec<LoraFactors>> {
+    let factors = |d: &LoraDelta| {
+        Ok(LoraFactors {
             row: d.row,
             rank: d.rank(),
             down: floats("weight", &d.down)?,
@@ -118,28 +123,28 @@ fn low_rank(deltas: &[Delta]) -> Result<Vec<LowRank>> {
             scale: d.scale.into(),
         })
     };
-    deltas.iter().map(low_rank).collect()
+    deltas.iter().map(factors).collect()
 }
 
-/// The product of one row in integers.
-fn integer_product(x: &[f64], weight: &[i8], scales: &[f64]) -> Vec<f64> {
-    // The elements came from f32 or bf16: nothing is lost.
+/// The int8 matmul of one row.
+fn int8_product(x: &[f64], weight: &[i8], scales: &[f64]) -> Vec<f64> {
+    // The elements came from f32 or bf16, so this is exact.
     let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
     let mut q = vec![0; x.len()];
-    let scale = f64::from(int8::quantise_row(&x, &mut q));
+    let scale = f64::from(int8::quantize_row(&x, &mut q));
     let sum = |w: &[i8]| q.iter().zip(w).map(|(&q, &w)| i64::from(q) * i64::from(w)).sum::<i64>();
     weight.chunks(x.len()).zip(scales).map(|(w, row)| sum(w) as f64 * scale * row).collect()
 }
 
-/// A row in 8-bit floats, and its scale.
-fn eight_bits(x: &[f64]) -> (Vec<f64>, f64) {
+/// Quantizes a row to fp8; returns values and scale.
+fn quantize_fp8(x: &[f64]) -> (Vec<f64>, f64) {
     let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
     let mut q = vec![0.0; x.len()];
-    let scale = fp8::quantise_row(&x, &mut q);
+    let scale = fp8::quantize_row(&x, &mut q);
     (q.into_iter().map(f64::from).collect(), scale.into())
 }
 
-/// The elements of a weight, which may have any float type the host can convert.
+/// The elements of a weight of any float type.
 pub(super) fn floats(op: &'static str, t: &HostTensor) -> Result<Vec<f64>> {
     match t.dtype() {
         DType::F32 | DType::BF16 | DType::F16 | DType::F64 => values(t),
@@ -164,20 +169,20 @@ pub(super) fn linear_split<const N: usize>(
     let shapes = shapes::linear_split(x, w.size, &widths)?;
     let y = w.product(&values(x)?);
     let mut column = 0;
-    let mut parts = Vec::with_capacity(N);
+    let mut outputs = Vec::with_capacity(N);
     for shape in shapes {
         let width = shape.last();
         let part = y.chunks(w.size[0]).flat_map(|row| &row[column..column + width]).copied().collect();
-        parts.push(tensor(shape, x.dtype(), part)?);
+        outputs.push(tensor(shape, x.dtype(), part)?);
         column += width;
     }
-    parts.try_into().map_err(|_| Error::Arguments { op: "linear_split", what: "too few widths".into() })
+    outputs.try_into().map_err(|_| Error::Arguments { op: "linear_split", what: "too few widths".into() })
 }
 
 pub(super) fn linear_gated_add(
     xs: &[&HostTensor],
     w: &Linear,
-    gate: Option<(&HostTensor, &Groups)>,
+    gate: Option<(&HostTensor, &RowGroups)>,
     residual: &HostTensor,
 ) -> Result<HostTensor> {
     let shape = shapes::linear_gated_add(xs, w.size, gate, residual)?;
@@ -186,7 +191,7 @@ pub(super) fn linear_gated_add(
     if let Some((gate, groups)) = gate {
         let gate = values(gate)?;
         for (row, y) in y.chunks_mut(out).enumerate() {
-            let gate = &gate[groups.of_row(row) * out..][..out];
+            let gate = &gate[groups.group_of(row) * out..][..out];
             y.iter_mut().zip(gate).for_each(|(y, gate)| *y *= gate);
         }
     }

@@ -1,7 +1,7 @@
-//! The loops a reader would write from the formulas of [`Backend`].
+//! The reference backend: plain loops from the formulas of [`Backend`].
 //!
-//! Every sum is in f64 and the result is rounded once, at the end. Nothing here is to be made faster: these loops are
-//! what the fast backends are measured against.
+//! Every sum is in f64 and the result is rounded once, at the end. Never optimise this code: fast backends are tested
+//! against it.
 
 mod attention;
 mod conv;
@@ -12,19 +12,19 @@ mod norm;
 
 use std::ops::Range;
 
-use kiln_tensor::{DType, Delta, HostTensor, LinearParts, Shape, bf16};
+use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape, bf16};
 
 use crate::{
-    Activation, AttentionSpec, Backend, ConvGeometry, Error, Groups, Residency, Result, RopeTable, Tensor,
+    Activation, AttentionSpec, Backend, ConvGeometry, Error, Residency, Result, RopeTable, RowGroups, Tensor,
     shapes,
 };
 
-/// Plain loops in f64: slow, and right.
+/// The reference backend: plain loops in f64.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
 
 impl Reference {
-    /// The backend; it holds nothing.
+    /// Creates the backend, which has no state.
     pub const fn new() -> Self {
         Reference
     }
@@ -42,7 +42,7 @@ impl Tensor for HostTensor {
 
 const NAME: &str = "reference";
 
-/// The elements in f64.
+/// The elements as f64.
 fn values(x: &HostTensor) -> Result<Vec<f64>> {
     Ok(x.to_f32()?.iter().map(|&v| v.into()).collect())
 }
@@ -60,7 +60,7 @@ impl Backend for Reference {
     type Tensor = HostTensor;
     type Weight = linear::Linear;
     type Conv = conv::Conv;
-    type Replays = ();
+    type GraphCache = ();
 
     fn name(&self) -> String {
         NAME.into()
@@ -80,15 +80,15 @@ impl Backend for Reference {
         Ok(x.to_f32()?.iter().map(byte).collect())
     }
 
-    fn weight(&self, parts: LinearParts, _: Residency) -> Result<linear::Linear> {
-        linear::Linear::new(parts)
+    fn load_weight(&self, linear: HostLinear, _: Residency) -> Result<linear::Linear> {
+        linear::Linear::new(linear)
     }
 
-    fn with_deltas(&self, w: &linear::Linear, deltas: Vec<Delta>) -> Result<linear::Linear> {
+    fn with_deltas(&self, w: &linear::Linear, deltas: Vec<LoraDelta>) -> Result<linear::Linear> {
         w.with_deltas(&deltas)
     }
 
-    fn conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<conv::Conv> {
+    fn load_conv(&self, kernel: &HostTensor, bias: Option<&HostTensor>) -> Result<conv::Conv> {
         conv::Conv::new(kernel, bias)
     }
 
@@ -131,7 +131,7 @@ impl Backend for Reference {
         &self,
         xs: &[&HostTensor],
         w: &linear::Linear,
-        gate: Option<(&HostTensor, &Groups)>,
+        gate: Option<(&HostTensor, &RowGroups)>,
         residual: &HostTensor,
     ) -> Result<HostTensor> {
         linear::linear_gated_add(xs, w, gate, residual)
@@ -142,7 +142,7 @@ impl Backend for Reference {
         x: &HostTensor,
         scale: &HostTensor,
         shift: &HostTensor,
-        groups: &Groups,
+        groups: &RowGroups,
         eps: f32,
     ) -> Result<HostTensor> {
         norm::ada_layer_norm(x, scale, shift, groups, eps)
@@ -156,7 +156,7 @@ impl Backend for Reference {
         &self,
         x: &HostTensor,
         weight: &HostTensor,
-        rope: &RopeTable<Self>,
+        rope: &RopeTable<Self::Tensor>,
         eps: f32,
     ) -> Result<HostTensor> {
         norm::norm_rope(x, weight, rope, eps)

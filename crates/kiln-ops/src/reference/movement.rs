@@ -30,8 +30,8 @@ pub(super) fn space_to_depth(x: &HostTensor) -> Result<HostTensor> {
     let (deep, source) = (size(&shape), size(x.shape()));
     let x_values = values(x)?;
     let mut out = vec![0.0; shape.numel()];
-    for (at, from) in patches(deep, source) {
-        out[at] = x_values[from];
+    for (to, from) in patch_indices(deep, source) {
+        out[to] = x_values[from];
     }
     tensor(shape, x.dtype(), out)
 }
@@ -41,8 +41,8 @@ pub(super) fn depth_to_space(x: &HostTensor) -> Result<HostTensor> {
     let (deep, wide) = (size(x.shape()), size(&shape));
     let x_values = values(x)?;
     let mut out = vec![0.0; shape.numel()];
-    for (from, at) in patches(deep, wide) {
-        out[at] = x_values[from];
+    for (from, to) in patch_indices(deep, wide) {
+        out[to] = x_values[from];
     }
     tensor(shape, x.dtype(), out)
 }
@@ -51,15 +51,15 @@ fn size(shape: &kiln_tensor::Shape) -> [usize; 3] {
     [shape.dims()[0], shape.dims()[1], shape.dims()[2]]
 }
 
-/// Where each element of `[h, w, 4c]` lies in `[2h, 2w, c]`.
-fn patches(
+/// Pairs of indices of the same element in `[h, w, 4c]` and in `[2h, 2w, c]`.
+fn patch_indices(
     [height, width, deep]: [usize; 3],
     [_, wide, channels]: [usize; 3],
 ) -> impl Iterator<Item = (usize, usize)> {
-    (0..height * width * deep).map(move |at| {
-        let (pixel, channel) = (at / deep, at % deep);
+    (0..height * width * deep).map(move |i| {
+        let (pixel, channel) = (i / deep, i % deep);
         let (y, x) = (pixel / width, pixel % width);
-        let (c, i, j) = (channel / 4, channel / 2 % 2, channel % 2);
-        (at, ((2 * y + i) * wide + 2 * x + j) * channels + c)
+        let (c, dy, dx) = (channel / 4, channel / 2 % 2, channel % 2);
+        (i, ((2 * y + dy) * wide + 2 * x + dx) * channels + c)
     })
 }

@@ -1,8 +1,10 @@
+//! Norms, with modulation, rotary embedding or activation.
+
 use kiln_tensor::HostTensor;
 
 use super::elementwise::apply;
-use super::{Reference, tensor, values};
-use crate::{Activation, Groups, Result, RopePairs, RopeTable, shapes};
+use super::{tensor, values};
+use crate::{Activation, Result, RopeLayout, RopeTable, RowGroups, shapes};
 
 /// Mean and biased variance.
 fn moments(x: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
@@ -11,7 +13,7 @@ fn moments(x: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     (mean, x.map(|v| (v - mean).powi(2)).sum::<f64>() / count)
 }
 
-/// What the root mean square norm multiplies `x` with.
+/// `1 / sqrt(mean(x²) + eps)`.
 fn inverse_rms(x: &[f64], eps: f32) -> f64 {
     let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
     1.0 / (mean + f64::from(eps)).sqrt()
@@ -32,7 +34,7 @@ pub(super) fn ada_layer_norm(
     x: &HostTensor,
     scale: &HostTensor,
     shift: &HostTensor,
-    groups: &Groups,
+    groups: &RowGroups,
     eps: f32,
 ) -> Result<HostTensor> {
     let shape = shapes::ada_layer_norm(x, scale, shift, groups)?;
@@ -40,7 +42,7 @@ pub(super) fn ada_layer_norm(
     let mut out = Vec::with_capacity(shape.numel());
     for (row, x) in x_values.chunks(dim.max(1)).enumerate() {
         let (mean, variance) = moments(x.iter().copied());
-        let first = groups.of_row(row) * dim;
+        let first = groups.group_of(row) * dim;
         for (column, x) in x.iter().enumerate() {
             let normed = (x - mean) / (variance + f64::from(eps)).sqrt();
             out.push(normed * (1.0 + scale[first + column]) + shift[first + column]);
@@ -52,7 +54,7 @@ pub(super) fn ada_layer_norm(
 pub(super) fn norm_rope(
     x: &HostTensor,
     weight: &HostTensor,
-    rope: &RopeTable<Reference>,
+    rope: &RopeTable<HostTensor>,
     eps: f32,
 ) -> Result<HostTensor> {
     let [_, heads, head_dim] = shapes::norm_rope(x, weight, rope)?;
@@ -62,18 +64,18 @@ pub(super) fn norm_rope(
     for (i, head) in x_values.chunks(head_dim).enumerate() {
         let token = i / heads;
         let factor = inverse_rms(head, eps);
-        let mut turned: Vec<f64> = head.iter().zip(&weight).map(|(x, weight)| x * factor * weight).collect();
+        let mut rotated: Vec<f64> = head.iter().zip(&weight).map(|(x, weight)| x * factor * weight).collect();
         for pair in 0..half {
             let (first, second) = match rope.pairs {
-                RopePairs::Adjacent => (2 * pair, 2 * pair + 1),
-                RopePairs::Halves => (pair, pair + half),
+                RopeLayout::Interleaved => (2 * pair, 2 * pair + 1),
+                RopeLayout::HalfSplit => (pair, pair + half),
             };
-            let (a, b) = (turned[first], turned[second]);
+            let (a, b) = (rotated[first], rotated[second]);
             let (cos, sin) = (cos[token * half + pair], sin[token * half + pair]);
-            turned[first] = a * cos - b * sin;
-            turned[second] = a * sin + b * cos;
+            rotated[first] = a * cos - b * sin;
+            rotated[second] = a * sin + b * cos;
         }
-        out.extend(turned);
+        out.extend(rotated);
     }
     tensor(x.shape(), x.dtype(), out)
 }
@@ -89,16 +91,16 @@ pub(super) fn group_norm(
     let shape = shapes::group_norm(x, groups, weight, bias)?;
     let (x_values, weight, bias, channels) = (values(x)?, values(weight)?, values(bias)?, shape.last());
     let width = channels / groups;
-    let group_of = |at: usize| at % channels / width;
+    let group_of = |i: usize| i % channels / width;
     let stats: Vec<_> = (0..groups)
         .map(|group| {
-            let members = x_values.iter().enumerate().filter(|&(at, _)| group_of(at) == group);
+            let members = x_values.iter().enumerate().filter(|&(i, _)| group_of(i) == group);
             moments(members.map(|(_, &x)| x))
         })
         .collect();
-    let out = x_values.iter().enumerate().map(|(at, x)| {
-        let (mean, variance) = stats[group_of(at)];
-        let y = (x - mean) / (variance + f64::from(eps)).sqrt() * weight[at % channels] + bias[at % channels];
+    let out = x_values.iter().enumerate().map(|(i, x)| {
+        let (mean, variance) = stats[group_of(i)];
+        let y = (x - mean) / (variance + f64::from(eps)).sqrt() * weight[i % channels] + bias[i % channels];
         f.map_or(y, |f| apply(f, y))
     });
     tensor(shape, x.dtype(), out.collect())

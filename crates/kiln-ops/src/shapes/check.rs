@@ -1,8 +1,8 @@
 use kiln_tensor::{DType, Shape};
 
-use crate::{Error, Groups, Result, Tensor};
+use crate::{Error, Result, RowGroups, Tensor};
 
-/// The operation whose arguments are being checked; every complaint starts with its name.
+/// The operation whose arguments are checked; every error message starts with its name.
 #[derive(Clone, Copy)]
 pub(super) struct Op(pub &'static str);
 
@@ -11,7 +11,7 @@ impl Op {
         Err(Error::Arguments { op: self.0, what })
     }
 
-    /// An activation, which decides the dtype of the call.
+    /// Checks the first activation of a call, which decides the dtype.
     pub fn activation(self, name: &str, t: &impl Tensor) -> Result<DType> {
         match t.dtype() {
             dtype @ (DType::F32 | DType::BF16) => Ok(dtype),
@@ -19,15 +19,15 @@ impl Op {
         }
     }
 
-    /// A further activation of a call whose first one has `dtype`.
-    pub fn like(self, name: &str, t: &impl Tensor, dtype: DType) -> Result<()> {
+    /// Checks that a further activation has the dtype of the first.
+    pub fn same_dtype(self, name: &str, t: &impl Tensor, dtype: DType) -> Result<()> {
         if t.dtype() != dtype {
             return self.fail(format!("{name} is {}, expected {dtype} like the first argument", t.dtype()));
         }
         Ok(())
     }
 
-    /// A parameter: f32 and of exactly this shape.
+    /// Checks a parameter: f32 and of exactly this shape.
     pub fn parameter(self, name: &str, t: &impl Tensor, dims: &[usize]) -> Result<()> {
         if t.dtype() != DType::F32 {
             return self.fail(format!("{name} is {}, expected f32", t.dtype()));
@@ -57,14 +57,14 @@ impl Op {
         }
     }
 
-    pub fn groups(self, groups: &Groups, rows: usize) -> Result<()> {
+    pub fn groups(self, groups: &RowGroups, rows: usize) -> Result<()> {
         if groups.rows() != rows {
             return self.fail(format!("the groups cover {} rows, expected {rows}", groups.rows()));
         }
         Ok(())
     }
 
-    /// Adds up sizes that a caller made up.
+    /// Adds sizes; overflow is an error.
     pub fn sum(self, what: &str, sizes: impl IntoIterator<Item = usize>) -> Result<usize> {
         match sizes.into_iter().try_fold(0usize, usize::checked_add) {
             Some(sum) => Ok(sum),

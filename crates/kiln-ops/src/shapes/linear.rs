@@ -1,17 +1,17 @@
-//! Linear layers: their updates, and what they meet.
+//! Shape checks of linear layers and their fused forms.
 
-use kiln_tensor::{DType, Delta, LinearError, Shape};
+use kiln_tensor::{DType, LinearError, LoraDelta, Shape};
 
 use super::check::Op;
-use super::{ada_layer_norm, side_by_side, swiglu};
+use super::{ada_layer_norm, column_blocks, swiglu};
 #[cfg(doc)]
 use crate::Backend;
-use crate::{Groups, Result, Tensor};
+use crate::{Result, RowGroups, Tensor};
 
-/// [`Backend::with_deltas`] of a layer of `[out, in]`.
-pub fn with_deltas(updates: &[Delta], size: [usize; 2]) -> Result<()> {
-    let refuse = |e: LinearError| Op("with_deltas").fail(e.to_string());
-    updates.iter().try_for_each(|delta| delta.check(size)).or_else(refuse)
+/// [`Backend::with_deltas`] of a layer of shape `[out, in]`.
+pub fn with_deltas(deltas: &[LoraDelta], size: [usize; 2]) -> Result<()> {
+    let fail = |e: LinearError| Op("with_deltas").fail(e.to_string());
+    deltas.iter().try_for_each(|delta| delta.check(size)).or_else(fail)
 }
 
 /// [`Backend::linear`] with a weight of shape `[out, in]`.
@@ -24,7 +24,7 @@ pub fn linear(x: &impl Tensor, weight: [usize; 2]) -> Result<Shape> {
     Ok([rows, out].into())
 }
 
-/// [`Backend::linear_split`] with a weight of shape `[out, in]`. Gives the shape of each result.
+/// [`Backend::linear_split`] with a weight of shape `[out, in]`. Returns the shape of each result.
 pub fn linear_split<const N: usize>(
     x: &impl Tensor,
     weight: [usize; 2],
@@ -42,11 +42,11 @@ pub fn linear_split<const N: usize>(
     Ok(widths.map(|width| [rows, width].into()))
 }
 
-/// [`Backend::ada_linear_split`] with a weight of shape `[out, in]`: rows and columns of what is normalised.
+/// [`Backend::ada_linear_split`] with a weight of shape `[out, in]`. Returns rows and columns of the normalized `x`.
 pub fn ada_linear_split<T: Tensor, const N: usize>(
     x: &T,
     [scale, shift]: [&T; 2],
-    groups: &Groups,
+    groups: &RowGroups,
     weight: [usize; 2],
     widths: &[usize; N],
 ) -> Result<[usize; 2]> {
@@ -59,55 +59,55 @@ pub fn ada_linear_split<T: Tensor, const N: usize>(
 pub fn linear_gated_add<T: Tensor>(
     xs: &[&T],
     weight: [usize; 2],
-    gate: Option<(&T, &Groups)>,
+    gate: Option<(&T, &RowGroups)>,
     residual: &T,
 ) -> Result<Shape> {
     let op = Op("linear_gated_add");
     let [out, cols] = weight;
-    let [rows, width] = side_by_side(op, "xs", xs)?;
+    let [rows, width] = column_blocks(op, "xs", xs)?;
     if width != cols {
-        return op.fail(format!("xs are {width} columns wide together, expected {cols}"));
+        return op.fail(format!("xs have {width} columns in total, expected {cols}"));
     }
-    added(op, [rows, out], gate, residual, xs[0].dtype())?;
+    check_gated_add(op, [rows, out], gate, residual, xs[0].dtype())?;
     Ok([rows, out].into())
 }
 
-/// [`Backend::swiglu_gated_add`] with a weight of shape `[out, in]`: rows and columns of the result.
+/// [`Backend::swiglu_gated_add`] with a weight of shape `[out, in]`. Returns rows and columns of the result.
 pub fn swiglu_gated_add<T: Tensor>(
-    beside: Option<&T>,
+    attn: Option<&T>,
     gate_up: &T,
     weight: [usize; 2],
-    gate: Option<(&T, &Groups)>,
+    gate: Option<(&T, &RowGroups)>,
     residual: &T,
 ) -> Result<[usize; 2]> {
     let op = Op("swiglu_gated_add");
     let [rows, width] = op.matrix("gate_up", &swiglu(gate_up)?)?;
     let mut cols = width;
-    if let Some(beside) = beside {
-        op.like("beside", beside, gate_up.dtype())?;
-        let [beside_rows, beside_cols] = op.matrix("beside", beside.shape())?;
-        if beside_rows != rows {
-            return op.fail(format!("beside has {beside_rows} rows, expected {rows}"));
+    if let Some(attn) = attn {
+        op.same_dtype("attn", attn, gate_up.dtype())?;
+        let [attn_rows, attn_cols] = op.matrix("attn", attn.shape())?;
+        if attn_rows != rows {
+            return op.fail(format!("attn has {attn_rows} rows, expected {rows}"));
         }
-        cols += beside_cols;
+        cols += attn_cols;
     }
     let [out, expected] = weight;
     if cols != expected {
-        return op.fail(format!("the inputs are {cols} columns wide together, expected {expected}"));
+        return op.fail(format!("the inputs have {cols} columns in total, expected {expected}"));
     }
-    added(op, [rows, out], gate, residual, gate_up.dtype())?;
+    check_gated_add(op, [rows, out], gate, residual, gate_up.dtype())?;
     Ok([rows, out])
 }
 
-/// What a product of this size is added to, and its gate.
-fn added<T: Tensor>(
+/// Checks the residual and the gate of a product of shape `[rows, out]`.
+fn check_gated_add<T: Tensor>(
     op: Op,
     [rows, out]: [usize; 2],
-    gate: Option<(&T, &Groups)>,
+    gate: Option<(&T, &RowGroups)>,
     residual: &T,
     dtype: DType,
 ) -> Result<()> {
-    op.like("residual", residual, dtype)?;
+    op.same_dtype("residual", residual, dtype)?;
     op.shape("residual", residual.shape(), &[rows, out])?;
     if let Some((gate, groups)) = gate {
         op.groups(groups, rows)?;

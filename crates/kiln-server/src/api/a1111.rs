@@ -1,4 +1,4 @@
-//! The endpoints of A1111's web UI that other tools connect to.
+//! The part of the API of A1111's web UI that other tools use.
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -10,31 +10,31 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-use super::body::{Json, Room};
+use super::body::{BodyPermit, Json};
 use super::error::{ApiError, ErrorBody};
-use super::fields::{Fields, request};
-use super::{Client, attach, finished, json};
+use super::fields::{Fields, parse_request};
+use super::{Client, json, submit_attached, wait_until_ended};
 use crate::Server;
-use crate::generator::Blame;
-use crate::live::{Live, Via};
+use crate::generator::ErrorKind;
+use crate::live::{Api, LiveJob};
 use crate::store::JobState;
 
-/// Strength when A1111's clients give none.
-const STRENGTH: f64 = 0.75;
-/// Fields of Kiln's request that are taken from `override_settings`. Other settings are A1111's, and ignored.
-const SETTINGS: [&str; 6] = ["max_tokens", "rho", "rng", "schedule", "sigmas", "vae"];
+/// A1111's default of `denoising_strength`.
+const DEFAULT_STRENGTH: f64 = 0.75;
+/// Fields of Kiln's request that `override_settings` may hold. All other settings are A1111's and ignored.
+const OWN_SETTINGS: [&str; 6] = ["max_tokens", "rho", "rng", "schedule", "sigmas", "vae"];
 
-/// A request for images. Fields that mean nothing here are ignored, as A1111's clients send many.
+/// A request in A1111's format. Unsupported fields are ignored, as clients send many.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub(crate) struct Txt2Img {
-    /// What to show; `<lora:NAME:WEIGHT>` in it asks for a LoRA.
+    /// The prompt; `<lora:NAME:WEIGHT>` in it adds a LoRA.
     prompt: String,
-    /// What to avoid.
+    /// The negative prompt.
     negative_prompt: Option<String>,
-    /// Seed; -1 is a random one.
+    /// The seed; -1 for a random one.
     seed: Option<i64>,
-    /// Steps.
+    /// Number of steps.
     steps: Option<u32>,
     /// Guidance.
     cfg_scale: Option<f32>,
@@ -42,35 +42,35 @@ pub(crate) struct Txt2Img {
     width: Option<u32>,
     /// Height in pixels.
     height: Option<u32>,
-    /// Images at once.
+    /// Images per iteration.
     batch_size: Option<u32>,
-    /// How often.
+    /// Number of iterations; the job has `batch_size` × `n_iter` images.
     n_iter: Option<u32>,
-    /// `sd_model_checkpoint` chooses the model; `max_tokens`, `rho`, `rng`, `schedule`, `sigmas` and `vae` are as in `/v1/jobs`.
+    /// `sd_model_checkpoint` selects the model; `max_tokens`, `rho`, `rng`, `schedule`, `sigmas` and `vae` are as in `/v1/jobs`.
     #[schema(value_type = Option<Object>)]
     override_settings: Option<Fields>,
-    /// Images to start from, as base64; only the first is used.
+    /// The initial image as base64; only the first of the list is used.
     #[serde(skip_serializing)]
     init_images: Vec<String>,
-    /// Where to change it, as base64: white is regenerated.
+    /// The mask as base64: white areas are regenerated.
     #[serde(skip_serializing)]
     mask: Option<String>,
     /// How much to change the initial image: 0 keeps it, 1 ignores it.
     denoising_strength: Option<f64>,
-    /// Work only on the mask's surroundings.
+    /// Whether to crop to the surroundings of the mask.
     inpaint_full_res: Option<Value>,
-    /// This many pixels around it.
+    /// Pixels around the mask to include in the crop; 32 by default.
     inpaint_full_res_padding: Option<u32>,
 }
 
-/// Images in A1111's shape.
+/// Generated images in A1111's format.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Pictures {
-    /// The files, as base64.
+pub(crate) struct Txt2ImgResponse {
+    /// The files as base64.
     images: Vec<String>,
-    /// The request again.
+    /// The request.
     parameters: Txt2Img,
-    /// What was done, as JSON in a string.
+    /// Seeds, size, steps, model and prompt, as JSON in a string.
     info: String,
 }
 
@@ -78,8 +78,8 @@ impl Txt2Img {
     fn request(&self) -> Result<Request, ApiError> {
         let (prompt, loras) = split_loras(&self.prompt);
         let settings = self.override_settings.iter().flatten();
-        let own = settings.filter(|(name, _)| SETTINGS.contains(&name.as_str()));
-        let own = request(&own.map(|(name, value)| (name.clone(), value.clone())).collect())?;
+        let own = settings.filter(|(name, _)| OWN_SETTINGS.contains(&name.as_str()));
+        let own = parse_request(&own.map(|(name, value)| (name.clone(), value.clone())).collect())?;
         let model = self.override_settings.as_ref().and_then(|s| s.get("sd_model_checkpoint")?.as_str());
         let count = self.batch_size.unwrap_or(1).max(1).saturating_mul(self.n_iter.unwrap_or(1).max(1));
         let negative = self.negative_prompt.clone().filter(|text| !text.is_empty());
@@ -92,7 +92,7 @@ impl Txt2Img {
             height: self.height,
             steps: self.steps,
             guidance: self.cfg_scale,
-            // -1 is a random one.
+            // -1 means random.
             seed: self.seed.and_then(|seed| u64::try_from(seed).ok()).into_iter().collect(),
             loras,
             ..own
@@ -100,7 +100,7 @@ impl Txt2Img {
     }
 }
 
-/// The prompt without its `<lora:NAME:WEIGHT>`, and those.
+/// Splits a prompt into its text and its `<lora:NAME:WEIGHT>` tags.
 fn split_loras(prompt: &str) -> (String, Vec<LoraRef>) {
     let (mut words, mut loras, mut rest) = (String::new(), Vec::new(), prompt);
     while let Some((before, after)) = rest.split_once("<lora:") {
@@ -115,43 +115,43 @@ fn split_loras(prompt: &str) -> (String, Vec<LoraRef>) {
     (words.trim().to_owned(), loras)
 }
 
-/// Images from text.
+/// Generates images from a prompt.
 #[utoipa::path(post, path = "/sdapi/v1/txt2img", tag = "a1111", request_body = Txt2Img, responses(
-    (status = 200, body = Pictures),
+    (status = 200, body = Txt2ImgResponse),
     (status = "4XX", body = ErrorBody),
 ))]
 pub(crate) async fn txt2img(
     State(server): State<Server>,
     Client(client): Client,
-    Json(body, room): Json<Txt2Img>,
+    Json(body, permit): Json<Txt2Img>,
 ) -> Result<Response, ApiError> {
     let request = body.request()?;
-    generate(server, client, body, request, room).await
+    generate(server, client, body, request, permit).await
 }
 
-/// An image from another one, whole or inside a mask.
+/// Generates images from an initial image, optionally inside a mask.
 #[utoipa::path(post, path = "/sdapi/v1/img2img", tag = "a1111", request_body = Txt2Img, responses(
-    (status = 200, body = Pictures),
+    (status = 200, body = Txt2ImgResponse),
     (status = "4XX", body = ErrorBody),
 ))]
 pub(crate) async fn img2img(
     State(server): State<Server>,
     Client(client): Client,
-    Json(mut body, room): Json<Txt2Img>,
+    Json(mut body, permit): Json<Txt2Img>,
 ) -> Result<Response, ApiError> {
     let mut request = body.request()?;
     if body.init_images.is_empty() {
-        return Err(ApiError::invalid("init_images is empty: send an image to start from"));
+        return Err(ApiError::invalid("init_images is empty: img2img requires an initial image"));
     }
     request.init = Some(body.init_images.swap_remove(0).into());
     request.mask = body.mask.take().map(Into::into);
-    request.strength = Some(body.denoising_strength.unwrap_or(STRENGTH));
+    request.strength = Some(body.denoising_strength.unwrap_or(DEFAULT_STRENGTH));
     let only_masked =
         matches!(&body.inpaint_full_res, Some(Value::Bool(true))) || body.inpaint_full_res == Some(1.into());
     if request.mask.is_some() && only_masked {
         request.mask_padding = Some(body.inpaint_full_res_padding.unwrap_or(32));
     }
-    generate(server, client, body, request, room).await
+    generate(server, client, body, request, permit).await
 }
 
 async fn generate(
@@ -159,19 +159,19 @@ async fn generate(
     client: String,
     body: Txt2Img,
     request: Request,
-    room: Room,
+    permit: BodyPermit,
 ) -> Result<Response, ApiError> {
-    let attached = attach(&server, request, &client, Via::A1111).await?;
-    drop(room);
-    let end = finished(&attached).await;
-    // Somebody pressed "interrupt": what is there is the answer.
-    let interrupted = end.error.as_ref().is_some_and(|e| e.blame == Blame::Cancelled);
+    let attached = submit_attached(&server, request, &client, Api::A1111).await?;
+    drop(permit);
+    let end = wait_until_ended(&attached).await;
+    // An interrupted job returns the images it has.
+    let interrupted = end.error.as_ref().is_some_and(|e| e.kind == ErrorKind::Cancelled);
     if let Some(error) = end.error.filter(|_| !interrupted) {
         return Err(error.into());
     }
     let seeds: Vec<u64> =
-        end.pictures.iter().filter_map(|made| made.row.seed.as_ref()?.parse().ok()).collect();
-    let (width, height) = end.pictures.first().map_or((0, 0), |made| (made.row.width, made.row.height));
+        end.images.iter().filter_map(|image| image.row.seed.as_ref()?.parse().ok()).collect();
+    let (width, height) = end.images.first().map_or((0, 0), |image| (image.row.width, image.row.height));
     let info = serde_json::json!({
         "prompt": attached.live.request.prompts.first(),
         "negative_prompt": attached.live.request.negative_prompts.first(),
@@ -181,58 +181,58 @@ async fn generate(
         "height": height,
         "steps": end.progress.steps,
         "cfg_scale": attached.live.request.guidance,
-        "sd_model_name": end.pictures.first().map(|made| &made.row.model),
+        "sd_model_name": end.images.first().map(|image| &image.row.model),
         "interrupted": interrupted,
     });
-    let images = end.pictures.iter().map(|made| BASE64_STANDARD.encode(&made.bytes)).collect();
-    Ok(json(StatusCode::OK, &Pictures { images, parameters: body, info: info.to_string() }))
+    let images = end.images.iter().map(|image| BASE64_STANDARD.encode(&image.bytes)).collect();
+    Ok(json(StatusCode::OK, &Txt2ImgResponse { images, parameters: body, info: info.to_string() }))
 }
 
-/// How far the image is that is generated.
+/// The progress of the running job, in A1111's format.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct ProgressAnswer {
+pub(crate) struct ProgressResponse {
     /// From 0 to 1.
     progress: f32,
-    /// Seconds that the rest will take.
+    /// Estimated seconds left.
     eta_relative: f32,
-    /// Steps and such.
+    /// The job's id, steps and images.
     #[schema(value_type = Object)]
     state: Value,
-    /// A preview, as base64.
+    /// A preview as base64.
     current_image: Option<String>,
-    /// Words.
+    /// The current phase.
     textinfo: Option<String>,
 }
 
-/// Whether a preview is wanted.
+/// The parameters of a progress request.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Skip {
-    /// Without a preview.
+pub(crate) struct ProgressParams {
+    /// Whether to leave out the preview.
     skip_current_image: Option<bool>,
 }
 
-/// How far the image is that is generated.
-#[utoipa::path(get, path = "/sdapi/v1/progress", tag = "a1111", params(Skip), responses(
-    (status = 200, body = ProgressAnswer),
+/// Returns the progress of the running job.
+#[utoipa::path(get, path = "/sdapi/v1/progress", tag = "a1111", params(ProgressParams), responses(
+    (status = 200, body = ProgressResponse),
     (status = "4XX", body = ErrorBody),
 ))]
-pub(crate) async fn progress(State(server): State<Server>, Query(skip): Query<Skip>) -> Response {
-    let running = server.running().into_iter().find(|live| live.state() == JobState::Running);
-    let snapshot = running.as_ref().map(|live| live.now()).unwrap_or_default();
-    let wanted = skip.skip_current_image != Some(true);
-    if let Some(live) = running.as_ref().filter(|_| wanted) {
-        live.glance();
+pub(crate) async fn progress(State(server): State<Server>, Query(params): Query<ProgressParams>) -> Response {
+    let running = server.active().into_iter().find(|live| live.state() == JobState::Running);
+    let snapshot = running.as_ref().map(|live| live.snapshot()).unwrap_or_default();
+    let with_preview = params.skip_current_image != Some(true);
+    if let Some(live) = running.as_ref().filter(|_| with_preview) {
+        live.poll_preview();
     }
     let image = snapshot
         .preview
         .as_ref()
-        .filter(|_| wanted)
-        .and_then(|preview| kiln_image::encode(&preview.picture, kiln_image::Format::Png, None).ok());
+        .filter(|_| with_preview)
+        .and_then(|preview| kiln_image::encode(&preview.image, kiln_image::Format::Png, None).ok());
     let progress = &snapshot.progress;
     json(
         StatusCode::OK,
-        &ProgressAnswer {
+        &ProgressResponse {
             progress: progress.fraction,
             eta_relative: snapshot.time_left.unwrap_or(0.0),
             state: serde_json::json!({
@@ -240,7 +240,7 @@ pub(crate) async fn progress(State(server): State<Server>, Query(skip): Query<Sk
                 "interrupted": false,
                 "job": running.as_ref().map_or("", |live| &live.id),
                 "job_count": i32::from(running.is_some()),
-                "job_no": progress.picture,
+                "job_no": progress.image,
                 "sampling_step": progress.step,
                 "sampling_steps": progress.steps,
             }),
@@ -250,11 +250,11 @@ pub(crate) async fn progress(State(server): State<Server>, Query(skip): Query<Sk
     )
 }
 
-/// Stops the images that are generated, if they were asked for through this API.
+/// Cancels the running jobs that were submitted through this API.
 #[utoipa::path(post, path = "/sdapi/v1/interrupt", tag = "a1111", responses((status = 200, description = "Done")))]
 pub(crate) async fn interrupt(State(server): State<Server>) -> Response {
-    let own = |live: &Live| live.via == Via::A1111 && live.state() == JobState::Running;
-    for live in server.running().iter().filter(|live| own(live)) {
+    let own = |live: &LiveJob| live.api == Api::A1111 && live.state() == JobState::Running;
+    for live in server.active().iter().filter(|live| own(live)) {
         server.cancel(&live.id);
     }
     json(StatusCode::OK, &Fields::new())
@@ -265,7 +265,7 @@ fn default_model(server: &Server) -> String {
     models.into_iter().find(|m| m.default).map(|m| m.name).unwrap_or_default()
 }
 
-/// The options that mean something here.
+/// Returns the supported options.
 #[utoipa::path(get, path = "/sdapi/v1/options", tag = "a1111", responses((status = 200, description = "Options", body = Object)))]
 pub(crate) async fn options(State(server): State<Server>) -> Response {
     let options =
@@ -273,7 +273,7 @@ pub(crate) async fn options(State(server): State<Server>) -> Response {
     json(StatusCode::OK, &options)
 }
 
-/// Takes options; a model other than the server's own is chosen with each request, by `override_settings`.
+/// Sets options; only the current model is accepted, as other models are selected per request in `override_settings`.
 #[utoipa::path(post, path = "/sdapi/v1/options", tag = "a1111", request_body = Object, responses(
     (status = 200, description = "Done"),
     (status = "4XX", body = ErrorBody),
@@ -282,22 +282,21 @@ pub(crate) async fn set_options(
     State(server): State<Server>,
     Json(options, _): Json<Fields>,
 ) -> Result<Response, ApiError> {
-    let asked = options.get("sd_model_checkpoint").and_then(Value::as_str).unwrap_or_default();
-    if !asked.is_empty() && asked != default_model(&server) {
-        let message =
-            "the server's model is chosen when it is started; name another one in override_settings";
+    let model = options.get("sd_model_checkpoint").and_then(Value::as_str).unwrap_or_default();
+    if !model.is_empty() && model != default_model(&server) {
+        let message = "the default model can't be changed; set sd_model_checkpoint in override_settings of each request";
         return Err(ApiError::invalid(message));
     }
     Ok(json(StatusCode::OK, &Fields::new()))
 }
 
-/// The one sampler.
+/// Lists the samplers.
 #[utoipa::path(get, path = "/sdapi/v1/samplers", tag = "a1111", responses((status = 200, description = "Samplers", body = Vec<Object>)))]
 pub(crate) async fn samplers() -> Response {
     json(StatusCode::OK, &serde_json::json!([{ "name": "Euler", "aliases": ["euler"], "options": {} }]))
 }
 
-/// Every model.
+/// Lists the models.
 #[utoipa::path(get, path = "/sdapi/v1/sd-models", tag = "a1111", responses((status = 200, description = "Models", body = Vec<Object>)))]
 pub(crate) async fn models(State(server): State<Server>) -> Response {
     let entry = |name: String| {
@@ -309,7 +308,7 @@ pub(crate) async fn models(State(server): State<Server>) -> Response {
     json(StatusCode::OK, &models)
 }
 
-/// Every LoRA.
+/// Lists the LoRAs.
 #[utoipa::path(get, path = "/sdapi/v1/loras", tag = "a1111", responses((status = 200, description = "LoRAs", body = Vec<Object>)))]
 pub(crate) async fn loras(State(server): State<Server>) -> Response {
     let entry =
@@ -323,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loras_are_taken_out_of_the_prompt() {
+    fn lora_tags_are_removed_from_the_prompt() {
         let (words, loras) = split_loras("a fox <lora:ink:0.8>, in snow<lora:old><lora:x:-1:0.5>");
         assert_eq!(words, "a fox , in snow");
         let pairs: Vec<_> = loras.iter().map(|l| (l.path.to_str().unwrap(), l.weight)).collect();

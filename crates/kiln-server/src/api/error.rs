@@ -1,38 +1,38 @@
-//! Errors as clients see them: a status, a stable code and a sentence, in OpenAI's shape.
+//! Errors as clients see them: a status, a stable code and a message, in OpenAI's format.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::generator::{Blame, JobError};
-use crate::server::Refused;
+use crate::generator::{ErrorKind, JobError};
+use crate::server::SubmitError;
 use crate::store::StoreError;
 
-/// An error's body. `detail` repeats the sentence where A1111's clients look for it.
+/// The body of an error response. `detail` repeats the message for clients of A1111's API.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ErrorBody {
     /// The error.
     pub error: ErrorDetail,
-    /// The sentence again.
+    /// The message again.
     pub detail: String,
 }
 
-/// What went wrong.
+/// An error.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ErrorDetail {
-    /// A sentence for people.
+    /// A message for people.
     pub message: String,
     /// `invalid_request_error`, `authentication_error`, `rate_limit_error` or `server_error`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The parameter, where one is to blame.
+    /// Always null; part of OpenAI's format.
     pub param: Option<String>,
-    /// A stable word for programs.
+    /// A stable code for programs.
     pub code: String,
 }
 
-/// Why a request was not answered as hoped.
+/// An error response.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
@@ -52,7 +52,7 @@ impl ApiError {
 
     pub(crate) fn not_found(what: &str, id: &str) -> ApiError {
         let id: String = id.chars().take(80).collect();
-        ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {what} `{id}`"))
+        ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("{what} `{id}` not found"))
     }
 
     pub(crate) fn retry_after(mut self, seconds: u64) -> ApiError {
@@ -92,15 +92,15 @@ impl IntoResponse for ApiError {
 
 impl From<JobError> for ApiError {
     fn from(error: JobError) -> ApiError {
-        let status = match (error.blame, error.code) {
+        let status = match (error.kind, error.code) {
             (_, "model_not_found" | "lora_not_found" | "vae_not_found" | "input_not_found") => {
                 StatusCode::NOT_FOUND
             }
-            (Blame::Request, _) => StatusCode::BAD_REQUEST,
-            (Blame::Cancelled, _) => StatusCode::CONFLICT,
-            (Blame::Server, "shutting_down" | "storage") => StatusCode::SERVICE_UNAVAILABLE,
-            (Blame::Server, "timeout") => StatusCode::GATEWAY_TIMEOUT,
-            (Blame::Server, _) => StatusCode::INTERNAL_SERVER_ERROR,
+            (ErrorKind::Request, _) => StatusCode::BAD_REQUEST,
+            (ErrorKind::Cancelled, _) => StatusCode::CONFLICT,
+            (ErrorKind::Server, "shutting_down" | "storage") => StatusCode::SERVICE_UNAVAILABLE,
+            (ErrorKind::Server, "timeout") => StatusCode::GATEWAY_TIMEOUT,
+            (ErrorKind::Server, _) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         ApiError::new(status, error.code, error.message)
     }
@@ -108,25 +108,26 @@ impl From<JobError> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> ApiError {
-        tracing::error!(%error, "the store failed");
+        tracing::error!(%error, "storage failed");
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "storage", error.to_string())
     }
 }
 
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> ApiError {
-        match refused {
-            Refused::Full { seconds, own } => {
-                let whose =
-                    if own { "this client has as many jobs waiting as it may" } else { "the queue is full" };
-                let message = format!("{whose}; try again in {seconds} s");
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).retry_after(seconds)
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> ApiError {
+        match error {
+            SubmitError::QueueFull { retry_after_seconds, client_limit } => {
+                let reason =
+                    if client_limit { "this client has too many queued jobs" } else { "the queue is full" };
+                let message = format!("{reason}; try again in {retry_after_seconds} s");
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
+                    .retry_after(retry_after_seconds)
             }
-            Refused::Closing => {
+            SubmitError::Stopping => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is stopping")
                     .retry_after(10)
             }
-            Refused::Store(error) => error.into(),
+            SubmitError::Store(error) => error.into(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! JSON fields to a `Request`, by its own deserializer: a field that it gets is taken by every API.
+//! Parses JSON fields with the deserializer of `Request`, so that every API accepts all of its fields.
 
 use kiln_engine::Request;
 use serde::Deserialize;
@@ -9,24 +9,25 @@ use super::error::ApiError;
 /// A JSON object's fields.
 pub(crate) type Fields = Map<String, Value>;
 
-/// What these fields are; an error names the field.
-pub(crate) fn read<T: for<'de> Deserialize<'de>>(fields: &Fields) -> Result<T, ApiError> {
+/// Deserializes these fields; an error names the field.
+pub(crate) fn parse_fields<T: for<'de> Deserialize<'de>>(fields: &Fields) -> Result<T, ApiError> {
     T::deserialize(fields).map_err(|error| {
-        let wrong = fields.iter().find_map(|(name, value)| {
-            let error = T::deserialize(&one(name, value)).err()?.to_string();
+        let message = fields.iter().find_map(|(name, value)| {
+            let error = T::deserialize(&single_field(name, value)).err()?.to_string();
             let named = error.contains(&format!("`{name}`"));
             Some(if named { error } else { format!("{name}: {error}") })
         });
-        ApiError::invalid(format!("invalid request: {}", wrong.unwrap_or_else(|| error.to_string())))
+        ApiError::invalid(format!("invalid request: {}", message.unwrap_or_else(|| error.to_string())))
     })
 }
 
-/// The request that these fields are.
-pub(crate) fn request(fields: &Fields) -> Result<Request, ApiError> {
-    read(fields)
+/// Parses these fields as a request.
+pub(crate) fn parse_request(fields: &Fields) -> Result<Request, ApiError> {
+    parse_fields(fields)
 }
 
-pub(crate) fn one(name: &str, value: &Value) -> Fields {
+/// An object with one field.
+pub(crate) fn single_field(name: &str, value: &Value) -> Fields {
     Fields::from_iter([(name.to_owned(), value.clone())])
 }
 
@@ -36,7 +37,7 @@ mod tests {
 
     fn error(json: &str) -> String {
         let fields = serde_json::from_str(json).unwrap();
-        request(&fields).unwrap_err().body().error.message
+        parse_request(&fields).unwrap_err().body().error.message
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Answers of OpenAI's Images API: whole, or as a stream with previews.
+//! Responses of OpenAI's Images API: at once, or as a stream with previews.
 
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -10,135 +10,140 @@ use kiln_image::Filter;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::body::Room;
+use super::body::BodyPermit;
 use super::error::ApiError;
 use super::openai::{OpenAiFields, ResponseFormat};
-use super::sse::{Teller, event, follow};
-use super::{attach, finished, json};
+use super::sse::{EventSource, event, stream_events};
+use super::{json, submit_attached, wait_until_ended};
 use crate::Server;
 use crate::generator::JobError;
-use crate::live::{Looking, Made, Preview, Snapshot, Via};
-use crate::server::Attached;
+use crate::live::{Api, JobSnapshot, Preview, PreviewGuard, SavedImage};
+use crate::server::AttachedJob;
 use crate::store::JobState;
 
-/// Images, and what they were made with.
+/// Generated images in OpenAI's format.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct ImagesAnswer {
-    /// When they were made, in seconds since 1970.
+pub(crate) struct ImagesResponse {
+    /// When they were generated, in seconds since 1970.
     created: i64,
     /// The images.
     data: Vec<ImageEntry>,
-    /// The files' format.
+    /// The format of the files.
     output_format: &'static str,
     /// `WIDTHxHEIGHT`
     size: String,
-    /// What the model wanted to be known.
+    /// Messages about this job, such as adjusted settings.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
 }
 
-/// One image.
+/// A generated image.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ImageEntry {
-    /// The file, as base64.
+    /// The file as base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     b64_json: Option<String>,
-    /// The file's address.
+    /// The URL of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
-    /// Its seed, as text.
+    /// Its seed, as a string.
     seed: Option<String>,
-    /// Its name in the gallery.
+    /// Its id in the gallery.
     picture: String,
 }
 
-/// Which of the two calls it is, for the events' names.
+/// The endpoint that was called; events are named after it.
 #[derive(Clone, Copy)]
-pub(crate) enum Kind {
-    Generation,
-    Edit,
+pub(crate) enum Endpoint {
+    Generations,
+    Edits,
 }
 
-impl Kind {
-    fn event(self, what: &str) -> String {
+impl Endpoint {
+    fn event_name(self, what: &str) -> String {
         match self {
-            Kind::Generation => format!("image_generation.{what}"),
-            Kind::Edit => format!("image_edit.{what}"),
+            Endpoint::Generations => format!("image_generation.{what}"),
+            Endpoint::Edits => format!("image_edit.{what}"),
         }
     }
 }
 
-/// Generates what is asked for, and answers when it is done or meanwhile.
+/// Runs a request as a job; responds when it is done, or streams events.
 pub(crate) async fn respond(
     server: Server,
     client: String,
     request: Request,
     openai: &OpenAiFields,
-    kind: Kind,
-    room: Room,
+    endpoint: Endpoint,
+    permit: BodyPermit,
 ) -> Result<Response, ApiError> {
     let client = openai.user.clone().filter(|user| !user.is_empty()).unwrap_or(client);
-    let attached = attach(&server, request, &client, Via::OpenAi).await?;
-    // The images are files by now.
-    drop(room);
+    let attached = submit_attached(&server, request, &client, Api::OpenAi).await?;
+    // The input images are in files by now.
+    drop(permit);
     if openai.stream == Some(true) {
-        let wanted = openai.partial_images.unwrap_or(0);
+        let max_previews = openai.partial_images.unwrap_or(0);
         let watch = attached.live.watch();
-        let looking = (wanted > 0).then(|| attached.live.look());
-        return Ok(follow(
-            &server,
-            watch,
-            Stream { attached, _looking: looking, kind, wanted, sent: 0, last: 0 },
-        ));
+        let preview_guard = (max_previews > 0).then(|| attached.live.watch_previews());
+        let source = ImageEvents {
+            attached,
+            _preview_guard: preview_guard,
+            endpoint,
+            max_previews,
+            sent_previews: 0,
+            last_preview: 0,
+        };
+        return Ok(stream_events(&server, watch, source));
     }
-    let end = finished(&attached).await;
+    let end = wait_until_ended(&attached).await;
     if let Some(error) = end.error {
         return Err(error.into());
     }
     let urls = openai.response_format.unwrap_or_default() == ResponseFormat::Url;
     let output_format = attached.live.request.output_format.unwrap_or_default().name();
-    let (notes, pictures) = (end.notes, end.pictures);
-    // Encoding megabytes takes milliseconds.
-    super::aside(move || {
-        let answer = ImagesAnswer {
+    let (notes, images) = (end.notes, end.images);
+    // Encoding megabytes as base64 takes milliseconds.
+    super::run_blocking(move || {
+        let body = ImagesResponse {
             created: crate::store::now() / 1000,
-            size: pictures.first().map_or(String::new(), |made| size(made)),
-            data: pictures.iter().map(|made| entry(made, urls)).collect(),
+            size: images.first().map_or(String::new(), |image| size(image)),
+            data: images.iter().map(|image| entry(image, urls)).collect(),
             output_format,
             notes,
         };
-        Ok::<_, ApiError>(json(StatusCode::OK, &answer))
+        Ok::<_, ApiError>(json(StatusCode::OK, &body))
     })
     .await
 }
 
-fn entry(made: &Made, urls: bool) -> ImageEntry {
+fn entry(image: &SavedImage, urls: bool) -> ImageEntry {
     ImageEntry {
-        b64_json: (!urls).then(|| BASE64_STANDARD.encode(&made.bytes)),
-        url: urls.then(|| format!("/v1/pictures/{}/file", made.row.id)),
-        seed: made.row.seed.clone(),
-        picture: made.row.id.clone(),
+        b64_json: (!urls).then(|| BASE64_STANDARD.encode(&image.bytes)),
+        url: urls.then(|| format!("/v1/pictures/{}/file", image.row.id)),
+        seed: image.row.seed.clone(),
+        picture: image.row.id.clone(),
     }
 }
 
-fn size(made: &Made) -> String {
-    format!("{}x{}", made.row.width, made.row.height)
+fn size(image: &SavedImage) -> String {
+    format!("{}x{}", image.row.width, image.row.height)
 }
 
-/// A stream's state. The job ends when the stream is dropped.
-struct Stream {
-    attached: Attached,
-    _looking: Option<Looking>,
-    kind: Kind,
-    wanted: u32,
-    sent: u32,
-    last: u32,
+/// The events of a streamed job. Dropping it cancels the job.
+struct ImageEvents {
+    attached: AttachedJob,
+    _preview_guard: Option<PreviewGuard>,
+    endpoint: Endpoint,
+    max_previews: u32,
+    sent_previews: u32,
+    /// Number of the last preview sent.
+    last_preview: u32,
 }
 
 #[derive(Serialize)]
 struct ImageEvent<'a> {
     #[serde(rename = "type")]
-    kind: &'a str,
+    name: &'a str,
     b64_json: String,
     created_at: i64,
     size: String,
@@ -155,7 +160,7 @@ struct ImageEvent<'a> {
     picture: Option<String>,
 }
 
-/// OpenAI counts tokens; here they cost nothing.
+/// Token counts as in OpenAI's API; always 0.
 #[derive(Default, Serialize)]
 struct Usage {
     total_tokens: u32,
@@ -170,10 +175,10 @@ struct UsageDetails {
     image_tokens: u32,
 }
 
-impl Stream {
-    fn image<'a>(&self, kind: &'a str, bytes: &[u8], size: String) -> ImageEvent<'a> {
+impl ImageEvents {
+    fn event<'a>(&self, name: &'a str, bytes: &[u8], size: String) -> ImageEvent<'a> {
         ImageEvent {
-            kind,
+            name,
             b64_json: BASE64_STANDARD.encode(bytes),
             created_at: crate::store::now() / 1000,
             size,
@@ -187,37 +192,37 @@ impl Stream {
         }
     }
 
-    /// A preview, enlarged to the size that the image will have.
-    fn partial(&mut self, preview: &Preview) -> Option<Bytes> {
-        let small = &preview.picture;
+    /// The event of a preview, enlarged to the size of the final image.
+    fn preview_event(&mut self, preview: &Preview) -> Option<Bytes> {
+        let small = &preview.image;
         let request = &self.attached.live.request;
         let width = request.width.map_or(small.width() * 8, |w| w / 16 * 16).max(1);
         let height = request.height.map_or(small.height() * 8, |h| h / 16 * 16).max(1);
         let large = kiln_image::resize(small, width, height, Filter::Bicubic);
-        let bytes = kiln_image::encode_as(&large, request.encoding(), None).ok()?;
-        let name = self.kind.event("partial_image");
-        let mut image = self.image(&name, &bytes, format!("{width}x{height}"));
-        image.partial_image_index = Some(self.sent);
-        let told = event(&name, &image);
-        self.sent += 1;
-        Some(told)
+        let bytes = kiln_image::encode_with(&large, request.encoding(), None).ok()?;
+        let name = self.endpoint.event_name("partial_image");
+        let mut data = self.event(&name, &bytes, format!("{width}x{height}"));
+        data.partial_image_index = Some(self.sent_previews);
+        let bytes = event(&name, &data);
+        self.sent_previews += 1;
+        Some(bytes)
     }
 
-    fn completed(&self, made: &Made) -> Bytes {
-        let name = self.kind.event("completed");
-        let mut image = self.image(&name, &made.bytes, size(made));
-        image.usage = Some(Usage::default());
-        image.seed = made.row.seed.clone();
-        image.picture = Some(made.row.id.clone());
-        event(&name, &image)
+    fn completed_event(&self, image: &SavedImage) -> Bytes {
+        let name = self.endpoint.event_name("completed");
+        let mut data = self.event(&name, &image.bytes, size(image));
+        data.usage = Some(Usage::default());
+        data.seed = image.row.seed.clone();
+        data.picture = Some(image.row.id.clone());
+        event(&name, &data)
     }
 }
 
-impl Teller for Stream {
-    fn tell(&mut self, snapshot: &Snapshot, _: bool) -> (Vec<Bytes>, bool) {
+impl EventSource for ImageEvents {
+    fn events(&mut self, snapshot: &JobSnapshot, _: bool) -> (Vec<Bytes>, bool) {
         match (snapshot.state, &snapshot.error) {
             (JobState::Done, _) => {
-                (snapshot.pictures.iter().map(|made| self.completed(made)).collect(), true)
+                (snapshot.images.iter().map(|image| self.completed_event(image)).collect(), true)
             }
             (state, error) if state.is_final() => {
                 let error = error.clone().unwrap_or_else(JobError::cancelled);
@@ -226,14 +231,14 @@ impl Teller for Stream {
             _ => {
                 let Some(preview) = snapshot.preview.as_deref() else { return (Vec::new(), false) };
                 let progress = &snapshot.progress;
-                // Spread over the steps.
-                let due = (self.sent + 1) * progress.steps / (self.wanted + 1);
-                let fresh = preview.number > self.last && progress.step >= due.max(1);
-                if !fresh || self.sent >= self.wanted {
+                // Spread the previews evenly over the steps.
+                let due = (self.sent_previews + 1) * progress.steps / (self.max_previews + 1);
+                let is_due = preview.number > self.last_preview && progress.step >= due.max(1);
+                if !is_due || self.sent_previews >= self.max_previews {
                     return (Vec::new(), false);
                 }
-                self.last = preview.number;
-                (self.partial(preview).into_iter().collect(), false)
+                self.last_preview = preview.number;
+                (self.preview_event(preview).into_iter().collect(), false)
             }
         }
     }

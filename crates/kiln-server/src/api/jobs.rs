@@ -1,4 +1,4 @@
-//! Jobs: an id at once, then status, events, result, cancel.
+//! The jobs API: submit, list, status, events, result, cancel.
 
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -13,42 +13,42 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::body::Json;
 use super::error::{ApiError, ErrorBody};
-use super::fields::{Fields, request};
-use super::gallery::PictureView;
-use super::sse::{Teller, event, follow};
-use super::{Client, aside, json};
+use super::fields::{Fields, parse_request};
+use super::gallery::ImageView;
+use super::sse::{EventSource, event, stream_events};
+use super::{Client, json, run_blocking};
 use crate::Server;
-use crate::live::{Live, Looking, Preview, Snapshot, Via};
+use crate::live::{Api, JobSnapshot, LiveJob, Preview, PreviewGuard};
 use crate::store::{JobRow, JobState};
 
-/// The state of a job.
+/// A job.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct JobView {
-    /// Its name.
+    /// Its id.
     id: String,
     /// `queued`, `running`, `done`, `failed` or `cancelled`.
     status: JobState,
-    /// Jobs before it, while it waits.
+    /// Number of jobs before it in the queue, while it is queued.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<usize>,
-    /// How far it is, while it is generated.
+    /// Its progress, while it is running.
     #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<ProgressView>,
-    /// When it came, in milliseconds since 1970.
+    /// When it was submitted, in milliseconds since 1970.
     created: i64,
-    /// When it was begun.
+    /// When it was started.
     started: Option<i64>,
     /// When it ended.
     finished: Option<i64>,
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorView>,
-    /// Its images, as they are done.
-    pictures: Vec<PictureView>,
-    /// What the model wanted to be known.
+    /// Its images that are finished.
+    pictures: Vec<ImageView>,
+    /// Messages about this job, such as adjusted settings.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
-    /// What was asked for.
+    /// The request.
     #[serde(rename = "order")]
     request: Request,
 }
@@ -56,40 +56,40 @@ pub(crate) struct JobView {
 /// Why a job failed.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct ErrorView {
-    /// A stable word for programs.
+    /// A stable code for programs.
     code: String,
-    /// A sentence for people.
+    /// A message for people.
     message: String,
 }
 
-/// How far a job is.
+/// The progress of a job.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct ProgressView {
-    /// What is being done.
+    /// The current phase.
     phase: Phase,
-    /// Which image, from 0.
+    /// The current image, from 0.
     picture: u32,
-    /// How many images there will be.
+    /// Number of images of the job.
     pictures: u32,
-    /// Steps of this image that are done.
+    /// Finished steps of the current image.
     step: u32,
-    /// Steps of each image.
+    /// Steps per image.
     steps: u32,
-    /// How much of the whole is done, from 0 to 1.
+    /// Progress of the whole job, from 0 to 1.
     fraction: f32,
-    /// Seconds that the rest will take, when that can be told.
+    /// Estimated seconds left, once known.
     time_left: Option<f32>,
 }
 
 impl ProgressView {
     fn new(progress: &Progress, time_left: Option<f32>) -> ProgressView {
-        let Progress { phase, picture, pictures, step, steps, fraction } = *progress;
+        let Progress { phase, image: picture, images: pictures, step, steps, fraction } = *progress;
         ProgressView { phase, picture, pictures, step, steps, fraction, time_left }
     }
 }
 
 impl JobView {
-    fn live(server: &Server, live: &Live, snapshot: &Snapshot) -> JobView {
+    fn from_live(server: &Server, live: &LiveJob, snapshot: &JobSnapshot) -> JobView {
         let error = snapshot.error.as_ref();
         JobView {
             id: live.id.clone(),
@@ -101,14 +101,14 @@ impl JobView {
             started: None,
             finished: None,
             error: error.map(|e| ErrorView { code: e.code.into(), message: e.message.clone() }),
-            pictures: snapshot.pictures.iter().map(|made| PictureView::from(made.row.clone())).collect(),
+            pictures: snapshot.images.iter().map(|image| ImageView::from(image.row.clone())).collect(),
             notes: snapshot.notes.clone(),
             request: live.request.clone(),
         }
     }
 
-    fn kept(server: &Server, row: JobRow) -> Result<JobView, ApiError> {
-        let pictures = server.store.pictures_of(&row.id)?;
+    fn from_row(server: &Server, row: JobRow) -> Result<JobView, ApiError> {
+        let images = server.store.images_of(&row.id)?;
         Ok(JobView {
             status: row.state,
             position: None,
@@ -117,7 +117,7 @@ impl JobView {
             started: row.started,
             finished: row.finished,
             error: row.error.map(|(code, message)| ErrorView { code, message }),
-            pictures: pictures.into_iter().map(PictureView::from).collect(),
+            pictures: images.into_iter().map(ImageView::from).collect(),
             notes: Vec::new(),
             request: row.request,
             id: row.id,
@@ -126,40 +126,40 @@ impl JobView {
 
     fn find(server: &Server, id: &str) -> Result<JobView, ApiError> {
         if let Some(live) = server.live(id) {
-            return Ok(JobView::live(server, &live, &live.now()));
+            return Ok(JobView::from_live(server, &live, &live.snapshot()));
         }
         let row = server.store.job(id)?.ok_or_else(|| ApiError::not_found("job", id))?;
-        JobView::kept(server, row)
+        JobView::from_row(server, row)
     }
 }
 
-/// Takes a job and answers at once.
+/// Submits a job and returns at once.
 #[utoipa::path(post, path = "/v1/jobs", tag = "jobs", request_body = Request, responses(
-    (status = 202, description = "The job waits", body = JobView),
-    (status = "4XX", description = "A job that can't be taken", body = ErrorBody),
+    (status = 202, description = "The job is queued", body = JobView),
+    (status = "4XX", description = "The job is not accepted", body = ErrorBody),
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
 ))]
 pub(crate) async fn submit(
     State(server): State<Server>,
     Client(client): Client,
-    Json(fields, room): Json<Fields>,
+    Json(fields, permit): Json<Fields>,
 ) -> Result<Response, ApiError> {
-    aside(move || {
-        let request = request(&fields)?;
+    run_blocking(move || {
+        let request = parse_request(&fields)?;
         drop(fields);
-        let request = server.take_in(request)?;
-        drop(room);
-        let live = server.submit(request, &client, Via::Jobs, false)?;
-        Ok::<_, ApiError>(json(StatusCode::ACCEPTED, &JobView::live(&server, &live, &live.now())))
+        let request = server.accept_request(request)?;
+        drop(permit);
+        let live = server.submit(request, &client, Api::Jobs, false)?;
+        Ok::<_, ApiError>(json(StatusCode::ACCEPTED, &JobView::from_live(&server, &live, &live.snapshot())))
     })
     .await
 }
 
-/// How many.
+/// The parameters of the list of jobs.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Most {
-    /// How many at most.
+pub(crate) struct JobListParams {
+    /// Maximum number of jobs; 50 by default.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
@@ -167,29 +167,29 @@ pub(crate) struct Most {
 /// A list of jobs.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct JobList {
-    /// Newest first.
+    /// The jobs, newest first.
     data: Vec<JobView>,
 }
 
-/// The latest jobs.
-#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(Most), responses(
+/// Lists the latest jobs.
+#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(JobListParams), responses(
     (status = 200, body = JobList),
     (status = "4XX", body = ErrorBody),
 ))]
 pub(crate) async fn list(
     State(server): State<Server>,
-    Query(most): Query<Most>,
+    Query(params): Query<JobListParams>,
 ) -> Result<Response, ApiError> {
-    let rows = server.store.jobs(most.limit.unwrap_or(50).clamp(1, 1000))?;
+    let rows = server.store.jobs(params.limit.unwrap_or(50).clamp(1, 1000))?;
     let view = |row: JobRow| match server.live(&row.id) {
-        Some(live) => Ok(JobView::live(&server, &live, &live.now())),
-        None => JobView::kept(&server, row),
+        Some(live) => Ok(JobView::from_live(&server, &live, &live.snapshot())),
+        None => JobView::from_row(&server, row),
     };
     let data = rows.into_iter().map(view).collect::<Result<_, _>>()?;
     Ok(json(StatusCode::OK, &JobList { data }))
 }
 
-/// The state of a job.
+/// Returns a job.
 #[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, body = JobView),
     (status = "4XX", body = ErrorBody),
@@ -201,7 +201,7 @@ pub(crate) async fn status(
     Ok(json(StatusCode::OK, &JobView::find(&server, &id)?))
 }
 
-/// A job's images, once it is done; 409 before.
+/// Returns a job once it is done; 409 before.
 #[utoipa::path(get, path = "/v1/jobs/{id}/result", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, body = JobView),
     (status = "4XX", description = "Not found, or not done", body = ErrorBody),
@@ -219,10 +219,10 @@ pub(crate) async fn result(
     }
 }
 
-/// Stops a job, or takes it out of the queue.
+/// Cancels a queued or running job.
 #[utoipa::path(delete, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)), responses(
-    (status = 200, description = "It is cancelled, or will be within a step", body = JobView),
-    (status = "4XX", description = "Not found, or already at its end", body = ErrorBody),
+    (status = 200, description = "Cancelled, or will be within a step", body = JobView),
+    (status = "4XX", description = "Not found, or already ended", body = ErrorBody),
 ))]
 pub(crate) async fn cancel(
     State(server): State<Server>,
@@ -232,48 +232,52 @@ pub(crate) async fn cancel(
         return Ok(json(StatusCode::OK, &JobView::find(&server, &id)?));
     }
     let view = JobView::find(&server, &id)?;
-    let message = format!("the job is {}", view.status.name());
+    let message = format!("the job has already ended: {}", view.status.name());
     Err(ApiError::new(StatusCode::CONFLICT, "at_its_end", message))
 }
 
-/// Whether previews are wanted.
+/// The parameters of a job's event stream.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct WithPreviews {
-    /// Whether `preview` events are wanted.
+pub(crate) struct EventParams {
+    /// Whether to send `preview` events; false by default.
     previews: Option<bool>,
 }
 
-/// Server-sent events until the job ends: `progress` and, if wanted, `preview`, at last `end` with the job.
-#[utoipa::path(get, path = "/v1/jobs/{id}/events", tag = "jobs", params(("id" = String, Path), WithPreviews), responses(
+/// Streams server-sent events until the job ends: `progress`, `picture`, on request `preview`, and finally `end`.
+#[utoipa::path(get, path = "/v1/jobs/{id}/events", tag = "jobs", params(("id" = String, Path), EventParams), responses(
     (status = 200, description = "Events", content_type = "text/event-stream"),
     (status = "4XX", body = ErrorBody),
 ))]
 pub(crate) async fn events(
     State(server): State<Server>,
     Path(id): Path<String>,
-    Query(with): Query<WithPreviews>,
+    Query(params): Query<EventParams>,
 ) -> Result<Response, ApiError> {
     let Some(live) = server.live(&id) else {
         let view = JobView::find(&server, &id)?;
-        let mut response = super::answer(StatusCode::OK, "text/event-stream", event("end", &view));
+        let mut response = super::response(StatusCode::OK, "text/event-stream", event("end", &view));
         response.headers_mut().insert("cache-control", axum::http::HeaderValue::from_static("no-store"));
         return Ok(response);
     };
-    let looking = (with.previews == Some(true)).then(|| live.look());
+    let preview_guard = (params.previews == Some(true)).then(|| live.watch_previews());
     let watch = live.watch();
-    Ok(follow(&server.clone(), watch, Events { server, live, looking, last: 0, pictures: 0 }))
+    let source = JobEvents { server: server.clone(), live, preview_guard, last_preview: 0, images: 0 };
+    Ok(stream_events(&server, watch, source))
 }
 
-struct Events {
+/// The events of a job, for one client.
+struct JobEvents {
     server: Server,
-    live: std::sync::Arc<Live>,
-    looking: Option<Looking>,
-    last: u32,
-    pictures: usize,
+    live: std::sync::Arc<LiveJob>,
+    preview_guard: Option<PreviewGuard>,
+    /// Number of the last preview sent.
+    last_preview: u32,
+    /// Number of images sent.
+    images: usize,
 }
 
-/// What an image looks like so far.
+/// An intermediate image.
 #[derive(Serialize)]
 struct PreviewEvent {
     picture: u32,
@@ -282,30 +286,31 @@ struct PreviewEvent {
     image: String,
 }
 
-impl Events {
+impl JobEvents {
     fn preview(&mut self, preview: &Preview, progress: &Progress) -> Option<Bytes> {
-        self.last = preview.number;
+        self.last_preview = preview.number;
         let encoding = Encoding { quality: Some(80), ..kiln_image::Format::Jpeg.into() };
-        let bytes = kiln_image::encode_as(&preview.picture, encoding, None).ok()?;
+        let bytes = kiln_image::encode_with(&preview.image, encoding, None).ok()?;
         let image = format!("data:image/jpeg;base64,{}", BASE64_STANDARD.encode(bytes));
-        Some(event("preview", &PreviewEvent { picture: progress.picture, step: progress.step, image }))
+        Some(event("preview", &PreviewEvent { picture: progress.image, step: progress.step, image }))
     }
 }
 
-impl Teller for Events {
-    fn tell(&mut self, snapshot: &Snapshot, closing: bool) -> (Vec<Bytes>, bool) {
-        let view = JobView::live(&self.server, &self.live, snapshot);
+impl EventSource for JobEvents {
+    fn events(&mut self, snapshot: &JobSnapshot, closing: bool) -> (Vec<Bytes>, bool) {
+        let view = JobView::from_live(&self.server, &self.live, snapshot);
         if snapshot.state.is_final() || (closing && snapshot.error.is_some()) {
             return (vec![event("end", &view)], true);
         }
-        let mut told = Vec::new();
-        for made in snapshot.pictures.iter().skip(self.pictures) {
-            told.push(event("picture", &PictureView::from(made.row.clone())));
+        let mut events = Vec::new();
+        for image in snapshot.images.iter().skip(self.images) {
+            events.push(event("picture", &ImageView::from(image.row.clone())));
         }
-        self.pictures = snapshot.pictures.len();
-        told.push(event("progress", &view));
-        let fresh = snapshot.preview.as_deref().filter(|p| self.looking.is_some() && p.number > self.last);
-        told.extend(fresh.and_then(|preview| self.preview(preview, &snapshot.progress)));
-        (told, false)
+        self.images = snapshot.images.len();
+        events.push(event("progress", &view));
+        let preview = snapshot.preview.as_deref();
+        let new = preview.filter(|p| self.preview_guard.is_some() && p.number > self.last_preview);
+        events.extend(new.and_then(|preview| self.preview(preview, &snapshot.progress)));
+        (events, false)
     }
 }

@@ -1,4 +1,4 @@
-//! Requests and answers.
+//! The HTTP APIs: routes, request parsing and responses.
 
 pub(crate) mod a1111;
 mod body;
@@ -26,16 +26,16 @@ use kiln_engine::Request;
 use serde::Serialize;
 
 use crate::Server;
-use crate::live::{Snapshot, Via};
-use crate::server::Attached;
+use crate::live::{Api, JobSnapshot};
+use crate::server::AttachedJob;
 use error::ApiError;
 pub use router::{openapi, router};
 
-/// The other end of a connection.
+/// The address of a connection's client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) SocketAddr);
 
-/// Who asks, for fairness: what the header `X-Client-Id` says, else the address.
+/// The client that a request counts for in the fair queue: the header `X-Client-Id`, or else the IP address.
 pub(crate) struct Client(pub(crate) String);
 
 impl<S: Sync> FromRequestParts<S> for Client {
@@ -49,58 +49,58 @@ impl<S: Sync> FromRequestParts<S> for Client {
     }
 }
 
-/// An answer in JSON.
+/// A JSON response.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
-        Ok(text) => answer(status, "application/json", text.into()),
+        Ok(text) => response(status, "application/json", text.into()),
         Err(error) => {
-            tracing::error!(%error, "an answer could not be written");
-            answer(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", Bytes::new())
+            tracing::error!(%error, "failed to serialize a response");
+            response(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", Bytes::new())
         }
     }
 }
 
-/// An answer of any kind.
-pub(crate) fn answer(status: StatusCode, media_type: &'static str, bytes: Bytes) -> Response {
+/// A response with this body.
+pub(crate) fn response(status: StatusCode, media_type: &'static str, bytes: Bytes) -> Response {
     let mut response = Response::new(Body::from(bytes));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
     response
 }
 
-/// Runs what takes its time away from the threads that answer.
-pub(crate) async fn aside<T: Send + 'static, E: Send + 'static + Into<ApiError>>(
+/// Runs blocking work away from the threads that serve requests.
+pub(crate) async fn run_blocking<T: Send + 'static, E: Send + 'static + Into<ApiError>>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, ApiError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result.map_err(Into::into),
         Err(_) => {
-            let message = "the request went wrong in an unforeseen way";
+            let message = "internal error: handling the request panicked";
             Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "panicked", message))
         }
     }
 }
 
-/// Takes a job that is waited for, together with its images.
-pub(crate) async fn attach(
+/// Submits a job that the client waits for on this connection.
+pub(crate) async fn submit_attached(
     server: &Server,
     request: Request,
     client: &str,
-    via: Via,
-) -> Result<Attached, ApiError> {
+    api: Api,
+) -> Result<AttachedJob, ApiError> {
     let (server, client) = (server.clone(), client.to_owned());
-    aside(move || {
-        let request = server.take_in(request).map_err(ApiError::from)?;
-        let live = server.submit(request, &client, via, true).map_err(ApiError::from)?;
-        // Attached here: a client that goes away before the answer is looked at leaves nothing behind.
-        Ok::<_, ApiError>(Attached::new(&server, live))
+    run_blocking(move || {
+        let request = server.accept_request(request).map_err(ApiError::from)?;
+        let live = server.submit(request, &client, api, true).map_err(ApiError::from)?;
+        // Attach here: if the client disconnects while this runs, the job is still cancelled.
+        Ok::<_, ApiError>(AttachedJob::new(&server, live))
     })
     .await
 }
 
-/// Waits for the end of a job. A caller who goes away, goes away with it.
-pub(crate) async fn finished(attached: &Attached) -> Snapshot {
+/// Waits for the end of a job and returns its last snapshot.
+pub(crate) async fn wait_until_ended(attached: &AttachedJob) -> JobSnapshot {
     let mut watch = attached.live.watch();
     let end = watch.wait_for(|snapshot| snapshot.state.is_final()).await;
-    end.map_or_else(|_| attached.live.now(), |snapshot| snapshot.clone())
+    end.map_or_else(|_| attached.live.snapshot(), |snapshot| snapshot.clone())
 }

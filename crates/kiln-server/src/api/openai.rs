@@ -1,4 +1,4 @@
-//! OpenAI's Images API. Every field that is not OpenAI's own is one of Kiln's request.
+//! OpenAI's Images API. All fields of Kiln's own request are accepted beside OpenAI's.
 
 use axum::extract::{Request as HttpRequest, State};
 use axum::http::StatusCode;
@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::body::{Json, Whole, media_type, parse};
+use super::body::{Json, RequestBody, media_type, parse};
 use super::error::{ApiError, ErrorBody};
-use super::fields::{Fields, one, read, request};
-use super::images::{Kind, respond};
+use super::fields::{Fields, parse_fields, parse_request, single_field};
+use super::images::{Endpoint, respond};
 use super::multipart::Form;
-use super::{Client, aside, json};
+use super::{Client, json, run_blocking};
 use crate::Server;
 use crate::generator::ModelInfo;
 
-/// OpenAI's fields that Kiln's own request does not have, or not with the same meaning.
+/// OpenAI's fields that Kiln's request lacks or defines differently.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct OpenAiFields {
     /// `WIDTHxHEIGHT`, or `auto`.
@@ -25,33 +25,33 @@ pub(crate) struct OpenAiFields {
     pub(crate) size: Option<String>,
     /// `b64_json` or `url`.
     pub(crate) response_format: Option<ResponseFormat>,
-    /// Server-sent events instead of one answer.
+    /// Whether to stream server-sent events.
     pub(crate) stream: Option<bool>,
-    /// Previews in a stream.
+    /// Number of previews in a stream.
     #[schema(minimum = 0, maximum = 3)]
     pub(crate) partial_images: Option<u32>,
-    /// Who asks, for fairness.
+    /// The client that the request counts for in the fair queue.
     pub(crate) user: Option<String>,
-    /// Images to edit: data URLs, base64, `input:ID` or `picture:ID`. With a mask the first is the one to change, and with
-    /// `strength` the one to start from; the others are references.
+    /// Images to edit: data URLs, base64, `input:ID` or `picture:ID`. With `mask` or `strength` the first one is the
+    /// initial image; all others are reference images.
     #[serde(alias = "image")]
-    pub(crate) images: Option<Sources>,
-    /// Where to change the image: transparent places of the mask, or its white ones if it has none.
-    pub(crate) mask: Option<Source>,
+    pub(crate) images: Option<ImageSources>,
+    /// The mask: transparent areas are regenerated, or white ones if it has no transparency.
+    pub(crate) mask: Option<ImageSource>,
     /// Accepted and ignored.
-    #[expect(dead_code, reason = "clients that send it shall work")]
+    #[expect(dead_code, reason = "accepted for compatibility")]
     pub(crate) quality: Option<String>,
     /// Accepted and ignored.
-    #[expect(dead_code, reason = "clients that send it shall work")]
+    #[expect(dead_code, reason = "accepted for compatibility")]
     pub(crate) style: Option<String>,
     /// Accepted and ignored.
-    #[expect(dead_code, reason = "clients that send it shall work")]
+    #[expect(dead_code, reason = "accepted for compatibility")]
     pub(crate) background: Option<String>,
     /// Accepted and ignored.
-    #[expect(dead_code, reason = "clients that send it shall work")]
+    #[expect(dead_code, reason = "accepted for compatibility")]
     pub(crate) moderation: Option<String>,
     /// Accepted and ignored.
-    #[expect(dead_code, reason = "clients that send it shall work")]
+    #[expect(dead_code, reason = "accepted for compatibility")]
     pub(crate) input_fidelity: Option<String>,
     /// All other fields: those of [`Request`].
     #[serde(flatten)]
@@ -59,24 +59,24 @@ pub(crate) struct OpenAiFields {
     rest: Fields,
 }
 
-/// A request in OpenAI's shape: its fields, and all of Kiln's own.
+/// A request in OpenAI's format, with all fields of Kiln's own request.
 pub(crate) struct ImagesRequest {
     pub(crate) openai: OpenAiFields,
     pub(crate) request: Request,
 }
 
 impl ImagesRequest {
-    fn read(fields: &Fields) -> Result<ImagesRequest, ApiError> {
-        let mut openai: OpenAiFields = read(fields)?;
-        let mut request = request(&std::mem::take(&mut openai.rest))?;
+    fn parse(fields: &Fields) -> Result<ImagesRequest, ApiError> {
+        let mut openai: OpenAiFields = parse_fields(fields)?;
+        let mut request = parse_request(&std::mem::take(&mut openai.rest))?;
         if openai.partial_images.is_some_and(|n| n > 3) {
-            return Err(ApiError::invalid("partial_images must lie between 0 and 3"));
+            return Err(ApiError::invalid("partial_images must be between 0 and 3"));
         }
         if let Some(size) = &openai.size {
             if request.width.is_some() || request.height.is_some() {
-                return Err(ApiError::invalid("give size, or width and height, not both"));
+                return Err(ApiError::invalid("size and width or height are mutually exclusive"));
             }
-            (request.width, request.height) = sides(size)?;
+            (request.width, request.height) = parse_size(size)?;
         }
         Ok(ImagesRequest { openai, request })
     }
@@ -84,13 +84,14 @@ impl ImagesRequest {
 
 impl PartialSchema for ImagesRequest {
     fn schema() -> RefOr<Schema> {
-        // One closed object: with `allOf`, each part would forbid the other's fields.
+        // One object instead of `allOf`: each part of that would forbid the other's fields.
         let mut request = Request::schema();
         if let (RefOr::T(Schema::Object(all)), RefOr::T(Schema::Object(openai))) =
             (&mut request, OpenAiFields::schema())
         {
             all.properties.extend(openai.properties);
-            all.description = Some("A request in OpenAI's shape: its fields, and all of Kiln's own.".into());
+            all.description =
+                Some("A request in OpenAI's format, with all fields of Kiln's own request.".into());
         }
         request
     }
@@ -103,24 +104,24 @@ impl ToSchema for ImagesRequest {
     }
 }
 
-/// How images are answered.
+/// How images are returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ResponseFormat {
-    /// In the answer, as base64.
+    /// As base64 in the response.
     #[default]
     B64Json,
-    /// As an address on this server.
+    /// As a URL on this server.
     Url,
 }
 
-/// One image, or an object that holds its address.
+/// An image.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
-pub(crate) enum Source {
-    /// As in a job.
+pub(crate) enum ImageSource {
+    /// A data URL, base64, `input:ID` or `picture:ID`.
     Text(String),
-    /// As OpenAI's JSON has it.
+    /// OpenAI's JSON format.
     Object {
         /// A data URL.
         image_url: String,
@@ -130,32 +131,32 @@ pub(crate) enum Source {
 /// One image or several.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
-pub(crate) enum Sources {
+pub(crate) enum ImageSources {
     /// One.
-    One(Source),
+    One(ImageSource),
     /// Several.
-    Many(Vec<Source>),
+    Many(Vec<ImageSource>),
 }
 
-impl Source {
-    fn text(self) -> String {
+impl ImageSource {
+    fn into_text(self) -> String {
         match self {
-            Source::Text(text) | Source::Object { image_url: text } => text,
+            ImageSource::Text(text) | ImageSource::Object { image_url: text } => text,
         }
     }
 }
 
-impl Sources {
-    fn list(self) -> Vec<String> {
+impl ImageSources {
+    fn into_list(self) -> Vec<String> {
         match self {
-            Sources::One(one) => vec![one.text()],
-            Sources::Many(many) => many.into_iter().map(Source::text).collect(),
+            ImageSources::One(one) => vec![one.into_text()],
+            ImageSources::Many(many) => many.into_iter().map(ImageSource::into_text).collect(),
         }
     }
 }
 
-/// `512x384`, or `auto`.
-fn sides(text: &str) -> Result<(Option<u32>, Option<u32>), ApiError> {
+/// Parses `WIDTHxHEIGHT` or `auto`.
+fn parse_size(text: &str) -> Result<(Option<u32>, Option<u32>), ApiError> {
     if text == "auto" {
         return Ok((None, None));
     }
@@ -165,10 +166,15 @@ fn sides(text: &str) -> Result<(Option<u32>, Option<u32>), ApiError> {
     Ok((Some(width), Some(height)))
 }
 
-/// Puts the images of an edit into its request: one to start from, where there is one, the others as references.
-fn place(request: &mut Request, mut images: Vec<String>, mask: Option<String>) -> Result<(), ApiError> {
+/// Puts the images of an edit into its request: with a mask or strength the first one as initial image, the others as
+/// references.
+fn assign_images(
+    request: &mut Request,
+    mut images: Vec<String>,
+    mask: Option<String>,
+) -> Result<(), ApiError> {
     if images.is_empty() {
-        return Err(ApiError::invalid("an edit needs an image: send `image`"));
+        return Err(ApiError::invalid("image is missing: an edit requires at least one"));
     }
     if mask.is_some() || request.strength.is_some() {
         request.init = Some(images.remove(0).into());
@@ -178,31 +184,31 @@ fn place(request: &mut Request, mut images: Vec<String>, mask: Option<String>) -
     Ok(())
 }
 
-/// Images from text.
+/// Generates images from a prompt.
 #[utoipa::path(post, path = "/v1/images/generations", tag = "openai", request_body = ImagesRequest, responses(
-    (status = 200, description = "The images, or with `stream` server-sent events", body = super::images::ImagesAnswer),
-    (status = "4XX", description = "A request that can't be served", body = ErrorBody),
+    (status = 200, description = "The images, or with `stream` server-sent events", body = super::images::ImagesResponse),
+    (status = "4XX", description = "Invalid request", body = ErrorBody),
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
 ))]
 pub(crate) async fn generations(
     State(server): State<Server>,
     Client(client): Client,
-    Json(fields, room): Json<Fields>,
+    Json(fields, permit): Json<Fields>,
 ) -> Result<Response, ApiError> {
-    let ImagesRequest { openai, request } = ImagesRequest::read(&fields)?;
+    let ImagesRequest { openai, request } = ImagesRequest::parse(&fields)?;
     if openai.images.is_some() || openai.mask.is_some() {
         return Err(ApiError::invalid(
-            "images to edit go to /v1/images/edits; here they can be `references`",
+            "image and mask are not supported here: use /v1/images/edits, or `references`",
         ));
     }
-    respond(server, client, request, &openai, Kind::Generation, room).await
+    respond(server, client, request, &openai, Endpoint::Generations, permit).await
 }
 
-/// Images from images: JSON, or a form with `image[]` and `mask`.
+/// Edits images; takes JSON, or a form with `image[]` and `mask`.
 #[utoipa::path(post, path = "/v1/images/edits", tag = "openai",
     request_body(content((ImagesRequest = "application/json"), (ImagesRequest = "multipart/form-data"))), responses(
-    (status = 200, description = "The images, or with `stream` server-sent events", body = super::images::ImagesAnswer),
-    (status = "4XX", description = "A request that can't be served", body = ErrorBody),
+    (status = 200, description = "The images, or with `stream` server-sent events", body = super::images::ImagesResponse),
+    (status = "4XX", description = "Invalid request", body = ErrorBody),
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
 ))]
 pub(crate) async fn edits(
@@ -211,36 +217,36 @@ pub(crate) async fn edits(
     http: HttpRequest,
 ) -> Result<Response, ApiError> {
     let (parts, body) = http.into_parts();
-    let kind = media_type(&parts.headers);
-    if kind != "application/json" && kind != "multipart/form-data" {
-        let message = "expected a body of type application/json or multipart/form-data";
+    let media_type = media_type(&parts.headers);
+    if media_type != "application/json" && media_type != "multipart/form-data" {
+        let message = "expected content type application/json or multipart/form-data";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", message));
     }
-    let Whole { bytes, room } = Whole::read(&server, &parts.headers, body).await?;
-    let (fields, files) = if kind == "application/json" {
+    let RequestBody { bytes, permit } = RequestBody::read(&server, &parts.headers, body).await?;
+    let (fields, files) = if media_type == "application/json" {
         (parse(&bytes)?, Vec::new())
     } else {
         let form = Form::read(&parts.headers, bytes).await?;
-        (form.fields(|name, value| ImagesRequest::read(&one(name, value)).is_ok()), form.files)
+        (form.fields(|name, value| ImagesRequest::parse(&single_field(name, value)).is_ok()), form.files)
     };
-    let ImagesRequest { mut openai, mut request } = ImagesRequest::read(&fields)?;
+    let ImagesRequest { mut openai, mut request } = ImagesRequest::parse(&fields)?;
     drop(fields);
-    let mut sources = openai.images.take().map_or(Vec::new(), Sources::list);
-    let mask = openai.mask.take().map(Source::text);
-    let keeper = server.clone();
-    let (images, mask) = aside(move || {
-        let (images, file) = keep(&keeper, files)?;
-        let mask = mask.map(|mask| keeper.keep_mask_source(mask)).transpose()?;
+    let mut sources = openai.images.take().map_or(Vec::new(), ImageSources::into_list);
+    let mask = openai.mask.take().map(ImageSource::into_text);
+    let state = server.clone();
+    let (images, mask) = run_blocking(move || {
+        let (images, file) = store_files(&state, files)?;
+        let mask = mask.map(|mask| state.store_mask_source(mask)).transpose()?;
         Ok::<_, ApiError>((images, mask.or(file)))
     })
     .await?;
     sources.extend(images);
-    place(&mut request, sources, mask)?;
-    respond(server, client, request, &openai, Kind::Edit, room).await
+    assign_images(&mut request, sources, mask)?;
+    respond(server, client, request, &openai, Endpoint::Edits, permit).await
 }
 
-/// Keeps a form's files; the names of the images and of the mask.
-fn keep(
+/// Stores a form's files; returns the names of the images and of the mask.
+fn store_files(
     server: &Server,
     files: Vec<(String, bytes::Bytes)>,
 ) -> Result<(Vec<String>, Option<String>), ApiError> {
@@ -248,14 +254,19 @@ fn keep(
     for (name, bytes) in files {
         match name.as_str() {
             "image" if images.len() < server.config.limits.references => {
-                images.push(server.keep_input(&bytes, "image")?)
+                images.push(server.store_input(&bytes, "image")?)
             }
-            "image" => return Err(ApiError::invalid("there are too many images")),
-            "mask" => mask = Some(server.keep_mask(&bytes)?),
+            "image" => {
+                return Err(ApiError::invalid(format!(
+                    "the form has too many images, the limit is {}",
+                    server.config.limits.references
+                )));
+            }
+            "mask" => mask = Some(server.store_mask(&bytes)?),
             other => {
                 let other: String = other.chars().take(80).collect();
                 return Err(ApiError::invalid(format!(
-                    "the form has a file `{other}`, expected image and mask"
+                    "unexpected file field `{other}`, expected `image` or `mask`"
                 )));
             }
         }
@@ -263,7 +274,7 @@ fn keep(
     Ok((images, mask))
 }
 
-/// A list in OpenAI's shape.
+/// A list of models in OpenAI's format.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ModelList {
     /// `list`
@@ -272,22 +283,22 @@ pub(crate) struct ModelList {
     data: Vec<ModelEntry>,
 }
 
-/// A model in OpenAI's shape, and what Kiln knows of it.
+/// A model in OpenAI's format.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ModelEntry {
     /// Its name.
     id: String,
     /// `model`
     object: &'static str,
-    /// Unknown: 0.
+    /// Always 0.
     created: u64,
     /// `kiln`
     owned_by: &'static str,
-    /// Sizes, steps and guidance.
+    /// Its sizes, steps and guidance.
     kiln: ModelInfo,
 }
 
-/// Every model that can be asked for.
+/// Lists the models that requests can name.
 #[utoipa::path(get, path = "/v1/models", tag = "openai", responses((status = 200, body = ModelList)))]
 pub(crate) async fn models(State(server): State<Server>) -> Response {
     let entry = |kiln: ModelInfo| ModelEntry {

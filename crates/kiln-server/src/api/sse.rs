@@ -1,4 +1,4 @@
-//! Server-sent events: what a job's watchers get while it goes on.
+//! Server-sent events: streams the progress of a job.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -13,53 +13,58 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::answer;
+use super::response;
 use crate::Server;
-use crate::live::Snapshot;
+use crate::live::JobSnapshot;
 
-/// A comment is sent so often when there is nothing to tell: connections that look dead are closed on the way.
+/// Interval of comments on a quiet stream; proxies close connections that look dead.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// One event.
+/// Formats an event.
 pub(crate) fn event(name: &str, data: &impl Serialize) -> Bytes {
     let data = serde_json::to_string(data).unwrap_or_default();
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
-/// What is told of each change: events, and whether they are the last ones.
-pub(crate) trait Teller: Send + 'static {
-    fn tell(&mut self, snapshot: &Snapshot, closing: bool) -> (Vec<Bytes>, bool);
+/// Turns snapshots of a job into events.
+pub(crate) trait EventSource: Send + 'static {
+    /// Returns the events for a new snapshot, and whether they are the last ones. `closing`: the server is stopping.
+    fn events(&mut self, snapshot: &JobSnapshot, closing: bool) -> (Vec<Bytes>, bool);
 }
 
-struct State<T> {
-    watch: watch::Receiver<Snapshot>,
+struct EventStream<T> {
+    watch: watch::Receiver<JobSnapshot>,
     closing: watch::Receiver<bool>,
-    teller: T,
+    source: T,
     ready: VecDeque<Bytes>,
-    over: bool,
+    ended: bool,
     first: bool,
 }
 
-/// Tells of a job until it ends. A reader that is slow misses what came between; nothing piles up.
-pub(crate) fn follow<T: Teller>(server: &Server, watch: watch::Receiver<Snapshot>, teller: T) -> Response {
+/// Streams events of a job until it ends. A slow reader skips snapshots; nothing piles up.
+pub(crate) fn stream_events<T: EventSource>(
+    server: &Server,
+    watch: watch::Receiver<JobSnapshot>,
+    source: T,
+) -> Response {
     let closing = server.closing.subscribe();
-    let state = State { watch, closing, teller, ready: VecDeque::new(), over: false, first: true };
+    let state = EventStream { watch, closing, source, ready: VecDeque::new(), ended: false, first: true };
     let events = stream::unfold(state, |mut state| async move {
         let event = next(&mut state).await?;
         Some((Ok::<_, Infallible>(event), state))
     });
-    let mut response = answer(StatusCode::OK, "text/event-stream", Bytes::new());
+    let mut response = response(StatusCode::OK, "text/event-stream", Bytes::new());
     *response.body_mut() = Body::from_stream(events);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-async fn next<T: Teller>(state: &mut State<T>) -> Option<Bytes> {
+async fn next<T: EventSource>(state: &mut EventStream<T>) -> Option<Bytes> {
     loop {
         if let Some(event) = state.ready.pop_front() {
             return Some(event);
         }
-        if state.over {
+        if state.ended {
             return None;
         }
         if !std::mem::take(&mut state.first) {
@@ -71,15 +76,15 @@ async fn next<T: Teller>(state: &mut State<T>) -> Option<Bytes> {
             };
             match timeout(HEARTBEAT, change).await {
                 Ok(true) => {}
-                // The job is forgotten: the last we saw is the end.
-                Ok(false) => state.over = true,
+                // The job was dropped: its last snapshot is the end.
+                Ok(false) => state.ended = true,
                 Err(_) => return Some(Bytes::from_static(b":\n\n")),
             }
         }
         let snapshot = state.watch.borrow_and_update().clone();
         let closing = *state.closing.borrow_and_update();
-        let (events, last) = state.teller.tell(&snapshot, closing);
+        let (events, last) = state.source.events(&snapshot, closing);
         state.ready.extend(events);
-        state.over |= last;
+        state.ended |= last;
     }
 }

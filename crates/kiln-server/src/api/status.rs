@@ -1,4 +1,4 @@
-//! How the server itself stands.
+//! Status endpoints: health, readiness, metrics, limits, sessions.
 
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -7,43 +7,41 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::error::ApiError;
-use super::{answer, json};
+use super::{json, response};
 use crate::Server;
 use crate::auth::COOKIE;
 
-/// How the server stands.
+/// The status of the server.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Standing {
+pub(crate) struct ServerStatus {
     /// `ok`, `starting` or `stopping`.
     status: &'static str,
 }
 
-/// Whether the server lives.
-#[utoipa::path(get, path = "/healthz", tag = "server", responses((status = 200, body = Standing)))]
+/// Reports that the server is alive.
+#[utoipa::path(get, path = "/healthz", tag = "server", responses((status = 200, body = ServerStatus)))]
 pub(crate) async fn health() -> Response {
-    json(StatusCode::OK, &Standing { status: "ok" })
+    json(StatusCode::OK, &ServerStatus { status: "ok" })
 }
 
-/// Whether jobs are generated: the model is loaded.
+/// Reports whether the model is loaded and jobs are processed.
 #[utoipa::path(get, path = "/readyz", tag = "server", responses(
-    (status = 200, body = Standing),
-    (status = 503, description = "Starting or stopping", body = Standing),
+    (status = 200, body = ServerStatus),
+    (status = 503, description = "Starting or stopping", body = ServerStatus),
 ))]
 pub(crate) async fn ready(State(server): State<Server>) -> Response {
-    match server.is_ready() {
-        true => json(StatusCode::OK, &Standing { status: "ok" }),
-        false => {
-            let status = if *server.closing.borrow() { "stopping" } else { "starting" };
-            json(StatusCode::SERVICE_UNAVAILABLE, &Standing { status })
-        }
+    if server.is_ready() {
+        return json(StatusCode::OK, &ServerStatus { status: "ok" });
     }
+    let status = if *server.closing.borrow() { "stopping" } else { "starting" };
+    json(StatusCode::SERVICE_UNAVAILABLE, &ServerStatus { status })
 }
 
-/// Counters in Prometheus' text format.
-#[utoipa::path(get, path = "/metrics", tag = "server", responses((status = 200, description = "Counters", content_type = "text/plain")))]
+/// Returns metrics in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics", tag = "server", responses((status = 200, description = "Metrics", content_type = "text/plain")))]
 pub(crate) async fn metrics(State(server): State<Server>) -> Response {
-    let text = server.metrics.text(&server.gauges());
-    answer(StatusCode::OK, "text/plain; version=0.0.4", text.into())
+    let text = server.metrics.text(&server.stats());
+    response(StatusCode::OK, "text/plain; version=0.0.4", text.into())
 }
 
 /// A list of names.
@@ -53,55 +51,55 @@ pub(crate) struct NameList {
     data: Vec<String>,
 }
 
-/// Every LoRA that can be asked for.
+/// Lists the LoRAs that requests can name.
 #[utoipa::path(get, path = "/v1/loras", tag = "server", responses((status = 200, body = NameList)))]
 pub(crate) async fn loras(State(server): State<Server>) -> Response {
     json(StatusCode::OK, &NameList { data: server.catalogue.loras() })
 }
 
-/// Every autoencoder that can be asked for instead of a model's own.
+/// Lists the VAEs that requests can name instead of a model's own.
 #[utoipa::path(get, path = "/v1/vaes", tag = "server", responses((status = 200, body = NameList)))]
 pub(crate) async fn vaes(State(server): State<Server>) -> Response {
     json(StatusCode::OK, &NameList { data: server.catalogue.vaes() })
 }
 
-/// What the page has to know.
+/// The server's version, limits and queue.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct About {
     /// The version of Kiln.
     version: &'static str,
-    /// Jobs that wait.
+    /// Number of queued jobs.
     waiting: usize,
-    /// Jobs that may wait.
+    /// Maximum number of queued jobs.
     capacity: usize,
-    /// The longest side.
+    /// Maximum width and height in pixels.
     side: u32,
-    /// Pixels of an image.
+    /// Maximum pixels of an image.
     pixels: u64,
-    /// Steps.
+    /// Maximum number of steps.
     steps: u32,
-    /// Images of one job.
+    /// Maximum images of one job.
     pictures: u32,
-    /// Images to work from.
+    /// Maximum input images of one job.
     references: usize,
-    /// Bytes of a prompt.
+    /// Maximum bytes of a prompt.
     prompt: usize,
-    /// Tokens that a prompt may be padded to.
+    /// Maximum of `max_tokens`, the length a prompt is padded to.
     tokens: u32,
 }
 
-/// The server's limits, and how many jobs wait.
+/// Returns the server's version, limits and queue length.
 #[utoipa::path(get, path = "/v1/about", tag = "server", responses((status = 200, body = About)))]
 pub(crate) async fn about(State(server): State<Server>) -> Response {
     let limits = &server.config.limits;
     let about = About {
         version: env!("CARGO_PKG_VERSION"),
-        waiting: server.gauges().waiting,
+        waiting: server.stats().queued,
         capacity: limits.queue,
         side: limits.side,
         pixels: limits.pixels,
         steps: limits.steps,
-        pictures: limits.pictures,
+        pictures: limits.images,
         references: limits.references,
         prompt: limits.prompt,
         tokens: limits.tokens,
@@ -109,15 +107,15 @@ pub(crate) async fn about(State(server): State<Server>) -> Response {
     json(StatusCode::OK, &about)
 }
 
-/// A session for a browser that sent the API key: a cookie that pages' scripts can't read.
+/// Opens a session for a browser that sends the API key: sets a cookie that scripts can't read.
 #[utoipa::path(post, path = "/v1/session", tag = "server", responses(
-    (status = 200, body = Standing),
-    (status = 401, description = "The key is wrong", body = super::error::ErrorBody),
+    (status = 200, body = ServerStatus),
+    (status = 401, description = "Missing or wrong API key", body = super::error::ErrorBody),
 ))]
 pub(crate) async fn session(State(server): State<Server>) -> Result<Response, ApiError> {
-    let mut response = json(StatusCode::OK, &Standing { status: "ok" });
-    if server.keys.needed() {
-        let cookie = format!("{COOKIE}={}; HttpOnly; SameSite=Strict; Path=/", server.keys.session());
+    let mut response = json(StatusCode::OK, &ServerStatus { status: "ok" });
+    if server.auth.is_required() {
+        let cookie = format!("{COOKIE}={}; HttpOnly; SameSite=Strict; Path=/", server.auth.new_session());
         if let Ok(value) = HeaderValue::from_str(&cookie) {
             response.headers_mut().insert(header::SET_COOKIE, value);
         }

@@ -1,15 +1,15 @@
-//! The server from the outside, with a generator that is quick and does what its prompt says.
+//! Tests of the server through its HTTP API, with a fast generator whose behaviour the prompt selects.
 
 mod a1111;
+mod batching;
 mod faults;
+mod fields;
 mod gallery;
+mod harness;
 mod inputs;
 mod jobs;
-mod kit;
-mod knobs;
 mod openai;
 mod pipeline;
 mod restart;
 mod safety;
 mod socket;
-mod together;

@@ -1,4 +1,4 @@
-//! What is promised outlives the process.
+//! Jobs and images survive a restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,30 +7,30 @@ use rusqlite::Connection;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::kit::{Kit, base64, png};
+use crate::harness::{TestServer, base64, png};
 
 #[tokio::test]
-async fn jobs_that_waited_are_generated_after_a_restart() {
+async fn queued_jobs_are_generated_after_a_restart() {
     let folder = Arc::new(TempDir::new().unwrap());
-    let before = Kit::open(Arc::clone(&folder), |_| {}, false);
+    let before = TestServer::open(Arc::clone(&folder), |_| {}, false);
     let mut ids = Vec::new();
     for seed in 0..3 {
         let job = json!({ "prompt": "a fox", "seed": seed, "references": [base64(&png(32, 32))] });
         ids.push(before.submit(job).await);
     }
     drop(before);
-    let after = Kit::open(folder, |_| {}, true);
+    let after = TestServer::open(folder, |_| {}, true);
     for (seed, id) in ids.iter().enumerate() {
         let job = after.wait(id).await;
         assert_eq!(job["status"], "done");
         assert_eq!(job["pictures"].as_array().unwrap().len(), 1);
         assert_eq!(job["pictures"][0]["seed"], seed.to_string());
     }
-    assert_eq!(after.seen.lock().unwrap().len(), 3);
+    assert_eq!(after.received.lock().unwrap().len(), 3);
 }
 
-/// As if the process had ended while it generated.
-fn was_running(folder: &TempDir, id: &str, attempts: u32) {
+/// Marks a job as if the process had died while running it.
+fn mark_as_running(folder: &TempDir, id: &str, attempts: u32) {
     let db = Connection::open(folder.path().join("queue.sqlite")).unwrap();
     let changed =
         db.execute("UPDATE jobs SET state = 'running', attempts = ? WHERE id = ?", (attempts, id)).unwrap();
@@ -38,76 +38,76 @@ fn was_running(folder: &TempDir, id: &str, attempts: u32) {
 }
 
 #[tokio::test]
-async fn a_job_that_was_generated_is_generated_again_but_not_for_ever() {
+async fn an_interrupted_job_is_retried_a_limited_number_of_times() {
     let folder = Arc::new(TempDir::new().unwrap());
-    let before = Kit::open(Arc::clone(&folder), |_| {}, false);
+    let before = TestServer::open(Arc::clone(&folder), |_| {}, false);
     let (once, twice) =
         (before.submit(json!({ "prompt": "a" })).await, before.submit(json!({ "prompt": "b" })).await);
     drop(before);
-    was_running(&folder, &once, 1);
-    was_running(&folder, &twice, 2);
-    let after = Kit::open(folder, |_| {}, true);
+    mark_as_running(&folder, &once, 1);
+    mark_as_running(&folder, &twice, 2);
+    let after = TestServer::open(folder, |_| {}, true);
     assert_eq!(after.wait(&once).await["status"], "done");
     let job = after.wait(&twice).await;
     assert_eq!((&job["status"], &job["error"]["code"]), (&json!("failed"), &json!("interrupted")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_somebody_waited_for_is_failed_after_a_restart() {
+async fn a_job_with_an_attached_client_fails_after_a_restart() {
     let folder = Arc::new(TempDir::new().unwrap());
-    let before = Kit::open(Arc::clone(&folder), |_| {}, false);
+    let before = TestServer::open(Arc::clone(&folder), |_| {}, false);
     let request = before.post("/v1/images/generations", json!({ "prompt": "a" }));
-    // Nothing is generated: the client waits until the process is gone. Its job is looked up before it gives up.
+    // Nothing is generated. The job is looked up before the client gives up.
     let (_, id) = tokio::join!(tokio::time::timeout(Duration::from_millis(300), request), async {
         tokio::time::sleep(Duration::from_millis(150)).await;
         before.get("/v1/jobs").await.json()["data"][0]["id"].as_str().unwrap().to_owned()
     });
-    // The client went away before the process did.
+    // The client disconnected before the restart.
     assert_eq!(before.get(&format!("/v1/jobs/{id}")).await.json()["status"], "cancelled");
     drop(before);
-    was_running(&folder, &id, 1);
-    let after = Kit::open(folder, |_| {}, true);
+    mark_as_running(&folder, &id, 1);
+    let after = TestServer::open(folder, |_| {}, true);
     assert_eq!(after.wait(&id).await["error"]["code"], "interrupted");
-    assert!(after.seen.lock().unwrap().is_empty());
+    assert!(after.received.lock().unwrap().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_stops_puts_back_what_it_can_not_finish() {
+async fn jobs_that_exceed_the_grace_period_return_to_the_queue() {
     let folder = Arc::new(TempDir::new().unwrap());
-    let before = Kit::open(Arc::clone(&folder), |_| {}, true);
+    let before = TestServer::open(Arc::clone(&folder), |_| {}, true);
     let id = before.submit(json!({ "prompt": "slow", "steps": 8 })).await;
     while before.get(&format!("/v1/jobs/{id}")).await.json()["status"] != "running" {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    // Grace is 200 ms; the job takes 400.
-    kiln_server::serve(before.server.clone(), listener, std::future::ready(())).await;
-    before.post("/v1/jobs", json!({ "prompt": "a" })).await.refused(503, "shutting_down");
+    // The grace period is 200 ms; the job takes 400 ms.
+    kiln_server::serve(before.inner.clone(), listener, std::future::ready(())).await;
+    before.post("/v1/jobs", json!({ "prompt": "a" })).await.expect_error(503, "shutting_down");
     while before.get(&format!("/v1/jobs/{id}")).await.json()["status"] == "running" {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     drop(before);
-    let after = Kit::open(folder, |_| {}, true);
+    let after = TestServer::open(folder, |_| {}, true);
     let job = after.wait(&id).await;
     assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_was_planned_when_the_server_stopped_waits_for_the_next_start() {
+async fn a_job_that_is_planned_at_shutdown_resumes_at_the_next_start() {
     let folder = Arc::new(TempDir::new().unwrap());
-    let before = Kit::open(Arc::clone(&folder), |config| config.grace = Duration::from_secs(10), true);
+    let before = TestServer::open(Arc::clone(&folder), |config| config.grace = Duration::from_secs(10), true);
     let running = before.submit(json!({ "prompt": "slow", "steps": 8 })).await;
     while before.get(&format!("/v1/jobs/{running}")).await.json()["status"] != "running" {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let planned = before.submit(json!({ "prompt": "planned", "seed": 5 })).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    kiln_server::serve(before.server.clone(), listener, std::future::ready(())).await;
+    kiln_server::serve(before.inner.clone(), listener, std::future::ready(())).await;
     assert_eq!(before.wait(&running).await["status"], "done");
     assert_eq!(before.get(&format!("/v1/jobs/{planned}")).await.json()["status"], "queued");
-    assert_eq!(before.seen.lock().unwrap().len(), 1);
+    assert_eq!(before.received.lock().unwrap().len(), 1);
     drop(before);
-    let after = Kit::open(folder, |_| {}, true);
+    let after = TestServer::open(folder, |_| {}, true);
     let job = after.wait(&planned).await;
     assert_eq!((&job["status"], &job["pictures"][0]["seed"]), (&json!("done"), &json!("5")));
 }
@@ -115,7 +115,7 @@ async fn a_job_that_was_planned_when_the_server_stopped_waits_for_the_next_start
 #[tokio::test]
 async fn jobs_in_databases_of_earlier_versions_are_read() {
     let folder = Arc::new(TempDir::new().unwrap());
-    let before = Kit::open(Arc::clone(&folder), |_| {}, false);
+    let before = TestServer::open(Arc::clone(&folder), |_| {}, false);
     let id = before.submit(json!({ "prompt": "new" })).await;
     drop(before);
     let stored = json!({
@@ -124,11 +124,11 @@ async fn jobs_in_databases_of_earlier_versions_are_read() {
     });
     let db = Connection::open(folder.path().join("queue.sqlite")).unwrap();
     db.execute("UPDATE jobs SET request = ? WHERE id = ?", (stored.to_string(), &id)).unwrap();
-    let after = Kit::open(folder, |_| {}, true);
+    let after = TestServer::open(folder, |_| {}, true);
     let job = after.wait(&id).await;
     assert_eq!((&job["status"], job["pictures"].as_array().unwrap().len()), (&json!("done"), 2));
-    assert_eq!(job["order"], stored, "and shown as they were");
-    let seen = after.seen.lock().unwrap()[0].request.clone();
-    assert_eq!((seen.seed, seen.loras[0].weight), (vec![u64::MAX], 0.5));
-    assert_eq!(seen.negative_prompts, ["rain"]);
+    assert_eq!(job["order"], stored, "the request is shown as stored");
+    let request = after.received.lock().unwrap()[0].request.clone();
+    assert_eq!((request.seed, request.loras[0].weight), (vec![u64::MAX], 0.5));
+    assert_eq!(request.negative_prompts, ["rain"]);
 }

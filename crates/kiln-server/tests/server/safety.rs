@@ -1,16 +1,16 @@
-//! Who is let in, and how much of it.
+//! Authentication, limits and malformed requests.
 
 use axum::body::Body;
 use axum::http::{Request, header};
 use serde_json::json;
 
-use crate::kit::{Kit, base64, png, post};
+use crate::harness::{TestServer, base64, png, post};
 
 #[tokio::test]
-async fn without_the_key_nothing_but_the_page_and_the_health_is_told() {
-    let kit = Kit::with(|config| config.api_key = Some("s3cret".into()));
+async fn without_the_key_only_public_routes_are_accessible() {
+    let server = TestServer::with(|config| config.api_key = Some("s3cret".into()));
     for open in ["/", "/page/main.js", "/healthz", "/openapi.json"] {
-        kit.get(open).await.ok();
+        server.get(open).await.ok();
     }
     let closed = [
         "/v1/models",
@@ -24,41 +24,44 @@ async fn without_the_key_nothing_but_the_page_and_the_health_is_told() {
         "/sdapi/v1/progress",
     ];
     for path in closed {
-        kit.get(path).await.refused(401, "invalid_api_key");
+        server.get(path).await.expect_error(401, "invalid_api_key");
     }
-    kit.post("/v1/images/generations", json!({ "prompt": "a" })).await.refused(401, "invalid_api_key");
-    kit.post("/v1/session", json!({})).await.refused(401, "invalid_api_key");
+    server
+        .post("/v1/images/generations", json!({ "prompt": "a" }))
+        .await
+        .expect_error(401, "invalid_api_key");
+    server.post("/v1/session", json!({})).await.expect_error(401, "invalid_api_key");
     let with = |name: &str, value: &str| {
         let request = Request::get("/v1/models").header(header::HOST, "localhost").header(name, value);
-        kit.send(request.body(Body::empty()).unwrap())
+        server.send(request.body(Body::empty()).unwrap())
     };
-    with("authorization", "Bearer wrong").await.refused(401, "invalid_api_key");
+    with("authorization", "Bearer wrong").await.expect_error(401, "invalid_api_key");
     with("authorization", "Bearer s3cret").await.ok();
 
     let mut login = post("/v1/session", json!({}));
     login.headers_mut().insert(header::AUTHORIZATION, "Bearer s3cret".parse().unwrap());
-    let cookie = kit.send(login).await.ok().headers[header::SET_COOKIE].to_str().unwrap().to_owned();
+    let cookie = server.send(login).await.ok().headers[header::SET_COOKIE].to_str().unwrap().to_owned();
     assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
     with("cookie", cookie.split(';').next().unwrap()).await.ok();
 }
 
 #[tokio::test]
-async fn pages_of_others_and_made_up_names_are_kept_out() {
-    let kit = Kit::new();
+async fn cross_site_requests_and_foreign_hosts_are_rejected() {
+    let server = TestServer::new();
     let mut foreign = post("/v1/jobs", json!({ "prompt": "a" }));
     foreign.headers_mut().insert(header::ORIGIN, "https://evil.example".parse().unwrap());
-    let answer = kit.send(foreign).await.refused(403, "foreign");
+    let answer = server.send(foreign).await.expect_error(403, "foreign");
     assert!(answer.headers.get(header::ACCESS_CONTROL_ALLOW_ORIGIN).is_none());
     let named = Request::get("/v1/models").header(header::HOST, "evil.example").body(Body::empty()).unwrap();
-    kit.send(named).await.refused(403, "foreign");
+    server.send(named).await.expect_error(403, "foreign");
 }
 
 #[tokio::test]
-async fn large_requests_are_refused_before_and_while_they_are_read() {
-    let kit = Kit::with(|config| config.limits.body = 10_000);
+async fn large_requests_are_rejected_before_and_while_they_are_read() {
+    let server = TestServer::with(|config| config.limits.body = 10_000);
     let long = json!({ "prompt": "a".repeat(20_000) });
-    kit.post("/v1/jobs", long.clone()).await.refused(413, "too_large");
-    // Without a length in its head.
+    server.post("/v1/jobs", long.clone()).await.expect_error(413, "too_large");
+    // Without a Content-Length header.
     let parts = long.to_string().into_bytes();
     let stream = futures_util::stream::iter(
         parts.chunks(1000).map(|c| Ok::<_, std::io::Error>(c.to_vec())).collect::<Vec<_>>(),
@@ -66,25 +69,25 @@ async fn large_requests_are_refused_before_and_while_they_are_read() {
     let request = Request::post("/v1/jobs")
         .header(header::HOST, "localhost")
         .header(header::CONTENT_TYPE, "application/json");
-    kit.send(request.body(Body::from_stream(stream)).unwrap()).await.refused(413, "too_large");
-    kit.post("/v1/jobs", json!({ "prompt": "a".repeat(8001) })).await.refused(400, "prompt_too_long");
+    server.send(request.body(Body::from_stream(stream)).unwrap()).await.expect_error(413, "too_large");
+    server.post("/v1/jobs", json!({ "prompt": "a".repeat(8001) })).await.expect_error(400, "prompt_too_long");
 }
 
 #[tokio::test]
-async fn images_with_too_many_pixels_are_refused_before_they_are_decoded() {
-    let kit = Kit::with(|config| config.limits.input_pixels = 10_000);
+async fn images_with_too_many_pixels_are_rejected_before_they_are_decoded() {
+    let server = TestServer::with(|config| config.limits.input_pixels = 10_000);
     let job = json!({ "prompt": "a", "references": [base64(&png(101, 100))] });
-    kit.post("/v1/jobs", job).await.refused(400, "picture_too_large");
-    // A head that promises more than there is.
+    server.post("/v1/jobs", job).await.expect_error(400, "picture_too_large");
+    // A header that claims a huge size.
     let mut bomb = png(16, 16);
     bomb[16..24].copy_from_slice(&[0, 0, 0x7f, 0xff, 0, 0, 0x7f, 0xff]);
-    let answer = kit.post("/v1/jobs", json!({ "prompt": "a", "references": [base64(&bomb)] })).await;
+    let answer = server.post("/v1/jobs", json!({ "prompt": "a", "references": [base64(&bomb)] })).await;
     assert_eq!(answer.status.as_u16(), 400);
 }
 
 #[tokio::test]
-async fn deep_and_odd_json_is_refused() {
-    let kit = Kit::new();
+async fn deep_and_invalid_json_is_rejected() {
+    let server = TestServer::new();
     for body in [
         "[".repeat(100_000),
         "{\"prompt\":".repeat(5000),
@@ -97,49 +100,49 @@ async fn deep_and_odd_json_is_refused() {
         let request = Request::post("/v1/jobs")
             .header(header::HOST, "localhost")
             .header(header::CONTENT_TYPE, "application/json");
-        kit.send(request.body(Body::from(body)).unwrap()).await.refused(400, "invalid_request");
+        server.send(request.body(Body::from(body)).unwrap()).await.expect_error(400, "invalid_request");
     }
 }
 
 #[tokio::test]
-async fn answers_carry_an_id_and_are_not_to_be_guessed_at() {
-    let answer = Kit::new().get("/").await.ok();
+async fn responses_have_a_request_id_and_security_headers() {
+    let answer = TestServer::new().get("/").await.ok();
     assert_eq!(answer.headers["x-request-id"].len(), 16);
     assert_eq!(answer.headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
     let policy = answer.headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
     assert!(policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"), "{policy}");
 }
 
-/// `KILN_WRITE_OPENAPI=1 cargo test -p kiln-server description` writes the file anew.
+/// `KILN_WRITE_OPENAPI=1 cargo test -p kiln-server openapi_json` updates the file.
 #[tokio::test]
-async fn the_description_is_the_one_that_the_code_gives() {
-    let kit = Kit::new();
-    let made = format!("{}\n", serde_json::to_string(&kiln_server::openapi()).unwrap());
+async fn openapi_json_is_up_to_date() {
+    let server = TestServer::new();
+    let generated = format!("{}\n", serde_json::to_string(&kiln_server::openapi()).unwrap());
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
     if std::env::var_os("KILN_WRITE_OPENAPI").is_some() {
-        std::fs::write(file, &made).unwrap();
+        std::fs::write(file, &generated).unwrap();
     }
     assert!(
-        std::fs::read_to_string(file).unwrap() == made,
-        "openapi.json is not what the code says: write it anew"
+        std::fs::read_to_string(file).unwrap() == generated,
+        "openapi.json is out of date: update it with KILN_WRITE_OPENAPI=1"
     );
-    let api = kit.get("/openapi.json").await.ok().json();
+    let api = server.get("/openapi.json").await.ok().json();
     assert!(api["openapi"].as_str().unwrap().starts_with("3."));
-    let calls = [
+    let paths = [
         "/v1/images/generations",
         "/v1/images/edits",
         "/v1/jobs/{id}/events",
         "/sdapi/v1/txt2img",
         "/metrics",
     ];
-    for call in calls {
-        assert!(api["paths"][call].is_object(), "{call}");
+    for path in paths {
+        assert!(api["paths"][path].is_object(), "{path}");
     }
     assert!(api["components"]["schemas"]["Request"]["properties"]["prompt"].is_object());
     for field in ["size", "prompt", "sigmas", "references"] {
         let openai = &api["components"]["schemas"]["ImagesRequest"]["properties"];
         assert!(openai[field].is_object(), "{field}");
     }
-    kit.get("/nowhere").await.refused(404, "not_found");
-    kit.delete("/v1/models").await.refused(405, "method");
+    server.get("/nowhere").await.expect_error(404, "not_found");
+    server.delete("/v1/models").await.expect_error(405, "method");
 }

@@ -1,4 +1,4 @@
-//! Over a real socket: clients that go away, send half of it, or don't read.
+//! Over a real socket: clients that disconnect, send half a request, or don't read.
 
 use std::time::{Duration, Instant};
 
@@ -6,12 +6,12 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::kit::{Kit, decode};
+use crate::harness::{TestServer, decode};
 
-async fn start(kit: &Kit) -> std::net::SocketAddr {
+async fn start(server: &TestServer) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(kiln_server::serve(kit.server.clone(), listener, std::future::pending()));
+    tokio::spawn(kiln_server::serve(server.inner.clone(), listener, std::future::pending()));
     address
 }
 
@@ -29,9 +29,9 @@ async fn answer(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_picture_goes_over_the_wire() {
-    let kit = Kit::new();
-    let mut stream = TcpStream::connect(start(&kit).await).await.unwrap();
+async fn an_image_is_generated_over_a_socket() {
+    let server = TestServer::new();
+    let mut stream = TcpStream::connect(start(&server).await).await.unwrap();
     let body = json!({ "prompt": "a fox", "size": "256x256" }).to_string();
     stream.write_all(request("/v1/images/generations", &body).as_bytes()).await.unwrap();
     let answer = answer(&mut stream).await;
@@ -42,55 +42,61 @@ async fn a_picture_goes_over_the_wire() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_goes_away_cancels_its_work() {
-    let kit = Kit::new();
-    let address = start(&kit).await;
+async fn a_client_that_disconnects_cancels_its_job() {
+    let server = TestServer::new();
+    let address = start(&server).await;
     for stream in [false, true] {
         let mut connection = TcpStream::connect(address).await.unwrap();
         let body = json!({ "prompt": "slow", "steps": 200, "stream": stream }).to_string();
         connection.write_all(request("/v1/images/generations", &body).as_bytes()).await.unwrap();
-        while !kit.get("/metrics").await.text().contains("kiln_running 1\n") {
+        while !server.get("/metrics").await.text().contains("kiln_running 1\n") {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         drop(connection);
-        let gone = Instant::now();
-        while kit.get("/metrics").await.text().contains("kiln_running 1\n") {
-            assert!(gone.elapsed() < Duration::from_secs(3), "two hundred steps would take ten seconds");
+        let disconnected = Instant::now();
+        while server.get("/metrics").await.text().contains("kiln_running 1\n") {
+            assert!(
+                disconnected.elapsed() < Duration::from_secs(3),
+                "two hundred steps would take ten seconds"
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
-    let jobs = kit.get("/v1/jobs").await.json();
+    let jobs = server.get("/v1/jobs").await.json();
     assert!(jobs["data"].as_array().unwrap().iter().all(|job| job["status"] == "cancelled"), "{jobs}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_a_request_is_given_up() {
-    let kit = Kit::new();
-    let mut stream = TcpStream::connect(start(&kit).await).await.unwrap();
+async fn half_a_request_times_out() {
+    let server = TestServer::new();
+    let mut stream = TcpStream::connect(start(&server).await).await.unwrap();
     let whole = request("/v1/jobs", &json!({ "prompt": "a fox" }).to_string());
     stream.write_all(&whole.as_bytes()[..whole.len() - 4]).await.unwrap();
     let answer = answer(&mut stream).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
-    let mut cut = TcpStream::connect(start(&kit).await).await.unwrap();
+    let mut cut = TcpStream::connect(start(&server).await).await.unwrap();
     cut.write_all(&whole.as_bytes()[..whole.len() - 4]).await.unwrap();
     drop(cut);
-    kit.get("/healthz").await.ok();
-    assert!(kit.seen.lock().unwrap().is_empty());
+    server.get("/healthz").await.ok();
+    assert!(server.received.lock().unwrap().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_is_not_taken_is_given_up() {
-    let kit = Kit::with(|config| config.limits.connections = 1);
-    let address = start(&kit).await;
-    let made =
-        kit.post("/v1/images/generations", json!({ "prompt": "a", "size": "2048x2048" })).await.ok().json();
-    let picture = made["data"][0]["picture"].as_str().unwrap();
-    // Plain pictures are small files: ask for many on one connection, and read none.
+async fn a_response_that_is_not_read_times_out() {
+    let server = TestServer::with(|config| config.limits.connections = 1);
+    let address = start(&server).await;
+    let generated = server
+        .post("/v1/images/generations", json!({ "prompt": "a", "size": "2048x2048" }))
+        .await
+        .ok()
+        .json();
+    let id = generated["data"][0]["picture"].as_str().unwrap();
+    // Images of one colour are small files: request many on one connection, and read none.
     let mut lazy = TcpStream::connect(address).await.unwrap();
-    let ask = format!("GET /v1/pictures/{picture}/file HTTP/1.1\r\nHost: localhost\r\n\r\n").repeat(2000);
+    let ask = format!("GET /v1/pictures/{id}/file HTTP/1.1\r\nHost: localhost\r\n\r\n").repeat(2000);
     let asking = tokio::time::timeout(Duration::from_secs(20), async {
         let sent = lazy.write_all(ask.as_bytes()).await;
-        // The only place is free again when the lazy one is thrown out.
+        // The only slot is free again when the lazy client is disconnected.
         let mut other = TcpStream::connect(address).await.unwrap();
         other
             .write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -98,28 +104,28 @@ async fn an_answer_that_is_not_taken_is_given_up() {
             .unwrap();
         (sent.is_err(), answer(&mut other).await)
     });
-    let (_, answer) = asking.await.expect("the lazy reader keeps its place");
+    let (_, answer) = asking.await.expect("the lazy client keeps its slot");
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_stops_finishes_the_picture_that_somebody_waits_for() {
-    let kit = Kit::with(|config| config.grace = Duration::from_secs(10));
+async fn a_stopping_server_finishes_the_job_of_an_attached_client() {
+    let server = TestServer::with(|config| config.grace = Duration::from_secs(10));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let serving = tokio::spawn(kiln_server::serve(kit.server.clone(), listener, async {
+    let serving = tokio::spawn(kiln_server::serve(server.inner.clone(), listener, async {
         let _ = stopped.await;
     }));
     let mut stream = TcpStream::connect(address).await.unwrap();
     let body = json!({ "prompt": "slow", "steps": 8 }).to_string();
     stream.write_all(request("/v1/images/generations", &body).as_bytes()).await.unwrap();
-    while !kit.get("/metrics").await.text().contains("kiln_running 1\n") {
+    while !server.get("/metrics").await.text().contains("kiln_running 1\n") {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     stop.send(()).unwrap();
     let answer = answer(&mut stream).await;
     assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
     serving.await.unwrap();
-    assert!(TcpStream::connect(address).await.is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(address).await.is_err(), "the server no longer listens");
 }

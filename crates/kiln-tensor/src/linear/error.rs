@@ -1,65 +1,65 @@
-use crate::int8::MOST_COLUMNS;
+use crate::int8::MAX_COLS;
 use crate::{DType, Shape};
 
-/// Why some tensors don't make a linear layer.
+/// Tensors that don't form a linear layer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LinearError {
-    /// No matrix at all.
+    /// The layer has no weight.
     #[error("a linear layer needs at least one weight")]
     NoWeight,
-    /// Matrices without an element.
+    /// The weight has no elements.
     #[error("a weight has shape [{rows}, {cols}], expected at least one element")]
     Empty {
-        /// Rows of all matrices together.
+        /// Total rows of all matrices.
         rows: usize,
-        /// Columns of each.
+        /// Columns of each matrix.
         cols: usize,
     },
-    /// A weight or an update that is no matrix.
+    /// A weight or LoRA factor that is not a matrix.
     #[error("{what} has shape {found}, expected a matrix")]
     NotAMatrix {
-        /// The tensor's part in the layer.
+        /// Which tensor, such as `bias`.
         what: &'static str,
         /// Its shape.
         found: Shape,
     },
-    /// A tensor that doesn't fit the others.
+    /// A tensor whose shape does not fit the others.
     #[error("{what} has shape {found}, expected {expected}")]
     Shape {
-        /// The tensor's part in the layer.
+        /// Which tensor, such as `bias`.
         what: &'static str,
         /// Its shape.
         found: Shape,
-        /// The shape the other tensors ask for.
+        /// The shape that fits.
         expected: Shape,
     },
-    /// A tensor that is not of the type its part in the layer needs.
+    /// A tensor of an element type that is not allowed there.
     #[error("{what} is {found}, expected {expected}")]
     DType {
-        /// The tensor's part in the layer.
+        /// Which tensor, such as `bias`.
         what: &'static str,
         /// Its type.
         found: DType,
-        /// The types that may be there.
+        /// The allowed types.
         expected: &'static str,
     },
-    /// 8-bit matrices without as many vectors of scales.
-    #[error("{matrices} matrices of i8 come with {scales} vectors of scales")]
+    /// Different numbers of int8 matrices and scale vectors.
+    #[error("{matrices} int8 matrices need as many scale vectors, found {scales}")]
     Scales {
-        /// How many matrices there are.
+        /// Number of matrices.
         matrices: usize,
-        /// How many vectors of scales there are.
+        /// Number of scale vectors.
         scales: usize,
     },
-    /// An 8-bit matrix so wide that sums of products may not fit 32 bits.
-    #[error("an i8 weight has {cols} columns, expected at most {MOST_COLUMNS}")]
+    /// An int8 matrix so wide that a dot product may overflow 32 bits.
+    #[error("an int8 weight has {cols} columns, expected at most {MAX_COLS}")]
     TooWide {
         /// Its columns.
         cols: usize,
     },
-    /// Integers that are to be multiplied as 8-bit floats.
-    #[error("a weight of i8 can't be multiplied in 8-bit floats")]
-    IntegersInFp8,
+    /// An fp8 matmul requested for an int8 weight.
+    #[error("an int8 weight can't use an fp8 matmul")]
+    Int8WithFp8Matmul,
     /// Matrices of different element types.
     #[error("the weights of one linear layer must have one dtype, found {first} and {second}")]
     DTypes {
@@ -68,8 +68,8 @@ pub enum LinearError {
         /// The type that differs.
         second: DType,
     },
-    /// An update that reaches past the layer's last row.
-    #[error("a delta changes rows {start}..{end} of a linear layer with {rows}")]
+    /// A LoRA delta that reaches past the layer's last row.
+    #[error("a LoRA delta changes rows {start}..{end} of a linear layer with {rows} rows")]
     DeltaRows {
         /// First row.
         start: usize,

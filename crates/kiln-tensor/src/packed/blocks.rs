@@ -1,6 +1,6 @@
-//! GGUF's blocks of 32 values: `d · q` or `d · q + m`, with q of 4, 5 or 8 bits.
+//! GGUF blocks of 32 values: `d · q` or `d · q + m`, with q of 4, 5 or 8 bits.
 //!
-//! Of packed nibbles the low ones are values 0 to 15, the high ones 16 to 31; a fifth bit lies in a word beside them.
+//! Low nibbles are values 0 to 15, high nibbles 16 to 31; the fifth bits are stored in a separate word.
 
 use super::small_floats::half;
 
@@ -19,14 +19,14 @@ pub(super) fn q4_1(b: &[u8; 20], out: &mut [f32; 32]) {
 #[inline(always)]
 pub(super) fn q5_0(b: &[u8; 22], out: &mut [f32; 32]) {
     let (d, high) = (half([b[0], b[1]]), u32::from_le_bytes([b[2], b[3], b[4], b[5]]));
-    nibbles(&b[6..], out, |q, i| f32::from((q | fifth(high, i)) as i8 - 16) * d);
+    nibbles(&b[6..], out, |q, i| f32::from((q | fifth_bit(high, i)) as i8 - 16) * d);
 }
 
 #[inline(always)]
 pub(super) fn q5_1(b: &[u8; 24], out: &mut [f32; 32]) {
     let (d, m) = (half([b[0], b[1]]), half([b[2], b[3]]));
     let high = u32::from_le_bytes([b[4], b[5], b[6], b[7]]);
-    nibbles(&b[8..], out, |q, i| f32::from(q | fifth(high, i)) * d + m);
+    nibbles(&b[8..], out, |q, i| f32::from(q | fifth_bit(high, i)) * d + m);
 }
 
 #[inline(always)]
@@ -38,7 +38,7 @@ pub(super) fn q8_0(b: &[u8; 34], out: &mut [f32; 32]) {
 }
 
 #[inline(always)]
-fn fifth(high: u32, i: usize) -> u8 {
+fn fifth_bit(high: u32, i: usize) -> u8 {
     ((high >> i & 1) << 4) as u8
 }
 

@@ -1,10 +1,12 @@
+//! The storage formats of packed tensors, with the size of their blocks.
+
 use std::fmt;
 
-/// How a packed matrix stores its values.
+/// The storage format of a packed tensor.
 ///
-/// Those named Q are GGUF's: blocks of 32 or 256 values with scales of their own. The others keep their scales apart.
+/// The `Q` formats are GGUF's: blocks of 32 or 256 values that contain their scales. The others store scales separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names are all there is to say; the decoders say what is in a block")]
+#[allow(missing_docs, reason = "the names say it all; the decoders document the blocks")]
 pub enum Format {
     F32,
     BF16,
@@ -24,7 +26,7 @@ pub enum Format {
     NvFp4,
 }
 
-/// Format, its name, values of a block, bytes of a block.
+/// Format, name, values per block, bytes per block; in the order of the enum.
 const TABLE: [(Format, &str, usize, usize); 16] = [
     (Format::F32, "f32", 1, 4),
     (Format::BF16, "bf16", 1, 2),
@@ -50,30 +52,29 @@ impl Format {
         TABLE.iter().map(|row| row.0)
     }
 
-    fn about(self) -> (&'static str, usize, usize) {
-        // In the order of the declaration; a test holds the table to that.
+    fn info(self) -> (&'static str, usize, usize) {
         let (_, name, values, bytes) = TABLE[self as usize];
         (name, values, bytes)
     }
 
     /// The lower-case name used in messages and on the command line.
     pub fn name(self) -> &'static str {
-        self.about().0
+        self.info().0
     }
 
-    /// Values that one block holds.
+    /// Values per block.
     pub fn block_values(self) -> usize {
-        self.about().1
+        self.info().1
     }
 
-    /// Bytes of one block.
+    /// Bytes per block.
     pub fn block_bytes(self) -> usize {
-        self.about().2
+        self.info().2
     }
 
-    /// Bytes of a row; `None` when it is not a whole number of blocks, or more than a machine can address.
+    /// Bytes of a row; `None` if it is not a whole number of blocks, or overflows.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
-        let (_, values, bytes) = self.about();
+        let (_, values, bytes) = self.info();
         cols.is_multiple_of(values).then(|| (cols / values).checked_mul(bytes)).flatten()
     }
 }

@@ -1,15 +1,16 @@
-//! Matrices whose values are packed: blocks of a few bits with scales of their own, or bytes with scales beside them.
+//! Packed tensors: matrices of quantized values (GGUF blocks, fp8, nvfp4) with their scales.
 //!
-//! A backend keeps such a weight as it is and widens a piece of a row at a time ([`Packed::read`]) where it is multiplied.
-//! This is the one place that knows what the bytes mean.
+//! A backend keeps such a weight as it is stored and dequantizes pieces of rows while it multiplies
+//! ([`PackedTensor::read`]). Only this module knows the meaning of the bytes: `format` has the block sizes, `blocks`,
+//! `k_blocks` and `small_floats` the decoders, `scales` the separately stored scales.
 //!
 //! ```
-//! use kiln_tensor::packed::{Format, Packed};
+//! use kiln_tensor::packed::{Format, PackedTensor};
 //!
-//! // d = 0.5 as a half, then 32 bytes.
+//! // A Q8_0 block: d = 0.5 as f16, then 32 bytes.
 //! let mut block = vec![0x00, 0x38];
 //! block.extend((0..32u8).map(|q| q.wrapping_sub(16)));
-//! let matrix = Packed::new(Format::Q8_0, [1, 32], block.into())?;
+//! let matrix = PackedTensor::new(Format::Q8_0, [1, 32], block.into())?;
 //! let mut values = [0.0; 3];
 //! matrix.read(0, 15, &mut values);
 //! assert_eq!(values, [-0.5, 0.0, 0.5]);
@@ -17,9 +18,11 @@
 //! ```
 
 mod blocks;
-mod change;
 mod format;
 mod k_blocks;
+mod patch;
+mod read;
+mod scales;
 pub mod small_floats;
 
 use std::ops::Range;
@@ -30,93 +33,25 @@ use bytes::Bytes;
 use half::bf16;
 
 use crate::{DType, Error, HostTensor, Result, Shape};
-pub use change::Change;
-use change::Changed;
 pub use format::Format;
-use small_floats::{E2M1, from_e4m3, from_e5m2, half};
+use patch::AppliedPatch;
+pub use patch::Patch;
+use scales::{BLOCK_COLS, SharedScales};
+pub use scales::{BlockScales, Scales, swizzled_index};
 
-/// A packed matrix. The bytes are shared: cloning and taking rows copy nothing.
+/// A packed matrix. The bytes are shared: cloning and slicing rows copy nothing.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Packed {
+pub struct PackedTensor {
     format: Format,
     shape: Shape,
     data: Bytes,
-    scale: Scale,
-    change: Option<Changed>,
+    scales: SharedScales,
+    patch: Option<AppliedPatch>,
 }
 
-/// What the stored numbers are multiplied with.
-#[derive(Clone, Debug, PartialEq)]
-enum Scale {
-    One,
-    All(f32),
-    /// One a row, from row `.1` on.
-    Rows(Arc<[f32]>, usize),
-    /// One for 16 columns, of a matrix that this one is cut out of, from row `.1` on.
-    Blocks(BlockScales, usize),
-}
-
-/// The scales of a matrix of 4-bit floats (nvfp4).
-#[derive(Clone, Debug, PartialEq)]
-pub struct BlockScales {
-    /// 8-bit floats (e4m3), one for 16 columns.
-    pub scales: Bytes,
-    /// Whether they lie in tiles of 128 rows by 4 scales, as the tensor cores read them, rows and scales rounded up.
-    pub swizzled: bool,
-    /// Whether the first of two values is in the high half of their byte.
-    pub high_first: bool,
-    /// The factor of the whole matrix.
-    pub all: f32,
-}
-
-/// [`Packed::factors`]: what the stored numbers are multiplied with, plainly laid out.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Factors {
-    /// One for all of them.
-    All(f32),
-    /// One a row.
-    Rows(Vec<f32>),
-    /// One for 16 columns and one for all of them.
-    Blocks {
-        /// The factor of the whole matrix.
-        all: f32,
-        /// 8-bit floats (e4m3), row by row.
-        scales: Vec<u8>,
-        /// Whether the first of two values is in the high half of their byte.
-        high_first: bool,
-    },
-}
-
-impl BlockScales {
-    /// How many there are for a matrix of this size.
-    pub fn count(&self, [rows, cols]: [usize; 2]) -> Option<usize> {
-        let across = cols.div_ceil(16);
-        match self.swizzled {
-            true => rows.checked_next_multiple_of(128)?.checked_mul(across.checked_next_multiple_of(4)?),
-            false => rows.checked_mul(across),
-        }
-    }
-
-    /// Where the scale of `block` of `row` lies, `across` of them beside each other.
-    #[inline(always)]
-    fn place(&self, row: usize, block: usize, across: usize) -> usize {
-        match self.swizzled {
-            true => swizzled(row, block, across),
-            false => row * across + block,
-        }
-    }
-}
-
-/// Where the scale of `block` of `row` lies in tiles of 128 rows by 4 scales, `across` of them beside each other.
-#[inline(always)]
-pub fn swizzled(row: usize, block: usize, across: usize) -> usize {
-    let tile = row / 128 * across.div_ceil(4) + block / 4;
-    tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4
-}
-
-impl Packed {
-    /// A matrix of `[rows, cols]` over exactly the bytes it needs; its columns must fill whole blocks.
-    pub fn new(format: Format, shape: impl Into<Shape>, data: Bytes) -> Result<Packed> {
+impl PackedTensor {
+    /// Creates a `[rows, cols]` matrix from exactly the bytes it needs; `cols` must be a whole number of blocks.
+    pub fn new(format: Format, shape: impl Into<Shape>, data: Bytes) -> Result<PackedTensor> {
         let shape = shape.into();
         let &[rows, cols] = shape.dims() else { return Err(Error::Blocks { format, shape }) };
         let row = format.row_bytes(cols).ok_or_else(|| Error::Blocks { format, shape: shape.clone() })?;
@@ -124,49 +59,11 @@ impl Packed {
         if data.len() != expected {
             return Err(Error::PackedLength { shape, format, expected, found: data.len() });
         }
-        Ok(Packed { format, shape, data, scale: Scale::One, change: None })
+        Ok(PackedTensor { format, shape, data, scales: SharedScales::None, patch: None })
     }
 
-    /// The same with all values times `scale`.
-    pub fn scaled(self, scale: f32) -> Packed {
-        Packed { scale: Scale::All(scale), ..self }
-    }
-
-    /// The same with the values of each row times its scale.
-    pub fn scaled_rows(self, scales: &[f32]) -> Result<Packed> {
-        match scales.len() == self.row_count() {
-            true => Ok(Packed { scale: Scale::Rows(scales.into(), 0), ..self }),
-            false => Err(Error::Scales { shape: self.shape, found: scales.len() }),
-        }
-    }
-
-    /// The same with scales for 16 columns each.
-    pub fn scaled_blocks(self, scales: BlockScales) -> Result<Packed> {
-        let (rows, cols, found) = (self.row_count(), self.cols(), scales.scales.len());
-        match scales.count([rows, cols]) == Some(found) && self.format == Format::NvFp4 {
-            true => Ok(Packed { scale: Scale::Blocks(scales, 0), ..self }),
-            false => Err(Error::Scales { shape: self.shape, found }),
-        }
-    }
-
-    /// The same with its values changed where they are read, instead of any change before. Its first row is row `first` of
-    /// the change; written out, the values are of type `dtype`, f32 or bf16.
-    pub fn changed(self, change: Arc<dyn Change>, first: usize, dtype: DType) -> Packed {
-        Packed { change: Some(Changed { change, first, dtype }), ..self }
-    }
-
-    /// Whether the values are others than the bytes say.
-    pub fn is_changed(&self) -> bool {
-        self.change.is_some()
-    }
-
-    /// Whether the bytes are 8-bit floats (e4m3) with no more than a factor a row: what a product in such floats takes.
-    pub fn is_fp8(&self) -> bool {
-        self.format == Format::F8E4M3 && !self.is_changed()
-    }
-
-    /// A dense matrix in this type, sharing its bytes; f64 becomes f32.
-    pub fn from_dense(dense: &HostTensor) -> Result<Packed> {
+    /// Creates a packed tensor from a dense matrix, sharing its bytes; types without a format become f32.
+    pub fn from_dense(dense: &HostTensor) -> Result<PackedTensor> {
         let (format, dense) = match dense.dtype() {
             DType::F32 => (Format::F32, dense.clone()),
             DType::BF16 => (Format::BF16, dense.clone()),
@@ -175,10 +72,50 @@ impl Packed {
             DType::F8E5M2 => (Format::F8E5M2, dense.clone()),
             _ => (Format::F32, dense.to_dtype(DType::F32)?),
         };
-        Packed::new(format, dense.shape(), dense.bytes().clone())
+        PackedTensor::new(format, dense.shape(), dense.bytes().clone())
     }
 
-    /// How its values are stored.
+    /// Multiplies all values by `scale`.
+    pub fn with_scale(self, scale: f32) -> PackedTensor {
+        PackedTensor { scales: SharedScales::PerTensor(scale), ..self }
+    }
+
+    /// Multiplies each row by its scale.
+    pub fn with_row_scales(self, scales: &[f32]) -> Result<PackedTensor> {
+        if scales.len() != self.row_count() {
+            return Err(Error::Scales { shape: self.shape, found: scales.len() });
+        }
+        Ok(PackedTensor { scales: SharedScales::PerRow { scales: scales.into(), first_row: 0 }, ..self })
+    }
+
+    /// Multiplies each block of 16 columns by its scale; for nvfp4 only.
+    pub fn with_block_scales(self, scales: BlockScales) -> Result<PackedTensor> {
+        let (expected, found) = (scales.expected_len([self.row_count(), self.cols()]), scales.scales.len());
+        if self.format != Format::NvFp4 || expected != Some(found) {
+            return Err(Error::Scales { shape: self.shape, found });
+        }
+        Ok(PackedTensor { scales: SharedScales::PerBlock { scales, first_row: 0 }, ..self })
+    }
+
+    /// Applies `patch` to the values whenever they are read; replaces an earlier patch.
+    ///
+    /// Row 0 of this tensor is row `first_row` of the patch. Dequantized as a whole, the values have type `dtype`, f32 or
+    /// bf16.
+    pub fn patched(self, patch: Arc<dyn Patch>, first_row: usize, dtype: DType) -> PackedTensor {
+        PackedTensor { patch: Some(AppliedPatch { patch, first_row, dtype }), ..self }
+    }
+
+    /// Whether a patch changes the stored values.
+    pub fn is_patched(&self) -> bool {
+        self.patch.is_some()
+    }
+
+    /// Whether the bytes can be the operand of an fp8 matmul: unpatched e4m3 with at most a scale per row.
+    pub fn is_fp8(&self) -> bool {
+        self.format == Format::F8E4M3 && !self.is_patched()
+    }
+
+    /// The storage format.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -188,141 +125,89 @@ impl Packed {
         &self.shape
     }
 
-    /// The bytes without the scales that lie beside them.
+    /// The packed values, without separately stored scales.
     pub fn bytes(&self) -> &Bytes {
         &self.data
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub fn row_count(&self) -> usize {
         self.shape.rows()
     }
 
-    /// How many columns there are.
+    /// Number of columns.
     pub fn cols(&self) -> usize {
         self.shape.last()
     }
 
-    /// The factor that all values share, where there is one.
+    /// The scale of the whole tensor, if it has one.
     pub fn scale(&self) -> Option<f32> {
-        match &self.scale {
-            Scale::All(scale) => Some(*scale),
-            Scale::Blocks(scales, _) => Some(scales.all),
-            _ => None,
+        match &self.scales {
+            SharedScales::PerTensor(scale) => Some(*scale),
+            SharedScales::PerBlock { scales, .. } => Some(scales.global),
+            SharedScales::None | SharedScales::PerRow { .. } => None,
         }
     }
 
-    /// The factor of every row, where they are not in the blocks.
+    /// The scale of every row, without those of blocks.
     pub fn row_scales(&self) -> Vec<f32> {
-        match &self.scale {
-            Scale::Rows(scales, first) => scales[*first..first + self.row_count()].to_vec(),
+        match &self.scales {
+            SharedScales::PerRow { scales, first_row } => {
+                scales[*first_row..first_row + self.row_count()].to_vec()
+            }
             _ => vec![self.scale().unwrap_or(1.0); self.row_count()],
         }
     }
 
-    /// What the stored numbers are multiplied with, for a backend that reads them by itself.
-    pub fn factors(&self) -> Factors {
-        match &self.scale {
-            Scale::One => Factors::All(1.0),
-            Scale::All(scale) => Factors::All(*scale),
-            Scale::Rows(..) => Factors::Rows(self.row_scales()),
-            Scale::Blocks(scales, first) => {
-                let (rows, across) = (*first..first + self.row_count(), self.cols() / 16);
-                let places = rows.flat_map(|row| (0..across).map(move |block| (row, block)));
-                let bytes = places.map(|(row, block)| scales.scales[scales.place(row, block, across)]);
-                Factors::Blocks { all: scales.all, scales: bytes.collect(), high_first: scales.high_first }
+    /// All scales in a plain layout, for a backend with its own decoder.
+    pub fn scales(&self) -> Scales {
+        match &self.scales {
+            SharedScales::None => Scales::PerTensor(1.0),
+            SharedScales::PerTensor(scale) => Scales::PerTensor(*scale),
+            SharedScales::PerRow { .. } => Scales::PerRow(self.row_scales()),
+            SharedScales::PerBlock { scales, first_row } => {
+                let (rows, blocks) = (*first_row..first_row + self.row_count(), self.cols() / BLOCK_COLS);
+                let row_major = rows.flat_map(|row| (0..blocks).map(move |block| (row, block)));
+                let bytes = row_major.map(|(row, block)| scales.get(row, block, blocks)).collect();
+                Scales::PerBlock { global: scales.global, scales: bytes, high_first: scales.high_first }
             }
         }
     }
 
-    /// Some of the rows, sharing the bytes.
-    pub fn rows(&self, range: Range<usize>) -> Result<Packed> {
+    /// Slices rows, sharing the bytes.
+    pub fn rows(&self, range: Range<usize>) -> Result<PackedTensor> {
         let rows = self.row_count();
         if range.start > range.end || range.end > rows {
             return Err(Error::Rows { start: range.start, end: range.end, shape: self.shape.clone() });
         }
         let row = self.data.len() / rows.max(1);
-        let scale = match &self.scale {
-            Scale::Rows(scales, first) => Scale::Rows(Arc::clone(scales), first + range.start),
-            Scale::Blocks(scales, first) => Scale::Blocks(scales.clone(), first + range.start),
-            other => other.clone(),
+        let mut slice = PackedTensor {
+            shape: [range.len(), self.cols()].into(),
+            data: self.data.slice(range.start * row..range.end * row),
+            ..self.clone()
         };
-        let data = self.data.slice(range.start * row..range.end * row);
-        let change = self.change.clone().map(|c| Changed { first: c.first + range.start, ..c });
-        Ok(Packed { format: self.format, shape: [range.len(), self.cols()].into(), data, scale, change })
+        if let SharedScales::PerRow { first_row, .. } | SharedScales::PerBlock { first_row, .. } =
+            &mut slice.scales
+        {
+            *first_row += range.start;
+        }
+        if let Some(patch) = &mut slice.patch {
+            patch.first_row += range.start;
+        }
+        Ok(slice)
     }
 
-    /// Writes the values of `row` from column `from` on, as many as `out` has room for.
-    ///
-    /// # Panics
-    /// When they are not all inside the matrix.
-    // Always inlined: a kernel compiled for better instructions than this crate decodes with those.
-    #[inline(always)]
-    pub fn read(&self, row: usize, from: usize, out: &mut [f32]) {
-        let stride = self.data.len() / self.row_count();
-        let bytes = &self.data[row * stride..][..stride];
-        match self.format {
-            Format::F32 => single(bytes, from, out, f32::from_le_bytes),
-            Format::BF16 => {
-                single(bytes, from, out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16))
-            }
-            Format::F16 => single(bytes, from, out, half),
-            Format::F8E4M3 => single(bytes, from, out, |[b]| from_e4m3(b)),
-            Format::F8E5M2 => single(bytes, from, out, |[b]| from_e5m2(b)),
-            Format::Q4_0 => whole(bytes, from, out, |_, b, out| blocks::q4_0(b, out)),
-            Format::Q4_1 => whole(bytes, from, out, |_, b, out| blocks::q4_1(b, out)),
-            Format::Q5_0 => whole(bytes, from, out, |_, b, out| blocks::q5_0(b, out)),
-            Format::Q5_1 => whole(bytes, from, out, |_, b, out| blocks::q5_1(b, out)),
-            Format::Q8_0 => whole(bytes, from, out, |_, b, out| blocks::q8_0(b, out)),
-            Format::Q2K => whole(bytes, from, out, |_, b, out| k_blocks::q2_k(b, out)),
-            Format::Q3K => whole(bytes, from, out, |_, b, out| k_blocks::q3_k(b, out)),
-            Format::Q4K => whole(bytes, from, out, |_, b, out| k_blocks::q4_k(b, out)),
-            Format::Q5K => whole(bytes, from, out, |_, b, out| k_blocks::q5_k(b, out)),
-            Format::Q6K => whole(bytes, from, out, |_, b, out| k_blocks::q6_k(b, out)),
-            Format::NvFp4 => self.fours(bytes, row, from, out),
-        }
-        match &self.scale {
-            Scale::All(scale) => out.iter_mut().for_each(|v| *v *= scale),
-            Scale::Rows(scales, first) => {
-                let scale = scales[first + row];
-                out.iter_mut().for_each(|v| *v *= scale);
-            }
-            // The scales of blocks were taken with their values.
-            Scale::One | Scale::Blocks(..) => {}
-        }
-        if let Some(Changed { change, first, .. }) = &self.change {
-            change.change(first + row, from, out);
-        }
-    }
-
-    #[inline(always)]
-    fn fours(&self, bytes: &[u8], row: usize, from: usize, out: &mut [f32]) {
-        let across = self.cols() / 16;
-        let (high_first, scale) = match &self.scale {
-            Scale::Blocks(scales, first) => (scales.high_first, Some((scales, first + row))),
-            _ => (false, None),
-        };
-        whole(bytes, from, out, |block, bytes: &[u8; 8], out: &mut [f32; 16]| {
-            let scale =
-                scale.map_or(1.0, |(s, row)| from_e4m3(s.scales[s.place(row, block, across)]) * s.all);
-            for (out, &byte) in out.chunks_exact_mut(2).zip(bytes) {
-                let [low, high] = [byte & 15, byte >> 4].map(|code| E2M1[usize::from(code)] * scale);
-                out.copy_from_slice(&if high_first { [high, low] } else { [low, high] });
-            }
-        });
-    }
-
-    /// All values as f32.
+    /// Dequantizes to f32.
     pub fn to_f32(&self) -> Result<HostTensor> {
         HostTensor::from_f32(&self.shape, self.values(|v| v))
     }
 
-    /// All values, rounded to bf16.
+    /// Dequantizes to bf16, rounding.
     pub fn to_bf16(&self) -> Result<HostTensor> {
         HostTensor::from_bf16(&self.shape, self.values(bf16::from_f32))
     }
 
-    /// All values, in their [`dense_dtype`](Packed::dense_dtype).
+    /// Dequantizes to [`dense_dtype`](PackedTensor::dense_dtype).
     pub fn to_dense(&self) -> Result<HostTensor> {
         match self.dense_dtype() {
             DType::F32 => self.to_f32(),
@@ -330,93 +215,53 @@ impl Packed {
         }
     }
 
-    /// What its values become outside of their format: bf16, unless they are stored or were changed as f32.
+    /// The dtype of the dequantized tensor: f32 if the values are stored or patched as f32, otherwise bf16.
     pub fn dense_dtype(&self) -> DType {
-        match (&self.change, self.format) {
-            (Some(Changed { dtype: DType::F32, .. }), _) | (None, Format::F32) => DType::F32,
+        match (&self.patch, self.format) {
+            (Some(AppliedPatch { dtype: DType::F32, .. }), _) | (None, Format::F32) => DType::F32,
             _ => DType::BF16,
         }
     }
 
-    /// All values, by as many threads as there are cores: each row by itself, so that their number changes nothing.
-    fn values<T: Copy + Default + Send>(&self, to: impl Fn(f32) -> T + Copy + Sync) -> Vec<T> {
+    /// All values, row-major, on as many threads as pay off; the result does not depend on their number.
+    fn values<T: Copy + Default + Send>(&self, convert: impl Fn(f32) -> T + Copy + Sync) -> Vec<T> {
         let cols = self.cols();
         let mut values = vec![T::default(); self.shape.numel()];
-        // Without rows, columns may be beyond counting.
+        // A matrix without rows may claim more columns than fit in memory.
         if values.is_empty() {
             return values;
         }
-        let fill = |first: usize, values: &mut [T]| {
+        let fill = |first_row: usize, values: &mut [T]| {
             let mut row_values = vec![0f32; cols];
             for (row, out) in values.chunks_exact_mut(cols).enumerate() {
-                self.read(first + row, 0, &mut row_values);
-                out.iter_mut().zip(&row_values).for_each(|(out, v)| *out = to(*v));
+                self.read(first_row + row, 0, &mut row_values);
+                out.iter_mut().zip(&row_values).for_each(|(out, v)| *out = convert(*v));
             }
         };
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let threads = cores.min(values.len().div_ceil(WORTH_A_THREAD));
+        let threads = cores.min(values.len().div_ceil(VALUES_PER_THREAD));
         if threads < 2 {
             fill(0, &mut values);
             return values;
         }
         let rows = self.row_count().div_ceil(threads);
         thread::scope(|scope| {
-            for (i, piece) in values.chunks_mut(rows * cols).enumerate() {
-                scope.spawn(move || fill(i * rows, piece));
+            for (i, chunk) in values.chunks_mut(rows * cols).enumerate() {
+                scope.spawn(move || fill(i * rows, chunk));
             }
         });
         values
     }
 }
 
-/// Values below which another thread costs more than it brings.
-const WORTH_A_THREAD: usize = 1 << 20;
-
-/// Values of `B` bytes each.
-#[inline(always)]
-fn single<const B: usize>(row: &[u8], from: usize, out: &mut [f32], value: impl Fn([u8; B]) -> f32) {
-    let (values, _) = row[from * B..][..out.len() * B].as_chunks::<B>();
-    for (out, bytes) in out.iter_mut().zip(values) {
-        *out = value(*bytes);
-    }
-}
-
-/// Blocks of `B` bytes and `N` values, the first and the last perhaps in part.
-#[inline(always)]
-fn whole<const B: usize, const N: usize>(
-    row: &[u8],
-    from: usize,
-    out: &mut [f32],
-    decode: impl Fn(usize, &[u8; B], &mut [f32; N]),
-) {
-    let (blocks, _) = row.as_chunks::<B>();
-    let part = |block: usize, skip: usize, out: &mut [f32]| {
-        let mut values = [0.0; N];
-        decode(block, &blocks[block], &mut values);
-        out.copy_from_slice(&values[skip..skip + out.len()]);
-    };
-    let (mut block, skip) = (from / N, from % N);
-    let lead = if skip == 0 { 0 } else { out.len().min(N - skip) };
-    let (first, out) = out.split_at_mut(lead);
-    if !first.is_empty() {
-        part(block, skip, first);
-        block += 1;
-    }
-    let (middle, last) = out.as_chunks_mut::<N>();
-    for out in middle {
-        decode(block, &blocks[block], out);
-        block += 1;
-    }
-    if !last.is_empty() {
-        part(block, 0, last);
-    }
-}
+/// Fewer values than this are not worth another thread.
+const VALUES_PER_THREAD: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Bytes without a pattern; halves among them may be anything but infinite.
+    /// Pseudo-random bytes; the mask keeps f16 scales among them finite.
     fn noise(count: usize) -> Bytes {
         let mut state = 1u32;
         let mut next = || {
@@ -427,15 +272,15 @@ mod tests {
     }
 
     #[test]
-    fn any_piece_of_a_row_has_the_values_of_the_whole_row() {
+    fn pieces_of_a_row_have_the_values_of_the_whole_row() {
         for format in Format::all() {
             let (rows, cols) = (3, 512);
             let data = noise(rows * format.row_bytes(cols).unwrap());
-            let mut matrix = Packed::new(format, [rows, cols], data).unwrap();
+            let mut matrix = PackedTensor::new(format, [rows, cols], data).unwrap();
             if format == Format::NvFp4 {
                 let scales =
-                    BlockScales { scales: noise(128 * 32), swizzled: true, high_first: true, all: 0.5 };
-                matrix = matrix.scaled_blocks(scales).unwrap();
+                    BlockScales { scales: noise(128 * 32), swizzled: true, high_first: true, global: 0.5 };
+                matrix = matrix.with_block_scales(scales).unwrap();
             }
             let whole = matrix.to_f32().unwrap();
             let whole = whole.to_f32().unwrap();
@@ -450,48 +295,48 @@ mod tests {
     }
 
     #[test]
-    fn sizes_must_fit() {
-        let error = Packed::new(Format::Q4K, [2, 300], Bytes::new()).unwrap_err().to_string();
+    fn sizes_are_checked() {
+        let error = PackedTensor::new(Format::Q4K, [2, 300], Bytes::new()).unwrap_err().to_string();
         assert_eq!(error, "a matrix of shape [2, 300] can't be q4_k, whose blocks have 256 values");
-        let error = Packed::new(Format::Q8_0, [2, 32], noise(67)).unwrap_err().to_string();
+        let error = PackedTensor::new(Format::Q8_0, [2, 32], noise(67)).unwrap_err().to_string();
         assert_eq!(error, "shape [2, 32] of q8_0 needs 68 bytes, found 67");
-        assert!(Packed::new(Format::F32, [usize::MAX, 2], Bytes::new()).is_err());
-        let fp8 = Packed::new(Format::F8E4M3, [2, 3], noise(6)).unwrap();
-        assert!(fp8.clone().scaled_rows(&[1.0]).is_err() && fp8.rows(1..3).is_err());
+        assert!(PackedTensor::new(Format::F32, [usize::MAX, 2], Bytes::new()).is_err());
+        let fp8 = PackedTensor::new(Format::F8E4M3, [2, 3], noise(6)).unwrap();
+        assert!(fp8.clone().with_row_scales(&[1.0]).is_err() && fp8.rows(1..3).is_err());
     }
 
     #[test]
     fn rows_keep_their_own_scales() {
-        let fp8 = Packed::new(Format::F8E4M3, [3, 2], vec![0x38; 6].into()).unwrap();
-        let rows = fp8.scaled_rows(&[1.0, 2.0, 3.0]).unwrap().rows(1..3).unwrap().rows(1..2).unwrap();
+        let fp8 = PackedTensor::new(Format::F8E4M3, [3, 2], vec![0x38; 6].into()).unwrap();
+        let rows = fp8.with_row_scales(&[1.0, 2.0, 3.0]).unwrap().rows(1..3).unwrap().rows(1..2).unwrap();
         assert_eq!(rows.to_f32().unwrap().to_f32().unwrap().as_ref(), [3.0, 3.0]);
     }
 
     #[test]
-    fn a_change_sees_the_rows_and_columns_of_the_whole_matrix() {
+    fn a_patch_gets_rows_and_columns_of_the_whole_matrix() {
         #[derive(Debug)]
-        struct Place;
-        impl Change for Place {
-            fn change(&self, row: usize, from: usize, values: &mut [f32]) {
+        struct AddPosition;
+        impl Patch for AddPosition {
+            fn apply(&self, row: usize, from: usize, values: &mut [f32]) {
                 values.iter_mut().enumerate().for_each(|(i, v)| *v += (10 * row + from + i) as f32);
             }
         }
-        let plain = Packed::new(Format::F8E4M3, [3, 4], vec![0x38; 12].into()).unwrap();
-        let matrix = plain.clone().scaled(0.5).changed(Arc::new(Place), 2, DType::F32);
-        assert!(matrix.is_changed() && matrix != plain.scaled(0.5) && matrix == matrix.clone());
-        let part = matrix.rows(1..3).unwrap();
+        let plain = PackedTensor::new(Format::F8E4M3, [3, 4], vec![0x38; 12].into()).unwrap();
+        let matrix = plain.clone().with_scale(0.5).patched(Arc::new(AddPosition), 2, DType::F32);
+        assert!(matrix.is_patched() && matrix != plain.with_scale(0.5) && matrix == matrix.clone());
+        let slice = matrix.rows(1..3).unwrap();
         let mut values = [0.0; 2];
-        part.read(1, 2, &mut values);
+        slice.read(1, 2, &mut values);
         assert_eq!(values, [42.5, 43.5]);
-        assert_eq!(part.to_dense().unwrap().to_f32().unwrap()[..4], [30.5, 31.5, 32.5, 33.5]);
+        assert_eq!(slice.to_dense().unwrap().to_f32().unwrap()[..4], [30.5, 31.5, 32.5, 33.5]);
     }
 
     #[test]
-    fn many_threads_write_out_what_one_reads() {
+    fn parallel_dequantization_equals_reading_rows() {
         let (rows, cols) = (5 * 41, 3 << 12);
-        let matrix = Packed::new(Format::F8E4M3, [rows, cols], noise(rows * cols)).unwrap();
+        let matrix = PackedTensor::new(Format::F8E4M3, [rows, cols], noise(rows * cols)).unwrap();
         let (all, mut row) = (matrix.to_bf16().unwrap(), vec![0.0; cols]);
-        let empty = Packed::new(Format::Q8_0, [0, 1 << 50], Bytes::new()).unwrap();
+        let empty = PackedTensor::new(Format::Q8_0, [0, 1 << 50], Bytes::new()).unwrap();
         assert_eq!(empty.to_bf16().unwrap().numel(), 0);
         for i in [0, 102, 103, rows - 1] {
             matrix.read(i, 0, &mut row);
@@ -501,16 +346,16 @@ mod tests {
 
     #[test]
     fn both_orders_of_nibbles_and_scales_give_the_same_matrix() {
-        let (rows, cols, across) = (200, 96, 6);
-        let (data, plain) = (noise(rows * cols / 2), noise(rows * across));
+        let (rows, cols, blocks) = (200, 96, 6);
+        let (data, plain) = (noise(rows * cols / 2), noise(rows * blocks));
         let swapped: Vec<u8> = data.iter().map(|b| b.rotate_left(4)).collect();
         let mut tiles = vec![0; 256 * 8];
         for (i, scale) in plain.iter().enumerate() {
-            tiles[swizzled(i / across, i % across, across)] = *scale;
+            tiles[swizzled_index(i / blocks, i % blocks, blocks)] = *scale;
         }
         let make = |data: Bytes, scales: Bytes, other: bool| {
-            let scales = BlockScales { scales, swizzled: other, high_first: other, all: 0.25 };
-            Packed::new(Format::NvFp4, [rows, cols], data).unwrap().scaled_blocks(scales).unwrap()
+            let scales = BlockScales { scales, swizzled: other, high_first: other, global: 0.25 };
+            PackedTensor::new(Format::NvFp4, [rows, cols], data).unwrap().with_block_scales(scales).unwrap()
         };
         let linear = make(data, plain, false);
         let tiled = make(swapped.into(), tiles.into(), true);

@@ -1,76 +1,79 @@
-//! Floats of 16, 8 and 4 bits, by their bits: plain arithmetic, which a compiler can do for many at once.
+//! Conversions of f16, fp8 (e4m3, e5m2) and fp4 (e2m1). Plain arithmetic on bits, so that the compiler vectorizes them.
 
-/// A power of two.
+/// `2^exponent`.
 const fn power(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
-/// IEEE half precision.
+/// Decodes an IEEE f16.
 #[inline(always)]
 pub(super) fn half(bytes: [u8; 2]) -> f32 {
     let bits = u32::from(u16::from_le_bytes(bytes));
-    wide(bits, 15, 10, 15, bits & 0x7c00 == 0x7c00, (bits & 0x3ff) << 13)
+    widen(bits, 15, 10, 15, bits & 0x7c00 == 0x7c00, (bits & 0x3ff) << 13)
 }
 
-/// 4 exponent bits, 3 of fraction; no infinity, and all ones is NaN.
+/// Decodes an e4m3: 4 exponent bits, 3 mantissa bits, no infinity; all ones is NaN.
 #[inline(always)]
 pub fn from_e4m3(byte: u8) -> f32 {
     let bits = u32::from(byte);
-    wide(bits, 7, 3, 7, bits & 0x7f == 0x7f, 1 << 22)
+    widen(bits, 7, 3, 7, bits & 0x7f == 0x7f, 1 << 22)
 }
 
-/// 5 exponent bits, 2 of fraction: the upper byte of a half.
+/// Decodes an e5m2: the upper byte of an f16.
 #[inline(always)]
-pub fn from_e5m2(byte: u8) -> f32 {
+pub(crate) fn from_e5m2(byte: u8) -> f32 {
     half([0, byte])
 }
 
-/// The values of the 4-bit codes: sign, 2 exponent bits, 1 of fraction.
-pub const E2M1: [f32; 16] =
+/// The values of the e2m1 codes: sign, 2 exponent bits, 1 mantissa bit.
+pub(super) const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// A float of `sign` bits below its sign and `fraction` bits. An exponent that is too small by a constant is put right
-/// by a factor, which also normalises what has no leading one.
+/// Decodes a float with `sign` bits below its sign bit and a mantissa of `fraction` bits.
+///
+/// The bits are shifted to their position in an f32; a multiplication then corrects the exponent bias, which also
+/// normalizes subnormals. `special` values (infinity, NaN) get the mantissa `payload`.
 #[inline(always)]
-fn wide(bits: u32, sign: u32, fraction: u32, bias: i32, special: bool, payload: u32) -> f32 {
+fn widen(bits: u32, sign: u32, fraction: u32, bias: i32, special: bool, payload: u32) -> f32 {
     let negative = (bits >> sign) << 31;
     let magnitude = f32::from_bits((bits & ((1 << sign) - 1)) << (23 - fraction)) * power(127 - bias);
     let bits = if special { 0x7f80_0000 | payload } else { magnitude.to_bits() };
     f32::from_bits(bits | negative)
 }
 
-/// The nearest 8-bit float with 3 bits of fraction, ties to even; what is beyond ±448 becomes that, NaN stays.
+/// Encodes the nearest e4m3, ties to even. Saturates at ±448; NaN stays NaN.
 pub fn to_e4m3(x: f32) -> u8 {
-    if x.is_nan() { 0x7f } else { round(x, 3, -6, 448.0, 0x80) }
+    if x.is_nan() { 0x7f } else { encode(x, 3, -6, 448.0, 0x80) }
 }
 
-/// The nearest 4-bit float, ties to even; what is beyond ±6 becomes that.
+/// Encodes the nearest e2m1, ties to even. Saturates at ±6.
 pub fn to_e2m1(x: f32) -> u8 {
-    round(x, 1, 0, 6.0, 0x8)
+    encode(x, 1, 0, 6.0, 0x8)
 }
 
-/// Beyond this a float has no fraction left, so that a sum with it is rounded.
-const WHOLE: f32 = 12_582_912.0;
+/// 1.5 · 2²³. A float of this size has no fraction, so adding it rounds to an integer.
+const ROUNDER: f32 = 12_582_912.0;
 
-/// The nearest integer, ties to even, of a number below 2²² (larger ones stay as they are): what
-/// [`f32::round_ties_even`] gives, which is a function call a number on machines without an instruction for it.
+/// Rounds a number below 2²² in magnitude to the nearest integer, ties to even; larger ones are returned as they are.
+///
+/// Same result as [`f32::round_ties_even`], which is a function call on targets without a rounding instruction.
 #[inline(always)]
-pub fn nearest(x: f32) -> f32 {
-    if x.abs() < 4_194_304.0 { (x + WHOLE) - WHOLE } else { x }
+pub fn round_ties_even(x: f32) -> f32 {
+    if x.abs() < 4_194_304.0 { (x + ROUNDER) - ROUNDER } else { x }
 }
 
-/// [`nearest`] of a number from 0 to 2²² as an integer, without a conversion that looks out for larger ones.
+/// [`round_ties_even`] of a number from 0 to 2²², as an integer; avoids the saturating conversion.
 #[inline(always)]
-fn nearest_code(x: f32) -> i32 {
-    (x + WHOLE).to_bits() as i32 - WHOLE.to_bits() as i32
+fn round_to_integer(x: f32) -> i32 {
+    (x + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32
 }
 
-/// The code of the nearest number with `fraction` bits after the first and no exponent below `lowest`.
-fn round(x: f32, fraction: u32, lowest: i32, largest: f32, sign: u8) -> u8 {
+/// Encodes the nearest float with `fraction` mantissa bits and no exponent below `lowest`.
+fn encode(x: f32, fraction: u32, lowest: i32, largest: f32, sign: u8) -> u8 {
     let magnitude = x.abs().min(largest);
     let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(lowest);
-    // Exact: a power of two. A result of twice the leading one is the next exponent's first code, as it should be.
-    let steps = nearest_code(magnitude * power(fraction as i32 - exponent));
+    // The product is exact: a power of two. Rounding up to the next power of two carries into the exponent.
+    let steps = round_to_integer(magnitude * power(fraction as i32 - exponent));
     let code = ((exponent - lowest) << fraction) + steps;
     code as u8 | if x.is_sign_negative() { sign } else { 0 }
 }
@@ -80,23 +83,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_integer_is_that_of_the_standard_library() {
+    fn rounding_equals_the_standard_library() {
         let mut random = 1u32;
         for _ in 0..100_000 {
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let x = f32::from_bits(random);
             if x.is_finite() && x.abs() < 4_194_304.0 {
-                assert_eq!(nearest(x), x.round_ties_even(), "{x:e}");
+                assert_eq!(round_ties_even(x), x.round_ties_even(), "{x:e}");
             }
         }
         for half in -9..9 {
             let x = half as f32 + 0.5;
-            assert_eq!(nearest(x), x.round_ties_even());
+            assert_eq!(round_ties_even(x), x.round_ties_even());
         }
     }
 
     #[test]
-    fn halves_are_what_half_says() {
+    fn f16_equals_the_half_crate() {
         for bits in 0..=u16::MAX {
             let (found, expected) = (half(bits.to_le_bytes()), half::f16::from_bits(bits).to_f32());
             assert!(found == expected || found.is_nan() && expected.is_nan(), "{bits:#x}");
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_the_floats_their_fields_say() {
+    fn fp8_values_follow_from_their_fields() {
         let by_fields = |byte: u8| {
             let (exponent, fraction) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
             let value = match exponent {

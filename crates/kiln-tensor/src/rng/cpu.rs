@@ -1,53 +1,55 @@
-use super::Half;
+//! torch's CPU generator: a Mersenne Twister and Box–Muller, vectorized in groups of 16 values.
+
+use super::HalfDType;
 use super::mt19937::Mt19937;
 use super::vector_math;
 
-/// How many values torch's vectorised draw makes at once. Shorter draws take another way.
+/// Values per group of torch's vectorized draw. Shorter draws use a scalar algorithm.
 pub(super) const GROUP: usize = 16;
 
-/// What `torch.Generator("cpu").manual_seed(seed)` draws, bit for bit (as torch's AVX2 and AVX-512 builds do).
+/// `torch.Generator("cpu").manual_seed(seed)`, bit for bit (as torch's AVX2 and AVX-512 builds draw).
 ///
-/// torch seeds its Mersenne Twister with the low 32 bits only, so seeds 2³² apart are the same seed.
+/// torch seeds its Mersenne Twister with the low 32 bits only, so seeds 2³² apart are equal.
 ///
-/// A draw in bf16 or f16 depends on the release of torch. From 2.13 on it is the f32 draw rounded to nearest, as long as
-/// its length is a multiple of 16, which latents always are; 2.12 differs from that in a few values. Up to 2.11 it is
-/// [`randn_half`](Self::randn_half), other values from the same seed.
+/// A draw in bf16 or f16 depends on the torch release. Since 2.13 it is the f32 draw rounded to nearest if the length is
+/// a multiple of 16, which it always is for latents; 2.12 differs in a few values. Up to 2.11 it is a different sequence,
+/// [`randn_half`](Self::randn_half).
 #[derive(Clone, Debug, PartialEq)]
 pub struct TorchCpu {
     mt: Mt19937,
-    /// The second sample of a scalar pair. It waits here, also across long draws, for the next short one.
+    /// The second sample of a scalar pair, kept for the next short draw, also across long draws.
     cached: Option<f64>,
 }
 
 impl TorchCpu {
-    /// A generator at the start of the stream of `seed`.
+    /// Creates a generator at the start of the stream of `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { mt: Mt19937::new(seed as u32), cached: None }
     }
 
-    /// `n` values as `torch.randn(n, generator=…)` draws them in f32.
-    // Compiled here: inlined into a crate that is built for size it takes eight times as long.
+    /// Draws `n` values as `torch.randn(n, generator=…)` does in f32.
+    // Not inlined: in a crate compiled for size it would take eight times as long.
     #[inline(never)]
     pub fn randn(&mut self, n: usize) -> Vec<f32> {
         if n < GROUP {
-            return (0..n).map(|_| self.sample() as f32).collect();
+            return (0..n).map(|_| self.draw_scalar() as f32).collect();
         }
-        self.groups(n, uniform_f32, make_normal)
+        self.draw_groups(n, uniform_f32, make_normal)
     }
 
-    /// `n` values as `torch.randn(n, dtype=…, generator=…)` draws them in a 16-bit type in torch up to 2.11, where every
-    /// operation rounds to that type.
+    /// Draws `n` values as `torch.randn(n, dtype=…, generator=…)` does in torch up to 2.11, where every operation rounds
+    /// to the 16-bit type.
     #[inline(never)]
-    pub fn randn_half(&mut self, n: usize, half: Half) -> Vec<f32> {
+    pub fn randn_half(&mut self, n: usize, half: HalfDType) -> Vec<f32> {
         if n < GROUP {
-            return (0..n).map(|_| half.round(self.sample() as f32)).collect();
+            return (0..n).map(|_| half.round(self.draw_scalar() as f32)).collect();
         }
-        self.groups(n, |word| half.uniform(word), |groups| half.make_normal(groups))
+        self.draw_groups(n, |word| half.uniform(word), |groups| half.make_normal(groups))
     }
 
-    /// `n` values, at least 16: uniform ones, made normal in groups.
-    fn groups(
+    /// Draws `n` values, at least 16: uniform values, transformed in groups.
+    fn draw_groups(
         &mut self,
         n: usize,
         uniform: impl Fn(u32) -> f32,
@@ -57,7 +59,7 @@ impl TorchCpu {
         self.mt.fill(&mut values, &uniform);
         make_normal(values.as_chunks_mut().0);
         if !n.is_multiple_of(GROUP) {
-            // The ragged end is not transformed: torch draws a fresh group over the last 16 values.
+            // torch does not transform the partial group at the end: it draws a fresh group over the last 16 values.
             let mut group = [[0.0; GROUP]];
             self.mt.fill(&mut group[0], &uniform);
             make_normal(&mut group);
@@ -66,53 +68,52 @@ impl TorchCpu {
         values
     }
 
-    /// One value the way short draws make it: in f64, two at a time.
-    fn sample(&mut self) -> f64 {
+    /// Draws one value as short draws do: in f64, two at a time.
+    fn draw_scalar(&mut self) -> f64 {
         if let Some(second) = self.cached.take() {
             return second;
         }
-        let turn = self.uniform_f64();
+        let turns = self.uniform_f64();
         let radius = (-2.0 * (-self.uniform_f64()).ln_1p()).sqrt();
-        let (sin, cos) = (std::f64::consts::TAU * turn).sin_cos();
+        let (sin, cos) = (std::f64::consts::TAU * turns).sin_cos();
         self.cached = Some(radius * sin);
         radius * cos
     }
 
-    /// In `[0, 1)`, 53 bits.
+    /// A uniform value in `[0, 1)` with 53 bits.
     fn uniform_f64(&mut self) -> f64 {
         const SCALE: f64 = 1.0 / (1u64 << 53) as f64;
         (self.mt.next_u64() & ((1 << 53) - 1)) as f64 * SCALE
     }
 }
 
-/// In `[0, 1)`, 24 bits.
+/// A uniform value in `[0, 1)` with 24 bits.
 fn uniform_f32(word: u32) -> f32 {
     const SCALE: f32 = 1.0 / (1u32 << 24) as f32;
     (word & 0x00ff_ffff) as i32 as f32 * SCALE
 }
 
-/// Turns uniform values into normal ones, group by group.
+/// Transforms uniform values to normal ones, group by group.
 fn make_normal(groups: &mut [[f32; GROUP]]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: the processor has these instructions.
+        // SAFETY: AVX2 and FMA were detected.
         #[allow(unsafe_code)]
-        return unsafe { make_normal_fused(groups) };
+        return unsafe { make_normal_fma(groups) };
     }
     groups.iter_mut().for_each(box_muller);
 }
 
-/// The same with the processor's fused multiply-adds. Without them each is a call of a function, which gives the same bits and
-/// takes fifty times as long.
+/// [`make_normal`] with hardware FMA. Without it every `mul_add` is a function call: the same bits, fifty times slower.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn make_normal_fused(groups: &mut [[f32; GROUP]]) {
+fn make_normal_fma(groups: &mut [[f32; GROUP]]) {
     for group in groups {
         box_muller(group);
     }
 }
 
-/// Value `j` of a group gives the radius and value `j + 8` the angle of a pair.
+/// Transforms a group: value `j` gives the radius and value `j + 8` the angle of a pair.
 #[inline(always)]
 fn box_muller(group: &mut [f32; GROUP]) {
     for j in 0..GROUP / 2 {
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_processors_own_instructions_change_no_bit() {
+    fn fma_instructions_change_no_bit() {
         let mut mt = Mt19937::new(3);
         let mut groups = vec![[0.0; GROUP]; 4096];
         groups.iter_mut().for_each(|group| mt.fill(group, uniform_f32));

@@ -1,16 +1,18 @@
+//! torch's CUDA generator: one Philox stream per thread of the kernel that draws.
+
 use super::philox::philox4x32_10;
 
 /// Threads in a block of torch's random kernels.
 const BLOCK: u64 = 256;
-/// Values a thread makes from one Philox block.
+/// Values that a thread draws from one Philox block.
 const UNROLL: u64 = 4;
 
-/// The size of the device a draw is spread over.
+/// The size of the GPU that torch would draw on.
 ///
-/// torch launches at most as many threads as the device holds at once, so a long draw depends on the model of
-/// the GPU. A draw of up to `multiprocessors · threads_per_multiprocessor` values (rounded down to whole blocks
-/// of 256 per multiprocessor) has a thread for each value and comes out the same everywhere: with the default
-/// layout 270,336 values, a picture of 512 × 512 or 720 × 720 but not of 1024 × 1024.
+/// torch launches at most as many threads as fit on the GPU at once, so a long draw depends on the GPU model. A draw of up
+/// to `multiprocessors · threads_per_multiprocessor` values (rounded down to whole blocks of 256 per multiprocessor) has a
+/// thread per value and is the same on every GPU: with the default layout 270,336 values, enough for an image of 512 × 512
+/// or 720 × 720, but not of 1024 × 1024.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaLayout {
     /// `torch.cuda.get_device_properties(0).multi_processor_count`
@@ -30,43 +32,43 @@ impl CudaLayout {
     /// Threads torch launches for a draw of `n` values.
     fn threads(self, n: u64) -> u64 {
         let resident = u64::from(self.multiprocessors) * (u64::from(self.threads_per_multiprocessor) / BLOCK);
-        // A layout without any room is no device; one block keeps the draw defined.
+        // A layout of zero threads is no GPU; one block keeps the draw defined.
         n.div_ceil(BLOCK).min(resident).max(1) * BLOCK
     }
 }
 
-/// What `torch.Generator("cuda").manual_seed(seed)` draws, to about 1e-6 (the device's sine and cosine are that rough).
+/// `torch.Generator("cuda").manual_seed(seed)`, to about 1e-6 (the error of the device's sine and cosine).
 ///
-/// A draw in bf16 or f16 is this draw rounded to nearest. All 64 bits of the seed count. Every thread has its own Philox stream; each draw moves the position in all of
-/// them on.
+/// A draw in bf16 or f16 is this draw rounded to nearest. All 64 bits of the seed count. Every thread has its own Philox
+/// stream; each draw advances all of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TorchCuda {
     seed: u64,
-    /// 32-bit words every stream has given so far; a multiple of four.
+    /// 32-bit words consumed from every stream; a multiple of four.
     offset: u64,
     layout: CudaLayout,
 }
 
 impl TorchCuda {
-    /// A generator at the start of the streams of `seed`, on a device of [`CudaLayout::default`].
+    /// Creates a generator at the start of the streams of `seed`, for a GPU of [`CudaLayout::default`].
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self::with_layout(seed, CudaLayout::default())
     }
 
-    /// The same on another device.
+    /// Creates a generator for another GPU.
     #[must_use]
     pub fn with_layout(seed: u64, layout: CudaLayout) -> Self {
         Self { seed, offset: 0, layout }
     }
 
-    /// The position in the streams, as `torch.Generator.get_offset` tells it.
+    /// The position in the streams, as `torch.Generator.get_offset` returns it.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// `n` values as `torch.randn(n, device="cuda", generator=…)` draws them in f32.
+    /// Draws `n` values as `torch.randn(n, device="cuda", generator=…)` does in f32.
     pub fn randn(&mut self, n: usize) -> Vec<f32> {
         if n == 0 {
             return Vec::new();
@@ -76,10 +78,10 @@ impl TorchCuda {
         let mut values = vec![0.0; n];
         for round in 0..rounds {
             for thread in 0..threads {
-                let four = self.normal4(thread, round);
-                for (i, value) in four.into_iter().enumerate() {
-                    let at = thread + threads * (round * UNROLL + i as u64);
-                    match usize::try_from(at).ok().and_then(|at| values.get_mut(at)) {
+                let normals = self.normal4(thread, round);
+                for (i, value) in normals.into_iter().enumerate() {
+                    let index = thread + threads * (round * UNROLL + i as u64);
+                    match usize::try_from(index).ok().and_then(|index| values.get_mut(index)) {
                         Some(slot) => *slot = value,
                         None => break,
                     }
@@ -100,20 +102,20 @@ impl TorchCuda {
     }
 }
 
-/// The transform of cuRAND: a word for the radius, one for the angle; the sine comes first.
+/// cuRAND's Box–Muller transform of one word for the radius and one for the angle; the sine comes first.
 fn box_muller(radius: u32, angle: u32) -> [f32; 2] {
     const UNIT: f32 = 1.0 / (1u64 << 32) as f32;
     const STEP: f32 = UNIT * std::f32::consts::TAU;
     let u = radius as f32 * UNIT + UNIT / 2.0;
     let v = (angle as f32).mul_add(STEP, STEP / 2.0);
     let radius = (-2.0 * f64::from(u).ln() as f32).sqrt();
-    // The device divides by 2π again, rounding towards zero, before it looks sine and cosine up in its table.
+    // The device divides by 2π again, rounding towards zero, before its table lookup of sine and cosine.
     let turns = truncate(f64::from(v) * f64::from(1.0 / std::f32::consts::TAU));
     let (sin, cos) = (std::f64::consts::TAU * turns).sin_cos();
     [sin as f32 * radius, cos as f32 * radius]
 }
 
-/// `x` cut to the 24 bits of an f32.
+/// `x` truncated to the 24-bit precision of an f32.
 fn truncate(x: f64) -> f64 {
     f64::from_bits(x.to_bits() & !((1 << 29) - 1))
 }
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_draw_moves_nothing() {
+    fn an_empty_draw_advances_nothing() {
         let mut g = TorchCuda::new(1);
         assert!(g.randn(0).is_empty());
         assert_eq!(g, TorchCuda::new(1));

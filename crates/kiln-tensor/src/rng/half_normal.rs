@@ -1,7 +1,7 @@
-//! The normal transform of a 16-bit draw in torch up to 2.11, which rounds the result of each operation to the 16-bit type.
+//! The Box–Muller transform of 16-bit draws in torch up to 2.11, which rounds every operation to the 16-bit type.
 //!
-//! A uniform value has as few bits as the type's significand, so there are 256 radii and angles in bf16 and 2048 in f16.
-//! They are computed once; a draw looks them up and multiplies.
+//! A uniform value has only as many bits as the type's significand, so there are 256 radii and angles in bf16 and 2048 in
+//! f16. They are computed once; a draw looks them up and multiplies.
 
 use std::sync::OnceLock;
 
@@ -9,29 +9,29 @@ use half::{bf16, f16};
 
 use super::cpu::GROUP;
 
-/// A 16-bit type that torch up to 2.11 computes normal draws in.
+/// A 16-bit type for draws of torch up to 2.11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
+pub enum HalfDType {
     /// `torch.bfloat16`.
     Bf16,
     /// `torch.float16`.
     F16,
 }
 
-impl Half {
+impl HalfDType {
     /// `x` rounded to this type, to nearest even.
     pub(super) fn round(self, x: f32) -> f32 {
         match self {
-            Half::Bf16 => bf16::from_f32(x).to_f32(),
-            Half::F16 => f16::from_f32(x).to_f32(),
+            HalfDType::Bf16 => bf16::from_f32(x).to_f32(),
+            HalfDType::F16 => f16::from_f32(x).to_f32(),
         }
     }
 
-    /// Bits of the significand, the implicit one included.
+    /// Bits of the significand, including the implicit one.
     fn bits(self) -> u32 {
         match self {
-            Half::Bf16 => bf16::MANTISSA_DIGITS,
-            Half::F16 => f16::MANTISSA_DIGITS,
+            HalfDType::Bf16 => bf16::MANTISSA_DIGITS,
+            HalfDType::F16 => f16::MANTISSA_DIGITS,
         }
     }
 
@@ -40,7 +40,7 @@ impl Half {
         (word & ((1 << self.bits()) - 1)) as f32
     }
 
-    /// Turns uniform values into normal ones, group by group.
+    /// Transforms uniform values to normal ones, group by group.
     pub(super) fn make_normal(self, groups: &mut [[f32; GROUP]]) {
         static TABLES: [OnceLock<Table>; 2] = [const { OnceLock::new() }; 2];
         let table = TABLES[self as usize].get_or_init(|| Table::new(self));
@@ -48,7 +48,7 @@ impl Half {
             for j in 0..GROUP / 2 {
                 let radius = table.radius[group[j] as usize];
                 let (sin, cos) = table.sin_cos[group[j + GROUP / 2] as usize];
-                // torch adds a mean of 0 in the end, which makes -0 a 0.
+                // torch finally adds a mean of 0, which turns -0 into 0.
                 group[j] = self.round(radius * cos) + 0.0;
                 group[j + GROUP / 2] = self.round(radius * sin) + 0.0;
             }
@@ -63,9 +63,9 @@ struct Table {
 }
 
 impl Table {
-    /// torch calls single-precision functions. Exact ones, rounded to f32, give the same values in 16 bits: none of the
-    /// results is closer than 0.86 f32 units to where the rounding changes.
-    fn new(half: Half) -> Table {
+    /// torch uses single-precision functions. f64 results rounded to f32 give the same 16-bit values: none is closer than
+    /// 0.86 f32 ulps to a rounding boundary.
+    fn new(half: HalfDType) -> Table {
         let round = |x: f64| half.round(x as f32);
         let count = 1u32 << half.bits();
         let unit = 1.0 / f64::from(count);

@@ -1,13 +1,12 @@
-//! The normal random numbers torch draws, so that a seed means the same picture here as in diffusers.
+//! torch's normal random numbers, so that a seed gives the same image as in diffusers.
 //!
-//! torch has two unrelated generators. [`TorchCpu`] is what `torch.Generator("cpu")` draws, and what diffusers
-//! uses by default whatever device the model runs on; it equals torch bit for bit. [`TorchCuda`] is what
-//! `torch.Generator("cuda")` draws; there the device's own sine and cosine are rough, so it equals torch to
-//! about 1e-6.
+//! torch has two unrelated generators. [`TorchCpu`] is `torch.Generator("cpu")`, which diffusers uses by default
+//! whatever the device; it equals torch bit for bit. [`TorchCuda`] is `torch.Generator("cuda")`; it equals torch to about
+//! 1e-6, because the device's fast sine and cosine are approximate.
 //!
-//! A pipeline that computes in bf16 or f16 draws its noise in that type. On a CPU generator that is the f32 draw rounded
-//! since torch 2.13, and up to 2.11 another sequence, [`TorchCpu::randn_half`]. On a CUDA generator it is the f32 draw
-//! rounded in all of them.
+//! A bf16 or f16 pipeline draws its noise in that type. With a CPU generator that is the rounded f32 draw since torch
+//! 2.13, and a different sequence, [`TorchCpu::randn_half`], up to 2.11. With a CUDA generator it is always the rounded
+//! f32 draw.
 //!
 //! ```
 //! use kiln_tensor::rng::Generator;
@@ -16,8 +15,8 @@
 //! assert_eq!(noise.randn(3), [0.33669037, 0.1288094, 0.23446237]);
 //! ```
 //!
-//! A draw depends on its length, not only on the numbers before it: ten draws of one value are not one draw of
-//! ten. Draw the latents of a whole batch in one call when one generator serves the batch.
+//! A draw depends on its length: ten draws of one value differ from one draw of ten. If one generator serves a batch,
+//! draw the latents of the whole batch in one call.
 
 mod cpu;
 mod cuda;
@@ -28,15 +27,15 @@ mod vector_math;
 
 pub use cpu::TorchCpu;
 pub use cuda::{CudaLayout, TorchCuda};
-pub use half_normal::Half;
+pub use half_normal::HalfDType;
 
-/// One of torch's generators, and the type it draws in.
+/// A torch generator and the type it draws in.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Generator {
     /// `torch.Generator("cpu")`, in f32.
     Cpu(TorchCpu),
     /// `torch.Generator("cpu")` of torch up to 2.11, in a 16-bit type.
-    CpuHalf(TorchCpu, Half),
+    CpuHalf(TorchCpu, HalfDType),
     /// `torch.Generator("cuda")`, in f32.
     Cuda(TorchCuda),
 }
@@ -50,7 +49,7 @@ impl Generator {
 
     /// `torch.Generator("cpu").manual_seed(seed)` of torch up to 2.11, for draws in a 16-bit type.
     #[must_use]
-    pub fn cpu_half(seed: u64, half: Half) -> Self {
+    pub fn cpu_half(seed: u64, half: HalfDType) -> Self {
         Self::CpuHalf(TorchCpu::new(seed), half)
     }
 
@@ -60,24 +59,12 @@ impl Generator {
         Self::Cuda(TorchCuda::new(seed))
     }
 
-    /// `n` values as `torch.randn(n, generator=…)` draws them.
+    /// Draws `n` values as `torch.randn(n, generator=…)` does.
     pub fn randn(&mut self, n: usize) -> Vec<f32> {
         match self {
             Self::Cpu(g) => g.randn(n),
             Self::CpuHalf(g, half) => g.randn_half(n, *half),
             Self::Cuda(g) => g.randn(n),
         }
-    }
-}
-
-impl From<TorchCpu> for Generator {
-    fn from(g: TorchCpu) -> Self {
-        Self::Cpu(g)
-    }
-}
-
-impl From<TorchCuda> for Generator {
-    fn from(g: TorchCuda) -> Self {
-        Self::Cuda(g)
     }
 }

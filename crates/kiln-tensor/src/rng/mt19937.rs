@@ -3,7 +3,7 @@
 const LEN: usize = 624;
 const SHIFT: usize = 397;
 
-/// A stream of 32-bit words.
+/// A generator of 32-bit words.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Mt19937 {
     state: Vec<u32>,
@@ -30,22 +30,22 @@ impl Mt19937 {
         temper(word)
     }
 
-    /// The next words, as many as there are places, each handed through `f`.
-    pub(super) fn fill<T>(&mut self, mut places: &mut [T], f: impl Fn(u32) -> T) {
-        while !places.is_empty() {
+    /// Fills `out` with the next words, each converted by `f`.
+    pub(super) fn fill<T>(&mut self, mut out: &mut [T], f: impl Fn(u32) -> T) {
+        while !out.is_empty() {
             if self.next == LEN {
                 self.refill();
             }
-            let count = places.len().min(LEN - self.next);
-            let (now, later) = places.split_at_mut(count);
+            let count = out.len().min(LEN - self.next);
+            let (chunk, rest) = out.split_at_mut(count);
             let words = &self.state[self.next..self.next + count];
-            now.iter_mut().zip(words).for_each(|(place, &word)| *place = f(temper(word)));
+            chunk.iter_mut().zip(words).for_each(|(out, &word)| *out = f(temper(word)));
             self.next += count;
-            places = later;
+            out = rest;
         }
     }
 
-    /// Two words, the first one on top.
+    /// The next two words, the first in the upper half.
     pub(super) fn next_u64(&mut self) -> u64 {
         let high = u64::from(self.next_u32());
         (high << 32) | u64::from(self.next_u32())
@@ -53,7 +53,7 @@ impl Mt19937 {
 
     fn refill(&mut self) {
         let s = &mut self.state;
-        // Three runs, so that no place has to be taken modulo the length.
+        // Three loops, so that no index needs a modulo.
         for k in 0..LEN - SHIFT {
             s[k] = s[k + SHIFT] ^ twist(s[k], s[k + 1]);
         }

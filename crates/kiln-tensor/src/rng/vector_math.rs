@@ -1,8 +1,7 @@
-//! The single-precision logarithm, sine and cosine of torch's vectorised normal draw.
+//! The single-precision logarithm, sine and cosine of torch's vectorized normal draw.
 //!
-//! These are the Cephes polynomials with each multiply-add fused, in the very order in which torch's x86 build
-//! evaluates them. A more exact function would be worse here: it differs from torch in the last bit of one
-//! value in seven.
+//! These are the Cephes polynomials with fused multiply-adds, in the order in which torch's x86 build evaluates them. A
+//! more accurate function would be worse: it differs from torch in the last bit of one value in seven.
 
 /// Natural logarithm of a positive, normal `x`.
 #[inline(always)]
@@ -18,7 +17,7 @@ pub(super) fn ln(x: f32) -> f32 {
         -0.249_999_94,
         0.333_333_3,
     ];
-    // ln 2 in two parts: the high one has few bits, so that its product with the exponent is exact.
+    // ln 2 in two parts: the high part has few bits, so that its product with the exponent is exact.
     const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
 
@@ -54,8 +53,8 @@ pub(super) fn sin_cos(x: f32) -> (f32, f32) {
     // Quarters of a turn: (sin, cos), (cos, -sin), (-sin, -cos), (-cos, sin).
     let quarters = (octant / 2) % 4;
     let (first, second) = if quarters % 2 == 0 { (sin, cos) } else { (cos, sin) };
-    let turned = |x: f32, negative: bool| f32::from_bits(x.to_bits() ^ (u32::from(negative) << 31));
-    (turned(first, quarters >= 2), turned(second, quarters == 1 || quarters == 2))
+    let negate_if = |x: f32, negative: bool| f32::from_bits(x.to_bits() ^ (u32::from(negative) << 31));
+    (negate_if(first, quarters >= 2), negate_if(second, quarters == 1 || quarters == 2))
 }
 
 #[cfg(test)]

@@ -1,18 +1,18 @@
-//! Rows of floats to GGUF's blocks of 256.
+//! Encodes GGUF's blocks of 256 values (the K formats).
 //!
-//! A group's scale (and minimum) is the best of several tries, each improved by least squares for the codes it gives; then
-//! the scales of a block are rounded to their few bits, and every value is coded anew with what is left of its scale.
+//! The scale (and minimum) of a group is the best of several candidates, each refined by least squares for its codes; then
+//! the scales of a block are rounded to their few bits, and every value is encoded with its rounded scale.
 
 use kiln_tensor::f16;
-use kiln_tensor::packed::small_floats::nearest;
+use kiln_tensor::packed::small_floats::round_ties_even;
 
-use super::blocks::half;
+use super::blocks::f16_bytes;
 
 const VALUES: usize = 256;
 
-/// Groups of 16 with 2 bits a value, 4 a scale and a minimum.
+/// Groups of 16: 2 bits per value, 4 per scale and per minimum.
 pub(super) fn q2_k(x: &[f32], out: &mut Vec<u8>) {
-    let block = Offset::new(x, 16, 3, 15);
+    let block = AsymmetricBlock::new(x, 16, 3, 15);
     out.extend((0..16).map(|g| block.scales[g] | block.minima[g] << 4));
     let mut quants = [0u8; 64];
     for (i, &q) in block.codes.iter().enumerate() {
@@ -20,12 +20,12 @@ pub(super) fn q2_k(x: &[f32], out: &mut Vec<u8>) {
         quants[group / 8 * 32 + group % 2 * 16 + i % 16] |= q << (group % 8 / 2 * 2);
     }
     out.extend(quants);
-    out.extend(block.halves());
+    out.extend(block.scale_bytes());
 }
 
-/// Groups of 16 with 3 bits a value and 6 a scale.
+/// Groups of 16: 3 bits per value, 6 per scale.
 pub(super) fn q3_k(x: &[f32], out: &mut Vec<u8>) {
-    let block = Centred::new(x, 4, 31);
+    let block = SymmetricBlock::new(x, 4, 31);
     let (mut high, mut quants, mut scales) = ([0u8; 32], [0u8; 64], [0u8; 12]);
     for (i, &q) in block.codes.iter().enumerate() {
         let (group, q) = (i / 16, (q + 4) as u8);
@@ -40,56 +40,56 @@ pub(super) fn q3_k(x: &[f32], out: &mut Vec<u8>) {
     out.extend(high);
     out.extend(quants);
     out.extend(scales);
-    out.extend(half(block.d));
+    out.extend(f16_bytes(block.d));
 }
 
-/// Groups of 32 with 4 bits a value, 6 a scale and a minimum.
+/// Groups of 32: 4 bits per value, 6 per scale and per minimum.
 pub(super) fn q4_k(x: &[f32], out: &mut Vec<u8>) {
-    let block = Offset::new(x, 32, 15, 63);
-    out.extend(block.halves());
-    out.extend(six_bits(&block));
-    out.extend(nibbles(&block.codes));
+    let block = AsymmetricBlock::new(x, 32, 15, 63);
+    out.extend(block.scale_bytes());
+    out.extend(pack_6_bits(&block));
+    out.extend(pack_nibbles(&block.codes));
 }
 
-/// Groups of 32 with 5 bits a value, 6 a scale and a minimum.
+/// Groups of 32: 5 bits per value, 6 per scale and per minimum.
 pub(super) fn q5_k(x: &[f32], out: &mut Vec<u8>) {
-    let block = Offset::new(x, 32, 31, 63);
-    out.extend(block.halves());
-    out.extend(six_bits(&block));
+    let block = AsymmetricBlock::new(x, 32, 31, 63);
+    out.extend(block.scale_bytes());
+    out.extend(pack_6_bits(&block));
     let mut high = [0u8; 32];
     for (i, &q) in block.codes.iter().enumerate() {
         high[i % 32] |= (q >> 4) << (i / 32);
     }
     out.extend(high);
-    out.extend(nibbles(&block.codes.map(|q| q & 15)));
+    out.extend(pack_nibbles(&block.codes.map(|q| q & 15)));
 }
 
-/// Groups of 16 with 6 bits a value and 8 a scale.
+/// Groups of 16: 6 bits per value, 8 per scale.
 pub(super) fn q6_k(x: &[f32], out: &mut Vec<u8>) {
-    let block = Centred::new(x, 32, 127);
+    let block = SymmetricBlock::new(x, 32, 127);
     let (mut low, mut high) = ([0u8; 128], [0u8; 64]);
     for (i, &q) in block.codes.iter().enumerate() {
         let (group, q) = (i / 16, (q + 32) as u8);
-        let (side, turn, at) = (group / 8, group % 8 / 2, group % 2 * 16 + i % 16);
-        low[side * 64 + turn % 2 * 32 + at] |= (q & 15) << (turn / 2 * 4);
-        high[side * 32 + at] |= (q >> 4) << (2 * turn);
+        let (half, quarter, at) = (group / 8, group % 8 / 2, group % 2 * 16 + i % 16);
+        low[half * 64 + quarter % 2 * 32 + at] |= (q & 15) << (quarter / 2 * 4);
+        high[half * 32 + at] |= (q >> 4) << (2 * quarter);
     }
     out.extend(low);
     out.extend(high);
     out.extend(block.scales.map(|s| s as i8 as u8));
-    out.extend(half(block.d));
+    out.extend(f16_bytes(block.d));
 }
 
-/// Two groups of 32 share 32 bytes.
-fn nibbles(codes: &[u8; VALUES]) -> impl Iterator<Item = u8> {
+/// Packs 4-bit codes; two groups of 32 share 32 bytes.
+fn pack_nibbles(codes: &[u8; VALUES]) -> impl Iterator<Item = u8> {
     (0..128).map(|i| {
         let first = i / 32 * 64 + i % 32;
         codes[first] | codes[first + 32] << 4
     })
 }
 
-/// Eight scales and eight minima of 6 bits in 12 bytes.
-fn six_bits(block: &Offset) -> [u8; 12] {
+/// Packs eight scales and eight minima of 6 bits into 12 bytes.
+fn pack_6_bits(block: &AsymmetricBlock) -> [u8; 12] {
     let (s, m) = (&block.scales, &block.minima);
     std::array::from_fn(|i| match i {
         0..4 => s[i] | s[i + 4] >> 4 << 6,
@@ -98,8 +98,8 @@ fn six_bits(block: &Offset) -> [u8; 12] {
     })
 }
 
-/// `d · scale · q - dmin · minimum`.
-struct Offset {
+/// Values `d · scale · q - dmin · minimum`.
+struct AsymmetricBlock {
     d: f32,
     dmin: f32,
     scales: [u8; 16],
@@ -107,90 +107,91 @@ struct Offset {
     codes: [u8; VALUES],
 }
 
-impl Offset {
-    fn new(x: &[f32], group: usize, most: u8, largest: u8) -> Offset {
-        let fitted: Vec<(f32, f32)> = x.chunks_exact(group).map(|x| fit_offset(x, most)).collect();
-        let top = |value: fn(&(f32, f32)) -> f32| fitted.iter().map(value).fold(0f32, f32::max);
-        // What a reader will have: halves.
-        let [d, dmin] = [top(|f| f.0), top(|f| f.1)].map(|v| rounded(v / f32::from(largest)));
+impl AsymmetricBlock {
+    fn new(x: &[f32], group: usize, max_code: u8, max_scale: u8) -> AsymmetricBlock {
+        let fitted: Vec<(f32, f32)> = x.chunks_exact(group).map(|x| fit_asymmetric(x, max_code)).collect();
+        let max = |value: fn(&(f32, f32)) -> f32| fitted.iter().map(value).fold(0f32, f32::max);
+        // As a reader sees them: in f16.
+        let [d, dmin] = [max(|f| f.0), max(|f| f.1)].map(|v| round_to_f16(v / f32::from(max_scale)));
         let (mut scales, mut minima, mut codes) = ([0; 16], [0; 16], [0; VALUES]);
         for (g, (&(scale, minimum), x)) in fitted.iter().zip(x.chunks_exact(group)).enumerate() {
-            scales[g] = ratio(scale, d).clamp(0.0, f32::from(largest)) as u8;
-            minima[g] = ratio(minimum, dmin).clamp(0.0, f32::from(largest)) as u8;
-            let (step, below) = (d * f32::from(scales[g]), dmin * f32::from(minima[g]));
+            scales[g] = ratio(scale, d).clamp(0.0, f32::from(max_scale)) as u8;
+            minima[g] = ratio(minimum, dmin).clamp(0.0, f32::from(max_scale)) as u8;
+            let (step, minimum) = (d * f32::from(scales[g]), dmin * f32::from(minima[g]));
             for (code, x) in codes[g * group..].iter_mut().zip(x) {
-                *code = ratio(x + below, step).clamp(0.0, f32::from(most)) as u8;
+                *code = ratio(x + minimum, step).clamp(0.0, f32::from(max_code)) as u8;
             }
         }
-        Offset { d, dmin, scales, minima, codes }
+        AsymmetricBlock { d, dmin, scales, minima, codes }
     }
 
-    fn halves(&self) -> impl Iterator<Item = u8> {
-        half(self.d).into_iter().chain(half(self.dmin))
+    fn scale_bytes(&self) -> impl Iterator<Item = u8> {
+        f16_bytes(self.d).into_iter().chain(f16_bytes(self.dmin))
     }
 }
 
-/// `d · scale · q`, with q from `-half` to `half - 1`.
-struct Centred {
+/// Values `d · scale · q`, with q from `-half` to `half - 1`.
+struct SymmetricBlock {
     d: f32,
     scales: [i32; 16],
     codes: [i32; VALUES],
 }
 
-impl Centred {
-    fn new(x: &[f32], half: i32, largest: i32) -> Centred {
-        let fitted: Vec<f32> = x.chunks_exact(16).map(|x| fit_centred(x, half)).collect();
-        let top = fitted.iter().fold(0f32, |m, s| m.max(s.abs()));
-        let d = rounded(top / largest as f32);
+impl SymmetricBlock {
+    fn new(x: &[f32], half: i32, max_scale: i32) -> SymmetricBlock {
+        let fitted: Vec<f32> = x.chunks_exact(16).map(|x| fit_symmetric(x, half)).collect();
+        let max = fitted.iter().fold(0f32, |m, s| m.max(s.abs()));
+        let d = round_to_f16(max / max_scale as f32);
         let (mut scales, mut codes) = ([0; 16], [0; VALUES]);
         for (g, (scale, x)) in fitted.iter().zip(x.chunks_exact(16)).enumerate() {
-            scales[g] = ratio(*scale, d).clamp(-largest as f32, largest as f32) as i32;
+            scales[g] = ratio(*scale, d).clamp(-max_scale as f32, max_scale as f32) as i32;
             let step = d * scales[g] as f32;
             for (code, x) in codes[g * 16..].iter_mut().zip(x) {
                 *code = ratio(*x, step).clamp(-half as f32, (half - 1) as f32) as i32;
             }
         }
-        Centred { d, scales, codes }
+        SymmetricBlock { d, scales, codes }
     }
 }
 
-/// As a half holds it; never so large that it is infinite.
-fn rounded(x: f32) -> f32 {
+/// Rounds to f16; large values to the largest finite one.
+fn round_to_f16(x: f32) -> f32 {
     f16::from_f32(x.min(65504.0)).to_f32()
 }
 
-/// The nearest integer to `x / by`; 0 when there is nothing to divide by.
+/// The nearest integer to `x / by`; 0 if `by` is 0.
 fn ratio(x: f32, by: f32) -> f32 {
-    if by == 0.0 { 0.0 } else { nearest(x / by) }
+    if by == 0.0 { 0.0 } else { round_ties_even(x / by) }
 }
 
-/// How far the range is stretched in the tries, in parts of a code.
-const TRIES: [f32; 7] = [-0.8, -0.5, -0.25, 0.0, 0.25, 0.5, 0.8];
+/// How far the candidates stretch the range, in codes.
+const STRETCHES: [f32; 7] = [-0.8, -0.5, -0.25, 0.0, 0.25, 0.5, 0.8];
 
-/// The scale and the minimum (counted downwards, never above zero) with the least squared error for codes `0..=most`.
-fn fit_offset(x: &[f32], most: u8) -> (f32, f32) {
-    let (least, top) = x.iter().fold((0f32, f32::MIN), |(l, m), &x| (l.min(x), m.max(x)));
-    if top <= least {
-        return (0.0, -least);
+/// The scale and the negated minimum (which is at most 0) with the least squared error for codes `0..=max_code`.
+fn fit_asymmetric(x: &[f32], max_code: u8) -> (f32, f32) {
+    let (min, max) = x.iter().fold((0f32, f32::MIN), |(min, max), &x| (min.min(x), max.max(x)));
+    if max <= min {
+        return (0.0, -min);
     }
     let n = x.len() as f32;
     let sum_x: f32 = x.iter().sum();
-    let mut best = ((top - least) / f32::from(most), -least, f32::INFINITY);
-    for stretch in TRIES {
-        let inverse = (f32::from(most) + stretch) / (top - least);
-        let code = |x: f32| nearest((x - least) * inverse).clamp(0.0, f32::from(most));
+    let mut best = ((max - min) / f32::from(max_code), -min, f32::INFINITY);
+    for stretch in STRETCHES {
+        let inverse = (f32::from(max_code) + stretch) / (max - min);
+        let code = |x: f32| round_ties_even((x - min) * inverse).clamp(0.0, f32::from(max_code));
         let (mut q_sum, mut qq, mut qx) = (0f32, 0f32, 0f32);
         for &x in x {
             let q = code(x);
             (q_sum, qq, qx) = (q_sum + q, qq + q * q, qx + q * x);
         }
         let determinant = n * qq - q_sum * q_sum;
-        let (mut scale, mut minimum) = match determinant > 0.0 {
-            true => ((n * qx - q_sum * sum_x) / determinant, (q_sum * qx - qq * sum_x) / determinant),
-            false => (1.0 / inverse, -least),
+        let (mut scale, mut minimum) = if determinant > 0.0 {
+            ((n * qx - q_sum * sum_x) / determinant, (q_sum * qx - qq * sum_x) / determinant)
+        } else {
+            (1.0 / inverse, -min)
         };
         if minimum < 0.0 {
-            // Nothing lies below zero there.
+            // The format has no minima above 0.
             (scale, minimum) = (if qq > 0.0 { qx / qq } else { 0.0 }, 0.0);
         }
         let error: f32 = x.iter().map(|&x| (scale * code(x) - minimum - x).powi(2)).sum();
@@ -202,15 +203,15 @@ fn fit_offset(x: &[f32], most: u8) -> (f32, f32) {
 }
 
 /// The scale with the least squared error for codes `-half..half`; the value farthest from zero gets the lowest code.
-fn fit_centred(x: &[f32], half: i32) -> f32 {
-    let far = x.iter().fold(0f32, |best, &x| if x.abs() > best.abs() { x } else { best });
-    if far == 0.0 {
+fn fit_symmetric(x: &[f32], half: i32) -> f32 {
+    let farthest = x.iter().fold(0f32, |best, &x| if x.abs() > best.abs() { x } else { best });
+    if farthest == 0.0 {
         return 0.0;
     }
-    let mut best = (-far / half as f32, f32::INFINITY);
-    for stretch in TRIES {
-        let inverse = -(half as f32 + stretch) / far;
-        let code = |x: f32| nearest(x * inverse).clamp(-half as f32, (half - 1) as f32);
+    let mut best = (-farthest / half as f32, f32::INFINITY);
+    for stretch in STRETCHES {
+        let inverse = -(half as f32 + stretch) / farthest;
+        let code = |x: f32| round_ties_even(x * inverse).clamp(-half as f32, (half - 1) as f32);
         let (qq, qx) = x.iter().fold((0f32, 0f32), |(qq, qx), &x| (qq + code(x).powi(2), qx + code(x) * x));
         let scale = if qq > 0.0 { qx / qq } else { 0.0 };
         let error: f32 = x.iter().map(|&x| (scale * code(x) - x).powi(2)).sum();

@@ -1,23 +1,23 @@
-//! Sums and largest values of many numbers, several side by side: taken one after the other each would wait for the one before.
+//! Reductions with several independent accumulators, so that the compiler vectorizes them.
 
-/// How many: a whole number of vectors on every machine.
+/// The number of accumulators: a whole number of vectors on every machine.
 const LANES: usize = 16;
 
-/// The largest absolute value, 0 of none; what is no number counts as nothing.
-pub(super) fn largest(x: &[f32]) -> f32 {
-    let larger = |most: f32, x: f32| if x.abs() > most { x.abs() } else { most };
+/// The largest absolute value; 0 for none. NaN is ignored.
+pub(super) fn max_abs(x: &[f32]) -> f32 {
+    let larger = |max: f32, x: f32| if x.abs() > max { x.abs() } else { max };
     let (whole, rest) = x.as_chunks::<LANES>();
-    let mut most = [0f32; LANES];
+    let mut maxima = [0f32; LANES];
     for chunk in whole {
-        for (most, &x) in most.iter_mut().zip(chunk) {
-            *most = larger(*most, x);
+        for (max, &x) in maxima.iter_mut().zip(chunk) {
+            *max = larger(*max, x);
         }
     }
-    rest.iter().chain(&most).fold(0f32, |most, &x| larger(most, x))
+    rest.iter().chain(&maxima).fold(0f32, |max, &x| larger(max, x))
 }
 
 /// Sums of the squared differences and of the squared values of `x`.
-pub(super) fn squares(x: &[f32], y: &[f32]) -> [f32; 2] {
+pub(super) fn squared_sums(x: &[f32], y: &[f32]) -> [f32; 2] {
     let (mut errors, mut values) = ([0f32; LANES], [0f32; LANES]);
     let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
     let mut add = |x: &[f32], y: &[f32]| {
@@ -36,14 +36,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_counts_whatever_the_length() {
+    fn every_value_counts_for_any_length() {
         for count in [0, 1, 15, 16, 17, 40] {
             let x: Vec<f32> = (0..count).map(|i| -(i as f32)).collect();
             let y = vec![1.0; count];
-            assert_eq!(largest(&x), count.saturating_sub(1) as f32);
+            assert_eq!(max_abs(&x), count.saturating_sub(1) as f32);
             let [error, value] = x.iter().fold([0.0; 2], |[e, v], x| [e + (1.0 - x) * (1.0 - x), v + x * x]);
-            assert_eq!(squares(&x, &y), [error, value], "{count}");
+            assert_eq!(squared_sums(&x, &y), [error, value], "{count}");
         }
-        assert_eq!(largest(&[f32::NAN, -2.0, f32::NAN]), 2.0);
+        assert_eq!(max_abs(&[f32::NAN, -2.0, f32::NAN]), 2.0);
     }
 }

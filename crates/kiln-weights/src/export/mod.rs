@@ -1,15 +1,15 @@
-//! Weights written again: under other names, in other types, packed, in one file or several.
+//! Converting weights: to other names, dtypes and quantizations, in one file or several.
 //!
-//! Every tensor is read, changed and written before the next: memory holds the largest and what it becomes. A file gets its
-//! name when it is whole.
+//! Tensors are read, converted and written one at a time, so that memory holds no more than the largest one before and
+//! after. Files are written atomically.
 
 mod blocks;
+mod convert;
 mod encode;
 mod gguf;
 mod k_blocks;
 mod lanes;
 mod plan;
-mod produce;
 mod safetensors;
 
 use std::collections::BTreeMap;
@@ -18,31 +18,31 @@ use std::path::Path;
 use kiln_tensor::DType;
 use kiln_tensor::packed::Format;
 
-use crate::quantise::{Group, Report, Sums, kind};
+use crate::quantize::{ErrorSums, LayerGroup, Report, layer_kind};
 use crate::{Component, Error, Result, WeightSource};
 
-/// Whose names the tensors get.
+/// The naming scheme of the written tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Names {
-    /// diffusers' and transformers', the model's own.
+pub enum TensorNames {
+    /// That of diffusers and transformers.
     Diffusers,
-    /// Black Forest Labs' for the transformer, with q, k and v in one; llama.cpp's for the text encoder; latent diffusion's
-    /// for the autoencoder.
+    /// That of Black Forest Labs for the transformer, with q, k and v fused; of llama.cpp for the text encoder; of latent
+    /// diffusion for the autoencoder.
     Original,
 }
 
-/// What the values become.
+/// How values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// What they are, as far as the file's kind can hold it; else bf16.
+    /// Unchanged, if the container supports it; else bf16.
     Keep,
-    /// All floats this type.
-    Plain(DType),
-    /// The linear layers inside the blocks this; the rest is kept.
-    Packed(Format),
+    /// All floats in this dtype.
+    Dense(DType),
+    /// The linear layers inside the blocks in this format; the rest unchanged.
+    Quantized(Format),
 }
 
-/// The kind of file.
+/// The file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Container {
     /// safetensors.
@@ -51,45 +51,45 @@ pub enum Container {
     Gguf,
 }
 
-/// How weights are written.
+/// How to write weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The part of a model that they are.
+    /// The component that they are.
     pub component: Component,
-    /// The kind of file.
+    /// The file format.
     pub container: Container,
-    /// Whose names they get.
-    pub names: Names,
-    /// What they become.
+    /// The naming scheme.
+    pub names: TensorNames,
+    /// How values are stored.
     pub storage: Storage,
     /// Threads that encode; at least one does.
     pub threads: usize,
 }
 
-/// Told how many tensors of how many are done; an error stops the work, and leaves nothing behind.
+/// Called with the number of tensors done and of all; an error stops the work, and leaves no file behind.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> Result<()>;
 
-/// Writes one part of a model, as [`WeightSource::component`] gives it, to the file `out`.
+/// Writes one component of a model, from [`WeightSource::component`], to the file `out`.
 ///
 /// ```
 /// use kiln_tensor::HostTensor;
-/// use kiln_weights::export::{Container, Names, Options, Storage, export};
+/// use kiln_weights::export::{Container, TensorNames, Options, Storage, export};
 /// use kiln_weights::{Component, WeightSource, save};
 ///
 /// let dir = tempfile::tempdir()?;
-/// let (ours, theirs) = (dir.path().join("a.safetensors"), dir.path().join("b.gguf"));
+/// let (from, to) = (dir.path().join("a.safetensors"), dir.path().join("b.gguf"));
 /// let weights = [("single_transformer_blocks.0.attn.to_out.weight", HostTensor::zeros([4, 64]))];
-/// save::save(&ours, &weights, &Default::default())?;
+/// save::save(&from, &weights, &Default::default())?;
 /// let options = Options {
 ///     component: Component::Transformer,
 ///     container: Container::Gguf,
-///     names: Names::Original,
-///     storage: Storage::Packed(kiln_tensor::packed::Format::Q8_0),
+///     names: TensorNames::Original,
+///     storage: Storage::Quantized(kiln_tensor::packed::Format::Q8_0),
 ///     threads: 1,
 /// };
-/// export(&WeightSource::open(&ours)?, &theirs, &options, &mut |_, _| Ok(()))?;
-/// let written = WeightSource::open(&theirs)?;
-/// assert_eq!(written.storage("single_blocks.0.linear2.weight"), Some("q8_0"));
+/// export(&WeightSource::open(&from)?, &to, &options, &mut |_, _| Ok(()))?;
+/// let written = WeightSource::open(&to)?;
+/// assert_eq!(written.storage_name("single_blocks.0.linear2.weight"), Some("q8_0"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn export(
@@ -99,65 +99,70 @@ pub fn export(
     progress: Progress<'_>,
 ) -> Result<Report> {
     let plan = plan::plan(source, options)?;
-    let mut work = Work::new(source, options, plan.len(), progress);
+    let mut exporter = Exporter::new(source, options, plan.len(), progress);
     let after = match options.container {
-        Container::Safetensors => safetensors::write(out, &plan, source, &mut work)?,
-        Container::Gguf => gguf::write(out, &plan, source, options, &mut work)?,
+        Container::Safetensors => safetensors::write(out, &plan, source, &mut exporter)?,
+        Container::Gguf => gguf::write(out, &plan, source, options, &mut exporter)?,
     };
-    Ok(work.report(after))
+    Ok(exporter.report(after))
 }
 
-/// [`export`] to several safetensors files of at most `shard` bytes (but of one tensor at least) and a list of them, named
-/// after `stem`, in the folder `out`, which must exist.
+/// [`export`] to safetensors shards of at most `shard_bytes` each (but at least one tensor) and a list of them, named after
+/// `stem`, in the folder `out`, which must exist.
 pub fn export_shards(
     source: &WeightSource,
     out: &Path,
-    (stem, shard): (&str, u64),
+    (stem, shard_bytes): (&str, u64),
     options: &Options,
     progress: Progress<'_>,
 ) -> Result<Report> {
     let plan = plan::plan(source, options)?;
-    let mut work = Work::new(source, options, plan.len(), progress);
-    let after = safetensors::write_shards(out, stem, shard, &plan, source, &mut work)?;
-    Ok(work.report(after))
+    let mut exporter = Exporter::new(source, options, plan.len(), progress);
+    let after = safetensors::write_shards(out, stem, shard_bytes, &plan, source, &mut exporter)?;
+    Ok(exporter.report(after))
 }
 
-/// What is done to one tensor after the other.
-struct Work<'a> {
+/// Converts one tensor after the other, and reports progress.
+struct Exporter<'a> {
     source: &'a WeightSource,
     threads: usize,
-    groups: BTreeMap<String, Sums>,
+    groups: BTreeMap<String, ErrorSums>,
     done: usize,
     total: usize,
     progress: Progress<'a>,
 }
 
-impl<'a> Work<'a> {
-    fn new(source: &'a WeightSource, options: &Options, total: usize, progress: Progress<'a>) -> Work<'a> {
-        Work { source, threads: options.threads, groups: BTreeMap::new(), done: 0, total, progress }
+impl<'a> Exporter<'a> {
+    fn new(
+        source: &'a WeightSource,
+        options: &Options,
+        total: usize,
+        progress: Progress<'a>,
+    ) -> Exporter<'a> {
+        Exporter { source, threads: options.threads, groups: BTreeMap::new(), done: 0, total, progress }
     }
 
-    /// The bytes of a tensor.
-    fn produce(&mut self, planned: &plan::Planned) -> Result<produce::Produced> {
-        let made = produce::produce(self.source, planned, self.threads)?;
-        if let Some(squares) = made.squares {
+    /// The bytes to write for a tensor.
+    fn convert(&mut self, planned: &plan::PlannedTensor) -> Result<convert::ConvertedTensor> {
+        let converted = convert::convert(self.source, planned, self.threads)?;
+        if let Some(squares) = converted.squares {
             if !squares[1].is_finite() {
                 let (file, tensor) = (self.source.path().to_owned(), planned.name.clone());
                 return Err(Error::NotFinite { file, tensor });
             }
-            let name = planned.pieces.first().map_or(planned.name.as_str(), |(name, _)| name);
-            let sums = self.groups.entry(kind(name)).or_default();
+            let name = planned.sources.first().map_or(planned.name.as_str(), |(name, _)| name);
+            let sums = self.groups.entry(layer_kind(name)).or_default();
             sums.add(planned.shape.numel() as u64, squares);
         }
-        planned.pieces.iter().for_each(|(name, _)| self.source.release(name));
+        planned.sources.iter().for_each(|(name, _)| self.source.release(name));
         self.done += 1;
         (self.progress)(self.done, self.total)?;
-        Ok(made)
+        Ok(converted)
     }
 
     fn report(self, after: u64) -> Report {
         let layers: usize = self.groups.values().map(|g| g.layers).sum();
-        let groups: Vec<Group> = self.groups.into_iter().map(|(name, sums)| sums.group(name)).collect();
+        let groups: Vec<LayerGroup> = self.groups.into_iter().map(|(name, sums)| sums.group(name)).collect();
         Report { groups, copied: self.total - layers, bytes: [self.source.bytes(), after] }
     }
 }

@@ -1,19 +1,21 @@
-//! Whose names a file has for which part of the model, and what the model calls them.
+//! The naming schemes of files, and the model's name for each of their tensors.
 //!
-//! A part is recognised by one tensor that every naming has exactly one of, with whatever prefix before it; ComfyUI's
-//! checkpoints have several parts, each under its own. The model's own names are diffusers' and transformers'.
+//! A component is recognized by one anchor tensor that its naming scheme always has, behind any prefix; ComfyUI's
+//! checkpoints hold several components, each with its own prefix. The model's own names are those of diffusers and
+//! transformers.
 
-mod rules;
+mod module_names;
 mod text_encoder;
 mod transformer;
 mod vae;
 
 use std::fmt;
 
-pub(crate) use rules::{Piece, Rule, View};
-pub(crate) use text_encoder::SETTINGS;
+pub(crate) use module_names::{ModuleLayout, ModuleNames, View, parse_index};
+pub(crate) use text_encoder::GGUF_SETTINGS;
+pub(crate) use transformer::MODULES as TRANSFORMER_MODULES;
 
-/// A part of a model.
+/// A component of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Component {
     /// The transformer.
@@ -39,118 +41,119 @@ impl fmt::Display for Component {
     }
 }
 
-/// The names that one family of programs uses.
+/// The tensor names that one family of programs uses for a component.
 #[derive(Debug)]
-pub(crate) struct Naming {
+pub(crate) struct NamingScheme {
     pub component: Component,
-    /// Whose they are.
+    /// The programs or people it comes from.
     pub name: &'static str,
-    /// The tensor by which they are recognised.
+    /// The tensor by which it is recognized.
     anchor: &'static str,
-    /// What the model has before each of its names.
-    ours: &'static str,
-    /// What differs from the model's names.
-    pub rules: &'static [Rule],
+    /// The prefix that the model adds to names that are not in `modules`.
+    model_prefix: &'static str,
+    /// The modules whose names differ from the model's.
+    modules: &'static [ModuleNames],
 }
 
-const NAMINGS: [Naming; 6] = [
-    Naming {
+const SCHEMES: [NamingScheme; 6] = [
+    NamingScheme {
         component: Component::Transformer,
         name: "diffusers",
         anchor: "single_stream_modulation.linear.weight",
-        ours: "",
-        rules: &[],
+        model_prefix: "",
+        modules: &[],
     },
-    Naming {
+    NamingScheme {
         component: Component::Transformer,
         name: "Black Forest Labs",
         anchor: "single_stream_modulation.lin.weight",
-        ours: "",
-        rules: transformer::ORIGINAL,
+        model_prefix: "",
+        modules: transformer::MODULES,
     },
-    Naming {
+    NamingScheme {
         component: Component::TextEncoder,
         name: "transformers",
         anchor: "layers.0.self_attn.q_proj.weight",
-        ours: "model.",
-        rules: &[],
+        model_prefix: "model.",
+        modules: &[],
     },
-    Naming {
+    NamingScheme {
         component: Component::TextEncoder,
         name: "llama.cpp",
         anchor: "blk.0.attn_q.weight",
-        ours: "",
-        rules: text_encoder::LLAMA_CPP,
+        model_prefix: "",
+        modules: text_encoder::LLAMA_CPP,
     },
-    Naming {
+    NamingScheme {
         component: Component::Vae,
         name: "diffusers",
         anchor: "decoder.mid_block.resnets.0.conv1.weight",
-        ours: "",
-        rules: &[],
+        model_prefix: "",
+        modules: &[],
     },
-    Naming {
+    NamingScheme {
         component: Component::Vae,
         name: "latent diffusion",
         anchor: "decoder.mid.block_1.conv1.weight",
-        ours: "",
-        rules: vae::LATENT_DIFFUSION,
+        model_prefix: "",
+        modules: vae::LATENT_DIFFUSION,
     },
 ];
 
-/// A naming, and what stands before its names in a file.
+/// A component found in a file.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
-    pub naming: &'static Naming,
+pub(crate) struct DetectedComponent {
+    pub scheme: &'static NamingScheme,
+    /// What the file has before each name of the scheme.
     pub prefix: String,
 }
 
-/// The parts that a file with these names has.
-pub(crate) fn find<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Vec<Found> {
-    let mut found: Vec<Found> = Vec::new();
-    for naming in &NAMINGS {
+/// Detects the components of a file with these tensor names.
+pub(crate) fn detect<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Vec<DetectedComponent> {
+    let mut detected: Vec<DetectedComponent> = Vec::new();
+    for scheme in &SCHEMES {
         let prefix = |name: &'n str| {
-            name.strip_suffix(naming.anchor).filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))
+            name.strip_suffix(scheme.anchor).filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))
         };
-        let known = found.iter().any(|f| f.naming.component == naming.component);
-        if let (Some(prefix), false) = (names.clone().find_map(prefix), known) {
-            found.push(Found { naming, prefix: prefix.to_owned() });
+        if detected.iter().any(|d| d.scheme.component == scheme.component) {
+            continue;
+        }
+        if let Some(prefix) = names.clone().find_map(prefix) {
+            detected.push(DetectedComponent { scheme, prefix: prefix.to_owned() });
         }
     }
-    found
+    detected
 }
 
-/// A relative of FLUX.2 that these names belong to, which is easily mistaken for it.
-pub(crate) fn relative<'n>(mut names: impl Iterator<Item = &'n str>) -> Option<&'static str> {
-    const RELATIVES: [(&str, &str); 3] = [
+/// A model that is easily mistaken for FLUX.2 and that these names belong to.
+pub(crate) fn related_model<'n>(mut names: impl Iterator<Item = &'n str>) -> Option<&'static str> {
+    const RELATED: [(&str, &str); 3] = [
         ("double_blocks.0.img_mod.lin.weight", "FLUX.1"),
         ("transformer_blocks.0.norm1_context.linear.weight", "FLUX.1"),
         ("joint_blocks.0.x_block.attn.qkv.weight", "Stable Diffusion 3"),
     ];
-    names.find_map(|name| RELATIVES.iter().find(|(anchor, _)| name.ends_with(anchor)).map(|r| r.1))
+    names.find_map(|name| RELATED.iter().find(|(anchor, _)| name.ends_with(anchor)).map(|r| r.1))
 }
 
-impl Found {
-    /// What the model calls a tensor of the file, and how it gets it; nothing for tensors of other parts.
-    pub fn translate(&self, name: &str) -> Vec<(String, View)> {
+impl DetectedComponent {
+    /// The model's tensors in the file's tensor `name`; none for tensors of other components.
+    pub fn model_tensors(&self, name: &str) -> Vec<(String, View)> {
         let Some(rest) = name.strip_prefix(self.prefix.as_str()) else { return Vec::new() };
-        match rules::translate(self.naming.rules, rest) {
-            Some(pieces) => pieces.into_iter().map(|Piece { name, view }| (name, view)).collect(),
-            None => vec![(format!("{}{rest}", self.naming.ours), View::Whole)],
-        }
+        module_names::to_model(self.scheme.modules, rest)
+            .unwrap_or_else(|| vec![(format!("{}{rest}", self.scheme.model_prefix), View::Whole)])
     }
 }
 
-/// The rules by which a transformer or text encoder is written for other programs than diffusers and transformers.
-pub(crate) fn original(component: Component) -> &'static [Rule] {
+/// The names of programs other than diffusers and transformers.
+fn original_names(component: Component) -> &'static [ModuleNames] {
     match component {
-        Component::Transformer => transformer::ORIGINAL,
+        Component::Transformer => transformer::MODULES,
         Component::TextEncoder => text_encoder::LLAMA_CPP,
         Component::Vae => vae::LATENT_DIFFUSION,
     }
 }
 
-/// [`rules::restore`] for the names of one part.
-pub(crate) fn restore(component: Component, name: &str) -> Option<(String, View)> {
-    rules::restore(original(component), name)
+/// The tensor that holds the model's tensor `name` in files with the original names, and which slice of it that is.
+pub(crate) fn to_original(component: Component, name: &str) -> Option<(String, View)> {
+    module_names::to_file(original_names(component), name)
 }

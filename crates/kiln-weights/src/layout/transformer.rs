@@ -1,51 +1,79 @@
-use super::rules::{How, Rule};
+use super::module_names::{ModuleLayout, ModuleNames};
 
-const fn same(theirs: &'static str, ours: &'static [&'static str]) -> Rule {
-    Rule { theirs, ours, how: How::Same }
+const fn names(file: &'static str, model: &'static [&'static str]) -> ModuleNames {
+    ModuleNames::new(file, model)
 }
 
-/// Black Forest Labs' names, which ComfyUI and GGUF files have, too.
-pub(super) const ORIGINAL: &[Rule] = &[
-    same("img_in", &["x_embedder"]),
-    same("txt_in", &["context_embedder"]),
-    same("time_in.in_layer", &["time_guidance_embed.timestep_embedder.linear_1"]),
-    same("time_in.out_layer", &["time_guidance_embed.timestep_embedder.linear_2"]),
-    same("guidance_in.in_layer", &["time_guidance_embed.guidance_embedder.linear_1"]),
-    same("guidance_in.out_layer", &["time_guidance_embed.guidance_embedder.linear_2"]),
-    same("double_stream_modulation_img.lin", &["double_stream_modulation_img.linear"]),
-    same("double_stream_modulation_txt.lin", &["double_stream_modulation_txt.linear"]),
-    same("single_stream_modulation.lin", &["single_stream_modulation.linear"]),
-    same("final_layer.linear", &["proj_out"]),
-    // (shift, scale) there, (scale, shift) here.
-    Rule { theirs: "final_layer.adaLN_modulation.1", ours: &["norm_out.linear"], how: How::Swapped },
-    same(
-        "double_blocks.#.img_attn.qkv",
-        &[
-            "transformer_blocks.#.attn.to_q",
-            "transformer_blocks.#.attn.to_k",
-            "transformer_blocks.#.attn.to_v",
+const fn norm(file: &'static str, model: &'static [&'static str]) -> ModuleNames {
+    ModuleNames { is_norm: true, ..names(file, model) }
+}
+
+/// The modules of the transformer: their names in Black Forest Labs' checkpoints, which ComfyUI and GGUF files share, in
+/// diffusers, which are the model's, and in LoRA files where those differ from both.
+pub(crate) const MODULES: &[ModuleNames] = &[
+    names("img_in", &["x_embedder"]),
+    names("txt_in", &["context_embedder"]),
+    names("time_in.in_layer", &["time_guidance_embed.timestep_embedder.linear_1"]),
+    names("time_in.out_layer", &["time_guidance_embed.timestep_embedder.linear_2"]),
+    names("guidance_in.in_layer", &["time_guidance_embed.guidance_embedder.linear_1"]),
+    names("guidance_in.out_layer", &["time_guidance_embed.guidance_embedder.linear_2"]),
+    names("double_stream_modulation_img.lin", &["double_stream_modulation_img.linear"]),
+    names("double_stream_modulation_txt.lin", &["double_stream_modulation_txt.linear"]),
+    names("single_stream_modulation.lin", &["single_stream_modulation.linear"]),
+    names("final_layer.linear", &["proj_out"]),
+    // (shift, scale) in the file, (scale, shift) in the model.
+    ModuleNames {
+        layout: ModuleLayout::SwappedHalves,
+        ..names("final_layer.adaLN_modulation.1", &["norm_out.linear"])
+    },
+    ModuleNames {
+        lora_names: &["transformer_blocks.#.attn.to_qkv"],
+        ..names(
+            "double_blocks.#.img_attn.qkv",
+            &[
+                "transformer_blocks.#.attn.to_q",
+                "transformer_blocks.#.attn.to_k",
+                "transformer_blocks.#.attn.to_v",
+            ],
+        )
+    },
+    ModuleNames {
+        lora_names: &["transformer_blocks.#.attn.to_added_qkv"],
+        ..names(
+            "double_blocks.#.txt_attn.qkv",
+            &[
+                "transformer_blocks.#.attn.add_q_proj",
+                "transformer_blocks.#.attn.add_k_proj",
+                "transformer_blocks.#.attn.add_v_proj",
+            ],
+        )
+    },
+    ModuleNames {
+        lora_names: &["transformer_blocks.#.attn.to_out"],
+        ..names("double_blocks.#.img_attn.proj", &["transformer_blocks.#.attn.to_out.0"])
+    },
+    names("double_blocks.#.txt_attn.proj", &["transformer_blocks.#.attn.to_add_out"]),
+    norm("double_blocks.#.img_attn.norm.query_norm", &["transformer_blocks.#.attn.norm_q"]),
+    norm("double_blocks.#.img_attn.norm.key_norm", &["transformer_blocks.#.attn.norm_k"]),
+    norm("double_blocks.#.txt_attn.norm.query_norm", &["transformer_blocks.#.attn.norm_added_q"]),
+    norm("double_blocks.#.txt_attn.norm.key_norm", &["transformer_blocks.#.attn.norm_added_k"]),
+    names("double_blocks.#.img_mlp.0", &["transformer_blocks.#.ff.linear_in"]),
+    names("double_blocks.#.img_mlp.2", &["transformer_blocks.#.ff.linear_out"]),
+    names("double_blocks.#.txt_mlp.0", &["transformer_blocks.#.ff_context.linear_in"]),
+    names("double_blocks.#.txt_mlp.2", &["transformer_blocks.#.ff_context.linear_out"]),
+    ModuleNames {
+        lora_slices: &[
+            "single_transformer_blocks.#.attn.to_q",
+            "single_transformer_blocks.#.attn.to_k",
+            "single_transformer_blocks.#.attn.to_v",
+            "single_transformer_blocks.#.proj_mlp",
         ],
-    ),
-    same(
-        "double_blocks.#.txt_attn.qkv",
-        &[
-            "transformer_blocks.#.attn.add_q_proj",
-            "transformer_blocks.#.attn.add_k_proj",
-            "transformer_blocks.#.attn.add_v_proj",
-        ],
-    ),
-    same("double_blocks.#.img_attn.proj", &["transformer_blocks.#.attn.to_out.0"]),
-    same("double_blocks.#.txt_attn.proj", &["transformer_blocks.#.attn.to_add_out"]),
-    same("double_blocks.#.img_attn.norm.query_norm", &["transformer_blocks.#.attn.norm_q"]),
-    same("double_blocks.#.img_attn.norm.key_norm", &["transformer_blocks.#.attn.norm_k"]),
-    same("double_blocks.#.txt_attn.norm.query_norm", &["transformer_blocks.#.attn.norm_added_q"]),
-    same("double_blocks.#.txt_attn.norm.key_norm", &["transformer_blocks.#.attn.norm_added_k"]),
-    same("double_blocks.#.img_mlp.0", &["transformer_blocks.#.ff.linear_in"]),
-    same("double_blocks.#.img_mlp.2", &["transformer_blocks.#.ff.linear_out"]),
-    same("double_blocks.#.txt_mlp.0", &["transformer_blocks.#.ff_context.linear_in"]),
-    same("double_blocks.#.txt_mlp.2", &["transformer_blocks.#.ff_context.linear_out"]),
-    same("single_blocks.#.linear1", &["single_transformer_blocks.#.attn.to_qkv_mlp_proj"]),
-    same("single_blocks.#.linear2", &["single_transformer_blocks.#.attn.to_out"]),
-    same("single_blocks.#.norm.query_norm", &["single_transformer_blocks.#.attn.norm_q"]),
-    same("single_blocks.#.norm.key_norm", &["single_transformer_blocks.#.attn.norm_k"]),
+        ..names("single_blocks.#.linear1", &["single_transformer_blocks.#.attn.to_qkv_mlp_proj"])
+    },
+    ModuleNames {
+        lora_names: &["single_transformer_blocks.#.attn.to_out.0", "single_transformer_blocks.#.proj_out"],
+        ..names("single_blocks.#.linear2", &["single_transformer_blocks.#.attn.to_out"])
+    },
+    norm("single_blocks.#.norm.query_norm", &["single_transformer_blocks.#.attn.norm_q"]),
+    norm("single_blocks.#.norm.key_norm", &["single_transformer_blocks.#.attn.norm_k"]),
 ];

@@ -1,77 +1,78 @@
-//! One LoRA over the layers of a model.
+//! One LoRA applied to the layers of a model.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use kiln_tensor::{DType, Delta, HostTensor};
+use kiln_tensor::{DType, HostTensor, LoraDelta};
 
-use super::dora::{self, Base, Lengths};
-use super::fit::Axis;
-use super::merge::{Gains, Merged, Runs, Values};
+use super::dora::{self, BaseWeight, Magnitude};
+use super::fit::MagnitudeAxis;
+use super::patch::{NormScale, UpdateValues, WeightPatch};
+use super::targets::RowRuns;
 use super::update::Update;
-use super::{LayerShape, Lora, LoraReport, Module, thin};
+use super::{LayerShape, Lora, LoraModule, LoraReport, low_rank};
 use crate::{Error, Result};
 
-/// A LoRA with what it has for each layer of a model, checked to fit.
+/// A LoRA with its updates of each layer of a model, checked to fit.
 #[derive(Debug)]
-pub(super) struct Applied {
+pub(super) struct AppliedLora {
     lora: Arc<Lora>,
     weight: f32,
     /// By layer.
-    pieces: BTreeMap<String, Vec<Piece>>,
-    /// For each module whether the model has all layers that it changes.
+    updates: BTreeMap<String, Vec<LayerUpdate>>,
+    /// For each module, whether the model has all layers that it changes.
     matched: Vec<bool>,
-    /// For each module its update as two thin matrices, down and up, once they were made.
-    thin: Vec<OnceLock<[HostTensor; 2]>>,
+    /// For each module, its update as `[down, up]`, once expanded.
+    expanded: Vec<OnceLock<[HostTensor; 2]>>,
 }
 
-/// Rows of a module that go to rows of a layer.
+/// The rows of a module that update a layer.
 #[derive(Debug)]
-struct Piece {
-    /// Number of the module.
-    number: usize,
-    runs: Runs,
-    /// Of a DoRA.
-    axis: Option<Axis>,
-    /// What the DoRA multiplies with, once that was measured.
-    gains: OnceLock<Arc<Gains>>,
+struct LayerUpdate {
+    /// Index of the module.
+    module: usize,
+    runs: RowRuns,
+    /// The axis of a DoRA's magnitudes.
+    axis: Option<MagnitudeAxis>,
+    /// The DoRA's factors, once computed.
+    norm_scale: OnceLock<Arc<NormScale>>,
 }
 
-/// Gives the values of a layer.
-type BaseOf<'a> = &'a dyn Fn(&LayerShape) -> Result<Base>;
+/// Reads the weight of a layer without LoRAs.
+type ReadBase<'a> = &'a dyn Fn(&LayerShape) -> Result<BaseWeight>;
 
-impl Applied {
-    /// Over layers of these rows and columns.
+impl AppliedLora {
+    /// Applies a LoRA to layers of these rows and columns.
     pub fn new(lora: Arc<Lora>, weight: f32, sizes: &BTreeMap<String, [usize; 2]>) -> Result<Self> {
-        let mut pieces = BTreeMap::<String, Vec<Piece>>::new();
-        // A module without targets has a name that no model knows.
+        let mut updates = BTreeMap::<String, Vec<LayerUpdate>>::new();
+        // A module without targets has a name that no model has.
         let mut matched = vec![None; lora.modules.len()];
-        for (target, number) in &lora.targets {
+        for (target, index) in &lora.targets {
             let size = sizes.get(&target.layer);
-            matched[*number] = Some(matched[*number].unwrap_or(true) && size.is_some());
+            matched[*index] = Some(matched[*index].unwrap_or(true) && size.is_some());
             let Some(&[rows, cols]) = size else { continue };
             let layer = LayerShape { name: target.layer.clone(), rows, cols };
-            let module = &lora.modules[*number];
-            let runs = lora.runs(module, &layer, target.place.rows(rows, cols))?;
-            let axis = lora.axis(module, &layer, &runs)?;
-            // Weight 0 switches a LoRA off; there is no need to compute with it.
+            let module = &lora.modules[*index];
+            let runs = lora.row_runs(module, &layer, target.mapping.for_layer(rows, cols))?;
+            let axis = lora.magnitude_axis(module, &layer, &runs)?;
+            // Weight 0 switches a LoRA off: skip its computation.
             if weight != 0.0 && (module.scale != 0.0 || axis.is_some()) {
-                let piece = Piece { number: *number, runs, axis, gains: OnceLock::new() };
-                pieces.entry(layer.name).or_default().push(piece);
+                let update = LayerUpdate { module: *index, runs, axis, norm_scale: OnceLock::new() };
+                updates.entry(layer.name).or_default().push(update);
             }
         }
-        let thin = lora.modules.iter().map(|_| OnceLock::new()).collect();
+        let expanded = lora.modules.iter().map(|_| OnceLock::new()).collect();
         let matched = matched.into_iter().map(|all| all == Some(true)).collect();
-        Ok(Applied { lora, weight, pieces, matched, thin })
+        Ok(AppliedLora { lora, weight, updates, matched, expanded })
     }
 
-    /// How much of it the model takes; an error when that is not all, unless `partial` allows it and there is some.
+    /// Reports how much of it the model uses. It is an error if that is not all, unless `partial` is set and it is some.
     pub fn report(&self, base: &Path, partial: bool) -> Result<LoraReport> {
         let lora = &self.lora;
-        let left = lora.modules.iter().zip(&self.matched).filter(|(_, matched)| !**matched);
-        let keys: Vec<String> = left.map(|(module, _)| module.stem.clone()).collect();
+        let unmatched = lora.modules.iter().zip(&self.matched).filter(|(_, matched)| !**matched);
+        let keys: Vec<String> = unmatched.map(|(module, _)| module.stem.clone()).collect();
         let (file, total) = (lora.path().to_owned(), lora.modules.len());
         let matched = total - keys.len();
         if !keys.is_empty() && (!partial || matched == 0) {
@@ -89,149 +90,164 @@ impl Applied {
         })
     }
 
-    /// What it has for a layer, with the modules.
-    fn pieces(&self, layer: &LayerShape) -> impl Iterator<Item = (&Piece, &Module)> {
-        let pieces = self.pieces.get(&layer.name).into_iter().flatten();
-        pieces.map(|piece| (piece, &self.lora.modules[piece.number]))
+    /// The updates of a layer, with their modules.
+    fn updates(&self, layer: &LayerShape) -> impl Iterator<Item = (&LayerUpdate, &LoraModule)> {
+        let updates = self.updates.get(&layer.name).into_iter().flatten();
+        updates.map(|update| (update, &self.lora.modules[update.module]))
     }
 
-    /// The updates that are added to the outputs of these layers, which are stacked. What has to be made for them is of
-    /// type `dtype`.
-    pub fn deltas(&self, stack: &[LayerShape], base: BaseOf<'_>, dtype: DType) -> Result<Vec<Delta>> {
+    /// The updates that are added to the output of these stacked layers. Matrices that have to be computed get `dtype`.
+    pub fn deltas(&self, stack: &[LayerShape], base: ReadBase<'_>, dtype: DType) -> Result<Vec<LoraDelta>> {
         let mut deltas = Vec::new();
+        // Module, its rows, and the row of the stack where they go.
         let mut found: Vec<(usize, Range<usize>, usize)> = Vec::new();
         let mut start = 0;
         for layer in stack {
-            for (piece, _) in self.pieces(layer).filter(|(_, module)| module.is_thin()) {
-                if piece.axis.is_some() {
-                    deltas.extend(self.lengthened(layer, piece, start, base, dtype)?);
+            for (update, _) in self.updates(layer).filter(|(_, module)| module.is_low_rank()) {
+                if update.axis.is_some() {
+                    deltas.extend(self.dora_deltas(layer, update, start, base, dtype)?);
                     continue;
                 }
-                for (from, at) in &piece.runs {
+                for (from, at) in &update.runs {
                     let at = start + at;
                     match found.last_mut() {
                         // q, k and v of one module: one product instead of three.
-                        Some((number, rows, row))
-                            if *number == piece.number
+                        Some((module, rows, row))
+                            if *module == update.module
                                 && rows.end == from.start
                                 && *row + rows.len() == at =>
                         {
                             rows.end = from.end;
                         }
-                        _ => found.push((piece.number, from.clone(), at)),
+                        _ => found.push((update.module, from.clone(), at)),
                     }
                 }
             }
             start += layer.rows;
         }
-        for (number, rows, row) in found {
-            let module = &self.lora.modules[number];
-            let [down, up] = self.matrices(number, dtype)?;
-            let up = up.rows(rows).map_err(|source| self.of_module(module, source))?;
-            deltas.push(Delta { row, down, up, scale: self.scale(module) });
+        for (index, rows, row) in found {
+            let module = &self.lora.modules[index];
+            let [down, up] = self.down_up(index, dtype)?;
+            let up = up.rows(rows).map_err(|source| self.tensor_error(module, source))?;
+            deltas.push(LoraDelta { row, down, up, scale: self.scale(module) });
         }
         Ok(deltas)
     }
 
-    /// The file's own factor and the user's.
-    fn scale(&self, module: &Module) -> f32 {
+    /// The file's own scale times the user's factor.
+    fn scale(&self, module: &LoraModule) -> f32 {
         (module.scale * f64::from(self.weight)) as f32
     }
 
-    /// A thin update as `[down, up]`.
-    fn matrices(&self, number: usize, dtype: DType) -> Result<[HostTensor; 2]> {
-        let module = &self.lora.modules[number];
+    /// A low-rank update as `[down, up]`.
+    fn down_up(&self, index: usize, dtype: DType) -> Result<[HostTensor; 2]> {
+        let module = &self.lora.modules[index];
         if let Update::LowRank { down, up } = &module.update {
             return Ok([down.tensor.clone(), up.tensor.clone()]);
         }
-        if let Some(made) = self.thin[number].get() {
-            return Ok(made.clone());
+        if let Some(expanded) = self.expanded[index].get() {
+            return Ok(expanded.clone());
         }
-        let made = thin::matrices(&module.update, dtype).map_err(|source| self.of_module(module, source))?;
-        let made = made.unwrap_or_else(|| [HostTensor::zeros([0, 0]), HostTensor::zeros([0, 0])]);
-        Ok(self.thin[number].get_or_init(|| made).clone())
+        let expanded = low_rank::expand(&module.update, dtype);
+        let expanded = expanded.map_err(|source| self.tensor_error(module, source))?;
+        let expanded = expanded.unwrap_or_else(|| [HostTensor::zeros([0, 0]), HostTensor::zeros([0, 0])]);
+        Ok(self.expanded[index].get_or_init(|| expanded).clone())
     }
 
     /// The updates of a DoRA, whose rows or columns are multiplied as the weight's are.
-    fn lengthened(
+    fn dora_deltas(
         &self,
         layer: &LayerShape,
-        piece: &Piece,
+        update: &LayerUpdate,
         start: usize,
-        base: BaseOf<'_>,
+        base: ReadBase<'_>,
         dtype: DType,
-    ) -> Result<Vec<Delta>> {
-        let module = &self.lora.modules[piece.number];
-        let gains = self.gains(layer, piece, base)?;
-        let [down, up] = self.matrices(piece.number, dtype)?;
+    ) -> Result<Vec<LoraDelta>> {
+        let module = &self.lora.modules[update.module];
+        let norm_scale = self.norm_scale(layer, update, base)?;
+        let [down, up] = self.down_up(update.module, dtype)?;
         let delta = |(from, at): &(Range<usize>, usize)| {
             let up = up.rows(from.clone())?;
-            let (down, up) = match &*gains {
-                Gains::None => (down.clone(), up),
-                Gains::Rows(gains) => (down.clone(), times(&up, |row, _| gains[at + row])?.to_dtype(dtype)?),
-                Gains::Columns(gains) => (times(&down, |_, column| gains[column])?.to_dtype(dtype)?, up),
+            let (down, up) = match &*norm_scale {
+                NormScale::None => (down.clone(), up),
+                NormScale::Rows(scales) => {
+                    (down.clone(), multiply(&up, |row, _| scales[at + row])?.to_dtype(dtype)?)
+                }
+                NormScale::Columns(scales) => {
+                    (multiply(&down, |_, column| scales[column])?.to_dtype(dtype)?, up)
+                }
             };
-            Ok(Delta { row: start + at, down, up, scale: self.scale(module) })
+            Ok(LoraDelta { row: start + at, down, up, scale: self.scale(module) })
         };
-        let deltas = piece.runs.iter().map(delta).collect::<kiln_tensor::Result<_>>();
-        deltas.map_err(|source| self.of_module(module, source))
+        let deltas = update.runs.iter().map(delta).collect::<kiln_tensor::Result<_>>();
+        deltas.map_err(|source| self.tensor_error(module, source))
     }
 
-    /// Whether a layer's weight itself is changed.
-    pub fn merges(&self, layer: &LayerShape) -> bool {
-        self.pieces(layer).any(|(_, module)| !module.leaves_weight())
+    /// Whether it patches a layer's weight itself.
+    pub fn patches(&self, layer: &LayerShape) -> bool {
+        self.updates(layer).any(|(_, module)| module.patches_weight())
     }
 
-    /// Takes up what happens to the weight of a layer.
-    pub fn merge(&self, layer: &LayerShape, base: BaseOf<'_>, into: &mut Merged) -> Result<()> {
-        for (piece, module) in self.pieces(layer).filter(|(_, module)| !module.leaves_weight()) {
-            let gains = self.gains(layer, piece, base)?;
-            into.gain(&gains, self.weight);
-            if !module.is_thin() {
+    /// Adds what it changes in the weight of a layer to `patch`.
+    pub fn add_to_patch(
+        &self,
+        layer: &LayerShape,
+        base: ReadBase<'_>,
+        patch: &mut WeightPatch,
+    ) -> Result<()> {
+        for (update, module) in self.updates(layer).filter(|(_, module)| module.patches_weight()) {
+            let norm_scale = self.norm_scale(layer, update, base)?;
+            patch.add_norm_scale(&norm_scale, self.weight);
+            if !module.is_low_rank() {
                 let values = self.values(module)?;
-                into.add(values, piece.runs.clone(), (*gains).clone(), self.scale(module));
+                patch.add_update(values, update.runs.clone(), (*norm_scale).clone(), self.scale(module));
             }
         }
         Ok(())
     }
 
-    fn values(&self, module: &Module) -> Result<Values> {
-        Values::new(&module.update).map_err(|source| self.of_module(module, source))
+    fn values(&self, module: &LoraModule) -> Result<UpdateValues> {
+        UpdateValues::new(&module.update).map_err(|source| self.tensor_error(module, source))
     }
 
-    /// What a module's lengths make of a layer; nothing where it has none.
-    fn gains(&self, layer: &LayerShape, piece: &Piece, base: BaseOf<'_>) -> Result<Arc<Gains>> {
-        if let Some(gains) = piece.gains.get() {
-            return Ok(Arc::clone(gains));
+    /// The factors of a DoRA for a layer; [`NormScale::None`] for a module without magnitudes.
+    fn norm_scale(
+        &self,
+        layer: &LayerShape,
+        update: &LayerUpdate,
+        base: ReadBase<'_>,
+    ) -> Result<Arc<NormScale>> {
+        if let Some(norm_scale) = update.norm_scale.get() {
+            return Ok(Arc::clone(norm_scale));
         }
-        let module = &self.lora.modules[piece.number];
-        let gains = match (piece.axis, &module.magnitude) {
-            (Some(axis), Some(lengths)) => {
+        let module = &self.lora.modules[update.module];
+        let norm_scale = match (update.axis, &module.magnitude) {
+            (Some(axis), Some(magnitude)) => {
                 let unusable = |source| {
-                    let (file, tensor) = (self.lora.path().to_owned(), lengths.key.clone());
+                    let (file, tensor) = (self.lora.path().to_owned(), magnitude.key.clone());
                     Error::Tensor { file, tensor, source }
                 };
-                let lengths = lengths.tensor.to_f32().map_err(unusable)?.into_owned();
-                let lengths = match axis {
-                    Axis::Rows => Lengths::Rows(lengths),
-                    Axis::Columns => Lengths::Columns(lengths),
+                let magnitudes = magnitude.tensor.to_f32().map_err(unusable)?.into_owned();
+                let magnitude = match axis {
+                    MagnitudeAxis::Rows => Magnitude::Rows(magnitudes),
+                    MagnitudeAxis::Columns => Magnitude::Columns(magnitudes),
                 };
                 let (values, scale) = (self.values(module)?, module.scale as f32);
-                dora::gains(&base(layer)?, layer.cols, (&values, scale), &piece.runs, &lengths)
+                dora::norm_scale(&base(layer)?, layer.cols, (&values, scale), &update.runs, &magnitude)
             }
-            _ => Gains::None,
+            _ => NormScale::None,
         };
-        Ok(Arc::clone(piece.gains.get_or_init(|| Arc::new(gains))))
+        Ok(Arc::clone(update.norm_scale.get_or_init(|| Arc::new(norm_scale))))
     }
 
-    fn of_module(&self, module: &Module, source: kiln_tensor::Error) -> Error {
+    fn tensor_error(&self, module: &LoraModule, source: kiln_tensor::Error) -> Error {
         let [key, _] = module.update.keys();
         Error::Tensor { file: self.lora.path().to_owned(), tensor: key.to_owned(), source }
     }
 }
 
-/// Every element of a matrix times what `factor` has for its row and column.
-fn times(matrix: &HostTensor, factor: impl Fn(usize, usize) -> f32) -> kiln_tensor::Result<HostTensor> {
+/// Multiplies every element of a matrix by `factor` of its row and column.
+fn multiply(matrix: &HostTensor, factor: impl Fn(usize, usize) -> f32) -> kiln_tensor::Result<HostTensor> {
     let cols = matrix.shape().last().max(1);
     let values = matrix.to_f32()?;
     let values = values.iter().enumerate().map(|(i, v)| v * factor(i / cols, i % cols)).collect();

@@ -1,17 +1,17 @@
-//! Which model a LoRA was made for, as far as names and shapes tell.
+//! The model that a LoRA was made for, as far as names and shapes tell.
 
 use std::fmt;
 
-use super::names::{Block, block};
+use super::targets::{Block, block, layer_targets};
 
 /// A model that LoRAs are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoraBase {
-    /// The family before, whose names are much the same.
+    /// The previous family, whose layers have much the same names.
     Flux1,
     /// FLUX.2 klein 4B and its base.
     Klein4b,
-    /// FLUX.2 klein 9B, its base and its KV form.
+    /// FLUX.2 klein 9B, its base and its KV variant.
     Klein9b,
     /// FLUX.2 dev.
     Dev,
@@ -34,7 +34,7 @@ impl fmt::Display for LoraBase {
     }
 }
 
-/// Names that are in FLUX.1 only.
+/// Names that only FLUX.1 has, inside of blocks and outside.
 const FLUX1_IN_BLOCKS: [&str; 8] = [
     "img_mod_lin",
     "txt_mod_lin",
@@ -48,14 +48,14 @@ const FLUX1_IN_BLOCKS: [&str; 8] = [
 const FLUX1_OUTSIDE: [&str; 3] = ["vector_in_", "time_text_embed_", "distilled_guidance_layer_"];
 
 /// FLUX.2 has at most 8, FLUX.1 has 19.
-const MOST_DOUBLE_BLOCKS: usize = 8;
-/// klein 4B has as many; FLUX.1, which is as wide, has 38.
+const MAX_DOUBLE_BLOCKS: usize = 8;
+/// Single blocks of klein 4B; FLUX.1, which is as wide, has 38.
 const SINGLE_BLOCKS_4B: usize = 20;
 const DIM_4B: usize = 3072;
 
 impl LoraBase {
-    /// FLUX.2 of this width.
-    pub(crate) fn of_dim(dim: usize) -> LoraBase {
+    /// The FLUX.2 model of this width.
+    pub(crate) fn from_dim(dim: usize) -> LoraBase {
         match dim {
             DIM_4B => LoraBase::Klein4b,
             4096 => LoraBase::Klein9b,
@@ -64,7 +64,7 @@ impl LoraBase {
         }
     }
 
-    /// From the flat names of modules and the sizes of the weights they change.
+    /// Guesses the model from the flat names of modules and the sizes of the weights they change.
     pub(super) fn guess<'m>(
         modules: impl Iterator<Item = (&'m str, [usize; 2])> + Clone,
     ) -> Option<LoraBase> {
@@ -73,14 +73,14 @@ impl LoraBase {
         }
         let dim = modules.clone().find_map(|(name, size)| dim(name, size))?;
         let beyond = |name: &str| match block(name) {
-            Some(Block::Double(number, _)) => number >= MOST_DOUBLE_BLOCKS,
+            Some(Block::Double(number, _)) => number >= MAX_DOUBLE_BLOCKS,
             Some(Block::Single(number, _)) => number >= SINGLE_BLOCKS_4B,
             None => false,
         };
         if dim == DIM_4B && modules.clone().any(|(name, _)| beyond(name)) {
             return Some(LoraBase::Flux1);
         }
-        Some(LoraBase::of_dim(dim))
+        Some(LoraBase::from_dim(dim))
     }
 }
 
@@ -91,20 +91,20 @@ fn is_flux1(name: &str, [rows, cols]: [usize; 2]) -> bool {
         }
         None => FLUX1_OUTSIDE.iter().any(|start| name.starts_with(start)),
     };
-    // Its MLPs are 4 times as wide and without a gate; FLUX.2's 3 times, with one.
-    let times = |n: usize, dim: usize, other: usize| dim.checked_mul(n) == Some(other);
+    // FLUX.1's MLPs are 4 times as wide as the model and have no gate; FLUX.2's are 3 times as wide, with a gate.
+    let is_multiple = |n: usize, dim: usize, other: usize| dim.checked_mul(n) == Some(other);
     let shaped = match block(name) {
-        Some(Block::Double(_, "img_mlp_0" | "txt_mlp_0")) => times(4, cols, rows),
-        Some(Block::Double(_, "img_mlp_2" | "txt_mlp_2")) => times(4, rows, cols),
-        Some(Block::Single(_, "linear1")) => times(7, cols, rows),
-        Some(Block::Single(_, "linear2" | "proj_out")) => times(5, rows, cols),
-        Some(Block::Single(_, "linear1_3" | "proj_mlp")) => times(4, cols, rows),
+        Some(Block::Double(_, "img_mlp_0" | "txt_mlp_0")) => is_multiple(4, cols, rows),
+        Some(Block::Double(_, "img_mlp_2" | "txt_mlp_2")) => is_multiple(4, rows, cols),
+        Some(Block::Single(_, "linear1")) => is_multiple(7, cols, rows),
+        Some(Block::Single(_, "linear2" | "proj_out")) => is_multiple(5, rows, cols),
+        Some(Block::Single(_, "linear1_3" | "proj_mlp")) => is_multiple(4, cols, rows),
         _ => false,
     };
     named || shaped
 }
 
-/// The width of the model, from a module whose one side it is.
+/// The width of the model, from a module that has it as a side.
 fn dim(name: &str, [rows, cols]: [usize; 2]) -> Option<usize> {
     match block(name) {
         Some(Block::Double(_, "img_mlp_2" | "txt_mlp_2" | "ff_linear_out" | "ff_context_linear_out"))
@@ -114,7 +114,7 @@ fn dim(name: &str, [rows, cols]: [usize; 2]) -> Option<usize> {
             "img_in" | "x_embedder" | "txt_in" | "context_embedder" => Some(rows),
             "time_in_in_layer" | "time_guidance_embed_timestep_embedder_linear_1" => Some(rows),
             "guidance_in_in_layer" | "time_guidance_embed_guidance_embedder_linear_1" => Some(rows),
-            _ if super::names::targets(name).is_some() => Some(cols),
+            _ if layer_targets(name).is_some() => Some(cols),
             _ => None,
         },
     }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn flux_1_is_known_by_names_shapes_and_numbers() {
+    fn flux_1_is_recognized_by_names_shapes_and_block_numbers() {
         for module in [
             ("double_blocks_0_img_mod_lin", [18432, 3072]),
             ("transformer_blocks_0_ff_net_0_proj", [12288, 3072]),

@@ -1,31 +1,28 @@
-//! DoRA: the rows (or columns) of weight and update together get lengths that were learnt.
+//! DoRA: rows (or columns) of the sum of weight and update get learnt magnitudes.
 //!
-//! `‖·‖` of them is measured once, when a LoRA is laid over a layer. Then rows of the weight have a factor, rows of the
-//! update have it, too, and neither is copied.
+//! Their norms are computed once, when a LoRA is applied to a layer. Then the magnitudes become factors of the weight and of
+//! the update, and neither is copied.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::thread;
+use kiln_tensor::packed::PackedTensor;
+use rayon::prelude::*;
 
-use kiln_base::lock;
-use kiln_tensor::packed::Packed;
+use super::patch::{NormScale, UpdateValues, module_row};
+use super::targets::RowRuns;
 
-use super::merge::{Gains, Runs, Values, source_row};
-
-/// The lengths that a file has.
-pub(super) enum Lengths {
-    /// Of every row of the module.
+/// The magnitudes in a file.
+pub(super) enum Magnitude {
+    /// One per row of the module.
     Rows(Vec<f32>),
-    /// Of every column of the layer.
+    /// One per column of the layer.
     Columns(Vec<f32>),
 }
 
-/// A layer's matrices below each other.
-pub(super) struct Base(pub Vec<Packed>);
+/// The weight of a layer without LoRAs, as matrices whose rows are stacked.
+pub(super) struct BaseWeight(pub Vec<PackedTensor>);
 
-impl Base {
+impl BaseWeight {
     fn rows(&self) -> usize {
-        self.0.iter().map(Packed::row_count).sum()
+        self.0.iter().map(PackedTensor::row_count).sum()
     }
 
     fn read(&self, mut row: usize, out: &mut [f32]) {
@@ -38,69 +35,49 @@ impl Base {
     }
 }
 
-/// What `lengths` make of a layer of `cols` columns under an update, `scale` times `values`.
-pub(super) fn gains(
-    base: &Base,
+/// Computes the factors that give a layer of `cols` columns, updated by `scale` times `values`, these magnitudes.
+pub(super) fn norm_scale(
+    base: &BaseWeight,
     cols: usize,
-    (values, scale): (&Values, f32),
-    runs: &Runs,
-    lengths: &Lengths,
-) -> Gains {
-    let sum = |row: usize, out: &mut [f32]| {
-        let source = source_row(runs, row)?;
+    (values, scale): (&UpdateValues, f32),
+    runs: &RowRuns,
+    magnitude: &Magnitude,
+) -> NormScale {
+    let read_updated = |row: usize, out: &mut [f32]| {
+        let module_row = module_row(runs, row)?;
         base.read(row, out);
-        values.add(source, 0, scale, out);
-        Some(source)
+        values.add(module_row, 0, scale, out);
+        Some(module_row)
     };
-    match lengths {
-        Lengths::Rows(lengths) => Gains::Rows(each_row(base.rows(), cols, |row, out| {
-            sum(row, out).map_or(1.0, |source| ratio(lengths[source], square(out)))
-        })),
-        Lengths::Columns(lengths) => {
+    match magnitude {
+        Magnitude::Rows(magnitudes) => {
+            let row_scale = |out: &mut Vec<f32>, row| {
+                read_updated(row, out)
+                    .map_or(1.0, |module_row| ratio(magnitudes[module_row], squared_norm(out)))
+            };
+            NormScale::Rows(
+                (0..base.rows()).into_par_iter().map_init(|| vec![0f32; cols], row_scale).collect(),
+            )
+        }
+        Magnitude::Columns(magnitudes) => {
             let (mut squares, mut out) = (vec![0f64; cols], vec![0f32; cols]);
             for row in 0..base.rows() {
-                if sum(row, &mut out).is_some() {
+                if read_updated(row, &mut out).is_some() {
                     squares.iter_mut().zip(&out).for_each(|(sum, v)| *sum += f64::from(*v).powi(2));
                 }
             }
-            Gains::Columns(lengths.iter().zip(&squares).map(|(length, sum)| ratio(*length, *sum)).collect())
+            let scales = magnitudes.iter().zip(&squares).map(|(magnitude, sum)| ratio(*magnitude, *sum));
+            NormScale::Columns(scales.collect())
         }
     }
 }
 
-/// The sum of squares; in f64 but for the innermost, so that long rows lose nothing.
-fn square(values: &[f32]) -> f64 {
+/// The sum of squares, in f64 except within groups of 64, so that long rows lose no precision.
+fn squared_norm(values: &[f32]) -> f64 {
     values.chunks(64).map(|v| f64::from(v.iter().map(|v| v * v).sum::<f32>())).sum()
 }
 
-/// The factor that gives a vector this length. One of zeros stays what it is.
-fn ratio(length: f32, squares: f64) -> f32 {
-    if squares == 0.0 { 0.0 } else { (f64::from(length) / squares.sqrt()) as f32 }
-}
-
-/// Rows that a thread takes at a time.
-const ROWS_AT_ONCE: usize = 64;
-
-/// A number for every row, by all cores. `of` gets room for the row.
-fn each_row(rows: usize, cols: usize, of: impl Fn(usize, &mut [f32]) -> f32 + Sync) -> Vec<f32> {
-    let mut numbers = vec![0f32; rows];
-    let pieces: Vec<_> = numbers.chunks_mut(ROWS_AT_ONCE).map(Mutex::new).collect();
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut scratch = vec![0f32; cols];
-        while let Some((i, piece)) = Some(next.fetch_add(1, Relaxed)).and_then(|i| Some((i, pieces.get(i)?)))
-        {
-            // Nobody else has this number; a lock is how to say so without `unsafe`.
-            let mut piece = lock(&piece);
-            for (row, number) in (i * ROWS_AT_ONCE..).zip(piece.iter_mut()) {
-                *number = of(row, &mut scratch);
-            }
-        }
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(pieces.len());
-    thread::scope(|scope| {
-        (1..threads).for_each(|_| drop(scope.spawn(work)));
-        work();
-    });
-    numbers
+/// The factor that gives a vector this magnitude; 0 for a vector of zeros.
+fn ratio(magnitude: f32, squared_norm: f64) -> f32 {
+    if squared_norm == 0.0 { 0.0 } else { (f64::from(magnitude) / squared_norm.sqrt()) as f32 }
 }

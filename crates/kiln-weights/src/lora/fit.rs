@@ -1,19 +1,18 @@
-//! Whether a LoRA fits a model: all that names and shapes tell.
+//! Checks whether a LoRA fits a model, as far as names and shapes tell.
 
 use kiln_tensor::Shape;
 
-use super::merge::Runs;
-use super::names::Rows;
+use super::targets::{MappedRows, RowRuns};
 use super::update::Update;
-use super::{LayerShape, Lora, LoraBase, LoraProblem, Module};
+use super::{LayerShape, Lora, LoraBase, LoraModule, LoraProblem};
 use crate::{Error, Result};
 
-/// What a DoRA has lengths of.
+/// The axis of a DoRA's magnitudes.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Axis {
-    /// Every row of the module.
+pub(super) enum MagnitudeAxis {
+    /// One per row of the module.
     Rows,
-    /// Every column of the layer.
+    /// One per column of the layer.
     Columns,
 }
 
@@ -22,33 +21,40 @@ impl Lora {
         Error::Lora { file: self.path().to_owned(), problem: Box::new(problem) }
     }
 
-    /// Refuses a LoRA made for another model, and keys that are of no use unless that is `partial`ly allowed.
+    /// Rejects a LoRA made for another model and, unless `partial`, one with unused keys.
     pub(super) fn check(&self, model: Option<LoraBase>, partial: bool) -> Result<()> {
         if let (Some(made_for), Some(model)) = (self.base(), model)
             && made_for != model
         {
-            return Err(self.error(LoraProblem::Base { made_for, model }));
+            return Err(self.error(LoraProblem::WrongBase { made_for, model }));
         }
         if partial {
             return Ok(());
         }
-        match (self.text.first(), self.unknown.is_empty()) {
+        match (self.text_encoder.first(), self.unknown.is_empty()) {
             (Some(key), _) => Err(self.error(LoraProblem::TextEncoder { key: key.clone() })),
             (None, false) => Err(self.error(LoraProblem::UnknownKeys { keys: self.unknown.clone() })),
             (None, true) => Ok(()),
         }
     }
 
-    /// Which rows of a module go to which of a layer, where `fitting` is what such a module would have.
-    pub(super) fn runs(&self, module: &Module, layer: &LayerShape, fitting: Option<Rows>) -> Result<Runs> {
+    /// The rows of a layer that a module changes, if the module has the size that `mapped` expects.
+    pub(super) fn row_runs(
+        &self,
+        module: &LoraModule,
+        layer: &LayerShape,
+        mapped: Option<MappedRows>,
+    ) -> Result<RowRuns> {
         let found = module.update.size();
-        let expected = fitting.as_ref().map(|rows| [rows.expected, layer.cols]);
-        if let (Some(rows), true) = (fitting, found.is_some() && found == expected) {
+        let expected = mapped.as_ref().map(|rows| [rows.expected, layer.cols]);
+        if let Some(rows) = mapped
+            && found == expected
+        {
             return Ok(rows.runs);
         }
         let wrong_rows = found.map(|f| f[0]) != expected.map(|e| e[0]);
         let expected = expected.unwrap_or([layer.rows, layer.cols]);
-        // Of two thin matrices, say which is wrong and what it should be.
+        // Of two low-rank matrices, report the wrong one and the shape that fits.
         let (key, found, expected) = match (&module.update, wrong_rows) {
             (Update::LowRank { up, .. }, true) => (&up.key, up.size(), [expected[0], up.size()[1]]),
             (Update::LowRank { down, .. }, false) => (&down.key, down.size(), [down.size()[0], expected[1]]),
@@ -64,20 +70,26 @@ impl Lora {
         }))
     }
 
-    /// What a DoRA's lengths are of: the module's rows, or its columns, which are known only where all of its rows are.
-    pub(super) fn axis(&self, module: &Module, layer: &LayerShape, runs: &Runs) -> Result<Option<Axis>> {
-        let Some(lengths) = &module.magnitude else { return Ok(None) };
+    /// The axis of a DoRA's magnitudes: the module's rows, or its columns, whose norms can only be computed if the layer has
+    /// all of the module's rows.
+    pub(super) fn magnitude_axis(
+        &self,
+        module: &LoraModule,
+        layer: &LayerShape,
+        runs: &RowRuns,
+    ) -> Result<Option<MagnitudeAxis>> {
+        let Some(magnitude) = &module.magnitude else { return Ok(None) };
         let rows = module.update.size().map_or(0, |[rows, _]| rows);
         let covered: usize = runs.iter().map(|(from, _)| from.len()).sum();
-        match lengths.tensor.shape().dims() {
-            &[found] | &[found, 1] if found == rows => Ok(Some(Axis::Rows)),
+        match magnitude.tensor.shape().dims() {
+            &[found] | &[found, 1] if found == rows => Ok(Some(MagnitudeAxis::Rows)),
             &[1, found] if found == layer.cols && covered == rows && rows == layer.rows => {
-                Ok(Some(Axis::Columns))
+                Ok(Some(MagnitudeAxis::Columns))
             }
-            _ => Err(self.error(LoraProblem::NotThatShape {
-                key: lengths.key.clone(),
-                found: lengths.tensor.shape().clone(),
-                expected: "a length for every row of its module",
+            _ => Err(self.error(LoraProblem::UnexpectedShape {
+                key: magnitude.key.clone(),
+                found: magnitude.tensor.shape().clone(),
+                expected: "a magnitude for every row of its module",
             })),
         }
     }

@@ -1,11 +1,13 @@
-//! What the keys of a LoRA file mean: whose layout they have, which module they are for, and which part of its update.
+//! The keys of a LoRA file: which trainer's layout they have, which module they belong to, and which tensor of its update
+//! each one names.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{LoraProblem, names};
+use super::LoraProblem;
+use super::targets::is_original;
 
-/// Who writes such keys.
+/// The layout of a LoRA file's keys, named after the programs that write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LoraLayout {
     /// `transformer.` and a module of diffusers.
@@ -22,7 +24,7 @@ pub enum LoraLayout {
     Lycoris,
     /// `diffusion_model.` and a module of diffusers.
     Mixed,
-    /// A module without anything before it.
+    /// A module without a prefix.
     Bare,
 }
 
@@ -41,52 +43,54 @@ impl fmt::Display for LoraLayout {
     }
 }
 
-/// Which part of a module's update a tensor is.
+/// What a tensor is in a module's update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Part {
+pub(super) enum TensorRole {
     Down,
     Up,
     Alpha,
+    /// DoRA's magnitude vector.
     Magnitude,
-    KronLeft,
-    KronLeftA,
-    KronLeftB,
-    KronRight,
-    KronRightA,
-    KronRightB,
-    Hada1A,
-    Hada1B,
-    Hada2A,
-    Hada2B,
-    Full,
+    LokrW1,
+    LokrW1A,
+    LokrW1B,
+    LokrW2,
+    LokrW2A,
+    LokrW2B,
+    HadaW1A,
+    HadaW1B,
+    HadaW2A,
+    HadaW2B,
+    /// The full difference of the weight.
+    Diff,
 }
 
-/// What stands behind the module, without a `.weight` at the end. The first ending of a part is the one for messages.
-const ENDINGS: [(&str, Part); 20] = [
-    (".lora_A", Part::Down),
-    (".lora_down", Part::Down),
-    (".lora.down", Part::Down),
-    (".lora_B", Part::Up),
-    (".lora_up", Part::Up),
-    (".lora.up", Part::Up),
-    (".alpha", Part::Alpha),
-    (".dora_scale", Part::Magnitude),
-    (".lora_magnitude_vector", Part::Magnitude),
-    (".lokr_w1", Part::KronLeft),
-    (".lokr_w1_a", Part::KronLeftA),
-    (".lokr_w1_b", Part::KronLeftB),
-    (".lokr_w2", Part::KronRight),
-    (".lokr_w2_a", Part::KronRightA),
-    (".lokr_w2_b", Part::KronRightB),
-    (".hada_w1_a", Part::Hada1A),
-    (".hada_w1_b", Part::Hada1B),
-    (".hada_w2_a", Part::Hada2A),
-    (".hada_w2_b", Part::Hada2B),
-    (".diff", Part::Full),
+/// The suffixes of keys, without a final `.weight`. Messages use the first suffix of a role.
+const SUFFIXES: [(&str, TensorRole); 20] = [
+    (".lora_A", TensorRole::Down),
+    (".lora_down", TensorRole::Down),
+    (".lora.down", TensorRole::Down),
+    (".lora_B", TensorRole::Up),
+    (".lora_up", TensorRole::Up),
+    (".lora.up", TensorRole::Up),
+    (".alpha", TensorRole::Alpha),
+    (".dora_scale", TensorRole::Magnitude),
+    (".lora_magnitude_vector", TensorRole::Magnitude),
+    (".lokr_w1", TensorRole::LokrW1),
+    (".lokr_w1_a", TensorRole::LokrW1A),
+    (".lokr_w1_b", TensorRole::LokrW1B),
+    (".lokr_w2", TensorRole::LokrW2),
+    (".lokr_w2_a", TensorRole::LokrW2A),
+    (".lokr_w2_b", TensorRole::LokrW2B),
+    (".hada_w1_a", TensorRole::HadaW1A),
+    (".hada_w1_b", TensorRole::HadaW1B),
+    (".hada_w2_a", TensorRole::HadaW2A),
+    (".hada_w2_b", TensorRole::HadaW2B),
+    (".diff", TensorRole::Diff),
 ];
 
-/// Adapters that are none of the kinds above, by a part of their keys.
-const FOREIGN: [(&str, &str); 10] = [
+/// Unsupported kinds of adapters, by a substring of their keys.
+const UNSUPPORTED: [(&str, &str); 10] = [
     (".lora_B.bias", "LoRA with biases"),
     (".lora_up.bias", "LoRA with biases"),
     (".lora_mid.", "LoRA of convolutions"),
@@ -102,121 +106,123 @@ const FOREIGN: [(&str, &str); 10] = [
 const TEXT_ENCODER: [&str; 4] =
     ["text_encoder", "lora_te", "base_model.model.text_encoder", "lycoris_text_encoder"];
 
-impl Part {
-    pub fn ending(self) -> &'static str {
-        ENDINGS.iter().find(|(_, part)| *part == self).map_or("", |(ending, _)| ending)
+impl TensorRole {
+    pub fn suffix(self) -> &'static str {
+        SUFFIXES.iter().find(|(_, role)| *role == self).map_or("", |(suffix, _)| suffix)
     }
 }
 
-/// The tensors of one module.
+/// The keys of one module.
 #[derive(Debug)]
-pub(super) struct Group<'k> {
-    /// The module as the file calls it, with what stands before it.
+pub(super) struct ModuleKeys<'k> {
+    /// The module's name in the file, with its prefix.
     pub stem: &'k str,
-    /// The module without that.
+    /// The module's name without the prefix.
     pub name: &'k str,
     pub layout: LoraLayout,
-    pub parts: BTreeMap<Part, &'k str>,
+    pub tensors: BTreeMap<TensorRole, &'k str>,
 }
 
-impl<'k> Group<'k> {
-    /// The key of a part that this kind of update can't be without.
-    pub fn need(&self, part: Part) -> Result<&'k str, LoraProblem> {
-        self.parts.get(&part).copied().ok_or_else(|| LoraProblem::Incomplete {
-            key: self.parts.values().next().copied().unwrap_or_default().to_owned(),
-            missing: self.sibling(part),
+impl<'k> ModuleKeys<'k> {
+    /// The key of a tensor that this kind of update requires.
+    pub fn require(&self, role: TensorRole) -> Result<&'k str, LoraProblem> {
+        self.tensors.get(&role).copied().ok_or_else(|| LoraProblem::Incomplete {
+            key: self.tensors.values().next().copied().unwrap_or_default().to_owned(),
+            missing: self.missing_key(role),
         })
     }
 
-    /// How the file would call a part that it does not have: in the words of the parts that it has.
-    fn sibling(&self, part: Part) -> String {
-        let has = |ending: &str| self.parts.values().any(|key| key.contains(ending));
-        let ending = match part {
-            Part::Down if has(".lora_up") => ".lora_down",
-            Part::Up if has(".lora_down") => ".lora_up",
-            _ => part.ending(),
+    /// The key that a missing tensor would have, in the style of the keys that are there.
+    fn missing_key(&self, role: TensorRole) -> String {
+        let has = |suffix: &str| self.tensors.values().any(|key| key.contains(suffix));
+        let suffix = match role {
+            TensorRole::Down if has(".lora_up") => ".lora_down",
+            TensorRole::Up if has(".lora_down") => ".lora_up",
+            _ => role.suffix(),
         };
-        let weight = if matches!(part, Part::Down | Part::Up) { ".weight" } else { "" };
-        format!("{}{ending}{weight}", self.stem)
+        let weight = if matches!(role, TensorRole::Down | TensorRole::Up) { ".weight" } else { "" };
+        format!("{}{suffix}{weight}", self.stem)
     }
 }
 
-/// All keys, sorted by what they are for.
+/// All keys of a file, by what they are for.
 #[derive(Debug, Default)]
-pub(super) struct Keys<'k> {
-    pub groups: Vec<Group<'k>>,
+pub(super) struct ClassifiedKeys<'k> {
+    pub modules: Vec<ModuleKeys<'k>>,
     /// Keys for the text encoder.
-    pub text: Vec<&'k str>,
+    pub text_encoder: Vec<&'k str>,
     /// Keys that are no LoRA keys.
     pub unknown: Vec<&'k str>,
 }
 
-/// Sorts keys by the module they are for. Kinds of adapters that can't be applied are an error.
-pub(super) fn sort<'k>(keys: &[&'k str]) -> Result<Keys<'k>, LoraProblem> {
-    let mut found = Keys::default();
-    let mut groups = BTreeMap::<&str, Group<'k>>::new();
+/// Groups keys by module. Unsupported kinds of adapters are an error.
+pub(super) fn classify<'k>(keys: &[&'k str]) -> Result<ClassifiedKeys<'k>, LoraProblem> {
+    let mut classified = ClassifiedKeys::default();
+    let mut modules = BTreeMap::<&str, ModuleKeys<'k>>::new();
     for &key in keys {
-        if let Some((_, kind)) = FOREIGN.iter().find(|(part, _)| key.contains(part)) {
-            return Err(LoraProblem::Kind { kind, key: key.to_owned() });
+        if let Some((_, kind)) = UNSUPPORTED.iter().find(|(substring, _)| key.contains(substring)) {
+            return Err(LoraProblem::UnsupportedKind { kind, key: key.to_owned() });
         }
-        if TEXT_ENCODER.iter().any(|start| key.starts_with(start)) {
-            found.text.push(key);
+        if TEXT_ENCODER.iter().any(|prefix| key.starts_with(prefix)) {
+            classified.text_encoder.push(key);
             continue;
         }
-        let split = split(key).map(|(stem, part)| (stem, part, bare(stem)));
-        let Some((stem, part, (layout, name))) = split.filter(|(_, _, (_, name))| !name.is_empty()) else {
-            found.unknown.push(key);
+        let split = split_role(key).map(|(stem, role)| (stem, role, strip_prefix(stem)));
+        let Some((stem, role, (layout, name))) = split.filter(|(_, _, (_, name))| !name.is_empty()) else {
+            classified.unknown.push(key);
             continue;
         };
-        let group =
-            groups.entry(stem).or_insert_with(|| Group { stem, name, layout, parts: BTreeMap::new() });
-        if let Some(first) = group.parts.insert(part, key) {
-            return Err(LoraProblem::Twice { first: first.to_owned(), second: key.to_owned() });
+        let module = modules.entry(stem).or_insert_with(|| ModuleKeys {
+            stem,
+            name,
+            layout,
+            tensors: BTreeMap::new(),
+        });
+        if let Some(first) = module.tensors.insert(role, key) {
+            return Err(LoraProblem::Duplicate { first: first.to_owned(), second: key.to_owned() });
         }
     }
-    found.groups = groups.into_values().collect();
-    Ok(found)
+    classified.modules = modules.into_values().collect();
+    Ok(classified)
 }
 
-/// The module of a key, with what stands before it, and the part.
-fn split(key: &str) -> Option<(&str, Part)> {
+/// Splits a key into its module, with the prefix, and the role of its tensor.
+fn split_role(key: &str) -> Option<(&str, TensorRole)> {
     let key = key.strip_suffix(".weight").unwrap_or(key);
-    // What PEFT calls an adapter that was not given a name; `save_pretrained` drops it, other writers don't.
+    // PEFT's name of an adapter that was given none; `save_pretrained` drops it, other writers don't.
     let key = key.strip_suffix(".default").unwrap_or(key);
-    ENDINGS.iter().find_map(|(ending, part)| Some((key.strip_suffix(ending)?, *part)))
+    SUFFIXES.iter().find_map(|(suffix, role)| Some((key.strip_suffix(suffix)?, *role)))
 }
 
-/// A module without what stands before it, and whose layout that is.
-fn bare(stem: &str) -> (LoraLayout, &str) {
+/// Strips the prefix of a module, which tells its layout.
+fn strip_prefix(stem: &str) -> (LoraLayout, &str) {
     const FLAT: [(&str, LoraLayout); 3] = [
         ("lora_unet_", LoraLayout::Kohya),
         ("lora_transformer_", LoraLayout::OneTrainer),
         ("lycoris_", LoraLayout::Lycoris),
     ];
-    let flat = FLAT.iter().find_map(|(start, layout)| Some((*layout, stem.strip_prefix(start)?)));
+    let flat = FLAT.iter().find_map(|(prefix, layout)| Some((*layout, stem.strip_prefix(prefix)?)));
     if let Some(found) = flat {
         return found;
     }
-    let (peft, rest) = match stem.strip_prefix("base_model.model.") {
+    let (is_peft, rest) = match stem.strip_prefix("base_model.model.") {
         Some(rest) => (true, rest),
         None => (false, stem),
     };
     let comfy = ["model.diffusion_model.", "diffusion_model."].iter().find_map(|p| rest.strip_prefix(p));
-    let (layout, name) = match (comfy, rest.strip_prefix("transformer.")) {
-        (Some(name), _) => match names::is_original(&flatten(name)) {
-            true => (LoraLayout::Original, name),
-            false => (LoraLayout::Mixed, name),
-        },
-        (None, Some(name)) => match names::is_original(&flatten(name)) {
-            true => (LoraLayout::OneTrainer, name),
-            false => (LoraLayout::Diffusers, name),
-        },
-        (None, None) => (LoraLayout::Bare, rest),
+    let (layout, name) = if let Some(name) = comfy {
+        let original = is_original(&flatten(name));
+        (if original { LoraLayout::Original } else { LoraLayout::Mixed }, name)
+    } else if let Some(name) = rest.strip_prefix("transformer.") {
+        let original = is_original(&flatten(name));
+        (if original { LoraLayout::OneTrainer } else { LoraLayout::Diffusers }, name)
+    } else {
+        (LoraLayout::Bare, rest)
     };
-    (if peft { LoraLayout::Peft } else { layout }, name)
+    (if is_peft { LoraLayout::Peft } else { layout }, name)
 }
 
-/// A name as the tables of [`names`] have it.
+/// Replaces dots by underscores, as flat layouts do.
 pub(super) fn flatten(name: &str) -> String {
     name.replace('.', "_")
 }

@@ -1,3 +1,5 @@
+//! What can be wrong with a LoRA file.
+
 use kiln_tensor::{DType, Shape};
 
 use super::LoraBase;
@@ -9,12 +11,12 @@ pub enum LoraProblem {
     /// No tensors.
     #[error("there is no tensor in it")]
     Empty,
-    /// A kind of adapter that can't be applied.
+    /// A kind of adapter that is not supported.
     #[error("it is a {kind} adapter (`{key}`), which is not supported")]
-    Kind {
+    UnsupportedKind {
         /// The kind.
         kind: &'static str,
-        /// The key that gives it away.
+        /// A key that tells the kind.
         key: String,
     },
     /// Keys for the text encoder.
@@ -23,39 +25,39 @@ pub enum LoraProblem {
         /// One of the keys.
         key: String,
     },
-    /// Keys that are no LoRA keys at all.
+    /// Keys that are no LoRA keys.
     #[error("{} of its keys are not LoRA keys: {}", keys.len(), quoted(keys))]
     UnknownKeys {
         /// The keys.
         keys: Vec<String>,
     },
-    /// A matrix without its partner.
+    /// A tensor without another that it needs.
     #[error("`{key}` has no `{missing}` beside it")]
     Incomplete {
-        /// The key that is there.
+        /// A key of the module.
         key: String,
-        /// The key that is not.
+        /// The missing key.
         missing: String,
     },
-    /// The same module under two names.
+    /// Two updates of the same module.
     #[error("both `{first}` and `{second}` are for one module")]
-    Twice {
+    Duplicate {
         /// A key.
         first: String,
-        /// Another key for the same matrix.
+        /// Another key for the same module.
         second: String,
     },
-    /// A matrix that is none.
+    /// A tensor of the wrong shape.
     #[error("`{key}` has shape {found}, expected {expected}")]
-    NotThatShape {
+    UnexpectedShape {
         /// The key.
         key: String,
         /// Its shape.
         found: Shape,
-        /// What it should be, in words.
+        /// What it should be.
         expected: &'static str,
     },
-    /// Values that are no real numbers.
+    /// A tensor that is not of a float type.
     #[error("`{key}` is {dtype}, expected f32, bf16, f16 or f64")]
     DType {
         /// The key.
@@ -63,7 +65,7 @@ pub enum LoraProblem {
         /// Its type.
         dtype: DType,
     },
-    /// The two matrices disagree on their common dimension.
+    /// Two matrices that differ in their common dimension.
     #[error("`{down}` has rank {rank} (shape {down_shape}), but `{up}` has shape {up_shape}")]
     Rank {
         /// The key of the first matrix.
@@ -77,7 +79,7 @@ pub enum LoraProblem {
         /// Its shape.
         up_shape: Shape,
     },
-    /// An alpha that is no number.
+    /// An alpha that is not finite.
     #[error("`{key}` is {found}, expected a finite number")]
     Alpha {
         /// The key.
@@ -85,36 +87,36 @@ pub enum LoraProblem {
         /// The value.
         found: f32,
     },
-    /// The header's `lora_adapter_metadata` can't be used.
+    /// An invalid `lora_adapter_metadata` in the header.
     #[error("its lora_adapter_metadata is not usable: {reason}")]
     Metadata {
         /// Why.
         reason: String,
     },
-    /// The header's rank is not that of the matrices.
+    /// A rank in the header that is not the matrices'.
     #[error("its lora_adapter_metadata gives `{module}` rank {expected}, but `{key}` has {found}")]
     MetadataRank {
         /// The module.
         module: String,
-        /// The rank that the metadata give.
+        /// The rank in the metadata.
         expected: f64,
         /// The key of its first matrix.
         key: String,
         /// That matrix's rows.
         found: usize,
     },
-    /// Settings that speak of a DoRA, without its tensors.
+    /// A config with `use_dora`, without magnitudes.
     #[error("its settings say use_dora, but there is no lora_magnitude_vector in it")]
-    DoraWithoutLengths,
-    /// Made for another model.
+    DoraWithoutMagnitude,
+    /// TensorBuffer for another model.
     #[error("it was made for {made_for}, and this model is {model}")]
-    Base {
+    WrongBase {
         /// The model it was made for.
         made_for: LoraBase,
-        /// The model it was laid over.
+        /// The model it is applied to.
         model: LoraBase,
     },
-    /// The matrices don't fit the layer of the model.
+    /// Matrices that don't fit the layer of the model.
     #[error(
         "`{key}` has shape {found}, but for `{module}` of {rows} by {cols} it must be {expected}; \
              it was made for a model of another size"

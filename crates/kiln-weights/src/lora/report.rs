@@ -5,22 +5,22 @@ use std::path::PathBuf;
 use super::Lora;
 use crate::error::quoted;
 
-/// How a LoRA was taken up: `lora style.safetensors: 112 of 112 modules, rank 16, weight 0.8`.
+/// How much of a LoRA a model uses: `lora style.safetensors: 112 of 112 modules, rank 16, weight 0.8`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraReport {
     /// The LoRA's file.
     pub file: PathBuf,
-    /// Modules that the model took.
+    /// Modules that match the model.
     pub matched: usize,
-    /// Modules that the LoRA has.
+    /// All modules of the LoRA.
     pub total: usize,
-    /// The kinds of its updates, see [`Lora::kinds`].
+    /// The kinds of its updates; see [`Lora::kinds`].
     pub kinds: Vec<&'static str>,
-    /// The largest rank of its modules, 0 when they are whole matrices.
+    /// The largest rank of its modules; 0 if all are full-rank.
     pub rank: usize,
     /// The user's factor.
     pub weight: f32,
-    /// Modules and keys that were left out, where that was allowed.
+    /// Modules and keys that are not used, if that is allowed.
     pub unmatched: Vec<String>,
 }
 

@@ -1,29 +1,29 @@
-//! What a module adds to its weight, as the file has it.
+//! The update of a weight as a LoRA file stores it: low-rank, LoKr, LoHa, or the full difference.
 
 use kiln_tensor::{DType, HostTensor};
 
 use super::LoraProblem;
-use super::keys::{Group, Part};
+use super::keys::{ModuleKeys, TensorRole};
 use crate::{Error, Result, WeightSource};
 
 /// A tensor and its key.
 #[derive(Clone, Debug)]
-pub(super) struct Keyed {
+pub(super) struct KeyedTensor {
     pub key: String,
     pub tensor: HostTensor,
 }
 
-impl Keyed {
+impl KeyedTensor {
     pub fn size(&self) -> [usize; 2] {
         [self.tensor.shape().rows(), self.tensor.shape().last()]
     }
 }
 
-/// A matrix, perhaps as a product of two.
+/// A factor of a LoKr: one matrix, or the product of two.
 #[derive(Clone, Debug)]
 pub(super) enum Factor {
-    Whole(Keyed),
-    Product(Keyed, Keyed),
+    Whole(KeyedTensor),
+    Product(KeyedTensor, KeyedTensor),
 }
 
 impl Factor {
@@ -48,65 +48,65 @@ impl Factor {
     }
 }
 
-/// The change of a weight, without its scale.
+/// The update of a weight, without its scale.
 #[derive(Clone, Debug)]
 pub(super) enum Update {
     /// `up · down`.
-    LowRank { down: Keyed, up: Keyed },
-    /// LoKr: every element of `left` times the whole of `right`.
+    LowRank { down: KeyedTensor, up: KeyedTensor },
+    /// LoKr: the Kronecker product.
     Kron { left: Factor, right: Factor },
-    /// LoHa: the products of two pairs, element by element.
-    Hadamard { first: [Keyed; 2], second: [Keyed; 2] },
-    /// The difference itself.
-    Full(Keyed),
+    /// LoHa: the elementwise product of two low-rank products.
+    Hadamard { first: [KeyedTensor; 2], second: [KeyedTensor; 2] },
+    /// The full difference.
+    Full(KeyedTensor),
 }
 
 impl Update {
-    /// Reads the parts of a module, and checks that they fit together.
-    pub fn read(source: &WeightSource, group: &Group<'_>) -> Result<Update> {
-        let reader = Reader { source, group };
-        let has = |parts: &[Part]| parts.iter().find_map(|part| group.parts.get(part).copied());
-        const KRON: [Part; 6] = [
-            Part::KronLeft,
-            Part::KronLeftA,
-            Part::KronLeftB,
-            Part::KronRight,
-            Part::KronRightA,
-            Part::KronRightB,
+    /// Reads the tensors of a module, and checks that they fit together.
+    pub fn read(source: &WeightSource, keys: &ModuleKeys<'_>) -> Result<Update> {
+        let reader = Reader { source, keys };
+        let has = |roles: &[TensorRole]| roles.iter().find_map(|role| keys.tensors.get(role).copied());
+        const KRON: [TensorRole; 6] = [
+            TensorRole::LokrW1,
+            TensorRole::LokrW1A,
+            TensorRole::LokrW1B,
+            TensorRole::LokrW2,
+            TensorRole::LokrW2A,
+            TensorRole::LokrW2B,
         ];
         let kinds = [
-            has(&[Part::Down, Part::Up]),
+            has(&[TensorRole::Down, TensorRole::Up]),
             has(&KRON),
-            has(&[Part::Hada1A, Part::Hada1B, Part::Hada2A, Part::Hada2B]),
-            has(&[Part::Full]),
+            has(&[TensorRole::HadaW1A, TensorRole::HadaW1B, TensorRole::HadaW2A, TensorRole::HadaW2B]),
+            has(&[TensorRole::Diff]),
         ];
-        let mut there = kinds.into_iter().flatten();
-        if let (Some(first), Some(second)) = (there.next(), there.next()) {
+        let mut present = kinds.into_iter().flatten();
+        if let (Some(first), Some(second)) = (present.next(), present.next()) {
             let (first, second) = (first.to_owned(), second.to_owned());
-            return Err(reader.error(LoraProblem::Twice { first, second }));
+            return Err(reader.error(LoraProblem::Duplicate { first, second }));
         }
         match kinds {
             [_, Some(_), ..] => Ok(Update::Kron {
-                left: reader.factor(Part::KronLeft, Part::KronLeftA, Part::KronLeftB)?,
-                right: reader.factor(Part::KronRight, Part::KronRightA, Part::KronRightB)?,
+                left: reader.factor(TensorRole::LokrW1, TensorRole::LokrW1A, TensorRole::LokrW1B)?,
+                right: reader.factor(TensorRole::LokrW2, TensorRole::LokrW2A, TensorRole::LokrW2B)?,
             }),
             [_, _, Some(_), _] => {
-                let first = reader.product(Part::Hada1A, Part::Hada1B)?;
-                let second = reader.product(Part::Hada2A, Part::Hada2B)?;
-                reader.same_size(&first, &second)?;
+                let first = reader.product(TensorRole::HadaW1A, TensorRole::HadaW1B)?;
+                let second = reader.product(TensorRole::HadaW2A, TensorRole::HadaW2B)?;
+                reader.check_same_size(&first, &second)?;
                 Ok(Update::Hadamard { first, second })
             }
-            [.., Some(_)] => Ok(Update::Full(reader.matrix(Part::Full)?)),
-            // Also where there is nothing but an alpha: then the matrices are missing.
+            [.., Some(_)] => Ok(Update::Full(reader.matrix(TensorRole::Diff)?)),
+            // Also if there is only an alpha: then the matrices are missing.
             _ => {
-                group.need(Part::Down).map_err(|p| reader.error(p))?;
-                let [up, down] = reader.product(Part::Up, Part::Down)?;
+                keys.require(TensorRole::Down).map_err(|p| reader.error(p))?;
+                let [up, down] = reader.product(TensorRole::Up, TensorRole::Down)?;
                 Ok(Update::LowRank { down, up })
             }
         }
     }
 
-    /// Rows and columns of the weight it changes; `None` beyond what can be counted.
+    /// Rows and columns of the weight it changes; `None` on overflow.
     pub fn size(&self) -> Option<[usize; 2]> {
         Some(match self {
             Update::LowRank { down, up } => [up.size()[0], down.size()[1]],
@@ -119,7 +119,7 @@ impl Update {
         })
     }
 
-    /// The rank, which also divides alpha; `None` for updates that are whole matrices.
+    /// The rank, which also divides alpha; `None` for full-rank updates.
     pub fn rank(&self) -> Option<usize> {
         match self {
             Update::LowRank { down, .. } => Some(down.size()[0]),
@@ -129,7 +129,7 @@ impl Update {
         }
     }
 
-    /// What trainers call it.
+    /// Its kind, as trainers call it.
     pub fn kind(&self) -> &'static str {
         match self {
             Update::LowRank { .. } => "LoRA",
@@ -139,7 +139,7 @@ impl Update {
         }
     }
 
-    /// Keys that say how many rows and columns it has, for messages.
+    /// The keys that determine its rows and its columns, for messages.
     pub fn keys(&self) -> [&str; 2] {
         match self {
             Update::LowRank { down, up } => [&up.key, &down.key],
@@ -152,7 +152,7 @@ impl Update {
 
 struct Reader<'a> {
     source: &'a WeightSource,
-    group: &'a Group<'a>,
+    keys: &'a ModuleKeys<'a>,
 }
 
 impl Reader<'_> {
@@ -160,20 +160,20 @@ impl Reader<'_> {
         Error::Lora { file: self.source.path().to_owned(), problem: Box::new(problem) }
     }
 
-    fn matrix(&self, part: Part) -> Result<Keyed> {
-        let key = self.group.need(part).map_err(|p| self.error(p))?;
+    fn matrix(&self, role: TensorRole) -> Result<KeyedTensor> {
+        let key = self.keys.require(role).map_err(|p| self.error(p))?;
         let tensor = self.source.tensor(key)?;
         check_float(key, &tensor).map_err(|p| self.error(p))?;
         if tensor.shape().rank() != 2 || tensor.numel() == 0 {
             let (key, found) = (key.to_owned(), tensor.shape().clone());
             let expected = "a matrix that is not empty";
-            return Err(self.error(LoraProblem::NotThatShape { key, found, expected }));
+            return Err(self.error(LoraProblem::UnexpectedShape { key, found, expected }));
         }
-        Ok(Keyed { key: key.to_owned(), tensor })
+        Ok(KeyedTensor { key: key.to_owned(), tensor })
     }
 
-    /// Two matrices that can be multiplied.
-    fn product(&self, left: Part, right: Part) -> Result<[Keyed; 2]> {
+    /// Reads two matrices that can be multiplied.
+    fn product(&self, left: TensorRole, right: TensorRole) -> Result<[KeyedTensor; 2]> {
         let (left, right) = (self.matrix(left)?, self.matrix(right)?);
         let rank = right.size()[0];
         if left.size()[1] != rank {
@@ -188,14 +188,15 @@ impl Reader<'_> {
         Ok([left, right])
     }
 
-    fn factor(&self, whole: Part, left: Part, right: Part) -> Result<Factor> {
-        let has = |part| self.group.parts.contains_key(&part);
+    fn factor(&self, whole: TensorRole, left: TensorRole, right: TensorRole) -> Result<Factor> {
+        let has = |role| self.keys.tensors.contains_key(&role);
         if has(left) || has(right) {
-            if let (Some(first), Some(second)) =
-                (self.group.parts.get(&whole), self.group.parts.get(&left).or(self.group.parts.get(&right)))
-            {
+            if let (Some(first), Some(second)) = (
+                self.keys.tensors.get(&whole),
+                self.keys.tensors.get(&left).or(self.keys.tensors.get(&right)),
+            ) {
                 let (first, second) = ((*first).to_owned(), (*second).to_owned());
-                return Err(self.error(LoraProblem::Twice { first, second }));
+                return Err(self.error(LoraProblem::Duplicate { first, second }));
             }
             let [left, right] = self.product(left, right)?;
             return Ok(Factor::Product(left, right));
@@ -203,19 +204,19 @@ impl Reader<'_> {
         Ok(Factor::Whole(self.matrix(whole)?))
     }
 
-    fn same_size(&self, first: &[Keyed; 2], second: &[Keyed; 2]) -> Result<()> {
+    fn check_same_size(&self, first: &[KeyedTensor; 2], second: &[KeyedTensor; 2]) -> Result<()> {
         for (axis, expected) in [(0, "as many rows as its partner"), (1, "as many columns as its partner")] {
             if first[axis].size()[axis] != second[axis].size()[axis] {
-                let Keyed { key, tensor } = second[axis].clone();
+                let KeyedTensor { key, tensor } = second[axis].clone();
                 let found = tensor.shape().clone();
-                return Err(self.error(LoraProblem::NotThatShape { key, found, expected }));
+                return Err(self.error(LoraProblem::UnexpectedShape { key, found, expected }));
             }
         }
         Ok(())
     }
 }
 
-/// Refuses tensors that hold no real numbers.
+/// Rejects tensors that are not of a float type.
 pub(super) fn check_float(key: &str, tensor: &HostTensor) -> Result<(), LoraProblem> {
     match tensor.dtype() {
         DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(()),

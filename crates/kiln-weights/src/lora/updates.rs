@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kiln_tensor::{DType, Delta};
+use kiln_tensor::{DType, LoraDelta};
 
-use super::applied::Applied;
-use super::{Base, Lora, LoraBase, LoraReport, Merged};
-use crate::placed::Slab;
+use super::applied::AppliedLora;
+use super::dora::BaseWeight;
+use super::{Lora, LoraBase, LoraReport, WeightPatch};
+use crate::source_tensor::RowBlock;
 use crate::{Error, Result, WeightSource};
 
 /// A linear layer of a model: its name and the shape of its weight, `[rows, cols]`.
@@ -24,21 +25,21 @@ pub struct LayerShape {
 /// How LoRAs are resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoraOptions {
-    /// Whether a LoRA may have modules and keys that nothing takes, as long as something takes some.
+    /// Whether to accept LoRAs with modules and keys that the model can't use, as long as it can use some.
     pub partial: bool,
-    /// The type of what has to be made for LoRAs that are more than two thin matrices: f32, which is exact, or bf16, which
-    /// takes half the memory.
+    /// The dtype of matrices that have to be computed for LoKr, LoHa and DoRA: f32, which is exact, or bf16, which takes half
+    /// the memory.
     pub dtype: DType,
 }
 
 impl Default for LoraOptions {
-    /// Nothing left out, f32.
+    /// All of each LoRA must match; f32.
     fn default() -> Self {
         LoraOptions { partial: false, dtype: DType::F32 }
     }
 }
 
-/// What LoRAs change in the layers of one model. [`Vars::with_loras`](crate::Vars::with_loras) lays it over the weights.
+/// The updates of a model's layers by some LoRAs. [`Vars::with_loras`](crate::Vars::with_loras) applies them.
 ///
 /// ```
 /// use kiln_tensor::HostTensor;
@@ -64,16 +65,16 @@ pub struct LoraUpdates {
     dtype: DType,
     /// Rows and columns of the model's layers, by name.
     sizes: BTreeMap<String, [usize; 2]>,
-    applied: Vec<Applied>,
+    loras: Vec<AppliedLora>,
 }
 
 impl LoraUpdates {
-    /// Finds what each LoRA, with the user's factor, changes in a model of these layers, whose weights are in `source`.
-    /// Several LoRAs add up.
+    /// Matches LoRAs, each with the user's factor, with a model of these layers, whose weights are in `source`. Several
+    /// LoRAs add up.
     ///
     /// Everything that names and shapes tell is checked here, before a weight is loaded: a LoRA made for another model,
-    /// keys that are no LoRA keys, modules for which there is no layer, matrices that don't fit theirs. Nothing is computed
-    /// yet, so it takes milliseconds.
+    /// keys that are no LoRA keys, modules without a layer, matrices that don't fit theirs. Nothing is computed yet, so
+    /// this takes milliseconds.
     pub fn resolve<L: Into<Arc<Lora>>>(
         source: &WeightSource,
         layers: &[LayerShape],
@@ -84,66 +85,66 @@ impl LoraUpdates {
         let loras: Vec<(Arc<Lora>, f32)> = loras.into_iter().map(|(l, weight)| (l.into(), weight)).collect();
         let sizes: BTreeMap<String, [usize; 2]> =
             layers.iter().map(|layer| (layer.name.clone(), [layer.rows, layer.cols])).collect();
-        let model = sizes.get("x_embedder").map(|[dim, _]| LoraBase::of_dim(*dim));
+        let model = sizes.get("x_embedder").map(|[dim, _]| LoraBase::from_dim(*dim));
         loras.iter().try_for_each(|(lora, _)| lora.check(model, partial))?;
-        let applied = loras.into_iter().map(|(lora, weight)| Applied::new(lora, weight, &sizes));
-        let applied = applied.collect::<Result<Vec<_>>>()?;
-        let reports = applied.iter().map(|lora| lora.report(source.path(), partial));
+        let loras = loras.into_iter().map(|(lora, weight)| AppliedLora::new(lora, weight, &sizes));
+        let loras = loras.collect::<Result<Vec<_>>>()?;
+        let reports = loras.iter().map(|lora| lora.report(source.path(), partial));
         let reports = reports.collect::<Result<_>>()?;
-        Ok((LoraUpdates { source: source.clone(), dtype, sizes, applied }, reports))
+        Ok((LoraUpdates { source: source.clone(), dtype, sizes, loras }, reports))
     }
 
-    /// The updates for these layers, stacked by rows, as far as they can be added to the output.
-    pub(crate) fn deltas(&self, stack: &[LayerShape]) -> Result<Vec<Delta>> {
+    /// The updates that are added to the output of these layers, whose rows are stacked.
+    pub(crate) fn deltas(&self, stack: &[LayerShape]) -> Result<Vec<LoraDelta>> {
         stack.iter().try_for_each(|layer| self.check(layer))?;
         let mut deltas = Vec::new();
-        for lora in &self.applied {
+        for lora in &self.loras {
             deltas.extend(lora.deltas(stack, &|layer| self.base(layer), self.dtype)?);
         }
         Ok(deltas)
     }
 
-    /// Whether a LoRA changes the weight of this layer itself.
-    pub(crate) fn merges(&self, layer: &LayerShape) -> bool {
-        self.applied.iter().any(|lora| lora.merges(layer))
+    /// Whether a LoRA patches the weight of this layer itself.
+    pub(crate) fn patches(&self, layer: &LayerShape) -> bool {
+        self.loras.iter().any(|lora| lora.patches(layer))
     }
 
-    /// What LoRAs change of the weight of a layer itself, and the type of its values then; `None` without such.
-    pub(crate) fn merged(&self, layer: &LayerShape) -> Result<Option<(Arc<Merged>, DType)>> {
+    /// The patch of a layer's weight, and the dtype of the patched values; `None` if no LoRA patches it.
+    pub(crate) fn patch(&self, layer: &LayerShape) -> Result<Option<(Arc<WeightPatch>, DType)>> {
         self.check(layer)?;
-        let mut merged = Merged::default();
-        for lora in &self.applied {
-            lora.merge(layer, &|layer| self.base(layer), &mut merged)?;
+        let mut patch = WeightPatch::default();
+        for lora in &self.loras {
+            lora.add_to_patch(layer, &|layer| self.base(layer), &mut patch)?;
         }
-        if merged.is_empty() {
+        if patch.is_empty() {
             return Ok(None);
         }
-        // A weight that is stored as f32 stays so exact.
+        // A weight that is stored as f32 keeps that precision.
         let stored = self.source.entry(&format!("{}.weight", layer.name));
         let exact = stored.is_some_and(|(stored, _)| stored == DType::F32);
-        Ok(Some((Arc::new(merged), if exact { DType::F32 } else { self.dtype })))
+        Ok(Some((Arc::new(patch), if exact { DType::F32 } else { self.dtype })))
     }
 
-    /// Refuses a layer that has another shape than the one the LoRAs were resolved for.
+    /// Rejects a layer whose shape is not the one the LoRAs were resolved for.
     fn check(&self, layer: &LayerShape) -> Result<()> {
-        let asked = [layer.rows, layer.cols];
+        let expected = [layer.rows, layer.cols];
         match self.sizes.get(&layer.name) {
-            Some(size) if *size != asked => Err(Error::Shape {
+            Some(size) if *size != expected => Err(Error::Shape {
                 file: self.source.path().to_owned(),
                 tensor: format!("{}.weight", layer.name),
                 found: (*size).into(),
-                expected: asked.into(),
+                expected: expected.into(),
             }),
             _ => Ok(()),
         }
     }
 
-    /// The weight of a layer as it is without LoRAs.
-    fn base(&self, layer: &LayerShape) -> Result<Base> {
+    /// The weight of a layer without LoRAs.
+    fn base(&self, layer: &LayerShape) -> Result<BaseWeight> {
         let name = format!("{}.weight", layer.name);
-        let slabs = self.source.slabs(&name, [layer.rows, layer.cols].into())?;
-        let packed = slabs.into_iter().map(Slab::into_packed).collect::<kiln_tensor::Result<_>>();
+        let row_blocks = self.source.row_blocks(&name, [layer.rows, layer.cols].into())?;
+        let packed = row_blocks.into_iter().map(RowBlock::into_packed).collect::<kiln_tensor::Result<_>>();
         let unusable = |source| Error::Tensor { file: self.source.path().to_owned(), tensor: name, source };
-        packed.map(Base).map_err(unusable)
+        packed.map(BaseWeight).map_err(unusable)
     }
 }

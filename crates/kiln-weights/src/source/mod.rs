@@ -1,5 +1,7 @@
-mod census;
-mod form;
+//! [`WeightSource`], the tensors of one or more files.
+
+mod inspect;
+mod int8;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,15 +10,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kiln_tensor::{DType, HostTensor, Shape};
 
-use crate::coding;
+use crate::encoding;
 use crate::file::{WeightFile, not_found_or};
-use crate::folder::{self, Weights};
-use crate::header::Entry;
+use crate::folder::{self, WeightsLocation};
+use crate::header::TensorEntry;
 use crate::layout::{self, Component};
-use crate::pages::{Pages, Span};
-use crate::placed::{Placed, Slab};
+use crate::pages::{PageRanges, Span};
+use crate::source_tensor::{RowBlock, SourceTensor};
 use crate::synthetic::Synthetic;
-use crate::{Error, LinearForm, Result, Vars, index, int8, near, quantise};
+use crate::{Error, LinearPrecision, Result, Vars, index, quantize, similar};
 
 /// One or more safetensors or GGUF files read as one set of named tensors. Nothing changes it, and clones share it.
 ///
@@ -26,48 +28,49 @@ pub struct WeightSource {
     path: PathBuf,
     files: Arc<[WeightFile]>,
     /// By name.
-    tensors: Arc<BTreeMap<String, Placed>>,
+    tensors: Arc<BTreeMap<String, SourceTensor>>,
     metadata: Arc<BTreeMap<String, String>>,
-    /// Answers for tensors that are in no file.
+    /// Makes up tensors, instead of files.
     synthetic: Option<Arc<Synthetic>>,
 }
 
 impl WeightSource {
     /// Opens a safetensors or GGUF file, a list of shards (`X.safetensors.index.json`), or a component folder.
     ///
-    /// In a folder a list of shards comes first, then a single file. Of several the one named
-    /// `diffusion_pytorch_model` or `model` is taken, and a variant such as `model.fp16.safetensors` only when there
-    /// is no plain file. If that leaves a choice, it is an error.
+    /// In a folder, a list of shards is preferred to a single file. Of several files, the one named
+    /// `diffusion_pytorch_model` or `model` is used, and a variant such as `model.fp16.safetensors` only if there is no plain
+    /// file. If several remain, it is an error.
     ///
-    /// Tensors have the names that the file gives them; [`WeightSource::component`] gives them the model's. Scales that
-    /// belong to other tensors are taken with these and are not listed.
+    /// Tensors have their names in the file; [`WeightSource::component`] gives them the model's. Scales are not listed, but
+    /// read with the tensors they belong to.
     ///
-    /// The files are mapped into memory and must not be changed while the source or one of its tensors lives. To
-    /// replace a weight file under a running program, write a new one and rename it over the old.
+    /// The files are mapped into memory and must not be changed while the source or one of its tensors exists. To replace a
+    /// weight file that a program uses, write a new one and rename it over the old.
     pub fn open(path: impl AsRef<Path>) -> Result<WeightSource> {
         let path = path.as_ref();
-        let about = std::fs::metadata(path).map_err(|e| not_found_or(path, e))?;
-        let weights = match about.is_dir() {
-            true => folder::find(path)?,
-            false if folder::is_index(path) => Weights::Index(path.to_owned()),
-            false => Weights::File(path.to_owned()),
+        let metadata = std::fs::metadata(path).map_err(|e| not_found_or(path, e))?;
+        let location = if metadata.is_dir() {
+            folder::locate(path)?
+        } else if folder::is_index(path) {
+            WeightsLocation::Index(path.to_owned())
+        } else {
+            WeightsLocation::File(path.to_owned())
         };
-        let files = match weights {
-            Weights::Index(index) => index::open(&index)?,
-            Weights::File(file) => vec![WeightFile::open(&file)?],
+        let files = match location {
+            WeightsLocation::Index(index) => index::open(&index)?,
+            WeightsLocation::File(file) => vec![WeightFile::open(&file)?],
         };
         WeightSource::join(path, files)
     }
 
-    /// Reads a safetensors or GGUF file that is already in memory, perhaps as a part of the program; `name` stands for its path
-    /// in messages. Nothing is copied.
+    /// Reads a safetensors or GGUF file that is already in memory, without a copy; `name` stands for its path in messages.
     pub fn from_bytes(name: impl AsRef<Path>, data: impl Into<Bytes>) -> Result<WeightSource> {
         let path = name.as_ref();
         WeightSource::join(path, vec![WeightFile::from_bytes(path, data.into())?])
     }
 
-    /// A source without files that gives random bf16 values for every tensor asked for by its shape, so that a model can
-    /// be measured without its weights. At most `budget` bytes are made; tensors beyond that share memory with others.
+    /// A source without files that makes up random bf16 values for every tensor, so that a model can be measured without
+    /// its weights. At most `budget` bytes are allocated; tensors beyond that share memory with others.
     ///
     /// ```
     /// let source = kiln_weights::WeightSource::synthetic(1 << 20);
@@ -85,13 +88,13 @@ impl WeightSource {
         }
     }
 
-    /// Of a [synthetic](WeightSource::synthetic) source: bytes of the matrices it gave, and of the memory behind them.
+    /// Of a [synthetic](WeightSource::synthetic) source: the bytes of all requested tensors, and of the memory behind them.
     pub fn synthetic_bytes(&self) -> Option<(u64, u64)> {
         self.synthetic.as_ref().map(|synthetic| synthetic.sizes())
     }
 
     fn join(path: &Path, mut files: Vec<WeightFile>) -> Result<WeightSource> {
-        let mut tensors = BTreeMap::<String, (usize, Entry)>::new();
+        let mut tensors = BTreeMap::<String, (usize, TensorEntry)>::new();
         let mut metadata = BTreeMap::new();
         for i in 0..files.len() {
             for (name, entry) in std::mem::take(&mut files[i].entries) {
@@ -108,18 +111,19 @@ impl WeightSource {
                 metadata.entry(key).or_insert(value);
             }
         }
-        coding::attach(&mut tensors, &files, &metadata)?;
-        let placed = tensors.into_iter().map(|(name, (file, entry))| (name, Placed::whole(file, entry)));
+        encoding::attach_scales(&mut tensors, &files, &metadata)?;
+        let tensors = tensors.into_iter();
+        let tensors = tensors.map(|(name, (file, entry))| (name, SourceTensor::whole(file, entry)));
         Ok(WeightSource {
             path: path.to_owned(),
-            tensors: Arc::new(placed.collect()),
+            tensors: Arc::new(tensors.collect()),
             files: files.into(),
             metadata: Arc::new(metadata),
             synthetic: None,
         })
     }
 
-    /// A cursor at the top, with an empty prefix: linear layers as floats, without LoRAs.
+    /// A cursor at the top, with linear layers as floats and without LoRAs.
     pub fn root(&self) -> Vars<'_> {
         Vars::new(self)
     }
@@ -139,23 +143,23 @@ impl WeightSource {
         &self.path
     }
 
-    /// The files that are read: one, or the shards.
+    /// The file, or all shards.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(|f| f.path.as_path())
     }
 
-    /// The `__metadata__` of the header; of several shards with the same key the first one's.
+    /// The `__metadata__` of the header. If several shards have a key, the first one's value counts.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// Dtype and shape of a tensor, without touching its data. Packed ones are of bytes.
+    /// Dtype and shape of a tensor, without reading its data. Packed tensors have the dtype of their codes.
     pub fn entry(&self, name: &str) -> Option<(DType, &Shape)> {
-        self.tensors.get(name).map(|placed| (placed.entry.dtype, &placed.shape))
+        self.tensors.get(name).map(|tensor| (tensor.entry.dtype, &tensor.shape))
     }
 
-    /// The tensors of one part under the model's names, whatever the file calls them and however it lays them out; `None`
-    /// when it has no such part.
+    /// The tensors of one component under the model's names, whatever names and layout the file has; `None` if it does not
+    /// have the component.
     ///
     /// ```
     /// use kiln_tensor::HostTensor;
@@ -173,37 +177,37 @@ impl WeightSource {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn component(&self, component: Component) -> Result<Option<WeightSource>> {
-        let mut parts = layout::find(self.names()).into_iter();
-        let Some(found) = parts.find(|f| f.naming.component == component) else { return Ok(None) };
+        let mut detected = layout::detect(self.names()).into_iter();
+        let Some(detected) = detected.find(|d| d.scheme.component == component) else { return Ok(None) };
         let mut tensors = BTreeMap::new();
-        for (name, placed) in &*self.tensors {
-            for (ours, view) in found.translate(name) {
-                let seen = placed.seen(view).ok_or_else(|| Error::Cut {
-                    file: self.files[placed.file].path.clone(),
+        for (name, tensor) in &*self.tensors {
+            for (model_name, view) in detected.model_tensors(name) {
+                let slice = tensor.with_view(view).ok_or_else(|| Error::CannotSplit {
+                    file: self.file_of(tensor).path.clone(),
                     tensor: name.clone(),
-                    found: placed.shape.clone(),
-                    parts: format!("such as `{ours}`"),
+                    found: tensor.shape.clone(),
+                    parts: format!("such as `{model_name}`"),
                 })?;
-                tensors.insert(ours, seen);
+                tensors.insert(model_name, slice);
             }
         }
         let mut metadata = BTreeMap::clone(&self.metadata);
-        for (theirs, ours) in layout::SETTINGS {
-            let known = self.metadata.iter().find(|(key, _)| key.ends_with(theirs));
-            metadata.extend(known.map(|(_, value)| (ours.to_owned(), value.clone())));
+        for (gguf_key, setting) in layout::GGUF_SETTINGS {
+            let known = self.metadata.iter().find(|(key, _)| key.ends_with(gguf_key));
+            metadata.extend(known.map(|(_, value)| (setting.to_owned(), value.clone())));
         }
         Ok(Some(WeightSource { metadata: Arc::new(metadata), ..self.with_tensors(tensors) }))
     }
 
-    /// [`WeightSource::open`] of a file or folder that must have this part.
+    /// Opens a file or folder that must have this component.
     pub fn open_component(path: impl AsRef<Path>, component: Component) -> Result<WeightSource> {
         let source = WeightSource::open(path)?;
         let missing =
-            || Error::OtherComponent { file: source.path.clone(), component, found: source.describe() };
+            || Error::WrongComponent { file: source.path.clone(), component, found: source.describe() };
         source.component(component)?.ok_or_else(missing)
     }
 
-    fn with_tensors(&self, tensors: BTreeMap<String, Placed>) -> WeightSource {
+    fn with_tensors(&self, tensors: BTreeMap<String, SourceTensor>) -> WeightSource {
         WeightSource {
             path: self.path.clone(),
             files: Arc::clone(&self.files),
@@ -213,58 +217,60 @@ impl WeightSource {
         }
     }
 
-    /// The tensors whose names begin with `prefix` and a dot, under the rest of their names: one part of a
-    /// model whose parts share a file. `None` when there are none.
-    pub fn part(&self, prefix: &str) -> Option<WeightSource> {
+    /// The tensors whose names begin with `prefix` and a dot, under the rest of their names: one component of a model whose
+    /// components share a file. `None` if there are none.
+    pub fn subtree(&self, prefix: &str) -> Option<WeightSource> {
         let rest = |name: &str| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned());
         let tensors: BTreeMap<_, _> =
-            self.tensors.iter().filter_map(|(name, place)| Some((rest(name)?, place.clone()))).collect();
+            self.tensors.iter().filter_map(|(name, tensor)| Some((rest(name)?, tensor.clone()))).collect();
         (!tensors.is_empty()).then(|| self.with_tensors(tensors))
     }
 
-    /// The tensor of this name, sharing the file's bytes. A missing one is an error with the nearest names.
+    /// The tensor of this name, sharing the file's bytes. A missing one is an error with similar names.
     ///
-    /// An 8-bit tensor `X` with a scale for each of its rows in `X_scale` is given as the bf16 values it stands for, a
-    /// packed one as f32.
+    /// An int8 tensor `X` with a scale for each of its rows in `X_scale` is dequantized to bf16, a packed one to f32.
     pub fn tensor(&self, name: &str) -> Result<HostTensor> {
-        let placed = self.find(name)?;
-        self.values(name, placed)
+        let tensor = self.find(name)?;
+        self.values(name, tensor)
     }
 
-    /// The tensor of this name without the scales of 8-bit rows.
+    /// The tensor of this name without the scales of int8 rows.
     pub(crate) fn stored(&self, name: &str) -> Result<HostTensor> {
         self.find(name)?.tensor(&self.files, name)
     }
 
-    fn values(&self, name: &str, placed: &Placed) -> Result<HostTensor> {
-        let tensor = placed.tensor(&self.files, name)?;
-        match self.scales(name, placed)? {
-            None => Ok(tensor),
-            Some(scales) => int8::widen(&tensor, &scales).map_err(unusable(self.file_of(placed), name)),
+    fn values(&self, name: &str, tensor: &SourceTensor) -> Result<HostTensor> {
+        let stored = tensor.tensor(&self.files, name)?;
+        match self.row_scales(name, tensor)? {
+            None => Ok(stored),
+            Some(scales) => {
+                let values = crate::int8::dequantize(&stored, &scales);
+                values.map_err(unusable(self.file_of(tensor), name))
+            }
         }
     }
 
-    fn file_of(&self, placed: &Placed) -> &WeightFile {
-        &self.files[placed.file]
+    fn file_of(&self, tensor: &SourceTensor) -> &WeightFile {
+        &self.files[tensor.file]
     }
 
-    /// Lets go of the pages of a tensor after all of it was read.
+    /// Releases the pages of a tensor after all of it was read.
     pub(crate) fn release(&self, name: &str) {
-        if let Some(placed) = self.tensors.get(name) {
-            self.file_of(placed).release(&placed.entry);
+        if let Some(tensor) = self.tensors.get(name) {
+            self.file_of(tensor).release(&tensor.entry);
         }
     }
 
-    /// The matrix `name`, which must have this shape, as a linear layer takes it: where it lies, packed as it is.
-    pub(crate) fn slabs(&self, name: &str, shape: Shape) -> Result<Vec<Slab>> {
+    /// The matrix `name`, which must have this shape, for a linear layer: not copied, packed as stored.
+    pub(crate) fn row_blocks(&self, name: &str, shape: Shape) -> Result<Vec<RowBlock>> {
         if self.synthetic.is_some() || self.is_int8(name) {
-            return Ok(vec![Slab::Dense(self.tensor_of(name, shape)?)]);
+            return Ok(vec![RowBlock::Dense(self.tensor_with_shape(name, shape)?)]);
         }
-        self.find_of(name, shape)?.slabs(&self.files, name)
+        self.find_with_shape(name, shape)?.row_blocks(&self.files, name)
     }
 
     /// The tensor of this name, which must have this shape.
-    pub(crate) fn tensor_of(&self, name: &str, shape: Shape) -> Result<HostTensor> {
+    pub(crate) fn tensor_with_shape(&self, name: &str, shape: Shape) -> Result<HostTensor> {
         if let Some(synthetic) = &self.synthetic {
             return synthetic.tensor(name, &shape).map_err(|source| Error::Tensor {
                 file: self.path.clone(),
@@ -272,47 +278,44 @@ impl WeightSource {
                 source,
             });
         }
-        let placed = self.find_of(name, shape)?;
-        self.values(name, placed)
+        let tensor = self.find_with_shape(name, shape)?;
+        self.values(name, tensor)
     }
 
-    fn find_of(&self, name: &str, shape: Shape) -> Result<&Placed> {
-        let placed = self.find(name)?;
-        if placed.shape != shape {
+    fn find_with_shape(&self, name: &str, shape: Shape) -> Result<&SourceTensor> {
+        let tensor = self.find(name)?;
+        if tensor.shape != shape {
             return Err(Error::Shape {
-                file: self.file_of(placed).path.clone(),
+                file: self.file_of(tensor).path.clone(),
                 tensor: name.to_owned(),
-                found: placed.shape.clone(),
+                found: tensor.shape.clone(),
                 expected: shape,
             });
         }
-        Ok(placed)
+        Ok(tensor)
     }
 
-    fn find(&self, name: &str) -> Result<&Placed> {
-        match self.tensors.get(name) {
-            Some(placed) => Ok(placed),
-            None => Err(Error::Missing {
-                file: self.path.clone(),
-                tensor: name.to_owned(),
-                near: near::nearest(name, self.names()),
-                count: self.tensors.len(),
-            }),
-        }
+    fn find(&self, name: &str) -> Result<&SourceTensor> {
+        self.tensors.get(name).ok_or_else(|| Error::MissingTensor {
+            file: self.path.clone(),
+            tensor: name.to_owned(),
+            similar: similar::similar_names(name, self.names()),
+            count: self.tensors.len(),
+        })
     }
 
-    /// Where the tensors whose names begin with `prefix` lie in mapped files, without those that this form rounds to 8 bits
-    /// when they are loaded and doesn't read again.
-    pub(crate) fn pages(&self, prefix: &str, form: LinearForm) -> Pages {
+    /// The pages of the tensors whose names begin with `prefix`, without those that are quantized to int8 when they are
+    /// loaded and not read again.
+    pub(crate) fn page_ranges(&self, prefix: &str, precision: LinearPrecision) -> PageRanges {
         let below = self.tensors.range(prefix.to_owned()..).take_while(|(name, _)| name.starts_with(prefix));
-        let span = |(name, placed): (&String, &Placed)| {
-            if matches!(form, LinearForm::Int8 { .. }) && quantise::rounds(self, name) {
+        let span = |(name, tensor): (&String, &SourceTensor)| {
+            if matches!(precision, LinearPrecision::Int8 { .. }) && quantize::is_quantizable(self, name) {
                 return None;
             }
-            let range = placed.range();
-            Some(Span { file: self.file_of(placed).mapped.clone()?, start: range.start, end: range.end })
+            let range = tensor.range();
+            Some(Span { file: self.file_of(tensor).mapped.clone()?, start: range.start, end: range.end })
         };
-        Pages::new(below.filter_map(span).collect())
+        PageRanges::new(below.filter_map(span).collect())
     }
 }
 

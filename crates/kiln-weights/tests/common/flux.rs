@@ -1,10 +1,10 @@
-//! A FLUX.2 in small, one update of all its layers, and that update as a file in any layout.
-#![allow(dead_code, reason = "every test file uses its own part of this")]
+//! A small FLUX.2 model, and files of tensors for it.
+#![allow(dead_code, reason = "no test file uses all of this")]
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use kiln_tensor::{HostTensor, LinearMatrix, LinearParts};
+use kiln_tensor::{HostLinear, HostTensor, LinearWeight};
 use kiln_weights::{Lora, Vars, WeightSource};
 use serde_json::{Map, Value, json};
 
@@ -12,7 +12,7 @@ use super::Random;
 
 pub const DIM: usize = 6;
 
-/// A matrix of floats.
+/// An f32 matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matrix {
     pub rows: usize,
@@ -39,35 +39,35 @@ impl Matrix {
         Matrix { rows: count, cols: self.cols, values }
     }
 
-    pub fn below(&self, other: &Matrix) -> Matrix {
+    pub fn stack(&self, other: &Matrix) -> Matrix {
         let values = [&self.values[..], &other.values].concat();
         Matrix { rows: self.rows + other.rows, cols: self.cols, values }
     }
 
-    pub fn swapped(&self) -> Matrix {
-        self.take(self.rows / 2, self.rows / 2).below(&self.take(0, self.rows / 2))
+    pub fn swap_halves(&self) -> Matrix {
+        self.take(self.rows / 2, self.rows / 2).stack(&self.take(0, self.rows / 2))
     }
 
-    pub fn each(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f32) -> Matrix {
+    pub fn from_fn(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f32) -> Matrix {
         let values = (0..rows * cols).map(|i| value(i / cols, i % cols)).collect();
         Matrix { rows, cols, values }
     }
 
     pub fn times(&self, other: &Matrix) -> Matrix {
-        Matrix::each(self.rows, other.cols, |i, j| {
+        Matrix::from_fn(self.rows, other.cols, |i, j| {
             (0..self.cols).map(|k| self.row(i)[k] * other.row(k)[j]).sum()
         })
     }
 
     pub fn kron(&self, other: &Matrix) -> Matrix {
-        Matrix::each(self.rows * other.rows, self.cols * other.cols, |i, j| {
+        Matrix::from_fn(self.rows * other.rows, self.cols * other.cols, |i, j| {
             self.row(i / other.rows)[j / other.cols] * other.row(i % other.rows)[j % other.cols]
         })
     }
 
     pub fn plus(&self, factor: f32, other: &Matrix) -> Matrix {
         assert_eq!((self.rows, self.cols), (other.rows, other.cols));
-        Matrix::each(self.rows, self.cols, |i, j| self.row(i)[j] + factor * other.row(i)[j])
+        Matrix::from_fn(self.rows, self.cols, |i, j| self.row(i)[j] + factor * other.row(i)[j])
     }
 
     #[track_caller]
@@ -79,7 +79,7 @@ impl Matrix {
     }
 }
 
-/// Layers in Black Forest Labs' naming, with their sizes; and what diffusers calls them, q, k and v apart.
+/// Layers in Black Forest Labs' naming, with their sizes and their diffusers names, q, k and v separately.
 pub const LAYERS: [(&str, usize, usize, &[&str]); 20] = [
     ("img_in", DIM, 4, &["x_embedder"]),
     ("txt_in", DIM, 9, &["context_embedder"]),
@@ -163,12 +163,12 @@ pub fn weights(seed: u64) -> BTreeMap<&'static str, Matrix> {
     LAYERS.iter().map(|&(name, rows, cols, _)| (name, Matrix::random(&mut random, rows, cols))).collect()
 }
 
-/// The layers as diffusers has them.
+/// The layers in diffusers' naming, q, k and v separately.
 pub fn split(weights: &BTreeMap<&'static str, Matrix>) -> BTreeMap<&'static str, Matrix> {
     let mut out = BTreeMap::new();
     for (name, _, _, layers) in &LAYERS {
         let Some(weight) = weights.get(name) else { continue };
-        let weight = if name.contains("adaLN") { weight.swapped() } else { weight.clone() };
+        let weight = if name.contains("adaLN") { weight.swap_halves() } else { weight.clone() };
         let rows = weight.rows / layers.len();
         out.extend(layers.iter().enumerate().map(|(i, layer)| (*layer, weight.take(i * rows, rows))));
     }
@@ -184,34 +184,34 @@ pub fn model(weights: &BTreeMap<&'static str, Matrix>) -> WeightSource {
     WeightSource::from_bytes("model.safetensors", file.bytes()).unwrap()
 }
 
-/// What a layer computes with, LoRAs and all.
-pub fn effective(parts: &LinearParts) -> Matrix {
-    let cols = parts.cols();
+/// The effective weight of a layer, with LoRAs.
+pub fn effective(layer: &HostLinear) -> Matrix {
+    let cols = layer.cols();
     let mut values = Vec::new();
-    match parts.matrix() {
-        LinearMatrix::Dense(dense) => {
+    match layer.weight() {
+        LinearWeight::Dense(dense) => {
             dense.iter().for_each(|dense| values.extend_from_slice(&dense.to_f32().unwrap()));
         }
-        LinearMatrix::Int8 { rows, scales } => {
+        LinearWeight::Int8 { rows, scales } => {
             for (rows, scales) in rows.iter().zip(scales) {
                 let scales = scales.to_f32().unwrap();
                 let integers = rows.bytes().iter().enumerate();
                 values.extend(integers.map(|(at, &b)| f32::from(b as i8) * scales[at / cols]));
             }
         }
-        LinearMatrix::Packed(packed) => {
+        LinearWeight::Packed(packed) => {
             for matrix in packed {
                 values.extend_from_slice(&matrix.to_f32().unwrap().to_f32().unwrap());
             }
         }
     }
-    let mut all = Matrix { rows: parts.rows(), cols, values };
+    let mut all = Matrix { rows: layer.rows(), cols, values };
     let host = |t: &HostTensor| Matrix {
         rows: t.shape().rows(),
         cols: t.shape().last(),
         values: t.to_f32().unwrap().into_owned(),
     };
-    for delta in parts.deltas() {
+    for delta in layer.deltas() {
         let change = host(&delta.up).times(&host(&delta.down));
         for (at, value) in change.values.iter().enumerate() {
             all.values[delta.row * cols + at] += delta.scale * value;
@@ -220,13 +220,13 @@ pub fn effective(parts: &LinearParts) -> Matrix {
     all
 }
 
-/// All layers below a cursor, each by itself.
+/// Loads all layers below a cursor, each by itself.
 pub fn loaded(vars: &Vars<'_>) -> BTreeMap<&'static str, Matrix> {
     let mut out = BTreeMap::new();
     for (_, rows, cols, layers) in &LAYERS {
         for layer in *layers {
-            let parts = vars.linear(layer, rows / layers.len(), *cols).unwrap();
-            out.insert(*layer, effective(&parts));
+            let linear = vars.linear(layer, rows / layers.len(), *cols).unwrap();
+            out.insert(*layer, effective(&linear));
         }
     }
     out

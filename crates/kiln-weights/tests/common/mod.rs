@@ -1,5 +1,5 @@
-//! Safetensors files made by hand, so that the tests depend neither on the writer nor on the reader they test.
-#![allow(dead_code, reason = "every test file uses its own part of this")]
+//! Safetensors files built by hand, so that the tests don't depend on the writer and reader that they test.
+#![allow(dead_code, reason = "no test file uses all of this")]
 
 pub mod flux;
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use kiln_weights::{LayerShape, Lora, LoraOptions, LoraReport, LoraUpdates, Result, WeightSource};
 use serde_json::{Map, Value, json};
 
-/// A file of this header and this data, with the header's true length.
+/// A file with this header and data, and the correct length of the header.
 pub fn file(header: &str, data: &[u8]) -> Bytes {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
@@ -55,7 +55,7 @@ pub fn layers(source: &WeightSource) -> Vec<LayerShape> {
     source.names().filter_map(layer).collect()
 }
 
-/// LoRAs over all layers of a source, and what is told of them.
+/// Resolves LoRAs against all layers of a source.
 pub fn resolve(
     source: &WeightSource,
     loras: impl IntoIterator<Item = (Lora, f32)>,
@@ -63,8 +63,8 @@ pub fn resolve(
     LoraUpdates::resolve(source, &layers(source), loras, LoraOptions::default())
 }
 
-/// One LoRA over all layers of a source.
-pub fn over(source: &WeightSource, lora: Lora, weight: f32) -> LoraUpdates {
+/// Applies one LoRA to all layers of a source.
+pub fn apply(source: &WeightSource, lora: Lora, weight: f32) -> LoraUpdates {
     resolve(source, [(lora, weight)]).unwrap().0
 }
 

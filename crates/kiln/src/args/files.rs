@@ -1,4 +1,4 @@
-//! What `kiln convert` and `kiln quantize` are told.
+//! Arguments of `kiln convert` and `kiln quantize`.
 
 use std::path::PathBuf;
 
@@ -9,58 +9,58 @@ use super::ThreadArgs;
 
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
-    /// Folder of a model, or a file with a part of one
+    /// A model folder, or a file with one of its components
     pub input: PathBuf,
-    /// What to write: a .safetensors or .gguf file, or a folder that does not exist yet
+    /// Output: a .safetensors or .gguf file, or a new folder
     pub out: PathBuf,
-    /// Which part to take [default: the transformer, or the only one]
-    #[arg(long, value_name = "PART")]
-    pub part: Option<PartArg>,
-    /// Whose names the tensors get [default: in a folder diffusers', in a file the original ones]
-    #[arg(long, value_name = "WHOSE")]
-    pub names: Option<NamesArg>,
-    /// What all floats become [default: what they are, if the file can hold it, else bf16]
+    /// Component to convert [default: the transformer, or the only one]
+    #[arg(long = "part", value_name = "COMPONENT")]
+    pub component: Option<ComponentArg>,
+    /// Naming scheme of the tensors [default: diffusers for a folder, original for a file]
+    #[arg(long, value_name = "SCHEME")]
+    pub names: Option<NamingArg>,
+    /// Data type of the weights [default: unchanged if the file format has it, else bf16]
     #[arg(long, value_name = "TYPE")]
-    pub dtype: Option<PlainArg>,
-    /// Bytes of a file at most, when a folder is written: 5G, 500M [default: 10G]
+    pub dtype: Option<FloatTypeArg>,
+    /// Largest size of a shard when writing a folder, such as 500M [default: 10G]
     #[arg(long, value_name = "SIZE", value_parser = crate::values::parse_bytes)]
     pub shard_size: Option<u64>,
     #[command(flatten)]
     pub threads: ThreadArgs,
-    /// The report as JSON
+    /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
-    /// Say nothing but errors
+    /// Print only errors
     #[arg(short, long)]
     pub quiet: bool,
 }
 
-/// A part of a model.
+/// A component of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PartArg {
+pub enum ComponentArg {
     /// The transformer
     Transformer,
     /// The text encoder
     TextEncoder,
-    /// The autoencoder
+    /// The autoencoder (VAE)
     Vae,
 }
 
-/// Whose names tensors have.
+/// A naming scheme of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum NamesArg {
-    /// diffusers' and transformers'
+pub enum NamingArg {
+    /// As in diffusers and transformers
     Diffusers,
-    /// Black Forest Labs', ComfyUI's and GGUF's; llama.cpp's for a text encoder
+    /// As in Black Forest Labs' files, ComfyUI and GGUF; as in llama.cpp for a text encoder
     Original,
 }
 
-/// Plain types of weights.
+/// A floating-point type of unquantized weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PlainArg {
+pub enum FloatTypeArg {
     /// 32-bit floats
     F32,
-    /// 16-bit floats of the range of 32-bit ones
+    /// bfloat16
     Bf16,
     /// 16-bit IEEE floats
     F16,
@@ -68,37 +68,37 @@ pub enum PlainArg {
 
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
-    /// Folder of a model, or a file with a part of one
+    /// A model folder, or a file with one of its components
     #[arg(value_name = "IN")]
     pub model: PathBuf,
-    /// What to write: a folder that does not exist yet, with all parts of the model; or a .safetensors or .gguf file
+    /// Output: a new folder with the whole model, or a .safetensors or .gguf file with one component
     pub out: PathBuf,
-    /// What the linear layers inside the blocks become
+    /// Type of the quantized layers: the linear layers inside the blocks
     #[arg(long, value_name = "TYPE")]
-    pub to: TargetArg,
-    /// Which part to take when OUT is a file [default: the transformer, or the only one]
-    #[arg(long, value_name = "PART")]
-    pub part: Option<PartArg>,
+    pub to: QuantTypeArg,
+    /// Component to quantize when OUT is a file [default: the transformer, or the only one]
+    #[arg(long = "part", value_name = "COMPONENT")]
+    pub component: Option<ComponentArg>,
     #[command(flatten)]
     pub threads: ThreadArgs,
-    /// The report as JSON
+    /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
-    /// Say nothing but errors
+    /// Print only errors
     #[arg(short, long)]
     pub quiet: bool,
 }
 
-/// What weights can be rounded to.
+/// A type that weights can be quantized to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TargetArg {
-    /// 8-bit integers with a scale for each row
+pub enum QuantTypeArg {
+    /// 8-bit integers, one scale per row
     Int8,
-    /// 8-bit floats (e4m3) with a scale for each layer
+    /// 8-bit floats (e4m3), one scale per layer
     Fp8,
-    /// 4-bit floats with a scale for 16 of them
+    /// 4-bit floats, one scale per 16 weights
     Nvfp4,
-    /// GGUF, 8.5 bits a weight
+    /// GGUF, 8.5 bits per weight
     #[value(name = "q8_0")]
     Q8_0,
     /// GGUF, 6.6 bits
@@ -130,36 +130,36 @@ pub enum TargetArg {
     Q4_0,
 }
 
-impl TargetArg {
-    /// How weights are packed; 8-bit integers are no packing, but a way to compute.
+impl QuantTypeArg {
+    /// Returns the packed format of the weights; `None` for int8, which is a form to compute in, not a packed format.
     pub fn format(self) -> Option<Format> {
         match self {
-            TargetArg::Int8 => None,
-            TargetArg::Fp8 => Some(Format::F8E4M3),
-            TargetArg::Nvfp4 => Some(Format::NvFp4),
-            TargetArg::Q8_0 => Some(Format::Q8_0),
-            TargetArg::Q6K => Some(Format::Q6K),
-            TargetArg::Q5K => Some(Format::Q5K),
-            TargetArg::Q4K => Some(Format::Q4K),
-            TargetArg::Q3K => Some(Format::Q3K),
-            TargetArg::Q2K => Some(Format::Q2K),
-            TargetArg::Q5_1 => Some(Format::Q5_1),
-            TargetArg::Q5_0 => Some(Format::Q5_0),
-            TargetArg::Q4_1 => Some(Format::Q4_1),
-            TargetArg::Q4_0 => Some(Format::Q4_0),
+            QuantTypeArg::Int8 => None,
+            QuantTypeArg::Fp8 => Some(Format::F8E4M3),
+            QuantTypeArg::Nvfp4 => Some(Format::NvFp4),
+            QuantTypeArg::Q8_0 => Some(Format::Q8_0),
+            QuantTypeArg::Q6K => Some(Format::Q6K),
+            QuantTypeArg::Q5K => Some(Format::Q5K),
+            QuantTypeArg::Q4K => Some(Format::Q4K),
+            QuantTypeArg::Q3K => Some(Format::Q3K),
+            QuantTypeArg::Q2K => Some(Format::Q2K),
+            QuantTypeArg::Q5_1 => Some(Format::Q5_1),
+            QuantTypeArg::Q5_0 => Some(Format::Q5_0),
+            QuantTypeArg::Q4_1 => Some(Format::Q4_1),
+            QuantTypeArg::Q4_0 => Some(Format::Q4_0),
         }
     }
 
-    /// Whether only GGUF files have it.
+    /// Returns whether only GGUF files can hold the type.
     pub fn is_gguf(self) -> bool {
-        !matches!(self, TargetArg::Int8 | TargetArg::Fp8 | TargetArg::Nvfp4)
+        !matches!(self, QuantTypeArg::Int8 | QuantTypeArg::Fp8 | QuantTypeArg::Nvfp4)
     }
 
-    /// As the command line has it.
+    /// Returns the name of the type on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            TargetArg::Int8 => "int8",
-            TargetArg::Fp8 => "fp8",
+            QuantTypeArg::Int8 => "int8",
+            QuantTypeArg::Fp8 => "fp8",
             other => other.format().map_or("", Format::name),
         }
     }

@@ -1,34 +1,34 @@
-//! What `kiln pull`, `kiln models` and `kiln rm` are told.
+//! Arguments of `kiln pull`, `kiln models` and `kiln rm`.
 
 use clap::Args;
 
 #[derive(Debug, Args)]
 pub struct PullArgs {
-    /// A short name, or `OWNER/REPO[@REVISION][:FILE]`; FILE may be a pattern with `*` or a part of a file's name
+    /// A short name, or `OWNER/REPO[@REVISION][:FILE]`; FILE is a pattern with `*`, or a part of a file's name
     pub name: String,
-    /// What was fetched, as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
-    /// Say nothing but errors
+    /// Print only errors
     #[arg(short, long)]
     pub quiet: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct ModelsArgs {
-    /// Also models of other families that are in the Hugging Face cache
+    /// Also list models of other families in the Hugging Face cache
     #[arg(long)]
     pub all: bool,
-    /// As JSON
+    /// Print as JSON
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct RmArgs {
-    /// The name, as `kiln models` lists it
+    /// Name of the model, as listed by `kiln models`
     pub name: String,
-    /// Don't ask
+    /// Don't ask for confirmation
     #[arg(short, long)]
     pub yes: bool,
 }

@@ -1,39 +1,39 @@
-//! What every command that computes is told about the machine.
+//! Arguments about the machine, shared by the commands that compute.
 
 use clap::{Args, ValueEnum};
 
 use kiln_engine::{Device, Isa, Precision, Settings};
 
-/// More than any machine runs at once; a typing error must not start a hundred thousand.
+/// More than any machine has: a typo must not start a hundred thousand threads.
 const MAX_THREADS: i64 = 1024;
 
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct MachineArgs {
-    /// Where to compute: auto, cpu, cuda or cuda:N; auto is a GPU that has room for the model, else the CPU; `bench`
-    /// takes the CPU unless told otherwise [default: auto]
+    /// Device: auto, cpu, cuda or cuda:N; auto is a GPU with enough memory for the model, else the CPU; in `bench` it
+    /// is the CPU [default: auto]
     #[arg(long, value_name = "DEVICE", value_parser = Device::parse)]
     pub device: Option<Device>,
 
-    /// Take no more than this of a GPU's memory, such as 6G: what doesn't fit is brought in as it is used
+    /// Limit for GPU memory, such as 6G; weights that don't fit are streamed as they are used
     #[arg(long, value_name = "SIZE", value_parser = crate::values::parse_bytes)]
     pub vram_limit: Option<u64>,
 
-    /// What to compute in [default: auto]
+    /// Data type to compute in [default: auto]
     #[arg(long, value_name = "TYPE")]
     pub dtype: Option<Precision>,
 
     #[command(flatten)]
     pub threads: ThreadArgs,
 
-    /// Vector instructions to use [default: the best the machine has]
+    /// CPU instruction set to use [default: the best available]
     #[arg(long, value_name = "SET")]
     pub cpu_isa: Option<IsaArg>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct ThreadArgs {
-    /// Threads [default: as many as the machine runs at once]
+    /// Number of CPU threads [default: all the machine has]
     #[arg(
         long = "threads", value_name = "N", help_heading = "Machine", allow_negative_numbers = true,
         value_parser = clap::value_parser!(u32).range(1..=MAX_THREADS)
@@ -63,7 +63,7 @@ impl From<IsaArg> for Isa {
 }
 
 impl MachineArgs {
-    /// For the engine.
+    /// Returns the engine's settings.
     pub fn settings(&self) -> Settings {
         Settings {
             device: self.device.unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! The command line, as clap reads it. What to generate is the engine's own [`Request`].
+//! The command line, parsed by clap. The options that say what to generate are the fields of the engine's [`Request`].
 
 mod bench;
 mod files;
@@ -11,16 +11,16 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use kiln_engine::{Parts, Request, Variant};
+use kiln_engine::{ComponentPaths, Request, Variant};
 
 pub use bench::{BenchArgs, PhaseArg, SizeArg};
-pub use files::{ConvertArgs, NamesArg, PartArg, PlainArg, QuantizeArgs};
+pub use files::{ComponentArg, ConvertArgs, FloatTypeArg, NamingArg, QuantizeArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]
 pub use serve::ServeArgs;
 
-const ABOUT: &str = "Pictures from words (and pictures) with the FLUX.2 [klein] models";
+const ABOUT: &str = "Generate and edit images with the FLUX.2 [klein] models";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,11 +37,11 @@ Examples:
 
 const GENERATE_EXAMPLES: &str = "\
 Examples:
-  kiln generate \"a red apple on a blue background\"                 (with Ember, the model inside)
+  kiln generate \"a red apple on a blue background\"                 (with Ember, the built-in model)
   kiln generate \"a red fox in the snow\" -m models/klein-4b -W 768 -H 512 -S 42
   kiln generate \"a red fox in the snow\" -m flux-2-klein-4b-Q4_K_M.gguf --text-encoder qwen_3_4b.safetensors
   kiln generate \"the same chair, in green\" -m models/klein-4b -r chair.jpg -r swatch.png
-  kiln generate \"a round window\" -m models/klein-4b --init wall.png --mask where.png
+  kiln generate \"a round window\" -m models/klein-4b --init wall.png --mask mask.png
   kiln generate \"an owl\" -m models/klein-base -n \"blurry\" -g 4 --lora ink.safetensors:0.8
   kiln generate \"a fox\" \"a hen\" -m models/klein-4b -b 2 -o farm.png    (farm-1.png … farm-4.png)
   echo \"a red fox\" | kiln generate - -m models/klein-4b -o - > fox.png
@@ -49,21 +49,22 @@ Examples:
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
-  kiln bench                                         (klein 4B, 512x512, made-up weights of its size)
+  kiln bench                                         (klein 4B, 512x512, synthetic weights)
   kiln bench --synthetic 9b-kv --size 1024x1024 --refs 2 --dtype bf16
   kiln bench -m models/klein-4b --phase step --repeat 5 -v
-  kiln bench --peaks                                 (what the machine could do at best)
+  kiln bench --peaks                                 (the machine's peak rates)
 
-Every phase runs once before its runs count. `share` is the part of a phase's time, `of peak` holds an operation's
-rate against the machine's ceilings, `beyond weights` is the memory of the process beside the weights.";
+Every phase starts with a warm-up run that does not count. In the tables, `share` is the share of the phase's time,
+`of peak` compares an operation's rate with the machine's peak, and `beyond weights` is the memory in use without the
+weights.";
 
 const PULL_EXAMPLES: &str = "\
-Names: klein-4b, klein-9b, klein-base-4b, klein-base-9b, klein-9b-kv; with -fp8, -nvfp4 or -gguf behind them where there
-is such a repository; small-decoder; and any OWNER/REPO.
+Names: klein-4b, klein-9b, klein-base-4b, klein-base-9b, klein-9b-kv, with the suffix -fp8, -nvfp4 or -gguf where such a
+repository exists; small-decoder; any OWNER/REPO.
 
-Models go into the cache that other programs use as well (HF_HOME, HF_HUB_CACHE). A download that was interrupted goes on
-where it stopped. Gated models need the token of an account that has accepted their terms, in HF_TOKEN or from
-`huggingface-cli login`. HF_ENDPOINT names another hub.
+Models are stored in the Hugging Face cache, which other programs share (HF_HOME, HF_HUB_CACHE). An interrupted download
+resumes where it stopped. Gated models require the access token of an account that has accepted their terms, in HF_TOKEN
+or from `huggingface-cli login`. HF_ENDPOINT sets another hub.
 
 Examples:
   kiln pull klein-4b
@@ -73,25 +74,26 @@ Examples:
 
 const CONVERT_EXAMPLES: &str = "\
 Examples:
-  kiln convert models/klein-4b klein-4b.safetensors                  (one file, as Black Forest Labs and ComfyUI have it)
-  kiln convert flux-2-klein-4b.safetensors transformer               (a folder, as diffusers has it)
+  kiln convert models/klein-4b klein-4b.safetensors                  (one file, as for ComfyUI)
+  kiln convert flux-2-klein-4b.safetensors transformer               (a folder, as for diffusers)
   kiln convert klein-4b-Q6_K.gguf klein-4b-bf16.safetensors --dtype bf16
   kiln convert models/klein-4b vae.safetensors --part vae --names diffusers";
 
 #[cfg(feature = "serve")]
 const SERVE_EXAMPLES: &str = "\
 Examples:
-  kiln serve                                         (a page at http://127.0.0.1:7860, painting with Ember)
+  kiln serve                                         (web page at http://127.0.0.1:7860, with the built-in Ember)
   kiln serve -m models/klein-4b --preview-vae taef2.safetensors
   KILN_API_KEY=... kiln serve --host 0.0.0.0 --allow-host kiln.home
 
-OpenAI's clients use http://127.0.0.1:7860/v1, those of A1111 http://127.0.0.1:7860; /openapi.json describes every call.
-Pictures, their recipes and the queue are kept in the data folder. Ctrl-C lets the picture at work finish.";
+OpenAI clients use http://127.0.0.1:7860/v1, A1111 clients http://127.0.0.1:7860; /openapi.json describes every route.
+Images, their recipes and the queue are stored in the data folder. Ctrl-C lets running jobs finish (see --grace), a
+second Ctrl-C stops at once; unfinished jobs resume at the next start.";
 
 const QUANTIZE_EXAMPLES: &str = "\
-The linear layers inside the blocks become smaller, everything else is copied; how much each kind of layer lost is told.
-With int8, `generate` computes with the integers (--dtype f32 or bf16 widens them; --dtype int8 does the same to any
-model for a single run). What is packed otherwise stays packed in memory and is widened inside the products.
+Quantizes the linear layers inside the blocks, copies everything else, and reports the error of each kind of layer.
+With int8, `generate` computes in 8-bit integers (--dtype f32 or bf16 dequantizes them; --dtype int8 quantizes any model
+for a single run). The other types stay packed in memory and are dequantized inside the matrix products.
 
 Examples:
   kiln quantize models/klein-4b models/klein-4b-int8 --to int8
@@ -108,38 +110,38 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What to do.
+/// A subcommand.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Generate images; a prompt of `-` is read from standard input
     #[command(after_help = GENERATE_EXAMPLES, args_override_self = true)]
     Generate(Box<GenerateArgs>),
-    /// Answer requests over HTTP, with a page to paint on
+    /// Run an HTTP server with a web page and APIs
     #[cfg(feature = "serve")]
     #[command(after_help = SERVE_EXAMPLES, args_override_self = true)]
     Serve(Box<ServeArgs>),
-    /// Fetch a model from Hugging Face
+    /// Download a model from Hugging Face
     #[command(after_help = PULL_EXAMPLES, args_override_self = true)]
     Pull(PullArgs),
-    /// List the models that -m takes by name
+    /// List the models that can be used by name
     #[command(args_override_self = true)]
     Models(ModelsArgs),
-    /// Remove a model that was fetched, or one of the models folder
+    /// Remove a downloaded model, or one in the models folder
     #[command(args_override_self = true)]
     Rm(RmArgs),
-    /// Write a part of a model again: other names, another type, another kind of file
+    /// Convert a component of a model: tensor names, data type, file format
     #[command(after_help = CONVERT_EXAMPLES, args_override_self = true)]
     Convert(ConvertArgs),
-    /// Write a model again with its transformer in fewer bits
+    /// Quantize a model
     #[command(after_help = QUANTIZE_EXAMPLES, args_override_self = true)]
     Quantize(QuantizeArgs),
-    /// Describe a model, a weight file, or an image and how it was made
+    /// Describe a model, a weight file, or an image and its recipe
     #[command(args_override_self = true)]
     Info(InfoArgs),
-    /// Say what this machine offers
+    /// Show this machine's CPU, GPUs, memory and folders
     #[command(args_override_self = true)]
     Doctor(DoctorArgs),
-    /// Measure how fast this machine runs a model, with or without its weights
+    /// Measure how fast this machine runs a model, with real or synthetic weights
     #[command(after_help = BENCH_EXAMPLES, args_override_self = true)]
     Bench(Box<BenchArgs>),
     /// Print a completion script for a shell
@@ -154,56 +156,56 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub request: Request,
 
-    /// Make an image that Kiln made again; options beside it change what they name
+    /// Generate an image again from the recipe stored in it; other options override the recipe
     #[arg(long, value_name = "IMAGE")]
     pub from: Option<PathBuf>,
 
     #[command(flatten)]
-    pub parts: PartArgs,
+    pub components: ComponentArgs,
 
     #[command(flatten)]
     pub machine: MachineArgs,
 
-    /// Don't keep encoded texts on disk, and use none that are there (see `kiln doctor`)
+    /// Don't use the on-disk cache of encoded texts (see `kiln doctor`)
     #[arg(long, help_heading = "Machine")]
     pub no_cache: bool,
 
-    /// Where the picture goes: .png, .jpg or .webp, `-` is standard output [default: a name from prompt and seed]
+    /// Output file: .png, .jpg or .webp; `-` is standard output [default: a name from prompt and seed]
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
 
-    /// Write the final packed latents, too: safetensors with `latents`
+    /// Also write the final packed latents, as safetensors with a tensor `latents`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub latents_out: Option<PathBuf>,
 
-    /// Leave out of the picture how it was made (prompt, seed, paths, …)
+    /// Don't store the recipe (prompt, seed, paths, …) in the image
     #[arg(long, help_heading = "Output")]
     pub no_recipe: bool,
 
-    /// Show the picture in the terminal; =kitty, =iterm2, =sixel or =blocks says how
+    /// Show the image in the terminal; =kitty, =iterm2, =sixel or =blocks selects the protocol
     #[arg(
-        long, value_name = "HOW", help_heading = "Output", num_args = 0..=1, require_equals = true,
+        long, value_name = "PROTOCOL", help_heading = "Output", num_args = 0..=1, require_equals = true,
         default_missing_value = "auto"
     )]
     pub preview: Option<PreviewArg>,
 
-    /// Tell what happens as JSON on standard output, an event a line
+    /// Print progress as JSON, one event per line
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 
-    /// Say nothing but errors
+    /// Print only errors
     #[arg(short, long, help_heading = "Output", conflicts_with = "verbose")]
     pub quiet: bool,
 
-    /// Say more
+    /// Print more details
     #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
     pub verbose: bool,
 }
 
-/// Parts of a model that are not its own.
+/// Components that replace the model's own.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Model")]
-pub struct PartArgs {
+pub struct ComponentArgs {
     /// Transformer to use instead of the model's, or as the model
     #[arg(long, value_name = "PATH")]
     pub transformer: Option<PathBuf>,
@@ -216,41 +218,41 @@ pub struct PartArgs {
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
 
-    /// What kind of model it is, where neither model_index.json nor its name says so
-    #[arg(long, value_name = "KIND")]
+    /// Variant of the model, if neither model_index.json nor the name tells it
+    #[arg(long, value_name = "VARIANT")]
     pub variant: Option<Variant>,
 }
 
-impl PartArgs {
-    pub fn parts(&self) -> Parts {
-        Parts {
+impl ComponentArgs {
+    pub fn paths(&self) -> ComponentPaths {
+        ComponentPaths {
             transformer: self.transformer.clone(),
             text_encoder: self.text_encoder.clone(),
             vae: None,
             tokenizer: self.tokenizer.clone(),
             variant: self.variant,
-            others: Vec::new(),
+            fallback_models: Vec::new(),
         }
     }
 }
 
 #[derive(Debug, Args)]
 pub struct InfoArgs {
-    /// The folder or file, or the name of a model
+    /// A folder, a file, or the name of a model
     pub path: PathBuf,
-    /// As JSON
+    /// Print as JSON
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// As JSON
+    /// Print as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// How a picture is shown in the terminal.
+/// A protocol for showing images in the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PreviewArg {
     Auto,

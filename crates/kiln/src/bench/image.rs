@@ -1,27 +1,27 @@
-//! A whole image through the engine's own door: a request, a plan, an engine that generates it, its pixels.
+//! Measures a whole image through the engine: request, plan, generation, pixels.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_engine::{
-    BatchLimit, Collect, Error, FileRef, InputImage, Inputs, LocalFiles, Plan, Request, Settings,
+    BatchLimit, Error, FileRef, ImageCollector, InputImage, InputResolver, LocalFiles, Plan, Request,
+    Settings,
 };
 use kiln_engine::{Setup, Task};
-use kiln_image::Picture;
+use kiln_image::RgbImage;
 
-use super::phases::FINDING_OUT;
-use super::report::{Measured, Report};
+use super::phases::TUNING_RUNS;
+use super::report::{BenchReport, PhaseResult};
 use crate::args::BenchArgs;
-use crate::failure::Failure;
+use crate::error::CliError;
 
-/// What the image shows, and its seed.
 pub const PROMPT: &str = "A red fox sits on a mossy rock beside a mountain lake at dawn, low sun behind thin mist, \
     pine trees and snow on the far shore, every hair of its coat sharp, soft light, photograph, 85 mm lens";
 const SEED: u64 = 7;
 const STEPS: u32 = 4;
 
-/// The request that is measured.
+/// Returns the measured request.
 pub fn request(args: &BenchArgs, (width, height): (usize, usize)) -> Request {
     Request {
         width: Some(width as u32),
@@ -35,38 +35,38 @@ pub fn request(args: &BenchArgs, (width, height): (usize, usize)) -> Request {
     }
 }
 
-/// Measures the time from a request to the pixels of its image, with everything loaded.
+/// Measures the time from the request to the pixels of its image, with everything loaded.
 pub fn measure(
     args: &BenchArgs,
     settings: &Settings,
-    plan: &super::Plan,
-    report: &mut Report,
-) -> Result<(), Failure> {
+    plan: &super::BenchPlan,
+    report: &mut BenchReport,
+) -> Result<(), CliError> {
     let model = plan.source.model(3)?;
     if model.text_encoder.is_none() || model.vae.is_none() {
-        report.note("this model has not all parts: the whole image is left out");
+        report.note("skipped the whole image: the model lacks a component");
         return Ok(());
     }
     let request = request(args, (plan.width, plan.height));
-    let inputs = MadeUp([plan.width as u32, plan.height as u32]);
+    let inputs = SyntheticImages([plan.width as u32, plan.height as u32]);
     let first = Plan::new(&model, &request, &inputs)?;
     let setup = Setup::new(&model, settings, Some(&first))?;
     setup.notes().iter().for_each(|note| report.note(note.clone()));
     report.begin("loading the model");
-    let engine = setup.load(&Collect::default())?;
-    let run = || -> Result<(), Failure> {
+    let engine = setup.load(&ImageCollector::default())?;
+    let run = || -> Result<(), CliError> {
         let plan = Arc::new(Plan::new(&model, &request, &inputs)?);
-        let sink = Arc::new(Collect::default());
+        let sink = Arc::new(ImageCollector::default());
         engine.generate(&[Task { plan, sink: sink.clone() }], &BatchLimit::ONE);
         engine.finish();
-        sink.take()?.pop().map(drop).ok_or_else(|| Failure::new("no image came"))
+        sink.take()?.pop().map(drop).ok_or_else(|| CliError::new("the engine returned no image"))
     };
     let phase = format!("text to image, {STEPS} steps");
     report.begin(&phase);
-    for _ in 0..1 + FINDING_OUT.min(plan.repeat) {
+    for _ in 0..1 + TUNING_RUNS.min(plan.repeat) {
         run()?;
     }
-    let before = engine.counters().replayed;
+    let before = engine.counters().graph_replays;
     let mut seconds = Vec::with_capacity(plan.repeat);
     for _ in 0..plan.repeat {
         let start = Instant::now();
@@ -75,20 +75,20 @@ pub fn measure(
     }
     let counters = engine.counters();
     let memory = Some(counters.peak_memory).filter(|bytes| *bytes > 0);
-    let measured = Measured::new(&phase, seconds, memory, Vec::new(), 0);
-    report.phase(Measured { replayed: counters.replayed - before, ..measured });
+    let measured = PhaseResult::new(&phase, seconds, memory, Vec::new(), 0);
+    report.phase(PhaseResult { graph_replays: counters.graph_replays - before, ..measured });
     Ok(())
 }
 
-/// References that are in no file.
-struct MadeUp([u32; 2]);
+/// Reference images of this width and height with synthetic pixels.
+struct SyntheticImages([u32; 2]);
 
-impl Inputs for MadeUp {
+impl InputResolver for SyntheticImages {
     fn image(&self, name: &Path) -> kiln_engine::Result<InputImage> {
         let [width, height] = self.0;
         let pixels = (0..width * height * 3).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        let picture = Arc::new(Picture::new(width, height, pixels)?);
-        Ok(InputImage { picture, file: FileRef::from(name.to_path_buf()) })
+        let image = Arc::new(RgbImage::new(width, height, pixels)?);
+        Ok(InputImage { image, file: FileRef::from(name.to_path_buf()) })
     }
 
     fn lora(&self, name: &Path) -> kiln_engine::Result<PathBuf> {
@@ -100,6 +100,6 @@ impl Inputs for MadeUp {
     }
 
     fn tensors(&self, _: &Path) -> kiln_engine::Result<PathBuf> {
-        Err(Error::request("no tensors are measured with"))
+        Err(Error::request("`kiln bench` does not read tensor files"))
     }
 }

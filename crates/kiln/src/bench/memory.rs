@@ -1,42 +1,42 @@
-//! The memory of this process while something runs.
+//! Peak memory of this process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Between two looks: short against the work that needs much memory, long against the look itself.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Interval between samples: short against the work that needs much memory, long against a sample.
+const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Memory of this process that is no mapped file, in bytes; known on Linux only.
-pub fn own() -> Option<u64> {
+/// Returns the process's memory without mapped files, in bytes; Linux only.
+pub fn anonymous_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Watches from its making to [`Watch::peak`].
-pub struct Watch {
+/// Samples the process's memory on a thread until [`MemorySampler::peak`].
+pub struct MemorySampler {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Option<u64>>,
 }
 
-impl Watch {
-    pub fn start() -> Watch {
+impl MemorySampler {
+    pub fn start() -> MemorySampler {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let mut peak = own()?;
+            let mut peak = anonymous_memory()?;
             while !stopped.load(Ordering::Relaxed) {
-                std::thread::sleep(PAUSE);
-                peak = peak.max(own()?);
+                std::thread::sleep(INTERVAL);
+                peak = peak.max(anonymous_memory()?);
             }
             Some(peak)
         });
-        Watch { stop, thread }
+        MemorySampler { stop, thread }
     }
 
-    /// The most there was.
+    /// Stops sampling and returns the peak.
     pub fn peak(self) -> Option<u64> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().ok().flatten()
@@ -48,13 +48,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_came_and_went_is_seen() {
-        let before = own().unwrap();
-        let watch = Watch::start();
+    fn the_peak_includes_freed_memory() {
+        let before = anonymous_memory().unwrap();
+        let sampler = MemorySampler::start();
         let block = vec![1u8; 64 << 20];
-        std::thread::sleep(10 * PAUSE);
+        std::thread::sleep(10 * INTERVAL);
         drop(std::hint::black_box(block));
-        let peak = watch.peak().unwrap();
+        let peak = sampler.peak().unwrap();
         assert!(peak >= before + (48 << 20), "{before} {peak}");
     }
 }

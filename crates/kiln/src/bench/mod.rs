@@ -1,5 +1,6 @@
-//! `kiln bench`: how fast this machine runs a model, phase by phase, and whole images through the engine.
+//! `kiln bench`: measures a model phase by phase, whole images through the engine, and requests through a server.
 
+mod config;
 mod image;
 mod memory;
 mod peaks;
@@ -7,36 +8,35 @@ mod phases;
 mod report;
 #[cfg(feature = "serve")]
 mod server;
-mod sizes;
 mod source;
 mod table;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kiln_engine::{DeviceInfo, Precision, Settings, WithBackend, machine, place, with_backend};
-use kiln_ops::{Backend, Timed};
-use kiln_weights::LinearForm;
+use kiln_engine::{BackendVisitor, DeviceInfo, Precision, Settings, machine, plan_residency, with_backend};
+use kiln_ops::{Backend, TimedBackend};
+use kiln_weights::LinearPrecision;
 
 use crate::args::{BenchArgs, PhaseArg, SizeArg};
-use crate::failure::Failure;
-use crate::models::Found;
-use phases::{Bench, Plan};
-use report::Report;
-use sizes::Sizes;
-use source::Source;
+use crate::error::CliError;
+use crate::models::ModelLocation;
+use config::ModelConfig;
+use phases::{BenchPlan, PhaseBench};
+use report::BenchReport;
+use source::ModelSource;
 
-/// Memory that stays free for the work itself when weights are made up.
-const FOR_WORK: u64 = 4 << 30;
+/// Memory left for activations when creating synthetic weights.
+const ACTIVATION_MEMORY: u64 = 4 << 30;
 
-pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     #[cfg(feature = "serve")]
     if args.server {
         return server::run(args);
     }
     let settings = settings(args);
-    let Some((plan, mut report)) = with_backend(&settings, Phases { args })?? else { return Ok(()) };
-    if plan.phases.contains(&PhaseArg::Picture) {
+    let Some((plan, mut report)) = with_backend(&settings, BenchVisitor { args })?? else { return Ok(()) };
+    if plan.phases.contains(&PhaseArg::Image) {
         image::measure(args, &settings, &plan, &mut report)?;
     }
     let text = if args.json { report.to_json() } else { report.to_text(args.verbose) };
@@ -51,15 +51,15 @@ fn settings(args: &BenchArgs) -> Settings {
     settings
 }
 
-/// Measures the phases, or prints the machine's ceilings and gives nothing.
-struct Phases<'a> {
+/// Measures the phases on a backend. With `--peaks`, prints the machine's peaks and returns nothing.
+struct BenchVisitor<'a> {
     args: &'a BenchArgs,
 }
 
-impl WithBackend for Phases<'_> {
-    type Result = Result<Option<(Plan, Report)>, Failure>;
+impl BackendVisitor for BenchVisitor<'_> {
+    type Output = Result<Option<(BenchPlan, BenchReport)>, CliError>;
 
-    fn with<B: Backend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Self::Result {
+    fn visit<B: Backend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Self::Output {
         let args = self.args;
         if args.peaks {
             peaks::print(args, &backend, &device)?;
@@ -68,48 +68,50 @@ impl WithBackend for Phases<'_> {
         let precision = args.machine.dtype.unwrap_or_default();
         if precision == Precision::Fp8 && !device.has_fp8 {
             let name = backend.name();
-            return Err(Failure::new(format!("{name} has no products of 8-bit floats"))
-                .hint("say --dtype int8 on a CPU"));
+            return Err(
+                CliError::new(format!("{name} does not support fp8")).hint("use --dtype int8 on a CPU")
+            );
         }
-        // Before anything is made: a limit that can't be kept is refused at once.
+        // Before any weights are created: a limit that is too low is an error at once.
         let mut plan = plan(args, source(args)?, &device)?;
         if let Some(limit) = args.machine.vram_limit.filter(|_| device.is_asynchronous) {
             let model = plan.source.model(1)?;
             let others = plan.text_tokens + plan.references * plan.width * plan.height / 256;
-            let need = model.memory_need([plan.width, plan.height], others, plan.dtype);
-            plan.placement = Some(place(model.weight_bytes(plan.form), &need, limit)?);
+            let estimate = model.memory_estimate([plan.width, plan.height], others, plan.dtype);
+            plan.residency =
+                Some(plan_residency(model.weight_bytes(plan.linear_precision), &estimate, limit)?);
         }
         let mut report = report(args, &plan, backend.name());
         peaks::fill(&mut report, args, &plan, &backend, &device)?;
         device.release_memory(&backend);
-        if let Some(placement) = plan.placement {
-            report.note(placement.to_string());
+        if let Some(residency) = plan.residency {
+            report.note(residency.to_string());
         }
-        let only_whole = !plan.phases.is_empty() && plan.phases.iter().all(|p| *p == PhaseArg::Picture);
-        if !only_whole {
-            report = Bench { plan: &plan, b: Timed::new(backend), report, device }.run()?;
+        let only_image = !plan.phases.is_empty() && plan.phases.iter().all(|p| *p == PhaseArg::Image);
+        if !only_image {
+            report = PhaseBench { plan: &plan, b: TimedBackend::new(backend), report, device }.run()?;
         }
         Ok(Some((plan, report)))
     }
 }
 
-/// What the arguments ask for.
-fn plan<B>(args: &BenchArgs, source: Source, device: &DeviceInfo<B>) -> Result<Plan, Failure> {
+/// Builds the plan from the arguments.
+fn plan<B>(args: &BenchArgs, source: ModelSource, device: &DeviceInfo<B>) -> Result<BenchPlan, CliError> {
     let threads = device.threads;
     let precision = match args.machine.dtype.unwrap_or_default() {
-        Precision::Auto => device.suitable_precision(&*source.model(1)?),
-        asked => asked,
+        Precision::Auto => device.default_precision(&*source.model(1)?),
+        precision => precision,
     };
-    let form = match precision {
-        Precision::Int8 => LinearForm::Int8 { threads },
-        Precision::Fp8 => LinearForm::Fp8,
-        _ => LinearForm::Float,
+    let linear_precision = match precision {
+        Precision::Int8 => LinearPrecision::Int8 { threads },
+        Precision::Fp8 => LinearPrecision::Fp8,
+        _ => LinearPrecision::Float,
     };
     let (width, height) = args.size.unwrap_or((512, 512));
-    Ok(Plan {
+    Ok(BenchPlan {
         source,
         dtype: precision.dtype(),
-        form,
+        linear_precision,
         loras: args.loras.clone(),
         width,
         height,
@@ -118,20 +120,20 @@ fn plan<B>(args: &BenchArgs, source: Source, device: &DeviceInfo<B>) -> Result<P
         text_tokens: args.max_tokens.map_or(512, |n| n as usize),
         repeat: args.repeat.unwrap_or(3) as usize,
         phases: args.phases.clone(),
-        placement: None,
+        residency: None,
     })
 }
 
-/// A report on nothing yet.
-fn report(args: &BenchArgs, plan: &Plan, backend: String) -> Report {
-    Report {
+/// Returns an empty report.
+fn report(args: &BenchArgs, plan: &BenchPlan, backend: String) -> BenchReport {
+    BenchReport {
         kiln: env!("CARGO_PKG_VERSION"),
         model: plan.source.name(),
         backend,
-        dtype: match plan.form {
-            LinearForm::Int8 { .. } => "int8".into(),
-            LinearForm::Fp8 | LinearForm::StoredFp8 => "fp8".into(),
-            LinearForm::Float => plan.dtype.to_string(),
+        dtype: match plan.linear_precision {
+            LinearPrecision::Int8 { .. } => "int8".into(),
+            LinearPrecision::Fp8 | LinearPrecision::StoredFp8 => "fp8".into(),
+            LinearPrecision::Float => plan.dtype.to_string(),
         },
         width: plan.width,
         height: plan.height,
@@ -148,21 +150,22 @@ fn report(args: &BenchArgs, plan: &Plan, backend: String) -> Report {
     }
 }
 
-fn source(args: &BenchArgs) -> Result<Source, Failure> {
+fn source(args: &BenchArgs) -> Result<ModelSource, CliError> {
     if let Some(path) = &args.model {
-        return Ok(Source::Model(Arc::new(Found::find(Some(path))?.open()?)));
+        return Ok(ModelSource::Files(Arc::new(ModelLocation::resolve(Some(path))?.open()?)));
     }
     let size = args.synthetic.unwrap_or(SizeArg::Klein4b);
-    let sizes = Sizes::of(size).map_err(|e| Failure::new(format!("the sizes of {size:?}: {e}")))?;
+    let config =
+        ModelConfig::new(size).map_err(|e| CliError::new(format!("invalid config of {size:?}: {e}")))?;
     let available = machine::memory_limit().unwrap_or(u64::MAX);
-    let budget = available.saturating_sub(FOR_WORK.min(available / 2));
-    Ok(Source::Synthetic { sizes: Box::new(sizes), budget })
+    let budget = available.saturating_sub(ACTIVATION_MEMORY.min(available / 2));
+    Ok(ModelSource::Synthetic { config: Box::new(config), budget })
 }
 
-/// `512x384`
+/// Parses `512x384`.
 pub fn parse_size(text: &str) -> Result<(usize, usize), String> {
-    let wrong = || "expected WIDTHxHEIGHT in pixels, multiples of 16 such as 1024x768".to_owned();
-    let (width, height) = text.split_once(['x', '×']).ok_or_else(wrong)?;
+    let invalid = || "expected WIDTHxHEIGHT in pixels, multiples of 16, such as 1024x768".to_owned();
+    let (width, height) = text.split_once(['x', '×']).ok_or_else(invalid)?;
     let side = |text: &str| text.parse::<usize>().ok().filter(|n| *n >= 16 && n % 16 == 0 && *n <= 16_384);
-    Ok((side(width).ok_or_else(wrong)?, side(height).ok_or_else(wrong)?))
+    Ok((side(width).ok_or_else(invalid)?, side(height).ok_or_else(invalid)?))
 }

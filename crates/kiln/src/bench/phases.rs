@@ -1,68 +1,67 @@
-//! The phases of an image, each run alone on its own weights, which are dropped before the next.
+//! Measures the phases of an image one by one. Each loads its component's weights and drops them at the end.
 
 use std::time::Instant;
 
-use kiln_engine::{DeviceInfo, LoraRef, Model, Part, Placement, Variant};
-use kiln_image::Picture;
+use kiln_engine::{DeviceInfo, LoraRef, Model, ModelComponent, Variant, WeightResidency};
+use kiln_image::RgbImage;
 use kiln_model::text_encoder::TextEncoder;
 use kiln_model::tokenizer::Tokens;
-use kiln_model::transformer::{Call, Item, Layout, Position, References, Transformer};
+use kiln_model::transformer::{BatchItem, Position, References, RopeTables, Transformer, TransformerBatch};
 use kiln_model::{Autoencoder, ResidencyPlan};
-use kiln_ops::{Backend, Timed};
+use kiln_ops::{Backend, TimedBackend};
 use kiln_tensor::{DType, HostTensor};
-use kiln_weights::{LinearForm, Lora, LoraOptions, LoraUpdates, WeightSource};
+use kiln_weights::{LinearPrecision, Lora, LoraOptions, LoraUpdates, WeightSource};
 
-use super::memory::Watch;
-use super::report::{Measured, Report};
-use super::source::Source;
+use super::memory::MemorySampler;
+use super::report::{BenchReport, PhaseResult};
+use super::source::ModelSource;
 use crate::args::PhaseArg;
-use crate::failure::{Failure, While};
+use crate::error::{CliError, ErrorContext};
 use crate::values;
 
-/// What is to be measured.
-pub struct Plan {
-    pub source: Source,
+/// What to measure.
+pub struct BenchPlan {
+    pub source: ModelSource,
     pub dtype: DType,
-    /// The form of the transformer's linear layers.
-    pub form: LinearForm,
+    /// Precision of the transformer's linear layers.
+    pub linear_precision: LinearPrecision,
     pub loras: Vec<LoraRef>,
     pub width: usize,
     pub height: usize,
     pub references: usize,
-    /// Pictures that take a step at once.
+    /// Images per step.
     pub batch: usize,
     pub text_tokens: usize,
-    /// Runs that count; one more goes before them.
+    /// Measured runs, after a warm-up run.
     pub repeat: usize,
     pub phases: Vec<PhaseArg>,
-    /// Which weights stay on the device.
-    pub placement: Option<Placement>,
+    /// Which weights stay on the device; `None` for all.
+    pub residency: Option<WeightResidency>,
 }
 
-/// Runs on a device that don't count, after the first: it may time them to find out how they are done best.
-pub(super) const FINDING_OUT: usize = 4;
+/// Unmeasured runs on a GPU after the first: the backend may use them to choose kernels and graphs.
+pub(super) const TUNING_RUNS: usize = 4;
 
-/// Words of a usual prompt and its template; the rest of the text is padding.
+/// Tokens of a typical prompt and its template; the rest is padding.
 const REAL_TOKENS: usize = 64;
 
-/// Measures phase after phase.
-pub struct Bench<'a, B: Backend> {
-    pub plan: &'a Plan,
-    pub b: Timed<B>,
-    pub report: Report,
-    /// One that works behind the caller's back has its operations counted in a run of their own.
+/// Measures one phase after the other.
+pub struct PhaseBench<'a, B: Backend> {
+    pub plan: &'a BenchPlan,
+    pub b: TimedBackend<B>,
+    pub report: BenchReport,
+    /// On an asynchronous device, operations are timed in a separate run.
     pub device: DeviceInfo<B>,
 }
 
-impl<B: Backend> Bench<'_, B> {
-    pub fn run(mut self) -> Result<Report, Failure> {
+impl<B: Backend> PhaseBench<'_, B> {
+    pub fn run(mut self) -> Result<BenchReport, CliError> {
         if self.wants(PhaseArg::Text) {
             self.text()?;
         }
-        // A picture's references are encoded before its steps and it is decoded after them, but the autoencoder is
-        // loaded once.
+        // Encode and decode are measured together, so that the autoencoder is loaded once.
         if self.wants(PhaseArg::Encode) && self.plan.references > 0 || self.wants(PhaseArg::Decode) {
-            self.pictures()?;
+            self.vae()?;
         }
         if self.wants(PhaseArg::Step) {
             self.steps()?;
@@ -78,48 +77,48 @@ impl<B: Backend> Bench<'_, B> {
         [self.plan.height / 16, self.plan.width / 16]
     }
 
-    fn text(&mut self) -> Result<(), Failure> {
+    fn text(&mut self) -> Result<(), CliError> {
         let model = self.plan.source.model(1)?;
-        let Some(part) = &model.text_encoder else {
-            self.report.note("the text encoder of this model can't be run by Kiln: its phase is left out");
+        let Some(component) = &model.text_encoder else {
+            self.report.note("skipped the text encoder: Kiln can't run this model's");
             return Ok(());
         };
-        let config = &part.config;
-        let encoder = self.load("text encoder", part, |b, weights, dtype, plan| {
+        let config = &component.config;
+        let encoder = self.load("text encoder", component, |b, weights, dtype, plan| {
             Ok(TextEncoder::load(b, &weights.root(), config, dtype, plan)?)
         })?;
-        let weights = part.weights()?;
+        let weights = component.weights()?;
         let count = self.plan.text_tokens;
         let id = |i: usize| (i * 7919 % config.vocab_size.max(1)) as u32;
         let tokens = Tokens { ids: (0..count).map(id).collect(), real: count.min(REAL_TOKENS) };
         let b = &self.b;
         let measured = self.measure("text encode", weights, || {
-            encoder.forward(b, &tokens, (0, 1), &mut ()).map(drop).map_err(Failure::from)
+            encoder.forward(b, &tokens, (0, 1), &mut ()).map(drop).map_err(CliError::from)
         })?;
         self.report.phase(measured);
         Ok(())
     }
 
-    fn pictures(&mut self) -> Result<(), Failure> {
+    fn vae(&mut self) -> Result<(), CliError> {
         let model = self.plan.source.model(1)?;
-        let Some(part) = &model.vae else {
-            self.report.note("there is no VAE in this model: its phases are left out");
+        let Some(component) = &model.vae else {
+            self.report.note("skipped the VAE phases: the model has no VAE");
             return Ok(());
         };
-        let config = &part.config;
-        let vae = self.load("vae", part, |b, weights, dtype, _| {
+        let config = &component.config;
+        let vae = self.load("vae", component, |b, weights, dtype, _| {
             Ok(Autoencoder::load(b, weights, Some(config), dtype)?)
         })?;
-        let weights = part.weights()?;
+        let weights = component.weights()?;
         let b = &self.b;
         if self.wants(PhaseArg::Encode) && self.plan.references > 0 {
             let (width, height) = (self.plan.width as u32, self.plan.height as u32);
             let pixels =
                 (0..width * height * 3).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-            let picture = Picture::new(width, height, pixels)?;
+            let image = RgbImage::new(width, height, pixels)?;
             let name = format!("vae encode, {}", values::plural(self.plan.references, "reference"));
             let measured = self.measure(&name, weights, || {
-                (0..self.plan.references).try_for_each(|_| Ok(vae.encode(b, &picture, &mut ()).map(drop)?))
+                (0..self.plan.references).try_for_each(|_| Ok(vae.encode(b, &image, &mut ()).map(drop)?))
             })?;
             self.report.phase(measured);
         }
@@ -134,7 +133,7 @@ impl<B: Backend> Bench<'_, B> {
         Ok(())
     }
 
-    fn steps(&mut self) -> Result<(), Failure> {
+    fn steps(&mut self) -> Result<(), CliError> {
         let model = self.plan.source.model(1)?;
         let config = &model.transformer.config;
         let transformer = self.transformer(&model)?;
@@ -147,43 +146,43 @@ impl<B: Backend> Bench<'_, B> {
             0 => None,
             n => Some(b.upload(&noise([n * height * width, config.in_channels])?, DType::F32)?),
         };
-        let words = Position::text(plan.text_tokens);
-        let here = Position::grid(0, height, width);
-        let there: Vec<Position> =
+        let text_positions = Position::text(plan.text_tokens);
+        let image_positions = Position::grid(0, height, width);
+        let reference_positions: Vec<Position> =
             (1..=plan.references).flat_map(|i| Position::grid(10 * i as u32, height, width)).collect();
-        let layout = |image: &[Position]| transformer.layout(b, &words, image);
+        let rope = |image: &[Position]| transformer.rope_tables(b, &text_positions, image);
         let variant = model.variant;
-        let step = |references: References<'_, Timed<B>>, layout: &Layout<Timed<B>>| {
+        let step = |references: References<'_, TimedBackend<B>>, rope: &RopeTables<TimedBackend<B>>| {
             let guidance = (variant == Variant::Dev).then_some(4.0);
-            let item = || Item { text: &text, image: &image, references, layout };
+            let item = || BatchItem { text: &text, image: &image, references, rope };
             let items: Vec<_> = (0..plan.batch).map(|_| item()).collect();
-            transformer.forward(b, &Call { items: &items, timestep: 0.7, guidance }, &mut ())
+            transformer.forward(b, &TransformerBatch { items: &items, timestep: 0.7, guidance }, &mut ())
         };
-        let several = match plan.batch {
+        let batch = match plan.batch {
             1 => String::new(),
-            n => format!(", {n} pictures at once"),
+            n => format!(", batch of {n}"),
         };
         let mut phases = Vec::new();
         match &references {
             Some(tokens) if variant == Variant::Kv => {
-                let first = layout(&[there, here.clone()].concat())?;
+                let first = rope(&[reference_positions, image_positions.clone()].concat())?;
                 let mut cache = None;
-                let name = format!("first step, keeping the references{several}");
+                let name = format!("first step, caching references{batch}");
                 phases.push(self.measure(&name, weights, || {
-                    cache = step(References::Extract(tokens), &first)?.pop().and_then(|answer| answer.cache);
+                    cache = step(References::Extract(tokens), &first)?.pop().and_then(|output| output.cache);
                     Ok(())
                 })?);
                 if let Some(cache) = &cache {
-                    let later = layout(&here)?;
-                    phases.push(self.measure(&format!("step, references kept{several}"), weights, || {
+                    let later = rope(&image_positions)?;
+                    phases.push(self.measure(&format!("step, cached references{batch}"), weights, || {
                         Ok(step(References::Cached(cache), &later).map(drop)?)
                     })?);
                 }
             }
             references => {
-                let layout = layout(&[here, there].concat())?;
-                phases.push(self.measure(&format!("step{several}"), weights, || {
-                    Ok(step(References::Joint(references.as_ref()), &layout).map(drop)?)
+                let rope = rope(&[image_positions, reference_positions].concat())?;
+                phases.push(self.measure(&format!("step{batch}"), weights, || {
+                    Ok(step(References::Joint(references.as_ref()), &rope).map(drop)?)
                 })?);
             }
         }
@@ -191,56 +190,57 @@ impl<B: Backend> Bench<'_, B> {
         Ok(())
     }
 
-    /// The transformer with its LoRAs, which are taken off and laid over again once, as a server does between images.
-    fn transformer(&mut self, model: &Model) -> Result<Transformer<Timed<B>>, Failure> {
-        let (part, plan) = (&model.transformer, self.plan);
-        let (source, layers) = (part.weights()?, part.config.linear_layers());
+    /// Loads the transformer with its LoRAs, then measures removing and applying them, as a server does between jobs.
+    fn transformer(&mut self, model: &Model) -> Result<Transformer<TimedBackend<B>>, CliError> {
+        let (component, plan) = (&model.transformer, self.plan);
+        let (source, layers) = (component.weights()?, component.config.linear_layers());
         let resolve = |loras: &[LoraRef]| {
-            let open = |lora: &LoraRef| Ok::<_, Failure>((Lora::open(&lora.path)?, lora.weight));
+            let open = |lora: &LoraRef| Ok::<_, CliError>((Lora::open(&lora.path)?, lora.weight));
             let loras = loras.iter().map(open).collect::<Result<Vec<_>, _>>()?;
             let options = LoraOptions { partial: false, dtype: plan.dtype };
-            Ok::<_, Failure>(LoraUpdates::resolve(source, &layers, loras, options)?)
+            Ok::<_, CliError>(LoraUpdates::resolve(source, &layers, loras, options)?)
         };
         let (updates, reports) = resolve(&plan.loras)?;
-        let vars = source.root().with_form(plan.form).with_loras(&updates);
-        let mut transformer = self.load("transformer", part, |b, _, dtype, plan| {
-            Ok(Transformer::load(b, &vars, &part.config, dtype, plan)?)
+        let vars = source.root().with_precision(plan.linear_precision).with_loras(&updates);
+        let mut transformer = self.load("transformer", component, |b, _, dtype, plan| {
+            Ok(Transformer::load(b, &vars, &component.config, dtype, plan)?)
         })?;
         reports.iter().for_each(|report| self.report.note(report.to_string()));
         if plan.loras.is_empty() {
             return Ok(transformer);
         }
-        let mut timed = |loras: &[LoraRef], b: &Timed<B>| {
+        let mut timed = |loras: &[LoraRef], b: &TimedBackend<B>| {
             let start = Instant::now();
             let (updates, _) = resolve(loras)?;
-            transformer.set_loras(b, &source.root().with_form(plan.form).with_loras(&updates))?;
+            transformer
+                .set_loras(b, &source.root().with_precision(plan.linear_precision).with_loras(&updates))?;
             b.synchronize()?;
-            Ok::<_, Failure>(1e3 * start.elapsed().as_secs_f64())
+            Ok::<_, CliError>(1e3 * start.elapsed().as_secs_f64())
         };
-        let off = timed(&[], &self.b)?;
-        let on = timed(&plan.loras, &self.b)?;
+        let removed = timed(&[], &self.b)?;
+        let applied = timed(&plan.loras, &self.b)?;
         self.b.take();
-        self.report.note(format!("LoRAs taken off in {off:.1} ms, laid over again in {on:.1} ms"));
+        self.report.note(format!("LoRAs removed in {removed:.1} ms, applied again in {applied:.1} ms"));
         Ok(transformer)
     }
 
-    /// Loads a part of the model, which is a phase, too.
+    /// Loads a component of the model and measures that.
     fn load<T, C>(
         &mut self,
         name: &'static str,
-        part: &Part<C>,
-        load: impl FnOnce(&Timed<B>, &WeightSource, DType, &ResidencyPlan) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+        component: &ModelComponent<C>,
+        load: impl FnOnce(&TimedBackend<B>, &WeightSource, DType, &ResidencyPlan) -> Result<T, CliError>,
+    ) -> Result<T, CliError> {
         self.report.begin(&format!("loading the {name}"));
         let start = Instant::now();
-        let weights = part.weights()?;
-        let plan = match (self.plan.placement.as_ref(), name) {
-            (Some(placement), "transformer") => placement.transformer_plan(),
-            (Some(placement), "text encoder") => placement.text_encoder_plan(),
-            _ => ResidencyPlan::whole(),
+        let weights = component.weights()?;
+        let plan = match (self.plan.residency.as_ref(), name) {
+            (Some(residency), "transformer") => residency.transformer_plan(),
+            (Some(residency), "text encoder") => residency.text_encoder_plan(),
+            _ => ResidencyPlan::all_on_device(),
         };
         let loaded =
-            load(&self.b, weights, self.plan.dtype, &plan).while_doing(|| format!("loading the {name}"))?;
+            load(&self.b, weights, self.plan.dtype, &plan).with_context(|| format!("loading the {name}"))?;
         self.b.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
         self.b.take();
@@ -252,22 +252,22 @@ impl<B: Backend> Bench<'_, B> {
         &self,
         phase: &str,
         weights: &WeightSource,
-        mut run: impl FnMut() -> Result<(), Failure>,
-    ) -> Result<Measured, Failure> {
+        mut run: impl FnMut() -> Result<(), CliError>,
+    ) -> Result<PhaseResult, CliError> {
         self.report.begin(phase);
-        let made = weights.synthetic_bytes().map_or(0, |(_, made)| made);
-        let watch = Watch::start();
+        let synthetic = weights.synthetic_bytes().map_or(0, |(_, distinct)| distinct);
+        let sampler = MemorySampler::start();
         run()?;
         self.b.take();
         if self.device.is_asynchronous {
             self.b.pause(true);
-            for _ in 0..FINDING_OUT.min(self.plan.repeat) {
+            for _ in 0..TUNING_RUNS.min(self.plan.repeat) {
                 run()?;
                 self.b.synchronize()?;
             }
         }
-        let replayed = || self.device.counters(self.b.inner()).replayed;
-        let before = replayed();
+        let graph_replays = || self.device.counters(self.b.inner()).graph_replays;
+        let before = graph_replays();
         let mut seconds = Vec::with_capacity(self.plan.repeat);
         for _ in 0..self.plan.repeat {
             let start = Instant::now();
@@ -275,25 +275,26 @@ impl<B: Backend> Bench<'_, B> {
             self.b.synchronize()?;
             seconds.push(start.elapsed().as_secs_f64());
         }
-        let replayed = replayed() - before;
+        let graph_replays = graph_replays() - before;
         let mut counted = self.plan.repeat;
         if self.device.is_asynchronous {
             self.b.pause(false);
             run()?;
             counted = 1;
         }
-        let own = watch.peak().map(|peak| peak.saturating_sub(made));
-        let memory = match self.device.is_asynchronous {
-            true => Some(self.device.counters(self.b.inner()).peak_memory),
-            false => own,
+        let process_memory = sampler.peak().map(|peak| peak.saturating_sub(synthetic));
+        let memory = if self.device.is_asynchronous {
+            Some(self.device.counters(self.b.inner()).peak_memory)
+        } else {
+            process_memory
         };
-        Ok(Measured { replayed, ..Measured::new(phase, seconds, memory, self.b.take(), counted) })
+        Ok(PhaseResult { graph_replays, ..PhaseResult::new(phase, seconds, memory, self.b.take(), counted) })
     }
 }
 
-/// Numbers like those of latents, the same in every run.
-fn noise(shape: [usize; 2]) -> Result<HostTensor, Failure> {
+/// Returns values in the range of latents, the same in every run.
+fn noise(shape: [usize; 2]) -> Result<HostTensor, CliError> {
     let value = |i: usize| (i.wrapping_mul(2_654_435_761) % 2003) as f32 * 1e-3 - 1.0;
     let values = (0..shape[0] * shape[1]).map(value).collect();
-    HostTensor::from_f32(shape, values).map_err(|e| Failure::new(e.to_string()))
+    HostTensor::from_f32(shape, values).map_err(|e| CliError::new(e.to_string()))
 }

@@ -1,19 +1,19 @@
-//! What was measured, as tables for people and JSON for programs.
+//! The results of `kiln bench`, as tables or JSON.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 
 use kiln_cpu::{Peak, Peaks};
-use kiln_ops::OpCount;
+use kiln_ops::OpStats;
 use kiln_weights::WeightSource;
 use serde::Serialize;
 
 use super::table::Table;
 use crate::values::{bytes, plural};
 
-/// Everything that one `kiln bench` found; as JSON, what `--json` prints.
+/// The results of one `kiln bench`; its JSON is what `--json` prints.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     pub kiln: &'static str,
     pub model: String,
     pub backend: String,
@@ -22,48 +22,50 @@ pub struct Report {
     pub height: usize,
     pub references: usize,
     pub text_tokens: usize,
-    /// Operations or bytes a second, by name.
+    /// Operations or bytes per second, by name.
     pub peaks: BTreeMap<&'static str, f64>,
-    /// The peaks that products and memory are held against.
+    /// The peaks that `of peak` compares operations with.
     pub compute_peak: Option<&'static str>,
     pub memory_peak: Option<&'static str>,
-    pub load: Vec<Loaded>,
-    pub phases: Vec<Measured>,
-    /// The most memory of any phase beside the weights.
+    pub load: Vec<LoadResult>,
+    pub phases: Vec<PhaseResult>,
+    /// The largest of the phases' values, in bytes.
     pub memory_beyond_weights: Option<u64>,
     pub notes: Vec<String>,
     #[serde(skip)]
     pub quiet: bool,
 }
 
-/// A part of the model that was loaded or made up.
+/// The loading of a component, from files or as synthetic weights.
 #[derive(Debug, Serialize)]
-pub struct Loaded {
-    pub part: &'static str,
+pub struct LoadResult {
+    #[serde(rename = "part")]
+    pub component: &'static str,
     pub seconds: f64,
     pub weight_bytes: u64,
-    /// Of made-up weights: bytes of memory behind them.
+    /// Memory behind synthetic weights; less than `weight_bytes` if values repeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distinct_bytes: Option<u64>,
 }
 
-/// A phase that was timed.
+/// A measured phase.
 #[derive(Debug, Serialize)]
-pub struct Measured {
+pub struct PhaseResult {
     pub phase: String,
-    /// Of every run, in order.
+    /// Time of each run, in order.
     pub seconds: Vec<f64>,
     pub median: f64,
     pub best: f64,
-    /// Memory of the process beside the weights at its most, in bytes.
+    /// Peak memory of the process without the weights, in bytes; on a GPU all its memory in use.
     pub memory_beyond_weights: Option<u64>,
-    /// Calls of the transformer in all runs that were replayed as graphs.
-    pub replayed: usize,
-    /// Of one run, longest first.
+    /// Transformer calls in all runs that were CUDA graph replays.
+    #[serde(rename = "replayed")]
+    pub graph_replays: usize,
+    /// Operations of one run, longest first.
     pub operations: Vec<Operation>,
 }
 
-/// Calls of one operation with one size.
+/// The calls of one operation with one size, in one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Operation {
     pub operation: String,
@@ -74,17 +76,17 @@ pub struct Operation {
     pub bytes: f64,
 }
 
-impl Measured {
-    /// `counted` is how many runs the operations are of.
+impl PhaseResult {
+    /// Creates the result; `ops` are the operations of `counted` runs together.
     pub fn new(
         phase: &str,
         seconds: Vec<f64>,
         memory: Option<u64>,
-        ops: Vec<OpCount>,
+        ops: Vec<OpStats>,
         counted: usize,
-    ) -> Measured {
+    ) -> PhaseResult {
         let runs = counted.max(1) as f64;
-        let one = |op: OpCount| Operation {
+        let one = |op: OpStats| Operation {
             operation: op.op.into(),
             size: op.detail,
             calls: op.calls as f64 / runs,
@@ -103,18 +105,18 @@ impl Measured {
         };
         let best = sorted.first().copied().unwrap_or(0.0);
         let memory_beyond_weights = memory;
-        Measured {
+        PhaseResult {
             phase: phase.into(),
             seconds,
             median,
             best,
             memory_beyond_weights,
-            replayed: 0,
+            graph_replays: 0,
             operations,
         }
     }
 
-    /// One line an operation, whatever the sizes.
+    /// Sums the operations up over all sizes.
     fn by_operation(&self) -> Vec<Operation> {
         let mut sums = BTreeMap::<&str, Operation>::new();
         for op in &self.operations {
@@ -131,9 +133,9 @@ impl Measured {
     }
 }
 
-impl Report {
-    /// Takes over the peaks, and which of them count here.
-    pub fn peaks(&mut self, peaks: &Peaks, compute: Option<&Peak>) {
+impl BenchReport {
+    /// Sets the peaks, and those to compare with.
+    pub fn set_peaks(&mut self, peaks: &Peaks, compute: Option<&Peak>) {
         self.peaks = peaks.all().map(|peak| (peak.name, peak.rate)).collect();
         self.compute_peak = compute.map(|peak| peak.name);
         self.memory_peak = peaks.read.as_ref().map(|peak| peak.name);
@@ -143,33 +145,33 @@ impl Report {
         self.notes.push(note.into());
     }
 
-    /// Says what is being measured, so that nobody waits in the dark.
+    /// Prints what is measured next.
     pub fn begin(&self, what: &str) {
         if !self.quiet {
             let _ = writeln!(std::io::stderr(), "{what} …");
         }
     }
 
-    pub fn loaded(&mut self, part: &'static str, seconds: f64, weights: &WeightSource) {
+    pub fn loaded(&mut self, component: &'static str, seconds: f64, weights: &WeightSource) {
         let (weight_bytes, distinct_bytes) = match weights.synthetic_bytes() {
-            Some((asked, made)) => (asked, Some(made)),
+            Some((total, distinct)) => (total, Some(distinct)),
             None => (weights.files().filter_map(|f| Some(f.metadata().ok()?.len())).sum(), None),
         };
-        if let Some(made) = distinct_bytes.filter(|made| *made < weight_bytes) {
+        if let Some(distinct) = distinct_bytes.filter(|distinct| *distinct < weight_bytes) {
             self.note(format!(
-                "memory is short: of the {part}'s {} only {} are made, and repeated",
-                bytes(weight_bytes),
-                bytes(made)
+                "not enough memory for all synthetic weights of the {component}: {} of {} are distinct, the rest repeats them",
+                bytes(distinct),
+                bytes(weight_bytes)
             ));
         }
-        self.load.push(Loaded { part, seconds, weight_bytes, distinct_bytes });
+        self.load.push(LoadResult { component, seconds, weight_bytes, distinct_bytes });
     }
 
-    pub fn phase(&mut self, phase: Measured) {
+    pub fn phase(&mut self, phase: PhaseResult) {
         self.memory_beyond_weights = self.memory_beyond_weights.max(phase.memory_beyond_weights);
-        if phase.replayed > 0 {
-            let (calls, phase) = (plural(phase.replayed, "call"), &phase.phase);
-            self.note(format!("{phase}: {calls} of the transformer replayed as a CUDA graph"));
+        if phase.graph_replays > 0 {
+            let (calls, phase) = (plural(phase.graph_replays, "transformer call"), &phase.phase);
+            self.note(format!("{phase}: {calls} replayed as CUDA graphs"));
         }
         self.phases.push(phase);
     }
@@ -178,7 +180,7 @@ impl Report {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 
-    /// Tables; `by_size` keeps the sizes of an operation apart.
+    /// Formats the report as tables; `by_size` lists operations by size.
     pub fn to_text(&self, by_size: bool) -> String {
         let mut out = format!(
             "{} on {}, {}, {}×{}, {}, {} text tokens\n\n",
@@ -193,7 +195,7 @@ impl Report {
         out += &peaks_table(&self.peaks);
         let mut loads = Table::new(&["load", "seconds", "weights"]);
         for load in &self.load {
-            loads.row([load.part.into(), seconds(load.seconds), bytes(load.weight_bytes)]);
+            loads.row([load.component.into(), seconds(load.seconds), bytes(load.weight_bytes)]);
         }
         out += &loads.to_string();
         let mut phases = Table::new(&["phase", "median s", "best s", "TFLOP", "TFLOP/s", "beyond weights"]);
@@ -218,15 +220,15 @@ impl Report {
         out
     }
 
-    fn operations_table(&self, phase: &Measured, by_size: bool) -> String {
+    fn operations_table(&self, phase: &PhaseResult, by_size: bool) -> String {
         let peak = |name: Option<&str>| name.and_then(|name| self.peaks.get(name).copied());
         let (compute, memory) = (peak(self.compute_peak), peak(self.memory_peak));
-        let of = |rate: f64, peak: Option<f64>| match peak {
+        let of_peak = |rate: f64, peak: Option<f64>| match peak {
             Some(peak) if rate > 0.0 && peak > 0.0 => format!("{:.0} %", 100.0 * rate / peak),
             _ => String::new(),
         };
-        let heads = [phase.phase.as_str(), "calls", "ms", "share", "TFLOP/s", "of peak", "GB/s", "of peak"];
-        let mut table = Table::new(&heads);
+        let header = [phase.phase.as_str(), "calls", "ms", "share", "TFLOP/s", "of peak", "GB/s", "of peak"];
+        let mut table = Table::new(&header);
         let all = if by_size { phase.operations.clone() } else { phase.by_operation() };
         let mut rest = phase.seconds.iter().sum::<f64>() / phase.seconds.len().max(1) as f64;
         let whole = rest;
@@ -240,19 +242,19 @@ impl Report {
                 format!("{:.2}", op.seconds * 1e3),
                 format!("{:.1} %", 100.0 * op.seconds / whole),
                 if op.flops > 0.0 { rate(op.flops, op.seconds, 1e12) } else { String::new() },
-                of(per_second(op.flops), compute),
+                of_peak(per_second(op.flops), compute),
                 if op.bytes > 0.0 { rate(op.bytes, op.seconds, 1e9) } else { String::new() },
-                of(per_second(op.bytes), memory),
+                of_peak(per_second(op.bytes), memory),
             ]);
         }
-        // Timed one at a time, the operations of a GPU take longer than the whole.
+        // On a GPU, operations timed one at a time may add up to more than the phase.
         if rest < 0.0 {
             return table.to_string();
         }
         let share = format!("{:.1} %", 100.0 * rest / whole);
         let none = String::new;
         table.row([
-            "between them".into(),
+            "between operations".into(),
             none(),
             format!("{:.2}", rest * 1e3),
             share,
@@ -265,14 +267,16 @@ impl Report {
     }
 }
 
-/// The machine's ceilings.
+/// Formats the machine's peaks.
 pub fn peaks_table(peaks: &BTreeMap<&'static str, f64>) -> String {
     let mut table = Table::new(&["peak", "rate"]);
     for (name, rate) in peaks {
-        let text = match name.starts_with("memory") {
-            true => format!("{:.1} GB/s", rate / 1e9),
-            false if name.contains("int8") => format!("{:.2} TOP/s", rate / 1e12),
-            false => format!("{:.2} TFLOP/s", rate / 1e12),
+        let text = if name.starts_with("memory") {
+            format!("{:.1} GB/s", rate / 1e9)
+        } else if name.contains("int8") {
+            format!("{:.2} TOP/s", rate / 1e12)
+        } else {
+            format!("{:.2} TFLOP/s", rate / 1e12)
         };
         table.row([(*name).into(), text]);
     }
@@ -293,8 +297,8 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_phase_is_told_of_one_run() {
-        let op = |op, detail: &str, ms| OpCount {
+    fn operations_are_averaged_over_the_counted_runs() {
+        let op = |op, detail: &str, ms| OpStats {
             op,
             detail: detail.into(),
             calls: 4,
@@ -303,7 +307,7 @@ mod tests {
             bytes: 10,
         };
         let ops = vec![op("linear", "a", 20), op("linear", "b", 60), op("add", "c", 40)];
-        let phase = Measured::new("step", vec![3.0, 1.0], None, ops, 2);
+        let phase = PhaseResult::new("step", vec![3.0, 1.0], None, ops, 2);
         assert_eq!((phase.median, phase.best), (2.0, 1.0));
         let sizes: Vec<_> =
             phase.operations.iter().map(|op| (op.size.as_str(), op.calls, op.flops)).collect();

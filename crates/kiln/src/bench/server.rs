@@ -1,4 +1,4 @@
-//! `kiln bench --server`: images through a real server on this machine, over a real socket, beside the engine's own time.
+//! `kiln bench --server`: measures requests to a server in this process, over a real socket.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -12,32 +12,32 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::image::{PROMPT, request};
-use super::source::Source;
+use super::source::ModelSource;
 use crate::args::BenchArgs;
-use crate::failure::Failure;
-use crate::serve::catalogue::{Models, Shared};
+use crate::error::CliError;
+use crate::serve::catalogue::{ModelCatalogue, SharedCatalogue};
 use crate::serve::generator::Worker;
 
-/// Requests one after the other.
+/// Default number of sequential requests.
 const REPEAT: u32 = 8;
-/// Requests before them that don't count.
+/// Unmeasured requests before them.
 const WARM_UP: u32 = 3;
-/// Requests at once.
-const AT_ONCE: u32 = 32;
+/// Concurrent requests.
+const CONCURRENT: u32 = 32;
 const NAME: &str = "measured";
-/// An image takes no longer than this.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Timeout of a request.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-pub fn run(args: &BenchArgs) -> Result<(), Failure> {
+pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let size = args.size.unwrap_or((512, 512));
     let source = super::source(args)?;
     let model = source.model(3)?;
-    let failed = |error: io::Error| Failure::new(format!("the server can't be measured: {error}"));
+    let failed = |error: io::Error| CliError::new(format!("can't measure the server: {error}"));
     let folder = tempfile::tempdir().map_err(failed)?;
-    let models = Arc::new(Models::only(NAME, Arc::clone(&model)));
-    let catalogue = Box::new(Shared(Arc::clone(&models)));
+    let models = Arc::new(ModelCatalogue::single(NAME, Arc::clone(&model)));
+    let catalogue = Box::new(SharedCatalogue(Arc::clone(&models)));
     let server = Server::open(Config::new(folder.path()), catalogue)
-        .map_err(|error| Failure::new(error.to_string()))?;
+        .map_err(|error| CliError::new(error.to_string()))?;
     let session = Session::new(super::settings(args), crate::generate::MAX_BATCH);
     let generating = server.generate_with(Worker::new(session, models, None)).map_err(failed)?;
     let runtime =
@@ -62,53 +62,53 @@ struct Client<'a> {
 }
 
 impl Client<'_> {
-    fn measure(&self, model: &Arc<Model>, source: &Source) -> io::Result<Value> {
-        // Said before the model is loaded, and not by every request.
+    fn measure(&self, model: &Arc<Model>, source: &ModelSource) -> io::Result<Value> {
+        // Report an invalid request before the model is loaded.
         Plan::new(model, &request(self.args, self.size), &LocalFiles).map_err(io::Error::other)?;
-        self.say("loading the model");
+        self.message("loading the model");
         for seed in 0..WARM_UP {
             self.image(seed)?;
         }
         let repeat = self.args.repeat.unwrap_or(REPEAT);
-        self.say("one request after the other");
-        let before = self.inside()?;
-        let mut one_by_one = Vec::new();
+        self.message("one request after the other");
+        let before = self.queue_and_save_seconds()?;
+        let mut latencies = Vec::new();
         for seed in 0..repeat {
-            let began = Instant::now();
+            let start = Instant::now();
             self.image(100 + seed)?;
-            one_by_one.push(began.elapsed().as_secs_f64());
+            latencies.push(start.elapsed().as_secs_f64());
         }
-        let inside = (self.inside()? - before) / f64::from(repeat);
-        one_by_one.sort_by(f64::total_cmp);
-        self.say(&format!("{AT_ONCE} requests at once"));
-        let began = Instant::now();
-        let jobs = (0..AT_ONCE).map(|i| self.submit(1000 + i)).collect::<io::Result<Vec<_>>>()?;
+        let queue_and_save = (self.queue_and_save_seconds()? - before) / f64::from(repeat);
+        latencies.sort_by(f64::total_cmp);
+        self.message(&format!("{CONCURRENT} requests at once"));
+        let start = Instant::now();
+        let jobs = (0..CONCURRENT).map(|i| self.submit(1000 + i)).collect::<io::Result<Vec<_>>>()?;
         for job in &jobs {
             self.wait(job)?;
         }
-        let at_once = began.elapsed().as_secs_f64();
+        let seconds = start.elapsed().as_secs_f64();
         Ok(json!({
             "model": source.name(),
             "width": self.size.0,
             "height": self.size.1,
-            "median": one_by_one[one_by_one.len() / 2],
-            "slowest": one_by_one.last(),
-            "queue_and_save": inside,
-            "at_once": AT_ONCE,
-            "images_per_second": f64::from(AT_ONCE) / at_once,
+            "median": latencies[latencies.len() / 2],
+            "slowest": latencies.last(),
+            "queue_and_save": queue_and_save,
+            "at_once": CONCURRENT,
+            "images_per_second": f64::from(CONCURRENT) / seconds,
         }))
     }
 
-    fn say(&self, what: &str) {
+    fn message(&self, text: &str) {
         if !self.quiet {
-            let _ = writeln!(io::stderr(), "{what} …");
+            let _ = writeln!(io::stderr(), "{text} …");
         }
     }
 
     fn body(&self, seed: u32) -> Value {
         let (width, height) = self.size;
         let max_tokens = self.args.max_tokens;
-        // Words of its own for every request, so that no text is encoded only once.
+        // A different prompt per request, so that none is in the text cache.
         let mut body = json!({ "prompt": format!("{PROMPT}, {seed}"), "seed": seed, "steps": 4 });
         body["width"] = width.into();
         body["height"] = height.into();
@@ -118,7 +118,7 @@ impl Client<'_> {
         body
     }
 
-    /// An image by OpenAI's API.
+    /// Generates an image through the OpenAI API.
     fn image(&self, seed: u32) -> io::Result<()> {
         let mut body = self.body(seed);
         let fields = body.as_object_mut().into_iter().next();
@@ -131,26 +131,27 @@ impl Client<'_> {
     }
 
     fn submit(&self, seed: u32) -> io::Result<String> {
-        let answer = self.call("POST", "/v1/jobs", &self.body(seed).to_string())?;
-        let job: Value = serde_json::from_slice(&answer)?;
+        let response = self.call("POST", "/v1/jobs", &self.body(seed).to_string())?;
+        let job: Value = serde_json::from_slice(&response)?;
         job["id"].as_str().map(str::to_owned).ok_or_else(|| io::Error::other("a job without an id"))
     }
 
     fn wait(&self, job: &str) -> io::Result<()> {
-        let began = Instant::now();
-        while began.elapsed() < PATIENCE {
-            let answer: Value = serde_json::from_slice(&self.call("GET", &format!("/v1/jobs/{job}"), "")?)?;
-            match answer["status"].as_str() {
+        let start = Instant::now();
+        while start.elapsed() < TIMEOUT {
+            let response: Value =
+                serde_json::from_slice(&self.call("GET", &format!("/v1/jobs/{job}"), "")?)?;
+            match response["status"].as_str() {
                 Some("done") => return Ok(()),
                 Some("queued" | "running") => std::thread::sleep(Duration::from_millis(5)),
-                _ => return Err(io::Error::other(answer.to_string())),
+                _ => return Err(io::Error::other(response.to_string())),
             }
         }
-        Err(io::Error::other("a job takes too long"))
+        Err(io::Error::other("a job timed out"))
     }
 
-    /// Seconds that jobs spent waiting for the generator and being saved, all together.
-    fn inside(&self) -> io::Result<f64> {
+    /// Returns the total seconds that jobs spent in the queue and being saved.
+    fn queue_and_save_seconds(&self) -> io::Result<f64> {
         let metrics = self.call("GET", "/metrics", "")?;
         let metrics = String::from_utf8_lossy(&metrics);
         let sum = |phase: &str| {
@@ -160,40 +161,41 @@ impl Client<'_> {
         Ok(sum("queue") + sum("save"))
     }
 
-    /// An answer's body; a connection each, as most clients do.
+    /// Sends a request on a new connection, as most clients do, and returns the response's body.
     fn call(&self, method: &str, path: &str, body: &str) -> io::Result<Vec<u8>> {
         let mut stream = TcpStream::connect(self.address)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let length = body.len();
         write!(
             stream,
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
              Content-Length: {length}\r\n\r\n{body}"
         )?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer)?;
-        let head = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(0);
-        if !answer.starts_with(b"HTTP/1.1 2") {
-            return Err(io::Error::other(String::from_utf8_lossy(&answer).into_owned()));
+        let mut response = Vec::new();
+        stream.read_to_end(&mut response)?;
+        let head = response.windows(4).position(|window| window == b"\r\n\r\n").unwrap_or(0);
+        if !response.starts_with(b"HTTP/1.1 2") {
+            return Err(io::Error::other(String::from_utf8_lossy(&response).into_owned()));
         }
-        Ok(answer.split_off(head + 4))
+        Ok(response.split_off(head + 4))
     }
 }
 
 fn table(measured: &Value) -> String {
     let number = |name: &str| measured[name].as_f64().unwrap_or(0.0);
     let mut text = format!(
-        "{}, {}×{}, through a server on this machine\n\n",
+        "{}, {}×{}, through a local server\n\n",
         measured["model"].as_str().unwrap_or_default(),
         measured["width"],
         measured["height"]
     );
     let _ = writeln!(text, "one after the other, median     {:>9.1} ms", 1e3 * number("median"));
     let _ = writeln!(text, "one after the other, slowest    {:>9.1} ms", 1e3 * number("slowest"));
-    let _ = writeln!(text, "of it in the queue and saving   {:>9.1} ms", 1e3 * number("queue_and_save"));
+    let _ = writeln!(text, "  of which queue and saving     {:>9.1} ms", 1e3 * number("queue_and_save"));
     let at_once = format!("{} at once", measured["at_once"]);
-    let _ = writeln!(text, "{at_once:<31} {:>9.2} images a second", number("images_per_second"));
-    text += "\nrequest sent to answer read, base64 included; `kiln bench --phase picture` has the engine's own time\n";
+    let _ = writeln!(text, "{at_once:<31} {:>9.2} images per second", number("images_per_second"));
+    text += "\nfrom sending a request to reading its response, with base64; `kiln bench --phase picture` measures the \
+             engine alone\n";
     text
 }

@@ -1,49 +1,57 @@
-//! The model that is measured: one of files, or one whose weights are made up.
+//! The measured model: one from files, or one with synthetic weights.
 
 use std::sync::Arc;
 
-use kiln_engine::{Model, Part};
+use kiln_engine::{Model, ModelComponent};
 use kiln_weights::{Component, WeightSource};
 
-use super::sizes::Sizes;
-use crate::failure::Failure;
+use super::config::ModelConfig;
+use crate::error::CliError;
 
-/// Where the weights come from.
-pub enum Source {
-    /// Files.
-    Model(Arc<Model>),
-    /// Nowhere: random values of a model's true size.
+/// The source of a model's weights.
+pub enum ModelSource {
+    /// A model's files.
+    Files(Arc<Model>),
+    /// Random values in the shapes of a published model.
     Synthetic {
-        sizes: Box<Sizes>,
-        /// Bytes of weights that fit into memory beside the work.
+        config: Box<ModelConfig>,
+        /// Bytes of distinct weights that fit into memory.
         budget: u64,
     },
 }
 
-impl Source {
+impl ModelSource {
     pub fn name(&self) -> String {
         match self {
-            Source::Model(model) => format!("{} (`{}`)", model.variant, model.path.display()),
-            Source::Synthetic { sizes, .. } => format!("{} (synthetic weights)", sizes.name),
+            ModelSource::Files(model) => format!("{} (`{}`)", model.variant, model.path.display()),
+            ModelSource::Synthetic { config, .. } => format!("{} (synthetic weights)", config.name),
         }
     }
 
-    /// The model. Made-up weights are made anew every time, as they are asked for, so that a part that is dropped gives its
-    /// memory back; `parts` of them have to share it.
-    pub fn model(&self, parts: u64) -> Result<Arc<Model>, Failure> {
-        let (sizes, budget) = match self {
-            Source::Model(model) => return Ok(Arc::clone(model)),
-            Source::Synthetic { sizes, budget } => (sizes, budget / parts.max(1)),
+    /// Returns the model. Synthetic weights are created anew for each call, when they are first read, so that dropping a
+    /// component frees its memory. `components` is how many of them are in memory at once and share the budget.
+    pub fn model(&self, components: u64) -> Result<Arc<Model>, CliError> {
+        let (config, budget) = match self {
+            ModelSource::Files(model) => return Ok(Arc::clone(model)),
+            ModelSource::Synthetic { config, budget } => (config, budget / components.max(1)),
         };
-        fn made<C>(name: &str, config: C, component: Component, budget: u64) -> Part<C> {
-            Part::open(name.into(), config, component, WeightSource::synthetic(budget))
+        fn synthetic_component<C>(
+            name: &str,
+            config: C,
+            component: Component,
+            budget: u64,
+        ) -> ModelComponent<C> {
+            ModelComponent::from_weights(name.into(), config, component, WeightSource::synthetic(budget))
         }
-        let model = Model::from_parts(
-            sizes.name,
-            sizes.variant,
-            made("transformer", sizes.transformer.clone(), Component::Transformer, budget),
-            sizes.text_encoder.clone().map(|c| made("text_encoder", c, Component::TextEncoder, budget)),
-            Some(made("vae", sizes.vae.clone(), Component::Vae, budget)),
+        let model = Model::from_components(
+            config.name,
+            config.variant,
+            synthetic_component("transformer", config.transformer.clone(), Component::Transformer, budget),
+            config
+                .text_encoder
+                .clone()
+                .map(|c| synthetic_component("text_encoder", c, Component::TextEncoder, budget)),
+            Some(synthetic_component("vae", config.vae.clone(), Component::Vae, budget)),
         );
         Ok(Arc::new(model?))
     }

@@ -1,15 +1,15 @@
-//! Columns that line up.
+//! Text tables with aligned columns.
 
 use std::fmt;
 
-/// A table whose first column is words and whose others are numbers.
+/// A table; its first column is left-aligned, the others are right-aligned.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    pub fn new(heads: &[&str]) -> Table {
-        Table { rows: vec![heads.iter().map(|head| (*head).to_owned()).collect()] }
+    pub fn new(header: &[&str]) -> Table {
+        Table { rows: vec![header.iter().map(|title| (*title).to_owned()).collect()] }
     }
 
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {

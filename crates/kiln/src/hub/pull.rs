@@ -1,78 +1,77 @@
+//! `kiln pull`: downloads a model into the Hugging Face cache.
+
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln_engine::Parts;
-use kiln_hub::{Name, Progress};
+use kiln_engine::ComponentPaths;
+use kiln_hub::{ModelName, PullProgress};
 
 use crate::args::PullArgs;
-use crate::cancel::Cancel;
-use crate::failure::{Failure, While};
+use crate::cancel::CancelFlag;
+use crate::error::{CliError, ErrorContext};
 use crate::hints;
-use crate::sheet::Sheet;
+use crate::properties::Properties;
 use crate::values::{bytes, plural};
 
-pub fn run(args: &PullArgs) -> Result<(), Failure> {
-    let name = Name::parse(&args.name)?;
+pub fn run(args: &PullArgs) -> Result<(), CliError> {
+    let name = ModelName::parse(&args.name)?;
     let settings = super::settings()?;
     if is_set("HF_HUB_OFFLINE") {
-        return Err(Failure::new("the variable HF_HUB_OFFLINE forbids to fetch anything")
-            .hint("unset it for this command"));
+        return Err(CliError::new("downloads are disabled: HF_HUB_OFFLINE is set")
+            .hint("unset the variable for this command"));
     }
-    let cancel = Cancel::on_ctrl_c();
-    let mut display = Display::new(args.quiet || args.json);
+    let cancel = CancelFlag::on_ctrl_c();
+    let mut display = DownloadDisplay::new(args.quiet || args.json);
     let pulled = kiln_hub::pull(&settings, &name, &mut |progress| {
-        display.tell(progress);
-        !cancel.is_asked()
+        display.update(progress);
+        !cancel.is_set()
     });
-    display.end();
-    let pulled = pulled.while_doing(|| format!("fetching `{}` from {}", args.name, settings.endpoint))?;
+    display.clear();
+    let pulled = pulled.with_context(|| format!("downloading `{}` from {}", args.name, settings.endpoint))?;
     if args.json {
-        let sheet = Sheet::default()
+        let properties = Properties::default()
             .with("name", name.short())
             .with("repo", &name.repo)
             .with("commit", &pulled.commit)
             .with("folder", pulled.snapshot.display().to_string())
             .with("files", pulled.files)
             .with("bytes", pulled.bytes)
-            .with("fetched", pulled.fetched);
-        return crate::print(sheet.to_json().as_bytes());
+            .with("fetched", pulled.downloaded);
+        return crate::print(properties.to_json().as_bytes());
     }
     if !args.quiet {
         let (files, size) = (plural(pulled.files, "file"), bytes(pulled.bytes));
-        let fetched = match pulled.fetched {
-            0 => "all there already".to_owned(),
-            fetched => format!("{} fetched", bytes(fetched)),
+        let downloaded = match pulled.downloaded {
+            0 => "already complete".to_owned(),
+            fetched => format!("{} downloaded", bytes(fetched)),
         };
         let (folder, short) = (pulled.snapshot.display(), name.short());
-        let more = lacking(&pulled.snapshot, &name);
-        let text = format!("{files}, {size} ({fetched}) in `{folder}`\nuse it with -m {short}{more}\n");
+        let missing = missing_components(&pulled.snapshot, &name);
+        let text = format!("{files}, {size} ({downloaded}) in `{folder}`\nuse it with -m {short}{missing}\n");
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
     Ok(())
 }
 
-/// What else is needed to paint with what was fetched: a transformer by itself has no text encoder and no autoencoder.
-fn lacking(snapshot: &Path, name: &Name) -> String {
+/// Tells which components are missing: a lone transformer has no text encoder and no autoencoder.
+fn missing_components(snapshot: &Path, name: &ModelName) -> String {
     if snapshot.join("model_index.json").is_file() && name.pattern.is_none() {
         return String::new();
     }
-    let path = super::pulled(Path::new(&name.short())).map(|(_, path)| path);
-    let Some(folder) = path.and_then(|path| hints::open_model_with(&path, &Parts::default()).ok()) else {
+    let path = super::find_pulled(Path::new(&name.short())).map(|(_, path)| path);
+    let model = path.and_then(|path| hints::open_model_with(&path, &ComponentPaths::default()).ok());
+    let Some(model) = model else { return String::new() };
+    let components = [("text encoder", model.text_encoder.is_none()), ("autoencoder", model.vae.is_none())];
+    let missing: Vec<&str> =
+        components.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| name).collect();
+    if missing.is_empty() {
         return String::new();
-    };
-    let missing = [("text encoder", folder.text_encoder.is_none()), ("autoencoder", folder.vae.is_none())];
-    let missing: Vec<&str> = missing.into_iter().filter(|(_, none)| *none).map(|(part, _)| part).collect();
-    let model = super::whole_model(folder.transformer.config.joint_attention_dim);
-    match (missing.is_empty(), model) {
-        (true, _) => String::new(),
-        (false, Some(model)) => {
-            format!(
-                "\nit has no {}: `kiln pull {model}` fetches a model whose parts are used for it",
-                missing.join(" and no ")
-            )
-        }
-        (false, None) => format!("\nit has no {}: put that beside it, or name it", missing.join(" and no ")),
+    }
+    let missing = missing.join(" and no ");
+    match super::matching_model(model.transformer.config.joint_attention_dim) {
+        Some(name) => format!("\nit has no {missing}: run `kiln pull {name}`, whose components fit"),
+        None => format!("\nit has no {missing}: put it into the same folder, or give it as an option"),
     }
 }
 
@@ -81,35 +80,35 @@ fn is_set(name: &str) -> bool {
     ["1", "true", "yes", "on"].contains(&value.as_str())
 }
 
-/// A bar on a terminal, else a line for each file.
-struct Display {
+/// Download progress: a bar on a terminal, else a line per file.
+struct DownloadDisplay {
     quiet: bool,
     bar: Option<ProgressBar>,
     file: Option<usize>,
 }
 
-impl Display {
-    fn new(quiet: bool) -> Display {
+impl DownloadDisplay {
+    fn new(quiet: bool) -> DownloadDisplay {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(1);
             let style = "{bar:20.cyan/dim} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left  {wide_msg}";
             bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
-        Display { quiet, bar, file: None }
+        DownloadDisplay { quiet, bar, file: None }
     }
 
-    fn tell(&mut self, progress: Progress<'_>) {
-        let Progress { file, index, files, done, total } = progress;
+    fn update(&mut self, progress: PullProgress<'_>) {
+        let PullProgress { file, index, files, done, total } = progress;
         let new = self.file.replace(index) != Some(index);
-        let named = || format!("{}/{files} {file}", index + 1);
+        let label = || format!("{}/{files} {file}", index + 1);
         match &self.bar {
             Some(bar) => {
                 if new {
-                    // What an earlier run has left is not this one's speed.
                     bar.set_length(total);
-                    bar.set_message(named());
+                    bar.set_message(label());
                     if index == 0 {
+                        // Bytes of an earlier run don't count for the speed.
                         bar.set_position(done);
                         bar.reset_eta();
                     }
@@ -117,13 +116,13 @@ impl Display {
                 bar.set_position(done);
             }
             None if new && !self.quiet => {
-                let _ = writeln!(std::io::stderr(), "{} ({} of {})", named(), bytes(done), bytes(total));
+                let _ = writeln!(std::io::stderr(), "{} ({} of {})", label(), bytes(done), bytes(total));
             }
             None => {}
         }
     }
 
-    fn end(&mut self) {
+    fn clear(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }

@@ -1,21 +1,22 @@
+//! Describes a weight file: a component, a LoRA, embeddings or latents.
+
 use std::path::Path;
 
 use kiln_weights::{Lora, WeightSource};
 
 use super::model::amounts;
-use super::{Description, parts};
-use crate::failure::Failure;
-use crate::sheet::Sheet;
+use super::{Description, components};
+use crate::error::CliError;
+use crate::properties::Properties;
 
-/// A weight file, or a folder with one: what is in it and what it seems to be for.
-pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
+pub(super) fn describe(path: &Path) -> Result<Description, CliError> {
     let source = WeightSource::open(path)?;
-    let kind = Kind::of(&source);
-    let mut sheet = Sheet::default()
+    let kind = FileKind::detect(&source);
+    let mut properties = Properties::default()
         .with(
             "kind",
             match kind {
-                Kind::Parts => parts::name(&source.components()),
+                FileKind::Components => components::kind(&source.components()),
                 kind => kind.name().to_owned(),
             },
         )
@@ -24,74 +25,81 @@ pub(super) fn describe(path: &Path) -> Result<Description, Failure> {
         .and(amounts(&source))
         .and(kind.details(&source));
     if !source.metadata().is_empty() {
-        let shown = source.metadata().iter().map(|(key, value)| (key, shorten(value)));
-        sheet =
-            sheet.with_sheet("metadata", shown.fold(Sheet::default(), |s, (key, value)| s.with(key, value)));
+        let mut metadata = Properties::default();
+        for (key, value) in source.metadata() {
+            metadata = metadata.with(key, shorten(value));
+        }
+        properties = properties.with_group("metadata", metadata);
     }
-    Ok(Description { sheet, problem: None })
+    Ok(Description { properties, problem: None })
 }
 
-/// What gives a LoRA away, whoever wrote it.
+/// Parts of tensor names that only LoRAs have, in any trainer's layout.
 const LORA: [&str; 7] = [".lora_A", ".lora_down", ".lora.down", ".lokr_", ".hada_", ".dora_scale", ".oft_"];
 
-/// What tensors are for, as far as their names tell.
+/// The kind of a weight file, judged by its tensor names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FileKind {
     Lora,
-    /// Parts of a model.
-    Parts,
+    /// Components of a model.
+    Components,
     Taef2,
     Embeddings,
     Latents,
     Unknown,
 }
 
-impl Kind {
-    fn of(source: &WeightSource) -> Kind {
+impl FileKind {
+    fn detect(source: &WeightSource) -> FileKind {
         let has = |name: &str| source.contains(name);
         let any = |part: &str| source.names().any(|name| name.contains(part));
-        match () {
-            () if LORA.iter().any(|part| any(part)) => Kind::Lora,
-            () if !source.components().is_empty() => Kind::Parts,
-            () if has("decoder.3.pool.0.weight") || has("decoder.layers.2.pool.0.weight") => Kind::Taef2,
-            () if any("prompt_embeds") => Kind::Embeddings,
-            () if has("latents") || has("noise") => Kind::Latents,
-            () => Kind::Unknown,
+        if LORA.iter().any(|part| any(part)) {
+            FileKind::Lora
+        } else if !source.components().is_empty() {
+            FileKind::Components
+        } else if has("decoder.3.pool.0.weight") || has("decoder.layers.2.pool.0.weight") {
+            FileKind::Taef2
+        } else if any("prompt_embeds") {
+            FileKind::Embeddings
+        } else if has("latents") || has("noise") {
+            FileKind::Latents
+        } else {
+            FileKind::Unknown
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Kind::Lora => "LoRA",
-            Kind::Parts => "part of a model",
-            Kind::Taef2 => "TAEF2, a tiny FLUX.2 autoencoder",
-            Kind::Embeddings => "prompt embeddings",
-            Kind::Latents => "latents",
-            Kind::Unknown => "tensors of an unknown kind",
+            FileKind::Lora => "LoRA",
+            FileKind::Components => "component of a model",
+            FileKind::Taef2 => "TAEF2, a tiny FLUX.2 autoencoder",
+            FileKind::Embeddings => "prompt embeddings",
+            FileKind::Latents => "latents",
+            FileKind::Unknown => "tensors of an unknown kind",
         }
     }
 
-    fn details(self, source: &WeightSource) -> Sheet {
+    fn details(self, source: &WeightSource) -> Properties {
         match self {
-            Kind::Lora => lora(source),
-            Kind::Parts => parts::details(source),
-            Kind::Embeddings | Kind::Latents | Kind::Unknown => {
+            FileKind::Lora => lora(source),
+            FileKind::Components => components::details(source),
+            FileKind::Embeddings | FileKind::Latents | FileKind::Unknown => {
                 let shown = source.names().take(8).filter_map(|name| Some((name, source.entry(name)?)));
-                let first = shown.fold(Sheet::default(), |sheet, (name, (dtype, shape))| {
-                    sheet.with(name, format!("{dtype} {shape}"))
+                let first = shown.fold(Properties::default(), |properties, (name, (dtype, shape))| {
+                    properties.with(name, format!("{dtype} {shape}"))
                 });
-                Sheet::default().with_sheet("first", first)
+                Properties::default().with_group("first", first)
             }
-            Kind::Taef2 => Sheet::default(),
+            FileKind::Taef2 => Properties::default(),
         }
     }
 }
 
-/// Layout, kinds, base, ranks, scales and targets; or why Kiln can't use it.
-fn lora(source: &WeightSource) -> Sheet {
+/// Describes a LoRA, or why Kiln can't use it.
+fn lora(source: &WeightSource) -> Properties {
     let lora = match Lora::open(source.path()) {
         Ok(lora) => lora,
-        Err(error) => return Sheet::default().with("problem", error.to_string()),
+        Err(error) => return Properties::default().with("problem", error.to_string()),
     };
     let mut scales: Vec<f64> = lora.modules().filter_map(|m| lora.scale(m)).collect();
     scales.sort_by(f64::total_cmp);
@@ -103,7 +111,7 @@ fn lora(source: &WeightSource) -> Sheet {
     targets.sort_unstable();
     targets.dedup();
     let unused: Vec<&str> = lora.unused_keys().collect();
-    let sheet = Sheet::default()
+    let properties = Properties::default()
         .with("layout", lora.layouts().iter().map(ToString::to_string).collect::<Vec<_>>())
         .with("kinds", lora.kinds())
         .with("base", lora.base().map_or("unknown".into(), |base| base.to_string()))
@@ -113,16 +121,13 @@ fn lora(source: &WeightSource) -> Sheet {
         .with("modules", lora.modules().count())
         .with("layers", lora.layers().count())
         .with("targets", targets);
-    match unused.is_empty() {
-        true => sheet,
-        false => sheet.with("unused_keys", unused),
-    }
+    if unused.is_empty() { properties } else { properties.with("unused_keys", unused) }
 }
 
-/// Metadata may hold whole training configurations.
+/// Shortens a metadata value, which may be a whole training configuration.
 fn shorten(text: &str) -> String {
-    const LONGEST: usize = 120;
-    match text.char_indices().nth(LONGEST) {
+    const MAX_CHARS: usize = 120;
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}… ({} characters)", &text[..end], text.chars().count()),
         None => text.to_owned(),
     }

@@ -1,9 +1,9 @@
-//! Protocols that take a PNG as it is.
+//! Protocols that take a whole PNG: kitty's and iTerm2's.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// kitty's graphics protocol: base64 in chunks of at most 4096 characters.
+/// Encodes for kitty's graphics protocol: base64 in chunks of at most 4096 characters.
 pub(super) fn kitty(png: &[u8]) -> String {
     let encoded = STANDARD.encode(png);
     let count = encoded.len().div_ceil(4096);
@@ -19,7 +19,7 @@ pub(super) fn kitty(png: &[u8]) -> String {
     out
 }
 
-/// iTerm2's inline pictures.
+/// Encodes for iTerm2's inline images.
 pub(super) fn iterm2(png: &[u8]) -> String {
     format!("\x1b]1337;File=inline=1;size={}:{}\x07\n", png.len(), STANDARD.encode(png))
 }
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_picture_comes_in_chunks_and_only_the_last_says_so() {
+    fn a_long_image_is_split_into_chunks_and_the_last_is_marked() {
         let out = kitty(&vec![7; 4000]);
         let chunks: Vec<&str> = out.trim_end().split_terminator("\x1b\\").collect();
         assert_eq!(chunks.len(), 2);

@@ -1,19 +1,19 @@
-//! Sixel: a palette, then bands of six rows, a colour at a time.
+//! Sixel: a palette, then bands of six rows, one colour at a time.
 
 use std::fmt::Write;
 
 use color_quant::NeuQuant;
-use kiln_image::Picture;
+use kiln_image::RgbImage;
 
 const COLOURS: usize = 256;
 
-pub(super) fn draw(picture: &Picture) -> String {
-    let rgba: Vec<u8> = picture.pixels().chunks_exact(3).flat_map(|p| [p[0], p[1], p[2], 255]).collect();
+pub(super) fn draw(image: &RgbImage) -> String {
+    let rgba: Vec<u8> = image.pixels().chunks_exact(3).flat_map(|p| [p[0], p[1], p[2], 255]).collect();
     // Every tenth pixel is enough to find the palette.
     let palette = NeuQuant::new(10, COLOURS, &rgba);
     let indices: Vec<usize> = rgba.chunks_exact(4).map(|pixel| palette.index_of(pixel)).collect();
 
-    let (width, height) = (picture.width() as usize, picture.height() as usize);
+    let (width, height) = (image.width() as usize, image.height() as usize);
     // Pixels are square (1;1), and undrawn ones stay as they are (P2 = 1).
     let mut out = format!("\x1bP0;1q\"1;1;{width};{height}");
     for (i, colour) in palette.color_map_rgb().chunks_exact(3).enumerate() {
@@ -27,7 +27,7 @@ pub(super) fn draw(picture: &Picture) -> String {
     out
 }
 
-/// One band: for each colour in it a line of bit patterns, `$` back to the start, `-` to the next band.
+/// Writes a band: a line of bit patterns per colour, `$` to return to its start, `-` for the next band.
 fn band(out: &mut String, indices: &[usize], width: usize) {
     let mut patterns = vec![None; COLOURS];
     for (row, line) in indices.chunks_exact(width).enumerate() {
@@ -41,7 +41,7 @@ fn band(out: &mut String, indices: &[usize], width: usize) {
             for run in pattern.chunk_by(|a, b| a == b) {
                 let sixel = char::from(b'?' + run[0]);
                 match run.len() {
-                    // Shorter than its own count.
+                    // A repeat count would not be shorter.
                     1..=3 => out.extend(std::iter::repeat_n(sixel, run.len())),
                     n => drop(write!(out, "!{n}{sixel}")),
                 }

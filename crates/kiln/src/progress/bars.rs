@@ -1,42 +1,44 @@
+//! Progress as bars on a terminal.
+
 use std::io::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-use super::lines::{line, which};
-use super::{Phase, Report};
+use super::lines::{image_label, line};
+use super::{Phase, ProgressEvent};
 
-/// A bar for each phase on standard error, with time left; what is over stays above.
-pub(super) struct Bars {
+/// Shows a bar with the time left for each phase on standard error; bars of finished phases stay above it.
+pub(super) struct ProgressBars {
     verbose: bool,
     bar: Option<ProgressBar>,
 }
 
-impl Bars {
-    pub fn new(verbose: bool) -> Bars {
-        Bars { verbose, bar: None }
+impl ProgressBars {
+    pub fn new(verbose: bool) -> ProgressBars {
+        ProgressBars { verbose, bar: None }
     }
 
-    pub fn report(&mut self, report: &Report<'_>) {
-        match report {
-            Report::Phase { phase } => self.begin(*phase),
-            Report::Progress { done, total, what, .. } => self.advance(*done, *total, what),
-            Report::StepStarted { picture, together, pictures, step, steps, sigma } => {
-                let which = which(*picture, *together, *pictures);
-                self.message(format!("{which}step {}/{steps} sigma {sigma:.3}", step + 1));
+    pub fn report(&mut self, event: &ProgressEvent<'_>) {
+        match event {
+            ProgressEvent::Phase { phase } => self.begin(*phase),
+            ProgressEvent::Progress { done, total, what, .. } => self.advance(*done, *total, what),
+            ProgressEvent::StepStarted { image, batch, images, step, steps, sigma } => {
+                let label = image_label(*image, *batch, *images);
+                self.message(format!("{label}step {}/{steps} sigma {sigma:.3}", step + 1));
             }
-            Report::PhaseDone { .. } => self.end(),
-            // The bar has said it.
-            Report::Step { .. } if !self.verbose => {}
+            ProgressEvent::PhaseDone { .. } => self.end(),
+            // The bar shows the step already.
+            ProgressEvent::Step { .. } if !self.verbose => {}
             _ => {
-                if let Some(line) = line(report, self.verbose) {
+                if let Some(line) = line(event, self.verbose) {
                     self.print(&line);
                 }
             }
         }
     }
 
-    /// Takes an unfinished bar off the screen.
+    /// Removes an unfinished bar from the screen.
     pub fn clear(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -45,7 +47,7 @@ impl Bars {
 
     fn begin(&mut self, phase: Phase) {
         self.end();
-        // The first progress tells the true length.
+        // The first progress event sets the true length.
         let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
         bar.set_style(style("{prefix:>6} {bar:20.cyan/dim} {elapsed:>4}{left}  {wide_msg}"));
         bar.set_prefix(phase.to_string());
@@ -87,9 +89,8 @@ impl Bars {
 }
 
 fn style(template: &str) -> ProgressStyle {
-    // The templates are the two above; should one be wrong, a plain bar still does.
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    // Before anything is done there is nothing to reckon from.
+    // The first unit must be done before the time left can be estimated.
     let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         if state.pos() > 0 {
             let _ = write!(out, ", {} left", format_left(state.eta()));
@@ -113,8 +114,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_left_is_told_in_the_two_units_that_matter() {
-        let told = |seconds| format_left(Duration::from_secs(seconds));
-        assert_eq!([told(0), told(59), told(61), told(7261)], ["0s", "59s", "1m 1s", "2h 1m"]);
+    fn time_left_has_at_most_two_units() {
+        let left = |seconds| format_left(Duration::from_secs(seconds));
+        assert_eq!([left(0), left(59), left(61), left(7261)], ["0s", "59s", "1m 1s", "2h 1m"]);
     }
 }

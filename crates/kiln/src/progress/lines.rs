@@ -1,65 +1,70 @@
+//! Progress as plain lines.
+
 use std::io::Write;
 
-use super::{Phase, Report};
+use super::{Phase, ProgressEvent};
 
-/// Plain lines on standard error.
-pub(super) struct Lines {
+/// Prints progress as plain lines on standard error.
+pub(super) struct ProgressLines {
     pub verbose: bool,
 }
 
-impl Lines {
-    pub fn report(&mut self, report: &Report<'_>) {
-        if let Some(line) = line(report, self.verbose) {
+impl ProgressLines {
+    pub fn report(&mut self, event: &ProgressEvent<'_>) {
+        if let Some(line) = line(event, self.verbose) {
             let _ = writeln!(std::io::stderr(), "{line}");
         }
     }
 }
 
-/// What a person is told; `None` for what only a bar shows.
-pub(super) fn line(report: &Report<'_>, verbose: bool) -> Option<String> {
-    Some(match report {
-        Report::Started { model, variant, backend, dtype, seeds, .. } => match &seeds[..] {
+/// Formats an event; `None` for events that only a bar shows.
+pub(super) fn line(event: &ProgressEvent<'_>, verbose: bool) -> Option<String> {
+    Some(match event {
+        ProgressEvent::Started { model, variant, backend, dtype, seeds, .. } => match &seeds[..] {
             _ if verbose => format!("{variant} from `{model}` on {backend}, {dtype}, seed {}", list(seeds)),
             [Some(seed), rest @ ..] if rest.iter().all(|s| *s == Some(*seed)) => format!("seed {seed}"),
             _ => return None,
         },
-        Report::Resolved { width, height, steps, first_step, sigmas, guidance, .. } => {
+        ProgressEvent::Resolved { width, height, steps, first_step, sigmas, guidance, .. } => {
             let size = format!("{width}x{height}, {}", crate::values::plural(steps - first_step, "step"));
             let guidance = guidance.map_or(String::new(), |g| format!(", guidance {g}"));
-            match verbose {
-                true => format!("{size}{guidance}, sigmas {:?}", &sigmas[*first_step..]),
-                false => format!("{size}{guidance}"),
+            if verbose {
+                format!("{size}{guidance}, sigmas {:?}", &sigmas[*first_step..])
+            } else {
+                format!("{size}{guidance}")
             }
         }
-        Report::PhaseDone { phase: Phase::Steps, .. } if !verbose => return None,
-        Report::PhaseDone { phase, seconds } => format!("{phase} {seconds:.1} s"),
-        Report::Step { picture, together, pictures, step, steps, sigma, seconds } => {
-            let which = which(*picture, *together, *pictures);
-            format!("{which}step {step}/{steps} sigma {sigma:.3} {seconds:.1} s")
+        ProgressEvent::PhaseDone { phase: Phase::Steps, .. } if !verbose => return None,
+        ProgressEvent::PhaseDone { phase, seconds } => format!("{phase} {seconds:.1} s"),
+        ProgressEvent::Step { image, batch, images, step, steps, sigma, seconds } => {
+            let label = image_label(*image, *batch, *images);
+            format!("{label}step {step}/{steps} sigma {sigma:.3} {seconds:.1} s")
         }
-        Report::Lora { report } => (*report).to_owned(),
-        Report::Note { text } => format!("note: {text}"),
-        Report::Warning { text } => format!("warning: {text}"),
-        Report::Picture { file, seed, width, height, seconds, .. } => {
+        ProgressEvent::Lora { report } => (*report).to_owned(),
+        ProgressEvent::Note { text } => format!("note: {text}"),
+        ProgressEvent::Warning { text } => format!("warning: {text}"),
+        ProgressEvent::Image { file, seed, width, height, seconds, .. } => {
             let file = if file == "-" { "standard output".into() } else { format!("`{file}`") };
             let seed = seed.map_or(String::new(), |s| format!("seed {s}, "));
             format!("saved {file} ({width}x{height}, {seed}{seconds:.1} s)")
         }
-        Report::Latents { file } => format!("saved `{file}`"),
-        Report::Phase { .. }
-        | Report::Progress { .. }
-        | Report::StepStarted { .. }
-        | Report::Done { .. }
-        | Report::Error { .. } => return None,
+        ProgressEvent::Latents { file } => format!("saved `{file}`"),
+        ProgressEvent::Phase { .. }
+        | ProgressEvent::Progress { .. }
+        | ProgressEvent::StepStarted { .. }
+        | ProgressEvent::Done { .. }
+        | ProgressEvent::Error { .. } => return None,
     })
 }
 
-/// `picture 2/3 ` or `pictures 1-2/3 `, or nothing when there is only one.
-pub(super) fn which(picture: usize, together: usize, pictures: usize) -> String {
-    match (pictures, together) {
-        (..=1, _) => String::new(),
-        (_, ..=1) => format!("picture {}/{pictures} ", picture + 1),
-        _ => format!("pictures {}-{}/{pictures} ", picture + 1, picture + together),
+/// `image 2/3 ` or `images 1-2/3 `; empty for a single image.
+pub(super) fn image_label(image: usize, batch: usize, images: usize) -> String {
+    if images <= 1 {
+        String::new()
+    } else if batch <= 1 {
+        format!("image {}/{images} ", image + 1)
+    } else {
+        format!("images {}-{}/{images} ", image + 1, image + batch)
     }
 }
 
@@ -75,17 +80,17 @@ mod tests {
 
     #[test]
     fn a_step_is_one_plain_line() {
-        let told = |picture, together, pictures| {
+        let step_line = |image, batch, images| {
             let (step, steps, sigma, seconds) = (2, 4, 0.875, 3.12);
-            line(&Report::Step { picture, together, pictures, step, steps, sigma, seconds }, false).unwrap()
+            line(&ProgressEvent::Step { image, batch, images, step, steps, sigma, seconds }, false).unwrap()
         };
-        assert_eq!(told(0, 1, 1), "step 2/4 sigma 0.875 3.1 s");
-        assert_eq!(told(1, 1, 3), "picture 2/3 step 2/4 sigma 0.875 3.1 s");
-        assert_eq!(told(0, 2, 3), "pictures 1-2/3 step 2/4 sigma 0.875 3.1 s");
+        assert_eq!(step_line(0, 1, 1), "step 2/4 sigma 0.875 3.1 s");
+        assert_eq!(step_line(1, 1, 3), "image 2/3 step 2/4 sigma 0.875 3.1 s");
+        assert_eq!(step_line(0, 2, 3), "images 1-2/3 step 2/4 sigma 0.875 3.1 s");
     }
 
     #[test]
-    fn one_seed_for_all_is_told_once() {
+    fn a_shared_seed_is_printed_once() {
         let seeds = vec![Some(7), Some(7)];
         assert_eq!(list(&seeds), "7");
         assert_eq!(list(&[Some(7), Some(8)]), "7, 8");

@@ -1,8 +1,8 @@
-//! Telling how a run goes: bars on a terminal, plain lines elsewhere, JSON for programs, or nothing.
+//! Progress of `kiln generate`: bars on a terminal, plain lines elsewhere, JSON events with `--json`.
 
 mod bars;
+mod event;
 mod lines;
-mod report;
 
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
@@ -10,31 +10,32 @@ use std::time::Instant;
 use kiln_engine::Event;
 
 use crate::args::GenerateArgs;
-use crate::failure::Failure;
-use bars::Bars;
-use lines::Lines;
-pub use report::{Phase, Report};
+use crate::error::CliError;
+use bars::ProgressBars;
+pub use event::{Phase, ProgressEvent};
+use lines::ProgressLines;
 
-/// Parts that are loaded, for the bar: tokenizer, text encoder, transformer, vae.
-const PARTS: usize = 4;
+/// Components to load, the length of the loading bar: tokenizer, text encoder, transformer, VAE.
+const COMPONENTS: usize = 4;
 
-enum Voice {
+/// How events are shown.
+enum Display {
     Silent,
-    Lines(Lines),
-    Bars(Box<Bars>),
+    Lines(ProgressLines),
+    Bars(Box<ProgressBars>),
     Json { every_block: bool },
 }
 
-/// Follows a run and reports on it.
+/// Turns the engine's events into progress events and shows them.
 pub struct Reporter {
-    voice: Voice,
+    display: Display,
     began: Instant,
     phase: Option<(Phase, Instant)>,
-    parts: usize,
-    pictures: usize,
-    /// Transformer calls of one step: two with guidance.
+    components: usize,
+    images: usize,
+    /// Transformer calls per step: two with guidance.
     calls: usize,
-    step: Instant,
+    step_start: Instant,
     sigma: f32,
     steps: usize,
     blocks: usize,
@@ -43,30 +44,32 @@ pub struct Reporter {
 
 impl Reporter {
     pub fn new(args: &GenerateArgs) -> Reporter {
-        let voice = match () {
-            () if args.json => Voice::Json { every_block: args.verbose },
-            () if args.quiet => Voice::Silent,
-            () if std::io::stderr().is_terminal() => Voice::Bars(Box::new(Bars::new(args.verbose))),
-            () => Voice::Lines(Lines { verbose: args.verbose }),
-        };
-        Reporter::with(voice)
+        Reporter::with_display(if args.json {
+            Display::Json { every_block: args.verbose }
+        } else if args.quiet {
+            Display::Silent
+        } else if std::io::stderr().is_terminal() {
+            Display::Bars(Box::new(ProgressBars::new(args.verbose)))
+        } else {
+            Display::Lines(ProgressLines { verbose: args.verbose })
+        })
     }
 
-    /// Reports nothing.
+    /// Returns a reporter that shows nothing.
     pub fn silent() -> Reporter {
-        Reporter::with(Voice::Silent)
+        Reporter::with_display(Display::Silent)
     }
 
-    fn with(voice: Voice) -> Reporter {
+    fn with_display(display: Display) -> Reporter {
         let now = Instant::now();
         Reporter {
-            voice,
+            display,
             began: now,
             phase: None,
-            parts: 0,
-            pictures: 1,
+            components: 0,
+            images: 1,
             calls: 1,
-            step: now,
+            step_start: now,
             sigma: 1.0,
             steps: 0,
             blocks: 0,
@@ -74,23 +77,23 @@ impl Reporter {
         }
     }
 
-    /// How many pictures there will be, and transformer calls in each of their steps.
-    pub fn expect(&mut self, pictures: usize, calls: usize) {
-        (self.pictures, self.calls) = (pictures, calls);
+    /// Sets the number of images and of transformer calls per step.
+    pub fn expect(&mut self, images: usize, calls: usize) {
+        (self.images, self.calls) = (images, calls);
     }
 
-    pub fn report(&mut self, report: &Report<'_>) {
-        match &mut self.voice {
-            Voice::Silent => {}
-            Voice::Lines(lines) => lines.report(report),
-            Voice::Bars(bars) => bars.report(report),
-            Voice::Json { every_block: false } if matches!(report, Report::Progress { .. }) => {}
-            Voice::Json { .. } => self.write_json(report),
+    pub fn report(&mut self, event: &ProgressEvent<'_>) {
+        match &mut self.display {
+            Display::Silent => {}
+            Display::Lines(lines) => lines.report(event),
+            Display::Bars(bars) => bars.report(event),
+            Display::Json { every_block: false } if matches!(event, ProgressEvent::Progress { .. }) => {}
+            Display::Json { .. } => self.write_json(event),
         }
     }
 
-    fn write_json(&mut self, report: &Report<'_>) {
-        let Ok(mut line) = serde_json::to_string(report) else { return };
+    fn write_json(&mut self, event: &ProgressEvent<'_>) {
+        let Ok(mut line) = serde_json::to_string(event) else { return };
         line.push('\n');
         let mut out = std::io::stdout().lock();
         if let Err(error) = out.write_all(line.as_bytes()).and_then(|()| out.flush()) {
@@ -99,110 +102,106 @@ impl Reporter {
     }
 
     pub fn note(&mut self, text: &str) {
-        self.report(&Report::Note { text });
+        self.report(&ProgressEvent::Note { text });
     }
 
     pub fn warn(&mut self, text: &str) {
-        self.report(&Report::Warning { text });
+        self.report(&ProgressEvent::Warning { text });
     }
 
-    /// Seconds since the start.
+    /// Returns the seconds since the start.
     pub fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Ends the phase in progress.
+    /// Ends the current phase.
     pub fn end_phase(&mut self) {
         if let Some((phase, since)) = self.phase.take() {
-            self.report(&Report::PhaseDone { phase, seconds: since.elapsed().as_secs_f64() });
+            self.report(&ProgressEvent::PhaseDone { phase, seconds: since.elapsed().as_secs_f64() });
         }
     }
 
     fn enter(&mut self, phase: Phase) {
-        if self.phase.is_none_or(|(now, _)| now != phase) {
+        if self.phase.is_none_or(|(current, _)| current != phase) {
             self.end_phase();
             self.phase = Some((phase, Instant::now()));
-            self.report(&Report::Phase { phase });
+            self.report(&ProgressEvent::Phase { phase });
         }
     }
 
     fn progress(&mut self, phase: Phase, done: usize, total: usize, what: &str) {
         self.enter(phase);
-        self.report(&Report::Progress { phase, done, total, what });
+        self.report(&ProgressEvent::Progress { phase, done, total, what });
     }
 
-    /// Tells of a failure: on standard error for people, and as an event for programs.
-    pub fn fail(&mut self, failure: &Failure) {
-        if let Voice::Bars(bars) = &mut self.voice {
+    /// Prints an error to standard error, with `--json` also as an event.
+    pub fn fail(&mut self, error: &CliError) {
+        if let Display::Bars(bars) = &mut self.display {
             bars.clear();
         }
-        let _ = writeln!(std::io::stderr(), "{failure}");
-        if matches!(self.voice, Voice::Json { .. }) {
-            let (message, context) = (&failure.message, &failure.context);
-            self.write_json(&Report::Error { message, context, hint: failure.hint.as_deref() });
+        let _ = writeln!(std::io::stderr(), "{error}");
+        if matches!(self.display, Display::Json { .. }) {
+            let (message, context) = (&error.message, &error.context);
+            self.write_json(&ProgressEvent::Error { message, context, hint: error.hint.as_deref() });
         }
     }
 
-    /// Whether events could not be written.
+    /// Returns whether writing an event failed.
     pub fn has_write_error(&self) -> bool {
         self.write_error.is_some()
     }
 
-    /// What kept events from being written, if it was that which ended the run.
+    /// Takes the error that writing an event failed with.
     pub fn take_write_error(&mut self) -> Option<std::io::Error> {
         self.write_error.take()
     }
 
-    /// Reports an event of the engine.
+    /// Reports an engine event.
     pub fn handle(&mut self, event: &Event) {
         match *event {
-            Event::Loading { part } => {
-                self.parts += 1;
-                self.progress(Phase::Load, self.parts - 1, PARTS, part);
+            Event::Loading { component } => {
+                self.components += 1;
+                self.progress(Phase::Load, self.components - 1, COMPONENTS, component);
             }
-            Event::Rounded { done, total } => {
-                let (before, all) = (self.parts.saturating_sub(1) * total, PARTS * total);
-                self.progress(
-                    Phase::Load,
-                    before + done,
-                    all,
-                    &format!("transformer in 8 bits, {done}/{total}"),
-                );
+            Event::BlockQuantized { done, total } => {
+                let (before, all) = (self.components.saturating_sub(1) * total, COMPONENTS * total);
+                let what = format!("quantizing the transformer, {done}/{total}");
+                self.progress(Phase::Load, before + done, all, &what);
             }
-            Event::Lora { ref report } => self.report(&Report::Lora { report }),
+            Event::LoraApplied { ref report } => self.report(&ProgressEvent::Lora { report }),
             Event::Note(ref text) => self.note(text),
-            Event::Text { prompt, prompts, done, total } => {
+            Event::TextLayer { prompt, prompts, done, total } => {
                 let what = if prompts > 1 { format!("{}/{prompts}", prompt + 1) } else { String::new() };
                 self.progress(Phase::Text, prompt * total + done, prompts * total, &what);
             }
-            Event::Reference { index, total } => {
+            Event::EncodingReference { index, total } => {
                 self.progress(Phase::Encode, index, total, &format!("{}/{total}", index + 1));
             }
-            Event::StepStarted { picture, own: together, step, steps, sigma, .. } => {
+            Event::StepStarted { image, images: batch, step, steps, sigma, .. } => {
                 if step == 0 {
                     self.end_phase();
                     self.enter(Phase::Steps);
                     self.blocks = 0;
                 }
-                (self.step, self.sigma, self.steps) = (Instant::now(), sigma, steps);
-                let pictures = self.pictures;
-                self.report(&Report::StepStarted { picture, together, pictures, step, steps, sigma });
+                (self.step_start, self.sigma, self.steps) = (Instant::now(), sigma, steps);
+                let images = self.images;
+                self.report(&ProgressEvent::StepStarted { image, batch, images, step, steps, sigma });
             }
             Event::Block { total, .. } => {
                 self.blocks += 1;
                 self.progress(Phase::Steps, self.blocks, total * self.calls * self.steps, "");
             }
-            Event::StepFinished { picture, own: together, step, steps } => {
-                let (sigma, pictures) = (self.sigma, self.pictures);
-                let seconds = self.step.elapsed().as_secs_f64();
+            Event::StepFinished { image, images: batch, step, steps } => {
+                let (sigma, images) = (self.sigma, self.images);
+                let seconds = self.step_start.elapsed().as_secs_f64();
                 let step = step + 1;
-                self.report(&Report::Step { picture, together, pictures, step, steps, sigma, seconds });
+                self.report(&ProgressEvent::Step { image, batch, images, step, steps, sigma, seconds });
             }
-            Event::Decoding { .. } => {
+            Event::DecodingImage { .. } => {
                 self.end_phase();
                 self.enter(Phase::Decode);
             }
-            Event::Decode { done, total } => self.progress(Phase::Decode, done, total, ""),
+            Event::TileDecoded { done, total } => self.progress(Phase::Decode, done, total, ""),
         }
     }
 }

@@ -10,145 +10,147 @@ use kiln_engine::{Model, Variant};
 use kiln_server::{Catalogue, JobError, ModelInfo};
 
 use crate::args::ServeArgs;
-use crate::failure::Failure;
-use crate::models::Found;
+use crate::error::CliError;
+use crate::models::ModelLocation;
 
-const ENDING: &str = "safetensors";
-/// How long the list of models is believed.
-const FRESH: Duration = Duration::from_secs(5);
+const EXTENSION: &str = "safetensors";
+/// How long a list of the models is used before it is read again.
+const LIST_LIFETIME: Duration = Duration::from_secs(5);
 
-/// Every model, by the name that requests use.
-pub struct Models {
-    /// What is used when none is named.
-    default: (String, Found),
+/// The models, LoRAs and autoencoders by name; models are opened once.
+pub struct ModelCatalogue {
+    /// The model of requests that name none.
+    default: (String, ModelLocation),
     loras: Option<PathBuf>,
     vaes: Option<PathBuf>,
-    known: Mutex<Known>,
-    /// Models that were used, by place: their files are opened once.
+    list: Mutex<ModelList>,
+    /// Opened models, by [`model_key`].
     models: Mutex<HashMap<PathBuf, Arc<Model>>>,
 }
 
 #[derive(Default)]
-struct Known {
-    since: Option<Instant>,
-    list: Vec<ModelInfo>,
-    /// `None` for what turned out to be no model.
-    opened: HashMap<PathBuf, Option<ModelInfo>>,
+struct ModelList {
+    read_at: Option<Instant>,
+    models: Vec<ModelInfo>,
+    /// By [`model_key`]; `None` if the model can't be opened.
+    infos: HashMap<PathBuf, Option<ModelInfo>>,
 }
 
-impl Models {
-    pub fn new(args: &ServeArgs) -> Result<Models, Failure> {
-        let found = Found::find(args.model.as_deref())?;
-        // Said now, and not to the first who asks for an image.
-        let model = Arc::new(found.open()?);
-        let name = match &found {
-            Found::BuiltIn => crate::ember::NAME.to_owned(),
-            Found::Named { name, .. } => name.clone(),
-            Found::Path(path) => {
+impl ModelCatalogue {
+    pub fn new(args: &ServeArgs) -> Result<ModelCatalogue, CliError> {
+        let location = ModelLocation::resolve(args.model.as_deref())?;
+        // Opened now, so that a bad model is an error at startup.
+        let model = Arc::new(location.open()?);
+        let name = match &location {
+            ModelLocation::BuiltIn => crate::ember::NAME.to_owned(),
+            ModelLocation::Named { name, .. } => name.clone(),
+            ModelLocation::Path(path) => {
                 let full = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-                let part = if full.is_file() { full.file_stem() } else { full.file_name() };
-                part.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+                let name = if full.is_file() { full.file_stem() } else { full.file_name() };
+                name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
             }
         };
-        let loras = args.loras.clone().or_else(|| super::beside_models("loras"));
-        let vaes = args.vaes.clone().or_else(|| super::beside_models("vaes"));
-        let models = Mutex::new(HashMap::from([(place(&found), model)]));
-        Ok(Models { default: (name, found), loras, vaes, known: Mutex::default(), models })
+        let loras = args.loras.clone().or_else(|| super::next_to_models("loras"));
+        let vaes = args.vaes.clone().or_else(|| super::next_to_models("vaes"));
+        let models = Mutex::new(HashMap::from([(model_key(&location), model)]));
+        Ok(ModelCatalogue { default: (name, location), loras, vaes, list: Mutex::default(), models })
     }
 
-    /// One model and nothing else.
-    pub fn only(name: &str, model: Arc<Model>) -> Models {
-        let found = Found::Path(name.into());
-        let known =
-            Known { opened: HashMap::from([(place(&found), Some(about(&model)))]), ..Known::default() };
-        let models = Mutex::new(HashMap::from([(place(&found), model)]));
-        Models {
-            default: (name.to_owned(), found),
+    /// Returns a catalogue of a single model.
+    pub fn single(name: &str, model: Arc<Model>) -> ModelCatalogue {
+        let location = ModelLocation::Path(name.into());
+        let infos = HashMap::from([(model_key(&location), Some(model_info(&model)))]);
+        let models = Mutex::new(HashMap::from([(model_key(&location), model)]));
+        ModelCatalogue {
+            default: (name.to_owned(), location),
             loras: None,
             vaes: None,
-            known: Mutex::new(known),
+            list: Mutex::new(ModelList { infos, ..ModelList::default() }),
             models,
         }
     }
 
-    /// The model of this name, or the usual one, opened once.
+    /// Opens the model of this name, or the default one.
     pub fn open(&self, name: Option<&str>) -> Result<Arc<Model>, JobError> {
-        let gone = || JobError::request("model_not_found", "the model is no longer there");
-        let found = self.find(name).ok_or_else(gone)?;
+        let missing = || JobError::request("model_not_found", "the model no longer exists");
+        let location = self.find(name).ok_or_else(missing)?;
         let mut models = lock(&self.models);
-        if let Some(model) = models.get(&place(&found)) {
+        if let Some(model) = models.get(&model_key(&location)) {
             return Ok(Arc::clone(model));
         }
-        let model = found.open().map_err(|failure| JobError::server("model_failed", failure.message))?;
+        let model = location.open().map_err(|error| JobError::server("model_failed", error.message))?;
         let model = Arc::new(model);
-        models.insert(place(&found), Arc::clone(&model));
+        models.insert(model_key(&location), Arc::clone(&model));
         Ok(model)
     }
 
-    /// The model of this name, or the usual one.
-    pub fn find(&self, name: Option<&str>) -> Option<Found> {
+    /// Finds the model of this name, or the default one.
+    pub fn find(&self, name: Option<&str>) -> Option<ModelLocation> {
         match name {
             None => Some(self.default.1.clone()),
             Some(name) if name == self.default.0 => Some(self.default.1.clone()),
-            Some(name) => Found::all().into_iter().find(|(known, _)| known == name).map(|(_, found)| found),
+            Some(name) => {
+                let mut all = ModelLocation::all().into_iter();
+                all.find(|(known, _)| known == name).map(|(_, location)| location)
+            }
         }
     }
 
-    /// The file of a LoRA.
+    /// Returns the file of a LoRA.
     pub fn lora(&self, name: &str) -> Option<PathBuf> {
-        file(self.loras.as_deref(), name)
+        weight_file(self.loras.as_deref(), name)
     }
 
-    /// The file of an autoencoder.
+    /// Returns the file of an autoencoder.
     pub fn vae(&self, name: &str) -> Option<PathBuf> {
-        file(self.vaes.as_deref(), name)
+        weight_file(self.vaes.as_deref(), name)
     }
 
-    fn refresh(&self, known: &mut Known) {
-        let others = Found::all().into_iter().filter(|(name, _)| *name != self.default.0);
+    fn refresh(&self, list: &mut ModelList) {
+        let others = ModelLocation::all().into_iter().filter(|(name, _)| *name != self.default.0);
         let all = std::iter::once(self.default.clone()).chain(others);
-        known.list = all
-            .filter_map(|(name, found)| {
-                let about = known
-                    .opened
-                    .entry(place(&found))
-                    .or_insert_with(|| Some(about(&found.open().ok()?)))
+        list.models = all
+            .filter_map(|(name, location)| {
+                let info = list
+                    .infos
+                    .entry(model_key(&location))
+                    .or_insert_with(|| Some(model_info(&location.open().ok()?)))
                     .clone()?;
-                Some(ModelInfo { default: name == self.default.0, name, ..about })
+                Some(ModelInfo { default: name == self.default.0, name, ..info })
             })
             .collect();
-        known.since = Some(Instant::now());
+        list.read_at = Some(Instant::now());
     }
 }
 
-/// Where a model is.
-fn place(found: &Found) -> PathBuf {
-    match found {
-        Found::BuiltIn => PathBuf::from(crate::ember::NAME),
-        Found::Named { path, .. } | Found::Path(path) => path.clone(),
+/// Returns a key that identifies a model: its path, or the built-in model's name.
+fn model_key(location: &ModelLocation) -> PathBuf {
+    match location {
+        ModelLocation::BuiltIn => PathBuf::from(crate::ember::NAME),
+        ModelLocation::Named { path, .. } | ModelLocation::Path(path) => path.clone(),
     }
 }
 
-/// The names of the weight files in a folder.
-fn names(folder: Option<&Path>) -> Vec<String> {
+/// Lists the names of the weight files in a folder.
+fn weight_names(folder: Option<&Path>) -> Vec<String> {
     let entries = folder.into_iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
     let name = |path: PathBuf| {
-        let is_one = path.extension().is_some_and(|ending| ending == ENDING) && path.is_file();
-        is_one.then(|| path.file_stem()?.to_str().map(str::to_owned))?
+        let is_weights = path.extension().is_some_and(|extension| extension == EXTENSION) && path.is_file();
+        is_weights.then(|| path.file_stem()?.to_str().map(str::to_owned))?
     };
     let mut names: Vec<String> = entries.filter_map(|entry| name(entry.path())).collect();
     names.sort();
     names
 }
 
-/// The file of this name in a folder. A name is one of the list, so it can't lead out of the folder.
-fn file(folder: Option<&Path>, name: &str) -> Option<PathBuf> {
-    let known = names(folder).iter().any(|known| known == name);
-    known.then(|| Some(folder?.join(format!("{name}.{ENDING}"))))?
+/// Finds the weight file of this name in a folder. Only listed names are accepted, so none leads outside the folder.
+fn weight_file(folder: Option<&Path>, name: &str) -> Option<PathBuf> {
+    let is_listed = weight_names(folder).iter().any(|listed| listed == name);
+    is_listed.then(|| Some(folder?.join(format!("{name}.{EXTENSION}"))))?
 }
 
-/// What there is to know of a model without its weights.
-fn about(model: &Model) -> ModelInfo {
+/// Describes a model, without reading its weights.
+fn model_info(model: &Model) -> ModelInfo {
     ModelInfo {
         name: String::new(),
         default: false,
@@ -160,28 +162,28 @@ fn about(model: &Model) -> ModelInfo {
     }
 }
 
-impl Catalogue for Models {
+impl Catalogue for ModelCatalogue {
     fn models(&self) -> Vec<ModelInfo> {
-        let mut known = lock(&self.known);
-        if known.since.is_none_or(|since| since.elapsed() > FRESH) {
-            self.refresh(&mut known);
+        let mut list = lock(&self.list);
+        if list.read_at.is_none_or(|read_at| read_at.elapsed() > LIST_LIFETIME) {
+            self.refresh(&mut list);
         }
-        known.list.clone()
+        list.models.clone()
     }
 
     fn loras(&self) -> Vec<String> {
-        names(self.loras.as_deref())
+        weight_names(self.loras.as_deref())
     }
 
     fn vaes(&self) -> Vec<String> {
-        names(self.vaes.as_deref())
+        weight_names(self.vaes.as_deref())
     }
 }
 
-/// [`Models`], shared by the server and the worker.
-pub struct Shared(pub Arc<Models>);
+/// A [`ModelCatalogue`] shared by the server and the worker.
+pub struct SharedCatalogue(pub Arc<ModelCatalogue>);
 
-impl Catalogue for Shared {
+impl Catalogue for SharedCatalogue {
     fn models(&self) -> Vec<ModelInfo> {
         self.0.models()
     }

@@ -1,26 +1,26 @@
-//! Generates the server's jobs: each goes the way of `kiln generate`, with the model kept loaded between them.
+//! Generates the server's jobs with the engine, as `kiln generate` does, keeping the model loaded between jobs.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kiln_base::lock;
-use kiln_engine::{Error, Event, FileRef, Image, InputImage, Inputs, Plan, Session, Sink};
-use kiln_engine::{Task as EngineTask, Tracker};
-use kiln_image::Picture;
-use kiln_server::{Finished, Generator, JobError, JobInputs, JobSink, Task};
+use kiln_engine::{Error, Event, FileRef, GeneratedImage, InputImage, InputResolver, Plan, Session, Sink};
+use kiln_engine::{ProgressTracker, Task as EngineTask};
+use kiln_image::RgbImage;
+use kiln_server::{FinishedImage, Generator, JobError, JobInputs, JobSink, Task};
 
-use super::catalogue::Models;
+use super::catalogue::ModelCatalogue;
 
 /// The engine behind the server.
 pub struct Worker {
     session: Session,
-    models: Arc<Models>,
-    /// The autoencoder for jobs that name none.
+    models: Arc<ModelCatalogue>,
+    /// The autoencoder of jobs that name none.
     vae: Option<PathBuf>,
 }
 
 impl Worker {
-    pub fn new(session: Session, models: Arc<Models>, vae: Option<PathBuf>) -> Worker {
+    pub fn new(session: Session, models: Arc<ModelCatalogue>, vae: Option<PathBuf>) -> Worker {
         Worker { session, models, vae }
     }
 }
@@ -30,7 +30,7 @@ impl Generator for Worker {
 
     fn warm_up(&self) -> Result<(), JobError> {
         let model = self.models.open(None)?;
-        self.session.load(&model, &Log).map_err(|error| job_error(&error))
+        self.session.load(&model, &LogSink).map_err(|error| job_error(&error))
     }
 
     fn plan(&self, job: &JobInputs<'_>) -> Result<Arc<Plan>, JobError> {
@@ -40,24 +40,24 @@ impl Generator for Worker {
         if request.vae.is_none() {
             request.vae = self.vae.clone().map(FileRef::from);
         }
-        let names = Names { job, models: &self.models, own_vae: self.vae.as_deref() };
-        let plan = Plan::new(&model, &request, &names).and_then(|plan| {
-            // Here the generator is not kept waiting for it.
+        let inputs = JobInputResolver { job, models: &self.models, default_vae: self.vae.as_deref() };
+        let plan = Plan::new(&model, &request, &inputs).and_then(|plan| {
+            // Tokenized here, outside the generating thread.
             plan.tokenize()?;
             Ok(Arc::new(plan))
         });
         plan.map_err(|error| job_error(&error))
     }
 
-    fn room(&self, plan: &Arc<Plan>) -> u32 {
-        self.session.room(plan) as u32
+    fn batch_capacity(&self, plan: &Arc<Plan>) -> u32 {
+        self.session.batch_capacity(plan) as u32
     }
 
     fn generate(&self, tasks: Vec<Task<Arc<Plan>>>) {
         let tasks: Vec<EngineTask> = tasks
             .into_iter()
             .map(|task| {
-                let sink = Arc::new(Follow::new(&task.plan, task.sink));
+                let sink = Arc::new(JobSinkAdapter::new(&task.plan, task.sink));
                 EngineTask { plan: task.plan, sink }
             })
             .collect();
@@ -73,50 +73,50 @@ impl Generator for Worker {
     }
 }
 
-/// What the names in a job mean: inputs that the server keeps, and lists of known files.
-struct Names<'a> {
+/// Resolves the names in a job: images stored by the server, LoRAs and autoencoders of the catalogue.
+struct JobInputResolver<'a> {
     job: &'a JobInputs<'a>,
-    models: &'a Models,
-    own_vae: Option<&'a Path>,
+    models: &'a ModelCatalogue,
+    default_vae: Option<&'a Path>,
 }
 
-impl Inputs for Names<'_> {
+impl InputResolver for JobInputResolver<'_> {
     fn image(&self, name: &Path) -> kiln_engine::Result<InputImage> {
         let image = self.job.image(&FileRef::from(name.to_path_buf()));
         let image = image.map_err(|error| Error::request(error.message))?;
         let file = FileRef { path: image.path, sha256: Some(image.sha256) };
-        Ok(InputImage { picture: image.picture, file })
+        Ok(InputImage { image: image.image, file })
     }
 
     fn lora(&self, name: &Path) -> kiln_engine::Result<PathBuf> {
-        let gone = || Error::request(format!("the LoRA `{}` is no longer there", name.display()));
-        name.to_str().and_then(|name| self.models.lora(name)).ok_or_else(gone)
+        let missing = || Error::request(format!("the LoRA `{}` no longer exists", name.display()));
+        name.to_str().and_then(|name| self.models.lora(name)).ok_or_else(missing)
     }
 
     fn vae(&self, name: &Path) -> kiln_engine::Result<PathBuf> {
-        if self.own_vae == Some(name) {
+        if self.default_vae == Some(name) {
             return Ok(name.to_path_buf());
         }
-        let gone = || Error::request(format!("the autoencoder `{}` is no longer there", name.display()));
-        name.to_str().and_then(|name| self.models.vae(name)).ok_or_else(gone)
+        let missing = || Error::request(format!("the autoencoder `{}` no longer exists", name.display()));
+        name.to_str().and_then(|name| self.models.vae(name)).ok_or_else(missing)
     }
 
     fn tensors(&self, _: &Path) -> kiln_engine::Result<PathBuf> {
-        Err(Error::request("files of tensors are not taken over HTTP"))
+        Err(Error::request("tensor files are not supported over HTTP"))
     }
 }
 
-/// Takes what the engine reports to the server.
-struct Follow {
+/// Passes the engine's events on to the server's job.
+struct JobSinkAdapter {
     sink: Arc<dyn JobSink>,
-    tracker: Mutex<Tracker>,
-    /// Why a finished image was not taken.
+    tracker: Mutex<ProgressTracker>,
+    /// The server's error for a finished image that it could not store.
     rejected: Mutex<Option<JobError>>,
 }
 
-impl Follow {
-    fn new(plan: &Plan, sink: Arc<dyn JobSink>) -> Follow {
-        Follow { sink, tracker: Mutex::new(Tracker::new(plan)), rejected: Mutex::new(None) }
+impl JobSinkAdapter {
+    fn new(plan: &Plan, sink: Arc<dyn JobSink>) -> JobSinkAdapter {
+        JobSinkAdapter { sink, tracker: Mutex::new(ProgressTracker::new(plan)), rejected: Mutex::new(None) }
     }
 
     fn rejected(&self) -> MutexGuard<'_, Option<JobError>> {
@@ -124,18 +124,20 @@ impl Follow {
     }
 }
 
-impl Sink for Follow {
+impl Sink for JobSinkAdapter {
     fn cancelled(&self) -> bool {
         self.sink.cancelled()
     }
 
     fn event(&self, event: &Event) {
         match event {
-            Event::Note(text) | Event::Lora { report: text } => self.sink.note(text),
-            Event::StepStarted { step: 0, own, all, .. } => self.sink.batch(*own as u32, *all as u32),
+            Event::Note(text) | Event::LoraApplied { report: text } => self.sink.note(text),
+            Event::StepStarted { step: 0, images: own, batch: all, .. } => {
+                self.sink.batch(*own as u32, *all as u32)
+            }
             _ => {}
         }
-        let progress = lock(&self.tracker).after(event);
+        let progress = lock(&self.tracker).update(event);
         if let Some(progress) = progress {
             self.sink.progress(progress);
         }
@@ -145,13 +147,13 @@ impl Sink for Follow {
         self.sink.wants_preview()
     }
 
-    fn preview(&self, picture: Picture) {
-        self.sink.preview(picture);
+    fn preview(&self, image: RgbImage) {
+        self.sink.preview(image);
     }
 
-    fn image(&self, image: Image) -> kiln_engine::Result<()> {
-        let Image { index, picture, seed, recipe, .. } = image;
-        let finished = Finished { index: index as u32, picture, seed, recipe: recipe.to_json() };
+    fn image(&self, image: GeneratedImage) -> kiln_engine::Result<()> {
+        let GeneratedImage { index, image, seed, recipe, .. } = image;
+        let finished = FinishedImage { index: index as u32, image, seed, recipe: recipe.to_json() };
         self.sink.image(finished).map_err(|error| {
             *self.rejected() = Some(error);
             Error::CANCELLED
@@ -164,7 +166,7 @@ impl Sink for Follow {
     }
 }
 
-/// An engine's error as the server's clients see it.
+/// Turns an engine error into the one that the server's clients see.
 fn job_error(error: &Error) -> JobError {
     use kiln_weights::Error as Weights;
     if error.is_cancelled() {
@@ -172,7 +174,7 @@ fn job_error(error: &Error) -> JobError {
     }
     let message = error.to_string();
     match error.root() {
-        _ if error.is_requests_fault() => JobError::request("invalid_request", message),
+        _ if error.is_invalid_request() => JobError::request("invalid_request", message),
         Error::Model(kiln_model::Error::Weights(Weights::Lora { .. } | Weights::LoraUnmatched { .. })) => {
             JobError::request("lora_unfit", message)
         }
@@ -181,7 +183,7 @@ fn job_error(error: &Error) -> JobError {
         }
         Error::Model(kiln_model::Error::NotFinite { .. }) => JobError::server("not_finite", message),
         Error::Panicked(_) => JobError::server("panicked", message),
-        Error::MissingPart { .. } | Error::Mismatch { .. } | Error::Device { .. } | Error::Load(_) => {
+        Error::MissingComponent { .. } | Error::Mismatch { .. } | Error::Device { .. } | Error::Load(_) => {
             tracing::error!("{message}");
             JobError::server("model_failed", message)
         }
@@ -192,17 +194,17 @@ fn job_error(error: &Error) -> JobError {
     }
 }
 
-/// Logs what happens while a model is loaded before there is any job.
-struct Log;
+/// Logs the notes of loading a model at startup, before there is any job.
+struct LogSink;
 
-impl Sink for Log {
+impl Sink for LogSink {
     fn event(&self, event: &Event) {
         if let Event::Note(text) = event {
             tracing::info!("{text}");
         }
     }
 
-    fn image(&self, _: Image) -> kiln_engine::Result<()> {
+    fn image(&self, _: GeneratedImage) -> kiln_engine::Result<()> {
         Ok(())
     }
 
@@ -212,15 +214,15 @@ impl Sink for Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kiln_server::Blame;
+    use kiln_server::ErrorKind;
 
     #[test]
-    fn a_fault_of_the_request_is_told_from_one_of_the_server() {
-        assert_eq!(job_error(&Error::request("too wide")).blame, Blame::Request);
+    fn request_errors_are_distinguished_from_server_errors() {
+        assert_eq!(job_error(&Error::request("too wide")).kind, ErrorKind::Request);
         let nan = Error::Model(kiln_model::Error::NotFinite { what: "it" });
-        assert_eq!(job_error(&nan).blame, Blame::Server);
-        assert_eq!(job_error(&Error::CANCELLED).blame, Blame::Cancelled);
+        assert_eq!(job_error(&nan).kind, ErrorKind::Server);
+        assert_eq!(job_error(&Error::CANCELLED).kind, ErrorKind::Cancelled);
         let missing = kiln_weights::Error::NotFound { path: "a".into() };
-        assert_eq!(job_error(&missing.into()).blame, Blame::Server);
+        assert_eq!(job_error(&missing.into()).kind, ErrorKind::Server);
     }
 }

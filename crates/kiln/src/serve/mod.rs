@@ -1,4 +1,4 @@
-//! `kiln serve`: the server of `kiln-server` with this program's engine behind it.
+//! `kiln serve`: runs the `kiln-server` HTTP server on the engine.
 
 pub mod catalogue;
 pub mod generator;
@@ -15,87 +15,87 @@ use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::ServeArgs;
-use crate::failure::Failure;
-use catalogue::{Models, Shared};
+use crate::error::CliError;
+use catalogue::{ModelCatalogue, SharedCatalogue};
 use generator::Worker;
 
-/// Threads that answer requests; images are generated elsewhere.
+/// Threads that answer HTTP requests; images are generated on other threads.
 const THREADS: usize = 2;
 
-pub fn run(args: ServeArgs) -> Result<(), Failure> {
+pub fn run(args: ServeArgs) -> Result<(), CliError> {
     check(&args)?;
-    log(&args);
-    let models = Arc::new(Models::new(&args)?);
+    init_logging(&args);
+    let models = Arc::new(ModelCatalogue::new(&args)?);
     let config = config(&args)?;
     let data = config.folder.clone();
-    let server = Server::open(config, Box::new(Shared(Arc::clone(&models)))).map_err(|error| {
-        let what = format!("can't use the data folder `{}`: {error}", data.display());
-        Failure::new(what).hint("choose another with --data")
+    let server = Server::open(config, Box::new(SharedCatalogue(Arc::clone(&models)))).map_err(|error| {
+        let message = format!("can't use the data folder `{}`: {error}", data.display());
+        CliError::new(message).hint("choose another with --data")
     })?;
     let worker = worker(&args, models, &data);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .enable_all()
         .build()
-        .map_err(|error| Failure::new(format!("can't start the threads that answer: {error}")))?;
+        .map_err(|error| CliError::new(format!("can't start the server's threads: {error}")))?;
     let address = SocketAddr::new(args.host, args.port);
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|error| {
-        Failure::new(format!("can't listen on {address}: {error}")).hint("choose another port with --port")
+        CliError::new(format!("can't listen on {address}: {error}")).hint("choose another port with --port")
     })?;
     let address = listener.local_addr().unwrap_or(address);
     let generating = server.generate_with(worker);
-    let generating = generating
-        .map_err(|error| Failure::new(format!("can't start the threads that generate: {error}")))?;
+    let generating =
+        generating.map_err(|error| CliError::new(format!("can't start the generating threads: {error}")))?;
     let _ = writeln!(std::io::stderr(), "kiln {} at http://{address}", env!("CARGO_PKG_VERSION"));
-    runtime.block_on(kiln_server::serve(server, listener, asked_to_stop()));
-    // The picture at work is done, or stops within a step.
+    runtime.block_on(kiln_server::serve(server, listener, stop_signal()));
+    // The running job is done, or stops within a step.
     let _ = generating.join();
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(())
 }
 
-/// The engine behind the server.
-fn worker(args: &ServeArgs, models: Arc<Models>, data: &Path) -> Worker {
+/// Creates the engine behind the server.
+fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, data: &Path) -> Worker {
     let mut settings = args.machine.settings();
-    // Requests with the same words share their encoding, wherever it is kept.
-    settings.text_cache = match args.no_cache {
-        true => None,
-        false => crate::cache::texts().or_else(|| Some(TextCache::new(data.join("texts")))),
+    settings.text_cache = if args.no_cache {
+        None
+    } else {
+        crate::cache::texts().or_else(|| Some(TextCache::new(data.join("texts"))))
     };
     settings.preview_vae = args.preview_vae.clone();
     let session = Session::new(settings, args.max_batch as usize);
     Worker::new(session, models, args.vae.clone())
 }
 
-fn check(args: &ServeArgs) -> Result<(), Failure> {
+fn check(args: &ServeArgs) -> Result<(), CliError> {
     if args.api_key.as_ref().is_some_and(|key| key.is_empty()) {
-        return Err(Failure::usage("the API key is empty"));
+        return Err(CliError::usage("the API key is empty"));
     }
     if !args.host.is_loopback() && args.api_key.is_none() {
-        return Err(Failure::usage(format!(
-            "listening on {} lets others in, and needs an API key",
+        return Err(CliError::usage(format!(
+            "listening on {} opens the server to other machines and requires an API key",
             args.host
         ))
-        .hint("give one with --api-key or the variable KILN_API_KEY, or leave --host out"));
+        .hint("set one with --api-key or the variable KILN_API_KEY, or leave --host out"));
     }
     Ok(())
 }
 
-/// A folder beside the models folder.
-fn beside_models(name: &str) -> Option<PathBuf> {
+/// Returns a folder next to the user's models folder.
+fn next_to_models(name: &str) -> Option<PathBuf> {
     crate::models::folders().last()?.parent().map(|kiln| kiln.join(name))
 }
 
-fn config(args: &ServeArgs) -> Result<Config, Failure> {
-    let folder = args.data.clone().or_else(|| beside_models("server")).ok_or_else(|| {
-        Failure::usage("there is no place for the queue and the pictures").hint("name a folder with --data")
+fn config(args: &ServeArgs) -> Result<Config, CliError> {
+    let folder = args.data.clone().or_else(|| next_to_models("server")).ok_or_else(|| {
+        CliError::usage("there is no folder for the queue and the images").hint("set one with --data")
     })?;
     let mut hosts = args.hosts.clone();
     hosts.push(match args.host {
         IpAddr::V4(address) => address.to_string(),
         IpAddr::V6(address) => format!("[{address}]"),
     });
-    // Listening everywhere, the address that a browser asks for can't be foreseen; the key is what keeps others out.
+    // On all interfaces the address in the Host header is unknown; the API key protects the server.
     if args.host.is_unspecified() {
         hosts.push("*".into());
     }
@@ -110,38 +110,35 @@ fn config(args: &ServeArgs) -> Result<Config, Failure> {
         api_key: args.api_key.clone(),
         hosts,
         limits,
-        keep: args.keep,
+        keep_images: args.keep,
         grace: Duration::from_secs(args.grace),
-        longest: Duration::from_secs(args.timeout),
+        job_timeout: Duration::from_secs(args.timeout),
         ..Config::new(folder)
     })
 }
 
-fn log(args: &ServeArgs) {
+fn init_logging(args: &ServeArgs) {
     let level = if args.verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
     let log = log.with_ansi(std::io::stderr().is_terminal());
-    // There is one already only if somebody runs a server inside a server.
-    let _ = match args.json {
-        true => log.json().flatten_event(true).try_init(),
-        false => log.compact().try_init(),
-    };
+    // Fails only if a logger is installed already.
+    let _ = if args.json { log.json().flatten_event(true).try_init() } else { log.compact().try_init() };
 }
 
-/// Ctrl-C, or what a system sends to end a service. A second time ends the program at once.
-async fn asked_to_stop() {
+/// Waits for Ctrl-C or SIGTERM. The second one ends the process at once.
+async fn stop_signal() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        let Ok(mut end) = signal(SignalKind::terminate()) else { return std::future::pending().await };
+        let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
         tokio::select! {
             _ = tokio::signal::ctrl_c() => {}
-            _ = end.recv() => {}
+            _ = terminate.recv() => {}
         }
         tokio::spawn(async move {
             tokio::select! {
                 _ = tokio::signal::ctrl_c() => {}
-                _ = end.recv() => {}
+                _ = terminate.recv() => {}
             }
             std::process::exit(130);
         });

@@ -1,13 +1,13 @@
-//! Every case of the golden set through the options: the picture must be that of diffusers, to a level.
+//! Every golden case through the command line: the image must match that of diffusers within one level.
 
 use std::fs;
 
-use kiln_golden::in_tree;
+use kiln_golden::testdata;
 use kiln_tensor::HostTensor;
 use kiln_weights::{WeightSource, save};
 use serde_json::Value;
 
-use crate::kit::{Kit, golden, levels};
+use crate::sandbox::{Sandbox, golden, max_difference};
 
 fn list(value: &Value) -> Vec<Value> {
     value.as_array().cloned().unwrap_or_else(|| vec![value.clone()])
@@ -17,8 +17,8 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// The options that ask for what the case's JSON file describes.
-fn options(case: &Value, kit: &Kit) -> Vec<String> {
+/// The command line options for the case that the JSON file describes.
+fn options(case: &Value, sandbox: &Sandbox) -> Vec<String> {
     let call = &case["call_kwargs"];
     let mut args = Vec::new();
     let mut give = |option: &str, value: String| args.extend([option.to_owned(), value]);
@@ -58,14 +58,14 @@ fn options(case: &Value, kit: &Kit) -> Vec<String> {
     }
     for (file, weight) in list(&case["lora"]).iter().zip(list(&case["lora_weight"])) {
         if !file.is_null() {
-            give("--lora", format!("{}:{weight}", in_tree().join("tiny").join(plain(file)).display()));
+            give("--lora", format!("{}:{weight}", testdata().join("tiny").join(plain(file)).display()));
         }
     }
     if call["prompt"].is_null() {
         let dump = WeightSource::open(golden(&format!("{}.safetensors", plain(&case["case"])))).unwrap();
         let name = dump.names().find(|name| name.ends_with("prompt_embeds")).unwrap().to_owned();
         let embeds: HostTensor = dump.tensor(&name).unwrap();
-        save::save(kit.path("embeds.safetensors"), &[("prompt_embeds", embeds)], &Default::default())
+        save::save(sandbox.path("embeds.safetensors"), &[("prompt_embeds", embeds)], &Default::default())
             .unwrap();
         give("--embeds", "embeds.safetensors".into());
     } else {
@@ -75,24 +75,24 @@ fn options(case: &Value, kit: &Kit) -> Vec<String> {
 }
 
 #[test]
-fn every_golden_case_gives_diffusers_picture() {
+fn every_golden_case_matches_diffusers() {
     let mut files: Vec<_> =
-        fs::read_dir(in_tree().join("reference")).unwrap().map(|e| e.unwrap().path()).collect();
+        fs::read_dir(testdata().join("reference")).unwrap().map(|e| e.unwrap().path()).collect();
     files.retain(|f| f.extension().is_some_and(|e| e == "json") && f.with_extension("safetensors").exists());
     files.sort();
     let mut count = 0;
     for file in files {
         let case: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
         let Some(images) = case["images"].as_array() else { continue };
-        let kit = Kit::with_model(case["model"].as_str().unwrap());
-        let mut args = vec!["generate".into(), "-m".into(), kit.model().to_str().unwrap().to_owned()];
+        let sandbox = Sandbox::with_model(case["model"].as_str().unwrap());
+        let mut args = vec!["generate".into(), "-m".into(), sandbox.model().to_str().unwrap().to_owned()];
         args.extend(["--dtype", "f32", "--device", "cpu", "-o", "out.png"].map(String::from));
-        args.extend(options(&case, &kit));
-        kit.kiln(&args.iter().map(String::as_str).collect::<Vec<_>>()).ok();
+        args.extend(options(&case, &sandbox));
+        sandbox.kiln(&args.iter().map(String::as_str).collect::<Vec<_>>()).ok();
         for (i, image) in images.iter().enumerate() {
             let name = if images.len() == 1 { "out.png".into() } else { format!("out-{}.png", i + 1) };
             let expected = kiln_image::open(golden(image.as_str().unwrap()).as_ref()).unwrap();
-            assert!(levels(&kit.picture(&name), &expected) <= 1, "{} {i}", file.display());
+            assert!(max_difference(&sandbox.image(&name), &expected) <= 1, "{} {i}", file.display());
         }
         count += 1;
     }

@@ -1,4 +1,4 @@
-//! `kiln pull`, `kiln models` and `kiln rm`, against a hub on this machine.
+//! `kiln pull`, `kiln models` and `kiln rm`, against a local hub.
 
 #[path = "../../../kiln-hub/tests/server/mod.rs"]
 mod server;
@@ -6,47 +6,54 @@ mod server;
 use std::fs;
 use std::path::Path;
 
-use server::{Hub, Manners, Served};
+pub use server::Hub;
+use server::{HubBehavior, HubFile};
 use sha2::{Digest, Sha256};
 
-use crate::kit::{Kit, Ran};
+use crate::sandbox::{RunOutput, Sandbox};
 
 const REPO: &str = "black-forest-labs/FLUX.2-klein-4B";
 
-fn served(bytes: Vec<u8>) -> Served {
-    let hash = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
-    Served { bytes, hash, large: true }
+fn served(bytes: Vec<u8>) -> HubFile {
+    let hash = kiln_base::hex(Sha256::digest(&bytes));
+    HubFile { bytes, hash, large: true }
 }
 
 /// All files below a folder.
-fn files(root: &Path, folder: &Path, out: &mut Vec<(String, Served)>) {
+fn files(root: &Path, folder: &Path, out: &mut Vec<(String, HubFile)>) {
     for entry in fs::read_dir(folder).unwrap().flatten() {
-        match entry.path().is_dir() {
-            true => files(root, &entry.path(), out),
-            false => {
-                let path = entry.path().strip_prefix(root).unwrap().to_str().unwrap().to_owned();
-                out.push((path, served(fs::read(entry.path()).unwrap())));
-            }
+        if entry.path().is_dir() {
+            files(root, &entry.path(), out);
+        } else {
+            let path = entry.path().strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+            out.push((path, served(fs::read(entry.path()).unwrap())));
         }
     }
 }
 
-fn run(kit: &Kit, hub: &Hub, args: &[&str]) -> Ran {
-    kit.command(args).env("HF_ENDPOINT", hub.endpoint()).output().unwrap().into()
+/// A hub that has the sandbox's model as klein 4B.
+pub fn klein_hub(sandbox: &Sandbox) -> Hub {
+    let mut all = Vec::new();
+    files(sandbox.model(), sandbox.model(), &mut all);
+    Hub::start(REPO, all, HubBehavior::default())
+}
+
+fn run(sandbox: &Sandbox, hub: &Hub, args: &[&str]) -> RunOutput {
+    sandbox.command(args).env("HF_ENDPOINT", hub.endpoint()).output().unwrap().into()
 }
 
 #[test]
 fn a_model_is_pulled_listed_used_and_removed_by_its_name() {
-    let kit = Kit::new();
+    let sandbox = Sandbox::new();
     let mut all = Vec::new();
-    files(kit.model(), kit.model(), &mut all);
+    files(sandbox.model(), sandbox.model(), &mut all);
     all.push(("flux-2-klein-4b.safetensors".into(), served(vec![0; 100])));
     let hub = Hub::start(
         REPO,
         all,
-        Manners { drop_after: vec![1000, 50_000], redirect: true, ..Manners::default() },
+        HubBehavior { drop_after: vec![1000, 50_000], redirect: true, ..HubBehavior::default() },
     );
-    let paint = [
+    let generate = [
         "generate",
         "fox",
         "-m",
@@ -62,114 +69,120 @@ fn a_model_is_pulled_listed_used_and_removed_by_its_name() {
         "--max-tokens",
         "32",
     ];
-    kit.kiln(&paint).refused(1, &["`klein-4b` does not exist", "kiln pull klein-4b"]);
+    sandbox.kiln(&generate).fails(1, &["`klein-4b` does not exist", "kiln pull klein-4b"]);
 
-    let ran = run(&kit, &hub, &["pull", "klein-4b"]).ok();
+    let ran = run(&sandbox, &hub, &["pull", "klein-4b"]).ok();
     assert!(ran.err.contains("use it with -m klein-4b") && !ran.err.contains("flux-2-klein"), "{}", ran.err);
-    let again = run(&kit, &hub, &["pull", "klein-4b", "--json"]).ok();
-    let told: serde_json::Value = serde_json::from_str(again.text()).unwrap();
-    assert_eq!((&told["fetched"], &told["repo"]), (&0.into(), &REPO.into()));
+    let again = run(&sandbox, &hub, &["pull", "klein-4b", "--json"]).ok();
+    let pulled: serde_json::Value = serde_json::from_str(again.text()).unwrap();
+    assert_eq!((&pulled["fetched"], &pulled["repo"]), (&0.into(), &REPO.into()));
 
-    let listed = kit.kiln(&["models", "--json"]).ok();
-    let listed: serde_json::Value = serde_json::from_str(listed.text()).unwrap();
-    let row = listed.as_array().unwrap().iter().find(|row| row["name"] == "klein-4b").unwrap();
-    assert_eq!(row["bytes"], told["bytes"]);
-    assert!(kit.kiln(&["models"]).ok().text().contains("klein-4b"));
-    assert!(kit.kiln(&["info", "klein-4b"]).ok().text().contains("klein (distilled)"));
+    let list = sandbox.kiln(&["models", "--json"]).ok();
+    let list: serde_json::Value = serde_json::from_str(list.text()).unwrap();
+    let model = list.as_array().unwrap().iter().find(|model| model["name"] == "klein-4b").unwrap();
+    assert_eq!(model["bytes"], pulled["bytes"]);
+    assert!(sandbox.kiln(&["models"]).ok().text().contains("klein-4b"));
+    assert!(sandbox.kiln(&["info", "klein-4b"]).ok().text().contains("klein (distilled)"));
 
-    kit.kiln(&[&paint[..], &["-o", "a.png"]].concat()).ok();
-    kit.kiln(&["generate", "--from", "a.png", "-o", "b.png"]).ok();
-    assert!(fs::read(kit.path("a.png")).unwrap() == fs::read(kit.path("b.png")).unwrap());
+    sandbox.kiln(&[&generate[..], &["-o", "a.png"]].concat()).ok();
+    sandbox.kiln(&["generate", "--from", "a.png", "-o", "b.png"]).ok();
+    assert!(fs::read(sandbox.path("a.png")).unwrap() == fs::read(sandbox.path("b.png")).unwrap());
 
-    kit.kiln(&["rm", "klein-4b"]).refused(2, &["would remove", "--yes"]);
-    kit.kiln(&["rm", "klein-4b", "--yes"]).ok();
-    kit.kiln(&["rm", "klein-4b", "--yes"]).refused(1, &["no model `klein-4b`", "kiln models"]);
-    assert!(!kit.kiln(&["models"]).ok().text().contains("klein-4b"));
+    sandbox.kiln(&["rm", "klein-4b"]).fails(2, &["would remove", "--yes"]);
+    sandbox.kiln(&["rm", "klein-4b", "--yes"]).ok();
+    sandbox.kiln(&["rm", "klein-4b", "--yes"]).fails(1, &["no model `klein-4b`", "kiln models"]);
+    assert!(!sandbox.kiln(&["models"]).ok().text().contains("klein-4b"));
 }
 
 #[test]
 fn one_of_several_files_is_chosen_by_a_part_of_its_name() {
-    let kit = Kit::new();
+    let sandbox = Sandbox::new();
     let file = |name: &str, size: usize| (name.to_owned(), served(vec![1; size]));
     let hub = Hub::start(
         "someone/klein-GGUF",
         vec![file("k-Q4_0.gguf", 10), file("k-Q8_0.gguf", 20)],
-        Manners::default(),
+        HubBehavior::default(),
     );
-    let listed = ["k-Q4_0.gguf (10 B)", "k-Q8_0.gguf (20 B)", "hint: "];
-    run(&kit, &hub, &["pull", "someone/klein-GGUF"]).refused(1, &listed);
-    run(&kit, &hub, &["pull", "someone/klein-GGUF:Q5"]).refused(1, &listed);
-    run(&kit, &hub, &["pull", "someone/klein-GGUF:q4", "-q"]).ok();
-    assert!(!kit.kiln(&["models"]).ok().text().contains("someone/"), "of another family, by its name");
-    assert!(kit.kiln(&["models", "--all"]).ok().text().contains("someone/klein-GGUF"));
-    kit.kiln(&["rm", "someone/klein-GGUF:Q8", "-y"]).refused(1, &["no model"]);
-    kit.kiln(&["rm", "someone/klein-GGUF:Q4", "-y"]).ok();
+    let files = ["k-Q4_0.gguf (10 B)", "k-Q8_0.gguf (20 B)", "hint: "];
+    run(&sandbox, &hub, &["pull", "someone/klein-GGUF"]).fails(1, &files);
+    run(&sandbox, &hub, &["pull", "someone/klein-GGUF:Q5"]).fails(1, &files);
+    run(&sandbox, &hub, &["pull", "someone/klein-GGUF:q4", "-q"]).ok();
+    assert!(!sandbox.kiln(&["models"]).ok().text().contains("someone/"), "its name is of another family");
+    assert!(sandbox.kiln(&["models", "--all"]).ok().text().contains("someone/klein-GGUF"));
+    sandbox.kiln(&["rm", "someone/klein-GGUF:Q8", "-y"]).fails(1, &["no model"]);
+    sandbox.kiln(&["rm", "someone/klein-GGUF:Q4", "-y"]).ok();
 }
 
 #[test]
-fn a_transformer_that_was_pulled_alone_takes_its_other_parts_from_a_whole_model() {
-    let kit = Kit::new();
-    let transformer = kit.model().join("transformer").display().to_string();
-    kit.kiln(&["convert", &transformer, "small.gguf"]).ok();
-    let gguf = served(fs::read(kit.path("small.gguf")).unwrap());
+fn a_pulled_transformer_takes_its_other_components_from_a_complete_model() {
+    let sandbox = Sandbox::new();
+    let transformer = sandbox.model().join("transformer").display().to_string();
+    sandbox.kiln(&["convert", &transformer, "small.gguf"]).ok();
+    let gguf = served(fs::read(sandbox.path("small.gguf")).unwrap());
     let alone =
-        Hub::start("someone/FLUX.2-klein-GGUF", vec![("small.gguf".into(), gguf)], Manners::default());
-    let ran = run(&kit, &alone, &["pull", "someone/FLUX.2-klein-GGUF"]).ok();
+        Hub::start("someone/FLUX.2-klein-GGUF", vec![("small.gguf".into(), gguf)], HubBehavior::default());
+    let ran = run(&sandbox, &alone, &["pull", "someone/FLUX.2-klein-GGUF"]).ok();
     assert!(ran.err.contains("it has no text encoder and no autoencoder"), "{}", ran.err);
     let name = "someone/FLUX.2-klein-GGUF";
-    let paint = |model: &str, to: &str| {
+    let generate = |model: &str, to: &str| {
         let size = ["-W", "64", "-H", "64", "-s", "1", "-S", "4", "--max-tokens", "32", "--dtype", "f32"];
-        kit.kiln(&[&["generate", "fox", "-m", model, "-o", to][..], &size].concat())
+        sandbox.kiln(&[&["generate", "fox", "-m", model, "-o", to][..], &size].concat())
     };
-    paint(name, "a.png").refused(1, &["there is no vae for", "small.gguf", "--vae FILE"]);
+    generate(name, "a.png").fails(1, &["there is no vae for", "small.gguf", "--vae FILE"]);
 
     let mut all = Vec::new();
-    files(kit.model(), kit.model(), &mut all);
-    let whole = Hub::start(REPO, all, Manners::default());
-    run(&kit, &whole, &["pull", "klein-4b"]).ok();
-    let ran = run(&kit, &alone, &["pull", "someone/FLUX.2-klein-GGUF"]).ok();
+    files(sandbox.model(), sandbox.model(), &mut all);
+    let complete = Hub::start(REPO, all, HubBehavior::default());
+    run(&sandbox, &complete, &["pull", "klein-4b"]).ok();
+    let ran = run(&sandbox, &alone, &["pull", "someone/FLUX.2-klein-GGUF"]).ok();
     assert!(!ran.err.contains("it has no"), "{}", ran.err);
-    paint(name, "a.png").ok();
-    paint("klein-4b", "b.png").ok();
-    let pixels = |file: &str| kiln_image::from_bytes(file, &fs::read(kit.path(file)).unwrap()).unwrap();
+    generate(name, "a.png").ok();
+    generate("klein-4b", "b.png").ok();
+    let pixels = |file: &str| kiln_image::from_bytes(file, &fs::read(sandbox.path(file)).unwrap()).unwrap();
     assert!(pixels("a.png") == pixels("b.png"));
-    let told = kit.kiln(&["info", name]).ok();
-    assert!(told.text().contains("models--black-forest-labs--FLUX.2-klein-4B"), "{}", told.text());
+    let info = sandbox.kiln(&["info", name]).ok();
+    assert!(info.text().contains("models--black-forest-labs--FLUX.2-klein-4B"), "{}", info.text());
 }
 
 #[test]
-fn what_goes_wrong_is_said_with_what_to_do() {
-    let kit = Kit::new();
+fn errors_have_hints() {
+    let sandbox = Sandbox::new();
     let gate = Some(("good".to_owned(), 401, "GatedRepo"));
-    let hub =
-        Hub::start(REPO, vec![("a.gguf".into(), served(vec![1]))], Manners { gate, ..Manners::default() });
-    run(&kit, &hub, &["pull", "klein-4b"]).refused(1, &["gated", "HF_TOKEN", "while fetching `klein-4b`"]);
+    let hub = Hub::start(
+        REPO,
+        vec![("a.gguf".into(), served(vec![1]))],
+        HubBehavior { gate, ..HubBehavior::default() },
+    );
+    run(&sandbox, &hub, &["pull", "klein-4b"])
+        .fails(1, &["gated", "HF_TOKEN", "while downloading `klein-4b`"]);
     let with = |token: &str| {
-        kit.command(&["pull", "klein-4b"])
+        sandbox
+            .command(&["pull", "klein-4b"])
             .env("HF_ENDPOINT", hub.endpoint())
             .env("HF_TOKEN", token)
             .output()
             .unwrap()
     };
-    let refused: Ran = with("secret-token").into();
-    assert!(!refused.err.contains("secret-token"));
-    refused.refused(1, &["terms", &hub.endpoint()]);
-    Ran::from(with("good")).ok();
-    run(&kit, &hub, &["pull", "klein-4c"]).refused(2, &["klein-4c", "known names: klein-4b"]);
-    let offline = kit.command(&["pull", "klein-4b"]).env("HF_HUB_OFFLINE", "1").output().unwrap();
-    Ran::from(offline).refused(1, &["HF_HUB_OFFLINE"]);
-    kit.kiln(&["rm", "ember", "-y"]).refused(if cfg!(feature = "ember") { 2 } else { 1 }, &[]);
+    let ran: RunOutput = with("secret-token").into();
+    assert!(!ran.err.contains("secret-token"));
+    ran.fails(1, &["terms", &hub.endpoint()]);
+    RunOutput::from(with("good")).ok();
+    run(&sandbox, &hub, &["pull", "klein-4c"]).fails(2, &["klein-4c", "known names: klein-4b"]);
+    let offline = sandbox.command(&["pull", "klein-4b"]).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    RunOutput::from(offline).fails(1, &["HF_HUB_OFFLINE"]);
+    sandbox.kiln(&["rm", "ember", "-y"]).fails(if cfg!(feature = "ember") { 2 } else { 1 }, &[]);
 }
 
 #[test]
-fn models_of_the_models_folder_are_listed_and_removed() {
-    let kit = Kit::new();
-    let folder = kit.path("models");
+fn models_in_the_models_folder_are_listed_and_removed() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.path("models");
     fs::create_dir_all(folder.join("fox")).unwrap();
     fs::write(folder.join("fox/model_index.json"), "{}").unwrap();
     fs::write(folder.join("hen.safetensors"), vec![0; 3000]).unwrap();
-    fs::write(kit.path("precious"), "x").unwrap();
-    let kiln = |args: &[&str]| Ran::from(kit.command(args).env("KILN_MODELS", &folder).output().unwrap());
+    fs::write(sandbox.path("precious"), "x").unwrap();
+    let kiln =
+        |args: &[&str]| RunOutput::from(sandbox.command(args).env("KILN_MODELS", &folder).output().unwrap());
     let text = kiln(&["models"]).ok();
     assert!(
         text.text().contains("hen") && text.text().contains("2.9 KiB") && text.text().contains("fox"),
@@ -177,7 +190,7 @@ fn models_of_the_models_folder_are_listed_and_removed() {
         text.text()
     );
     for wrong in ["../precious", "precious", "..", "."] {
-        kiln(&["rm", wrong, "-y"]).refused(1, &["no model"]);
+        kiln(&["rm", wrong, "-y"]).fails(1, &["no model"]);
     }
     kiln(&["rm", "hen", "-y"]).ok();
     kiln(&["rm", "fox", "-y"]).ok();

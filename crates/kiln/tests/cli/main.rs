@@ -1,24 +1,26 @@
-//! The `kiln` program from the outside: exit code, words and the files it writes, on the random models in
-//! `testdata` and on the model inside the program.
+//! Runs the `kiln` program and checks its exit code, its messages and the files it writes, with the random models in
+//! `testdata` and with the built-in model.
 
-mod again;
 mod bench;
 mod cache;
+#[cfg(unix)]
+mod cancel;
 #[cfg(feature = "ember")]
 mod colours;
-mod describe;
+#[cfg(all(unix, feature = "ember", feature = "serve"))]
+mod docs;
 #[cfg(feature = "ember")]
 mod ember;
+mod errors;
 mod formats;
 mod generate;
 mod golden;
 mod hub;
+mod info;
 mod int8;
-mod kit;
 mod models;
 mod outputs;
-mod refuse;
+mod recipe;
+mod sandbox;
 #[cfg(all(feature = "ember", feature = "serve"))]
 mod serve;
-#[cfg(unix)]
-mod stop;

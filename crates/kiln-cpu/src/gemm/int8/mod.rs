@@ -1,52 +1,54 @@
-//! Products of bytes, for weights of 8-bit integers.
+//! Products with int8 weights.
 //!
-//! Activations are rounded to bytes a row at a time ([`quantise`]), multiplied with the weight's bytes and summed in 32
-//! bits, which is exact: whatever the instruction set, a product is the same to the last bit. Only then it becomes a
-//! float, `sum · scale of the row · scale of the column`, and what a LoRA adds is added.
+//! Activations are quantized to int8 row by row ([`quantize`]), multiplied with the weight and summed in 32 bits. That is
+//! exact: on every instruction set a product is the same to the last bit. The sums are then dequantized to
+//! `sum · row scale · column scale`, and low-rank updates are added in f32.
 //!
-//! [`words`] has the vectors' kernels, which [`product`] feeds; AMX multiplies bytes in [`gemm::tiles`](crate::gemm).
+//! [`dot`] has the vector kernels that [`gemm_simd`] feeds; `gemm::amx` multiplies int8 in tiles.
 
-mod product;
-mod quantise;
-mod scale;
-mod words;
+mod dequantize;
+mod dot;
+mod gemm_simd;
+mod quantize;
+
+use std::ops::Range;
 
 use kiln_ops::Result;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use quantise::quantise;
+pub(crate) use dot::DotIsa;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use words::Kind;
+pub(crate) use quantize::quantize_row;
 
 #[cfg(target_arch = "x86_64")]
-use super::{ByteProduct, Panels};
-use super::{Rows, Sink, Term};
+use super::{AmxInt8Gemm, TiledOperand};
+use super::{Epilogue, RowSource, Term};
 use crate::Context;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
-use crate::weight::Stack;
+use crate::weight::StackedMatrix;
 
-/// A weight of bytes and the scale of each of its rows.
+/// An int8 weight with one scale per row.
 #[derive(Clone, Copy)]
-pub(crate) struct Int8<'a> {
-    pub stack: &'a Stack,
+pub(crate) struct Int8Weight<'a> {
+    pub matrix: &'a StackedMatrix,
     pub scales: &'a [f32],
 }
 
-/// Hands `x · weightᵀ + Σ update.left · update.rightᵀ` to the sink, for `rows` of `x`.
-pub(crate) fn product_of_bytes<X: Rows, R: Rows + Send, K: Sink>(
+/// Computes `x · weightᵀ + Σ update.left · update.rightᵀ` for `rows` of `x`.
+pub(crate) fn gemm_int8<X: RowSource, R: RowSource + Send, E: Epilogue>(
     cx: &Context,
     x: &X,
-    rows: std::ops::Range<usize>,
-    weight: Int8<'_>,
+    rows: Range<usize>,
+    weight: Int8Weight<'_>,
     updates: &[Term<'_, R>],
-    sink: &K,
+    epilogue: &E,
 ) -> Result<()> {
     #[cfg(target_arch = "x86_64")]
-    if let (Level::Amx(amx), Some(turned)) = (cx.level, weight.stack.turned()) {
-        let left = &Panels::of_bytes(cx, x, rows, weight.stack.cols)?;
-        return ByteProduct { cx, amx, left, weight: turned, scales: weight.scales, updates }.run(sink);
+    if let (Level::Amx(amx), Some(packed)) = (cx.level, weight.matrix.amx_tiles()) {
+        let left = &TiledOperand::quantize_int8(cx, x, rows, weight.matrix.cols)?;
+        return AmxInt8Gemm { cx, amx, left, weight: packed, scales: weight.scales, updates }.run(epilogue);
     }
-    let left = product::Left::new(cx, x, rows, weight.stack.cols)?;
-    product::product(cx, &left, weight, updates, sink)
+    let left = gemm_simd::QuantizedRows::new(cx, x, rows, weight.matrix.cols)?;
+    gemm_simd::gemm_simd(cx, &left, weight, updates, epilogue)
 }

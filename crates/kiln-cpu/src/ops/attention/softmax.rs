@@ -1,73 +1,79 @@
-//! The running softmax of attention: scores come block by block, and what was summed before is rescaled whenever a
-//! larger score turns up.
+//! Online softmax: scores come block by block, and the sums so far are rescaled whenever a larger score turns up.
 
 use std::ops::Range;
 
 use crate::element::{load, read, store, write};
 use crate::math::exp;
-use crate::simd::{Simd, dispatch, largest, sum};
+use crate::simd::{Simd, dispatch, reduce_add, reduce_max};
 
-/// What is kept of a query between blocks of keys.
+/// The state of a query's softmax between blocks of keys.
 #[derive(Clone, Copy)]
-pub(crate) struct Running {
+pub(crate) struct SoftmaxState {
     /// The largest score so far.
-    pub largest: f32,
-    /// The sum of `exp(score - largest)` so far.
+    pub max: f32,
+    /// The sum of `exp(score - max)` so far.
     pub total: f32,
 }
 
-impl Running {
-    pub const START: Running = Running { largest: f32::NEG_INFINITY, total: 0.0 };
+impl SoftmaxState {
+    pub const START: SoftmaxState = SoftmaxState { max: f32::NEG_INFINITY, total: 0.0 };
 }
 
-/// Turns the scores inside `seen` into weights `exp(score - largest)` and the others into 0; multiplies `sums`, the
-/// values weighted so far, by what the new largest score asks for.
 #[inline(always)]
-fn step_kernel<S: Simd>(s: S, scores: &mut [f32], seen: Range<usize>, run: &mut Running, sums: &mut [f32]) {
-    scores[..seen.start].fill(0.0);
-    scores[seen.end..].fill(0.0);
-    let scores = &mut scores[seen];
+fn step_kernel<S: Simd>(
+    s: S,
+    scores: &mut [f32],
+    visible: Range<usize>,
+    state: &mut SoftmaxState,
+    sums: &mut [f32],
+) {
+    scores[..visible.start].fill(0.0);
+    scores[visible.end..].fill(0.0);
+    let scores = &mut scores[visible];
     if scores.is_empty() {
         return;
     }
     let whole = scores.len() / S::LANES * S::LANES;
     let (vectors, rest) = scores.split_at_mut(whole);
-    let mut best = s.splat(run.largest);
+    let mut max = s.splat(state.max);
     for scores in vectors.chunks_exact(S::LANES) {
-        best = s.max(best, load(s, scores));
+        max = s.max(max, load(s, scores));
     }
-    let mut best = largest(s, best);
+    let mut max = reduce_max(s, max);
     for &score in rest.iter() {
-        best = if score > best || score.is_nan() { score } else { best };
+        max = if score > max || score.is_nan() { score } else { max };
     }
-    let shift = s.splat(best);
+    let shift = s.splat(max);
     let mut total = s.splat(0.0);
     for scores in vectors.chunks_exact_mut(S::LANES) {
         let weight = exp(s, s.sub(load(s, scores), shift));
         total = s.add(total, weight);
         store(s, scores, weight);
     }
-    let mut total = sum(s, total);
+    let mut total = reduce_add(s, total);
     if !rest.is_empty() {
         let weights = exp(s, s.sub(read(s, rest, 0), shift));
         write(s, rest, 0, weights);
         total += rest.iter().sum::<f32>();
     }
-    if best > run.largest {
-        // exp(-inf) is 0: the first block starts from nothing.
-        let factor = (run.largest - best).exp();
-        run.total *= factor;
+    if max > state.max {
+        // exp(-inf) is 0: the first block starts from zero.
+        let factor = (state.max - max).exp();
+        state.total *= factor;
         let factor = s.splat(factor);
         for i in (0..sums.len()).step_by(S::LANES) {
             let v = s.mul(read(s, sums, i), factor);
             write(s, sums, i, v);
         }
-        run.largest = best;
+        state.max = max;
     }
-    run.total += total;
+    state.total += total;
 }
 
 dispatch! {
-    /// Takes one query one block of keys further.
-    pub(crate) fn step(scores: &mut [f32], seen: Range<usize>, run: &mut Running, sums: &mut [f32]) => step_kernel;
+    /// Processes one block of keys of one query: turns the `visible` scores into weights `exp(score - max)` and the others
+    /// into 0, and rescales `sums`, the values weighted so far, if there is a new largest score.
+    pub(crate) fn softmax_step(
+        scores: &mut [f32], visible: Range<usize>, state: &mut SoftmaxState, sums: &mut [f32],
+    ) => step_kernel;
 }

@@ -1,0 +1,51 @@
+//! Products in AMX tiles: bf16 with f32 sums, int8 with 32-bit sums.
+//!
+//! A tile is 16 rows of 64 bytes, whatever the number format, so both formats are blocked in the same way. Tiles are
+//! used in twos: a [`PAIR`] of left rows meets a [`PAIR`] of right columns, and their sums are a *quad* of four tiles.
+//! A *step* multiplies 64 bytes of each row.
+//!
+//! The formats differ in which operand is rearranged. A bf16 weight stays as its file has it and is the left operand
+//! ([`gemm_bf16`]); an int8 weight is packed as right tiles once, when it is loaded ([`packed_weight`], [`gemm_int8`]).
+
+mod gemm_bf16;
+mod gemm_conv;
+mod gemm_int8;
+mod operand;
+mod overlap;
+mod pack;
+mod packed_weight;
+mod prefetch;
+mod transpose;
+
+pub(crate) use gemm_bf16::AmxBf16Gemm;
+pub(crate) use gemm_conv::amx_conv_gemm;
+pub(crate) use gemm_int8::AmxInt8Gemm;
+pub(crate) use operand::{Bf16Rows, TiledOperand};
+pub(crate) use pack::{
+    PAIR, QUAD_SUMS, TILE_ROW_BF16, TILE_ROW_BYTES, pack_left_row, pack_right_row_pair, pack_right_tiles,
+};
+pub(crate) use packed_weight::PackedInt8Weight;
+
+use std::ops::Range;
+
+use super::blocks::{Block, BlockSizes};
+
+/// Tokens of a block. A [`KC_BYTES`] block of them (384 KiB) stays in the second-level cache, and so does the next one.
+const MC: usize = 384;
+/// Weight rows of a block; their sums (384 KiB) stay there too.
+const NC: usize = 256;
+/// Column blocks per group.
+const GROUP_COLS: usize = 4;
+/// Bytes of a row summed before the tiles are stored. The weight rows of a step (32 KiB) stay in the first-level cache
+/// while the tokens go by.
+const KC_BYTES: usize = 1024;
+
+/// The block sizes of a linear layer.
+fn block_sizes(max_cols: usize, group_cols: usize) -> BlockSizes {
+    BlockSizes { tile_rows: PAIR, max_rows: MC, min_rows: 2 * PAIR, max_cols, min_cols: 2 * PAIR, group_cols }
+}
+
+/// The [`PAIR`]s of rows that a block has.
+fn row_pairs(block: &Block) -> Range<usize> {
+    block.rows.start / PAIR..block.rows.end.div_ceil(PAIR)
+}

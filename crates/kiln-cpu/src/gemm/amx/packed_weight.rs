@@ -1,0 +1,60 @@
+//! An int8 weight in the layout of AMX tiles.
+
+use kiln_ops::Result;
+
+use super::pack::{PAIR, TILE_ROW_BYTES, pack_right_tiles};
+use crate::Context;
+use crate::buffer::Buffer;
+use crate::parallel::DisjointMut;
+use crate::simd::{Amx, TILE_BYTES};
+use crate::weight::StackedMatrix;
+
+/// An int8 weight packed as right tiles: for every [`PAIR`] of rows two tiles per step, padded with zeros.
+///
+/// A product reads such a weight sequentially without copying its rows, and its sums come out row by row, as they are
+/// written. The tiles replace the rows, so that there is no second copy of the model.
+pub(crate) struct PackedInt8Weight {
+    data: Buffer<u8>,
+    /// Steps of [`TILE_ROW_BYTES`] per row.
+    steps: usize,
+}
+
+impl PackedInt8Weight {
+    /// Packs the rows of an int8 matrix.
+    pub fn new(cx: &Context, amx: Amx, matrix: &StackedMatrix) -> Result<PackedInt8Weight> {
+        let steps = matrix.cols.div_ceil(TILE_ROW_BYTES);
+        let area = steps * 2 * TILE_BYTES;
+        let pairs = matrix.rows.div_ceil(PAIR);
+        let mut data = cx.buffer::<u8>(pairs.saturating_mul(area))?;
+        // The rows of the scratch lie one line further apart, so that they don't share a few cache sets.
+        let stride = (steps + 1) * TILE_ROW_BYTES;
+        let scratch = || {
+            let mut lines = cx.buffer::<u8>(PAIR * stride)?;
+            lines.fill(0);
+            Ok(lines)
+        };
+        let out = DisjointMut::new(&mut data);
+        cx.pool.for_each_with(pairs, scratch, |pair, lines| {
+            for (i, line) in lines.chunks_exact_mut(stride).enumerate() {
+                if pair * PAIR + i < matrix.rows {
+                    line[..matrix.cols].copy_from_slice(matrix.row(pair * PAIR + i));
+                } else {
+                    line.fill(0);
+                }
+            }
+            // SAFETY: every task has tiles of its own.
+            let out = unsafe { out.slice(pair * area..(pair + 1) * area) };
+            // SAFETY: the token proves AVX-512.
+            unsafe { pack_right_tiles(amx, lines, stride, steps, out) };
+        })?;
+        Ok(PackedInt8Weight { data, steps })
+    }
+
+    /// The tiles of the `pair`th [`PAIR`] of rows from byte `from` of a row on; empty past the last pair.
+    pub fn tiles(&self, pair: usize, from: usize) -> &[u8] {
+        let area = self.steps * 2 * TILE_BYTES;
+        self.data
+            .get(pair * area + from / TILE_ROW_BYTES * 2 * TILE_BYTES..(pair + 1) * area)
+            .unwrap_or_default()
+    }
+}

@@ -1,0 +1,39 @@
+use kiln_tensor::DType;
+
+/// Multiplications from which timing pays off; smaller products are launch-bound.
+const WORTH_TIMING: usize = 1 << 28;
+
+/// Sizes and strides of a product, the key of its plan. Strides are in elements, from row to row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GemmShape {
+    pub rows: usize,
+    pub k: usize,
+    pub n: usize,
+    pub ldx: usize,
+    pub ldw: usize,
+    pub ldadd: usize,
+    pub ldo: usize,
+    /// Dtype of `x` and `w`.
+    pub dtype: DType,
+    /// Dtype of the result and the summand.
+    pub out_dtype: DType,
+    pub add: bool,
+    /// Number of products with the same `x`; strides between their weights and between their results.
+    pub batch: usize,
+    pub stride_w: usize,
+    pub stride_out: usize,
+    /// Whether `w` is `[k, n]` instead of `[n, k]`.
+    pub w_is_k_by_n: bool,
+}
+
+impl GemmShape {
+    /// Whether to time candidate algorithms.
+    pub fn is_worth_timing(&self) -> bool {
+        self.rows.saturating_mul(self.n).saturating_mul(self.k).saturating_mul(self.batch) >= WORTH_TIMING
+    }
+
+    /// Bytes from the first to the last element of the result.
+    pub fn out_bytes(&self) -> usize {
+        ((self.batch - 1) * self.stride_out + (self.rows - 1) * self.ldo + self.n) * self.out_dtype.size()
+    }
+}

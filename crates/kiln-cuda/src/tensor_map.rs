@@ -1,0 +1,50 @@
+//! Tensor maps: descriptors for Hopper's tensor memory accelerator (TMA).
+
+use std::ptr::null;
+
+use crate::error::Result;
+use crate::sys::driver::{DevicePtr, Driver, MAP_BF16, MAP_L2_256, MAP_SWIZZLE_128, TensorMap};
+
+/// bf16 elements in a row of a box: 128 bytes, the swizzle width.
+pub(crate) const BOX_COLUMNS: usize = 64;
+
+impl Driver {
+    /// Describes a bf16 tensor for copies of boxes of 64 elements by `box_rows`.
+    ///
+    /// `sizes[0]` is the innermost axis; `strides` are the elements between rows, matrices and so on.
+    pub fn encode_tensor_map<const N: usize, const M: usize>(
+        &self,
+        at: DevicePtr,
+        sizes: [usize; N],
+        strides: [usize; M],
+        box_rows: [usize; M],
+    ) -> Result<TensorMap> {
+        assert_eq!(N, M + 1);
+        let sizes = sizes.map(|n| n as u64);
+        let bytes = strides.map(|n| 2 * n as u64);
+        let mut extent = [BOX_COLUMNS as u32; N];
+        for (extent, box_rows) in extent[1..].iter_mut().zip(box_rows) {
+            *extent = box_rows as u32;
+        }
+        let mut map = TensorMap::NONE;
+        // SAFETY: all arrays have the length of the rank, the strides one less; the map is written.
+        let status = unsafe {
+            (self.tensor_map)(
+                &mut map,
+                MAP_BF16,
+                N as u32,
+                at as *mut _,
+                sizes.as_ptr(),
+                if M == 0 { null() } else { bytes.as_ptr() },
+                extent.as_ptr(),
+                [1; N].as_ptr(),
+                0,
+                MAP_SWIZZLE_128,
+                MAP_L2_256,
+                0,
+            )
+        };
+        self.check("cuTensorMapEncodeTiled", status)?;
+        Ok(map)
+    }
+}

@@ -1,0 +1,310 @@
+//! The engine of this machine, generic over the backend.
+//!
+//! The calling thread queues work on the device; an [`OutputThread`] waits for images and previews and passes them to the
+//! sinks. Every task ends exactly once, also if its sink panics.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use kiln_base::lock;
+use kiln_model::{Autoencoder, Event, Observer, StepOutput};
+use kiln_ops::Backend;
+use kiln_tensor::DType;
+use kiln_weights::LoraReport;
+
+use crate::engine::{Counters, Engine, EngineInfo, Task};
+use crate::error::{Error, Result};
+use crate::model::{Model, VaeFile};
+use crate::output_thread::OutputThread;
+use crate::panics::catch_panic;
+use crate::pipeline::{BatchLimit, BatchMember, LoadOptions, PendingOutput, Pipeline, PipelineOutput};
+use crate::plan::{Plan, PlannedLora};
+use crate::preview::PreviewDecoder;
+use crate::recipe::Recipe;
+use crate::sink::{GeneratedImage, Sink};
+
+/// Device queries that are not part of [`Backend`].
+pub(crate) struct DeviceHooks<B> {
+    /// Returns the bytes available for activations.
+    pub free_memory: fn(&B) -> Option<u64>,
+    /// Returns counters for benchmarks.
+    pub counters: fn(&B) -> Counters,
+    /// Returns unused memory to the device.
+    pub release_memory: fn(&B),
+}
+
+/// A pipeline, and the thread that delivers its images.
+pub(crate) struct LocalEngine<B: Backend> {
+    /// Shared only with queued work.
+    pipeline: Arc<Pipeline<B>>,
+    info: EngineInfo,
+    hooks: DeviceHooks<B>,
+    preview_vae: Option<Arc<VaeFile>>,
+    preview_decoder: Arc<OnceLock<PreviewDecoder<B>>>,
+    output: OutputThread,
+}
+
+impl<B: Backend + 'static> LocalEngine<B> {
+    pub fn load(
+        backend: B,
+        hooks: DeviceHooks<B>,
+        model: &Arc<Model>,
+        options: &LoadOptions,
+        info: EngineInfo,
+        preview_vae: Option<Arc<VaeFile>>,
+        sink: &dyn Sink,
+    ) -> Result<Self> {
+        let output = OutputThread::start()
+            .map_err(|error| Error::Panicked(format!("can't start a thread: {error}")))?;
+        let pipeline = Arc::new(Pipeline::load(backend, model, options, &mut LoadObserver(sink))?);
+        let preview_decoder = Arc::new(OnceLock::new());
+        Ok(LocalEngine { pipeline, info, hooks, preview_vae, preview_decoder, output })
+    }
+
+    /// Returns the preview decoder; creates it on first use.
+    fn preview_decoder(&self) -> Option<&PreviewDecoder<B>> {
+        if let Some(decoder) = self.preview_decoder.get() {
+            return Some(decoder);
+        }
+        let (b, dtype) = (self.pipeline.backend(), self.pipeline.options().dtype);
+        let decoder = match &self.preview_vae {
+            Some(file) => Autoencoder::load(b, &file.weights, file.config.as_ref(), dtype)
+                .map(|vae| PreviewDecoder::Autoencoder(Arc::new(vae)))
+                .map_err(Error::from),
+            None => PreviewDecoder::linear(&self.pipeline),
+        };
+        // An image without previews is better than none.
+        let decoder = decoder.ok()?;
+        Some(self.preview_decoder.get_or_init(|| decoder))
+    }
+
+    /// Queues an image for the output thread, which waits for it and passes it to the task's sink.
+    fn queue_output(&self, run: &Arc<TaskRun>, output: PendingOutput<B>) {
+        let (run, pipeline) = (Arc::clone(run), Arc::clone(&self.pipeline));
+        let preview_decoder = Arc::clone(&self.preview_decoder);
+        self.output.push(move || {
+            if run.has_failed() {
+                return;
+            }
+            run.attempt(|| {
+                let plan = &run.task.plan;
+                let output = output.finish(pipeline.backend(), plan)?;
+                let decoder = preview_decoder.get().filter(|_| run.task.sink.wants_preview());
+                if let Some(decoder) = decoder.filter(|_| plan.request.init.is_none()) {
+                    decoder.learn(&output);
+                }
+                // Saving the image must not keep the pipeline alive or shared.
+                drop(pipeline);
+                run.deliver(output)
+            });
+        });
+    }
+}
+
+impl<B: Backend + 'static> Engine for LocalEngine<B> {
+    fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    fn model(&self) -> &Arc<Model> {
+        self.pipeline.model()
+    }
+
+    fn dtype(&self) -> DType {
+        self.pipeline.options().dtype
+    }
+
+    fn set_loras(&mut self, loras: &[PlannedLora], partial: bool) -> Result<Option<Vec<LoraReport>>> {
+        if self.pipeline.loras() == (loras, partial) {
+            return Ok(None);
+        }
+        self.output.wait();
+        let busy = || Error::Panicked("the model is in use".into());
+        Arc::get_mut(&mut self.pipeline).ok_or_else(busy)?.set_loras(loras, partial).map(Some)
+    }
+
+    fn free_memory(&self) -> Option<u64> {
+        (self.hooks.free_memory)(self.pipeline.backend())
+    }
+
+    fn batch_capacity(&self, plan: &Plan, max_images: usize) -> usize {
+        let limit = BatchLimit { images: max_images, rows: None, memory: self.free_memory() };
+        self.pipeline.batch_capacity(plan.rows(), &limit)
+    }
+
+    fn prepare(&self, plan: &Plan, sink: &dyn Sink) -> Result<()> {
+        self.pipeline.prepare(plan, &mut LoadObserver(sink))
+    }
+
+    fn generate(&self, tasks: &[Task], limit: &BatchLimit) {
+        let runs: Vec<Arc<TaskRun>> =
+            tasks.iter().map(|task| Arc::new(TaskRun::new(task, &self.info))).collect();
+        let mut observers: Vec<_> =
+            runs.iter().map(|run| TaskObserver { engine: self, run, previewed_step: None }).collect();
+        let mut receivers: Vec<_> = runs
+            .iter()
+            .map(|run| {
+                |output: PendingOutput<B>| -> Result<()> {
+                    self.queue_output(run, output);
+                    Ok(())
+                }
+            })
+            .collect();
+        let mut members: Vec<BatchMember<'_, B>> = runs
+            .iter()
+            .zip(&mut observers)
+            .zip(&mut receivers)
+            .map(|((run, observer), output)| BatchMember { plan: &run.task.plan, observer, output })
+            .collect();
+        self.pipeline.run(&mut members, limit, &mut |member, result| {
+            let run = Arc::clone(&runs[member]);
+            self.output.push(move || run.end(result));
+        });
+    }
+
+    fn finish(&self) {
+        self.output.wait();
+    }
+
+    fn counters(&self) -> Counters {
+        (self.hooks.counters)(self.pipeline.backend())
+    }
+}
+
+/// A running task. Its sink is told of its end once: by [`TaskRun::end`], or at the latest when the last owner drops it.
+struct TaskRun {
+    task: Task,
+    info: EngineInfo,
+    /// The first error of the task, after which its images are dropped.
+    error: Mutex<Option<Error>>,
+    failed: AtomicBool,
+    ended: AtomicBool,
+}
+
+impl TaskRun {
+    fn new(task: &Task, info: &EngineInfo) -> TaskRun {
+        TaskRun {
+            task: task.clone(),
+            info: info.clone(),
+            error: Mutex::new(None),
+            failed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    /// Passes an image to the sink.
+    fn deliver(&self, output: PipelineOutput) -> Result<()> {
+        for note in output.notes {
+            self.task.sink.event(&Event::Note(note));
+        }
+        let plan = &self.task.plan;
+        let recipe = Recipe::new(plan, output.index, self.info.dtype, &self.info.backend)?;
+        self.task.sink.image(GeneratedImage {
+            index: output.index,
+            image: output.image,
+            latents: output.latents,
+            seed: plan.image(output.index).seed,
+            recipe,
+        })
+    }
+
+    /// Calls a function; its error or panic fails the task.
+    fn attempt<T>(&self, call: impl FnOnce() -> Result<T>) -> Option<T> {
+        catch_panic(call).map_err(|error| self.fail(error)).ok()
+    }
+
+    /// Calls the sink; a panic fails the task.
+    fn call_sink<T>(&self, call: impl FnOnce(&dyn Sink) -> T) -> Option<T> {
+        self.attempt(|| Ok(call(&*self.task.sink)))
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failed.load(SeqCst)
+    }
+
+    fn fail(&self, error: Error) {
+        lock(&self.error).get_or_insert(error);
+        self.failed.store(true, SeqCst);
+    }
+
+    fn end(&self, result: Result<()>) {
+        if !self.ended.swap(true, SeqCst) {
+            let error = lock(&self.error).take();
+            self.call_sink(|sink| sink.ended(error.map_or(result, Err)));
+        }
+    }
+}
+
+impl Drop for TaskRun {
+    fn drop(&mut self) {
+        self.end(Err(Error::Panicked("a thread of the engine panicked".into())));
+    }
+}
+
+/// Reports a task's progress to its sink.
+struct TaskObserver<'a, B: Backend> {
+    engine: &'a LocalEngine<B>,
+    run: &'a Arc<TaskRun>,
+    /// The step that was previewed last. If several images take a step together, only the first is shown.
+    previewed_step: Option<usize>,
+}
+
+impl<B: Backend> TaskObserver<'_, B> {
+    /// Stops the run if the task has failed or is cancelled.
+    fn check_cancelled(&self) -> kiln_model::Result<()> {
+        let active = !self.run.has_failed() && self.run.call_sink(|sink| !sink.cancelled()) == Some(true);
+        if active { Ok(()) } else { Err(kiln_model::Error::Cancelled) }
+    }
+}
+
+impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
+    fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+        if matches!(event, Event::StepStarted { step: 0, .. }) {
+            self.previewed_step = None;
+        }
+        self.run.call_sink(|sink| sink.event(&event));
+        self.check_cancelled()
+    }
+
+    fn step_output(&mut self, step: &StepOutput<'_, B>) -> kiln_model::Result<()> {
+        // The last step needs no preview: the image itself follows.
+        let wanted = || self.run.call_sink(|sink| sink.wants_preview()) == Some(true);
+        let due = step.sigma > 0.0 && self.previewed_step != Some(step.step) && wanted();
+        if due && let Some(decoder) = self.engine.preview_decoder() {
+            self.previewed_step = Some(step.step);
+            let grid = self.run.task.plan.grid();
+            if let Ok(preview) = decoder.decode(self.engine.pipeline.backend(), step, grid) {
+                let run = Arc::clone(self.run);
+                self.engine.output.push(move || {
+                    if let Ok(Some(image)) = preview() {
+                        run.call_sink(|sink| sink.preview(image));
+                    }
+                });
+            }
+        }
+        self.check_cancelled()
+    }
+
+    fn inspect(&mut self, _: &str, _: &B::Tensor) -> kiln_model::Result<()> {
+        self.check_cancelled()
+    }
+
+    // Previews need only the output of a step.
+    fn wants_tensors(&self) -> bool {
+        false
+    }
+}
+
+/// Reports the progress of loading to a sink.
+struct LoadObserver<'a>(&'a dyn Sink);
+
+impl<B: Backend> Observer<B> for LoadObserver<'_> {
+    fn event(&mut self, event: Event) -> kiln_model::Result<()> {
+        self.0.event(&event);
+        if self.0.cancelled() { Err(kiln_model::Error::Cancelled) } else { Ok(()) }
+    }
+
+    fn wants_tensors(&self) -> bool {
+        false
+    }
+}

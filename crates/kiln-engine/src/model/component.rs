@@ -1,0 +1,190 @@
+//! A component of a model (transformer, text encoder or VAE): its configuration, and its weights, opened once.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kiln_model::{config, text_encoder, transformer, vae};
+use kiln_weights::{Component, WeightSource};
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Result};
+use crate::once::TryOnceLock;
+
+/// A component of a model: its path, its configuration and its weights.
+#[derive(Debug)]
+pub struct ModelComponent<C> {
+    /// Its folder or file; in a packed model, the path it would have if the model were a folder.
+    pub path: PathBuf,
+    /// Its `config.json`, or what the shapes of its tensors imply.
+    pub config: C,
+    component: Component,
+    /// The file that holds the whole model, if it is packed into one.
+    packed: Option<Arc<WeightSource>>,
+    weights: TryOnceLock<WeightSource>,
+    fingerprint: TryOnceLock<String>,
+}
+
+impl<C> ModelComponent<C> {
+    /// Creates a component whose files are opened on first use.
+    pub(super) fn lazy(path: PathBuf, config: C, component: Component) -> ModelComponent<C> {
+        ModelComponent {
+            path,
+            config,
+            component,
+            packed: None,
+            weights: TryOnceLock::new(),
+            fingerprint: TryOnceLock::new(),
+        }
+    }
+
+    /// Creates a component of a packed model. The last element of `path` is the prefix of its tensor names.
+    pub(super) fn packed(
+        file: &Arc<WeightSource>,
+        path: PathBuf,
+        config: C,
+        component: Component,
+    ) -> ModelComponent<C> {
+        ModelComponent { packed: Some(Arc::clone(file)), ..ModelComponent::lazy(path, config, component) }
+    }
+
+    /// Creates a component from open weights.
+    pub fn from_weights(
+        path: PathBuf,
+        config: C,
+        component: Component,
+        weights: WeightSource,
+    ) -> ModelComponent<C> {
+        ModelComponent { weights: weights.into(), ..ModelComponent::lazy(path, config, component) }
+    }
+
+    /// Returns its weights under Kiln's tensor names. Opens the files on first use.
+    pub fn weights(&self) -> Result<&WeightSource> {
+        self.weights.get_or_try_init(|| {
+            let source = match &self.packed {
+                None => WeightSource::open(&self.path)?,
+                Some(file) => {
+                    let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+                    let missing =
+                        || Error::config(file.path(), format!("it has no tensors named `{name}.…`"));
+                    file.subtree(&name).ok_or_else(missing)?
+                }
+            };
+            // Unrecognized weights fail tensor by tensor when they are loaded.
+            Ok(source.component(self.component)?.unwrap_or(source))
+        })
+    }
+
+    /// Returns a hash that identifies its weights in recipes.
+    pub fn fingerprint(&self) -> Result<&str> {
+        let fingerprint = || Ok::<_, Error>(self.weights()?.fingerprint()?);
+        Ok(self.fingerprint.get_or_try_init(fingerprint)?.as_str())
+    }
+
+    /// Returns the size of its files in bytes, 0 if they can't be read.
+    pub fn file_bytes(&self) -> u64 {
+        let Ok(source) = self.weights() else { return 0 };
+        source.files().filter_map(|file| Some(file.metadata().ok()?.len())).sum()
+    }
+}
+
+/// The configuration of one kind of component, and the names that components of this kind go by.
+pub(super) trait ComponentConfig: DeserializeOwned {
+    /// The kind of component.
+    const COMPONENT: Component;
+    /// Its folder in the diffusers layout.
+    const FOLDER: &'static str;
+    /// Other folders that ComfyUI keeps it in.
+    const COMFYUI_FOLDERS: &'static [&'static str];
+    /// The command-line option that names its file.
+    const OPTION: &'static str;
+
+    /// Derives the configuration from tensor shapes; `None` if a tensor that every such component has is missing.
+    fn from_tensors(source: &WeightSource) -> Option<Self>;
+
+    /// Returns what is wrong with the configuration.
+    fn problem(&self) -> Option<String>;
+}
+
+macro_rules! component_config {
+    ($config:ty, $component:expr, $folder:literal, $comfyui:expr, $option:literal) => {
+        impl ComponentConfig for $config {
+            const COMPONENT: Component = $component;
+            const FOLDER: &'static str = $folder;
+            const COMFYUI_FOLDERS: &'static [&'static str] = &$comfyui;
+            const OPTION: &'static str = $option;
+
+            fn from_tensors(source: &WeightSource) -> Option<Self> {
+                <$config>::from_tensors(source)
+            }
+
+            fn problem(&self) -> Option<String> {
+                <$config>::problem(self)
+            }
+        }
+    };
+}
+
+component_config!(transformer::Config, Component::Transformer, "transformer", [], "--transformer");
+component_config!(
+    text_encoder::Config,
+    Component::TextEncoder,
+    "text_encoder",
+    ["text_encoders", "clip"],
+    "--text-encoder"
+);
+component_config!(vae::Config, Component::Vae, "vae", [], "--vae");
+
+/// Opens a component: a file, or a folder that may have a `config.json`.
+pub(super) fn open_component<C: ComponentConfig>(
+    path: &Path,
+    sources: &SourceCache,
+) -> Result<ModelComponent<C>> {
+    let source = sources.require_component(path, C::COMPONENT)?;
+    let config_file = path.join("config.json");
+    let config: C = if config_file.is_file() {
+        config::read(&config_file)?
+    } else {
+        let missing = || format!("tensors that every FLUX.2 {} has are missing", C::COMPONENT);
+        C::from_tensors(&source).ok_or_else(|| Error::config(path, missing()))?
+    };
+    match config.problem() {
+        Some(what) => Err(Error::config(path, what)),
+        None => Ok(ModelComponent::from_weights(path.to_path_buf(), config, C::COMPONENT, source)),
+    }
+}
+
+/// The weight files opened while a model is assembled. Each is opened once, however often it is inspected.
+#[derive(Default)]
+pub(super) struct SourceCache {
+    sources: RefCell<HashMap<PathBuf, Arc<WeightSource>>>,
+}
+
+impl SourceCache {
+    /// Opens the file or folder at `path`.
+    pub fn open(&self, path: &Path) -> Result<Arc<WeightSource>> {
+        if let Some(source) = self.sources.borrow().get(path) {
+            return Ok(Arc::clone(source));
+        }
+        let source = Arc::new(WeightSource::open(path)?);
+        self.sources.borrow_mut().insert(path.to_path_buf(), Arc::clone(&source));
+        Ok(source)
+    }
+
+    /// Opens a component of the file at `path`; `None` if the file does not contain it.
+    pub fn component(&self, path: &Path, component: Component) -> Result<Option<WeightSource>> {
+        Ok(self.open(path)?.component(component)?)
+    }
+
+    /// Opens a component of a file that must contain it.
+    pub fn require_component(&self, path: &Path, component: Component) -> Result<WeightSource> {
+        let source = self.open(path)?;
+        let wrong = || kiln_weights::Error::WrongComponent {
+            file: source.path().to_path_buf(),
+            component,
+            found: source.describe(),
+        };
+        Ok(source.component(component)?.ok_or_else(wrong)?)
+    }
+}

@@ -1,0 +1,142 @@
+//! Finds the files that belong to a transformer: in its own file, in its folder, and in the folders in which diffusers
+//! and ComfyUI keep the other components.
+
+use std::path::{Path, PathBuf};
+
+use kiln_weights::WeightSource;
+
+use super::component::{ComponentConfig, ModelComponent, SourceCache, open_component};
+use crate::error::{Error, Result};
+
+/// Files of one folder that are inspected at most.
+const MAX_FILES: usize = 200;
+
+/// A search for the other components of a transformer.
+pub(super) struct ComponentSearch<'a> {
+    transformer: &'a Path,
+    /// Models in the diffusers layout to borrow components from.
+    fallback_models: &'a [PathBuf],
+    sources: &'a SourceCache,
+    /// The folders searched so far.
+    pub searched: Vec<PathBuf>,
+}
+
+impl<'a> ComponentSearch<'a> {
+    pub fn new(
+        transformer: &'a Path,
+        fallback_models: &'a [PathBuf],
+        sources: &'a SourceCache,
+    ) -> ComponentSearch<'a> {
+        ComponentSearch { transformer, fallback_models, sources, searched: Vec::new() }
+    }
+
+    /// Opens the component at `named` or, if no path is named, the first one that fits: near the transformer, then in
+    /// the fallback models. `None` if there is none.
+    pub fn find<C: ComponentConfig>(
+        &mut self,
+        named: Option<&Path>,
+        fits: impl Fn(&C) -> bool,
+    ) -> Result<Option<ModelComponent<C>>> {
+        if let Some(path) = named {
+            return open_component(path, self.sources).map(Some);
+        }
+        let fits_source = |source: &WeightSource| C::from_tensors(source).is_some_and(|config| fits(&config));
+        if let Some(file) = self.find_nearby::<C>(fits_source)? {
+            return open_component(&file, self.sources).map(Some);
+        }
+        for model in self.fallback_models {
+            let folder = model.join(C::FOLDER);
+            if !folder.is_dir() {
+                continue;
+            }
+            self.add_searched(model);
+            let component = open_component::<C>(&folder, self.sources).ok();
+            if let Some(component) = component.filter(|component| fits(&component.config)) {
+                return Ok(Some(component));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the only file with a fitting component: the transformer's own file, else one of its folder, else one of
+    /// the component's usual folders inside or next to that. Several in one folder are an error.
+    fn find_nearby<C: ComponentConfig>(
+        &mut self,
+        fits: impl Fn(&WeightSource) -> bool,
+    ) -> Result<Option<PathBuf>> {
+        let sources = self.sources;
+        let matches = |file: &Path| {
+            let component = sources.component(file, C::COMPONENT);
+            component.is_ok_and(|component| component.is_some_and(|source| fits(&source)))
+        };
+        if matches(self.transformer) {
+            return Ok(Some(self.transformer.to_path_buf()));
+        }
+        let own = if self.transformer.is_dir() {
+            self.transformer
+        } else {
+            self.transformer.parent().unwrap_or(Path::new(""))
+        };
+        let mut folders = vec![own.to_path_buf()];
+        for parent in [Some(own), own.parent()].into_iter().flatten() {
+            folders.push(parent.join(C::FOLDER));
+            folders.extend(C::COMFYUI_FOLDERS.iter().map(|name| parent.join(name)));
+        }
+        for folder in folders {
+            let found: Vec<PathBuf> =
+                weight_files(&folder).into_iter().filter(|file| matches(file)).collect();
+            self.add_searched(&folder);
+            match &found[..] {
+                [] => {}
+                [one] => return Ok(Some(one.clone())),
+                several => {
+                    let (component, files, option) = (C::COMPONENT, quoted_names(several), C::OPTION);
+                    let what =
+                        format!("several files could be its {component}: {files}; name one with {option}");
+                    return Err(Error::config(self.transformer, what));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn add_searched(&mut self, folder: &Path) {
+        if !self.searched.iter().any(|searched| searched == folder) {
+            self.searched.push(folder.to_path_buf());
+        }
+    }
+}
+
+/// Lists the weight files of a folder, sorted: shard indices and single files, but no shards.
+pub(super) fn weight_files(folder: &Path) -> Vec<PathBuf> {
+    // `read_dir` does not accept the empty path, which stands for the current folder everywhere else.
+    let listed = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let entries = std::fs::read_dir(listed).into_iter().flatten().flatten();
+    let is_weight_file = |name: &str| {
+        let shard = name.contains("-of-0");
+        name.ends_with(".safetensors.index.json")
+            || !shard && [".safetensors", ".gguf"].iter().any(|e| name.ends_with(e))
+    };
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut files: Vec<PathBuf> =
+        names.filter(|name| is_weight_file(name)).map(|name| folder.join(name)).collect();
+    files.retain(|file| file.is_file());
+    files.sort();
+    files.truncate(MAX_FILES);
+    files
+}
+
+/// Finds the `tokenizer.json` that belongs to a text encoder's file or folder.
+pub(super) fn find_tokenizer(text_encoder: &Path) -> Option<PathBuf> {
+    let own = if text_encoder.is_dir() { text_encoder } else { text_encoder.parent()? };
+    let mut candidates = vec![own.join("tokenizer.json"), own.join("tokenizer/tokenizer.json")];
+    // In the parent folder only `tokenizer/` counts: a loose `tokenizer.json` there may belong to any model.
+    candidates.extend(own.parent().map(|parent| parent.join("tokenizer/tokenizer.json")));
+    candidates.into_iter().find(|file| file.is_file())
+}
+
+/// File names for a message.
+pub(super) fn quoted_names(files: &[PathBuf]) -> String {
+    let names = files.iter().map(|f| format!("`{}`", f.file_name().unwrap_or_default().to_string_lossy()));
+    names.collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,74 @@
+//! Images that the device still computes, and finished ones.
+
+use kiln_image::RgbImage;
+use kiln_model::PendingImage;
+use kiln_ops::{Backend, Pending};
+use kiln_tensor::HostTensor;
+
+use crate::error::{Error, Result};
+use crate::plan::{Plan, StartingPoint};
+
+/// The name of an encoded text in messages.
+pub(super) const TEXT: &str = "the text encoder's result";
+
+/// Work that needs a finished result of the device, such as checks and cache writes. May return a note for the user.
+pub(super) type DeferredWork = Box<dyn FnOnce() -> Result<Option<String>> + Send>;
+
+/// A finished image.
+#[derive(Clone, Debug)]
+pub struct PipelineOutput {
+    /// The pixels.
+    pub image: RgbImage,
+    /// The final normalized latents as tokens, f32 `[height/16 · width/16, channels]`.
+    pub latents: HostTensor,
+    /// Its index in the request, from 0; images of one prompt are consecutive.
+    pub index: usize,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+}
+
+/// An image whose work is queued; the device may still compute it.
+pub struct PendingOutput<B: Backend> {
+    pub(super) index: usize,
+    pub(super) image: PendingImage,
+    pub(super) latents: Pending<HostTensor>,
+    pub(super) text: B::Tensor,
+    /// Work for results that the images of a request share; comes with the first of them.
+    pub(super) deferred: Vec<DeferredWork>,
+}
+
+impl<B: Backend> PendingOutput<B> {
+    /// Returns its index in the request, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Waits for the image, and checks that it contains no NaN or infinity.
+    pub fn finish(self, b: &B, plan: &Plan) -> Result<PipelineOutput> {
+        let mut notes = Vec::new();
+        for work in self.deferred {
+            notes.extend(work()?);
+        }
+        let latents = (self.latents)()?;
+        if let Err(error) = check_finite("the transformer's result", &latents) {
+            // Blame the text encoder if the fault began there.
+            check_finite(TEXT, &b.download(&self.text)?)?;
+            return Err(error);
+        }
+        let image = (self.image)()?;
+        let image = match &plan.start {
+            StartingPoint::Inpaint(inpaint) => kiln_image::paste_back(inpaint, &image),
+            StartingPoint::Noise | StartingPoint::Image(_) => image,
+        };
+        Ok(PipelineOutput { image, latents, index: self.index, notes })
+    }
+}
+
+/// Refuses NaN and infinity, which would otherwise end as a black image.
+pub(super) fn check_finite(what: &'static str, x: &HostTensor) -> Result<()> {
+    if x.to_f32()?.iter().all(|v| v.is_finite()) {
+        Ok(())
+    } else {
+        Err(Error::Model(kiln_model::Error::NotFinite { what }))
+    }
+}

@@ -1,0 +1,260 @@
+//! The order of waiting jobs: fair between clients, with few changes of model, LoRAs and size.
+//!
+//! The queue counts the work done for each client; the client with the least is next, with its oldest job. A job with the
+//! same group key as the last one goes first if its client is not far ahead, but only a few times in a row: loaded models
+//! are reused, and nobody starves. Jobs that join a batch are chosen and counted by the same rule.
+
+use std::collections::HashMap;
+
+/// How far ahead of the others a client may be, in jobs of its own size, for its job to be preferred.
+const MAX_LEAD: f64 = 4.0;
+/// How many jobs in a row may be preferred.
+const MAX_PREFERRED: u32 = 8;
+
+/// A waiting job.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct QueuedJob {
+    pub(crate) id: String,
+    pub(crate) client: String,
+    /// Equal for jobs that need the same model, LoRAs and size.
+    pub(crate) group_key: String,
+    /// Equal for jobs that fit into one batch; `None` for a job that must run alone.
+    pub(crate) batch_key: Option<String>,
+    pub(crate) images: u32,
+    /// Estimated work, in any unit.
+    pub(crate) cost: f64,
+}
+
+/// The waiting jobs.
+#[derive(Debug, Default)]
+pub(crate) struct FairQueue {
+    /// Oldest first.
+    jobs: Vec<QueuedJob>,
+    /// Work done for each client.
+    spent: HashMap<String, f64>,
+    last_group: Option<String>,
+    /// Preferred jobs taken in a row.
+    preferred: u32,
+}
+
+impl FairQueue {
+    pub(crate) fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    pub(crate) fn push(&mut self, job: QueuedJob) {
+        // A client that returns after a pause gets no credit for it.
+        if !self.jobs.iter().any(|other| other.client == job.client) {
+            let least = self.jobs.iter().map(|other| self.spent(&other.client)).fold(f64::INFINITY, f64::min);
+            let spent = self.spent.entry(job.client.clone()).or_insert(0.0);
+            if least.is_finite() {
+                *spent = spent.max(least);
+            }
+        }
+        self.jobs.push(job);
+    }
+
+    /// Removes a job; returns whether it was there.
+    pub(crate) fn remove(&mut self, id: &str) -> bool {
+        let before = self.jobs.len();
+        self.jobs.retain(|job| job.id != id);
+        self.jobs.len() < before
+    }
+
+    /// The number of jobs submitted before this one.
+    pub(crate) fn position(&self, id: &str) -> Option<usize> {
+        self.jobs.iter().position(|job| job.id == id)
+    }
+
+    /// Takes the next job.
+    pub(crate) fn take(&mut self) -> Option<QueuedJob> {
+        let fair = self.fairest()?;
+        let least = self.spent(&self.jobs[fair].client);
+        let preferred = self
+            .jobs
+            .iter()
+            .position(|job| Some(&job.group_key) == self.last_group.as_ref() && self.is_near(job, least));
+        let index = preferred.filter(|_| self.preferred < MAX_PREFERRED).unwrap_or(fair);
+        self.preferred = if index == fair { 0 } else { self.preferred + 1 };
+        Some(self.take_at(index))
+    }
+
+    /// Takes a job with this batch key and at most `max_images` images: the next job by fairness if it fits, else one
+    /// that may be preferred.
+    pub(crate) fn take_batchable(&mut self, batch_key: &str, max_images: u32) -> Option<QueuedJob> {
+        let fair = self.fairest()?;
+        let least = self.spent(&self.jobs[fair].client);
+        let fits = |job: &QueuedJob| job.batch_key.as_deref() == Some(batch_key) && job.images <= max_images;
+        if fits(&self.jobs[fair]) {
+            return Some(self.take_at(fair));
+        }
+        let preferred = self.jobs.iter().position(|job| fits(job) && self.is_near(job, least));
+        let index = preferred.filter(|_| self.preferred < MAX_PREFERRED)?;
+        self.preferred += 1;
+        Some(self.take_at(index))
+    }
+
+    /// Removes a job and counts its work for its client.
+    fn take_at(&mut self, index: usize) -> QueuedJob {
+        let job = self.jobs.remove(index);
+        *self.spent.entry(job.client.clone()).or_insert(0.0) += job.cost;
+        self.last_group = Some(job.group_key.clone());
+        if self.jobs.is_empty() {
+            self.spent.clear();
+        }
+        job
+    }
+
+    /// Whether a job's client is close enough to the one with the least work for the job to be preferred.
+    fn is_near(&self, job: &QueuedJob, least: f64) -> bool {
+        self.spent(&job.client) - least <= MAX_LEAD * job.cost
+    }
+
+    /// The oldest job of the client with the least work.
+    fn fairest(&self) -> Option<usize> {
+        let mut best: Option<(f64, usize)> = None;
+        for (index, job) in self.jobs.iter().enumerate() {
+            let spent = self.spent(&job.client);
+            if best.is_none_or(|(least, _)| spent < least) {
+                best = Some((spent, index));
+            }
+        }
+        best.map(|(_, index)| index)
+    }
+
+    fn spent(&self, client: &str) -> f64 {
+        self.spent.get(client).copied().unwrap_or(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(id: &str, client: &str, group: &str) -> QueuedJob {
+        QueuedJob {
+            id: id.into(),
+            client: client.into(),
+            group_key: group.into(),
+            batch_key: Some(group.into()),
+            images: 1,
+            cost: 1.0,
+        }
+    }
+
+    fn take_all(queue: &mut FairQueue) -> String {
+        std::iter::from_fn(|| queue.take()).map(|job| job.id).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn clients_take_turns() {
+        let mut queue = FairQueue::default();
+        for id in ["a1", "a2", "a3", "a4"] {
+            // Every job has its own group: only fairness decides.
+            queue.push(job(id, "a", id));
+        }
+        queue.push(job("b1", "b", "b1"));
+        queue.push(job("b2", "b", "b2"));
+        assert_eq!(take_all(&mut queue), "a1 b1 a2 b2 a3 a4");
+    }
+
+    #[test]
+    fn jobs_of_one_group_run_together() {
+        let mut queue = FairQueue::default();
+        for (id, group) in [("1", "x"), ("2", "y"), ("3", "x"), ("4", "y"), ("5", "x")] {
+            queue.push(job(id, "a", group));
+        }
+        assert_eq!(take_all(&mut queue), "1 3 5 2 4");
+    }
+
+    #[test]
+    fn a_group_does_not_starve_others() {
+        let mut queue = FairQueue::default();
+        queue.push(job("x", "a", "x"));
+        queue.push(job("other", "a", "y"));
+        for i in 0..50 {
+            queue.push(job(&format!("x{i}"), "a", "x"));
+        }
+        let index = take_all(&mut queue).split(' ').position(|id| id == "other").unwrap();
+        assert!(index <= 1 + MAX_PREFERRED as usize, "{index}");
+    }
+
+    #[test]
+    fn a_client_far_ahead_is_not_preferred_for_its_group() {
+        let mut queue = FairQueue::default();
+        for i in 0..10 {
+            queue.push(job(&format!("a{i}"), "a", "x"));
+        }
+        for _ in 0..6 {
+            queue.take();
+        }
+        queue.push(job("b", "b", "y"));
+        queue.spent.insert("b".into(), 0.0);
+        assert_eq!(queue.take().unwrap().id, "b");
+    }
+
+    #[test]
+    fn a_pause_gives_no_credit() {
+        let mut queue = FairQueue::default();
+        for i in 0..6 {
+            queue.push(job(&format!("a{i}"), "a", &format!("{i}")));
+        }
+        queue.take();
+        queue.take();
+        for i in 0..4 {
+            queue.push(job(&format!("b{i}"), "b", &format!("b{i}")));
+        }
+        assert_eq!(take_all(&mut queue), "a2 b0 a3 b1 a4 b2 a5 b3");
+    }
+
+    #[test]
+    fn batchable_jobs_have_the_key_fit_the_batch_and_are_not_far_ahead() {
+        let mut queue = FairQueue::default();
+        queue.push(job("a1", "a", "x"));
+        queue.push(QueuedJob { batch_key: None, ..job("alone", "c", "x") });
+        queue.push(QueuedJob { images: 4, ..job("four", "d", "x") });
+        queue.push(job("other", "b", "y"));
+        queue.push(job("a2", "a", "x"));
+        queue.push(job("e", "e", "x"));
+        assert_eq!(queue.take().unwrap().id, "a1");
+        assert_eq!(queue.take_batchable("x", 3).unwrap().id, "a2");
+        queue.spent.insert("e".into(), 50.0);
+        assert_eq!(queue.take_batchable("x", 3), None);
+        assert_eq!(queue.take_batchable("x", 4).unwrap().id, "four");
+        assert_eq!(queue.len(), 3);
+    }
+
+    #[test]
+    fn batching_does_not_starve_others() {
+        let mut queue = FairQueue::default();
+        queue.push(job("x", "a", "x"));
+        queue.push(job("other", "b", "y"));
+        for i in 0..50 {
+            queue.push(job(&format!("x{i}"), &format!("c{i}"), "x"));
+        }
+        let mut before = 0;
+        'all: loop {
+            let first = queue.take().unwrap();
+            let joining: Vec<_> =
+                std::iter::from_fn(|| queue.take_batchable(&first.group_key, 1)).take(3).collect();
+            for job in std::iter::once(first).chain(joining) {
+                if job.id == "other" {
+                    break 'all;
+                }
+                before += 1;
+            }
+        }
+        assert!(before <= 1 + 2 * MAX_PREFERRED as usize, "{before}");
+    }
+
+    #[test]
+    fn a_removed_job_is_not_taken() {
+        let mut queue = FairQueue::default();
+        queue.push(job("1", "a", "x"));
+        queue.push(job("2", "a", "x"));
+        assert_eq!(queue.position("2"), Some(1));
+        assert!(queue.remove("1") && !queue.remove("1"));
+        assert_eq!(queue.position("2"), Some(0));
+        assert_eq!(take_all(&mut queue), "2");
+    }
+}

@@ -1,0 +1,178 @@
+//! The gallery: all generated images that were not deleted.
+
+use kiln_engine::Request;
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::{Store, StoreError, parse_request, to_json};
+
+/// A generated image.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct ImageRow {
+    /// Its id: the job's id and its number.
+    pub id: String,
+    /// The id of its job.
+    pub job: String,
+    /// Its number in the job, from 0.
+    pub number: u32,
+    /// When it was generated, in milliseconds since 1970.
+    pub created: i64,
+    /// Width in pixels.
+    pub width: u32,
+    /// Height in pixels.
+    pub height: u32,
+    /// Its seed, as a string: it may be too large for JavaScript's numbers.
+    pub seed: Option<String>,
+    /// The name of its file.
+    #[serde(skip)]
+    pub file: String,
+    /// The size of its file in bytes.
+    pub bytes: u64,
+    /// Its prompt: one of the job's prompts.
+    pub prompt: String,
+    /// The model that generated it.
+    pub model: String,
+    /// The job's request.
+    #[serde(rename = "order")]
+    pub request: Request,
+    /// Its recipe: every setting it was generated with, as JSON.
+    #[serde(skip)]
+    pub recipe: String,
+}
+
+/// A query of the gallery.
+#[derive(Clone, Debug, Default)]
+pub struct ImageQuery {
+    /// Words that all occur in the prompt, the model's name or the seed.
+    pub words: String,
+    /// Only images older than the one with this id.
+    pub before: Option<String>,
+    /// Maximum number of results.
+    pub limit: u32,
+}
+
+const SELECT: &str = "SELECT id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe FROM pictures";
+
+fn image_row(row: &Row<'_>) -> rusqlite::Result<ImageRow> {
+    Ok(ImageRow {
+        id: row.get(0)?,
+        job: row.get(1)?,
+        number: row.get(2)?,
+        created: row.get(3)?,
+        width: row.get(4)?,
+        height: row.get(5)?,
+        seed: row.get(6)?,
+        file: row.get(7)?,
+        bytes: row.get::<_, i64>(8)?.max(0) as u64,
+        prompt: row.get(9)?,
+        model: row.get(10)?,
+        request: parse_request(&row.get::<_, String>(11)?),
+        recipe: row.get(12)?,
+    })
+}
+
+impl ImageRow {
+    pub(super) fn insert(&self, db: &Connection) -> rusqlite::Result<usize> {
+        db.execute(
+            "INSERT OR REPLACE INTO pictures
+             (id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            params![
+                self.id,
+                self.job,
+                self.number,
+                self.created,
+                self.width,
+                self.height,
+                self.seed,
+                self.file,
+                self.bytes as i64,
+                self.prompt,
+                self.model,
+                to_json(&self.request),
+                self.recipe
+            ],
+        )
+    }
+}
+
+impl Store {
+    /// The image with this id.
+    pub fn image(&self, id: &str) -> Result<Option<ImageRow>, StoreError> {
+        let db = self.db();
+        let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
+        Ok(query.query_row([id], image_row).optional()?)
+    }
+
+    /// The images of a job.
+    pub fn images_of(&self, job: &str) -> Result<Vec<ImageRow>, StoreError> {
+        let db = self.db();
+        let mut query = db.prepare(&format!("{SELECT} WHERE job = ? ORDER BY number"))?;
+        Ok(query.query_map([job], image_row)?.collect::<Result<_, _>>()?)
+    }
+
+    /// The images that match a query, newest first.
+    pub fn search(&self, query: &ImageQuery) -> Result<Vec<ImageRow>, StoreError> {
+        let words: Vec<String> =
+            query.words.split_whitespace().take(16).map(|word| format!("%{}%", escape(word))).collect();
+        let mut sql = format!("{SELECT} WHERE 1");
+        let mut values: Vec<&dyn ToSql> = Vec::new();
+        for word in &words {
+            sql += " AND (prompt LIKE ? ESCAPE '\\' OR model LIKE ? ESCAPE '\\' OR seed LIKE ? ESCAPE '\\')";
+            values.extend([word as &dyn ToSql; 3]);
+        }
+        if let Some(before) = &query.before {
+            sql += " AND seq < (SELECT seq FROM pictures WHERE id = ?)";
+            values.push(before);
+        }
+        sql += " ORDER BY seq DESC LIMIT ?";
+        values.push(&query.limit);
+        let db = self.db();
+        let mut statement = db.prepare(&sql)?;
+        Ok(statement.query_map(&values[..], image_row)?.collect::<Result<_, _>>()?)
+    }
+
+    /// The number of images.
+    pub fn count_images(&self) -> Result<u64, StoreError> {
+        Ok(self.db().query_row("SELECT count(*) FROM pictures", [], |row| row.get::<_, i64>(0))?.max(0)
+            as u64)
+    }
+
+    /// Deletes an image and its files; returns whether it existed.
+    pub fn delete_image(&self, id: &str) -> Result<bool, StoreError> {
+        let Some(image) = self.image(id)? else { return Ok(false) };
+        // Files first: on a full disk the database needs the space they free.
+        self.remove_files(&image.file);
+        self.db().execute("DELETE FROM pictures WHERE id = ?", [id])?;
+        Ok(true)
+    }
+
+    /// Deletes all but the newest `keep` images, and old jobs without images, from the database; returns the files of the
+    /// deleted images.
+    pub(super) fn delete_beyond(&self, keep: u32) -> Result<Vec<String>, StoreError> {
+        /// Number of newest jobs to keep even without images.
+        const KEEP_JOBS: u32 = 1000;
+        let mut db = self.db();
+        let transaction = db.transaction()?;
+        let beyond = "seq <= (SELECT seq FROM pictures ORDER BY seq DESC LIMIT 1 OFFSET ?)";
+        let files = {
+            let mut query = transaction.prepare(&format!("SELECT file FROM pictures WHERE {beyond}"))?;
+            query.query_map([keep], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?
+        };
+        transaction.execute(&format!("DELETE FROM pictures WHERE {beyond}"), [keep])?;
+        transaction.execute(
+            "DELETE FROM jobs WHERE state IN ('done', 'failed', 'cancelled')
+             AND seq <= (SELECT seq FROM jobs ORDER BY seq DESC LIMIT 1 OFFSET ?)
+             AND NOT EXISTS (SELECT 1 FROM pictures WHERE pictures.job = jobs.id)",
+            [KEEP_JOBS],
+        )?;
+        transaction.commit()?;
+        Ok(files)
+    }
+}
+
+/// Escapes the wildcards of `LIKE`.
+fn escape(word: &str) -> String {
+    word.replace('\\', r"\\").replace('%', r"\%").replace('_', r"\_")
+}

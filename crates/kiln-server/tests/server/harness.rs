@@ -1,0 +1,294 @@
+//! A test server in an empty folder, helpers to send requests to it, and its generator.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, Request, StatusCode, header};
+use kiln_engine::{FileRef, Phase, Progress, Request as JobRequest};
+use kiln_image::{Format, RgbImage};
+use kiln_server::{
+    Catalogue, Config, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink, ModelInfo, Server,
+    Task, router,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+use tower::ServiceExt;
+
+pub struct TestCatalogue;
+
+impl Catalogue for TestCatalogue {
+    fn models(&self) -> Vec<ModelInfo> {
+        let model = |name: &str, default| ModelInfo {
+            name: name.into(),
+            default,
+            size: 64,
+            sides: None,
+            steps: 4,
+            guidance: None,
+            negative: false,
+        };
+        vec![model("small", true), model("large", false)]
+    }
+
+    fn loras(&self) -> Vec<String> {
+        vec!["ink".into()]
+    }
+
+    fn vaes(&self) -> Vec<String> {
+        vec!["taef2".into()]
+    }
+}
+
+/// A job as the generator received it.
+#[derive(Clone, Debug)]
+pub struct ReceivedJob {
+    pub request: JobRequest,
+    pub references: Vec<InputImage>,
+    pub init: Option<InputImage>,
+    pub mask: Option<InputImage>,
+}
+
+impl ReceivedJob {
+    pub fn prompt(&self) -> &str {
+        &self.request.prompts[0]
+    }
+}
+
+/// Generates images of one colour on the calling thread. The prompts `slow`, `panic`, `panic in plan`, `fail`, `silent`
+/// and `refuse` select its behaviour.
+pub struct TestGenerator {
+    pub received: Arc<Mutex<Vec<ReceivedJob>>>,
+    pub batch_capacity: u32,
+}
+
+impl Generator for TestGenerator {
+    type Plan = Arc<ReceivedJob>;
+
+    fn plan(&self, job: &JobInputs<'_>) -> Result<Arc<ReceivedJob>, JobError> {
+        let request = job.request();
+        assert_ne!(request.prompts[0], "panic in plan", "on purpose");
+        let image = |file: &FileRef| job.image(file);
+        Ok(Arc::new(ReceivedJob {
+            request: request.clone(),
+            references: request.references.iter().map(image).collect::<Result<_, _>>()?,
+            init: request.init.as_ref().map(image).transpose()?,
+            mask: request.mask.as_ref().map(image).transpose()?,
+        }))
+    }
+
+    fn batch_capacity(&self, _: &Arc<ReceivedJob>) -> u32 {
+        self.batch_capacity
+    }
+
+    fn generate(&self, tasks: Vec<Task<Arc<ReceivedJob>>>) {
+        let images = |task: &Task<Arc<ReceivedJob>>| task.plan.request.image_count() as u32;
+        let all = tasks.iter().map(images).sum();
+        for task in tasks {
+            task.sink.batch(images(&task), all);
+            self.received.lock().unwrap().push(ReceivedJob::clone(&task.plan));
+            let result = generate(&task.plan.request, &*task.sink);
+            if task.plan.prompt() != "silent" {
+                task.sink.ended(result);
+            }
+        }
+    }
+
+    fn finish(&self) {}
+}
+
+fn generate(request: &JobRequest, sink: &dyn JobSink) -> Result<(), JobError> {
+    match request.prompts[0].as_str() {
+        "panic" => panic!("on purpose"),
+        "fail" => return Err(JobError::server("generation_failed", "the GPU is on fire")),
+        "refuse" => return Err(JobError::request("invalid_request", "not that")),
+        _ => {}
+    }
+    let (width, height) = (request.width.unwrap_or(64), request.height.unwrap_or(64));
+    let (images, steps) = (request.image_count() as u32, request.steps.unwrap_or(4));
+    for image in 0..images {
+        for step in 0..steps {
+            if sink.cancelled() {
+                return Err(JobError::cancelled());
+            }
+            let fraction = (image * steps + step) as f32 / (images * steps) as f32;
+            sink.progress(Progress { phase: Phase::Steps, image, images, step, steps, fraction });
+            std::thread::sleep(Duration::from_millis(if request.prompts[0] == "slow" { 50 } else { 5 }));
+            if sink.wants_preview() {
+                let step = step + 1;
+                sink.progress(Progress { phase: Phase::Steps, image, images, step, steps, fraction });
+                sink.preview(RgbImage::black(width / 8, height / 8));
+            }
+        }
+        sink.image(finished(request, image, width, height))?;
+    }
+    Ok(())
+}
+
+/// An image whose colour encodes its seed and number.
+pub fn finished(request: &JobRequest, index: u32, width: u32, height: u32) -> FinishedImage {
+    let seed = *request.seed.get(index as usize).unwrap_or(&request.seed[0]);
+    let pixels = (0..width * height).flat_map(|_| [seed as u8, index as u8, 7]).collect();
+    FinishedImage {
+        index,
+        image: RgbImage::new(width, height, pixels).unwrap(),
+        seed: Some(seed),
+        recipe: format!(r#"{{"prompt":"{}"}}"#, request.prompts[0]),
+    }
+}
+
+pub struct TestServer {
+    pub inner: Server,
+    pub received: Arc<Mutex<Vec<ReceivedJob>>>,
+    router: Router,
+    folder: Arc<TempDir>,
+}
+
+pub struct TestResponse {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub bytes: Vec<u8>,
+}
+
+impl TestResponse {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.bytes)
+            .unwrap_or_else(|e| panic!("{e} in {:?}", String::from_utf8_lossy(&self.bytes)))
+    }
+
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.bytes).unwrap()
+    }
+
+    #[track_caller]
+    pub fn ok(self) -> TestResponse {
+        assert!(self.status.is_success(), "{}: {}", self.status, String::from_utf8_lossy(&self.bytes));
+        self
+    }
+
+    #[track_caller]
+    pub fn expect_error(self, status: u16, code: &str) -> TestResponse {
+        assert_eq!(self.status.as_u16(), status, "{}", String::from_utf8_lossy(&self.bytes));
+        let error = &self.json()["error"];
+        assert_eq!(error["code"], code, "{error}");
+        assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()) && error["type"].is_string());
+        self
+    }
+}
+
+pub fn config(folder: &Path) -> Config {
+    Config {
+        grace: Duration::from_millis(200),
+        io_timeout: Duration::from_millis(400),
+        ..Config::new(folder)
+    }
+}
+
+impl TestServer {
+    pub fn new() -> TestServer {
+        TestServer::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
+        TestServer::open(Arc::new(TempDir::new().unwrap()), change, true)
+    }
+
+    /// Opens a server on this folder. If not `generating`, jobs stay queued.
+    pub fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Config), generating: bool) -> TestServer {
+        let mut config = config(folder.path());
+        change(&mut config);
+        let server = Server::open(config, Box::new(TestCatalogue)).unwrap();
+        let received = Arc::new(Mutex::new(Vec::new()));
+        if generating {
+            let generator = TestGenerator { received: Arc::clone(&received), batch_capacity: 1 };
+            server.generate_with(generator).unwrap();
+        }
+        TestServer { router: router(server.clone()), inner: server, received, folder }
+    }
+
+    /// Starts to generate the queued jobs, in batches of up to `batch_capacity` images.
+    pub fn generate(&self, batch_capacity: u32) {
+        let generator = TestGenerator { received: Arc::clone(&self.received), batch_capacity };
+        self.inner.generate_with(generator).unwrap();
+    }
+
+    /// The value of a metric without labels.
+    pub async fn metric(&self, name: &str) -> u64 {
+        let text = self.get("/metrics").await.ok().text().to_owned();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+    }
+
+    pub fn folder(&self) -> Arc<TempDir> {
+        Arc::clone(&self.folder)
+    }
+
+    pub async fn send(&self, request: Request<Body>) -> TestResponse {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = to_bytes(body, usize::MAX).await.unwrap().to_vec();
+        TestResponse { status: parts.status, headers: parts.headers, bytes }
+    }
+
+    pub async fn get(&self, path: &str) -> TestResponse {
+        self.send(Request::get(path).header(header::HOST, "localhost").body(Body::empty()).unwrap()).await
+    }
+
+    pub async fn delete(&self, path: &str) -> TestResponse {
+        self.send(Request::delete(path).header(header::HOST, "localhost").body(Body::empty()).unwrap()).await
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> TestResponse {
+        self.send(post(path, body)).await
+    }
+
+    /// Polls a job until it has ended.
+    pub async fn wait(&self, id: &str) -> Value {
+        for _ in 0..500 {
+            let job = self.get(&format!("/v1/jobs/{id}")).await.ok().json();
+            if !matches!(job["status"].as_str(), Some("queued" | "running")) {
+                return job;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the job {id} does not end");
+    }
+
+    pub async fn submit(&self, job: Value) -> String {
+        self.post("/v1/jobs", job).await.ok().json()["id"].as_str().unwrap().to_owned()
+    }
+}
+
+pub fn post(path: &str, body: Value) -> Request<Body> {
+    let request = Request::post(path)
+        .header(header::HOST, "localhost")
+        .header(header::CONTENT_TYPE, "application/json");
+    request.body(Body::from(body.to_string())).unwrap()
+}
+
+/// A PNG file of a black image.
+pub fn png(width: u32, height: u32) -> Vec<u8> {
+    kiln_image::encode(&RgbImage::black(width, height), Format::Png, None).unwrap()
+}
+
+pub fn base64(bytes: &[u8]) -> String {
+    use base64::Engine as _;
+    base64::prelude::BASE64_STANDARD.encode(bytes)
+}
+
+pub fn decode(text: &Value) -> RgbImage {
+    use base64::Engine as _;
+    let bytes = base64::prelude::BASE64_STANDARD.decode(text.as_str().unwrap()).unwrap();
+    kiln_image::from_bytes("answer", &bytes).unwrap()
+}
+
+/// Parses a stream of server-sent events into names and data.
+pub fn events(text: &str) -> Vec<(String, Value)> {
+    let event = |block: &str| {
+        let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+        Some((field("event: ")?, serde_json::from_str(&field("data: ")?).unwrap()))
+    };
+    text.split("\n\n").filter_map(event).collect()
+}

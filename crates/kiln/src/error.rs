@@ -1,0 +1,180 @@
+//! The program's error: what went wrong, in which context, and a hint what to do about it.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+
+use crate::args::Cli;
+use crate::hints;
+
+/// The kind of an error, which decides the exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The command failed: 1.
+    Failed,
+    /// The command line is wrong: 2.
+    Usage,
+    /// Cancelled with Ctrl-C: 130.
+    Cancelled,
+}
+
+/// An error as the user sees it.
+#[derive(Debug)]
+pub struct CliError {
+    pub kind: ErrorKind,
+    pub message: String,
+    /// What was being done, innermost first.
+    pub context: Vec<String>,
+    pub hint: Option<String>,
+}
+
+impl CliError {
+    pub fn new(message: impl Into<String>) -> CliError {
+        CliError { kind: ErrorKind::Failed, message: message.into(), context: Vec::new(), hint: None }
+    }
+
+    pub fn usage(message: impl Into<String>) -> CliError {
+        CliError { kind: ErrorKind::Usage, ..CliError::new(message) }
+    }
+
+    pub fn cancelled() -> CliError {
+        CliError { kind: ErrorKind::Cancelled, ..CliError::new("cancelled") }
+    }
+
+    /// Adds a hint, unless there is one already.
+    pub fn hint(mut self, hint: impl Into<String>) -> CliError {
+        self.hint.get_or_insert(hint.into());
+        self
+    }
+
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self.kind {
+            ErrorKind::Failed => 1,
+            ErrorKind::Usage => 2,
+            ErrorKind::Cancelled => 130,
+        })
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            ErrorKind::Cancelled => f.write_str(&self.message)?,
+            _ => write!(f, "error: {}", self.message)?,
+        }
+        for context in &self.context {
+            write!(f, "\n  while {context}")?;
+        }
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "\nhint: {hint}"))
+    }
+}
+
+impl From<kiln_engine::Error> for CliError {
+    fn from(error: kiln_engine::Error) -> Self {
+        use kiln_engine::Error;
+        let hint = hints::engine(&error).map(|hint| fields_to_options(&hint));
+        match error {
+            Error::Context { doing, source } => {
+                let mut error = CliError::from(*source);
+                error.context.push(doing);
+                error
+            }
+            Error::Model(error) => error.into(),
+            Error::Combination { what, .. } => CliError { hint, ..CliError::usage(fields_to_options(&what)) },
+            error => CliError { hint, ..CliError::new(error.to_string()) },
+        }
+    }
+}
+
+/// Replaces request fields in backticks with the command line's options: `` `mask` `` becomes `--mask`.
+fn fields_to_options(text: &str) -> String {
+    let command = Cli::command();
+    let generate = command.find_subcommand("generate");
+    let option = |field: &str| {
+        let mut arguments = generate?.get_arguments().filter(|argument| argument.get_id() == field);
+        arguments.next()?.get_long().map(|long| format!("--{long}"))
+    };
+    let words = text.split('`').enumerate().map(|(i, word)| match i % 2 {
+        0 => word.to_owned(),
+        _ => option(word).unwrap_or_else(|| format!("`{word}`")),
+    });
+    words.collect()
+}
+
+impl From<kiln_model::Error> for CliError {
+    fn from(error: kiln_model::Error) -> Self {
+        if matches!(error, kiln_model::Error::Cancelled) {
+            return CliError::cancelled();
+        }
+        CliError { hint: hints::model(&error), ..CliError::new(error.to_string()) }
+    }
+}
+
+impl From<kiln_weights::Error> for CliError {
+    fn from(error: kiln_weights::Error) -> Self {
+        CliError { hint: hints::weights(&error), ..CliError::new(error.to_string()) }
+    }
+}
+
+impl From<kiln_image::Error> for CliError {
+    fn from(error: kiln_image::Error) -> Self {
+        CliError { hint: hints::image(&error), ..CliError::new(error.to_string()) }
+    }
+}
+
+impl From<kiln_ops::Error> for CliError {
+    fn from(error: kiln_ops::Error) -> Self {
+        CliError { hint: hints::ops(&error), ..CliError::new(error.to_string()) }
+    }
+}
+
+impl From<kiln_hub::Error> for CliError {
+    fn from(error: kiln_hub::Error) -> Self {
+        match &error {
+            kiln_hub::Error::Cancelled => CliError::cancelled(),
+            kiln_hub::Error::InvalidName { .. } => CliError {
+                kind: ErrorKind::Usage,
+                hint: hints::hub(&error),
+                ..CliError::new(error.to_string())
+            },
+            _ => CliError { hint: hints::hub(&error), ..CliError::new(error.to_string()) },
+        }
+    }
+}
+
+/// Adds context to an error: what the program was doing.
+pub trait ErrorContext<T> {
+    fn with_context(self, what: impl FnOnce() -> String) -> Result<T, CliError>;
+}
+
+impl<T, E: Into<CliError>> ErrorContext<T> for Result<T, E> {
+    fn with_context(self, what: impl FnOnce() -> String) -> Result<T, CliError> {
+        self.map_err(|e| {
+            let mut error = e.into();
+            if error.kind != ErrorKind::Cancelled {
+                error.context.push(what());
+            }
+            error
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_prints_message_context_and_first_hint() {
+        let failed: Result<(), CliError> = Err(CliError::new("no tensor `a`"));
+        let error = failed.with_context(|| "loading `m`".into()).unwrap_err().hint("look").hint("second");
+        assert_eq!(error.to_string(), "error: no tensor `a`\n  while loading `m`\nhint: look");
+    }
+
+    #[test]
+    fn a_cancelled_run_prints_one_word() {
+        let error = CliError::from(kiln_model::Error::Cancelled);
+        let cancelled = Err::<(), _>(error).with_context(|| "loading".into()).unwrap_err();
+        assert_eq!(cancelled.to_string(), "cancelled");
+    }
+}

@@ -1,0 +1,92 @@
+//! `kiln rm`: removes a downloaded model, or one in the models folder.
+
+use std::fs;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use kiln_hub::{Cache, ModelName};
+
+use crate::args::RmArgs;
+use crate::error::CliError;
+use crate::models::{self, ModelLocation};
+use crate::values::bytes;
+use crate::{ember, hub};
+
+/// A model to remove.
+enum RemovableModel {
+    /// A file or folder in the models folder.
+    Local(PathBuf),
+    /// A repository in the cache, or some of its files.
+    Pulled(Cache, ModelName),
+}
+
+pub fn run(args: &RmArgs) -> Result<(), CliError> {
+    let model = find(&args.name)?;
+    let (what, size) = match &model {
+        RemovableModel::Local(path) => (format!("`{}`", path.display()), hub::models::size(path)),
+        RemovableModel::Pulled(cache, name) => {
+            let installed = cache.installed(&name.repo, &name.revision);
+            let size = installed.as_ref().map_or(0, |installed| installed.bytes);
+            let folder = installed.map_or_else(|| cache.folder().to_path_buf(), |installed| installed.folder);
+            match &name.pattern {
+                Some(pattern) => (format!("files matching `{pattern}` in `{}`", folder.display()), 0),
+                None => (format!("`{}`, which other programs may also use", folder.display()), size),
+            }
+        }
+    };
+    if !args.yes {
+        confirm(&what, size)?;
+    }
+    let remove_error =
+        |path: &Path, e: std::io::Error| CliError::new(format!("can't remove `{}`: {e}", path.display()));
+    let freed = match &model {
+        // Removes a link itself, not the folder it points to.
+        RemovableModel::Local(path) if path.is_symlink() || path.is_file() => {
+            fs::remove_file(path).map_err(|e| remove_error(path, e)).map(|()| size)?
+        }
+        RemovableModel::Local(path) => {
+            fs::remove_dir_all(path).map_err(|e| remove_error(path, e)).map(|()| size)?
+        }
+        RemovableModel::Pulled(cache, ModelName { repo, pattern: Some(pattern), .. }) => {
+            cache.remove_matching(repo, pattern)?
+        }
+        RemovableModel::Pulled(cache, name) => cache.remove(&name.repo)?,
+    };
+    let _ = writeln!(std::io::stderr(), "removed {what}: {}", bytes(freed));
+    Ok(())
+}
+
+fn find(text: &str) -> Result<RemovableModel, CliError> {
+    if text == ember::NAME && ember::file().is_some() {
+        return Err(CliError::usage("Ember is built in and can't be removed"));
+    }
+    if models::names(&models::folders()).iter().any(|name| name == text)
+        && let ModelLocation::Named { path, .. } = ModelLocation::resolve(Some(Path::new(text)))?
+    {
+        return Ok(RemovableModel::Local(path));
+    }
+    if let Ok(name) = ModelName::parse(text) {
+        let cache = Cache::new(hub::settings()?.cache);
+        let installed = cache.installed(&name.repo, &name.revision).is_some();
+        let matches = name.pattern.is_none() || cache.find(&name)?.is_some();
+        if installed && matches {
+            return Ok(RemovableModel::Pulled(cache, name));
+        }
+    }
+    Err(CliError::new(format!("there is no model `{text}` to remove"))
+        .hint("`kiln models` lists the models; delete files in other folders yourself"))
+}
+
+fn confirm(what: &str, size: u64) -> Result<(), CliError> {
+    if !std::io::stdin().is_terminal() {
+        return Err(CliError::usage(format!("this would remove {what}")).hint("confirm with --yes"));
+    }
+    let size = if size > 0 { format!(" ({})", bytes(size)) } else { String::new() };
+    let _ = write!(std::io::stderr(), "remove {what}{size}? [y/N] ");
+    let mut answer = String::new();
+    let _ = std::io::stdin().read_line(&mut answer);
+    match answer.trim().to_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(CliError::cancelled()),
+    }
+}

@@ -1,0 +1,120 @@
+//! Progress events, as printed by `--json`.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// An event of a run; its JSON is a line of `--json`.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum ProgressEvent<'a> {
+    /// The request is valid and its files are read.
+    Started {
+        version: &'a str,
+        model: String,
+        variant: String,
+        device: &'a str,
+        backend: &'a str,
+        dtype: String,
+        prompts: Vec<&'a str>,
+        seeds: Vec<Option<u64>>,
+        /// The seed was chosen at random.
+        random_seed: bool,
+    },
+    /// All defaults are filled in.
+    Resolved {
+        width: usize,
+        height: usize,
+        #[serde(rename = "pictures")]
+        images: usize,
+        steps: usize,
+        first_step: usize,
+        sigmas: &'a [f32],
+        guidance: Option<f32>,
+    },
+    /// A phase begins.
+    Phase { phase: Phase },
+    /// `done` of `total` units of a phase are done.
+    Progress { phase: Phase, done: usize, total: usize, what: &'a str },
+    /// A phase has ended.
+    PhaseDone { phase: Phase, seconds: f64 },
+    /// A step begins, counted from 0.
+    StepStarted {
+        #[serde(rename = "picture")]
+        image: usize,
+        #[serde(rename = "together")]
+        batch: usize,
+        #[serde(rename = "pictures")]
+        images: usize,
+        step: usize,
+        steps: usize,
+        sigma: f32,
+    },
+    /// `step` of `steps` are done.
+    Step {
+        /// The first image of the batch.
+        #[serde(rename = "picture")]
+        image: usize,
+        /// Images in the batch.
+        #[serde(rename = "together")]
+        batch: usize,
+        #[serde(rename = "pictures")]
+        images: usize,
+        step: usize,
+        steps: usize,
+        sigma: f32,
+        seconds: f64,
+    },
+    /// A LoRA was applied to the transformer.
+    Lora { report: &'a str },
+    /// A note to the user.
+    Note { text: &'a str },
+    /// The image may differ from what the user expects.
+    Warning { text: &'a str },
+    /// An image was written.
+    #[serde(rename = "picture")]
+    Image {
+        file: String,
+        #[serde(rename = "picture")]
+        index: usize,
+        seed: Option<u64>,
+        width: u32,
+        height: u32,
+        seconds: f64,
+    },
+    /// The latents were written.
+    Latents { file: String },
+    /// The run is complete.
+    Done {
+        #[serde(rename = "pictures")]
+        images: usize,
+        files: &'a [String],
+        seeds: &'a [Option<u64>],
+        seconds: f64,
+    },
+    /// The run failed.
+    Error { message: &'a str, context: &'a [String], hint: Option<&'a str> },
+}
+
+/// A phase of the run, with a progress bar of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    Load,
+    Text,
+    Encode,
+    Steps,
+    Decode,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Phase::Load => "load",
+            Phase::Text => "text",
+            Phase::Encode => "encode",
+            Phase::Steps => "steps",
+            Phase::Decode => "decode",
+        })
+    }
+}

@@ -1,0 +1,167 @@
+//! Named values in a fixed order, printed as aligned text or as JSON.
+
+use std::fmt;
+
+use serde::de::{MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+/// An ordered list of named values and groups of them. A `serde_json` map would sort them by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Properties(Vec<(String, Entry)>);
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+enum Entry {
+    Group(Properties),
+    Value(Value),
+    /// A number, and its text for people.
+    #[serde(skip)]
+    Amount(u64, String),
+}
+
+impl Properties {
+    /// Adds a value; null is left out.
+    pub fn with(mut self, name: impl Into<String>, value: impl Serialize) -> Properties {
+        match serde_json::to_value(value).unwrap_or_default() {
+            Value::Null => {}
+            value => self.0.push((name.into(), Entry::Value(value))),
+        }
+        self
+    }
+
+    /// Adds a number that text output shows as `text`.
+    pub fn with_amount(mut self, name: impl Into<String>, amount: u64, text: String) -> Properties {
+        self.0.push((name.into(), Entry::Amount(amount, text)));
+        self
+    }
+
+    /// Adds a named group.
+    pub fn with_group(mut self, name: impl Into<String>, group: Properties) -> Properties {
+        self.0.push((name.into(), Entry::Group(group)));
+        self
+    }
+
+    /// Appends all properties of `other`.
+    pub fn and(mut self, other: Properties) -> Properties {
+        self.0.extend(other.0);
+        self
+    }
+
+    /// Formats as indented JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+
+    /// Formats as aligned lines, with groups indented below their name.
+    pub fn to_text(&self) -> String {
+        let mut out = String::new();
+        self.write_lines(&mut out, 0);
+        out
+    }
+
+    fn write_lines(&self, out: &mut String, indent: usize) {
+        let values = self.0.iter().filter(|(_, entry)| !matches!(entry, Entry::Group(_)));
+        let width = values.map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        for (name, entry) in &self.0 {
+            let text = match entry {
+                Entry::Group(properties) => {
+                    out.push_str(&format!("{:indent$}{name}\n", ""));
+                    properties.write_lines(out, indent + 2);
+                    continue;
+                }
+                Entry::Value(value) => text(value),
+                Entry::Amount(_, text) => text.clone(),
+            };
+            // Align the further lines of a text with its first.
+            let text = text.replace('\n', &format!("\n{:1$}", "", indent + width + 2));
+            out.push_str(&format!("{:indent$}{name:width$}  {text}\n", ""));
+        }
+    }
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Bool(yes) => (if *yes { "yes" } else { "no" }).into(),
+        Value::Array(items) if items.is_empty() => "none".into(),
+        Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(", "),
+        Value::Object(fields) => {
+            let pair = |(name, value): (&String, &Value)| format!("{name} {}", text(value));
+            fields.iter().map(pair).collect::<Vec<_>>().join(" ")
+        }
+        other => other.to_string(),
+    }
+}
+
+impl Serialize for Properties {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, entry) in &self.0 {
+            map.serialize_entry(name, entry)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Entry::Group(properties) => properties.serialize(serializer),
+            Entry::Value(value) => value.serialize(serializer),
+            Entry::Amount(amount, _) => serializer.serialize_u64(*amount),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Properties {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Properties;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Properties, A::Error> {
+                let mut properties = Properties::default();
+                while let Some(entry) = map.next_entry()? {
+                    properties.0.push(entry);
+                }
+                Ok(properties)
+            }
+        }
+
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_aligned_and_groups_indented() {
+        let group = Properties::default().with("vae", true).with("list", [1, 2]).with("nothing", Value::Null);
+        let properties =
+            Properties::default().with("kind", "model").with("head_dim", 128).with_group("group", group);
+        let properties = properties.with_amount("size", 2048, "2.0 KiB".into());
+        assert_eq!(Properties::default().with("card", "one\ntwo").to_text(), "card  one\n      two\n");
+        assert!(properties.to_json().ends_with("\"size\": 2048\n}\n"));
+        assert_eq!(
+            properties.to_text(),
+            "kind      model\nhead_dim  128\ngroup\n  vae   yes\n  list  1, 2\nsize      2.0 KiB\n"
+        );
+    }
+
+    #[test]
+    fn json_keeps_the_order_both_ways() {
+        let json = r#"{"z":1,"a":{"y":18446744073709551615,"b":[{"q":1.5}]}}"#;
+        let properties: Properties = serde_json::from_str(json).unwrap();
+        assert_eq!(serde_json::to_string(&properties).unwrap(), json);
+        assert_eq!(properties.to_text(), "z  1\na\n  y  18446744073709551615\n  b  q 1.5\n");
+    }
+}

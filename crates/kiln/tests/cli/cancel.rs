@@ -1,0 +1,47 @@
+//! Cancelling with Ctrl-C.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::sandbox::Sandbox;
+
+fn interrupt(id: u32) {
+    assert!(Command::new("kill").args(["-INT", &id.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn ctrl_c_stops_within_a_step_and_leaves_nothing() {
+    let sandbox = Sandbox::with_model("klein-base");
+    let model = sandbox.model().to_str().unwrap();
+    let args = ["generate", "fox", "-m", model, "-W", "64", "-H", "64", "-s", "9000", "-o", "a.png"];
+    let outputs = ["--latents-out", "l.safetensors"];
+    let mut child = sandbox.command(&[&args[..], &outputs].concat()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("step 2/")));
+    let interrupted = Instant::now();
+    interrupt(child.id());
+    let last = lines.last().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(last, "cancelled");
+    assert!(interrupted.elapsed() < Duration::from_secs(60));
+    assert!(sandbox.names().is_empty(), "{:?}", sandbox.names());
+}
+
+#[test]
+fn a_cancelled_batch_keeps_only_complete_images() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.model().to_str().unwrap();
+    let args =
+        ["generate", "fox", "-m", model, "-W", "64", "-H", "64", "-s", "1", "-b", "900", "-o", "a.png"];
+    let mut child = sandbox.command(&args).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("saved `a-2.png`")));
+    interrupt(child.id());
+    let last = lines.last().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(last.starts_with("cancelled after ") && last.ends_with(" of 900 images"), "{last}");
+    for name in sandbox.names() {
+        assert_eq!(sandbox.image(&name).width(), 64);
+    }
+}

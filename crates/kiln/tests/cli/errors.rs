@@ -1,0 +1,255 @@
+//! Invalid requests: a clear message, the right exit code, and nothing written.
+
+use std::fs;
+
+use kiln_tensor::HostTensor;
+use kiln_weights::save;
+
+use crate::sandbox::{Sandbox, golden, pattern, png};
+
+#[test]
+fn an_incomplete_request_is_a_usage_error() {
+    let sandbox = Sandbox::new();
+    let model = sandbox.model().to_str().unwrap();
+    sandbox.kiln(&[]).prints_usage();
+    sandbox.kiln(&["generate"]).fails(2, &["no prompt was given", "hint: "]);
+    sandbox.kiln(&["generate", "-m", model]).fails(2, &["no prompt was given"]);
+    let mask = golden("inputs/mask_100x72.png");
+    sandbox.generate(&["fox", "--mask", &mask]).fails(2, &["--mask needs --init"]);
+    sandbox.generate(&["fox", "--strength", "0.5"]).fails(2, &["--strength needs --init"]);
+    sandbox
+        .generate(&["fox", "--init", &mask, "--mask-padding", "8"])
+        .fails(2, &["--mask-padding needs --mask"]);
+    sandbox.generate(&["fox", "--rho", "2"]).fails(2, &["--rho needs --schedule power"]);
+    sandbox.generate(&["fox", "--json", "-o", "-"]).fails(2, &["standard output"]);
+    sandbox.generate(&["fox", "-b", "2", "-o", "-"]).fails(2, &["standard output takes a single image"]);
+    sandbox.generate(&["-", "-"]).fails(2, &["only one prompt"]);
+    sandbox.generate(&["fox", "hen", "-S", "1,2,3"]).fails(2, &["3 seeds were given for 2 images"]);
+    sandbox.generate(&["fox", "--noise", "n", "-S", "1"]).fails(2, &["cannot be used with"]);
+    sandbox.generate(&["fox", "--embeds", "e"]).fails(2, &["cannot be used with"]);
+    sandbox.generate(&["--embeds", "e", "-n", "blurry"]).fails(2, &["--negative and --embeds"]);
+    assert!(sandbox.names().is_empty());
+}
+
+#[cfg(not(feature = "ember"))]
+#[test]
+fn without_a_built_in_model_one_must_be_given() {
+    let sandbox = Sandbox::new();
+    let models = sandbox.path("data/kiln/models").display().to_string();
+    sandbox.kiln(&["generate", "fox"]).fails(2, &["no model given", "-m", "diffusers", &models]);
+    sandbox
+        .kiln(&["generate", "fox", "-m", "ember"])
+        .fails(1, &["`ember` does not exist", "the feature `ember`"]);
+}
+
+impl crate::sandbox::RunOutput {
+    /// Asserts that the program printed its usage.
+    fn prints_usage(self) {
+        assert_eq!(self.code, 2);
+        assert!(self.err.contains("Usage: kiln"), "{}", self.err);
+    }
+}
+
+#[test]
+fn values_out_of_range_are_errors() {
+    let sandbox = Sandbox::new();
+    for wrong in ["-1", "18446744073709551616", "x", "1.5"] {
+        sandbox.generate(&["fox", &format!("-S={wrong}")]).fails(2, &["--seed"]);
+    }
+    sandbox.generate(&["fox", "-s", "0"]).fails(2, &["--steps", "at least 1"]);
+    sandbox.generate(&["fox", "-b", "0"]).fails(2, &["--batch", "at least 1"]);
+    sandbox.generate(&["fox", "-b", "1001"]).fails(1, &["1001 images are too many"]);
+    sandbox.generate(&["fox", "-s", "10001"]).fails(1, &["10001 steps are too many"]);
+    sandbox.generate(&["fox", "-W", "0"]).fails(2, &["--width", "at least 16"]);
+    sandbox.generate(&["fox", "-H", "15"]).fails(2, &["--height", "at least 16"]);
+    sandbox.generate(&["fox", "--threads", "0"]).fails(2, &["--threads", "1..=1024"]);
+    sandbox.generate(&["fox", "--threads", "100000"]).fails(2, &["--threads", "1..=1024"]);
+    sandbox.generate(&["fox", "--max-tokens=0"]).fails(2, &["--max-tokens"]);
+    sandbox.generate(&["fox", "--sigmas", "0.5,0.9"]).fails(1, &["sigmas must be strictly decreasing"]);
+    sandbox.generate(&["fox", "--sigmas", "2"]).fails(1, &["sigmas must be above 0 and at most 1"]);
+    sandbox.generate(&["fox", "--schedule", "power", "--rho", "-1"]).fails(1, &["rho must be above 0"]);
+    sandbox.generate(&["fox", "--schedule", "karras"]).fails(2, &["--schedule"]);
+    sandbox.generate(&["fox", "-g", "-1"]).fails(1, &["guidance must be a number of at least 0"]);
+    let init = golden("inputs/inpaint_100x72.png");
+    sandbox
+        .generate(&["fox", "--init", &init, "--strength", "1.5"])
+        .fails(1, &["strength must lie between 0 and 1"]);
+    sandbox.generate(&["fox", "--init", &init, "--strength", "0"]).fails(1, &["leaves no step of 2"]);
+    assert!(sandbox.names().is_empty());
+}
+
+#[test]
+fn a_negative_number_is_a_value_not_an_option() {
+    let sandbox = Sandbox::new();
+    let init = golden("inputs/inpaint_100x72.png");
+    let wrong = [
+        (["-W", "-5"], 2, "at least 16"),
+        (["-H", "-5"], 2, "at least 16"),
+        (["-s", "-5"], 2, "at least 1"),
+        (["-b", "-5"], 2, "at least 1"),
+        (["-S", "-5"], 2, "from 0 to 18446744073709551615"),
+        (["--threads", "-5"], 2, "1..=1024"),
+        (["--max-tokens", "-5"], 2, "1..=32768"),
+        (["--mask-padding", "-5"], 2, "0..="),
+        (["-g", "-5"], 1, "at least 0"),
+        (["--strength", "-5"], 1, "between 0 and 1"),
+        (["--sigmas", "-5"], 1, "above 0"),
+    ];
+    for (option, code, words) in wrong {
+        let ran = sandbox.generate(&[&["fox", "--init", &init], &option[..]].concat());
+        assert!(!ran.err.contains("tip:") && !ran.err.contains("-- -5"), "{}", ran.err);
+        ran.fails(code, &[words]);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_endless_prompt_is_an_error() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(&["generate", "-", "-m", sandbox.model().to_str().unwrap()]);
+    let output = command.stdin(fs::File::open("/dev/zero").unwrap()).output().unwrap();
+    crate::sandbox::RunOutput::from(output).fails(1, &["standard input", "longer than 1.0 MiB", "hint: "]);
+}
+
+#[test]
+fn a_huge_size_is_an_error_with_the_memory_it_needs() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.generate(&["fox", "-W", "500000", "-H", "500000"]);
+    ran.fails(1, &["500000×500000 needs about", "GiB", "hint: use a smaller size"]);
+    let ran = sandbox.generate(&["fox", "-W", "99999999999999"]);
+    ran.fails(2, &["--width", "at most 4294967295"]);
+    assert!(sandbox.names().is_empty());
+}
+
+#[test]
+fn a_missing_device_is_an_error() {
+    let sandbox = Sandbox::new();
+    // No machine has that many GPUs.
+    sandbox.generate(&["fox", "--device", "cuda:99"]).fails(1, &["can't use cuda:99", "hint: "]);
+    sandbox.generate(&["fox", "--vram-limit", "much"]).fails(2, &["`much` is not a size such as"]);
+    sandbox.generate(&["fox", "--device", "tpu"]).fails(2, &["expected auto, cpu, cuda or cuda:N"]);
+}
+
+#[test]
+fn unusable_images_are_named() {
+    let sandbox = Sandbox::new();
+    sandbox.write("small.png", &png(&pattern(63, 80)));
+    sandbox.write("thin.png", &png(&pattern(64, 513)));
+    sandbox.write("text.png", b"this is not an image");
+    sandbox.write("half.png", &png(&pattern(64, 64))[..2000]);
+    sandbox.write("bomb.png", &bomb(60000));
+    sandbox.write("claim.png", &bomb(i32::MAX as u32));
+    sandbox.write("html.png", b"<!doctype html>");
+    sandbox.write("black.png", &png(&kiln_image::RgbImage::black(100, 72)));
+    let init = golden("inputs/inpaint_100x72.png");
+    let fails = |args: &[&str], words: &[&str]| {
+        sandbox.generate(&[&["fox", "-o", "out.png"], args].concat()).fails(1, words);
+    };
+    fails(&["-r", "none.png"], &["none.png", "reference image", "hint: "]);
+    fails(&["-r", "small.png"], &["small.png", "63x80", "at least 64 px", "hint: "]);
+    fails(&["-r", "thin.png"], &["thin.png", "64x513", "8 times", "hint: "]);
+    fails(&["-r", "text.png"], &["text.png", "expected PNG", "found text", "hint: "]);
+    fails(&["-r", "half.png"], &["half.png", "damaged"]);
+    fails(&["-r", "bomb.png"], &["bomb.png", "too large", "60000x60000"]);
+    fails(&["-r", "claim.png"], &["claim.png", "2147483647x2147483647", "at most 16384x16384", "hint: "]);
+    fails(&["--from", "html.png"], &["`html.png` is not an image", "found HTML", "hint: "]);
+    fails(&["--from", "half.png"], &["`half.png` is damaged", "hint: "]);
+    fails(&["-r", "."], &["can't read image `.`"]);
+    fails(&["--init", "text.png"], &["text.png", "initial image"]);
+    fails(&["--init", &init, "--mask", "half.png"], &["half.png", "mask"]);
+    fails(&["--init", &init, "--mask", "black.png", "--mask-padding", "4"], &["black everywhere"]);
+    assert!(!sandbox.names().contains(&"out.png".into()));
+}
+
+/// A tiny PNG file whose header claims these sides.
+fn bomb(side: u32) -> Vec<u8> {
+    let mut header = b"IHDR".to_vec();
+    header.extend(side.to_be_bytes());
+    header.extend(side.to_be_bytes());
+    header.extend([8, 2, 0, 0, 0]);
+    let mut crc = !0u32;
+    for byte in &header {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
+        }
+    }
+    let mut file = b"\x89PNG\r\n\x1a\n\0\0\0\x0d".to_vec();
+    file.extend(header);
+    file.extend((!crc).to_be_bytes());
+    // An empty data chunk with its checksum: decoders look for it before they report the size.
+    file.extend(b"\0\0\0\0IDAT\x35\xaf\x06\x1e");
+    file
+}
+
+#[test]
+fn unsuitable_tensors_are_named() {
+    let sandbox = Sandbox::new();
+    let save = |name: &str, tensors: &[(&str, HostTensor)]| {
+        save::save(sandbox.path(name), tensors, &Default::default()).unwrap();
+    };
+    save("noise.safetensors", &[("noise", HostTensor::zeros([1, 128, 4, 6]))]);
+    save("embeds.safetensors", &[("prompt_embeds", HostTensor::zeros([1, 8, 7]))]);
+    save("two.safetensors", &[("a", HostTensor::zeros([1])), ("b", HostTensor::zeros([1]))]);
+    sandbox.write("text.safetensors", b"nothing of the kind");
+    sandbox
+        .generate(&["fox", "--noise", "noise.safetensors"])
+        .fails(1, &["noise.safetensors", "[1, 128, 4, 6]", "[1, 128, 4, 4]", "hint: "]);
+    sandbox
+        .generate(&["fox", "--noise", "two.safetensors"])
+        .fails(1, &["no tensor `noise` or `latents`", "`a`, `b`"]);
+    sandbox.generate(&["fox", "--noise", "none.safetensors"]).fails(1, &["none.safetensors"]);
+    sandbox
+        .generate(&["fox", "--noise", "text.safetensors"])
+        .fails(1, &["text.safetensors", "not a valid safetensors"]);
+    sandbox
+        .generate(&["--embeds", "embeds.safetensors"])
+        .fails(1, &["embeds.safetensors", "[8, 7]", "[tokens, 48]", "hint: "]);
+    save("none.safetensors", &[("prompt_embeds", HostTensor::zeros([1, 0, 48]))]);
+    sandbox.generate(&["--embeds", "none.safetensors"]).fails(1, &["none.safetensors", "[0, 48]", "hint: "]);
+    // The right number of values, transposed.
+    save("transposed.safetensors", &[("noise", HostTensor::zeros([4, 4, 1, 128]))]);
+    sandbox
+        .generate(&["fox", "--noise", "transposed.safetensors"])
+        .fails(1, &["transposed.safetensors", "[4, 4, 1, 128]", "[1, 16, 128]", "hint: "]);
+    let mut values = vec![0.0; 16 * 128];
+    values[7] = f32::NAN;
+    save("nan.safetensors", &[("noise", HostTensor::from_f32([1, 16, 128], values).unwrap())]);
+    sandbox
+        .generate(&["fox", "--noise", "nan.safetensors"])
+        .fails(1, &["nan.safetensors", "NaN", "at index 7", "hint: "]);
+    save(
+        "inf.safetensors",
+        &[("prompt_embeds", HostTensor::from_f32([1, 48], vec![f32::INFINITY; 48]).unwrap())],
+    );
+    sandbox.generate(&["--embeds", "inf.safetensors"]).fails(1, &["inf.safetensors", "inf among", "hint: "]);
+}
+
+#[test]
+fn an_unwritable_output_is_an_error_before_loading() {
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.path("folder.png")).unwrap();
+    let fails = |args: &[&str], words: &[&str]| {
+        let ran = sandbox.generate(&[&["fox"], args].concat());
+        assert!(!ran.err.contains("load "), "the model was loaded first:\n{}", ran.err);
+        ran.fails(1, words);
+    };
+    fails(&["-o", "no/where/a.png"], &["no/where", "no such folder", "hint: "]);
+    fails(&["-o", "folder.png"], &["folder.png", "is a folder"]);
+    fails(&["-o", "a.bmp"], &["a.bmp", ".png, .jpg, .jpeg or .webp", "found .bmp"]);
+    fails(&["-o", "a"], &["found no extension"]);
+    fails(&["-o", "a.png", "--latents-out", "no/l.safetensors"], &["no such folder"]);
+    fails(&["-o", "a.png", "--latents-out", "folder.png"], &["folder.png"]);
+    assert_eq!(sandbox.names(), ["folder.png"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_read_only_file_is_not_replaced() {
+    use std::os::unix::fs::PermissionsExt;
+    let sandbox = Sandbox::new();
+    sandbox.write("a.png", b"precious");
+    fs::set_permissions(sandbox.path("a.png"), fs::Permissions::from_mode(0o444)).unwrap();
+    sandbox.generate(&["fox", "-o", "a.png"]).fails(1, &["a.png", "read-only"]);
+    assert_eq!(fs::read(sandbox.path("a.png")).unwrap(), b"precious");
+}

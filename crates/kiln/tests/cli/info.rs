@@ -1,0 +1,179 @@
+//! `kiln info`, `kiln doctor`, `kiln completions`, `--help` and `--version`.
+
+use kiln_golden::testdata;
+use kiln_tensor::HostTensor;
+use serde_json::Value;
+
+use crate::sandbox::{Sandbox, pattern, png};
+
+fn json(sandbox: &Sandbox, args: &[&str]) -> Value {
+    serde_json::from_str(sandbox.kiln(args).ok().text()).unwrap()
+}
+
+#[test]
+fn info_describes_a_model_folder() {
+    let sandbox = Sandbox::with_model("klein-base");
+    let model = sandbox.model().to_str().unwrap();
+    let ran = sandbox.kiln(&["info", model]).ok();
+    for line in [
+        "variant           klein base",
+        "default_steps     50",
+        "default_guidance  4.0",
+        "tokenizer         in the folder",
+    ] {
+        assert!(ran.text().contains(line), "`{line}` is missing in:\n{}", ran.text());
+    }
+    let info = json(&sandbox, &["info", "--json", model]);
+    let transformer = &info["transformer"];
+    assert_eq!((&transformer["double_blocks"], &transformer["single_blocks"]), (&1.into(), &2.into()));
+    assert_eq!((&transformer["heads"], &transformer["dim"]), (&1.into(), &128.into()));
+    assert_eq!(transformer["dtypes"][0], "bf16");
+    assert_eq!(transformer["bytes"].as_u64(), transformer["parameters"].as_u64().map(|n| 2 * n));
+    assert_eq!(
+        (&info["text_encoder"]["hidden_size"], &info["text_encoder"]["files"]),
+        (&16.into(), &2.into())
+    );
+    assert_eq!(info["vae"]["latent_channels"], 32);
+    assert!(info["memory"]["1024x1024"].as_u64() > info["memory"]["512x512"].as_u64());
+}
+
+#[test]
+fn info_on_a_broken_model_shows_the_rest_and_fails() {
+    let sandbox = Sandbox::new();
+    let name = "transformer/diffusion_pytorch_model.safetensors";
+    sandbox.write_to_model(name, b"broken");
+    let ran = sandbox.kiln(&["info", sandbox.model().to_str().unwrap()]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.text().contains("problem") && ran.text().contains("hidden_size"), "{}", ran.text());
+    assert!(ran.err.contains("error: ") && ran.err.contains(name), "{}", ran.err);
+}
+
+#[test]
+fn info_describes_weight_files() {
+    let sandbox = Sandbox::new();
+    let tiny = testdata().join("tiny");
+    let kind = |path: &str| json(&sandbox, &["info", "--json", tiny.join(path).to_str().unwrap()]);
+    let lora = kind("lora/lora_diffusers_alpha8.safetensors");
+    assert_eq!((&lora["kind"], &lora["rank"], &lora["scale"][0]), (&"LoRA".into(), &4.into(), &2.0.into()));
+    assert!(lora["targets"].as_array().unwrap().contains(&"to_q".into()), "{lora}");
+    assert!(lora["metadata"]["lora_adapter_metadata"].is_string(), "{lora}");
+    assert_eq!(lora["base"], "a FLUX.2 model 128 wide");
+    let kohya = kind("lora/lora_kohya_alpha8.safetensors");
+    assert_eq!(
+        (&kohya["layout"][0], &kohya["scale"][0]),
+        (&"kohya and musubi (lora_unet_*)".into(), &2.0.into())
+    );
+    assert_eq!(kohya["targets"], lora["targets"]);
+    let transformer = kind("klein/transformer/diffusion_pytorch_model.safetensors");
+    assert_eq!(
+        (&transformer["kind"], &transformer["single_blocks"]),
+        (&"FLUX.2 transformer".into(), &2.into())
+    );
+    assert_eq!(kind("klein/vae")["kind"], "FLUX.2 autoencoder (VAE)");
+    assert_eq!(kind("klein/text_encoder")["layers"], 28);
+    let tensors = [("latents", HostTensor::zeros([1, 16, 128]))];
+    kiln_weights::save::save(sandbox.path("l.safetensors"), &tensors, &Default::default()).unwrap();
+    assert_eq!(json(&sandbox, &["info", "--json", "l.safetensors"])["first"]["latents"], "f32 [1, 16, 128]");
+}
+
+#[test]
+fn info_shows_the_recipe_of_an_image() {
+    let sandbox = Sandbox::new();
+    sandbox.generate(&["a red fox", "-S", "42", "-o", "fox.png"]).ok();
+    let ran = sandbox.kiln(&["info", "fox.png"]).ok();
+    for line in [
+        "kind    image",
+        "format  PNG",
+        "prompt      a red fox",
+        "seed        42",
+        "variant       klein (distilled)",
+    ] {
+        assert!(ran.text().contains(line), "`{line}` is missing in:\n{}", ran.text());
+    }
+    let recipe = &json(&sandbox, &["info", "--json", "fox.png"])["recipe"];
+    assert_eq!((&recipe["seed"], &recipe["steps"], &recipe["width"]), (&42.into(), &2.into(), &64.into()));
+    assert_eq!(recipe["model"]["transformer"].as_str().unwrap().len(), 64);
+    assert_eq!(recipe["kiln"], env!("CARGO_PKG_VERSION"));
+
+    sandbox.write("plain.png", &png(&pattern(65, 70)));
+    let ran = sandbox.kiln(&["info", "plain.png"]).ok();
+    assert!(ran.text().contains("width   65") && ran.text().contains("recipe  none"), "{}", ran.text());
+}
+
+#[test]
+fn info_rejects_unknown_files() {
+    let sandbox = Sandbox::new();
+    sandbox.write("text.txt", b"some text");
+    sandbox.kiln(&["info", "text.txt"]).fails(1, &["text.txt", "safetensors"]);
+    sandbox.kiln(&["info", "none"]).fails(1, &["none", "hint: "]);
+    sandbox.kiln(&["info", "."]).fails(1, &["no weights", "hint: "]);
+    sandbox.kiln(&["info"]).fails(2, &["<PATH>"]);
+}
+
+#[test]
+fn doctor_describes_the_machine() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.kiln(&["doctor"]).ok();
+    for line in ["cpu", "threads", "portable", "memory", "available", "libcuda", "libnvrtc", "temporary"] {
+        assert!(ran.text().contains(line), "`{line}` is missing in:\n{}", ran.text());
+    }
+    let report = json(&sandbox, &["doctor", "--json"]);
+    assert!(report["memory"]["total"].as_u64().unwrap() > 1 << 20);
+    assert_eq!(report["cpu"]["kernels"][0], "portable");
+    assert!(!ran.text().to_lowercase().contains("cudnn"), "{}", ran.text());
+    assert!(sandbox.names().is_empty());
+}
+
+#[test]
+fn every_shell_has_completions() {
+    let sandbox = Sandbox::new();
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        assert!(sandbox.kiln(&["completions", shell]).ok().text().contains("mask-padding"), "{shell}");
+    }
+    sandbox.kiln(&["completions", "cmd"]).fails(2, &["SHELL"]);
+}
+
+#[test]
+fn help_lists_every_option() {
+    let sandbox = Sandbox::new();
+    let help = sandbox.kiln(&["generate", "--help"]).ok();
+    let options = [
+        "-m, --model",
+        "-o, --output",
+        "-W, --width",
+        "-H, --height",
+        "-s, --steps",
+        "-S, --seed",
+        "-g, --guidance",
+        "-n, --negative",
+        "-r, --ref",
+        "--init",
+        "--mask",
+        "--strength",
+        "--mask-padding",
+        "--lora",
+        "-b, --batch",
+        "--sigmas",
+        "--schedule",
+        "--rng",
+        "--device",
+        "--dtype",
+        "--threads",
+        "--max-tokens",
+        "--embeds",
+        "--vae",
+        "--noise",
+        "--latents-out",
+        "--preview",
+        "--json",
+        "-q",
+        "-v",
+        "--from",
+        "Examples:",
+    ];
+    for option in options {
+        assert!(help.text().contains(option), "{option}");
+    }
+    let version = sandbox.kiln(&["--version"]).ok();
+    assert_eq!(version.text(), concat!("kiln ", env!("CARGO_PKG_VERSION"), "\n"));
+}
