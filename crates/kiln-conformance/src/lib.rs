@@ -20,6 +20,8 @@
 //! ```
 //!
 //! Each case is one trial, named like `rms_norm/odd_tails/bf16::cpu_avx2`.
+//!
+//! Sizes are odd, so that every vector width has a tail; each expensive operation also has one case at full size.
 #![forbid(unsafe_code)]
 
 mod case;

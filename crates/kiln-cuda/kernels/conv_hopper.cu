@@ -3,6 +3,7 @@
 // channels and one column of the kernel, a producer thread loads the pixels under it, K - 1 rows more than the tile, and K
 // weight matrices; the taps of that column multiply the same pixels, shifted by a row each. TMA pads with zeros.
 // For folded 2x upsampling with its four phases see conv_f32.cu.
+// 3x3 on a cold H200, 128x128x512 to 512: 0.104 ms (PyTorch 0.125); 1024x1024x128 to 128: 0.527 ms (0.781).
 // No gain: starting a step's products before the previous step's are complete.
 
 const int TILE_SIDE = 16;

@@ -1,4 +1,7 @@
 //! The CUDA backend: [`Backend`] implemented by the launchers in `ops`.
+//!
+//! Batching images gains nothing on an H200 (klein 4B, 1024×1024: 114 ms for a step of two images, 57 ms for one), so
+//! `max_batch_rows` keeps its default, 0.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;

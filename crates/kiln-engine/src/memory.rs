@@ -1,4 +1,6 @@
 //! Estimates of the memory that an image takes in addition to the weights.
+//!
+//! Measured on the CPU for klein 4B at 1024×1024: 1.3 GiB for a step in f32, 2.95 GiB for decoding in f32, 1.83 in bf16.
 
 use std::fmt;
 

@@ -1,4 +1,8 @@
 //! The hub's HTTP API: listing and downloading files.
+//!
+//! `ureq` with `rustls`: the hub's own crate brings an asynchronous runtime and a second HTTP stack, and leaves checksums and
+//! unsafe names to its caller. The hub is not trusted: names are checked before they become paths, nothing longer than
+//! announced is written, a file counts only if its hash is right, and the token goes to the endpoint only.
 
 use std::time::Duration;
 

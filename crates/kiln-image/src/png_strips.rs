@@ -1,4 +1,7 @@
 //! Parallel PNG encoding: strips of rows are filtered and compressed independently.
+//!
+//! The strips form one zlib stream, the same for any number of threads. This is as fast as the fastest common encoders, with
+//! smaller files; `Encoding::small` also tries the `png` crate's compression.
 
 use std::ops::Range;
 

@@ -1,4 +1,6 @@
 //! Progress events and intermediate tensors of a run.
+//!
+//! One observer serves progress bars, previews, cancellation and the golden tests, which look inside the transformer.
 
 use kiln_ops::Backend;
 

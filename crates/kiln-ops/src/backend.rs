@@ -1,4 +1,8 @@
 //! The [`Backend`] trait: the operations of FLUX.2, each defined by its formula, shapes and dtypes.
+//!
+//! Parameters are always f32: norm weights, modulations and cosines are small. Latents stay f32 between steps, too.
+//! Attention reads queries, keys and values as lists of row blocks, so that text, image and cached reference keys are never
+//! copied together.
 
 use std::ops::Range;
 
@@ -68,7 +72,7 @@ pub trait Backend: Clone + Send + Sync {
         false
     }
 
-    /// The largest batch, in rows, for which batching images pays off; 0 if unknown.
+    /// The largest batch, in rows, for which batching images pays off, as measured; 0 if it never does.
     fn max_batch_rows(&self) -> usize {
         0
     }

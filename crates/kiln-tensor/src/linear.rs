@@ -1,4 +1,7 @@
 //! A linear layer in host memory, validated once for all backends.
+//!
+//! int8 is a form of the weight; an fp8 matmul is only requested for a dense or packed weight, and the backend quantizes its
+//! rows when it loads it.
 
 mod error;
 

@@ -1,4 +1,7 @@
 //! Loaded kernels: compiled, or read from the disk cache, on first use.
+//!
+//! What every image needs is compiled in parallel as soon as the GPU is opened, while weights load: the first image of a
+//! new process, with nothing cached, takes 4 to 5 s for klein 4B on an H200.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};

@@ -1,4 +1,6 @@
 //! Pinned host memory, and asynchronous downloads that any thread can wait for.
+//!
+//! A download waits for the event behind its own copy only, not for later work on the stream.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;

@@ -1,5 +1,8 @@
 //! Matrix products `out = alpha · x · wᵀ + bias + add`: `gemv.cu` for few rows, cuBLASLt for aligned sizes, and otherwise
 //! Kiln's own implicit GEMM.
+//!
+//! On a cold H200 cuBLASLt reaches 806 TFLOP/s in bf16 for 4096 × 3072 → 9216 and 829 for 18432 (PyTorch 783 and 787); in
+//! f32, without TF32, 50 to 52.
 
 pub(crate) mod cublaslt;
 pub(crate) mod implicit_gemm;

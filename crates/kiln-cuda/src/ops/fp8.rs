@@ -1,4 +1,7 @@
 //! Products with fp8 weights: quantization of activations, cuBLASLt, and the fallback kernel.
+//!
+//! What comes out of the modulated norms and of SwiGLU is quantized where it is computed. SwiGLU's kernel also puts the
+//! attention's output beside it, so that the output of a single block is one product.
 
 use std::ops::Range;
 

@@ -1,4 +1,8 @@
 //! Launchers: each checks its arguments, chooses the kernel and sets the grid.
+//!
+//! A step of klein 4B at 1024×1024 in bf16 on an H200: 43.7 ms of matrix products with fused norms, SwiGLU and gates (550 to
+//! 720 TFLOP/s), 12.9 ms of attention, 1.2 ms of norms and RoPE of queries and keys. The GPU is power limited (its clock
+//! falls from 1980 to 1700 MHz within a second), so what saves energy saves time.
 
 pub(crate) mod attention;
 mod attention_f32;

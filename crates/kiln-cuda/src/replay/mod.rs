@@ -6,6 +6,10 @@
 //!
 //! On an H200 a step of Ember at 256×256 takes 0.42 ms instead of 0.82 as a graph; for klein 4B at 1024×1024 a graph gains
 //! nothing and keeps 1 GiB.
+//!
+//! A step is about 300 kernels. Inputs are copied to the graph's own tensors, unless they are those of the last replay:
+//! tensors never change. Nothing is captured while weights are streamed, in the KV model's steps, or for an observer that
+//! wants tensors. Other LoRAs drop the graphs, and so does a lack of memory.
 
 mod graph;
 mod timing;

@@ -1,4 +1,6 @@
 //! A component of a model (transformer, text encoder or VAE): its configuration, and its weights, opened once.
+//!
+//! Tests count that every file is opened once, and every reference image decoded once.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

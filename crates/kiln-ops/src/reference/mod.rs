@@ -2,6 +2,7 @@
 //!
 //! Every sum is in f64 and the result is rounded once, at the end. Never optimise this code: fast backends are tested
 //! against it.
+//! It is itself tested against torch (`tests/golden`).
 
 mod attention;
 mod conv;

@@ -16,6 +16,8 @@
 //! assert_eq!(values, [-0.5, 0.0, 0.5]);
 //! # Ok::<(), kiln_tensor::Error>(())
 //! ```
+//!
+//! The decoders give the bits of the `gguf` Python package (`tools/formats`).
 
 mod blocks;
 mod format;
