@@ -94,3 +94,8 @@ pub use settings::{CudaGraphs, Device, Isa, Precision, Settings};
 pub use setup::Setup;
 pub use sink::{GeneratedImage, Sink};
 pub use text_cache::TextCache;
+
+/// Compiles the example of the document about the library.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+mod library_document {}

@@ -1,4 +1,5 @@
 //! A queued or running job, and the snapshots that its watchers see.
+//! A watcher sees the latest snapshot; a slow one misses those in between, and nothing piles up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};

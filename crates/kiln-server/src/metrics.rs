@@ -1,4 +1,5 @@
 //! Metrics in Prometheus' text format.
+//! The time of a batched job's steps includes waiting for the decoding of the others.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -2,6 +2,7 @@
 //!
 //! An image's id is its job's id and its number, so a job that runs again after a crash overwrites its own files and
 //! never duplicates an image.
+//! A job is stored before its id is returned.
 
 mod files;
 mod images;

@@ -3,6 +3,9 @@
 //!
 //! At most one group is planned ahead: jobs stay in the fair queue until shortly before they run, and later jobs can
 //! still join the planned group.
+//!
+//! The generator says how many images fit into a batch; waiting jobs join it by the fair queue's rule, and no job waits for
+//! others. After a panic in a batch each job runs alone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

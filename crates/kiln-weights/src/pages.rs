@@ -2,6 +2,7 @@
 //!
 //! A model larger than memory is read from disk again in every step. By itself, the system reads a page when it is touched
 //! and guesses a little ahead; told which block comes next, it reads all of that while the current one is computed.
+//! A few probes find out whether anything is missing, so weights that are in memory cost nothing.
 
 use std::fmt;
 use std::sync::mpsc::{SyncSender, sync_channel};

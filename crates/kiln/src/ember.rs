@@ -1,4 +1,5 @@
 //! Ember, the small built-in model. Absent without the feature `ember`.
+//! Its tensors are views of the program's own bytes, read by the code that reads mapped files.
 
 /// The name that selects the built-in model.
 pub const NAME: &str = "ember";

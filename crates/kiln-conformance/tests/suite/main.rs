@@ -11,7 +11,10 @@ use kiln_ops::Reference;
 /// Returns the cases that `filter` selects, without slow ones that test nothing else.
 fn quick_cases(filter: impl Fn(&str) -> bool) -> Vec<Case<FaultyBackend>> {
     let quick = |name: &str| !name.contains("full_size") && !name.contains("no_rows");
-    cases().into_iter().filter(|case: &Case<FaultyBackend>| quick(case.name()) && filter(case.name())).collect()
+    cases()
+        .into_iter()
+        .filter(|case: &Case<FaultyBackend>| quick(case.name()) && filter(case.name()))
+        .collect()
 }
 
 /// Returns the selected cases that do not detect the fault.

@@ -2,6 +2,8 @@
 //!
 //! Kernels are compared with these ceilings. All threads work at the same time, as they do in kernels, because a
 //! processor's clock falls with the number of busy cores.
+//! Measure on an idle machine, and compare versions in turns: a neighbour that uses tiles on the other hyperthread halves
+//! the tiles' rate. Zeros multiply a fifth faster than other values.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;

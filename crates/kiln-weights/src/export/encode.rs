@@ -1,6 +1,9 @@
 //! Encodes rows of floats in any format, with several threads.
 //!
 //! Results don't depend on the number of threads: sums are taken over chunks of rows, and then in their order.
+//!
+//! On two cores klein 4B's transformer (7.75 GB) takes 16 s in q8_0, of which the disk takes 4, and 21 s in fp8; copying the
+//! file takes 7.
 
 use std::ops::Range;
 

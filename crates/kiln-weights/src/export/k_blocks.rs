@@ -2,6 +2,9 @@
 //!
 //! The scale (and minimum) of a group is the best of several candidates, each refined by least squares for its codes; then
 //! the scales of a block are rounded to their few bits, and every value is encoded with its rounded scale.
+//!
+//! This search, which the `gguf` Python package does as well, takes most of the time: 117 s for klein 4B's transformer in q4_k
+//! on two cores, against 16 s in q8_0.
 
 use kiln_tensor::f16;
 use kiln_tensor::packed::small_floats::round_ties_even;

@@ -3,6 +3,8 @@
 //! A component is recognized by one anchor tensor that its naming scheme always has, behind any prefix; ComfyUI's
 //! checkpoints hold several components, each with its own prefix. The model's own names are those of diffusers and
 //! transformers.
+//!
+//! Names are translated once, when a component is opened: a fused q/k/v becomes three views of its rows, swapped halves two.
 
 mod module_names;
 mod text_encoder;

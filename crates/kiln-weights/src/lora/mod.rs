@@ -7,6 +7,9 @@
 //! is also added to the output; everything else patches the weight itself, where it is read ([`patch`]).
 //!
 //! [`keys`] parses the keys of a file; [`targets`] maps modules to the model's layers and their rows.
+//!
+//! Merging a LoRA into klein 4B would copy 7.3 GiB of weights that are used from their mapped file, to save 0.5 % of a step's
+//! operations at rank 16 and 2.4 % at rank 64: less than can be measured.
 
 mod adapter_config;
 mod applied;

@@ -3,6 +3,7 @@
 //!
 //! No patched copy is made: a [`WeightPatch`] changes values where a kernel reads the weight, some columns of a row at a
 //! time.
+//! Only int8 weights are quantized again, and a GPU loads the patched weight anew.
 
 use kiln_tensor::Result;
 use kiln_tensor::packed::{PackedTensor, Patch};

@@ -1,4 +1,5 @@
 //! LoRAs resolved against the layers of a model.
+//! What names and shapes tell is refused here, in one call, before a weight is loaded.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

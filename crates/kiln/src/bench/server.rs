@@ -1,4 +1,5 @@
 //! `kiln bench --server`: measures requests to a server in this process, over a real socket.
+//! Random weights generate noise, whose PNG is three times as large as a photograph's.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};

@@ -1,4 +1,5 @@
 //! Generates the server's jobs with the engine, as `kiln generate` does, keeping the model loaded between jobs.
+//! So defaults, checks, recipes and errors are those of the command line.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};

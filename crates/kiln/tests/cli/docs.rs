@@ -171,7 +171,10 @@ fn links_between_pages_lead_somewhere() {
             assert!(target.exists(), "{page} links to {link}");
             if !heading.is_empty() {
                 let target = fs::read_to_string(target).unwrap();
-                assert!(target.lines().any(|line| anchor(line) == Some(heading.into())), "{page} links to {link}");
+                assert!(
+                    target.lines().any(|line| anchor(line) == Some(heading.into())),
+                    "{page} links to {link}"
+                );
             }
         }
     }

@@ -3,6 +3,10 @@
 //! Computed as `yᵀ = W · xᵀ`: the rows of the weight already have the layout of left tiles and need no transpose; only
 //! the activations are rearranged, once for all weight rows. A step multiplies 32 weight rows by 32 tokens over 64
 //! bytes of each. Steps are summed in the same order whatever the blocks.
+//!
+//! A step takes 48 ns (the tiles alone 28), and 53 if weight rows are copied before the products. No gain: copying the next
+//! rows between products (57 ns), strips of tokens that stay in the second-level cache (60 to 90), 512 weight rows at once,
+//! prefetching every other line; writing sums between the next quad's products makes a layer 5 to 10 % slower.
 
 use std::arch::x86_64::_mm_sfence;
 use std::ops::Range;

@@ -1,4 +1,8 @@
 //! Linear layers of int8 in AMX tiles: tokens are left tiles, the weight is already packed as right ones.
+//!
+//! Per tile product on one thread (the tiles alone take 7.0 ns): 128 columns with resident tokens 9.2 to 9.8 ns, 256 columns
+//! with tokens fetched per task 10.0; 13.2 without the load hint on the changing operand. Sums of 3 × 2, 4 × 1 or 6 × 1 tiles
+//! instead of 2 × 2 are no faster (9.7, 11.4, 12.5).
 
 use std::arch::x86_64::*;
 

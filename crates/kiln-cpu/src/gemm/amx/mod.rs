@@ -6,6 +6,10 @@
 //!
 //! The formats differ in which operand is rearranged. A bf16 weight stays as its file has it and is the left operand
 //! ([`gemm_bf16`]); an int8 weight is packed as right tiles once, when it is loaded ([`packed_weight`], [`gemm_int8`]).
+//!
+//! The caches are the limit, not the tiles: a Sapphire Rapids core's second level gives 84 GB/s, of which the tokens of a
+//! bf16 step take 60, and the third level 27. One thread reaches 85 % of the tiles' rate with tokens in the second level; 74 %
+//! with 384 of the next tokens coming from the third, 68 % with 512 (hence [`MC`]); a whole layer 44 to 47 %.
 
 mod gemm_bf16;
 mod gemm_conv;

@@ -1,8 +1,6 @@
 //! The scales of a LoRA file's modules, as PEFT 0.21 and diffusers 0.42 compute them.
 
-mod common;
-
-use common::{file, lora};
+use crate::common::{file, lora};
 use kiln_weights::{Lora, LoraProblem};
 use serde_json::json;
 

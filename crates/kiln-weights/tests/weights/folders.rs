@@ -1,11 +1,9 @@
 //! Which file of a folder is read, and sharded weights.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::tensors;
+use crate::common::tensors;
 use kiln_weights::WeightSource;
 use tempfile::TempDir;
 

@@ -1,10 +1,8 @@
 //! Decoding compared with Pillow 13.0.0 (see make_data.py), and rejected files.
 
-mod common;
-
 use std::path::Path;
 
-use common::{data, golden, sha};
+use crate::common::{data, golden, sha};
 use kiln_image::{Error, GrayImage, RgbImage, from_bytes, open, open_gray, to_signed_f32};
 
 #[test]

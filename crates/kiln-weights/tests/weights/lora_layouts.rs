@@ -1,11 +1,9 @@
 //! One update in the layout of each trainer: every file must change every layer in the same way.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::flux::{DIM, File, LAYERS, Matrix, assert_same, effective, loaded, model, split, weights};
-use common::{Random, apply, layers, resolve};
+use crate::common::flux::{DIM, File, LAYERS, Matrix, assert_same, effective, loaded, model, split, weights};
+use crate::common::{Random, apply, layers, resolve};
 use kiln_weights::{
     LayerShape, LinearPrecision, Lora, LoraBase, LoraLayout, LoraOptions, LoraReport, LoraUpdates,
     WeightSource,

@@ -1,13 +1,11 @@
 //! LoRAs on quantized models: every kind of update must change a packed weight exactly as it changes the dequantized f32
 //! weight.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use common::flux::{File, Matrix, effective};
-use common::{Random, apply, resolve};
+use crate::common::flux::{File, Matrix, effective};
+use crate::common::{Random, apply, resolve};
 use kiln_tensor::packed::Format;
 use kiln_tensor::{HostTensor, LinearWeight};
 use kiln_weights::export::{Container, Options, Storage, TensorNames, export};

@@ -1,9 +1,7 @@
 //! Damaged files must give errors or other weights, but never a panic. The fuzz targets go further; these run everywhere.
 
-mod common;
-
+use crate::common::{Random, lora, tensors};
 use bytes::Bytes;
-use common::{Random, lora, tensors};
 use kiln_weights::{Lora, WeightSource};
 
 /// Reads everything in a file.
@@ -23,7 +21,7 @@ fn read_lora(data: Bytes) -> bool {
     assert!(lora.rank() > 0);
     assert!(lora.modules().all(|m| lora.scale(m).unwrap().is_finite()));
     let base = WeightSource::from_bytes("b", tensors(&[("x.weight", &[6, 4])], &[])).unwrap();
-    if let Ok((updates, _)) = common::resolve(&base, [(lora, 1.0)]) {
+    if let Ok((updates, _)) = crate::common::resolve(&base, [(lora, 1.0)]) {
         let _ = base.root().with_loras(&updates).linear("x", 6, 4);
     }
     true

@@ -1,11 +1,9 @@
 //! One test for each way in which a safetensors file can be malformed.
 
-mod common;
-
 use std::fs;
 
+use crate::common::file;
 use bytes::Bytes;
-use common::file;
 use kiln_tensor::DType;
 use kiln_weights::{Error, MalformedFile, WeightSource};
 
@@ -148,7 +146,7 @@ fn offsets_beyond_the_file_are_an_error() {
 
 #[test]
 fn truncated_data_is_an_error_at_every_length() {
-    let whole = common::tensors(&[("a", &[3]), ("b", &[2, 2])], &[]);
+    let whole = crate::common::tensors(&[("a", &[3]), ("b", &[2, 2])], &[]);
     assert!(WeightSource::from_bytes("a", whole.clone()).is_ok());
     for length in 0..whole.len() {
         assert!(WeightSource::from_bytes("a", whole.slice(..length)).is_err(), "{length} bytes");

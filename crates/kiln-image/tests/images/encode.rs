@@ -1,10 +1,8 @@
 //! Encoding images, and reading their recipes back.
 
-mod common;
-
 use std::path::Path;
 
-use common::{data, pattern};
+use crate::common::{data, pattern};
 use kiln_image::{Encoding, Format, RgbImage, encode, encode_with, from_bytes, open, read_recipe};
 
 const FORMATS: [Format; 3] = [Format::Png, Format::Jpeg, Format::Webp];

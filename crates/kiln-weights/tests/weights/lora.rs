@@ -1,8 +1,6 @@
 //! LoRA files: what is read, what is an error, and which rows change. `lora_layouts.rs` tests the layouts.
 
-mod common;
-
-use common::{apply, layers, lora, resolve, tensors};
+use crate::common::{apply, layers, lora, resolve, tensors};
 use kiln_weights::{Error, LayerShape, Lora, LoraOptions, LoraUpdates, WeightSource};
 
 fn base() -> WeightSource {
@@ -147,7 +145,7 @@ fn tensors_must_be_matrices() {
 fn integer_matrices_are_an_error() {
     let header = r#"{"x.lora_A.weight":{"dtype":"I8","shape":[1,1],"data_offsets":[0,1]},
                      "x.lora_B.weight":{"dtype":"I8","shape":[1,1],"data_offsets":[1,2]}}"#;
-    let e = Lora::from_bytes("a", common::file(header, &[0; 2])).unwrap_err().to_string();
+    let e = Lora::from_bytes("a", crate::common::file(header, &[0; 2])).unwrap_err().to_string();
     assert_eq!(e, "LoRA `a`: `x.lora_B.weight` is i8, expected f32, bf16, f16 or f64");
 }
 

@@ -1,11 +1,9 @@
 //! Tensors by name, the cursor, linear layers, fingerprints.
 
-mod common;
-
 use std::fs;
 
+use crate::common::{file, tensors};
 use bytes::Bytes;
-use common::{file, tensors};
 use kiln_tensor::{DType, HostLinear, HostTensor, LinearError, LinearWeight, Shape};
 use kiln_weights::{Error, WeightSource};
 

@@ -1,8 +1,6 @@
 //! Resizing and preparing, byte-exact with Pillow 13.0.0 and diffusers 0.42.1 (see make_data.py).
 
-mod common;
-
-use common::{disc, golden, pattern, sha};
+use crate::common::{disc, golden, pattern, sha};
 use kiln_image::{
     Error, Filter, GrayImage, RgbImage, paste_back, prepare_init, prepare_inpaint, prepare_reference, resize,
 };

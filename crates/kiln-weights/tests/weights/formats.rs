@@ -1,8 +1,6 @@
 //! Conventions of quantized files, built by hand: scales of every kind, both orders of nvfp4, mixed layers.
 
-mod common;
-
-use common::file;
+use crate::common::file;
 use kiln_tensor::packed::{Format, PackedTensor, swizzled_index};
 use kiln_tensor::{HostLinear, LinearWeight};
 use kiln_weights::{Component, LinearPrecision, WeightSource};

@@ -1,8 +1,6 @@
 //! Damaged files give errors or other images, never a panic: thousands of reproducible changes and cuts.
 
-mod common;
-
-use common::data;
+use crate::common::data;
 use kiln_image::{from_bytes, read_recipe};
 
 const FILES: [&str; 11] = [

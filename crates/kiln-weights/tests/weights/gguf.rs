@@ -1,8 +1,6 @@
 //! GGUF files: round trips, and everything that can be wrong with a header.
 
-mod common;
-
-use common::Random;
+use crate::common::Random;
 use kiln_tensor::HostTensor;
 use kiln_tensor::packed::Format;
 use kiln_weights::export::{Container, Options, Storage, TensorNames, export};

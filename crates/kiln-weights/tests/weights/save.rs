@@ -1,7 +1,5 @@
 //! Written files are read back unchanged, and are written atomically.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 

@@ -1,0 +1,7 @@
+//! The pipeline beyond the golden cases themselves: batches, file layouts, LoRAs, events, TAEF2.
+
+mod batching;
+mod layouts;
+mod lora;
+mod pipeline;
+mod taef2;

@@ -1,0 +1,15 @@
+//! Reading and writing weights and LoRAs, through the public interface.
+
+mod common;
+mod folders;
+mod formats;
+mod gguf;
+mod lora;
+mod lora_layouts;
+mod lora_quantized;
+mod lora_scale;
+mod malformed;
+mod mutations;
+mod quantize;
+mod save;
+mod source;
