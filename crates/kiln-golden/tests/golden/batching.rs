@@ -340,7 +340,7 @@ fn a_request_that_fails_to_start_does_not_affect_the_others() {
     let mut recorders = recorders(3);
     let outcomes = run_batched(&pipeline, &plans, &mut recorders, ALL);
     let error = outcomes[1].0.as_ref().unwrap_err().to_string();
-    assert!(error.contains("rows of the embedding") && recorders[1].batches.is_empty(), "{error}");
+    assert!(error.contains("outside the embedding") && recorders[1].batches.is_empty(), "{error}");
     for i in [0, 2] {
         assert_eq!(recorders[i].batches, [2]);
         assert!(outcomes[i].1[0].image == pipeline.generate(&plans[i], &mut ()).unwrap()[0].image);

@@ -46,8 +46,12 @@ pub fn run(args: ServeArgs) -> Result<(), CliError> {
     let generating = server.generate_with(worker);
     let generating =
         generating.map_err(|error| CliError::new(format!("can't start the generating threads: {error}")))?;
+    let stop = {
+        let _runtime = runtime.enter();
+        stop_signal()
+    };
     let _ = writeln!(std::io::stderr(), "kiln {} at http://{address}", env!("CARGO_PKG_VERSION"));
-    runtime.block_on(kiln_server::serve(server, listener, stop_signal()));
+    runtime.block_on(kiln_server::serve(server, listener, stop));
     // The running job is done, or stops within a step.
     let _ = generating.join();
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -125,26 +129,36 @@ fn init_logging(args: &ServeArgs) {
     let _ = if args.json { log.json().flatten_event(true).try_init() } else { log.compact().try_init() };
 }
 
-/// Waits for Ctrl-C or SIGTERM. The second one ends the process at once.
-async fn stop_signal() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
+/// A future that ends with Ctrl-C or SIGTERM. The second one ends the process at once.
+///
+/// From this call on, in the context of a runtime, the signals no longer kill the process.
+#[cfg(unix)]
+fn stop_signal() -> impl Future<Output = ()> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let signals = signal(SignalKind::interrupt()).and_then(|i| Ok((i, signal(SignalKind::terminate())?)));
+    async move {
+        let Ok((mut interrupt, mut terminate)) = signals else { return std::future::pending().await };
         tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
+            _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
         tokio::spawn(async move {
             tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
+                _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
             std::process::exit(130);
         });
     }
-    #[cfg(not(unix))]
-    {
+}
+
+/// A future that ends with Ctrl-C. The second one ends the process at once.
+#[cfg(not(unix))]
+async fn stop_signal() {
+    let _ = tokio::signal::ctrl_c().await;
+    tokio::spawn(async {
         let _ = tokio::signal::ctrl_c().await;
-    }
+        std::process::exit(130);
+    });
 }

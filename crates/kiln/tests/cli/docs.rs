@@ -38,7 +38,7 @@ fn blocks(page: &str) -> Vec<Block> {
 }
 
 /// Files that the commands of the pages name, and a base model next to `klein-4b`.
-fn prepare(sandbox: &Sandbox, base: &Sandbox) {
+fn prepare(sandbox: &Sandbox, base: &Sandbox, page: &str) {
     let models = sandbox.path("data/kiln/models");
     fs::create_dir_all(&models).unwrap();
     fs::create_dir_all(sandbox.path("models")).unwrap();
@@ -48,8 +48,13 @@ fn prepare(sandbox: &Sandbox, base: &Sandbox) {
     for name in ["ink.safetensors", "grain.safetensors"] {
         fs::copy(&lora, sandbox.path(name)).unwrap();
     }
-    let vae = sandbox.model().join("vae/diffusion_pytorch_model.safetensors");
-    fs::copy(vae, sandbox.path("taef2.safetensors")).unwrap();
+    // Elsewhere it would be a second VAE next to the model's files.
+    if page.contains("taef2.safetensors") {
+        let vae = sandbox.model().join("vae/diffusion_pytorch_model.safetensors");
+        fs::copy(vae, sandbox.path("taef2.safetensors")).unwrap();
+    }
+    // The tiny text encoder has a small vocabulary of its own.
+    fs::copy(sandbox.model().join("tokenizer/tokenizer.json"), sandbox.path("tokenizer.json")).unwrap();
     sandbox.write("mask.png", &png(&pattern(256, 256)));
 }
 
@@ -57,7 +62,7 @@ fn prepare(sandbox: &Sandbox, base: &Sandbox) {
 fn run_page(name: &str) -> usize {
     let page = fs::read_to_string(root().join(name)).unwrap();
     let (sandbox, base) = (Sandbox::new(), Sandbox::with_model("klein-base"));
-    prepare(&sandbox, &base);
+    prepare(&sandbox, &base, &page);
     let hub = klein_hub(&sandbox);
     // Pages that don't download it find klein-4b in the models folder.
     if !page.contains("\nkiln pull klein-4b") {
