@@ -163,9 +163,12 @@ pub struct TextEncoder<B: Backend> {
     embed_tokens: PackedTensor,
     layers: Vec<Layer<B>>,
     /// The table of the last text's length, which is nearly always the next one's.
-    rope: Mutex<Option<(usize, Arc<RopeTable<B::Tensor>>)>>,
+    rope: Mutex<Option<CachedRope<B>>>,
     prefetcher: Prefetcher,
 }
+
+/// A number of tokens and its rotary embedding.
+type CachedRope<B> = (usize, Arc<RopeTable<<B as Backend>::Tensor>>);
 
 struct Layer<B: Backend> {
     input_layernorm: B::Tensor,

@@ -118,8 +118,8 @@ fn match_module(module: &ModuleNames, name: &str) -> Option<Vec<(&'static str, R
         let (start, number) = name.rsplit_once('_')?;
         is_flat(split_block(module.file).1, start).then(|| parse_index(number))?
     };
-    let member = |names: &[&str]| names.iter().position(|name| is(name)).or_else(numbered);
-    let is_whole = is(&module.file) || module.lora_names.iter().any(|name| is(name));
+    let member = |names: &[&str]| names.iter().position(&is).or_else(numbered);
+    let is_whole = is(&module.file) || module.lora_names.iter().any(&is);
     match module.model {
         &[layer] if is(&module.file) && module.layout == ModuleLayout::SwappedHalves => {
             Some(vec![(layer, RowMapping::SwappedHalves)])
