@@ -6,8 +6,7 @@ mod server;
 use std::fs;
 use std::path::Path;
 
-pub use server::Hub;
-use server::{HubBehavior, HubFile};
+use server::{Hub, HubBehavior, HubFile};
 use sha2::{Digest, Sha256};
 
 use crate::sandbox::{RunOutput, Sandbox};
@@ -31,7 +30,8 @@ fn files(root: &Path, folder: &Path, out: &mut Vec<(String, HubFile)>) {
     }
 }
 
-/// A hub that has the sandbox's model as klein 4B.
+/// A hub that has the sandbox's model as klein 4B, for the commands of the documents.
+#[cfg(all(unix, feature = "ember", feature = "serve"))]
 pub fn klein_hub(sandbox: &Sandbox) -> Hub {
     let mut all = Vec::new();
     files(sandbox.model(), sandbox.model(), &mut all);
