@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests the page of `kiln serve` in Chromium: tools/page-tests/run.sh KILN [SCREENSHOTS]
-# Skips the tests if Node.js or Chromium is missing.
+# Skips the tests if Node.js or Chromium is missing. `--install` in place of KILN only installs what they need.
 set -euo pipefail
-kiln=$(realpath "$1")
+kiln=$(realpath -m "$1")
 shots=$(realpath -m "${2:-target/page-tests/screenshots}")
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(realpath -m target/page-tests)
@@ -30,5 +30,6 @@ fi
 mkdir -p "$work" "$shots"
 cp "$here/package.json" "$here"/*.mjs "$work/"
 (cd "$work" && npm install --silent --no-audit --no-fund) || skip "npm install failed"
+[[ $1 == --install ]] && exit
 cd "$work"
 BROWSER="$browser" KILN="$kiln" SHOTS="$shots" exec node page.mjs
