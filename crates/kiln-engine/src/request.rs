@@ -232,7 +232,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rho: Option<f32>,
 
-    /// Random number generator of PyTorch that the seed is for; 16-bit CPU noise changed with torch 2.12 [default: cpu]
+    /// Random number generator of PyTorch that the seed is for; 16-bit CPU noise changed after torch 2.11 [default: cpu]
     #[cfg_attr(feature = "cli", arg(long, value_name = "KIND", help_heading = "Sampling"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rng: Option<Rng>,
