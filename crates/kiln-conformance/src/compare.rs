@@ -26,14 +26,14 @@ const BF16_HALF_ULP: f64 = 1.0 / 256.0;
 /// Root mean square of that rounding error over many values: 2.3e-3 if all are just above a power of two, plus a margin.
 const BF16_L2: f64 = 2.8e-3;
 
-/// Backends that compute may flush subnormal numbers to zero, including intermediate ones.
+/// Absolute error allowed unless results must be exact: backends may flush subnormals, even intermediate ones.
 const FLUSHED_TO_ZERO: f64 = 1e-36;
 
 impl Tolerance {
     /// Equality, for operations that only move or round values.
     pub const EXACT: Tolerance = Tolerance { relative: 0.0, slack: 0.0, l2: 0.0 };
 
-    /// For a few f32 operations per element: about 8 ulp, for a vectorised `exp` or `tanh`.
+    /// For a few f32 operations per element: about 8 ulp, for a vectorized `exp` or `tanh`.
     pub const ELEMENTWISE: Tolerance = Tolerance { relative: 1e-6, slack: 5e-7, l2: 6e-7 };
 
     /// For an f32 sum of `terms`, in any order.

@@ -140,8 +140,8 @@ fn tensor<const N: usize>(b: &CpuBackend, shape: [usize; N], dtype: DType) -> Re
     b.upload(&host(shape), dtype)
 }
 
-/// A clock. With one thread, where the system counts it, the time this thread has run, so that other programs on the machine
-/// disturb less; else the wall clock.
+/// The time: with one thread its CPU time, if the system reports it, so that other programs disturb less; otherwise
+/// wall time.
 fn now(threads: usize) -> Duration {
     static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
     let thread_time = || {

@@ -16,28 +16,28 @@ use crate::{Context, CpuConv, CpuTensor, CpuWeight};
 /// See [`Backend::max_batch_rows`]. Measured on two cores with AMX: an int8 model of 384 channels gains from batching up to
 /// about this many rows; a large model has more rows than that in a single image and gains nothing.
 ///
-/// Ember in int8, milliseconds of a step per image, for 1, 2, 4 and 8 images: 26.5, 16.6, 14.3, 14.9 at 256×256 (320 rows
-/// each); 39, 33, 36 at 384×384 (640 rows); 63, 75, 72 at 512×512 (1088 rows). The present kernels are faster and were not
-/// measured so. A server gains less, since texts, decoding and PNG remain image by image.
+/// Ember in int8, milliseconds per step and image, for 1, 2, 4 and 8 images: 26.5, 16.6, 14.3, 14.9 at 256×256 (320
+/// rows each); 39, 33, 36 at 384×384 (640 rows); 63, 75, 72 at 512×512 (1088 rows). Not yet
+/// remeasured with the current, faster kernels. A server gains less: text encoding, decoding and PNG are not batched.
 const BATCH_ROWS: usize = 1280;
 
 /// The settings of a [`CpuBackend`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuOptions {
-    /// The instruction set; the best the machine has when absent.
+    /// The instruction set; `None` is the fastest this machine has.
     pub isa: Option<Isa>,
-    /// The number of threads; as many as the machine runs in parallel when absent or 0.
+    /// The number of threads; `None` or 0 is as many as the machine runs in parallel.
     pub threads: Option<usize>,
 }
 
-/// The operations on this machine's processor, on threads of its own. Clones share them.
+/// The operations on the CPU, with a thread pool of its own. Clones share the pool.
 #[derive(Clone)]
 pub struct CpuBackend {
     cx: Context,
 }
 
 impl CpuBackend {
-    /// Starts the threads; fails when the machine lacks the requested instruction set.
+    /// Starts the threads; fails if the machine lacks the requested instruction set.
     pub fn new(options: CpuOptions) -> Result<CpuBackend> {
         let isa = options.isa.unwrap_or_else(Isa::best);
         let level = Level::detect(isa).ok_or_else(|| Error::Device {

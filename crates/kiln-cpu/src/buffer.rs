@@ -14,13 +14,13 @@ use kiln_base::lock;
 use kiln_ops::{Error, Result};
 use memmap2::MmapMut;
 
-/// Bytes of a cache line, which is also the widest vector.
+/// Bytes of a cache line, and of the widest vector.
 const ALIGNMENT: usize = 64;
 /// Buffers of at least this many bytes are mapped; smaller ones come from the allocator.
 const MMAP_THRESHOLD: usize = 128 << 10;
 /// Bytes of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
-/// The most bytes of unused maps that are kept.
+/// Maximum bytes of unused maps that are kept.
 const MAX_UNUSED: usize = 512 << 20;
 
 /// Where buffers come from and return to when they are dropped.
@@ -54,8 +54,8 @@ impl BufferPool {
         unused.remove(best)
     }
 
-    /// Maps memory from the system. A large request first releases all unused maps: few tensors of such a size fit a
-    /// machine.
+    /// Maps memory from the system. A large request first releases all unused maps: few tensors of such a size fit
+    /// in memory.
     fn allocate(&self, bytes: usize) -> std::io::Result<MmapMut> {
         if bytes >= MAX_UNUSED / 2 {
             lock(&self.unused).clear();
@@ -87,7 +87,7 @@ fn map(bytes: usize) -> std::io::Result<MmapMut> {
 }
 
 enum Storage {
-    /// Words of the allocator, with room for the alignment.
+    /// Words from the allocator, with room for the alignment.
     Heap(Vec<u32>),
     /// A map, which goes back to the pool when it is dropped.
     Mapped { map: Option<MmapMut>, pool: Arc<BufferPool> },

@@ -28,14 +28,14 @@ pub(crate) trait Element: Scalar {
     /// `2 · S::LANES` values can be written at `p`, which needs no alignment.
     unsafe fn store_two<S: Simd>(s: S, p: *mut Self, a: S::V, b: S::V);
 
-    /// [`Element::store_two`] past the caches, where the format and the machine can. Other threads see it only after an
+    /// A non-temporal [`Element::store_two`], where format and machine support it. Other threads see it only after an
     /// `sfence`.
     ///
     /// # Safety
     /// As [`Element::store_two`]; `p` is a multiple of 64 bytes.
     #[inline(always)]
     unsafe fn stream_two<S: Simd>(s: S, p: *mut Self, a: S::V, b: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { Self::store_two(s, p, a, b) }
     }
 }
@@ -43,7 +43,7 @@ pub(crate) trait Element: Scalar {
 impl Scalar for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const f32) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { s.load(p) }
     }
 
@@ -56,7 +56,7 @@ impl Scalar for f32 {
 impl Scalar for bf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const bf16) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { s.load_bf16(p) }
     }
 
@@ -69,7 +69,7 @@ impl Scalar for bf16 {
 impl Scalar for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const f16) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { s.load_f16(p) }
     }
 
@@ -84,13 +84,13 @@ impl Element for f32 {
 
     #[inline(always)]
     unsafe fn store<S: Simd>(s: S, p: *mut f32, v: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { s.store(p, v) }
     }
 
     #[inline(always)]
     unsafe fn store_two<S: Simd>(s: S, p: *mut f32, a: S::V, b: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe {
             s.store(p, a);
             s.store(p.add(S::LANES), b);
@@ -103,19 +103,19 @@ impl Element for bf16 {
 
     #[inline(always)]
     unsafe fn store<S: Simd>(s: S, p: *mut bf16, v: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { s.store_bf16(p, v) }
     }
 
     #[inline(always)]
     unsafe fn store_two<S: Simd>(s: S, p: *mut bf16, a: S::V, b: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { s.store_two_bf16(p, a, b) }
     }
 
     #[inline(always)]
     unsafe fn stream_two<S: Simd>(s: S, p: *mut bf16, a: S::V, b: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { s.stream_two_bf16(p, a, b) }
     }
 }
@@ -169,7 +169,7 @@ pub(crate) fn store<S: Simd, T: Element>(s: S, x: &mut [T], v: S::V) {
 pub(crate) fn convert<S: Simd, T: Scalar, U: Element>(s: S, from: &[T], to: &mut [U]) {
     assert!(from.len() >= to.len());
     let whole = to.len() / (2 * S::LANES) * (2 * S::LANES);
-    // Not with iterators, which stay calls in some kernels.
+    // No iterators: in some kernels they are not inlined.
     for i in (0..whole).step_by(2 * S::LANES) {
         // SAFETY: i + 2 · LANES <= whole, and both are at least that long.
         unsafe {

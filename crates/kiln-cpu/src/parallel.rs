@@ -1,4 +1,4 @@
-//! Spreading work over threads.
+//! Distribution of work among threads.
 //!
 //! Each backend has a rayon pool of its own, because the number of threads is one of its options. Tasks run in a loop over
 //! a shared counter rather than as a parallel iterator: consecutive tasks share cached operands, which recursive
@@ -35,7 +35,7 @@ impl Pool {
         self.pool.current_num_threads()
     }
 
-    /// Calls `work` with every number below `tasks`, in ascending order on each thread.
+    /// Calls `work` with every index below `tasks`, in ascending order on each thread.
     pub fn for_each(&self, tasks: usize, work: impl Fn(usize) + Sync) {
         // An empty scratch can't fail.
         let _ = self.for_each_with(tasks, || Ok(()), |task, ()| work(task));
@@ -111,7 +111,7 @@ pub(crate) struct DisjointMut<'a, T> {
     borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it stands for a `&mut [T]` whose ranges are handed out without overlap, as `slice` demands.
+// SAFETY: it stands for a `&mut [T]` whose ranges are handed out without overlap, as `slice` requires.
 unsafe impl<T: Send> Sync for DisjointMut<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for DisjointMut<'_, T> {}

@@ -1,7 +1,7 @@
 //! Weights of linear layers and convolutions.
 //!
-//! A weight stays in the host's (perhaps memory-mapped) bytes and is widened on the fly. Two are rearranged when they are
-//! loaded: int8 weights, on AMX, as tiles; and convolution kernels, to channels-last.
+//! A weight stays in the host's (perhaps memory-mapped) bytes and is widened on the fly. Two kinds are rearranged
+//! at load: int8 weights into AMX tiles, if there is AMX, and convolution kernels to channels-last.
 
 use kiln_ops::{Error, Result, shapes};
 use kiln_tensor::packed::PackedTensor;

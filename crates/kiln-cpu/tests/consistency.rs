@@ -87,7 +87,7 @@ fn an_int8_product_is_the_same_on_every_instruction_set() {
 
 #[test]
 fn a_large_int8_product_is_that_of_its_rows() {
-    // Large enough to be written past the caches; some quads of tiles belong to two row groups; the last block has a tail.
+    // Large enough for non-temporal stores; some quads of tiles belong to two row groups; the last block has a tail.
     let (rows, cols, out) = (1260, 1100, 4128);
     let b = CpuBackend::new(CpuOptions { isa: None, threads: Some(3) }).unwrap();
     let w = b.load_weight(int8_layer(out, cols), Residency::Device).unwrap();

@@ -185,7 +185,7 @@ template <int DIM, int SPLIT, int ROW_WARPS, int KEYS> __device__ __forceinline_
         attention_tiled<DIM, SPLIT, ROW_WARPS, KEYS>(args);                                                           \
     }
 
-// The launcher has the same numbers, except the last: resident blocks per multiprocessor.
+// The launcher has the same constants, except the last: resident blocks per multiprocessor.
 KERNEL(32, 1, 4, 64, 4)
 KERNEL(64, 1, 4, 64, 3)
 KERNEL(96, 1, 4, 64, 3)

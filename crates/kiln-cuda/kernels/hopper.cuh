@@ -80,7 +80,7 @@ __device__ __forceinline__ void wait_flag(unsigned *flag) {
     } while (!raised);
     asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(flag) : "memory");
 }
-// Loads from L2, past this multiprocessor's possibly stale L1.
+// Loads from L2, bypassing this multiprocessor's L1, which may be stale.
 __device__ __forceinline__ float load_l2(const float *p) {
     float x;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");

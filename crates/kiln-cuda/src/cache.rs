@@ -87,7 +87,7 @@ fn write(path: &Path, content: &[u8]) -> std::io::Result<()> {
     file.file().write_all(MAGIC)?;
     file.file().write_all(&Sha256::digest(content))?;
     file.file().write_all(content)?;
-    // The checksum finds what a power cut has damaged.
+    // The checksum detects files damaged by a power failure.
     file.commit_unsynced()
 }
 

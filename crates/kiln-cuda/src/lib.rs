@@ -20,8 +20,8 @@
 //! All work of one backend goes to one stream, in call order. Only [`kiln_ops::Backend::download`] and the result of
 //! [`kiln_ops::Backend::download_async`] wait for it.
 //!
-//! `tools/cuda/emulator` runs kernels and launchers on a CPU, so that conformance and golden tests need no GPU; speed and
-//! races do. The modules are layers: a test fails if two files import each other.
+//! `tools/cuda/emulator` runs kernels and launchers on a CPU, so that conformance and golden tests need no GPU;
+//! measuring speed and finding races do. The modules are layers: a test fails if two files import each other.
 
 // Layers; each uses only those above it.
 // Loading CUDA's libraries:

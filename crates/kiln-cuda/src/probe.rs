@@ -87,7 +87,7 @@ fn version(library: CudaLibrary) -> Result<LibraryInfo> {
         CudaLibrary::Driver => {
             let driver = driver()?;
             let mut number = 0;
-            // SAFETY: the number is written.
+            // SAFETY: the value is written.
             driver.check("cuDriverGetVersion", unsafe { (driver.version)(&mut number) })?;
             Ok(LibraryInfo { version: format!("for CUDA {}", dotted(number)), path: driver.path.clone() })
         }

@@ -352,7 +352,7 @@ fn graphs_are_evicted_when_memory_runs_out() {
     b.release_memory();
     let recorded = b.memory_held();
     assert!(recorded > without);
-    // More than fits besides the graph.
+    // More than fits next to the graph.
     let rows = (LIMIT - (recorded + without) / 2) / (4 * WIDTH);
     let large = upload(&b, rows, 2, DType::F32);
     assert!(b.memory_held() <= LIMIT);

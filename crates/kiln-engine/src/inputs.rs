@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, ErrorContext, Result};
 use crate::request::FileRef;
 
-/// Resolves the names in a request: paths on a command line, uploads and lists of known files in a service.
+/// Resolves the names in a request: paths on a command line, uploads and lists of known files in a server.
 pub trait InputResolver {
     /// Reads an image.
     fn image(&self, name: &Path) -> Result<InputImage>;

@@ -95,7 +95,7 @@ pub use setup::Setup;
 pub use sink::{GeneratedImage, Sink};
 pub use text_cache::TextCache;
 
-/// Compiles the example of the document about the library.
+/// Compiles the example in `docs/library.md`.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/library.md")]
 mod library_document {}

@@ -1,7 +1,7 @@
-//! The engine of this machine, generic over the backend.
+//! An engine that runs on this machine, generic over the backend.
 //!
 //! The calling thread queues work on the device; an [`OutputThread`] waits for images and previews and passes them to the
-//! sinks. Every task ends exactly once, also if its sink panics.
+//! sinks. Every task ends exactly once, even if its sink panics.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};

@@ -6,7 +6,7 @@ use kiln_tensor::{DType, HostTensor};
 use crate::error::{Error, Result};
 use crate::request::Rng;
 
-/// Images of one request at most.
+/// Maximum number of images per request.
 pub(crate) const MAX_IMAGES: usize = 1000;
 
 /// The source of the noise.

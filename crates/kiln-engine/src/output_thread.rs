@@ -1,7 +1,7 @@
 //! A thread that waits for the device's results and passes them on, while the device is given more work.
 //!
-//! So a GPU has the next request while the last one is encoded and saved: an image of klein 4B through the engine takes 10 ms
-//! more than its phases on an H200, and a server with several requests hides half of that.
+//! A GPU starts on the next request while the last image is encoded and saved. On an H200, an image of klein 4B takes
+//! 10 ms more through the engine than the sum of its phases; a server with several requests hides half of that.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{SyncSender, sync_channel};

@@ -1,6 +1,7 @@
 //! Previews of unfinished images: by a small VAE if one is configured, else by a linear approximation.
 //!
-//! With TAEF2 as the VAE and for previews, those of 8 steps at half strength reach 23, 27 and 32 dB PSNR against the image.
+//! With TAEF2 as the VAE and for previews, the three previews of an image (8 steps, strength 0.5) reach 23, 27 and 32
+//! dB PSNR against the final image.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! Latents to a small image without a VAE: a linear map, fitted to pairs of latents and images of the model's own VAE.
+//! Turns latents into a small image without a VAE, by a linear map fitted to latents and images of the model's own VAE.
 //!
 //! A token covers 16 by 16 pixels; the map gives it 2 by 2. It is fitted to a colour chart first, and then refined with
 //! every finished image.
@@ -131,14 +131,14 @@ fn solve(squares: &[f64], products: &[f64], rows: usize) -> Option<Vec<f64>> {
     map.iter().all(|v| v.is_finite()).then_some(map)
 }
 
-/// Draws an 8 by 8 grid of fields that cover the RGB cube, each with a soft shade.
+/// Draws an 8 by 8 grid of colour patches that cover the RGB cube, each with a soft gradient.
 pub fn colour_chart(side: u32) -> RgbImage {
     let pixel = |i: u32| {
         let (x, y) = (i % side, i / side);
         let (column, row) = (x * 8 / side, y * 8 / side);
         let level = |n: u32| [0.0, 0.35, 0.7, 1.0][n as usize % 4];
         let field = [level(column), level(row), level(column / 4 + 2 * (row / 4))];
-        // Each field fades towards its lower right corner.
+        // Each patch fades towards its lower right corner.
         let fade = 1.0 - 0.5 * ((y * 8 % side) as f64 / side as f64) * ((x * 8 % side) as f64 / side as f64);
         field.map(|v| (v * fade * 255.0) as u8)
     };

@@ -1,4 +1,4 @@
-//! Recipes: how an image was generated, as JSON inside its file. The resolved request, the model and the backend.
+//! Recipes: JSON inside an image file that says how it was generated: the resolved request, the model and the backend.
 
 use std::path::{Path, PathBuf};
 

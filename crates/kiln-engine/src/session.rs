@@ -19,7 +19,7 @@ use crate::sink::Sink;
 /// Keeps the last model loaded, and switches model and LoRAs as requests need them.
 pub struct Session {
     settings: Settings,
-    /// Images per batch at most.
+    /// Maximum number of images per batch.
     max_batch: usize,
     /// Held while generating or loading.
     exclusive: Mutex<()>,

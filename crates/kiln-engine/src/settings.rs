@@ -12,7 +12,7 @@ use crate::text_cache::TextCache;
 pub struct Settings {
     /// The device.
     pub device: Device,
-    /// GPU memory to use at most, in bytes; weights that don't fit are streamed.
+    /// Maximum GPU memory to use, in bytes; weights that don't fit are streamed.
     pub vram_limit: Option<u64>,
     /// The precision.
     pub precision: Precision,

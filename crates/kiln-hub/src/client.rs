@@ -70,7 +70,7 @@ impl Client {
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
             .timeout_connect(Some(Duration::from_secs(20)))
             .timeout_recv_response(Some(Duration::from_secs(60)))
-            // Detects dead connections; a download then resumes with what it has.
+            // Detects dead connections; a download then resumes where it stopped.
             .timeout_per_read(Some(Duration::from_secs(60)))
             .user_agent(concat!("kiln/", env!("CARGO_PKG_VERSION")))
             .build();

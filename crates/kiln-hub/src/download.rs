@@ -62,7 +62,7 @@ impl Download<'_> {
                 other => other?,
             };
             if let Attempt::Broken { received, reason } = attempt {
-                // Only attempts without progress count: a connection that breaks now and then still gets there.
+                // Only attempts without progress count: an unstable connection still completes the download.
                 if received > 0 {
                     (attempts_left, backoff) = (self.settings.attempts, self.settings.backoff);
                 }

@@ -2,7 +2,7 @@
 //!
 //! Two passes with bytes in between, so their order matters: columns and then rows, unless the height loses more
 //! than twice as many pixels as the width (Pillow 13; older versions always start with the columns). Each output
-//! position has a window of source positions whose weights are computed in f64, normalised, and rounded to 22-bit
+//! position has a window of source positions whose weights are computed in f64, normalized, and rounded to 22-bit
 //! fixed point. A pass over a side that keeps its length is skipped.
 
 use std::ops::Range;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes a regular file whole or not at all ([`kiln_base::write_atomic`]), and anything else directly.
+/// Writes a regular file atomically ([`kiln_base::write_atomic`]), and anything else directly.
 ///
 /// Pipes and devices are written to directly because renaming a file over them would replace them.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {

@@ -1,4 +1,4 @@
-//! TAEF2, the tiny autoencoder for FLUX.2, for previews and as a fast replacement of the full one.
+//! TAEF2, the tiny autoencoder for FLUX.2, for previews and as a fast replacement for the full one.
 //!
 //! Image `[h, w, 3]` in [0, 1] to latent `[h/8, w/8, 32]` and back: three levels of residual blocks with 64 channels.
 //!
@@ -58,7 +58,7 @@ enum LayerKind {
     Pooled,
     Relu,
     Clamp,
-    /// Nearest-neighbour upsampling, which the convolution after it does.
+    /// Nearest-neighbour upsampling, done by the convolution that follows.
     Nearest,
 }
 

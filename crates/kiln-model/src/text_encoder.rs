@@ -293,7 +293,7 @@ impl<B: Backend> Layer<B> {
         })
     }
 
-    /// `x`: `[tokens, hidden]`, the first `real` rows are no padding.
+    /// `x`: `[tokens, hidden]`, the first `real` rows are not padding.
     fn forward(
         &self,
         b: &B,

@@ -1,16 +1,16 @@
 //! Processing of large images in overlapping tiles, so that an autoencoder's memory stays bounded.
 //!
-//! Images of up to [`MAX_UNTILED`] latent pixels are not tiled. Above it every tile is computed as a separate image, and
-//! neighbours are blended linearly across their overlap. Group norms and attention then see a tile instead of the image,
-//! which changes tones a little.
+//! Images of up to [`MAX_UNTILED`] latent pixels are not tiled. In larger ones every tile is computed as a separate
+//! image, and neighbours are blended linearly across their overlap. Group norms and attention then see a tile instead
+//! of the image, which changes tones a little.
 
 use kiln_tensor::HostTensor;
 
 use crate::Result;
 
-/// Most latent pixels (8×8 image pixels each) that are processed without tiling: up to 1.6 megapixels.
+/// Maximum number of latent pixels (8×8 image pixels each) processed without tiling: 1.6 megapixels.
 const MAX_UNTILED: usize = 160 * 160;
-/// Most image pixels that an autoencoder processes at once.
+/// Maximum number of image pixels that an autoencoder processes at once.
 pub const MAX_TILE_PIXELS: usize = MAX_UNTILED * 64;
 /// Side of a tile in latent pixels.
 const TILE: usize = 96;

@@ -1,7 +1,7 @@
 //! The operations of FLUX.2.
 //!
 //! [`Backend`] defines each one: its formula, shapes and dtypes. [`Reference`] implements them as plain loops in f64,
-//! never optimised: the oracle that every other backend is tested against. [`TimedBackend`] measures another backend,
+//! never optimized: the oracle that every other backend is tested against. [`TimedBackend`] measures another backend,
 //! and [`backend_methods!`] generates such wrappers.
 //!
 //! ```

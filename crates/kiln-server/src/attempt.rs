@@ -79,7 +79,7 @@ impl JobAttempt {
         live.change(|s| s.state = JobState::Running);
     }
 
-    /// Replaces this attempt by a new one that generates all images again; `None` if the job has ended.
+    /// Replaces this attempt with a new one that generates all images again; `None` if the job has ended.
     pub(crate) fn retry(&self) -> Option<Arc<JobAttempt>> {
         {
             let _saving = self.rows();

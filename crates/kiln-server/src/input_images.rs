@@ -29,7 +29,7 @@ impl Server {
         Ok(request)
     }
 
-    /// Stores an image of a request and replaces it by its input name.
+    /// Stores an image of a request and replaces it with its input name.
     fn store_input_image(&self, file: &mut FileRef, role: &str) -> Result<(), JobError> {
         let source = name(&file.path);
         let missing = |what: &str| {

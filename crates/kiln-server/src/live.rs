@@ -61,7 +61,7 @@ pub(crate) struct LiveJob {
     pub(crate) run_alone: bool,
     pub(crate) submitted: Instant,
     pub(crate) created: i64,
-    /// Its input images are no longer needed.
+    /// Set once it is planned: its decoded input images can be dropped.
     planned: AtomicBool,
     cancelled: AtomicBool,
     interrupted: AtomicBool,

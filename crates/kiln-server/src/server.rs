@@ -188,7 +188,7 @@ impl Server {
         lock(&self.queue)
     }
 
-    /// Accepts a job. A client waits on its connection for an `attached` one.
+    /// Accepts a job. If it is `attached`, a client waits for it on an open connection.
     pub(crate) fn submit(
         &self,
         mut request: Request,

@@ -57,7 +57,7 @@ pub enum Error {
         /// Bytes given.
         found: usize,
     },
-    /// A shape that is no matrix or whose rows are not whole blocks.
+    /// A shape that is not a matrix or whose rows are not whole blocks.
     #[error("a matrix of shape {shape} can't be {format}, whose blocks have {} values", format.block_values())]
     Blocks {
         /// The requested format.

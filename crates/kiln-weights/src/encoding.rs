@@ -1,17 +1,17 @@
 //! How the values of a tensor are encoded: plain elements, GGUF blocks, or fp8 and nvfp4 values with scales in other tensors.
 //!
-//! The last have several conventions, recognized by names and shapes, layer by layer:
+//! fp8 and nvfp4 have several conventions, recognized by names and shapes, layer by layer:
 //!
 //! | weights | scales beside `X.weight` | written by |
 //! |---|---|---|
-//! | fp8 | `X.weight_scale`, one or one per row | Black Forest Labs, ComfyUI, diffusers |
+//! | fp8 | `X.weight_scale`, one, or one per row | Black Forest Labs, ComfyUI, diffusers |
 //! | fp8 | `X.scale_weight`, one; a marker `scaled_fp8` | earlier versions of ComfyUI |
 //! | fp8 | none | plain casts |
 //! | nvfp4, two in a byte | `X.weight_scale`, fp8, one per 16 columns, and `X.weight_scale_2` | both below |
 //!
 //! nvfp4 pairs and block scales come in two orders that look alike. ComfyUI's, which Black Forest Labs use, has the first
 //! value of a pair in the high half and the scales in tiles; ModelOpt's and diffusers' has it in the low half and the scales in
-//! rows. ComfyUI's files have `X.comfy_quant`, an entry in their header, or its fused names.
+//! rows. ComfyUI's files are recognized by `X.comfy_quant`, an entry in their header, or fused tensor names.
 //!
 //! Scales of activations (`input_scale`) are ignored: Kiln computes its own.
 
@@ -168,7 +168,7 @@ fn comfy_quant(tensors: &Tensors, files: &[WeightFile], module: &str) -> Result<
     serde_json::from_slice(&text[..end]).map(Some).map_err(invalid)
 }
 
-/// The layers that the header lists. Invalid JSON is ignored, since the tensors tell the same.
+/// The layers that the header lists. Invalid JSON is ignored, since the tensors hold the same information.
 fn listed_layers(metadata: &BTreeMap<String, String>) -> BTreeMap<String, ComfyQuant> {
     #[derive(Deserialize)]
     struct Listing {
@@ -244,7 +244,7 @@ pub(crate) fn read_packed(
             let comfy = scales.comfy_order;
             let bytes = files[scales.blocks.file].data(&scales.blocks.entry);
             let mut blocks = BlockScales { scales: bytes, swizzled: comfy, high_first: comfy, global };
-            // A count that only fits the other order decides: only ComfyUI's tiles round rows up.
+            // If the number of scales fits only the other order, use that one: only ComfyUI's tiles round rows up.
             if blocks.expected_len(shape) != Some(blocks.scales.len()) {
                 (blocks.swizzled, blocks.high_first) = (!comfy, !comfy);
             }

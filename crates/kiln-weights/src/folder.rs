@@ -11,7 +11,7 @@ const GGUF: &str = ".gguf";
 /// The usual names of weights in diffusers and transformers.
 const USUAL: [&str; 2] = ["diffusion_pytorch_model", "model"];
 
-/// Where a folder has its weights.
+/// Where the weights in a folder are.
 #[derive(Debug, PartialEq)]
 pub(crate) enum WeightsLocation {
     /// A list of shards.

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use crate::map::TensorBuffer;
 use crate::threads::with_threads;
 
-/// The precision in which a model gets its linear layers.
+/// The precision in which a model's linear layers are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinearPrecision {
     /// Floats as stored; int8 rows are dequantized to bf16.
@@ -20,12 +20,12 @@ pub enum LinearPrecision {
     /// The layers of the transformer's blocks as int8 rows: as stored, else quantized when they are loaded. All other
     /// layers as floats.
     Int8 {
-        /// How many threads quantize; at least one does.
+        /// Number of threads that quantize; 0 counts as 1.
         threads: usize,
     },
-    /// The layers of the transformer's blocks as floats with products in fp8. All other layers as floats.
+    /// The layers of the transformer's blocks as floats, multiplied in fp8. All other layers as floats.
     Fp8,
-    /// The layers that the file stores in fp8 (e4m3), with products in fp8. All other layers as floats.
+    /// The layers that the file stores in fp8 (e4m3), multiplied in fp8. All other layers as floats.
     StoredFp8,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Int8Matrix {
     pub squares: [f64; 2],
 }
 
-/// Rows whose squares are summed up together; part of the result's last bits.
+/// Rows whose squares are summed up together; affects the last bits of the result.
 const CHUNK_ROWS: usize = 64;
 
 /// Quantizes the rows of a float matrix. The result does not depend on the number of threads. Clipping rows at their least

@@ -15,8 +15,8 @@ pub(crate) enum TensorBuffer {
 }
 
 impl TensorBuffer {
-    /// Zeros; large buffers in huge pages where the system has them. A matmul reads tiles of many rows, each in another page,
-    /// and lookups of small pages take time.
+    /// Zeros; large buffers in huge pages where the system has them. A matmul reads tiles of many
+    /// rows, each on another page, so small pages cause many TLB misses.
     pub fn zeros(bytes: usize) -> TensorBuffer {
         const HUGE: usize = 2 << 20;
         let map = (bytes >= HUGE).then(|| MmapMut::map_anon(bytes).ok()).flatten();

@@ -15,8 +15,8 @@ pub const PRECISION_KEY: &str = "kiln.linear";
 const INT8: &str = "int8";
 
 impl WeightSource {
-    /// The precision that suits the file: int8 if [`quantize`] wrote it, fp8 if it has such matrices and the device supports
-    /// their products.
+    /// The precision that suits the file: int8 if [`quantize`] wrote it, fp8 if it has such matrices and the device
+    /// has fp8 matmuls.
     pub fn preferred_precision(&self, threads: usize, has_fp8: bool) -> LinearPrecision {
         let in_fp8 = |name: &str| name.strip_suffix(".weight").is_some_and(|module| self.stores_fp8(module));
         match self.metadata().get(PRECISION_KEY).map(String::as_str) {
@@ -93,8 +93,8 @@ impl fmt::Display for Report {
 }
 
 /// Writes the tensors of `source` to the file `out`, the linear layers inside the transformer's blocks as int8 rows: `X` as
-/// i8 beside `X_scale`. Only one tensor at a time is in memory. `progress` gets the number of tensors done and of all; an
-/// error that it returns stops the work, and leaves no file behind.
+/// i8 beside `X_scale`. Only one tensor at a time is in memory. `progress` gets the number of tensors done and the
+/// total; an error that it returns cancels the work and leaves no file behind.
 ///
 /// Weights without such layers, or whose layers are int8 already, are an error.
 pub fn quantize(

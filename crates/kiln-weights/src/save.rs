@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, Result, dtypes};
 
-/// The header's entry that is no tensor.
+/// The header entry that is not a tensor.
 const METADATA: &str = "__metadata__";
 
 /// Writes `tensors` and `metadata` to `path`, atomically: on an error no file is left behind, and an existing one stays as it

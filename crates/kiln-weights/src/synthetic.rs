@@ -1,4 +1,4 @@
-//! Made-up weights, for measuring without a checkpoint.
+//! Synthetic weights, for measuring without a checkpoint.
 //!
 //! Tensors share memory where it is short, which changes times little while the distinct bytes exceed the caches by far.
 

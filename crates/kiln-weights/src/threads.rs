@@ -4,7 +4,7 @@ use rayon::ThreadPoolBuilder;
 pub(crate) fn with_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
     match ThreadPoolBuilder::new().num_threads(threads.max(1)).build() {
         Ok(pool) => pool.install(work),
-        // The system has no threads to spare: do with those of the shared pool.
+        // The system has no threads to spare: use those of the shared pool.
         Err(_) => work(),
     }
 }

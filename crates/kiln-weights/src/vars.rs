@@ -171,7 +171,7 @@ impl<'a> Vars<'a> {
         patched.map_err(|source| Error::Tensor { file: self.source.path().to_owned(), tensor: name, source })
     }
 
-    /// Whether the layer of this full name has its products in fp8.
+    /// Whether the layer of this full name is multiplied in fp8.
     fn has_fp8_matmul(&self, module: &str) -> bool {
         match self.precision {
             LinearPrecision::Fp8 => int8::is_block_layer(module),

@@ -1,4 +1,4 @@
-//! The program's error: what went wrong, in which context, and a hint what to do about it.
+//! The program's error: what went wrong, in which context, and a hint about what to do.
 
 use std::fmt;
 use std::process::ExitCode;

@@ -197,7 +197,7 @@ pub fn missing_component(model: &Model, component: MissingComponent) -> String {
     }
 }
 
-/// Opens a model. If the path is not a model, the error has a hint where the model may be.
+/// Opens a model. If the path is not a model, the error has a hint about where the model may be.
 pub fn open_model(path: &Path) -> Result<Model, CliError> {
     open_model_with(path, &ComponentPaths::default())
 }

@@ -54,7 +54,7 @@ impl Output {
         if images > 1 {
             check_writable(parent_folder(path)).map_err(|error| error.hint(OTHER_PATH))?;
             let first = first_free(path, images);
-            // The longest name: the shorter ones may be allowed while it is not.
+            // Check the longest name: shorter ones may be allowed even if it is not.
             check_name(&numbered(path, first + images - 1)).map_err(|error| error.hint(OTHER_NAME))?;
             return Ok(Output::Numbered { path: path.into(), format, first });
         }

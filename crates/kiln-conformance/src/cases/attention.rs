@@ -29,7 +29,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     list.add("attention/one_key_head", unmasked(5, 1, 64, &[[17, 17], [3, 70]]));
     let causal = Attention { mask: causal, ..unmasked(4, 2, 32, &square) };
     list.add("attention/causal_over_padding", causal);
-    // The head size with specialised kernels; tiles of keys that are fully masked, and blocks that end within a tile.
+    // The head size with specialized kernels; tiles of keys that are fully masked, and blocks that end within a tile.
     let wide = [[40, 40], [130, 130], [300, 300]];
     list.add("attention/causal_head_dim_128", Attention { mask: self::causal, ..unmasked(4, 2, 128, &wide) });
     list.add("attention/isolated_head_dim_128", Attention { mask: isolated, ..unmasked(2, 1, 128, &wide) });

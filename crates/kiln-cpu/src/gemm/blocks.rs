@@ -11,21 +11,21 @@ use kiln_ops::Result;
 use crate::Context;
 use crate::buffer::Buffer;
 
-/// Sums that fit the second-level cache (512 KiB) beside the packed operand of [`BlockGrid::row_strips`].
+/// Sums that fit the L2 cache (512 KiB) beside the packed operand of [`BlockGrid::row_strips`].
 const STRIP_SUMS: usize = 1 << 17;
 
 /// The block sizes of one kind of product. [`BlockGrid::balanced`] shrinks blocks to keep all threads busy.
 pub(crate) struct BlockSizes {
     /// Rows of a register tile; blocks have whole tiles.
     pub tile_rows: usize,
-    /// The most rows of a block (MC) and the fewest it is shrunk to.
+    /// Maximum rows of a block (MC), and the minimum it is shrunk to.
     pub max_rows: usize,
     pub min_rows: usize,
-    /// The most columns of a block (NC) and the fewest it is shrunk to.
+    /// Maximum columns of a block (NC), and the minimum it is shrunk to.
     pub max_cols: usize,
     pub min_cols: usize,
-    /// Neighbouring column blocks that every row block goes through before the next ones are begun: their weights then
-    /// come from memory once, and consecutive tasks mostly share their rows.
+    /// Adjacent column blocks that all row blocks process before the next group begins: their weights are then read
+    /// from memory once, and consecutive tasks mostly share their rows.
     pub group_cols: usize,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Block {
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct BlockTask {
     pub block: Block,
-    /// The block that this thread most likely computes next, for prefetching.
+    /// The block that this thread will probably compute next, for prefetching.
     pub next: Block,
     /// The rows of this thread's previous block; empty at first.
     pub previous_rows: Range<usize>,
@@ -84,7 +84,7 @@ impl BlockGrid {
         BlockGrid { group_cols: sizes.group_cols, ..BlockGrid::new([rows, cols], [block_rows, block_cols]) }
     }
 
-    /// Strips of at most `max_rows` rows over all columns, whose sums (`stride` per row) stay in the second-level cache.
+    /// Strips of at most `max_rows` rows over all columns, whose sums (`stride` per row) stay in the L2 cache.
     pub fn row_strips(
         threads: usize,
         [rows, cols]: [usize; 2],

@@ -1,4 +1,4 @@
-//! The interface between a product and what becomes of its sums.
+//! The interface between a product and the epilogue that writes its results.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(crate) trait Epilogue: Sync {
     fn direct_output(&self, rows: Range<usize>, cols: Range<usize>) -> Option<DirectOutput>;
 }
 
-/// bf16 results that a product writes itself, past the caches, in whole lines of 64 bytes: the sums, or
+/// bf16 results that a product writes itself, by non-temporal stores of whole 64-byte lines: the sums, or
 /// `residual + gate · sums`.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]

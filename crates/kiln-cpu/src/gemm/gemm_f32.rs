@@ -23,7 +23,7 @@ impl<R> Term<'_, R> {
     }
 }
 
-/// Columns of a block. Their panels (196 KiB) and sums stay in the second-level cache.
+/// Columns of a block. Their panels (196 KiB) and sums stay in the L2 cache.
 const NC: usize = 128;
 /// Rows of a block: the weight is packed once per block of rows.
 pub(crate) const MC: usize = 1344;

@@ -10,7 +10,7 @@ use crate::element::Scalar;
 use crate::simd::{Simd, dispatch, reduce_add};
 use crate::weight::{Format, StackedMatrix};
 
-/// The most rows for which [`gemv`] is used.
+/// Maximum rows for which [`gemv`] is used.
 pub(crate) const GEMV_MAX_ROWS: usize = 5;
 
 /// Weight rows of a task.
@@ -19,7 +19,7 @@ const NC: usize = 64;
 /// `x[i] · w` for `ROWS` rows of `x`, each `w.len()` values, where `w` need not be aligned.
 #[inline(always)]
 fn dot_rows<S: Simd, T: Scalar, const ROWS: usize>(s: S, w: &[u8], x: &[f32]) -> [f32; ROWS] {
-    // Several sums per row, so that one addition doesn't wait for the other.
+    // Several sums per row, so that additions don't wait for each other.
     const ACCUMULATORS: usize = 4;
     let depth = w.len() / size_of::<T>();
     assert!(x.len() >= ROWS * depth);

@@ -50,7 +50,7 @@ use crate::simd::{MicrokernelArgs, Portable, Simd, dispatch};
 
 /// Columns of one block of the left operand, and the distance between its rows.
 ///
-/// A tile's rows (14 × 1.5 KiB with AVX-512) stay in the first-level cache while the panels of the right operand go by.
+/// A tile's rows (14 × 1.5 KiB with AVX-512) stay in the L1 cache while the panels of the right operand are streamed.
 /// Not a power of two, which would put the rows into the same few cache sets.
 pub(crate) const KC: usize = 384;
 

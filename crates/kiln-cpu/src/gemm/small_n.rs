@@ -3,7 +3,7 @@
 use super::RowSource;
 use crate::simd::{MAX_LANES, Simd, dispatch, reduce_add};
 
-/// The most columns for which [`gemm_small_n`] is used, and the distance between its rows of sums.
+/// Maximum columns for which [`gemm_small_n`] is used, and the distance between its rows of sums.
 pub(crate) const SMALL_N: usize = 4;
 /// Rows of the left operand taken together, so that a vector of the right one is read once for all of them.
 const ROW_GROUP: usize = 4;

@@ -86,11 +86,11 @@ fn multiply_patches<T: TensorElement>(
     }
 }
 
-/// The most rows of a strip.
+/// Maximum rows of a strip.
 const MAX_STRIP_ROWS: usize = 512;
 
 /// The blocked product in f32: strips of pixels with enough rows to pay for reading the kernel, and few enough that
-/// their sums stay in the second-level cache.
+/// their sums stay in the L2 cache.
 fn conv_f32(
     cx: &Context,
     patches: &impl RowSource,

@@ -25,7 +25,7 @@ pub(crate) struct FusedEpilogue<'a, T> {
     pub width: usize,
     /// The tensors that the columns are split into.
     pub outputs: Vec<OutputColumns<'a, T>>,
-    /// Whether results are written past the caches, which then keep the operands. The product must execute an `sfence`.
+    /// Whether to use non-temporal stores, so that the caches keep the operands. The product must execute an `sfence`.
     pub stream: bool,
 }
 
@@ -163,7 +163,7 @@ unsafe fn apply_vector<S: Simd, T: Element>(
     operands: &RowOperands<'_, T>,
     i: usize,
 ) -> S::V {
-    // SAFETY: the caller's promise.
+    // SAFETY: upheld by the caller.
     unsafe {
         let mut v = s.load(sums.as_ptr().add(i));
         if let Some(bias) = operands.bias {

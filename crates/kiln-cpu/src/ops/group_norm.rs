@@ -23,7 +23,7 @@ fn statistics_kernel<S: Simd, T: Element>(s: S, x: &[T], channels: usize, out: &
     let count = (x.len() / channels) as f32;
     let mut c = 0;
     while c < channels {
-        // Four vectors at once if there are as many, so that one sum doesn't wait for the other.
+        // Four vectors at once if there are as many, so that sums don't wait for each other.
         let wide = 4 * S::LANES <= channels - c;
         let out = [&mut means[c..], &mut errors[c..], &mut squares[c..]];
         if wide {

@@ -102,10 +102,10 @@ fn run<T: TensorElement, const N: usize>(
         .map_err(|_| Error::Arguments { op: "linear_split", what: "no tensor for one of the widths".into() })
 }
 
-/// Results of at least this many bytes are written past the caches: little of them would stay there anyway.
+/// Results of at least this many bytes are written by non-temporal stores: little of them would stay in the caches.
 const STREAM_BYTES: usize = 8 << 20;
 
-/// The most packed activations kept at a time, in elements; more rows are processed in bands.
+/// Maximum packed activations kept at a time, in elements; more rows are processed in bands.
 const MAX_PACKED_ELEMENTS: usize = 1 << 26;
 
 /// Bands of rows whose packed activations have at most `max_packed` elements: whole row blocks, so that a weight is

@@ -2,8 +2,8 @@
 //!
 //! Kernels are compared with these ceilings. All threads work at the same time, as they do in kernels, because a
 //! processor's clock falls with the number of busy cores.
-//! Measure on an idle machine, and compare versions in turns: a neighbour that uses tiles on the other hyperthread halves
-//! the tiles' rate. Zeros multiply a fifth faster than other values.
+//! Measure on an idle machine, and alternate between versions: another program's tiles on the other hyperthread
+//! halve the tiles' rate. Zeros multiply a fifth faster than other values.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::parallel::Pool;
 
-/// The duration of one measurement, and the number of them. The median counts, because the clock of a shared machine
+/// The duration of one measurement, and the number of them. The median is taken, because the clock of a shared machine
 /// jumps, and the best of many would be a rate that it holds only for a moment.
 const WINDOW: Duration = Duration::from_millis(30);
 const WINDOWS: usize = 7;
@@ -49,7 +49,7 @@ pub struct Peaks {
 }
 
 impl Peaks {
-    /// Measures them on this many threads, which takes about two seconds. Empty if the threads can't be started.
+    /// Measures the rates on this many threads, which takes about two seconds. Empty if the threads can't be started.
     pub fn measure(threads: usize) -> Peaks {
         let Ok(pool) = Pool::new(Some(threads.max(1))) else { return Peaks::default() };
         let peaks = Peaks { read: Some(read(&pool)), copy: Some(copy(&pool)), ..Peaks::default() };
@@ -58,7 +58,7 @@ impl Peaks {
         peaks
     }
 
-    /// All that are present, products first.
+    /// All measured rates, products first.
     pub fn all(&self) -> impl Iterator<Item = &Peak> {
         let Peaks { fma_f32, vector_bf16, amx_bf16, vector_int8, amx_int8, read, copy } = self;
         [fma_f32, vector_bf16, amx_bf16, vector_int8, amx_int8, read, copy].into_iter().flatten()
@@ -89,7 +89,7 @@ fn rate<W: FnMut() -> f64>(pool: &Pool, make: impl Fn(usize) -> W + Sync) -> f64
     totals[WINDOWS / 2]
 }
 
-/// Words read or copied between two looks at the clock.
+/// Words read or copied between two clock reads.
 const CHUNK_WORDS: usize = 1 << 20;
 
 fn read(pool: &Pool) -> Peak {

@@ -8,7 +8,7 @@ use super::{Peak, Peaks, rate};
 use crate::parallel::Pool;
 use crate::simd::{Amx, Avx2, Avx512, TILE_BF16};
 
-/// Iterations of a loop between two looks at the clock.
+/// Iterations of a loop between two clock reads.
 const ROUNDS: u64 = 20_000;
 /// Independent sums: enough to hide the latency of a multiply-add.
 const SUMS: u64 = 12;

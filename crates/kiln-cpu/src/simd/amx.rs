@@ -182,7 +182,7 @@ macro_rules! step_bf16 {
 /// The machine multiplies int8 in tiles; both operands hold two tiles.
 #[inline(always)]
 unsafe fn step_int8(a: *const u8, b: *const u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: upheld by the caller.
     unsafe {
         asm!(
             "tileloaddt1 tmm4, [{a} + {line}]",
@@ -207,7 +207,7 @@ impl TileRegisters {
     /// Writes the 32 × 32 sums of `a · b`, added to what is there when `add`. Calls `overlapped` with the index of every
     /// step: products take long enough to overlap other work with them.
     ///
-    /// One operand is the same for many consecutive products and stays in the first-level cache: the left one of bf16, the
+    /// One operand is the same for many consecutive products and stays in the L1 cache: the left one of bf16, the
     /// right one of int8. The other is loaded with a hint that keeps it from evicting that one.
     ///
     /// # Safety

@@ -39,19 +39,19 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m256 {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { _mm256_loadu_ps(p) }
     }
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m256) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { _mm256_storeu_ps(p, v) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const bf16) -> __m256 {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe {
             let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
@@ -60,7 +60,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut bf16, v: __m256) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe {
             let bits = _mm256_castps_si256(v);
             let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
@@ -75,7 +75,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> __m256 {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
     }
 
@@ -160,7 +160,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe {
             let mut r = [_mm256_setzero_ps(); 8];
             for (i, r) in r.iter_mut().enumerate() {

@@ -78,19 +78,19 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m512 {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { _mm512_loadu_ps(p) }
     }
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m512) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { _mm512_storeu_ps(p, v) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const bf16) -> __m512 {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
@@ -99,7 +99,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe {
             let bits = _mm512_srli_epi32::<16>(self.round_to_bf16(v));
             _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(bits));
@@ -108,19 +108,19 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn store_two_bf16(self, p: *mut bf16, a: __m512, b: __m512) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { _mm512_storeu_si512(p.cast(), self.to_bf16(a, b)) }
     }
 
     #[inline(always)]
     unsafe fn stream_two_bf16(self, p: *mut bf16, a: __m512, b: __m512) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { _mm512_stream_si512(p.cast(), self.to_bf16(a, b)) }
     }
 
     #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> __m512 {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
 
@@ -197,7 +197,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe {
             let mut rows = [_mm512_setzero_ps(); 16];
             for (i, row) in rows.iter_mut().enumerate() {

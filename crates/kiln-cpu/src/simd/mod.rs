@@ -73,20 +73,21 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `2 · LANES` values can be written at `p`, which needs no alignment.
     #[inline(always)]
     unsafe fn store_two_bf16(self, p: *mut bf16, a: Self::V, b: Self::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe {
             self.store_bf16(p, a);
             self.store_bf16(p.add(Self::LANES), b);
         }
     }
 
-    /// [`Simd::store_two_bf16`] past the caches, where the machine can. Other threads see it only after an `sfence`.
+    /// A non-temporal [`Simd::store_two_bf16`], where the machine supports it. Other threads see it only after an
+    /// `sfence`.
     ///
     /// # Safety
     /// As [`Simd::store_two_bf16`]; `p` is a multiple of 64 bytes.
     #[inline(always)]
     unsafe fn stream_two_bf16(self, p: *mut bf16, a: Self::V, b: Self::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe { self.store_two_bf16(p, a, b) }
     }
 
@@ -98,7 +99,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, rounded once where the machine can.
+    /// `a * b + c`, rounded once where the machine has a fused multiply-add.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The larger of the two; `b` when one is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
@@ -134,7 +135,7 @@ pub(crate) struct MicrokernelArgs {
     pub a: *const f32,
     pub b: *const f32,
     pub c: *mut f32,
-    /// What is read after this tile: prefetched meanwhile, one cache line per step of the sum.
+    /// What is read after this tile, prefetched meanwhile: one cache line per step of the sum.
     pub next: *const f32,
     pub depth: usize,
     pub stride: usize,
@@ -215,7 +216,7 @@ pub(crate) use dispatch;
 macro_rules! microkernel_by_rows {
     ($s:expr, $args:expr, $rows:expr; $($n:literal)+) => {
         match $rows {
-            // SAFETY: the caller's promise.
+            // SAFETY: upheld by the caller.
             $($n => unsafe { $crate::gemm::microkernel::<Self, $n>($s, $args) },)+
             _ => unreachable!("a tile has 1 to {} rows", Self::TILE_ROWS),
         }

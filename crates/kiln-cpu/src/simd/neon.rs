@@ -36,25 +36,25 @@ impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> float32x4_t {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { vld1q_f32(p) }
     }
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: float32x4_t) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { vst1q_f32(p, v) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const bf16) -> float32x4_t {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p.cast()))) }
     }
 
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut bf16, v: float32x4_t) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe {
             let bits = vreinterpretq_u32_f32(v);
             let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
@@ -70,7 +70,7 @@ impl Simd for Neon {
         // The f16 intrinsics are not stable yet.
         let mut lanes = [0.0; 4];
         for (i, lane) in lanes.iter_mut().enumerate() {
-            // SAFETY: the pointers are as the trait demands.
+            // SAFETY: the pointers are as the trait requires.
             *lane = unsafe { p.add(i).read_unaligned() }.to_f32();
         }
         // SAFETY: the token proves the instructions.
@@ -156,7 +156,7 @@ impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+        // SAFETY: the token proves the instructions; the pointers are as the trait requires.
         unsafe {
             let row = |i: usize| vreinterpretq_f64_f32(vld1q_f32(from.add(i * from_stride)));
             let pairs = |a, b| {

@@ -45,7 +45,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Self::V {
-        // SAFETY: the trait's promise; the read needs no alignment.
+        // SAFETY: the trait's contract; the read needs no alignment.
         unsafe { p.cast::<Self::V>().read_unaligned() }
     }
 
@@ -152,7 +152,7 @@ impl Simd for Portable {
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
         for i in 0..LANES {
             for j in 0..LANES {
-                // SAFETY: the trait's promise.
+                // SAFETY: the trait's contract.
                 unsafe { *to.add(j * to_stride + i) = *from.add(i * from_stride + j) };
             }
         }

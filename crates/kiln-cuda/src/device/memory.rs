@@ -35,7 +35,7 @@ impl DeviceMemory {
         self.primary.make_current()?;
         let driver = &self.primary.driver;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both numbers are written.
+        // SAFETY: both values are written.
         driver.check("cuMemGetInfo", unsafe { (driver.mem_info)(&mut free, &mut total) })?;
         Ok(self.allocator.available(free))
     }

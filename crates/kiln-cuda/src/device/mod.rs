@@ -1,4 +1,4 @@
-//! One GPU: its context, its stream, its memory and its kernels. Knows nothing of operations.
+//! One GPU: its context, its stream, its memory and its kernels. Independent of operations.
 
 mod allocator;
 mod event;

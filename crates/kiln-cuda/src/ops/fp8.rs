@@ -1,7 +1,7 @@
 //! Products with fp8 weights: quantization of activations, cuBLASLt, and the fallback kernel.
 //!
-//! What comes out of the modulated norms and of SwiGLU is quantized where it is computed. SwiGLU's kernel also puts the
-//! attention's output beside it, so that the output of a single block is one product.
+//! Outputs of modulated norms and of SwiGLU are quantized by the kernel that computes them. SwiGLU's kernel also
+//! concatenates the attention output, so that the output projection of a single block is one product.
 
 use std::ops::Range;
 

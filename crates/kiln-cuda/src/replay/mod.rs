@@ -9,7 +9,7 @@
 //!
 //! A step is about 300 kernels. Inputs are copied to the graph's own tensors, unless they are those of the last replay:
 //! tensors never change. Nothing is captured while weights are streamed, in the KV model's steps, or for an observer that
-//! wants tensors. Other LoRAs drop the graphs, and so does a lack of memory.
+//! wants tensors. Graphs are dropped when LoRAs change or memory runs out.
 
 mod graph;
 mod timing;

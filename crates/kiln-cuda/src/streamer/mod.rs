@@ -1,7 +1,8 @@
 //! Streams weights that don't fit on the GPU: they stay in pinned host memory and are copied into a ring buffer on the
 //! device, in the order of their last use, while the GPU computes with earlier ones.
 //!
-//! The model knows nothing of it: a layer acquires its weight when it begins, and events keep copies and products apart.
+//! This is transparent to the model: a layer acquires its weight when it begins, and events keep copies and products
+//! apart.
 //! Loading is slower, since pinned memory must be allocated: 3.5 s instead of 0.6 for a text encoder of 5.1 GiB.
 
 mod ring;

@@ -1,8 +1,8 @@
 //! Weights that stay packed on the device and are dequantized just before a product, so that at most one layer is
 //! expanded at a time.
 //!
-//! Images of Ember quantized to q8_0, q4_k or nvfp4 differ by 0.21 of 255 levels in the mean between GPU and CPU, both in
-//! bf16; in fp8, which the GPU multiplies as it is, by 0.66.
+//! Images of Ember quantized to q8_0, q4_k or nvfp4 differ on average by 0.21 of 255 levels between GPU and CPU, both
+//! in bf16; in fp8, which the GPU multiplies as it is, by 0.66.
 
 use kiln_ops::Result;
 use kiln_tensor::DType;

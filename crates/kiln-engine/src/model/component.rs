@@ -1,6 +1,6 @@
 //! A component of a model (transformer, text encoder or VAE): its configuration, and its weights, opened once.
 //!
-//! Tests count that every file is opened once, and every reference image decoded once.
+//! Tests check that every file is opened, and every reference image decoded, only once.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -125,7 +125,7 @@ impl Model {
         self.variant.default_guidance().map(|usual| self.defaults.guidance.unwrap_or(usual))
     }
 
-    /// Returns the image sides that a model smaller than FLUX.2 is trained for: from half its default size to twice.
+    /// Returns the range of image sides that a model smaller than FLUX.2 is trained for: half to twice its default.
     pub fn trained_sides(&self) -> Option<RangeInclusive<usize>> {
         (self.default_size < FULL_SIZE).then_some(self.default_size / 2..=2 * self.default_size)
     }

@@ -8,7 +8,7 @@ use kiln_weights::WeightSource;
 use super::component::{ComponentConfig, ModelComponent, SourceCache, open_component};
 use crate::error::{Error, Result};
 
-/// Files of one folder that are inspected at most.
+/// Maximum number of files inspected per folder.
 const MAX_FILES: usize = 200;
 
 /// A search for the other components of a transformer.

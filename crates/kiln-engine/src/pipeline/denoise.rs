@@ -5,8 +5,8 @@
 //! text, references ────────────────┴─transformer─▶ velocity ─▶ latents at the next noise level ─▶ …
 //! ```
 //!
-//! The host runs one step ahead of the device (`Backend::fence`): the device never waits, progress is true, and cancelling
-//! takes a step.
+//! The host runs one step ahead of the device (`Backend::fence`): the device never waits, progress is accurate, and
+//! cancelling takes about one step.
 
 use kiln_model::schedule::Schedule;
 use kiln_model::transformer::{

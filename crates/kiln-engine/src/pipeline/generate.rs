@@ -160,7 +160,7 @@ impl<B: Backend> Pipeline<B> {
                 leader.can_share_batch(own) && own.can_share_batch(leader)
             });
             let new_rows = rows + own.rows(image);
-            // Images may differ in size, so the capacity is that of their mean.
+            // Images may differ in size, so the capacity is computed for their mean.
             full |= fits && !batch.is_empty() && {
                 let mean = new_rows.div_ceil(batch.len() + 1);
                 self.batch_capacity(mean, limit) <= batch.len()

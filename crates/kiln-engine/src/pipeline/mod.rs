@@ -29,7 +29,7 @@ use crate::model::{Model, VaeFile};
 use crate::plan::{Plan, PlannedLora};
 use crate::residency::WeightResidency;
 
-/// VAEs other than the first that stay loaded.
+/// Maximum number of VAEs that stay loaded besides the first.
 const MAX_OTHER_VAES: usize = 2;
 
 /// A loaded model.
@@ -108,7 +108,7 @@ impl<B: Backend> Pipeline<B> {
         &self.options
     }
 
-    /// Returns the VAE in this file, or the one it was loaded with. Loads it on first use.
+    /// Returns the VAE in this file, or the one the pipeline was loaded with. Loads it on first use.
     pub fn autoencoder(&self, vae: Option<&Arc<VaeFile>>) -> Result<Arc<Autoencoder<B>>> {
         let vae = vae.or(self.options.vae.as_ref());
         let mut all = lock(&self.autoencoders);

@@ -46,9 +46,9 @@ impl Default for LoadOptions {
 /// How many images may run in one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimit {
-    /// Images at most; 1 generates them one after the other.
+    /// Maximum number of images; 1 generates them one after the other.
     pub images: usize,
-    /// Token rows of all images at most; if absent, the largest batch that pays off on the backend
+    /// Maximum token rows of all images together; if absent, the largest batch that pays off on the backend
     /// ([`Backend::max_batch_rows`](kiln_ops::Backend::max_batch_rows)).
     pub rows: Option<usize>,
     /// Bytes available for activations.

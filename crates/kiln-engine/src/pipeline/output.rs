@@ -1,4 +1,4 @@
-//! Images that the device still computes, and finished ones.
+//! Images: finished, or still being computed by the device.
 
 use kiln_image::RgbImage;
 use kiln_model::PendingImage;
@@ -64,7 +64,7 @@ impl<B: Backend> PendingOutput<B> {
     }
 }
 
-/// Refuses NaN and infinity, which would otherwise end as a black image.
+/// Refuses NaN and infinity, which would otherwise give a black image.
 pub(super) fn check_finite(what: &'static str, x: &HostTensor) -> Result<()> {
     if x.to_f32()?.iter().all(|v| v.is_finite()) {
         Ok(())

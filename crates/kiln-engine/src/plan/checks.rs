@@ -86,7 +86,7 @@ pub(super) fn check_components(model: &Model, prompt: &Prompt, request: &Request
     prompts.iter().chain(negative).try_for_each(|text| check_finite(path, "prompt embeddings", text))
 }
 
-/// Returns the number of images per prompt; refuses a list of seeds of another length than the images.
+/// Returns the number of images per prompt; refuses a list of seeds whose length differs from it.
 pub(super) fn images_per_prompt(request: &Request, prompts: usize) -> Result<usize> {
     let seeds = request.seed.len();
     let requested = request.n.map(|n| n as usize);
@@ -102,7 +102,7 @@ pub(super) fn images_per_prompt(request: &Request, prompts: usize) -> Result<usi
     Ok(per_prompt)
 }
 
-/// Returns the number of images of a request; refuses none and too many.
+/// Returns the number of images of a request; refuses zero and too many.
 pub(super) fn image_count(prompts: usize, per_prompt: usize) -> Result<usize> {
     match prompts.saturating_mul(per_prompt) {
         0 => Err(Error::request("there is nothing to generate: no prompt, or a batch of 0")),

@@ -25,7 +25,7 @@ use files::{
     open_loras, open_vae, prepare_reference, read_image, read_noise, read_prompt, read_starting_point,
 };
 
-/// Most text, image and reference tokens that FLUX.2's rotary embedding was trained for.
+/// Maximum number of text, image and reference tokens: what FLUX.2's rotary embedding was trained for.
 const MAX_POSITIONS: usize = 52_000;
 /// From this many reference images on, a note says what they cost.
 const MANY_REFERENCES: usize = 4;

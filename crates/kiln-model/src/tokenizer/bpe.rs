@@ -13,13 +13,13 @@ pub(super) struct BpeModel {
     vocab: Vocab,
     /// From the ids of both sides to rank and id of the merged token.
     merges: HashMap<(u32, u32), (u32, u32), BuildHasherDefault<PairHasher>>,
-    /// Whether a word that is in the vocabulary is that token, whatever the merges would make of it.
+    /// Whether a word that is in the vocabulary becomes that token without any merges.
     whole_words: bool,
 }
 
 impl BpeModel {
-    /// `vocab`: tokens with their ids; `merges`: in the order of their ranks. An error holds a merge with a side or result that
-    /// is not in the vocabulary.
+    /// `vocab`: tokens with their ids; `merges`: in the order of their ranks. The error is a merge with a side or
+    /// result that is not in the vocabulary.
     pub fn new<'a>(
         vocab: &[(impl AsRef<str>, u32)],
         merges: &'a [(impl AsRef<str>, impl AsRef<str>)],

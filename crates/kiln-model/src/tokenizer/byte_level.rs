@@ -13,7 +13,7 @@ use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::bpe::BpeModel;
 
-/// A tokenizer: what happens to a text, in the order of the fields.
+/// A tokenizer. Its fields are the stages that a text passes through, in order.
 pub(super) struct ByteLevelTokenizer {
     pub added: AddedTokens,
     /// Whether text is normalized to NFC.

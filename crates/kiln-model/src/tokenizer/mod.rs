@@ -2,7 +2,7 @@
 //!
 //! The prompt is inserted as it is into Qwen3's chat template (one user message, thinking disabled), tokenized without
 //! further special tokens, truncated to `max` tokens and right-padded. Special tokens in a prompt are parsed as such. The
-//! number of real tokens is kept beside the ids: a typed `<|endoftext|>` has the id of the padding, but is none.
+//! number of real tokens is kept beside the ids: a typed `<|endoftext|>` has the padding's id, but is not padding.
 
 mod bpe;
 mod built_in;

@@ -51,7 +51,7 @@ struct TokenizerJson<'a> {
     model: BpeJson<'a>,
 }
 
-/// What happens to a text first.
+/// How a text is normalized before it is split.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum Normalizer {
@@ -92,7 +92,7 @@ enum Pattern {
 }
 
 impl PreTokenizer {
-    /// Adds its patterns to a list and returns whether it ends with bytes as characters.
+    /// Adds its patterns to a list and returns whether its last stage maps bytes to characters.
     fn collect(self, splits: &mut Vec<Regex>) -> Result<bool, String> {
         match self {
             PreTokenizer::Sequence { pretokenizers } => {

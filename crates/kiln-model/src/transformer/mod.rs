@@ -74,7 +74,7 @@ impl<B: Backend> Transformer<B> {
         Self::load_with_progress(b, vars, config, dtype, plan, &mut |_, _| Ok(()))
     }
 
-    /// [`Transformer::load`] that calls `progress` with the number of loaded blocks and of all; an error stops it.
+    /// [`Transformer::load`] that calls `progress` with the numbers of loaded and of all blocks; an error stops it.
     pub fn load_with_progress(
         b: &B,
         vars: &Vars<'_>,
@@ -122,8 +122,8 @@ impl<B: Backend> Transformer<B> {
         })
     }
 
-    /// Replaces the LoRAs by those of `vars`, which must otherwise be as when loading. After an error the old LoRAs are still
-    /// in place.
+    /// Replaces the LoRAs with those of `vars`, which must otherwise be the same as when loading. After an error the
+    /// old LoRAs are still in place.
     pub fn set_loras(&mut self, b: &B, vars: &Vars<'_>) -> Result<()> {
         let root = vars.root();
         let mut layers = self.linears();

@@ -1,8 +1,7 @@
 //! The reference backend: plain loops from the formulas of [`Backend`].
 //!
-//! Every sum is in f64 and the result is rounded once, at the end. Never optimise this code: fast backends are tested
-//! against it.
-//! It is itself tested against torch (`tests/golden`).
+//! Every sum is in f64 and the result is rounded once, at the end. Never optimize this code: fast backends are tested
+//! against it. It is itself tested against torch (`tests/golden`).
 
 mod attention;
 mod conv;

@@ -19,7 +19,7 @@ use crate::generator::ErrorKind;
 use crate::live::{Api, LiveJob};
 use crate::store::JobState;
 
-/// A1111's default of `denoising_strength`.
+/// A1111's default for `denoising_strength`.
 const DEFAULT_STRENGTH: f64 = 0.75;
 /// Fields of Kiln's request that `override_settings` may hold. All other settings are A1111's and ignored.
 const OWN_SETTINGS: [&str; 6] = ["max_tokens", "rho", "rng", "schedule", "sigmas", "vae"];

@@ -16,7 +16,7 @@ use crate::Server;
 
 /// How long a request waits for a memory permit.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit on a whole body's time, in multiples of the timeout between two chunks.
+/// Time limit for a whole body, in multiples of the timeout between two chunks.
 const BODY_TIMEOUTS: u32 = 10;
 
 /// A permit to hold a request body in memory.

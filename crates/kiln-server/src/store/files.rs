@@ -13,7 +13,7 @@ use super::{Store, StoreError};
 
 /// Prefix of the names of uploaded images in requests.
 pub(crate) const INPUT_PREFIX: &str = "input:";
-/// How long an uploaded image is kept that no job uses, and an unfinished file.
+/// How long unfinished files, and uploaded images that no job uses, are kept.
 const MAX_UNUSED_AGE: Duration = Duration::from_secs(6 * 3600);
 
 /// The uploaded image files.
@@ -84,7 +84,7 @@ impl Store {
         Ok(())
     }
 
-    /// Calls [`Store::clean_up`] at every 32nd call.
+    /// Calls [`Store::clean_up`] on every 32nd call.
     pub(crate) fn clean_up_occasionally(&self, keep: u32) -> Result<(), StoreError> {
         const CALLS: u32 = 32;
         if self.clean_up_calls.fetch_add(1, Relaxed).is_multiple_of(CALLS) {

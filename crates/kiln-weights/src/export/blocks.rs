@@ -63,14 +63,14 @@ fn pack_5_bits(x: &[f32], out: &mut Vec<u8>, q: impl Fn(f32) -> u8) {
     out.extend((0..16).map(|i| q(x[i]) & 15 | (q(x[i + 16]) & 15) << 4));
 }
 
-/// The scale with which the value farthest from zero becomes the lowest code, as f16 bytes, and its inverse.
+/// The scale that maps the value farthest from zero to the lowest code, as f16 bytes, and its inverse.
 fn symmetric_scale(x: &[f32], lowest: f32) -> ([u8; 2], f32) {
     let largest = x.iter().fold(0f32, |best, &x| if x.abs() > best.abs() { x } else { best });
     let d = largest / lowest;
     (f16_bytes(d), if d == 0.0 { 0.0 } else { 1.0 / d })
 }
 
-/// The scale with which the values from smallest to largest span `steps` codes, as f16 bytes, the smallest value, and the
+/// The scale that spreads the values over `steps` steps, as f16 bytes, the smallest value, and the
 /// inverse of the scale.
 fn min_and_scale(x: &[f32], steps: f32) -> ([u8; 2], f32, f32) {
     let (min, max) = x.iter().fold((f32::MAX, f32::MIN), |(min, max), &x| (min.min(x), max.max(x)));

@@ -103,7 +103,7 @@ pub(super) fn scale_shape(source: &WeightSource, planned: &PlannedTensor) -> Res
     Ok(scale.shape().dims().to_vec())
 }
 
-/// The rows of a tensor in the order of the file; a tensor that is no matrix is one row.
+/// The rows of a tensor in the order of the file; a tensor that is not a matrix counts as one row.
 fn rows(source: &WeightSource, planned: &PlannedTensor) -> Result<Vec<PackedTensor>> {
     let unusable =
         |error| Error::Tensor { file: source.path().to_owned(), tensor: planned.name.clone(), source: error };

@@ -139,7 +139,7 @@ fn encode_row(row: &[f32], format: Format, out: &mut Vec<u8>) {
     }
 }
 
-/// The scale with which `max_code` stands for `max_abs`.
+/// The scale that maps `max_code` to `max_abs`.
 fn scale_for(max_abs: f32, max_code: f32) -> f32 {
     if max_abs > 0.0 { max_abs / max_code } else { 1.0 }
 }

@@ -114,7 +114,7 @@ impl AsymmetricBlock {
     fn new(x: &[f32], group: usize, max_code: u8, max_scale: u8) -> AsymmetricBlock {
         let fitted: Vec<(f32, f32)> = x.chunks_exact(group).map(|x| fit_asymmetric(x, max_code)).collect();
         let max = |value: fn(&(f32, f32)) -> f32| fitted.iter().map(value).fold(0f32, f32::max);
-        // As a reader sees them: in f16.
+        // Rounded to f16, as a reader gets them.
         let [d, dmin] = [max(|f| f.0), max(|f| f.1)].map(|v| round_to_f16(v / f32::from(max_scale)));
         let (mut scales, mut minima, mut codes) = ([0; 16], [0; 16], [0; VALUES]);
         for (g, (&(scale, minimum), x)) in fitted.iter().zip(x.chunks_exact(group)).enumerate() {

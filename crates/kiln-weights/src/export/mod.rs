@@ -1,7 +1,7 @@
 //! Converting weights: to other names, dtypes and quantizations, in one file or several.
 //!
-//! Tensors are read, converted and written one at a time, so that memory holds no more than the largest one before and
-//! after. Files are written atomically.
+//! Tensors are read, converted and written one at a time, so memory holds at most the largest tensor, before and
+//! after conversion. Files are written atomically.
 
 mod blocks;
 mod convert;
@@ -54,7 +54,7 @@ pub enum Container {
 /// How to write weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The component that they are.
+    /// The component to write.
     pub component: Component,
     /// The file format.
     pub container: Container,
@@ -62,11 +62,11 @@ pub struct Options {
     pub names: TensorNames,
     /// How values are stored.
     pub storage: Storage,
-    /// Threads that encode; at least one does.
+    /// Number of threads that encode; 0 counts as 1.
     pub threads: usize,
 }
 
-/// Called with the number of tensors done and of all; an error stops the work, and leaves no file behind.
+/// Called with the number of tensors done and the total; an error cancels the export and leaves no file behind.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> Result<()>;
 
 /// Writes one component of a model, from [`WeightSource::component`], to the file `out`.

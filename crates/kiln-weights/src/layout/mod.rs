@@ -146,7 +146,7 @@ impl DetectedComponent {
     }
 }
 
-/// The names of programs other than diffusers and transformers.
+/// The names that programs other than diffusers and transformers use.
 fn original_names(component: Component) -> &'static [ModuleNames] {
     match component {
         Component::Transformer => transformer::MODULES,

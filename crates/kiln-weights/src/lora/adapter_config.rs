@@ -26,7 +26,7 @@ pub(super) struct AdapterConfig {
     alpha_patterns: Vec<(Regex, f64)>,
     /// Divide alpha by the square root of the rank (rank-stabilized LoRA).
     use_rslora: bool,
-    /// The update has magnitudes.
+    /// Whether updates have DoRA magnitudes.
     pub use_dora: bool,
 }
 

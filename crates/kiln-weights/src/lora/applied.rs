@@ -68,7 +68,7 @@ impl AppliedLora {
         Ok(AppliedLora { lora, weight, updates, matched, expanded })
     }
 
-    /// Reports how much of it the model uses. It is an error if that is not all, unless `partial` is set and it is some.
+    /// Reports how much of it the model uses. Every module must match a layer; with `partial`, at least one.
     pub fn report(&self, base: &Path, partial: bool) -> Result<LoraReport> {
         let lora = &self.lora;
         let unmatched = lora.modules.iter().zip(&self.matched).filter(|(_, matched)| !**matched);

@@ -1,4 +1,4 @@
-//! DoRA: rows (or columns) of the sum of weight and update get learnt magnitudes.
+//! DoRA: rows (or columns) of the sum of weight and update get learned magnitudes.
 //!
 //! Their norms are computed once, when a LoRA is applied to a layer. Then the magnitudes become factors of the weight and of
 //! the update, and neither is copied.

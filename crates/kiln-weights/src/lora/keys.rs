@@ -151,7 +151,7 @@ pub(super) struct ClassifiedKeys<'k> {
     pub modules: Vec<ModuleKeys<'k>>,
     /// Keys for the text encoder.
     pub text_encoder: Vec<&'k str>,
-    /// Keys that are no LoRA keys.
+    /// Keys that are not LoRA keys.
     pub unknown: Vec<&'k str>,
 }
 

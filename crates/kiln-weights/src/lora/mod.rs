@@ -51,7 +51,7 @@ pub struct Lora {
     targets: Vec<(LayerTarget, usize)>,
     /// Keys for the text encoder.
     text_encoder: Vec<String>,
-    /// Keys that are no LoRA keys.
+    /// Keys that are not LoRA keys.
     unknown: Vec<String>,
 }
 
@@ -199,7 +199,7 @@ impl Lora {
         bytes.fold(0u64, u64::saturating_add)
     }
 
-    /// Keys that are not used: those for the text encoder, and those that are no LoRA keys.
+    /// Keys that are not used: those for the text encoder, and those that are not LoRA keys.
     pub fn unused_keys(&self) -> impl Iterator<Item = &str> {
         self.text_encoder.iter().chain(&self.unknown).map(String::as_str)
     }

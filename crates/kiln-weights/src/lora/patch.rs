@@ -2,8 +2,7 @@
 //! sum of weight and update.
 //!
 //! No patched copy is made: a [`WeightPatch`] changes values where a kernel reads the weight, some columns of a row at a
-//! time.
-//! Only int8 weights are quantized again, and a GPU loads the patched weight anew.
+//! time. Only int8 weights are quantized again, and a GPU loads the patched weight again.
 
 use kiln_tensor::Result;
 use kiln_tensor::packed::{PackedTensor, Patch};
@@ -14,9 +13,9 @@ use super::update::{Factor, KeyedTensor, Update};
 /// The patch of one layer: `w · (row_scale[row] + column_scale[column])`, plus the full-rank updates.
 #[derive(Debug, Default)]
 pub(crate) struct WeightPatch {
-    /// What the rows are multiplied with; `None` means 1.
+    /// The factor of each row; `None` means 1.
     row_scale: Option<Vec<f32>>,
-    /// What is added to that for every column.
+    /// Added to the row factor, one per column; `None` means 0.
     column_scale: Option<Vec<f32>>,
     updates: Vec<FullRankUpdate>,
 }
@@ -30,7 +29,7 @@ struct FullRankUpdate {
     factor: f32,
 }
 
-/// What a DoRA multiplies the sum of weight and update with: its magnitude divided by the sum's norm.
+/// The factors by which a DoRA multiplies the sum of weight and update: its magnitude divided by the sum's norm.
 #[derive(Clone, Debug)]
 pub(super) enum NormScale {
     None,

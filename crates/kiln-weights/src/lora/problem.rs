@@ -25,7 +25,7 @@ pub enum LoraProblem {
         /// One of the keys.
         key: String,
     },
-    /// Keys that are no LoRA keys.
+    /// Keys that are not LoRA keys.
     #[error("{} of its keys are not LoRA keys: {}", keys.len(), quoted(keys))]
     UnknownKeys {
         /// The keys.
@@ -93,7 +93,7 @@ pub enum LoraProblem {
         /// Why.
         reason: String,
     },
-    /// A rank in the header that is not the matrices'.
+    /// A rank in the header that differs from the matrices'.
     #[error("its lora_adapter_metadata gives `{module}` rank {expected}, but `{key}` has {found}")]
     MetadataRank {
         /// The module.
@@ -108,7 +108,7 @@ pub enum LoraProblem {
     /// A config with `use_dora`, without magnitudes.
     #[error("its settings say use_dora, but there is no lora_magnitude_vector in it")]
     DoraWithoutMagnitude,
-    /// TensorBuffer for another model.
+    /// A LoRA made for another model.
     #[error("it was made for {made_for}, and this model is {model}")]
     WrongBase {
         /// The model it was made for.

@@ -1,5 +1,5 @@
 //! LoRAs resolved against the layers of a model.
-//! What names and shapes tell is refused here, in one call, before a weight is loaded.
+//! A LoRA whose names or shapes don't fit is rejected here, in one call, before any weight is loaded.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct LoraOptions {
 }
 
 impl Default for LoraOptions {
-    /// All of each LoRA must match; f32.
+    /// Every module and key must match; f32.
     fn default() -> Self {
         LoraOptions { partial: false, dtype: DType::F32 }
     }
@@ -73,9 +73,9 @@ impl LoraUpdates {
     /// Matches LoRAs, each with the user's factor, with a model of these layers, whose weights are in `source`. Several
     /// LoRAs add up.
     ///
-    /// Everything that names and shapes tell is checked here, before a weight is loaded: a LoRA made for another model,
-    /// keys that are no LoRA keys, modules without a layer, matrices that don't fit theirs. Nothing is computed yet, so
-    /// this takes milliseconds.
+    /// Names and shapes are checked here, before any weight is loaded. Errors are a LoRA made for another model,
+    /// keys that are not LoRA keys, modules without a layer, matrices that don't fit theirs. Nothing is computed
+    /// yet, so this takes milliseconds.
     pub fn resolve<L: Into<Arc<Lora>>>(
         source: &WeightSource,
         layers: &[LayerShape],

@@ -20,7 +20,7 @@ use crate::source_tensor::{RowBlock, SourceTensor};
 use crate::synthetic::Synthetic;
 use crate::{Error, LinearPrecision, Result, Vars, index, quantize, similar};
 
-/// One or more safetensors or GGUF files read as one set of named tensors. Nothing changes it, and clones share it.
+/// One or more safetensors or GGUF files read as one set of named tensors. It is immutable, and clones share it.
 ///
 /// Opening reads the headers only; the data stays in the mapped files and is read when it is used.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub struct WeightSource {
     /// By name.
     tensors: Arc<BTreeMap<String, SourceTensor>>,
     metadata: Arc<BTreeMap<String, String>>,
-    /// Makes up tensors, instead of files.
+    /// Generates tensors for a source without files.
     synthetic: Option<Arc<Synthetic>>,
 }
 
@@ -69,8 +69,8 @@ impl WeightSource {
         WeightSource::join(path, vec![WeightFile::from_bytes(path, data.into())?])
     }
 
-    /// A source without files that makes up random bf16 values for every tensor, so that a model can be measured without
-    /// its weights. At most `budget` bytes are allocated; tensors beyond that share memory with others.
+    /// A source without files that generates random bf16 values for every tensor, so that a model can be measured
+    /// without its weights. At most `budget` bytes are allocated; tensors beyond that share memory with others.
     ///
     /// ```
     /// let source = kiln_weights::WeightSource::synthetic(1 << 20);

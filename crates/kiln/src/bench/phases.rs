@@ -224,7 +224,7 @@ impl<B: Backend> PhaseBench<'_, B> {
         Ok(transformer)
     }
 
-    /// Loads a component of the model and measures that.
+    /// Loads a component of the model and measures how long that takes.
     fn load<T, C>(
         &mut self,
         name: &'static str,

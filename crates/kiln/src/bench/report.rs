@@ -116,7 +116,7 @@ impl PhaseResult {
         }
     }
 
-    /// Sums the operations up over all sizes.
+    /// Sums up the operations over all sizes.
     fn by_operation(&self) -> Vec<Operation> {
         let mut sums = BTreeMap::<&str, Operation>::new();
         for op in &self.operations {

@@ -54,7 +54,7 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Tells which components are missing: a lone transformer has no text encoder and no autoencoder.
+/// Reports which components are missing: a lone transformer has no text encoder and no autoencoder.
 fn missing_components(snapshot: &Path, name: &ModelName) -> String {
     if snapshot.join("model_index.json").is_file() && name.pattern.is_none() {
         return String::new();

@@ -83,7 +83,7 @@ fn text_encoder_name(hidden: usize) -> String {
     format!("{name} (hidden size {hidden})")
 }
 
-/// Tensor name prefixes and the group they belong to; all other tensors are `around` these.
+/// Tensor name prefixes and the group they belong to; all other tensors form the group `around`.
 const GROUPS: [(Component, &str, &str); 6] = [
     (Component::Transformer, "transformer_blocks.", "double_blocks"),
     (Component::Transformer, "single_transformer_blocks.", "single_blocks"),

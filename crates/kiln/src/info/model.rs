@@ -122,7 +122,7 @@ fn int8_layers(source: &WeightSource) -> Option<usize> {
     Some(source.names().filter(|name| source.is_int8(name)).count()).filter(|count| *count > 0)
 }
 
-/// Returns the bytes of the weights, which stay memory-mapped, and the memory needed besides at two image sizes.
+/// Returns the bytes of the weights, which stay memory-mapped, and the additional memory needed at two image sizes.
 fn memory(model: &Model, weights: u64) -> Properties {
     let sides = [model.default_size / 2, model.default_size];
     let weights = Properties::default().with_amount("weights", weights, bytes(weights));

@@ -131,7 +131,7 @@ fn init_logging(args: &ServeArgs) {
 
 /// A future that ends with Ctrl-C or SIGTERM. The second one ends the process at once.
 ///
-/// From this call on, in the context of a runtime, the signals no longer kill the process.
+/// Must be called in the context of a runtime; from then on the signals don't kill the process.
 #[cfg(unix)]
 fn stop_signal() -> impl Future<Output = ()> {
     use tokio::signal::unix::{SignalKind, signal};

@@ -5,7 +5,7 @@
 //! bytes of each. Steps are summed in the same order whatever the blocks.
 //!
 //! A step takes 48 ns (the tiles alone 28), and 53 if weight rows are copied before the products. No gain: copying the next
-//! rows between products (57 ns), strips of tokens that stay in the second-level cache (60 to 90), 512 weight rows at once,
+//! rows between products (57 ns), strips of tokens that stay in the L2 cache (60 to 90), 512 weight rows at once,
 //! prefetching every other line; writing sums between the next quad's products makes a layer 5 to 10 % slower.
 
 use std::arch::x86_64::_mm_sfence;
@@ -53,7 +53,7 @@ impl<R: RowSource + Send> AmxBf16Gemm<'_, R> {
             self.multiply(&mut tiles, &block, &next, scratch);
             drop(tiles);
             self.finish(block, scratch, epilogue);
-            // The epilogue may write past the caches; other threads must see it once the task is over.
+            // The epilogue may use non-temporal stores; other threads must see them once the task is over.
             // SAFETY: every machine with AMX has this instruction.
             unsafe { _mm_sfence() };
         })

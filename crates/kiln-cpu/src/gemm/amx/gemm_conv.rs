@@ -16,7 +16,7 @@ use crate::gemm::blocks::{Block, BlockGrid, ScratchSizes};
 use crate::gemm::{Epilogue, SumBlock, run_epilogue};
 use crate::simd::{Amx, Bf16Tiles, LeftOperand, TileOperands};
 
-/// The most rows of a strip.
+/// Maximum rows of a strip.
 const MAX_STRIP_ROWS: usize = 1024;
 
 /// Computes the first `rows` rows of `left · rightᵀ`.

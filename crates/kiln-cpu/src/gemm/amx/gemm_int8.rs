@@ -22,14 +22,14 @@ use crate::simd::{Amx, Int8Tiles, LeftOperand, TileOperands, TileRegisters};
 // The steps of a depth block write no more rows than a quad has.
 const _: () = assert!(KC_BYTES / TILE_ROW_BYTES * ROWS_PER_STEP <= PAIR);
 
-/// Bytes of a block's tokens that stay in the second-level cache from one task to the next, if little else is there:
-/// fewer columns at a time, and more of them before the next tokens.
+/// Bytes of a block's tokens that stay in the L2 cache from one task to the next if little else is there. Up to
+/// this size, blocks have fewer columns and groups have more blocks.
 const L2_TOKEN_BYTES: usize = 5 << 18;
 /// Columns of a block, and column blocks per group, when the tokens stay in that cache.
 const NC_RESIDENT: usize = 128;
 const GROUP_COLS_RESIDENT: usize = 16;
 
-/// Tokens whose sums are dequantized at once: they stay in the first-level cache until the epilogue has read them.
+/// Tokens whose sums are dequantized at once: they stay in the L1 cache until the epilogue has read them.
 const TOKENS_PER_EPILOGUE: usize = 16;
 
 /// `left · weightᵀ + Σ update.left · update.rightᵀ`.
@@ -44,11 +44,11 @@ pub(crate) struct AmxInt8Gemm<'a, R> {
     pub updates: &'a [Term<'a, R>],
 }
 
-/// Which tokens are in the second-level cache and need no prefetching.
+/// Which tokens are in the L2 cache and need no prefetching.
 struct ResidentTokens {
-    /// This task's, since the previous one.
+    /// This task's tokens, which the previous task used.
     this: bool,
-    /// The next task's, since this one.
+    /// The next task's tokens, which this task uses.
     next: bool,
 }
 
@@ -84,7 +84,7 @@ impl<R: RowSource + Send> AmxInt8Gemm<'_, R> {
             if !written {
                 self.finish(block, scratch, epilogue);
             }
-            // Results may be written past the caches; other threads must see them once the task is over.
+            // Results may be written by non-temporal stores; other threads must see them once the task is over.
             // SAFETY: every machine with AMX has this instruction.
             unsafe { _mm_sfence() };
         })
@@ -195,7 +195,7 @@ impl<R: RowSource + Send> AmxInt8Gemm<'_, R> {
         quads.map(output).collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// The quad that a product of these pairs of tokens and columns leaves behind.
+    /// The finished quad of these pairs of tokens and columns.
     fn finished_quad(
         &self,
         operands: &TileOperands,
@@ -232,7 +232,7 @@ impl<R: RowSource + Send> AmxInt8Gemm<'_, R> {
     }
 }
 
-/// What comes into the second-level cache during a product.
+/// What a product prefetches into the L2 cache.
 struct Prefetch<'a> {
     /// Weight tiles that are read soon.
     weight: &'a [u8],

@@ -1,15 +1,15 @@
 //! Products in AMX tiles: bf16 with f32 sums, int8 with 32-bit sums.
 //!
 //! A tile is 16 rows of 64 bytes, whatever the number format, so both formats are blocked in the same way. Tiles are
-//! used in twos: a [`PAIR`] of left rows meets a [`PAIR`] of right columns, and their sums are a *quad* of four tiles.
+//! used two at a time: a [`PAIR`] of left rows by a [`PAIR`] of right columns, whose sums are a *quad* of tiles.
 //! A *step* multiplies 64 bytes of each row.
 //!
-//! The formats differ in which operand is rearranged. A bf16 weight stays as its file has it and is the left operand
+//! The formats differ in which operand is rearranged. A bf16 weight keeps its file's layout and is the left operand
 //! ([`gemm_bf16`]); an int8 weight is packed as right tiles once, when it is loaded ([`packed_weight`], [`gemm_int8`]).
 //!
-//! The caches are the limit, not the tiles: a Sapphire Rapids core's second level gives 84 GB/s, of which the tokens of a
-//! bf16 step take 60, and the third level 27. One thread reaches 85 % of the tiles' rate with tokens in the second level; 74 %
-//! with 384 of the next tokens coming from the third, 68 % with 512 (hence [`MC`]); a whole layer 44 to 47 %.
+//! The caches are the limit, not the tiles: a Sapphire Rapids core's L2 cache delivers 84 GB/s, of which the tokens of
+//! a bf16 step take 60, and L3 27. One thread reaches 85 % of the tiles' rate with tokens in L2; 74 %
+//! with 384 of the next tokens coming from L3, 68 % with 512 (hence [`MC`]); a whole layer 44 to 47 %.
 
 mod gemm_bf16;
 mod gemm_conv;
@@ -34,14 +34,14 @@ use std::ops::Range;
 
 use super::blocks::{Block, BlockSizes};
 
-/// Tokens of a block. A [`KC_BYTES`] block of them (384 KiB) stays in the second-level cache, and so does the next one.
+/// Tokens of a block. A [`KC_BYTES`] block of them (384 KiB) stays in the L2 cache, and so does the next one.
 const MC: usize = 384;
 /// Weight rows of a block; their sums (384 KiB) stay there too.
 const NC: usize = 256;
 /// Column blocks per group.
 const GROUP_COLS: usize = 4;
-/// Bytes of a row summed before the tiles are stored. The weight rows of a step (32 KiB) stay in the first-level cache
-/// while the tokens go by.
+/// Bytes of a row summed before the tiles are stored. The weight rows of a step (32 KiB) stay in the L1 cache
+/// while the tokens are streamed.
 const KC_BYTES: usize = 1024;
 
 /// The block sizes of a linear layer.

@@ -1,8 +1,8 @@
 //! An epilogue overlapped with the next product: the rows of a finished quad are written while the tiles multiply.
 //!
-//! It must be little work, or the products wait for it: at most about forty instructions per row, and stores past the
-//! caches, since fetching lines that are overwritten anyway would cost more than the overlap gains.
-//! A tile product takes 10.5 ns with it, 14.2 with plain stores; at the end of a task stores past the caches make it 12.5,
+//! It must be little work, or the products wait for it: at most about forty instructions per row, and non-temporal
+//! stores, since fetching lines that are overwritten anyway would cost more than the overlap gains.
+//! A tile product takes 10.5 ns with it, 14.2 with plain stores; at the end of a task non-temporal stores make it 12.5,
 //! plain ones 13.3.
 
 use std::arch::x86_64::*;
@@ -62,7 +62,7 @@ impl FinishedQuad {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     pub unsafe fn write_rest(&self, s: Avx512, first: usize) {
         for i in (first..PAIR).step_by(ROWS_PER_STEP) {
-            // SAFETY: the caller's promise.
+            // SAFETY: upheld by the caller.
             unsafe {
                 if self.output.gated.is_some() {
                     self.write::<true>(s, i);
@@ -79,7 +79,7 @@ impl FinishedQuad {
     /// As [`FinishedQuad::write`].
     #[inline(always)]
     unsafe fn value<const GATED: bool>(&self, s: Avx512, i: usize, at: usize, from: usize) -> __m512 {
-        // SAFETY: the caller's promise; the token proves the instructions.
+        // SAFETY: upheld by the caller; the token proves the instructions.
         unsafe {
             let sums = self.sums.add(i / 16 * (QUAD_SUMS / 2) + i % 16 * 16 + from * 16);
             let sums = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums.cast()));

@@ -1,7 +1,7 @@
 //! Packing of bf16 and int8 into AMX tiles.
 //!
-//! A left tile has 16 rows of 64 bytes. A right tile has 16 rows, each with 4 bytes of 16 columns. Packed tiles come in
-//! twos, for a [`PAIR`] of rows or columns, one step of [`TILE_ROW_BYTES`] after the other.
+//! A left tile has 16 rows of 64 bytes. A right tile has 16 rows, each with 4 bytes of 16 columns. Packed tiles come
+//! two at a time, for a [`PAIR`] of rows or columns, one step of [`TILE_ROW_BYTES`] after the other.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -45,7 +45,7 @@ pub(crate) unsafe fn pack_right_tiles(amx: Amx, lines: &[u8], stride: usize, ste
 /// Packs bytes `columns` of up to [`PAIR`] rows of a weight as left tiles, with zeros for rows that are missing.
 ///
 /// Tiles are not loaded from the weight's own rows every time: these lie a multiple of a large power of two apart, so
-/// that the first-level cache can't hold 32 of them, they begin anywhere in a cache line, and they are read once for
+/// that the L1 cache can't hold 32 of them, they begin anywhere in a cache line, and they are read once for
 /// every [`PAIR`] of tokens.
 ///
 /// # Safety

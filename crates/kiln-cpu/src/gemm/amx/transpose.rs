@@ -35,7 +35,7 @@ pub(super) unsafe fn transpose_quad(quad: &[f32], stride: usize, out: &mut [f32]
 unsafe fn four_tokens(tile: *const f32) -> [__m512; 4] {
     let mut rows = [_mm512_setzero_ps(); 4];
     for (k, rows) in rows.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe {
             let v = _mm512_castps128_ps512(_mm_loadu_ps(tile.add(k * 16)));
             let v = _mm512_insertf32x4::<1>(v, _mm_loadu_ps(tile.add((4 + k) * 16)));
@@ -63,7 +63,7 @@ mod tests {
         if Amx::detect().is_none() {
             return;
         }
-        // Where the tiles have the sum of a column and a token.
+        // Index of the sum of a column and a token in the tiles.
         let index = |col: usize, token: usize| (col / 16 * 2 + token / 16) * 256 + col % 16 * 16 + token % 16;
         let mut quad = vec![0f32; QUAD_SUMS];
         for i in 0..QUAD_SUMS {

@@ -1,4 +1,4 @@
-//! From exact integer sums to f32.
+//! Dequantization of exact integer sums to f32.
 
 use super::dot::{DotIsa, DotSimd, dispatch_dot};
 use super::quantize::QuantizedRow;

@@ -220,7 +220,7 @@ impl DotSimd for PortableDot {
 
     #[inline(always)]
     unsafe fn load(self, p: *const u32) -> Self::I {
-        // SAFETY: the trait's promise; the read needs no alignment.
+        // SAFETY: the trait's contract; the read needs no alignment.
         unsafe { p.cast::<Self::I>().read_unaligned() }
     }
 
@@ -268,14 +268,14 @@ impl DotSimd for PortableDot {
     #[inline(always)]
     unsafe fn store_bytes(self, p: *mut i8, v: [f32; LANES]) {
         for (i, v) in v.into_iter().enumerate() {
-            // SAFETY: the trait's promise.
+            // SAFETY: the trait's contract.
             unsafe { p.add(i).write(v.to_bits() as i8) };
         }
     }
 
     #[inline(always)]
     unsafe fn microkernel(self, args: DotArgs) {
-        // SAFETY: the trait's promise.
+        // SAFETY: the trait's contract.
         unsafe { microkernel::<Self, { PortableDot::TILE_ROWS }>(self, args) }
     }
 }
@@ -308,19 +308,19 @@ pub(crate) mod x86 {
 
         #[inline(always)]
         unsafe fn load(self, p: *const u32) -> __m256i {
-            // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+            // SAFETY: the token proves the instructions; the pointers are as the trait requires.
             unsafe { _mm256_loadu_si256(p.cast()) }
         }
 
         #[inline(always)]
         unsafe fn broadcast(self, p: *const u32) -> __m256i {
-            // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+            // SAFETY: the token proves the instructions; the pointers are as the trait requires.
             unsafe { _mm256_set1_epi32(p.cast::<i32>().read_unaligned()) }
         }
 
         #[inline(always)]
         unsafe fn store(self, p: *mut u32, v: __m256i) {
-            // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+            // SAFETY: the token proves the instructions; the pointers are as the trait requires.
             unsafe { _mm256_storeu_si256(p.cast(), v) }
         }
 
@@ -344,7 +344,7 @@ pub(crate) mod x86 {
 
         #[inline(always)]
         unsafe fn store_bytes(self, p: *mut i8, v: __m256) {
-            // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+            // SAFETY: the token proves the instructions; the pointers are as the trait requires.
             unsafe {
                 // The low bytes of each 128-bit half to its first word, then both words side by side.
                 let first = _mm256_set1_epi32(0x0c08_0400);
@@ -356,7 +356,7 @@ pub(crate) mod x86 {
 
         #[inline(always)]
         unsafe fn microkernel(self, args: DotArgs) {
-            // SAFETY: the trait's promise.
+            // SAFETY: the trait's contract.
             unsafe { microkernel::<Self, 6>(self, args) }
         }
     }
@@ -392,19 +392,19 @@ pub(crate) mod x86 {
 
         #[inline(always)]
         unsafe fn load(self, p: *const u32) -> __m512i {
-            // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+            // SAFETY: the token proves the instructions; the pointers are as the trait requires.
             unsafe { _mm512_loadu_si512(p.cast()) }
         }
 
         #[inline(always)]
         unsafe fn broadcast(self, p: *const u32) -> __m512i {
-            // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+            // SAFETY: the token proves the instructions; the pointers are as the trait requires.
             unsafe { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) }
         }
 
         #[inline(always)]
         unsafe fn store(self, p: *mut u32, v: __m512i) {
-            // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+            // SAFETY: the token proves the instructions; the pointers are as the trait requires.
             unsafe { _mm512_storeu_si512(p.cast(), v) }
         }
 
@@ -428,13 +428,13 @@ pub(crate) mod x86 {
 
         #[inline(always)]
         unsafe fn store_bytes(self, p: *mut i8, v: __m512) {
-            // SAFETY: the token proves the instructions; the pointers are as the trait demands.
+            // SAFETY: the token proves the instructions; the pointers are as the trait requires.
             unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(v))) }
         }
 
         #[inline(always)]
         unsafe fn microkernel(self, args: DotArgs) {
-            // SAFETY: the trait's promise.
+            // SAFETY: the trait's contract.
             unsafe { microkernel::<Self, 14>(self, args) }
         }
     }

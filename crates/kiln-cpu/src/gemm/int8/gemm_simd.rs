@@ -20,7 +20,7 @@ use crate::weight::StackedMatrix;
 const KC_WORDS: usize = 256;
 /// Columns of a block.
 const NC: usize = 128;
-/// The most rows of a block: the weight is packed once per block of rows.
+/// Maximum rows of a block: the weight is packed once per block of rows.
 const MC: usize = 1344;
 /// The largest `DotSimd::TILE_COLS`.
 const MAX_TILE_COLS: usize = 32;

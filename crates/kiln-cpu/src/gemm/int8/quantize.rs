@@ -10,7 +10,7 @@ use crate::simd::{Simd, reduce_add, reduce_max};
 /// the bits is that integer.
 const MAGIC: f32 = 12_582_912.0;
 
-/// What is kept of a quantized row beside its values: its scale and the sum of its integers.
+/// The scale of a quantized row and the sum of its integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct QuantizedRow {
     pub scale: f32,
@@ -97,7 +97,7 @@ mod tests {
         };
         let mut rows: Vec<Vec<f32>> =
             [1, 3, 16, 31, 100, 1003].map(|n| (0..n).map(|_| next()).collect()).into();
-        // Ties, which go to the even neighbour; rows that vanish; NaN and infinity, early and in the tail.
+        // Ties, which go to the even neighbour; rows quantized to zeros; NaN and infinity, early and in the tail.
         rows.push((-254..=254).map(|i| i as f32 / 2.0).collect());
         rows.push(vec![1e-31; 40]);
         rows.push(vec![0.0; 5]);

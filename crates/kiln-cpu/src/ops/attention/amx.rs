@@ -6,7 +6,7 @@
 //! the product with the values.
 //!
 //! No gain: blocks of 128 or 512 keys; the softmax of one query at a time between the products of others, which is 11 % slower,
-//! since it takes rows one by one and keeps twice the scores in the first-level cache.
+//! since it takes rows one by one and keeps twice the scores in the L1 cache.
 
 use std::ops::Range;
 
@@ -26,9 +26,9 @@ use crate::gemm::{
 use crate::parallel::DisjointMut;
 use crate::simd::{Amx, Bf16Tiles, LeftOperand, TILE_BF16, TileOperands, TileRegisters};
 
-/// Keys of a block: the scores of a step (32 KiB) are read again from the nearest caches.
+/// Keys of a block: the scores of a step (32 KiB) are read again from the L1 and L2 caches.
 const KEY_BLOCK: usize = 256;
-/// Queries of a task while a head's keys and values fit the second-level cache: few, whose sums stay in the nearest one.
+/// Queries of a task while a head's keys and values fit the L2 cache: few, so that their sums stay in L1.
 const QUERY_BLOCK: usize = 64;
 /// Queries of a task when they don't fit: more, since every block of keys comes from memory once per task.
 const LARGE_QUERY_BLOCK: usize = 256;
@@ -143,7 +143,7 @@ unsafe fn pack_block(
                 line.fill(bf16::ZERO);
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe {
             let (lines, keys) = (bytemuck::cast_slice(lines), bytemuck::cast_slice_mut(keys));
             pack_right_tiles(amx, lines, 2 * dim, dim / TILE_ROW_BF16, keys);

@@ -44,7 +44,7 @@ pub(crate) fn attention(
     })
 }
 
-/// The most packed keys and values kept at a time, in elements; heads are processed in groups that stay below.
+/// Maximum packed keys and values kept at a time, in elements; heads are processed in groups below this limit.
 const MAX_PACKED_ELEMENTS: usize = 1 << 25;
 
 /// The arguments of one call.

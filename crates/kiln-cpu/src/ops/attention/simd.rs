@@ -71,7 +71,7 @@ impl<T: TensorElement> AttentionCall<'_, T> {
         Ok(())
     }
 
-    /// Queries of a task: whole tiles, about as many as their scores fit the second-level cache.
+    /// Queries of a task: whole tiles, about as many as their scores fit the L2 cache.
     fn query_block(&self) -> usize {
         let tile = self.cx.level.tile_rows();
         128usize.next_multiple_of(tile).min(self.size.queries.next_multiple_of(tile))
