@@ -1,6 +1,4 @@
 //! Helpers shared by the tests, with the same patterns as in `make_data.py`.
-#![allow(dead_code)] // Each test crate uses some of them.
-
 use std::path::PathBuf;
 
 use kiln_image::{GrayImage, Raster};

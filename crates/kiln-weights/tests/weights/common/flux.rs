@@ -1,6 +1,4 @@
 //! A small FLUX.2 model, and files of tensors for it.
-#![allow(dead_code, reason = "no test file uses all of this")]
-
 use std::collections::BTreeMap;
 
 use bytes::Bytes;

@@ -1,6 +1,4 @@
 //! Safetensors files built by hand, so that the tests don't depend on the writer and reader that they test.
-#![allow(dead_code, reason = "no test file uses all of this")]
-
 pub mod flux;
 
 use bytes::Bytes;
