@@ -30,8 +30,7 @@ use crate::weight::{CpuWeight, Format, LowRankUpdate, StackedMatrix, ZeroPadded}
 
 pub(crate) fn linear(cx: &Context, x: &CpuTensor, w: &CpuWeight) -> Result<CpuTensor> {
     let shape = shapes::linear(x, w.size())?;
-    let [y] = by_dtype!(x, T => run::<T, 1>(cx, &[x], w, GatedAdd::NONE, [shape])?);
-    Ok(y)
+    single(by_dtype!(x, T => run::<T>(cx, &[x], w, GatedAdd::NONE, &[shape])?))
 }
 
 pub(crate) fn linear_split<const N: usize>(
@@ -41,7 +40,13 @@ pub(crate) fn linear_split<const N: usize>(
     widths: [usize; N],
 ) -> Result<[CpuTensor; N]> {
     let shapes = shapes::linear_split(x, w.size(), &widths)?;
-    by_dtype!(x, T => run::<T, N>(cx, &[x], w, GatedAdd::NONE, shapes))
+    split(cx, x, w, &shapes)?.try_into().map_err(|_| missing_output())
+}
+
+/// Not generic over the number of outputs: callers of [`linear_split`] would compile all kernels again, once per number and
+/// with their own optimization level.
+fn split(cx: &Context, x: &CpuTensor, w: &CpuWeight, shapes: &[Shape]) -> Result<Vec<CpuTensor>> {
+    by_dtype!(x, T => run::<T>(cx, &[x], w, GatedAdd::NONE, shapes))
 }
 
 pub(crate) fn linear_gated_add(
@@ -53,10 +58,17 @@ pub(crate) fn linear_gated_add(
 ) -> Result<CpuTensor> {
     let shape = shapes::linear_gated_add(xs, w.size(), gate, residual)?;
     let gate = gate.map(|(gate, groups)| (f32::elements(gate), groups));
-    let [y] = by_dtype!(residual, T => {
-        run::<T, 1>(cx, xs, w, GatedAdd { gate, residual: Some(T::elements(residual)) }, [shape])?
-    });
-    Ok(y)
+    single(by_dtype!(residual, T => {
+        run::<T>(cx, xs, w, GatedAdd { gate, residual: Some(T::elements(residual)) }, &[shape])?
+    }))
+}
+
+fn single(mut outputs: Vec<CpuTensor>) -> Result<CpuTensor> {
+    outputs.pop().ok_or_else(missing_output)
+}
+
+fn missing_output() -> Error {
+    Error::Arguments { op: "linear_split", what: "no tensor for one of the widths".into() }
 }
 
 /// The fused operands of [`linear_gated_add`].
@@ -70,17 +82,17 @@ impl<T> GatedAdd<'_, T> {
 }
 
 /// The product of `xs` side by side, its columns split into tensors of these shapes.
-fn run<T: TensorElement, const N: usize>(
+fn run<T: TensorElement>(
     cx: &Context,
     xs: &[&CpuTensor],
     w: &CpuWeight,
     gated: GatedAdd<'_, T>,
-    shapes: [Shape; N],
-) -> Result<[CpuTensor; N]> {
+    shapes: &[Shape],
+) -> Result<Vec<CpuTensor>> {
     let mut buffers = shapes.iter().map(|s| cx.buffer::<T>(s.numel())).collect::<Result<Vec<_>>>()?;
     let mut start = 0;
-    let mut outputs = Vec::with_capacity(N);
-    for (buffer, shape) in buffers.iter_mut().zip(&shapes) {
+    let mut outputs = Vec::with_capacity(shapes.len());
+    for (buffer, shape) in buffers.iter_mut().zip(shapes) {
         outputs.push(OutputColumns { start, width: shape.last(), data: DisjointMut::new(buffer) });
         start += shape.last();
     }
@@ -96,10 +108,7 @@ fn run<T: TensorElement, const N: usize>(
         _ => linear_blocked(cx, &x, w, &epilogue, MAX_PACKED_ELEMENTS)?,
     }
     drop(epilogue);
-    let tensors: Vec<_> = buffers.into_iter().zip(shapes).map(|(b, s)| T::into_tensor(b, s)).collect();
-    tensors
-        .try_into()
-        .map_err(|_| Error::Arguments { op: "linear_split", what: "no tensor for one of the widths".into() })
+    Ok(buffers.into_iter().zip(shapes).map(|(buffer, shape)| T::into_tensor(buffer, shape.clone())).collect())
 }
 
 /// Results of at least this many bytes are written by non-temporal stores: little of them would stay in the caches.
