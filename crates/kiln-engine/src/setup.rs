@@ -34,7 +34,7 @@ impl Setup {
     /// size with two references.
     pub fn new(model: &Arc<Model>, settings: &Settings, plan: Option<&Plan>) -> Result<Setup> {
         let (backend, note) = AnyBackend::for_model(settings, model.file_bytes())?;
-        let mut notes: Vec<String> = note.into_iter().collect();
+        let mut notes: Vec<String> = note.into_iter().chain(model.unused_tensor_notes()).collect();
         if settings.precision == Precision::Fp8 && !backend.has_fp8() {
             let what = format!("{} has no fp8 matmuls", backend.device());
             let hint =

@@ -8,7 +8,7 @@
 
 use kiln_ops::{Activation, Backend, ConvGeometry};
 use kiln_tensor::DType;
-use kiln_weights::Vars;
+use kiln_weights::{KnownTensors, Vars};
 
 use crate::{Observer, Result};
 
@@ -64,6 +64,26 @@ enum LayerKind {
 
 use LayerKind::*;
 
+/// A tensor that only files with `layers` in their names have.
+const LAYERED: &str = "decoder.layers.0.weight";
+
+impl LayerKind {
+    fn add_tensors(self, name: &str, tensors: &mut KnownTensors) {
+        match self {
+            ConvIn | ConvOut => tensors.add_biased(name),
+            Downsample | Upsample => tensors.add(format!("{name}.weight")),
+            Residual | Pooled => {
+                [0, 2, 4].iter().for_each(|i| tensors.add_biased(&format!("{name}.conv.{i}")))
+            }
+            Relu | Clamp | Nearest => {}
+        }
+        if let Pooled = self {
+            tensors.add_biased(&format!("{name}.pool.1"));
+            [0, 3].iter().for_each(|i| tensors.add(format!("{name}.pool.{i}.weight")));
+        }
+    }
+}
+
 #[rustfmt::skip]
 const ENCODER: [LayerKind; 15] = [
     ConvIn, Residual,
@@ -85,9 +105,24 @@ impl<B: Backend> Taef2<B> {
         ["decoder.3.pool.0.weight", "decoder.layers.2.pool.0.weight"].iter().any(|name| vars.contains(name))
     }
 
+    /// Lists all tensors of weights with these names.
+    pub fn tensors(vars: &Vars<'_>) -> KnownTensors {
+        let layered = vars.contains(LAYERED);
+        let mut tensors = KnownTensors::default();
+        for (half, kinds, skipped) in
+            [("encoder", &ENCODER[..], 0), ("decoder", &DECODER, usize::from(layered))]
+        {
+            for (i, kind) in kinds.iter().enumerate() {
+                let layers = if layered { ".layers" } else { "" };
+                kind.add_tensors(&format!("{half}{layers}.{}", i.saturating_sub(skipped)), &mut tensors);
+            }
+        }
+        tensors
+    }
+
     /// Loads both halves; activations will be `dtype`.
     pub fn load(b: &B, vars: &Vars<'_>, dtype: DType) -> Result<Self> {
-        let layered = vars.contains("decoder.layers.0.weight");
+        let layered = vars.contains(LAYERED);
         let scope = |half: &str| if layered { vars.at(half).at("layers") } else { vars.at(half) };
         let encoder = load_half(b, &scope("encoder"), &ENCODER, 0, [3, LATENT])?;
         let decoder = load_half(b, &scope("decoder"), &DECODER, usize::from(layered), [LATENT, 3])?;

@@ -9,13 +9,14 @@
 //! the transformer attends to all positions. Queries and keys are normed per head before the rotary embedding, which
 //! rotates halves (not neighbours), and each key head serves several query heads.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
 use kiln_ops::{AttentionMask, AttentionSpec, Backend, RopeLayout, RopeTable};
 use kiln_tensor::packed::{Format, PackedTensor};
 use kiln_tensor::{DType, HostLinear, HostTensor};
-use kiln_weights::{Vars, WeightSource};
+use kiln_weights::{KnownTensors, Vars, WeightSource};
 use serde::Deserialize;
 
 use crate::prefetch::Prefetcher;
@@ -111,6 +112,36 @@ impl Config {
         let heads = 2 * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim();
         let layers = OUTPUT_LAYERS[OUTPUT_LAYERS.len() - 1] as u64;
         [layers * hidden * (heads as u64 + 3 * mlp), 2 * hidden * mlp]
+    }
+
+    /// Lists all tensors. Those after the last state that is taken are not read.
+    pub fn tensors(&self) -> KnownTensors {
+        let last = OUTPUT_LAYERS[OUTPUT_LAYERS.len() - 1];
+        let mut tensors = Self::layer_tensors(0..last);
+        tensors.add("model.embed_tokens.weight");
+        let mut unread = Self::layer_tensors(last..self.num_hidden_layers);
+        unread.add("model.norm.weight");
+        tensors.add_unread(unread);
+        tensors
+    }
+
+    fn layer_tensors(layers: Range<usize>) -> KnownTensors {
+        let mut tensors = KnownTensors::default();
+        for i in layers {
+            let name = |leaf: &str| format!("model.layers.{i}.{leaf}");
+            for norm in
+                ["input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm"]
+            {
+                tensors.add(name(&format!("{norm}.weight")));
+            }
+            for linear in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"] {
+                tensors.add_linear(&name(linear));
+            }
+            for linear in ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"] {
+                tensors.add_linear(&name(linear));
+            }
+        }
+        tensors
     }
 
     /// Describes what is wrong with the configuration, if anything.

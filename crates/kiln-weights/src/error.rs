@@ -189,6 +189,29 @@ pub enum Error {
         /// What is in it instead.
         found: String,
     },
+    /// Tensors of a component that no part of the model reads.
+    #[error(
+        "`{}` has {} tensors that FLUX.2's {component} does not have: {}; without them the image would be wrong",
+        file.display(),
+        names.len(),
+        quoted(names)
+    )]
+    UnusedTensors {
+        /// The file or folder.
+        file: PathBuf,
+        /// The component.
+        component: Component,
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// Two tensors of a file that stand for the same tensor of the model.
+    #[error("`{}` has tensor `{tensor}` of the model twice, under different names", file.display())]
+    TwoNames {
+        /// The file or folder.
+        file: PathBuf,
+        /// The model's name for it.
+        tensor: String,
+    },
     /// A tensor that can't be split as its name requires.
     #[error("tensor `{tensor}` in `{}` has shape {found}, which can't be split into {parts}", file.display())]
     CannotSplit {

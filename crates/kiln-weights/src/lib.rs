@@ -40,6 +40,7 @@ mod gguf;
 mod header;
 mod index;
 mod int8;
+mod known;
 mod layout;
 mod lora;
 mod malformed;
@@ -56,6 +57,7 @@ mod vars;
 
 pub use error::{Error, Result};
 pub use int8::LinearPrecision;
+pub use known::KnownTensors;
 pub use layout::Component;
 pub use lora::{LayerShape, Lora, LoraBase, LoraLayout, LoraOptions, LoraProblem, LoraReport, LoraUpdates};
 pub use malformed::MalformedFile;

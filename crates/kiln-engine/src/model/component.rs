@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_model::{config, text_encoder, transformer, vae};
-use kiln_weights::{Component, WeightSource};
+use kiln_weights::{Component, KnownTensors, WeightSource};
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
@@ -22,6 +22,8 @@ pub struct ModelComponent<C> {
     /// Its `config.json`, or what the shapes of its tensors imply.
     pub config: C,
     component: Component,
+    /// The tensors it may have; `None` if they are not checked.
+    known: Option<KnownTensors>,
     /// The file that holds the whole model, if it is packed into one.
     packed: Option<Arc<WeightSource>>,
     weights: TryOnceLock<WeightSource>,
@@ -30,11 +32,20 @@ pub struct ModelComponent<C> {
 
 impl<C> ModelComponent<C> {
     /// Creates a component whose files are opened on first use.
-    pub(super) fn lazy(path: PathBuf, config: C, component: Component) -> ModelComponent<C> {
+    pub(super) fn lazy(path: PathBuf, config: C) -> ModelComponent<C>
+    where
+        C: ComponentConfig,
+    {
+        let known = Some(config.tensors());
+        ModelComponent { known, ..ModelComponent::unchecked(path, config, C::COMPONENT) }
+    }
+
+    fn unchecked(path: PathBuf, config: C, component: Component) -> ModelComponent<C> {
         ModelComponent {
             path,
             config,
             component,
+            known: None,
             packed: None,
             weights: TryOnceLock::new(),
             fingerprint: TryOnceLock::new(),
@@ -42,26 +53,25 @@ impl<C> ModelComponent<C> {
     }
 
     /// Creates a component of a packed model. The last element of `path` is the prefix of its tensor names.
-    pub(super) fn packed(
-        file: &Arc<WeightSource>,
-        path: PathBuf,
-        config: C,
-        component: Component,
-    ) -> ModelComponent<C> {
-        ModelComponent { packed: Some(Arc::clone(file)), ..ModelComponent::lazy(path, config, component) }
+    pub(super) fn packed(file: &Arc<WeightSource>, path: PathBuf, config: C) -> ModelComponent<C>
+    where
+        C: ComponentConfig,
+    {
+        ModelComponent { packed: Some(Arc::clone(file)), ..ModelComponent::lazy(path, config) }
     }
 
-    /// Creates a component from open weights.
+    /// Creates a component from open weights, whose tensors are not checked.
     pub fn from_weights(
         path: PathBuf,
         config: C,
         component: Component,
         weights: WeightSource,
     ) -> ModelComponent<C> {
-        ModelComponent { weights: weights.into(), ..ModelComponent::lazy(path, config, component) }
+        ModelComponent { weights: weights.into(), ..ModelComponent::unchecked(path, config, component) }
     }
 
-    /// Returns its weights under Kiln's tensor names. Opens the files on first use.
+    /// Returns its weights under Kiln's tensor names. Opens the files on first use; a tensor that the model does not have is
+    /// an error.
     pub fn weights(&self) -> Result<&WeightSource> {
         self.weights.get_or_try_init(|| {
             let source = match &self.packed {
@@ -74,8 +84,21 @@ impl<C> ModelComponent<C> {
                 }
             };
             // Unrecognized weights fail tensor by tensor when they are loaded.
-            Ok(source.component(self.component)?.unwrap_or(source))
+            let Some(weights) = source.component(self.component)? else { return Ok(source) };
+            self.check_tensors(&weights)?;
+            Ok(weights)
         })
+    }
+
+    /// Checks that the model has all of the weights' tensors. Returns a note about those that are left out.
+    fn check_tensors(&self, weights: &WeightSource) -> Result<Option<String>> {
+        let check = |known| weights.check_tensors(self.component, known);
+        Ok(self.known.as_ref().map(check).transpose()?.flatten())
+    }
+
+    /// Returns a note about tensors of its files that are left out; `None` if there are none or it can't be opened.
+    pub fn note(&self) -> Option<String> {
+        self.check_tensors(self.weights().ok()?).ok().flatten()
     }
 
     /// Returns a hash that identifies its weights in recipes.
@@ -105,6 +128,9 @@ pub(super) trait ComponentConfig: DeserializeOwned {
     /// Derives the configuration from tensor shapes; `None` if a tensor that every such component has is missing.
     fn from_tensors(source: &WeightSource) -> Option<Self>;
 
+    /// Lists the tensors of such a component.
+    fn tensors(&self) -> KnownTensors;
+
     /// Returns what is wrong with the configuration.
     fn problem(&self) -> Option<String>;
 }
@@ -119,6 +145,10 @@ macro_rules! component_config {
 
             fn from_tensors(source: &WeightSource) -> Option<Self> {
                 <$config>::from_tensors(source)
+            }
+
+            fn tensors(&self) -> KnownTensors {
+                <$config>::tensors(self)
             }
 
             fn problem(&self) -> Option<String> {
@@ -151,10 +181,12 @@ pub(super) fn open_component<C: ComponentConfig>(
         let missing = || format!("tensors that every FLUX.2 {} has are missing", C::COMPONENT);
         C::from_tensors(&source).ok_or_else(|| Error::config(path, missing()))?
     };
-    match config.problem() {
-        Some(what) => Err(Error::config(path, what)),
-        None => Ok(ModelComponent::from_weights(path.to_path_buf(), config, C::COMPONENT, source)),
+    if let Some(what) = config.problem() {
+        return Err(Error::config(path, what));
     }
+    let component = ModelComponent::lazy(path.to_path_buf(), config);
+    component.check_tensors(&source)?;
+    Ok(ModelComponent { weights: source.into(), ..component })
 }
 
 /// The weight files opened while a model is assembled. Each is opened once, however often it is inspected.

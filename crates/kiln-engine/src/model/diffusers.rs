@@ -62,8 +62,8 @@ impl ModelFiles<'_> {
         }
         let path = self.root.join(C::FOLDER);
         Ok(Some(match &self.packed {
-            Some(file) => ModelComponent::packed(file, path, config, C::COMPONENT),
-            None => ModelComponent::lazy(path, config, C::COMPONENT),
+            Some(file) => ModelComponent::packed(file, path, config),
+            None => ModelComponent::lazy(path, config),
         }))
     }
 

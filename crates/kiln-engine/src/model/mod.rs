@@ -155,6 +155,17 @@ impl Model {
         self.transformer.file_bytes() + text_encoder + vae
     }
 
+    /// Returns notes about tensors in its files that are left out. Components that can't be opened have none.
+    pub fn unused_tensor_notes(&self) -> Vec<String> {
+        let text_encoder = self.text_encoder.as_ref().and_then(ModelComponent::note);
+        let vae = self.vae.as_ref().and_then(ModelComponent::note);
+        // Components that share a file have the same note.
+        let mut notes: Vec<String> =
+            [self.transformer.note(), text_encoder, vae].into_iter().flatten().collect();
+        notes.dedup();
+        notes
+    }
+
     /// Returns the bytes its linear layers take on a device, with the transformer's in `precision`.
     pub fn weight_bytes(&self, precision: LinearPrecision) -> WeightBytes {
         // Weights that can't be opened are reported when they are loaded.

@@ -27,7 +27,9 @@ impl VaeFile {
     fn open(path: &Path) -> Result<VaeFile> {
         let source = WeightSource::open(path)?;
         let (path, fingerprint) = (path.to_path_buf(), source.fingerprint()?);
-        if taef2::Taef2::<Reference>::matches(&source.root()) {
+        let vars = source.root();
+        if taef2::Taef2::<Reference>::matches(&vars) {
+            source.check_tensors(Component::Vae, &taef2::Taef2::<Reference>::tensors(&vars))?;
             return Ok(VaeFile { path, config: None, weights: source, fingerprint });
         }
         let weights = source.component(Component::Vae)?.unwrap_or(source);
@@ -42,6 +44,7 @@ impl VaeFile {
         if let Some(what) = config.problem() {
             return Err(Error::config(config_file, what));
         }
+        weights.check_tensors(Component::Vae, &config.tensors())?;
         Ok(VaeFile { path, config: Some(config), weights, fingerprint })
     }
 }

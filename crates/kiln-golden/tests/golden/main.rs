@@ -5,3 +5,4 @@ mod layouts;
 mod lora;
 mod pipeline;
 mod taef2;
+mod tensors;

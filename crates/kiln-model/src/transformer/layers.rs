@@ -1,6 +1,6 @@
 //! The list of the transformer's linear layers, from its configuration alone.
 
-use kiln_weights::LayerShape;
+use kiln_weights::{KnownTensors, LayerShape};
 
 #[cfg(doc)]
 use super::Transformer;
@@ -43,6 +43,23 @@ impl Config {
         add("norm_out.linear".into(), 2 * dim, dim);
         add("proj_out".into(), self.out_channels.unwrap_or(self.in_channels), dim);
         layers
+    }
+
+    /// Lists all tensors: those of the linear layers, and the norms of queries and keys.
+    pub fn tensors(&self) -> KnownTensors {
+        let mut tensors = KnownTensors::default();
+        self.linear_layers().iter().for_each(|layer| tensors.add_linear(&layer.name));
+        for block in 0..self.num_layers {
+            for norm in ["norm_q", "norm_k", "norm_added_q", "norm_added_k"] {
+                tensors.add(format!("transformer_blocks.{block}.attn.{norm}.weight"));
+            }
+        }
+        for block in 0..self.num_single_layers {
+            for norm in ["norm_q", "norm_k"] {
+                tensors.add(format!("single_transformer_blocks.{block}.attn.{norm}.weight"));
+            }
+        }
+        tensors
     }
 
     /// Number of elements of all linear layers, and of the largest.

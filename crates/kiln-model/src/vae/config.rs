@@ -1,6 +1,6 @@
 //! The autoencoder's configuration, from `vae/config.json` or inferred from the tensors.
 
-use kiln_weights::WeightSource;
+use kiln_weights::{KnownTensors, WeightSource};
 use serde::Deserialize;
 
 use crate::config;
@@ -96,6 +96,46 @@ impl Config {
         })
     }
 
+    /// Lists all tensors. Those of the decoder have the same names whether it is the small one or not.
+    pub fn tensors(&self) -> KnownTensors {
+        let mut tensors = KnownTensors::default();
+        for half in ["encoder", "decoder"] {
+            for layer in ["conv_in", "conv_norm_out", "conv_out"] {
+                tensors.add_biased(&format!("{half}.{layer}"));
+            }
+            let middle = format!("{half}.mid_block");
+            (0..2).for_each(|i| add_resnet(&mut tensors, &format!("{middle}.resnets.{i}"), false));
+            if self.mid_block_add_attention {
+                let attention = |layer: &str| format!("{middle}.attentions.0.{layer}");
+                tensors.add_biased(&attention("group_norm"));
+                for linear in ["to_q", "to_k", "to_v", "to_out.0"] {
+                    tensors.add_linear(&attention(linear));
+                }
+            }
+        }
+        let decoder: Vec<usize> = self.decoder_channels().iter().rev().copied().collect();
+        let halves = [
+            (&self.block_out_channels, "encoder.down_blocks", "downsamplers", self.layers_per_block),
+            (&decoder, "decoder.up_blocks", "upsamplers", self.layers_per_block + 1),
+        ];
+        for (channels, blocks, sampler, resnets) in halves {
+            for (i, &width) in channels.iter().enumerate() {
+                for j in 0..resnets {
+                    let changes_width = j == 0 && channels[i.saturating_sub(1)] != width;
+                    add_resnet(&mut tensors, &format!("{blocks}.{i}.resnets.{j}"), changes_width);
+                }
+                if i + 1 < channels.len() {
+                    tensors.add_biased(&format!("{blocks}.{i}.{sampler}.0.conv"));
+                }
+            }
+        }
+        let convs = [("quant_conv", self.use_quant_conv), ("post_quant_conv", self.use_post_quant_conv)];
+        convs.iter().filter(|(_, used)| *used).for_each(|(conv, _)| tensors.add_biased(conv));
+        tensors.add("bn.running_mean");
+        tensors.add("bn.running_var");
+        tensors
+    }
+
     /// Describes what is wrong with the configuration, if anything.
     pub fn problem(&self) -> Option<String> {
         let widths = [("latent_channels", self.latent_channels), ("norm_num_groups", self.norm_num_groups)];
@@ -119,5 +159,14 @@ impl Config {
         }
         (self.patch_size != [2, 2] || self.act_fn != "silu")
             .then(|| "patch_size must be [2, 2] and act_fn `silu`".into())
+    }
+}
+
+fn add_resnet(tensors: &mut KnownTensors, name: &str, changes_width: bool) {
+    for layer in ["norm1", "conv1", "norm2", "conv2"] {
+        tensors.add_biased(&format!("{name}.{layer}"));
+    }
+    if changes_width {
+        tensors.add_biased(&format!("{name}.conv_shortcut"));
     }
 }

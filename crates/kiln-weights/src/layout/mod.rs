@@ -127,6 +127,17 @@ pub(crate) fn detect<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Vec<De
     detected
 }
 
+/// The component that the file's tensor `name` belongs to: of those whose prefix it has, the one with the longest.
+pub(crate) fn owner<'d>(detected: &'d [DetectedComponent], name: &str) -> Option<&'d DetectedComponent> {
+    let candidates = detected.iter().filter(|d| name.starts_with(d.prefix.as_str()));
+    candidates.max_by_key(|d| d.prefix.len())
+}
+
+/// Whether a component is recognized by this tensor.
+pub(crate) fn is_anchor(name: &str) -> bool {
+    SCHEMES.iter().any(|scheme| name.ends_with(scheme.anchor))
+}
+
 /// A model that is easily mistaken for FLUX.2 and that these names belong to.
 pub(crate) fn related_model<'n>(mut names: impl Iterator<Item = &'n str>) -> Option<&'static str> {
     const RELATED: [(&str, &str); 3] = [

@@ -30,8 +30,16 @@ pub struct WeightSource {
     /// By name.
     tensors: Arc<BTreeMap<String, SourceTensor>>,
     metadata: Arc<BTreeMap<String, String>>,
+    unclaimed: Arc<Unclaimed>,
     /// Generates tensors for a source without files.
     synthetic: Option<Arc<Synthetic>>,
+}
+
+/// Of a component: the file's tensors that no component of the file has.
+#[derive(Debug, Default)]
+pub(crate) struct Unclaimed {
+    pub names: Vec<String>,
+    pub several_components: bool,
 }
 
 impl WeightSource {
@@ -84,6 +92,7 @@ impl WeightSource {
             files: Arc::new([]),
             tensors: Arc::default(),
             metadata: Arc::default(),
+            unclaimed: Arc::default(),
             synthetic: Some(Arc::new(Synthetic::new(budget))),
         }
     }
@@ -119,6 +128,7 @@ impl WeightSource {
             tensors: Arc::new(tensors.collect()),
             files: files.into(),
             metadata: Arc::new(metadata),
+            unclaimed: Arc::default(),
             synthetic: None,
         })
     }
@@ -177,10 +187,19 @@ impl WeightSource {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn component(&self, component: Component) -> Result<Option<WeightSource>> {
-        let mut detected = layout::detect(self.names()).into_iter();
-        let Some(detected) = detected.find(|d| d.scheme.component == component) else { return Ok(None) };
+        let all = layout::detect(self.names());
+        let Some(detected) = all.iter().find(|d| d.scheme.component == component) else { return Ok(None) };
         let mut tensors = BTreeMap::new();
+        let mut unclaimed = Unclaimed { names: Vec::new(), several_components: all.len() > 1 };
         for (name, tensor) in &*self.tensors {
+            match layout::owner(&all, name) {
+                Some(owner) if owner.scheme.component == component => {}
+                Some(_) => continue,
+                None => {
+                    unclaimed.names.push(name.clone());
+                    continue;
+                }
+            }
             for (model_name, view) in detected.model_tensors(name) {
                 let slice = tensor.with_view(view).ok_or_else(|| Error::CannotSplit {
                     file: self.file_of(tensor).path.clone(),
@@ -188,7 +207,9 @@ impl WeightSource {
                     found: tensor.shape.clone(),
                     parts: format!("such as `{model_name}`"),
                 })?;
-                tensors.insert(model_name, slice);
+                if tensors.insert(model_name.clone(), slice).is_some() {
+                    return Err(Error::TwoNames { file: self.path.clone(), tensor: model_name });
+                }
             }
         }
         let mut metadata = BTreeMap::clone(&self.metadata);
@@ -196,7 +217,8 @@ impl WeightSource {
             let known = self.metadata.iter().find(|(key, _)| key.ends_with(gguf_key));
             metadata.extend(known.map(|(_, value)| (setting.to_owned(), value.clone())));
         }
-        Ok(Some(WeightSource { metadata: Arc::new(metadata), ..self.with_tensors(tensors) }))
+        let component = self.with_tensors(tensors);
+        Ok(Some(WeightSource { metadata: Arc::new(metadata), unclaimed: Arc::new(unclaimed), ..component }))
     }
 
     /// Opens a file or folder that must have this component.
@@ -213,8 +235,13 @@ impl WeightSource {
             files: Arc::clone(&self.files),
             tensors: Arc::new(tensors),
             metadata: Arc::clone(&self.metadata),
+            unclaimed: Arc::default(),
             synthetic: None,
         }
+    }
+
+    pub(crate) fn unclaimed(&self) -> &Unclaimed {
+        &self.unclaimed
     }
 
     /// The tensors whose names begin with `prefix` and a dot, under the rest of their names: one component of a model whose
@@ -295,7 +322,7 @@ impl WeightSource {
         Ok(tensor)
     }
 
-    fn find(&self, name: &str) -> Result<&SourceTensor> {
+    pub(crate) fn find(&self, name: &str) -> Result<&SourceTensor> {
         self.tensors.get(name).ok_or_else(|| Error::MissingTensor {
             file: self.path.clone(),
             tensor: name.to_owned(),

@@ -1,0 +1,106 @@
+//! The check that a component has no tensor that nobody reads: such a tensor would have changed the image.
+//!
+//! A model lists its tensors as [`KnownTensors`]. Any other tensor of the component is an error, such as the bias of a layer
+//! without one, an unknown scale beside a weight, or a block after a gap in the block numbers. The exceptions are leftovers
+//! of training, which are reported in a note.
+
+use std::collections::BTreeMap;
+
+use crate::error::quoted;
+use crate::layout;
+use crate::source::Unclaimed;
+use crate::{Component, Error, Result, WeightSource};
+
+/// The tensors of a component, under the model's names.
+#[derive(Clone, Debug, Default)]
+pub struct KnownTensors(BTreeMap<String, TensorUse>);
+
+/// What loading does with a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TensorUse {
+    /// Reads it.
+    Required,
+    /// Reads it if it is there.
+    Optional,
+    /// Does not read it.
+    Unread,
+}
+
+impl KnownTensors {
+    /// Adds a tensor that the component must have.
+    pub fn add(&mut self, name: impl Into<String>) {
+        self.0.insert(name.into(), TensorUse::Required);
+    }
+
+    /// Adds a linear layer: a weight, and a bias if the file has one.
+    pub fn add_linear(&mut self, module: &str) {
+        self.add(format!("{module}.weight"));
+        self.0.insert(format!("{module}.bias"), TensorUse::Optional);
+    }
+
+    /// Adds a layer that has a weight and a bias.
+    pub fn add_biased(&mut self, module: &str) {
+        self.add(format!("{module}.weight"));
+        self.add(format!("{module}.bias"));
+    }
+
+    /// Adds the required tensors of `others`, layers that the image does not depend on.
+    pub fn add_unread(&mut self, others: KnownTensors) {
+        let required = others.0.into_iter().filter(|(_, tensor)| *tensor == TensorUse::Required);
+        self.0.extend(required.map(|(name, _)| (name, TensorUse::Unread)));
+    }
+}
+
+/// What training leaves in a checkpoint. Inference never reads it.
+const TRAINING_PREFIXES: [&str; 4] = ["loss.", "model_ema.", "optimizer.", "ema."];
+
+/// Endings of tensors that never change an image: counters, buffers that follow from the configuration, and the text
+/// encoder's head, which predicts the next token.
+fn without_effect(component: Component) -> &'static [&'static str] {
+    match component {
+        Component::Transformer => &[],
+        Component::TextEncoder => &["lm_head.weight", "rotary_emb.inv_freq"],
+        Component::Vae => &["bn.num_batches_tracked"],
+    }
+}
+
+impl WeightSource {
+    /// Checks that this component, from [`WeightSource::component`], has all tensors that the model reads, and none that it
+    /// does not know. Returns a note about tensors that are left out or not needed, if there are any.
+    pub fn check_tensors(&self, component: Component, known: &KnownTensors) -> Result<Option<String>> {
+        let missing = |wanted| {
+            let known = known.0.iter().filter(move |(_, tensor)| **tensor == wanted);
+            known.map(|(name, _)| name).filter(|name| !self.contains(name))
+        };
+        missing(TensorUse::Required).try_for_each(|name| self.find(name).map(drop))?;
+        let (left_out, unused) = self.unknown_tensors(component, known);
+        if !unused.is_empty() {
+            return Err(Error::UnusedTensors { file: self.path().to_owned(), component, names: unused });
+        }
+        let remark = |what: &str, names: &[String]| {
+            (!names.is_empty()).then(|| format!("{} tensors {what}: {}", names.len(), quoted(names)))
+        };
+        let unneeded: Vec<String> = missing(TensorUse::Unread).cloned().collect();
+        let remarks = [remark("are not used", &left_out), remark("are missing, but not needed", &unneeded)];
+        let remarks: Vec<String> = remarks.into_iter().flatten().collect();
+        Ok((!remarks.is_empty()).then(|| format!("`{}`: {}", self.path().display(), remarks.join("; "))))
+    }
+
+    /// The tensors that the model does not know: those that may be left out, and the others.
+    fn unknown_tensors(&self, component: Component, known: &KnownTensors) -> (Vec<String>, Vec<String>) {
+        let has_effect =
+            |component, name: &str| !without_effect(component).iter().any(|end| name.ends_with(end));
+        let is_training = |name: &str| TRAINING_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+        let own = self.names().filter(|name| !known.0.contains_key(*name) && !self.is_row_scale(name));
+        let own = own.filter(|name| has_effect(component, name)).map(|name| (name, is_training(name)));
+        // A file of several components may hold more than FLUX.2 needs, but not a second transformer, say.
+        let Unclaimed { names, several_components } = self.unclaimed();
+        let may_leave = |name: &str| is_training(name) || *several_components && !layout::is_anchor(name);
+        let unclaimed = names.iter().filter(|name| Component::ALL.iter().all(|c| has_effect(*c, name)));
+        let unclaimed = unclaimed.map(|name| (name.as_str(), may_leave(name)));
+        let (left_out, unused): (Vec<_>, Vec<_>) = own.chain(unclaimed).partition(|(_, leave)| *leave);
+        let names =
+            |tensors: Vec<(&str, bool)>| tensors.into_iter().map(|(name, _)| name.to_owned()).collect();
+        (names(left_out), names(unused))
+    }
+}
