@@ -70,7 +70,7 @@ fn generate(path: &Path) -> Result<Generated, Error> {
     let output = pipeline.generate(&Plan::new(&model, &request, &LocalFiles)?, &mut ())?;
     let latents = output[0].latents.to_f32().unwrap();
     let mut image: Vec<u8> = latents.iter().flat_map(|value| value.to_le_bytes()).collect();
-    image.extend(output[0].image.bytes());
+    image.extend(output[0].image.pixels());
     Ok(Generated { image, notes })
 }
 
