@@ -62,10 +62,10 @@ pub(crate) struct Fp8Scales {
 /// Which values share a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ScaleLayout {
-    PerTensor,
-    PerRow,
+    Tensor,
+    Row,
     /// Rows and columns of a tile.
-    PerTile([usize; 2]),
+    Tile([usize; 2]),
 }
 
 /// The scales of an nvfp4 tensor.
@@ -83,7 +83,7 @@ impl ScaleLayout {
     /// The layout of scales of this shape, or what is wrong with it. `tile` is the one that the model's configuration states.
     fn new(weight: &Shape, scales: &Shape, tile: Option<[usize; 2]>) -> Result<ScaleLayout, String> {
         if scales.checked_numel() == Some(1) {
-            return Ok(ScaleLayout::PerTensor);
+            return Ok(ScaleLayout::Tensor);
         }
         let unfit = |expected: &str| {
             format!("scales of shape {scales} for a weight of {weight}, expected {expected}")
@@ -93,8 +93,8 @@ impl ScaleLayout {
             high > 0 && wide > 0 && dims == [rows.div_ceil(high), cols.div_ceil(wide)]
         };
         match (scales.dims(), tile) {
-            (&[count] | &[count, 1], _) if count == rows => Ok(ScaleLayout::PerRow),
-            (&[down, across], Some(tile)) if fits(tile, [down, across]) => Ok(ScaleLayout::PerTile(tile)),
+            (&[count] | &[count, 1], _) if count == rows => Ok(ScaleLayout::Row),
+            (&[down, across], Some(tile)) if fits(tile, [down, across]) => Ok(ScaleLayout::Tile(tile)),
             (_, Some([high, wide])) => {
                 Err(unfit(&format!("one per {high} × {wide} values, as its config.json says")))
             }
@@ -103,9 +103,9 @@ impl ScaleLayout {
                 let mut others = (4..16).map(|power| 1 << power).filter(|side| square(*side));
                 match (others.next(), others.next()) {
                     _ if square(ScaleLayout::USUAL_TILE) => {
-                        Ok(ScaleLayout::PerTile([ScaleLayout::USUAL_TILE; 2]))
+                        Ok(ScaleLayout::Tile([ScaleLayout::USUAL_TILE; 2]))
                     }
-                    (Some(side), None) => Ok(ScaleLayout::PerTile([side; 2])),
+                    (Some(side), None) => Ok(ScaleLayout::Tile([side; 2])),
                     _ => Err(unfit("one, one per row, or one per 128 × 128 values")),
                 }
             }
@@ -128,7 +128,7 @@ impl Encoding {
 
     /// Whether tiles of rows and columns have their own scales.
     pub fn has_tiles(&self) -> bool {
-        matches!(self, Encoding::ScaledFp8(scales) if matches!(scales.layout, ScaleLayout::PerTile(_)))
+        matches!(self, Encoding::ScaledFp8(scales) if matches!(scales.layout, ScaleLayout::Tile(_)))
     }
 
     /// The tensors that hold its scales.
@@ -162,8 +162,8 @@ pub(crate) fn read_packed(
         Encoding::ScaledFp8(fp8) => {
             let scales = read_scales(files, &fp8.scales)?;
             let scaled = match (fp8.layout, &scales[..]) {
-                (ScaleLayout::PerTensor, [one]) => Ok(matrix.with_scale(*one)),
-                (ScaleLayout::PerTile(tile), _) => {
+                (ScaleLayout::Tensor, [one]) => Ok(matrix.with_scale(*one)),
+                (ScaleLayout::Tile(tile), _) => {
                     matrix.with_tile_scales(TileScales { scales: scales.into(), tile })
                 }
                 _ => matrix.with_row_scales(&scales),
@@ -196,9 +196,9 @@ mod tests {
         let layout = |weight: [usize; 2], scales: &[usize], tile| {
             ScaleLayout::new(&weight.into(), &scales.into(), tile).ok()
         };
-        let tile = |side: usize| Some(ScaleLayout::PerTile([side; 2]));
-        assert_eq!(layout([300, 200], &[1, 1], None), Some(ScaleLayout::PerTensor));
-        assert_eq!(layout([300, 200], &[300, 1], None), Some(ScaleLayout::PerRow));
+        let tile = |side: usize| Some(ScaleLayout::Tile([side; 2]));
+        assert_eq!(layout([300, 200], &[1, 1], None), Some(ScaleLayout::Tensor));
+        assert_eq!(layout([300, 200], &[300, 1], None), Some(ScaleLayout::Row));
         assert_eq!(layout([300, 200], &[3, 2], None), tile(128), "the usual size, though others fit");
         assert_eq!(layout([300, 200], &[5, 4], None), tile(64));
         assert_eq!(layout([300, 200], &[2, 1], None), tile(256));
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(layout([300, 200], &[200], None), None, "one per column");
         assert_eq!(layout([300, 200], &[2, 3], None), None, "transposed");
         assert_eq!(layout([2, 1 << 14], &[1, 2], None), tile(1 << 13));
-        assert_eq!(layout([300, 200], &[10, 5], Some([32, 40])), Some(ScaleLayout::PerTile([32, 40])));
+        assert_eq!(layout([300, 200], &[10, 5], Some([32, 40])), Some(ScaleLayout::Tile([32, 40])));
         assert_eq!(layout([300, 200], &[3, 2], Some([64, 64])), None);
         assert_eq!(layout([300, 200], &[3, 2], Some([0, 64])), None);
     }

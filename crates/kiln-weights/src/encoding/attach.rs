@@ -26,8 +26,8 @@ const IGNORED: [&str; 5] =
     [".input_scale", ".scale_input", ".activation_scale", ".output_scale", ".input_zero_point"];
 /// Scales of a language model's cache, which a text encoder doesn't have.
 const CACHE_SCALES: [&str; 3] = [".k_scale", ".v_scale", ".q_scale"];
-/// Tensors that only mark the kind of file.
-const MARKERS: [&str; 1] = ["scaled_fp8"];
+/// The tensor that marks files of earlier versions of ComfyUI.
+const MARKER: &str = "scaled_fp8";
 
 /// Finds the scales of every layer, and removes them from the list of tensors.
 ///
@@ -65,7 +65,7 @@ pub(crate) fn attach_scales(
 
 /// Whether a tensor has no influence on the values of weights.
 fn is_ignored(name: &str) -> bool {
-    MARKERS.contains(&name)
+    name.rsplit('.').next() == Some(MARKER)
         || name.ends_with(comfy::SUFFIX)
         || IGNORED.iter().any(|suffix| name.ends_with(suffix))
         || name.contains("self_attn.") && CACHE_SCALES.iter().any(|suffix| name.ends_with(suffix))

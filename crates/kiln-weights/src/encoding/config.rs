@@ -55,18 +55,25 @@ impl QuantizationConfig {
             .map_err(|format| Error::foreign_quantization(folder.into(), &format, format!("`{name}`")))
     }
 
-    /// Reads the configurations of a model that is packed into one file, `file` for messages.
-    pub fn of_packed(file: &Path, metadata: &BTreeMap<String, String>) -> Result<Vec<QuantizationConfig>> {
+    /// Reads the configurations in the header of a file: those of the components that are packed into it, and its own.
+    /// `file` is for messages.
+    pub fn of_header(file: &Path, metadata: &BTreeMap<String, String>) -> Result<Vec<QuantizationConfig>> {
         let mut configs = Vec::new();
         for (key, text) in metadata {
-            let Some(folder) = key.strip_suffix(CONFIG).and_then(|rest| rest.strip_suffix('/')) else {
+            let folder = key.strip_suffix(CONFIG).and_then(|rest| rest.strip_suffix('/'));
+            // Other entries may be large.
+            if folder.is_none() && key != HEADER_CONFIG {
                 continue;
+            }
+            let Ok(json) = serde_json::from_str::<Value>(text) else { continue };
+            let (prefix, config) = match folder {
+                Some(folder) => (format!("{folder}."), quantization(&json)),
+                None => (String::new(), Some(&json).filter(|json| json.is_object())),
             };
-            let json = serde_json::from_str::<Value>(text).ok();
-            let Some(config) = json.as_ref().and_then(quantization) else { continue };
+            let Some(config) = config else { continue };
             let config = QuantizationConfig::new(config)
                 .map_err(|format| Error::foreign_quantization(file.into(), &format, format!("`{key}`")))?;
-            configs.push(QuantizationConfig { prefix: format!("{folder}."), ..config });
+            configs.push(QuantizationConfig { prefix, ..config });
         }
         Ok(configs)
     }

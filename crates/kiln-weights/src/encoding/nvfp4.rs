@@ -74,7 +74,8 @@ impl Origin {
              `enable_swizzle_layout` and without metadata for other programs"
         } else {
             "nvfp4 values that may be in ComfyUI's order or in ModelOpt's: the header has no `_quantization_metadata`, as \
-             files of Black Forest Labs and ComfyUI do; use the file as it was published"
+             files of Black Forest Labs and ComfyUI do, and there is no config.json whose `quant_method` is `modelopt` or \
+             `bfl`; use the file as it was published"
         }
     }
 }

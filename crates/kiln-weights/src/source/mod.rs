@@ -122,7 +122,7 @@ impl WeightSource {
                 metadata.entry(key).or_insert(value);
             }
         }
-        let mut configs = QuantizationConfig::of_packed(path, &metadata)?;
+        let mut configs = QuantizationConfig::of_header(path, &metadata)?;
         configs.extend(config);
         encoding::attach_scales(&mut tensors, &files, &metadata, &configs)?;
         let tensors = tensors.into_iter();

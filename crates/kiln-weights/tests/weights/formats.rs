@@ -5,6 +5,7 @@ use crate::common::file;
 use bytes::Bytes;
 use kiln_tensor::packed::{Format, PackedTensor, swizzled_index};
 use kiln_tensor::{DType, HostLinear, LinearWeight};
+use kiln_weights::export::{Container, Options, Storage, TensorNames, export};
 use kiln_weights::{Component, LinearPrecision, WeightSource};
 use serde_json::{Map, Value, json};
 
@@ -71,7 +72,7 @@ fn a_scale_is_one_number_or_one_per_row_of_any_float_dtype() {
                     ("x.weight", "F8_E4M3", &[2, 2], FOUR.to_vec()),
                     (name, dtype, shape, bytes.clone()),
                     ("x.input_scale", "F32", &[], floats(&[9.0])),
-                    ("scaled_fp8", "F8_E4M3", &[2], vec![0, 0]),
+                    ("model.scaled_fp8", "F8_E4M3", &[2], vec![0, 0]),
                 ],
                 &[],
             );
@@ -298,6 +299,37 @@ fn fused_layers_are_split_inside_of_a_tile() {
     let linear = model.root().linear("norm_out.linear", 300, cols).unwrap();
     let rows = packed(&linear).iter().flat_map(|m| m.to_f32().unwrap().to_f32().unwrap().into_owned());
     assert!(rows.collect::<Vec<_>>() == swapped);
+}
+
+#[test]
+fn converting_block_wise_fp8_keeps_its_values() {
+    let ((codes, plain), cols) = (fp8_pattern(300 * 130), 130);
+    let scales = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    let name = "double_blocks.0.img_attn.qkv.weight";
+    let source = weights(
+        &[
+            ("single_stream_modulation.lin.weight", "F32", &[1, 1], floats(&[0.0])),
+            (name, "F8_E4M3", &[300, cols], codes),
+            ("double_blocks.0.img_attn.qkv.weight_scale_inv", "F32", &[3, 2], floats(&scales)),
+            ("single_blocks.0.norm.query_norm.scale", "F8_E4M3", &[4], FOUR.to_vec()),
+        ],
+        &[("quantization_config", r#"{"quant_method":"modelopt","quant_algo":"FP8_PB_WO"}"#)],
+    );
+    let options = Options {
+        component: Component::Transformer,
+        container: Container::Safetensors,
+        names: TensorNames::Original,
+        storage: Storage::Keep,
+        threads: 1,
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("b.safetensors");
+    let model = source.component(Component::Transformer).unwrap().unwrap();
+    export(&model, &out, &options, &mut |_, _| Ok(())).unwrap();
+    let written = WeightSource::open(&out).unwrap();
+    assert!(values(&written, name) == tiled(&plain, cols, &scales, 128), "bf16 has enough digits");
+    assert_eq!(values(&written, "single_blocks.0.norm.query_norm.scale"), [1.0, 2.0, 0.5, -1.0]);
+    assert!(!written.metadata().contains_key("quantization_config"), "it described the old file");
 }
 
 #[test]

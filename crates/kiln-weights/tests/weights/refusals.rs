@@ -235,6 +235,19 @@ fn a_packed_model_has_a_configuration_for_each_component() {
 }
 
 #[test]
+fn a_file_may_have_its_configuration_in_its_header() {
+    let tensors = [
+        ("x.weight", "F8_E4M3", &[32usize, 40] as &[usize], vec![0x38; 32 * 40]),
+        ("x.weight_scale_inv", "F32", &[2, 3], floats(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])),
+    ];
+    let fp8 = r#"{"quant_method":"fp8","weight_block_size":[30,16]}"#;
+    let source = weights(&tensors, &[("quantization_config", fp8)]);
+    assert_eq!(values(&source, "x.weight")[29 * 40 + 39], 3.0);
+    let message = refused(&tensors, &[("quantization_config", r#"{"quant_method":"awq"}"#)]);
+    assert!(message.contains("stores its weights with awq (`quantization_config`)"), "{message}");
+}
+
+#[test]
 fn every_other_quantization_config_is_refused_by_name() {
     let compressed = |format: &str| json!({ "quant_method": "compressed-tensors", "format": format });
     for (config, format) in [
