@@ -1,7 +1,7 @@
 // Dequantization of packed weights: eight values per thread, which share a scale in every format.
 
 // The launcher's codes.
-enum Format { F32, BF16, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, F8_E4M3, F8_E5M2, NVFP4 };
+enum Format { F32, BF16, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, F8_E4M3, F8_E5M2, NVFP4, INT8 };
 
 // A packed matrix of `cols` columns with a row stride of `row_bytes`, and its scales.
 struct PackedMatrixArgs {
@@ -10,11 +10,14 @@ struct PackedMatrixArgs {
     const float *row_scales;
     // One e4m3 value per 16 columns, row by row, or null.
     const unsigned char *block_scales;
+    // One per tile of `tile_rows` by `tile_cols` values, a multiple of 8, or null. The first row is row `tile_start` of its tile.
+    const float *tile_scales;
     long long rows, row_bytes;
     int cols, format;
     float scale;
     // Whether the first of two 4-bit values is in the high nibble.
     int high_first;
+    int tile_rows, tile_cols, tile_start, unused;
 };
 
 __device__ __forceinline__ float load_half(const unsigned char *p) { return half_to_float((unsigned short)(p[0] | p[1] << 8)); }
@@ -118,6 +121,9 @@ __device__ __forceinline__ void read_row(const PackedMatrixArgs &w, const unsign
     case F8_E4M3:
         for (int j = 0; j < count; j++) v[j] = e4m3_to_float(row[i + j]);
         return;
+    case INT8:
+        for (int j = 0; j < count; j++) v[j] = (float)(signed char)row[i + j];
+        return;
     case F8_E5M2:
         for (int j = 0; j < count; j++) v[j] = half_to_float((unsigned short)(row[i + j] << 8));
         return;
@@ -145,6 +151,10 @@ template <class T> __device__ __forceinline__ void dequantize(const PackedMatrix
     long long row = at / chunks;
     int i = 8 * (int)(at % chunks);
     float v[8] = {}, scale = w.row_scales ? w.row_scales[row] : w.scale;
+    if (w.tile_scales) {
+        long long down = (row + w.tile_start) / w.tile_rows, across = (w.cols + w.tile_cols - 1) / w.tile_cols;
+        scale = w.tile_scales[down * across + i / w.tile_cols];
+    }
     read_row(w, w.data + row * w.row_bytes, row, i, v);
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] *= scale;

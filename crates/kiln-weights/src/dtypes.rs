@@ -32,6 +32,15 @@ pub(crate) fn names() -> String {
     DTYPES.map(|d| d.0).join(", ")
 }
 
+/// What a dtype that Kiln doesn't read stands for, for messages; empty if its name says it.
+pub(crate) fn meaning(name: &str) -> &'static str {
+    match name {
+        "U32" => ", which MLX's quantized weights have",
+        "F8_E8M0" => ", which the scales of mxfp8 and mxfp4 have",
+        _ => "",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

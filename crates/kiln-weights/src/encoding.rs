@@ -1,29 +1,35 @@
-//! How the values of a tensor are encoded: plain elements, GGUF blocks, or fp8 and nvfp4 values with scales in other tensors.
+//! How the values of a tensor are encoded: plain elements, GGUF blocks, or int8, fp8 and nvfp4 values with scales in other
+//! tensors.
 //!
-//! fp8 and nvfp4 have several conventions, recognized by names and shapes, layer by layer:
+//! int8, fp8 and nvfp4 have several conventions, recognized by names and shapes, layer by layer:
 //!
 //! | weights | scales beside `X.weight` | written by |
 //! |---|---|---|
-//! | fp8 | `X.weight_scale`, one, or one per row | Black Forest Labs, ComfyUI, diffusers |
+//! | fp8 | `X.weight_scale`, one, or one per row | Black Forest Labs, ComfyUI, diffusers, ModelOpt, compressed-tensors |
+//! | fp8 | `X.weight_scale_inv`, one per tile of 128 × 128, or one | transformers (Qwen3's and DeepSeek's fp8) |
 //! | fp8 | `X.scale_weight`, one; a marker `scaled_fp8` | earlier versions of ComfyUI |
 //! | fp8 | none | plain casts |
-//! | nvfp4, two in a byte | `X.weight_scale`, fp8, one per 16 columns, and `X.weight_scale_2` | both below |
+//! | int8 | `X.weight_scale`, one, or one per row | ComfyUI, compressed-tensors, Kiln |
+//! | nvfp4, two in a byte | `X.weight_scale`, fp8, one per 16 columns, and `X.weight_scale_2` | see `nvfp4` |
 //!
-//! nvfp4 pairs and block scales come in two orders that look alike. ComfyUI's, which Black Forest Labs use, has the first
-//! value of a pair in the high half and the scales in tiles; ModelOpt's and diffusers' has it in the low half and the scales in
-//! rows. ComfyUI's files are recognized by `X.comfy_quant`, an entry in their header, or fused tensor names.
-//!
-//! Scales of activations (`input_scale`) are ignored: Kiln computes its own.
+//! Scales of activations (`input_scale`) are ignored: Kiln computes its own. Whatever else would change the values, in a
+//! tensor (`foreign`), in ComfyUI's description of a layer (`comfy`) or in a `quantization_config` (`config`), is an error.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod attach;
+mod comfy;
+mod config;
+mod foreign;
+mod nvfp4;
 
-use kiln_tensor::packed::{BlockScales, Format, PackedTensor};
-use kiln_tensor::{DType, HostTensor};
-use serde::Deserialize;
+use kiln_tensor::packed::{BlockScales, Format, PackedTensor, TileScales};
+use kiln_tensor::{DType, HostTensor, Shape};
 
 use crate::file::WeightFile;
 use crate::header::TensorEntry;
 use crate::{Error, Result};
+pub(crate) use attach::{Tensors, attach_scales, unknown_bytes};
+pub(crate) use comfy::METADATA as COMFY_METADATA;
+pub(crate) use config::{HEADER_CONFIG, QuantizationConfig};
 
 /// How a tensor's values are encoded in its bytes.
 #[derive(Clone, Debug)]
@@ -32,8 +38,8 @@ pub(crate) enum Encoding {
     Dense,
     /// GGUF blocks.
     Blocks(Format),
-    /// fp8 values with a scale, or with one per row.
-    ScaledFp8(Box<TensorRef>),
+    /// fp8 values with scales.
+    ScaledFp8(Box<Fp8Scales>),
     /// nvfp4 values, two in a byte.
     NvFp4(Box<NvFp4Scales>),
 }
@@ -46,137 +52,66 @@ pub(crate) struct TensorRef {
     pub entry: TensorEntry,
 }
 
+/// The scales of an fp8 tensor.
+#[derive(Clone, Debug)]
+pub(crate) struct Fp8Scales {
+    scales: TensorRef,
+    layout: ScaleLayout,
+}
+
+/// Which values share a scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum ScaleLayout {
+    Tensor,
+    Row,
+    /// Rows and columns of a tile.
+    Tile([usize; 2]),
+}
+
 /// The scales of an nvfp4 tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct NvFp4Scales {
     blocks: TensorRef,
-    global: Option<TensorRef>,
-    /// Whether pairs and block scales are in ComfyUI's order.
-    comfy_order: bool,
+    global: TensorRef,
+    order: nvfp4::Order,
 }
 
-const WEIGHT: &str = ".weight";
-/// Tensors that a quantized layer may have beside its weight.
-const SCALE: &str = ".weight_scale";
-const OLD_SCALE: &str = ".scale_weight";
-const GLOBAL_SCALE: &str = ".weight_scale_2";
-const COMFY_QUANT: &str = ".comfy_quant";
-const IGNORED: [&str; 2] = [".input_scale", ".scale_input"];
-/// Tensors that only mark the kind of file.
-const MARKERS: [&str; 1] = ["scaled_fp8"];
-/// The metadata key under which ComfyUI lists its quantized layers.
-pub(crate) const COMFY_METADATA: &str = "_quantization_metadata";
-/// The supported formats, as ComfyUI names them.
-const SUPPORTED: [&str; 4] = ["float8_e4m3fn", "float8_e5m2", "nvfp4", "int8_tensorwise"];
+impl ScaleLayout {
+    /// Rows and columns of a tile in fp8 files that don't state it.
+    const USUAL_TILE: usize = 128;
 
-type Tensors = BTreeMap<String, (usize, TensorEntry)>;
-
-/// Finds the scales of every layer, and removes them from the list of tensors.
-pub(crate) fn attach_scales(
-    tensors: &mut Tensors,
-    files: &[WeightFile],
-    metadata: &BTreeMap<String, String>,
-) -> Result<()> {
-    let may_have_scales = |entry: &TensorEntry| {
-        let one_byte = matches!(entry.dtype, DType::F8E4M3 | DType::F8E5M2 | DType::U8 | DType::I8);
-        one_byte && matches!(entry.encoding, Encoding::Dense)
-    };
-    let candidates = tensors.iter().filter(|(_, (_, entry))| may_have_scales(entry));
-    let modules: Vec<String> =
-        candidates.filter_map(|(name, _)| Some(name.strip_suffix(WEIGHT)?.to_owned())).collect();
-    if modules.is_empty() {
-        return Ok(());
-    }
-    let listed = listed_layers(metadata);
-    let is_comfy = |name: &String| name.contains("_attn.qkv.") || name.ends_with(COMFY_QUANT);
-    let comfy_order = tensors.keys().any(is_comfy) || metadata.contains_key(COMFY_METADATA);
-    let mut used = BTreeSet::new();
-    for module in modules {
-        let quant = comfy_quant(tensors, files, &module)?.or_else(|| listed.get(&module).cloned());
-        if let Some(quant) = &quant {
-            let path = |file: usize| files.get(file).map(|f| f.path.clone()).unwrap_or_default();
-            let file = tensors.get(&format!("{module}{WEIGHT}")).map_or(0, |(file, _)| *file);
-            quant.check().map_err(|problem| Error::UnsupportedQuantization {
-                file: path(file),
-                module: module.clone(),
-                problem,
-            })?;
+    /// The layout of scales of this shape, or what is wrong with it. `tile` is the one that the model's configuration states.
+    fn new(weight: &Shape, scales: &Shape, tile: Option<[usize; 2]>) -> Result<ScaleLayout, String> {
+        if scales.checked_numel() == Some(1) {
+            return Ok(ScaleLayout::Tensor);
         }
-        let tensor = |suffix: &str| {
-            let name = format!("{module}{suffix}");
-            tensors.get(&name).map(|(file, entry)| TensorRef { file: *file, name, entry: entry.clone() })
+        let unfit = |expected: &str| {
+            format!("scales of shape {scales} for a weight of {weight}, expected {expected}")
         };
-        let scale = tensor(SCALE).or_else(|| tensor(OLD_SCALE));
-        let Some((_, weight)) = tensors.get(&format!("{module}{WEIGHT}")) else { continue };
-        let encoding = match (weight.dtype, scale) {
-            (DType::F8E4M3 | DType::F8E5M2, Some(scale)) => Encoding::ScaledFp8(Box::new(scale)),
-            (DType::U8, Some(blocks)) if blocks.entry.dtype == DType::F8E4M3 && weight.shape.rank() == 2 => {
-                Encoding::NvFp4(Box::new(NvFp4Scales { blocks, global: tensor(GLOBAL_SCALE), comfy_order }))
-            }
-            // The scales of int8 rows are found by name.
-            _ => Encoding::Dense,
+        let &[rows, cols] = weight.dims() else { return Err(unfit("one")) };
+        let fits = |[high, wide]: [usize; 2], dims: [usize; 2]| {
+            high > 0 && wide > 0 && dims == [rows.div_ceil(high), cols.div_ceil(wide)]
         };
-        let is_nvfp4 = matches!(encoding, Encoding::NvFp4(_));
-        if !matches!(encoding, Encoding::Dense) {
-            used.extend([SCALE, OLD_SCALE, GLOBAL_SCALE].map(|suffix| format!("{module}{suffix}")));
-        }
-        used.extend([COMFY_QUANT, IGNORED[0], IGNORED[1]].map(|suffix| format!("{module}{suffix}")));
-        if let Some((_, entry)) = tensors.get_mut(&format!("{module}{WEIGHT}")) {
-            entry.encoding = encoding;
-            if is_nvfp4 && let &[rows, bytes] = entry.shape.dims() {
-                entry.shape = [rows, bytes.saturating_mul(2)].into();
+        match (scales.dims(), tile) {
+            (&[count] | &[count, 1], _) if count == rows => Ok(ScaleLayout::Row),
+            (&[down, across], Some(tile)) if fits(tile, [down, across]) => Ok(ScaleLayout::Tile(tile)),
+            (_, Some([high, wide])) => {
+                Err(unfit(&format!("one per {high} × {wide} values, as its config.json says")))
             }
+            (&[down, across], None) => {
+                let square = |side: usize| fits([side; 2], [down, across]);
+                let mut others = (4..16).map(|power| 1 << power).filter(|side| square(*side));
+                match (others.next(), others.next()) {
+                    _ if square(ScaleLayout::USUAL_TILE) => {
+                        Ok(ScaleLayout::Tile([ScaleLayout::USUAL_TILE; 2]))
+                    }
+                    (Some(side), None) => Ok(ScaleLayout::Tile([side; 2])),
+                    _ => Err(unfit("one, one per row, or one per 128 × 128 values")),
+                }
+            }
+            _ => Err(unfit("one, one per row, or one per 128 × 128 values")),
         }
     }
-    tensors.retain(|name, _| !used.contains(name) && !MARKERS.contains(&name.as_str()));
-    Ok(())
-}
-
-/// ComfyUI's description of a quantized layer.
-#[derive(Clone, Debug, Deserialize)]
-struct ComfyQuant {
-    format: String,
-    #[serde(default)]
-    convrot: bool,
-}
-
-impl ComfyQuant {
-    fn check(&self) -> Result<(), String> {
-        if !SUPPORTED.contains(&self.format.as_str()) {
-            return Err(format!("is stored as `{}`; Kiln reads {}", self.format, SUPPORTED.join(", ")));
-        }
-        if self.convrot {
-            return Err(format!("is stored as `{}` after a rotation, which Kiln can't undo", self.format));
-        }
-        Ok(())
-    }
-}
-
-/// Reads `X.comfy_quant`, JSON in a tensor of bytes.
-fn comfy_quant(tensors: &Tensors, files: &[WeightFile], module: &str) -> Result<Option<ComfyQuant>> {
-    let name = format!("{module}{COMFY_QUANT}");
-    let Some((file, entry)) = tensors.get(&name) else { return Ok(None) };
-    let file = &files[*file];
-    // Some writers pad the text with zeros.
-    let text = file.bytes(entry).trim_ascii_end();
-    let end = text.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
-    let invalid = |e: serde_json::Error| Error::UnsupportedQuantization {
-        file: file.path.clone(),
-        module: module.to_owned(),
-        problem: format!("has a `{name}` that is not JSON of its format: {e}"),
-    };
-    serde_json::from_slice(&text[..end]).map(Some).map_err(invalid)
-}
-
-/// The layers that the header lists. Invalid JSON is ignored, since the tensors hold the same information.
-fn listed_layers(metadata: &BTreeMap<String, String>) -> BTreeMap<String, ComfyQuant> {
-    #[derive(Deserialize)]
-    struct Listing {
-        #[serde(default)]
-        layers: BTreeMap<String, ComfyQuant>,
-    }
-    let listing = metadata.get(COMFY_METADATA).and_then(|text| serde_json::from_str::<Listing>(text).ok());
-    listing.map(|l| l.layers).unwrap_or_default()
 }
 
 impl Encoding {
@@ -191,12 +126,17 @@ impl Encoding {
         }
     }
 
+    /// Whether tiles of rows and columns have their own scales.
+    pub fn has_tiles(&self) -> bool {
+        matches!(self, Encoding::ScaledFp8(scales) if matches!(scales.layout, ScaleLayout::Tile(_)))
+    }
+
     /// The tensors that hold its scales.
     pub fn scales(&self) -> impl Iterator<Item = &TensorRef> {
         let scales = match self {
             Encoding::Dense | Encoding::Blocks(_) => [None, None],
-            Encoding::ScaledFp8(scale) => [Some(&**scale), None],
-            Encoding::NvFp4(scales) => [Some(&scales.blocks), scales.global.as_ref()],
+            Encoding::ScaledFp8(fp8) => [Some(&fp8.scales), None],
+            Encoding::NvFp4(scales) => [Some(&scales.blocks), Some(&scales.global)],
         };
         scales.into_iter().flatten()
     }
@@ -219,36 +159,22 @@ pub(crate) fn read_packed(
     let matrix = PackedTensor::new(format, shape, source.data(entry)).map_err(unusable)?;
     match &entry.encoding {
         Encoding::Dense | Encoding::Blocks(_) => Ok(matrix),
-        Encoding::ScaledFp8(scale) => match &read_scales(files, scale)?[..] {
-            [one] => Ok(matrix.with_scale(*one)),
-            rows => matrix.with_row_scales(rows).map_err(unusable),
-        },
-        Encoding::NvFp4(scales) => {
-            let global = match &scales.global {
-                None => 1.0,
-                Some(global) => match read_scales(files, global)?[..] {
-                    [one] => one,
-                    ref several => {
-                        return Err(Error::UnsupportedQuantization {
-                            file: source.path.clone(),
-                            module: name.to_owned(),
-                            problem: format!(
-                                "has {} scales in `{}`, expected one",
-                                several.len(),
-                                global.name
-                            ),
-                        });
-                    }
-                },
+        Encoding::ScaledFp8(fp8) => {
+            let scales = read_scales(files, &fp8.scales)?;
+            let scaled = match (fp8.layout, &scales[..]) {
+                (ScaleLayout::Tensor, [one]) => Ok(matrix.with_scale(*one)),
+                (ScaleLayout::Tile(tile), _) => {
+                    matrix.with_tile_scales(TileScales { scales: scales.into(), tile })
+                }
+                _ => matrix.with_row_scales(&scales),
             };
-            let comfy = scales.comfy_order;
-            let bytes = files[scales.blocks.file].data(&scales.blocks.entry);
-            let mut blocks = BlockScales { scales: bytes, swizzled: comfy, high_first: comfy, global };
-            // If the number of scales fits only the other order, use that one: only ComfyUI's tiles round rows up.
-            if blocks.expected_len(shape) != Some(blocks.scales.len()) {
-                (blocks.swizzled, blocks.high_first) = (!comfy, !comfy);
-            }
-            matrix.with_block_scales(blocks).map_err(unusable)
+            scaled.map_err(unusable)
+        }
+        Encoding::NvFp4(nvfp4) => {
+            let scales = files[nvfp4.blocks.file].data(&nvfp4.blocks.entry);
+            let global = read_scales(files, &nvfp4.global)?.first().copied().unwrap_or(1.0);
+            let nvfp4::Order { swizzled, high_first } = nvfp4.order;
+            matrix.with_block_scales(BlockScales { scales, swizzled, high_first, global }).map_err(unusable)
         }
     }
 }
@@ -259,4 +185,29 @@ fn read_scales(files: &[WeightFile], scale: &TensorRef) -> Result<Vec<f32>> {
     let tensor: HostTensor = file.tensor(&scale.name, &scale.entry)?;
     let values = tensor.to_f32().map(|values| values.into_owned());
     values.map_err(|source| Error::Tensor { file: file.path.clone(), tensor: scale.name.clone(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shape_of_scales_says_what_shares_one() {
+        let layout = |weight: [usize; 2], scales: &[usize], tile| {
+            ScaleLayout::new(&weight.into(), &scales.into(), tile).ok()
+        };
+        let tile = |side: usize| Some(ScaleLayout::Tile([side; 2]));
+        assert_eq!(layout([300, 200], &[1, 1], None), Some(ScaleLayout::Tensor));
+        assert_eq!(layout([300, 200], &[300, 1], None), Some(ScaleLayout::Row));
+        assert_eq!(layout([300, 200], &[3, 2], None), tile(128), "the usual size, though others fit");
+        assert_eq!(layout([300, 200], &[5, 4], None), tile(64));
+        assert_eq!(layout([300, 200], &[2, 1], None), tile(256));
+        assert_eq!(layout([300, 200], &[1, 2], None), None);
+        assert_eq!(layout([300, 200], &[200], None), None, "one per column");
+        assert_eq!(layout([300, 200], &[2, 3], None), None, "transposed");
+        assert_eq!(layout([2, 1 << 14], &[1, 2], None), tile(1 << 13));
+        assert_eq!(layout([300, 200], &[10, 5], Some([32, 40])), Some(ScaleLayout::Tile([32, 40])));
+        assert_eq!(layout([300, 200], &[3, 2], Some([64, 64])), None);
+        assert_eq!(layout([300, 200], &[3, 2], Some([0, 64])), None);
+    }
 }

@@ -171,6 +171,20 @@ pub enum Error {
         /// How it is stored, and what Kiln supports.
         problem: String,
     },
+    /// Weights quantized by a program whose format Kiln can't read.
+    #[error(
+        "`{}` stores its weights with {format} ({evidence}), which Kiln does not read; use the original safetensors, a \
+         GGUF file, or the original quantized with `kiln quantize`",
+        file.display()
+    )]
+    ForeignQuantization {
+        /// The file or folder.
+        file: PathBuf,
+        /// The format.
+        format: String,
+        /// What shows it: a tensor, or a configuration file.
+        evidence: String,
+    },
     /// A format that only GGUF files can hold.
     #[error("`{}` can't hold {format}: that requires a GGUF file", file.display())]
     RequiresGguf {
@@ -260,6 +274,12 @@ pub enum Error {
         /// Why not.
         reason: &'static str,
     },
+}
+
+impl Error {
+    pub(crate) fn foreign_quantization(file: PathBuf, format: &str, evidence: String) -> Error {
+        Error::ForeignQuantization { file, format: format.to_owned(), evidence }
+    }
 }
 
 /// Result with this crate's [`enum@Error`].

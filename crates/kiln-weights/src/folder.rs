@@ -105,7 +105,7 @@ fn describe(names: &[String]) -> String {
     } else if has(&|n| n.ends_with(SINGLE)) {
         "there are shards, but not the `*.safetensors.index.json` that lists them".into()
     } else if has(&|n| n.ends_with(".bin") || n.ends_with(".pt") || n.ends_with(".pth")) {
-        "found only PyTorch pickles; get the safetensors version".into()
+        "found only PyTorch pickles, which Kiln does not read; get the safetensors version".into()
     } else if names.is_empty() {
         "it is empty".into()
     } else {

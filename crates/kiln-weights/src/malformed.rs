@@ -59,7 +59,7 @@ pub enum MalformedFile {
         tensor: String,
     },
     /// An unsupported dtype.
-    #[error("tensor `{tensor}` has dtype {dtype}; Kiln reads {}", dtypes::names())]
+    #[error("tensor `{tensor}` has dtype {dtype}{}; Kiln reads {}", dtypes::meaning(dtype), dtypes::names())]
     DType {
         /// The tensor.
         tensor: String,

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use kiln_tensor::{DType, HostTensor};
 
+use crate::encoding::{COMFY_METADATA, HEADER_CONFIG};
 use crate::save::{TensorSpec, stream};
 use crate::{Error, LinearPrecision, Result, WeightSource, int8};
 
@@ -131,6 +132,8 @@ pub fn quantize(
         });
     }
     let mut metadata = source.metadata().clone();
+    // They describe the layers as they were.
+    metadata.retain(|key, _| key != COMFY_METADATA && key != HEADER_CONFIG);
     metadata.insert(PRECISION_KEY.into(), INT8.into());
     let mut quantizer = Quantizer { source, threads, next_scale: None, groups: BTreeMap::new() };
     let (mut done, total) = (0, plan.len());

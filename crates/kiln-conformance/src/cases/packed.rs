@@ -1,7 +1,7 @@
 //! Linear layers with packed weights: every format, alone and stacked with others.
 
 use kiln_ops::{Backend, Residency, Result, RowGroups};
-use kiln_tensor::packed::{BlockScales, Format, PackedTensor};
+use kiln_tensor::packed::{BlockScales, Format, PackedTensor, TileScales};
 use kiln_tensor::{DType, HostLinear};
 
 use super::CaseList;
@@ -13,6 +13,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     for format in Format::all() {
         list.add(&format!("linear_packed/{format}"), SingleFormat(format));
     }
+    list.add("linear_packed/f8_e4m3_tiles", TileScaled);
     list.add("linear_packed/stack", StackedFormats);
     list.add("linear_gated_add_packed/side_by_side", GatedAdd);
 }
@@ -65,7 +66,7 @@ pub(super) fn matrix<B: Backend>(
     }
     let packed = PackedTensor::new(format, [rows, cols], data.into())?;
     Ok(match format {
-        Format::F8E4M3 => {
+        Format::F8E4M3 | Format::I8 => {
             packed.with_row_scales(&t.draw(NORMAL.scaled(0.001).shifted(0.01), [rows]).to_f32()?)?
         }
         Format::F8E5M2 => packed.with_scale(0.01),
@@ -88,6 +89,27 @@ impl Scenario for SingleFormat {
         for [rows, cols, out] in [[1, 256, 3], [4, 512, 18], [6, 256, 33], [17, 768, 65], [40, 1280, 7]] {
             let x = t.activation(NORMAL, [rows, cols])?;
             let layer = HostLinear::packed(vec![matrix(t, self.0, [out, cols])?])?;
+            let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
+            t.record(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, cols))?;
+        }
+        Ok(())
+    }
+}
+
+/// fp8 with a scale per tile: whole matrices, and rows whose first is inside of a tile.
+struct TileScaled;
+
+impl Scenario for TileScaled {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        for [rows, cols, out, first, tile] in
+            [[3, 256, 130, 0, 128], [4, 200, 300, 100, 128], [33, 96, 65, 17, 16], [1, 640, 7, 3, 64]]
+        {
+            let x = t.activation(NORMAL, [rows, cols])?;
+            let count = out.div_ceil(tile) * cols.div_ceil(tile);
+            let scales = t.draw(NORMAL.scaled(0.003).shifted(0.01), [count]).to_f32()?.into_owned();
+            let matrix = matrix(t, Format::F8E4M3, [out, cols])?;
+            let tiled = matrix.with_tile_scales(TileScales { scales: scales.into(), tile: [tile, tile] })?;
+            let layer = HostLinear::packed(vec![tiled.rows(first..out)?])?;
             let y = t.b.linear(&x, &t.b.load_weight(layer, Residency::Device)?)?;
             t.record(format!("{rows}x{cols} to {out}"), &y, tolerance(t.dtype, cols))?;
         }

@@ -31,7 +31,7 @@ const _: () = assert!(size_of::<Segments>() == 104 && size_of::<AttentionArgs>()
 const _: () = assert!(size_of::<HopperAttentionArgs>() == 3 * 8 * 128 + 192);
 const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
-const _: () = assert!(size_of::<PackedMatrixArgs>() == 56);
+const _: () = assert!(size_of::<PackedMatrixArgs>() == 80);
 
 /// Maximum number of segments in attention kernels.
 pub(crate) const MAX_SEGMENTS: usize = 8;
@@ -164,10 +164,15 @@ pub(crate) struct PackedMatrixArgs {
     pub data: DevicePtr,
     pub row_scales: DevicePtr,
     pub block_scales: DevicePtr,
+    pub tile_scales: DevicePtr,
     pub rows: i64,
     pub row_bytes: i64,
     pub cols: i32,
     pub format: i32,
     pub scale: f32,
     pub high_first: i32,
+    pub tile_rows: i32,
+    pub tile_cols: i32,
+    pub tile_start: i32,
+    pub unused: i32,
 }

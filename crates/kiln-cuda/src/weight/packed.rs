@@ -35,6 +35,16 @@ struct RowGroup {
     row_scales: Option<usize>,
     block_scales: Option<usize>,
     high_first: bool,
+    tiles: Option<TileLayout>,
+}
+
+/// The scales of tiles of rows and columns.
+#[derive(Clone, Copy, Debug)]
+struct TileLayout {
+    scales: usize,
+    tile: [usize; 2],
+    /// Where in its tile the first row is.
+    first_row: usize,
 }
 
 /// Alignment of values and scales, in bytes; enough for all the kernels' types.
@@ -54,6 +64,7 @@ impl PackedMatrix {
                 row_scales: None,
                 block_scales: None,
                 high_first: false,
+                tiles: None,
             };
             scales.resize(scales.len().next_multiple_of(ALIGNMENT), 0);
             let offset = scales.len();
@@ -61,6 +72,10 @@ impl PackedMatrix {
                 Scales::PerTensor(scale) => group.scale = scale,
                 Scales::PerRow(values) => {
                     group.row_scales = Some(offset);
+                    scales.extend_from_slice(bytemuck::cast_slice(&values));
+                }
+                Scales::PerTile { scales: values, tile, first_row } => {
+                    group.tiles = Some(TileLayout { scales: offset, tile, first_row });
                     scales.extend_from_slice(bytemuck::cast_slice(&values));
                 }
                 Scales::PerBlock { global, scales: values, high_first } => {
@@ -97,16 +112,22 @@ impl PackedMatrix {
         for group in &self.groups {
             let scales =
                 |offset: Option<usize>| offset.map_or(0, |offset| self.scales.ptr(cx) + offset as u64);
+            let tiles = group.tiles.unwrap_or(TileLayout { scales: 0, tile: [1, 1], first_row: 0 });
             let w = kernels::PackedMatrixArgs {
                 data: self.buffer.ptr(cx) + group.offset as u64,
                 row_scales: scales(group.row_scales),
                 block_scales: scales(group.block_scales),
+                tile_scales: scales(group.tiles.map(|tiles| tiles.scales)),
                 rows: group.rows as i64,
                 row_bytes: group.row_bytes as i64,
                 cols: int("linear", self.cols)?,
                 format: group.format as i32,
                 scale: group.scale,
                 high_first: group.high_first.into(),
+                tile_rows: int("linear", tiles.tile[0])?,
+                tile_cols: int("linear", tiles.tile[1])?,
+                tile_start: int("linear", tiles.first_row)?,
+                unused: 0,
             };
             if group.rows * self.cols > 0 {
                 let kernel = by_dtype(dtype, DEQUANTIZE_F32, DEQUANTIZE_BF16);

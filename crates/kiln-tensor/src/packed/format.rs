@@ -24,10 +24,11 @@ pub enum Format {
     F8E4M3,
     F8E5M2,
     NvFp4,
+    I8,
 }
 
 /// Format, name, values per block, bytes per block; in the order of the enum.
-const TABLE: [(Format, &str, usize, usize); 16] = [
+const TABLE: [(Format, &str, usize, usize); 17] = [
     (Format::F32, "f32", 1, 4),
     (Format::BF16, "bf16", 1, 2),
     (Format::F16, "f16", 1, 2),
@@ -44,6 +45,7 @@ const TABLE: [(Format, &str, usize, usize); 16] = [
     (Format::F8E4M3, "f8_e4m3", 1, 1),
     (Format::F8E5M2, "f8_e5m2", 1, 1),
     (Format::NvFp4, "nvfp4", 16, 8),
+    (Format::I8, "int8", 1, 1),
 ];
 
 impl Format {

@@ -1,4 +1,4 @@
-//! Packed tensors: matrices of quantized values (GGUF blocks, fp8, nvfp4) with their scales.
+//! Packed tensors: matrices of quantized values (GGUF blocks, int8, fp8, nvfp4) with their scales.
 //!
 //! A backend keeps such a weight as it is stored and dequantizes pieces of rows while it multiplies
 //! ([`PackedTensor::read`]). Only this module knows the meaning of the bytes: `format` has the block sizes, `blocks`,
@@ -39,7 +39,7 @@ pub use format::Format;
 use patch::AppliedPatch;
 pub use patch::Patch;
 use scales::{BLOCK_COLS, SharedScales};
-pub use scales::{BlockScales, Scales, swizzled_index};
+pub use scales::{BlockScales, Scales, TileScales, swizzled_index};
 
 /// A packed matrix. The bytes are shared: cloning and slicing rows copy nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,6 +90,16 @@ impl PackedTensor {
         Ok(PackedTensor { scales: SharedScales::PerRow { scales: scales.into(), first_row: 0 }, ..self })
     }
 
+    /// Multiplies each tile by its scale; for fp8 only.
+    pub fn with_tile_scales(self, scales: TileScales) -> Result<PackedTensor> {
+        let (tiles, found) = (scales.tiles([self.row_count(), self.cols()]), scales.scales.len());
+        let expected = tiles.and_then(|[down, across]| down.checked_mul(across));
+        if !matches!(self.format, Format::F8E4M3 | Format::F8E5M2) || expected != Some(found) {
+            return Err(Error::Scales { shape: self.shape, found });
+        }
+        Ok(PackedTensor { scales: SharedScales::PerTile { scales, first_row: 0 }, ..self })
+    }
+
     /// Multiplies each block of 16 columns by its scale; for nvfp4 only.
     pub fn with_block_scales(self, scales: BlockScales) -> Result<PackedTensor> {
         let (expected, found) = (scales.expected_len([self.row_count(), self.cols()]), scales.scales.len());
@@ -114,7 +124,8 @@ impl PackedTensor {
 
     /// Whether the bytes can be the operand of an fp8 matmul: unpatched e4m3 with at most a scale per row.
     pub fn is_fp8(&self) -> bool {
-        self.format == Format::F8E4M3 && !self.is_patched()
+        let tiled = matches!(self.scales, SharedScales::PerTile { .. });
+        self.format == Format::F8E4M3 && !tiled && !self.is_patched()
     }
 
     /// The storage format.
@@ -147,11 +158,11 @@ impl PackedTensor {
         match &self.scales {
             SharedScales::PerTensor(scale) => Some(*scale),
             SharedScales::PerBlock { scales, .. } => Some(scales.global),
-            SharedScales::None | SharedScales::PerRow { .. } => None,
+            SharedScales::None | SharedScales::PerRow { .. } | SharedScales::PerTile { .. } => None,
         }
     }
 
-    /// The scale of every row, without those of blocks.
+    /// The scale of every row, without those of tiles and blocks.
     pub fn row_scales(&self) -> Vec<f32> {
         match &self.scales {
             SharedScales::PerRow { scales, first_row } => {
@@ -167,6 +178,15 @@ impl PackedTensor {
             SharedScales::None => Scales::PerTensor(1.0),
             SharedScales::PerTensor(scale) => Scales::PerTensor(*scale),
             SharedScales::PerRow { .. } => Scales::PerRow(self.row_scales()),
+            SharedScales::PerTile { scales: TileScales { scales, tile }, first_row } => {
+                let across = self.cols().div_ceil(tile[1]);
+                let (first, end) = (first_row / tile[0], (first_row + self.row_count()).div_ceil(tile[0]));
+                Scales::PerTile {
+                    scales: scales[first * across..end * across].to_vec(),
+                    tile: *tile,
+                    first_row: first_row % tile[0],
+                }
+            }
             SharedScales::PerBlock { scales, first_row } => {
                 let (rows, blocks) = (*first_row..first_row + self.row_count(), self.cols() / BLOCK_COLS);
                 let row_major = rows.flat_map(|row| (0..blocks).map(move |block| (row, block)));
@@ -188,8 +208,9 @@ impl PackedTensor {
             data: self.data.slice(range.start * row..range.end * row),
             ..self.clone()
         };
-        if let SharedScales::PerRow { first_row, .. } | SharedScales::PerBlock { first_row, .. } =
-            &mut slice.scales
+        if let SharedScales::PerRow { first_row, .. }
+        | SharedScales::PerTile { first_row, .. }
+        | SharedScales::PerBlock { first_row, .. } = &mut slice.scales
         {
             *first_row += range.start;
         }
@@ -312,6 +333,31 @@ mod tests {
         let fp8 = PackedTensor::new(Format::F8E4M3, [3, 2], vec![0x38; 6].into()).unwrap();
         let rows = fp8.with_row_scales(&[1.0, 2.0, 3.0]).unwrap().rows(1..3).unwrap().rows(1..2).unwrap();
         assert_eq!(rows.to_f32().unwrap().to_f32().unwrap().as_ref(), [3.0, 3.0]);
+    }
+
+    #[test]
+    fn tiles_scale_their_rows_and_columns_also_in_slices() {
+        // 1.0 everywhere, so that a value is its scale; the last tiles are partial.
+        let (rows, cols) = (21, 40);
+        let ones = PackedTensor::new(Format::F8E4M3, [rows, cols], vec![0x38; rows * cols].into()).unwrap();
+        let scales = |count: usize, tile| TileScales { scales: (0..count).map(|i| i as f32).collect(), tile };
+        let matrix = ones.clone().with_tile_scales(scales(9, [8, 16])).unwrap();
+        assert!(ones.is_fp8() && !matrix.is_fp8());
+        let expected = |row: usize, col: usize| (row / 8 * 3 + col / 16) as f32;
+        let slice = matrix.rows(5..21).unwrap().rows(6..12).unwrap();
+        for (from, count) in [(0, 40), (15, 2), (3, 30), (39, 1), (40, 0)] {
+            let mut values = vec![0.0; count];
+            slice.read(4, from, &mut values);
+            assert_eq!(values, (from..from + count).map(|col| expected(15, col)).collect::<Vec<_>>());
+        }
+        let last =
+            Scales::PerTile { scales: vec![3.0, 4.0, 5.0, 6.0, 7.0, 8.0], tile: [8, 16], first_row: 3 };
+        assert_eq!(slice.scales(), last);
+        assert!(ones.clone().with_tile_scales(scales(8, [8, 16])).is_err());
+        assert!(ones.clone().with_tile_scales(scales(12, [8, 12])).is_err(), "columns of a tile");
+        assert!(ones.with_tile_scales(scales(0, [0, 16])).is_err());
+        let int8 = PackedTensor::new(Format::I8, [2, 8], vec![1; 16].into()).unwrap();
+        assert!(int8.with_tile_scales(scales(1, [8, 16])).is_err());
     }
 
     #[test]

@@ -23,6 +23,7 @@ impl PackedTensor {
             Format::F16 => read_values(bytes, from, out, half),
             Format::F8E4M3 => read_values(bytes, from, out, |[b]| from_e4m3(b)),
             Format::F8E5M2 => read_values(bytes, from, out, |[b]| from_e5m2(b)),
+            Format::I8 => read_values(bytes, from, out, |[b]| f32::from(b as i8)),
             Format::Q4_0 => read_blocks(bytes, from, out, |_, b, out| blocks::q4_0(b, out)),
             Format::Q4_1 => read_blocks(bytes, from, out, |_, b, out| blocks::q4_1(b, out)),
             Format::Q5_0 => read_blocks(bytes, from, out, |_, b, out| blocks::q5_0(b, out)),
@@ -40,6 +41,9 @@ impl PackedTensor {
             SharedScales::PerRow { scales, first_row } => {
                 let scale = scales[first_row + row];
                 out.iter_mut().for_each(|v| *v *= scale);
+            }
+            SharedScales::PerTile { scales, first_row } => {
+                scales.apply(first_row + row, from, self.cols(), out);
             }
             // Block scales are applied by `read_nvfp4`.
             SharedScales::None | SharedScales::PerBlock { .. } => {}

@@ -1,4 +1,5 @@
-//! The scales of packed tensors: per tensor, per row, or per block of 16 columns (nvfp4).
+//! The scales of packed tensors: per tensor, per row, per tile of rows and columns (block-wise fp8), or per block of 16
+//! columns (nvfp4).
 
 use std::sync::Arc;
 
@@ -13,7 +14,44 @@ pub(super) enum SharedScales {
     None,
     PerTensor(f32),
     PerRow { scales: Arc<[f32]>, first_row: usize },
+    PerTile { scales: TileScales, first_row: usize },
     PerBlock { scales: BlockScales, first_row: usize },
+}
+
+/// One scale for each tile of a matrix, row-major. The last tiles of rows and columns may be partial.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TileScales {
+    /// The scales.
+    pub scales: Arc<[f32]>,
+    /// Rows and columns of a tile. The columns are a multiple of [`TileScales::COLS`].
+    pub tile: [usize; 2],
+}
+
+impl TileScales {
+    /// Columns of a tile are a multiple of this, so that a backend may decode as many values with one scale.
+    pub const COLS: usize = 8;
+
+    /// Tiles down and across a matrix of this shape; `None` if tiles of this size can't be used.
+    pub fn tiles(&self, [rows, cols]: [usize; 2]) -> Option<[usize; 2]> {
+        let [high, wide] = self.tile;
+        let usable = high > 0 && wide > 0 && wide.is_multiple_of(TileScales::COLS);
+        usable.then(|| [rows.div_ceil(high), cols.div_ceil(wide)])
+    }
+
+    /// Multiplies the values of `row` from column `from` on, of a matrix with this many columns.
+    #[inline(always)]
+    pub(super) fn apply(&self, row: usize, from: usize, cols: usize, values: &mut [f32]) {
+        let [high, wide] = self.tile;
+        let scales = &self.scales[row / high * cols.div_ceil(wide)..];
+        let (mut column, mut rest) = (from, values);
+        while !rest.is_empty() {
+            let (tile, after) = rest.split_at_mut(rest.len().min(wide - column % wide));
+            let scale = scales[column / wide];
+            tile.iter_mut().for_each(|v| *v *= scale);
+            column += tile.len();
+            rest = after;
+        }
+    }
 }
 
 /// The scales of an nvfp4 matrix.
@@ -37,6 +75,15 @@ pub enum Scales {
     PerTensor(f32),
     /// One scale per row.
     PerRow(Vec<f32>),
+    /// One scale per tile of rows and columns.
+    PerTile {
+        /// The scales of all tiles that the rows are in, row-major.
+        scales: Vec<f32>,
+        /// Rows and columns of a tile.
+        tile: [usize; 2],
+        /// Where in its tile the first row is.
+        first_row: usize,
+    },
     /// One scale per 16 columns, times a global one.
     PerBlock {
         /// The scale of the whole matrix.

@@ -135,7 +135,7 @@ fn encode_row(row: &[f32], format: Format, out: &mut Vec<u8>) {
         Format::Q4K => each(k_blocks::q4_k, out),
         Format::Q5K => each(k_blocks::q5_k, out),
         Format::Q6K => each(k_blocks::q6_k, out),
-        Format::F8E4M3 | Format::F8E5M2 | Format::NvFp4 => unreachable!("these have scales"),
+        Format::F8E4M3 | Format::F8E5M2 | Format::NvFp4 | Format::I8 => unreachable!("these have scales"),
     }
 }
 

@@ -89,6 +89,7 @@ fn conversion(
     let Some((name, view)) = sources.first() else { return Conversion::Copy(DType::F32) };
     let Some((dtype, _)) = source.entry(name) else { return Conversion::Copy(DType::F32) };
     let formats: Vec<Option<Format>> = sources.iter().map(|(name, _)| source.packed_format(name)).collect();
+    let is_tiled = sources.iter().any(|(name, _)| source.has_tile_scales(name));
     let is_gguf = options.container == Container::Gguf;
     let is_float = matches!(dtype, DType::F32 | DType::BF16 | DType::F16 | DType::F64) || dtype.is_fp8();
     if !is_float && formats[0].is_none() && !source.is_int8(name) {
@@ -105,7 +106,9 @@ fn conversion(
         // GGUF files have f32 vectors.
         _ if is_gguf && is_vector => Conversion::Cast(DType::F32),
         (Storage::Dense(dtype), _) => Conversion::Cast(dtype),
-        (_, Some(format)) if formats.iter().all(|f| *f == Some(format)) && can_copy(format, is_gguf) => {
+        (_, Some(format))
+            if formats.iter().all(|f| *f == Some(format)) && can_copy(format, is_gguf) && !is_tiled =>
+        {
             Conversion::CopyPacked(format)
         }
         (_, Some(_)) => Conversion::Cast(DType::BF16),
@@ -113,6 +116,8 @@ fn conversion(
         _ if dtype == DType::F64 => Conversion::Cast(DType::F32),
         _ if dtype.is_fp8() && is_gguf => Conversion::Cast(DType::BF16),
         _ if *view == View::Whole && sources.len() == 1 => Conversion::Copy(dtype),
+        // Only matrices are fp8 in memory.
+        _ if dtype.is_fp8() && shape.rank() != 2 => Conversion::Cast(DType::BF16),
         _ => Conversion::Cast(dtype),
     }
 }
@@ -121,7 +126,7 @@ fn conversion(
 fn can_copy(format: Format, is_gguf: bool) -> bool {
     match format {
         Format::F8E4M3 | Format::F8E5M2 => !is_gguf,
-        Format::NvFp4 => false,
+        Format::NvFp4 | Format::I8 => false,
         _ => is_gguf,
     }
 }

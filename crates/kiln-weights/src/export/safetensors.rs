@@ -11,7 +11,7 @@ use serde_json::json;
 use super::Exporter;
 use super::convert::scale_shape;
 use super::plan::{Conversion, PlannedTensor};
-use crate::encoding::COMFY_METADATA;
+use crate::encoding::{COMFY_METADATA, HEADER_CONFIG};
 use crate::quantize::PRECISION_KEY;
 use crate::save::{TensorSpec, stream, write_with};
 use crate::{Error, Result, WeightSource};
@@ -143,7 +143,8 @@ fn specs(out: &Path, planned: &PlannedTensor, source: &WeightSource) -> Result<V
 fn metadata(source: &WeightSource, plan: &[PlannedTensor]) -> BTreeMap<String, String> {
     let mut metadata = BTreeMap::new();
     if !source.is_gguf() {
-        let kept = |key: &str| key != COMFY_METADATA && key != PRECISION_KEY && !key.contains('/');
+        let described = [COMFY_METADATA, HEADER_CONFIG, PRECISION_KEY];
+        let kept = |key: &str| !described.contains(&key) && !key.contains('/');
         let kept = source.metadata().iter().filter(|(key, _)| kept(key));
         metadata.extend(kept.map(|(key, value)| (key.clone(), value.clone())));
     }

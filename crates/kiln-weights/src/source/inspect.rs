@@ -68,8 +68,7 @@ impl WeightSource {
     pub fn bytes_per_weight(&self) -> f64 {
         let matrices = || self.tensors.values().filter(|tensor| tensor.shape.rank() == 2);
         let bytes = |tensor: &SourceTensor| match tensor.entry.dtype {
-            // int8 rows are dequantized to bf16, and no value takes more than f32.
-            DType::I8 if !tensor.is_packed() => 2 * tensor.shape.numel(),
+            // No value takes more than f32.
             DType::F64 => 4 * tensor.shape.numel(),
             _ => tensor.range().len(),
         };

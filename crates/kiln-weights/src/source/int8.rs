@@ -1,5 +1,6 @@
 //! Reading int8 tensors with row scales, and quantizing others.
 
+use kiln_tensor::packed::{Format, PackedTensor};
 use kiln_tensor::{DType, HostTensor, Shape};
 
 use super::{WeightSource, unusable};
@@ -25,6 +26,16 @@ impl WeightSource {
         })
     }
 
+    /// An int8 tensor as a matrix of rows with their scales; `None` for other tensors.
+    pub(super) fn int8_rows(&self, name: &str, tensor: &SourceTensor) -> Result<Option<PackedTensor>> {
+        let Some(scales) = self.row_scales(name, tensor)? else { return Ok(None) };
+        let (stored, rows) = (tensor.tensor(&self.files, name)?, scales.numel());
+        let matrix =
+            PackedTensor::new(Format::I8, [rows, stored.numel() / rows.max(1)], stored.bytes().clone());
+        let scaled = matrix.and_then(|matrix| matrix.with_row_scales(&scales.to_f32()?));
+        scaled.map(Some).map_err(unusable(self.file_of(tensor), name))
+    }
+
     /// Whether `name` is stored as int8 rows with scales.
     pub fn is_int8(&self, name: &str) -> bool {
         let stored = self.entry(name).is_some_and(|(dtype, _)| dtype == DType::I8);
@@ -36,10 +47,18 @@ impl WeightSource {
         name.strip_suffix(int8::SCALE).is_some_and(|weight| self.is_int8(weight))
     }
 
-    /// Whether the weight of the layer `module` is an fp8 (e4m3) matrix.
+    /// Whether the weight of the layer `module` is an fp8 (e4m3) matrix that can be multiplied in fp8: with at most a scale
+    /// per row.
     pub(crate) fn stores_fp8(&self, module: &str) -> bool {
-        let entry = self.entry(&format!("{module}.weight"));
-        entry.is_some_and(|(dtype, shape)| dtype == DType::F8E4M3 && shape.rank() == 2)
+        let name = format!("{module}.weight");
+        let entry = self.entry(&name);
+        let is_matrix = entry.is_some_and(|(dtype, shape)| dtype == DType::F8E4M3 && shape.rank() == 2);
+        is_matrix && !self.has_tile_scales(&name)
+    }
+
+    /// Whether tiles of rows and columns of the matrix `name` have their own scales.
+    pub(crate) fn has_tile_scales(&self, name: &str) -> bool {
+        self.tensors.get(name).is_some_and(|tensor| tensor.entry.encoding.has_tiles())
     }
 
     /// The matrix `name` as int8 rows and their scales: as stored, else quantized now. The pages read for that are released,

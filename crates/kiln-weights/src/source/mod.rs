@@ -10,11 +10,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kiln_tensor::{DType, HostTensor, Shape};
 
-use crate::encoding;
+use crate::encoding::{self, QuantizationConfig, Tensors};
 use crate::file::{WeightFile, not_found_or};
 use crate::folder::{self, WeightsLocation};
-use crate::header::TensorEntry;
-use crate::layout::{self, Component};
+use crate::layout::{self, Component, View};
 use crate::pages::{PageRanges, Span};
 use crate::source_tensor::{RowBlock, SourceTensor};
 use crate::synthetic::Synthetic;
@@ -57,6 +56,8 @@ impl WeightSource {
     pub fn open(path: impl AsRef<Path>) -> Result<WeightSource> {
         let path = path.as_ref();
         let metadata = std::fs::metadata(path).map_err(|e| not_found_or(path, e))?;
+        // Before the weights: a format that Kiln doesn't read often has none that it could open.
+        let config = if metadata.is_dir() { QuantizationConfig::read(path)? } else { None };
         let location = if metadata.is_dir() {
             folder::locate(path)?
         } else if folder::is_index(path) {
@@ -68,13 +69,18 @@ impl WeightSource {
             WeightsLocation::Index(index) => index::open(&index)?,
             WeightsLocation::File(file) => vec![WeightFile::open(&file)?],
         };
-        WeightSource::join(path, files)
+        if config.as_ref().is_some_and(QuantizationConfig::is_gguf) && !files.iter().all(WeightFile::is_gguf)
+        {
+            let evidence = "`config.json`, but the weights are no GGUF file".into();
+            return Err(Error::foreign_quantization(path.to_owned(), "GGUF blocks", evidence));
+        }
+        WeightSource::join(path, files, config)
     }
 
     /// Reads a safetensors or GGUF file that is already in memory, without a copy; `name` stands for its path in messages.
     pub fn from_bytes(name: impl AsRef<Path>, data: impl Into<Bytes>) -> Result<WeightSource> {
         let path = name.as_ref();
-        WeightSource::join(path, vec![WeightFile::from_bytes(path, data.into())?])
+        WeightSource::join(path, vec![WeightFile::from_bytes(path, data.into())?], None)
     }
 
     /// A source without files that generates random bf16 values for every tensor, so that a model can be measured
@@ -102,8 +108,13 @@ impl WeightSource {
         self.synthetic.as_ref().map(|synthetic| synthetic.sizes())
     }
 
-    fn join(path: &Path, mut files: Vec<WeightFile>) -> Result<WeightSource> {
-        let mut tensors = BTreeMap::<String, (usize, TensorEntry)>::new();
+    /// Joins files; `config` is that of the folder they are in.
+    fn join(
+        path: &Path,
+        mut files: Vec<WeightFile>,
+        config: Option<QuantizationConfig>,
+    ) -> Result<WeightSource> {
+        let mut tensors = Tensors::new();
         let mut metadata = BTreeMap::new();
         for i in 0..files.len() {
             for (name, entry) in std::mem::take(&mut files[i].entries) {
@@ -120,7 +131,9 @@ impl WeightSource {
                 metadata.entry(key).or_insert(value);
             }
         }
-        encoding::attach_scales(&mut tensors, &files, &metadata)?;
+        let mut configs = QuantizationConfig::of_header(path, &metadata)?;
+        configs.extend(config);
+        encoding::attach_scales(&mut tensors, &files, &metadata, &configs)?;
         let tensors = tensors.into_iter();
         let tensors = tensors.map(|(name, (file, entry))| (name, SourceTensor::whole(file, entry)));
         Ok(WeightSource {
@@ -201,6 +214,9 @@ impl WeightSource {
                 }
             }
             for (model_name, view) in detected.model_tensors(name) {
+                // One scale of int8 rows is that of every slice of them.
+                let one_scale = self.is_row_scale(name) && tensor.shape.numel() == 1;
+                let view = if one_scale { View::Whole } else { view };
                 let slice = tensor.with_view(view).ok_or_else(|| Error::CannotSplit {
                     file: self.file_of(tensor).path.clone(),
                     tensor: name.clone(),
@@ -255,7 +271,8 @@ impl WeightSource {
 
     /// The tensor of this name, sharing the file's bytes. A missing one is an error with similar names.
     ///
-    /// An int8 tensor `X` with a scale for each of its rows in `X_scale` is dequantized to bf16, a packed one to f32.
+    /// A packed tensor, or an int8 tensor `X` with the scales of its rows in `X_scale`, is dequantized to f32; fp8 without
+    /// scales to bf16. Both are exact.
     pub fn tensor(&self, name: &str) -> Result<HostTensor> {
         let tensor = self.find(name)?;
         self.values(name, tensor)
@@ -267,14 +284,14 @@ impl WeightSource {
     }
 
     fn values(&self, name: &str, tensor: &SourceTensor) -> Result<HostTensor> {
-        let stored = tensor.tensor(&self.files, name)?;
-        match self.row_scales(name, tensor)? {
-            None => Ok(stored),
-            Some(scales) => {
-                let values = crate::int8::dequantize(&stored, &scales);
-                values.map_err(unusable(self.file_of(tensor), name))
+        let values = match self.int8_rows(name, tensor)? {
+            Some(rows) => rows.to_f32().and_then(|values| values.reshape(&tensor.shape)),
+            None => {
+                let stored = tensor.tensor(&self.files, name)?;
+                if stored.dtype().is_fp8() { stored.to_dtype(DType::BF16) } else { Ok(stored) }
             }
-        }
+        };
+        values.map_err(unusable(self.file_of(tensor), name))
     }
 
     fn file_of(&self, tensor: &SourceTensor) -> &WeightFile {
@@ -290,10 +307,23 @@ impl WeightSource {
 
     /// The matrix `name`, which must have this shape, for a linear layer: not copied, packed as stored.
     pub(crate) fn row_blocks(&self, name: &str, shape: Shape) -> Result<Vec<RowBlock>> {
-        if self.synthetic.is_some() || self.is_int8(name) {
+        if self.synthetic.is_some() {
             return Ok(vec![RowBlock::Dense(self.tensor_with_shape(name, shape)?)]);
         }
-        self.find_with_shape(name, shape)?.row_blocks(&self.files, name)
+        let tensor = self.find(name)?;
+        let dtype = tensor.entry.dtype;
+        if !tensor.is_packed() && matches!(dtype, DType::I8 | DType::U8) && !self.is_int8(name) {
+            return Err(Error::UnsupportedQuantization {
+                file: self.file_of(tensor).path.clone(),
+                module: name.trim_end_matches(".weight").to_owned(),
+                problem: encoding::unknown_bytes(dtype),
+            });
+        }
+        let tensor = self.find_with_shape(name, shape)?;
+        match self.int8_rows(name, tensor)? {
+            Some(rows) => Ok(vec![RowBlock::Packed(rows)]),
+            None => tensor.row_blocks(&self.files, name),
+        }
     }
 
     /// The tensor of this name, which must have this shape.

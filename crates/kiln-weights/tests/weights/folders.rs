@@ -91,7 +91,10 @@ fn error_for_a_folder_without_weights_says_what_it_has() {
     let found = |files: &[&str]| open_error(&folder(files)).replace("no weights in folder `DIR`: ", "");
     assert_eq!(found(&[]), "it is empty");
     assert_eq!(found(&["config.json", "a.txt"]), "found a.txt, config.json");
-    assert_eq!(found(&["model.bin"]), "found only PyTorch pickles; get the safetensors version");
+    assert_eq!(
+        found(&["model.bin"]),
+        "found only PyTorch pickles, which Kiln does not read; get the safetensors version"
+    );
     assert_eq!(
         found(&["model-00001-of-00002.safetensors"]),
         "there are shards, but not the `*.safetensors.index.json` that lists them"

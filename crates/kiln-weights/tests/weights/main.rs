@@ -11,5 +11,6 @@ mod lora_scale;
 mod malformed;
 mod mutations;
 mod quantize;
+mod refusals;
 mod save;
 mod source;

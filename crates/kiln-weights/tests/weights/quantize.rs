@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, HostLinear, HostTensor, LinearWeight};
 use kiln_weights::quantize::quantize;
 use kiln_weights::{Error, LinearPrecision, WeightSource, save};
@@ -77,7 +78,7 @@ fn layers_of_blocks_are_quantized_and_the_rest_is_copied() {
 fn dtype(layer: &HostLinear) -> DType {
     match layer.weight() {
         LinearWeight::Dense(matrices) | LinearWeight::Int8 { rows: matrices, .. } => matrices[0].dtype(),
-        LinearWeight::Packed(_) => panic!("expected no packed matrices"),
+        LinearWeight::Packed(packed) => panic!("expected no packed matrices, found {}", packed[0].format()),
     }
 }
 
@@ -92,7 +93,11 @@ fn layers_have_the_requested_precision() {
             source.preferred_precision(3, true),
             if stored { LinearPrecision::Int8 { threads: 3 } } else { LinearPrecision::Float }
         );
-        assert_eq!(dtype(&source.root().linear(BLOCK, 5, 7).unwrap()), DType::BF16);
+        match source.root().linear(BLOCK, 5, 7).unwrap().weight() {
+            LinearWeight::Packed(rows) => assert!(stored && rows[0].format() == Format::I8),
+            LinearWeight::Dense(rows) => assert!(!stored && rows[0].dtype() == DType::BF16),
+            other => panic!("{other:?}"),
+        }
         let vars = source.root().with_precision(LinearPrecision::Int8 { threads: 2 });
         assert_eq!(dtype(&vars.linear(BLOCK, 5, 7).unwrap()), DType::I8);
         assert_eq!(dtype(&vars.linear("proj_out", 4, 6).unwrap()), DType::BF16);

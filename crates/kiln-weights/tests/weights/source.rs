@@ -220,7 +220,7 @@ fn int8_rows_are_dequantized() {
     let source = int8("[2]", &[0.5, 2.0]);
     assert_eq!(source.parameters(), 4, "scales are not parameters");
     let tensor = source.root().tensor("w", [2, 2]).unwrap();
-    assert_eq!(tensor.dtype(), DType::BF16);
+    assert_eq!(tensor.dtype(), DType::F32);
     assert_eq!(tensor.to_f32().unwrap().as_ref(), [0.5, -0.5, 254.0, -256.0]);
 }
 

@@ -1,0 +1,116 @@
+//! ComfyUI's description of quantized layers: `X.comfy_quant`, or a list in the header.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::attach::Tensors;
+use crate::file::WeightFile;
+use crate::{Error, Result};
+
+/// The suffix of a layer's description, JSON in a tensor of bytes.
+pub(super) const SUFFIX: &str = ".comfy_quant";
+/// The metadata key of the list of layers.
+pub(crate) const METADATA: &str = "_quantization_metadata";
+/// The supported formats. ModelOpt writes such lists, too, and calls its format `fp8`.
+const SUPPORTED: [&str; 5] = ["float8_e4m3fn", "float8_e5m2", "fp8", "nvfp4", "int8_tensorwise"];
+
+/// The description of a layer.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "Description")]
+pub(super) struct ComfyQuant {
+    format: String,
+    /// Whether the weight was rotated before it was quantized.
+    rotated: bool,
+}
+
+/// A description as it is written: in full, or the format alone.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Description {
+    Format(String),
+    Full {
+        format: String,
+        #[serde(default)]
+        convrot: bool,
+        #[serde(default)]
+        params: Option<Parameters>,
+    },
+}
+
+#[derive(Deserialize)]
+struct Parameters {
+    #[serde(default)]
+    convrot: bool,
+}
+
+impl From<Description> for ComfyQuant {
+    fn from(description: Description) -> ComfyQuant {
+        match description {
+            Description::Format(format) => ComfyQuant { format, rotated: false },
+            Description::Full { format, convrot, params } => {
+                ComfyQuant { format, rotated: convrot || params.is_some_and(|params| params.convrot) }
+            }
+        }
+    }
+}
+
+impl ComfyQuant {
+    pub fn is_nvfp4(&self) -> bool {
+        self.format == "nvfp4"
+    }
+
+    /// What keeps Kiln from reading such a layer.
+    pub fn problem(&self) -> Option<String> {
+        if !SUPPORTED.contains(&self.format.as_str()) {
+            return Some(format!("is stored as `{}`; Kiln reads {}", self.format, SUPPORTED.join(", ")));
+        }
+        let problem = || format!("is stored as `{}` after a rotation, which Kiln can't undo", self.format);
+        self.rotated.then(problem)
+    }
+}
+
+/// The descriptions of all layers that have one, by module.
+pub(super) fn read(
+    tensors: &Tensors,
+    files: &[WeightFile],
+    metadata: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, ComfyQuant>> {
+    let mut layers = BTreeMap::new();
+    if let Some(text) = metadata.get(METADATA) {
+        layers = listed(text, tensors).map_err(|e| Error::UnsupportedQuantization {
+            file: files.first().map(|file| file.path.clone()).unwrap_or_default(),
+            module: METADATA.to_owned(),
+            problem: format!("is not ComfyUI's list of quantized layers: {e}"),
+        })?;
+    }
+    for (name, (file, entry)) in tensors {
+        let Some(module) = name.strip_suffix(SUFFIX) else { continue };
+        let file = &files[*file];
+        // Some writers pad the text with zeros.
+        let text = file.bytes(entry).trim_ascii_end();
+        let end = text.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
+        let quant = serde_json::from_slice(&text[..end]).map_err(|e| Error::UnsupportedQuantization {
+            file: file.path.clone(),
+            module: module.to_owned(),
+            problem: format!("has a `{name}` that is not JSON of its format: {e}"),
+        })?;
+        layers.insert(module.to_owned(), quant);
+    }
+    Ok(layers)
+}
+
+/// The layers of the list that are in the file. Some writers leave out a prefix that all names have.
+fn listed(text: &str, tensors: &Tensors) -> serde_json::Result<BTreeMap<String, ComfyQuant>> {
+    #[derive(Deserialize)]
+    struct Listing {
+        layers: BTreeMap<String, ComfyQuant>,
+    }
+    let Listing { layers } = serde_json::from_str(text)?;
+    let of_module = |module: &str| {
+        let shorter = module.match_indices('.').map(|(dot, _)| &module[dot + 1..]);
+        std::iter::once(module).chain(shorter).find_map(|name| layers.get(name))
+    };
+    let modules = tensors.keys().filter_map(|name| name.strip_suffix(".weight"));
+    Ok(modules.filter_map(|module| Some((module.to_owned(), of_module(module)?.clone()))).collect())
+}
