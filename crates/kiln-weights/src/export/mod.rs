@@ -10,6 +10,7 @@ mod gguf;
 mod k_blocks;
 mod lanes;
 mod plan;
+pub mod presets;
 mod safetensors;
 
 use std::collections::BTreeMap;
