@@ -8,6 +8,7 @@ mod convert;
 mod encode;
 mod gguf;
 mod k_blocks;
+mod k_search;
 mod lanes;
 mod plan;
 pub mod presets;

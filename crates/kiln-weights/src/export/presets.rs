@@ -187,6 +187,8 @@ pub fn file_type(format: Format) -> Option<u32> {
         Format::Q4K => Some(Preset::Q4KS.file_type()),
         Format::Q5K => Some(Preset::Q5KS.file_type()),
         Format::Q6K => Some(Preset::Q6K.file_type()),
+        Format::Iq4Nl => Some(25),
+        Format::Iq4Xs => Some(30),
         Format::F8E4M3 | Format::F8E5M2 | Format::NvFp4 => None,
     }
 }
