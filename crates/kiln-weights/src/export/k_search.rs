@@ -1,13 +1,13 @@
 //! The scales (and minima) of GGUF's blocks of 256 values that give the least squared error.
 //!
 //! Eight groups of a block are searched side by side, one in each lane of a vector: a candidate then takes additions and
-//! multiplications of whole vectors, without branches and without sums across lanes. Values are rounded by adding a large
-//! number, and a candidate's error follows from the sums of its codes, without another look at the values.
+//! multiplications of whole vectors, without branches and without sums across lanes. A candidate's error follows from the
+//! sums of its codes, without another look at the values.
 //!
 //! The best candidate of each group is refined: values are rounded with its scale, and the scale is fitted to their codes.
 //! When the scales of the groups have been rounded to their few bits, the scale of the block is fitted in the same way.
-
-use std::array::from_fn;
+//!
+//! The compiler vectorizes loops over the lanes of arrays, but neither `array::map` nor operators on a type of eight floats.
 
 use kiln_tensor::f16;
 
@@ -17,9 +17,11 @@ const MAX_GROUPS: usize = 16;
 /// Groups that are searched side by side: whole vectors on every machine, and few enough for the registers of the smallest.
 const LANES: usize = 8;
 type Lanes = [f32; LANES];
+/// The values of eight groups, a group in each lane.
+type Columns<const N: usize> = [Lanes; N];
 
 /// How far the candidates stretch the range of the values, in codes.
-const STRETCHES: [f32; 7] = [-0.8, -0.5, -0.25, 0.0, 0.25, 0.5, 0.8];
+const STRETCHES: [f32; 7] = [-1.6, -1.2, -0.8, -0.4, 0.0, 0.4, 0.8];
 /// How often the best candidate is refined.
 const REFINEMENTS: usize = 2;
 
@@ -39,13 +41,19 @@ impl AsymmetricBlock {
         max_code: u8,
         max_scale: u8,
     ) -> AsymmetricBlock {
-        let (max_code, max_scale) = (f32::from(max_code), f32::from(max_scale));
-        let columns: [[Lanes; N]; PARTS] = columns(x);
-        let fits = columns.each_ref().map(|x| fit_asymmetric(x, max_code));
-        let [d, dmin] = [largest(&fits, |f| &f.scale), largest(&fits, |f| &f.minimum)]
-            .map(|largest| round_to_f16(largest / max_scale));
-        let groups = fits.each_ref().map(|fit| fit.round([d, dmin], max_scale));
-        let [d, dmin] = fit_asymmetric_block(&columns, &groups, [d, dmin], max_code);
+        let (codes, max_scale) = ([0.0, f32::from(max_code)], f32::from(max_scale));
+        let columns: [Columns<N>; PARTS] = columns(x);
+        let fits = columns.each_ref().map(|x| AsymmetricFit::new(x, codes));
+        let largest = |value: fn(&AsymmetricFit) -> &Lanes| {
+            fits.iter().flat_map(value).fold(0f32, |max, &v| if v > max { v } else { max })
+        };
+        let d = round_to_f16(largest(|fit| &fit.scale) / max_scale);
+        let dmin = round_to_f16(largest(|fit| &fit.minimum) / max_scale);
+        let mut groups = [AsymmetricGroups { scale: [0.0; LANES], minimum: [0.0; LANES] }; PARTS];
+        for ((groups, fit), x) in groups.iter_mut().zip(&fits).zip(&columns) {
+            *groups = fit.round(x, [d, dmin], codes, max_scale);
+        }
+        let [d, dmin] = fit_asymmetric_block(&columns, &fits, &groups, [d, dmin], codes);
 
         let mut block = AsymmetricBlock {
             d: f16::from_f32(d),
@@ -56,9 +64,9 @@ impl AsymmetricBlock {
         };
         let per_group = groups.iter().flat_map(|g| g.scale.iter().zip(&g.minimum)).enumerate();
         let values = x.as_chunks::<N>().0.iter().zip(block.codes.as_chunks_mut::<N>().0);
-        for ((g, (&scale, &minimum)), (x, codes)) in per_group.zip(values) {
+        for ((g, (&scale, &minimum)), (x, out)) in per_group.zip(values) {
             (block.scales[g], block.minima[g]) = (scale as u8, minimum as u8);
-            encode(x, -dmin * minimum, inverse(d * scale), [0.0, max_code], codes);
+            encode(x, -dmin * minimum, inverse(d * scale), codes, out);
         }
         block
     }
@@ -75,69 +83,94 @@ pub(super) struct SymmetricBlock {
 impl SymmetricBlock {
     /// Encodes 16 groups of 16 values, with scales from `-max_scale` to `max_scale - 1`.
     pub fn new(x: &[f32; VALUES], half: u8, max_scale: u8) -> SymmetricBlock {
-        let (range, max_scale) = ([-f32::from(half), f32::from(half) - 1.0], f32::from(max_scale));
-        let columns: [[Lanes; 16]; 2] = columns(x);
-        let fits = columns.each_ref().map(|x| fit_symmetric(x, range));
+        let (codes, max_scale) = ([-f32::from(half), f32::from(half) - 1.0], f32::from(max_scale));
+        let columns: [Columns<16>; 2] = columns(x);
+        let fits = columns.each_ref().map(|x| fit_symmetric(x, codes));
         // The farthest scale gets the lowest code.
-        let d = round_to_f16(fits.iter().flatten().fold(0f32, |far, &s| farther(far, s)) / -max_scale);
-        let groups = fits.map(|scale| round_all(&scale, d, [-max_scale, max_scale - 1.0]));
-        let d = fit_symmetric_block(&columns, &groups, d, range);
+        let d =
+            round_to_f16(fits.iter().flatten().fold(0f32, |far, &scale| farther(far, scale)) / -max_scale);
+        let by_d = inverse(d);
+        let groups = fits.map(|scale| lanes(|i| round(by_d * scale[i], [-max_scale, max_scale - 1.0])));
+        let d = fit_symmetric_block(&columns, &groups, d, codes);
 
         let mut block = SymmetricBlock { d: f16::from_f32(d), scales: [0; MAX_GROUPS], codes: [0; VALUES] };
         let values = x.as_chunks::<16>().0.iter().zip(block.codes.as_chunks_mut::<16>().0);
-        for ((g, &scale), (x, codes)) in groups.iter().flatten().enumerate().zip(values) {
+        for ((g, &scale), (x, out)) in groups.iter().flatten().enumerate().zip(values) {
             block.scales[g] = scale as i8;
-            encode(x, 0.0, inverse(d * scale), range, codes);
-            codes.iter_mut().for_each(|code| *code = code.wrapping_add(half));
+            encode(x, 0.0, inverse(d * scale), codes, out);
+            out.iter_mut().for_each(|code| *code = code.wrapping_add(half));
         }
         block
     }
 }
 
-/// The values of eight groups: first those that come first in their group.
-fn columns<const N: usize, const PARTS: usize>(x: &[f32; VALUES]) -> [[Lanes; N]; PARTS] {
-    from_fn(|part| from_fn(|i| from_fn(|lane| x[(part * LANES + lane) * N + i])))
+fn columns<const N: usize, const PARTS: usize>(x: &[f32; VALUES]) -> [Columns<N>; PARTS] {
+    let mut columns = [[[0.0; LANES]; N]; PARTS];
+    for (part, columns) in columns.iter_mut().enumerate() {
+        for (i, column) in columns.iter_mut().enumerate() {
+            *column = lanes(|lane| x[(part * LANES + lane) * N + i]);
+        }
+    }
+    columns
 }
 
-/// The nearest integer, ties to even, inside a range of integers.
+/// A value for every lane.
 #[inline(always)]
-fn round(x: f32, [low, high]: [f32; 2]) -> f32 {
-    let sum = x + ROUNDER;
-    let sum = if sum < ROUNDER + low { ROUNDER + low } else { sum };
-    let sum = if sum > ROUNDER + high { ROUNDER + high } else { sum };
-    sum - ROUNDER
+fn lanes(value: impl Fn(usize) -> f32) -> Lanes {
+    let mut lanes = [0.0; LANES];
+    for i in 0..LANES {
+        lanes[i] = value(i);
+    }
+    lanes
 }
 
 /// 1.5 · 2²³: a sum with it has no fraction bits, and ends in the integer's bits.
 const ROUNDER: f32 = 12_582_912.0;
 
+/// The nearest integer, ties to even, inside a range of integers; plus [`ROUNDER`].
+#[inline(always)]
+fn round_with_rounder(x: f32, [low, high]: [f32; 2]) -> f32 {
+    let sum = x + ROUNDER;
+    let sum = if sum > ROUNDER + low { sum } else { ROUNDER + low };
+    if sum < ROUNDER + high { sum } else { ROUNDER + high }
+}
+
+/// The nearest integer, ties to even, inside a range of integers.
+#[inline(always)]
+fn round(x: f32, range: [f32; 2]) -> f32 {
+    round_with_rounder(x, range) - ROUNDER
+}
+
 /// The codes `(x - zero) · inverse`, as the lowest eight bits of integers.
 #[inline(always)]
 fn encode<const N: usize>(x: &[f32; N], zero: f32, inverse: f32, range: [f32; 2], codes: &mut [u8; N]) {
-    for (code, x) in codes.iter_mut().zip(x) {
-        *code = (round((x - zero) * inverse, range) + ROUNDER).to_bits() as u8;
+    for i in 0..N {
+        codes[i] = round_with_rounder((x[i] - zero) * inverse, range).to_bits() as u8;
     }
 }
 
 /// `1 / x`; 0 if that is not finite.
+#[inline(always)]
 fn inverse(x: f32) -> f32 {
     let inverse = 1.0 / x;
-    if inverse.is_finite() { inverse } else { 0.0 }
+    select(inverse.abs() < f32::INFINITY, inverse, 0.0)
 }
 
-/// `x / by`, rounded and limited to `range`; 0 if `by` is 0.
-fn round_all(x: &Lanes, by: f32, range: [f32; 2]) -> Lanes {
-    let inverse = inverse(by);
-    x.map(|x| round(x * inverse, range))
+/// `if condition { yes } else { no }` without a branch, also where several values depend on the condition.
+#[inline(always)]
+fn select(condition: bool, yes: f32, no: f32) -> f32 {
+    let mask = u32::from(condition).wrapping_neg();
+    f32::from_bits(yes.to_bits() & mask | no.to_bits() & !mask)
+}
+
+#[inline(always)]
+fn farther(a: f32, b: f32) -> f32 {
+    select(b.abs() > a.abs(), b, a)
 }
 
 /// Rounds to f16; large values to the largest finite one.
 fn round_to_f16(x: f32) -> f32 {
     f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32()
-}
-
-fn farther(a: f32, b: f32) -> f32 {
-    if b.abs() > a.abs() { b } else { a }
 }
 
 /// Sums over the codes of the values of each group.
@@ -150,14 +183,14 @@ struct Sums {
 impl Sums {
     /// Of the codes `(x - zero) · inverse`.
     #[inline(always)]
-    fn new<const N: usize>(x: &[Lanes; N], zero: &Lanes, inverse: &Lanes, range: [f32; 2]) -> Sums {
+    fn new<const N: usize>(x: &Columns<N>, zero: &Lanes, inverse: &Lanes, codes: [f32; 2]) -> Sums {
         let mut sums = Sums { q: [0.0; LANES], qq: [0.0; LANES], qx: [0.0; LANES] };
         for x in x {
-            for lane in 0..LANES {
-                let q = round((x[lane] - zero[lane]) * inverse[lane], range);
-                sums.q[lane] += q;
-                sums.qq[lane] += q * q;
-                sums.qx[lane] += q * x[lane];
+            for i in 0..LANES {
+                let q = round((x[i] - zero[i]) * inverse[i], codes);
+                sums.q[i] += q;
+                sums.qq[i] += q * q;
+                sums.qx[i] += q * x[i];
             }
         }
         sums
@@ -169,155 +202,164 @@ struct AsymmetricFit {
     scale: Lanes,
     minimum: Lanes,
     error: Lanes,
-    sums: Sums,
+    /// Sums of the values and of their squares.
+    x: Lanes,
+    xx: Lanes,
 }
 
 /// The scales and minima of eight groups as integers.
+#[derive(Clone, Copy)]
 struct AsymmetricGroups {
     scale: Lanes,
     minimum: Lanes,
 }
 
-/// The largest of a value of all groups, or 0.
-fn largest(fits: &[AsymmetricFit], value: fn(&AsymmetricFit) -> &Lanes) -> f32 {
-    fits.iter().flat_map(value).fold(0f32, |max, &v| max.max(v))
-}
-
-/// The scales and the negated minima (which are at most 0) with the least squared error for codes from 0 to `max_code`.
-fn fit_asymmetric<const N: usize>(x: &[Lanes; N], max_code: f32) -> AsymmetricFit {
-    let (mut min, mut max, mut sum, mut squares) =
-        ([0f32; LANES], [f32::MIN; LANES], [0f32; LANES], [0f32; LANES]);
-    for x in x {
-        for lane in 0..LANES {
-            let x = x[lane];
-            min[lane] = if x < min[lane] { x } else { min[lane] };
-            max[lane] = if x > max[lane] { x } else { max[lane] };
-            sum[lane] += x;
-            squares[lane] += x * x;
-        }
-    }
-    let range: Lanes = from_fn(|lane| (max[lane] - min[lane]).max(0.0));
-    let mut best = AsymmetricFit {
-        scale: range.map(|range| range / max_code),
-        minimum: min.map(|min| -min),
-        error: [f32::INFINITY; LANES],
-        sums: Sums { q: [0.0; LANES], qq: [0.0; LANES], qx: [0.0; LANES] },
-    };
-    for stretch in STRETCHES {
-        let inverse = range.map(|range| inverse(range / (max_code + stretch)));
-        best.improve(Sums::new(x, &min, &inverse, [0.0, max_code]), N as f32, &sum, &squares);
-    }
-    for _ in 0..REFINEMENTS {
-        let (zero, inverse) = (best.minimum.map(|m| -m), best.scale.map(inverse));
-        best.improve(Sums::new(x, &zero, &inverse, [0.0, max_code]), N as f32, &sum, &squares);
-    }
-    best
-}
-
 impl AsymmetricFit {
-    /// Fits scales and minima to codes, by least squares, and keeps those with a smaller error. `n` is the number of values
-    /// in a group, `x` their sum and `xx` that of their squares.
+    /// The scales and the negated minima (which are at most 0) with the least squared error.
+    fn new<const N: usize>(values: &Columns<N>, codes: [f32; 2]) -> AsymmetricFit {
+        let (mut min, mut max, mut x, mut xx) =
+            ([0f32; LANES], [f32::MIN; LANES], [0f32; LANES], [0f32; LANES]);
+        for value in values {
+            for i in 0..LANES {
+                min[i] = if value[i] < min[i] { value[i] } else { min[i] };
+                max[i] = if value[i] > max[i] { value[i] } else { max[i] };
+                x[i] += value[i];
+                xx[i] += value[i] * value[i];
+            }
+        }
+        let (step, minimum) = (lanes(|i| (max[i] - min[i]) / codes[1]), lanes(|i| -min[i]));
+        let scale = lanes(|i| if step[i] > 0.0 { step[i] } else { 0.0 });
+        let mut best = AsymmetricFit { scale, minimum, error: [f32::INFINITY; LANES], x, xx };
+        for stretch in STRETCHES {
+            let shrink = codes[1] / (codes[1] + stretch);
+            let inverse = lanes(|i| inverse(scale[i] * shrink));
+            best.improve::<N>(&Sums::new(values, &min, &inverse, codes));
+        }
+        for _ in 0..REFINEMENTS {
+            let (zero, inverse) = (lanes(|i| -best.minimum[i]), lanes(|i| inverse(best.scale[i])));
+            best.improve::<N>(&Sums::new(values, &zero, &inverse, codes));
+        }
+        best
+    }
+
+    /// Fits scales and minima to codes, by least squares, and keeps those with a smaller error.
     #[inline(always)]
-    fn improve(&mut self, sums: Sums, n: f32, x: &Lanes, xx: &Lanes) {
-        for lane in 0..LANES {
-            let (q, qq, qx, x, xx) = (sums.q[lane], sums.qq[lane], sums.qx[lane], x[lane], xx[lane]);
-            let by_determinant = 1.0 / (n * qq - q * q);
-            let (scale, minimum) = ((n * qx - q * x) * by_determinant, (q * qx - qq * x) * by_determinant);
+    fn improve<const N: usize>(&mut self, sums: &Sums) {
+        let n = N as f32;
+        for i in 0..LANES {
+            let (q, qq, qx, x, xx) = (sums.q[i], sums.qq[i], sums.qx[i], self.x[i], self.xx[i]);
+            let determinant = n * qq - q * q;
+            let minimum = (q * qx - qq * x) / determinant;
             // The format has no minima above 0.
-            let (scale, minimum) = if minimum < 0.0 { (qx / qq, 0.0) } else { (scale, minimum) };
+            let is_above = minimum < 0.0;
+            let scale = select(is_above, qx, n * qx - q * x) / select(is_above, qq, determinant);
+            let minimum = select(is_above, 0.0, minimum);
             let error =
                 xx + scale * (scale * qq - 2.0 * (qx + minimum * q)) + minimum * (n * minimum + 2.0 * x);
-            // Not if all codes are equal: then nothing above is a number.
-            let better = (error < self.error[lane]) & (scale > 0.0);
-            let choose = |best: &mut f32, new: f32| *best = if better { new } else { *best };
-            choose(&mut self.error[lane], error);
-            choose(&mut self.scale[lane], scale);
-            choose(&mut self.minimum[lane], minimum);
-            choose(&mut self.sums.q[lane], q);
-            choose(&mut self.sums.qq[lane], qq);
-            choose(&mut self.sums.qx[lane], qx);
+            // Where all codes are equal, none of this is a number, and nothing is better.
+            let is_better = (error < self.error[i]) & (scale > 0.0);
+            self.error[i] = select(is_better, error, self.error[i]);
+            self.scale[i] = select(is_better, scale, self.scale[i]);
+            self.minimum[i] = select(is_better, minimum, self.minimum[i]);
         }
     }
 
     /// Rounds to multiples of `d` and `dmin`: first the minima, then the scales that suit the rounded minima.
-    fn round(&self, [d, dmin]: [f32; 2], max_scale: f32) -> AsymmetricGroups {
-        let minimum = round_all(&self.minimum, dmin, [0.0, max_scale]);
-        let scale = from_fn(|lane| {
-            let Sums { q, qq, qx } = &self.sums;
-            let scale = (qx[lane] + dmin * minimum[lane] * q[lane]) / qq[lane];
-            if scale.is_finite() { scale } else { self.scale[lane] }
-        });
-        AsymmetricGroups { scale: round_all(&scale, d, [0.0, max_scale]), minimum }
+    fn round<const N: usize>(
+        &self,
+        values: &Columns<N>,
+        [d, dmin]: [f32; 2],
+        codes: [f32; 2],
+        max_scale: f32,
+    ) -> AsymmetricGroups {
+        let [by_d, by_dmin] = [inverse(d), inverse(dmin)];
+        let minimum = lanes(|i| round(by_dmin * self.minimum[i], [0.0, max_scale]));
+        let zero = lanes(|i| -dmin * minimum[i]);
+        let inverse = lanes(|i| inverse(self.scale[i]));
+        let Sums { q, qq, qx } = Sums::new(values, &zero, &inverse, codes);
+        // Not a number, and then rounded to 0, where all codes are 0.
+        let scale = lanes(|i| round(by_d * (qx[i] - zero[i] * q[i]) / qq[i], [0.0, max_scale]));
+        AsymmetricGroups { scale, minimum }
     }
 }
 
 /// The `d` and `dmin` that suit the rounded scales and minima, by least squares over the whole block.
 fn fit_asymmetric_block<const N: usize, const PARTS: usize>(
-    columns: &[[Lanes; N]; PARTS],
+    columns: &[Columns<N>; PARTS],
+    fits: &[AsymmetricFit; PARTS],
     groups: &[AsymmetricGroups; PARTS],
     [d, dmin]: [f32; 2],
-    max_code: f32,
+    codes: [f32; 2],
 ) -> [f32; 2] {
     // Of the normal equations `a·d - b·dmin = p` and `b·d - c·dmin = r`.
-    let (mut a, mut b, mut c, mut p, mut r) = (0f32, 0f32, 0f32, 0f32, 0f32);
-    for (x, AsymmetricGroups { scale, minimum }) in columns.iter().zip(groups) {
-        let (zero, inverse) = (minimum.map(|m| -dmin * m), scale.map(|s| inverse(d * s)));
-        let Sums { q, qq, qx } = Sums::new(x, &zero, &inverse, [0.0, max_code]);
-        for lane in 0..LANES {
-            let (s, m) = (scale[lane], minimum[lane]);
-            let x: f32 = x.iter().map(|x| x[lane]).sum();
-            (a, b, c) = (a + s * s * qq[lane], b + s * m * q[lane], c + m * m * N as f32);
-            (p, r) = (p + s * qx[lane], r + m * x);
+    let [mut a, mut b, mut c, mut p, mut r] = [[0f32; LANES]; 5];
+    for ((values, fit), AsymmetricGroups { scale, minimum }) in columns.iter().zip(fits).zip(groups) {
+        let (zero, inverse) = (lanes(|i| -dmin * minimum[i]), lanes(|i| inverse(d * scale[i])));
+        let Sums { q, qq, qx } = Sums::new(values, &zero, &inverse, codes);
+        for i in 0..LANES {
+            a[i] += scale[i] * scale[i] * qq[i];
+            b[i] += scale[i] * minimum[i] * q[i];
+            c[i] += minimum[i] * minimum[i] * N as f32;
+            p[i] += scale[i] * qx[i];
+            r[i] += minimum[i] * fit.x[i];
         }
     }
+    let [a, b, c, p, r] = [a, b, c, p, r].map(|lanes| lanes.iter().sum::<f32>());
     let determinant = a * c - b * b;
     let fitted =
         if c == 0.0 { [p / a, 0.0] } else { [(p * c - b * r) / determinant, (b * p - a * r) / determinant] };
-    let usable = fitted[0] > 0.0 && fitted[1] >= 0.0 && fitted.iter().all(|v| v.is_finite());
-    if usable { fitted.map(round_to_f16) } else { [d, dmin] }
+    let is_usable = fitted[0] > 0.0 && fitted[1] >= 0.0 && fitted.iter().all(|v| v.is_finite());
+    if is_usable { fitted.map(round_to_f16) } else { [d, dmin] }
 }
 
-/// The scales with the least squared error for codes in a range; the value farthest from zero gets about the lowest code.
-fn fit_symmetric<const N: usize>(x: &[Lanes; N], range: [f32; 2]) -> Lanes {
+/// The scales with the least squared error; the value farthest from zero gets about the lowest code.
+fn fit_symmetric<const N: usize>(values: &Columns<N>, codes: [f32; 2]) -> Lanes {
     let mut farthest = [0f32; LANES];
-    for x in x {
-        for lane in 0..LANES {
-            farthest[lane] = farther(farthest[lane], x[lane]);
-        }
+    for x in values {
+        farthest = lanes(|i| farther(farthest[i], x[i]));
     }
-    let mut best = farthest.map(|far| far / range[0]);
-    let mut explained = [0f32; LANES];
-    let mut improve = |best: &mut Lanes, inverse: Lanes| {
-        let Sums { qq, qx, .. } = Sums::new(x, &[0.0; LANES], &inverse, range);
-        for lane in 0..LANES {
-            let scale = qx[lane] / qq[lane];
-            // The sum of the squares less that of the errors.
-            let squares = scale * qx[lane];
-            let better = squares > explained[lane];
-            explained[lane] = if better { squares } else { explained[lane] };
-            best[lane] = if better { scale } else { best[lane] };
-        }
-    };
+    let first = lanes(|i| farthest[i] / codes[0]);
+    // With the sums of the squares of the values less those of the errors.
+    let mut best = (first, [0f32; LANES]);
     for stretch in STRETCHES {
-        improve(&mut best, farthest.map(|far| inverse(far / (range[0] - stretch))));
+        let shrink = codes[0] / (codes[0] - stretch);
+        improve_symmetric(values, codes, &lanes(|i| inverse(first[i] * shrink)), &mut best);
     }
     for _ in 0..REFINEMENTS {
-        let inverse = best.map(inverse);
-        improve(&mut best, inverse);
+        let inverse = lanes(|i| inverse(best.0[i]));
+        improve_symmetric(values, codes, &inverse, &mut best);
     }
-    best
+    best.0
+}
+
+/// Fits scales to the codes that an inverse scale gives, and keeps those with a smaller error.
+#[inline(always)]
+fn improve_symmetric<const N: usize>(
+    values: &Columns<N>,
+    codes: [f32; 2],
+    inverse: &Lanes,
+    (best, explained): &mut (Lanes, Lanes),
+) {
+    let Sums { qq, qx, .. } = Sums::new(values, &[0.0; LANES], inverse, codes);
+    for i in 0..LANES {
+        let scale = qx[i] / qq[i];
+        let is_better = scale * qx[i] > explained[i];
+        explained[i] = select(is_better, scale * qx[i], explained[i]);
+        best[i] = select(is_better, scale, best[i]);
+    }
 }
 
 /// The `d` that suits the rounded scales, by least squares over the whole block.
-fn fit_symmetric_block(columns: &[[Lanes; 16]; 2], groups: &[Lanes; 2], d: f32, range: [f32; 2]) -> f32 {
-    let (mut a, mut p) = (0f32, 0f32);
-    for (x, scale) in columns.iter().zip(groups) {
-        let inverse = scale.map(|s| inverse(d * s));
-        let Sums { qq, qx, .. } = Sums::new(x, &[0.0; LANES], &inverse, range);
-        for lane in 0..LANES {
-            (a, p) = (a + scale[lane] * scale[lane] * qq[lane], p + scale[lane] * qx[lane]);
+fn fit_symmetric_block(columns: &[Columns<16>; 2], groups: &[Lanes; 2], d: f32, codes: [f32; 2]) -> f32 {
+    let [mut a, mut p] = [[0f32; LANES]; 2];
+    for (values, scale) in columns.iter().zip(groups) {
+        let inverse = lanes(|i| inverse(d * scale[i]));
+        let Sums { qq, qx, .. } = Sums::new(values, &[0.0; LANES], &inverse, codes);
+        for i in 0..LANES {
+            a[i] += scale[i] * scale[i] * qq[i];
+            p[i] += scale[i] * qx[i];
         }
     }
-    let fitted = p / a;
+    let fitted = p.iter().sum::<f32>() / a.iter().sum::<f32>();
     if fitted.is_finite() { round_to_f16(fitted) } else { d }
 }

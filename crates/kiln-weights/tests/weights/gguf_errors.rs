@@ -99,7 +99,6 @@ fn errors_are_not_larger_than_those_of_ggml() {
             let found = quantize(format, *shape, values).unwrap();
             let squares = found.iter().zip(values).map(|(f, v)| (f64::from(*f) - f64::from(*v)).powi(2));
             let ratio = squares.sum::<f64>() / ggml;
-            println!("{format} {shape:?} {ratio:.4}");
             // The bytes of the simpler formats are those of ggml; their sums differ by rounding.
             assert!(ratio < 1.0 + 1e-6, "{format} {shape:?}: {ratio} times the error of ggml");
         }
