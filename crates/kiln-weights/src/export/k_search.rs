@@ -118,8 +118,8 @@ fn columns<const N: usize, const PARTS: usize>(x: &[f32; VALUES]) -> [Columns<N>
 #[inline(always)]
 fn lanes(value: impl Fn(usize) -> f32) -> Lanes {
     let mut lanes = [0.0; LANES];
-    for i in 0..LANES {
-        lanes[i] = value(i);
+    for (i, lane) in lanes.iter_mut().enumerate() {
+        *lane = value(i);
     }
     lanes
 }
@@ -144,8 +144,8 @@ fn round(x: f32, range: [f32; 2]) -> f32 {
 /// The codes `(x - zero) · inverse`, as the lowest eight bits of integers.
 #[inline(always)]
 fn encode<const N: usize>(x: &[f32; N], zero: f32, inverse: f32, range: [f32; 2], codes: &mut [u8; N]) {
-    for i in 0..N {
-        codes[i] = round_with_rounder((x[i] - zero) * inverse, range).to_bits() as u8;
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = round_with_rounder((x - zero) * inverse, range).to_bits() as u8;
     }
 }
 
