@@ -13,6 +13,7 @@ from gguf.quants import dequantize
 SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "IQ4_NL": [0], "IQ4_XS": [0],
 }
 BLOCKS = 64
 
@@ -43,4 +44,5 @@ for name, scales in SCALES.items():
     decoded = np.ascontiguousarray(dequantize(blocks, kind), dtype="<f4")
     assert decoded.size == BLOCKS * values and np.isfinite(decoded).all()
     decoded += 0.0  # turns -0.0 into 0.0
-    print(f'    (Format::{name.replace("_K", "K")}, &{scales}, {fnv(decoded.tobytes()):#018x}),')
+    rust = {"IQ4_NL": "Iq4Nl", "IQ4_XS": "Iq4Xs"}.get(name, name.replace("_K", "K"))
+    print(f'    (Format::{rust}, &{scales}, {fnv(decoded.tobytes()):#018x}),')

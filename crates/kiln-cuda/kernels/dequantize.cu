@@ -1,7 +1,9 @@
 // Dequantization of packed weights: eight values per thread, which share a scale in every format.
 
 // The launcher's codes.
-enum Format { F32, BF16, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, F8_E4M3, F8_E5M2, NVFP4, INT8 };
+enum Format {
+    F32, BF16, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, F8_E4M3, F8_E5M2, NVFP4, INT8
+};
 
 // A packed matrix of `cols` columns with a row stride of `row_bytes`, and its scales.
 struct PackedMatrixArgs {
@@ -55,6 +57,19 @@ __device__ __forceinline__ void unpack_scale_min(const unsigned char *s, int gro
     m *= (float)minimum;
 }
 
+// The values of IQ4's codes, a byte each: -127, -104, -83, -65, -49, -35, -22, -10, and 1, 13, 25, 38, 53, 69, 89, 113.
+__device__ __forceinline__ float iq4_to_float(int code) {
+    unsigned long long values = code & 8 ? 0x7159453526190d01ull : 0xf6eaddcfbfad9881ull;
+    return (float)(signed char)(values >> 8 * (code & 7));
+}
+
+// Reads 32 IQ4 values: low nibbles are the first 16, high nibbles the others.
+__device__ __forceinline__ void read_iq4(const unsigned char *nibble, int at, float d, float (&v)[8]) {
+    int shift = at < 16 ? 0 : 4;
+    nibble += at % 16;
+    for (int j = 0; j < 8; j++) v[j] = d * iq4_to_float(nibble[j] >> shift & 15);
+}
+
 // Eight values of a GGUF block, from value `at` on.
 __device__ __forceinline__ void read_block(int format, const unsigned char *b, int at, float (&v)[8]) {
     int group = at / 16, half = at / 128;
@@ -102,6 +117,12 @@ __device__ __forceinline__ void read_block(int format, const unsigned char *b, i
         for (int j = 0; j < 8; j++) v[j] = d * (float)((low[j] >> sub_block / 2 * 4 & 15 | (high[j] >> 2 * sub_block & 3) << 4) - 32);
         return;
     }
+    case IQ4_NL: return read_iq4(b + 2, at, load_half(b), v);
+    case IQ4_XS: {
+        int sub_block = at / 32, low = b[4 + sub_block / 2] >> sub_block % 2 * 4 & 15;
+        int upper = b[2 + sub_block / 4] >> 2 * (sub_block % 4) & 3;
+        return read_iq4(b + 8 + 16 * sub_block, at % 32, load_half(b) * (float)((low | upper << 4) - 32), v);
+    }
     }
 }
 
@@ -139,7 +160,8 @@ __device__ __forceinline__ void read_row(const PackedMatrixArgs &w, const unsign
     case Q3_K:
     case Q4_K:
     case Q5_K:
-    case Q6_K: return read_block(w.format, row + i / 256 * (w.row_bytes / (w.cols / 256)), i % 256, v);
+    case Q6_K:
+    case IQ4_XS: return read_block(w.format, row + i / 256 * (w.row_bytes / (w.cols / 256)), i % 256, v);
     default: return read_block(w.format, row + i / 32 * (w.row_bytes / (w.cols / 32)), i % 32, v);
     }
 }

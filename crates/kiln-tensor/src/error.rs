@@ -73,6 +73,22 @@ pub enum Error {
         /// Number of scales given.
         found: usize,
     },
+    /// A value that a format can't represent.
+    #[error("it has a value of {value}, too large for {format}, which holds values up to {limit}")]
+    OutOfRange {
+        /// The value.
+        value: String,
+        /// The requested format.
+        format: Format,
+        /// The largest value it can hold.
+        limit: String,
+    },
+    /// A format that is only read.
+    #[error("Kiln reads {format}, but can't write it")]
+    ReadOnly {
+        /// The requested format.
+        format: Format,
+    },
 }
 
 /// Result with this crate's [`enum@Error`].

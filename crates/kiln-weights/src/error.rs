@@ -49,8 +49,8 @@ pub enum Error {
         /// These files.
         names: Vec<String>,
     },
-    /// Not a valid safetensors or GGUF file.
-    #[error("`{}` is not a valid {} file: {problem}", file.display(), container(file))]
+    /// Not a valid safetensors or GGUF file, or one of a kind that Kiln can't read.
+    #[error("{}: {problem}", verdict(file, problem))]
     Malformed {
         /// The file.
         file: PathBuf,
@@ -284,6 +284,15 @@ impl Error {
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a problem with the content of a file makes of the file.
+fn verdict(file: &Path, problem: &MalformedFile) -> String {
+    if problem.is_unsupported() {
+        format!("can't read `{}`", file.display())
+    } else {
+        format!("`{}` is not a valid {} file", file.display(), container(file))
+    }
+}
 
 /// The format that a file should have, by its name.
 fn container(file: &Path) -> &'static str {

@@ -157,15 +157,40 @@ pub enum MalformedFile {
         /// What was found, and where.
         problem: String,
     },
-    /// An unsupported GGUF type.
-    #[error("tensor `{tensor}` has type {dtype}; Kiln reads {}", gguf::supported_types())]
+    /// A GGUF type that Kiln can't read.
+    #[error(
+        "tensor `{tensor}` is stored as {dtype}, which Kiln does not support; take a {instead} file of the same model \
+         (Kiln reads {})",
+        gguf::supported_types()
+    )]
     GgufType {
         /// The tensor.
         tensor: String,
-        /// The type's name or number.
-        dtype: String,
+        /// The type's name.
+        dtype: &'static str,
+        /// The nearest types that Kiln can read.
+        instead: &'static str,
+    },
+    /// A GGUF type that did not exist when Kiln was written, or never.
+    #[error(
+        "tensor `{tensor}` has type number {id}, which Kiln does not know: the file is newer than this Kiln, or damaged; \
+         take a Q4_K or IQ4_XS file of the same model (Kiln reads {})",
+        gguf::supported_types()
+    )]
+    UnknownGgufType {
+        /// The tensor.
+        tensor: String,
+        /// The number.
+        id: u32,
     },
     /// Rejected by the safetensors crate for another reason.
     #[error("{0}")]
     Other(String),
+}
+
+impl MalformedFile {
+    /// Whether the file may well be valid, but is of a kind that Kiln can't read.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        matches!(self, MalformedFile::GgufType { .. } | MalformedFile::UnknownGgufType { .. })
+    }
 }

@@ -29,7 +29,7 @@ fn tolerance(dtype: DType, terms: usize) -> Tolerance {
 /// Byte offsets of the f16 scales in a block.
 fn f16_scales(format: Format) -> &'static [usize] {
     match format {
-        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[0],
+        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 | Format::Iq4Nl | Format::Iq4Xs => &[0],
         Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
         Format::Q2K => &[80, 82],
         Format::Q3K => &[108],

@@ -1,4 +1,4 @@
-//! GGUF blocks of 32 values: `d · q` or `d · q + m`, with q of 4, 5 or 8 bits.
+//! GGUF blocks of 32 values: `d · q` or `d · q + m`, with q of 4, 5 or 8 bits, or of a table.
 //!
 //! Low nibbles are values 0 to 15, high nibbles 16 to 31; the fifth bits are stored in a separate word.
 
@@ -35,6 +35,20 @@ pub(super) fn q8_0(b: &[u8; 34], out: &mut [f32; 32]) {
     for (out, &q) in out.iter_mut().zip(&b[2..]) {
         *out = f32::from(q as i8) * d;
     }
+}
+
+/// The values of IQ4's codes: closer together near zero, where most weights are.
+const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+#[inline(always)]
+pub(super) fn iq4_nl(b: &[u8; 18], out: &mut [f32; 32]) {
+    iq4_values(&b[2..], half([b[0], b[1]]), out);
+}
+
+/// `d · IQ4_VALUES[code]`.
+#[inline(always)]
+pub(super) fn iq4_values(codes: &[u8], d: f32, out: &mut [f32; 32]) {
+    nibbles(codes, out, |q, _| d * f32::from(IQ4_VALUES[usize::from(q & 15)]));
 }
 
 #[inline(always)]

@@ -4,7 +4,8 @@ use std::fmt;
 
 /// The storage format of a packed tensor.
 ///
-/// The `Q` formats are GGUF's: blocks of 32 or 256 values that contain their scales. The others store scales separately.
+/// The `Q` and `IQ` formats are GGUF's: blocks of 32 or 256 values that contain their scales. The others store scales
+/// separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names say it all; the decoders document the blocks")]
 pub enum Format {
@@ -21,6 +22,8 @@ pub enum Format {
     Q4K,
     Q5K,
     Q6K,
+    Iq4Nl,
+    Iq4Xs,
     F8E4M3,
     F8E5M2,
     NvFp4,
@@ -28,7 +31,7 @@ pub enum Format {
 }
 
 /// Format, name, values per block, bytes per block; in the order of the enum.
-const TABLE: [(Format, &str, usize, usize); 17] = [
+const TABLE: [(Format, &str, usize, usize); 19] = [
     (Format::F32, "f32", 1, 4),
     (Format::BF16, "bf16", 1, 2),
     (Format::F16, "f16", 1, 2),
@@ -42,6 +45,8 @@ const TABLE: [(Format, &str, usize, usize); 17] = [
     (Format::Q4K, "q4_k", 256, 144),
     (Format::Q5K, "q5_k", 256, 176),
     (Format::Q6K, "q6_k", 256, 210),
+    (Format::Iq4Nl, "iq4_nl", 32, 18),
+    (Format::Iq4Xs, "iq4_xs", 256, 136),
     (Format::F8E4M3, "f8_e4m3", 1, 1),
     (Format::F8E5M2, "f8_e5m2", 1, 1),
     (Format::NvFp4, "nvfp4", 16, 8),

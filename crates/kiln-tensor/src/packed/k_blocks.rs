@@ -1,6 +1,7 @@
 //! GGUF K-quants: blocks of 256 values in groups of 16 or 32. Each group has a small integer scale (and minimum), relative
 //! to the block's f16 `d` (and `dmin`).
 
+use super::blocks::iq4_values;
 use super::small_floats::half;
 
 /// Groups of 16, `d · scale · q - dmin · minimum`: 2-bit values, 4-bit scales and minimums.
@@ -94,5 +95,20 @@ pub(super) fn q6_k(b: &[u8; 210], out: &mut [f32; 256]) {
         for ((out, l), h) in out.iter_mut().zip(low).zip(high) {
             *out = d * f32::from((l >> (quarter / 2 * 4) & 15 | (h >> (2 * quarter) & 3) << 4) as i8 - 32);
         }
+    }
+}
+
+/// Groups of 32, `d · (scale - 32) · value`: 4-bit codes of a table's values, 6-bit scales with the upper two bits stored
+/// separately.
+#[inline(always)]
+pub(super) fn iq4_xs(b: &[u8; 136], out: &mut [f32; 256]) {
+    let (d, upper) = (half([b[0], b[1]]), u16::from_le_bytes([b[2], b[3]]));
+    let (lower, quants) = (&b[4..8], &b[8..]);
+    let (groups, _) = out.as_chunks_mut::<32>();
+    for (group, out) in groups.iter_mut().enumerate() {
+        let low = lower[group / 2] >> (group % 2 * 4) & 15;
+        let high = (upper >> (2 * group) & 3) as u8;
+        let d = d * f32::from((low | high << 4) as i8 - 32);
+        iq4_values(&quants[group * 16..][..16], d, out);
     }
 }

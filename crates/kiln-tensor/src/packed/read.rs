@@ -34,6 +34,8 @@ impl PackedTensor {
             Format::Q4K => read_blocks(bytes, from, out, |_, b, out| k_blocks::q4_k(b, out)),
             Format::Q5K => read_blocks(bytes, from, out, |_, b, out| k_blocks::q5_k(b, out)),
             Format::Q6K => read_blocks(bytes, from, out, |_, b, out| k_blocks::q6_k(b, out)),
+            Format::Iq4Nl => read_blocks(bytes, from, out, |_, b, out| blocks::iq4_nl(b, out)),
+            Format::Iq4Xs => read_blocks(bytes, from, out, |_, b, out| k_blocks::iq4_xs(b, out)),
             Format::NvFp4 => self.read_nvfp4(bytes, row, from, out),
         }
         match &self.scales {

@@ -3,7 +3,7 @@
 use kiln_tensor::packed::{Format, PackedTensor};
 
 /// Format, offsets of a block's f16 scales, and the hash of the decoded values.
-const EXPECTED: [(Format, &[usize], u64); 10] = [
+const EXPECTED: [(Format, &[usize], u64); 12] = [
     (Format::Q4_0, &[0], 0x26bc615a310131c7),
     (Format::Q4_1, &[0, 2], 0x1c09e486e4fbe46b),
     (Format::Q5_0, &[0], 0xad122a84af08487f),
@@ -14,6 +14,8 @@ const EXPECTED: [(Format, &[usize], u64); 10] = [
     (Format::Q4K, &[0, 2], 0x7bd3401fc414d6d0),
     (Format::Q5K, &[0, 2], 0x8f86ffebb7e6aff4),
     (Format::Q6K, &[208], 0xca7498de2521fbcf),
+    (Format::Iq4Nl, &[0], 0x4095e45a6d602b70),
+    (Format::Iq4Xs, &[0], 0x895fb2db4ada1829),
 ];
 
 const BLOCKS: usize = 64;

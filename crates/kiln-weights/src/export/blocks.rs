@@ -5,7 +5,7 @@ use kiln_tensor::f16;
 use super::lanes;
 
 /// Appends 32 values in 4 bits, with a scale.
-pub(super) fn q4_0(x: &[f32], out: &mut Vec<u8>) {
+pub(super) fn q4_0(x: &[f32; 32], out: &mut Vec<u8>) {
     let (d, inverse) = symmetric_scale(x, -8.0);
     out.extend(d);
     let q = |x: f32| (x * inverse + 8.5).clamp(0.0, 15.0) as u8;
@@ -13,7 +13,7 @@ pub(super) fn q4_0(x: &[f32], out: &mut Vec<u8>) {
 }
 
 /// Appends 32 values in 4 bits, with a scale and a minimum.
-pub(super) fn q4_1(x: &[f32], out: &mut Vec<u8>) {
+pub(super) fn q4_1(x: &[f32; 32], out: &mut Vec<u8>) {
     let (d, min, inverse) = min_and_scale(x, 15.0);
     out.extend(d.into_iter().chain(f16_bytes(min)));
     let q = |x: f32| ((x - min) * inverse + 0.5).clamp(0.0, 15.0) as u8;
@@ -21,21 +21,21 @@ pub(super) fn q4_1(x: &[f32], out: &mut Vec<u8>) {
 }
 
 /// Appends 32 values in 5 bits, with a scale.
-pub(super) fn q5_0(x: &[f32], out: &mut Vec<u8>) {
+pub(super) fn q5_0(x: &[f32; 32], out: &mut Vec<u8>) {
     let (d, inverse) = symmetric_scale(x, -16.0);
     out.extend(d);
     pack_5_bits(x, out, |x| (x * inverse + 16.5).clamp(0.0, 31.0) as u8);
 }
 
 /// Appends 32 values in 5 bits, with a scale and a minimum.
-pub(super) fn q5_1(x: &[f32], out: &mut Vec<u8>) {
+pub(super) fn q5_1(x: &[f32; 32], out: &mut Vec<u8>) {
     let (d, min, inverse) = min_and_scale(x, 31.0);
     out.extend(d.into_iter().chain(f16_bytes(min)));
     pack_5_bits(x, out, |x| ((x - min) * inverse + 0.5).clamp(0.0, 31.0) as u8);
 }
 
 /// Appends 32 values in 8 bits, with a scale.
-pub(super) fn q8_0(x: &[f32], out: &mut Vec<u8>) {
+pub(super) fn q8_0(x: &[f32; 32], out: &mut Vec<u8>) {
     let d = lanes::max_abs(x) / 127.0;
     let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
     out.extend(f16_bytes(d));
@@ -57,7 +57,7 @@ fn round_away_from_zero(x: f32) -> i8 {
     (sum.to_bits() as i8).wrapping_add(i8::from(up)).wrapping_sub(i8::from(down))
 }
 
-fn pack_5_bits(x: &[f32], out: &mut Vec<u8>, q: impl Fn(f32) -> u8) {
+fn pack_5_bits(x: &[f32; 32], out: &mut Vec<u8>, q: impl Fn(f32) -> u8) {
     let high = x.iter().enumerate().fold(0u32, |bits, (i, x)| bits | u32::from(q(*x) >> 4) << i);
     out.extend(high.to_le_bytes());
     out.extend((0..16).map(|i| q(x[i]) & 15 | (q(x[i + 16]) & 15) << 4));
@@ -78,7 +78,7 @@ fn min_and_scale(x: &[f32], steps: f32) -> ([u8; 2], f32, f32) {
     (f16_bytes(d), min, if d == 0.0 { 0.0 } else { 1.0 / d })
 }
 
-pub(super) fn f16_bytes(x: f32) -> [u8; 2] {
+fn f16_bytes(x: f32) -> [u8; 2] {
     f16::from_f32(x).to_le_bytes()
 }
 

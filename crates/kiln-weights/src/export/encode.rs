@@ -88,17 +88,20 @@ fn encode_rows(
         let (mut row, mut encoded, mut block_scales) = (vec![0f32; cols], Vec::new(), Vec::new());
         for i in chunk_rows(chunk, count) {
             rows.read(i, &mut row);
-            match (format, scale) {
-                (Format::NvFp4, Some(scale)) => encode_nvfp4(&row, scale, &mut encoded, &mut block_scales),
-                (Format::F8E4M3, Some(scale)) => encoded.extend(row.iter().map(|x| to_e4m3(x / scale))),
-                _ => encode_row(&row, format, &mut encoded),
+            check_range(&row, format)?;
+            match scale {
+                Some(scale) if format == Format::NvFp4 => {
+                    encode_nvfp4(&row, scale, &mut encoded, &mut block_scales);
+                }
+                Some(scale) => encoded.extend(row.iter().map(|x| to_e4m3(x / scale))),
+                None => encode_row(&row, format, &mut encoded)?,
             }
         }
         out.copy_from_slice(&encoded);
-        block_scales
+        Ok(block_scales)
     };
     let chunks = bytes.par_chunks_mut((CHUNK_ROWS * row_bytes).max(1)).enumerate();
-    let block_scales: Vec<Vec<u8>> = chunks.map(encode_chunk).collect();
+    let block_scales: Vec<Vec<u8>> = chunks.map(encode_chunk).collect::<Result<_>>()?;
     let matrix = PackedTensor::new(format, [count, cols], bytes.into())?;
     match (format, scale) {
         (Format::NvFp4, Some(global)) => {
@@ -117,31 +120,52 @@ fn chunk_rows(chunk: usize, count: usize) -> Range<usize> {
     chunk * CHUNK_ROWS..count.min((chunk + 1) * CHUNK_ROWS)
 }
 
-fn encode_row(row: &[f32], format: Format, out: &mut Vec<u8>) {
-    let each = |encode: fn(&[f32], &mut Vec<u8>), out: &mut Vec<u8>| {
-        row.chunks_exact(format.block_values()).for_each(|block| encode(block, out));
-    };
+fn encode_row(row: &[f32], format: Format, out: &mut Vec<u8>) -> Result<()> {
     match format {
         Format::F32 => out.extend(row.iter().flat_map(|x| x.to_le_bytes())),
         Format::BF16 => out.extend(row.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes())),
         Format::F16 => out.extend(row.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes())),
-        Format::Q4_0 => each(blocks::q4_0, out),
-        Format::Q4_1 => each(blocks::q4_1, out),
-        Format::Q5_0 => each(blocks::q5_0, out),
-        Format::Q5_1 => each(blocks::q5_1, out),
-        Format::Q8_0 => each(blocks::q8_0, out),
-        Format::Q2K => each(k_blocks::q2_k, out),
-        Format::Q3K => each(k_blocks::q3_k, out),
-        Format::Q4K => each(k_blocks::q4_k, out),
-        Format::Q5K => each(k_blocks::q5_k, out),
-        Format::Q6K => each(k_blocks::q6_k, out),
-        Format::F8E4M3 | Format::F8E5M2 | Format::NvFp4 | Format::I8 => unreachable!("these have scales"),
+        Format::Q4_0 => encode_blocks(row, blocks::q4_0, out),
+        Format::Q4_1 => encode_blocks(row, blocks::q4_1, out),
+        Format::Q5_0 => encode_blocks(row, blocks::q5_0, out),
+        Format::Q5_1 => encode_blocks(row, blocks::q5_1, out),
+        Format::Q8_0 => encode_blocks(row, blocks::q8_0, out),
+        Format::Q2K => encode_blocks(row, k_blocks::q2_k, out),
+        Format::Q3K => encode_blocks(row, k_blocks::q3_k, out),
+        Format::Q4K => encode_blocks(row, k_blocks::q4_k, out),
+        Format::Q5K => encode_blocks(row, k_blocks::q5_k, out),
+        Format::Q6K => encode_blocks(row, k_blocks::q6_k, out),
+        Format::F8E4M3 | Format::NvFp4 | Format::I8 => unreachable!("these have scales"),
+        Format::Iq4Nl | Format::Iq4Xs | Format::F8E5M2 => return Err(Error::ReadOnly { format }),
     }
+    Ok(())
 }
 
-/// The scale that maps `max_code` to `max_abs`.
+fn encode_blocks<const N: usize>(row: &[f32], encode: fn(&[f32; N], &mut Vec<u8>), out: &mut Vec<u8>) {
+    row.as_chunks::<N>().0.iter().for_each(|block| encode(block, out));
+}
+
+/// Refuses finite values that would become infinite. Others that are not finite are found by their squares.
+fn check_range(row: &[f32], format: Format) -> Result<()> {
+    let limit = match format {
+        Format::F32 => return Ok(()),
+        Format::BF16 => bf16::MAX.to_f32(),
+        // Their scales are f32; half of what it holds leaves room to round up.
+        Format::F8E4M3 | Format::F8E5M2 | Format::NvFp4 => f32::MAX / 2.0,
+        // The scales and minima of blocks are f16, too.
+        _ => f16::MAX.to_f32(),
+    };
+    let largest = lanes::max_abs(row);
+    if largest <= limit || largest.is_infinite() {
+        return Ok(());
+    }
+    let [value, limit] = [largest, limit].map(|x| format!("{x:e}"));
+    Err(Error::OutOfRange { value, format, limit })
+}
+
+/// The scale that maps `max_code` to `max_abs`, but never 0.
 fn scale_for(max_abs: f32, max_code: f32) -> f32 {
-    if max_abs > 0.0 { max_abs / max_code } else { 1.0 }
+    if max_abs > 0.0 { (max_abs / max_code).max(f32::MIN_POSITIVE) } else { 1.0 }
 }
 
 /// nvfp4 values, the first of a pair in the high half, and a scale per 16 of them.
@@ -186,7 +210,7 @@ fn squared_sums(rows: &StackedRows<'_>, matrix: &PackedTensor) -> [f64; 2] {
             rows.read(i, &mut before);
             matrix.read(i, 0, &mut after);
             let [error, value] = lanes::squared_sums(&before, &after);
-            sums = [sums[0] + f64::from(error), sums[1] + f64::from(value)];
+            sums = [sums[0] + error, sums[1] + value];
         }
         sums
     };

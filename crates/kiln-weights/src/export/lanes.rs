@@ -17,7 +17,19 @@ pub(super) fn max_abs(x: &[f32]) -> f32 {
 }
 
 /// Sums of the squared differences and of the squared values of `x`.
-pub(super) fn squared_sums(x: &[f32], y: &[f32]) -> [f32; 2] {
+pub(super) fn squared_sums(x: &[f32], y: &[f32]) -> [f64; 2] {
+    let sums = squared_f32_sums(x, y).map(f64::from);
+    if sums.iter().all(|sum| sum.is_finite()) {
+        return sums;
+    }
+    // Squares may overflow where the values don't.
+    x.iter().zip(y).fold([0.0; 2], |[errors, values], (&x, &y)| {
+        let (x, y) = (f64::from(x), f64::from(y));
+        [errors + (y - x) * (y - x), values + x * x]
+    })
+}
+
+fn squared_f32_sums(x: &[f32], y: &[f32]) -> [f32; 2] {
     let (mut errors, mut values) = ([0f32; LANES], [0f32; LANES]);
     let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
     let mut add = |x: &[f32], y: &[f32]| {
@@ -41,9 +53,12 @@ mod tests {
             let x: Vec<f32> = (0..count).map(|i| -(i as f32)).collect();
             let y = vec![1.0; count];
             assert_eq!(max_abs(&x), count.saturating_sub(1) as f32);
-            let [error, value] = x.iter().fold([0.0; 2], |[e, v], x| [e + (1.0 - x) * (1.0 - x), v + x * x]);
+            let squares = |x: f32| [f64::from((1.0 - x) * (1.0 - x)), f64::from(x * x)];
+            let [error, value] =
+                x.iter().map(|&x| squares(x)).fold([0.0; 2], |[e, v], s| [e + s[0], v + s[1]]);
             assert_eq!(squared_sums(&x, &y), [error, value], "{count}");
         }
         assert_eq!(max_abs(&[f32::NAN, -2.0, f32::NAN]), 2.0);
+        assert_eq!(squared_sums(&[2f32.powi(100)], &[0.0]), [2f64.powi(200); 2], "more than f32 holds");
     }
 }

@@ -8,8 +8,10 @@ mod convert;
 mod encode;
 mod gguf;
 mod k_blocks;
+mod k_search;
 mod lanes;
 mod plan;
+pub mod presets;
 mod safetensors;
 
 use std::collections::BTreeMap;

@@ -99,9 +99,10 @@ fn invalid_headers_are_errors() {
             "not a multiple of the block size",
         ),
         (GgufFile { tensors: vec![("a".into(), vec![1; 5], 0, 0)], ..valid() }, "5 dimensions"),
-        (GgufFile { tensors: vec![("a".into(), vec![4], 16, 0)], ..valid() }, "type IQ2_XXS; Kiln reads F32"),
-        (GgufFile { tensors: vec![("a".into(), vec![4], 99, 0)], ..valid() }, "type number 99"),
-        (GgufFile { tensors: vec![("a".into(), vec![], 8, 0)], ..valid() }, "type Q8_0"),
+        (
+            GgufFile { tensors: vec![("a".into(), vec![], 8, 0)], ..valid() },
+            "`a` has no dimensions, but type Q8_0",
+        ),
         (
             GgufFile { tensors: vec![("a".into(), vec![u64::MAX, 2], 0, 0)], ..valid() },
             "too large for any memory",
@@ -172,6 +173,62 @@ fn invalid_headers_are_errors() {
     let whole = GgufFile::new().bytes();
     for length in 4..whole.len() - 12 {
         assert!(WeightSource::from_bytes("a.gguf", whole[..length].to_vec()).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn types_that_kiln_cannot_read_are_named_with_what_to_take_instead() {
+    let unsupported = [
+        (9, "Q8_1", "Q8_0"),
+        (15, "Q8_K", "Q8_0"),
+        (16, "IQ2_XXS", "Q2_K"),
+        (17, "IQ2_XS", "Q2_K"),
+        (18, "IQ3_XXS", "Q3_K or IQ4_XS"),
+        (19, "IQ1_S", "Q2_K"),
+        (21, "IQ3_S", "Q3_K or IQ4_XS"),
+        (22, "IQ2_S", "Q2_K"),
+        (25, "I16", "F16"),
+        (29, "IQ1_M", "Q2_K"),
+        (31, "Q4_0_4_4", "Q4_0"),
+        (34, "TQ1_0", "Q2_K"),
+        (35, "TQ2_0", "Q2_K"),
+        (39, "MXFP4", "Q4_K or IQ4_XS"),
+        (40, "NVFP4", "Q4_K or IQ4_XS, or an nvfp4 safetensors"),
+    ];
+    let file = |id| GgufFile { tensors: vec![("x.weight".into(), vec![256, 2], id, 0)], ..GgufFile::new() };
+    for (id, name, instead) in unsupported {
+        let message = file(id).error();
+        let expected = format!(
+            "can't read `a.gguf`: tensor `x.weight` is stored as {name}, which Kiln does not support; take a {instead} \
+             file of the same model (Kiln reads F32, F16, Q4_0, "
+        );
+        assert!(message.starts_with(&expected) && message.contains("IQ4_NL, IQ4_XS"), "{message}");
+    }
+    for id in [43, 99, u32::MAX] {
+        let message = file(id).error();
+        let expected =
+            format!("can't read `a.gguf`: tensor `x.weight` has type number {id}, which Kiln does not know");
+        assert!(
+            message.starts_with(&expected) && message.contains("take a Q4_K or IQ4_XS file"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn iq4_files_are_read() {
+    for (id, format, bytes) in [(20, Format::Iq4Nl, 8 * 18), (23, Format::Iq4Xs, 136)] {
+        let tensors = vec![("x.weight".into(), vec![256, 2], id, 0)];
+        let file = GgufFile { tensors, data: 2 * bytes, ..GgufFile::new() };
+        let source = WeightSource::from_bytes("a.gguf", file.bytes()).unwrap();
+        assert_eq!(source.packed_format("x.weight"), Some(format));
+        assert_eq!(source.storage_name("x.weight"), Some(format.name()));
+        assert_eq!(source.bytes(), 2 * bytes as u64);
+        let values = source.tensor("x.weight").unwrap();
+        let values = values.to_f32().unwrap();
+        assert!(values.iter().all(|v| v.is_finite()) && values.iter().any(|v| *v != 0.0), "{format}");
+        let short = GgufFile { data: 2 * bytes - 1, ..file };
+        assert!(short.error().contains("ends inside or before `x.weight`"));
     }
 }
 

@@ -4,6 +4,7 @@ mod common;
 mod folders;
 mod formats;
 mod gguf;
+mod gguf_errors;
 mod lora;
 mod lora_layouts;
 mod lora_quantized;
