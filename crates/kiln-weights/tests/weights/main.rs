@@ -5,6 +5,7 @@ mod folders;
 mod formats;
 mod gguf;
 mod lora;
+mod lora_conventions;
 mod lora_layouts;
 mod lora_quantized;
 mod lora_scale;
