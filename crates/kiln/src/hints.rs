@@ -104,9 +104,7 @@ fn lora(problem: &LoraProblem) -> &'static str {
         LoraProblem::TextEncoder { .. } | LoraProblem::OtherPart { .. } => {
             "--lora-partial ignores these and uses the rest"
         }
-        LoraProblem::Setting { .. } => {
-            "merge it into its model with PEFT, and use that model; or train it without this setting"
-        }
+        LoraProblem::Setting { .. } => "merge it into its model with PEFT, and use the merged model",
         LoraProblem::Adapters { .. } => "save each adapter to a file of its own, and give both with --lora",
         LoraProblem::UnknownKeys { .. } => {
             "if it is a LoRA, --lora-partial ignores these and uses the rest; `kiln info` shows what a file contains"

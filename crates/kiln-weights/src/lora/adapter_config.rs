@@ -34,7 +34,7 @@ const UNSUPPORTED: [&str; 10] = [
 ];
 
 /// Initializations that leave the model's weights as they are. Others, such as PiSSA and OLoRA, subtract the initial update
-/// from the weights, so the file is an update of a model that nobody has.
+/// from the weights, and the file updates the result.
 const INITS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
 
 const LORA: &[&str] = &["LoRA"];
@@ -48,8 +48,8 @@ pub(super) struct AdapterConfig {
     alpha_patterns: Vec<(Regex, f64)>,
     /// Divide alpha by the square root of the rank (rank-stabilized LoRA).
     use_rslora: bool,
-    /// Whether updates have DoRA magnitudes.
-    pub use_dora: bool,
+    /// Whether updates have DoRA magnitudes, if it says.
+    pub use_dora: Option<bool>,
     /// The kinds that its updates may have, as in [`Update::kind`].
     kinds: &'static [&'static str],
 }
@@ -114,8 +114,11 @@ impl Settings<'_> {
         found.map(|(_, v)| v).filter(|v| !matches!(v, Json::Null))
     }
 
-    fn flag(&self, key: &str) -> bool {
-        matches!(self.get(key), Some(Json::Bool(true)))
+    fn flag(&self, key: &str) -> Option<bool> {
+        match self.get(key) {
+            Some(Json::Bool(flag)) => Some(*flag),
+            _ => None,
+        }
     }
 
     fn config(&self) -> Result<Option<AdapterConfig>, LoraProblem> {
@@ -130,7 +133,7 @@ impl Settings<'_> {
             alpha: number(alpha, self.get(alpha))?,
             rank_patterns: patterns("rank_pattern", self.get("rank_pattern"))?,
             alpha_patterns: patterns("alpha_pattern", self.get("alpha_pattern"))?,
-            use_rslora: self.flag("use_rslora"),
+            use_rslora: self.flag("use_rslora") == Some(true),
             use_dora: self.flag("use_dora"),
             kinds,
         }))

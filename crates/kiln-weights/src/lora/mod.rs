@@ -117,8 +117,11 @@ impl Lora {
         if modules.is_empty() {
             return Err(problem(unused::problem(&unused).unwrap_or(LoraProblem::Empty)));
         }
-        if config.is_some_and(|c| c.use_dora) && modules.iter().all(|m| m.magnitude.is_none()) {
-            return Err(problem(LoraProblem::DoraWithoutMagnitude));
+        let contradicts = |use_dora| modules.iter().any(|m| m.magnitude.is_some() != use_dora);
+        match config.and_then(|config| config.use_dora).filter(|use_dora| contradicts(*use_dora)) {
+            Some(true) => return Err(problem(LoraProblem::DoraWithoutMagnitude)),
+            Some(false) => return Err(problem(LoraProblem::MagnitudeWithoutDora)),
+            None => {}
         }
         unused.sort();
         targets.sort_by(|(a, _), (b, _)| a.layer.cmp(&b.layer));

@@ -147,9 +147,12 @@ pub enum LoraProblem {
         /// Its value.
         value: String,
     },
-    /// A config with `use_dora`, without magnitudes.
-    #[error("its settings say use_dora, but there is no lora_magnitude_vector in it")]
+    /// A config with `use_dora`, without the magnitudes of some modules.
+    #[error("its settings say use_dora, but there is no lora_magnitude_vector in it for every module")]
     DoraWithoutMagnitude,
+    /// Magnitudes, with a config without `use_dora`.
+    #[error("its settings say that use_dora is false, but there are magnitudes in it")]
+    MagnitudeWithoutDora,
     /// A LoRA made for another model.
     #[error("it was made for {made_for}, and this model is {model}")]
     WrongBase {

@@ -40,12 +40,14 @@ impl UnusedKind {
     pub fn of_key(key: &str) -> Option<UnusedKind> {
         let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| key.starts_with(prefix));
         let ends = |suffixes: &[&str]| suffixes.iter().any(|suffix| key.ends_with(suffix));
-        match () {
-            () if starts(&TEXT_ENCODER) => Some(UnusedKind::TextEncoder),
-            () if starts(&VAE) => Some(UnusedKind::Vae),
-            () if ends(&NORM_OR_BIAS) => Some(UnusedKind::NormOrBias),
-            () if ends(&[".set_weight"]) => Some(UnusedKind::NewWeight),
-            () => None,
+        if starts(&TEXT_ENCODER) {
+            Some(UnusedKind::TextEncoder)
+        } else if starts(&VAE) {
+            Some(UnusedKind::Vae)
+        } else if ends(&NORM_OR_BIAS) {
+            Some(UnusedKind::NormOrBias)
+        } else {
+            ends(&[".set_weight"]).then_some(UnusedKind::NewWeight)
         }
     }
 

@@ -166,11 +166,14 @@ fn a_lokr_of_peft_may_name_its_adapter() {
     assert_eq!((lora.kinds(), lora.modules().collect::<Vec<_>>()), (vec!["LoKr"], vec!["x"]));
 }
 
+/// Names and shapes of tensors.
+type Shapes<'a> = [(&'a str, &'a [usize])];
+
 /// Keys of which `proj_out` alone is a matrix of the transformer.
 const MIXED: [(&str, &[usize]); 2] =
     [("transformer.proj_out.lora_A.weight", &[1, DIM]), ("transformer.proj_out.lora_B.weight", &[4, 1])];
 
-fn resolve_mixed(others: &[(&str, &[usize])], partial: bool) -> Result<(LoraUpdates, Vec<LoraReport>)> {
+fn resolve_mixed(others: &Shapes<'_>, partial: bool) -> Result<(LoraUpdates, Vec<LoraReport>)> {
     let base = model(&weights(1));
     let lora = Lora::from_bytes("style.safetensors", tensors(&[&MIXED[..], others].concat(), &[]))?;
     let options = LoraOptions { partial, ..LoraOptions::default() };
@@ -183,7 +186,7 @@ fn what_is_not_a_matrix_of_the_transformer_is_an_error_and_can_be_left_out() {
     const CONVOLUTION: &str = "it changes a convolution";
     const NORM: &str = "it changes a norm or a bias";
     const TEXT: &str = "it changes the text encoder";
-    let cases: [(&[(&str, &[usize])], &str); 12] = [
+    let cases: [(&Shapes<'_>, &str); 12] = [
         (&[("vae.decoder.conv_in.lora_A.weight", &[1, 4, 3, 3])], VAE),
         (&[("first_stage_model.decoder.mid.attn_1.q.lora_up.weight", &[4, 1])], VAE),
         (&[("conv.lora_down.weight", &[1, 4, 3, 3]), ("conv.lora_up.weight", &[4, 1, 1, 1])], CONVOLUTION),

@@ -184,7 +184,21 @@ fn rank_of_the_metadata_must_be_that_of_the_matrices() {
 #[test]
 fn dora_in_the_metadata_requires_magnitudes() {
     let dora = problem(with_metadata(&[Q], r#"{"transformer.r":4,"transformer.use_dora":true}"#));
-    assert_eq!(dora.to_string(), "its settings say use_dora, but there is no lora_magnitude_vector in it");
+    assert_eq!(
+        dora.to_string(),
+        "its settings say use_dora, but there is no lora_magnitude_vector in it for every module"
+    );
+    let magnitude = |settings| {
+        let keys =
+            ["x.lora_A.weight", "x.lora_B.weight", "x.dora_scale", "y.lora_A.weight", "y.lora_B.weight"];
+        let keys: Vec<(&str, &[usize])> = keys.iter().map(|key| (*key, &[1, 1][..])).collect();
+        Lora::from_bytes("a", crate::common::tensors(&keys, &[("lora_adapter_metadata", settings)]))
+    };
+    let some = problem(magnitude(r#"{"r":1,"use_dora":true}"#));
+    assert!(matches!(some, LoraProblem::DoraWithoutMagnitude), "{some}");
+    let other = problem(magnitude(r#"{"r":1,"use_dora":false}"#));
+    assert_eq!(other.to_string(), "its settings say that use_dora is false, but there are magnitudes in it");
+    assert!(magnitude(r#"{"r":1}"#).is_ok());
 }
 
 #[test]
