@@ -350,6 +350,15 @@ def check_refused(folder):
         "SHIRA": peft.ShiraConfig(target_modules=layers, r=4),
         "C3A": peft.C3AConfig(target_modules=layers, block_size=16),
         "FOURIERFT": peft.FourierFTConfig(target_modules=layers, n_frequency=16),
+        "GLORA": peft.GloraConfig(target_modules=layers, r=4),
+        "HIRA": peft.HiraConfig(target_modules=layers, r=4),
+        "MISS": peft.MissConfig(target_modules=layers, r=4),
+        "DELORA": peft.DeloraConfig(target_modules=layers, r=4),
+        "GRALORA": peft.GraloraConfig(target_modules=layers, r=4, gralora_k=2),
+        "ROAD": peft.RoadConfig(target_modules=layers),
+        "WAVEFT": peft.WaveFTConfig(target_modules=layers, n_frequency=16),
+        "LN_TUNING": peft.LNTuningConfig(target_modules=["norm_q"]),
+        "kasa_config": LoraConfig(target_modules=layers, kasa_config=peft.KasaConfig()),
         "pissa": LoraConfig(target_modules=layers, init_lora_weights="pissa"),
         "olora": LoraConfig(target_modules=layers, init_lora_weights="olora"),
         "lora_bias": LoraConfig(target_modules=layers, lora_bias=True),
@@ -357,8 +366,8 @@ def check_refused(folder):
     for name, config in configs.items():
         if not wanted(name):
             continue
-        model = inject_adapter_in_model(config, copy.deepcopy(pipe.transformer))
-        tensors = {"base_model.model." + k: v.clone().contiguous() for k, v in get_peft_model_state_dict(model).items()}
+        model = peft.get_peft_model(copy.deepcopy(pipe.transformer), config)
+        tensors = {key: value.clone().contiguous() for key, value in get_peft_model_state_dict(model).items()}
         save_file(tensors, folder / "adapter_model.safetensors")
         config.save_pretrained(folder)
         save_file(tensors, folder / "bare.safetensors")
