@@ -101,7 +101,11 @@ fn lora(problem: &LoraProblem) -> &'static str {
     match problem {
         LoraProblem::Shape { .. } | LoraProblem::WrongBase { .. } => OTHER_MODEL,
         LoraProblem::UnsupportedKind { .. } => "LoRA, LoKr, LoHa and DoRA of linear layers are supported",
-        LoraProblem::TextEncoder { .. } => "--lora-partial ignores these and uses the rest",
+        LoraProblem::TextEncoder { .. } | LoraProblem::OtherPart { .. } => {
+            "--lora-partial ignores these and uses the rest"
+        }
+        LoraProblem::Setting { .. } => "merge it into its model with PEFT, and use the merged model",
+        LoraProblem::Adapters { .. } => "save each adapter to a file of its own, and give both with --lora",
         LoraProblem::UnknownKeys { .. } => {
             "if it is a LoRA, --lora-partial ignores these and uses the rest; `kiln info` shows what a file contains"
         }

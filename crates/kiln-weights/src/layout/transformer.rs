@@ -27,7 +27,8 @@ pub(crate) const MODULES: &[ModuleNames] = &[
         ..names("final_layer.adaLN_modulation.1", &["norm_out.linear"])
     },
     ModuleNames {
-        lora_names: &["transformer_blocks.#.attn.to_qkv"],
+        // `attn.qkv` is OneTrainer's, `attn.to_qkv` that of diffusers' fused projections.
+        lora_names: &["transformer_blocks.#.attn.to_qkv", "transformer_blocks.#.attn.qkv"],
         ..names(
             "double_blocks.#.img_attn.qkv",
             &[
@@ -38,7 +39,7 @@ pub(crate) const MODULES: &[ModuleNames] = &[
         )
     },
     ModuleNames {
-        lora_names: &["transformer_blocks.#.attn.to_added_qkv"],
+        lora_names: &["transformer_blocks.#.attn.to_added_qkv", "transformer_blocks.#.attn.added_qkv"],
         ..names(
             "double_blocks.#.txt_attn.qkv",
             &[

@@ -2,7 +2,8 @@
 //! such as `transformer.r`; or as PEFT itself does, in `adapter_config.json`.
 //!
 //! Rank and alpha of a module come from the first pattern, in the order of the file, that matches the module's name or
-//! its end after a dot; else from the defaults. Patterns are regular expressions.
+//! its end after a dot; else from the defaults. Patterns are regular expressions. A LoRA has its alpha in `lora_alpha`, a
+//! LoKr or LoHa in `alpha`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,11 +12,32 @@ use regex::{Regex, RegexBuilder};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::LoraProblem;
+use super::update::Update;
 
 const KEY: &str = "lora_adapter_metadata";
 const PREFIX: &str = "transformer.";
-/// PEFT's default for `r` and `lora_alpha`.
+/// PEFT's default for `r`, `lora_alpha` and `alpha`.
 const PEFT_DEFAULT: f64 = 8.0;
+
+/// Settings with which PEFT computes something else than the matrices alone tell.
+const UNSUPPORTED: [&str; 10] = [
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+];
+
+/// Initializations that leave the model's weights as they are. Others, such as PiSSA and OLoRA, subtract the initial update
+/// from the weights, and the file updates the result.
+const INITS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
+
+const LORA: &[&str] = &["LoRA"];
 
 /// The settings that determine a module's scale.
 #[derive(Debug)]
@@ -26,8 +48,10 @@ pub(super) struct AdapterConfig {
     alpha_patterns: Vec<(Regex, f64)>,
     /// Divide alpha by the square root of the rank (rank-stabilized LoRA).
     use_rslora: bool,
-    /// Whether updates have DoRA magnitudes.
-    pub use_dora: bool,
+    /// Whether updates have DoRA magnitudes, if it says.
+    pub use_dora: Option<bool>,
+    /// The kinds that its updates may have, as in [`Update::kind`].
+    kinds: &'static [&'static str],
 }
 
 impl AdapterConfig {
@@ -40,39 +64,116 @@ impl AdapterConfig {
         let Some(text) = text else { return Ok(None) };
         let json: Json = serde_json::from_str(text).map_err(|e| unusable(e.to_string()))?;
         let Json::Object(pairs) = json else { return Err(unusable("it is not an object".into())) };
-        // A file saved from the model instead of the pipeline has the same keys without the prefix.
-        let prefix = if pairs.iter().any(|(k, _)| k.starts_with(PREFIX)) { PREFIX } else { "" };
-        let get = |key: &str| {
-            let found = pairs.iter().rfind(|(k, _)| k.strip_prefix(prefix) == Some(key));
-            found.map(|(_, v)| v).filter(|v| !matches!(v, Json::Null))
-        };
-        if get("r").or(get("lora_alpha")).is_none() {
-            return Ok(None);
-        }
-        let flag = |key| matches!(get(key), Some(Json::Bool(true)));
-        Ok(Some(AdapterConfig {
-            rank: number("r", get("r"))?,
-            alpha: number("lora_alpha", get("lora_alpha"))?,
-            rank_patterns: patterns("rank_pattern", get("rank_pattern"))?,
-            alpha_patterns: patterns("alpha_pattern", get("alpha_pattern"))?,
-            use_rslora: flag("use_rslora"),
-            use_dora: flag("use_dora"),
-        }))
+        Settings::new(&pairs).config()
     }
 
     /// The rank that `module` should have.
-    pub fn rank(&self, module: &str) -> f64 {
+    fn rank(&self, module: &str) -> f64 {
         first_match(&self.rank_patterns, module).unwrap_or(self.rank)
     }
 
     /// The alpha of `module`.
-    pub fn alpha(&self, module: &str) -> f64 {
+    fn alpha(&self, module: &str) -> f64 {
         first_match(&self.alpha_patterns, module).unwrap_or(self.alpha)
     }
 
-    /// The scale for this alpha and rank.
-    pub fn scale(&self, alpha: f64, rank: usize) -> f64 {
-        if self.use_rslora { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 }
+    /// The scale of a module, whose own `alpha` comes first. PEFT scales a LoKr also if both of its factors are full.
+    pub fn scale(&self, module: &str, update: &Update, alpha: Option<f64>) -> Result<f64, LoraProblem> {
+        let (key, rank) = (|| update.keys()[1].to_owned(), self.rank(module));
+        if !self.kinds.contains(&update.kind()) {
+            let expected = self.kinds.join(" or ");
+            return Err(LoraProblem::MetadataKind { expected, key: key(), found: update.kind() });
+        }
+        if let Some(found) = update.rank().filter(|found| *found as f64 != rank) {
+            let module = module.to_owned();
+            return Err(LoraProblem::MetadataRank { module, expected: rank, key: key(), found });
+        }
+        if rank <= 0.0 {
+            return Err(unusable(format!("the rank of `{module}` is {rank}")));
+        }
+        let alpha = alpha.filter(|_| update.rank().is_some()).unwrap_or_else(|| self.alpha(module));
+        Ok(alpha / if self.use_rslora { rank.sqrt() } else { rank })
+    }
+}
+
+/// The settings for the transformer.
+struct Settings<'j> {
+    pairs: &'j [(String, Json)],
+    prefix: &'static str,
+}
+
+impl Settings<'_> {
+    /// A file saved from the model instead of the pipeline has the same keys without the prefix.
+    fn new(pairs: &[(String, Json)]) -> Settings<'_> {
+        let prefix = if pairs.iter().any(|(k, _)| k.starts_with(PREFIX)) { PREFIX } else { "" };
+        Settings { pairs, prefix }
+    }
+
+    fn get(&self, key: &str) -> Option<&Json> {
+        let found = self.pairs.iter().rfind(|(k, _)| k.strip_prefix(self.prefix) == Some(key));
+        found.map(|(_, v)| v).filter(|v| !matches!(v, Json::Null))
+    }
+
+    fn flag(&self, key: &str) -> Option<bool> {
+        match self.get(key) {
+            Some(Json::Bool(flag)) => Some(*flag),
+            _ => None,
+        }
+    }
+
+    fn config(&self) -> Result<Option<AdapterConfig>, LoraProblem> {
+        let kinds = self.kinds()?;
+        self.check_supported()?;
+        if ["r", "lora_alpha", "alpha"].iter().all(|key| self.get(key).is_none()) {
+            return Ok(None);
+        }
+        let alpha = if kinds == LORA { "lora_alpha" } else { "alpha" };
+        Ok(Some(AdapterConfig {
+            rank: number("r", self.get("r"))?,
+            alpha: number(alpha, self.get(alpha))?,
+            rank_patterns: patterns("rank_pattern", self.get("rank_pattern"))?,
+            alpha_patterns: patterns("alpha_pattern", self.get("alpha_pattern"))?,
+            use_rslora: self.flag("use_rslora") == Some(true),
+            use_dora: self.flag("use_dora"),
+            kinds,
+        }))
+    }
+
+    /// The kinds that updates may have. Settings written by hand may lack the type.
+    fn kinds(&self) -> Result<&'static [&'static str], LoraProblem> {
+        match self.get("peft_type") {
+            Some(Json::String(kind)) => match kind.to_ascii_uppercase().as_str() {
+                "LORA" => Ok(LORA),
+                "LOKR" => Ok(&["LoKr"]),
+                "LOHA" => Ok(&["LoHa"]),
+                _ => Err(LoraProblem::Setting { setting: "peft_type", value: kind.clone() }),
+            },
+            Some(_) => Err(unusable("`peft_type` is not a string".into())),
+            None => match (self.get("lora_alpha"), self.get("alpha")) {
+                (Some(_), None) => Ok(LORA),
+                (None, Some(_)) => Ok(&["LoKr", "LoHa"]),
+                (None, None) => Ok(&["LoRA", "LoKr", "LoHa"]),
+                (Some(_), Some(_)) => {
+                    Err(unusable("it has both `alpha` and `lora_alpha`, and no `peft_type`".into()))
+                }
+            },
+        }
+    }
+
+    fn check_supported(&self) -> Result<(), LoraProblem> {
+        let problem = |setting, value| Err(LoraProblem::Setting { setting, value });
+        for setting in UNSUPPORTED {
+            match self.get(setting) {
+                None | Some(Json::Bool(false) | Json::Empty) => {}
+                Some(_) => return problem(setting, "set".into()),
+            }
+        }
+        match self.get("init_lora_weights") {
+            Some(Json::String(init)) if !INITS.contains(&init.to_ascii_lowercase().as_str()) => {
+                problem("init_lora_weights", init.clone())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -113,9 +214,12 @@ enum Json {
     Null,
     Bool(bool),
     Number(f64),
+    String(String),
     Object(Vec<(String, Json)>),
-    /// Strings and lists, which nothing here needs.
-    Other,
+    /// An empty list.
+    Empty,
+    /// A list, whose elements nothing here needs.
+    List,
 }
 
 impl<'de> Deserialize<'de> for Json {
@@ -149,13 +253,16 @@ impl<'de> Deserialize<'de> for Json {
                 Ok(Json::Number(value))
             }
 
-            fn visit_str<E>(self, _: &str) -> Result<Json, E> {
-                Ok(Json::Other)
+            fn visit_str<E>(self, value: &str) -> Result<Json, E> {
+                Ok(Json::String(value.to_owned()))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Json, A::Error> {
-                while seq.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Json::Other)
+                let mut list = Json::Empty;
+                while seq.next_element::<IgnoredAny>()?.is_some() {
+                    list = Json::List;
+                }
+                Ok(list)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {

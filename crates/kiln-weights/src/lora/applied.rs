@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use kiln_tensor::{DType, HostTensor, LoraDelta};
 
-use super::dora::{self, BaseWeight, Magnitude};
+use super::dora::{self, BaseWeight, UpdatedWeight};
 use super::fit::MagnitudeAxis;
 use super::patch::{NormScale, UpdateValues, WeightPatch};
 use super::targets::RowRuns;
@@ -22,10 +22,21 @@ pub(super) struct AppliedLora {
     weight: f32,
     /// By layer.
     updates: BTreeMap<String, Vec<LayerUpdate>>,
-    /// For each module, whether the model has all layers that it changes.
-    matched: Vec<bool>,
-    /// For each module, its update as `[down, up]`, once expanded.
-    expanded: Vec<OnceLock<[HostTensor; 2]>>,
+    /// What is known of each module.
+    modules: Vec<AppliedModule>,
+}
+
+/// A module of a LoRA that is applied to a model.
+#[derive(Debug, Default)]
+struct AppliedModule {
+    /// Whether the model has all layers that it changes.
+    matched: bool,
+    /// The layers that it changes, with the rows that go there.
+    layers: Vec<(LayerShape, RowRuns)>,
+    /// Its update as `[down, up]`, once expanded.
+    expanded: OnceLock<[HostTensor; 2]>,
+    /// The factors of a DoRA per column, whose norms run over all of its layers; once computed.
+    column_scale: OnceLock<Arc<NormScale>>,
 }
 
 /// The rows of a module that update a layer.
@@ -36,8 +47,8 @@ struct LayerUpdate {
     runs: RowRuns,
     /// The axis of a DoRA's magnitudes.
     axis: Option<MagnitudeAxis>,
-    /// The DoRA's factors, once computed.
-    norm_scale: OnceLock<Arc<NormScale>>,
+    /// The factors of a DoRA per row, once computed.
+    row_scale: OnceLock<Arc<NormScale>>,
 }
 
 /// Reads the weight of a layer without LoRAs.
@@ -46,32 +57,40 @@ type ReadBase<'a> = &'a dyn Fn(&LayerShape) -> Result<BaseWeight>;
 impl AppliedLora {
     /// Applies a LoRA to layers of these rows and columns.
     pub fn new(lora: Arc<Lora>, weight: f32, sizes: &BTreeMap<String, [usize; 2]>) -> Result<Self> {
+        let modules = lora.modules.iter().enumerate().map(|(index, module)| {
+            // A module without targets has a name that no model has.
+            let targets = lora.targets.iter().filter(|(_, target)| *target == index);
+            let layers = targets.map(|(target, _)| {
+                let Some(&[rows, cols]) = sizes.get(&target.layer) else { return Ok(None) };
+                let layer = LayerShape { name: target.layer.clone(), rows, cols };
+                let runs = lora.row_runs(module, &layer, target.mapping.for_layer(rows, cols))?;
+                Ok(Some((layer, runs)))
+            });
+            let layers: Option<Vec<_>> = layers.collect::<Result<_>>()?;
+            let layers = layers.unwrap_or_default();
+            Ok(AppliedModule { matched: !layers.is_empty(), layers, ..AppliedModule::default() })
+        });
+        let modules: Vec<AppliedModule> = modules.collect::<Result<_>>()?;
         let mut updates = BTreeMap::<String, Vec<LayerUpdate>>::new();
-        // A module without targets has a name that no model has.
-        let mut matched = vec![None; lora.modules.len()];
-        for (target, index) in &lora.targets {
-            let size = sizes.get(&target.layer);
-            matched[*index] = Some(matched[*index].unwrap_or(true) && size.is_some());
-            let Some(&[rows, cols]) = size else { continue };
-            let layer = LayerShape { name: target.layer.clone(), rows, cols };
-            let module = &lora.modules[*index];
-            let runs = lora.row_runs(module, &layer, target.mapping.for_layer(rows, cols))?;
-            let axis = lora.magnitude_axis(module, &layer, &runs)?;
+        for (index, (module, applied)) in lora.modules.iter().zip(&modules).enumerate() {
+            let axis = lora.magnitude_axis(module, &applied.layers)?;
             // Weight 0 switches a LoRA off: skip its computation.
-            if weight != 0.0 && (module.scale != 0.0 || axis.is_some()) {
-                let update = LayerUpdate { module: *index, runs, axis, norm_scale: OnceLock::new() };
-                updates.entry(layer.name).or_default().push(update);
+            if weight == 0.0 || (module.scale.value == 0.0 && axis.is_none()) {
+                continue;
+            }
+            for (layer, runs) in &applied.layers {
+                let update =
+                    LayerUpdate { module: index, runs: runs.clone(), axis, row_scale: OnceLock::new() };
+                updates.entry(layer.name.clone()).or_default().push(update);
             }
         }
-        let expanded = lora.modules.iter().map(|_| OnceLock::new()).collect();
-        let matched = matched.into_iter().map(|all| all == Some(true)).collect();
-        Ok(AppliedLora { lora, weight, updates, matched, expanded })
+        Ok(AppliedLora { lora, weight, updates, modules })
     }
 
     /// Reports how much of it the model uses. Every module must match a layer; with `partial`, at least one.
     pub fn report(&self, base: &Path, partial: bool) -> Result<LoraReport> {
         let lora = &self.lora;
-        let unmatched = lora.modules.iter().zip(&self.matched).filter(|(_, matched)| !**matched);
+        let unmatched = lora.modules.iter().zip(&self.modules).filter(|(_, applied)| !applied.matched);
         let keys: Vec<String> = unmatched.map(|(module, _)| module.stem.clone()).collect();
         let (file, total) = (lora.path().to_owned(), lora.modules.len());
         let matched = total - keys.len();
@@ -87,6 +106,7 @@ impl AppliedLora {
             rank: lora.rank(),
             weight: self.weight,
             unmatched,
+            notes: lora.notes(),
         })
     }
 
@@ -136,7 +156,7 @@ impl AppliedLora {
 
     /// The file's own scale times the user's factor.
     fn scale(&self, module: &LoraModule) -> f32 {
-        (module.scale * f64::from(self.weight)) as f32
+        (module.scale.value * f64::from(self.weight)) as f32
     }
 
     /// A low-rank update as `[down, up]`.
@@ -145,13 +165,14 @@ impl AppliedLora {
         if let Update::LowRank { down, up } = &module.update {
             return Ok([down.tensor.clone(), up.tensor.clone()]);
         }
-        if let Some(expanded) = self.expanded[index].get() {
+        let cell = &self.modules[index].expanded;
+        if let Some(expanded) = cell.get() {
             return Ok(expanded.clone());
         }
         let expanded = low_rank::expand(&module.update, dtype);
         let expanded = expanded.map_err(|source| self.tensor_error(module, source))?;
         let expanded = expanded.unwrap_or_else(|| [HostTensor::zeros([0, 0]), HostTensor::zeros([0, 0])]);
-        Ok(self.expanded[index].get_or_init(|| expanded).clone())
+        Ok(cell.get_or_init(|| expanded).clone())
     }
 
     /// The updates of a DoRA, whose rows or columns are multiplied as the weight's are.
@@ -217,27 +238,37 @@ impl AppliedLora {
         update: &LayerUpdate,
         base: ReadBase<'_>,
     ) -> Result<Arc<NormScale>> {
-        if let Some(norm_scale) = update.norm_scale.get() {
+        let (module, applied) = (&self.lora.modules[update.module], &self.modules[update.module]);
+        let (Some(axis), Some(magnitude)) = (update.axis, &module.magnitude) else {
+            return Ok(Arc::new(NormScale::None));
+        };
+        let cell = match axis {
+            MagnitudeAxis::Rows => &update.row_scale,
+            MagnitudeAxis::Columns => &applied.column_scale,
+        };
+        if let Some(norm_scale) = cell.get() {
             return Ok(Arc::clone(norm_scale));
         }
-        let module = &self.lora.modules[update.module];
-        let norm_scale = match (update.axis, &module.magnitude) {
-            (Some(axis), Some(magnitude)) => {
-                let unusable = |source| {
-                    let (file, tensor) = (self.lora.path().to_owned(), magnitude.key.clone());
-                    Error::Tensor { file, tensor, source }
-                };
-                let magnitudes = magnitude.tensor.to_f32().map_err(unusable)?.into_owned();
-                let magnitude = match axis {
-                    MagnitudeAxis::Rows => Magnitude::Rows(magnitudes),
-                    MagnitudeAxis::Columns => Magnitude::Columns(magnitudes),
-                };
-                let (values, scale) = (self.values(module)?, module.scale as f32);
-                dora::norm_scale(&base(layer)?, layer.cols, (&values, scale), &update.runs, &magnitude)
-            }
-            _ => NormScale::None,
+        let unusable = |source| {
+            let (file, tensor) = (self.lora.path().to_owned(), magnitude.key.clone());
+            Error::Tensor { file, tensor, source }
         };
-        Ok(Arc::clone(update.norm_scale.get_or_init(|| Arc::new(norm_scale))))
+        let (magnitudes, values) = (magnitude.tensor.to_f32().map_err(unusable)?, self.values(module)?);
+        let updated = |layer: &LayerShape, runs| {
+            let (base, scale) = (base(layer)?, module.scale.value as f32);
+            Ok(UpdatedWeight { base, cols: layer.cols, values: &values, scale, runs })
+        };
+        let norm_scale = match axis {
+            MagnitudeAxis::Rows => updated(layer, &update.runs)?.row_scale(&magnitudes),
+            MagnitudeAxis::Columns => {
+                let mut squares = vec![0.0; layer.cols];
+                for (layer, runs) in &applied.layers {
+                    updated(layer, runs)?.add_column_squares(&mut squares);
+                }
+                dora::column_scale(&magnitudes, &squares)
+            }
+        };
+        Ok(Arc::clone(cell.get_or_init(|| Arc::new(norm_scale))))
     }
 
     fn tensor_error(&self, module: &LoraModule, source: kiln_tensor::Error) -> Error {

@@ -9,14 +9,6 @@ use rayon::prelude::*;
 use super::patch::{NormScale, UpdateValues, module_row};
 use super::targets::RowRuns;
 
-/// The magnitudes in a file.
-pub(super) enum Magnitude {
-    /// One per row of the module.
-    Rows(Vec<f32>),
-    /// One per column of the layer.
-    Columns(Vec<f32>),
-}
-
 /// The weight of a layer without LoRAs, as matrices whose rows are stacked.
 pub(super) struct BaseWeight(pub Vec<PackedTensor>);
 
@@ -35,41 +27,49 @@ impl BaseWeight {
     }
 }
 
-/// Computes the factors that give a layer of `cols` columns, updated by `scale` times `values`, these magnitudes.
-pub(super) fn norm_scale(
-    base: &BaseWeight,
-    cols: usize,
-    (values, scale): (&UpdateValues, f32),
-    runs: &RowRuns,
-    magnitude: &Magnitude,
-) -> NormScale {
-    let read_updated = |row: usize, out: &mut [f32]| {
-        let module_row = module_row(runs, row)?;
-        base.read(row, out);
-        values.add(module_row, 0, scale, out);
+/// A layer of `cols` columns, and an update of some of its rows.
+pub(super) struct UpdatedWeight<'a> {
+    pub base: BaseWeight,
+    pub cols: usize,
+    pub values: &'a UpdateValues,
+    pub scale: f32,
+    pub runs: &'a RowRuns,
+}
+
+impl UpdatedWeight<'_> {
+    /// Reads the sum of a row and its update, and returns the row of the module; `None` for a row without update.
+    fn read(&self, row: usize, out: &mut [f32]) -> Option<usize> {
+        let module_row = module_row(self.runs, row)?;
+        self.base.read(row, out);
+        self.values.add(module_row, 0, self.scale, out);
         Some(module_row)
-    };
-    match magnitude {
-        Magnitude::Rows(magnitudes) => {
-            let row_scale = |out: &mut Vec<f32>, row| {
-                read_updated(row, out)
-                    .map_or(1.0, |module_row| ratio(magnitudes[module_row], squared_norm(out)))
-            };
-            NormScale::Rows(
-                (0..base.rows()).into_par_iter().map_init(|| vec![0f32; cols], row_scale).collect(),
-            )
-        }
-        Magnitude::Columns(magnitudes) => {
-            let (mut squares, mut out) = (vec![0f64; cols], vec![0f32; cols]);
-            for row in 0..base.rows() {
-                if read_updated(row, &mut out).is_some() {
-                    squares.iter_mut().zip(&out).for_each(|(sum, v)| *sum += f64::from(*v).powi(2));
-                }
+    }
+
+    /// The factors that give the layer's rows these magnitudes, one per row of the module.
+    pub fn row_scale(&self, magnitudes: &[f32]) -> NormScale {
+        let row_scale = |out: &mut Vec<f32>, row| {
+            let module_row = self.read(row, out);
+            module_row.map_or(1.0, |module_row| ratio(magnitudes[module_row], squared_norm(out)))
+        };
+        let rows = (0..self.base.rows()).into_par_iter();
+        NormScale::Rows(rows.map_init(|| vec![0f32; self.cols], row_scale).collect())
+    }
+
+    /// Adds the squares of each column's elements to `sums`.
+    pub fn add_column_squares(&self, sums: &mut [f64]) {
+        let mut out = vec![0f32; self.cols];
+        for row in 0..self.base.rows() {
+            if self.read(row, &mut out).is_some() {
+                sums.iter_mut().zip(&out).for_each(|(sum, v)| *sum += f64::from(*v).powi(2));
             }
-            let scales = magnitudes.iter().zip(&squares).map(|(magnitude, sum)| ratio(*magnitude, *sum));
-            NormScale::Columns(scales.collect())
         }
     }
+}
+
+/// The factors that give columns of these sums of squares these magnitudes.
+pub(super) fn column_scale(magnitudes: &[f32], squares: &[f64]) -> NormScale {
+    let scales = magnitudes.iter().zip(squares).map(|(magnitude, sum)| ratio(*magnitude, *sum));
+    NormScale::Columns(scales.collect())
 }
 
 /// The sum of squares, in f64 except within groups of 64, so that long rows lose no precision.

@@ -3,6 +3,7 @@
 use kiln_tensor::Shape;
 
 use super::targets::{MappedRows, RowRuns};
+use super::unused;
 use super::update::Update;
 use super::{LayerShape, Lora, LoraBase, LoraModule, LoraProblem};
 use crate::{Error, Result};
@@ -28,13 +29,9 @@ impl Lora {
         {
             return Err(self.error(LoraProblem::WrongBase { made_for, model }));
         }
-        if partial {
-            return Ok(());
-        }
-        match (self.text_encoder.first(), self.unknown.is_empty()) {
-            (Some(key), _) => Err(self.error(LoraProblem::TextEncoder { key: key.clone() })),
-            (None, false) => Err(self.error(LoraProblem::UnknownKeys { keys: self.unknown.clone() })),
-            (None, true) => Ok(()),
+        match unused::problem(&self.unused) {
+            Some(problem) if !partial => Err(self.error(problem)),
+            _ => Ok(()),
         }
     }
 
@@ -70,26 +67,25 @@ impl Lora {
         }))
     }
 
-    /// The axis of a DoRA's magnitudes: the module's rows, or its columns, whose norms can only be computed if the layer has
-    /// all of the module's rows.
+    /// The axis of the magnitudes of a module that changes these layers: its rows, or its columns, whose norms can only be
+    /// computed if the layers consist of the module's rows.
     pub(super) fn magnitude_axis(
         &self,
         module: &LoraModule,
-        layer: &LayerShape,
-        runs: &RowRuns,
+        layers: &[(LayerShape, RowRuns)],
     ) -> Result<Option<MagnitudeAxis>> {
-        let Some(magnitude) = &module.magnitude else { return Ok(None) };
-        let rows = module.update.size().map_or(0, |[rows, _]| rows);
-        let covered: usize = runs.iter().map(|(from, _)| from.len()).sum();
+        let Some(magnitude) = module.magnitude.as_ref().filter(|_| !layers.is_empty()) else {
+            return Ok(None);
+        };
+        let [rows, cols] = module.update.size().unwrap_or_default();
+        let consist = layers.iter().map(|(layer, _)| layer.rows).sum::<usize>() == rows;
         match magnitude.tensor.shape().dims() {
             &[found] | &[found, 1] if found == rows => Ok(Some(MagnitudeAxis::Rows)),
-            &[1, found] if found == layer.cols && covered == rows && rows == layer.rows => {
-                Ok(Some(MagnitudeAxis::Columns))
-            }
+            &[1, found] if found == cols && consist => Ok(Some(MagnitudeAxis::Columns)),
             _ => Err(self.error(LoraProblem::UnexpectedShape {
                 key: magnitude.key.clone(),
                 found: magnitude.tensor.shape().clone(),
-                expected: "a magnitude for every row of its module",
+                expected: "a magnitude for every row of its module, or for every column of whole layers",
             })),
         }
     }

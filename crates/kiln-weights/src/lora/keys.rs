@@ -6,6 +6,7 @@ use std::fmt;
 
 use super::LoraProblem;
 use super::targets::is_original;
+use super::unused::{UnusedKey, UnusedKind};
 
 /// The layout of a LoRA file's keys, named after the programs that write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,6 +25,8 @@ pub enum LoraLayout {
     Lycoris,
     /// `diffusion_model.` and a module of diffusers.
     Mixed,
+    /// `unet.` and a module of either naming.
+    Unet,
     /// A module without a prefix.
     Bare,
 }
@@ -38,6 +41,7 @@ impl fmt::Display for LoraLayout {
             LoraLayout::OneTrainer => "OneTrainer",
             LoraLayout::Lycoris => "LyCORIS (lycoris_*)",
             LoraLayout::Mixed => "diffusers' modules under diffusion_model.*",
+            LoraLayout::Unet => "modules under unet.*",
             LoraLayout::Bare => "modules without a prefix",
         })
     }
@@ -63,10 +67,13 @@ pub(super) enum TensorRole {
     HadaW2B,
     /// The full difference of the weight.
     Diff,
+    /// The cores of Tucker decompositions, which only convolutions have.
+    Core1,
+    Core2,
 }
 
 /// The suffixes of keys, without a final `.weight`. Messages use the first suffix of a role.
-const SUFFIXES: [(&str, TensorRole); 20] = [
+const SUFFIXES: [(&str, TensorRole); 26] = [
     (".lora_A", TensorRole::Down),
     (".lora_down", TensorRole::Down),
     (".lora.down", TensorRole::Down),
@@ -76,6 +83,8 @@ const SUFFIXES: [(&str, TensorRole); 20] = [
     (".alpha", TensorRole::Alpha),
     (".dora_scale", TensorRole::Magnitude),
     (".lora_magnitude_vector", TensorRole::Magnitude),
+    // ai-toolkit's DoRA.
+    (".magnitude", TensorRole::Magnitude),
     (".lokr_w1", TensorRole::LokrW1),
     (".lokr_w1_a", TensorRole::LokrW1A),
     (".lokr_w1_b", TensorRole::LokrW1B),
@@ -87,24 +96,60 @@ const SUFFIXES: [(&str, TensorRole); 20] = [
     (".hada_w2_a", TensorRole::HadaW2A),
     (".hada_w2_b", TensorRole::HadaW2B),
     (".diff", TensorRole::Diff),
+    (".lora_mid", TensorRole::Core1),
+    (".lokr_t1", TensorRole::Core1),
+    (".lokr_t2", TensorRole::Core2),
+    (".hada_t1", TensorRole::Core1),
+    (".hada_t2", TensorRole::Core2),
 ];
+
+/// PEFT's names of tensors. Inside of a model the adapter's name follows, which `save_pretrained` drops and other writers
+/// don't.
+const PEFT_TENSORS: [&str; 5] = ["lora_A", "lora_B", "lora_magnitude_vector", "lokr_", "hada_"];
 
 /// Unsupported kinds of adapters, by a substring of their keys.
-const UNSUPPORTED: [(&str, &str); 10] = [
-    (".lora_B.bias", "LoRA with biases"),
-    (".lora_up.bias", "LoRA with biases"),
-    (".lora_mid.", "LoRA of convolutions"),
-    (".lokr_t2", "LoKr of convolutions"),
-    (".hada_t1", "LoHa of convolutions"),
-    (".hada_t2", "LoHa of convolutions"),
+const UNSUPPORTED: [(&str, &str); 37] = [
+    (".lora_E", "AdaLoRA"),
+    (".lora_diag", "KaSA"),
+    (".lora_embedding_", "LoRA of embeddings"),
+    (".reshape_weight", "LoRA that resizes layers"),
     (".oft_", "OFT"),
     (".boft_", "BOFT"),
+    (".psoft_", "PSOFT"),
+    (".a1.weight", "GLoRA"),
+    (".a2.weight", "GLoRA"),
+    (".b1.weight", "GLoRA"),
     (".b2.weight", "GLoRA"),
+    (".bm.weight", "GLoRA"),
+    (".glora_", "GLoRA"),
+    (".lambda_layer", "T-LoRA"),
+    (".q_layer.", "T-LoRA"),
+    (".p_layer.", "T-LoRA"),
     (".on_input", "IA3"),
+    (".ia3_", "IA3"),
+    (".vera_", "VeRA"),
+    (".pvera_", "PVeRA"),
+    (".randlora_", "RandLoRA"),
+    (".vblora_", "VB-LoRA"),
+    (".unilora_", "Uni-LoRA"),
+    (".tinylora_", "TinyLoRA"),
+    (".gralora_", "GraLoRA"),
+    (".delora_", "DeLoRA"),
+    (".hira_", "HiRA"),
+    (".hra_", "HRA"),
+    (".bone_", "Bone"),
+    (".miss_", "MiSS"),
+    (".shira_", "SHiRA"),
+    (".c3a_", "C3A"),
+    (".road_", "RoAd"),
+    (".fourierft_", "FourierFT"),
+    (".waveft_", "WaveFT"),
+    (".ln_tuning_", "LN tuning"),
+    (".trainable_tokens_", "trainable tokens"),
 ];
 
-const TEXT_ENCODER: [&str; 4] =
-    ["text_encoder", "lora_te", "base_model.model.text_encoder", "lycoris_text_encoder"];
+/// Outputs of a LoRA's second matrix, which may have a bias.
+const UP: [&str; 2] = [".lora_B.", ".lora_up."];
 
 impl TensorRole {
     pub fn suffix(self) -> &'static str {
@@ -149,36 +194,40 @@ impl<'k> ModuleKeys<'k> {
 #[derive(Debug, Default)]
 pub(super) struct ClassifiedKeys<'k> {
     pub modules: Vec<ModuleKeys<'k>>,
-    /// Keys for the text encoder.
-    pub text_encoder: Vec<&'k str>,
-    /// Keys that are not LoRA keys.
-    pub unknown: Vec<&'k str>,
+    pub unused: Vec<UnusedKey>,
 }
 
-/// Groups keys by module. Unsupported kinds of adapters are an error.
+/// Groups keys by module. Unsupported kinds of adapters are an error, and so are two adapters in one file.
 pub(super) fn classify<'k>(keys: &[&'k str]) -> Result<ClassifiedKeys<'k>, LoraProblem> {
     let mut classified = ClassifiedKeys::default();
     let mut modules = BTreeMap::<&str, ModuleKeys<'k>>::new();
+    let mut adapter: Option<&str> = None;
     for &key in keys {
-        if let Some((_, kind)) = UNSUPPORTED.iter().find(|(substring, _)| key.contains(substring)) {
+        if let Some(kind) = unsupported_kind(key) {
             return Err(LoraProblem::UnsupportedKind { kind, key: key.to_owned() });
         }
-        if TEXT_ENCODER.iter().any(|prefix| key.starts_with(prefix)) {
-            classified.text_encoder.push(key);
+        if let Some(kind) = UnusedKind::of_key(key) {
+            classified.unused.push(UnusedKey::new(kind, key));
             continue;
         }
-        let split = split_role(key).map(|(stem, role)| (stem, role, strip_prefix(stem)));
-        let Some((stem, role, (layout, name))) = split.filter(|(_, _, (_, name))| !name.is_empty()) else {
-            classified.unknown.push(key);
+        let split = split_key(key).map(|split| (split, strip_prefix(split.stem)));
+        let Some((split, (layout, name))) = split.filter(|(_, (_, name))| !name.is_empty()) else {
+            classified.unused.push(UnusedKey::new(UnusedKind::Unknown, key));
             continue;
         };
-        let module = modules.entry(stem).or_insert_with(|| ModuleKeys {
-            stem,
+        if let (Some(first), Some(second)) = (adapter, split.adapter)
+            && first != second
+        {
+            return Err(LoraProblem::Adapters { first: first.to_owned(), second: second.to_owned() });
+        }
+        adapter = adapter.or(split.adapter);
+        let module = modules.entry(split.stem).or_insert_with(|| ModuleKeys {
+            stem: split.stem,
             name,
             layout,
             tensors: BTreeMap::new(),
         });
-        if let Some(first) = module.tensors.insert(role, key) {
+        if let Some(first) = module.tensors.insert(split.role, key) {
             return Err(LoraProblem::Duplicate { first: first.to_owned(), second: key.to_owned() });
         }
     }
@@ -186,12 +235,36 @@ pub(super) fn classify<'k>(keys: &[&'k str]) -> Result<ClassifiedKeys<'k>, LoraP
     Ok(classified)
 }
 
-/// Splits a key into its module, with the prefix, and the role of its tensor.
-fn split_role(key: &str) -> Option<(&str, TensorRole)> {
+fn unsupported_kind(key: &str) -> Option<&'static str> {
+    if key.ends_with(".bias") && UP.iter().any(|up| key.contains(up)) {
+        return Some("LoRA with biases");
+    }
+    UNSUPPORTED.iter().find(|(substring, _)| key.contains(substring)).map(|(_, kind)| *kind)
+}
+
+/// What a key consists of.
+#[derive(Clone, Copy)]
+struct SplitKey<'k> {
+    /// The module, with the prefix.
+    stem: &'k str,
+    role: TensorRole,
+    /// PEFT's name of the adapter.
+    adapter: Option<&'k str>,
+}
+
+fn split_key(key: &str) -> Option<SplitKey<'_>> {
     let key = key.strip_suffix(".weight").unwrap_or(key);
-    // PEFT's name of an adapter that was given none; `save_pretrained` drops it, other writers don't.
-    let key = key.strip_suffix(".default").unwrap_or(key);
-    SUFFIXES.iter().find_map(|(suffix, role)| Some((key.strip_suffix(suffix)?, *role)))
+    split_role(key, None).or_else(|| {
+        let (rest, adapter) = key.rsplit_once('.')?;
+        let (_, tensor) = rest.rsplit_once('.')?;
+        let is_peft = PEFT_TENSORS.iter().any(|name| tensor.starts_with(name));
+        (is_peft && !adapter.is_empty()).then(|| split_role(rest, Some(adapter)))?
+    })
+}
+
+fn split_role<'k>(key: &'k str, adapter: Option<&'k str>) -> Option<SplitKey<'k>> {
+    let found = SUFFIXES.iter().find_map(|(suffix, role)| Some((key.strip_suffix(suffix)?, *role)));
+    found.map(|(stem, role)| SplitKey { stem, role, adapter })
 }
 
 /// Strips the prefix of a module, which tells its layout.
@@ -205,10 +278,8 @@ fn strip_prefix(stem: &str) -> (LoraLayout, &str) {
     if let Some(found) = flat {
         return found;
     }
-    let (is_peft, rest) = match stem.strip_prefix("base_model.model.") {
-        Some(rest) => (true, rest),
-        None => (false, stem),
-    };
+    let (is_unet, rest) = without_prefix(stem, "unet.");
+    let (is_peft, rest) = without_prefix(rest, "base_model.model.");
     let comfy = ["model.diffusion_model.", "diffusion_model."].iter().find_map(|p| rest.strip_prefix(p));
     let (layout, name) = if let Some(name) = comfy {
         let original = is_original(&flatten(name));
@@ -219,7 +290,15 @@ fn strip_prefix(stem: &str) -> (LoraLayout, &str) {
     } else {
         (LoraLayout::Bare, rest)
     };
-    (if is_peft { LoraLayout::Peft } else { layout }, name)
+    match (is_unet, is_peft) {
+        (true, _) => (LoraLayout::Unet, name),
+        (false, true) => (LoraLayout::Peft, name),
+        (false, false) => (layout, name),
+    }
+}
+
+fn without_prefix<'n>(name: &'n str, prefix: &str) -> (bool, &'n str) {
+    name.strip_prefix(prefix).map_or((false, name), |rest| (true, rest))
 }
 
 /// Replaces dots by underscores, as flat layouts do.

@@ -1,12 +1,12 @@
 //! LoRA files, in the layouts and kinds that trainers write.
 //!
 //! A module has two matrices, `lora_A` of `[rank, cols]` and `lora_B` of `[rows, rank]` (or `lora_down`, `lora_up`), and adds
-//! `weight · scale · (x · Aᵀ) · Bᵀ` to its layer's output, where `scale` is alpha / rank, with alpha from the module's `.alpha`
-//! tensor, else from PEFT's adapter config; a file without either has scale 1. Or it has the factors of a LoKr or LoHa, the
-//! full difference, or, with any of these, the magnitudes of a DoRA. What [`low_rank`] can expand to two low-rank matrices
-//! is also added to the output; everything else patches the weight itself, where it is read ([`patch`]).
+//! `weight · scale · (x · Aᵀ) · Bᵀ` to its layer's output ([`scale`] says which scale). Or it has the factors of a LoKr or
+//! LoHa, the full difference, or, with any of these, the magnitudes of a DoRA. What [`low_rank`] can expand to two low-rank
+//! matrices is also added to the output; everything else patches the weight itself, where it is read ([`patch`]).
 //!
-//! [`keys`] parses the keys of a file; [`targets`] maps modules to the model's layers and their rows.
+//! [`keys`] parses the keys of a file, and [`unused`] tells which of them the transformer can't use; [`targets`] maps modules
+//! to the model's layers and their rows.
 //!
 //! Merging a LoRA into klein 4B would copy 7.3 GiB of weights that are used from their mapped file, to save 0.5 % of a step's
 //! operations at rank 16 and 2.4 % at rank 64: less than can be measured.
@@ -21,14 +21,15 @@ mod low_rank;
 mod patch;
 mod problem;
 mod report;
+mod scale;
 mod targets;
+mod unused;
 mod update;
 mod updates;
 
 use std::path::Path;
 
 use bytes::Bytes;
-use kiln_tensor::{DType, HostTensor};
 
 use crate::{Error, Result, WeightSource, fingerprint};
 use adapter_config::AdapterConfig;
@@ -38,8 +39,10 @@ use keys::{ModuleKeys, TensorRole};
 pub(crate) use patch::WeightPatch;
 pub use problem::LoraProblem;
 pub use report::LoraReport;
+use scale::Scale;
 use targets::{LayerTarget, RowMapping};
-use update::{KeyedTensor, Update, check_float};
+use unused::{UnusedKey, UnusedKind};
+use update::{KeyedTensor, Update};
 pub use updates::{LayerShape, LoraOptions, LoraUpdates};
 
 /// A LoRA for the transformer, checked to be consistent; [`LoraUpdates::resolve`] checks it against a model.
@@ -49,10 +52,8 @@ pub struct Lora {
     modules: Vec<LoraModule>,
     /// The layers that modules change, each with its module's index, sorted by layer.
     targets: Vec<(LayerTarget, usize)>,
-    /// Keys for the text encoder.
-    text_encoder: Vec<String>,
-    /// Keys that are not LoRA keys.
-    unknown: Vec<String>,
+    /// Keys that the transformer can't use, sorted by kind and name.
+    unused: Vec<UnusedKey>,
 }
 
 /// The update of one layer, or of several that the file fuses.
@@ -67,7 +68,7 @@ struct LoraModule {
     /// DoRA's magnitudes of rows or columns.
     magnitude: Option<KeyedTensor>,
     /// From alpha and rank, without the user's factor.
-    scale: f64,
+    scale: Scale,
 }
 
 impl LoraModule {
@@ -100,29 +101,31 @@ impl Lora {
 
     fn new(source: WeightSource, config_file: Option<&str>) -> Result<Lora> {
         let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
+        let config = AdapterConfig::read(source.metadata(), config_file).map_err(problem)?;
         let names: Vec<&str> = source.names().collect();
         let keys = keys::classify(&names).map_err(problem)?;
-        let owned = |keys: &[&str]| keys.iter().map(|&key| key.to_owned()).collect::<Vec<_>>();
-        if keys.modules.is_empty() {
-            return Err(problem(match (keys.text_encoder.first(), keys.unknown.is_empty()) {
-                (Some(key), _) => LoraProblem::TextEncoder { key: (*key).to_owned() },
-                (None, false) => LoraProblem::UnknownKeys { keys: owned(&keys.unknown) },
-                (None, true) => LoraProblem::Empty,
-            }));
-        }
-        let config = AdapterConfig::read(source.metadata(), config_file).map_err(problem)?;
-        let mut modules = Vec::with_capacity(keys.modules.len());
-        let mut targets = Vec::with_capacity(keys.modules.len());
+        let mut unused = keys.unused;
+        let (mut modules, mut targets) = (Vec::new(), Vec::new());
         for module in &keys.modules {
+            if let Some(kind) = UnusedKind::of_module(&source, module) {
+                unused.extend(module.tensors.values().map(|key| UnusedKey::new(kind, key)));
+                continue;
+            }
             targets.extend(module_targets(module).into_iter().map(|target| (target, modules.len())));
             modules.push(read_module(&source, module, config.as_ref())?);
         }
-        if config.is_some_and(|c| c.use_dora) && modules.iter().all(|m| m.magnitude.is_none()) {
-            return Err(problem(LoraProblem::DoraWithoutMagnitude));
+        if modules.is_empty() {
+            return Err(problem(unused::problem(&unused).unwrap_or(LoraProblem::Empty)));
         }
+        let contradicts = |use_dora| modules.iter().any(|m| m.magnitude.is_some() != use_dora);
+        match config.and_then(|config| config.use_dora).filter(|use_dora| contradicts(*use_dora)) {
+            Some(true) => return Err(problem(LoraProblem::DoraWithoutMagnitude)),
+            Some(false) => return Err(problem(LoraProblem::MagnitudeWithoutDora)),
+            None => {}
+        }
+        unused.sort();
         targets.sort_by(|(a, _), (b, _)| a.layer.cmp(&b.layer));
-        let (text_encoder, unknown) = (owned(&keys.text_encoder), owned(&keys.unknown));
-        let lora = Lora { source, modules, targets, text_encoder, unknown };
+        let lora = Lora { source, modules, targets, unused };
         lora.check_overlaps()?;
         Ok(lora)
     }
@@ -199,14 +202,19 @@ impl Lora {
         bytes.fold(0u64, u64::saturating_add)
     }
 
-    /// Keys that are not used: those for the text encoder, and those that are not LoRA keys.
+    /// Keys that are not used: those for anything but the transformer's matrices, and those that are not LoRA keys.
     pub fn unused_keys(&self) -> impl Iterator<Item = &str> {
-        self.text_encoder.iter().chain(&self.unknown).map(String::as_str)
+        self.unused.iter().map(|unused| unused.key.as_str())
+    }
+
+    /// What the file does not tell for certain: how it was read, and what else it might mean.
+    pub fn notes(&self) -> Vec<String> {
+        scale::notes(self.modules.iter().map(|m| &m.scale))
     }
 
     /// The scale that the file gives to `module`: 1 without an alpha.
     pub fn scale(&self, module: &str) -> Option<f64> {
-        self.modules.iter().find(|m| m.name == module).map(|m| m.scale)
+        self.modules.iter().find(|m| m.name == module).map(|m| m.scale.value)
     }
 
     /// The file as plain tensors.
@@ -216,7 +224,7 @@ impl Lora {
 
     /// The SHA-256, in hex, of the tensors as in [`WeightSource::fingerprint`] and of the scales.
     pub fn fingerprint(&self) -> Result<String> {
-        let scales = self.modules.iter().map(|m| m.scale);
+        let scales = self.modules.iter().map(|m| m.scale.value);
         Ok(fingerprint::with_scales(&self.source.fingerprint()?, scales))
     }
 }
@@ -246,60 +254,15 @@ fn read_module(
 ) -> Result<LoraModule> {
     let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
     let update = Update::read(source, keys)?;
-    let tensor =
-        |role| keys.tensors.get(&role).map(|key| Ok::<_, Error>((*key, source.tensor(key)?))).transpose();
-    let alpha = tensor(TensorRole::Alpha)?.map(|(key, tensor)| read_alpha(key, &tensor));
-    let alpha = alpha.transpose().map_err(problem)?;
-    let magnitude = tensor(TensorRole::Magnitude)?.map(|(key, tensor)| {
-        check_float(key, &tensor)?;
-        Ok(KeyedTensor { key: key.to_owned(), tensor })
-    });
+    let alpha =
+        keys.tensors.get(&TensorRole::Alpha).map(|key| scale::Alpha::read(source, key)).transpose()?;
+    let magnitude = keys.tensors.get(&TensorRole::Magnitude);
     Ok(LoraModule {
         stem: keys.stem.to_owned(),
         name: keys.name.to_owned(),
         layout: keys.layout,
-        scale: scale(config, keys.name, &update, alpha).map_err(problem)?,
-        magnitude: magnitude.transpose().map_err(problem)?,
+        scale: Scale::new(config, keys.name, &update, alpha).map_err(problem)?,
+        magnitude: magnitude.map(|key| KeyedTensor::read(source, key)).transpose()?,
         update,
     })
-}
-
-/// Reads the one number in an `.alpha` tensor.
-fn read_alpha(key: &str, tensor: &HostTensor) -> Result<f64, LoraProblem> {
-    let key = key.to_owned();
-    if tensor.numel() != 1 {
-        return Err(LoraProblem::UnexpectedShape {
-            key,
-            found: tensor.shape().clone(),
-            expected: "one number",
-        });
-    }
-    if matches!(tensor.dtype(), DType::I64 | DType::I32) {
-        return Ok(tensor.to_i64().ok().and_then(|values| values.first().copied()).unwrap_or(0) as f64);
-    }
-    check_float(&key, tensor)?;
-    match tensor.to_f32().ok().and_then(|values| values.first().copied()) {
-        Some(value) if value.is_finite() => Ok(value.into()),
-        found => Err(LoraProblem::Alpha { key, found: found.unwrap_or(f32::NAN) }),
-    }
-}
-
-/// The scale of one module, from its own alpha, else the config's; 1 without either. For full-rank updates trainers
-/// ignore alpha, since there is no rank to divide it by.
-fn scale(
-    config: Option<&AdapterConfig>,
-    module: &str,
-    update: &Update,
-    alpha: Option<f64>,
-) -> Result<f64, LoraProblem> {
-    let Some(rank) = update.rank() else { return Ok(1.0) };
-    let Some(config) = config.filter(|_| matches!(update, Update::LowRank { .. })) else {
-        return Ok(alpha.map_or(1.0, |alpha| alpha / rank as f64));
-    };
-    let expected = config.rank(module);
-    if expected != rank as f64 {
-        let (module, key) = (module.to_owned(), update.keys()[1].to_owned());
-        return Err(LoraProblem::MetadataRank { module, expected, key, found: rank });
-    }
-    Ok(config.scale(alpha.unwrap_or_else(|| config.alpha(module)), rank))
 }

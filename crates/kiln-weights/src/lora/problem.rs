@@ -25,6 +25,22 @@ pub enum LoraProblem {
         /// One of the keys.
         key: String,
     },
+    /// Keys for something else than the matrices of the transformer.
+    #[error("it {what} (`{key}`); only updates of the transformer's linear layers are supported")]
+    OtherPart {
+        /// What it does, as in "changes the VAE".
+        what: &'static str,
+        /// One of the keys.
+        key: String,
+    },
+    /// Two adapters in one file.
+    #[error("it holds two adapters, `{first}` and `{second}`; expected one")]
+    Adapters {
+        /// The name of an adapter.
+        first: String,
+        /// The name of another.
+        second: String,
+    },
     /// Keys that are not LoRA keys.
     #[error("{} of its keys are not LoRA keys: {}", keys.len(), quoted(keys))]
     UnknownKeys {
@@ -58,7 +74,7 @@ pub enum LoraProblem {
         expected: &'static str,
     },
     /// A tensor that is not of a float type.
-    #[error("`{key}` is {dtype}, expected f32, bf16, f16 or f64")]
+    #[error("`{key}` is {dtype}, expected f32, bf16, f16, f64 or fp8")]
     DType {
         /// The key.
         key: String,
@@ -79,8 +95,16 @@ pub enum LoraProblem {
         /// Its shape.
         up_shape: Shape,
     },
-    /// An alpha that is not finite.
-    #[error("`{key}` is {found}, expected a finite number")]
+    /// Numbers that are not finite.
+    #[error("`{key}` is {dtype} and not finite everywhere: values out of its range were cast to it")]
+    NotFinite {
+        /// The key.
+        key: String,
+        /// Its type.
+        dtype: DType,
+    },
+    /// An alpha that gives no scale.
+    #[error("`{key}` is {found}, expected a finite number other than 0")]
     Alpha {
         /// The key.
         key: String,
@@ -105,9 +129,30 @@ pub enum LoraProblem {
         /// That matrix's rows.
         found: usize,
     },
-    /// A config with `use_dora`, without magnitudes.
-    #[error("its settings say use_dora, but there is no lora_magnitude_vector in it")]
+    /// A config for another kind of adapter than the tensors'.
+    #[error("its settings are those of a {expected}, but `{key}` is of a {found}")]
+    MetadataKind {
+        /// The kinds that fit the settings.
+        expected: String,
+        /// A key.
+        key: String,
+        /// The kind that its name tells.
+        found: &'static str,
+    },
+    /// A setting that PEFT heeds and Kiln does not support.
+    #[error("its settings have {setting} ({value}), which is not supported")]
+    Setting {
+        /// The setting.
+        setting: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// A config with `use_dora`, without the magnitudes of some modules.
+    #[error("its settings say use_dora, but there is no lora_magnitude_vector in it for every module")]
     DoraWithoutMagnitude,
+    /// Magnitudes, with a config without `use_dora`.
+    #[error("its settings say that use_dora is false, but there are magnitudes in it")]
+    MagnitudeWithoutDora,
     /// A LoRA made for another model.
     #[error("it was made for {made_for}, and this model is {model}")]
     WrongBase {

@@ -22,11 +22,13 @@ pub struct LoraReport {
     pub weight: f32,
     /// Modules and keys that are not used, if that is allowed.
     pub unmatched: Vec<String>,
+    /// What the file does not tell for certain; see [`Lora::notes`].
+    pub notes: Vec<String>,
 }
 
 impl fmt::Display for LoraReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LoraReport { file, matched, total, kinds, rank, weight, unmatched } = self;
+        let LoraReport { file, matched, total, kinds, rank, weight, unmatched, notes } = self;
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
         write!(f, "lora {name}: {matched} of {total} modules")?;
         if kinds[..] != ["LoRA"] {
@@ -36,6 +38,9 @@ impl fmt::Display for LoraReport {
             write!(f, ", rank {rank}")?;
         }
         write!(f, ", weight {weight}")?;
-        if unmatched.is_empty() { Ok(()) } else { write!(f, "; left out: {}", quoted(unmatched)) }
+        if !unmatched.is_empty() {
+            write!(f, "; left out: {}", quoted(unmatched))?;
+        }
+        notes.iter().try_for_each(|note| write!(f, "; {note}"))
     }
 }

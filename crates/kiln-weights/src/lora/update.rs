@@ -14,6 +14,27 @@ pub(super) struct KeyedTensor {
 }
 
 impl KeyedTensor {
+    /// Reads a tensor of a float type. One that was cast to fp8 becomes bf16, which holds all of its values.
+    pub fn read(source: &WeightSource, key: &str) -> Result<KeyedTensor> {
+        let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
+        let unusable =
+            |e| Error::Tensor { file: source.path().to_owned(), tensor: key.to_owned(), source: e };
+        let (tensor, key) = (source.tensor(key)?, key.to_owned());
+        let dtype = tensor.dtype();
+        match dtype {
+            DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(KeyedTensor { key, tensor }),
+            DType::F8E4M3 | DType::F8E5M2 => {
+                let tensor = tensor.to_dtype(DType::BF16).map_err(unusable)?;
+                let finite = tensor.to_bf16().map_err(unusable)?.iter().all(|v| v.is_finite());
+                if !finite {
+                    return Err(problem(LoraProblem::NotFinite { key, dtype }));
+                }
+                Ok(KeyedTensor { key, tensor })
+            }
+            dtype => Err(problem(LoraProblem::DType { key, dtype })),
+        }
+    }
+
     pub fn size(&self) -> [usize; 2] {
         [self.tensor.shape().rows(), self.tensor.shape().last()]
     }
@@ -162,14 +183,13 @@ impl Reader<'_> {
 
     fn matrix(&self, role: TensorRole) -> Result<KeyedTensor> {
         let key = self.keys.require(role).map_err(|p| self.error(p))?;
-        let tensor = self.source.tensor(key)?;
-        check_float(key, &tensor).map_err(|p| self.error(p))?;
-        if tensor.shape().rank() != 2 || tensor.numel() == 0 {
-            let (key, found) = (key.to_owned(), tensor.shape().clone());
+        let matrix = KeyedTensor::read(self.source, key)?;
+        if matrix.tensor.shape().rank() != 2 || matrix.tensor.numel() == 0 {
+            let (key, found) = (matrix.key, matrix.tensor.shape().clone());
             let expected = "a matrix that is not empty";
             return Err(self.error(LoraProblem::UnexpectedShape { key, found, expected }));
         }
-        Ok(KeyedTensor { key: key.to_owned(), tensor })
+        Ok(matrix)
     }
 
     /// Reads two matrices that can be multiplied.
@@ -213,13 +233,5 @@ impl Reader<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// Rejects tensors that are not of a float type.
-pub(super) fn check_float(key: &str, tensor: &HostTensor) -> Result<(), LoraProblem> {
-    match tensor.dtype() {
-        DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(()),
-        dtype => Err(LoraProblem::DType { key: key.to_owned(), dtype }),
     }
 }

@@ -92,6 +92,25 @@ fn onetrainer() -> File {
     file
 }
 
+/// OneTrainer's own names, which are diffusers' except for q, k and v in one module.
+fn onetrainer_fused() -> File {
+    let mut modules = updates_split();
+    for (fused, layers, name) in [
+        ("double_blocks.0.img_attn.qkv", ["to_q", "to_k", "to_v"], "transformer_blocks.0.attn.qkv"),
+        (
+            "double_blocks.0.txt_attn.qkv",
+            ["add_q_proj", "add_k_proj", "add_v_proj"],
+            "transformer_blocks.0.attn.added_qkv",
+        ),
+    ] {
+        for layer in layers {
+            assert!(modules.remove(format!("transformer_blocks.0.attn.{layer}").as_str()).is_some());
+        }
+        modules.insert(name, updates_fused().remove(fused).unwrap());
+    }
+    low_rank(modules, |m| format!("transformer.{m}"), DOWN_UP)
+}
+
 /// diffusers' layout with alpha in the metadata.
 fn diffusers_with_metadata() -> File {
     let mut file = low_rank(updates_split(), |m| format!("transformer.{m}"), AB);
@@ -173,6 +192,23 @@ fn all_layouts() -> Vec<(&'static str, LoraLayout, File)> {
                 [".lora_A.default.weight", ".lora_B.default.weight"],
             ),
         ),
+        (
+            "PEFT, adapter of another name",
+            Peft,
+            low_rank(
+                updates_split(),
+                |m| format!("base_model.model.{m}"),
+                [".lora_A.default_0.weight", ".lora_B.default_0.weight"],
+            ),
+        ),
+        ("UNet's prefix", Unet, low_rank(updates_split(), |m| format!("unet.{m}"), AB)),
+        ("UNet's prefix, original names", Unet, low_rank(updates_fused(), |m| format!("unet.{m}"), AB)),
+        (
+            "UNet's and PEFT's prefix",
+            Unet,
+            low_rank(updates_split(), |m| format!("unet.base_model.model.{m}"), AB),
+        ),
+        ("OneTrainer, fused", Diffusers, onetrainer_fused()),
         ("kohya", Kohya, low_rank(updates_fused(), |m| format!("lora_unet_{}", flat(m)), DOWN_UP)),
         ("OneTrainer, slices", OneTrainer, onetrainer()),
         (

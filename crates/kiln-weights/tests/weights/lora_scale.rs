@@ -35,7 +35,7 @@ fn with_alpha(
     Lora::from_bytes("a", file(&header.to_string(), &[&[0; 32], bytes].concat()))
 }
 
-fn problem(result: Result<Lora, kiln_weights::Error>) -> LoraProblem {
+fn problem<T: std::fmt::Debug>(result: Result<T, kiln_weights::Error>) -> LoraProblem {
     match result.unwrap_err() {
         kiln_weights::Error::Lora { problem, .. } => *problem,
         other => panic!("{other}"),
@@ -160,11 +160,14 @@ fn alpha_tensor_comes_before_the_metadata() {
 #[test]
 fn alpha_tensor_must_be_one_finite_number() {
     let nan = problem(with_alpha("F32", &[], &f32::NAN.to_le_bytes(), ""));
-    assert_eq!(nan.to_string(), "`x.alpha` is NaN, expected a finite number");
+    assert_eq!(nan.to_string(), "`x.alpha` is NaN, expected a finite number other than 0");
     let two = problem(with_alpha("F32", &[2], &[0; 8], ""));
     assert_eq!(two.to_string(), "`x.alpha` has shape [2], expected one number");
     let flag = problem(with_alpha("BOOL", &[], &[1], ""));
-    assert_eq!(flag.to_string(), "`x.alpha` is bool, expected f32, bf16, f16 or f64");
+    assert_eq!(flag.to_string(), "`x.alpha` is bool, expected f32, bf16, f16, f64 or fp8");
+    // It means no update to ComfyUI, and no alpha to LyCORIS.
+    let zero = problem(with_alpha("F32", &[], &[0; 4], ""));
+    assert_eq!(zero.to_string(), "`x.alpha` is 0, expected a finite number other than 0");
     // Some writers store an integer as such.
     assert_eq!(with_alpha("I64", &[], &8i64.to_le_bytes(), "").unwrap().scale("x"), Some(2.0));
 }
@@ -181,7 +184,21 @@ fn rank_of_the_metadata_must_be_that_of_the_matrices() {
 #[test]
 fn dora_in_the_metadata_requires_magnitudes() {
     let dora = problem(with_metadata(&[Q], r#"{"transformer.r":4,"transformer.use_dora":true}"#));
-    assert_eq!(dora.to_string(), "its settings say use_dora, but there is no lora_magnitude_vector in it");
+    assert_eq!(
+        dora.to_string(),
+        "its settings say use_dora, but there is no lora_magnitude_vector in it for every module"
+    );
+    let magnitude = |settings| {
+        let keys =
+            ["x.lora_A.weight", "x.lora_B.weight", "x.dora_scale", "y.lora_A.weight", "y.lora_B.weight"];
+        let keys: Vec<(&str, &[usize])> = keys.iter().map(|key| (*key, &[1, 1][..])).collect();
+        Lora::from_bytes("a", crate::common::tensors(&keys, &[("lora_adapter_metadata", settings)]))
+    };
+    let some = problem(magnitude(r#"{"r":1,"use_dora":true}"#));
+    assert!(matches!(some, LoraProblem::DoraWithoutMagnitude), "{some}");
+    let other = problem(magnitude(r#"{"r":1,"use_dora":false}"#));
+    assert_eq!(other.to_string(), "its settings say that use_dora is false, but there are magnitudes in it");
+    assert!(magnitude(r#"{"r":1}"#).is_ok());
 }
 
 #[test]
@@ -201,4 +218,109 @@ fn invalid_metadata_is_an_error() {
             "{json}: {message}"
         );
     }
+}
+
+const LOKR: [(&str, [usize; 2]); 3] = [("lokr_w1", [2, 2]), ("lokr_w2_a", [2, 4]), ("lokr_w2_b", [4, 3])];
+const FULL_LOKR: [(&str, [usize; 2]); 2] = [("lokr_w1", [2, 2]), ("lokr_w2", [2, 3])];
+const LOHA: [(&str, [usize; 2]); 4] =
+    [("hada_w1_a", [4, 4]), ("hada_w1_b", [4, 6]), ("hada_w2_a", [4, 4]), ("hada_w2_b", [4, 6])];
+
+/// A file with the module `x` of these tensors, which PEFT saved with these settings.
+fn peft(suffixes: &[(&str, [usize; 2])], settings: &str) -> Result<Lora, kiln_weights::Error> {
+    let keys: Vec<_> = suffixes.iter().map(|(s, shape)| (format!("base_model.model.x.{s}"), shape)).collect();
+    let keys: Vec<(&str, &[usize])> = keys.iter().map(|(key, shape)| (key.as_str(), &shape[..])).collect();
+    Lora::from_bytes("a", crate::common::tensors(&keys, &[("lora_adapter_metadata", settings)]))
+}
+
+#[test]
+fn lokr_and_loha_of_peft_have_their_alpha_in_alpha() {
+    let scale = |suffixes: &[_], settings: &str| peft(suffixes, settings).unwrap().scale("x");
+    for (kind, suffixes) in [("LOKR", &LOKR[..]), ("LOKR", &FULL_LOKR), ("LOHA", &LOHA)] {
+        // PEFT divides by the rank in the settings, also if a LoKr has no low-rank factor.
+        let settings = format!(r#"{{"peft_type":"{kind}","r":4,"alpha":6,"use_effective_conv2d":false}}"#);
+        assert_eq!(scale(suffixes, &settings), Some(1.5), "{kind}");
+        assert_eq!(scale(suffixes, r#"{"r":4,"alpha":2}"#), Some(0.5), "{kind}");
+        // Both are 8 by default.
+        assert_eq!(scale(suffixes, &format!(r#"{{"peft_type":"{kind}","r":4}}"#)), Some(2.0), "{kind}");
+        let patterns = r#"{"r":2,"alpha":2,"rank_pattern":{"x":4},"alpha_pattern":{"x":20}}"#;
+        assert_eq!(scale(suffixes, patterns), Some(5.0), "{kind}");
+    }
+    let prefixed = r#"{"transformer.peft_type":"LOKR","transformer.r":4,"transformer.alpha":6}"#;
+    assert_eq!(scale(&LOKR, prefixed), Some(1.5));
+}
+
+#[test]
+fn settings_must_be_those_of_the_tensors_kind() {
+    let message = |suffixes: &[_], settings: &str| problem(peft(suffixes, settings)).to_string();
+    assert_eq!(
+        message(&LOKR, r#"{"peft_type":"LORA","r":4,"lora_alpha":4}"#),
+        "its settings are those of a LoRA, but `base_model.model.x.lokr_w2_a` is of a LoKr"
+    );
+    let lora = [("lora_A.weight", [4, 6]), ("lora_B.weight", [4, 4])];
+    assert!(
+        message(&lora, r#"{"r":4,"alpha":4}"#).starts_with("its settings are those of a LoKr or LoHa, but")
+    );
+    assert!(message(&lora, r#"{"r":4,"alpha":4,"lora_alpha":4}"#).contains("both `alpha` and `lora_alpha`"));
+    assert!(message(&LOKR, r#"{"r":3,"alpha":4}"#).contains("gives `x` rank 3"));
+    assert!(message(&FULL_LOKR, r#"{"r":0,"alpha":4}"#).contains("the rank of `x` is 0"));
+}
+
+#[test]
+fn types_and_settings_of_peft_that_are_not_supported_are_errors_with_their_names() {
+    let scale = |settings: &str| with_metadata(&[Q], settings).map(|lora| lora.scale(Q.0));
+    for kind in [
+        "ADALORA",
+        "BOFT",
+        "BONE",
+        "C3A",
+        "DELORA",
+        "FOURIERFT",
+        "GLORA",
+        "GRALORA",
+        "HRA",
+        "IA3",
+        "LN_TUNING",
+        "MISS",
+        "OFT",
+        "POLY",
+        "RANDLORA",
+        "ROAD",
+        "SHIRA",
+        "VBLORA",
+        "VERA",
+        "WAVEFT",
+        "XLORA",
+    ] {
+        let message = problem(scale(&format!(r#"{{"transformer.peft_type":"{kind}"}}"#))).to_string();
+        assert_eq!(message, format!("its settings have peft_type ({kind}), which is not supported"));
+    }
+    for setting in [
+        r#""use_qalora":true"#,
+        r#""lora_bias":true"#,
+        r#""layer_replication":[[0,4],[2,5]]"#,
+        r#""alora_invocation_tokens":[5]"#,
+        r#""trainable_token_indices":[5]"#,
+        r#""target_parameters":["x"]"#,
+        r#""use_bdlora":{"nblocks":2}"#,
+        r#""arrow_config":{"top_k":3}"#,
+        r#""kasa_config":{"beta":0.1}"#,
+        r#""monteclora_config":{"num_samples":8}"#,
+        // These change the weights that the LoRA is added to.
+        r#""init_lora_weights":"pissa""#,
+        r#""init_lora_weights":"pissa_niter_16""#,
+        r#""init_lora_weights":"olora""#,
+        r#""init_lora_weights":"corda""#,
+        r#""init_lora_weights":"loftq""#,
+        r#""init_lora_weights":"lora_ga""#,
+    ] {
+        let message = problem(scale(&format!(r#"{{"r":4,"lora_alpha":8,{setting}}}"#))).to_string();
+        let name = setting.split('"').nth(1).unwrap();
+        assert!(message.starts_with(&format!("its settings have {name} (")), "{message}");
+    }
+    let harmless = r#"{"peft_type":"LORA","r":4,"lora_alpha":8,"bias":"none","fan_in_fan_out":true,
+        "modules_to_save":null,"init_lora_weights":"gaussian","lora_dropout":0.1,"exclude_modules":["a"],
+        "target_modules":["to_q"],"megatron_config":null,"megatron_core":"megatron.core","use_qalora":false,
+        "layer_replication":null,"alora_invocation_tokens":null,"target_parameters":[],"lora_bias":false,
+        "velora_config":{"rank":1},"runtime_config":{"ephemeral_gpu_offload":false},"task_type":null}"#;
+    assert_eq!(scale(harmless).unwrap(), Some(2.0));
 }

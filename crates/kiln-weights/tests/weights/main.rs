@@ -6,6 +6,7 @@ mod formats;
 mod gguf;
 mod gguf_errors;
 mod lora;
+mod lora_conventions;
 mod lora_layouts;
 mod lora_quantized;
 mod lora_scale;

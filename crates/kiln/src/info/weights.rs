@@ -121,7 +121,9 @@ fn lora(source: &WeightSource) -> Properties {
         .with("modules", lora.modules().count())
         .with("layers", lora.layers().count())
         .with("targets", targets);
-    if unused.is_empty() { properties } else { properties.with("unused_keys", unused) }
+    let properties = if unused.is_empty() { properties } else { properties.with("unused_keys", unused) };
+    let notes = lora.notes();
+    if notes.is_empty() { properties } else { properties.with("notes", notes) }
 }
 
 /// Shortens a metadata value, which may be a whole training configuration.

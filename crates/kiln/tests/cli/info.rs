@@ -77,6 +77,26 @@ fn info_describes_weight_files() {
 }
 
 #[test]
+fn info_says_what_a_lora_leaves_open_and_why_it_is_refused() {
+    let sandbox = Sandbox::new();
+    let save = |tensors: &[(&str, HostTensor)], metadata: &[(&str, &str)]| {
+        let metadata = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        kiln_weights::save::save(sandbox.path("l.safetensors"), tensors, &metadata).unwrap();
+        json(&sandbox, &["info", "--json", "l.safetensors"])
+    };
+    let lokr = [
+        ("lycoris_proj_out.lokr_w1", HostTensor::zeros([1, 1])),
+        ("lycoris_proj_out.lokr_w2_a", HostTensor::zeros([4, 2])),
+        ("lycoris_proj_out.lokr_w2_b", HostTensor::zeros([2, 4])),
+        ("lycoris_proj_out.alpha", HostTensor::from_f32([1], vec![1.0]).unwrap()),
+    ];
+    let note = save(&lokr, &[])["notes"][0].to_string();
+    assert!(note.contains("alpha / rank (0.5)"), "{note}");
+    let problem = save(&lokr, &[("lora_adapter_metadata", r#"{"peft_type":"OFT"}"#)])["problem"].to_string();
+    assert!(problem.contains("peft_type (OFT)"), "{problem}");
+}
+
+#[test]
 fn info_shows_the_recipe_of_an_image() {
     let sandbox = Sandbox::new();
     sandbox.generate(&["a red fox", "-S", "42", "-o", "fox.png"]).ok();

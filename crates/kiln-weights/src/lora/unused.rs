@@ -1,0 +1,93 @@
+//! The keys of a LoRA file that the transformer can't use. They are an error, unless the user asks for what fits.
+
+use super::LoraProblem;
+use super::keys::{ModuleKeys, TensorRole};
+use crate::WeightSource;
+
+/// What a key that is not used is for, in the order in which problems are reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum UnusedKind {
+    TextEncoder,
+    Vae,
+    Convolution,
+    NormOrBias,
+    /// A weight that takes the place of the model's.
+    NewWeight,
+    /// Not a LoRA key.
+    Unknown,
+}
+
+/// A key that is not used.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct UnusedKey {
+    pub kind: UnusedKind,
+    pub key: String,
+}
+
+const TEXT_ENCODER: [&str; 5] = [
+    "text_encoder",
+    "lora_te",
+    "base_model.model.text_encoder",
+    "lycoris_text_encoder",
+    // OneTrainer's embeddings for the prompt.
+    "bundle_emb.",
+];
+const VAE: [&str; 4] = ["vae.", "first_stage_model.", "base_model.model.vae.", "lora_vae_"];
+const NORM_OR_BIAS: [&str; 5] = [".diff_b", ".w_norm", ".b_norm", ".bias", "_norm.scale"];
+
+impl UnusedKind {
+    /// What a key is for, if its name alone tells that it is not used.
+    pub fn of_key(key: &str) -> Option<UnusedKind> {
+        let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| key.starts_with(prefix));
+        let ends = |suffixes: &[&str]| suffixes.iter().any(|suffix| key.ends_with(suffix));
+        if starts(&TEXT_ENCODER) {
+            Some(UnusedKind::TextEncoder)
+        } else if starts(&VAE) {
+            Some(UnusedKind::Vae)
+        } else if ends(&NORM_OR_BIAS) {
+            Some(UnusedKind::NormOrBias)
+        } else {
+            ends(&[".set_weight"]).then_some(UnusedKind::NewWeight)
+        }
+    }
+
+    /// What a module is for, if the shapes of its tensors tell that it does not change a matrix.
+    pub fn of_module(source: &WeightSource, module: &ModuleKeys<'_>) -> Option<UnusedKind> {
+        let rank = |key: &str| source.entry(key).map_or(2, |(_, shape)| shape.rank());
+        let matrices = module
+            .tensors
+            .iter()
+            .filter(|(role, _)| !matches!(role, TensorRole::Alpha | TensorRole::Magnitude));
+        let ranks: Vec<usize> = matrices.map(|(_, key)| rank(key)).collect();
+        let cores = [TensorRole::Core1, TensorRole::Core2];
+        let has_core = cores.iter().any(|role| module.tensors.contains_key(role));
+        if has_core || ranks.iter().any(|rank| *rank > 2) {
+            return Some(UnusedKind::Convolution);
+        }
+        let vector = module.tensors.get(&TensorRole::Diff).is_some_and(|key| rank(key) < 2);
+        (vector && ranks.len() == 1).then_some(UnusedKind::NormOrBias)
+    }
+}
+
+impl UnusedKey {
+    pub fn new(kind: UnusedKind, key: &str) -> UnusedKey {
+        UnusedKey { kind, key: key.to_owned() }
+    }
+}
+
+/// The problem with keys that are not used, the most telling kind first; `None` if there are none.
+pub(super) fn problem(unused: &[UnusedKey]) -> Option<LoraProblem> {
+    let first = unused.iter().min()?;
+    let key = first.key.clone();
+    let other = |what| LoraProblem::OtherPart { what, key: first.key.clone() };
+    Some(match first.kind {
+        UnusedKind::TextEncoder => LoraProblem::TextEncoder { key },
+        UnusedKind::Vae => other("changes the VAE"),
+        UnusedKind::Convolution => other("changes a convolution"),
+        UnusedKind::NormOrBias => other("changes a norm or a bias"),
+        UnusedKind::NewWeight => other("replaces a weight"),
+        UnusedKind::Unknown => {
+            LoraProblem::UnknownKeys { keys: unused.iter().map(|unused| unused.key.clone()).collect() }
+        }
+    })
+}
