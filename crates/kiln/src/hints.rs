@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kiln_engine::{ComponentPaths, MissingComponent, Model, Variant};
 use kiln_model::Error;
-use kiln_weights::{LoraProblem, MalformedFile};
+use kiln_weights::{Component, LoraProblem, MalformedFile};
 
 use crate::error::{CliError, ErrorContext};
 use crate::{hub, values};
@@ -182,6 +182,15 @@ pub fn hub(error: &kiln_hub::Error) -> Option<String> {
 
 /// Hint for a model that lacks a component the request needs.
 pub fn missing_component(model: &Model, component: MissingComponent) -> String {
+    match component {
+        MissingComponent::Vae if model.candidates(Component::Vae).is_some() => {
+            return "name one of them with --vae".into();
+        }
+        MissingComponent::TextEncoder if model.candidates(Component::TextEncoder).is_some() => {
+            return "name one of them with --text-encoder".into();
+        }
+        _ => {}
+    }
     let searched = !model.searched_folders.is_empty();
     match component {
         MissingComponent::Vae if searched => format!(
@@ -194,6 +203,21 @@ pub fn missing_component(model: &Model, component: MissingComponent) -> String {
         }
         MissingComponent::TextEncoder if searched => text_encoder(model),
         MissingComponent::TextEncoder => "download it, or give prompt embeddings with --embeds FILE".into(),
+    }
+}
+
+/// Refuses a model of which several files could be a component, for commands that have no option to name one. With
+/// `vae_given`, its VAE is not used.
+pub fn refuse_ambiguous(model: &Model, vae_given: bool) -> Result<(), CliError> {
+    let mut ambiguous = model.ambiguous.iter();
+    match ambiguous.find(|(component, _)| !(vae_given && *component == Component::Vae)) {
+        None => Ok(()),
+        Some((component, files)) => {
+            let files: Vec<String> = files.iter().map(|file| format!("`{}`", file.display())).collect();
+            let (path, files) = (model.path.display(), files.join(", "));
+            Err(CliError::new(format!("several files could be the {component} of `{path}`: {files}"))
+                .hint("name the model's files in a model.toml"))
+        }
     }
 }
 
