@@ -1,6 +1,7 @@
 //! `kiln convert`: writes a component of a model with other tensor names, another data type, or in another file format.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use kiln_engine::{Model, Variant, VariantSource, config_key};
@@ -14,7 +15,9 @@ use serde_json::{Value, json};
 use crate::args::{ConvertArgs, FloatTypeArg, NamingArg};
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext};
-use crate::export::{AtomicFolder, ExportProgress, OutKind, refuse_input, report_properties, threads, write_error};
+use crate::export::{
+    AtomicFolder, ExportProgress, OutKind, refuse_input, report_properties, threads, write_error,
+};
 use crate::models::ModelLocation;
 
 /// Default largest size of a shard, in bytes.
@@ -23,7 +26,9 @@ const SHARD_SIZE: u64 = 10 << 30;
 pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
     let kind = OutKind::check(&args.out)?;
     if kind != OutKind::Folder && args.shard_size.is_some() {
-        return Err(CliError::usage("--shard-size needs a folder, OUT is a file").hint("give a folder as OUT"));
+        return Err(
+            CliError::usage("--shard-size needs a folder, OUT is a file").hint("give a folder as OUT")
+        );
     }
     let component = SourceComponent::open(&args.input, args.component.map(Into::into), args.variant)?;
     let storage = match args.dtype {
@@ -39,6 +44,13 @@ pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
     let threads = threads(args.threads.number);
     let options = ConvertOptions { names, storage, threads, shard_size: args.shard_size };
     let report = component.write(&args.out, kind, &options, args.quiet)?;
+    if !args.quiet && report.changed.contains_key(&("nvfp4", "f32")) {
+        let _ = writeln!(
+            io::stderr(),
+            "note: q, k and v of some layers have unlike scales in nvfp4, so that the layers that fuse them are f32; \
+             --names diffusers keeps them apart"
+        );
+    }
     let properties = report_properties(&args.out, &report, None);
     let text = if args.json { properties.to_json() } else { properties.to_text() };
     if args.quiet { Ok(()) } else { crate::print(text.as_bytes()) }
@@ -80,8 +92,9 @@ impl SourceComponent {
             None | Some(Err(kiln_weights::Error::AmbiguousWeights { .. })) => {
                 SourceComponent::of_model(&location.open()?, wanted.unwrap_or(Component::Transformer))?
             }
-            Some(single) => SourceComponent::of_file(path, single.with_context(opening)?, wanted)
-                .with_context(opening)?,
+            Some(single) => {
+                SourceComponent::of_file(path, single.with_context(opening)?, wanted).with_context(opening)?
+            }
         };
         opened.with_variant(variant)?.with_name(&location)
     }
@@ -95,7 +108,8 @@ impl SourceComponent {
         };
         let missing = || CliError::new(format!("the model `{}` has no {component}", model.path.display()));
         let weights = weights.ok_or_else(missing)?;
-        let weights = weights.with_context(|| format!("opening the {component} of `{}`", model.path.display()))?;
+        let weights =
+            weights.with_context(|| format!("opening the {component} of `{}`", model.path.display()))?;
         let metadata = model.metadata_for(component);
         let others = [
             Some(model.transformer.weights()),
@@ -142,7 +156,10 @@ impl SourceComponent {
         let Some(variant) = variant else { return Ok(self) };
         let path = self.weights.path().display();
         if self.component != Component::Transformer {
-            return Err(CliError::usage(format!("--variant is about a transformer, `{path}` is a {}", self.component)));
+            return Err(CliError::usage(format!(
+                "--variant is about a transformer, `{path}` is a {}",
+                self.component
+            )));
         }
         if has_guidance(&self.weights) != (variant == Variant::Dev) {
             return Err(CliError::new(format!("`{path}` can't be {variant}"))

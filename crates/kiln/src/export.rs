@@ -113,6 +113,10 @@ impl AtomicFolder {
             use std::os::unix::fs::PermissionsExt;
             fs::set_permissions(self.path(), fs::Permissions::from_mode(0o755)).map_err(error)?;
         }
+        if self.target.symlink_metadata().is_ok() {
+            // By another process, meanwhile.
+            return Err(CliError::new(format!("`{}` exists already", self.target.display())));
+        }
         fs::rename(self.path(), &self.target).map_err(error)?;
         // Renamed: nothing is left to remove.
         let _ = self.temporary.keep();
@@ -200,8 +204,10 @@ impl OutKind {
             Some("gguf") => Ok(OutKind::Gguf),
             None if text != "-" => Ok(OutKind::Folder),
             Some(version) if version.starts_with(|c: char| c.is_ascii_digit()) => Ok(OutKind::Folder),
-            _ => Err(CliError::usage(format!("can't write `{text}`: Kiln writes .safetensors and .gguf files, and folders"))
-                .hint("end OUT in .safetensors or .gguf; a folder's name has no extension, or ends in `/`")),
+            _ => Err(CliError::usage(format!(
+                "can't write `{text}`: Kiln writes .safetensors and .gguf files, and folders"
+            ))
+            .hint("end OUT in .safetensors or .gguf; a folder's name has no extension, or ends in `/`")),
         }
     }
 }
@@ -243,6 +249,21 @@ pub fn write_error(path: &Path, error: &io::Error) -> CliError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_two_folders_of_one_name_the_first_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("model");
+        let [first, second] = ["first", "second"].map(|text| {
+            let folder = AtomicFolder::create(&target).unwrap();
+            fs::write(folder.path().join("a"), text).unwrap();
+            folder
+        });
+        first.commit().unwrap();
+        assert!(second.commit().unwrap_err().message.contains("exists already"));
+        assert_eq!(fs::read_to_string(target.join("a")).unwrap(), "first");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
 
     #[test]
     fn the_extension_tells_what_is_written() {

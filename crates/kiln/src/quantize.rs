@@ -15,7 +15,9 @@ use crate::args::{QuantTypeArg, QuantizeArgs};
 use crate::cancel::CancelFlag;
 use crate::convert::{ConvertOptions, SourceComponent};
 use crate::error::{CliError, ErrorContext};
-use crate::export::{AtomicFolder, ExportProgress, OutKind, read_error, report_properties, threads, write_error};
+use crate::export::{
+    AtomicFolder, ExportProgress, OutKind, read_error, report_properties, threads, write_error,
+};
 use crate::models::ModelLocation;
 
 pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
@@ -25,7 +27,9 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         check_component(args.to, component.into())?;
     }
     if kind == OutKind::Folder && args.variant.is_some() {
-        return Err(CliError::usage("--variant needs a file as OUT: a folder has the model's own model_index.json"));
+        return Err(CliError::usage(
+            "--variant needs a file as OUT: a folder has the model's own model_index.json",
+        ));
     }
     let report = if kind == OutKind::Folder { to_folder(args)? } else { to_file(args, kind)? };
     let properties = report_properties(&args.out, &report, Some(args.to.name()));
@@ -51,8 +55,9 @@ fn check_container(to: QuantTypeArg, kind: OutKind, out: &Path) -> Result<(), Cl
 /// Refuses a component without layers of which the type is known to work.
 fn check_component(to: QuantTypeArg, component: Component) -> Result<(), CliError> {
     match component {
-        Component::Vae => Err(CliError::usage("a VAE has no layers to quantize")
-            .hint("quantize the transformer or the text encoder; `kiln convert --dtype` changes a VAE's type")),
+        Component::Vae => Err(CliError::usage("a VAE has no layers to quantize").hint(
+            "quantize the transformer or the text encoder; `kiln convert --dtype` changes a VAE's type",
+        )),
         Component::TextEncoder if to == QuantTypeArg::Int8 => {
             Err(CliError::usage("int8 is a type for transformers, not for text encoders")
                 .hint("choose another type with --to, such as q8_0 or fp8"))

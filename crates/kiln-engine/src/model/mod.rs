@@ -125,10 +125,27 @@ impl Model {
         (self.variant, self.variant_source) = (variant, source);
     }
 
-    /// Returns the variant with a remark if it is only a guess.
+    /// Returns the variant with a remark if it is doubtful.
     pub fn described_variant(&self) -> String {
-        let remark = self.variant_source.remark().map(|remark| format!(" ({remark})"));
+        let remark = self.variant_remark().map(|remark| format!(" ({remark})"));
         format!("{}{}", self.variant, remark.unwrap_or_default())
+    }
+
+    /// Returns a remark about a variant that is only a guess, or that the transformer's file contradicts.
+    pub fn variant_remark(&self) -> Option<String> {
+        if let Some(remark) = self.variant_source.remark() {
+            return Some(remark.into());
+        }
+        let has_guidance = self.transformer.config.guidance_embeds;
+        let stated = || Variant::of(self.transformer.weights().ok()?, has_guidance).ok();
+        match stated() {
+            Some((other, VariantSource::Stated))
+                if other != self.variant && self.overrides.variant.is_none() =>
+            {
+                Some(format!("but the transformer's file says {other}; set it with --variant"))
+            }
+            _ => None,
+        }
     }
 
     /// Returns the files that could be a component, if several could.

@@ -40,7 +40,9 @@ impl VariantSource {
         match self {
             VariantSource::Stated => None,
             VariantSource::Name => Some("a guess from the file's name; set it with --variant"),
-            VariantSource::Default => Some("a guess, since nothing in the file says it; set it with --variant"),
+            VariantSource::Default => {
+                Some("a guess, since nothing in the file says it; set it with --variant")
+            }
         }
     }
 }

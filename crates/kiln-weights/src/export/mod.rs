@@ -223,7 +223,8 @@ impl<'a> Exporter<'a> {
             return;
         }
         let name = planned.sources.first().map_or("", |(name, _)| name);
-        let before = if self.source.is_int8(name) { Some(int8::NAME) } else { self.source.storage_name(name) };
+        let before =
+            if self.source.is_int8(name) { Some(int8::NAME) } else { self.source.storage_name(name) };
         if let Some(before) = before.filter(|before| *before != storage) {
             *self.changed.entry((before, storage)).or_default() += 1;
         }

@@ -18,9 +18,9 @@ pub(super) fn transformer(config: &transformer::Config, weights: &WeightSource) 
         ("width of text", config.joint_attention_dim, found.joint_attention_dim),
         ("number of latent channels", config.in_channels, found.in_channels),
     ];
-    mismatch(&layers, &sizes).or_else(|| incomplete(weights, "transformer_blocks", config.num_layers)).or_else(
-        || incomplete(weights, "single_transformer_blocks", config.num_single_layers),
-    )
+    mismatch(&layers, &sizes)
+        .or_else(|| incomplete(weights, "transformer_blocks", config.num_layers))
+        .or_else(|| incomplete(weights, "single_transformer_blocks", config.num_single_layers))
 }
 
 /// Returns what is wrong with a text encoder.
@@ -54,7 +54,8 @@ fn missing(weights: &WeightSource) -> String {
 /// Compares what the configuration says with what the tensors have: enough layers, and the same sizes.
 fn mismatch(layers: &[(&str, usize, usize)], sizes: &[(&str, usize, usize)]) -> Option<String> {
     let few = layers.iter().find(|(_, expected, found)| found < expected);
-    let few = few.map(|(what, expected, found)| format!("there are tensors of {found} {what}, expected {expected}"));
+    let few = few
+        .map(|(what, expected, found)| format!("there are tensors of {found} {what}, expected {expected}"));
     let unlike = sizes.iter().find(|(_, expected, found)| expected != found);
     let unlike = unlike.map(|(what, expected, found)| {
         format!("the {what} of its tensors is {found}, its configuration says {expected}")

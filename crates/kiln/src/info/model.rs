@@ -71,8 +71,8 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError
         .with("tokenizer", tokenizer)
         .with_group("transformer", transformer);
     let properties = with_component(properties, &model, Component::TextEncoder, text_encoder);
-    let properties =
-        with_component(properties, &model, Component::Vae, vae).with_group("memory", memory(&model, describer.total));
+    let properties = with_component(properties, &model, Component::Vae, vae)
+        .with_group("memory", memory(&model, describer.total));
     Ok(Description { properties, problem: describer.problem })
 }
 
@@ -102,7 +102,8 @@ pub(super) fn absence(model: &Model, component: Component) -> String {
     match &model.searched_folders[..] {
         [] => "none in this folder".into(),
         folders => {
-            let folders: Vec<String> = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
+            let folders: Vec<String> =
+                folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
             format!("none in {}; give one with {option}", folders.join(", "))
         }
     }

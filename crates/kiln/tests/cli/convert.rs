@@ -22,12 +22,18 @@ fn info(sandbox: &Sandbox, path: &str) -> Value {
 fn values(sandbox: &Sandbox, path: &str) -> Vec<(String, Vec<f32>)> {
     let source = WeightSource::open_component(sandbox.path(path), Component::Transformer).unwrap();
     let value = |name: &str| source.tensor(name).unwrap().to_f32().unwrap().into_owned();
-    source.names().filter(|name| !name.ends_with("_scale")).map(|name| (name.to_owned(), value(name))).collect()
+    source
+        .names()
+        .filter(|name| !name.ends_with("_scale"))
+        .map(|name| (name.to_owned(), value(name)))
+        .collect()
 }
 
 #[test]
 fn a_variant_survives_every_conversion() {
-    for (model, variant) in [("klein-base", "klein base"), ("klein-kv", "klein KV"), ("klein", "klein (distilled)")] {
+    for (model, variant) in
+        [("klein-base", "klein base"), ("klein-kv", "klein KV"), ("klein", "klein (distilled)")]
+    {
         let sandbox = Sandbox::with_model(model);
         let folder = sandbox.model().to_str().unwrap();
         sandbox.kiln(&["convert", folder, "one.safetensors", "-q"]).ok();
@@ -67,12 +73,16 @@ fn a_variant_that_is_only_a_guess_is_called_one() {
     sandbox
         .kiln(&["convert", folder, "v.gguf", "--part", "vae", "--variant", "base"])
         .fails(2, &["--variant is about a transformer"]);
-    sandbox.kiln(&["quantize", folder, "f", "--to", "fp8", "--variant", "kv"]).fails(2, &["--variant needs a file"]);
+    sandbox
+        .kiln(&["quantize", folder, "f", "--to", "fp8", "--variant", "kv"])
+        .fails(2, &["--variant needs a file"]);
     let generate = |file: &str| {
         let args = ["generate", "fox", "--transformer", file, "-m", folder, "-o", "a.png"];
         sandbox.kiln(&[&args[..], &SMALL].concat()).ok().err
     };
-    assert!(generate("flux-2-klein-base-4b.safetensors").contains("as klein base: a guess from the file's name"));
+    assert!(
+        generate("flux-2-klein-base-4b.safetensors").contains("as klein base: a guess from the file's name")
+    );
     assert!(!generate("z.gguf").contains("a guess"));
 }
 
@@ -86,10 +96,14 @@ fn another_transformer_brings_its_own_variant() {
     let variant = |more: &[&str]| sandbox.kiln(&[&args, more].concat()).ok().events()[0]["variant"].clone();
     assert_eq!(variant(&[]), "klein (distilled)");
     assert_eq!(variant(&["--transformer", "other.safetensors"]), "klein base");
-    assert_eq!(variant(&["--transformer", "other.safetensors", "--variant", "distilled"]), "klein (distilled)");
+    assert_eq!(
+        variant(&["--transformer", "other.safetensors", "--variant", "distilled"]),
+        "klein (distilled)"
+    );
     let text = "transformer = 'other.safetensors'\nvariant = 'kv'";
     sandbox.write("model.toml", text.as_bytes());
-    assert_eq!(info(&sandbox, "model.toml")["variant"], "klein KV");
+    let variant = info(&sandbox, "model.toml")["variant"].as_str().unwrap().to_owned();
+    assert!(variant.starts_with("klein KV (but the transformer's file says klein base"), "{variant}");
 }
 
 #[test]
@@ -114,7 +128,10 @@ fn settings_that_no_tensor_tells_go_into_the_file() {
         sandbox.kiln(&["convert", folder, "v.safetensors", "--part", "vae", "-q"]).ok();
         let parts = ["--transformer", &t, "--text-encoder", &e, "--vae", "v.safetensors"];
         assert!(exact == image("b.png", &parts), "{end}");
-        sandbox.write("model.toml", format!("transformer = '{t}'\ntext_encoder = '{e}'\nvae = 'v.safetensors'").as_bytes());
+        sandbox.write(
+            "model.toml",
+            format!("transformer = '{t}'\ntext_encoder = '{e}'\nvae = 'v.safetensors'").as_bytes(),
+        );
         assert!(exact == image("c.png", &["-m", "model.toml"]), "{end}");
         // Back to a folder, the configuration is the model's own.
         let back = format!("back-{end}");
@@ -310,7 +327,10 @@ fn presets_mix_types_as_llama_cpp_does() {
     assert_eq!(source.storage_name("double_blocks.0.img_attn.qkv.weight"), Some("q5_k"));
     let metadata = source.metadata();
     assert_eq!((metadata["general.file_type"].as_str(), metadata["general.name"].as_str()), ("15", "t"));
-    assert_eq!((metadata["general.type"].as_str(), metadata["general.architecture"].as_str()), ("model", "flux"));
+    assert_eq!(
+        (metadata["general.type"].as_str(), metadata["general.architecture"].as_str()),
+        ("model", "flux")
+    );
     sandbox.kiln(&["quantize", "t.safetensors", "u.gguf", "--to", "q8_0", "-q"]).ok();
     let source = WeightSource::open(sandbox.path("u.gguf")).unwrap();
     assert_eq!(source.metadata()["general.file_type"], "7");
@@ -332,7 +352,9 @@ fn part_names_what_is_quantized_also_in_a_folder() {
     let same = |out: &str, file: &str| {
         fs::read(sandbox.path(out).join(file)).unwrap() == fs::read(sandbox.model().join(file)).unwrap()
     };
-    assert!(same("e", "transformer/diffusion_pytorch_model.safetensors") && same("e", "text_encoder/config.json"));
+    assert!(
+        same("e", "transformer/diffusion_pytorch_model.safetensors") && same("e", "text_encoder/config.json")
+    );
     assert!(!sandbox.path("e/text_encoder/model.safetensors.index.json").exists());
     let told = info(&sandbox, "e");
     assert!(told["text_encoder"]["dtypes"].to_string().contains("q8_0"), "{told}");
@@ -342,7 +364,9 @@ fn part_names_what_is_quantized_also_in_a_folder() {
     assert!(same("t", "text_encoder/model.safetensors.index.json"));
     // A file that is a VAE, without --part.
     sandbox.kiln(&["convert", folder, "ae.safetensors", "--part", "vae", "-q"]).ok();
-    sandbox.kiln(&["quantize", "ae.safetensors", "b.gguf", "--to", "q8_0"]).fails(2, &["a VAE has no layers"]);
+    sandbox
+        .kiln(&["quantize", "ae.safetensors", "b.gguf", "--to", "q8_0"])
+        .fails(2, &["a VAE has no layers"]);
     let dev = Sandbox::with_model("dev");
     dev.kiln(&["quantize", dev.model().to_str().unwrap(), "e", "--to", "q8_0", "--part", "text-encoder"])
         .fails(1, &["has no text encoder"]);

@@ -142,7 +142,8 @@ fn a_named_component_needs_no_choice_among_others() {
     let (sandbox, file) = single_files();
     let model = sandbox.model().to_str().unwrap().to_owned();
     fs::copy(sandbox.model().join("tokenizer/tokenizer.json"), sandbox.path("tokenizer.json")).unwrap();
-    let generate = |args: &[&str]| sandbox.kiln(&[&["generate", "fox", "-o", "x.png"], args, &SMALL].concat());
+    let generate =
+        |args: &[&str]| sandbox.kiln(&[&["generate", "fox", "-o", "x.png"], args, &SMALL].concat());
     generate(&["-m", &file]).ok();
     let alone = sandbox.image("x.png");
     fs::copy(sandbox.path("ae.safetensors"), sandbox.path("ae2.safetensors")).unwrap();
