@@ -78,7 +78,9 @@ pub use inputs::{InputImage, InputResolver, LocalFiles, read_image_bytes};
 pub use kiln_model::Event;
 pub use kiln_weights::LoraReport;
 pub use memory::MemoryEstimate;
-pub use model::{ComponentPaths, Model, ModelComponent, ModelDefaults, VaeFile, Variant};
+pub use model::{
+    ComponentPaths, Model, ModelComponent, ModelDefaults, VaeFile, Variant, VariantSource, config_key,
+};
 pub use noise::NoiseSource;
 pub use pipeline::BatchLimit;
 pub use plan::{ImagePlan, InitImage, Plan, PlannedLora, Prompt, StartingPoint};

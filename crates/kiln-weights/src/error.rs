@@ -99,7 +99,7 @@ pub enum Error {
     },
     /// Weights without layers to quantize.
     #[error(
-        "`{}` has no layers to quantize to int8: {}",
+        "`{}` has no layers to quantize: {}",
         file.display(),
         if *already_int8 { "they are int8 already" } else { "there are no float matrices under `transformer_blocks`" }
     )]
@@ -193,6 +193,14 @@ pub enum Error {
         /// The format.
         format: Format,
     },
+    /// A format that GGUF files can't hold.
+    #[error("`{}` can't hold {format}: that requires a safetensors file", file.display())]
+    RequiresSafetensors {
+        /// The file to be written.
+        file: PathBuf,
+        /// The format.
+        format: Format,
+    },
     /// Weights of another component or model.
     #[error("`{}` holds no FLUX.2 {component}: {found}", file.display())]
     WrongComponent {
@@ -264,6 +272,9 @@ pub enum Error {
         /// How many modules the LoRA has.
         total: usize,
     },
+    /// The caller cancelled an export.
+    #[error("cancelled")]
+    Cancelled,
     /// A tensor that can't be saved.
     #[error("can't save tensor `{tensor}` in `{}`: {reason}", file.display())]
     InvalidTensor {

@@ -48,6 +48,9 @@ pub(crate) fn is_block_layer(module: &str) -> bool {
     ["transformer_blocks.", "single_transformer_blocks."].iter().any(|blocks| module.starts_with(blocks))
 }
 
+/// The name of this type in reports.
+pub(crate) const NAME: &str = "int8";
+
 /// The suffix of a scale tensor's name, after its weight's.
 pub(crate) const SCALE: &str = "_scale";
 

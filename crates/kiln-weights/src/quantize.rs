@@ -6,14 +6,13 @@ use std::path::Path;
 
 use kiln_tensor::{DType, HostTensor};
 
-use crate::encoding::{COMFY_METADATA, HEADER_CONFIG};
 use crate::save::{TensorSpec, stream};
-use crate::{Error, LinearPrecision, Result, WeightSource, int8};
+use crate::{Error, LinearPrecision, Result, WeightSource, export, int8};
 
 /// The metadata key of the precision in which a file's linear layers are meant to be used.
 pub const PRECISION_KEY: &str = "kiln.linear";
 /// The key's value in files that [`quantize`] wrote.
-const INT8: &str = "int8";
+const INT8: &str = int8::NAME;
 
 impl WeightSource {
     /// The precision that suits the file: int8 if [`quantize`] wrote it, fp8 if it has such matrices and the device
@@ -59,6 +58,8 @@ pub(crate) fn is_quantizable(source: &WeightSource, name: &str) -> bool {
 pub struct LayerGroup {
     /// The layers' name, without the number of the block.
     pub name: String,
+    /// The name of the type they were written in.
+    pub storage: &'static str,
     /// How many there are.
     pub layers: usize,
     /// Their weights.
@@ -72,7 +73,12 @@ pub struct LayerGroup {
 pub struct Report {
     /// The quantized layers, by kind.
     pub groups: Vec<LayerGroup>,
-    /// Tensors that were copied unchanged.
+    /// The layers that were to be quantized, by the type they were written in: another one than was asked for if their
+    /// rows are no whole blocks of it.
+    pub layers: BTreeMap<&'static str, usize>,
+    /// Other tensors that were written in another type than the source's: how many, by both types.
+    pub changed: BTreeMap<(&'static str, &'static str), usize>,
+    /// Tensors that were not quantized.
     pub copied: usize,
     /// Bytes of all tensors before and after.
     pub bytes: [u64; 2],
@@ -81,7 +87,7 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.groups.iter().map(|g| g.name.len()).max().unwrap_or(0);
-        for LayerGroup { name, layers, weights, error } in &self.groups {
+        for LayerGroup { name, layers, weights, error, .. } in &self.groups {
             let millions = *weights as f64 / 1e6;
             writeln!(
                 f,
@@ -89,7 +95,10 @@ impl fmt::Display for Report {
                 100.0 * error
             )?;
         }
-        write!(f, "{} tensors kept as they are", self.copied)
+        for ((before, after), count) in &self.changed {
+            writeln!(f, "{count} tensors written as {after}, were {before}")?;
+        }
+        write!(f, "{} tensors kept as they are", self.copied - self.changed.values().sum::<usize>())
     }
 }
 
@@ -105,14 +114,15 @@ pub fn quantize(
     progress: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<Report> {
     let is_quantizable = |name: &str| is_quantizable(source, name);
-    let mut plan = Vec::new();
+    let (mut plan, mut changed) = (Vec::new(), BTreeMap::new());
     for name in source.names() {
         let Some((dtype, shape)) = source.entry(name) else { continue };
         let quantized = is_quantizable(name);
         let dtype = if quantized {
             DType::I8
-        } else if source.packed_format(name).is_some() {
+        } else if let Some(format) = source.packed_format(name) {
             // Packed tensors outside of the blocks are written dequantized.
+            *changed.entry((format.name(), DType::F32.name())).or_default() += 1;
             DType::F32
         } else {
             dtype
@@ -131,9 +141,7 @@ pub fn quantize(
             already_int8: source.names().any(|name| source.is_int8(name)),
         });
     }
-    let mut metadata = source.metadata().clone();
-    // They describe the layers as they were.
-    metadata.retain(|key, _| key != COMFY_METADATA && key != HEADER_CONFIG);
+    let mut metadata = export::kept_metadata(source);
     metadata.insert(PRECISION_KEY.into(), INT8.into());
     let mut quantizer = Quantizer { source, threads, next_scale: None, groups: BTreeMap::new() };
     let (mut done, total) = (0, plan.len());
@@ -148,7 +156,9 @@ pub fn quantize(
     Ok(Report {
         copied: total - 2 * layers,
         bytes: [source.bytes(), plan.iter().map(written).sum()],
-        groups: quantizer.groups.into_iter().map(|(name, sums)| sums.group(name)).collect(),
+        groups: quantizer.groups.into_iter().map(|(name, sums)| sums.group(name, INT8)).collect(),
+        layers: BTreeMap::from([(INT8, layers)]),
+        changed,
     })
 }
 
@@ -177,10 +187,10 @@ impl ErrorSums {
         self.squares = [self.squares[0] + squares[0], self.squares[1] + squares[1]];
     }
 
-    pub fn group(self, name: String) -> LayerGroup {
+    pub fn group(self, name: String, storage: &'static str) -> LayerGroup {
         let [error, value] = self.squares;
         let error = (error / value.max(f64::MIN_POSITIVE)).sqrt();
-        LayerGroup { name, layers: self.layers, weights: self.weights, error }
+        LayerGroup { name, storage, layers: self.layers, weights: self.weights, error }
     }
 }
 

@@ -1,26 +1,36 @@
 //! `kiln convert`: writes a component of a model with other tensor names, another data type, or in another file format.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use kiln_engine::Model;
+use kiln_engine::{Model, Variant, VariantSource, config_key};
+use kiln_model::transformer;
 use kiln_tensor::DType;
-use kiln_weights::export::{Container, Options, Storage, TensorNames, export, export_shards};
+use kiln_weights::export::{Container, NAME_KEY, Options, Storage, TensorNames, export, export_shards};
 use kiln_weights::quantize::Report;
 use kiln_weights::{Component, WeightSource};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::args::{ComponentArg, ConvertArgs, FloatTypeArg, NamingArg};
+use crate::args::{ConvertArgs, FloatTypeArg, NamingArg};
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext};
-use crate::export::write_error;
-use crate::export::{AtomicFolder, ExportProgress, is_weight_file, read_error, report_properties, threads};
+use crate::export::{
+    AtomicFolder, ExportProgress, OutKind, refuse_input, report_properties, threads, write_error,
+};
+use crate::models::ModelLocation;
 
 /// Default largest size of a shard, in bytes.
 const SHARD_SIZE: u64 = 10 << 30;
 
 pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
-    let component = SourceComponent::open(&args.input, args.component)?;
+    let kind = OutKind::check(&args.out)?;
+    if kind != OutKind::Folder && args.shard_size.is_some() {
+        return Err(
+            CliError::usage("--shard-size needs a folder, OUT is a file").hint("give a folder as OUT")
+        );
+    }
+    let component = SourceComponent::open(&args.input, args.component.map(Into::into), args.variant)?;
     let storage = match args.dtype {
         None => Storage::Keep,
         Some(FloatTypeArg::F32) => Storage::Dense(DType::F32),
@@ -33,8 +43,15 @@ pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
     });
     let threads = threads(args.threads.number);
     let options = ConvertOptions { names, storage, threads, shard_size: args.shard_size };
-    let report = component.write(&args.out, &options, args.quiet)?;
-    let properties = report_properties(&args.out, &report, "packed");
+    let report = component.write(&args.out, kind, &options, args.quiet)?;
+    if !args.quiet && report.changed.contains_key(&("nvfp4", "f32")) {
+        let _ = writeln!(
+            io::stderr(),
+            "note: q, k and v of some layers have unlike scales in nvfp4, so that the layers that fuse them are f32; \
+             --names diffusers keeps them apart"
+        );
+    }
+    let properties = report_properties(&args.out, &report, None);
     let text = if args.json { properties.to_json() } else { properties.to_text() };
     if args.quiet { Ok(()) } else { crate::print(text.as_bytes()) }
 }
@@ -50,63 +67,139 @@ pub struct ConvertOptions {
 
 /// A component of a model, opened for reading.
 pub struct SourceComponent {
-    component: Component,
-    weights: WeightSource,
-    /// The component's folder, with its config.json.
-    folder: Option<PathBuf>,
+    pub component: Component,
+    /// Its tensors, with all that the converted file's metadata shall say.
+    pub weights: WeightSource,
+    /// The text of its config.json.
+    config: Option<String>,
+    /// The weight files of the whole model.
+    files: Vec<PathBuf>,
 }
 
 impl SourceComponent {
-    /// Opens a component of a model folder or of a file. Default: the transformer, or the only component.
-    pub fn open(input: &Path, component: Option<ComponentArg>) -> Result<SourceComponent, CliError> {
-        let wanted = component.map(|component| match component {
-            ComponentArg::Transformer => Component::Transformer,
-            ComponentArg::TextEncoder => Component::TextEncoder,
-            ComponentArg::Vae => Component::Vae,
-        });
+    /// Opens a component of a model or of a file. Default: the transformer, or the only component.
+    pub fn open(
+        input: &Path,
+        wanted: Option<Component>,
+        variant: Option<Variant>,
+    ) -> Result<SourceComponent, CliError> {
+        let location = ModelLocation::resolve(Some(input))?;
         let opening = || format!("opening `{}`", input.display());
-        let folder = input.is_dir().then(|| Model::open(input).ok()).flatten();
-        if let Some(model) = folder.filter(|model| model.searched_folders.is_empty()) {
-            let component = wanted.unwrap_or(Component::Transformer);
-            let (path, weights) = match component {
-                Component::Transformer => (model.transformer.path.clone(), Some(model.transformer.weights())),
-                Component::TextEncoder => match &model.text_encoder {
-                    Some(encoder) => (encoder.path.clone(), Some(encoder.weights())),
-                    None => (input.to_path_buf(), None),
-                },
-                Component::Vae => match &model.vae {
-                    Some(vae) => (vae.path.clone(), Some(vae.weights())),
-                    None => (input.to_path_buf(), None),
-                },
-            };
-            let missing = || CliError::new(format!("the model `{}` has no {component}", input.display()));
-            let weights = weights.ok_or_else(missing)?.with_context(opening)?.clone();
-            return Ok(SourceComponent { component, weights, folder: path.is_dir().then_some(path) });
-        }
-        let weights = WeightSource::open(input).with_context(opening)?;
-        let first = weights.components().first().map(|(component, _)| *component);
+        let path = location.path().unwrap_or(input);
+        let single = if location.is_whole_model() { None } else { Some(WeightSource::open(path)) };
+        let opened = match single {
+            // A folder with a model's components in separate files, which `Model` tells apart.
+            None | Some(Err(kiln_weights::Error::AmbiguousWeights { .. })) => {
+                SourceComponent::of_model(&location.open()?, wanted.unwrap_or(Component::Transformer))?
+            }
+            Some(single) => {
+                SourceComponent::of_file(path, single.with_context(opening)?, wanted).with_context(opening)?
+            }
+        };
+        opened.with_variant(variant)?.with_name(&location)
+    }
+
+    /// Opens a component of a model.
+    pub fn of_model(model: &Model, component: Component) -> Result<SourceComponent, CliError> {
+        let weights = match component {
+            Component::Transformer => Some(model.transformer.weights()),
+            Component::TextEncoder => model.text_encoder.as_ref().map(|encoder| encoder.weights()),
+            Component::Vae => model.vae.as_ref().map(|vae| vae.weights()),
+        };
+        let missing = || CliError::new(format!("the model `{}` has no {component}", model.path.display()));
+        let weights = weights.ok_or_else(missing)?;
+        let weights =
+            weights.with_context(|| format!("opening the {component} of `{}`", model.path.display()))?;
+        let metadata = model.metadata_for(component);
+        let others = [
+            Some(model.transformer.weights()),
+            model.text_encoder.as_ref().map(|encoder| encoder.weights()),
+            model.vae.as_ref().map(|vae| vae.weights()),
+        ];
+        let others = others.into_iter().flatten().flatten();
+        Ok(SourceComponent {
+            component,
+            config: metadata.get(&config_key(component)).cloned(),
+            files: others.flat_map(WeightSource::files).map(Path::to_path_buf).collect(),
+            weights: weights.clone().with_metadata(metadata),
+        })
+    }
+
+    /// Opens a component of a weight file or of a component's folder.
+    fn of_file(
+        path: &Path,
+        file: WeightSource,
+        wanted: Option<Component>,
+    ) -> kiln_engine::Result<SourceComponent> {
+        let first = file.components().first().map(|(component, _)| *component);
         let component = wanted.or(first).unwrap_or(Component::Transformer);
-        let weights = WeightSource::open_component(input, component).with_context(opening)?;
-        Ok(SourceComponent { component, weights, folder: input.is_dir().then(|| input.to_path_buf()) })
-    }
-
-    pub fn weights(&self) -> &WeightSource {
-        &self.weights
-    }
-
-    /// Writes the component to a file, or to a folder if `out` has no extension of a weight file.
-    pub fn write(&self, out: &Path, options: &ConvertOptions, quiet: bool) -> Result<Report, CliError> {
-        let to_file = is_weight_file(out);
-        if to_file && options.shard_size.is_some() {
-            return Err(
-                CliError::usage("--shard-size needs a folder, OUT is a file").hint("give a folder as OUT")
-            );
+        let missing = || kiln_weights::Error::WrongComponent {
+            file: path.to_path_buf(),
+            component,
+            found: file.describe(),
+        };
+        let weights = file.component(component)?.ok_or_else(missing)?;
+        let key = config_key(component);
+        let stored = || weights.metadata().get(&key).cloned();
+        let config = fs::read_to_string(path.join("config.json")).ok().or_else(stored);
+        let mut metadata: Vec<_> = config.iter().map(|text| (key.clone(), text.clone())).collect();
+        if component == Component::Transformer {
+            let (variant, source) = Variant::of(&weights, has_guidance(&weights))?;
+            metadata.extend(variant.metadata(source));
         }
-        let is_gguf = out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+        let files = weights.files().map(Path::to_path_buf).collect();
+        Ok(SourceComponent { component, weights: weights.with_metadata(metadata), config, files })
+    }
+
+    /// Records the variant that the user names.
+    fn with_variant(self, variant: Option<Variant>) -> Result<SourceComponent, CliError> {
+        let Some(variant) = variant else { return Ok(self) };
+        let path = self.weights.path().display();
+        if self.component != Component::Transformer {
+            return Err(CliError::usage(format!(
+                "--variant is about a transformer, `{path}` is a {}",
+                self.component
+            )));
+        }
+        if has_guidance(&self.weights) != (variant == Variant::Dev) {
+            return Err(CliError::new(format!("`{path}` can't be {variant}"))
+                .hint("only dev takes guidance as an input; `kiln info` shows what a file contains"));
+        }
+        let weights = self.weights.with_metadata(variant.metadata(VariantSource::Stated));
+        Ok(SourceComponent { weights, ..self })
+    }
+
+    /// Records the model's name, unless the file has one, and the settings that GGUF has its own keys for.
+    fn with_name(self, location: &ModelLocation) -> Result<SourceComponent, CliError> {
+        let full = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let stem = |path: PathBuf| {
+            let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+            name.map(|name| name.to_string_lossy().into_owned())
+        };
+        let name = || location.name().or_else(|| stem(full(location.path()?)));
+        let known = self.weights.metadata().get(NAME_KEY).cloned();
+        let mut metadata: Vec<(String, String)> =
+            known.or_else(name).map(|name| (NAME_KEY.to_owned(), name)).into_iter().collect();
+        if self.component == Component::TextEncoder {
+            metadata.extend(self.config.iter().flat_map(|text| settings(text)));
+        }
+        Ok(SourceComponent { weights: self.weights.with_metadata(metadata), ..self })
+    }
+
+    /// Writes the component to a file or folder.
+    pub fn write(
+        &self,
+        out: &Path,
+        kind: OutKind,
+        options: &ConvertOptions,
+        quiet: bool,
+    ) -> Result<Report, CliError> {
+        self.refuse_as_output(out)?;
+        let to_file = kind != OutKind::Folder;
         let default_names = if to_file { TensorNames::Original } else { TensorNames::Diffusers };
         let export_options = Options {
             component: self.component,
-            container: if is_gguf { Container::Gguf } else { Container::Safetensors },
+            container: if kind == OutKind::Gguf { Container::Gguf } else { Container::Safetensors },
             names: options.names.unwrap_or(default_names),
             storage: options.storage,
             threads: options.threads,
@@ -118,10 +211,6 @@ impl SourceComponent {
             let report = export(&self.weights, out, &export_options, update);
             return progress.finish(report).with_context(writing);
         }
-        if out.symlink_metadata().is_ok() {
-            return Err(CliError::new(format!("`{}` exists already", out.display()))
-                .hint("give a folder that does not exist yet, or a .safetensors or .gguf file"));
-        }
         let folder = AtomicFolder::create(out)?;
         let stem = if self.component == Component::TextEncoder { "model" } else { "diffusion_pytorch_model" };
         let shard_size = options.shard_size.unwrap_or(SHARD_SIZE);
@@ -132,19 +221,23 @@ impl SourceComponent {
         Ok(report)
     }
 
-    /// Writes config.json next to the weights: a copy of the source's, or for a transformer one derived from its tensors.
+    /// Refuses an output that is one of the model's files.
+    pub fn refuse_as_output(&self, out: &Path) -> Result<(), CliError> {
+        refuse_input(out, self.files.iter().map(PathBuf::as_path))
+    }
+
+    /// Writes config.json next to the weights: the source's, or for a transformer one derived from its tensors.
     fn write_config(&self, folder: &Path) -> Result<(), CliError> {
         let target = folder.join("config.json");
-        let source = self.folder.as_ref().map(|folder| folder.join("config.json"));
-        if let Some(source) = source.filter(|file| file.is_file()) {
-            let text = fs::read(&source).map_err(|e| read_error(&source, &e))?;
-            return fs::write(&target, text).map_err(|e| write_error(&target, &e));
-        }
-        let config = match self.component {
-            Component::Transformer => kiln_model::transformer::Config::from_tensors(&self.weights),
-            _ => None,
+        let text = self.config.as_deref().map(without_quantization).or_else(|| self.derived_config());
+        text.map_or(Ok(()), |text| fs::write(&target, text).map_err(|e| write_error(&target, &e)))
+    }
+
+    fn derived_config(&self) -> Option<String> {
+        let c = match self.component {
+            Component::Transformer => transformer::Config::from_tensors(&self.weights)?,
+            Component::TextEncoder | Component::Vae => return None,
         };
-        let Some(c) = config else { return Ok(()) };
         let text = json!({
             "_class_name": "Flux2Transformer2DModel",
             "attention_head_dim": c.attention_head_dim,
@@ -162,6 +255,29 @@ impl SourceComponent {
             "rope_theta": c.rope_theta,
             "timestep_guidance_channels": c.timestep_guidance_channels,
         });
-        fs::write(&target, format!("{text:#}\n")).map_err(|e| write_error(&target, &e))
+        Some(format!("{text:#}\n"))
     }
+}
+
+/// Returns whether a transformer takes guidance as an input.
+fn has_guidance(weights: &WeightSource) -> bool {
+    transformer::Config::from_tensors(weights).is_some_and(|config| config.guidance_embeds)
+}
+
+/// Returns a config.json without its description of quantized layers: the written ones are stored in another way.
+fn without_quantization(text: &str) -> String {
+    const KEY: &str = "quantization_config";
+    let mut config: Value = serde_json::from_str(text).unwrap_or_default();
+    match config.as_object_mut().and_then(|fields| fields.remove(KEY)) {
+        Some(_) => format!("{config:#}\n"),
+        None => text.to_owned(),
+    }
+}
+
+/// Returns the settings of a text encoder's config.json that its tensors don't tell.
+fn settings(config: &str) -> Vec<(String, String)> {
+    let config: Value = serde_json::from_str(config).unwrap_or_default();
+    let number = |key: &str| config[key].as_f64().or_else(|| config["rope_parameters"][key].as_f64());
+    let named = ["rms_norm_eps", "rope_theta"].map(|key| Some((key.to_owned(), number(key)?.to_string())));
+    named.into_iter().flatten().collect()
 }

@@ -113,6 +113,9 @@ impl From<kiln_model::Error> for CliError {
 
 impl From<kiln_weights::Error> for CliError {
     fn from(error: kiln_weights::Error) -> Self {
+        if matches!(error, kiln_weights::Error::Cancelled) {
+            return CliError::cancelled();
+        }
         CliError { hint: hints::weights(&error), ..CliError::new(error.to_string()) }
     }
 }

@@ -80,6 +80,9 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<Run, CliEr
         reporter.note("no model given, using the built-in Ember (choose another with -m)");
     }
     let model = Arc::new(location.open_with(&components)?);
+    if let Some(remark) = model.variant_remark() {
+        reporter.note(&format!("using the model as {}: {remark}", model.variant));
+    }
     let plan = Plan::new(&model, &request, &LocalFiles).map_err(|error| match error {
         Error::MissingComponent { component, .. } => {
             CliError::from(error).hint(hints::missing_component(&model, component))

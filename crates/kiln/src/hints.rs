@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kiln_engine::{ComponentPaths, MissingComponent, Model, Variant};
 use kiln_model::Error;
-use kiln_weights::{LoraProblem, MalformedFile};
+use kiln_weights::{Component, LoraProblem, MalformedFile};
 
 use crate::error::{CliError, ErrorContext};
 use crate::{hub, values};
@@ -186,6 +186,15 @@ pub fn hub(error: &kiln_hub::Error) -> Option<String> {
 
 /// Hint for a model that lacks a component the request needs.
 pub fn missing_component(model: &Model, component: MissingComponent) -> String {
+    match component {
+        MissingComponent::Vae if model.candidates(Component::Vae).is_some() => {
+            return "name one of them with --vae".into();
+        }
+        MissingComponent::TextEncoder if model.candidates(Component::TextEncoder).is_some() => {
+            return "name one of them with --text-encoder".into();
+        }
+        _ => {}
+    }
     let searched = !model.searched_folders.is_empty();
     match component {
         MissingComponent::Vae if searched => format!(
@@ -201,12 +210,23 @@ pub fn missing_component(model: &Model, component: MissingComponent) -> String {
     }
 }
 
-/// Opens a model. If the path is not a model, the error has a hint about where the model may be.
-pub fn open_model(path: &Path) -> Result<Model, CliError> {
-    open_model_with(path, &ComponentPaths::default())
+/// Refuses a model of which several files could be a component, for commands that have no option to name one. With
+/// `vae_given`, its VAE is not used.
+pub fn refuse_ambiguous(model: &Model, vae_given: bool) -> Result<(), CliError> {
+    let mut ambiguous = model.ambiguous.iter();
+    match ambiguous.find(|(component, _)| !(vae_given && *component == Component::Vae)) {
+        None => Ok(()),
+        Some((component, files)) => {
+            let files: Vec<String> = files.iter().map(|file| format!("`{}`", file.display())).collect();
+            let (path, files) = (model.path.display(), files.join(", "));
+            Err(CliError::new(format!("several files could be the {component} of `{path}`: {files}"))
+                .hint("name the model's files in a model.toml"))
+        }
+    }
 }
 
-/// [`open_model`] with some components from elsewhere.
+/// Opens a model with some components from elsewhere. If the path is not a model, the error has a hint about where the model
+/// may be.
 pub fn open_model_with(path: &Path, components: &ComponentPaths) -> Result<Model, CliError> {
     let components = &ComponentPaths { fallback_models: hub::complete_models(), ..components.clone() };
     let opened = Model::open_with(Some(path), components);

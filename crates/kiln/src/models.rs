@@ -109,6 +109,25 @@ impl ModelLocation {
         Ok(model)
     }
 
+    /// Returns the path, unless it is the built-in model.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            ModelLocation::BuiltIn => None,
+            ModelLocation::Named { path, .. } | ModelLocation::Path(path) => Some(path),
+        }
+    }
+
+    /// Returns whether it is a whole model: a folder with an index or a manifest, a manifest, or a packed file.
+    pub fn is_whole_model(&self) -> bool {
+        const INDEX: &str = "model_index.json";
+        let Some(path) = self.path() else { return true };
+        if path.is_dir() {
+            return [INDEX, "model.toml", "snapshots"].iter().any(|name| path.join(name).exists());
+        }
+        let is_packed = || WeightSource::open(path).is_ok_and(|file| file.metadata().contains_key(INDEX));
+        path.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) || is_packed()
+    }
+
     /// Returns the name, unless the model was given by path.
     pub fn name(&self) -> Option<String> {
         match self {

@@ -1,7 +1,7 @@
 //! Opens models, and assembles them from separate files that are named or found near the transformer.
 //!
-//! Sizes come from the tensors. Whether a model is distilled can't be read from them: the caller, a `model.toml` or the
-//! file's name says so.
+//! Sizes come from the tensors. Whether a model is distilled can't be read from them: the caller, a `model.toml`, the file's
+//! metadata or its name says so, in this order.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use super::component::{ModelComponent, SourceCache, open_component};
 use super::component_paths::ComponentPaths;
 use super::locate::{self, Located};
 use super::search::{self, ComponentSearch};
-use super::variant::Variant;
-use super::{Model, ModelDefaults, diffusers};
+use super::variant::{Variant, VariantSource};
+use super::{Model, diffusers};
 use crate::error::{Error, Result};
 
 impl Model {
@@ -53,18 +53,23 @@ impl Model {
 fn open(path: Option<&Path>, paths: &ComponentPaths) -> Result<Model> {
     let sources = &SourceCache::default();
     let located = match (path, &paths.transformer) {
-        (Some(path), _) => locate::locate(path, sources)?,
+        (Some(path), named) => locate::locate(path, named.is_some(), sources)?,
         (None, Some(transformer)) => Located::Transformer(transformer.clone()),
         (None, None) => return Err(Error::request("no model and no transformer was named")),
     };
     let model = match located {
         Located::Folder(folder) => replace(diffusers::open_folder(&folder)?, paths, sources),
         Located::Packed(source) => replace(diffusers::open_packed(source)?, paths, sources),
-        Located::Manifest(file, named) => assemble(&file, &paths.or(named), sources),
+        Located::Manifest(file, named) => {
+            let variant = named.variant.filter(|_| paths.transformer.is_some());
+            let named = ComponentPaths { variant: named.variant.filter(|_| variant.is_none()), ..named };
+            assemble(&file, &paths.or(named), variant, sources)
+        }
         Located::Transformer(file) => {
             let named = ComponentPaths { transformer: Some(file.clone()), ..ComponentPaths::default() };
-            assemble(&file, &paths.or(named), sources)
+            assemble(&file, &paths.or(named), None, sources)
         }
+        Located::Components(folder) => assemble(&folder, paths, None, sources),
     };
     let overrides = ComponentPaths { fallback_models: Vec::new(), ..paths.clone() };
     Ok(Model { overrides, ..model? })
@@ -77,6 +82,8 @@ fn replace(mut model: Model, paths: &ComponentPaths, sources: &SourceCache) -> R
     }
     if let Some(path) = &paths.transformer {
         model.transformer = open_component(path, sources)?;
+        let (variant, source) = variant_of(&model.transformer, Some(model.variant))?;
+        model.set_variant(variant, source);
     }
     if let Some(path) = &paths.text_encoder {
         model.text_encoder = Some(open_component(path, sources)?);
@@ -87,27 +94,51 @@ fn replace(mut model: Model, paths: &ComponentPaths, sources: &SourceCache) -> R
     if let Some(path) = &paths.tokenizer {
         model.tokenizer = Some(read_tokenizer(path)?);
     }
-    if let Some(variant) = paths.variant.filter(|variant| *variant != model.variant) {
-        // The model's defaults were chosen for its original variant.
-        (model.variant, model.defaults) = (variant, ModelDefaults::default());
+    if let Some(variant) = paths.variant {
+        model.set_variant(variant, VariantSource::Stated);
     }
     model.check_components()?;
     Ok(model)
 }
 
-/// Assembles a model around a transformer. Messages name it by `path`.
-fn assemble(path: &Path, paths: &ComponentPaths, sources: &SourceCache) -> Result<Model> {
+/// Returns the variant of a transformer. If it takes the place of the one of a model, `usual` is that model's, which only a
+/// clear word overrules.
+fn variant_of(
+    transformer: &ModelComponent<transformer::Config>,
+    usual: Option<Variant>,
+) -> Result<(Variant, VariantSource)> {
+    let found = Variant::of(transformer.weights()?, transformer.config.guidance_embeds)?;
+    Ok(match (found, usual) {
+        ((_, VariantSource::Stated) | (Variant::Base | Variant::Kv, VariantSource::Name), _) => found,
+        (_, Some(usual)) => (usual, VariantSource::Stated),
+        (_, None) => found,
+    })
+}
+
+/// Assembles a model around a transformer. Messages name it by `path`; `usual` is the variant of the model whose
+/// transformer it replaces.
+fn assemble(
+    path: &Path,
+    paths: &ComponentPaths,
+    usual: Option<Variant>,
+    sources: &SourceCache,
+) -> Result<Model> {
     let Some(file) = &paths.transformer else {
         return Err(Error::config(path, "it names no `transformer`"));
     };
     let transformer: ModelComponent<transformer::Config> = open_component(file, sources)?;
     let config = &transformer.config;
-    let variant = match (paths.variant, config.guidance_embeds) {
-        (Some(variant), _) => variant,
-        (None, true) => Variant::Dev,
-        (None, false) => Variant::from_path(file),
+    let (variant, variant_source) = match paths.variant {
+        Some(variant) => (variant, VariantSource::Stated),
+        None => variant_of(&transformer, usual)?,
     };
-    let mut search = ComponentSearch::new(file, &paths.fallback_models, sources);
+    let (default_size, defaults) = diffusers::stored_defaults(transformer.weights()?)?;
+    let mut near = vec![file.as_path()];
+    // A manifest's folder needs no search: it names what is in it.
+    if path != file && path.extension().is_none_or(|e| !e.eq_ignore_ascii_case("toml")) {
+        near.insert(0, path);
+    }
+    let mut search = ComponentSearch::new(near, &paths.fallback_models, sources);
     let text_encoder = if variant == Variant::Dev {
         None
     } else {
@@ -123,10 +154,14 @@ fn assemble(path: &Path, paths: &ComponentPaths, sources: &SourceCache) -> Resul
             text_encoder.chain([file.as_path()]).find_map(search::find_tokenizer)
         }
     };
-    let searched_folders = search.searched;
+    let (searched_folders, ambiguous) = (search.searched, search.ambiguous);
     let model = Model {
         tokenizer: tokenizer.map(|path| read_tokenizer(&path)).transpose()?,
+        variant_source,
+        default_size,
+        defaults,
         searched_folders,
+        ambiguous,
         ..Model::new(path, variant, transformer, text_encoder, vae)
     };
     model.check_components()?;

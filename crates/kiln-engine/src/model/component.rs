@@ -107,6 +107,16 @@ impl<C> ModelComponent<C> {
         Ok(self.fingerprint.get_or_try_init(fingerprint)?.as_str())
     }
 
+    /// Returns the text of its `config.json`, from its folder, the packed model or its file's metadata.
+    pub fn config_text(&self) -> Option<String>
+    where
+        C: ComponentConfig,
+    {
+        let packed = || self.packed.as_ref()?.metadata().get(&format!("{}/config.json", C::FOLDER)).cloned();
+        let stored = || self.weights().ok()?.metadata().get(&config_key(C::COMPONENT)).cloned();
+        std::fs::read_to_string(self.path.join("config.json")).ok().or_else(packed).or_else(stored)
+    }
+
     /// Returns the size of its files in bytes, 0 if they can't be read.
     pub fn file_bytes(&self) -> u64 {
         let Ok(source) = self.weights() else { return 0 };
@@ -115,15 +125,13 @@ impl<C> ModelComponent<C> {
 }
 
 /// The configuration of one kind of component, and the names that components of this kind go by.
-pub(super) trait ComponentConfig: DeserializeOwned {
+pub trait ComponentConfig: DeserializeOwned {
     /// The kind of component.
     const COMPONENT: Component;
     /// Its folder in the diffusers layout.
     const FOLDER: &'static str;
     /// Other folders that ComfyUI keeps it in.
     const COMFYUI_FOLDERS: &'static [&'static str];
-    /// The command-line option that names its file.
-    const OPTION: &'static str;
 
     /// Derives the configuration from tensor shapes; `None` if a tensor that every such component has is missing.
     fn from_tensors(source: &WeightSource) -> Option<Self>;
@@ -136,12 +144,11 @@ pub(super) trait ComponentConfig: DeserializeOwned {
 }
 
 macro_rules! component_config {
-    ($config:ty, $component:expr, $folder:literal, $comfyui:expr, $option:literal) => {
+    ($config:ty, $component:expr, $folder:literal, $comfyui:expr) => {
         impl ComponentConfig for $config {
             const COMPONENT: Component = $component;
             const FOLDER: &'static str = $folder;
             const COMFYUI_FOLDERS: &'static [&'static str] = &$comfyui;
-            const OPTION: &'static str = $option;
 
             fn from_tensors(source: &WeightSource) -> Option<Self> {
                 <$config>::from_tensors(source)
@@ -158,15 +165,28 @@ macro_rules! component_config {
     };
 }
 
-component_config!(transformer::Config, Component::Transformer, "transformer", [], "--transformer");
-component_config!(
-    text_encoder::Config,
-    Component::TextEncoder,
-    "text_encoder",
-    ["text_encoders", "clip"],
-    "--text-encoder"
-);
-component_config!(vae::Config, Component::Vae, "vae", [], "--vae");
+component_config!(transformer::Config, Component::Transformer, "transformer", []);
+component_config!(text_encoder::Config, Component::TextEncoder, "text_encoder", ["text_encoders", "clip"]);
+component_config!(vae::Config, Component::Vae, "vae", []);
+
+/// Returns the metadata key under which a file has the `config.json` of the component it was converted from: not all
+/// settings can be read from its tensors.
+pub fn config_key(component: Component) -> String {
+    let name = match component {
+        Component::Transformer => transformer::Config::FOLDER,
+        Component::TextEncoder => text_encoder::Config::FOLDER,
+        Component::Vae => vae::Config::FOLDER,
+    };
+    format!("kiln.config.{name}")
+}
+
+/// Returns the configuration of a file's component: the one in its metadata, else what its tensors imply.
+pub(super) fn config_of_file<C: ComponentConfig>(weights: &WeightSource, path: &Path) -> Result<Option<C>> {
+    match weights.metadata().get(&config_key(C::COMPONENT)) {
+        Some(text) => Ok(Some(config::parse(path, text.as_bytes())?)),
+        None => Ok(C::from_tensors(weights)),
+    }
+}
 
 /// Opens a component: a file, or a folder that may have a `config.json`.
 pub(super) fn open_component<C: ComponentConfig>(
@@ -179,7 +199,7 @@ pub(super) fn open_component<C: ComponentConfig>(
         config::read(&config_file)?
     } else {
         let missing = || format!("tensors that every FLUX.2 {} has are missing", C::COMPONENT);
-        C::from_tensors(&source).ok_or_else(|| Error::config(path, missing()))?
+        config_of_file(&source, path)?.ok_or_else(|| Error::config(path, missing()))?
     };
     if let Some(what) = config.problem() {
         return Err(Error::config(path, what));

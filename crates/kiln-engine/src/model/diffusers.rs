@@ -74,6 +74,10 @@ impl ModelFiles<'_> {
         Ok(Some(TokenizerFiles { path, tokenizer, config }))
     }
 
+    fn default_size(&self) -> Result<usize> {
+        Ok(self.read_json::<usize>("kiln.default_size")?.unwrap_or(FULL_SIZE).clamp(16, 4096))
+    }
+
     fn defaults(&self) -> Result<ModelDefaults> {
         const MAX_STEPS: usize = 1000;
         let steps = self.read_json::<usize>("kiln.default_steps")?.map(|n| n.clamp(1, MAX_STEPS));
@@ -115,6 +119,12 @@ pub(super) fn open_packed(source: Arc<WeightSource>) -> Result<Model> {
     open(&ModelFiles { root: &path, packed: Some(source) })
 }
 
+/// Returns the default image size and other defaults that a file's metadata holds.
+pub(super) fn stored_defaults(source: &WeightSource) -> Result<(usize, ModelDefaults)> {
+    let files = ModelFiles { root: source.path(), packed: Some(Arc::new(source.clone())) };
+    Ok((files.default_size()?, files.defaults()?))
+}
+
 fn open(files: &ModelFiles<'_>) -> Result<Model> {
     let variant = files.variant()?;
     let missing = || Error::config(files.root, "there is no `transformer` with a `config.json` in it");
@@ -128,7 +138,7 @@ fn open(files: &ModelFiles<'_>) -> Result<Model> {
     let model = Model {
         tokenizer: files.tokenizer()?,
         scheduler,
-        default_size: files.read_json::<usize>("kiln.default_size")?.unwrap_or(FULL_SIZE).clamp(16, 4096),
+        default_size: files.default_size()?,
         defaults: files.defaults()?,
         card: files.packed.as_ref().and_then(|packed| packed.metadata().get("model_card").cloned()),
         ..Model::new(files.root, variant, transformer, text_encoder, files.component()?)

@@ -22,12 +22,15 @@ pub(super) enum Located {
     Manifest(PathBuf, ComponentPaths),
     /// A transformer.
     Transformer(PathBuf),
+    /// A folder with components in separate files, for a transformer that the user names.
+    Components(PathBuf),
 }
 
 const INDEX: &str = "model_index.json";
 const MANIFEST: &str = "model.toml";
 
-pub(super) fn locate(path: &Path, sources: &SourceCache) -> Result<Located> {
+/// Finds out what `path` refers to. With `transformer_named`, the choice among several transformers is made already.
+pub(super) fn locate(path: &Path, transformer_named: bool, sources: &SourceCache) -> Result<Located> {
     if path.is_file() {
         return locate_file(path, sources);
     }
@@ -37,6 +40,9 @@ pub(super) fn locate(path: &Path, sources: &SourceCache) -> Result<Located> {
     }
     if folder.join(MANIFEST).is_file() {
         return read_manifest(&folder.join(MANIFEST));
+    }
+    if transformer_named && folder.is_dir() {
+        return Ok(Located::Components(folder));
     }
     let mut transformers = Vec::new();
     for file in weight_files(&folder) {
@@ -52,7 +58,10 @@ pub(super) fn locate(path: &Path, sources: &SourceCache) -> Result<Located> {
         [] => Ok(Located::Folder(folder)),
         several => Err(Error::config(
             &folder,
-            format!("there are several transformers in it: {}; name one of them", quoted_names(several)),
+            format!(
+                "there are several transformers in it: {}; name one of them with -m or --transformer",
+                quoted_names(several)
+            ),
         )),
     }
 }

@@ -15,6 +15,7 @@ mod search;
 mod vae_file;
 mod variant;
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,13 +24,13 @@ use kiln_model::schedule::SchedulerConfig;
 use kiln_model::tokenizer::{MAX_TOKENS, PromptTokenizer, TokenizerFiles};
 use kiln_model::{text_encoder, transformer, vae};
 use kiln_tensor::DType;
-use kiln_weights::LinearPrecision;
+use kiln_weights::{Component, LinearPrecision};
 
-pub use component::ModelComponent;
+pub use component::{ModelComponent, config_key};
 pub use component_paths::ComponentPaths;
 pub use vae_file::VaeFile;
 use vae_file::VaeFiles;
-pub use variant::Variant;
+pub use variant::{Variant, VariantSource};
 
 use crate::error::{Error, MissingComponent, Result};
 use crate::memory::MemoryEstimate;
@@ -47,6 +48,8 @@ pub struct Model {
     pub path: PathBuf,
     /// Which FLUX.2 it is.
     pub variant: Variant,
+    /// How that is known.
+    pub variant_source: VariantSource,
     /// The transformer.
     pub transformer: ModelComponent<transformer::Config>,
     /// The text encoder; absent for dev, whose prompts are given as embeddings.
@@ -65,6 +68,8 @@ pub struct Model {
     pub card: Option<String>,
     /// Folders that were searched for components in separate files.
     pub searched_folders: Vec<PathBuf>,
+    /// Components that it lacks because several files could be meant.
+    pub ambiguous: Vec<(Component, Vec<PathBuf>)>,
     /// The name that recipes use to find it again; its path if absent.
     pub name: Option<String>,
     /// Components that the user named in place of the model's own.
@@ -94,6 +99,7 @@ impl Model {
         Model {
             path: path.to_path_buf(),
             variant,
+            variant_source: VariantSource::Stated,
             transformer,
             text_encoder,
             vae,
@@ -103,11 +109,72 @@ impl Model {
             defaults: ModelDefaults::default(),
             card: None,
             searched_folders: Vec::new(),
+            ambiguous: Vec::new(),
             name: None,
             overrides: ComponentPaths::default(),
             prompt_tokenizer: TryOnceLock::new(),
             vae_files: VaeFiles::default(),
         }
+    }
+
+    /// Changes the variant. The defaults of another one don't apply to it.
+    fn set_variant(&mut self, variant: Variant, source: VariantSource) {
+        if variant != self.variant {
+            self.defaults = ModelDefaults::default();
+        }
+        (self.variant, self.variant_source) = (variant, source);
+    }
+
+    /// Returns the variant with a remark if it is doubtful.
+    pub fn described_variant(&self) -> String {
+        let remark = self.variant_remark().map(|remark| format!(" ({remark})"));
+        format!("{}{}", self.variant, remark.unwrap_or_default())
+    }
+
+    /// Returns a remark about a variant that is only a guess, or that the transformer's file contradicts.
+    pub fn variant_remark(&self) -> Option<String> {
+        if let Some(remark) = self.variant_source.remark() {
+            return Some(remark.into());
+        }
+        let has_guidance = self.transformer.config.guidance_embeds;
+        let stated = || Variant::of(self.transformer.weights().ok()?, has_guidance).ok();
+        match stated() {
+            Some((other, VariantSource::Stated))
+                if other != self.variant && self.overrides.variant.is_none() =>
+            {
+                Some(format!("but the transformer's file says {other}; set it with --variant"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the files that could be a component, if several could.
+    pub fn candidates(&self, component: Component) -> Option<&[PathBuf]> {
+        let found = self.ambiguous.iter().find(|(ambiguous, _)| *ambiguous == component);
+        found.map(|(_, files)| files.as_slice())
+    }
+
+    /// Returns the metadata of a file that one of the model's components is converted to: what its tensors don't tell.
+    pub fn metadata_for(&self, component: Component) -> BTreeMap<String, String> {
+        let config = match component {
+            Component::Transformer => self.transformer.config_text(),
+            Component::TextEncoder => self.text_encoder.as_ref().and_then(ModelComponent::config_text),
+            Component::Vae => self.vae.as_ref().and_then(ModelComponent::config_text),
+        };
+        let mut metadata = BTreeMap::new();
+        metadata.extend(config.map(|text| (config_key(component), text)));
+        if component == Component::Transformer {
+            metadata.extend(self.variant.metadata(self.variant_source));
+            let size = (self.default_size != FULL_SIZE).then(|| self.default_size.to_string());
+            let defaults = [
+                ("size", size),
+                ("steps", self.defaults.steps.map(|steps| steps.to_string())),
+                ("guidance", self.defaults.guidance.map(|guidance| guidance.to_string())),
+            ];
+            let stored = defaults.into_iter().filter_map(|(name, value)| Some((name, value?)));
+            metadata.extend(stored.map(|(name, value)| (format!("kiln.default_{name}"), value)));
+        }
+        metadata
     }
 
     /// Returns the default number of tokens that prompts are truncated or padded to.
@@ -195,9 +262,16 @@ impl Model {
     /// Returns the error for a request that needs a component which the model lacks.
     pub(crate) fn missing_component(&self, component: MissingComponent) -> Error {
         let (path, name) = (self.path.display(), component.name());
-        let what = match &self.searched_folders[..] {
-            [] => format!("the model `{path}` has no `{name}/config.json`"),
-            folders => {
+        let kind = match component {
+            MissingComponent::Vae => Component::Vae,
+            MissingComponent::TextEncoder => Component::TextEncoder,
+        };
+        let what = match (self.candidates(kind), &self.searched_folders[..]) {
+            (Some(files), _) => {
+                format!("several files could be the {kind} of `{path}`: {}", search::quoted_names(files))
+            }
+            (None, []) => format!("the model `{path}` has no `{name}/config.json`"),
+            (None, folders) => {
                 let folders: Vec<_> = folders.iter().map(|p| format!("`{}`", p.display())).collect();
                 format!("there is no {} for `{path}` in {}", name.replace('_', " "), folders.join(", "))
             }

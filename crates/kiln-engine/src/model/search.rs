@@ -3,35 +3,38 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln_weights::WeightSource;
+use kiln_weights::{Component, WeightSource};
 
 use super::component::{ComponentConfig, ModelComponent, SourceCache, open_component};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Maximum number of files inspected per folder.
 const MAX_FILES: usize = 200;
 
 /// A search for the other components of a transformer.
 pub(super) struct ComponentSearch<'a> {
-    transformer: &'a Path,
+    /// The model that the user named, if it is another file or folder, and the transformer.
+    near: Vec<&'a Path>,
     /// Models in the diffusers layout to borrow components from.
     fallback_models: &'a [PathBuf],
     sources: &'a SourceCache,
     /// The folders searched so far.
     pub searched: Vec<PathBuf>,
+    /// Components that several files could be.
+    pub ambiguous: Vec<(Component, Vec<PathBuf>)>,
 }
 
 impl<'a> ComponentSearch<'a> {
     pub fn new(
-        transformer: &'a Path,
+        near: Vec<&'a Path>,
         fallback_models: &'a [PathBuf],
         sources: &'a SourceCache,
     ) -> ComponentSearch<'a> {
-        ComponentSearch { transformer, fallback_models, sources, searched: Vec::new() }
+        ComponentSearch { near, fallback_models, sources, searched: Vec::new(), ambiguous: Vec::new() }
     }
 
-    /// Opens the component at `named` or, if no path is named, the first one that fits: near the transformer, then in
-    /// the fallback models. `None` if there is none.
+    /// Opens the component at `named` or, if no path is named, the first one that fits: near the model, then in the
+    /// fallback models. `None` if there is none, or if several could be meant: a request may name another or need none.
     pub fn find<C: ComponentConfig>(
         &mut self,
         named: Option<&Path>,
@@ -41,8 +44,13 @@ impl<'a> ComponentSearch<'a> {
             return open_component(path, self.sources).map(Some);
         }
         let fits_source = |source: &WeightSource| C::from_tensors(source).is_some_and(|config| fits(&config));
-        if let Some(file) = self.find_nearby::<C>(fits_source)? {
-            return open_component(&file, self.sources).map(Some);
+        match &self.find_nearby::<C>(fits_source)[..] {
+            [] => {}
+            [file] => return open_component(file, self.sources).map(Some),
+            several => {
+                self.ambiguous.push((C::COMPONENT, several.to_vec()));
+                return Ok(None);
+            }
         }
         for model in self.fallback_models {
             let folder = model.join(C::FOLDER);
@@ -58,46 +66,37 @@ impl<'a> ComponentSearch<'a> {
         Ok(None)
     }
 
-    /// Returns the only file with a fitting component: the transformer's own file, else one of its folder, else one of
-    /// the component's usual folders inside or next to that. Several in one folder are an error.
-    fn find_nearby<C: ComponentConfig>(
-        &mut self,
-        fits: impl Fn(&WeightSource) -> bool,
-    ) -> Result<Option<PathBuf>> {
+    /// Returns the files with a fitting component in the first place that has any: the model's own file, else its folder,
+    /// else one of the component's usual folders inside or next to that.
+    fn find_nearby<C: ComponentConfig>(&mut self, fits: impl Fn(&WeightSource) -> bool) -> Vec<PathBuf> {
         let sources = self.sources;
         let matches = |file: &Path| {
             let component = sources.component(file, C::COMPONENT);
             component.is_ok_and(|component| component.is_some_and(|source| fits(&source)))
         };
-        if matches(self.transformer) {
-            return Ok(Some(self.transformer.to_path_buf()));
+        // Of folders, only the transformer's own is one component; in others there may be several files.
+        let is_own = |path: &Path| path.is_file() || self.near.last() == Some(&path);
+        if let Some(own) = self.near.iter().find(|path| is_own(path) && matches(path)) {
+            return vec![own.to_path_buf()];
         }
-        let own = if self.transformer.is_dir() {
-            self.transformer
-        } else {
-            self.transformer.parent().unwrap_or(Path::new(""))
-        };
-        let mut folders = vec![own.to_path_buf()];
-        for parent in [Some(own), own.parent()].into_iter().flatten() {
-            folders.push(parent.join(C::FOLDER));
-            folders.extend(C::COMFYUI_FOLDERS.iter().map(|name| parent.join(name)));
-        }
-        for folder in folders {
-            let found: Vec<PathBuf> =
-                weight_files(&folder).into_iter().filter(|file| matches(file)).collect();
-            self.add_searched(&folder);
-            match &found[..] {
-                [] => {}
-                [one] => return Ok(Some(one.clone())),
-                several => {
-                    let (component, files, option) = (C::COMPONENT, quoted_names(several), C::OPTION);
-                    let what =
-                        format!("several files could be its {component}: {files}; name one with {option}");
-                    return Err(Error::config(self.transformer, what));
-                }
+        let mut folders: Vec<PathBuf> = Vec::new();
+        for path in &self.near {
+            let own = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+            folders.push(own.to_path_buf());
+            for parent in [Some(own), own.parent()].into_iter().flatten() {
+                folders.push(parent.join(C::FOLDER));
+                folders.extend(C::COMFYUI_FOLDERS.iter().map(|name| parent.join(name)));
             }
         }
-        Ok(None)
+        for folder in folders {
+            let mut found = weight_files(&folder);
+            found.retain(|file| matches(file));
+            self.add_searched(&folder);
+            if !found.is_empty() {
+                return found;
+            }
+        }
+        Vec::new()
     }
 
     fn add_searched(&mut self, folder: &Path) {
@@ -115,7 +114,7 @@ pub(super) fn weight_files(folder: &Path) -> Vec<PathBuf> {
     let is_weight_file = |name: &str| {
         let shard = name.contains("-of-0");
         name.ends_with(".safetensors.index.json")
-            || !shard && [".safetensors", ".gguf"].iter().any(|e| name.ends_with(e))
+            || !shard && [".safetensors", ".sft", ".gguf"].iter().any(|e| name.ends_with(e))
     };
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     let mut files: Vec<PathBuf> =

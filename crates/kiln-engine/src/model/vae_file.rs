@@ -8,6 +8,7 @@ use kiln_model::{config, taef2, vae};
 use kiln_ops::Reference;
 use kiln_weights::{Component, WeightSource};
 
+use super::component::config_of_file;
 use crate::error::{Error, Result};
 
 /// A VAE in a file or folder of its own: TAEF2, or a FLUX.2 VAE.
@@ -38,7 +39,7 @@ impl VaeFile {
         let config: vae::Config = if config_file.is_file() {
             config::read(&config_file)?
         } else {
-            vae::Config::from_tensors(&weights)
+            config_of_file::<vae::Config>(&weights, &path)?
                 .ok_or_else(|| Error::config(&path, "neither TAEF2 nor a FLUX.2 autoencoder"))?
         };
         if let Some(what) = config.problem() {

@@ -1,10 +1,11 @@
 //! Converts the values of one tensor to what is written.
 
 use bytes::Bytes;
-use kiln_tensor::packed::{Format, PackedTensor};
+use kiln_tensor::packed::small_floats::{from_e4m3, to_e4m3};
+use kiln_tensor::packed::{Format, PackedTensor, Scales};
 use kiln_tensor::{DType, HostTensor};
 
-use super::encode::{EncodedMatrix, StackedRows, encode};
+use super::encode::{EncodedMatrix, StackedRows, encode, into_tiles};
 use super::plan::{Conversion, PlannedTensor};
 use crate::layout::View;
 use crate::{Error, Result, WeightSource};
@@ -49,10 +50,12 @@ pub(super) fn convert(
             return Ok(ConvertedTensor::unscaled(bytes));
         }
         Conversion::Cast(dtype) if dtype.is_fp8() => {
-            return Ok(ConvertedTensor::unscaled(concatenate(&rows(source, planned)?)));
+            return Ok(ConvertedTensor::unscaled(concatenate(&planned_rows(source, planned)?)));
         }
+        Conversion::CopyInt8 => return copy_int8(source, planned, threads),
+        Conversion::CopyPacked(Format::NvFp4) => return copy_nvfp4(source, planned),
         Conversion::CopyPacked(format) => {
-            let rows = rows(source, planned)?;
+            let rows = planned_rows(source, planned)?;
             let scale = match format {
                 Format::F8E4M3 | Format::F8E5M2 => Some(scale(&rows).map_err(tensor_error(source, planned))?),
                 _ => None,
@@ -62,7 +65,7 @@ pub(super) fn convert(
         Conversion::Cast(dtype) => (dense_format(dtype), false),
         Conversion::Quantize(format) => (format, true),
     };
-    let rows = rows(source, planned)?;
+    let rows = planned_rows(source, planned)?;
     if let ([one], false) = (&rows[..], is_quantized)
         && one.format() == format
     {
@@ -78,6 +81,88 @@ pub(super) fn convert(
         block_scales,
         squares: is_quantized.then_some(squares),
     })
+}
+
+/// int8 rows and their scales, stacked.
+fn copy_int8(source: &WeightSource, planned: &PlannedTensor, threads: usize) -> Result<ConvertedTensor> {
+    let (mut bytes, mut scales) = (Vec::new(), Vec::new());
+    for (name, view) in &planned.sources {
+        let Some((_, shape)) = source.entry(name) else { continue };
+        let matrix = source.int8(name, shape.clone(), threads)?;
+        let rows = matrix.scale.to_f32().map_err(tensor_error(source, planned))?;
+        // From the middle, if the file has the halves swapped.
+        let middle = if *view == View::SwappedHalves { rows.len() / 2 } else { 0 };
+        let weight = matrix.weight.bytes();
+        let (first, second) = weight.split_at(weight.len() / rows.len().max(1) * middle);
+        bytes.extend_from_slice(second);
+        bytes.extend_from_slice(first);
+        scales.extend_from_slice(&rows[middle..]);
+        scales.extend_from_slice(&rows[..middle]);
+    }
+    let scale = HostTensor::from_f32([scales.len()], scales).map_err(tensor_error(source, planned))?;
+    Ok(ConvertedTensor { scale: Some(scale), ..ConvertedTensor::unscaled(bytes.into()) })
+}
+
+/// nvfp4 values and scales in ComfyUI's order, with the same values as in the source.
+fn copy_nvfp4(source: &WeightSource, planned: &PlannedTensor) -> Result<ConvertedTensor> {
+    let matrices = planned_rows(source, planned)?;
+    let error = |reason| Error::InvalidTensor {
+        file: source.path().to_owned(),
+        tensor: planned.name.clone(),
+        reason,
+    };
+    let common = common_scale(&matrices).ok_or_else(|| error("its parts have unlike scales"))?;
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for matrix in &matrices {
+        let Scales::PerBlock { global, scales: own, high_first } = matrix.scales() else {
+            return Err(error("it has no scales per block"));
+        };
+        codes.extend(matrix.bytes().iter().map(|pair| if high_first { *pair } else { pair.rotate_left(4) }));
+        scales.extend(own.iter().map(|scale| rescaled(*scale, global, common).unwrap_or_default()));
+    }
+    let (rows, cols) = (planned.shape.rows(), planned.shape.last());
+    let scale = HostTensor::from_f32([0; 0], vec![common]).map_err(tensor_error(source, planned))?;
+    Ok(ConvertedTensor {
+        scale: Some(scale),
+        block_scales: Some(into_tiles(&scales, cols / 16, rows)),
+        ..ConvertedTensor::unscaled(codes.into())
+    })
+}
+
+/// The scale that a tensor stacked from these nvfp4 tensors can have; `None` if their values would change.
+pub(super) fn nvfp4_scale(source: &WeightSource, sources: &[(String, View)]) -> Result<Option<f32>> {
+    let name = sources.first().map_or("", |(name, _)| name);
+    Ok(common_scale(&rows(source, name, sources)?))
+}
+
+/// One of the matrices' own scales of the whole with which all block scales keep their meaning.
+fn common_scale(matrices: &[PackedTensor]) -> Option<f32> {
+    let all: Vec<(f32, Vec<u8>)> = matrices
+        .iter()
+        .map(|matrix| match matrix.scales() {
+            Scales::PerBlock { global, mut scales, .. } => {
+                scales.sort_unstable();
+                scales.dedup();
+                Some((global, scales))
+            }
+            _ => None,
+        })
+        .collect::<Option<_>>()?;
+    let fits = |common: f32| {
+        all.iter()
+            .all(|(global, scales)| scales.iter().all(|scale| rescaled(*scale, *global, common).is_some()))
+    };
+    all.iter().map(|(global, _)| *global).find(|common| fits(*common))
+}
+
+/// The e4m3 scale that means with `to` exactly what `scale` means with `from`.
+fn rescaled(scale: u8, from: f32, to: f32) -> Option<u8> {
+    if from.to_bits() == to.to_bits() {
+        return Some(scale);
+    }
+    let value = from_e4m3(scale) * from;
+    let found = to_e4m3(value / to);
+    (from_e4m3(found) * to == value).then_some(found)
 }
 
 fn concatenate(rows: &[PackedTensor]) -> Bytes {
@@ -99,16 +184,20 @@ fn scale(matrices: &[PackedTensor]) -> kiln_tensor::Result<HostTensor> {
 
 /// The shape of [`ConvertedTensor::scale`] for packed values that are copied.
 pub(super) fn scale_shape(source: &WeightSource, planned: &PlannedTensor) -> Result<Vec<usize>> {
-    let scale = scale(&rows(source, planned)?).map_err(tensor_error(source, planned))?;
+    let scale = scale(&planned_rows(source, planned)?).map_err(tensor_error(source, planned))?;
     Ok(scale.shape().dims().to_vec())
 }
 
-/// The rows of a tensor in the order of the file; a tensor that is not a matrix counts as one row.
-fn rows(source: &WeightSource, planned: &PlannedTensor) -> Result<Vec<PackedTensor>> {
+fn planned_rows(source: &WeightSource, planned: &PlannedTensor) -> Result<Vec<PackedTensor>> {
+    rows(source, &planned.name, &planned.sources)
+}
+
+/// The rows of tensors in the order of the file; a tensor that is not a matrix counts as one row. Errors name `tensor`.
+fn rows(source: &WeightSource, tensor: &str, sources: &[(String, View)]) -> Result<Vec<PackedTensor>> {
     let unusable =
-        |error| Error::Tensor { file: source.path().to_owned(), tensor: planned.name.clone(), source: error };
+        |error| Error::Tensor { file: source.path().to_owned(), tensor: tensor.to_owned(), source: error };
     let mut all = Vec::new();
-    for (name, view) in &planned.sources {
+    for (name, view) in sources {
         let Some((_, shape)) = source.entry(name) else { continue };
         let mut blocks = Vec::new();
         if shape.rank() == 2 {

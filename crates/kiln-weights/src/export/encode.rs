@@ -180,7 +180,7 @@ fn encode_nvfp4(row: &[f32], global: f32, out: &mut Vec<u8>, block_scales: &mut 
 }
 
 /// Rearranges block scales from rows to tiles of 128 rows by 4, padded with zeros.
-fn into_tiles(scales: &[u8], across: usize, rows: usize) -> Vec<u8> {
+pub(super) fn into_tiles(scales: &[u8], across: usize, rows: usize) -> Vec<u8> {
     let mut tiles = vec![0; rows.next_multiple_of(128) * across.next_multiple_of(4)];
     for (i, scale) in scales.iter().enumerate() {
         tiles[swizzled_index(i / across.max(1), i % across.max(1), across)] = *scale;

@@ -1,5 +1,6 @@
 //! Writes GGUF files, version 3.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, Shape};
 
 use super::plan::{Conversion, PlannedTensor};
-use super::{Exporter, Options};
+use super::{Exporter, NAME_KEY, Options, Storage, file_type, kept_metadata};
 use crate::gguf::{GgufType, MAGIC, type_id};
 use crate::save::write_with;
 use crate::{Component, Error, Result, WeightSource};
@@ -54,7 +55,7 @@ fn header(
     source: &WeightSource,
     options: &Options,
 ) -> Result<(Vec<u8>, Vec<u64>)> {
-    let metadata = metadata(source, options);
+    let metadata = metadata(plan, source, options);
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_le_bytes());
     bytes.extend((plan.len() as u64).to_le_bytes());
@@ -81,9 +82,13 @@ fn header(
         let gguf_type = match planned.conversion {
             Conversion::Copy(dtype) | Conversion::Cast(dtype) => GgufType::Dense(dtype),
             Conversion::Quantize(format) | Conversion::CopyPacked(format) => format_type(format),
+            Conversion::CopyInt8 => GgufType::Dense(DType::I8),
         };
         let invalid =
             |reason| Error::InvalidTensor { file: out.to_owned(), tensor: planned.name.clone(), reason };
+        if let GgufType::Blocks(format @ (Format::F8E4M3 | Format::F8E5M2 | Format::NvFp4)) = gguf_type {
+            return Err(Error::RequiresSafetensors { file: out.to_owned(), format });
+        }
         let id = type_id(gguf_type).ok_or_else(|| invalid("GGUF does not have its dtype"))?;
         let size = size(gguf_type, &planned.shape).ok_or_else(|| invalid("it is too large"))?;
         let dims = planned.shape.dims();
@@ -130,45 +135,78 @@ enum Value {
     F32(f32),
 }
 
-/// The metadata that other programs need: the architecture, and the sizes of a text encoder.
-fn metadata(source: &WeightSource, options: &Options) -> Vec<(String, Value)> {
+/// The metadata that other programs need, and Kiln's own.
+fn metadata(plan: &[PlannedTensor], source: &WeightSource, options: &Options) -> Vec<(String, Value)> {
     let architecture = match options.component {
         Component::Transformer => "flux",
         Component::TextEncoder => "qwen3",
         Component::Vae => "vae",
     };
+    let text = |key: &str, value: &str| (key.to_owned(), Value::String(value.to_owned()));
+    let number = |key: &str, value: u32| (key.to_owned(), Value::U32(value));
     let mut metadata = vec![
-        ("general.architecture".to_owned(), Value::String(architecture.to_owned())),
-        ("general.quantization_version".to_owned(), Value::U32(QUANTIZATION_VERSION)),
-        ("general.alignment".to_owned(), Value::U32(ALIGNMENT as u32)),
+        text("general.architecture", architecture),
+        text("general.type", "model"),
+        number("general.quantization_version", QUANTIZATION_VERSION),
+        number("general.alignment", ALIGNMENT as u32),
     ];
+    let stem = || Some(source.path().file_stem()?.to_string_lossy().into_owned());
+    let name = source.metadata().get(NAME_KEY).cloned().or_else(stem);
+    metadata.extend(name.map(|name| text(NAME_KEY, &name)));
+    metadata.extend(plan_file_type(plan, options).map(|n| number("general.file_type", n)));
     if options.component == Component::TextEncoder {
-        let dim = |name: &str, axis: usize| source.entry(name)?.1.dims().get(axis).map(|&n| n as u32);
-        let layer = |leaf: &str| format!("model.layers.0.{leaf}.weight");
-        let layers =
-            (0..).take_while(|i| source.contains(&format!("model.layers.{i}.input_layernorm.weight")));
-        let head_dim = dim(&layer("self_attn.q_norm"), 0);
-        let heads = |leaf: &str| Some(dim(&layer(leaf), 0)? / head_dim?.max(1));
-        let numbers = [
-            ("block_count", Some(layers.count() as u32)),
-            ("embedding_length", dim("model.embed_tokens.weight", 1)),
-            ("feed_forward_length", dim(&layer("mlp.gate_proj"), 0)),
-            ("attention.head_count", heads("self_attn.q_proj")),
-            ("attention.head_count_kv", heads("self_attn.k_proj")),
-            ("attention.key_length", head_dim),
-            ("attention.value_length", head_dim),
-            ("context_length", Some(40960)),
-        ];
-        let numbers = numbers.into_iter().filter_map(|(key, n)| Some((key, Value::U32(n?))));
-        let setting = |key: &str, default| {
-            let own = source.metadata().get(key).and_then(|text| text.parse::<f32>().ok());
-            Value::F32(own.unwrap_or(default))
-        };
-        let floats = [
-            ("attention.layer_norm_rms_epsilon", setting("rms_norm_eps", 1e-6)),
-            ("rope.freq_base", setting("rope_theta", 1e6)),
-        ];
-        metadata.extend(numbers.chain(floats).map(|(key, value)| (format!("{architecture}.{key}"), value)));
+        metadata.extend(text_encoder_metadata(architecture, source));
     }
+    let own = kept_metadata(source).into_iter().filter(|(key, _)| key.starts_with("kiln."));
+    metadata.extend(own.map(|(key, value)| (key, Value::String(value))));
     metadata
+}
+
+/// llama.cpp's number for the preset, or for the format of most weights.
+fn plan_file_type(plan: &[PlannedTensor], options: &Options) -> Option<u32> {
+    if let Storage::Preset(preset) = options.storage {
+        return Some(preset.file_type());
+    }
+    let mut weights = BTreeMap::<Format, usize>::new();
+    for planned in plan {
+        let format = match planned.conversion {
+            Conversion::Quantize(format) | Conversion::CopyPacked(format) => format,
+            Conversion::Copy(DType::F32) | Conversion::Cast(DType::F32) => Format::F32,
+            Conversion::Copy(DType::BF16) | Conversion::Cast(DType::BF16) => Format::BF16,
+            Conversion::Copy(DType::F16) | Conversion::Cast(DType::F16) => Format::F16,
+            _ => continue,
+        };
+        *weights.entry(format).or_default() += planned.shape.numel();
+    }
+    file_type(weights.into_iter().max_by_key(|(_, count)| *count)?.0)
+}
+
+/// The sizes and settings by which llama.cpp builds a text encoder.
+fn text_encoder_metadata(architecture: &str, source: &WeightSource) -> Vec<(String, Value)> {
+    let dim = |name: &str, axis: usize| source.entry(name)?.1.dims().get(axis).map(|&n| n as u32);
+    let layer = |leaf: &str| format!("model.layers.0.{leaf}.weight");
+    let layers = (0..).take_while(|i| source.contains(&format!("model.layers.{i}.input_layernorm.weight")));
+    let head_dim = dim(&layer("self_attn.q_norm"), 0);
+    let heads = |leaf: &str| Some(dim(&layer(leaf), 0)? / head_dim?.max(1));
+    let numbers = [
+        ("block_count", Some(layers.count() as u32)),
+        ("embedding_length", dim("model.embed_tokens.weight", 1)),
+        ("vocab_size", dim("model.embed_tokens.weight", 0)),
+        ("feed_forward_length", dim(&layer("mlp.gate_proj"), 0)),
+        ("attention.head_count", heads("self_attn.q_proj")),
+        ("attention.head_count_kv", heads("self_attn.k_proj")),
+        ("attention.key_length", head_dim),
+        ("attention.value_length", head_dim),
+        ("context_length", Some(40960)),
+    ];
+    let numbers = numbers.into_iter().filter_map(|(key, n)| Some((key, Value::U32(n?))));
+    let setting = |key: &str, default| {
+        let own = source.metadata().get(key).and_then(|text| text.parse::<f32>().ok());
+        Value::F32(own.unwrap_or(default))
+    };
+    let floats = [
+        ("attention.layer_norm_rms_epsilon", setting("rms_norm_eps", 1e-6)),
+        ("rope.freq_base", setting("rope_theta", 1e6)),
+    ];
+    numbers.chain(floats).map(|(key, value)| (format!("{architecture}.{key}"), value)).collect()
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, Shape};
 
-use super::{Container, Options, Storage, TensorNames};
+use super::convert::nvfp4_scale;
+use super::{Container, Options, Storage, TensorNames, TextEncoderInfo};
 use crate::layout::{self, Component, View};
 use crate::{Error, Result, WeightSource, int8};
 
@@ -15,6 +16,8 @@ pub(super) struct PlannedTensor {
     pub name: String,
     pub shape: Shape,
     pub conversion: Conversion,
+    /// Whether it is a layer that was to be quantized, which its rows may not allow.
+    pub is_quantized_layer: bool,
     /// The model's tensors whose rows it stacks, and which slice of it each is.
     pub sources: Vec<(String, View)>,
 }
@@ -30,6 +33,19 @@ pub(super) enum Conversion {
     Quantize(Format),
     /// Copy packed values with their own scales.
     CopyPacked(Format),
+    /// Copy int8 rows with their scales.
+    CopyInt8,
+}
+
+impl Conversion {
+    /// The name of the type that is written.
+    pub fn storage_name(self) -> &'static str {
+        match self {
+            Conversion::Copy(dtype) | Conversion::Cast(dtype) => dtype.name(),
+            Conversion::Quantize(format) | Conversion::CopyPacked(format) => format.name(),
+            Conversion::CopyInt8 => int8::NAME,
+        }
+    }
 }
 
 pub(super) fn plan(source: &WeightSource, options: &Options) -> Result<Vec<PlannedTensor>> {
@@ -43,15 +59,21 @@ pub(super) fn plan(source: &WeightSource, options: &Options) -> Result<Vec<Plann
         let position = if let View::Chunk(i, _) = view { i } else { 0 };
         fused.entry(file_name).or_default().insert(position, (name.to_owned(), view));
     }
-    fused
-        .into_iter()
-        .map(|(name, sources)| plan_tensor(source, options, name, sources.into_values().collect()))
-        .collect()
+    let info = TextEncoderInfo::of(source);
+    let tensors = fused.into_iter();
+    let plan: Vec<PlannedTensor> = tensors
+        .map(|(name, sources)| plan_tensor(source, options, info, name, sources.into_values().collect()))
+        .collect::<Result<_>>()?;
+    if options.storage.quantizes() && !plan.iter().any(|t| t.is_quantized_layer) {
+        return Err(Error::NothingToQuantize { file: source.path().to_owned(), already_int8: false });
+    }
+    Ok(plan)
 }
 
 fn plan_tensor(
     source: &WeightSource,
     options: &Options,
+    info: TextEncoderInfo,
     name: String,
     sources: Vec<(String, View)>,
 ) -> Result<PlannedTensor> {
@@ -76,67 +98,96 @@ fn plan_tensor(
             });
         }
     };
-    let conversion = conversion(source, options, &sources, &first);
-    Ok(PlannedTensor { name, shape, conversion, sources })
+    let of_model = sources.first().map_or("", |(name, _)| name);
+    let wanted = options.storage.format(options.component, of_model, info);
+    let wanted = wanted.filter(|_| is_quantized(options.component, of_model, &first));
+    let conversion = match wanted.and_then(|format| fallback(format, first.last())) {
+        Some(format) if !can_copy(source, options.container, &sources, format)? => {
+            Conversion::Quantize(format)
+        }
+        Some(format) => Conversion::CopyPacked(format),
+        None => kept(source, options, &sources, &first)?,
+    };
+    Ok(PlannedTensor { name, shape, conversion, is_quantized_layer: wanted.is_some(), sources })
 }
 
-fn conversion(
+/// The conversion of tensors that are not quantized: the source's type, if the container has it.
+fn kept(
     source: &WeightSource,
     options: &Options,
     sources: &[(String, View)],
     shape: &Shape,
-) -> Conversion {
-    let Some((name, view)) = sources.first() else { return Conversion::Copy(DType::F32) };
-    let Some((dtype, _)) = source.entry(name) else { return Conversion::Copy(DType::F32) };
-    let formats: Vec<Option<Format>> = sources.iter().map(|(name, _)| source.packed_format(name)).collect();
-    let is_tiled = sources.iter().any(|(name, _)| source.has_tile_scales(name));
+) -> Result<Conversion> {
+    let Some((name, view)) = sources.first() else { return Ok(Conversion::Copy(DType::F32)) };
+    let Some((dtype, _)) = source.entry(name) else { return Ok(Conversion::Copy(DType::F32)) };
     let is_gguf = options.container == Container::Gguf;
+    let is_packed = |name: &str| source.packed_format(name).is_some() || source.is_int8(name);
     let is_float = matches!(dtype, DType::F32 | DType::BF16 | DType::F16 | DType::F64) || dtype.is_fp8();
-    if !is_float && formats[0].is_none() && !source.is_int8(name) {
-        return Conversion::Copy(dtype);
+    let all = |test: &dyn Fn(&str) -> bool| sources.iter().all(|(name, _)| test(name));
+    if !is_float && !is_packed(name) {
+        return Ok(Conversion::Copy(dtype));
     }
-    let is_vector = shape.rank() < 2;
-    match (options.storage, formats[0]) {
-        (Storage::Quantized(format), _) if !is_vector && is_quantized(options.component, name, shape) => {
-            match fallback(format, shape.last()) {
-                Some(format) => Conversion::Quantize(format),
-                None => Conversion::Cast(DType::BF16),
-            }
-        }
-        // GGUF files have f32 vectors.
-        _ if is_gguf && is_vector => Conversion::Cast(DType::F32),
-        (Storage::Dense(dtype), _) => Conversion::Cast(dtype),
-        (_, Some(format))
-            if formats.iter().all(|f| *f == Some(format)) && can_copy(format, is_gguf) && !is_tiled =>
-        {
-            Conversion::CopyPacked(format)
-        }
-        (_, Some(_)) => Conversion::Cast(DType::BF16),
-        _ if source.is_int8(name) => Conversion::Cast(DType::BF16),
-        _ if dtype == DType::F64 => Conversion::Cast(DType::F32),
+    // GGUF files have f32 vectors.
+    if is_gguf && shape.rank() < 2 {
+        return Ok(Conversion::Cast(DType::F32));
+    }
+    if let Storage::Dense(dtype) = options.storage {
+        return Ok(Conversion::Cast(dtype));
+    }
+    if let Some(format) = source.packed_format(name)
+        && can_copy(source, options.container, sources, format)?
+    {
+        return Ok(Conversion::CopyPacked(format));
+    }
+    if !is_gguf && all(&|name| source.is_int8(name)) {
+        return Ok(Conversion::CopyInt8);
+    }
+    if sources.iter().any(|(name, _)| is_packed(name)) {
+        // Only f32 has every value of nvfp4, which a fused layer can't hold if its parts have unlike scales.
+        let is_nvfp4 = all(&|name| source.packed_format(name) == Some(Format::NvFp4));
+        return Ok(Conversion::Cast(if is_nvfp4 && !is_gguf { DType::F32 } else { DType::BF16 }));
+    }
+    let is_same = all(&|name| source.entry(name).is_some_and(|(other, _)| other == dtype));
+    Ok(match dtype {
+        _ if !is_same => Conversion::Cast(DType::F32),
+        DType::F64 => Conversion::Cast(DType::F32),
         _ if dtype.is_fp8() && is_gguf => Conversion::Cast(DType::BF16),
         _ if *view == View::Whole && sources.len() == 1 => Conversion::Copy(dtype),
         // Only matrices are fp8 in memory.
         _ if dtype.is_fp8() && shape.rank() != 2 => Conversion::Cast(DType::BF16),
         _ => Conversion::Cast(dtype),
-    }
+    })
 }
 
-/// Whether packed values can be copied to this container. nvfp4 can't: the order of its scales depends on the names.
-fn can_copy(format: Format, is_gguf: bool) -> bool {
+/// Whether packed tensors of this format can be copied to one tensor of this container.
+fn can_copy(
+    source: &WeightSource,
+    container: Container,
+    sources: &[(String, View)],
+    format: Format,
+) -> Result<bool> {
+    if sources.iter().any(|(name, _)| source.packed_format(name) != Some(format)) {
+        return Ok(false);
+    }
+    let is_gguf = container == Container::Gguf;
     match format {
-        Format::F8E4M3 | Format::F8E5M2 => !is_gguf,
-        Format::NvFp4 | Format::I8 => false,
-        _ => is_gguf,
+        Format::F8E4M3 | Format::F8E5M2 => {
+            Ok(!is_gguf && sources.iter().all(|(name, _)| !source.has_tile_scales(name)))
+        }
+        Format::NvFp4 => Ok(!is_gguf && nvfp4_scale(source, sources)?.is_some()),
+        Format::I8 => Ok(false),
+        _ => Ok(is_gguf),
     }
 }
 
-/// Whether a tensor is quantized: matrices inside the blocks, and a text encoder's embedding.
+/// Whether a tensor is quantized: matrices inside the blocks, and a text encoder's embedding and output layer.
 fn is_quantized(component: Component, name: &str, shape: &Shape) -> bool {
     let Some(module) = name.strip_suffix(".weight").filter(|_| shape.rank() == 2) else { return false };
     match component {
         Component::Transformer => int8::is_block_layer(module),
-        Component::TextEncoder => module.starts_with("model.layers.") || module == "model.embed_tokens",
+        Component::TextEncoder => {
+            module.starts_with("model.layers.") || ["model.embed_tokens", "lm_head"].contains(&module)
+        }
         Component::Vae => false,
     }
 }

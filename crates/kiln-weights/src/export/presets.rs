@@ -189,7 +189,7 @@ pub fn file_type(format: Format) -> Option<u32> {
         Format::Q6K => Some(Preset::Q6K.file_type()),
         Format::Iq4Nl => Some(25),
         Format::Iq4Xs => Some(30),
-        Format::F8E4M3 | Format::F8E5M2 | Format::NvFp4 => None,
+        Format::F8E4M3 | Format::F8E5M2 | Format::NvFp4 | Format::I8 => None,
     }
 }
 

@@ -8,13 +8,13 @@ use kiln_tensor::packed::{BlockScales, Format};
 use kiln_tensor::{DType, HostTensor, Shape};
 use serde_json::json;
 
-use super::Exporter;
 use super::convert::scale_shape;
 use super::plan::{Conversion, PlannedTensor};
-use crate::encoding::{COMFY_METADATA, HEADER_CONFIG};
+use super::{Exporter, kept_metadata};
+use crate::encoding::COMFY_METADATA;
 use crate::quantize::PRECISION_KEY;
 use crate::save::{TensorSpec, stream, write_with};
-use crate::{Error, Result, WeightSource};
+use crate::{Error, Result, WeightSource, int8};
 
 pub(super) fn write(
     out: &Path,
@@ -121,7 +121,15 @@ fn specs(out: &Path, planned: &PlannedTensor, source: &WeightSource) -> Result<V
             let scale = scale_shape(source, planned)?;
             vec![own(dtype, shape), with_suffix(".weight_scale", DType::F32, scale.into())]
         }
-        Conversion::Quantize(Format::NvFp4) => {
+        Conversion::CopyInt8 => {
+            let scale = TensorSpec {
+                name: int8::scale_name(&planned.name),
+                dtype: DType::F32,
+                shape: [shape.rows()].into(),
+            };
+            vec![own(DType::I8, shape), scale]
+        }
+        Conversion::Quantize(Format::NvFp4) | Conversion::CopyPacked(Format::NvFp4) => {
             let [rows, cols] = [shape.rows(), shape.last()];
             let scales =
                 BlockScales { scales: Default::default(), swizzled: true, high_first: true, global: 1.0 };
@@ -141,12 +149,10 @@ fn specs(out: &Path, planned: &PlannedTensor, source: &WeightSource) -> Result<V
 
 /// The source's metadata, with the list of quantized layers instead of its own description of them.
 fn metadata(source: &WeightSource, plan: &[PlannedTensor]) -> BTreeMap<String, String> {
-    let mut metadata = BTreeMap::new();
-    if !source.is_gguf() {
-        let described = [COMFY_METADATA, HEADER_CONFIG, PRECISION_KEY];
-        let kept = |key: &str| !described.contains(&key) && !key.contains('/');
-        let kept = source.metadata().iter().filter(|(key, _)| kept(key));
-        metadata.extend(kept.map(|(key, value)| (key.clone(), value.clone())));
+    let mut metadata = kept_metadata(source);
+    let precision = source.metadata().get(PRECISION_KEY);
+    if let Some(precision) = precision.filter(|_| plan.iter().any(|t| t.conversion == Conversion::CopyInt8)) {
+        metadata.insert(PRECISION_KEY.into(), precision.clone());
     }
     let format_name = |format| match format {
         Format::F8E4M3 => Some("float8_e4m3fn"),
@@ -161,7 +167,7 @@ fn metadata(source: &WeightSource, plan: &[PlannedTensor]) -> BTreeMap<String, S
                 let module = planned.name.strip_suffix(".weight")?;
                 Some((module, json!({ "format": format_name(format)? })))
             }
-            Conversion::Copy(_) | Conversion::Cast(_) => None,
+            Conversion::Copy(_) | Conversion::Cast(_) | Conversion::CopyInt8 => None,
         })
         .collect();
     if !layers.is_empty() {

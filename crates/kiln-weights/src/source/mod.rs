@@ -176,6 +176,13 @@ impl WeightSource {
         &self.metadata
     }
 
+    /// The same source with more metadata, which an export writes to its file. These values replace the source's own.
+    pub fn with_metadata(self, more: impl IntoIterator<Item = (String, String)>) -> WeightSource {
+        let mut metadata = BTreeMap::clone(&self.metadata);
+        metadata.extend(more);
+        WeightSource { metadata: Arc::new(metadata), ..self }
+    }
+
     /// Dtype and shape of a tensor, without reading its data. Packed tensors have the dtype of their codes.
     pub fn entry(&self, name: &str) -> Option<(DType, &Shape)> {
         self.tensors.get(name).map(|tensor| (tensor.entry.dtype, &tensor.shape))

@@ -14,7 +14,7 @@ use clap_complete::Shell;
 use kiln_engine::{ComponentPaths, Request, Variant};
 
 pub use bench::{BenchArgs, PhaseArg, SizeArg};
-pub use files::{ComponentArg, ConvertArgs, FloatTypeArg, NamingArg, QuantizeArgs};
+pub use files::{ConvertArgs, FloatTypeArg, NamingArg, QuantTypeArg, QuantizeArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]

@@ -20,6 +20,7 @@ use kiln_weights::LinearPrecision;
 
 use crate::args::{BenchArgs, PhaseArg, SizeArg};
 use crate::error::CliError;
+use crate::hints;
 use crate::models::ModelLocation;
 use config::ModelConfig;
 use phases::{BenchPlan, PhaseBench};
@@ -152,7 +153,9 @@ fn report(args: &BenchArgs, plan: &BenchPlan, backend: String) -> BenchReport {
 
 fn source(args: &BenchArgs) -> Result<ModelSource, CliError> {
     if let Some(path) = &args.model {
-        return Ok(ModelSource::Files(Arc::new(ModelLocation::resolve(Some(path))?.open()?)));
+        let model = ModelLocation::resolve(Some(path))?.open()?;
+        hints::refuse_ambiguous(&model, false)?;
+        return Ok(ModelSource::Files(Arc::new(model)));
     }
     let size = args.synthetic.unwrap_or(SizeArg::Klein4b);
     let config =

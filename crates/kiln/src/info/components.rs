@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kiln_engine::Variant;
 use kiln_model::{text_encoder, transformer, vae};
 use kiln_weights::{Component, WeightSource};
 
+use super::model::{absence, unusable};
+use super::{Description, check};
+use crate::models::ModelLocation;
 use crate::properties::Properties;
 
 /// Names the kind of a file with these components.
@@ -23,31 +25,95 @@ pub(super) fn kind(components: &[(Component, &str)]) -> String {
     }
 }
 
-/// Describes all components of a file.
-pub(super) fn details(source: &WeightSource) -> Properties {
-    let describe = |&(component, naming): &(Component, &str)| match source.component(component) {
-        Ok(Some(weights)) => {
-            Properties::default().with("names", naming).and(describe_one(component, &weights, source.path()))
+/// Describes all components of a file, and the model that `generate` would make of it.
+pub(super) fn details(source: &WeightSource) -> Description {
+    let mut described = Description { properties: Properties::default(), problem: None };
+    let all = source.components();
+    for &(component, naming) in &all {
+        let one = match source.component(component) {
+            Ok(Some(weights)) => describe_one(component, &weights),
+            Ok(None) => continue,
+            Err(error) => Description {
+                properties: Properties::default().with("problem", error.to_string()),
+                problem: Some(error.into()),
+            },
+        };
+        let properties = Properties::default().with("names", naming).and(one.properties);
+        described.problem = described.problem.or(one.problem);
+        described.properties = match &all[..] {
+            [_] => described.properties.and(properties),
+            _ => {
+                let name = component.to_string().to_lowercase().replace(' ', "_");
+                described.properties.with_group(name, properties)
+            }
+        };
+    }
+    if described.problem.is_none() && all.iter().any(|(component, _)| *component == Component::Transformer) {
+        let model = describe_model(source);
+        described.properties = described.properties.with_group("model", model.properties);
+        described.problem = model.problem;
+    }
+    described
+}
+
+/// Describes the model around a transformer's file: its variant, and where its other components are.
+fn describe_model(source: &WeightSource) -> Description {
+    let model = match ModelLocation::Path(source.path().to_path_buf()).open() {
+        Ok(model) => model,
+        Err(error) => {
+            let properties = Properties::default().with("problem", &error.message);
+            return Description { properties, problem: Some(error) };
         }
-        Ok(None) => Properties::default(),
-        Err(error) => Properties::default().with("problem", error.to_string()),
     };
-    match &source.components()[..] {
-        [only] => describe(only),
-        several => several.iter().fold(Properties::default(), |properties, component| {
-            let name = component.0.to_string().to_lowercase().replace(' ', "_");
-            properties.with_group(name, describe(component))
-        }),
+    let place = |path: &Path| path.display().to_string();
+    let text_encoder = model.text_encoder.as_ref().map(|c| place(&c.path));
+    let vae = model.vae.as_ref().map(|c| place(&c.path));
+    let tokenizer = model.tokenizer.as_ref().map(|files| place(&files.path));
+    let properties = Properties::default()
+        .with("variant", model.described_variant())
+        .with("text_encoder", text_encoder.unwrap_or_else(|| absence(&model, Component::TextEncoder)))
+        .with("vae", vae.unwrap_or_else(|| absence(&model, Component::Vae)))
+        .with("tokenizer", tokenizer.unwrap_or_else(|| "built into Kiln".into()));
+    Description { properties, problem: None }
+}
+
+fn describe_one(component: Component, weights: &WeightSource) -> Description {
+    let problem = match component {
+        Component::Transformer => {
+            use transformer::Config;
+            problem(weights, Config::from_tensors, Config::problem, check::transformer)
+        }
+        Component::TextEncoder => {
+            use text_encoder::Config;
+            problem(weights, Config::from_tensors, Config::problem, check::text_encoder)
+        }
+        Component::Vae => problem(weights, vae::Config::from_tensors, vae::Config::problem, check::vae),
+    };
+    let properties = sizes(component, weights)
+        .unwrap_or_default()
+        .with("problem", &problem)
+        .with_group("stored", storage_counts(component, weights));
+    Description { properties, problem: problem.map(|problem| unusable(weights.path(), &problem)) }
+}
+
+/// Returns what `generate` would refuse a file for.
+fn problem<C>(
+    weights: &WeightSource,
+    from_tensors: fn(&WeightSource) -> Option<C>,
+    of_config: fn(&C) -> Option<String>,
+    of_weights: fn(&C, &WeightSource) -> Option<String>,
+) -> Option<String> {
+    match from_tensors(weights) {
+        None => Some("required tensors are missing".into()),
+        Some(config) => of_config(&config).or_else(|| of_weights(&config, weights)),
     }
 }
 
-fn describe_one(component: Component, weights: &WeightSource, path: &Path) -> Properties {
-    let properties = match component {
+fn sizes(component: Component, weights: &WeightSource) -> Option<Properties> {
+    match component {
         Component::Transformer => transformer::Config::from_tensors(weights).map(|c| {
-            let variant = if c.guidance_embeds { Variant::Dev } else { Variant::from_path(path) };
             let hidden = c.joint_attention_dim / text_encoder::OUTPUT_LAYERS.len();
             Properties::default()
-                .with("variant", format!("{variant}{}", if c.guidance_embeds { "" } else { ", by its name" }))
                 .with("double_blocks", c.num_layers)
                 .with("single_blocks", c.num_single_layers)
                 .with("dim", c.dim())
@@ -67,10 +133,7 @@ fn describe_one(component: Component, weights: &WeightSource, path: &Path) -> Pr
                 .with("decoder_channels", c.decoder_channels())
                 .with("latent_channels", c.latent_channels)
         }),
-    };
-    properties
-        .unwrap_or_else(|| Properties::default().with("problem", "required tensors are missing"))
-        .with_group("stored", storage_counts(component, weights))
+    }
 }
 
 fn text_encoder_name(hidden: usize) -> String {

@@ -1,5 +1,6 @@
 //! `kiln info`: describes a model, a weight file or an image.
 
+mod check;
 mod components;
 mod image;
 mod model;
@@ -30,26 +31,15 @@ pub fn run(args: &InfoArgs) -> Result<(), CliError> {
 
 fn describe(path: &Path) -> Result<Description, CliError> {
     match ModelLocation::resolve(Some(path)) {
-        Ok(model @ (ModelLocation::BuiltIn | ModelLocation::Named { .. })) => return model::describe(&model),
+        Ok(model) if model.name().is_some() || model.is_whole_model() => return model::describe(&model),
         Err(error) if !path.exists() && path.extension().is_none() => return Err(error),
         _ => {}
-    }
-    let is_toml = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) && path.is_file();
-    if is_toml || ["model_index.json", "model.toml", "snapshots"].iter().any(|name| path.join(name).exists())
-    {
-        return model::describe(&ModelLocation::Path(path.to_path_buf()));
     }
     if path.is_dir() {
         let hint = crate::hints::not_a_model(path);
         return weights::describe(path).map_err(|error| error.hint(hint));
     }
-    if is_image(path)? {
-        image::describe(path)
-    } else if is_packed_model(path) {
-        model::describe(&ModelLocation::Path(path.to_path_buf()))
-    } else {
-        weights::describe(path)
-    }
+    if is_image(path)? { image::describe(path) } else { weights::describe(path) }
 }
 
 /// Returns whether a file is an image, by its first bytes: a checkpoint of many gigabytes must not be read for this.
@@ -58,10 +48,4 @@ fn is_image(path: &Path) -> Result<bool, CliError> {
     let read = File::open(path).and_then(|file| file.take(512).read_to_end(&mut head));
     read.map_err(|e| CliError::new(format!("can't read `{}`: {e}", path.display())).hint("check the path"))?;
     Ok(!matches!(kiln_image::read_recipe(&head), Err(kiln_image::Error::NotAnImage { .. })))
-}
-
-/// Returns whether a file is a whole model: it has the index in its header.
-fn is_packed_model(path: &Path) -> bool {
-    kiln_weights::WeightSource::open(path)
-        .is_ok_and(|source| source.metadata().contains_key("model_index.json"))
 }

@@ -1,10 +1,12 @@
 //! Describes a model.
 
-use kiln_engine::{Model, ModelComponent};
-use kiln_tensor::DType;
-use kiln_weights::WeightSource;
+use std::path::Path;
 
-use super::Description;
+use kiln_engine::{Model, ModelComponent, Variant};
+use kiln_tensor::DType;
+use kiln_weights::{Component, WeightSource};
+
+use super::{Description, check};
 use crate::error::CliError;
 use crate::models::ModelLocation;
 use crate::properties::Properties;
@@ -17,6 +19,7 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError
     let t = &model.transformer.config;
     let transformer = describer.describe(
         &model.transformer,
+        check::transformer,
         Properties::default()
             .with("double_blocks", t.num_layers)
             .with("single_blocks", t.num_single_layers)
@@ -34,7 +37,7 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError
             .with("heads", c.num_attention_heads)
             .with("key_value_heads", c.num_key_value_heads)
             .with("vocabulary", c.vocab_size);
-        describer.describe(component, sizes)
+        describer.describe(component, check::text_encoder, sizes)
     });
     let vae = model.vae.as_ref().map(|component| {
         let c = &component.config;
@@ -42,7 +45,7 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError
             .with("channels", &c.block_out_channels)
             .with("decoder_channels", &c.decoder_block_out_channels)
             .with("latent_channels", c.latent_channels);
-        describer.describe(component, sizes)
+        describer.describe(component, check::vae, sizes)
     });
     let (kind, within) = match location {
         ModelLocation::BuiltIn => ("built-in model", "in the program"),
@@ -60,23 +63,49 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError
         .with("kind", kind)
         .with("path", model.path.display().to_string())
         .with("card", model.card.as_deref().map(str::trim))
-        .with("variant", model.variant.to_string())
+        .with("variant", model.described_variant())
         .with("default_size", format!("{0}x{0}", model.default_size))
         .with("trained_sides", model.trained_sides().map(|s| format!("{} to {}", s.start(), s.end())))
         .with("default_steps", model.default_steps())
         .with("default_guidance", model.default_guidance())
         .with("tokenizer", tokenizer)
         .with_group("transformer", transformer);
-    let properties = with_component(properties, "text_encoder", text_encoder);
-    let properties =
-        with_component(properties, "vae", vae).with_group("memory", memory(&model, describer.total));
+    let properties = with_component(properties, &model, Component::TextEncoder, text_encoder);
+    let properties = with_component(properties, &model, Component::Vae, vae)
+        .with_group("memory", memory(&model, describer.total));
     Ok(Description { properties, problem: describer.problem })
 }
 
-fn with_component(properties: Properties, name: &str, component: Option<Properties>) -> Properties {
-    match component {
-        Some(component) => properties.with_group(name, component),
-        None => properties.with(name, "none in this folder"),
+fn with_component(
+    properties: Properties,
+    model: &Model,
+    component: Component,
+    described: Option<Properties>,
+) -> Properties {
+    let name = if component == Component::Vae { "vae" } else { "text_encoder" };
+    match described {
+        Some(described) => properties.with_group(name, described),
+        None => properties.with(name, absence(model, component)),
+    }
+}
+
+/// Says why a model has no such component, and what to do about it.
+pub(super) fn absence(model: &Model, component: Component) -> String {
+    let option = if component == Component::Vae { "--vae" } else { "--text-encoder" };
+    if let Some(files) = model.candidates(component) {
+        let files: Vec<String> = files.iter().map(|file| format!("`{}`", file.display())).collect();
+        return format!("none: several files could be it: {}; name one with {option}", files.join(", "));
+    }
+    if component == Component::TextEncoder && model.variant == Variant::Dev {
+        return "none: Kiln takes dev's prompts as embeddings, with --embeds".into();
+    }
+    match &model.searched_folders[..] {
+        [] => "none in this folder".into(),
+        folders => {
+            let folders: Vec<String> =
+                folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
+            format!("none in {}; give one with {option}", folders.join(", "))
+        }
     }
 }
 
@@ -87,11 +116,21 @@ struct ComponentDescriber {
 }
 
 impl ComponentDescriber {
-    fn describe<C>(&mut self, component: &ModelComponent<C>, sizes: Properties) -> Properties {
+    fn describe<C>(
+        &mut self,
+        component: &ModelComponent<C>,
+        check: fn(&C, &WeightSource) -> Option<String>,
+        sizes: Properties,
+    ) -> Properties {
         match component.weights() {
             Ok(source) => {
                 self.total += source.bytes();
-                sizes.and(amounts(source))
+                let problem = check(&component.config, source);
+                let described = sizes.and(amounts(source)).with("problem", &problem);
+                if let Some(problem) = problem {
+                    self.problem.get_or_insert_with(|| unusable(source.path(), &problem));
+                }
+                described
             }
             Err(error) => {
                 let sizes = sizes.with("problem", error.to_string());
@@ -100,6 +139,12 @@ impl ComponentDescriber {
             }
         }
     }
+}
+
+/// Returns the error for weights that don't fit their configuration.
+pub(super) fn unusable(path: &Path, problem: &str) -> CliError {
+    CliError::new(format!("`{}` can't be used: {problem}", path.display()))
+        .hint("take the weights and their config.json from one download")
 }
 
 /// Returns the numbers of files, tensors, parameters and bytes, and the data types.

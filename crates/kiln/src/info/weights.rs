@@ -12,6 +12,7 @@ use crate::properties::Properties;
 pub(super) fn describe(path: &Path) -> Result<Description, CliError> {
     let source = WeightSource::open(path)?;
     let kind = FileKind::detect(&source);
+    let details = kind.details(&source);
     let mut properties = Properties::default()
         .with(
             "kind",
@@ -23,7 +24,7 @@ pub(super) fn describe(path: &Path) -> Result<Description, CliError> {
         .with("path", path.display().to_string())
         .with("format", if source.is_gguf() { "GGUF" } else { "safetensors" })
         .and(amounts(&source))
-        .and(kind.details(&source));
+        .and(details.properties);
     if !source.metadata().is_empty() {
         let mut metadata = Properties::default();
         for (key, value) in source.metadata() {
@@ -31,7 +32,7 @@ pub(super) fn describe(path: &Path) -> Result<Description, CliError> {
         }
         properties = properties.with_group("metadata", metadata);
     }
-    Ok(Description { properties, problem: None })
+    Ok(Description { properties, problem: details.problem })
 }
 
 /// Parts of tensor names that only LoRAs have, in any trainer's layout.
@@ -79,10 +80,10 @@ impl FileKind {
         }
     }
 
-    fn details(self, source: &WeightSource) -> Properties {
-        match self {
-            FileKind::Lora => lora(source),
-            FileKind::Components => components::details(source),
+    fn details(self, source: &WeightSource) -> Description {
+        let properties = match self {
+            FileKind::Lora => return lora(source),
+            FileKind::Components => return components::details(source),
             FileKind::Embeddings | FileKind::Latents | FileKind::Unknown => {
                 let shown = source.names().take(8).filter_map(|name| Some((name, source.entry(name)?)));
                 let first = shown.fold(Properties::default(), |properties, (name, (dtype, shape))| {
@@ -91,15 +92,19 @@ impl FileKind {
                 Properties::default().with_group("first", first)
             }
             FileKind::Taef2 => Properties::default(),
-        }
+        };
+        Description { properties, problem: None }
     }
 }
 
 /// Describes a LoRA, or why Kiln can't use it.
-fn lora(source: &WeightSource) -> Properties {
+fn lora(source: &WeightSource) -> Description {
     let lora = match Lora::open(source.path()) {
         Ok(lora) => lora,
-        Err(error) => return Properties::default().with("problem", error.to_string()),
+        Err(error) => {
+            let properties = Properties::default().with("problem", error.to_string());
+            return Description { properties, problem: Some(error.into()) };
+        }
     };
     let mut scales: Vec<f64> = lora.modules().filter_map(|m| lora.scale(m)).collect();
     scales.sort_by(f64::total_cmp);
@@ -123,7 +128,8 @@ fn lora(source: &WeightSource) -> Properties {
         .with("targets", targets);
     let properties = if unused.is_empty() { properties } else { properties.with("unused_keys", unused) };
     let notes = lora.notes();
-    if notes.is_empty() { properties } else { properties.with("notes", notes) }
+    let properties = if notes.is_empty() { properties } else { properties.with("notes", notes) };
+    Description { properties, problem: None }
 }
 
 /// Shortens a metadata value, which may be a whole training configuration.

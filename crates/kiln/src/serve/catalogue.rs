@@ -41,6 +41,7 @@ impl ModelCatalogue {
         let location = ModelLocation::resolve(args.model.as_deref())?;
         // Opened now, so that a bad model is an error at startup.
         let model = Arc::new(location.open()?);
+        crate::hints::refuse_ambiguous(&model, args.vae.is_some())?;
         let name = match &location {
             ModelLocation::BuiltIn => crate::ember::NAME.to_owned(),
             ModelLocation::Named { name, .. } => name.clone(),

@@ -45,3 +45,23 @@ fn a_cancelled_batch_keeps_only_complete_images() {
         assert_eq!(sandbox.image(&name).width(), 64);
     }
 }
+
+#[test]
+fn a_cancelled_conversion_leaves_nothing() {
+    let sandbox = Sandbox::new();
+    let values = (0..512 * 512).map(|i| (i % 509) as f32 / 509.0).collect();
+    let matrix = kiln_tensor::HostTensor::from_f32([512, 512], values).unwrap();
+    let mut names = vec!["single_stream_modulation.linear.weight".to_owned()];
+    names.extend((0..300).map(|i| format!("single_transformer_blocks.{i}.attn.to_out.weight")));
+    let tensors: Vec<_> = names.iter().map(|name| (name.as_str(), matrix.clone())).collect();
+    kiln_weights::save::save(sandbox.path("a.safetensors"), &tensors, &Default::default()).unwrap();
+    let args = ["quantize", "a.safetensors", "b.gguf", "--to", "q4_k", "--threads", "1"];
+    let mut child = sandbox.command(&args).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.ends_with(" of 301 tensors")));
+    interrupt(child.id());
+    let last = lines.last().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(last, "cancelled");
+    assert_eq!(sandbox.names(), ["a.safetensors"]);
+}

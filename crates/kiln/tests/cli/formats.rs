@@ -80,12 +80,16 @@ fn missing_components_of_a_file_are_named_with_a_hint() {
 #[test]
 fn info_describes_files_and_what_they_need() {
     let (sandbox, file) = single_files();
+    fs::copy(sandbox.model().join("tokenizer/tokenizer.json"), sandbox.path("tokenizer.json")).unwrap();
     let info = sandbox.kiln(&["info", &file]).ok().text().to_owned();
     for words in [
         "GGUF",
         "FLUX.2 transformer",
         "Black Forest Labs",
-        "klein (distilled), by its name",
+        "variant       klein (distilled)\n",
+        "text_encoder  qwen.safetensors\n",
+        "vae           ae.safetensors\n",
+        "tokenizer     tokenizer.json\n",
         "q8_0",
         "hidden size 16",
     ] {
@@ -112,7 +116,7 @@ fn conversion_to_other_formats_and_back_is_lossless() {
     assert_eq!(before.fingerprint().unwrap(), after.fingerprint().unwrap());
     sandbox.kiln(&["convert", "one.safetensors", "three"]).fails(1, &["exists already"]);
     sandbox.kiln(&["convert", "one.safetensors", "x.gguf", "--shard-size", "1M"]).fails(2, &["--shard-size"]);
-    sandbox.kiln(&["quantize", model, "x.safetensors", "--to", "q4_k"]).fails(1, &["requires a GGUF file"]);
+    sandbox.kiln(&["quantize", model, "x.safetensors", "--to", "q4_k"]).fails(2, &["requires a .gguf file"]);
     assert!(!sandbox.path("x.safetensors").exists());
 }
 
@@ -131,4 +135,81 @@ fn a_folder_with_a_quantized_transformer_is_a_model() {
         let info = sandbox.kiln(&["info", "small"]).ok().text().to_owned();
         assert!(info.contains(words), "{to}: {info}");
     }
+}
+
+#[test]
+fn a_named_component_needs_no_choice_among_others() {
+    let (sandbox, file) = single_files();
+    let model = sandbox.model().to_str().unwrap().to_owned();
+    fs::copy(sandbox.model().join("tokenizer/tokenizer.json"), sandbox.path("tokenizer.json")).unwrap();
+    let generate =
+        |args: &[&str]| sandbox.kiln(&[&["generate", "fox", "-o", "x.png"], args, &SMALL].concat());
+    generate(&["-m", &file]).ok();
+    let alone = sandbox.image("x.png");
+    fs::copy(sandbox.path("ae.safetensors"), sandbox.path("ae2.safetensors")).unwrap();
+    generate(&["-m", &file])
+        .fails(1, &["several files could be the VAE", "`ae.safetensors`, `ae2.safetensors`", "with --vae"]);
+    generate(&["-m", &file, "--vae", "ae2.safetensors"]).ok();
+    assert!(alone == sandbox.image("x.png"));
+    fs::copy(sandbox.path("qwen.safetensors"), sandbox.path("qwen2.safetensors")).unwrap();
+    let vae = ["--vae", "ae.safetensors"];
+    generate(&[&["-m", &file], &vae[..]].concat())
+        .fails(1, &["several files could be the text encoder", "`qwen2.safetensors`", "with --text-encoder"]);
+    let both = ["--vae", "ae.safetensors", "--text-encoder", "qwen2.safetensors"];
+    generate(&[&["-m", &file], &both[..]].concat()).ok();
+    assert!(alone == sandbox.image("x.png"));
+    let info = sandbox.kiln(&["info", &file]).ok().text().to_owned();
+    assert!(info.contains("name one with --vae") && info.contains("name one with --text-encoder"), "{info}");
+    sandbox.kiln(&["bench", "-m", &file]).fails(1, &["several files could be the", "model.toml"]);
+
+    // A folder with two transformers.
+    sandbox.kiln(&["convert", &model, "flux-2-klein-base-4b.gguf", "-q"]).ok();
+    generate(&[&["-m", "."], &both[..]].concat()).fails(1, &["several transformers", "--transformer"]);
+    generate(&[&["-m", ".", "--transformer", &file], &both[..]].concat()).ok();
+    assert!(alone == sandbox.image("x.png"));
+    // The other components are those of the named model, wherever the transformer lies.
+    fs::create_dir(sandbox.path("elsewhere")).unwrap();
+    fs::rename(sandbox.path(&file), sandbox.path("elsewhere/t.gguf")).unwrap();
+    fs::remove_file(sandbox.path("ae2.safetensors")).unwrap();
+    fs::remove_file(sandbox.path("qwen2.safetensors")).unwrap();
+    generate(&["-m", ".", "--transformer", "elsewhere/t.gguf"]).ok();
+    assert!(alone == sandbox.image("x.png"));
+}
+
+#[cfg(feature = "serve")]
+#[test]
+fn a_server_with_an_ambiguous_model_does_not_start() {
+    let (sandbox, file) = single_files();
+    fs::copy(sandbox.model().join("tokenizer/tokenizer.json"), sandbox.path("tokenizer.json")).unwrap();
+    fs::copy(sandbox.path("qwen.safetensors"), sandbox.path("qwen2.safetensors")).unwrap();
+    sandbox
+        .kiln(&["serve", "-m", &file, "--port", "0"])
+        .fails(1, &["several files could be the text encoder", "`qwen2.safetensors`", "hint: "]);
+}
+
+#[test]
+fn info_and_generate_agree_about_files_that_cannot_be_used() {
+    let (sandbox, file) = single_files();
+    let refused = |path: &str, words: &[&str]| {
+        let ran = sandbox.kiln(&["info", path]);
+        assert!(ran.text().contains("problem"), "{}", ran.text());
+        ran.fails(1, words);
+    };
+    // The text encoder has a vocabulary of its own, and its tokenizer is missing.
+    sandbox.kiln(&[&["generate", "fox", "-m", &file], &SMALL[..]].concat()).fails(1, &["448 tokens"]);
+    refused(&file, &["448 tokens"]);
+    let source = kiln_weights::WeightSource::open(sandbox.model().join("transformer")).unwrap();
+    let save = |name: &str, keep: &dyn Fn(&str) -> bool| {
+        let names: Vec<&str> = source.names().filter(|name| keep(name)).collect();
+        let tensors: Vec<_> = names.iter().map(|name| (*name, source.tensor(name).unwrap())).collect();
+        kiln_weights::save::save(sandbox.path(name), &tensors, &Default::default()).unwrap();
+    };
+    let missing = "single_transformer_blocks.1.attn.to_out.weight";
+    save("one.safetensors", &|name| name != missing);
+    refused("one.safetensors", &["no tensor", missing]);
+    save("head.safetensors", &|name| name != "x_embedder.weight");
+    refused("head.safetensors", &["required tensors are missing"]);
+    // A config.json that does not fit the weights.
+    sandbox.edit_model("transformer/config.json", "num_single_layers", 3.into());
+    refused(sandbox.model().to_str().unwrap(), &["2 single blocks, expected 3"]);
 }

@@ -38,6 +38,30 @@ fn info_describes_a_model_folder() {
 }
 
 #[test]
+fn info_has_no_problem_with_models_that_work() {
+    for name in ["klein", "klein-kv", "klein-small-decoder", "dev"] {
+        let sandbox = Sandbox::with_model(name);
+        let info = json(&sandbox, &["info", "--json", sandbox.model().to_str().unwrap()]);
+        assert!(!info.to_string().contains("problem"), "{name}: {info}");
+    }
+}
+
+#[test]
+fn info_and_generate_tell_of_two_claims_about_the_variant() {
+    let (sandbox, base) = (Sandbox::new(), Sandbox::with_model("klein-base"));
+    base.kiln(&["convert", base.model().to_str().unwrap(), "t", "-q"]).ok();
+    let shard = base.path("t/diffusion_pytorch_model-00001-of-00001.safetensors");
+    sandbox.write_to_model("transformer/diffusion_pytorch_model.safetensors", &std::fs::read(shard).unwrap());
+    let model = sandbox.model().to_str().unwrap();
+    let variant = "klein (distilled) (but the transformer's file says klein base; set it with --variant)";
+    assert_eq!(json(&sandbox, &["info", "--json", model])["variant"], variant);
+    let ran = sandbox.generate(&["fox", "-o", "a.png"]).ok();
+    assert!(ran.err.contains("the transformer's file says klein base"), "{}", ran.err);
+    let ran = sandbox.generate(&["fox", "-o", "a.png", "--variant", "distilled"]).ok();
+    assert!(!ran.err.contains("says klein base"), "{}", ran.err);
+}
+
+#[test]
 fn info_on_a_broken_model_shows_the_rest_and_fails() {
     let sandbox = Sandbox::new();
     let name = "transformer/diffusion_pytorch_model.safetensors";
@@ -64,7 +88,8 @@ fn info_describes_weight_files() {
         (&"kohya and musubi (lora_unet_*)".into(), &2.0.into())
     );
     assert_eq!(kohya["targets"], lora["targets"]);
-    let transformer = kind("klein/transformer/diffusion_pytorch_model.safetensors");
+    let file = sandbox.model().join("transformer/diffusion_pytorch_model.safetensors");
+    let transformer = json(&sandbox, &["info", "--json", file.to_str().unwrap()]);
     assert_eq!(
         (&transformer["kind"], &transformer["single_blocks"]),
         (&"FLUX.2 transformer".into(), &2.into())
