@@ -107,7 +107,17 @@ fn norms_of_a_dora_per_column_run_over_q_k_and_v() {
             let new = with_column_magnitudes(&all[fused].plus(2.0, &up.times(&down)), &magnitudes);
             let changed = all[fused].plus(weight, &new.plus(-1.0, &all[fused]));
             all.insert(fused, changed);
-            assert_same(&loaded(&base.root().with_loras(&updates)), &split(&all), 2e-5, stem);
+            let vars = base.root().with_loras(&updates);
+            assert_same(&loaded(&vars), &split(&all), 2e-5, stem);
+            // The three layers as one.
+            let stack = if fused.contains("img") {
+                ["to_q", "to_k", "to_v"]
+            } else {
+                ["add_q_proj", "add_k_proj", "add_v_proj"]
+            };
+            let attn = vars.at("transformer_blocks").at(0).at("attn");
+            let qkv = attn.linear_stack(&stack.map(|layer| (layer, DIM)), DIM).unwrap();
+            effective(&qkv).assert_near(&all[fused], 2e-5, stem);
         }
     }
 }
