@@ -2,7 +2,7 @@
 
     python tools/formats/check.py KILN MODEL        (needs torch, safetensors, gguf, numpy)
 
-MODEL is a small FLUX.2 model in diffusers' layout (such as the one in `testdata`). Its transformer is written as GGUF by the
+MODEL is a small FLUX.2 model in diffusers' layout (`testdata/tiny/klein` with `testdata/tokenizer` in it). Its transformer is written as GGUF by the
 `gguf` package, and as fp8, int8 and nvfp4 of every convention with torch; Kiln's latents for each must be those for the
 dequantized values in f32, within a relative 1e-5. Formats that Kiln does not read must be refused by their name. Then Kiln's
 own files are read by `gguf` and `safetensors` and must hold the values that `kiln convert` gives for them.

@@ -80,7 +80,7 @@ impl ScaleLayout {
     /// Rows and columns of a tile in fp8 files that don't state it.
     const USUAL_TILE: usize = 128;
 
-    /// The layout of scales of this shape, or what is wrong with it. `tile` is the one that the model's configuration states.
+    /// The layout of scales of this shape, or what is wrong with it. `tile` is what the model's configuration states.
     fn new(weight: &Shape, scales: &Shape, tile: Option<[usize; 2]>) -> Result<ScaleLayout, String> {
         if scales.checked_numel() == Some(1) {
             return Ok(ScaleLayout::Tensor);

@@ -20,9 +20,29 @@ pub(crate) enum WeightsLocation {
     File(PathBuf),
 }
 
+impl WeightsLocation {
+    /// Whether it has the name of a GGUF file, which describes itself: no configuration beside it is about its encoding.
+    pub fn is_gguf(&self) -> bool {
+        matches!(self, WeightsLocation::File(file) if file.to_string_lossy().to_lowercase().ends_with(GGUF))
+    }
+}
+
 /// Whether `path` has the name of a list of shards.
 pub(crate) fn is_index(path: &Path) -> bool {
     path.file_name().is_some_and(|n| n.to_string_lossy().ends_with(INDEX))
+}
+
+/// The folder whose `config.json` describes the weights at `path`: the folder itself, or that of a list of shards or of a
+/// file with a usual name. Files with other names may lie beside a configuration that is not theirs.
+pub(crate) fn of_config(path: &Path) -> Option<&Path> {
+    let usual = || path.file_stem().is_some_and(|stem| USUAL.iter().any(|usual| stem == *usual));
+    if path.is_dir() {
+        Some(path)
+    } else if is_index(path) || usual() {
+        path.parent()
+    } else {
+        None
+    }
 }
 
 /// Locates the weights in `folder`. Prefers a list of shards to a single file, safetensors to GGUF, the usual names to

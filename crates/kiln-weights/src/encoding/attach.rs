@@ -208,7 +208,7 @@ impl Layers<'_> {
     fn fp8(&self, module: &str, weight: &TensorEntry, scale: Option<TensorRef>) -> Result<Option<Attached>> {
         let config = self.config(module);
         let Some(scales) = scale else {
-            return match config.filter(|config| config.needs_scales() && weight.shape.rank() == 2) {
+            return match config.filter(|_| weight.shape.rank() == 2) {
                 Some(_) => {
                     Err(self.error(module, "is fp8 without the scales that its configuration announces"))
                 }

@@ -36,8 +36,6 @@ enum Method {
     ModelOpt,
     /// Other fp8 and int8 files, with a `weight_scale` for every layer.
     Scaled,
-    /// GGUF files.
-    Gguf,
 }
 
 impl QuantizationConfig {
@@ -99,16 +97,6 @@ impl QuantizationConfig {
         self.method == Method::ModelOpt
     }
 
-    /// Whether every fp8 matrix has scales.
-    pub fn needs_scales(&self) -> bool {
-        self.method != Method::Gguf
-    }
-
-    /// Whether the weights must be in a GGUF file.
-    pub fn is_gguf(&self) -> bool {
-        self.method == Method::Gguf
-    }
-
     /// Understands a `quantization_config`; the error names a format that Kiln does not read.
     fn new(config: &Value) -> Result<QuantizationConfig, String> {
         let with = |method| Ok(QuantizationConfig { method, ..QuantizationConfig::default() });
@@ -118,7 +106,6 @@ impl QuantizationConfig {
             }
             "bfl" => with(Method::ModelOpt),
             "fbgemm_fp8" => with(Method::Scaled),
-            "gguf" => with(Method::Gguf),
             "modelopt" => modelopt(config).and_then(|()| with(Method::ModelOpt)),
             "compressed-tensors" => compressed_tensors(config).and_then(|()| with(Method::Scaled)),
             "bitsandbytes" => Err(bitsandbytes(config)),

@@ -2,7 +2,7 @@
 //!
 //! | order | first of a pair | block scales | known by |
 //! |---|---|---|---|
-//! | ComfyUI's, which Black Forest Labs use | high half | in tiles of 128 × 4, padded | `X.comfy_quant`, or the list in the header |
+//! | ComfyUI's and Black Forest Labs' | high half | in tiles of 128 × 4, padded | `X.comfy_quant`, or a list in the header |
 //! | ModelOpt's, which diffusers uses | low half | in rows | a `quantization_config`, or names with separate q, k and v |
 //! | ModelOpt's for other programs | low half | in rows or tiles | a `quantization_config` in the header |
 //!

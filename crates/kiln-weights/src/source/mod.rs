@@ -49,31 +49,29 @@ impl WeightSource {
     /// file. If several remain, it is an error.
     ///
     /// Tensors have their names in the file; [`WeightSource::component`] gives them the model's. Scales are not listed, but
-    /// read with the tensors they belong to.
+    /// read with the tensors they belong to. A `quantization_config` in the folder's `config.json` is checked: weights in a
+    /// format that Kiln does not read are an error with its name.
     ///
     /// The files are mapped into memory and must not be changed while the source or one of its tensors exists. To replace a
     /// weight file that a program uses, write a new one and rename it over the old.
     pub fn open(path: impl AsRef<Path>) -> Result<WeightSource> {
         let path = path.as_ref();
         let metadata = std::fs::metadata(path).map_err(|e| not_found_or(path, e))?;
-        // Before the weights: a format that Kiln doesn't read often has none that it could open.
-        let config = if metadata.is_dir() { QuantizationConfig::read(path)? } else { None };
         let location = if metadata.is_dir() {
-            folder::locate(path)?
+            folder::locate(path)
         } else if folder::is_index(path) {
-            WeightsLocation::Index(path.to_owned())
+            Ok(WeightsLocation::Index(path.to_owned()))
         } else {
-            WeightsLocation::File(path.to_owned())
+            Ok(WeightsLocation::File(path.to_owned()))
         };
-        let files = match location {
+        // Before an error about the files: a format that Kiln doesn't read often has none that it could open.
+        let described =
+            folder::of_config(path).filter(|_| !location.as_ref().is_ok_and(WeightsLocation::is_gguf));
+        let config = described.map(QuantizationConfig::read).transpose()?.flatten();
+        let files = match location? {
             WeightsLocation::Index(index) => index::open(&index)?,
             WeightsLocation::File(file) => vec![WeightFile::open(&file)?],
         };
-        if config.as_ref().is_some_and(QuantizationConfig::is_gguf) && !files.iter().all(WeightFile::is_gguf)
-        {
-            let evidence = "`config.json`, but the weights are no GGUF file".into();
-            return Err(Error::foreign_quantization(path.to_owned(), "GGUF blocks", evidence));
-        }
         WeightSource::join(path, files, config)
     }
 

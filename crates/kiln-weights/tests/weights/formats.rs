@@ -402,8 +402,11 @@ fn files_cast_to_fp8_as_a_whole_are_read() {
     assert_eq!(tensor("conv.weight", &[1, 1, 2, 2]).to_f32().unwrap()[..], [1.0, 2.0, 0.5, -1.0]);
 }
 
+/// The codes of an nvfp4 matrix, two in a byte, and its block scales.
+type NvFp4Bytes = (Vec<u8>, Vec<u8>);
+
 /// A matrix whose scales have the same shape in rows and in tiles, as nvfp4 in ModelOpt's order and in ComfyUI's.
-fn ambiguous_nvfp4() -> ([(Vec<u8>, Vec<u8>); 2], Vec<f32>) {
+fn ambiguous_nvfp4() -> ([NvFp4Bytes; 2], Vec<f32>) {
     let (rows, cols, blocks) = (128, 64, 4);
     let codes: Vec<u8> = (0..rows * cols).map(|i| (i * 5 % 8) as u8).collect();
     let scales: Vec<u8> = (0..rows * blocks).map(|i| 0x38 + 8 * (i * i % 5) as u8).collect();
@@ -422,7 +425,7 @@ fn ambiguous_nvfp4() -> ([(Vec<u8>, Vec<u8>); 2], Vec<f32>) {
 }
 
 /// The tensors of an nvfp4 layer of 128 × 64.
-fn nvfp4_layer<'t>(names: &'t [String; 3], (codes, scales): &(Vec<u8>, Vec<u8>)) -> Vec<RawTensor<'t>> {
+fn nvfp4_layer<'t>(names: &'t [String; 3], (codes, scales): &NvFp4Bytes) -> Vec<RawTensor<'t>> {
     vec![
         (&names[0], "U8", &[128, 32], codes.clone()),
         (&names[1], "F8_E4M3", &[128, 4], scales.clone()),

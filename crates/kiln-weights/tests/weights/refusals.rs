@@ -2,6 +2,7 @@
 //! otherwise have to ignore.
 
 use std::fs;
+use std::path::Path;
 
 use crate::formats::{FOUR, RawTensor, bytes, floats, open, values, weights};
 use kiln_weights::WeightSource;
@@ -206,6 +207,22 @@ fn a_quantization_config_states_the_size_of_tiles() {
 }
 
 #[test]
+fn the_configuration_of_a_folder_counts_for_the_files_it_is_about() {
+    let dir = component(json!({ "quant_method": "fp8", "weight_block_size": [30, 16] }));
+    let file = dir.path().join("model.safetensors");
+    let last = |file: &Path| values(&WeightSource::open(file).unwrap(), "x.weight")[29 * 40 + 39];
+    assert_eq!(last(&file), 3.0);
+    let index = dir.path().join("model.safetensors.index.json");
+    let map = json!({ "weight_map": { "x.weight": "model.safetensors", "x.weight_scale_inv": "model.safetensors" } });
+    fs::write(&index, map.to_string()).unwrap();
+    assert_eq!(last(&index), 3.0);
+    // A file of another name has only its shapes: tiles of 16.
+    let other = dir.path().join("other.safetensors");
+    fs::rename(&file, &other).unwrap();
+    assert_eq!(last(&other), 6.0);
+}
+
+#[test]
 fn fp8_must_have_the_scales_that_its_configuration_announces() {
     let dir = component(json!({ "quant_method": "fp8", "activation_scheme": "dynamic" }));
     let cast = [("x.weight", "F8_E4M3", &[2usize, 2] as &[usize], FOUR.to_vec())];
@@ -279,7 +296,7 @@ fn every_other_quantization_config_is_refused_by_name() {
         ),
         (json!({ "quant_method": "modelopt", "quant_algo": "NVFP4_AWQ" }), "ModelOpt NVFP4_AWQ"),
         (json!({ "quant_method": "modelopt", "quant_type": "FP8" }), "ModelOpt's own quantizers (FP8)"),
-        (json!({ "quant_method": "gguf" }), "GGUF blocks"),
+        (json!({ "quant_method": "gguf" }), "gguf"),
     ] {
         let dir = component(config.clone());
         let message = WeightSource::open(dir.path()).unwrap_err().to_string();
@@ -309,6 +326,14 @@ fn a_format_is_named_even_if_its_files_are_pickles() {
     fs::rename(dir.path().join("model.safetensors"), dir.path().join("pytorch_model.bin")).unwrap();
     let message = WeightSource::open(dir.path()).unwrap_err().to_string();
     assert!(message.contains("torchao (int8wo)"), "{message}");
+    fs::remove_file(dir.path().join("config.json")).unwrap();
+    // A GGUF file describes itself.
+    let config = json!({ "quantization_config": { "quant_method": "torchao" } });
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    fs::write(dir.path().join("model.gguf"), bytes(&[("x.weight", "F32", &[1], floats(&[1.0]))], &[]))
+        .unwrap();
+    assert!(WeightSource::open(dir.path()).is_ok());
+    fs::remove_file(dir.path().join("model.gguf")).unwrap();
     fs::remove_file(dir.path().join("config.json")).unwrap();
     // ModelOpt has a file of its own.
     let modelopt =
