@@ -153,6 +153,8 @@ fn kept(
         DType::F64 => Conversion::Cast(DType::F32),
         _ if dtype.is_fp8() && is_gguf => Conversion::Cast(DType::BF16),
         _ if *view == View::Whole && sources.len() == 1 => Conversion::Copy(dtype),
+        // Only matrices are fp8 in memory.
+        _ if dtype.is_fp8() && shape.rank() != 2 => Conversion::Cast(DType::BF16),
         _ => Conversion::Cast(dtype),
     })
 }
