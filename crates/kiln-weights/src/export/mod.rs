@@ -150,13 +150,9 @@ pub fn export_shards(
 pub(crate) fn kept_metadata(source: &WeightSource) -> BTreeMap<String, String> {
     let is_setting = |key: &str| GGUF_SETTINGS.iter().any(|(_, setting)| *setting == key);
     let is_known = |key: &str| key.starts_with("kiln.") || is_setting(key);
-    let is_kept = |key: &str| {
-        ![COMFY_METADATA, HEADER_CONFIG, PRECISION_KEY].contains(&key)
-            && !key.contains('/')
-            && key != "model_index.json"
-            && key != NAME_KEY
-            && (!source.is_gguf() || is_known(key))
-    };
+    let untrue = [COMFY_METADATA, PRECISION_KEY, NAME_KEY, HEADER_CONFIG, "model_index.json"];
+    let is_kept =
+        |key: &str| !untrue.contains(&key) && !key.contains('/') && (!source.is_gguf() || is_known(key));
     let kept = source.metadata().iter().filter(|(key, _)| is_kept(key));
     kept.map(|(key, value)| (key.clone(), value.clone())).collect()
 }

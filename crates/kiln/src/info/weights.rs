@@ -82,7 +82,7 @@ impl FileKind {
 
     fn details(self, source: &WeightSource) -> Description {
         let properties = match self {
-            FileKind::Lora => return lora(source),
+            FileKind::Lora => lora(source),
             FileKind::Components => return components::details(source),
             FileKind::Embeddings | FileKind::Latents | FileKind::Unknown => {
                 let shown = source.names().take(8).filter_map(|name| Some((name, source.entry(name)?)));
@@ -98,13 +98,10 @@ impl FileKind {
 }
 
 /// Describes a LoRA, or why Kiln can't use it.
-fn lora(source: &WeightSource) -> Description {
+fn lora(source: &WeightSource) -> Properties {
     let lora = match Lora::open(source.path()) {
         Ok(lora) => lora,
-        Err(error) => {
-            let properties = Properties::default().with("problem", error.to_string());
-            return Description { properties, problem: Some(error.into()) };
-        }
+        Err(error) => return Properties::default().with("problem", error.to_string()),
     };
     let mut scales: Vec<f64> = lora.modules().filter_map(|m| lora.scale(m)).collect();
     scales.sort_by(f64::total_cmp);
@@ -128,8 +125,7 @@ fn lora(source: &WeightSource) -> Description {
         .with("targets", targets);
     let properties = if unused.is_empty() { properties } else { properties.with("unused_keys", unused) };
     let notes = lora.notes();
-    let properties = if notes.is_empty() { properties } else { properties.with("notes", notes) };
-    Description { properties, problem: None }
+    if notes.is_empty() { properties } else { properties.with("notes", notes) }
 }
 
 /// Shortens a metadata value, which may be a whole training configuration.
