@@ -68,18 +68,22 @@ use LayerKind::*;
 const LAYERED: &str = "decoder.layers.0.weight";
 
 impl LayerKind {
-    fn add_tensors(self, name: &str, tensors: &mut KnownTensors) {
+    fn add_tensors(self, name: &str, [input, out]: [usize; 2], tensors: &mut KnownTensors) {
         match self {
-            ConvIn | ConvOut => tensors.add_biased(name),
-            Downsample | Upsample => tensors.add(format!("{name}.weight")),
+            ConvIn => tensors.add_biased(name, [WIDTH, input, 3, 3]),
+            ConvOut => tensors.add_biased(name, [out, WIDTH, 3, 3]),
+            Downsample | Upsample => tensors.add(format!("{name}.weight"), [WIDTH, WIDTH, 3, 3]),
             Residual | Pooled => {
-                [0, 2, 4].iter().for_each(|i| tensors.add_biased(&format!("{name}.conv.{i}")))
+                for i in [0, 2, 4] {
+                    tensors.add_biased(&format!("{name}.conv.{i}"), [WIDTH, WIDTH, 3, 3]);
+                }
             }
             Relu | Clamp | Nearest => {}
         }
         if let Pooled = self {
-            tensors.add_biased(&format!("{name}.pool.1"));
-            [0, 3].iter().for_each(|i| tensors.add(format!("{name}.pool.{i}.weight")));
+            tensors.add(format!("{name}.pool.0.weight"), [POOL_WIDTH, WIDTH, 1, 1]);
+            tensors.add_biased(&format!("{name}.pool.1"), [POOL_WIDTH]);
+            tensors.add(format!("{name}.pool.3.weight"), [WIDTH, POOL_WIDTH, 1, 1]);
         }
     }
 }
@@ -109,12 +113,15 @@ impl<B: Backend> Taef2<B> {
     pub fn tensors(vars: &Vars<'_>) -> KnownTensors {
         let layered = vars.contains(LAYERED);
         let mut tensors = KnownTensors::default();
-        for (half, kinds, skipped) in
-            [("encoder", &ENCODER[..], 0), ("decoder", &DECODER, usize::from(layered))]
-        {
+        let halves = [
+            ("encoder", &ENCODER[..], 0, [3, LATENT]),
+            ("decoder", &DECODER[..], usize::from(layered), [LATENT, 3]),
+        ];
+        for (half, kinds, skipped, channels) in halves {
             for (i, kind) in kinds.iter().enumerate() {
                 let layers = if layered { ".layers" } else { "" };
-                kind.add_tensors(&format!("{half}{layers}.{}", i.saturating_sub(skipped)), &mut tensors);
+                let name = format!("{half}{layers}.{}", i.saturating_sub(skipped));
+                kind.add_tensors(&name, channels, &mut tensors);
             }
         }
         tensors

@@ -117,29 +117,36 @@ impl Config {
     /// Lists all tensors. Those after the last state that is taken are not read.
     pub fn tensors(&self) -> KnownTensors {
         let last = OUTPUT_LAYERS[OUTPUT_LAYERS.len() - 1];
-        let mut tensors = Self::layer_tensors(0..last);
-        tensors.add("model.embed_tokens.weight");
-        let mut unread = Self::layer_tensors(last..self.num_hidden_layers);
-        unread.add("model.norm.weight");
+        let mut tensors = self.layer_tensors(0..last);
+        tensors.add("model.embed_tokens.weight", [self.vocab_size, self.hidden_size]);
+        let mut unread = self.layer_tensors(last..self.num_hidden_layers);
+        unread.add("model.norm.weight", [self.hidden_size]);
         tensors.add_unread(unread);
         tensors
     }
 
-    fn layer_tensors(layers: Range<usize>) -> KnownTensors {
+    fn layer_tensors(&self, layers: Range<usize>) -> KnownTensors {
+        let (dim, mlp, head) = (self.hidden_size, self.intermediate_size, self.head_dim());
+        let [q_dim, kv_dim] = [self.num_attention_heads, self.num_key_value_heads].map(|heads| heads * head);
+        let norms = [
+            ("input_layernorm", dim),
+            ("self_attn.q_norm", head),
+            ("self_attn.k_norm", head),
+            ("post_attention_layernorm", dim),
+        ];
+        let linears = [
+            ("self_attn.q_proj", [q_dim, dim]),
+            ("self_attn.k_proj", [kv_dim, dim]),
+            ("self_attn.v_proj", [kv_dim, dim]),
+            ("self_attn.o_proj", [dim, q_dim]),
+            ("mlp.gate_proj", [mlp, dim]),
+            ("mlp.up_proj", [mlp, dim]),
+            ("mlp.down_proj", [dim, mlp]),
+        ];
         let mut tensors = KnownTensors::default();
         for i in layers {
-            let name = |leaf: &str| format!("model.layers.{i}.{leaf}");
-            for norm in
-                ["input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm"]
-            {
-                tensors.add(name(&format!("{norm}.weight")));
-            }
-            for linear in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"] {
-                tensors.add_linear(&name(linear));
-            }
-            for linear in ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"] {
-                tensors.add_linear(&name(linear));
-            }
+            norms.iter().for_each(|(n, dim)| tensors.add(format!("model.layers.{i}.{n}.weight"), [*dim]));
+            linears.iter().for_each(|(n, size)| tensors.add_linear(&format!("model.layers.{i}.{n}"), *size));
         }
         tensors
     }

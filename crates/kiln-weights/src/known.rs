@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use kiln_tensor::Shape;
+
 use crate::error::quoted;
 use crate::layout;
 use crate::source::Unclaimed;
@@ -13,7 +15,7 @@ use crate::{Component, Error, Result, WeightSource};
 
 /// The tensors of a component, under the model's names.
 #[derive(Clone, Debug, Default)]
-pub struct KnownTensors(BTreeMap<String, TensorUse>);
+pub struct KnownTensors(BTreeMap<String, (Shape, TensorUse)>);
 
 /// What loading does with a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,26 +30,26 @@ enum TensorUse {
 
 impl KnownTensors {
     /// Adds a tensor that the component must have.
-    pub fn add(&mut self, name: impl Into<String>) {
-        self.0.insert(name.into(), TensorUse::Required);
+    pub fn add(&mut self, name: impl Into<String>, shape: impl Into<Shape>) {
+        self.0.insert(name.into(), (shape.into(), TensorUse::Required));
     }
 
-    /// Adds a linear layer: a weight, and a bias if the file has one.
-    pub fn add_linear(&mut self, module: &str) {
-        self.add(format!("{module}.weight"));
-        self.0.insert(format!("{module}.bias"), TensorUse::Optional);
+    /// Adds a linear layer: a weight of `[rows, cols]`, and a bias if the file has one.
+    pub fn add_linear(&mut self, module: &str, [rows, cols]: [usize; 2]) {
+        self.add(format!("{module}.weight"), [rows, cols]);
+        self.0.insert(format!("{module}.bias"), ([rows].into(), TensorUse::Optional));
     }
 
-    /// Adds a layer that has a weight and a bias.
-    pub fn add_biased(&mut self, module: &str) {
-        self.add(format!("{module}.weight"));
-        self.add(format!("{module}.bias"));
+    /// Adds a layer that has a weight of this shape, and a bias for each of its rows.
+    pub fn add_biased<const N: usize>(&mut self, module: &str, weight: [usize; N]) {
+        self.add(format!("{module}.bias"), &weight[..1]);
+        self.add(format!("{module}.weight"), weight);
     }
 
     /// Adds the required tensors of `others`, layers that the image does not depend on.
     pub fn add_unread(&mut self, others: KnownTensors) {
-        let required = others.0.into_iter().filter(|(_, tensor)| *tensor == TensorUse::Required);
-        self.0.extend(required.map(|(name, _)| (name, TensorUse::Unread)));
+        let required = others.0.into_iter().filter(|(_, (_, tensor))| *tensor == TensorUse::Required);
+        self.0.extend(required.map(|(name, (shape, _))| (name, (shape, TensorUse::Unread))));
     }
 }
 
@@ -65,14 +67,14 @@ fn without_effect(component: Component) -> &'static [&'static str] {
 }
 
 impl WeightSource {
-    /// Checks that this component, from [`WeightSource::component`], has all tensors that the model reads, and none that it
-    /// does not know. Returns a note about tensors that are left out or not needed, if there are any.
+    /// Checks that this component, from [`WeightSource::component`], has all tensors that the model reads, in their shapes,
+    /// and none that it does not know. Returns a note about tensors that are left out or not needed, if there are any.
     pub fn check_tensors(&self, component: Component, known: &KnownTensors) -> Result<Option<String>> {
-        let missing = |wanted| {
-            let known = known.0.iter().filter(move |(_, tensor)| **tensor == wanted);
-            known.map(|(name, _)| name).filter(|name| !self.contains(name))
-        };
-        missing(TensorUse::Required).try_for_each(|name| self.find(name).map(drop))?;
+        for (name, (shape, tensor)) in &known.0 {
+            if *tensor == TensorUse::Required || *tensor == TensorUse::Optional && self.contains(name) {
+                self.find_with_shape(name, shape.clone())?;
+            }
+        }
         let (left_out, unused) = self.unknown_tensors(component, known);
         if !unused.is_empty() {
             return Err(Error::UnusedTensors { file: self.path().to_owned(), component, names: unused });
@@ -80,7 +82,8 @@ impl WeightSource {
         let remark = |what: &str, names: &[String]| {
             (!names.is_empty()).then(|| format!("{} tensors {what}: {}", names.len(), quoted(names)))
         };
-        let unneeded: Vec<String> = missing(TensorUse::Unread).cloned().collect();
+        let unneeded = known.0.iter().filter(|(name, known)| known.1 == TensorUse::Unread && !self.contains(name));
+        let unneeded: Vec<String> = unneeded.map(|(name, _)| name.clone()).collect();
         let remarks = [remark("are not used", &left_out), remark("are missing, but not needed", &unneeded)];
         let remarks: Vec<String> = remarks.into_iter().flatten().collect();
         Ok((!remarks.is_empty()).then(|| format!("`{}`: {}", self.path().display(), remarks.join("; "))))

@@ -48,15 +48,18 @@ impl Config {
     /// Lists all tensors: those of the linear layers, and the norms of queries and keys.
     pub fn tensors(&self) -> KnownTensors {
         let mut tensors = KnownTensors::default();
-        self.linear_layers().iter().for_each(|layer| tensors.add_linear(&layer.name));
+        for LayerShape { name, rows, cols } in self.linear_layers() {
+            tensors.add_linear(&name, [rows, cols]);
+        }
+        let norm_shape = [self.attention_head_dim];
         for block in 0..self.num_layers {
             for norm in ["norm_q", "norm_k", "norm_added_q", "norm_added_k"] {
-                tensors.add(format!("transformer_blocks.{block}.attn.{norm}.weight"));
+                tensors.add(format!("transformer_blocks.{block}.attn.{norm}.weight"), norm_shape);
             }
         }
         for block in 0..self.num_single_layers {
             for norm in ["norm_q", "norm_k"] {
-                tensors.add(format!("single_transformer_blocks.{block}.attn.{norm}.weight"));
+                tensors.add(format!("single_transformer_blocks.{block}.attn.{norm}.weight"), norm_shape);
             }
         }
         tensors

@@ -96,44 +96,67 @@ impl Config {
         })
     }
 
-    /// Lists all tensors. Those of the decoder have the same names whether it is the small one or not.
+    /// Lists all tensors.
     pub fn tensors(&self) -> KnownTensors {
+        let latent = self.latent_channels;
         let mut tensors = KnownTensors::default();
-        for half in ["encoder", "decoder"] {
-            for layer in ["conv_in", "conv_norm_out", "conv_out"] {
-                tensors.add_biased(&format!("{half}.{layer}"));
-            }
-            let middle = format!("{half}.mid_block");
-            (0..2).for_each(|i| add_resnet(&mut tensors, &format!("{middle}.resnets.{i}"), false));
-            if self.mid_block_add_attention {
-                let attention = |layer: &str| format!("{middle}.attentions.0.{layer}");
-                tensors.add_biased(&attention("group_norm"));
-                for linear in ["to_q", "to_k", "to_v", "to_out.0"] {
-                    tensors.add_linear(&attention(linear));
-                }
-            }
-        }
+        let encoder = &self.block_out_channels;
+        self.add_half(&mut tensors, "encoder", encoder, [3, 2 * latent]);
+        self.add_blocks(&mut tensors, "encoder.down_blocks", "downsamplers", encoder, self.layers_per_block);
         let decoder: Vec<usize> = self.decoder_channels().iter().rev().copied().collect();
-        let halves = [
-            (&self.block_out_channels, "encoder.down_blocks", "downsamplers", self.layers_per_block),
-            (&decoder, "decoder.up_blocks", "upsamplers", self.layers_per_block + 1),
-        ];
-        for (channels, blocks, sampler, resnets) in halves {
-            for (i, &width) in channels.iter().enumerate() {
-                for j in 0..resnets {
-                    let changes_width = j == 0 && channels[i.saturating_sub(1)] != width;
-                    add_resnet(&mut tensors, &format!("{blocks}.{i}.resnets.{j}"), changes_width);
-                }
-                if i + 1 < channels.len() {
-                    tensors.add_biased(&format!("{blocks}.{i}.{sampler}.0.conv"));
-                }
+        self.add_half(&mut tensors, "decoder", &decoder, [latent, 3]);
+        self.add_blocks(&mut tensors, "decoder.up_blocks", "upsamplers", &decoder, self.layers_per_block + 1);
+        if self.use_quant_conv {
+            tensors.add_biased("quant_conv", [2 * latent, 2 * latent, 1, 1]);
+        }
+        if self.use_post_quant_conv {
+            tensors.add_biased("post_quant_conv", [latent, latent, 1, 1]);
+        }
+        tensors.add("bn.running_mean", [self.token_channels()]);
+        tensors.add("bn.running_var", [self.token_channels()]);
+        tensors
+    }
+
+    /// Adds what the encoder, with these channels of its levels, or the decoder has before and after its levels.
+    fn add_half(
+        &self,
+        tensors: &mut KnownTensors,
+        half: &str,
+        channels: &[usize],
+        [input, output]: [usize; 2],
+    ) {
+        let (first, last) = (channels[0], channels[channels.len() - 1]);
+        let middle = if half == "encoder" { last } else { first };
+        tensors.add_biased(&format!("{half}.conv_in"), [first, input, 3, 3]);
+        tensors.add_biased(&format!("{half}.conv_norm_out"), [last]);
+        tensors.add_biased(&format!("{half}.conv_out"), [output, last, 3, 3]);
+        (0..2).for_each(|i| add_resnet(tensors, &format!("{half}.mid_block.resnets.{i}"), [middle; 2]));
+        if self.mid_block_add_attention {
+            let attention = |layer: &str| format!("{half}.mid_block.attentions.0.{layer}");
+            tensors.add_biased(&attention("group_norm"), [middle]);
+            for linear in ["to_q", "to_k", "to_v", "to_out.0"] {
+                tensors.add_linear(&attention(linear), [middle; 2]);
             }
         }
-        let convs = [("quant_conv", self.use_quant_conv), ("post_quant_conv", self.use_post_quant_conv)];
-        convs.iter().filter(|(_, used)| *used).for_each(|(conv, _)| tensors.add_biased(conv));
-        tensors.add("bn.running_mean");
-        tensors.add("bn.running_var");
-        tensors
+    }
+
+    fn add_blocks(
+        &self,
+        tensors: &mut KnownTensors,
+        blocks: &str,
+        sampler: &str,
+        channels: &[usize],
+        resnets: usize,
+    ) {
+        for (i, &width) in channels.iter().enumerate() {
+            for j in 0..resnets {
+                let input = if j == 0 { channels[i.saturating_sub(1)] } else { width };
+                add_resnet(tensors, &format!("{blocks}.{i}.resnets.{j}"), [input, width]);
+            }
+            if i + 1 < channels.len() {
+                tensors.add_biased(&format!("{blocks}.{i}.{sampler}.0.conv"), [width, width, 3, 3]);
+            }
+        }
     }
 
     /// Describes what is wrong with the configuration, if anything.
@@ -162,11 +185,12 @@ impl Config {
     }
 }
 
-fn add_resnet(tensors: &mut KnownTensors, name: &str, changes_width: bool) {
-    for layer in ["norm1", "conv1", "norm2", "conv2"] {
-        tensors.add_biased(&format!("{name}.{layer}"));
-    }
-    if changes_width {
-        tensors.add_biased(&format!("{name}.conv_shortcut"));
+fn add_resnet(tensors: &mut KnownTensors, name: &str, [input, out]: [usize; 2]) {
+    tensors.add_biased(&format!("{name}.norm1"), [input]);
+    tensors.add_biased(&format!("{name}.conv1"), [out, input, 3, 3]);
+    tensors.add_biased(&format!("{name}.norm2"), [out]);
+    tensors.add_biased(&format!("{name}.conv2"), [out, out, 3, 3]);
+    if input != out {
+        tensors.add_biased(&format!("{name}.conv_shortcut"), [out, input, 1, 1]);
     }
 }

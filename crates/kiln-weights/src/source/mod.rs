@@ -344,7 +344,7 @@ impl WeightSource {
         self.values(name, tensor)
     }
 
-    fn find_with_shape(&self, name: &str, shape: Shape) -> Result<&SourceTensor> {
+    pub(crate) fn find_with_shape(&self, name: &str, shape: Shape) -> Result<&SourceTensor> {
         let tensor = self.find(name)?;
         if tensor.shape != shape {
             return Err(Error::Shape {
@@ -357,7 +357,7 @@ impl WeightSource {
         Ok(tensor)
     }
 
-    pub(crate) fn find(&self, name: &str) -> Result<&SourceTensor> {
+    fn find(&self, name: &str) -> Result<&SourceTensor> {
         self.tensors.get(name).ok_or_else(|| Error::MissingTensor {
             file: self.path.clone(),
             tensor: name.to_owned(),
