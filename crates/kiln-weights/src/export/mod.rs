@@ -11,7 +11,7 @@ mod k_blocks;
 mod k_search;
 mod lanes;
 mod plan;
-pub mod presets;
+mod presets;
 mod safetensors;
 
 use std::collections::BTreeMap;
@@ -22,6 +22,7 @@ use kiln_tensor::packed::Format;
 
 use crate::quantize::{ErrorSums, LayerGroup, Report, layer_kind};
 use crate::{Component, Error, Result, WeightSource};
+pub use presets::{Preset, TextEncoderInfo, file_type};
 
 /// The naming scheme of the written tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
