@@ -173,8 +173,8 @@ pub enum MalformedFile {
     },
     /// A GGUF type that did not exist when Kiln was written, or never.
     #[error(
-        "tensor `{tensor}` has type number {id}, which Kiln does not know: the file is newer than this Kiln, or damaged; \
-         take a Q4_K or IQ4_XS file of the same model (Kiln reads {})",
+        "tensor `{tensor}` has type number {id}, which Kiln does not know: the file is newer than this Kiln, or \
+         damaged; take a Q4_K or IQ4_XS file of the same model (Kiln reads {})",
         gguf::supported_types()
     )]
     UnknownGgufType {

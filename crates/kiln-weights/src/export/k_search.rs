@@ -1,20 +1,23 @@
 //! The scales (and minima) of GGUF's blocks of 256 values that give the least squared error.
 //!
-//! Eight groups of a block are searched side by side, one in each lane of a vector: a candidate then takes additions and
-//! multiplications of whole vectors, without branches and without sums across lanes. A candidate's error follows from the
-//! sums of its codes, without another look at the values.
+//! Eight groups of a block are searched side by side, one in each lane of a vector: a candidate then takes additions
+//! and multiplications of whole vectors, without branches and without sums across lanes. A candidate's error follows
+//! from the sums of its codes, without another look at the values.
 //!
-//! The best candidate of each group is refined: values are rounded with its scale, and the scale is fitted to their codes.
-//! When the scales of the groups have been rounded to their few bits, the scale of the block is fitted in the same way.
+//! The best candidate of each group is refined: values are rounded with its scale, and the scale is fitted to their
+//! codes. When the scales of the groups have been rounded to their few bits, the scale of the block is fitted in the
+//! same way.
 //!
-//! The compiler vectorizes loops over the lanes of arrays, but neither `array::map` nor operators on a type of eight floats.
+//! The compiler vectorizes loops over the lanes of arrays, but neither `array::map` nor operators on a type of eight
+//! floats.
 
 use kiln_tensor::f16;
 
 pub(super) const VALUES: usize = 256;
 /// A block has 8 or 16 groups.
 const MAX_GROUPS: usize = 16;
-/// Groups that are searched side by side: whole vectors on every machine, and few enough for the registers of the smallest.
+/// Groups that are searched side by side: whole vectors on every machine, and few enough for the registers of the
+/// smallest.
 const LANES: usize = 8;
 type Lanes = [f32; LANES];
 /// The values of eight groups, a group in each lane.

@@ -1,7 +1,7 @@
 //! Presets that mix GGUF formats: sensitive tensors get more bits than the rest.
 //!
-//! For a text encoder these are llama.cpp's rules (of a dense model without an importance matrix), so that a file has the
-//! types and the size that its name promises:
+//! For a text encoder these are llama.cpp's rules (of a dense model without an importance matrix), so that a file has
+//! the types and the size that its name promises:
 //!
 //! | | attention value | attention output | MLP down | other layers |
 //! |---|---|---|---|---|
@@ -14,12 +14,12 @@
 //! | `q5_k_m` | q5_k; q6_k in half of the layers | q5_k | as attention value | q5_k |
 //! | `q6_k` | q6_k | q6_k | q6_k | q6_k |
 //!
-//! Half of the layers are the first and the last 8th, and every third between them. The output layer is q6_k, and so is an
-//! embedding that serves as output layer; any other embedding has the type of the other layers.
+//! Half of the layers are the first and the last 8th, and every third between them. The output layer is q6_k, and so
+//! is an embedding that serves as output layer; any other embedding has the type of the other layers.
 //!
-//! llama.cpp has no rules for image models. Those of ComfyUI-GGUF, with which the published FLUX files are made, raise q, k
-//! and v of the double blocks to q4_k in `q3_k_m` and `q3_k_l`, to q5_k in `q4_k_m` and to q6_k in `q5_k_m`. All other layers
-//! of the blocks have the preset's own type.
+//! llama.cpp has no rules for image models. Those of ComfyUI-GGUF, with which the published FLUX files are made,
+//! raise q, k and v of the double blocks to q4_k in `q3_k_m` and `q3_k_l`, to q5_k in `q4_k_m` and to q6_k in
+//! `q5_k_m`. All other layers of the blocks have the preset's own type.
 //!
 //! llama.cpp's `Q2_K_S` is left out: it needs an importance matrix.
 
@@ -110,7 +110,8 @@ impl Preset {
 
     /// The format of a quantized tensor, under the model's own name for it.
     ///
-    /// Whether a tensor is quantized at all, and what replaces a format whose blocks don't fit its rows, is not decided here.
+    /// Whether a tensor is quantized at all, and what replaces a format whose blocks don't fit its rows, is not
+    /// decided here.
     pub fn format(self, component: Component, name: &str, text_encoder: TextEncoderInfo) -> Format {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         match component {
