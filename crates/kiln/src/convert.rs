@@ -86,6 +86,10 @@ impl SourceComponent {
         let location = ModelLocation::resolve(Some(input))?;
         let opening = || format!("opening `{}`", input.display());
         let path = location.path().unwrap_or(input);
+        if is_part(path) {
+            return Err(CliError::new(format!("`{}` is only one of several shards", path.display()))
+                .hint("give their folder, or the `.safetensors.index.json` next to them"));
+        }
         let single = if location.is_whole_model() { None } else { Some(WeightSource::open(path)) };
         let opened = match single {
             // A folder with a model's components in separate files, which `Model` tells apart.
@@ -257,6 +261,13 @@ impl SourceComponent {
         });
         Some(format!("{text:#}\n"))
     }
+}
+
+/// Returns whether a path is that of a shard beside others, such as `model-00001-of-00002.safetensors`.
+fn is_part(path: &Path) -> bool {
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let count = stem.rsplit_once("-of-").and_then(|(_, count)| count.parse::<u32>().ok());
+    path.is_file() && count.is_some_and(|count| count > 1)
 }
 
 /// Returns whether a transformer takes guidance as an input.

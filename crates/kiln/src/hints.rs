@@ -225,8 +225,8 @@ pub fn refuse_ambiguous(model: &Model, vae_given: bool) -> Result<(), CliError> 
     }
 }
 
-/// Opens a model with some components from elsewhere. If the path is not a model, the error has a hint about where the model
-/// may be.
+/// Opens a model with some components from elsewhere. If the path is not a model, the error has a hint about where the
+/// model may be.
 pub fn open_model_with(path: &Path, components: &ComponentPaths) -> Result<Model, CliError> {
     let components = &ComponentPaths { fallback_models: hub::complete_models(), ..components.clone() };
     let opened = Model::open_with(Some(path), components);

@@ -1,7 +1,7 @@
 //! Opens models, and assembles them from separate files that are named or found near the transformer.
 //!
-//! Sizes come from the tensors. Whether a model is distilled can't be read from them: the caller, a `model.toml`, the file's
-//! metadata or its name says so, in this order.
+//! Sizes come from the tensors. Whether a model is distilled can't be read from them: the caller, a `model.toml`, the
+//! file's metadata or its name says so, in this order.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -101,8 +101,8 @@ fn replace(mut model: Model, paths: &ComponentPaths, sources: &SourceCache) -> R
     Ok(model)
 }
 
-/// Returns the variant of a transformer. If it takes the place of the one of a model, `usual` is that model's, which only a
-/// clear word overrules.
+/// Returns the variant of a transformer. If it takes the place of the one of a model, `usual` is that model's, which
+/// only a clear word overrules.
 fn variant_of(
     transformer: &ModelComponent<transformer::Config>,
     usual: Option<Variant>,

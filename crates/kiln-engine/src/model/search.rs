@@ -66,8 +66,8 @@ impl<'a> ComponentSearch<'a> {
         Ok(None)
     }
 
-    /// Returns the files with a fitting component in the first place that has any: the model's own file, else its folder,
-    /// else one of the component's usual folders inside or next to that.
+    /// Returns the files with a fitting component in the first place that has any: the model's own file, else its
+    /// folder, else one of the component's usual folders inside or next to that.
     fn find_nearby<C: ComponentConfig>(&mut self, fits: impl Fn(&WeightSource) -> bool) -> Vec<PathBuf> {
         let sources = self.sources;
         let matches = |file: &Path| {
@@ -100,6 +100,7 @@ impl<'a> ComponentSearch<'a> {
     }
 
     fn add_searched(&mut self, folder: &Path) {
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         if !self.searched.iter().any(|searched| searched == folder) {
             self.searched.push(folder.to_path_buf());
         }

@@ -65,7 +65,7 @@ impl Variant {
         }
     }
 
-    /// Finds out the variant of a transformer from its tensors, else from its file's metadata, else from the file's name.
+    /// Finds out the variant of a transformer from its tensors, else from its file's metadata, else from its name.
     pub fn of(weights: &WeightSource, has_guidance: bool) -> Result<(Variant, VariantSource)> {
         if has_guidance {
             return Ok((Variant::Dev, VariantSource::Stated));

@@ -145,8 +145,8 @@ pub fn export_shards(
     Ok(exporter.report(after))
 }
 
-/// The source's metadata that stays true in a file with other names and types: all but descriptions of its quantization and
-/// the files of a packed model; of a GGUF file only what Kiln knows.
+/// The source's metadata that stays true in a file with other names and types: all but descriptions of its
+/// quantization and the files of a packed model; of a GGUF file only what Kiln knows.
 pub(crate) fn kept_metadata(source: &WeightSource) -> BTreeMap<String, String> {
     let is_setting = |key: &str| GGUF_SETTINGS.iter().any(|(_, setting)| *setting == key);
     let is_known = |key: &str| key.starts_with("kiln.") || is_setting(key);

@@ -1,5 +1,5 @@
-//! Checks whether the weights of a component fit its configuration, as far as their names and shapes tell: what loading the
-//! model would refuse.
+//! Checks whether the weights of a component fit its configuration, as far as their names and shapes tell: what loading
+//! the model would refuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 

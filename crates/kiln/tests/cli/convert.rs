@@ -391,6 +391,19 @@ fn outputs_that_cannot_be_written_are_refused_and_leave_nothing() {
     fails("file/a.gguf", &["there is no folder `file`"]);
 }
 
+#[test]
+fn one_shard_of_several_is_refused() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.model().join("text_encoder");
+    let convert =
+        |name: &str, out: &str| sandbox.kiln(&["convert", folder.join(name).to_str().unwrap(), out, "-q"]);
+    convert("model-00001-of-00002.safetensors", "a.gguf").fails(1, &["one of several shards", "index.json"]);
+    convert("model.safetensors.index.json", "b.gguf").ok();
+    convert("", "c.gguf").ok();
+    assert_eq!(info(&sandbox, "b.gguf")["layers"], 28);
+    assert_eq!(sandbox.names(), ["b.gguf", "c.gguf"]);
+}
+
 #[cfg(unix)]
 #[test]
 fn a_full_disk_leaves_nothing() {
