@@ -82,9 +82,14 @@ impl WeightSource {
         let remark = |what: &str, names: &[String]| {
             (!names.is_empty()).then(|| format!("{} tensors {what}: {}", names.len(), quoted(names)))
         };
-        let unneeded = known.0.iter().filter(|(name, known)| known.1 == TensorUse::Unread && !self.contains(name));
-        let unneeded: Vec<String> = unneeded.map(|(name, _)| name.clone()).collect();
-        let remarks = [remark("are not used", &left_out), remark("are missing, but not needed", &unneeded)];
+        // A file may leave out everything that is not needed, but not a part of it without a word.
+        let unread = known.0.iter().filter(|(_, (_, tensor))| *tensor == TensorUse::Unread);
+        let (present, mut missing): (Vec<_>, Vec<_>) =
+            unread.map(|(name, _)| name.clone()).partition(|name| self.contains(name));
+        if present.is_empty() {
+            missing.clear();
+        }
+        let remarks = [remark("are not used", &left_out), remark("are missing, but not needed", &missing)];
         let remarks: Vec<String> = remarks.into_iter().flatten().collect();
         Ok((!remarks.is_empty()).then(|| format!("`{}`: {}", self.path().display(), remarks.join("; "))))
     }

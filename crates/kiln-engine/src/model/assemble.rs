@@ -161,6 +161,7 @@ fn assemble(
         default_size,
         defaults,
         searched_folders,
+        unreadable: search.unreadable,
         ambiguous,
         ..Model::new(path, variant, transformer, text_encoder, vae)
     };

@@ -15,7 +15,7 @@ mod search;
 mod vae_file;
 mod variant;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -68,6 +68,8 @@ pub struct Model {
     pub card: Option<String>,
     /// Folders that were searched for components in separate files.
     pub searched_folders: Vec<PathBuf>,
+    /// Why files in those folders can't be opened.
+    pub unreadable: BTreeSet<String>,
     /// Components that it lacks because several files could be meant.
     pub ambiguous: Vec<(Component, Vec<PathBuf>)>,
     /// The name that recipes use to find it again; its path if absent.
@@ -109,6 +111,7 @@ impl Model {
             defaults: ModelDefaults::default(),
             card: None,
             searched_folders: Vec::new(),
+            unreadable: BTreeSet::new(),
             ambiguous: Vec::new(),
             name: None,
             overrides: ComponentPaths::default(),
@@ -273,7 +276,9 @@ impl Model {
             (None, []) => format!("the model `{path}` has no `{name}/config.json`"),
             (None, folders) => {
                 let folders: Vec<_> = folders.iter().map(|p| format!("`{}`", p.display())).collect();
-                format!("there is no {} for `{path}` in {}", name.replace('_', " "), folders.join(", "))
+                let unreadable: String = self.unreadable.iter().map(|error| format!("; {error}")).collect();
+                let name = name.replace('_', " ");
+                format!("there is no {name} for `{path}` in {}{unreadable}", folders.join(", "))
             }
         };
         Error::MissingComponent { what, component }

@@ -1,6 +1,7 @@
 //! Finds the files that belong to a transformer: in its own file, in its folder, and in the folders in which diffusers
 //! and ComfyUI keep the other components.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use kiln_weights::{Component, WeightSource};
@@ -22,6 +23,8 @@ pub(super) struct ComponentSearch<'a> {
     pub searched: Vec<PathBuf>,
     /// Components that several files could be.
     pub ambiguous: Vec<(Component, Vec<PathBuf>)>,
+    /// Why files in those folders can't be opened.
+    pub unreadable: BTreeSet<String>,
 }
 
 impl<'a> ComponentSearch<'a> {
@@ -30,7 +33,8 @@ impl<'a> ComponentSearch<'a> {
         fallback_models: &'a [PathBuf],
         sources: &'a SourceCache,
     ) -> ComponentSearch<'a> {
-        ComponentSearch { near, fallback_models, sources, searched: Vec::new(), ambiguous: Vec::new() }
+        let (searched, ambiguous, unreadable) = (Vec::new(), Vec::new(), BTreeSet::new());
+        ComponentSearch { near, fallback_models, sources, searched, ambiguous, unreadable }
     }
 
     /// Opens the component at `named` or, if no path is named, the first one that fits: near the model, then in the
@@ -90,7 +94,13 @@ impl<'a> ComponentSearch<'a> {
         }
         for folder in folders {
             let mut found = weight_files(&folder);
-            found.retain(|file| matches(file));
+            found.retain(|file| match sources.component(file, C::COMPONENT) {
+                Ok(component) => component.is_some_and(|source| fits(&source)),
+                Err(error) => {
+                    self.unreadable.insert(error.to_string());
+                    false
+                }
+            });
             self.add_searched(&folder);
             if !found.is_empty() {
                 return found;

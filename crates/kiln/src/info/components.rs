@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_model::{text_encoder, transformer, vae};
-use kiln_weights::{Component, WeightSource};
+use kiln_weights::{Component, KnownTensors, WeightSource};
 
+use super::Description;
 use super::model::{absence, unusable};
-use super::{Description, check};
 use crate::models::ModelLocation;
 use crate::properties::Properties;
 
@@ -78,34 +78,45 @@ fn describe_model(source: &WeightSource) -> Description {
 }
 
 fn describe_one(component: Component, weights: &WeightSource) -> Description {
-    let problem = match component {
+    let checked = match component {
         Component::Transformer => {
-            use transformer::Config;
-            problem(weights, Config::from_tensors, Config::problem, check::transformer)
+            let config = transformer::Config::from_tensors(weights);
+            check(weights, component, config.map(|c| (c.problem(), c.tensors())))
         }
         Component::TextEncoder => {
-            use text_encoder::Config;
-            problem(weights, Config::from_tensors, Config::problem, check::text_encoder)
+            let config = text_encoder::Config::from_tensors(weights);
+            check(weights, component, config.map(|c| (c.problem(), c.tensors())))
         }
-        Component::Vae => problem(weights, vae::Config::from_tensors, vae::Config::problem, check::vae),
+        Component::Vae => {
+            let config = vae::Config::from_tensors(weights);
+            check(weights, component, config.map(|c| (c.problem(), c.tensors())))
+        }
+    };
+    let (note, problem) = match checked {
+        Ok(note) => (note, None),
+        Err(problem) => (None, Some(problem)),
     };
     let properties = sizes(component, weights)
         .unwrap_or_default()
         .with("problem", &problem)
+        .with("note", note)
         .with_group("stored", storage_counts(component, weights));
     Description { properties, problem: problem.map(|problem| unusable(weights.path(), &problem)) }
 }
 
-/// Returns what `generate` would refuse a file for.
-fn problem<C>(
+/// Checks a component, given what is wrong with its configuration and the tensors that it must have. The error is what
+/// `generate` would refuse the file for.
+fn check(
     weights: &WeightSource,
-    from_tensors: fn(&WeightSource) -> Option<C>,
-    of_config: fn(&C) -> Option<String>,
-    of_weights: fn(&C, &WeightSource) -> Option<String>,
-) -> Option<String> {
-    match from_tensors(weights) {
-        None => Some("required tensors are missing".into()),
-        Some(config) => of_config(&config).or_else(|| of_weights(&config, weights)),
+    component: Component,
+    expected: Option<(Option<String>, KnownTensors)>,
+) -> Result<Option<String>, String> {
+    match expected {
+        None => Err("required tensors are missing".into()),
+        Some((Some(problem), _)) => Err(problem),
+        Some((None, tensors)) => {
+            weights.check_tensors(component, &tensors).map_err(|error| error.to_string())
+        }
     }
 }
 

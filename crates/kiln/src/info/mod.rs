@@ -1,6 +1,5 @@
 //! `kiln info`: describes a model, a weight file or an image.
 
-mod check;
 mod components;
 mod image;
 mod model;

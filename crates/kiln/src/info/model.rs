@@ -6,7 +6,7 @@ use kiln_engine::{Model, ModelComponent, Variant};
 use kiln_tensor::DType;
 use kiln_weights::{Component, WeightSource};
 
-use super::{Description, check};
+use super::Description;
 use crate::error::CliError;
 use crate::models::ModelLocation;
 use crate::properties::Properties;
@@ -19,7 +19,6 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError
     let t = &model.transformer.config;
     let transformer = describer.describe(
         &model.transformer,
-        check::transformer,
         Properties::default()
             .with("double_blocks", t.num_layers)
             .with("single_blocks", t.num_single_layers)
@@ -37,7 +36,7 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError
             .with("heads", c.num_attention_heads)
             .with("key_value_heads", c.num_key_value_heads)
             .with("vocabulary", c.vocab_size);
-        describer.describe(component, check::text_encoder, sizes)
+        describer.describe(component, sizes)
     });
     let vae = model.vae.as_ref().map(|component| {
         let c = &component.config;
@@ -45,7 +44,7 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError
             .with("channels", &c.block_out_channels)
             .with("decoder_channels", &c.decoder_block_out_channels)
             .with("latent_channels", c.latent_channels);
-        describer.describe(component, check::vae, sizes)
+        describer.describe(component, sizes)
     });
     let (kind, within) = match location {
         ModelLocation::BuiltIn => ("built-in model", "in the program"),
@@ -104,7 +103,8 @@ pub(super) fn absence(model: &Model, component: Component) -> String {
         folders => {
             let folders: Vec<String> =
                 folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
-            format!("none in {}; give one with {option}", folders.join(", "))
+            let unreadable: String = model.unreadable.iter().map(|error| format!("; {error}")).collect();
+            format!("none in {}; give one with {option}{unreadable}", folders.join(", "))
         }
     }
 }
@@ -116,21 +116,11 @@ struct ComponentDescriber {
 }
 
 impl ComponentDescriber {
-    fn describe<C>(
-        &mut self,
-        component: &ModelComponent<C>,
-        check: fn(&C, &WeightSource) -> Option<String>,
-        sizes: Properties,
-    ) -> Properties {
+    fn describe<C>(&mut self, component: &ModelComponent<C>, sizes: Properties) -> Properties {
         match component.weights() {
             Ok(source) => {
                 self.total += source.bytes();
-                let problem = check(&component.config, source);
-                let described = sizes.and(amounts(source)).with("problem", &problem);
-                if let Some(problem) = problem {
-                    self.problem.get_or_insert_with(|| unusable(source.path(), &problem));
-                }
-                described
+                sizes.and(amounts(source)).with("note", component.note())
             }
             Err(error) => {
                 let sizes = sizes.with("problem", error.to_string());

@@ -2,6 +2,9 @@
 
 use std::fs;
 
+use kiln_tensor::HostTensor;
+use kiln_weights::{WeightSource, save};
+
 use crate::sandbox::Sandbox;
 
 /// The sandbox's model as single files: a GGUF transformer, next to it a text encoder and a VAE.
@@ -110,7 +113,7 @@ fn conversion_to_other_formats_and_back_is_lossless() {
     sandbox.kiln(&["convert", "two.gguf", "three", "--shard-size", "1M", "--dtype", "bf16", "-q"]).ok();
     assert!(sandbox.path("three/config.json").is_file());
     assert!(sandbox.path("three/diffusion_pytorch_model.safetensors.index.json").is_file());
-    let before = kiln_weights::WeightSource::open(sandbox.model().join("transformer")).unwrap();
+    let before = WeightSource::open(sandbox.model().join("transformer")).unwrap();
     let after = kiln_weights::WeightSource::open(sandbox.path("three")).unwrap();
     assert!(after.files().count() > 1);
     assert_eq!(before.fingerprint().unwrap(), after.fingerprint().unwrap());
@@ -198,18 +201,38 @@ fn info_and_generate_agree_about_files_that_cannot_be_used() {
     // The text encoder has a vocabulary of its own, and its tokenizer is missing.
     sandbox.kiln(&[&["generate", "fox", "-m", &file], &SMALL[..]].concat()).fails(1, &["448 tokens"]);
     refused(&file, &["448 tokens"]);
-    let source = kiln_weights::WeightSource::open(sandbox.model().join("transformer")).unwrap();
-    let save = |name: &str, keep: &dyn Fn(&str) -> bool| {
+    let source = WeightSource::open(sandbox.model().join("transformer")).unwrap();
+    let keep = |name: &str, keep: &dyn Fn(&str) -> bool| {
         let names: Vec<&str> = source.names().filter(|name| keep(name)).collect();
         let tensors: Vec<_> = names.iter().map(|name| (*name, source.tensor(name).unwrap())).collect();
-        kiln_weights::save::save(sandbox.path(name), &tensors, &Default::default()).unwrap();
+        save::save(sandbox.path(name), &tensors, &Default::default()).unwrap();
     };
     let missing = "single_transformer_blocks.1.attn.to_out.weight";
-    save("one.safetensors", &|name| name != missing);
+    keep("one.safetensors", &|name| name != missing);
     refused("one.safetensors", &["no tensor", missing]);
-    save("head.safetensors", &|name| name != "x_embedder.weight");
+    keep("head.safetensors", &|name| name != "x_embedder.weight");
     refused("head.safetensors", &["required tensors are missing"]);
     // A config.json that does not fit the weights.
     sandbox.edit_model("transformer/config.json", "num_single_layers", 3.into());
-    refused(sandbox.model().to_str().unwrap(), &["2 single blocks, expected 3"]);
+    refused(
+        sandbox.model().to_str().unwrap(),
+        &["no tensor `single_transformer_blocks.2.attn.norm_k.weight`", "config.json"],
+    );
+}
+
+#[test]
+fn a_text_encoder_in_a_foreign_format_is_named() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.path("klein.safetensors");
+    let model = sandbox.model();
+    fs::copy(model.join("transformer/diffusion_pytorch_model.safetensors"), &file).unwrap();
+    let source = WeightSource::open(model.join("text_encoder")).unwrap();
+    let mut tensors: Vec<(String, HostTensor)> =
+        source.names().map(|name| (name.to_owned(), source.tensor(name).unwrap())).collect();
+    tensors.push(("model.layers.0.self_attn.q_proj.weight.absmax".into(), HostTensor::zeros([4])));
+    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+    save::save(sandbox.path("qwen.safetensors"), &tensors, &Default::default()).unwrap();
+    let run = sandbox.kiln(&["generate", "a fox", "-m", file.to_str().unwrap(), "-W", "64", "-H", "64"]);
+    assert_eq!(run.code, 1);
+    assert!(run.err.contains("bitsandbytes") && run.err.contains("qwen.safetensors"), "{}", run.err);
 }
