@@ -41,9 +41,9 @@ impl<'k> Alpha<'k> {
         };
         let value = value
             .ok_or_else(|| problem(LoraProblem::DType { key: key.to_owned(), dtype: tensor.dtype() }))?;
-        let exact_to = match tensor.dtype() {
-            DType::F8E5M2 => 8.0,
-            DType::F8E4M3 => 16.0,
+        let exact_to = match source.entry(key) {
+            Some((DType::F8E5M2, _)) => 8.0,
+            Some((DType::F8E4M3, _)) => 16.0,
             _ => f32::INFINITY,
         };
         Ok(Alpha { key, value, exact_to })

@@ -14,25 +14,22 @@ pub(super) struct KeyedTensor {
 }
 
 impl KeyedTensor {
-    /// Reads a tensor of a float type. One that was cast to fp8 becomes bf16, which holds all of its values.
+    /// Reads a tensor of a float type. One that was cast to fp8 must not have lost values.
     pub fn read(source: &WeightSource, key: &str) -> Result<KeyedTensor> {
         let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
         let unusable =
             |e| Error::Tensor { file: source.path().to_owned(), tensor: key.to_owned(), source: e };
-        let (tensor, key) = (source.tensor(key)?, key.to_owned());
-        let dtype = tensor.dtype();
-        match dtype {
-            DType::F32 | DType::BF16 | DType::F16 | DType::F64 => Ok(KeyedTensor { key, tensor }),
-            DType::F8E4M3 | DType::F8E5M2 => {
-                let tensor = tensor.to_dtype(DType::BF16).map_err(unusable)?;
-                let finite = tensor.to_bf16().map_err(unusable)?.iter().all(|v| v.is_finite());
-                if !finite {
-                    return Err(problem(LoraProblem::NotFinite { key, dtype }));
-                }
-                Ok(KeyedTensor { key, tensor })
-            }
-            dtype => Err(problem(LoraProblem::DType { key, dtype })),
+        let (tensor, stored) = (source.tensor(key)?, source.entry(key).map(|(dtype, _)| dtype));
+        let key = key.to_owned();
+        if !matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16 | DType::F64) {
+            return Err(problem(LoraProblem::DType { key, dtype: tensor.dtype() }));
         }
+        if let Some(dtype) = stored.filter(|dtype| dtype.is_fp8())
+            && !tensor.to_f32().map_err(unusable)?.iter().all(|value| value.is_finite())
+        {
+            return Err(problem(LoraProblem::NotFinite { key, dtype }));
+        }
+        Ok(KeyedTensor { key, tensor })
     }
 
     pub fn size(&self) -> [usize; 2] {

@@ -131,7 +131,7 @@ fn metadata_that_is_no_longer_true_is_left_out() {
     let metadata = text(&[
         ("model_index.json", "{}"),
         ("transformer/config.json", "{}"),
-        ("_quantization_metadata", "{}"),
+        ("_quantization_metadata", r#"{"layers": {}}"#),
         ("kiln.variant", "base"),
         ("author", "someone"),
     ]);
