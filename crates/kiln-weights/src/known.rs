@@ -4,7 +4,7 @@
 //! without one, an unknown scale beside a weight, or a block after a gap in the block numbers. The exceptions are leftovers
 //! of training, which are reported in a note.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kiln_tensor::Shape;
 
@@ -82,16 +82,30 @@ impl WeightSource {
         let remark = |what: &str, names: &[String]| {
             (!names.is_empty()).then(|| format!("{} tensors {what}: {}", names.len(), quoted(names)))
         };
-        // A file may leave out everything that is not needed, but not a part of it without a word.
-        let unread = known.0.iter().filter(|(_, (_, tensor))| *tensor == TensorUse::Unread);
-        let (present, mut missing): (Vec<_>, Vec<_>) =
-            unread.map(|(name, _)| name.clone()).partition(|name| self.contains(name));
-        if present.is_empty() {
-            missing.clear();
-        }
+        let missing = self.partly_missing(known);
         let remarks = [remark("are not used", &left_out), remark("are missing, but not needed", &missing)];
         let remarks: Vec<String> = remarks.into_iter().flatten().collect();
         Ok((!remarks.is_empty()).then(|| format!("`{}`: {}", self.path().display(), remarks.join("; "))))
+    }
+
+    /// The tensors that are not read and missing, without those of blocks that the file leaves out as a whole.
+    fn partly_missing(&self, known: &KnownTensors) -> Vec<String> {
+        fn block(name: &str) -> &str {
+            let mut end = 0;
+            for word in name.split('.') {
+                end += word.len();
+                if word.parse::<usize>().is_ok() {
+                    return &name[..end];
+                }
+                end += 1;
+            }
+            name
+        }
+        let unread = known.0.iter().filter(|(_, (_, tensor))| *tensor == TensorUse::Unread);
+        let (present, missing): (Vec<&str>, Vec<&str>) =
+            unread.map(|(name, _)| name.as_str()).partition(|name| self.contains(name));
+        let present: BTreeSet<&str> = present.into_iter().map(block).collect();
+        missing.into_iter().filter(|name| present.contains(block(name))).map(str::to_owned).collect()
     }
 
     /// The tensors that the model does not know: those that may be left out, and the others.

@@ -95,7 +95,10 @@ fn shape_errors_name_the_tensor_and_both_shapes() {
         c["num_attention_heads"] = json!(2);
     });
     let e = load_error(folder.path());
-    assert!(e.contains("x_embedder.weight") && e.contains("[128, 128]") && e.contains("[256, 128]"), "{e}");
+    assert!(
+        e.contains("context_embedder.weight") && e.contains("[128, 48]") && e.contains("[256, 48]"),
+        "{e}"
+    );
 }
 
 #[test]

@@ -212,3 +212,15 @@ fn leftovers_of_training_are_noted_and_counters_are_not() {
     assert_eq!((noted.image == original.image, noted.notes.len()), (true, 1));
     assert!(noted.notes[0].contains("loss.discriminator.main.0.weight"), "{:?}", noted.notes);
 }
+
+#[test]
+fn layers_that_are_not_needed_may_be_missing_whole_but_not_in_part() {
+    let fixture = Fixture::new("text_encoder", "model.safetensors");
+    let without = |end: &str| -> Tensors {
+        let kept = fixture.tensors.iter().filter(|(name, _)| !name.contains(end));
+        kept.map(|(name, tensor)| (name.clone(), tensor.clone())).collect()
+    };
+    assert_eq!(fixture.generate(&without("layers.27.")).unwrap().notes, [""; 0]);
+    let noted = fixture.generate(&without("layers.27.mlp.up_proj")).unwrap().notes;
+    assert!(noted[0].contains("`model.layers.27.mlp.up_proj.weight`"), "{noted:?}");
+}
