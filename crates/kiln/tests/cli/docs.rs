@@ -154,7 +154,7 @@ pages! {
     the_commands_about_generating_run "docs/generating.md" 13;
     the_commands_about_editing_run "docs/editing.md" 7;
     the_commands_about_models_run "docs/models.md" 14;
-    the_commands_about_formats_run "docs/formats.md" 0;
+    the_commands_about_formats_run "docs/formats.md" 2;
     the_commands_about_loras_run "docs/loras.md" 3;
     the_commands_about_quantizing_run "docs/quantizing.md" 6;
     the_commands_about_gpus_run "docs/gpu.md" 3;
