@@ -79,7 +79,8 @@ pub use kiln_model::Event;
 pub use kiln_weights::LoraReport;
 pub use memory::MemoryEstimate;
 pub use model::{
-    ComponentPaths, Model, ModelComponent, ModelDefaults, VaeFile, Variant, VariantSource, config_key,
+    ComponentFile, ComponentPaths, Model, ModelComponent, ModelDefaults, VaeFile, Variant, VariantSource,
+    config_key,
 };
 pub use noise::NoiseSource;
 pub use pipeline::BatchLimit;

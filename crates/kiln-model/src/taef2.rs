@@ -183,8 +183,8 @@ fn load_half<B: Backend>(
 }
 
 fn load_conv<B: Backend>(b: &B, vars: &Vars<'_>, [out, input]: [usize; 2], bias: bool) -> Result<B::Conv> {
-    let bias = bias.then(|| vars.tensor("bias", [out])).transpose()?;
-    Ok(b.load_conv(&vars.tensor("weight", [out, input, 3, 3])?, bias.as_ref())?)
+    let bias = bias.then(|| vars.finite_tensor("bias", [out])).transpose()?;
+    Ok(b.load_conv(&vars.finite_tensor("weight", [out, input, 3, 3])?, bias.as_ref())?)
 }
 
 fn forward<B: Backend>(
@@ -227,13 +227,13 @@ impl<B: Backend> ResidualBlock<B> {
 impl<B: Backend> PoolBranch<B> {
     fn load(b: &B, vars: &Vars<'_>) -> Result<Self> {
         let norm = |name: &str| {
-            Ok::<_, crate::Error>(b.upload(&vars.at(1).tensor(name, [POOL_WIDTH])?, DType::F32)?)
+            Ok::<_, crate::Error>(b.upload(&vars.at(1).finite_tensor(name, [POOL_WIDTH])?, DType::F32)?)
         };
         Ok(PoolBranch {
-            widen: b.load_conv(&vars.at(0).tensor("weight", [POOL_WIDTH, WIDTH, 1, 1])?, None)?,
+            widen: b.load_conv(&vars.at(0).finite_tensor("weight", [POOL_WIDTH, WIDTH, 1, 1])?, None)?,
             weight: norm("weight")?,
             bias: norm("bias")?,
-            narrow: b.load_conv(&vars.at(3).tensor("weight", [WIDTH, POOL_WIDTH, 1, 1])?, None)?,
+            narrow: b.load_conv(&vars.at(3).finite_tensor("weight", [WIDTH, POOL_WIDTH, 1, 1])?, None)?,
         })
     }
 

@@ -9,6 +9,7 @@
 //! the transformer attends to all positions. Queries and keys are normed per head before the rotary embedding, which
 //! rotates halves (not neighbours), and each key head serves several query heads.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -55,6 +56,8 @@ pub struct Config {
     pub model_type: Option<String>,
     /// The MLP's activation; only SiLU is supported.
     hidden_act: Option<String>,
+    /// The share of a head that rotates; only all of it is supported.
+    partial_rotary_factor: Option<f64>,
     /// Sliding-window attention, which the published encoders don't use.
     #[serde(default)]
     use_sliding_window: bool,
@@ -63,7 +66,9 @@ pub struct Config {
 #[derive(Clone, Debug, Deserialize)]
 struct RopeParameters {
     rope_theta: Option<f64>,
+    #[serde(alias = "type")]
     rope_type: Option<String>,
+    partial_rotary_factor: Option<f64>,
 }
 
 impl Config {
@@ -73,7 +78,9 @@ impl Config {
         let layer = |leaf: &str| format!("model.layers.0.{leaf}.weight");
         let head_dim = side(&layer("self_attn.q_norm"), 0)?;
         let heads = |leaf: &str| Some(side(&layer(leaf), 0)? / head_dim.max(1));
-        let number = |key: &str| source.metadata().get(key).and_then(|text| text.parse::<f64>().ok());
+        let metadata = source.metadata();
+        // What is not a number is a problem of the configuration.
+        let number = |key: &str| metadata.get(key).map(|text| text.parse().unwrap_or(f64::NAN));
         let has = |i: &usize| source.contains(&format!("model.layers.{i}.input_layernorm.weight"));
         Some(Config {
             hidden_size: side("model.embed_tokens.weight", 1)?,
@@ -86,8 +93,9 @@ impl Config {
             vocab_size: side("model.embed_tokens.weight", 0)?,
             rope_theta: number("rope_theta"),
             rope_parameters: None,
-            rope_scaling: None,
-            model_type: Some("qwen3".into()),
+            rope_scaling: is_rope_scaled(metadata).then(|| "scaled".into()),
+            partial_rotary_factor: None,
+            model_type: Some(metadata.get("general.architecture").map_or("qwen3", String::as_str).into()),
             hidden_act: None,
             use_sliding_window: false,
         })
@@ -168,9 +176,22 @@ impl Config {
         {
             return Some(problem);
         }
-        let rope_type = self.rope_parameters.as_ref().and_then(|r| r.rope_type.as_deref());
+        let parameters = self.rope_parameters.as_ref();
+        let rope_type = parameters.and_then(|r| r.rope_type.as_deref());
         if self.rope_scaling.is_some() || rope_type.is_some_and(|kind| kind != "default") {
             return Some("scaled rotary embeddings are not supported".into());
+        }
+        let factors = [self.partial_rotary_factor, parameters.and_then(|r| r.partial_rotary_factor)];
+        if let Some(factor) = factors.into_iter().flatten().find(|factor| *factor != 1.0) {
+            return Some(format!("partial_rotary_factor is {factor}, expected 1"));
+        }
+        if let (Some(outer), Some(inner)) = (self.rope_theta, parameters.and_then(|r| r.rope_theta))
+            && outer != inner
+        {
+            return Some(format!("rope_theta is {outer}, but {inner} in rope_parameters"));
+        }
+        if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
+            return Some(format!("rms_norm_eps must lie between 0 and 1, found {}", self.rms_norm_eps));
         }
         if self.use_sliding_window || self.hidden_act.as_deref().is_some_and(|f| f != "silu") {
             return Some("use_sliding_window and a hidden_act other than `silu` are not supported".into());
@@ -191,6 +212,14 @@ impl Config {
         }
         (!self.head_dim().is_multiple_of(2)).then(|| format!("head_dim {} is not even", self.head_dim()))
     }
+}
+
+/// Whether the metadata of a GGUF file asks for scaled rotary embeddings.
+fn is_rope_scaled(metadata: &BTreeMap<String, String>) -> bool {
+    metadata.iter().any(|(key, value)| {
+        key.ends_with(".rope.scaling.type") && value != "none"
+            || key.ends_with(".rope.scale_linear") && value.parse() != Ok(1.0)
+    })
 }
 
 /// The text encoder's weights on a backend.

@@ -85,6 +85,17 @@ impl HostTensor {
         })
     }
 
+    /// Whether no element is NaN or infinite. Integers are finite.
+    pub fn is_finite(&self) -> bool {
+        match self.dtype {
+            DType::BF16 => typed::<bf16>(&self.data).iter().all(|v| v.is_finite()),
+            dtype if dtype.is_fp8() || matches!(dtype, DType::F32 | DType::F16 | DType::F64) => {
+                self.to_f32().is_ok_and(|values| values.iter().all(|v| v.is_finite()))
+            }
+            _ => true,
+        }
+    }
+
     /// The elements as bf16: borrowed if they are stored as aligned bf16, otherwise rounded from any float type.
     pub fn to_bf16(&self) -> Result<Cow<'_, [bf16]>> {
         Ok(match self.dtype {

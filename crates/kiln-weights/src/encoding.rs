@@ -155,7 +155,11 @@ pub(crate) fn read_packed(
     let Some(format) = entry.encoding.format(entry.dtype) else {
         return PackedTensor::from_dense(&source.tensor(name, entry)?).map_err(unusable);
     };
-    let shape = [entry.shape.rows(), entry.shape.last()];
+    // Convolutions have a row per output channel.
+    let shape = match entry.shape.dims() {
+        [rows, rest @ ..] if rest.len() > 1 => [*rows, rest.iter().product()],
+        _ => [entry.shape.rows(), entry.shape.last()],
+    };
     let matrix = PackedTensor::new(format, shape, source.data(entry)).map_err(unusable)?;
     match &entry.encoding {
         Encoding::Dense | Encoding::Blocks(_) => Ok(matrix),

@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kiln_tensor::Shape;
+use kiln_tensor::{DType, Shape};
 
 use crate::error::quoted;
-use crate::layout;
 use crate::source::Unclaimed;
 use crate::{Component, Error, Result, WeightSource};
+use crate::{encoding, layout};
 
 /// The tensors of a component, under the model's names.
 #[derive(Clone, Debug, Default)]
@@ -53,9 +53,6 @@ impl KnownTensors {
     }
 }
 
-/// What training leaves in a checkpoint. Inference never reads it.
-const TRAINING_PREFIXES: [&str; 4] = ["loss.", "model_ema.", "optimizer.", "ema."];
-
 /// Endings of tensors that never change an image: counters, buffers that follow from the configuration, and the text
 /// encoder's head, which predicts the next token.
 fn without_effect(component: Component) -> &'static [&'static str] {
@@ -73,6 +70,7 @@ impl WeightSource {
         for (name, (shape, tensor)) in &known.0 {
             if *tensor == TensorUse::Required || *tensor == TensorUse::Optional && self.contains(name) {
                 self.find_with_shape(name, shape.clone())?;
+                self.check_dtype(name)?;
             }
         }
         let (left_out, unused) = self.unknown_tensors(component, known);
@@ -86,6 +84,21 @@ impl WeightSource {
         let remarks = [remark("are not used", &left_out), remark("are missing, but not needed", &missing)];
         let remarks: Vec<String> = remarks.into_iter().flatten().collect();
         Ok((!remarks.is_empty()).then(|| format!("`{}`: {}", self.path().display(), remarks.join("; "))))
+    }
+
+    /// Rejects a tensor whose values are not floats in any encoding.
+    fn check_dtype(&self, name: &str) -> Result<()> {
+        let Some((dtype, _)) = self.entry(name) else { return Ok(()) };
+        let is_float = dtype.is_fp8() || matches!(dtype, DType::F32 | DType::BF16 | DType::F16 | DType::F64);
+        if is_float || self.packed_format(name).is_some() || self.is_int8(name) {
+            return Ok(());
+        }
+        let problem = match dtype {
+            DType::I8 | DType::U8 => encoding::unknown_bytes(dtype),
+            _ => format!("is stored as {dtype}, expected floats"),
+        };
+        let (file, module) = (self.path().to_owned(), name.to_owned());
+        Err(Error::UnsupportedQuantization { file, module, problem })
     }
 
     /// The tensors that are not read and missing, without those of blocks that the file leaves out as a whole.
@@ -112,12 +125,15 @@ impl WeightSource {
     fn unknown_tensors(&self, component: Component, known: &KnownTensors) -> (Vec<String>, Vec<String>) {
         let has_effect =
             |component, name: &str| !without_effect(component).iter().any(|end| name.ends_with(end));
-        let is_training = |name: &str| TRAINING_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
         let own = self.names().filter(|name| !known.0.contains_key(*name) && !self.is_row_scale(name));
-        let own = own.filter(|name| has_effect(component, name)).map(|name| (name, is_training(name)));
+        let own = own
+            .filter(|name| has_effect(component, name))
+            .map(|name| (name, layout::is_training_leftover(name)));
         // A file of several components may hold more than FLUX.2 needs, but not a second transformer, say.
         let Unclaimed { names, several_components } = self.unclaimed();
-        let may_leave = |name: &str| is_training(name) || *several_components && !layout::is_anchor(name);
+        let may_leave = |name: &str| {
+            layout::is_training_leftover(name) || *several_components && !layout::is_anchor(name)
+        };
         let unclaimed = names.iter().filter(|name| Component::ALL.iter().all(|c| has_effect(*c, name)));
         let unclaimed = unclaimed.map(|name| (name.as_str(), may_leave(name)));
         let (left_out, unused): (Vec<_>, Vec<_>) = own.chain(unclaimed).partition(|(_, leave)| *leave);

@@ -76,6 +76,15 @@ impl<'a> Vars<'a> {
         self.source.tensor_with_shape(&self.name(leaf), shape.into())
     }
 
+    /// The tensor `leaf`, which must have this shape and no NaN or infinity.
+    pub fn finite_tensor(&self, leaf: &str, shape: impl Into<Shape>) -> Result<HostTensor> {
+        let tensor = self.tensor(leaf, shape)?;
+        if tensor.is_finite() {
+            return Ok(tensor);
+        }
+        Err(Error::NotFinite { file: self.source.path().to_owned(), tensor: self.name(leaf) })
+    }
+
     /// The matrix `leaf`, which must have this shape, packed as stored; for tables of which only some rows are read.
     pub fn matrix(&self, leaf: &str, shape: [usize; 2]) -> Result<PackedTensor> {
         let name = self.name(leaf);

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use kiln_engine::{Model, Variant, VariantSource, config_key};
+use kiln_engine::{ComponentFile, Model, Variant, VariantSource, config_key};
 use kiln_model::transformer;
 use kiln_tensor::DType;
 use kiln_weights::export::{Container, NAME_KEY, Options, Storage, TensorNames, export, export_shards};
@@ -71,7 +71,9 @@ pub struct SourceComponent {
     /// Its tensors, with all that the converted file's metadata shall say.
     pub weights: WeightSource,
     /// The text of its config.json.
-    config: Option<String>,
+    pub config: Option<String>,
+    /// A note about tensors that are left out.
+    note: Option<String>,
     /// The weight files of the whole model.
     files: Vec<PathBuf>,
 }
@@ -123,6 +125,7 @@ impl SourceComponent {
         let others = others.into_iter().flatten().flatten();
         Ok(SourceComponent {
             component,
+            note: None,
             config: metadata.get(&config_key(component)).cloned(),
             files: others.flat_map(WeightSource::files).map(Path::to_path_buf).collect(),
             weights: weights.clone().with_metadata(metadata),
@@ -137,22 +140,15 @@ impl SourceComponent {
     ) -> kiln_engine::Result<SourceComponent> {
         let first = file.components().first().map(|(component, _)| *component);
         let component = wanted.or(first).unwrap_or(Component::Transformer);
-        let missing = || kiln_weights::Error::WrongComponent {
-            file: path.to_path_buf(),
-            component,
-            found: file.describe(),
-        };
-        let weights = file.component(component)?.ok_or_else(missing)?;
+        let ComponentFile { weights, config, note } = ComponentFile::open(path, component)?;
         let key = config_key(component);
-        let stored = || weights.metadata().get(&key).cloned();
-        let config = fs::read_to_string(path.join("config.json")).ok().or_else(stored);
         let mut metadata: Vec<_> = config.iter().map(|text| (key.clone(), text.clone())).collect();
         if component == Component::Transformer {
             let (variant, source) = Variant::of(&weights, has_guidance(&weights))?;
             metadata.extend(variant.metadata(source));
         }
         let files = weights.files().map(Path::to_path_buf).collect();
-        Ok(SourceComponent { component, weights: weights.with_metadata(metadata), config, files })
+        Ok(SourceComponent { component, weights: weights.with_metadata(metadata), config, files, note })
     }
 
     /// Records the variant that the user names.
@@ -209,6 +205,9 @@ impl SourceComponent {
             threads: options.threads,
         };
         let progress = ExportProgress::new(quiet, CancelFlag::on_ctrl_c());
+        if let Some(note) = &self.note {
+            progress.message(&format!("note: {note}"));
+        }
         let update = &mut |done, total| progress.update(done, total);
         let writing = || format!("writing `{}`", out.display());
         if to_file {
@@ -276,7 +275,7 @@ fn has_guidance(weights: &WeightSource) -> bool {
 }
 
 /// Returns a config.json without its description of quantized layers: the written ones are stored in another way.
-fn without_quantization(text: &str) -> String {
+pub fn without_quantization(text: &str) -> String {
     const KEY: &str = "quantization_config";
     let mut config: Value = serde_json::from_str(text).unwrap_or_default();
     match config.as_object_mut().and_then(|fields| fields.remove(KEY)) {

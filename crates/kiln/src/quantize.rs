@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::args::{QuantTypeArg, QuantizeArgs};
 use crate::cancel::CancelFlag;
-use crate::convert::{ConvertOptions, SourceComponent};
+use crate::convert::{ConvertOptions, SourceComponent, without_quantization};
 use crate::error::{CliError, ErrorContext};
 use crate::export::{
     AtomicFolder, ExportProgress, OutKind, read_error, report_properties, threads, write_error,
@@ -162,6 +162,10 @@ impl SourceModel {
         let is_weights =
             |name: &str| [".safetensors", ".gguf", ".index.json"].iter().any(|end| name.ends_with(end));
         copy_folder(&from, &folder, &|name| !is_weights(name), cancel)?;
+        if let Some(config) = &source.config {
+            let file = folder.join("config.json");
+            fs::write(&file, without_quantization(config)).map_err(|e| write_error(&file, &e))?;
+        }
         for component in &self.other_components {
             progress.message(&format!("copying {component}"));
             let to = to.join(component);

@@ -114,7 +114,8 @@ impl<C> ModelComponent<C> {
     {
         let packed = || self.packed.as_ref()?.metadata().get(&format!("{}/config.json", C::FOLDER)).cloned();
         let stored = || self.weights().ok()?.metadata().get(&config_key(C::COMPONENT)).cloned();
-        std::fs::read_to_string(self.path.join("config.json")).ok().or_else(packed).or_else(stored)
+        let beside = || std::fs::read_to_string(config_file(&self.path)?).ok();
+        beside().or_else(packed).or_else(stored)
     }
 
     /// Returns the size of its files in bytes, 0 if they can't be read.
@@ -180,8 +181,18 @@ pub fn config_key(component: Component) -> String {
     format!("kiln.config.{name}")
 }
 
-/// Returns the configuration of a file's component: the one in its metadata, else what its tensors imply.
-pub(super) fn config_of_file<C: ComponentConfig>(weights: &WeightSource, path: &Path) -> Result<Option<C>> {
+/// Returns the `config.json` that describes the weights at `path`, if there is one.
+fn config_file(path: &Path) -> Option<PathBuf> {
+    let file = WeightSource::config_folder(path)?.join("config.json");
+    file.is_file().then_some(file)
+}
+
+/// Returns the configuration of the component at `path`: its `config.json`, else the one in its metadata, else what its
+/// tensors imply. `None` if a tensor that every such component has is missing.
+pub(super) fn config_of<C: ComponentConfig>(weights: &WeightSource, path: &Path) -> Result<Option<C>> {
+    if let Some(file) = config_file(path) {
+        return Ok(Some(config::read(&file)?));
+    }
     match weights.metadata().get(&config_key(C::COMPONENT)) {
         Some(text) => Ok(Some(config::parse(path, text.as_bytes())?)),
         None => Ok(C::from_tensors(weights)),
@@ -194,19 +205,41 @@ pub(super) fn open_component<C: ComponentConfig>(
     sources: &SourceCache,
 ) -> Result<ModelComponent<C>> {
     let source = sources.require_component(path, C::COMPONENT)?;
-    let config_file = path.join("config.json");
-    let config: C = if config_file.is_file() {
-        config::read(&config_file)?
-    } else {
-        let missing = || format!("tensors that every FLUX.2 {} has are missing", C::COMPONENT);
-        config_of_file(&source, path)?.ok_or_else(|| Error::config(path, missing()))?
-    };
+    let missing = || format!("tensors that every FLUX.2 {} has are missing", C::COMPONENT);
+    let config: C = config_of(&source, path)?.ok_or_else(|| Error::config(path, missing()))?;
     if let Some(what) = config.problem() {
         return Err(Error::config(path, what));
     }
     let component = ModelComponent::lazy(path.to_path_buf(), config);
     component.check_tensors(&source)?;
     Ok(ModelComponent { weights: source.into(), ..component })
+}
+
+/// A component in a file or folder, checked as a model's own.
+pub struct ComponentFile {
+    /// Its weights under Kiln's tensor names.
+    pub weights: WeightSource,
+    /// The text of its `config.json`.
+    pub config: Option<String>,
+    /// A note about tensors that are left out.
+    pub note: Option<String>,
+}
+
+impl ComponentFile {
+    /// Opens a component of the file or folder at `path`. The error is the one that loading it as part of a model gives.
+    pub fn open(path: &Path, component: Component) -> Result<ComponentFile> {
+        match component {
+            Component::Transformer => ComponentFile::open_as::<transformer::Config>(path),
+            Component::TextEncoder => ComponentFile::open_as::<text_encoder::Config>(path),
+            Component::Vae => ComponentFile::open_as::<vae::Config>(path),
+        }
+    }
+
+    fn open_as<C: ComponentConfig>(path: &Path) -> Result<ComponentFile> {
+        let component = open_component::<C>(path, &SourceCache::default())?;
+        let (config, note) = (component.config_text(), component.note());
+        Ok(ComponentFile { weights: component.weights()?.clone(), config, note })
+    }
 }
 
 /// The weight files opened while a model is assembled. Each is opened once, however often it is inspected.

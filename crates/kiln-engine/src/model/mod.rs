@@ -26,7 +26,7 @@ use kiln_model::{text_encoder, transformer, vae};
 use kiln_tensor::DType;
 use kiln_weights::{Component, LinearPrecision};
 
-pub use component::{ModelComponent, config_key};
+pub use component::{ComponentFile, ModelComponent, config_key};
 pub use component_paths::ComponentPaths;
 pub use vae_file::VaeFile;
 use vae_file::VaeFiles;

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
-use kiln_model::{config, taef2, vae};
+use kiln_model::{taef2, vae};
 use kiln_ops::Reference;
 use kiln_weights::{Component, WeightSource};
 
-use super::component::config_of_file;
+use super::component::config_of;
 use crate::error::{Error, Result};
 
 /// A VAE in a file or folder of its own: TAEF2, or a FLUX.2 VAE.
@@ -34,16 +34,10 @@ impl VaeFile {
             return Ok(VaeFile { path, config: None, weights: source, fingerprint });
         }
         let weights = source.component(Component::Vae)?.unwrap_or(source);
-        let folder = if path.is_dir() { path.clone() } else { path.with_file_name("") };
-        let config_file = folder.join("config.json");
-        let config: vae::Config = if config_file.is_file() {
-            config::read(&config_file)?
-        } else {
-            config_of_file::<vae::Config>(&weights, &path)?
-                .ok_or_else(|| Error::config(&path, "neither TAEF2 nor a FLUX.2 autoencoder"))?
-        };
+        let config: vae::Config = config_of(&weights, &path)?
+            .ok_or_else(|| Error::config(&path, "neither TAEF2 nor a FLUX.2 autoencoder"))?;
         if let Some(what) = config.problem() {
-            return Err(Error::config(config_file, what));
+            return Err(Error::config(&path, what));
         }
         weights.check_tensors(Component::Vae, &config.tensors())?;
         Ok(VaeFile { path, config: Some(config), weights, fingerprint })

@@ -196,7 +196,7 @@ fn a_gap_in_the_block_numbers_is_an_error() {
     // As a single file, without a config that states the number of blocks.
     let file = fixture.file.with_file_name("klein.safetensors");
     fs::rename(&fixture.file, &file).unwrap();
-    let error = Model::open(&file).err().expect("the gap was accepted");
+    let error = Model::open(&file).expect_err("the gap was accepted");
     assert!(error.to_string().contains("single_transformer_blocks.2."), "{error}");
 }
 

@@ -18,8 +18,8 @@ pub(super) fn conv<B: Backend>(
     [out, input]: [usize; 2],
     kernel: usize,
 ) -> Result<B::Conv> {
-    let weight = vars.tensor("weight", [out, input, kernel, kernel])?;
-    Ok(b.load_conv(&weight, Some(&vars.tensor("bias", [out])?))?)
+    let weight = vars.finite_tensor("weight", [out, input, kernel, kernel])?;
+    Ok(b.load_conv(&weight, Some(&vars.finite_tensor("bias", [out])?))?)
 }
 
 /// A group norm with weight and bias, and an optional activation.
@@ -32,7 +32,7 @@ pub(super) struct GroupNorm<B: Backend> {
 impl<B: Backend> GroupNorm<B> {
     pub(super) fn load(b: &B, vars: &Vars<'_>, channels: usize, groups: usize) -> Result<Self> {
         let parameter =
-            |name: &str| Ok::<_, crate::Error>(b.upload(&vars.tensor(name, [channels])?, DType::F32)?);
+            |name: &str| Ok::<_, crate::Error>(b.upload(&vars.finite_tensor(name, [channels])?, DType::F32)?);
         Ok(GroupNorm { weight: parameter("weight")?, bias: parameter("bias")?, groups })
     }
 

@@ -52,16 +52,17 @@ impl<B: Backend> Encoder<B> {
         // Only the mean, the first half of the channels, is ever used.
         let (conv_out_channels, quant_conv) = if config.use_quant_conv {
             let vars = vars.at("quant_conv");
-            let weight = vars.tensor("weight", [2 * latent, 2 * latent, 1, 1])?.rows(0..latent)?;
-            let bias = vars.tensor("bias", [2 * latent])?.rows(0..latent)?;
+            let weight = vars.finite_tensor("weight", [2 * latent, 2 * latent, 1, 1])?.rows(0..latent)?;
+            let bias = vars.finite_tensor("bias", [2 * latent])?.rows(0..latent)?;
             (2 * latent, Some(b.load_conv(&weight, Some(&bias))?))
         } else {
             (latent, None)
         };
         let conv_out = {
             let vars = encoder.at("conv_out");
-            let weight = vars.tensor("weight", [2 * latent, last, 3, 3])?.rows(0..conv_out_channels)?;
-            let bias = vars.tensor("bias", [2 * latent])?.rows(0..conv_out_channels)?;
+            let weight =
+                vars.finite_tensor("weight", [2 * latent, last, 3, 3])?.rows(0..conv_out_channels)?;
+            let bias = vars.finite_tensor("bias", [2 * latent])?.rows(0..conv_out_channels)?;
             b.load_conv(&weight, Some(&bias))?
         };
         Ok(Encoder {

@@ -77,8 +77,15 @@ impl<B: Backend> Vae<B> {
 impl<B: Backend> BatchNorm<B> {
     fn load(b: &B, vars: &Vars<'_>, config: &Config) -> Result<Self> {
         let channels = config.token_channels();
-        let mean = vars.tensor("running_mean", [channels])?.to_f32()?.into_owned();
-        let variance = vars.tensor("running_var", [channels])?.to_f32()?.into_owned();
+        let mean = vars.finite_tensor("running_mean", [channels])?.to_f32()?.into_owned();
+        let variance = vars.finite_tensor("running_var", [channels])?.to_f32()?.into_owned();
+        if let Some(variance) = variance.iter().find(|variance| **variance < 0.0) {
+            let name = vars.name("running_var");
+            return Err(Error::config(
+                vars.source().path(),
+                format!("`{name}` has a negative value, {variance}"),
+            ));
+        }
         let deviation: Vec<f32> = variance.iter().map(|v| (v + config.batch_norm_eps).sqrt()).collect();
         let parameter = |values: Vec<f32>| {
             Ok::<_, Error>(b.upload(&HostTensor::from_f32([channels], values)?, DType::F32)?)

@@ -106,8 +106,14 @@ impl Layers<'_> {
     }
 
     fn check_descriptions(&self) -> Result<()> {
-        let mut problems = self.quants.iter().filter_map(|(module, quant)| Some((module, quant.problem()?)));
-        problems.next().map_or(Ok(()), |(module, problem)| Err(self.error(module, problem)))
+        for (module, quant) in &self.quants {
+            let Some(weight) = self.tensor(module, WEIGHT) else { continue };
+            let has_scale = SCALES.iter().any(|suffix| self.tensor(module, suffix).is_some());
+            if let Some(problem) = quant.problem(weight.entry.dtype, has_scale) {
+                return Err(self.error(module, problem));
+            }
+        }
+        Ok(())
     }
 
     fn config(&self, module: &str) -> Option<&QuantizationConfig> {
@@ -121,11 +127,17 @@ impl Layers<'_> {
         if layers.is_empty() {
             return Ok(None);
         }
+        let is_marked = |(module, ..): &&(String, [usize; 2], TensorRef)| {
+            self.quants.get(module).is_some_and(ComfyQuant::is_nvfp4)
+        };
+        let marked = layers.iter().filter(is_marked).count();
+        if let Some((module, ..)) = layers.iter().find(|layer| marked > 0 && !is_marked(layer)) {
+            return Err(self.error(module, "is nvfp4 without ComfyUI's mark, which other layers have"));
+        }
         let origin = Origin {
-            comfyui: self.quants.values().any(ComfyQuant::is_nvfp4),
+            comfyui: marked > 0,
             modelopt_header: QuantizationConfig::is_modelopt_header(metadata),
             modelopt_config: self.configs.iter().any(QuantizationConfig::has_modelopt_order),
-            fused: self.tensors.keys().any(|name| name.contains("_attn.qkv.")),
         };
         let shapes =
             layers.iter().map(|(module, shape, blocks)| (module.as_str(), *shape, &blocks.entry.shape));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kiln_tensor::DType;
 use serde::Deserialize;
 
 use super::attach::Tensors;
@@ -12,8 +13,14 @@ use crate::{Error, Result};
 pub(super) const SUFFIX: &str = ".comfy_quant";
 /// The metadata key of the list of layers.
 pub(crate) const METADATA: &str = "_quantization_metadata";
-/// The supported formats. ModelOpt writes such lists, too, and calls its format `fp8`.
-const SUPPORTED: [&str; 5] = ["float8_e4m3fn", "float8_e5m2", "fp8", "nvfp4", "int8_tensorwise"];
+/// The supported formats, and the dtypes of their weights. ModelOpt writes such lists, too, and calls its format `fp8`.
+const SUPPORTED: [(&str, DType); 5] = [
+    ("float8_e4m3fn", DType::F8E4M3),
+    ("float8_e5m2", DType::F8E5M2),
+    ("fp8", DType::F8E4M3),
+    ("nvfp4", DType::U8),
+    ("int8_tensorwise", DType::I8),
+];
 
 /// The description of a layer.
 #[derive(Clone, Debug, Deserialize)]
@@ -60,13 +67,20 @@ impl ComfyQuant {
         self.format == "nvfp4"
     }
 
-    /// What keeps Kiln from reading such a layer.
-    pub fn problem(&self) -> Option<String> {
-        if !SUPPORTED.contains(&self.format.as_str()) {
-            return Some(format!("is stored as `{}`; Kiln reads {}", self.format, SUPPORTED.join(", ")));
+    /// What keeps Kiln from reading such a layer, whose weight has this dtype and perhaps scales.
+    pub fn problem(&self, dtype: DType, has_scale: bool) -> Option<String> {
+        let format = &self.format;
+        let Some((_, expected)) = SUPPORTED.iter().find(|(name, _)| name == format) else {
+            let supported: Vec<&str> = SUPPORTED.iter().map(|(name, _)| *name).collect();
+            return Some(format!("is stored as `{format}`; Kiln reads {}", supported.join(", ")));
+        };
+        if self.rotated {
+            return Some(format!("is stored as `{format}` after a rotation, which Kiln can't undo"));
         }
-        let problem = || format!("is stored as `{}` after a rotation, which Kiln can't undo", self.format);
-        self.rotated.then(problem)
+        if dtype != *expected {
+            return Some(format!("is said to be `{format}`, but its weight is {dtype}"));
+        }
+        (!has_scale).then(|| format!("is said to be `{format}`, but has no scale"))
     }
 }
 

@@ -192,7 +192,8 @@ fn planned_rows(source: &WeightSource, planned: &PlannedTensor) -> Result<Vec<Pa
     rows(source, &planned.name, &planned.sources)
 }
 
-/// The rows of tensors in the order of the file; a tensor that is not a matrix counts as one row. Errors name `tensor`.
+/// The rows of tensors in the order of the file; a tensor that is not a matrix counts as one row, or as
+/// two if its halves are swapped. Errors name `tensor`.
 fn rows(source: &WeightSource, tensor: &str, sources: &[(String, View)]) -> Result<Vec<PackedTensor>> {
     let unusable =
         |error| Error::Tensor { file: source.path().to_owned(), tensor: tensor.to_owned(), source: error };
@@ -206,7 +207,8 @@ fn rows(source: &WeightSource, tensor: &str, sources: &[(String, View)]) -> Resu
             }
         } else {
             let tensor = source.tensor(name)?;
-            let row = tensor.reshape([1, tensor.numel()]).map_err(unusable)?;
+            let rows = if *view == View::SwappedHalves { 2 } else { 1 };
+            let row = tensor.reshape([rows, tensor.numel() / rows]).map_err(unusable)?;
             blocks.push(PackedTensor::from_dense(&row).map_err(unusable)?);
         }
         match (view, &blocks[..]) {

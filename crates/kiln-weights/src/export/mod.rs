@@ -218,10 +218,11 @@ impl<'a> Exporter<'a> {
             *self.layers.entry(storage).or_default() += 1;
             return;
         }
-        let name = planned.sources.first().map_or("", |(name, _)| name);
-        let before =
-            if self.source.is_int8(name) { Some(int8::NAME) } else { self.source.storage_name(name) };
-        if let Some(before) = before.filter(|before| *before != storage) {
+        let stored = |name: &str| {
+            if self.source.is_int8(name) { Some(int8::NAME) } else { self.source.storage_name(name) }
+        };
+        let mut before = planned.sources.iter().filter_map(|(name, _)| stored(name));
+        if let Some(before) = before.find(|before| *before != storage) {
             *self.changed.entry((before, storage)).or_default() += 1;
         }
     }

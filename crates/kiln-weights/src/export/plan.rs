@@ -134,18 +134,23 @@ fn kept(
     if let Storage::Dense(dtype) = options.storage {
         return Ok(Conversion::Cast(dtype));
     }
+    let is_matrix = shape.rank() == 2;
     if let Some(format) = source.packed_format(name)
+        && (is_matrix || is_gguf)
         && can_copy(source, options.container, sources, format)?
     {
         return Ok(Conversion::CopyPacked(format));
     }
-    if !is_gguf && all(&|name| source.is_int8(name)) {
+    if !is_gguf && is_matrix && all(&|name| source.is_int8(name)) {
         return Ok(Conversion::CopyInt8);
     }
     if sources.iter().any(|(name, _)| is_packed(name)) {
-        // Only f32 has every value of nvfp4, which a fused layer can't hold if its parts have unlike scales.
-        let is_nvfp4 = all(&|name| source.packed_format(name) == Some(Format::NvFp4));
-        return Ok(Conversion::Cast(if is_nvfp4 && !is_gguf { DType::F32 } else { DType::BF16 }));
+        // Only f32 has every value of nvfp4, which a fused layer can't hold if its parts have unlike scales, and of
+        // parts in unlike formats.
+        let format = source.packed_format(name);
+        let is_one_format = all(&|other| source.packed_format(other) == format) && !source.is_int8(name);
+        let is_exact = !is_gguf && (!is_one_format || format == Some(Format::NvFp4));
+        return Ok(Conversion::Cast(if is_exact { DType::F32 } else { DType::BF16 }));
     }
     let is_same = all(&|name| source.entry(name).is_some_and(|(other, _)| other == dtype));
     Ok(match dtype {

@@ -112,6 +112,8 @@ pub(crate) struct DetectedComponent {
 
 /// Detects the components of a file with these tensor names.
 pub(crate) fn detect<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Vec<DetectedComponent> {
+    // Averages of the weights have names like theirs.
+    let names = names.filter(|name| !is_training_leftover(name));
     let mut detected: Vec<DetectedComponent> = Vec::new();
     for scheme in &SCHEMES {
         let prefix = |name: &'n str| {
@@ -131,6 +133,11 @@ pub(crate) fn detect<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Vec<De
 pub(crate) fn owner<'d>(detected: &'d [DetectedComponent], name: &str) -> Option<&'d DetectedComponent> {
     let candidates = detected.iter().filter(|d| name.starts_with(d.prefix.as_str()));
     candidates.max_by_key(|d| d.prefix.len())
+}
+
+/// Whether training left this tensor in a checkpoint. Inference never reads it.
+pub(crate) fn is_training_leftover(name: &str) -> bool {
+    ["loss.", "model_ema.", "optimizer.", "ema."].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Whether a component is recognized by this tensor.

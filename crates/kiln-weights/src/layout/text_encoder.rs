@@ -22,6 +22,6 @@ pub(super) const LLAMA_CPP: &[ModuleNames] = &[
     names("blk.#.ffn_down", &["model.layers.#.mlp.down_proj"]),
 ];
 
-/// GGUF metadata keys, by their endings, and the names of the same settings in transformers' config.
+/// GGUF metadata keys, without the architecture that they begin with, and the names of the same settings in transformers' config.
 pub(crate) const GGUF_SETTINGS: [(&str, &str); 2] =
     [(".rope.freq_base", "rope_theta"), (".attention.layer_norm_rms_epsilon", "rms_norm_eps")];

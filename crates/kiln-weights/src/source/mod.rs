@@ -75,6 +75,14 @@ impl WeightSource {
         WeightSource::join(path, files, config)
     }
 
+    /// The folder whose `config.json` describes the weights at `path`: the folder itself, or that of a list of shards or of
+    /// a safetensors file with a usual name (`model`, `diffusion_pytorch_model`). Files with other names may lie beside a
+    /// configuration that is not theirs.
+    pub fn config_folder(path: &Path) -> Option<&Path> {
+        let is_gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+        folder::of_config(path).filter(|_| !is_gguf)
+    }
+
     /// Reads a safetensors or GGUF file that is already in memory, without a copy; `name` stands for its path in messages.
     pub fn from_bytes(name: impl AsRef<Path>, data: impl Into<Bytes>) -> Result<WeightSource> {
         let path = name.as_ref();
@@ -234,9 +242,10 @@ impl WeightSource {
             }
         }
         let mut metadata = BTreeMap::clone(&self.metadata);
+        let architecture = self.metadata.get("general.architecture").map_or("", String::as_str);
         for (gguf_key, setting) in layout::GGUF_SETTINGS {
-            let known = self.metadata.iter().find(|(key, _)| key.ends_with(gguf_key));
-            metadata.extend(known.map(|(_, value)| (setting.to_owned(), value.clone())));
+            let known = self.metadata.get(&format!("{architecture}{gguf_key}"));
+            metadata.extend(known.map(|value| (setting.to_owned(), value.clone())));
         }
         let component = self.with_tensors(tensors);
         Ok(Some(WeightSource { metadata: Arc::new(metadata), unclaimed: Arc::new(unclaimed), ..component }))

@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use kiln_engine::ComponentFile;
 use kiln_model::{text_encoder, transformer, vae};
-use kiln_weights::{Component, KnownTensors, WeightSource};
+use kiln_weights::{Component, WeightSource};
 
 use super::Description;
-use super::model::{absence, unusable};
+use super::model::absence;
+use crate::error::CliError;
 use crate::models::ModelLocation;
 use crate::properties::Properties;
 
@@ -78,46 +80,16 @@ fn describe_model(source: &WeightSource) -> Description {
 }
 
 fn describe_one(component: Component, weights: &WeightSource) -> Description {
-    let checked = match component {
-        Component::Transformer => {
-            let config = transformer::Config::from_tensors(weights);
-            check(weights, component, config.map(|c| (c.problem(), c.tensors())))
-        }
-        Component::TextEncoder => {
-            let config = text_encoder::Config::from_tensors(weights);
-            check(weights, component, config.map(|c| (c.problem(), c.tensors())))
-        }
-        Component::Vae => {
-            let config = vae::Config::from_tensors(weights);
-            check(weights, component, config.map(|c| (c.problem(), c.tensors())))
-        }
-    };
-    let (note, problem) = match checked {
-        Ok(note) => (note, None),
-        Err(problem) => (None, Some(problem)),
+    let (note, problem) = match ComponentFile::open(weights.path(), component) {
+        Ok(file) => (file.note, None),
+        Err(error) => (None, Some(CliError::from(error))),
     };
     let properties = sizes(component, weights)
         .unwrap_or_default()
-        .with("problem", &problem)
+        .with("problem", problem.as_ref().map(|error| &error.message))
         .with("note", note)
         .with_group("stored", storage_counts(component, weights));
-    Description { properties, problem: problem.map(|problem| unusable(weights.path(), &problem)) }
-}
-
-/// Checks a component, given what is wrong with its configuration and the tensors that it must have. The error is what
-/// `generate` would refuse the file for.
-fn check(
-    weights: &WeightSource,
-    component: Component,
-    expected: Option<(Option<String>, KnownTensors)>,
-) -> Result<Option<String>, String> {
-    match expected {
-        None => Err("required tensors are missing".into()),
-        Some((Some(problem), _)) => Err(problem),
-        Some((None, tensors)) => {
-            weights.check_tensors(component, &tensors).map_err(|error| error.to_string())
-        }
-    }
+    Description { properties, problem }
 }
 
 fn sizes(component: Component, weights: &WeightSource) -> Option<Properties> {

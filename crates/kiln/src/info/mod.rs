@@ -36,7 +36,12 @@ fn describe(path: &Path) -> Result<Description, CliError> {
     }
     if path.is_dir() {
         let hint = crate::hints::not_a_model(path);
-        return weights::describe(path).map_err(|error| error.hint(hint));
+        let described = weights::describe(path).map_err(|error| error.hint(hint));
+        // A folder of several files may be a model, too.
+        return described.or_else(|error| {
+            let location = ModelLocation::Path(path.to_path_buf());
+            model::describe(&location).map_err(|_| error)
+        });
     }
     if is_image(path)? { image::describe(path) } else { weights::describe(path) }
 }

@@ -131,12 +131,6 @@ impl ComponentDescriber {
     }
 }
 
-/// Returns the error for weights that don't fit their configuration.
-pub(super) fn unusable(path: &Path, problem: &str) -> CliError {
-    CliError::new(format!("`{}` can't be used: {problem}", path.display()))
-        .hint("take the weights and their config.json from one download")
-}
-
 /// Returns the numbers of files, tensors, parameters and bytes, and the data types.
 pub(super) fn amounts(source: &WeightSource) -> Properties {
     let dtypes: Vec<String> = match &source.elements_by_storage().into_iter().collect::<Vec<_>>()[..] {

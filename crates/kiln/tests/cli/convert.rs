@@ -1,6 +1,8 @@
 //! `kiln convert` and `kiln quantize`: what they write, what they keep, and what they refuse.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{Component, WeightSource, save};
@@ -419,4 +421,95 @@ fn a_full_disk_leaves_nothing() {
     }
     assert_eq!(sandbox.names(), ["a.gguf"]);
     assert_eq!(fs::read(sandbox.path("a.gguf")).unwrap(), b"old");
+}
+
+/// The tensors of a component's folder, changed.
+fn changed(
+    folder: &Path,
+    change: impl FnOnce(&mut BTreeMap<String, HostTensor>),
+) -> BTreeMap<String, HostTensor> {
+    let source = WeightSource::open(folder).unwrap();
+    let mut tensors = source.names().map(|name| (name.to_owned(), source.tensor(name).unwrap())).collect();
+    change(&mut tensors);
+    tensors
+}
+
+fn save_tensors(file: &Path, tensors: &BTreeMap<String, HostTensor>) {
+    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+    save::save(file, &tensors, &Default::default()).unwrap();
+}
+
+#[test]
+fn a_bias_with_swapped_halves_survives_a_conversion() {
+    let sandbox = Sandbox::new();
+    let bias = HostTensor::from_f32([256], (0..256).map(|i| i as f32).collect()).unwrap();
+    let tensors = changed(&sandbox.model().join("transformer"), |tensors| {
+        tensors.insert("norm_out.linear.bias".into(), bias.clone());
+    });
+    save_tensors(&sandbox.path("in.safetensors"), &tensors);
+    sandbox.kiln(&["convert", "in.safetensors", "out.safetensors", "-q"]).ok();
+    let stored = WeightSource::open(sandbox.path("out.safetensors")).unwrap();
+    let stored = stored.tensor("final_layer.adaLN_modulation.1.bias").unwrap();
+    assert_eq!(stored.to_f32().unwrap()[0], 128.0);
+    let read = WeightSource::open_component(sandbox.path("out.safetensors"), Component::Transformer).unwrap();
+    assert_eq!(read.tensor("norm_out.linear.bias").unwrap(), bias);
+}
+
+#[test]
+fn what_generate_refuses_is_not_converted() {
+    let sandbox = Sandbox::new();
+    let extra = [
+        "norm_out.linear.pre_scale",
+        "other.single_stream_modulation.linear.weight",
+        "single_transformer_blocks.7.attn.norm_q.weight",
+    ];
+    for name in extra {
+        let tensors = changed(&sandbox.model().join("transformer"), |tensors| {
+            tensors.insert(name.into(), HostTensor::zeros([4]));
+        });
+        save_tensors(&sandbox.path("in.safetensors"), &tensors);
+        sandbox.kiln(&["convert", "in.safetensors", "out.safetensors"]).fails(1, &[name]);
+        sandbox.kiln(&["quantize", "in.safetensors", "out.gguf", "--to", "q8_0"]).fails(1, &[name]);
+        sandbox.kiln(&["info", "in.safetensors"]).fails(1, &[name]);
+    }
+    let integers = HostTensor::new(DType::I64, [128, 128], vec![1; 8 * 128 * 128].into()).unwrap();
+    let integers = changed(&sandbox.model().join("transformer"), |tensors| {
+        tensors.insert("x_embedder.weight".into(), integers);
+    });
+    save_tensors(&sandbox.path("in.safetensors"), &integers);
+    sandbox.kiln(&["info", "in.safetensors"]).fails(1, &["x_embedder.weight", "expected floats"]);
+}
+
+#[test]
+fn a_vae_with_values_that_are_not_finite_is_refused() {
+    let sandbox = Sandbox::new();
+    for (name, value, words) in [
+        ("decoder.conv_in.bias", f32::NAN, "not finite"),
+        ("bn.running_var", f32::INFINITY, "not finite"),
+        ("bn.running_var", -1.0, "negative"),
+    ] {
+        let tensors = changed(&sandbox.model().join("vae"), |tensors| {
+            let shape = tensors[name].shape().clone();
+            tensors.insert(name.into(), HostTensor::from_f32(&shape, vec![value; shape.numel()]).unwrap());
+        });
+        save_tensors(&sandbox.path("vae.safetensors"), &tensors);
+        let model = sandbox.model().to_str().unwrap().to_owned();
+        let args =
+            ["generate", "x", "-m", &model, "--vae", "vae.safetensors", "-W", "64", "-H", "64", "-s", "1"];
+        sandbox.kiln(&args).fails(1, &[name, words]);
+    }
+}
+
+#[test]
+fn the_config_beside_a_file_with_a_usual_name_counts() {
+    let sandbox = Sandbox::new();
+    sandbox.edit_model("text_encoder/config.json", "rope_scaling", json!({"rope_type": "yarn"}));
+    let index = sandbox.model().join("text_encoder/model.safetensors.index.json");
+    let transformer = sandbox.model().join("transformer/diffusion_pytorch_model.safetensors");
+    let tokenizer = sandbox.model().join("tokenizer");
+    let [index, transformer, tokenizer] = [&index, &transformer, &tokenizer].map(|p| p.to_str().unwrap());
+    let small = ["-W", "64", "-H", "64", "-s", "1"];
+    let args = ["generate", "x", "-m", transformer, "--text-encoder", index, "--tokenizer", tokenizer];
+    sandbox.kiln(&[&args[..], &small[..]].concat()).fails(1, &["scaled rotary embeddings"]);
+    sandbox.kiln(&["convert", index, "out.gguf"]).fails(1, &["scaled rotary embeddings"]);
 }

@@ -211,7 +211,7 @@ fn info_and_generate_agree_about_files_that_cannot_be_used() {
     keep("one.safetensors", &|name| name != missing);
     refused("one.safetensors", &["no tensor", missing]);
     keep("head.safetensors", &|name| name != "x_embedder.weight");
-    refused("head.safetensors", &["required tensors are missing"]);
+    refused("head.safetensors", &["tensors that every FLUX.2 transformer has are missing"]);
     // A config.json that does not fit the weights.
     sandbox.edit_model("transformer/config.json", "num_single_layers", 3.into());
     refused(
