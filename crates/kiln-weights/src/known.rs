@@ -86,6 +86,15 @@ impl WeightSource {
         Ok((!remarks.is_empty()).then(|| format!("`{}`: {}", self.path().display(), remarks.join("; "))))
     }
 
+    /// Checks that every tensor of the file belongs to one of its components.
+    pub fn check_claimed(&self, component: Component) -> Result<()> {
+        let Unclaimed { names, .. } = self.unclaimed();
+        if names.is_empty() {
+            return Ok(());
+        }
+        Err(Error::UnusedTensors { file: self.path().to_owned(), component, names: names.clone() })
+    }
+
     /// Rejects a tensor whose values are not floats in any encoding.
     fn check_dtype(&self, name: &str) -> Result<()> {
         let Some((dtype, _)) = self.entry(name) else { return Ok(()) };

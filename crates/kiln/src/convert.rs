@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use kiln_engine::{ComponentFile, Model, Variant, VariantSource, config_key};
-use kiln_model::transformer;
+use kiln_model::{text_encoder, transformer, vae};
 use kiln_tensor::DType;
 use kiln_weights::export::{Container, NAME_KEY, Options, Storage, TensorNames, export, export_shards};
 use kiln_weights::quantize::Report;
@@ -140,7 +140,19 @@ impl SourceComponent {
     ) -> kiln_engine::Result<SourceComponent> {
         let first = file.components().first().map(|(component, _)| *component);
         let component = wanted.or(first).unwrap_or(Component::Transformer);
-        let ComponentFile { weights, config, note } = ComponentFile::open(path, component)?;
+        let missing = || kiln_weights::Error::WrongComponent {
+            file: path.to_path_buf(),
+            component,
+            found: file.describe(),
+        };
+        let weights = file.component(component)?.ok_or_else(missing)?;
+        // A file with only some of a component's layers can be converted, too.
+        let ComponentFile { weights, config, note } = if is_complete(component, &weights) {
+            ComponentFile::open(path, component)?
+        } else {
+            weights.check_claimed(component)?;
+            ComponentFile { weights, config: None, note: None }
+        };
         let key = config_key(component);
         let mut metadata: Vec<_> = config.iter().map(|text| (key.clone(), text.clone())).collect();
         if component == Component::Transformer {
@@ -272,6 +284,15 @@ fn is_part(path: &Path) -> bool {
 /// Returns whether a transformer takes guidance as an input.
 fn has_guidance(weights: &WeightSource) -> bool {
     transformer::Config::from_tensors(weights).is_some_and(|config| config.guidance_embeds)
+}
+
+/// Returns whether the tensors tell a component's configuration.
+fn is_complete(component: Component, weights: &WeightSource) -> bool {
+    match component {
+        Component::Transformer => transformer::Config::from_tensors(weights).is_some(),
+        Component::TextEncoder => text_encoder::Config::from_tensors(weights).is_some(),
+        Component::Vae => vae::Config::from_tensors(weights).is_some(),
+    }
 }
 
 /// Returns a config.json without its description of quantized layers: the written ones are stored in another way.

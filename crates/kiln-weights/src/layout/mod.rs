@@ -122,7 +122,8 @@ pub(crate) fn detect<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Vec<De
         if detected.iter().any(|d| d.scheme.component == scheme.component) {
             continue;
         }
-        if let Some(prefix) = names.clone().find_map(prefix) {
+        // Of several, the outermost; the others are tensors that nobody reads.
+        if let Some(prefix) = names.clone().filter_map(prefix).min_by_key(|prefix| prefix.len()) {
             detected.push(DetectedComponent { scheme, prefix: prefix.to_owned() });
         }
     }

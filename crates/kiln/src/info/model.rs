@@ -1,7 +1,5 @@
 //! Describes a model.
 
-use std::path::Path;
-
 use kiln_engine::{Model, ModelComponent, Variant};
 use kiln_tensor::DType;
 use kiln_weights::{Component, WeightSource};
