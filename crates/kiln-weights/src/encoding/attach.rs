@@ -134,8 +134,13 @@ impl Layers<'_> {
         if let Some((module, ..)) = layers.iter().find(|layer| marked > 0 && !is_marked(layer)) {
             return Err(self.error(module, "is nvfp4 without ComfyUI's mark, which other layers have"));
         }
+        let is_listed = metadata.get(comfy::METADATA).is_some_and(|list| list.contains("nvfp4"));
+        if let (true, 0, [(module, ..), ..]) = (is_listed, marked, &layers[..]) {
+            return Err(self.error(module, "is nvfp4, and the header lists such layers under other names"));
+        }
         let origin = Origin {
             comfyui: marked > 0,
+            fused: self.tensors.keys().any(|name| name.contains("_attn.qkv.")),
             modelopt_header: QuantizationConfig::is_modelopt_header(metadata),
             modelopt_config: self.configs.iter().any(QuantizationConfig::has_modelopt_order),
         };

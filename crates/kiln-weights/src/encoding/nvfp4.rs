@@ -3,7 +3,7 @@
 //! | order | first of a pair | block scales | known by |
 //! |---|---|---|---|
 //! | ComfyUI's and Black Forest Labs' | high half | in tiles of 128 × 4, padded | `X.comfy_quant`, or a list in the header |
-//! | ModelOpt's, which diffusers uses | low half | in rows | a `quantization_config` |
+//! | ModelOpt's, which diffusers uses | low half | in rows | a `quantization_config`, or names with separate q, k and v |
 //! | ModelOpt's for other programs | low half | in rows or tiles | a `quantization_config` in the header |
 //!
 //! The shape of the scales tells rows and tiles apart only where tiles are padded. A file that leaves both possible is an
@@ -31,6 +31,8 @@ pub(super) struct Origin {
     pub modelopt_header: bool,
     /// A configuration beside the weights says that ModelOpt or diffusers wrote them.
     pub modelopt_config: bool,
+    /// q, k and v are fused, as Black Forest Labs name them.
+    pub fused: bool,
 }
 
 impl Origin {
@@ -38,8 +40,8 @@ impl Origin {
         match self {
             Origin { modelopt_header: true, .. } => &[MODELOPT, MODELOPT_TILES],
             Origin { comfyui: true, .. } => &[COMFYUI],
-            Origin { modelopt_config: true, .. } => &[MODELOPT],
-            _ => &[COMFYUI, MODELOPT],
+            Origin { modelopt_config: false, fused: true, .. } => &[COMFYUI, MODELOPT],
+            _ => &[MODELOPT],
         }
     }
 

@@ -456,6 +456,14 @@ fn the_header_tells_the_order_of_nvfp4() {
         assert!(message.contains("may be in"), "{message}");
     }
 
+    // A list of other names, or of some of the layers only.
+    let elsewhere = [("_quantization_metadata", r#"{"layers":{"other.x":{"format":"nvfp4"}}}"#)];
+    let message = open(&nvfp4_layer(&split, &comfy), &elsewhere).unwrap_err().to_string();
+    assert!(message.contains("under other names"), "{message}");
+    let two: Vec<_> = nvfp4_layer(&fused, &comfy).into_iter().chain(nvfp4_layer(&split, &modelopt)).collect();
+    let message = open(&two, &listed).unwrap_err().to_string();
+    assert!(message.contains("without ComfyUI's mark"), "{message}");
+
     // A padded layer decides for all.
     let (codes, scales, padded) = nvfp4_matrix();
     let low_first: Vec<u8> = codes.chunks(2).map(|p| p[1] << 4 | p[0]).collect();
@@ -468,4 +476,19 @@ fn the_header_tells_the_order_of_nvfp4() {
     ]);
     let source = weights(&tensors, &[]);
     assert!(values(&source, &fused[0]) == expected && values(&source, &other[0]) == padded);
+}
+
+#[test]
+fn comfyuis_description_must_fit_the_weight() {
+    let layer = |quant: &str, dtype: &'static str| {
+        let text = format!(r#"{{"format":"{quant}"}}"#).into_bytes();
+        let tensors = [
+            ("x.weight", dtype, &[2usize, 16] as &[usize], vec![0x38; 32]),
+            ("x.comfy_quant", "U8", &[text.len()], text.clone()),
+        ];
+        open(&tensors, &[]).map(drop).map_err(|e| e.to_string())
+    };
+    assert!(layer("float8_e5m2", "F8_E4M3").unwrap_err().contains("said to be `float8_e5m2`"));
+    assert!(layer("nvfp4", "F8_E4M3").unwrap_err().contains("said to be `nvfp4`"));
+    assert!(layer("float8_e4m3fn", "F8_E4M3").unwrap_err().contains("has no scale"));
 }
