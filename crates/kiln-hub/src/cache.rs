@@ -199,7 +199,8 @@ impl Cache {
             Some(pattern) => matching(pattern, &all, |path| path).into_iter().cloned().collect(),
             None => all,
         };
-        let size = |path: &String| installed.snapshot.join(path).metadata().map_or(0, |metadata| metadata.len());
+        let size =
+            |path: &String| installed.snapshot.join(path).metadata().map_or(0, |metadata| metadata.len());
         files.into_iter().map(|path| (path.clone(), size(&path))).collect()
     }
 
@@ -214,7 +215,9 @@ impl Cache {
     /// Removes the matching files of a repository, and their blobs unless other files use them. Returns the number of bytes
     /// freed.
     pub fn remove_matching(&self, repo: &str, pattern: &str) -> Result<u64> {
-        self.remove_files(repo, &|_, files| matching(pattern, files, |path| path).into_iter().cloned().collect())
+        self.remove_files(repo, &|_, files| {
+            matching(pattern, files, |path| path).into_iter().cloned().collect()
+        })
     }
 
     /// Removes a revision of a repository, and its blobs unless other revisions use them. Returns the number of bytes

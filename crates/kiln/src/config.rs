@@ -88,6 +88,9 @@ fn write(file: &Path, text: &str) -> Result<(), CliError> {
     let folder = file.parent().unwrap_or(Path::new("."));
     // Settings files are often links into a folder under version control.
     let target = output::resolve_links(file)?;
-    let written = std::fs::create_dir_all(folder).and_then(|()| kiln_base::write_atomic(&target, text.as_bytes()));
-    written.map_err(|error| CliError::new(format!("can't write the settings file `{}`: {error}", file.display())))
+    let written =
+        std::fs::create_dir_all(folder).and_then(|()| kiln_base::write_atomic(&target, text.as_bytes()));
+    written.map_err(|error| {
+        CliError::new(format!("can't write the settings file `{}`: {error}", file.display()))
+    })
 }

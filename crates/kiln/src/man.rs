@@ -11,7 +11,8 @@ pub fn run(folder: &Path) -> Result<(), CliError> {
     let mut command = Cli::command();
     // Gives subcommands their full names, and pages the global options.
     command.build();
-    let failed =
-        |e: std::io::Error| CliError::new(format!("can't write the manual pages to `{}`: {e}", folder.display()));
+    let failed = |e: std::io::Error| {
+        CliError::new(format!("can't write the manual pages to `{}`: {e}", folder.display()))
+    };
     std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder)).map_err(failed)
 }

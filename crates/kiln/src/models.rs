@@ -69,10 +69,12 @@ impl ModelLocation {
     #[cfg(feature = "serve")]
     pub fn all() -> Vec<(String, ModelLocation)> {
         let built_in = ember::file().map(|_| (ember::NAME.to_owned(), ModelLocation::BuiltIn));
-        let local = in_folders(&folders()).into_iter().filter(|(name, _)| name != ember::NAME || built_in.is_none());
+        let local =
+            in_folders(&folders()).into_iter().filter(|(name, _)| name != ember::NAME || built_in.is_none());
         let pulled = hub::installed(false).into_iter().filter(|model| !model.incomplete);
         let pulled = pulled.flat_map(|model| model.models()).map(|model| (model.name.short(), model.path));
-        let named = local.chain(pulled).map(|(name, path)| (name.clone(), ModelLocation::Named { name, path }));
+        let named =
+            local.chain(pulled).map(|(name, path)| (name.clone(), ModelLocation::Named { name, path }));
         named.chain(built_in.clone()).collect()
     }
 
@@ -268,7 +270,8 @@ mod tests {
 
     #[test]
     fn files_of_every_kind_are_listed_by_the_names_that_lead_to_them() {
-        let (dir, folders) = with_models(&["a.gguf", "b.toml", "c.safetensors", "c.gguf", "d.txt", ".e.gguf"]);
+        let (dir, folders) =
+            with_models(&["a.gguf", "b.toml", "c.safetensors", "c.gguf", "d.txt", ".e.gguf"]);
         let listed = in_folders(&folders);
         let names: Vec<&str> = listed.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["a", "b", "c", "c.gguf"]);

@@ -14,8 +14,8 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use kiln_engine::{ComponentPaths, Request, Variant};
 
-pub use config::{ConfigArgs, ConfigCommand};
 pub use bench::{BenchArgs, PhaseArg, SizeArg};
+pub use config::{ConfigArgs, ConfigCommand};
 pub use files::{ConvertArgs, FloatTypeArg, NamingArg, QuantTypeArg, QuantizeArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{MAX_THREADS, MachineArgs, ThreadArgs};

@@ -17,9 +17,14 @@ use crate::error::CliError;
 pub fn settings() -> Result<HubSettings, CliError> {
     let settings = HubSettings::from_env().ok_or_else(|| CliError::from(kiln_hub::Error::NoCache))?;
     let endpoint = &settings.endpoint;
-    if !["http://", "https://"].iter().any(|scheme| endpoint.len() > scheme.len() && endpoint.starts_with(scheme)) {
-        return Err(CliError::usage(format!("HF_ENDPOINT is `{endpoint}`, which is not the address of a hub"))
-            .hint("give it with its scheme, such as https://huggingface.co"));
+    if !["http://", "https://"]
+        .iter()
+        .any(|scheme| endpoint.len() > scheme.len() && endpoint.starts_with(scheme))
+    {
+        return Err(CliError::usage(format!(
+            "HF_ENDPOINT is `{endpoint}`, which is not the address of a hub"
+        ))
+        .hint("give it with its scheme, such as https://huggingface.co"));
     }
     Ok(settings)
 }
@@ -35,7 +40,8 @@ pub fn ask(question: &str) -> bool {
 /// Returns the components that a model lacks: `no text encoder and no autoencoder`.
 pub fn missing_components(model: &Model) -> Option<String> {
     let components = [("text encoder", model.text_encoder.is_none()), ("autoencoder", model.vae.is_none())];
-    let missing = components.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| format!("no {name}"));
+    let missing =
+        components.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| format!("no {name}"));
     let missing: Vec<String> = missing.collect();
     (!missing.is_empty()).then(|| missing.join(" and "))
 }

@@ -30,9 +30,11 @@ pub fn run(args: &ModelsArgs) -> Result<(), CliError> {
     list.extend(models::in_folders(&models::folders()).into_iter().filter_map(local_model));
     let installed = hub::installed(args.all);
     // Revisions of a repository share their files.
-    let mut repositories: Vec<(&PathBuf, u64)> = installed.iter().map(|one| (&one.folder, one.bytes)).collect();
+    let mut repositories: Vec<(&PathBuf, u64)> =
+        installed.iter().map(|one| (&one.folder, one.bytes)).collect();
     repositories.dedup();
-    let total = list.iter().map(|model| model.bytes).sum::<u64>() + repositories.iter().map(|(_, b)| b).sum::<u64>();
+    let total =
+        list.iter().map(|model| model.bytes).sum::<u64>() + repositories.iter().map(|(_, b)| b).sum::<u64>();
     list.extend(installed.iter().flat_map(pulled_models));
     let text = if args.json {
         serde_json::to_string_pretty(&list).unwrap_or_default() + "\n"
@@ -60,7 +62,8 @@ fn pulled_models(repository: &InstalledModel) -> Vec<ListedModel> {
     let models = repository.models();
     let location = repository.folder.display().to_string();
     if models.is_empty() {
-        let name = ModelName { repo: repository.repo.clone(), revision: repository.revision.clone(), pattern: None };
+        let name =
+            ModelName { repo: repository.repo.clone(), revision: repository.revision.clone(), pattern: None };
         let note = if repository.incomplete { unfinished(&name) } else { "no weights".into() };
         return vec![ListedModel { name: name.short(), bytes: repository.bytes, location, note }];
     }

@@ -62,7 +62,8 @@ fn offer(plan: &PullPlan, endpoint: &str) -> String {
         missing if missing < plan.bytes => format!("the other {} of {}", bytes(missing), bytes(plan.bytes)),
         _ => bytes(plan.bytes),
     };
-    let licence = plan.licence.as_ref().map_or_else(|| "no stated licence".into(), |l| format!("licence {l}"));
+    let licence =
+        plan.licence.as_ref().map_or_else(|| "no stated licence".into(), |l| format!("licence {l}"));
     format!("{size} ({licence}) from {endpoint}/{} to `{}`", plan.name.repo, plan.folder.display())
 }
 

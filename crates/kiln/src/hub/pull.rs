@@ -148,7 +148,8 @@ impl DownloadDisplay {
             None if !self.quiet && (new || self.line_at.elapsed() > LINE_INTERVAL) => {
                 self.line_at = Instant::now();
                 let left = time_left(done - before, total - done, start.elapsed());
-                let _ = writeln!(std::io::stderr(), "{} ({} of {}{left})", label(), bytes(done), bytes(total));
+                let _ =
+                    writeln!(std::io::stderr(), "{} ({} of {}{left})", label(), bytes(done), bytes(total));
             }
             None => {}
         }

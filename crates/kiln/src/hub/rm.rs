@@ -67,7 +67,8 @@ fn find(text: &str) -> Result<RemovableModel, CliError> {
     if text == ember::NAME && ember::file().is_some() {
         return Err(CliError::usage("Ember is built in and can't be removed"));
     }
-    if let Some((_, path)) = models::in_folders(&models::folders()).into_iter().find(|(name, _)| name == text) {
+    if let Some((_, path)) = models::in_folders(&models::folders()).into_iter().find(|(name, _)| name == text)
+    {
         return Ok(RemovableModel::Local(path));
     }
     if let Ok(name) = ModelName::parse(text) {

@@ -45,13 +45,20 @@ fn replace(
     let same = |found: &[(&Key, String)]| {
         let of_key = found.iter().find(|(other, _)| other.name == key.name).map(|(_, text)| text.as_str());
         let others = found.iter().filter(|(other, _)| other.name != key.name);
-        of_key == value && others.map(|(key, text)| (key.name, text)).eq(expected.iter().map(|(key, text)| (key.name, text)))
+        of_key == value
+            && others
+                .map(|(key, text)| (key.name, text))
+                .eq(expected.iter().map(|(key, text)| (key.name, text)))
     };
     // A value over several lines, or a quoted key: legal, and nothing that lines can tell.
     match parse(&new, file) {
         Ok(found) if same(&found) => Ok(new),
-        _ => Err(CliError::new(format!("can't change `{}` in `{}`: the file has an unusual form", key.name, file.display()))
-            .hint("change it with an editor")),
+        _ => Err(CliError::new(format!(
+            "can't change `{}` in `{}`: the file has an unusual form",
+            key.name,
+            file.display()
+        ))
+        .hint("change it with an editor")),
     }
 }
 

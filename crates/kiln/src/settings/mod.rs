@@ -161,7 +161,9 @@ pub fn read_text(file: &Path) -> Result<String, CliError> {
     match std::fs::read_to_string(file) {
         Ok(text) => Ok(text),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(CliError::new(format!("can't read the settings file `{}`: {error}", file.display()))),
+        Err(error) => {
+            Err(CliError::new(format!("can't read the settings file `{}`: {error}", file.display())))
+        }
     }
 }
 
@@ -171,7 +173,8 @@ pub fn parse(text: &str, file: &Path) -> Result<Vec<(&'static Key, String)>, Cli
         CliError::new(format!("the settings file `{}` is invalid: {problem}", file.display()))
             .hint("correct the file, or use `kiln config set` and `kiln config unset`")
     };
-    let table: Table = text.parse().map_err(|error: toml::de::Error| in_file(error.to_string().trim_end().into()))?;
+    let table: Table =
+        text.parse().map_err(|error: toml::de::Error| in_file(error.to_string().trim_end().into()))?;
     let entry = |(name, value): (&String, &Value)| {
         let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| {
             let error = unknown_key(name);
@@ -180,7 +183,12 @@ pub fn parse(text: &str, file: &Path) -> Result<Vec<(&'static Key, String)>, Cli
         let text = match value {
             Value::String(text) => text.clone(),
             Value::Integer(number) => number.to_string(),
-            other => return Err(in_file(format!("`{name}` is a value of the type {}, expected a text", other.type_str()))),
+            other => {
+                return Err(in_file(format!(
+                    "`{name}` is a value of the type {}, expected a text",
+                    other.type_str()
+                )));
+            }
         };
         key.check(&text).map_err(|expected| in_file(format!("`{name}` is `{text}`, {expected}")))?;
         Ok((key, text))
@@ -232,7 +240,8 @@ mod tests {
         for (key, text) in parse(text, Path::new("config.toml")).unwrap() {
             (key.read)(&mut settings, &text).unwrap();
         }
-        let UserSettings { model, models_folder, output_folder, device, dtype, threads, vram_limit } = settings;
+        let UserSettings { model, models_folder, output_folder, device, dtype, threads, vram_limit } =
+            settings;
         assert_eq!((model, models_folder), (Some("klein-4b".into()), Some("/m".into())));
         assert_eq!((output_folder, device), (Some("/o".into()), Some(Device::Cuda(1))));
         assert_eq!((dtype, threads, vram_limit), (Some(Precision::Int8), Some(4), Some(6 << 30)));
