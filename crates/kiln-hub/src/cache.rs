@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::io;
 use crate::name::is_path_component;
-use crate::select::{is_weights, matches};
+use crate::select::{COMPONENTS, is_weights, matching};
 use crate::{ModelName, Result};
 
 const MODELS: &str = "models--";
@@ -23,16 +23,18 @@ pub struct Cache {
     folder: PathBuf,
 }
 
-/// A repository in the cache, possibly incomplete.
+/// A repository in the cache at one revision, possibly incomplete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledModel {
     /// `owner/repo`.
     pub repo: String,
+    /// A branch, tag or commit.
+    pub revision: String,
     /// Its folder in the cache.
     pub folder: PathBuf,
     /// The folder of its current snapshot.
     pub snapshot: PathBuf,
-    /// Its size on disk, including older snapshots.
+    /// The repository's size on disk, including other snapshots.
     pub bytes: u64,
     /// Whether a download is unfinished.
     pub incomplete: bool,
@@ -40,6 +42,59 @@ pub struct InstalledModel {
     pub weights: Vec<String>,
     /// Whether it is a whole model in diffusers' layout.
     pub is_model: bool,
+}
+
+/// A model inside a repository: all of it, or one weight file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedModel {
+    /// The name that [`Cache::find`] resolves to the path.
+    pub name: ModelName,
+    /// The folder of a whole model, or the weight file.
+    pub path: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl InstalledModel {
+    /// The models of this repository: the whole model, and each weight file that is not one of its components.
+    pub fn models(&self) -> Vec<NamedModel> {
+        let files: Vec<&String> = if self.is_model {
+            self.weights.iter().filter(|path| !is_component(path)).collect()
+        } else {
+            self.weights.iter().collect()
+        };
+        let name = |pattern: Option<&String>| ModelName {
+            repo: self.repo.clone(),
+            revision: self.revision.clone(),
+            pattern: pattern.cloned(),
+        };
+        let size = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
+        let whole = self.is_model.then(|| {
+            let components = files_below(&self.snapshot).into_iter().filter(|path| !files.contains(&path));
+            let bytes = components.map(|path| size(&self.snapshot.join(path))).sum();
+            NamedModel { name: name(None), path: self.snapshot.clone(), bytes }
+        });
+        let only = self.only_weights();
+        let file = |path: &String| {
+            let pattern = if only == Some(path) { None } else { Some(path) };
+            let (name, path) = (name(pattern), self.snapshot.join(path));
+            NamedModel { name, bytes: size(&path), path }
+        };
+        whole.into_iter().chain(files.iter().map(|path| file(path))).collect()
+    }
+
+    /// The weight file that stands for the repository: the only one, unless it is a component of a larger model.
+    fn only_weights(&self) -> Option<&String> {
+        match &self.weights[..] {
+            [file] if !self.is_model && !is_component(file) => Some(file),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a file lies in the folder of a component.
+fn is_component(path: &str) -> bool {
+    path.split_once('/').is_some_and(|(folder, _)| COMPONENTS.contains(&folder))
 }
 
 impl Cache {
@@ -57,7 +112,7 @@ impl Cache {
         self.folder.join(format!("{MODELS}{}", repo.replace('/', "--")))
     }
 
-    /// All installed models, sorted by name.
+    /// All installed repositories, sorted by name, with an entry for each revision.
     pub fn list(&self) -> Vec<InstalledModel> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let repo = |entry: fs::DirEntry| {
@@ -67,7 +122,33 @@ impl Cache {
         };
         let mut repos: Vec<String> = entries.filter_map(repo).collect();
         repos.sort();
-        repos.iter().filter_map(|repo| self.installed(repo, "main")).collect()
+        let entries = |repo: &String| {
+            let revisions = self.revisions(repo);
+            revisions.into_iter().filter_map(|revision| self.installed(repo, &revision)).collect::<Vec<_>>()
+        };
+        repos.iter().flat_map(entries).collect()
+    }
+
+    /// The revisions of a repository that lead to different commits, `main` first.
+    fn revisions(&self, repo: &str) -> Vec<String> {
+        let folder = self.repo(repo);
+        let mut revisions = files_below(&folder.join("refs"));
+        revisions.sort_by_key(|revision| revision != "main");
+        let mut commits = BTreeSet::new();
+        revisions.retain(|revision| {
+            let commit = fs::read_to_string(folder.join("refs").join(revision));
+            commit.is_ok_and(|commit| commits.insert(commit.trim().to_owned()))
+        });
+        if revisions.is_empty() && !is_incomplete(&folder) {
+            // Pulled by its commit, which needs no reference.
+            let snapshots = fs::read_dir(folder.join("snapshots")).into_iter().flatten().flatten();
+            revisions.extend(snapshots.filter_map(|entry| entry.file_name().into_string().ok()));
+            revisions.sort();
+        }
+        if revisions.is_empty() {
+            revisions.push("main".into());
+        }
+        revisions
     }
 
     /// A repository at a revision, if any of it is in the cache.
@@ -76,45 +157,57 @@ impl Cache {
         let commit = fs::read_to_string(folder.join("refs").join(revision)).ok();
         let commit = commit.map_or_else(|| revision.to_owned(), |text| text.trim().to_owned());
         let snapshot = folder.join("snapshots").join(Some(commit).filter(|c| is_path_component(c))?);
-        let mut files = Vec::new();
-        list_files(&snapshot, &snapshot, &mut files);
-        let (mut bytes, mut incomplete) = (0, false);
-        for entry in fs::read_dir(folder.join("blobs")).into_iter().flatten().flatten() {
-            bytes += entry.metadata().map_or(0, |metadata| metadata.len());
-            incomplete |= entry.path().extension().is_some_and(|e| e == "incomplete");
-        }
+        let files = files_below(&snapshot);
+        let bytes = size_of_blobs(&folder);
         if files.is_empty() && bytes == 0 {
             return None;
         }
+        let weights: Vec<String> = files.into_iter().filter(|path| is_weights(path)).collect();
+        // With the index alone, such as after `kiln pull NAME:*.json`, there is no model yet.
+        let has_transformer = weights.iter().any(|path| path.starts_with("transformer/"));
         Some(InstalledModel {
             repo: repo.to_owned(),
-            is_model: snapshot.join("model_index.json").is_file(),
-            weights: files.into_iter().filter(|path| is_weights(path)).collect(),
+            revision: revision.to_owned(),
+            is_model: has_transformer && snapshot.join("model_index.json").is_file(),
+            weights,
+            incomplete: is_incomplete(&folder),
             folder,
             snapshot,
             bytes,
-            incomplete,
         })
     }
 
     /// Resolves a name to a path: the folder of a whole model, or the only matching weight file.
     pub fn find(&self, name: &ModelName) -> Result<Option<PathBuf>> {
         let Some(installed) = self.installed(&name.repo, &name.revision) else { return Ok(None) };
-        if installed.is_model && name.pattern.is_none() {
-            return Ok(Some(installed.snapshot));
-        }
-        let is_match = |path: &&String| name.pattern.as_ref().is_none_or(|pattern| matches(pattern, path));
-        let matching: Vec<&String> = installed.weights.iter().filter(is_match).collect();
-        Ok(match matching[..] {
-            [file] => Some(installed.snapshot.join(file)),
-            _ => None,
-        })
+        let file = match &name.pattern {
+            None if installed.is_model => return Ok(Some(installed.snapshot)),
+            None => installed.only_weights(),
+            Some(pattern) => match matching(pattern, &installed.weights, |path| path)[..] {
+                [file] => Some(file),
+                _ => None,
+            },
+        };
+        Ok(file.map(|file| installed.snapshot.join(file)))
+    }
+
+    /// The files of a repository that a name means, relative to the snapshot, with their sizes.
+    pub fn files(&self, name: &ModelName) -> Vec<(String, u64)> {
+        let Some(installed) = self.installed(&name.repo, &name.revision) else { return Vec::new() };
+        let all = files_below(&installed.snapshot);
+        let files: Vec<String> = match &name.pattern {
+            Some(pattern) => matching(pattern, &all, |path| path).into_iter().cloned().collect(),
+            None => all,
+        };
+        let size =
+            |path: &String| installed.snapshot.join(path).metadata().map_or(0, |metadata| metadata.len());
+        files.into_iter().map(|path| (path.clone(), size(&path))).collect()
     }
 
     /// Removes a repository. Returns the number of bytes freed.
     pub fn remove(&self, repo: &str) -> Result<u64> {
-        let bytes = self.installed(repo, "main").map_or(0, |installed| installed.bytes);
         let folder = self.repo(repo);
+        let bytes = size_of_blobs(&folder);
         fs::remove_dir_all(&folder).map_err(io("remove", folder))?;
         Ok(bytes)
     }
@@ -122,21 +215,51 @@ impl Cache {
     /// Removes the matching files of a repository, and their blobs unless other files use them. Returns the number of bytes
     /// freed.
     pub fn remove_matching(&self, repo: &str, pattern: &str) -> Result<u64> {
+        self.remove_files(repo, &|_, files| {
+            matching(pattern, files, |path| path).into_iter().cloned().collect()
+        })
+    }
+
+    /// Removes a revision of a repository, and its blobs unless other revisions use them. Returns the number of bytes
+    /// freed.
+    pub fn remove_revision(&self, repo: &str, revision: &str) -> Result<u64> {
+        let Some(installed) = self.installed(repo, revision) else { return Ok(0) };
+        if self.revisions(repo).len() <= 1 {
+            return self.remove(repo);
+        }
+        let of_revision = |snapshot: &Path, files: &[String]| {
+            if snapshot == installed.snapshot { files.to_vec() } else { Vec::new() }
+        };
+        let bytes = self.remove_files(repo, &of_revision)?;
+        let reference = installed.folder.join("refs").join(revision);
+        if reference.is_file() {
+            fs::remove_file(&reference).map_err(io("remove", &reference))?;
+        }
+        fs::remove_dir_all(&installed.snapshot).map_err(io("remove", &installed.snapshot))?;
+        Ok(bytes)
+    }
+
+    /// Removes the files that `select` chooses of each snapshot's, and blobs that no other file uses. Nothing is left of a
+    /// repository without files.
+    fn remove_files(&self, repo: &str, select: &dyn Fn(&Path, &[String]) -> Vec<String>) -> Result<u64> {
         let folder = self.repo(repo);
         let (mut kept, mut removed) = (BTreeSet::new(), BTreeSet::new());
         for snapshot in fs::read_dir(folder.join("snapshots")).into_iter().flatten().flatten() {
-            let mut files = Vec::new();
-            list_files(&snapshot.path(), &snapshot.path(), &mut files);
+            let files = files_below(&snapshot.path());
+            let chosen = select(&snapshot.path(), &files);
             for file in files {
                 let path = snapshot.path().join(&file);
                 let blob = fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
-                if matches(pattern, &file) {
+                if chosen.contains(&file) {
                     fs::remove_file(&path).map_err(io("remove", &path))?;
                     removed.insert(blob);
                 } else {
                     kept.insert(blob);
                 }
             }
+        }
+        if kept.is_empty() && !is_incomplete(&folder) {
+            return self.remove(repo);
         }
         let blobs = fs::canonicalize(folder.join("blobs")).unwrap_or_default();
         let mut bytes = 0;
@@ -188,6 +311,28 @@ fn symlink(target: &Path, link: &Path) -> std::io::Result<()> {
 #[cfg(windows)]
 fn symlink(target: &Path, link: &Path) -> std::io::Result<()> {
     std::os::windows::fs::symlink_file(target, link)
+}
+
+/// The blobs of a repository: their paths and sizes.
+fn blobs(folder: &Path) -> impl Iterator<Item = (PathBuf, u64)> {
+    let entries = fs::read_dir(folder.join("blobs")).into_iter().flatten().flatten();
+    entries.map(|entry| (entry.path(), entry.metadata().map_or(0, |metadata| metadata.len())))
+}
+
+fn size_of_blobs(folder: &Path) -> u64 {
+    blobs(folder).map(|(_, bytes)| bytes).sum()
+}
+
+/// Whether a download into a repository's folder is unfinished.
+fn is_incomplete(folder: &Path) -> bool {
+    blobs(folder).any(|(path, _)| path.extension().is_some_and(|e| e == "incomplete"))
+}
+
+/// The files below a folder, relative to it.
+fn files_below(folder: &Path) -> Vec<String> {
+    let mut files = Vec::new();
+    list_files(folder, folder, &mut files);
+    files
 }
 
 /// Collects the files below `folder`, relative to `root`, sorted within each folder.

@@ -17,6 +17,9 @@ use crate::{Error, HubSettings, ModelName, Result};
 /// The largest list of files that is accepted, in bytes.
 const MAX_LIST_BYTES: u64 = 32 << 20;
 
+/// The longest name of a licence that is shown, in characters.
+const MAX_LICENCE: usize = 60;
+
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteFile {
@@ -33,12 +36,27 @@ pub struct RemoteFile {
 pub(crate) struct RepoListing {
     pub commit: String,
     pub files: Vec<RemoteFile>,
+    pub licence: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct ModelInfo {
     sha: String,
     siblings: Vec<Sibling>,
+    /// The head of the model card, which its author writes: of any form.
+    #[serde(default, rename = "cardData")]
+    card: serde_json::Value,
+}
+
+impl ModelInfo {
+    /// The stated licence; `other` stands for one with a name of its own. The text is shown, so it must be plain.
+    fn licence(&self) -> Option<String> {
+        let text = |key: &str| self.card.get(key)?.as_str();
+        let licence = text("license").filter(|licence| *licence != "other");
+        let licence = licence.or_else(|| text("license_name")).or_else(|| text("license"))?;
+        let plain = |c: &char| c.is_ascii_graphic() || *c == ' ';
+        Some(licence.chars().filter(plain).take(MAX_LICENCE).collect()).filter(|l: &String| !l.is_empty())
+    }
 }
 
 #[derive(Deserialize)]
@@ -93,6 +111,7 @@ impl Client {
         if !is_hash(&info.sha) {
             return Err(bad(format!("a commit named {:?}", info.sha)));
         }
+        let licence = info.licence();
         let files = info.siblings.into_iter().map(|sibling| {
             let (size, hash) = match (sibling.lfs, sibling.size, sibling.blob_id) {
                 (Some(lfs), ..) => (lfs.size, lfs.sha256),
@@ -106,7 +125,7 @@ impl Client {
             }
             Ok(RemoteFile { path: sibling.rfilename, size, hash })
         });
-        Ok(RepoListing { commit: info.sha, files: files.collect::<Result<_>>()? })
+        Ok(RepoListing { commit: info.sha, files: files.collect::<Result<_>>()?, licence })
     }
 
     /// Requests a file from byte `from` on. Returns its address and the response, with status 200, 206 or 416.

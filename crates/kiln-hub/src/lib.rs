@@ -26,9 +26,9 @@ mod pull;
 mod select;
 mod settings;
 
-pub use cache::{Cache, InstalledModel};
+pub use cache::{Cache, InstalledModel, NamedModel};
 pub use client::RemoteFile;
 pub use error::{Error, Result};
 pub use name::{ALIASES, ModelName};
-pub use pull::{PullProgress, PullSummary, pull};
+pub use pull::{PullPlan, PullProgress, PullSummary, plan, pull};
 pub use settings::HubSettings;

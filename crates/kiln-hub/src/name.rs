@@ -60,6 +60,11 @@ impl ModelName {
         Ok(ModelName { repo: repo.to_owned(), revision: revision.to_owned(), pattern })
     }
 
+    /// Whether the repository is one of [`ALIASES`], and not just any text of the form `owner/repo`.
+    pub fn is_known(&self) -> bool {
+        ALIASES.iter().any(|(_, repo)| *repo == self.repo)
+    }
+
     /// The shortest text that parses to this name: with the alias, if there is one.
     pub fn short(&self) -> String {
         let alias = ALIASES.iter().find(|(_, repo)| *repo == self.repo).map(|(short, _)| *short);

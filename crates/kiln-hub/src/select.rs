@@ -4,7 +4,7 @@ use crate::client::RemoteFile;
 use crate::{Error, ModelName, Result};
 
 /// The components of a model that Kiln uses: folders of a diffusers repository.
-const COMPONENTS: [&str; 5] = ["transformer", "text_encoder", "vae", "tokenizer", "scheduler"];
+pub(crate) const COMPONENTS: [&str; 5] = ["transformer", "text_encoder", "vae", "tokenizer", "scheduler"];
 /// Extensions of configuration and tokenizer files.
 const CONFIG_EXTENSIONS: [&str; 3] = [".json", ".txt", ".jinja"];
 
@@ -16,7 +16,7 @@ pub(crate) fn select(name: &ModelName, files: Vec<RemoteFile>) -> Result<Vec<Rem
         return Err(Error::UnsafeName { repo, file: unsafe_name.path.clone() });
     }
     if let Some(pattern) = &name.pattern {
-        let chosen: Vec<_> = files.iter().filter(|file| matches(pattern, &file.path)).cloned().collect();
+        let chosen = matching(pattern, &files, |file| &file.path).into_iter().cloned().collect::<Vec<_>>();
         if chosen.is_empty() {
             return Err(Error::NoMatch { repo, pattern: pattern.clone(), files: weights(&files) });
         }
@@ -55,9 +55,17 @@ fn is_component_file(path: &str) -> bool {
     }
 }
 
+/// The items that a pattern matches; a whole path means that file alone, even if other names contain it.
+pub(crate) fn matching<'a, T>(pattern: &str, items: &'a [T], path: impl Fn(&T) -> &str) -> Vec<&'a T> {
+    match items.iter().find(|item| path(item) == pattern) {
+        Some(exact) => vec![exact],
+        None => items.iter().filter(|item| matches(pattern, path(item))).collect(),
+    }
+}
+
 /// Whether a pattern matches a file: its path, a path with `*` for any characters, or part of a weight file's name. Case
 /// is ignored.
-pub(crate) fn matches(pattern: &str, path: &str) -> bool {
+fn matches(pattern: &str, path: &str) -> bool {
     if pattern == path {
         return true;
     }
@@ -144,6 +152,13 @@ mod tests {
             selected("a/b", &["README.md", "x.safetensors", "config.json"]).unwrap(),
             ["x.safetensors", "config.json"]
         );
+    }
+
+    #[test]
+    fn a_whole_name_means_that_file_alone() {
+        let repo = ["vae.safetensors", "small-vae.safetensors"];
+        assert_eq!(selected("a/b:vae.safetensors", &repo).unwrap(), ["vae.safetensors"]);
+        assert_eq!(selected("a/b:VAE", &repo).unwrap().len(), 2);
     }
 
     #[test]

@@ -318,3 +318,98 @@ fn concurrent_pulls_of_one_file_are_an_error() {
     drop(locked);
     fixture.pull(REPO).unwrap();
 }
+
+#[test]
+fn a_mirror_below_a_path_with_relative_redirects_works() {
+    let prefix = "/hub/mirror";
+    let fixture = Fixture::new(model(), HubBehavior { prefix, redirect: true, ..HubBehavior::default() });
+    assert!(fixture.hub.endpoint().ends_with(prefix));
+    fixture.pull(REPO).unwrap();
+    fixture.assert_model_is_installed();
+    let requests = fixture.hub.requests.lock().unwrap();
+    assert!(requests.iter().all(|request| request.path != "/outside"), "{requests:?}");
+}
+
+#[test]
+fn a_plan_tells_size_and_licence_and_what_is_left() {
+    let fixture = Fixture::new(model(), HubBehavior::default());
+    let name = ModelName::parse(REPO).unwrap();
+    let plan = |fixture: &Fixture| kiln_hub::plan(&fixture.settings(), &name).unwrap();
+    let first = plan(&fixture);
+    assert_eq!((first.files.len(), first.bytes, first.missing), (3, 1_000_012, 1_000_012));
+    assert_eq!(first.licence.as_deref(), Some("apache-2.0"));
+    assert!(fixture.cache().list().is_empty(), "a plan writes nothing");
+    let _ = pull(&fixture.settings(), &name, &mut |progress| progress.done < 300_000);
+    let left = plan(&fixture).missing;
+    assert!(left > 0 && left < 1_000_003 - 200_000, "{left}");
+    fixture.pull(REPO).unwrap();
+    assert_eq!(plan(&fixture).missing, 0);
+}
+
+#[test]
+fn a_licence_is_shown_as_plain_text_only() {
+    let list = Fixture::new(model(), HubBehavior::default()).hub.list();
+    for (card, licence) in [
+        (r#""license":"other","license_name":"flux-non-commercial""#, Some("flux-non-commercial")),
+        (r#""license":"other""#, Some("other")),
+        (r#""license":"\u001b[2Jmit\n""#, Some("[2Jmit")),
+        (r#""license":["mit","bsd"]"#, None),
+        ("", None),
+    ] {
+        let list = Some(list.replace(r#""license":"apache-2.0""#, card));
+        let fixture = Fixture::new(model(), HubBehavior { list, ..HubBehavior::default() });
+        let plan = kiln_hub::plan(&fixture.settings(), &ModelName::parse(REPO).unwrap()).unwrap();
+        assert_eq!(plan.licence.as_deref(), licence, "{card}");
+    }
+}
+
+#[test]
+fn parts_of_a_repository_are_listed_by_file_and_removed_one_by_one() {
+    let fixture = Fixture::new(model(), HubBehavior::default());
+    let transformer = format!("{REPO}:transformer/diffusion_pytorch_model.safetensors");
+    let names = || -> Vec<(String, u64)> {
+        let models = fixture.cache().list().into_iter().flat_map(|installed| installed.models());
+        models.map(|model| (model.name.short(), model.bytes)).collect()
+    };
+    fixture.pull(&format!("{REPO}:transformer/*")).unwrap();
+    assert_eq!(names(), [(transformer.clone(), 1_000_003)]);
+    let find = |name: &str| fixture.cache().find(&ModelName::parse(name).unwrap()).unwrap();
+    assert!(find(REPO).is_none(), "a component is not the model");
+    assert!(find(&transformer).is_some());
+    fixture.pull(&format!("{REPO}:all-in-one")).unwrap();
+    assert_eq!(names().len(), 2);
+    fixture.pull(REPO).unwrap();
+    assert_eq!(names(), [(REPO.into(), 1_000_012), (format!("{REPO}:all-in-one.safetensors"), 77)]);
+    for (name, _) in names().iter().skip(1) {
+        let name = ModelName::parse(name).unwrap();
+        assert_eq!(fixture.cache().files(&name), [("all-in-one.safetensors".to_owned(), 77)]);
+        assert_eq!(fixture.cache().remove_matching(REPO, name.pattern.as_deref().unwrap()).unwrap(), 77);
+    }
+    assert_eq!(names(), [(REPO.into(), 1_000_012)]);
+    assert_eq!(fixture.cache().remove_matching(REPO, "*").unwrap(), 1_000_012);
+    assert!(fixture.cache().list().is_empty() && !fixture.cache().list().iter().any(|m| m.folder.exists()));
+}
+
+#[test]
+fn revisions_are_listed_and_removed_apart() {
+    let fixture = Fixture::new(model(), HubBehavior::default());
+    let at_commit = format!("{REPO}@{COMMIT}");
+    fixture.pull(&format!("{at_commit}:all-in-one")).unwrap();
+    let list = fixture.cache().list();
+    assert_eq!((list.len(), list[0].models()[0].name.short()), (1, at_commit.clone()));
+    // Another revision with a file of its own.
+    let repo = fixture.folder.path().join("hub/models--someone--FLUX.2-tiny");
+    fs::create_dir_all(repo.join("refs")).unwrap();
+    fs::write(repo.join("refs/main"), COMMIT).unwrap();
+    fs::write(repo.join("refs/v2"), "abc").unwrap();
+    fs::create_dir_all(repo.join("snapshots/abc")).unwrap();
+    fs::write(repo.join("snapshots/abc/other.gguf"), "123").unwrap();
+    let names = || -> Vec<String> {
+        fixture.cache().list().iter().flat_map(|one| one.models()).map(|model| model.name.short()).collect()
+    };
+    assert_eq!(names(), [REPO.to_owned(), format!("{REPO}@v2")]);
+    fixture.cache().remove_revision(REPO, "v2").unwrap();
+    assert_eq!(names(), [REPO]);
+    assert_eq!(fixture.cache().remove_revision(REPO, "main").unwrap(), 77);
+    assert!(!repo.exists());
+}

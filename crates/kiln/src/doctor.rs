@@ -10,7 +10,7 @@ use crate::args::DoctorArgs;
 use crate::error::CliError;
 use crate::properties::Properties;
 use crate::values::bytes;
-use crate::{cache, models, output, preview};
+use crate::{cache, models, output, preview, settings};
 
 pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
     let report = report();
@@ -89,9 +89,21 @@ fn folders() -> Properties {
     Properties::default()
         .with("current", folder(&current))
         .with("temporary", folder(&std::env::temp_dir()))
-        .with("settings", kiln_base::folders::config().map(|config| folder(&config.join("kiln"))))
+        .with("settings", settings::file().map(|file| settings_file(&file)))
         .with("models", models::folders().iter().map(|path| folder(path)).collect::<Vec<_>>())
         .with("cache", cache::folder().map(|path| folder(&path)))
+}
+
+/// The settings file, and the keys that it sets.
+fn settings_file(file: &Path) -> String {
+    let keys = settings::read_text(file).and_then(|text| settings::parse(&text, file)).unwrap_or_default();
+    let names: Vec<&str> = keys.iter().map(|(key, _)| key.name).collect();
+    let state = match names[..] {
+        [] if !file.exists() => "not there".to_owned(),
+        [] => "nothing set".to_owned(),
+        _ => format!("sets {}", names.join(", ")),
+    };
+    format!("{} ({state})", file.display())
 }
 
 /// Describes the cache of encoded texts.

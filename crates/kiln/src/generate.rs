@@ -12,10 +12,11 @@ use kiln_tensor::HostTensor;
 use crate::args::GenerateArgs;
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext, ErrorKind};
+use crate::hub::offer::OfferOptions;
 use crate::models::ModelLocation;
 use crate::output::{self, Output};
 use crate::progress::{ProgressEvent, Reporter};
-use crate::{cache, hints, models, preview};
+use crate::{cache, hints, hub, models, preview, settings};
 
 /// Largest batch of images generated together where that is faster; larger batches gain nothing more.
 pub const MAX_BATCH: usize = 4;
@@ -26,7 +27,7 @@ const MAX_PROMPT: u64 = 1 << 20;
 pub fn run(args: GenerateArgs) -> Result<(), CliError> {
     let cancel = CancelFlag::on_ctrl_c();
     let mut reporter = Reporter::new(&args);
-    let prepared = prepare(args, &mut reporter);
+    let prepared = prepare(args, &mut reporter, &cancel);
     let (result, mut reporter) = match prepared {
         Ok(run) => run.generate(reporter, cancel),
         Err(error) => (Err(error), reporter),
@@ -51,7 +52,7 @@ struct Run {
 }
 
 /// Plans the request and chooses the device, before any weights are read.
-fn prepare(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<Run, CliError> {
+fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag) -> Result<Run, CliError> {
     if args.json && args.output.as_deref() == Some(Path::new("-")) {
         return Err(
             CliError::usage("--json and -o - both write to standard output").hint("give a file with -o")
@@ -69,13 +70,21 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<Run, CliEr
         }
         args.machine.dtype.get_or_insert(Precision::from_name(&recipe.dtype));
     }
-    // Last: a recipe's model takes precedence over the environment's.
-    request.model = request.model.take().or_else(models::from_env);
+    // Last: a recipe takes precedence over the environment and the user's settings.
+    let from_prompt = request.model.is_none().then(|| hub::offer::model_among(&request.prompts)).flatten();
+    request.model = request.model.take().or_else(models::default_model);
+    args.machine.fill_missing(settings::get());
     let random_seed = request.ensure_seed().map_err(|e| CliError::new(e).hint("choose a seed with -S"))?;
     let location = match (&request.model, &components.transformer) {
         (None, Some(transformer)) => ModelLocation::Path(transformer.clone()),
-        (model, _) => ModelLocation::resolve(model.as_deref())?,
+        (model, _) => {
+            let options = OfferOptions { yes: args.yes, quiet: args.quiet || args.json };
+            hub::offer::resolve(model.as_deref(), options, cancel)?
+        }
     };
+    if let Some(name) = from_prompt {
+        reporter.note(&format!("`{name}` is taken as a prompt; choose the model with -m {name}"));
+    }
     if location == ModelLocation::BuiltIn && request.model.is_none() {
         reporter.note("no model given, using the built-in Ember (choose another with -m)");
     }
@@ -90,9 +99,9 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<Run, CliEr
         error => error.into(),
     })?;
     let plan = Arc::new(plan);
-    let mut settings = args.machine.settings();
-    settings.text_cache = if args.no_cache { None } else { cache::texts() };
-    let setup = Setup::new(&model, &settings, Some(&plan))?;
+    let mut engine_settings = args.machine.settings();
+    engine_settings.text_cache = if args.no_cache { None } else { cache::texts() };
+    let setup = Setup::new(&model, &engine_settings, Some(&plan))?;
     setup.notes().iter().for_each(|note| reporter.note(note));
     let output = Output::check(args.output.as_deref(), plan.images)?;
     if let Some(path) = &args.latents_out {

@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod cache;
 mod cancel;
+mod config;
 mod convert;
 mod doctor;
 mod ember;
@@ -17,6 +18,7 @@ mod generate;
 mod hints;
 mod hub;
 mod info;
+mod man;
 mod models;
 mod output;
 mod preview;
@@ -25,6 +27,7 @@ mod properties;
 mod quantize;
 #[cfg(feature = "serve")]
 mod serve;
+mod settings;
 mod values;
 
 use std::io::Write;
@@ -36,7 +39,22 @@ use args::{Cli, Command};
 use error::CliError;
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    let result = report(load_settings(&command)).and_then(|()| run(command));
+    result.map_or_else(|error| error.exit_code(), |()| ExitCode::SUCCESS)
+}
+
+/// Reads the settings file. The commands that repair it, and those that use no settings, work without.
+fn load_settings(command: &Command) -> Result<(), CliError> {
+    match command {
+        Command::Config(_) | Command::Completions { .. } | Command::Man { .. } => Ok(()),
+        _ => settings::load(),
+    }
+}
+
+/// Runs a command. A returned error is already reported.
+fn run(command: Command) -> Result<(), CliError> {
+    match command {
         Command::Generate(args) => generate::run(*args),
         Command::Pull(args) => report(hub::pull::run(&args)),
         Command::Models(args) => report(hub::models::run(&args)),
@@ -44,6 +62,7 @@ fn main() -> ExitCode {
         Command::Convert(args) => report(convert::run(&args)),
         Command::Quantize(args) => report(quantize::run(&args)),
         Command::Info(args) => report(info::run(&args)),
+        Command::Config(args) => report(config::run(&args)),
         Command::Doctor(args) => report(doctor::run(&args)),
         Command::Bench(args) => report(bench::run(&args)),
         #[cfg(feature = "serve")]
@@ -53,8 +72,8 @@ fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Cli::command(), "kiln", &mut script);
             report(print(&script))
         }
-    };
-    result.map_or_else(|error| error.exit_code(), |()| ExitCode::SUCCESS)
+        Command::Man { folder } => report(man::run(&folder)),
+    }
 }
 
 /// Prints an error to standard error and returns the result unchanged.

@@ -6,11 +6,13 @@ use kiln_engine::{ComponentPaths, Model};
 use kiln_weights::WeightSource;
 
 use crate::error::{CliError, ErrorContext};
-use crate::{ember, hints, hub};
+use crate::{ember, hints, hub, settings};
 
 /// The undistilled variant of Ember, which is not built in.
 const EMBER_BASE: &str = "ember-base";
 const EXTENSION: &str = ".safetensors";
+/// Extensions that a name may leave out; the first one wins.
+const EXTENSIONS: [&str; 3] = [EXTENSION, ".gguf", ".toml"];
 
 /// Where an existing model is.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,12 +50,10 @@ impl ModelLocation {
         if is_model(model) {
             return Ok(ModelLocation::Path(model.to_path_buf()));
         }
-        let find_in = |folder: &PathBuf, name: &str| {
-            let extensions = ["", EXTENSION, ".gguf", ".toml"].iter();
-            extensions.map(|extension| folder.join(format!("{name}{extension}"))).find(|p| is_model(p))
-        };
-        let named = name.and_then(|name| Some((name, folders.iter().find_map(|f| find_in(f, name))?)));
-        let named = named.map(|(name, path)| (name.strip_suffix(EXTENSION).unwrap_or(name).to_owned(), path));
+        let named = name.and_then(|name| {
+            let path = find_named(name, folders)?;
+            Some((shortest_name(name, &path, folders), path))
+        });
         let pulled = || if model.exists() { None } else { hub::find_pulled(model) };
         match named.or_else(pulled) {
             Some((name, path)) => Ok(ModelLocation::Named { name, path }),
@@ -68,19 +68,19 @@ impl ModelLocation {
     /// Lists every model that has a name. Names never lead outside the models folders and the Hugging Face cache.
     #[cfg(feature = "serve")]
     pub fn all() -> Vec<(String, ModelLocation)> {
-        let folders = folders();
-        let local = |name: String| {
-            if name == ember::NAME && ember::file().is_some() {
-                return Some((name, ModelLocation::BuiltIn));
-            }
-            let paths = folders.iter().flat_map(|f| [f.join(&name), f.join(format!("{name}{EXTENSION}"))]);
-            let path = paths.into_iter().find(|path| is_model(path))?;
-            Some((name.clone(), ModelLocation::Named { name, path }))
-        };
-        let pulled = hub::installed(false).into_iter().filter(|model| model.is_model && !model.incomplete);
-        let pulled = pulled.filter_map(|model| hub::find_pulled(Path::new(&hub::short_name(&model.repo))));
-        let pulled = pulled.map(|(name, path)| (name.clone(), ModelLocation::Named { name, path }));
-        names(&folders).into_iter().filter_map(local).chain(pulled).collect()
+        let built_in = ember::file().map(|_| (ember::NAME.to_owned(), ModelLocation::BuiltIn));
+        let local =
+            in_folders(&folders()).into_iter().filter(|(name, _)| name != ember::NAME || built_in.is_none());
+        let pulled = hub::installed(false).into_iter().filter(|model| !model.incomplete);
+        let pulled = pulled.flat_map(|model| model.models()).map(|model| (model.name.short(), model.path));
+        let named =
+            local.chain(pulled).map(|(name, path)| (name.clone(), ModelLocation::Named { name, path }));
+        named.chain(built_in.clone()).collect()
+    }
+
+    /// Returns whether a text is the name of the built-in model or of one in the models folder.
+    pub fn is_named(name: &str) -> bool {
+        names(&folders()).iter().any(|known| known == name)
     }
 
     /// Opens the model: reads its configuration.
@@ -138,9 +138,44 @@ impl ModelLocation {
     }
 }
 
-/// Returns the default model from the environment.
-pub fn from_env() -> Option<PathBuf> {
-    kiln_base::folders::from_env("KILN_MODEL")
+/// Returns the default model: the environment's, or that of the user's settings.
+pub fn default_model() -> Option<PathBuf> {
+    kiln_base::folders::from_env("KILN_MODEL").or_else(|| settings::get().model.clone())
+}
+
+/// Finds a file or folder of this name in the models folders, with or without its extension.
+fn find_named(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
+    let paths = |folder: &PathBuf| {
+        let paths = [""].iter().chain(&EXTENSIONS).map(|extension| folder.join(format!("{name}{extension}")));
+        paths.collect::<Vec<_>>()
+    };
+    folders.iter().flat_map(paths).find(|path| is_model(path))
+}
+
+/// Leaves the extension out, unless another file has the same name without it.
+fn shortest_name(name: &str, path: &Path, folders: &[PathBuf]) -> String {
+    let stem = EXTENSIONS.iter().find_map(|extension| name.strip_suffix(extension));
+    let stem = stem.filter(|stem| !stem.is_empty() && find_named(stem, folders).as_deref() == Some(path));
+    stem.unwrap_or(name).to_owned()
+}
+
+/// Lists the models in the models folders, by the names that `-m` takes.
+pub fn in_folders(folders: &[PathBuf]) -> Vec<(String, PathBuf)> {
+    let entries = folders.iter().filter_map(|f| std::fs::read_dir(f).ok()).flatten().flatten();
+    let named = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?;
+        let is_listed = if path.is_file() {
+            EXTENSIONS.iter().any(|extension| name.ends_with(extension)) && !name.starts_with('.')
+        } else {
+            is_model(&path)
+        };
+        // A file of an earlier folder hides one of the same name.
+        let is_found = is_listed && find_named(name, folders).as_ref() == Some(&path);
+        is_found.then(|| (shortest_name(name, &path, folders), path.clone()))
+    };
+    let mut models: Vec<_> = entries.filter_map(|entry| named(entry.path())).collect();
+    models.sort();
+    models
 }
 
 /// Returns whether a path may be a model: any file, a folder of the Hugging Face cache, or a folder with an index or
@@ -189,27 +224,22 @@ fn not_found(model: &Path, name: Option<&str>, folders: &[PathBuf]) -> CliError 
 
 /// Lists the names of the built-in model and of those in the models folders.
 pub fn names(folders: &[PathBuf]) -> Vec<String> {
-    let entries = folders.iter().filter_map(|f| std::fs::read_dir(f).ok()).flatten().flatten();
-    let name = |path: PathBuf| {
-        let name = path.file_name()?.to_str()?;
-        if path.is_file() {
-            name.strip_suffix(EXTENSION).map(str::to_owned)
-        } else {
-            is_model(&path).then(|| name.to_owned())
-        }
-    };
-    let mut names: Vec<String> = entries.filter_map(|entry| name(entry.path())).collect();
+    let mut names: Vec<String> = in_folders(folders).into_iter().map(|(name, _)| name).collect();
     names.extend(ember::file().map(|_| ember::NAME.to_owned()));
     names.sort();
     names.dedup();
     names
 }
 
-/// Returns the folders with named models: the one set by `KILN_MODELS`, then the user's.
+/// Returns the folders with named models: the one set by `KILN_MODELS` or in the user's settings, then the user's own.
 pub fn folders() -> Vec<PathBuf> {
-    use kiln_base::folders;
-    let own = folders::data().map(|data| data.join("kiln").join("models"));
-    folders::from_env("KILN_MODELS").into_iter().chain(own).collect()
+    let set = kiln_base::folders::from_env("KILN_MODELS").or_else(|| settings::get().models_folder.clone());
+    set.into_iter().chain(own_folder()).collect()
+}
+
+/// Returns the models folder that is used unless another one is set.
+pub fn own_folder() -> Option<PathBuf> {
+    Some(kiln_base::folders::data()?.join("kiln").join("models"))
 }
 
 #[cfg(test)]
@@ -236,6 +266,23 @@ mod tests {
             assert_eq!(location.name().as_deref(), Some("fox"));
         }
         assert_eq!(ModelLocation::resolve_in(&path, &folders).unwrap(), ModelLocation::Path(path));
+    }
+
+    #[test]
+    fn files_of_every_kind_are_listed_by_the_names_that_lead_to_them() {
+        let (dir, folders) =
+            with_models(&["a.gguf", "b.toml", "c.safetensors", "c.gguf", "d.txt", ".e.gguf"]);
+        let listed = in_folders(&folders);
+        let names: Vec<&str> = listed.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c", "c.gguf"]);
+        for (name, path) in listed {
+            let location = ModelLocation::resolve_in(Path::new(&name), &folders).unwrap();
+            assert_eq!(location, ModelLocation::Named { name, path });
+        }
+        let earlier = with_models(&["a.gguf"]);
+        let both = [earlier.1[0].clone(), dir.path().to_path_buf()];
+        assert!(in_folders(&both).contains(&("a".into(), both[0].join("a.gguf"))));
+        assert_eq!(in_folders(&both).len(), 4);
     }
 
     #[test]

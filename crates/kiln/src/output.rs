@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use kiln_image::{Format, RgbImage};
 
 use crate::error::{CliError, ErrorContext};
+use crate::settings;
 use kiln_engine::ImagePlan;
 
 const OTHER_PATH: &str = "choose another path with -o, or create the folder first";
@@ -30,7 +31,7 @@ impl Output {
     /// Checks that this number of images can be written to the path given with `-o`.
     pub fn check(path: Option<&Path>, images: usize) -> Result<Output, CliError> {
         let Some(path) = path else {
-            check_writable(Path::new(".")).map_err(|error| error.hint(OTHER_PATH))?;
+            default_folder()?;
             return Ok(Output::Default);
         };
         if path == Path::new("-") {
@@ -81,7 +82,7 @@ impl Output {
             Output::Stdout => (PathBuf::from("-"), Format::Png),
             Output::File { path, format } => (path.clone(), *format),
             Output::Numbered { path, format, first } => (numbered(path, first + index), *format),
-            Output::Default => (default_name(plan), Format::Png),
+            Output::Default => (default_name(&default_folder()?, plan), Format::Png),
         };
         let bytes = kiln_image::encode(image, format, recipe)?;
         match self {
@@ -218,11 +219,25 @@ fn first_free(path: &Path, count: usize) -> usize {
     first
 }
 
+/// The folder for images without `-o`: that of the user's settings, which is created, or the current one.
+fn default_folder() -> Result<PathBuf, CliError> {
+    let Some(folder) = &settings::get().output_folder else {
+        check_writable(Path::new(".")).map_err(|error| error.hint(OTHER_PATH))?;
+        return Ok(PathBuf::new());
+    };
+    let hint = "choose a file with -o, or another folder with `kiln config set output_folder`";
+    fs::create_dir_all(folder)
+        .map_err(|e| CliError::new(format!("can't create the output folder `{}`: {e}", folder.display())))
+        .and_then(|()| check_writable(folder))
+        .map_err(|error| error.hint(hint))?;
+    Ok(folder.clone())
+}
+
 /// `a-red-fox-42.png`, or `a-red-fox-42-2.png` if that exists.
-fn default_name(plan: &ImagePlan) -> PathBuf {
+fn default_name(folder: &Path, plan: &ImagePlan) -> PathBuf {
     let words = plan.prompt.as_deref().map(slug).filter(|s| !s.is_empty());
     let seed = plan.seed.map_or("noise".into(), |seed| seed.to_string());
-    let path = PathBuf::from(format!("{}-{seed}.png", words.as_deref().unwrap_or("image")));
+    let path = folder.join(format!("{}-{seed}.png", words.as_deref().unwrap_or("image")));
     if !path.exists() {
         return path;
     }

@@ -33,6 +33,8 @@ pub struct HubBehavior {
     pub gate: Option<(String, u16, &'static str)>,
     /// Redirects downloads to another host, as the real hub does.
     pub redirect: bool,
+    /// A path below which everything is, as on some mirrors. Redirects are then relative.
+    pub prefix: &'static str,
     /// Replaces the list of files.
     pub list: Option<String>,
     /// Sends this many extra bytes after a file.
@@ -77,7 +79,7 @@ impl Hub {
     }
 
     pub fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http://127.0.0.1:{}{}", self.port, self.behavior.lock().unwrap().prefix)
     }
 
     fn serve(&self, mut stream: TcpStream) {
@@ -85,6 +87,8 @@ impl Hub {
         let Some(path) = lines.next().and_then(|l| Some(l.split(' ').nth(1)?.to_owned())) else { return };
         let split = |line: String| line.split_once(": ").map(|(k, v)| (k.to_lowercase(), v.to_owned()));
         let headers: BTreeMap<_, _> = lines.take_while(|line| !line.is_empty()).filter_map(split).collect();
+        let prefix = self.behavior.lock().unwrap().prefix;
+        let path = path.strip_prefix(prefix).unwrap_or("/outside").to_owned();
         let request = Request { path, headers };
         self.requests.lock().unwrap().push(request.clone());
         let _ = self.answer(&mut stream, &request);
@@ -103,7 +107,8 @@ impl Hub {
         {
             return send(stream, *status, &format!("X-Error-Code: {code}\r\n"), b"no");
         }
-        if request.path == format!("/api/models/{}/revision/main?blobs=true", self.repo) {
+        let api = format!("/api/models/{}/revision", self.repo);
+        if [format!("{api}/main?blobs=true"), format!("{api}/{COMMIT}?blobs=true")].contains(&request.path) {
             let list = behavior.list.take().unwrap_or_else(|| self.list());
             return send(stream, 200, "", list.as_bytes());
         }
@@ -115,7 +120,11 @@ impl Hub {
         };
         if behavior.redirect && !from_cdn {
             // The same machine by another name: a host that must not get the token.
-            let to = format!("Location: http://localhost:{}/cdn/{}\r\n", self.port, name.replace(' ', "%20"));
+            let host = match behavior.prefix {
+                "" => format!("http://localhost:{}", self.port),
+                prefix => prefix.to_owned(),
+            };
+            let to = format!("Location: {host}/cdn/{}\r\n", name.replace(' ', "%20"));
             return send(stream, 302, &to, b"");
         }
         self.send_file(stream, request, &file.bytes)
@@ -163,7 +172,11 @@ impl Hub {
             }
         };
         let entries: Vec<_> = self.files.iter().map(entry).collect();
-        format!(r#"{{"id":"{}","sha":"{COMMIT}","siblings":[{}]}}"#, self.repo, entries.join(","))
+        format!(
+            r#"{{"id":"{}","sha":"{COMMIT}","cardData":{{"license":"apache-2.0"}},"siblings":[{}]}}"#,
+            self.repo,
+            entries.join(",")
+        )
     }
 }
 

@@ -4,8 +4,10 @@ use clap::{Args, ValueEnum};
 
 use kiln_engine::{Device, Isa, Precision, Settings};
 
+use crate::settings::UserSettings;
+
 /// More than any machine has: a typo must not start a hundred thousand threads.
-const MAX_THREADS: i64 = 1024;
+pub const MAX_THREADS: i64 = 1024;
 
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Machine")]
@@ -63,6 +65,14 @@ impl From<IsaArg> for Isa {
 }
 
 impl MachineArgs {
+    /// Fills in what no option gives from the user's settings.
+    pub fn fill_missing(&mut self, settings: &UserSettings) {
+        self.device = self.device.or(settings.device);
+        self.dtype = self.dtype.or(settings.dtype);
+        self.threads.number = self.threads.number.or(settings.threads);
+        self.vram_limit = self.vram_limit.or(settings.vram_limit);
+    }
+
     /// Returns the engine's settings.
     pub fn settings(&self) -> Settings {
         Settings {

@@ -1,6 +1,7 @@
 //! The command line, parsed by clap. The options that say what to generate are the fields of the engine's [`Request`].
 
 mod bench;
+mod config;
 mod files;
 mod hub;
 mod machine;
@@ -14,9 +15,10 @@ use clap_complete::Shell;
 use kiln_engine::{ComponentPaths, Request, Variant};
 
 pub use bench::{BenchArgs, PhaseArg, SizeArg};
+pub use config::{ConfigArgs, ConfigCommand};
 pub use files::{ConvertArgs, FloatTypeArg, NamingArg, QuantTypeArg, QuantizeArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
-pub use machine::{MachineArgs, ThreadArgs};
+pub use machine::{MAX_THREADS, MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]
 pub use serve::ServeArgs;
 
@@ -32,6 +34,7 @@ Examples:
   kiln serve
   kiln quantize models/klein-4b models/klein-4b-int8 --to int8
   kiln info models/klein-4b
+  kiln config set model klein-4b
   kiln bench --peaks
   kiln doctor";
 
@@ -64,13 +67,23 @@ repository exists; small-decoder; any OWNER/REPO.
 
 Models are stored in the Hugging Face cache, which other programs share (HF_HOME, HF_HUB_CACHE). An interrupted download
 resumes where it stopped. Gated models require the access token of an account that has accepted their terms, in HF_TOKEN
-or from `huggingface-cli login`. HF_ENDPOINT sets another hub.
+or from `huggingface-cli login`. HF_ENDPOINT sets another hub or a mirror, with or without a path.
 
 Examples:
   kiln pull klein-4b
   kiln generate \"a red fox in the snow\" -m klein-4b
   kiln pull klein-4b-gguf:Q4_K_M
   kiln pull someone/some-style:*.safetensors";
+
+const CONFIG_EXAMPLES: &str = "\
+Settings: model, models_folder, output_folder, device, dtype, threads, vram_limit. An option comes before the
+environment (KILN_MODEL, KILN_MODELS), the environment before the file, the file before what is built in.
+
+Examples:
+  kiln config                                        (every setting, and where its value comes from)
+  kiln config set model klein-4b
+  kiln config set output_folder ~/Pictures/kiln
+  kiln config unset model";
 
 const CONVERT_EXAMPLES: &str = "\
 Examples:
@@ -114,7 +127,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Generate images; a prompt of `-` is read from standard input
-    #[command(after_help = GENERATE_EXAMPLES, args_override_self = true)]
+    #[command(visible_alias = "run", after_help = GENERATE_EXAMPLES, args_override_self = true)]
     Generate(Box<GenerateArgs>),
     /// Run an HTTP server with a web page and APIs
     #[cfg(feature = "serve")]
@@ -124,7 +137,7 @@ pub enum Command {
     #[command(after_help = PULL_EXAMPLES, args_override_self = true)]
     Pull(PullArgs),
     /// List the models that can be used by name
-    #[command(args_override_self = true)]
+    #[command(visible_alias = "list", args_override_self = true)]
     Models(ModelsArgs),
     /// Remove a downloaded model, or one in the models folder
     #[command(args_override_self = true)]
@@ -136,8 +149,11 @@ pub enum Command {
     #[command(after_help = QUANTIZE_EXAMPLES, args_override_self = true)]
     Quantize(QuantizeArgs),
     /// Describe a model, a weight file, or an image and its recipe
-    #[command(args_override_self = true)]
+    #[command(visible_alias = "show", args_override_self = true)]
     Info(InfoArgs),
+    /// Show or change the settings file, which holds defaults for options
+    #[command(after_help = CONFIG_EXAMPLES)]
+    Config(ConfigArgs),
     /// Show this machine's CPU, GPUs, memory and folders
     #[command(args_override_self = true)]
     Doctor(DoctorArgs),
@@ -148,6 +164,11 @@ pub enum Command {
     Completions {
         /// The shell
         shell: Shell,
+    },
+    /// Write the manual pages into a folder
+    Man {
+        /// The folder, such as ~/.local/share/man/man1
+        folder: PathBuf,
     },
 }
 
@@ -165,6 +186,10 @@ pub struct GenerateArgs {
 
     #[command(flatten)]
     pub machine: MachineArgs,
+
+    /// Download a model that is not there without asking
+    #[arg(short, long, help_heading = "Model")]
+    pub yes: bool,
 
     /// Don't use the on-disk cache of encoded texts (see `kiln doctor`)
     #[arg(long, help_heading = "Machine")]

@@ -12,6 +12,10 @@ pub struct ServeArgs {
     #[arg(short, long, value_name = "MODEL", env = "KILN_MODEL", help_heading = "Model")]
     pub model: Option<PathBuf>,
 
+    /// Download the model without asking if it is not there
+    #[arg(short, long, help_heading = "Model")]
+    pub yes: bool,
+
     /// Folder with the LoRAs that requests may name [default: `loras` next to the models folder]
     #[arg(long, value_name = "DIR", env = "KILN_LORAS", help_heading = "Model")]
     pub loras: Option<PathBuf>,

@@ -1,18 +1,49 @@
 //! Downloaded models: `kiln pull`, `kiln models`, `kiln rm`, and finding a model in the cache by its hub name.
 
 pub mod models;
+pub mod offer;
 pub mod pull;
 pub mod rm;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use kiln_engine::Model;
 use kiln_hub::{Cache, HubSettings, InstalledModel, ModelName};
 
 use crate::error::CliError;
 
 /// Returns the hub's endpoint and the cache folder, from the environment.
 pub fn settings() -> Result<HubSettings, CliError> {
-    HubSettings::from_env().ok_or_else(|| CliError::from(kiln_hub::Error::NoCache))
+    let settings = HubSettings::from_env().ok_or_else(|| CliError::from(kiln_hub::Error::NoCache))?;
+    let endpoint = &settings.endpoint;
+    if !["http://", "https://"]
+        .iter()
+        .any(|scheme| endpoint.len() > scheme.len() && endpoint.starts_with(scheme))
+    {
+        return Err(CliError::usage(format!(
+            "HF_ENDPOINT is `{endpoint}`, which is not the address of a hub"
+        ))
+        .hint("give it with its scheme, such as https://huggingface.co"));
+    }
+    Ok(settings)
+}
+
+/// Asks a question on the terminal.
+pub fn ask(question: &str) -> bool {
+    let _ = write!(std::io::stderr(), "{question} [y/N] ");
+    let mut answer = String::new();
+    let _ = std::io::stdin().read_line(&mut answer);
+    ["y", "yes"].contains(&answer.trim().to_lowercase().as_str())
+}
+
+/// Returns the components that a model lacks: `no text encoder and no autoencoder`.
+pub fn missing_components(model: &Model) -> Option<String> {
+    let components = [("text encoder", model.text_encoder.is_none()), ("autoencoder", model.vae.is_none())];
+    let missing =
+        components.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| format!("no {name}"));
+    let missing: Vec<String> = missing.collect();
+    (!missing.is_empty()).then(|| missing.join(" and "))
 }
 
 /// Finds a model in the cache by its hub name. Returns its short name and its path.
@@ -47,11 +78,6 @@ pub fn matching_model(text_dim: usize) -> Option<&'static str> {
         12288 => Some("klein-9b"),
         _ => None,
     }
-}
-
-/// Returns the short name of a repository, as `-m` accepts it.
-pub fn short_name(repo: &str) -> String {
-    ModelName { repo: repo.to_owned(), revision: "main".into(), pattern: None }.short()
 }
 
 fn is_flux2(one: &InstalledModel) -> bool {

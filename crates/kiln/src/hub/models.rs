@@ -1,15 +1,17 @@
 //! `kiln models`: the models that can be used by name.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use kiln_engine::ComponentPaths;
+use kiln_hub::{InstalledModel, ModelName};
 use serde::Serialize;
 
 use crate::args::ModelsArgs;
 use crate::error::CliError;
-use crate::models::{self, ModelLocation};
+use crate::models;
 use crate::values::bytes;
-use crate::{ember, hub};
+use crate::{ember, hints, hub};
 
 /// A line of the list.
 #[derive(Serialize)]
@@ -24,42 +26,72 @@ struct ListedModel {
 }
 
 pub fn run(args: &ModelsArgs) -> Result<(), CliError> {
-    let mut list: Vec<ListedModel> =
-        models::names(&models::folders()).into_iter().filter_map(local_model).collect();
-    list.extend(hub::installed(args.all).into_iter().map(|model| ListedModel {
-        name: hub::short_name(&model.repo),
-        bytes: model.bytes,
-        note: match model.weights.len() {
-            _ if model.incomplete => "incomplete: pull it again".into(),
-            _ if model.is_model => String::new(),
-            0 => "no weights".into(),
-            1 => String::new(),
-            _ => format!("choose one with NAME:FILE: {}", model.weights.join(", ")),
-        },
-        location: model.folder.display().to_string(),
-    }));
+    let mut list: Vec<ListedModel> = built_in().into_iter().collect();
+    list.extend(models::in_folders(&models::folders()).into_iter().filter_map(local_model));
+    let installed = hub::installed(args.all);
+    // Revisions of a repository share their files.
+    let mut repositories: Vec<(&PathBuf, u64)> =
+        installed.iter().map(|one| (&one.folder, one.bytes)).collect();
+    repositories.dedup();
+    let total =
+        list.iter().map(|model| model.bytes).sum::<u64>() + repositories.iter().map(|(_, b)| b).sum::<u64>();
+    list.extend(installed.iter().flat_map(pulled_models));
     let text = if args.json {
         serde_json::to_string_pretty(&list).unwrap_or_default() + "\n"
     } else {
-        to_text(&list)
+        to_text(&list, total)
     };
     crate::print(text.as_bytes())
 }
 
-/// Describes a model that is built in or in the models folder.
-fn local_model(name: String) -> Option<ListedModel> {
-    match ModelLocation::resolve(Some(Path::new(&name))).ok()? {
-        ModelLocation::BuiltIn => Some(ListedModel {
-            name,
-            bytes: ember::file().map_or(0, |file| file.len() as u64),
-            location: "built in".into(),
-            note: String::new(),
-        }),
-        ModelLocation::Named { path, .. } => {
-            let (bytes, location) = (size(&path), path.display().to_string());
-            Some(ListedModel { name, bytes, location, note: String::new() })
-        }
-        ModelLocation::Path(_) => None,
+fn built_in() -> Option<ListedModel> {
+    let (name, bytes) = (ember::NAME.into(), ember::file()?.len() as u64);
+    Some(ListedModel { name, bytes, location: "built in".into(), note: String::new() })
+}
+
+/// Describes a model in the models folder. The built-in model hides one of its name.
+fn local_model((name, path): (String, PathBuf)) -> Option<ListedModel> {
+    let hidden = name == ember::NAME && ember::file().is_some();
+    let location = path.display().to_string();
+    let model = || ListedModel { note: note(&name, &path), bytes: size(&path), location, name };
+    (!hidden).then(model)
+}
+
+/// Lists what was pulled of a repository: the whole model, or the files that were chosen by a pattern.
+fn pulled_models(repository: &InstalledModel) -> Vec<ListedModel> {
+    let models = repository.models();
+    let location = repository.folder.display().to_string();
+    if models.is_empty() {
+        let name =
+            ModelName { repo: repository.repo.clone(), revision: repository.revision.clone(), pattern: None };
+        let note = if repository.incomplete { unfinished(&name) } else { "no weights".into() };
+        return vec![ListedModel { name: name.short(), bytes: repository.bytes, location, note }];
+    }
+    let alone = models.len() == 1;
+    let listed = models.into_iter().map(|model| {
+        let name = model.name.short();
+        let note = if repository.incomplete {
+            unfinished(&model.name)
+        } else if model.path.is_dir() {
+            String::new()
+        } else {
+            note(&name, &model.path)
+        };
+        let bytes = if alone { repository.bytes } else { model.bytes };
+        ListedModel { name, bytes, location: location.clone(), note }
+    });
+    listed.collect()
+}
+
+fn unfinished(name: &ModelName) -> String {
+    format!("incomplete: `kiln pull {}` resumes", name.short())
+}
+
+/// What keeps a file or folder from being used as a model.
+fn note(name: &str, path: &Path) -> String {
+    match hints::open_model_with(path, &ComponentPaths::default()) {
+        Ok(model) => hub::missing_components(&model).unwrap_or_default(),
+        Err(_) => format!("not a model: see `kiln info {name}`"),
     }
 }
 
@@ -74,14 +106,15 @@ pub fn size(path: &Path) -> u64 {
     entries.map(|path| if path.is_symlink() && path.is_dir() { 0 } else { size(&path) }).sum()
 }
 
-fn to_text(list: &[ListedModel]) -> String {
+fn to_text(list: &[ListedModel], total: u64) -> String {
     if list.is_empty() {
         return "no models; download one with `kiln pull klein-4b`\n".into();
     }
-    let width = list.iter().map(|model| model.name.chars().count()).max().unwrap_or(0);
+    let width = list.iter().map(|model| model.name.chars().count()).max().unwrap_or(0).max("total".len());
     let line = |model: &ListedModel| {
         let note = if model.note.is_empty() { String::new() } else { format!("  ({})", model.note) };
         format!("{:width$}  {:>9}  {}{note}\n", model.name, bytes(model.bytes), model.location)
     };
-    list.iter().map(line).collect()
+    let lines: String = list.iter().map(line).collect();
+    format!("{lines}{:width$}  {:>9}\n", "total", bytes(total))
 }

@@ -2,38 +2,33 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_engine::ComponentPaths;
-use kiln_hub::{ModelName, PullProgress};
+use kiln_hub::{HubSettings, ModelName, PullPlan, PullProgress, PullSummary};
 
 use crate::args::PullArgs;
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext};
 use crate::hints;
 use crate::properties::Properties;
-use crate::values::{bytes, plural};
+use crate::values::{bytes, duration, plural};
 
 pub fn run(args: &PullArgs) -> Result<(), CliError> {
     let name = ModelName::parse(&args.name)?;
-    let settings = super::settings()?;
-    if is_set("HF_HUB_OFFLINE") {
-        return Err(CliError::new("downloads are disabled: HF_HUB_OFFLINE is set")
-            .hint("unset the variable for this command"));
-    }
+    let settings = settings()?;
     let cancel = CancelFlag::on_ctrl_c();
-    let mut display = DownloadDisplay::new(args.quiet || args.json);
-    let pulled = kiln_hub::pull(&settings, &name, &mut |progress| {
-        display.update(progress);
-        !cancel.is_set()
-    });
-    display.clear();
-    let pulled = pulled.with_context(|| format!("downloading `{}` from {}", args.name, settings.endpoint))?;
+    let plan = kiln_hub::plan(&settings, &name)
+        .with_context(|| format!("downloading `{}` from {}", args.name, settings.endpoint))?;
+    let start = Instant::now();
+    let pulled = download(&plan, &settings, args.quiet || args.json, &cancel)?;
     if args.json {
         let properties = Properties::default()
             .with("name", name.short())
             .with("repo", &name.repo)
             .with("commit", &pulled.commit)
+            .with("licence", &plan.licence)
             .with("folder", pulled.snapshot.display().to_string())
             .with("files", pulled.files)
             .with("bytes", pulled.bytes)
@@ -44,14 +39,48 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
         let (files, size) = (plural(pulled.files, "file"), bytes(pulled.bytes));
         let downloaded = match pulled.downloaded {
             0 => "already complete".to_owned(),
-            fetched => format!("{} downloaded", bytes(fetched)),
+            fetched => format!("{} downloaded{}", bytes(fetched), speed(fetched, start.elapsed())),
         };
         let (folder, short) = (pulled.snapshot.display(), name.short());
         let missing = missing_components(&pulled.snapshot, &name);
-        let text = format!("{files}, {size} ({downloaded}) in `{folder}`\nuse it with -m {short}{missing}\n");
+        let licence = plan.licence.as_ref().map_or(String::new(), |licence| format!(", licence {licence}"));
+        let text = format!(
+            "{files}, {size} ({downloaded}){licence} in `{folder}`\nuse it with -m {short}{missing}\n"
+        );
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
     Ok(())
+}
+
+/// Returns how to reach the hub, unless downloads are disabled.
+pub fn settings() -> Result<HubSettings, CliError> {
+    if is_set("HF_HUB_OFFLINE") {
+        return Err(CliError::new("downloads are disabled: HF_HUB_OFFLINE is set")
+            .hint("unset the variable for this command"));
+    }
+    super::settings()
+}
+
+/// Downloads what is planned, and shows the progress.
+pub fn download(
+    plan: &PullPlan,
+    settings: &HubSettings,
+    quiet: bool,
+    cancel: &CancelFlag,
+) -> Result<PullSummary, CliError> {
+    let mut display = DownloadDisplay::new(quiet);
+    let pulled = plan.run(settings, &mut |progress| {
+        display.update(progress);
+        !cancel.is_set()
+    });
+    display.clear();
+    pulled.with_context(|| format!("downloading `{}` from {}", plan.name.short(), settings.endpoint))
+}
+
+/// `, 35.2 MiB/s`
+fn speed(downloaded: u64, elapsed: Duration) -> String {
+    let rate = downloaded as f64 / elapsed.as_secs_f64().max(1e-3);
+    format!(", {}/s", bytes(rate as u64))
 }
 
 /// Reports which components are missing: a lone transformer has no text encoder and no autoencoder.
@@ -62,16 +91,10 @@ fn missing_components(snapshot: &Path, name: &ModelName) -> String {
     let path = super::find_pulled(Path::new(&name.short())).map(|(_, path)| path);
     let model = path.and_then(|path| hints::open_model_with(&path, &ComponentPaths::default()).ok());
     let Some(model) = model else { return String::new() };
-    let components = [("text encoder", model.text_encoder.is_none()), ("autoencoder", model.vae.is_none())];
-    let missing: Vec<&str> =
-        components.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| name).collect();
-    if missing.is_empty() {
-        return String::new();
-    }
-    let missing = missing.join(" and no ");
+    let Some(missing) = super::missing_components(&model) else { return String::new() };
     match super::matching_model(model.transformer.config.joint_attention_dim) {
-        Some(name) => format!("\nit has no {missing}: run `kiln pull {name}`, whose components fit"),
-        None => format!("\nit has no {missing}: put it into the same folder, or give it as an option"),
+        Some(name) => format!("\nit has {missing}: run `kiln pull {name}`, whose components fit"),
+        None => format!("\nit has {missing}: put it into the same folder, or give it as an option"),
     }
 }
 
@@ -80,12 +103,18 @@ fn is_set(name: &str) -> bool {
     ["1", "true", "yes", "on"].contains(&value.as_str())
 }
 
-/// Download progress: a bar on a terminal, else a line per file.
+/// Download progress: a bar on a terminal, else a line per file and per half minute.
 struct DownloadDisplay {
     quiet: bool,
     bar: Option<ProgressBar>,
     file: Option<usize>,
+    /// The time and the bytes present at the start.
+    start: Option<(Instant, u64)>,
+    line_at: Instant,
 }
+
+/// The time between lines about the same file.
+const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
 impl DownloadDisplay {
     fn new(quiet: bool) -> DownloadDisplay {
@@ -95,12 +124,13 @@ impl DownloadDisplay {
             bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
-        DownloadDisplay { quiet, bar, file: None }
+        DownloadDisplay { quiet, bar, file: None, start: None, line_at: Instant::now() }
     }
 
     fn update(&mut self, progress: PullProgress<'_>) {
         let PullProgress { file, index, files, done, total } = progress;
         let new = self.file.replace(index) != Some(index);
+        let (start, before) = *self.start.get_or_insert_with(|| (Instant::now(), done));
         let label = || format!("{}/{files} {file}", index + 1);
         match &self.bar {
             Some(bar) => {
@@ -115,8 +145,11 @@ impl DownloadDisplay {
                 }
                 bar.set_position(done);
             }
-            None if new && !self.quiet => {
-                let _ = writeln!(std::io::stderr(), "{} ({} of {})", label(), bytes(done), bytes(total));
+            None if !self.quiet && (new || self.line_at.elapsed() > LINE_INTERVAL) => {
+                self.line_at = Instant::now();
+                let left = time_left(done - before, total - done, start.elapsed());
+                let _ =
+                    writeln!(std::io::stderr(), "{} ({} of {}{left})", label(), bytes(done), bytes(total));
             }
             None => {}
         }
@@ -126,5 +159,28 @@ impl DownloadDisplay {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// `, 35.2 MiB/s, 7m 5s left`; nothing before the first second, when there is nothing to tell.
+fn time_left(downloaded: u64, left: u64, elapsed: Duration) -> String {
+    if downloaded == 0 || elapsed < Duration::from_secs(1) {
+        return String::new();
+    }
+    let seconds = elapsed.as_secs_f64() * left as f64 / downloaded as f64;
+    let left = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+    format!("{}, {} left", speed(downloaded, elapsed), duration(left))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_tell_speed_and_time_left() {
+        let text = time_left(10 << 20, 4210 << 20, Duration::from_secs(2));
+        assert_eq!(text, ", 5.0 MiB/s, 14m 2s left");
+        assert_eq!(time_left(0, 10, Duration::from_secs(9)), "");
+        assert_eq!(time_left(10, 10, Duration::from_millis(9)), "");
     }
 }

@@ -8,7 +8,7 @@ use kiln_hub::{Cache, ModelName};
 
 use crate::args::RmArgs;
 use crate::error::CliError;
-use crate::models::{self, ModelLocation};
+use crate::models;
 use crate::values::bytes;
 use crate::{ember, hub};
 
@@ -26,11 +26,18 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
         RemovableModel::Local(path) => (format!("`{}`", path.display()), hub::models::size(path)),
         RemovableModel::Pulled(cache, name) => {
             let installed = cache.installed(&name.repo, &name.revision);
-            let size = installed.as_ref().map_or(0, |installed| installed.bytes);
-            let folder = installed.map_or_else(|| cache.folder().to_path_buf(), |installed| installed.folder);
+            let files = cache.files(name);
+            let folder = installed.as_ref().map_or(cache.folder(), |installed| &installed.folder).display();
             match &name.pattern {
-                Some(pattern) => (format!("files matching `{pattern}` in `{}`", folder.display()), 0),
-                None => (format!("`{}`, which other programs may also use", folder.display()), size),
+                Some(_) => {
+                    let names: Vec<String> = files.iter().map(|(path, _)| format!("`{path}`")).collect();
+                    let what = format!("{} in `{folder}`", names.join(", "));
+                    (what, files.iter().map(|(_, bytes)| bytes).sum())
+                }
+                None => {
+                    let what = format!("`{folder}`, which other programs may also use");
+                    (what, installed.map_or(0, |installed| installed.bytes))
+                }
             }
         }
     };
@@ -50,7 +57,7 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
         RemovableModel::Pulled(cache, ModelName { repo, pattern: Some(pattern), .. }) => {
             cache.remove_matching(repo, pattern)?
         }
-        RemovableModel::Pulled(cache, name) => cache.remove(&name.repo)?,
+        RemovableModel::Pulled(cache, name) => cache.remove_revision(&name.repo, &name.revision)?,
     };
     let _ = writeln!(std::io::stderr(), "removed {what}: {}", bytes(freed));
     Ok(())
@@ -60,15 +67,14 @@ fn find(text: &str) -> Result<RemovableModel, CliError> {
     if text == ember::NAME && ember::file().is_some() {
         return Err(CliError::usage("Ember is built in and can't be removed"));
     }
-    if models::names(&models::folders()).iter().any(|name| name == text)
-        && let ModelLocation::Named { path, .. } = ModelLocation::resolve(Some(Path::new(text)))?
+    if let Some((_, path)) = models::in_folders(&models::folders()).into_iter().find(|(name, _)| name == text)
     {
         return Ok(RemovableModel::Local(path));
     }
     if let Ok(name) = ModelName::parse(text) {
         let cache = Cache::new(hub::settings()?.cache);
         let installed = cache.installed(&name.repo, &name.revision).is_some();
-        let matches = name.pattern.is_none() || cache.find(&name)?.is_some();
+        let matches = name.pattern.is_none() || !cache.files(&name).is_empty();
         if installed && matches {
             return Ok(RemovableModel::Pulled(cache, name));
         }
@@ -82,11 +88,5 @@ fn confirm(what: &str, size: u64) -> Result<(), CliError> {
         return Err(CliError::usage(format!("this would remove {what}")).hint("confirm with --yes"));
     }
     let size = if size > 0 { format!(" ({})", bytes(size)) } else { String::new() };
-    let _ = write!(std::io::stderr(), "remove {what}{size}? [y/N] ");
-    let mut answer = String::new();
-    let _ = std::io::stdin().read_line(&mut answer);
-    match answer.trim().to_lowercase().as_str() {
-        "y" | "yes" => Ok(()),
-        _ => Err(CliError::cancelled()),
-    }
+    if hub::ask(&format!("remove {what}{size}?")) { Ok(()) } else { Err(CliError::cancelled()) }
 }

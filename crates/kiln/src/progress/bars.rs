@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::lines::{image_label, line};
 use super::{Phase, ProgressEvent};
+use crate::values::duration;
 
 /// Shows a bar with the time left for each phase on standard error; bars of finished phases stay above it.
 pub(super) struct ProgressBars {
@@ -93,29 +94,8 @@ fn style(template: &str) -> ProgressStyle {
     // The first unit must be done before the time left can be estimated.
     let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         if state.pos() > 0 {
-            let _ = write!(out, ", {} left", format_left(state.eta()));
+            let _ = write!(out, ", {} left", duration(state.eta()));
         }
     };
     style.with_key("left", left).progress_chars("━━─")
-}
-
-/// `40s`, `3m 5s`, `2h 10m`
-fn format_left(left: Duration) -> String {
-    let seconds = left.as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
-        _ => format!("{}h {}m", seconds / 3600, seconds / 60 % 60),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn time_left_has_at_most_two_units() {
-        let left = |seconds| format_left(Duration::from_secs(seconds));
-        assert_eq!([left(0), left(59), left(61), left(7261)], ["0s", "59s", "1m 1s", "2h 1m"]);
-    }
 }

@@ -10,8 +10,10 @@ use kiln_engine::{Model, Variant};
 use kiln_server::{Catalogue, JobError, ModelInfo};
 
 use crate::args::ServeArgs;
+use crate::cancel::CancelFlag;
 use crate::error::CliError;
-use crate::models::ModelLocation;
+use crate::hub::offer::{self, OfferOptions};
+use crate::models::{self, ModelLocation};
 
 const EXTENSION: &str = "safetensors";
 /// How long a list of the models is used before it is read again.
@@ -38,7 +40,10 @@ struct ModelList {
 
 impl ModelCatalogue {
     pub fn new(args: &ServeArgs) -> Result<ModelCatalogue, CliError> {
-        let location = ModelLocation::resolve(args.model.as_deref())?;
+        let model = args.model.clone().or_else(models::default_model);
+        let options = OfferOptions { yes: args.yes, quiet: args.json };
+        // No Ctrl-C handler yet: it ends the process, and the next download resumes.
+        let location = offer::resolve(model.as_deref(), options, &CancelFlag::default())?;
         // Opened now, so that a bad model is an error at startup.
         let model = Arc::new(location.open()?);
         crate::hints::refuse_ambiguous(&model, args.vae.is_some())?;
@@ -115,7 +120,7 @@ impl ModelCatalogue {
                 let info = list
                     .infos
                     .entry(model_key(&location))
-                    .or_insert_with(|| Some(model_info(&location.open().ok()?)))
+                    .or_insert_with(|| Some(model_info(&location.open().ok().filter(is_usable)?)))
                     .clone()?;
                 Some(ModelInfo { default: name == self.default.0, name, ..info })
             })
@@ -148,6 +153,11 @@ fn weight_names(folder: Option<&Path>) -> Vec<String> {
 fn weight_file(folder: Option<&Path>, name: &str) -> Option<PathBuf> {
     let is_listed = weight_names(folder).iter().any(|listed| listed == name);
     is_listed.then(|| Some(folder?.join(format!("{name}.{EXTENSION}"))))?
+}
+
+/// Whether a model can read prompts: the files of a models folder may be parts of models.
+fn is_usable(model: &Model) -> bool {
+    model.text_encoder.is_some()
 }
 
 /// Describes a model, without reading its weights.

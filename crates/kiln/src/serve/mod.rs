@@ -22,8 +22,9 @@ use generator::Worker;
 /// Threads that answer HTTP requests; images are generated on other threads.
 const THREADS: usize = 2;
 
-pub fn run(args: ServeArgs) -> Result<(), CliError> {
+pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     check(&args)?;
+    args.machine.fill_missing(crate::settings::get());
     init_logging(&args);
     let models = Arc::new(ModelCatalogue::new(&args)?);
     let config = config(&args)?;

@@ -69,9 +69,12 @@ fn a_model_is_pulled_listed_used_and_removed_by_its_name() {
         "--max-tokens",
         "32",
     ];
-    sandbox.kiln(&generate).fails(1, &["`klein-4b` does not exist", "kiln pull klein-4b"]);
+    sandbox
+        .kiln(&generate)
+        .fails(1, &["`klein-4b` does not exist", "`kiln pull klein-4b` downloads it", "--yes"]);
 
     let ran = run(&sandbox, &hub, &["pull", "klein-4b"]).ok();
+    assert!(ran.err.contains("/s), licence apache-2.0 in `"), "{}", ran.err);
     assert!(ran.err.contains("use it with -m klein-4b") && !ran.err.contains("flux-2-klein"), "{}", ran.err);
     let again = run(&sandbox, &hub, &["pull", "klein-4b", "--json"]).ok();
     let pulled: serde_json::Value = serde_json::from_str(again.text()).unwrap();
@@ -195,4 +198,174 @@ fn models_in_the_models_folder_are_listed_and_removed() {
     kiln(&["rm", "hen", "-y"]).ok();
     kiln(&["rm", "fox", "-y"]).ok();
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+const QUICK: [&str; 9] = ["-W", "64", "-H", "64", "-s", "1", "-S", "4", "--max-tokens"];
+
+/// `kiln COMMAND fox -m klein-4b`, small and quick.
+fn quick_klein<'a>(command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&[command, "fox", "-m", "klein-4b"], &QUICK[..], &["32"], more].concat()
+}
+
+fn whole_model(sandbox: &Sandbox) -> Vec<(String, HubFile)> {
+    let mut all = Vec::new();
+    files(sandbox.model(), sandbox.model(), &mut all);
+    all
+}
+
+#[test]
+fn yes_downloads_a_model_that_is_not_there() {
+    let sandbox = Sandbox::new();
+    let hub = Hub::start(REPO, whole_model(&sandbox), HubBehavior::default());
+    run(&sandbox, &hub, &["generate", "fox", "-m", "owner/repo", "--yes"])
+        .fails(1, &["kiln pull owner/repo"]);
+    assert!(
+        hub.requests.lock().unwrap().is_empty(),
+        "a text that may be a path is not looked for on the hub"
+    );
+    let ran = run(&sandbox, &hub, &quick_klein("run", &["--yes", "-o", "a.png"])).ok();
+    let offer = format!("(licence apache-2.0) from {}/{REPO} to `", hub.endpoint());
+    assert!(ran.err.contains("downloading ") && ran.err.contains(&offer), "{}", ran.err);
+    let ran = run(&sandbox, &hub, &quick_klein("run", &["--yes", "-o", "b.png"])).ok();
+    assert!(!ran.err.contains("downloading"), "{}", ran.err);
+    assert!(sandbox.kiln(&["list"]).ok().text().contains("klein-4b"));
+    assert!(sandbox.kiln(&["show", "klein-4b"]).ok().text().contains("klein (distilled)"));
+    sandbox.kiln(&["rm", "klein-4b", "-y"]).ok();
+    let json = run(&sandbox, &hub, &quick_klein("generate", &["--yes", "--json", "-o", "c.png"])).ok();
+    assert!(json.err.is_empty() && json.events().len() > 2, "{}", json.err);
+    let offline =
+        sandbox.command(&["generate", "fox", "-m", "klein-9b", "--yes"]).env("HF_HUB_OFFLINE", "1").output();
+    RunOutput::from(offline.unwrap()).fails(1, &["HF_HUB_OFFLINE"]);
+}
+
+/// Runs the program on a terminal of `script`, which types the answer. Returns what the terminal shows.
+#[cfg(target_os = "linux")]
+fn on_terminal(sandbox: &Sandbox, hub: &Hub, args: &[&str], answer: &str) -> Option<(i32, String)> {
+    use std::io::Write;
+    let command = format!("{} {}", env!("CARGO_BIN_EXE_kiln"), args.join(" "));
+    let mut script = sandbox.command_of(Path::new("script"), &["-qec", &command, "/dev/null"]);
+    script.env("HF_ENDPOINT", hub.endpoint()).stdin(std::process::Stdio::piped());
+    let mut child = script.stdout(std::process::Stdio::piped()).spawn().ok()?;
+    child.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    Some((output.status.code().unwrap(), String::from_utf8_lossy(&output.stdout).into_owned()))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn on_a_terminal_a_model_that_is_not_there_is_offered() {
+    let sandbox = Sandbox::new();
+    let hub = Hub::start(REPO, whole_model(&sandbox), HubBehavior::default());
+    let args = quick_klein("generate", &["-o", "a.png"]);
+    let Some((code, shown)) = on_terminal(&sandbox, &hub, &args, "n\n") else {
+        return eprintln!("skipped: there is no `script`");
+    };
+    assert_eq!(code, 130, "{shown}");
+    let question = "`klein-4b` is not on this machine; download ";
+    assert!(
+        shown.contains(question) && shown.contains("licence apache-2.0") && shown.contains("[y/N]"),
+        "{shown}"
+    );
+    assert!(!sandbox.path("data/hf/hub").exists(), "nothing is downloaded");
+    let (code, shown) = on_terminal(&sandbox, &hub, &args, "y\n").unwrap();
+    assert_eq!(code, 0, "{shown}");
+    assert!(sandbox.path("a.png").is_file());
+    // Without a model, its transformer is not taken for it, and the rest is offered.
+    sandbox.kiln(&["rm", "klein-4b", "-y"]).ok();
+    run(&sandbox, &hub, &["pull", "klein-4b:transformer/*"]).ok();
+    let (code, shown) = on_terminal(&sandbox, &hub, &args, "n\n").unwrap();
+    assert!(code == 130 && shown.contains("download the other "), "{shown}");
+}
+
+#[test]
+fn what_was_pulled_by_pattern_is_listed_and_removed() {
+    let sandbox = Sandbox::new();
+    let hub = Hub::start(REPO, whole_model(&sandbox), HubBehavior::default());
+    run(&sandbox, &hub, &["pull", "klein-4b:vae/*"]).ok();
+    let listed = || -> Vec<(String, u64, String)> {
+        let list = sandbox.kiln(&["models", "--json"]).ok();
+        let list: Vec<serde_json::Value> = serde_json::from_str(list.text()).unwrap();
+        let pulled = list.iter().filter(|model| model["name"].as_str().unwrap().starts_with("klein"));
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        pulled
+            .map(|model| (text(&model["name"]), model["bytes"].as_u64().unwrap(), text(&model["note"])))
+            .collect()
+    };
+    let vae = "klein-4b:vae/diffusion_pytorch_model.safetensors";
+    let bytes = fs::metadata(sandbox.model().join("vae/diffusion_pytorch_model.safetensors")).unwrap().len();
+    let found = listed();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].0 == vae && found[0].1 > bytes && found[0].2.contains("not a model"), "{found:?}");
+    assert!(sandbox.kiln(&["models"]).ok().text().lines().last().unwrap().starts_with("total"));
+    sandbox.kiln(&["info", vae]).ok();
+    run(&sandbox, &hub, &["pull", "klein-4b"]).ok();
+    assert_eq!(listed().iter().map(|model| model.0.as_str()).collect::<Vec<_>>(), ["klein-4b"]);
+    sandbox
+        .kiln(&["rm", "klein-4b:vae/*"])
+        .fails(2, &["would remove", "diffusion_pytorch_model.safetensors`", "--yes"]);
+    sandbox.kiln(&["rm", "klein-4b", "-y"]).ok();
+    run(&sandbox, &hub, &["pull", "klein-4b:vae/*"]).ok();
+    sandbox.kiln(&["rm", "klein-4b:vae/*", "-y"]).ok();
+    assert!(listed().is_empty());
+    assert_eq!(fs::read_dir(sandbox.path("data/hf/hub")).unwrap().count(), 0, "nothing is left in the cache");
+}
+
+#[test]
+fn files_of_every_kind_in_the_models_folder_are_listed_used_and_removed() {
+    let sandbox = Sandbox::new();
+    let models = sandbox.fill_models_folder();
+    fs::write(models.join("odd.safetensors"), [0; 100]).unwrap();
+    let list = sandbox.kiln(&["list"]).ok();
+    let line =
+        |name: &str| list.text().lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+    assert!(line("klein ").ends_with("klein.toml"), "{}", list.text());
+    assert!(line("small ").contains("no text encoder and no autoencoder"), "{}", list.text());
+    assert!(line("odd ").contains("not a model: see `kiln info odd`"), "{}", list.text());
+    sandbox.kiln(&[&["generate", "fox", "-m", "klein", "-o", "a.png"], &QUICK[..], &["32"]].concat()).ok();
+    for name in ["klein", "small", "odd"] {
+        sandbox.kiln(&["rm", name, "-y"]).ok();
+    }
+    assert_eq!(fs::read_dir(&models).unwrap().count(), 1);
+}
+
+#[test]
+fn a_mirror_is_used_and_a_bad_address_named() {
+    let sandbox = Sandbox::new();
+    let behavior = HubBehavior { prefix: "/mirror/hf", redirect: true, ..HubBehavior::default() };
+    let hub = Hub::start(REPO, whole_model(&sandbox), behavior);
+    let mut pull = sandbox.command(&["pull", "klein-4b"]);
+    RunOutput::from(pull.env("HF_ENDPOINT", hub.endpoint() + "/").output().unwrap()).ok();
+    for bad in ["hf-mirror.com", "ftp://host", "https://"] {
+        let ran = sandbox.command(&["pull", "klein-4b"]).env("HF_ENDPOINT", bad).output().unwrap();
+        RunOutput::from(ran).fails(2, &["HF_ENDPOINT is `", "such as https://"]);
+    }
+}
+
+#[test]
+fn a_model_name_among_the_prompts_gets_a_note() {
+    let sandbox = Sandbox::new();
+    let args = [
+        "run",
+        "klein-4b",
+        "fox",
+        "-W",
+        "16",
+        "-H",
+        "16",
+        "-s",
+        "1",
+        "-m",
+        sandbox.model().to_str().unwrap(),
+    ];
+    let explicit = sandbox.kiln(&[&args[..], &["--max-tokens", "16", "-o", "a.png"]].concat()).ok();
+    assert!(!explicit.err.contains("taken as a prompt"), "{}", explicit.err);
+    let args =
+        ["run", "klein-4b", "fox", "-W", "16", "-H", "16", "-s", "1", "--max-tokens", "16", "-o", "b.png"];
+    let mut ran = sandbox.command(&args);
+    let ran = RunOutput::from(ran.env("KILN_MODEL", sandbox.model()).output().unwrap()).ok();
+    assert!(
+        ran.err.contains("`klein-4b` is taken as a prompt; choose the model with -m klein-4b"),
+        "{}",
+        ran.err
+    );
 }

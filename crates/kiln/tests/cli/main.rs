@@ -7,6 +7,7 @@ mod cache;
 mod cancel;
 #[cfg(feature = "ember")]
 mod colours;
+mod config;
 mod convert;
 #[cfg(all(unix, feature = "ember", feature = "serve"))]
 mod docs;

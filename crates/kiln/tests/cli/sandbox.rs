@@ -55,9 +55,10 @@ impl Sandbox {
     pub fn command_of(&self, program: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
-        // Hide the user's own models and caches.
+        // Hide the user's own models, settings and caches.
         command.env_remove("KILN_MODEL").env_remove("KILN_MODELS").env("XDG_DATA_HOME", self.path("data"));
         command.env("HF_HOME", self.path("data/hf")).env_remove("HF_HUB_CACHE").env_remove("HF_TOKEN");
+        command.env("KILN_CONFIG", self.path("config.toml"));
         command.env("KILN_CACHE_DIR", self.cache.path()).env_remove("KILN_CACHE_MB");
         command
     }
@@ -87,6 +88,26 @@ impl Sandbox {
         let mut child = command.spawn().unwrap();
         child.stdin.take().unwrap().write_all(input).unwrap();
         child.wait_with_output().unwrap().into()
+    }
+
+    /// Puts the model into the models folder as `klein.toml`, with its transformer as `small.gguf`.
+    pub fn fill_models_folder(&self) -> PathBuf {
+        let models = self.path("data/kiln/models");
+        fs::create_dir_all(models.join("parts")).unwrap();
+        for (component, part, to) in [
+            ("transformer", "transformer", "small.gguf"),
+            ("vae", "vae", "parts/vae.safetensors"),
+            ("text_encoder", "text-encoder", "parts/qwen.safetensors"),
+        ] {
+            let (from, to) = (self.model().join(component), models.join(to));
+            self.kiln(&["convert", from.to_str().unwrap(), to.to_str().unwrap(), "--part", part]).ok();
+        }
+        // The tiny text encoder has a small vocabulary of its own.
+        fs::copy(self.model().join("tokenizer/tokenizer.json"), models.join("parts/tokenizer.json")).unwrap();
+        let manifest = "transformer = 'small.gguf'\ntext_encoder = 'parts/qwen.safetensors'\n\
+                        vae = 'parts/vae.safetensors'\ntokenizer = 'parts/tokenizer.json'\nvariant = 'distilled'\n";
+        fs::write(models.join("klein.toml"), manifest).unwrap();
+        models
     }
 
     /// The names in the sandbox's folder, sorted.

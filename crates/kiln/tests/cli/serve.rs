@@ -241,3 +241,17 @@ fn third_party_clients_work() {
     script(&sandbox, "openai_client.py", "import openai, PIL", &server);
     script(&sandbox, "a1111_client.py", "import json", &server);
 }
+
+#[test]
+fn files_of_the_models_folder_are_listed_and_used() {
+    let sandbox = Sandbox::new();
+    sandbox.fill_models_folder();
+    let server = TestServer::start(&sandbox, &[]);
+    let (_, list) = server.call("GET", "/v1/models", None);
+    let names: Vec<&str> =
+        list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
+    assert_eq!(names, ["ember", "klein"], "a transformer alone can't read prompts");
+    let body = json!({ "model": "klein", "prompt": "fox", "size": "64x64", "steps": 1, "max_tokens": 32 });
+    let (status, response) = server.call("POST", "/v1/images/generations", Some(body));
+    assert_eq!(status, 200, "{response}");
+}

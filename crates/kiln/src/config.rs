@@ -1,0 +1,96 @@
+//! `kiln config`: shows and changes the settings file.
+
+use std::path::{Path, PathBuf};
+
+use crate::args::{ConfigArgs, ConfigCommand};
+use crate::error::CliError;
+use crate::output;
+use crate::properties::Properties;
+use crate::settings::{self, KEYS, Key};
+
+pub fn run(args: &ConfigArgs) -> Result<(), CliError> {
+    let file = settings::file().ok_or_else(|| {
+        CliError::new("there is no folder for settings").hint("set KILN_CONFIG to the path of a file")
+    })?;
+    match args.command.as_ref().unwrap_or(&ConfigCommand::List { json: false }) {
+        ConfigCommand::List { json } => list(&file, *json),
+        ConfigCommand::Get { key } => {
+            let value = Effective::of(Key::find(key)?, &values(&file)?);
+            crate::print(format!("{}\n", value.text).as_bytes())
+        }
+        ConfigCommand::Set { key, value } => {
+            let key = Key::find(key)?;
+            let text = settings::set(&settings::read_text(&file)?, &file, key, &absolute(value))?;
+            write(&file, &text)
+        }
+        ConfigCommand::Unset { key } => {
+            let text = settings::read_text(&file)?;
+            let new = settings::unset(&text, &file, Key::find(key)?)?;
+            if new == text { Ok(()) } else { write(&file, &new) }
+        }
+        ConfigCommand::Path => crate::print(format!("{}\n", file.display()).as_bytes()),
+    }
+}
+
+/// The value of a setting that commands use, and where it comes from.
+struct Effective {
+    text: String,
+    source: String,
+}
+
+impl Effective {
+    fn of(key: &Key, in_file: &[(&Key, String)]) -> Effective {
+        if let Some(variable) = key.variable
+            && let Some(value) = kiln_base::folders::from_env(variable)
+        {
+            return Effective { text: value.display().to_string(), source: variable.into() };
+        }
+        match in_file.iter().find(|(other, _)| other.name == key.name) {
+            Some((_, text)) => Effective { text: text.clone(), source: "file".into() },
+            None => Effective { text: (key.default)(), source: "default".into() },
+        }
+    }
+}
+
+fn values(file: &Path) -> Result<Vec<(&'static Key, String)>, CliError> {
+    settings::parse(&settings::read_text(file)?, file)
+}
+
+fn list(file: &Path, json: bool) -> Result<(), CliError> {
+    let values = values(file)?;
+    let properties = KEYS.iter().fold(Properties::default(), |properties, key| {
+        let Effective { text, source } = Effective::of(key, &values);
+        let value = Properties::default().with("value", &text).with("source", &source);
+        properties.with_group(key.name, value)
+    });
+    if json {
+        return crate::print(properties.to_json().as_bytes());
+    }
+    let effective: Vec<Effective> = KEYS.iter().map(|key| Effective::of(key, &values)).collect();
+    let width = effective.iter().map(|value| value.text.chars().count()).max().unwrap_or(0);
+    let line = |(key, value): (&Key, &Effective)| {
+        let text = if value.text.is_empty() { "-" } else { &value.text };
+        format!("{:13}  {text:width$}  {:10}  {}\n", key.name, value.source, key.about)
+    };
+    let lines: String = KEYS.iter().zip(&effective).map(line).collect();
+    crate::print(lines.as_bytes())
+}
+
+/// A relative path that exists becomes absolute: the file means the same in every folder.
+fn absolute(value: &str) -> String {
+    let path = Path::new(value);
+    let is_path = value.contains(std::path::is_separator) && path.is_relative() && path.exists();
+    let full: Option<PathBuf> = is_path.then(|| std::path::absolute(path).ok()).flatten();
+    full.and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| value.to_owned())
+}
+
+fn write(file: &Path, text: &str) -> Result<(), CliError> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    // Settings files are often links into a folder under version control.
+    let target = output::resolve_links(file)?;
+    let written =
+        std::fs::create_dir_all(folder).and_then(|()| kiln_base::write_atomic(&target, text.as_bytes()));
+    written.map_err(|error| {
+        CliError::new(format!("can't write the settings file `{}`: {error}", file.display()))
+    })
+}

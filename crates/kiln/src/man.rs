@@ -1,0 +1,18 @@
+//! `kiln man`: the manual pages, made from the help texts.
+
+use std::path::Path;
+
+use clap::CommandFactory;
+
+use crate::args::Cli;
+use crate::error::CliError;
+
+pub fn run(folder: &Path) -> Result<(), CliError> {
+    let mut command = Cli::command();
+    // Gives subcommands their full names, and pages the global options.
+    command.build();
+    let failed = |e: std::io::Error| {
+        CliError::new(format!("can't write the manual pages to `{}`: {e}", folder.display()))
+    };
+    std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder)).map_err(failed)
+}

@@ -1,0 +1,266 @@
+//! The user's defaults for options, from `config.toml` in the settings folder.
+//!
+//! An option comes before the environment, the environment before this file, and the file before what is built in. The
+//! file is flat: a key that is not in [`KEYS`] is an error, so that a typo does not pass for a setting.
+
+mod edit;
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use clap::ValueEnum;
+use kiln_base::folders;
+use kiln_engine::{Device, Precision};
+use toml::{Table, Value};
+
+pub use edit::{set, unset};
+
+use crate::args::MAX_THREADS;
+use crate::error::CliError;
+use crate::{ember, models, values};
+
+/// The variable that names another settings file.
+const FILE_VARIABLE: &str = "KILN_CONFIG";
+
+/// The settings of the file; `None` leaves the built-in default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UserSettings {
+    pub model: Option<PathBuf>,
+    pub models_folder: Option<PathBuf>,
+    pub output_folder: Option<PathBuf>,
+    pub device: Option<Device>,
+    pub dtype: Option<Precision>,
+    pub threads: Option<u32>,
+    pub vram_limit: Option<u64>,
+}
+
+/// A key of the file.
+pub struct Key {
+    pub name: &'static str,
+    pub about: &'static str,
+    /// The variable that comes before the file.
+    pub variable: Option<&'static str>,
+    /// The built-in default, as text.
+    pub default: fn() -> String,
+    /// Reads the value. The error says what was expected.
+    read: fn(&mut UserSettings, &str) -> Result<(), String>,
+}
+
+/// All keys, in the order in which they are listed.
+pub const KEYS: [Key; 7] = [
+    Key {
+        name: "model",
+        about: "model of `generate` and `serve`: a name or a path",
+        variable: Some("KILN_MODEL"),
+        default: || ember::file().map_or(String::new(), |_| ember::NAME.into()),
+        read: |settings, text| read_path(&mut settings.model, text, false),
+    },
+    Key {
+        name: "models_folder",
+        about: "folder with the models that have a name",
+        variable: Some("KILN_MODELS"),
+        default: || models::own_folder().map_or(String::new(), |path| path.display().to_string()),
+        read: |settings, text| read_path(&mut settings.models_folder, text, true),
+    },
+    Key {
+        name: "output_folder",
+        about: "folder for images without -o",
+        variable: None,
+        default: || ".".into(),
+        read: |settings, text| read_path(&mut settings.output_folder, text, true),
+    },
+    Key {
+        name: "device",
+        about: "auto, cpu, cuda or cuda:N",
+        variable: None,
+        default: || "auto".into(),
+        read: |settings, text| Device::parse(text).map(|device| settings.device = Some(device)),
+    },
+    Key {
+        name: "dtype",
+        about: "data type to compute in",
+        variable: None,
+        default: || "auto".into(),
+        read: |settings, text| read_dtype(text).map(|dtype| settings.dtype = Some(dtype)),
+    },
+    Key {
+        name: "threads",
+        about: "number of CPU threads",
+        variable: None,
+        default: || std::thread::available_parallelism().map_or(String::new(), |n| n.to_string()),
+        read: |settings, text| read_threads(text).map(|threads| settings.threads = Some(threads)),
+    },
+    Key {
+        name: "vram_limit",
+        about: "limit for GPU memory, such as 6G",
+        variable: None,
+        default: String::new,
+        read: |settings, text| values::parse_bytes(text).map(|bytes| settings.vram_limit = Some(bytes)),
+    },
+];
+
+impl Key {
+    /// Finds a key; a `-` may stand for `_`, as in the options.
+    pub fn find(name: &str) -> Result<&'static Key, CliError> {
+        let spelled = name.replace('-', "_");
+        KEYS.iter().find(|key| key.name == spelled).ok_or_else(|| unknown_key(name))
+    }
+
+    /// Checks a value. The error says what was expected.
+    pub fn check(&self, text: &str) -> Result<(), String> {
+        (self.read)(&mut UserSettings::default(), text)
+    }
+}
+
+fn unknown_key(name: &str) -> CliError {
+    let names = KEYS.iter().map(|key| key.name);
+    let similar = kiln_weights::similar_names(name, names.clone());
+    let hint = match similar.first() {
+        Some(similar) => format!("did you mean `{similar}`?"),
+        None => format!("known settings: {}", names.collect::<Vec<_>>().join(", ")),
+    };
+    CliError::usage(format!("there is no setting `{name}`")).hint(hint)
+}
+
+fn read_path(out: &mut Option<PathBuf>, text: &str, is_folder: bool) -> Result<(), String> {
+    let path = match text.strip_prefix("~/").zip(folders::home()) {
+        Some((rest, home)) => home.join(rest),
+        None => PathBuf::from(text),
+    };
+    // The file means the same in every folder.
+    if is_folder && !path.is_absolute() {
+        return Err("expected an absolute path, or one that starts with ~/".into());
+    }
+    if text.trim().is_empty() {
+        return Err("expected a name or a path".into());
+    }
+    *out = Some(path);
+    Ok(())
+}
+
+fn read_dtype(text: &str) -> Result<Precision, String> {
+    <Precision as ValueEnum>::from_str(text, false).map_err(|_| {
+        let variants = Precision::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        let names: Vec<String> = variants.map(|value| value.get_name().to_owned()).collect();
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
+fn read_threads(text: &str) -> Result<u32, String> {
+    let threads = text.parse().ok().filter(|n| (1..=MAX_THREADS).contains(&i64::from(*n)));
+    threads.ok_or_else(|| format!("expected a number from 1 to {MAX_THREADS}"))
+}
+
+/// The settings file; it need not exist.
+pub fn file() -> Option<PathBuf> {
+    folders::from_env(FILE_VARIABLE).or_else(|| Some(folders::config()?.join("kiln").join("config.toml")))
+}
+
+/// Reads the text of the settings file; a missing file is empty.
+pub fn read_text(file: &Path) -> Result<String, CliError> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => {
+            Err(CliError::new(format!("can't read the settings file `{}`: {error}", file.display())))
+        }
+    }
+}
+
+/// Parses the text of `file` to the keys that it sets, with their values as text.
+pub fn parse(text: &str, file: &Path) -> Result<Vec<(&'static Key, String)>, CliError> {
+    let in_file = |problem: String| {
+        CliError::new(format!("the settings file `{}` is invalid: {problem}", file.display()))
+            .hint("correct the file, or use `kiln config set` and `kiln config unset`")
+    };
+    let table: Table =
+        text.parse().map_err(|error: toml::de::Error| in_file(error.to_string().trim_end().into()))?;
+    let entry = |(name, value): (&String, &Value)| {
+        let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| {
+            let error = unknown_key(name);
+            CliError { hint: error.hint, ..in_file(error.message) }
+        })?;
+        let text = match value {
+            Value::String(text) => text.clone(),
+            Value::Integer(number) => number.to_string(),
+            other => {
+                return Err(in_file(format!(
+                    "`{name}` is a value of the type {}, expected a text",
+                    other.type_str()
+                )));
+            }
+        };
+        key.check(&text).map_err(|expected| in_file(format!("`{name}` is `{text}`, {expected}")))?;
+        Ok((key, text))
+    };
+    table.iter().map(entry).collect()
+}
+
+static SETTINGS: OnceLock<UserSettings> = OnceLock::new();
+
+/// Reads the settings file, once, before the command runs.
+pub fn load() -> Result<(), CliError> {
+    let Some(file) = file() else { return Ok(()) };
+    let mut settings = UserSettings::default();
+    for (key, text) in parse(&read_text(&file)?, &file)? {
+        // Checked by `parse`.
+        let _ = (key.read)(&mut settings, &text);
+    }
+    let _ = SETTINGS.set(settings);
+    Ok(())
+}
+
+/// The settings of the file; empty before [`load`].
+pub fn get() -> &'static UserSettings {
+    static EMPTY: UserSettings = UserSettings {
+        model: None,
+        models_folder: None,
+        output_folder: None,
+        device: None,
+        dtype: None,
+        threads: None,
+        vram_limit: None,
+    };
+    SETTINGS.get().unwrap_or(&EMPTY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(text: &str) -> String {
+        parse(text, Path::new("config.toml")).map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let text = "model = \"klein-4b\"\nmodels_folder = \"/m\"\noutput_folder = \"/o\"\ndevice = \"cuda:1\"\n\
+                    dtype = \"int8\"\nthreads = 4\nvram_limit = \"6G\"";
+        let mut settings = UserSettings::default();
+        for (key, text) in parse(text, Path::new("config.toml")).unwrap() {
+            (key.read)(&mut settings, &text).unwrap();
+        }
+        let UserSettings { model, models_folder, output_folder, device, dtype, threads, vram_limit } =
+            settings;
+        assert_eq!((model, models_folder), (Some("klein-4b".into()), Some("/m".into())));
+        assert_eq!((output_folder, device), (Some("/o".into()), Some(Device::Cuda(1))));
+        assert_eq!((dtype, threads, vram_limit), (Some(Precision::Int8), Some(4), Some(6 << 30)));
+    }
+
+    #[test]
+    fn errors_name_the_file_the_key_and_what_is_expected() {
+        for (text, words) in [
+            ("modle = \"x\"", ["`modle`", "did you mean `model`?"]),
+            ("dtype = \"f64\"", ["`dtype` is `f64`", "auto, f32, bf16"]),
+            ("threads = 0", ["`threads` is `0`", "from 1 to 1024"]),
+            ("device = \"gpu\"", ["`device` is `gpu`", "cuda:N"]),
+            ("models_folder = \"models\"", ["`models_folder` is `models`", "absolute"]),
+            ("vram_limit = [1]", ["`vram_limit`", "array"]),
+            ("model = ", ["line 1", "hint: "]),
+        ] {
+            let message = message(text);
+            assert!(message.contains("`config.toml`"), "{message}");
+            assert!(words.iter().all(|word| message.contains(word)), "{text}: {message}");
+        }
+    }
+}
