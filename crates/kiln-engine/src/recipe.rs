@@ -111,6 +111,7 @@ impl Recipe {
                 seed: image.seed.into_iter().collect(),
                 model: None,
                 n: None,
+                one_generator: plan.request.one_generator && image.batch > 1,
                 batch_position: None,
                 output_format: None,
                 output_compression: None,
