@@ -325,12 +325,11 @@ impl Shared {
 impl FileSink {
     fn save(&self, done: GeneratedImage) -> Result<(), CliError> {
         let Shared { args, output, .. } = &*self.shared;
-        let recipe = (!args.no_recipe).then(|| done.recipe.to_json());
+        let recipe = (!args.no_recipe).then_some(&done.recipe);
         let plan = self.plan.image(done.index);
         let name = ImageName { plan: &self.plan, image: &plan, number: self.first + done.index + 1 };
         // Before locking the state: encoding takes a while, and the next image's steps are reported meanwhile.
-        let path =
-            output.write(&done.image, recipe.as_deref(), &name, self.plan.request.output_compression)?;
+        let path = output.write(&done.image, recipe, &name, self.plan.request.output_compression)?;
         let file = path.display().to_string();
         let mut state = self.shared.state();
         state.reporter.end_phase();

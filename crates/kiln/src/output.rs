@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use kiln_engine::Recipe;
 use kiln_image::{Encoding, Format, RgbImage};
 
 use crate::error::{CliError, ErrorContext};
@@ -105,7 +106,7 @@ impl Output {
     pub fn write(
         &self,
         image: &RgbImage,
-        recipe: Option<&str>,
+        recipe: Option<&Recipe>,
         name: &ImageName<'_>,
         quality: Option<u8>,
     ) -> Result<PathBuf, CliError> {
@@ -116,7 +117,9 @@ impl Output {
             Output::Named(template) => template.free_path(name),
         };
         let encoding = Encoding { format: self.format(), quality, small: false };
-        let bytes = kiln_image::encode_with(image, encoding, recipe)?;
+        let (json, parameters) = (recipe.map(Recipe::to_json), recipe.map(Recipe::parameters));
+        let (json, parameters) = (json.as_deref(), parameters.as_deref());
+        let bytes = kiln_image::encode_with_parameters(image, encoding, json, parameters)?;
         match self {
             Output::Stdout => {
                 let mut out = std::io::stdout().lock();
