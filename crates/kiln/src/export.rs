@@ -151,8 +151,8 @@ pub fn report_properties(out: &Path, report: &Report, asked: Option<&str>) -> Pr
             .with("layers", layers)
             .with_amount("weights", *weights, count(*weights))
             .with("relative_error", (error * 1e6).round() / 1e6);
-        let group = groups.entry(type_name(storage)).or_insert_with(Properties::verbatim);
-        let before = std::mem::replace(group, Properties::verbatim());
+        let group = groups.entry(type_name(storage)).or_insert_with(Properties::verbatim_group);
+        let before = std::mem::replace(group, Properties::verbatim_group());
         *group = before.with_group(name, layers);
     }
     groups.into_iter().fold(properties, |properties, (name, group)| properties.with_group(name, group))

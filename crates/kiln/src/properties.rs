@@ -20,6 +20,8 @@ enum Names {
     Words,
     /// As they are: names of tensors, of metadata.
     Verbatim,
+    /// As they are, and so is the name of the group.
+    VerbatimGroup,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -33,14 +35,19 @@ enum Entry {
 }
 
 impl Properties {
-    /// Creates an empty list whose names, and its own as a group, are data, which text output doesn't change.
+    /// Creates an empty list whose names are data, which text output doesn't change.
     pub fn verbatim() -> Properties {
         Properties(Vec::new(), Names::Verbatim)
     }
 
+    /// Creates an empty group whose names and whose own name are data.
+    pub fn verbatim_group() -> Properties {
+        Properties(Vec::new(), Names::VerbatimGroup)
+    }
+
     fn label(&self, name: &str, entry: &Entry) -> String {
-        let of_data = matches!(entry, Entry::Group(Properties(_, Names::Verbatim)));
-        if of_data || self.1 == Names::Verbatim { name.to_owned() } else { name.replace('_', " ") }
+        let own = matches!(entry, Entry::Group(Properties(_, Names::VerbatimGroup)));
+        if own || self.1 != Names::Words { name.to_owned() } else { name.replace('_', " ") }
     }
 
     /// Adds a value; null is left out.
@@ -182,7 +189,7 @@ mod tests {
 
     #[test]
     fn names_that_are_data_stay() {
-        let tensors = Properties::verbatim().with("q_norm.weight", 1);
+        let tensors = Properties::verbatim_group().with("q_norm.weight", 1);
         assert_eq!(Properties::default().with_group("q8_0", tensors).to_text(), "q8_0\n  q_norm.weight  1\n");
     }
 
