@@ -239,7 +239,7 @@ class Case:
         self.per_prompt = rng.choice([1, 1, 1, 2])
         self.tokens = rng.choice([512, 128, 64, 77, 21, 512])
         self.call |= dict(prompt=self.prompts if count > 1 else self.prompts[0], max_sequence_length=self.tokens, num_images_per_prompt=self.per_prompt)
-        self.args += ["--max-tokens", str(self.tokens), "-b", str(self.per_prompt)]
+        self.args += ["--max-tokens", str(self.tokens), "-b", str(self.per_prompt), "--one-generator"]
         self.notes.append(f"{count}x{self.per_prompt} prompts of {self.tokens}")
         if self.variant == "base":
             guidance = rng.choice([4.0, 2.5, 1.0, 7.0])

@@ -12,7 +12,7 @@ pub(crate) const MAX_IMAGES: usize = 1000;
 /// The source of the noise.
 #[derive(Clone, Debug)]
 pub enum NoiseSource {
-    /// One generator draws the noise of all images together.
+    /// One generator draws the noise of all images together, as in diffusers.
     Seed {
         /// The generator's seed.
         seed: u64,

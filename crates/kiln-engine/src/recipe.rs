@@ -57,6 +57,15 @@ pub struct ModelRecord {
     pub overrides: ComponentPathsRecord,
 }
 
+impl ModelRecord {
+    /// Returns its name without folders and extension.
+    fn file_name(&self) -> String {
+        let name = Path::new(&self.path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let stem = name.strip_suffix(".safetensors").or_else(|| name.strip_suffix(".gguf"));
+        stem.map(str::to_owned).unwrap_or(name)
+    }
+}
+
 /// The paths of named components, and the named variant.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ComponentPathsRecord {
@@ -111,6 +120,7 @@ impl Recipe {
                 seed: image.seed.into_iter().collect(),
                 model: None,
                 n: None,
+                one_generator: plan.request.one_generator && image.batch > 1,
                 batch_position: None,
                 output_format: None,
                 output_compression: None,
@@ -166,6 +176,32 @@ impl Recipe {
     pub fn to_json(&self) -> String {
         // Strings, numbers and lists: serializing can't fail.
         serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Describes the image as A1111 does, for programs that read its `parameters`: prompt, negative prompt, settings.
+    pub fn parameters(&self) -> String {
+        let request = &self.request;
+        let mut text = request.prompts.first().cloned().unwrap_or_default();
+        for lora in &request.loras {
+            let stem = lora.path.file_stem().unwrap_or_default().to_string_lossy();
+            text += &format!(" <lora:{stem}:{}>", lora.weight);
+        }
+        if let Some(negative) = request.negative_prompts.first() {
+            text += &format!("\nNegative prompt: {negative}");
+        }
+        let mut settings = Vec::new();
+        let mut add =
+            |name: &str, value: Option<String>| settings.extend(value.map(|v| format!("{name}: {v}")));
+        add("Steps", request.steps.map(|steps| steps.to_string()));
+        add("Sampler", Some("Euler".into()));
+        add("CFG scale", Some(request.guidance.unwrap_or(1.0).to_string()));
+        add("Seed", request.seed.first().map(|seed| seed.to_string()));
+        add("Size", request.width.zip(request.height).map(|(width, height)| format!("{width}x{height}")));
+        add("Model hash", self.model.transformer.get(..10).map(str::to_owned));
+        add("Model", Some(self.model.file_name()));
+        add("Denoising strength", request.strength.map(|strength| strength.to_string()));
+        add("Version", Some(format!("Kiln {}", self.kiln)));
+        format!("{text}\n{}", settings.join(", "))
     }
 
     /// Returns the request that generates the image again; fields of `changes` replace those of the recipe.
@@ -286,6 +322,19 @@ mod tests {
         assert_eq!(recipe().request.negative_prompts, ["rain"]);
         assert_eq!(recipe().request.references[0].sha256.as_deref(), Some("bb"));
         assert!(Recipe::parse("{}").unwrap_err().to_string().contains("missing field"));
+    }
+
+    #[test]
+    fn parameters_are_in_the_format_of_a1111() {
+        let mut recipe = recipe();
+        recipe.model.transformer = "0123456789abcdef".into();
+        recipe.model.path = "/m/klein-4b.gguf".into();
+        recipe.request.loras = vec![crate::LoraRef::parse("/l/ink.safetensors:0.5").unwrap()];
+        assert_eq!(
+            recipe.parameters(),
+            "a fox <lora:ink:0.5>\nNegative prompt: rain\nSteps: 4, Sampler: Euler, CFG scale: 1, Seed: \
+             18446744073709551615, Size: 64x96, Model hash: 0123456789, Model: klein-4b, Version: Kiln 0.1.0"
+        );
     }
 
     #[test]

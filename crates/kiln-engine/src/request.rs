@@ -34,6 +34,7 @@ pub struct Request {
         arg(
             short,
             long = "negative",
+            alias = "negative-prompt",
             value_name = "TEXT",
             help_heading = "Image",
             allow_hyphen_values = true
@@ -105,15 +106,16 @@ pub struct Request {
     #[cfg_attr(
         feature = "cli",
         arg(
-            short = 'b', long = "batch", value_name = "N", help_heading = "Image", allow_negative_numbers = true,
-            value_parser = at_least::<1>()
+            short = 'b', long = "batch", aliases = ["batch-count", "num-images", "num-images-per-prompt"], value_name = "N",
+            help_heading = "Image", allow_negative_numbers = true, value_parser = at_least::<1>()
         )
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n: Option<u32>,
 
-    /// Seed, from 0 to 2⁶⁴−1; a list (`11,12`) gives each image its own [default: random]
+    /// Seed, from 0 to 2⁶⁴−1: image number i, from 0, gets seed + i, so that it can be generated again alone; a list
+    /// (`11,12`) gives each image its own [default: random]
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -124,6 +126,11 @@ pub struct Request {
     #[cfg_attr(feature = "schema", schema(value_type = OneOrMany<u64>))]
     #[serde(with = "one_or_many", skip_serializing_if = "Vec::is_empty")]
     pub seed: Vec<u64>,
+
+    /// Draw the noise of all images with one generator, as diffusers does, instead of giving image i seed + i
+    #[cfg_attr(feature = "cli", arg(long, help_heading = "Image", conflicts_with = "noise"))]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub one_generator: bool,
 
     /// Prompt embeddings to use instead of a prompt: a safetensors file with `prompt_embeds`; not over HTTP
     #[cfg_attr(
@@ -149,14 +156,23 @@ pub struct Request {
     /// Reference image, to edit or combine as the prompt says; repeatable
     #[cfg_attr(
         feature = "cli",
-        arg(short = 'r', long = "ref", value_name = "FILE", help_heading = "Input images")
+        arg(
+            short = 'r', long = "ref", aliases = ["ref-image", "reference"], value_name = "FILE",
+            help_heading = "Input images"
+        )
     )]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub references: Vec<FileRef>,
 
     /// Initial image, to start from instead of noise alone
-    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", help_heading = "Input images"))]
+    #[cfg_attr(
+        feature = "cli",
+        arg(
+            long, aliases = ["init-img", "init-image"], short_alias = 'i', value_name = "FILE",
+            help_heading = "Input images"
+        )
+    )]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<FileRef>,
@@ -191,8 +207,8 @@ pub struct Request {
     #[cfg_attr(
         feature = "cli",
         arg(
-            short, long, value_name = "N", help_heading = "Sampling", allow_negative_numbers = true,
-            value_parser = at_least::<1>()
+            short, long, alias = "num-inference-steps", value_name = "N", help_heading = "Sampling",
+            allow_negative_numbers = true, value_parser = at_least::<1>()
         )
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 1))]
@@ -202,7 +218,10 @@ pub struct Request {
     /// Guidance scale, on models with guidance [default: the model's, usually 4]
     #[cfg_attr(
         feature = "cli",
-        arg(short, long, value_name = "F", help_heading = "Sampling", allow_negative_numbers = true)
+        arg(
+            short, long, aliases = ["cfg-scale", "guidance-scale"], value_name = "F", help_heading = "Sampling",
+            allow_negative_numbers = true
+        )
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -257,8 +276,14 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_format: Option<OutputFormat>,
 
-    /// JPEG quality, from 0 to 100.
-    #[cfg_attr(feature = "cli", arg(skip))]
+    /// JPEG quality, from 0 to 100 [default: 95]
+    #[cfg_attr(
+        feature = "cli",
+        arg(
+            long = "quality", value_name = "N", help_heading = "Output", allow_negative_numbers = true,
+            value_parser = clap::value_parser!(u8).range(0..=100)
+        )
+    )]
     #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 100))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_compression: Option<u8>,
@@ -397,14 +422,12 @@ impl Request {
         Request { prompts: vec![prompt.into()], ..Request::default() }
     }
 
-    /// Chooses a random seed if there is neither a seed nor given noise. Returns whether it did. The seed has 32 bits,
-    /// which is all that torch's CPU generator uses, and is short enough to type.
+    /// Chooses a random seed if there is neither a seed nor given noise. Returns whether it did.
     pub fn ensure_seed(&mut self) -> Result<bool, String> {
         if !self.seed.is_empty() || self.noise.is_some() {
             return Ok(false);
         }
-        let seed = getrandom::u32().map_err(|e| format!("the system gives no random numbers: {e}"))?;
-        self.seed = vec![seed.into()];
+        self.seed = vec![random_seed()?];
         Ok(true)
     }
 
@@ -416,6 +439,15 @@ impl Request {
     /// Iterates mutably over the image files it names.
     pub fn images_mut(&mut self) -> impl Iterator<Item = &mut FileRef> {
         self.references.iter_mut().chain(&mut self.init).chain(&mut self.mask)
+    }
+
+    /// Returns the seed of each of `images` images: from the list, or one more than that of the image before.
+    pub fn seeds(&self, images: usize) -> Vec<u64> {
+        match &self.seed[..] {
+            [] => (0..images as u64).collect(),
+            &[first] => (0..images as u64).map(|i| first.wrapping_add(i)).collect(),
+            list => list.to_vec(),
+        }
     }
 
     /// Returns the number of images, as far as it is known without reading files.
@@ -538,9 +570,19 @@ fn at_least<const MIN: u32>() -> clap::builder::ValueParser {
     })
 }
 
+/// Parses a seed. `-1` becomes a random one, as in A1111 and stable-diffusion.cpp.
 #[cfg(feature = "cli")]
 fn seed(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", u64::MAX))
+    if text == "-1" {
+        return random_seed();
+    }
+    text.parse()
+        .map_err(|_| format!("expected a whole number from 0 to {}, or -1 for a random seed", u64::MAX))
+}
+
+/// Returns a random seed of 32 bits, which is all that torch's CPU generator uses, and short enough to type.
+fn random_seed() -> Result<u64, String> {
+    getrandom::u32().map(u64::from).map_err(|e| format!("the system gives no random numbers: {e}"))
 }
 
 #[cfg(test)]

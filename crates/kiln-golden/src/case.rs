@@ -148,6 +148,7 @@ impl Case {
             sigmas: k.sigmas.clone().unwrap_or_default(),
             guidance: k.guidance_scale,
             seed: self.seed.to_vec(),
+            one_generator: true,
             references: self.reference_images.iter().chain(&self.image_reference).map(file).collect(),
             init: self.source_image.as_ref().map(file),
             mask: self.mask.as_ref().map(file),

@@ -7,7 +7,7 @@ use image::codecs::jpeg::JpegEncoder;
 use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
-use crate::recipe::KEYWORD;
+use crate::recipe::{KEYWORD, PARAMETERS};
 use crate::{Error, Result, RgbImage, exif, jpeg, png_strips};
 
 /// Default JPEG quality: high enough that no loss is visible.
@@ -94,9 +94,20 @@ pub fn encode(image: &RgbImage, format: Format, recipe: Option<&str>) -> Result<
 
 /// Encodes an image with the given options, otherwise as [`encode`].
 pub fn encode_with(image: &RgbImage, encoding: Encoding, recipe: Option<&str>) -> Result<Vec<u8>> {
+    encode_with_parameters(image, encoding, recipe, None)
+}
+
+/// As [`encode_with`]; a PNG also gets the text `parameters`, under which A1111 and others describe an image.
+pub fn encode_with_parameters(
+    image: &RgbImage,
+    encoding: Encoding,
+    recipe: Option<&str>,
+    parameters: Option<&str>,
+) -> Result<Vec<u8>> {
     let format = encoding.format;
+    let texts = [(KEYWORD, recipe), (PARAMETERS, parameters)];
     let result = match format {
-        Format::Png => png(image, encoding.small, recipe).map_err(|error| error.to_string()),
+        Format::Png => png(image, encoding.small, &texts).map_err(|error| error.to_string()),
         Format::Jpeg => jpeg(image, encoding.quality, recipe).map_err(|error| error.to_string()),
         Format::Webp => webp(image, recipe).map_err(|error| error.to_string()),
     };
@@ -104,8 +115,11 @@ pub fn encode_with(image: &RgbImage, encoding: Encoding, recipe: Option<&str>) -
     result.map_err(|reason| Error::Encode { format, width, height, reason })
 }
 
-fn png(image: &RgbImage, small: bool, recipe: Option<&str>) -> Result<Vec<u8>, png::EncodingError> {
-    let fast = png_file(image, recipe, |writer| {
+/// Texts of a PNG with their keywords.
+type Texts<'a> = [(&'static str, Option<&'a str>)];
+
+fn png(image: &RgbImage, small: bool, texts: &Texts<'_>) -> Result<Vec<u8>, png::EncodingError> {
+    let fast = png_file(image, texts, |writer| {
         png_strips::idat_chunks(image)
             .iter()
             .try_for_each(|chunk| writer.write_chunk(png::chunk::IDAT, chunk))
@@ -113,14 +127,14 @@ fn png(image: &RgbImage, small: bool, recipe: Option<&str>) -> Result<Vec<u8>, p
     if !small {
         return Ok(fast);
     }
-    let small = png_file(image, recipe, |writer| writer.write_image_data(image.pixels()))?;
+    let small = png_file(image, texts, |writer| writer.write_image_data(image.pixels()))?;
     // Film grain has no repeated strings: there the thorough search may give a larger file.
     Ok(if small.len() < fast.len() { small } else { fast })
 }
 
 fn png_file(
     image: &RgbImage,
-    recipe: Option<&str>,
+    texts: &Texts<'_>,
     write: impl FnOnce(&mut png::Writer<&mut Vec<u8>>) -> Result<(), png::EncodingError>,
 ) -> Result<Vec<u8>, png::EncodingError> {
     let mut out = Vec::new();
@@ -128,8 +142,15 @@ fn png_file(
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
     encoder.set_compression(png::Compression::High);
-    if let Some(recipe) = recipe {
-        encoder.add_itxt_chunk(KEYWORD.into(), recipe.into())?;
+    for (keyword, text) in texts {
+        match text {
+            // Many programs look for A1111's parameters in plain text chunks only.
+            Some(text) if *keyword == PARAMETERS && text.is_ascii() && !text.contains('\0') => {
+                encoder.add_text_chunk((*keyword).into(), (*text).into())?;
+            }
+            Some(text) => encoder.add_itxt_chunk((*keyword).into(), (*text).into())?,
+            None => {}
+        }
     }
     let mut writer = encoder.write_header()?;
     write(&mut writer)?;

@@ -11,6 +11,9 @@ use crate::{Error, Result, exif, jpeg};
 /// The PNG keyword and EXIF software name of a recipe.
 pub(crate) const KEYWORD: &str = "kiln";
 
+/// The PNG keyword of A1111's description.
+pub(crate) const PARAMETERS: &str = "parameters";
+
 /// Prefix of the JPEG comments that hold the recipe.
 pub(crate) const COMMENT_TAG: &[u8] = b"kiln:";
 

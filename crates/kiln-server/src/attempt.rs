@@ -129,7 +129,10 @@ impl JobAttempt {
 
     fn save(&self, finished: FinishedImage) -> Result<SavedImage, JobError> {
         let request = &self.live.request;
-        let encoded = kiln_image::encode_with(&finished.image, request.encoding(), Some(&finished.recipe));
+        let parameters = kiln_engine::Recipe::parse(&finished.recipe).ok().map(|recipe| recipe.parameters());
+        let (recipe, parameters) = (Some(&finished.recipe[..]), parameters.as_deref());
+        let encoded =
+            kiln_image::encode_with_parameters(&finished.image, request.encoding(), recipe, parameters);
         let bytes = Bytes::from(encoded.map_err(|error| JobError::server("encoding", error.to_string()))?);
         let id = format!("{}-{}", self.live.id, finished.index);
         let row = ImageRow {

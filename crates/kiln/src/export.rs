@@ -135,14 +135,14 @@ pub fn report_properties(out: &Path, report: &Report, asked: Option<&str>) -> Pr
         .with("tensors_kept", report.copied - changed);
     if changed > 0 {
         let lines = report.changed.iter();
-        let lines = lines.fold(Properties::default(), |lines, ((from, to), count)| {
+        let lines = lines.fold(Properties::verbatim(), |lines, ((from, to), count)| {
             lines.with(format!("{} to {}", type_name(from), type_name(to)), count)
         });
         properties = properties.with_group("tensors_changed", lines);
     }
     if let Some(asked) = asked {
         let layers = report.layers.iter();
-        let layers = layers.fold(Properties::default(), |all, (storage, n)| all.with(type_name(storage), n));
+        let layers = layers.fold(Properties::verbatim(), |all, (storage, n)| all.with(type_name(storage), n));
         properties = properties.with("asked_for", asked).with_group("layers", layers);
     }
     let mut groups = BTreeMap::<&str, Properties>::new();
@@ -151,8 +151,9 @@ pub fn report_properties(out: &Path, report: &Report, asked: Option<&str>) -> Pr
             .with("layers", layers)
             .with_amount("weights", *weights, count(*weights))
             .with("relative_error", (error * 1e6).round() / 1e6);
-        let group = groups.entry(type_name(storage)).or_default();
-        *group = std::mem::take(group).with_group(name, layers);
+        let group = groups.entry(type_name(storage)).or_insert_with(Properties::verbatim_group);
+        let before = std::mem::replace(group, Properties::verbatim_group());
+        *group = before.with_group(name, layers);
     }
     groups.into_iter().fold(properties, |properties, (name, group)| properties.with_group(name, group))
 }

@@ -1,27 +1,36 @@
 //! `kiln generate`: from the options to images on disk.
 
-use std::io::Read;
+mod prompts;
+mod size;
+mod wildcards;
+
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kiln_base::lock;
-use kiln_engine::{BatchLimit, Error, Event, GeneratedImage, LocalFiles, Plan, Precision, Recipe, Request};
-use kiln_engine::{Setup, Sink, Task};
-use kiln_tensor::HostTensor;
+use kiln_engine::{
+    BatchLimit, Engine, Error, Event, GeneratedImage, LocalFiles, Model, Plan, Precision, Recipe,
+};
+use kiln_engine::{Request, Setup, Sink, Task};
+use kiln_image::Format;
+use kiln_tensor::{DType, HostTensor};
 
 use crate::args::GenerateArgs;
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext, ErrorKind};
 use crate::hub::offer::OfferOptions;
 use crate::models::ModelLocation;
-use crate::output::{self, Output};
+use crate::output::{self, ImageName, Output};
 use crate::progress::{ProgressEvent, Reporter};
 use crate::{cache, hints, hub, models, preview, settings};
+use prompts::PromptFile;
+use size::SizeOptions;
+pub use size::{Aspect, parse_size};
 
 /// Largest batch of images generated together where that is faster; larger batches gain nothing more.
 pub const MAX_BATCH: usize = 4;
-/// Largest prompt read from standard input, in bytes: far more than any model sees, and a bound for endless input.
-const MAX_PROMPT: u64 = 1 << 20;
+/// More steps than anyone needs: probably a seed.
+const MANY_STEPS: u32 = 200;
 
 /// Runs the command. A returned error is already reported.
 pub fn run(args: GenerateArgs) -> Result<(), CliError> {
@@ -43,10 +52,11 @@ pub fn run(args: GenerateArgs) -> Result<(), CliError> {
     })
 }
 
-/// A planned request with its device and the destination of its images.
+/// Planned requests with their device and the destination of their images.
 struct Run {
     args: GenerateArgs,
-    plan: Arc<Plan>,
+    /// A plan for each request: one, or one for each line of a file.
+    plans: Vec<Arc<Plan>>,
     setup: Setup,
     output: Output,
 }
@@ -61,7 +71,20 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     let recipe = args.from.as_deref().map(Recipe::read).transpose()?;
     let mut components = args.components.paths();
     let mut request = std::mem::take(&mut args.request);
-    read_standard_input(&mut request)?;
+    request.prompts.append(&mut args.more_prompts);
+    prompts::read_standard_input(&mut request)?;
+    let mut file = args.prompt_file.as_deref().map(PromptFile::read).transpose()?.unwrap_or_default();
+    if file.has_options() && !request.prompts.is_empty() {
+        return Err(CliError::usage("a file of prompts with options can't be combined with other prompts")
+            .hint("put all prompts into the file"));
+    }
+    request.prompts.append(&mut file.prompts);
+    // A recipe's prompt is literal.
+    let has_own_prompts = !request.prompts.is_empty() || file.has_options();
+    let size = SizeOptions::take(args.size, args.aspect, &mut request)?;
+    if let Some(steps) = request.steps.filter(|steps| *steps > MANY_STEPS) {
+        reporter.note(&format!("{steps} steps are many: -s is the number of steps, -S the seed"));
+    }
     if let Some(recipe) = &recipe {
         request = recipe.request(&request)?;
         if request.model.is_none() && components.transformer.is_none() {
@@ -92,126 +115,138 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     if let Some(remark) = model.variant_remark() {
         reporter.note(&format!("using the model as {}: {remark}", model.variant));
     }
-    let plan = Plan::new(&model, &request, &LocalFiles).map_err(|error| match error {
-        Error::MissingComponent { component, .. } => {
-            CliError::from(error).hint(hints::missing_component(&model, component))
+    size.apply(&mut request, model.default_size);
+    let mut requests = file.requests(request)?;
+    if has_own_prompts {
+        for request in &mut requests {
+            let note = wildcards::expand(request, args.wildcards.as_deref())?;
+            note.iter().for_each(|note| reporter.note(note));
         }
-        error => error.into(),
-    })?;
-    let plan = Arc::new(plan);
+    }
+    let plans = plan_requests(&model, &requests)?;
     let mut engine_settings = args.machine.settings();
     engine_settings.text_cache = if args.no_cache { None } else { cache::texts() };
-    let setup = Setup::new(&model, &engine_settings, Some(&plan))?;
+    let largest = plans.iter().max_by_key(|plan| plan.memory_estimate(DType::F32).peak());
+    let setup = Setup::new(&model, &engine_settings, largest.map(|plan| &**plan))?;
     setup.notes().iter().for_each(|note| reporter.note(note));
-    let output = Output::check(args.output.as_deref(), plan.images)?;
-    if let Some(path) = &args.latents_out {
-        output.check_latents(path, plan.images)?;
+    let images = plans.iter().map(|plan| plan.images).sum();
+    let output = Output::check(args.output.as_deref(), images)?;
+    let has_quality = plans.iter().any(|plan| plan.request.output_compression.is_some());
+    if has_quality && output.format() != Format::Jpeg {
+        reporter.note(&format!("--quality has no effect: Kiln's {} files are lossless", output.format()));
     }
-    let run = Run { args, plan, setup, output };
+    if let Some(path) = &args.latents_out {
+        output.check_latents(path, images)?;
+        check_same_size(&plans)?;
+    }
+    let run = Run { args, plans, setup, output };
     run.report_start(random_seed, reporter);
-    if let Some(recipe) = &recipe {
+    if let (Some(recipe), Some(plan)) = (&recipe, run.plans.first()) {
         let info = run.setup.info();
-        let new_recipe = Recipe::new(&run.plan, 0, info.dtype, &info.backend)?;
+        let new_recipe = Recipe::new(plan, 0, info.dtype, &info.backend)?;
         recipe.differences(&new_recipe).iter().for_each(|difference| reporter.warn(difference));
     }
-    run.report_plan(reporter);
+    run.plans.iter().take(1).for_each(|plan| report_plan(plan, reporter));
     Ok(run)
 }
 
-/// Reads a prompt of `-` from standard input. A prompt from a recipe is always literal.
-fn read_standard_input(request: &mut Request) -> Result<(), CliError> {
-    let mut piped = request.prompts.iter_mut().filter(|text| *text == "-");
-    if let Some(text) = piped.next() {
-        *text = standard_input()?;
-        if piped.next().is_some() {
-            return Err(CliError::usage("only one prompt can come from standard input, found `-` twice"));
+fn plan_requests(model: &Arc<Model>, requests: &[Request]) -> Result<Vec<Arc<Plan>>, CliError> {
+    let plan = |request| match Plan::new(model, request, &LocalFiles) {
+        Ok(plan) => Ok(Arc::new(plan)),
+        Err(error @ Error::MissingComponent { component, .. }) => {
+            Err(CliError::from(error).hint(hints::missing_component(model, component)))
         }
+        Err(error) => Err(error.into()),
+    };
+    let plans = requests.iter().enumerate().map(|(i, request)| match requests.len() {
+        1 => plan(request),
+        count => plan(request).with_context(|| format!("planning prompt {} of {count}", i + 1)),
+    });
+    plans.collect()
+}
+
+/// Refuses latents of several sizes: they go into one tensor.
+fn check_same_size(plans: &[Arc<Plan>]) -> Result<(), CliError> {
+    let sizes = |plan: &Arc<Plan>| (plan.width, plan.height);
+    if plans.iter().any(|plan| sizes(plan) != sizes(&plans[0])) {
+        return Err(CliError::usage("--latents-out needs images of one size")
+            .hint("leave out width and height in the file of prompts"));
     }
     Ok(())
 }
 
-fn standard_input() -> Result<String, CliError> {
-    let error =
-        |problem: String| CliError::new(format!("can't read the prompt from standard input: {problem}"));
-    let mut bytes = Vec::new();
-    let mut input = std::io::stdin().lock().take(MAX_PROMPT + 1);
-    input.read_to_end(&mut bytes).map_err(|e| error(e.to_string()))?;
-    if bytes.len() as u64 > MAX_PROMPT {
-        return Err(error(format!("it is longer than {}", crate::values::bytes(MAX_PROMPT)))
-            .hint("the models see about a page of text; shorten the prompt"));
+/// Reports the resolved values of a plan.
+fn report_plan(plan: &Plan, reporter: &mut Reporter) {
+    reporter.expect(plan.images, plan.calls_per_step);
+    reporter.report(&ProgressEvent::Resolved {
+        width: plan.width,
+        height: plan.height,
+        images: plan.images,
+        steps: plan.steps,
+        first_step: plan.first_step,
+        sigmas: plan.schedule.sigmas(),
+        guidance: plan.guidance,
+    });
+    // Small models produce garbage at sizes they were not trained on.
+    let Some(sides) = plan.model.trained_sides() else { return };
+    let (width, height) = (plan.width, plan.height);
+    if !sides.contains(&width) || !sides.contains(&height) {
+        let (from, to) = (sides.start(), sides.end());
+        reporter.note(&format!(
+            "this model was trained on sides from {from} to {to}; {width}x{height} may look bad (change it with -W and -H)"
+        ));
     }
-    let text = String::from_utf8(bytes).map_err(|e| error(e.to_string()).hint("it must be UTF-8 text"))?;
-    // Shells end the input with a newline that is not part of the prompt.
-    let trimmed = text.strip_suffix('\n').map_or(text.as_str(), |t| t.strip_suffix('\r').unwrap_or(t));
-    Ok(trimmed.to_owned())
+}
+
+/// Returns the seeds of all images.
+fn seeds(plans: &[Arc<Plan>]) -> Vec<Option<u64>> {
+    plans.iter().flat_map(|plan| (0..plan.images).map(|i| plan.image(i).seed)).collect()
 }
 
 impl Run {
     fn report_start(&self, random_seed: bool, reporter: &mut Reporter) {
-        let (plan, info) = (&self.plan, self.setup.info());
+        let (info, Some(first)) = (self.setup.info(), self.plans.first()) else { return };
+        let prompts = self.plans.iter().flat_map(|plan| &plan.request.prompts);
         reporter.report(&ProgressEvent::Started {
             version: env!("CARGO_PKG_VERSION"),
-            model: plan.model.path.display().to_string(),
-            variant: plan.model.variant.to_string(),
+            model: first.model.path.display().to_string(),
+            variant: first.model.variant.to_string(),
             device: &info.device,
             backend: &info.backend,
             dtype: info.dtype.to_owned(),
-            prompts: plan.request.prompts.iter().map(String::as_str).collect(),
-            seeds: (0..plan.images).map(|i| plan.image(i).seed).collect(),
+            prompts: prompts.map(String::as_str).collect(),
+            seeds: seeds(&self.plans),
             random_seed,
         });
     }
 
-    fn report_plan(&self, reporter: &mut Reporter) {
-        let plan = &self.plan;
-        reporter.expect(plan.images, plan.calls_per_step);
-        reporter.report(&ProgressEvent::Resolved {
-            width: plan.width,
-            height: plan.height,
-            images: plan.images,
-            steps: plan.steps,
-            first_step: plan.first_step,
-            sigmas: plan.schedule.sigmas(),
-            guidance: plan.guidance,
-        });
-        // Small models produce garbage at sizes they were not trained on.
-        let Some(sides) = plan.model.trained_sides() else { return };
-        let (width, height) = (plan.width, plan.height);
-        if !sides.contains(&width) || !sides.contains(&height) {
-            let (from, to) = (sides.start(), sides.end());
-            reporter.note(&format!(
-                "this model was trained on sides from {from} to {to}; {width}x{height} may look bad (change it with -W and -H)"
-            ));
-        }
-    }
-
     /// Loads the model, generates the images and saves them.
     fn generate(self, reporter: Reporter, cancel: CancelFlag) -> (Result<(), CliError>, Reporter) {
-        let Run { args, plan, setup, output } = self;
-        let state = SinkState { reporter, files: Vec::new(), latents: Vec::new(), error: None };
-        let (images, sink_plan) = (plan.images, Arc::clone(&plan));
-        let sink = Arc::new(FileSink { args, plan: sink_plan, output, cancel, state: Mutex::new(state) });
-        let loaded = setup.load(&*sink).and_then(|engine| {
-            engine.prepare(&plan, &*sink)?;
-            Ok(engine)
-        });
-        match loaded {
-            Ok(engine) => {
-                sink.state().reporter.end_phase();
-                let limit = BatchLimit { images: MAX_BATCH, rows: None, memory: engine.free_memory() };
-                let task_sink: Arc<dyn Sink> = sink.clone();
-                engine.generate(&[Task { plan, sink: task_sink }], &limit);
-                engine.finish();
+        let Run { args, plans, setup, output } = self;
+        let shared = Arc::new(Shared { args, output, cancel, state: Mutex::new(SinkState::new(reporter)) });
+        let images: usize = plans.iter().map(|plan| plan.images).sum();
+        let mut engine = None;
+        let mut first = 0;
+        let mut setup = Some(setup);
+        for (i, plan) in plans.iter().enumerate() {
+            let sink = Arc::new(FileSink { shared: Arc::clone(&shared), plan: Arc::clone(plan), first });
+            first += plan.images;
+            if i > 0 {
+                report_plan(plan, &mut shared.state().reporter);
             }
-            Err(error) => {
+            if let Err(error) = run_plan(&mut engine, &mut setup, plan, &sink) {
                 let path = plan.model.path.display();
                 let error = Err::<(), _>(error).with_context(|| format!("loading the model `{path}`"));
-                sink.state().error = error.err();
+                shared.state().error = error.err();
+            }
+            if shared.state().error.is_some() {
+                break;
             }
         }
-        let mut state = sink.take_state();
+        drop(engine);
+        let mut state = shared.take_state();
         let result = match state.error.take() {
-            None => sink.finish(&mut state),
+            None => shared.finish(&mut state, &seeds(&plans)),
             Some(mut error) => {
                 if error.kind == ErrorKind::Cancelled && !state.files.is_empty() {
                     error.message = format!("cancelled after {} of {images} images", state.files.len());
@@ -223,13 +258,41 @@ impl Run {
     }
 }
 
-/// Writes each image to its file when it is finished, and reports progress.
-struct FileSink {
+/// Generates the images of a plan; loads the model before the first one. Fails if something can't be loaded.
+fn run_plan(
+    engine: &mut Option<Box<dyn Engine>>,
+    setup: &mut Option<Setup>,
+    plan: &Arc<Plan>,
+    sink: &Arc<FileSink>,
+) -> kiln_engine::Result<()> {
+    if let Some(setup) = setup.take() {
+        *engine = Some(setup.load(&**sink)?);
+    }
+    let Some(engine) = engine else { return Ok(()) };
+    engine.set_loras(&plan.loras, plan.lora_partial)?;
+    engine.prepare(plan, &**sink)?;
+    sink.shared.state().reporter.end_phase();
+    let limit = BatchLimit { images: MAX_BATCH, rows: None, memory: engine.free_memory() };
+    let sink: Arc<dyn Sink> = sink.clone();
+    engine.generate(&[Task { plan: Arc::clone(plan), sink }], &limit);
+    engine.finish();
+    Ok(())
+}
+
+/// What all plans of a run share.
+struct Shared {
     args: GenerateArgs,
-    plan: Arc<Plan>,
     output: Output,
     cancel: CancelFlag,
     state: Mutex<SinkState>,
+}
+
+/// Writes each image of a plan to its file when it is finished, and reports progress.
+struct FileSink {
+    shared: Arc<Shared>,
+    plan: Arc<Plan>,
+    /// The number of images of the plans before.
+    first: usize,
 }
 
 struct SinkState {
@@ -239,79 +302,86 @@ struct SinkState {
     error: Option<CliError>,
 }
 
-impl FileSink {
+impl SinkState {
+    fn new(reporter: Reporter) -> SinkState {
+        SinkState { reporter, files: Vec::new(), latents: Vec::new(), error: None }
+    }
+}
+
+impl Shared {
     fn state(&self) -> MutexGuard<'_, SinkState> {
         lock(&self.state)
     }
 
     /// Takes the state at the end of the run.
     fn take_state(&self) -> SinkState {
-        let empty =
-            SinkState { reporter: Reporter::silent(), files: Vec::new(), latents: Vec::new(), error: None };
-        std::mem::replace(&mut self.state(), empty)
+        std::mem::replace(&mut self.state(), SinkState::new(Reporter::silent()))
     }
 
-    fn save(&self, done: GeneratedImage) -> Result<(), CliError> {
-        let recipe = (!self.args.no_recipe).then(|| done.recipe.to_json());
-        let plan = self.plan.image(done.index);
-        // Before locking the state: encoding takes a while, and the next image's steps are reported meanwhile.
-        let path = self.output.write(&done.image, recipe.as_deref(), &plan, done.index)?;
-        let file = path.display().to_string();
-        let mut state = self.state();
-        state.reporter.end_phase();
-        let seconds = state.reporter.seconds();
-        state.reporter.report(&ProgressEvent::Image {
-            file: file.clone(),
-            index: done.index,
-            seed: plan.seed,
-            width: done.image.width(),
-            height: done.image.height(),
-            seconds,
-        });
-        state.files.push(file);
-        if self.args.latents_out.is_some() {
-            state.latents.push(done.latents);
-        }
-        if let Some(protocol) = self.args.preview {
-            let on_stdout = self.output != Output::Stdout && !self.args.json;
-            preview::show(&done.image, protocol, on_stdout);
-        }
-        Ok(())
-    }
-
-    fn finish(&self, state: &mut SinkState) -> Result<(), CliError> {
+    fn finish(&self, state: &mut SinkState, seeds: &[Option<u64>]) -> Result<(), CliError> {
         if let Some(path) = &self.args.latents_out {
             write_latents(path, &state.latents)
                 .with_context(|| "saving the latents".into())
                 .map_err(|error| error.hint("choose another path with --latents-out"))?;
             state.reporter.report(&ProgressEvent::Latents { file: path.display().to_string() });
         }
-        let seeds: Vec<_> = (0..self.plan.images).map(|i| self.plan.image(i).seed).collect();
         let (images, seconds) = (state.files.len(), state.reporter.seconds());
-        state.reporter.report(&ProgressEvent::Done { images, files: &state.files, seeds: &seeds, seconds });
+        state.reporter.report(&ProgressEvent::Done { images, files: &state.files, seeds, seconds });
+        Ok(())
+    }
+}
+
+impl FileSink {
+    fn save(&self, done: GeneratedImage) -> Result<(), CliError> {
+        let Shared { args, output, .. } = &*self.shared;
+        let recipe = (!args.no_recipe).then_some(&done.recipe);
+        let plan = self.plan.image(done.index);
+        let name = ImageName { plan: &self.plan, image: &plan, number: self.first + done.index + 1 };
+        // Before locking the state: encoding takes a while, and the next image's steps are reported meanwhile.
+        let path = output.write(&done.image, recipe, &name, self.plan.request.output_compression)?;
+        let file = path.display().to_string();
+        let mut state = self.shared.state();
+        state.reporter.end_phase();
+        let seconds = state.reporter.seconds();
+        state.reporter.report(&ProgressEvent::Image {
+            file: file.clone(),
+            index: self.first + done.index,
+            seed: plan.seed,
+            width: done.image.width(),
+            height: done.image.height(),
+            seconds,
+        });
+        state.files.push(file);
+        if args.latents_out.is_some() {
+            state.latents.push(done.latents);
+        }
+        if let Some(protocol) = args.preview {
+            let on_stdout = *output != Output::Stdout && !args.json;
+            preview::show(&done.image, protocol, on_stdout);
+        }
         Ok(())
     }
 }
 
 impl Sink for FileSink {
     fn cancelled(&self) -> bool {
-        self.cancel.is_set() || self.state().reporter.has_write_error()
+        self.shared.cancel.is_set() || self.shared.state().reporter.has_write_error()
     }
 
     fn event(&self, event: &Event) {
-        self.state().reporter.handle(event);
+        self.shared.state().reporter.handle(event);
     }
 
     fn image(&self, image: GeneratedImage) -> kiln_engine::Result<()> {
         self.save(image).map_err(|error| {
-            self.state().error = Some(error);
+            self.shared.state().error = Some(error);
             kiln_engine::Error::CANCELLED
         })
     }
 
     fn ended(&self, result: kiln_engine::Result<()>) {
         if let Err(error) = result {
-            self.state().error.get_or_insert(error.into());
+            self.shared.state().error.get_or_insert(error.into());
         }
     }
 }

@@ -1,15 +1,18 @@
 //! Where images are written. The destination is checked before generating; files are written atomically, and only a file
 //! named with `-o` is ever overwritten.
 
+mod template;
+
 use std::fs;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use kiln_image::{Format, RgbImage};
+use kiln_engine::Recipe;
+use kiln_image::{Encoding, Format, RgbImage};
 
 use crate::error::{CliError, ErrorContext};
 use crate::settings;
-use kiln_engine::ImagePlan;
+pub use template::{ImageName, Template};
 
 const OTHER_PATH: &str = "choose another path with -o, or create the folder first";
 const OTHER_NAME: &str = "choose another name with -o";
@@ -23,16 +26,15 @@ pub enum Output {
     File { path: PathBuf, format: Format },
     /// New files named after `path`, with numbers from `first`.
     Numbered { path: PathBuf, format: Format, first: usize },
-    /// New files in the current folder, named after prompt and seed.
-    Default,
+    /// New files, named after a template.
+    Named(Template),
 }
 
 impl Output {
     /// Checks that this number of images can be written to the path given with `-o`.
     pub fn check(path: Option<&Path>, images: usize) -> Result<Output, CliError> {
         let Some(path) = path else {
-            default_folder()?;
-            return Ok(Output::Default);
+            return Output::named(Template::default_in(&default_folder()?));
         };
         if path == Path::new("-") {
             if images > 1 {
@@ -47,11 +49,18 @@ impl Output {
             }
             return Ok(Output::Stdout);
         }
-        let format = Format::from_path(path)?;
-        if path.is_dir() {
+        let ends_as_folder = path.as_os_str().to_string_lossy().ends_with(std::path::is_separator);
+        if path.is_dir() && !ends_as_folder && Format::from_path(path).is_ok() {
             return Err(CliError::new(format!("can't write `{}`: it is a folder", path.display()))
-                .hint("give a file in that folder"));
+                .hint("end the name with `/` to write into the folder"));
         }
+        if path.is_dir() || ends_as_folder {
+            return Output::named(Template::default_in(path));
+        }
+        if let Some(template) = Template::parse(path)? {
+            return Output::named(template);
+        }
+        let format = Format::from_path(path)?;
         if images > 1 {
             check_writable(parent_folder(path)).map_err(|error| error.hint(OTHER_PATH))?;
             let first = first_free(path, images);
@@ -70,21 +79,48 @@ impl Output {
         Ok(Output::File { path: path.into(), format })
     }
 
-    /// Writes image number `index` (from 0) and returns its path.
+    /// Checks that the folder of a template is writable; one that doesn't exist is created with the first image.
+    fn named(template: Template) -> Result<Output, CliError> {
+        let folder = template.fixed_folder();
+        let exists = |folder: &&Path| folder.as_os_str().is_empty() || folder.exists();
+        let existing = folder.ancestors().find(exists).filter(|folder| !folder.as_os_str().is_empty());
+        let existing = existing.unwrap_or(Path::new("."));
+        if !existing.is_dir() {
+            let (folder, existing) = (folder.display(), existing.display());
+            let what = format!("can't write to `{folder}`: `{existing}` is not a folder");
+            return Err(CliError::new(what).hint(OTHER_NAME));
+        }
+        check_writable(existing).map_err(|error| error.hint(OTHER_PATH))?;
+        Ok(Output::Named(template))
+    }
+
+    /// The format of the files.
+    pub fn format(&self) -> Format {
+        match self {
+            Output::Stdout => Format::Png,
+            Output::File { format, .. } | Output::Numbered { format, .. } => *format,
+            Output::Named(template) => template.format,
+        }
+    }
+
+    /// Writes an image and returns its path. JPEG files get the given quality.
     pub fn write(
         &self,
         image: &RgbImage,
-        recipe: Option<&str>,
-        plan: &ImagePlan,
-        index: usize,
+        recipe: Option<&Recipe>,
+        name: &ImageName<'_>,
+        quality: Option<u8>,
     ) -> Result<PathBuf, CliError> {
-        let (path, format) = match self {
-            Output::Stdout => (PathBuf::from("-"), Format::Png),
-            Output::File { path, format } => (path.clone(), *format),
-            Output::Numbered { path, format, first } => (numbered(path, first + index), *format),
-            Output::Default => (default_name(&default_folder()?, plan), Format::Png),
+        let path = match self {
+            Output::Stdout => PathBuf::from("-"),
+            Output::File { path, .. } => path.clone(),
+            Output::Numbered { path, first, .. } => numbered(path, first + name.number - 1),
+            Output::Named(template) => template.free_path(name),
         };
-        let bytes = kiln_image::encode(image, format, recipe)?;
+        let encoding = Encoding { format: self.format(), quality, small: false };
+        let (json, parameters) = (recipe.map(Recipe::to_json), recipe.map(Recipe::parameters));
+        let (json, parameters) = (json.as_deref(), parameters.as_deref());
+        let bytes = kiln_image::encode_with_parameters(image, encoding, json, parameters)?;
         match self {
             Output::Stdout => {
                 let mut out = std::io::stdout().lock();
@@ -93,6 +129,9 @@ impl Output {
                     .map_err(|e| stdout_error("the image", &e))?;
             }
             _ => {
+                if matches!(self, Output::Named(_)) {
+                    create_folder(parent_folder(&path))?;
+                }
                 let target = resolve_links(&path)?;
                 kiln_image::write_file(&target, &bytes).with_context(|| "saving the image".into())?;
             }
@@ -120,7 +159,7 @@ impl Output {
                 (0..images).any(|index| same_file(&target, &numbered(path, first + index)))
             }
             // Any name with an image's extension might be chosen for an image.
-            Output::Default => Format::from_path(&target).is_ok(),
+            Output::Named(_) => Format::from_path(&target).is_ok(),
             Output::Stdout => false,
         };
         if taken {
@@ -132,6 +171,12 @@ impl Output {
         }
         Ok(())
     }
+}
+
+fn create_folder(folder: &Path) -> Result<(), CliError> {
+    fs::create_dir_all(folder).map_err(|e| {
+        CliError::new(format!("can't create the folder `{}`: {e}", folder.display())).hint(OTHER_NAME)
+    })
 }
 
 /// Returns the error for a failed write to standard output.
@@ -233,21 +278,6 @@ fn default_folder() -> Result<PathBuf, CliError> {
     Ok(folder.clone())
 }
 
-/// `a-red-fox-42.png`, or `a-red-fox-42-2.png` if that exists.
-fn default_name(folder: &Path, plan: &ImagePlan) -> PathBuf {
-    let words = plan.prompt.as_deref().map(slug).filter(|s| !s.is_empty());
-    let seed = plan.seed.map_or("noise".into(), |seed| seed.to_string());
-    let path = folder.join(format!("{}-{seed}.png", words.as_deref().unwrap_or("image")));
-    if !path.exists() {
-        return path;
-    }
-    let mut number = 2;
-    while numbered(&path, number).exists() {
-        number += 1;
-    }
-    numbered(&path, number)
-}
-
 /// Turns the first words of a prompt into a file name.
 fn slug(prompt: &str) -> String {
     const MAX_BYTES: usize = 48;
@@ -305,8 +335,9 @@ mod tests {
         let message = |path: &Path| Output::check(Some(path), 1).unwrap_err().to_string();
         assert!(message(&dir.path().join("no/out.png")).contains("no such folder"));
         assert!(message(&dir.path().join("out.xyz")).contains(".png, .jpg, .jpeg or .webp"));
-        std::fs::create_dir(dir.path().join("out.png")).unwrap();
-        assert!(message(&dir.path().join("out.png")).contains("is a folder"));
+        std::fs::write(dir.path().join("file"), b"mine").unwrap();
+        assert!(message(&dir.path().join("file/x/")).contains("is not a folder"));
+        assert!(Output::check(Some(&dir.path().join("new/")), 1).is_ok());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the check leaves nothing");
     }
 }

@@ -8,8 +8,21 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 /// An ordered list of named values and groups of them. A `serde_json` map would sort them by name.
+///
+/// Names are JSON's: `default_size`; text output writes them as words: `default size`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Properties(Vec<(String, Entry)>);
+pub struct Properties(Vec<(String, Entry)>, Names);
+
+/// How text output writes the names.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Names {
+    #[default]
+    Words,
+    /// As they are: names of tensors, of metadata.
+    Verbatim,
+    /// As they are, and so is the name of the group.
+    VerbatimGroup,
+}
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
@@ -22,6 +35,21 @@ enum Entry {
 }
 
 impl Properties {
+    /// Creates an empty list whose names are data, which text output doesn't change.
+    pub fn verbatim() -> Properties {
+        Properties(Vec::new(), Names::Verbatim)
+    }
+
+    /// Creates an empty group whose names and whose own name are data.
+    pub fn verbatim_group() -> Properties {
+        Properties(Vec::new(), Names::VerbatimGroup)
+    }
+
+    fn label(&self, name: &str, entry: &Entry) -> String {
+        let own = matches!(entry, Entry::Group(Properties(_, Names::VerbatimGroup)));
+        if own || self.1 != Names::Words { name.to_owned() } else { name.replace('_', " ") }
+    }
+
     /// Adds a value; null is left out.
     pub fn with(mut self, name: impl Into<String>, value: impl Serialize) -> Properties {
         match serde_json::to_value(value).unwrap_or_default() {
@@ -65,6 +93,7 @@ impl Properties {
         let values = self.0.iter().filter(|(_, entry)| !matches!(entry, Entry::Group(_)));
         let width = values.map(|(name, _)| name.chars().count()).max().unwrap_or(0);
         for (name, entry) in &self.0 {
+            let name = self.label(name, entry);
             let text = match entry {
                 Entry::Group(properties) => {
                     out.push_str(&format!("{:indent$}{name}\n", ""));
@@ -88,7 +117,8 @@ fn text(value: &Value) -> String {
         Value::Array(items) if items.is_empty() => "none".into(),
         Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(", "),
         Value::Object(fields) => {
-            let pair = |(name, value): (&String, &Value)| format!("{name} {}", text(value));
+            let pair =
+                |(name, value): (&String, &Value)| format!("{} {}", name.replace('_', " "), text(value));
             fields.iter().map(pair).collect::<Vec<_>>().join(" ")
         }
         other => other.to_string(),
@@ -153,8 +183,14 @@ mod tests {
         assert!(properties.to_json().ends_with("\"size\": 2048\n}\n"));
         assert_eq!(
             properties.to_text(),
-            "kind      model\nhead_dim  128\ngroup\n  vae   yes\n  list  1, 2\nsize      2.0 KiB\n"
+            "kind      model\nhead dim  128\ngroup\n  vae   yes\n  list  1, 2\nsize      2.0 KiB\n"
         );
+    }
+
+    #[test]
+    fn names_that_are_data_stay() {
+        let tensors = Properties::verbatim_group().with("q_norm.weight", 1);
+        assert_eq!(Properties::default().with_group("q8_0", tensors).to_text(), "q8_0\n  q_norm.weight  1\n");
     }
 
     #[test]

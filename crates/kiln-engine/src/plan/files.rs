@@ -165,12 +165,11 @@ pub(super) fn read_noise(
     let rng = request.rng.unwrap_or_default();
     let Some(file) = &request.noise else {
         return Ok(match (&request.seed[..], request.batch_position) {
-            ([], _) => NoiseSource::Seed { seed: 0, rng },
-            (&[seed], Some(BatchPosition { index, batch, .. })) => {
+            (&[seed], Some(BatchPosition { index, batch, .. })) if batch > 1 => {
                 NoiseSource::OneOfBatch { seed, rng, index, batch }
             }
-            (&[seed], None) => NoiseSource::Seed { seed, rng },
-            (seeds, _) => NoiseSource::Seeds { seeds: seeds.to_vec(), rng },
+            (&[seed], _) if request.one_generator => NoiseSource::Seed { seed, rng },
+            _ => NoiseSource::Seeds { seeds: request.seeds(images), rng },
         });
     };
     let (source, hashed) = inputs::open_tensors(&inputs.tensors(&file.path)?, "noise")?;

@@ -197,7 +197,7 @@ fn images_of_several_prompts_are_in_order() {
         assert_eq!(info, (Some(prompts[i / 3]), Some(negatives[i / 3]), Some(i as u64 + 1)));
     }
     // One generator draws the noise of all six images, prompt after prompt.
-    let one_seed = Request { n: Some(3), ..guided(&prompts, &negatives, 7) };
+    let one_seed = Request { n: Some(3), one_generator: true, ..guided(&prompts, &negatives, 7) };
     let drawn = pipeline.generate(&plans(&pipeline, &[one_seed])[0], &mut ()).unwrap();
     let first = pipeline.generate(&plans(&pipeline, &[guided(&["a cat"], &["a dog"], 7)])[0], &mut ());
     assert!(drawn[0].latents == first.unwrap()[0].latents);

@@ -122,7 +122,9 @@ async fn every_prompt_of_a_list_gets_its_images_and_they_are_searched_by_it() {
     assert_eq!(found["data"].as_array().unwrap().len(), 2);
     let one = json!({ "prompt": ["a fox", "a hen"], "seed": 5 });
     let data = server.post("/v1/images/generations", one).await.ok().json();
-    assert_eq!(data["data"].as_array().unwrap().len(), 2);
+    let seeds: Vec<&str> =
+        data["data"].as_array().unwrap().iter().map(|d| d["seed"].as_str().unwrap()).collect();
+    assert_eq!(seeds, ["5", "6"]);
 }
 
 #[tokio::test]

@@ -129,7 +129,7 @@ fn generate(request: &JobRequest, sink: &dyn JobSink) -> Result<(), JobError> {
 
 /// An image whose colour encodes its seed and number.
 pub fn finished(request: &JobRequest, index: u32, width: u32, height: u32) -> FinishedImage {
-    let seed = *request.seed.get(index as usize).unwrap_or(&request.seed[0]);
+    let seed = request.seeds(request.image_count())[index as usize];
     let pixels = (0..width * height).flat_map(|_| [seed as u8, index as u8, 7]).collect();
     FinishedImage {
         index,

@@ -47,8 +47,15 @@ Examples:
   kiln generate \"a round window\" -m models/klein-4b --init wall.png --mask mask.png
   kiln generate \"an owl\" -m models/klein-base -n \"blurry\" -g 4 --lora ink.safetensors:0.8
   kiln generate \"a fox\" \"a hen\" -m models/klein-4b -b 2 -o farm.png    (farm-1.png … farm-4.png)
+  kiln generate \"a {red|blue} {fox|hen}\" -b 4 -o farm/                (four prompts, four files in farm/)
+  kiln generate --prompt-file prompts.txt -o \"{n}-{prompt}-{seed}.jpg\" --quality 85
   echo \"a red fox\" | kiln generate - -m models/klein-4b -o - > fox.png
   kiln generate --from fox.png -W 512                               (the same again, but wider)";
+
+const OTHER_NAMES: &str = "\
+Names of other programs that work, too: -p, --prompt PROMPT; --negative-prompt (-n); --cfg-scale, --guidance-scale (-g);
+--num-inference-steps (-s); --batch-count, --num-images-per-prompt (-b); --ref-image (-r); -i, --init-img, --init-image
+(--init); --diffusion-model (--transformer); --llm (--text-encoder)";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -127,7 +134,11 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Generate images; a prompt of `-` is read from standard input
-    #[command(visible_alias = "run", after_help = GENERATE_EXAMPLES, args_override_self = true)]
+    #[command(
+        visible_alias = "run",
+        after_help = format!("{OTHER_NAMES}\n\n{GENERATE_EXAMPLES}"),
+        args_override_self = true
+    )]
     Generate(Box<GenerateArgs>),
     /// Run an HTTP server with a web page and APIs
     #[cfg(feature = "serve")]
@@ -177,6 +188,39 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub request: Request,
 
+    #[arg(
+        short = 'p',
+        long = "prompt",
+        value_name = "PROMPT",
+        hide = true,
+        allow_hyphen_values = true,
+        conflicts_with = "embeds"
+    )]
+    pub more_prompts: Vec<String>,
+
+    /// File of prompts: one per line, or JSON lines with the fields of a request (`prompt`, `seed`, `width` …)
+    #[arg(long, value_name = "FILE", conflicts_with = "embeds")]
+    pub prompt_file: Option<PathBuf>,
+
+    /// Folder of lists for wildcards: `__animal__` in a prompt becomes a line of animal.txt, as the seed chooses; so does
+    /// `{fox|hen}`, which needs no folder
+    #[arg(long, value_name = "DIR")]
+    pub wildcards: Option<PathBuf>,
+
+    /// Width and height in pixels
+    #[arg(
+        long, value_name = "WxH", help_heading = "Image", conflicts_with_all = ["width", "height"],
+        value_parser = crate::generate::parse_size
+    )]
+    pub size: Option<(u32, u32)>,
+
+    /// Aspect ratio such as 16:9, with about as many pixels as the default size, or for the given -W or -H
+    #[arg(
+        long, alias = "aspect-ratio", value_name = "W:H", help_heading = "Image", conflicts_with = "size",
+        value_parser = crate::generate::Aspect::parse
+    )]
+    pub aspect: Option<crate::generate::Aspect>,
+
     /// Generate an image again from the recipe stored in it; other options override the recipe
     #[arg(long, value_name = "IMAGE")]
     pub from: Option<PathBuf>,
@@ -195,7 +239,8 @@ pub struct GenerateArgs {
     #[arg(long, help_heading = "Machine")]
     pub no_cache: bool,
 
-    /// Output file: .png, .jpg or .webp; `-` is standard output [default: a name from prompt and seed]
+    /// Output: a .png, .jpg or .webp file, a folder (`DIR/`), a name with {prompt}, {seed}, {n}, {date}, {time}, {model},
+    /// {width}, {height} or {steps} in it, or `-` for standard output [default: {prompt}-{seed}.png]
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
 
@@ -232,11 +277,11 @@ pub struct GenerateArgs {
 #[command(next_help_heading = "Model")]
 pub struct ComponentArgs {
     /// Transformer to use instead of the model's, or as the model
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, alias = "diffusion-model", value_name = "PATH")]
     pub transformer: Option<PathBuf>,
 
     /// Text encoder to use instead of the model's
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, alias = "llm", value_name = "PATH")]
     pub text_encoder: Option<PathBuf>,
 
     /// Tokenizer to use instead of the model's: tokenizer.json, or a folder with it

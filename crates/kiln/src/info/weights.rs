@@ -26,7 +26,7 @@ pub(super) fn describe(path: &Path) -> Result<Description, CliError> {
         .and(amounts(&source))
         .and(details.properties);
     if !source.metadata().is_empty() {
-        let mut metadata = Properties::default();
+        let mut metadata = Properties::verbatim();
         for (key, value) in source.metadata() {
             metadata = metadata.with(key, shorten(value));
         }
@@ -83,7 +83,7 @@ impl FileKind {
             FileKind::Components => return components::details(source),
             FileKind::Embeddings | FileKind::Latents | FileKind::Unknown => {
                 let shown = source.names().take(8).filter_map(|name| Some((name, source.entry(name)?)));
-                let first = shown.fold(Properties::default(), |properties, (name, (dtype, shape))| {
+                let first = shown.fold(Properties::verbatim(), |properties, (name, (dtype, shape))| {
                     properties.with(name, format!("{dtype} {shape}"))
                 });
                 Properties::default().with_group("first", first)

@@ -18,7 +18,7 @@ pub enum ProgressEvent<'a> {
         dtype: String,
         prompts: Vec<&'a str>,
         seeds: Vec<Option<u64>>,
-        /// The seed was chosen at random.
+        /// No seed was given, so one was chosen at random.
         random_seed: bool,
     },
     /// All defaults are filled in.

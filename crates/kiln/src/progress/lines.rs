@@ -22,8 +22,9 @@ pub(super) fn line(event: &ProgressEvent<'_>, verbose: bool) -> Option<String> {
     Some(match event {
         ProgressEvent::Started { model, variant, backend, dtype, seeds, .. } => match &seeds[..] {
             _ if verbose => format!("{variant} from `{model}` on {backend}, {dtype}, seed {}", list(seeds)),
+            [None, ..] | [] => return None,
             [Some(seed), rest @ ..] if rest.iter().all(|s| *s == Some(*seed)) => format!("seed {seed}"),
-            _ => return None,
+            several => format!("seeds {}", list(several)),
         },
         ProgressEvent::Resolved { width, height, steps, first_step, sigmas, guidance, .. } => {
             let size = format!("{width}x{height}, {}", crate::values::plural(steps - first_step, "step"));
@@ -68,7 +69,13 @@ pub(super) fn image_label(image: usize, batch: usize, images: usize) -> String {
     }
 }
 
+/// `7`, `7 to 10`, `7, 3, 9`
 fn list(seeds: &[Option<u64>]) -> String {
+    if let [Some(first), _, .., Some(last)] = seeds
+        && seeds.iter().enumerate().all(|(i, seed)| *seed == Some(first.wrapping_add(i as u64)))
+    {
+        return format!("{first} to {last}");
+    }
     let mut texts: Vec<String> = seeds.iter().map(|s| s.map_or("none".into(), |s| s.to_string())).collect();
     texts.dedup();
     texts.join(", ")
@@ -94,5 +101,7 @@ mod tests {
         let seeds = vec![Some(7), Some(7)];
         assert_eq!(list(&seeds), "7");
         assert_eq!(list(&[Some(7), Some(8)]), "7, 8");
+        assert_eq!(list(&[Some(7), Some(8), Some(9)]), "7 to 9");
+        assert_eq!(list(&[Some(7), Some(9), Some(3)]), "7, 9, 3");
     }
 }

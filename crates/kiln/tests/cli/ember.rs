@@ -161,8 +161,8 @@ fn info_describes_the_built_in_model() {
     for line in [
         "kind           built-in model",
         "variant        klein (distilled)",
-        "default_size   256x256",
-        "trained_sides  128 to 512",
+        "default size   256x256",
+        "trained sides  128 to 512",
         "default_steps  4",
         "hidden_size      128",
     ] {

@@ -53,7 +53,7 @@ impl crate::sandbox::RunOutput {
 #[test]
 fn values_out_of_range_are_errors() {
     let sandbox = Sandbox::new();
-    for wrong in ["-1", "18446744073709551616", "x", "1.5"] {
+    for wrong in ["-2", "18446744073709551616", "x", "1.5"] {
         sandbox.generate(&["fox", &format!("-S={wrong}")]).fails(2, &["--seed"]);
     }
     sandbox.generate(&["fox", "-s", "0"]).fails(2, &["--steps", "at least 1"]);

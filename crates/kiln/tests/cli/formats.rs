@@ -90,7 +90,7 @@ fn info_describes_files_and_what_they_need() {
         "FLUX.2 transformer",
         "Black Forest Labs",
         "variant       klein (distilled)\n",
-        "text_encoder  qwen.safetensors\n",
+        "text encoder  qwen.safetensors\n",
         "vae           ae.safetensors\n",
         "tokenizer     tokenizer.json\n",
         "q8_0",
@@ -99,7 +99,7 @@ fn info_describes_files_and_what_they_need() {
         assert!(info.contains(words), "{words}: {info}");
     }
     let info = sandbox.kiln(&["info", "ae.safetensors"]).ok().text().to_owned();
-    assert!(info.contains("latent diffusion") && info.contains("latent_channels"), "{info}");
+    assert!(info.contains("latent diffusion") && info.contains("latent channels"), "{info}");
     let info = sandbox.kiln(&["info", "qwen.safetensors", "--json"]).ok().text().to_owned();
     assert!(info.contains("\"layers\":28") || info.contains("\"layers\": 28"), "{info}");
 }
@@ -132,7 +132,7 @@ fn a_folder_with_a_quantized_transformer_is_a_model() {
             .ok()
             .text()
             .to_owned();
-        assert!(info.contains("relative_error"), "{info}");
+        assert!(info.contains("relative error"), "{info}");
         let generate = ["generate", "fox", "-m", "small", "-o", "a.png"];
         sandbox.kiln(&[&generate[..], &SMALL].concat()).ok();
         let info = sandbox.kiln(&["info", "small"]).ok().text().to_owned();

@@ -175,7 +175,8 @@ fn json_is_one_event_per_line() {
 #[test]
 fn latents_are_written_and_noise_is_read() {
     let sandbox = Sandbox::new();
-    sandbox.generate(&["a", "b", "-S", "5", "-o", "a.png", "--latents-out", "l.safetensors"]).ok();
+    let one_generator = ["a", "b", "-S", "5", "--one-generator", "-o", "a.png"];
+    sandbox.generate(&[&one_generator[..], &["--latents-out", "l.safetensors"]].concat()).ok();
     let latents = WeightSource::open(sandbox.path("l.safetensors")).unwrap().tensor("latents").unwrap();
     assert_eq!(latents.shape().dims(), [2, 16, 128]);
 

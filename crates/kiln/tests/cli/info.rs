@@ -17,8 +17,8 @@ fn info_describes_a_model_folder() {
     let ran = sandbox.kiln(&["info", model]).ok();
     for line in [
         "variant           klein base",
-        "default_steps     50",
-        "default_guidance  4.0",
+        "default steps     50",
+        "default guidance  4.0",
         "tokenizer         in the folder",
     ] {
         assert!(ran.text().contains(line), "`{line}` is missing in:\n{}", ran.text());
@@ -68,7 +68,7 @@ fn info_on_a_broken_model_shows_the_rest_and_fails() {
     sandbox.write_to_model(name, b"broken");
     let ran = sandbox.kiln(&["info", sandbox.model().to_str().unwrap()]);
     assert_eq!(ran.code, 1);
-    assert!(ran.text().contains("problem") && ran.text().contains("hidden_size"), "{}", ran.text());
+    assert!(ran.text().contains("problem") && ran.text().contains("hidden size"), "{}", ran.text());
     assert!(ran.err.contains("error: ") && ran.err.contains(name), "{}", ran.err);
 }
 

@@ -21,6 +21,7 @@ mod hub;
 mod info;
 mod int8;
 mod models;
+mod options;
 mod outputs;
 mod recipe;
 mod sandbox;

@@ -1,0 +1,216 @@
+//! Wildcards in prompts: `{red|blue}` becomes one of the alternatives, `__colour__` a line of `colour.txt`.
+//!
+//! The image's seed chooses, so an image is generated again from its seed, and the images of a batch differ. A prompt
+//! that is a JSON object is left alone: its braces are its own.
+
+use std::fs;
+use std::path::Path;
+
+use kiln_engine::Request;
+use serde_json::Value;
+
+use crate::error::CliError;
+
+/// Lists within lists: more is a list that contains itself.
+const MAX_DEPTH: usize = 16;
+
+/// Replaces the wildcards of the request's prompts, which gives every image a prompt of its own. Lists are files of
+/// `folder`. Returns a note about a name that was left alone for lack of a folder.
+pub fn expand(request: &mut Request, folder: Option<&Path>) -> Result<Option<String>, CliError> {
+    let prompts = request.prompts.len();
+    let per_prompt = match (request.n, request.seed.len()) {
+        (Some(n), _) => n as usize,
+        (None, seeds @ 2..) if seeds.is_multiple_of(prompts.max(1)) => seeds / prompts.max(1),
+        (None, _) => 1,
+    };
+    let unknown = folder.is_none().then(|| request.prompts.iter().find_map(|text| list_name(text))).flatten();
+    let note = unknown
+        .map(|name| format!("`__{name}__` stays as it is: name the folder of `{name}.txt` with --wildcards"));
+    let has_wildcards = |text: &String| !is_json(text) && (text.contains('{') || text.contains("__"));
+    // Too many images are refused later, before anything is generated.
+    if !request.prompts.iter().any(has_wildcards) || per_prompt.saturating_mul(prompts) > 100_000 {
+        return Ok(note);
+    }
+    let seeds = request.seeds(prompts * per_prompt);
+    let mut expanded = Vec::with_capacity(seeds.len());
+    for (i, prompt) in request.prompts.iter().flat_map(|p| std::iter::repeat_n(p, per_prompt)).enumerate() {
+        let chooser = Chooser { state: seeds.get(i).copied().unwrap_or(i as u64), folder };
+        expanded.push(if is_json(prompt) { prompt.clone() } else { { chooser }.expand(prompt, 0)? });
+    }
+    let unchanged = expanded
+        .chunks(per_prompt.max(1))
+        .zip(&request.prompts)
+        .all(|(texts, prompt)| texts.iter().all(|text| text == prompt));
+    if unchanged {
+        return Ok(note);
+    }
+    if request.negative_prompts.len() == prompts {
+        let negatives = std::mem::take(&mut request.negative_prompts);
+        request.negative_prompts =
+            negatives.into_iter().flat_map(|text| std::iter::repeat_n(text, per_prompt)).collect();
+    }
+    (request.prompts, request.n) = (expanded, None);
+    Ok(note)
+}
+
+fn is_json(text: &str) -> bool {
+    text.trim_start().starts_with('{') && matches!(serde_json::from_str(text), Ok(Value::Object(_)))
+}
+
+/// Chooses alternatives by a generator of random numbers.
+struct Chooser<'a> {
+    state: u64,
+    folder: Option<&'a Path>,
+}
+
+impl Chooser<'_> {
+    fn expand(&mut self, text: &str, depth: usize) -> Result<String, CliError> {
+        let mut out = String::new();
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            if let Some(escaped) = rest.strip_prefix('\\').filter(|rest| rest.starts_with(['{', '|', '}'])) {
+                out.push_str(&escaped[..1]);
+                rest = &escaped[1..];
+            } else if let Some((alternatives, after)) = alternatives(rest) {
+                let chosen = alternatives[self.below(alternatives.len())];
+                out.push_str(&self.expand(chosen, depth)?);
+                rest = after;
+            } else if let (Some((name, after)), Some(folder)) = (list(rest), self.folder) {
+                let lines = read_list(folder, name)?;
+                if depth == MAX_DEPTH {
+                    return Err(CliError::new(format!("the wildcard `__{name}__` contains itself"))
+                        .hint(format!("see `{name}.txt` and the lists it names")));
+                }
+                let chosen = &lines[self.below(lines.len())];
+                out.push_str(&self.expand(chosen, depth + 1)?);
+                rest = after;
+            } else {
+                out.push(first);
+                rest = &rest[first.len_utf8()..];
+            }
+        }
+        Ok(out)
+    }
+
+    /// Returns a number below `count`, by the SplitMix64 generator.
+    fn below(&mut self, count: usize) -> usize {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        ((u128::from(mixed) * count as u128) >> 64) as usize
+    }
+}
+
+/// Splits `{a|b}rest` into the alternatives and the rest; `None` if the text doesn't start with alternatives.
+fn alternatives(text: &str) -> Option<(Vec<&str>, &str)> {
+    let inside = text.strip_prefix('{')?;
+    let (mut depth, mut start, mut found, mut escaped) = (0, 0, Vec::new(), false);
+    for (i, c) in inside.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '{' => depth += 1,
+            '|' if depth == 0 => {
+                found.push(&inside[start..i]);
+                start = i + 1;
+            }
+            '}' if depth == 0 => {
+                found.push(&inside[start..i]);
+                return Some((found, &inside[i + 1..])).filter(|(found, _)| found.len() > 1);
+            }
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Splits `__name__rest` into the name and the rest; `None` if the text doesn't start with a name.
+fn list(text: &str) -> Option<(&str, &str)> {
+    let (name, after) = text.strip_prefix("__")?.split_once("__")?;
+    let allowed = |c: char| c.is_alphanumeric() || ['-', '_', '/'].contains(&c);
+    (!name.is_empty() && !name.starts_with('/') && name.chars().all(allowed)).then_some((name, after))
+}
+
+/// Returns the first name of a list in a prompt.
+fn list_name(text: &str) -> Option<&str> {
+    text.match_indices("__").find_map(|(i, _)| list(&text[i..]).map(|(name, _)| name))
+}
+
+/// Reads the lines of a list; empty lines and comments (`#`) don't count.
+fn read_list(folder: &Path, name: &str) -> Result<Vec<String>, CliError> {
+    let path = folder.join(format!("{name}.txt"));
+    let shown = path.display();
+    let text = fs::read_to_string(&path).map_err(|e| {
+        CliError::new(format!("can't read the list of the wildcard `__{name}__`, `{shown}`: {e}"))
+            .hint("write the file, one alternative per line, or name another folder with --wildcards")
+    })?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines: Vec<String> = lines.map(str::to_owned).collect();
+    if lines.is_empty() {
+        return Err(CliError::new(format!("the list of the wildcard `__{name}__`, `{shown}`, is empty"))
+            .hint("write one alternative per line"));
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(prompt: &str, seed: u64) -> String {
+        let mut request = Request { seed: vec![seed], ..Request::new(prompt) };
+        expand(&mut request, None).unwrap();
+        request.prompts.remove(0)
+    }
+
+    #[test]
+    fn the_seed_chooses_among_the_alternatives() {
+        let prompts: Vec<String> =
+            (0..40).map(|seed| expanded("a {red|blue|} {fox|{hen|cock}}", seed)).collect();
+        assert_eq!(expanded("a {red|blue|} {fox|{hen|cock}}", 7), prompts[7]);
+        for all in ["a red fox", "a blue hen", "a  cock"] {
+            assert!(prompts.iter().any(|prompt| prompt == all), "{all}: {prompts:?}");
+        }
+    }
+
+    #[test]
+    fn other_braces_stay() {
+        for text in ["{", "a {fox}", "}|{", r#"{"scene": "a|b", "n": 1}"#, "a | b", "{a|b", "snake__case"] {
+            assert_eq!(expanded(text, 1), text);
+        }
+        assert_eq!(expanded(r"\{a|b} and \{c\|d\}", 1), "{a|b} and {c|d}");
+    }
+
+    #[test]
+    fn every_image_of_a_batch_gets_its_own_prompt() {
+        let mut request = Request { seed: vec![1], n: Some(3), ..Request::new("{a|b|c|d|e|f|g}") };
+        request.prompts.push("plain".into());
+        request.negative_prompts = vec!["x".into(), "y".into()];
+        expand(&mut request, None).unwrap();
+        let alone: Vec<String> = (1..4).map(|seed| expanded("{a|b|c|d|e|f|g}", seed)).collect();
+        assert_eq!(request.prompts[..3], alone);
+        assert_eq!(request.prompts[3..], ["plain", "plain", "plain"]);
+        assert_eq!(request.negative_prompts, ["x", "x", "x", "y", "y", "y"]);
+        assert_eq!(request.n, None);
+    }
+
+    #[test]
+    fn lists_come_from_files_and_may_name_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("animal.txt"), "# animals\n\n__bird__\n").unwrap();
+        fs::write(folder.path().join("bird.txt"), "{hen|hen}\n").unwrap();
+        fs::write(folder.path().join("loop.txt"), "__loop__").unwrap();
+        let with = |prompt: &str, folder| {
+            let mut request = Request { seed: vec![1], ..Request::new(prompt) };
+            expand(&mut request, folder).map(|note| (request.prompts.remove(0), note))
+        };
+        assert_eq!(with("a __animal__!", Some(folder.path())).unwrap(), ("a hen!".into(), None));
+        let error = |prompt| with(prompt, Some(folder.path())).unwrap_err().to_string();
+        assert!(error("__none__").contains("none.txt") && error("__loop__").contains("contains itself"));
+        let (prompt, note) = with("a __animal__", None).unwrap();
+        assert!(prompt == "a __animal__" && note.unwrap().contains("--wildcards"));
+    }
+}

@@ -1,0 +1,183 @@
+//! File names from templates: `{prompt}-{seed}-{n}.png`.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kiln_engine::{ImagePlan, Plan};
+use kiln_image::Format;
+
+use super::{numbered, slug};
+use crate::error::CliError;
+
+/// What a template may contain, with what it stands for.
+const PLACEHOLDERS: [&str; 9] = ["prompt", "seed", "n", "date", "time", "model", "width", "height", "steps"];
+
+/// A file name with placeholders.
+#[derive(Debug, PartialEq)]
+pub struct Template {
+    folder: PathBuf,
+    /// Literal texts, each followed by a placeholder (the last by none).
+    parts: Vec<(String, Option<&'static str>)>,
+    pub format: Format,
+}
+
+/// The values of one image.
+#[derive(Debug)]
+pub struct ImageName<'a> {
+    pub plan: &'a Plan,
+    pub image: &'a ImagePlan,
+    /// The number of the image in the run, from 1.
+    pub number: usize,
+}
+
+impl Template {
+    /// The default: a name from prompt and seed, in a folder.
+    pub fn default_in(folder: &Path) -> Template {
+        let parts = vec![(String::new(), Some("prompt")), ("-".into(), Some("seed")), (".png".into(), None)];
+        Template { folder: folder.into(), parts, format: Format::Png }
+    }
+
+    /// Parses a path; `None` if it has no placeholder. Without an extension the file is a PNG.
+    pub fn parse(path: &Path) -> Result<Option<Template>, CliError> {
+        let Some(mut rest) = path.to_str().filter(|text| text.contains(['{', '}'])) else { return Ok(None) };
+        let mut parts = Vec::new();
+        let mut literal = String::new();
+        while let Some(at) = rest.find(['{', '}']) {
+            literal.push_str(&rest[..at]);
+            let brace = &rest[at..=at];
+            rest = &rest[at + 1..];
+            if let Some(after) = rest.strip_prefix(brace) {
+                literal.push_str(brace);
+                rest = after;
+                continue;
+            }
+            let Some((name, after)) = rest.split_once('}').filter(|_| brace == "{") else {
+                return Err(invalid(path, &format!("has a lone `{brace}`")));
+            };
+            let Some(known) = PLACEHOLDERS.iter().find(|known| **known == name) else {
+                return Err(invalid(path, &format!("has an unknown placeholder `{{{name}}}`")));
+            };
+            parts.push((std::mem::take(&mut literal), Some(*known)));
+            rest = after;
+        }
+        literal.push_str(rest);
+        if !literal.contains('.') {
+            literal.push_str(".png");
+        }
+        // A placeholder may stand before the dot.
+        let format = Format::from_path(Path::new(&format!("x{literal}")))?;
+        parts.push((literal, None));
+        Ok(Some(Template { folder: PathBuf::new(), parts, format }))
+    }
+
+    /// Returns the part of the path that doesn't depend on the image: an existing folder, or one to create.
+    pub fn fixed_folder(&self) -> PathBuf {
+        let first = self.parts.first().map_or("", |(literal, _)| literal);
+        let inside = first.rfind(['/', std::path::MAIN_SEPARATOR]).map_or("", |end| &first[..=end]);
+        self.folder.join(inside)
+    }
+
+    /// Returns a path for the image that no file has yet: a higher `{n}`, or else a number at the end.
+    pub fn free_path(&self, name: &ImageName<'_>) -> PathBuf {
+        let counts = self.parts.iter().any(|(_, placeholder)| *placeholder == Some("n"));
+        let first = self.path(name, name.number);
+        if !first.exists() {
+            return first;
+        }
+        let other =
+            |i: usize| if counts { self.path(name, name.number + i) } else { numbered(&first, i + 1) };
+        (1..).map(other).find(|path| !path.exists()).unwrap_or(first)
+    }
+
+    fn path(&self, name: &ImageName<'_>, n: usize) -> PathBuf {
+        let mut path = String::new();
+        for (literal, placeholder) in &self.parts {
+            path.push_str(literal);
+            path.push_str(&placeholder.map_or(String::new(), |placeholder| value(placeholder, name, n)));
+        }
+        self.folder.join(path)
+    }
+}
+
+fn value(placeholder: &str, name: &ImageName<'_>, n: usize) -> String {
+    let or = |text: String, other: &str| if text.is_empty() { other.to_owned() } else { text };
+    let plan = name.plan;
+    match placeholder {
+        "prompt" => or(name.image.prompt.as_deref().map(slug).unwrap_or_default(), "image"),
+        "seed" => name.image.seed.map_or("noise".into(), |seed| seed.to_string()),
+        "n" => n.to_string(),
+        "date" => timestamp().0,
+        "time" => timestamp().1,
+        "model" => {
+            let model = plan.model.recorded_name();
+            let stem = Path::new(&model).file_stem().unwrap_or_default().to_string_lossy();
+            or(slug(&stem), "model")
+        }
+        "width" => plan.width.to_string(),
+        "height" => plan.height.to_string(),
+        _ => plan.steps.to_string(),
+    }
+}
+
+fn invalid(path: &Path, problem: &str) -> CliError {
+    let known = PLACEHOLDERS.map(|name| format!("{{{name}}}")).join(", ");
+    CliError::usage(format!("the file name `{}` {problem}", path.display()))
+        .hint(format!("placeholders are {known}; a brace itself is written twice: {{{{"))
+}
+
+/// Returns the date (`2026-01-31`) and the time (`235959`) in UTC.
+fn timestamp() -> (String, String) {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (year, month, day) = date(seconds / 86_400);
+    let (minutes, seconds) = (seconds / 60 % 1440, seconds % 60);
+    let time = format!("{:02}{:02}{seconds:02}", minutes / 60, minutes % 60);
+    (format!("{year:04}-{month:02}-{day:02}"), time)
+}
+
+/// Returns year, month and day of a number of days since 1970.
+fn date(mut days: u64) -> (u64, usize, u64) {
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let months = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    for (i, length) in months.into_iter().enumerate() {
+        if days < length {
+            return (year, i + 1, days + 1);
+        }
+        days -= length;
+    }
+    (year, 12, 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(
+            [0, 58, 59, 11_016, 20_453].map(date),
+            [(1970, 1, 1), (1970, 2, 28), (1970, 3, 1), (2000, 2, 29), (2025, 12, 31)]
+        );
+    }
+
+    #[test]
+    fn templates_have_known_placeholders_and_extensions() {
+        let parse = |text: &str| Template::parse(Path::new(text));
+        assert_eq!(parse("fox.png").unwrap(), None);
+        let template = parse("out/{{x}}-{seed}.jpg").unwrap().unwrap();
+        assert_eq!(template.parts, [("out/{x}-".into(), Some("seed")), (".jpg".into(), None)]);
+        assert_eq!((template.format, template.fixed_folder()), (Format::Jpeg, PathBuf::from("out/")));
+        assert_eq!(parse("{prompt}-{n}").unwrap().unwrap().parts[2], (".png".into(), None));
+        for (wrong, word) in [("{x}.png", "`{x}`"), ("{seed.png", "lone `{`"), ("}.png", "lone `}`")] {
+            let error = parse(wrong).unwrap_err().to_string();
+            assert!(error.contains(word) && error.contains("{prompt}, {seed}"), "{error}");
+        }
+        assert!(parse("{seed}.gif").unwrap_err().to_string().contains(".gif"));
+    }
+}
