@@ -20,6 +20,9 @@ pub struct HubSettings {
     pub attempts: u32,
     /// The wait before the second attempt; doubled before each further one.
     pub backoff: Duration,
+    /// How long a connection may deliver nothing, or next to nothing, before the attempt fails. A download that stalls
+    /// for good fails after `attempts` times this.
+    pub timeout: Duration,
 }
 
 impl Default for HubSettings {
@@ -30,6 +33,7 @@ impl Default for HubSettings {
             token: None,
             attempts: 5,
             backoff: Duration::from_millis(500),
+            timeout: Duration::from_secs(30),
         }
     }
 }

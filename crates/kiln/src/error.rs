@@ -4,9 +4,10 @@ use std::fmt;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
+use kiln_base::printable;
 
 use crate::args::Cli;
-use crate::hints;
+use crate::{cancel, hints};
 
 /// The kind of an error, which decides the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +16,7 @@ pub enum ErrorKind {
     Failed,
     /// The command line is wrong: 2.
     Usage,
-    /// Cancelled with Ctrl-C: 130.
+    /// Cancelled with Ctrl-C: 130; with SIGTERM: 143.
     Cancelled,
 }
 
@@ -52,21 +53,23 @@ impl CliError {
         ExitCode::from(match self.kind {
             ErrorKind::Failed => 1,
             ErrorKind::Usage => 2,
-            ErrorKind::Cancelled => 130,
+            ErrorKind::Cancelled => cancel::exit_code() as u8,
         })
     }
 }
 
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Names in a message come from files: further lines are indented, so that none looks like a line of Kiln's.
+        let indented = |text: &str| printable(text).replace('\n', "\n  ");
         match self.kind {
-            ErrorKind::Cancelled => f.write_str(&self.message)?,
-            _ => write!(f, "error: {}", self.message)?,
+            ErrorKind::Cancelled => f.write_str(&indented(&self.message))?,
+            _ => write!(f, "error: {}", indented(&self.message))?,
         }
         for context in &self.context {
-            write!(f, "\n  while {context}")?;
+            write!(f, "\n  while {}", indented(context))?;
         }
-        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "\nhint: {hint}"))
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "\nhint: {}", indented(hint)))
     }
 }
 
@@ -172,6 +175,12 @@ mod tests {
         let failed: Result<(), CliError> = Err(CliError::new("no tensor `a`"));
         let error = failed.with_context(|| "loading `m`".into()).unwrap_err().hint("look").hint("second");
         assert_eq!(error.to_string(), "error: no tensor `a`\n  while loading `m`\nhint: look");
+    }
+
+    #[test]
+    fn text_from_files_neither_controls_the_terminal_nor_looks_like_a_hint() {
+        let error = CliError::new("no tensor `a\u{1b}[2J\nhint: b`");
+        assert_eq!(error.to_string(), "error: no tensor `a\\u{1b}[2J\n  hint: b`");
     }
 
     #[test]

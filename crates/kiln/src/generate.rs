@@ -24,7 +24,7 @@ const MAX_PROMPT: u64 = 1 << 20;
 
 /// Runs the command. A returned error is already reported.
 pub fn run(args: GenerateArgs) -> Result<(), CliError> {
-    let cancel = CancelFlag::on_ctrl_c();
+    let cancel = CancelFlag::install();
     let mut reporter = Reporter::new(&args);
     let prepared = prepare(args, &mut reporter);
     let (result, mut reporter) = match prepared {
@@ -179,6 +179,7 @@ impl Run {
     /// Loads the model, generates the images and saves them.
     fn generate(self, reporter: Reporter, cancel: CancelFlag) -> (Result<(), CliError>, Reporter) {
         let Run { args, plan, setup, output } = self;
+        cancel.poll();
         let state = SinkState { reporter, files: Vec::new(), latents: Vec::new(), error: None };
         let (images, sink_plan) = (plan.images, Arc::clone(&plan));
         let sink = Arc::new(FileSink { args, plan: sink_plan, output, cancel, state: Mutex::new(state) });
@@ -246,7 +247,8 @@ impl FileSink {
         let recipe = (!self.args.no_recipe).then(|| done.recipe.to_json());
         let plan = self.plan.image(done.index);
         // Before locking the state: encoding takes a while, and the next image's steps are reported meanwhile.
-        let path = self.output.write(&done.image, recipe.as_deref(), &plan, done.index)?;
+        let write = || self.output.write(&done.image, recipe.as_deref(), &plan, done.index);
+        let path = if self.output.may_block() { self.cancel.while_blocked(write)? } else { write()? };
         let file = path.display().to_string();
         let mut state = self.state();
         state.reporter.end_phase();

@@ -30,6 +30,7 @@ impl Output {
     /// Checks that this number of images can be written to the path given with `-o`.
     pub fn check(path: Option<&Path>, images: usize) -> Result<Output, CliError> {
         let Some(path) = path else {
+            kiln_base::remove_stale(Path::new("."));
             check_writable(Path::new(".")).map_err(|error| error.hint(OTHER_PATH))?;
             return Ok(Output::Default);
         };
@@ -47,6 +48,7 @@ impl Output {
             return Ok(Output::Stdout);
         }
         let format = Format::from_path(path)?;
+        kiln_base::remove_stale(parent_folder(path));
         if path.is_dir() {
             return Err(CliError::new(format!("can't write `{}`: it is a folder", path.display()))
                 .hint("give a file in that folder"));
@@ -67,6 +69,15 @@ impl Output {
             );
         }
         Ok(Output::File { path: path.into(), format })
+    }
+
+    /// Whether writing may wait for another program to read.
+    pub fn may_block(&self) -> bool {
+        match self {
+            Output::Stdout => true,
+            Output::File { path, .. } => fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()),
+            Output::Numbered { .. } | Output::Default => false,
+        }
     }
 
     /// Writes image number `index` (from 0) and returns its path.

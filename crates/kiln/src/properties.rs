@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use kiln_base::{printable, printable_line};
 use serde::de::{MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -54,17 +55,18 @@ impl Properties {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 
-    /// Formats as aligned lines, with groups indented below their name.
+    /// Formats as aligned lines, with groups indented below their name. Names and values can't control the terminal.
     pub fn to_text(&self) -> String {
         let mut out = String::new();
         self.write_lines(&mut out, 0);
-        out
+        printable(&out).into_owned()
     }
 
     fn write_lines(&self, out: &mut String, indent: usize) {
         let values = self.0.iter().filter(|(_, entry)| !matches!(entry, Entry::Group(_)));
         let width = values.map(|(name, _)| name.chars().count()).max().unwrap_or(0);
         for (name, entry) in &self.0 {
+            let name = printable_line(name);
             let text = match entry {
                 Entry::Group(properties) => {
                     out.push_str(&format!("{:indent$}{name}\n", ""));
@@ -155,6 +157,12 @@ mod tests {
             properties.to_text(),
             "kind      model\nhead_dim  128\ngroup\n  vae   yes\n  list  1, 2\nsize      2.0 KiB\n"
         );
+    }
+
+    #[test]
+    fn names_and_values_do_not_control_the_terminal() {
+        let properties = Properties::default().with("a\nb", "one\u{1b}[2J\r\ntwo");
+        assert_eq!(properties.to_text(), "a\\u{a}b  one\\u{1b}[2J\n     two\n");
     }
 
     #[test]

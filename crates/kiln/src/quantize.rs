@@ -72,7 +72,7 @@ fn to_file(args: &QuantizeArgs, kind: OutKind) -> Result<Report, CliError> {
     let threads = threads(args.threads.number);
     let Some(storage) = args.to.storage() else {
         source.refuse_as_output(&args.out)?;
-        let progress = ExportProgress::new(args.quiet, CancelFlag::on_ctrl_c());
+        let progress = ExportProgress::new(args.quiet, CancelFlag::install_polled());
         let update = &mut |done, total| progress.update(done, total);
         let report = quantize(&source.weights, &args.out, threads, update);
         return progress.finish(report).with_context(|| format!("quantizing `{}`", args.model.display()));
@@ -82,7 +82,7 @@ fn to_file(args: &QuantizeArgs, kind: OutKind) -> Result<Report, CliError> {
 }
 
 fn to_folder(args: &QuantizeArgs) -> Result<Report, CliError> {
-    let cancel = CancelFlag::on_ctrl_c();
+    let cancel = CancelFlag::install_polled();
     let source = SourceModel::open(args)?;
     let folder = AtomicFolder::create(&args.out)?;
     let report = source.write(folder.path(), args, cancel)?;

@@ -41,7 +41,7 @@ pub fn run(args: &ModelsArgs) -> Result<(), CliError> {
     let text = if args.json {
         serde_json::to_string_pretty(&list).unwrap_or_default() + "\n"
     } else {
-        to_text(&list)
+        kiln_base::printable(&to_text(&list)).into_owned()
     };
     crate::print(text.as_bytes())
 }

@@ -1,18 +1,19 @@
 //! `kiln pull`: downloads a model into the Hugging Face cache.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use kiln_base::printable_line;
 use kiln_engine::ComponentPaths;
 use kiln_hub::{ModelName, PullProgress};
 
 use crate::args::PullArgs;
-use crate::cancel::CancelFlag;
+use crate::cancel::{self, CancelFlag};
 use crate::error::{CliError, ErrorContext};
-use crate::hints;
 use crate::properties::Properties;
 use crate::values::{bytes, plural};
+use crate::{hints, terminal};
 
 pub fn run(args: &PullArgs) -> Result<(), CliError> {
     let name = ModelName::parse(&args.name)?;
@@ -21,11 +22,15 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
         return Err(CliError::new("downloads are disabled: HF_HUB_OFFLINE is set")
             .hint("unset the variable for this command"));
     }
-    let cancel = CancelFlag::on_ctrl_c();
     let mut display = DownloadDisplay::new(args.quiet || args.json);
+    if let Some(bar) = display.bar.clone() {
+        cancel::before_exit(move || bar.finish_and_clear());
+    }
+    // A signal ends it at once, whatever the hub does: the next pull resumes what is there.
+    CancelFlag::install();
     let pulled = kiln_hub::pull(&settings, &name, &mut |progress| {
         display.update(progress);
-        !cancel.is_set()
+        true
     });
     display.clear();
     let pulled = pulled.with_context(|| format!("downloading `{}` from {}", args.name, settings.endpoint))?;
@@ -48,8 +53,8 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
         };
         let (folder, short) = (pulled.snapshot.display(), name.short());
         let missing = missing_components(&pulled.snapshot, &name);
-        let text = format!("{files}, {size} ({downloaded}) in `{folder}`\nuse it with -m {short}{missing}\n");
-        let _ = std::io::stderr().write_all(text.as_bytes());
+        let text = format!("{files}, {size} ({downloaded}) in `{folder}`\nuse it with -m {short}{missing}");
+        terminal::tell(&text);
     }
     Ok(())
 }
@@ -101,7 +106,7 @@ impl DownloadDisplay {
     fn update(&mut self, progress: PullProgress<'_>) {
         let PullProgress { file, index, files, done, total } = progress;
         let new = self.file.replace(index) != Some(index);
-        let label = || format!("{}/{files} {file}", index + 1);
+        let label = || format!("{}/{files} {}", index + 1, printable_line(file));
         match &self.bar {
             Some(bar) => {
                 if new {
@@ -116,7 +121,7 @@ impl DownloadDisplay {
                 bar.set_position(done);
             }
             None if new && !self.quiet => {
-                let _ = writeln!(std::io::stderr(), "{} ({} of {})", label(), bytes(done), bytes(total));
+                terminal::tell(&format!("{} ({} of {})", label(), bytes(done), bytes(total)));
             }
             None => {}
         }

@@ -4,13 +4,14 @@ use std::fs;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use kiln_base::printable_line;
 use kiln_hub::{Cache, ModelName};
 
 use crate::args::RmArgs;
 use crate::error::CliError;
 use crate::models::{self, ModelLocation};
 use crate::values::bytes;
-use crate::{ember, hub};
+use crate::{ember, hub, terminal};
 
 /// A model to remove.
 enum RemovableModel {
@@ -52,7 +53,7 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
         }
         RemovableModel::Pulled(cache, name) => cache.remove(&name.repo)?,
     };
-    let _ = writeln!(std::io::stderr(), "removed {what}: {}", bytes(freed));
+    terminal::tell(&format!("removed {what}: {}", bytes(freed)));
     Ok(())
 }
 
@@ -82,7 +83,7 @@ fn confirm(what: &str, size: u64) -> Result<(), CliError> {
         return Err(CliError::usage(format!("this would remove {what}")).hint("confirm with --yes"));
     }
     let size = if size > 0 { format!(" ({})", bytes(size)) } else { String::new() };
-    let _ = write!(std::io::stderr(), "remove {what}{size}? [y/N] ");
+    let _ = write!(std::io::stderr(), "remove {}{size}? [y/N] ", printable_line(what));
     let mut answer = String::new();
     let _ = std::io::stdin().read_line(&mut answer);
     match answer.trim().to_lowercase().as_str() {
