@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kiln_tensor::Shape;
+use kiln_tensor::{DType, Shape};
 
 use crate::error::quoted;
 use crate::layout;
@@ -73,6 +73,7 @@ impl WeightSource {
         for (name, (shape, tensor)) in &known.0 {
             if *tensor == TensorUse::Required || *tensor == TensorUse::Optional && self.contains(name) {
                 self.find_with_shape(name, shape.clone())?;
+                self.check_is_number(name)?;
             }
         }
         let (left_out, unused) = self.unknown_tensors(component, known);
@@ -86,6 +87,17 @@ impl WeightSource {
         let remarks = [remark("are not used", &left_out), remark("are missing, but not needed", &missing)];
         let remarks: Vec<String> = remarks.into_iter().flatten().collect();
         Ok((!remarks.is_empty()).then(|| format!("`{}`: {}", self.path().display(), remarks.join("; "))))
+    }
+
+    /// Refuses a tensor of a type that no operation computes with.
+    fn check_is_number(&self, name: &str) -> Result<()> {
+        match self.entry(name) {
+            Some((from @ (DType::I32 | DType::I64 | DType::Bool), _)) => {
+                let source = kiln_tensor::Error::Conversion { from, to: DType::F32 };
+                Err(Error::Tensor { file: self.path().to_owned(), tensor: name.to_owned(), source })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The tensors that are not read and missing, without those of blocks that the file leaves out as a whole.

@@ -49,10 +49,7 @@ impl CancelFlag {
     }
 
     /// Runs something that may block for ever, such as writing to a pipe, and can't poll the flag meanwhile.
-    pub fn while_blocked<T>(
-        &self,
-        block: impl FnOnce() -> Result<T, CliError>,
-    ) -> Result<T, CliError> {
+    pub fn while_blocked<T>(&self, block: impl FnOnce() -> Result<T, CliError>) -> Result<T, CliError> {
         let polled = self.0.polled.swap(false, SeqCst);
         // The flag comes first: a signal after it ends the process.
         let result = if self.is_set() { Err(CliError::cancelled()) } else { block() };

@@ -85,6 +85,7 @@ impl From<kiln_engine::Error> for CliError {
             }
             Error::Model(error) => error.into(),
             Error::Combination { what, .. } => CliError { hint, ..CliError::usage(fields_to_options(&what)) },
+            Error::Value { what, .. } => CliError { hint, ..CliError::usage(what) },
             error => CliError { hint, ..CliError::new(error.to_string()) },
         }
     }
@@ -125,7 +126,12 @@ impl From<kiln_weights::Error> for CliError {
 
 impl From<kiln_image::Error> for CliError {
     fn from(error: kiln_image::Error) -> Self {
-        CliError { hint: hints::image(&error), ..CliError::new(error.to_string()) }
+        let kind = match error {
+            // The name given with -o.
+            kiln_image::Error::Format { .. } => ErrorKind::Usage,
+            _ => ErrorKind::Failed,
+        };
+        CliError { kind, hint: hints::image(&error), ..CliError::new(error.to_string()) }
     }
 }
 
@@ -139,7 +145,7 @@ impl From<kiln_hub::Error> for CliError {
     fn from(error: kiln_hub::Error) -> Self {
         match &error {
             kiln_hub::Error::Cancelled => CliError::cancelled(),
-            kiln_hub::Error::InvalidName { .. } => CliError {
+            kiln_hub::Error::InvalidName { .. } | kiln_hub::Error::Variable { .. } => CliError {
                 kind: ErrorKind::Usage,
                 hint: hints::hub(&error),
                 ..CliError::new(error.to_string())

@@ -70,11 +70,17 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<Run, CliEr
         args.machine.dtype.get_or_insert(Precision::from_name(&recipe.dtype));
     }
     // Last: a recipe's model takes precedence over the environment's.
-    request.model = request.model.take().or_else(models::from_env);
+    let from_env = request.model.is_none().then(models::from_env).flatten();
+    request.model = request.model.take().or_else(|| from_env.clone());
     let random_seed = request.ensure_seed().map_err(|e| CliError::new(e).hint("choose a seed with -S"))?;
     let location = match (&request.model, &components.transformer) {
         (None, Some(transformer)) => ModelLocation::Path(transformer.clone()),
-        (model, _) => ModelLocation::resolve(model.as_deref())?,
+        (model, _) => ModelLocation::resolve(model.as_deref()).map_err(|mut error| {
+            if from_env.is_some() {
+                error.context.push("using the model that the variable KILN_MODEL names".into());
+            }
+            error
+        })?,
     };
     if location == ModelLocation::BuiltIn && request.model.is_none() {
         reporter.note("no model given, using the built-in Ember (choose another with -m)");
@@ -91,7 +97,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter) -> Result<Run, CliEr
     })?;
     let plan = Arc::new(plan);
     let mut settings = args.machine.settings();
-    settings.text_cache = if args.no_cache { None } else { cache::texts() };
+    settings.text_cache = if args.no_cache { None } else { cache::texts()? };
     let setup = Setup::new(&model, &settings, Some(&plan))?;
     setup.notes().iter().for_each(|note| reporter.note(note));
     let output = Output::check(args.output.as_deref(), plan.images)?;
@@ -304,7 +310,10 @@ impl Sink for FileSink {
 
     fn ended(&self, result: kiln_engine::Result<()>) {
         if let Err(error) = result {
-            self.state().error.get_or_insert(error.into());
+            // Damaged weights are the most likely cause: name the tensor. A scan of all at every start would cost more.
+            let is_not_finite = matches!(error.root(), Error::Model(kiln_model::Error::NotFinite { .. }));
+            let cause = if is_not_finite { self.plan.model.not_finite() } else { None };
+            self.state().error.get_or_insert(cause.unwrap_or(error).into());
         }
     }
 }

@@ -27,6 +27,9 @@ pub fn engine(error: &kiln_engine::Error) -> Option<String> {
                 .into(),
         ),
         Error::Memory { .. } => Some("use a smaller size (-W, -H) or fewer reference images".into()),
+        Error::Value { hint, .. } => {
+            hint.clone().or_else(|| Some("`kiln generate --help` describes the values of every option".into()))
+        }
         Error::Request { hint, .. } | Error::Combination { hint, .. } | Error::Device { hint, .. } => hint.clone(),
         Error::Model(error) => model(error),
         Error::MissingComponent { .. } | Error::Load(_) | Error::Panicked(_) | Error::Context { .. } => None,
@@ -42,11 +45,20 @@ pub fn model(error: &kiln_model::Error) -> Option<String> {
         Error::Read { .. } => Some("check that the file exists and is readable".into()),
         // The error names a folder when a file is missing in it.
         Error::Config { file, .. } if file.is_dir() => Some("download that component of the model, too".into()),
+        // Only people write these.
+        Error::Config { file, .. } if file.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) => {
+            Some("correct the file: it names the model's parts, such as transformer = \"FILE\"".into())
+        }
         Error::Config { .. } => Some("check the file, or download the model again".into()),
         Error::Weights(error) => weights(error),
         Error::Image(error) => image(error),
         Error::Ops(error) => ops(error),
-        Error::Request(_) | Error::Tokenizer(_) | Error::Tensor(_) | Error::Cancelled => None,
+        Error::Tokenizer(_) => Some(
+            "the tokenizer does not belong to this text encoder: take both from one download, or give its own with \
+             --tokenizer"
+                .into(),
+        ),
+        Error::Request(_) | Error::Tensor(_) | Error::Cancelled => None,
     }
 }
 
@@ -87,6 +99,9 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
         Error::NothingToQuantize { already_int8: true, .. } => "use the model as it is, with --dtype int8",
         Error::NothingToQuantize { .. } => "give a FLUX.2 model in diffusers' layout",
         Error::NotFinite { .. } => DOWNLOAD_AGAIN,
+        Error::Tensor { source: kiln_tensor::Error::Conversion { .. }, .. } => {
+            "the file is quantized in a way that Kiln does not read; download the model in bf16, fp8 or as GGUF"
+        }
         Error::LoraUnmatched { keys, total, .. } if keys.len() < *total => {
             "it may be for another model (compare both with `kiln info`); --lora-partial uses what fits"
         }
@@ -159,6 +174,7 @@ pub fn hub(error: &kiln_hub::Error) -> Option<String> {
             format!("known names: {names}; or give OWNER/REPO")
         }
         Error::NoCache => "set HF_HOME to a folder".into(),
+        Error::Variable { .. } => "correct the variable, or unset it".into(),
         Error::Unauthorised { repo, .. } => format!(
             "check the name; if the model is gated, accept its terms on its page ({repo}) and put an access token of \
              that account into HF_TOKEN"

@@ -11,6 +11,8 @@ use crate::{ember, hints, hub};
 /// The undistilled variant of Ember, which is not built in.
 const EMBER_BASE: &str = "ember-base";
 const EXTENSION: &str = ".safetensors";
+/// The variable with a folder of models.
+const FOLDER: &str = "KILN_MODELS";
 
 /// Where an existing model is.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,7 +157,10 @@ fn is_model(path: &Path) -> bool {
 }
 
 fn not_found(model: &Path, name: Option<&str>, folders: &[PathBuf]) -> CliError {
-    let error = CliError::new(format!("the model `{}` does not exist", model.display()));
+    let mut error = CliError::new(format!("the model `{}` does not exist", model.display()));
+    if let Some(wrong) = kiln_base::folders::from_env(FOLDER).filter(|folder| !folder.is_dir()) {
+        error.message += &format!("; the variable {FOLDER} is `{}`, which is not a folder", wrong.display());
+    }
     let folder = folders
         .first()
         .map_or_else(|| "the folder set by KILN_MODELS".into(), |f| format!("`{}`", f.display()));
@@ -209,7 +214,7 @@ pub fn names(folders: &[PathBuf]) -> Vec<String> {
 pub fn folders() -> Vec<PathBuf> {
     use kiln_base::folders;
     let own = folders::data().map(|data| data.join("kiln").join("models"));
-    folders::from_env("KILN_MODELS").into_iter().chain(own).collect()
+    folders::from_env(FOLDER).into_iter().chain(own).collect()
 }
 
 #[cfg(test)]

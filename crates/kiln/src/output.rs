@@ -45,6 +45,10 @@ impl Output {
                 return Err(CliError::usage("standard output is a terminal, which can't show an image file")
                     .hint("redirect it to a file or a program, or use --preview"));
             }
+            if is_stdout_closed() {
+                return Err(CliError::usage("standard output is closed, and the image would be lost")
+                    .hint("redirect it to a file or a program, or give a file with -o"));
+            }
             return Ok(Output::Stdout);
         }
         let format = Format::from_path(path)?;
@@ -142,6 +146,17 @@ impl Output {
         }
         Ok(())
     }
+}
+
+/// Whether the program was started without a standard output. Rust then opens `/dev/null` in its place, for reading and
+/// writing; shells open it for writing only.
+fn is_stdout_closed() -> bool {
+    const READ_AND_WRITE: u32 = 0o2;
+    let null = fs::read_link("/proc/self/fd/1").is_ok_and(|target| target == Path::new("/dev/null"));
+    let info = fs::read_to_string("/proc/self/fdinfo/1").unwrap_or_default();
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    null && flags.is_some_and(|flags| flags & 0o3 == READ_AND_WRITE)
 }
 
 /// Returns the error for a failed write to standard output.

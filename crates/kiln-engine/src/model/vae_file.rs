@@ -36,11 +36,13 @@ impl VaeFile {
         let weights = source.component(Component::Vae)?.unwrap_or(source);
         let folder = if path.is_dir() { path.clone() } else { path.with_file_name("") };
         let config_file = folder.join("config.json");
-        let config: vae::Config = if config_file.is_file() {
-            config::read(&config_file)?
-        } else {
-            config_of_file::<vae::Config>(&weights, &path)?
-                .ok_or_else(|| Error::config(&path, "neither TAEF2 nor a FLUX.2 autoencoder"))?
+        let beside = config_file.is_file().then(|| config::read::<vae::Config>(&config_file));
+        let config = match beside {
+            Some(Ok(config)) => config,
+            // That of a folder is the autoencoder's; one beside a file may be of another component.
+            Some(Err(error)) if path.is_dir() => return Err(error.into()),
+            _ => config_of_file::<vae::Config>(&weights, &path)?
+                .ok_or_else(|| Error::config(&path, "neither TAEF2 nor a FLUX.2 autoencoder"))?,
         };
         if let Some(what) = config.problem() {
             return Err(Error::config(config_file, what));
@@ -48,6 +50,27 @@ impl VaeFile {
         weights.check_tensors(Component::Vae, &config.tensors())?;
         Ok(VaeFile { path, config: Some(config), weights, fingerprint })
     }
+}
+
+/// Whether two autoencoders have the same latents, as far as their batch norms tell, which hold the latents' mean and
+/// variance; `None` if they can't be read.
+pub(super) fn share_latents(a: &WeightSource, b: &WeightSource) -> Option<bool> {
+    /// Differences of rounding are far below, those of other latents far above: they have nothing in common.
+    const MAX_DIFFERENCE: f32 = 0.1;
+    let read = |source: &WeightSource, name: &str| {
+        let tensor = source.tensor(&format!("bn.running_{name}")).ok()?;
+        Some(tensor.to_f32().ok()?.into_owned())
+    };
+    let (mean_a, mean_b) = (read(a, "mean")?, read(b, "mean")?);
+    let (var_a, var_b) = (read(a, "var")?, read(b, "var")?);
+    if mean_a.len() != mean_b.len() || mean_a.is_empty() {
+        return Some(false);
+    }
+    let means =
+        mean_a.iter().zip(&mean_b).zip(&var_a).map(|((a, b), var)| (a - b).abs() / var.sqrt().max(1e-6));
+    let variances = var_a.iter().zip(&var_b).map(|(a, b)| (a - b).abs() / a.max(1e-6));
+    let count = mean_a.len() as f32;
+    Some(means.sum::<f32>() / count < MAX_DIFFERENCE && variances.sum::<f32>() / count < MAX_DIFFERENCE)
 }
 
 /// The VAE files opened so far.

@@ -36,7 +36,7 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
     }
     if let Some(tokens) = request.max_tokens.filter(|tokens| !(1..=MAX_TOKENS).contains(tokens)) {
         let what = format!("the number of text tokens must be between 1 and {MAX_TOKENS}, found {tokens}");
-        return Err(Error::request(what));
+        return Err(Error::value(what));
     }
     if request.embeds.is_some() {
         if !request.negative_prompts.is_empty() {
@@ -105,9 +105,10 @@ pub(super) fn images_per_prompt(request: &Request, prompts: usize) -> Result<usi
 /// Returns the number of images of a request; refuses zero and too many.
 pub(super) fn image_count(prompts: usize, per_prompt: usize) -> Result<usize> {
     match prompts.saturating_mul(per_prompt) {
-        0 => Err(Error::request("there is nothing to generate: no prompt, or a batch of 0")),
+        0 => Err(Error::value("there is nothing to generate: no prompt, or a batch of 0")),
         n if n > MAX_IMAGES => {
-            Err(Error::request(format!("{n} images are too many for one request; at most {MAX_IMAGES}")))
+            Err(Error::value(format!("{n} images are too many for one request; at most {MAX_IMAGES}"))
+                .hint("split it into several requests"))
         }
         n => Ok(n),
     }
@@ -118,7 +119,7 @@ pub(super) fn round_side(name: &str, size: u32, notes: &mut Vec<String>) -> Resu
     const MAX: u32 = 1 << 20;
     let rounded = size / 16 * 16;
     if rounded == 0 || size > MAX {
-        return Err(Error::request(format!("{name} must be between 16 and {MAX} pixels, found {size}")));
+        return Err(Error::value(format!("{name} must be between 16 and {MAX} pixels, found {size}")));
     }
     if rounded != size {
         notes.push(format!("{name} {size} is rounded down to {rounded}, a multiple of 16"));
@@ -130,7 +131,7 @@ pub(super) fn round_side(name: &str, size: u32, notes: &mut Vec<String>) -> Resu
 pub(super) fn schedule(model: &Model, request: &Request, tokens: usize, steps: usize) -> Result<Schedule> {
     const MAX: usize = 10_000;
     if steps > MAX {
-        return Err(Error::request(format!("{steps} steps are too many; at most {MAX}")));
+        return Err(Error::value(format!("{steps} steps are too many; at most {MAX}")));
     }
     let spacing = match request.schedule.unwrap_or_default() {
         ScheduleKind::Shifted => SigmaSpacing::Shifted,
@@ -144,7 +145,7 @@ pub(super) fn schedule(model: &Model, request: &Request, tokens: usize, steps: u
 pub(super) fn guidance(model: &Model, request: &Request, notes: &mut Vec<String>) -> Result<Option<f32>> {
     let variant = model.variant;
     if let Some(g) = request.guidance.filter(|g| !(g.is_finite() && *g >= 0.0)) {
-        return Err(Error::request(format!("guidance must be a number of at least 0, found {g}")));
+        return Err(Error::value(format!("guidance must be a number of at least 0, found {g}")));
     }
     let guidance = model.default_guidance().map(|default| request.guidance.unwrap_or(default));
     if guidance.is_none() && request.guidance.is_some_and(|g| g != 1.0) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_base::printable_line;
 use kiln_engine::ComponentPaths;
-use kiln_hub::{ModelName, PullProgress};
+use kiln_hub::{HubSettings, ModelName, PullProgress};
 
 use crate::args::PullArgs;
 use crate::cancel::{self, CancelFlag};
@@ -18,6 +18,7 @@ use crate::{hints, terminal};
 pub fn run(args: &PullArgs) -> Result<(), CliError> {
     let name = ModelName::parse(&args.name)?;
     let settings = super::settings()?;
+    HubSettings::check_env()?;
     if is_set("HF_HUB_OFFLINE") {
         return Err(CliError::new("downloads are disabled: HF_HUB_OFFLINE is set")
             .hint("unset the variable for this command"));

@@ -13,6 +13,8 @@ mod docs;
 #[cfg(feature = "ember")]
 mod ember;
 mod errors;
+#[cfg(unix)]
+mod faults;
 mod formats;
 mod generate;
 mod golden;
@@ -25,3 +27,4 @@ mod recipe;
 mod sandbox;
 #[cfg(all(feature = "ember", feature = "serve"))]
 mod serve;
+mod terminal;
