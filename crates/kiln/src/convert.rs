@@ -109,7 +109,10 @@ impl SourceComponent {
             Component::TextEncoder => model.text_encoder.as_ref().map(|encoder| encoder.weights()),
             Component::Vae => model.vae.as_ref().map(|vae| vae.weights()),
         };
-        let missing = || CliError::new(format!("the model `{}` has no {component}", model.path.display()));
+        let missing = || {
+            CliError::new(format!("the model `{}` has no {component}", model.path.display()))
+                .hint("`kiln info` shows what it has; --part names another part")
+        };
         let weights = weights.ok_or_else(missing)?;
         let weights =
             weights.with_context(|| format!("opening the {component} of `{}`", model.path.display()))?;
@@ -162,7 +165,8 @@ impl SourceComponent {
             return Err(CliError::usage(format!(
                 "--variant is about a transformer, `{path}` is a {}",
                 self.component
-            )));
+            ))
+            .hint("leave out --variant"));
         }
         if has_guidance(&self.weights) != (variant == Variant::Dev) {
             return Err(CliError::new(format!("`{path}` can't be {variant}"))

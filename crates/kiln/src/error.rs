@@ -49,6 +49,13 @@ impl CliError {
         self
     }
 
+    /// Adds what was being done, unless that is the last thing said.
+    fn add_context(&mut self, doing: String) {
+        if self.context.last() != Some(&doing) {
+            self.context.push(doing);
+        }
+    }
+
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self.kind {
             ErrorKind::Failed => 1,
@@ -80,7 +87,7 @@ impl From<kiln_engine::Error> for CliError {
         match error {
             Error::Context { doing, source } => {
                 let mut error = CliError::from(*source);
-                error.context.push(doing);
+                error.add_context(doing);
                 error
             }
             Error::Model(error) => error.into(),
@@ -165,7 +172,7 @@ impl<T, E: Into<CliError>> ErrorContext<T> for Result<T, E> {
         self.map_err(|e| {
             let mut error = e.into();
             if error.kind != ErrorKind::Cancelled {
-                error.context.push(what());
+                error.add_context(what());
             }
             error
         })
@@ -179,6 +186,7 @@ mod tests {
     #[test]
     fn an_error_prints_message_context_and_first_hint() {
         let failed: Result<(), CliError> = Err(CliError::new("no tensor `a`"));
+        let failed = failed.with_context(|| "loading `m`".into());
         let error = failed.with_context(|| "loading `m`".into()).unwrap_err().hint("look").hint("second");
         assert_eq!(error.to_string(), "error: no tensor `a`\n  while loading `m`\nhint: look");
     }

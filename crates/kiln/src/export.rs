@@ -15,6 +15,8 @@ use crate::error::CliError;
 use crate::properties::Properties;
 use crate::values::{bytes, count};
 
+const CHECK_DISK: &str = "check that the disk is not full and the folder is writable";
+
 /// Returns the number of threads to use: the given one, or all the machine has.
 pub fn threads(number: Option<u32>) -> usize {
     let all = || std::thread::available_parallelism().ok().map(usize::from);
@@ -76,7 +78,10 @@ impl ExportProgress {
         if let Display::Bar(bar) = &self.display {
             bar.finish_and_clear();
         }
-        Ok(result?)
+        result.map_err(|error| match error {
+            kiln_weights::Error::Io { doing: "write", .. } => CliError::from(error).hint(CHECK_DISK),
+            error => error.into(),
+        })
     }
 }
 
@@ -114,7 +119,8 @@ impl AtomicFolder {
         }
         if self.target.symlink_metadata().is_ok() {
             // By another process, meanwhile.
-            return Err(CliError::new(format!("`{}` exists already", self.target.display())));
+            return Err(CliError::new(format!("`{}` exists already", self.target.display()))
+                .hint("another program made it meanwhile: choose another OUT"));
         }
         let AtomicFolder { temporary, target } = self;
         temporary.rename(&target).map_err(|e| write_error(&target, &e))
@@ -236,12 +242,11 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
 }
 
 pub fn read_error(path: &Path, error: &io::Error) -> CliError {
-    CliError::new(format!("can't read `{}`: {error}", path.display()))
+    CliError::new(format!("can't read `{}`: {error}", path.display())).hint("check that the file is readable")
 }
 
 pub fn write_error(path: &Path, error: &io::Error) -> CliError {
-    CliError::new(format!("can't write `{}`: {error}", path.display()))
-        .hint("check that the disk is not full and the folder is writable")
+    CliError::new(format!("can't write `{}`: {error}", path.display())).hint(CHECK_DISK)
 }
 
 #[cfg(test)]

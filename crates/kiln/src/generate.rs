@@ -121,7 +121,8 @@ fn read_standard_input(request: &mut Request) -> Result<(), CliError> {
     if let Some(text) = piped.next() {
         *text = standard_input()?;
         if piped.next().is_some() {
-            return Err(CliError::usage("only one prompt can come from standard input, found `-` twice"));
+            return Err(CliError::usage("only one prompt can come from standard input, found `-` twice")
+                .hint("give the other prompts as arguments"));
         }
     }
     Ok(())
@@ -132,7 +133,8 @@ fn standard_input() -> Result<String, CliError> {
         |problem: String| CliError::new(format!("can't read the prompt from standard input: {problem}"));
     let mut bytes = Vec::new();
     let mut input = std::io::stdin().lock().take(MAX_PROMPT + 1);
-    input.read_to_end(&mut bytes).map_err(|e| error(e.to_string()))?;
+    let read = input.read_to_end(&mut bytes);
+    read.map_err(|e| error(e.to_string()).hint("check where standard input comes from"))?;
     if bytes.len() as u64 > MAX_PROMPT {
         return Err(error(format!("it is longer than {}", crate::values::bytes(MAX_PROMPT)))
             .hint("the models see about a page of text; shorten the prompt"));

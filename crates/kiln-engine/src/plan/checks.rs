@@ -21,6 +21,10 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
         Err(Error::combination(format!("`{field}` needs `{other}`"))
             .hint(format!("give {what} as `{other}`")))
     };
+    if let Some(field) = empty_file(request) {
+        return Err(Error::combination(format!("`{field}` needs a file, found an empty name"))
+            .hint(format!("name a file, or leave out `{field}`")));
+    }
     let (init, mask) = (request.init.is_some(), request.mask.is_some());
     if mask && !init {
         return needs("mask", "init", "the image that the mask belongs to");
@@ -32,7 +36,8 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
         return needs("mask_padding", "mask", "the area to change");
     }
     if request.rho.is_some() && request.schedule != Some(ScheduleKind::Power) {
-        return Err(Error::combination("`rho` needs `schedule` power"));
+        return Err(Error::combination("`rho` needs `schedule` power")
+            .hint("choose `schedule` power, or leave out `rho`"));
     }
     if let Some(tokens) = request.max_tokens.filter(|tokens| !(1..=MAX_TOKENS).contains(tokens)) {
         let what = format!("the number of text tokens must be between 1 and {MAX_TOKENS}, found {tokens}");
@@ -58,6 +63,20 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
         .hint("give one for all, or one for each prompt"));
     }
     Ok(())
+}
+
+/// Returns the first field whose file has an empty name, such as an unset variable of a script.
+fn empty_file(request: &Request) -> Option<&'static str> {
+    let one = [
+        ("vae", &request.vae),
+        ("embeds", &request.embeds),
+        ("init", &request.init),
+        ("mask", &request.mask),
+        ("noise", &request.noise),
+    ];
+    let one = one.into_iter().flat_map(|(field, file)| file.iter().map(move |file| (field, file)));
+    let mut all = one.chain(request.references.iter().map(|file| ("references", file)));
+    all.find(|(_, file)| file.path.as_os_str().is_empty()).map(|(field, _)| field)
 }
 
 /// Refuses a model without a component that the request needs, and embeddings that don't fit the model.

@@ -38,8 +38,10 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
     if !args.yes {
         confirm(&what, size)?;
     }
-    let remove_error =
-        |path: &Path, e: std::io::Error| CliError::new(format!("can't remove `{}`: {e}", path.display()));
+    let remove_error = |path: &Path, e: std::io::Error| {
+        CliError::new(format!("can't remove `{}`: {e}", path.display()))
+            .hint("check that you may write to its folder")
+    };
     let freed = match &model {
         // Removes a link itself, not the folder it points to.
         RemovableModel::Local(path) if path.is_symlink() || path.is_file() => {
@@ -59,7 +61,8 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
 
 fn find(text: &str) -> Result<RemovableModel, CliError> {
     if text == ember::NAME && ember::file().is_some() {
-        return Err(CliError::usage("Ember is built in and can't be removed"));
+        return Err(CliError::usage("Ember is built in and can't be removed")
+            .hint("`kiln models` lists the models that can"));
     }
     if models::names(&models::folders()).iter().any(|name| name == text)
         && let ModelLocation::Named { path, .. } = ModelLocation::resolve(Some(Path::new(text)))?

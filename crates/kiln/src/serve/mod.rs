@@ -73,7 +73,8 @@ fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, data: &Path) -> Result<
 
 fn check(args: &ServeArgs) -> Result<(), CliError> {
     if args.api_key.as_ref().is_some_and(|key| key.is_empty()) {
-        return Err(CliError::usage("the API key is empty"));
+        return Err(CliError::usage("the API key is empty")
+            .hint("set KILN_API_KEY to a key, or unset it to serve this machine alone"));
     }
     if !args.host.is_loopback() && args.api_key.is_none() {
         return Err(CliError::usage(format!(

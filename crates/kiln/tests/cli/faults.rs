@@ -181,6 +181,21 @@ fn files_that_are_no_weights_are_told_apart() {
 }
 
 #[test]
+fn empty_file_names_are_wrong_usage() {
+    let sandbox = Sandbox::new();
+    for option in ["--ref", "--vae", "--init", "--noise"] {
+        sandbox.generate(&["fox", option, ""]).fails(2, &[option, "an empty name", "hint: "]);
+    }
+}
+
+#[test]
+fn blocks_that_the_configuration_leaves_out_are_an_error() {
+    let sandbox = Sandbox::new();
+    sandbox.edit_model("transformer/config.json", "num_single_layers", 1.into());
+    sandbox.generate(&["fox"]).fails(1, &["single_transformer_blocks.1", "transformer", "hint: "]);
+}
+
+#[test]
 fn doubtful_options_and_masks_get_notes() {
     let sandbox = Sandbox::new();
     let note = |args: &[&str], words: &str| {
