@@ -4,7 +4,9 @@ use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use tempfile::{Builder, NamedTempFile};
+use tempfile::NamedTempFile;
+
+use crate::temporary::temporary_file;
 
 /// Writes a file whole or not at all, and syncs it to the disk. The rules are those of [`AtomicFile`].
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -42,7 +44,7 @@ impl AtomicFile {
         };
         let folder =
             target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        Ok(AtomicFile { file: temporary_in(folder)?, target, permissions })
+        Ok(AtomicFile { file: temporary_file(folder)?, target, permissions })
     }
 
     /// The file to write to.
@@ -64,15 +66,6 @@ impl AtomicFile {
         self.file.persist(&self.target)?;
         Ok(())
     }
-}
-
-fn temporary_in(folder: &Path) -> io::Result<NamedTempFile> {
-    let mut builder = Builder::new();
-    builder.prefix(".kiln-").suffix(".tmp");
-    // Temporary files are private by default; this one becomes a normal file.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder.tempfile_in(folder)
 }
 
 #[cfg(test)]

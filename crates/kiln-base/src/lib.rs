@@ -1,4 +1,4 @@
-//! Helpers shared by Kiln's crates: atomic file writes, the user's folders, hex, locks.
+//! Helpers shared by Kiln's crates: atomic file writes, the user's folders, hex, locks, text for terminals.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -15,8 +15,12 @@
 mod atomic;
 pub mod folders;
 mod hex;
+mod printable;
 mod sync;
+mod temporary;
 
 pub use atomic::{AtomicFile, write_atomic};
 pub use hex::hex;
+pub use printable::{printable, printable_line};
 pub use sync::{lock, wait};
+pub use temporary::{TemporaryFolder, remove_stale};

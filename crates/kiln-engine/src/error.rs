@@ -15,6 +15,14 @@ pub enum Error {
         /// What to do about it.
         hint: Option<String>,
     },
+    /// A value of a field that is out of its range.
+    #[error("{what}")]
+    Value {
+        /// Which field, its range, and what was found.
+        what: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
     /// Fields of a request that exclude or require each other. The message names them in backticks.
     #[error("{what}")]
     Combination {
@@ -114,6 +122,11 @@ impl Error {
         Error::Request { what: what.into(), hint: None }
     }
 
+    /// Creates an error for a value that is out of range.
+    pub fn value(what: impl Into<String>) -> Error {
+        Error::Value { what: what.into(), hint: None }
+    }
+
     /// Creates an error for fields that exclude or require each other; `what` names them in backticks.
     pub fn combination(what: impl Into<String>) -> Error {
         Error::Combination { what: what.into(), hint: None }
@@ -126,8 +139,10 @@ impl Error {
 
     /// Adds a hint, unless there is one already.
     pub fn hint(mut self, text: impl Into<String>) -> Error {
-        if let Error::Request { hint, .. } | Error::Combination { hint, .. } | Error::Device { hint, .. } =
-            &mut self
+        if let Error::Request { hint, .. }
+        | Error::Value { hint, .. }
+        | Error::Combination { hint, .. }
+        | Error::Device { hint, .. } = &mut self
         {
             hint.get_or_insert(text.into());
         }
@@ -143,7 +158,10 @@ impl Error {
     pub fn is_invalid_request(&self) -> bool {
         use kiln_model::Error as Inner;
         match self.root() {
-            Error::Request { .. } | Error::Combination { .. } | Error::Memory { .. } => true,
+            Error::Request { .. }
+            | Error::Value { .. }
+            | Error::Combination { .. }
+            | Error::Memory { .. } => true,
             Error::Model(error) => matches!(error, Inner::Request(_) | Inner::Image(_)),
             _ => false,
         }
@@ -161,7 +179,7 @@ impl Error {
 impl<E: Into<kiln_model::Error>> From<E> for Error {
     fn from(error: E) -> Error {
         match error.into() {
-            kiln_model::Error::Request(what) => Error::Request { what, hint: None },
+            kiln_model::Error::Request(what) => Error::Value { what, hint: None },
             error => Error::Model(error),
         }
     }

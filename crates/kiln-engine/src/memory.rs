@@ -62,12 +62,13 @@ impl fmt::Display for MemoryEstimate {
     }
 }
 
-/// Bytes, displayed as GiB with one decimal, or as MiB below 0.1 GiB.
+/// Bytes, displayed as GiB with one decimal, as MiB below 0.1 GiB, or as KiB below 1 MiB.
 pub(crate) struct HumanBytes(pub(crate) u64);
 
 impl fmt::Display for HumanBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 as f64 / f64::from(1 << 30) {
+            _ if self.0 < 1 << 20 => write!(f, "{} KiB", self.0.div_ceil(1 << 10)),
             gib if gib < 0.1 => write!(f, "{:.0} MiB", gib * 1024.0),
             gib => write!(f, "{gib:.1} GiB"),
         }
@@ -81,8 +82,8 @@ mod tests {
     #[test]
     fn small_sizes_are_shown_in_mib() {
         assert_eq!(
-            [4 << 20, 700 << 20, 3 << 30].map(|n| HumanBytes(n).to_string()),
-            ["4 MiB", "0.7 GiB", "3.0 GiB"]
+            [1, 4 << 20, 700 << 20, 3 << 30].map(|n| HumanBytes(n).to_string()),
+            ["1 KiB", "4 MiB", "0.7 GiB", "3.0 GiB"]
         );
     }
 

@@ -548,8 +548,9 @@ impl LoraRef {
             Some((path, number)) if !path.is_empty() && !Path::new(text).exists() => match weight(number) {
                 Some(weight) => lora(path, weight),
                 None if Path::new(path).is_file() => {
+                    let found = if number.is_empty() { "nothing".into() } else { format!("`{number}`") };
                     return Err(format!(
-                        "`{path}` is followed by `{number}`, expected a finite number as its weight"
+                        "`{path}` and a colon are followed by {found}, expected a finite number as its weight"
                     ));
                 }
                 None => lora(text, 1.0),

@@ -4,8 +4,6 @@
 //! unsafe names to its caller. The hub is not trusted: names are checked before they become paths, nothing longer than
 //! announced is written, a file counts only if its hash is right, and the token goes to the endpoint only.
 
-use std::time::Duration;
-
 use serde::Deserialize;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::Response;
@@ -83,13 +81,16 @@ pub(crate) struct Client {
 
 impl Client {
     pub fn new(settings: &HubSettings) -> Client {
+        let timeout = Some(settings.timeout);
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
-            .timeout_connect(Some(Duration::from_secs(20)))
-            .timeout_recv_response(Some(Duration::from_secs(60)))
+            .timeout_resolve(timeout)
+            .timeout_connect(timeout)
+            .timeout_send_request(timeout)
+            .timeout_recv_response(timeout)
             // Detects dead connections; a download then resumes where it stopped.
-            .timeout_per_read(Some(Duration::from_secs(60)))
+            .timeout_per_read(timeout)
             .user_agent(concat!("kiln/", env!("CARGO_PKG_VERSION")))
             .build();
         let (endpoint, token) = (settings.endpoint.clone(), settings.token.clone());

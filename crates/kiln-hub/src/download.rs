@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -14,6 +15,8 @@ use crate::{Error, HubSettings, Result};
 
 /// Bytes read at a time.
 const CHUNK: usize = 256 << 10;
+/// A connection that delivers fewer bytes than this in the time limit counts as stalled.
+const MIN_PROGRESS: u64 = 16 << 10;
 
 /// The download of one file into the cache.
 pub(crate) struct Download<'a> {
@@ -137,11 +140,17 @@ impl Download<'_> {
         let mut body = response.body_mut().with_config().limit(u64::MAX).reader();
         let mut buffer = vec![0; CHUNK];
         let before = *have;
+        let mut progress = ProgressWindow::new(before, self.settings.timeout);
         loop {
             let count = match body.read(&mut buffer) {
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => return Ok(Attempt::Broken { received: *have - before, reason: e.to_string() }),
+                Err(e) => {
+                    // After a time without data, a few bytes before it don't count as progress.
+                    let min = if e.kind() == io::ErrorKind::TimedOut { MIN_PROGRESS } else { 1 };
+                    let received = Some(*have - before).filter(|received| *received >= min).unwrap_or(0);
+                    return Ok(Attempt::Broken { received, reason: e.to_string() });
+                }
             };
             if count == 0 {
                 break;
@@ -154,6 +163,11 @@ impl Download<'_> {
             checksum.update(&buffer[..count]);
             *have += count as u64;
             on_progress(*have)?;
+            if progress.has_stalled(*have) && *have < self.file.size {
+                let seconds = self.settings.timeout.as_secs_f64();
+                let reason = format!("it stalled: less than {MIN_PROGRESS} bytes in {seconds} s");
+                return Ok(Attempt::Broken { received: 0, reason });
+            }
         }
         if *have == self.file.size {
             Ok(Attempt::Complete)
@@ -161,6 +175,29 @@ impl Download<'_> {
             let reason = "the connection ended too early".into();
             Ok(Attempt::Broken { received: *have - before, reason })
         }
+    }
+}
+
+/// Notices a connection that trickles: no single read times out, and the download would never end.
+struct ProgressWindow {
+    start: Instant,
+    at_start: u64,
+    length: Duration,
+}
+
+impl ProgressWindow {
+    fn new(have: u64, length: Duration) -> ProgressWindow {
+        ProgressWindow { start: Instant::now(), at_start: have, length }
+    }
+
+    /// Returns whether a whole window passed with hardly any progress.
+    fn has_stalled(&mut self, have: u64) -> bool {
+        if self.start.elapsed() < self.length {
+            return false;
+        }
+        let stalled = have - self.at_start < MIN_PROGRESS;
+        *self = ProgressWindow::new(have, self.length);
+        stalled
     }
 }
 

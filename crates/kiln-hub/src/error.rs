@@ -19,6 +19,14 @@ pub enum Error {
     /// No folder for the cache.
     #[error("no home folder found, and neither HF_HOME nor HF_HUB_CACHE is set")]
     NoCache,
+    /// An environment variable with a value that can't be used. The value may hold a password and is not shown.
+    #[error("the variable {name} is not valid: {reason}")]
+    Variable {
+        /// The variable.
+        name: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The hub requires a token, or does not accept the given one.
     #[error("`{repo}` requires an access token: it is gated, private, or does not exist (status {status})")]
     Unauthorised {

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::{Error, Result};
+
 const ENDPOINT: &str = "https://huggingface.co";
 
 /// How to reach the hub.
@@ -20,6 +22,9 @@ pub struct HubSettings {
     pub attempts: u32,
     /// The wait before the second attempt; doubled before each further one.
     pub backoff: Duration,
+    /// How long a connection may deliver nothing, or next to nothing, before the attempt fails. A download that stalls
+    /// for good fails after `attempts` times this.
+    pub timeout: Duration,
 }
 
 impl Default for HubSettings {
@@ -30,6 +35,7 @@ impl Default for HubSettings {
             token: None,
             attempts: 5,
             backoff: Duration::from_millis(500),
+            timeout: Duration::from_secs(30),
         }
     }
 }
@@ -50,6 +56,12 @@ impl HubSettings {
     /// Reads the environment; `None` if no cache folder can be determined.
     pub fn from_env() -> Option<HubSettings> {
         HubSettings::resolve(&|name| std::env::var(name).ok(), kiln_base::folders::home())
+    }
+
+    /// Refuses variables that downloads depend on and that can't be used, which would otherwise be ignored or fail
+    /// without being named.
+    pub fn check_env() -> Result<()> {
+        check_variables(&|name| std::env::var(name).ok())
     }
 
     fn resolve(var: &dyn Fn(&str) -> Option<String>, user: Option<PathBuf>) -> Option<HubSettings> {
@@ -77,9 +89,57 @@ impl HubSettings {
     }
 }
 
+fn check_variables(var: &dyn Fn(&str) -> Option<String>) -> Result<()> {
+    // In the order in which the client looks for a proxy.
+    const PROXIES: [&str; 6] =
+        ["ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"];
+    for name in PROXIES {
+        let Some(value) = var(name).filter(|value| !value.is_empty()) else { continue };
+        if value.contains(char::is_whitespace) || ureq::Proxy::new(&value).is_err() {
+            let reason = "expected a proxy such as http://user:password@host:8080".to_owned();
+            return Err(Error::Variable { name, reason });
+        }
+    }
+    let endpoint = var("HF_ENDPOINT").map(|value| value.trim().to_owned()).unwrap_or_default();
+    let has_host = ["http://", "https://"].iter().any(|scheme| {
+        let host = endpoint.strip_prefix(scheme).and_then(|rest| rest.split('/').next());
+        host.is_some_and(|host| !host.is_empty() && !host.contains(char::is_whitespace))
+    });
+    if !endpoint.is_empty() && !has_host {
+        let reason = "expected an address such as https://huggingface.co".to_owned();
+        return Err(Error::Variable { name: "HF_ENDPOINT", reason });
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn variables_that_cannot_be_used_are_named() {
+        let check = |name: &str, value: &str| {
+            let var = |asked: &str| (asked == name).then(|| value.to_owned());
+            check_variables(&var).map_err(|error| error.to_string())
+        };
+        for (name, value) in [
+            ("HTTPS_PROXY", "http://user:secret word@host"),
+            ("all_proxy", "nonsense://x"),
+            ("HF_ENDPOINT", "huggingface.co"),
+            ("HF_ENDPOINT", "https:///x"),
+        ] {
+            let message = check(name, value).unwrap_err();
+            assert!(message.contains(name) && !message.contains("secret"), "{message}");
+        }
+        for (name, value) in [
+            ("HTTPS_PROXY", "http://user:password@host:8080"),
+            ("http_proxy", "host:3128"),
+            ("HTTP_PROXY", ""),
+            ("HF_ENDPOINT", "http://127.0.0.1:80/hub"),
+        ] {
+            check(name, value).unwrap();
+        }
+    }
 
     fn settings(vars: &[(&str, &str)]) -> Option<HubSettings> {
         let var = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());

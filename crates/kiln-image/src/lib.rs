@@ -44,7 +44,9 @@ pub use encode::{Encoding, Format, encode, encode_with, encode_with_parameters};
 pub use error::{Error, Result};
 pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint};
 pub use overlay::paste_back;
-pub use prepare::{SIZE_MULTIPLE, init_size, prepare_init, prepare_reference, shrink_to};
+pub use prepare::{
+    SIZE_MULTIPLE, init_size, prepare_init, prepare_reference, prepare_reference_within, shrink_to,
+};
 pub use raster::{GrayImage, Raster, RgbImage};
 pub use recipe::read_recipe;
 pub use resample::{Filter, resize};

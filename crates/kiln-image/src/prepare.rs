@@ -16,6 +16,12 @@ const MAX_RATIO: u32 = 8;
 /// Rejects a side below 64 px and aspect ratios beyond 8:1; shrinks with Lanczos above 1024² pixels; then
 /// centre-crops to multiples of 16.
 pub fn prepare_reference(image: &RgbImage) -> Result<RgbImage> {
+    prepare_reference_within(image, MAX_AREA)
+}
+
+/// [`prepare_reference`] for a model whose references have at most `area` pixels. The limits hold for the image as
+/// given: shrinking rounds its sides.
+pub fn prepare_reference_within(image: &RgbImage, area: u64) -> Result<RgbImage> {
     const ROLE: &str = "reference image";
     let (width, height) = (image.width(), image.height());
     if width.min(height) < MIN_REFERENCE_SIDE {
@@ -24,7 +30,7 @@ pub fn prepare_reference(image: &RgbImage) -> Result<RgbImage> {
     if width.max(height) > MAX_RATIO.saturating_mul(width.min(height)) {
         return Err(Error::AspectRatio { role: ROLE, width, height, max: MAX_RATIO });
     }
-    let image = shrink(image);
+    let image = shrink_to(image, area.min(MAX_AREA));
     Ok(centre_crop(&image, round_down(image.width()), round_down(image.height())))
 }
 

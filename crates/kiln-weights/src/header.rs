@@ -102,15 +102,54 @@ fn header_bytes(file: &[u8]) -> Result<(&[u8], usize), MalformedFile> {
 
 /// Recognizes files that are mistaken for safetensors. None of these signatures is the length of a possible header.
 fn other_format(file: &[u8]) -> Option<&'static str> {
-    const FORMATS: [(&[u8], &str); 5] = [
+    const PICKLE: &str = "a Python pickle, probably a PyTorch checkpoint; Kiln reads safetensors and GGUF";
+    const FORMATS: [(&[u8], &str); 12] = [
         (b"version https://git-lfs", "a Git LFS pointer; fetch the file it stands for with `git lfs pull`"),
         (b"PK\x03\x04", "a zip archive, probably a PyTorch checkpoint; Kiln reads safetensors and GGUF"),
-        (b"\x80\x02}", "a Python pickle, probably a PyTorch checkpoint; Kiln reads safetensors and GGUF"),
-        (b"<!DOCTYPE", "an HTML page, not the weights; the download went wrong"),
-        (b"<html", "an HTML page, not the weights; the download went wrong"),
+        (b"\x80\x02", PICKLE),
+        (b"\x80\x03", PICKLE),
+        (b"\x80\x04\x95", PICKLE),
+        (b"\x80\x05\x95", PICKLE),
+        (b"\x1f\x8b", "a gzip archive; unpack it first"),
+        (b"\x89PNG\r\n", "a PNG image"),
+        (b"\xff\xd8\xff", "a JPEG image"),
+        (b"RIFF", "a WebP image or another RIFF file"),
+        (b"\x7fELF", "a program"),
+        (b"%PDF-", "a PDF document"),
     ];
-    let format = FORMATS.iter().find(|(signature, _)| file.len() >= 8 && file.starts_with(signature));
-    format.map(|&(_, description)| description)
+    // Shorter ones are too short for safetensors, which the error says.
+    let head = file.get(..file.len().min(512)).filter(|head| head.len() >= 8)?;
+    let format = FORMATS.iter().find(|(signature, _)| head.starts_with(signature));
+    let possible = u64::from_le_bytes(*head.first_chunk()?) <= MAX_HEADER;
+    match format {
+        Some(&(_, description)) if !possible || head.starts_with(b"version") => Some(description),
+        None if is_text(head) => Some(text_format(head)),
+        _ => None,
+    }
+}
+
+/// Whether these are the first bytes of a text; the last character may be cut.
+fn is_text(head: &[u8]) -> bool {
+    let text = match str::from_utf8(head) {
+        Ok(text) => text,
+        Err(error) if error.error_len().is_none() => {
+            str::from_utf8(&head[..error.valid_up_to()]).unwrap_or_default()
+        }
+        Err(_) => return false,
+    };
+    !text.is_empty() && text.chars().all(|c| !c.is_control() || matches!(c, '\t' | '\r' | '\n'))
+}
+
+fn text_format(head: &[u8]) -> &'static str {
+    let head = head.trim_ascii_start();
+    let starts = |word: &str| head.get(..word.len()).is_some_and(|w| w.eq_ignore_ascii_case(word.as_bytes()));
+    if starts("<!doctype") || starts("<html") || starts("<?xml") {
+        "an HTML page, not the weights; the download went wrong"
+    } else if starts("{") || starts("[") {
+        "a JSON text, such as a configuration"
+    } else {
+        "a text file"
+    }
 }
 
 /// Finds the first problem of tensors that are sorted by their offsets.

@@ -5,17 +5,37 @@ use std::path::PathBuf;
 use kiln_base::folders;
 use kiln_engine::TextCache;
 
+use crate::error::CliError;
+
+const FOLDER: &str = "KILN_CACHE_DIR";
+const LIMIT: &str = "KILN_CACHE_MB";
+
 /// Returns the cache folder: `KILN_CACHE_DIR`, or `kiln` in the user's cache folder.
 pub fn folder() -> Option<PathBuf> {
-    folders::from_env("KILN_CACHE_DIR").or_else(|| Some(folders::cache()?.join("kiln")))
+    folders::from_env(FOLDER).or_else(|| Some(folders::cache()?.join("kiln")))
 }
 
 /// Returns the cache of encoded texts. `KILN_CACHE_MB` limits its size.
-pub fn texts() -> Option<TextCache> {
-    let cache = TextCache::new(folder()?.join("text"));
-    let limit = std::env::var("KILN_CACHE_MB").ok().and_then(|text| text.trim().parse::<u64>().ok());
-    Some(match limit {
+pub fn texts() -> Result<Option<TextCache>, CliError> {
+    let Some(folder) = folder() else { return Ok(None) };
+    if folder.exists() && !folder.is_dir() && folders::from_env(FOLDER).is_some() {
+        return Err(CliError::usage(format!("{FOLDER} is `{}`, which is not a folder", folder.display()))
+            .hint("set the variable to a folder, or unset it"));
+    }
+    let cache = TextCache::new(folder.join("text"));
+    Ok(Some(match limit()? {
         Some(mib) => cache.with_limit(mib.saturating_mul(1 << 20)),
         None => cache,
-    })
+    }))
+}
+
+/// Returns the limit of the cache in MiB, if there is one.
+fn limit() -> Result<Option<u64>, CliError> {
+    let Some(text) = std::env::var_os(LIMIT).filter(|text| !text.is_empty()) else { return Ok(None) };
+    let text = text.to_string_lossy();
+    match text.trim().parse() {
+        Ok(mib) => Ok(Some(mib)),
+        Err(_) => Err(CliError::usage(format!("{LIMIT} is `{text}`, expected a number of MiB such as 512"))
+            .hint("correct the variable, or unset it")),
+    }
 }

@@ -1,7 +1,6 @@
 //! `kiln convert`: writes a component of a model with other tensor names, another data type, or in another file format.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use kiln_engine::{ComponentFile, Model, Variant, VariantSource, config_key};
@@ -19,6 +18,7 @@ use crate::export::{
     AtomicFolder, ExportProgress, OutKind, refuse_input, report_properties, threads, write_error,
 };
 use crate::models::ModelLocation;
+use crate::terminal;
 
 /// Default largest size of a shard, in bytes.
 const SHARD_SIZE: u64 = 10 << 30;
@@ -45,10 +45,9 @@ pub fn run(args: &ConvertArgs) -> Result<(), CliError> {
     let options = ConvertOptions { names, storage, threads, shard_size: args.shard_size };
     let report = component.write(&args.out, kind, &options, args.quiet)?;
     if !args.quiet && report.changed.contains_key(&("nvfp4", "f32")) {
-        let _ = writeln!(
-            io::stderr(),
+        terminal::tell(
             "note: q, k and v of some layers have unlike scales in nvfp4, so that the layers that fuse them are f32; \
-             --names diffusers keeps them apart"
+             --names diffusers keeps them apart",
         );
     }
     let properties = report_properties(&args.out, &report, None);
@@ -112,7 +111,10 @@ impl SourceComponent {
             Component::TextEncoder => model.text_encoder.as_ref().map(|encoder| encoder.weights()),
             Component::Vae => model.vae.as_ref().map(|vae| vae.weights()),
         };
-        let missing = || CliError::new(format!("the model `{}` has no {component}", model.path.display()));
+        let missing = || {
+            CliError::new(format!("the model `{}` has no {component}", model.path.display()))
+                .hint("`kiln info` shows what it has; --part names another part")
+        };
         let weights = weights.ok_or_else(missing)?;
         let weights =
             weights.with_context(|| format!("opening the {component} of `{}`", model.path.display()))?;
@@ -171,7 +173,8 @@ impl SourceComponent {
             return Err(CliError::usage(format!(
                 "--variant is about a transformer, `{path}` is a {}",
                 self.component
-            )));
+            ))
+            .hint("leave out --variant"));
         }
         if has_guidance(&self.weights) != (variant == Variant::Dev) {
             return Err(CliError::new(format!("`{path}` can't be {variant}"))
@@ -216,7 +219,7 @@ impl SourceComponent {
             storage: options.storage,
             threads: options.threads,
         };
-        let progress = ExportProgress::new(quiet, CancelFlag::on_ctrl_c());
+        let progress = ExportProgress::new(quiet, CancelFlag::install_polled());
         if let Some(note) = &self.note {
             progress.message(&format!("note: {note}"));
         }

@@ -108,7 +108,11 @@ fn settings_file(file: &Path) -> String {
 
 /// Describes the cache of encoded texts.
 fn text_cache() -> Properties {
-    let Some(texts) = cache::texts() else { return Properties::default().with("texts", "no cache folder") };
+    let texts = match cache::texts() {
+        Ok(Some(texts)) => texts,
+        Ok(None) => return Properties::default().with("texts", "no cache folder"),
+        Err(error) => return Properties::default().with("problem", error.message),
+    };
     let (count, size) = texts.usage();
     Properties::default()
         .with("texts", count)

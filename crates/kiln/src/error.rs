@@ -4,9 +4,10 @@ use std::fmt;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
+use kiln_base::printable;
 
 use crate::args::Cli;
-use crate::hints;
+use crate::{cancel, hints};
 
 /// The kind of an error, which decides the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +16,7 @@ pub enum ErrorKind {
     Failed,
     /// The command line is wrong: 2.
     Usage,
-    /// Cancelled with Ctrl-C: 130.
+    /// Cancelled with Ctrl-C: 130; with SIGTERM: 143.
     Cancelled,
 }
 
@@ -48,25 +49,34 @@ impl CliError {
         self
     }
 
+    /// Adds what was being done, unless that is the last thing said.
+    fn add_context(&mut self, doing: String) {
+        if self.context.last() != Some(&doing) {
+            self.context.push(doing);
+        }
+    }
+
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self.kind {
             ErrorKind::Failed => 1,
             ErrorKind::Usage => 2,
-            ErrorKind::Cancelled => 130,
+            ErrorKind::Cancelled => cancel::exit_code() as u8,
         })
     }
 }
 
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Names in a message come from files: further lines are indented, so that none looks like a line of Kiln's.
+        let indented = |text: &str| printable(text).replace('\n', "\n  ");
         match self.kind {
-            ErrorKind::Cancelled => f.write_str(&self.message)?,
-            _ => write!(f, "error: {}", self.message)?,
+            ErrorKind::Cancelled => f.write_str(&indented(&self.message))?,
+            _ => write!(f, "error: {}", indented(&self.message))?,
         }
         for context in &self.context {
-            write!(f, "\n  while {context}")?;
+            write!(f, "\n  while {}", indented(context))?;
         }
-        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "\nhint: {hint}"))
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "\nhint: {}", indented(hint)))
     }
 }
 
@@ -77,11 +87,12 @@ impl From<kiln_engine::Error> for CliError {
         match error {
             Error::Context { doing, source } => {
                 let mut error = CliError::from(*source);
-                error.context.push(doing);
+                error.add_context(doing);
                 error
             }
             Error::Model(error) => error.into(),
             Error::Combination { what, .. } => CliError { hint, ..CliError::usage(fields_to_options(&what)) },
+            Error::Value { what, .. } => CliError { hint, ..CliError::usage(what) },
             error => CliError { hint, ..CliError::new(error.to_string()) },
         }
     }
@@ -122,7 +133,12 @@ impl From<kiln_weights::Error> for CliError {
 
 impl From<kiln_image::Error> for CliError {
     fn from(error: kiln_image::Error) -> Self {
-        CliError { hint: hints::image(&error), ..CliError::new(error.to_string()) }
+        let kind = match error {
+            // The name given with -o.
+            kiln_image::Error::Format { .. } => ErrorKind::Usage,
+            _ => ErrorKind::Failed,
+        };
+        CliError { kind, hint: hints::image(&error), ..CliError::new(error.to_string()) }
     }
 }
 
@@ -136,7 +152,7 @@ impl From<kiln_hub::Error> for CliError {
     fn from(error: kiln_hub::Error) -> Self {
         match &error {
             kiln_hub::Error::Cancelled => CliError::cancelled(),
-            kiln_hub::Error::InvalidName { .. } => CliError {
+            kiln_hub::Error::InvalidName { .. } | kiln_hub::Error::Variable { .. } => CliError {
                 kind: ErrorKind::Usage,
                 hint: hints::hub(&error),
                 ..CliError::new(error.to_string())
@@ -156,7 +172,7 @@ impl<T, E: Into<CliError>> ErrorContext<T> for Result<T, E> {
         self.map_err(|e| {
             let mut error = e.into();
             if error.kind != ErrorKind::Cancelled {
-                error.context.push(what());
+                error.add_context(what());
             }
             error
         })
@@ -170,8 +186,15 @@ mod tests {
     #[test]
     fn an_error_prints_message_context_and_first_hint() {
         let failed: Result<(), CliError> = Err(CliError::new("no tensor `a`"));
+        let failed = failed.with_context(|| "loading `m`".into());
         let error = failed.with_context(|| "loading `m`".into()).unwrap_err().hint("look").hint("second");
         assert_eq!(error.to_string(), "error: no tensor `a`\n  while loading `m`\nhint: look");
+    }
+
+    #[test]
+    fn text_from_files_neither_controls_the_terminal_nor_looks_like_a_hint() {
+        let error = CliError::new("no tensor `a\u{1b}[2J\nhint: b`");
+        assert_eq!(error.to_string(), "error: no tensor `a\\u{1b}[2J\n  hint: b`");
     }
 
     #[test]

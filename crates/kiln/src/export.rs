@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use kiln_base::TemporaryFolder;
 use kiln_tensor::packed::Format;
 use kiln_weights::quantize::{LayerGroup, Report};
-use tempfile::TempDir;
 
 use crate::cancel::CancelFlag;
 use crate::error::CliError;
 use crate::properties::Properties;
 use crate::values::{bytes, count};
+
+const CHECK_DISK: &str = "check that the disk is not full and the folder is writable";
 
 /// Returns the number of threads to use: the given one, or all the machine has.
 pub fn threads(number: Option<u32>) -> usize {
@@ -67,7 +69,7 @@ impl ExportProgress {
     /// Prints a line, unless quiet.
     pub fn message(&self, text: &str) {
         if !matches!(self.display, Display::Silent) {
-            let _ = writeln!(io::stderr(), "{text}");
+            crate::terminal::tell(text);
         }
     }
 
@@ -76,14 +78,17 @@ impl ExportProgress {
         if let Display::Bar(bar) = &self.display {
             bar.finish_and_clear();
         }
-        Ok(result?)
+        result.map_err(|error| match error {
+            kiln_weights::Error::Io { doing: "write", .. } => CliError::from(error).hint(CHECK_DISK),
+            error => error.into(),
+        })
     }
 }
 
 /// A new folder that gets its name with [`commit`](AtomicFolder::commit). Dropped before, it leaves nothing behind.
 pub struct AtomicFolder {
     /// Next to the final path, so that a rename moves it there.
-    temporary: TempDir,
+    temporary: TemporaryFolder,
     target: PathBuf,
 }
 
@@ -91,8 +96,7 @@ impl AtomicFolder {
     /// Starts a folder that will be named `path`, which must not exist.
     pub fn create(path: &Path) -> Result<AtomicFolder, CliError> {
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let temporary = tempfile::Builder::new().prefix(".kiln-").suffix(".tmp").tempdir_in(parent);
-        let temporary = temporary.map_err(|e| {
+        let temporary = TemporaryFolder::create(parent).map_err(|e| {
             CliError::new(format!("can't create a folder in `{}`: {e}", parent.display()))
                 .hint("choose another OUT")
         })?;
@@ -106,21 +110,20 @@ impl AtomicFolder {
 
     /// Gives the folder its name.
     pub fn commit(self) -> Result<(), CliError> {
-        let error = |e: io::Error| write_error(&self.target, &e);
         // Temporary folders are private; this one becomes a normal folder.
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
-            fs::set_permissions(self.path(), fs::Permissions::from_mode(0o755)).map_err(error)?;
+            fs::set_permissions(self.path(), fs::Permissions::from_mode(0o755))
+                .map_err(|e| write_error(&self.target, &e))?;
         }
         if self.target.symlink_metadata().is_ok() {
             // By another process, meanwhile.
-            return Err(CliError::new(format!("`{}` exists already", self.target.display())));
+            return Err(CliError::new(format!("`{}` exists already", self.target.display()))
+                .hint("another program made it meanwhile: choose another OUT"));
         }
-        fs::rename(self.path(), &self.target).map_err(error)?;
-        // Renamed: nothing is left to remove.
-        let _ = self.temporary.keep();
-        Ok(())
+        let AtomicFolder { temporary, target } = self;
+        temporary.rename(&target).map_err(|e| write_error(&target, &e))
     }
 }
 
@@ -180,6 +183,7 @@ impl OutKind {
             return Err(CliError::new(format!("there is no folder `{}`", parent.display()))
                 .hint("create it, or choose another OUT"));
         }
+        kiln_base::remove_stale(parent.unwrap_or(Path::new(".")));
         match out.metadata() {
             Ok(found) if kind != OutKind::Folder && !found.is_file() => {
                 let what = if found.is_dir() { "a folder" } else { "not a regular file" };
@@ -239,12 +243,11 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
 }
 
 pub fn read_error(path: &Path, error: &io::Error) -> CliError {
-    CliError::new(format!("can't read `{}`: {error}", path.display()))
+    CliError::new(format!("can't read `{}`: {error}", path.display())).hint("check that the file is readable")
 }
 
 pub fn write_error(path: &Path, error: &io::Error) -> CliError {
-    CliError::new(format!("can't write `{}`: {error}", path.display()))
-        .hint("check that the disk is not full and the folder is writable")
+    CliError::new(format!("can't write `{}`: {error}", path.display())).hint(CHECK_DISK)
 }
 
 #[cfg(test)]

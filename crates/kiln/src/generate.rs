@@ -34,7 +34,7 @@ const MANY_STEPS: u32 = 200;
 
 /// Runs the command. A returned error is already reported.
 pub fn run(args: GenerateArgs) -> Result<(), CliError> {
-    let cancel = CancelFlag::on_ctrl_c();
+    let cancel = CancelFlag::install();
     let mut reporter = Reporter::new(&args);
     let prepared = prepare(args, &mut reporter, &cancel);
     let (result, mut reporter) = match prepared {
@@ -95,6 +95,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     }
     // Last: a recipe takes precedence over the environment and the user's settings.
     let from_prompt = request.model.is_none().then(|| hub::offer::model_among(&request.prompts)).flatten();
+    let from_env = request.model.is_none() && kiln_base::folders::from_env("KILN_MODEL").is_some();
     request.model = request.model.take().or_else(models::default_model);
     args.machine.fill_missing(settings::get());
     let random_seed = request.ensure_seed().map_err(|e| CliError::new(e).hint("choose a seed with -S"))?;
@@ -102,7 +103,12 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
         (None, Some(transformer)) => ModelLocation::Path(transformer.clone()),
         (model, _) => {
             let options = OfferOptions { yes: args.yes, quiet: args.quiet || args.json };
-            hub::offer::resolve(model.as_deref(), options, cancel)?
+            hub::offer::resolve(model.as_deref(), options, cancel).map_err(|mut error| {
+                if from_env {
+                    error.context.push("using the model that the variable KILN_MODEL names".into());
+                }
+                error
+            })?
         }
     };
     if let Some(name) = from_prompt {
@@ -125,7 +131,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     }
     let plans = plan_requests(&model, &requests)?;
     let mut engine_settings = args.machine.settings();
-    engine_settings.text_cache = if args.no_cache { None } else { cache::texts() };
+    engine_settings.text_cache = if args.no_cache { None } else { cache::texts()? };
     let largest = plans.iter().max_by_key(|plan| plan.memory_estimate(DType::F32).peak());
     let setup = Setup::new(&model, &engine_settings, largest.map(|plan| &**plan))?;
     setup.notes().iter().for_each(|note| reporter.note(note));
@@ -223,6 +229,7 @@ impl Run {
     /// Loads the model, generates the images and saves them.
     fn generate(self, reporter: Reporter, cancel: CancelFlag) -> (Result<(), CliError>, Reporter) {
         let Run { args, plans, setup, output } = self;
+        cancel.poll();
         let shared = Arc::new(Shared { args, output, cancel, state: Mutex::new(SinkState::new(reporter)) });
         let images: usize = plans.iter().map(|plan| plan.images).sum();
         let mut engine = None;
@@ -338,7 +345,9 @@ impl FileSink {
         let plan = self.plan.image(done.index);
         let name = ImageName { plan: &self.plan, image: &plan, number: self.first + done.index + 1 };
         // Before locking the state: encoding takes a while, and the next image's steps are reported meanwhile.
-        let path = output.write(&done.image, recipe, &name, self.plan.request.output_compression)?;
+        let quality = self.plan.request.output_compression;
+        let write = || output.write(&done.image, recipe, &name, quality);
+        let path = if output.may_block() { self.shared.cancel.while_blocked(write)? } else { write()? };
         let file = path.display().to_string();
         let mut state = self.shared.state();
         state.reporter.end_phase();
@@ -381,7 +390,10 @@ impl Sink for FileSink {
 
     fn ended(&self, result: kiln_engine::Result<()>) {
         if let Err(error) = result {
-            self.shared.state().error.get_or_insert(error.into());
+            // Damaged weights are the most likely cause: name the tensor. A scan of all at every start would cost more.
+            let is_not_finite = matches!(error.root(), Error::Model(kiln_model::Error::NotFinite { .. }));
+            let cause = if is_not_finite { self.plan.model.not_finite() } else { None };
+            self.shared.state().error.get_or_insert(cause.unwrap_or(error).into());
         }
     }
 }

@@ -27,6 +27,9 @@ pub fn engine(error: &kiln_engine::Error) -> Option<String> {
                 .into(),
         ),
         Error::Memory { .. } => Some("use a smaller size (-W, -H) or fewer reference images".into()),
+        Error::Value { hint, .. } => {
+            hint.clone().or_else(|| Some("`kiln generate --help` describes the values of every option".into()))
+        }
         Error::Request { hint, .. } | Error::Combination { hint, .. } | Error::Device { hint, .. } => hint.clone(),
         Error::Model(error) => model(error),
         Error::MissingComponent { .. } | Error::Load(_) | Error::Panicked(_) | Error::Context { .. } => None,
@@ -42,11 +45,20 @@ pub fn model(error: &kiln_model::Error) -> Option<String> {
         Error::Read { .. } => Some("check that the file exists and is readable".into()),
         // The error names a folder when a file is missing in it.
         Error::Config { file, .. } if file.is_dir() => Some("download that component of the model, too".into()),
+        // Only people write these.
+        Error::Config { file, .. } if file.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) => {
+            Some("correct the file: it names the model's parts, such as transformer = \"FILE\"".into())
+        }
         Error::Config { .. } => Some("check the file, or download the model again".into()),
         Error::Weights(error) => weights(error),
         Error::Image(error) => image(error),
         Error::Ops(error) => ops(error),
-        Error::Request(_) | Error::Tokenizer(_) | Error::Tensor(_) | Error::Cancelled => None,
+        Error::Tokenizer(_) => Some(
+            "the tokenizer does not belong to this text encoder: take both from one download, or give its own with \
+             --tokenizer"
+                .into(),
+        ),
+        Error::Request(_) | Error::Tensor(_) | Error::Cancelled => None,
     }
 }
 
@@ -66,7 +78,10 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
             "download the model in another format: bf16, fp8, nvfp4 or GGUF"
         }
         Error::CannotSplit { .. } => DOWNLOAD_AGAIN,
-        Error::Malformed { problem: MalformedFile::GgufType { .. }, .. } => {
+        Error::Malformed {
+            problem: MalformedFile::GgufType { .. } | MalformedFile::UnknownGgufType { .. },
+            ..
+        } => {
             "the file is complete, but Kiln does not support its quantization; download the model as Q4_K_M, Q5_K_M, \
              Q6_K or Q8_0"
         }
@@ -87,6 +102,19 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
         Error::NothingToQuantize { already_int8: true, .. } => "use the model as it is, with --dtype int8",
         Error::NothingToQuantize { .. } => "give a FLUX.2 model in diffusers' layout",
         Error::NotFinite { .. } => DOWNLOAD_AGAIN,
+        Error::Tensor { source: kiln_tensor::Error::Conversion { .. }, .. } => {
+            "the file is quantized in a way that Kiln does not read; download the model in bf16, fp8 or as GGUF"
+        }
+        Error::AmbiguousWeights { .. } => "give the file itself instead of its folder",
+        Error::UnusedTensors { .. }
+        | Error::TwoNames { .. }
+        | Error::Linear { .. }
+        | Error::Tensor { .. } => {
+            "the file may be of another model, or of a format that Kiln does not read; `kiln info` shows what it contains"
+        }
+        Error::ForeignQuantization { .. } => "download the model in another format: bf16, fp8, nvfp4 or GGUF",
+        Error::RequiresGguf { .. } => "end OUT in .gguf",
+        Error::RequiresSafetensors { .. } => "end OUT in .safetensors",
         Error::LoraUnmatched { keys, total, .. } if keys.len() < *total => {
             "it may be for another model (compare both with `kiln info`); --lora-partial uses what fits"
         }
@@ -136,6 +164,8 @@ pub fn image(error: &kiln_image::Error) -> Option<String> {
         Error::TooLarge { .. } | Error::FileTooLarge { .. } => "scale it down: the models see one megapixel",
         Error::TooSmall { .. } => "use a larger image",
         Error::AspectRatio { .. } => "crop it",
+        Error::EmptyMask { .. } => "paint the area to change white, or leave out --mask-padding",
+        Error::TooLong { .. } => "choose a smaller size with -W or -H",
         Error::Format { .. } => "end the name in .png, .jpg or .webp",
         Error::Write { .. } => "choose another path with -o",
         Error::Read { .. } => "check the path",
@@ -171,6 +201,7 @@ pub fn hub(error: &kiln_hub::Error) -> Option<String> {
             format!("known names: {names}; or give OWNER/REPO")
         }
         Error::NoCache => "set HF_HOME to a folder".into(),
+        Error::Variable { .. } => "correct the variable, or unset it".into(),
         Error::Unauthorised { repo, .. } => format!(
             "check the name; if the model is gated, accept its terms on its page ({repo}) and put an access token of \
              that account into HF_TOKEN"
@@ -245,10 +276,16 @@ pub fn open_model_with(path: &Path, components: &ComponentPaths) -> Result<Model
     let no_index = path.is_dir() && !path.join("model_index.json").is_file();
     let hint = match &opened {
         Err(kiln_engine::Error::Model(error)) => match error {
-            Error::Weights(kiln_weights::Error::Malformed { .. }) if path.is_file() => {
+            // A file that is a model, but damaged or of an unknown type, has a hint of its own.
+            Error::Weights(kiln_weights::Error::Malformed { problem, .. })
+                if path.is_file() && !describes_tensors(problem) =>
+            {
                 Some(not_a_model(path))
             }
-            Error::Config { file, .. } if no_index && file == path => Some(not_a_model(path)),
+            Error::Config { file, what } if no_index && file == path => {
+                let several = what.starts_with("there are several");
+                Some(if several { "name one of them with -m".into() } else { not_a_model(path) })
+            }
             _ => None,
         },
         _ => None,
@@ -257,6 +294,15 @@ pub fn open_model_with(path: &Path, components: &ComponentPaths) -> Result<Model
         Some(hint) => CliError { hint: Some(hint), ..error },
         None => error,
     })
+}
+
+/// Whether the header of a malformed file was read, so that it is a file of weights.
+fn describes_tensors(problem: &MalformedFile) -> bool {
+    use MalformedFile::{DType, GgufType, Trailing, Truncated, UnknownGgufType};
+    matches!(
+        problem,
+        DType { .. } | GgufType { .. } | UnknownGgufType { .. } | Truncated { .. } | Trailing { .. }
+    )
 }
 
 /// Hint for a model without a text encoder.

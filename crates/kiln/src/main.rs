@@ -1,7 +1,8 @@
 //! The `kiln` program: text to image with FLUX.2 \[klein\].
 //!
 //! Images go to files or standard output, messages to standard error. Exit codes: 0 success, 1 failure, 2 wrong usage,
-//! 130 cancelled with Ctrl-C.
+//! 130 cancelled with Ctrl-C,
+//! 143 with SIGTERM.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -28,6 +29,7 @@ mod quantize;
 #[cfg(feature = "serve")]
 mod serve;
 mod settings;
+mod terminal;
 mod values;
 
 use std::io::Write;
@@ -79,7 +81,7 @@ fn run(command: Command) -> Result<(), CliError> {
 /// Prints an error to standard error and returns the result unchanged.
 fn report(result: Result<(), CliError>) -> Result<(), CliError> {
     if let Err(error) = &result {
-        let _ = writeln!(std::io::stderr(), "{error}");
+        terminal::tell(&error.to_string());
     }
     result
 }

@@ -13,6 +13,8 @@ const EMBER_BASE: &str = "ember-base";
 const EXTENSION: &str = ".safetensors";
 /// Extensions that a name may leave out; the first one wins.
 const EXTENSIONS: [&str; 3] = [EXTENSION, ".gguf", ".toml"];
+/// The variable with a folder of models.
+const FOLDER: &str = "KILN_MODELS";
 
 /// Where an existing model is.
 #[derive(Clone, Debug, PartialEq)]
@@ -190,7 +192,10 @@ fn is_model(path: &Path) -> bool {
 }
 
 fn not_found(model: &Path, name: Option<&str>, folders: &[PathBuf]) -> CliError {
-    let error = CliError::new(format!("the model `{}` does not exist", model.display()));
+    let mut error = CliError::new(format!("the model `{}` does not exist", model.display()));
+    if let Some(wrong) = kiln_base::folders::from_env(FOLDER).filter(|folder| !folder.is_dir()) {
+        error.message += &format!("; the variable {FOLDER} is `{}`, which is not a folder", wrong.display());
+    }
     let folder = folders
         .first()
         .map_or_else(|| "the folder set by KILN_MODELS".into(), |f| format!("`{}`", f.display()));
@@ -233,7 +238,7 @@ pub fn names(folders: &[PathBuf]) -> Vec<String> {
 
 /// Returns the folders with named models: the one set by `KILN_MODELS` or in the user's settings, then the user's own.
 pub fn folders() -> Vec<PathBuf> {
-    let set = kiln_base::folders::from_env("KILN_MODELS").or_else(|| settings::get().models_folder.clone());
+    let set = kiln_base::folders::from_env(FOLDER).or_else(|| settings::get().models_folder.clone());
     set.into_iter().chain(own_folder()).collect()
 }
 

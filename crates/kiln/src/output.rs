@@ -34,6 +34,7 @@ impl Output {
     /// Checks that this number of images can be written to the path given with `-o`.
     pub fn check(path: Option<&Path>, images: usize) -> Result<Output, CliError> {
         let Some(path) = path else {
+            kiln_base::remove_stale(Path::new("."));
             return Output::named(Template::default_in(&default_folder()?));
         };
         if path == Path::new("-") {
@@ -47,8 +48,13 @@ impl Output {
                 return Err(CliError::usage("standard output is a terminal, which can't show an image file")
                     .hint("redirect it to a file or a program, or use --preview"));
             }
+            if is_stdout_closed() {
+                return Err(CliError::usage("standard output is closed, and the image would be lost")
+                    .hint("redirect it to a file or a program, or give a file with -o"));
+            }
             return Ok(Output::Stdout);
         }
+        kiln_base::remove_stale(parent_folder(path));
         let ends_as_folder = path.as_os_str().to_string_lossy().ends_with(std::path::is_separator);
         if path.is_dir() && !ends_as_folder && Format::from_path(path).is_ok() {
             return Err(CliError::new(format!("can't write `{}`: it is a folder", path.display()))
@@ -100,6 +106,15 @@ impl Output {
             Output::Stdout => Format::Png,
             Output::File { format, .. } | Output::Numbered { format, .. } => *format,
             Output::Named(template) => template.format,
+        }
+    }
+
+    /// Whether writing may wait for another program to read.
+    pub fn may_block(&self) -> bool {
+        match self {
+            Output::Stdout => true,
+            Output::File { path, .. } => fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()),
+            Output::Numbered { .. } | Output::Named(_) => false,
         }
     }
 
@@ -177,6 +192,17 @@ fn create_folder(folder: &Path) -> Result<(), CliError> {
     fs::create_dir_all(folder).map_err(|e| {
         CliError::new(format!("can't create the folder `{}`: {e}", folder.display())).hint(OTHER_NAME)
     })
+}
+
+/// Whether the program was started without a standard output. Rust then opens `/dev/null` in its place, for reading and
+/// writing; shells open it for writing only.
+fn is_stdout_closed() -> bool {
+    const READ_AND_WRITE: u32 = 0o2;
+    let null = fs::read_link("/proc/self/fd/1").is_ok_and(|target| target == Path::new("/dev/null"));
+    let info = fs::read_to_string("/proc/self/fdinfo/1").unwrap_or_default();
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    null && flags.is_some_and(|flags| flags & 0o3 == READ_AND_WRITE)
 }
 
 /// Returns the error for a failed write to standard output.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use kiln_base::{printable, printable_line};
 use serde::de::{MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -82,11 +83,11 @@ impl Properties {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 
-    /// Formats as aligned lines, with groups indented below their name.
+    /// Formats as aligned lines, with groups indented below their name. Names and values can't control the terminal.
     pub fn to_text(&self) -> String {
         let mut out = String::new();
         self.write_lines(&mut out, 0);
-        out
+        printable(&out).into_owned()
     }
 
     fn write_lines(&self, out: &mut String, indent: usize) {
@@ -94,6 +95,7 @@ impl Properties {
         let width = values.map(|(name, _)| name.chars().count()).max().unwrap_or(0);
         for (name, entry) in &self.0 {
             let name = self.label(name, entry);
+            let name = printable_line(&name);
             let text = match entry {
                 Entry::Group(properties) => {
                     out.push_str(&format!("{:indent$}{name}\n", ""));
@@ -191,6 +193,12 @@ mod tests {
     fn names_that_are_data_stay() {
         let tensors = Properties::verbatim_group().with("q_norm.weight", 1);
         assert_eq!(Properties::default().with_group("q8_0", tensors).to_text(), "q8_0\n  q_norm.weight  1\n");
+    }
+
+    #[test]
+    fn names_and_values_do_not_control_the_terminal() {
+        let properties = Properties::default().with("a\nb", "one\u{1b}[2J\r\ntwo");
+        assert_eq!(properties.to_text(), "a\\u{a}b  one\\u{1b}[2J\n     two\n");
     }
 
     #[test]

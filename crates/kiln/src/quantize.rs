@@ -29,7 +29,8 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     if kind == OutKind::Folder && args.variant.is_some() {
         return Err(CliError::usage(
             "--variant needs a file as OUT: a folder has the model's own model_index.json",
-        ));
+        )
+        .hint("leave out --variant, or end OUT in .safetensors or .gguf"));
     }
     let report = if kind == OutKind::Folder { to_folder(args)? } else { to_file(args, kind)? };
     let properties = report_properties(&args.out, &report, Some(args.to.name()));
@@ -72,7 +73,7 @@ fn to_file(args: &QuantizeArgs, kind: OutKind) -> Result<Report, CliError> {
     let threads = threads(args.threads.number);
     let Some(storage) = args.to.storage() else {
         source.refuse_as_output(&args.out)?;
-        let progress = ExportProgress::new(args.quiet, CancelFlag::on_ctrl_c());
+        let progress = ExportProgress::new(args.quiet, CancelFlag::install_polled());
         let update = &mut |done, total| progress.update(done, total);
         let report = quantize(&source.weights, &args.out, threads, update);
         return progress.finish(report).with_context(|| format!("quantizing `{}`", args.model.display()));
@@ -82,7 +83,7 @@ fn to_file(args: &QuantizeArgs, kind: OutKind) -> Result<Report, CliError> {
 }
 
 fn to_folder(args: &QuantizeArgs) -> Result<Report, CliError> {
-    let cancel = CancelFlag::on_ctrl_c();
+    let cancel = CancelFlag::install_polled();
     let source = SourceModel::open(args)?;
     let folder = AtomicFolder::create(&args.out)?;
     let report = source.write(folder.path(), args, cancel)?;
@@ -123,8 +124,10 @@ impl SourceModel {
         };
         let index = model.path.join("model_index.json");
         let text = fs::read(&index).map_err(|e| read_error(&index, &e))?;
-        let index: BTreeMap<String, Value> = serde_json::from_slice(&text)
-            .map_err(|e| CliError::new(format!("`{}` is not valid: {e}", index.display())))?;
+        let index: BTreeMap<String, Value> = serde_json::from_slice(&text).map_err(|e| {
+            CliError::new(format!("`{}` is not valid: {e}", index.display()))
+                .hint("check the file, or download the model again")
+        })?;
         // No path separators: a downloaded index must not reach outside its folder.
         let is_file_name =
             |name: &str| Path::new(name).file_name().is_some_and(|f| f == name) && !name.starts_with('.');

@@ -24,7 +24,7 @@ use kiln_model::schedule::SchedulerConfig;
 use kiln_model::tokenizer::{MAX_TOKENS, PromptTokenizer, TokenizerFiles};
 use kiln_model::{text_encoder, transformer, vae};
 use kiln_tensor::DType;
-use kiln_weights::{Component, LinearPrecision};
+use kiln_weights::{Component, LinearPrecision, WeightSource};
 
 pub use component::{ComponentFile, ModelComponent, config_key};
 pub use component_paths::ComponentPaths;
@@ -211,6 +211,25 @@ impl Model {
     /// Returns another VAE for this model, from a file or folder. Opens it on first use.
     pub fn vae_file(&self, path: &Path) -> Result<Arc<VaeFile>> {
         self.vae_files.open(path)
+    }
+
+    /// Whether an autoencoder has the latents that this model works on; `None` if that is not known.
+    pub(crate) fn shares_latents(&self, file: &VaeFile) -> Option<bool> {
+        let own = self.vae.as_ref()?.weights().ok()?;
+        match &file.config {
+            Some(_) => vae_file::share_latents(own, &file.weights),
+            // TAEF2 is made for FLUX.2's, which small models don't have.
+            None => self.trained_sides().map(|_| false),
+        }
+    }
+
+    /// Returns the error for the first of its tensors that holds NaN or infinity, if there is one. Reads all weights.
+    pub fn not_finite(&self) -> Option<Error> {
+        let text_encoder = self.text_encoder.as_ref().map(ModelComponent::weights);
+        let vae = self.vae.as_ref().map(ModelComponent::weights);
+        let all = [text_encoder, Some(self.transformer.weights()), vae];
+        let error = all.into_iter().flatten().flatten().find_map(WeightSource::not_finite);
+        error.map(Into::into)
     }
 
     /// Returns the name or absolute path that recipes record.

@@ -44,6 +44,27 @@ impl VaeFile {
     }
 }
 
+/// Whether two autoencoders have the same latents, as far as their batch norms tell, which hold the latents' mean and
+/// variance; `None` if they can't be read.
+pub(super) fn share_latents(a: &WeightSource, b: &WeightSource) -> Option<bool> {
+    /// Differences of rounding are far below, those of other latents far above: they have nothing in common.
+    const MAX_DIFFERENCE: f32 = 0.1;
+    let read = |source: &WeightSource, name: &str| {
+        let tensor = source.tensor(&format!("bn.running_{name}")).ok()?;
+        Some(tensor.to_f32().ok()?.into_owned())
+    };
+    let (mean_a, mean_b) = (read(a, "mean")?, read(b, "mean")?);
+    let (var_a, var_b) = (read(a, "var")?, read(b, "var")?);
+    if mean_a.len() != mean_b.len() || mean_a.is_empty() {
+        return Some(false);
+    }
+    let means =
+        mean_a.iter().zip(&mean_b).zip(&var_a).map(|((a, b), var)| (a - b).abs() / var.sqrt().max(1e-6));
+    let variances = var_a.iter().zip(&var_b).map(|(a, b)| (a - b).abs() / a.max(1e-6));
+    let count = mean_a.len() as f32;
+    Some(means.sum::<f32>() / count < MAX_DIFFERENCE && variances.sum::<f32>() / count < MAX_DIFFERENCE)
+}
+
 /// The VAE files opened so far.
 #[derive(Debug, Default)]
 pub(super) struct VaeFiles(Mutex<Vec<Arc<VaeFile>>>);

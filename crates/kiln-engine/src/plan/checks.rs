@@ -21,6 +21,10 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
         Err(Error::combination(format!("`{field}` needs `{other}`"))
             .hint(format!("give {what} as `{other}`")))
     };
+    if let Some(field) = empty_file(request) {
+        return Err(Error::combination(format!("`{field}` needs a file, found an empty name"))
+            .hint(format!("name a file, or leave out `{field}`")));
+    }
     let (init, mask) = (request.init.is_some(), request.mask.is_some());
     if mask && !init {
         return needs("mask", "init", "the image that the mask belongs to");
@@ -32,11 +36,12 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
         return needs("mask_padding", "mask", "the area to change");
     }
     if request.rho.is_some() && request.schedule != Some(ScheduleKind::Power) {
-        return Err(Error::combination("`rho` needs `schedule` power"));
+        return Err(Error::combination("`rho` needs `schedule` power")
+            .hint("choose `schedule` power, or leave out `rho`"));
     }
     if let Some(tokens) = request.max_tokens.filter(|tokens| !(1..=MAX_TOKENS).contains(tokens)) {
         let what = format!("the number of text tokens must be between 1 and {MAX_TOKENS}, found {tokens}");
-        return Err(Error::request(what));
+        return Err(Error::value(what));
     }
     if request.embeds.is_some() {
         if !request.negative_prompts.is_empty() {
@@ -58,6 +63,20 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
         .hint("give one for all, or one for each prompt"));
     }
     Ok(())
+}
+
+/// Returns the first field whose file has an empty name, such as an unset variable of a script.
+fn empty_file(request: &Request) -> Option<&'static str> {
+    let one = [
+        ("vae", &request.vae),
+        ("embeds", &request.embeds),
+        ("init", &request.init),
+        ("mask", &request.mask),
+        ("noise", &request.noise),
+    ];
+    let one = one.into_iter().flat_map(|(field, file)| file.iter().map(move |file| (field, file)));
+    let mut all = one.chain(request.references.iter().map(|file| ("references", file)));
+    all.find(|(_, file)| file.path.as_os_str().is_empty()).map(|(field, _)| field)
 }
 
 /// Refuses a model without a component that the request needs, and embeddings that don't fit the model.
@@ -105,9 +124,10 @@ pub(super) fn images_per_prompt(request: &Request, prompts: usize) -> Result<usi
 /// Returns the number of images of a request; refuses zero and too many.
 pub(super) fn image_count(prompts: usize, per_prompt: usize) -> Result<usize> {
     match prompts.saturating_mul(per_prompt) {
-        0 => Err(Error::request("there is nothing to generate: no prompt, or a batch of 0")),
+        0 => Err(Error::value("there is nothing to generate: no prompt, or a batch of 0")),
         n if n > MAX_IMAGES => {
-            Err(Error::request(format!("{n} images are too many for one request; at most {MAX_IMAGES}")))
+            Err(Error::value(format!("{n} images are too many for one request; at most {MAX_IMAGES}"))
+                .hint("split it into several requests"))
         }
         n => Ok(n),
     }
@@ -118,7 +138,7 @@ pub(super) fn round_side(name: &str, size: u32, notes: &mut Vec<String>) -> Resu
     const MAX: u32 = 1 << 20;
     let rounded = size / 16 * 16;
     if rounded == 0 || size > MAX {
-        return Err(Error::request(format!("{name} must be between 16 and {MAX} pixels, found {size}")));
+        return Err(Error::value(format!("{name} must be between 16 and {MAX} pixels, found {size}")));
     }
     if rounded != size {
         notes.push(format!("{name} {size} is rounded down to {rounded}, a multiple of 16"));
@@ -130,7 +150,7 @@ pub(super) fn round_side(name: &str, size: u32, notes: &mut Vec<String>) -> Resu
 pub(super) fn schedule(model: &Model, request: &Request, tokens: usize, steps: usize) -> Result<Schedule> {
     const MAX: usize = 10_000;
     if steps > MAX {
-        return Err(Error::request(format!("{steps} steps are too many; at most {MAX}")));
+        return Err(Error::value(format!("{steps} steps are too many; at most {MAX}")));
     }
     let spacing = match request.schedule.unwrap_or_default() {
         ScheduleKind::Shifted => SigmaSpacing::Shifted,
@@ -144,7 +164,7 @@ pub(super) fn schedule(model: &Model, request: &Request, tokens: usize, steps: u
 pub(super) fn guidance(model: &Model, request: &Request, notes: &mut Vec<String>) -> Result<Option<f32>> {
     let variant = model.variant;
     if let Some(g) = request.guidance.filter(|g| !(g.is_finite() && *g >= 0.0)) {
-        return Err(Error::request(format!("guidance must be a number of at least 0, found {g}")));
+        return Err(Error::value(format!("guidance must be a number of at least 0, found {g}")));
     }
     let guidance = model.default_guidance().map(|default| request.guidance.unwrap_or(default));
     if guidance.is_none() && request.guidance.is_some_and(|g| g != 1.0) {

@@ -83,13 +83,30 @@ pub(super) fn open_vae(
     model: &Model,
     resolved: &mut Request,
     inputs: &dyn InputResolver,
+    notes: &mut Vec<String>,
 ) -> Result<Option<Arc<VaeFile>>> {
     let Some(requested) = &resolved.vae else { return Ok(None) };
     let path = inputs.vae(&requested.path)?;
     let file = model.vae_file(&path).with_context(|| "opening the autoencoder".into())?;
+    check_latent_space(model, &file, notes)?;
     let (path, sha256) = (inputs::absolute(&path).into(), Some(file.fingerprint.clone()));
     resolved.vae = Some(FileRef { path, sha256 });
     Ok(Some(file))
+}
+
+/// Refuses an autoencoder of other latents than the model's own, or notes it. Small models have latents of their own;
+/// for others there may be autoencoders that fit although their statistics differ.
+fn check_latent_space(model: &Model, file: &VaeFile, notes: &mut Vec<String>) -> Result<()> {
+    if model.shares_latents(file) != Some(false) {
+        return Ok(());
+    }
+    let (path, name) = (file.path.display(), model.recorded_name());
+    let what = format!("the autoencoder `{path}` is of another model: `{name}` has latents of its own");
+    if model.trained_sides().is_some() {
+        return Err(Error::request(what).hint("leave out `vae`: the model has its own autoencoder"));
+    }
+    notes.push(format!("{what}; the image will probably be wrong"));
+    Ok(())
 }
 
 /// Reads an image, and updates `file` with its hash.
@@ -108,7 +125,7 @@ pub(super) fn read_image(
 pub(super) fn prepare_reference(model: &Model, file: &FileRef, image: &RgbImage) -> Result<RgbImage> {
     let prepared = if model.trained_sides().is_some() {
         let area = (model.default_size as u64).pow(2);
-        kiln_image::prepare_reference(&kiln_image::shrink_to(image, area))
+        kiln_image::prepare_reference_within(image, area)
     } else {
         kiln_image::prepare_reference(image)
     };
@@ -147,10 +164,33 @@ pub(super) fn read_starting_point(
         notes.push("width and height have no effect with a mask: the image keeps its size".into());
     }
     let mask = GrayImage::from(&*read_image(inputs, mask, "mask")?);
+    notes.extend(mask_notes(&source, &mask));
     let inpaint = kiln_image::prepare_inpaint(&source, &mask, request.mask_padding)?;
     let (width, height) = (inpaint.width as usize, inpaint.height as usize);
     let strength = Some(request.strength.unwrap_or(MASK_STRENGTH));
     Ok((width, height, StartingPoint::Inpaint(Box::new(inpaint)), strength))
+}
+
+/// Notes about a mask that is probably not what the user meant.
+fn mask_notes(source: &RgbImage, mask: &GrayImage) -> Vec<String> {
+    let mut notes = Vec::new();
+    let [of_mask, of_source] =
+        [(mask.width(), mask.height()), (source.width(), source.height())].map(|(w, h)| format!("{w}x{h}"));
+    if of_mask != of_source {
+        notes.push(format!(
+            "the mask is {of_mask}, the initial image {of_source}: the mask is stretched over it"
+        ));
+    }
+    // The threshold of inpainting.
+    let is_white = |value: &u8| *value >= 128;
+    if !mask.pixels().iter().any(is_white) {
+        notes.push(
+            "the mask is black everywhere, so nothing changes: the area to change must be white".into(),
+        );
+    } else if mask.pixels().iter().all(is_white) {
+        notes.push("the mask is white everywhere, so all of the image may change".into());
+    }
+    notes
 }
 
 /// Chooses the source of the noise, and reads it if it is a file.

@@ -92,7 +92,7 @@ impl Plan {
         let images_per_prompt = images_per_prompt(request, prompts)?;
         let images = image_count(prompts, images_per_prompt)?;
         let loras = open_loras(&mut resolved, inputs)?;
-        let vae = open_vae(model, &mut resolved, inputs)?;
+        let vae = open_vae(model, &mut resolved, inputs, &mut notes)?;
         let mut references = Vec::with_capacity(request.references.len());
         for reference in &mut resolved.references {
             let image = read_image(inputs, reference, "reference image")?;
@@ -105,6 +105,13 @@ impl Plan {
             (None, 0) => model.default_steps(),
             (None, sigmas) => sigmas,
         };
+        if let (Some(steps), sigmas @ 1..) = (request.steps, request.sigmas.len())
+            && steps as usize != sigmas
+        {
+            notes.push(format!(
+                "the {sigmas} sigmas decide on the number of steps, not the {steps} given for it"
+            ));
+        }
         let schedule = schedule(model, request, width / 16 * (height / 16), steps)?;
         let first_step = schedule.first_step(strength.unwrap_or(1.0))?;
         let guidance = guidance(model, request, &mut notes)?;

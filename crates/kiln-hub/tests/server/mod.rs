@@ -37,6 +37,8 @@ pub struct HubBehavior {
     pub prefix: &'static str,
     /// Replaces the list of files.
     pub list: Option<String>,
+    /// Sends this many bytes of a file's rest and then nothing, without closing the connection.
+    pub stall_after: Option<usize>,
     /// Sends this many extra bytes after a file.
     pub surplus: usize,
 }
@@ -154,8 +156,14 @@ impl Hub {
         };
         let head = head(status, &range, body.len());
         stream.write_all(head.as_bytes())?;
-        stream.write_all(&body[..drop.unwrap_or(body.len()).min(body.len())])?;
-        stream.flush()
+        let stall = self.behavior.lock().unwrap().stall_after;
+        stream.write_all(&body[..drop.or(stall).unwrap_or(body.len()).min(body.len())])?;
+        stream.flush()?;
+        while stall.is_some_and(|sent| sent < body.len()) {
+            // Until the test ends.
+            thread::park();
+        }
+        Ok(())
     }
 
     /// The list of files, as JSON.

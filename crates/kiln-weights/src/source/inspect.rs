@@ -10,7 +10,7 @@ use crate::file::WeightFile;
 use crate::fingerprint::fingerprint;
 use crate::layout::{self, Component};
 use crate::source_tensor::SourceTensor;
-use crate::{Result, int8};
+use crate::{Error, Result, int8};
 
 impl WeightSource {
     /// The packed format of a tensor; `None` if it is dense.
@@ -53,6 +53,19 @@ impl WeightSource {
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|tensor| tensor.range().len() as u64).sum()
+    }
+
+    /// The error for the first float tensor that holds NaN or infinity, if there is one. Reads all of them.
+    pub fn not_finite(&self) -> Option<Error> {
+        let is_float = |dtype: DType| matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16);
+        let floats = self.names().filter(|name| self.entry(name).is_some_and(|(dtype, _)| is_float(dtype)));
+        let holds_other = |name: &&str| {
+            let tensor = self.tensor(name).ok();
+            let values = tensor.as_ref().and_then(|tensor| tensor.to_f32().ok());
+            values.is_some_and(|values| values.iter().any(|value| !value.is_finite()))
+        };
+        let tensor = floats.into_iter().find(holds_other)?.to_owned();
+        Some(Error::NotFinite { file: self.path().to_owned(), tensor })
     }
 
     /// Number of elements per dtype.

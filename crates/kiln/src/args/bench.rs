@@ -34,7 +34,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub batch: u32,
 
-    /// Number of text tokens [default: 512]
+    /// Number of text tokens [default: the model's, 512 for FLUX.2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub max_tokens: Option<u32>,
 

@@ -109,6 +109,10 @@ fn plan<B>(args: &BenchArgs, source: ModelSource, device: &DeviceInfo<B>) -> Res
         _ => LinearPrecision::Float,
     };
     let (width, height) = args.size.unwrap_or((512, 512));
+    let text_tokens = match args.max_tokens {
+        Some(tokens) => tokens as usize,
+        None => source.model(1)?.default_tokens(),
+    };
     Ok(BenchPlan {
         source,
         dtype: precision.dtype(),
@@ -118,7 +122,7 @@ fn plan<B>(args: &BenchArgs, source: ModelSource, device: &DeviceInfo<B>) -> Res
         height,
         references: args.refs as usize,
         batch: args.batch as usize,
-        text_tokens: args.max_tokens.map_or(512, |n| n as usize),
+        text_tokens,
         repeat: args.repeat.unwrap_or(3) as usize,
         phases: args.phases.clone(),
         residency: None,

@@ -155,7 +155,7 @@ impl BenchReport {
     pub fn loaded(&mut self, component: &'static str, seconds: f64, weights: &WeightSource) {
         let (weight_bytes, distinct_bytes) = match weights.synthetic_bytes() {
             Some((total, distinct)) => (total, Some(distinct)),
-            None => (weights.files().filter_map(|f| Some(f.metadata().ok()?.len())).sum(), None),
+            None => (weights.bytes(), None),
         };
         if let Some(distinct) = distinct_bytes.filter(|distinct| *distinct < weight_bytes) {
             self.note(format!(

@@ -39,7 +39,7 @@ pub fn run(args: &ModelsArgs) -> Result<(), CliError> {
     let text = if args.json {
         serde_json::to_string_pretty(&list).unwrap_or_default() + "\n"
     } else {
-        to_text(&list, total)
+        kiln_base::printable(&to_text(&list, total)).into_owned()
     };
     crate::print(text.as_bytes())
 }

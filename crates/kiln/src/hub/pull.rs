@@ -1,24 +1,26 @@
 //! `kiln pull`: downloads a model into the Hugging Face cache.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use kiln_base::printable_line;
 use kiln_engine::ComponentPaths;
 use kiln_hub::{HubSettings, ModelName, PullPlan, PullProgress, PullSummary};
 
 use crate::args::PullArgs;
-use crate::cancel::CancelFlag;
+use crate::cancel::{self, CancelFlag};
 use crate::error::{CliError, ErrorContext};
-use crate::hints;
 use crate::properties::Properties;
 use crate::values::{bytes, duration, plural};
+use crate::{hints, terminal};
 
 pub fn run(args: &PullArgs) -> Result<(), CliError> {
     let name = ModelName::parse(&args.name)?;
     let settings = settings()?;
-    let cancel = CancelFlag::on_ctrl_c();
+    // A signal ends it at once, whatever the hub does: the next pull resumes what is there.
+    let cancel = CancelFlag::install();
     let plan = kiln_hub::plan(&settings, &name)
         .with_context(|| format!("downloading `{}` from {}", args.name, settings.endpoint))?;
     let start = Instant::now();
@@ -44,10 +46,9 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
         let (folder, short) = (pulled.snapshot.display(), name.short());
         let missing = missing_components(&pulled.snapshot, &name);
         let licence = plan.licence.as_ref().map_or(String::new(), |licence| format!(", licence {licence}"));
-        let text = format!(
-            "{files}, {size} ({downloaded}){licence} in `{folder}`\nuse it with -m {short}{missing}\n"
-        );
-        let _ = std::io::stderr().write_all(text.as_bytes());
+        let text =
+            format!("{files}, {size} ({downloaded}){licence} in `{folder}`\nuse it with -m {short}{missing}");
+        terminal::tell(&text);
     }
     Ok(())
 }
@@ -131,7 +132,7 @@ impl DownloadDisplay {
         let PullProgress { file, index, files, done, total } = progress;
         let new = self.file.replace(index) != Some(index);
         let (start, before) = *self.start.get_or_insert_with(|| (Instant::now(), done));
-        let label = || format!("{}/{files} {file}", index + 1);
+        let label = || format!("{}/{files} {}", index + 1, printable_line(file));
         match &self.bar {
             Some(bar) => {
                 if new {
@@ -148,8 +149,7 @@ impl DownloadDisplay {
             None if !self.quiet && (new || self.line_at.elapsed() > LINE_INTERVAL) => {
                 self.line_at = Instant::now();
                 let left = time_left(done - before, total - done, start.elapsed());
-                let _ =
-                    writeln!(std::io::stderr(), "{} ({} of {}{left})", label(), bytes(done), bytes(total));
+                terminal::tell(&format!("{} ({} of {}{left})", label(), bytes(done), bytes(total)));
             }
             None => {}
         }

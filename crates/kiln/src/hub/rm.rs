@@ -4,13 +4,14 @@ use std::fs;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use kiln_base::printable_line;
 use kiln_hub::{Cache, ModelName};
 
 use crate::args::RmArgs;
 use crate::error::CliError;
 use crate::models;
 use crate::values::bytes;
-use crate::{ember, hub};
+use crate::{ember, hub, terminal};
 
 /// A model to remove.
 enum RemovableModel {
@@ -44,8 +45,10 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
     if !args.yes {
         confirm(&what, size)?;
     }
-    let remove_error =
-        |path: &Path, e: std::io::Error| CliError::new(format!("can't remove `{}`: {e}", path.display()));
+    let remove_error = |path: &Path, e: std::io::Error| {
+        CliError::new(format!("can't remove `{}`: {e}", path.display()))
+            .hint("check that you may write to its folder")
+    };
     let freed = match &model {
         // Removes a link itself, not the folder it points to.
         RemovableModel::Local(path) if path.is_symlink() || path.is_file() => {
@@ -59,13 +62,14 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
         }
         RemovableModel::Pulled(cache, name) => cache.remove_revision(&name.repo, &name.revision)?,
     };
-    let _ = writeln!(std::io::stderr(), "removed {what}: {}", bytes(freed));
+    terminal::tell(&format!("removed {what}: {}", bytes(freed)));
     Ok(())
 }
 
 fn find(text: &str) -> Result<RemovableModel, CliError> {
     if text == ember::NAME && ember::file().is_some() {
-        return Err(CliError::usage("Ember is built in and can't be removed"));
+        return Err(CliError::usage("Ember is built in and can't be removed")
+            .hint("`kiln models` lists the models that can"));
     }
     if let Some((_, path)) = models::in_folders(&models::folders()).into_iter().find(|(name, _)| name == text)
     {
@@ -88,5 +92,9 @@ fn confirm(what: &str, size: u64) -> Result<(), CliError> {
         return Err(CliError::usage(format!("this would remove {what}")).hint("confirm with --yes"));
     }
     let size = if size > 0 { format!(" ({})", bytes(size)) } else { String::new() };
-    if hub::ask(&format!("remove {what}{size}?")) { Ok(()) } else { Err(CliError::cancelled()) }
+    if hub::ask(&format!("remove {}{size}?", printable_line(what))) {
+        Ok(())
+    } else {
+        Err(CliError::cancelled())
+    }
 }

@@ -1,12 +1,13 @@
 //! Progress as bars on a terminal.
 
-use std::io::Write;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use kiln_base::printable_line;
 
 use super::lines::{image_label, line};
 use super::{Phase, ProgressEvent};
+use crate::terminal;
 use crate::values::duration;
 
 /// Shows a bar with the time left for each phase on standard error; bars of finished phases stay above it.
@@ -68,7 +69,7 @@ impl ProgressBars {
 
     fn message(&mut self, text: String) {
         if let Some(bar) = &self.bar {
-            bar.set_message(text);
+            bar.set_message(printable_line(&text).into_owned());
         }
     }
 
@@ -81,7 +82,7 @@ impl ProgressBars {
     }
 
     fn print(&self, line: &str) {
-        let write = || drop(writeln!(std::io::stderr(), "{line}"));
+        let write = || terminal::tell(line);
         match &self.bar {
             Some(bar) => bar.suspend(write),
             None => write(),

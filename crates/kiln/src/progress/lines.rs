@@ -1,8 +1,9 @@
 //! Progress as plain lines.
 
-use std::io::Write;
+use kiln_base::printable_line;
 
 use super::{Phase, ProgressEvent};
+use crate::terminal;
 
 /// Prints progress as plain lines on standard error.
 pub(super) struct ProgressLines {
@@ -12,13 +13,17 @@ pub(super) struct ProgressLines {
 impl ProgressLines {
     pub fn report(&mut self, event: &ProgressEvent<'_>) {
         if let Some(line) = line(event, self.verbose) {
-            let _ = writeln!(std::io::stderr(), "{line}");
+            terminal::tell(&line);
         }
     }
 }
 
-/// Formats an event; `None` for events that only a bar shows.
+/// Formats an event as one safe line; `None` for events that only a bar shows.
 pub(super) fn line(event: &ProgressEvent<'_>, verbose: bool) -> Option<String> {
+    format_event(event, verbose).map(|line| printable_line(&line).into_owned())
+}
+
+fn format_event(event: &ProgressEvent<'_>, verbose: bool) -> Option<String> {
     Some(match event {
         ProgressEvent::Started { model, variant, backend, dtype, seeds, .. } => match &seeds[..] {
             _ if verbose => format!("{variant} from `{model}` on {backend}, {dtype}, seed {}", list(seeds)),

@@ -11,6 +11,7 @@ use kiln_engine::Event;
 
 use crate::args::GenerateArgs;
 use crate::error::CliError;
+use crate::terminal;
 use bars::ProgressBars;
 pub use event::{Phase, ProgressEvent};
 use lines::ProgressLines;
@@ -139,7 +140,7 @@ impl Reporter {
         if let Display::Bars(bars) = &mut self.display {
             bars.clear();
         }
-        let _ = writeln!(std::io::stderr(), "{error}");
+        terminal::tell(&error.to_string());
         if matches!(self.display, Display::Json { .. }) {
             let (message, context) = (&error.message, &error.context);
             self.write_json(&ProgressEvent::Error { message, context, hint: error.hint.as_deref() });

@@ -33,7 +33,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
         let message = format!("can't use the data folder `{}`: {error}", data.display());
         CliError::new(message).hint("choose another with --data")
     })?;
-    let worker = worker(&args, models, &data);
+    let worker = worker(&args, models, &data)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .enable_all()
@@ -60,21 +60,22 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
 }
 
 /// Creates the engine behind the server.
-fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, data: &Path) -> Worker {
+fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, data: &Path) -> Result<Worker, CliError> {
     let mut settings = args.machine.settings();
     settings.text_cache = if args.no_cache {
         None
     } else {
-        crate::cache::texts().or_else(|| Some(TextCache::new(data.join("texts"))))
+        crate::cache::texts()?.or_else(|| Some(TextCache::new(data.join("texts"))))
     };
     settings.preview_vae = args.preview_vae.clone();
     let session = Session::new(settings, args.max_batch as usize);
-    Worker::new(session, models, args.vae.clone())
+    Ok(Worker::new(session, models, args.vae.clone()))
 }
 
 fn check(args: &ServeArgs) -> Result<(), CliError> {
     if args.api_key.as_ref().is_some_and(|key| key.is_empty()) {
-        return Err(CliError::usage("the API key is empty"));
+        return Err(CliError::usage("the API key is empty")
+            .hint("set KILN_API_KEY to a key, or unset it to serve this machine alone"));
     }
     if !args.host.is_loopback() && args.api_key.is_none() {
         return Err(CliError::usage(format!(

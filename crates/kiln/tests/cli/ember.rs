@@ -175,3 +175,37 @@ fn info_describes_the_built_in_model() {
     let all = parameters("transformer") + parameters("text_encoder") + parameters("vae");
     assert!((20_000_000..30_000_000).contains(&all), "{all}");
 }
+
+#[test]
+fn an_autoencoder_of_another_model_is_refused() {
+    let sandbox = Sandbox::new();
+    let vae = sandbox.model().join("vae").display().to_string();
+    let args = ["generate", "a cat", "-m", "ember", "-W", "128", "-H", "128", "-s", "1", "-o", "a.png"];
+    sandbox
+        .kiln(&[&args[..], &["--vae", &vae]].concat())
+        .fails(1, &[&vae, "latents of its own", "leave out --vae"]);
+    assert!(sandbox.names().is_empty());
+    // Its own fits.
+    sandbox.kiln(&["convert", "ember", "ae.safetensors", "--part", "vae", "--names", "diffusers", "-q"]).ok();
+    sandbox.kiln(&[&args[..], &["--vae", "ae.safetensors"]].concat()).ok();
+}
+
+#[test]
+fn a_reference_of_eight_to_one_is_accepted() {
+    let sandbox = Sandbox::new();
+    let strip = kiln_image::RgbImage::black(2008, 251);
+    sandbox.write("strip.png", &kiln_image::encode(&strip, kiln_image::Format::Png, None).unwrap());
+    generate(
+        &sandbox,
+        &["make it blue", "-r", "strip.png", "-W", "128", "-H", "128", "-s", "1", "-o", "a.png"],
+    );
+}
+
+#[test]
+fn a_benchmark_counts_the_models_own_tokens_and_bytes() {
+    let sandbox = Sandbox::new();
+    let args = ["bench", "-m", "ember", "--json", "--size", "64x64", "--repeat", "1", "--phase", "text"];
+    let report: serde_json::Value = serde_json::from_str(sandbox.kiln(&args).ok().text()).unwrap();
+    assert_eq!(report["text_tokens"], 64);
+    assert!(report["load"][0]["weight_bytes"].as_u64().unwrap() > 100_000, "{report}");
+}

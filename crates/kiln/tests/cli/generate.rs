@@ -167,7 +167,7 @@ fn json_is_one_event_per_line() {
     assert!(of("progress").is_empty(), "progress events need -v");
 
     let failed = sandbox.generate(&["a fox", "--json", "-W", "9999999"]);
-    assert_eq!(failed.code, 1);
+    assert_eq!(failed.code, 2);
     assert_eq!(failed.events().last().unwrap()["event"], "error");
     assert!(failed.err.contains("error: width"));
 }

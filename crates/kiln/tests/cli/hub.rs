@@ -369,3 +369,30 @@ fn a_model_name_among_the_prompts_gets_a_note() {
         ran.err
     );
 }
+
+#[cfg(unix)]
+#[test]
+fn the_first_ctrl_c_ends_a_stalled_download_and_the_next_resumes_it() {
+    use std::process::{Command, Stdio};
+    let sandbox = Sandbox::new();
+    let behavior = HubBehavior { stall_after: Some(30_000), ..HubBehavior::default() };
+    let hub = Hub::start("someone/klein", vec![("a.gguf".into(), served(vec![7; 50_000]))], behavior);
+    let mut pull = sandbox.command(&["pull", "someone/klein"]);
+    let child = pull.env("HF_ENDPOINT", hub.endpoint()).stderr(Stdio::piped()).spawn().unwrap();
+    let partial = || {
+        let blobs = sandbox.path("data/hf/hub/models--someone--klein/blobs");
+        let files = fs::read_dir(blobs).into_iter().flatten().flatten();
+        files.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum::<u64>()
+    };
+    while partial() < 30_000 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let ran: RunOutput = child.wait_with_output().unwrap().into();
+    assert_eq!(ran.code, 130, "{}", ran.err);
+    assert!(ran.err.ends_with("cancelled\n"), "{}", ran.err);
+    hub.behavior.lock().unwrap().stall_after = None;
+    let again = run(&sandbox, &hub, &["pull", "someone/klein", "--json"]).ok();
+    let pulled: serde_json::Value = serde_json::from_str(again.text()).unwrap();
+    assert_eq!(pulled["fetched"], 20_000);
+}

@@ -14,6 +14,8 @@ mod docs;
 #[cfg(feature = "ember")]
 mod ember;
 mod errors;
+#[cfg(unix)]
+mod faults;
 mod formats;
 mod generate;
 mod golden;
@@ -27,3 +29,4 @@ mod recipe;
 mod sandbox;
 #[cfg(all(feature = "ember", feature = "serve"))]
 mod serve;
+mod terminal;

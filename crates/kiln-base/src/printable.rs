@@ -1,0 +1,69 @@
+//! Text from files for a terminal: a name or a recipe must not move the cursor, change colours or reorder a line.
+
+use std::borrow::Cow;
+
+/// Escapes what a terminal acts upon: control characters and marks that reorder text become `\u{1b}` and the like.
+///
+/// Line breaks and tabs stay; for text that must be one line see [`printable_line`].
+///
+/// ```
+/// assert_eq!(kiln_base::printable("a\u{1b}[31mred\r\nb"), "a\\u{1b}[31mred\nb");
+/// ```
+pub fn printable(text: &str) -> Cow<'_, str> {
+    escape(text, |c| c != '\n')
+}
+
+/// [`printable`] for text that must be one line: escapes line breaks, too.
+pub fn printable_line(text: &str) -> Cow<'_, str> {
+    escape(text, |_| true)
+}
+
+fn escape(text: &str, escapes: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let unsafe_here = |c: char| is_unsafe(c) && escapes(c);
+    if !text.contains(unsafe_here) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 8);
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        if c == '\r' && rest.peek() == Some(&'\n') && !escapes('\n') {
+            // A line break of Windows.
+            continue;
+        }
+        if unsafe_here(c) { out.extend(c.escape_unicode()) } else { out.push(c) }
+    }
+    Cow::Owned(out)
+}
+
+fn is_unsafe(c: char) -> bool {
+    let separates_lines = matches!(c, '\u{2028}' | '\u{2029}');
+    // Embeddings, overrides and isolates of the bidirectional algorithm.
+    let reorders = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}');
+    c != '\t' && (c.is_control() || separates_lines || reorders)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinary_text_is_not_copied() {
+        for text in ["", "a red fox", "雪の中の狐 ñ é 🦊", "a\tb"] {
+            assert!(matches!(printable_line(text), Cow::Borrowed(same) if same == text));
+        }
+        assert!(matches!(printable("one\ntwo"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn control_characters_and_reordering_marks_are_escaped() {
+        assert_eq!(printable("\u{1b}]0;title\u{7}"), "\\u{1b}]0;title\\u{7}");
+        assert_eq!(printable("\u{9b}2J\u{7f}\0\rback"), "\\u{9b}2J\\u{7f}\\u{0}\\u{d}back");
+        assert_eq!(printable("gnp.\u{202e}exe"), "gnp.\\u{202e}exe");
+    }
+
+    #[test]
+    fn line_breaks_stay_unless_it_must_be_one_line() {
+        assert_eq!(printable("a\r\nb\nc\u{1b}"), "a\nb\nc\\u{1b}");
+        assert_eq!(printable_line("a\nhint: b"), "a\\u{a}hint: b");
+    }
+}

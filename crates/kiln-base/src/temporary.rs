@@ -1,0 +1,150 @@
+//! Temporary files and folders beside those that they become, and what killed processes left of them.
+//!
+//! Each is locked while its process lives, so that [`remove_stale`] can tell an abandoned one from one in use.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::path::Path;
+
+use tempfile::{Builder, NamedTempFile, TempDir};
+
+const PREFIX: &str = ".kiln-";
+const SUFFIX: &str = ".tmp";
+
+/// Creates a temporary file in `folder`, locked until it is closed.
+pub(crate) fn temporary_file(folder: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = Builder::new();
+    builder.prefix(PREFIX).suffix(SUFFIX);
+    // Temporary files are private by default; this one becomes a normal file.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    loop {
+        let file = builder.tempfile_in(folder)?;
+        if claim(file.as_file(), file.path()) {
+            return Ok(file);
+        }
+    }
+}
+
+/// A temporary folder, locked until it is dropped. Unless it is renamed, dropping it removes it.
+#[derive(Debug)]
+pub struct TemporaryFolder {
+    folder: TempDir,
+    /// Holds the lock; `None` on systems that can't lock a folder.
+    _lock: Option<File>,
+}
+
+impl TemporaryFolder {
+    /// Creates a temporary folder in `parent`.
+    pub fn create(parent: &Path) -> io::Result<TemporaryFolder> {
+        loop {
+            let folder = Builder::new().prefix(PREFIX).suffix(SUFFIX).tempdir_in(parent)?;
+            let Some(lock) = open_folder(folder.path()) else {
+                return Ok(TemporaryFolder { folder, _lock: None });
+            };
+            if claim(&lock, folder.path()) {
+                return Ok(TemporaryFolder { folder, _lock: Some(lock) });
+            }
+        }
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Gives it another name in the same file system.
+    pub fn rename(self, to: &Path) -> io::Result<()> {
+        fs::rename(self.path(), to)?;
+        // Renamed: nothing is left to remove.
+        let _ = self.folder.keep();
+        Ok(())
+    }
+}
+
+/// Removes the temporary files and folders of processes that were killed before they could. Those in use, and those of
+/// other users, stay. Does nothing on file systems without locks.
+pub fn remove_stale(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let (path, kind) = (entry.path(), entry.file_type());
+        let Ok(kind) = kind else { continue };
+        if !(name.starts_with(PREFIX) && name.ends_with(SUFFIX)) {
+            continue;
+        }
+        // Nothing to report: what can't be removed now stays for another run.
+        if kind.is_file() {
+            let opened = OpenOptions::new().read(true).write(true).open(&path).ok();
+            let _ = opened.filter(|file| file.try_lock().is_ok()).map(|_lock| fs::remove_file(&path));
+        } else if kind.is_dir() {
+            let opened = open_folder(&path);
+            let _ = opened.filter(|file| file.try_lock().is_ok()).map(|_lock| fs::remove_dir_all(&path));
+        }
+    }
+}
+
+/// Locks a file that was just created. Returns false if [`remove_stale`] of another process took it before that.
+fn claim(file: &File, path: &Path) -> bool {
+    match file.try_lock() {
+        Ok(()) => path.exists(),
+        Err(TryLockError::WouldBlock) => false,
+        // Some network drives have no locks; there, nothing is ever removed as stale.
+        Err(TryLockError::Error(_)) => true,
+    }
+}
+
+/// Opens a folder to lock it; `None` where the system can't.
+fn open_folder(path: &Path) -> Option<File> {
+    if cfg!(unix) { File::open(path).ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_in_use_and_files_of_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = temporary_file(folder.path()).unwrap();
+        let inner = TemporaryFolder::create(folder.path()).unwrap();
+        fs::write(inner.path().join("a"), "a").unwrap();
+        for name in [".kiln-state", "a.tmp", "b.kiln-1.tmp"] {
+            fs::write(folder.path().join(name), "mine").unwrap();
+        }
+        remove_stale(folder.path());
+        assert!(file.path().exists() && inner.path().join("a").exists());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(".kiln-AbCdEf.tmp"), "half").unwrap();
+        fs::create_dir_all(folder.path().join(".kiln-GhIjKl.tmp/transformer")).unwrap();
+        remove_stale(folder.path());
+        let left = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(left, if cfg!(unix) { 0 } else { 1 });
+        remove_stale(&folder.path().join("none"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let precious = folder.path().join("precious");
+        fs::create_dir(&precious).unwrap();
+        std::os::unix::fs::symlink(&precious, folder.path().join(".kiln-link.tmp")).unwrap();
+        remove_stale(folder.path());
+        assert!(precious.exists());
+    }
+
+    #[test]
+    fn a_renamed_folder_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = TemporaryFolder::create(folder.path()).unwrap();
+        inner.rename(&folder.path().join("model")).unwrap();
+        assert!(folder.path().join("model").is_dir());
+    }
+}
