@@ -8,6 +8,7 @@ use std::sync::Arc;
 use kiln_base::hex;
 use kiln_image::RgbImage;
 use kiln_tensor::HostTensor;
+use kiln_weights::Error::{AmbiguousWeights, NoWeights};
 use kiln_weights::WeightSource;
 use sha2::{Digest, Sha256};
 
@@ -19,7 +20,7 @@ pub trait InputResolver {
     /// Reads an image.
     fn image(&self, name: &Path) -> Result<InputImage>;
 
-    /// Returns the file of a LoRA.
+    /// Returns the file of a LoRA, or the folder that PEFT saved it to.
     fn lora(&self, name: &Path) -> Result<PathBuf>;
 
     /// Returns the file or folder of a VAE.
@@ -51,10 +52,11 @@ impl InputResolver for LocalFiles {
     }
 
     fn lora(&self, path: &Path) -> Result<PathBuf> {
-        if path.is_dir() {
-            let path = path.display();
-            let what = format!("LoRA `{path}` is a folder, expected a safetensors file");
-            return Err(Error::request(what).hint("name the file in it"));
+        if path.is_dir()
+            && let Err(error @ (NoWeights { .. } | AmbiguousWeights { .. })) = WeightSource::open(path)
+        {
+            let what = format!("LoRA `{}` is a folder, expected one with one LoRA: {error}", path.display());
+            return Err(Error::request(what).hint("name the LoRA's file"));
         }
         Ok(path.to_path_buf())
     }

@@ -64,7 +64,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub loras: Vec<LoraRef>,
 
-    /// Skip modules of a LoRA that don't fit the model, with a note, instead of refusing the file
+    /// Skip what a LoRA has for layers that the model lacks, with a note, instead of refusing the file
     #[cfg_attr(feature = "cli", arg(long, help_heading = "Model"))]
     #[cfg_attr(feature = "schema", schema(ignore))]
     #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -90,7 +90,7 @@ fn choose<'n>(
 }
 
 /// Whether it is the stem of a shard: `model-00001-of-00002`.
-fn is_shard(stem: &str) -> bool {
+pub(crate) fn is_shard(stem: &str) -> bool {
     let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
     let parts = stem.rsplit_once("-of-").and_then(|(rest, of)| Some((rest.rsplit_once('-')?.1, of)));
     parts.is_some_and(|(number, of)| digits(number) && digits(of))

@@ -59,7 +59,9 @@ pub use error::{Error, Result};
 pub use int8::LinearPrecision;
 pub use known::KnownTensors;
 pub use layout::Component;
-pub use lora::{LayerShape, Lora, LoraBase, LoraLayout, LoraOptions, LoraProblem, LoraReport, LoraUpdates};
+pub use lora::{
+    LayerShape, Lora, LoraBase, LoraLayout, LoraOptions, LoraProblem, LoraReport, LoraUpdates, SettingsPlace,
+};
 pub use malformed::MalformedFile;
 pub use pages::PageRanges;
 pub use similar::similar_names;

@@ -98,8 +98,20 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
 }
 
 fn lora(problem: &LoraProblem) -> &'static str {
+    if problem.settings_file().is_some() {
+        return "take the LoRA and its adapter_config.json, which sets its scale, from one download";
+    }
     match problem {
-        LoraProblem::Shape { .. } | LoraProblem::WrongBase { .. } => OTHER_MODEL,
+        LoraProblem::Shape { .. }
+        | LoraProblem::WrongBase { .. }
+        | LoraProblem::Flux1
+        | LoraProblem::UnknownModules { .. } => OTHER_MODEL,
+        LoraProblem::Quantized { .. } | LoraProblem::DType { .. } => {
+            "get the LoRA as f32, bf16, f16 or fp8, in which LoRAs are published"
+        }
+        LoraProblem::UnknownInModule { .. } => {
+            "it may change the scale of the module; save the LoRA with the program that made it, without this key"
+        }
         LoraProblem::UnsupportedKind { .. } => "LoRA, LoKr, LoHa and DoRA of linear layers are supported",
         LoraProblem::TextEncoder { .. } | LoraProblem::OtherPart { .. } => {
             "--lora-partial ignores these and uses the rest"

@@ -35,6 +35,18 @@ impl Lora {
         }
     }
 
+    /// What every FLUX.2 model refuses in it, unless only what fits is used.
+    pub fn problem(&self) -> Option<Error> {
+        let unknown = || {
+            let keys = self.modules.iter().filter(|m| !m.is_known).map(|m| m.stem.clone());
+            let (keys, total) = (keys.collect::<Vec<_>>(), self.modules.len());
+            (!keys.is_empty()).then_some(LoraProblem::UnknownModules { keys, total })
+        };
+        let flux1 = (self.base() == Some(LoraBase::Flux1)).then_some(LoraProblem::Flux1);
+        let problem = flux1.or_else(|| unused::problem(&self.unused)).or_else(unknown);
+        problem.map(|problem| self.error(problem))
+    }
+
     /// The rows of a layer that a module changes, if the module has the size that `mapped` expects.
     pub(super) fn row_runs(
         &self,
@@ -48,6 +60,17 @@ impl Lora {
             && found == expected
         {
             return Ok(rows.runs);
+        }
+        if let (Update::LowRank { down, up }, Some([rows, cols])) = (&module.update, expected)
+            && down.size()[0] == rows
+            && up.size()[1] == cols
+        {
+            return Err(self.error(LoraProblem::Swapped {
+                down: down.key.clone(),
+                down_shape: down.tensor.shape().clone(),
+                up: up.key.clone(),
+                up_shape: up.tensor.shape().clone(),
+            }));
         }
         let wrong_rows = found.map(|f| f[0]) != expected.map(|e| e[0]);
         let expected = expected.unwrap_or([layer.rows, layer.cols]);

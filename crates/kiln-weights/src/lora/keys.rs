@@ -148,6 +148,27 @@ const UNSUPPORTED: [(&str, &str); 37] = [
     (".trainable_tokens_", "trainable tokens"),
 ];
 
+/// What stands in the place of an adapter's name in the scales and parts of quantized tensors.
+const QUANTIZED: [&str; 14] = [
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_scale_2",
+    "scale_weight",
+    "scale",
+    "scales",
+    "input_scale",
+    "zero_point",
+    "weight_zero_point",
+    "absmax",
+    "quant_map",
+    "weight_packed",
+    "qweight",
+    "SCB",
+];
+
+/// What else is not the name of an adapter.
+const NOT_ADAPTERS: [&str; 2] = ["scaling", "bias"];
+
 /// Outputs of a LoRA's second matrix, which may have a bias.
 const UP: [&str; 2] = [".lora_B.", ".lora_up."];
 
@@ -201,7 +222,7 @@ pub(super) struct ClassifiedKeys<'k> {
 pub(super) fn classify<'k>(keys: &[&'k str]) -> Result<ClassifiedKeys<'k>, LoraProblem> {
     let mut classified = ClassifiedKeys::default();
     let mut modules = BTreeMap::<&str, ModuleKeys<'k>>::new();
-    let mut adapter: Option<&str> = None;
+    let mut adapters = Adapters::default();
     for &key in keys {
         if let Some(kind) = unsupported_kind(key) {
             return Err(LoraProblem::UnsupportedKind { kind, key: key.to_owned() });
@@ -215,12 +236,10 @@ pub(super) fn classify<'k>(keys: &[&'k str]) -> Result<ClassifiedKeys<'k>, LoraP
             classified.unused.push(UnusedKey::new(UnusedKind::Unknown, key));
             continue;
         };
-        if let (Some(first), Some(second)) = (adapter, split.adapter)
-            && first != second
-        {
-            return Err(LoraProblem::Adapters { first: first.to_owned(), second: second.to_owned() });
+        if split.adapter.is_some_and(|name| QUANTIZED.contains(&name)) {
+            return Err(LoraProblem::Quantized { key: key.to_owned() });
         }
-        adapter = adapter.or(split.adapter);
+        adapters.add(split)?;
         let module = modules.entry(split.stem).or_insert_with(|| ModuleKeys {
             stem: split.stem,
             name,
@@ -235,7 +254,40 @@ pub(super) fn classify<'k>(keys: &[&'k str]) -> Result<ClassifiedKeys<'k>, LoraP
     Ok(classified)
 }
 
-fn unsupported_kind(key: &str) -> Option<&'static str> {
+/// The adapter that the keys of a file name.
+#[derive(Default)]
+struct Adapters<'k> {
+    named: Option<&'k str>,
+    /// Whether there are keys of PEFT without a name.
+    has_unnamed: bool,
+}
+
+impl<'k> Adapters<'k> {
+    /// Adds a key, which must be of the same adapter as those before. PEFT names magnitudes also if nothing else has a name.
+    fn add(&mut self, split: SplitKey<'k>) -> Result<(), LoraProblem> {
+        if split.role == TensorRole::Magnitude {
+            return Ok(());
+        }
+        self.has_unnamed |=
+            split.adapter.is_none() && !matches!(split.role, TensorRole::Alpha | TensorRole::Diff);
+        let first = *self.named.get_or_insert(match split.adapter.or(self.named) {
+            Some(name) => name,
+            None => return Ok(()),
+        });
+        let second = split.adapter.filter(|second| *second != first);
+        if second.is_none() && !self.has_unnamed {
+            return Ok(());
+        }
+        Err(LoraProblem::Adapters { first: first.to_owned(), second: second.map(str::to_owned) })
+    }
+}
+
+/// Whether only LoRA files have such keys.
+pub(super) fn is_lora_key(key: &str) -> bool {
+    split_key(key).is_some_and(|split| split.role != TensorRole::Alpha)
+}
+
+pub(super) fn unsupported_kind(key: &str) -> Option<&'static str> {
     if key.ends_with(".bias") && UP.iter().any(|up| key.contains(up)) {
         return Some("LoRA with biases");
     }
@@ -258,7 +310,8 @@ fn split_key(key: &str) -> Option<SplitKey<'_>> {
         let (rest, adapter) = key.rsplit_once('.')?;
         let (_, tensor) = rest.rsplit_once('.')?;
         let is_peft = PEFT_TENSORS.iter().any(|name| tensor.starts_with(name));
-        (is_peft && !adapter.is_empty()).then(|| split_role(rest, Some(adapter)))?
+        (is_peft && !adapter.is_empty() && !NOT_ADAPTERS.contains(&adapter))
+            .then(|| split_role(rest, Some(adapter)))?
     })
 }
 

@@ -12,32 +12,38 @@
 //! operations at rank 16 and 2.4 % at rank 64: less than can be measured.
 
 mod adapter_config;
+mod adapter_file;
 mod applied;
 mod base;
 mod dora;
 mod fit;
+mod json;
 mod keys;
 mod low_rank;
 mod patch;
 mod problem;
 mod report;
 mod scale;
+mod settings;
 mod targets;
 mod unused;
 mod update;
 mod updates;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use bytes::Bytes;
 
+use crate::error::quoted;
 use crate::{Error, Result, WeightSource, fingerprint};
-use adapter_config::AdapterConfig;
+use adapter_config::{AdapterConfig, ModuleName};
+use adapter_file::AdapterFile;
 pub use base::LoraBase;
 pub use keys::LoraLayout;
 use keys::{ModuleKeys, TensorRole};
 pub(crate) use patch::WeightPatch;
-pub use problem::LoraProblem;
+pub use problem::{LoraProblem, SettingsPlace};
 pub use report::LoraReport;
 use scale::Scale;
 use targets::{LayerTarget, RowMapping};
@@ -54,6 +60,8 @@ pub struct Lora {
     targets: Vec<(LayerTarget, usize)>,
     /// Keys that the transformer can't use, sorted by kind and name.
     unused: Vec<UnusedKey>,
+    /// What its settings leave open.
+    notes: Vec<String>,
 }
 
 /// The update of one layer, or of several that the file fuses.
@@ -64,6 +72,10 @@ struct LoraModule {
     /// Its name without the prefix.
     name: String,
     layout: LoraLayout,
+    /// The layers of the model that it changes.
+    layers: Vec<String>,
+    /// Whether FLUX.2 has such a module.
+    is_known: bool,
     update: Update,
     /// DoRA's magnitudes of rows or columns.
     magnitude: Option<KeyedTensor>,
@@ -84,48 +96,56 @@ impl LoraModule {
 }
 
 impl Lora {
-    /// Opens a LoRA file, or a folder with one. Beside a file named `adapter_model`, PEFT's `adapter_config.json` is read,
-    /// too.
+    /// Opens a LoRA file, or a folder with one. PEFT's `adapter_config.json` is read, too, if it is certain to be the
+    /// LoRA's.
     pub fn open(path: impl AsRef<Path>) -> Result<Lora> {
         let source = WeightSource::open(path)?;
-        let model = source.files().next().filter(|f| f.file_stem().is_some_and(|s| s == "adapter_model"));
-        let config = model.map(|file| file.with_file_name("adapter_config.json"));
-        let config = config.and_then(|file| std::fs::read_to_string(file).ok());
-        Lora::new(source, config.as_deref())
+        let config = AdapterFile::find(&source)?;
+        Lora::new(source, &config)
+    }
+
+    /// Whether a file is a LoRA, or another kind of adapter, by the names of its tensors.
+    pub fn is_lora(source: &WeightSource) -> bool {
+        let other_kind = |key| keys::unsupported_kind(key).is_some() || UnusedKind::is_lora_key(key);
+        // Parts of a model may have such names, too.
+        source.names().any(keys::is_lora_key)
+            || source.components().is_empty() && source.names().any(other_kind)
     }
 
     /// Reads a LoRA file that is already in memory; `name` stands for its path in messages.
     pub fn from_bytes(name: impl AsRef<Path>, data: Bytes) -> Result<Lora> {
-        Lora::new(WeightSource::from_bytes(name, data)?, None)
+        Lora::new(WeightSource::from_bytes(name, data)?, &AdapterFile::Missing)
     }
 
-    fn new(source: WeightSource, config_file: Option<&str>) -> Result<Lora> {
+    fn new(source: WeightSource, config_file: &AdapterFile) -> Result<Lora> {
         let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
-        let config = AdapterConfig::read(source.metadata(), config_file).map_err(problem)?;
+        let config = AdapterConfig::read(&source, config_file).map_err(problem)?;
         let names: Vec<&str> = source.names().collect();
         let keys = keys::classify(&names).map_err(problem)?;
         let mut unused = keys.unused;
-        let (mut modules, mut targets) = (Vec::new(), Vec::new());
+        let (mut modules, mut targets) = (Vec::<LoraModule>::new(), Vec::new());
         for module in &keys.modules {
             if let Some(kind) = UnusedKind::of_module(&source, module) {
                 unused.extend(module.tensors.values().map(|key| UnusedKey::new(kind, key)));
                 continue;
             }
-            targets.extend(module_targets(module).into_iter().map(|target| (target, modules.len())));
-            modules.push(read_module(&source, module, config.as_ref())?);
+            let (is_known, module_targets) = module_targets(module);
+            let layers = module_targets.iter().map(|target| target.layer.clone()).collect();
+            targets.extend(module_targets.into_iter().map(|target| (target, modules.len())));
+            modules.push(LoraModule { is_known, ..read_module(&source, module, layers, config.as_ref())? });
         }
         if modules.is_empty() {
             return Err(problem(unused::problem(&unused).unwrap_or(LoraProblem::Empty)));
         }
-        let contradicts = |use_dora| modules.iter().any(|m| m.magnitude.is_some() != use_dora);
-        match config.and_then(|config| config.use_dora).filter(|use_dora| contradicts(*use_dora)) {
-            Some(true) => return Err(problem(LoraProblem::DoraWithoutMagnitude)),
-            Some(false) => return Err(problem(LoraProblem::MagnitudeWithoutDora)),
-            None => {}
+        let stems: BTreeSet<&str> = modules.iter().map(|module| module.stem.as_str()).collect();
+        unused::check_modules(&unused, &stems).map_err(problem)?;
+        if let Some(config) = &config {
+            config.check_dora(modules.iter().map(|m| m.magnitude.is_some())).map_err(problem)?;
         }
+        let notes = notes(&modules, config.as_ref(), config_file);
         unused.sort();
         targets.sort_by(|(a, _), (b, _)| a.layer.cmp(&b.layer));
-        let lora = Lora { source, modules, targets, unused };
+        let lora = Lora { source, modules, targets, unused, notes };
         lora.check_overlaps()?;
         Ok(lora)
     }
@@ -155,9 +175,10 @@ impl Lora {
         self.modules.iter().map(|m| m.name.as_str())
     }
 
-    /// The layers of the model that it changes, sorted.
+    /// The layers of FLUX.2 that it changes, sorted.
     pub fn layers(&self) -> impl Iterator<Item = &str> {
-        self.targets.chunk_by(|(a, _), (b, _)| a.layer == b.layer).map(|same| same[0].0.layer.as_str())
+        let known = self.targets.iter().filter(|(_, module)| self.modules[*module].is_known);
+        known.map(|(target, _)| target.layer.as_str()).collect::<BTreeSet<_>>().into_iter()
     }
 
     /// The largest rank of its modules; 0 if all are full-rank.
@@ -209,7 +230,8 @@ impl Lora {
 
     /// What the file does not tell for certain: how it was read, and what else it might mean.
     pub fn notes(&self) -> Vec<String> {
-        scale::notes(self.modules.iter().map(|m| &m.scale))
+        let scales = scale::notes(self.modules.iter().map(|m| &m.scale));
+        scales.into_iter().chain(self.notes.iter().cloned()).collect()
     }
 
     /// The scale that the file gives to `module`: 1 without an alpha.
@@ -236,20 +258,40 @@ fn sorted<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
     values
 }
 
-/// The layers that a module changes. A dotted name that FLUX.2 doesn't have is taken for a layer's name.
-fn module_targets(module: &ModuleKeys<'_>) -> Vec<LayerTarget> {
+/// What settings and values leave open.
+fn notes(modules: &[LoraModule], config: Option<&AdapterConfig>, file: &AdapterFile) -> Vec<String> {
+    let names: Vec<_> = modules.iter().map(|m| ModuleName { name: &m.name, layers: &m.layers }).collect();
+    let patterns = config.map(|config| config.unmatched_patterns(&names)).unwrap_or_default();
+    let patterns = (!patterns.is_empty())
+        .then(|| format!("patterns of its settings match none of its modules: {}", quoted(&patterns)));
+    let unclear = matches!(file, AdapterFile::Unclear) && config.is_none();
+    let unclear = unclear.then(|| {
+        "the adapter_config.json beside it is not used, since there are other weights there; if it is this LoRA's, \
+         put both into a folder of their own"
+            .to_owned()
+    });
+    let zeros = modules.iter().flat_map(|m| m.update.tensors()).filter(|tensor| tensor.is_zero);
+    let zeros: Vec<String> = zeros.map(|tensor| tensor.key.clone()).collect();
+    let zeros = (!zeros.is_empty()).then(|| format!("its scales make these zero: {}", quoted(&zeros)));
+    patterns.into_iter().chain(unclear).chain(zeros).collect()
+}
+
+/// The layers that a module changes, and whether FLUX.2 has such a module. A dotted name that it doesn't have is taken for a
+/// layer's name.
+fn module_targets(module: &ModuleKeys<'_>) -> (bool, Vec<LayerTarget>) {
     let flat = matches!(module.layout, LoraLayout::Kohya | LoraLayout::Lycoris)
         || module.layout == LoraLayout::OneTrainer && !module.name.contains('.');
     match targets::layer_targets(&keys::flatten(module.name)) {
-        Some(targets) => targets,
-        None if flat => Vec::new(),
-        None => vec![LayerTarget { layer: module.name.to_owned(), mapping: RowMapping::Whole }],
+        Some(targets) => (true, targets),
+        None if flat => (false, Vec::new()),
+        None => (false, vec![LayerTarget { layer: module.name.to_owned(), mapping: RowMapping::Whole }]),
     }
 }
 
 fn read_module(
     source: &WeightSource,
     keys: &ModuleKeys<'_>,
+    layers: Vec<String>,
     config: Option<&AdapterConfig>,
 ) -> Result<LoraModule> {
     let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
@@ -257,11 +299,14 @@ fn read_module(
     let alpha =
         keys.tensors.get(&TensorRole::Alpha).map(|key| scale::Alpha::read(source, key)).transpose()?;
     let magnitude = keys.tensors.get(&TensorRole::Magnitude);
+    let name = ModuleName { name: keys.name, layers: &layers };
     Ok(LoraModule {
         stem: keys.stem.to_owned(),
         name: keys.name.to_owned(),
         layout: keys.layout,
-        scale: Scale::new(config, keys.name, &update, alpha).map_err(problem)?,
+        is_known: true,
+        scale: Scale::new(config, name, &update, alpha).map_err(problem)?,
+        layers,
         magnitude: magnitude.map(|key| KeyedTensor::read(source, key)).transpose()?,
         update,
     })

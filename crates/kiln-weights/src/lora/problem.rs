@@ -1,9 +1,33 @@
 //! What can be wrong with a LoRA file.
 
+use std::fmt;
+use std::path::PathBuf;
+
 use kiln_tensor::{DType, Shape};
 
 use super::LoraBase;
 use crate::error::quoted;
+
+/// Where the settings of a LoRA are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SettingsPlace {
+    /// In the header, under `lora_adapter_metadata`.
+    Header,
+    /// In the header of a GGUF file.
+    Gguf,
+    /// In this `adapter_config.json`.
+    File(PathBuf),
+}
+
+impl fmt::Display for SettingsPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SettingsPlace::Header => f.write_str("its lora_adapter_metadata"),
+            SettingsPlace::Gguf => f.write_str("its GGUF header"),
+            SettingsPlace::File(file) => write!(f, "its `{}`", file.display()),
+        }
+    }
+}
 
 /// What is wrong with a LoRA file. [`crate::Error::Lora`] adds its name.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -12,7 +36,7 @@ pub enum LoraProblem {
     #[error("there is no tensor in it")]
     Empty,
     /// A kind of adapter that is not supported.
-    #[error("it is a {kind} adapter (`{key}`), which is not supported")]
+    #[error("it is an adapter of type {kind} (`{key}`), which is not supported")]
     UnsupportedKind {
         /// The kind.
         kind: &'static str,
@@ -34,12 +58,34 @@ pub enum LoraProblem {
         key: String,
     },
     /// Two adapters in one file.
-    #[error("it holds two adapters, `{first}` and `{second}`; expected one")]
+    #[error("it holds two adapters, `{first}` and {}; expected one", second.as_ref().map_or("one without a name".into(), |s| format!("`{s}`")))]
     Adapters {
         /// The name of an adapter.
         first: String,
-        /// The name of another.
-        second: String,
+        /// The name of another, if it has one.
+        second: Option<String>,
+    },
+    /// A scale of a quantized tensor.
+    #[error("`{key}` belongs to a quantized tensor; LoRAs that are quantized in this way are not supported")]
+    Quantized {
+        /// The key of the scale.
+        key: String,
+    },
+    /// A key of a module that is used, of unknown meaning.
+    #[error("`{key}` belongs to the module `{module}`, and what it means is not known")]
+    UnknownInModule {
+        /// The key.
+        key: String,
+        /// The module.
+        module: String,
+    },
+    /// Modules that FLUX.2 does not have.
+    #[error("FLUX.2 does not have {} of its {total} modules: {}", keys.len(), quoted(keys))]
+    UnknownModules {
+        /// The modules.
+        keys: Vec<String>,
+        /// How many modules the LoRA has.
+        total: usize,
     },
     /// Keys that are not LoRA keys.
     #[error("{} of its keys are not LoRA keys: {}", keys.len(), quoted(keys))]
@@ -73,13 +119,15 @@ pub enum LoraProblem {
         /// What it should be.
         expected: &'static str,
     },
-    /// A tensor that is not of a float type.
-    #[error("`{key}` is {dtype}, expected f32, bf16, f16, f64 or fp8")]
+    /// A tensor of an unsupported type.
+    #[error("`{key}` is {dtype}, expected {expected}")]
     DType {
         /// The key.
         key: String,
         /// Its type.
         dtype: DType,
+        /// The types that it may have.
+        expected: &'static str,
     },
     /// Two matrices that differ in their common dimension.
     #[error("`{down}` has rank {rank} (shape {down_shape}), but `{up}` has shape {up_shape}")]
@@ -95,8 +143,20 @@ pub enum LoraProblem {
         /// Its shape.
         up_shape: Shape,
     },
+    /// The two matrices of a LoRA, exchanged.
+    #[error("`{down}` (shape {down_shape}) and `{up}` (shape {up_shape}) are swapped")]
+    Swapped {
+        /// The key of the first matrix.
+        down: String,
+        /// Its shape.
+        down_shape: Shape,
+        /// The key of the second matrix.
+        up: String,
+        /// Its shape.
+        up_shape: Shape,
+    },
     /// Numbers that are not finite.
-    #[error("`{key}` is {dtype} and not finite everywhere: values out of its range were cast to it")]
+    #[error("`{key}` is {dtype} and not finite everywhere{}", not_finite(*dtype))]
     NotFinite {
         /// The key.
         key: String,
@@ -111,18 +171,30 @@ pub enum LoraProblem {
         /// The value.
         found: f32,
     },
-    /// An invalid `lora_adapter_metadata` in the header.
-    #[error("its lora_adapter_metadata is not usable: {reason}")]
+    /// A scale that f32 can't hold.
+    #[error("the scale of `{module}` is {found}, which is out of range")]
+    Scale {
+        /// The module.
+        module: String,
+        /// Its scale.
+        found: f64,
+    },
+    /// Invalid settings.
+    #[error("{settings} is not usable: {reason}")]
     Metadata {
+        /// Where they are.
+        settings: SettingsPlace,
         /// Why.
         reason: String,
     },
-    /// A rank in the header that differs from the matrices'.
-    #[error("its lora_adapter_metadata gives `{module}` rank {expected}, but `{key}` has {found}")]
+    /// A rank in the settings that differs from the matrices'.
+    #[error("{settings} gives `{module}` rank {expected}, but `{key}` has {found}")]
     MetadataRank {
+        /// Where the settings are.
+        settings: SettingsPlace,
         /// The module.
         module: String,
-        /// The rank in the metadata.
+        /// The rank in the settings.
         expected: f64,
         /// The key of its first matrix.
         key: String,
@@ -130,8 +202,10 @@ pub enum LoraProblem {
         found: usize,
     },
     /// A config for another kind of adapter than the tensors'.
-    #[error("its settings are those of a {expected}, but `{key}` is of a {found}")]
+    #[error("{settings} is that of a {expected}, but `{key}` is of a {found}")]
     MetadataKind {
+        /// Where the settings are.
+        settings: SettingsPlace,
         /// The kinds that fit the settings.
         expected: String,
         /// A key.
@@ -140,19 +214,30 @@ pub enum LoraProblem {
         found: &'static str,
     },
     /// A setting that PEFT heeds and Kiln does not support.
-    #[error("its settings have {setting} ({value}), which is not supported")]
+    #[error("{settings} has {setting} ({value}), which is not supported")]
     Setting {
+        /// Where the settings are.
+        settings: SettingsPlace,
         /// The setting.
         setting: &'static str,
         /// Its value.
         value: String,
     },
     /// A config with `use_dora`, without the magnitudes of some modules.
-    #[error("its settings say use_dora, but there is no lora_magnitude_vector in it for every module")]
-    DoraWithoutMagnitude,
+    #[error("{settings} says use_dora, but there is no lora_magnitude_vector for every module")]
+    DoraWithoutMagnitude {
+        /// Where the settings are.
+        settings: SettingsPlace,
+    },
     /// Magnitudes, with a config without `use_dora`.
-    #[error("its settings say that use_dora is false, but there are magnitudes in it")]
-    MagnitudeWithoutDora,
+    #[error("{settings} says that use_dora is false, but there are magnitudes in the LoRA")]
+    MagnitudeWithoutDora {
+        /// Where the settings are.
+        settings: SettingsPlace,
+    },
+    /// A LoRA made for FLUX.1.
+    #[error("it was made for {}, and only FLUX.2 is supported", LoraBase::Flux1)]
+    Flux1,
     /// A LoRA made for another model.
     #[error("it was made for {made_for}, and this model is {model}")]
     WrongBase {
@@ -180,4 +265,27 @@ pub enum LoraProblem {
         /// The layer's columns.
         cols: usize,
     },
+}
+
+impl LoraProblem {
+    /// The `adapter_config.json` that it is about.
+    pub fn settings_file(&self) -> Option<&PathBuf> {
+        match self {
+            LoraProblem::Metadata { settings: SettingsPlace::File(file), .. }
+            | LoraProblem::MetadataRank { settings: SettingsPlace::File(file), .. }
+            | LoraProblem::MetadataKind { settings: SettingsPlace::File(file), .. }
+            | LoraProblem::DoraWithoutMagnitude { settings: SettingsPlace::File(file) }
+            | LoraProblem::MagnitudeWithoutDora { settings: SettingsPlace::File(file) } => Some(file),
+            _ => None,
+        }
+    }
+}
+
+/// Why values of this type may be infinite or NaN.
+fn not_finite(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F8E4M3 | DType::F8E5M2 | DType::F16 => ": values out of its range were cast to it",
+        DType::F64 => " in f32",
+        _ => "",
+    }
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use kiln_tensor::DType;
 
 use super::LoraProblem;
-use super::adapter_config::AdapterConfig;
+use super::adapter_config::{AdapterConfig, ModuleName};
 use super::update::Update;
 use crate::{Error, Result, WeightSource};
 
@@ -21,7 +21,7 @@ use crate::{Error, Result, WeightSource};
 pub(super) struct Alpha<'k> {
     key: &'k str,
     value: f32,
-    /// The largest integer up to which the tensor's type holds all integers.
+    /// The largest integer that is certain to be what was cast: the next one, 8 or 16, is also what 9 or 17 becomes.
     exact_to: f32,
 }
 
@@ -39,11 +39,13 @@ impl<'k> Alpha<'k> {
             DType::I64 | DType::I32 => integer(),
             _ => tensor.to_f32().ok().and_then(|values| values.first().copied()),
         };
-        let value = value
-            .ok_or_else(|| problem(LoraProblem::DType { key: key.to_owned(), dtype: tensor.dtype() }))?;
+        let value = value.ok_or_else(|| {
+            let expected = "f32, bf16, f16, f64, fp8, i32 or i64";
+            problem(LoraProblem::DType { key: key.to_owned(), dtype: tensor.dtype(), expected })
+        })?;
         let exact_to = match source.entry(key) {
-            Some((DType::F8E5M2, _)) => 8.0,
-            Some((DType::F8E4M3, _)) => 16.0,
+            Some((DType::F8E5M2, _)) => 7.0,
+            Some((DType::F8E4M3, _)) => 15.0,
             _ => f32::INFINITY,
         };
         Ok(Alpha { key, value, exact_to })
@@ -83,14 +85,14 @@ enum Doubt {
 impl Scale {
     pub fn new(
         config: Option<&AdapterConfig>,
-        module: &str,
+        module: ModuleName<'_>,
         update: &Update,
         alpha: Option<Alpha<'_>>,
     ) -> Result<Scale, LoraProblem> {
         let Some(rank) = update.rank() else {
             let config = config.filter(|_| matches!(update, Update::Kron { .. }));
             let value = config.map_or(Ok(1.0), |config| config.scale(module, update, None))?;
-            return Ok(Scale { value, doubt: None });
+            return Ok(Scale { value: in_range(module, value)?, doubt: None });
         };
         let given = alpha.as_ref().map(Alpha::usable).transpose()?;
         let value = match config {
@@ -102,8 +104,16 @@ impl Scale {
             Some(_) if matches!(update, Update::Kron { .. }) && value != 1.0 => Some(Doubt::Lokr),
             _ => None,
         };
-        Ok(Scale { value, doubt })
+        Ok(Scale { value: in_range(module, value)?, doubt })
     }
+}
+
+/// Rejects a scale that is infinite or zero as f32.
+fn in_range(module: ModuleName<'_>, scale: f64) -> Result<f64, LoraProblem> {
+    if (scale as f32).is_finite() && scale as f32 != 0.0 {
+        return Ok(scale);
+    }
+    Err(LoraProblem::Scale { module: module.name.to_owned(), found: scale })
 }
 
 /// What the scales of a file's modules leave open.

@@ -1,7 +1,10 @@
 //! The keys of a LoRA file that the transformer can't use. They are an error, unless the user asks for what fits.
 
+use std::collections::BTreeSet;
+
 use super::LoraProblem;
 use super::keys::{ModuleKeys, TensorRole};
+use super::update::squeezed;
 use crate::WeightSource;
 
 /// What a key that is not used is for, in the order in which problems are reported.
@@ -33,6 +36,8 @@ const TEXT_ENCODER: [&str; 5] = [
     "bundle_emb.",
 ];
 const VAE: [&str; 4] = ["vae.", "first_stage_model.", "base_model.model.vae.", "lora_vae_"];
+/// Keys that only LoRA files have.
+const LORA_ONLY: [&str; 4] = [".diff_b", ".w_norm", ".b_norm", ".set_weight"];
 const NORM_OR_BIAS: [&str; 5] = [".diff_b", ".w_norm", ".b_norm", ".bias", "_norm.scale"];
 
 impl UnusedKind {
@@ -51,9 +56,14 @@ impl UnusedKind {
         }
     }
 
+    /// Whether only LoRA files have such keys.
+    pub fn is_lora_key(key: &str) -> bool {
+        LORA_ONLY.iter().any(|suffix| key.ends_with(suffix))
+    }
+
     /// What a module is for, if the shapes of its tensors tell that it does not change a matrix.
     pub fn of_module(source: &WeightSource, module: &ModuleKeys<'_>) -> Option<UnusedKind> {
-        let rank = |key: &str| source.entry(key).map_or(2, |(_, shape)| shape.rank());
+        let rank = |key: &str| source.entry(key).map_or(2, |(_, shape)| squeezed(shape.dims()).len());
         let matrices = module
             .tensors
             .iter()
@@ -73,6 +83,20 @@ impl UnusedKey {
     pub fn new(kind: UnusedKind, key: &str) -> UnusedKey {
         UnusedKey { kind, key: key.to_owned() }
     }
+}
+
+/// Rejects keys of unknown meaning that belong to modules with these stems: without them, the module may be wrong.
+pub(super) fn check_modules(unused: &[UnusedKey], stems: &BTreeSet<&str>) -> Result<(), LoraProblem> {
+    for UnusedKey { key, .. } in unused.iter().filter(|unused| unused.kind == UnusedKind::Unknown) {
+        // A number is the name of another module: `to_out.0` in `to_out`.
+        let is_module = |at: usize| {
+            stems.contains(&key[..at]) && !key[at + 1..].starts_with(|c: char| c.is_ascii_digit())
+        };
+        if let Some((at, _)) = key.rmatch_indices('.').find(|(at, _)| is_module(*at)) {
+            return Err(LoraProblem::UnknownInModule { key: key.clone(), module: key[..at].to_owned() });
+        }
+    }
+    Ok(())
 }
 
 /// The problem with keys that are not used, the most telling kind first; `None` if there are none.

@@ -2,6 +2,8 @@
 
 use kiln_tensor::{DType, HostTensor};
 
+use rayon::prelude::*;
+
 use super::LoraProblem;
 use super::keys::{ModuleKeys, TensorRole};
 use crate::{Error, Result, WeightSource};
@@ -11,30 +13,56 @@ use crate::{Error, Result, WeightSource};
 pub(super) struct KeyedTensor {
     pub key: String,
     pub tensor: HostTensor,
+    /// Whether it is stored with scales and all zero.
+    pub is_zero: bool,
+}
+
+/// A matrix that a 1 × 1 convolution has in place of a linear layer is the same matrix.
+pub(super) fn squeezed(dims: &[usize]) -> &[usize] {
+    match dims {
+        [matrix @ .., 1, 1] if matrix.len() == 2 => matrix,
+        dims => dims,
+    }
 }
 
 impl KeyedTensor {
-    /// Reads a tensor of a float type. One that was cast to fp8 must not have lost values.
+    /// Reads a tensor of a float type, whose values must be finite.
     pub fn read(source: &WeightSource, key: &str) -> Result<KeyedTensor> {
         let problem = |p| Error::Lora { file: source.path().to_owned(), problem: Box::new(p) };
         let unusable =
             |e| Error::Tensor { file: source.path().to_owned(), tensor: key.to_owned(), source: e };
-        let (tensor, stored) = (source.tensor(key)?, source.entry(key).map(|(dtype, _)| dtype));
-        let key = key.to_owned();
+        let tensor = source.tensor(key)?;
+        let (key, dtype) = (key.to_owned(), source.entry(key).map_or(tensor.dtype(), |(dtype, _)| dtype));
         if !matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16 | DType::F64) {
-            return Err(problem(LoraProblem::DType { key, dtype: tensor.dtype() }));
+            let expected = "f32, bf16, f16, f64 or fp8";
+            return Err(problem(LoraProblem::DType { key, dtype: tensor.dtype(), expected }));
         }
-        if let Some(dtype) = stored.filter(|dtype| dtype.is_fp8())
-            && !tensor.to_f32().map_err(unusable)?.iter().all(|value| value.is_finite())
-        {
+        let tensor = tensor.reshape(squeezed(tensor.shape().dims())).map_err(unusable)?;
+        let largest = largest(&tensor).map_err(unusable)?;
+        if !largest.is_finite() {
             return Err(problem(LoraProblem::NotFinite { key, dtype }));
         }
-        Ok(KeyedTensor { key, tensor })
+        let is_zero = largest == 0.0 && source.packed_format(&key).is_some();
+        Ok(KeyedTensor { key, tensor, is_zero })
     }
 
     pub fn size(&self) -> [usize; 2] {
         [self.tensor.shape().rows(), self.tensor.shape().last()]
     }
+}
+
+/// The largest magnitude in a tensor, as f32; NaN or infinity if there is one.
+fn largest(tensor: &HostTensor) -> kiln_tensor::Result<f32> {
+    const CHUNK: usize = 1 << 18;
+    let (flat, count) = (tensor.reshape([tensor.numel()])?, tensor.numel());
+    let of_chunk = |index: usize| {
+        let values = flat.rows(index * CHUNK..count.min((index + 1) * CHUNK))?;
+        Ok(values.to_f32()?.iter().fold(0f32, |largest, value| {
+            if largest.is_nan() || value.abs() <= largest { largest } else { value.abs() }
+        }))
+    };
+    let largest = |a: f32, b: f32| if a.is_nan() || b <= a { a } else { b };
+    (0..count.div_ceil(CHUNK)).into_par_iter().map(of_chunk).try_reduce(|| 0.0, |a, b| Ok(largest(a, b)))
 }
 
 /// A factor of a LoKr: one matrix, or the product of two.
@@ -157,6 +185,22 @@ impl Update {
         }
     }
 
+    /// All of its tensors.
+    pub fn tensors(&self) -> Vec<&KeyedTensor> {
+        fn of_factor(factor: &Factor) -> Vec<&KeyedTensor> {
+            match factor {
+                Factor::Whole(matrix) => vec![matrix],
+                Factor::Product(a, b) => vec![a, b],
+            }
+        }
+        match self {
+            Update::LowRank { down, up } => vec![down, up],
+            Update::Kron { left, right } => [of_factor(left), of_factor(right)].concat(),
+            Update::Hadamard { first, second } => first.iter().chain(second).collect(),
+            Update::Full(matrix) => vec![matrix],
+        }
+    }
+
     /// The keys that determine its rows and its columns, for messages.
     pub fn keys(&self) -> [&str; 2] {
         match self {
@@ -192,8 +236,16 @@ impl Reader<'_> {
     /// Reads two matrices that can be multiplied.
     fn product(&self, left: TensorRole, right: TensorRole) -> Result<[KeyedTensor; 2]> {
         let (left, right) = (self.matrix(left)?, self.matrix(right)?);
-        let rank = right.size()[0];
-        if left.size()[1] != rank {
+        let ([rows, inner], [rank, cols]) = (left.size(), right.size());
+        if inner != rank && rows == cols && rows < rank && cols < inner {
+            return Err(self.error(LoraProblem::Swapped {
+                down: right.key,
+                down_shape: right.tensor.shape().clone(),
+                up: left.key,
+                up_shape: left.tensor.shape().clone(),
+            }));
+        }
+        if inner != rank {
             return Err(self.error(LoraProblem::Rank {
                 down: right.key,
                 rank,
@@ -224,7 +276,7 @@ impl Reader<'_> {
     fn check_same_size(&self, first: &[KeyedTensor; 2], second: &[KeyedTensor; 2]) -> Result<()> {
         for (axis, expected) in [(0, "as many rows as its partner"), (1, "as many columns as its partner")] {
             if first[axis].size()[axis] != second[axis].size()[axis] {
-                let KeyedTensor { key, tensor } = second[axis].clone();
+                let KeyedTensor { key, tensor, .. } = second[axis].clone();
                 let found = tensor.shape().clone();
                 return Err(self.error(LoraProblem::UnexpectedShape { key, found, expected }));
             }

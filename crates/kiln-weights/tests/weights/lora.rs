@@ -185,7 +185,7 @@ fn unsupported_kinds_are_an_error_with_their_name() {
     ] {
         assert_eq!(
             open_error(&[(key, &[1])]),
-            format!("it is a {kind} adapter (`{key}`), which is not supported")
+            format!("it is an adapter of type {kind} (`{key}`), which is not supported")
         );
     }
 }

@@ -164,7 +164,7 @@ fn alpha_tensor_must_be_one_finite_number() {
     let two = problem(with_alpha("F32", &[2], &[0; 8], ""));
     assert_eq!(two.to_string(), "`x.alpha` has shape [2], expected one number");
     let flag = problem(with_alpha("BOOL", &[], &[1], ""));
-    assert_eq!(flag.to_string(), "`x.alpha` is bool, expected f32, bf16, f16, f64 or fp8");
+    assert_eq!(flag.to_string(), "`x.alpha` is bool, expected f32, bf16, f16, f64, fp8, i32 or i64");
     // It means no update to ComfyUI, and no alpha to LyCORIS.
     let zero = problem(with_alpha("F32", &[], &[0; 4], ""));
     assert_eq!(zero.to_string(), "`x.alpha` is 0, expected a finite number other than 0");
@@ -186,7 +186,7 @@ fn dora_in_the_metadata_requires_magnitudes() {
     let dora = problem(with_metadata(&[Q], r#"{"transformer.r":4,"transformer.use_dora":true}"#));
     assert_eq!(
         dora.to_string(),
-        "its settings say use_dora, but there is no lora_magnitude_vector in it for every module"
+        "its lora_adapter_metadata says use_dora, but there is no lora_magnitude_vector for every module"
     );
     let magnitude = |settings| {
         let keys =
@@ -195,9 +195,11 @@ fn dora_in_the_metadata_requires_magnitudes() {
         Lora::from_bytes("a", crate::common::tensors(&keys, &[("lora_adapter_metadata", settings)]))
     };
     let some = problem(magnitude(r#"{"r":1,"use_dora":true}"#));
-    assert!(matches!(some, LoraProblem::DoraWithoutMagnitude), "{some}");
+    assert!(matches!(some, LoraProblem::DoraWithoutMagnitude { .. }), "{some}");
     let other = problem(magnitude(r#"{"r":1,"use_dora":false}"#));
-    assert_eq!(other.to_string(), "its settings say that use_dora is false, but there are magnitudes in it");
+    let expected =
+        "its lora_adapter_metadata says that use_dora is false, but there are magnitudes in the LoRA";
+    assert_eq!(other.to_string(), expected);
     assert!(magnitude(r#"{"r":1}"#).is_ok());
 }
 
@@ -254,11 +256,12 @@ fn settings_must_be_those_of_the_tensors_kind() {
     let message = |suffixes: &[_], settings: &str| problem(peft(suffixes, settings)).to_string();
     assert_eq!(
         message(&LOKR, r#"{"peft_type":"LORA","r":4,"lora_alpha":4}"#),
-        "its settings are those of a LoRA, but `base_model.model.x.lokr_w2_a` is of a LoKr"
+        "its lora_adapter_metadata is that of a LoRA, but `base_model.model.x.lokr_w2_a` is of a LoKr"
     );
     let lora = [("lora_A.weight", [4, 6]), ("lora_B.weight", [4, 4])];
     assert!(
-        message(&lora, r#"{"r":4,"alpha":4}"#).starts_with("its settings are those of a LoKr or LoHa, but")
+        message(&lora, r#"{"r":4,"alpha":4}"#)
+            .starts_with("its lora_adapter_metadata is that of a LoKr or LoHa, but")
     );
     assert!(message(&lora, r#"{"r":4,"alpha":4,"lora_alpha":4}"#).contains("both `alpha` and `lora_alpha`"));
     assert!(message(&LOKR, r#"{"r":3,"alpha":4}"#).contains("gives `x` rank 3"));
@@ -292,7 +295,10 @@ fn types_and_settings_of_peft_that_are_not_supported_are_errors_with_their_names
         "XLORA",
     ] {
         let message = problem(scale(&format!(r#"{{"transformer.peft_type":"{kind}"}}"#))).to_string();
-        assert_eq!(message, format!("its settings have peft_type ({kind}), which is not supported"));
+        assert_eq!(
+            message,
+            format!("its lora_adapter_metadata has peft_type ({kind}), which is not supported")
+        );
     }
     for setting in [
         r#""use_qalora":true"#,
@@ -315,7 +321,7 @@ fn types_and_settings_of_peft_that_are_not_supported_are_errors_with_their_names
     ] {
         let message = problem(scale(&format!(r#"{{"r":4,"lora_alpha":8,{setting}}}"#))).to_string();
         let name = setting.split('"').nth(1).unwrap();
-        assert!(message.starts_with(&format!("its settings have {name} (")), "{message}");
+        assert!(message.starts_with(&format!("its lora_adapter_metadata has {name} (")), "{message}");
     }
     let harmless = r#"{"peft_type":"LORA","r":4,"lora_alpha":8,"bias":"none","fan_in_fan_out":true,
         "modules_to_save":null,"init_lora_weights":"gaussian","lora_dropout":0.1,"exclude_modules":["a"],

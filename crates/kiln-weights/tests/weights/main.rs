@@ -11,6 +11,7 @@ mod lora_conventions;
 mod lora_layouts;
 mod lora_quantized;
 mod lora_scale;
+mod lora_settings;
 mod malformed;
 mod mutations;
 mod quantize;

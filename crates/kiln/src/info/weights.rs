@@ -35,9 +35,6 @@ pub(super) fn describe(path: &Path) -> Result<Description, CliError> {
     Ok(Description { properties, problem: details.problem })
 }
 
-/// Parts of tensor names that only LoRAs have, in any trainer's layout.
-const LORA: [&str; 7] = [".lora_A", ".lora_down", ".lora.down", ".lokr_", ".hada_", ".dora_scale", ".oft_"];
-
 /// The kind of a weight file, judged by its tensor names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FileKind {
@@ -54,7 +51,7 @@ impl FileKind {
     fn detect(source: &WeightSource) -> FileKind {
         let has = |name: &str| source.contains(name);
         let any = |part: &str| source.names().any(|name| name.contains(part));
-        if LORA.iter().any(|part| any(part)) {
+        if Lora::is_lora(source) {
             FileKind::Lora
         } else if !source.components().is_empty() {
             FileKind::Components
@@ -82,7 +79,7 @@ impl FileKind {
 
     fn details(self, source: &WeightSource) -> Description {
         let properties = match self {
-            FileKind::Lora => lora(source),
+            FileKind::Lora => return lora(source),
             FileKind::Components => return components::details(source),
             FileKind::Embeddings | FileKind::Latents | FileKind::Unknown => {
                 let shown = source.names().take(8).filter_map(|name| Some((name, source.entry(name)?)));
@@ -97,12 +94,20 @@ impl FileKind {
     }
 }
 
-/// Describes a LoRA, or why Kiln can't use it.
-fn lora(source: &WeightSource) -> Properties {
-    let lora = match Lora::open(source.path()) {
-        Ok(lora) => lora,
-        Err(error) => return Properties::default().with("problem", error.to_string()),
+/// Describes a LoRA, and why `generate` refuses it if it does.
+fn lora(source: &WeightSource) -> Description {
+    let (properties, problem) = match Lora::open(source.path()) {
+        Ok(lora) => (lora_properties(&lora), lora.problem()),
+        Err(error) => (Properties::default(), Some(error)),
     };
+    let properties = match &problem {
+        Some(problem) => properties.with("problem", problem.to_string()),
+        None => properties,
+    };
+    Description { properties, problem: problem.map(Into::into) }
+}
+
+fn lora_properties(lora: &Lora) -> Properties {
     let mut scales: Vec<f64> = lora.modules().filter_map(|m| lora.scale(m)).collect();
     scales.sort_by(f64::total_cmp);
     scales.dedup();

@@ -107,7 +107,14 @@ fn info_says_what_a_lora_leaves_open_and_why_it_is_refused() {
     let save = |tensors: &[(&str, HostTensor)], metadata: &[(&str, &str)]| {
         let metadata = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         kiln_weights::save::save(sandbox.path("l.safetensors"), tensors, &metadata).unwrap();
-        json(&sandbox, &["info", "--json", "l.safetensors"])
+        let ran = sandbox.kiln(&["info", "--json", "l.safetensors"]);
+        let info: Value = serde_json::from_str(ran.text()).unwrap();
+        assert_eq!(
+            (&info["kind"], ran.code),
+            (&"LoRA".into(), i32::from(!info["problem"].is_null())),
+            "{info}"
+        );
+        info
     };
     let lokr = [
         ("lycoris_proj_out.lokr_w1", HostTensor::zeros([1, 1])),
@@ -119,6 +126,49 @@ fn info_says_what_a_lora_leaves_open_and_why_it_is_refused() {
     assert!(note.contains("alpha / rank (0.5)"), "{note}");
     let problem = save(&lokr, &[("lora_adapter_metadata", r#"{"peft_type":"OFT"}"#)])["problem"].to_string();
     assert!(problem.contains("peft_type (OFT)"), "{problem}");
+    let module = "transformer.transformer_blocks.0.attn.to_q";
+    let [down, up] = ["A", "B"].map(|ab| format!("{module}.lora_{ab}.weight"));
+    for (key, expected) in [
+        ("lora_B.weight", "has no `"),
+        ("lora.up.weight", "has no `"),
+        ("diff_b", "changes a norm or a bias"),
+        ("set_weight", "replaces a weight"),
+        ("boft_R", "an adapter of type BOFT"),
+        ("ia3_l.weight", "an adapter of type IA3"),
+        ("a1.weight", "an adapter of type GLoRA"),
+    ] {
+        let key = format!("{module}.{key}");
+        let problem = save(&[(&key, HostTensor::zeros([2, 2]))], &[])["problem"].to_string();
+        assert!(problem.contains(expected), "{problem}");
+    }
+    let matrices = [(down.as_str(), HostTensor::zeros([1, 128])), (up.as_str(), HostTensor::zeros([128, 1]))];
+    assert!(save(&matrices, &[])["problem"].is_null());
+    for (key, expected) in [
+        ("text_encoder.x.lora_A.weight", "changes the text encoder"),
+        ("x_embedder.weight", "not LoRA keys"),
+        ("transformer.foo.diff", "FLUX.2 does not have 1 of its 2 modules"),
+    ] {
+        let tensors = [&matrices[..], &[(key, HostTensor::zeros([2, 2]))]].concat();
+        let info = save(&tensors, &[]);
+        assert!(info["problem"].to_string().contains(expected), "{info}");
+        assert_eq!(info["layers"], 1, "{info}");
+    }
+}
+
+#[test]
+fn info_and_generate_accept_the_folder_of_a_lora() {
+    let sandbox = Sandbox::new();
+    let lora = std::fs::read(testdata().join("tiny/lora/lora_diffusers.safetensors")).unwrap();
+    std::fs::create_dir(sandbox.path("ink")).unwrap();
+    sandbox.write("ink/adapter_model.safetensors", &lora);
+    sandbox.write("ink/adapter_config.json", br#"{"peft_type":"LORA","r":4,"lora_alpha":16}"#);
+    assert_eq!(json(&sandbox, &["info", "--json", "ink"])["scale"], serde_json::json!([4.0]));
+    let ran = sandbox.generate(&["fox", "-o", "a.png", "--lora", "ink:0.5"]).ok();
+    assert!(ran.err.contains("lora ink: "), "{}", ran.err);
+    sandbox.write("ink/adapter_config.json", b"");
+    let words = ["adapter_config.json", "it is empty", "hint: take the LoRA and its adapter_config.json"];
+    sandbox.generate(&["fox", "-o", "b.png", "--lora", "ink"]).fails(1, &words);
+    sandbox.kiln(&["info", "ink"]).fails(1, &words);
 }
 
 #[test]

@@ -219,7 +219,10 @@ fn a_lora_that_does_not_fit_is_an_error_with_the_reason() {
     lora("flux1.safetensors", &["made for FLUX.1", "hint: a LoRA fits only the model"]);
     let model = sandbox.model().join(TRANSFORMER);
     lora(model.to_str().unwrap(), &["are not LoRA keys", "hint: "]);
-    lora(".", &["LoRA `.` is a folder, expected a safetensors file", "hint: "]);
+    lora(
+        ".",
+        &["LoRA `.` is a folder, expected one with one LoRA: several weights", "hint: name the LoRA's file"],
+    );
     for wrong in ["nan", "abc", ""] {
         let ran = sandbox.generate(&["fox", "--lora", &format!("name.safetensors:{wrong}")]);
         ran.fails(2, &["--lora", &format!("`{wrong}`, expected a finite number")]);
