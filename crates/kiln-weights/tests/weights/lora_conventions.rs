@@ -379,7 +379,7 @@ fn scales_are_not_taken_for_names_of_adapters() {
 
 #[test]
 fn unknown_keys_of_a_module_that_is_used_can_not_be_left_out() {
-    for extra in ["scale", "scaling", "lora_alpha", "network_alpha", "scalar", "weight"] {
+    for extra in ["weight_scale", "scale", "scaling", "lora_alpha", "network_alpha", "scalar", "weight"] {
         let key = format!("transformer.proj_out.{extra}");
         for partial in [false, true] {
             let e = message(resolve_mixed(&[(&key, &[1])], partial));
