@@ -51,7 +51,7 @@ pub struct Request {
 
     /// Model: a name (`ember`, or one listed by `kiln models`), a folder (diffusers or Hugging Face cache), a file
     /// (safetensors or GGUF, with the other components next to it), or a model.toml [default: the recipe's, else
-    /// $KILN_MODEL, else ember]
+    /// $KILN_MODEL, else that of `kiln config`, else ember]
     #[cfg_attr(feature = "cli", arg(short, long, value_name = "MODEL", help_heading = "Model"))]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     #[serde(skip_serializing_if = "Option::is_none")]

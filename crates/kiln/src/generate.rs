@@ -95,7 +95,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     }
     // Last: a recipe takes precedence over the environment and the user's settings.
     let from_prompt = request.model.is_none().then(|| hub::offer::model_among(&request.prompts)).flatten();
-    let from_env = request.model.is_none() && kiln_base::folders::from_env("KILN_MODEL").is_some();
+    let is_default = request.model.is_none();
     request.model = request.model.take().or_else(models::default_model);
     args.machine.fill_missing(settings::get());
     let random_seed = request.ensure_seed().map_err(|e| CliError::new(e).hint("choose a seed with -S"))?;
@@ -103,12 +103,12 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
         (None, Some(transformer)) => ModelLocation::Path(transformer.clone()),
         (model, _) => {
             let options = OfferOptions { yes: args.yes, quiet: args.quiet || args.json };
-            hub::offer::resolve(model.as_deref(), options, cancel).map_err(|mut error| {
-                if from_env {
-                    error.context.push("using the model that the variable KILN_MODEL names".into());
-                }
-                error
-            })?
+            let location = hub::offer::resolve(model.as_deref(), options, cancel);
+            if is_default && model.is_some() {
+                location.with_context(|| format!("using the default model, {}", models::default_source()))?
+            } else {
+                location?
+            }
         }
     };
     if let Some(name) = from_prompt {

@@ -8,9 +8,10 @@ use crate::args::Cli;
 use crate::error::CliError;
 
 pub fn run(folder: &Path) -> Result<(), CliError> {
-    let mut command = Cli::command();
-    // Gives subcommands their full names, and pages the global options.
-    command.build();
+    // `kiln help COMMAND` shows what the page of COMMAND says.
+    let command = Cli::command()
+        .disable_help_subcommand(true)
+        .mut_subcommand("config", |config| config.disable_help_subcommand(true));
     let failed = |e: std::io::Error| {
         CliError::new(format!("can't write the manual pages to `{}`: {e}", folder.display()))
     };

@@ -145,6 +145,14 @@ pub fn default_model() -> Option<PathBuf> {
     kiln_base::folders::from_env("KILN_MODEL").or_else(|| settings::get().model.clone())
 }
 
+/// Says where the default model is set.
+pub fn default_source() -> String {
+    match (kiln_base::folders::from_env("KILN_MODEL"), settings::file()) {
+        (None, Some(file)) => format!("`model` in `{}`", file.display()),
+        _ => "KILN_MODEL".into(),
+    }
+}
+
 /// Finds a file or folder of this name in the models folders, with or without its extension.
 fn find_named(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     let paths = |folder: &PathBuf| {

@@ -30,7 +30,14 @@ pub fn run(args: &InfoArgs) -> Result<(), CliError> {
 
 fn describe(path: &Path) -> Result<Description, CliError> {
     match ModelLocation::resolve(Some(path)) {
-        Ok(model) if model.name().is_some() || model.is_whole_model() => return model::describe(&model),
+        Ok(model) if model.name().is_some() || model.is_whole_model() => {
+            let file = model.path().filter(|path| path.is_file());
+            // Names lead to weight files that are no model, too.
+            return model::describe(&model).or_else(|error| match file {
+                Some(file) => weights::describe(file).map_err(|_| error),
+                None => Err(error),
+            });
+        }
         Err(error) if !path.exists() && path.extension().is_none() => return Err(error),
         _ => {}
     }

@@ -92,8 +92,12 @@ fn options_come_before_the_environment_and_that_before_the_file() {
     let again = sandbox.kiln(&["generate", "--from", "a.png", "-o", "b.png", "--json"]);
     assert_eq!(started(again)["dtype"], "f32");
     let mut other = sandbox.command(&["generate", "fox"]);
-    RunOutput::from(other.env("KILN_MODEL", "elsewhere").output().unwrap()).fails(1, &["`elsewhere`"]);
+    RunOutput::from(other.env("KILN_MODEL", "elsewhere").output().unwrap())
+        .fails(1, &["`elsewhere`", "KILN_MODEL"]);
     generate(&sandbox, &["-m", "nowhere"]).fails(1, &["`nowhere`"]);
+    sandbox.kiln(&["config", "set", "model", "nowhere"]).ok();
+    generate(&sandbox, &[]).fails(1, &["`nowhere`", "`model` in `", "config.toml`"]);
+    sandbox.kiln(&["config", "set", "model", sandbox.model().to_str().unwrap()]).ok();
     sandbox.write("blocked", b"");
     sandbox.kiln(&["config", "set", "output_folder", sandbox.path("blocked/x").to_str().unwrap()]).ok();
     generate(&sandbox, &[]).fails(1, &["blocked/x`", "kiln config set output_folder"]);
@@ -121,6 +125,7 @@ fn there_is_a_manual_page_for_every_command() {
     {
         assert!(page(&format!("kiln-{name}.1")).contains(".TH"), "{name}");
     }
+    assert!(!sandbox.path("share/man1/kiln-help.1").exists() && !page("kiln.1").contains("kiln-help"));
     sandbox.write("file", b"");
     sandbox.kiln(&["man", "file"]).fails(1, &["manual pages", "`file`"]);
 }
