@@ -1,5 +1,7 @@
 //! Recipes: JSON inside an image file that says how it was generated: the resolved request, the model and the backend.
 
+mod paths;
+
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -144,7 +146,7 @@ impl Recipe {
         })
     }
 
-    /// Reads the recipe inside an image file.
+    /// Reads the recipe inside an image file. Its relative paths become absolute.
     pub fn read(path: &Path) -> Result<Recipe> {
         let reading = || format!("reading the recipe of `{}`", path.display());
         let bytes = inputs::read_image_bytes(path).with_context(reading)?;
@@ -155,7 +157,8 @@ impl Recipe {
                 "only images that Kiln generated have one, and other programs drop it when they save an image",
             )
         })?;
-        Recipe::parse(&text).with_context(reading)
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Ok(Recipe::parse(&text).with_context(reading)?.found_from(folder))
     }
 
     /// Parses a recipe.

@@ -20,7 +20,7 @@ use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext, ErrorKind};
 use crate::hub::offer::OfferOptions;
 use crate::models::ModelLocation;
-use crate::output::{self, ImageName, Output};
+use crate::output::{self, ImageName, Output, SaveOptions};
 use crate::progress::{ProgressEvent, Reporter};
 use crate::{cache, hints, hub, models, preview, settings};
 use prompts::PromptFile;
@@ -341,12 +341,13 @@ impl Shared {
 impl FileSink {
     fn save(&self, done: GeneratedImage) -> Result<(), CliError> {
         let Shared { args, output, .. } = &*self.shared;
-        let recipe = (!args.no_recipe).then_some(&done.recipe);
+        let recipe = (!args.no_recipe).then_some(done.recipe);
+        let quality = self.plan.request.output_compression;
+        let options = SaveOptions { quality, absolute_paths: args.absolute_paths };
         let plan = self.plan.image(done.index);
         let name = ImageName { plan: &self.plan, image: &plan, number: self.first + done.index + 1 };
         // Before locking the state: encoding takes a while, and the next image's steps are reported meanwhile.
-        let quality = self.plan.request.output_compression;
-        let write = || output.write(&done.image, recipe, &name, quality);
+        let write = || output.write(&done.image, recipe, &name, options);
         let path = if output.may_block() { self.shared.cancel.while_blocked(write)? } else { write()? };
         let file = path.display().to_string();
         let mut state = self.shared.state();

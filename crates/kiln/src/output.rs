@@ -30,6 +30,15 @@ pub enum Output {
     Named(Template),
 }
 
+/// How an image is saved.
+#[derive(Clone, Copy, Debug)]
+pub struct SaveOptions {
+    /// JPEG quality.
+    pub quality: Option<u8>,
+    /// Whether paths in the recipe are absolute instead of relative to the image.
+    pub absolute_paths: bool,
+}
+
 impl Output {
     /// Checks that this number of images can be written to the path given with `-o`.
     pub fn check(path: Option<&Path>, images: usize) -> Result<Output, CliError> {
@@ -118,13 +127,13 @@ impl Output {
         }
     }
 
-    /// Writes an image and returns its path. JPEG files get the given quality.
+    /// Writes an image and returns its path.
     pub fn write(
         &self,
         image: &RgbImage,
-        recipe: Option<&Recipe>,
+        recipe: Option<Recipe>,
         name: &ImageName<'_>,
-        quality: Option<u8>,
+        options: SaveOptions,
     ) -> Result<PathBuf, CliError> {
         let path = match self {
             Output::Stdout => PathBuf::from("-"),
@@ -132,7 +141,13 @@ impl Output {
             Output::Numbered { path, first, .. } => numbered(path, first + name.number - 1),
             Output::Named(template) => template.free_path(name),
         };
-        let encoding = Encoding { format: self.format(), quality, small: false };
+        let encoding = Encoding { format: self.format(), quality: options.quality, small: false };
+        let recipe = recipe.map(|recipe| match self {
+            _ if options.absolute_paths => recipe,
+            Output::Stdout => recipe.relative_to(Path::new(".")),
+            _ => recipe.relative_to(parent_folder(&path)),
+        });
+        let recipe = recipe.as_ref();
         let (json, parameters) = (recipe.map(Recipe::to_json), recipe.map(Recipe::parameters));
         let (json, parameters) = (json.as_deref(), parameters.as_deref());
         let bytes = kiln_image::encode_with_parameters(image, encoding, json, parameters)?;

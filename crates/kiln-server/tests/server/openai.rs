@@ -19,7 +19,7 @@ async fn images_are_returned_in_openais_format() {
     for (i, entry) in data.iter().enumerate() {
         let image = decode(&entry["b64_json"]);
         assert_eq!((image.width(), image.height()), (48, 32));
-        assert_eq!(image.pixels()[..3], [9, i as u8, 7]);
+        assert_eq!(image.pixels()[..3], [9 + i as u8, i as u8, 7]);
     }
     let received = server.received.lock().unwrap();
     assert_eq!((&received[0].request.seed[..], received[0].request.n), (&[9][..], Some(2)));

@@ -248,6 +248,10 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub latents_out: Option<PathBuf>,
 
+    /// Store absolute paths in the recipe instead of paths relative to the image
+    #[arg(long, help_heading = "Output")]
+    pub absolute_paths: bool,
+
     /// Don't store the recipe (prompt, seed, paths, …) in the image
     #[arg(long, help_heading = "Output")]
     pub no_recipe: bool,

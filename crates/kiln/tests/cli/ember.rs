@@ -163,8 +163,8 @@ fn info_describes_the_built_in_model() {
         "variant        klein (distilled)",
         "default size   256x256",
         "trained sides  128 to 512",
-        "default_steps  4",
-        "hidden_size      128",
+        "default steps  4",
+        "hidden size      128",
     ] {
         assert!(ran.text().contains(line), "`{line}` is missing in:\n{}", ran.text());
     }

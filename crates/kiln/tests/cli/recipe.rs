@@ -187,3 +187,35 @@ fn an_image_without_a_recipe_is_an_error() {
     sandbox.kiln(&["generate", "--from", "odd.png"]).fails(1, &["invalid recipe", "odd.png"]);
     sandbox.kiln(&["generate", "--from", "none.png"]).fails(1, &["none.png"]);
 }
+
+#[test]
+fn paths_in_a_recipe_are_relative_to_the_image_unless_asked_for() {
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.path("in")).unwrap();
+    sandbox.write("in/r.png", &png(&pattern(64, 64)));
+    let args = ["a fox", "-S", "4", "-s", "1", "-r", "in/r.png", "-o", "out/a.png"];
+    fs::create_dir(sandbox.path("out")).unwrap();
+    sandbox.generate(&args).ok();
+    let recipe = |name: &str| sandbox.kiln(&["info", "--json", name]).ok().text().to_owned();
+    let folder = sandbox.path("in").display().to_string();
+    assert!(recipe("out/a.png").contains("../in/r.png"), "{}", recipe("out/a.png"));
+    assert!(
+        !recipe("out/a.png").contains(&folder)
+            && !recipe("out/a.png").contains(sandbox.model().to_str().unwrap())
+    );
+    let again = |from: &str| {
+        let ran = sandbox.kiln(&["generate", "--from", from, "-o", "out/again.png"]).ok();
+        assert!(!ran.err.contains("warning"), "{}", ran.err);
+        assert_eq!(
+            fs::read(sandbox.path("out/again.png")).unwrap(),
+            fs::read(sandbox.path("out/a.png")).unwrap()
+        );
+    };
+    again("out/a.png");
+    again(sandbox.path("out/a.png").to_str().unwrap());
+    sandbox.generate(&[&args[..], &["--absolute-paths"]].concat()).ok();
+    assert!(recipe("out/a.png").contains(&folder));
+    fs::rename(sandbox.path("out/a.png"), sandbox.path("a.png")).unwrap();
+    sandbox.kiln(&["generate", "--from", "a.png", "-o", "b.png"]).ok();
+    assert_eq!(sandbox.image("a.png"), sandbox.image("b.png"));
+}

@@ -1,0 +1,101 @@
+//! Paths in recipes: relative to the image, or to the user's home, so that an image tells little about its machine.
+//!
+//! A relative path starts with `./`, `../` or `~/`; anything else is a name, such as a model's.
+
+use std::path::{Component, Path, PathBuf};
+
+use super::Recipe;
+
+impl Recipe {
+    /// Makes absolute paths relative to `folder`, where the image is saved.
+    pub fn relative_to(mut self, folder: &Path) -> Recipe {
+        let folder = normalized(&std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf()));
+        let home = kiln_base::folders::home();
+        self.map_paths(&|path| relative(path, &folder, home.as_deref()));
+        self
+    }
+
+    /// Makes the paths of [`Recipe::relative_to`] absolute: a file is next to the image, or as seen from the current folder.
+    pub(super) fn found_from(mut self, folder: &Path) -> Recipe {
+        let home = kiln_base::folders::home();
+        self.map_paths(&|path| {
+            let mut parts = path.components();
+            match (parts.next(), &home) {
+                (Some(Component::Normal(first)), Some(home)) if first == "~" => home.join(parts.as_path()),
+                (Some(Component::CurDir | Component::ParentDir), _) => {
+                    let absolute = |path: &Path| std::path::absolute(path).map(|path| normalized(&path)).ok();
+                    let (beside, here) = (absolute(&folder.join(path)), absolute(path));
+                    let exists = |path: &PathBuf| path.exists();
+                    let found = beside.clone().filter(exists).or(here.filter(exists)).or(beside);
+                    found.unwrap_or_else(|| path.clone())
+                }
+                _ => path.to_path_buf(),
+            }
+        });
+        self
+    }
+
+    fn map_paths(&mut self, map: &dyn Fn(&PathBuf) -> PathBuf) {
+        let request = &mut self.request;
+        request.images_mut().for_each(|file| file.path = map(&file.path));
+        request.loras.iter_mut().for_each(|lora| lora.path = map(&lora.path));
+        for file in [&mut request.noise, &mut request.vae, &mut request.embeds].into_iter().flatten() {
+            file.path = map(&file.path);
+        }
+        let overrides = &mut self.model.overrides;
+        let components = [&mut overrides.transformer, &mut overrides.text_encoder, &mut overrides.tokenizer];
+        for path in components.into_iter().flatten().chain([&mut self.model.path]) {
+            *path = map(&PathBuf::from(&*path)).to_string_lossy().into_owned();
+        }
+    }
+}
+
+/// Returns a path relative to `folder`, or to `home` if that is nearer than the root.
+fn relative(path: &Path, folder: &Path, home: Option<&Path>) -> PathBuf {
+    if !path.is_absolute() {
+        return path.to_path_buf();
+    }
+    let path = normalized(path);
+    let normal = |part: &Component<'_>| matches!(part, Component::Normal(_));
+    let pairs = path.components().zip(folder.components()).take_while(|(a, b)| a == b);
+    let shared = pairs.clone().count();
+    if !pairs.map(|(part, _)| part).any(|part| normal(&part))
+        && let Some(inside) = home.and_then(|home| path.strip_prefix(home).ok())
+    {
+        return Path::new("~").join(inside);
+    }
+    let up = folder.components().skip(shared).map(|_| Component::ParentDir);
+    let start = if folder.components().count() == shared { Some(Component::CurDir) } else { None };
+    start.into_iter().chain(up).chain(path.components().skip(shared)).collect()
+}
+
+/// Removes `.` and `..` from an absolute path, without asking the file system.
+fn normalized(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => drop(out.pop()),
+            part => out.push(part),
+        }
+    }
+    out
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_relative_to_the_image_or_to_home() {
+        let home = Some(Path::new("/home/me"));
+        let from = |path: &str, folder: &str| {
+            relative(Path::new(path), Path::new(folder), home).display().to_string()
+        };
+        assert_eq!(from("/home/me/a/r.png", "/home/me/a"), "./r.png");
+        assert_eq!(from("/home/me/b/../in/r.png", "/home/me/a"), "../in/r.png");
+        assert_eq!(from("/home/me/models/klein", "/tmp/out"), "~/models/klein");
+        assert_eq!(from("/data/klein", "/tmp/out"), "../../data/klein");
+        assert_eq!(from("ember", "/tmp"), "ember");
+    }
+}
