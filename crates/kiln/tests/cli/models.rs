@@ -220,9 +220,9 @@ fn a_lora_that_does_not_fit_is_an_error_with_the_reason() {
     let model = sandbox.model().join(TRANSFORMER);
     lora(model.to_str().unwrap(), &["are not LoRA keys", "hint: "]);
     lora(".", &["LoRA `.` is a folder, expected a safetensors file", "hint: "]);
-    for wrong in ["nan", "abc", ""] {
+    for (wrong, found) in [("nan", "`nan`"), ("abc", "`abc`"), ("", "nothing")] {
         let ran = sandbox.generate(&["fox", "--lora", &format!("name.safetensors:{wrong}")]);
-        ran.fails(2, &["--lora", &format!("`{wrong}`, expected a finite number")]);
+        ran.fails(2, &["--lora", &format!("{found}, expected a finite number")]);
     }
 }
 
