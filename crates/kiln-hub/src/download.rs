@@ -142,12 +142,14 @@ impl Download<'_> {
         let before = *have;
         let mut progress = ProgressWindow::new(before, self.settings.timeout);
         loop {
+            let waiting = Instant::now();
             let count = match body.read(&mut buffer) {
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => {
                     // After a time without data, a few bytes before it don't count as progress.
-                    let min = if e.kind() == io::ErrorKind::TimedOut { MIN_PROGRESS } else { 1 };
+                    let timed_out = waiting.elapsed() >= self.settings.timeout;
+                    let min = if timed_out { MIN_PROGRESS } else { 1 };
                     let received = Some(*have - before).filter(|received| *received >= min).unwrap_or(0);
                     return Ok(Attempt::Broken { received, reason: e.to_string() });
                 }

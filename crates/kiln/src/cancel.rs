@@ -1,5 +1,5 @@
-//! Ctrl-C and SIGTERM. Work that leaves something to clean up is asked to stop; anything else, such as waiting for input,
-//! ends at once. A second signal always ends the process.
+//! Ctrl-C and SIGTERM. Work that leaves something to clean up is asked to stop; anything else, such as waiting for
+//! input, ends at once. A second signal always ends the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};

@@ -110,7 +110,8 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
         | Error::TwoNames { .. }
         | Error::Linear { .. }
         | Error::Tensor { .. } => {
-            "the file may be of another model, or of a format that Kiln does not read; `kiln info` shows what it contains"
+            "the file may be of another model, or of a format that Kiln does not read; \
+             `kiln info` shows what it contains"
         }
         Error::ForeignQuantization { .. } => "download the model in another format: bf16, fp8, nvfp4 or GGUF",
         Error::RequiresGguf { .. } => "end OUT in .gguf",

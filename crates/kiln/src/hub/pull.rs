@@ -59,7 +59,9 @@ pub fn settings() -> Result<HubSettings, CliError> {
         return Err(CliError::new("downloads are disabled: HF_HUB_OFFLINE is set")
             .hint("unset the variable for this command"));
     }
-    super::settings()
+    let settings = super::settings()?;
+    HubSettings::check_env()?;
+    Ok(settings)
 }
 
 /// Downloads what is planned, and shows the progress.
@@ -70,6 +72,9 @@ pub fn download(
     cancel: &CancelFlag,
 ) -> Result<PullSummary, CliError> {
     let mut display = DownloadDisplay::new(quiet);
+    if let Some(bar) = display.bar.clone() {
+        cancel::before_exit(move || bar.finish_and_clear());
+    }
     let pulled = plan.run(settings, &mut |progress| {
         display.update(progress);
         !cancel.is_set()

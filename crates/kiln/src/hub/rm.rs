@@ -1,7 +1,7 @@
 //! `kiln rm`: removes a downloaded model, or one in the models folder.
 
 use std::fs;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use kiln_base::printable_line;

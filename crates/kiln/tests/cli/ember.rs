@@ -186,7 +186,7 @@ fn an_autoencoder_of_another_model_is_refused() {
         .fails(1, &[&vae, "latents of its own", "leave out --vae"]);
     assert!(sandbox.names().is_empty());
     // Its own fits.
-    sandbox.kiln(&["convert", "ember", "ae.safetensors", "--part", "vae", "--names", "diffusers", "-q"]).ok();
+    sandbox.kiln(&["convert", "ember", "ae.safetensors", "--part", "vae", "--dtype", "bf16", "-q"]).ok();
     sandbox.kiln(&[&args[..], &["--vae", "ae.safetensors"]].concat()).ok();
 }
 

@@ -223,9 +223,9 @@ fn a_lora_that_does_not_fit_is_an_error_with_the_reason() {
         ".",
         &["LoRA `.` is a folder, expected one with one LoRA: several weights", "hint: name the LoRA's file"],
     );
-    for wrong in ["nan", "abc", ""] {
+    for (wrong, found) in [("nan", "`nan`"), ("abc", "`abc`"), ("", "nothing")] {
         let ran = sandbox.generate(&["fox", "--lora", &format!("name.safetensors:{wrong}")]);
-        ran.fails(2, &["--lora", &format!("`{wrong}`, expected a finite number")]);
+        ran.fails(2, &["--lora", &format!("{found}, expected a finite number")]);
     }
 }
 

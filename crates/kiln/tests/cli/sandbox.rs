@@ -182,8 +182,8 @@ impl RunOutput {
         }
     }
 
-    /// Asserts that an error says what to do, and that no name in it is empty. `KILN_WRITE_ERRORS` names a file that gets
-    /// every error that the tests provoke, for a review.
+    /// Asserts that an error says what to do, and that no name in it is empty. `KILN_WRITE_ERRORS` names a file that
+    /// gets every error that the tests provoke, for a review.
     #[track_caller]
     fn is_complete_error(&self) {
         let start = self.err.find("error: ").unwrap_or(0);
