@@ -120,7 +120,7 @@ fn other_format(file: &[u8]) -> Option<&'static str> {
     // Shorter ones are too short for safetensors, which the error says.
     let head = file.get(..file.len().min(512)).filter(|head| head.len() >= 8)?;
     let format = FORMATS.iter().find(|(signature, _)| head.starts_with(signature));
-    let possible = u64::from_le_bytes(*head.first_chunk()?) <= MAX_HEADER;
+    let possible = u64::from_le_bytes(*head.first_chunk()?) <= MAX_HEADER.min(file.len() as u64);
     match format {
         Some(&(_, description)) if !possible || head.starts_with(b"version") => Some(description),
         None if is_text(head) => Some(text_format(head)),

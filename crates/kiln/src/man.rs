@@ -14,6 +14,7 @@ pub fn run(folder: &Path) -> Result<(), CliError> {
         .mut_subcommand("config", |config| config.disable_help_subcommand(true));
     let failed = |e: std::io::Error| {
         CliError::new(format!("can't write the manual pages to `{}`: {e}", folder.display()))
+            .hint("give a folder that can be written to")
     };
     std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder)).map_err(failed)
 }

@@ -20,7 +20,8 @@ pub fn read_standard_input(request: &mut Request) -> Result<(), CliError> {
     if let Some(text) = piped.next() {
         *text = standard_input()?;
         if piped.next().is_some() {
-            return Err(CliError::usage("only one prompt can come from standard input, found `-` twice"));
+            return Err(CliError::usage("only one prompt can come from standard input, found `-` twice")
+                .hint("give the other prompts as arguments"));
         }
     }
     Ok(())
@@ -31,7 +32,7 @@ fn standard_input() -> Result<String, CliError> {
         |problem: String| CliError::new(format!("can't read the prompt from standard input: {problem}"));
     let mut bytes = Vec::new();
     let mut input = std::io::stdin().lock().take(MAX_PROMPT + 1);
-    input.read_to_end(&mut bytes).map_err(|e| error(e.to_string()))?;
+    input.read_to_end(&mut bytes).map_err(|e| error(e.to_string()).hint("check the file"))?;
     if bytes.len() as u64 > MAX_PROMPT {
         return Err(error(format!("it is longer than {}", crate::values::bytes(MAX_PROMPT)))
             .hint("the models see about a page of text; shorten the prompt"));
@@ -64,7 +65,7 @@ impl PromptFile {
         let error =
             |problem: String| CliError::new(format!("can't read the prompts of `{shown}`: {problem}"));
         let mut bytes = Vec::new();
-        let file = File::open(path).map_err(|e| error(e.to_string()))?;
+        let file = File::open(path).map_err(|e| error(e.to_string()).hint("check the path"))?;
         file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|e| error(e.to_string()))?;
         if bytes.len() as u64 > MAX_FILE {
             return Err(error(format!("it is larger than {}", crate::values::bytes(MAX_FILE)))

@@ -9,6 +9,7 @@ use crate::error::CliError;
 pub fn set(text: &str, file: &Path, key: &Key, value: &str) -> Result<String, CliError> {
     key.check(value).map_err(|expected| {
         CliError::usage(format!("`{value}` is not a value for the setting `{}`: {expected}", key.name))
+            .hint("`kiln config list` shows all settings and their values")
     })?;
     // A JSON string is a TOML string.
     let line = format!("{} = {}\n", key.name, serde_json::Value::from(value));

@@ -156,7 +156,7 @@ fn damaged_weights_are_named() {
     let mut integers = bytes.clone();
     integers[at..at + 5].copy_from_slice(b"\"I32\"");
     sandbox.write_to_model(file, &integers);
-    sandbox.generate(&["fox"]).fails(1, &[name, "no conversion from i32", "hint: "]);
+    sandbox.generate(&["fox"]).fails(1, &[name, "stored as i32", "hint: "]);
 }
 
 #[test]
