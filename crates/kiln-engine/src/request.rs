@@ -106,8 +106,8 @@ pub struct Request {
     #[cfg_attr(
         feature = "cli",
         arg(
-            short = 'b', long = "batch", aliases = ["batch-count", "num-images", "num-images-per-prompt"], value_name = "N",
-            help_heading = "Image", allow_negative_numbers = true, value_parser = at_least::<1>()
+            short = 'b', long = "batch", aliases = ["batch-count", "num-images", "num-images-per-prompt"],
+            value_name = "N", help_heading = "Image", allow_negative_numbers = true, value_parser = at_least::<1>()
         )
     )]
     #[cfg_attr(feature = "schema", schema(minimum = 1))]

@@ -15,7 +15,7 @@ impl Recipe {
         self
     }
 
-    /// Makes the paths of [`Recipe::relative_to`] absolute: a file is next to the image, or as seen from the current folder.
+    /// Makes the paths of [`Recipe::relative_to`] absolute, as seen from the image's folder, else from the current one.
     pub(super) fn found_from(mut self, folder: &Path) -> Recipe {
         let home = kiln_base::folders::home();
         self.map_paths(&|path| {

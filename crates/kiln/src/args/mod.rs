@@ -202,8 +202,8 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "embeds")]
     pub prompt_file: Option<PathBuf>,
 
-    /// Folder of lists for wildcards: `__animal__` in a prompt becomes a line of animal.txt, as the seed chooses; so does
-    /// `{fox|hen}`, which needs no folder
+    /// Folder of lists for wildcards: `__animal__` in a prompt becomes a line of animal.txt, as the seed chooses;
+    /// `{fox|hen}` needs no folder
     #[arg(long, value_name = "DIR")]
     pub wildcards: Option<PathBuf>,
 
@@ -239,8 +239,8 @@ pub struct GenerateArgs {
     #[arg(long, help_heading = "Machine")]
     pub no_cache: bool,
 
-    /// Output: a .png, .jpg or .webp file, a folder (`DIR/`), a name with {prompt}, {seed}, {n}, {date}, {time}, {model},
-    /// {width}, {height} or {steps} in it, or `-` for standard output [default: {prompt}-{seed}.png]
+    /// Output: a .png, .jpg or .webp file, a folder (`DIR/`), a name with {prompt}, {seed}, {n}, {date}, {time},
+    /// {model}, {width}, {height} or {steps} in it, or `-` for standard output [default: {prompt}-{seed}.png]
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
 

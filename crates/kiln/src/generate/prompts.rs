@@ -124,8 +124,8 @@ impl PromptFile {
         !self.lines.is_empty()
     }
 
-    /// Returns the requests of a run: `base` itself, or `base` with the options of each line. Seeds continue from line to
-    /// line.
+    /// Returns the requests of a run: `base` itself, or `base` with the options of each line. Seeds continue from
+    /// line to line.
     pub fn requests(&self, base: Request) -> Result<Vec<Request>, CliError> {
         if self.lines.is_empty() {
             return Ok(vec![base]);

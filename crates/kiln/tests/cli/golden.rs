@@ -20,7 +20,7 @@ fn plain(value: &Value) -> String {
 /// The command line options for the case that the JSON file describes.
 fn options(case: &Value, sandbox: &Sandbox) -> Vec<String> {
     let call = &case["call_kwargs"];
-    let mut args = Vec::new();
+    let mut args = vec!["--one-generator".to_owned()];
     let mut give = |option: &str, value: String| args.extend([option.to_owned(), value]);
     let numbers = [
         ("-W", "width"),
