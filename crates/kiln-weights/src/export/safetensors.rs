@@ -125,7 +125,8 @@ fn specs(out: &Path, planned: &PlannedTensor, source: &WeightSource) -> Result<V
             let scale = TensorSpec {
                 name: int8::scale_name(&planned.name),
                 dtype: DType::F32,
-                shape: [shape.rows()].into(),
+                // Attention matrices of an autoencoder are written as 1×1 convolutions.
+                shape: shape.dims().get(..1).unwrap_or(&[]).into(),
             };
             vec![own(DType::I8, shape), scale]
         }

@@ -237,6 +237,13 @@ fn the_built_in_model_is_converted_with_its_defaults() {
     for field in ["variant", "default_size", "default_steps"] {
         assert_eq!(manifest[field], whole[field], "{field}");
     }
+    // Its int8 attention matrices become convolutions, and stay what they are.
+    sandbox.kiln(&["convert", "ember", "vae.safetensors", "--part", "vae", "-q"]).ok();
+    let apple = |name: &str, vae: &[&str]| {
+        sandbox.kiln(&[&["generate", "an apple", "-S", "1", "-o", name], vae].concat()).ok();
+        sandbox.image(name)
+    };
+    assert!(apple("a.png", &[]) == apple("b.png", &["--vae", "vae.safetensors"]));
 }
 
 #[test]
