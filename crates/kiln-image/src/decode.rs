@@ -44,6 +44,24 @@ pub fn dimensions(name: &str, bytes: &[u8]) -> Result<(u32, u32)> {
     size.map_err(|error| Error::Damaged { name: name.into(), format: format_name, reason: error.to_string() })
 }
 
+/// Returns the most memory that decoding an image takes, in bytes, from its header: the stored pixels, the decoder's own
+/// buffers or a rotated copy, and the RGB result.
+pub fn decoding_bytes(name: &str, bytes: &[u8]) -> Result<u64> {
+    let (format, format_name) = sniff(name, bytes)?;
+    let damaged = |error: ImageError| Error::Damaged {
+        name: name.into(),
+        format: format_name,
+        reason: error.to_string(),
+    };
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    reader.limits(limits());
+    let decoder = reader.into_decoder().map_err(damaged)?;
+    let (width, height) = decoder.dimensions();
+    let rgb = u64::from(width).saturating_mul(u64::from(height)).saturating_mul(3);
+    let result = if decoder.color_type() == image::ColorType::Rgb8 { 0 } else { rgb };
+    Ok(decoder.total_bytes().saturating_mul(2).saturating_add(result))
+}
+
 /// Decodes an image, and its transparency as a mask: white where transparent, black where opaque; `None` if opaque everywhere.
 pub fn from_bytes_with_mask(name: &str, bytes: &[u8]) -> Result<(RgbImage, Option<GrayImage>)> {
     let (image, format) = decode(name, bytes)?;
@@ -236,6 +254,19 @@ mod tests {
             [0, 128, 129, 257, 385, 386, 65406, 65407, 65535].map(narrow),
             [0, 0, 1, 1, 1, 2, 254, 255, 255]
         );
+    }
+
+    #[test]
+    fn decoding_memory_counts_the_bytes_of_a_pixel() {
+        let bytes = |image: DynamicImage| {
+            let mut file = Cursor::new(Vec::new());
+            image.write_to(&mut file, ImageFormat::Png).unwrap();
+            decoding_bytes("a", file.get_ref()).unwrap()
+        };
+        assert_eq!(bytes(DynamicImage::new_rgb8(10, 20)), 200 * 2 * 3);
+        assert_eq!(bytes(DynamicImage::new_rgba8(10, 20)), 200 * (2 * 4 + 3));
+        assert_eq!(bytes(DynamicImage::new_rgba16(10, 20)), 200 * (2 * 8 + 3));
+        assert!(decoding_bytes("a", b"no image").is_err());
     }
 
     #[test]

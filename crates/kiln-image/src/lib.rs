@@ -39,7 +39,9 @@ mod values;
 mod write;
 
 pub use counters::{Counters, counters};
-pub use decode::{MAX_BYTES, MAX_SIDE, dimensions, from_bytes, from_bytes_with_mask, open, open_gray};
+pub use decode::{
+    MAX_BYTES, MAX_SIDE, decoding_bytes, dimensions, from_bytes, from_bytes_with_mask, open, open_gray,
+};
 pub use encode::{Encoding, Format, encode, encode_with, encode_with_parameters};
 pub use error::{Error, Result};
 pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint};

@@ -8,6 +8,7 @@ use kiln_engine::{FileRef, Request};
 use kiln_image::{Format, GrayImage, RgbImage};
 
 use crate::Server;
+use crate::decode_budget::DecodePermit;
 use crate::generator::{InputImage, JobError, name};
 use crate::store::{INPUT_PREFIX, InputFiles, StoreError};
 
@@ -18,19 +19,25 @@ impl Server {
     /// Checks a request and stores the images it brings. Blocks while they are decoded.
     pub(crate) fn accept_request(&self, mut request: Request) -> Result<Request, JobError> {
         self.config.limits.check(&request, self.catalogue.as_ref())?;
+        let mut pixels = 0;
         for file in &mut request.references {
-            self.store_input_image(file, "reference")?;
+            pixels += self.store_input_image(file, "reference")?;
         }
         for (file, role) in [(&mut request.init, "init"), (&mut request.mask, "mask")] {
             if let Some(file) = file {
-                self.store_input_image(file, role)?;
+                pixels += self.store_input_image(file, role)?;
             }
+        }
+        let limit = self.config.limits.job_pixels;
+        if pixels > limit {
+            let message = format!("the input images have {pixels} pixels together, the limit is {limit}");
+            return Err(JobError::request("picture_too_large", message));
         }
         Ok(request)
     }
 
-    /// Stores an image of a request and replaces it with its input name.
-    fn store_input_image(&self, file: &mut FileRef, role: &str) -> Result<(), JobError> {
+    /// Stores an image of a request and replaces it with its input name; returns its number of pixels.
+    fn store_input_image(&self, file: &mut FileRef, role: &str) -> Result<u64, JobError> {
         let source = name(&file.path);
         let missing = |what: &str| {
             // The name comes from the client: limit its length.
@@ -47,8 +54,22 @@ impl Server {
         } else {
             self.store_input(&decode(source, role)?, role)?
         };
+        let pixels = self.input_pixels(&input, role)?;
         *file = input.into();
-        Ok(())
+        Ok(pixels)
+    }
+
+    /// The number of pixels of a stored input, from the decoded image or the header of its file.
+    fn input_pixels(&self, input: &str, role: &str) -> Result<u64, JobError> {
+        let size = match self.decoded.get(input) {
+            Some(image) => (image.width(), image.height()),
+            None => {
+                let bytes = self.store.inputs().path(input).and_then(|path| std::fs::read(path).ok());
+                let bytes = bytes.ok_or_else(|| gone(input))?;
+                kiln_image::dimensions(role, &bytes).map_err(unreadable)?
+            }
+        };
+        Ok(u64::from(size.0) * u64::from(size.1))
     }
 
     /// Stores an image file under its hash and returns its input name; fails if it is not an image.
@@ -56,7 +77,7 @@ impl Server {
         let input = InputFiles::name(bytes);
         // A cached image was checked when it arrived.
         if self.decoded.get(&input).is_none() {
-            self.check_pixels(bytes, role)?;
+            let _memory = self.reserve_decoding(bytes, role)?;
             let image = kiln_image::from_bytes(role, bytes).map_err(unreadable)?;
             self.metrics.input_decoded();
             self.decoded.insert(&input, Arc::new(image));
@@ -68,7 +89,7 @@ impl Server {
     /// Stores a mask and returns its input name. Transparent areas mark what to change, as in OpenAI's API; in a mask
     /// without transparency, white areas do.
     pub(crate) fn store_mask(&self, bytes: &[u8]) -> Result<String, JobError> {
-        self.check_pixels(bytes, "mask")?;
+        let _memory = self.reserve_decoding(bytes, "mask")?;
         let (image, transparency) = kiln_image::from_bytes_with_mask("mask", bytes).map_err(unreadable)?;
         self.metrics.input_decoded();
         let (image, png) = match transparency {
@@ -95,24 +116,40 @@ impl Server {
         }
     }
 
-    fn check_pixels(&self, bytes: &[u8], role: &str) -> Result<(), JobError> {
+    /// Checks the size of an image and reserves the memory for decoding it.
+    fn reserve_decoding(&self, bytes: &[u8], role: &str) -> Result<DecodePermit<'_>, JobError> {
         let (width, height) = kiln_image::dimensions(role, bytes).map_err(unreadable)?;
-        let limit = self.config.limits.input_pixels;
-        if u64::from(width) * u64::from(height) > limit {
-            let message = format!("{role} is {width}x{height}, which exceeds the limit of {limit} pixels");
-            return Err(JobError::request("picture_too_large", message));
+        let limits = &self.config.limits;
+        let too_large = |limit: String| {
+            let message = format!("{role} is {width}x{height}, which exceeds the limit of {limit}");
+            Err(JobError::request("picture_too_large", message))
+        };
+        if u64::from(width) * u64::from(height) > limits.input_pixels {
+            return too_large(format!("{} pixels", limits.input_pixels));
         }
-        Ok(())
+        let memory = kiln_image::decoding_bytes(role, bytes).map_err(unreadable)?;
+        if memory > limits.decoding {
+            return too_large(format!(
+                "{} MiB for decoding: it needs {} MiB, as each of its pixels has many bytes",
+                limits.decoding >> 20,
+                memory >> 20
+            ));
+        }
+        self.decode_budget.reserve(memory).map_err(|_| {
+            JobError::server("busy", "too many large images are being decoded; try again later")
+        })
     }
 
     /// Returns an input image, from the cache or decoded from its file.
     pub(crate) fn input_image(&self, input: &str) -> Result<InputImage, JobError> {
-        let gone = || JobError::request("input_not_found", format!("the image `{input}` no longer exists"));
-        let path = self.store.inputs().path(input).ok_or_else(gone)?;
+        let path = self.store.inputs().path(input).ok_or_else(|| gone(input))?;
         let image = match self.decoded.get(input) {
             Some(image) => image,
             None => {
-                let image = Arc::new(kiln_image::open(&path).map_err(unreadable)?);
+                let bytes = std::fs::read(&path).map_err(|_| gone(input))?;
+                let memory = kiln_image::decoding_bytes(input, &bytes).map_err(unreadable)?;
+                let _memory = self.decode_budget.reserve_patiently(memory);
+                let image = Arc::new(kiln_image::from_bytes(input, &bytes).map_err(unreadable)?);
                 self.metrics.input_decoded();
                 self.decoded.insert(input, Arc::clone(&image));
                 image
@@ -126,6 +163,10 @@ impl Server {
 fn gray_to_rgb(mask: &GrayImage) -> Result<RgbImage, JobError> {
     let pixels = mask.pixels().iter().flat_map(|value| [*value; 3]).collect();
     RgbImage::new(mask.width(), mask.height(), pixels).map_err(unreadable)
+}
+
+fn gone(input: &str) -> JobError {
+    JobError::request("input_not_found", format!("the image `{input}` no longer exists"))
 }
 
 fn unreadable(error: kiln_image::Error) -> JobError {

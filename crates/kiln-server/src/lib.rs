@@ -27,6 +27,9 @@
 mod api;
 mod attempt;
 mod auth;
+mod body_budget;
+mod connections;
+mod decode_budget;
 mod decoded_cache;
 mod fair_queue;
 mod generator;
@@ -38,6 +41,7 @@ mod metrics;
 mod page;
 mod server;
 mod store;
+mod stream;
 mod worker;
 
 pub use api::{openapi, router};

@@ -9,10 +9,20 @@ use crate::generator::{Catalogue, JobError, name};
 pub struct Limits {
     /// Maximum bytes of an HTTP request body.
     pub body: usize,
-    /// Maximum bytes of all request bodies in memory.
+    /// Maximum bytes of all large request bodies in memory; one client gets half of it.
     pub bodies: usize,
+    /// Maximum bytes of all small request bodies in memory; one client gets half of it.
+    pub small_bodies: usize,
+    /// Least speed of a request body, in bytes per second.
+    pub body_speed: usize,
     /// Maximum pixels of an uploaded image.
     pub input_pixels: u64,
+    /// Maximum pixels of all input images of a job.
+    pub job_pixels: u64,
+    /// Maximum bytes of memory that decoding one image may take.
+    pub decoding: u64,
+    /// Maximum bytes of memory for decoding, all images at one time.
+    pub all_decoding: u64,
     /// Maximum input images of a job: references, initial image and mask.
     pub references: usize,
     /// Maximum bytes of a prompt.
@@ -33,6 +43,8 @@ pub struct Limits {
     pub queue: usize,
     /// Maximum number of open connections.
     pub connections: usize,
+    /// Maximum number of open connections from one address; proxies that the configuration names have no such limit.
+    pub connections_per_address: usize,
 }
 
 impl Default for Limits {
@@ -40,7 +52,12 @@ impl Default for Limits {
         Limits {
             body: 64 << 20,
             bodies: 256 << 20,
+            small_bodies: 16 << 20,
+            body_speed: 16 << 10,
             input_pixels: 64 << 20,
+            job_pixels: 160 << 20,
+            decoding: 768 << 20,
+            all_decoding: 1 << 30,
             references: 10,
             prompt: 8000,
             tokens: 1024,
@@ -51,6 +68,7 @@ impl Default for Limits {
             loras: 8,
             queue: 64,
             connections: 512,
+            connections_per_address: 256,
         }
     }
 }

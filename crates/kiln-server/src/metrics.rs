@@ -44,7 +44,7 @@ impl Histogram {
 #[derive(Debug, Default)]
 struct Counters {
     /// HTTP requests by method, route and status.
-    requests: BTreeMap<(String, String, u16), u64>,
+    requests: BTreeMap<(&'static str, String, u16), u64>,
     /// Time until the response starts.
     responses: Histogram,
     phases: BTreeMap<&'static str, Histogram>,
@@ -71,6 +71,8 @@ pub(crate) struct ServerStats {
     pub(crate) running: usize,
     pub(crate) queue_capacity: usize,
     pub(crate) saved_images: u64,
+    /// Most memory reserved for decoding at one time, in bytes.
+    pub(crate) decoding_peak: u64,
 }
 
 impl Metrics {
@@ -79,8 +81,9 @@ impl Metrics {
     }
 
     pub(crate) fn request(&self, method: &str, route: &str, status: u16, took: Duration) {
+        let method = method_label(method);
         self.with(|c| {
-            *c.requests.entry((method.to_owned(), route.to_owned(), status)).or_default() += 1;
+            *c.requests.entry((method, route.to_owned(), status)).or_default() += 1;
             c.responses.add(took.as_secs_f64());
         });
     }
@@ -151,6 +154,13 @@ impl Metrics {
         );
         one(&mut out, "kiln_running", "gauge", "Running jobs.", stats.running as u64);
         one(&mut out, "kiln_pictures_kept", "gauge", "Images in the gallery.", stats.saved_images);
+        one(
+            &mut out,
+            "kiln_decoding_peak_bytes",
+            "gauge",
+            "Most memory reserved for decoding input images at one time.",
+            stats.decoding_peak,
+        );
         if let Some((resident, peak)) = memory() {
             one(&mut out, "process_resident_memory_bytes", "gauge", "Resident memory.", resident);
             one(&mut out, "kiln_memory_peak_bytes", "gauge", "Peak resident memory.", peak);
@@ -191,6 +201,12 @@ impl Metrics {
     }
 }
 
+/// The label of a method. Clients make methods up: a label of their own for each would grow for ever.
+fn method_label(method: &str) -> &'static str {
+    const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+    KNOWN.into_iter().find(|known| *known == method).unwrap_or("other")
+}
+
 /// Resident memory of this process in bytes, current and peak; only on Linux.
 fn memory() -> Option<(u64, u64)> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -214,7 +230,9 @@ mod tests {
         metrics.batch(2, 3);
         metrics.job(JobState::Done, None, Duration::from_secs(2));
         metrics.job(JobState::Failed, Some("panicked"), Duration::ZERO);
-        let text = metrics.text(&ServerStats { queued: 3, running: 1, queue_capacity: 64, saved_images: 9 });
+        let stats =
+            ServerStats { queued: 3, running: 1, queue_capacity: 64, saved_images: 9, decoding_peak: 0 };
+        let text = metrics.text(&stats);
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let (name, value) = line.rsplit_once(' ').unwrap();
             assert!(name.starts_with("kiln_") || name.starts_with("process_"), "{line}");

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use kiln_base::{hex, lock, wait};
 use kiln_engine::{FileRef, Request};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::auth::Auth;
+use crate::body_budget::{BodyBudget, SMALL_BODY};
+use crate::decode_budget::DecodeBudget;
 use crate::decoded_cache::DecodedCache;
 use crate::fair_queue::{FairQueue, QueuedJob};
 use crate::generator::{Catalogue, ErrorKind, JobError, name};
@@ -71,8 +73,8 @@ pub struct ServerState {
     pub(crate) catalogue: Box<dyn Catalogue>,
     pub(crate) auth: Auth,
     pub(crate) decoded: DecodedCache,
-    /// Permits for request bodies in memory, one per KiB.
-    pub(crate) body_permits: Arc<Semaphore>,
+    pub(crate) body_budget: Arc<BodyBudget>,
+    pub(crate) decode_budget: DecodeBudget,
     pub(crate) closing: watch::Sender<bool>,
     queue: Mutex<Queue>,
     wake: Condvar,
@@ -147,7 +149,13 @@ impl Server {
         let server = Server(Arc::new(ServerState {
             auth: Auth::new(config.api_key.as_deref()),
             decoded: DecodedCache::default(),
-            body_permits: Arc::new(Semaphore::new(config.limits.bodies.max(config.limits.body) / 1024)),
+            // Half of it is one client's share, and holds its largest body.
+            body_budget: BodyBudget::new(
+                config.limits.small_bodies.max(2 * SMALL_BODY),
+                config.limits.bodies.max(2 * config.limits.body),
+                config.io_timeout,
+            ),
+            decode_budget: DecodeBudget::new(config.limits.all_decoding),
             closing: watch::Sender::new(false),
             queue: Mutex::default(),
             wake: Condvar::new(),
@@ -465,7 +473,13 @@ impl Server {
             (queue.queued_count(), queue.active.len() - queue.planned().count())
         };
         let saved_images = self.store.count_images().unwrap_or(0);
-        ServerStats { queued, running, queue_capacity: self.config.limits.queue, saved_images }
+        ServerStats {
+            queued,
+            running,
+            queue_capacity: self.config.limits.queue,
+            saved_images,
+            decoding_peak: self.decode_budget.peak(),
+        }
     }
 
     pub(crate) fn set_ready(&self) {

@@ -4,23 +4,22 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::BodyExt;
+use hyper::body::Frame;
 use serde::de::DeserializeOwned;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
-use super::error::ApiError;
+use super::Client;
+use super::error::{ApiError, BUSY_RETRY_SECONDS};
 use crate::Server;
+use crate::body_budget::Refused;
+pub(crate) use crate::body_budget::BodyPermit;
 
-/// How long a request waits for a memory permit.
-const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for a whole body, in multiples of the timeout between two chunks.
 const BODY_TIMEOUTS: u32 = 10;
-
-/// A permit to hold a request body in memory.
-pub(crate) type BodyPermit = OwnedSemaphorePermit;
 
 /// The body of a request, fully read.
 pub(crate) struct RequestBody {
@@ -29,47 +28,106 @@ pub(crate) struct RequestBody {
 }
 
 impl RequestBody {
-    pub(crate) async fn read(
-        server: &Server,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Result<RequestBody, ApiError> {
+    /// Reads a body into memory that is reserved as the bytes arrive.
+    pub(crate) async fn read(server: &Server, parts: &Parts, body: Body) -> Result<RequestBody, ApiError> {
         let limit = server.config.limits.body;
         let too_large = || {
             let message = format!("the request body exceeds the limit of {limit} bytes");
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
         };
-        let length = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+        let length = parts.headers.get(header::CONTENT_LENGTH);
+        let length = length.and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
         if length.is_some_and(|length| length > limit) {
             return Err(too_large());
         }
-        let kib = (length.unwrap_or(limit) / 1024 + 1).min(limit / 1024).max(1) as u32;
-        let permit = timeout(PERMIT_TIMEOUT, server.body_permits.clone().acquire_many_owned(kib)).await;
-        let Ok(Ok(permit)) = permit else {
-            let message = "too many large requests in progress; try again later";
-            return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message).retry_after(5));
-        };
-        let chunk_timeout = server.config.io_timeout;
-        let deadline = Instant::now() + chunk_timeout * BODY_TIMEOUTS;
-        let slow = |_| {
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", "the request body did not arrive in time")
-        };
-        let mut body = body;
-        let mut bytes = BytesMut::with_capacity(length.unwrap_or(0));
-        loop {
-            let next =
-                timeout_at(deadline.min(Instant::now() + chunk_timeout), body.frame()).await.map_err(slow)?;
-            let Some(frame) = next else { break };
-            let frame = frame
-                .map_err(|error| ApiError::invalid(format!("failed to read the request body: {error}")))?;
+        let mut permit = server.body_budget.start(&Client::of(parts).0);
+        let mut speed = SpeedCheck::new(server);
+        let (mut body, mut bytes) = (body, Vec::new());
+        while let Some(frame) = speed.next(&mut body).await? {
             let Ok(data) = frame.into_data() else { continue };
-            if bytes.len() + data.len() > limit {
+            let needed = bytes.len() + data.len();
+            if needed > limit {
                 return Err(too_large());
+            }
+            if needed > bytes.capacity() {
+                // Doubling, but never beyond the announced length.
+                let most = length.unwrap_or(limit).max(needed);
+                let capacity = needed.max(2 * bytes.capacity()).min(most);
+                let asked = Instant::now();
+                permit.grow(capacity).await.map_err(busy)?;
+                speed.paused(asked.elapsed());
+                bytes.reserve_exact(capacity - bytes.len());
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(RequestBody { bytes: bytes.freeze(), permit })
+        permit.arrived();
+        Ok(RequestBody { bytes: bytes.into(), permit })
     }
+}
+
+fn busy(refused: Refused) -> ApiError {
+    let message = match refused {
+        Refused::ClientShare => "this client has too many large requests in progress; try again later",
+        Refused::Full => "too many large requests in progress; try again later",
+    };
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message).retry_after(BUSY_RETRY_SECONDS)
+}
+
+/// Ends a body that arrives too slowly: the rule applies to each interval of [`Config::io_timeout`](crate::Config), so
+/// that a fast start earns no credit.
+struct SpeedCheck {
+    interval: Duration,
+    /// Least bytes of an interval.
+    least: usize,
+    interval_end: Instant,
+    received: usize,
+    deadline: Instant,
+}
+
+impl SpeedCheck {
+    fn new(server: &Server) -> SpeedCheck {
+        let (interval, now) = (server.config.io_timeout, Instant::now());
+        let least = interval.as_secs_f64() * server.config.limits.body_speed as f64;
+        let deadline = now + interval * BODY_TIMEOUTS;
+        SpeedCheck { interval, least: least as usize, interval_end: now + interval, received: 0, deadline }
+    }
+
+    /// Time during which the client was not asked for bytes.
+    fn paused(&mut self, time: Duration) {
+        self.interval_end += time;
+        self.deadline += time;
+    }
+
+    /// The next frame of the body; `None` at its end.
+    async fn next(&mut self, body: &mut Body) -> Result<Option<Frame<Bytes>>, ApiError> {
+        loop {
+            let frame = timeout_at(self.interval_end.min(self.deadline), body.frame()).await;
+            if let Ok(Some(Ok(frame))) = &frame {
+                self.received += frame.data_ref().map_or(0, Bytes::len);
+            }
+            let (now, ended) = (Instant::now(), matches!(frame, Ok(None)));
+            if now >= self.interval_end && !ended {
+                let slow = std::mem::take(&mut self.received) < self.least;
+                self.interval_end = now + self.interval;
+                if slow {
+                    return Err(too_slow());
+                }
+            }
+            match frame {
+                Ok(frame) => {
+                    let failed = |error| ApiError::invalid(format!("failed to read the request body: {error}"));
+                    return frame.transpose().map_err(failed);
+                }
+                Err(_) if now >= self.deadline => return Err(too_slow()),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+fn too_slow() -> ApiError {
+    let message = "the request body did not arrive in time";
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
 }
 
 /// A JSON body and its memory permit.
@@ -85,7 +143,7 @@ impl<T: DeserializeOwned> FromRequest<Server> for Json<T> {
             let message = "expected content type application/json";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", message));
         }
-        let body = RequestBody::read(server, &parts.headers, body).await?;
+        let body = RequestBody::read(server, &parts, body).await?;
         Ok(Json(parse(&body.bytes)?, body.permit))
     }
 }

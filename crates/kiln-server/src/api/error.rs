@@ -9,6 +9,9 @@ use crate::generator::{ErrorKind, JobError};
 use crate::server::SubmitError;
 use crate::store::StoreError;
 
+/// When to try again after `busy`, in seconds.
+pub(crate) const BUSY_RETRY_SECONDS: u64 = 5;
+
 /// The body of an error response. `detail` repeats the message for clients of A1111's API.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ErrorBody {
@@ -98,11 +101,12 @@ impl From<JobError> for ApiError {
             }
             (ErrorKind::Request, _) => StatusCode::BAD_REQUEST,
             (ErrorKind::Cancelled, _) => StatusCode::CONFLICT,
-            (ErrorKind::Server, "shutting_down" | "storage") => StatusCode::SERVICE_UNAVAILABLE,
+            (ErrorKind::Server, "busy" | "shutting_down" | "storage") => StatusCode::SERVICE_UNAVAILABLE,
             (ErrorKind::Server, "timeout") => StatusCode::GATEWAY_TIMEOUT,
             (ErrorKind::Server, _) => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        ApiError::new(status, error.code, error.message)
+        let retry_after = (error.code == "busy").then_some(BUSY_RETRY_SECONDS);
+        ApiError { retry_after, ..ApiError::new(status, error.code, error.message) }
     }
 }
 

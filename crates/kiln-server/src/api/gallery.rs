@@ -159,6 +159,9 @@ fn load_thumbnail(server: &Server, row: &ImageRow) -> Result<Vec<u8>, ApiError> 
     let unreadable = |_: std::io::Error| ApiError::not_found("file of image", &row.id);
     let bytes = std::fs::read(server.store.image_path(&row.file)).map_err(unreadable)?;
     let failed = |error: kiln_image::Error| ApiError::from(JobError::server("encoding", error.to_string()));
+    let memory = kiln_image::decoding_bytes(&row.id, &bytes).map_err(failed)?;
+    let busy = |_| ApiError::from(JobError::server("busy", "too many images are being decoded"));
+    let _memory = server.decode_budget.reserve(memory).map_err(busy)?;
     let image = kiln_image::from_bytes(&row.id, &bytes).map_err(failed)?;
     let longest = image.width().max(image.height()).max(THUMBNAIL_SIDE);
     let side = |side: u32| (side * THUMBNAIL_SIDE / longest).max(1);

@@ -28,7 +28,7 @@ pub(crate) struct InputView {
     responses((status = 201, body = InputView), (status = "4XX", body = ErrorBody)))]
 pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = RequestBody::read(&server, &parts.headers, body).await?;
+    let body = RequestBody::read(&server, &parts, body).await?;
     run_blocking(move || {
         let id = server.store_input(&body.bytes, "image")?;
         let size = kiln_image::dimensions("image", &body.bytes);

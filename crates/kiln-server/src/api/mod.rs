@@ -38,14 +38,20 @@ pub(crate) struct Peer(pub(crate) SocketAddr);
 /// The client that a request counts for in the fair queue: the header `X-Client-Id`, or else the IP address.
 pub(crate) struct Client(pub(crate) String);
 
+impl Client {
+    pub(crate) fn of(parts: &Parts) -> Client {
+        let named = parts.headers.get("x-client-id").and_then(|value| value.to_str().ok());
+        let address = || parts.extensions.get::<Peer>().map(|peer| peer.0.ip().to_string());
+        let name = named.map(str::to_owned).filter(|n| !n.is_empty()).or_else(address).unwrap_or_default();
+        Client(name.chars().take(64).collect())
+    }
+}
+
 impl<S: Sync> FromRequestParts<S> for Client {
     type Rejection = std::convert::Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        let named = parts.headers.get("x-client-id").and_then(|value| value.to_str().ok());
-        let address = || parts.extensions.get::<Peer>().map(|peer| peer.0.ip().to_string());
-        let name = named.map(str::to_owned).filter(|n| !n.is_empty()).or_else(address).unwrap_or_default();
-        Ok(Client(name.chars().take(64).collect()))
+        Ok(Client::of(parts))
     }
 }
 

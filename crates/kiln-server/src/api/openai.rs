@@ -222,7 +222,7 @@ pub(crate) async fn edits(
         let message = "expected content type application/json or multipart/form-data";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", message));
     }
-    let RequestBody { bytes, permit } = RequestBody::read(&server, &parts.headers, body).await?;
+    let RequestBody { bytes, permit } = RequestBody::read(&server, &parts, body).await?;
     let (fields, files) = if media_type == "application/json" {
         (parse(&bytes)?, Vec::new())
     } else {

@@ -1,6 +1,7 @@
 //! Tests of the server through its HTTP API, with a fast generator whose behaviour the prompt selects.
 
 mod a1111;
+mod attacks;
 mod batching;
 mod faults;
 mod fields;
