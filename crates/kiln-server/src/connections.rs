@@ -88,10 +88,7 @@ impl Connections {
         if room && open.count(|entry| !entry.reserve) >= self.max {
             room = open.evict(|entry| !entry.reserve);
         }
-        if !room
-            && open.count(|entry| entry.reserve) >= RESERVE
-            && !open.evict(|entry| entry.reserve)
-        {
+        if !room && open.count(|entry| entry.reserve) >= RESERVE && !open.evict(|entry| entry.reserve) {
             return None;
         }
         let id = open.next_id;

@@ -135,9 +135,9 @@ impl Server {
                 memory >> 20
             ));
         }
-        self.decode_budget.reserve(memory).map_err(|_| {
-            JobError::server("busy", "too many large images are being decoded; try again later")
-        })
+        self.decode_budget
+            .reserve(memory)
+            .map_err(|_| JobError::server("busy", "too many large images are being decoded; try again later"))
     }
 
     /// Returns an input image, from the cache or decoded from its file.

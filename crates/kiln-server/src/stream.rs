@@ -21,7 +21,11 @@ pub(crate) struct WriteTimeoutStream {
 }
 
 impl WriteTimeoutStream {
-    pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>, timeout: Duration) -> WriteTimeoutStream {
+    pub(crate) fn new(
+        stream: TcpStream,
+        connection: Arc<Connection>,
+        timeout: Duration,
+    ) -> WriteTimeoutStream {
         WriteTimeoutStream { stream, connection, timeout, blocked: None }
     }
 

@@ -15,8 +15,8 @@ use tokio::time::{Instant, timeout_at};
 use super::Client;
 use super::error::{ApiError, BUSY_RETRY_SECONDS};
 use crate::Server;
-use crate::body_budget::Refused;
 pub(crate) use crate::body_budget::BodyPermit;
+use crate::body_budget::Refused;
 
 /// Time limit for a whole body, in multiples of the timeout between two chunks.
 const BODY_TIMEOUTS: u32 = 10;
@@ -115,7 +115,8 @@ impl SpeedCheck {
             }
             match frame {
                 Ok(frame) => {
-                    let failed = |error| ApiError::invalid(format!("failed to read the request body: {error}"));
+                    let failed =
+                        |error| ApiError::invalid(format!("failed to read the request body: {error}"));
                     return frame.transpose().map_err(failed);
                 }
                 Err(_) if now >= self.deadline => return Err(too_slow()),

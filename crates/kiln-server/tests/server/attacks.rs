@@ -64,7 +64,8 @@ async fn bodies_that_drip_take_no_memory_from_others_and_are_ended() {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let body = json!({ "prompt": "a fox", "size": "64x64" }).to_string();
     stream.write_all(request("/v1/images/generations", &body).as_bytes()).await.unwrap();
-    let generated = tokio::time::timeout(PROMPT, answer(&mut stream)).await.expect("the job waits for the drips");
+    let generated =
+        tokio::time::timeout(PROMPT, answer(&mut stream)).await.expect("the job waits for the drips");
     assert!(generated.starts_with("HTTP/1.1 200 "), "{generated}");
     // A byte now and then does not keep a connection: the least speed counts.
     for drip in drips {
