@@ -2,7 +2,7 @@
 # Tests the page of `kiln serve` in Chromium: tools/page-tests/run.sh KILN [SCREENSHOTS]
 # Skips the tests if Node.js or Chromium is missing. `--install` in place of KILN only installs what they need.
 set -euo pipefail
-kiln=$(realpath -m "$1")
+kiln=$(realpath -m -- "$1")
 shots=$(realpath -m "${2:-target/page-tests/screenshots}")
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(realpath -m target/page-tests)

@@ -68,6 +68,7 @@ mod settings;
 mod setup;
 mod sink;
 mod text_cache;
+pub mod wildcards;
 
 pub use backend::{BackendVisitor, DeviceInfo, with_backend};
 pub use engine::{Counters, Engine, EngineInfo, Task};

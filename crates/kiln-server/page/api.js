@@ -1,9 +1,12 @@
 // Calls to the server.
 
-import { $, memory } from "./dom.js";
+import { untilReachable } from "./connection.js";
+import { $, memory, openDialog } from "./dom.js";
 
 const client = memory.get("client") ?? crypto.getRandomValues(new Uint32Array(2)).join("-");
 memory.set("client", client);
+/** Silence of a job's events after which the connection is checked, and the pause before events are opened again, in ms. */
+const [SILENCE, PAUSE] = [15_000, 1000];
 
 /** The open key dialog; calls that need the key share it. */
 let keyDialog = null;
@@ -23,7 +26,7 @@ function askForKey() {
       }
     };
     dialog.oncancel = (event) => event.preventDefault();
-    dialog.showModal();
+    openDialog(dialog);
   });
   return keyDialog;
 }
@@ -34,6 +37,7 @@ export async function call(path, options = {}) {
   try {
     response = await fetch(path, { ...options, headers: { "x-client-id": client, ...options.headers } });
   } catch {
+    untilReachable();
     throw new Error("The server can't be reached. Is it still running?");
   }
   if (response.status === 401) {
@@ -54,30 +58,71 @@ export async function call(path, options = {}) {
   return response.status === 204 ? null : response.json();
 }
 
+/** Sends JSON: a value, or text that is JSON already. */
+export const send = (method, path, body) => call(path, {
+  method,
+  headers: { "content-type": "application/json" },
+  body: typeof body === "string" ? body : JSON.stringify(body),
+});
+
 /** Uploads an image; returns its name and size. */
 export const upload = (blob) =>
   call("/v1/inputs", { method: "POST", headers: { "content-type": "application/octet-stream" }, body: blob });
 
-/** Follows a job: calls `on.progress`, `on.preview`, `on.picture`, and finally `on.end` or `on.lost`. */
+const isFinal = (view) => view.status !== "queued" && view.status !== "running";
+
+/**
+ * Follows a job: calls `on.progress`, `on.preview`, `on.picture`, and finally `on.end` or `on.lost`. If the server goes
+ * away, events continue when it is back. Returns a function that stops it.
+ */
 export function follow(id, on) {
-  const source = new EventSource(`/v1/jobs/${id}/events?previews=true`);
-  let ended = false;
-  for (const name of ["progress", "preview", "picture"]) {
-    source.addEventListener(name, (event) => on[name]?.(JSON.parse(event.data)));
-  }
-  source.addEventListener("end", (event) => {
-    ended = true;
+  let source = null;
+  let timer = null;
+  let stopped = false;
+  const stop = () => {
+    clearInterval(timer);
     source.close();
-    on.end(JSON.parse(event.data));
-  });
-  // The browser reconnects by itself, unless the server refuses.
-  source.onerror = async () => {
-    if (ended || source.readyState !== EventSource.CLOSED) return;
-    ended = true;
+  };
+  const end = (view) => {
+    stop();
+    on.end(view);
+  };
+  const reopen = async () => {
+    stop();
+    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+    await untilReachable();
+    if (stopped) return;
     try {
-      on.end(await call(`/v1/jobs/${id}`));
+      const view = await call(`/v1/jobs/${id}`);
+      if (isFinal(view)) on.end(view);
+      else open();
     } catch (error) {
-      on.lost(error);
+      if (error.status) on.lost(error);
+      else reopen();
     }
+  };
+  const open = () => {
+    let heard = Date.now();
+    source = new EventSource(`/v1/jobs/${id}/events?previews=true`);
+    for (const name of ["progress", "preview", "picture"]) {
+      source.addEventListener(name, (event) => {
+        heard = Date.now();
+        on[name]?.(JSON.parse(event.data));
+      });
+    }
+    source.addEventListener("end", (event) => {
+      const view = JSON.parse(event.data);
+      // A job that is not final waits for the next start of the server.
+      if (isFinal(view)) end(view);
+      else reopen();
+    });
+    source.onerror = reopen;
+    // A connection may die without an error.
+    timer = setInterval(() => Date.now() - heard > SILENCE && untilReachable(), SILENCE);
+  };
+  open();
+  return () => {
+    stopped = true;
+    stop();
   };
 }

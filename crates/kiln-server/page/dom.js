@@ -17,29 +17,46 @@ export function button(text, onclick, properties = {}) {
   return make("button", { type: "button", textContent: text, onclick, ...properties });
 }
 
-/** Shows an error until it is closed or a job succeeds. */
-export function fail(message) {
-  $("alert-text").textContent = message;
-  $("alert").hidden = false;
+/** A drop-down list's choices. */
+export const options = (pairs) => pairs.map(([value, textContent]) => make("option", { value, textContent }));
+
+/** Changes a text only if it differs: screen readers announce every change. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
 }
 
-export function clearFailure() {
-  $("alert").hidden = true;
+/** Opens a dialog. Notices move into it: what is outside a modal dialog can't be used. */
+export function openDialog(dialog) {
+  if (!dialog.open) dialog.showModal();
+  dialog.append($("notices"));
 }
 
-/** Runs an action and shows its error, if any. */
-export async function trying(action) {
-  try {
-    return await action();
-  } catch (error) {
-    fail(error.message || String(error));
-    return undefined;
-  }
-}
+// `close` does not bubble.
+document.addEventListener("close", () => {
+  const open = document.querySelectorAll("dialog[open]");
+  (open.length ? open[open.length - 1] : document.body).append($("notices"));
+}, true);
+
+export const isDialogOpen = () => document.querySelector("dialog[open]") !== null;
+
+/** Whether the keyboard belongs to this element. */
+export const isField = (element) => element.matches("input:not([type=range], [type=checkbox]), textarea, select");
 
 export function seconds(n) {
   if (n < 60) return `${Math.max(1, Math.round(n))} s`;
   return `${Math.floor(n / 60)} min ${Math.round(n % 60)} s`;
+}
+
+export function bytes(n) {
+  if (n < 1 << 20) return `${Math.round(n / 1024)} KiB`;
+  return n < 1 << 30 ? `${(n / (1 << 20)).toFixed(1)} MiB` : `${(n / (1 << 30)).toFixed(1)} GiB`;
+}
+
+/** Saves a file from the page. */
+export function save(blob, name) {
+  const url = URL.createObjectURL(blob);
+  make("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
 /** Values saved in this browser, where it allows that. */

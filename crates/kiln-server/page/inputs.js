@@ -1,16 +1,25 @@
-// Input images: reference images in order, and an initial image with an optional mask.
+// Input images: reference images in order, and an initial image with an optional mask. They survive a reload.
 
-import { upload } from "./api.js";
-import { $, button, fail, make, trying } from "./dom.js";
-import { drawMask, paintMask } from "./mask.js";
+import { call, upload } from "./api.js";
+import { $, button, make, memory } from "./dom.js";
+import { drawMask, feathered, loadMask, paintMask, toBlob } from "./mask.js";
+import { fail, note, trying } from "./notices.js";
+import * as size from "./size.js";
 
-/** Reference images: `{ id, url, name }`. */
+/** Reference images: `{ id, name, width, height }`. */
 let references = [];
-/** The initial image, and its mask as a canvas. */
+/** The initial image, and its mask: `{ canvas, id, feather }`. */
 let initial = null;
 let mask = null;
 /** Index of the reference image that is being dragged. */
 let dragged = null;
+let useSettings = () => {};
+
+/** The type of images dragged from the gallery. */
+export const DRAGGED_IMAGE = "application/x-kiln-image";
+let generated = () => undefined;
+
+const url = ({ id }) => `/v1/inputs/${id.replace("input:", "")}`;
 
 /** The fields of a request for these images. */
 export async function fields() {
@@ -19,64 +28,66 @@ export async function fields() {
   if (initial) {
     request.init = initial.id;
     request.strength = $("strength").valueAsNumber;
-    if (mask) request.mask = (await upload(await toBlob(mask))).id;
+    if (mask) request.mask = mask.feather ? (await upload(await toBlob(feathered(mask.canvas, mask.feather)))).id : mask.id;
   }
   return request;
 }
 
-/** The mask as a black and white PNG. */
-function toBlob(mask) {
-  const flat = make("canvas", { width: mask.width, height: mask.height });
-  const context = flat.getContext("2d");
-  context.fillStyle = "#000";
-  context.fillRect(0, 0, flat.width, flat.height);
-  context.drawImage(mask, 0, 0);
-  return new Promise((resolve) => flat.toBlob(resolve, "image/png"));
+async function addFile(file) {
+  const named = (reason) => fail(`“${file.name}” can't be used: ${reason}`);
+  if (!file.type.startsWith("image/")) return named("it is not an image.");
+  let input;
+  try {
+    input = await upload(file);
+  } catch (error) {
+    return named(error.message);
+  }
+  add({ ...input, name: file.name });
+  if (input.recipe) note(`“${file.name}” holds the settings it was generated with.`, "Use them", () => useRecipe(input.id));
 }
 
-async function addFile(file) {
-  if (!file.type.startsWith("image/")) return fail(`“${file.name}” is not an image.`);
-  return trying(async () => add(await upload(file), URL.createObjectURL(file), file.name));
+/** Fills the form with the settings inside an image. */
+async function useRecipe(id) {
+  const { order, seed, missing } = await call(`/v1/inputs/${id}/recipe`);
+  useSettings({ ...order, seed });
+  note(missing.length ? `Settings restored, without ${missing.join(", ")}: not on this server.` : "Settings restored.");
 }
 
 /** Adds an image of the gallery. */
 export async function addGenerated(image, asInitial = false) {
   return trying(async () => {
     const blob = await (await fetch(image.url)).blob();
-    add(await upload(blob), image.url, image.prompt);
+    add({ ...(await upload(blob)), name: image.prompt });
     if (asInitial) makeInitial(references.length - 1);
   });
 }
 
-function add({ id }, url, name) {
-  references.push({ id, url, name });
+function add({ id, name, width, height }) {
+  references.push({ id, name, width, height });
   show();
 }
 
 /** Restores the input images of a job's request. */
 export function restore(request) {
-  const input = (id) => ({ id, url: `/v1/inputs/${id.replace("input:", "")}`, name: "" });
+  const input = (id) => ({ id, name: "" });
   references = (request.references ?? []).map(input);
   initial = request.init ? input(request.init) : null;
-  mask = null;
-  if (request.mask) loadMask(input(request.mask).url);
+  setMask(null);
+  if (request.mask) restoreMask(request.mask, 0);
   show();
 }
 
-async function loadMask(url) {
+async function restoreMask(id, feather) {
   await trying(async () => {
-    const image = new Image();
-    image.src = url;
-    await image.decode();
-    mask = make("canvas", { width: image.naturalWidth, height: image.naturalHeight });
-    const context = mask.getContext("2d");
-    context.drawImage(image, 0, 0);
-    const pixels = context.getImageData(0, 0, mask.width, mask.height);
-    // The brush works on opaque white over transparency.
-    for (let i = 0; i < pixels.data.length; i += 4) pixels.data.set([255, 255, 255, pixels.data[i]], i);
-    context.putImageData(pixels, 0, 0);
+    mask = { id, feather, canvas: await loadMask(url({ id })) };
+    $("feather").value = feather;
     show();
   });
+}
+
+function setMask(value) {
+  mask = value;
+  $("feather").value = value?.feather ?? 0;
 }
 
 function move(from, to) {
@@ -89,25 +100,49 @@ function move(from, to) {
 function makeInitial(index) {
   const [image] = references.splice(index, 1);
   if (initial) references.push(initial);
-  [initial, mask] = [image, null];
+  initial = image;
+  setMask(null);
+  show();
+}
+
+/** Removes an image that the server no longer has. */
+function drop(id) {
+  references = references.filter((reference) => reference.id !== id);
+  if (initial?.id === id) {
+    initial = null;
+    setMask(null);
+  }
   show();
 }
 
 function show() {
+  memory.set("inputs", { references, initial, mask: mask && { id: mask.id, feather: mask.feather } });
   $("references").replaceChildren(...references.map(row));
+  size.useSource(initial ?? references[0]);
   $("initial-field").hidden = !initial;
   if (!initial) return;
-  $("initial-image").src = initial.url;
-  $("remove-mask").hidden = !mask;
+  $("initial-image").onerror = () => drop(initial?.id);
+  $("initial-image").onload = () => learnSize(initial, $("initial-image"));
+  $("initial-image").src = url(initial);
+  $("remove-mask").hidden = $("feather-field").hidden = !mask;
+  $("feather-number").textContent = `${$("feather").value} px`;
   $("paint-mask").textContent = mask ? "Edit the mask" : "Paint a mask";
-  const overlay = $("initial-mask");
-  overlay.hidden = !mask;
-  if (mask) drawMask(overlay, mask);
+  $("initial-mask").hidden = !mask;
+  if (mask) drawMask($("initial-mask"), feathered(mask.canvas, mask.feather));
+}
+
+/** Restored images come without their size. */
+function learnSize(input, image) {
+  if (!input || input.width) return;
+  [input.width, input.height] = [image.naturalWidth, image.naturalHeight];
+  size.useSource(initial ?? references[0]);
 }
 
 function row(reference, index) {
   const number = index + 1;
-  const image = make("img", { src: reference.url, alt: `Reference ${number} ${reference.name}`, draggable: true });
+  const image = make("img", { src: url(reference), alt: `Reference ${number} ${reference.name}`, draggable: true });
+  image.onerror = () => drop(reference.id);
+  image.onload = () => learnSize(reference, image);
   const tools = make("div", { className: "reference-tools" },
     make("span", { textContent: `${number}.`, className: "note" }),
     button("↑", () => move(index, index - 1), { "aria-label": `Move reference ${number} up`, disabled: index === 0 }),
@@ -137,39 +172,65 @@ function row(reference, index) {
   return item;
 }
 
-export function listen() {
-  $("browse").onclick = () => $("files").click();
-  $("files").onchange = async () => {
-    for (const file of $("files").files) await addFile(file);
-    $("files").value = "";
-  };
-  // On the whole page, so that the browser does not open an image that misses the field.
+/** Takes images that are dropped anywhere on the page: the browser would open one that misses the field. */
+function listenForDrops() {
   document.addEventListener("dragover", (event) => {
     event.preventDefault();
     $("drop").classList.toggle("over", dragged === null);
   });
   document.addEventListener("dragleave", (event) => event.relatedTarget ?? $("drop").classList.remove("over"));
+  document.addEventListener("dragend", () => $("drop").classList.remove("over"));
   document.addEventListener("drop", async (event) => {
     event.preventDefault();
     $("drop").classList.remove("over");
+    const image = generated(event.dataTransfer.getData(DRAGGED_IMAGE));
+    // Not back onto the gallery.
+    if (image) return void (event.target.closest?.("#gallery") || addGenerated(image));
     for (const file of event.dataTransfer.files) await addFile(file);
   });
   document.addEventListener("paste", async (event) => {
     for (const file of event.clipboardData.files) await addFile(file);
   });
+}
+
+/** Restores the images of the last visit. */
+export async function prepare() {
+  const saved = memory.get("inputs");
+  if (!saved) return;
+  [references, initial] = [saved.references ?? [], saved.initial ?? null];
+  if (saved.mask) await restoreMask(saved.mask.id, saved.mask.feather);
+  show();
+}
+
+/** `find` returns an image of the gallery by its id, `use` fills in the settings of a request. */
+export function listen(find, use) {
+  [generated, useSettings] = [find, use];
+  $("browse").onclick = () => $("files").click();
+  $("files").onchange = async () => {
+    for (const file of $("files").files) await addFile(file);
+    $("files").value = "";
+  };
+  listenForDrops();
   $("initial-to-reference").onclick = () => {
     references.unshift(initial);
-    [initial, mask] = [null, null];
+    initial = null;
+    setMask(null);
     show();
   };
   $("remove-mask").onclick = () => {
-    mask = null;
+    setMask(null);
     show();
   };
-  $("paint-mask").onclick = async () => {
-    const painted = await trying(() => paintMask(initial.url, mask));
+  $("feather").oninput = () => {
+    mask.feather = $("feather").valueAsNumber;
+    show();
+  };
+  $("paint-mask").onclick = () => trying(async () => {
+    const painted = await paintMask(url(initial), mask?.canvas);
     if (painted === undefined) return;
-    mask = painted;
+    const feather = mask?.feather ?? 0;
+    // Uploaded now, so that it survives a reload.
+    setMask(painted && { canvas: painted, feather, id: (await upload(await toBlob(painted))).id });
     show();
-  };
+  });
 }

@@ -1,12 +1,24 @@
 // Entry point: connects the modules of the page.
 
-import { call } from "./api.js";
-import { $, clearFailure, memory, trying } from "./dom.js";
+import { send } from "./api.js";
+import * as comparison from "./compare.js";
+import { $, memory, openDialog } from "./dom.js";
 import * as form from "./form.js";
 import * as gallery from "./gallery.js";
 import * as inputs from "./inputs.js";
+import * as jobs from "./jobs.js";
+import * as keys from "./keys.js";
+import * as loras from "./loras.js";
+import * as models from "./models.js";
+import * as notices from "./notices.js";
+import * as plot from "./plot.js";
+import * as prompts from "./prompts.js";
+import * as queue from "./queue.js";
+import * as seed from "./seed.js";
 import * as stage from "./stage.js";
 import * as viewer from "./viewer.js";
+
+const { clearFailure, trying } = notices;
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
@@ -23,78 +35,88 @@ $("theme").onclick = () => {
 
 async function generate() {
   clearFailure();
-  const { request, seed } = form.request();
+  const request = form.request();
+  prompts.remember(request.prompt);
+  request.prompt = prompts.styled(request.prompt);
   Object.assign(request, await inputs.fields());
-  const body = form.toJson(request, seed);
-  const view = await call("/v1/jobs", { method: "POST", headers: { "content-type": "application/json" }, body });
-  stage.watch(view);
-  // On a phone the stage is below the form.
-  if (matchMedia("(max-width: 900px)").matches) $("figure").scrollIntoView({ block: "nearest", behavior: "smooth" });
+  jobs.watch(await send("POST", "/v1/jobs?wildcards=true", seed.toJson(request, seed.next())));
+  // On a phone the stage may be out of sight.
+  if (matchMedia("(max-width: 900px)").matches) $("stage").scrollIntoView({ block: "start", behavior: "smooth" });
 }
 
 /** Whether a job is being submitted: one click is one job, however long the upload takes. */
 let sending = false;
 $("form").onsubmit = async (event) => {
   event.preventDefault();
-  if (sending || !$("form").reportValidity()) return;
+  if (sending || !form.isValid()) return;
   sending = true;
   await trying(generate);
   sending = false;
 };
 
+/** Fills the form and the input images with the settings of a request. */
+function useSettings(request) {
+  // The style is part of the prompt already.
+  $("style").value = "";
+  form.fill(request);
+  inputs.restore(request);
+  seed.lock(true);
+  $("prompt").focus();
+}
+
 /** Fills the form with the settings of an image. */
-async function reuseSettings(image) {
+function reuseSettings(image) {
   const request = image.order;
-  // Of a job with several prompts or seeds, generate only this image.
-  const one = Array.isArray(request.prompt) || Array.isArray(request.seed);
-  form.fill({
+  useSettings({
     ...request,
     prompt: image.prompt,
     negative_prompt: viewer.valueFor(image, request.negative_prompt),
     seed: image.seed ?? request.seed,
-    n: one ? 1 : request.n,
+    // Only this image of the job.
+    n: 1,
   });
-  inputs.restore(request);
-  form.lockSeed(true);
-  $("prompt").focus();
 }
 
+notices.listen();
 form.listen();
-inputs.listen();
+loras.listen(prompts.insertWord);
+prompts.listen();
+models.listen();
+inputs.listen(gallery.find, useSettings);
 viewer.listen({
   useAsReference: (image) => inputs.addGenerated(image),
   useAsInitial: (image) => inputs.addGenerated(image, true),
   reuseSettings,
 });
-gallery.listen({ open: viewer.open, compare: viewer.compare });
-stage.listen({ onImage: gallery.add, actionsFor: viewer.actionsFor });
-
-for (const close of document.querySelectorAll("[data-close]")) close.onclick = () => close.closest("dialog").close();
-$("alert-close").onclick = clearFailure;
-$("help").onclick = () => $("shortcuts").showModal();
-
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-    event.preventDefault();
-    if (!document.querySelector("dialog[open]")) $("form").requestSubmit();
-    return;
-  }
-  if (document.querySelector("dialog[open]")) return;
-  if (event.key === "Escape" && stage.isBusy()) return void stage.cancelCurrent();
-  if (event.target.matches("input:not([type=range], [type=checkbox]), textarea, select") || event.ctrlKey || event.altKey || event.metaKey) return;
-  const keys = {
+comparison.listen();
+gallery.listen({ open: viewer.open, compare: comparison.compare });
+stage.listen({ onImage: gallery.add, open: viewer.open, actionsFor: viewer.actionsFor });
+queue.listen();
+plot.listen(viewer.open);
+jobs.listen({
+  changed() {
+    stage.showProgress();
+    queue.show();
+  },
+  preview: stage.showPreview,
+  picture: stage.addPicture,
+  ended: stage.showEnded,
+});
+keys.listen({
+  submit: () => $("form").requestSubmit(),
+  cancel: () => trying(stage.cancelCurrent),
+  actions: {
     p: () => $("prompt").focus(),
     "/": () => $("search").focus(),
-    d: form.rollSeed,
-    l: () => form.lockSeed(),
+    d: seed.roll,
+    l: () => seed.lock(),
     "?": () => $("help").click(),
-  };
-  if (keys[event.key]) {
-    event.preventDefault();
-    keys[event.key]();
-  }
+  },
 });
 
+for (const close of document.querySelectorAll("[data-close]")) close.onclick = () => close.closest("dialog").close();
+$("help").onclick = () => openDialog($("shortcuts"));
+
 await trying(form.prepare);
-await Promise.all([trying(() => gallery.load()), trying(stage.resume)]);
+await Promise.all([trying(() => gallery.load()), trying(jobs.resume), trying(inputs.prepare)]);
 document.body.dataset.ready = "true";

@@ -1,12 +1,15 @@
-// The stage: preview, progress and result of the current job, and the queue.
+// The stage: preview, progress and results of the current job.
 
-import { call, follow } from "./api.js";
-import { $, button, clearFailure, fail, make, seconds, trying } from "./dom.js";
+import { isReachable } from "./connection.js";
+import { $, button, make, seconds, setText } from "./dom.js";
+import * as jobs from "./jobs.js";
+import { clearFailure, fail, notifyOutside, trying } from "./notices.js";
 
-/** Jobs that have not ended, by id: `{ id, view, row }`. */
-const jobs = new Map();
 let onImage = () => {};
+let open = () => {};
 let actionsFor = () => [];
+/** The job whose images fill the grid, and the tiles by number. */
+let grid = { job: null, tiles: [] };
 
 const PHASES = {
   queue: "Queued",
@@ -18,107 +21,16 @@ const PHASES = {
   save: "Saving",
 };
 
-export function listen(options) {
-  ({ onImage, actionsFor } = options);
-  $("cancel").onclick = cancelCurrent;
-}
-
-/** The running job, or the first in the queue. */
-const current = () => [...jobs.values()].find((job) => job.view.status === "running") ?? [...jobs.values()][0];
-
-export function isBusy() {
-  return jobs.size > 0;
-}
-
-export async function cancelCurrent() {
-  const job = current();
-  if (job) await cancel(job.id);
-}
-
-async function cancel(id) {
-  try {
-    await call(`/v1/jobs/${id}`, { method: "DELETE" });
-  } catch (error) {
-    // It has already ended.
-    if (error.status !== 409 && error.status !== 404) fail(error.message);
-  }
-}
-
-/** Watches jobs that were submitted before the page was loaded. */
-export async function resume() {
-  const { data } = await call("/v1/jobs?limit=20");
-  for (const view of data.reverse()) if (view.status === "queued" || view.status === "running") watch(view);
-}
-
-export function watch(view) {
-  const job = { id: view.id, view };
-  jobs.set(view.id, job);
-  follow(view.id, {
-    progress(latest) {
-      job.view = latest;
-      show();
-    },
-    preview({ image }) {
-      if (current() === job) showImage(image, `Preview of: ${prompts(view)}`, true);
-    },
-    picture(image) {
-      onImage(image);
-    },
-    end(last) {
-      jobs.delete(view.id);
-      ended(last);
-      show();
-    },
-    lost(error) {
-      jobs.delete(view.id);
-      fail(error.message);
-      show();
-    },
-  });
-  show();
-}
-
-function ended(view) {
-  $("notes").replaceChildren(...(view.notes ?? []).map((text) => make("li", { textContent: text })));
-  if (view.status === "failed") return fail(`The job failed: ${view.error?.message ?? "unknown error"}`);
-  if (view.status === "done") clearFailure();
-  for (const image of view.pictures) onImage(image);
-  const image = view.pictures.at(-1);
-  if (image) showResult(image);
-  else if ($("image").classList.contains("preview")) showEmpty("Cancelled.");
-}
-
-/** Shows a finished image and its actions. */
-function showResult(image) {
-  showImage(image.url, image.prompt, false);
-  $("stage-actions").replaceChildren(...actionsFor(image));
-  $("stage-actions").hidden = false;
-}
-
-function showImage(source, alt, isPreview) {
-  const element = $("image");
-  element.src = source;
-  element.alt = alt;
-  element.hidden = false;
-  element.classList.toggle("preview", isPreview);
-  $("stage-hint").hidden = true;
-  $("figure").classList.remove("empty");
-  if (isPreview) $("stage-actions").hidden = true;
-}
-
-function showEmpty(hint) {
-  $("image").hidden = true;
-  $("image").classList.remove("preview");
-  $("stage-hint").textContent = hint;
-  $("stage-hint").hidden = false;
-  $("figure").classList.add("empty");
-  $("stage-actions").hidden = true;
-}
-
 /** A job's prompts in one line. */
-const prompts = (view) => [view.order.prompt].flat().join(" · ");
+export const prompts = (view) => [...new Set([view.order.prompt].flat())].join(" · ");
 
-function describe({ status, progress, position }) {
+/** The number of images of a job. */
+const count = ({ order }) => {
+  const [texts, seeds] = [[order.prompt].flat().length, [order.seed].flat().length];
+  return order.n ? texts * order.n : Math.max(texts, seeds);
+};
+
+export function describe({ status, progress, position }) {
   if (status === "queued") return position ? `Queued, ${position} ahead` : "Queued";
   if (!progress) return "Starting";
   const parts = [PHASES[progress.phase]];
@@ -128,32 +40,125 @@ function describe({ status, progress, position }) {
   return parts.join(" · ");
 }
 
-function show() {
-  const job = current();
-  $("working").hidden = !job;
-  if (job) {
-    const percent = Math.round(100 * (job.view.progress?.fraction ?? 0));
-    $("bar").setAttribute("aria-valuenow", percent);
-    $("bar-fill").style.width = `${percent}%`;
-    const text = describe(job.view);
-    if ($("working-text").textContent !== text) $("working-text").textContent = text;
-  }
-  const rows = [...jobs.values()].filter((other) => other !== job).map(row);
-  const shown = $("queue").children;
-  // Keep the rows while progress comes in: a button that is replaced under the pointer or the focus can't be pressed.
-  if (rows.length !== shown.length || rows.some((r, i) => r !== shown[i])) $("queue").replaceChildren(...rows);
-  $("queue-status").textContent = jobs.size > 1 ? `${jobs.size} jobs` : "";
-  document.title = job?.view.progress ? `${Math.round(100 * job.view.progress.fraction)} % · Kiln` : "Kiln";
+/** Shows the progress of the current job. */
+export function showProgress() {
+  const view = jobs.current();
+  $("working").hidden = !view;
+  $("working").classList.toggle("stale", !isReachable());
+  const percent = Math.round(100 * (view?.progress?.fraction ?? 0));
+  document.title = view?.progress && isReachable() ? `${percent} % · Kiln` : "Kiln";
+  if (!view) return;
+  $("bar").setAttribute("aria-valuenow", percent);
+  $("bar-fill").style.width = `${percent}%`;
+  setText($("working-text"), isReachable() ? describe(view) : "Connection lost. The job continues if the server is running.");
 }
 
-/** The row of a queued job: created once, then updated. */
-function row(job) {
-  job.row ??= make("li", {},
-    make("span", { className: "prompt", textContent: prompts(job.view) }),
-    make("span", { className: "note" }),
-    button("✕", () => trying(() => cancel(job.id)), { className: "quiet icon", "aria-label": `Cancel: ${prompts(job.view)}` }));
-  const note = job.row.querySelector(".note");
-  const text = describe(job.view);
-  if (note.textContent !== text) note.textContent = text;
-  return job.row;
+export function showPreview(id, { picture, image }) {
+  const view = jobs.current();
+  if (view?.id !== id) return;
+  const alt = `Preview of: ${prompts(view)}`;
+  if (count(view) === 1) return showImage(image, alt, true);
+  fillGrid(view);
+  const tile = grid.tiles[picture];
+  if (tile && !tile.dataset.image) showTile(tile, { src: image, alt, className: "preview" });
+}
+
+/** Shows a finished image of a job that goes on. */
+export function addPicture(id, image) {
+  onImage(image);
+  const view = jobs.current();
+  if (view?.id !== id || count(view) === 1) return;
+  fillGrid(view);
+  finishTile(image);
+}
+
+/** Shows the grid of a job with several images. */
+function fillGrid(view) {
+  if (grid.job === view.id) return;
+  grid = { job: view.id, tiles: Array.from({ length: count(view) }, (_, i) => make("li", {}, make("span", { className: "note", textContent: i + 1 }))) };
+  $("results").replaceChildren(...grid.tiles);
+  showOnly("results");
+  $("stage-actions").hidden = true;
+}
+
+function showTile(tile, properties) {
+  const image = tile.querySelector("img") ?? make("img");
+  if (!image.parentElement) tile.replaceChildren(image);
+  Object.assign(image, properties);
+}
+
+function finishTile(image) {
+  const tile = grid.tiles[image.number];
+  if (!tile || tile.dataset.image === image.id) return;
+  tile.dataset.image = image.id;
+  const picture = make("img", { src: image.url, alt: image.prompt });
+  const show = button("", () => open(image), { className: "open", title: image.prompt });
+  show.append(picture);
+  tile.replaceChildren(show, make("span", { className: "seed-label", textContent: `seed ${image.seed}` }));
+}
+
+export function showEnded(view) {
+  $("notes").replaceChildren(...(view.notes ?? []).map((text) => make("li", { textContent: text })));
+  for (const image of view.pictures) onImage(image);
+  if (view.status === "failed") {
+    fail(`The job failed: ${view.error?.message ?? "unknown error"}`);
+    notifyOutside("The job failed", prompts(view));
+    if (!view.pictures.length) return showEmpty("Failed.");
+  }
+  if (view.status === "done") {
+    clearFailure();
+    const number = view.pictures.length;
+    notifyOutside(number > 1 ? `${number} images are ready` : "The image is ready", prompts(view), view.pictures[0]?.thumbnail);
+  }
+  if (count(view) > 1 && view.pictures.length) {
+    fillGrid(view);
+    for (const image of view.pictures) finishTile(image);
+    grid.tiles.filter((tile) => !tile.dataset.image).forEach((tile) => tile.remove());
+  } else if (view.pictures.length) {
+    showResult(view.pictures[0]);
+  } else if ($("image").classList.contains("preview") || grid.job === view.id) {
+    showEmpty("Cancelled.");
+  }
+}
+
+/** Shows a finished image and its actions. */
+function showResult(image) {
+  showImage(image.url, image.prompt, false);
+  $("stage-open").onclick = () => open(image);
+  $("stage-actions").replaceChildren(...actionsFor(image));
+  $("stage-actions").hidden = false;
+}
+
+function showImage(source, alt, isPreview) {
+  const element = $("image");
+  element.src = source;
+  element.alt = alt;
+  element.classList.toggle("preview", isPreview);
+  $("stage-open").disabled = isPreview;
+  showOnly("stage-open");
+  grid = { job: null, tiles: [] };
+  if (isPreview) $("stage-actions").hidden = true;
+}
+
+function showEmpty(hint) {
+  $("image").classList.remove("preview");
+  $("stage-hint").textContent = hint;
+  showOnly("stage-hint");
+  grid = { job: null, tiles: [] };
+  $("stage-actions").hidden = true;
+}
+
+function showOnly(id) {
+  for (const other of ["stage-open", "results", "stage-hint"]) $(other).hidden = other !== id;
+  $("figure").classList.toggle("empty", id === "stage-hint");
+}
+
+export async function cancelCurrent() {
+  const view = jobs.current();
+  if (view) await jobs.cancel(view.id);
+}
+
+export function listen(options) {
+  ({ onImage, open, actionsFor } = options);
+  $("cancel").onclick = () => trying(cancelCurrent);
 }

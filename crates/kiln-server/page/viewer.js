@@ -1,10 +1,13 @@
-// The viewer: one image large with its settings, or two side by side.
+// The viewer: one image large, with zoom, its settings and what can be done with it.
 
 import * as advanced from "./advanced.js";
-import { $, button, make, trying } from "./dom.js";
+import { $, button, make, openDialog } from "./dom.js";
 import * as gallery from "./gallery.js";
+import { trying } from "./notices.js";
+import { percent, zoomable } from "./zoom.js";
 
 let shown = null;
+let zoom = null;
 let actions = {};
 
 /** The buttons for an image. */
@@ -13,15 +16,17 @@ export function actionsFor(image) {
     $("viewer").close();
     return trying(() => action(image));
   };
+  const extra = (actions.more?.(image) ?? []).map(([name, action]) => button(name, close(action)));
   return [
     make("a", { href: image.url, download: fileName(image), className: "button", textContent: "Download" }),
     button("Use as reference", close(actions.useAsReference)),
     button("Use as initial image", close(actions.useAsInitial)),
     button("Reuse settings", close(actions.reuseSettings)),
+    ...extra,
   ];
 }
 
-function fileName(image) {
+export function fileName(image) {
   const words = image.prompt.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 40);
   const extension = { png: "png", jpeg: "jpg", webp: "webp" }[image.order.output_format];
   return `${words || "image"}-${image.seed ?? image.id}.${extension}`;
@@ -59,16 +64,23 @@ export function open(image) {
   $("viewer-image").alt = image.prompt;
   $("viewer-facts").replaceChildren(...facts(image).flatMap(([name, value]) =>
     [make("dt", { textContent: name }), make("dd", { textContent: value })]));
+  const star = button(image.favourite ? "★ Favourite" : "☆ Favourite", () => trying(async () => {
+    await gallery.star([image], !image.favourite);
+    open(image);
+    $("viewer-star").focus();
+  }), { id: "viewer-star", "aria-pressed": image.favourite === true });
   const remove = button("Delete", () => trying(async () => {
     const next = neighbour(1) ?? neighbour(-1);
-    await gallery.remove(image);
+    await gallery.remove([image]);
     if (next) open(next);
     else $("viewer").close();
   }), { className: "danger" });
-  $("viewer-actions").replaceChildren(...actionsFor(image), remove);
+  // Images of a job that is not in the loaded part of the gallery have no neighbours, and no marks.
+  const inGallery = gallery.find(image.id);
+  $("viewer-actions").replaceChildren(...actionsFor(image), ...(inGallery ? [star, remove] : []));
   $("newer").disabled = !neighbour(-1);
   $("older").disabled = !neighbour(1);
-  if (!$("viewer").open) $("viewer").showModal();
+  openDialog($("viewer"));
 }
 
 function neighbour(step) {
@@ -81,33 +93,21 @@ function move(step) {
   if (next) open(next);
 }
 
-export function compare(newer, older) {
-  let [left, right] = [older, newer];
-  const show = () => {
-    for (const [side, image] of [["left", left], ["right", right]]) {
-      $(`${side}-image`).src = image.url;
-      $(`${side}-image`).alt = image.prompt;
-      const request = image.order;
-      $(`${side}-facts`).textContent = [image.prompt, image.model, `${image.width} × ${image.height}`,
-        request.steps && `${request.steps} steps`, request.guidance && `guidance ${request.guidance}`, `seed ${image.seed}`].filter(Boolean).join(" · ");
-    }
-  };
-  $("swap").onclick = () => {
-    [left, right] = [right, left];
-    show();
-  };
-  show();
-  $("comparison").showModal();
-}
-
 export function listen(options) {
   actions = options;
+  zoom = zoomable($("viewer-stage"), $("viewer-image"), percent($("zoom-level")));
+  $("zoom-in").onclick = () => zoom.zoom(1.5);
+  $("zoom-out").onclick = () => zoom.zoom(1 / 1.5);
+  $("zoom-level").onclick = () => zoom.toggle();
   $("newer").onclick = () => move(-1);
   $("older").onclick = () => move(1);
   // On the document: a button that becomes disabled loses the focus, and the dialog with it.
   document.addEventListener("keydown", (event) => {
-    if (!$("viewer").open) return;
+    if (!$("viewer").open || event.ctrlKey || event.metaKey) return;
+    if (zoom.key(event.key)) return event.preventDefault();
     if (event.key === "ArrowLeft") move(-1);
     if (event.key === "ArrowRight") move(1);
+    if (event.key === "Delete") $("viewer-actions").querySelector(".danger")?.click();
+    if (event.key === "f") $("viewer-star")?.click();
   });
 }

@@ -149,6 +149,8 @@ impl JobAttempt {
             model: self.model.clone(),
             request: request.clone(),
             recipe: finished.recipe,
+            favourite: false,
+            trashed: None,
         };
         let written = self.server.store.write_image(&row.file, &bytes);
         written.map_err(|error| JobError::server("storage", error.to_string()))?;

@@ -23,6 +23,8 @@ pub(crate) struct QueuedJob {
     pub(crate) images: u32,
     /// Estimated work, in any unit.
     pub(crate) cost: f64,
+    /// Its client chose its place: no later job of the client is preferred to it.
+    pub(crate) ordered: bool,
 }
 
 /// The waiting jobs.
@@ -61,6 +63,25 @@ impl FairQueue {
         self.jobs.len() < before
     }
 
+    /// Gives these jobs of one client their places in this order; other ids are ignored. Returns those that were found.
+    pub(crate) fn reorder(&mut self, client: &str, order: &[String]) -> Vec<String> {
+        let places: Vec<usize> = (0..self.jobs.len())
+            .filter(|i| self.jobs[*i].client == client && order.contains(&self.jobs[*i].id))
+            .collect();
+        let mut moved: Vec<QueuedJob> = places.iter().map(|i| self.jobs[*i].clone()).collect();
+        moved.sort_by_key(|job| order.iter().position(|id| *id == job.id));
+        let ids = moved.iter().map(|job| job.id.clone()).collect();
+        for (place, job) in places.into_iter().zip(moved) {
+            self.jobs[place] = QueuedJob { ordered: true, ..job };
+        }
+        ids
+    }
+
+    /// The ids of all jobs in their order.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &str> {
+        self.jobs.iter().map(|job| job.id.as_str())
+    }
+
     /// The number of jobs submitted before this one.
     pub(crate) fn position(&self, id: &str) -> Option<usize> {
         self.jobs.iter().position(|job| job.id == id)
@@ -70,10 +91,11 @@ impl FairQueue {
     pub(crate) fn take(&mut self) -> Option<QueuedJob> {
         let fair = self.fairest()?;
         let least = self.spent(&self.jobs[fair].client);
-        let preferred = self
-            .jobs
-            .iter()
-            .position(|job| Some(&job.group_key) == self.last_group.as_ref() && self.is_near(job, least));
+        let may_go_first = |(index, job): (usize, &QueuedJob)| {
+            let is_loaded = Some(&job.group_key) == self.last_group.as_ref();
+            is_loaded && self.is_near(job, least) && !self.passes_ordered(index)
+        };
+        let preferred = self.jobs.iter().enumerate().position(may_go_first);
         let index = preferred.filter(|_| self.preferred < MAX_PREFERRED).unwrap_or(fair);
         self.preferred = if index == fair { 0 } else { self.preferred + 1 };
         Some(self.take_at(index))
@@ -103,6 +125,11 @@ impl FairQueue {
             self.spent.clear();
         }
         job
+    }
+
+    /// Whether an earlier job of the same client was given its place by the client.
+    fn passes_ordered(&self, index: usize) -> bool {
+        self.jobs[..index].iter().any(|job| job.ordered && job.client == self.jobs[index].client)
     }
 
     /// Whether a job's client is close enough to the one with the least work for the job to be preferred.
@@ -139,6 +166,7 @@ mod tests {
             batch_key: Some(group.into()),
             images: 1,
             cost: 1.0,
+            ordered: false,
         }
     }
 
@@ -256,5 +284,20 @@ mod tests {
         assert!(queue.remove("1") && !queue.remove("1"));
         assert_eq!(queue.position("2"), Some(0));
         assert_eq!(take_all(&mut queue), "2");
+    }
+
+    #[test]
+    fn a_client_orders_its_own_jobs_even_against_loaded_models() {
+        let mut queue = FairQueue::default();
+        for (id, client, group) in
+            [("a0", "a", "x"), ("a1", "a", "x"), ("b1", "b", "x"), ("a2", "a", "y"), ("a3", "a", "x")]
+        {
+            queue.push(job(id, client, group));
+        }
+        assert_eq!(queue.take().unwrap().id, "a0");
+        let order = ["a2", "b1", "none", "a3", "a1"].map(str::to_owned);
+        assert_eq!(queue.reorder("a", &order), ["a2", "a3", "a1"]);
+        assert_eq!(queue.ids().collect::<Vec<_>>(), ["a2", "b1", "a3", "a1"]);
+        assert_eq!(take_all(&mut queue), "b1 a2 a3 a1");
     }
 }

@@ -29,6 +29,28 @@ pub struct ModelInfo {
     pub negative: bool,
 }
 
+/// A LoRA that requests can name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoraInfo {
+    /// Its name; in a subfolder with the folder's name and a slash before it.
+    pub name: String,
+    /// Words that it was trained with and that belong into a prompt.
+    pub triggers: Vec<String>,
+    /// An image file that shows what it does.
+    pub preview: Option<PathBuf>,
+}
+
+/// A model that can be downloaded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct DownloadableModel {
+    /// Its name.
+    pub name: String,
+    /// Where it comes from.
+    pub source: String,
+    /// Whether it is on this machine already.
+    pub installed: bool,
+}
+
 /// The models, LoRAs and VAEs that requests can name. Called while images are generated, from any thread.
 pub trait Catalogue: Send + Sync {
     /// All models.
@@ -40,6 +62,23 @@ pub trait Catalogue: Send + Sync {
     /// The names of all VAEs that can replace a model's own.
     fn vaes(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// All LoRAs with what is known about them.
+    fn lora_details(&self) -> Vec<LoraInfo> {
+        self.loras().into_iter().map(|name| LoraInfo { name, ..LoraInfo::default() }).collect()
+    }
+
+    /// The models that [`download`](Catalogue::download) accepts; none where downloads are not allowed.
+    fn downloadable(&self) -> Vec<DownloadableModel> {
+        Vec::new()
+    }
+
+    /// Downloads a model. `on_progress` gets the bytes present and the total, and cancels by returning false; what was
+    /// downloaded by then is kept.
+    fn download(&self, name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), JobError> {
+        let _ = on_progress;
+        Err(JobError::request("model_not_found", format!("the model `{name}` can't be downloaded")))
     }
 }
 

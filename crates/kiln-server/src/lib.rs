@@ -31,6 +31,7 @@ mod body_budget;
 mod connections;
 mod decode_budget;
 mod decoded_cache;
+mod downloads;
 mod fair_queue;
 mod generator;
 mod input_images;
@@ -46,7 +47,8 @@ mod worker;
 
 pub use api::{openapi, router};
 pub use generator::{
-    Catalogue, ErrorKind, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink, ModelInfo, Task,
+    Catalogue, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink, LoraInfo,
+    ModelInfo, Task,
 };
 pub use limits::Limits;
 pub use listen::serve;

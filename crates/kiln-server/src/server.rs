@@ -14,6 +14,7 @@ use crate::auth::Auth;
 use crate::body_budget::{BodyBudget, SMALL_BODY};
 use crate::decode_budget::DecodeBudget;
 use crate::decoded_cache::DecodedCache;
+use crate::downloads::Downloads;
 use crate::fair_queue::{FairQueue, QueuedJob};
 use crate::generator::{Catalogue, ErrorKind, JobError, name};
 use crate::limits::Limits;
@@ -75,6 +76,7 @@ pub struct ServerState {
     pub(crate) decoded: DecodedCache,
     pub(crate) body_budget: Arc<BodyBudget>,
     pub(crate) decode_budget: DecodeBudget,
+    pub(crate) downloads: Downloads,
     pub(crate) closing: watch::Sender<bool>,
     queue: Mutex<Queue>,
     wake: Condvar,
@@ -156,6 +158,7 @@ impl Server {
                 config.io_timeout,
             ),
             decode_budget: DecodeBudget::new(config.limits.all_decoding),
+            downloads: Downloads::default(),
             closing: watch::Sender::new(false),
             queue: Mutex::default(),
             wake: Condvar::new(),
@@ -206,7 +209,7 @@ impl Server {
     ) -> Result<Arc<LiveJob>, SubmitError> {
         // Choose the seed now, so that a retry generates the same image.
         if request.seed.is_empty() {
-            request.seed = vec![u32::from_be_bytes(random_bytes()).into()];
+            request.seed = vec![random_seed()];
         }
         // Fill in the defaults: clients see the effective format.
         request.output_format.get_or_insert_default();
@@ -274,6 +277,7 @@ impl Server {
             batch_key: self.batch_key(live),
             images: image_count(&live.request),
             cost: self.cost(&live.request),
+            ordered: false,
         }
     }
 
@@ -453,6 +457,19 @@ impl Server {
         self.queue().live.get(id).cloned()
     }
 
+    /// Every job that has not ended: planned and running jobs, then waiting ones in their order.
+    pub(crate) fn unfinished(&self) -> Vec<Arc<LiveJob>> {
+        let queue = self.queue();
+        let waiting = queue.waiting.ids().filter_map(|id| queue.live.get(id));
+        queue.active.iter().chain(waiting).cloned().collect()
+    }
+
+    /// Gives waiting jobs of a client their places in this order.
+    pub(crate) fn reorder(&self, client: &str, order: &[String]) -> Result<(), StoreError> {
+        let ids = self.queue().waiting.reorder(client, order);
+        self.store.set_order(&ids)
+    }
+
     /// Planned and running jobs, oldest first.
     pub(crate) fn active(&self) -> Vec<Arc<LiveJob>> {
         self.queue().active.clone()
@@ -558,6 +575,11 @@ impl Drop for AttachedJob {
             self.server.cancel(&self.live.id);
         }
     }
+}
+
+/// A seed for a request without one: short enough to type.
+pub(crate) fn random_seed() -> u64 {
+    u32::from_be_bytes(random_bytes()).into()
 }
 
 /// Cryptographically secure random bytes.

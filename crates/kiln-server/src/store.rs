@@ -6,6 +6,9 @@
 
 mod files;
 mod images;
+mod marks;
+mod order;
+mod plots;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
@@ -21,6 +24,8 @@ use utoipa::ToSchema;
 use crate::generator::name;
 pub(crate) use files::{INPUT_PREFIX, InputFiles, thumbnail_file};
 pub use images::{ImageQuery, ImageRow};
+pub(crate) use marks::Marks;
+pub(crate) use plots::PlotRow;
 
 /// An error of the database or of a file.
 #[derive(Debug, thiserror::Error)]
@@ -171,6 +176,9 @@ impl Store {
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         connection.pragma_update(None, "foreign_keys", "ON")?;
         connection.execute_batch(SCHEMA)?;
+        connection.execute_batch(marks::SCHEMA)?;
+        connection.execute_batch(order::SCHEMA)?;
+        connection.execute_batch(plots::SCHEMA)?;
         Ok(Store {
             connection: Mutex::new(connection),
             folder: folder.to_path_buf(),
@@ -263,7 +271,7 @@ impl Store {
     /// Jobs that an earlier process left unfinished, oldest first.
     pub fn unfinished(&self) -> Result<Vec<JobRow>, StoreError> {
         let db = self.db();
-        let mut query = db.prepare(&format!("{SELECT} WHERE state IN ('queued', 'running') ORDER BY seq"))?;
+        let mut query = db.prepare(&format!("{SELECT} WHERE state IN ('queued', 'running') ORDER BY {}", order::RANK))?;
         Ok(query.query_map([], job_row)?.collect::<Result<_, _>>()?)
     }
 }

@@ -2,7 +2,6 @@
 
 mod prompts;
 mod size;
-mod wildcards;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -125,7 +124,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     let mut requests = file.requests(request)?;
     if has_own_prompts {
         for request in &mut requests {
-            let note = wildcards::expand(request, args.wildcards.as_deref())?;
+            let note = kiln_engine::wildcards::expand(request, args.wildcards.as_deref())?;
             note.iter().for_each(|note| reporter.note(note));
         }
     }

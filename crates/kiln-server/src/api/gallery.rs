@@ -43,6 +43,10 @@ pub(crate) struct ImageListParams {
     search: Option<String>,
     /// Only images older than the one with this id.
     before: Option<String>,
+    /// Only favourites.
+    favourite: Option<bool>,
+    /// The images in the trash, instead of the others.
+    trash: Option<bool>,
     /// Maximum number of images; 40 by default.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
@@ -68,7 +72,8 @@ pub(crate) async fn list(
 ) -> Result<Response, ApiError> {
     let limit = params.limit.unwrap_or(40).clamp(1, 200);
     let words = params.search.unwrap_or_default();
-    let query = ImageQuery { words, before: params.before, limit: limit + 1 };
+    let (favourites, trash) = (params.favourite == Some(true), params.trash == Some(true));
+    let query = ImageQuery { words, before: params.before, favourites, trash, limit: limit + 1 };
     let mut rows = server.store.search(&query)?;
     let more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
@@ -104,7 +109,7 @@ pub(crate) async fn recipe(
     Ok(response(StatusCode::OK, "application/json", row.recipe.into()))
 }
 
-/// Deletes an image.
+/// Deletes an image for good. `PATCH /v1/pictures` moves images to the trash instead.
 #[utoipa::path(delete, path = "/v1/pictures/{id}", tag = "gallery", params(("id" = String, Path)), responses(
     (status = 204, description = "Deleted"),
     (status = "4XX", body = ErrorBody),
@@ -158,19 +163,24 @@ fn load_thumbnail(server: &Server, row: &ImageRow) -> Result<Vec<u8>, ApiError> 
     }
     let unreadable = |_: std::io::Error| ApiError::not_found("file of image", &row.id);
     let bytes = std::fs::read(server.store.image_path(&row.file)).map_err(unreadable)?;
+    let bytes = shrink(server, &row.id, &bytes)?;
+    // If it can't be written, it is created again next time.
+    let _ = server.store.write_image(&name, &bytes);
+    Ok(bytes)
+}
+
+/// A thumbnail of an image file, as JPEG.
+pub(super) fn shrink(server: &Server, name: &str, bytes: &[u8]) -> Result<Vec<u8>, ApiError> {
     let failed = |error: kiln_image::Error| ApiError::from(JobError::server("encoding", error.to_string()));
-    let memory = kiln_image::decoding_bytes(&row.id, &bytes).map_err(failed)?;
+    let memory = kiln_image::decoding_bytes(name, bytes).map_err(failed)?;
     let busy = |_| ApiError::from(JobError::server("busy", "too many images are being decoded"));
     let _memory = server.decode_budget.reserve(memory).map_err(busy)?;
-    let image = kiln_image::from_bytes(&row.id, &bytes).map_err(failed)?;
+    let image = kiln_image::from_bytes(name, bytes).map_err(failed)?;
     let longest = image.width().max(image.height()).max(THUMBNAIL_SIDE);
     let side = |side: u32| (side * THUMBNAIL_SIDE / longest).max(1);
     let small = kiln_image::resize(&image, side(image.width()), side(image.height()), Filter::Bicubic);
     let encoding = Encoding { quality: Some(85), ..kiln_image::Format::Jpeg.into() };
-    let bytes = kiln_image::encode_with(&small, encoding, None).map_err(failed)?;
-    // If it can't be written, it is created again next time.
-    let _ = server.store.write_image(&name, &bytes);
-    Ok(bytes)
+    kiln_image::encode_with(&small, encoding, None).map_err(failed)
 }
 
 /// Lets browsers cache a response forever: an image never changes under its id.

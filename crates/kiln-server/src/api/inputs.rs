@@ -21,6 +21,8 @@ pub(crate) struct InputView {
     width: u32,
     /// Height in pixels.
     height: u32,
+    /// Whether it holds a recipe: see `/v1/inputs/{id}/recipe`.
+    recipe: bool,
 }
 
 /// Uploads an image file: PNG, JPEG, WebP, GIF, BMP or TIFF.
@@ -33,7 +35,8 @@ pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Re
         let id = server.store_input(&body.bytes, "image")?;
         let size = kiln_image::dimensions("image", &body.bytes);
         let (width, height) = size.map_err(|e| JobError::request("invalid_picture", e.to_string()))?;
-        Ok::<_, ApiError>(json(StatusCode::CREATED, &InputView { id, width, height }))
+        let recipe = matches!(kiln_image::read_recipe(&body.bytes), Ok(Some(_)));
+        Ok::<_, ApiError>(json(StatusCode::CREATED, &InputView { id, width, height, recipe }))
     })
     .await
 }

@@ -6,7 +6,7 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use kiln_engine::{Phase, Progress, Request};
+use kiln_engine::{Phase, Progress, Request, wildcards};
 use kiln_image::Encoding;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -18,6 +18,7 @@ use super::gallery::ImageView;
 use super::sse::{EventSource, event, stream_events};
 use super::{Client, json, run_blocking};
 use crate::Server;
+use crate::server::random_seed;
 use crate::live::{Api, JobSnapshot, LiveJob, Preview, PreviewGuard};
 use crate::store::{JobRow, JobState};
 
@@ -89,7 +90,7 @@ impl ProgressView {
 }
 
 impl JobView {
-    fn from_live(server: &Server, live: &LiveJob, snapshot: &JobSnapshot) -> JobView {
+    pub(super) fn from_live(server: &Server, live: &LiveJob, snapshot: &JobSnapshot) -> JobView {
         let error = snapshot.error.as_ref();
         JobView {
             id: live.id.clone(),
@@ -124,7 +125,7 @@ impl JobView {
         })
     }
 
-    fn find(server: &Server, id: &str) -> Result<JobView, ApiError> {
+    pub(super) fn find(server: &Server, id: &str) -> Result<JobView, ApiError> {
         if let Some(live) = server.live(id) {
             return Ok(JobView::from_live(server, &live, &live.snapshot()));
         }
@@ -133,8 +134,16 @@ impl JobView {
     }
 }
 
+/// The parameters of submitting a job.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct SubmitParams {
+    /// Whether `{red|blue}` in a prompt becomes one of the alternatives, as the image's seed chooses; false by default.
+    wildcards: Option<bool>,
+}
+
 /// Submits a job and returns at once.
-#[utoipa::path(post, path = "/v1/jobs", tag = "jobs", request_body = Request, responses(
+#[utoipa::path(post, path = "/v1/jobs", tag = "jobs", params(SubmitParams), request_body = Request, responses(
     (status = 202, description = "The job is queued", body = JobView),
     (status = "4XX", description = "The job is not accepted", body = ErrorBody),
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
@@ -142,10 +151,14 @@ impl JobView {
 pub(crate) async fn submit(
     State(server): State<Server>,
     Client(client): Client,
+    Query(params): Query<SubmitParams>,
     Json(fields, permit): Json<Fields>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let request = parse_request(&fields)?;
+        let mut request = parse_request(&fields)?;
+        if params.wildcards == Some(true) {
+            expand_wildcards(&mut request)?;
+        }
         drop(fields);
         let request = server.accept_request(request)?;
         drop(permit);
@@ -153,6 +166,15 @@ pub(crate) async fn submit(
         Ok::<_, ApiError>(json(StatusCode::ACCEPTED, &JobView::from_live(&server, &live, &live.snapshot())))
     })
     .await
+}
+
+/// Replaces the wildcards of the prompts. The seed chooses, so a random one is drawn now.
+fn expand_wildcards(request: &mut Request) -> Result<(), ApiError> {
+    if request.seed.is_empty() {
+        request.seed = vec![random_seed()];
+    }
+    wildcards::expand(request, None).map_err(|error| ApiError::invalid(error.to_string()))?;
+    Ok(())
 }
 
 /// The parameters of the list of jobs.

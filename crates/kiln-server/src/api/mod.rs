@@ -2,14 +2,20 @@
 
 pub(crate) mod a1111;
 mod body;
+mod downloads;
 pub(crate) mod error;
 mod fields;
 mod gallery;
 mod images;
 mod inputs;
 mod jobs;
+mod loras;
+mod marks;
 mod multipart;
 mod openai;
+mod plots;
+mod queue;
+mod recipes;
 mod router;
 mod sse;
 mod status;

@@ -7,13 +7,13 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, patch, post, put};
 use bytes::Bytes;
 use kiln_base::hex;
 use utoipa::openapi::OpenApi;
 
 use super::error::ApiError;
-use super::{a1111, gallery, inputs, jobs, openai, status};
+use super::{a1111, downloads, gallery, inputs, jobs, loras, marks, openai, plots, queue, recipes, status};
 use crate::server::random_bytes;
 use crate::{Server, auth, page};
 
@@ -43,9 +43,17 @@ endpoints! {
     delete "/v1/jobs/{id}" jobs::cancel;
     get "/v1/jobs/{id}/result" jobs::result;
     get "/v1/jobs/{id}/events" jobs::events;
+    get "/v1/queue" queue::list;
+    put "/v1/queue" queue::reorder;
+    delete "/v1/queue" queue::cancel_all;
+    post "/v1/plots" plots::submit;
+    get "/v1/plots" plots::list;
+    get "/v1/plots/{id}" plots::details;
     post "/v1/inputs" inputs::upload;
     get "/v1/inputs/{id}" inputs::file;
+    get "/v1/inputs/{id}/recipe" recipes::of_input;
     get "/v1/pictures" gallery::list;
+    patch "/v1/pictures" marks::update;
     get "/v1/pictures/{id}" gallery::details;
     delete "/v1/pictures/{id}" gallery::delete;
     get "/v1/pictures/{id}/file" gallery::file;
@@ -64,6 +72,11 @@ endpoints! {
     get "/readyz" status::ready;
     get "/metrics" status::metrics;
     get "/v1/loras" status::loras;
+    get "/v1/loras/details" loras::details;
+    get "/v1/loras/preview" loras::preview;
+    get "/v1/downloads" downloads::list;
+    post "/v1/downloads" downloads::start;
+    delete "/v1/downloads/{model}" downloads::cancel;
     get "/v1/vaes" status::vaes;
     get "/v1/about" status::about;
     post "/v1/session" status::session;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use kiln_base::{AtomicFile, hex};
 use sha2::{Digest, Sha256};
 
-use super::{Store, StoreError};
+use super::{Store, StoreError, now};
 
 /// Prefix of the names of uploaded images in requests.
 pub(crate) const INPUT_PREFIX: &str = "input:";
@@ -67,10 +67,10 @@ impl Store {
         write(&path, bytes).map_err(|source| StoreError::File { path, source })
     }
 
-    /// Deletes all but the newest `keep` images, old jobs without images, inputs that no job uses, and leftovers of
+    /// Deletes all but the newest `keep` images, images that lay in the trash long enough, old jobs without images, inputs that no job uses, and leftovers of
     /// interrupted writes.
     pub fn clean_up(&self, keep: u32) -> Result<(), StoreError> {
-        for file in self.delete_beyond(keep)? {
+        for file in self.delete_beyond(keep)?.into_iter().chain(self.empty_trash(now())?) {
             self.remove_files(&file);
         }
         for entry in entries(&self.folder.join("inputs")).filter(is_old) {

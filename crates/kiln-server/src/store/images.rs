@@ -39,6 +39,11 @@ pub struct ImageRow {
     /// Its recipe: every setting it was generated with, as JSON.
     #[serde(skip)]
     pub recipe: String,
+    /// Whether it is marked as a favourite.
+    pub favourite: bool,
+    /// When it was moved to the trash, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trashed: Option<i64>,
 }
 
 /// A query of the gallery.
@@ -48,11 +53,15 @@ pub struct ImageQuery {
     pub words: String,
     /// Only images older than the one with this id.
     pub before: Option<String>,
+    /// Only favourites.
+    pub favourites: bool,
+    /// Only images in the trash, instead of only those that are not.
+    pub trash: bool,
     /// Maximum number of results.
     pub limit: u32,
 }
 
-const SELECT: &str = "SELECT id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe FROM pictures";
+const SELECT: &str = "SELECT id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe, favourite, trashed FROM pictures LEFT JOIN marks ON picture = id";
 
 fn image_row(row: &Row<'_>) -> rusqlite::Result<ImageRow> {
     Ok(ImageRow {
@@ -69,6 +78,8 @@ fn image_row(row: &Row<'_>) -> rusqlite::Result<ImageRow> {
         model: row.get(10)?,
         request: parse_request(&row.get::<_, String>(11)?),
         recipe: row.get(12)?,
+        favourite: row.get::<_, Option<bool>>(13)?.unwrap_or(false),
+        trashed: row.get(14)?,
     })
 }
 
@@ -116,7 +127,11 @@ impl Store {
     pub fn search(&self, query: &ImageQuery) -> Result<Vec<ImageRow>, StoreError> {
         let words: Vec<String> =
             query.words.split_whitespace().take(16).map(|word| format!("%{}%", escape(word))).collect();
-        let mut sql = format!("{SELECT} WHERE 1");
+        let place = if query.trash { "trashed IS NOT NULL" } else { "trashed IS NULL" };
+        let mut sql = format!("{SELECT} WHERE {place}");
+        if query.favourites {
+            sql += " AND favourite";
+        }
         let mut values: Vec<&dyn ToSql> = Vec::new();
         for word in &words {
             sql += " AND (prompt LIKE ? ESCAPE '\\' OR model LIKE ? ESCAPE '\\' OR seed LIKE ? ESCAPE '\\')";
@@ -148,14 +163,15 @@ impl Store {
         Ok(true)
     }
 
-    /// Deletes all but the newest `keep` images, and old jobs without images, from the database; returns the files of the
-    /// deleted images.
+    /// Deletes all but the newest `keep` images and the favourites, and old jobs without images, from the database; returns
+    /// the files of the deleted images.
     pub(super) fn delete_beyond(&self, keep: u32) -> Result<Vec<String>, StoreError> {
         /// Number of newest jobs to keep even without images.
         const KEEP_JOBS: u32 = 1000;
         let mut db = self.db();
         let transaction = db.transaction()?;
-        let beyond = "seq <= (SELECT seq FROM pictures ORDER BY seq DESC LIMIT 1 OFFSET ?)";
+        let beyond = "seq <= (SELECT seq FROM pictures ORDER BY seq DESC LIMIT 1 OFFSET ?)
+             AND id NOT IN (SELECT picture FROM marks WHERE favourite)";
         let files = {
             let mut query = transaction.prepare(&format!("SELECT file FROM pictures WHERE {beyond}"))?;
             query.query_map([keep], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?

@@ -10,14 +10,25 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use kiln_engine::{FileRef, Phase, Progress, Request as JobRequest};
 use kiln_image::{Format, RgbImage};
 use kiln_server::{
-    Catalogue, Config, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink, ModelInfo, Server,
-    Task, router,
+    Catalogue, Config, DownloadableModel, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink, LoraInfo,
+    ModelInfo, Server, Task, router,
 };
 use serde_json::Value;
 use tempfile::TempDir;
 use tower::ServiceExt;
 
-pub struct TestCatalogue;
+pub struct TestCatalogue {
+    /// The preview of its LoRA.
+    preview: tempfile::NamedTempFile,
+}
+
+impl TestCatalogue {
+    pub fn new() -> TestCatalogue {
+        let preview = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(preview.path(), png(640, 320)).unwrap();
+        TestCatalogue { preview }
+    }
+}
 
 impl Catalogue for TestCatalogue {
     fn models(&self) -> Vec<ModelInfo> {
@@ -39,6 +50,32 @@ impl Catalogue for TestCatalogue {
 
     fn vaes(&self) -> Vec<String> {
         vec!["taef2".into()]
+    }
+
+    fn lora_details(&self) -> Vec<LoraInfo> {
+        let preview = Some(self.preview.path().to_owned());
+        vec![LoraInfo { name: "ink".into(), triggers: vec!["inkwash".into()], preview }]
+    }
+
+    fn downloadable(&self) -> Vec<DownloadableModel> {
+        let model = |name: &str| DownloadableModel { name: name.into(), source: "hub".into(), installed: false };
+        vec![model("tiny"), model("endless"), model("broken")]
+    }
+
+    fn download(&self, name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), JobError> {
+        match name {
+            "endless" => {
+                while on_progress(1, 100) {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(JobError::cancelled())
+            }
+            "broken" => Err(JobError::server("download_failed", "the hub is gone")),
+            _ => {
+                on_progress(100, 100);
+                Ok(())
+            }
+        }
     }
 }
 
@@ -199,7 +236,7 @@ impl TestServer {
     pub fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Config), generating: bool) -> TestServer {
         let mut config = config(folder.path());
         change(&mut config);
-        let server = Server::open(config, Box::new(TestCatalogue)).unwrap();
+        let server = Server::open(config, Box::new(TestCatalogue::new())).unwrap();
         let received = Arc::new(Mutex::new(Vec::new()));
         if generating {
             let generator = TestGenerator { received: Arc::clone(&received), batch_capacity: 1 };
@@ -242,6 +279,13 @@ impl TestServer {
 
     pub async fn post(&self, path: &str, body: Value) -> TestResponse {
         self.send(post(path, body)).await
+    }
+
+    /// Sends JSON with this method as the client `name`.
+    pub async fn send_as(&self, name: &str, method: &str, path: &str, body: Value) -> TestResponse {
+        let request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+        let request = request.header("x-client-id", name).header(header::CONTENT_TYPE, "application/json");
+        self.send(request.body(Body::from(body.to_string())).unwrap()).await
     }
 
     /// Polls a job until it has ended.

@@ -16,6 +16,10 @@ pub struct ServeArgs {
     #[arg(short, long, help_heading = "Model")]
     pub yes: bool,
 
+    /// Let clients on other machines download models; those on this machine always may
+    #[arg(long, help_heading = "Model")]
+    pub allow_downloads: bool,
+
     /// Folder with the LoRAs that requests may name [default: `loras` next to the models folder]
     #[arg(long, value_name = "DIR", env = "KILN_LORAS", help_heading = "Model")]
     pub loras: Option<PathBuf>,

@@ -1,21 +1,21 @@
 //! The models, LoRAs and autoencoders that requests may name.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kiln_base::lock;
 use kiln_engine::{Model, Variant};
-use kiln_server::{Catalogue, JobError, ModelInfo};
+use kiln_server::{Catalogue, DownloadableModel, JobError, LoraInfo, ModelInfo};
 
+use super::{downloads, files};
 use crate::args::ServeArgs;
 use crate::cancel::CancelFlag;
 use crate::error::CliError;
 use crate::hub::offer::{self, OfferOptions};
 use crate::models::{self, ModelLocation};
 
-const EXTENSION: &str = "safetensors";
 /// How long a list of the models is used before it is read again.
 const LIST_LIFETIME: Duration = Duration::from_secs(5);
 
@@ -25,6 +25,8 @@ pub struct ModelCatalogue {
     default: (String, ModelLocation),
     loras: Option<PathBuf>,
     vaes: Option<PathBuf>,
+    /// Whether clients may download models.
+    downloads: bool,
     list: Mutex<ModelList>,
     /// Opened models, by [`model_key`].
     models: Mutex<HashMap<PathBuf, Arc<Model>>>,
@@ -59,7 +61,7 @@ impl ModelCatalogue {
         let loras = args.loras.clone().or_else(|| super::next_to_models("loras"));
         let vaes = args.vaes.clone().or_else(|| super::next_to_models("vaes"));
         let models = Mutex::new(HashMap::from([(model_key(&location), model)]));
-        Ok(ModelCatalogue { default: (name, location), loras, vaes, list: Mutex::default(), models })
+        Ok(ModelCatalogue { default: (name, location), loras, vaes, downloads: allows_downloads(args), list: Mutex::default(), models })
     }
 
     /// Returns a catalogue of a single model.
@@ -71,6 +73,7 @@ impl ModelCatalogue {
             default: (name.to_owned(), location),
             loras: None,
             vaes: None,
+            downloads: false,
             list: Mutex::new(ModelList { infos, ..ModelList::default() }),
             models,
         }
@@ -104,12 +107,12 @@ impl ModelCatalogue {
 
     /// Returns the file of a LoRA.
     pub fn lora(&self, name: &str) -> Option<PathBuf> {
-        weight_file(self.loras.as_deref(), name)
+        files::find(self.loras.as_deref(), name)
     }
 
     /// Returns the file of an autoencoder.
     pub fn vae(&self, name: &str) -> Option<PathBuf> {
-        weight_file(self.vaes.as_deref(), name)
+        files::find(self.vaes.as_deref(), name)
     }
 
     fn refresh(&self, list: &mut ModelList) {
@@ -129,30 +132,17 @@ impl ModelCatalogue {
     }
 }
 
+/// Whether clients may download models: those of this machine, and others if that is allowed.
+fn allows_downloads(args: &ServeArgs) -> bool {
+    args.allow_downloads || args.host.is_loopback()
+}
+
 /// Returns a key that identifies a model: its path, or the built-in model's name.
 fn model_key(location: &ModelLocation) -> PathBuf {
     match location {
         ModelLocation::BuiltIn => PathBuf::from(crate::ember::NAME),
         ModelLocation::Named { path, .. } | ModelLocation::Path(path) => path.clone(),
     }
-}
-
-/// Lists the names of the weight files in a folder.
-fn weight_names(folder: Option<&Path>) -> Vec<String> {
-    let entries = folder.into_iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
-    let name = |path: PathBuf| {
-        let is_weights = path.extension().is_some_and(|extension| extension == EXTENSION) && path.is_file();
-        is_weights.then(|| path.file_stem()?.to_str().map(str::to_owned))?
-    };
-    let mut names: Vec<String> = entries.filter_map(|entry| name(entry.path())).collect();
-    names.sort();
-    names
-}
-
-/// Finds the weight file of this name in a folder. Only listed names are accepted, so none leads outside the folder.
-fn weight_file(folder: Option<&Path>, name: &str) -> Option<PathBuf> {
-    let is_listed = weight_names(folder).iter().any(|listed| listed == name);
-    is_listed.then(|| Some(folder?.join(format!("{name}.{EXTENSION}"))))?
 }
 
 /// Whether a model can read prompts: the files of a models folder may be parts of models.
@@ -183,11 +173,26 @@ impl Catalogue for ModelCatalogue {
     }
 
     fn loras(&self) -> Vec<String> {
-        weight_names(self.loras.as_deref())
+        files::names(self.loras.as_deref())
     }
 
     fn vaes(&self) -> Vec<String> {
-        weight_names(self.vaes.as_deref())
+        files::names(self.vaes.as_deref())
+    }
+
+    fn lora_details(&self) -> Vec<LoraInfo> {
+        files::lora_details(self.loras.as_deref())
+    }
+
+    fn downloadable(&self) -> Vec<DownloadableModel> {
+        if self.downloads { downloads::models() } else { Vec::new() }
+    }
+
+    fn download(&self, name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), JobError> {
+        downloads::run(name, on_progress)?;
+        // List the new model at once.
+        lock(&self.list).read_at = None;
+        Ok(())
     }
 }
 
@@ -205,5 +210,17 @@ impl Catalogue for SharedCatalogue {
 
     fn vaes(&self) -> Vec<String> {
         self.0.vaes()
+    }
+
+    fn lora_details(&self) -> Vec<LoraInfo> {
+        self.0.lora_details()
+    }
+
+    fn downloadable(&self) -> Vec<DownloadableModel> {
+        self.0.downloadable()
+    }
+
+    fn download(&self, name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), JobError> {
+        self.0.download(name, on_progress)
     }
 }

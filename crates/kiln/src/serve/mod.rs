@@ -1,6 +1,8 @@
 //! `kiln serve`: runs the `kiln-server` HTTP server on the engine.
 
 pub mod catalogue;
+mod downloads;
+mod files;
 pub mod generator;
 
 use std::io::{IsTerminal, Write};

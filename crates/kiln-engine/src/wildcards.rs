@@ -6,17 +6,17 @@
 use std::fs;
 use std::path::Path;
 
-use kiln_engine::Request;
 use serde_json::Value;
 
-use crate::error::CliError;
+use crate::error::{Error, Result};
+use crate::request::Request;
 
 /// Lists within lists: more is a list that contains itself.
 const MAX_DEPTH: usize = 16;
 
 /// Replaces the wildcards of the request's prompts, which gives every image a prompt of its own. Lists are files of
 /// `folder`. Returns a note about a name that was left alone for lack of a folder.
-pub fn expand(request: &mut Request, folder: Option<&Path>) -> Result<Option<String>, CliError> {
+pub fn expand(request: &mut Request, folder: Option<&Path>) -> Result<Option<String>> {
     let prompts = request.prompts.len();
     let per_prompt = match (request.n, request.seed.len()) {
         (Some(n), _) => n as usize,
@@ -64,7 +64,7 @@ struct Chooser<'a> {
 }
 
 impl Chooser<'_> {
-    fn expand(&mut self, text: &str, depth: usize) -> Result<String, CliError> {
+    fn expand(&mut self, text: &str, depth: usize) -> Result<String> {
         let mut out = String::new();
         let mut rest = text;
         while let Some(first) = rest.chars().next() {
@@ -78,7 +78,7 @@ impl Chooser<'_> {
             } else if let (Some((name, after)), Some(folder)) = (list(rest), self.folder) {
                 let lines = read_list(folder, name)?;
                 if depth == MAX_DEPTH {
-                    return Err(CliError::new(format!("the wildcard `__{name}__` contains itself"))
+                    return Err(Error::request(format!("the wildcard `__{name}__` contains itself"))
                         .hint(format!("see `{name}.txt` and the lists it names")));
                 }
                 let chosen = &lines[self.below(lines.len())];
@@ -140,17 +140,17 @@ fn list_name(text: &str) -> Option<&str> {
 }
 
 /// Reads the lines of a list; empty lines and comments (`#`) don't count.
-fn read_list(folder: &Path, name: &str) -> Result<Vec<String>, CliError> {
+fn read_list(folder: &Path, name: &str) -> Result<Vec<String>> {
     let path = folder.join(format!("{name}.txt"));
     let shown = path.display();
     let text = fs::read_to_string(&path).map_err(|e| {
-        CliError::new(format!("can't read the list of the wildcard `__{name}__`, `{shown}`: {e}"))
+        Error::request(format!("can't read the list of the wildcard `__{name}__`, `{shown}`: {e}"))
             .hint("write the file, one alternative per line, or name another folder with --wildcards")
     })?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let lines: Vec<String> = lines.map(str::to_owned).collect();
     if lines.is_empty() {
-        return Err(CliError::new(format!("the list of the wildcard `__{name}__`, `{shown}`, is empty"))
+        return Err(Error::request(format!("the list of the wildcard `__{name}__`, `{shown}`, is empty"))
             .hint("write one alternative per line"));
     }
     Ok(lines)

@@ -1,0 +1,117 @@
+// This client's jobs that have not ended. One of them is followed by its events, the others by asking now and then:
+// a browser has few connections to a server.
+
+import { call, follow, send } from "./api.js";
+import { fail } from "./notices.js";
+import { onChange } from "./connection.js";
+
+/** Time between two looks at the queue, in milliseconds. */
+const INTERVAL = 2000;
+/** Views by id, in the order of the queue. */
+let jobs = new Map();
+/** The job that is followed, and the function that stops that. */
+let followed = { id: null, stop() {} };
+let timer = null;
+let on = { changed() {}, preview() {}, picture() {}, ended() {} };
+
+export const all = () => [...jobs.values()];
+
+/** The running job, or the first in the queue. */
+export const current = () => all().find((view) => view.status === "running") ?? all()[0];
+
+/** Starts to watch a job. */
+export function watch(view) {
+  jobs.set(view.id, view);
+  update();
+}
+
+/** Watches jobs that were submitted before the page was loaded. */
+export async function resume() {
+  const { data } = await call("/v1/queue");
+  for (const view of data) jobs.set(view.id, view);
+  update();
+}
+
+function update() {
+  const view = current();
+  if (view?.id !== followed.id) {
+    followed.stop();
+    followed = { id: view?.id ?? null, stop: view ? open(view.id) : () => {} };
+  }
+  clearTimeout(timer);
+  if (jobs.size > 1) timer = setTimeout(look, INTERVAL);
+  on.changed();
+}
+
+function open(id) {
+  return follow(id, {
+    progress(view) {
+      jobs.set(id, view);
+      on.changed();
+    },
+    preview: (preview) => on.preview(id, preview),
+    picture: (image) => on.picture(id, image),
+    end,
+    lost(error) {
+      jobs.delete(id);
+      fail(error.message);
+      update();
+    },
+  });
+}
+
+function end(view) {
+  if (!jobs.delete(view.id)) return;
+  if (followed.id === view.id) followed = { id: null, stop() {} };
+  on.ended(view);
+  update();
+}
+
+/** Looks at the queue: positions change, and jobs end that are not followed. */
+async function look() {
+  try {
+    take((await call("/v1/queue")).data);
+  } catch {
+    // The connection's banner tells.
+    update();
+  }
+}
+
+/** Takes over the server's list of jobs. */
+async function take(views) {
+  const gone = all().filter(({ id }) => id !== followed.id && !views.some((view) => view.id === id));
+  const order = views.map((view) => [view.id, view]);
+  const rest = [...jobs].filter(([id]) => !views.some((view) => view.id === id));
+  jobs = new Map([...order, ...rest]);
+  for (const { id } of gone) {
+    const view = await call(`/v1/jobs/${id}`).catch(() => null);
+    if (view && view.status !== "queued" && view.status !== "running") end(view);
+    else if (!view) jobs.delete(id);
+  }
+  update();
+}
+
+export async function cancel(id) {
+  try {
+    const view = await call(`/v1/jobs/${id}`, { method: "DELETE" });
+    if (id !== followed.id && view.status === "cancelled") end(view);
+  } catch (error) {
+    // It has already ended.
+    if (error.status !== 409 && error.status !== 404) throw error;
+  }
+}
+
+export async function cancelAll() {
+  await call("/v1/queue", { method: "DELETE" });
+  await look();
+}
+
+/** Gives queued jobs their places in this order. */
+export async function reorder(ids) {
+  await take((await send("PUT", "/v1/queue", { order: ids })).data);
+}
+
+export function listen(handlers) {
+  on = handlers;
+  onChange(() => on.changed());
+}

@@ -1,0 +1,80 @@
+//! Downloads of models that the catalogue offers.
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::body::Json;
+use super::error::{ApiError, ErrorBody};
+use super::{json, run_blocking};
+use crate::Server;
+use crate::downloads::Download;
+use crate::generator::DownloadableModel;
+
+/// Downloads, and models that can be downloaded.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct DownloadList {
+    /// The downloads since the start of the server.
+    data: Vec<Download>,
+    /// The models that can be downloaded; none where downloads are not allowed.
+    available: Vec<DownloadableModel>,
+}
+
+/// Lists downloads, and the models that can be downloaded.
+#[utoipa::path(get, path = "/v1/downloads", tag = "server", responses((status = 200, description = "The downloads", body = DownloadList)))]
+pub(crate) async fn list(State(server): State<Server>) -> Result<Response, ApiError> {
+    let list = run_blocking(move || {
+        let (data, available) = (server.downloads.all(), server.catalogue.downloadable());
+        Ok::<_, ApiError>(DownloadList { data, available })
+    });
+    Ok(json(StatusCode::OK, &list.await?))
+}
+
+/// A model to download.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewDownload {
+    /// Its name, one of those that `GET /v1/downloads` offers.
+    model: String,
+}
+
+/// Downloads a model. Only one download runs at a time; one that was interrupted resumes.
+#[utoipa::path(post, path = "/v1/downloads", tag = "server", request_body = NewDownload, responses(
+    (status = 202, description = "Started", body = DownloadList),
+    (status = "4XX", description = "Not started", body = ErrorBody),
+))]
+pub(crate) async fn start(
+    State(server): State<Server>,
+    Json(NewDownload { model }, _permit): Json<NewDownload>,
+) -> Result<Response, ApiError> {
+    let list = run_blocking(move || {
+        let available = server.catalogue.downloadable();
+        if !available.iter().any(|offered| offered.name == model) {
+            return Err(ApiError::not_found("model to download", &model));
+        }
+        server.start_download(&model).map_err(|running| {
+            let message = format!("`{running}` is being downloaded; wait for it, or cancel it");
+            ApiError::new(StatusCode::CONFLICT, "busy", message)
+        })?;
+        Ok(DownloadList { data: server.downloads.all(), available })
+    });
+    Ok(json(StatusCode::ACCEPTED, &list.await?))
+}
+
+/// Cancels a download. What is there is kept for the next one.
+#[utoipa::path(delete, path = "/v1/downloads/{model}", tag = "server", params(("model" = String, Path)), responses(
+    (status = 202, description = "Will stop", body = DownloadList),
+    (status = "4XX", description = "Not being downloaded", body = ErrorBody),
+))]
+pub(crate) async fn cancel(
+    State(server): State<Server>,
+    Path(model): Path<String>,
+) -> Result<Response, ApiError> {
+    if !server.downloads.cancel(&model) {
+        return Err(ApiError::not_found("running download of", &model));
+    }
+    let (data, available) = (server.downloads.all(), server.catalogue.downloadable());
+    Ok(json(StatusCode::ACCEPTED, &DownloadList { data, available }))
+}

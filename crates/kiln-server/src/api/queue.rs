@@ -1,0 +1,84 @@
+//! A client's part of the queue: list, reorder, cancel all.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::body::Json;
+use super::error::{ApiError, ErrorBody};
+use super::jobs::JobView;
+use super::{Client, json, run_blocking};
+use crate::Server;
+
+/// The unfinished jobs of a client.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct QueueView {
+    /// Its jobs: running ones, then queued ones in their order.
+    data: Vec<JobView>,
+    /// The number of other clients' unfinished jobs.
+    others: usize,
+}
+
+impl QueueView {
+    fn new(server: &Server, client: &str) -> QueueView {
+        let all = server.unfinished();
+        let own = all.iter().filter(|live| live.client == client);
+        let data: Vec<JobView> =
+            own.map(|live| JobView::from_live(server, live, &live.snapshot())).collect();
+        QueueView { others: all.len() - data.len(), data }
+    }
+}
+
+/// Returns the unfinished jobs of this client, and how many others have.
+#[utoipa::path(get, path = "/v1/queue", tag = "jobs", responses((status = 200, description = "The queue", body = QueueView)))]
+pub(crate) async fn list(State(server): State<Server>, Client(client): Client) -> Response {
+    json(StatusCode::OK, &QueueView::new(&server, &client))
+}
+
+/// A new order of queued jobs.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewOrder {
+    /// The ids of queued jobs of this client. They exchange their places; jobs that have started are ignored.
+    order: Vec<String>,
+}
+
+/// Reorders queued jobs of this client. Other clients' jobs keep their places.
+#[utoipa::path(put, path = "/v1/queue", tag = "jobs", request_body = NewOrder, responses(
+    (status = 200, description = "The queue in its new order", body = QueueView),
+    (status = "4XX", description = "Not reordered", body = ErrorBody),
+))]
+pub(crate) async fn reorder(
+    State(server): State<Server>,
+    Client(client): Client,
+    Json(NewOrder { order }, _permit): Json<NewOrder>,
+) -> Result<Response, ApiError> {
+    let view = run_blocking(move || {
+        server.reorder(&client, &order)?;
+        Ok::<_, ApiError>(QueueView::new(&server, &client))
+    });
+    Ok(json(StatusCode::OK, &view.await?))
+}
+
+/// The result of cancelling all jobs.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Cancelled {
+    /// The number of cancelled jobs.
+    cancelled: usize,
+}
+
+/// Cancels all unfinished jobs of this client.
+#[utoipa::path(delete, path = "/v1/queue", tag = "jobs", responses((status = 200, description = "Cancelled", body = Cancelled)))]
+pub(crate) async fn cancel_all(
+    State(server): State<Server>,
+    Client(client): Client,
+) -> Result<Response, ApiError> {
+    let cancelled = run_blocking(move || {
+        // Waiting jobs first, so that none of them starts when the running one ends.
+        let own = server.unfinished().into_iter().rev().filter(|live| live.client == client);
+        Ok::<_, ApiError>(own.filter(|live| server.cancel(&live.id)).count())
+    });
+    Ok(json(StatusCode::OK, &Cancelled { cancelled: cancelled.await? }))
+}

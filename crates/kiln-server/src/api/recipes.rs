@@ -1,0 +1,100 @@
+//! Recipes inside uploaded images: the request that generates an image again on this server.
+
+use std::path::{Path as FilePath, PathBuf};
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use kiln_engine::{FileRef, LoraRef, Recipe, Request};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::error::{ApiError, ErrorBody};
+use super::{json, run_blocking};
+use crate::Server;
+use crate::store::INPUT_PREFIX;
+
+/// A recipe as a request to this server.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct RecipeView {
+    /// The request, with this server's names of models, LoRAs and input images.
+    #[serde(rename = "order")]
+    request: Request,
+    /// Its seed, as a string: it may be too large for JavaScript's numbers.
+    seed: Option<String>,
+    /// What the recipe names and this server does not have; the request is without it.
+    missing: Vec<String>,
+}
+
+/// Returns the recipe inside an uploaded image, as a request.
+#[utoipa::path(get, path = "/v1/inputs/{id}/recipe", tag = "jobs", params(("id" = String, Path)), responses(
+    (status = 200, description = "The recipe", body = RecipeView),
+    (status = "4XX", description = "No such image, or it has no recipe", body = ErrorBody),
+))]
+pub(crate) async fn of_input(
+    State(server): State<Server>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let view = run_blocking(move || {
+        let path = server.store.inputs().path(&id).ok_or_else(|| ApiError::not_found("input", &id))?;
+        let bytes = std::fs::read(path).map_err(|_| ApiError::not_found("input", &id))?;
+        let text = kiln_image::read_recipe(&bytes).ok().flatten();
+        let text = text.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, "no_recipe", "the image has no recipe"))?;
+        let recipe = Recipe::parse(&text).map_err(|error| ApiError::invalid(error.to_string()))?;
+        translate(&server, &recipe)
+    });
+    Ok(json(StatusCode::OK, &view.await?))
+}
+
+fn translate(server: &Server, recipe: &Recipe) -> Result<RecipeView, ApiError> {
+    let mut missing = Vec::new();
+    let hashes: Vec<Option<String>> = recipe.request.images().map(|file| file.sha256.clone()).collect();
+    let request = recipe.request(&Request::default());
+    let mut request = request.map_err(|error| ApiError::invalid(error.to_string()))?;
+    let models: Vec<String> = server.catalogue.models().into_iter().map(|model| model.name).collect();
+    request.model = known(FilePath::new(&recipe.model.path), &models, &mut missing).map(PathBuf::from);
+    let loras = server.catalogue.loras();
+    request.loras = std::mem::take(&mut request.loras)
+        .into_iter()
+        .filter_map(|lora| {
+            let path = known(&lora.path, &loras, &mut missing)?.into();
+            Some(LoraRef { path, sha256: None, ..lora })
+        })
+        .collect();
+    let vaes = server.catalogue.vaes();
+    request.vae = request.vae.take().and_then(|vae| Some(known(&vae.path, &vaes, &mut missing)?.into()));
+    // An image that the recipe names is here only if it was uploaded here: its name is its hash.
+    for (file, hash) in request.images_mut().zip(hashes) {
+        let input = hash.map(|hash| format!("{INPUT_PREFIX}{hash}"));
+        let input = input.filter(|input| server.store.inputs().path(input).is_some());
+        if input.is_none() {
+            missing.push(file_name(&file.path));
+        }
+        *file = FileRef::from(input.unwrap_or_default());
+    }
+    request.references.retain(|file| !file.path.as_os_str().is_empty());
+    request.init = request.init.take().filter(|file| !file.path.as_os_str().is_empty());
+    request.mask = request.mask.take().filter(|file| !file.path.as_os_str().is_empty() && request.init.is_some());
+    if request.init.is_none() {
+        request.strength = None;
+    }
+    // These name files of the machine that generated the image.
+    (request.embeds, request.noise) = (None, None);
+    let seed = request.seed.first().map(u64::to_string);
+    Ok(RecipeView { request, seed, missing })
+}
+
+/// This server's name for a model or LoRA that a recipe names by name or path.
+fn known(path: &FilePath, names: &[String], missing: &mut Vec<String>) -> Option<String> {
+    let (whole, file) = (path.to_string_lossy(), file_name(path));
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let found = [whole.as_ref(), &file, &stem].iter().find_map(|name| names.iter().find(|n| n == name)).cloned();
+    if found.is_none() {
+        missing.push(file);
+    }
+    found
+}
+
+fn file_name(path: &FilePath) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}

@@ -1,0 +1,115 @@
+//! Marks on images of the gallery: favourites, and the trash.
+
+use rusqlite::{OptionalExtension, params};
+
+use super::{Store, StoreError, now};
+
+pub(super) const SCHEMA: &str = "
+CREATE TABLE IF NOT EXISTS marks (
+    picture TEXT PRIMARY KEY,
+    favourite INTEGER NOT NULL DEFAULT 0,
+    trashed INTEGER
+);
+";
+
+/// How long images stay in the trash, in milliseconds: a week.
+const TRASH_LIFETIME: i64 = 7 * 24 * 3600 * 1000;
+
+/// Changes of an image's marks; absent fields stay as they are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Marks {
+    /// Whether it is a favourite. Favourites are not deleted when the gallery is full.
+    pub(crate) favourite: Option<bool>,
+    /// Whether it is in the trash. The trash is emptied after a week.
+    pub(crate) trash: Option<bool>,
+}
+
+impl Store {
+    /// Changes the marks of these images, all or none. Returns the first id that doesn't exist, if any.
+    pub(crate) fn mark(&self, ids: &[String], marks: Marks) -> Result<Option<String>, StoreError> {
+        let mut db = self.db();
+        let transaction = db.transaction()?;
+        for id in ids {
+            let mut exists = transaction.prepare("SELECT 1 FROM pictures WHERE id = ?")?;
+            if exists.query_row([id], |_| Ok(())).optional()?.is_none() {
+                return Ok(Some(id.clone()));
+            }
+            transaction.execute("INSERT OR IGNORE INTO marks (picture) VALUES (?)", [id])?;
+            if let Some(favourite) = marks.favourite {
+                transaction
+                    .execute("UPDATE marks SET favourite = ? WHERE picture = ?", params![favourite, id])?;
+            }
+            if let Some(trash) = marks.trash {
+                let time = trash.then(now);
+                transaction.execute("UPDATE marks SET trashed = ? WHERE picture = ?", params![time, id])?;
+            }
+        }
+        transaction.commit()?;
+        Ok(None)
+    }
+
+    /// Deletes images that lay in the trash long enough from the database; returns their files.
+    pub(super) fn empty_trash(&self, now: i64) -> Result<Vec<String>, StoreError> {
+        let before = now - TRASH_LIFETIME;
+        let old = "id IN (SELECT picture FROM marks WHERE trashed < ?)";
+        let mut db = self.db();
+        let transaction = db.transaction()?;
+        let files = {
+            let mut query = transaction.prepare(&format!("SELECT file FROM pictures WHERE {old}"))?;
+            query.query_map([before], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?
+        };
+        transaction.execute(&format!("DELETE FROM pictures WHERE {old}"), [before])?;
+        transaction.execute("DELETE FROM marks WHERE picture NOT IN (SELECT id FROM pictures)", [])?;
+        transaction.commit()?;
+        Ok(files)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{ImageQuery, ImageRow, JobState};
+
+    fn image(id: &str) -> ImageRow {
+        ImageRow {
+            id: id.into(),
+            job: "job".into(),
+            number: 0,
+            created: 0,
+            width: 1,
+            height: 1,
+            seed: None,
+            file: format!("{id}.png"),
+            bytes: 0,
+            prompt: String::new(),
+            model: String::new(),
+            request: kiln_engine::Request::default(),
+            recipe: String::new(),
+            favourite: false,
+            trashed: None,
+        }
+    }
+
+    #[test]
+    fn the_trash_is_emptied_after_a_week_and_favourites_outlive_the_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let rows = ["a", "b", "c", "d"].map(image);
+        store.finish("job", JobState::Done, None, &rows).unwrap();
+        let ids = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let listed = |trash| {
+            let query = ImageQuery { trash, limit: 9, ..ImageQuery::default() };
+            store.search(&query).unwrap().into_iter().map(|row| row.id).collect::<String>()
+        };
+        let trash = Marks { trash: Some(true), ..Marks::default() };
+        assert_eq!(store.mark(&ids(&["c", "none"]), trash).unwrap().as_deref(), Some("none"));
+        assert_eq!(listed(true), "", "all or none");
+        store.mark(&ids(&["c"]), trash).unwrap();
+        store.mark(&ids(&["a"]), Marks { favourite: Some(true), ..Marks::default() }).unwrap();
+        assert_eq!((listed(true), listed(false)), ("c".into(), "dba".into()));
+        assert!(store.empty_trash(now()).unwrap().is_empty());
+        assert_eq!(store.empty_trash(now() + TRASH_LIFETIME + 1000).unwrap(), ["c.png"]);
+        store.clean_up(1).unwrap();
+        assert_eq!(listed(false), "da");
+    }
+}

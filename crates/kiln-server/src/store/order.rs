@@ -1,0 +1,37 @@
+//! The order that clients give their waiting jobs.
+
+use rusqlite::params;
+
+use super::{Store, StoreError};
+
+pub(super) const SCHEMA: &str = "
+CREATE TABLE IF NOT EXISTS job_ranks (
+    job TEXT PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE,
+    rank INTEGER NOT NULL
+);
+";
+
+/// The place of a job, as an expression over the table of jobs.
+pub(super) const RANK: &str = "coalesce((SELECT rank FROM job_ranks WHERE job = jobs.id), seq)";
+
+impl Store {
+    /// Gives these jobs each other's places, in this order.
+    pub(crate) fn set_order(&self, ids: &[String]) -> Result<(), StoreError> {
+        let mut db = self.db();
+        let transaction = db.transaction()?;
+        let mut places = Vec::with_capacity(ids.len());
+        for id in ids {
+            let sql = format!("SELECT {RANK} FROM jobs WHERE id = ?");
+            places.push(transaction.query_row(&sql, [id], |row| row.get::<_, i64>(0))?);
+        }
+        places.sort_unstable();
+        for (id, place) in ids.iter().zip(places) {
+            transaction.execute(
+                "INSERT OR REPLACE INTO job_ranks (job, rank) VALUES (?, ?)",
+                params![id, place],
+            )?;
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,72 @@
+//! Plots: grids of jobs that differ in one or two settings.
+
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::{Store, StoreError};
+
+pub(super) const SCHEMA: &str = "
+CREATE TABLE IF NOT EXISTS plots (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    client TEXT NOT NULL,
+    created INTEGER NOT NULL,
+    axes TEXT NOT NULL,
+    jobs TEXT NOT NULL
+);
+";
+
+/// Number of newest plots to keep. Their jobs and images stay.
+const KEEP_PLOTS: u32 = 200;
+
+/// A plot in the database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PlotRow {
+    pub(crate) id: String,
+    pub(crate) client: String,
+    /// When it was submitted, in milliseconds since 1970.
+    pub(crate) created: i64,
+    /// Its axes, as JSON.
+    pub(crate) axes: String,
+    /// The ids of its jobs by row, as JSON.
+    pub(crate) jobs: String,
+}
+
+const SELECT: &str = "SELECT id, client, created, axes, jobs FROM plots";
+
+fn plot_row(row: &Row<'_>) -> rusqlite::Result<PlotRow> {
+    Ok(PlotRow {
+        id: row.get(0)?,
+        client: row.get(1)?,
+        created: row.get(2)?,
+        axes: row.get(3)?,
+        jobs: row.get(4)?,
+    })
+}
+
+impl Store {
+    pub(crate) fn insert_plot(&self, plot: &PlotRow) -> Result<(), StoreError> {
+        let db = self.db();
+        db.execute(
+            "INSERT INTO plots (id, client, created, axes, jobs) VALUES (?, ?, ?, ?, ?)",
+            params![plot.id, plot.client, plot.created, plot.axes, plot.jobs],
+        )?;
+        db.execute(
+            "DELETE FROM plots WHERE seq <= (SELECT seq FROM plots ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+            [KEEP_PLOTS],
+        )?;
+        Ok(())
+    }
+
+    pub(crate) fn plot(&self, id: &str) -> Result<Option<PlotRow>, StoreError> {
+        let db = self.db();
+        let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
+        Ok(query.query_row([id], plot_row).optional()?)
+    }
+
+    /// The latest plots, newest first.
+    pub(crate) fn plots(&self, limit: u32) -> Result<Vec<PlotRow>, StoreError> {
+        let db = self.db();
+        let mut query = db.prepare(&format!("{SELECT} ORDER BY seq DESC LIMIT ?"))?;
+        Ok(query.query_map([limit], plot_row)?.collect::<Result<_, _>>()?)
+    }
+}

@@ -1,0 +1,71 @@
+//! A client's part of the queue.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::harness::TestServer;
+
+async fn submit(server: &TestServer, client: &str, prompt: &str) -> String {
+    // Sizes differ, so that no two jobs share a batch or a loaded model.
+    let size = 64 + 16 * u32::from(prompt.as_bytes()[1] - b'0');
+    let job = json!({ "prompt": prompt, "width": size });
+    server.send_as(client, "POST", "/v1/jobs", job).await.ok().json()["id"].as_str().unwrap().to_owned()
+}
+
+fn prompts(queue: &Value) -> Vec<&str> {
+    queue["data"].as_array().unwrap().iter().map(|job| job["order"]["prompt"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_client_reorders_and_cancels_its_own_jobs_only_and_the_order_survives_a_restart() {
+    let folder = Arc::new(tempfile::TempDir::new().unwrap());
+    let server = TestServer::open(folder.clone(), |_| {}, false);
+    let mut mine = Vec::new();
+    for prompt in ["a1", "a2", "a3"] {
+        mine.push(submit(&server, "a", prompt).await);
+    }
+    let other = submit(&server, "b", "b1").await;
+    let queue = server.send_as("a", "GET", "/v1/queue", json!(null)).await.ok().json();
+    assert_eq!((prompts(&queue), &queue["others"]), (vec!["a1", "a2", "a3"], &json!(1)));
+
+    let order = json!({ "order": [mine[2], other, mine[0], "none"] });
+    let queue = server.send_as("a", "PUT", "/v1/queue", order).await.ok().json();
+    assert_eq!(prompts(&queue), ["a3", "a2", "a1"], "a2 keeps its place");
+    let queue = server.send_as("b", "GET", "/v1/queue", json!(null)).await.ok().json();
+    assert_eq!((prompts(&queue), &queue["data"][0]["position"]), (vec!["b1"], &json!(3)));
+    drop(server);
+
+    let server = TestServer::open(folder, |_| {}, false);
+    let queue = server.send_as("a", "GET", "/v1/queue", json!(null)).await.ok().json();
+    assert_eq!(prompts(&queue), ["a3", "a2", "a1"]);
+    let cancelled = server.send_as("a", "DELETE", "/v1/queue", json!(null)).await.ok().json();
+    assert_eq!(cancelled["cancelled"], 3);
+    assert_eq!(server.get(&format!("/v1/jobs/{}", mine[1])).await.ok().json()["status"], "cancelled");
+    assert_eq!(server.get(&format!("/v1/jobs/{other}")).await.ok().json()["status"], "queued");
+    server.generate(1);
+    server.wait(&other).await;
+    assert_eq!(server.received.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn wildcards_give_each_image_a_prompt_of_its_own_if_the_client_asks() {
+    let server = TestServer::new();
+    let request = json!({ "prompt": "a {red|blue|green|black|white} fox", "n": 4, "seed": 7 });
+    let plain = server.submit(request.clone()).await;
+    assert_eq!(server.wait(&plain).await["order"]["prompt"], request["prompt"]);
+    let job = server.post("/v1/jobs?wildcards=true", request.clone()).await.ok().json();
+    let again = server.post("/v1/jobs?wildcards=true", request).await.ok().json();
+    assert_eq!(job["order"]["prompt"], again["order"]["prompt"], "the seed chooses");
+    let done = server.wait(job["id"].as_str().unwrap()).await;
+    let images = done["pictures"].as_array().unwrap();
+    for (i, image) in images.iter().enumerate() {
+        assert_eq!(image["prompt"], done["order"]["prompt"][i]);
+        assert_eq!(image["seed"], (7 + i).to_string());
+        assert!(!image["prompt"].as_str().unwrap().contains('{'));
+    }
+    assert!(images.len() == 4 && images.iter().any(|image| image["prompt"] != images[0]["prompt"]));
+    let random = json!({ "prompt": "{a|b}" });
+    let job = server.post("/v1/jobs?wildcards=true", random).await.ok().json();
+    assert!(job["order"]["seed"].is_u64());
+}
