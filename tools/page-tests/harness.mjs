@@ -1,7 +1,9 @@
 // Starts a server and a browser; helpers.
 
 import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
+import { createHash } from "node:crypto";
+import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { deflateSync } from "node:zlib";
@@ -9,8 +11,12 @@ import { chromium } from "playwright-core";
 
 /** Starts `kiln serve` with an empty data folder on a free port. */
 export async function startServer(...options) {
-  const folder = mkdtempSync(join(tmpdir(), "kiln-page-"));
-  const server = spawn(process.env.KILN, ["serve", "--port", "0", "--data", folder, "--loras", join(folder, "loras"), ...options]);
+  return start(mkdtempSync(join(tmpdir(), "kiln-page-")), 0, options);
+}
+
+async function start(folder, port, options) {
+  const args = ["serve", "--port", String(port), "--data", folder, "--loras", join(folder, "loras"), ...options];
+  const server = spawn(process.env.KILN, args, { env: { ...process.env, HF_HOME: join(folder, "hf") } });
   let log = "";
   const address = await new Promise((resolve, reject) => {
     server.stderr.on("data", (text) => {
@@ -22,12 +28,37 @@ export async function startServer(...options) {
     setTimeout(() => reject(new Error(`the server does not start:\n${log}`)), 30_000);
   });
   for (let i = 0; i < 300 && !(await fetch(`${address}/readyz`)).ok; i++) await new Promise((r) => setTimeout(r, 100));
-  const stop = () => {
+  const ended = new Promise((resolve) => server.on("exit", resolve));
+  /** Kills the server and keeps its data. */
+  const kill = async () => {
     server.kill("SIGKILL");
+    await ended;
+  };
+  const stop = async () => {
+    await kill();
     rmSync(folder, { recursive: true, force: true });
   };
-  return { address, stop, log: () => log };
+  /** Starts it again at the same address with the same data. */
+  const restart = () => start(folder, Number(new URL(address).port), options);
+  return { address, folder, kill, stop, restart, log: () => log };
 }
+
+/** Serves the files of the folder PAGE instead of the built-in ones, to work on the page. */
+export async function servePage(context, address) {
+  if (!process.env.PAGE) return;
+  const policy = (await fetch(address)).headers.get("content-security-policy");
+  const send = (name) => (route) => route.fulfill({
+    path: join(process.env.PAGE, name ?? new URL(route.request().url()).pathname.slice(6)),
+    headers: { "content-security-policy": policy, "content-type": TYPES[(name ?? new URL(route.request().url()).pathname).split(".").pop()] },
+  });
+  await context.route(/\/page\/[^/]+$/, send());
+  await context.route(`${address}/`, send("index.html"));
+}
+
+const TYPES = {
+  html: "text/html; charset=utf-8", js: "text/javascript; charset=utf-8", css: "text/css; charset=utf-8", svg: "image/svg+xml",
+  png: "image/png", webmanifest: "application/manifest+json",
+};
 
 export const startBrowser = () =>
   chromium.launch({ executablePath: process.env.BROWSER, args: ["--no-sandbox", "--disable-gpu"] });
@@ -58,4 +89,35 @@ function crc(bytes) {
     for (let k = 0; k < 8; k++) sum = (sum >>> 1) ^ (sum & 1 ? 0xedb88320 : 0);
   }
   return ~sum >>> 0;
+}
+
+/** A hub with a model of these folders, as Hugging Face's; weight files stop after some bytes until `release` is called. */
+export async function startHub(repo, folders) {
+  const commit = "0123456789abcdef0123456789abcdef01234567";
+  const files = new Map();
+  for (const [prefix, folder] of folders) {
+    const paths = readdirSync(folder, { recursive: true }).map(String);
+    for (const path of paths.filter((path) => /\.(json|safetensors)$/.test(path))) files.set(prefix + path, readFileSync(join(folder, path)));
+  }
+  const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
+  let release;
+  const released = new Promise((resolve) => (release = resolve));
+  const hub = createServer(async (request, response) => {
+    const url = new URL(request.url, "http://hub");
+    if (url.pathname.startsWith(`/api/models/${repo}/revision/`)) {
+      const siblings = [...files].map(([rfilename, bytes]) => ({ rfilename, lfs: { size: bytes.length, sha256: sha256(bytes) } }));
+      return response.end(JSON.stringify({ sha: commit, siblings }));
+    }
+    const path = decodeURIComponent(url.pathname).split(`/${repo}/resolve/${commit}/`)[1];
+    const bytes = files.get(path);
+    if (!bytes) return response.writeHead(404).end();
+    const from = Number(request.headers.range?.match(/bytes=(\d+)-/)?.[1] ?? 0);
+    response.writeHead(from ? 206 : 200, { "content-length": bytes.length - from, ...(from && { "content-range": `bytes ${from}-${bytes.length - 1}/${bytes.length}` }) });
+    if (!path.endsWith(".safetensors")) return response.end(bytes.subarray(from));
+    response.write(bytes.subarray(from, from + 1000));
+    await released;
+    return response.end(bytes.subarray(from + 1000));
+  });
+  await new Promise((resolve) => hub.listen(0, "127.0.0.1", resolve));
+  return { endpoint: `http://127.0.0.1:${hub.address().port}`, release, stop: () => hub.close() };
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the page of `kiln serve` in Chromium: tools/page-tests/run.sh KILN [SCREENSHOTS]
+# Tests the page of `kiln serve` in Chromium: tools/page-tests/run.sh KILN [SCREENSHOTS [WORD]]
 # Skips the tests if Node.js or Chromium is missing. `--install` in place of KILN only installs what they need.
 set -euo pipefail
 kiln=$(realpath -m -- "$1")
@@ -32,4 +32,4 @@ cp "$here/package.json" "$here"/*.mjs "$work/"
 (cd "$work" && npm install --silent --no-audit --no-fund) || skip "npm install failed"
 [[ $1 == --install ]] && exit
 cd "$work"
-BROWSER="$browser" KILN="$kiln" SHOTS="$shots" exec node page.mjs
+BROWSER="$browser" KILN="$kiln" SHOTS="$shots" TESTDATA="$(realpath "$here/../../testdata")" exec node page.mjs "${3:-}"

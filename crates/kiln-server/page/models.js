@@ -37,7 +37,7 @@ function show({ data, available }) {
       form.selectModel(name);
       $("models").close();
       $("model").focus();
-    }, { disabled: name === $("model").value, "aria-label": `Use ${name}` })));
+    }, { disabled: name === $("model").value, "aria-label": name === $("model").value ? `In use: ${name}` : `Use ${name}` })));
   const others = available.filter((model) => !model.installed && !installed.includes(model.name)).map((model) => row(model, state(model.name)));
   $("models-here").replaceChildren(...here);
   const focused = document.activeElement?.dataset?.model;

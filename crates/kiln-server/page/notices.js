@@ -84,7 +84,7 @@ export function listen() {
   $("toast-close").onclick = closeNote;
   $("toast-action").onclick = takeAction;
   // Don't take a note away from under the pointer or the focus.
-  $("toast").onpointerenter = $("toast").onfocus = () => clearTimeout(timer);
+  for (const name of ["pointerenter", "focusin"]) $("toast").addEventListener(name, () => clearTimeout(timer));
   $("toast").onpointerleave = () => (timer = setTimeout(closeNote, SHORT));
   // Browsers allow notifications only on secure pages.
   $("bell").hidden = !globalThis.Notification;

@@ -8,6 +8,8 @@ import { clearFailure, fail, notifyOutside, trying } from "./notices.js";
 let onImage = () => {};
 let open = () => {};
 let actionsFor = () => [];
+/** The job whose preview is shown. */
+let previewed = null;
 /** The job whose images fill the grid, and the tiles by number. */
 let grid = { job: null, tiles: [] };
 
@@ -57,6 +59,7 @@ export function showPreview(id, { picture, image }) {
   const view = jobs.current();
   if (view?.id !== id) return;
   const alt = `Preview of: ${prompts(view)}`;
+  previewed = id;
   if (count(view) === 1) return showImage(image, alt, true);
   fillGrid(view);
   const tile = grid.tiles[picture];
@@ -116,7 +119,7 @@ export function showEnded(view) {
     grid.tiles.filter((tile) => !tile.dataset.image).forEach((tile) => tile.remove());
   } else if (view.pictures.length) {
     showResult(view.pictures[0]);
-  } else if ($("image").classList.contains("preview") || grid.job === view.id) {
+  } else if (previewed === view.id) {
     showEmpty("Cancelled.");
   }
 }

@@ -58,7 +58,9 @@ function facts(image) {
   ].filter(([, value]) => value !== undefined && value !== null && value !== "" && value !== 0);
 }
 
-export function open(image) {
+export function open(picture) {
+  // The gallery knows the image's marks.
+  const image = gallery.find(picture.id) ?? picture;
   shown = image;
   $("viewer-image").src = image.url;
   $("viewer-image").alt = image.prompt;

@@ -159,6 +159,7 @@ pages! {
     the_commands_about_quantizing_run "docs/quantizing.md" 6;
     the_commands_about_gpus_run "docs/gpu.md" 3;
     the_commands_about_the_server_run "docs/server.md" 3;
+    the_commands_about_the_page_run "docs/page.md" 2;
     the_commands_about_troubleshooting_run "docs/troubleshooting.md" 2;
 }
 

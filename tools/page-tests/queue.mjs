@@ -1,0 +1,94 @@
+// The queue: this client's jobs, in an order of its own; plots.
+
+import assert from "node:assert/strict";
+
+import { count, generate, hidden, matches, running, shot, steps, submit, test, visible, violations } from "./steps.mjs";
+
+const prompts = (page) => page.locator("#queue .prompt").allTextContents();
+
+test("queued jobs are reordered with the keyboard and cancelled", async (page) => {
+  await submit(page, "a house", 200);
+  await running(page);
+  for (const prompt of ["a crown", "a boat", "a bell"]) await submit(page, prompt, 3);
+  await count(page, "#queue li", 3);
+  // The next job may be planned already; the others wait.
+  await page.focus("#queue li:nth-child(3) .up");
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(() => document.querySelectorAll("#queue .prompt")[1]?.textContent === "a bell");
+  assert.deepEqual(await prompts(page), ["a crown", "a bell", "a boat"]);
+  await shot(page, "queue");
+  await page.locator("#queue li", { hasText: "a boat" }).locator(".remove").click();
+  await count(page, "#queue li", 2);
+  await page.click("#cancel-all");
+  await hidden(page, "#working");
+  await count(page, "#queue li", 0);
+});
+
+test("a job of another client is neither shown nor cancelled", async (page, { server }) => {
+  const post = (body) => fetch(`${server.address}/v1/jobs`, { method: "POST", headers: { "content-type": "application/json", "x-client-id": "other" }, body: JSON.stringify(body) });
+  const { id } = await (await post({ prompt: "a train", steps: 200, width: 256, height: 256 })).json();
+  await page.reload();
+  await page.waitForSelector("[data-ready]");
+  await hidden(page, "#working");
+  await submit(page, "a sheep", 3);
+  await matches(page, "#working-text", /Queued/);
+  await page.focus("#generate");
+  await page.keyboard.press("Escape");
+  await hidden(page, "#working");
+  const other = await (await fetch(`${server.address}/v1/jobs/${id}`)).json();
+  assert.ok(["queued", "running"].includes(other.status), other.status);
+  await fetch(`${server.address}/v1/jobs/${id}`, { method: "DELETE" });
+});
+
+test("many queued jobs do not use up the browser's connections", async (page) => {
+  await submit(page, "a wall", 200);
+  await running(page);
+  for (let i = 0; i < 8; i++) await page.evaluate(() => document.querySelector("#form").requestSubmit());
+  await page.waitForFunction(() => document.querySelectorAll("#queue li").length >= 1);
+  for (let i = 0; i < 7; i++) {
+    await page.click("#generate");
+    await page.waitForTimeout(30);
+  }
+  await page.waitForFunction(() => document.querySelectorAll("#queue li").length >= 7);
+  await page.fill("#search", "balloon");
+  await page.waitForFunction(() => [...document.querySelectorAll("#grid img")].every((i) => i.alt.includes("balloon")));
+  await page.fill("#search", "");
+  await page.click("#cancel-all");
+  await hidden(page, "#working");
+});
+
+test("a plot is one order for all combinations of two settings", async (page) => {
+  await page.fill("#prompt", "a lamp");
+  await steps(page, 2);
+  await page.click("#plot-open");
+  await visible(page, "#plot-dialog");
+  await page.fill("#x-values", "5-6");
+  await page.selectOption("#y-field", "steps");
+  await page.fill("#y-values", "two");
+  await matches(page, "#plot-note", /“two” is not a number/);
+  await page.waitForSelector("#plot-submit:disabled");
+  await page.fill("#y-values", "1, 2");
+  await matches(page, "#plot-note", /^4 images$/);
+  assert.deepEqual(await violations(page), []);
+  await page.click("#plot-submit");
+  await visible(page, "#plot-view");
+  await matches(page, "#plot-status", /^4 images$/);
+  await count(page, "#plot-table img", 4);
+  assert.deepEqual(await page.locator("#plot-table th").allTextContents(), ["Seed 5", "Seed 6", "Steps 1", "Steps 2"]);
+  await page.waitForFunction(() => [...document.querySelectorAll("#plot-table img")].every((i) => i.complete && i.naturalWidth));
+  await shot(page, "plot");
+  assert.deepEqual(await violations(page), []);
+  const download = page.waitForEvent("download");
+  await page.click("#plot-save");
+  assert.match((await download).suggestedFilename(), /^plot-.*\.png$/);
+  await page.keyboard.press("Escape");
+  await hidden(page, "#working");
+  // It is still there after a reload.
+  await page.reload();
+  await page.waitForSelector("[data-ready]");
+  await page.click("#plot-open");
+  await page.click("#plot-latest .entry");
+  await count(page, "#plot-table img", 4);
+  await page.keyboard.press("Escape");
+  await generate(page, "a cat");
+});
