@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { servePage } from "./harness.mjs";
+import { openPage } from "./harness.mjs";
 import { generate, isInView, matches, running, shot, submit, test, violations, visible } from "./steps.mjs";
 
 test("the page is accessible in dark and light themes, on a desktop and on a phone", async (page) => {
@@ -34,12 +34,10 @@ test("the page is accessible in dark and light themes, on a desktop and on a pho
 test("on a phone the image is in sight while it is generated, and after", async (_, { browser, server }) => {
   const context = await browser.newContext({ viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true, colorScheme: "light" });
   try {
-    await servePage(context, server.address);
-    const page = await context.newPage();
-    await page.goto(server.address);
+    const page = await openPage(context, server.address);
     await page.waitForSelector("[data-ready]");
     await page.evaluate(() => document.querySelector("#steps-number").scrollIntoView());
-    await submit(page, "a phone", 60);
+    await submit(page, "a phone", 8);
     await running(page);
     await page.waitForSelector("#image.preview");
     await page.waitForFunction(() => document.querySelector("#figure").getBoundingClientRect().top >= 0);

@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 
-import { servePage, startServer } from "./harness.mjs";
-import { generate, hidden, isInView, matches, running, shot, submit, test, visible } from "./steps.mjs";
+import { openPage, startServer } from "./harness.mjs";
+import { generate, hidden, isInView, matches, running, shot, small, submit, test, visible } from "./steps.mjs";
 
 test("errors are in sight, wherever the page is scrolled to", async (page) => {
   await page.setViewportSize({ width: 1360, height: 500 });
@@ -26,7 +26,7 @@ test("errors are in sight, wherever the page is scrolled to", async (page) => {
   await page.keyboard.press("Escape");
   await page.click("#generate");
   await visible(page, "#alert");
-  await page.click("#presets button:text('Square')");
+  await small(page);
   await generate(page, "a cat");
   // The next success hides the error.
   await hidden(page, "#alert");
@@ -36,11 +36,9 @@ test("a server that goes away is noticed, and its jobs continue when it is back"
   let server = await startServer();
   const context = await browser.newContext({ viewport: { width: 1000, height: 800 } });
   try {
-    await servePage(context, server.address);
-    const page = await context.newPage();
-    await page.goto(server.address);
+    const page = await openPage(context, server.address);
     await page.waitForSelector("[data-ready]");
-    await submit(page, "a slow cat", 60);
+    await submit(page, "a slow cat", 10);
     await running(page);
     await server.kill();
     await visible(page, "#offline");
@@ -64,9 +62,7 @@ test("a server with an API key asks for it", async (_, { browser }) => {
   const guarded = await startServer("--api-key", "a-secret-of-16-letters");
   const context = await browser.newContext();
   try {
-    await servePage(context, guarded.address);
-    const stranger = await context.newPage();
-    await stranger.goto(guarded.address);
+    const stranger = await openPage(context, guarded.address);
     await stranger.waitForSelector("#key-dialog[open]");
     await stranger.fill("#key", "wrong");
     await stranger.keyboard.press("Enter");

@@ -6,15 +6,15 @@ import { count, generate, hidden, images, matches, running, shot, steps, submit,
 
 test("an image is generated with a live preview, progress and time left", async (page) => {
   await page.fill("#prompt", "a red apple on a blue background");
-  await steps(page, 60);
+  await steps(page, 12);
   const before = await page.locator("#grid li").count();
   await page.keyboard.press("Control+Enter");
   await page.waitForSelector("#image.preview", { timeout: 60_000 });
-  await page.waitForFunction(() => /Step \d+ of 60 · about .* left/.test(document.querySelector("#working-text").textContent));
+  await page.waitForFunction(() => /Step \d+ of 12 · about .* left/.test(document.querySelector("#working-text").textContent));
   await page.waitForFunction(() => Number(document.querySelector("#bar").getAttribute("aria-valuenow")) > 40);
   await shot(page, "preview");
   await page.waitForSelector("#image:not(.preview)", { timeout: 60_000 });
-  assert.equal(await page.evaluate(() => document.querySelector("#image").decode().then(() => document.querySelector("#image").naturalWidth)), 256);
+  assert.equal(await page.evaluate(() => document.querySelector("#image").decode().then(() => document.querySelector("#image").naturalWidth)), 128);
   await count(page, "#grid li", before + 1);
   await hidden(page, "#alert");
   await page.waitForFunction(() => [...document.querySelectorAll("#grid img")].every((i) => i.complete));
@@ -40,7 +40,7 @@ test("a job is cancelled with a key, but not from a field", async (page) => {
 test("all images of a job are on the stage, each with its seed", async (page) => {
   await images(page, 3);
   await page.fill("#seed", "100");
-  await submit(page, "a {red|green|blue|yellow} balloon", 12);
+  await submit(page, "a {red|green|blue|yellow} balloon", 4);
   await page.waitForSelector("#results li:nth-child(3)");
   await page.waitForSelector("#results .open", { timeout: 60_000 });
   await shot(page, "grid");

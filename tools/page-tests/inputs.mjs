@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 
 import { png } from "./harness.mjs";
-import { count, generate, matches, reload, shot, submitted, test, visible, violations } from "./steps.mjs";
+import { count, generate, matches, reload, shot, small, submitted, test, visible, violations } from "./steps.mjs";
 
 const file = (name, colour, side = 128) => ({ name, mimeType: "image/png", buffer: png(side, side, colour) });
 
@@ -37,7 +37,7 @@ test("reference images are added, reordered, sent, and survive a reload", async 
   const body = (await sent).postDataJSON();
   assert.equal(body.references.length, 2);
   assert.ok((await levels(page, body.references[0], [[0.5, 0.5]]))[0] < 100, "the green image is first");
-  await page.click("#presets button:text('Square')");
+  await small(page);
   await removeReferences(page);
 });
 
@@ -53,7 +53,7 @@ test("a file that can't be used is named", async (page) => {
 test("an image is dragged from the gallery onto the references", async (page) => {
   await page.locator("#grid .open img").first().dragTo(page.locator("#drop"));
   await count(page, "#references li", 1);
-  await page.waitForFunction(() => document.querySelector("#references img").naturalWidth === 256);
+  await page.waitForFunction(() => document.querySelector("#references img").naturalWidth >= 128);
   await page.locator("#grid .open img").first().dragTo(page.locator("#search"));
   await page.waitForTimeout(200);
   await count(page, "#references li", 1);
@@ -80,7 +80,7 @@ test("an image with a recipe brings its settings back", async (page) => {
 });
 
 test("a mask is painted, feathered, undone, redone, zoomed and sent", async (page) => {
-  await page.setInputFiles("#files", { ...file("wall.png", [220, 40, 40], 256) });
+  await page.setInputFiles("#files", { ...file("wall.png", [220, 40, 40]) });
   await page.click("#references button:text('Use as initial image')");
   await page.click("#paint-mask");
   await visible(page, "#mask-board");

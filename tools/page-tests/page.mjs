@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { servePage, startBrowser, startServer } from "./harness.mjs";
+import { openPage, startBrowser, startServer } from "./harness.mjs";
 import { shot, tests } from "./steps.mjs";
 import "./generating.mjs";
 import "./queue.mjs";
@@ -19,9 +19,7 @@ const browser = await startBrowser();
 let failed = 0;
 try {
   const context = await browser.newContext({ viewport: { width: 1360, height: 900 }, colorScheme: "dark" });
-  await servePage(context, server.address);
-  const page = await context.newPage();
-  page.setDefaultTimeout(30_000);
+  const page = await openPage(context, server.address);
   // SLOW=10 simulates a processor ten times slower, to find missing waits.
   if (process.env.SLOW) {
     const session = await context.newCDPSession(page);
@@ -30,9 +28,15 @@ try {
   const errors = [];
   page.on("pageerror", (error) => errors.push(error.stack ?? error.message));
   page.on("console", (message) => message.type() === "error" && errors.push(message.text()));
-  await page.goto(server.address);
   await page.waitForSelector("[data-ready]");
   await shot(page, "empty");
+  /** A fresh page without jobs, after a failure. */
+  const cleanUp = async () => {
+    await page.evaluate(() => fetch("/v1/queue", { method: "DELETE", headers: { "x-client-id": JSON.parse(localStorage.getItem("kiln.client")) } }));
+    await page.reload();
+    await page.waitForSelector("[data-ready]");
+    errors.length = 0;
+  };
   const once = async (run) => {
     // Close dialogs that a failed test left open.
     await page.evaluate(() => document.querySelectorAll("dialog[open]").forEach((d) => d.close()));
@@ -50,10 +54,7 @@ try {
         // A busy machine may be too slow for a wait: retry once from a fresh page.
         console.log(`retry ${name}\n${error.stack}`);
         await shot(page, `slow-${name.replaceAll(/[^a-z]+/g, "-").slice(0, 80)}`);
-        await fetch(`${server.address}/sdapi/v1/interrupt`, { method: "POST" });
-        await page.reload();
-        await page.waitForSelector("[data-ready]");
-        errors.length = 0;
+        await cleanUp();
         await once(run);
       }
       console.log(`ok    ${name} (${((Date.now() - before) / 1000).toFixed(1)} s)`);
@@ -61,6 +62,7 @@ try {
       failed += 1;
       console.log(`FAIL  ${name}\n${error.stack}`);
       await shot(page, `failed-${failed}`);
+      await cleanUp();
     }
   }
 } finally {

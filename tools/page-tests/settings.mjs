@@ -4,8 +4,8 @@ import assert from "node:assert/strict";
 import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 
-import { png, servePage, startHub, startServer } from "./harness.mjs";
-import { count, generate, hidden, matches, reload, shot, submitted, test, visible, violations } from "./steps.mjs";
+import { png, openPage, startHub, startServer } from "./harness.mjs";
+import { count, generate, hidden, matches, reload, shot, small, submitted, test, visible, violations } from "./steps.mjs";
 
 test("advanced settings are sent, shown and reused", async (page) => {
   await page.click("#advanced summary");
@@ -54,7 +54,7 @@ test("width and height are swapped", async (page) => {
   await page.click("#swap-size");
   assert.deepEqual(await read(), wide.reverse());
   await matches(page, "#presets button:nth-child(3)", /true/, "aria-pressed");
-  await page.click("#presets button:text('Square')");
+  await small(page);
 });
 
 test("earlier prompts come back, with the keyboard too", async (page) => {
@@ -126,9 +126,7 @@ test("a model is downloaded with progress, cancelled, resumed and used", async (
   const server = await startServer();
   const context = await browser.newContext({ viewport: { width: 1000, height: 800 } });
   try {
-    await servePage(context, server.address);
-    const page = await context.newPage();
-    await page.goto(server.address);
+    const page = await openPage(context, server.address);
     await page.waitForSelector("[data-ready]");
     await page.click("#models-open");
     await matches(page, "#models-here li", /ember/);
@@ -155,9 +153,7 @@ test("a model is downloaded with progress, cancelled, resumed and used", async (
 test("a notification tells of a job that ends in the background", async (_, { browser, server }) => {
   const context = await browser.newContext({ permissions: ["notifications"] });
   try {
-    await servePage(context, server.address);
-    const page = await context.newPage();
-    await page.addInitScript(() => {
+    const page = await openPage(context, server.address, (page) => page.addInitScript(() => {
       globalThis.notices = [];
       const Stub = class {
         static permission = "default";
@@ -167,8 +163,7 @@ test("a notification tells of a job that ends in the background", async (_, { br
         }
       };
       globalThis.Notification = Stub;
-    });
-    await page.goto(server.address);
+    }));
     await page.waitForSelector("[data-ready]");
     await page.click("#bell");
     await matches(page, "#bell", /true/, "aria-pressed");

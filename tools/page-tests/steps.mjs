@@ -19,6 +19,10 @@ export async function violations(page) {
 export const shot = (page, name, options) => page.screenshot({ path: join(process.env.SHOTS, `${name}.png`), ...options });
 export const submitted = (page) => page.waitForRequest((r) => /\/v1\/jobs(\?|$)/.test(r.url()) && r.method() === "POST");
 export const steps = (page, n) => page.fill("#steps-number", String(n)).then(() => page.dispatchEvent("#steps-number", "input"));
+/** Back to small images, after a test of sizes. */
+export const small = async (page) => {
+  for (const side of ["width", "height"]) await page.fill(`#${side}-number`, "128");
+};
 export const images = (page, n) => page.fill("#count", String(n)).then(() => page.dispatchEvent("#count", "input"));
 export const visible = (page, selector) => page.waitForSelector(selector, { state: "visible" });
 export const hidden = (page, selector) => page.waitForSelector(selector, { state: "hidden" });
@@ -29,7 +33,8 @@ export const count = (page, selector, n) =>
 export const matches = (page, selector, pattern, attribute) => page.waitForFunction(
   ([selector, source, attribute]) => {
     const element = document.querySelector(selector);
-    return element && new RegExp(source).test(attribute ? element.getAttribute(attribute) : element.value ?? element.textContent);
+    const text = () => (element.matches("input, textarea, select") ? element.value : element.textContent);
+    return element && new RegExp(source).test(attribute ? element.getAttribute(attribute) : text());
   },
   [selector, pattern.source, attribute],
 );

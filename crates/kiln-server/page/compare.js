@@ -24,7 +24,8 @@ function setMode(slider) {
   for (const side of ["left", "right"]) $(`${side}-image`).hidden = slider;
 }
 
-const setDivider = () => $("over").style.setProperty("--divider", `${$("divider").value}%`);
+/** Puts the divider under the middle of the slider's thumb, which is 28 pixels wide. */
+const setDivider = () => $("over").style.setProperty("--divider", `calc(14px + (100% - 28px) * ${$("divider").value / 100})`);
 
 export function compare(newer, older) {
   [left, right] = [older, newer];

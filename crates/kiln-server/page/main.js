@@ -77,6 +77,22 @@ function reuseSettings(image) {
   });
 }
 
+/** What the server can do with an image besides: upscale it to a size within its limit. */
+function moreActions(image) {
+  const { upscale = [], upscaled_pixels: limit = 0 } = form.limits();
+  const fits = (factor) => image.width * image.height * factor * factor <= limit;
+  return upscale.filter(fits).map((factor) => [`Upscale ×${factor}`, () => upscaleImage(image, factor)]);
+}
+
+/** Enlarges an image: the model refines it tile by tile, with the image's own settings. */
+async function upscaleImage(image, factor) {
+  const { loras, guidance, negative_prompt, output_format, png } = image.order;
+  const request = { prompt: image.prompt, model: image.model, loras, guidance, output_format, png, init: `picture:${image.id}`, upscale: factor };
+  if (negative_prompt) request.negative_prompt = viewer.valueFor(image, negative_prompt);
+  jobs.watch(await send("POST", "/v1/jobs", seed.toJson(request, image.seed ?? "0")));
+  $("stage").scrollIntoView({ block: "nearest", behavior: "smooth" });
+}
+
 notices.listen();
 form.listen();
 loras.listen(prompts.insertWord);
@@ -87,6 +103,7 @@ viewer.listen({
   useAsReference: (image) => inputs.addGenerated(image),
   useAsInitial: (image) => inputs.addGenerated(image, true),
   reuseSettings,
+  more: moreActions,
 });
 comparison.listen();
 gallery.listen({ open: viewer.open, compare: comparison.compare });

@@ -37,6 +37,7 @@ export function describe({ status, progress, position }) {
   if (!progress) return "Starting";
   const parts = [PHASES[progress.phase]];
   if (progress.phase === "steps") parts[0] = `Step ${Math.min(progress.step + 1, progress.steps)} of ${progress.steps}`;
+  if (progress.tiles > 1) parts.push(`tile ${progress.tile} of ${progress.tiles}`);
   if (progress.pictures > 1) parts.push(`image ${progress.picture + 1} of ${progress.pictures}`);
   if (progress.time_left) parts.push(`about ${seconds(progress.time_left)} left`);
   return parts.join(" · ");

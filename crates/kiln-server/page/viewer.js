@@ -45,6 +45,7 @@ function facts(image) {
     ["Negative prompt", valueFor(image, request.negative_prompt)],
     ["Model", image.model],
     ["Size", `${image.width} × ${image.height}`],
+    ["Upscaled", request.upscale && `×${request.upscale}`],
     ["Steps", request.steps],
     ["Guidance", request.guidance],
     ["Seed", image.seed],

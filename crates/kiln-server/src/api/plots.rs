@@ -170,7 +170,9 @@ fn submit_all(server: &Server, client: &str, rows: Vec<Vec<Request>>) -> Result<
             match server.submit(request, client, Api::Jobs, false) {
                 Ok(live) => ids.last_mut().into_iter().for_each(|row| row.push(live.id.clone())),
                 Err(error) => {
-                    ids.iter().flatten().for_each(|id| drop(server.cancel(id)));
+                    for id in ids.iter().flatten() {
+                        server.cancel(id);
+                    }
                     return Err(error.into());
                 }
             }

@@ -88,7 +88,7 @@ fn translate(server: &Server, recipe: &Recipe) -> Result<RecipeView, ApiError> {
 fn known(path: &FilePath, names: &[String], missing: &mut Vec<String>) -> Option<String> {
     let (whole, file) = (path.to_string_lossy(), file_name(path));
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let found = [whole.as_ref(), &file, &stem].iter().find_map(|name| names.iter().find(|n| n == name)).cloned();
+    let found = [&*whole, file.as_str(), stem.as_str()].iter().find_map(|name| names.iter().find(|n| n == name)).cloned();
     if found.is_none() {
         missing.push(file);
     }
