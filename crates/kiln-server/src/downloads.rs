@@ -58,7 +58,8 @@ impl Downloads {
             return Err(running.model.clone());
         }
         let status = DownloadState::Running;
-        let download = Download { model: model.into(), status, bytes: 0, total: 0, error: None, cancelled: false };
+        let download =
+            Download { model: model.into(), status, bytes: 0, total: 0, error: None, cancelled: false };
         all.insert(model.into(), download);
         Ok(())
     }

@@ -47,8 +47,8 @@ mod worker;
 
 pub use api::{openapi, router};
 pub use generator::{
-    Catalogue, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink, LoraInfo,
-    ModelInfo, Task,
+    Catalogue, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError, JobInputs,
+    JobSink, LoraInfo, ModelInfo, Task,
 };
 pub use limits::Limits;
 pub use listen::serve;

@@ -271,7 +271,8 @@ impl Store {
     /// Jobs that an earlier process left unfinished, oldest first.
     pub fn unfinished(&self) -> Result<Vec<JobRow>, StoreError> {
         let db = self.db();
-        let mut query = db.prepare(&format!("{SELECT} WHERE state IN ('queued', 'running') ORDER BY {}", order::RANK))?;
+        let mut query =
+            db.prepare(&format!("{SELECT} WHERE state IN ('queued', 'running') ORDER BY {}", order::RANK))?;
         Ok(query.query_map([], job_row)?.collect::<Result<_, _>>()?)
     }
 }

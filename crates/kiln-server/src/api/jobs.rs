@@ -18,8 +18,8 @@ use super::gallery::ImageView;
 use super::sse::{EventSource, event, stream_events};
 use super::{Client, json, run_blocking};
 use crate::Server;
-use crate::server::random_seed;
 use crate::live::{Api, JobSnapshot, LiveJob, Preview, PreviewGuard};
+use crate::server::random_seed;
 use crate::store::{JobRow, JobState};
 
 /// A job.

@@ -141,7 +141,8 @@ fn requests(server: &Server, plot: &NewPlot) -> Result<Vec<Vec<Request>>, ApiErr
     shared.remove("n");
     // Cells differ only in what their axes say.
     shared.entry("seed").or_insert_with(|| random_seed().into());
-    let rows: Vec<Option<&Value>> = plot.y.as_ref().map_or(vec![None], |y| y.values.iter().map(Some).collect());
+    let rows: Vec<Option<&Value>> =
+        plot.y.as_ref().map_or(vec![None], |y| y.values.iter().map(Some).collect());
     let cell = |y: Option<&Value>, x: &Value| {
         let mut fields = shared.clone();
         fields.insert(plot.x.field.clone(), x.clone());

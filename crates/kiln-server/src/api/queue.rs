@@ -25,8 +25,7 @@ impl QueueView {
     fn new(server: &Server, client: &str) -> QueueView {
         let all = server.unfinished();
         let own = all.iter().filter(|live| live.client == client);
-        let data: Vec<JobView> =
-            own.map(|live| JobView::from_live(server, live, &live.snapshot())).collect();
+        let data: Vec<JobView> = own.map(|live| JobView::from_live(server, live, &live.snapshot())).collect();
         QueueView { others: all.len() - data.len(), data }
     }
 }

@@ -39,7 +39,8 @@ pub(crate) async fn of_input(
         let path = server.store.inputs().path(&id).ok_or_else(|| ApiError::not_found("input", &id))?;
         let bytes = std::fs::read(path).map_err(|_| ApiError::not_found("input", &id))?;
         let text = kiln_image::read_recipe(&bytes).ok().flatten();
-        let text = text.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, "no_recipe", "the image has no recipe"))?;
+        let text =
+            text.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, "no_recipe", "the image has no recipe"))?;
         let recipe = Recipe::parse(&text).map_err(|error| ApiError::invalid(error.to_string()))?;
         translate(&server, &recipe)
     });
@@ -74,7 +75,8 @@ fn translate(server: &Server, recipe: &Recipe) -> Result<RecipeView, ApiError> {
     }
     request.references.retain(|file| !file.path.as_os_str().is_empty());
     request.init = request.init.take().filter(|file| !file.path.as_os_str().is_empty());
-    request.mask = request.mask.take().filter(|file| !file.path.as_os_str().is_empty() && request.init.is_some());
+    request.mask =
+        request.mask.take().filter(|file| !file.path.as_os_str().is_empty() && request.init.is_some());
     if request.init.is_none() {
         request.strength = None;
     }
@@ -88,7 +90,10 @@ fn translate(server: &Server, recipe: &Recipe) -> Result<RecipeView, ApiError> {
 fn known(path: &FilePath, names: &[String], missing: &mut Vec<String>) -> Option<String> {
     let (whole, file) = (path.to_string_lossy(), file_name(path));
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let found = [&*whole, file.as_str(), stem.as_str()].iter().find_map(|name| names.iter().find(|n| n == name)).cloned();
+    let found = [&*whole, file.as_str(), stem.as_str()]
+        .iter()
+        .find_map(|name| names.iter().find(|n| n == name))
+        .cloned();
     if found.is_none() {
         missing.push(file);
     }

@@ -26,10 +26,8 @@ impl Store {
         }
         places.sort_unstable();
         for (id, place) in ids.iter().zip(places) {
-            transaction.execute(
-                "INSERT OR REPLACE INTO job_ranks (job, rank) VALUES (?, ?)",
-                params![id, place],
-            )?;
+            transaction
+                .execute("INSERT OR REPLACE INTO job_ranks (job, rank) VALUES (?, ?)", params![id, place])?;
         }
         transaction.commit()?;
         Ok(())

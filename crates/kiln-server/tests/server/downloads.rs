@@ -10,7 +10,8 @@ use crate::harness::TestServer;
 async fn wait(server: &TestServer, model: &str, status: &str) -> Value {
     for _ in 0..500 {
         let list = server.get("/v1/downloads").await.ok().json();
-        let found = list["data"].as_array().unwrap().iter().find(|download| download["model"] == model).cloned();
+        let found =
+            list["data"].as_array().unwrap().iter().find(|download| download["model"] == model).cloned();
         if let Some(found) = found.filter(|download| download["status"] == status) {
             return found;
         }

@@ -10,8 +10,8 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use kiln_engine::{FileRef, Phase, Progress, Request as JobRequest};
 use kiln_image::{Format, RgbImage};
 use kiln_server::{
-    Catalogue, Config, DownloadableModel, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink, LoraInfo,
-    ModelInfo, Server, Task, router,
+    Catalogue, Config, DownloadableModel, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink,
+    LoraInfo, ModelInfo, Server, Task, router,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -58,7 +58,8 @@ impl Catalogue for TestCatalogue {
     }
 
     fn downloadable(&self) -> Vec<DownloadableModel> {
-        let model = |name: &str| DownloadableModel { name: name.into(), source: "hub".into(), installed: false };
+        let model =
+            |name: &str| DownloadableModel { name: name.into(), source: "hub".into(), installed: false };
         vec![model("tiny"), model("endless"), model("broken")]
     }
 

@@ -38,7 +38,11 @@ async fn a_plot_is_one_order_for_all_combinations() {
 
 #[tokio::test]
 async fn a_plot_is_accepted_whole_or_not_at_all() {
-    let server = TestServer::open(std::sync::Arc::new(tempfile::TempDir::new().unwrap()), |config| config.limits.queue = 8, false);
+    let server = TestServer::open(
+        std::sync::Arc::new(tempfile::TempDir::new().unwrap()),
+        |config| config.limits.queue = 8,
+        false,
+    );
     let axis = |field: &str, values: Value| json!({ "field": field, "values": values });
     let wrong = [
         (plot(axis("steps", json!([1, 9999])), Value::Null), "steps must be between"),

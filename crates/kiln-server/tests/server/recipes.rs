@@ -32,7 +32,10 @@ async fn an_uploaded_image_gives_its_settings_back_in_this_servers_names() {
     let input = upload(&server, bytes).await;
     let found = server.get(&format!("/v1/inputs/{input}/recipe")).await.ok().json();
     let order = &found["order"];
-    assert_eq!((&order["model"], &order["prompt"], &order["height"]), (&json!("large"), &json!("a fox"), &json!(96)));
+    assert_eq!(
+        (&order["model"], &order["prompt"], &order["height"]),
+        (&json!("large"), &json!("a fox"), &json!(96))
+    );
     assert_eq!(order["loras"], json!([{ "name": "ink", "weight": 0.5 }]));
     assert_eq!(order["references"], json!([reference]));
     assert_eq!(found["seed"], "18446744073709551615");

@@ -61,7 +61,14 @@ impl ModelCatalogue {
         let loras = args.loras.clone().or_else(|| super::next_to_models("loras"));
         let vaes = args.vaes.clone().or_else(|| super::next_to_models("vaes"));
         let models = Mutex::new(HashMap::from([(model_key(&location), model)]));
-        Ok(ModelCatalogue { default: (name, location), loras, vaes, downloads: allows_downloads(args), list: Mutex::default(), models })
+        Ok(ModelCatalogue {
+            default: (name, location),
+            loras,
+            vaes,
+            downloads: allows_downloads(args),
+            list: Mutex::default(),
+            models,
+        })
     }
 
     /// Returns a catalogue of a single model.

@@ -16,7 +16,11 @@ pub fn models() -> Vec<DownloadableModel> {
         installed: is_installed(repo),
     };
     // A repository of several GGUF files needs a choice, which a name alone is not; the small decoder is not a model.
-    ALIASES.iter().filter(|(name, _)| !name.ends_with("-gguf") && *name != "small-decoder").map(model).collect()
+    ALIASES
+        .iter()
+        .filter(|(name, _)| !name.ends_with("-gguf") && *name != "small-decoder")
+        .map(model)
+        .collect()
 }
 
 /// Downloads one of these models into the Hugging Face cache.

@@ -118,7 +118,10 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         fs::create_dir_all(path("styles/old")).unwrap();
         fs::create_dir(path(".hidden")).unwrap();
-        weights(&path("ink.safetensors"), serde_json::json!({ "modelspec.trigger_phrase": "inkwash, brush" }));
+        weights(
+            &path("ink.safetensors"),
+            serde_json::json!({ "modelspec.trigger_phrase": "inkwash, brush" }),
+        );
         let tags = r#"{"a": {"waxfigure": 9, "red": 1}, "b": {"waxfigure": 2}}"#;
         weights(&path("styles/old/wax.v2.safetensors"), serde_json::json!({ "ss_tag_frequency": tags }));
         weights(&path("styles/oil.safetensors"), serde_json::json!({}));
@@ -132,7 +135,10 @@ mod tests {
         let triggers: Vec<String> = found.iter().map(|lora| lora.triggers.join("+")).collect();
         assert_eq!(triggers, ["inkwash+brush", "oilpaint", "waxfigure"]);
         assert_eq!(found[1].preview, Some(path("styles/oil.preview.png")));
-        assert_eq!(find(Some(folder.path()), "styles/old/wax.v2"), Some(path("styles/old/wax.v2.safetensors")));
+        assert_eq!(
+            find(Some(folder.path()), "styles/old/wax.v2"),
+            Some(path("styles/old/wax.v2.safetensors"))
+        );
         for wrong in ["../ink", "styles/../ink", "/etc/passwd", "styles"] {
             assert_eq!(find(Some(folder.path()), wrong), None);
         }
