@@ -52,6 +52,7 @@ test("all images of a job are on the stage, each with its seed", async (page) =>
   // The seed chooses a colour for each image.
   const alts = await page.locator("#results img").evaluateAll((list) => list.map((i) => i.alt));
   assert.ok(alts.every((alt) => /^a (red|green|blue|yellow) balloon$/.test(alt)), alts.join());
+  await page.waitForFunction(() => [...document.querySelectorAll("#results img, #grid li:nth-child(-n+3) img")].every((i) => i.complete && i.naturalWidth));
   await page.locator("#results .open").nth(1).click();
   await matches(page, "#viewer-facts", /101/);
   await page.click("#viewer-actions button:text('Reuse settings')");

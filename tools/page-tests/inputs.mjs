@@ -122,6 +122,7 @@ test("a mask is painted, feathered, undone, redone, zoomed and sent", async (pag
   await generate(page, "a yellow star", 4);
   const body = (await sent).postDataJSON();
   assert.ok(body.init && body.mask && body.strength > 0);
+  assert.ok(!("width" in body), "a masked image keeps its size");
   assert.deepEqual(await levels(page, body.mask, [[0.5, 0.5], [0.05, 0.95]]), [255, 0], "white inside the brush stroke, black outside");
   const count_ = async (id) => {
     const grid = Array.from({ length: 4096 }, (_, i) => [(i % 64) / 64, Math.floor(i / 64) / 64]);

@@ -1,4 +1,4 @@
-// Tests of the page of `kiln serve` in a real browser. `page.mjs WORD` runs the tests whose names contain the word.
+// Tests of the page of `kiln serve` in a real browser. `page.mjs PATTERN` runs the tests whose names match it.
 
 import assert from "node:assert/strict";
 
@@ -12,7 +12,7 @@ import "./settings.mjs";
 import "./faults.mjs";
 import "./devices.mjs";
 
-const chosen = tests.filter(({ name }) => !process.argv[2] || name.includes(process.argv[2]));
+const chosen = tests.filter(({ name }) => new RegExp(process.argv[2] ?? "").test(name));
 const started = Date.now();
 const server = await startServer();
 const browser = await startBrowser();

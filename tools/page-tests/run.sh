@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the page of `kiln serve` in Chromium: tools/page-tests/run.sh KILN [SCREENSHOTS [WORD]]
+# Tests the page of `kiln serve` in Chromium: tools/page-tests/run.sh KILN [SCREENSHOTS [PATTERN]]
 # Skips the tests if Node.js or Chromium is missing. `--install` in place of KILN only installs what they need.
 set -euo pipefail
 kiln=$(realpath -m -- "$1")

@@ -39,7 +39,10 @@ for (const prompt of ["a red apple on a blue background", "a green tree on a hil
 }
 await images(page, 4);
 await generate(page, "a {red|blue|yellow|green} balloon over the sea", 4);
-await page.fill("#search", "");
+await page.evaluate(() => {
+  document.activeElement.blur();
+  document.querySelector(".scroll").scrollTo(0, 0);
+});
 await loaded(page);
 await page.mouse.move(0, 0);
 await save(page, "desktop");

@@ -28,7 +28,11 @@ export async function fields() {
   if (initial) {
     request.init = initial.id;
     request.strength = $("strength").valueAsNumber;
-    if (mask) request.mask = mask.feather ? (await upload(await toBlob(feathered(mask.canvas, mask.feather)))).id : mask.id;
+    if (mask) {
+      request.mask = mask.feather ? (await upload(await toBlob(feathered(mask.canvas, mask.feather)))).id : mask.id;
+      // The image keeps its size.
+      request.width = request.height = undefined;
+    }
   }
   return request;
 }

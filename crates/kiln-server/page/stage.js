@@ -80,6 +80,8 @@ export function addPicture(id, image) {
 function fillGrid(view) {
   if (grid.job === view.id) return;
   grid = { job: view.id, tiles: Array.from({ length: count(view) }, (_, i) => make("li", {}, make("span", { className: "note", textContent: i + 1 }))) };
+  const number = grid.tiles.length;
+  $("results").style.setProperty("--columns", number < 4 ? number : Math.ceil(Math.sqrt(number)));
   $("results").replaceChildren(...grid.tiles);
   showOnly("results");
   $("stage-actions").hidden = true;
