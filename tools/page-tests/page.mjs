@@ -32,7 +32,9 @@ try {
   await shot(page, "empty");
   /** A fresh page without jobs, after a failure. */
   const cleanUp = async () => {
-    await page.evaluate(() => fetch("/v1/queue", { method: "DELETE", headers: { "x-client-id": JSON.parse(localStorage.getItem("kiln.client")) } }));
+    for (const id of await page.evaluate(() => JSON.parse(localStorage.getItem("kiln.jobs")) ?? [])) {
+      await fetch(`${server.address}/v1/jobs/${id}`, { method: "DELETE" });
+    }
     await page.reload();
     await page.waitForSelector("[data-ready]");
     errors.length = 0;

@@ -1,12 +1,15 @@
-// This client's jobs that have not ended. One of them is followed by its events, the others by asking now and then:
-// a browser has few connections to a server.
+// The jobs of this browser that have not ended. One of them is followed by its events, the others by asking now and
+// then: a browser has few connections to a server. Their ids are saved: a server without keys can't tell browsers apart.
 
 import { call, follow, send } from "./api.js";
-import { fail } from "./notices.js";
 import { onChange } from "./connection.js";
+import { memory } from "./dom.js";
+import { fail } from "./notices.js";
 
 /** Time between two looks at the queue, in milliseconds. */
 const INTERVAL = 2000;
+/** How many ids are saved. */
+const SAVED = 200;
 /** Views by id, in the order of the queue. */
 let jobs = new Map();
 /** The job that is followed, and the function that stops that. */
@@ -19,16 +22,23 @@ export const all = () => [...jobs.values()];
 /** The running job, or the first in the queue. */
 export const current = () => all().find((view) => view.status === "running") ?? all()[0];
 
-/** Starts to watch a job. */
+/** This browser's jobs of a list. */
+function own(views) {
+  // Another window may have submitted some meanwhile.
+  const ids = memory.get("jobs") ?? [];
+  return views.filter(({ id }) => ids.includes(id) || jobs.has(id));
+}
+
+/** Starts to watch a job of this browser. */
 export function watch(view) {
   jobs.set(view.id, view);
+  memory.set("jobs", [view.id, ...(memory.get("jobs") ?? [])].slice(0, SAVED));
   update();
 }
 
 /** Watches jobs that were submitted before the page was loaded. */
 export async function resume() {
-  const { data } = await call("/v1/queue");
-  for (const view of data) jobs.set(view.id, view);
+  for (const view of own((await call("/v1/queue")).data)) jobs.set(view.id, view);
   update();
 }
 
@@ -70,7 +80,7 @@ function end(view) {
 /** Looks at the queue: positions change, and jobs end that are not followed. */
 async function look() {
   try {
-    take((await call("/v1/queue")).data);
+    await take(own((await call("/v1/queue")).data));
   } catch {
     // The connection's banner tells.
     update();
@@ -101,14 +111,14 @@ export async function cancel(id) {
   }
 }
 
+/** Cancels all jobs of this browser; waiting ones first, so that none of them starts when the running one ends. */
 export async function cancelAll() {
-  await call("/v1/queue", { method: "DELETE" });
-  await look();
+  for (const { id } of all().reverse()) await cancel(id);
 }
 
 /** Gives queued jobs their places in this order. */
 export async function reorder(ids) {
-  await take((await send("PUT", "/v1/queue", { order: ids })).data);
+  await take(own((await send("PUT", "/v1/queue", { order: ids })).data));
 }
 
 export function listen(handlers) {
