@@ -30,11 +30,12 @@ try {
   page.on("console", (message) => message.type() === "error" && errors.push(message.text()));
   await page.waitForSelector("[data-ready]");
   await shot(page, "empty");
-  /** A fresh page without jobs, after a failure. */
+  /** A fresh page without jobs and with a fresh form, after a failure. */
   const cleanUp = async () => {
     for (const id of await page.evaluate(() => JSON.parse(localStorage.getItem("kiln.jobs")) ?? [])) {
       await fetch(`${server.address}/v1/jobs/${id}`, { method: "DELETE" });
     }
+    await page.evaluate(() => localStorage.clear());
     await page.reload();
     await page.waitForSelector("[data-ready]");
     errors.length = 0;

@@ -17,6 +17,14 @@ export function button(text, onclick, properties = {}) {
   return make("button", { type: "button", textContent: text, onclick, ...properties });
 }
 
+/** An image that is fetched again if the server is too busy for it. */
+export function picture(src, properties = {}) {
+  const image = make("img", { src, ...properties });
+  let attempts = 0;
+  image.onerror = () => attempts++ < 4 && setTimeout(() => (image.src = src), 400 * 2 ** attempts);
+  return image;
+}
+
 /** A drop-down list's choices. */
 export const options = (pairs) => pairs.map(([value, textContent]) => make("option", { value, textContent }));
 

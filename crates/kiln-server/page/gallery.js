@@ -1,7 +1,7 @@
 // The gallery of generated images, newest first: search, favourites, selection, trash.
 
 import { call, send } from "./api.js";
-import { $, button, make } from "./dom.js";
+import { $, button, make, picture } from "./dom.js";
 import { DRAGGED_IMAGE } from "./inputs.js";
 import { note, trying } from "./notices.js";
 
@@ -130,7 +130,7 @@ function selectRange(image, checked) {
 
 function card(image) {
   const { prompt } = image;
-  const thumbnail = make("img", { src: image.thumbnail, alt: prompt, loading: "lazy", width: 148, height: 148, draggable: true });
+  const thumbnail = picture(image.thumbnail, { alt: prompt, loading: "lazy", width: 148, height: 148, draggable: true });
   const show = make("button", { type: "button", className: "open", title: prompt, onclick: () => open(image) }, thumbnail);
   const box = make("input", { type: "checkbox", "aria-label": `Select: ${prompt}` });
   box.onclick = (event) => {

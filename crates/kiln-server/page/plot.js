@@ -1,7 +1,7 @@
 // Plots: one order for a grid of images that differ in one or two settings.
 
 import { call, send } from "./api.js";
-import { $, button, make, openDialog, options, save } from "./dom.js";
+import { $, button, make, openDialog, options, picture, save } from "./dom.js";
 import * as form from "./form.js";
 import * as inputs from "./inputs.js";
 import * as jobs from "./jobs.js";
@@ -106,7 +106,7 @@ function cell(view) {
   const image = view?.pictures[0];
   if (!image) return make("span", { className: "note", textContent: view ? { queued: "Queued", running: "…" }[view.status] ?? view.error?.message ?? view.status : "Deleted" });
   const show = button("", () => open(image), { className: "open", title: image.prompt });
-  show.append(make("img", { src: image.thumbnail, alt: `${image.prompt}, seed ${image.seed}` }));
+  show.append(picture(image.thumbnail, { alt: `${image.prompt}, seed ${image.seed}` }));
   return show;
 }
 

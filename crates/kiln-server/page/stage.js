@@ -1,7 +1,7 @@
 // The stage: preview, progress and results of the current job.
 
 import { isReachable } from "./connection.js";
-import { $, button, make, seconds, setText } from "./dom.js";
+import { $, button, make, picture, seconds, setText } from "./dom.js";
 import * as jobs from "./jobs.js";
 import { clearFailure, fail, notifyOutside, trying } from "./notices.js";
 
@@ -56,14 +56,14 @@ export function showProgress() {
   setText($("working-text"), isReachable() ? describe(view) : "Connection lost. The job continues if the server is running.");
 }
 
-export function showPreview(id, { picture, image }) {
+export function showPreview(id, { picture: number, image }) {
   const view = jobs.current();
   if (view?.id !== id) return;
   const alt = `Preview of: ${prompts(view)}`;
   previewed = id;
   if (count(view) === 1) return showImage(image, alt, true);
   fillGrid(view);
-  const tile = grid.tiles[picture];
+  const tile = grid.tiles[number];
   if (tile && !tile.dataset.image) showTile(tile, { src: image, alt, className: "preview" });
 }
 
@@ -97,9 +97,8 @@ function finishTile(image) {
   const tile = grid.tiles[image.number];
   if (!tile || tile.dataset.image === image.id) return;
   tile.dataset.image = image.id;
-  const picture = make("img", { src: image.url, alt: image.prompt });
   const show = button("", () => open(image), { className: "open", title: image.prompt });
-  show.append(picture);
+  show.append(picture(image.url, { alt: image.prompt }));
   tile.replaceChildren(show, make("span", { className: "seed-label", textContent: `seed ${image.seed}` }));
 }
 
