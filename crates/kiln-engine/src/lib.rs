@@ -85,7 +85,7 @@ pub use model::{
 };
 pub use noise::NoiseSource;
 pub use pipeline::BatchLimit;
-pub use plan::{ImagePlan, InitImage, Plan, PlannedLora, Prompt, StartingPoint};
+pub use plan::{ImagePlan, InitImage, Plan, PlannedLora, Prompt, StartingPoint, UpscaleInputs};
 pub use progress::{Phase, Progress};
 pub use progress_tracker::ProgressTracker;
 pub use recipe::{ComponentPathsRecord, ModelRecord, Recipe};

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use kiln_base::lock;
+use kiln_image::RgbImage;
 use kiln_model::{Autoencoder, Event, Observer, StepOutput};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
@@ -19,7 +20,7 @@ use crate::output_thread::OutputThread;
 use crate::panics::catch_panic;
 use crate::pipeline::{BatchLimit, BatchMember, LoadOptions, PendingOutput, Pipeline, PipelineOutput};
 use crate::plan::{Plan, PlannedLora};
-use crate::preview::PreviewDecoder;
+use crate::preview::{PreviewDecoder, shrink};
 use crate::recipe::Recipe;
 use crate::sink::{GeneratedImage, Sink};
 
@@ -128,6 +129,9 @@ impl<B: Backend + 'static> Engine for LocalEngine<B> {
     }
 
     fn batch_capacity(&self, plan: &Plan, max_images: usize) -> usize {
+        if plan.upscale().is_some() {
+            return 1;
+        }
         let limit = BatchLimit { images: max_images, rows: None, memory: self.free_memory() };
         self.pipeline.batch_capacity(plan.rows(), &limit)
     }
@@ -267,6 +271,10 @@ impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
     }
 
     fn step_output(&mut self, step: &StepOutput<'_, B>) -> kiln_model::Result<()> {
+        // An upscaled image is shown whole, after each tile.
+        if self.run.task.plan.upscale().is_some() {
+            return self.check_cancelled();
+        }
         // The last step needs no preview: the image itself follows.
         let wanted = || self.run.call_sink(|sink| sink.wants_preview()) == Some(true);
         let due = step.sigma > 0.0 && self.previewed_step != Some(step.step) && wanted();
@@ -281,6 +289,16 @@ impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
                     }
                 });
             }
+        }
+        self.check_cancelled()
+    }
+
+    fn partial_image(&mut self, image: &RgbImage) -> kiln_model::Result<()> {
+        if self.run.call_sink(|sink| sink.wants_preview()) == Some(true) {
+            let (run, image) = (Arc::clone(self.run), shrink(image));
+            self.engine.output.push(move || {
+                run.call_sink(|sink| sink.preview(image));
+            });
         }
         self.check_cancelled()
     }

@@ -66,17 +66,18 @@ impl<B: Backend> PreviewDecoder<B> {
             }
             PreviewDecoder::Autoencoder(vae) => {
                 let image = vae.decode_async(b, &predicted, grid, &mut ())?;
-                Box::new(move || Ok(Some(shrink(image()?))))
+                Box::new(move || Ok(Some(shrink(&image()?))))
             }
         })
     }
 }
 
-fn shrink(image: RgbImage) -> RgbImage {
+/// Shrinks an image to the size of a preview.
+pub(crate) fn shrink(image: &RgbImage) -> RgbImage {
     let longest = image.width().max(image.height());
     if longest <= MAX_SIDE {
-        return image;
+        return image.clone();
     }
     let side = |side: u32| (side * MAX_SIDE / longest).max(1);
-    kiln_image::resize(&image, side(image.width()), side(image.height()), Filter::Bicubic)
+    kiln_image::resize(image, side(image.width()), side(image.height()), Filter::Bicubic)
 }

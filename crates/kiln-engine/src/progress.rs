@@ -59,6 +59,10 @@ pub struct Progress {
     pub step: u32,
     /// Steps of each image.
     pub steps: u32,
+    /// The tile in progress, from 1, of an image that is upscaled; 0 for others.
+    pub tile: u32,
+    /// Number of tiles of an image that is upscaled; 0 for others.
+    pub tiles: u32,
     /// Finished part of the whole request, from 0 to 1.
     pub fraction: f32,
 }

@@ -27,6 +27,8 @@ pub struct ProgressTracker {
     /// Transformer blocks finished in the current batch.
     blocks: usize,
     calls_per_step: usize,
+    /// The tile in progress of an image that is upscaled, and the number of its tiles.
+    tile: (usize, usize),
 }
 
 impl ProgressTracker {
@@ -40,6 +42,7 @@ impl ProgressTracker {
             last_report: Instant::now(),
             blocks: 0,
             calls_per_step: 1,
+            tile: (0, 1),
         }
     }
 
@@ -62,6 +65,12 @@ impl ProgressTracker {
             Event::TextLayer { prompt, prompts, done, total } => {
                 let fraction = (prompt * total + done) as f32 / (prompts * total).max(1) as f32;
                 self.report(Phase::Text, TEXT_SHARE * fraction, false)
+            }
+            Event::TileStarted { image, tile, tiles } => {
+                (self.batch_start, self.batch_images) = (image as u32, 1);
+                (self.progress.image, self.tile) = (image as u32, (tile, tiles));
+                (self.progress.tile, self.progress.tiles) = (tile as u32 + 1, tiles as u32);
+                None
             }
             Event::EncodingReference { .. } => self.report(Phase::Encode, TEXT_SHARE, true),
             Event::StepStarted { image, images, step, .. } => {
@@ -102,6 +111,8 @@ impl ProgressTracker {
             return None;
         }
         let images = self.progress.images.max(1) as f32;
+        let (tile, tiles) = self.tile;
+        let batch_fraction = (tile as f32 + batch_fraction) / tiles.max(1) as f32;
         self.progress.phase = phase;
         self.progress.fraction =
             (self.batch_start as f32 + self.batch_images as f32 * batch_fraction) / images;
@@ -113,5 +124,31 @@ impl ProgressTracker {
     fn decoded(&self, image_fraction: f32) -> f32 {
         let before = self.progress.image.saturating_sub(self.batch_start) as f32;
         1.0 - DECODE_SHARE + DECODE_SHARE * (before + image_fraction) / self.batch_images.max(1) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_advance_the_progress_of_an_image() {
+        let mut tracker = ProgressTracker::loading();
+        (tracker.progress.images, tracker.progress.steps) = (1, 2);
+        let mut fractions = Vec::new();
+        for tile in 0..3 {
+            assert_eq!(tracker.update(&Event::TileStarted { image: 0, tile, tiles: 3 }), None);
+            let events = [
+                Event::EncodingReference { index: 0, total: 1 },
+                Event::StepStarted { image: 0, images: 1, batch: 1, step: 0, steps: 2, sigma: 0.4 },
+                Event::StepFinished { image: 0, images: 1, step: 1, steps: 2 },
+                Event::DecodingImage { image: 0 },
+            ];
+            let progress: Vec<Progress> = events.iter().filter_map(|event| tracker.update(event)).collect();
+            assert!(progress.iter().all(|p| (p.tile, p.tiles) == (tile as u32 + 1, 3)));
+            fractions.extend(progress.iter().map(|p| p.fraction));
+        }
+        assert!(fractions.windows(2).all(|pair| pair[0] <= pair[1]), "{fractions:?}");
+        assert!(fractions[0] < 0.05 && fractions[11] > 0.9, "{fractions:?}");
     }
 }

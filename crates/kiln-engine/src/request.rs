@@ -4,13 +4,14 @@
 //! [`InputResolver`](crate::InputResolver) gives the names their meaning. Its JSON is that of `/v1/jobs` and of recipes: a
 //! file is a name, or in a recipe an object with its path and hash.
 
+mod files;
 mod one_or_many;
 
 use std::path::PathBuf;
 
-use serde::ser::SerializeMap;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
+pub use files::{FileRef, LoraRef};
 pub use one_or_many::OneOrMany;
 
 /// What to generate. Only the prompt is required; everything else has a default.
@@ -183,7 +184,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<FileRef>,
 
-    /// How much to change the initial image: 0 keeps it, 1 ignores it [default: 0.6, with a mask 0.8]
+    /// How much to change the initial image: 0 keeps it, 1 ignores it [default: 0.6, with a mask 0.8; to upscale 0.35]
     #[cfg_attr(
         feature = "cli",
         arg(long, value_name = "F", help_heading = "Input images", allow_negative_numbers = true)
@@ -202,6 +203,24 @@ pub struct Request {
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_padding: Option<u32>,
+
+    /// Enlarge the initial image by 2 or 4 instead of generating one of its own: the model refines it tile by tile
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, value_name = "N", help_heading = "Input images", value_parser = upscale_factor)
+    )]
+    #[cfg_attr(feature = "schema", schema(minimum = 2, maximum = 4))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upscale: Option<u32>,
+
+    /// Longest side of the tiles of `upscale`, in pixels [default: the model's size: 1024, Ember 256]
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, value_name = "N", help_heading = "Input images", value_parser = at_least::<64>())
+    )]
+    #[cfg_attr(feature = "schema", schema(minimum = 64))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tile_size: Option<u32>,
 
     /// Number of denoising steps [default: the model's: 4 if distilled, else 50]
     #[cfg_attr(
@@ -276,7 +295,7 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_format: Option<OutputFormat>,
 
-    /// JPEG quality, from 0 to 100 [default: 95]
+    /// Quality of JPEG and WebP, from 0 to 100 [default: 95; without it, WebP is lossless]
     #[cfg_attr(
         feature = "cli",
         arg(
@@ -306,37 +325,6 @@ pub struct BatchPosition {
     pub batch: usize,
     /// Index of its prompt in the file of embeddings, from 0.
     pub embeds_row: Option<usize>,
-}
-
-/// The name of a file; in a recipe also its hash.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FileRef {
-    /// A path, or a name that the [`InputResolver`](crate::InputResolver) understands.
-    pub path: PathBuf,
-    /// The file's SHA-256 in hex, or the fingerprint of its weights, when an image was generated from it.
-    pub sha256: Option<String>,
-}
-
-/// A LoRA and its weight.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(deny_unknown_fields)]
-pub struct LoraRef {
-    /// Its name, as in `/v1/loras`, or its path.
-    #[serde(rename = "name", alias = "path")]
-    #[cfg_attr(feature = "schema", schema(value_type = String))]
-    pub path: PathBuf,
-    /// Its weight; may be negative.
-    #[serde(default = "default_weight")]
-    pub weight: f32,
-    /// Its fingerprint, in a recipe.
-    #[serde(default)]
-    #[cfg_attr(feature = "schema", schema(ignore))]
-    pub sha256: Option<String>,
-}
-
-fn default_weight() -> f32 {
-    1.0
 }
 
 /// How noise levels are distributed over the steps.
@@ -380,7 +368,7 @@ pub enum OutputFormat {
     /// Lossy, small files.
     #[serde(alias = "jpg")]
     Jpeg,
-    /// Lossless, smaller and slower than PNG.
+    /// Lossless, smaller and slower than PNG; with a quality lossy, smaller than JPEG.
     Webp,
 }
 
@@ -469,97 +457,6 @@ impl Request {
     }
 }
 
-impl From<&str> for FileRef {
-    fn from(path: &str) -> FileRef {
-        FileRef { path: path.into(), sha256: None }
-    }
-}
-
-impl From<String> for FileRef {
-    fn from(path: String) -> FileRef {
-        FileRef { path: path.into(), sha256: None }
-    }
-}
-
-impl From<PathBuf> for FileRef {
-    fn from(path: PathBuf) -> FileRef {
-        FileRef { path, sha256: None }
-    }
-}
-
-impl From<std::ffi::OsString> for FileRef {
-    fn from(path: std::ffi::OsString) -> FileRef {
-        FileRef { path: path.into(), sha256: None }
-    }
-}
-
-impl Serialize for FileRef {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let path = self.path.to_string_lossy();
-        let Some(sha256) = &self.sha256 else { return serializer.serialize_str(&path) };
-        let mut map = serializer.serialize_map(Some(2))?;
-        map.serialize_entry("path", &path)?;
-        map.serialize_entry("sha256", sha256)?;
-        map.end()
-    }
-}
-
-impl<'de> Deserialize<'de> for FileRef {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FileRef, D::Error> {
-        /// In older recipes the object has more fields.
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum NameOrObject {
-            Name(PathBuf),
-            Object { path: PathBuf, sha256: Option<String> },
-        }
-        Ok(match NameOrObject::deserialize(deserializer)? {
-            NameOrObject::Name(path) => FileRef { path, sha256: None },
-            NameOrObject::Object { path, sha256 } => FileRef { path, sha256 },
-        })
-    }
-}
-
-impl Serialize for LoraRef {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let path = self.path.to_string_lossy();
-        let mut map = serializer.serialize_map(None)?;
-        match &self.sha256 {
-            None => map.serialize_entry("name", &path)?,
-            Some(sha256) => {
-                map.serialize_entry("path", &path)?;
-                map.serialize_entry("sha256", sha256)?;
-            }
-        }
-        map.serialize_entry("weight", &self.weight)?;
-        map.end()
-    }
-}
-
-impl LoraRef {
-    /// Parses `FILE[:WEIGHT]`. File names and drives may contain colons, so the text after the last colon is a weight only
-    /// if it is a number and the whole text is not a file itself. After an existing file it must be a weight.
-    pub fn parse(text: &str) -> Result<LoraRef, String> {
-        use std::path::Path;
-        let lora = |path: &str, weight| LoraRef { path: path.into(), weight, sha256: None };
-        let weight = |number: &str| number.parse::<f32>().ok().filter(|w| w.is_finite());
-        Ok(match text.rsplit_once(':') {
-            _ if text.is_empty() => return Err("expected a file".into()),
-            Some((path, number)) if !path.is_empty() && !Path::new(text).exists() => match weight(number) {
-                Some(weight) => lora(path, weight),
-                None if Path::new(path).is_file() => {
-                    let found = if number.is_empty() { "nothing".into() } else { format!("`{number}`") };
-                    return Err(format!(
-                        "`{path}` and a colon are followed by {found}, expected a finite number as its weight"
-                    ));
-                }
-                None => lora(text, 1.0),
-            },
-            _ => lora(text, 1.0),
-        })
-    }
-}
-
 /// Parses a whole number of at least `MIN`. The message is the same for negative numbers.
 #[cfg(feature = "cli")]
 fn at_least<const MIN: u32>() -> clap::builder::ValueParser {
@@ -569,6 +466,15 @@ fn at_least<const MIN: u32>() -> clap::builder::ValueParser {
         }
         _ => Err(format!("expected a whole number of at least {MIN}")),
     })
+}
+
+#[cfg(feature = "cli")]
+fn upscale_factor(text: &str) -> Result<u32, String> {
+    match text {
+        "2" => Ok(2),
+        "4" => Ok(4),
+        _ => Err("expected 2 or 4".into()),
+    }
 }
 
 /// Parses a seed. `-1` becomes a random one, as in A1111 and stable-diffusion.cpp.
@@ -589,41 +495,6 @@ fn random_seed() -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn lora(text: &str) -> (String, f32) {
-        let lora = LoraRef::parse(text).unwrap();
-        (lora.path.display().to_string(), lora.weight)
-    }
-
-    #[test]
-    fn a_lora_weight_is_what_follows_the_last_colon_if_it_is_a_number() {
-        assert_eq!(lora("ink.safetensors"), ("ink.safetensors".into(), 1.0));
-        assert_eq!(lora("ink.safetensors:0.5"), ("ink.safetensors".into(), 0.5));
-        assert_eq!(lora("ink.safetensors:-1"), ("ink.safetensors".into(), -1.0));
-        assert_eq!(lora(r"C:\ink.safetensors"), (r"C:\ink.safetensors".into(), 1.0));
-        assert_eq!(lora(r"C:\ink.safetensors:2e-1"), (r"C:\ink.safetensors".into(), 0.2));
-        assert_eq!(lora("a:b:3"), ("a:b".into(), 3.0));
-        assert_eq!(lora("ink:nan"), ("ink:nan".into(), 1.0));
-        assert_eq!(lora(":3"), (":3".into(), 1.0));
-        assert!(LoraRef::parse("").is_err());
-    }
-
-    #[test]
-    fn a_file_whose_name_ends_like_a_weight_is_taken_as_the_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("ink:2");
-        std::fs::write(&path, b"").unwrap();
-        assert_eq!(lora(path.to_str().unwrap()), (path.display().to_string(), 1.0));
-    }
-
-    #[test]
-    fn a_weight_that_is_not_a_number_is_refused_after_a_file_name() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        for (wrong, found) in [("nan", "`nan`"), ("inf", "`inf`"), ("abc", "`abc`"), ("", "nothing")] {
-            let message = LoraRef::parse(&format!("{}:{wrong}", file.path().display())).unwrap_err();
-            assert!(message.contains(&format!("{found}, expected a finite number")), "{message}");
-        }
-    }
 
     #[test]
     fn single_prompts_and_seeds_are_written_plain_and_read_plain_or_as_lists() {

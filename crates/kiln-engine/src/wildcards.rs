@@ -1,4 +1,4 @@
-//! Wildcards in prompts: `{red|blue}` becomes one of the alternatives, `__colour__` a line of `colour.txt`.
+//! Wildcards in prompts and negative prompts: `{red|blue}` becomes one of the alternatives, `__colour__` a line of `colour.txt`.
 //!
 //! The image's seed chooses, so an image is generated again from its seed, and the images of a batch differ. A prompt
 //! that is a JSON object is left alone: its braces are its own.
@@ -14,8 +14,8 @@ use crate::request::Request;
 /// Lists within lists: more is a list that contains itself.
 const MAX_DEPTH: usize = 16;
 
-/// Replaces the wildcards of the request's prompts, which gives every image a prompt of its own. Lists are files of
-/// `folder`. Returns a note about a name that was left alone for lack of a folder.
+/// Replaces the wildcards of the request's prompts and negative prompts, which gives every image its own. Lists are files
+/// of `folder`. Returns a note about a name that was left alone for lack of a folder.
 pub fn expand(request: &mut Request, folder: Option<&Path>) -> Result<Option<String>> {
     let prompts = request.prompts.len();
     let per_prompt = match (request.n, request.seed.len()) {
@@ -23,33 +23,39 @@ pub fn expand(request: &mut Request, folder: Option<&Path>) -> Result<Option<Str
         (None, seeds @ 2..) if seeds.is_multiple_of(prompts.max(1)) => seeds / prompts.max(1),
         (None, _) => 1,
     };
-    let unknown = folder.is_none().then(|| request.prompts.iter().find_map(|text| list_name(text))).flatten();
+    let mut texts = request.prompts.iter().chain(&request.negative_prompts);
+    let unknown = folder.is_none().then(|| texts.clone().find_map(|text| list_name(text))).flatten();
     let note = unknown
         .map(|name| format!("`__{name}__` stays as it is: name the folder of `{name}.txt` with --wildcards"));
     let has_wildcards = |text: &String| !is_json(text) && (text.contains('{') || text.contains("__"));
     // Too many images are refused later, before anything is generated.
-    if !request.prompts.iter().any(has_wildcards) || per_prompt.saturating_mul(prompts) > 100_000 {
+    if !texts.any(has_wildcards) || per_prompt.saturating_mul(prompts) > 100_000 {
         return Ok(note);
     }
     let seeds = request.seeds(prompts * per_prompt);
-    let mut expanded = Vec::with_capacity(seeds.len());
-    for (i, prompt) in request.prompts.iter().flat_map(|p| std::iter::repeat_n(p, per_prompt)).enumerate() {
-        let chooser = Chooser { state: seeds.get(i).copied().unwrap_or(i as u64), folder };
-        expanded.push(if is_json(prompt) { prompt.clone() } else { { chooser }.expand(prompt, 0)? });
+    let (mut expanded, mut negatives) = (Vec::with_capacity(seeds.len()), Vec::new());
+    for i in 0..prompts * per_prompt {
+        let mut chooser = Chooser { state: seeds.get(i).copied().unwrap_or(i as u64), folder };
+        expanded.push(chooser.expand_prompt(&request.prompts[i / per_prompt])?);
+        if let Some(negative) =
+            request.negative_prompts.get(i / per_prompt).or(request.negative_prompts.first())
+        {
+            negatives.push(chooser.expand_prompt(negative)?);
+        }
     }
-    let unchanged = expanded
-        .chunks(per_prompt.max(1))
-        .zip(&request.prompts)
-        .all(|(texts, prompt)| texts.iter().all(|text| text == prompt));
-    if unchanged {
+    let is_unchanged = |texts: &[String], given: &[String]| {
+        texts.iter().enumerate().all(|(i, text)| given.get(i / per_prompt).or(given.first()) == Some(text))
+    };
+    let (same_prompts, same_negatives) =
+        (is_unchanged(&expanded, &request.prompts), is_unchanged(&negatives, &request.negative_prompts));
+    if same_prompts && same_negatives {
         return Ok(note);
     }
-    if request.negative_prompts.len() == prompts {
-        let negatives = std::mem::take(&mut request.negative_prompts);
-        request.negative_prompts =
-            negatives.into_iter().flat_map(|text| std::iter::repeat_n(text, per_prompt)).collect();
-    }
     (request.prompts, request.n) = (expanded, None);
+    // One for all stays one.
+    if !same_negatives || request.negative_prompts.len() > 1 {
+        request.negative_prompts = negatives;
+    }
     Ok(note)
 }
 
@@ -64,6 +70,10 @@ struct Chooser<'a> {
 }
 
 impl Chooser<'_> {
+    fn expand_prompt(&mut self, prompt: &str) -> Result<String> {
+        if is_json(prompt) { Ok(prompt.to_owned()) } else { self.expand(prompt, 0) }
+    }
+
     fn expand(&mut self, text: &str, depth: usize) -> Result<String> {
         let mut out = String::new();
         let mut rest = text;
@@ -195,6 +205,25 @@ mod tests {
         assert_eq!(request.prompts[3..], ["plain", "plain", "plain"]);
         assert_eq!(request.negative_prompts, ["x", "x", "x", "y", "y", "y"]);
         assert_eq!(request.n, None);
+    }
+
+    #[test]
+    fn negative_prompts_have_wildcards_too() {
+        let request = |negatives: &[&str]| Request {
+            seed: vec![1],
+            n: Some(8),
+            negative_prompts: negatives.iter().map(|text| (*text).to_owned()).collect(),
+            ..Request::new("plain")
+        };
+        let mut varied = request(&["{rain|snow}"]);
+        expand(&mut varied, None).unwrap();
+        assert_eq!((varied.prompts.len(), varied.negative_prompts.len(), varied.n), (8, 8, None));
+        for weather in ["rain", "snow"] {
+            assert!(varied.negative_prompts.iter().any(|text| text == weather), "{varied:?}");
+        }
+        let mut plain = Request { prompts: vec!["a {red|blue} fox".into()], ..request(&["rain"]) };
+        expand(&mut plain, None).unwrap();
+        assert_eq!(plain.negative_prompts, ["rain"]);
     }
 
     #[test]

@@ -103,6 +103,18 @@ pub enum Error {
         /// Its weight files.
         files: Vec<RemoteFile>,
     },
+    /// Too little room for the download.
+    #[error(
+        "not enough space in `{}`: the download needs {}, {} are free", folder.display(), GiB(*needed), GiB(*free)
+    )]
+    NoSpace {
+        /// The cache's folder.
+        folder: PathBuf,
+        /// Bytes to download.
+        needed: u64,
+        /// Bytes free on its disk.
+        free: u64,
+    },
     /// Another program is downloading the same file.
     #[error("another program is downloading `{}`", file.display())]
     InProgress {
@@ -131,4 +143,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub(crate) fn io(doing: &'static str, file: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
     let file = file.into();
     move |source| Error::Io { doing, file, source }
+}
+
+/// Bytes, shown in GiB.
+struct GiB(u64);
+
+impl std::fmt::Display for GiB {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.1} GiB", self.0 as f64 / f64::from(1 << 30))
+    }
 }

@@ -98,6 +98,9 @@ impl PullPlan {
         let cache = Cache::new(&settings.cache);
         let blobs = cache.repo(&name.repo).join("blobs");
         fs::create_dir_all(&blobs).map_err(io("create", &blobs))?;
+        if let Some(free) = kiln_base::free_space(&blobs).filter(|free| *free < self.missing) {
+            return Err(Error::NoSpace { folder: blobs, needed: self.missing, free });
+        }
         let (mut done_before, mut downloaded) = (0, 0);
         for (index, file) in files.iter().enumerate() {
             let mut report = |done| {

@@ -224,6 +224,26 @@ fn missing_repositories_and_files_are_named() {
     assert!(matches!(error, Error::Connection { .. }), "{error}");
 }
 
+#[cfg(unix)]
+#[test]
+fn a_download_that_does_not_fit_on_the_disk_is_refused_before_it_begins() {
+    let fixture = Fixture::new(model(), HubBehavior::default());
+    let size = serde_json::from_str::<serde_json::Value>(&fixture.hub.list()).unwrap()["siblings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find_map(|file| file["lfs"]["size"].as_u64())
+        .unwrap();
+    // Four exbibytes.
+    let list = fixture.hub.list().replace(&format!("\"size\":{size}"), &format!("\"size\":{}", 1u64 << 62));
+    let fixture = Fixture::new(model(), HubBehavior { list: Some(list), ..HubBehavior::default() });
+    let error = fixture.pull(REPO).unwrap_err();
+    let Error::NoSpace { needed, free, .. } = &error else { panic!("{error}") };
+    assert!(free < needed, "{error}");
+    assert!(error.to_string().contains("needs 4294967296."), "{error}");
+    assert!(fixture.hub.requests.lock().unwrap().iter().all(|request| !request.path.contains("resolve")));
+}
+
 #[test]
 fn malicious_lists_write_nothing() {
     let good = Fixture::new(model(), HubBehavior::default()).hub.list();

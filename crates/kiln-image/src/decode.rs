@@ -165,10 +165,27 @@ fn is_complete(format: ImageFormat, bytes: &[u8]) -> bool {
     }
 }
 
+/// Names of formats that are recognized, but not read.
+const AVIF: &str = "AVIF";
+const HEIC: &str = "HEIC";
+
+impl Error {
+    /// Returns the program that converts the file, if it is an AVIF or HEIC image.
+    pub fn converter(&self) -> Option<&'static str> {
+        match self {
+            Error::NotAnImage { found, .. } if found == AVIF => Some("avifdec"),
+            Error::NotAnImage { found, .. } if found == HEIC => Some("heif-dec"),
+            _ => None,
+        }
+    }
+}
+
 /// Describes what unsupported bytes look like, for the error message.
 fn describe(bytes: &[u8]) -> &'static str {
     let head = &bytes[..bytes.len().min(512)];
     let brand = head.get(4..12).unwrap_or_default();
+    // A file that is both lists the brands it is compatible with.
+    let is_avif = || head.chunks_exact(4).skip(2).take(8).any(|brand| brand == b"avif" || brand == b"avis");
     let is_text = match std::str::from_utf8(head) {
         Ok(_) => !head.iter().any(|byte| *byte < b'\t'),
         // The cut may split a character.
@@ -176,8 +193,8 @@ fn describe(bytes: &[u8]) -> &'static str {
     };
     match head {
         [] => "an empty file",
-        _ if brand == b"ftypavif" || brand == b"ftypavis" => "AVIF",
-        _ if brand.starts_with(b"ftyphe") || brand.starts_with(b"ftypmif1") => "HEIC",
+        _ if brand.starts_with(b"ftyp") && is_avif() => AVIF,
+        _ if brand.starts_with(b"ftyphe") || brand.starts_with(b"ftypm") && brand.ends_with(b"f1") => HEIC,
         _ if brand.starts_with(b"ftyp") => "a video",
         [0xff, 0x0a, ..] | [0, 0, 0, 12, b'J', b'X', b'L', ..] => "JPEG XL",
         [b'%', b'P', b'D', b'F', ..] => "PDF",

@@ -4,11 +4,10 @@ use std::fmt;
 use std::path::Path;
 
 use image::codecs::jpeg::JpegEncoder;
-use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
 use crate::recipe::{KEYWORD, PARAMETERS};
-use crate::{Error, Result, RgbImage, exif, jpeg, png_strips};
+use crate::{Error, Result, RgbImage, exif, jpeg, png_strips, webp};
 
 /// Default JPEG quality: high enough that no loss is visible.
 const JPEG_QUALITY: u8 = 95;
@@ -20,7 +19,7 @@ pub enum Format {
     Png,
     /// Quality 95, full colour resolution; the recipe is in comment segments.
     Jpeg,
-    /// Lossless; the recipe is the EXIF user comment.
+    /// Lossless unless a quality is given; the recipe is in EXIF.
     Webp,
 }
 
@@ -73,7 +72,7 @@ impl fmt::Display for Format {
 pub struct Encoding {
     /// The format.
     pub format: Format,
-    /// JPEG quality from 0 to 100; 95 when absent.
+    /// Quality of JPEG and WebP, from 0 to 100. Without one, JPEG has 95 and WebP is lossless.
     pub quality: Option<u8>,
     /// Makes PNG files as small as possible, which takes many times longer.
     pub small: bool,
@@ -97,7 +96,8 @@ pub fn encode_with(image: &RgbImage, encoding: Encoding, recipe: Option<&str>) -
     encode_with_parameters(image, encoding, recipe, None)
 }
 
-/// As [`encode_with`]; a PNG also gets the text `parameters`, under which A1111 and others describe an image.
+/// As [`encode_with`], also with the `parameters` by which A1111 and others describe an image: a text of that name in PNG,
+/// the EXIF user comment in JPEG and WebP.
 pub fn encode_with_parameters(
     image: &RgbImage,
     encoding: Encoding,
@@ -108,8 +108,12 @@ pub fn encode_with_parameters(
     let texts = [(KEYWORD, recipe), (PARAMETERS, parameters)];
     let result = match format {
         Format::Png => png(image, encoding.small, &texts).map_err(|error| error.to_string()),
-        Format::Jpeg => jpeg(image, encoding.quality, recipe).map_err(|error| error.to_string()),
-        Format::Webp => webp(image, recipe).map_err(|error| error.to_string()),
+        Format::Jpeg => jpeg(image, encoding.quality, recipe, parameters).map_err(|error| error.to_string()),
+        Format::Webp => {
+            let has_texts = recipe.is_some() || parameters.is_some();
+            let exif = has_texts.then(|| exif::write(KEYWORD, recipe, parameters));
+            webp::encode(image, encoding.quality, exif)
+        }
     };
     let (width, height) = (image.width(), image.height());
     result.map_err(|reason| Error::Encode { format, width, height, reason })
@@ -158,22 +162,20 @@ fn png_file(
     Ok(out)
 }
 
-fn jpeg(image: &RgbImage, quality: Option<u8>, recipe: Option<&str>) -> image::ImageResult<Vec<u8>> {
+fn jpeg(
+    image: &RgbImage,
+    quality: Option<u8>,
+    recipe: Option<&str>,
+    parameters: Option<&str>,
+) -> image::ImageResult<Vec<u8>> {
     let mut out = Vec::new();
     let encoder = JpegEncoder::new_with_quality(&mut out, quality.map_or(JPEG_QUALITY, |q| q.clamp(1, 100)));
     encoder.write_image(image.pixels(), image.width(), image.height(), ExtendedColorType::Rgb8)?;
-    Ok(match recipe {
-        Some(recipe) => jpeg::with_comment(&out, crate::recipe::COMMENT_TAG, recipe.as_bytes()),
-        None => out,
-    })
-}
-
-fn webp(image: &RgbImage, recipe: Option<&str>) -> image::ImageResult<Vec<u8>> {
-    let mut out = Vec::new();
-    let mut encoder = WebPEncoder::new_lossless(&mut out);
     if let Some(recipe) = recipe {
-        encoder.set_exif_metadata(exif::write(KEYWORD, recipe)).map_err(image::ImageError::Unsupported)?;
+        out = jpeg::with_comment(&out, crate::recipe::COMMENT_TAG, recipe.as_bytes());
     }
-    encoder.write_image(image.pixels(), image.width(), image.height(), ExtendedColorType::Rgb8)?;
+    if let Some(parameters) = parameters {
+        out = jpeg::with_exif(&out, &exif::write(KEYWORD, None, Some(parameters)));
+    }
     Ok(out)
 }

@@ -1,43 +1,62 @@
-//! The EXIF fields that hold a recipe: `Software` names the writer, `UserComment` is the text.
+//! The EXIF fields of generated images: `Software` names the writer, `MakerNote` holds the recipe, and `UserComment` the
+//! description that A1111 writes there. Older files of Kiln have the recipe as their comment.
 
 const SOFTWARE: u16 = 0x0131;
 const EXIF_DIRECTORY: u16 = 0x8769;
+const MAKER_NOTE: u16 = 0x927c;
 const USER_COMMENT: u16 = 0x9286;
 const UNICODE: &[u8] = b"UNICODE\0";
+/// Start of the recipe's note, before its UTF-8.
+const NOTE_TAG: &[u8] = b"kiln:";
 
-/// Returns an EXIF block with `software` (ASCII) and `comment` (UTF-16, as the standard requires).
-pub(crate) fn write(software: &str, comment: &str) -> Vec<u8> {
+/// Returns an EXIF block with `software` (ASCII), a recipe and a comment, if they are given.
+///
+/// It is big-endian: many programs read a UTF-16 comment as big-endian whatever the block says.
+pub(crate) fn write(software: &str, recipe: Option<&str>, comment: Option<&str>) -> Vec<u8> {
     let software = [software.as_bytes(), &[0]].concat();
-    let mut text = UNICODE.to_vec();
-    text.extend(comment.encode_utf16().flat_map(u16::to_le_bytes));
+    let note = recipe.map(|recipe| (MAKER_NOTE, [NOTE_TAG, recipe.as_bytes()].concat()));
+    let comment = comment.map(|comment| {
+        let mut text = UNICODE.to_vec();
+        text.extend(comment.encode_utf16().flat_map(u16::to_be_bytes));
+        (USER_COMMENT, text)
+    });
+    // In the order of their tags.
+    let fields: Vec<(u16, Vec<u8>)> = note.into_iter().chain(comment).collect();
 
-    // Header, the first directory with two entries, the second with one, then the data of the entries.
+    // Header, the first directory with two entries, the second with the fields, then the data of the entries.
     let (first, second) = (8u32, 8 + 2 + 2 * 12 + 4);
-    let data = second + 2 + 12 + 4;
-    let padded = software.len().next_multiple_of(2);
-    let mut out = b"II*\0".to_vec();
-    out.extend(first.to_le_bytes());
-    out.extend(2u16.to_le_bytes());
-    entry(&mut out, SOFTWARE, 2, software.len() as u32, data);
+    let mut data = second + 2 + 12 * fields.len() as u32 + 4;
+    let mut place = |bytes: &[u8]| {
+        let at = data;
+        data += bytes.len().next_multiple_of(2) as u32;
+        at
+    };
+    let mut out = b"MM\0*".to_vec();
+    out.extend(first.to_be_bytes());
+    out.extend(2u16.to_be_bytes());
+    entry(&mut out, SOFTWARE, 2, software.len() as u32, place(&software));
     entry(&mut out, EXIF_DIRECTORY, 4, 1, second);
-    out.extend(0u32.to_le_bytes());
-    out.extend(1u16.to_le_bytes());
-    entry(&mut out, USER_COMMENT, 7, text.len() as u32, data + padded as u32);
-    out.extend(0u32.to_le_bytes());
-    out.extend(&software);
-    out.resize(data as usize + padded, 0);
-    out.extend(text);
+    out.extend(0u32.to_be_bytes());
+    out.extend((fields.len() as u16).to_be_bytes());
+    for (tag, bytes) in &fields {
+        entry(&mut out, *tag, 7, bytes.len() as u32, place(bytes));
+    }
+    out.extend(0u32.to_be_bytes());
+    for bytes in std::iter::once(&software).chain(fields.iter().map(|(_, bytes)| bytes)) {
+        out.extend(bytes);
+        out.resize(out.len().next_multiple_of(2), 0);
+    }
     out
 }
 
 fn entry(out: &mut Vec<u8>, tag: u16, kind: u16, count: u32, value: u32) {
-    out.extend(tag.to_le_bytes());
-    out.extend(kind.to_le_bytes());
-    out.extend(count.to_le_bytes());
-    out.extend(value.to_le_bytes());
+    out.extend(tag.to_be_bytes());
+    out.extend(kind.to_be_bytes());
+    out.extend(count.to_be_bytes());
+    out.extend(value.to_be_bytes());
 }
 
-/// Returns the comment of an EXIF block, if `software` wrote it.
+/// Returns the recipe of an EXIF block, if `software` wrote it.
 pub(crate) fn read(exif: &[u8], software: &str) -> Option<String> {
     let exif = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);
     let tiff = match exif.get(..4)? {
@@ -51,6 +70,10 @@ pub(crate) fn read(exif: &[u8], software: &str) -> Option<String> {
         return None;
     }
     let second = tiff.u32(tiff.find(first, EXIF_DIRECTORY)? + 8)?;
+    let note = tiff.find(second, MAKER_NOTE).and_then(|entry| tiff.data(entry)?.strip_prefix(NOTE_TAG));
+    if let Some(note) = note {
+        return String::from_utf8(note.to_vec()).ok();
+    }
     let text = tiff.data(tiff.find(second, USER_COMMENT)?)?.strip_prefix(UNICODE)?;
     let units = text.as_chunks::<2>().0.iter().map(|&pair| tiff.word(pair));
     char::decode_utf16(units).collect::<Result<_, _>>().ok()
@@ -95,22 +118,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_comments_are_read_back() {
-        for comment in ["", "{}", "grüße 🌸"] {
-            for software in ["kiln", "kiln 1.2.3"] {
-                assert_eq!(read(&write(software, comment), "kiln").as_deref(), Some(comment));
+    fn written_recipes_are_read_back() {
+        for recipe in ["", "{}", "grüße 🌸"] {
+            for (software, comment) in [("kiln", None), ("kiln 1.2.3", Some("a fox\nSteps: 4"))] {
+                let block = write(software, Some(recipe), comment);
+                assert_eq!(read(&block, "kiln").as_deref(), Some(recipe));
             }
         }
     }
 
     #[test]
-    fn comments_of_other_programs_are_ignored() {
-        assert_eq!(read(&write("camera", "{}"), "kiln"), None);
+    fn the_comment_is_big_endian_utf_16() {
+        let block = write("kiln", None, Some("aé"));
+        let expected = [UNICODE, &[0, b'a', 0, 0xe9]].concat();
+        assert!(block.windows(expected.len()).any(|bytes| bytes == expected), "{block:?}");
     }
 
     #[test]
-    fn damaged_blocks_have_no_comment_and_never_panic() {
-        let whole = write("kiln", "{\"seed\":1}");
+    fn a_comment_of_an_older_file_is_its_recipe() {
+        assert_eq!(read(&write("kiln", None, Some("{\"seed\":1}")), "kiln").as_deref(), Some("{\"seed\":1}"));
+    }
+
+    #[test]
+    fn recipes_of_other_programs_are_ignored() {
+        assert_eq!(read(&write("camera", Some("{}"), None), "kiln"), None);
+    }
+
+    #[test]
+    fn damaged_blocks_have_no_recipe_and_never_panic() {
+        let whole = write("kiln", Some("{\"seed\":10}"), None);
         for cut in 0..whole.len() {
             assert_eq!(read(&whole[..cut], "kiln"), None, "cut at {cut}");
         }

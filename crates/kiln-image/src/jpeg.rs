@@ -7,6 +7,9 @@ pub(crate) struct Segment<'a> {
 }
 
 pub(crate) const COMMENT: u8 = 0xfe;
+pub(crate) const EXIF: u8 = 0xe1;
+/// Most data of a segment that is written.
+const MAX_SEGMENT: usize = 65_000;
 const START: u8 = 0xd8;
 const END: u8 = 0xd9;
 
@@ -35,22 +38,33 @@ pub(crate) fn is_complete(bytes: &[u8]) -> bool {
     segments(bytes).any(|segment| segment.marker == END)
 }
 
-/// Adds `text` to `jpeg` in as many comment segments as it needs, each starting with `tag`. They follow the JFIF header,
-/// which has to be the first segment.
+/// Adds `text` to `jpeg` in as many comment segments as it needs, each starting with `tag`.
 pub(crate) fn with_comment(jpeg: &[u8], tag: &[u8], text: &[u8]) -> Vec<u8> {
-    const MAX_SEGMENT: usize = 65_000;
+    let segments = text.chunks(MAX_SEGMENT - tag.len()).map(|chunk| (COMMENT, [tag, chunk].concat()));
+    with_segments(jpeg, segments)
+}
+
+/// Adds an EXIF block, unless it is too long for a segment.
+pub(crate) fn with_exif(jpeg: &[u8], exif: &[u8]) -> Vec<u8> {
+    let data = [b"Exif\0\0", exif].concat();
+    if data.len() > MAX_SEGMENT {
+        return jpeg.to_vec();
+    }
+    with_segments(jpeg, [(EXIF, data)])
+}
+
+/// Adds segments behind the JFIF header, which has to be the first one.
+fn with_segments(jpeg: &[u8], segments_to_add: impl IntoIterator<Item = (u8, Vec<u8>)>) -> Vec<u8> {
     let header = match segments(jpeg).next() {
         Some(Segment { marker: 0xe0, data }) => 2 + 4 + data.len(),
         _ => 2,
     };
     let (start, rest) = jpeg.split_at(header.min(jpeg.len()));
     let mut out = start.to_vec();
-    for chunk in text.chunks(MAX_SEGMENT - tag.len()) {
-        let length = (2 + tag.len() + chunk.len()) as u16;
-        out.extend([0xff, COMMENT]);
-        out.extend(length.to_be_bytes());
-        out.extend(tag);
-        out.extend(chunk);
+    for (marker, data) in segments_to_add {
+        out.extend([0xff, marker]);
+        out.extend(((2 + data.len()) as u16).to_be_bytes());
+        out.extend(data);
     }
     out.extend(rest);
     out

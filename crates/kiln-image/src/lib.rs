@@ -35,7 +35,9 @@ mod prepare;
 mod raster;
 mod recipe;
 mod resample;
+mod tiles;
 mod values;
+mod webp;
 mod write;
 
 pub use counters::{Counters, counters};
@@ -52,5 +54,6 @@ pub use prepare::{
 pub use raster::{GrayImage, Raster, RgbImage};
 pub use recipe::read_recipe;
 pub use resample::{Filter, resize};
+pub use tiles::{Tile, TileGrid, enlarge, match_tones, overview, tile_starts};
 pub use values::{from_signed_f32, from_unit_f32, to_signed_f32, to_unit_f32};
 pub use write::write_file;

@@ -74,6 +74,12 @@ impl<const C: usize> Raster<C> {
         &self.pixels[y as usize * length..][..length]
     }
 
+    /// The pixels of row `y`, which must be less than the height, to change them.
+    pub fn row_mut(&mut self, y: u32) -> &mut [u8] {
+        let length = self.width as usize * C;
+        &mut self.pixels[y as usize * length..][..length]
+    }
+
     /// Crops a rectangle with its corner at (`left`, `top`). Outside the image it is black.
     pub fn crop(&self, left: i64, top: i64, width: u32, height: u32) -> Self {
         let mut cropped = Self::black(width, height);

@@ -2,6 +2,7 @@
 //!
 //! One observer serves progress bars, previews, cancellation and the golden tests, which look inside the transformer.
 
+use kiln_image::RgbImage;
 use kiln_ops::Backend;
 
 use crate::Result;
@@ -43,6 +44,15 @@ pub enum Event {
         index: usize,
         /// Number of references.
         total: usize,
+    },
+    /// A tile of an image that is upscaled begins; its own encoding, steps and decoding follow.
+    TileStarted {
+        /// Index of the image, from 0.
+        image: usize,
+        /// Index of the tile, from 0.
+        tile: usize,
+        /// Number of tiles.
+        tiles: usize,
     },
     /// A step begins.
     StepStarted {
@@ -119,6 +129,12 @@ pub trait Observer<B: Backend> {
     /// Receives the result of a step; the backend may still be computing it.
     fn step_output(&mut self, step: &StepOutput<'_, B>) -> Result<()> {
         let _ = step;
+        Ok(())
+    }
+
+    /// Receives an image that is finished in part: all of it, with some of its tiles upscaled.
+    fn partial_image(&mut self, image: &RgbImage) -> Result<()> {
+        let _ = image;
         Ok(())
     }
 

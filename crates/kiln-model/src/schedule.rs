@@ -124,6 +124,40 @@ impl Schedule {
         Ok(Schedule { sigmas })
     }
 
+    /// Computes the sigmas of an image that starts at the noise level `sigma` instead of 1: that part of the model's
+    /// schedule of `whole_steps` steps, in `steps` steps.
+    pub fn from_level(
+        config: &SchedulerConfig,
+        spacing: SigmaSpacing,
+        tokens: usize,
+        whole_steps: usize,
+        steps: usize,
+        sigma: f64,
+    ) -> Result<Schedule> {
+        if !(sigma > 0.0 && sigma <= 1.0) {
+            return Err(Error::request(format!("strength must be above 0 and at most 1, found {sigma}")));
+        }
+        if steps == 0 {
+            return Err(Error::request("the number of steps must be at least 1"));
+        }
+        let sigma = sigma as f32;
+        let part = |first: f32| (0..steps).map(move |i| first * (1.0 - i as f32 / steps as f32));
+        let mut sigmas: Vec<f32> = match spacing {
+            SigmaSpacing::Power { rho } if !(rho.is_finite() && rho > 0.0) => {
+                return Err(Error::request(format!("the power schedule's rho must be above 0, found {rho}")));
+            }
+            SigmaSpacing::Power { rho } => part(1.0).map(|t| sigma * t.powf(1.0 / rho)).collect(),
+            SigmaSpacing::Shifted => {
+                let factor = shift_factor(config, tokens, whole_steps);
+                // The level before shifting.
+                let first = sigma / (factor - (factor - 1.0) * sigma);
+                part(first).map(|t| factor * t / (1.0 + (factor - 1.0) * t)).collect()
+            }
+        };
+        sigmas.push(0.0);
+        Ok(Schedule { sigmas })
+    }
+
     /// The sigmas, including the last 0.
     pub fn sigmas(&self) -> &[f32] {
         &self.sigmas
@@ -177,12 +211,17 @@ fn linspace(n: usize) -> Vec<f32> {
 }
 
 fn shift(config: &SchedulerConfig, tokens: usize, steps: usize, sigmas: &[f32]) -> Vec<f32> {
+    let s = shift_factor(config, tokens, steps);
     if !config.use_dynamic_shifting {
-        let s = config.shift;
         return sigmas.iter().map(|&t| s * t / (1.0 + (s - 1.0) * t)).collect();
     }
-    let e = empirical_mu(tokens, steps).exp() as f32;
-    sigmas.iter().map(|&t| e / (e + (1.0 / t - 1.0))).collect()
+    // The same function, rounded as diffusers does.
+    sigmas.iter().map(|&t| s / (s + (1.0 / t - 1.0))).collect()
+}
+
+/// Returns the factor by which the odds of noise grow: `sigma / (1 - sigma) = factor · t / (1 - t)`.
+fn shift_factor(config: &SchedulerConfig, tokens: usize, steps: usize) -> f32 {
+    if config.use_dynamic_shifting { empirical_mu(tokens, steps).exp() as f32 } else { config.shift }
 }
 
 /// Computes FLUX.2's empirical shift: two linear functions of the token count, interpolated by the step count.
@@ -195,4 +234,29 @@ pub fn empirical_mu(tokens: usize, steps: usize) -> f64 {
     let at_10 = 8.73809524e-05 * tokens + 1.89833333;
     let slope = (at_200 - at_10) / 190.0;
     slope * steps as f64 + (at_200 - 200.0 * slope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schedule_from_a_level_is_a_part_of_the_whole_one() {
+        let config = SchedulerConfig::default();
+        for fixed in [true, false] {
+            let config = SchedulerConfig { use_dynamic_shifting: !fixed, ..config.clone() };
+            let whole = Schedule::new(&config, SigmaSpacing::Shifted, 1024, 8, None).unwrap();
+            let level = f64::from(whole.sigmas()[5]);
+            let part = Schedule::from_level(&config, SigmaSpacing::Shifted, 1024, 8, 3, level).unwrap();
+            for (found, expected) in part.sigmas().iter().zip(&whole.sigmas()[5..]) {
+                assert!((found - expected).abs() < 1e-5, "{part:?} {whole:?}");
+            }
+        }
+        let power = SigmaSpacing::Power { rho: 1.0 };
+        let part = Schedule::from_level(&config, power, 1024, 8, 2, 0.5).unwrap();
+        assert_eq!(part.sigmas(), [0.5, 0.25, 0.0]);
+        for sigma in [0.0, 1.5, f64::NAN] {
+            assert!(Schedule::from_level(&config, power, 1024, 8, 2, sigma).is_err());
+        }
+    }
 }

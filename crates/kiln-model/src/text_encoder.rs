@@ -383,3 +383,51 @@ impl<B: Backend> Layer<B> {
         Ok(b.swiglu_gated_add(None, &h, &self.down_proj, None, &x)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn problem(change: serde_json::Value) -> Option<String> {
+        let mut config = json!({
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 36, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6, "vocab_size": 100, "rope_theta": 1e6,
+        });
+        for (key, value) in change.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        serde_json::from_value::<Config>(config).unwrap().problem()
+    }
+
+    #[test]
+    fn only_whole_unscaled_rotary_embeddings_are_supported() {
+        assert_eq!(problem(json!({})), None);
+        assert_eq!(problem(json!({ "partial_rotary_factor": 1.0, "rope_scaling": null })), None);
+        assert_eq!(
+            problem(json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 1e6 } })),
+            None
+        );
+        for (wrong, word) in [
+            (json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor is 0.5"),
+            (
+                json!({ "rope_parameters": { "partial_rotary_factor": 0.25 } }),
+                "partial_rotary_factor is 0.25",
+            ),
+            (json!({ "rope_scaling": { "type": "yarn" } }), "scaled rotary"),
+            (json!({ "rope_parameters": { "rope_type": "yarn" } }), "scaled rotary"),
+            (json!({ "rope_parameters": { "rope_theta": 1e4 } }), "rope_theta is 1000000, but 10000"),
+        ] {
+            let found = problem(wrong).unwrap();
+            assert!(found.contains(word), "{found}");
+        }
+    }
+
+    #[test]
+    fn gguf_metadata_tells_of_scaled_rotary_embeddings() {
+        let scaled = |key: &str, value: &str| is_rope_scaled(&BTreeMap::from([(key.into(), value.into())]));
+        assert!(scaled("qwen3.rope.scaling.type", "yarn") && scaled("qwen3.rope.scale_linear", "4"));
+        assert!(!scaled("qwen3.rope.scaling.type", "none") && !scaled("qwen3.rope.scale_linear", "1.0"));
+        assert!(!scaled("qwen3.rope.freq_base", "10000"));
+    }
+}

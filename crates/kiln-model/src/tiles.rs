@@ -4,6 +4,7 @@
 //! image, and neighbours are blended linearly across their overlap. Group norms and attention then see a tile instead
 //! of the image, which changes tones a little.
 
+use kiln_image::tile_starts;
 use kiln_tensor::HostTensor;
 
 use crate::Result;
@@ -35,7 +36,7 @@ pub(crate) fn map_tiles(
     if fits_untiled([height, width]) {
         return f(input, 0, 1);
     }
-    let (rows, columns) = (tile_starts(height), tile_starts(width));
+    let (rows, columns) = (tile_starts(height, TILE, OVERLAP), tile_starts(width, TILE, OVERLAP));
     let total = rows.len() * columns.len();
     let mut canvas: Option<Canvas> = None;
     for (i, &top) in rows.iter().enumerate() {
@@ -51,15 +52,6 @@ pub(crate) fn map_tiles(
         }
     }
     canvas.map_or_else(|| Ok(input.clone()), Canvas::finish)
-}
-
-/// Returns the evenly spread starts of the tiles along one axis.
-fn tile_starts(size: usize) -> Vec<usize> {
-    if size <= TILE {
-        return vec![0];
-    }
-    let count = (size - OVERLAP).div_ceil(TILE - OVERLAP);
-    (0..count).map(|i| i * (size - TILE) / (count - 1)).collect()
 }
 
 fn crop(x: &HostTensor, [top, left]: [usize; 2], [height, width]: [usize; 2]) -> Result<HostTensor> {
@@ -119,7 +111,7 @@ mod tests {
     #[test]
     fn tiles_cover_the_axis_and_overlap() {
         for size in [97, 160, 161, 192, 256, 300, 512] {
-            let starts = tile_starts(size);
+            let starts = tile_starts(size, TILE, OVERLAP);
             assert_eq!((starts[0], starts[starts.len() - 1] + TILE), (0, size));
             assert!(
                 starts.windows(2).all(|w| w[1] > w[0] && w[0] + TILE >= w[1] + OVERLAP),

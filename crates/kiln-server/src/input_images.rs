@@ -33,7 +33,24 @@ impl Server {
             let message = format!("the input images have {pixels} pixels together, the limit is {limit}");
             return Err(JobError::request("picture_too_large", message));
         }
+        self.prepare_upscale(&mut request)?;
         Ok(request)
+    }
+
+    /// Checks the size of an upscaled image; takes its prompt from its recipe if the request has none.
+    fn prepare_upscale(&self, request: &mut Request) -> Result<(), JobError> {
+        let (Some(scale), Some(init)) = (request.upscale, &request.init) else { return Ok(()) };
+        let input = name(&init.path);
+        self.config.limits.check_upscaled_pixels(scale, self.input_pixels(input, "init")?)?;
+        if request.prompts.is_empty() {
+            let bytes = self.store.inputs().path(input).and_then(|path| std::fs::read(path).ok());
+            let recipe = bytes.and_then(|bytes| kiln_image::read_recipe(&bytes).ok()?);
+            let recipe = recipe.and_then(|recipe| serde_json::from_str::<serde_json::Value>(&recipe).ok());
+            let prompt = recipe.as_ref().and_then(|recipe| recipe["prompt"].as_str());
+            let fits = |prompt: &&str| prompt.len() <= self.config.limits.prompt;
+            request.prompts = prompt.filter(fits).map(str::to_owned).into_iter().collect();
+        }
+        Ok(())
     }
 
     /// Stores an image of a request and replaces it with its input name; returns its number of pixels.

@@ -35,6 +35,8 @@ pub struct Limits {
     pub side: u32,
     /// Maximum pixels of a generated image.
     pub pixels: u64,
+    /// Maximum pixels of an upscaled image.
+    pub upscaled_pixels: u64,
     /// Maximum images of one job.
     pub images: u32,
     /// Maximum LoRAs of one job.
@@ -64,6 +66,7 @@ impl Default for Limits {
             steps: 200,
             side: 4096,
             pixels: 4 << 20,
+            upscaled_pixels: 16 << 20,
             images: 10,
             loras: 8,
             queue: 64,
@@ -72,6 +75,9 @@ impl Default for Limits {
         }
     }
 }
+
+/// The factors that images can be upscaled by.
+pub(crate) const UPSCALE_FACTORS: [u32; 2] = [2, 4];
 
 fn invalid(message: impl Into<String>) -> JobError {
     JobError::request("invalid_value", message)
@@ -88,6 +94,7 @@ impl Limits {
             ("height", request.height, 16, self.side),
             ("max_tokens", request.max_tokens, 1, self.tokens),
             ("mask_padding", request.mask_padding, 0, self.side),
+            ("tile_size", request.tile_size, 64, 2048),
             ("output_compression", request.output_compression.map(u32::from), 0, 100),
         ];
         for (name, number, min, max) in numbers {
@@ -106,6 +113,7 @@ impl Limits {
         }
         self.check_schedule(request)?;
         self.check_inputs(request)?;
+        Self::check_upscale(request)?;
         self.check_names(request, catalogue)
     }
 
@@ -117,14 +125,14 @@ impl Limits {
                 return Err(JobError::request("prompt_too_long", message));
             }
         }
-        if request.prompts.is_empty() {
+        if request.prompts.is_empty() && request.upscale.is_none() {
             return Err(JobError::request("invalid_request", "prompt is missing"));
         }
         if request.prompts.iter().any(|prompt| prompt.trim().is_empty()) {
             return Err(invalid("prompt is empty"));
         }
         let (prompts, negatives) = (request.prompts.len(), request.negative_prompts.len());
-        if negatives > 1 && negatives != prompts {
+        if negatives > 1 && negatives != prompts.max(1) {
             return Err(invalid(format!(
                 "found {negatives} values of negative_prompt for {prompts} prompts, expected one for all or one per prompt"
             )));
@@ -153,7 +161,7 @@ impl Limits {
             return Err(invalid(format!("the request asks for {images} images, the limit is {max}")));
         }
         let (seeds, prompts) = (request.seed.len(), request.prompts.len());
-        if seeds > 1 && (seeds != images || !images.is_multiple_of(prompts)) {
+        if seeds > 1 && (seeds != images || !images.is_multiple_of(prompts.max(1))) {
             return Err(invalid(format!(
                 "found {seeds} values of seed for {images} images of {prompts} prompts, expected one for all or one per image"
             )));
@@ -199,6 +207,43 @@ impl Limits {
             return Err(invalid("mask_padding requires a mask"));
         }
         Ok(())
+    }
+
+    /// Checks the fields of upscaling. The size of the result is checked when the image is read.
+    fn check_upscale(request: &Request) -> Result<(), JobError> {
+        let Some(scale) = request.upscale else {
+            return match request.tile_size {
+                Some(_) => Err(invalid("tile_size requires `upscale`")),
+                None => Ok(()),
+            };
+        };
+        if !UPSCALE_FACTORS.contains(&scale) {
+            return Err(invalid(format!("upscale must be 2 or 4, found {scale}")));
+        }
+        if request.init.is_none() {
+            return Err(invalid("upscale requires an image (`init`)"));
+        }
+        if request.mask.is_some()
+            || request.width.is_some()
+            || request.height.is_some()
+            || !request.sigmas.is_empty()
+        {
+            return Err(invalid("upscale can't be combined with mask, width, height or sigmas"));
+        }
+        if request.strength == Some(0.0) {
+            return Err(invalid("strength must be above 0 to upscale"));
+        }
+        Ok(())
+    }
+
+    /// Refuses to upscale an image of so many pixels to more than allowed.
+    pub(crate) fn check_upscaled_pixels(&self, scale: u32, pixels: u64) -> Result<(), JobError> {
+        let (pixels, max) = (pixels.saturating_mul(u64::from(scale).pow(2)), self.upscaled_pixels);
+        if pixels <= max {
+            return Ok(());
+        }
+        let message = format!("upscaled by {scale} the image has {pixels} pixels, the limit is {max}");
+        Err(JobError::request("picture_too_large", message))
     }
 
     /// Checks that models, VAEs and LoRAs are in the catalogue. So a name can't lead out of a folder.
@@ -315,6 +360,11 @@ mod tests {
             ("strength", Request { init: Some("a".into()), strength: Some(1.5), ..fox() }),
             ("mask_padding", Request { init: Some("a".into()), mask_padding: Some(8), ..fox() }),
             ("images", Request { references: vec!["a".into(); 11], ..fox() }),
+            ("upscale must", Request { init: Some("a".into()), upscale: Some(3), ..fox() }),
+            ("requires an image", Request { upscale: Some(2), ..fox() }),
+            ("combined", Request { init: Some("a".into()), upscale: Some(2), width: Some(64), ..fox() }),
+            ("strength", Request { init: Some("a".into()), upscale: Some(2), strength: Some(0.0), ..fox() }),
+            ("tile_size", Request { tile_size: Some(256), ..fox() }),
             ("embeds", Request { embeds: Some("/etc/passwd".into()), ..fox() }),
             ("noise", Request { noise: Some("/etc/passwd".into()), ..fox() }),
             ("lora_partial", Request { lora_partial: true, ..fox() }),
@@ -341,6 +391,7 @@ mod tests {
             Request { sigmas: vec![1.0, 0.75, 0.5, 0.25], max_tokens: Some(1024), ..fox() },
             Request { rho: Some(2.0), schedule: Some(ScheduleKind::Power), ..fox() },
             Request { vae: Some("taef2".into()), ..fox() },
+            Request { init: Some("a".into()), upscale: Some(4), tile_size: Some(256), ..Request::default() },
         ];
         for request in valid {
             assert_eq!(check(&request), None, "{request:?}");

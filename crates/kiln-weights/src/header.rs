@@ -117,8 +117,11 @@ fn other_format(file: &[u8]) -> Option<&'static str> {
         (b"\x7fELF", "a program"),
         (b"%PDF-", "a PDF document"),
     ];
-    // Shorter ones are too short for safetensors, which the error says.
-    let head = file.get(..file.len().min(512)).filter(|head| head.len() >= 8)?;
+    let head = &file[..file.len().min(512)];
+    // Too short for safetensors, but a cut one has zeros there, which no text has.
+    if head.len() < 8 {
+        return is_text(head).then(|| text_format(head));
+    }
     let format = FORMATS.iter().find(|(signature, _)| head.starts_with(signature));
     let possible = u64::from_le_bytes(*head.first_chunk()?) <= MAX_HEADER.min(file.len() as u64);
     match format {

@@ -2,6 +2,7 @@
 
 mod prompts;
 mod size;
+mod upscale;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,7 +12,7 @@ use kiln_engine::{
     BatchLimit, Engine, Error, Event, GeneratedImage, LocalFiles, Model, Plan, Precision, Recipe,
 };
 use kiln_engine::{Request, Setup, Sink, Task};
-use kiln_image::Format;
+use kiln_image::{Format, RgbImage};
 use kiln_tensor::{DType, HostTensor};
 
 use crate::args::GenerateArgs;
@@ -20,11 +21,13 @@ use crate::error::{CliError, ErrorContext, ErrorKind};
 use crate::hub::offer::OfferOptions;
 use crate::models::ModelLocation;
 use crate::output::{self, ImageName, Output, SaveOptions};
+use crate::preview::Screen;
 use crate::progress::{ProgressEvent, Reporter};
-use crate::{cache, hints, hub, models, preview, settings};
+use crate::{cache, hints, hub, models, settings};
 use prompts::PromptFile;
 use size::SizeOptions;
 pub use size::{Aspect, parse_size};
+pub use upscale::run as run_upscale;
 
 /// Largest batch of images generated together where that is faster; larger batches gain nothing more.
 pub const MAX_BATCH: usize = 4;
@@ -92,6 +95,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
         }
         args.machine.dtype.get_or_insert(Precision::from_name(&recipe.dtype));
     }
+    upscale::fill_from_recipe(&mut request, &mut components);
     // Last: a recipe takes precedence over the environment and the user's settings.
     let from_prompt = request.model.is_none().then(|| hub::offer::model_among(&request.prompts)).flatten();
     let is_default = request.model.is_none();
@@ -129,7 +133,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
         }
     }
     let plans = plan_requests(&model, &requests)?;
-    let mut engine_settings = args.machine.settings();
+    let mut engine_settings = args.machine.settings()?;
     engine_settings.text_cache = if args.no_cache { None } else { cache::texts()? };
     let largest = plans.iter().max_by_key(|plan| plan.memory_estimate(DType::F32).peak());
     let setup = Setup::new(&model, &engine_settings, largest.map(|plan| &**plan))?;
@@ -137,8 +141,8 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     let images = plans.iter().map(|plan| plan.images).sum();
     let output = Output::check(args.output.as_deref(), images)?;
     let has_quality = plans.iter().any(|plan| plan.request.output_compression.is_some());
-    if has_quality && output.format() != Format::Jpeg {
-        reporter.note(&format!("--quality has no effect: Kiln's {} files are lossless", output.format()));
+    if has_quality && output.format() == Format::Png {
+        reporter.note("--quality has no effect: PNG files are lossless");
     }
     if let Some(path) = &args.latents_out {
         output.check_latents(path, images)?;
@@ -183,6 +187,13 @@ fn check_same_size(plans: &[Arc<Plan>]) -> Result<(), CliError> {
 /// Reports the resolved values of a plan.
 fn report_plan(plan: &Plan, reporter: &mut Reporter) {
     reporter.expect(plan.images, plan.calls_per_step);
+    let [output_width, output_height] = plan.output_size();
+    if let Some(inputs) = plan.upscale() {
+        let (tiles, width, height) = (inputs.tiles.count(), plan.width, plan.height);
+        reporter.note(&format!(
+            "upscaling to {output_width}x{output_height} in {tiles} tiles of {width}x{height}"
+        ));
+    }
     reporter.report(&ProgressEvent::Resolved {
         width: plan.width,
         height: plan.height,
@@ -229,7 +240,10 @@ impl Run {
     fn generate(self, reporter: Reporter, cancel: CancelFlag) -> (Result<(), CliError>, Reporter) {
         let Run { args, plans, setup, output } = self;
         cancel.poll();
-        let shared = Arc::new(Shared { args, output, cancel, state: Mutex::new(SinkState::new(reporter)) });
+        let stdout_taken = output == Output::Stdout || args.json;
+        let screen = args.preview.and_then(|protocol| Screen::open(protocol, stdout_taken));
+        let state = Mutex::new(SinkState { screen, ..SinkState::new(reporter) });
+        let shared = Arc::new(Shared { args, output, cancel, state });
         let images: usize = plans.iter().map(|plan| plan.images).sum();
         let mut engine = None;
         let mut first = 0;
@@ -306,11 +320,13 @@ struct SinkState {
     files: Vec<String>,
     latents: Vec<HostTensor>,
     error: Option<CliError>,
+    /// The terminal that shows the images.
+    screen: Option<Screen>,
 }
 
 impl SinkState {
     fn new(reporter: Reporter) -> SinkState {
-        SinkState { reporter, files: Vec::new(), latents: Vec::new(), error: None }
+        SinkState { reporter, files: Vec::new(), latents: Vec::new(), error: None, screen: None }
     }
 }
 
@@ -351,6 +367,10 @@ impl FileSink {
         let file = path.display().to_string();
         let mut state = self.shared.state();
         state.reporter.end_phase();
+        let SinkState { reporter, screen, .. } = &mut *state;
+        if let Some(screen) = screen {
+            reporter.draw(|lines| screen.finish(&done.image, lines));
+        }
         let seconds = state.reporter.seconds();
         state.reporter.report(&ProgressEvent::Image {
             file: file.clone(),
@@ -364,10 +384,6 @@ impl FileSink {
         if args.latents_out.is_some() {
             state.latents.push(done.latents);
         }
-        if let Some(protocol) = args.preview {
-            let on_stdout = *output != Output::Stdout && !args.json;
-            preview::show(&done.image, protocol, on_stdout);
-        }
         Ok(())
     }
 }
@@ -379,6 +395,18 @@ impl Sink for FileSink {
 
     fn event(&self, event: &Event) {
         self.shared.state().reporter.handle(event);
+    }
+
+    fn wants_preview(&self) -> bool {
+        // With `--json`, lines go to standard output between the images.
+        self.shared.state().screen.is_some() && !self.shared.args.json
+    }
+
+    fn preview(&self, image: RgbImage) {
+        let SinkState { reporter, screen, .. } = &mut *self.shared.state();
+        if let Some(screen) = screen {
+            reporter.draw(|lines| screen.preview(&image, self.plan.output_size(), lines));
+        }
     }
 
     fn image(&self, image: GeneratedImage) -> kiln_engine::Result<()> {

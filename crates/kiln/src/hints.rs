@@ -114,6 +114,7 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
              `kiln info` shows what it contains"
         }
         Error::ForeignQuantization { .. } => "download the model in another format: bf16, fp8, nvfp4 or GGUF",
+        Error::InvalidTensor { .. } => "the file may be damaged; `kiln info` shows what it contains",
         Error::RequiresGguf { .. } => "end OUT in .gguf",
         Error::RequiresSafetensors { .. } => "end OUT in .safetensors",
         Error::LoraUnmatched { keys, total, .. } if keys.len() < *total => {
@@ -159,6 +160,9 @@ fn lora(problem: &LoraProblem) -> &'static str {
 
 pub fn image(error: &kiln_image::Error) -> Option<String> {
     use kiln_image::Error;
+    if let Some(program) = error.converter() {
+        return Some(format!("convert it to PNG or JPEG first, such as with `{program} IN OUT.png`"));
+    }
     let hint = match error {
         Error::NotAnImage { .. } => "convert it to PNG or JPEG first",
         Error::Damaged { .. } => "open it in another program and save it again",
@@ -219,6 +223,9 @@ pub fn hub(error: &kiln_hub::Error) -> Option<String> {
         Error::Checksum { .. } => "run the same command again: it downloads that file anew".into(),
         Error::NoMatch { files, .. } | Error::Ambiguous { files, .. } => {
             format!("add a colon and a file name, or a part of it:{}", list(files))
+        }
+        Error::NoSpace { .. } => {
+            "free some space, or set HF_HOME to a folder on a larger disk; `kiln models` lists what is there".into()
         }
         Error::InProgress { .. } => "wait for it to finish".into(),
         Error::Io { .. } => {

@@ -58,6 +58,7 @@ fn load_settings(command: &Command) -> Result<(), CliError> {
 fn run(command: Command) -> Result<(), CliError> {
     match command {
         Command::Generate(args) => generate::run(*args),
+        Command::Upscale(args) => generate::run_upscale(*args),
         Command::Pull(args) => report(hub::pull::run(&args)),
         Command::Models(args) => report(hub::models::run(&args)),
         Command::Rm(args) => report(hub::rm::run(&args)),

@@ -27,20 +27,20 @@ use crate::plan::{Plan, Prompt, PromptSet, StartingPoint};
 const MIN_BATCH_ROWS: usize = 16;
 
 /// A plan with everything that its steps need.
-struct PreparedPlan<'a, B: Backend> {
-    plan: &'a Plan,
-    autoencoder: Arc<Autoencoder<B>>,
-    noise: Vec<HostTensor>,
+pub(super) struct PreparedPlan<'a, B: Backend> {
+    pub(super) plan: &'a Plan,
+    pub(super) autoencoder: Arc<Autoencoder<B>>,
+    pub(super) noise: Vec<HostTensor>,
     texts: PromptSet<B::Tensor>,
-    references: Option<ReferenceTokens<B>>,
+    pub(super) references: Option<ReferenceTokens<B>>,
     mode: ReferenceMode,
     initial: InitialLatents<B>,
     /// Taken by the first image.
-    deferred: Mutex<Vec<DeferredWork>>,
+    pub(super) deferred: Mutex<Vec<DeferredWork>>,
 }
 
 impl<B: Backend> PreparedPlan<'_, B> {
-    fn text(&self, image: usize) -> &B::Tensor {
+    pub(super) fn text(&self, image: usize) -> &B::Tensor {
         &self.texts.prompts[image / self.plan.images_per_prompt]
     }
 
@@ -51,8 +51,12 @@ impl<B: Backend> PreparedPlan<'_, B> {
         self.text(image).shape().rows() + height * width + references
     }
 
-    /// Whether these images can share a batch: they have the same noise levels and guidance, and are not tiny.
+    /// Whether these images can share a batch: they have the same noise levels and guidance, are not tiny, and are not
+    /// upscaled.
     fn can_share_batch(&self, other: &Self) -> bool {
+        if self.plan.upscale().is_some() {
+            return false;
+        }
         let [height, width] = self.plan.grid();
         let texts = self.texts.prompts.iter().chain(&self.texts.negatives);
         let fewest_rows = texts.map(|text| text.shape().rows()).fold(height * width, usize::min);
@@ -63,7 +67,7 @@ impl<B: Backend> PreparedPlan<'_, B> {
         sigmas(self.plan) == sigmas(other.plan) && self.plan.guidance == other.plan.guidance
     }
 
-    fn conditioning(&self, member: usize, image: usize) -> Conditioning<'_, B> {
+    pub(super) fn conditioning(&self, member: usize, image: usize) -> Conditioning<'_, B> {
         Conditioning {
             member,
             image,
@@ -123,6 +127,16 @@ impl<B: Backend> Pipeline<B> {
             let next = self.next_batch(&prepared, &mut waiting, limit);
             if next.is_empty() {
                 return;
+            }
+            if let [(member, image)] = next[..]
+                && let Some(own) = &prepared[member]
+                && let Some(inputs) = own.plan.upscale()
+            {
+                let result = self.upscale(own, inputs, [member, image], &mut batch);
+                if result.is_err() || image + 1 == own.plan.images {
+                    batch.end(member, result);
+                }
+                continue;
             }
             let conditioning = |&(member, image): &(usize, usize)| {
                 Some(prepared[member].as_ref()?.conditioning(member, image))
@@ -188,7 +202,7 @@ impl<B: Backend> Pipeline<B> {
         let autoencoder = self.autoencoder(plan.vae.as_ref())?;
         let channels = self.model.transformer.config.in_channels;
         // Drawing noise is sequential: it runs on its own thread while the text is encoded.
-        let (grid, dtype) = (plan.grid(), self.options.dtype);
+        let (grid, dtype) = (plan.noise_grid(), self.options.dtype);
         let mut deferred = Vec::new();
         let (noise, texts) = std::thread::scope(|scope| {
             let noise = scope.spawn(|| noise::draw(&plan.noise, plan.images, channels, grid, dtype));
@@ -244,8 +258,11 @@ impl<B: Backend> Pipeline<B> {
             StartingPoint::Noise => None,
             StartingPoint::Image(init) => Some(init.prepared()?),
             StartingPoint::Inpaint(inpaint) => Some(&inpaint.source),
+            // Its tiles are encoded one by one.
+            StartingPoint::Upscale(_) => None,
         };
-        let images: Vec<&RgbImage> = source.into_iter().chain(&plan.references).collect();
+        let overview = plan.upscale().and_then(|inputs| inputs.overview.as_ref());
+        let images: Vec<&RgbImage> = source.into_iter().chain(&plan.references).chain(overview).collect();
         let mut tokens = Vec::new();
         let mut grids = Vec::new();
         for (index, image) in images.iter().enumerate() {
@@ -261,7 +278,7 @@ impl<B: Backend> Pipeline<B> {
             grids.push([image.height() as usize / 16, image.width() as usize / 16]);
         }
         let initial = match &plan.start {
-            StartingPoint::Noise => InitialLatents::Noise,
+            StartingPoint::Noise | StartingPoint::Upscale(_) => InitialLatents::Noise,
             StartingPoint::Image(_) => {
                 grids.remove(0);
                 InitialLatents::Image(tokens.remove(0))

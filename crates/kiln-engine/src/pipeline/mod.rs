@@ -9,6 +9,7 @@ mod generate;
 mod options;
 mod output;
 mod text;
+mod upscale;
 
 use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;

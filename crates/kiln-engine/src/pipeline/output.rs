@@ -58,7 +58,7 @@ impl<B: Backend> PendingOutput<B> {
         let image = (self.image)()?;
         let image = match &plan.start {
             StartingPoint::Inpaint(inpaint) => kiln_image::paste_back(inpaint, &image),
-            StartingPoint::Noise | StartingPoint::Image(_) => image,
+            StartingPoint::Noise | StartingPoint::Image(_) | StartingPoint::Upscale(_) => image,
         };
         Ok(PipelineOutput { image, latents, index: self.index, notes })
     }

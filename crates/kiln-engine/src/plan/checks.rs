@@ -6,6 +6,7 @@ use kiln_model::schedule::{Schedule, SigmaSpacing};
 use kiln_tensor::HostTensor;
 
 use super::contents::Prompt;
+use super::upscale;
 use crate::error::{Error, MissingComponent, Result};
 use crate::inputs::check_finite;
 use crate::model::{Model, Variant};
@@ -25,6 +26,7 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
         return Err(Error::combination(format!("`{field}` needs a file, found an empty name"))
             .hint(format!("name a file, or leave out `{field}`")));
     }
+    upscale::check(request)?;
     let (init, mask) = (request.init.is_some(), request.mask.is_some());
     if mask && !init {
         return needs("mask", "init", "the image that the mask belongs to");
@@ -51,12 +53,12 @@ pub(super) fn check_fields(request: &Request) -> Result<()> {
         return Ok(());
     }
     let (prompts, negatives) = (request.prompts.len(), request.negative_prompts.len());
-    if prompts == 0 {
+    if prompts == 0 && request.upscale.is_none() {
         return Err(Error::combination("no prompt was given").hint(
             "describe the image: kiln generate \"a red apple on a blue background\"; `-` reads it from standard input",
         ));
     }
-    if negatives > 1 && negatives != prompts {
+    if negatives > 1 && negatives != prompts.max(1) {
         return Err(Error::combination(format!(
             "{negatives} negative prompts were given for {prompts} prompts"
         ))
@@ -146,18 +148,28 @@ pub(super) fn round_side(name: &str, size: u32, notes: &mut Vec<String>) -> Resu
     Ok(rounded)
 }
 
-/// Computes the noise levels for an image of this many tokens.
-pub(super) fn schedule(model: &Model, request: &Request, tokens: usize, steps: usize) -> Result<Schedule> {
+pub(super) fn check_steps(steps: usize) -> Result<()> {
     const MAX: usize = 10_000;
     if steps > MAX {
         return Err(Error::value(format!("{steps} steps are too many; at most {MAX}")));
     }
-    let spacing = match request.schedule.unwrap_or_default() {
-        ScheduleKind::Shifted => SigmaSpacing::Shifted,
-        ScheduleKind::Power => SigmaSpacing::Power { rho: request.rho.unwrap_or(RHO) },
-    };
+    Ok(())
+}
+
+/// Computes the noise levels for an image of this many tokens.
+pub(super) fn schedule(model: &Model, request: &Request, tokens: usize, steps: usize) -> Result<Schedule> {
+    check_steps(steps)?;
+    let spacing = spacing(request);
     let custom = Some(&request.sigmas[..]).filter(|sigmas| !sigmas.is_empty());
     Ok(Schedule::new(&model.scheduler, spacing, tokens, steps, custom)?)
+}
+
+/// Returns how a request spaces its noise levels.
+pub(super) fn spacing(request: &Request) -> SigmaSpacing {
+    match request.schedule.unwrap_or_default() {
+        ScheduleKind::Shifted => SigmaSpacing::Shifted,
+        ScheduleKind::Power => SigmaSpacing::Power { rho: request.rho.unwrap_or(RHO) },
+    }
 }
 
 /// Returns the guidance, and adds notes for values without effect.

@@ -7,6 +7,7 @@ use kiln_image::{InpaintInputs, RgbImage};
 use kiln_tensor::HostTensor;
 use kiln_weights::Lora;
 
+use super::upscale::UpscaleInputs;
 use crate::error::Result;
 use crate::once::TryOnceLock;
 
@@ -50,6 +51,8 @@ pub enum StartingPoint {
     Image(Box<InitImage>),
     /// A noised initial image that is restored outside of the mask after every step.
     Inpaint(Box<InpaintInputs>),
+    /// An enlarged image, of which each tile is noised and denoised.
+    Upscale(Box<UpscaleInputs>),
 }
 
 /// An initial image. It is resized on first use, after its size has passed the memory check.

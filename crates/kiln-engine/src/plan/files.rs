@@ -10,6 +10,7 @@ use kiln_weights::Lora;
 
 use super::checks::round_side;
 use super::contents::{InitImage, PlannedLora, Prompt, StartingPoint};
+use super::upscale;
 use crate::error::{Error, ErrorContext, Result};
 use crate::inputs::{self, InputImage, InputResolver};
 use crate::model::{Model, VaeFile};
@@ -27,7 +28,8 @@ pub(super) fn read_prompt(
     inputs: &dyn InputResolver,
 ) -> Result<Prompt> {
     let Some(file) = &request.embeds else {
-        let (prompts, negatives) = (request.prompts.clone(), request.negative_prompts.clone());
+        resolved.prompts = upscale::prompts(request);
+        let (prompts, negatives) = (resolved.prompts.clone(), request.negative_prompts.clone());
         return Ok(Prompt::Text { prompts, negatives });
     };
     let (source, hashed) = inputs::open_tensors(&inputs.tensors(&file.path)?, "prompt embeddings")?;
@@ -142,6 +144,9 @@ pub(super) fn read_starting_point(
     notes: &mut Vec<String>,
 ) -> Result<(usize, usize, StartingPoint, Option<f64>)> {
     const INIT: &str = "initial image";
+    if let Some((width, height, start, strength)) = upscale::read(model, request, resolved, inputs, notes)? {
+        return Ok((width, height, start, Some(strength)));
+    }
     let Some(init) = &mut resolved.init else {
         let first = references.first().map(|r| (r.width(), r.height()));
         let default = model.default_size as u32;

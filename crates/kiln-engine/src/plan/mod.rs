@@ -3,6 +3,7 @@
 mod checks;
 mod contents;
 mod files;
+mod upscale;
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ pub use contents::{ImagePlan, InitImage, PlannedLora, Prompt, StartingPoint};
 use files::{
     open_loras, open_vae, prepare_reference, read_image, read_noise, read_prompt, read_starting_point,
 };
+pub use upscale::UpscaleInputs;
 
 /// Maximum number of text, image and reference tokens: what FLUX.2's rotary embedding was trained for.
 const MAX_POSITIONS: usize = 52_000;
@@ -38,9 +40,9 @@ pub struct Plan {
     pub model: Arc<Model>,
     /// The request with defaults filled in, and with paths and hashes of its files; for recipes.
     pub request: Request,
-    /// Width in pixels, a multiple of 16.
+    /// Width in pixels of what the model generates, a multiple of 16; of a tile when upscaling.
     pub width: usize,
-    /// Height in pixels, a multiple of 16.
+    /// Height in pixels of what the model generates, a multiple of 16; of a tile when upscaling.
     pub height: usize,
     /// Number of images.
     pub images: usize,
@@ -112,17 +114,28 @@ impl Plan {
                 "the {sigmas} sigmas decide on the number of steps, not the {steps} given for it"
             ));
         }
-        let schedule = schedule(model, request, width / 16 * (height / 16), steps)?;
-        let first_step = schedule.first_step(strength.unwrap_or(1.0))?;
+        let tokens = width / 16 * (height / 16);
+        let (schedule, first_step, noise_grid) = match &start {
+            StartingPoint::Upscale(inputs) => {
+                let schedule = upscale::schedule(model, request, tokens, strength.unwrap_or(1.0))?;
+                (schedule, 0, inputs.grid())
+            }
+            _ => {
+                let schedule = schedule(model, request, tokens, steps)?;
+                let first_step = schedule.first_step(strength.unwrap_or(1.0))?;
+                (schedule, first_step, [height / 16, width / 16])
+            }
+        };
         let guidance = guidance(model, request, &mut notes)?;
         let max_tokens = request.max_tokens.map_or_else(|| model.default_tokens(), |n| n as usize);
-        let noise = read_noise(model, request, &mut resolved, inputs, images, [height / 16, width / 16])?;
+        let noise = read_noise(model, request, &mut resolved, inputs, images, noise_grid)?;
         let size_of_init = request.width.is_none()
             && request.height.is_none()
             && request.init.is_some()
             && request.mask.is_none();
-        resolved.width = Some(width as u32);
-        resolved.height = Some(height as u32);
+        if request.upscale.is_none() {
+            (resolved.width, resolved.height) = (Some(width as u32), Some(height as u32));
+        }
         // With custom sigmas, the requested number of steps still determines the shift.
         resolved.steps = Some(request.steps.unwrap_or(schedule.steps() as u32));
         resolved.schedule = Some(request.schedule.unwrap_or_default());
@@ -158,15 +171,42 @@ impl Plan {
         plan.check_positions()
     }
 
-    /// Returns the token grid: height and width.
+    /// Returns the token grid: height and width; of a tile when upscaling.
     pub fn grid(&self) -> [usize; 2] {
         [self.height / 16, self.width / 16]
+    }
+
+    /// Returns the grid of the noise: all of the image, also when upscaling.
+    pub(crate) fn noise_grid(&self) -> [usize; 2] {
+        self.upscale().map_or(self.grid(), UpscaleInputs::grid)
+    }
+
+    /// Returns the image to upscale and its tiles, if the plan is to upscale.
+    pub fn upscale(&self) -> Option<&UpscaleInputs> {
+        match &self.start {
+            StartingPoint::Upscale(inputs) => Some(inputs),
+            _ => None,
+        }
+    }
+
+    /// Returns width and height of the images in pixels.
+    pub fn output_size(&self) -> [u32; 2] {
+        match &self.start {
+            StartingPoint::Upscale(inputs) => inputs.size(),
+            StartingPoint::Inpaint(inpaint) => {
+                inpaint.paste.as_ref().map_or([inpaint.width, inpaint.height], |paste| {
+                    [paste.original.width(), paste.original.height()]
+                })
+            }
+            _ => [self.width as u32, self.height as u32],
+        }
     }
 
     /// Returns the tokens of all reference images, including the source of an inpainting.
     pub fn reference_tokens(&self) -> usize {
         let source = match &self.start {
             StartingPoint::Inpaint(inpaint) => inpaint.source.area() / 256,
+            StartingPoint::Upscale(inputs) => inputs.reference_tokens(),
             StartingPoint::Noise | StartingPoint::Image(_) => 0,
         };
         (source + self.references.iter().map(|r| r.area() / 256).sum::<u64>()) as usize

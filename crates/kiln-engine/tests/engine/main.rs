@@ -3,3 +3,4 @@
 mod recording_sink;
 mod session;
 mod tasks;
+mod upscale;

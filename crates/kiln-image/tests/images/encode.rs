@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use crate::common::{data, pattern};
-use kiln_image::{Encoding, Format, RgbImage, encode, encode_with, from_bytes, open, read_recipe};
+use kiln_image::{
+    Encoding, Format, RgbImage, encode, encode_with, encode_with_parameters, from_bytes, open, read_recipe,
+};
 
 const FORMATS: [Format; 3] = [Format::Png, Format::Jpeg, Format::Webp];
 
@@ -79,6 +81,43 @@ fn jpeg_stays_close() {
     let found = from_bytes("x", &bytes).unwrap();
     let largest = image.pixels().iter().zip(found.pixels()).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
     assert!(largest <= 12, "{largest}");
+}
+
+#[test]
+fn lossy_webp_is_small_stays_close_and_keeps_its_recipe() {
+    let image = open(&data("rgb.png")).unwrap();
+    let encode = |quality, recipe| {
+        let encoding = Encoding { quality: Some(quality), ..Format::Webp.into() };
+        encode_with(&image, encoding, recipe).unwrap()
+    };
+    let (good, bad) = (encode(90, Some("{\"seed\":1}")), encode(10, None));
+    assert!(bad.len() < good.len());
+    assert_eq!(read_recipe(&good).unwrap().as_deref(), Some("{\"seed\":1}"));
+    assert_eq!(read_recipe(&bad).unwrap(), None);
+    let found = from_bytes("x", &good).unwrap();
+    assert_eq!((found.width(), found.height()), (image.width(), image.height()));
+    let sum: u64 = image.pixels().iter().zip(found.pixels()).map(|(a, b)| u64::from(a.abs_diff(*b))).sum();
+    let mean = sum as f64 / image.pixels().len() as f64;
+    assert!(mean < 8.0, "{mean}");
+}
+
+#[test]
+fn a1111_parameters_are_in_every_format() {
+    let image: RgbImage = pattern(16, 16);
+    let unicode = |text: &str| -> Vec<u8> {
+        b"UNICODE\0".iter().copied().chain(text.encode_utf16().flat_map(u16::to_be_bytes)).collect()
+    };
+    let text = "a fox\nSteps: 4, Seed: 7";
+    for (format, expected) in [
+        (Format::Png, [b"parameters\0", text.as_bytes()].concat()),
+        (Format::Jpeg, unicode(text)),
+        (Format::Webp, unicode(text)),
+    ] {
+        let bytes = encode_with_parameters(&image, format.into(), Some("{}"), Some(text)).unwrap();
+        assert!(bytes.windows(expected.len()).any(|found| found == expected), "{format}");
+        assert_eq!(read_recipe(&bytes).unwrap().as_deref(), Some("{}"), "{format}");
+        assert!(from_bytes("x", &bytes).is_ok(), "{format}");
+    }
 }
 
 #[test]

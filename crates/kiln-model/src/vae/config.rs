@@ -194,3 +194,33 @@ fn add_resnet(tensors: &mut KnownTensors, name: &str, [input, out]: [usize; 2]) 
         tensors.add_biased(&format!("{name}.conv_shortcut"), [out, input, 1, 1]);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_tensor::HostTensor;
+    use kiln_weights::save;
+
+    /// The decoder's levels are stored in the opposite order.
+    #[test]
+    fn levels_of_both_halves_are_listed_from_full_resolution_down() {
+        let mut tensors = vec![("decoder.conv_in.weight".to_owned(), HostTensor::zeros([8, 4, 1, 1]))];
+        for (i, (down, up)) in [(32, 256), (64, 128), (96, 64), (128, 32)].into_iter().enumerate() {
+            for j in 0..2 {
+                let name = format!("encoder.down_blocks.{i}.resnets.{j}.conv1.weight");
+                tensors.push((name, HostTensor::zeros([down, 1, 1, 1])));
+            }
+            let name = format!("decoder.up_blocks.{i}.resnets.0.conv1.weight");
+            tensors.push((name, HostTensor::zeros([up, 1, 1, 1])));
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("vae.safetensors");
+        let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+        save::save(&file, &tensors, &Default::default()).unwrap();
+        let config = Config::from_tensors(&WeightSource::open(&file).unwrap()).unwrap();
+        assert_eq!(config.block_out_channels, [32, 64, 96, 128]);
+        assert_eq!(config.decoder_channels(), [32, 64, 128, 256]);
+        assert_eq!((config.layers_per_block, config.latent_channels), (2, 4));
+        assert!(!config.use_quant_conv && !config.mid_block_add_attention);
+    }
+}

@@ -76,6 +76,10 @@ pub(crate) struct ProgressView {
     step: u32,
     /// Steps per image.
     steps: u32,
+    /// The tile in progress, from 1, of an image that is upscaled; else 0.
+    tile: u32,
+    /// Number of tiles of an image that is upscaled; else 0.
+    tiles: u32,
     /// Progress of the whole job, from 0 to 1.
     fraction: f32,
     /// Estimated seconds left, once known.
@@ -84,8 +88,9 @@ pub(crate) struct ProgressView {
 
 impl ProgressView {
     fn new(progress: &Progress, time_left: Option<f32>) -> ProgressView {
-        let Progress { phase, image: picture, images: pictures, step, steps, fraction } = *progress;
-        ProgressView { phase, picture, pictures, step, steps, fraction, time_left }
+        let Progress { phase, image: picture, images: pictures, step, steps, tile, tiles, fraction } =
+            *progress;
+        ProgressView { phase, picture, pictures, step, steps, tile, tiles, fraction, time_left }
     }
 }
 

@@ -76,6 +76,10 @@ pub(crate) struct About {
     side: u32,
     /// Maximum pixels of an image.
     pixels: u64,
+    /// The factors that images can be upscaled by.
+    upscale: [u32; 2],
+    /// Maximum pixels of an upscaled image.
+    upscaled_pixels: u64,
     /// Maximum number of steps.
     steps: u32,
     /// Maximum images of one job.
@@ -98,6 +102,8 @@ pub(crate) async fn about(State(server): State<Server>) -> Response {
         capacity: limits.queue,
         side: limits.side,
         pixels: limits.pixels,
+        upscale: crate::limits::UPSCALE_FACTORS,
+        upscaled_pixels: limits.upscaled_pixels,
         steps: limits.steps,
         pictures: limits.images,
         references: limits.references,

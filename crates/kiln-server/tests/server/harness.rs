@@ -152,11 +152,12 @@ fn generate(request: &JobRequest, sink: &dyn JobSink) -> Result<(), JobError> {
                 return Err(JobError::cancelled());
             }
             let fraction = (image * steps + step) as f32 / (images * steps) as f32;
-            sink.progress(Progress { phase: Phase::Steps, image, images, step, steps, fraction });
+            let progress =
+                Progress { phase: Phase::Steps, image, images, step, steps, fraction, ..Progress::default() };
+            sink.progress(progress);
             std::thread::sleep(Duration::from_millis(if request.prompts[0] == "slow" { 50 } else { 5 }));
             if sink.wants_preview() {
-                let step = step + 1;
-                sink.progress(Progress { phase: Phase::Steps, image, images, step, steps, fraction });
+                sink.progress(Progress { step: step + 1, ..progress });
                 sink.preview(RgbImage::black(width / 8, height / 8));
             }
         }

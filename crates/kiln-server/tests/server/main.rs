@@ -19,3 +19,4 @@ mod recipes;
 mod restart;
 mod safety;
 mod socket;
+mod upscale;

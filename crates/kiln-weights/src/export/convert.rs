@@ -200,6 +200,7 @@ fn rows(source: &WeightSource, tensor: &str, sources: &[(String, View)]) -> Resu
     let mut all = Vec::new();
     for (name, view) in sources {
         let Some((_, shape)) = source.entry(name) else { continue };
+        check_f64(source, name)?;
         let mut blocks = Vec::new();
         if shape.rank() == 2 {
             for block in source.row_blocks(name, shape.clone())? {
@@ -223,6 +224,25 @@ fn rows(source: &WeightSource, tensor: &str, sources: &[(String, View)]) -> Resu
         }
     }
     Ok(all)
+}
+
+/// Refuses an f64 tensor with values that would become infinite: everything is converted through f32.
+fn check_f64(source: &WeightSource, name: &str) -> Result<()> {
+    if !source.entry(name).is_some_and(|(dtype, _)| dtype == DType::F64) {
+        return Ok(());
+    }
+    let stored = source.stored(name)?;
+    let (values, _) = stored.bytes().as_chunks::<8>();
+    let is_too_large = |value: f64| value.is_finite() && (value as f32).is_infinite();
+    if values.iter().any(|bytes| is_too_large(f64::from_le_bytes(*bytes))) {
+        let (file, tensor) = (source.path().to_owned(), name.to_owned());
+        return Err(Error::InvalidTensor {
+            file,
+            tensor,
+            reason: "it has an f64 value beyond the range of f32",
+        });
+    }
+    Ok(())
 }
 
 fn tensor_error(source: &WeightSource, planned: &PlannedTensor) -> impl FnOnce(kiln_tensor::Error) -> Error {

@@ -161,3 +161,51 @@ fn what_cannot_be_written_or_quantized_is_an_error() {
     let cancelled = export(&source, &out, &OPTIONS, &mut |_, _| Err(Error::Cancelled));
     assert!(matches!(cancelled, Err(Error::Cancelled)) && !out.exists());
 }
+
+/// q, k and v of a block as these tensors.
+fn qkv(dir: &TempDir, parts: [HostTensor; 3]) -> WeightSource {
+    let names = ["to_q", "to_k", "to_v"].map(|name| format!("transformer_blocks.0.attn.{name}.weight"));
+    let mut tensors = vec![(MARK, HostTensor::zeros([6, 4]))];
+    tensors.extend(names.iter().map(String::as_str).zip(parts));
+    let file = dir.path().join("qkv.safetensors");
+    save::save(&file, &tensors, &Default::default()).unwrap();
+    WeightSource::open_component(&file, Component::Transformer).unwrap()
+}
+
+#[test]
+fn parts_in_unlike_types_are_fused_in_the_type_that_has_all_their_values() {
+    let dir = TempDir::new().unwrap();
+    let part = |seed: usize, dtype: DType| {
+        let values = (0..8 * 32).map(|i| ((i * 37 + seed * 11) % 255) as f32 / 64.0 - 2.0).collect();
+        HostTensor::from_f32([8, 32], values).unwrap().to_dtype(dtype).unwrap()
+    };
+    let parts = [part(0, DType::F32), part(1, DType::BF16), part(2, DType::F16)];
+    let expected: Vec<f32> = parts.iter().flat_map(|part| part.to_f32().unwrap().into_owned()).collect();
+    let source = qkv(&dir, parts);
+    for (container, file) in [(Container::Safetensors, "o.safetensors"), (Container::Gguf, "o.gguf")] {
+        let out = dir.path().join(file);
+        export(&source, &out, &Options { container, ..OPTIONS }, &mut |_, _| Ok(())).unwrap();
+        let raw = WeightSource::open(&out).unwrap();
+        let fused = raw.tensor("double_blocks.0.img_attn.qkv.weight").unwrap();
+        assert_eq!((fused.dtype(), fused.shape().dims()), (DType::F32, &[24, 32][..]), "{file}");
+        assert_eq!(*fused.to_f32().unwrap(), expected, "{file}");
+    }
+}
+
+#[test]
+fn an_f64_value_that_f32_does_not_have_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let part = |first: f64| {
+        let values = std::iter::once(first).chain(std::iter::repeat_n(0.5, 255));
+        tensor(DType::F64, &[8, 32], values.flat_map(f64::to_le_bytes).collect())
+    };
+    let convert =
+        |parts| export(&qkv(&dir, parts), &dir.path().join("o.safetensors"), &OPTIONS, &mut |_, _| Ok(()));
+    convert([part(1.0), part(-1e38), part(f64::MIN_POSITIVE)]).unwrap();
+    let error = convert([part(1.0), part(1e300), part(1.0)]).unwrap_err();
+    assert!(
+        matches!(&error, Error::InvalidTensor { tensor, .. } if tensor.ends_with("to_k.weight")),
+        "{error}"
+    );
+    assert!(error.to_string().contains("beyond the range of f32"));
+}

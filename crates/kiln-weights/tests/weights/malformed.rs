@@ -234,6 +234,8 @@ fn files_of_other_formats_are_recognized() {
         (b"PK\x03\x04\0\0\0\0\0\0\0\0", "it is a zip archive"),
         (b"\x80\x02}q\0XaX\0\0\0\0", "it is a Python pickle"),
         (b"<!DOCTYPE html><html>", "it is an HTML page"),
+        (b"none\n", "it is a text file"),
+        (b"{}", "it is a JSON text"),
     ] {
         let message = open_error(Bytes::from_static(start));
         assert!(message.starts_with(expected), "{message}");

@@ -4,6 +4,7 @@ use clap::{Args, ValueEnum};
 
 use kiln_engine::{Device, Isa, Precision, Settings};
 
+use crate::error::CliError;
 use crate::settings::UserSettings;
 
 /// More than any machine has: a typo must not start a hundred thousand threads.
@@ -73,9 +74,12 @@ impl MachineArgs {
         self.vram_limit = self.vram_limit.or(settings.vram_limit);
     }
 
-    /// Returns the engine's settings.
-    pub fn settings(&self) -> Settings {
-        Settings {
+    /// Returns the engine's settings. Refuses a `KILN_CUDA_PATH` that names no folder, unless only the CPU is used.
+    pub fn settings(&self) -> Result<Settings, CliError> {
+        if self.device != Some(Device::Cpu) {
+            check_cuda_path()?;
+        }
+        Ok(Settings {
             device: self.device.unwrap_or_default(),
             vram_limit: self.vram_limit,
             precision: self.dtype.unwrap_or_default(),
@@ -83,6 +87,20 @@ impl MachineArgs {
             isa: self.cpu_isa.map(Into::into),
             kernel_cache: crate::cache::folder().map(|folder| folder.join("cuda")),
             ..Settings::default()
-        }
+        })
+    }
+}
+
+fn check_cuda_path() -> Result<(), CliError> {
+    const NAME: &str = "KILN_CUDA_PATH";
+    let value = std::env::var_os(NAME).unwrap_or_default();
+    let mut folders = std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty());
+    match folders.find(|path| !path.is_dir()) {
+        Some(path) => Err(CliError::usage(format!(
+            "the variable {NAME} names `{}`, which is not a folder",
+            path.display()
+        ))
+        .hint("set it to the folder with CUDA's libraries, or unset it")),
+        None => Ok(()),
     }
 }

@@ -7,6 +7,7 @@ mod hub;
 mod machine;
 #[cfg(feature = "serve")]
 mod serve;
+mod upscale;
 
 use std::path::PathBuf;
 
@@ -21,6 +22,7 @@ pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{MAX_THREADS, MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]
 pub use serve::ServeArgs;
+pub use upscale::UpscaleArgs;
 
 const ABOUT: &str = "Generate and edit images with the FLUX.2 [klein] models";
 
@@ -56,6 +58,15 @@ const OTHER_NAMES: &str = "\
 Names of other programs that work, too: -p, --prompt PROMPT; --negative-prompt (-n); --cfg-scale, --guidance-scale (-g);
 --num-inference-steps (-s); --batch-count, --num-images-per-prompt (-b); --ref-image (-r); -i, --init-img, --init-image
 (--init); --diffusion-model (--transformer); --llm (--text-encoder)";
+
+const UPSCALE_EXAMPLES: &str = "\
+The prompt helps the model to choose detail. Without one, that of the image's recipe is used, and the recipe's model
+unless -m names another.
+
+Examples:
+  kiln upscale fox.png                                              (writes fox-2x.png)
+  kiln upscale photo.jpg --scale 4 -m models/klein-4b -p \"a market square at dawn\" -o poster.png
+  kiln upscale scan.png -m models/klein-4b --strength 0.2           (stays closer to the image)";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -140,6 +151,9 @@ pub enum Command {
         args_override_self = true
     )]
     Generate(Box<GenerateArgs>),
+    /// Enlarge an image by 2 or 4: the model refines it tile by tile
+    #[command(after_help = UPSCALE_EXAMPLES, args_override_self = true)]
+    Upscale(Box<UpscaleArgs>),
     /// Run an HTTP server with a web page and APIs
     #[cfg(feature = "serve")]
     #[command(after_help = SERVE_EXAMPLES, args_override_self = true)]
@@ -256,7 +270,8 @@ pub struct GenerateArgs {
     #[arg(long, help_heading = "Output")]
     pub no_recipe: bool,
 
-    /// Show the image in the terminal; =kitty, =iterm2, =sixel or =blocks selects the protocol
+    /// Show the image in the terminal, from the first step on; =kitty, =iterm2, =sixel or =blocks selects the protocol.
+    /// Nothing is shown in pipes
     #[arg(
         long, value_name = "PROTOCOL", help_heading = "Output", num_args = 0..=1, require_equals = true,
         default_missing_value = "auto"

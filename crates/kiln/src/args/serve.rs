@@ -8,8 +8,9 @@ use super::MachineArgs;
 
 #[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
-    /// Default model, for requests that name none: a path or a name [default: ember]
-    #[arg(short, long, value_name = "MODEL", env = "KILN_MODEL", help_heading = "Model")]
+    /// Default model, for requests that name none: a path or a name [default: $KILN_MODEL, else that of `kiln config`,
+    /// else ember]
+    #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
     pub model: Option<PathBuf>,
 
     /// Download the model without asking if it is not there

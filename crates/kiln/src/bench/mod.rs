@@ -35,7 +35,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     if args.server {
         return server::run(args);
     }
-    let settings = settings(args);
+    let settings = settings(args)?;
     let Some((plan, mut report)) = with_backend(&settings, BenchVisitor { args })?? else { return Ok(()) };
     if plan.phases.contains(&PhaseArg::Image) {
         image::measure(args, &settings, &plan, &mut report)?;
@@ -44,12 +44,12 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     crate::print(text.as_bytes())
 }
 
-fn settings(args: &BenchArgs) -> Settings {
-    let mut settings = Settings { graphs: args.graphs, ..args.machine.settings() };
+fn settings(args: &BenchArgs) -> Result<Settings, CliError> {
+    let mut settings = Settings { graphs: args.graphs, ..args.machine.settings()? };
     if settings.device == kiln_engine::Device::Auto {
         settings.device = kiln_engine::Device::Cpu;
     }
-    settings
+    Ok(settings)
 }
 
 /// Measures the phases on a backend. With `--peaks`, prints the machine's peaks and returns nothing.

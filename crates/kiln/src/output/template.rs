@@ -113,8 +113,8 @@ fn value(placeholder: &str, name: &ImageName<'_>, n: usize) -> String {
             let stem = Path::new(&model).file_stem().unwrap_or_default().to_string_lossy();
             or(slug(&stem), "model")
         }
-        "width" => plan.width.to_string(),
-        "height" => plan.height.to_string(),
+        "width" => plan.output_size()[0].to_string(),
+        "height" => plan.output_size()[1].to_string(),
         _ => plan.steps.to_string(),
     }
 }

@@ -1,24 +1,25 @@
-//! Shows an image in the terminal: kitty's protocol, iTerm2's, sixel, or half blocks in 24-bit colour.
+//! Draws an image in the terminal: kitty's protocol, iTerm2's, sixel, or half blocks in 24-bit colour.
 
 mod blocks;
 mod inline;
+mod screen;
 mod sixel;
-
-use std::io::Write;
 
 use kiln_image::{Filter, RgbImage, resize};
 
 use crate::args::PreviewArg;
+pub use screen::Screen;
 
-/// Shows an image on standard output or standard error. A closed terminal is not an error.
-pub fn show(image: &RgbImage, protocol: PreviewArg, on_stdout: bool) {
-    let protocol = if protocol == PreviewArg::Auto { detect() } else { protocol };
-    let Some(text) = draw(image, protocol) else { return };
-    let _ = if on_stdout {
-        std::io::stdout().lock().write_all(text.as_bytes())
-    } else {
-        std::io::stderr().lock().write_all(text.as_bytes())
-    };
+/// Lines of the terminal that an image leaves free, for progress bars and the shell.
+const FREE_LINES: u32 = 6;
+/// Pixels that a cell of a terminal has, about: no terminal tells.
+const CELL: [u32; 2] = [8, 16];
+
+/// An image as terminal sequences.
+struct Drawing {
+    text: String,
+    /// Lines that it takes, if the protocol tells.
+    rows: Option<u32>,
 }
 
 /// Detects the terminal's protocol from environment variables.
@@ -45,23 +46,55 @@ fn detect_from(var: impl Fn(&str) -> String) -> PreviewArg {
     }
 }
 
-fn draw(image: &RgbImage, protocol: PreviewArg) -> Option<String> {
-    Some(match protocol {
-        PreviewArg::Kitty => inline::kitty(&png(image)?),
-        PreviewArg::Iterm2 => inline::iterm2(&png(image)?),
-        PreviewArg::Sixel => sixel::draw(&fit(image, 800, 600)),
+fn draw(image: &RgbImage, protocol: PreviewArg) -> Option<Drawing> {
+    let (columns, rows) = cells(image);
+    let text = match protocol {
+        PreviewArg::Kitty => inline::kitty(&png(image)?, columns, rows),
+        PreviewArg::Iterm2 => inline::iterm2(&png(image)?, columns, rows),
+        PreviewArg::Sixel => {
+            return Some(Drawing { text: sixel::draw(&fit(image, 800, 600)), rows: None });
+        }
         PreviewArg::Blocks | PreviewArg::Auto => {
             let (columns, rows) = drawing_area();
-            blocks::draw(&fit(image, columns, 2 * rows))
+            let image = fit(image, columns, 2 * rows);
+            let rows = Some(image.height().div_ceil(2));
+            return Some(Drawing { text: blocks::draw(&image), rows });
         }
-    })
+    };
+    Some(Drawing { text, rows: Some(rows) })
 }
 
-/// Returns the columns and rows to draw in: all but the shell prompt's line.
+/// Returns what removes an image before another is drawn in its place.
+fn erase(protocol: PreviewArg) -> &'static str {
+    if protocol == PreviewArg::Kitty { inline::KITTY_ERASE } else { "" }
+}
+
+/// Returns the columns and rows that an image takes: about its size, at most the drawing area.
+fn cells(image: &RgbImage) -> (u32, u32) {
+    let (columns, rows) = drawing_area();
+    let area = fit(image, columns * CELL[0], rows * CELL[1]);
+    (area.width().div_ceil(CELL[0]), area.height().div_ceil(CELL[1]))
+}
+
+/// Returns the columns and rows to draw in.
 fn drawing_area() -> (u32, u32) {
-    let size = terminal_size::terminal_size().map(|(columns, rows)| (columns.0, rows.0));
-    let (columns, rows) = size.unwrap_or((80, 25));
-    (u32::from(columns.max(2)), u32::from(rows.max(3) - 1))
+    let (columns, rows) = terminal_area();
+    (columns.max(2), rows.saturating_sub(FREE_LINES).max(2))
+}
+
+fn terminal_rows() -> u32 {
+    terminal_area().1
+}
+
+/// Returns the columns of the terminal.
+pub fn terminal_columns() -> u32 {
+    terminal_area().0
+}
+
+fn terminal_area() -> (u32, u32) {
+    let size = terminal_size::terminal_size().map(|(columns, rows)| (columns.0.into(), rows.0.into()));
+    // A size of 0 is unknown.
+    size.filter(|size| *size > (1, 1)).unwrap_or((80, 25))
 }
 
 fn png(image: &RgbImage) -> Option<Vec<u8>> {
@@ -121,7 +154,11 @@ mod tests {
             (PreviewArg::Blocks, "\x1b[38;2;"),
         ];
         for (protocol, start) in starts {
-            assert!(draw(&image, protocol).unwrap().starts_with(start), "{protocol:?}");
+            let drawing = draw(&image, protocol).unwrap();
+            assert!(drawing.text.starts_with(start), "{protocol:?}");
+            assert_eq!(drawing.rows.is_none(), protocol == PreviewArg::Sixel);
         }
+        assert_eq!(draw(&image, PreviewArg::Blocks).unwrap().rows, Some(7));
+        assert_eq!(draw(&image, PreviewArg::Kitty).unwrap().rows, Some(1));
     }
 }

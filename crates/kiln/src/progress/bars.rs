@@ -7,6 +7,7 @@ use kiln_base::printable_line;
 
 use super::lines::{image_label, line};
 use super::{Phase, ProgressEvent};
+use crate::preview::terminal_columns;
 use crate::terminal;
 use crate::values::duration;
 
@@ -14,11 +15,15 @@ use crate::values::duration;
 pub(super) struct ProgressBars {
     verbose: bool,
     bar: Option<ProgressBar>,
+    /// The tile in progress, for the step's message.
+    tile: String,
+    /// Lines printed since an image was drawn.
+    lines: u32,
 }
 
 impl ProgressBars {
     pub fn new(verbose: bool) -> ProgressBars {
-        ProgressBars { verbose, bar: None }
+        ProgressBars { verbose, bar: None, tile: String::new(), lines: 0 }
     }
 
     pub fn report(&mut self, event: &ProgressEvent<'_>) {
@@ -26,9 +31,10 @@ impl ProgressBars {
             ProgressEvent::Phase { phase } => self.begin(*phase),
             ProgressEvent::Progress { done, total, what, .. } => self.advance(*done, *total, what),
             ProgressEvent::StepStarted { image, batch, images, step, steps, sigma } => {
-                let label = image_label(*image, *batch, *images);
+                let label = image_label(*image, *batch, *images) + &self.tile;
                 self.message(format!("{label}step {}/{steps} sigma {sigma:.3}", step + 1));
             }
+            ProgressEvent::Tile { tile, tiles, .. } => self.tile = format!("tile {tile}/{tiles} "),
             ProgressEvent::PhaseDone { .. } => self.end(),
             // The bar shows the step already.
             ProgressEvent::Step { .. } if !self.verbose => {}
@@ -37,6 +43,17 @@ impl ProgressBars {
                     self.print(&line);
                 }
             }
+        }
+    }
+
+    /// Draws an image above the bar; see [`Reporter::draw`](super::Reporter::draw).
+    pub fn draw(&mut self, draw: impl FnOnce(u32) -> bool) {
+        let is_new = match &self.bar {
+            Some(bar) => bar.suspend(|| draw(self.lines)),
+            None => draw(self.lines),
+        };
+        if is_new {
+            self.lines = 0;
         }
     }
 
@@ -78,10 +95,12 @@ impl ProgressBars {
             bar.set_position(bar.length().unwrap_or(0));
             bar.set_style(style("{prefix:>6} {bar:20.green/dim} {elapsed:>4}  {wide_msg}"));
             bar.finish();
+            self.lines += 1;
         }
     }
 
-    fn print(&self, line: &str) {
+    fn print(&mut self, line: &str) {
+        self.lines += (line.chars().count() as u32).div_ceil(terminal_columns()).max(1);
         let write = || terminal::tell(line);
         match &self.bar {
             Some(bar) => bar.suspend(write),

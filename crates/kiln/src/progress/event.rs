@@ -38,6 +38,13 @@ pub enum ProgressEvent<'a> {
     Progress { phase: Phase, done: usize, total: usize, what: &'a str },
     /// A phase has ended.
     PhaseDone { phase: Phase, seconds: f64 },
+    /// A tile of an image that is upscaled begins, counted from 1.
+    Tile {
+        #[serde(rename = "picture")]
+        image: usize,
+        tile: usize,
+        tiles: usize,
+    },
     /// A step begins, counted from 0.
     StepStarted {
         #[serde(rename = "picture")]

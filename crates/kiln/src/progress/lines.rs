@@ -46,6 +46,7 @@ fn format_event(event: &ProgressEvent<'_>, verbose: bool) -> Option<String> {
             let label = image_label(*image, *batch, *images);
             format!("{label}step {step}/{steps} sigma {sigma:.3} {seconds:.1} s")
         }
+        ProgressEvent::Tile { tile, tiles, .. } => format!("tile {tile}/{tiles}"),
         ProgressEvent::Lora { report } => (*report).to_owned(),
         ProgressEvent::Note { text } => format!("note: {text}"),
         ProgressEvent::Warning { text } => format!("warning: {text}"),

@@ -41,6 +41,8 @@ pub struct Reporter {
     steps: usize,
     blocks: usize,
     write_error: Option<std::io::Error>,
+    /// The tile in progress of an image that is upscaled, and the number of its tiles.
+    tile: Option<(usize, usize)>,
 }
 
 impl Reporter {
@@ -75,6 +77,16 @@ impl Reporter {
             steps: 0,
             blocks: 0,
             write_error: None,
+            tile: None,
+        }
+    }
+
+    /// Draws an image above the progress bar. `draw` gets the number of lines printed since it last returned true, which
+    /// says that it drew below them.
+    pub fn draw(&mut self, draw: impl FnOnce(u32) -> bool) {
+        match &mut self.display {
+            Display::Bars(bars) => bars.draw(draw),
+            Display::Silent | Display::Lines(_) | Display::Json { .. } => drop(draw(0)),
         }
     }
 
@@ -175,11 +187,23 @@ impl Reporter {
                 let what = if prompts > 1 { format!("{}/{prompts}", prompt + 1) } else { String::new() };
                 self.progress(Phase::Text, prompt * total + done, prompts * total, &what);
             }
+            Event::TileStarted { image, tile, tiles } => {
+                if tile == 0 {
+                    self.end_phase();
+                    self.blocks = 0;
+                }
+                self.tile = Some((tile, tiles));
+                self.enter(Phase::Steps);
+                self.report(&ProgressEvent::Tile { image, tile: tile + 1, tiles });
+            }
+            // Each tile has these phases: one bar shows all tiles.
+            Event::EncodingReference { .. } | Event::DecodingImage { .. } | Event::TileDecoded { .. }
+                if self.tile.is_some() => {}
             Event::EncodingReference { index, total } => {
                 self.progress(Phase::Encode, index, total, &format!("{}/{total}", index + 1));
             }
             Event::StepStarted { image, images: batch, step, steps, sigma, .. } => {
-                if step == 0 {
+                if step == 0 && self.tile.is_none() {
                     self.end_phase();
                     self.enter(Phase::Steps);
                     self.blocks = 0;
@@ -190,7 +214,8 @@ impl Reporter {
             }
             Event::Block { total, .. } => {
                 self.blocks += 1;
-                self.progress(Phase::Steps, self.blocks, total * self.calls * self.steps, "");
+                let tiles = self.tile.map_or(1, |(_, tiles)| tiles);
+                self.progress(Phase::Steps, self.blocks, total * self.calls * self.steps * tiles, "");
             }
             Event::StepFinished { image, images: batch, step, steps } => {
                 let (sigma, images) = (self.sigma, self.images);

@@ -12,7 +12,7 @@ use kiln_server::{Catalogue, DownloadableModel, JobError, LoraInfo, ModelInfo};
 use super::{downloads, files};
 use crate::args::ServeArgs;
 use crate::cancel::CancelFlag;
-use crate::error::CliError;
+use crate::error::{CliError, ErrorContext};
 use crate::hub::offer::{self, OfferOptions};
 use crate::models::{self, ModelLocation};
 
@@ -45,9 +45,15 @@ impl ModelCatalogue {
         let model = args.model.clone().or_else(models::default_model);
         let options = OfferOptions { yes: args.yes, quiet: args.json };
         // No Ctrl-C handler yet: it ends the process, and the next download resumes.
-        let location = offer::resolve(model.as_deref(), options, &CancelFlag::default())?;
+        let location = offer::resolve(model.as_deref(), options, &CancelFlag::default());
         // Opened now, so that a bad model is an error at startup.
-        let model = Arc::new(location.open()?);
+        let opened = location.and_then(|location| Ok((location.open()?, location)));
+        let (model, location) = if args.model.is_none() && model.is_some() {
+            opened.with_context(|| format!("using the default model, {}", models::default_source()))?
+        } else {
+            opened?
+        };
+        let model = Arc::new(model);
         crate::hints::refuse_ambiguous(&model, args.vae.is_some())?;
         let name = match &location {
             ModelLocation::BuiltIn => crate::ember::NAME.to_owned(),

@@ -63,7 +63,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
 
 /// Creates the engine behind the server.
 fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, data: &Path) -> Result<Worker, CliError> {
-    let mut settings = args.machine.settings();
+    let mut settings = args.machine.settings()?;
     settings.text_cache = if args.no_cache {
         None
     } else {

@@ -140,6 +140,8 @@ fn unusable_images_are_named() {
     sandbox.write("bomb.png", &bomb(60000));
     sandbox.write("claim.png", &bomb(i32::MAX as u32));
     sandbox.write("html.png", b"<!doctype html>");
+    sandbox.write("a.avif", b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf");
+    sandbox.write("a.heic", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic");
     sandbox.write("black.png", &png(&kiln_image::RgbImage::black(100, 72)));
     let init = golden("inputs/inpaint_100x72.png");
     let fails = |args: &[&str], words: &[&str]| {
@@ -150,6 +152,8 @@ fn unusable_images_are_named() {
     fails(&["-r", "thin.png"], &["thin.png", "64x513", "8 times", "hint: "]);
     fails(&["-r", "text.png"], &["text.png", "expected PNG", "found text", "hint: "]);
     fails(&["-r", "half.png"], &["half.png", "damaged"]);
+    fails(&["-r", "a.avif"], &["a.avif", "found AVIF", "convert it to PNG", "`avifdec IN OUT.png`"]);
+    fails(&["-r", "a.heic"], &["a.heic", "found HEIC", "convert it to PNG", "`heif-dec IN OUT.png`"]);
     fails(&["-r", "bomb.png"], &["bomb.png", "too large", "60000x60000"]);
     fails(&["-r", "claim.png"], &["claim.png", "2147483647x2147483647", "at most 16384x16384", "hint: "]);
     fails(&["--from", "html.png"], &["`html.png` is not an image", "found HTML", "hint: "]);

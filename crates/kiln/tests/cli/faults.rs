@@ -230,6 +230,10 @@ fn variables_with_nonsense_are_named() {
     fails("KILN_CACHE_DIR", "file", &generate, 2);
     fails("KILN_MODEL", "no-such-model", &["generate", "fox"], 1);
     fails("KILN_MODELS", "file", &["generate", "fox", "-m", "no-such-model"], 1);
+    fails("KILN_CUDA_PATH", "file", &generate, 2);
+    fails("KILN_CUDA_PATH", "/no/such/folder", &["bench", "--phase", "text"], 2);
+    #[cfg(feature = "serve")]
+    fails("KILN_MODEL", "no-such-model", &["serve", "--port", "0", "--data", "served"], 1);
     for proxy in ["HTTPS_PROXY", "all_proxy"] {
         fails(proxy, "not a proxy", &["pull", "klein-4b"], 2);
     }

@@ -259,20 +259,6 @@ fn an_initial_image_sets_the_size_and_strength_the_steps() {
 }
 
 #[test]
-fn preview_shows_the_image_in_the_terminal() {
-    let sandbox = Sandbox::new();
-    let starts =
-        [("kitty", "\x1b_G"), ("iterm2", "\x1b]1337;"), ("sixel", "\x1bP"), ("blocks", "\x1b[38;2;")];
-    for (protocol, start) in starts {
-        let preview = format!("--preview={protocol}");
-        let ran = sandbox.generate(&["fox", "-s", "1", "-q", &preview, "-o", "a.png"]).ok();
-        assert!(ran.text().starts_with(start), "{protocol}");
-    }
-    let ran = sandbox.generate(&["--preview", "fox", "-s", "1", "-q", "-o", "a.png"]).ok();
-    assert!(!ran.out.is_empty(), "a prompt after --preview is a prompt");
-}
-
-#[test]
 fn no_recipe_leaves_the_prompt_out() {
     let sandbox = Sandbox::new();
     sandbox.generate(&["secret words", "-s", "1", "--no-recipe", "-o", "a.png"]).ok();

@@ -13,6 +13,8 @@ mod convert;
 mod docs;
 #[cfg(feature = "ember")]
 mod ember;
+#[cfg(all(target_os = "linux", feature = "ember", feature = "serve"))]
+mod error_table;
 mod errors;
 #[cfg(unix)]
 mod faults;
@@ -25,8 +27,11 @@ mod int8;
 mod models;
 mod options;
 mod outputs;
+#[cfg(unix)]
+mod preview;
 mod recipe;
 mod sandbox;
 #[cfg(all(feature = "ember", feature = "serve"))]
 mod serve;
 mod terminal;
+mod upscale;

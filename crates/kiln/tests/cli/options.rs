@@ -160,16 +160,20 @@ fn images_go_into_a_folder_or_get_names_from_a_template() {
 }
 
 #[test]
-fn quality_makes_jpeg_files_smaller_and_is_noted_for_others() {
+fn quality_makes_jpeg_and_webp_files_smaller_and_is_noted_for_others() {
     let sandbox = Sandbox::new();
     let size = |name: &str, args: &[&str]| {
         let ran = sandbox.generate(&[&["a fox", "-s", "1", "-S", "7", "-o", name], args].concat()).ok();
         (fs::metadata(sandbox.path(name)).unwrap().len(), ran.err)
     };
-    let (plain, small) = (size("a.jpg", &[]).0, size("b.jpg", &["--quality", "30"]).0);
-    assert!(small < plain, "{small} < {plain}");
-    let (_, notes) = size("a.webp", &["--quality", "30"]);
-    assert!(notes.contains("note: --quality has no effect: Kiln's WebP files are lossless"), "{notes}");
+    for extension in ["jpg", "webp"] {
+        let name = |name: &str| format!("{name}.{extension}");
+        let (plain, small) = (size(&name("a"), &[]).0, size(&name("b"), &["--quality", "30"]).0);
+        assert!(small < plain, "{extension}: {small} < {plain}");
+    }
+    sandbox.kiln(&["info", "b.webp"]).ok();
+    let (_, notes) = size("a.png", &["--quality", "30"]);
+    assert!(notes.contains("note: --quality has no effect: PNG files are lossless"), "{notes}");
     sandbox.generate(&["a fox", "--quality", "101"]).fails(2, &["101", "--quality"]);
 }
 

@@ -1,0 +1,155 @@
+//! Upscaling: an image enlarged by 2 or 4, which the model refines tile by tile.
+//!
+//! ```text
+//! initial image ─bicubic─▶ enlarged image ─tile─▶ noised to the level `strength` ─steps─▶ refined tile ─┐
+//!                            ▲ reference: the tile, the whole image                                    │ blended
+//!                            └──────────────── the next tile sees its finished neighbours ◀────────────┘
+//! ```
+//! Memory is bounded: a tile in the model, and two copies of the result as bytes.
+
+use std::sync::Arc;
+
+use kiln_image::{MAX_SIDE, RgbImage, SIZE_MULTIPLE, TileGrid};
+use kiln_model::schedule::Schedule;
+
+use super::checks::{check_steps, round_side, spacing};
+use super::contents::StartingPoint;
+use super::files::read_image;
+use crate::error::{Error, Result};
+use crate::inputs::InputResolver;
+use crate::model::Model;
+use crate::once::TryOnceLock;
+use crate::request::Request;
+
+/// Default noise level that tiles start from: new detail, but nothing moves.
+const STRENGTH: f64 = 0.35;
+/// Largest side of a tile.
+const MAX_TILE: u32 = 2048;
+/// Neighbours overlap by this many pixels, or by an eighth of a larger tile, or half of a smaller one.
+const OVERLAP: u32 = 64;
+/// The prompt if there is none.
+const PROMPT: &str = "the same image in high resolution, sharp and rich in fine detail";
+
+/// An image to enlarge, and its tiles.
+#[derive(Debug)]
+pub struct UpscaleInputs {
+    /// The image as given.
+    source: Arc<RgbImage>,
+    scale: u32,
+    /// The tiles of the enlarged image.
+    pub tiles: TileGrid,
+    /// The whole image, small, as a reference for every tile; absent if there is one tile.
+    pub(crate) overview: Option<RgbImage>,
+    enlarged: TryOnceLock<RgbImage>,
+}
+
+impl UpscaleInputs {
+    /// Returns width and height of the result.
+    pub fn size(&self) -> [u32; 2] {
+        [self.source.width() * self.scale, self.source.height() * self.scale]
+    }
+
+    /// Returns the tokens of the enlarged image, whose sides are padded to multiples of 16: rows and columns.
+    pub(crate) fn grid(&self) -> [usize; 2] {
+        let [width, height] = padded(self.size()).map(|side| (side / SIZE_MULTIPLE) as usize);
+        [height, width]
+    }
+
+    /// Returns the tokens of the reference images of a tile.
+    pub(crate) fn reference_tokens(&self) -> u64 {
+        let tile = u64::from(self.tiles.tile_width()) * u64::from(self.tiles.tile_height());
+        (tile + self.overview.as_ref().map_or(0, RgbImage::area)) / 256
+    }
+
+    /// Returns the enlarged image, padded to multiples of 16.
+    pub(crate) fn enlarged(&self) -> Result<&RgbImage> {
+        let enlarge = || Ok(kiln_image::enlarge(&self.source, self.scale, SIZE_MULTIPLE));
+        self.enlarged.get_or_try_init(enlarge)
+    }
+}
+
+fn padded(size: [u32; 2]) -> [u32; 2] {
+    size.map(|side| side.next_multiple_of(SIZE_MULTIPLE))
+}
+
+/// Refuses fields that have no meaning for upscaling, and values out of range.
+pub(super) fn check(request: &Request) -> Result<()> {
+    let Some(scale) = request.upscale else {
+        return match request.tile_size {
+            Some(_) => Err(Error::combination("`tile_size` needs `upscale`")
+                .hint("choose a factor of 2 or 4 with `upscale`")),
+            None => Ok(()),
+        };
+    };
+    if scale != 2 && scale != 4 {
+        return Err(Error::value(format!("`upscale` must be 2 or 4, found {scale}")));
+    }
+    if request.init.is_none() {
+        return Err(Error::combination("`upscale` needs `init`").hint("give the image to enlarge as `init`"));
+    }
+    if let Some(strength) = request.strength.filter(|strength| !(*strength > 0.0 && *strength <= 1.0)) {
+        let what = format!("to upscale, strength must be above 0 and at most 1, found {strength}");
+        return Err(Error::value(what).hint("0.2 stays close to the image, 0.5 invents detail"));
+    }
+    let excluded = [
+        ("mask", request.mask.is_some()),
+        ("width", request.width.is_some()),
+        ("height", request.height.is_some()),
+        ("sigmas", !request.sigmas.is_empty()),
+    ];
+    match excluded.iter().find(|(_, given)| *given) {
+        Some((field, _)) => Err(Error::combination(format!("`{field}` and `upscale` can't be combined"))
+            .hint(format!("leave out `{field}`: the result is the image, {scale} times as large"))),
+        None => Ok(()),
+    }
+}
+
+/// Returns the prompts of a request; for upscaling there is a default.
+pub(super) fn prompts(request: &Request) -> Vec<String> {
+    match request.upscale {
+        Some(_) if request.prompts.is_empty() => vec![PROMPT.into()],
+        _ => request.prompts.clone(),
+    }
+}
+
+/// Reads the image and divides it into tiles. Returns the width and height of a tile, the starting point and the strength.
+pub(super) fn read(
+    model: &Model,
+    request: &Request,
+    resolved: &mut Request,
+    inputs: &dyn InputResolver,
+    notes: &mut Vec<String>,
+) -> Result<Option<(usize, usize, StartingPoint, f64)>> {
+    let (Some(scale), Some(init)) = (request.upscale, &mut resolved.init) else { return Ok(None) };
+    let side = round_side("tile size", request.tile_size.unwrap_or(model.default_size as u32), notes)?;
+    if side > MAX_TILE {
+        return Err(Error::value(format!("the tile size must be at most {MAX_TILE}, found {side}")));
+    }
+    let source = read_image(inputs, init, "image to upscale")?;
+    let (width, height) = (source.width(), source.height());
+    if width.max(height) > MAX_SIDE / scale {
+        return Err(Error::request(format!(
+            "an image of {width}x{height} can't be upscaled by {scale}: the result may have at most {MAX_SIDE} pixels a side"
+        ))
+        .hint("use a smaller factor or image"));
+    }
+    let overlap = (side / 8).max(OVERLAP.min(side / 2));
+    let tiles = TileGrid::new(padded([width * scale, height * scale]), side, overlap, SIZE_MULTIPLE);
+    let area = u64::from(tiles.tile_width()) * u64::from(tiles.tile_height());
+    let overview = (tiles.count() > 1).then(|| kiln_image::overview(&source, area / 4, SIZE_MULTIPLE));
+    let (tile_width, tile_height) = (tiles.tile_width() as usize, tiles.tile_height() as usize);
+    resolved.tile_size = Some(side);
+    let inputs = UpscaleInputs { source, scale, tiles, overview, enlarged: TryOnceLock::new() };
+    let start = StartingPoint::Upscale(Box::new(inputs));
+    Ok(Some((tile_width, tile_height, start, request.strength.unwrap_or(STRENGTH))))
+}
+
+/// Computes the noise levels of a tile of `tokens` tokens: from `strength` down. By default it takes as many of the
+/// model's steps, at least two.
+pub(super) fn schedule(model: &Model, request: &Request, tokens: usize, strength: f64) -> Result<Schedule> {
+    let whole = model.default_steps();
+    let share = (whole as f64 * strength.clamp(0.0, 1.0)).ceil() as usize;
+    let steps = request.steps.map_or(share.max(2), |steps| steps as usize);
+    check_steps(steps)?;
+    Ok(Schedule::from_level(&model.scheduler, spacing(request), tokens, whole, steps, strength)?)
+}

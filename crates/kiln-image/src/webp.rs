@@ -1,0 +1,75 @@
+//! WebP files: lossless by `image`, lossy by libwebp, and the chunks that carry EXIF.
+
+use image::codecs::webp::WebPEncoder;
+use image::{ExtendedColorType, ImageEncoder};
+
+use crate::RgbImage;
+
+/// Longest side of a WebP image, in pixels.
+const MAX_SIDE: u32 = 16383;
+/// Flag of the `VP8X` chunk: there is an EXIF chunk.
+const HAS_EXIF: u8 = 0x08;
+
+/// Encodes an image without loss, or with a quality from 0 to 100.
+pub(crate) fn encode(
+    image: &RgbImage,
+    quality: Option<u8>,
+    exif: Option<Vec<u8>>,
+) -> Result<Vec<u8>, String> {
+    match quality {
+        None => lossless(image, exif).map_err(|error| error.to_string()),
+        Some(quality) => lossy(image, quality, exif),
+    }
+}
+
+fn lossless(image: &RgbImage, exif: Option<Vec<u8>>) -> image::ImageResult<Vec<u8>> {
+    let mut out = Vec::new();
+    let mut encoder = WebPEncoder::new_lossless(&mut out);
+    if let Some(exif) = exif {
+        encoder.set_exif_metadata(exif).map_err(image::ImageError::Unsupported)?;
+    }
+    encoder.write_image(image.pixels(), image.width(), image.height(), ExtendedColorType::Rgb8)?;
+    Ok(out)
+}
+
+fn lossy(image: &RgbImage, quality: u8, exif: Option<Vec<u8>>) -> Result<Vec<u8>, String> {
+    let (width, height) = (image.width(), image.height());
+    if width.max(height) > MAX_SIDE {
+        return Err(format!("at most {MAX_SIDE} pixels a side are possible"));
+    }
+    let encoder = webp::Encoder::from_rgb(image.pixels(), width, height);
+    let file = encoder.encode_simple(false, f32::from(quality.min(100)));
+    let file = file.map_err(|error| format!("libwebp failed: {error:?}"))?;
+    match exif {
+        Some(exif) => {
+            with_exif(&file, width, height, &exif).ok_or_else(|| "libwebp's file is damaged".into())
+        }
+        None => Ok(file.to_vec()),
+    }
+}
+
+/// Wraps the bitstream of a simple file (`RIFF`, size, `WEBP`, one chunk) into an extended one with an EXIF chunk.
+fn with_exif(file: &[u8], width: u32, height: u32, exif: &[u8]) -> Option<Vec<u8>> {
+    let bitstream = file.get(12..)?;
+    let mut features = vec![HAS_EXIF, 0, 0, 0];
+    for side in [width, height] {
+        features.extend(&(side - 1).to_le_bytes()[..3]);
+    }
+    let mut chunks = b"WEBP".to_vec();
+    chunk(&mut chunks, b"VP8X", &features);
+    chunks.extend(bitstream);
+    chunk(&mut chunks, b"EXIF", exif);
+    let mut out = Vec::new();
+    chunk(&mut out, b"RIFF", &chunks);
+    Some(out)
+}
+
+/// Appends a chunk: its name, its length, its data, and a byte if the length is odd.
+fn chunk(out: &mut Vec<u8>, name: &[u8; 4], data: &[u8]) {
+    out.extend(name);
+    out.extend((data.len() as u32).to_le_bytes());
+    out.extend(data);
+    if data.len() % 2 == 1 {
+        out.push(0);
+    }
+}
