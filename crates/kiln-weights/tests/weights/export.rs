@@ -175,11 +175,10 @@ fn qkv(dir: &TempDir, parts: [HostTensor; 3]) -> WeightSource {
 #[test]
 fn parts_in_unlike_types_are_fused_in_the_type_that_has_all_their_values() {
     let dir = TempDir::new().unwrap();
-    let part = |seed: usize, dtype: DType| {
-        let values = (0..8 * 32).map(|i| ((i * 37 + seed * 11) % 255) as f32 / 64.0 - 2.0).collect();
-        HostTensor::from_f32([8, 32], values).unwrap().to_dtype(dtype).unwrap()
-    };
-    let parts = [part(0, DType::F32), part(1, DType::BF16), part(2, DType::F16)];
+    let values = |seed: usize| (0..8 * 32).map(move |i| ((i * 37 + seed * 11) % 255) as f32 / 64.0 - 2.0);
+    let dense = |seed| HostTensor::from_f32([8, 32], values(seed).collect()).unwrap();
+    let half = values(2).flat_map(|v| kiln_tensor::f16::from_f32(v).to_le_bytes()).collect();
+    let parts = [dense(0), dense(1).to_dtype(DType::BF16).unwrap(), tensor(DType::F16, &[8, 32], half)];
     let expected: Vec<f32> = parts.iter().flat_map(|part| part.to_f32().unwrap().into_owned()).collect();
     let source = qkv(&dir, parts);
     for (container, file) in [(Container::Safetensors, "o.safetensors"), (Container::Gguf, "o.gguf")] {

@@ -13,8 +13,6 @@ mod convert;
 mod docs;
 #[cfg(feature = "ember")]
 mod ember;
-#[cfg(all(target_os = "linux", feature = "ember", feature = "serve"))]
-mod error_table;
 mod errors;
 #[cfg(unix)]
 mod faults;
