@@ -49,7 +49,7 @@ pub fn model(error: &kiln_model::Error) -> Option<String> {
         Error::Config { file, .. } if file.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) => {
             Some("correct the file: it names the model's parts, such as transformer = \"FILE\"".into())
         }
-        Error::Config { .. } => Some("check the file, or download the model again".into()),
+        Error::Config { what, .. } => Some(config(what).into()),
         Error::Weights(error) => weights(error),
         Error::Image(error) => image(error),
         Error::Ops(error) => ops(error),
@@ -60,6 +60,22 @@ pub fn model(error: &kiln_model::Error) -> Option<String> {
         ),
         Error::Request(_) | Error::Tensor(_) | Error::Cancelled => None,
     }
+}
+
+/// Hint for a configuration, by what is wrong with it.
+fn config(what: &str) -> &'static str {
+    let hints = [
+        (
+            "scaled rotary",
+            "take the text encoder from the model's own download: Kiln runs Qwen3 as it is published",
+        ),
+        ("the pipeline is", "Kiln runs the FLUX.2 [klein] models; `kiln pull klein-4b` downloads one"),
+        ("neither TAEF2 nor", "`kiln info` shows what the file contains"),
+        ("tensors that every FLUX.2", "`kiln info` shows what the file contains"),
+        ("this text encoder has a vocabulary", "give its own tokenizer with --tokenizer"),
+    ];
+    let own = hints.iter().find(|(start, _)| what.starts_with(start)).map(|(_, hint)| *hint);
+    own.unwrap_or("check the file, or download the model again")
 }
 
 pub fn weights(error: &kiln_weights::Error) -> Option<String> {

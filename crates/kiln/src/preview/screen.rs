@@ -7,6 +7,9 @@ use kiln_image::{Filter, RgbImage, resize};
 use super::{Drawing, detect, draw, erase, terminal_rows};
 use crate::args::PreviewArg;
 
+/// More pixels than a terminal shows of a preview.
+const MAX_SIDE: u32 = 2048;
+
 /// The terminal that shows the image in progress.
 pub struct Screen {
     protocol: PreviewArg,
@@ -38,7 +41,10 @@ impl Screen {
     /// Shows an unfinished image, as large as the image will be, in place of the preview before it. `lines` have been
     /// printed since. Returns whether it was drawn below them instead.
     pub fn preview(&mut self, image: &RgbImage, [width, height]: [u32; 2], lines: u32) -> bool {
-        let image = resize(image, width, height, Filter::Bilinear);
+        let longest = width.max(height).max(1);
+        let side =
+            |side: u32| (u64::from(side) * u64::from(longest.min(MAX_SIDE)) / u64::from(longest)) as u32;
+        let image = resize(image, side(width), side(height), Filter::Bilinear);
         let Some(drawing) = draw(&image, self.protocol) else { return false };
         let is_new = self.write(&drawing, lines);
         self.shown = drawing.rows;

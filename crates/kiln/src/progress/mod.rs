@@ -92,7 +92,7 @@ impl Reporter {
 
     /// Sets the number of images and of transformer calls per step.
     pub fn expect(&mut self, images: usize, calls: usize) {
-        (self.images, self.calls) = (images, calls);
+        (self.images, self.calls, self.tile) = (images, calls, None);
     }
 
     pub fn report(&mut self, event: &ProgressEvent<'_>) {

@@ -161,6 +161,7 @@ pages! {
     the_commands_about_the_server_run "docs/server.md" 3;
     the_commands_about_the_page_run "docs/page.md" 2;
     the_commands_about_troubleshooting_run "docs/troubleshooting.md" 2;
+    the_commands_about_errors_run "docs/errors.md" 1;
 }
 
 /// Library.md holds Rust, which is a doc test of kiln-engine.

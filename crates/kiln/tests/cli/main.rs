@@ -13,6 +13,8 @@ mod convert;
 mod docs;
 #[cfg(feature = "ember")]
 mod ember;
+#[cfg(all(target_os = "linux", feature = "ember", feature = "serve"))]
+mod error_table;
 mod errors;
 #[cfg(unix)]
 mod faults;

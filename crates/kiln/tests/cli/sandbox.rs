@@ -182,20 +182,18 @@ impl RunOutput {
         }
     }
 
-    /// Asserts that an error says what to do, and that no name in it is empty. `KILN_WRITE_ERRORS` names a file that
-    /// gets every error that the tests provoke, for a review.
+    /// Asserts that an error says what to do, that no name in it is empty, and that the table of errors has it.
     #[track_caller]
     fn is_complete_error(&self) {
         let start = self.err.find("error: ").unwrap_or(0);
         let error = &self.err[start..];
-        if let Some(file) = std::env::var_os("KILN_WRITE_ERRORS") {
-            let mut file = fs::OpenOptions::new().append(true).create(true).open(file).unwrap();
-            file.write_all(format!("{}\n\n", error.trim_end()).as_bytes()).unwrap();
-        }
         // The parser of the command line has its own hints.
         let says_what_to_do = error.contains("\nhint: ") || error.contains("try '--help'");
         assert!(says_what_to_do, "an error without a hint:\n{error}");
         assert!(!error.contains(" `` ") && !error.contains("``:"), "an empty name:\n{error}");
+        // Other systems and builds have errors of their own.
+        #[cfg(all(target_os = "linux", feature = "ember", feature = "serve"))]
+        crate::error_table::check(error);
     }
 
     pub fn text(&self) -> &str {
