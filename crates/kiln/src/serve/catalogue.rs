@@ -71,7 +71,7 @@ impl ModelCatalogue {
             default: (name, location),
             loras,
             vaes,
-            downloads: allows_downloads(args),
+            downloads: downloads::are_allowed(args),
             list: Mutex::default(),
             models,
         })
@@ -143,11 +143,6 @@ impl ModelCatalogue {
             .collect();
         list.read_at = Some(Instant::now());
     }
-}
-
-/// Whether clients may download models: those of this machine, and others if that is allowed.
-fn allows_downloads(args: &ServeArgs) -> bool {
-    args.allow_downloads || args.host.is_loopback()
 }
 
 /// Returns a key that identifies a model: its path, or the built-in model's name.

@@ -3,8 +3,14 @@
 use kiln_hub::{ALIASES, ModelName};
 use kiln_server::{DownloadableModel, JobError};
 
+use crate::args::ServeArgs;
 use crate::error::CliError;
 use crate::hub::{self, pull};
+
+/// Whether clients may download models: those of this machine, and others if that is allowed.
+pub fn are_allowed(args: &ServeArgs) -> bool {
+    args.allow_downloads || args.host.is_loopback()
+}
 
 /// Lists the models that have a name of their own and are complete.
 pub fn models() -> Vec<DownloadableModel> {
@@ -36,5 +42,32 @@ pub fn run(name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<
         Ok(_) => Ok(()),
         Err(kiln_hub::Error::Cancelled) => Err(JobError::cancelled()),
         Err(error) => Err(failed(error.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    #[test]
+    fn other_machines_download_models_only_if_that_is_allowed() {
+        let allowed = |options: &[&str]| {
+            let args = ["kiln", "serve"].iter().chain(options);
+            match Cli::try_parse_from(args).unwrap().command {
+                Command::Serve(args) => are_allowed(&args),
+                _ => unreachable!(),
+            }
+        };
+        assert!(allowed(&[]) && allowed(&["--host", "::1"]));
+        assert!(!allowed(&["--host", "0.0.0.0"]) && allowed(&["--host", "0.0.0.0", "--allow-downloads"]));
+    }
+
+    #[test]
+    fn models_that_need_a_choice_are_not_offered() {
+        let names: Vec<String> = models().into_iter().map(|model| model.name).collect();
+        assert!(names.contains(&"klein-4b".into()) && names.contains(&"klein-9b-fp8".into()));
+        assert!(!names.iter().any(|name| name.contains("gguf") || name == "small-decoder"));
     }
 }
