@@ -31,7 +31,7 @@ async function open(options) {
   return page;
 }
 
-const loaded = (page) => page.waitForFunction(() => [...document.images].every((image) => !image.src || image.complete));
+const loaded = (page) => page.waitForFunction(() => [...document.images].every((image) => !image.getAttribute("src") || !image.checkVisibility() || image.naturalWidth));
 
 const page = await open({ viewport: { width: 1280, height: 860 }, colorScheme: "dark" });
 for (const prompt of ["a red apple on a blue background", "a green tree on a hill", "a yellow star at night", "a rocket", "a purple mushroom", "an orange cat"]) {
@@ -46,8 +46,11 @@ await page.evaluate(() => {
 await loaded(page);
 await page.mouse.move(0, 0);
 await save(page, "desktop");
-await page.locator("#grid input").nth(4).check();
-await page.locator("#grid input").nth(8).check();
+// Two images of one seed.
+await images(page, 1);
+await page.fill("#seed", "7");
+for (const colour of ["red", "blue"]) await generate(page, `a ${colour} sports car`, 4);
+for (const i of [0, 1]) await page.locator("#grid input").nth(i).check();
 await page.click("#compare");
 await page.click("#compare-slider");
 await loaded(page);
