@@ -12,6 +12,7 @@ mod inputs;
 mod jobs;
 mod marks;
 mod openai;
+mod page;
 mod pipeline;
 mod plots;
 mod queue;
