@@ -2,6 +2,7 @@
 
 import { untilReachable } from "./connection.js";
 import { $, memory, openDialog } from "./dom.js";
+import { trying } from "./notices.js";
 
 const client = memory.get("client") ?? crypto.getRandomValues(new Uint32Array(2)).join("-");
 memory.set("client", client);
@@ -20,6 +21,7 @@ function askForKey() {
       const response = await fetch("/v1/session", { method: "POST", headers: { authorization: `Bearer ${key}` } });
       $("key-wrong").hidden = response.ok;
       if (response.ok) {
+        showSignOut(true);
         dialog.close();
         keyDialog = null;
         resolve();
@@ -30,6 +32,22 @@ function askForKey() {
   });
   return keyDialog;
 }
+
+/** Offers to end the session; remembered, because scripts can't see its cookie. */
+function showSignOut(signedIn) {
+  memory.set("signed-in", signedIn);
+  $("sign-out").hidden = !signedIn;
+}
+
+/** Ends the session, and asks for the key again. */
+async function signOut() {
+  await call("/v1/session", { method: "DELETE" });
+  showSignOut(false);
+  location.reload();
+}
+
+showSignOut(memory.get("signed-in") === true);
+$("sign-out").onclick = () => trying(signOut);
 
 /** Calls the server; throws an error with the server's message. */
 export async function call(path, options = {}) {
