@@ -77,6 +77,19 @@ def disk_full():
             generated += status == 200
         assert status == 503 and answer["error"]["code"] == "storage", (status, answer)
         assert service.call("GET", "/healthz")[0] == 200
+        states = {job["status"] for job in service.call("GET", "/v1/jobs?limit=1000")[1]["data"]}
+        assert states == {"done", "failed"}, f"ended jobs are shown as ended: {states}"
+        with open(os.path.join(folder, "filler"), "wb") as filler:
+            try:
+                while True:
+                    filler.write(bytes(4096))
+                    filler.flush()
+            except OSError:
+                pass
+        time.sleep(1.1)  # the result of the last check is used for a second
+        status, answer = service.call("GET", "/readyz")
+        assert (status, answer["status"]) == (503, "storage"), (status, answer)
+        os.remove(filler.name)
         gallery = service.call("GET", "/v1/pictures?limit=200")[1]["data"]
         assert len(gallery) == generated, "the gallery holds exactly the images that were returned"
         for image in gallery:

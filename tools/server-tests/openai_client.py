@@ -1,4 +1,5 @@
-"""Tests `kiln serve` with OpenAI's Python client: generate, edit with two images and a mask, stream.
+"""Tests `kiln serve --model-alias gpt-image-1=ember` with OpenAI's Python client: generate, edit with two images and a
+mask, stream, models, errors.
 
 Usage: openai_client.py http://127.0.0.1:7860 [KEY]
 """
@@ -6,6 +7,7 @@ Usage: openai_client.py http://127.0.0.1:7860 [KEY]
 import base64
 import io
 import sys
+import urllib.request
 
 from openai import BadRequestError, NotFoundError, OpenAI
 from PIL import Image
@@ -46,7 +48,14 @@ generated = client.images.generate(
     model=model, prompt="a red apple", size="128x128", response_format="url", output_format="jpeg",
     output_compression=80, extra_body={"steps": 2},
 )
-assert generated.data[0].url and generated.data[0].b64_json is None
+assert generated.data[0].b64_json is None
+request = urllib.request.Request(generated.data[0].url, headers={"Authorization": f"Bearer {key}"})
+assert Image.open(io.BytesIO(urllib.request.urlopen(request).read())).format == "JPEG"
+
+# Models by name and by another name.
+assert client.models.retrieve(model).id == model
+assert client.models.retrieve("gpt-image-1").id == "gpt-image-1"
+assert client.images.generate(model="gpt-image-1", prompt="an apple", size="64x64", extra_body={"steps": 1}).data
 
 # Two images and a mask that is transparent in the area to change.
 mask = Image.new("RGBA", (128, 128), (0, 0, 0, 255))
@@ -91,6 +100,11 @@ try:
     client.images.generate(model=model, prompt="a red apple", size="17")
     raise SystemExit("an invalid size was accepted")
 except BadRequestError as error:
-    assert "size" in str(error)
+    assert "size" in str(error) and error.param == "size"
+try:
+    client.images.create_variation(image=png("a.png", (64, 64), "red"))
+    raise SystemExit("variations were accepted")
+except BadRequestError as error:
+    assert error.code == "not_supported" and "edits" in str(error)
 
 print("openai client: passed")

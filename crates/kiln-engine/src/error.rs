@@ -154,6 +154,17 @@ impl Error {
         matches!(self.root(), Error::Model(kiln_model::Error::Cancelled))
     }
 
+    /// Whether memory is short, or no device has enough of it.
+    pub fn is_out_of_memory(&self) -> bool {
+        use kiln_model::Error as Inner;
+        let memory = |error: &Inner| matches!(error, Inner::Ops(kiln_ops::Error::Memory { .. }));
+        match self.root() {
+            Error::Memory { .. } | Error::Device { .. } => true,
+            Error::Model(error) => memory(error),
+            _ => false,
+        }
+    }
+
     /// Whether the request is at fault, not the server or the model.
     pub fn is_invalid_request(&self) -> bool {
         use kiln_model::Error as Inner;

@@ -1,4 +1,4 @@
-//! One engine at a time, with the model and LoRAs that the next request needs.
+//! Loaded models: the one that the next request needs, and others as far as memory allows.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use kiln_base::lock;
 use kiln_model::Event;
 
-use crate::engine::{Engine, Task};
+use crate::engine::{Engine, EngineInfo, Task};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::panics::catch_panic;
@@ -16,27 +16,41 @@ use crate::settings::Settings;
 use crate::setup::Setup;
 use crate::sink::Sink;
 
-/// Keeps the last model loaded, and switches model and LoRAs as requests need them.
+/// Keeps models loaded, and switches model and LoRAs as requests need them.
 pub struct Session {
     settings: Settings,
     /// Maximum number of images per batch.
     max_batch: usize,
+    /// Maximum bytes of the files of all loaded models; one model is loaded even beyond it.
+    model_memory: u64,
     /// Held while generating or loading.
     exclusive: Mutex<()>,
-    loaded: RwLock<Option<Box<dyn Engine>>>,
+    /// Least recently used first: the last one is the current one.
+    loaded: RwLock<Vec<Box<dyn Engine>>>,
 }
 
 impl Session {
-    /// Creates a session with nothing loaded.
+    /// Creates a session with nothing loaded. It keeps one model at a time.
     pub fn new(settings: Settings, max_batch: usize) -> Session {
-        Session { settings, max_batch, exclusive: Mutex::new(()), loaded: RwLock::new(None) }
+        Session { settings, max_batch, model_memory: 0, exclusive: Mutex::new(()), loaded: RwLock::default() }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Option<Box<dyn Engine>>> {
+    /// Keeps several models loaded as long as their files have at most this many bytes together; the least recently used
+    /// one is dropped first.
+    pub fn with_model_memory(self, bytes: u64) -> Session {
+        Session { model_memory: bytes, ..self }
+    }
+
+    /// The device and the model of every loaded engine, least recently used first.
+    pub fn loaded(&self) -> Vec<(EngineInfo, Arc<Model>)> {
+        self.read().iter().map(|engine| (engine.info().clone(), Arc::clone(engine.model()))).collect()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Box<dyn Engine>>> {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Option<Box<dyn Engine>>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Box<dyn Engine>>> {
         self.loaded.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -46,26 +60,49 @@ impl Session {
         self.load_model(model, sink)
     }
 
+    /// Makes a model the current one; loads it if it isn't loaded.
     fn load_model(&self, model: &Arc<Model>, sink: &dyn Sink) -> Result<()> {
-        if self.read().as_ref().is_some_and(|engine| Arc::ptr_eq(engine.model(), model)) {
+        let is_current = |engine: &Box<dyn Engine>| Arc::ptr_eq(engine.model(), model);
+        if self.read().last().is_some_and(is_current) {
             return Ok(());
         }
-        let mut loaded = self.write();
-        // Dropped first, so that two models are never in memory together.
-        *loaded = None;
+        {
+            let mut loaded = self.write();
+            if let Some(index) = loaded.iter().position(is_current) {
+                let engine = loaded.remove(index);
+                loaded.push(engine);
+                return Ok(());
+            }
+            // Dropped first, so that the limit holds while the new model is loaded.
+            while !loaded.is_empty() && total_bytes(&loaded) + model.file_bytes() > self.model_memory {
+                loaded.remove(0);
+            }
+        }
+        let engine = match self.load_engine(model, sink) {
+            // Other models take the memory after all.
+            Err(error) if error.is_out_of_memory() && !self.read().is_empty() => {
+                self.write().clear();
+                self.load_engine(model, sink)?
+            }
+            engine => engine?,
+        };
+        self.write().push(engine);
+        Ok(())
+    }
+
+    fn load_engine(&self, model: &Arc<Model>, sink: &dyn Sink) -> Result<Box<dyn Engine>> {
         let setup = Setup::new(model, &self.settings, None)?;
         for note in setup.notes() {
             sink.event(&Event::Note(note.clone()));
         }
-        *loaded = Some(setup.load(sink)?);
-        Ok(())
+        setup.load(sink)
     }
 
     /// Loads the model and the LoRAs of this plan.
     fn load_for(&self, plan: &Plan, sink: &dyn Sink) -> Result<()> {
         self.load_model(&plan.model, sink)?;
         let mut loaded = self.write();
-        let Some(engine) = loaded.as_mut() else { return Ok(()) };
+        let Some(engine) = loaded.last_mut() else { return Ok(()) };
         for report in engine.set_loras(&plan.loras, plan.lora_partial)?.into_iter().flatten() {
             sink.event(&Event::LoraApplied { report: report.to_string() });
         }
@@ -93,13 +130,10 @@ impl Session {
 
     /// Returns how many images of a plan like this one run in one batch.
     pub fn batch_capacity(&self, plan: &Plan) -> usize {
-        match &*self.read() {
-            Some(engine) if Arc::ptr_eq(engine.model(), &plan.model) => {
-                engine.batch_capacity(plan, self.max_batch)
-            }
-            // Unknown until the model is loaded.
-            _ => 1,
-        }
+        let loaded = self.read();
+        let engine = loaded.iter().find(|engine| Arc::ptr_eq(engine.model(), &plan.model));
+        // Unknown until the model is loaded.
+        engine.map_or(1, |engine| engine.batch_capacity(plan, self.max_batch))
     }
 
     /// Generates the images of these tasks; consecutive tasks with the same model and LoRAs are batched. Returns when all
@@ -114,7 +148,7 @@ impl Session {
         for tasks in tasks.chunk_by(same) {
             let Some(tasks) = self.load_for_any(tasks) else { continue };
             let loaded = self.read();
-            let Some(engine) = &*loaded else {
+            let Some(engine) = loaded.last() else {
                 end_all(tasks, Error::Load("the model is not loaded".into()));
                 continue;
             };
@@ -138,16 +172,18 @@ impl Session {
 
     /// Waits until every task so far has ended.
     pub fn finish(&self) {
-        if let Some(engine) = &*self.read() {
-            engine.finish();
-        }
+        self.read().iter().for_each(|engine| engine.finish());
     }
 
-    /// Unloads the model.
+    /// Unloads all models.
     pub fn reset(&self) {
         let _exclusive = lock(&self.exclusive);
-        *self.write() = None;
+        self.write().clear();
     }
+}
+
+fn total_bytes(engines: &[Box<dyn Engine>]) -> u64 {
+    engines.iter().map(|engine| engine.model().file_bytes()).sum()
 }
 
 /// Ends tasks that share a failure: the first with the error itself, the others with its message.

@@ -5,7 +5,7 @@
 //! aspect ratio and scaled to the image's size, and [`paste_back`](crate::paste_back) puts the result back into the
 //! source.
 
-use crate::prepare::{SIZE_MULTIPLE, round_down, shrink};
+use crate::prepare::{SIZE_MULTIPLE, init_size, round_down, shrink};
 use crate::resample::{Axis, resize_spans};
 use crate::{Error, Filter, GrayImage, Raster, Result, RgbImage, resize};
 
@@ -76,10 +76,7 @@ pub fn prepare_inpaint(source: &RgbImage, mask: &GrayImage, padding: Option<u32>
         return Err(Error::TooSmall { role: "image to inpaint", width, height, min: SIZE_MULTIPLE });
     }
     let Some(padding) = padding else {
-        // In one step from the mask's own size: an intermediate resize to the source's size would move its edges.
-        let mask = token_mask(&resize(mask, width, height, Filter::Lanczos));
-        let source = resize(&source, width, height, Filter::Lanczos);
-        return Ok(InpaintInputs { source, mask, width, height, paste: None });
+        return Ok(resize_inpaint(&source, mask, width, height));
     };
     let mask = resize(mask, source.width(), source.height(), Filter::Lanczos);
     let region = crop_region(&mask, width, height, padding)?;
@@ -90,6 +87,28 @@ pub fn prepare_inpaint(source: &RgbImage, mask: &GrayImage, padding: Option<u32>
         height,
         paste: Some(PasteTarget { original: source, mask, region }),
     })
+}
+
+/// [`prepare_inpaint`] without padding for an image of another size: source and mask are resized to it, as
+/// [`prepare_init`](crate::prepare_init) does without a mask.
+pub fn prepare_inpaint_sized(
+    source: &RgbImage,
+    mask: &GrayImage,
+    width: Option<u32>,
+    height: Option<u32>,
+) -> Result<InpaintInputs> {
+    let own = shrink(source);
+    let (width, height) = init_size(source, width, height)?;
+    // The size it has anyway: shrunk first, so that a recipe with this size gives the same image.
+    let unchanged = (width, height) == (round_down(own.width()), round_down(own.height()));
+    Ok(resize_inpaint(if unchanged { &own } else { source }, mask, width, height))
+}
+
+fn resize_inpaint(source: &RgbImage, mask: &GrayImage, width: u32, height: u32) -> InpaintInputs {
+    // In one step from the mask's own size: an intermediate resize to the source's size would move its edges.
+    let mask = token_mask(&resize(mask, width, height, Filter::Lanczos));
+    let source = resize(source, width, height, Filter::Lanczos);
+    InpaintInputs { source, mask, width, height, paste: None }
 }
 
 /// Reduces the mask to one value per token: thresholded at half brightness, then torch's bilinear `interpolate`

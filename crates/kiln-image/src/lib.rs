@@ -46,13 +46,13 @@ pub use decode::{
 };
 pub use encode::{Encoding, Format, encode, encode_with, encode_with_parameters};
 pub use error::{Error, Result};
-pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint};
+pub use inpaint::{InpaintInputs, PasteTarget, Region, prepare_inpaint, prepare_inpaint_sized};
 pub use overlay::paste_back;
 pub use prepare::{
     SIZE_MULTIPLE, init_size, prepare_init, prepare_reference, prepare_reference_within, shrink_to,
 };
 pub use raster::{GrayImage, Raster, RgbImage};
-pub use recipe::read_recipe;
+pub use recipe::{read_parameters, read_recipe};
 pub use resample::{Filter, resize};
 pub use tiles::{Tile, TileGrid, enlarge, match_tones, overview, tile_starts};
 pub use values::{from_signed_f32, from_unit_f32, to_signed_f32, to_unit_f32};

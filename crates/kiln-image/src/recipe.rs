@@ -36,6 +36,39 @@ pub fn read_recipe(bytes: &[u8]) -> Result<Option<String>> {
     result.map_err(|reason| Error::Damaged { name: name.into(), format: format_name, reason })
 }
 
+/// Returns A1111's description in a PNG file, of Kiln or of another program; `None` if there is none.
+pub fn read_parameters(bytes: &[u8]) -> Result<Option<String>> {
+    let name = "<bytes>";
+    let (format, format_name) = sniff(name, bytes)?;
+    if format != ImageFormat::Png {
+        return Ok(None);
+    }
+    let damaged = |error: png::DecodingError| Error::Damaged {
+        name: name.into(),
+        format: format_name,
+        reason: error.to_string(),
+    };
+    let mut reader = png::Decoder::new(Cursor::new(bytes)).read_info().map_err(damaged)?;
+    if let Some(text) = png_parameters(reader.info()) {
+        return text.map(Some).map_err(damaged);
+    }
+    reader.finish().map_err(damaged)?;
+    png_parameters(reader.info()).transpose().map_err(damaged)
+}
+
+/// The description in any of PNG's kinds of text chunks.
+fn png_parameters(info: &png::Info<'_>) -> Option<Result<String, png::DecodingError>> {
+    if let Some(text) = info.uncompressed_latin1_text.iter().find(|text| text.keyword == PARAMETERS) {
+        return Some(Ok(text.text.clone()));
+    }
+    if let Some(text) = info.compressed_latin1_text.iter().find(|text| text.keyword == PARAMETERS) {
+        let mut text = text.clone();
+        return Some(text.decompress_text_with_limit(MAX_TEXT).and_then(|()| text.get_text()));
+    }
+    let mut text = info.utf8_text.iter().find(|text| text.keyword == PARAMETERS).cloned()?;
+    Some(text.decompress_text_with_limit(MAX_TEXT).and_then(|()| text.get_text()))
+}
+
 impl Error {
     /// Replaces the file name in errors about a file's bytes; other errors are returned unchanged.
     pub fn named(mut self, file: &str) -> Error {

@@ -1,5 +1,5 @@
-//! One attempt at a job, from planning to its end: passes progress to watchers, saves images to disk and records the
-//! result in the database.
+//! One attempt at a job, from planning to its end: passes progress to watchers, saves images and records the result.
+//! An image is in the database before anybody hears of it.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,7 +14,7 @@ use crate::Server;
 use crate::generator::{ErrorKind, FinishedImage, JobError, JobSink, name};
 use crate::live::{LiveJob, Preview, SavedImage};
 use crate::server::stopping_error;
-use crate::store::{ImageRow, JobState, now};
+use crate::store::{ImageRow, JobEnd, JobState, now};
 
 /// Fraction of the work that must be done before the time left is estimated; earlier estimates are noise.
 const MIN_FRACTION_FOR_ESTIMATE: f32 = 0.05;
@@ -25,8 +25,8 @@ pub(crate) struct JobAttempt {
     pub(crate) live: Arc<LiveJob>,
     model: String,
     state: Mutex<AttemptState>,
-    /// Saved images. Locked while one is being saved, so that the job can't end in between.
-    rows: Mutex<Vec<ImageRow>>,
+    /// Locked while an image is being saved, so that the job can't end in between.
+    saving: Mutex<()>,
     ended: AtomicBool,
 }
 
@@ -55,7 +55,7 @@ impl JobAttempt {
                 fraction: 0.0,
                 previews: 0,
             }),
-            rows: Mutex::default(),
+            saving: Mutex::default(),
             ended: AtomicBool::new(false),
         })
     }
@@ -82,12 +82,15 @@ impl JobAttempt {
     /// Replaces this attempt with a new one that generates all images again; `None` if the job has ended.
     pub(crate) fn retry(&self) -> Option<Arc<JobAttempt>> {
         {
-            let _saving = self.rows();
+            let _saving = lock(&self.saving);
             if self.ended.swap(true, SeqCst) {
                 return None;
             }
         }
         self.end_phase();
+        if let Err(error) = self.server.store.delete_images_of(&self.live.id) {
+            tracing::warn!(job = self.live.id, %error, "failed to remove the images of a panicked attempt");
+        }
         self.live.change(|s| {
             s.images.clear();
             s.progress = Progress::default();
@@ -111,10 +114,6 @@ impl JobAttempt {
 
     fn state(&self) -> MutexGuard<'_, AttemptState> {
         lock(&self.state)
-    }
-
-    fn rows(&self) -> MutexGuard<'_, Vec<ImageRow>> {
-        lock(&self.rows)
     }
 
     fn is_timed_out(&self) -> bool {
@@ -152,8 +151,12 @@ impl JobAttempt {
             favourite: false,
             trashed: None,
         };
-        let written = self.server.store.write_image(&row.file, &bytes);
-        written.map_err(|error| JobError::server("storage", error.to_string()))?;
+        let store = &self.server.store;
+        let stored = store.write_image(&row.file, &bytes).and_then(|()| store.insert_image(&row));
+        if let Err(error) = stored {
+            store.remove_files(&row.file);
+            return Err(JobError::server("storage", error.to_string()));
+        }
         self.server.metrics.image_saved(bytes.len());
         Ok(SavedImage { row, bytes })
     }
@@ -210,11 +213,14 @@ impl JobSink for JobAttempt {
             state.previews
         };
         self.live.change(|s| s.preview = Some(Arc::new(Preview { number, image })));
+        if self.live.stops_with_preview() {
+            self.live.cancel();
+        }
     }
 
     fn image(&self, image: FinishedImage) -> Result<(), JobError> {
         let started = Instant::now();
-        let mut rows = self.rows();
+        let _saving = lock(&self.saving);
         if self.ended.load(SeqCst) {
             return Err(JobError::cancelled());
         }
@@ -222,20 +228,18 @@ impl JobSink for JobAttempt {
             self.end_phase();
         }
         let saved = Arc::new(self.save(image)?);
-        rows.push(saved.row.clone());
         self.live.change(|s| s.images.push(saved));
         self.server.metrics.phase(Phase::Save, started.elapsed());
         Ok(())
     }
 
     fn ended(&self, result: Result<(), JobError>) {
-        let rows = {
-            let mut rows = self.rows();
+        {
+            let _saving = lock(&self.saving);
             if self.ended.swap(true, SeqCst) {
                 return;
             }
-            std::mem::take(&mut *rows)
-        };
+        }
         self.end_phase();
         let (took, group_size) = {
             let state = self.state();
@@ -252,7 +256,7 @@ impl JobSink for JobAttempt {
                 error
             }
         });
-        self.server.end(&self.live, result, &rows, took / group_size);
+        self.server.end(&self.live, result, took / group_size);
     }
 }
 
@@ -273,7 +277,7 @@ impl Drop for JobAttempt {
 
 impl Server {
     /// Records how a job ended; `took` is its share of the group's time.
-    fn end(&self, live: &LiveJob, result: Result<(), JobError>, rows: &[ImageRow], took: Duration) {
+    fn end(&self, live: &LiveJob, result: Result<(), JobError>, took: Duration) {
         let (mut state, mut error) = match result {
             Ok(()) => (JobState::Done, None),
             Err(error) if error.kind == ErrorKind::Cancelled => (JobState::Cancelled, Some(error)),
@@ -283,22 +287,21 @@ impl Server {
             error = Some(stopping_error());
             state = if live.attached { JobState::Failed } else { JobState::Queued };
         }
-        let recorded = match (state, &error) {
-            (JobState::Queued, _) => self.store.undo_start(&live.id),
-            (state, error) => {
-                let error = error.as_ref().map(|e| (e.code, e.message.as_str()));
-                self.store.finish(&live.id, state, error, rows)
+        if state == JobState::Queued {
+            if let Err(error) = self.store.undo_start(&live.id) {
+                tracing::error!(job = live.id, %error, "failed to return a job to the queue");
             }
-        };
-        if let Err(storage) = recorded {
-            tracing::error!(job = live.id, error = %storage, "failed to record the end of a job");
-            if state == JobState::Done {
-                state = JobState::Failed;
-                error = Some(JobError::server("storage", storage.to_string()));
-            }
+        } else {
+            self.record_end(JobEnd {
+                id: live.id.clone(),
+                state,
+                error: error.as_ref().map(|e| (e.code.to_owned(), e.message.clone())),
+                notes: live.snapshot().notes,
+                finished: now(),
+            });
         }
         let code = error.as_ref().map(|e| e.code);
-        self.metrics.job(state, code.filter(|_| state == JobState::Failed), took);
+        self.metrics.job(state, code.filter(|_| state == JobState::Failed), took, live.cost);
         let message = error.as_ref().map(|e| e.message.clone());
         tracing::info!(
             job = live.id,
@@ -312,7 +315,9 @@ impl Server {
         self.remove_job(&live.id);
         live.change(|s| {
             (s.state, s.error) = (state, error);
-            s.preview = None;
+            if !live.stops_with_preview() {
+                s.preview = None;
+            }
         });
     }
 }

@@ -11,6 +11,9 @@ const MAX_LEAD: f64 = 4.0;
 /// How many jobs in a row may be preferred.
 const MAX_PREFERRED: u32 = 8;
 
+/// How many turns are looked ahead.
+const MAX_TURNS: usize = 256;
+
 /// A waiting job.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct QueuedJob {
@@ -28,7 +31,7 @@ pub(crate) struct QueuedJob {
 }
 
 /// The waiting jobs.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct FairQueue {
     /// Oldest first.
     jobs: Vec<QueuedJob>,
@@ -82,9 +85,22 @@ impl FairQueue {
         self.jobs.iter().map(|job| job.id.as_str())
     }
 
-    /// The number of jobs submitted before this one.
+    /// The number of jobs that are taken before this one, as things stand. Beyond [`MAX_TURNS`] it is at least that.
     pub(crate) fn position(&self, id: &str) -> Option<usize> {
-        self.jobs.iter().position(|job| job.id == id)
+        let submitted = self.jobs.iter().position(|job| job.id == id)?;
+        let turn = self.turns().take(MAX_TURNS).position(|job| job.id == id);
+        Some(turn.unwrap_or(submitted.max(MAX_TURNS)))
+    }
+
+    /// The work of the next `count` jobs.
+    pub(crate) fn cost_of_next(&self, count: usize) -> f64 {
+        self.turns().take(count.min(MAX_TURNS)).map(|job| job.cost).sum()
+    }
+
+    /// The jobs in the order in which they are taken if no other comes.
+    fn turns(&self) -> impl Iterator<Item = QueuedJob> {
+        let mut queue = self.clone();
+        std::iter::from_fn(move || queue.take())
     }
 
     /// Takes the next job.
@@ -273,6 +289,18 @@ mod tests {
             }
         }
         assert!(before <= 1 + 2 * MAX_PREFERRED as usize, "{before}");
+    }
+
+    #[test]
+    fn a_position_is_the_turn() {
+        let mut queue = FairQueue::default();
+        for id in ["a1", "a2", "a3"] {
+            queue.push(QueuedJob { cost: 10.0, ..job(id, "a", id) });
+        }
+        queue.push(job("b1", "b", "b1"));
+        let positions: Vec<_> = ["a1", "a2", "a3", "b1"].map(|id| queue.position(id).unwrap()).into();
+        assert_eq!((positions, queue.cost_of_next(2)), (vec![0, 2, 3, 1], 11.0));
+        assert_eq!(take_all(&mut queue), "a1 b1 a2 a3");
     }
 
     #[test]

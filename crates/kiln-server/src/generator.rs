@@ -20,6 +20,7 @@ pub struct ModelInfo {
     /// Default width and height.
     pub size: u32,
     /// The smallest and largest side it was trained on, if limited.
+    #[schema(value_type = Option<Vec<u32>>, min_items = 2, max_items = 2)]
     pub sides: Option<(u32, u32)>,
     /// Default number of steps.
     pub steps: u32,
@@ -64,6 +65,9 @@ pub trait Catalogue: Send + Sync {
         Vec::new()
     }
 
+    /// Looks for new and removed models now, not only after a while.
+    fn refresh(&self) {}
+
     /// All LoRAs with what is known about them.
     fn lora_details(&self) -> Vec<LoraInfo> {
         self.loras().into_iter().map(|name| LoraInfo { name, ..LoraInfo::default() }).collect()
@@ -82,6 +86,19 @@ pub trait Catalogue: Send + Sync {
     }
 }
 
+/// A model that is in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadedModel {
+    /// Its name.
+    pub name: String,
+    /// The device: `cpu`, `cuda:0`.
+    pub device: String,
+    /// The backend: `cpu (avx512)`.
+    pub backend: String,
+    /// The precision: `bf16`.
+    pub dtype: String,
+}
+
 /// Generates the images of jobs. Methods are called concurrently from several threads.
 pub trait Generator: Send + Sync + 'static {
     /// A planned job. Cheap to clone, such as an `Arc`.
@@ -90,6 +107,11 @@ pub trait Generator: Send + Sync + 'static {
     /// Loads the default model, so that the first job doesn't wait for it.
     fn warm_up(&self) -> Result<(), JobError> {
         Ok(())
+    }
+
+    /// The models that are in memory, for metrics. Must not wait for jobs.
+    fn loaded(&self) -> Vec<LoadedModel> {
+        Vec::new()
     }
 
     /// Plans a job: reads its images and checks it against its model. Called while earlier jobs are generated.
@@ -221,21 +243,29 @@ pub struct JobError {
     pub code: &'static str,
     /// A message for people.
     pub message: String,
+    /// The field of the request that is wrong.
+    pub param: Option<&'static str>,
 }
 
 impl JobError {
     /// An invalid request.
     pub fn request(code: &'static str, message: impl Into<String>) -> JobError {
-        JobError { kind: ErrorKind::Request, code, message: message.into() }
+        JobError { kind: ErrorKind::Request, code, message: message.into(), param: None }
     }
 
     /// A failure of the server.
     pub fn server(code: &'static str, message: impl Into<String>) -> JobError {
-        JobError { kind: ErrorKind::Server, code, message: message.into() }
+        JobError { kind: ErrorKind::Server, code, message: message.into(), param: None }
     }
 
     /// The job was cancelled.
     pub fn cancelled() -> JobError {
-        JobError { kind: ErrorKind::Cancelled, code: "cancelled", message: "cancelled".into() }
+        JobError { kind: ErrorKind::Cancelled, code: "cancelled", message: "cancelled".into(), param: None }
+    }
+
+    /// Names the field of the request that is wrong.
+    pub fn param(mut self, name: &'static str) -> JobError {
+        self.param = Some(name);
+        self
     }
 }

@@ -18,6 +18,13 @@ const GENERATED_PREFIX: &str = "picture:";
 impl Server {
     /// Checks a request and stores the images it brings. Blocks while they are decoded.
     pub(crate) fn accept_request(&self, mut request: Request) -> Result<Request, JobError> {
+        let alias = |model: &std::path::PathBuf| {
+            let known = self.config.model_aliases.iter().find(|(alias, _)| alias == name(model));
+            known.map(|(_, model)| model.into())
+        };
+        if let Some(model) = request.model.as_ref().and_then(alias) {
+            request.model = Some(model);
+        }
         self.config.limits.check(&request, self.catalogue.as_ref())?;
         let mut pixels = 0;
         for file in &mut request.references {
@@ -117,7 +124,36 @@ impl Server {
                 (mask, Some(png))
             }
         };
-        let bytes = png.as_deref().unwrap_or(bytes);
+        self.store_decoded(png.as_deref().unwrap_or(bytes), image)
+    }
+
+    /// Stores a mask as A1111's clients send it and returns its input name: white areas are regenerated, or if it is
+    /// `invert`ed black ones. Of a mask with transparency, the opaque areas count as white.
+    pub(crate) fn store_painted_mask(&self, source: &str, invert: bool) -> Result<String, JobError> {
+        if source.starts_with(INPUT_PREFIX) && !invert {
+            return Ok(source.to_owned());
+        }
+        let bytes = decode(source, "mask")?;
+        let _memory = self.reserve_decoding(&bytes, "mask")?;
+        let (image, transparency) = kiln_image::from_bytes_with_mask("mask", &bytes).map_err(unreadable)?;
+        self.metrics.input_decoded();
+        let negative = |mask: &GrayImage| {
+            let pixels = mask.pixels().iter().map(|value| 255 - value).collect();
+            GrayImage::new(mask.width(), mask.height(), pixels).map_err(unreadable)
+        };
+        let mask = match (transparency, invert) {
+            (None, false) => return self.store_decoded(&bytes, image),
+            (None, true) => negative(&GrayImage::from(&image))?,
+            (Some(transparency), false) => negative(&transparency)?,
+            (Some(transparency), true) => transparency,
+        };
+        let mask = gray_to_rgb(&mask)?;
+        let png = kiln_image::encode(&mask, Format::Png, None).map_err(unreadable)?;
+        self.store_decoded(&png, mask)
+    }
+
+    /// Stores the file of a decoded image and returns its input name.
+    fn store_decoded(&self, bytes: &[u8], image: RgbImage) -> Result<String, JobError> {
         let input = InputFiles::name(bytes);
         self.decoded.insert(&input, Arc::new(image));
         self.store.inputs().insert(&input, bytes).map_err(storage)?;
@@ -195,7 +231,7 @@ fn storage(error: StoreError) -> JobError {
 }
 
 /// Decodes a data URL or base64.
-fn decode(source: &str, role: &str) -> Result<Vec<u8>, JobError> {
+pub(crate) fn decode(source: &str, role: &str) -> Result<Vec<u8>, JobError> {
     let invalid = |what: &str| JobError::request("invalid_picture", format!("{role}: {what}"));
     let text = match source.strip_prefix("data:") {
         Some(rest) => {

@@ -32,6 +32,7 @@ mod connections;
 mod decode_budget;
 mod decoded_cache;
 mod downloads;
+mod ends;
 mod fair_queue;
 mod generator;
 mod input_images;
@@ -40,17 +41,21 @@ mod listen;
 mod live;
 mod metrics;
 mod page;
+mod resume;
 mod server;
 mod store;
 mod stream;
+mod webhooks;
+mod work;
 mod worker;
 
 pub use api::{openapi, router};
 pub use generator::{
     Catalogue, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError, JobInputs,
-    JobSink, LoraInfo, ModelInfo, Task,
+    JobSink, LoadedModel, LoraInfo, ModelInfo, Task,
 };
 pub use limits::Limits;
 pub use listen::serve;
 pub use server::{Config, Server};
 pub use store::StoreError;
+pub use webhooks::WebhookConfig;

@@ -79,8 +79,8 @@ impl Default for Limits {
 /// The factors that images can be upscaled by.
 pub(crate) const UPSCALE_FACTORS: [u32; 2] = [2, 4];
 
-fn invalid(message: impl Into<String>) -> JobError {
-    JobError::request("invalid_value", message)
+fn invalid(param: &'static str, message: impl Into<String>) -> JobError {
+    JobError::request("invalid_value", message).param(param)
 }
 
 impl Limits {
@@ -99,17 +99,20 @@ impl Limits {
         ];
         for (name, number, min, max) in numbers {
             if let Some(found) = number.filter(|n| *n < min || *n > max) {
-                return Err(invalid(format!("{name} must be between {min} and {max}, found {found}")));
+                return Err(invalid(name, format!("{name} must be between {min} and {max}, found {found}")));
             }
         }
         if let (Some(width), Some(height)) = (request.width, request.height)
             && u64::from(width) * u64::from(height) > self.pixels
         {
             let max = self.pixels;
-            return Err(invalid(format!("size {width}x{height} is too large: the limit is {max} pixels")));
+            return Err(invalid(
+                "size",
+                format!("size {width}x{height} is too large: the limit is {max} pixels"),
+            ));
         }
         if request.guidance.is_some_and(|g| !(0.0..=100.0).contains(&g)) {
-            return Err(invalid("guidance must be between 0 and 100"));
+            return Err(invalid("guidance", "guidance must be between 0 and 100"));
         }
         self.check_schedule(request)?;
         self.check_inputs(request)?;
@@ -122,20 +125,23 @@ impl Limits {
         for (name, texts) in texts {
             if let Some(bytes) = texts.iter().map(String::len).find(|bytes| *bytes > self.prompt) {
                 let message = format!("{name} has {bytes} bytes, the limit is {}", self.prompt);
-                return Err(JobError::request("prompt_too_long", message));
+                return Err(JobError::request("prompt_too_long", message).param(name));
             }
         }
         if request.prompts.is_empty() && request.upscale.is_none() {
-            return Err(JobError::request("invalid_request", "prompt is missing"));
+            return Err(JobError::request("invalid_request", "prompt is missing").param("prompt"));
         }
         if request.prompts.iter().any(|prompt| prompt.trim().is_empty()) {
-            return Err(invalid("prompt is empty"));
+            return Err(invalid("prompt", "prompt is empty"));
         }
         let (prompts, negatives) = (request.prompts.len(), request.negative_prompts.len());
         if negatives > 1 && negatives != prompts.max(1) {
-            return Err(invalid(format!(
-                "found {negatives} values of negative_prompt for {prompts} prompts, expected one for all or one per prompt"
-            )));
+            return Err(invalid(
+                "negative_prompt",
+                format!(
+                    "found {negatives} values of negative_prompt for {prompts} prompts, expected one for all or one per prompt"
+                ),
+            ));
         }
         let local_only = [
             ("embeds", request.embeds.is_some()),
@@ -144,7 +150,7 @@ impl Limits {
         ];
         match local_only.iter().find(|(_, given)| *given) {
             Some((name, _)) => {
-                Err(invalid(format!("{name} is not supported over HTTP: it needs files on the server")))
+                Err(invalid(name, format!("{name} is not supported over HTTP: it needs files on the server")))
             }
             None => Ok(()),
         }
@@ -154,57 +160,59 @@ impl Limits {
     fn check_image_count(&self, request: &Request) -> Result<(), JobError> {
         let max = self.images;
         if let Some(n) = request.n.filter(|n| *n < 1 || *n > max) {
-            return Err(invalid(format!("n must be between 1 and {max}, found {n}")));
+            return Err(invalid("n", format!("n must be between 1 and {max}, found {n}")));
         }
         let images = request.image_count();
         if images > max as usize {
-            return Err(invalid(format!("the request asks for {images} images, the limit is {max}")));
+            return Err(invalid("n", format!("the request asks for {images} images, the limit is {max}")));
         }
         let (seeds, prompts) = (request.seed.len(), request.prompts.len());
         if seeds > 1 && (seeds != images || !images.is_multiple_of(prompts.max(1))) {
-            return Err(invalid(format!(
-                "found {seeds} values of seed for {images} images of {prompts} prompts, expected one for all or one per image"
-            )));
+            return Err(invalid(
+                "seed",
+                format!(
+                    "found {seeds} values of seed for {images} images of {prompts} prompts, expected one for all or one per image"
+                ),
+            ));
         }
         Ok(())
     }
 
     fn check_schedule(&self, request: &Request) -> Result<(), JobError> {
         if request.sigmas.len() > self.steps as usize {
-            return Err(invalid(format!(
-                "sigmas has {} values, the limit is {}",
-                request.sigmas.len(),
-                self.steps
-            )));
+            return Err(invalid(
+                "sigmas",
+                format!("sigmas has {} values, the limit is {}", request.sigmas.len(), self.steps),
+            ));
         }
         // `contains` is false for NaN.
         if request.sigmas.iter().any(|sigma| !(0.0..=1.0).contains(sigma)) {
-            return Err(invalid("sigmas must be between 0 and 1"));
+            return Err(invalid("sigmas", "sigmas must be between 0 and 1"));
         }
         if request.rho.is_some_and(|rho| !(0.01..=100.0).contains(&rho)) {
-            return Err(invalid("rho must be between 0.01 and 100"));
+            return Err(invalid("rho", "rho must be between 0.01 and 100"));
         }
         if request.rho.is_some() && request.schedule != Some(ScheduleKind::Power) {
-            return Err(invalid("rho requires schedule `power`"));
+            return Err(invalid("rho", "rho requires schedule `power`"));
         }
         Ok(())
     }
 
     fn check_inputs(&self, request: &Request) -> Result<(), JobError> {
         if request.strength.is_some_and(|s| !(0.0..=1.0).contains(&s)) {
-            return Err(invalid("strength must be between 0 and 1"));
+            return Err(invalid("strength", "strength must be between 0 and 1"));
         }
         if request.images().count() > self.references {
-            return Err(invalid(format!(
-                "the request has too many input images, the limit is {}",
-                self.references
-            )));
+            return Err(invalid(
+                "references",
+                format!("the request has too many input images, the limit is {}", self.references),
+            ));
         }
         if request.init.is_none() && (request.mask.is_some() || request.strength.is_some()) {
-            return Err(invalid("mask and strength require an initial image (`init`)"));
+            return Err(invalid("init", "mask and strength require an initial image (`init`)"));
         }
         if request.mask.is_none() && request.mask_padding.is_some() {
-            return Err(invalid("mask_padding requires a mask"));
+            return Err(invalid("mask_padding", "mask_padding requires a mask"));
         }
         Ok(())
     }
@@ -213,25 +221,25 @@ impl Limits {
     fn check_upscale(request: &Request) -> Result<(), JobError> {
         let Some(scale) = request.upscale else {
             return match request.tile_size {
-                Some(_) => Err(invalid("tile_size requires `upscale`")),
+                Some(_) => Err(invalid("tile_size", "tile_size requires `upscale`")),
                 None => Ok(()),
             };
         };
         if !UPSCALE_FACTORS.contains(&scale) {
-            return Err(invalid(format!("upscale must be 2 or 4, found {scale}")));
+            return Err(invalid("upscale", format!("upscale must be 2 or 4, found {scale}")));
         }
         if request.init.is_none() {
-            return Err(invalid("upscale requires an image (`init`)"));
+            return Err(invalid("init", "upscale requires an image (`init`)"));
         }
         if request.mask.is_some()
             || request.width.is_some()
             || request.height.is_some()
             || !request.sigmas.is_empty()
         {
-            return Err(invalid("upscale can't be combined with mask, width, height or sigmas"));
+            return Err(invalid("upscale", "upscale can't be combined with mask, width, height or sigmas"));
         }
         if request.strength == Some(0.0) {
-            return Err(invalid("strength must be above 0 to upscale"));
+            return Err(invalid("strength", "strength must be above 0 to upscale"));
         }
         Ok(())
     }
@@ -243,50 +251,62 @@ impl Limits {
             return Ok(());
         }
         let message = format!("upscaled by {scale} the image has {pixels} pixels, the limit is {max}");
-        Err(JobError::request("picture_too_large", message))
+        Err(JobError::request("picture_too_large", message).param("upscale"))
+    }
+
+    /// Checks that a model is in the catalogue, or an alias of one.
+    pub(crate) fn check_model(&self, model: &str, server: &crate::Server) -> Result<(), JobError> {
+        let models = server.catalogue.models().into_iter().map(|model| model.name);
+        let aliases = server.config.model_aliases.iter().map(|(alias, _)| alias.clone());
+        check_known("model", "model", "model_not_found", model, &models.chain(aliases).collect::<Vec<_>>())
     }
 
     /// Checks that models, VAEs and LoRAs are in the catalogue. So a name can't lead out of a folder.
     fn check_names(&self, request: &Request, catalogue: &dyn Catalogue) -> Result<(), JobError> {
         if request.loras.len() > self.loras {
-            return Err(invalid(format!(
-                "the request has {} LoRAs, the limit is {}",
-                request.loras.len(),
-                self.loras
-            )));
+            return Err(invalid(
+                "loras",
+                format!("the request has {} LoRAs, the limit is {}", request.loras.len(), self.loras),
+            ));
         }
         if let Some(model) = &request.model {
             let models = catalogue.models().into_iter().map(|model| model.name).collect::<Vec<_>>();
-            check_known("model", "model_not_found", name(model), &models)?;
+            check_known("model", "model", "model_not_found", name(model), &models)?;
         }
         if let Some(vae) = &request.vae {
-            check_known("VAE", "vae_not_found", name(&vae.path), &catalogue.vaes())?;
+            check_known("vae", "VAE", "vae_not_found", name(&vae.path), &catalogue.vaes())?;
         }
         if request.loras.is_empty() {
             return Ok(());
         }
         let loras = catalogue.loras();
         for LoraRef { path, weight, .. } in &request.loras {
-            check_known("LoRA", "lora_not_found", name(path), &loras)?;
+            check_known("loras", "LoRA", "lora_not_found", name(path), &loras)?;
             if !weight.is_finite() || weight.abs() > 100.0 {
-                return Err(invalid(format!(
-                    "the weight of LoRA `{}` must be between -100 and 100",
-                    name(path)
-                )));
+                return Err(invalid(
+                    "loras",
+                    format!("the weight of LoRA `{}` must be between -100 and 100", name(path)),
+                ));
             }
         }
         Ok(())
     }
 }
 
-fn check_known(what: &str, code: &'static str, name: &str, known: &[String]) -> Result<(), JobError> {
+fn check_known(
+    param: &'static str,
+    what: &str,
+    code: &'static str,
+    name: &str,
+    known: &[String],
+) -> Result<(), JobError> {
     if known.iter().any(|known| known == name) {
         return Ok(());
     }
     // The name comes from the client: limit its length.
     let name: String = name.chars().take(80).collect();
     let available = if known.is_empty() { "none".into() } else { known.join(", ") };
-    Err(JobError::request(code, format!("{what} `{name}` not found; available: {available}")))
+    Err(JobError::request(code, format!("{what} `{name}` not found; available: {available}")).param(param))
 }
 
 #[cfg(test)]

@@ -32,36 +32,25 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves requests until `stop` completes; then finishes running jobs, or returns them to the queue after
-/// [`Config::grace`](crate::Config::grace).
+/// [`Config::grace`](crate::Config::grace). Until then connections are still accepted: clients fetch their results, and
+/// probes see that the server is stopping.
 pub async fn serve(server: Server, listener: TcpListener, stop: impl Future<Output = ()>) {
-    let app = router(server.clone());
     let limits = &server.config.limits;
     let connections = Connections::new(limits.connections, limits.connections_per_address);
-    let mut stop = std::pin::pin!(stop);
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = &mut stop => break,
-        };
-        match accepted {
-            Ok((stream, peer)) => {
-                let Some(connection) = connections.admit(peer.ip(), false) else {
-                    tracing::debug!(%peer, "too many connections");
-                    continue;
-                };
-                let _ = stream.set_nodelay(true);
-                tokio::spawn(serve_connection(server.clone(), app.clone(), stream, peer, connection));
-            }
-            // Too many open files, or the client closed the connection at once.
-            Err(error) => {
-                tracing::warn!(%error, "failed to accept a connection");
-                sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-    drop(listener);
+    let acceptor = Acceptor { app: router(server.clone()), server: server.clone(), listener, connections };
+    acceptor.accept_until(stop).await;
     tracing::info!("shutting down");
     server.close();
+    acceptor.accept_until(finish_jobs(&server)).await;
+    let Acceptor { listener, connections, .. } = acceptor;
+    drop(listener);
+    server.hang_up.send_replace(true);
+    let _ = timeout(DRAIN_TIMEOUT, connections.wait_until_closed()).await;
+    server.record_ends();
+}
+
+/// Waits for the running jobs, at most for the grace period; then interrupts them.
+async fn finish_jobs(server: &Server) {
     let generating = async {
         while !server.active().is_empty() {
             sleep(Duration::from_millis(20)).await;
@@ -70,7 +59,42 @@ pub async fn serve(server: Server, listener: TcpListener, stop: impl Future<Outp
     if timeout(server.config.grace, generating).await.is_err() {
         server.interrupt();
     }
-    let _ = timeout(DRAIN_TIMEOUT, connections.wait_until_closed()).await;
+}
+
+/// Accepts connections, within their limits.
+struct Acceptor {
+    server: Server,
+    app: Router,
+    listener: TcpListener,
+    connections: Arc<Connections>,
+}
+
+impl Acceptor {
+    async fn accept_until(&self, stop: impl Future<Output = ()>) {
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = &mut stop => return,
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    let Some(connection) = self.connections.admit(peer.ip(), false) else {
+                        tracing::debug!(%peer, "too many connections");
+                        continue;
+                    };
+                    let _ = stream.set_nodelay(true);
+                    let (server, app) = (self.server.clone(), self.app.clone());
+                    tokio::spawn(serve_connection(server, app, stream, peer, connection));
+                }
+                // Too many open files, or the client closed the connection at once.
+                Err(error) => {
+                    tracing::warn!(%error, "failed to accept a connection");
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
 }
 
 async fn serve_connection(
@@ -90,10 +114,10 @@ async fn serve_connection(
         .max_buf_size(64 << 10)
         .serve_connection(TokioIo::new(stream), service);
     let mut http = std::pin::pin!(http);
-    let mut closing = server.closing.subscribe();
+    let mut hang_up = server.hang_up.subscribe();
     let ended = tokio::select! {
         ended = http.as_mut() => ended,
-        () = async { drop(closing.wait_for(|closing| *closing).await) } => {
+        () = async { drop(hang_up.wait_for(|hang_up| *hang_up).await) } => {
             http.as_mut().graceful_shutdown();
             http.await
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kiln_engine::{Progress, Request};
+use kiln_engine::{Phase, Progress, Request};
 use kiln_image::RgbImage;
 use tokio::sync::watch;
 
@@ -59,12 +59,16 @@ pub(crate) struct LiveJob {
     pub(crate) attached: bool,
     /// The process died while this job was running: run it alone, so that it can't take another job down with it.
     pub(crate) run_alone: bool,
+    /// Estimated work.
+    pub(crate) cost: f64,
     pub(crate) submitted: Instant,
     pub(crate) created: i64,
     /// Set once it is planned: its decoded input images can be dropped.
     planned: AtomicBool,
     cancelled: AtomicBool,
     interrupted: AtomicBool,
+    /// Stop at the next preview.
+    stop_with_preview: AtomicBool,
     preview_watchers: AtomicUsize,
     /// When a preview was last polled, in milliseconds since 1970.
     last_preview_poll: AtomicI64,
@@ -80,11 +84,13 @@ impl LiveJob {
             api,
             attached,
             run_alone: false,
+            cost: 0.0,
             submitted: Instant::now(),
             created: now(),
             planned: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
+            stop_with_preview: AtomicBool::new(false),
             preview_watchers: AtomicUsize::new(0),
             last_preview_poll: AtomicI64::new(0),
             snapshot: watch::Sender::new(JobSnapshot::default()),
@@ -124,6 +130,17 @@ impl LiveJob {
         self.cancelled.load(SeqCst)
     }
 
+    /// Asks the generator to stop at the next preview, which stays in the last snapshot; `false` if there will be none.
+    pub(crate) fn stop_with_preview(&self) -> bool {
+        let in_steps = self.snapshot.borrow().progress.phase == Phase::Steps;
+        self.stop_with_preview.fetch_or(in_steps, SeqCst);
+        in_steps
+    }
+
+    pub(crate) fn stops_with_preview(&self) -> bool {
+        self.stop_with_preview.load(SeqCst)
+    }
+
     /// Asks the generator to stop; the job resumes at the next start of the server.
     pub(crate) fn interrupt(&self) {
         self.interrupted.store(true, SeqCst);
@@ -148,6 +165,7 @@ impl LiveJob {
     pub(crate) fn wants_previews(&self) -> bool {
         const RECENT: Duration = Duration::from_secs(10);
         self.preview_watchers.load(SeqCst) > 0
+            || self.stops_with_preview()
             || now() - self.last_preview_poll.load(SeqCst) < RECENT.as_millis() as i64
     }
 }

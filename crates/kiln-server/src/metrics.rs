@@ -9,6 +9,7 @@ use std::time::Duration;
 use kiln_base::lock;
 use kiln_engine::Phase;
 
+use crate::generator::LoadedModel;
 use crate::store::JobState;
 
 /// Upper bounds of the histograms' buckets, in seconds.
@@ -45,8 +46,8 @@ impl Histogram {
 struct Counters {
     /// HTTP requests by method, route and status.
     requests: BTreeMap<(&'static str, String, u16), u64>,
-    /// Time until the response starts.
-    responses: Histogram,
+    /// Time until the response starts, by route.
+    responses: BTreeMap<String, Histogram>,
     phases: BTreeMap<&'static str, Histogram>,
     jobs: BTreeMap<&'static str, u64>,
     errors: BTreeMap<String, u64>,
@@ -57,8 +58,8 @@ struct Counters {
     decoded_inputs: u64,
     image_bytes: u64,
     panics: u64,
-    /// Moving average of the seconds that done jobs took, without the time in the queue.
-    recent_job_seconds: Option<f64>,
+    /// Moving average of the seconds that done jobs took for a unit of work, without the time in the queue.
+    recent_seconds_per_cost: Option<f64>,
 }
 
 /// Counters and histograms since the start.
@@ -73,6 +74,7 @@ pub(crate) struct ServerStats {
     pub(crate) saved_images: u64,
     /// Most memory reserved for decoding at one time, in bytes.
     pub(crate) decoding_peak: u64,
+    pub(crate) models: Vec<LoadedModel>,
 }
 
 impl Metrics {
@@ -84,7 +86,7 @@ impl Metrics {
         let method = method_label(method);
         self.with(|c| {
             *c.requests.entry((method, route.to_owned(), status)).or_default() += 1;
-            c.responses.add(took.as_secs_f64());
+            c.responses.entry(route.to_owned()).or_default().add(took.as_secs_f64());
         });
     }
 
@@ -92,16 +94,17 @@ impl Metrics {
         self.with(|c| c.phases.entry(phase.name()).or_default().add(took.as_secs_f64()));
     }
 
-    pub(crate) fn job(&self, state: JobState, code: Option<&str>, took: Duration) {
+    /// Counts an ended job that took this long for `cost` units of work.
+    pub(crate) fn job(&self, state: JobState, code: Option<&str>, took: Duration, cost: f64) {
         self.with(|c| {
             *c.jobs.entry(state.name()).or_default() += 1;
             if let Some(code) = code {
                 *c.errors.entry(code.to_owned()).or_default() += 1;
             }
             if state == JobState::Done {
-                let took = took.as_secs_f64();
-                let average = c.recent_job_seconds.map_or(took, |average| 0.8 * average + 0.2 * took);
-                c.recent_job_seconds = Some(average);
+                let each = took.as_secs_f64() / cost;
+                let average = c.recent_seconds_per_cost.map_or(each, |average| 0.8 * average + 0.2 * each);
+                c.recent_seconds_per_cost = Some(average);
             }
         });
     }
@@ -130,9 +133,9 @@ impl Metrics {
         self.with(|c| c.decoded_inputs += 1);
     }
 
-    /// Average seconds of recent jobs, without the time in the queue.
-    pub(crate) fn recent_job_seconds(&self) -> Option<f64> {
-        self.with(|c| c.recent_job_seconds)
+    /// Average seconds of recent jobs for a unit of work, without the time in the queue.
+    pub(crate) fn recent_seconds_per_cost(&self) -> Option<f64> {
+        self.with(|c| c.recent_seconds_per_cost)
     }
 
     pub(crate) fn text(&self, stats: &ServerStats) -> String {
@@ -144,6 +147,22 @@ impl Metrics {
             head(out, name, kind, help);
             let _ = writeln!(out, "{name} {value}");
         };
+        head(&mut out, "kiln_build_info", "gauge", "The version of Kiln.");
+        let _ = writeln!(
+            out,
+            "kiln_build_info{{version=\"{}\",target=\"{}-{}\"}} 1",
+            env!("CARGO_PKG_VERSION"),
+            std::env::consts::ARCH,
+            std::env::consts::OS
+        );
+        head(&mut out, "kiln_model_loaded", "gauge", "Models in memory, with their device and precision.");
+        for LoadedModel { name, device, backend, dtype } in &stats.models {
+            let [name, device, backend, dtype] = [name, device, backend, dtype].map(|text| escape(text));
+            let _ = writeln!(
+                out,
+                "kiln_model_loaded{{model=\"{name}\",device=\"{device}\",backend=\"{backend}\",dtype=\"{dtype}\"}} 1"
+            );
+        }
         one(&mut out, "kiln_queue_length", "gauge", "Queued jobs.", stats.queued as u64);
         one(
             &mut out,
@@ -187,8 +206,10 @@ impl Metrics {
             for (phase, histogram) in &c.phases {
                 histogram.write(&mut out, "kiln_phase_seconds", &format!("phase=\"{phase}\""));
             }
-            head(&mut out, "kiln_http_request_seconds", "histogram", "Time until the response starts.");
-            c.responses.write(&mut out, "kiln_http_request_seconds", "");
+            head(&mut out, "kiln_http_request_seconds", "histogram", "Time until the response starts, by route.");
+            for (route, histogram) in &c.responses {
+                histogram.write(&mut out, "kiln_http_request_seconds", &format!("route=\"{route}\""));
+            }
             head(&mut out, "kiln_http_requests_total", "counter", "HTTP requests, by method, route and status.");
             for ((method, route, status), count) in &c.requests {
                 let _ = writeln!(
@@ -205,6 +226,11 @@ impl Metrics {
 fn method_label(method: &str) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
     KNOWN.into_iter().find(|known| *known == method).unwrap_or("other")
+}
+
+/// Escapes the value of a label.
+fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// Resident memory of this process in bytes, current and peak; only on Linux.
@@ -228,17 +254,36 @@ mod tests {
         metrics.phase(Phase::Steps, Duration::from_secs(2));
         metrics.batch(1, 3);
         metrics.batch(2, 3);
-        metrics.job(JobState::Done, None, Duration::from_secs(2));
-        metrics.job(JobState::Failed, Some("panicked"), Duration::ZERO);
-        let stats =
-            ServerStats { queued: 3, running: 1, queue_capacity: 64, saved_images: 9, decoding_peak: 0 };
-        let text = metrics.text(&stats);
+        metrics.job(JobState::Done, None, Duration::from_secs(2), 1.0);
+        metrics.job(JobState::Failed, Some("panicked"), Duration::ZERO, 1.0);
+        let model = LoadedModel {
+            name: "a \"b\"".into(),
+            device: "cpu".into(),
+            backend: "cpu (avx2)".into(),
+            dtype: "f32".into(),
+        };
+        let text = metrics.text(&ServerStats {
+            queued: 3,
+            running: 1,
+            queue_capacity: 64,
+            saved_images: 9,
+            decoding_peak: 0,
+            models: vec![model],
+        });
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let (name, value) = line.rsplit_once(' ').unwrap();
             assert!(name.starts_with("kiln_") || name.starts_with("process_"), "{line}");
             assert!(value.parse::<f64>().is_ok(), "{line}");
         }
         assert!(text.contains("kiln_queue_length 3\n"));
+        assert!(text.contains(concat!(
+            "kiln_build_info{version=\"",
+            env!("CARGO_PKG_VERSION"),
+            "\",target="
+        )));
+        let loaded = r#"kiln_model_loaded{model="a \"b\"",device="cpu",backend="cpu (avx2)",dtype="f32"} 1"#;
+        assert!(text.contains(loaded), "{text}");
+        assert!(text.contains("kiln_http_request_seconds_count{route=\"/healthz\"} 1\n"));
         assert!(text.contains("kiln_batch_pictures_total{size=\"3\"} 3\n"));
         assert!(text.contains("kiln_phase_seconds_bucket{phase=\"steps\",le=\"2.5\"} 1\n"));
         assert!(text.contains("kiln_phase_seconds_bucket{phase=\"steps\",le=\"1\"} 0\n"));
@@ -250,10 +295,10 @@ mod tests {
     #[test]
     fn the_average_follows_recent_jobs() {
         let metrics = Metrics::default();
-        assert_eq!(metrics.recent_job_seconds(), None);
-        metrics.job(JobState::Done, None, Duration::from_secs(10));
-        metrics.job(JobState::Failed, None, Duration::from_secs(100));
-        metrics.job(JobState::Done, None, Duration::from_secs(5));
-        assert!((metrics.recent_job_seconds().unwrap() - 9.0).abs() < 1e-9);
+        assert_eq!(metrics.recent_seconds_per_cost(), None);
+        metrics.job(JobState::Done, None, Duration::from_secs(10), 1.0);
+        metrics.job(JobState::Failed, None, Duration::from_secs(100), 1.0);
+        metrics.job(JobState::Done, None, Duration::from_secs(20), 4.0);
+        assert!((metrics.recent_seconds_per_cost().unwrap() - 9.0).abs() < 1e-9);
     }
 }

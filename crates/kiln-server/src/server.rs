@@ -3,27 +3,27 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
 
 use kiln_base::{hex, lock, wait};
 use kiln_engine::{FileRef, Request};
 use tokio::sync::watch;
 
+use crate::api::a1111::options::A1111Options;
 use crate::auth::Auth;
 use crate::body_budget::{BodyBudget, SMALL_BODY};
 use crate::decode_budget::DecodeBudget;
 use crate::decoded_cache::DecodedCache;
 use crate::downloads::Downloads;
+use crate::ends::UnrecordedEnds;
 use crate::fair_queue::{FairQueue, QueuedJob};
-use crate::generator::{Catalogue, ErrorKind, JobError, name};
+use crate::generator::{Catalogue, ErrorKind, JobError, LoadedModel, name};
 use crate::limits::Limits;
 use crate::live::{Api, LiveJob};
 use crate::metrics::{Metrics, ServerStats};
-use crate::store::{JobRow, JobState, Store, StoreError};
-
-/// A job during which the process died this often fails instead of being retried.
-const MAX_ATTEMPTS: u32 = 2;
+use crate::store::{IdempotencyKey, JobEnd, JobRow, JobState, Store, StoreError, now};
+use crate::webhooks::{WebhookConfig, Webhooks};
 
 /// The configuration of a server.
 #[derive(Clone, Debug)]
@@ -36,6 +36,10 @@ pub struct Config {
     pub hosts: Vec<String>,
     /// Limits on requests.
     pub limits: Limits,
+    /// Other names for models, with the model each stands for.
+    pub model_aliases: Vec<(String, String)>,
+    /// Webhooks, if jobs may name one.
+    pub webhooks: Option<WebhookConfig>,
     /// Maximum number of images in the gallery; the oldest are deleted.
     pub keep_images: u32,
     /// How long running jobs may continue at shutdown before they are returned to the queue.
@@ -54,6 +58,8 @@ impl Config {
             api_key: None,
             hosts: Vec::new(),
             limits: Limits::default(),
+            model_aliases: Vec::new(),
+            webhooks: None,
             keep_images: 10_000,
             grace: Duration::from_secs(20),
             job_timeout: Duration::from_secs(3600),
@@ -77,11 +83,23 @@ pub struct ServerState {
     pub(crate) body_budget: Arc<BodyBudget>,
     pub(crate) decode_budget: DecodeBudget,
     pub(crate) downloads: Downloads,
+    /// Set once no more jobs are accepted.
     pub(crate) closing: watch::Sender<bool>,
+    /// Set once open connections must end.
+    pub(crate) hang_up: watch::Sender<bool>,
+    pub(crate) unrecorded: UnrecordedEnds,
+    pub(crate) a1111: A1111Options,
+    pub(crate) webhooks: Webhooks,
+    loaded_models: Mutex<Option<Box<LoadedModels>>>,
+    /// When the data folder was last found to be in order.
+    storage_checked: Mutex<Option<Instant>>,
     queue: Mutex<Queue>,
     wake: Condvar,
     ready: AtomicBool,
 }
+
+/// Tells which models are in memory.
+type LoadedModels = dyn Fn() -> Vec<LoadedModel> + Send;
 
 #[derive(Default)]
 struct Queue {
@@ -124,6 +142,30 @@ pub(crate) enum GroupEvent {
     Stopping,
 }
 
+/// A job to accept.
+pub(crate) struct NewJob {
+    pub(crate) request: Request,
+    pub(crate) client: String,
+    pub(crate) api: Api,
+    /// A client waits for it on an open connection.
+    pub(crate) attached: bool,
+    pub(crate) key: Option<IdempotencyKey>,
+    /// The address to call at its end.
+    pub(crate) webhook: Option<String>,
+}
+
+impl NewJob {
+    /// A job that nobody waits for on a connection.
+    pub(crate) fn queued(request: Request, client: &str, api: Api) -> NewJob {
+        NewJob { attached: false, ..NewJob::attached(request, client, api) }
+    }
+
+    /// A job that a client waits for.
+    pub(crate) fn attached(request: Request, client: &str, api: Api) -> NewJob {
+        NewJob { request, client: client.to_owned(), api, attached: true, key: None, webhook: None }
+    }
+}
+
 /// Why a job was not accepted.
 #[derive(Debug)]
 pub(crate) enum SubmitError {
@@ -133,7 +175,18 @@ pub(crate) enum SubmitError {
         client_limit: bool,
     },
     Stopping,
+    /// The job with this id has the same idempotency key.
+    Repeated(String),
     Store(StoreError),
+}
+
+/// A handle that doesn't keep the server's state alive.
+pub(crate) struct WeakServer(Weak<ServerState>);
+
+impl WeakServer {
+    pub(crate) fn upgrade(&self) -> Option<Server> {
+        self.0.upgrade().map(Server)
+    }
 }
 
 impl std::ops::Deref for Server {
@@ -160,6 +213,12 @@ impl Server {
             decode_budget: DecodeBudget::new(config.limits.all_decoding),
             downloads: Downloads::default(),
             closing: watch::Sender::new(false),
+            hang_up: watch::Sender::new(false),
+            unrecorded: UnrecordedEnds::default(),
+            a1111: A1111Options::default(),
+            webhooks: Webhooks::default(),
+            loaded_models: Mutex::new(None),
+            storage_checked: Mutex::new(None),
             queue: Mutex::default(),
             wake: Condvar::new(),
             ready: AtomicBool::new(false),
@@ -169,44 +228,34 @@ impl Server {
             catalogue,
         }));
         server.resume_unfinished()?;
+        for job in server.store.uncalled_webhooks()? {
+            server.webhooks.call(&server, &job);
+        }
         Ok(server)
     }
 
-    fn resume_unfinished(&self) -> Result<(), StoreError> {
-        for job in self.store.unfinished()? {
-            let failure = if job.attached {
-                Some("the server restarted while the client waited")
-            } else if job.attempts >= MAX_ATTEMPTS {
-                Some("the server died repeatedly while this job was running; it is not retried")
-            } else {
-                None
-            };
-            if let Some(message) = failure {
-                self.store.finish(&job.id, JobState::Failed, Some(("interrupted", message)), &[])?;
-                continue;
-            }
-            tracing::info!(job = job.id, "job resumed");
-            self.store.requeue(&job.id)?;
-            let mut live = LiveJob::new(job.id, job.client, job.request, Api::Jobs, false);
-            live.run_alone = job.attempts > 0;
-            let queued = self.queued_job(&live);
-            self.queue().push(queued, Arc::new(live));
-        }
-        self.store.clean_up(self.config.keep_images)
+    /// The data folder.
+    pub fn folder(&self) -> &std::path::Path {
+        &self.config.folder
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakServer {
+        WeakServer(Arc::downgrade(&self.0))
+    }
+
+    /// Puts a stored job into the queue.
+    pub(crate) fn enqueue(&self, live: LiveJob) {
+        let queued = self.queued_job(&live);
+        self.queue().push(queued, Arc::new(live));
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
         lock(&self.queue)
     }
 
-    /// Accepts a job. If it is `attached`, a client waits for it on an open connection.
-    pub(crate) fn submit(
-        &self,
-        mut request: Request,
-        client: &str,
-        api: Api,
-        attached: bool,
-    ) -> Result<Arc<LiveJob>, SubmitError> {
+    /// Accepts a job.
+    pub(crate) fn submit(&self, new: NewJob) -> Result<Arc<LiveJob>, SubmitError> {
+        let NewJob { mut request, client, api, attached, key, webhook } = new;
         // Choose the seed now, so that a retry generates the same image.
         if request.seed.is_empty() {
             request.seed = vec![random_seed()];
@@ -215,33 +264,41 @@ impl Server {
         request.output_format.get_or_insert_default();
         request.png.get_or_insert_default();
         let id = hex(random_bytes::<12>());
-        let live = Arc::new(LiveJob::new(id, client.to_owned(), request, api, attached));
+        let mut live = LiveJob::new(id, client.clone(), request, api, attached);
+        live.cost = self.cost(&live.request);
+        let live = Arc::new(live);
         let queued = self.queued_job(&live);
         let row = JobRow {
             id: live.id.clone(),
             client: live.client.clone(),
             attached,
             request: live.request.clone(),
+            unreadable: None,
             state: JobState::Queued,
             attempts: 0,
             created: live.created,
             started: None,
             finished: None,
             error: None,
+            notes: Vec::new(),
         };
-        self.reserve_slot(client)?;
+        self.reserve_slot(&client)?;
         // Not under the lock: the generating thread takes it too and must not wait for the disk.
-        let inserted = self.store.insert(&row);
+        let inserted = self.store.insert(&row, key.as_ref(), webhook.as_deref());
         {
             let mut queue = self.queue();
-            if let Some(index) = queue.inserting.iter().position(|inserting| inserting == client) {
+            if let Some(index) = queue.inserting.iter().position(|inserting| *inserting == client) {
                 queue.inserting.swap_remove(index);
             }
-            inserted.map_err(SubmitError::Store)?;
+            if let Some(earlier) = inserted.map_err(SubmitError::Store)? {
+                return Err(SubmitError::Repeated(earlier));
+            }
             if !queue.stopping {
                 queue.push(queued, Arc::clone(&live));
                 drop(queue);
                 self.wake.notify_all();
+                // Inside the request's span: the log links the request's id with the job's.
+                tracing::info!(job = live.id, client = live.client, "job queued");
                 return Ok(live);
             }
         }
@@ -260,63 +317,14 @@ impl Server {
         // One client may fill at most half of the queue.
         let client_limit = clients.filter(|other| *other == client).count() > capacity / 2;
         if queue.queued_count() >= capacity || client_limit {
-            let jobs = if client_limit { 1 } else { queue.queued_count() / 4 + 1 };
-            let retry_after_seconds = self.estimate_seconds(jobs);
+            let running: f64 = queue.active.iter().map(|live| live.cost).sum();
+            let turns = if client_limit { 1 } else { queue.waiting.len() / 4 };
+            let retry_after_seconds = self.estimate_seconds(running + queue.waiting.cost_of_next(turns));
             self.metrics.job_refused();
             return Err(SubmitError::QueueFull { retry_after_seconds, client_limit });
         }
         queue.inserting.push(client.to_owned());
         Ok(())
-    }
-
-    fn queued_job(&self, live: &LiveJob) -> QueuedJob {
-        QueuedJob {
-            id: live.id.clone(),
-            client: live.client.clone(),
-            group_key: self.group_key(&live.request),
-            batch_key: self.batch_key(live),
-            images: image_count(&live.request),
-            cost: self.cost(&live.request),
-            ordered: false,
-        }
-    }
-
-    /// Equal for two jobs that can run one after the other without loading anything.
-    fn group_key(&self, request: &Request) -> String {
-        let loras: Vec<_> = request.loras.iter().map(|lora| (&lora.path, lora.weight)).collect();
-        let size = (request.width, request.height, request.references.len(), request.init.is_some());
-        format!("{:?}", (&request.model, loras, &request.vae, size))
-    }
-
-    /// Equal for two jobs that can be generated in one batch, as far as the request tells; the generator checks again.
-    /// `None` for a job that must run alone.
-    fn batch_key(&self, live: &LiveJob) -> Option<String> {
-        let request = &live.request;
-        let sampling = (request.steps, request.guidance, &request.sigmas, request.schedule, request.rho);
-        let start = (request.mask.is_some(), request.strength, request.max_tokens);
-        (!live.run_alone).then(|| format!("{} {sampling:?} {start:?}", self.group_key(request)))
-    }
-
-    /// Estimated work: pixels times steps, in millions.
-    fn cost(&self, request: &Request) -> f64 {
-        let models = self.catalogue.models();
-        let name = request.model.as_deref().map(name);
-        let model = models.iter().find(|m| name.map_or(m.default, |name| *name == m.name));
-        let (size, steps) = model.map_or((1024, 4), |m| (m.size, m.steps));
-        let pixels = f64::from(request.width.unwrap_or(size)) * f64::from(request.height.unwrap_or(size));
-        let steps = request.steps.unwrap_or(match request.sigmas.len() {
-            0 => steps,
-            levels => levels as u32,
-        });
-        let work = pixels * f64::from(steps) * f64::from(image_count(request));
-        // Every step processes the references, too.
-        (work * (1.0 + request.images().count() as f64) / 1e6).max(1e-3)
-    }
-
-    /// Estimates how long `jobs` jobs take, from recent ones.
-    fn estimate_seconds(&self, jobs: usize) -> u64 {
-        let each = self.metrics.recent_job_seconds().unwrap_or(2.0);
-        (each * jobs as f64).ceil().clamp(1.0, 600.0) as u64
     }
 
     /// Waits until `find` returns something.
@@ -423,13 +431,12 @@ impl Server {
         unneeded.iter().for_each(|image| self.decoded.remove(name(&image.path)));
     }
 
-    /// Cancels a job; returns whether there was one to cancel.
+    /// Cancels a job; returns whether there was one to cancel. Doesn't wait for the disk.
     pub(crate) fn cancel(&self, id: &str) -> bool {
         let mut queue = self.queue();
         let Some(live) = queue.live.get(id).cloned() else { return false };
         live.cancel();
         if queue.waiting.remove(id) {
-            queue.live.remove(id);
             drop(queue);
             self.end_unstarted(&live, JobError::cancelled());
         } else {
@@ -444,10 +451,17 @@ impl Server {
         self.release_inputs(live);
         let cancelled = error.kind == ErrorKind::Cancelled;
         let state = if cancelled { JobState::Cancelled } else { JobState::Failed };
-        if let Err(error) = self.store.finish(&live.id, state, Some((error.code, &error.message)), &[]) {
-            tracing::error!(job = live.id, %error, "failed to record the end of a job");
-        }
-        self.metrics.job(state, None, Duration::ZERO);
+        let end = JobEnd {
+            id: live.id.clone(),
+            state,
+            error: Some((error.code.into(), error.message.clone())),
+            notes: Vec::new(),
+            finished: now(),
+        };
+        // Before it leaves the queue: then it is always found, here or there.
+        self.record_end_soon(end, Duration::ZERO);
+        self.remove_job(&live.id);
+        self.metrics.job(state, None, Duration::ZERO, live.cost);
         tracing::info!(job = live.id, client = live.client, state = state.name(), "job ended in the queue");
         live.change(|s| (s.state, s.error) = (state, Some(error)));
     }
@@ -475,7 +489,7 @@ impl Server {
         self.queue().active.clone()
     }
 
-    /// The number of jobs before this one in the queue.
+    /// The number of jobs whose turn comes before this one's.
     pub(crate) fn position(&self, id: &str) -> Option<usize> {
         let queue = self.queue();
         match queue.waiting.position(id) {
@@ -490,13 +504,20 @@ impl Server {
             (queue.queued_count(), queue.active.len() - queue.planned().count())
         };
         let saved_images = self.store.count_images().unwrap_or(0);
+        let models = lock(&self.loaded_models).as_ref().map(|loaded| loaded()).unwrap_or_default();
         ServerStats {
             queued,
             running,
             queue_capacity: self.config.limits.queue,
             saved_images,
             decoding_peak: self.decode_budget.peak(),
+            models,
         }
+    }
+
+    /// Sets the function that tells which models are in memory.
+    pub(crate) fn set_loaded_models(&self, loaded: impl Fn() -> Vec<LoadedModel> + Send + 'static) {
+        *lock(&self.loaded_models) = Some(Box::new(loaded));
     }
 
     pub(crate) fn set_ready(&self) {
@@ -508,11 +529,26 @@ impl Server {
         self.ready.load(SeqCst) && !*self.closing.borrow()
     }
 
-    /// Stops accepting jobs. Queued jobs stay in the database; those whose clients wait on a connection fail.
+    /// Checks that the data folder can be written; a recent result is used again.
+    pub(crate) fn check_storage(&self) -> Result<(), StoreError> {
+        const RECENT: Duration = Duration::from_secs(1);
+        let mut checked = lock(&self.storage_checked);
+        if checked.is_some_and(|at| at.elapsed() < RECENT) {
+            return Ok(());
+        }
+        self.store.check()?;
+        *checked = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Stops accepting jobs, and reports so to probes. Queued jobs stay in the database; those whose clients wait on a
+    /// connection fail.
     pub fn close(&self) {
         let waiting: Vec<Arc<LiveJob>> = {
             let mut queue = self.queue();
-            queue.stopping = true;
+            if std::mem::replace(&mut queue.stopping, true) {
+                return;
+            }
             let is_active = |live: &LiveJob| queue.active.iter().any(|active| active.id == live.id);
             queue.live.values().filter(|live| !is_active(live)).cloned().collect()
         };
@@ -549,11 +585,6 @@ impl Queue {
 
 pub(crate) fn stopping_error() -> JobError {
     JobError::server("shutting_down", "the server is stopping")
-}
-
-/// The number of images a request asks for.
-pub(crate) fn image_count(request: &Request) -> u32 {
-    u32::try_from(request.image_count()).unwrap_or(u32::MAX)
 }
 
 /// A job that a client waits for; dropping this cancels it.

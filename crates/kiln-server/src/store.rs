@@ -5,24 +5,31 @@
 //! A job is stored before its id is returned.
 
 mod files;
+mod idempotency;
 mod images;
+mod lock;
 mod marks;
 mod order;
 mod plots;
+mod schema;
+mod webhooks;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kiln_base::lock;
 use kiln_engine::Request;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::generator::name;
 pub(crate) use files::{INPUT_PREFIX, InputFiles, thumbnail_file};
+pub(crate) use idempotency::IdempotencyKey;
 pub use images::{ImageQuery, ImageRow};
 pub(crate) use marks::Marks;
 pub(crate) use plots::PlotRow;
@@ -40,6 +47,17 @@ pub enum StoreError {
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
+    },
+    /// Another server uses the folder.
+    #[error("another server is using it")]
+    InUse,
+    /// A newer version of Kiln wrote the database.
+    #[error("its database has version {found}, this version of Kiln knows up to {known}; use the newer Kiln")]
+    Newer {
+        /// The version of the database.
+        found: u32,
+        /// The newest version known here.
+        known: u32,
     },
 }
 
@@ -97,8 +115,10 @@ pub struct JobRow {
     pub client: String,
     /// A client waits for it on an open connection; it is not resumed after a restart.
     pub attached: bool,
-    /// The request.
+    /// The request; empty if it is `unreadable`.
     pub request: Request,
+    /// Why the stored request can't be read.
+    pub unreadable: Option<String>,
     /// Its state.
     pub state: JobState,
     /// How often it was started.
@@ -111,57 +131,37 @@ pub struct JobRow {
     pub finished: Option<i64>,
     /// Why it failed: error code and message.
     pub error: Option<(String, String)>,
+    /// Messages about the job.
+    pub notes: Vec<String>,
 }
+
+/// How a job ended.
+#[derive(Clone, Debug)]
+pub(crate) struct JobEnd {
+    pub(crate) id: String,
+    pub(crate) state: JobState,
+    /// Error code and message.
+    pub(crate) error: Option<(String, String)>,
+    pub(crate) notes: Vec<String>,
+    /// In milliseconds since 1970.
+    pub(crate) finished: i64,
+}
+
+/// How long a write waits for another process that has the database locked, such as a backup.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The database and the folders beside it.
 pub struct Store {
-    connection: Mutex<Connection>,
+    /// For everything that writes.
+    writer: Mutex<Connection>,
+    /// Reads don't wait for another process that writes.
+    reader: Mutex<Connection>,
     folder: PathBuf,
+    /// Held as long as the store is open.
+    _lock: File,
     /// Calls of [`Store::clean_up_occasionally`].
     clean_up_calls: AtomicU32,
 }
-
-const SCHEMA: &str = "
-CREATE TABLE IF NOT EXISTS jobs (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    client TEXT NOT NULL,
-    attached INTEGER NOT NULL,
-    request TEXT NOT NULL,
-    state TEXT NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0,
-    created INTEGER NOT NULL,
-    started INTEGER,
-    finished INTEGER,
-    error_code TEXT,
-    error TEXT
-);
-CREATE INDEX IF NOT EXISTS jobs_state ON jobs (state);
-CREATE TABLE IF NOT EXISTS job_inputs (
-    job TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
-    input TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS job_inputs_job ON job_inputs (job);
-CREATE INDEX IF NOT EXISTS job_inputs_input ON job_inputs (input);
-CREATE TABLE IF NOT EXISTS pictures (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    job TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    created INTEGER NOT NULL,
-    width INTEGER NOT NULL,
-    height INTEGER NOT NULL,
-    seed TEXT,
-    file TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    prompt TEXT NOT NULL,
-    model TEXT NOT NULL,
-    request TEXT NOT NULL,
-    recipe TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS pictures_job ON pictures (job);
-PRAGMA user_version = 1;
-";
 
 impl Store {
     /// Opens the data folder; creates it if it doesn't exist.
@@ -169,32 +169,58 @@ impl Store {
         for path in [folder.to_path_buf(), folder.join("pictures"), folder.join("inputs")] {
             std::fs::create_dir_all(&path).map_err(|source| StoreError::File { path, source })?;
         }
-        let connection = Connection::open(folder.join("queue.sqlite"))?;
-        connection.busy_timeout(std::time::Duration::from_secs(5))?;
+        let lock = lock::lock_folder(folder)?;
+        let file = folder.join("queue.sqlite");
+        let writer = Connection::open(&file)?;
+        writer.busy_timeout(BUSY_TIMEOUT)?;
+        schema::check_version(&writer)?;
         // Commits survive a crash of the process; a power cut may lose the last ones, without corruption.
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
-        connection.pragma_update(None, "foreign_keys", "ON")?;
-        connection.execute_batch(SCHEMA)?;
-        connection.execute_batch(marks::SCHEMA)?;
-        connection.execute_batch(order::SCHEMA)?;
-        connection.execute_batch(plots::SCHEMA)?;
+        writer.pragma_update(None, "journal_mode", "WAL")?;
+        writer.pragma_update(None, "synchronous", "NORMAL")?;
+        writer.pragma_update(None, "foreign_keys", "ON")?;
+        schema::migrate(&writer)?;
+        let reader = Connection::open(&file)?;
+        reader.busy_timeout(BUSY_TIMEOUT)?;
+        reader.pragma_update(None, "query_only", "ON")?;
         Ok(Store {
-            connection: Mutex::new(connection),
+            writer: Mutex::new(writer),
+            reader: Mutex::new(reader),
             folder: folder.to_path_buf(),
+            _lock: lock,
             clean_up_calls: AtomicU32::new(0),
         })
     }
 
-    fn db(&self) -> MutexGuard<'_, Connection> {
-        lock(&self.connection)
+    /// The connection for reading.
+    fn reader(&self) -> MutexGuard<'_, Connection> {
+        lock(&self.reader)
     }
 
-    /// Inserts a new job. Once this returns, the job survives a restart.
-    pub fn insert(&self, job: &JobRow) -> Result<(), StoreError> {
+    /// The connection for writing. Waiting for it and for another process's lock takes [`BUSY_TIMEOUT`] in all, however
+    /// many threads wait.
+    fn writer(&self) -> Result<MutexGuard<'_, Connection>, StoreError> {
+        let started = Instant::now();
+        let connection = lock(&self.writer);
+        connection.busy_timeout(BUSY_TIMEOUT.saturating_sub(started.elapsed()))?;
+        Ok(connection)
+    }
+
+    /// Inserts a new job. Once this returns, the job survives a restart. If an earlier job has the same idempotency key,
+    /// that one's id is returned instead.
+    pub(crate) fn insert(
+        &self,
+        job: &JobRow,
+        key: Option<&IdempotencyKey>,
+        webhook: Option<&str>,
+    ) -> Result<Option<String>, StoreError> {
         let request = to_json(&job.request);
-        let mut db = self.db();
-        let transaction = db.transaction()?;
+        let mut db = self.writer()?;
+        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        if let Some(key) = key
+            && let Some((earlier, _)) = key.find(&transaction)?
+        {
+            return Ok(Some(earlier));
+        }
         transaction.execute(
             "INSERT INTO jobs (id, client, attached, request, state, created) VALUES (?, ?, ?, ?, ?, ?)",
             params![job.id, job.client, job.attached, request, job.state.name(), job.created],
@@ -205,13 +231,19 @@ impl Store {
             transaction
                 .execute("INSERT INTO job_inputs (job, input) VALUES (?, ?)", params![job.id, input])?;
         }
+        if let Some(key) = key {
+            key.insert(&transaction, &job.id)?;
+        }
+        if let Some(url) = webhook {
+            transaction.execute("INSERT INTO webhooks (job, url) VALUES (?, ?)", params![job.id, url])?;
+        }
         transaction.commit()?;
-        Ok(())
+        Ok(None)
     }
 
     /// Marks a job as running and counts an attempt.
     pub fn start(&self, id: &str) -> Result<(), StoreError> {
-        self.db().execute(
+        self.writer()?.execute(
             "UPDATE jobs SET state = 'running', attempts = attempts + 1, started = ? WHERE id = ?",
             params![now(), id],
         )?;
@@ -220,7 +252,7 @@ impl Store {
 
     /// Returns a started job to the queue; the attempt does not count.
     pub fn undo_start(&self, id: &str) -> Result<(), StoreError> {
-        self.db().execute(
+        self.writer()?.execute(
             "UPDATE jobs SET state = 'queued', attempts = max(attempts - 1, 0), started = NULL WHERE id = ?",
             [id],
         )?;
@@ -229,69 +261,66 @@ impl Store {
 
     /// Returns a job that an earlier process left unfinished to the queue; its attempts still count.
     pub fn requeue(&self, id: &str) -> Result<(), StoreError> {
-        self.db().execute("UPDATE jobs SET state = 'queued', started = NULL WHERE id = ?", [id])?;
+        self.writer()?.execute("UPDATE jobs SET state = 'queued', started = NULL WHERE id = ?", [id])?;
         Ok(())
     }
 
-    /// Records the end of a job together with its images.
-    pub fn finish(
-        &self,
-        id: &str,
-        state: JobState,
-        error: Option<(&str, &str)>,
-        images: &[ImageRow],
-    ) -> Result<(), StoreError> {
-        let mut db = self.db();
-        let transaction = db.transaction()?;
-        for image in images {
-            image.insert(&transaction)?;
-        }
-        transaction.execute(
-            "UPDATE jobs SET state = ?, finished = ?, error_code = ?, error = ? WHERE id = ?",
-            params![state.name(), now(), error.map(|e| e.0), error.map(|e| e.1), id],
+    /// Records the end of a job.
+    pub(crate) fn finish(&self, end: &JobEnd) -> Result<(), StoreError> {
+        let (code, message) = end.error.as_ref().map(|(code, message)| (code, message)).unzip();
+        let notes = (!end.notes.is_empty()).then(|| serde_json::to_string(&end.notes).unwrap_or_default());
+        self.writer()?.execute(
+            "UPDATE jobs SET state = ?, finished = ?, error_code = ?, error = ?, notes = ? WHERE id = ?",
+            params![end.state.name(), end.finished, code, message, notes, end.id],
         )?;
-        transaction.commit()?;
         Ok(())
     }
 
     /// The job with this id.
     pub fn job(&self, id: &str) -> Result<Option<JobRow>, StoreError> {
-        let db = self.db();
+        let db = self.reader();
         let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
         Ok(query.query_row([id], job_row).optional()?)
     }
 
     /// The latest jobs, newest first.
     pub fn jobs(&self, limit: u32) -> Result<Vec<JobRow>, StoreError> {
-        let db = self.db();
+        let db = self.reader();
         let mut query = db.prepare(&format!("{SELECT} ORDER BY seq DESC LIMIT ?"))?;
         Ok(query.query_map([limit], job_row)?.collect::<Result<_, _>>()?)
     }
 
     /// Jobs that an earlier process left unfinished, oldest first.
     pub fn unfinished(&self) -> Result<Vec<JobRow>, StoreError> {
-        let db = self.db();
+        let db = self.reader();
         let mut query =
             db.prepare(&format!("{SELECT} WHERE state IN ('queued', 'running') ORDER BY {}", order::RANK))?;
         Ok(query.query_map([], job_row)?.collect::<Result<_, _>>()?)
     }
 }
 
-const SELECT: &str = "SELECT id, client, attached, request, state, attempts, created, started, finished, error_code, error FROM jobs";
+const SELECT: &str = "SELECT id, client, attached, request, state, attempts, created, started, finished, error_code, error, notes FROM jobs";
 
 fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
     let error = row.get::<_, Option<String>>(9)?.zip(row.get(10)?);
+    let notes: Option<String> = row.get(11)?;
+    let (request, unreadable) = match parse_request(row.get_ref(3)?) {
+        Ok(request) => (request, None),
+        Err(reason) => (Request::default(), Some(reason)),
+    };
     Ok(JobRow {
         id: row.get(0)?,
         client: row.get(1)?,
         attached: row.get(2)?,
-        request: parse_request(&row.get::<_, String>(3)?),
+        request,
+        unreadable,
         state: JobState::parse(&row.get::<_, String>(4)?),
         attempts: row.get(5)?,
         created: row.get(6)?,
         started: row.get(7)?,
         finished: row.get(8)?,
         error,
+        notes: notes.and_then(|notes| serde_json::from_str(&notes).ok()).unwrap_or_default(),
     })
 }
 
@@ -300,9 +329,10 @@ fn to_json(request: &Request) -> String {
     serde_json::to_string(request).unwrap_or_default()
 }
 
-/// Parses a stored request; returns an empty one if that fails.
-fn parse_request(json: &str) -> Request {
-    serde_json::from_str(json).unwrap_or_default()
+/// Parses a stored request.
+fn parse_request(json: ValueRef<'_>) -> Result<Request, String> {
+    let json = json.as_str().map_err(|error| error.to_string())?;
+    serde_json::from_str(json).map_err(|error| error.to_string())
 }
 
 /// Milliseconds since 1970.

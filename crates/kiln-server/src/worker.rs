@@ -17,7 +17,8 @@ use crate::Server;
 use crate::attempt::JobAttempt;
 use crate::generator::{Generator, JobError, JobInputs, JobSink, Task};
 use crate::live::LiveJob;
-use crate::server::{GroupEvent, image_count};
+use crate::server::GroupEvent;
+use crate::work::image_count;
 
 /// A job that is ready to be generated.
 struct PlannedJob<P> {
@@ -30,6 +31,10 @@ impl Server {
     /// handed to the generator has ended.
     pub fn generate_with<G: Generator>(&self, generator: G) -> std::io::Result<JoinHandle<()>> {
         let generator = Arc::new(generator);
+        self.set_loaded_models({
+            let generator = Arc::downgrade(&generator);
+            move || generator.upgrade().map(|generator| generator.loaded()).unwrap_or_default()
+        });
         let generator_idle = Arc::new(AtomicBool::new(false));
         let (groups, planned_groups) = sync_channel(0);
         let planner = Planner {

@@ -165,15 +165,29 @@ pub(super) fn read_starting_point(
         let strength = Some(request.strength.unwrap_or(STRENGTH));
         return Ok((final_width as usize, final_height as usize, start, strength));
     };
-    if request.width.is_some() || request.height.is_some() {
-        notes.push("width and height have no effect with a mask: the image keeps its size".into());
-    }
     let mask = GrayImage::from(&*read_image(inputs, mask, "mask")?);
     notes.extend(mask_notes(&source, &mask));
-    let inpaint = kiln_image::prepare_inpaint(&source, &mask, request.mask_padding)?;
+    let sized = request.width.is_some() || request.height.is_some();
+    let inpaint = if sized && request.mask_padding.is_none() {
+        let mut round = |name, size: Option<u32>| size.map(|s| round_side(name, s, notes)).transpose();
+        let (width, height) = (round("width", request.width)?, round("height", request.height)?);
+        kiln_image::prepare_inpaint_sized(&source, &mask, width, height)
+            .with_context(|| format!("preparing the {INIT}"))?
+    } else {
+        if sized && !is_own_size(request, &source) {
+            notes.push("width and height have no effect with mask_padding: the image keeps its size".into());
+        }
+        kiln_image::prepare_inpaint(&source, &mask, request.mask_padding)?
+    };
     let (width, height) = (inpaint.width as usize, inpaint.height as usize);
     let strength = Some(request.strength.unwrap_or(MASK_STRENGTH));
     Ok((width, height, StartingPoint::Inpaint(Box::new(inpaint)), strength))
+}
+
+/// Whether the size of a request is that of the initial image, as in a recipe.
+fn is_own_size(request: &Request, source: &RgbImage) -> bool {
+    let own = kiln_image::init_size(source, None, None).ok();
+    own.is_some_and(|(width, height)| (request.width, request.height) == (Some(width), Some(height)))
 }
 
 /// Notes about a mask that is probably not what the user meant.

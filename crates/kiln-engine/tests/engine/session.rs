@@ -88,6 +88,27 @@ fn tasks_switch_the_model() {
 }
 
 #[test]
+fn models_stay_loaded_within_the_limit_and_the_least_recently_used_one_goes() {
+    let models = ["klein", "klein-base", "klein-kv"].map(tiny);
+    let plans = models.each_ref().map(|tiny| tiny.plan(&request("a cat", 1)));
+    let bytes = models.each_ref().map(|tiny| tiny.model.file_bytes());
+    let session = session().with_model_memory(bytes[0] + bytes[1].max(bytes[2]));
+    let loads = |plan: usize| {
+        let sink = sink();
+        session.generate(&[sink.task(&plans[plan])]);
+        session.finish();
+        let loaded = sink.count(loading) > 0;
+        assert_same(&sink.images(), &generate_alone(&models[plan], &plans[plan]));
+        loaded
+    };
+    assert_eq!([0, 1, 0, 1].map(loads), [true, true, false, false], "both fit");
+    assert_eq!([0, 2, 0].map(loads), [false, true, false], "the third replaces the one used longest ago");
+    assert!(loads(1));
+    let names: Vec<_> = session.loaded().into_iter().map(|(_, model)| model.recorded_name()).collect();
+    assert_eq!(names, [models[0].model.recorded_name(), models[1].model.recorded_name()]);
+}
+
+#[test]
 fn tasks_with_different_loras_can_be_passed_in_one_call() {
     let klein = tiny("klein");
     let session = session();

@@ -2,7 +2,8 @@
 
 use crate::common::{disc, golden, pattern, sha};
 use kiln_image::{
-    Error, Filter, GrayImage, RgbImage, paste_back, prepare_init, prepare_inpaint, prepare_reference, resize,
+    Error, Filter, GrayImage, RgbImage, paste_back, prepare_init, prepare_inpaint, prepare_inpaint_sized,
+    prepare_reference, resize,
 };
 
 fn number(field: &str) -> u32 {
@@ -140,6 +141,12 @@ fn an_initial_image_takes_the_given_size_or_keeps_its_own() {
         let error = prepare_init(&pattern(100, 72), width, height).unwrap_err();
         assert!(matches!(error, Error::TooLong { .. }), "{error}");
     }
+    let (source, mask) = (pattern(100, 72), GrayImage::black(9, 9));
+    let sized = |w, h| prepare_inpaint_sized(&source, &mask, w, h).unwrap();
+    let large = sized(Some(256), None);
+    assert_eq!((large.width, large.height, large.mask.len()), (256, 176, 16 * 11));
+    assert_eq!(large.source, prepare_init(&source, Some(256), None).unwrap());
+    assert_eq!(sized(Some(96), Some(64)).source, prepare_inpaint(&source, &mask, None).unwrap().source);
     let whole = prepare_inpaint(&pattern(100, 72), &GrayImage::black(9, 9), None).unwrap().source;
     assert_eq!(prepare_init(&pattern(100, 72), None, None).unwrap(), whole);
 }

@@ -1,6 +1,6 @@
 //! Downloads of models that the catalogue offers.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::body::Json;
 use super::error::{ApiError, ErrorBody};
-use super::{json, run_blocking};
+use super::{Path, json, run_blocking};
 use crate::Server;
 use crate::downloads::Download;
 use crate::generator::DownloadableModel;

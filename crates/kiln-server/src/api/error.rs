@@ -29,7 +29,7 @@ pub struct ErrorDetail {
     /// `invalid_request_error`, `authentication_error`, `rate_limit_error` or `server_error`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Always null; part of OpenAI's format.
+    /// The field of the request that is wrong, where one is.
     pub param: Option<String>,
     /// A stable code for programs.
     pub code: String,
@@ -41,12 +41,13 @@ pub(crate) struct ApiError {
     status: StatusCode,
     code: String,
     message: String,
+    param: Option<String>,
     retry_after: Option<u64>,
 }
 
 impl ApiError {
     pub(crate) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> ApiError {
-        ApiError { status, code: code.into(), message: message.into(), retry_after: None }
+        ApiError { status, code: code.into(), message: message.into(), param: None, retry_after: None }
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> ApiError {
@@ -56,6 +57,12 @@ impl ApiError {
     pub(crate) fn not_found(what: &str, id: &str) -> ApiError {
         let id: String = id.chars().take(80).collect();
         ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("{what} `{id}` not found"))
+    }
+
+    /// Names the field of the request that is wrong.
+    pub(crate) fn param(mut self, name: &str) -> ApiError {
+        self.param = Some(name.into());
+        self
     }
 
     pub(crate) fn retry_after(mut self, seconds: u64) -> ApiError {
@@ -73,7 +80,7 @@ impl ApiError {
         let error = ErrorDetail {
             message: self.message.clone(),
             kind: kind.into(),
-            param: None,
+            param: self.param.clone(),
             code: self.code.clone(),
         };
         ErrorBody { error, detail: self.message.clone() }
@@ -106,7 +113,8 @@ impl From<JobError> for ApiError {
             (ErrorKind::Server, _) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let retry_after = (error.code == "busy").then_some(BUSY_RETRY_SECONDS);
-        ApiError { retry_after, ..ApiError::new(status, error.code, error.message) }
+        let param = error.param.map(Into::into);
+        ApiError { retry_after, param, ..ApiError::new(status, error.code, error.message) }
     }
 }
 
@@ -130,6 +138,10 @@ impl From<SubmitError> for ApiError {
             SubmitError::Stopping => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is stopping")
                     .retry_after(10)
+            }
+            SubmitError::Repeated(job) => {
+                let message = format!("the idempotency key was used for the job {job}");
+                ApiError::new(StatusCode::CONFLICT, "idempotency_key", message)
             }
             SubmitError::Store(error) => error.into(),
         }

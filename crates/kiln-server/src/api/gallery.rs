@@ -1,6 +1,6 @@
 //! The gallery API: generated images, their files and thumbnails.
 
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use kiln_image::{Encoding, Filter};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::error::{ApiError, ErrorBody};
-use super::{json, response, run_blocking};
+use super::{Path, Query, json, response, run_blocking};
 use crate::Server;
 use crate::generator::JobError;
 use crate::store::{ImageQuery, ImageRow, thumbnail_file};
@@ -74,14 +74,15 @@ pub(crate) async fn list(
     let words = params.search.unwrap_or_default();
     let (favourites, trash) = (params.favourite == Some(true), params.trash == Some(true));
     let query = ImageQuery { words, before: params.before, favourites, trash, limit: limit + 1 };
-    let mut rows = server.store.search(&query)?;
+    let mut rows = run_blocking(move || server.store.search(&query)).await?;
     let more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
     Ok(json(StatusCode::OK, &ImageList { data: rows.into_iter().map(ImageView::from).collect(), more }))
 }
 
-fn find(server: &Server, id: &str) -> Result<ImageRow, ApiError> {
-    server.store.image(id)?.ok_or_else(|| ApiError::not_found("image", id))
+async fn find(server: &Server, id: String) -> Result<ImageRow, ApiError> {
+    let server = server.clone();
+    run_blocking(move || server.store.image(&id)?.ok_or_else(|| ApiError::not_found("image", &id))).await
 }
 
 /// Returns an image's metadata.
@@ -93,7 +94,7 @@ pub(crate) async fn details(
     State(server): State<Server>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &ImageView::from(find(&server, &id)?)))
+    Ok(json(StatusCode::OK, &ImageView::from(find(&server, id).await?)))
 }
 
 /// Returns an image's recipe, as `kiln info` shows it.
@@ -105,7 +106,7 @@ pub(crate) async fn recipe(
     State(server): State<Server>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let row = find(&server, &id)?;
+    let row = find(&server, id).await?;
     Ok(response(StatusCode::OK, "application/json", row.recipe.into()))
 }
 
@@ -132,7 +133,7 @@ pub(crate) async fn delete(
     (status = "4XX", body = ErrorBody),
 ))]
 pub(crate) async fn file(State(server): State<Server>, Path(id): Path<String>) -> Result<Response, ApiError> {
-    let row = find(&server, &id)?;
+    let row = find(&server, id).await?;
     let media_type = row.request.encoding().format.media_type();
     let bytes = run_blocking(move || {
         std::fs::read(server.store.image_path(&row.file))
@@ -150,7 +151,7 @@ pub(crate) async fn thumbnail(
     State(server): State<Server>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let row = find(&server, &id)?;
+    let row = find(&server, id).await?;
     let bytes = run_blocking(move || load_thumbnail(&server, &row)).await?;
     Ok(immutable(response(StatusCode::OK, "image/jpeg", bytes.into())))
 }

@@ -12,11 +12,12 @@ use utoipa::ToSchema;
 
 use super::body::BodyPermit;
 use super::error::ApiError;
+use super::extract::{BaseUrl, pseudonym};
 use super::openai::{OpenAiFields, ResponseFormat};
 use super::sse::{EventSource, event, stream_events};
 use super::{json, submit_attached, wait_until_ended};
 use crate::Server;
-use crate::generator::JobError;
+use crate::generator::{JobError, name};
 use crate::live::{Api, JobSnapshot, Preview, PreviewGuard, SavedImage};
 use crate::server::AttachedJob;
 use crate::store::JobState;
@@ -68,16 +69,26 @@ impl Endpoint {
     }
 }
 
+/// Who sent a request, and the address it was sent to.
+pub(crate) struct Caller {
+    pub(crate) client: String,
+    pub(crate) base: BaseUrl,
+}
+
 /// Runs a request as a job; responds when it is done, or streams events.
 pub(crate) async fn respond(
     server: Server,
-    client: String,
+    caller: Caller,
     request: Request,
     openai: &OpenAiFields,
     endpoint: Endpoint,
     permit: BodyPermit,
 ) -> Result<Response, ApiError> {
-    let client = openai.user.clone().filter(|user| !user.is_empty()).unwrap_or(client);
+    // As OpenAI does: its DALL-E models answer with URLs, later ones with the image.
+    let named = request.model.as_deref().map_or("", name);
+    let default_format =
+        if named.starts_with("dall-e") { ResponseFormat::Url } else { ResponseFormat::B64Json };
+    let client = openai.user.as_deref().filter(|user| !user.is_empty()).map_or(caller.client, pseudonym);
     let attached = submit_attached(&server, request, &client, Api::OpenAi).await?;
     // The input images are in files by now.
     drop(permit);
@@ -99,7 +110,8 @@ pub(crate) async fn respond(
     if let Some(error) = end.error {
         return Err(error.into());
     }
-    let urls = openai.response_format.unwrap_or_default() == ResponseFormat::Url;
+    let urls = openai.response_format.unwrap_or(default_format) == ResponseFormat::Url;
+    let base = urls.then_some(caller.base);
     let output_format = attached.live.request.output_format.unwrap_or_default().name();
     let (notes, images) = (end.notes, end.images);
     // Encoding megabytes as base64 takes milliseconds.
@@ -107,7 +119,7 @@ pub(crate) async fn respond(
         let body = ImagesResponse {
             created: crate::store::now() / 1000,
             size: images.first().map_or(String::new(), |image| size(image)),
-            data: images.iter().map(|image| entry(image, urls)).collect(),
+            data: images.iter().map(|image| entry(image, base.as_ref())).collect(),
             output_format,
             notes,
         };
@@ -116,10 +128,11 @@ pub(crate) async fn respond(
     .await
 }
 
-fn entry(image: &SavedImage, urls: bool) -> ImageEntry {
+/// An image with its URL if there is a `base`, else with its bytes.
+fn entry(image: &SavedImage, base: Option<&BaseUrl>) -> ImageEntry {
     ImageEntry {
-        b64_json: (!urls).then(|| BASE64_STANDARD.encode(&image.bytes)),
-        url: urls.then(|| format!("/v1/pictures/{}/file", image.row.id)),
+        b64_json: base.is_none().then(|| BASE64_STANDARD.encode(&image.bytes)),
+        url: base.map(|BaseUrl(base)| format!("{base}/v1/pictures/{}/file", image.row.id)),
         seed: image.row.seed.clone(),
         picture: image.row.id.clone(),
     }

@@ -1,6 +1,6 @@
 //! Uploaded input images, which any number of jobs can name.
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::body::RequestBody;
 use super::error::{ApiError, ErrorBody};
-use super::{json, response, run_blocking};
+use super::{Path, json, response, run_blocking, with_location};
 use crate::Server;
 use crate::generator::JobError;
 
@@ -36,7 +36,9 @@ pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Re
         let size = kiln_image::dimensions("image", &body.bytes);
         let (width, height) = size.map_err(|e| JobError::request("invalid_picture", e.to_string()))?;
         let recipe = matches!(kiln_image::read_recipe(&body.bytes), Ok(Some(_)));
-        Ok::<_, ApiError>(json(StatusCode::CREATED, &InputView { id, width, height, recipe }))
+        let location = format!("/v1/inputs/{id}");
+        let response = json(StatusCode::CREATED, &InputView { id, width, height, recipe });
+        Ok::<_, ApiError>(with_location(response, &location))
     })
     .await
 }

@@ -1,26 +1,25 @@
-//! The jobs API: submit, list, status, events, result, cancel.
+//! The jobs API: submit, list, status, result, cancel.
 
-use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
-use bytes::Bytes;
+use kiln_base::hex;
 use kiln_engine::{Phase, Progress, Request, wildcards};
-use kiln_image::Encoding;
 use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
+use sha2::{Digest, Sha256};
+use utoipa::openapi::schema::Type;
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::body::Json;
 use super::error::{ApiError, ErrorBody};
 use super::fields::{Fields, parse_request};
 use super::gallery::ImageView;
-use super::sse::{EventSource, event, stream_events};
-use super::{Client, json, run_blocking};
+use super::{Client, Path, Query, json, run_blocking, with_location};
 use crate::Server;
-use crate::live::{Api, JobSnapshot, LiveJob, Preview, PreviewGuard};
-use crate::server::random_seed;
-use crate::store::{JobRow, JobState};
+use crate::live::{Api, JobSnapshot, LiveJob};
+use crate::server::{NewJob, SubmitError, random_seed};
+use crate::store::{IdempotencyKey, JobRow, JobState};
 
 /// A job.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -29,7 +28,7 @@ pub(crate) struct JobView {
     id: String,
     /// `queued`, `running`, `done`, `failed` or `cancelled`.
     status: JobState,
-    /// Number of jobs before it in the queue, while it is queued.
+    /// Number of jobs whose turn comes before its own, while it is queued.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<usize>,
     /// Its progress, while it is running.
@@ -45,7 +44,7 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorView>,
     /// Its images that are finished.
-    pictures: Vec<ImageView>,
+    pub(crate) pictures: Vec<ImageView>,
     /// Messages about this job, such as adjusted settings.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
@@ -95,7 +94,7 @@ impl ProgressView {
 }
 
 impl JobView {
-    pub(super) fn from_live(server: &Server, live: &LiveJob, snapshot: &JobSnapshot) -> JobView {
+    pub(crate) fn from_live(server: &Server, live: &LiveJob, snapshot: &JobSnapshot) -> JobView {
         let error = snapshot.error.as_ref();
         JobView {
             id: live.id.clone(),
@@ -124,19 +123,60 @@ impl JobView {
             finished: row.finished,
             error: row.error.map(|(code, message)| ErrorView { code, message }),
             pictures: images.into_iter().map(ImageView::from).collect(),
-            notes: Vec::new(),
+            notes: row.notes,
             request: row.request,
             id: row.id,
         })
     }
 
-    pub(super) fn find(server: &Server, id: &str) -> Result<JobView, ApiError> {
+    pub(crate) fn find(server: &Server, id: &str) -> Result<JobView, ApiError> {
         if let Some(live) = server.live(id) {
             return Ok(JobView::from_live(server, &live, &live.snapshot()));
         }
-        let row = server.store.job(id)?.ok_or_else(|| ApiError::not_found("job", id))?;
+        let row = server.stored_job(id)?.ok_or_else(|| ApiError::not_found("job", id))?;
         JobView::from_row(server, row)
     }
+
+    /// [`JobView::find`] away from the threads that serve requests.
+    pub(crate) async fn load(server: &Server, id: String) -> Result<JobView, ApiError> {
+        let server = server.clone();
+        run_blocking(move || JobView::find(&server, &id)).await
+    }
+}
+
+/// A job to submit: a request, and whom to tell about its end.
+pub(crate) struct JobRequest;
+
+impl PartialSchema for JobRequest {
+    fn schema() -> RefOr<Schema> {
+        // One object instead of `allOf`: each part of that would forbid the other's fields.
+        let mut request = Request::schema();
+        if let RefOr::T(Schema::Object(object)) = &mut request {
+            let webhook = ObjectBuilder::new().schema_type(Type::String).description(Some(
+                "Address to call when the job has ended, with a signature; only on servers with webhooks.",
+            ));
+            object.properties.insert("webhook".into(), webhook.build().into());
+            object.description = Some("A job: a request, and whom to tell about its end.".into());
+        }
+        request
+    }
+}
+
+impl ToSchema for JobRequest {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((Request::name().into_owned(), Request::schema()));
+        Request::schemas(schemas);
+    }
+}
+
+/// The header of a request that may be sent again without a second job.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "describes the header")]
+pub(crate) struct SubmitHeaders {
+    /// A key chosen by the client: a request with the same key returns the same job, for 24 hours.
+    #[param(rename = "Idempotency-Key")]
+    idempotency_key: Option<String>,
 }
 
 /// The parameters of submitting a job.
@@ -148,18 +188,27 @@ pub(crate) struct SubmitParams {
 }
 
 /// Submits a job and returns at once.
-#[utoipa::path(post, path = "/v1/jobs", tag = "jobs", params(SubmitParams), request_body = Request, responses(
-    (status = 202, description = "The job is queued", body = JobView),
+#[utoipa::path(post, path = "/v1/jobs", tag = "jobs", params(SubmitHeaders, SubmitParams), request_body = JobRequest, responses(
+    (status = 202, description = "The job is queued; `Location` is its address", body = JobView),
     (status = "4XX", description = "The job is not accepted", body = ErrorBody),
     (status = 429, description = "The queue is full; `Retry-After` says when to try again", body = ErrorBody),
 ))]
 pub(crate) async fn submit(
     State(server): State<Server>,
     Client(client): Client,
+    headers: HeaderMap,
     Query(params): Query<SubmitParams>,
-    Json(fields, permit): Json<Fields>,
+    Json(mut fields, permit): Json<Fields>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
+        let key = idempotency_key(&headers, &client, &fields)?;
+        if let Some((job, fingerprint)) =
+            key.as_ref().map(|key| server.store.job_of_key(key)).transpose()?.flatten()
+        {
+            let same = key.is_some_and(|key| key.fingerprint == fingerprint);
+            return if same { repeated(&server, &job) } else { Err(other_request()) };
+        }
+        let webhook = server.webhook_of(&mut fields)?;
         let mut request = parse_request(&fields)?;
         if params.wildcards == Some(true) {
             expand_wildcards(&mut request)?;
@@ -167,10 +216,46 @@ pub(crate) async fn submit(
         drop(fields);
         let request = server.accept_request(request)?;
         drop(permit);
-        let live = server.submit(request, &client, Api::Jobs, false)?;
-        Ok::<_, ApiError>(json(StatusCode::ACCEPTED, &JobView::from_live(&server, &live, &live.snapshot())))
+        let new = NewJob { request, client, api: Api::Jobs, attached: false, key, webhook };
+        let live = match server.submit(new) {
+            // The same request at the same time: the other one was first.
+            Err(SubmitError::Repeated(job)) => return repeated(&server, &job),
+            submitted => submitted?,
+        };
+        Ok(accepted(&JobView::from_live(&server, &live, &live.snapshot())))
     })
     .await
+}
+
+fn accepted(view: &JobView) -> Response {
+    with_location(json(StatusCode::ACCEPTED, view), &format!("/v1/jobs/{}", view.id))
+}
+
+/// The response to a request that was sent before.
+fn repeated(server: &Server, job: &str) -> Result<Response, ApiError> {
+    let mut response = accepted(&JobView::find(server, job)?);
+    response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
+    Ok(response)
+}
+
+fn other_request() -> ApiError {
+    let message = "this Idempotency-Key was used for another request; choose a new one for every request";
+    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key", message)
+}
+
+/// The idempotency key of a request, with a hash of its fields.
+fn idempotency_key(
+    headers: &HeaderMap,
+    client: &str,
+    fields: &Fields,
+) -> Result<Option<IdempotencyKey>, ApiError> {
+    const MAX: usize = 255;
+    let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
+    let key = key.to_str().ok().filter(|key| !key.is_empty() && key.len() <= MAX);
+    let key = key
+        .ok_or_else(|| ApiError::invalid(format!("Idempotency-Key must have 1 to {MAX} ASCII characters")))?;
+    let fingerprint = hex(Sha256::digest(serde_json::to_vec(fields).unwrap_or_default()));
+    Ok(Some(IdempotencyKey { client: client.to_owned(), key: key.to_owned(), fingerprint }))
 }
 
 /// Replaces the wildcards of the prompts. The seed chooses, so a random one is drawn now.
@@ -207,13 +292,16 @@ pub(crate) async fn list(
     State(server): State<Server>,
     Query(params): Query<JobListParams>,
 ) -> Result<Response, ApiError> {
-    let rows = server.store.jobs(params.limit.unwrap_or(50).clamp(1, 1000))?;
-    let view = |row: JobRow| match server.live(&row.id) {
-        Some(live) => Ok(JobView::from_live(&server, &live, &live.snapshot())),
-        None => JobView::from_row(&server, row),
-    };
-    let data = rows.into_iter().map(view).collect::<Result<_, _>>()?;
-    Ok(json(StatusCode::OK, &JobList { data }))
+    run_blocking(move || {
+        let rows = server.stored_jobs(params.limit.unwrap_or(50).clamp(1, 1000))?;
+        let view = |row: JobRow| match server.live(&row.id) {
+            Some(live) => Ok(JobView::from_live(&server, &live, &live.snapshot())),
+            None => JobView::from_row(&server, row),
+        };
+        let data = rows.into_iter().map(view).collect::<Result<_, ApiError>>()?;
+        Ok::<_, ApiError>(json(StatusCode::OK, &JobList { data }))
+    })
+    .await
 }
 
 /// Returns a job.
@@ -225,7 +313,7 @@ pub(crate) async fn status(
     State(server): State<Server>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &JobView::find(&server, &id)?))
+    Ok(json(StatusCode::OK, &JobView::load(&server, id).await?))
 }
 
 /// Returns a job once it is done; 409 before.
@@ -237,7 +325,7 @@ pub(crate) async fn result(
     State(server): State<Server>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let view = JobView::find(&server, &id)?;
+    let view = JobView::load(&server, id).await?;
     let conflict = |code: &str, message: String| Err(ApiError::new(StatusCode::CONFLICT, code, message));
     match (view.status, &view.error) {
         (JobState::Done, _) => Ok(json(StatusCode::OK, &view)),
@@ -255,89 +343,11 @@ pub(crate) async fn cancel(
     State(server): State<Server>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    if server.cancel(&id) {
-        return Ok(json(StatusCode::OK, &JobView::find(&server, &id)?));
+    let cancelled = server.cancel(&id);
+    let view = JobView::load(&server, id).await?;
+    if cancelled {
+        return Ok(json(StatusCode::OK, &view));
     }
-    let view = JobView::find(&server, &id)?;
     let message = format!("the job has already ended: {}", view.status.name());
     Err(ApiError::new(StatusCode::CONFLICT, "at_its_end", message))
-}
-
-/// The parameters of a job's event stream.
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub(crate) struct EventParams {
-    /// Whether to send `preview` events; false by default.
-    previews: Option<bool>,
-}
-
-/// Streams server-sent events until the job ends: `progress`, `picture`, on request `preview`, and finally `end`.
-#[utoipa::path(get, path = "/v1/jobs/{id}/events", tag = "jobs", params(("id" = String, Path), EventParams), responses(
-    (status = 200, description = "Events", content_type = "text/event-stream"),
-    (status = "4XX", body = ErrorBody),
-))]
-pub(crate) async fn events(
-    State(server): State<Server>,
-    Path(id): Path<String>,
-    Query(params): Query<EventParams>,
-) -> Result<Response, ApiError> {
-    let Some(live) = server.live(&id) else {
-        let view = JobView::find(&server, &id)?;
-        let mut response = super::response(StatusCode::OK, "text/event-stream", event("end", &view));
-        response.headers_mut().insert("cache-control", axum::http::HeaderValue::from_static("no-store"));
-        return Ok(response);
-    };
-    let preview_guard = (params.previews == Some(true)).then(|| live.watch_previews());
-    let watch = live.watch();
-    let source = JobEvents { server: server.clone(), live, preview_guard, last_preview: 0, images: 0 };
-    Ok(stream_events(&server, watch, source))
-}
-
-/// The events of a job, for one client.
-struct JobEvents {
-    server: Server,
-    live: std::sync::Arc<LiveJob>,
-    preview_guard: Option<PreviewGuard>,
-    /// Number of the last preview sent.
-    last_preview: u32,
-    /// Number of images sent.
-    images: usize,
-}
-
-/// An intermediate image.
-#[derive(Serialize)]
-struct PreviewEvent {
-    picture: u32,
-    step: u32,
-    /// A small JPEG as a data URL.
-    image: String,
-}
-
-impl JobEvents {
-    fn preview(&mut self, preview: &Preview, progress: &Progress) -> Option<Bytes> {
-        self.last_preview = preview.number;
-        let encoding = Encoding { quality: Some(80), ..kiln_image::Format::Jpeg.into() };
-        let bytes = kiln_image::encode_with(&preview.image, encoding, None).ok()?;
-        let image = format!("data:image/jpeg;base64,{}", BASE64_STANDARD.encode(bytes));
-        Some(event("preview", &PreviewEvent { picture: progress.image, step: progress.step, image }))
-    }
-}
-
-impl EventSource for JobEvents {
-    fn events(&mut self, snapshot: &JobSnapshot, closing: bool) -> (Vec<Bytes>, bool) {
-        let view = JobView::from_live(&self.server, &self.live, snapshot);
-        if snapshot.state.is_final() || (closing && snapshot.error.is_some()) {
-            return (vec![event("end", &view)], true);
-        }
-        let mut events = Vec::new();
-        for image in snapshot.images.iter().skip(self.images) {
-            events.push(event("picture", &ImageView::from(image.row.clone())));
-        }
-        self.images = snapshot.images.len();
-        events.push(event("progress", &view));
-        let preview = snapshot.preview.as_deref();
-        let new = preview.filter(|p| self.preview_guard.is_some() && p.number > self.last_preview);
-        events.extend(new.and_then(|preview| self.preview(preview, &snapshot.progress)));
-        (events, false)
-    }
 }

@@ -1,6 +1,6 @@
 //! What is known about LoRAs: trigger words and previews.
 
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::error::{ApiError, ErrorBody};
 use super::gallery::shrink;
-use super::{json, response, run_blocking};
+use super::{Query, json, response, run_blocking};
 use crate::Server;
 
 /// A LoRA.

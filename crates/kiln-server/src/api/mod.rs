@@ -4,15 +4,18 @@ pub(crate) mod a1111;
 mod body;
 mod downloads;
 pub(crate) mod error;
-mod fields;
+mod extract;
+pub(crate) mod fields;
 mod gallery;
 mod images;
 mod inputs;
-mod jobs;
+mod job_events;
+pub(crate) mod jobs;
 mod loras;
 mod marks;
 mod multipart;
 mod openai;
+mod openapi;
 mod plots;
 mod queue;
 mod recipes;
@@ -23,8 +26,6 @@ mod status;
 use std::net::SocketAddr;
 
 use axum::body::Body;
-use axum::extract::FromRequestParts;
-use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
@@ -33,33 +34,14 @@ use serde::Serialize;
 
 use crate::Server;
 use crate::live::{Api, JobSnapshot};
-use crate::server::AttachedJob;
+use crate::server::{AttachedJob, NewJob};
 use error::ApiError;
+pub(crate) use extract::{Client, Path, Query};
 pub use router::{openapi, router};
 
 /// The address of a connection's client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) SocketAddr);
-
-/// The client that a request counts for in the fair queue: the header `X-Client-Id`, or else the IP address.
-pub(crate) struct Client(pub(crate) String);
-
-impl Client {
-    pub(crate) fn of(parts: &Parts) -> Client {
-        let named = parts.headers.get("x-client-id").and_then(|value| value.to_str().ok());
-        let address = || parts.extensions.get::<Peer>().map(|peer| peer.0.ip().to_string());
-        let name = named.map(str::to_owned).filter(|n| !n.is_empty()).or_else(address).unwrap_or_default();
-        Client(name.chars().take(64).collect())
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for Client {
-    type Rejection = std::convert::Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        Ok(Client::of(parts))
-    }
-}
 
 /// A JSON response.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
@@ -80,11 +62,21 @@ pub(crate) fn response(status: StatusCode, media_type: &'static str, bytes: Byte
     response
 }
 
+/// Adds the address of what a request has created.
+pub(crate) fn with_location(mut response: Response, path: &str) -> Response {
+    if let Ok(value) = HeaderValue::from_str(path) {
+        response.headers_mut().insert(header::LOCATION, value);
+    }
+    response
+}
+
 /// Runs blocking work away from the threads that serve requests.
 pub(crate) async fn run_blocking<T: Send + 'static, E: Send + 'static + Into<ApiError>>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, ApiError> {
-    match tokio::task::spawn_blocking(work).await {
+    // The request's span goes along: what `work` logs has the request's id.
+    let span = tracing::Span::current();
+    match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
         Ok(result) => result.map_err(Into::into),
         Err(_) => {
             let message = "internal error: handling the request panicked";
@@ -103,7 +95,7 @@ pub(crate) async fn submit_attached(
     let (server, client) = (server.clone(), client.to_owned());
     run_blocking(move || {
         let request = server.accept_request(request).map_err(ApiError::from)?;
-        let live = server.submit(request, &client, api, true).map_err(ApiError::from)?;
+        let live = server.submit(NewJob::attached(request, &client, api)).map_err(ApiError::from)?;
         // Attach here: if the client disconnects while this runs, the job is still cancelled.
         Ok::<_, ApiError>(AttachedJob::new(&server, live))
     })

@@ -10,10 +10,11 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::body::{Json, RequestBody, media_type, parse};
 use super::error::{ApiError, ErrorBody};
+use super::extract::BaseUrl;
 use super::fields::{Fields, parse_fields, parse_request, single_field};
-use super::images::{Endpoint, respond};
+use super::images::{Caller, Endpoint, respond};
 use super::multipart::Form;
-use super::{Client, json, run_blocking};
+use super::{Client, Path, json, run_blocking};
 use crate::Server;
 use crate::generator::ModelInfo;
 
@@ -23,7 +24,7 @@ pub(crate) struct OpenAiFields {
     /// `WIDTHxHEIGHT`, or `auto`.
     #[schema(example = "256x256")]
     pub(crate) size: Option<String>,
-    /// `b64_json` or `url`.
+    /// `b64_json` or `url`; the default is `b64_json`, for models named `dall-e…` it is `url`.
     pub(crate) response_format: Option<ResponseFormat>,
     /// Whether to stream server-sent events.
     pub(crate) stream: Option<bool>,
@@ -70,11 +71,13 @@ impl ImagesRequest {
         let mut openai: OpenAiFields = parse_fields(fields)?;
         let mut request = parse_request(&std::mem::take(&mut openai.rest))?;
         if openai.partial_images.is_some_and(|n| n > 3) {
-            return Err(ApiError::invalid("partial_images must be between 0 and 3"));
+            return Err(ApiError::invalid("partial_images must be between 0 and 3").param("partial_images"));
         }
         if let Some(size) = &openai.size {
             if request.width.is_some() || request.height.is_some() {
-                return Err(ApiError::invalid("size and width or height are mutually exclusive"));
+                return Err(
+                    ApiError::invalid("size and width or height are mutually exclusive").param("size")
+                );
             }
             (request.width, request.height) = parse_size(size)?;
         }
@@ -105,11 +108,10 @@ impl ToSchema for ImagesRequest {
 }
 
 /// How images are returned.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ResponseFormat {
     /// As base64 in the response.
-    #[default]
     B64Json,
     /// As a URL on this server.
     Url,
@@ -161,8 +163,9 @@ fn parse_size(text: &str) -> Result<(Option<u32>, Option<u32>), ApiError> {
         return Ok((None, None));
     }
     let sides = text.split_once('x').and_then(|(w, h)| Some((w.parse().ok()?, h.parse().ok()?)));
-    let (width, height) =
-        sides.ok_or_else(|| ApiError::invalid("size must be WIDTHxHEIGHT, such as 1024x768, or auto"))?;
+    let (width, height) = sides.ok_or_else(|| {
+        ApiError::invalid("size must be WIDTHxHEIGHT, such as 1024x768, or auto").param("size")
+    })?;
     Ok((Some(width), Some(height)))
 }
 
@@ -174,7 +177,7 @@ fn assign_images(
     mask: Option<String>,
 ) -> Result<(), ApiError> {
     if images.is_empty() {
-        return Err(ApiError::invalid("image is missing: an edit requires at least one"));
+        return Err(ApiError::invalid("image is missing: an edit requires at least one").param("image"));
     }
     if mask.is_some() || request.strength.is_some() {
         request.init = Some(images.remove(0).into());
@@ -193,15 +196,16 @@ fn assign_images(
 pub(crate) async fn generations(
     State(server): State<Server>,
     Client(client): Client,
+    base: BaseUrl,
     Json(fields, permit): Json<Fields>,
 ) -> Result<Response, ApiError> {
     let ImagesRequest { openai, request } = ImagesRequest::parse(&fields)?;
     if openai.images.is_some() || openai.mask.is_some() {
-        return Err(ApiError::invalid(
-            "image and mask are not supported here: use /v1/images/edits, or `references`",
-        ));
+        let message = "image and mask are not supported here: use /v1/images/edits, or `references`";
+        return Err(ApiError::invalid(message).param("image"));
     }
-    respond(server, client, request, &openai, Endpoint::Generations, permit).await
+    let caller = Caller { client, base };
+    respond(server, caller, request, &openai, Endpoint::Generations, permit).await
 }
 
 /// Edits images; takes JSON, or a form with `image[]` and `mask`.
@@ -214,6 +218,7 @@ pub(crate) async fn generations(
 pub(crate) async fn edits(
     State(server): State<Server>,
     Client(client): Client,
+    base: BaseUrl,
     http: HttpRequest,
 ) -> Result<Response, ApiError> {
     let (parts, body) = http.into_parts();
@@ -242,7 +247,8 @@ pub(crate) async fn edits(
     .await?;
     sources.extend(images);
     assign_images(&mut request, sources, mask)?;
-    respond(server, client, request, &openai, Endpoint::Edits, permit).await
+    let caller = Caller { client, base };
+    respond(server, caller, request, &openai, Endpoint::Edits, permit).await
 }
 
 /// Stores a form's files; returns the names of the images and of the mask.
@@ -298,16 +304,53 @@ pub(crate) struct ModelEntry {
     kiln: ModelInfo,
 }
 
+impl ModelEntry {
+    fn new(id: String, kiln: ModelInfo) -> ModelEntry {
+        ModelEntry { id, object: "model", created: 0, owned_by: "kiln", kiln }
+    }
+
+    /// All models, then the aliases of models.
+    fn all(server: &Server) -> Vec<ModelEntry> {
+        let models = server.catalogue.models();
+        let aliases = server.config.model_aliases.iter().filter_map(|(alias, name)| {
+            let model = models.iter().find(|model| model.name == *name)?;
+            Some(ModelEntry::new(alias.clone(), ModelInfo { default: false, ..model.clone() }))
+        });
+        let aliases: Vec<ModelEntry> = aliases.collect();
+        models.into_iter().map(|model| ModelEntry::new(model.name.clone(), model)).chain(aliases).collect()
+    }
+}
+
 /// Lists the models that requests can name.
 #[utoipa::path(get, path = "/v1/models", tag = "openai", responses((status = 200, body = ModelList)))]
 pub(crate) async fn models(State(server): State<Server>) -> Response {
-    let entry = |kiln: ModelInfo| ModelEntry {
-        id: kiln.name.clone(),
-        object: "model",
-        created: 0,
-        owned_by: "kiln",
-        kiln,
+    json(StatusCode::OK, &ModelList { object: "list", data: ModelEntry::all(&server) })
+}
+
+/// Returns a model.
+#[utoipa::path(get, path = "/v1/models/{id}", tag = "openai", params(("id" = String, Path)), responses(
+    (status = 200, body = ModelEntry),
+    (status = "4XX", body = ErrorBody),
+))]
+pub(crate) async fn model(
+    State(server): State<Server>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let found = ModelEntry::all(&server).into_iter().find(|model| model.id == id);
+    let missing = || {
+        let id: String = id.chars().take(80).collect();
+        ApiError::new(StatusCode::NOT_FOUND, "model_not_found", format!("model `{id}` not found"))
+            .param("model")
     };
-    let data = server.catalogue.models().into_iter().map(entry).collect();
-    json(StatusCode::OK, &ModelList { object: "list", data })
+    Ok(json(StatusCode::OK, &found.ok_or_else(missing)?))
+}
+
+/// Refuses variations: the models follow a prompt.
+#[utoipa::path(post, path = "/v1/images/variations", tag = "openai", responses(
+    (status = "4XX", description = "Always: there are no variations", body = ErrorBody),
+))]
+pub(crate) async fn variations() -> ApiError {
+    let message = "variations are not supported: send the image and a prompt to /v1/images/edits, with `strength` for \
+                   how much to change it";
+    ApiError::new(StatusCode::BAD_REQUEST, "not_supported", message)
 }

@@ -2,7 +2,7 @@
 //!
 //! Every cell is a job of its own, so cells are batched, cancelled and resumed like all jobs.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use kiln_base::hex;
@@ -15,10 +15,10 @@ use super::body::Json;
 use super::error::{ApiError, ErrorBody};
 use super::fields::{Fields, parse_request};
 use super::jobs::JobView;
-use super::{Client, json, run_blocking};
+use super::{Client, Path, json, run_blocking};
 use crate::Server;
 use crate::live::Api;
-use crate::server::{random_bytes, random_seed};
+use crate::server::{NewJob, random_bytes, random_seed};
 use crate::store::{PlotRow, StoreError, now};
 
 /// Fields of a request that an axis can vary.
@@ -91,7 +91,7 @@ pub(crate) struct PlotSummary {
 }
 
 /// Submits a grid of jobs: all of them, or none.
-#[utoipa::path(post, path = "/v1/plots", tag = "jobs", request_body = NewPlot, responses(
+#[utoipa::path(post, path = "/v1/plots", operation_id = "submit_plot", tag = "jobs", request_body = NewPlot, responses(
     (status = 202, description = "The jobs are queued", body = PlotView),
     (status = "4XX", description = "No job is accepted", body = ErrorBody),
 ))]
@@ -168,7 +168,7 @@ fn submit_all(server: &Server, client: &str, rows: Vec<Vec<Request>>) -> Result<
     for row in rows {
         ids.push(Vec::with_capacity(row.len()));
         for request in row {
-            match server.submit(request, client, Api::Jobs, false) {
+            match server.submit(NewJob::queued(request, client, Api::Jobs)) {
                 Ok(live) => ids.last_mut().into_iter().for_each(|row| row.push(live.id.clone())),
                 Err(error) => {
                     for id in ids.iter().flatten() {
@@ -205,7 +205,7 @@ fn to_json(value: &impl Serialize) -> String {
 }
 
 /// Lists the latest plots.
-#[utoipa::path(get, path = "/v1/plots", tag = "jobs", responses((status = 200, description = "The plots", body = PlotList)))]
+#[utoipa::path(get, path = "/v1/plots", operation_id = "plots", tag = "jobs", responses((status = 200, description = "The plots", body = PlotList)))]
 pub(crate) async fn list(State(server): State<Server>) -> Result<Response, ApiError> {
     let data = run_blocking(move || {
         let summary = |row: PlotRow| {
@@ -218,7 +218,7 @@ pub(crate) async fn list(State(server): State<Server>) -> Result<Response, ApiEr
 }
 
 /// Returns a plot with its jobs.
-#[utoipa::path(get, path = "/v1/plots/{id}", tag = "jobs", params(("id" = String, Path)), responses(
+#[utoipa::path(get, path = "/v1/plots/{id}", operation_id = "plot", tag = "jobs", params(("id" = String, Path)), responses(
     (status = 200, description = "The plot", body = PlotView),
     (status = "4XX", description = "Not found", body = ErrorBody),
 ))]

@@ -31,7 +31,7 @@ impl QueueView {
 }
 
 /// Returns the unfinished jobs of this client, and how many others have.
-#[utoipa::path(get, path = "/v1/queue", tag = "jobs", responses((status = 200, description = "The queue", body = QueueView)))]
+#[utoipa::path(get, path = "/v1/queue", operation_id = "queue", tag = "jobs", responses((status = 200, description = "The queue", body = QueueView)))]
 pub(crate) async fn list(State(server): State<Server>, Client(client): Client) -> Response {
     json(StatusCode::OK, &QueueView::new(&server, &client))
 }

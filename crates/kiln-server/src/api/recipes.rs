@@ -2,7 +2,7 @@
 
 use std::path::{Path as FilePath, PathBuf};
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use kiln_engine::{FileRef, LoraRef, Recipe, Request};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorBody};
-use super::{json, run_blocking};
+use super::{Path, json, run_blocking};
 use crate::Server;
 use crate::store::INPUT_PREFIX;
 

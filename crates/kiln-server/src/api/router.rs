@@ -10,10 +10,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post, put};
 use bytes::Bytes;
 use kiln_base::hex;
+use tracing::Instrument;
 use utoipa::openapi::OpenApi;
 
+use super::a1111::{self, control, lists, options, png_info};
 use super::error::ApiError;
-use super::{a1111, downloads, gallery, inputs, jobs, loras, marks, openai, plots, queue, recipes, status};
+use super::{
+    downloads, gallery, inputs, job_events, jobs, loras, marks, openai, plots, queue, recipes, status,
+};
 use crate::server::random_bytes;
 use crate::{Server, auth, page};
 
@@ -36,13 +40,15 @@ macro_rules! endpoints {
 endpoints! {
     post "/v1/images/generations" openai::generations;
     post "/v1/images/edits" openai::edits;
+    post "/v1/images/variations" openai::variations;
     get "/v1/models" openai::models;
+    get "/v1/models/{id}" openai::model;
     post "/v1/jobs" jobs::submit;
     get "/v1/jobs" jobs::list;
     get "/v1/jobs/{id}" jobs::status;
     delete "/v1/jobs/{id}" jobs::cancel;
     get "/v1/jobs/{id}/result" jobs::result;
-    get "/v1/jobs/{id}/events" jobs::events;
+    get "/v1/jobs/{id}/events" job_events::events;
     get "/v1/queue" queue::list;
     put "/v1/queue" queue::reorder;
     delete "/v1/queue" queue::cancel_all;
@@ -61,13 +67,24 @@ endpoints! {
     get "/v1/pictures/{id}/recipe" gallery::recipe;
     post "/sdapi/v1/txt2img" a1111::txt2img;
     post "/sdapi/v1/img2img" a1111::img2img;
-    get "/sdapi/v1/progress" a1111::progress;
-    post "/sdapi/v1/interrupt" a1111::interrupt;
-    get "/sdapi/v1/options" a1111::options;
-    post "/sdapi/v1/options" a1111::set_options;
-    get "/sdapi/v1/samplers" a1111::samplers;
-    get "/sdapi/v1/sd-models" a1111::models;
-    get "/sdapi/v1/loras" a1111::loras;
+    get "/sdapi/v1/progress" control::progress;
+    post "/sdapi/v1/interrupt" control::interrupt;
+    post "/sdapi/v1/skip" control::skip;
+    get "/sdapi/v1/options" options::options;
+    post "/sdapi/v1/options" options::set_options;
+    post "/sdapi/v1/png-info" png_info::png_info;
+    get "/sdapi/v1/samplers" lists::samplers;
+    get "/sdapi/v1/schedulers" lists::schedulers;
+    get "/sdapi/v1/upscalers" lists::upscalers;
+    get "/sdapi/v1/latent-upscale-modes" lists::latent_upscale_modes;
+    get "/sdapi/v1/sd-models" lists::models;
+    get "/sdapi/v1/sd-vae" lists::vaes;
+    get "/sdapi/v1/loras" lists::loras;
+    get "/sdapi/v1/scripts" lists::scripts;
+    get "/sdapi/v1/cmd-flags" lists::cmd_flags;
+    post "/sdapi/v1/refresh-checkpoints" lists::refresh_checkpoints;
+    post "/sdapi/v1/refresh-loras" lists::refresh_loras;
+    post "/sdapi/v1/refresh-vae" lists::refresh_vaes;
     get "/healthz" status::health;
     get "/readyz" status::ready;
     get "/metrics" status::metrics;
@@ -90,6 +107,7 @@ pub fn openapi() -> OpenApi {
     let mut api = <ApiDoc as utoipa::OpenApi>::openapi();
     // utoipa fills in the package's author.
     api.info.contact = None;
+    super::openapi::complete(&mut api, is_public);
     api
 }
 
@@ -125,7 +143,7 @@ async fn middleware(State(server): State<Server>, request: Request, next: Next) 
         request.extensions().get::<MatchedPath>().map_or("other".to_owned(), |r| r.as_str().to_owned());
     let peer = request.extensions().get::<super::Peer>().map(|peer| peer.0.to_string());
     let mut response = match authorize(&server, &request) {
-        Ok(()) => next.run(request).await,
+        Ok(()) => next.run(request).instrument(tracing::info_span!("request", request = id)).await,
         Err(error) => error.into_response(),
     };
     let headers = response.headers_mut();
@@ -154,7 +172,8 @@ fn authorize(server: &Server, request: &Request) -> Result<(), ApiError> {
         let message = "cross-site request, or a host name this server doesn't accept";
         return Err(ApiError::new(StatusCode::FORBIDDEN, "foreign", message));
     }
-    let public = is_public(request.uri().path()) && request.method() == Method::GET;
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let public = is_public(request.uri().path()) && reads;
     if !public && !server.auth.allows(headers) {
         let message = "missing or wrong API key: send it as `Authorization: Bearer KEY`";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message));

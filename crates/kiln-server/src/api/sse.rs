@@ -26,6 +26,15 @@ pub(crate) fn event(name: &str, data: &impl Serialize) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
+/// Formats an event with an id, which a client that connects again sends as `Last-Event-ID`.
+pub(crate) fn event_with_id(name: &str, id: impl std::fmt::Display, data: &impl Serialize) -> Bytes {
+    let data = serde_json::to_string(data).unwrap_or_default();
+    format!("event: {name}\nid: {id}\ndata: {data}\n\n").into()
+}
+
+/// Tells the client how many milliseconds to wait before it connects again.
+pub(crate) const RETRY: &[u8] = b"retry: 2000\n\n";
+
 /// Turns snapshots of a job into events.
 pub(crate) trait EventSource: Send + 'static {
     /// Returns the events for a new snapshot, and whether they are the last ones. `closing`: the server is stopping.

@@ -7,34 +7,52 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::error::ApiError;
-use super::{json, response};
+use super::{json, response, run_blocking};
 use crate::Server;
 use crate::auth::COOKIE;
 
 /// The status of the server.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ServerStatus {
-    /// `ok`, `starting` or `stopping`.
+    /// `ok`, `starting`, `stopping` or `storage`.
     status: &'static str,
+    /// What is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+}
+
+impl ServerStatus {
+    fn new(status: &'static str) -> ServerStatus {
+        ServerStatus { status, message: None }
+    }
 }
 
 /// Reports that the server is alive.
 #[utoipa::path(get, path = "/healthz", tag = "server", responses((status = 200, body = ServerStatus)))]
 pub(crate) async fn health() -> Response {
-    json(StatusCode::OK, &ServerStatus { status: "ok" })
+    json(StatusCode::OK, &ServerStatus::new("ok"))
 }
 
-/// Reports whether the model is loaded and jobs are processed.
+/// Reports whether the model is loaded, jobs are processed and images can be stored.
 #[utoipa::path(get, path = "/readyz", tag = "server", responses(
     (status = 200, body = ServerStatus),
-    (status = 503, description = "Starting or stopping", body = ServerStatus),
+    (status = 503, description = "Starting, stopping, or the data folder is full or gone", body = ServerStatus),
 ))]
 pub(crate) async fn ready(State(server): State<Server>) -> Response {
-    if server.is_ready() {
-        return json(StatusCode::OK, &ServerStatus { status: "ok" });
+    if !server.is_ready() {
+        let status = if *server.closing.borrow() { "stopping" } else { "starting" };
+        return json(StatusCode::SERVICE_UNAVAILABLE, &ServerStatus::new(status));
     }
-    let status = if *server.closing.borrow() { "stopping" } else { "starting" };
-    json(StatusCode::SERVICE_UNAVAILABLE, &ServerStatus { status })
+    let check = run_blocking(move || {
+        server.check_storage().inspect_err(|error| tracing::error!(%error, "the data folder can't be used"))
+    });
+    if check.await.is_err() {
+        // The route is public: the path stays in the log.
+        let message = "the data folder is full or gone; the log says more".to_owned();
+        let status = ServerStatus { status: "storage", message: Some(message) };
+        return json(StatusCode::SERVICE_UNAVAILABLE, &status);
+    }
+    json(StatusCode::OK, &ServerStatus::new("ok"))
 }
 
 /// Returns metrics in Prometheus' text format.
@@ -119,7 +137,7 @@ pub(crate) async fn about(State(server): State<Server>) -> Response {
     (status = 401, description = "Missing or wrong API key", body = super::error::ErrorBody),
 ))]
 pub(crate) async fn session(State(server): State<Server>) -> Result<Response, ApiError> {
-    let mut response = json(StatusCode::OK, &ServerStatus { status: "ok" });
+    let mut response = json(StatusCode::OK, &ServerStatus::new("ok"));
     if server.auth.is_required() {
         let cookie = format!("{COOKIE}={}; HttpOnly; SameSite=Strict; Path=/", server.auth.new_session());
         if let Ok(value) = HeaderValue::from_str(&cookie) {

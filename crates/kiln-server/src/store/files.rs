@@ -93,14 +93,28 @@ impl Store {
         Ok(())
     }
 
+    /// Checks that the folder is still there and has space, by writing a small file.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        const PROBE: [u8; 64 << 10] = [0; 64 << 10];
+        let path = self.folder.join("queue.sqlite");
+        fs::metadata(&path).map_err(|source| StoreError::File { path, source })?;
+        for folder in ["inputs", "pictures"] {
+            let path = self.folder.join(folder).join(".probe");
+            // Never committed: dropping the file deletes it.
+            let written = AtomicFile::create(&path).and_then(|mut file| file.file().write_all(&PROBE));
+            written.map_err(|source| StoreError::File { path: self.folder.join(folder), source })?;
+        }
+        Ok(())
+    }
+
     fn is_input_used(&self, input: &str) -> Result<bool, StoreError> {
-        let db = self.db();
+        let db = self.reader();
         let mut query = db.prepare("SELECT 1 FROM job_inputs WHERE input = ? LIMIT 1")?;
         Ok(query.exists([input])?)
     }
 
     /// Deletes an image's file and its thumbnail.
-    pub(super) fn remove_files(&self, file: &str) {
+    pub(crate) fn remove_files(&self, file: &str) {
         let _ = fs::remove_file(self.image_path(file));
         let _ = fs::remove_file(self.image_path(&thumbnail_file(file)));
     }

@@ -1,7 +1,7 @@
 //! The gallery: all generated images that were not deleted.
 
 use kiln_engine::Request;
-use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
+use rusqlite::{OptionalExtension, Row, ToSql, TransactionBehavior, params};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -76,49 +76,49 @@ fn image_row(row: &Row<'_>) -> rusqlite::Result<ImageRow> {
         bytes: row.get::<_, i64>(8)?.max(0) as u64,
         prompt: row.get(9)?,
         model: row.get(10)?,
-        request: parse_request(&row.get::<_, String>(11)?),
+        request: parse_request(row.get_ref(11)?).unwrap_or_default(),
         recipe: row.get(12)?,
         favourite: row.get::<_, Option<bool>>(13)?.unwrap_or(false),
         trashed: row.get(14)?,
     })
 }
 
-impl ImageRow {
-    pub(super) fn insert(&self, db: &Connection) -> rusqlite::Result<usize> {
-        db.execute(
+impl Store {
+    /// Stores an image, in place of one with the same id.
+    pub(crate) fn insert_image(&self, image: &ImageRow) -> Result<(), StoreError> {
+        self.writer()?.execute(
             "INSERT OR REPLACE INTO pictures
              (id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
-                self.id,
-                self.job,
-                self.number,
-                self.created,
-                self.width,
-                self.height,
-                self.seed,
-                self.file,
-                self.bytes as i64,
-                self.prompt,
-                self.model,
-                to_json(&self.request),
-                self.recipe
+                image.id,
+                image.job,
+                image.number,
+                image.created,
+                image.width,
+                image.height,
+                image.seed,
+                image.file,
+                image.bytes as i64,
+                image.prompt,
+                image.model,
+                to_json(&image.request),
+                image.recipe
             ],
-        )
+        )?;
+        Ok(())
     }
-}
 
-impl Store {
     /// The image with this id.
     pub fn image(&self, id: &str) -> Result<Option<ImageRow>, StoreError> {
-        let db = self.db();
+        let db = self.reader();
         let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
         Ok(query.query_row([id], image_row).optional()?)
     }
 
     /// The images of a job.
     pub fn images_of(&self, job: &str) -> Result<Vec<ImageRow>, StoreError> {
-        let db = self.db();
+        let db = self.reader();
         let mut query = db.prepare(&format!("{SELECT} WHERE job = ? ORDER BY number"))?;
         Ok(query.query_map([job], image_row)?.collect::<Result<_, _>>()?)
     }
@@ -143,15 +143,21 @@ impl Store {
         }
         sql += " ORDER BY seq DESC LIMIT ?";
         values.push(&query.limit);
-        let db = self.db();
+        let db = self.reader();
         let mut statement = db.prepare(&sql)?;
         Ok(statement.query_map(&values[..], image_row)?.collect::<Result<_, _>>()?)
     }
 
     /// The number of images.
     pub fn count_images(&self) -> Result<u64, StoreError> {
-        Ok(self.db().query_row("SELECT count(*) FROM pictures", [], |row| row.get::<_, i64>(0))?.max(0)
+        Ok(self.reader().query_row("SELECT count(*) FROM pictures", [], |row| row.get::<_, i64>(0))?.max(0)
             as u64)
+    }
+
+    /// Deletes the rows of a job's images, not their files: another attempt writes them again.
+    pub(crate) fn delete_images_of(&self, job: &str) -> Result<(), StoreError> {
+        self.writer()?.execute("DELETE FROM pictures WHERE job = ?", [job])?;
+        Ok(())
     }
 
     /// Deletes an image and its files; returns whether it existed.
@@ -159,7 +165,7 @@ impl Store {
         let Some(image) = self.image(id)? else { return Ok(false) };
         // Files first: on a full disk the database needs the space they free.
         self.remove_files(&image.file);
-        self.db().execute("DELETE FROM pictures WHERE id = ?", [id])?;
+        self.writer()?.execute("DELETE FROM pictures WHERE id = ?", [id])?;
         Ok(true)
     }
 
@@ -168,8 +174,8 @@ impl Store {
     pub(super) fn delete_beyond(&self, keep: u32) -> Result<Vec<String>, StoreError> {
         /// Number of newest jobs to keep even without images.
         const KEEP_JOBS: u32 = 1000;
-        let mut db = self.db();
-        let transaction = db.transaction()?;
+        let mut db = self.writer()?;
+        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let beyond = "seq <= (SELECT seq FROM pictures ORDER BY seq DESC LIMIT 1 OFFSET ?)
              AND id NOT IN (SELECT picture FROM marks WHERE favourite)";
         let files = {

@@ -1,6 +1,6 @@
 //! Marks on images of the gallery: favourites, and the trash.
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, TransactionBehavior, params};
 
 use super::{Store, StoreError, now};
 
@@ -27,8 +27,8 @@ pub(crate) struct Marks {
 impl Store {
     /// Changes the marks of these images, all or none. Returns the first id that doesn't exist, if any.
     pub(crate) fn mark(&self, ids: &[String], marks: Marks) -> Result<Option<String>, StoreError> {
-        let mut db = self.db();
-        let transaction = db.transaction()?;
+        let mut db = self.writer()?;
+        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for id in ids {
             let mut exists = transaction.prepare("SELECT 1 FROM pictures WHERE id = ?")?;
             if exists.query_row([id], |_| Ok(())).optional()?.is_none() {
@@ -52,8 +52,8 @@ impl Store {
     pub(super) fn empty_trash(&self, now: i64) -> Result<Vec<String>, StoreError> {
         let before = now - TRASH_LIFETIME;
         let old = "id IN (SELECT picture FROM marks WHERE trashed < ?)";
-        let mut db = self.db();
-        let transaction = db.transaction()?;
+        let mut db = self.writer()?;
+        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let files = {
             let mut query = transaction.prepare(&format!("SELECT file FROM pictures WHERE {old}"))?;
             query.query_map([before], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?
@@ -68,7 +68,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{ImageQuery, ImageRow, JobState};
+    use crate::store::{ImageQuery, ImageRow};
 
     fn image(id: &str) -> ImageRow {
         ImageRow {
@@ -95,7 +95,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         let rows = ["a", "b", "c", "d"].map(image);
-        store.finish("job", JobState::Done, None, &rows).unwrap();
+        rows.iter().for_each(|row| store.insert_image(row).unwrap());
         let ids = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let listed = |trash| {
             let query = ImageQuery { trash, limit: 9, ..ImageQuery::default() };

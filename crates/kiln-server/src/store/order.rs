@@ -1,6 +1,6 @@
 //! The order that clients give their waiting jobs.
 
-use rusqlite::params;
+use rusqlite::{TransactionBehavior, params};
 
 use super::{Store, StoreError};
 
@@ -17,8 +17,8 @@ pub(super) const RANK: &str = "coalesce((SELECT rank FROM job_ranks WHERE job = 
 impl Store {
     /// Gives these jobs each other's places, in this order.
     pub(crate) fn set_order(&self, ids: &[String]) -> Result<(), StoreError> {
-        let mut db = self.db();
-        let transaction = db.transaction()?;
+        let mut db = self.writer()?;
+        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut places = Vec::with_capacity(ids.len());
         for id in ids {
             let sql = format!("SELECT {RANK} FROM jobs WHERE id = ?");

@@ -45,7 +45,7 @@ fn plot_row(row: &Row<'_>) -> rusqlite::Result<PlotRow> {
 
 impl Store {
     pub(crate) fn insert_plot(&self, plot: &PlotRow) -> Result<(), StoreError> {
-        let db = self.db();
+        let db = self.writer()?;
         db.execute(
             "INSERT INTO plots (id, client, created, axes, jobs) VALUES (?, ?, ?, ?, ?)",
             params![plot.id, plot.client, plot.created, plot.axes, plot.jobs],
@@ -58,14 +58,14 @@ impl Store {
     }
 
     pub(crate) fn plot(&self, id: &str) -> Result<Option<PlotRow>, StoreError> {
-        let db = self.db();
+        let db = self.reader();
         let mut query = db.prepare(&format!("{SELECT} WHERE id = ?"))?;
         Ok(query.query_row([id], plot_row).optional()?)
     }
 
     /// The latest plots, newest first.
     pub(crate) fn plots(&self, limit: u32) -> Result<Vec<PlotRow>, StoreError> {
-        let db = self.db();
+        let db = self.reader();
         let mut query = db.prepare(&format!("{SELECT} ORDER BY seq DESC LIMIT ?"))?;
         Ok(query.query_map([limit], plot_row)?.collect::<Result<_, _>>()?)
     }

@@ -19,6 +19,7 @@ async fn images_are_returned_in_a1111s_format() {
     assert_eq!((images.len(), decode(&images[0]).height()), (2, 48));
     let info: serde_json::Value = serde_json::from_str(answer["info"].as_str().unwrap()).unwrap();
     assert!(info["seed"].is_number() && info["all_seeds"].as_array().unwrap().len() == 2);
+    assert_eq!(info["infotexts"].as_array().unwrap().len(), 2);
     let request = server.received.lock().unwrap()[0].request.clone();
     assert_eq!((request.prompts[0].as_str(), request.model.unwrap().to_str()), ("a fox", Some("large")));
     assert_eq!((request.loras[0].path.to_str(), request.loras[0].weight), (Some("ink"), 0.5));
@@ -59,24 +60,39 @@ async fn progress_is_reported_and_an_interrupted_job_returns_its_images() {
     };
     let (answer, ()) = tokio::join!(generating, watching);
     let answer = answer.ok().json();
-    assert!(answer["images"].as_array().unwrap().is_empty());
+    let images = answer["images"].as_array().unwrap();
+    assert_eq!((images.len(), decode(&images[0]).width()), (1, 64), "the unfinished image");
     assert!(answer["info"].as_str().unwrap().contains("\"interrupted\":true"));
+    assert_eq!(server.get("/v1/pictures").await.json()["data"], json!([]), "not in the gallery");
     assert_eq!(server.get("/sdapi/v1/progress").await.json()["state"]["job_count"], 0);
 }
 
 #[tokio::test]
-async fn lists_and_options_match_the_server() {
+async fn a_mask_is_inverted_on_request_and_may_be_painted_on_transparency() {
     let server = TestServer::new();
-    assert_eq!(server.get("/sdapi/v1/sd-models").await.ok().json()[0]["model_name"], "small");
-    assert_eq!(server.get("/sdapi/v1/loras").await.ok().json()[0]["name"], "ink");
-    assert_eq!(server.get("/sdapi/v1/samplers").await.ok().json()[0]["name"], "Euler");
-    assert_eq!(server.get("/sdapi/v1/options").await.ok().json()["sd_model_checkpoint"], "small");
-    server.post("/sdapi/v1/options", json!({ "sd_model_checkpoint": "small", "other": 1 })).await.ok();
-    let response = server.post("/sdapi/v1/options", json!({ "sd_model_checkpoint": "large" })).await;
-    assert!(
-        response.expect_error(400, "invalid_request").json()["detail"]
-            .as_str()
-            .unwrap()
-            .contains("override_settings")
-    );
+    // Left half white, right half black; or left half opaque, right half transparent.
+    let png = |pixel: fn(bool) -> [u8; 4]| {
+        let image = image::RgbaImage::from_fn(32, 16, |x, _| image::Rgba(pixel(x < 16)));
+        let mut bytes = std::io::Cursor::new(Vec::new());
+        image.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+        base64(bytes.get_ref())
+    };
+    let opaque = png(|left| if left { [255; 4] } else { [0, 0, 0, 255] });
+    let transparent = png(|left| if left { [0, 0, 0, 255] } else { [0; 4] });
+    let cases = [
+        (&opaque, json!(0), [255, 0]),
+        (&opaque, json!(1), [0, 255]),
+        (&opaque, json!(true), [0, 255]),
+        (&transparent, json!(false), [255, 0]),
+        (&transparent, json!(1), [0, 255]),
+    ];
+    for (mask, invert, expected) in cases {
+        let body = json!({
+            "prompt": "a", "init_images": [mask], "mask": mask, "inpainting_mask_invert": invert, "steps": 1,
+        });
+        server.post("/sdapi/v1/img2img", body).await.ok();
+        let mask = server.received.lock().unwrap().pop().unwrap().mask.unwrap().image;
+        let at = |x: usize| mask.pixels()[3 * x];
+        assert_eq!([at(2), at(30)], expected, "{invert}");
+    }
 }

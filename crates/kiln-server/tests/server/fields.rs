@@ -139,7 +139,7 @@ async fn errors_name_the_field() {
         (json!({ "rho": -1, "schedule": "power" }), 400, "invalid_value", "rho"),
         (json!({ "max_tokens": 100_000 }), 400, "invalid_value", "max_tokens"),
         (json!({ "seed": [1, 2, 3], "n": 2 }), 400, "invalid_value", "seed"),
-        (json!({ "seed": -1 }), 400, "invalid_request", "seed"),
+        (json!({ "seed": -2 }), 400, "invalid_request", "seed"),
         (json!({ "negative_prompt": ["a", "b"] }), 400, "invalid_value", "negative_prompt"),
         (json!({ "embeds": "/etc/passwd" }), 400, "invalid_value", "embeds"),
         (json!({ "noise": "/etc/passwd" }), 400, "invalid_value", "noise"),

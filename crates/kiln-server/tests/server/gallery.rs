@@ -55,6 +55,7 @@ async fn the_oldest_images_are_deleted() {
     for prompt in ["a", "b", "c"] {
         server.post("/v1/images/generations", json!({ "prompt": prompt })).await.ok();
     }
+    server.inner.close();
     drop(server);
     let server = TestServer::open(folder, |config| config.keep_images = 2, true);
     assert_eq!(prompts(&server, "").await, ["c", "b"]);

@@ -11,7 +11,7 @@ use kiln_engine::{FileRef, Phase, Progress, Request as JobRequest};
 use kiln_image::{Format, RgbImage};
 use kiln_server::{
     Catalogue, Config, DownloadableModel, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink,
-    LoraInfo, ModelInfo, Server, Task, router,
+    LoraInfo, ModelInfo, Server, StoreError, Task, router,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -95,8 +95,8 @@ impl ReceivedJob {
     }
 }
 
-/// Generates images of one colour on the calling thread. The prompts `slow`, `panic`, `panic in plan`, `fail`, `silent`
-/// and `refuse` select its behaviour.
+/// Generates images of one colour on the calling thread. The prompts `slow`, `panic`, `panic in plan`, `fail`, `note`,
+/// `silent` and `refuse` select its behaviour.
 pub struct TestGenerator {
     pub received: Arc<Mutex<Vec<ReceivedJob>>>,
     pub batch_capacity: u32,
@@ -141,6 +141,7 @@ fn generate(request: &JobRequest, sink: &dyn JobSink) -> Result<(), JobError> {
     match request.prompts[0].as_str() {
         "panic" => panic!("on purpose"),
         "fail" => return Err(JobError::server("generation_failed", "the GPU is on fire")),
+        "note" => sink.note("adjusted"),
         "refuse" => return Err(JobError::request("invalid_request", "not that")),
         _ => {}
     }
@@ -225,6 +226,17 @@ pub fn config(folder: &Path) -> Config {
     }
 }
 
+/// Opens a server, once the threads of an earlier one have left its folder.
+fn open_released(config: &Config) -> Server {
+    for _ in 0..4000 {
+        match Server::open(config.clone(), Box::new(TestCatalogue::new())) {
+            Err(StoreError::InUse) => std::thread::sleep(Duration::from_millis(5)),
+            opened => return opened.unwrap(),
+        }
+    }
+    panic!("the earlier server was not closed");
+}
+
 impl TestServer {
     pub fn new() -> TestServer {
         TestServer::with(|_| {})
@@ -238,7 +250,7 @@ impl TestServer {
     pub fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Config), generating: bool) -> TestServer {
         let mut config = config(folder.path());
         change(&mut config);
-        let server = Server::open(config, Box::new(TestCatalogue::new())).unwrap();
+        let server = open_released(&config);
         let received = Arc::new(Mutex::new(Vec::new()));
         if generating {
             let generator = TestGenerator { received: Arc::clone(&received), batch_capacity: 1 };

@@ -143,3 +143,36 @@ async fn uploaded_and_generated_images_can_be_references() {
             .expect_error(404, "input_not_found");
     }
 }
+
+#[tokio::test]
+async fn notes_stay_with_an_ended_job() {
+    let server = TestServer::new();
+    let id = server.submit(json!({ "prompt": "note", "seed": -1 })).await;
+    let job = server.wait(&id).await;
+    assert_eq!((&job["status"], &job["notes"]), (&json!("done"), &json!(["adjusted"])));
+    assert!(job["order"]["seed"].is_u64(), "-1 is a random seed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_waiting_jobs_mean_a_later_retry() {
+    let server = TestServer::with(|config| config.limits.queue = 4);
+    // A measure of what work costs.
+    let first = server.submit(json!({ "prompt": "a fox" })).await;
+    server.wait(&first).await;
+    let ask = |client: usize| {
+        let job = json!({ "prompt": "slow", "steps": 200, "width": 1024, "height": 1024 });
+        let mut request = crate::harness::post("/v1/jobs", job);
+        request.headers_mut().insert("x-client-id", client.to_string().parse().unwrap());
+        server.send(request)
+    };
+    let refused = loop {
+        let response = ask(server.received.lock().unwrap().len()).await;
+        if !response.status.is_success() {
+            break response;
+        }
+    };
+    let refused = refused.expect_error(429, "queue_full");
+    let seconds: u64 = refused.headers["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!(seconds > 60, "209 units of work each, 20 ms for 0.016 of them: {seconds}");
+    server.inner.close();
+}

@@ -1,6 +1,7 @@
 //! Tests of the server through its HTTP API, with a fast generator whose behaviour the prompt selects.
 
 mod a1111;
+mod a1111_lists;
 mod attacks;
 mod batching;
 mod downloads;
@@ -20,4 +21,5 @@ mod recipes;
 mod restart;
 mod safety;
 mod socket;
-mod upscale;
+mod storage;
+mod submitting;

@@ -32,7 +32,8 @@ async fn files_have_the_requested_format_and_a_url() {
         let body = json!({ "prompt": "a fox", "response_format": "url", "output_format": format, "output_compression": 60 });
         let answer = server.post("/v1/images/generations", body).await.ok().json();
         assert!(answer["data"][0]["b64_json"].is_null());
-        let file = server.get(answer["data"][0]["url"].as_str().unwrap()).await.ok();
+        let url = answer["data"][0]["url"].as_str().unwrap();
+        let file = server.get(url.strip_prefix("http://localhost").expect("an absolute URL")).await.ok();
         assert!(file.bytes.starts_with(head), "{format}");
         assert_eq!(file.headers[header::CONTENT_TYPE], format!("image/{format}"));
     }
@@ -203,4 +204,42 @@ async fn malformed_forms_are_rejected() {
     }
     assert!(server.received.lock().unwrap().is_empty(), "nothing was generated");
     assert_eq!(RgbImage::black(32, 32), kiln_image::from_bytes("a", &file).unwrap());
+}
+
+#[tokio::test]
+async fn models_are_found_by_name_and_by_alias() {
+    let server =
+        TestServer::with(|config| config.model_aliases = vec![("gpt-image-1".into(), "large".into())]);
+    let names: Vec<String> = server.get("/v1/models").await.ok().json()["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| model["id"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(names, ["small", "large", "gpt-image-1"]);
+    let model = server.get("/v1/models/gpt-image-1").await.ok().json();
+    assert_eq!((&model["id"], &model["kiln"]["name"]), (&json!("gpt-image-1"), &json!("large")));
+    server.get("/v1/models/nothing").await.expect_error(404, "model_not_found");
+    server.post("/v1/images/generations", json!({ "prompt": "a", "model": "gpt-image-1" })).await.ok();
+    let received = server.received.lock().unwrap()[0].request.clone();
+    assert_eq!(received.model.unwrap().to_str(), Some("large"));
+}
+
+#[tokio::test]
+async fn errors_name_the_field() {
+    let server = TestServer::new();
+    let cases = [
+        (json!({ "prompt": "a", "size": "17" }), "size"),
+        (json!({ "prompt": "a", "n": 99 }), "n"),
+        (json!({ "prompt": "a", "model": "nothing" }), "model"),
+        (json!({ "prompt": "a", "steps": "many" }), "steps"),
+        (json!({ "prompt": "a", "widht": 64 }), "widht"),
+        (json!({}), "prompt"),
+    ];
+    for (body, param) in cases {
+        let error = server.post("/v1/images/generations", body).await.json()["error"].clone();
+        assert_eq!(error["param"], param, "{error}");
+    }
+    let refused = server.post("/v1/images/variations", json!({})).await.expect_error(400, "not_supported");
+    assert!(refused.text().contains("/v1/images/edits"));
 }

@@ -93,7 +93,7 @@ async fn deep_and_invalid_json_is_rejected() {
         "{\"prompt\":".repeat(5000),
         "nul".into(),
         "\"\\ud800\"".into(),
-        "{\"prompt\":\"a\",\"seed\":-1}".into(),
+        "{\"prompt\":\"a\",\"seed\":-2}".into(),
         "{\"prompt\":\"a\",\"steps\":1e99}".into(),
         "{\"prompt\":\"a\",\"guidance\":NaN}".into(),
     ] {
@@ -127,6 +127,17 @@ async fn openapi_json_is_up_to_date() {
         "openapi.json is out of date: update it with KILN_WRITE_OPENAPI=1"
     );
     let api = server.get("/openapi.json").await.ok().json();
+    let operations =
+        || api["paths"].as_object().unwrap().values().flat_map(|item| item.as_object().unwrap().values());
+    let mut ids: Vec<&str> = operations().map(|o| o["operationId"].as_str().unwrap()).collect();
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), count, "every operation has its own id");
+    for response in operations().flat_map(|o| o["responses"].as_object().unwrap().values()) {
+        assert!(!response["description"].as_str().unwrap().is_empty());
+    }
+    assert_eq!(api["components"]["securitySchemes"]["bearer"]["scheme"], "bearer");
     assert!(api["openapi"].as_str().unwrap().starts_with("3."));
     let paths = [
         "/v1/images/generations",
@@ -145,4 +156,34 @@ async fn openapi_json_is_up_to_date() {
     }
     server.get("/nowhere").await.expect_error(404, "not_found");
     server.delete("/v1/models").await.expect_error(405, "method");
+}
+
+#[tokio::test]
+async fn wrong_paths_and_queries_are_errors_in_json() {
+    let server = TestServer::new();
+    for path in [
+        "/v1/jobs?limit=many",
+        "/v1/jobs/%FF",
+        "/v1/jobs/%FF/events",
+        "/v1/pictures?limit=-1",
+        "/v1/pictures/%C3%28/file",
+        "/v1/inputs/%FF",
+        "/sdapi/v1/progress?skip_current_image=maybe",
+    ] {
+        server.get(path).await.expect_error(400, "invalid_request");
+    }
+}
+
+#[tokio::test]
+async fn head_is_allowed_where_get_is() {
+    let server = TestServer::with(|config| config.api_key = Some("s3cret".into()));
+    let head = |path: &str, key: &str| {
+        let request = Request::head(path).header(header::HOST, "localhost");
+        server.send(request.header(header::AUTHORIZATION, key).body(Body::empty()).unwrap())
+    };
+    for path in ["/", "/healthz", "/openapi.json"] {
+        assert!(head(path, "").await.ok().bytes.is_empty());
+    }
+    head("/v1/models", "Bearer s3cret").await.ok();
+    assert_eq!(head("/v1/models", "").await.status.as_u16(), 401);
 }

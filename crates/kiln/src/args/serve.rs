@@ -17,6 +17,19 @@ pub struct ServeArgs {
     #[arg(short, long, help_heading = "Model")]
     pub yes: bool,
 
+    /// Load this model at startup, besides the default one; repeatable
+    #[arg(long, value_name = "MODEL", help_heading = "Model", requires = "model_memory")]
+    pub preload: Vec<String>,
+
+    /// Keep several models loaded while their files have at most this size together, such as 20G; the least recently
+    /// used one is dropped first [default: one model at a time]
+    #[arg(long, value_name = "SIZE", help_heading = "Model", value_parser = crate::values::parse_bytes)]
+    pub model_memory: Option<u64>,
+
+    /// Another name for a model, for clients that insist on one: `gpt-image-1=klein-4b`; repeatable
+    #[arg(long = "model-alias", value_name = "NAME=MODEL", help_heading = "Model", value_parser = model_alias)]
+    pub model_aliases: Vec<(String, String)>,
+
     /// Let clients on other machines download models; those on this machine always may
     #[arg(long, help_heading = "Model")]
     pub allow_downloads: bool,
@@ -52,6 +65,20 @@ pub struct ServeArgs {
     /// Host name that browsers may use for this server, besides its address; `*` allows any; repeatable
     #[arg(long = "allow-host", value_name = "NAME", help_heading = "Network")]
     pub hosts: Vec<String>,
+
+    /// Secret that signs webhooks, at least 16 bytes, or `whsec_` and base64; without it jobs can't name one
+    #[arg(
+        long,
+        value_name = "SECRET",
+        env = "KILN_WEBHOOK_SECRET",
+        hide_env_values = true,
+        help_heading = "Network"
+    )]
+    pub webhook_secret: Option<String>,
+
+    /// Let webhooks call addresses inside the server's own network
+    #[arg(long, help_heading = "Network", requires = "webhook_secret")]
+    pub webhook_private: bool,
 
     /// Folder for the queue and the images [default: `server` next to the models folder]
     #[arg(long, value_name = "DIR", env = "KILN_DATA", help_heading = "Limits and storage")]
@@ -89,6 +116,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "S", default_value_t = 20, help_heading = "Limits and storage")]
     pub grace: u64,
 
+    /// Seconds after SIGTERM during which the server still answers: `/readyz` says that it is stopping, so that load
+    /// balancers send no more requests
+    #[arg(long, value_name = "S", default_value_t = 2, help_heading = "Limits and storage")]
+    pub linger: u64,
+
     #[command(flatten)]
     pub machine: MachineArgs,
 
@@ -103,4 +135,10 @@ pub struct ServeArgs {
     /// Log more details
     #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
     pub verbose: bool,
+}
+
+fn model_alias(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').filter(|(name, model)| !name.is_empty() && !model.is_empty());
+    let (name, model) = parts.ok_or("expected NAME=MODEL, such as gpt-image-1=klein-4b")?;
+    Ok((name.to_owned(), model.to_owned()))
 }

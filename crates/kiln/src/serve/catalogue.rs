@@ -92,6 +92,12 @@ impl ModelCatalogue {
         }
     }
 
+    /// Reads every model again when it is next needed: its files may have changed.
+    pub fn reload(&self) {
+        lock(&self.models).clear();
+        *lock(&self.list) = ModelList::default();
+    }
+
     /// Opens the model of this name, or the default one.
     pub fn open(&self, name: Option<&str>) -> Result<Arc<Model>, JobError> {
         let missing = || JobError::request("model_not_found", "the model no longer exists");
@@ -128,7 +134,8 @@ impl ModelCatalogue {
         files::find(self.vaes.as_deref(), name)
     }
 
-    fn refresh(&self, list: &mut ModelList) {
+    /// Reads the list of models.
+    fn read_list(&self, list: &mut ModelList) {
         let others = ModelLocation::all().into_iter().filter(|(name, _)| *name != self.default.0);
         let all = std::iter::once(self.default.clone()).chain(others);
         list.models = all
@@ -175,7 +182,7 @@ impl Catalogue for ModelCatalogue {
     fn models(&self) -> Vec<ModelInfo> {
         let mut list = lock(&self.list);
         if list.read_at.is_none_or(|read_at| read_at.elapsed() > LIST_LIFETIME) {
-            self.refresh(&mut list);
+            self.read_list(&mut list);
         }
         list.models.clone()
     }
@@ -202,6 +209,13 @@ impl Catalogue for ModelCatalogue {
         lock(&self.list).read_at = None;
         Ok(())
     }
+
+    fn refresh(&self) {
+        let mut list = lock(&self.list);
+        // Models that could not be opened may be complete by now.
+        list.infos.retain(|_, info| info.is_some());
+        list.read_at = None;
+    }
 }
 
 /// A [`ModelCatalogue`] shared by the server and the worker.
@@ -218,6 +232,10 @@ impl Catalogue for SharedCatalogue {
 
     fn vaes(&self) -> Vec<String> {
         self.0.vaes()
+    }
+
+    fn refresh(&self) {
+        self.0.refresh();
     }
 
     fn lora_details(&self) -> Vec<LoraInfo> {

@@ -8,7 +8,7 @@ use kiln_base::lock;
 use kiln_engine::{Error, Event, FileRef, GeneratedImage, InputImage, InputResolver, Plan, Session, Sink};
 use kiln_engine::{ProgressTracker, Task as EngineTask};
 use kiln_image::RgbImage;
-use kiln_server::{FinishedImage, Generator, JobError, JobInputs, JobSink, Task};
+use kiln_server::{FinishedImage, Generator, JobError, JobInputs, JobSink, LoadedModel, Task};
 
 use super::catalogue::ModelCatalogue;
 
@@ -18,11 +18,18 @@ pub struct Worker {
     models: Arc<ModelCatalogue>,
     /// The autoencoder of jobs that name none.
     vae: Option<PathBuf>,
+    /// Models to load at startup, besides the default one.
+    preload: Vec<String>,
 }
 
 impl Worker {
     pub fn new(session: Session, models: Arc<ModelCatalogue>, vae: Option<PathBuf>) -> Worker {
-        Worker { session, models, vae }
+        Worker { session, models, vae, preload: Vec::new() }
+    }
+
+    /// Loads these models at startup, too.
+    pub fn preload(self, preload: Vec<String>) -> Worker {
+        Worker { preload, ..self }
     }
 }
 
@@ -30,8 +37,24 @@ impl Generator for Worker {
     type Plan = Arc<Plan>;
 
     fn warm_up(&self) -> Result<(), JobError> {
-        let model = self.models.open(None)?;
-        self.session.load(&model, &LogSink).map_err(|error| job_error(&error))
+        // The default model last: it is the one to keep.
+        for name in self.preload.iter().map(|name| Some(name.as_str())).chain([None]) {
+            let model = self.models.open(name)?;
+            self.session.load(&model, &LogSink).map_err(|error| job_error(&error))?;
+        }
+        Ok(())
+    }
+
+    fn loaded(&self) -> Vec<LoadedModel> {
+        let loaded = self.session.loaded().into_iter().map(|(info, model)| {
+            let path = model.recorded_name();
+            let file =
+                Path::new(&path).file_name().map_or(path.clone(), |name| name.to_string_lossy().into_owned());
+            let stem = [".toml", ".gguf", ".safetensors"].iter().find_map(|end| file.strip_suffix(end));
+            let name = stem.unwrap_or(&file).to_owned();
+            LoadedModel { name, device: info.device, backend: info.backend, dtype: info.dtype.into() }
+        });
+        loaded.collect()
     }
 
     fn plan(&self, job: &JobInputs<'_>) -> Result<Arc<Plan>, JobError> {

@@ -4,15 +4,16 @@ pub mod catalogue;
 mod downloads;
 mod files;
 pub mod generator;
+mod signals;
 
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_engine::{Session, TextCache};
-use kiln_server::{Config, Limits, Server};
+use kiln_server::{Catalogue as _, Config, Limits, Server, WebhookConfig};
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -29,31 +30,29 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     args.machine.fill_missing(crate::settings::get());
     init_logging(&args);
     let models = Arc::new(ModelCatalogue::new(&args)?);
-    let config = config(&args)?;
-    let data = config.folder.clone();
-    let server = Server::open(config, Box::new(SharedCatalogue(Arc::clone(&models)))).map_err(|error| {
-        let message = format!("can't use the data folder `{}`: {error}", data.display());
-        CliError::new(message).hint("choose another with --data")
-    })?;
-    let worker = worker(&args, models, &data)?;
+    check_names(&args, &models)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .enable_all()
         .build()
         .map_err(|error| CliError::new(format!("can't start the server's threads: {error}")))?;
+    // Before the data folder is touched: a server that can't listen leaves the queue alone.
     let address = SocketAddr::new(args.host, args.port);
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|error| {
         CliError::new(format!("can't listen on {address}: {error}")).hint("choose another port with --port")
     })?;
     let address = listener.local_addr().unwrap_or(address);
+    let server = open(&args, &models)?;
+    let worker = worker(&args, Arc::clone(&models), &server)?;
     let generating = server.generate_with(worker);
     let generating =
         generating.map_err(|error| CliError::new(format!("can't start the generating threads: {error}")))?;
     let stop = {
         let _runtime = runtime.enter();
-        stop_signal()
+        signals::reload_on_hangup(models);
+        signals::stop(server.clone(), Duration::from_secs(args.linger))
     };
-    let _ = writeln!(std::io::stderr(), "kiln {} at http://{address}", env!("CARGO_PKG_VERSION"));
+    announce(address, args.json);
     runtime.block_on(kiln_server::serve(server, listener, stop));
     // The running job is done, or stops within a step.
     let _ = generating.join();
@@ -61,17 +60,38 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Opens the data folder.
+fn open(args: &ServeArgs, models: &Arc<ModelCatalogue>) -> Result<Server, CliError> {
+    let config = config(args)?;
+    let data = config.folder.clone();
+    Server::open(config, Box::new(SharedCatalogue(Arc::clone(models)))).map_err(|error| {
+        let message = format!("can't use the data folder `{}`: {error}", data.display());
+        CliError::new(message).hint("choose another with --data")
+    })
+}
+
+/// Tells where the server listens: a line, or with --json an event like all others.
+fn announce(address: SocketAddr, json: bool) {
+    let (version, url) = (env!("CARGO_PKG_VERSION"), format!("http://{address}"));
+    if json {
+        tracing::info!(version, url, "listening");
+    } else {
+        let _ = writeln!(std::io::stderr(), "kiln {version} at {url}");
+    }
+}
+
 /// Creates the engine behind the server.
-fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, data: &Path) -> Result<Worker, CliError> {
+fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, server: &Server) -> Result<Worker, CliError> {
     let mut settings = args.machine.settings()?;
     settings.text_cache = if args.no_cache {
         None
     } else {
-        crate::cache::texts()?.or_else(|| Some(TextCache::new(data.join("texts"))))
+        crate::cache::texts()?.or_else(|| Some(TextCache::new(server.folder().join("texts"))))
     };
     settings.preview_vae = args.preview_vae.clone();
     let session = Session::new(settings, args.max_batch as usize);
-    Ok(Worker::new(session, models, args.vae.clone()))
+    let session = session.with_model_memory(args.model_memory.unwrap_or(0));
+    Ok(Worker::new(session, models, args.vae.clone()).preload(args.preload.clone()))
 }
 
 fn check(args: &ServeArgs) -> Result<(), CliError> {
@@ -87,6 +107,23 @@ fn check(args: &ServeArgs) -> Result<(), CliError> {
         .hint("set one with --api-key or the variable KILN_API_KEY, or leave --host out"));
     }
     Ok(())
+}
+
+/// Checks that the models of --preload and --model-alias are there.
+fn check_names(args: &ServeArgs, models: &ModelCatalogue) -> Result<(), CliError> {
+    let aliases =
+        args.model_aliases.iter().map(|(alias, model)| (format!("--model-alias {alias}={model}"), model));
+    let preloads = args.preload.iter().map(|model| (format!("--preload {model}"), model));
+    let mut options = aliases.chain(preloads).peekable();
+    if options.peek().is_none() {
+        return Ok(());
+    }
+    let names: Vec<String> = models.models().into_iter().map(|model| model.name).collect();
+    match options.find(|(_, model)| !names.contains(model)) {
+        Some((option, model)) => Err(CliError::usage(format!("{option}: there is no model `{model}`"))
+            .hint(format!("available: {}", names.join(", ")))),
+        None => Ok(()),
+    }
 }
 
 /// Returns a folder next to the user's models folder.
@@ -114,10 +151,18 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
         steps: args.max_steps,
         ..Limits::default()
     };
+    let webhooks =
+        args.webhook_secret.as_ref().map(|secret| WebhookConfig::new(secret, args.webhook_private));
+    let webhooks = webhooks.transpose().map_err(|reason| {
+        CliError::usage(format!("the webhook secret is not usable: {reason}"))
+            .hint("set --webhook-secret or KILN_WEBHOOK_SECRET to a long random text")
+    })?;
     Ok(Config {
         api_key: args.api_key.clone(),
         hosts,
         limits,
+        model_aliases: args.model_aliases.clone(),
+        webhooks,
         keep_images: args.keep,
         grace: Duration::from_secs(args.grace),
         job_timeout: Duration::from_secs(args.timeout),
@@ -130,39 +175,9 @@ fn init_logging(args: &ServeArgs) {
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
     let log = log.with_ansi(std::io::stderr().is_terminal());
     // Fails only if a logger is installed already.
-    let _ = if args.json { log.json().flatten_event(true).try_init() } else { log.compact().try_init() };
-}
-
-/// A future that ends with Ctrl-C or SIGTERM. The second one ends the process at once.
-///
-/// Must be called in the context of a runtime; from then on the signals don't kill the process.
-#[cfg(unix)]
-fn stop_signal() -> impl Future<Output = ()> {
-    use tokio::signal::unix::{SignalKind, signal};
-
-    let signals = signal(SignalKind::interrupt()).and_then(|i| Ok((i, signal(SignalKind::terminate())?)));
-    async move {
-        let Ok((mut interrupt, mut terminate)) = signals else { return std::future::pending().await };
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        tokio::spawn(async move {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-            std::process::exit(130);
-        });
-    }
-}
-
-/// A future that ends with Ctrl-C. The second one ends the process at once.
-#[cfg(not(unix))]
-async fn stop_signal() {
-    let _ = tokio::signal::ctrl_c().await;
-    tokio::spawn(async {
-        let _ = tokio::signal::ctrl_c().await;
-        std::process::exit(130);
-    });
+    let _ = if args.json {
+        log.json().flatten_event(true).with_span_list(false).try_init()
+    } else {
+        log.compact().try_init()
+    };
 }

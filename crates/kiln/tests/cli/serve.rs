@@ -194,7 +194,7 @@ fn a_killed_server_resumes_its_jobs_at_the_next_start() {
 #[test]
 fn sigterm_stops_the_server_and_the_job_resumes() {
     let sandbox = Sandbox::new();
-    let mut server = TestServer::start(&sandbox, &["--grace", "0"]);
+    let mut server = TestServer::start(&sandbox, &["--grace", "0", "--linger", "0"]);
     let (_, job) = server.call("POST", "/v1/jobs", Some(json!({ "prompt": "a whale", "steps": 200 })));
     let path = format!("/v1/jobs/{}", job["id"].as_str().unwrap());
     server.until(&path, |_, job| job["status"] == "running");
@@ -208,11 +208,71 @@ fn sigterm_stops_the_server_and_the_job_resumes() {
     server.call("DELETE", &path, None);
 }
 
+#[cfg(unix)]
+fn signal(server: &TestServer, name: &str) {
+    assert!(Command::new("kill").args([name, &server.child.id().to_string()]).status().unwrap().success());
+}
+
+#[cfg(unix)]
+#[test]
+fn probes_see_that_the_server_is_stopping_before_it_stops_listening() {
+    let sandbox = Sandbox::new();
+    let mut server = TestServer::start(&sandbox, &["--linger", "1"]);
+    signal(&server, "-HUP");
+    assert_eq!(server.call("GET", "/healthz", None).0, 200, "SIGHUP reloads");
+    signal(&server, "-TERM");
+    server.until("/readyz", |status, response| status == 503 && response["status"] == "stopping");
+    let (status, response) = server.call("POST", "/v1/jobs", Some(json!({ "prompt": "a whale" })));
+    assert_eq!((status, &response["error"]["code"]), (503, &json!("shutting_down")));
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_second_server_leaves_the_first_ones_queue_alone() {
+    let sandbox = Sandbox::new();
+    let server = TestServer::start(&sandbox, &[]);
+    let (_, job) = server.call("POST", "/v1/jobs", Some(json!({ "prompt": "a whale", "steps": 200 })));
+    let path = format!("/v1/jobs/{}", job["id"].as_str().unwrap());
+    server.until(&path, |_, job| job["status"] == "running");
+    sandbox
+        .kiln(&["serve", "--port", "0", "--data", "served"])
+        .fails(1, &["another server is using it", "--data"]);
+    // A port in use is found before the data folder is opened.
+    let port = server.address.rsplit_once(':').unwrap().1;
+    sandbox.kiln(&["serve", "--port", port, "--data", "served"]).fails(1, &["can't listen", "--port"]);
+    assert_eq!(server.call("GET", &path, None).1["status"], "running");
+    server.call("DELETE", &path, None);
+}
+
+#[test]
+fn the_json_log_is_json_from_its_first_line_and_links_requests_with_jobs() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(&["serve", "--port", "0", "--data", "served", "--json"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(|line| {
+        let line = line.unwrap();
+        serde_json::from_str::<Value>(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    });
+    let first = lines.next().unwrap();
+    let address = first["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
+    assert_eq!(first["message"], "listening");
+    let server = TestServer { child, address };
+    let body = json!({ "prompt": "a whale", "steps": 1, "width": 64, "height": 64 });
+    let (_, job) = server.call("POST", "/v1/jobs", Some(body));
+    let queued = lines.find(|line| line["message"] == "job queued").unwrap();
+    assert_eq!(queued["job"], job["id"]);
+    let request = queued["span"]["request"].as_str().unwrap();
+    let mut requests = lines.filter(|line| line["message"] == "request" && line["path"] == "/v1/jobs");
+    assert_eq!(requests.next().unwrap()["request"], request);
+}
+
 #[test]
 fn listening_on_all_interfaces_requires_a_key() {
     let sandbox = Sandbox::new();
     sandbox.kiln(&["serve", "--host", "0.0.0.0", "--port", "0"]).fails(2, &["API key", "--api-key"]);
     sandbox.kiln(&["serve", "--api-key", "", "--port", "0"]).fails(2, &["empty"]);
+    sandbox.kiln(&["serve", "--model-alias", "a=no-such", "--port", "0"]).fails(2, &["no-such", "ember"]);
+    sandbox.kiln(&["serve", "--webhook-secret", "short", "--port", "0"]).fails(2, &["at least 16"]);
     sandbox.kiln(&["serve", "-m", "no-such-model", "--port", "0"]).fails(1, &["no-such-model"]);
 }
 
@@ -237,9 +297,14 @@ fn script(sandbox: &Sandbox, name: &str, needs: &str, server: &TestServer) {
 #[test]
 fn third_party_clients_work() {
     let sandbox = Sandbox::new();
-    let server = TestServer::start(&sandbox, &[]);
+    let aliases = ["--model-alias", "gpt-image-1=ember", "--model-alias", "dall-e-3=ember"];
+    let server = TestServer::start(&sandbox, &aliases);
     script(&sandbox, "openai_client.py", "import openai, PIL", &server);
+    script(&sandbox, "litellm_client.py", "import litellm, PIL", &server);
+    script(&sandbox, "langchain_client.py", "import langchain_community, openai, PIL", &server);
     script(&sandbox, "a1111_client.py", "import json", &server);
+    script(&sandbox, "webuiapi_client.py", "import webuiapi", &server);
+    script(&sandbox, "openapi_client.py", "import openapi_python_client, openapi_spec_validator", &server);
 }
 
 #[test]
@@ -254,4 +319,18 @@ fn files_of_the_models_folder_are_listed_and_used() {
     let body = json!({ "model": "klein", "prompt": "fox", "size": "64x64", "steps": 1, "max_tokens": 32 });
     let (status, response) = server.call("POST", "/v1/images/generations", Some(body));
     assert_eq!(status, 200, "{response}");
+}
+
+#[test]
+fn several_models_stay_loaded_within_the_memory_for_models() {
+    let sandbox = Sandbox::new();
+    sandbox.fill_models_folder();
+    sandbox.kiln(&["serve", "--preload", "klein", "--port", "0"]).fails(2, &["--model-memory"]);
+    let server = TestServer::start(&sandbox, &["--model-memory", "1G", "--preload", "klein"]);
+    let (_, metrics) = server.fetch("GET", "/metrics", None);
+    for model in ["ember", "klein"] {
+        let loaded = format!("kiln_model_loaded{{model=\"{model}\",device=\"cpu\",");
+        assert!(metrics.contains(&loaded), "{metrics}");
+    }
+    assert!(metrics.contains("kiln_build_info{version="), "{metrics}");
 }

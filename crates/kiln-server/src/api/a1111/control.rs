@@ -1,0 +1,99 @@
+//! Watching and stopping the running job.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+
+use crate::Server;
+use crate::api::error::ErrorBody;
+use crate::api::fields::Fields;
+use crate::api::{Query, json};
+use crate::live::{Api, LiveJob};
+use crate::store::JobState;
+
+/// The progress of the running job, in A1111's format.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ProgressResponse {
+    /// From 0 to 1.
+    progress: f32,
+    /// Estimated seconds left.
+    eta_relative: f32,
+    /// The job's id, steps and images.
+    #[schema(value_type = Object)]
+    state: Value,
+    /// A preview as base64.
+    current_image: Option<String>,
+    /// The current phase.
+    textinfo: Option<String>,
+}
+
+/// The parameters of a progress request.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ProgressParams {
+    /// Whether to leave out the preview.
+    skip_current_image: Option<bool>,
+}
+
+/// Returns the progress of the running job.
+#[utoipa::path(get, path = "/sdapi/v1/progress", tag = "a1111", params(ProgressParams), responses(
+    (status = 200, body = ProgressResponse),
+    (status = "4XX", body = ErrorBody),
+))]
+pub(crate) async fn progress(State(server): State<Server>, Query(params): Query<ProgressParams>) -> Response {
+    let running = server.active().into_iter().find(|live| live.state() == JobState::Running);
+    let snapshot = running.as_ref().map(|live| live.snapshot()).unwrap_or_default();
+    let with_preview = params.skip_current_image != Some(true);
+    if let Some(live) = running.as_ref().filter(|_| with_preview) {
+        live.poll_preview();
+    }
+    let image = snapshot
+        .preview
+        .as_ref()
+        .filter(|_| with_preview)
+        .and_then(|preview| kiln_image::encode(&preview.image, kiln_image::Format::Png, None).ok());
+    let progress = &snapshot.progress;
+    json(
+        StatusCode::OK,
+        &ProgressResponse {
+            progress: progress.fraction,
+            eta_relative: snapshot.time_left.unwrap_or(0.0),
+            state: serde_json::json!({
+                "skipped": false,
+                "interrupted": false,
+                "job": running.as_ref().map_or("", |live| &live.id),
+                "job_count": i32::from(running.is_some()),
+                "job_no": progress.image,
+                "sampling_step": progress.step,
+                "sampling_steps": progress.steps,
+            }),
+            current_image: image.map(|bytes| BASE64_STANDARD.encode(bytes)),
+            textinfo: (snapshot.state == JobState::Running).then(|| progress.phase.name().to_owned()),
+        },
+    )
+}
+
+/// Stops the running jobs that were submitted through this API. Each returns its finished images, and the unfinished one
+/// as it is.
+#[utoipa::path(post, path = "/sdapi/v1/interrupt", tag = "a1111", responses((status = 200, description = "Done")))]
+pub(crate) async fn interrupt(State(server): State<Server>) -> Response {
+    let own = |live: &LiveJob| live.api == Api::A1111 && live.state() == JobState::Running;
+    for live in server.active().iter().filter(|live| own(live)) {
+        // Once the steps have begun, the next preview is the unfinished image.
+        if !live.stop_with_preview() {
+            server.cancel(&live.id);
+        }
+    }
+    json(StatusCode::OK, &Fields::new())
+}
+
+/// Does the same as `interrupt`: images of a job are generated together.
+#[utoipa::path(post, path = "/sdapi/v1/skip", tag = "a1111", responses((status = 200, description = "Done")))]
+pub(crate) async fn skip(server: State<Server>) -> Response {
+    interrupt(server).await
+}

@@ -1,0 +1,182 @@
+//! Webhooks: the server calls an address that a job names when the job has ended.
+//!
+//! Calls are signed as [Standard Webhooks](https://www.standardwebhooks.com) describes: `webhook-id`,
+//! `webhook-timestamp`, and in `webhook-signature` the HMAC-SHA256 of `ID.TIMESTAMP.BODY`. An address is in the database
+//! until it was called, so a call survives a restart; the id stays the same when a call is repeated. Clients choose the
+//! address, so private ones are refused (see [`address`]), and redirects are not followed.
+
+mod address;
+mod signature;
+
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use kiln_base::lock;
+use serde_json::Value;
+
+use crate::Server;
+use crate::api::fields::Fields;
+use crate::api::jobs::JobView;
+use crate::generator::JobError;
+use crate::server::WeakServer;
+use crate::store::now;
+
+/// Waiting times before a call is repeated; after the last one the server gives up.
+const RETRIES: [Duration; 5] = [
+    Duration::from_secs(1),
+    Duration::from_secs(10),
+    Duration::from_secs(60),
+    Duration::from_secs(600),
+    Duration::from_secs(3600),
+];
+/// How long a call may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum length of an address.
+const MAX_URL: usize = 2048;
+
+/// The configuration of webhooks.
+#[derive(Clone)]
+pub struct WebhookConfig {
+    secret: Vec<u8>,
+    allow_private: bool,
+}
+
+impl std::fmt::Debug for WebhookConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WebhookConfig").field("allow_private", &self.allow_private).finish_non_exhaustive()
+    }
+}
+
+impl WebhookConfig {
+    /// A configuration with this secret: text, or `whsec_` and base64. With `allow_private`, addresses inside the
+    /// server's own network may be called. Returns an error for a secret that is too short.
+    pub fn new(secret: &str, allow_private: bool) -> Result<WebhookConfig, String> {
+        const MIN: usize = 16;
+        let secret = match secret.strip_prefix("whsec_") {
+            Some(base64) => {
+                BASE64_STANDARD.decode(base64).map_err(|error| format!("invalid base64: {error}"))?
+            }
+            None => secret.as_bytes().to_vec(),
+        };
+        if secret.len() < MIN {
+            return Err(format!("expected at least {MIN} bytes, found {}", secret.len()));
+        }
+        Ok(WebhookConfig { secret, allow_private })
+    }
+}
+
+/// The thread that calls webhooks; started with the first call.
+#[derive(Default)]
+pub(crate) struct Webhooks(Mutex<Option<Sender<String>>>);
+
+impl Webhooks {
+    /// Calls the webhook of an ended job, if it has one. Doesn't wait.
+    pub(crate) fn call(&self, server: &Server, job: &str) {
+        if server.config.webhooks.is_none() {
+            return;
+        }
+        let mut calls = lock(&self.0);
+        if calls.as_ref().is_some_and(|calls| calls.send(job.to_owned()).is_ok()) {
+            return;
+        }
+        let (sender, receiver) = channel();
+        let _ = sender.send(job.to_owned());
+        let server = server.downgrade();
+        let thread = std::thread::Builder::new().name("webhooks".into());
+        match thread.spawn(move || run(&server, &receiver)) {
+            Ok(_) => *calls = Some(sender),
+            Err(error) => tracing::error!(%error, "failed to start the webhooks' thread"),
+        }
+    }
+}
+
+impl Server {
+    /// Takes the webhook out of a job's fields and checks it.
+    pub(crate) fn webhook_of(&self, fields: &mut Fields) -> Result<Option<String>, JobError> {
+        let invalid = |message: String| JobError::request("invalid_value", message).param("webhook");
+        let url = match fields.remove("webhook") {
+            None | Some(Value::Null) => return Ok(None),
+            Some(Value::String(url)) => url,
+            Some(_) => return Err(invalid("webhook must be a URL".into())),
+        };
+        let Some(config) = &self.config.webhooks else {
+            let message = "this server has no webhooks: they need --webhook-secret";
+            return Err(JobError::request("not_supported", message).param("webhook"));
+        };
+        if url.len() > MAX_URL {
+            return Err(invalid(format!("webhook is longer than {MAX_URL} bytes")));
+        }
+        address::check(&url, config.allow_private).map_err(|reason| invalid(format!("webhook: {reason}")))?;
+        Ok(Some(url))
+    }
+}
+
+/// A call that failed and is due again.
+struct Pending {
+    job: String,
+    failures: usize,
+    due: Instant,
+}
+
+/// Calls webhooks until the server is gone.
+fn run(server: &WeakServer, calls: &Receiver<String>) {
+    let mut pending: Vec<Pending> = Vec::new();
+    loop {
+        let next = pending.iter().map(|call| call.due).min();
+        // Look up now and then whether the server is still there.
+        let wait = next.map_or(TIMEOUT, |due| due.saturating_duration_since(Instant::now()).min(TIMEOUT));
+        match calls.recv_timeout(wait) {
+            Ok(job) => pending.push(Pending { job, failures: 0, due: Instant::now() }),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let Some(server) = server.upgrade() else { return };
+        let due = |call: &mut Pending| call.due <= Instant::now();
+        let now: Vec<Pending> = pending.extract_if(.., due).collect();
+        pending.extend(now.into_iter().filter_map(|call| attempt(&server, call)));
+    }
+}
+
+/// Tries a call; returns it if it must be repeated.
+fn attempt(server: &Server, call: Pending) -> Option<Pending> {
+    let Pending { job, failures, .. } = call;
+    match deliver(server, &job) {
+        Ok(false) => return None,
+        Ok(true) => tracing::info!(job, "webhook called"),
+        Err(reason) => match RETRIES.get(failures) {
+            Some(wait) => {
+                tracing::warn!(job, reason, "webhook failed; trying again");
+                return Some(Pending { job, failures: failures + 1, due: Instant::now() + *wait });
+            }
+            None => tracing::error!(job, reason, "webhook failed; giving up"),
+        },
+    }
+    if let Err(error) = server.store.remove_webhook(&job) {
+        tracing::error!(job, %error, "failed to record that a webhook was called");
+    }
+    None
+}
+
+/// Calls the webhook of a job; returns whether it has one.
+fn deliver(server: &Server, job: &str) -> Result<bool, String> {
+    let Some(config) = &server.config.webhooks else { return Ok(false) };
+    let Some(url) = server.store.webhook(job).map_err(|error| error.to_string())? else { return Ok(false) };
+    let view = JobView::find(server, job).map_err(|error| error.body().detail)?;
+    let body = serde_json::json!({ "type": "job.ended", "timestamp": now(), "data": view }).to_string();
+    let (id, timestamp) = (format!("msg_{job}"), (now() / 1000).to_string());
+    let signature = signature::sign(&config.secret, &id, &timestamp, &body);
+    let agent = address::agent(config.allow_private, TIMEOUT);
+    let call = agent
+        .post(&url)
+        .header("content-type", "application/json")
+        .header("user-agent", concat!("Kiln/", env!("CARGO_PKG_VERSION")))
+        .header("webhook-id", &id)
+        .header("webhook-timestamp", &timestamp)
+        .header("webhook-signature", &signature);
+    let response = call.send(body).map_err(|error| error.to_string())?;
+    let status = response.status();
+    if status.is_success() { Ok(true) } else { Err(format!("the address answered {status}")) }
+}

@@ -1,0 +1,66 @@
+//! The work of a job: how much it is, and which other jobs can share it.
+
+use kiln_engine::Request;
+
+use crate::Server;
+use crate::fair_queue::QueuedJob;
+use crate::generator::name;
+use crate::live::LiveJob;
+
+impl Server {
+    pub(crate) fn queued_job(&self, live: &LiveJob) -> QueuedJob {
+        QueuedJob {
+            id: live.id.clone(),
+            client: live.client.clone(),
+            group_key: self.group_key(&live.request),
+            batch_key: self.batch_key(live),
+            images: image_count(&live.request),
+            cost: live.cost,
+            ordered: false,
+        }
+    }
+
+    /// Equal for two jobs that can run one after the other without loading anything.
+    fn group_key(&self, request: &Request) -> String {
+        let loras: Vec<_> = request.loras.iter().map(|lora| (&lora.path, lora.weight)).collect();
+        let size = (request.width, request.height, request.references.len(), request.init.is_some());
+        format!("{:?}", (&request.model, loras, &request.vae, size))
+    }
+
+    /// Equal for two jobs that can be generated in one batch, as far as the request tells; the generator checks again.
+    /// `None` for a job that must run alone.
+    pub(crate) fn batch_key(&self, live: &LiveJob) -> Option<String> {
+        let request = &live.request;
+        let sampling = (request.steps, request.guidance, &request.sigmas, request.schedule, request.rho);
+        let start = (request.mask.is_some(), request.strength, request.max_tokens);
+        (!live.run_alone).then(|| format!("{} {sampling:?} {start:?}", self.group_key(request)))
+    }
+
+    /// Estimated work: pixels times steps, in millions.
+    pub(crate) fn cost(&self, request: &Request) -> f64 {
+        let models = self.catalogue.models();
+        let name = request.model.as_deref().map(name);
+        let model = models.iter().find(|m| name.map_or(m.default, |name| *name == m.name));
+        let (size, steps) = model.map_or((1024, 4), |m| (m.size, m.steps));
+        let pixels = f64::from(request.width.unwrap_or(size)) * f64::from(request.height.unwrap_or(size));
+        let steps = request.steps.unwrap_or(match request.sigmas.len() {
+            0 => steps,
+            levels => levels as u32,
+        });
+        let work = pixels * f64::from(steps) * f64::from(image_count(request));
+        // Every step processes the references, too.
+        (work * (1.0 + request.images().count() as f64) / 1e6).max(1e-3)
+    }
+
+    /// Estimates how long this much work takes, from recent jobs.
+    pub(crate) fn estimate_seconds(&self, cost: f64) -> u64 {
+        const GUESS: f64 = 2.0;
+        let seconds = self.metrics.recent_seconds_per_cost().map_or(GUESS, |each| each * cost);
+        seconds.ceil().clamp(1.0, 3600.0) as u64
+    }
+}
+
+/// The number of images a request asks for.
+pub(crate) fn image_count(request: &Request) -> u32 {
+    u32::try_from(request.image_count()).unwrap_or(u32::MAX)
+}

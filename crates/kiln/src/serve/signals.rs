@@ -1,0 +1,63 @@
+//! What the server does on signals: SIGTERM and Ctrl-C stop it, SIGHUP makes it read its models again.
+//!
+//! The functions must be called in the context of a runtime; from then on the signals don't kill the process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kiln_server::Server;
+
+use super::catalogue::ModelCatalogue;
+
+/// A future that ends with Ctrl-C, or some time after SIGTERM: until then the server answers, but takes no jobs. The
+/// second signal ends the process at once.
+#[cfg(unix)]
+pub fn stop(server: Server, linger: Duration) -> impl Future<Output = ()> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let signals = signal(SignalKind::interrupt()).and_then(|i| Ok((i, signal(SignalKind::terminate())?)));
+    async move {
+        let Ok((mut interrupt, mut terminate)) = signals else { return std::future::pending().await };
+        let wait = tokio::select! {
+            _ = interrupt.recv() => Duration::ZERO,
+            _ = terminate.recv() => linger,
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            std::process::exit(130);
+        });
+        server.close();
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// A future that ends with Ctrl-C. The second one ends the process at once.
+#[cfg(not(unix))]
+pub async fn stop(_: Server, _: Duration) {
+    let _ = tokio::signal::ctrl_c().await;
+    tokio::spawn(async {
+        let _ = tokio::signal::ctrl_c().await;
+        std::process::exit(130);
+    });
+}
+
+/// Reads the list of models again at every SIGHUP; each model's files are opened again when it is next used.
+#[cfg(unix)]
+pub fn reload_on_hangup(models: Arc<ModelCatalogue>) {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let Ok(mut hangups) = signal(SignalKind::hangup()) else { return };
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            models.reload();
+            tracing::info!("reloaded: models are read again when they are next used");
+        }
+    });
+}
+
+/// There is no SIGHUP here.
+#[cfg(not(unix))]
+pub fn reload_on_hangup(_: Arc<ModelCatalogue>) {}
