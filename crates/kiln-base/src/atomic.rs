@@ -47,6 +47,18 @@ impl AtomicFile {
         Ok(AtomicFile { file: temporary_file(folder)?, target, permissions })
     }
 
+    /// Starts a file that only its owner can read, whatever the permissions of an existing file are.
+    pub fn create_private(path: &Path) -> io::Result<AtomicFile> {
+        let mut file = AtomicFile::create(path)?;
+        #[cfg(unix)]
+        {
+            let permissions: Permissions = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            file.file.as_file().set_permissions(permissions.clone())?;
+            file.permissions = Some(permissions);
+        }
+        Ok(file)
+    }
+
     /// The file to write to.
     pub fn file(&mut self) -> &mut File {
         self.file.as_file_mut()
@@ -128,6 +140,23 @@ mod tests {
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(&real).unwrap(), b"new");
         assert_eq!(fs::metadata(&real).unwrap().permissions().mode() & 0o777, 0o640);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_private_file_is_for_its_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, b"old").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        for name in ["a", "b"] {
+            let path = folder.path().join(name);
+            let mut file = AtomicFile::create_private(&path).unwrap();
+            file.file().write_all(b"new").unwrap();
+            file.commit().unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
+        }
     }
 
     #[cfg(unix)]

@@ -1,4 +1,5 @@
-//! Helpers shared by Kiln's crates: atomic file writes, the user's folders, hex, locks, text for terminals.
+//! Helpers shared by Kiln's crates: atomic file writes, the user's folders, free space, hex, sizes, locks, text for
+//! terminals.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -14,13 +15,17 @@
 
 mod atomic;
 pub mod folders;
+mod free_space;
 mod hex;
 mod printable;
+mod sizes;
 mod sync;
 mod temporary;
 
 pub use atomic::{AtomicFile, write_atomic};
+pub use free_space::free_space;
 pub use hex::hex;
-pub use printable::{printable, printable_line};
+pub use printable::{printable, printable_line, without_folders};
+pub use sizes::parse_bytes;
 pub use sync::{lock, wait};
 pub use temporary::{TemporaryFolder, remove_stale};

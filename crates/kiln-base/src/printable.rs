@@ -18,6 +18,23 @@ pub fn printable_line(text: &str) -> Cow<'_, str> {
     escape(text, |_| true)
 }
 
+/// Cuts absolute paths in `` `quotes` `` down to their last part: a message for other machines tells nothing about this
+/// one's folders.
+///
+/// ```
+/// assert_eq!(kiln_base::without_folders("can't read `/srv/kiln/a.png`"), "can't read `a.png`");
+/// ```
+pub fn without_folders(text: &str) -> Cow<'_, str> {
+    let mut out = String::new();
+    for (index, part) in text.split('`').enumerate() {
+        let path = std::path::Path::new(part);
+        let name = path.file_name().filter(|_| index % 2 == 1 && path.is_absolute());
+        out.push_str(if index > 0 { "`" } else { "" });
+        out.push_str(&name.map_or(Cow::Borrowed(part), |name| name.to_string_lossy()));
+    }
+    if out == text { Cow::Borrowed(text) } else { Cow::Owned(out) }
+}
+
 fn escape(text: &str, escapes: impl Fn(char) -> bool) -> Cow<'_, str> {
     let unsafe_here = |c: char| is_unsafe(c) && escapes(c);
     if !text.contains(unsafe_here) {
@@ -52,6 +69,16 @@ mod tests {
             assert!(matches!(printable_line(text), Cow::Borrowed(same) if same == text));
         }
         assert!(matches!(printable("one\ntwo"), Cow::Borrowed(_)));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn folders_of_quoted_paths_are_cut_off() {
+        let text = "tensor `a/b` in `/srv/m/x.safetensors` and `/srv/m`: 3/4 `/` of /srv";
+        assert_eq!(without_folders(text), "tensor `a/b` in `x.safetensors` and `m`: 3/4 `/` of /srv");
+        for same in ["", "plain", "`models/a.png`", "one ` quote", "/srv/a `b` /srv/c"] {
+            assert!(matches!(without_folders(same), Cow::Borrowed(text) if text == same), "{same}");
+        }
     }
 
     #[test]

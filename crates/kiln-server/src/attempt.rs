@@ -129,7 +129,9 @@ impl JobAttempt {
     fn save(&self, finished: FinishedImage) -> Result<SavedImage, JobError> {
         let request = &self.live.request;
         let parameters = kiln_engine::Recipe::parse(&finished.recipe).ok().map(|recipe| recipe.parameters());
-        let (recipe, parameters) = (Some(&finished.recipe[..]), parameters.as_deref());
+        let embedded = |text| Some(text).filter(|_| self.server.config.embed_recipes);
+        let recipe = embedded(&finished.recipe[..]);
+        let parameters = parameters.as_deref().and_then(embedded);
         let encoded =
             kiln_image::encode_with_parameters(&finished.image, request.encoding(), recipe, parameters);
         let bytes = Bytes::from(encoded.map_err(|error| JobError::server("encoding", error.to_string()))?);
@@ -199,7 +201,8 @@ impl JobSink for JobAttempt {
     }
 
     fn note(&self, text: &str) {
-        self.live.change(|s| s.notes.push(text.to_owned()));
+        let text = kiln_base::without_folders(text).into_owned();
+        self.live.change(|s| s.notes.push(text));
     }
 
     fn wants_preview(&self) -> bool {

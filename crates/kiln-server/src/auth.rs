@@ -1,69 +1,127 @@
 //! Authentication: an API key, or a browser session obtained with it. Browser requests must come from our own page.
 
-use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 use axum::http::{HeaderMap, header};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use kiln_base::{hex, lock};
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
 
-use crate::server::random_bytes;
+use crate::keys::{ApiKey, Quotas};
+use crate::sessions::{Hash, Session, Sessions, constant_time_eq, hash};
+use crate::wrong_keys::WrongKeys;
 
-/// Name of the session cookie.
-pub(crate) const COOKIE: &str = "kiln_session";
-/// Maximum number of browser sessions; a new one replaces the oldest.
-const MAX_SESSIONS: usize = 64;
+/// Name of the session cookie on an encrypted connection. Browsers accept this prefix only from the host itself.
+const SECURE_COOKIE: &str = "__Host-kiln_session";
+/// Name of the session cookie on a plain connection.
+pub(crate) const PLAIN_COOKIE: &str = "kiln_session";
 
-type Hash = [u8; 32];
+/// A key without its secret.
+#[derive(Debug)]
+pub(crate) struct KeyInfo {
+    hash: Hash,
+    pub(crate) name: String,
+    pub(crate) admin: bool,
+    pub(crate) quotas: Quotas,
+}
 
-/// The API key and the open sessions. Only hashes are stored; they are compared in constant time, so that neither
-/// content nor length leaks.
+/// What the headers of a request say about who sent it.
+#[derive(Clone, Debug)]
+pub(crate) enum Identity {
+    /// The server has no keys.
+    Open,
+    /// A valid key or session.
+    Key(Arc<KeyInfo>),
+    /// Neither.
+    Missing,
+    /// A key that is wrong.
+    Wrong,
+}
+
+/// The API keys and the open sessions. Only hashes of keys are stored; they are compared in constant time, so that
+/// neither content nor length leaks.
 pub(crate) struct Auth {
-    key: Option<Hash>,
-    sessions: Mutex<VecDeque<Hash>>,
+    keys: RwLock<Vec<Arc<KeyInfo>>>,
+    pub(crate) sessions: Sessions,
+    pub(crate) wrong_keys: Arc<WrongKeys>,
 }
 
 impl Auth {
-    pub(crate) fn new(key: Option<&str>) -> Auth {
-        Auth { key: key.map(hash), sessions: Mutex::default() }
+    pub(crate) fn new(keys: &[ApiKey], sessions: Vec<Session>, wrong_key_delay: Duration) -> Auth {
+        let auth = Auth {
+            keys: RwLock::default(),
+            sessions: Sessions::new(sessions),
+            wrong_keys: WrongKeys::new(wrong_key_delay),
+        };
+        auth.set_keys(keys);
+        auth
     }
 
-    /// Whether the server has an API key.
-    pub(crate) fn is_required(&self) -> bool {
-        self.key.is_some()
+    /// Replaces the keys. Sessions of keys that are gone end.
+    pub(crate) fn set_keys(&self, keys: &[ApiKey]) {
+        let info = |key: &ApiKey| {
+            let (name, admin, quotas) = (key.name.clone(), key.admin, key.quotas);
+            Arc::new(KeyInfo { hash: hash(&key.secret), name, admin, quotas })
+        };
+        let keys = keys.iter().map(info).collect();
+        *self.keys.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = keys;
     }
 
-    /// Whether these headers carry the API key or a valid session.
-    pub(crate) fn allows(&self, headers: &HeaderMap) -> bool {
-        let Some(key) = &self.key else { return true };
-        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        if given.and_then(key_from_header).is_some_and(|given| constant_time_eq(&hash(&given), key)) {
-            return true;
+    fn keys(&self) -> Vec<Arc<KeyInfo>> {
+        self.keys.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    /// Whether the headers carry a key to compare, which [`WrongKeys`] may forbid.
+    pub(crate) fn carries_key(headers: &HeaderMap) -> bool {
+        key_in(headers).is_some()
+    }
+
+    /// Who sent these headers.
+    pub(crate) fn identify(&self, headers: &HeaderMap) -> Identity {
+        let keys = self.keys();
+        if keys.is_empty() {
+            return Identity::Open;
         }
-        let Some(session) = session_cookie(headers) else { return false };
-        let session = hash(session);
-        let sessions = lock(&self.sessions);
-        // Compare with all of them: the time must not tell which one matched.
-        sessions.iter().fold(false, |found, known| found | constant_time_eq(&session, known))
+        if let Some(given) = key_in(headers) {
+            let given = hash(&given);
+            let mut found = Identity::Wrong;
+            // Compare with all of them: the time must not tell which one matched.
+            for key in keys {
+                if constant_time_eq(&given, &key.hash) {
+                    found = Identity::Key(key);
+                }
+            }
+            return found;
+        }
+        let session = session_cookie(headers).and_then(|secret| self.sessions.find(secret));
+        let key =
+            session.and_then(|session| keys.into_iter().find(|key| session.is_of(&key.name, &key.hash)));
+        key.map_or(Identity::Missing, Identity::Key)
     }
 
-    /// Opens a session and returns its secret.
-    pub(crate) fn new_session(&self) -> String {
-        let secret = hex(random_bytes::<32>());
-        let mut sessions = lock(&self.sessions);
-        if sessions.len() == MAX_SESSIONS {
-            sessions.pop_front();
-        }
-        sessions.push_back(hash(&secret));
-        secret
+    /// Opens a session for a key; see [`Sessions::open`].
+    pub(crate) fn open_session(&self, key: &KeyInfo) -> (String, Session, Option<Session>) {
+        self.sessions.open(&key.name, &key.hash)
+    }
+
+    /// Ends the session of these headers, and returns it.
+    pub(crate) fn close_session(&self, headers: &HeaderMap) -> Option<Session> {
+        let session = self.sessions.find(session_cookie(headers)?)?;
+        self.sessions.close(&session);
+        Some(session)
     }
 }
 
-/// The key in an `Authorization` header: a bearer token, or the password of basic authentication.
-fn key_from_header(value: &str) -> Option<String> {
+/// The `Set-Cookie` header of a session; an empty secret removes the cookie.
+pub(crate) fn set_cookie(secret: &str, age: Duration, secure: bool) -> String {
+    let (name, attribute) = if secure { (SECURE_COOKIE, "; Secure") } else { (PLAIN_COOKIE, "") };
+    let age = age.as_secs();
+    format!("{name}={secret}; HttpOnly; SameSite=Strict; Path=/; Max-Age={age}{attribute}")
+}
+
+/// The key in the `Authorization` header: a bearer token, or the password of basic authentication.
+fn key_in(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, rest) = value.split_once(' ')?;
     match scheme.to_ascii_lowercase().as_str() {
         "bearer" => Some(rest.trim().to_owned()),
@@ -76,33 +134,26 @@ fn key_from_header(value: &str) -> Option<String> {
 }
 
 fn session_cookie(headers: &HeaderMap) -> Option<&str> {
-    let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-    all.flat_map(|value| value.split(';'))
-        .find_map(|pair| pair.trim().strip_prefix(COOKIE)?.strip_prefix('='))
-}
-
-fn hash(text: &str) -> Hash {
-    Sha256::digest(text.as_bytes()).into()
-}
-
-fn constant_time_eq(a: &Hash, b: &Hash) -> bool {
-    a.ct_eq(b).into()
+    let named = |name: &str| {
+        let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+        let mut pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
+        pairs.find(|(found, _)| *found == name).map(|(_, value)| value)
+    };
+    named(SECURE_COOKIE).or_else(|| named(PLAIN_COOKIE))
 }
 
 /// Whether a request comes from our own page, or not from a browser at all.
 ///
 /// A foreign page can make a browser send requests here, and can point a host name of its own at this machine (DNS
-/// rebinding). So `Host` must be one of our names, and `Origin`, where present, must match it.
-pub(crate) fn is_same_origin(headers: &HeaderMap, hosts: &[String]) -> bool {
-    let text =
-        |header| headers.get(header).map(|value: &axum::http::HeaderValue| value.to_str().unwrap_or("?"));
-    let Some(host) = text(header::HOST) else { return text(header::ORIGIN).is_none() };
+/// rebinding). So `host` must be one of our names, and `origin`, where present, must match it.
+pub(crate) fn is_same_origin(host: Option<&str>, origin: Option<&str>, hosts: &[String]) -> bool {
+    let Some(host) = host else { return origin.is_none() };
     let name = without_port(host);
     let local = ["localhost", "127.0.0.1", "[::1]"].contains(&name);
     if !local && !hosts.iter().any(|ours| ours == "*" || ours.eq_ignore_ascii_case(name)) {
         return false;
     }
-    let origin = text(header::ORIGIN).map(|origin| origin.split_once("://").map_or(origin, |(_, rest)| rest));
+    let origin = origin.map(|origin| origin.split_once("://").map_or(origin, |(_, rest)| rest));
     origin.is_none_or(|origin| origin.eq_ignore_ascii_case(host))
 }
 
@@ -121,47 +172,62 @@ mod tests {
         pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect()
     }
 
-    #[test]
-    fn a_key_is_accepted_as_bearer_token_or_password_only() {
-        let auth = Auth::new(Some("s3cret"));
-        let accepts = |value: &str| auth.allows(&headers(&[(header::AUTHORIZATION, value)]));
-        assert!(accepts("Bearer s3cret") && accepts("bearer s3cret"));
-        assert!(accepts(&format!("Basic {}", BASE64_STANDARD.encode("me:s3cret"))));
-        for wrong in [
-            "s3cret",
-            "Bearer",
-            "Bearer s3cre",
-            "Bearer s3cret2",
-            "Basic !",
-            "Basic czNjcmV0",
-            "Digest s3cret",
-        ] {
-            assert!(!accepts(wrong), "{wrong}");
-        }
-        assert!(!auth.allows(&HeaderMap::new()));
-        assert!(Auth::new(None).allows(&HeaderMap::new()));
+    fn auth(keys: &[ApiKey]) -> Auth {
+        Auth::new(keys, Vec::new(), Duration::ZERO)
+    }
+
+    fn name(identity: &Identity) -> Option<&str> {
+        if let Identity::Key(key) = identity { Some(&key.name) } else { None }
     }
 
     #[test]
-    fn a_session_is_valid_until_newer_ones_replace_it() {
-        let auth = Auth::new(Some("s3cret"));
-        let first = auth.new_session();
-        let accepts =
-            |session: &str| auth.allows(&headers(&[(header::COOKIE, &format!("a=b; {COOKIE}={session}"))]));
-        assert!(accepts(&first) && !accepts("") && !accepts(&first[1..]));
-        for _ in 0..MAX_SESSIONS {
-            auth.new_session();
+    fn a_key_is_accepted_as_bearer_token_or_password_only() {
+        let auth = auth(&[ApiKey::single("s3cret")]);
+        let identify = |value: &str| auth.identify(&headers(&[(header::AUTHORIZATION, value)]));
+        let basic = format!("Basic {}", BASE64_STANDARD.encode("me:s3cret"));
+        for right in ["Bearer s3cret", "bearer s3cret", &basic] {
+            assert_eq!(name(&identify(right)), Some("default"), "{right}");
         }
-        assert!(!accepts(&first));
+        for wrong in ["Bearer s3cre", "Bearer s3cret2", "Bearer "] {
+            assert!(matches!(identify(wrong), Identity::Wrong), "{wrong}");
+        }
+        for none in ["s3cret", "Bearer", "Basic !", "Basic czNjcmV0", "Digest s3cret"] {
+            assert!(matches!(identify(none), Identity::Missing), "{none}");
+        }
+        assert!(matches!(auth.identify(&HeaderMap::new()), Identity::Missing));
+        assert!(matches!(super::tests::auth(&[]).identify(&HeaderMap::new()), Identity::Open));
+    }
+
+    #[test]
+    fn a_session_stands_for_its_key_until_the_key_changes() {
+        let keys = ApiKey::parse_file("ada s3cret admin\nbob another").unwrap();
+        let auth = auth(&keys);
+        let bob = auth.keys()[1].clone();
+        let (secret, ..) = auth.open_session(&bob);
+        for cookie in [PLAIN_COOKIE, SECURE_COOKIE] {
+            let sent = headers(&[(header::COOKIE, &format!("a=b; {cookie}={secret}"))]);
+            assert_eq!(name(&auth.identify(&sent)), Some("bob"));
+        }
+        let sent = headers(&[(header::COOKIE, &format!("{PLAIN_COOKIE}={secret}"))]);
+        auth.set_keys(&ApiKey::parse_file("bob changed").unwrap());
+        assert!(matches!(auth.identify(&sent), Identity::Missing));
+        auth.set_keys(&keys);
+        assert_eq!(name(&auth.identify(&sent)), Some("bob"));
+        assert!(auth.close_session(&sent).is_some() && auth.close_session(&sent).is_none());
+        assert!(matches!(auth.identify(&sent), Identity::Missing));
+    }
+
+    #[test]
+    fn cookies_are_secure_on_encrypted_connections() {
+        let cookie = set_cookie("x", Duration::from_secs(60), true);
+        assert_eq!(cookie, "__Host-kiln_session=x; HttpOnly; SameSite=Strict; Path=/; Max-Age=60; Secure");
+        assert!(!set_cookie("x", Duration::ZERO, false).contains("Secure"));
     }
 
     #[test]
     fn browsers_are_accepted_from_our_own_page_only() {
-        let from = |host: &str, origin: Option<&str>| {
-            let mut pairs = vec![(header::HOST, host)];
-            pairs.extend(origin.map(|origin| (header::ORIGIN, origin)));
-            is_same_origin(&headers(&pairs), &["kiln.home".into()])
-        };
+        let from =
+            |host: &str, origin: Option<&str>| is_same_origin(Some(host), origin, &["kiln.home".into()]);
         assert!(from("localhost:7860", None) && from("127.0.0.1:7860", Some("http://127.0.0.1:7860")));
         assert!(
             from("[::1]:7860", Some("http://[::1]:7860")) && from("kiln.home", Some("https://kiln.home"))
@@ -170,5 +236,6 @@ mod tests {
         assert!(!from("evil.example:7860", None), "a foreign name that resolves to this machine");
         assert!(!from("localhost:7860", Some("null")));
         assert!(!from("localhost:7860", Some("http://localhost:1234")));
+        assert!(is_same_origin(None, None, &[]) && !is_same_origin(None, Some("http://a"), &[]));
     }
 }

@@ -176,7 +176,11 @@ mod tests {
         assert_eq!(lock(&budget.lanes).large.used, 0);
         all[0].grow(LARGE / 2).await.unwrap();
         all[1].grow(100).await.unwrap();
-        assert_eq!((lock(&budget.lanes).large.used, lock(&budget.lanes).small.used), (LARGE / 2, 100));
+        let used = || {
+            let lanes = lock(&budget.lanes);
+            (lanes.large.used, lanes.small.used)
+        };
+        assert_eq!(used(), (LARGE / 2, 100));
         assert_eq!(all[1].grow(SMALL_BODY + 1).await, Err(Refused::ClientShare));
         all.clear();
         let lanes = lock(&budget.lanes);

@@ -4,6 +4,7 @@
 //! idle for longest, of the address with the most connections. If none is idle, the new one gets a place in a small
 //! reserve that answers health checks alone.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
@@ -61,7 +62,7 @@ impl Open {
         }
         let idle = self.entries.iter().filter(|(_, entry)| include(entry));
         let idle = idle.filter_map(|(id, entry)| Some((*id, by_address[&entry.address], entry.idle_since?)));
-        let Some((id, ..)) = idle.max_by_key(|(_, of_address, since)| (*of_address, since.elapsed())) else {
+        let Some((id, ..)) = idle.max_by_key(|(_, of_address, since)| (*of_address, Reverse(*since))) else {
             return false;
         };
         self.entries.remove(&id).is_some_and(|entry| {
@@ -198,9 +199,9 @@ pub(crate) struct RequestGuard {
 }
 
 impl RequestGuard {
-    /// Keeps the request in progress until its response is sent.
-    pub(crate) fn until_sent(self, response: Response) -> Response {
-        response.map(|body| Body::new(TrackedBody { body, guard: self }))
+    /// Keeps the request in progress until its response is sent, in parts of at most `part` bytes.
+    pub(crate) fn until_sent(self, response: Response, part: usize) -> Response {
+        response.map(|body| Body::new(TrackedBody { body, rest: Bytes::new(), part, guard: self }))
     }
 
     fn set_unread(&self, unread: bool) {
@@ -229,7 +230,26 @@ impl Drop for RequestGuard {
 /// A response's body that knows whether the client reads it: who reads asks for the next part.
 struct TrackedBody {
     body: Body,
+    /// What is left of the last part that was too long.
+    rest: Bytes,
+    part: usize,
     guard: RequestGuard,
+}
+
+impl TrackedBody {
+    fn next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.rest.is_empty() {
+            match Pin::new(&mut self.body).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                other => return other,
+            }
+        }
+        let length = self.rest.len().min(self.part);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))))
+    }
 }
 
 impl HttpBody for TrackedBody {
@@ -240,17 +260,23 @@ impl HttpBody for TrackedBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let next = Pin::new(&mut self.body).poll_frame(context);
+        let next = self.next(context);
         self.guard.set_unread(matches!(next, Poll::Ready(Some(Ok(_)))));
         next
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (body, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower() + rest);
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }
 

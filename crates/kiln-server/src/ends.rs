@@ -71,9 +71,9 @@ impl Server {
         Ok(self.store.job(id)?.map(|row| self.with_end(row)))
     }
 
-    /// The latest jobs, newest first, as the database will have them.
-    pub(crate) fn stored_jobs(&self, limit: u32) -> Result<Vec<JobRow>, StoreError> {
-        Ok(self.store.jobs(limit)?.into_iter().map(|row| self.with_end(row)).collect())
+    /// The latest jobs of one client or of all, newest first, as the database will have them.
+    pub(crate) fn stored_jobs(&self, limit: u32, client: Option<&str>) -> Result<Vec<JobRow>, StoreError> {
+        Ok(self.store.jobs(limit, client)?.into_iter().map(|row| self.with_end(row)).collect())
     }
 
     fn with_end(&self, mut row: JobRow) -> JobRow {

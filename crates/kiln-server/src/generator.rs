@@ -253,9 +253,10 @@ impl JobError {
         JobError { kind: ErrorKind::Request, code, message: message.into(), param: None }
     }
 
-    /// A failure of the server.
+    /// A failure of the server. The message is for clients: folders in it are cut off.
     pub fn server(code: &'static str, message: impl Into<String>) -> JobError {
-        JobError { kind: ErrorKind::Server, code, message: message.into(), param: None }
+        let message = kiln_base::without_folders(&message.into()).into_owned();
+        JobError { kind: ErrorKind::Server, code, message, param: None }
     }
 
     /// The job was cancelled.

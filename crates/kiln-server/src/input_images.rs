@@ -1,5 +1,6 @@
 //! Input images of requests: decoded once, stored under the hash of their file.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -8,16 +9,17 @@ use kiln_engine::{FileRef, Request};
 use kiln_image::{Format, GrayImage, RgbImage};
 
 use crate::Server;
+use crate::api::Caller;
 use crate::decode_budget::DecodePermit;
 use crate::generator::{InputImage, JobError, name};
-use crate::store::{INPUT_PREFIX, InputFiles, StoreError};
+use crate::store::{Claim, INPUT_PREFIX, ImageRow, InputFiles, StoreError};
 
 /// Prefix of generated images in a request.
 const GENERATED_PREFIX: &str = "picture:";
 
 impl Server {
     /// Checks a request and stores the images it brings. Blocks while they are decoded.
-    pub(crate) fn accept_request(&self, mut request: Request) -> Result<Request, JobError> {
+    pub(crate) fn accept_request(&self, mut request: Request, caller: &Caller) -> Result<Request, JobError> {
         let alias = |model: &std::path::PathBuf| {
             let known = self.config.model_aliases.iter().find(|(alias, _)| alias == name(model));
             known.map(|(_, model)| model.into())
@@ -28,11 +30,11 @@ impl Server {
         self.config.limits.check(&request, self.catalogue.as_ref())?;
         let mut pixels = 0;
         for file in &mut request.references {
-            pixels += self.store_input_image(file, "reference")?;
+            pixels += self.store_input_image(file, "reference", caller)?;
         }
         for (file, role) in [(&mut request.init, "init"), (&mut request.mask, "mask")] {
             if let Some(file) = file {
-                pixels += self.store_input_image(file, role)?;
+                pixels += self.store_input_image(file, role, caller)?;
             }
         }
         let limit = self.config.limits.job_pixels;
@@ -61,7 +63,7 @@ impl Server {
     }
 
     /// Stores an image of a request and replaces it with its input name; returns its number of pixels.
-    fn store_input_image(&self, file: &mut FileRef, role: &str) -> Result<u64, JobError> {
+    fn store_input_image(&self, file: &mut FileRef, role: &str, caller: &Caller) -> Result<u64, JobError> {
         let source = name(&file.path);
         let missing = |what: &str| {
             // The name comes from the client: limit its length.
@@ -69,14 +71,14 @@ impl Server {
             JobError::request("input_not_found", format!("{role}: {what} `{name}` not found"))
         };
         let input = if source.starts_with(INPUT_PREFIX) {
-            let exists = self.store.inputs().path(source).is_some();
-            exists.then(|| source.to_owned()).ok_or_else(|| missing("input"))?
+            let path = self.input_path(source, caller).map_err(storage)?;
+            path.map(|_| source.to_owned()).ok_or_else(|| missing("input"))?
         } else if let Some(id) = source.strip_prefix(GENERATED_PREFIX) {
-            let row = self.store.image(id).map_err(storage)?.ok_or_else(|| missing("image"))?;
+            let row = self.image(id, caller).map_err(storage)?.ok_or_else(|| missing("image"))?;
             let bytes = std::fs::read(self.store.image_path(&row.file)).map_err(|_| missing("image"))?;
-            self.store_input(&bytes, role)?
+            self.store_input(&bytes, role, caller)?
         } else {
-            self.store_input(&decode(source, role)?, role)?
+            self.store_input(&decode(source, role)?, role, caller)?
         };
         let pixels = self.input_pixels(&input, role)?;
         *file = input.into();
@@ -97,7 +99,7 @@ impl Server {
     }
 
     /// Stores an image file under its hash and returns its input name; fails if it is not an image.
-    pub(crate) fn store_input(&self, bytes: &[u8], role: &str) -> Result<String, JobError> {
+    pub(crate) fn store_input(&self, bytes: &[u8], role: &str, caller: &Caller) -> Result<String, JobError> {
         let input = InputFiles::name(bytes);
         // A cached image was checked when it arrived.
         if self.decoded.get(&input).is_none() {
@@ -106,13 +108,13 @@ impl Server {
             self.metrics.input_decoded();
             self.decoded.insert(&input, Arc::new(image));
         }
-        self.store.inputs().insert(&input, bytes).map_err(storage)?;
+        self.keep_input(&input, bytes, caller)?;
         Ok(input)
     }
 
     /// Stores a mask and returns its input name. Transparent areas mark what to change, as in OpenAI's API; in a mask
     /// without transparency, white areas do.
-    pub(crate) fn store_mask(&self, bytes: &[u8]) -> Result<String, JobError> {
+    pub(crate) fn store_mask(&self, bytes: &[u8], caller: &Caller) -> Result<String, JobError> {
         let _memory = self.reserve_decoding(bytes, "mask")?;
         let (image, transparency) = kiln_image::from_bytes_with_mask("mask", bytes).map_err(unreadable)?;
         self.metrics.input_decoded();
@@ -124,49 +126,89 @@ impl Server {
                 (mask, Some(png))
             }
         };
-        self.store_decoded(png.as_deref().unwrap_or(bytes), image)
+        self.store_decoded(png.as_deref().unwrap_or(bytes), image, caller)
     }
 
     /// Stores a mask as A1111's clients send it and returns its input name: white areas are regenerated, or if it is
     /// `invert`ed black ones. Of a mask with transparency, the opaque areas count as white.
-    pub(crate) fn store_painted_mask(&self, source: &str, invert: bool) -> Result<String, JobError> {
+    pub(crate) fn store_painted_mask(
+        &self,
+        source: &str,
+        invert: bool,
+        caller: &Caller,
+    ) -> Result<String, JobError> {
         if source.starts_with(INPUT_PREFIX) && !invert {
             return Ok(source.to_owned());
         }
         let bytes = decode(source, "mask")?;
-        let _memory = self.reserve_decoding(&bytes, "mask")?;
-        let (image, transparency) = kiln_image::from_bytes_with_mask("mask", &bytes).map_err(unreadable)?;
+        let (image, transparency) = {
+            let _memory = self.reserve_decoding(&bytes, "mask")?;
+            kiln_image::from_bytes_with_mask("mask", &bytes).map_err(unreadable)?
+        };
         self.metrics.input_decoded();
         let negative = |mask: &GrayImage| {
             let pixels = mask.pixels().iter().map(|value| 255 - value).collect();
             GrayImage::new(mask.width(), mask.height(), pixels).map_err(unreadable)
         };
         let mask = match (transparency, invert) {
-            (None, false) => return self.store_decoded(&bytes, image),
+            (None, false) => return self.store_decoded(&bytes, image, caller),
             (None, true) => negative(&GrayImage::from(&image))?,
             (Some(transparency), false) => negative(&transparency)?,
             (Some(transparency), true) => transparency,
         };
         let mask = gray_to_rgb(&mask)?;
         let png = kiln_image::encode(&mask, Format::Png, None).map_err(unreadable)?;
-        self.store_decoded(&png, mask)
+        self.store_decoded(&png, mask, caller)
     }
 
     /// Stores the file of a decoded image and returns its input name.
-    fn store_decoded(&self, bytes: &[u8], image: RgbImage) -> Result<String, JobError> {
+    fn store_decoded(&self, bytes: &[u8], image: RgbImage, caller: &Caller) -> Result<String, JobError> {
         let input = InputFiles::name(bytes);
         self.decoded.insert(&input, Arc::new(image));
-        self.store.inputs().insert(&input, bytes).map_err(storage)?;
+        self.keep_input(&input, bytes, caller)?;
         Ok(input)
     }
 
     /// [`Server::store_mask`] for a data URL or base64; an input name is returned as it is.
-    pub(crate) fn store_mask_source(&self, source: String) -> Result<String, JobError> {
+    pub(crate) fn store_mask_source(&self, source: String, caller: &Caller) -> Result<String, JobError> {
         if source.starts_with(INPUT_PREFIX) || source.starts_with(GENERATED_PREFIX) {
             Ok(source)
         } else {
-            self.store_mask(&decode(&source, "mask")?)
+            self.store_mask(&decode(&source, "mask")?, caller)
         }
+    }
+
+    /// Writes the file of an input, within what the caller may keep.
+    fn keep_input(&self, input: &str, bytes: &[u8], caller: &Caller) -> Result<(), JobError> {
+        let (inputs, size) = (self.store.inputs(), bytes.len() as u64);
+        let quota = caller.quotas.inputs.unwrap_or(self.config.limits.inputs);
+        match inputs.claim(input, &caller.client, size, quota).map_err(storage)? {
+            Claim::Granted { evicted } => evicted.iter().for_each(|input| self.decoded.remove(input)),
+            Claim::QuotaFull => {
+                let message = format!(
+                    "the image has {size} bytes; beside the images of your unfinished jobs there is no room for it \
+                     within {quota} bytes"
+                );
+                return Err(JobError::request("inputs_full", message));
+            }
+        }
+        inputs.insert(input, bytes).map_err(storage)
+    }
+
+    /// The file of an input that the caller may use.
+    pub(crate) fn input_path(&self, input: &str, caller: &Caller) -> Result<Option<PathBuf>, StoreError> {
+        let inputs = self.store.inputs();
+        let Some(path) = inputs.path(input) else { return Ok(None) };
+        Ok(Some(path)
+            .filter(|_| caller.admin || inputs.is_claimed_by(input, &caller.client).unwrap_or(false)))
+    }
+
+    /// A generated image that the caller may see.
+    pub(crate) fn image(&self, id: &str, caller: &Caller) -> Result<Option<ImageRow>, StoreError> {
+        let Some(row) = self.store.image(id)? else { return Ok(None) };
+        let visible =
+            caller.admin || self.store.client_of(&row.job)?.is_some_and(|client| caller.sees(&client));
+        Ok(visible.then_some(row))
     }
 
     /// Checks the size of an image and reserves the memory for decoding it.

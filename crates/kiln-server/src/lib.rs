@@ -36,26 +36,34 @@ mod ends;
 mod fair_queue;
 mod generator;
 mod input_images;
+mod keys;
 mod limits;
 mod listen;
 mod live;
 mod metrics;
 mod page;
+mod proxies;
 mod resume;
 mod server;
+mod sessions;
 mod store;
 mod stream;
+mod tls;
 mod webhooks;
 mod work;
 mod worker;
+mod wrong_keys;
 
 pub use api::{openapi, router};
 pub use generator::{
     Catalogue, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError, JobInputs,
     JobSink, LoadedModel, LoraInfo, ModelInfo, Task,
 };
+pub use keys::{ApiKey, MIN_KEY_LENGTH, Quotas};
 pub use limits::Limits;
 pub use listen::serve;
+pub use proxies::Network;
 pub use server::{Config, Server};
 pub use store::StoreError;
+pub use tls::{Tls, TlsError};
 pub use webhooks::WebhookConfig;

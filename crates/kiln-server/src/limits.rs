@@ -43,6 +43,8 @@ pub struct Limits {
     pub loras: usize,
     /// Maximum number of queued jobs.
     pub queue: usize,
+    /// Maximum bytes of the input images that are kept for one client.
+    pub inputs: u64,
     /// Maximum number of open connections.
     pub connections: usize,
     /// Maximum number of open connections from one address; proxies that the configuration names have no such limit.
@@ -70,6 +72,7 @@ impl Default for Limits {
             images: 10,
             loras: 8,
             queue: 64,
+            inputs: 4 << 30,
             connections: 512,
             connections_per_address: 256,
         }

@@ -1,18 +1,20 @@
 //! Accepts connections, within their limits, and shuts down gracefully.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderValue, Request, StatusCode, header};
+use axum::http::{HeaderValue, Request, StatusCode, Version, header};
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
@@ -24,6 +26,12 @@ use crate::stream::WriteTimeoutStream;
 
 /// How long a request's headers may take to arrive.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum bytes of a request's headers.
+const MAX_HEADERS: usize = 64 << 10;
+/// Maximum number of HTTP/2 requests in progress on a connection.
+const MAX_STREAMS: u32 = 32;
+/// Bytes of an HTTP/2 response that are handed over at one time: the rest waits until the client has read them.
+const HTTP2_PART: usize = 16 << 10;
 /// How long a connection stays open without a request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a connection that must close may take to do so by itself.
@@ -79,7 +87,9 @@ impl Acceptor {
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    let Some(connection) = self.connections.admit(peer.ip(), false) else {
+                    let proxies = &self.server.config.trusted_proxies;
+                    let proxy = proxies.iter().any(|proxy| proxy.contains(peer.ip()));
+                    let Some(connection) = self.connections.admit(peer.ip(), proxy) else {
                         tracing::debug!(%peer, "too many connections");
                         continue;
                     };
@@ -101,33 +111,81 @@ async fn serve_connection(
     server: Server,
     app: Router,
     stream: TcpStream,
-    peer: SocketAddr,
+    address: SocketAddr,
     connection: Arc<Connection>,
 ) {
-    let io_timeout = server.config.io_timeout;
-    let stream = WriteTimeoutStream::new(stream, Arc::clone(&connection), io_timeout);
-    let app = TowerToHyperService::new(app.layer(axum::Extension(Peer(peer))));
-    let service = service_fn(|request| answer(Arc::clone(&connection), app.clone(), request));
-    let http = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .max_buf_size(64 << 10)
-        .serve_connection(TokioIo::new(stream), service);
-    let mut http = std::pin::pin!(http);
-    let mut hang_up = server.hang_up.subscribe();
-    let ended = tokio::select! {
-        ended = http.as_mut() => ended,
-        () = async { drop(hang_up.wait_for(|hang_up| *hang_up).await) } => {
-            http.as_mut().graceful_shutdown();
-            http.await
-        }
-        () = connection.must_close(IDLE_TIMEOUT, io_timeout) => {
-            http.as_mut().graceful_shutdown();
-            timeout(CLOSE_TIMEOUT, http).await.unwrap_or(Ok(()))
+    let stream = WriteTimeoutStream::new(stream, Arc::clone(&connection), server.config.io_timeout);
+    let peer = Peer { address, encrypted: server.config.tls.is_some() };
+    let app = TowerToHyperService::new(app.layer(axum::Extension(peer)));
+    let ended = match server.config.tls.clone() {
+        None => serve_http1(&server, app, stream, &connection).await,
+        Some(tls) => {
+            let accepted = tokio::select! {
+                accepted = tls.accept(stream) => accepted,
+                () = connection.must_close(IDLE_TIMEOUT, IDLE_TIMEOUT) => return,
+            };
+            match accepted {
+                Ok((stream, true)) => serve_http2(&server, app, stream, &connection).await,
+                Ok((stream, false)) => serve_http1(&server, app, stream, &connection).await,
+                Err(error) => return tracing::debug!(%error, %address, "TLS handshake failed"),
+            }
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, %peer, "connection ended early");
+        tracing::debug!(%error, %address, "connection ended early");
+    }
+}
+
+async fn serve_http1(
+    server: &Server,
+    app: TowerToHyperService<Router>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    connection: &Arc<Connection>,
+) -> hyper::Result<()> {
+    let service = service_fn(|request| answer(Arc::clone(connection), app.clone(), request));
+    let http = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(MAX_HEADERS)
+        .serve_connection(TokioIo::new(stream), service);
+    drive(server, connection, std::pin::pin!(http), |http| http.graceful_shutdown()).await
+}
+
+async fn serve_http2(
+    server: &Server,
+    app: TowerToHyperService<Router>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    connection: &Arc<Connection>,
+) -> hyper::Result<()> {
+    let service = service_fn(|request| answer(Arc::clone(connection), app.clone(), request));
+    let http = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(HEADER_TIMEOUT)
+        .keep_alive_timeout(HEADER_TIMEOUT)
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADERS as u32)
+        .serve_connection(TokioIo::new(stream), service);
+    drive(server, connection, std::pin::pin!(http), |http| http.graceful_shutdown()).await
+}
+
+/// Drives a connection to its end: by itself, when the server stops, or when it must close.
+async fn drive<C: Future<Output = hyper::Result<()>>>(
+    server: &Server,
+    connection: &Connection,
+    mut http: Pin<&mut C>,
+    shut_down: impl Fn(Pin<&mut C>),
+) -> hyper::Result<()> {
+    let mut hang_up = server.hang_up.subscribe();
+    tokio::select! {
+        ended = http.as_mut() => ended,
+        () = async { drop(hang_up.wait_for(|hang_up| *hang_up).await) } => {
+            shut_down(http.as_mut());
+            http.await
+        }
+        () = connection.must_close(IDLE_TIMEOUT, server.config.io_timeout) => {
+            shut_down(http.as_mut());
+            timeout(CLOSE_TIMEOUT, http).await.unwrap_or(Ok(()))
+        }
     }
 }
 
@@ -138,6 +196,7 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response, std::convert::Infallible> {
     let guard = connection.begin_request();
+    let http1 = request.version() < Version::HTTP_2;
     let is_health = matches!(request.uri().path(), "/healthz" | "/readyz");
     let response = if connection.is_reserve && !is_health {
         let message = "too many connections; try again later";
@@ -146,8 +205,8 @@ async fn answer(
     } else {
         app.call(request.map(Body::new)).await?
     };
-    let mut response = guard.until_sent(response);
-    if connection.is_reserve {
+    let mut response = guard.until_sent(response, if http1 { usize::MAX } else { HTTP2_PART });
+    if connection.is_reserve && http1 {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)

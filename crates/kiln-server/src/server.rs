@@ -10,6 +10,7 @@ use kiln_base::{hex, lock, wait};
 use kiln_engine::{FileRef, Request};
 use tokio::sync::watch;
 
+use crate::api::Caller;
 use crate::api::a1111::options::A1111Options;
 use crate::auth::Auth;
 use crate::body_budget::{BodyBudget, SMALL_BODY};
@@ -19,10 +20,13 @@ use crate::downloads::Downloads;
 use crate::ends::UnrecordedEnds;
 use crate::fair_queue::{FairQueue, QueuedJob};
 use crate::generator::{Catalogue, ErrorKind, JobError, LoadedModel, name};
+use crate::keys::{ApiKey, JobRates};
 use crate::limits::Limits;
 use crate::live::{Api, LiveJob};
 use crate::metrics::{Metrics, ServerStats};
+use crate::proxies::Network;
 use crate::store::{IdempotencyKey, JobEnd, JobRow, JobState, Store, StoreError, now};
+use crate::tls::Tls;
 use crate::webhooks::{WebhookConfig, Webhooks};
 
 /// The configuration of a server.
@@ -30,8 +34,14 @@ use crate::webhooks::{WebhookConfig, Webhooks};
 pub struct Config {
     /// Folder of the job database and the image files.
     pub folder: PathBuf,
-    /// The API key that clients must send; `None` for no authentication.
-    pub api_key: Option<String>,
+    /// The API keys, one of which clients must send; none for no authentication.
+    pub api_keys: Vec<ApiKey>,
+    /// How long the answer to the first wrong key of an address takes; each further one takes twice as long.
+    pub wrong_key_delay: Duration,
+    /// The certificate for HTTPS; `None` for plain HTTP.
+    pub tls: Option<Arc<Tls>>,
+    /// Proxies whose `X-Forwarded-*` headers count.
+    pub trusted_proxies: Vec<Network>,
     /// Host names accepted in the `Host` header, besides the local ones; `*` accepts any.
     pub hosts: Vec<String>,
     /// Limits on requests.
@@ -48,6 +58,8 @@ pub struct Config {
     pub job_timeout: Duration,
     /// How long a client may send nothing of a request's body, or read nothing of a response.
     pub io_timeout: Duration,
+    /// Whether image files hold their recipes.
+    pub embed_recipes: bool,
 }
 
 impl Config {
@@ -55,7 +67,10 @@ impl Config {
     pub fn new(folder: impl Into<PathBuf>) -> Config {
         Config {
             folder: folder.into(),
-            api_key: None,
+            api_keys: Vec::new(),
+            wrong_key_delay: Duration::from_millis(250),
+            tls: None,
+            trusted_proxies: Vec::new(),
             hosts: Vec::new(),
             limits: Limits::default(),
             model_aliases: Vec::new(),
@@ -64,6 +79,7 @@ impl Config {
             grace: Duration::from_secs(20),
             job_timeout: Duration::from_secs(3600),
             io_timeout: Duration::from_secs(30),
+            embed_recipes: true,
         }
     }
 }
@@ -79,6 +95,7 @@ pub struct ServerState {
     pub(crate) metrics: Metrics,
     pub(crate) catalogue: Box<dyn Catalogue>,
     pub(crate) auth: Auth,
+    job_rates: JobRates,
     pub(crate) decoded: DecodedCache,
     pub(crate) body_budget: Arc<BodyBudget>,
     pub(crate) decode_budget: DecodeBudget,
@@ -145,7 +162,7 @@ pub(crate) enum GroupEvent {
 /// A job to accept.
 pub(crate) struct NewJob {
     pub(crate) request: Request,
-    pub(crate) client: String,
+    pub(crate) caller: Caller,
     pub(crate) api: Api,
     /// A client waits for it on an open connection.
     pub(crate) attached: bool,
@@ -156,13 +173,13 @@ pub(crate) struct NewJob {
 
 impl NewJob {
     /// A job that nobody waits for on a connection.
-    pub(crate) fn queued(request: Request, client: &str, api: Api) -> NewJob {
-        NewJob { attached: false, ..NewJob::attached(request, client, api) }
+    pub(crate) fn queued(request: Request, caller: Caller, api: Api) -> NewJob {
+        NewJob { attached: false, ..NewJob::attached(request, caller, api) }
     }
 
     /// A job that a client waits for.
-    pub(crate) fn attached(request: Request, client: &str, api: Api) -> NewJob {
-        NewJob { request, client: client.to_owned(), api, attached: true, key: None, webhook: None }
+    pub(crate) fn attached(request: Request, caller: Caller, api: Api) -> NewJob {
+        NewJob { request, caller, api, attached: true, key: None, webhook: None }
     }
 }
 
@@ -173,6 +190,10 @@ pub(crate) enum SubmitError {
     QueueFull {
         retry_after_seconds: u64,
         client_limit: bool,
+    },
+    /// This client submits jobs too fast.
+    RateLimited {
+        retry_after_seconds: u64,
     },
     Stopping,
     /// The job with this id has the same idempotency key.
@@ -202,7 +223,8 @@ impl Server {
     pub fn open(config: Config, catalogue: Box<dyn Catalogue>) -> Result<Server, StoreError> {
         let store = Store::open(&config.folder)?;
         let server = Server(Arc::new(ServerState {
-            auth: Auth::new(config.api_key.as_deref()),
+            auth: Auth::new(&config.api_keys, store.sessions()?, config.wrong_key_delay),
+            job_rates: JobRates::default(),
             decoded: DecodedCache::default(),
             // Half of it is one client's share, and holds its largest body.
             body_budget: BodyBudget::new(
@@ -249,13 +271,19 @@ impl Server {
         self.queue().push(queued, Arc::new(live));
     }
 
+    /// Replaces the API keys. Sessions of keys that are gone end.
+    pub fn set_api_keys(&self, keys: &[ApiKey]) {
+        self.auth.set_keys(keys);
+    }
+
     fn queue(&self) -> MutexGuard<'_, Queue> {
         lock(&self.queue)
     }
 
     /// Accepts a job.
     pub(crate) fn submit(&self, new: NewJob) -> Result<Arc<LiveJob>, SubmitError> {
-        let NewJob { mut request, client, api, attached, key, webhook } = new;
+        let NewJob { mut request, caller, api, attached, key, webhook } = new;
+        let client = caller.client.clone();
         // Choose the seed now, so that a retry generates the same image.
         if request.seed.is_empty() {
             request.seed = vec![random_seed()];
@@ -282,7 +310,7 @@ impl Server {
             error: None,
             notes: Vec::new(),
         };
-        self.reserve_slot(&client)?;
+        self.reserve_slot(&caller)?;
         // Not under the lock: the generating thread takes it too and must not wait for the disk.
         let inserted = self.store.insert(&row, key.as_ref(), webhook.as_deref());
         {
@@ -307,21 +335,27 @@ impl Server {
     }
 
     /// Reserves a place in the queue for a job of this client.
-    fn reserve_slot(&self, client: &str) -> Result<(), SubmitError> {
+    fn reserve_slot(&self, caller: &Caller) -> Result<(), SubmitError> {
         let capacity = self.config.limits.queue;
+        let (client, quotas) = (caller.client.as_str(), caller.quotas);
+        // Besides the running one, a client may fill at most half of the queue.
+        let max_jobs = quotas.jobs.unwrap_or(capacity / 2 + 1);
         let mut queue = self.queue();
         if queue.stopping {
             return Err(SubmitError::Stopping);
         }
         let clients = queue.live.values().map(|live| &live.client).chain(&queue.inserting);
-        // One client may fill at most half of the queue.
-        let client_limit = clients.filter(|other| *other == client).count() > capacity / 2;
+        let client_limit = clients.filter(|other| *other == client).count() >= max_jobs;
         if queue.queued_count() >= capacity || client_limit {
             let running: f64 = queue.active.iter().map(|live| live.cost).sum();
             let turns = if client_limit { 1 } else { queue.waiting.len() / 4 };
             let retry_after_seconds = self.estimate_seconds(running + queue.waiting.cost_of_next(turns));
             self.metrics.job_refused();
             return Err(SubmitError::QueueFull { retry_after_seconds, client_limit });
+        }
+        if let Some(per_minute) = quotas.jobs_per_minute {
+            let limited = |retry_after_seconds| SubmitError::RateLimited { retry_after_seconds };
+            self.job_rates.take(client, per_minute).map_err(limited)?;
         }
         queue.inserting.push(client.to_owned());
         Ok(())

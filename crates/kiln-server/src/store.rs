@@ -7,11 +7,14 @@
 mod files;
 mod idempotency;
 mod images;
+mod inputs;
 mod lock;
 mod marks;
 mod order;
 mod plots;
+mod private;
 mod schema;
+mod sessions;
 mod webhooks;
 
 use std::fs::File;
@@ -31,6 +34,7 @@ use crate::generator::name;
 pub(crate) use files::{INPUT_PREFIX, InputFiles, thumbnail_file};
 pub(crate) use idempotency::IdempotencyKey;
 pub use images::{ImageQuery, ImageRow};
+pub(crate) use inputs::Claim;
 pub(crate) use marks::Marks;
 pub(crate) use plots::PlotRow;
 
@@ -167,10 +171,11 @@ impl Store {
     /// Opens the data folder; creates it if it doesn't exist.
     pub fn open(folder: &Path) -> Result<Store, StoreError> {
         for path in [folder.to_path_buf(), folder.join("pictures"), folder.join("inputs")] {
-            std::fs::create_dir_all(&path).map_err(|source| StoreError::File { path, source })?;
+            private::create_folder(&path).map_err(|source| StoreError::File { path, source })?;
         }
         let lock = lock::lock_folder(folder)?;
         let file = folder.join("queue.sqlite");
+        private::create_file(&file).map_err(|source| StoreError::File { path: file.clone(), source })?;
         let writer = Connection::open(&file)?;
         writer.busy_timeout(BUSY_TIMEOUT)?;
         schema::check_version(&writer)?;
@@ -283,11 +288,19 @@ impl Store {
         Ok(query.query_row([id], job_row).optional()?)
     }
 
-    /// The latest jobs, newest first.
-    pub fn jobs(&self, limit: u32) -> Result<Vec<JobRow>, StoreError> {
+    /// The latest jobs, newest first; of one client or of all.
+    pub fn jobs(&self, limit: u32, client: Option<&str>) -> Result<Vec<JobRow>, StoreError> {
         let db = self.reader();
-        let mut query = db.prepare(&format!("{SELECT} ORDER BY seq DESC LIMIT ?"))?;
-        Ok(query.query_map([limit], job_row)?.collect::<Result<_, _>>()?)
+        let mut query =
+            db.prepare(&format!("{SELECT} WHERE ?1 IS NULL OR client = ?1 ORDER BY seq DESC LIMIT ?2"))?;
+        Ok(query.query_map(params![client, limit], job_row)?.collect::<Result<_, _>>()?)
+    }
+
+    /// The client that submitted a job.
+    pub fn client_of(&self, id: &str) -> Result<Option<String>, StoreError> {
+        let db = self.reader();
+        let mut query = db.prepare("SELECT client FROM jobs WHERE id = ?")?;
+        Ok(query.query_row([id], |row| row.get(0)).optional()?)
     }
 
     /// Jobs that an earlier process left unfinished, oldest first.

@@ -164,7 +164,7 @@ fn attempt(server: &Server, call: Pending) -> Option<Pending> {
 fn deliver(server: &Server, job: &str) -> Result<bool, String> {
     let Some(config) = &server.config.webhooks else { return Ok(false) };
     let Some(url) = server.store.webhook(job).map_err(|error| error.to_string())? else { return Ok(false) };
-    let view = JobView::find(server, job).map_err(|error| error.body().detail)?;
+    let view = JobView::stored(server, job).map_err(|error| error.body().detail)?;
     let body = serde_json::json!({ "type": "job.ended", "timestamp": now(), "data": view }).to_string();
     let (id, timestamp) = (format!("msg_{job}"), (now() / 1000).to_string());
     let signature = signature::sign(&config.secret, &id, &timestamp, &body);

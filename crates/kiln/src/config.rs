@@ -6,7 +6,7 @@ use crate::args::{ConfigArgs, ConfigCommand};
 use crate::error::CliError;
 use crate::output;
 use crate::properties::Properties;
-use crate::settings::{self, KEYS, Key};
+use crate::settings::{self, KEYS, Key, Place, ServeOption};
 
 pub fn run(args: &ConfigArgs) -> Result<(), CliError> {
     let file = settings::file().ok_or_else(|| {
@@ -15,17 +15,24 @@ pub fn run(args: &ConfigArgs) -> Result<(), CliError> {
     match args.command.as_ref().unwrap_or(&ConfigCommand::List { json: false }) {
         ConfigCommand::List { json } => list(&file, *json),
         ConfigCommand::Get { key } => {
-            let value = Effective::of(Key::find(key)?, &values(&file)?);
-            crate::print(format!("{}\n", value.text).as_bytes())
+            let text = match Place::find(key)? {
+                Place::Top(name) => Effective::of(Key::find(name)?, &values(&file)?).text,
+                Place::Serve(name) => {
+                    let name = name.replace('_', "-");
+                    let option = serve_values(&file)?.into_iter().find(|option| option.name == name);
+                    option.map_or(String::new(), |option| option.values.join(","))
+                }
+            };
+            crate::print(format!("{text}\n").as_bytes())
         }
         ConfigCommand::Set { key, value } => {
-            let key = Key::find(key)?;
-            let text = settings::set(&settings::read_text(&file)?, &file, key, &absolute(value))?;
+            let place = Place::find(key)?;
+            let text = settings::set(&settings::read_text(&file)?, &file, &place, &absolute(value))?;
             write(&file, &text)
         }
         ConfigCommand::Unset { key } => {
             let text = settings::read_text(&file)?;
-            let new = settings::unset(&text, &file, Key::find(key)?)?;
+            let new = settings::unset(&text, &file, &Place::find(key)?)?;
             if new == text { Ok(()) } else { write(&file, &new) }
         }
         ConfigCommand::Path => crate::print(format!("{}\n", file.display()).as_bytes()),
@@ -56,12 +63,23 @@ fn values(file: &Path) -> Result<Vec<(&'static Key, String)>, CliError> {
     settings::parse(&settings::read_text(file)?, file)
 }
 
+fn serve_values(file: &Path) -> Result<Vec<ServeOption>, CliError> {
+    settings::parse_serve(&settings::read_text(file)?, file)
+}
+
 fn list(file: &Path, json: bool) -> Result<(), CliError> {
     let values = values(file)?;
+    let of_server: Vec<(String, String)> = serve_values(file)?
+        .into_iter()
+        .map(|option| (format!("serve.{}", option.name.replace('-', "_")), option.values.join(",")))
+        .collect();
     let properties = KEYS.iter().fold(Properties::default(), |properties, key| {
         let Effective { text, source } = Effective::of(key, &values);
         let value = Properties::default().with("value", &text).with("source", &source);
         properties.with_group(key.name, value)
+    });
+    let properties = of_server.iter().fold(properties, |properties, (name, text)| {
+        properties.with_group(name, Properties::default().with("value", text).with("source", "file"))
     });
     if json {
         return crate::print(properties.to_json().as_bytes());
@@ -72,7 +90,10 @@ fn list(file: &Path, json: bool) -> Result<(), CliError> {
         let text = if value.text.is_empty() { "-" } else { &value.text };
         format!("{:13}  {text:width$}  {:10}  {}\n", key.name, value.source, key.about)
     };
-    let lines: String = KEYS.iter().zip(&effective).map(line).collect();
+    let of_server = of_server
+        .iter()
+        .map(|(name, text)| format!("{name:13}  {text:width$}  {:10}  option of `kiln serve`\n", "file"));
+    let lines: String = KEYS.iter().zip(&effective).map(line).chain(of_server).collect();
     crate::print(lines.as_bytes())
 }
 

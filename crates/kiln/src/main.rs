@@ -35,23 +35,46 @@ mod values;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
 use error::CliError;
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
-    let result = report(load_settings(&command)).and_then(|()| run(command));
+    let given = Cli::command().get_matches();
+    let command = parse(&given).command;
+    let result = report(load_settings(&command)).and_then(|()| run(with_settings(command, &given)));
     result.map_or_else(|error| error.exit_code(), |()| ExitCode::SUCCESS)
+}
+
+fn parse(given: &ArgMatches) -> Cli {
+    Cli::from_arg_matches(given).unwrap_or_else(|error| error.format(&mut Cli::command()).exit())
 }
 
 /// Reads the settings file. The commands that repair it, and those that use no settings, work without.
 fn load_settings(command: &Command) -> Result<(), CliError> {
     match command {
         Command::Config(_) | Command::Completions { .. } | Command::Man { .. } => Ok(()),
-        _ => settings::load(),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => settings::load(args.config.as_deref()),
+        _ => settings::load(None),
     }
+}
+
+/// The command, with the options of the settings file's table `[serve]` if it is `serve`.
+#[cfg(feature = "serve")]
+fn with_settings(command: Command, given: &ArgMatches) -> Command {
+    let Some(("serve", of_serve)) = given.subcommand() else { return command };
+    let more = settings::missing_arguments(&settings::get().serve, of_serve);
+    // Before those of the command line, which replace them.
+    let given = std::env::args_os().skip(2);
+    let all = ["kiln".into(), "serve".into()].into_iter().chain(more).chain(given);
+    parse(&Cli::command().get_matches_from(all)).command
+}
+
+#[cfg(not(feature = "serve"))]
+fn with_settings(command: Command, _: &ArgMatches) -> Command {
+    command
 }
 
 /// Runs a command. A returned error is already reported.

@@ -15,6 +15,20 @@ impl Recipe {
         self
     }
 
+    /// Leaves only the names of files: an image for other machines tells nothing about this one's folders. A file is then
+    /// looked for beside the image, a model by its name.
+    pub fn without_folders(mut self) -> Recipe {
+        let model = PathBuf::from(&self.model.path);
+        self.map_paths(&|path| match path.file_name() {
+            Some(name) if path.is_absolute() => Path::new(".").join(name),
+            _ => path.clone(),
+        });
+        if let Some(name) = model.file_name().filter(|_| model.is_absolute()) {
+            self.model.path = name.to_string_lossy().into_owned();
+        }
+        self
+    }
+
     /// Makes the paths of [`Recipe::relative_to`] absolute, as seen from the image's folder, else from the current one.
     pub(super) fn found_from(mut self, folder: &Path) -> Recipe {
         let home = kiln_base::folders::home();

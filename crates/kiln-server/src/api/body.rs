@@ -12,12 +12,14 @@ use hyper::body::Frame;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
 
-use super::Client;
+use super::Caller;
 use super::error::{ApiError, BUSY_RETRY_SECONDS};
 use crate::Server;
 pub(crate) use crate::body_budget::BodyPermit;
 use crate::body_budget::Refused;
 
+/// Maximum number of values in a JSON body.
+const MAX_VALUES: usize = 100_000;
 /// Time limit for a whole body, in multiples of the timeout between two chunks.
 const BODY_TIMEOUTS: u32 = 10;
 
@@ -40,7 +42,7 @@ impl RequestBody {
         if length.is_some_and(|length| length > limit) {
             return Err(too_large());
         }
-        let mut permit = server.body_budget.start(&Client::of(parts).0);
+        let mut permit = server.body_budget.start(&Caller::of(parts)?.client);
         let mut speed = SpeedCheck::new(server);
         let (mut body, mut bytes) = (body, Vec::new());
         while let Some(frame) = speed.next(&mut body).await? {
@@ -150,11 +152,67 @@ impl<T: DeserializeOwned> FromRequest<Server> for Json<T> {
 }
 
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    if has_many_values(bytes) {
+        return Err(ApiError::invalid(format!("invalid request: it has more than {MAX_VALUES} values")));
+    }
     serde_json::from_slice(bytes).map_err(|error| ApiError::invalid(format!("invalid request: {error}")))
+}
+
+/// Whether JSON has more than [`MAX_VALUES`] values. A value takes up to sixteen times the memory of its text: a list of
+/// zeros is small as a body and large in memory.
+fn has_many_values(json: &[u8]) -> bool {
+    let (mut separators, mut rest) = (0, json);
+    while let Some(at) = rest.iter().position(|byte| matches!(byte, b'"' | b',' | b'[' | b'{')) {
+        let text = rest[at] == b'"';
+        rest = &rest[at + 1..];
+        if text {
+            rest = after_string(rest);
+        } else {
+            separators += 1;
+            if separators > MAX_VALUES {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// What comes after a string that has begun.
+fn after_string(mut rest: &[u8]) -> &[u8] {
+    while let Some(at) = rest.iter().position(|byte| matches!(byte, b'"' | b'\\')) {
+        let skipped = if rest[at] == b'"' { 1 } else { 2 };
+        let end = rest[at] == b'"';
+        rest = rest.get(at + skipped..).unwrap_or_default();
+        if end {
+            return rest;
+        }
+    }
+    &[]
 }
 
 /// The content type without its parameters.
 pub(crate) fn media_type(headers: &HeaderMap) -> String {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_outside_of_strings() {
+        let list = |n: usize| format!("{{\"a\": [{}0]}}", "0,".repeat(n));
+        assert!(
+            !has_many_values(list(MAX_VALUES - 2).as_bytes()) && has_many_values(list(MAX_VALUES).as_bytes())
+        );
+        assert!(has_many_values("[".repeat(MAX_VALUES + 1).as_bytes()));
+        let text = format!("{{\"a\": \"\\\"{}\\\\\", \"b\": 1}}", ",[{".repeat(MAX_VALUES));
+        assert!(
+            serde_json::from_str::<serde_json::Value>(&text).is_ok() && !has_many_values(text.as_bytes())
+        );
+        for odd in ["", "\"", "\"\\", "\"\\\"", "\"a\",\""] {
+            assert!(!has_many_values(odd.as_bytes()));
+        }
+    }
 }

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::body::Json;
 use super::error::{ApiError, ErrorBody};
-use super::{Path, json, run_blocking};
+use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::downloads::Download;
 use crate::generator::DownloadableModel;
@@ -47,8 +47,10 @@ pub(crate) struct NewDownload {
 ))]
 pub(crate) async fn start(
     State(server): State<Server>,
+    caller: Caller,
     Json(NewDownload { model }, _permit): Json<NewDownload>,
 ) -> Result<Response, ApiError> {
+    caller.require_admin()?;
     let list = run_blocking(move || {
         let available = server.catalogue.downloadable();
         if !available.iter().any(|offered| offered.name == model) {
@@ -70,8 +72,10 @@ pub(crate) async fn start(
 ))]
 pub(crate) async fn cancel(
     State(server): State<Server>,
+    caller: Caller,
     Path(model): Path<String>,
 ) -> Result<Response, ApiError> {
+    caller.require_admin()?;
     if !server.downloads.cancel(&model) {
         return Err(ApiError::not_found("running download of", &model));
     }

@@ -106,6 +106,7 @@ impl From<JobError> for ApiError {
             (_, "model_not_found" | "lora_not_found" | "vae_not_found" | "input_not_found") => {
                 StatusCode::NOT_FOUND
             }
+            (ErrorKind::Request, "inputs_full") => StatusCode::PAYLOAD_TOO_LARGE,
             (ErrorKind::Request, _) => StatusCode::BAD_REQUEST,
             (ErrorKind::Cancelled, _) => StatusCode::CONFLICT,
             (ErrorKind::Server, "busy" | "shutting_down" | "storage") => StatusCode::SERVICE_UNAVAILABLE,
@@ -121,7 +122,8 @@ impl From<JobError> for ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> ApiError {
         tracing::error!(%error, "storage failed");
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "storage", error.to_string())
+        let message = kiln_base::without_folders(&error.to_string()).into_owned();
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "storage", message)
     }
 }
 
@@ -133,6 +135,12 @@ impl From<SubmitError> for ApiError {
                     if client_limit { "this client has too many queued jobs" } else { "the queue is full" };
                 let message = format!("{reason}; try again in {retry_after_seconds} s");
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
+                    .retry_after(retry_after_seconds)
+            }
+            SubmitError::RateLimited { retry_after_seconds } => {
+                let message =
+                    format!("this key submits too many jobs a minute; try again in {retry_after_seconds} s");
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message)
                     .retry_after(retry_after_seconds)
             }
             SubmitError::Stopping => {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::error::{ApiError, ErrorBody};
-use super::{Path, Query, json, response, run_blocking};
+use super::{Caller, Path, Query, json, response, run_blocking};
 use crate::Server;
 use crate::generator::JobError;
 use crate::store::{ImageQuery, ImageRow, thumbnail_file};
@@ -68,21 +68,24 @@ pub(crate) struct ImageList {
 ))]
 pub(crate) async fn list(
     State(server): State<Server>,
+    caller: Caller,
     Query(params): Query<ImageListParams>,
 ) -> Result<Response, ApiError> {
     let limit = params.limit.unwrap_or(40).clamp(1, 200);
     let words = params.search.unwrap_or_default();
     let (favourites, trash) = (params.favourite == Some(true), params.trash == Some(true));
-    let query = ImageQuery { words, before: params.before, favourites, trash, limit: limit + 1 };
+    let client = caller.only().map(str::to_owned);
+    let query = ImageQuery { words, before: params.before, favourites, trash, limit: limit + 1, client };
     let mut rows = run_blocking(move || server.store.search(&query)).await?;
     let more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
     Ok(json(StatusCode::OK, &ImageList { data: rows.into_iter().map(ImageView::from).collect(), more }))
 }
 
-async fn find(server: &Server, id: String) -> Result<ImageRow, ApiError> {
+/// An image that the caller may see.
+async fn find(server: &Server, id: String, caller: Caller) -> Result<ImageRow, ApiError> {
     let server = server.clone();
-    run_blocking(move || server.store.image(&id)?.ok_or_else(|| ApiError::not_found("image", &id))).await
+    run_blocking(move || server.image(&id, &caller)?.ok_or_else(|| ApiError::not_found("image", &id))).await
 }
 
 /// Returns an image's metadata.
@@ -92,9 +95,10 @@ async fn find(server: &Server, id: String) -> Result<ImageRow, ApiError> {
 ))]
 pub(crate) async fn details(
     State(server): State<Server>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &ImageView::from(find(&server, id).await?)))
+    Ok(json(StatusCode::OK, &ImageView::from(find(&server, id, caller).await?)))
 }
 
 /// Returns an image's recipe, as `kiln info` shows it.
@@ -104,9 +108,10 @@ pub(crate) async fn details(
 ))]
 pub(crate) async fn recipe(
     State(server): State<Server>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let row = find(&server, id).await?;
+    let row = find(&server, id, caller).await?;
     Ok(response(StatusCode::OK, "application/json", row.recipe.into()))
 }
 
@@ -117,10 +122,11 @@ pub(crate) async fn recipe(
 ))]
 pub(crate) async fn delete(
     State(server): State<Server>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let found = server.store.delete_image(&id)?;
+        let found = server.image(&id, &caller)?.is_some() && server.store.delete_image(&id)?;
         found.then_some(()).ok_or_else(|| ApiError::not_found("image", &id))
     })
     .await?;
@@ -132,8 +138,12 @@ pub(crate) async fn delete(
     (status = 200, description = "The file", content_type = "image/*"),
     (status = "4XX", body = ErrorBody),
 ))]
-pub(crate) async fn file(State(server): State<Server>, Path(id): Path<String>) -> Result<Response, ApiError> {
-    let row = find(&server, id).await?;
+pub(crate) async fn file(
+    State(server): State<Server>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let row = find(&server, id, caller).await?;
     let media_type = row.request.encoding().format.media_type();
     let bytes = run_blocking(move || {
         std::fs::read(server.store.image_path(&row.file))
@@ -149,9 +159,10 @@ pub(crate) async fn file(State(server): State<Server>, Path(id): Path<String>) -
 ))]
 pub(crate) async fn thumbnail(
     State(server): State<Server>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let row = find(&server, id).await?;
+    let row = find(&server, id, caller).await?;
     let bytes = run_blocking(move || load_thumbnail(&server, &row)).await?;
     Ok(immutable(response(StatusCode::OK, "image/jpeg", bytes.into())))
 }

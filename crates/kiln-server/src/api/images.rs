@@ -12,10 +12,9 @@ use utoipa::ToSchema;
 
 use super::body::BodyPermit;
 use super::error::ApiError;
-use super::extract::{BaseUrl, pseudonym};
 use super::openai::{OpenAiFields, ResponseFormat};
 use super::sse::{EventSource, event, stream_events};
-use super::{json, submit_attached, wait_until_ended};
+use super::{Caller, json, submit_attached, wait_until_ended};
 use crate::Server;
 use crate::generator::{JobError, name};
 use crate::live::{Api, JobSnapshot, Preview, PreviewGuard, SavedImage};
@@ -69,12 +68,6 @@ impl Endpoint {
     }
 }
 
-/// Who sent a request, and the address it was sent to.
-pub(crate) struct Caller {
-    pub(crate) client: String,
-    pub(crate) base: BaseUrl,
-}
-
 /// Runs a request as a job; responds when it is done, or streams events.
 pub(crate) async fn respond(
     server: Server,
@@ -88,8 +81,7 @@ pub(crate) async fn respond(
     let named = request.model.as_deref().map_or("", name);
     let default_format =
         if named.starts_with("dall-e") { ResponseFormat::Url } else { ResponseFormat::B64Json };
-    let client = openai.user.as_deref().filter(|user| !user.is_empty()).map_or(caller.client, pseudonym);
-    let attached = submit_attached(&server, request, &client, Api::OpenAi).await?;
+    let attached = submit_attached(&server, request, &caller, Api::OpenAi).await?;
     // The input images are in files by now.
     drop(permit);
     if openai.stream == Some(true) {
@@ -111,7 +103,7 @@ pub(crate) async fn respond(
         return Err(error.into());
     }
     let urls = openai.response_format.unwrap_or(default_format) == ResponseFormat::Url;
-    let base = urls.then_some(caller.base);
+    let base = urls.then_some(caller.base_url);
     let output_format = attached.live.request.output_format.unwrap_or_default().name();
     let (notes, images) = (end.notes, end.images);
     // Encoding megabytes as base64 takes milliseconds.
@@ -119,7 +111,7 @@ pub(crate) async fn respond(
         let body = ImagesResponse {
             created: crate::store::now() / 1000,
             size: images.first().map_or(String::new(), |image| size(image)),
-            data: images.iter().map(|image| entry(image, base.as_ref())).collect(),
+            data: images.iter().map(|image| entry(image, base.as_deref())).collect(),
             output_format,
             notes,
         };
@@ -129,10 +121,10 @@ pub(crate) async fn respond(
 }
 
 /// An image with its URL if there is a `base`, else with its bytes.
-fn entry(image: &SavedImage, base: Option<&BaseUrl>) -> ImageEntry {
+fn entry(image: &SavedImage, base: Option<&str>) -> ImageEntry {
     ImageEntry {
         b64_json: base.is_none().then(|| BASE64_STANDARD.encode(&image.bytes)),
-        url: base.map(|BaseUrl(base)| format!("{base}/v1/pictures/{}/file", image.row.id)),
+        url: base.map(|base| format!("{base}/v1/pictures/{}/file", image.row.id)),
         seed: image.row.seed.clone(),
         picture: image.row.id.clone(),
     }

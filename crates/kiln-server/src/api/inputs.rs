@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::body::RequestBody;
 use super::error::{ApiError, ErrorBody};
-use super::{Path, json, response, run_blocking, with_location};
+use super::{Caller, Path, json, response, run_blocking, with_location};
 use crate::Server;
 use crate::generator::JobError;
 
@@ -30,9 +30,10 @@ pub(crate) struct InputView {
     responses((status = 201, body = InputView), (status = "4XX", body = ErrorBody)))]
 pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
+    let caller = Caller::of(&parts)?.clone();
     let body = RequestBody::read(&server, &parts, body).await?;
     run_blocking(move || {
-        let id = server.store_input(&body.bytes, "image")?;
+        let id = server.store_input(&body.bytes, "image", &caller)?;
         let size = kiln_image::dimensions("image", &body.bytes);
         let (width, height) = size.map_err(|e| JobError::request("invalid_picture", e.to_string()))?;
         let recipe = matches!(kiln_image::read_recipe(&body.bytes), Ok(Some(_)));
@@ -48,10 +49,17 @@ pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Re
     (status = 200, description = "The file", content_type = "application/octet-stream"),
     (status = "4XX", body = ErrorBody),
 ))]
-pub(crate) async fn file(State(server): State<Server>, Path(id): Path<String>) -> Result<Response, ApiError> {
-    let path = server.store.inputs().path(&id).ok_or_else(|| ApiError::not_found("input", &id))?;
-    let bytes =
-        run_blocking(move || std::fs::read(path).map_err(|_| ApiError::not_found("input", &id))).await?;
+pub(crate) async fn file(
+    State(server): State<Server>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let bytes = run_blocking(move || {
+        let missing = || ApiError::not_found("input", &id);
+        let path = server.input_path(&id, &caller)?.ok_or_else(missing)?;
+        std::fs::read(path).map_err(|_| missing())
+    })
+    .await?;
     // Not a media type a browser would run; `<img>` shows it all the same.
     Ok(response(StatusCode::OK, "application/octet-stream", bytes.into()))
 }

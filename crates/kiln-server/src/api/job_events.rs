@@ -17,7 +17,7 @@ use super::error::{ApiError, ErrorBody};
 use super::gallery::ImageView;
 use super::jobs::JobView;
 use super::sse::{EventSource, RETRY, event_with_id, stream_events};
-use super::{Path, Query, response};
+use super::{Caller, Path, Query, response};
 use crate::Server;
 use crate::live::{JobSnapshot, LiveJob, Preview, PreviewGuard};
 
@@ -39,6 +39,7 @@ pub(crate) struct EventParams {
 ))]
 pub(crate) async fn events(
     State(server): State<Server>,
+    caller: Caller,
     Path(id): Path<String>,
     Query(params): Query<EventParams>,
     headers: HeaderMap,
@@ -47,8 +48,8 @@ pub(crate) async fn events(
     if last.as_ref().is_some_and(|last| last.ended) {
         return Ok(response(StatusCode::NO_CONTENT, "text/event-stream", Bytes::new()));
     }
-    let Some(live) = server.live(&id) else {
-        let view = JobView::load(&server, id).await?;
+    let Some(live) = server.live(&id).filter(|live| caller.sees(&live.client)) else {
+        let view = JobView::load(&server, id, caller).await?;
         return Ok(ended(&view, last));
     };
     let preview_guard = (params.previews == Some(true)).then(|| live.watch_previews());

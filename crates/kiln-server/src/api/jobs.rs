@@ -15,7 +15,7 @@ use super::body::Json;
 use super::error::{ApiError, ErrorBody};
 use super::fields::{Fields, parse_request};
 use super::gallery::ImageView;
-use super::{Client, Path, Query, json, run_blocking, with_location};
+use super::{Caller, Path, Query, json, run_blocking, with_location};
 use crate::Server;
 use crate::live::{Api, JobSnapshot, LiveJob};
 use crate::server::{NewJob, SubmitError, random_seed};
@@ -129,18 +129,34 @@ impl JobView {
         })
     }
 
-    pub(crate) fn find(server: &Server, id: &str) -> Result<JobView, ApiError> {
-        if let Some(live) = server.live(id) {
+    /// A job that the caller may see.
+    pub(crate) fn find(server: &Server, id: &str, caller: &Caller) -> Result<JobView, ApiError> {
+        JobView::find_if(server, id, |client| caller.sees(client))
+    }
+
+    /// A job, if `visible` accepts the client that submitted it.
+    pub(crate) fn find_if(
+        server: &Server,
+        id: &str,
+        visible: impl Fn(&str) -> bool,
+    ) -> Result<JobView, ApiError> {
+        if let Some(live) = server.live(id).filter(|live| visible(&live.client)) {
             return Ok(JobView::from_live(server, &live, &live.snapshot()));
         }
+        let row = server.stored_job(id)?.filter(|row| visible(&row.client));
+        JobView::from_row(server, row.ok_or_else(|| ApiError::not_found("job", id))?)
+    }
+
+    /// The job as it is stored, which is its end even before the queue has forgotten it.
+    pub(crate) fn stored(server: &Server, id: &str) -> Result<JobView, ApiError> {
         let row = server.stored_job(id)?.ok_or_else(|| ApiError::not_found("job", id))?;
         JobView::from_row(server, row)
     }
 
     /// [`JobView::find`] away from the threads that serve requests.
-    pub(crate) async fn load(server: &Server, id: String) -> Result<JobView, ApiError> {
+    pub(crate) async fn load(server: &Server, id: String, caller: Caller) -> Result<JobView, ApiError> {
         let server = server.clone();
-        run_blocking(move || JobView::find(&server, &id)).await
+        run_blocking(move || JobView::find(&server, &id, &caller)).await
     }
 }
 
@@ -195,13 +211,13 @@ pub(crate) struct SubmitParams {
 ))]
 pub(crate) async fn submit(
     State(server): State<Server>,
-    Client(client): Client,
+    caller: Caller,
     headers: HeaderMap,
     Query(params): Query<SubmitParams>,
     Json(mut fields, permit): Json<Fields>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let key = idempotency_key(&headers, &client, &fields)?;
+        let key = idempotency_key(&headers, &caller.client, &fields)?;
         if let Some((job, fingerprint)) =
             key.as_ref().map(|key| server.store.job_of_key(key)).transpose()?.flatten()
         {
@@ -214,9 +230,9 @@ pub(crate) async fn submit(
             expand_wildcards(&mut request)?;
         }
         drop(fields);
-        let request = server.accept_request(request)?;
+        let request = server.accept_request(request, &caller)?;
         drop(permit);
-        let new = NewJob { request, client, api: Api::Jobs, attached: false, key, webhook };
+        let new = NewJob { request, caller, api: Api::Jobs, attached: false, key, webhook };
         let live = match server.submit(new) {
             // The same request at the same time: the other one was first.
             Err(SubmitError::Repeated(job)) => return repeated(&server, &job),
@@ -233,7 +249,7 @@ fn accepted(view: &JobView) -> Response {
 
 /// The response to a request that was sent before.
 fn repeated(server: &Server, job: &str) -> Result<Response, ApiError> {
-    let mut response = accepted(&JobView::find(server, job)?);
+    let mut response = accepted(&JobView::find_if(server, job, |_| true)?);
     response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
     Ok(response)
 }
@@ -290,10 +306,11 @@ pub(crate) struct JobList {
 ))]
 pub(crate) async fn list(
     State(server): State<Server>,
+    caller: Caller,
     Query(params): Query<JobListParams>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let rows = server.stored_jobs(params.limit.unwrap_or(50).clamp(1, 1000))?;
+        let rows = server.stored_jobs(params.limit.unwrap_or(50).clamp(1, 1000), caller.only())?;
         let view = |row: JobRow| match server.live(&row.id) {
             Some(live) => Ok(JobView::from_live(&server, &live, &live.snapshot())),
             None => JobView::from_row(&server, row),
@@ -311,9 +328,10 @@ pub(crate) async fn list(
 ))]
 pub(crate) async fn status(
     State(server): State<Server>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &JobView::load(&server, id).await?))
+    Ok(json(StatusCode::OK, &JobView::load(&server, id, caller).await?))
 }
 
 /// Returns a job once it is done; 409 before.
@@ -323,9 +341,10 @@ pub(crate) async fn status(
 ))]
 pub(crate) async fn result(
     State(server): State<Server>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let view = JobView::load(&server, id).await?;
+    let view = JobView::load(&server, id, caller).await?;
     let conflict = |code: &str, message: String| Err(ApiError::new(StatusCode::CONFLICT, code, message));
     match (view.status, &view.error) {
         (JobState::Done, _) => Ok(json(StatusCode::OK, &view)),
@@ -341,10 +360,12 @@ pub(crate) async fn result(
 ))]
 pub(crate) async fn cancel(
     State(server): State<Server>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let cancelled = server.cancel(&id);
-    let view = JobView::load(&server, id).await?;
+    let visible = server.live(&id).is_some_and(|live| caller.sees(&live.client));
+    let cancelled = visible && server.cancel(&id);
+    let view = JobView::load(&server, id, caller).await?;
     if cancelled {
         return Ok(json(StatusCode::OK, &view));
     }

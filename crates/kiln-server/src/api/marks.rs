@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::body::Json;
 use super::error::{ApiError, ErrorBody};
 use super::gallery::ImageView;
-use super::{json, run_blocking};
+use super::{Caller, json, run_blocking};
 use crate::Server;
 use crate::store::Marks;
 
@@ -42,6 +42,7 @@ pub(crate) struct MarkedImages {
 ))]
 pub(crate) async fn update(
     State(server): State<Server>,
+    caller: Caller,
     Json(request, _permit): Json<MarkRequest>,
 ) -> Result<Response, ApiError> {
     let MarkRequest { ids, favourite, trash } = request;
@@ -50,6 +51,9 @@ pub(crate) async fn update(
         return Err(ApiError::invalid(message));
     }
     let data = run_blocking(move || {
+        for id in &ids {
+            server.image(id, &caller)?.ok_or_else(|| ApiError::not_found("image", id))?;
+        }
         if let Some(missing) = server.store.mark(&ids, Marks { favourite, trash })? {
             return Err(ApiError::not_found("image", &missing));
         }

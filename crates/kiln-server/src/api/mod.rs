@@ -2,6 +2,7 @@
 
 pub(crate) mod a1111;
 mod body;
+pub(crate) mod caller;
 mod downloads;
 pub(crate) mod error;
 mod extract;
@@ -35,13 +36,17 @@ use serde::Serialize;
 use crate::Server;
 use crate::live::{Api, JobSnapshot};
 use crate::server::{AttachedJob, NewJob};
+pub(crate) use caller::Caller;
 use error::ApiError;
-pub(crate) use extract::{Client, Path, Query};
+pub(crate) use extract::{Path, Query};
 pub use router::{openapi, router};
 
-/// The address of a connection's client.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    pub(crate) encrypted: bool,
+}
 
 /// A JSON response.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
@@ -89,13 +94,13 @@ pub(crate) async fn run_blocking<T: Send + 'static, E: Send + 'static + Into<Api
 pub(crate) async fn submit_attached(
     server: &Server,
     request: Request,
-    client: &str,
+    caller: &Caller,
     api: Api,
 ) -> Result<AttachedJob, ApiError> {
-    let (server, client) = (server.clone(), client.to_owned());
+    let (server, caller) = (server.clone(), caller.clone());
     run_blocking(move || {
-        let request = server.accept_request(request).map_err(ApiError::from)?;
-        let live = server.submit(NewJob::attached(request, &client, api)).map_err(ApiError::from)?;
+        let request = server.accept_request(request, &caller).map_err(ApiError::from)?;
+        let live = server.submit(NewJob::attached(request, caller, api)).map_err(ApiError::from)?;
         // Attach here: if the client disconnects while this runs, the job is still cancelled.
         Ok::<_, ApiError>(AttachedJob::new(&server, live))
     })

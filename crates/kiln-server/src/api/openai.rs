@@ -10,11 +10,10 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::body::{Json, RequestBody, media_type, parse};
 use super::error::{ApiError, ErrorBody};
-use super::extract::BaseUrl;
 use super::fields::{Fields, parse_fields, parse_request, single_field};
-use super::images::{Caller, Endpoint, respond};
+use super::images::{Endpoint, respond};
 use super::multipart::Form;
-use super::{Client, Path, json, run_blocking};
+use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::generator::ModelInfo;
 
@@ -31,7 +30,8 @@ pub(crate) struct OpenAiFields {
     /// Number of previews in a stream.
     #[schema(minimum = 0, maximum = 3)]
     pub(crate) partial_images: Option<u32>,
-    /// The client that the request counts for in the fair queue.
+    /// Accepted and ignored: a request counts for its API key.
+    #[expect(dead_code, reason = "accepted for compatibility")]
     pub(crate) user: Option<String>,
     /// Images to edit: data URLs, base64, `input:ID` or `picture:ID`. With `mask` or `strength` the first one is the
     /// initial image; all others are reference images.
@@ -195,8 +195,7 @@ fn assign_images(
 ))]
 pub(crate) async fn generations(
     State(server): State<Server>,
-    Client(client): Client,
-    base: BaseUrl,
+    caller: Caller,
     Json(fields, permit): Json<Fields>,
 ) -> Result<Response, ApiError> {
     let ImagesRequest { openai, request } = ImagesRequest::parse(&fields)?;
@@ -204,7 +203,6 @@ pub(crate) async fn generations(
         let message = "image and mask are not supported here: use /v1/images/edits, or `references`";
         return Err(ApiError::invalid(message).param("image"));
     }
-    let caller = Caller { client, base };
     respond(server, caller, request, &openai, Endpoint::Generations, permit).await
 }
 
@@ -217,8 +215,7 @@ pub(crate) async fn generations(
 ))]
 pub(crate) async fn edits(
     State(server): State<Server>,
-    Client(client): Client,
-    base: BaseUrl,
+    caller: Caller,
     http: HttpRequest,
 ) -> Result<Response, ApiError> {
     let (parts, body) = http.into_parts();
@@ -238,16 +235,15 @@ pub(crate) async fn edits(
     drop(fields);
     let mut sources = openai.images.take().map_or(Vec::new(), ImageSources::into_list);
     let mask = openai.mask.take().map(ImageSource::into_text);
-    let state = server.clone();
+    let (state, storer) = (server.clone(), caller.clone());
     let (images, mask) = run_blocking(move || {
-        let (images, file) = store_files(&state, files)?;
-        let mask = mask.map(|mask| state.store_mask_source(mask)).transpose()?;
+        let (images, file) = store_files(&state, files, &storer)?;
+        let mask = mask.map(|mask| state.store_mask_source(mask, &storer)).transpose()?;
         Ok::<_, ApiError>((images, mask.or(file)))
     })
     .await?;
     sources.extend(images);
     assign_images(&mut request, sources, mask)?;
-    let caller = Caller { client, base };
     respond(server, caller, request, &openai, Endpoint::Edits, permit).await
 }
 
@@ -255,12 +251,13 @@ pub(crate) async fn edits(
 fn store_files(
     server: &Server,
     files: Vec<(String, bytes::Bytes)>,
+    caller: &Caller,
 ) -> Result<(Vec<String>, Option<String>), ApiError> {
     let (mut images, mut mask) = (Vec::new(), None);
     for (name, bytes) in files {
         match name.as_str() {
             "image" if images.len() < server.config.limits.references => {
-                images.push(server.store_input(&bytes, "image")?)
+                images.push(server.store_input(&bytes, "image", caller)?)
             }
             "image" => {
                 return Err(ApiError::invalid(format!(
@@ -268,7 +265,7 @@ fn store_files(
                     server.config.limits.references
                 )));
             }
-            "mask" => mask = Some(server.store_mask(&bytes)?),
+            "mask" => mask = Some(server.store_mask(&bytes, caller)?),
             other => {
                 let other: String = other.chars().take(80).collect();
                 return Err(ApiError::invalid(format!(

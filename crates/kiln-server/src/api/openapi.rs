@@ -7,14 +7,14 @@ use utoipa::openapi::security::{
 };
 use utoipa::openapi::{OpenApi, RefOr};
 
-use crate::auth::COOKIE;
+use crate::auth::PLAIN_COOKIE;
 
 /// Completes the description. Routes that are `public` need no key.
 pub(super) fn complete(api: &mut OpenApi, is_public: fn(&str) -> bool) {
     let http = |scheme, text: &str| {
         SecurityScheme::Http(HttpBuilder::new().scheme(scheme).description(Some(text)).build())
     };
-    let session = ApiKeyValue::with_description(COOKIE, "A browser's session, from `/v1/session`.");
+    let session = ApiKeyValue::with_description(PLAIN_COOKIE, "A browser's session, from `/v1/session`.");
     let schemes = [
         ("bearer", http(HttpAuthScheme::Bearer, "The server's API key.")),
         ("basic", http(HttpAuthScheme::Basic, "The server's API key as the password, with any user name.")),

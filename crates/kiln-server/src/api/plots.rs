@@ -15,7 +15,7 @@ use super::body::Json;
 use super::error::{ApiError, ErrorBody};
 use super::fields::{Fields, parse_request};
 use super::jobs::JobView;
-use super::{Client, Path, json, run_blocking};
+use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::live::Api;
 use crate::server::{NewJob, random_bytes, random_seed};
@@ -91,35 +91,35 @@ pub(crate) struct PlotSummary {
 }
 
 /// Submits a grid of jobs: all of them, or none.
-#[utoipa::path(post, path = "/v1/plots", operation_id = "submit_plot", tag = "jobs", request_body = NewPlot, responses(
+#[utoipa::path(post, path = "/v1/plots", tag = "jobs", operation_id = "submit_plot", request_body = NewPlot, responses(
     (status = 202, description = "The jobs are queued", body = PlotView),
     (status = "4XX", description = "No job is accepted", body = ErrorBody),
 ))]
 pub(crate) async fn submit(
     State(server): State<Server>,
-    Client(client): Client,
+    caller: Caller,
     Json(plot, permit): Json<NewPlot>,
 ) -> Result<Response, ApiError> {
     let view = run_blocking(move || {
-        let rows = requests(&server, &plot)?;
+        let rows = requests(&server, &plot, &caller)?;
         drop(permit);
-        let jobs = submit_all(&server, &client, rows)?;
+        let jobs = submit_all(&server, &caller, rows)?;
         let axes = Axes { x: plot.x, y: plot.y };
         let row = PlotRow {
             id: hex(random_bytes::<12>()),
-            client,
+            client: caller.client.clone(),
             created: now(),
             axes: to_json(&axes),
             jobs: to_json(&jobs),
         };
         server.store.insert_plot(&row)?;
-        view(&server, row)
+        view(&server, row, &caller)
     });
     Ok(json(StatusCode::ACCEPTED, &view.await?))
 }
 
 /// The checked requests of a plot's cells, by row.
-fn requests(server: &Server, plot: &NewPlot) -> Result<Vec<Vec<Request>>, ApiError> {
+fn requests(server: &Server, plot: &NewPlot, caller: &Caller) -> Result<Vec<Vec<Request>>, ApiError> {
     for axis in std::iter::once(&plot.x).chain(&plot.y) {
         if !FIELDS.contains(&axis.field.as_str()) {
             let message = format!("an axis can't vary `{}`; it can vary {}", axis.field, FIELDS.join(", "));
@@ -153,7 +153,7 @@ fn requests(server: &Server, plot: &NewPlot) -> Result<Vec<Vec<Request>>, ApiErr
         if request.image_count() != 1 {
             return Err(ApiError::invalid("a cell of a plot is one image: give one prompt and one seed"));
         }
-        server.accept_request(request).map_err(ApiError::from)
+        server.accept_request(request, caller).map_err(ApiError::from)
     };
     rows.into_iter().map(|y| plot.x.values.iter().map(|x| cell(y, x)).collect()).collect()
 }
@@ -163,12 +163,16 @@ fn cells(plot: &NewPlot) -> usize {
 }
 
 /// Submits these requests; cancels those that were accepted if one is not.
-fn submit_all(server: &Server, client: &str, rows: Vec<Vec<Request>>) -> Result<Vec<Vec<String>>, ApiError> {
+fn submit_all(
+    server: &Server,
+    caller: &Caller,
+    rows: Vec<Vec<Request>>,
+) -> Result<Vec<Vec<String>>, ApiError> {
     let mut ids: Vec<Vec<String>> = Vec::with_capacity(rows.len());
     for row in rows {
         ids.push(Vec::with_capacity(row.len()));
         for request in row {
-            match server.submit(NewJob::queued(request, client, Api::Jobs)) {
+            match server.submit(NewJob::queued(request, caller.clone(), Api::Jobs)) {
                 Ok(live) => ids.last_mut().into_iter().for_each(|row| row.push(live.id.clone())),
                 Err(error) => {
                     for id in ids.iter().flatten() {
@@ -182,10 +186,10 @@ fn submit_all(server: &Server, client: &str, rows: Vec<Vec<Request>>) -> Result<
     Ok(ids)
 }
 
-fn view(server: &Server, row: PlotRow) -> Result<PlotView, ApiError> {
+fn view(server: &Server, row: PlotRow, caller: &Caller) -> Result<PlotView, ApiError> {
     let Axes { x, y } = axes(&row)?;
     let ids: Vec<Vec<String>> = serde_json::from_str(&row.jobs).map_err(|_| unreadable(&row.id))?;
-    let cells = |row: Vec<String>| row.iter().map(|id| JobView::find(server, id).ok()).collect();
+    let cells = |row: Vec<String>| row.iter().map(|id| JobView::find(server, id, caller).ok()).collect();
     let rows = ids.into_iter().map(cells).collect();
     Ok(PlotView { id: row.id, created: row.created, x, y, rows })
 }
@@ -205,14 +209,15 @@ fn to_json(value: &impl Serialize) -> String {
 }
 
 /// Lists the latest plots.
-#[utoipa::path(get, path = "/v1/plots", operation_id = "plots", tag = "jobs", responses((status = 200, description = "The plots", body = PlotList)))]
-pub(crate) async fn list(State(server): State<Server>) -> Result<Response, ApiError> {
+#[utoipa::path(get, path = "/v1/plots", tag = "jobs", operation_id = "plots", responses((status = 200, description = "The plots", body = PlotList)))]
+pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     let data = run_blocking(move || {
         let summary = |row: PlotRow| {
             let Axes { x, y } = axes(&row).ok()?;
             Some(PlotSummary { id: row.id, created: row.created, x, y })
         };
-        Ok::<_, StoreError>(server.store.plots(LISTED)?.into_iter().filter_map(summary).collect())
+        let own = server.store.plots(LISTED)?.into_iter().filter(|row| caller.sees(&row.client));
+        Ok::<_, StoreError>(own.filter_map(summary).collect())
     });
     Ok(json(StatusCode::OK, &PlotList { data: data.await? }))
 }
@@ -224,11 +229,12 @@ pub(crate) async fn list(State(server): State<Server>) -> Result<Response, ApiEr
 ))]
 pub(crate) async fn details(
     State(server): State<Server>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let view = run_blocking(move || {
-        let row = server.store.plot(&id)?.ok_or_else(|| ApiError::not_found("plot", &id))?;
-        view(&server, row)
+        let row = server.store.plot(&id)?.filter(|row| caller.sees(&row.client));
+        view(&server, row.ok_or_else(|| ApiError::not_found("plot", &id))?, &caller)
     });
     Ok(json(StatusCode::OK, &view.await?))
 }

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::body::Json;
 use super::error::{ApiError, ErrorBody};
 use super::jobs::JobView;
-use super::{Client, json, run_blocking};
+use super::{Caller, json, run_blocking};
 use crate::Server;
 
 /// The unfinished jobs of a client.
@@ -31,9 +31,9 @@ impl QueueView {
 }
 
 /// Returns the unfinished jobs of this client, and how many others have.
-#[utoipa::path(get, path = "/v1/queue", operation_id = "queue", tag = "jobs", responses((status = 200, description = "The queue", body = QueueView)))]
-pub(crate) async fn list(State(server): State<Server>, Client(client): Client) -> Response {
-    json(StatusCode::OK, &QueueView::new(&server, &client))
+#[utoipa::path(get, path = "/v1/queue", tag = "jobs", operation_id = "queue", responses((status = 200, description = "The queue", body = QueueView)))]
+pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Response {
+    json(StatusCode::OK, &QueueView::new(&server, &caller.client))
 }
 
 /// A new order of queued jobs.
@@ -51,12 +51,12 @@ pub(crate) struct NewOrder {
 ))]
 pub(crate) async fn reorder(
     State(server): State<Server>,
-    Client(client): Client,
+    caller: Caller,
     Json(NewOrder { order }, _permit): Json<NewOrder>,
 ) -> Result<Response, ApiError> {
     let view = run_blocking(move || {
-        server.reorder(&client, &order)?;
-        Ok::<_, ApiError>(QueueView::new(&server, &client))
+        server.reorder(&caller.client, &order)?;
+        Ok::<_, ApiError>(QueueView::new(&server, &caller.client))
     });
     Ok(json(StatusCode::OK, &view.await?))
 }
@@ -70,13 +70,10 @@ pub(crate) struct Cancelled {
 
 /// Cancels all unfinished jobs of this client.
 #[utoipa::path(delete, path = "/v1/queue", tag = "jobs", responses((status = 200, description = "Cancelled", body = Cancelled)))]
-pub(crate) async fn cancel_all(
-    State(server): State<Server>,
-    Client(client): Client,
-) -> Result<Response, ApiError> {
+pub(crate) async fn cancel_all(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     let cancelled = run_blocking(move || {
         // Waiting jobs first, so that none of them starts when the running one ends.
-        let own = server.unfinished().into_iter().rev().filter(|live| live.client == client);
+        let own = server.unfinished().into_iter().rev().filter(|live| live.client == caller.client);
         Ok::<_, ApiError>(own.filter(|live| server.cancel(&live.id)).count())
     });
     Ok(json(StatusCode::OK, &Cancelled { cancelled: cancelled.await? }))

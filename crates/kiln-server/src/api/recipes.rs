@@ -10,7 +10,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorBody};
-use super::{Path, json, run_blocking};
+use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::store::INPUT_PREFIX;
 
@@ -33,21 +33,22 @@ pub(crate) struct RecipeView {
 ))]
 pub(crate) async fn of_input(
     State(server): State<Server>,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let view = run_blocking(move || {
-        let path = server.store.inputs().path(&id).ok_or_else(|| ApiError::not_found("input", &id))?;
+        let path = server.input_path(&id, &caller)?.ok_or_else(|| ApiError::not_found("input", &id))?;
         let bytes = std::fs::read(path).map_err(|_| ApiError::not_found("input", &id))?;
         let text = kiln_image::read_recipe(&bytes).ok().flatten();
         let text =
             text.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, "no_recipe", "the image has no recipe"))?;
         let recipe = Recipe::parse(&text).map_err(|error| ApiError::invalid(error.to_string()))?;
-        translate(&server, &recipe)
+        translate(&server, &recipe, &caller)
     });
     Ok(json(StatusCode::OK, &view.await?))
 }
 
-fn translate(server: &Server, recipe: &Recipe) -> Result<RecipeView, ApiError> {
+fn translate(server: &Server, recipe: &Recipe, caller: &Caller) -> Result<RecipeView, ApiError> {
     let mut missing = Vec::new();
     let hashes: Vec<Option<String>> = recipe.request.images().map(|file| file.sha256.clone()).collect();
     let request = recipe.request(&Request::default());
@@ -67,7 +68,7 @@ fn translate(server: &Server, recipe: &Recipe) -> Result<RecipeView, ApiError> {
     // An image that the recipe names is here only if it was uploaded here: its name is its hash.
     for (file, hash) in request.images_mut().zip(hashes) {
         let input = hash.map(|hash| format!("{INPUT_PREFIX}{hash}"));
-        let input = input.filter(|input| server.store.inputs().path(input).is_some());
+        let input = input.filter(|input| server.input_path(input, caller).is_ok_and(|path| path.is_some()));
         if input.is_none() {
             missing.push(file_name(&file.path));
         }

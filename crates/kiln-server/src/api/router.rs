@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post, put};
@@ -14,12 +14,13 @@ use tracing::Instrument;
 use utoipa::openapi::OpenApi;
 
 use super::a1111::{self, control, lists, options, png_info};
+use super::caller::{Refusal, identify, is_public, unauthorized};
 use super::error::ApiError;
 use super::{
     downloads, gallery, inputs, job_events, jobs, loras, marks, openai, plots, queue, recipes, status,
 };
 use crate::server::random_bytes;
-use crate::{Server, auth, page};
+use crate::{Server, page};
 
 /// Declares every endpoint once, for the router and for the OpenAPI description.
 macro_rules! endpoints {
@@ -97,6 +98,7 @@ endpoints! {
     get "/v1/vaes" status::vaes;
     get "/v1/about" status::about;
     post "/v1/session" status::session;
+    delete "/v1/session" status::logout;
 }
 
 /// The OpenAPI description, generated from the handlers.
@@ -110,6 +112,9 @@ pub fn openapi() -> OpenApi {
     super::openapi::complete(&mut api, is_public);
     api
 }
+
+/// Other sites can't show our images.
+const CORP: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
 static OPENAPI_JSON: &[u8] = include_bytes!("../../openapi.json");
 
@@ -128,23 +133,28 @@ pub fn router(server: Server) -> Router {
         .with_state(server)
 }
 
-/// Routes that need no API key: they reveal nothing private.
-fn is_public(path: &str) -> bool {
-    matches!(path, "/" | "/healthz" | "/readyz" | "/openapi.json" | "/favicon.ico")
-        || path.starts_with("/page/")
-}
-
-async fn middleware(State(server): State<Server>, request: Request, next: Next) -> Response {
+async fn middleware(State(server): State<Server>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = hex(random_bytes::<8>());
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let route =
         request.extensions().get::<MatchedPath>().map_or("other".to_owned(), |r| r.as_str().to_owned());
-    let peer = request.extensions().get::<super::Peer>().map(|peer| peer.0.to_string());
-    let mut response = match authorize(&server, &request) {
-        Ok(()) => next.run(request).instrument(tracing::info_span!("request", request = id)).await,
-        Err(error) => error.into_response(),
+    let peer = request.extensions().get::<super::Peer>().map(|peer| peer.address.to_string());
+    let mut client = None;
+    let mut response = match identify(&server, &request) {
+        Ok(caller) => {
+            if let Some(caller) = caller {
+                client = Some(caller.client.clone());
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).instrument(tracing::info_span!("request", request = id)).await
+        }
+        Err(Refusal::Error(error)) => error.into_response(),
+        Err(Refusal::WrongKey(address)) => {
+            server.auth.wrong_keys.delay(address).await;
+            unauthorized().into_response()
+        }
     };
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&id) {
@@ -153,30 +163,16 @@ async fn middleware(State(server): State<Server>, request: Request, next: Next) 
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(CORP, HeaderValue::from_static("same-origin"));
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     let (status, took) = (response.status().as_u16(), started.elapsed());
     server.metrics.request(method.as_str(), &route, status, took);
     let ms = (took.as_secs_f64() * 1e4).round() / 10.0;
     let quiet = matches!(path.as_str(), "/healthz" | "/readyz" | "/metrics" | "/sdapi/v1/progress");
     if quiet && status < 400 {
-        tracing::debug!(request = id, %method, path, status, ms, peer, "request");
+        tracing::debug!(request = id, %method, path, status, ms, peer, client, "request");
     } else {
-        tracing::info!(request = id, %method, path, status, ms, peer, "request");
+        tracing::info!(request = id, %method, path, status, ms, peer, client, "request");
     }
     response
-}
-
-fn authorize(server: &Server, request: &Request) -> Result<(), ApiError> {
-    let headers = request.headers();
-    if !auth::is_same_origin(headers, &server.config.hosts) {
-        let message = "cross-site request, or a host name this server doesn't accept";
-        return Err(ApiError::new(StatusCode::FORBIDDEN, "foreign", message));
-    }
-    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    let public = is_public(request.uri().path()) && reads;
-    if !public && !server.auth.allows(headers) {
-        let message = "missing or wrong API key: send it as `Authorization: Bearer KEY`";
-        return Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message));
-    }
-    Ok(())
 }

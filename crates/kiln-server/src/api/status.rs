@@ -1,15 +1,18 @@
 //! Status endpoints: health, readiness, metrics, limits, sessions.
 
+use std::time::Duration;
+
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::error::ApiError;
-use super::{json, response, run_blocking};
+use super::{Caller, json, response, run_blocking};
 use crate::Server;
-use crate::auth::COOKIE;
+use crate::auth::set_cookie;
+use crate::sessions::SESSION_AGE;
 
 /// The status of the server.
 #[derive(Serialize, ToSchema)]
@@ -56,10 +59,14 @@ pub(crate) async fn ready(State(server): State<Server>) -> Response {
 }
 
 /// Returns metrics in Prometheus' text format.
-#[utoipa::path(get, path = "/metrics", tag = "server", responses((status = 200, description = "Metrics", content_type = "text/plain")))]
-pub(crate) async fn metrics(State(server): State<Server>) -> Response {
+#[utoipa::path(get, path = "/metrics", tag = "server", responses(
+    (status = 200, description = "Metrics", content_type = "text/plain"),
+    (status = 403, description = "The key is not marked `admin`", body = super::error::ErrorBody),
+))]
+pub(crate) async fn metrics(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
+    caller.require_admin()?;
     let text = server.metrics.text(&server.stats());
-    response(StatusCode::OK, "text/plain; version=0.0.4", text.into())
+    Ok(response(StatusCode::OK, "text/plain; version=0.0.4", text.into()))
 }
 
 /// A list of names.
@@ -108,11 +115,16 @@ pub(crate) struct About {
     prompt: usize,
     /// Maximum of `max_tokens`, the length a prompt is padded to.
     tokens: u32,
+    /// The name of the caller's API key; absent on a server without keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    /// Whether the caller sees everybody's jobs and images.
+    admin: bool,
 }
 
 /// Returns the server's version, limits and queue length.
 #[utoipa::path(get, path = "/v1/about", tag = "server", responses((status = 200, body = About)))]
-pub(crate) async fn about(State(server): State<Server>) -> Response {
+pub(crate) async fn about(State(server): State<Server>, caller: Caller) -> Response {
     let limits = &server.config.limits;
     let about = About {
         version: env!("CARGO_PKG_VERSION"),
@@ -127,6 +139,8 @@ pub(crate) async fn about(State(server): State<Server>) -> Response {
         references: limits.references,
         prompt: limits.prompt,
         tokens: limits.tokens,
+        key: caller.key.as_ref().map(|key| key.name.clone()),
+        admin: caller.admin,
     };
     json(StatusCode::OK, &about)
 }
@@ -136,13 +150,43 @@ pub(crate) async fn about(State(server): State<Server>) -> Response {
     (status = 200, body = ServerStatus),
     (status = 401, description = "Missing or wrong API key", body = super::error::ErrorBody),
 ))]
-pub(crate) async fn session(State(server): State<Server>) -> Result<Response, ApiError> {
-    let mut response = json(StatusCode::OK, &ServerStatus::new("ok"));
-    if server.auth.is_required() {
-        let cookie = format!("{COOKIE}={}; HttpOnly; SameSite=Strict; Path=/", server.auth.new_session());
-        if let Ok(value) = HeaderValue::from_str(&cookie) {
-            response.headers_mut().insert(header::SET_COOKIE, value);
+pub(crate) async fn session(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
+    let response = json(StatusCode::OK, &ServerStatus::new("ok"));
+    let Some(key) = caller.key else { return Ok(response) };
+    let secret = run_blocking(move || {
+        let (secret, session, replaced) = server.auth.open_session(&key);
+        let stored = replaced.map_or(Ok(()), |replaced| server.store.delete_session(&replaced));
+        // On a full disk the session lasts until the server stops.
+        if let Err(error) = stored.and_then(|()| server.store.insert_session(&session)) {
+            tracing::warn!(%error, "failed to store a session");
         }
+        Ok::<_, ApiError>(secret)
+    });
+    Ok(with_cookie(response, &set_cookie(&secret.await?, SESSION_AGE, caller.secure)))
+}
+
+/// Ends the session of the browser that sends this.
+#[utoipa::path(delete, path = "/v1/session", tag = "server", responses(
+    (status = 200, body = ServerStatus),
+    (status = 401, description = "No session", body = super::error::ErrorBody),
+))]
+pub(crate) async fn logout(
+    State(server): State<Server>,
+    caller: Caller,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    run_blocking(move || match server.auth.close_session(&headers) {
+        Some(session) => server.store.delete_session(&session).map_err(ApiError::from),
+        None => Ok(()),
+    })
+    .await?;
+    let response = json(StatusCode::OK, &ServerStatus::new("ok"));
+    Ok(with_cookie(response, &set_cookie("", Duration::ZERO, caller.secure)))
+}
+
+fn with_cookie(mut response: Response, cookie: &str) -> Response {
+    if let Ok(value) = HeaderValue::from_str(cookie) {
+        response.headers_mut().insert(header::SET_COOKIE, value);
     }
-    Ok(response)
+    response
 }

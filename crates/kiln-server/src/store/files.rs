@@ -45,7 +45,7 @@ impl InputFiles<'_> {
         is_hash.then(|| self.file_path(hash)).filter(|path| path.is_file())
     }
 
-    fn file_path(&self, hash: &str) -> PathBuf {
+    pub(super) fn file_path(&self, hash: &str) -> PathBuf {
         self.0.folder.join("inputs").join(hash)
     }
 }
@@ -74,8 +74,10 @@ impl Store {
             self.remove_files(&file);
         }
         for entry in entries(&self.folder.join("inputs")).filter(is_old) {
-            if !self.is_input_used(&entry.file_name().to_string_lossy())? {
+            let hash = entry.file_name().to_string_lossy().into_owned();
+            if !self.is_input_used(&hash)? {
                 let _ = fs::remove_file(entry.path());
+                self.inputs().release(&hash)?;
             }
         }
         for entry in entries(&self.folder.join("pictures")).filter(is_unfinished).filter(is_old) {
@@ -144,7 +146,7 @@ fn is_unfinished(entry: &DirEntry) -> bool {
 
 /// Writes a file whole or not at all. Doesn't wait for the disk: a power cut may lose the last images.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = AtomicFile::create(path)?;
+    let mut file = AtomicFile::create_private(path)?;
     file.file().write_all(bytes)?;
     file.commit_unsynced()
 }

@@ -59,6 +59,8 @@ pub struct ImageQuery {
     pub trash: bool,
     /// Maximum number of results.
     pub limit: u32,
+    /// Only images of this client's jobs.
+    pub client: Option<String>,
 }
 
 const SELECT: &str = "SELECT id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe, favourite, trashed FROM pictures LEFT JOIN marks ON picture = id";
@@ -136,6 +138,10 @@ impl Store {
         for word in &words {
             sql += " AND (prompt LIKE ? ESCAPE '\\' OR model LIKE ? ESCAPE '\\' OR seed LIKE ? ESCAPE '\\')";
             values.extend([word as &dyn ToSql; 3]);
+        }
+        if let Some(client) = &query.client {
+            sql += " AND job IN (SELECT id FROM jobs WHERE client = ?)";
+            values.push(client);
         }
         if let Some(before) = &query.before {
             sql += " AND seq < (SELECT seq FROM pictures WHERE id = ?)";

@@ -3,14 +3,14 @@
 use std::fs::{File, TryLockError};
 use std::path::Path;
 
-use super::StoreError;
+use super::{StoreError, private};
 
 /// Locks the folder until the returned file is closed; the system closes it when the process dies.
 ///
 /// A lock of its own, not SQLite's: a second server must be refused before it reads the queue, while backups may read it.
 pub(super) fn lock_folder(folder: &Path) -> Result<File, StoreError> {
     let path = folder.join("server.lock");
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = private::create_file(&path);
     let file = file.map_err(|source| StoreError::File { path: path.clone(), source })?;
     match file.try_lock() {
         Ok(()) => Ok(file),

@@ -6,7 +6,8 @@ use super::{StoreError, marks, order, plots};
 
 /// Statements that lead from each version to the next: version 0 is an empty database. Statements that were released
 /// never change; a change of the tables is a new entry.
-const MIGRATIONS: &[&str] = &[TABLES, NOTES_KEYS_WEBHOOKS, marks::SCHEMA, order::SCHEMA, plots::SCHEMA];
+const MIGRATIONS: &[&str] =
+    &[TABLES, NOTES_KEYS_WEBHOOKS, marks::SCHEMA, order::SCHEMA, plots::SCHEMA, OWNERS];
 
 const NOTES_KEYS_WEBHOOKS: &str = "
 ALTER TABLE jobs ADD COLUMN notes TEXT;
@@ -23,6 +24,26 @@ CREATE TABLE webhooks (
     job TEXT PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE,
     url TEXT NOT NULL
 );
+";
+
+/// Who stored which input, and browser sessions.
+const OWNERS: &str = "
+CREATE TABLE inputs (
+    hash TEXT NOT NULL,
+    client TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    used INTEGER NOT NULL,
+    PRIMARY KEY (hash, client)
+) WITHOUT ROWID;
+CREATE INDEX inputs_client ON inputs (client, used);
+INSERT OR IGNORE INTO inputs SELECT input, client, 0, created FROM job_inputs JOIN jobs ON jobs.id = job;
+CREATE INDEX jobs_client ON jobs (client);
+CREATE TABLE sessions (
+    hash BLOB PRIMARY KEY,
+    key TEXT NOT NULL,
+    proof BLOB NOT NULL,
+    expires INTEGER NOT NULL
+) WITHOUT ROWID;
 ";
 
 const TABLES: &str = "

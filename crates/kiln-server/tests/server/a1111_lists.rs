@@ -103,7 +103,7 @@ async fn recorded_requests_of_other_programs_are_answered() {
     ];
     for (program, text) in files {
         let server = TestServer::with(|config| {
-            config.api_key = Some("s3cret".into());
+            config.api_keys = vec![kiln_server::ApiKey::single("s3cret")];
             config.model_aliases = vec![("gpt-image-1".into(), "large".into())];
         });
         let recorded: Vec<Value> = serde_json::from_str(text).unwrap();

@@ -295,10 +295,12 @@ impl TestServer {
         self.send(post(path, body)).await
     }
 
-    /// Sends JSON with this method as the client `name`.
+    /// Sends JSON with this method as the client with the API key `key-NAME`.
     pub async fn send_as(&self, name: &str, method: &str, path: &str, body: Value) -> TestResponse {
         let request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
-        let request = request.header("x-client-id", name).header(header::CONTENT_TYPE, "application/json");
+        let request = request
+            .header(header::AUTHORIZATION, format!("Bearer key-{name}"))
+            .header(header::CONTENT_TYPE, "application/json");
         self.send(request.body(Body::from(body.to_string())).unwrap()).await
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use kiln_server::ApiKey;
 use serde_json::json;
 
 use crate::harness::{TestServer, events, png};
@@ -79,16 +80,25 @@ async fn events_report_progress_previews_and_the_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_queue_is_bounded_and_errors_say_when_to_retry() {
-    let server = TestServer::with(|config| config.limits.queue = 4);
-    let ask = |client: &'static str| {
-        let mut request = crate::harness::post("/v1/jobs", json!({ "prompt": "slow", "steps": 100 }));
-        request.headers_mut().insert("x-client-id", client.parse().unwrap());
+    let server = TestServer::with(|config| {
+        config.limits.queue = 4;
+        config.api_keys = ApiKey::parse_file("a key-a admin\nb key-b\nc key-c").unwrap();
+    });
+    let with_key = |mut request: axum::http::Request<axum::body::Body>, client: &str| {
+        request.headers_mut().insert("authorization", format!("Bearer key-{client}").parse().unwrap());
         server.send(request)
+    };
+    let ask = |client| {
+        with_key(crate::harness::post("/v1/jobs", json!({ "prompt": "slow", "steps": 100 })), client)
+    };
+    let metrics = || {
+        let request = axum::http::Request::get("/metrics").header("host", "localhost");
+        with_key(request.body(axum::body::Body::empty()).unwrap(), "a")
     };
     // The running job counts, too.
     for i in 0..3 {
         ask("a").await.ok();
-        while i == 0 && !server.get("/metrics").await.text().contains("kiln_running 1\n") {
+        while i == 0 && !metrics().await.text().contains("kiln_running 1\n") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -98,7 +108,7 @@ async fn the_queue_is_bounded_and_errors_say_when_to_retry() {
         ask("b").await.ok();
     }
     ask("c").await.expect_error(429, "queue_full");
-    let metrics = server.get("/metrics").await.ok();
+    let metrics = metrics().await.ok();
     assert!(metrics.text().contains("kiln_queue_refused_total 2\n"), "{}", metrics.text());
     server.inner.close();
 }

@@ -40,7 +40,10 @@ async fn a_plot_is_one_order_for_all_combinations() {
 async fn a_plot_is_accepted_whole_or_not_at_all() {
     let server = TestServer::open(
         std::sync::Arc::new(tempfile::TempDir::new().unwrap()),
-        |config| config.limits.queue = 8,
+        |config| {
+            config.limits.queue = 8;
+            config.api_keys = kiln_server::ApiKey::parse_file("me key-me\nother key-other").unwrap();
+        },
         false,
     );
     let axis = |field: &str, values: Value| json!({ "field": field, "values": values });
@@ -53,7 +56,7 @@ async fn a_plot_is_accepted_whole_or_not_at_all() {
         (plot(axis("seed", json!([[1, 2]])), Value::Null), "one image"),
     ];
     for (request, message) in wrong {
-        let answer = server.post("/v1/plots", request).await;
+        let answer = server.send_as("me", "POST", "/v1/plots", request).await;
         assert_eq!(answer.status.as_u16(), 400);
         assert!(answer.text().contains(message), "{}", answer.text());
     }

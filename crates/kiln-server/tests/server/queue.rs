@@ -13,6 +13,11 @@ async fn submit(server: &TestServer, client: &str, prompt: &str) -> String {
     server.send_as(client, "POST", "/v1/jobs", job).await.ok().json()["id"].as_str().unwrap().to_owned()
 }
 
+fn open(folder: Arc<tempfile::TempDir>) -> TestServer {
+    let keys = kiln_server::ApiKey::parse_file("a key-a\nb key-b").unwrap();
+    TestServer::open(folder, |config| config.api_keys = keys, false)
+}
+
 fn prompts(queue: &Value) -> Vec<&str> {
     queue["data"].as_array().unwrap().iter().map(|job| job["order"]["prompt"].as_str().unwrap()).collect()
 }
@@ -20,7 +25,7 @@ fn prompts(queue: &Value) -> Vec<&str> {
 #[tokio::test]
 async fn a_client_reorders_and_cancels_its_own_jobs_only_and_the_order_survives_a_restart() {
     let folder = Arc::new(tempfile::TempDir::new().unwrap());
-    let server = TestServer::open(folder.clone(), |_| {}, false);
+    let server = open(folder.clone());
     let mut mine = Vec::new();
     for prompt in ["a1", "a2", "a3"] {
         mine.push(submit(&server, "a", prompt).await);
@@ -33,18 +38,26 @@ async fn a_client_reorders_and_cancels_its_own_jobs_only_and_the_order_survives_
     let queue = server.send_as("a", "PUT", "/v1/queue", order).await.ok().json();
     assert_eq!(prompts(&queue), ["a3", "a2", "a1"], "a2 keeps its place");
     let queue = server.send_as("b", "GET", "/v1/queue", json!(null)).await.ok().json();
-    assert_eq!((prompts(&queue), &queue["data"][0]["position"]), (vec!["b1"], &json!(3)));
+    assert_eq!((prompts(&queue), &queue["data"][0]["position"]), (vec!["b1"], &json!(1)));
     drop(server);
 
-    let server = TestServer::open(folder, |_| {}, false);
+    let server = open(folder);
     let queue = server.send_as("a", "GET", "/v1/queue", json!(null)).await.ok().json();
     assert_eq!(prompts(&queue), ["a3", "a2", "a1"]);
     let cancelled = server.send_as("a", "DELETE", "/v1/queue", json!(null)).await.ok().json();
     assert_eq!(cancelled["cancelled"], 3);
-    assert_eq!(server.get(&format!("/v1/jobs/{}", mine[1])).await.ok().json()["status"], "cancelled");
-    assert_eq!(server.get(&format!("/v1/jobs/{other}")).await.ok().json()["status"], "queued");
+    let status = async |client: &str, id: &str| {
+        let job = server.send_as(client, "GET", &format!("/v1/jobs/{id}"), json!(null)).await.ok().json();
+        job["status"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(
+        (status("a", &mine[1]).await, status("b", &other).await),
+        ("cancelled".into(), "queued".into())
+    );
     server.generate(1);
-    server.wait(&other).await;
+    while status("b", &other).await != "done" {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
     assert_eq!(server.received.lock().unwrap().len(), 1);
 }
 

@@ -2,13 +2,17 @@
 
 use axum::body::Body;
 use axum::http::{Request, header};
+use kiln_server::ApiKey;
 use serde_json::json;
 
 use crate::harness::{TestServer, base64, png, post};
 
 #[tokio::test]
 async fn without_the_key_only_public_routes_are_accessible() {
-    let server = TestServer::with(|config| config.api_key = Some("s3cret".into()));
+    let server = TestServer::with(|config| {
+        config.api_keys = vec![ApiKey::single("s3cret")];
+        config.wrong_key_delay = std::time::Duration::ZERO;
+    });
     for open in ["/", "/page/main.js", "/healthz", "/openapi.json"] {
         server.get(open).await.ok();
     }
@@ -109,6 +113,7 @@ async fn responses_have_a_request_id_and_security_headers() {
     let answer = TestServer::new().get("/").await.ok();
     assert_eq!(answer.headers["x-request-id"].len(), 16);
     assert_eq!(answer.headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+    assert_eq!(answer.headers["cross-origin-resource-policy"], "same-origin");
     let policy = answer.headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
     assert!(policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"), "{policy}");
 }
@@ -176,7 +181,7 @@ async fn wrong_paths_and_queries_are_errors_in_json() {
 
 #[tokio::test]
 async fn head_is_allowed_where_get_is() {
-    let server = TestServer::with(|config| config.api_key = Some("s3cret".into()));
+    let server = TestServer::with(|config| config.api_keys = vec![kiln_server::ApiKey::single("s3cret")]);
     let head = |path: &str, key: &str| {
         let request = Request::head(path).header(header::HOST, "localhost");
         server.send(request.header(header::AUTHORIZATION, key).body(Body::empty()).unwrap())

@@ -94,13 +94,15 @@ Examples:
   kiln pull someone/some-style:*.safetensors";
 
 const CONFIG_EXAMPLES: &str = "\
-Settings: model, models_folder, output_folder, device, dtype, threads, vram_limit. An option comes before the
-environment (KILN_MODEL, KILN_MODELS), the environment before the file, the file before what is built in.
+Settings: model, models_folder, output_folder, device, dtype, threads, vram_limit; and serve.NAME, where NAME is any long
+option of `kiln serve`, such as serve.port. An option comes before the environment (KILN_MODEL, KILN_MODELS), the
+environment before the file, the file before what is built in.
 
 Examples:
   kiln config                                        (every setting, and where its value comes from)
   kiln config set model klein-4b
   kiln config set output_folder ~/Pictures/kiln
+  kiln config set serve.port 8080
   kiln config unset model";
 
 const CONVERT_EXAMPLES: &str = "\
@@ -116,6 +118,7 @@ Examples:
   kiln serve                                         (web page at http://127.0.0.1:7860, with the built-in Ember)
   kiln serve -m models/klein-4b --preview-vae taef2.safetensors
   KILN_API_KEY=... kiln serve --host 0.0.0.0 --allow-host kiln.home
+  kiln serve --config kiln.toml                      (options from a file, in its table [serve])
 
 OpenAI clients use http://127.0.0.1:7860/v1, A1111 clients http://127.0.0.1:7860; /openapi.json describes every route.
 Images, their recipes and the queue are stored in the data folder. Ctrl-C lets running jobs finish (see --grace), a

@@ -58,9 +58,31 @@ pub struct ServeArgs {
     #[arg(short, long, value_name = "N", default_value_t = 7860, help_heading = "Network")]
     pub port: u16,
 
-    /// API key that every request must send
+    /// API key that every request must send: at least 16 characters, unless only this machine can reach the server
     #[arg(long, value_name = "KEY", env = "KILN_API_KEY", hide_env_values = true, help_heading = "Network")]
     pub api_key: Option<String>,
+
+    /// File of API keys, one per line: a name, the key, and any of `admin`, `jobs=N`, `per-minute=N`, `inputs=SIZE`
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "KILN_API_KEY_FILE",
+        help_heading = "Network",
+        conflicts_with = "api_key"
+    )]
+    pub api_key_file: Option<PathBuf>,
+
+    /// Certificate chain for HTTPS, as a PEM file; it is read again when it changes
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Private key of the certificate, as a PEM file
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Address or network of a proxy whose X-Forwarded-For, -Proto and -Host headers count; repeatable
+    #[arg(long = "trusted-proxy", value_name = "ADDRESS", help_heading = "Network")]
+    pub trusted_proxies: Vec<kiln_server::Network>,
 
     /// Host name that browsers may use for this server, besides its address; `*` allows any; repeatable
     #[arg(long = "allow-host", value_name = "NAME", help_heading = "Network")]
@@ -83,6 +105,18 @@ pub struct ServeArgs {
     /// Folder for the queue and the images [default: `server` next to the models folder]
     #[arg(long, value_name = "DIR", env = "KILN_DATA", help_heading = "Limits and storage")]
     pub data: Option<PathBuf>,
+
+    /// Settings file whose table [serve] holds options [default: the file of `kiln config`]
+    #[arg(long, value_name = "FILE", help_heading = "Limits and storage")]
+    pub config: Option<PathBuf>,
+
+    /// Leave recipes out of the image files that clients get
+    #[arg(long, help_heading = "Limits and storage")]
+    pub no_recipe: bool,
+
+    /// Maximum size of the input images that are kept for one client, such as 4G; the oldest are deleted
+    #[arg(long, value_name = "SIZE", default_value = "4G", help_heading = "Limits and storage", value_parser = crate::values::parse_bytes)]
+    pub max_inputs: u64,
 
     /// Number of images to keep; the oldest are deleted
     #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Limits and storage")]

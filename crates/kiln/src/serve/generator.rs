@@ -177,7 +177,8 @@ impl Sink for JobSinkAdapter {
 
     fn image(&self, image: GeneratedImage) -> kiln_engine::Result<()> {
         let GeneratedImage { index, image, seed, recipe, .. } = image;
-        let finished = FinishedImage { index: index as u32, image, seed, recipe: recipe.to_json() };
+        let finished =
+            FinishedImage { index: index as u32, image, seed, recipe: recipe.without_folders().to_json() };
         self.sink.image(finished).map_err(|error| {
             *self.rejected() = Some(error);
             Error::CANCELLED
@@ -196,7 +197,9 @@ fn job_error(error: &Error) -> JobError {
     if error.is_cancelled() {
         return JobError::cancelled();
     }
-    let message = error.to_string();
+    // The log has the whole message; clients learn nothing about the server's folders.
+    let full = error.to_string();
+    let message = kiln_base::without_folders(&full).into_owned();
     match error.root() {
         _ if error.is_invalid_request() => JobError::request("invalid_request", message),
         Error::Model(kiln_model::Error::Weights(Weights::Lora { .. } | Weights::LoraUnmatched { .. })) => {
@@ -208,11 +211,11 @@ fn job_error(error: &Error) -> JobError {
         Error::Model(kiln_model::Error::NotFinite { .. }) => JobError::server("not_finite", message),
         Error::Panicked(_) => JobError::server("panicked", message),
         Error::MissingComponent { .. } | Error::Mismatch { .. } | Error::Device { .. } | Error::Load(_) => {
-            tracing::error!("{message}");
+            tracing::error!("{full}");
             JobError::server("model_failed", message)
         }
         _ => {
-            tracing::error!("{message}");
+            tracing::error!("{full}");
             JobError::server("generation_failed", message)
         }
     }

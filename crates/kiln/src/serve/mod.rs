@@ -1,5 +1,6 @@
 //! `kiln serve`: runs the `kiln-server` HTTP server on the engine.
 
+mod access;
 pub mod catalogue;
 mod downloads;
 mod files;
@@ -26,9 +27,10 @@ use generator::Worker;
 const THREADS: usize = 2;
 
 pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
-    check(&args)?;
     args.machine.fill_missing(crate::settings::get());
     init_logging(&args);
+    let config = config(&args)?;
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
     let models = Arc::new(ModelCatalogue::new(&args)?);
     check_names(&args, &models)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -42,17 +44,17 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
         CliError::new(format!("can't listen on {address}: {error}")).hint("choose another port with --port")
     })?;
     let address = listener.local_addr().unwrap_or(address);
-    let server = open(&args, &models)?;
+    let server = open(config, &models)?;
     let worker = worker(&args, Arc::clone(&models), &server)?;
     let generating = server.generate_with(worker);
     let generating =
         generating.map_err(|error| CliError::new(format!("can't start the generating threads: {error}")))?;
     let stop = {
         let _runtime = runtime.enter();
-        signals::reload_on_hangup(models);
+        signals::reload_on_hangup(models, server.clone(), args.clone());
         signals::stop(server.clone(), Duration::from_secs(args.linger))
     };
-    announce(address, args.json);
+    announce(&format!("{scheme}://{address}"), args.json);
     runtime.block_on(kiln_server::serve(server, listener, stop));
     // The running job is done, or stops within a step.
     let _ = generating.join();
@@ -61,8 +63,7 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
 }
 
 /// Opens the data folder.
-fn open(args: &ServeArgs, models: &Arc<ModelCatalogue>) -> Result<Server, CliError> {
-    let config = config(args)?;
+fn open(config: Config, models: &Arc<ModelCatalogue>) -> Result<Server, CliError> {
     let data = config.folder.clone();
     Server::open(config, Box::new(SharedCatalogue(Arc::clone(models)))).map_err(|error| {
         let message = format!("can't use the data folder `{}`: {error}", data.display());
@@ -71,8 +72,8 @@ fn open(args: &ServeArgs, models: &Arc<ModelCatalogue>) -> Result<Server, CliErr
 }
 
 /// Tells where the server listens: a line, or with --json an event like all others.
-fn announce(address: SocketAddr, json: bool) {
-    let (version, url) = (env!("CARGO_PKG_VERSION"), format!("http://{address}"));
+fn announce(url: &str, json: bool) {
+    let version = env!("CARGO_PKG_VERSION");
     if json {
         tracing::info!(version, url, "listening");
     } else {
@@ -92,21 +93,6 @@ fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, server: &Server) -> Res
     let session = Session::new(settings, args.max_batch as usize);
     let session = session.with_model_memory(args.model_memory.unwrap_or(0));
     Ok(Worker::new(session, models, args.vae.clone()).preload(args.preload.clone()))
-}
-
-fn check(args: &ServeArgs) -> Result<(), CliError> {
-    if args.api_key.as_ref().is_some_and(|key| key.is_empty()) {
-        return Err(CliError::usage("the API key is empty")
-            .hint("set KILN_API_KEY to a key, or unset it to serve this machine alone"));
-    }
-    if !args.host.is_loopback() && args.api_key.is_none() {
-        return Err(CliError::usage(format!(
-            "listening on {} opens the server to other machines and requires an API key",
-            args.host
-        ))
-        .hint("set one with --api-key or the variable KILN_API_KEY, or leave --host out"));
-    }
-    Ok(())
 }
 
 /// Checks that the models of --preload and --model-alias are there.
@@ -149,6 +135,7 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
         side: args.max_side,
         pixels: args.max_pixels,
         steps: args.max_steps,
+        inputs: args.max_inputs,
         ..Limits::default()
     };
     let webhooks =
@@ -158,7 +145,10 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
             .hint("set --webhook-secret or KILN_WEBHOOK_SECRET to a long random text")
     })?;
     Ok(Config {
-        api_key: args.api_key.clone(),
+        api_keys: access::keys(args)?,
+        tls: access::tls(args)?,
+        trusted_proxies: args.trusted_proxies.clone(),
+        embed_recipes: !args.no_recipe,
         hosts,
         limits,
         model_aliases: args.model_aliases.clone(),

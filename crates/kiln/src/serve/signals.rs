@@ -8,6 +8,7 @@ use std::time::Duration;
 use kiln_server::Server;
 
 use super::catalogue::ModelCatalogue;
+use crate::args::ServeArgs;
 
 /// A future that ends with Ctrl-C, or some time after SIGTERM: until then the server answers, but takes no jobs. The
 /// second signal ends the process at once.
@@ -44,14 +45,19 @@ pub async fn stop(_: Server, _: Duration) {
     });
 }
 
-/// Reads the list of models again at every SIGHUP; each model's files are opened again when it is next used.
+/// Reads the API keys and the list of models again at every SIGHUP; each model's files are opened again when it is next
+/// used.
 #[cfg(unix)]
-pub fn reload_on_hangup(models: Arc<ModelCatalogue>) {
+pub fn reload_on_hangup(models: Arc<ModelCatalogue>, server: Server, args: ServeArgs) {
     use tokio::signal::unix::{SignalKind, signal};
 
     let Ok(mut hangups) = signal(SignalKind::hangup()) else { return };
     tokio::spawn(async move {
         while hangups.recv().await.is_some() {
+            match super::access::keys(&args) {
+                Ok(keys) => server.set_api_keys(&keys),
+                Err(error) => tracing::error!("keeping the API keys as they are: {}", error.message),
+            }
             models.reload();
             tracing::info!("reloaded: models are read again when they are next used");
         }
@@ -60,4 +66,4 @@ pub fn reload_on_hangup(models: Arc<ModelCatalogue>) {
 
 /// There is no SIGHUP here.
 #[cfg(not(unix))]
-pub fn reload_on_hangup(_: Arc<ModelCatalogue>) {}
+pub fn reload_on_hangup(_: Arc<ModelCatalogue>, _: Server, _: ServeArgs) {}

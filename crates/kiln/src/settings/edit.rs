@@ -2,65 +2,116 @@
 
 use std::path::Path;
 
-use super::{Key, parse};
+use toml::{Table, Value};
+
+use super::serve::TABLE;
+use super::{Key, parse, parse_serve, parse_table};
 use crate::error::CliError;
 
-/// Returns the text with the key set to a value.
-pub fn set(text: &str, file: &Path, key: &Key, value: &str) -> Result<String, CliError> {
-    key.check(value).map_err(|expected| {
-        CliError::usage(format!("`{value}` is not a value for the setting `{}`: {expected}", key.name))
-            .hint("`kiln config list` shows all settings and their values")
-    })?;
-    // A JSON string is a TOML string.
-    let line = format!("{} = {}\n", key.name, serde_json::Value::from(value));
-    replace(text, file, key, Some(&line), Some(value))
+/// Where a setting stands in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Among the keys at the top.
+    Top(&'static str),
+    /// In the table `[serve]`.
+    Serve(String),
 }
 
-/// Returns the text without the key.
-pub fn unset(text: &str, file: &Path, key: &Key) -> Result<String, CliError> {
-    replace(text, file, key, None, None)
-}
-
-/// Replaces the line of a key, or appends it. `value` is what the key must have afterwards.
-fn replace(
-    text: &str,
-    file: &Path,
-    key: &Key,
-    line: Option<&str>,
-    value: Option<&str>,
-) -> Result<String, CliError> {
-    let is_key = |line: &str| line.split_once('=').is_some_and(|(name, _)| name.trim() == key.name);
-    let mut new = String::new();
-    let mut place = line;
-    for old in text.lines() {
-        if is_key(old) {
-            new.push_str(place.take().unwrap_or_default());
-        } else {
-            new.push_str(old);
-            new.push('\n');
+impl Place {
+    /// Finds a setting by name; those of `[serve]` are called `serve.NAME`.
+    pub fn find(name: &str) -> Result<Place, CliError> {
+        match name.split_once('.') {
+            Some((TABLE, name)) => Ok(Place::Serve(name.replace('-', "_"))),
+            _ => Key::find(name).map(|key| Place::Top(key.name)),
         }
     }
-    new.push_str(place.unwrap_or_default());
-    let mut expected = parse(text, file)?;
-    expected.retain(|(other, _)| other.name != key.name);
-    let same = |found: &[(&Key, String)]| {
-        let of_key = found.iter().find(|(other, _)| other.name == key.name).map(|(_, text)| text.as_str());
-        let others = found.iter().filter(|(other, _)| other.name != key.name);
-        of_key == value
-            && others
-                .map(|(key, text)| (key.name, text))
-                .eq(expected.iter().map(|(key, text)| (key.name, text)))
-    };
+
+    fn name(&self) -> &str {
+        match self {
+            Place::Top(name) => name,
+            Place::Serve(name) => name,
+        }
+    }
+
+    /// Whether a line is the header of this place's table.
+    fn is_header(&self, line: &str) -> bool {
+        matches!(self, Place::Serve(_)) && line.trim() == format!("[{TABLE}]")
+    }
+}
+
+/// Returns the text with the setting set to a value.
+pub fn set(text: &str, file: &Path, place: &Place, value: &str) -> Result<String, CliError> {
+    if let Place::Top(name) = place {
+        Key::find(name)?.check(value).map_err(|expected| {
+            CliError::usage(format!("`{value}` is not a value for the setting `{name}`: {expected}"))
+                .hint("`kiln config list` shows all settings and their values")
+        })?;
+    }
+    // A JSON string is a TOML string.
+    let line = format!("{} = {}\n", place.name(), serde_json::Value::from(value));
+    replace(text, file, place, Some((&line, value)))
+}
+
+/// Returns the text without the setting.
+pub fn unset(text: &str, file: &Path, place: &Place) -> Result<String, CliError> {
+    replace(text, file, place, None)
+}
+
+/// Replaces the line of a setting by this one, which sets it to this value, or adds the line.
+fn replace(text: &str, file: &Path, place: &Place, new: Option<(&str, &str)>) -> Result<String, CliError> {
+    let is_key = |line: &str| line.split_once('=').is_some_and(|(name, _)| name.trim() == place.name());
+    let mut line = new.map(|(line, _)| line);
+    let mut inside = matches!(place, Place::Top(_));
+    let mut out = String::new();
+    for old in text.lines() {
+        if inside && is_key(old) {
+            out.push_str(line.take().unwrap_or_default());
+            continue;
+        }
+        if old.trim_start().starts_with('[') {
+            // The end of the part that the setting belongs to.
+            if inside {
+                out.push_str(line.take().unwrap_or_default());
+            }
+            inside = place.is_header(old);
+        }
+        out.push_str(old);
+        out.push('\n');
+    }
+    if let Some(line) = line {
+        if !inside {
+            out.push_str(&format!("[{TABLE}]\n"));
+        }
+        out.push_str(line);
+    }
+    let expected = changed(parse_table(text, file)?, place, new.map(|(_, value)| value));
     // A value over several lines, or a quoted key: legal, and nothing that lines can tell.
-    match parse(&new, file) {
-        Ok(found) if same(&found) => Ok(new),
-        _ => Err(CliError::new(format!(
+    if parse_table(&out, file).ok() != Some(expected) {
+        return Err(CliError::new(format!(
             "can't change `{}` in `{}`: the file has an unusual form",
-            key.name,
+            place.name(),
             file.display()
         ))
-        .hint("change it with an editor")),
+        .hint("change it with an editor"));
     }
+    parse(&out, file)?;
+    parse_serve(&out, file)?;
+    Ok(out)
+}
+
+/// The settings with one changed.
+fn changed(mut all: Table, place: &Place, value: Option<&str>) -> Table {
+    let table = match place {
+        Place::Top(_) => Some(&mut all),
+        Place::Serve(_) if value.is_none() => all.get_mut(TABLE).and_then(Value::as_table_mut),
+        Place::Serve(_) => all.entry(TABLE).or_insert_with(|| Table::new().into()).as_table_mut(),
+    };
+    match (table, value) {
+        (Some(table), Some(value)) => drop(table.insert(place.name().into(), value.into())),
+        (Some(table), None) => drop(table.remove(place.name())),
+        (None, _) => {}
+    }
+    all
 }
 
 #[cfg(test)]
@@ -68,7 +119,7 @@ mod tests {
     use super::*;
 
     fn changed(text: &str, key: &str, value: Option<&str>) -> Result<String, CliError> {
-        let (file, key) = (Path::new("config.toml"), Key::find(key).unwrap());
+        let (file, key) = (Path::new("config.toml"), &Place::find(key).unwrap());
         match value {
             Some(value) => set(text, file, key, value),
             None => unset(text, file, key),
@@ -83,6 +134,20 @@ mod tests {
         assert_eq!(changed(text, "threads", Some("4")).unwrap(), format!("{text}\nthreads = \"4\"\n"));
         assert_eq!(changed(text, "model", None).unwrap(), "# mine\n\ndtype = \"f32\" # exact\n");
         assert_eq!(changed("", "device", None).unwrap(), "");
+    }
+
+    #[cfg(feature = "serve")]
+    #[test]
+    fn settings_of_the_server_go_into_their_table() {
+        let one = changed("model = \"a\"\n", "serve.port", Some("7861")).unwrap();
+        assert_eq!(one, "model = \"a\"\n[serve]\nport = \"7861\"\n");
+        let two = changed(&one, "serve.max-side", Some("512")).unwrap();
+        assert_eq!(two, "model = \"a\"\n[serve]\nport = \"7861\"\nmax_side = \"512\"\n");
+        let three = changed(&two, "dtype", Some("f32")).unwrap();
+        assert!(three.starts_with("model = \"a\"\ndtype = \"f32\"\n[serve]\n"), "{three}");
+        assert_eq!(changed(&two, "serve.max_side", None).unwrap(), one);
+        let error = changed(&one, "serve.prot", Some("1")).unwrap_err().to_string();
+        assert!(error.contains("`serve.prot`") && error.contains("`port`"), "{error}");
     }
 
     #[test]

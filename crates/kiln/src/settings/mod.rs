@@ -1,9 +1,11 @@
 //! The user's defaults for options, from `config.toml` in the settings folder.
 //!
-//! An option comes before the environment, the environment before this file, and the file before what is built in. The
-//! file is flat: a key that is not in [`KEYS`] is an error, so that a typo does not pass for a setting.
+//! An option comes before the environment, the environment before this file, and the file before what is built in. A key
+//! that is not in [`KEYS`], or in the table `[serve]` no option of `kiln serve`, is an error, so that a typo does not pass
+//! for a setting.
 
 mod edit;
+mod serve;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,7 +15,10 @@ use kiln_base::folders;
 use kiln_engine::{Device, Precision};
 use toml::{Table, Value};
 
-pub use edit::{set, unset};
+pub use edit::{Place, set, unset};
+pub use serve::ServeOption;
+#[cfg(feature = "serve")]
+pub use serve::missing_arguments;
 
 use crate::args::MAX_THREADS;
 use crate::error::CliError;
@@ -32,6 +37,8 @@ pub struct UserSettings {
     pub dtype: Option<Precision>,
     pub threads: Option<u32>,
     pub vram_limit: Option<u64>,
+    /// The table `[serve]`.
+    pub serve: Vec<ServeOption>,
 }
 
 /// A key of the file.
@@ -167,14 +174,19 @@ pub fn read_text(file: &Path) -> Result<String, CliError> {
     }
 }
 
+/// An error about the text of `file`.
+fn invalid(file: &Path, problem: &str) -> CliError {
+    CliError::new(format!("the settings file `{}` is invalid: {problem}", file.display()))
+        .hint("correct the file, or use `kiln config set` and `kiln config unset`")
+}
+
+fn parse_table(text: &str, file: &Path) -> Result<Table, CliError> {
+    text.parse().map_err(|error: toml::de::Error| invalid(file, error.to_string().trim_end()))
+}
+
 /// Parses the text of `file` to the keys that it sets, with their values as text.
 pub fn parse(text: &str, file: &Path) -> Result<Vec<(&'static Key, String)>, CliError> {
-    let in_file = |problem: String| {
-        CliError::new(format!("the settings file `{}` is invalid: {problem}", file.display()))
-            .hint("correct the file, or use `kiln config set` and `kiln config unset`")
-    };
-    let table: Table =
-        text.parse().map_err(|error: toml::de::Error| in_file(error.to_string().trim_end().into()))?;
+    let in_file = |problem: String| invalid(file, &problem);
     let entry = |(name, value): (&String, &Value)| {
         let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| {
             let error = unknown_key(name);
@@ -193,16 +205,30 @@ pub fn parse(text: &str, file: &Path) -> Result<Vec<(&'static Key, String)>, Cli
         key.check(&text).map_err(|expected| in_file(format!("`{name}` is `{text}`, {expected}")))?;
         Ok((key, text))
     };
-    table.iter().map(entry).collect()
+    let is_plain = |(name, value): &(&String, &Value)| *name != serve::TABLE || !value.is_table();
+    parse_table(text, file)?.iter().filter(is_plain).map(entry).collect()
+}
+
+/// Parses the table `[serve]` of `file`.
+pub fn parse_serve(text: &str, file: &Path) -> Result<Vec<ServeOption>, CliError> {
+    match parse_table(text, file)?.get(serve::TABLE) {
+        Some(Value::Table(table)) => serve::parse(table).map_err(|problem| invalid(file, &problem)),
+        _ => Ok(Vec::new()),
+    }
 }
 
 static SETTINGS: OnceLock<UserSettings> = OnceLock::new();
 
-/// Reads the settings file, once, before the command runs.
-pub fn load() -> Result<(), CliError> {
-    let Some(file) = file() else { return Ok(()) };
-    let mut settings = UserSettings::default();
-    for (key, text) in parse(&read_text(&file)?, &file)? {
+/// Reads the settings file, or the one that an option names, once, before the command runs.
+pub fn load(named: Option<&Path>) -> Result<(), CliError> {
+    if let Some(named) = named.filter(|named| !named.is_file()) {
+        return Err(CliError::new(format!("there is no settings file `{}`", named.display()))
+            .hint("--config names a file such as kiln.toml"));
+    }
+    let Some(file) = named.map(Path::to_path_buf).or_else(file) else { return Ok(()) };
+    let text = read_text(&file)?;
+    let mut settings = UserSettings { serve: parse_serve(&text, &file)?, ..UserSettings::default() };
+    for (key, text) in parse(&text, &file)? {
         // Checked by `parse`.
         let _ = (key.read)(&mut settings, &text);
     }
@@ -220,6 +246,7 @@ pub fn get() -> &'static UserSettings {
         dtype: None,
         threads: None,
         vram_limit: None,
+        serve: Vec::new(),
     };
     SETTINGS.get().unwrap_or(&EMPTY)
 }
@@ -240,7 +267,7 @@ mod tests {
         for (key, text) in parse(text, Path::new("config.toml")).unwrap() {
             (key.read)(&mut settings, &text).unwrap();
         }
-        let UserSettings { model, models_folder, output_folder, device, dtype, threads, vram_limit } =
+        let UserSettings { model, models_folder, output_folder, device, dtype, threads, vram_limit, .. } =
             settings;
         assert_eq!((model, models_folder), (Some("klein-4b".into()), Some("/m".into())));
         assert_eq!((output_folder, device), (Some("/o".into()), Some(Device::Cuda(1))));

@@ -95,6 +95,13 @@ fn the_server_generates_the_same_images_as_the_command_line() {
     assert_eq!(status, 200, "{response}");
     sandbox
         .write("c.png", &BASE64_STANDARD.decode(response["data"][0]["b64_json"].as_str().unwrap()).unwrap());
+    // It names no folder of the server: the input images must lie beside it.
+    let recipe = kiln_image::read_recipe(&std::fs::read(sandbox.path("c.png")).unwrap()).unwrap().unwrap();
+    assert!(!recipe.contains("served") && !recipe.contains("\"/"), "{recipe}");
+    for entry in std::fs::read_dir(sandbox.path("served/inputs")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), sandbox.path(entry.file_name().to_str().unwrap())).unwrap();
+    }
     sandbox.kiln(&["generate", "--from", "c.png", "-o", "d.png"]).ok();
     assert_eq!(max_difference(&sandbox.image("c.png"), &sandbox.image("d.png")), 0);
     // An invalid request is an error, and the server keeps running.
@@ -270,10 +277,41 @@ fn the_json_log_is_json_from_its_first_line_and_links_requests_with_jobs() {
 fn listening_on_all_interfaces_requires_a_key() {
     let sandbox = Sandbox::new();
     sandbox.kiln(&["serve", "--host", "0.0.0.0", "--port", "0"]).fails(2, &["API key", "--api-key"]);
+    let proxied = ["serve", "--trusted-proxy", "10.0.0.1", "--port", "0"];
+    sandbox.kiln(&proxied).fails(2, &["a proxy in front", "--api-key"]);
+    let short = ["serve", "--host", "0.0.0.0", "--port", "0", "--api-key", "fifteen-letters"];
+    sandbox.kiln(&short).fails(2, &["less than 16 characters", "openssl rand"]);
+    sandbox.write("keys", b"ada 0123456789abcdef\nbob");
+    let file = ["serve", "--api-key-file", "keys", "--port", "0"];
+    sandbox.kiln(&file).fails(1, &["`keys`", "line 2: expected a name and a key"]);
+    sandbox.kiln(&["serve", "--api-key-file", "none", "--port", "0"]).fails(1, &["`none`"]);
+    sandbox.kiln(&["serve", "--tls-cert", "c.pem", "--port", "0"]).fails(2, &["--tls-key"]);
+    sandbox.write("c.pem", b"no certificate");
+    let tls = ["serve", "--tls-cert", "c.pem", "--tls-key", "c.pem", "--port", "0"];
+    sandbox.kiln(&tls).fails(1, &["certificate", "`c.pem`", "PEM"]);
     sandbox.kiln(&["serve", "--api-key", "", "--port", "0"]).fails(2, &["empty"]);
     sandbox.kiln(&["serve", "--model-alias", "a=no-such", "--port", "0"]).fails(2, &["no-such", "ember"]);
     sandbox.kiln(&["serve", "--webhook-secret", "short", "--port", "0"]).fails(2, &["at least 16"]);
     sandbox.kiln(&["serve", "-m", "no-such-model", "--port", "0"]).fails(1, &["no-such-model"]);
+}
+
+#[test]
+fn options_of_the_server_come_from_a_file() {
+    let sandbox = Sandbox::new();
+    let text = "[serve]\nmax_steps = 3\nmax_side = 512\nmax_pixels = \"4096\"\nno_recipe = true\n";
+    sandbox.write("kiln.toml", text.as_bytes());
+    let server = TestServer::start(&sandbox, &["--config", "kiln.toml", "--max-side", "640"]);
+    let about = server.call("GET", "/v1/about", None).1;
+    assert_eq!((&about["steps"], &about["pixels"]), (&json!(3), &json!(4096)));
+    assert_eq!(about["side"], 640, "the command line comes first");
+    let body = json!({ "prompt": "a", "size": "64x64", "steps": 1 });
+    let image = server.call("POST", "/v1/images/generations", Some(body)).1;
+    let bytes = BASE64_STANDARD.decode(image["data"][0]["b64_json"].as_str().unwrap()).unwrap();
+    assert!(kiln_image::read_recipe(&bytes).unwrap().is_none());
+    sandbox.write("bad.toml", b"[serve]\nprot = 1");
+    let bad = sandbox.kiln(&["serve", "--config", "bad.toml"]);
+    bad.fails(1, &["bad.toml`", "`serve.prot`", "`port`"]);
+    sandbox.kiln(&["serve", "--config", "none.toml"]).fails(1, &["none.toml`", "--config"]);
 }
 
 /// Runs a Python client script, or skips it if Python or its packages are missing.

@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::Server;
 use crate::api::error::ErrorBody;
 use crate::api::fields::Fields;
-use crate::api::{Query, json};
+use crate::api::{Caller, Query, json};
 use crate::live::{Api, LiveJob};
 use crate::store::JobState;
 
@@ -45,8 +45,13 @@ pub(crate) struct ProgressParams {
     (status = 200, body = ProgressResponse),
     (status = "4XX", body = ErrorBody),
 ))]
-pub(crate) async fn progress(State(server): State<Server>, Query(params): Query<ProgressParams>) -> Response {
-    let running = server.active().into_iter().find(|live| live.state() == JobState::Running);
+pub(crate) async fn progress(
+    State(server): State<Server>,
+    caller: Caller,
+    Query(params): Query<ProgressParams>,
+) -> Response {
+    let own = |live: &LiveJob| caller.owns(&live.client) && live.state() == JobState::Running;
+    let running = server.active().into_iter().find(|live| own(live));
     let snapshot = running.as_ref().map(|live| live.snapshot()).unwrap_or_default();
     let with_preview = params.skip_current_image != Some(true);
     if let Some(live) = running.as_ref().filter(|_| with_preview) {
@@ -81,8 +86,9 @@ pub(crate) async fn progress(State(server): State<Server>, Query(params): Query<
 /// Stops the running jobs that were submitted through this API. Each returns its finished images, and the unfinished one
 /// as it is.
 #[utoipa::path(post, path = "/sdapi/v1/interrupt", tag = "a1111", responses((status = 200, description = "Done")))]
-pub(crate) async fn interrupt(State(server): State<Server>) -> Response {
-    let own = |live: &LiveJob| live.api == Api::A1111 && live.state() == JobState::Running;
+pub(crate) async fn interrupt(State(server): State<Server>, caller: Caller) -> Response {
+    let is_running = |live: &LiveJob| live.api == Api::A1111 && live.state() == JobState::Running;
+    let own = |live: &LiveJob| is_running(live) && caller.owns(&live.client);
     for live in server.active().iter().filter(|live| own(live)) {
         // Once the steps have begun, the next preview is the unfinished image.
         if !live.stop_with_preview() {
@@ -94,6 +100,6 @@ pub(crate) async fn interrupt(State(server): State<Server>) -> Response {
 
 /// Does the same as `interrupt`: images of a job are generated together.
 #[utoipa::path(post, path = "/sdapi/v1/skip", tag = "a1111", responses((status = 200, description = "Done")))]
-pub(crate) async fn skip(server: State<Server>) -> Response {
-    interrupt(server).await
+pub(crate) async fn skip(server: State<Server>, caller: Caller) -> Response {
+    interrupt(server, caller).await
 }

@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 use super::body::{BodyPermit, Json};
 use super::error::{ApiError, ErrorBody};
 use super::fields::{Fields, parse_request};
-use super::{Client, json, run_blocking, submit_attached, wait_until_ended};
+use super::{Caller, json, run_blocking, submit_attached, wait_until_ended};
 use crate::Server;
 use crate::generator::ErrorKind;
 use crate::live::{Api, JobSnapshot, SavedImage};
@@ -84,12 +84,12 @@ pub(crate) struct Txt2ImgResponse {
 }
 
 impl Txt2Img {
-    fn request(&self, server: &Server) -> Result<Request, ApiError> {
+    fn request(&self, server: &Server, caller: &Caller) -> Result<Request, ApiError> {
         let (prompt, loras) = split_loras(&self.prompt);
         let settings = self.override_settings.clone().unwrap_or_default();
         let own = settings.iter().filter(|(name, _)| OWN_SETTINGS.contains(&name.as_str()));
         let own = parse_request(&own.map(|(name, value)| (name.clone(), value.clone())).collect())?;
-        let choice = server.a1111.choice(server, &settings);
+        let choice = server.a1111.choice(server, caller, &settings);
         let count = self.batch_size.unwrap_or(1).max(1).saturating_mul(self.n_iter.unwrap_or(1).max(1));
         let negative = self.negative_prompt.clone().filter(|text| !text.is_empty());
         Ok(Request {
@@ -133,11 +133,11 @@ fn split_loras(prompt: &str) -> (String, Vec<LoraRef>) {
 ))]
 pub(crate) async fn txt2img(
     State(server): State<Server>,
-    Client(client): Client,
+    caller: Caller,
     Json(body, permit): Json<Txt2Img>,
 ) -> Result<Response, ApiError> {
-    let request = body.request(&server)?;
-    generate(server, client, body, request, permit).await
+    let request = body.request(&server, &caller)?;
+    generate(server, caller, body, request, permit).await
 }
 
 /// Generates images from an initial image, optionally inside a mask.
@@ -147,24 +147,25 @@ pub(crate) async fn txt2img(
 ))]
 pub(crate) async fn img2img(
     State(server): State<Server>,
-    Client(client): Client,
+    caller: Caller,
     Json(mut body, permit): Json<Txt2Img>,
 ) -> Result<Response, ApiError> {
-    let mut request = body.request(&server)?;
+    let mut request = body.request(&server, &caller)?;
     if body.init_images.is_empty() {
         return Err(ApiError::invalid("init_images is empty: img2img requires an initial image"));
     }
     request.init = Some(body.init_images.swap_remove(0).into());
     if let Some(mask) = body.mask.take() {
-        let (state, invert) = (server.clone(), is_set(body.inpainting_mask_invert.as_ref()));
-        let mask = run_blocking(move || state.store_painted_mask(&mask, invert)).await?;
+        let (state, storer) = (server.clone(), caller.clone());
+        let invert = is_set(body.inpainting_mask_invert.as_ref());
+        let mask = run_blocking(move || state.store_painted_mask(&mask, invert, &storer)).await?;
         request.mask = Some(mask.into());
     }
     request.strength = Some(body.denoising_strength.unwrap_or(DEFAULT_STRENGTH));
     if request.mask.is_some() && is_set(body.inpaint_full_res.as_ref()) {
         request.mask_padding = Some(body.inpaint_full_res_padding.unwrap_or(32));
     }
-    generate(server, client, body, request, permit).await
+    generate(server, caller, body, request, permit).await
 }
 
 /// Whether a flag is set: clients send booleans or numbers.
@@ -174,12 +175,12 @@ fn is_set(flag: Option<&Value>) -> bool {
 
 async fn generate(
     server: Server,
-    client: String,
+    caller: Caller,
     body: Txt2Img,
     request: Request,
     permit: BodyPermit,
 ) -> Result<Response, ApiError> {
-    let attached = submit_attached(&server, request, &client, Api::A1111).await?;
+    let attached = submit_attached(&server, request, &caller, Api::A1111).await?;
     drop(permit);
     let end = wait_until_ended(&attached).await;
     // An interrupted job returns the images it has.

@@ -1,5 +1,6 @@
 //! A1111's options: the model and the autoencoder of later requests.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 
 use axum::extract::State;
@@ -12,7 +13,7 @@ use crate::Server;
 use crate::api::body::Json;
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::fields::Fields;
-use crate::api::json;
+use crate::api::{Caller, json};
 
 /// A model and an autoencoder; `None` for the server's and the model's own.
 #[derive(Clone, Debug, Default)]
@@ -23,12 +24,17 @@ pub(crate) struct Choice {
 
 /// The choice that `POST /sdapi/v1/options` made, for requests of this API that make none. Lasts until the server stops.
 #[derive(Default)]
-pub(crate) struct A1111Options(Mutex<Choice>);
+pub(crate) struct A1111Options(Mutex<HashMap<String, Choice>>);
 
 impl A1111Options {
+    /// The choice of this caller's key.
+    fn of(&self, caller: &Caller) -> Choice {
+        lock(&self.0).get(key_name(caller)).cloned().unwrap_or_default()
+    }
+
     /// The choice for a request with these settings.
-    pub(crate) fn choice(&self, server: &Server, settings: &Fields) -> Choice {
-        let current = lock(&self.0).clone();
+    pub(crate) fn choice(&self, server: &Server, caller: &Caller, settings: &Fields) -> Choice {
+        let current = self.of(caller);
         let text = |name: &str| settings.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
         let model = text("sd_model_checkpoint").map(|title| model_name(server, title)).or(current.model);
         let vae = match text("sd_vae") {
@@ -40,6 +46,11 @@ impl A1111Options {
 }
 
 /// The name of the model with this title. A1111's titles have an extension and a hash: `klein.safetensors [0123abcdef]`.
+/// The name of a caller's key; without keys all callers share one choice.
+fn key_name(caller: &Caller) -> &str {
+    caller.key.as_ref().map_or("", |key| &key.name)
+}
+
 fn model_name(server: &Server, title: &str) -> String {
     let known = |name: &str| {
         let is_alias = server.config.model_aliases.iter().any(|(alias, _)| alias == name);
@@ -59,18 +70,18 @@ fn vae_name(server: &Server, title: &str) -> Option<String> {
 }
 
 /// The model of requests that name none.
-fn current_model(server: &Server) -> String {
-    let chosen = lock(&server.a1111.0).model.clone();
+fn current_model(server: &Server, caller: &Caller) -> String {
+    let chosen = server.a1111.of(caller).model;
     let default = || server.catalogue.models().into_iter().find(|m| m.default).map(|m| m.name);
     chosen.or_else(default).unwrap_or_default()
 }
 
 /// Returns the supported options.
 #[utoipa::path(get, path = "/sdapi/v1/options", tag = "a1111", responses((status = 200, description = "Options", body = Object)))]
-pub(crate) async fn options(State(server): State<Server>) -> Response {
-    let vae = lock(&server.a1111.0).vae.clone();
+pub(crate) async fn options(State(server): State<Server>, caller: Caller) -> Response {
+    let vae = server.a1111.of(&caller).vae;
     let options = serde_json::json!({
-        "sd_model_checkpoint": current_model(&server),
+        "sd_model_checkpoint": current_model(&server, &caller),
         "sd_checkpoint_hash": "",
         "sd_vae": vae.as_deref().unwrap_or("Automatic"),
         "samples_format": "png",
@@ -87,12 +98,13 @@ pub(crate) async fn options(State(server): State<Server>) -> Response {
 ))]
 pub(crate) async fn set_options(
     State(server): State<Server>,
+    caller: Caller,
     Json(options, _): Json<Fields>,
 ) -> Result<Response, ApiError> {
-    let choice = server.a1111.choice(&server, &options);
+    let choice = server.a1111.choice(&server, &caller, &options);
     if let Some(model) = &choice.model {
         server.config.limits.check_model(model, &server)?;
     }
-    *lock(&server.a1111.0) = choice;
+    lock(&server.a1111.0).insert(key_name(&caller).to_owned(), choice);
     Ok(json(StatusCode::OK, &Fields::new()))
 }

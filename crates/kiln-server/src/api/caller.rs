@@ -1,0 +1,152 @@
+//! Who sends a request: what it counts for, what it may see, and whether it gets in at all.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+
+use super::Peer;
+use super::error::ApiError;
+use crate::Server;
+use crate::auth::{Auth, Identity, KeyInfo, is_same_origin};
+use crate::connections::network;
+use crate::keys::Quotas;
+use crate::proxies::Origin;
+
+/// When to try again after too many wrong keys, in seconds.
+const WRONG_KEYS_RETRY_SECONDS: u64 = 10;
+
+/// Who sends a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    /// What turns, quotas and ownership count for: `key:NAME`, or the address where there are no keys. Nothing that a
+    /// client can make up.
+    pub(crate) client: String,
+    /// Whether it may see and change everything: an admin key, or a server without keys.
+    pub(crate) admin: bool,
+    pub(crate) quotas: Quotas,
+    pub(crate) key: Option<Arc<KeyInfo>>,
+    /// Whether the client's connection is encrypted.
+    pub(crate) secure: bool,
+    /// The address under which the client knows this server, such as `http://localhost:7860`; empty without a host.
+    pub(crate) base_url: String,
+}
+
+impl Caller {
+    fn new(identity: Identity, origin: &Origin, host: Option<&str>) -> Option<Caller> {
+        let secure = origin.secure;
+        let scheme = if secure { "https" } else { "http" };
+        let base_url = host.map(|host| format!("{scheme}://{host}")).unwrap_or_default();
+        match identity {
+            Identity::Open => Some(Caller {
+                client: network(origin.address).to_string(),
+                admin: true,
+                quotas: Quotas::default(),
+                key: None,
+                secure,
+                base_url,
+            }),
+            Identity::Key(key) => Some(Caller {
+                client: format!("key:{}", key.name),
+                admin: key.admin,
+                quotas: key.quotas,
+                key: Some(key),
+                secure,
+                base_url,
+            }),
+            Identity::Missing | Identity::Wrong => None,
+        }
+    }
+
+    /// Whether it may see and change what this client made.
+    pub(crate) fn sees(&self, client: &str) -> bool {
+        self.admin || self.client == client
+    }
+
+    /// Whether this client is the caller itself; without keys everybody is.
+    pub(crate) fn owns(&self, client: &str) -> bool {
+        self.key.is_none() || self.client == client
+    }
+
+    /// The client whose jobs and images it sees; `None` for all.
+    pub(crate) fn only(&self) -> Option<&str> {
+        (!self.admin).then_some(self.client.as_str())
+    }
+
+    /// Refuses keys that are not marked `admin`.
+    pub(crate) fn require_admin(&self) -> Result<(), ApiError> {
+        if self.admin {
+            return Ok(());
+        }
+        Err(ApiError::new(StatusCode::FORBIDDEN, "admin_only", "this needs a key that is marked `admin`"))
+    }
+
+    /// The caller of a request, as the middleware found it.
+    pub(crate) fn of(parts: &Parts) -> Result<&Caller, ApiError> {
+        parts.extensions.get::<Caller>().ok_or_else(unauthorized)
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, ApiError> {
+        Caller::of(parts).cloned()
+    }
+}
+
+/// Why a request is refused before it is handled.
+pub(crate) enum Refusal {
+    /// At once.
+    Error(ApiError),
+    /// A wrong key from this address: after a delay.
+    WrongKey(IpAddr),
+}
+
+/// Finds out who sends a request; `None` for routes that are open to all.
+pub(crate) fn identify(server: &Server, request: &Request) -> Result<Option<Caller>, Refusal> {
+    let headers = request.headers();
+    let peer = request.extensions().get::<Peer>().copied();
+    let peer = peer.unwrap_or(Peer { address: (Ipv4Addr::LOCALHOST, 0).into(), encrypted: false });
+    let origin = Origin::new(peer.address.ip(), peer.encrypted, headers, &server.config.trusted_proxies);
+    let host = origin.host.as_deref().or_else(|| host(headers, request.uri()));
+    let page = headers.get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
+    if !is_same_origin(host, page, &server.config.hosts) {
+        let message = "cross-site request, or a host name this server doesn't accept";
+        return Err(Refusal::Error(ApiError::new(StatusCode::FORBIDDEN, "foreign", message)));
+    }
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    if reads && is_public(request.uri().path()) {
+        return Ok(None);
+    }
+    let address = network(origin.address);
+    if Auth::carries_key(headers) && !server.auth.wrong_keys.may_try(address) {
+        let message = "too many wrong API keys from this address; try again later";
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", message);
+        return Err(Refusal::Error(error.retry_after(WRONG_KEYS_RETRY_SECONDS)));
+    }
+    let identity = server.auth.identify(headers);
+    if matches!(identity, Identity::Wrong) {
+        return Err(Refusal::WrongKey(address));
+    }
+    Caller::new(identity, &origin, host).map(Some).ok_or_else(|| Refusal::Error(unauthorized()))
+}
+
+/// The host that the client asks for: HTTP/2 has it in the URI.
+fn host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a str> {
+    let header = headers.get(header::HOST).map(|value| value.to_str().unwrap_or("?"));
+    header.or_else(|| uri.authority().map(|authority| authority.as_str()))
+}
+
+/// Routes that need no API key: they reveal nothing private.
+pub(crate) fn is_public(path: &str) -> bool {
+    matches!(path, "/" | "/healthz" | "/readyz" | "/openapi.json" | "/favicon.ico")
+        || path.starts_with("/page/")
+}
+
+pub(crate) fn unauthorized() -> ApiError {
+    let message = "missing or wrong API key: send it as `Authorization: Bearer KEY`";
+    ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+}
