@@ -71,8 +71,6 @@ test("a server with an API key asks for it", async (_, { browser }) => {
     await stranger.keyboard.press("Enter");
     await stranger.waitForSelector("[data-ready]");
     await generate(stranger, "a cat");
-    const api = await stranger.evaluate(() => fetch("/openapi.json").then((r) => r.json()));
-    if (!api.paths["/v1/session"].delete) return;
     await stranger.click("#sign-out");
     await stranger.waitForSelector("#key-dialog[open]");
     await hidden(stranger, "#sign-out");

@@ -18,15 +18,16 @@ use crate::generator::DownloadableModel;
 pub(crate) struct DownloadList {
     /// The downloads since the start of the server.
     data: Vec<Download>,
-    /// The models that can be downloaded; none where downloads are not allowed.
+    /// The models that the caller can download; none where downloads are not allowed, or without an admin key.
     available: Vec<DownloadableModel>,
 }
 
 /// Lists downloads, and the models that can be downloaded.
 #[utoipa::path(get, path = "/v1/downloads", tag = "server", responses((status = 200, description = "The downloads", body = DownloadList)))]
-pub(crate) async fn list(State(server): State<Server>) -> Result<Response, ApiError> {
+pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     let list = run_blocking(move || {
-        let (data, available) = (server.downloads.all(), server.catalogue.downloadable());
+        let available = if caller.admin { server.catalogue.downloadable() } else { Vec::new() };
+        let data = server.downloads.all();
         Ok::<_, ApiError>(DownloadList { data, available })
     });
     Ok(json(StatusCode::OK, &list.await?))

@@ -266,3 +266,18 @@ async fn the_data_folder_and_its_files_are_private() {
     }
     assert!(files >= 4, "database, input, image and thumbnail");
 }
+
+#[tokio::test]
+async fn only_admins_download_models() {
+    let server = idle_server();
+    let offered = async |key: &str| {
+        let list = call(&server, key, "GET", "/v1/downloads", None).await.ok().json();
+        list["available"].as_array().unwrap().len()
+    };
+    assert!(offered("ada-key").await > 0);
+    assert_eq!(offered("bob-key").await, 0);
+    let start =
+        async |key: &str| call(&server, key, "POST", "/v1/downloads", Some(json!({ "model": "tiny" }))).await;
+    start("bob-key").await.expect_error(403, "admin_only");
+    start("ada-key").await.ok();
+}
