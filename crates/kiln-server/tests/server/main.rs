@@ -12,6 +12,7 @@ mod harness;
 mod inputs;
 mod jobs;
 mod keys;
+mod kills;
 mod marks;
 mod openai;
 mod page;
