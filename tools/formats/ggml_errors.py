@@ -1,4 +1,4 @@
-"""Prints the squared errors of ggml's own quantizers, for crates/kiln-weights/tests/weights/gguf_errors.rs.
+"""Prints the squared errors of ggml's own quantizers, for crates/kiln-tests/tests/weights/gguf_errors.rs.
 
     pip install gguf llama-cpp-python && python tools/formats/ggml_errors.py LIBGGML
 

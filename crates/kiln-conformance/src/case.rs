@@ -33,7 +33,23 @@ impl<B: Backend> Case<B> {
 
     /// Runs the case; an `Err` lists everything that is wrong, one line each.
     pub fn check(&self, backend: &B) -> Result<(), String> {
-        let found = (self.candidate)(backend)?;
+        self.check_found(&(self.candidate)(backend)?)
+    }
+
+    /// Runs the case on two backends whose results must be bit-identical, such as one with many threads and one with one,
+    /// and checks the first one's.
+    pub fn check_both(&self, a: &B, b: &B) -> Result<(), String> {
+        let found = (self.candidate)(a)?;
+        self.check_found(&found)?;
+        same_bits(&found, &(self.candidate)(b)?)
+    }
+
+    /// Runs the case on two backends whose results must be bit-identical.
+    pub fn check_bits(&self, a: &B, b: &B) -> Result<(), String> {
+        same_bits(&(self.candidate)(a)?, &(self.candidate)(b)?)
+    }
+
+    fn check_found(&self, found: &[Record]) -> Result<(), String> {
         let expected = self.expected();
         let expected = expected.get_or_init(|| (self.reference)(&Reference::new())).as_ref();
         let expected = expected.map_err(|e| format!("the reference failed: {e}"))?;
@@ -41,17 +57,6 @@ impl<B: Backend> Case<B> {
             return Err(format!("{} results, expected {}", found.len(), expected.len()));
         }
         all_errors(found.iter().zip(expected).map(|(found, expected)| compare(found, expected)))
-    }
-
-    /// Runs the case on two backends whose results must be bit-identical, such as one with one thread and one with many.
-    pub fn check_bits(&self, a: &B, b: &B) -> Result<(), String> {
-        let (first, second) = ((self.candidate)(a)?, (self.candidate)(b)?);
-        all_errors(first.iter().zip(&second).map(|(first, second)| match (&first.outcome, &second.outcome) {
-            (Outcome::Tensor(x, _), Outcome::Tensor(y, _)) if x != y => {
-                Err(format!("{}: the bytes differ", first.label))
-            }
-            _ => Ok(()),
-        }))
     }
 
     /// The reference's records, computed once for all backends and instruction sets.
@@ -84,6 +89,15 @@ fn compare(found: &Record, expected: &Record) -> Result<(), String> {
         _ => Err("one call was rejected, the other was not".into()),
     };
     result.map_err(|what| format!("{}: {what}", found.label))
+}
+
+fn same_bits(first: &[Record], second: &[Record]) -> Result<(), String> {
+    all_errors(first.iter().zip(second).map(|(first, second)| match (&first.outcome, &second.outcome) {
+        (Outcome::Tensor(x, _), Outcome::Tensor(y, _)) if x != y => {
+            Err(format!("{}: the bytes differ", first.label))
+        }
+        _ => Ok(()),
+    }))
 }
 
 /// Joins all errors, one line each.

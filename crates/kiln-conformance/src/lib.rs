@@ -36,4 +36,4 @@ pub use case::Case;
 pub use cases::cases;
 pub use compare::Tolerance;
 pub use libtest_mimic;
-pub use trials::{Skip, bit_identical, trials};
+pub use trials::{Skip, bit_identical, trials, trials_of_both};

@@ -20,7 +20,28 @@ pub struct Skip {
 ///
 /// Skipped cases are listed as ignored, with their reason. A skip that matches no case is a failing trial.
 pub fn trials<B: Backend + 'static>(name: &str, backend: &Arc<B>, skips: &[Skip]) -> Vec<Trial> {
+    let backend = Arc::clone(backend);
+    checked(name, skips, move |case: &Case<B>| case.check(&backend))
+}
+
+/// Like [`trials`]; `second` must give the same bytes as `first`, such as one thread and many.
+pub fn trials_of_both<B: Backend + 'static>(
+    name: &str,
+    first: &Arc<B>,
+    second: &Arc<B>,
+    skips: &[Skip],
+) -> Vec<Trial> {
+    let (first, second) = (Arc::clone(first), Arc::clone(second));
+    checked(name, skips, move |case: &Case<B>| case.check_both(&first, &second))
+}
+
+fn checked<B: Backend + 'static>(
+    name: &str,
+    skips: &[Skip],
+    check: impl Fn(&Case<B>) -> Result<(), String> + Send + Sync + 'static,
+) -> Vec<Trial> {
     let cases = cases::<B>();
+    let check = Arc::new(check);
     let mut trials: Vec<Trial> = skips
         .iter()
         .filter(|skip| !cases.iter().any(|case| case.name().contains(skip.cases)))
@@ -31,8 +52,8 @@ pub fn trials<B: Backend + 'static>(name: &str, backend: &Arc<B>, skips: &[Skip]
         .collect();
     for case in cases {
         let skip = skips.iter().find(|skip| case.name().contains(skip.cases));
-        let backend = Arc::clone(backend);
-        let trial = trial(name, case, move |case| case.check(&backend));
+        let check = Arc::clone(&check);
+        let trial = trial(name, case, move |case| check(case));
         trials.push(match skip {
             Some(skip) => trial.with_ignored_flag(true).with_kind(skip.reason),
             None => trial,
@@ -41,8 +62,7 @@ pub fn trials<B: Backend + 'static>(name: &str, backend: &Arc<B>, skips: &[Skip]
     trials
 }
 
-/// Returns a trial for every case, in which the two backends must give the same bytes, such as one with one thread and one
-/// with many.
+/// Returns a trial for every case, in which the two backends must give the same bytes.
 ///
 /// Leaves out what [`trials`] skips.
 pub fn bit_identical<B: Backend + 'static>(name: &str, a: &Arc<B>, b: &Arc<B>, skips: &[Skip]) -> Vec<Trial> {

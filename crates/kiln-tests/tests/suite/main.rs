@@ -153,6 +153,7 @@ fn a_difference_of_one_bit_is_detected() {
     assert_eq!(case.check(&wrong), Ok(()));
     assert_eq!(case.check_bits(&correct, &correct), Ok(()));
     assert!(case.check_bits(&correct, &wrong).unwrap_err().contains("the bytes differ"));
+    assert!(case.check_both(&correct, &wrong).unwrap_err().contains("the bytes differ"));
     let backend = Arc::new(Reference::new());
     let trials = bit_identical("threads", &backend, &backend, &[]);
     assert!(trials.iter().any(|trial| trial.name() == "affine/odd_tails/f32::bits_threads"));

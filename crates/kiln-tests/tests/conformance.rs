@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use kiln_conformance::libtest_mimic::{self, Arguments};
-use kiln_conformance::{Skip, bit_identical, trials};
+use kiln_conformance::{Skip, trials_of_both};
 use kiln_cpu::{CpuBackend, CpuOptions, Isa};
 
 /// CPUs have no fp8 instructions; int8 has the same size and is faster.
@@ -19,9 +19,7 @@ fn main() -> ExitCode {
     let mut all = Vec::new();
     for isa in Isa::available() {
         let (one, three) = (backend(isa, 1), backend(isa, 3));
-        let name = format!("cpu_{isa}");
-        all.extend(trials(&name, &three, &SKIPS));
-        all.extend(bit_identical(&name, &one, &three, &SKIPS));
+        all.extend(trials_of_both(&format!("cpu_{isa}"), &three, &one, &SKIPS));
     }
     libtest_mimic::run(&Arguments::from_args(), all).exit_code()
 }
