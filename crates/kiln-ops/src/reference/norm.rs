@@ -94,8 +94,8 @@ pub(super) fn group_norm(
     let group_of = |i: usize| i % channels / width;
     let stats: Vec<_> = (0..groups)
         .map(|group| {
-            let members = x_values.iter().enumerate().filter(|&(i, _)| group_of(i) == group);
-            moments(members.map(|(_, &x)| x))
+            let rows = x_values.chunks_exact(channels);
+            moments(rows.flat_map(|row| row[group * width..][..width].iter().copied()))
         })
         .collect();
     let out = x_values.iter().enumerate().map(|(i, x)| {
