@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from captions import NO_OBJECT, WHITE, Writer
+from captions import NO_OBJECT, OBJECTS, WHITE, Writer
 from config import STYLES
 from names import COLOUR_WORDS, COLOURS, HELD_OUT, HUES
 from scenes import render
@@ -61,7 +61,7 @@ class Evaluation:
         """Returns every image of a style on white, 32×32, to compare generated images with."""
         if style not in self.banks:
             s, items = self.s, self.s.library.with_style(style)
-            rows = [[s.library.items[k]["ids"][style], 0, 0, .85, 0, 0, 0] + NO_OBJECT + WHITE for k in items]
+            rows = [[s.library.items[k]["ids"][style], 0, 0, .85, 0, 0, 0] + NO_OBJECT * (OBJECTS - 1) + WHITE for k in items]
             small = [F.avg_pool2d(render(s.pictures, part, 128, 128), 4) for part in torch.tensor(rows, device=s.device).split(256)]
             self.banks[style] = items, torch.cat(small).flatten(1)
         return self.banks[style]
