@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import tarfile
+from dataclasses import replace
 
 import torch
 
@@ -125,6 +126,7 @@ def main():
     parser.add_argument("--max-steps", type=int, default=10**9, help="limit for every phase; a few steps test the whole pipeline")
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel separately")
     parser.add_argument("--start", metavar="FILE", help="begin with the weights of a packed model and keep its autoencoder: only phases B (all sizes and ratios) and C")
+    parser.add_argument("--pools", type=float, default=1.0, help="scales the number of latents that are computed in advance")
     parser.add_argument("--polish-only", action="store_true", help="only train the decoder further (possible next to another run)")
     parser.add_argument("--toy", action="store_true", help="tiny images and batches, for a test without a GPU")
     args = parser.parse_args()
@@ -154,7 +156,9 @@ def main():
         tables = (tuple((1, Shape(kind, 64, 64, 4, 16)) for kind in counts),) * 3
     if args.max_steps < 100 and args.start and not args.toy:
         tables = (), tables[1][::6], tables[2][::6]
-    glance = lambda model, text: look(session, Evaluation(session, model, text, distil.GUIDANCE, 24), args.toy)
+    scaled = lambda table: tuple((share, replace(shape, pool=max(16, int(shape.pool * args.pools)))) for share, shape in table)
+    tables = tuple(map(scaled, tables))
+    glance = lambda model, text: args.start or look(session, Evaluation(session, model, text, distil.GUIDANCE, 24), args.toy)
     base, text = train.run(session, seconds["a"], seconds["b"], args.max_steps, tables[:2], glance)
     if not args.start:
         report(session, "base", Evaluation(session, base, text, distil.GUIDANCE, 24), False, args.toy)
