@@ -4,7 +4,7 @@ Every function takes a `captions.Writer` and returns (scene, caption). All thing
 halves or quarters of the image, so that what is learnt for one arrangement serves all.
 """
 
-from names import COLOURS, LANDSCAPES, STYLE_WORDS
+from names import COLOURS, HELD_OUT, LANDSCAPES, STYLE_WORDS
 
 HALF = .46
 LAND, NIGHT = 6, 7  # kinds of background; their fraction moves the horizon, which no caption names
@@ -106,6 +106,8 @@ def landscape(writer):
     r, items = writer.random, writer.library.items
     first, second, style = writer.pick_pair()
     kind, sky, ground, phrases = r.choice(LANDSCAPES)
+    if any((items[k]["hex"], "bg", colour) in HELD_OUT for k in (first, second) for colour in (sky, ground)):
+        return landscape(writer)
     colours = [v / 255 for colour in (sky, ground) for v in COLOURS[colour]]
     background = [(NIGHT if kind == "night" else LAND) + r.choice((.1, .3, .5, .7, .9))] + colours
     alone = r.random() < .75
