@@ -20,6 +20,13 @@ def to_uint8(rgb):
     return (rgb.permute(0, 2, 3, 1).cpu().numpy() * 255).round().astype("uint8")
 
 
+def from_file(path):
+    """Reads an image as `[3, h, w]` in 0..1."""
+    from PIL import Image
+
+    return torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1).float() / 255
+
+
 def save_grid(rgb, columns, path, quality=90):
     from PIL import Image
 

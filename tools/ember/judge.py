@@ -2,24 +2,25 @@
 
 An image is right if every thing that the prompt names is nearer to its place in the image than any other picture of the library, both drawn on the image's
 own background (see `Judge.nearest`). Writes OUT/judge.json with the counts per group, OUT/judge.webp with the images of all models side by side (a green or
-red bar below each says what was found), and prints the table. Runs on a GPU or, in a few minutes, on a CPU.
+red bar below each says what was found), and prints the table. With `--kiln PROGRAM` that program makes the images, so that what ships is judged.
 """
 
 import argparse
 import json
 import os
+import subprocess
 
 import torch
 import torch.nn.functional as F
 
 from captions import CHECKERS, DIAGONAL, DOTS, MIDDLE, NO_OBJECT, OBJECTS, SOLID, STRIPES, VERTICAL
-from evaluate import to_uint8
+from evaluate import save_grid, to_uint8
 from groups import HALF, LAND, NIGHT, PYRAMID, QUARTERS, SIDE_BY_SIDE, STACKED
 from names import COLOURS
 from scenes import MOST_ROOM, render
 
 SIDE = 32
-SEEDS, VARIED = 6, ("a cat", "a dog", "a car", "a house", "a tree", "an apple", "a rocket", "a robot", "a bird", "a flower", "a boat", "a fish")
+SEEDS, VARIED = 4, ("a cat", "a dog", "a car", "a house", "a tree", "an apple", "a rocket", "a robot")
 KINDS = {"gradient": VERTICAL, "diagonal": DIAGONAL, "stripes": STRIPES, "dots": DOTS, "checkers": CHECKERS, "land": LAND + .5, "night": NIGHT + .5}
 ALONE = {"one": (MIDDLE["scale"], (0, 0)), "silhouette": (MIDDLE["scale"], (0, 0)), "land": (.62, (0, .0625))}
 GROUPED = {"row": SIDE_BY_SIDE, "stack": STACKED, "pyramid": PYRAMID, "quarters": QUARTERS}
@@ -99,32 +100,24 @@ class Judge:
             found.append(self.s.library.items[self.owner[int(best.argmin())]]["label"])
         return found
 
-    def images(self, model, text, seed=0):
+    def images(self, generate, seed=0):
         """Returns one image per case; cases of one size are generated together."""
-        s, out = self.s, [None] * len(CASES)
-        sizes = {}
+        out, sizes = [None] * len(CASES), {}
         for k, case in enumerate(CASES):
             sizes.setdefault(tuple(case["size"]), []).append(k)
         for (width, height), cases in sizes.items():
-            prompts = [CASES[k]["prompt"] for k in cases]
-            # never a batch of one: the compiler would make kernels for it alone
-            tokens = s.sample(model, text, s.tokens(prompts + prompts[:1]), height, width, seed=seed)
-            for k, image in zip(cases, s.decode(tokens, height // 16, width // 16)):
+            for k, image in zip(cases, generate([CASES[k]["prompt"] for k in cases], width, height, seed)):
                 out[k] = image
         return out
 
-    def variety(self, model, text):
-        """Returns how many of 255 levels two seeds of one prompt differ by on average."""
-        made = []
-        for seed in range(SEEDS):
-            tokens = self.s.sample(model, text, self.s.tokens(list(VARIED)), 256, 256, seed=50 + seed)
-            made.append(self.s.decode(tokens, 16, 16))
-        made = torch.stack(made)
+    def variety(self, generate):
+        """Returns how many of 255 levels two seeds of one prompt differ by on average, and the images."""
+        made = torch.stack([torch.stack(generate(list(VARIED), 256, 256, 50 + seed)) for seed in range(SEEDS)])
         gaps = [(made[i] - made[j]).abs().mean().item() * 255 for i in range(SEEDS) for j in range(i)]
         return sum(gaps) / len(gaps), made
 
-    def report(self, model, text):
-        images = self.images(model, text)
+    def report(self, generate):
+        images = self.images(generate)
         found = [self.nearest(case, image) for case, image in zip(CASES, images)]
         right = [all(f in t for f, t in zip(names, case["things"])) for names, case in zip(found, CASES)]
         groups = {}
@@ -132,8 +125,35 @@ class Judge:
             entry = groups.setdefault(case["group"], [0, 0])
             entry[0] += good
             entry[1] += 1
-        levels, seeds = self.variety(model, text)
+        levels, seeds = self.variety(generate)
         return dict(images=images, found=found, right=right, groups=groups, variety=round(levels, 1), seeds=seeds)
+
+
+def with_networks(session, model, text):
+    """Returns a function (prompts, width, height, seed) -> images that runs the networks here."""
+    def generate(prompts, width, height, seed):
+        # never a batch of one: the compiler would make kernels for it alone
+        tokens = session.sample(model, text, session.tokens(prompts + prompts[:1]), height, width, seed=seed)
+        return list(session.decode(tokens, height // 16, width // 16)[:len(prompts)])
+
+    return generate
+
+
+def with_kiln(program, path, device, out):
+    """Returns the same function for the program and a packed file. The images stay in `out`; those of an earlier call are used again."""
+    from evaluate import from_file
+
+    def generate(prompts, width, height, seed):
+        folder = os.path.join(out, f"{os.path.splitext(os.path.basename(path))[0]}-{width}x{height}-{seed}")
+        if not os.path.exists(folder):
+            made = folder + ".part"
+            os.makedirs(made, exist_ok=True)
+            # one more prompt, so that the names are numbered even for one
+            subprocess.run([program, "generate", *prompts, prompts[0], "-m", path, "-W", str(width), "-H", str(height), "-S", str(seed), "-q", "-o", os.path.join(made, "x.png")], check=True)
+            os.rename(made, folder)
+        return [from_file(os.path.join(folder, f"x-{k + 1}.png")).to(device) for k in range(len(prompts))]
+
+    return generate
 
 
 def sheet(reports, path, side=112, columns=8, quality=80):
@@ -177,18 +197,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
     parser.add_argument("out")
-    parser.add_argument("models", nargs="+", help="packed files; all use the first one's autoencoder")
+    parser.add_argument("models", nargs="+", help="packed files; without --kiln all use the first one's autoencoder")
+    parser.add_argument("--kiln", metavar="PROGRAM")
     args = parser.parse_args()
     session = Session(args.data, args.out, {}, 1)
-    autoencoder = vae.Autoencoder().to(session.device)
-    autoencoder.load_state_dict(read_packed(args.models[0], "vae"))
-    place(session, autoencoder)
-    judge = Judge(session)
-    write(judge, {os.path.basename(path): load(session, path) for path in args.models}, args.out, session.log)
+    if args.kiln:
+        models = [with_kiln(args.kiln, path, session.device, args.out) for path in args.models]
+    else:
+        autoencoder = vae.Autoencoder().to(session.device)
+        autoencoder.load_state_dict(read_packed(args.models[0], "vae"))
+        place(session, autoencoder)
+        models = [with_networks(session, *load(session, path)) for path in args.models]
+    write(Judge(session), dict(zip(args.models, models)), args.out, session.log)
 
 
 def write(judge, models, out, log):
-    reports = {name: judge.report(*networks) for name, networks in models.items()}
+    reports = {name: judge.report(generate) for name, generate in models.items()}
     sheet(list(reports.values()), os.path.join(out, "judge.webp"))
     kept = {name: {k: r[k] for k in ("groups", "variety", "right", "found")} for name, r in reports.items()}
     with open(os.path.join(out, "judge.json"), "w") as file:
@@ -197,6 +221,8 @@ def write(judge, models, out, log):
         log(f"{group:36}", *("{:3} of {:3}".format(*r["groups"][group]) for r in reports.values()))
     log(f"{'all':36}", *("{:3} of {:3}".format(sum(r["right"]), len(CASES)) for r in reports.values()))
     log(f"{'levels between two seeds':36}", *(f"{r['variety']:10}" for r in reports.values()))
+    for name, report in zip(("seeds-old.webp", "seeds.webp")[-len(reports):], reports.values()):
+        save_grid(report["seeds"].transpose(0, 1).flatten(0, 1), SEEDS, os.path.join(out, name))
     return reports
 
 

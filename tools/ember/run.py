@@ -176,7 +176,7 @@ def main():
             if part != "vae" or not args.start:
                 module.load_state_dict(quantized_state(part, module.state_dict()))
     if args.start:
-        judge.write(judge.Judge(session), {"old": judge.load(session, args.start), "new": (student, text)}, args.out, session.log)
+        judge.write(judge.Judge(session), {"old": judge.with_networks(session, *judge.load(session, args.start)), "new": judge.with_networks(session, student, text)}, args.out, session.log)
         bundle(session)
     report(session, "ember_8bit", Evaluation(session, student, text), True, args.toy)
     bundle(session)
