@@ -45,7 +45,7 @@ def luma(x):
 
 class Judge:
     def __init__(self, session):
-        self.s = session
+        self.s, self.tables = session, {}
         pictures = session.pictures.permute(0, 3, 1, 2)
         small = []
         for part in pictures.split(256):
@@ -81,6 +81,19 @@ class Judge:
         scale, (x, y) = ALONE[case["layout"]]
         return [[(scale, x, y)] + ([] if case["style"] else FREE)]
 
+    def distances(self, seen, ground, grey, silhouette):
+        """Returns the squared distance of `seen` to every picture drawn on `ground`: |p + (1 − a)·g − s|², multiplied out."""
+        key = grey, silhouette
+        if key not in self.tables:
+            rgb, clear = self.bank[:, 3:] * .07 if silhouette else self.bank[:, :3], 1 - self.bank[:, 3:]
+            rgb = rgb.expand(-1, 3, -1, -1)
+            rgb = luma(rgb) if grey else rgb
+            clear = clear.expand_as(rgb)
+            self.tables[key] = tuple(t.flatten(1).contiguous() for t in (rgb, rgb * clear, clear, clear.square())) + (rgb.square().flatten(1).sum(1),)
+        p, pc, c, cc, pp = self.tables[key]
+        s, g = ((luma(t) if grey else t).flatten() for t in (seen, ground))
+        return pp - 2 * p @ s + s @ s + 2 * pc @ g - 2 * c @ (s * g) + cc @ (g * g)
+
     @torch.no_grad()
     def nearest(self, case, image):
         """Returns for each thing the label of the most similar picture: every picture of the style, drawn in the thing's place on the image's background, is compared at 32×32."""
@@ -91,11 +104,9 @@ class Judge:
             for scale, x, y in places:
                 seen, ground = (crop(t, (x, y), scale * side) for t in (image, behind))
                 for flip in (False, True) if case["style"] is None else (False,):
-                    bank = self.bank.flip(-1) if flip else self.bank
-                    rgb = bank[:, 3:] * .07 if case["layout"] == "silhouette" else bank[:, :3]
-                    drawn = rgb + (1 - bank[:, 3:]) * ground
-                    gap = (luma(drawn) - luma(seen)) if case["colour"] else drawn - seen
-                    best = torch.minimum(best, gap.square().flatten(1).mean(1))
+                    # a mirrored picture on its ground is as far away as the picture on the mirrored ground
+                    gaps = self.distances(*((t.flip(-1) if flip else t) for t in (seen, ground)), bool(case["colour"]), case["layout"] == "silhouette")
+                    best = torch.minimum(best, gaps)
             best[~allowed] = float("inf")
             found.append(self.s.library.items[self.owner[int(best.argmin())]]["label"])
         return found
