@@ -150,10 +150,7 @@ fn every_size_but_the_default_gets_a_note() {
         "{outside}"
     );
     let weak = ran("128", "192");
-    assert!(
-        weak.contains("note: this model is best at 256x256; 128x192 comes out less exact"),
-        "{weak}"
-    );
+    assert!(weak.contains("note: this model is best at 256x256; 128x192 comes out less exact"), "{weak}");
     let best = ran("256", "256");
     assert!(!best.contains("note: "), "{best}");
 }
