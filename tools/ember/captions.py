@@ -1,33 +1,38 @@
 """Random scenes with captions: text-to-image captions, and edit instructions with one or two reference images.
 
-A scene is a vector of 21 numbers (see `scenes.py`): two objects of seven (image, hue turn, grey, scale, x, y, flip) and a
+A scene is a vector of 35 numbers (see `scenes.py`): four objects of seven (image, hue turn, effect, scale, x, y, flip) and a
 background of seven (kind, first colour, second colour). Everything here runs on the CPU in worker processes.
+
+A caption that names the style fixes the image. Where it names none, the image varies in style, place, size and direction, and without
+a named background also in that: so other seeds give other images.
 """
 
 import random
 
 import numpy as np
 
+import groups
 from config import STYLES
 from data import Library, load_tokenizer, token_ids
+from groups import HALF, article
 from names import ADJECTIVES, BASIC_COLOURS, COLOUR_ALIASES, COLOUR_WORDS, COLOURS, HELD_OUT, HUES, STYLE_WORDS
 
-SCENE_SIZE = 21
+OBJECTS = 4
+SCENE_SIZE = 7 * OBJECTS + 7
 NO_OBJECT = [-1, 0, 0, 1, 0, 0, 0]
 WHITE = [0] + [1.0] * 6
 # Position of a single object unless the caption gives another. Jitter here would be noise that no prompt controls.
 MIDDLE = dict(scale=.85, x=0, y=0)
-SMALL, BIG, HALF = .46, 1.0, .46
+SMALL, BIG = .46, 1.0
 SOLID, VERTICAL, DIAGONAL, STRIPES, DOTS, CHECKERS = range(6)
 CORNERS = (
     (-.25, 0, "on the left"), (.25, 0, "on the right"), (0, -.25, "at the top"), (0, .25, "at the bottom"),
     (-.25, -.25, "in the top left corner"), (.25, -.25, "in the top right corner"),
     (-.25, .25, "in the bottom left corner"), (.25, .25, "in the bottom right corner"),
 )
-
-
-def article(words):
-    return ("an " if words[0] in "aeiou" else "a ") + words
+FLIPPED_GROUPS = (1, 3, 4, 5, 6)
+# share of the captions; the rest are single objects
+MIX = ((.24, groups.two_objects), (.07, groups.several), (.08, groups.landscape), (.04, groups.effect), (.02, groups.empty), (.05, groups.emoji))
 
 
 def fix_articles(text):
@@ -41,6 +46,8 @@ def fix_articles(text):
 class Writer:
     """Draws scenes and their captions from one random stream."""
 
+    white = WHITE
+
     def __init__(self, library, seed):
         self.library, self.random = library, random.Random(seed)
 
@@ -48,9 +55,12 @@ class Writer:
         return min(int(np.searchsorted(self.library.cumulative, self.random.random())), len(self.library.items) - 1)
 
     def pick_pair(self):
-        """Returns two different items and a style that both have."""
+        """Returns two different items and a style that both have; people, faces and signs, which few ask for in groups, are rarer."""
+        usual = lambda k: self.library.items[k]["group"] not in (0, 1, 8) or self.random.random() < .4
         while True:
             first, second = self.pick(), self.pick()
+            if not usual(first) or not usual(second):
+                continue
             common = [s for s in STYLES if s in self.library.items[first]["ids"] and s in self.library.items[second]["ids"]]
             if first != second and common:
                 return first, second, self.random.choice(common)
@@ -124,8 +134,8 @@ class Writer:
             item, turn = self.library.items[o["index"]], 0.0
             if o["hue"] and o["hue"] != "grey":
                 turn = ((HUES[o["hue"]] - item["dom"][o["style"]]["h"]) % 360) / 360
-            values += [item["ids"][o["style"]], turn, float(o["hue"] == "grey"), o["scale"], o["x"], o["y"], o["flip"]]
-        return values + NO_OBJECT * (2 - len(objects)) + background
+            values += [item["ids"][o["style"]], turn, float(o["hue"] == "grey") or o.get("effect", 0), o["scale"], o["x"], o["y"], o["flip"]]
+        return values + NO_OBJECT * (OBJECTS - len(objects)) + background
 
     def on_background(self, phrase):
         r = self.random
@@ -146,46 +156,38 @@ class Writer:
 
     def text_to_image(self):
         """Returns (scene, caption)."""
-        return self._two_objects() if self.random.random() < 0.14 else self._one_object()
+        x = self.random.random()
+        for share, draw in MIX:
+            x -= share
+            if x < 0:
+                return draw(self)
+        return self._one_object()
 
-    def _two_objects(self):
+    def plain(self):
+        """Returns (scene, caption) of a lone thing that the caption describes completely: nothing varies but the wording."""
+        return self._one_object(plain=True)
+
+    def may_flip(self, item):
+        """Whether a mirrored image still shows the thing: not signs, clocks, or what points left or right."""
+        return item["group"] in FLIPPED_GROUPS and item["sub"] != "time" and not {"left", "right"} & set(item["label"].split())
+
+    def variant(self, item):
+        """Returns place, size and direction where the caption names none. Shifts are whole tokens of a 256-pixel image."""
         r = self.random
-        first, second, style = self.pick_pair()
-        if r.random() < 0.08:
-            second = first
-        one, two = self.library.items[first], self.library.items[second]
-        hues = (self.hue(one, style, .12), None) if first == second else (self.hue(one, style, .12), self.hue(two, style, .12))
-        background, phrase = self.background(one, two)
-        stacked = r.random() < 0.12
-        places = [(0, -.25), (0, .25)] if stacked else [(-.25, 0), (.25, 0)]
-        a, b = self.name(one, hues[0]), self.name(two, hues[1])
-        word = r.choice(STYLE_WORDS[style])
-        if first == second:
-            hues = (hues[0], hues[0])
-            core = r.choice([f"two {a}s in {word} style", f"two {word} {a}s", f"{word} {a} twice", f"a pair of {word} {a}s"])
-        elif stacked:
-            core = r.choice([f"{article(a)} above {article(b)}", f"{article(a)} at the top and {article(b)} at the bottom", f"{article(b)} below {article(a)}"])
-            core = r.choice([f"{core} in {word} style", f"{core}, {word}", f"{word} {core}"])
-        else:
-            core = r.choice([
-                f"{article(a)} and {article(b)}", f"{article(a)} and {article(b)}", f"{article(a)} next to {article(b)}",
-                f"{article(a)} to the left of {article(b)}", f"{article(b)} to the right of {article(a)}", f"{a} and {b}",
-                f"{article(a)} on the left and {article(b)} on the right", f"{article(a)} together with {article(b)}", f"{article(a)} beside {article(b)}",
-            ])
-            core = r.choice([f"{core} in {word} style", f"{core} in {word} style", f"{core}, {word}", f"a {word} {a} and a {word} {b}", f"{word} {a} and {b}", f"a {word} {a} and {article(b)}"])
-        objects = [self.object(k, style, hue, HALF, x, y) for k, hue, (x, y) in zip((first, second), hues, places)]
-        return self.scene(objects, background), self.finish(core + self.on_background(phrase))
+        scale = r.choices((.85, .7, BIG), (.7, .15, .15))[0]
+        room = 0 if scale > .9 else 1
+        return dict(scale=scale, x=r.choice((-1, 0, 0, 1)) * room / 16, y=r.choice((-1, 0, 0, 1)) * room / 16, flip=int(self.may_flip(item) and r.random() < .4))
 
-    def _one_object(self):
+    def _one_object(self, plain=False):
         r = self.random
         index = self.pick()
         item = self.library.items[index]
-        unstyled = r.random() < 0.22
-        wanted = ("3d" if r.random() < .8 else "flat") if unstyled else r.choice(STYLES)
+        unstyled = not plain and r.random() < 0.25
+        wanted = ("3d" if r.random() < .75 else "flat") if unstyled else r.choice(STYLES)
         style = wanted if wanted in item["ids"] else next(iter(item["ids"]))
-        hue, natural = self.hue(item, style, .27), item["dom"].get(style)
+        hue, natural = self.hue(item, style, .15 if plain else .27), item["dom"].get(style)
         colour = hue or (natural["name"] if natural and natural["ok"] and r.random() < .3 else None)
-        size, word, place, where = r.random(), "", MIDDLE, ""
+        size, word, place, where = 1 if plain else r.random(), "", MIDDLE, ""
         if size < .05:
             place, word = dict(MIDDLE, scale=SMALL), r.choice(["small", "tiny", "little"])
         elif size < .10:
@@ -193,14 +195,16 @@ class Writer:
         elif size < .15:
             x, y, where = r.choice(CORNERS)
             place, word = dict(scale=SMALL, x=x, y=y), "small" if r.random() < .6 else ""
+        elif unstyled:
+            place = self.variant(item)
         elif item["group"] not in (0, 8) and r.random() < .12:
             word = r.choice(ADJECTIVES)
         name = self.name(item, colour)
         if r.random() < .06 and item["tags"]:
             name += ", " + r.choice([t for t in item["tags"] if t.isascii()] or [item["label"]])
         background, phrase = self.background(item)
-        silent = r.random() < .13
-        if silent and r.random() < .6:
+        silent = r.random() < (.4 if unstyled else .05 if plain else .13)
+        if silent and r.random() < (.35 if unstyled else .6):
             background = WHITE
         if unstyled:
             core = r.choice([f"a {word} {name}", f"a {word} {name}", f"{word} {name}", f"{word} {name}", f"an emoji of a {word} {name}", f"a picture of a {word} {name}", f"an image of a {word} {name}", f"draw a {word} {name}", f"the {word} {name}"])
@@ -335,12 +339,12 @@ class Writer:
         return left, right, self.scene(pair, ground_one), text
 
 
-KINDS = {"text": "text_to_image", "edit": "edit", "edit2": "edit_two"}
+KINDS = {"text": "text_to_image", "plain": "plain", "edit": "edit", "edit2": "edit_two"}
 _worker = {}
 
 
 def write_chunk(job):
-    """Runs in a worker: (folder, kind, seed, count) -> (scenes float32 `[count, images, 21]` with the target last, token ids int16 `[count, 64]`)."""
+    """Runs in a worker: (folder, kind, seed, count) -> (scenes float32 `[count, images, 35]` with the target last, token ids int16 `[count, 64]`)."""
     folder, kind, seed, count = job
     if folder not in _worker:
         _worker[folder] = (Library(folder), load_tokenizer(folder))

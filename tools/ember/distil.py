@@ -15,12 +15,13 @@ import torch.nn.functional as F
 
 import net
 from optim import Optimiser, Recorder
-from session import Shape, load_parts, save_parts, sigmas
+from session import Shape, load_parts, save_parts, shape, sigmas
+from train import POOLS
 
 MATRIX_RATE, OTHER_RATE, EMA, EMA_EVERY = 4e-4, 3e-4, 0.998, 2
 GUIDANCE, EDIT_GUIDANCE = 2.5, 1.5   # a reference image already determines most of what guidance would enforce
 STEPS = 4
-SUBSTEPS, EDIT_SUBSTEPS = (2, 3, 3, 8), (2, 2, 2, 3)   # of the teacher, per segment
+SUBSTEPS, EDIT_SUBSTEPS = (2, 2, 3, 6), (2, 2, 2, 3)   # of the teacher, per segment
 SEGMENT_SHARES = (.2, .2, .25, .35)
 SAVE_EVERY = 150
 
@@ -34,6 +35,14 @@ PHASE_C = (
     (.05, Shape("text", 384, 384, 80, 6_000)),
     (.03, Shape("text", 512, 512, 48, 3_000)),
 )
+TOKENS = 62_000
+PHASE_C_SIZES = tuple((share, shape(kind, width, height, POOLS[kind, width, height], TOKENS)) for share, kind, width, height in (
+    (.20, "plain", 256, 256), (.14, "text", 256, 256), (.20, "edit", 256, 256), (.06, "edit2", 256, 256), (.02, "edit", 192, 192), (.02, "edit", 320, 208),
+    (.03, "text", 128, 128), (.05, "text", 192, 192), (.02, "text", 224, 224), (.05, "text", 320, 320), (.05, "text", 384, 384), (.03, "text", 448, 448),
+    (.05, "text", 512, 512), (.03, "text", 320, 208), (.03, "text", 208, 320), (.025, "text", 384, 256), (.025, "text", 256, 384), (.015, "text", 480, 320),
+    (.015, "text", 320, 480), (.03, "text", 336, 192), (.03, "text", 192, 336), (.02, "text", 448, 256), (.02, "text", 256, 448), (.025, "text", 512, 288),
+    (.025, "text", 288, 512),
+))
 
 
 class Batch:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from captions import NO_OBJECT, WHITE, Writer
+from captions import NO_OBJECT, OBJECTS, WHITE, Writer
 from config import STYLES
 from names import COLOUR_WORDS, COLOURS, HELD_OUT, HUES
 from scenes import render
@@ -18,6 +18,13 @@ with open(__file__.replace("evaluate.py", "prompts.json")) as _file:
 
 def to_uint8(rgb):
     return (rgb.permute(0, 2, 3, 1).cpu().numpy() * 255).round().astype("uint8")
+
+
+def from_file(path):
+    """Reads an image as `[3, h, w]` in 0..1."""
+    from PIL import Image
+
+    return torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1).float() / 255
 
 
 def save_grid(rgb, columns, path, quality=90):
@@ -61,7 +68,7 @@ class Evaluation:
         """Returns every image of a style on white, 32×32, to compare generated images with."""
         if style not in self.banks:
             s, items = self.s, self.s.library.with_style(style)
-            rows = [[s.library.items[k]["ids"][style], 0, 0, .85, 0, 0, 0] + NO_OBJECT + WHITE for k in items]
+            rows = [[s.library.items[k]["ids"][style], 0, 0, .85, 0, 0, 0] + NO_OBJECT * (OBJECTS - 1) + WHITE for k in items]
             small = [F.avg_pool2d(render(s.pictures, part, 128, 128), 4) for part in torch.tensor(rows, device=s.device).split(256)]
             self.banks[style] = items, torch.cat(small).flatten(1)
         return self.banks[style]

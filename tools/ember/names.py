@@ -62,6 +62,19 @@ STYLE_WORDS = {
     "flat": ("flat", "flat", "flat", "flat", "flat vector", "simple flat", "2d"),
 }
 
+# kind, sky, ground, phrases
+LANDSCAPES = (
+    ("day", "light blue", "green", ("on a meadow", "on green grass", "on a green meadow under a blue sky", "in a green field", "on a grassy hill")),
+    ("day", "light blue", "peach", ("on a beach", "on the sand under a blue sky", "on a sandy beach")),
+    ("day", "light blue", "white", ("in the snow", "on snow", "on a snowy field", "in a winter landscape")),
+    ("day", "peach", "gold", ("in the desert", "on a desert dune", "in a sandy desert")),
+    ("day", "light blue", "blue", ("on the sea", "on the water", "on the ocean", "on a blue sea")),
+    ("day", "light blue", "dark grey", ("on a road", "on the street", "on a grey road")),
+    ("day", "orange", "dark purple", ("at sunset", "in front of a sunset", "in the evening light")),
+    ("night", "navy", "dark green", ("at night", "under the stars", "on a hill at night", "under a starry sky")),
+    ("night", "black", "black", ("in space", "in outer space", "among the stars")),
+)
+
 # Never rendered in training: (hexcode, "bg" or "hue", colour). Used to measure unseen pairs.
 HELD_OUT = frozenset({
     ("1F49A", "bg", "yellow"), ("1F680", "bg", "pink"), ("1F431", "bg", "purple"), ("1F419", "bg", "green"),

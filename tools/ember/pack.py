@@ -72,6 +72,14 @@ def quantized_state(part, state):
     return unpacked(packed(part, state))
 
 
+def read_packed(path, part):
+    """Returns the f32 tensors of one part ("transformer", "text_encoder", "vae") of a packed file, as a network loads them."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return unpacked({name[len(part) + 1:]: file.get_tensor(name) for name in file.keys() if name.startswith(part + ".")})
+
+
 METADATA = (
     "model_index.json", "transformer/config.json", "text_encoder/config.json", "vae/config.json", "scheduler/scheduler_config.json",
     "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",
@@ -79,12 +87,14 @@ METADATA = (
 
 
 def main():
+    from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("out")
     parser.add_argument("--card", required=True, help="file with a short model card")
+    parser.add_argument("--vae", metavar="FILE", help="packed file whose autoencoder is kept byte for byte")
     parser.add_argument("--steps", type=int, help="default number of steps, if not the variant's")
     parser.add_argument("--guidance", type=float, help="default guidance, if not the variant's")
     args = parser.parse_args()
@@ -94,6 +104,9 @@ def main():
         if part == "text_encoder":  # the last layer and the final norm are never used
             state = {n: v for n, v in state.items() if not n.startswith(f"model.layers.{TEXT_ENCODER['layers']}.")}
         tensors.update({f"{part}.{name}": value for name, value in packed(part, state).items()})
+    if args.vae:
+        with safe_open(args.vae, "pt") as file:
+            tensors.update({name: file.get_tensor(name) for name in file.keys() if name.startswith("vae.")})
     metadata = {"format": "pt", "kiln.default_size": "256"}
     metadata.update({f"kiln.default_{name}": str(value) for name in ("steps", "guidance") if (value := getattr(args, name)) is not None})
     for name in METADATA:

@@ -7,19 +7,29 @@ import argparse
 import json
 import os
 import tarfile
+from dataclasses import replace
 
 import torch
 
 import distil
+import judge
 import net
 import train
 import vae
 from evaluate import Evaluation
-from pack import quantized_state
+from pack import quantized_state, read_packed
 from session import Session, Shape, load_parts, save_parts
 
 
 VAE_SIZES = {False: ((128, 128), (256, 32)), True: ((32, 4), (32, 4))}
+
+
+def begin_with(session, path):
+    """Takes all three networks from a packed model."""
+    session.start = {"base": read_packed(path, "transformer"), "text": read_packed(path, "text_encoder")}
+    model = vae.Autoencoder().to(session.device)
+    model.load_state_dict(read_packed(path, "vae"))
+    place(session, model)
 
 
 def measure_vae(session, model, held_out, size):
@@ -115,38 +125,59 @@ def main():
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--max-steps", type=int, default=10**9, help="limit for every phase; a few steps test the whole pipeline")
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel separately")
-    parser.add_argument("--edits", action="store_true", help="make half of phase B's steps edits: for a final run")
+    parser.add_argument("--start", metavar="FILE", help="begin with the weights of a packed model and keep its autoencoder: only phases B (all sizes and ratios) and C")
+    parser.add_argument("--pools", type=float, default=1.0, help="scales the number of latents that are computed in advance")
     parser.add_argument("--polish-only", action="store_true", help="only train the decoder further (possible next to another run)")
     parser.add_argument("--toy", action="store_true", help="tiny images and batches, for a test without a GPU")
     args = parser.parse_args()
     seconds = {k: float(v) for k, v in (pair.split("=") for pair in args.seconds.split(","))}
-    counts = dict(text=240, edit=40, edit2=40) if args.toy else dict(text=200_000, edit=50_000, edit2=30_000)
+    counts = dict(text=200_000, edit=50_000, edit2=30_000)
+    if args.start:
+        counts = dict(text=100_000, plain=45_000, edit=20_000, edit2=8_000)
+    if args.toy:
+        counts = {kind: 240 if kind == "text" else 40 for kind in counts}
     if args.max_steps < 100 and not args.toy:
-        counts = dict(text=10_000, edit=2_500, edit2=2_500)
+        counts = {kind: 2_500 for kind in counts}
     session = Session(args.data, args.out, counts, args.workers, graphs=not args.no_graphs)
     if session.compile:
         net.enable_compile()
         vae.enable_compile()
-    autoencoder(session, seconds["vae"], args.max_steps, args.toy)
+    if args.start:
+        begin_with(session, args.start)
+    else:
+        autoencoder(session, seconds["vae"], args.max_steps, args.toy)
     if args.polish_only:
         return polish(session, seconds["d"], args.max_steps, args.toy)
-    tables = train.PHASE_A, train.PHASE_B_EDITS if args.edits else train.PHASE_B, distil.PHASE_C
+    tables = train.PHASE_A, train.PHASE_B, distil.PHASE_C
+    if args.start:
+        tables = (), train.PHASE_B_SIZES, distil.PHASE_C_SIZES
+        seconds.update(a=0, d=0)
     if args.toy:
         tables = (tuple((1, Shape(kind, 64, 64, 4, 16)) for kind in counts),) * 3
-    glance = lambda model, text: look(session, Evaluation(session, model, text, distil.GUIDANCE, 24), args.toy)
+    if args.max_steps < 100 and args.start and not args.toy:
+        tables = (), tables[1][::6], tables[2][::6]
+    scaled = lambda table: tuple((share, replace(shape, pool=max(16, int(shape.pool * args.pools)))) for share, shape in table)
+    tables = tuple(map(scaled, tables))
+    glance = lambda model, text: args.start or look(session, Evaluation(session, model, text, distil.GUIDANCE, 24), args.toy)
     base, text = train.run(session, seconds["a"], seconds["b"], args.max_steps, tables[:2], glance)
-    report(session, "base", Evaluation(session, base, text, distil.GUIDANCE, 24), False, args.toy)
-    bundle(session)
+    if not args.start:
+        report(session, "base", Evaluation(session, base, text, distil.GUIDANCE, 24), False, args.toy)
+        bundle(session)
     open(session.path("BASE_DONE"), "w").close()
     if session.device == "cuda":
         torch.cuda.empty_cache()
     student = distil.Distiller(session, base, text).run(seconds["c"], tables[2], args.max_steps)
     polish(session, seconds["d"], args.max_steps, args.toy)
-    report(session, "ember", Evaluation(session, student, text), True, args.toy)
-    bundle(session)
+    if not args.start:
+        report(session, "ember", Evaluation(session, student, text), True, args.toy)
+        bundle(session)
     with torch.no_grad():
         for part, module in (("transformer", student), ("text_encoder", text), ("vae", session.vae)):
-            module.load_state_dict(quantized_state(part, module.state_dict()))
+            if part != "vae" or not args.start:
+                module.load_state_dict(quantized_state(part, module.state_dict()))
+    if args.start:
+        judge.write(judge.Judge(session), {"old": judge.with_networks(session, *judge.load(session, args.start)), "new": judge.with_networks(session, student, text)}, args.out, session.log)
+        bundle(session)
     report(session, "ember_8bit", Evaluation(session, student, text), True, args.toy)
     bundle(session)
     open(session.path("ALL_DONE"), "w").close()

@@ -1,28 +1,51 @@
 """Renders scene vectors to pixels, on the GPU.
 
-Layout of the 21 numbers: for each of two objects `image (−1: none), hue turn 0..1, grey 0/1, scale, x, y, flip`, then
-`background kind, rgb, rgb`. `scale` is relative to the shorter side; `x`, `y` are shifts as fractions of width and height.
+Layout of the 35 numbers: for each of four objects `image (−1: none), hue turn 0..1, effect, scale, x, y, flip`, then
+`background kind, rgb, rgb`. `scale` is relative to the shorter side; `x`, `y` are shifts as fractions of width and height. Things in a row along the
+longer side are larger by the ratio of the sides.
 """
 
 import torch
 import torch.nn.functional as F
 
-from captions import CHECKERS, DIAGONAL, DOTS, STRIPES, VERTICAL
+from captions import CHECKERS, DIAGONAL, DOTS, OBJECTS, STRIPES, VERTICAL
+from groups import LAND, NIGHT, PIXELS, SILHOUETTE
+
+MOST_ROOM = 1.8
 
 
 def render(pictures, scenes, height, width):
-    """`pictures`: uint8 `[n, s, s, 4]`; `scenes`: `[batch, 21]` -> rgb `[batch, 3, height, width]` in 0..1."""
+    """`pictures`: uint8 `[n, s, s, 4]`; `scenes`: `[batch, 35]` -> rgb `[batch, 3, height, width]` in 0..1."""
     factor = 2 if min(height, width) < 224 else 1
     h, w = height * factor, width * factor
-    canvas = _background(scenes[:, 14:], h, w)
-    for k in range(2):
+    canvas = _background(scenes[:, 7 * OBJECTS:], h, w)
+    scenes = _fill_row(scenes, w / h)
+    for k in range(OBJECTS):
         values = scenes[:, 7 * k:7 * k + 7]
         chosen = (values[:, 0] >= 0).nonzero()[:, 0]
         if len(chosen):
             canvas[chosen] = _paste(canvas[chosen], pictures, values[chosen])
     if factor > 1:
         canvas = F.avg_pool2d(canvas, factor)
+    coarse = (scenes[:, 2] == PIXELS).nonzero()[:, 0]
+    if len(coarse):
+        block = 8 if min(height, width) >= 192 else 4
+        canvas[coarse] = F.interpolate(F.avg_pool2d(canvas[coarse], block), scale_factor=float(block), mode="nearest")
     return canvas.clamp(0, 1)
+
+
+def _fill_row(scenes, ratio):
+    """Two things side by side in a wide image, or above each other in a tall one, use its length."""
+    if ratio == 1:
+        return scenes
+    scenes = scenes.clone()
+    pair = (scenes[:, 7] >= 0) & (scenes[:, 14] < 0)
+    along, across = (4, 5) if ratio > 1 else (5, 4)
+    row = pair & (scenes[:, across] == scenes[:, 7 + across]) & (scenes[:, along] != scenes[:, 7 + along])
+    room = min(max(ratio, 1 / ratio), MOST_ROOM)
+    for k in range(2):
+        scenes[:, 7 * k + 3] *= torch.where(row, room, 1.0)
+    return scenes
 
 
 def _background(values, h, w):
@@ -38,8 +61,19 @@ def _background(values, h, w):
     mix = torch.where(kind == STRIPES, (u * 6).floor() % 2, mix)
     du, dv = (u * 5 + .5 * ((v * 5).floor() % 2)) % 1 - .5, (v * 5) % 1 - .5
     mix = torch.where(kind == DOTS, torch.sigmoid((.26 - torch.sqrt(du * du + dv * dv)) * 60), mix)
-    mix = torch.where(kind == CHECKERS, ((u * 6).floor() + (v * 6).floor()) % 2, mix)[:, None]
-    return first * (1 - mix) + second * mix
+    mix = torch.where(kind == CHECKERS, ((u * 6).floor() + (v * 6).floor()) % 2, mix)
+    variation = (values[:, 0] - kind[:, 0, 0]).view(batch, 1, 1)
+    hills = .60 + .15 * variation + .05 * torch.sin(6.28 * (x / w + 2 * variation))
+    land = (kind == LAND) | (kind == NIGHT)
+    mix = torch.where(land, torch.sigmoid((y / h - hills) * short), mix)[:, None]
+    ground = first * (1 - mix) + second * mix
+    # one star in each cell of the sky, at a place that depends on the cell alone
+    cell = (u * 7).floor() * 12.9898 + (v * 7).floor() * 78.233
+    place = lambda salt: (torch.sin(cell + salt) * 43758.5453) % 1 * .6 + .2
+    far = torch.sqrt(((u * 7) % 1 - place(0)) ** 2 + ((v * 7) % 1 - place(1.7)) ** 2)
+    dark = (second.sum(1) > .4) & (y / h > hills)  # no stars in front of the ground; space has none
+    star = (torch.sigmoid((.09 - far) * 60) * (kind == NIGHT) * ~dark)[:, None]
+    return ground * (1 - star) + star
 
 
 def _paste(canvas, pictures, values):
@@ -59,7 +93,8 @@ def _paste(canvas, pictures, values):
     painted = ((values[:, 1] != 0) | (values[:, 2] != 0)).nonzero()[:, 0]
     if len(painted):
         rgb = rgb.clone()
-        rgb[painted] = _turn_hue(rgb[painted], values[painted, 1].view(-1, 1, 1), values[painted, 2].view(-1, 1, 1, 1))
+        rgb[painted] = _turn_hue(rgb[painted], values[painted, 1].view(-1, 1, 1), (values[painted, 2] == 1).float().view(-1, 1, 1, 1))
+    rgb = torch.where((values[:, 2] == SILHOUETTE).view(-1, 1, 1, 1), alpha * .07, rgb)
     return canvas * (1 - alpha) + rgb
 
 

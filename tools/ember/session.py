@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 import captions
-from config import PAD_TOKEN
+from config import PAD_TOKEN, TEXT_TOKENS
 from data import Library, load_tokenizer, token_ids
 from scenes import render, textures
 
 PART_BYTES = 15 * 2**20
 CHUNK = 2500
-SEEDS = {"text": 1_000, "edit": 200_000, "edit2": 400_000}
+SEEDS = {"text": 1_000, "plain": 100_000, "edit": 200_000, "edit2": 400_000}
 VAE_HELD_OUT_EVERY = 40
 
 
@@ -41,7 +41,14 @@ class Shape:
 
     @property
     def references(self):
-        return {"text": 0, "edit": 1, "edit2": 2}[self.kind]
+        return {"text": 0, "plain": 0, "edit": 1, "edit2": 2}[self.kind]
+
+
+def shape(kind, width, height, pool, tokens):
+    """A shape whose steps cost the same at every size: about `tokens` tokens of text and images together."""
+    references = {"edit": 1, "edit2": 2}.get(kind, 0)
+    batch = tokens // (TEXT_TOKENS + width * height // 256 * (1 + references))
+    return Shape(kind, height, width, max(8, batch // 8 * 8), pool)
 
 
 def sigmas(tokens, steps):
@@ -67,6 +74,7 @@ class Session:
             parts = [(data, kind, SEEDS[kind] + k, min(CHUNK, count - k * CHUNK)) for k in range(math.ceil(count / CHUNK))]
             self.jobs[kind] = self.workers.map_async(captions.write_chunk, parts, chunksize=1)
         self.scenes, self.ids, self.pools, self.vae = {}, {}, {}, None
+        self.start = {}  # weights that training begins with: "base", "text"
         self.library = Library(data, only)
         self.tokenizer = load_tokenizer(data)
         self.pad = self.tokenizer.token_to_id(PAD_TOKEN)

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 import net
 from optim import Optimiser, Recorder
-from session import Shape, load_parts, save_parts
+from session import Shape, load_parts, save_parts, shape
 
 MATRIX_RATE, OTHER_RATE = 3e-3, 1e-3
 CAPTION_DROP, EMA, EMA_EVERY = 0.10, 0.999, 5
-SAVE_EVERY = 150
+SAVE_EVERY, WARMUP = 150, 80
 
 # (share of the steps, shape)
 PHASE_A = (
@@ -33,18 +33,21 @@ PHASE_B = (
     (.04, Shape("text", 384, 384, 112, 6_000)),
     (.03, Shape("text", 512, 512, 64, 3_000)),
 )
-# For a final run: half of the steps keep text to image at its level while edits improve.
-PHASE_B_EDITS = (
-    (.30, Shape("text", 256, 256, 256, 60_000)),
-    (.39, Shape("edit", 256, 256, 160, 40_000)),
-    (.10, Shape("edit2", 256, 256, 112, 8_000)),
-    (.05, Shape("text", 128, 128, 512, 30_000)),
-    (.03, Shape("edit", 128, 128, 320, 12_000)),
-    (.03, Shape("text", 192, 320, 256, 4_000)),
-    (.03, Shape("text", 320, 192, 256, 4_000)),
-    (.04, Shape("text", 384, 384, 112, 3_000)),
-    (.03, Shape("text", 512, 512, 64, 2_000)),
-)
+TOKENS = 82_000
+# For a run that starts from a trained model: every size and ratio, plain single things at the default size, which keep outlines crisp, and a fixed share of edits.
+PHASE_B_SIZES = tuple((share, shape(kind, width, height, pool, TOKENS)) for share, kind, width, height, pool in (
+    (.150, "plain", 256, 256, 45_000), (.140, "text", 256, 256, 45_000),
+    (.030, "text", 128, 128, 24_000), (.015, "text", 160, 160, 10_000), (.050, "text", 192, 192, 24_000), (.025, "text", 224, 224, 12_000),
+    (.020, "text", 288, 288, 6_000), (.045, "text", 320, 320, 12_000), (.045, "text", 384, 384, 9_000), (.025, "text", 448, 448, 4_000), (.045, "text", 512, 512, 5_000),
+    (.030, "text", 320, 208, 10_000), (.030, "text", 208, 320, 10_000), (.025, "text", 384, 256, 7_000), (.025, "text", 256, 384, 7_000),
+    (.015, "text", 480, 320, 3_000), (.015, "text", 320, 480, 3_000),
+    (.030, "text", 336, 192, 10_000), (.030, "text", 192, 336, 10_000), (.020, "text", 448, 256, 6_000), (.020, "text", 256, 448, 6_000),
+    (.020, "text", 512, 288, 4_000), (.020, "text", 288, 512, 4_000), (.015, "text", 288, 224, 6_000), (.015, "text", 224, 288, 6_000),
+    (.100, "edit", 256, 256, 20_000), (.040, "edit2", 256, 256, 8_000), (.015, "edit", 192, 192, 4_000), (.015, "edit", 320, 320, 3_000),
+    (.012, "edit", 320, 208, 3_000), (.012, "edit", 208, 320, 3_000),
+))
+
+POOLS = {(s.kind, s.width, s.height): s.pool for _, s in PHASE_B_SIZES}
 
 
 def choose(table, generator):
@@ -64,10 +67,12 @@ class Trainer:
         torch.manual_seed(0)
         self.model, self.text = net.build(session.pad, session.device)
         for module, stem in ((self.model, "base"), (self.text, "text")):
-            saved = load_parts(session.out, stem)
+            saved, word = load_parts(session.out, stem), "resumed"
+            if not saved and stem in session.start:
+                saved, word = session.start[stem], "started from the given"
             if saved:
                 module.load_state_dict(saved)
-                session.log("resumed", stem)
+                session.log(word, stem)
         self.ema, self.ema_text = (copy.deepcopy(m).requires_grad_(False) for m in (self.model, self.text))
         self.optimiser = Optimiser(*net.parameters_for(self.model, self.text), session.device)
         self.live = [*self.model.parameters(), *self.text.parameters()]
@@ -110,7 +115,7 @@ class Trainer:
         elapsed, done, seen, counted = used, 0, 0, 0
         while elapsed < seconds and done < max_steps:
             shape = choose(table, generator)
-            warm = min(1, (self.fresh + 1) / 150)
+            warm = min(1, (self.fresh + 1) / WARMUP)
             factor = rate(elapsed / seconds) * warm
             self.optimiser.set_rates(MATRIX_RATE * factor, OTHER_RATE * factor)
             self.record(shape, lambda: self.step(shape))
@@ -149,5 +154,6 @@ def run(session, seconds_a, seconds_b, max_steps=10**9, tables=(PHASE_A, PHASE_B
     trainer = Trainer(session)
     trainer.phase("A", tables[0], seconds_a, lambda f: 1.0 if f < .9 else 1.0 - 4 * (f - .9), max_steps)
     after_a(trainer.ema, trainer.ema_text)
-    trainer.phase("B", tables[1], seconds_b, lambda f: .6 * .5 * (1 + math.cos(math.pi * min(f, 1))) + .01, max_steps)
+    falling = lambda f: .7 * min(1, (1 - min(f, 1)) / .85)
+    trainer.phase("B", tables[1], seconds_b, falling if session.start else lambda f: .6 * .5 * (1 + math.cos(math.pi * min(f, 1))) + .01, max_steps)
     return trainer.ema, trainer.ema_text

@@ -203,15 +203,22 @@ fn report_plan(plan: &Plan, reporter: &mut Reporter) {
         sigmas: plan.schedule.sigmas(),
         guidance: plan.guidance,
     });
-    // Small models produce garbage at sizes they were not trained on.
-    let Some(sides) = plan.model.trained_sides() else { return };
-    let (width, height) = (plan.width, plan.height);
+    if let Some(text) = size_note(&plan.model, plan.width, plan.height) {
+        reporter.note(&text);
+    }
+}
+
+/// What to expect of a small model at this size; `None` at its default size and for models without such limits.
+fn size_note(model: &Model, width: usize, height: usize) -> Option<String> {
+    let (sides, best) = (model.trained_sides()?, model.default_size);
     if !sides.contains(&width) || !sides.contains(&height) {
         let (from, to) = (sides.start(), sides.end());
-        reporter.note(&format!(
+        return Some(format!(
             "this model was trained on sides from {from} to {to}; {width}x{height} may look bad (change it with -W and -H)"
         ));
     }
+    ((width, height) != (best, best))
+        .then(|| format!("this model is best at {best}x{best}; {width}x{height} comes out less exact"))
 }
 
 /// Returns the seeds of all images.

@@ -138,20 +138,21 @@ fn a_recipe_names_the_built_in_model() {
 }
 
 #[test]
-fn sizes_it_was_not_trained_on_get_a_note() {
+fn every_size_but_the_default_gets_a_note() {
     let sandbox = Sandbox::new();
-    let ran = |side: &str| {
-        sandbox
-            .kiln(&["generate", "a cat", "-m", "ember", "-W", side, "-H", "128", "-s", "1", "-o", "a.png"])
-            .ok()
-            .err
+    let ran = |width: &str, height: &str| {
+        let args = ["generate", "a cat", "-m", "ember", "-W", width, "-H", height, "-s", "1", "-o", "a.png"];
+        sandbox.kiln(&args).ok().err
     };
+    let outside = ran("64", "128");
     assert!(
-        ran("64").contains("note: this model was trained on sides from 128 to 512; 64x128"),
-        "{}",
-        ran("64")
+        outside.contains("note: this model was trained on sides from 128 to 512; 64x128 may look bad"),
+        "{outside}"
     );
-    assert!(!ran("128").contains("note: "), "{}", ran("128"));
+    let weak = ran("128", "192");
+    assert!(weak.contains("note: this model is best at 256x256; 128x192 comes out less exact"), "{weak}");
+    let best = ran("256", "256");
+    assert!(!best.contains("note: "), "{best}");
 }
 
 #[test]
