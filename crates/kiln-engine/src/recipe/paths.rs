@@ -18,14 +18,14 @@ impl Recipe {
     /// Leaves only the names of files: an image for other machines tells nothing about this one's folders. A file is then
     /// looked for beside the image, a model by its name.
     pub fn without_folders(mut self) -> Recipe {
-        let model = PathBuf::from(&self.model.path);
+        let model = std::mem::take(&mut self.model.path);
         self.map_paths(&|path| match path.file_name() {
-            Some(name) if path.is_absolute() => Path::new(".").join(name),
+            Some(name) if path.components().count() > 1 => Path::new(".").join(name),
             _ => path.clone(),
         });
-        if let Some(name) = model.file_name().filter(|_| model.is_absolute()) {
-            self.model.path = name.to_string_lossy().into_owned();
-        }
+        // A name of the hub has a slash in it, too.
+        let name = Path::new(&model).file_name().filter(|_| Path::new(&model).is_absolute());
+        self.model.path = name.map_or_else(|| model.clone(), |name| name.to_string_lossy().into_owned());
         self
     }
 
