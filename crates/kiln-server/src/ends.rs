@@ -68,21 +68,31 @@ impl Server {
 
     /// The job with this id, as the database will have it.
     pub(crate) fn stored_job(&self, id: &str) -> Result<Option<JobRow>, StoreError> {
-        Ok(self.store.job(id)?.map(|row| self.with_end(row)))
+        // Before the row is read: an end that is recorded in between is in the row.
+        let end = lock(&self.unrecorded.0).ends.get(id).cloned();
+        Ok(self.store.job(id)?.map(|row| with_end(row, end)))
     }
 
     /// The latest jobs of one client or of all, newest first, as the database will have them.
     pub(crate) fn stored_jobs(&self, limit: u32, client: Option<&str>) -> Result<Vec<JobRow>, StoreError> {
-        Ok(self.store.jobs(limit, client)?.into_iter().map(|row| self.with_end(row)).collect())
+        let mut ends = lock(&self.unrecorded.0).ends.clone();
+        let rows = self.store.jobs(limit, client)?.into_iter();
+        Ok(rows
+            .map(|row| {
+                let end = ends.remove(&row.id);
+                with_end(row, end)
+            })
+            .collect())
     }
+}
 
-    fn with_end(&self, mut row: JobRow) -> JobRow {
-        if let Some(end) = lock(&self.unrecorded.0).ends.get(&row.id).cloned() {
-            (row.state, row.error, row.notes) = (end.state, end.error, end.notes);
-            row.finished = Some(end.finished);
-        }
-        row
+/// The row of a job with an end that is not in the database yet.
+fn with_end(mut row: JobRow, end: Option<JobEnd>) -> JobRow {
+    if let Some(end) = end {
+        (row.state, row.error, row.notes) = (end.state, end.error, end.notes);
+        row.finished = Some(end.finished);
     }
+    row
 }
 
 /// Tries until every end is recorded, or the server is gone.
