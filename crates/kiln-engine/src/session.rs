@@ -62,13 +62,13 @@ impl Session {
 
     /// Makes a model the current one; loads it if it isn't loaded.
     fn load_model(&self, model: &Arc<Model>, sink: &dyn Sink) -> Result<()> {
-        let is_current = |engine: &Box<dyn Engine>| Arc::ptr_eq(engine.model(), model);
-        if self.read().last().is_some_and(is_current) {
+        let is_current = |engine: &dyn Engine| Arc::ptr_eq(engine.model(), model);
+        if self.read().last().is_some_and(|engine| is_current(&**engine)) {
             return Ok(());
         }
         {
             let mut loaded = self.write();
-            if let Some(index) = loaded.iter().position(is_current) {
+            if let Some(index) = loaded.iter().position(|engine| is_current(&**engine)) {
                 let engine = loaded.remove(index);
                 loaded.push(engine);
                 return Ok(());

@@ -97,7 +97,7 @@ impl Store {
 
     /// Checks that the folder is still there and has space, by writing a small file.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
-        const PROBE: [u8; 64 << 10] = [0; 64 << 10];
+        static PROBE: [u8; 64 << 10] = [0; 64 << 10];
         let path = self.folder.join("queue.sqlite");
         fs::metadata(&path).map_err(|source| StoreError::File { path, source })?;
         for folder in ["inputs", "pictures"] {

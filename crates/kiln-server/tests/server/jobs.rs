@@ -176,7 +176,8 @@ async fn large_waiting_jobs_mean_a_later_retry() {
         server.send(request)
     };
     let refused = loop {
-        let response = ask(server.received.lock().unwrap().len()).await;
+        let received = server.received.lock().unwrap().len();
+        let response = ask(received).await;
         if !response.status.is_success() {
             break response;
         }

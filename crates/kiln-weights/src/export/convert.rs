@@ -228,7 +228,7 @@ fn rows(source: &WeightSource, tensor: &str, sources: &[(String, View)]) -> Resu
 
 /// Refuses an f64 tensor with values that would become infinite: everything is converted through f32.
 fn check_f64(source: &WeightSource, name: &str) -> Result<()> {
-    if !source.entry(name).is_some_and(|(dtype, _)| dtype == DType::F64) {
+    if source.entry(name).is_none_or(|(dtype, _)| dtype != DType::F64) {
         return Ok(());
     }
     let stored = source.stored(name)?;
