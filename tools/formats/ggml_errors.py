@@ -1,9 +1,8 @@
 """Prints the squared errors of ggml's own quantizers, for crates/kiln-tests/tests/weights/gguf_errors.rs.
 
-    pip install gguf llama-cpp-python && python tools/formats/ggml_errors.py LIBGGML
+    pip install gguf pywhispercpp && python tools/formats/ggml_errors.py LIBGGML
 
-LIBGGML is ggml's library, such as `llama_cpp/lib/libggml-base.so` of that package (the numbers in the test are of ggml at
-llama.cpp's commit b21e4de). The values are those that the test draws, and a matrix of Ember's.
+LIBGGML is ggml's library, `libggml-base.so` beside that package (the numbers in the test are of ggml 0.13.1). The values are those that the test draws, and a matrix of Ember's.
 """
 
 import ctypes

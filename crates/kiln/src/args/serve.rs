@@ -106,7 +106,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR", env = "KILN_DATA", help_heading = "Limits and storage")]
     pub data: Option<PathBuf>,
 
-    /// Settings file whose table [serve] holds options [default: the file of `kiln config`]
+    /// Settings file whose table `[serve]` holds options [default: the file of `kiln config`]
     #[arg(long, value_name = "FILE", help_heading = "Limits and storage")]
     pub config: Option<PathBuf>,
 
