@@ -178,7 +178,7 @@ fn a_killed_server_resumes_its_jobs_at_the_next_start() {
     let sandbox = Sandbox::new();
     let mut server = TestServer::start(&sandbox, &[]);
     let request =
-        |seed: u32| json!({ "prompt": "a whale", "seed": seed, "width": 128, "height": 128, "steps": 30 });
+        |seed: u32| json!({ "prompt": "a whale", "seed": seed, "width": 128, "height": 128, "steps": 12 });
     let jobs: Vec<String> = (0..3)
         .map(|seed| server.call("POST", "/v1/jobs", Some(request(seed))).1["id"].as_str().unwrap().to_owned())
         .collect();
