@@ -28,6 +28,7 @@ mod api;
 mod attempt;
 mod auth;
 mod body_budget;
+mod config;
 mod connections;
 mod decode_budget;
 mod decoded_cache;
@@ -55,6 +56,7 @@ mod worker;
 mod wrong_keys;
 
 pub use api::{openapi, router};
+pub use config::Config;
 pub use generator::{
     Catalogue, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError, JobInputs,
     JobSink, LoadedModel, LoraInfo, ModelInfo, Task,
@@ -63,7 +65,7 @@ pub use keys::{ApiKey, MIN_KEY_LENGTH, Quotas};
 pub use limits::Limits;
 pub use listen::serve;
 pub use proxies::Network;
-pub use server::{Config, Server};
+pub use server::Server;
 pub use store::StoreError;
 pub use tls::{Tls, TlsError};
 pub use webhooks::WebhookConfig;

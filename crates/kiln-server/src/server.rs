@@ -1,7 +1,6 @@
 //! The server's state: the job queue with its live jobs, and the operations on it.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use crate::api::Caller;
 use crate::api::a1111::options::A1111Options;
 use crate::auth::Auth;
 use crate::body_budget::{BodyBudget, SMALL_BODY};
+use crate::config::Config;
 use crate::decode_budget::DecodeBudget;
 use crate::decoded_cache::DecodedCache;
 use crate::downloads::Downloads;
@@ -21,68 +21,10 @@ use crate::ends::UnrecordedEnds;
 use crate::fair_queue::{FairQueue, QueuedJob};
 use crate::generator::{Catalogue, ErrorKind, JobError, LoadedModel, name};
 use crate::keys::{ApiKey, JobRates};
-use crate::limits::Limits;
 use crate::live::{Api, LiveJob};
 use crate::metrics::{Metrics, ServerStats};
-use crate::proxies::Network;
 use crate::store::{IdempotencyKey, JobEnd, JobRow, JobState, Store, StoreError, now};
-use crate::tls::Tls;
-use crate::webhooks::{WebhookConfig, Webhooks};
-
-/// The configuration of a server.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Folder of the job database and the image files.
-    pub folder: PathBuf,
-    /// The API keys, one of which clients must send; none for no authentication.
-    pub api_keys: Vec<ApiKey>,
-    /// How long the answer to the first wrong key of an address takes; each further one takes twice as long.
-    pub wrong_key_delay: Duration,
-    /// The certificate for HTTPS; `None` for plain HTTP.
-    pub tls: Option<Arc<Tls>>,
-    /// Proxies whose `X-Forwarded-*` headers count.
-    pub trusted_proxies: Vec<Network>,
-    /// Host names accepted in the `Host` header, besides the local ones; `*` accepts any.
-    pub hosts: Vec<String>,
-    /// Limits on requests.
-    pub limits: Limits,
-    /// Other names for models, with the model each stands for.
-    pub model_aliases: Vec<(String, String)>,
-    /// Webhooks, if jobs may name one.
-    pub webhooks: Option<WebhookConfig>,
-    /// Maximum number of images in the gallery; the oldest are deleted.
-    pub keep_images: u32,
-    /// How long running jobs may continue at shutdown before they are returned to the queue.
-    pub grace: Duration,
-    /// Maximum duration of a job.
-    pub job_timeout: Duration,
-    /// How long a client may send nothing of a request's body, or read nothing of a response.
-    pub io_timeout: Duration,
-    /// Whether image files hold their recipes.
-    pub embed_recipes: bool,
-}
-
-impl Config {
-    /// The default configuration with its data in `folder`: local host names only, no API key.
-    pub fn new(folder: impl Into<PathBuf>) -> Config {
-        Config {
-            folder: folder.into(),
-            api_keys: Vec::new(),
-            wrong_key_delay: Duration::from_millis(250),
-            tls: None,
-            trusted_proxies: Vec::new(),
-            hosts: Vec::new(),
-            limits: Limits::default(),
-            model_aliases: Vec::new(),
-            webhooks: None,
-            keep_images: 10_000,
-            grace: Duration::from_secs(20),
-            job_timeout: Duration::from_secs(3600),
-            io_timeout: Duration::from_secs(30),
-            embed_recipes: true,
-        }
-    }
-}
+use crate::webhooks::Webhooks;
 
 /// A handle to the server. Clones share the same state.
 #[derive(Clone)]
