@@ -50,7 +50,9 @@ impl Key {
             hash.update((field.len() as u64).to_le_bytes());
             hash.update(field);
         }
-        hash.update((tokens.real as u64).to_le_bytes());
+        for end in [tokens.real.start, tokens.real.end] {
+            hash.update((end as u64).to_le_bytes());
+        }
         tokens.ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
         Key { name: hex(hash.finalize()), shape: [tokens.ids.len(), text_dim], dtype }
     }
@@ -186,7 +188,7 @@ mod tests {
     use super::*;
 
     fn tokens(first: u32, real: usize) -> Tokens {
-        Tokens { ids: vec![first, 2, 3, 3], real }
+        Tokens { ids: vec![first, 2, 3, 3], real: 0..real }
     }
 
     fn key(first: u32) -> Key {

@@ -12,6 +12,7 @@
 mod autoencoder;
 pub mod config;
 mod error;
+mod family;
 mod observer;
 mod prefetch;
 mod residency;
@@ -25,6 +26,7 @@ pub mod vae;
 
 pub use autoencoder::{Autoencoder, PendingImage};
 pub use error::{Error, Result};
+pub use family::TextEncoderFamily;
 pub use observer::{Event, Observer, StepOutput};
 pub use residency::ResidencyPlan;
 pub use tiles::MAX_TILE_PIXELS;

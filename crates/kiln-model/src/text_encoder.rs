@@ -279,7 +279,7 @@ impl<B: Backend> TextEncoder<B> {
         observer.event(Event::TextLayer { prompt, prompts, done: 0, total: self.layers.len() })?;
         for (i, layer) in self.layers.iter().enumerate() {
             self.prefetcher.prefetch_after(i);
-            x = layer.forward(b, x, &self.config, tokens.real, &rope)?;
+            x = layer.forward(b, x, &self.config, tokens.real.end, &rope)?;
             if OUTPUT_LAYERS.contains(&(i + 1)) {
                 states.push(x.clone());
             }

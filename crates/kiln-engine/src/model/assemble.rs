@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kiln_model::config;
-use kiln_model::tokenizer::TokenizerFiles;
+use kiln_model::tokenizer::{TokenizerData, TokenizerFiles};
 use kiln_model::{text_encoder, transformer, vae};
 use kiln_weights::WeightSource;
 
@@ -196,5 +196,5 @@ fn read_tokenizer(path: &Path) -> Result<TokenizerFiles> {
         std::fs::read(&file).map_err(|source| kiln_model::Error::Read { file: file.clone(), source })?;
     let settings = file.with_file_name("tokenizer_config.json");
     let config = if settings.is_file() { config::read(&settings)? } else { Default::default() };
-    Ok(TokenizerFiles { path: file, tokenizer: bytes, config })
+    Ok(TokenizerFiles { path: file, tokenizer: TokenizerData::Json(bytes), config })
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kiln_model::config::parse;
 use kiln_model::schedule::SchedulerConfig;
-use kiln_model::tokenizer::TokenizerFiles;
+use kiln_model::tokenizer::{TokenizerData, TokenizerFiles};
 use kiln_model::transformer;
 use kiln_weights::WeightSource;
 use serde::Deserialize;
@@ -71,7 +71,7 @@ impl ModelFiles<'_> {
         let Some(tokenizer) = self.read("tokenizer/tokenizer.json")? else { return Ok(None) };
         let path = self.root.join("tokenizer/tokenizer.json");
         let config = self.read_json("tokenizer/tokenizer_config.json")?.unwrap_or_default();
-        Ok(Some(TokenizerFiles { path, tokenizer, config }))
+        Ok(Some(TokenizerFiles { path, tokenizer: TokenizerData::Json(tokenizer), config }))
     }
 
     fn default_size(&self) -> Result<usize> {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use kiln_model::schedule::SchedulerConfig;
 use kiln_model::tokenizer::{MAX_TOKENS, PromptTokenizer, TokenizerFiles};
-use kiln_model::{text_encoder, transformer, vae};
+use kiln_model::{TextEncoderFamily, text_encoder, transformer, vae};
 use kiln_tensor::DType;
 use kiln_weights::{Component, LinearPrecision, WeightSource};
 
@@ -203,8 +203,8 @@ impl Model {
     /// Returns the model's tokenizer, or Qwen3's. Reads it on first use.
     pub fn prompt_tokenizer(&self) -> Result<&PromptTokenizer> {
         self.prompt_tokenizer.get_or_try_init(|| match &self.tokenizer {
-            Some(files) => Ok(PromptTokenizer::open(files)?),
-            None => Ok(PromptTokenizer::built_in()?),
+            Some(files) => Ok(PromptTokenizer::open(TextEncoderFamily::Qwen3, files)?),
+            None => Ok(PromptTokenizer::built_in(TextEncoderFamily::Qwen3)?),
         })
     }
 

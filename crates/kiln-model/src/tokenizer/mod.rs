@@ -1,26 +1,28 @@
-//! Tokenizing prompts as the klein models were trained.
+//! Tokenizing prompts as FLUX.2's models were trained.
 //!
-//! The prompt is inserted as it is into Qwen3's chat template (one user message, thinking disabled), tokenized without
-//! further special tokens, truncated to `max` tokens and right-padded. Special tokens in a prompt are parsed as such. The
-//! number of real tokens is kept beside the ids: a typed `<|endoftext|>` has the padding's id, but is not padding.
+//! ```text
+//! prompt ──template of the text encoder's family──▶ text ──byte-level BPE──▶ ids ──truncation, padding──▶ `max` ids
+//! ```
+//! Easy to get wrong: special tokens in a prompt are parsed as such, so a typed padding token has the padding's id, but is
+//! not padding. That's why the range of the real tokens is kept beside the ids. Qwen3 pads on the right, Mistral on the left;
+//! both are truncated on the right.
 
 mod bpe;
 mod built_in;
 mod byte_level;
 mod parse;
+mod template;
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::{Error, Result};
+use crate::{Error, Result, TextEncoderFamily};
+use template::{PaddingSide, Template};
 
 /// Largest number of tokens of a prompt, as trained.
 pub const MAX_TOKENS: usize = 512;
-
-const TEMPLATE_START: &str = "<|im_start|>user\n";
-const TEMPLATE_END: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
-const PADDING: &str = "<|endoftext|>";
 
 /// The fields of `tokenizer_config.json` that matter here.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -54,15 +56,22 @@ impl PadToken {
     }
 }
 
-/// The files of a tokenizer, not parsed yet.
+/// A model's own tokenizer, not parsed yet.
 #[derive(Clone, Debug)]
 pub struct TokenizerFiles {
-    /// Path of `tokenizer.json`, for error messages.
+    /// The file it comes from, for error messages.
     pub path: PathBuf,
-    /// Its bytes.
-    pub tokenizer: Vec<u8>,
+    /// Vocabulary and merges.
+    pub tokenizer: TokenizerData,
     /// `tokenizer_config.json`.
     pub config: TokenizerConfig,
+}
+
+/// The vocabulary of a tokenizer in one of the formats that it is published in.
+#[derive(Clone, Debug)]
+pub enum TokenizerData {
+    /// The bytes of a `tokenizer.json`.
+    Json(Vec<u8>),
 }
 
 /// A tokenized prompt.
@@ -70,34 +79,41 @@ pub struct TokenizerFiles {
 pub struct Tokens {
     /// Ids, padding included.
     pub ids: Vec<u32>,
-    /// Number of ids from the prompt and its template; the rest is padding.
-    pub real: usize,
+    /// The ids from the prompt and its template; those before and behind are padding.
+    pub real: Range<usize>,
 }
 
 /// Turns prompts into [`Tokens`].
 pub struct PromptTokenizer {
     tokenizer: byte_level::ByteLevelTokenizer,
+    template: &'static Template,
     padding: u32,
 }
 
 impl PromptTokenizer {
     /// Opens a model's own tokenizer.
-    pub fn open(files: &TokenizerFiles) -> Result<Self> {
-        let padding = files.config.pad_token.as_ref().map_or(PADDING, PadToken::content);
-        Self::from_json(&files.tokenizer, padding).map_err(|e| Error::config(&files.path, e.to_string()))
+    pub fn open(family: TextEncoderFamily, files: &TokenizerFiles) -> Result<Self> {
+        let TokenizerData::Json(json) = &files.tokenizer;
+        let padding = files.config.pad_token.as_ref().map(PadToken::content);
+        Self::from_json(family, json, padding).map_err(|e| Error::config(&files.path, e.to_string()))
     }
 
-    /// Opens the Qwen3 tokenizer that is built into this crate.
-    pub fn built_in() -> Result<Self> {
-        Self::from_json(built_in::json()?.as_bytes(), PADDING)
+    /// Opens the family's tokenizer that is built into this crate.
+    pub fn built_in(family: TextEncoderFamily) -> Result<Self> {
+        match family {
+            TextEncoderFamily::Qwen3 => Self::from_json(family, built_in::json()?.as_bytes(), None),
+            TextEncoderFamily::Mistral => Err(Error::Tokenizer("there is no built-in one".into())),
+        }
     }
 
-    fn from_json(json: &[u8], padding: &str) -> Result<Self> {
+    fn from_json(family: TextEncoderFamily, json: &[u8], padding: Option<&str>) -> Result<Self> {
         let tokenizer = parse::parse(json).map_err(Error::Tokenizer)?;
+        let template = Template::of(family);
+        let padding = padding.unwrap_or(template.padding);
         let padding = tokenizer
             .id(padding)
             .ok_or_else(|| Error::Tokenizer(format!("there is no padding token `{padding}`")))?;
-        Ok(PromptTokenizer { tokenizer, padding })
+        Ok(PromptTokenizer { tokenizer, template, padding })
     }
 
     /// Tokenizes a prompt to exactly `max` ids.
@@ -107,9 +123,14 @@ impl PromptTokenizer {
         }
         let mut ids = self.ids(prompt)?;
         ids.truncate(max);
-        let real = ids.len();
+        let (real, padding) = (ids.len(), max - ids.len());
+        let start = match self.template.padding_side {
+            PaddingSide::Left => padding,
+            PaddingSide::Right => 0,
+        };
         ids.resize(max, self.padding);
-        Ok(Tokens { ids, real })
+        ids.rotate_right(start);
+        Ok(Tokens { ids, real: start..start + real })
     }
 
     /// Counts the tokens of a prompt before truncation, including the template.
@@ -119,7 +140,6 @@ impl PromptTokenizer {
 
     /// Tokenizes a prompt in its template.
     fn ids(&self, prompt: &str) -> Result<Vec<u32>> {
-        let text = format!("{TEMPLATE_START}{prompt}{TEMPLATE_END}");
-        self.tokenizer.ids(&text).map_err(Error::Tokenizer)
+        self.tokenizer.ids(&self.template.apply(prompt)).map_err(Error::Tokenizer)
     }
 }

@@ -90,7 +90,7 @@ impl<B: Backend> PhaseBench<'_, B> {
         let weights = component.weights()?;
         let count = self.plan.text_tokens;
         let id = |i: usize| (i * 7919 % config.vocab_size.max(1)) as u32;
-        let tokens = Tokens { ids: (0..count).map(id).collect(), real: count.min(REAL_TOKENS) };
+        let tokens = Tokens { ids: (0..count).map(id).collect(), real: 0..count.min(REAL_TOKENS) };
         let b = &self.b;
         let measured = self.measure("text encode", weights, || {
             encoder.forward(b, &tokens, (0, 1), &mut ()).map(drop).map_err(CliError::from)
