@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kiln_tensor::HostTensor;
 
+use crate::gguf::MetadataArray;
 use crate::header::{Header, TensorEntry};
 use crate::map::MappedFile;
 use crate::{Error, MalformedFile, Result, gguf};
@@ -19,6 +20,7 @@ use crate::{Error, MalformedFile, Result, gguf};
 pub(crate) struct WeightFile {
     pub path: PathBuf,
     pub metadata: BTreeMap<String, String>,
+    arrays: BTreeMap<String, usize>,
     pub entries: BTreeMap<String, TensorEntry>,
     data: Bytes,
     /// The map behind `data`, if there is one.
@@ -49,10 +51,18 @@ impl WeightFile {
         Ok(WeightFile {
             path: path.to_owned(),
             metadata: header.metadata,
+            arrays: header.arrays,
             entries: header.entries,
             data,
             mapped: None,
         })
+    }
+
+    /// An array of texts or integers in a GGUF file's metadata.
+    pub fn array(&self, key: &str) -> Result<Option<MetadataArray<'_>>> {
+        let Some(&at) = self.arrays.get(key) else { return Ok(None) };
+        gguf::read_array(&self.data, at)
+            .map_err(|problem| Error::Malformed { file: self.path.clone(), problem })
     }
 
     /// The dense tensor at `entry`, which must be of this file; shares the file's bytes.

@@ -2,7 +2,7 @@
 //! data begins at the next multiple of the alignment.
 //!
 //! Every count and length is compared with the remaining bytes before anything is allocated for it. Arrays, which may hold a
-//! vocabulary of many megabytes, are skipped.
+//! vocabulary of many megabytes, are skipped, and read when they are asked for.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -129,10 +129,14 @@ pub(crate) fn read_header(file: &[u8]) -> Result<Header, MalformedFile> {
         return Err(MalformedFile::Gguf { problem });
     }
     let (tensor_count, metadata_count) = (reader.u64()?, reader.u64()?);
-    let mut metadata = BTreeMap::new();
+    let (mut metadata, mut arrays) = (BTreeMap::new(), BTreeMap::new());
     for _ in 0..metadata_count {
         let key = reader.string()?;
+        let at = reader.position;
         let value = reader.metadata_value()?;
+        if reader.is_array(at) {
+            arrays.insert(key.clone(), at);
+        }
         metadata.insert(key, value);
     }
     let mut infos = Vec::new();
@@ -150,7 +154,41 @@ pub(crate) fn read_header(file: &[u8]) -> Result<Header, MalformedFile> {
         }
     };
     let start = reader.position.next_multiple_of(alignment);
-    Ok(Header { metadata, entries: resolve_entries(infos, start, file.len())? })
+    Ok(Header { metadata, arrays, entries: resolve_entries(infos, start, file.len())? })
+}
+
+/// An array of a GGUF file's metadata.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MetadataArray<'f> {
+    /// Texts, in the file.
+    Strings(Vec<&'f str>),
+    /// Integers of any size.
+    Integers(Vec<i64>),
+}
+
+/// Reads the array whose type stands at byte `at` of a file with a valid header; `None` if it holds neither texts nor
+/// integers.
+pub(crate) fn read_array(file: &[u8], at: usize) -> Result<Option<MetadataArray<'_>>, MalformedFile> {
+    let mut reader = HeaderReader { file, position: at + 4 };
+    let (element_type, count) = (reader.u32()?, reader.u64()?);
+    if element_type == STRING {
+        let strings = (0..count).map(|_| reader.str()).collect::<Result<_, _>>()?;
+        return Ok(Some(MetadataArray::Strings(strings)));
+    }
+    let mut integers = Vec::new();
+    for _ in 0..count {
+        integers.push(match element_type {
+            0 => i64::from(u8::from_le_bytes(reader.array()?)),
+            1 => i64::from(i8::from_le_bytes(reader.array()?)),
+            2 => i64::from(u16::from_le_bytes(reader.array()?)),
+            3 => i64::from(i16::from_le_bytes(reader.array()?)),
+            4 => i64::from(u32::from_le_bytes(reader.array()?)),
+            5 => i64::from(i32::from_le_bytes(reader.array()?)),
+            11 => i64::from_le_bytes(reader.array()?),
+            _ => return Ok(None),
+        });
+    }
+    Ok(Some(MetadataArray::Integers(integers)))
 }
 
 struct TensorInfo {
@@ -248,12 +286,15 @@ impl<'f> HeaderReader<'f> {
         self.take(usize::try_from(length).unwrap_or(usize::MAX))
     }
 
-    fn string(&mut self) -> Result<String, MalformedFile> {
+    fn str(&mut self) -> Result<&'f str, MalformedFile> {
         let at = self.position;
-        let text = std::str::from_utf8(self.bytes()?);
-        text.map(str::to_owned).map_err(|_| MalformedFile::Gguf {
+        std::str::from_utf8(self.bytes()?).map_err(|_| MalformedFile::Gguf {
             problem: format!("the text at byte {at} of its header is not UTF-8"),
         })
+    }
+
+    fn string(&mut self) -> Result<String, MalformedFile> {
+        self.str().map(str::to_owned)
     }
 
     /// A metadata value as text; for an array, its length.
@@ -275,6 +316,11 @@ impl<'f> HeaderReader<'f> {
                 problem: format!("its metadata has a value of unknown type {other}"),
             }),
         }
+    }
+
+    /// Whether the value at this byte, which was read already, is an array.
+    fn is_array(&self, at: usize) -> bool {
+        self.file.get(at..at + 4) == Some(&ARRAY.to_le_bytes())
     }
 
     fn skip_array(&mut self) -> Result<String, MalformedFile> {

@@ -32,6 +32,8 @@ pub(crate) struct TensorEntry {
 #[derive(Debug)]
 pub(crate) struct Header {
     pub metadata: BTreeMap<String, String>,
+    /// Where the arrays of a GGUF file's metadata begin.
+    pub arrays: BTreeMap<String, usize>,
     pub entries: BTreeMap<String, TensorEntry>,
 }
 
@@ -75,7 +77,7 @@ impl Header {
             check_empty(name, &entry.shape)?;
             entry.range = entry.range.start + data_start..entry.range.end + data_start;
         }
-        Ok(Header { metadata: raw.metadata, entries })
+        Ok(Header { metadata: raw.metadata, arrays: BTreeMap::new(), entries })
     }
 }
 

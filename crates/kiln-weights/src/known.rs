@@ -53,13 +53,17 @@ impl KnownTensors {
     }
 }
 
-/// Endings of tensors that never change an image: counters, buffers that follow from the configuration, and the text
-/// encoder's head, which predicts the next token.
-fn without_effect(component: Component) -> &'static [&'static str] {
+/// Whether a tensor may change an image. Counters don't, nor buffers that follow from the configuration, nor what a text
+/// encoder has beside its layers.
+fn has_effect(component: Component, name: &str) -> bool {
     match component {
-        Component::Transformer => &[],
-        Component::TextEncoder => &["lm_head.weight", "rotary_emb.inv_freq"],
-        Component::Vae => &["bn.num_batches_tracked"],
+        Component::Transformer => true,
+        Component::TextEncoder => {
+            !(layout::is_beside_layers(name)
+                || name.ends_with("lm_head.weight")
+                || name.ends_with("rotary_emb.inv_freq"))
+        }
+        Component::Vae => !name.ends_with("bn.num_batches_tracked"),
     }
 }
 
@@ -132,8 +136,6 @@ impl WeightSource {
 
     /// The tensors that the model does not know: those that may be left out, and the others.
     fn unknown_tensors(&self, component: Component, known: &KnownTensors) -> (Vec<String>, Vec<String>) {
-        let has_effect =
-            |component, name: &str| !without_effect(component).iter().any(|end| name.ends_with(end));
         let own = self.names().filter(|name| !known.0.contains_key(*name) && !self.is_row_scale(name));
         let own = own
             .filter(|name| has_effect(component, name))

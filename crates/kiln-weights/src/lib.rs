@@ -56,6 +56,7 @@ mod threads;
 mod vars;
 
 pub use error::{Error, Result};
+pub use gguf::MetadataArray;
 pub use int8::LinearPrecision;
 pub use known::KnownTensors;
 pub use layout::Component;

@@ -4,7 +4,7 @@ use crate::common::Random;
 use kiln_tensor::HostTensor;
 use kiln_tensor::packed::Format;
 use kiln_weights::export::{Container, Options, Storage, TensorNames, export};
-use kiln_weights::{Component, WeightSource, save};
+use kiln_weights::{Component, MetadataArray, WeightSource, save};
 
 /// A file written field by field.
 #[derive(Clone)]
@@ -68,10 +68,15 @@ fn text(text: &str) -> Vec<u8> {
 #[test]
 fn tensors_and_metadata_are_read() {
     let list = [&8u32.to_le_bytes()[..], &2u64.to_le_bytes(), &text("x"), &text("yz")].concat();
+    let integers = [&3i32.to_le_bytes()[..], &(-1i32).to_le_bytes()].concat();
+    let types = [&5u32.to_le_bytes()[..], &2u64.to_le_bytes(), &integers].concat();
+    let scores = [&6u32.to_le_bytes()[..], &1u64.to_le_bytes(), &0.5f32.to_le_bytes()].concat();
     let file = GgufFile::new()
         .with_metadata("general.architecture", 8, &text("qwen3"))
         .with_metadata("qwen3.rope.freq_base", 6, &5e5f32.to_le_bytes())
-        .with_metadata("tokenizer.ggml.tokens", 9, &list);
+        .with_metadata("tokenizer.ggml.tokens", 9, &list)
+        .with_metadata("tokenizer.ggml.token_type", 9, &types)
+        .with_metadata("tokenizer.ggml.scores", 9, &scores);
     for version in [2, 3] {
         let source =
             WeightSource::from_bytes("a.gguf", GgufFile { version, ..file.clone() }.bytes()).unwrap();
@@ -81,6 +86,12 @@ fn tensors_and_metadata_are_read() {
         assert_eq!(source.tensor("a.weight").unwrap().numel(), 64);
         assert_eq!(source.metadata()["qwen3.rope.freq_base"], "500000");
         assert_eq!(source.metadata()["tokenizer.ggml.tokens"], "[2 values]");
+        let tokens = source.gguf_array("tokenizer.ggml.tokens").unwrap();
+        assert_eq!(tokens, Some(MetadataArray::Strings(vec!["x", "yz"])));
+        let types = source.gguf_array("tokenizer.ggml.token_type").unwrap();
+        assert_eq!(types, Some(MetadataArray::Integers(vec![3, -1])));
+        assert_eq!(source.gguf_array("tokenizer.ggml.scores").unwrap(), None, "floats");
+        assert_eq!(source.gguf_array("general.architecture").unwrap(), None, "no array");
         assert_eq!((source.parameters(), source.bytes()), (67, 68 + 12));
     }
 }

@@ -13,6 +13,7 @@ mod lora_quantized;
 mod lora_scale;
 mod lora_settings;
 mod malformed;
+mod mistral;
 mod mutations;
 mod quantize;
 mod refusals;

@@ -7,6 +7,7 @@ use kiln_tensor::{DType, HostTensor};
 
 use super::encode::{EncodedMatrix, StackedRows, encode, into_tiles};
 use super::plan::{Conversion, PlannedTensor};
+use super::row_order::RowOrder;
 use crate::layout::View;
 use crate::{Error, Result, WeightSource};
 
@@ -93,6 +94,15 @@ fn copy_int8(source: &WeightSource, planned: &PlannedTensor, threads: usize) -> 
         // From the middle, if the file has the halves swapped.
         let middle = if *view == View::SwappedHalves { rows.len() / 2 } else { 0 };
         let weight = matrix.weight.bytes();
+        if planned.order != RowOrder::Same {
+            let width = weight.len() / rows.len().max(1);
+            let order = (0..rows.len()).map(|row| planned.order.source_row(row));
+            for row in order {
+                bytes.extend_from_slice(&weight[row * width..][..width]);
+                scales.push(rows[row]);
+            }
+            continue;
+        }
         let (first, second) = weight.split_at(weight.len() / rows.len().max(1) * middle);
         bytes.extend_from_slice(second);
         bytes.extend_from_slice(first);
@@ -189,7 +199,8 @@ pub(super) fn scale_shape(source: &WeightSource, planned: &PlannedTensor) -> Res
 }
 
 fn planned_rows(source: &WeightSource, planned: &PlannedTensor) -> Result<Vec<PackedTensor>> {
-    rows(source, &planned.name, &planned.sources)
+    let rows = rows(source, &planned.name, &planned.sources)?;
+    planned.order.apply(rows).map_err(tensor_error(source, planned))
 }
 
 /// The rows of tensors in the order of the file; a tensor that is not a matrix counts as one row, or as

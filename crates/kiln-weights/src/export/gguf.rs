@@ -10,6 +10,7 @@ use kiln_tensor::{DType, Shape};
 use super::plan::{Conversion, PlannedTensor};
 use super::{Exporter, NAME_KEY, Options, Storage, file_type, kept_metadata};
 use crate::gguf::{GgufType, MAGIC, type_id};
+use crate::layout::Q_NORM;
 use crate::save::write_with;
 use crate::{Component, Error, Result, WeightSource};
 
@@ -139,7 +140,9 @@ enum Value {
 fn metadata(plan: &[PlannedTensor], source: &WeightSource, options: &Options) -> Vec<(String, Value)> {
     let architecture = match options.component {
         Component::Transformer => "flux",
-        Component::TextEncoder => "qwen3",
+        Component::TextEncoder if source.contains(Q_NORM) => "qwen3",
+        // llama.cpp's name for Mistral's language models, too.
+        Component::TextEncoder => "llama",
         Component::Vae => "vae",
     };
     let text = |key: &str, value: &str| (key.to_owned(), Value::String(value.to_owned()));
@@ -186,7 +189,8 @@ fn text_encoder_metadata(architecture: &str, source: &WeightSource) -> Vec<(Stri
     let dim = |name: &str, axis: usize| source.entry(name)?.1.dims().get(axis).map(|&n| n as u32);
     let layer = |leaf: &str| format!("model.layers.0.{leaf}.weight");
     let layers = (0..).take_while(|i| source.contains(&format!("model.layers.{i}.input_layernorm.weight")));
-    let head_dim = dim(&layer("self_attn.q_norm"), 0);
+    let head_dim = source.head_dim().map(|dim| dim as u32);
+    let is_qwen3 = source.contains(Q_NORM);
     let heads = |leaf: &str| Some(dim(&layer(leaf), 0)? / head_dim?.max(1));
     let numbers = [
         ("block_count", Some(layers.count() as u32)),
@@ -197,16 +201,18 @@ fn text_encoder_metadata(architecture: &str, source: &WeightSource) -> Vec<(Stri
         ("attention.head_count_kv", heads("self_attn.k_proj")),
         ("attention.key_length", head_dim),
         ("attention.value_length", head_dim),
-        ("context_length", Some(40960)),
+        ("rope.dimension_count", head_dim.filter(|_| !is_qwen3)),
+        ("context_length", Some(if is_qwen3 { 40960 } else { 131_072 })),
     ];
     let numbers = numbers.into_iter().filter_map(|(key, n)| Some((key, Value::U32(n?))));
     let setting = |key: &str, default| {
         let own = source.metadata().get(key).and_then(|text| text.parse::<f32>().ok());
         Value::F32(own.unwrap_or(default))
     };
+    let (eps, theta) = if is_qwen3 { (1e-6, 1e6) } else { (1e-5, 1e9) };
     let floats = [
-        ("attention.layer_norm_rms_epsilon", setting("rms_norm_eps", 1e-6)),
-        ("rope.freq_base", setting("rope_theta", 1e6)),
+        ("attention.layer_norm_rms_epsilon", setting("rms_norm_eps", eps)),
+        ("rope.freq_base", setting("rope_theta", theta)),
     ];
     numbers.chain(floats).map(|(key, value)| (format!("{architecture}.{key}"), value)).collect()
 }

@@ -12,6 +12,7 @@ mod k_search;
 mod lanes;
 mod plan;
 mod presets;
+mod row_order;
 mod safetensors;
 
 use std::collections::BTreeMap;
@@ -31,8 +32,8 @@ pub use presets::{Preset, TextEncoderInfo, file_type};
 pub enum TensorNames {
     /// That of diffusers and transformers.
     Diffusers,
-    /// That of Black Forest Labs for the transformer, with q, k and v fused; of llama.cpp for the text encoder; of latent
-    /// diffusion for the autoencoder.
+    /// That of Black Forest Labs for the transformer, with q, k and v fused; of llama.cpp for the text encoder, with its
+    /// order of rows; of latent diffusion for the autoencoder.
     Original,
 }
 

@@ -6,6 +6,7 @@ use kiln_tensor::packed::Format;
 use kiln_tensor::{DType, Shape};
 
 use super::convert::nvfp4_scale;
+use super::row_order::RowOrder;
 use super::{Container, Options, Storage, TensorNames, TextEncoderInfo};
 use crate::layout::{self, Component, View};
 use crate::{Error, Result, WeightSource, int8};
@@ -20,6 +21,7 @@ pub(super) struct PlannedTensor {
     pub is_quantized_layer: bool,
     /// The model's tensors whose rows it stacks, and which slice of it each is.
     pub sources: Vec<(String, View)>,
+    pub order: RowOrder,
 }
 
 /// What is done to the values.
@@ -50,7 +52,13 @@ impl Conversion {
 
 pub(super) fn plan(source: &WeightSource, options: &Options) -> Result<Vec<PlannedTensor>> {
     let mut fused = BTreeMap::<String, BTreeMap<usize, (String, View)>>::new();
-    for name in source.names().filter(|name| !source.is_row_scale(name)) {
+    // llama.cpp refuses a file with tensors that it does not know.
+    let is_left_out = |name: &str| {
+        options.container == Container::Gguf
+            && layout::is_beside_layers(name)
+            && !name.starts_with("lm_head.")
+    };
+    for name in source.names().filter(|name| !source.is_row_scale(name) && !is_left_out(name)) {
         let original = match options.names {
             TensorNames::Diffusers => None,
             TensorNames::Original => layout::to_original(options.component, name),
@@ -99,6 +107,7 @@ fn plan_tensor(
         }
     };
     let of_model = sources.first().map_or("", |(name, _)| name);
+    let order = RowOrder::of(source, options, of_model, &first)?;
     let wanted = options.storage.format(options.component, of_model, info);
     let wanted = wanted.filter(|_| is_quantized(options.component, of_model, &first));
     let conversion = match wanted.and_then(|format| fallback(format, first.last())) {
@@ -106,9 +115,12 @@ fn plan_tensor(
             Conversion::Quantize(format)
         }
         Some(format) => Conversion::CopyPacked(format),
-        None => kept(source, options, &sources, &first)?,
+        None => match kept(source, options, &sources, &first)? {
+            Conversion::Copy(dtype) if order != RowOrder::Same => Conversion::Cast(dtype),
+            kept => kept,
+        },
     };
-    Ok(PlannedTensor { name, shape, conversion, is_quantized_layer: wanted.is_some(), sources })
+    Ok(PlannedTensor { name, shape, conversion, is_quantized_layer: wanted.is_some(), sources, order })
 }
 
 /// The conversion of tensors that are not quantized: the source's type, if the container has it.

@@ -2,7 +2,7 @@
 //!
 //! A component is recognized by one anchor tensor that its naming scheme always has, behind any prefix; ComfyUI's
 //! checkpoints hold several components, each with its own prefix. The model's own names are those of diffusers and
-//! transformers.
+//! transformers; of a text encoder that reads images, too, those that its language model would have alone.
 //!
 //! Names are translated once, when a component is opened: a fused q/k/v becomes three views of its rows, swapped halves two.
 
@@ -14,7 +14,7 @@ mod vae;
 use std::fmt;
 
 pub(crate) use module_names::{ModuleLayout, ModuleNames, View, parse_index};
-pub(crate) use text_encoder::GGUF_SETTINGS;
+pub(crate) use text_encoder::{GGUF_SETTINGS, HEAD_DIM, Q_NORM, is_beside_layers};
 pub(crate) use transformer::MODULES as TRANSFORMER_MODULES;
 
 /// A component of a model.
@@ -57,6 +57,8 @@ pub(crate) struct NamingScheme {
     modules: &'static [ModuleNames],
 }
 
+const LLAMA_CPP: &str = "llama.cpp";
+
 const SCHEMES: [NamingScheme; 6] = [
     NamingScheme {
         component: Component::Transformer,
@@ -81,7 +83,7 @@ const SCHEMES: [NamingScheme; 6] = [
     },
     NamingScheme {
         component: Component::TextEncoder,
-        name: "llama.cpp",
+        name: LLAMA_CPP,
         anchor: "blk.0.attn_q.weight",
         model_prefix: "",
         modules: text_encoder::LLAMA_CPP,
@@ -132,8 +134,9 @@ pub(crate) fn detect<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Vec<De
 
 /// The component that the file's tensor `name` belongs to: of those whose prefix it has, the one with the longest.
 pub(crate) fn owner<'d>(detected: &'d [DetectedComponent], name: &str) -> Option<&'d DetectedComponent> {
+    let beside = detected.iter().find(|d| d.beside_layers(name).is_some());
     let candidates = detected.iter().filter(|d| name.starts_with(d.prefix.as_str()));
-    candidates.max_by_key(|d| d.prefix.len())
+    beside.or_else(|| candidates.max_by_key(|d| d.prefix.len()))
 }
 
 /// Whether training left this tensor in a checkpoint. Inference never reads it.
@@ -159,9 +162,23 @@ pub(crate) fn related_model<'n>(mut names: impl Iterator<Item = &'n str>) -> Opt
 impl DetectedComponent {
     /// The model's tensors in the file's tensor `name`; none for tensors of other components.
     pub fn model_tensors(&self, name: &str) -> Vec<(String, View)> {
+        if let Some(beside) = self.beside_layers(name) {
+            return vec![(beside.to_owned(), View::Whole)];
+        }
         let Some(rest) = name.strip_prefix(self.prefix.as_str()) else { return Vec::new() };
         module_names::to_model(self.scheme.modules, rest)
             .unwrap_or_else(|| vec![(format!("{}{rest}", self.scheme.model_prefix), View::Whole)])
+    }
+
+    /// The model's name of a text encoder's tensor that is not inside its language model.
+    fn beside_layers<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let is_text_encoder = self.scheme.component == Component::TextEncoder;
+        if is_text_encoder { text_encoder::beside_layers(&self.prefix, name) } else { None }
+    }
+
+    /// Whether llama.cpp's names are the file's.
+    pub fn has_llama_cpp_names(&self) -> bool {
+        self.scheme.name == LLAMA_CPP
     }
 }
 

@@ -115,9 +115,11 @@ impl WeightSource {
     /// 16 KiB, else four blocks of 4 KiB, the first, the last and two evenly between. It doesn't cover file names, the
     /// division into shards, the order in the file, or `__metadata__`. So a model saved again keeps its fingerprint and any
     /// training or conversion changes it, but a few bytes changed in the middle of a large tensor may go unnoticed: it is no
-    /// proof of integrity.
+    /// proof of integrity. In safetensors files it doesn't cover what a text encoder has beside its layers, either.
     pub fn fingerprint(&self) -> Result<String> {
-        let contents = self.tensors.iter().flat_map(|(name, tensor)| {
+        let covered = |name: &str| self.is_gguf() || !layout::is_beside_layers(name);
+        let tensors = self.tensors.iter().filter(|(name, _)| covered(name));
+        let contents = tensors.flat_map(|(name, tensor)| {
             let SourceTensor { entry, shape, .. } = tensor;
             let data = &self.file_of(tensor).all()[tensor.range()];
             let scales = entry.encoding.scales().map(|scale| {

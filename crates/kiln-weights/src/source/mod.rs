@@ -2,6 +2,7 @@
 
 mod inspect;
 mod int8;
+mod text_encoder;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,7 @@ pub struct WeightSource {
     tensors: Arc<BTreeMap<String, SourceTensor>>,
     metadata: Arc<BTreeMap<String, String>>,
     unclaimed: Arc<Unclaimed>,
+    interleaved_rotary: bool,
     /// Generates tensors for a source without files.
     synthetic: Option<Arc<Synthetic>>,
 }
@@ -105,6 +107,7 @@ impl WeightSource {
             tensors: Arc::default(),
             metadata: Arc::default(),
             unclaimed: Arc::default(),
+            interleaved_rotary: false,
             synthetic: Some(Arc::new(Synthetic::new(budget))),
         }
     }
@@ -148,6 +151,7 @@ impl WeightSource {
             files: files.into(),
             metadata: Arc::new(metadata),
             unclaimed: Arc::default(),
+            interleaved_rotary: false,
             synthetic: None,
         })
     }
@@ -248,7 +252,9 @@ impl WeightSource {
             metadata.extend(known.map(|value| (setting.to_owned(), value.clone())));
         }
         let component = self.with_tensors(tensors);
-        Ok(Some(WeightSource { metadata: Arc::new(metadata), unclaimed: Arc::new(unclaimed), ..component }))
+        let interleaved_rotary = detected.has_llama_cpp_names() && !component.contains(layout::Q_NORM);
+        let (metadata, unclaimed) = (Arc::new(metadata), Arc::new(unclaimed));
+        Ok(Some(WeightSource { metadata, unclaimed, interleaved_rotary, ..component }))
     }
 
     /// Opens a file or folder that must have this component.
@@ -266,6 +272,7 @@ impl WeightSource {
             tensors: Arc::new(tensors),
             metadata: Arc::clone(&self.metadata),
             unclaimed: Arc::default(),
+            interleaved_rotary: false,
             synthetic: None,
         }
     }
