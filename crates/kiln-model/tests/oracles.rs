@@ -40,6 +40,24 @@ fn the_built_in_tokenizer_gives_the_reference_ids() {
 }
 
 #[test]
+fn mistrals_tokenizer_gives_the_reference_ids() {
+    let reference: TokenizerReference =
+        serde_json::from_slice(&golden("dev/tokenizer_reference.json")).unwrap();
+    let tokenizer = PromptTokenizer::built_in(TextEncoderFamily::Mistral).unwrap();
+    assert_eq!(reference.prompts.len(), 82);
+    for p in &reference.prompts {
+        let tokens = tokenizer.encode(&p.prompt, 512).unwrap();
+        assert_eq!(tokens.real, 512 - p.n_tokens..512, "{}", p.name);
+        assert_eq!(tokens.ids, p.input_ids_512, "{}", p.name);
+        assert_eq!(tokenizer.count(&p.prompt).unwrap(), p.n_tokens_untruncated, "{}", p.name);
+        let fewer = tokenizer.encode(&p.prompt, 64).unwrap();
+        let real = p.n_tokens.min(64);
+        assert_eq!(fewer.real, 64 - real..64, "{}", p.name);
+        assert_eq!(fewer.ids[fewer.real], p.input_ids_512[512 - p.n_tokens..][..real], "{}", p.name);
+    }
+}
+
+#[test]
 fn typed_padding_counts_as_text() {
     let tokenizer = PromptTokenizer::built_in(TextEncoderFamily::Qwen3).unwrap();
     let plain = tokenizer.encode("a", 64).unwrap();

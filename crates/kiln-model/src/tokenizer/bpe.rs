@@ -1,21 +1,32 @@
 //! A byte-pair encoding model that loads within milliseconds.
 //!
 //! A word starts as its characters. Of all neighbours that can be merged, the pair with the lowest rank is merged first, and
-//! of equal ranks the leftmost, until none is left. All tokens lie in one string with a hash table of entries, so that a
-//! vocabulary of 150,000 takes a handful of allocations.
+//! of equal ranks the leftmost, until none is left. Merges are listed, or follow from the order of the tokens.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::vocab::{TokenList, Vocab, hash, mix};
+
 /// A vocabulary and its merges.
 pub(super) struct BpeModel {
     vocab: Vocab,
-    /// From the ids of both sides to rank and id of the merged token.
-    merges: HashMap<(u32, u32), (u32, u32), BuildHasherDefault<PairHasher>>,
+    merges: Merges,
     /// Whether a word that is in the vocabulary becomes that token without any merges.
     whole_words: bool,
 }
+
+/// The pairs of tokens that can be merged.
+enum Merges {
+    /// From the ids of both sides to rank and id of the merged token.
+    Listed(HashMap<(u32, u32), (u32, u32), BuildHasherDefault<PairHasher>>),
+    /// Any two tokens that together are a token, ranked by the merged token, then the left, then the right one.
+    Ranked,
+}
+
+/// The rank of a merge; lower ones come first.
+type Rank = [u32; 3];
 
 impl BpeModel {
     /// `vocab`: tokens with their ids; `merges`: in the order of their ranks. The error is a merge with a side or
@@ -37,7 +48,15 @@ impl BpeModel {
             let (Some(a), Some(b), Some(id)) = ids else { return Err((left, right)) };
             ranks.insert((a, b), (rank as u32, id));
         }
-        Ok(BpeModel { vocab, merges: ranks, whole_words })
+        Ok(BpeModel { vocab, merges: Merges::Listed(ranks), whole_words })
+    }
+
+    /// A model whose merges follow from the order of its tokens. The first one has the id `first_id`. `None` if a token
+    /// occurs twice.
+    pub fn ranked(tokens: &TokenList, first_id: u32, whole_words: bool) -> Option<BpeModel> {
+        let tokens: Vec<_> = tokens.iter().zip(first_id..).collect();
+        let vocab = Vocab::new(&tokens);
+        (vocab.len() == tokens.len()).then_some(BpeModel { vocab, merges: Merges::Ranked, whole_words })
     }
 
     /// Appends the tokens of a word.
@@ -54,20 +73,26 @@ impl BpeModel {
         self.vocab.id(token)
     }
 
+    /// The tokens with their ids.
+    pub fn tokens(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.vocab.iter()
+    }
+
     /// Splits a word into symbols. Characters that are not in the vocabulary are left out.
     fn merge(&self, word: &str) -> Vec<Symbol> {
         let mut symbols = Vec::with_capacity(word.len());
         for (start, c) in word.char_indices() {
             let prev = symbols.len().checked_sub(1);
             let next = Some(symbols.len() + 1);
-            let id = self.vocab.id(&word[start..start + c.len_utf8()]);
-            symbols.extend(id.map(|id| Symbol { id, prev, next, merged: false }));
+            let end = start + c.len_utf8();
+            let id = self.vocab.id(&word[start..end]);
+            symbols.extend(id.map(|id| Symbol { id, start, end, prev, next, merged: false }));
         }
         if let Some(last) = symbols.last_mut() {
             last.next = None;
         }
         let merge = |symbols: &[Symbol], at: usize, next: usize| {
-            let (rank, id) = *self.merges.get(&(symbols[at].id, symbols[next].id))?;
+            let (rank, id) = self.rank(word, &symbols[at], &symbols[next])?;
             Some(Reverse((rank, at, id)))
         };
         let mut queue: BinaryHeap<_> =
@@ -79,8 +104,8 @@ impl BpeModel {
                 continue;
             }
             symbols[next].merged = true;
-            let following = symbols[next].next;
-            (symbols[at].id, symbols[at].next) = (id, following);
+            let Symbol { end, next: following, .. } = symbols[next];
+            (symbols[at].id, symbols[at].end, symbols[at].next) = (id, end, following);
             let prev = symbols[at].prev;
             if let Some(next) = following {
                 symbols[next].prev = Some(at);
@@ -91,92 +116,33 @@ impl BpeModel {
         symbols.retain(|symbol| !symbol.merged);
         symbols
     }
+
+    /// The rank of merging two neighbours of a word and the id of the result; `None` if they can't be merged.
+    fn rank(&self, word: &str, left: &Symbol, right: &Symbol) -> Option<(Rank, u32)> {
+        match &self.merges {
+            Merges::Listed(merges) => {
+                let (rank, id) = *merges.get(&(left.id, right.id))?;
+                Some(([rank, 0, 0], id))
+            }
+            // All characters of such a vocabulary are tokens, so nothing is left out between two neighbours.
+            Merges::Ranked => {
+                let id = self.vocab.id(&word[left.start..right.end])?;
+                Some(([id, left.id, right.id], id))
+            }
+        }
+    }
 }
 
 /// A token of a word, in a linked list.
 struct Symbol {
     id: u32,
+    /// Its bytes in the word.
+    start: usize,
+    end: usize,
     prev: Option<usize>,
     next: Option<usize>,
     /// Whether it was merged into its left neighbour.
     merged: bool,
-}
-
-/// A hash table from tokens to ids, with open addressing.
-struct Vocab {
-    /// All tokens, concatenated.
-    text: String,
-    entries: Vec<VocabEntry>,
-    /// Index of an entry plus 1, or 0 for a free slot. A token takes the first free slot from its hash on.
-    slots: Vec<u32>,
-}
-
-/// A token's bytes in the text, and its id.
-struct VocabEntry {
-    start: usize,
-    end: usize,
-    id: u32,
-}
-
-impl Vocab {
-    /// If a token occurs twice, the last id counts.
-    fn new(all: &[(impl AsRef<str>, u32)]) -> Vocab {
-        let text = String::with_capacity(all.iter().map(|(token, _)| token.as_ref().len()).sum());
-        let slots = vec![0; (2 * all.len() + 1).next_power_of_two()];
-        let mut vocab = Vocab { text, entries: Vec::with_capacity(all.len()), slots };
-        for (token, id) in all {
-            let token = token.as_ref();
-            let slot = vocab.slot(token);
-            match vocab.slots[slot] {
-                0 => {
-                    let start = vocab.text.len();
-                    vocab.text.push_str(token);
-                    vocab.entries.push(VocabEntry { start, end: vocab.text.len(), id: *id });
-                    vocab.slots[slot] = vocab.entries.len() as u32;
-                }
-                number => vocab.entries[number as usize - 1].id = *id,
-            }
-        }
-        vocab
-    }
-
-    /// Returns the slot of a token, or the one it would take. A slot is always free: there are twice as many as tokens.
-    fn slot(&self, token: &str) -> usize {
-        let mask = self.slots.len() - 1;
-        let mut slot = hash(token.as_bytes()) as usize & mask;
-        loop {
-            match self.slots[slot] {
-                0 => return slot,
-                number if self.text(&self.entries[number as usize - 1]) == token => return slot,
-                _ => slot = (slot + 1) & mask,
-            }
-        }
-    }
-
-    fn text(&self, entry: &VocabEntry) -> &str {
-        &self.text[entry.start..entry.end]
-    }
-
-    fn id(&self, token: &str) -> Option<u32> {
-        let number = self.slots[self.slot(token)] as usize;
-        number.checked_sub(1).map(|index| self.entries[index].id)
-    }
-}
-
-/// The golden ratio in 64 bits: odd, without a pattern in its bits.
-const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-
-fn mix(state: u64, value: u64) -> u64 {
-    let product = u128::from(state ^ value) * u128::from(FACTOR);
-    (product >> 64) as u64 ^ product as u64
-}
-
-fn hash(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let state = words.iter().fold(bytes.len() as u64, |state, word| mix(state, u64::from_le_bytes(*word)));
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    mix(state, u64::from_le_bytes(last))
 }
 
 /// A hasher for pairs of ids.
@@ -240,10 +206,22 @@ mod tests {
     }
 
     #[test]
-    fn the_last_id_of_a_repeated_token_counts() {
-        let none: [(&str, &str); 0] = [];
-        let bpe = BpeModel::new(&[("a", 1), ("b", 2), ("a", 3)], &none, false).unwrap();
-        assert_eq!((bpe.id("a"), bpe.id("b"), bpe.id("c")), (Some(3), Some(2), None));
+    fn ranked_tokens_merge_by_the_result_then_by_the_sides() {
+        let mut list = TokenList::default();
+        ["a", "b", "ab", "ba", "aba", "bab"].iter().for_each(|token| list.push(token.chars()));
+        let names: Vec<String> = list.iter().map(str::to_owned).collect();
+        let bpe = BpeModel::ranked(&list, 100, false).unwrap();
+        let tokenize = |word: &str| {
+            let mut ids = Vec::new();
+            bpe.tokenize(word, &mut ids);
+            ids.into_iter().map(|id| names[id as usize - 100].as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(tokenize("ab"), ["ab"]);
+        assert_eq!(tokenize("bba"), ["b", "ba"]);
+        assert_eq!(tokenize("abab"), ["ab", "ab"]);
+        assert_eq!(tokenize("abaab"), ["aba", "ab"]);
+        list.push("ba".chars());
+        assert!(BpeModel::ranked(&list, 100, false).is_none());
     }
 
     #[test]

@@ -1,32 +1,75 @@
-//! The built-in Qwen3 tokenizer, for checkpoints without one.
+//! The built-in tokenizers, for checkpoints without one.
 //!
-//! Its vocabulary is 256 characters, then the result of each merge, in order. So the merges alone describe it, in a third of
-//! the size. The packed text (from `tools/golden/qwen.py`) starts with three lines of JSON: the file up to the end of the
-//! characters, what is between vocabulary and merges, and what follows the merges. Then comes one merge per line, escaped as
-//! in JSON.
+//! **Qwen3.** Its vocabulary is 256 characters, then the result of each merge, in order. So the merges alone describe it, in a
+//! third of the size. The packed text (from `tools/golden/qwen.py`) starts with three lines of JSON: the file up to the end of
+//! the characters, what is between vocabulary and merges, and what follows the merges. Then comes one merge per line, escaped
+//! as in JSON.
+//!
+//! **Mistral.** Its tokens are 256 bytes, then concatenations of two earlier ones; merges follow from their order. The packed
+//! file (from `tools/golden/tekken.py`) holds the ranks of both sides, 24 bits each, in planes of one byte: all highest bytes
+//! of the left sides first, all lowest bytes of the right sides last.
 
 use std::fmt::Write as _;
 use std::io::Read;
 
-use crate::{Error, Result};
+use ruzstd::decoding::StreamingDecoder;
 
-const PACKED: &[u8] = include_bytes!("../../assets/tokenizer.zst");
+use super::byte_level::{ByteLevelTokenizer, byte_symbol};
+use super::vocab::TokenList;
+use super::{mistral, tokenizer_json};
+use crate::TextEncoderFamily;
+
+const QWEN3: &[u8] = include_bytes!("../../assets/tokenizer.zst");
+const MISTRAL: &[u8] = include_bytes!("../../assets/tekken.zst");
 
 /// Tokens that are not the result of a merge.
 const CHARACTERS: usize = 256;
 
-/// Unpacks its `tokenizer.json`.
-pub(super) fn json() -> Result<String> {
-    let mut packed = String::new();
-    let read = |text: &mut String| {
-        ruzstd::decoding::StreamingDecoder::new(PACKED).map_err(std::io::Error::other)?.read_to_string(text)
-    };
-    read(&mut packed).map_err(|e| Error::Tokenizer(e.to_string()))?;
-    unpack(&packed, CHARACTERS).ok_or_else(|| Error::Tokenizer("the built-in tokenizer is damaged".into()))
+/// Opens the tokenizer of a family.
+pub(super) fn open(family: TextEncoderFamily) -> Result<ByteLevelTokenizer, String> {
+    let damaged = || "the built-in tokenizer is damaged".to_owned();
+    match family {
+        TextEncoderFamily::Qwen3 => {
+            let packed = String::from_utf8(decompress(QWEN3)?).map_err(|_| damaged())?;
+            let json = unpack_json(&packed, CHARACTERS).ok_or_else(damaged)?;
+            tokenizer_json::parse(json.as_bytes())
+        }
+        TextEncoderFamily::Mistral => {
+            let tokens = mistral_tokens().ok_or_else(damaged)?;
+            mistral::from_ranks(&tokens, mistral::special_tokens(mistral::SPECIAL_TOKENS))
+        }
+    }
 }
 
-/// Expands a packed text. Escapes never span two tokens, so those of a merge can be concatenated as they are.
-fn unpack(packed: &str, characters: usize) -> Option<String> {
+fn decompress(packed: &[u8]) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let mut decoder = StreamingDecoder::new(packed).map_err(|error| error.to_string())?;
+    decoder.read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    Ok(bytes)
+}
+
+/// Mistral's byte tokens in the order of their ranks.
+pub(super) fn mistral_tokens() -> Option<TokenList> {
+    let tokens = unpack_pairs(&decompress(MISTRAL).ok()?)?;
+    (tokens.len() == mistral::BYTE_TOKENS).then_some(tokens)
+}
+
+/// Expands planes of ranks to tokens.
+fn unpack_pairs(planes: &[u8]) -> Option<TokenList> {
+    let count = planes.len() / 6;
+    let mut tokens = TokenList::with_capacity(CHARACTERS + count, 2 * planes.len());
+    (0..=255).for_each(|byte| tokens.push([byte_symbol(byte)]));
+    for index in 0..count {
+        let byte = |plane: usize| planes[plane * count + index] as usize;
+        let rank = |plane: usize| byte(plane) << 16 | byte(plane + 1) << 8 | byte(plane + 2);
+        tokens.push_pair(rank(0), rank(3))?;
+    }
+    Some(tokens)
+}
+
+/// Expands a packed text to a `tokenizer.json`. Escapes never span two tokens, so those of a merge can be concatenated as
+/// they are.
+fn unpack_json(packed: &str, characters: usize) -> Option<String> {
     let mut lines = packed.split('\n');
     let (head, between, tail) = (lines.next()?, lines.next()?, lines.next()?);
     let merges = lines.map(|line| line.split_once(' ')).collect::<Option<Vec<_>>>()?;
@@ -53,8 +96,16 @@ mod tests {
     fn merges_become_tokens_behind_the_characters() {
         let packed = "{\"vocab\":{\"a\":0,\"\\\"\":1\n},\"merges\":[\n]}\na \\\"\na\\\" a";
         let expected = r#"{"vocab":{"a":0,"\"":1,"a\"":2,"a\"a":3},"merges":[["a","\""],["a\"","a"]]}"#;
-        assert_eq!(unpack(packed, 2).as_deref(), Some(expected));
-        assert_eq!(unpack("{\n}", 2), None);
-        assert_eq!(unpack("{\n,\n}\nalone", 2), None);
+        assert_eq!(unpack_json(packed, 2).as_deref(), Some(expected));
+        assert_eq!(unpack_json("{\n}", 2), None);
+        assert_eq!(unpack_json("{\n,\n}\nalone", 2), None);
+    }
+
+    #[test]
+    fn pairs_become_tokens_behind_the_bytes() {
+        let planes = [0, 0, 0, 1, b'a', 0, 0, 0, 0, 0, b'b', b'c'];
+        let tokens = unpack_pairs(&planes).unwrap();
+        assert_eq!(tokens.iter().skip(256).collect::<Vec<_>>(), ["ab", "abc"]);
+        assert!(unpack_pairs(&[0, 1, 0, 0, 0, 0]).is_none());
     }
 }

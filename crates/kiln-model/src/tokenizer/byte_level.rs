@@ -7,6 +7,7 @@
 //! That is what the tokenizers of Qwen3 and Mistral consist of. A file that asks for anything else is an error.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use fancy_regex::Regex;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
@@ -40,6 +41,23 @@ impl ByteLevelTokenizer {
     /// Returns the id of a token.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.added.id(token).or_else(|| self.model.id(token))
+    }
+
+    /// Returns the text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD, ids without a token nothing.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let mut texts: HashMap<u32, &str> = ids.iter().map(|id| (*id, "")).collect();
+        for (token, id) in self.model.tokens() {
+            texts.entry(id).and_modify(|text| *text = token);
+        }
+        let mut bytes = Vec::new();
+        for id in ids {
+            match self.added.of_id(*id) {
+                Some(added) if added.special => {}
+                Some(added) => bytes.extend_from_slice(added.content.as_bytes()),
+                None => bytes.extend(texts[id].chars().filter_map(symbol_byte)),
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Tokenizes text without added tokens.
@@ -80,14 +98,28 @@ fn split_word<'a>(pattern: &Regex, word: &'a str, out: &mut Vec<&'a str>) -> Res
 }
 
 /// The character that stands for a byte in a vocabulary: itself if it is printable, else one from U+0100 on.
-fn byte_symbol(byte: u8) -> char {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    if printable(byte) {
-        return char::from(byte);
-    }
-    let before = (0..byte).filter(|byte| !printable(*byte)).count() as u32;
-    char::from_u32(0x100 + before).expect("there are 68 bytes that are not printable")
+pub(super) fn byte_symbol(byte: u8) -> char {
+    SYMBOLS[byte as usize]
 }
+
+/// The byte that a character stands for.
+fn symbol_byte(symbol: char) -> Option<u8> {
+    SYMBOLS.iter().position(|other| *other == symbol).map(|byte| byte as u8)
+}
+
+const SYMBOLS: [char; 256] = {
+    let mut symbols = ['\0'; 256];
+    // The first 68 characters from U+0100 on, for as many bytes that are not printable.
+    let (mut byte, mut other) = (0, 0x100);
+    while byte < 256 {
+        let printable = matches!(byte as u8, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+        let code = if printable { byte as u32 } else { other };
+        symbols[byte] = char::from_u32(code).expect("below the surrogates");
+        other += !printable as u32;
+        byte += 1;
+    }
+    symbols
+};
 
 /// Tokens that are found in the text before it is split into words, such as `<|im_start|>`.
 pub(super) struct AddedTokens {
@@ -99,6 +131,8 @@ pub(super) struct AddedTokens {
 pub(super) struct AddedToken {
     pub content: String,
     pub id: u32,
+    /// Whether it is no text.
+    pub special: bool,
 }
 
 impl AddedTokens {
@@ -117,6 +151,10 @@ impl AddedTokens {
             let rest = &text.as_bytes()[start..];
             Some((start, same.into_iter().find(|token| rest.starts_with(token.content.as_bytes()))?))
         })
+    }
+
+    fn of_id(&self, id: u32) -> Option<&AddedToken> {
+        self.tokens.iter().find(|added| added.id == id)
     }
 
     fn id(&self, token: &str) -> Option<u32> {
@@ -143,7 +181,8 @@ mod tests {
     #[test]
     fn the_first_and_longest_added_token_is_found() {
         let tokens = ["<a>", "<a><b>", "<b>", "é"].into_iter().zip(1..);
-        let tokens = tokens.map(|(content, id)| AddedToken { content: content.into(), id }).collect();
+        let tokens =
+            tokens.map(|(content, id)| AddedToken { content: content.into(), id, special: true }).collect();
         let added = AddedTokens::new(tokens);
         let find = |text| added.find(text).map(|(start, token)| (start, token.id));
         assert_eq!(find("x<b><a>"), Some((1, 3)));

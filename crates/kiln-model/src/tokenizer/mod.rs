@@ -10,15 +10,23 @@
 mod bpe;
 mod built_in;
 mod byte_level;
-mod parse;
+mod gguf;
+mod mistral;
+mod tekken;
 mod template;
+#[cfg(test)]
+mod tests;
+mod tokenizer_json;
+mod vocab;
 
 use std::ops::Range;
 use std::path::PathBuf;
 
+use kiln_weights::WeightSource;
 use serde::Deserialize;
 
 use crate::{Error, Result, TextEncoderFamily};
+use byte_level::ByteLevelTokenizer;
 use template::{PaddingSide, Template};
 
 /// Largest number of tokens of a prompt, as trained.
@@ -70,8 +78,25 @@ pub struct TokenizerFiles {
 /// The vocabulary of a tokenizer in one of the formats that it is published in.
 #[derive(Clone, Debug)]
 pub enum TokenizerData {
-    /// The bytes of a `tokenizer.json`.
+    /// The bytes of a `tokenizer.json` or `tekken.json`.
     Json(Vec<u8>),
+    /// A text encoder's file that holds it: a `tekken.json` as a tensor, or the metadata of a GGUF file.
+    Embedded(WeightSource),
+}
+
+/// The tensor of a text encoder's file that holds a `tekken.json`.
+const TEKKEN_TENSOR: &str = "tekken_model";
+
+impl TokenizerFiles {
+    /// The tokenizer inside a text encoder's file, if there is one.
+    pub fn embedded(source: &WeightSource) -> Option<TokenizerFiles> {
+        let is_there = source.contains(TEKKEN_TENSOR) || source.metadata().contains_key(gguf::TOKENS);
+        is_there.then(|| TokenizerFiles {
+            path: source.path().to_owned(),
+            tokenizer: TokenizerData::Embedded(source.clone()),
+            config: TokenizerConfig::default(),
+        })
+    }
 }
 
 /// A tokenized prompt.
@@ -85,7 +110,7 @@ pub struct Tokens {
 
 /// Turns prompts into [`Tokens`].
 pub struct PromptTokenizer {
-    tokenizer: byte_level::ByteLevelTokenizer,
+    tokenizer: ByteLevelTokenizer,
     template: &'static Template,
     padding: u32,
 }
@@ -93,26 +118,34 @@ pub struct PromptTokenizer {
 impl PromptTokenizer {
     /// Opens a model's own tokenizer.
     pub fn open(family: TextEncoderFamily, files: &TokenizerFiles) -> Result<Self> {
-        let TokenizerData::Json(json) = &files.tokenizer;
+        let tokenizer = match &files.tokenizer {
+            TokenizerData::Json(json) => parse(json),
+            TokenizerData::Embedded(source) => read_embedded(source),
+        };
         let padding = files.config.pad_token.as_ref().map(PadToken::content);
-        Self::from_json(family, json, padding).map_err(|e| Error::config(&files.path, e.to_string()))
+        tokenizer
+            .and_then(|tokenizer| Self::new(family, tokenizer, padding))
+            .map_err(|problem| Error::config(&files.path, format!("tokenizer: {problem}")))
     }
 
     /// Opens the family's tokenizer that is built into this crate.
     pub fn built_in(family: TextEncoderFamily) -> Result<Self> {
-        match family {
-            TextEncoderFamily::Qwen3 => Self::from_json(family, built_in::json()?.as_bytes(), None),
-            TextEncoderFamily::Mistral => Err(Error::Tokenizer("there is no built-in one".into())),
-        }
+        let tokenizer = built_in::open(family);
+        tokenizer.and_then(|tokenizer| Self::new(family, tokenizer, None)).map_err(Error::Tokenizer)
     }
 
-    fn from_json(family: TextEncoderFamily, json: &[u8], padding: Option<&str>) -> Result<Self> {
-        let tokenizer = parse::parse(json).map_err(Error::Tokenizer)?;
+    fn new(
+        family: TextEncoderFamily,
+        tokenizer: ByteLevelTokenizer,
+        padding: Option<&str>,
+    ) -> Result<Self, String> {
         let template = Template::of(family);
+        if let Some(token) = template.required.iter().find(|token| tokenizer.id(token).is_none()) {
+            return Err(format!("there is no token `{token}`, which {family}'s template has"));
+        }
         let padding = padding.unwrap_or(template.padding);
-        let padding = tokenizer
-            .id(padding)
-            .ok_or_else(|| Error::Tokenizer(format!("there is no padding token `{padding}`")))?;
+        let padding =
+            tokenizer.id(padding).ok_or_else(|| format!("there is no padding token `{padding}`"))?;
         Ok(PromptTokenizer { tokenizer, template, padding })
     }
 
@@ -138,8 +171,26 @@ impl PromptTokenizer {
         Ok(self.ids(prompt)?.len())
     }
 
+    /// Returns the text of ids, without special tokens.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        self.tokenizer.decode(ids)
+    }
+
     /// Tokenizes a prompt in its template.
     fn ids(&self, prompt: &str) -> Result<Vec<u32>> {
         self.tokenizer.ids(&self.template.apply(prompt)).map_err(Error::Tokenizer)
+    }
+}
+
+/// Parses a `tokenizer.json` or `tekken.json`.
+fn parse(json: &[u8]) -> Result<ByteLevelTokenizer, String> {
+    if tekken::is_tekken(json) { tekken::parse(json) } else { tokenizer_json::parse(json) }
+}
+
+/// Reads the tokenizer inside a text encoder's file.
+fn read_embedded(source: &WeightSource) -> Result<ByteLevelTokenizer, String> {
+    match source.byte_tensor(TEKKEN_TENSOR).map_err(|error| error.to_string())? {
+        Some(json) => tekken::parse(&json).map_err(|problem| format!("tensor `{TEKKEN_TENSOR}`: {problem}")),
+        None => gguf::read(source),
     }
 }

@@ -10,6 +10,8 @@ pub(super) struct Template {
     end: &'static str,
     /// A special token that is deleted from a prompt; others are parsed as such.
     deleted: Option<&'static str>,
+    /// Tokens that a tokenizer of the family has; without them the template would be tokenized as text.
+    pub required: &'static [&'static str],
     /// The padding token, unless the tokenizer's configuration names another.
     pub padding: &'static str,
     pub padding_side: PaddingSide,
@@ -27,6 +29,7 @@ const QWEN3: Template = Template {
     start: "<|im_start|>user\n",
     end: "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
     deleted: None,
+    required: &[],
     padding: "<|endoftext|>",
     padding_side: PaddingSide::Right,
 };
@@ -38,6 +41,7 @@ const MISTRAL: Template = Template {
             [/SYSTEM_PROMPT][INST]",
     end: "[/INST]",
     deleted: Some("[IMG]"),
+    required: &["<s>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]"],
     padding: "<pad>",
     padding_side: PaddingSide::Left,
 };

@@ -147,11 +147,13 @@ struct AddedEntry {
     rstrip: bool,
     #[serde(default)]
     normalized: bool,
+    #[serde(default)]
+    special: bool,
 }
 
 impl AddedEntry {
     fn check(self) -> Result<AddedToken, String> {
-        let AddedEntry { id, content, single_word, lstrip, rstrip, normalized } = self;
+        let AddedEntry { id, content, single_word, lstrip, rstrip, normalized, special } = self;
         let options = [("single_word", single_word), ("lstrip", lstrip), ("rstrip", rstrip)];
         if let Some((option, _)) = options.iter().find(|(_, set)| *set) {
             return Err(format!("the added token `{content}` has `{option}`, which is not supported"));
@@ -160,7 +162,7 @@ impl AddedEntry {
         if normalized && !content.is_ascii() {
             return Err(format!("the added token `{content}` has `normalized`, which is not supported"));
         }
-        Ok(AddedToken { id, content })
+        Ok(AddedToken { id, content, special })
     }
 }
 
