@@ -118,7 +118,7 @@ fn memory_bound(b: &CpuBackend, dtype: DType, wanted: &dyn Fn(&str) -> bool) -> 
     let table = || tensor(b, [1536, 64], DType::F32);
     let rope = RopeTable { cos: table()?, sin: table()?, pairs: RopeLayout::Interleaved };
     let w = tensor(b, [128], DType::F32)?;
-    rate("norm_rope 1536×24×128", elements, &|| b.norm_rope(&x, &w, &rope, 1e-6).map(drop))
+    rate("norm_rope 1536×24×128", elements, &|| b.norm_rope(&x, Some(&w), &rope, 1e-6).map(drop))
 }
 
 fn host<const N: usize>(shape: [usize; N]) -> HostTensor {

@@ -183,7 +183,7 @@ impl Backend for CpuBackend {
     fn norm_rope(
         &self,
         x: &CpuTensor,
-        weight: &CpuTensor,
+        weight: Option<&CpuTensor>,
         rope: &RopeTable<Self::Tensor>,
         eps: f32,
     ) -> Result<CpuTensor> {

@@ -180,10 +180,10 @@ impl Bench {
             sin: self.parameter([TOKENS, 64])?,
             pairs: RopeLayout::Interleaved,
         };
-        self.line("norm_rope", bytes(size, size), || b.norm_rope(&x, &weight, &rope, 1e-6).map(|_| ()))?;
+        self.line("norm_rope", bytes(size, size), || b.norm_rope(&x, Some(&weight), &rope, 1e-6).map(|_| ()))?;
         let other = self.activation([TOKENS, DIM])?;
         self.line("qk_norm_rope", bytes(2 * size, 2 * size), || {
-            b.qk_norm_rope([&x, &other], [&weight, &weight], &rope, 1e-6).map(|_| ())
+            b.qk_norm_rope([&x, &other], Some([&weight, &weight]), &rope, 1e-6).map(|_| ())
         })?;
         let wide = self.activation([TOKENS, 2 * MLP])?;
         self.line("swiglu", bytes(2 * TOKENS * MLP, TOKENS * MLP), || b.swiglu(&wide).map(|_| ()))?;

@@ -1,4 +1,4 @@
-// RMS norm of heads, fused with the rotary embedding.
+// RMS norm of heads, fused with the rotary embedding. Without a weight (null), heads are only rotated.
 
 const int HEADS_PER_GROUP = 4;
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, T
     // Interleaved pairs: four per lane.
     const int ANGLES = HALVES ? 8 : 4;
     float w[8], c[ANGLES], s[ANGLES];
-    load_vector(weight + 8 * lane, w);
+    if (weight) load_vector(weight + 8 * lane, w);
     int angle = HALVES ? 8 * (lane % 8) : 4 * lane;
 #pragma unroll
     for (int j = 0; j < ANGLES; j += 4) {
@@ -36,14 +36,16 @@ __device__ __forceinline__ void norm_rope_128(const T *x, const float *weight, T
     for (int h = 0; h < HEADS_PER_GROUP; h++) {
         float v[8], r[8], sum = 0.0f;
         widen(vectors[h], v);
+        if (weight) {
 #pragma unroll
-        for (int j = 0; j < 8; j++) sum += v[j] * v[j];
+            for (int j = 0; j < 8; j++) sum += v[j] * v[j];
 #pragma unroll
-        for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        // rsqrtf has no branch for special values, so that the heads' work overlaps.
-        float factor = rsqrtf(sum / 128 + eps);
+            for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+            // rsqrtf has no branch for special values, so that the heads' work overlaps.
+            float factor = rsqrtf(sum / 128 + eps);
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= factor * w[j];
+            for (int j = 0; j < 8; j++) v[j] *= factor * w[j];
+        }
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             if (HALVES) {
@@ -88,17 +90,18 @@ __device__ __forceinline__ void norm_rope(const T *x, const float *weight, const
         else
             load_pair(x + 2 * i, a, b);
     };
-    float sum = 0.0f, a, b;
-    for (int i = lane; i < half; i += 32) {
-        pair(i, a, b);
-        sum += a * a + b * b;
+    float sum = 0.0f, factor = 1.0f, a, b;
+    if (weight) {
+        for (int i = lane; i < half; i += 32) {
+            pair(i, a, b);
+            sum += a * a + b * b;
+        }
+        factor = 1.0f / sqrtf(warp_sum(sum) / head_dim + eps);
     }
-    float factor = 1.0f / sqrtf(warp_sum(sum) / head_dim + eps);
     for (int i = lane; i < half; i += 32) {
         int first = halves ? i : 2 * i, second = halves ? i + half : 2 * i + 1;
         pair(i, a, b);
-        a *= factor * weight[first];
-        b *= factor * weight[second];
+        if (weight) a *= factor * weight[first], b *= factor * weight[second];
         float c = cosines[i], s = sines[i];
         if (halves)
             out[first] = from_float<T>(a * c - b * s), out[second] = from_float<T>(a * s + b * c);

@@ -247,7 +247,7 @@ impl Backend for CudaBackend {
     fn norm_rope(
         &self,
         x: &CudaTensor,
-        weight: &CudaTensor,
+        weight: Option<&CudaTensor>,
         rope: &RopeTable<Self::Tensor>,
         eps: f32,
     ) -> Result<CudaTensor> {
@@ -257,7 +257,7 @@ impl Backend for CudaBackend {
     fn qk_norm_rope(
         &self,
         qk: [&CudaTensor; 2],
-        weights: [&CudaTensor; 2],
+        weights: Option<[&CudaTensor; 2]>,
         rope: &RopeTable<Self::Tensor>,
         eps: f32,
     ) -> Result<[CudaTensor; 2]> {

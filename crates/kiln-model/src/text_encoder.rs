@@ -374,7 +374,7 @@ impl<B: Backend> Layer<B> {
             (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
         let h = b.rms_norm(&x, &self.input_layernorm, eps)?;
         let [q, k, v] = b.linear_split(&h, &self.qkv, [heads, kv_heads, kv_heads].map(|n| n * head_dim))?;
-        let [q, k] = b.qk_norm_rope([&q, &k], [&self.q_norm, &self.k_norm], rope, eps)?;
+        let [q, k] = b.qk_norm_rope([&q, &k], Some([&self.q_norm, &self.k_norm]), rope, eps)?;
         let spec = AttentionSpec { heads, kv_heads, mask: AttentionMask::Causal { valid: real } };
         let attended = b.attention(&[&q], &[&k], &[&v], &spec)?;
         let x = b.linear_gated_add(&[&attended], &self.o_proj, None, &x)?;

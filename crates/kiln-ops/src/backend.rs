@@ -235,13 +235,13 @@ pub trait Backend: Clone + Send + Sync {
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Tensor, eps: f32) -> Result<Self::Tensor>;
 
     /// [`Backend::rms_norm`] of every head, then the rotary embedding: a pair `(a, b)` with angle `θ` becomes
-    /// `(a·cos θ - b·sin θ, a·sin θ + b·cos θ)`.
+    /// `(a·cos θ - b·sin θ, a·sin θ + b·cos θ)`. Without a weight, heads are rotated only, and `eps` is not used.
     ///
-    /// `x`: `[tokens, heads · head_dim]`; `weight`: `[head_dim]`; the table has a row per token.
+    /// `x`: `[tokens, heads · head_dim]`; `weight`: `[head_dim]`; the table has a row of `head_dim / 2` angles per token.
     fn norm_rope(
         &self,
         x: &Self::Tensor,
-        weight: &Self::Tensor,
+        weight: Option<&Self::Tensor>,
         rope: &RopeTable<Self::Tensor>,
         eps: f32,
     ) -> Result<Self::Tensor>;
@@ -250,10 +250,11 @@ pub trait Backend: Clone + Send + Sync {
     fn qk_norm_rope(
         &self,
         [q, k]: [&Self::Tensor; 2],
-        [q_weight, k_weight]: [&Self::Tensor; 2],
+        weights: Option<[&Self::Tensor; 2]>,
         rope: &RopeTable<Self::Tensor>,
         eps: f32,
     ) -> Result<[Self::Tensor; 2]> {
+        let [q_weight, k_weight] = [0, 1].map(|i| weights.map(|weights| weights[i]));
         Ok([self.norm_rope(q, q_weight, rope, eps)?, self.norm_rope(k, k_weight, rope, eps)?])
     }
 

@@ -138,7 +138,7 @@ macro_rules! backend_methods {
         fn norm_rope(
             &self,
             x: &Self::Tensor,
-            weight: &Self::Tensor,
+            weight: Option<&Self::Tensor>,
             rope: &RopeTable<Self::Tensor>,
             eps: f32,
         ) -> Result<Self::Tensor> {
@@ -283,7 +283,7 @@ macro_rules! backend_methods {
         fn qk_norm_rope(
             &self,
             qk: [&Self::Tensor; 2],
-            weights: [&Self::Tensor; 2],
+            weights: Option<[&Self::Tensor; 2]>,
             rope: &RopeTable<Self::Tensor>,
             eps: f32,
         ) -> Result<[Self::Tensor; 2]> {

@@ -115,15 +115,27 @@ pub fn rms_norm<T: Tensor>(x: &T, weight: &T) -> Result<Shape> {
 }
 
 /// [`Backend::norm_rope`]. Returns `[tokens, heads, head_dim]`; the result has `x`'s shape.
-pub fn norm_rope<T: Tensor>(x: &T, weight: &T, rope: &RopeTable<T>) -> Result<[usize; 3]> {
+pub fn norm_rope<T: Tensor>(x: &T, weight: Option<&T>, rope: &RopeTable<T>) -> Result<[usize; 3]> {
     let op = Op("norm_rope");
     op.activation("x", x)?;
     let [tokens, dim] = op.matrix("x", x.shape())?;
-    let [head_dim] = op.rank("weight", weight.shape(), "[head_dim]")?;
-    op.parameter("weight", weight, &[head_dim])?;
-    if head_dim == 0 || head_dim % 2 != 0 {
-        return op.fail(format!("weight has shape [{head_dim}], expected an even head_dim"));
-    }
+    let head_dim = match weight {
+        Some(weight) => {
+            let [head_dim] = op.rank("weight", weight.shape(), "[head_dim]")?;
+            op.parameter("weight", weight, &[head_dim])?;
+            if head_dim == 0 || head_dim % 2 != 0 {
+                return op.fail(format!("weight has shape [{head_dim}], expected an even head_dim"));
+            }
+            head_dim
+        }
+        None => {
+            let [_, half] = op.matrix("cos", rope.cos.shape())?;
+            if half == 0 {
+                return op.fail(format!("cos has shape {}, expected [tokens, head_dim / 2]", rope.cos.shape()));
+            }
+            2 * half
+        }
+    };
     if dim % head_dim != 0 {
         return op.fail(format!(
             "x has shape {}, whose columns are not a multiple of head_dim {head_dim}",

@@ -174,14 +174,17 @@ impl Scenario for Norms {
         };
         let good = rope([3, 2], [3, 2])?;
         let head = f32s(t, [4])?;
-        t.record_rejection("rope: an odd head", b.norm_rope(&x, &f32s(t, [1])?, &good, 1e-6));
-        t.record_rejection("rope: an empty head", b.norm_rope(&x, &f32s(t, [0])?, &good, 1e-6));
-        t.record_rejection("rope: heads that don't fit", b.norm_rope(&x, &f32s(t, [6])?, &good, 1e-6));
-        t.record_rejection("rope: a bf16 weight", b.norm_rope(&x, &bf16s(t, [4])?, &good, 1e-6));
-        t.record_rejection("rope: a weight matrix", b.norm_rope(&x, &f32s(t, [2, 2])?, &good, 1e-6));
-        t.record_rejection("rope: a short table", b.norm_rope(&x, &head, &rope([2, 2], [2, 2])?, 1e-6));
-        t.record_rejection("rope: a wide table", b.norm_rope(&x, &head, &rope([3, 4], [3, 4])?, 1e-6));
-        t.record_rejection("rope: other sines", b.norm_rope(&x, &head, &rope([3, 2], [3, 1])?, 1e-6));
+        t.record_rejection("rope: an odd head", b.norm_rope(&x, Some(&f32s(t, [1])?), &good, 1e-6));
+        t.record_rejection("rope: an empty head", b.norm_rope(&x, Some(&f32s(t, [0])?), &good, 1e-6));
+        t.record_rejection("rope: heads that don't fit", b.norm_rope(&x, Some(&f32s(t, [6])?), &good, 1e-6));
+        t.record_rejection("rope: a bf16 weight", b.norm_rope(&x, Some(&bf16s(t, [4])?), &good, 1e-6));
+        t.record_rejection("rope: a weight matrix", b.norm_rope(&x, Some(&f32s(t, [2, 2])?), &good, 1e-6));
+        t.record_rejection("rope: a short table", b.norm_rope(&x, Some(&head), &rope([2, 2], [2, 2])?, 1e-6));
+        t.record_rejection("rope: a wide table", b.norm_rope(&x, Some(&head), &rope([3, 4], [3, 4])?, 1e-6));
+        t.record_rejection("rope: no angles", b.norm_rope(&x, None, &rope([3, 0], [3, 0])?, 1e-6));
+        t.record_rejection("rope: angles that don't fit", b.norm_rope(&x, None, &rope([3, 3], [3, 3])?, 1e-6));
+        t.record_rejection("rope: a short table alone", b.norm_rope(&x, None, &rope([2, 2], [2, 2])?, 1e-6));
+        t.record_rejection("rope: other sines", b.norm_rope(&x, Some(&head), &rope([3, 2], [3, 1])?, 1e-6));
 
         let (image, half) = (f32s(t, [2, 2, 8])?, bf16s(t, [8])?);
         let group =

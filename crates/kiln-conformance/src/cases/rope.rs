@@ -1,4 +1,4 @@
-//! Head norm with rotary embedding, in both layouts.
+//! Rotary embedding in both layouts, with and without the norm of heads.
 
 use kiln_ops::{Backend, Result, RopeLayout};
 
@@ -9,7 +9,7 @@ use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
 pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     for (name, pairs) in [("adjacent", RopeLayout::Interleaved), ("halves", RopeLayout::HalfSplit)] {
-        let sizes = |sizes: &[[usize; 3]]| NormRope { pairs, values: NORMAL, sizes: sizes.to_vec() };
+        let sizes = |sizes: &[[usize; 3]]| NormRope { normed: true, pairs, values: NORMAL, sizes: sizes.to_vec() };
         let odd = [2, 4, 6, 10, 14, 18, 30, 34, 62, 66, 126, 130].map(|dim| [3, 2, dim]);
         list.add(&format!("norm_rope/{name}_odd_tails"), sizes(&odd));
         let common = [[1, 1, 128], [17, 3, 128], [5, 4, 64], [7, 5, 32], [33, 1, 32], [0, 2, 64]];
@@ -17,14 +17,20 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
         let heavy = NormRope { values: HEAVY_TAILED, ..sizes(&common) };
         list.add(&format!("norm_rope/{name}_heavy_tailed"), heavy);
         list.add(&format!("norm_rope/{name}_full_size"), sizes(&[[256, 24, 128]]));
+        let unnormed = |sizes: NormRope| NormRope { normed: false, ..sizes };
+        list.add(&format!("norm_rope/{name}_without_norm_odd_tails"), unnormed(sizes(&odd)));
+        list.add(&format!("norm_rope/{name}_without_norm"), unnormed(sizes(&common)));
+        list.add(&format!("norm_rope/{name}_without_norm_full_size"), unnormed(sizes(&[[512, 32, 128]])));
     }
     list.add("norm_rope/sliced_table", SlicedTable);
     for (name, pairs) in [("adjacent", RopeLayout::Interleaved), ("halves", RopeLayout::HalfSplit)] {
-        list.add(&format!("qk_norm_rope/{name}"), QkNormRope(pairs));
+        list.add(&format!("qk_norm_rope/{name}"), QkNormRope { normed: true, pairs });
+        list.add(&format!("qk_norm_rope/{name}_without_norm"), QkNormRope { normed: false, pairs });
     }
 }
 
 struct NormRope {
+    normed: bool,
     pairs: RopeLayout,
     values: Distribution,
     /// `[tokens, heads, head_dim]` each.
@@ -35,9 +41,9 @@ impl Scenario for NormRope {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for &[tokens, heads, dim] in &self.sizes {
             let x = t.activation(self.values, [tokens, heads * dim])?;
-            let weight = t.parameter(NORMAL, [dim])?;
+            let weight = self.normed.then(|| t.parameter(NORMAL, [dim])).transpose()?;
             let rope = t.rope(tokens, dim / 2, self.pairs)?;
-            let y = t.b.norm_rope(&x, &weight, &rope, 1e-6)?;
+            let y = t.b.norm_rope(&x, weight.as_ref(), &rope, 1e-6)?;
             t.record(format!("{tokens} tokens, {heads}x{dim}"), &y, Tolerance::sum(dim).rounded(t.dtype))?;
         }
         Ok(())
@@ -45,7 +51,10 @@ impl Scenario for NormRope {
 }
 
 /// Queries and keys together, with equal and different numbers of heads, and a weight each.
-struct QkNormRope(RopeLayout);
+struct QkNormRope {
+    normed: bool,
+    pairs: RopeLayout,
+}
 
 impl Scenario for QkNormRope {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
@@ -55,8 +64,9 @@ impl Scenario for QkNormRope {
             let q = t.activation(NORMAL, [tokens, heads * dim])?;
             let k = t.activation(HEAVY_TAILED, [tokens, k_heads * dim])?;
             let (q_weight, k_weight) = (t.parameter(NORMAL, [dim])?, t.parameter(NORMAL, [dim])?);
-            let rope = t.rope(tokens, dim / 2, self.0)?;
-            let [y, z] = t.b.qk_norm_rope([&q, &k], [&q_weight, &k_weight], &rope, 1e-6)?;
+            let weights = self.normed.then_some([&q_weight, &k_weight]);
+            let rope = t.rope(tokens, dim / 2, self.pairs)?;
+            let [y, z] = t.b.qk_norm_rope([&q, &k], weights, &rope, 1e-6)?;
             t.record(format!("{tokens} queries, {heads}x{dim}"), &y, Tolerance::sum(dim).rounded(t.dtype))?;
             t.record(format!("{tokens} keys, {k_heads}x{dim}"), &z, Tolerance::sum(dim).rounded(t.dtype))?;
         }
@@ -72,7 +82,7 @@ impl Scenario for SlicedTable {
         let rope = t.rope(9, 16, RopeLayout::Interleaved)?.rows(t.b, 3..8)?;
         let x = t.activation(NORMAL, [5, 2 * 32])?;
         let weight = t.parameter(NORMAL, [32])?;
-        let y = t.b.norm_rope(&x, &weight, &rope, 1e-6)?;
+        let y = t.b.norm_rope(&x, Some(&weight), &rope, 1e-6)?;
         t.record("tokens 3..8 of 9", &y, Tolerance::sum(32).rounded(t.dtype))
     }
 }

@@ -145,35 +145,37 @@ fn expand_angles([cos, sin]: [&[f32]; 2], layout: RopeLayout, [cosines, sines]: 
     }
 }
 
-/// Norm and rotation of all heads of one token; `wide` is scratch of a head's width.
+/// Norm, if there is a weight, and rotation of all heads of one token; `wide` is scratch of a head's width.
 #[inline(always)]
 fn norm_rope_kernel<S: Simd, T: Element>(
     s: S,
     x: &[T],
-    weight: &[f32],
+    weight: Option<&[f32]>,
     rotation: Rotation<'_>,
     eps: f32,
     wide: &mut [f32],
     out: &mut [T],
 ) {
-    let dim = weight.len();
+    let dim = wide.len();
     let (cos, sin) = (&rotation.cos[..dim], &rotation.sin[..dim]);
     for (x, out) in x.chunks_exact(dim).zip(out.chunks_exact_mut(dim)) {
         convert(s, x, wide);
-        let inv_rms = s.splat(1.0 / (sum_squares(s, wide) / dim as f32 + eps).sqrt());
+        if let Some(weight) = weight {
+            let inv_rms = s.splat(1.0 / (sum_squares(s, wide) / dim as f32 + eps).sqrt());
+            for i in (0..dim).step_by(S::LANES) {
+                let v = s.mul(s.mul(read(s, wide, i), inv_rms), read(s, &weight[..dim], i));
+                write(s, wide, i, v);
+            }
+        }
         match rotation.layout {
             RopeLayout::Interleaved => {
                 for i in (0..dim).step_by(S::LANES) {
-                    let v = s.mul(s.mul(read(s, wide, i), inv_rms), read(s, weight, i));
+                    let v = read(s, wide, i);
                     let rotated = s.fma(v, read(s, cos, i), s.mul(s.swap_pairs(v), read(s, sin, i)));
                     write(s, out, i, rotated);
                 }
             }
             RopeLayout::HalfSplit => {
-                for i in (0..dim).step_by(S::LANES) {
-                    let v = s.mul(s.mul(read(s, wide, i), inv_rms), read(s, weight, i));
-                    write(s, wide, i, v);
-                }
                 let half = dim / 2;
                 let (a, b) = wide.split_at(half);
                 let (first, second) = out.split_at_mut(half);
@@ -191,19 +193,19 @@ fn norm_rope_kernel<S: Simd, T: Element>(
 
 dispatch! {
     fn norm_rope_token<T: Element>(
-        x: &[T], weight: &[f32], rotation: Rotation<'_>, eps: f32, wide: &mut [f32], out: &mut [T],
+        x: &[T], weight: Option<&[f32]>, rotation: Rotation<'_>, eps: f32, wide: &mut [f32], out: &mut [T],
     ) => norm_rope_kernel;
 }
 
 pub(crate) fn norm_rope(
     cx: &Context,
     x: &CpuTensor,
-    weight: &CpuTensor,
+    weight: Option<&CpuTensor>,
     rope: &RopeTable<CpuTensor>,
     eps: f32,
 ) -> Result<CpuTensor> {
     let [_, heads, dim] = shapes::norm_rope(x, weight, rope)?;
-    let (weight, cos, sin) = (f32::elements(weight), f32::elements(&rope.cos), f32::elements(&rope.sin));
+    let (weight, cos, sin) = (weight.map(f32::elements), f32::elements(&rope.cos), f32::elements(&rope.sin));
     let width = heads * dim;
     by_dtype!(x, T => {
         let values = T::elements(x);

@@ -18,14 +18,14 @@ const HEADS_PER_GROUP: usize = 4;
 pub(crate) fn norm_rope(
     cx: &Context,
     x: &CudaTensor,
-    weight: &CudaTensor,
+    weight: Option<&CudaTensor>,
     rope: &RopeTable<CudaTensor>,
     eps: f32,
 ) -> Result<CudaTensor> {
     let [tokens, heads, head_dim] = shapes::norm_rope(x, weight, rope)?;
     let out = CudaTensor::new(cx, x.shape(), x.dtype())?;
-    if supports_heads_128(&[x], &[weight], rope) {
-        let tensor = HeadTensor { x: x.ptr(cx), weight: weight.ptr(cx), out: out.ptr(cx), heads };
+    if supports_heads_128(&[x], weight.as_slice(), rope) {
+        let tensor = HeadTensor { x: x.ptr(cx), weight: weight_ptr(cx, weight), out: out.ptr(cx), heads };
         launch_heads_128(cx, x.dtype(), &[tensor], rope, tokens, eps)?;
         return Ok(out);
     }
@@ -34,7 +34,7 @@ pub(crate) fn norm_rope(
     let halves = i32::from(rope.pairs == RopeLayout::HalfSplit);
     let parameters = NormRope {
         x: x.ptr(cx),
-        weight: weight.ptr(cx),
+        weight: weight_ptr(cx, weight),
         cosines: rope.cos.ptr(cx),
         sines: rope.sin.ptr(cx),
         out: out.ptr(cx),
@@ -51,27 +51,32 @@ pub(crate) fn norm_rope(
 pub(crate) fn qk_norm_rope(
     cx: &Context,
     xs: [&CudaTensor; 2],
-    weights: [&CudaTensor; 2],
+    weights: Option<[&CudaTensor; 2]>,
     rope: &RopeTable<CudaTensor>,
     eps: f32,
 ) -> Result<[CudaTensor; 2]> {
     let [q, k] = xs;
-    let [tokens, q_heads, _] = shapes::norm_rope(q, weights[0], rope)?;
-    let [_, k_heads, _] = shapes::norm_rope(k, weights[1], rope)?;
-    if q.dtype() != k.dtype() || !supports_heads_128(&xs, &weights, rope) {
-        let [q_weight, k_weight] = weights;
+    let [q_weight, k_weight] = [0, 1].map(|i| weights.map(|weights| weights[i]));
+    let [tokens, q_heads, _] = shapes::norm_rope(q, q_weight, rope)?;
+    let [_, k_heads, _] = shapes::norm_rope(k, k_weight, rope)?;
+    if q.dtype() != k.dtype() || !supports_heads_128(&xs, weights.as_ref().map_or(&[], |weights| weights), rope) {
         return Ok([norm_rope(cx, q, q_weight, rope, eps)?, norm_rope(cx, k, k_weight, rope, eps)?]);
     }
     let out = [CudaTensor::new(cx, q.shape(), q.dtype())?, CudaTensor::new(cx, k.shape(), k.dtype())?];
-    let heads = [q_heads, k_heads];
-    let tensors = [0, 1].map(|i| HeadTensor {
-        x: xs[i].ptr(cx),
-        weight: weights[i].ptr(cx),
-        out: out[i].ptr(cx),
-        heads: heads[i],
-    });
+    let tensor = |x: &CudaTensor, weight, out: &CudaTensor, heads| HeadTensor {
+        x: x.ptr(cx),
+        weight: weight_ptr(cx, weight),
+        out: out.ptr(cx),
+        heads,
+    };
+    let tensors = [tensor(q, q_weight, &out[0], q_heads), tensor(k, k_weight, &out[1], k_heads)];
     launch_heads_128(cx, q.dtype(), &tensors, rope, tokens, eps)?;
     Ok(out)
+}
+
+/// Address of a weight; null means that heads are only rotated.
+fn weight_ptr(cx: &Context, weight: Option<&CudaTensor>) -> DevicePtr {
+    weight.map_or(DevicePtr::default(), |weight| weight.ptr(cx))
 }
 
 /// Addresses of queries or keys with heads of 128.
@@ -85,7 +90,7 @@ struct HeadTensor {
 
 /// Whether the kernel for heads of 128 takes these.
 fn supports_heads_128(xs: &[&CudaTensor], weights: &[&CudaTensor], rope: &RopeTable<CudaTensor>) -> bool {
-    weights.iter().all(|weight| weight.shape().last() == 128)
+    rope.cos.shape().last() == 64
         && xs.iter().chain(weights).chain(&[&rope.cos, &rope.sin]).all(|x| x.is_aligned())
 }
 

@@ -138,7 +138,7 @@ impl<B: Backend> Stream<B> {
         let modulation = [&m.attn.scale, &m.attn.shift];
         let [mut q, mut k, v] =
             b.ada_linear_split(x, modulation, &m.groups, self.eps, &self.qkv, [self.dim; 3])?;
-        [q, k] = b.qk_norm_rope([&q, &k], [&self.norm_q, &self.norm_k], rope, self.eps)?;
+        [q, k] = b.qk_norm_rope([&q, &k], Some([&self.norm_q, &self.norm_k]), rope, self.eps)?;
         Ok([q, k, v])
     }
 

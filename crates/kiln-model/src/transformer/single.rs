@@ -57,7 +57,7 @@ impl<B: Backend> SingleBlock<B> {
         let modulation = [&m.block.scale, &m.block.shift];
         let [mut q, mut k, v, gate_up] =
             b.ada_linear_split(&x, modulation, &m.groups, self.eps, &self.to_qkv_mlp_proj, self.widths)?;
-        [q, k] = b.qk_norm_rope([&q, &k], [&self.norm_q, &self.norm_k], rope, self.eps)?;
+        [q, k] = b.qk_norm_rope([&q, &k], Some([&self.norm_q, &self.norm_k]), rope, self.eps)?;
         let attended = attention.single(b, [&q, &k, &v])?;
         // Frees their memory for what follows.
         drop([q, k, v]);

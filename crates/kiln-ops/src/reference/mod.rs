@@ -155,7 +155,7 @@ impl Backend for Reference {
     fn norm_rope(
         &self,
         x: &HostTensor,
-        weight: &HostTensor,
+        weight: Option<&HostTensor>,
         rope: &RopeTable<Self::Tensor>,
         eps: f32,
     ) -> Result<HostTensor> {

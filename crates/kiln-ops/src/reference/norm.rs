@@ -53,18 +53,21 @@ pub(super) fn ada_layer_norm(
 
 pub(super) fn norm_rope(
     x: &HostTensor,
-    weight: &HostTensor,
+    weight: Option<&HostTensor>,
     rope: &RopeTable<HostTensor>,
     eps: f32,
 ) -> Result<HostTensor> {
     let [_, heads, head_dim] = shapes::norm_rope(x, weight, rope)?;
-    let (x_values, weight) = (values(x)?, values(weight)?);
+    let (x_values, weight) = (values(x)?, weight.map(values).transpose()?);
     let (cos, sin, half) = (values(&rope.cos)?, values(&rope.sin)?, head_dim / 2);
     let mut out = Vec::with_capacity(x_values.len());
     for (i, head) in x_values.chunks(head_dim).enumerate() {
         let token = i / heads;
-        let factor = inverse_rms(head, eps);
-        let mut rotated: Vec<f64> = head.iter().zip(&weight).map(|(x, weight)| x * factor * weight).collect();
+        let mut rotated = head.to_vec();
+        if let Some(weight) = &weight {
+            let factor = inverse_rms(head, eps);
+            rotated.iter_mut().zip(weight).for_each(|(x, weight)| *x *= factor * weight);
+        }
         for pair in 0..half {
             let (first, second) = match rope.pairs {
                 RopeLayout::Interleaved => (2 * pair, 2 * pair + 1),

@@ -25,7 +25,7 @@ pub(super) fn bytes<'t, T: Tensor + 't>(tensors: impl IntoIterator<Item = &'t T>
     tensors.into_iter().map(|t| (t.shape().numel() * t.dtype().size()) as u64).sum()
 }
 
-/// An argument of an operation. Scalars and options count as 0 bytes.
+/// An argument of an operation. Scalars count as 0 bytes.
 pub(super) trait Argument {
     fn bytes(&self) -> u64 {
         0
@@ -35,6 +35,12 @@ pub(super) trait Argument {
 impl<T: Tensor> Argument for &T {
     fn bytes(&self) -> u64 {
         bytes([*self])
+    }
+}
+
+impl<T: Tensor> Argument for Option<&T> {
+    fn bytes(&self) -> u64 {
+        bytes(*self)
     }
 }
 

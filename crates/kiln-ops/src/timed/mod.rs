@@ -315,7 +315,8 @@ macro_rules! measured {
     ($self:ident, qk_norm_rope($qk:ident, $weights:ident, $rope:ident, $eps:ident)) => {
         $self.measure("qk_norm_rope", |b| b.qk_norm_rope($qk, $weights, $rope, $eps), |[q, k]| {
             let detail = format!("{} × {} + {}", q.shape().rows(), q.shape().last(), k.shape().last());
-            (detail, Cost::memory(bytes($qk) + bytes($weights) + $rope.bytes() + bytes([q, k])))
+            let weights = $weights.map_or(0, bytes);
+            (detail, Cost::memory(bytes($qk) + weights + $rope.bytes() + bytes([q, k])))
         })
     };
 

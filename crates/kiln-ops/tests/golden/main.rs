@@ -137,8 +137,8 @@ fn rope_layouts_equal_diffusers_and_qwen3() {
         RopeTable { cos: map(f64::cos), sin: map(f64::sin), pairs }
     };
     let (x, weight) = (v(1, [3, 16]), v(2, [8]));
-    assert_same(B.norm_rope(&x, &weight, &table(RopeLayout::Interleaved), 1e-6), torch::ROPE_ADJACENT);
-    assert_same(B.norm_rope(&x, &weight, &table(RopeLayout::HalfSplit), 1e-6), torch::ROPE_HALVES);
+    assert_same(B.norm_rope(&x, Some(&weight), &table(RopeLayout::Interleaved), 1e-6), torch::ROPE_ADJACENT);
+    assert_same(B.norm_rope(&x, Some(&weight), &table(RopeLayout::HalfSplit), 1e-6), torch::ROPE_HALVES);
 }
 
 #[test]

@@ -205,7 +205,7 @@ impl FaultyBackend {
     fn faulty_norm_rope(
         &self,
         x: &HostTensor,
-        weight: &HostTensor,
+        weight: Option<&HostTensor>,
         rope: &RopeTable<HostTensor>,
         eps: f32,
     ) -> Result<HostTensor> {
