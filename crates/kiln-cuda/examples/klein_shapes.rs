@@ -180,7 +180,9 @@ impl Bench {
             sin: self.parameter([TOKENS, 64])?,
             pairs: RopeLayout::Interleaved,
         };
-        self.line("norm_rope", bytes(size, size), || b.norm_rope(&x, Some(&weight), &rope, 1e-6).map(|_| ()))?;
+        self.line("norm_rope", bytes(size, size), || {
+            b.norm_rope(&x, Some(&weight), &rope, 1e-6).map(|_| ())
+        })?;
         let other = self.activation([TOKENS, DIM])?;
         self.line("qk_norm_rope", bytes(2 * size, 2 * size), || {
             b.qk_norm_rope([&x, &other], Some([&weight, &weight]), &rope, 1e-6).map(|_| ())

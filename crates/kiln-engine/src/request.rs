@@ -154,6 +154,18 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
 
+    /// Layers of the text encoder whose states make up a text token, as diffusers' `text_encoder_out_layers` [default:
+    /// the model's: 9,18,27, dev 10,20,30]
+    #[cfg_attr(
+        feature = "cli",
+        arg(
+            long, value_name = "A,B,C", value_delimiter = ',', help_heading = "Image",
+            action = clap::ArgAction::Set, allow_negative_numbers = true, value_parser = at_least::<0>()
+        )
+    )]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub text_layers: Vec<u32>,
+
     /// Reference image, to edit or combine as the prompt says; repeatable
     #[cfg_attr(
         feature = "cli",

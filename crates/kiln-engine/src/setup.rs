@@ -44,6 +44,9 @@ impl Setup {
         let (precision, linear_precision) = choose_precision(model, settings.precision, &backend);
         let dtype = precision.dtype();
         let memory_limit = memory_limit(model, plan, dtype, linear_precision, &backend)?;
+        if backend.vram().is_none() {
+            notes.extend(backend.memory_limit().and_then(|free| paging_note(model, free)));
+        }
         let mut residency = None;
         if let Some(vram) = backend.vram() {
             let estimate = match plan {
@@ -157,6 +160,17 @@ fn choose_precision(
         _ => LinearPrecision::Float,
     };
     (precision, linear_precision)
+}
+
+/// Returns a note if memory can't hold the transformer's weights, which stay in their mapped file.
+fn paging_note(model: &Model, free: u64) -> Option<String> {
+    let weights = model.transformer.weights().ok()?.bytes();
+    (weights > free).then(|| {
+        let (weights, free) = (HumanBytes(weights), HumanBytes(free));
+        format!(
+            "the transformer takes {weights}, but only {free} are free: every step reads it from the disk"
+        )
+    })
 }
 
 /// Returns the bytes available for activations: what remains after int8 weights and LoRAs that are copied into memory.

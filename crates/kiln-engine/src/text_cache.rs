@@ -41,18 +41,24 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Creates the key of `tokens`, encoded `text_dim` wide by the encoder with this fingerprint. `numerics` identifies
-    /// the backend's arithmetic.
-    pub fn new(fingerprint: &str, numerics: &str, dtype: DType, tokens: &Tokens, text_dim: usize) -> Key {
+    /// Creates the key of `tokens`, encoded to these states, together `text_dim` wide, by the encoder with this
+    /// fingerprint. `numerics` identifies the backend's arithmetic.
+    pub fn new(
+        fingerprint: &str,
+        numerics: &str,
+        dtype: DType,
+        tokens: &Tokens,
+        states: &[usize],
+        text_dim: usize,
+    ) -> Key {
         let mut hash = Sha256::new();
-        hash.update(b"kiln text 1\n");
+        hash.update(b"kiln text 2\n");
         for field in [fingerprint, numerics, dtype.name(), &PROGRAM] {
             hash.update((field.len() as u64).to_le_bytes());
             hash.update(field);
         }
-        for end in [tokens.real.start, tokens.real.end] {
-            hash.update((end as u64).to_le_bytes());
-        }
+        let numbers = [tokens.real.start, tokens.real.end, states.len()];
+        numbers.iter().chain(states).for_each(|n| hash.update((*n as u64).to_le_bytes()));
         tokens.ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
         Key { name: hex(hash.finalize()), shape: [tokens.ids.len(), text_dim], dtype }
     }
@@ -192,7 +198,7 @@ mod tests {
     }
 
     fn key(first: u32) -> Key {
-        Key::new("weights", "cpu", DType::F32, &tokens(first, 2), 100)
+        Key::new("weights", "cpu", DType::F32, &tokens(first, 2), &[9, 18], 100)
     }
 
     fn text(value: f32) -> HostTensor {
@@ -215,7 +221,10 @@ mod tests {
 
     #[test]
     fn everything_that_changes_the_values_changes_the_key() {
-        let name = |weights, numerics, dtype, tokens| Key::new(weights, numerics, dtype, &tokens, 100).name;
+        let name_of = |weights, numerics, dtype, tokens, states: &[usize]| {
+            Key::new(weights, numerics, dtype, &tokens, states, 100).name
+        };
+        let name = |weights, numerics, dtype, tokens| name_of(weights, numerics, dtype, tokens, &[9, 18]);
         let one = name("w", "cpu", DType::F32, tokens(1, 2));
         assert_eq!(one, name("w", "cpu", DType::F32, tokens(1, 2)));
         let others = [
@@ -226,6 +235,7 @@ mod tests {
             // The same ids, but one of them belongs to the text instead of the padding.
             name("w", "cpu", DType::F32, tokens(1, 3)),
             name("wc", "pu", DType::F32, tokens(1, 2)),
+            name_of("w", "cpu", DType::F32, tokens(1, 2), &[18, 9]),
         ];
         assert!(others.iter().all(|other| *other != one));
     }

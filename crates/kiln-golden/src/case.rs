@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use kiln_engine::{FileRef, LoraRef, Plan, Request};
 use kiln_image::RgbImage;
+use kiln_weights::WeightSource;
 use serde::Deserialize;
+use serde_json::Value;
 
 /// One value or a list of them.
 #[derive(Clone, Deserialize)]
@@ -31,6 +33,9 @@ pub(crate) struct Case {
     pipeline: String,
     model: Option<String>,
     prompts: Option<OneOrMany<String>>,
+    /// Where the embeddings of a case without prompts are: `FILE: TENSOR`.
+    #[serde(default)]
+    prompt_embeds: Vec<String>,
     negative_prompt: Option<String>,
     seed: OneOrMany<u64>,
     width: usize,
@@ -45,6 +50,7 @@ pub(crate) struct Case {
     lora_weight: Option<OneOrMany<f32>>,
     sigmas: Vec<f32>,
     images: Vec<String>,
+    note: Option<String>,
     #[serde(skip)]
     texts: BTreeMap<String, PromptText>,
 }
@@ -60,6 +66,7 @@ struct CallArguments {
     num_images_per_prompt: Option<usize>,
     strength: Option<f64>,
     padding_mask_crop: Option<u32>,
+    caption_upsample_temperature: Option<f32>,
 }
 
 #[derive(Deserialize)]
@@ -77,12 +84,19 @@ pub(crate) fn list(set: &Path) -> Vec<PathBuf> {
 
 fn is_case(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let shared = ["prompts.json", "oracles.json", "tolerance.json"];
+    let shared = ["prompts.json", "oracles.json", "tolerance.json", "upsample.json"];
     let dump = path.with_extension("safetensors");
     name.ends_with(".json")
         && !shared.contains(&name.as_ref())
         && !name.starts_with("taef2")
         && dump.is_file()
+}
+
+/// The text that greedy or sampled upsampling gave, by its name `CASE KIND`.
+fn upsampled_text(json: &[u8], name: &str) -> Option<String> {
+    let json: Value = serde_json::from_slice(json).ok()?;
+    let (case, kind) = name.split_once(' ')?;
+    Some(json["cases"][case][format!("{case}.{kind}")]["decoded"].as_str()?.to_owned())
 }
 
 /// The file name at the start of a field; some fields have a remark after it.
@@ -95,8 +109,17 @@ impl Case {
         let json = |path: &Path| fs::read(path).map_err(|e| format!("{}: {e}", path.display()));
         let mut case: Case =
             serde_json::from_slice(&json(file)?).map_err(|e| format!("{}: {e}", file.display()))?;
-        let texts: BTreeMap<String, serde_json::Value> =
-            serde_json::from_slice(&json(&set.join("reference/prompts.json"))?).map_err(|e| e.to_string())?;
+        let texts = json(&set.join("reference/prompts.json"))?;
+        let mut texts: BTreeMap<String, Value> = serde_json::from_slice(&texts).map_err(|e| e.to_string())?;
+        if let Some(Value::Object(prompts)) = texts.remove("prompts") {
+            texts = prompts.into_iter().collect();
+        }
+        if let Some(name) = case.upsampled() {
+            let upsampled = upsampled_text(&json(&set.join("reference/upsample.json"))?, &name);
+            let text = upsampled.ok_or_else(|| format!("no upsampled prompt `{name}`"))?;
+            case.prompts = Some(OneOrMany::One(name.clone()));
+            texts.insert(name, serde_json::json!({ "prompt": text }));
+        }
         let read = |(name, value)| Some((name, serde_json::from_value::<PromptText>(value).ok()?));
         case.texts = texts.into_iter().filter_map(read).collect();
         Ok(case)
@@ -114,6 +137,17 @@ impl Case {
         }
     }
 
+    /// The rewritten prompt's name in `upsample.json`, `CASE KIND`, if the pipeline rewrote it.
+    fn upsampled(&self) -> Option<String> {
+        self.call_kwargs.caption_upsample_temperature?;
+        Some(self.note.as_ref()?.rsplit_once("upsample.json ")?.1.to_owned())
+    }
+
+    /// Whether texts are padded on the left.
+    pub(crate) fn is_left_padded(&self) -> bool {
+        self.pipeline == "Flux2Pipeline"
+    }
+
     fn loras(&self, set: &Path) -> Vec<(PathBuf, f32)> {
         let files = self.lora.as_ref().map_or_else(Vec::new, OneOrMany::to_vec);
         let weights = self.lora_weight.as_ref().map_or_else(Vec::new, OneOrMany::to_vec);
@@ -129,8 +163,28 @@ impl Case {
         self.texts.get(name).map(|t| t.prompt.clone()).ok_or_else(|| format!("no prompt named `{name}`"))
     }
 
-    /// The equivalent Kiln request. `dump` holds the text embeddings of a case without prompts.
-    pub(crate) fn request(&self, set: &Path, dump: &Path) -> Result<Request, String> {
+    /// The file with the text embeddings of a case without prompts: its dump, or one that is written to `scratch`.
+    pub(crate) fn embeddings(
+        &self,
+        dump: &Path,
+        prompts: &WeightSource,
+        scratch: &Path,
+    ) -> Result<Option<FileRef>, String> {
+        if self.prompts.is_some() {
+            return Ok(None);
+        }
+        let Some((_, tensor)) = self.prompt_embeds.first().and_then(|place| place.split_once(": ")) else {
+            return Ok(Some(FileRef::from(dump.to_path_buf())));
+        };
+        let embeddings = prompts.tensor(tensor).map_err(|e| e.to_string())?;
+        let file = scratch.join("embeddings.safetensors");
+        kiln_weights::save::save(&file, &[("prompt_embeds", embeddings)], &BTreeMap::new())
+            .map_err(|e| e.to_string())?;
+        Ok(Some(FileRef::from(file)))
+    }
+
+    /// The equivalent Kiln request, with these text embeddings if it has no prompts.
+    pub(crate) fn request(&self, set: &Path, embeds: Option<FileRef>) -> Result<Request, String> {
         let k = &self.call_kwargs;
         let file = |field: &String| FileRef::from(set.join("reference").join(file_name(field)));
         let side = |side: Option<usize>| side.map(|pixels| pixels as u32);
@@ -140,7 +194,7 @@ impl Case {
         Ok(Request {
             prompts: texts,
             negative_prompts: negative.into_iter().collect(),
-            embeds: self.prompts.is_none().then(|| FileRef::from(dump.to_path_buf())),
+            embeds,
             n: Some(k.num_images_per_prompt.unwrap_or(1) as u32),
             width: side(k.width),
             height: side(k.height),

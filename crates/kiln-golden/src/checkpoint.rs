@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use kiln_weights::WeightSource;
 use tempfile::TempDir;
 
+use crate::recipe;
+
 /// The files of a model folder other than its weights.
 const CONFIG_FILES: [&str; 7] = [
     "model_index.json",
@@ -22,11 +24,15 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Assembles `tiny/{name}` of the set: missing components are those of klein, the tokenizer is the set's.
+    /// Assembles `tiny/{name}` of the set: missing components are those of klein, the tokenizer is the set's. Weights
+    /// that a `recipe.json` describes are drawn.
     pub fn assemble(set: &Path, name: &str) -> Result<Checkpoint, String> {
         let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
         let own = set.join("tiny").join(name);
         link(&own, folder.path())?;
+        if own.join("recipe.json").is_file() {
+            recipe::write(&own, folder.path())?;
+        }
         let mut components = vec!["transformer", "vae", "scheduler"];
         if name != "dev" {
             components.push("text_encoder");

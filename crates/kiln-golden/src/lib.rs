@@ -2,7 +2,7 @@
 //!
 //! A golden set is a folder with `tiny/` (checkpoints, whose shared components are stored once) and `reference/` (for
 //! every case a JSON file with its parameters, a safetensors file with diffusers' intermediate tensors, and the images).
-//! A small set is part of the repository; `KILN_GOLDEN` names a larger one to run as well.
+//! Two small sets are part of the repository, one of them for dev; `KILN_GOLDEN` lists larger ones to run as well.
 //!
 //! ```no_run
 //! use kiln_golden::{Tolerance, trials};
@@ -17,6 +17,7 @@ mod case;
 mod checkpoint;
 mod compare;
 mod inputs;
+mod recipe;
 mod recorder;
 
 use std::path::{Path, PathBuf};
@@ -72,9 +73,12 @@ pub fn testdata() -> PathBuf {
     }
 }
 
-/// The golden sets to run: the repository's and that of `KILN_GOLDEN`.
-fn golden_sets() -> Vec<PathBuf> {
-    std::iter::once(testdata()).chain(std::env::var_os("KILN_GOLDEN").map(PathBuf::from)).collect()
+/// The golden sets to run, with the prefix of their cases' names: the repository's and those of `KILN_GOLDEN`.
+fn golden_sets() -> Vec<(&'static str, PathBuf)> {
+    let own = [("", testdata()), ("dev/", testdata().join("dev"))];
+    let more = std::env::var_os("KILN_GOLDEN").unwrap_or_default();
+    let more = std::env::split_paths(&more).filter(|path| !path.as_os_str().is_empty());
+    own.into_iter().chain(more.map(|path| ("full/", path))).collect()
 }
 
 /// One trial per case of every set, named `case::backend`.
@@ -85,14 +89,13 @@ pub fn trials<B: Backend + 'static>(
 ) -> Vec<Trial> {
     let backend = Arc::new(backend);
     let mut trials = Vec::new();
-    for (i, set) in golden_sets().into_iter().enumerate() {
+    for (prefix, set) in golden_sets() {
         let cases = case::list(&set);
         assert!(!cases.is_empty(), "no golden cases in `{}`", set.display());
         for file in cases {
             let (backend, set) = (backend.clone(), set.clone());
             let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-            let full = if i == 0 { "" } else { "full/" };
-            trials.push(Trial::test(format!("{full}{stem}::{name}"), move || {
+            trials.push(Trial::test(format!("{prefix}{stem}::{name}"), move || {
                 run(backend(), &set, &file, tolerance).map_err(Failed::from)
             }));
         }
@@ -132,7 +135,9 @@ fn run_and_compare<B: Backend>(
     let dump_file = file.with_extension("safetensors");
     let dump = WeightSource::open(&dump_file).map_err(|e| text(&e))?;
     let prompts = WeightSource::open(set.join("reference/prompts.safetensors")).map_err(|e| text(&e))?;
-    let request = case.request(set, &dump_file)?;
+    let scratch = tempfile::tempdir().map_err(|e| text(&e))?;
+    let embeddings = case.embeddings(&dump_file, &prompts, scratch.path())?;
+    let request = case.request(set, embeddings)?;
     let plan = |request: &Request| Plan::new(model, request, &LocalFiles).map_err(|e| text(&e));
     let other = plan(&Request { seed: vec![1], ..request.clone() })?;
     let plan = plan(&request)?;
@@ -144,7 +149,7 @@ fn run_and_compare<B: Backend>(
     let images = pipeline.generate(&plan, &mut recorder).map_err(|e| text(&e))?;
 
     let mut compared = compare::tensors(&recorder, &dump, &tolerance)?;
-    compared += compare::texts(&recorder, &prompts, &case.prompt_names(), &tolerance)?;
+    compared += compare::texts(&recorder, &prompts, &case, &tolerance)?;
     if compared < 4 {
         return Err(format!("only {compared} tensors of the dump were compared"));
     }

@@ -131,7 +131,8 @@ pub fn norm_rope<T: Tensor>(x: &T, weight: Option<&T>, rope: &RopeTable<T>) -> R
         None => {
             let [_, half] = op.matrix("cos", rope.cos.shape())?;
             if half == 0 {
-                return op.fail(format!("cos has shape {}, expected [tokens, head_dim / 2]", rope.cos.shape()));
+                return op
+                    .fail(format!("cos has shape {}, expected [tokens, head_dim / 2]", rope.cos.shape()));
             }
             2 * half
         }

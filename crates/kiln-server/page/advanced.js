@@ -35,6 +35,7 @@ export function fill(request) {
   $("rho").value = request.rho ?? "";
   $("sigmas").value = (request.sigmas ?? []).join(", ");
   $("max-tokens").value = request.max_tokens ?? "";
+  $("text-layers").value = (request.text_layers ?? []).join(", ");
   showRho();
   // Don't hide settings that are in effect.
   if (Object.keys(values()).length) $("advanced").open = true;
@@ -45,8 +46,10 @@ export function values() {
   const fields = {};
   for (const id of CHOICES) if ($(id).value) fields[id] = $(id).value;
   if ($("schedule").value === "power" && $("rho").value !== "") fields.rho = $("rho").valueAsNumber;
-  const sigmas = $("sigmas").value.split(",").map((text) => text.trim()).filter(Boolean);
-  if (sigmas.length) fields.sigmas = sigmas.map(Number);
+  for (const [id, name] of [["sigmas", "sigmas"], ["text-layers", "text_layers"]]) {
+    const list = $(id).value.split(",").map((text) => text.trim()).filter(Boolean);
+    if (list.length) fields[name] = list.map(Number);
+  }
   if ($("max-tokens").value !== "") fields.max_tokens = $("max-tokens").valueAsNumber;
   return fields;
 }
@@ -59,6 +62,7 @@ export function facts(request) {
     ["Schedule", [request.schedule, request.rho && `rho ${request.rho}`].filter(Boolean).join(", ")],
     ["Sigmas", request.sigmas?.join(", ")],
     ["Prompt tokens", request.max_tokens],
+    ["Text layers", request.text_layers?.join(", ")],
   ];
 }
 

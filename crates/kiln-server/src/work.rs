@@ -32,7 +32,7 @@ impl Server {
     pub(crate) fn batch_key(&self, live: &LiveJob) -> Option<String> {
         let request = &live.request;
         let sampling = (request.steps, request.guidance, &request.sigmas, request.schedule, request.rho);
-        let start = (request.mask.is_some(), request.strength, request.max_tokens);
+        let start = (request.mask.is_some(), request.strength, request.max_tokens, &request.text_layers);
         (!live.run_alone).then(|| format!("{} {sampling:?} {start:?}", self.group_key(request)))
     }
 

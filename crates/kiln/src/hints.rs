@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kiln_engine::{ComponentPaths, MissingComponent, Model, Variant};
+use kiln_engine::{ComponentPaths, MissingComponent, Model};
 use kiln_model::Error;
 use kiln_weights::{Component, LoraProblem, MalformedFile};
 
@@ -269,9 +269,6 @@ pub fn missing_component(model: &Model, component: MissingComponent) -> String {
             pull(model)
         ),
         MissingComponent::Vae => "download it, or give another autoencoder with --vae FILE".into(),
-        MissingComponent::TextEncoder if model.variant == Variant::Dev => {
-            "Kiln can't run dev's text encoder yet: give prompt embeddings with --embeds FILE".into()
-        }
         MissingComponent::TextEncoder if searched => text_encoder(model),
         MissingComponent::TextEncoder => "download it, or give prompt embeddings with --embeds FILE".into(),
     }
@@ -335,7 +332,8 @@ fn text_encoder(model: &Model) -> String {
     let name = match hidden {
         2560 => "Qwen3-4B",
         4096 => "Qwen3-8B",
-        _ => "a Qwen3 model",
+        5120 => "Mistral-Small-3.2-24B",
+        _ => "a text encoder",
     };
     format!(
         "{}put {name} (hidden size {hidden}; safetensors or GGUF) there, or give it with --text-encoder FILE; or give \

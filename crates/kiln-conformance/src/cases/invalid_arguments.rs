@@ -182,7 +182,10 @@ impl Scenario for Norms {
         t.record_rejection("rope: a short table", b.norm_rope(&x, Some(&head), &rope([2, 2], [2, 2])?, 1e-6));
         t.record_rejection("rope: a wide table", b.norm_rope(&x, Some(&head), &rope([3, 4], [3, 4])?, 1e-6));
         t.record_rejection("rope: no angles", b.norm_rope(&x, None, &rope([3, 0], [3, 0])?, 1e-6));
-        t.record_rejection("rope: angles that don't fit", b.norm_rope(&x, None, &rope([3, 3], [3, 3])?, 1e-6));
+        t.record_rejection(
+            "rope: angles that don't fit",
+            b.norm_rope(&x, None, &rope([3, 3], [3, 3])?, 1e-6),
+        );
         t.record_rejection("rope: a short table alone", b.norm_rope(&x, None, &rope([2, 2], [2, 2])?, 1e-6));
         t.record_rejection("rope: other sines", b.norm_rope(&x, Some(&head), &rope([3, 2], [3, 1])?, 1e-6));
 

@@ -9,7 +9,8 @@ use crate::random::{Distribution, HEAVY_TAILED, NORMAL};
 
 pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     for (name, pairs) in [("adjacent", RopeLayout::Interleaved), ("halves", RopeLayout::HalfSplit)] {
-        let sizes = |sizes: &[[usize; 3]]| NormRope { normed: true, pairs, values: NORMAL, sizes: sizes.to_vec() };
+        let sizes =
+            |sizes: &[[usize; 3]]| NormRope { normed: true, pairs, values: NORMAL, sizes: sizes.to_vec() };
         let odd = [2, 4, 6, 10, 14, 18, 30, 34, 62, 66, 126, 130].map(|dim| [3, 2, dim]);
         list.add(&format!("norm_rope/{name}_odd_tails"), sizes(&odd));
         let common = [[1, 1, 128], [17, 3, 128], [5, 4, 64], [7, 5, 32], [33, 1, 32], [0, 2, 64]];

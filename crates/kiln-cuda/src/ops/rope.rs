@@ -59,7 +59,9 @@ pub(crate) fn qk_norm_rope(
     let [q_weight, k_weight] = [0, 1].map(|i| weights.map(|weights| weights[i]));
     let [tokens, q_heads, _] = shapes::norm_rope(q, q_weight, rope)?;
     let [_, k_heads, _] = shapes::norm_rope(k, k_weight, rope)?;
-    if q.dtype() != k.dtype() || !supports_heads_128(&xs, weights.as_ref().map_or(&[], |weights| weights), rope) {
+    if q.dtype() != k.dtype()
+        || !supports_heads_128(&xs, weights.as_ref().map_or(&[], |weights| weights), rope)
+    {
         return Ok([norm_rope(cx, q, q_weight, rope, eps)?, norm_rope(cx, k, k_weight, rope, eps)?]);
     }
     let out = [CudaTensor::new(cx, q.shape(), q.dtype())?, CudaTensor::new(cx, k.shape(), k.dtype())?];

@@ -129,7 +129,6 @@ fn open(files: &ModelFiles<'_>) -> Result<Model> {
     let variant = files.variant()?;
     let missing = || Error::config(files.root, "there is no `transformer` with a `config.json` in it");
     let transformer = files.component::<transformer::Config>()?.ok_or_else(missing)?;
-    let text_encoder = if variant == Variant::Dev { None } else { files.component()? };
     const SCHEDULER: &str = "scheduler/scheduler_config.json";
     let scheduler: SchedulerConfig = files.read_json(SCHEDULER)?.unwrap_or_default();
     if let Some(what) = scheduler.unsupported() {
@@ -141,7 +140,7 @@ fn open(files: &ModelFiles<'_>) -> Result<Model> {
         default_size: files.default_size()?,
         defaults: files.defaults()?,
         card: files.packed.as_ref().and_then(|packed| packed.metadata().get("model_card").cloned()),
-        ..Model::new(files.root, variant, transformer, text_encoder, files.component()?)
+        ..Model::new(files.root, variant, transformer, files.component()?, files.component()?)
     };
     model.check_components()?;
     Ok(model)

@@ -52,11 +52,11 @@ pub struct Model {
     pub variant_source: VariantSource,
     /// The transformer.
     pub transformer: ModelComponent<transformer::Config>,
-    /// The text encoder; absent for dev, whose prompts are given as embeddings.
+    /// The text encoder; if absent, prompts are given as embeddings.
     pub text_encoder: Option<ModelComponent<text_encoder::Config>>,
     /// The VAE; if absent, a request must name one.
     pub vae: Option<ModelComponent<vae::Config>>,
-    /// The model's own tokenizer; if absent, Qwen3's, which is built in.
+    /// The model's own tokenizer; if absent, that of the text encoder's family, which is built in.
     pub tokenizer: Option<TokenizerFiles>,
     /// The scheduler's configuration; FLUX.2's if the model has none.
     pub scheduler: SchedulerConfig,
@@ -200,11 +200,20 @@ impl Model {
         (self.default_size < FULL_SIZE).then_some(self.default_size / 2..=2 * self.default_size)
     }
 
-    /// Returns the model's tokenizer, or Qwen3's. Reads it on first use.
+    /// Returns the family of its text encoder, or of the one it lacks.
+    pub fn text_encoder_family(&self) -> TextEncoderFamily {
+        match &self.text_encoder {
+            Some(component) => component.config.family(),
+            None => self.variant.text_encoder_family(),
+        }
+    }
+
+    /// Returns the model's tokenizer, or the built-in one. Reads it on first use.
     pub fn prompt_tokenizer(&self) -> Result<&PromptTokenizer> {
+        let family = self.text_encoder_family();
         self.prompt_tokenizer.get_or_try_init(|| match &self.tokenizer {
-            Some(files) => Ok(PromptTokenizer::open(TextEncoderFamily::Qwen3, files)?),
-            None => Ok(PromptTokenizer::built_in(TextEncoderFamily::Qwen3)?),
+            Some(files) => Ok(PromptTokenizer::open(family, files)?),
+            None => Ok(PromptTokenizer::built_in(family)?),
         })
     }
 
@@ -309,12 +318,19 @@ impl Model {
         let mismatch = |what: String| Err(Error::Mismatch { model: self.path.clone(), what });
         let config = &self.transformer.config;
         if let Some(text) = &self.text_encoder {
+            let (expected, found) = (self.variant.text_encoder_family(), text.config.family());
+            if expected != found {
+                return mismatch(format!(
+                    "the transformer ({}) takes its text from {expected}, this text encoder is {found}",
+                    self.variant
+                ));
+            }
             let (expected, found) = (config.joint_attention_dim, text.config.text_dim());
             if expected != found {
                 return mismatch(format!(
                     "the transformer takes text {expected} wide (a text encoder of hidden size {}), this text encoder \
                      gives {found} (hidden size {})",
-                    expected / text_encoder::OUTPUT_LAYERS.len(),
+                    expected / text.config.output_layers().len(),
                     text.config.hidden_size,
                 ));
             }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
+use kiln_model::TextEncoderFamily;
 use kiln_weights::WeightSource;
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,7 @@ pub enum Variant {
     Base,
     /// klein KV: distilled, reference images computed once
     Kv,
-    /// dev: guidance is an input of the transformer, prompts are given as embeddings
+    /// dev: many steps, guidance is an input of the transformer
     Dev,
 }
 
@@ -93,6 +94,14 @@ impl Variant {
             VariantSource::Default => return None,
         };
         Some((key.to_owned(), self.name().to_owned()))
+    }
+
+    /// Returns the family of the text encoder that it is trained with.
+    pub fn text_encoder_family(self) -> TextEncoderFamily {
+        match self {
+            Variant::Distilled | Variant::Base | Variant::Kv => TextEncoderFamily::Qwen3,
+            Variant::Dev => TextEncoderFamily::Mistral,
+        }
     }
 
     /// Returns the default number of steps.

@@ -227,7 +227,9 @@ impl<B: Backend> Pipeline<B> {
         let tokens = plan.tokens()?;
         let total = tokens.prompts.len() + tokens.negatives.len();
         let mut encode = |(i, tokens): (usize, &Tokens)| {
-            let (encoded, work) = self.text_encoder.encode(&self.backend, tokens, (i, total), observer)?;
+            let states = &plan.text_layers;
+            let (encoded, work) =
+                self.text_encoder.encode(&self.backend, tokens, states, (i, total), observer)?;
             deferred.extend(work);
             observer.inspect("prompt_embeds", &encoded)?;
             Ok::<_, Error>(encoded)

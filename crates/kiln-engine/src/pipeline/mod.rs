@@ -135,7 +135,8 @@ impl<B: Backend> Pipeline<B> {
     /// Generating does so itself; calling this first reports damaged files early.
     pub fn prepare(&self, plan: &Plan, observer: &mut dyn Observer<B>) -> Result<()> {
         let tokens = plan.tokens()?;
-        self.text_encoder.prepare(&self.backend, tokens.prompts.iter().chain(&tokens.negatives), observer)
+        let texts = tokens.prompts.iter().chain(&tokens.negatives);
+        self.text_encoder.prepare(&self.backend, texts, &plan.text_layers, observer)
     }
 
     /// Generates all images of a plan, one after the other.

@@ -39,47 +39,51 @@ impl<B: Backend> LazyTextEncoder<B> {
         let (model, encoder) = (Arc::clone(model), Mutex::new(None));
         let LoadOptions { dtype, residency, text_cache: cache, .. } = options.clone();
         let text = LazyTextEncoder { model, dtype, residency, cache, encoder };
-        if text.cache.is_none() && text.model.text_encoder.is_some() {
-            text.encoder(b, observer)?;
+        if let (None, Some(component)) = (&text.cache, &text.model.text_encoder) {
+            text.encoder(b, component.config.output_layers(), observer)?;
         }
         Ok(text)
     }
 
-    /// Loads the encoder unless all of these texts are cached.
+    /// Loads the encoder unless these states of all these texts are cached.
     pub(super) fn prepare<'a>(
         &self,
         b: &B,
         texts: impl Iterator<Item = &'a Tokens>,
+        states: &[usize],
         observer: &mut dyn Observer<B>,
     ) -> Result<()> {
         let mut missing = false;
         for tokens in texts {
             missing |= match &self.cache {
-                Some(cache) => !cache.contains(&self.key(b, tokens)?),
+                Some(cache) => !cache.contains(&self.key(b, tokens, states)?),
                 None => true,
             };
         }
-        if missing { self.encoder(b, observer).map(drop) } else { Ok(()) }
+        if missing { self.encoder(b, states, observer).map(drop) } else { Ok(()) }
     }
 
-    /// Encodes a text to `[tokens, 3 · hidden]`. Also returns the work of checking and caching the result. `progress` is
-    /// the prompt's index and the number of prompts.
+    /// Encodes a text to `[tokens, states · hidden]`. Also returns the work of checking and caching the result. `progress`
+    /// is the prompt's index and the number of prompts.
     pub(super) fn encode(
         &self,
         b: &B,
         tokens: &Tokens,
+        states: &[usize],
         progress: (usize, usize),
         observer: &mut dyn Observer<B>,
     ) -> Result<(B::Tensor, Option<DeferredWork>)> {
         let Some(cache) = self.cache.as_ref().filter(|_| !self.is_fast(b)) else {
             // Checked only if the image is not finite: the check would stall a GPU.
-            return Ok((self.encoder(b, observer)?.forward(b, tokens, progress, observer)?, None));
+            let encoder = self.encoder(b, states, observer)?;
+            return Ok((encoder.forward(b, tokens, states, progress, observer)?, None));
         };
-        let key = self.key(b, tokens)?;
+        let key = self.key(b, tokens, states)?;
         if let Some(text) = cache.get(&key) {
             return Ok((b.upload(&text, self.dtype)?, None));
         }
-        let encoded = self.encoder(b, observer)?.forward(b, tokens, progress, observer)?;
+        let encoder = self.encoder(b, states, observer)?;
+        let encoded = encoder.forward(b, tokens, states, progress, observer)?;
         let (cache, text) = (cache.clone(), b.download_async(&encoded)?);
         let put: DeferredWork = Box::new(move || {
             let text = text()?;
@@ -96,30 +100,39 @@ impl<B: Backend> LazyTextEncoder<B> {
         !b.reads_host_weights() && self.residency.is_none() && loaded()
     }
 
-    fn key(&self, b: &B, tokens: &Tokens) -> Result<Key> {
+    fn key(&self, b: &B, tokens: &Tokens, states: &[usize]) -> Result<Key> {
         let component = self.model.text_encoder.as_ref().ok_or_else(|| self.missing())?;
-        let text_dim = component.config.text_dim();
-        Ok(Key::new(component.fingerprint()?, &b.numerics(), self.dtype, tokens, text_dim))
+        let text_dim = states.len() * component.config.hidden_size;
+        Ok(Key::new(component.fingerprint()?, &b.numerics(), self.dtype, tokens, states, text_dim))
     }
 
     fn missing(&self) -> Error {
         self.model.missing_component(MissingComponent::TextEncoder)
     }
 
-    /// Returns the encoder; loads it on first use.
-    fn encoder(&self, b: &B, observer: &mut dyn Observer<B>) -> Result<Arc<TextEncoder<B>>> {
+    /// Returns the encoder with the layers that these states need. Loads it on first use, and again if it has too few.
+    fn encoder(
+        &self,
+        b: &B,
+        states: &[usize],
+        observer: &mut dyn Observer<B>,
+    ) -> Result<Arc<TextEncoder<B>>> {
         let mut encoder = lock(&self.encoder);
-        if let Some(encoder) = &*encoder {
+        let needed = states.iter().copied().max().unwrap_or(0);
+        if let Some(encoder) = encoder.as_ref().filter(|encoder| encoder.layers() >= needed) {
             return Ok(Arc::clone(encoder));
         }
+        // Before the new one is loaded: two may not fit.
+        *encoder = None;
         let component = self.model.text_encoder.as_ref().ok_or_else(|| self.missing())?;
+        let config = component.config.clone().with_output_layers(states);
         observer.event(Event::Loading { component: "text encoder" })?;
         let plan = self
             .residency
             .as_ref()
             .map_or_else(ResidencyPlan::all_on_device, WeightResidency::text_encoder_plan);
         let vars = component.weights()?.root();
-        let loaded = TextEncoder::load(b, &vars, &component.config, self.dtype, &plan)?;
+        let loaded = TextEncoder::load(b, &vars, &config, self.dtype, &plan)?;
         Ok(Arc::clone(encoder.insert(Arc::new(loaded))))
     }
 }

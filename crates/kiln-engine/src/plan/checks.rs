@@ -191,3 +191,29 @@ pub(super) fn guidance(model: &Model, request: &Request, notes: &mut Vec<String>
     }
     Ok(guidance)
 }
+
+/// Returns the text encoder's layers whose states make up a text token; refuses those that it or the transformer lacks.
+pub(super) fn text_layers(model: &Model, request: &Request, notes: &mut Vec<String>) -> Result<Vec<usize>> {
+    let layers: Vec<usize> = request.text_layers.iter().map(|layer| *layer as usize).collect();
+    let Some(encoder) = model.text_encoder.as_ref().filter(|_| request.embeds.is_none()) else {
+        if !layers.is_empty() {
+            notes.push("the text layers have no effect: the prompt is given as embeddings".into());
+        }
+        return Ok(Vec::new());
+    };
+    let config = &encoder.config;
+    if layers.is_empty() {
+        return Ok(config.output_layers().to_vec());
+    }
+    let expected = model.transformer.config.joint_attention_dim / config.hidden_size;
+    if layers.len() != expected {
+        let what = format!("the transformer takes {expected} text layers, found {}", layers.len());
+        return Err(Error::value(what).hint("leave out `text_layers` for the model's own"));
+    }
+    if let Some(layer) = layers.iter().find(|layer| **layer > config.num_hidden_layers) {
+        let count = config.num_hidden_layers;
+        let what = format!("the text encoder has {count} layers, found text layer {layer}");
+        return Err(Error::value(what).hint("0 is the embedding, 1 the first layer"));
+    }
+    Ok(layers)
+}

@@ -19,7 +19,9 @@ use crate::model::{Model, VaeFile};
 use crate::noise::NoiseSource;
 use crate::once::TryOnceLock;
 use crate::request::{BatchPosition, Request, ScheduleKind};
-use checks::{RHO, check_components, check_fields, guidance, image_count, images_per_prompt, schedule};
+use checks::{
+    RHO, check_components, check_fields, guidance, image_count, images_per_prompt, schedule, text_layers,
+};
 pub(crate) use contents::PromptSet;
 pub use contents::{ImagePlan, InitImage, PlannedLora, Prompt, StartingPoint};
 use files::{
@@ -60,6 +62,8 @@ pub struct Plan {
     pub calls_per_step: usize,
     /// Number of tokens that prompts are truncated or padded to.
     pub max_tokens: usize,
+    /// The text encoder's layers whose states make up a text token; empty without a text encoder.
+    pub text_layers: Vec<usize>,
     /// The prompts.
     pub prompt: Prompt,
     /// Reference images, resized and cropped.
@@ -128,6 +132,7 @@ impl Plan {
         };
         let guidance = guidance(model, request, &mut notes)?;
         let max_tokens = request.max_tokens.map_or_else(|| model.default_tokens(), |n| n as usize);
+        let text_layers = text_layers(model, request, &mut notes)?;
         let noise = read_noise(model, request, &mut resolved, inputs, images, noise_grid)?;
         let size_of_init = request.width.is_none()
             && request.height.is_none()
@@ -156,6 +161,7 @@ impl Plan {
             calls_per_step: model.variant.calls_per_step(guidance),
             guidance,
             max_tokens,
+            text_layers,
             prompt,
             references,
             start,

@@ -1,6 +1,7 @@
 //! The pipeline beyond the golden cases themselves: batches, file layouts, LoRAs, events, TAEF2.
 
 mod batching;
+mod dev;
 mod layouts;
 mod lora;
 mod pipeline;

@@ -7,7 +7,8 @@ use crate::harness::{TestServer, png};
 use crate::openai::form;
 
 fn settings() -> Value {
-    json!({ "rng": "cuda", "schedule": "power", "rho": 1.5, "sigmas": [1.0, 0.5], "max_tokens": 64, "vae": "taef2" })
+    json!({ "rng": "cuda", "schedule": "power", "rho": 1.5, "sigmas": [1.0, 0.5], "max_tokens": 64, "vae": "taef2",
+        "text_layers": [8, 16, 24] })
 }
 
 fn with(mut fields: Value, more: Value) -> Value {
@@ -19,7 +20,7 @@ fn with(mut fields: Value, more: Value) -> Value {
 fn assert_settings(request: &Request) {
     assert_eq!((request.rng, request.schedule), (Some(Rng::Cuda), Some(ScheduleKind::Power)));
     assert_eq!((request.rho, request.max_tokens), (Some(1.5), Some(64)));
-    assert_eq!(request.sigmas, [1.0, 0.5]);
+    assert_eq!((&request.sigmas[..], &request.text_layers[..]), (&[1.0, 0.5][..], &[8, 16, 24][..]));
     assert_eq!(request.vae.as_ref().unwrap().path.to_str(), Some("taef2"));
 }
 
@@ -51,13 +52,14 @@ async fn openais_api_accepts_them_beside_its_own_fields() {
 async fn openais_forms_accept_them_as_text() {
     let server = TestServer::new();
     let file = png(32, 32);
-    let parts: [(&str, Option<&str>, &[u8]); 13] = [
+    let parts: [(&str, Option<&str>, &[u8]); 14] = [
         ("prompt", None, b"123"),
         ("image", Some("a.png"), &file),
         ("rng", None, b"cuda"),
         ("schedule", None, b"power"),
         ("rho", None, b"1.5"),
         ("sigmas", None, b"1, 0.5"),
+        ("text_layers", None, b"8,16,24"),
         ("max_tokens", None, b"64"),
         ("vae", None, b"taef2"),
         ("seed", None, b"18446744073709551615"),
@@ -86,7 +88,7 @@ async fn openais_forms_accept_them_as_text() {
     server.send(form(&parts[..6])).await.ok();
     let request = server.received.lock().unwrap()[1].request.clone();
     assert_eq!((&request.prompts[..], &request.seed[..]), (&["a".to_owned(), "b".into()][..], &[11, 12][..]));
-    assert_eq!(request.sigmas, [1.0, 0.5]);
+    assert_eq!((&request.sigmas[..], &request.text_layers[..]), (&[1.0, 0.5][..], &[8, 16, 24][..]));
 }
 
 #[tokio::test]

@@ -79,6 +79,9 @@ impl WeightSource {
 
     /// Average bytes per weight on a device that keeps matrices as stored: 2 for bf16, 0.5625 for Q4_K.
     pub fn bytes_per_weight(&self) -> f64 {
+        if let Some(synthetic) = &self.synthetic {
+            return synthetic.bytes_per_weight();
+        }
         let matrices = || self.tensors.values().filter(|tensor| tensor.shape.rank() == 2);
         let bytes = |tensor: &SourceTensor| match tensor.entry.dtype {
             // No value takes more than f32.

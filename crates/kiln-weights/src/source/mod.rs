@@ -112,6 +112,12 @@ impl WeightSource {
         }
     }
 
+    /// Like [`WeightSource::synthetic`], with linear layers in Q4_K where their rows are whole blocks.
+    pub fn synthetic_q4_k(budget: u64) -> WeightSource {
+        let synthetic = Some(Arc::new(Synthetic::new(budget).with_q4_k()));
+        WeightSource { synthetic, ..WeightSource::synthetic(0) }
+    }
+
     /// Of a [synthetic](WeightSource::synthetic) source: the bytes of all requested tensors, and of the memory behind them.
     pub fn synthetic_bytes(&self) -> Option<(u64, u64)> {
         self.synthetic.as_ref().map(|synthetic| synthetic.sizes())
@@ -328,8 +334,17 @@ impl WeightSource {
 
     /// The matrix `name`, which must have this shape, for a linear layer: not copied, packed as stored.
     pub(crate) fn row_blocks(&self, name: &str, shape: Shape) -> Result<Vec<RowBlock>> {
-        if self.synthetic.is_some() {
-            return Ok(vec![RowBlock::Dense(self.tensor_with_shape(name, shape)?)]);
+        if let Some(synthetic) = &self.synthetic {
+            let packed = synthetic.packed(&shape).transpose();
+            let packed = packed.map_err(|source| Error::Tensor {
+                file: self.path.clone(),
+                tensor: name.to_owned(),
+                source,
+            })?;
+            return Ok(vec![match packed {
+                Some(packed) => RowBlock::Packed(packed),
+                None => RowBlock::Dense(self.tensor_with_shape(name, shape)?),
+            }]);
         }
         let tensor = self.find(name)?;
         let dtype = tensor.entry.dtype;

@@ -18,6 +18,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SIZE")]
     pub synthetic: Option<SizeArg>,
 
+    /// Store the linear layers of synthetic weights as bf16, or in 4 bits as in a GGUF file
+    #[arg(long, value_name = "TYPE", default_value = "bf16", conflicts_with = "model")]
+    pub stored: StoredArg,
+
     /// LoRA for the transformer, with its weight; repeatable
     #[arg(long = "lora", value_name = "FILE[:WEIGHT]", value_parser = LoraRef::parse)]
     pub loras: Vec<LoraRef>,
@@ -83,6 +87,14 @@ pub enum SizeArg {
     Dev,
     /// The random model of Kiln's tests
     Tiny,
+}
+
+/// How synthetic weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StoredArg {
+    Bf16,
+    #[value(name = "q4_k")]
+    Q4K,
 }
 
 /// A phase of image generation.

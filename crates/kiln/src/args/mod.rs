@@ -15,7 +15,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use kiln_engine::{ComponentPaths, Request, Variant};
 
-pub use bench::{BenchArgs, PhaseArg, SizeArg};
+pub use bench::{BenchArgs, PhaseArg, SizeArg, StoredArg};
 pub use config::{ConfigArgs, ConfigCommand};
 pub use files::{ConvertArgs, FloatTypeArg, NamingArg, QuantTypeArg, QuantizeArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};

@@ -11,8 +11,7 @@ pub struct ModelConfig {
     pub name: &'static str,
     pub variant: Variant,
     pub transformer: transformer::Config,
-    /// `None` if Kiln can't run the text encoder.
-    pub text_encoder: Option<text_encoder::Config>,
+    pub text_encoder: text_encoder::Config,
     pub vae: vae::Config,
 }
 
@@ -24,7 +23,7 @@ struct Dimensions {
     single_blocks: usize,
     heads: usize,
     text_dim: usize,
-    text_encoder: Option<Value>,
+    text_encoder: Value,
     vae_channels: [usize; 4],
 }
 
@@ -36,6 +35,14 @@ fn qwen3(hidden: usize, mlp: usize, heads: [usize; 2], head_dim: usize, vocabula
     })
 }
 
+fn mistral_small() -> Value {
+    json!({
+        "model_type": "mistral", "hidden_size": 5120, "intermediate_size": 32_768, "num_hidden_layers": 40,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
+        "vocab_size": 131_072, "rope_theta": 1e9,
+    })
+}
+
 fn dimensions(size: SizeArg) -> Dimensions {
     let klein_4b = || Dimensions {
         name: "klein 4B",
@@ -44,7 +51,7 @@ fn dimensions(size: SizeArg) -> Dimensions {
         single_blocks: 20,
         heads: 24,
         text_dim: 3 * 2560,
-        text_encoder: Some(qwen3(2560, 9728, [32, 8], 128, 151_936)),
+        text_encoder: qwen3(2560, 9728, [32, 8], 128, 151_936),
         vae_channels: [128, 256, 512, 512],
     };
     let klein_9b = || Dimensions {
@@ -53,7 +60,7 @@ fn dimensions(size: SizeArg) -> Dimensions {
         single_blocks: 24,
         heads: 32,
         text_dim: 3 * 4096,
-        text_encoder: Some(qwen3(4096, 12_288, [32, 8], 128, 151_936)),
+        text_encoder: qwen3(4096, 12_288, [32, 8], 128, 151_936),
         ..klein_4b()
     };
     match size {
@@ -67,7 +74,7 @@ fn dimensions(size: SizeArg) -> Dimensions {
             single_blocks: 48,
             heads: 48,
             text_dim: 3 * 5120,
-            text_encoder: None,
+            text_encoder: mistral_small(),
             ..klein_4b()
         },
         SizeArg::Tiny => Dimensions {
@@ -76,7 +83,7 @@ fn dimensions(size: SizeArg) -> Dimensions {
             single_blocks: 2,
             heads: 1,
             text_dim: 3 * 16,
-            text_encoder: Some(qwen3(16, 48, [4, 2], 16, 151_936)),
+            text_encoder: qwen3(16, 48, [4, 2], 16, 151_936),
             vae_channels: [32; 4],
             ..klein_4b()
         },
@@ -96,7 +103,7 @@ impl ModelConfig {
             name: n.name,
             variant: n.variant,
             transformer: serde_json::from_value(transformer)?,
-            text_encoder: n.text_encoder.map(serde_json::from_value).transpose()?,
+            text_encoder: serde_json::from_value(n.text_encoder)?,
             vae: serde_json::from_value(json!({ "block_out_channels": n.vae_channels }))?,
         })
     }
@@ -111,8 +118,9 @@ mod tests {
     fn every_config_is_valid_and_its_components_fit() {
         for size in SizeArg::value_variants() {
             let config = ModelConfig::new(*size).unwrap();
-            let text = config.text_encoder.map(|t| t.text_dim());
-            assert!(text.is_none_or(|dim| dim == config.transformer.joint_attention_dim), "{}", config.name);
+            assert_eq!(config.text_encoder.problem(), None, "{}", config.name);
+            let text_dim = config.text_encoder.text_dim();
+            assert_eq!(text_dim, config.transformer.joint_attention_dim, "{}", config.name);
             assert_eq!(config.vae.token_channels(), config.transformer.in_channels);
         }
     }

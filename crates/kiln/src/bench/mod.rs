@@ -166,7 +166,7 @@ fn source(args: &BenchArgs) -> Result<ModelSource, CliError> {
         ModelConfig::new(size).map_err(|e| CliError::new(format!("invalid config of {size:?}: {e}")))?;
     let available = machine::memory_limit().unwrap_or(u64::MAX);
     let budget = available.saturating_sub(ACTIVATION_MEMORY.min(available / 2));
-    Ok(ModelSource::Synthetic { config: Box::new(config), budget })
+    Ok(ModelSource::Synthetic { config: Box::new(config), budget, stored: args.stored })
 }
 
 /// Parses `512x384`.

@@ -1,5 +1,6 @@
 //! Measures the phases of an image one by one. Each loads its component's weights and drops them at the end.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use kiln_engine::{DeviceInfo, LoraRef, Model, ModelComponent, Variant, WeightResidency};
@@ -7,7 +8,7 @@ use kiln_image::RgbImage;
 use kiln_model::text_encoder::TextEncoder;
 use kiln_model::tokenizer::Tokens;
 use kiln_model::transformer::{BatchItem, Position, References, RopeTables, Transformer, TransformerBatch};
-use kiln_model::{Autoencoder, ResidencyPlan};
+use kiln_model::{Autoencoder, ResidencyPlan, TextEncoderFamily};
 use kiln_ops::{Backend, TimedBackend};
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{LinearPrecision, Lora, LoraOptions, LoraUpdates, WeightSource};
@@ -80,7 +81,7 @@ impl<B: Backend> PhaseBench<'_, B> {
     fn text(&mut self) -> Result<(), CliError> {
         let model = self.plan.source.model(1)?;
         let Some(component) = &model.text_encoder else {
-            self.report.note("skipped the text encoder: Kiln can't run this model's");
+            self.report.note("skipped the text encoder: the model has none");
             return Ok(());
         };
         let config = &component.config;
@@ -90,12 +91,24 @@ impl<B: Backend> PhaseBench<'_, B> {
         let weights = component.weights()?;
         let count = self.plan.text_tokens;
         let id = |i: usize| (i * 7919 % config.vocab_size.max(1)) as u32;
-        let tokens = Tokens { ids: (0..count).map(id).collect(), real: 0..count.min(REAL_TOKENS) };
-        let b = &self.b;
-        let measured = self.measure("text encode", weights, || {
-            encoder.forward(b, &tokens, (0, 1), &mut ()).map(drop).map_err(CliError::from)
-        })?;
-        self.report.phase(measured);
+        let ids: Vec<u32> = (0..count).map(id).collect();
+        let measure = |name: &str, real: Range<usize>| {
+            let tokens = Tokens { ids: ids.clone(), real };
+            self.measure(name, weights, || {
+                let encoded = encoder.forward(&self.b, &tokens, config.output_layers(), (0, 1), &mut ());
+                encoded.map(drop).map_err(CliError::from)
+            })
+        };
+        let typical = count.min(REAL_TOKENS);
+        let measured = match config.family() {
+            TextEncoderFamily::Qwen3 => vec![measure("text encode", 0..typical)?],
+            // Padding on the left takes no time.
+            TextEncoderFamily::Mistral => vec![
+                measure(&format!("text encode, {typical} tokens"), count - typical..count)?,
+                measure(&format!("text encode, {count} tokens"), 0..count)?,
+            ],
+        };
+        measured.into_iter().for_each(|phase| self.report.phase(phase));
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use kiln_engine::{Model, ModelComponent};
 use kiln_weights::{Component, WeightSource};
 
 use super::config::ModelConfig;
+use crate::args::StoredArg;
 use crate::error::CliError;
 
 /// The source of a model's weights.
@@ -17,6 +18,7 @@ pub enum ModelSource {
         config: Box<ModelConfig>,
         /// Bytes of distinct weights that fit into memory.
         budget: u64,
+        stored: StoredArg,
     },
 }
 
@@ -31,27 +33,25 @@ impl ModelSource {
     /// Returns the model. Synthetic weights are created anew for each call, when they are first read, so that dropping a
     /// component frees its memory. `components` is how many of them are in memory at once and share the budget.
     pub fn model(&self, components: u64) -> Result<Arc<Model>, CliError> {
-        let (config, budget) = match self {
+        let (config, budget, stored) = match self {
             ModelSource::Files(model) => return Ok(Arc::clone(model)),
-            ModelSource::Synthetic { config, budget } => (config, budget / components.max(1)),
+            ModelSource::Synthetic { config, budget, stored } => {
+                (config, budget / components.max(1), *stored)
+            }
         };
-        fn synthetic_component<C>(
-            name: &str,
-            config: C,
-            component: Component,
-            budget: u64,
-        ) -> ModelComponent<C> {
-            ModelComponent::from_weights(name.into(), config, component, WeightSource::synthetic(budget))
+        fn component<C>(name: &str, config: C, kind: Component, weights: WeightSource) -> ModelComponent<C> {
+            ModelComponent::from_weights(name.into(), config, kind, weights)
         }
+        let linear = || match stored {
+            StoredArg::Bf16 => WeightSource::synthetic(budget),
+            StoredArg::Q4K => WeightSource::synthetic_q4_k(budget),
+        };
         let model = Model::from_components(
             config.name,
             config.variant,
-            synthetic_component("transformer", config.transformer.clone(), Component::Transformer, budget),
-            config
-                .text_encoder
-                .clone()
-                .map(|c| synthetic_component("text_encoder", c, Component::TextEncoder, budget)),
-            Some(synthetic_component("vae", config.vae.clone(), Component::Vae, budget)),
+            component("transformer", config.transformer.clone(), Component::Transformer, linear()),
+            Some(component("text_encoder", config.text_encoder.clone(), Component::TextEncoder, linear())),
+            Some(component("vae", config.vae.clone(), Component::Vae, WeightSource::synthetic(budget))),
         );
         Ok(Arc::new(model?))
     }

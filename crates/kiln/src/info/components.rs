@@ -95,17 +95,18 @@ fn describe_one(component: Component, weights: &WeightSource) -> Description {
 fn sizes(component: Component, weights: &WeightSource) -> Option<Properties> {
     match component {
         Component::Transformer => transformer::Config::from_tensors(weights).map(|c| {
-            let hidden = c.joint_attention_dim / text_encoder::OUTPUT_LAYERS.len();
             Properties::default()
                 .with("double_blocks", c.num_layers)
                 .with("single_blocks", c.num_single_layers)
                 .with("dim", c.dim())
                 .with("text_dim", c.joint_attention_dim)
-                .with("needs", format!("a {} and a FLUX.2 VAE", text_encoder_name(hidden)))
+                .with("needs", format!("a {} and a FLUX.2 VAE", text_encoder_name(c.joint_attention_dim)))
         }),
         Component::TextEncoder => text_encoder::Config::from_tensors(weights).map(|c| {
             Properties::default()
+                .with("family", c.family().to_string())
                 .with("layers", c.num_hidden_layers)
+                .with("text_layers", c.output_layers())
                 .with("hidden_size", c.hidden_size)
                 .with("vocabulary", c.vocab_size)
                 .with("goes_with", format!("a transformer with text_dim {}", c.text_dim()))
@@ -119,7 +120,9 @@ fn sizes(component: Component, weights: &WeightSource) -> Option<Properties> {
     }
 }
 
-fn text_encoder_name(hidden: usize) -> String {
+/// Names the text encoder whose three states are this wide.
+fn text_encoder_name(text_dim: usize) -> String {
+    let hidden = text_dim / 3;
     let name = match hidden {
         2560 => "Qwen3-4B",
         4096 => "Qwen3-8B",

@@ -1,6 +1,6 @@
 //! Describes a model.
 
-use kiln_engine::{Model, ModelComponent, Variant};
+use kiln_engine::{Model, ModelComponent};
 use kiln_tensor::DType;
 use kiln_weights::{Component, WeightSource};
 
@@ -30,6 +30,7 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError
         let sizes = Properties::default()
             .with("kind", c.model_type.as_deref().unwrap_or("qwen3"))
             .with("layers", c.num_hidden_layers)
+            .with("text_layers", c.output_layers())
             .with("hidden_size", c.hidden_size)
             .with("heads", c.num_attention_heads)
             .with("key_value_heads", c.num_key_value_heads)
@@ -92,9 +93,6 @@ pub(super) fn absence(model: &Model, component: Component) -> String {
     if let Some(files) = model.candidates(component) {
         let files: Vec<String> = files.iter().map(|file| format!("`{}`", file.display())).collect();
         return format!("none: several files could be it: {}; name one with {option}", files.join(", "));
-    }
-    if component == Component::TextEncoder && model.variant == Variant::Dev {
-        return "none: Kiln takes dev's prompts as embeddings, with --embeds".into();
     }
     match &model.searched_folders[..] {
         [] => "none in this folder".into(),

@@ -27,7 +27,7 @@ use crate::live::{Api, JobSnapshot, SavedImage};
 /// A1111's default for `denoising_strength`.
 const DEFAULT_STRENGTH: f64 = 0.75;
 /// Fields of Kiln's request that `override_settings` may hold. All other settings are A1111's and ignored.
-const OWN_SETTINGS: [&str; 6] = ["max_tokens", "rho", "rng", "schedule", "sigmas", "vae"];
+const OWN_SETTINGS: [&str; 7] = ["max_tokens", "rho", "rng", "schedule", "sigmas", "text_layers", "vae"];
 
 /// A request in A1111's format. Unsupported fields are ignored, as clients send many.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
@@ -53,7 +53,7 @@ pub(crate) struct Txt2Img {
     n_iter: Option<u32>,
     /// Schedule of the noise levels, one of `/sdapi/v1/schedulers`; other names mean the model's own.
     scheduler: Option<String>,
-    /// `sd_model_checkpoint` selects the model, `sd_vae` the autoencoder; `max_tokens`, `rho`, `rng`, `schedule`, `sigmas` and `vae` are as in `/v1/jobs`.
+    /// `sd_model_checkpoint` selects the model, `sd_vae` the autoencoder; `max_tokens`, `rho`, `rng`, `schedule`, `sigmas`, `text_layers` and `vae` are as in `/v1/jobs`.
     #[schema(value_type = Option<Object>)]
     override_settings: Option<Fields>,
     /// The initial image as base64; only the first of the list is used.
