@@ -115,7 +115,7 @@ impl Config {
             false => TextEncoderFamily::Mistral,
         };
         let usual = defaults(family);
-        let head_dim = head_dim(source)?;
+        let head_dim = source.head_dim()?;
         let heads = |leaf: &str| Some(side(&layer(leaf), 0)? / head_dim.max(1));
         let metadata = source.metadata();
         // What is not a number is a problem of the configuration.
@@ -289,16 +289,6 @@ impl Config {
             self.num_hidden_layers
         ))
     }
-}
-
-/// The width of a head: that of its norm, else the usual one, or the largest that fits.
-fn head_dim(source: &WeightSource) -> Option<usize> {
-    let rows = |leaf: &str| {
-        source.entry(&format!("model.layers.0.self_attn.{leaf}.weight"))?.1.dims().first().copied()
-    };
-    let [q, k] = [rows("q_proj")?, rows("k_proj")?];
-    let fits = |dim: &usize| q.is_multiple_of(*dim) && k.is_multiple_of(*dim);
-    rows("q_norm").or_else(|| [128, 64, 32, 16, 8, 4, 2].into_iter().find(fits))
 }
 
 /// Whether the metadata of a GGUF file asks for scaled rotary embeddings.

@@ -131,8 +131,7 @@ impl<B: Backend> TextEncoder<B> {
 
 /// Which elements of a head rotate together: neighbours if llama.cpp permuted the rows of queries and keys.
 pub fn rope_layout(vars: &Vars<'_>) -> RopeLayout {
-    let _ = vars;
-    RopeLayout::HalfSplit
+    if vars.source().has_interleaved_rotary() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit }
 }
 
 /// Computes the rotary table of these positions; angles are f32, as in transformers.

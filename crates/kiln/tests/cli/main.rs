@@ -9,6 +9,7 @@ mod cancel;
 mod colours;
 mod config;
 mod convert;
+mod dev;
 #[cfg(all(unix, feature = "ember", feature = "serve"))]
 mod docs;
 #[cfg(feature = "ember")]

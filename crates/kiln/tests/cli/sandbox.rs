@@ -29,7 +29,15 @@ impl Sandbox {
     }
 
     pub fn with_model(name: &str) -> Sandbox {
-        let model = Checkpoint::assemble(&testdata(), name).unwrap();
+        Sandbox::with_checkpoint(Checkpoint::assemble(&testdata(), name).unwrap())
+    }
+
+    /// With dev and its text encoder.
+    pub fn with_dev() -> Sandbox {
+        Sandbox::with_checkpoint(Checkpoint::assemble(&testdata().join("dev"), "dev").unwrap())
+    }
+
+    fn with_checkpoint(model: Checkpoint) -> Sandbox {
         Sandbox { model, folder: tempfile::tempdir().unwrap(), cache: tempfile::tempdir().unwrap() }
     }
 
