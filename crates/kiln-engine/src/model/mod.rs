@@ -208,13 +208,23 @@ impl Model {
         }
     }
 
-    /// Returns the model's tokenizer, or the built-in one. Reads it on first use.
+    /// Returns the model's tokenizer, the one in its text encoder's file, or the built-in one. Reads it on first use.
     pub fn prompt_tokenizer(&self) -> Result<&PromptTokenizer> {
         let family = self.text_encoder_family();
-        self.prompt_tokenizer.get_or_try_init(|| match &self.tokenizer {
-            Some(files) => Ok(PromptTokenizer::open(family, files)?),
-            None => Ok(PromptTokenizer::built_in(family)?),
+        self.prompt_tokenizer.get_or_try_init(|| match (&self.tokenizer, self.embedded_tokenizer()) {
+            (Some(files), _) => Ok(PromptTokenizer::open(family, files)?),
+            (None, Some(files)) => Ok(PromptTokenizer::open(family, &files)?),
+            (None, None) => Ok(PromptTokenizer::built_in(family)?),
         })
+    }
+
+    /// Returns the tokenizer in the files of a Mistral text encoder, if there is one and none beside them.
+    fn embedded_tokenizer(&self) -> Option<TokenizerFiles> {
+        let component = self.text_encoder.as_ref().filter(|_| self.tokenizer.is_none())?;
+        let is_mistral = component.config.family() == TextEncoderFamily::Mistral;
+        // Weights that can't be opened are reported when they are loaded.
+        let weights = component.weights().ok().filter(|_| is_mistral)?;
+        TokenizerFiles::embedded(weights)
     }
 
     /// Returns another VAE for this model, from a file or folder. Opens it on first use.

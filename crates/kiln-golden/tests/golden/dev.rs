@@ -113,14 +113,14 @@ fn a_text_encoder_of_another_family_is_refused_before_weights_are_read() {
         let text_encoder = other.path().join("text_encoder");
         let paths = ComponentPaths { text_encoder: Some(text_encoder), ..ComponentPaths::default() };
         let error = Model::open_with(Some(model.path()), &paths).unwrap_err().to_string();
-        assert!(error.contains("Qwen3") && error.contains("Mistral Small 3"), "{error}");
+        assert!(error.contains("Qwen3") && error.contains("Mistral"), "{error}");
     }
     // The configuration is enough.
     let config = dev.path().join("text_encoder/config.json");
     fs::remove_file(&config).unwrap();
     fs::copy(klein.path().join("text_encoder/config.json"), &config).unwrap();
     let error = Model::open(dev.path()).unwrap_err().to_string();
-    assert!(error.contains("takes its text from Mistral Small 3"), "{error}");
+    assert!(error.contains("takes its text from Mistral"), "{error}");
 }
 
 #[test]
