@@ -6,6 +6,9 @@ KLEIN = dict(attention_head_dim=128, in_channels=128, guidance_embeds=False)
 TRANSFORMERS = {
     "4b": dict(KLEIN, num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680),
     "9b": dict(KLEIN, num_layers=8, num_single_layers=24, num_attention_heads=32, joint_attention_dim=12288),
+    "dev": dict(
+        KLEIN, num_layers=8, num_single_layers=48, num_attention_heads=48, joint_attention_dim=15360, guidance_embeds=True,
+    ),
     "tiny": dict(KLEIN, num_layers=1, num_single_layers=2, num_attention_heads=1, joint_attention_dim=48),
 }
 QWEN3 = dict(
@@ -18,6 +21,19 @@ QWEN3 = dict(
     rms_norm_eps=1e-6,
     rope_theta=1e6,
 )
+MISTRAL = dict(
+    num_hidden_layers=40,
+    hidden_size=5120,
+    intermediate_size=32768,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=131072,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    rope_theta=1e9,
+    sliding_window=None,
+)
 TEXT_ENCODERS = {
     "4b": dict(QWEN3, hidden_size=2560, intermediate_size=9728, tie_word_embeddings=True),
     "9b": dict(QWEN3, hidden_size=4096, intermediate_size=12288, tie_word_embeddings=False),
@@ -29,6 +45,7 @@ TEXT_ENCODERS = {
 VAES = {
     "4b": dict(block_out_channels=(128, 256, 512, 512)),
     "9b": dict(block_out_channels=(128, 256, 512, 512)),
+    "dev": dict(block_out_channels=(128, 256, 512, 512)),
     "tiny": dict(block_out_channels=(32, 32, 32, 32)),
 }
 
@@ -41,9 +58,11 @@ def transformer(size):
 
 
 def text_encoder(size):
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     with torch.device("meta"):
+        if size == "dev":
+            return MistralForCausalLM(MistralConfig(**MISTRAL))
         return Qwen3ForCausalLM(Qwen3Config(**TEXT_ENCODERS[size]))
 
 

@@ -28,23 +28,40 @@ def step(args, device):
         timestep=torch.tensor([0.7], device=device).bfloat16(),
         img_ids=ids[None].to(device),
         txt_ids=words[None].to(device),
-        guidance=None,
+        guidance=torch.tensor([4.0], device=device).bfloat16() if config.guidance_embeds else None,
         return_dict=False,
     )
     return model, model, lambda entry: entry(**inputs)
 
 
-def text(args, device):
-    # As in diffusers' pipeline: all layers and the head, with the hidden states stored.
+def language_model(args, device):
+    """Returns the language model and the ids of a prompt."""
     model = models.materialise(models.text_encoder(args.model), device)
     # The rotary frequencies are a computed buffer, not a loaded one.
     rotary = model.model.rotary_emb
     if hasattr(rotary, "rope_init_fn"):
         rotary.inv_freq = rotary.rope_init_fn(model.config, device)[0]
-    ids = torch.arange(args.tokens, device=device)[None] * 7919 % model.config.vocab_size
+    return model, torch.arange(args.tokens, device=device)[None] * 7919 % model.config.vocab_size
+
+
+def text(args, device):
+    # As in diffusers' pipeline: all layers and the head, with the hidden states stored.
+    model, ids = language_model(args, device)
     mask = (torch.arange(args.tokens, device=device) < REAL_TOKENS).long()[None]
     inputs = dict(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
     return model, model, lambda entry: entry(**inputs)
+
+
+def token(args, device):
+    """One token of a rewritten prompt, after a prompt of `args.tokens` in the key/value cache."""
+    model, ids = language_model(args, device)
+    cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+
+    def run(entry):
+        cache.crop(args.tokens)
+        return entry(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
+
+    return model, model, run
 
 
 def decode(args, device):
@@ -55,7 +72,7 @@ def decode(args, device):
     return model, model.decode, lambda entry: entry(latent, return_dict=False)
 
 
-ALL = {"step": step, "text": text, "decode": decode}
+ALL = {"step": step, "text": text, "token": token, "decode": decode}
 
 
 def arguments(parser, size, repeat):
