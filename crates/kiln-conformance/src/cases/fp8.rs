@@ -30,7 +30,14 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     list.add("linear_fp8/full_size", Fp8 { sizes: vec![[70, 3072, 528]], ..base });
     list.add("linear_fp8/in_the_file", StoredPacked);
     list.add("linear_gated_add_fp8/side_by_side", GatedAdd { inputs: &[64, 192], groups: &[1, 17, 22] });
-    for (name, beside, inner) in [("alone", 0, 256), ("beside", 64, 192), ("odd", 33, 101)] {
+    for (name, beside, inner) in [
+        ("alone", 0, 256),
+        ("beside", 64, 192),
+        ("odd", 33, 101),
+        // A single block of dev: its row is just as wide as the shared memory that GPUs have by default.
+        ("wide", 6144, 18_432),
+        ("wider_than_shared_memory", 0, 49_160),
+    ] {
         list.add(&format!("swiglu_gated_add_fp8/{name}"), SwigluGatedAdd { beside, inner });
     }
     let split = AdaSplit { dim: 64, groups: &[1, 17, 2], widths: [16, 16, 40], bias: false };

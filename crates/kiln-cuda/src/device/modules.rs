@@ -17,8 +17,8 @@ use crate::sources::{CompileTarget, KernelSource};
 use crate::sys::driver::FUNCTION_SHARED_BYTES;
 use kiln_base::lock;
 
-/// Shared memory a block can use without raising the kernel's limit.
-const DEFAULT_SHARED_BYTES: usize = 48 << 10;
+/// Dynamic shared memory a block can use without raising the kernel's limit: 48 KiB, less the static arrays of our kernels.
+const DEFAULT_SHARED_BYTES: usize = 47 << 10;
 
 /// The kernels of one GPU, unloaded on drop; the stream has to be idle then.
 pub(crate) struct Modules {

@@ -26,8 +26,8 @@ use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
 use crate::weight::QuantizedMatrix;
 
-/// Shared memory a block can use without raising the kernel's limit.
-const DEFAULT_SHARED_BYTES: usize = 48 << 10;
+/// Largest row that is staged: every GPU has 99 KiB of shared memory, and the kernel has static arrays too.
+const MAX_STAGED_BYTES: usize = 96 << 10;
 
 /// Shared memory for a row until its scale is known, in bytes.
 fn staged_row_bytes(cols: usize, dtype: DType) -> usize {
@@ -77,7 +77,7 @@ impl Fp8Operand {
 
     /// Whether rows of the weight's width fit the shared memory of [`Fp8Operand::from_swiglu`].
     pub fn supports_swiglu(w: &QuantizedMatrix, dtype: DType) -> bool {
-        staged_row_bytes(w.cols, dtype) <= DEFAULT_SHARED_BYTES
+        staged_row_bytes(w.cols, dtype) <= MAX_STAGED_BYTES
     }
 
     /// Quantizes `left` and SwiGLU of `x`, concatenated by columns, in one pass.
