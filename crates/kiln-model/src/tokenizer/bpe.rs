@@ -73,9 +73,9 @@ impl BpeModel {
         self.vocab.id(token)
     }
 
-    /// The tokens with their ids.
-    pub fn tokens(&self) -> impl Iterator<Item = (&str, u32)> {
-        self.vocab.iter()
+    /// Returns the token with this id.
+    pub fn token(&self, id: u32) -> Option<&str> {
+        self.vocab.token(id)
     }
 
     /// Splits a word into symbols. Characters that are not in the vocabulary are left out.

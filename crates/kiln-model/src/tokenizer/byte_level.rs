@@ -7,7 +7,6 @@
 //! That is what the tokenizers of Qwen3 and Mistral consist of. A file that asks for anything else is an error.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 
 use fancy_regex::Regex;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
@@ -45,16 +44,12 @@ impl ByteLevelTokenizer {
 
     /// Returns the text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD, ids without a token nothing.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let mut texts: HashMap<u32, &str> = ids.iter().map(|id| (*id, "")).collect();
-        for (token, id) in self.model.tokens() {
-            texts.entry(id).and_modify(|text| *text = token);
-        }
         let mut bytes = Vec::new();
         for id in ids {
             match self.added.of_id(*id) {
                 Some(added) if added.special => {}
                 Some(added) => bytes.extend_from_slice(added.content.as_bytes()),
-                None => bytes.extend(texts[id].chars().filter_map(symbol_byte)),
+                None => bytes.extend(self.model.token(*id).unwrap_or("").chars().filter_map(symbol_byte)),
             }
         }
         String::from_utf8_lossy(&bytes).into_owned()

@@ -111,9 +111,14 @@ impl Vocab {
         self.entries.len()
     }
 
-    /// The tokens with their ids.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, u32)> {
-        self.entries.iter().map(|entry| (self.text(entry), entry.id))
+    /// The token with this id.
+    pub fn token(&self, id: u32) -> Option<&str> {
+        // Vocabularies are in the order of ids nearly always.
+        let likely =
+            self.entries.first().and_then(|first| self.entries.get(id.checked_sub(first.id)? as usize));
+        let is_it = |entry: &&VocabEntry| entry.id == id;
+        let entry = likely.filter(is_it).or_else(|| self.entries.iter().find(is_it))?;
+        Some(self.text(entry))
     }
 
     pub fn id(&self, token: &str) -> Option<u32> {
@@ -156,6 +161,9 @@ mod tests {
     fn the_last_id_of_a_repeated_token_counts() {
         let vocab = Vocab::new(&[("a", 1), ("b", 2), ("a", 3)]);
         assert_eq!((vocab.id("a"), vocab.id("b"), vocab.id("c")), (Some(3), Some(2), None));
-        assert_eq!((vocab.len(), vocab.iter().collect::<Vec<_>>()), (2, vec![("a", 3), ("b", 2)]));
+        assert_eq!(
+            (vocab.len(), vocab.token(3), vocab.token(2), vocab.token(1)),
+            (2, Some("a"), Some("b"), None)
+        );
     }
 }
