@@ -195,14 +195,12 @@ pub(super) fn guidance(model: &Model, request: &Request, notes: &mut Vec<String>
 /// Returns the text encoder's layers whose states make up a text token; refuses those that it or the transformer lacks.
 pub(super) fn text_layers(model: &Model, request: &Request, notes: &mut Vec<String>) -> Result<Vec<usize>> {
     let layers: Vec<usize> = request.text_layers.iter().map(|layer| *layer as usize).collect();
-    let Some(encoder) = model.text_encoder.as_ref().filter(|_| request.embeds.is_none()) else {
-        if !layers.is_empty() {
-            notes.push("the text layers have no effect: the prompt is given as embeddings".into());
-        }
-        return Ok(Vec::new());
-    };
+    if request.embeds.is_some() && !layers.is_empty() {
+        notes.push("the text layers have no effect: the prompt is given as embeddings".into());
+    }
+    let Some(encoder) = &model.text_encoder else { return Ok(Vec::new()) };
     let config = &encoder.config;
-    if layers.is_empty() {
+    if layers.is_empty() || request.embeds.is_some() {
         return Ok(config.output_layers().to_vec());
     }
     let expected = model.transformer.config.joint_attention_dim / config.hidden_size;

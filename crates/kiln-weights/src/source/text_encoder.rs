@@ -96,7 +96,7 @@ mod tests {
     fn only_llama_cpp_rows_without_norms_are_interleaved() {
         let q = ("blk.0.attn_q.weight", HostTensor::zeros([4, 4]));
         let norm = ("blk.0.attn_q_norm.weight", HostTensor::zeros([4]));
-        assert!(encoder("a", &[q.clone()]).has_interleaved_rotary());
+        assert!(encoder("a", std::slice::from_ref(&q)).has_interleaved_rotary());
         assert!(!encoder("a", &[q, norm]).has_interleaved_rotary());
         assert!(!q_and_k("model.layers.0", 4, 4).has_interleaved_rotary());
     }
@@ -113,7 +113,7 @@ mod tests {
             let source = encoder("a", &[q.clone(), ("tekken_model", tensor)]);
             assert_eq!(source.byte_tensor("tekken_model").unwrap().as_deref(), Some(&text[..]));
         }
-        assert_eq!(encoder("a", &[q.clone()]).byte_tensor("tekken_model").unwrap(), None);
+        assert_eq!(encoder("a", std::slice::from_ref(&q)).byte_tensor("tekken_model").unwrap(), None);
         let broken = HostTensor::from_f32([2], vec![12.0, 3.5]).unwrap();
         let error = encoder("enc.gguf", &[q, ("tekken_model", broken)])
             .byte_tensor("tekken_model")
