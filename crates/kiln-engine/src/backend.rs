@@ -72,11 +72,14 @@ pub fn with_backend<V: BackendVisitor>(settings: &Settings, visitor: V) -> Resul
 }
 
 impl AnyBackend {
-    /// Chooses the backend for a model with this many bytes of weights. `auto` takes a GPU that can hold them, or any GPU
-    /// if a memory limit is set. The note says why a GPU or a limit is not used.
-    pub fn for_model(settings: &Settings, weight_bytes: u64) -> Result<(AnyBackend, Option<String>)> {
+    /// Chooses the backend for a model. `auto` takes a GPU if the model runs with its free bytes of memory, as `fits` says
+    /// with the reason if not, or any GPU if a memory limit is set. The note says why a GPU or a limit is not used.
+    pub fn for_model(
+        settings: &Settings,
+        fits: impl Fn(u64) -> Result<(), String>,
+    ) -> Result<(AnyBackend, Option<String>)> {
         let (gpu, note) = match settings.device {
-            Device::Auto => find_gpu(weight_bytes, settings),
+            Device::Auto => find_gpu(fits, settings),
             _ => (None, None),
         };
         let chosen = gpu.map_or_else(|| AnyBackend::new(settings), Ok)?;
@@ -248,27 +251,22 @@ fn cuda(_: usize, _: &Settings) -> Result<AnyBackend> {
     Err(Error::Device { what, hint: Some(USE_THE_CPU.into()) })
 }
 
-/// Rough memory of an image in addition to the weights.
+/// Returns the first GPU if the model runs with its free memory; else a note that says why not, if there is a GPU.
 #[cfg(feature = "cuda")]
-const IMAGE_BYTES: u64 = 2 << 30;
-
-/// Returns the first GPU if it can hold the weights; else a note that says why not, if there is a GPU.
-#[cfg(feature = "cuda")]
-fn find_gpu(weight_bytes: u64, settings: &Settings) -> (Option<AnyBackend>, Option<String>) {
-    use crate::memory::HumanBytes;
-    // With a memory limit, weights that don't fit are streamed.
-    let needed = if settings.vram_limit.is_some() { 0 } else { weight_bytes.saturating_add(IMAGE_BYTES) };
-    let free = |backend: &kiln_cuda::CudaBackend| backend.memory_free().unwrap_or(0) as u64;
+fn find_gpu(
+    fits: impl Fn(u64) -> Result<(), String>,
+    settings: &Settings,
+) -> (Option<AnyBackend>, Option<String>) {
     match kiln_cuda::CudaBackend::new(&cuda_options(0, settings)) {
-        Ok(backend) if free(&backend) >= needed => (Some(AnyBackend::Cuda(Box::new(backend))), None),
         Ok(backend) => {
-            let (needed, free) = (HumanBytes(needed), HumanBytes(free(&backend)));
-            let name = &backend.gpu().name;
-            let note = format!(
-                "the GPU is not used: this model needs about {needed}, and {name} has {free} free; with --device cuda, \
-                 weights that don't fit are streamed as they are used"
-            );
-            (None, Some(note))
+            let free = backend.memory_free().unwrap_or(0) as u64;
+            // A limit that is too small is an error of the plan.
+            match fits(free) {
+                Err(why) if settings.vram_limit.is_none() => {
+                    (None, Some(format!("the GPU is not used: {why} ({})", backend.gpu().name)))
+                }
+                _ => (Some(AnyBackend::Cuda(Box::new(backend))), None),
+            }
         }
         // No note on a machine without an NVIDIA GPU.
         Err(kiln_cuda::Error::NoDevice { .. }) => (None, None),
@@ -282,6 +280,6 @@ fn find_gpu(weight_bytes: u64, settings: &Settings) -> (Option<AnyBackend>, Opti
 }
 
 #[cfg(not(feature = "cuda"))]
-fn find_gpu(_: u64, _: &Settings) -> (Option<AnyBackend>, Option<String>) {
+fn find_gpu(_: impl Fn(u64) -> Result<(), String>, _: &Settings) -> (Option<AnyBackend>, Option<String>) {
     (None, None)
 }

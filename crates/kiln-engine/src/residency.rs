@@ -103,6 +103,11 @@ impl WeightResidency {
         ResidencyPlan::new(self.transformer, self.weights.transformer)
     }
 
+    /// Returns the bytes of weights that are streamed.
+    pub fn streamed(&self) -> u64 {
+        self.weights.text_encoder - self.text_encoder + self.weights.transformer - self.transformer
+    }
+
     /// Whether all weights are resident.
     pub fn is_full(&self) -> bool {
         self.text_encoder == self.weights.text_encoder && self.transformer == self.weights.transformer
@@ -186,6 +191,7 @@ mod tests {
     fn the_text_encoder_is_streamed_before_any_of_the_transformer() {
         let residency = residency(10 * GIB).unwrap();
         assert_eq!((residency.text_encoder, residency.transformer), (0, 7 * GIB));
+        assert_eq!(residency.streamed(), 6 * GIB);
         assert!(residency.to_string().starts_with("the transformer stays"), "{residency}");
     }
 

@@ -10,11 +10,12 @@ use crate::backend::{AnyBackend, BackendVisitor, DeviceInfo};
 use crate::engine::{Engine, EngineInfo};
 use crate::error::{Error, ErrorContext, Result};
 use crate::local_engine::LocalEngine;
-use crate::memory::HumanBytes;
+use crate::machine;
+use crate::memory::{HumanBytes, MemoryEstimate};
 use crate::model::{Model, VaeFile};
 use crate::pipeline::LoadOptions;
 use crate::plan::Plan;
-use crate::residency::plan_residency;
+use crate::residency::{WeightResidency, plan_residency};
 use crate::settings::{Precision, Settings};
 use crate::sink::Sink;
 
@@ -33,7 +34,8 @@ impl Setup {
     /// Chooses the device and the precision, with enough memory for `plan`; without a plan, for images of the default
     /// size with two references.
     pub fn new(model: &Arc<Model>, settings: &Settings, plan: Option<&Plan>) -> Result<Setup> {
-        let (backend, note) = AnyBackend::for_model(settings, model.file_bytes())?;
+        let fits = |vram| fits_gpu(model, settings.precision, plan, vram);
+        let (backend, note) = AnyBackend::for_model(settings, fits)?;
         let mut notes: Vec<String> = note.into_iter().chain(model.unused_tensor_notes()).collect();
         if settings.precision == Precision::Fp8 && !backend.has_fp8() {
             let what = format!("{} has no fp8 matmuls", backend.device());
@@ -49,13 +51,7 @@ impl Setup {
         }
         let mut residency = None;
         if let Some(vram) = backend.vram() {
-            let estimate = match plan {
-                Some(plan) => plan.memory_estimate(dtype),
-                None => {
-                    let other_tokens = model.default_tokens() + 2 * model.reference_tokens();
-                    model.memory_estimate([model.default_size; 2], other_tokens, dtype)
-                }
-            };
+            let estimate = estimate(model, plan, dtype);
             let planned = plan_residency(model.weight_bytes(linear_precision), &estimate, vram)?;
             residency = Some(planned).filter(|residency| !residency.is_full());
             notes.extend(residency.map(|residency| residency.to_string()));
@@ -160,6 +156,37 @@ fn choose_precision(
         _ => LinearPrecision::Float,
     };
     (precision, linear_precision)
+}
+
+/// Estimates the memory of the plan's images; without a plan, of those of the default size with two references.
+fn estimate(model: &Model, plan: Option<&Plan>, dtype: DType) -> MemoryEstimate {
+    match plan {
+        Some(plan) => plan.memory_estimate(dtype),
+        None => {
+            let other_tokens = model.default_tokens() + 2 * model.reference_tokens();
+            model.memory_estimate([model.default_size; 2], other_tokens, dtype)
+        }
+    }
+}
+
+/// Checks that a model runs on a GPU with this much free memory: what does not fit must fit into host memory. The error
+/// says why not.
+fn fits_gpu(model: &Model, precision: Precision, plan: Option<&Plan>, vram: u64) -> Result<(), String> {
+    let linear = if precision == Precision::Fp8 { LinearPrecision::Fp8 } else { LinearPrecision::Float };
+    let dtype = if precision == Precision::F32 { DType::F32 } else { DType::BF16 };
+    let planned = WeightResidency::new(model.weight_bytes(linear), &estimate(model, plan, dtype), vram);
+    let planned = planned.map_err(|smallest| {
+        format!("it has {} free, this model needs {}", HumanBytes(vram), HumanBytes(smallest))
+    })?;
+    match machine::memory_limit() {
+        Some(free) if planned.streamed() > free => Err(format!(
+            "{} of weights don't fit beside its {}, and only {} of the machine's memory are free",
+            HumanBytes(planned.streamed()),
+            HumanBytes(vram),
+            HumanBytes(free)
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Returns a note if memory can't hold the transformer's weights, which stay in their mapped file.

@@ -18,7 +18,7 @@ pub fn engine(error: &kiln_engine::Error) -> Option<String> {
     match error {
         Error::Mismatch { .. } => Some(
             "the components belong to different models: klein 4B needs Qwen3-4B (hidden size 2560), klein 9B needs \
-             Qwen3-8B (4096); take all folders from one download"
+             Qwen3-8B (4096), dev needs Mistral-Small-3.2-24B (5120); take all folders from one download"
                 .into(),
         ),
         Error::Memory { any_size: true, .. } => Some(

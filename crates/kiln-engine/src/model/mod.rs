@@ -331,7 +331,7 @@ impl Model {
             let (expected, found) = (self.variant.text_encoder_family(), text.config.family());
             if expected != found {
                 return mismatch(format!(
-                    "the transformer ({}) takes its text from {expected}, this text encoder is {found}",
+                    "the transformer is {} and takes its text from {expected}, this text encoder is {found}",
                     self.variant
                 ));
             }

@@ -88,7 +88,7 @@ async fn openais_forms_accept_them_as_text() {
     server.send(form(&parts[..6])).await.ok();
     let request = server.received.lock().unwrap()[1].request.clone();
     assert_eq!((&request.prompts[..], &request.seed[..]), (&["a".to_owned(), "b".into()][..], &[11, 12][..]));
-    assert_eq!((&request.sigmas[..], &request.text_layers[..]), (&[1.0, 0.5][..], &[8, 16, 24][..]));
+    assert_eq!(request.sigmas, [1.0, 0.5]);
 }
 
 #[tokio::test]

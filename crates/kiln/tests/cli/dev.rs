@@ -43,10 +43,10 @@ fn text_layers_change_the_image_and_stay_in_the_recipe() {
     assert_ne!(usual, other);
     sandbox.kiln(&["generate", "--from", "c.png", "-o", "d.png", "--device", "cpu"]).ok();
     assert_eq!(sandbox.image("d.png").pixels(), other);
-    sandbox.generate(&["a fox", "--text-layers", "10,20"]).fails(1, &["takes 3 text layers, found 2"]);
+    sandbox.generate(&["a fox", "--text-layers", "10,20"]).fails(2, &["takes 3 text layers, found 2"]);
     sandbox
         .generate(&["a fox", "--text-layers", "10,20,99"])
-        .fails(1, &["has 33 layers, found text layer 99"]);
+        .fails(2, &["has 33 layers, found text layer 99"]);
     sandbox.generate(&["a fox", "--text-layers", "x"]).fails(2, &["expected a whole number"]);
 }
 
