@@ -56,6 +56,11 @@ pub struct NamedModel {
 }
 
 impl InstalledModel {
+    /// Whether it is a whole model and nothing of it is missing.
+    pub fn is_complete(&self) -> bool {
+        self.is_model && !self.incomplete
+    }
+
     /// The models of this repository: the whole model, and each weight file that is not one of its components.
     pub fn models(&self) -> Vec<NamedModel> {
         let files: Vec<&String> = if self.is_model {

@@ -17,6 +17,8 @@ const MAX_LIST_BYTES: u64 = 32 << 20;
 
 /// The longest name of a licence that is shown, in characters.
 const MAX_LICENCE: usize = 60;
+/// The longest address of a licence that is shown, in bytes.
+const MAX_URL: usize = 300;
 
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +37,10 @@ pub(crate) struct RepoListing {
     pub commit: String,
     pub files: Vec<RemoteFile>,
     pub licence: Option<String>,
+    /// The address of the licence's text, if it is stated.
+    pub licence_url: Option<String>,
+    /// Whether its terms must be accepted on its page.
+    pub gated: bool,
 }
 
 #[derive(Deserialize)]
@@ -44,6 +50,9 @@ struct ModelInfo {
     /// The head of the model card, which its author writes: of any form.
     #[serde(default, rename = "cardData")]
     card: serde_json::Value,
+    /// `false`, or how access is granted.
+    #[serde(default)]
+    gated: serde_json::Value,
 }
 
 impl ModelInfo {
@@ -54,6 +63,16 @@ impl ModelInfo {
         let licence = licence.or_else(|| text("license_name")).or_else(|| text("license"))?;
         let plain = |c: &char| c.is_ascii_graphic() || *c == ' ';
         Some(licence.chars().filter(plain).take(MAX_LICENCE).collect()).filter(|l: &String| !l.is_empty())
+    }
+
+    fn licence_url(&self) -> Option<String> {
+        let link = self.card.get("license_link")?.as_str()?;
+        let is_plain = link.len() <= MAX_URL && link.bytes().all(|b| b.is_ascii_graphic());
+        (link.starts_with("https://") && is_plain).then(|| link.to_owned())
+    }
+
+    fn is_gated(&self) -> bool {
+        self.gated.is_string() || self.gated == true
     }
 }
 
@@ -112,7 +131,7 @@ impl Client {
         if !is_hash(&info.sha) {
             return Err(bad(format!("a commit named {:?}", info.sha)));
         }
-        let licence = info.licence();
+        let (licence, licence_url, gated) = (info.licence(), info.licence_url(), info.is_gated());
         let files = info.siblings.into_iter().map(|sibling| {
             let (size, hash) = match (sibling.lfs, sibling.size, sibling.blob_id) {
                 (Some(lfs), ..) => (lfs.size, lfs.sha256),
@@ -126,7 +145,8 @@ impl Client {
             }
             Ok(RemoteFile { path: sibling.rfilename, size, hash })
         });
-        Ok(RepoListing { commit: info.sha, files: files.collect::<Result<_>>()?, licence })
+        let files = files.collect::<Result<_>>()?;
+        Ok(RepoListing { commit: info.sha, files, licence, licence_url, gated })
     }
 
     /// Requests a file from byte `from` on. Returns its address and the response, with status 200, 206 or 416.

@@ -17,6 +17,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod alias;
 mod cache;
 mod client;
 mod download;
@@ -26,9 +27,10 @@ mod pull;
 mod select;
 mod settings;
 
+pub use alias::{ALIASES, Alias, Companion, Licence};
 pub use cache::{Cache, InstalledModel, NamedModel};
 pub use client::RemoteFile;
 pub use error::{Error, Result};
-pub use name::{ALIASES, ModelName};
-pub use pull::{PullPlan, PullProgress, PullSummary, plan, pull};
+pub use name::ModelName;
+pub use pull::{ModelPlan, PullPlan, PullProgress, PullSummary, Terms, plan, plan_model, pull};
 pub use settings::HubSettings;

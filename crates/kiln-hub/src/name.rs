@@ -1,27 +1,7 @@
 //! Model names as users type them: `owner/repo[@revision][:pattern]`, or an alias.
 
-use crate::{Error, Result};
-
-/// Aliases and their repositories.
-pub const ALIASES: [(&str, &str); 17] = [
-    ("klein-4b", "black-forest-labs/FLUX.2-klein-4B"),
-    ("klein-9b", "black-forest-labs/FLUX.2-klein-9B"),
-    ("klein-base-4b", "black-forest-labs/FLUX.2-klein-base-4B"),
-    ("klein-base-9b", "black-forest-labs/FLUX.2-klein-base-9B"),
-    ("klein-9b-kv", "black-forest-labs/FLUX.2-klein-9b-kv"),
-    ("klein-4b-fp8", "black-forest-labs/FLUX.2-klein-4b-fp8"),
-    ("klein-9b-fp8", "black-forest-labs/FLUX.2-klein-9b-fp8"),
-    ("klein-base-4b-fp8", "black-forest-labs/FLUX.2-klein-base-4b-fp8"),
-    ("klein-base-9b-fp8", "black-forest-labs/FLUX.2-klein-base-9b-fp8"),
-    ("klein-9b-kv-fp8", "black-forest-labs/FLUX.2-klein-9b-kv-fp8"),
-    ("klein-4b-nvfp4", "black-forest-labs/FLUX.2-klein-4b-nvfp4"),
-    ("klein-9b-nvfp4", "black-forest-labs/FLUX.2-klein-9b-nvfp4"),
-    ("klein-4b-gguf", "unsloth/FLUX.2-klein-4B-GGUF"),
-    ("klein-9b-gguf", "unsloth/FLUX.2-klein-9B-GGUF"),
-    ("klein-base-4b-gguf", "unsloth/FLUX.2-klein-base-4B-GGUF"),
-    ("klein-base-9b-gguf", "unsloth/FLUX.2-klein-base-9B-GGUF"),
-    ("small-decoder", "black-forest-labs/FLUX.2-small-decoder"),
-];
+use crate::alias::{self, Alias};
+use crate::{Cache, Error, Licence, Result};
 
 /// A repository, its revision and a pattern for its files: `owner/repo[@revision][:pattern]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +15,7 @@ pub struct ModelName {
 }
 
 impl ModelName {
-    /// Parses a name: one of [`ALIASES`] or a repository.
+    /// Parses a name: that of one of the [`ALIASES`](crate::ALIASES) or a repository.
     pub fn parse(text: &str) -> Result<ModelName> {
         let invalid = |reason| Error::InvalidName { name: text.to_owned(), reason };
         let (rest, pattern) = match text.split_once(':') {
@@ -43,8 +23,9 @@ impl ModelName {
             None => (text, None),
         };
         let (repo, revision) = rest.split_once('@').unwrap_or((rest, "main"));
-        let alias = ALIASES.iter().find(|(short, _)| short.eq_ignore_ascii_case(repo));
-        let repo = alias.map_or(repo, |(_, repo)| repo);
+        let alias = Alias::named(repo);
+        let repo = alias.map_or(repo, |alias| alias.repo);
+        let pattern = pattern.or_else(|| alias?.file.map(str::to_owned));
         let Some((owner, name)) = repo.split_once('/') else {
             return Err(invalid("expected owner/repo, or a name such as klein-4b"));
         };
@@ -60,17 +41,55 @@ impl ModelName {
         Ok(ModelName { repo: repo.to_owned(), revision: revision.to_owned(), pattern })
     }
 
-    /// Whether the repository is one of [`ALIASES`], and not just any text of the form `owner/repo`.
+    /// Whether the repository has an alias, and is not just any text of the form `owner/repo`.
     pub fn is_known(&self) -> bool {
-        ALIASES.iter().any(|(_, repo)| *repo == self.repo)
+        Alias::of_repo(&self.repo).is_some()
+    }
+
+    /// The licence of a known repository, which must be accepted; `None` if there are no conditions, or none known.
+    pub fn licence(&self) -> Option<Licence> {
+        Alias::of_repo(&self.repo)?.licence
     }
 
     /// The shortest text that parses to this name: with the alias, if there is one.
     pub fn short(&self) -> String {
-        let alias = ALIASES.iter().find(|(_, repo)| *repo == self.repo).map(|(short, _)| *short);
         let revision = if self.revision == "main" { String::new() } else { format!("@{}", self.revision) };
-        let pattern = self.pattern.as_ref().map_or(String::new(), |p| format!(":{p}"));
-        format!("{}{revision}{pattern}", alias.unwrap_or(&self.repo))
+        let alias = Alias::of(&self.repo, self.pattern.as_deref());
+        let name = alias.map_or(self.repo.as_str(), |alias| alias.name);
+        match &self.pattern {
+            Some(pattern) if alias.is_none_or(|alias| alias.file != Some(pattern)) => {
+                format!("{name}{revision}:{pattern}")
+            }
+            _ => format!("{name}{revision}"),
+        }
+    }
+
+    /// The files that complete the model, such as a text encoder.
+    pub fn companions(&self) -> Vec<ModelName> {
+        self.needed().iter().map(|companion| ModelName::file(companion.repo, companion.file)).collect()
+    }
+
+    /// The companions to pull with the model: all but those in whose place the cache has another file.
+    pub(crate) fn companions_to_pull(&self, cache: &Cache) -> Vec<ModelName> {
+        if cache.installed(alias::DEV, "main").is_some_and(|model| model.is_complete()) {
+            return Vec::new();
+        }
+        let has = |repo: &str, file: &str| !cache.files(&ModelName::file(repo, file)).is_empty();
+        let is_replaced = |companion: &alias::Companion| {
+            !has(companion.repo, companion.file) && has(companion.repo, companion.alternatives)
+        };
+        let needed = self.needed().iter().filter(|companion| !is_replaced(companion));
+        needed.map(|companion| ModelName::file(companion.repo, companion.file)).collect()
+    }
+
+    fn file(repo: &str, pattern: &str) -> ModelName {
+        ModelName { repo: repo.into(), revision: "main".into(), pattern: Some(pattern.into()) }
+    }
+
+    fn needed(&self) -> &'static [alias::Companion] {
+        let named = Alias::of(&self.repo, self.pattern.as_deref());
+        // Another file of a repository of transformers needs the same.
+        named.or_else(|| Alias::only_one(&self.repo)).map_or(&[], |alias| alias.companions)
     }
 }
 
@@ -92,6 +111,29 @@ mod tests {
         assert_eq!(name.short(), "a/b.c@v1.0:*Q4*.gguf");
         let short = ModelName::parse("KLEIN-4b-gguf:q4_k_m").unwrap();
         assert_eq!((&*short.repo, &*short.short()), ("unsloth/FLUX.2-klein-4B-GGUF", "klein-4b-gguf:q4_k_m"));
+    }
+
+    #[test]
+    fn an_alias_may_mean_one_file_of_a_repository() {
+        let fp8 = ModelName::parse("dev-fp8").unwrap();
+        assert_eq!((&*fp8.repo, &*fp8.short()), ("Comfy-Org/flux2-dev", "dev-fp8"));
+        assert!(fp8.pattern.as_deref().is_some_and(|file| file.ends_with("/flux2_dev_fp8mixed.safetensors")));
+        let other = ModelName::parse("dev-nvfp4@v1:flux2-dev-nvfp4-mixed.safetensors").unwrap();
+        assert_eq!(other.short(), "black-forest-labs/FLUX.2-dev-NVFP4@v1:flux2-dev-nvfp4-mixed.safetensors");
+        assert_eq!(ModelName::parse(&other.short()).unwrap(), other);
+        let files = |name: &str| {
+            let names = ModelName::parse(name).unwrap().companions().into_iter();
+            names.map(|name| name.pattern.unwrap()).collect::<Vec<_>>()
+        };
+        for name in ["dev-fp8", "dev-gguf:Q4_K_S", "dev-nvfp4", "dev-nvfp4:mixed"] {
+            let [text_encoder, vae] = &files(name)[..] else { panic!("{name}") };
+            assert!(
+                text_encoder.contains("mistral_3_small_flux2_f") && vae.ends_with("flux2-vae.safetensors")
+            );
+        }
+        assert_eq!(files("dev-encoder"), ["split_files/vae/flux2-vae.safetensors"]);
+        assert_eq!(files("dev"), [""; 0]);
+        assert_eq!(files("klein-4b-gguf:Q4_0"), [""; 0]);
     }
 
     #[test]

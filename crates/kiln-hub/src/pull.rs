@@ -1,4 +1,4 @@
-//! Pulling: downloading all files of a model into the cache.
+//! Pulling: downloading all files of a model into the cache, with those of other repositories that it needs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::thread;
 use crate::client::{Client, RemoteFile, RepoListing};
 use crate::download::Download;
 use crate::error::io;
-use crate::{Cache, Error, HubSettings, ModelName, Result, select};
+use crate::{Cache, Error, HubSettings, Licence, ModelName, Result, select};
 
 /// The progress of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,8 @@ pub struct PullPlan {
     pub files: Vec<RemoteFile>,
     /// The licence that the repository states, such as `apache-2.0`.
     pub licence: Option<String>,
+    /// The terms that the user must accept, if there are any.
+    pub terms: Option<Terms>,
     /// Total bytes of the files.
     pub bytes: u64,
     /// Bytes that are not in the cache yet.
@@ -58,9 +60,107 @@ pub struct PullPlan {
     pub folder: PathBuf,
 }
 
+/// A licence that must be accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Its name.
+    pub licence: String,
+    /// Where to read it.
+    pub url: String,
+}
+
+impl Terms {
+    /// The terms of a repository: those of a known model, or what its page says.
+    fn of(name: &ModelName, listing: &RepoListing, endpoint: &str) -> Option<Terms> {
+        if let Some(Licence { name, url }) = name.licence() {
+            return Some(Terms { licence: name.into(), url: url.into() });
+        }
+        let licence = listing.licence.clone().unwrap_or_else(|| "licence without a name".into());
+        let has_conditions = licence.to_ascii_lowercase().contains("non-commercial")
+            || licence.to_ascii_lowercase().starts_with("cc-by-nc");
+        let page = || format!("{endpoint}/{}", name.repo);
+        let url = listing.licence_url.clone().unwrap_or_else(page);
+        (listing.gated || has_conditions).then_some(Terms { licence, url })
+    }
+}
+
+/// What pulling a model will download: its own files, and those that complete it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelPlan {
+    /// The model's own files.
+    pub model: PullPlan,
+    /// The files of other repositories, or other files of its own, that it needs.
+    pub companions: Vec<PullPlan>,
+}
+
+/// Lists and selects the files of `name`, and those of its companions that the cache has nothing in place of. Downloads
+/// nothing.
+pub fn plan_model(settings: &HubSettings, name: &ModelName) -> Result<ModelPlan> {
+    let model = plan(settings, name)?;
+    let companions = name.companions_to_pull(&Cache::new(&settings.cache));
+    let companions = companions.iter().map(|companion| plan(settings, companion)).collect::<Result<_>>()?;
+    Ok(ModelPlan { model, companions })
+}
+
+impl ModelPlan {
+    /// The plans, the model's own first.
+    pub fn all(&self) -> impl Iterator<Item = &PullPlan> {
+        std::iter::once(&self.model).chain(&self.companions)
+    }
+
+    /// Total bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.all().map(|plan| plan.bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes that are not in the cache yet.
+    pub fn missing(&self) -> u64 {
+        self.all().map(|plan| plan.missing).fold(0, u64::saturating_add)
+    }
+
+    /// The terms of what is not in the cache yet, each once.
+    pub fn terms(&self) -> Vec<&Terms> {
+        let missing = self.all().filter(|plan| plan.missing > 0);
+        let mut terms: Vec<&Terms> = Vec::new();
+        for new in missing.filter_map(|plan| plan.terms.as_ref()) {
+            if !terms.contains(&new) {
+                terms.push(new);
+            }
+        }
+        terms
+    }
+
+    /// Downloads the files that are not in the cache yet, as [`pull`] does. The progress and the summary are those of all
+    /// files; the folder is the model's.
+    pub fn run(
+        &self,
+        settings: &HubSettings,
+        on_progress: &mut dyn FnMut(PullProgress<'_>) -> bool,
+    ) -> Result<PullSummary> {
+        let (files, total) = (self.all().map(|plan| plan.files.len()).sum(), self.bytes());
+        let (mut files_before, mut bytes_before) = (0, 0);
+        let mut run = |plan: &PullPlan| {
+            let pulled = plan.run(settings, &mut |PullProgress { file, index, done, .. }| {
+                let (index, done) = (files_before + index, bytes_before + done);
+                on_progress(PullProgress { file, index, files, done, total })
+            })?;
+            files_before += plan.files.len();
+            bytes_before += plan.bytes;
+            Ok::<_, Error>(pulled)
+        };
+        let mut summary = PullSummary { files, bytes: total, ..run(&self.model)? };
+        for companion in &self.companions {
+            summary.downloaded += run(companion)?.downloaded;
+        }
+        Ok(summary)
+    }
+}
+
 /// Lists and selects the files of `name`. Downloads nothing.
 pub fn plan(settings: &HubSettings, name: &ModelName) -> Result<PullPlan> {
-    let RepoListing { commit, files, licence } = list_with_retries(settings, &Client::new(settings), name)?;
+    let listing = list_with_retries(settings, &Client::new(settings), name)?;
+    let terms = Terms::of(name, &listing, &settings.endpoint);
+    let RepoListing { commit, files, licence, .. } = listing;
     let files = select::select(name, files)?;
     let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0u64, u64::saturating_add);
     let folder = Cache::new(&settings.cache).repo(&name.repo);
@@ -72,7 +172,7 @@ pub fn plan(settings: &HubSettings, name: &ModelName) -> Result<PullPlan> {
     };
     let bytes = sum(&mut files.iter().map(|file| file.size));
     let missing = sum(&mut files.iter().map(missing));
-    Ok(PullPlan { name: name.clone(), commit, files, licence, bytes, missing, folder })
+    Ok(PullPlan { name: name.clone(), commit, files, licence, terms, bytes, missing, folder })
 }
 
 /// Downloads the files of `name` that are not in the cache yet.

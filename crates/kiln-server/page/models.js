@@ -46,7 +46,7 @@ function show({ data, available }) {
   $("models-more-field").hidden = others.length === 0;
 }
 
-function row({ name, source }, download) {
+function row({ name, source, licence }, download) {
   const item = make("li", {}, make("span", { className: "name", textContent: name, title: source }));
   const act = (text, action, label) => {
     const tool = button(text, () => trying(async () => {
@@ -62,8 +62,14 @@ function row({ name, source }, download) {
       make("span", { className: "note", textContent: total ? `${bytes(done)} of ${bytes(total)}` : "Starting" }),
       act("Cancel", () => call(`/v1/downloads/${name}`, { method: "DELETE" }), `Cancel the download of ${name}`));
   } else {
-    item.append(make("span", { className: "note", textContent: download?.error ?? source }),
-      act(download ? "Resume" : "Download", () => send("POST", "/v1/downloads", { model: name }), `Download ${name}`));
+    const start = download ? "Resume" : "Download";
+    const accepting = licence ? `, accepting the ${licence.name}` : "";
+    item.append(make("span", { className: "note", textContent: download?.error ?? source }));
+    if (licence) {
+      item.append(make("a", { className: "note", href: licence.url, target: "_blank", rel: "noreferrer", textContent: licence.name }));
+    }
+    item.append(act(licence ? `Accept the licence and ${start.toLowerCase()}` : start,
+      () => send("POST", "/v1/downloads", { model: name, accept_license: Boolean(licence) }), `${start} ${name}${accepting}`));
   }
   return item;
 }

@@ -50,6 +50,18 @@ pub struct DownloadableModel {
     pub source: String,
     /// Whether it is on this machine already.
     pub installed: bool,
+    /// The licence that must be accepted before a download.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub licence: Option<DownloadLicence>,
+}
+
+/// A licence with conditions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct DownloadLicence {
+    /// Its name.
+    pub name: String,
+    /// Where to read it.
+    pub url: String,
 }
 
 /// The models, LoRAs and VAEs that requests can name. Called while images are generated, from any thread.

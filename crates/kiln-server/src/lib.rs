@@ -58,8 +58,8 @@ mod wrong_keys;
 pub use api::{openapi, router};
 pub use config::Config;
 pub use generator::{
-    Catalogue, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError, JobInputs,
-    JobSink, LoadedModel, LoraInfo, ModelInfo, Task,
+    Catalogue, DownloadLicence, DownloadableModel, ErrorKind, FinishedImage, Generator, InputImage, JobError,
+    JobInputs, JobSink, LoadedModel, LoraInfo, ModelInfo, Task,
 };
 pub use keys::{ApiKey, MIN_KEY_LENGTH, Quotas};
 pub use limits::Limits;

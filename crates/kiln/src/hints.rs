@@ -218,7 +218,7 @@ pub fn hub(error: &kiln_hub::Error) -> Option<String> {
     };
     Some(match error {
         Error::InvalidName { .. } => {
-            let names = kiln_hub::ALIASES.map(|(short, _)| short).join(", ");
+            let names = kiln_hub::ALIASES.map(|alias| alias.name).join(", ");
             format!("known names: {names}; or give OWNER/REPO")
         }
         Error::NoCache => "set HF_HOME to a folder".into(),
@@ -228,7 +228,7 @@ pub fn hub(error: &kiln_hub::Error) -> Option<String> {
              that account into HF_TOKEN"
         ),
         Error::Gated { page, .. } => {
-            format!("accept the terms on {page} with the account of the access token")
+            format!("accept the terms on {page} with the account of the access token in HF_TOKEN")
         }
         Error::NotFound { .. } => "check the name; it must match the model's page".into(),
         Error::Connection { .. } => {
@@ -292,7 +292,7 @@ pub fn refuse_ambiguous(model: &Model, vae_given: bool) -> Result<(), CliError> 
 /// Opens a model with some components from elsewhere. If the path is not a model, the error has a hint about where the
 /// model may be.
 pub fn open_model_with(path: &Path, components: &ComponentPaths) -> Result<Model, CliError> {
-    let components = &ComponentPaths { fallback_models: hub::complete_models(), ..components.clone() };
+    let components = &ComponentPaths { fallback_models: hub::fallback_models(), ..components.clone() };
     let opened = Model::open_with(Some(path), components);
     let no_index = path.is_dir() && !path.join("model_index.json").is_file();
     let hint = match &opened {

@@ -93,9 +93,11 @@ impl ModelLocation {
     /// Opens the model with some components from elsewhere.
     pub fn open_with(&self, components: &ComponentPaths) -> Result<Model, CliError> {
         let model = match self {
-            ModelLocation::Named { path, .. } | ModelLocation::Path(path) => {
-                hints::open_model_with(path, components)
+            ModelLocation::Named { name, path } => {
+                let preferred = hub::companions(name);
+                hints::open_model_with(path, &ComponentPaths { preferred, ..components.clone() })
             }
+            ModelLocation::Path(path) => hints::open_model_with(path, components),
             ModelLocation::BuiltIn if !components.is_empty() => {
                 Err(CliError::usage("the built-in model can't be combined with components of another model")
                     .hint("choose a model with -m, or give its transformer with --transformer"))

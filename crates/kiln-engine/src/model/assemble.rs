@@ -71,8 +71,7 @@ fn open(path: Option<&Path>, paths: &ComponentPaths) -> Result<Model> {
         }
         Located::Components(folder) => assemble(&folder, paths, None, sources),
     };
-    let overrides = ComponentPaths { fallback_models: Vec::new(), ..paths.clone() };
-    Ok(Model { overrides, ..model? })
+    Ok(Model { overrides: paths.named_only(), ..model? })
 }
 
 /// Replaces components of a model with the named ones.
@@ -138,7 +137,7 @@ fn assemble(
     if path != file && path.extension().is_none_or(|e| !e.eq_ignore_ascii_case("toml")) {
         near.insert(0, path);
     }
-    let mut search = ComponentSearch::new(near, &paths.fallback_models, sources);
+    let mut search = ComponentSearch::new(near, paths, sources);
     let text_encoder = if variant == Variant::Dev {
         None
     } else {

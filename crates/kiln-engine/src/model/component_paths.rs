@@ -17,14 +17,22 @@ pub struct ComponentPaths {
     pub tokenizer: Option<PathBuf>,
     /// The model's variant.
     pub variant: Option<Variant>,
-    /// Models in the diffusers layout. A transformer without a text encoder or VAE of its own uses theirs, if they fit.
+    /// Models in the diffusers layout, and files. A transformer without a text encoder or VAE of its own uses theirs, if
+    /// they fit.
     pub fallback_models: Vec<PathBuf>,
+    /// Files that are used where several could be meant.
+    pub preferred: Vec<PathBuf>,
 }
 
 impl ComponentPaths {
     /// Whether no component and no variant is named.
     pub fn is_empty(&self) -> bool {
-        ComponentPaths { fallback_models: Vec::new(), ..self.clone() } == ComponentPaths::default()
+        self.named_only() == ComponentPaths::default()
+    }
+
+    /// Returns these paths without those that were not named by a user.
+    pub(super) fn named_only(&self) -> ComponentPaths {
+        ComponentPaths { fallback_models: Vec::new(), preferred: Vec::new(), ..self.clone() }
     }
 
     /// Returns these paths, completed with those of `other`.
@@ -36,6 +44,7 @@ impl ComponentPaths {
             tokenizer: self.tokenizer.clone().or(other.tokenizer),
             variant: self.variant.or(other.variant),
             fallback_models: self.fallback_models.clone(),
+            preferred: self.preferred.clone(),
         }
     }
 }

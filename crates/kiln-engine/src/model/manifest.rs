@@ -4,7 +4,7 @@
 //! transformer = "flux-2-klein-4b-Q4_K_M.gguf"
 //! text_encoder = "text_encoders/qwen_3_4b.safetensors"
 //! vae = "vae/flux2-vae.safetensors"
-//! tokenizer = "tokenizer/tokenizer.json"   # optional: Qwen3's is built in
+//! tokenizer = "tokenizer/tokenizer.json"   # optional: Qwen3's and Mistral's are built in
 //! variant = "distilled"                    # or "base", "kv", "dev"
 //! ```
 
@@ -71,7 +71,7 @@ impl ComponentPaths {
             vae: manifest.vae.map(path).transpose()?,
             tokenizer: manifest.tokenizer.map(path).transpose()?,
             variant: manifest.variant,
-            fallback_models: Vec::new(),
+            ..ComponentPaths::default()
         })
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use kiln_weights::{Component, WeightSource};
 
 use super::component::{ComponentConfig, ModelComponent, SourceCache, open_component};
+use super::component_paths::ComponentPaths;
 use crate::error::Result;
 
 /// Maximum number of files inspected per folder.
@@ -16,8 +17,8 @@ const MAX_FILES: usize = 200;
 pub(super) struct ComponentSearch<'a> {
     /// The model that the user named, if it is another file or folder, and the transformer.
     near: Vec<&'a Path>,
-    /// Models in the diffusers layout to borrow components from.
-    fallback_models: &'a [PathBuf],
+    /// What to borrow components from, and which files to prefer.
+    paths: &'a ComponentPaths,
     sources: &'a SourceCache,
     /// The folders searched so far.
     pub searched: Vec<PathBuf>,
@@ -30,11 +31,11 @@ pub(super) struct ComponentSearch<'a> {
 impl<'a> ComponentSearch<'a> {
     pub fn new(
         near: Vec<&'a Path>,
-        fallback_models: &'a [PathBuf],
+        paths: &'a ComponentPaths,
         sources: &'a SourceCache,
     ) -> ComponentSearch<'a> {
         let (searched, ambiguous, unreadable) = (Vec::new(), Vec::new(), BTreeSet::new());
-        ComponentSearch { near, fallback_models, sources, searched, ambiguous, unreadable }
+        ComponentSearch { near, paths, sources, searched, ambiguous, unreadable }
     }
 
     /// Opens the component at `named` or, if no path is named, the first one that fits: near the model, then in the
@@ -48,26 +49,42 @@ impl<'a> ComponentSearch<'a> {
             return open_component(path, self.sources).map(Some);
         }
         let fits_source = |source: &WeightSource| C::from_tensors(source).is_some_and(|config| fits(&config));
-        match &self.find_nearby::<C>(fits_source)[..] {
-            [] => {}
-            [file] => return open_component(file, self.sources).map(Some),
-            several => {
+        let nearby = self.find_nearby::<C>(fits_source);
+        let preferred = nearby.iter().find(|file| self.paths.preferred.contains(file));
+        match (&nearby[..], preferred) {
+            ([], _) => {}
+            ([file], _) | (_, Some(file)) => return open_component(file, self.sources).map(Some),
+            (several, None) => {
                 self.ambiguous.push((C::COMPONENT, several.to_vec()));
                 return Ok(None);
             }
         }
-        for model in self.fallback_models {
-            let folder = model.join(C::FOLDER);
-            if !folder.is_dir() {
-                continue;
-            }
-            self.add_searched(model);
-            let component = open_component::<C>(&folder, self.sources).ok();
+        Ok(self.find_in_fallbacks(fits))
+    }
+
+    /// Opens the first component that fits, of the preferred files and of the fallback models.
+    fn find_in_fallbacks<C: ComponentConfig>(
+        &mut self,
+        fits: impl Fn(&C) -> bool,
+    ) -> Option<ModelComponent<C>> {
+        let paths = self.paths;
+        for path in paths.preferred.iter().chain(&paths.fallback_models) {
+            let component = if path.is_file() {
+                self.add_searched(path.parent().unwrap_or(path));
+                // Files of other components are not even opened as this one.
+                let has = self.sources.component(path, C::COMPONENT).is_ok_and(|found| found.is_some());
+                if has { open_component::<C>(path, self.sources).ok() } else { None }
+            } else if path.join(C::FOLDER).is_dir() {
+                self.add_searched(path);
+                open_component::<C>(&path.join(C::FOLDER), self.sources).ok()
+            } else {
+                None
+            };
             if let Some(component) = component.filter(|component| fits(&component.config)) {
-                return Ok(Some(component));
+                return Some(component);
             }
         }
-        Ok(None)
+        None
     }
 
     /// Returns the files with a fitting component in the first place that has any: the model's own file, else its

@@ -50,11 +50,13 @@ pub struct Request {
     pub headers: BTreeMap<String, String>,
 }
 
+/// The name of a repository, and its files.
+pub type Repo = (String, Vec<(String, HubFile)>);
+
 #[derive(Clone)]
 pub struct Hub {
     port: u16,
-    repo: String,
-    files: Arc<Vec<(String, HubFile)>>,
+    repos: Arc<Vec<Repo>>,
     pub behavior: Arc<Mutex<HubBehavior>>,
     pub requests: Arc<Mutex<Vec<Request>>>,
 }
@@ -62,11 +64,15 @@ pub struct Hub {
 impl Hub {
     /// Starts a hub with one repository, which runs until the test ends.
     pub fn start(repo: &str, files: Vec<(String, HubFile)>, behavior: HubBehavior) -> Hub {
+        Hub::start_all(vec![(repo.into(), files)], behavior)
+    }
+
+    /// Starts a hub with several repositories.
+    pub fn start_all(repos: Vec<Repo>, behavior: HubBehavior) -> Hub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let hub = Hub {
             port: listener.local_addr().unwrap().port(),
-            repo: repo.into(),
-            files: Arc::new(files),
+            repos: Arc::new(repos),
             behavior: Arc::new(Mutex::new(behavior)),
             requests: Arc::default(),
         };
@@ -109,14 +115,20 @@ impl Hub {
         {
             return send(stream, *status, &format!("X-Error-Code: {code}\r\n"), b"no");
         }
-        let api = format!("/api/models/{}/revision", self.repo);
-        if [format!("{api}/main?blobs=true"), format!("{api}/{COMMIT}?blobs=true")].contains(&request.path) {
-            let list = behavior.list.take().unwrap_or_else(|| self.list());
-            return send(stream, 200, "", list.as_bytes());
+        for repo in &*self.repos {
+            let api = format!("/api/models/{}/revision", repo.0);
+            if [format!("{api}/main?blobs=true"), format!("{api}/{COMMIT}?blobs=true")]
+                .contains(&request.path)
+            {
+                let list = behavior.list.take().unwrap_or_else(|| list(repo));
+                return send(stream, 200, "", list.as_bytes());
+            }
         }
-        let resolve = format!("/{}/resolve/{COMMIT}/", self.repo);
-        let name = request.path.strip_prefix(&resolve).or(request.path.strip_prefix("/cdn/"));
-        let file = name.and_then(|name| self.files.iter().find(|(path, _)| path.replace(' ', "%20") == name));
+        let file = self.repos.iter().find_map(|(repo, files)| {
+            let resolve = format!("/{repo}/resolve/{COMMIT}/");
+            let name = request.path.strip_prefix(&resolve).or(request.path.strip_prefix("/cdn/"))?;
+            files.iter().find(|(path, _)| path.replace(' ', "%20") == name)
+        });
         let Some((name, file)) = file else {
             return send(stream, 404, "X-Error-Code: EntryNotFound\r\n", b"none");
         };
@@ -166,26 +178,30 @@ impl Hub {
         Ok(())
     }
 
-    /// The list of files, as JSON.
+    /// The list of the first repository's files, as JSON.
     pub fn list(&self) -> String {
-        let entry = |(path, file): &(String, HubFile)| {
-            let size = file.bytes.len();
-            if file.large {
-                format!(
-                    r#"{{"rfilename":"{path}","blobId":"{COMMIT}","size":{size},"lfs":{{"sha256":"{}","size":{size},"pointerSize":1}}}}"#,
-                    file.hash
-                )
-            } else {
-                format!(r#"{{"rfilename":"{path}","size":{size},"blobId":"{}"}}"#, file.hash)
-            }
-        };
-        let entries: Vec<_> = self.files.iter().map(entry).collect();
-        format!(
-            r#"{{"id":"{}","sha":"{COMMIT}","cardData":{{"license":"apache-2.0"}},"siblings":[{}]}}"#,
-            self.repo,
-            entries.join(",")
-        )
+        list(&self.repos[0])
     }
+}
+
+/// The list of a repository's files, as JSON.
+fn list((repo, files): &Repo) -> String {
+    let entry = |(path, file): &(String, HubFile)| {
+        let size = file.bytes.len();
+        if file.large {
+            format!(
+                r#"{{"rfilename":"{path}","blobId":"{COMMIT}","size":{size},"lfs":{{"sha256":"{}","size":{size},"pointerSize":1}}}}"#,
+                file.hash
+            )
+        } else {
+            format!(r#"{{"rfilename":"{path}","size":{size},"blobId":"{}"}}"#, file.hash)
+        }
+    };
+    let entries: Vec<_> = files.iter().map(entry).collect();
+    let siblings = entries.join(",");
+    format!(
+        r#"{{"id":"{repo}","sha":"{COMMIT}","cardData":{{"license":"apache-2.0"}},"siblings":[{siblings}]}}"#
+    )
 }
 
 fn head(status: u16, headers: &str, length: usize) -> String {

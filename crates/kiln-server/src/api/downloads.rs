@@ -11,7 +11,7 @@ use super::error::{ApiError, ErrorBody};
 use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::downloads::Download;
-use crate::generator::DownloadableModel;
+use crate::generator::{DownloadLicence, DownloadableModel};
 
 /// Downloads, and models that can be downloaded.
 #[derive(Serialize, ToSchema)]
@@ -39,6 +39,9 @@ pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result
 pub(crate) struct NewDownload {
     /// Its name, one of those that `GET /v1/downloads` offers.
     model: String,
+    /// Whether the model's licence is accepted. Needed for a model that has one.
+    #[serde(default)]
+    accept_license: bool,
 }
 
 /// Downloads a model. Only one download runs at a time; one that was interrupted resumes.
@@ -49,13 +52,19 @@ pub(crate) struct NewDownload {
 pub(crate) async fn start(
     State(server): State<Server>,
     caller: Caller,
-    Json(NewDownload { model }, _permit): Json<NewDownload>,
+    Json(NewDownload { model, accept_license }, _permit): Json<NewDownload>,
 ) -> Result<Response, ApiError> {
     caller.require_admin()?;
     let list = run_blocking(move || {
         let available = server.catalogue.downloadable();
-        if !available.iter().any(|offered| offered.name == model) {
+        let Some(offered) = available.iter().find(|offered| offered.name == model) else {
             return Err(ApiError::not_found("model to download", &model));
+        };
+        if let Some(DownloadLicence { name, url }) = offered.licence.as_ref().filter(|_| !accept_license) {
+            let message = format!(
+                "`{model}` is under the {name} ({url}); read it and send `accept_license` to accept it"
+            );
+            return Err(ApiError::new(StatusCode::FORBIDDEN, "license_not_accepted", message));
         }
         server.start_download(&model).map_err(|running| {
             let message = format!("`{running}` is being downloaded; wait for it, or cancel it");

@@ -50,6 +50,22 @@ async fn offered_models_are_downloaded_one_at_a_time_with_progress() {
 }
 
 #[tokio::test]
+async fn a_licence_must_be_accepted_before_the_download() {
+    let server = TestServer::new();
+    let list = server.get("/v1/downloads").await.ok().json();
+    let licensed = list["available"].as_array().unwrap().iter().find(|m| m["name"] == "licensed").unwrap();
+    assert_eq!(licensed["licence"], json!({ "name": "Test License", "url": "https://example.org/l" }));
+    assert_eq!(list["available"][0].get("licence"), None);
+    for refused in [json!({ "model": "licensed" }), json!({ "model": "licensed", "accept_license": false })] {
+        let error = server.post("/v1/downloads", refused).await;
+        error.expect_error(403, "license_not_accepted");
+    }
+    assert_eq!(server.get("/v1/downloads").await.ok().json()["data"], json!([]));
+    server.post("/v1/downloads", json!({ "model": "licensed", "accept_license": true })).await.ok();
+    wait(&server, "licensed", "done").await;
+}
+
+#[tokio::test]
 async fn loras_have_trigger_words_and_a_small_preview() {
     let server = TestServer::new();
     let lora = server.get("/v1/loras/details").await.ok().json()["data"][0].clone();

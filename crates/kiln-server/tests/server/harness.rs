@@ -10,8 +10,8 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use kiln_engine::{FileRef, Phase, Progress, Request as JobRequest};
 use kiln_image::{Format, RgbImage};
 use kiln_server::{
-    Catalogue, Config, DownloadableModel, FinishedImage, Generator, InputImage, JobError, JobInputs, JobSink,
-    LoraInfo, ModelInfo, Server, StoreError, Task, router,
+    Catalogue, Config, DownloadLicence, DownloadableModel, FinishedImage, Generator, InputImage, JobError,
+    JobInputs, JobSink, LoraInfo, ModelInfo, Server, StoreError, Task, router,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -58,9 +58,14 @@ impl Catalogue for TestCatalogue {
     }
 
     fn downloadable(&self) -> Vec<DownloadableModel> {
-        let model =
-            |name: &str| DownloadableModel { name: name.into(), source: "hub".into(), installed: false };
-        vec![model("tiny"), model("endless"), model("broken")]
+        let licence = DownloadLicence { name: "Test License".into(), url: "https://example.org/l".into() };
+        let model = |name: &str| DownloadableModel {
+            name: name.into(),
+            source: "hub".into(),
+            installed: false,
+            licence: (name == "licensed").then(|| licence.clone()),
+        };
+        ["tiny", "endless", "broken", "licensed"].map(model).to_vec()
     }
 
     fn download(&self, name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), JobError> {

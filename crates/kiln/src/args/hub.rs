@@ -6,6 +6,9 @@ use clap::Args;
 pub struct PullArgs {
     /// A short name, or `OWNER/REPO[@REVISION][:FILE]`; FILE is a pattern with `*`, or a part of a file's name
     pub name: String,
+    /// Accept the model's licence, such as the FLUX Non-Commercial License of dev and klein 9B; asked for on a terminal
+    #[arg(long)]
+    pub accept_license: bool,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,

@@ -323,7 +323,7 @@ impl ComponentArgs {
             vae: None,
             tokenizer: self.tokenizer.clone(),
             variant: self.variant,
-            fallback_models: Vec::new(),
+            ..ComponentPaths::default()
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Downloaded models: `kiln pull`, `kiln models`, `kiln rm`, and finding a model in the cache by its hub name.
 
+pub mod consent;
 pub mod models;
 pub mod offer;
 pub mod pull;
@@ -65,10 +66,32 @@ pub fn installed(all: bool) -> Vec<InstalledModel> {
     models.into_iter().filter(|model| all || is_flux2(model)).collect()
 }
 
-/// Lists the complete models in the cache, whose components can serve a transformer without its own.
-pub fn complete_models() -> Vec<PathBuf> {
-    let models = installed(false).into_iter().filter(|model| model.is_model && !model.incomplete);
-    models.map(|model| model.snapshot).collect()
+/// Lists what in the cache can serve a transformer without its own text encoder or VAE: complete models, and files with one
+/// component.
+pub fn fallback_models() -> Vec<PathBuf> {
+    let cached = installed(true).into_iter().filter(|model| !model.incomplete);
+    let (models, others): (Vec<_>, Vec<_>) = cached.partition(|model| model.is_model);
+    let models = models.into_iter().filter(is_flux2).map(|model| model.snapshot);
+    let files = others.into_iter().flat_map(|repository| {
+        let of_flux2 = is_flux2(&repository);
+        let is_mistral = repository.repo.to_ascii_lowercase().contains("mistral-small-3");
+        let is_component = move |path: &String| {
+            is_mistral
+                || of_flux2 && ["text_encoder", "vae", "mistral"].iter().any(|part| path.contains(part))
+        };
+        let files = repository.weights.into_iter().filter(is_component);
+        files.map(move |path| repository.snapshot.join(path)).collect::<Vec<_>>()
+    });
+    models.chain(files).collect()
+}
+
+/// Returns the files in the cache that complete the model of this name.
+pub fn companions(name: &str) -> Vec<PathBuf> {
+    let Some((name, settings)) = ModelName::parse(name).ok().zip(HubSettings::from_env()) else {
+        return Vec::new();
+    };
+    let cache = Cache::new(settings.cache);
+    name.companions().iter().filter_map(|companion| cache.find(companion).ok()?).collect()
 }
 
 /// Returns the short name of the model whose components fit a transformer with this text dimension.
@@ -76,6 +99,7 @@ pub fn matching_model(text_dim: usize) -> Option<&'static str> {
     match text_dim {
         7680 => Some("klein-4b"),
         12288 => Some("klein-9b"),
+        15360 => Some("dev-encoder"),
         _ => None,
     }
 }

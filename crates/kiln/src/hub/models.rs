@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_engine::ComponentPaths;
 use kiln_hub::{InstalledModel, ModelName};
+use kiln_weights::{Component, WeightSource};
 use serde::Serialize;
 
 use crate::args::ModelsArgs;
@@ -91,7 +92,16 @@ fn unfinished(name: &ModelName) -> String {
 fn note(name: &str, path: &Path) -> String {
     match hints::open_model_with(path, &ComponentPaths::default()) {
         Ok(model) => hub::missing_components(&model).unwrap_or_default(),
-        Err(_) => format!("not a model: see `kiln info {name}`"),
+        Err(_) => component(path).unwrap_or_else(|| format!("not a model: see `kiln info {name}`")),
+    }
+}
+
+/// What a file without a transformer is part of.
+fn component(path: &Path) -> Option<String> {
+    let components = WeightSource::open(path).ok()?.components();
+    match &components[..] {
+        [(component, _)] if *component != Component::Transformer => Some(format!("a {component}")),
+        _ => None,
     }
 }
 

@@ -3,11 +3,11 @@
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
-use kiln_hub::{ModelName, PullPlan};
+use kiln_hub::{ModelName, ModelPlan};
 
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext};
-use crate::hub::{self, pull};
+use crate::hub::{self, consent, pull};
 use crate::models::ModelLocation;
 use crate::values::bytes;
 
@@ -42,7 +42,7 @@ pub fn resolve(
         return Err(CliError { hint: Some(hint), ..error });
     }
     let settings = pull::settings()?;
-    let plan = kiln_hub::plan(&settings, &name)
+    let plan = kiln_hub::plan_model(&settings, &name)
         .with_context(|| format!("looking for `{}` at {}", name.short(), settings.endpoint))?;
     let offer = offer(&plan, &settings.endpoint);
     if options.yes {
@@ -52,19 +52,21 @@ pub fn resolve(
     } else if !hub::ask(&format!("`{}` is not on this machine; download {offer}?", name.short())) {
         return Err(CliError::cancelled());
     }
+    consent::require(&plan, false, options.quiet)?;
     pull::download(&plan, &settings, options.quiet, cancel)?;
     ModelLocation::resolve(model)
 }
 
 /// What is downloaded: its size and licence, where from and where to.
-fn offer(plan: &PullPlan, endpoint: &str) -> String {
-    let size = match plan.missing {
-        missing if missing < plan.bytes => format!("the other {} of {}", bytes(missing), bytes(plan.bytes)),
-        _ => bytes(plan.bytes),
-    };
-    let licence =
-        plan.licence.as_ref().map_or_else(|| "no stated licence".into(), |l| format!("licence {l}"));
-    format!("{size} ({licence}) from {endpoint}/{} to `{}`", plan.name.repo, plan.folder.display())
+fn offer(plan: &ModelPlan, endpoint: &str) -> String {
+    let (missing, all) = (plan.missing(), plan.bytes());
+    let size =
+        if missing < all { format!("the other {} of {}", bytes(missing), bytes(all)) } else { bytes(all) };
+    let licence = pull::licence(plan)
+        .map_or_else(|| "no stated licence".into(), |licence| format!("licence {licence}"));
+    let mut repos: Vec<String> = plan.all().map(|plan| format!("{endpoint}/{}", plan.name.repo)).collect();
+    repos.dedup();
+    format!("{size} ({licence}) from {} to `{}`", repos.join(" and "), plan.model.folder.display())
 }
 
 /// Returns a prompt that is the name of a model: `run NAME PROMPT` is what ollama's users type.

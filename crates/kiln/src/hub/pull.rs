@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_base::printable_line;
 use kiln_engine::ComponentPaths;
-use kiln_hub::{HubSettings, ModelName, PullPlan, PullProgress, PullSummary};
+use kiln_hub::{HubSettings, ModelName, ModelPlan, PullProgress, PullSummary};
 
 use crate::args::PullArgs;
 use crate::cancel::{self, CancelFlag};
 use crate::error::{CliError, ErrorContext};
+use crate::hub::consent;
 use crate::properties::Properties;
 use crate::values::{bytes, duration, plural};
 use crate::{hints, terminal};
@@ -21,8 +22,9 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
     let settings = settings()?;
     // A signal ends it at once, whatever the hub does: the next pull resumes what is there.
     let cancel = CancelFlag::install();
-    let plan = kiln_hub::plan(&settings, &name)
+    let plan = kiln_hub::plan_model(&settings, &name)
         .with_context(|| format!("downloading `{}` from {}", args.name, settings.endpoint))?;
+    consent::require(&plan, args.accept_license, args.quiet || args.json)?;
     let start = Instant::now();
     let pulled = download(&plan, &settings, args.quiet || args.json, &cancel)?;
     if args.json {
@@ -30,7 +32,8 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
             .with("name", name.short())
             .with("repo", &name.repo)
             .with("commit", &pulled.commit)
-            .with("licence", &plan.licence)
+            .with("licence", licence(&plan))
+            .with("with", plan.companions.iter().map(|plan| plan.name.short()).collect::<Vec<_>>())
             .with("folder", pulled.snapshot.display().to_string())
             .with("files", pulled.files)
             .with("bytes", pulled.bytes)
@@ -45,9 +48,11 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
         };
         let (folder, short) = (pulled.snapshot.display(), name.short());
         let missing = missing_components(&pulled.snapshot, &name);
-        let licence = plan.licence.as_ref().map_or(String::new(), |licence| format!(", licence {licence}"));
-        let text =
-            format!("{files}, {size} ({downloaded}){licence} in `{folder}`\nuse it with -m {short}{missing}");
+        let licence = licence(&plan).map_or(String::new(), |licence| format!(", licence {licence}"));
+        let with = companions(&plan);
+        let text = format!(
+            "{files}, {size} ({downloaded}){licence} in `{folder}`{with}\nuse it with -m {short}{missing}"
+        );
         terminal::tell(&text);
     }
     Ok(())
@@ -64,9 +69,22 @@ pub fn settings() -> Result<HubSettings, CliError> {
     Ok(settings)
 }
 
+/// Returns the licence of a model: the terms that must be accepted, or what its repository states.
+pub fn licence(plan: &ModelPlan) -> Option<String> {
+    let terms = plan.model.terms.as_ref().map(|terms| terms.licence.clone());
+    terms.or_else(|| plan.model.licence.clone())
+}
+
+/// ` with its text encoder …`: the files that complete the model, by their names.
+fn companions(plan: &ModelPlan) -> String {
+    let files = plan.companions.iter().flat_map(|plan| &plan.files);
+    let names: Vec<String> = files.map(|file| format!("`{}`", printable_line(&file.path))).collect();
+    if names.is_empty() { String::new() } else { format!("\nwith {}", names.join(" and ")) }
+}
+
 /// Downloads what is planned, and shows the progress.
 pub fn download(
-    plan: &PullPlan,
+    plan: &ModelPlan,
     settings: &HubSettings,
     quiet: bool,
     cancel: &CancelFlag,
@@ -80,7 +98,7 @@ pub fn download(
         !cancel.is_set()
     });
     display.clear();
-    pulled.with_context(|| format!("downloading `{}` from {}", plan.name.short(), settings.endpoint))
+    pulled.with_context(|| format!("downloading `{}` from {}", plan.model.name.short(), settings.endpoint))
 }
 
 /// `, 35.2 MiB/s`

@@ -1,7 +1,9 @@
 //! Models that the server's page can download.
 
-use kiln_hub::{ALIASES, ModelName};
-use kiln_server::{DownloadableModel, JobError};
+use std::path::Path;
+
+use kiln_hub::{ALIASES, Alias, ModelName};
+use kiln_server::{DownloadLicence, DownloadableModel, JobError};
 
 use crate::args::ServeArgs;
 use crate::error::CliError;
@@ -16,17 +18,18 @@ pub fn are_allowed(args: &ServeArgs) -> bool {
 pub fn models() -> Vec<DownloadableModel> {
     let installed = hub::installed(false);
     let is_installed = |repo: &str| installed.iter().any(|model| model.repo == repo && !model.incomplete);
-    let model = |(name, repo): &(&str, &str)| DownloadableModel {
-        name: (*name).into(),
-        source: (*repo).into(),
-        installed: is_installed(repo),
+    let model = |alias: &Alias| DownloadableModel {
+        name: alias.name.into(),
+        source: alias.repo.into(),
+        installed: match alias.file {
+            None => is_installed(alias.repo),
+            Some(_) => hub::find_pulled(Path::new(alias.name)).is_some(),
+        },
+        licence: alias
+            .licence
+            .map(|licence| DownloadLicence { name: licence.name.into(), url: licence.url.into() }),
     };
-    // A repository of several GGUF files needs a choice, which a name alone is not; the small decoder is not a model.
-    ALIASES
-        .iter()
-        .filter(|(name, _)| !name.ends_with("-gguf") && *name != "small-decoder")
-        .map(model)
-        .collect()
+    ALIASES.iter().filter(|alias| alias.is_model()).map(model).collect()
 }
 
 /// Downloads one of these models into the Hugging Face cache.
@@ -37,8 +40,9 @@ pub fn run(name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<
     };
     let name = ModelName::parse(name).map_err(|error| failed(error.into()))?;
     let settings = pull::settings().map_err(failed)?;
-    let pulled = kiln_hub::pull(&settings, &name, &mut |progress| on_progress(progress.done, progress.total));
-    match pulled {
+    let plan = kiln_hub::plan_model(&settings, &name).map_err(|error| failed(error.into()))?;
+    // The server asked for consent to the licence.
+    match plan.run(&settings, &mut |progress| on_progress(progress.done, progress.total)) {
         Ok(_) => Ok(()),
         Err(kiln_hub::Error::Cancelled) => Err(JobError::cancelled()),
         Err(error) => Err(failed(error.into())),
@@ -69,5 +73,17 @@ mod tests {
         let names: Vec<String> = models().into_iter().map(|model| model.name).collect();
         assert!(names.contains(&"klein-4b".into()) && names.contains(&"klein-9b-fp8".into()));
         assert!(!names.iter().any(|name| name.contains("gguf") || name == "small-decoder"));
+        assert!(names.contains(&"dev-nvfp4".into()) && !names.contains(&"dev-encoder".into()));
+    }
+
+    #[test]
+    fn licences_with_conditions_are_told() {
+        let models = models();
+        let licence = |name: &str| models.iter().find(|model| model.name == name).unwrap().licence.clone();
+        assert_eq!(licence("klein-4b"), None);
+        assert_eq!(licence("klein-9b-fp8").unwrap().name, "FLUX Non-Commercial License");
+        assert!(
+            licence("dev").unwrap().url.starts_with("https://huggingface.co/black-forest-labs/FLUX.2-dev/")
+        );
     }
 }

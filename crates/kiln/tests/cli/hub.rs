@@ -176,6 +176,54 @@ fn errors_have_hints() {
     sandbox.kiln(&["rm", "ember", "-y"]).fails(if cfg!(feature = "ember") { 2 } else { 1 }, &[]);
 }
 
+/// A hub with files of FLUX.2 [dev], which hold nothing.
+fn dev_hub(behavior: HubBehavior) -> Hub {
+    let comfy = [
+        "split_files/diffusion_models/flux2_dev_fp8mixed.safetensors",
+        "split_files/text_encoders/mistral_3_small_flux2_fp8.safetensors",
+        "split_files/vae/flux2-vae.safetensors",
+    ];
+    let named = |path: &str| (path.to_owned(), served(path.into()));
+    let comfy = comfy.map(named).to_vec();
+    let gguf = vec![named("flux2-dev-Q4_K_S.gguf"), named("flux2-dev-Q8_0.gguf")];
+    let repos = vec![("Comfy-Org/flux2-dev".into(), comfy), ("city96/FLUX.2-dev-gguf".into(), gguf)];
+    Hub::start_all(repos, behavior)
+}
+
+#[test]
+fn a_licence_is_told_and_accepted_before_a_download() {
+    let sandbox = Sandbox::new();
+    let hub = dev_hub(HubBehavior::default());
+    let downloads = || {
+        let requests = hub.requests.lock().unwrap();
+        requests.iter().filter(|request| request.path.contains("/resolve/")).count()
+    };
+    let licence =
+        ["FLUX.2 [dev] Non-Commercial License (https://huggingface.co/black-forest-labs/FLUX.2-dev/"];
+    let how = ["must be accepted", "kiln pull dev-gguf:Q4_K_S --accept-license"];
+    run(&sandbox, &hub, &["pull", "dev-gguf:Q4_K_S"]).fails(1, &[&licence[..], &how].concat());
+    run(&sandbox, &hub, &["pull", "dev-gguf:Q4_K_S", "--json"]).fails(1, &how);
+    run(&sandbox, &hub, &["generate", "fox", "-m", "dev-gguf:Q4_K_S", "--yes"]).fails(1, &how);
+    assert_eq!(downloads(), 0);
+
+    let ran = run(&sandbox, &hub, &["pull", "dev-gguf:Q4_K_S", "--accept-license"]).ok();
+    assert!(
+        ran.err.contains(licence[0]) && ran.err.contains("with `split_files/text_encoders/mis"),
+        "{}",
+        ran.err
+    );
+    assert_eq!(downloads(), 3, "the transformer, the text encoder and the autoencoder");
+    // Nothing is left to accept.
+    let again = run(&sandbox, &hub, &["pull", "dev-gguf:Q4_K_S", "--json"]).ok();
+    let pulled: serde_json::Value = serde_json::from_str(again.text()).unwrap();
+    assert_eq!((&pulled["fetched"], &pulled["files"]), (&0.into(), &3.into()));
+    assert_eq!(pulled["licence"], "FLUX.2 [dev] Non-Commercial License");
+    assert_eq!(pulled["with"][0], "dev-encoder");
+    let quiet = run(&sandbox, &hub, &["pull", "dev-fp8", "--accept-license", "-q"]).ok();
+    assert_eq!((quiet.err.as_str(), downloads()), ("", 4));
+    run(&sandbox, &hub, &["pull", "klein-9b"]).fails(1, &["repository `black-forest-labs/FLUX.2-klein-9B`"]);
+}
+
 #[test]
 fn models_in_the_models_folder_are_listed_and_removed() {
     let sandbox = Sandbox::new();
