@@ -223,6 +223,10 @@ impl SourceComponent {
         if let Some(note) = &self.note {
             progress.message(&format!("note: {note}"));
         }
+        let reads_images = self.weights.names().any(|name| name.starts_with("vision_tower."));
+        if kind == OutKind::Gguf && reads_images {
+            progress.message("note: the vision tower is left out: GGUF files have it in a file of its own");
+        }
         let update = &mut |done, total| progress.update(done, total);
         let writing = || format!("writing `{}`", out.display());
         if to_file {
@@ -310,8 +314,11 @@ pub fn without_quantization(text: &str) -> String {
 
 /// Returns the settings of a text encoder's config.json that its tensors don't tell.
 fn settings(config: &str) -> Vec<(String, String)> {
-    let config: Value = serde_json::from_str(config).unwrap_or_default();
-    let number = |key: &str| config[key].as_f64().or_else(|| config["rope_parameters"][key].as_f64());
-    let named = ["rms_norm_eps", "rope_theta"].map(|key| Some((key.to_owned(), number(key)?.to_string())));
-    named.into_iter().flatten().collect()
+    let Ok(config) = serde_json::from_str::<text_encoder::Config>(config) else { return Vec::new() };
+    let settings = [
+        ("rms_norm_eps", config.rms_norm_eps.to_string()),
+        ("rope_theta", config.rope_theta().to_string()),
+        ("head_dim", config.head_dim().to_string()),
+    ];
+    settings.map(|(key, value)| (key.to_owned(), value)).to_vec()
 }

@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_model::config;
 use kiln_model::tokenizer::{TokenizerData, TokenizerFiles};
+use kiln_model::{TextEncoderFamily, config};
 use kiln_model::{text_encoder, transformer, vae};
 use kiln_weights::WeightSource;
 
@@ -138,12 +138,10 @@ fn assemble(
         near.insert(0, path);
     }
     let mut search = ComponentSearch::new(near, paths, sources);
-    let text_encoder = if variant == Variant::Dev {
-        None
-    } else {
-        let fits = |text: &text_encoder::Config| text.text_dim() == config.joint_attention_dim;
-        search.find(paths.text_encoder.as_deref(), fits)?
+    let fits = |text: &text_encoder::Config| {
+        text.family() == variant.text_encoder_family() && text.text_dim() == config.joint_attention_dim
     };
+    let text_encoder = search.find(paths.text_encoder.as_deref(), fits)?;
     let fits = |vae: &vae::Config| vae.token_channels() == config.in_channels;
     let vae = search.find(paths.vae.as_deref(), fits)?;
     let tokenizer = match &paths.tokenizer {
@@ -160,7 +158,7 @@ fn assemble(
         default_size,
         defaults,
         searched_folders,
-        unreadable: search.unreadable,
+        unusable: search.unusable,
         ambiguous,
         ..Model::new(path, variant, transformer, text_encoder, vae)
     };
@@ -169,28 +167,31 @@ fn assemble(
     Ok(model)
 }
 
-/// Checks that a text encoder with another vocabulary than Qwen3's comes with its own tokenizer.
+/// Checks that a text encoder with another vocabulary than the built-in tokenizer's comes with its own.
 fn check_tokenizer(model: &Model) -> Result<()> {
-    /// One more than the highest token id of Qwen3.
-    const QWEN3_TOKENS: usize = 151_669;
-    match &model.text_encoder {
-        Some(component) if model.tokenizer.is_none() && component.config.vocab_size < QWEN3_TOKENS => {
-            Err(Error::config(
-                &component.path,
-                format!(
-                    "this text encoder has a vocabulary of {} tokens, fewer than Qwen3's tokenizer, and there is no \
-                     `tokenizer.json` of its own next to it",
-                    component.config.vocab_size
-                ),
-            ))
-        }
-        _ => Ok(()),
+    let Some(component) = &model.text_encoder else { return Ok(()) };
+    // One more than the highest token id.
+    let built_in = match component.config.family() {
+        TextEncoderFamily::Qwen3 => 151_669,
+        TextEncoderFamily::Mistral => 131_072,
+    };
+    let (family, found) = (component.config.family(), component.config.vocab_size);
+    if found >= built_in || model.tokenizer.is_some() || model.embedded_tokenizer().is_some() {
+        return Ok(());
     }
+    let what = format!(
+        "this text encoder has a vocabulary of {found} tokens, fewer than {family}'s tokenizer, and there is no \
+         `tokenizer.json` of its own next to it"
+    );
+    Err(Error::config(&component.path, what))
 }
 
-/// Reads a `tokenizer.json`, or that of a folder, and the `tokenizer_config.json` next to it.
+/// Reads a `tokenizer.json` or `tekken.json`, or that of a folder, and the `tokenizer_config.json` next to it.
 fn read_tokenizer(path: &Path) -> Result<TokenizerFiles> {
-    let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
+    let names = || search::TOKENIZERS.iter().map(|name| path.join(name));
+    let in_folder =
+        || names().find(|file| file.is_file()).unwrap_or_else(|| path.join(search::TOKENIZERS[0]));
+    let file = if path.is_dir() { in_folder() } else { path.to_path_buf() };
     let bytes =
         std::fs::read(&file).map_err(|source| kiln_model::Error::Read { file: file.clone(), source })?;
     let settings = file.with_file_name("tokenizer_config.json");

@@ -142,10 +142,13 @@ pub trait ComponentConfig: DeserializeOwned {
 
     /// Returns what is wrong with the configuration.
     fn problem(&self) -> Option<String>;
+
+    /// Names the component by what decides whether it fits a model.
+    fn summary(&self) -> String;
 }
 
 macro_rules! component_config {
-    ($config:ty, $component:expr, $folder:literal, $comfyui:expr) => {
+    ($config:ty, $component:expr, $folder:literal, $comfyui:expr, $summary:expr) => {
         impl ComponentConfig for $config {
             const COMPONENT: Component = $component;
             const FOLDER: &'static str = $folder;
@@ -162,13 +165,28 @@ macro_rules! component_config {
             fn problem(&self) -> Option<String> {
                 <$config>::problem(self)
             }
+
+            fn summary(&self) -> String {
+                let summary: fn(&$config) -> String = $summary;
+                summary(self)
+            }
         }
     };
 }
 
-component_config!(transformer::Config, Component::Transformer, "transformer", []);
-component_config!(text_encoder::Config, Component::TextEncoder, "text_encoder", ["text_encoders", "clip"]);
-component_config!(vae::Config, Component::Vae, "vae", []);
+component_config!(transformer::Config, Component::Transformer, "transformer", [], |c| {
+    format!("a transformer of dim {}", c.dim())
+});
+component_config!(
+    text_encoder::Config,
+    Component::TextEncoder,
+    "text_encoder",
+    ["text_encoders", "clip"],
+    |c| { format!("{} with hidden size {}", c.family(), c.hidden_size) }
+);
+component_config!(vae::Config, Component::Vae, "vae", [], |c| {
+    format!("an autoencoder with {} channels", c.token_channels())
+});
 
 /// Returns the metadata key under which a file has the `config.json` of the component it was converted from: not all
 /// settings can be read from its tensors.

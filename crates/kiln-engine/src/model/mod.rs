@@ -68,8 +68,8 @@ pub struct Model {
     pub card: Option<String>,
     /// Folders that were searched for components in separate files.
     pub searched_folders: Vec<PathBuf>,
-    /// Why files in those folders can't be opened.
-    pub unreadable: BTreeSet<String>,
+    /// Why files in those folders can't be used.
+    pub unusable: BTreeSet<String>,
     /// Components that it lacks because several files could be meant.
     pub ambiguous: Vec<(Component, Vec<PathBuf>)>,
     /// The name that recipes use to find it again; its path if absent.
@@ -111,7 +111,7 @@ impl Model {
             defaults: ModelDefaults::default(),
             card: None,
             searched_folders: Vec::new(),
-            unreadable: BTreeSet::new(),
+            unusable: BTreeSet::new(),
             ambiguous: Vec::new(),
             name: None,
             overrides: ComponentPaths::default(),
@@ -314,9 +314,9 @@ impl Model {
             (None, []) => format!("the model `{path}` has no `{name}/config.json`"),
             (None, folders) => {
                 let folders: Vec<_> = folders.iter().map(|p| format!("`{}`", p.display())).collect();
-                let unreadable: String = self.unreadable.iter().map(|error| format!("; {error}")).collect();
+                let unusable: String = self.unusable.iter().map(|reason| format!("; {reason}")).collect();
                 let name = name.replace('_', " ");
-                format!("there is no {name} for `{path}` in {}{unreadable}", folders.join(", "))
+                format!("there is no {name} for `{path}` in {}{unusable}", folders.join(", "))
             }
         };
         Error::MissingComponent { what, component }

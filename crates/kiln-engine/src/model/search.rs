@@ -24,8 +24,8 @@ pub(super) struct ComponentSearch<'a> {
     pub searched: Vec<PathBuf>,
     /// Components that several files could be.
     pub ambiguous: Vec<(Component, Vec<PathBuf>)>,
-    /// Why files in those folders can't be opened.
-    pub unreadable: BTreeSet<String>,
+    /// Why files in those folders can't be used.
+    pub unusable: BTreeSet<String>,
 }
 
 impl<'a> ComponentSearch<'a> {
@@ -34,8 +34,8 @@ impl<'a> ComponentSearch<'a> {
         paths: &'a ComponentPaths,
         sources: &'a SourceCache,
     ) -> ComponentSearch<'a> {
-        let (searched, ambiguous, unreadable) = (Vec::new(), Vec::new(), BTreeSet::new());
-        ComponentSearch { near, paths, sources, searched, ambiguous, unreadable }
+        let (searched, ambiguous, unusable) = (Vec::new(), Vec::new(), BTreeSet::new());
+        ComponentSearch { near, paths, sources, searched, ambiguous, unusable }
     }
 
     /// Opens the component at `named` or, if no path is named, the first one that fits: near the model, then in the
@@ -112,9 +112,15 @@ impl<'a> ComponentSearch<'a> {
         for folder in folders {
             let mut found = weight_files(&folder);
             found.retain(|file| match sources.component(file, C::COMPONENT) {
-                Ok(component) => component.is_some_and(|source| fits(&source)),
+                Ok(Some(source)) if fits(&source) => true,
+                Ok(Some(source)) => {
+                    let other = C::from_tensors(&source).map(|config| config.summary());
+                    self.unusable.extend(other.map(|summary| format!("`{}` is {summary}", file.display())));
+                    false
+                }
+                Ok(None) => false,
                 Err(error) => {
-                    self.unreadable.insert(error.to_string());
+                    self.unusable.insert(error.to_string());
                     false
                 }
             });
@@ -153,12 +159,16 @@ pub(super) fn weight_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Finds the `tokenizer.json` that belongs to a text encoder's file or folder.
+/// The names of tokenizer files: Hugging Face's and Mistral's.
+pub(super) const TOKENIZERS: [&str; 2] = ["tokenizer.json", "tekken.json"];
+
+/// Finds the tokenizer that belongs to a text encoder's file or folder.
 pub(super) fn find_tokenizer(text_encoder: &Path) -> Option<PathBuf> {
     let own = if text_encoder.is_dir() { text_encoder } else { text_encoder.parent()? };
     let mut candidates = vec![own.join("tokenizer.json"), own.join("tokenizer/tokenizer.json")];
     // In the parent folder only `tokenizer/` counts: a loose `tokenizer.json` there may belong to any model.
     candidates.extend(own.parent().map(|parent| parent.join("tokenizer/tokenizer.json")));
+    candidates.push(own.join(TOKENIZERS[1]));
     candidates.into_iter().find(|file| file.is_file())
 }
 

@@ -16,17 +16,17 @@ use kiln_weights::{Component, WeightSource};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-fn dev() -> Checkpoint {
+pub(super) fn dev() -> Checkpoint {
     Checkpoint::assemble(&testdata().join("dev"), "dev").unwrap()
 }
 
-fn reference(name: &str) -> WeightSource {
+pub(super) fn reference(name: &str) -> WeightSource {
     WeightSource::open(testdata().join("dev/reference").join(name)).unwrap()
 }
 
-struct Encoder {
+pub(super) struct Encoder {
     b: CpuBackend,
-    config: Config,
+    pub config: Config,
     encoder: TextEncoder<CpuBackend>,
 }
 
@@ -34,29 +34,32 @@ impl Encoder {
     fn load(model: &Path, layers: &[usize]) -> Encoder {
         let folder = model.join("text_encoder");
         let config: Config = config::read(&folder.join("config.json")).unwrap();
-        let config = config.with_output_layers(layers);
         let weights = WeightSource::open_component(&folder, Component::TextEncoder).unwrap();
+        Encoder::new(&weights, config.with_output_layers(layers))
+    }
+
+    pub fn new(weights: &WeightSource, config: Config) -> Encoder {
         let b = CpuBackend::new(Default::default()).unwrap();
         let plan = ResidencyPlan::all_on_device();
         let encoder = TextEncoder::load(&b, &weights.root(), &config, DType::F32, &plan).unwrap();
         Encoder { b, config, encoder }
     }
 
-    fn encode(&self, tokens: &Tokens, layers: &[usize]) -> Vec<f32> {
+    pub fn encode(&self, tokens: &Tokens, layers: &[usize]) -> Vec<f32> {
         let text = self.encoder.forward(&self.b, tokens, layers, (0, 1), &mut ()).unwrap();
         self.b.download(&text).unwrap().to_f32().unwrap().into_owned()
     }
 }
 
 /// The ids of a prompt as the pipeline makes them.
-fn tokens(prompts: &WeightSource, name: &str, real: usize) -> Tokens {
+pub(super) fn tokens(prompts: &WeightSource, name: &str, real: usize) -> Tokens {
     let ids = prompts.tensor(&format!("{name}.input_ids")).unwrap();
     let ids: Vec<u32> =
         ids.bytes().chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
     Tokens { real: ids.len() - real..ids.len(), ids }
 }
 
-fn relative_error(ours: &[f32], expected: &[f32]) -> f64 {
+pub(super) fn relative_error(ours: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(ours.len(), expected.len());
     let sum = |f: &dyn Fn(f64, f64) -> f64| {
         let pairs = ours.iter().zip(expected);

@@ -2,6 +2,7 @@
 
 mod batching;
 mod dev;
+mod dev_files;
 mod layouts;
 mod lora;
 mod pipeline;

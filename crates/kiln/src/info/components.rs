@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_engine::ComponentFile;
-use kiln_model::{text_encoder, transformer, vae};
+use kiln_model::{TextEncoderFamily, text_encoder, transformer, vae};
 use kiln_weights::{Component, WeightSource};
 
 use super::Description;
@@ -110,6 +110,7 @@ fn sizes(component: Component, weights: &WeightSource) -> Option<Properties> {
                 .with("hidden_size", c.hidden_size)
                 .with("vocabulary", c.vocab_size)
                 .with("goes_with", format!("a transformer with text_dim {}", c.text_dim()))
+                .and(contents(&c, weights))
         }),
         Component::Vae => vae::Config::from_tensors(weights).map(|c| {
             Properties::default()
@@ -118,6 +119,37 @@ fn sizes(component: Component, weights: &WeightSource) -> Option<Properties> {
                 .with("latent_channels", c.latent_channels)
         }),
     }
+}
+
+/// What a text encoder's file has beside the layers that encode prompts.
+pub(super) fn contents(config: &text_encoder::Config, weights: &WeightSource) -> Properties {
+    if config.family() != TextEncoderFamily::Mistral {
+        return Properties::default();
+    }
+    let tokenizer = if weights.contains("tekken_model") {
+        "in the file (tekken)"
+    } else if weights.metadata().contains_key("tokenizer.ggml.tokens") {
+        "in the file (GGUF)"
+    } else {
+        "not in the file"
+    };
+    let last = config.output_layers().last().copied().unwrap_or(0);
+    let has_vision = weights.names().any(|name| name.starts_with("vision_tower."));
+    let upsampling = if !weights.contains("lm_head.weight") || !weights.contains("model.norm.weight") {
+        "no: it has no output layer"
+    } else if config.num_hidden_layers <= last {
+        "no: it has only the layers that encode prompts"
+    } else if has_vision {
+        "yes, with images"
+    } else {
+        "yes, without images"
+    };
+    let rotary = weights.has_interleaved_rotary().then_some("interleaved, as llama.cpp writes them");
+    Properties::default()
+        .with("embedded_tokenizer", tokenizer)
+        .with("vision_tower", has_vision)
+        .with("prompt_upsampling", upsampling)
+        .with("rotary_rows", rotary)
 }
 
 /// Names the text encoder whose three states are this wide.
@@ -133,11 +165,14 @@ fn text_encoder_name(text_dim: usize) -> String {
 }
 
 /// Tensor name prefixes and the group they belong to; all other tensors form the group `around`.
-const GROUPS: [(Component, &str, &str); 6] = [
+const GROUPS: [(Component, &str, &str); 9] = [
     (Component::Transformer, "transformer_blocks.", "double_blocks"),
     (Component::Transformer, "single_transformer_blocks.", "single_blocks"),
     (Component::TextEncoder, "model.layers.", "layers"),
     (Component::TextEncoder, "model.embed_tokens.", "embedding"),
+    (Component::TextEncoder, "lm_head.", "head"),
+    (Component::TextEncoder, "vision_tower.", "vision_tower"),
+    (Component::TextEncoder, "multi_modal_projector.", "projector"),
     (Component::Vae, "encoder.", "encoder"),
     (Component::Vae, "decoder.", "decoder"),
 ];

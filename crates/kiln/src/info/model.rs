@@ -5,6 +5,7 @@ use kiln_tensor::DType;
 use kiln_weights::{Component, WeightSource};
 
 use super::Description;
+use super::components::contents;
 use crate::error::CliError;
 use crate::models::ModelLocation;
 use crate::properties::Properties;
@@ -35,7 +36,8 @@ pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError
             .with("heads", c.num_attention_heads)
             .with("key_value_heads", c.num_key_value_heads)
             .with("vocabulary", c.vocab_size);
-        describer.describe(component, sizes)
+        let contents = component.weights().ok().map(|weights| contents(c, weights));
+        describer.describe(component, sizes.and(contents.unwrap_or_default()))
     });
     let vae = model.vae.as_ref().map(|component| {
         let c = &component.config;
@@ -99,8 +101,8 @@ pub(super) fn absence(model: &Model, component: Component) -> String {
         folders => {
             let folders: Vec<String> =
                 folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
-            let unreadable: String = model.unreadable.iter().map(|error| format!("; {error}")).collect();
-            format!("none in {}; give one with {option}{unreadable}", folders.join(", "))
+            let unusable: String = model.unusable.iter().map(|reason| format!("; {reason}")).collect();
+            format!("none in {}; give one with {option}{unusable}", folders.join(", "))
         }
     }
 }
