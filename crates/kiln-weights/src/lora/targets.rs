@@ -172,6 +172,10 @@ mod tests {
             ("single_blocks_7_linear2", "single_transformer_blocks_7_attn_to_out"),
             ("single_blocks_7_linear1_3", "single_transformer_blocks_7_proj_mlp"),
             ("time_in_out_layer", "time_guidance_embed_timestep_embedder_linear_2"),
+            // dev's last single block, and its guidance.
+            ("single_blocks_47_linear1", "single_transformer_blocks_47_attn_to_qkv_mlp_proj"),
+            ("guidance_in_in_layer", "time_guidance_embed_guidance_embedder_linear_1"),
+            ("guidance_in_out_layer", "time_guidance_embed_guidance_embedder_linear_2"),
         ] {
             assert!(!found(original).is_empty(), "{original}");
             assert_eq!(found(original), found(diffusers), "{original}");

@@ -81,16 +81,18 @@ weights.";
 
 const PULL_EXAMPLES: &str = "\
 Names: klein-4b, klein-9b, klein-base-4b, klein-base-9b, klein-9b-kv, with the suffix -fp8, -nvfp4 or -gguf where such a
-repository exists; small-decoder; any OWNER/REPO.
+repository exists; dev, dev-fp8, dev-nvfp4, dev-gguf:TYPE and dev-encoder; small-decoder; any OWNER/REPO.
 
 Models are stored in the Hugging Face cache, which other programs share (HF_HOME, HF_HUB_CACHE). An interrupted download
 resumes where it stopped. Gated models require the access token of an account that has accepted their terms, in HF_TOKEN
-or from `huggingface-cli login`. HF_ENDPOINT sets another hub or a mirror, with or without a path.
+or from `huggingface-cli login`. A licence with conditions (dev, klein 9B) must be accepted here, too.
+HF_ENDPOINT sets another hub or a mirror, with or without a path.
 
 Examples:
   kiln pull klein-4b
   kiln generate \"a red fox in the snow\" -m klein-4b
   kiln pull klein-4b-gguf:Q4_K_M
+  kiln pull dev-gguf:Q4_K_S --accept-license         (with the text encoder and the VAE that it lacks)
   kiln pull someone/some-style:*.safetensors";
 
 const CONFIG_EXAMPLES: &str = "\

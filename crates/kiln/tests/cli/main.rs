@@ -10,6 +10,7 @@ mod colours;
 mod config;
 mod convert;
 mod dev;
+mod dev_files;
 #[cfg(all(unix, feature = "ember", feature = "serve"))]
 mod docs;
 #[cfg(feature = "ember")]
