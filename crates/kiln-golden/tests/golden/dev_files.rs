@@ -212,3 +212,27 @@ fn a_tokenizer_inside_a_file_is_found() {
     comfy.push(("tekken_model".into(), bytes(b"{}")));
     assert!(TokenizerFiles::embedded(&encoder(&comfy)).is_some());
 }
+
+#[test]
+fn files_that_are_cut_or_wrong_are_refused() {
+    let fixture = Fixture::new();
+    let problem = |tensors: Tensors, metadata: &[(&str, String)]| {
+        let file = fixture.save("wrong.safetensors", &tensors, metadata);
+        let weights = WeightSource::open_component(&file, Component::TextEncoder).unwrap();
+        let config = Config::from_tensors(&weights).unwrap();
+        let checked = || weights.check_tensors(Component::TextEncoder, &config.tensors()).unwrap_err();
+        config.problem().unwrap_or_else(|| checked().to_string())
+    };
+    let without = |part: &str| -> Tensors {
+        fixture.comfy().into_iter().filter(|(name, _)| !name.contains(part)).collect()
+    };
+    let short = problem(without("model.layers.29."), &[]);
+    assert!(short.contains("num_hidden_layers is 29"), "{short}");
+    let gap = problem(without("model.layers.12.mlp.up_proj"), &[]);
+    assert!(gap.contains("no tensor `model.layers.12.mlp.up_proj.weight`"), "{gap}");
+    // Heads that q and k can't be cut into, in the file's metadata.
+    let heads = problem(without("lm_head"), &[("head_dim", "20".into())]);
+    assert!(heads.contains("_proj.weight`") && heads.contains("expected ["), "{heads}");
+    let number = problem(without("lm_head"), &[("head_dim", "wide".into())]);
+    assert!(number.contains("head_dim"), "{number}");
+}

@@ -208,3 +208,60 @@ fn rows_that_are_no_heads_are_an_error() {
     let message = error.to_string();
     assert!(message.contains("_proj.weight") && message.contains("heads of 20 rows"), "{message}");
 }
+
+/// ComfyUI's mark of a quantized layer.
+fn mark(module: &str, format: &str) -> (String, HostTensor) {
+    let text = format!("{{\"format\": \"{format}\"}}").into_bytes();
+    let shape = [text.len()];
+    (format!("{module}.comfy_quant"), HostTensor::new(DType::U8, shape, text.into()).unwrap())
+}
+
+#[test]
+fn nvfp4_and_fp8_layers_with_comfyuis_marks_are_read_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut mixed, mut expected) = (Tensors::new(), BTreeMap::new());
+    let scalar = |value: f32| HostTensor::from_f32([0; 0], vec![value]).unwrap();
+    for (name, tensor) in mistral() {
+        let module = name.trim_end_matches(".weight").to_owned();
+        let &[rows, cols] = tensor.shape().dims() else {
+            mixed.push((name, tensor));
+            continue;
+        };
+        let is_layer = name.starts_with("model.layers.") || name.starts_with("lm_head");
+        if !is_layer {
+            mixed.push((name, tensor));
+        } else if name.contains("v_proj") {
+            // 1.5 in e4m3.
+            let codes = HostTensor::new(DType::F8E4M3, [rows, cols], vec![0x3c; rows * cols].into()).unwrap();
+            mixed.extend([(name.clone(), codes), (format!("{module}.weight_scale"), scalar(0.5))]);
+            mixed.push(mark(&module, "float8_e4m3fn"));
+            expected.insert(name, vec![0.75; rows * cols]);
+        } else {
+            // 1 and -1 in e2m1, the first of a pair in the high half; scales of 2, in tiles of 128 × 4.
+            let pairs = |i: usize| if i % 3 == 0 { 0x2a } else { 0xa2 };
+            let codes: Vec<u8> = (0..rows * cols / 2).map(pairs).collect();
+            let values = codes.iter().flat_map(|pair| if *pair == 0x2a { [0.5, -0.5] } else { [-0.5, 0.5] });
+            expected.insert(name.clone(), values.collect::<Vec<f32>>());
+            let scales = [rows.next_multiple_of(128), (cols / 16).next_multiple_of(4)];
+            let bytes = vec![0x40; scales[0] * scales[1]];
+            mixed.push((name, HostTensor::new(DType::U8, [rows, cols / 2], codes.into()).unwrap()));
+            let scales = HostTensor::new(DType::F8E4M3, scales, bytes.into()).unwrap();
+            mixed.push((format!("{module}.weight_scale"), scales));
+            mixed.push((format!("{module}.weight_scale_2"), scalar(0.25)));
+            mixed.push(mark(&module, "nvfp4"));
+        }
+    }
+    let source = open(&dir, &mixed, str::to_owned);
+    assert_eq!(source.storage_name("model.layers.1.self_attn.v_proj.weight"), Some("f8_e4m3"));
+    assert_eq!(source.storage_name("lm_head.weight"), Some("nvfp4"));
+    let found = values(&source);
+    assert!(expected.iter().all(|(name, values)| found[name] == *values));
+    assert_eq!(found.len(), mistral().len(), "scales and marks are no tensors of the model");
+    // Without its scale of the whole, a layer is an error with its name.
+    mixed.retain(|(name, _)| name != "model.layers.0.mlp.up_proj.weight_scale_2");
+    let named: Vec<(&str, HostTensor)> = mixed.iter().map(|(name, t)| (name.as_str(), t.clone())).collect();
+    let file = dir.path().join("broken.safetensors");
+    save::save(&file, &named, &BTreeMap::new()).unwrap();
+    let error = WeightSource::open(&file).unwrap_err().to_string();
+    assert!(error.contains("model.layers.0.mlp.up_proj") && error.contains("weight_scale_2"), "{error}");
+}

@@ -96,8 +96,8 @@ fn note(name: &str, path: &Path) -> String {
     }
 }
 
-/// What a file without a transformer is part of.
-fn component(path: &Path) -> Option<String> {
+/// Names the component in a file that has one and no transformer.
+pub fn component(path: &Path) -> Option<String> {
     let components = WeightSource::open(path).ok()?.components();
     match &components[..] {
         [(component, _)] if *component != Component::Transformer => Some(format!("a {component}")),

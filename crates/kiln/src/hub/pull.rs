@@ -46,8 +46,8 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
             0 => "already complete".to_owned(),
             fetched => format!("{} downloaded{}", bytes(fetched), speed(fetched, start.elapsed())),
         };
-        let (folder, short) = (pulled.snapshot.display(), name.short());
-        let missing = missing_components(&pulled.snapshot, &name);
+        let folder = pulled.snapshot.display();
+        let used = usage(&pulled.snapshot, &name);
         let licence = licence(&plan).map_or(String::new(), |licence| format!(", licence {licence}"));
         let with = companions(&plan);
         let text = format!(
@@ -107,18 +107,23 @@ fn speed(downloaded: u64, elapsed: Duration) -> String {
     format!(", {}/s", bytes(rate as u64))
 }
 
-/// Reports which components are missing: a lone transformer has no text encoder and no autoencoder.
-fn missing_components(snapshot: &Path, name: &ModelName) -> String {
+/// Says how to use what was pulled, and which components are missing: a lone transformer has no text encoder and no
+/// autoencoder.
+fn usage(snapshot: &Path, name: &ModelName) -> String {
+    let short = name.short();
+    let usage = format!("use it with -m {short}");
     if snapshot.join("model_index.json").is_file() && name.pattern.is_none() {
-        return String::new();
+        return usage;
     }
-    let path = super::find_pulled(Path::new(&name.short())).map(|(_, path)| path);
-    let model = path.and_then(|path| hints::open_model_with(&path, &ComponentPaths::default()).ok());
-    let Some(model) = model else { return String::new() };
-    let Some(missing) = super::missing_components(&model) else { return String::new() };
+    let Some((_, path)) = super::find_pulled(Path::new(&short)) else { return usage };
+    if let Some(component) = super::models::component(&path) {
+        return format!("it is {component}: a transformer that lacks one, and that it fits, takes it");
+    }
+    let Ok(model) = hints::open_model_with(&path, &ComponentPaths::default()) else { return usage };
+    let Some(missing) = super::missing_components(&model) else { return usage };
     match super::matching_model(model.transformer.config.joint_attention_dim) {
-        Some(name) => format!("\nit has {missing}: run `kiln pull {name}`, whose components fit"),
-        None => format!("\nit has {missing}: put it into the same folder, or give it as an option"),
+        Some(name) => format!("{usage}\nit has {missing}: run `kiln pull {name}`, whose components fit"),
+        None => format!("{usage}\nit has {missing}: put it into the same folder, or give it as an option"),
     }
 }
 
