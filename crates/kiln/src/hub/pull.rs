@@ -50,9 +50,7 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
         let used = usage(&pulled.snapshot, &name);
         let licence = licence(&plan).map_or(String::new(), |licence| format!(", licence {licence}"));
         let with = companions(&plan);
-        let text = format!(
-            "{files}, {size} ({downloaded}){licence} in `{folder}`{with}\nuse it with -m {short}{missing}"
-        );
+        let text = format!("{files}, {size} ({downloaded}){licence} in `{folder}`{with}\n{used}");
         terminal::tell(&text);
     }
     Ok(())
