@@ -9,7 +9,7 @@ use kiln_ops::{
 use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape};
 
 use crate::isa::{Isa, Level};
-use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm};
+use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm, reduce};
 use crate::parallel::Pool;
 use crate::{Context, CpuConv, CpuTensor, CpuWeight};
 
@@ -210,6 +210,10 @@ impl Backend for CpuBackend {
 
     fn add(&self, x: &CpuTensor, y: &CpuTensor) -> Result<CpuTensor> {
         elementwise::add(&self.cx, x, y)
+    }
+
+    fn relative_l1(&self, x: &CpuTensor, y: &CpuTensor) -> Result<CpuTensor> {
+        reduce::relative_l1(&self.cx, x, y)
     }
 
     fn add_scaled(&self, x: &CpuTensor, y: &CpuTensor, s: f32) -> Result<CpuTensor> {

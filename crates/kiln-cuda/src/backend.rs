@@ -14,7 +14,7 @@ use kiln_tensor::{DType, HostLinear, HostTensor, LoraDelta, Shape};
 
 use crate::context::Context;
 use crate::error::{self, Error};
-use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm, rope};
+use crate::ops::{attention, conv, elementwise, group_norm, linear, movement, norm, reduce, rope};
 use crate::options::Options;
 use crate::probe::Gpu;
 use crate::replay::{self, CudaGraphCache};
@@ -284,6 +284,10 @@ impl Backend for CudaBackend {
 
     fn add(&self, x: &CudaTensor, y: &CudaTensor) -> Result<CudaTensor> {
         elementwise::add(&self.cx, x, y)
+    }
+
+    fn relative_l1(&self, x: &CudaTensor, y: &CudaTensor) -> Result<CudaTensor> {
+        reduce::relative_l1(&self.cx, x, y)
     }
 
     fn add_scaled(&self, x: &CudaTensor, y: &CudaTensor, s: f32) -> Result<CudaTensor> {

@@ -34,6 +34,7 @@ sources! {
     MOVEMENT = "movement";
     NORM = "norm";
     EPILOGUE = "epilogue";
+    REDUCE = "reduce";
     ROPE = "rope";
     SOFTMAX = "softmax";
     DEQUANTIZE = "dequantize";

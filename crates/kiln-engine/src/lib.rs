@@ -86,11 +86,12 @@ pub use model::{
 pub use noise::NoiseSource;
 pub use pipeline::BatchLimit;
 pub use plan::{ImagePlan, InitImage, Plan, PlannedLora, Prompt, StartingPoint, UpscaleInputs};
-pub use progress::{Phase, Progress};
+pub use progress::{Phase, Progress, StepCounts};
 pub use progress_tracker::ProgressTracker;
 pub use recipe::{ComponentPathsRecord, ModelRecord, Recipe};
 pub use request::{
-    BatchPosition, FileRef, LoraRef, OneOrMany, OutputFormat, PngEffort, Request, Rng, ScheduleKind,
+    BatchPosition, DEFAULT_CACHE_THRESHOLD, FileRef, LoraRef, OneOrMany, OutputFormat, PngEffort, Request,
+    Rng, ScheduleKind, cache_threshold,
 };
 pub use residency::{WeightBytes, WeightResidency, plan_residency};
 pub use session::Session;

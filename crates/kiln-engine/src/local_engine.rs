@@ -202,12 +202,14 @@ impl TaskRun {
             self.task.sink.event(&Event::Note(note));
         }
         let plan = &self.task.plan;
-        let recipe = Recipe::new(plan, output.index, self.info.dtype, &self.info.backend)?;
+        let mut recipe = Recipe::new(plan, output.index, self.info.dtype, &self.info.backend)?;
+        recipe.reused_steps = plan.cache.map(|_| output.steps.reused);
         self.task.sink.image(GeneratedImage {
             index: output.index,
             image: output.image,
             latents: output.latents,
             seed: plan.image(output.index).seed,
+            steps: output.steps,
             recipe,
         })
     }

@@ -59,10 +59,21 @@ pub struct Progress {
     pub step: u32,
     /// Steps of each image.
     pub steps: u32,
+    /// Steps so far in which the current image reused the step cache.
+    pub reused: u32,
     /// The tile in progress, from 1, of an image that is upscaled; 0 for others.
     pub tile: u32,
     /// Number of tiles of an image that is upscaled; 0 for others.
     pub tiles: u32,
     /// Finished part of the whole request, from 0 to 1.
     pub fraction: f32,
+}
+
+/// How many steps of an image were computed in full, and how many reused the step cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepCounts {
+    /// Steps that ran all blocks of the transformer.
+    pub computed: usize,
+    /// Steps that reused what most blocks added in earlier ones.
+    pub reused: usize,
 }

@@ -75,6 +75,9 @@ impl ProgressTracker {
             Event::EncodingReference { .. } => self.report(Phase::Encode, TEXT_SHARE, true),
             Event::StepStarted { image, images, step, .. } => {
                 (self.progress.image, self.progress.step) = (image as u32, step as u32);
+                if step == 0 {
+                    self.progress.reused = 0;
+                }
                 (self.batch_start, self.batch_images) = (image as u32, images as u32);
                 if step > 0 {
                     return None;
@@ -89,8 +92,9 @@ impl ProgressTracker {
                 let fraction = (self.blocks as f32 / all_blocks).min(1.0);
                 self.report(Phase::Steps, TEXT_SHARE + STEPS_SHARE * fraction, false)
             }
-            Event::StepFinished { step, steps, .. } => {
+            Event::StepFinished { step, steps, reused, .. } => {
                 self.progress.step = step as u32 + 1;
+                self.progress.reused = reused as u32;
                 let fraction = (step + 1) as f32 / steps.max(1) as f32;
                 self.report(Phase::Steps, TEXT_SHARE + STEPS_SHARE * fraction, true)
             }
@@ -141,7 +145,7 @@ mod tests {
             let events = [
                 Event::EncodingReference { index: 0, total: 1 },
                 Event::StepStarted { image: 0, images: 1, batch: 1, step: 0, steps: 2, sigma: 0.4 },
-                Event::StepFinished { image: 0, images: 1, step: 1, steps: 2 },
+                Event::StepFinished { image: 0, images: 1, step: 1, steps: 2, reused: 0 },
                 Event::DecodingImage { image: 0 },
             ];
             let progress: Vec<Progress> = events.iter().filter_map(|event| tracker.update(event)).collect();

@@ -33,6 +33,9 @@ pub struct Recipe {
     /// Whether the size was taken from the initial image: requesting the same numbers would resize it differently.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub size_of_init: bool,
+    /// Steps that reused the step cache, if it was on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reused_steps: Option<usize>,
     /// The precision, such as `bf16`.
     pub dtype: String,
     /// The backend, such as `cpu (avx512)`.
@@ -141,6 +144,7 @@ impl Recipe {
                 overrides: ComponentPathsRecord::new(&model.overrides),
             },
             size_of_init: plan.size_of_init,
+            reused_steps: None,
             dtype: dtype.to_owned(),
             backend: backend.to_owned(),
         })

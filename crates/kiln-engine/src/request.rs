@@ -258,6 +258,19 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guidance: Option<f32>,
 
+    /// Step cache, for models with many steps (dev, klein base): reuse what most blocks computed in earlier steps while the
+    /// first block's result changes by less than this, from 0 (off) to 1 [default: off; without a value 0.1]
+    #[cfg_attr(
+        feature = "cli",
+        arg(
+            long, value_name = "THRESHOLD", help_heading = "Sampling", allow_negative_numbers = true,
+            num_args = 0..=1, default_missing_value = DEFAULT_CACHE_TEXT, value_parser = cache_threshold
+        )
+    )]
+    #[cfg_attr(feature = "schema", schema(minimum = 0, maximum = 1))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<f32>,
+
     /// Custom sigmas (noise levels before shifting), decreasing from 1
     #[cfg_attr(
         feature = "cli",
@@ -324,6 +337,12 @@ pub struct Request {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub png: Option<PngEffort>,
 }
+
+/// The threshold of the step cache if none is given; see docs/caching.md for what it was chosen from.
+pub const DEFAULT_CACHE_THRESHOLD: f32 = 0.1;
+/// [`DEFAULT_CACHE_THRESHOLD`] as an option's value.
+#[cfg(feature = "cli")]
+const DEFAULT_CACHE_TEXT: &str = "0.1";
 
 /// The largest number of tokens that a prompt may be padded to.
 pub(crate) const MAX_TOKENS: u32 = 32_768;
@@ -478,6 +497,12 @@ fn at_least<const MIN: u32>() -> clap::builder::ValueParser {
         }
         _ => Err(format!("expected a whole number of at least {MIN}")),
     })
+}
+
+/// Parses a threshold of the step cache. The error says what was expected.
+pub fn cache_threshold(text: &str) -> Result<f32, String> {
+    let threshold = text.parse().ok().filter(|threshold| (0.0..=1.0).contains(threshold));
+    threshold.ok_or_else(|| "expected a number from 0 (off) to 1, or no value".into())
 }
 
 #[cfg(feature = "cli")]

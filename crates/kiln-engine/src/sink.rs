@@ -5,6 +5,7 @@ use kiln_model::Event;
 use kiln_tensor::HostTensor;
 
 use crate::error::Result;
+use crate::progress::StepCounts;
 use crate::recipe::Recipe;
 
 /// A generated image.
@@ -18,6 +19,8 @@ pub struct GeneratedImage {
     pub latents: HostTensor,
     /// The seed, if the noise was drawn from one.
     pub seed: Option<u64>,
+    /// Steps computed and reused.
+    pub steps: StepCounts,
     /// How it was generated.
     pub recipe: Recipe,
 }

@@ -79,8 +79,11 @@ pub enum Event {
         step: usize,
         /// Number of steps in this run.
         steps: usize,
+        /// Steps so far in which the (first) image reused the step cache.
+        reused: usize,
     },
-    /// A block of the transformer is finished. When a GPU replays a recorded step, all of its blocks are reported at once.
+    /// A block of the transformer is finished. When a GPU replays a recorded step, all of its blocks are reported at once;
+    /// blocks that the step cache replaces count as finished.
     Block {
         /// Blocks done.
         done: usize,

@@ -291,6 +291,10 @@ pub trait Backend: Clone + Send + Sync {
     /// `(1 - mask[row]) · x + mask[row] · y`. `x`, `y`: `[rows, dim]`; `mask`: `[rows]`, a parameter.
     fn blend_rows(&self, x: &Self::Tensor, y: &Self::Tensor, mask: &Self::Tensor) -> Result<Self::Tensor>;
 
+    /// `Σ|x - y| / Σ|y|` over all elements, 0 if the tensors are equal: how much `x` differs from `y`. Equal shapes; the
+    /// result is f32 `[1, 1]`.
+    fn relative_l1(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor>;
+
     /// `x * scale + shift` with one scale and shift per column. `x`: `[…, dim]`; `scale`, `shift`: `[dim]`.
     fn affine(&self, x: &Self::Tensor, scale: &Self::Tensor, shift: &Self::Tensor) -> Result<Self::Tensor>;
 

@@ -188,6 +188,10 @@ macro_rules! backend_methods {
             $forward!(self, blend_rows(x, y, mask))
         }
 
+        fn relative_l1(&self, x: &Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor> {
+            $forward!(self, relative_l1(x, y))
+        }
+
         fn affine(
             &self,
             x: &Self::Tensor,

@@ -257,6 +257,12 @@ pub fn guide<T: Tensor>(c: &T, u: &T) -> Result<Shape> {
     same_shape(Op("guide"), ["c", "u"], c, u)
 }
 
+/// [`Backend::relative_l1`].
+pub fn relative_l1<T: Tensor>(x: &T, y: &T) -> Result<Shape> {
+    same_shape(Op("relative_l1"), ["x", "y"], x, y)?;
+    Ok([1, 1].into())
+}
+
 /// [`Backend::blend_rows`].
 pub fn blend_rows<T: Tensor>(x: &T, y: &T, mask: &T) -> Result<Shape> {
     let op = Op("blend_rows");

@@ -26,6 +26,11 @@ function showRho() {
   $("rho-field").hidden = $("schedule").value !== "power";
 }
 
+/** Adapts the panel to a model: only models with guidance take enough steps for the cache. */
+export function useModel({ guidance }) {
+  $("cache-field").hidden = guidance === null;
+}
+
 /** Fills in a saved form or the values of a request; absent fields are left to the model. */
 export function fill(request) {
   for (const id of CHOICES) {
@@ -36,6 +41,7 @@ export function fill(request) {
   $("sigmas").value = (request.sigmas ?? []).join(", ");
   $("max-tokens").value = request.max_tokens ?? "";
   $("text-layers").value = (request.text_layers ?? []).join(", ");
+  $("cache").value = request.cache ?? "";
   showRho();
   // Don't hide settings that are in effect.
   if (Object.keys(values()).length) $("advanced").open = true;
@@ -51,6 +57,7 @@ export function values() {
     if (list.length) fields[name] = list.map(Number);
   }
   if ($("max-tokens").value !== "") fields.max_tokens = $("max-tokens").valueAsNumber;
+  if (!$("cache-field").hidden && $("cache").value !== "") fields.cache = $("cache").valueAsNumber;
   return fields;
 }
 
@@ -63,6 +70,7 @@ export function facts(request) {
     ["Sigmas", request.sigmas?.join(", ")],
     ["Prompt tokens", request.max_tokens],
     ["Text layers", request.text_layers?.join(", ")],
+    ["Step cache", request.cache],
   ];
 }
 

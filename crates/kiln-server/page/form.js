@@ -53,6 +53,7 @@ function useModel() {
   $("count").max = Math.min(8, about.pictures);
   $("guidance-field").hidden = guidance === null;
   $("negative-field").hidden = !negative;
+  advanced.useModel(model().kiln);
   set("steps", steps);
   set("guidance", guidance ?? 1);
 }

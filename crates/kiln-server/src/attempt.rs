@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kiln_base::lock;
+use kiln_check::Refusal;
 use kiln_engine::{Phase, Progress, Request};
 use kiln_image::RgbImage;
 
@@ -38,6 +39,8 @@ struct AttemptState {
     phase: Option<(Phase, Instant)>,
     fraction: f32,
     previews: u32,
+    /// Images that the check refused: each one's number, and what to tell the client.
+    refused: Vec<(u32, String)>,
 }
 
 impl JobAttempt {
@@ -54,6 +57,7 @@ impl JobAttempt {
                 phase: None,
                 fraction: 0.0,
                 previews: 0,
+                refused: Vec::new(),
             }),
             saving: Mutex::default(),
             ended: AtomicBool::new(false),
@@ -126,6 +130,39 @@ impl JobAttempt {
         }
     }
 
+    /// Asks the check whether an image may be stored; without a check all may. A refused image is remembered.
+    fn passes_check(&self, image: &FinishedImage) -> Result<bool, JobError> {
+        let Some(check) = &self.server.config.check else { return Ok(true) };
+        let recipe = kiln_engine::Recipe::parse(&image.recipe).ok();
+        let prompt = recipe.as_ref().and_then(|recipe| recipe.request.prompts.first().map(String::as_str));
+        let prompt = prompt.unwrap_or_else(|| prompt_of(&self.live.request, image.index));
+        let Err(refusal) = check.check(&image.image, prompt, &|| self.cancelled()) else { return Ok(true) };
+        let (job, number) = (&self.live.id, image.index);
+        match &refusal {
+            Refusal::Cancelled => return Err(JobError::cancelled()),
+            Refusal::Failed(detail) => tracing::error!(job, number, detail, "the check of an image failed"),
+            Refusal::Refused(reason) => tracing::info!(job, number, reason, "image refused"),
+        }
+        self.server.metrics.image_refused(refusal.is_verdict());
+        self.state().refused.push((number, refusal.message()));
+        Ok(false)
+    }
+
+    /// Returns the error of a job whose images were not all accepted.
+    fn refusal(&self) -> Result<(), JobError> {
+        let state = self.state();
+        let images = self.live.request.image_count();
+        match &state.refused[..] {
+            [] => Ok(()),
+            [(_, message), ..] if images == 1 => Err(JobError::request("image_refused", message)),
+            refused @ [(number, message), ..] => {
+                let (count, first) = (refused.len(), number + 1);
+                let message = format!("{count} of {images} images were refused; number {first}: {message}");
+                Err(JobError::request("image_refused", message))
+            }
+        }
+    }
+
     fn save(&self, finished: FinishedImage) -> Result<SavedImage, JobError> {
         let request = &self.live.request;
         let parameters = kiln_engine::Recipe::parse(&finished.recipe).ok().map(|recipe| recipe.parameters());
@@ -159,7 +196,7 @@ impl JobAttempt {
             store.remove_files(&row.file);
             return Err(JobError::server("storage", error.to_string()));
         }
-        self.server.metrics.image_saved(bytes.len());
+        self.server.metrics.image_saved(bytes.len(), finished.steps);
         Ok(SavedImage { row, bytes })
     }
 }
@@ -206,10 +243,14 @@ impl JobSink for JobAttempt {
     }
 
     fn wants_preview(&self) -> bool {
-        self.live.wants_previews()
+        // A preview shows what the check may refuse.
+        self.server.config.check.is_none() && self.live.wants_previews()
     }
 
     fn preview(&self, image: RgbImage) {
+        if self.server.config.check.is_some() {
+            return;
+        }
         let number = {
             let mut state = self.state();
             state.previews += 1;
@@ -222,13 +263,17 @@ impl JobSink for JobAttempt {
     }
 
     fn image(&self, image: FinishedImage) -> Result<(), JobError> {
+        if self.state().phase.is_some_and(|(phase, _)| phase == Phase::Decode) {
+            self.end_phase();
+        }
+        // Before anything is encoded or written, and without the lock: a check may take long.
+        if !self.passes_check(&image)? {
+            return Ok(());
+        }
         let started = Instant::now();
         let _saving = lock(&self.saving);
         if self.ended.load(SeqCst) {
             return Err(JobError::cancelled());
-        }
-        if self.state().phase.is_some_and(|(phase, _)| phase == Phase::Decode) {
-            self.end_phase();
         }
         let saved = Arc::new(self.save(image)?);
         self.live.change(|s| s.images.push(saved));
@@ -248,6 +293,7 @@ impl JobSink for JobAttempt {
             let state = self.state();
             (state.started.elapsed(), state.group_size)
         };
+        let result = result.and_then(|()| self.refusal());
         let timed_out = took > self.server.config.job_timeout && !self.live.is_cancelled();
         let result = result.map_err(|error| {
             if timed_out && error.kind == ErrorKind::Cancelled {

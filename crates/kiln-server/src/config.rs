@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kiln_check::ImageCheck;
+
 use crate::keys::ApiKey;
 use crate::limits::Limits;
 use crate::proxies::Network;
@@ -41,6 +43,8 @@ pub struct Config {
     pub io_timeout: Duration,
     /// Whether image files hold their recipes.
     pub embed_recipes: bool,
+    /// The check that every image must pass before it is stored or shown; previews are off with it.
+    pub check: Option<ImageCheck>,
 }
 
 impl Config {
@@ -61,6 +65,7 @@ impl Config {
             job_timeout: Duration::from_secs(3600),
             io_timeout: Duration::from_secs(30),
             embed_recipes: true,
+            check: None,
         }
     }
 }

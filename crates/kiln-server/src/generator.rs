@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{FileRef, Progress, Request};
+use kiln_engine::{FileRef, Progress, Request, StepCounts};
 use kiln_image::RgbImage;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -195,6 +195,8 @@ pub struct FinishedImage {
     pub image: RgbImage,
     /// Its seed, if it has one.
     pub seed: Option<u64>,
+    /// Steps computed, and steps that reused the step cache.
+    pub steps: StepCounts,
     /// Its recipe: every setting it was generated with, as JSON.
     pub recipe: String,
 }

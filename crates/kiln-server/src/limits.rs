@@ -117,6 +117,9 @@ impl Limits {
         if request.guidance.is_some_and(|g| !(0.0..=100.0).contains(&g)) {
             return Err(invalid("guidance", "guidance must be between 0 and 100"));
         }
+        if let Some(found) = request.cache.filter(|threshold| !(0.0..=1.0).contains(threshold)) {
+            return Err(invalid("cache", format!("cache must be between 0 and 1, found {found}")));
+        }
         self.check_schedule(request)?;
         self.check_inputs(request)?;
         Self::check_upscale(request)?;
@@ -373,6 +376,8 @@ mod tests {
             ("max_tokens", Request { max_tokens: Some(0), ..fox() }),
             ("max_tokens", Request { max_tokens: Some(1025), ..fox() }),
             ("guidance", Request { guidance: Some(f32::NAN), ..fox() }),
+            ("cache", Request { cache: Some(f32::NAN), ..fox() }),
+            ("cache", Request { cache: Some(1.5), ..fox() }),
             ("sigmas", Request { sigmas: vec![0.5; 201], ..fox() }),
             ("sigmas", Request { sigmas: vec![1.0, f32::NAN], ..fox() }),
             ("sigmas", Request { sigmas: vec![1.5], ..fox() }),

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use kiln_base::lock;
-use kiln_engine::Phase;
+use kiln_engine::{Phase, StepCounts};
 
 use crate::generator::LoadedModel;
 use crate::store::JobState;
@@ -57,6 +57,9 @@ struct Counters {
     batches: BTreeMap<u32, u64>,
     decoded_inputs: u64,
     image_bytes: u64,
+    steps: StepCounts,
+    /// Images refused by the check, and images whose check failed.
+    refused_images: [u64; 2],
     panics: u64,
     /// Moving average of the seconds that done jobs took for a unit of work, without the time in the queue.
     recent_seconds_per_cost: Option<f64>,
@@ -117,11 +120,18 @@ impl Metrics {
         self.with(|c| c.panics += 1);
     }
 
-    pub(crate) fn image_saved(&self, bytes: usize) {
+    pub(crate) fn image_saved(&self, bytes: usize, steps: StepCounts) {
         self.with(|c| {
             c.images += 1;
             c.image_bytes += bytes as u64;
+            c.steps.computed += steps.computed;
+            c.steps.reused += steps.reused;
         });
+    }
+
+    /// Counts an image that the check refused, by a verdict or because it failed.
+    pub(crate) fn image_refused(&self, by_verdict: bool) {
+        self.with(|c| c.refused_images[usize::from(!by_verdict)] += 1);
     }
 
     /// Counts `own` images of a job in a batch of `all`.
@@ -194,6 +204,13 @@ impl Metrics {
             for (size, count) in &c.batches {
                 let _ = writeln!(out, "kiln_batch_pictures_total{{size=\"{size}\"}} {count}");
             }
+            head(&mut out, "kiln_pictures_refused_total", "counter", "Images refused by the check, or because the check failed.");
+            for (cause, count) in ["check", "failure"].iter().zip(c.refused_images) {
+                let _ = writeln!(out, "kiln_pictures_refused_total{{cause=\"{cause}\"}} {count}");
+            }
+            head(&mut out, "kiln_steps_total", "counter", "Steps of generated images: computed, or reused from the step cache.");
+            let _ = writeln!(out, "kiln_steps_total{{kind=\"computed\"}} {}", c.steps.computed);
+            let _ = writeln!(out, "kiln_steps_total{{kind=\"reused\"}} {}", c.steps.reused);
             head(&mut out, "kiln_jobs_total", "counter", "Ended jobs, by final state.");
             for (state, count) in &c.jobs {
                 let _ = writeln!(out, "kiln_jobs_total{{state=\"{state}\"}} {count}");

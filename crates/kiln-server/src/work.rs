@@ -31,7 +31,8 @@ impl Server {
     /// `None` for a job that must run alone.
     pub(crate) fn batch_key(&self, live: &LiveJob) -> Option<String> {
         let request = &live.request;
-        let sampling = (request.steps, request.guidance, &request.sigmas, request.schedule, request.rho);
+        let levels = (&request.sigmas, request.schedule, request.rho);
+        let sampling = (request.steps, request.guidance, levels, request.cache);
         let start = (request.mask.is_some(), request.strength, request.max_tokens, &request.text_layers);
         (!live.run_alone).then(|| format!("{} {sampling:?} {start:?}", self.group_key(request)))
     }

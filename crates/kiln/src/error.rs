@@ -16,6 +16,8 @@ pub enum ErrorKind {
     Failed,
     /// The command line is wrong: 2.
     Usage,
+    /// The check refused an image: 3.
+    Refused,
     /// Cancelled with Ctrl-C: 130; with SIGTERM: 143.
     Cancelled,
 }
@@ -60,6 +62,7 @@ impl CliError {
         ExitCode::from(match self.kind {
             ErrorKind::Failed => 1,
             ErrorKind::Usage => 2,
+            ErrorKind::Refused => 3,
             ErrorKind::Cancelled => cancel::exit_code() as u8,
         })
     }

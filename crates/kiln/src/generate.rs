@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kiln_base::lock;
+use kiln_check::{ImageCheck, Refusal};
 use kiln_engine::{
     BatchLimit, Engine, Error, Event, GeneratedImage, LocalFiles, Model, Plan, Precision, Recipe,
 };
@@ -57,6 +58,8 @@ pub fn run(args: GenerateArgs) -> Result<(), CliError> {
 /// Planned requests with their device and the destination of their images.
 struct Run {
     args: GenerateArgs,
+    /// The check that images must pass before they are written.
+    check: Option<ImageCheck>,
     /// A plan for each request: one, or one for each line of a file.
     plans: Vec<Arc<Plan>>,
     setup: Setup,
@@ -69,6 +72,10 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
         return Err(
             CliError::usage("--json and -o - both write to standard output").hint("give a file with -o")
         );
+    }
+    let check = args.check.check()?;
+    if check.is_some() && args.preview.take().is_some() {
+        reporter.note("--preview has no effect: images are not shown before the check");
     }
     let recipe = args.from.as_deref().map(Recipe::read).transpose()?;
     let mut components = args.components.paths();
@@ -101,6 +108,9 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     let is_default = request.model.is_none();
     request.model = request.model.take().or_else(models::default_model);
     args.machine.fill_missing(settings::get());
+    if recipe.is_none() {
+        request.cache = request.cache.or(settings::get().cache);
+    }
     let random_seed = request.ensure_seed().map_err(|e| CliError::new(e).hint("choose a seed with -S"))?;
     let location = match (&request.model, &components.transformer) {
         (None, Some(transformer)) => ModelLocation::Path(transformer.clone()),
@@ -148,7 +158,7 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
         output.check_latents(path, images)?;
         check_same_size(&plans)?;
     }
-    let run = Run { args, plans, setup, output };
+    let run = Run { args, check, plans, setup, output };
     run.report_start(random_seed, reporter);
     if let (Some(recipe), Some(plan)) = (&recipe, run.plans.first()) {
         let info = run.setup.info();
@@ -202,6 +212,7 @@ fn report_plan(plan: &Plan, reporter: &mut Reporter) {
         first_step: plan.first_step,
         sigmas: plan.schedule.sigmas(),
         guidance: plan.guidance,
+        cache: plan.cache,
     });
     if let Some(text) = size_note(&plan.model, plan.width, plan.height) {
         reporter.note(&text);
@@ -245,12 +256,12 @@ impl Run {
 
     /// Loads the model, generates the images and saves them.
     fn generate(self, reporter: Reporter, cancel: CancelFlag) -> (Result<(), CliError>, Reporter) {
-        let Run { args, plans, setup, output } = self;
+        let Run { args, check, plans, setup, output } = self;
         cancel.poll();
         let stdout_taken = output == Output::Stdout || args.json;
         let screen = args.preview.and_then(|protocol| Screen::open(protocol, stdout_taken));
         let state = Mutex::new(SinkState { screen, ..SinkState::new(reporter) });
-        let shared = Arc::new(Shared { args, output, cancel, state });
+        let shared = Arc::new(Shared { args, check, output, cancel, state });
         let images: usize = plans.iter().map(|plan| plan.images).sum();
         let mut engine = None;
         let mut first = 0;
@@ -273,6 +284,7 @@ impl Run {
         drop(engine);
         let mut state = shared.take_state();
         let result = match state.error.take() {
+            None if !state.refused.is_empty() => Err(refused(&state.refused, images)),
             None => shared.finish(&mut state, &seeds(&plans)),
             Some(mut error) => {
                 if error.kind == ErrorKind::Cancelled && !state.files.is_empty() {
@@ -309,6 +321,7 @@ fn run_plan(
 /// What all plans of a run share.
 struct Shared {
     args: GenerateArgs,
+    check: Option<ImageCheck>,
     output: Output,
     cancel: CancelFlag,
     state: Mutex<SinkState>,
@@ -327,13 +340,22 @@ struct SinkState {
     files: Vec<String>,
     latents: Vec<HostTensor>,
     error: Option<CliError>,
+    /// Images that the check refused: each one's index and why.
+    refused: Vec<(usize, String)>,
     /// The terminal that shows the images.
     screen: Option<Screen>,
 }
 
 impl SinkState {
     fn new(reporter: Reporter) -> SinkState {
-        SinkState { reporter, files: Vec::new(), latents: Vec::new(), error: None, screen: None }
+        SinkState {
+            reporter,
+            files: Vec::new(),
+            latents: Vec::new(),
+            error: None,
+            refused: Vec::new(),
+            screen: None,
+        }
     }
 }
 
@@ -360,8 +382,47 @@ impl Shared {
     }
 }
 
+/// The error of a run whose images were not all accepted.
+fn refused(refused: &[(usize, String)], images: usize) -> CliError {
+    let message = match refused {
+        [(_, why)] if images == 1 => why.clone(),
+        [(index, why), ..] => {
+            let count = refused.len();
+            format!("{count} of {images} images were refused and not written; number {}: {why}", index + 1)
+        }
+        [] => "no image was refused".into(),
+    };
+    let error = CliError { kind: ErrorKind::Refused, ..CliError::new(message) };
+    error
+        .hint("the program or service of --check-with decides; try another prompt or seed, or ask it by hand")
+}
+
 impl FileSink {
+    /// Asks the check whether an image may be written; without a check all may. A refused image is remembered.
+    fn passes_check(&self, done: &GeneratedImage) -> Result<bool, CliError> {
+        let Some(check) = &self.shared.check else { return Ok(true) };
+        let prompt = self.plan.image(done.index).prompt.unwrap_or_default();
+        let Err(refusal) = check.check(&done.image, &prompt, &|| self.shared.cancel.is_set()) else {
+            return Ok(true);
+        };
+        let reason = match refusal {
+            Refusal::Cancelled => return Err(CliError::cancelled()),
+            // Whoever runs the command runs the check, too.
+            Refusal::Failed(detail) => format!("the image was refused: {detail}"),
+            refusal => refusal.message(),
+        };
+        let index = self.first + done.index;
+        let state = &mut *self.shared.state();
+        state.reporter.end_phase();
+        state.reporter.report(&ProgressEvent::Refused { index, seed: done.seed, reason: &reason });
+        state.refused.push((index, reason));
+        Ok(false)
+    }
+
     fn save(&self, done: GeneratedImage) -> Result<(), CliError> {
+        if !self.passes_check(&done)? {
+            return Ok(());
+        }
         let Shared { args, output, .. } = &*self.shared;
         let recipe = (!args.no_recipe).then_some(done.recipe);
         let quality = self.plan.request.output_compression;
@@ -385,6 +446,8 @@ impl FileSink {
             seed: plan.seed,
             width: done.image.width(),
             height: done.image.height(),
+            computed_steps: self.plan.cache.map(|_| done.steps.computed),
+            reused_steps: self.plan.cache.map(|_| done.steps.reused),
             seconds,
         });
         state.files.push(file);

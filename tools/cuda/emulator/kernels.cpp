@@ -74,6 +74,9 @@ SOURCE(epilogue) {
 #undef KERNEL
 }
 
+SOURCE(reduce) {
+#include "reduce.cu"
+}
 SOURCE(softmax) {
 #include "softmax.cu"
 }
@@ -117,7 +120,7 @@ std::map<std::string, Kernel> &kernels() {
         BOTH(movement, to_bytes) K(movement, upsample) K(movement, space_to_depth_2) K(movement, space_to_depth_4)
         BOTH(norm, ada_layer_norm) BOTH(norm, rms_norm) BOTH(rope, norm_rope) BOTH(rope, norm_rope_128)
         BOTH(norm, ada_layer_norm_registers) BOTH(norm, ada_layer_norm_fp8) BOTH(norm, rms_norm_registers)
-        BOTH(dequantize_, dequantize) BOTH(softmax, softmax_rows) K(epilogue, epilogue_f32_f32) K(epilogue, epilogue_f32_bf16) K(epilogue, epilogue_bf16_bf16)
+        BOTH(dequantize_, dequantize) BOTH(softmax, softmax_rows) BOTH(reduce, l1_partial) K(reduce, relative_l1) K(epilogue, epilogue_f32_f32) K(epilogue, epilogue_f32_bf16) K(epilogue, epilogue_bf16_bf16)
     };
     return table;
 }

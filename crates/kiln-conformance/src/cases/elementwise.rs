@@ -1,7 +1,7 @@
 //! Elementwise operations, with normal, heavy-tailed, tiny and huge values.
 
 use kiln_ops::{Activation, Backend, Result};
-use kiln_tensor::{HostTensor, Shape};
+use kiln_tensor::{DType, HostTensor, Shape};
 
 use super::{CaseList, ODD};
 use crate::Tolerance;
@@ -31,6 +31,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
         }
         list.add(&format!("blend_rows/{situation}"), BlendRows(values));
         list.add(&format!("affine/{situation}"), Affine(values));
+        list.add(&format!("relative_l1/{situation}"), RelativeL1(values));
     }
     list.add("activation/extremes", Extremes);
 }
@@ -145,10 +146,28 @@ impl Scenario for BlendRows {
                 let shape = Shape::from([rows, dim]);
                 let (x, y) = (t.activation(self.0, &shape)?, t.activation(self.0, &shape)?);
                 let mask = HostTensor::from_f32([rows], [0.0, 1.0, 0.5, 0.3, 0.9, 1.0][6 - rows..].to_vec())?;
-                let mask = t.b.upload(&mask, kiln_tensor::DType::F32)?;
+                let mask = t.b.upload(&mask, DType::F32)?;
                 let z = t.b.blend_rows(&x, &y, &mask)?;
                 t.record(format!("{rows}x{dim}"), &z, sum_tolerance(&shape).rounded(t.dtype))?;
             }
+        }
+        Ok(())
+    }
+}
+
+struct RelativeL1(Distribution);
+
+impl Scenario for RelativeL1 {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let mut shapes = shapes();
+        shapes.push([300, 4096].into());
+        for shape in shapes {
+            let (x, y) = (t.activation(self.0, &shape)?, t.activation(self.0, &shape)?);
+            let tolerance = Tolerance::sum(shape.numel());
+            let z = t.b.relative_l1(&x, &y)?;
+            t.record_as(format!("shape {shape}"), &z, DType::F32, tolerance)?;
+            let z = t.b.relative_l1(&x, &x)?;
+            t.record_as(format!("shape {shape}, equal"), &z, DType::F32, Tolerance::EXACT)?;
         }
         Ok(())
     }

@@ -274,6 +274,7 @@ impl Scenario for Elementwise {
             t.record_rejection(format!("add_scaled: other {kind}"), b.add_scaled(&x, &y, 2.0));
             t.record_rejection(format!("lerp: other {kind}"), b.lerp(&x, &y, 0.5));
             t.record_rejection(format!("guide: other {kind}"), b.guide(&x, &y, 4.0));
+            t.record_rejection(format!("relative_l1: other {kind}"), b.relative_l1(&x, &y));
             t.record_rejection(format!("blend_rows: other {kind}"), b.blend_rows(&x, &y, &f32s(t, [3])?));
         }
         t.record_rejection("blend_rows: a long mask", b.blend_rows(&x, &x, &f32s(t, [4])?));

@@ -11,3 +11,4 @@ pub(crate) mod group_norm;
 pub(crate) mod linear;
 pub(crate) mod movement;
 pub(crate) mod norm;
+pub(crate) mod reduce;

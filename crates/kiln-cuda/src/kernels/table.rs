@@ -191,6 +191,12 @@ kernels! {
             EPILOGUE_F32_F32 = "epilogue_f32_f32", EPILOGUE_F32_BF16 = "epilogue_f32_bf16",
             EPILOGUE_BF16_BF16 = "epilogue_bf16_bf16";
     }
+    REDUCE {
+        L1Partial(x: DevicePtr, y: DevicePtr, partials: DevicePtr, n: i64, per_block: i64):
+            L1_PARTIAL_F32 = "l1_partial_f32", L1_PARTIAL_BF16 = "l1_partial_bf16";
+        RelativeL1(partials: DevicePtr, out: DevicePtr, count: i32):
+            RELATIVE_L1 = "relative_l1";
+    }
     ROPE {
         NormRope(x: DevicePtr, weight: DevicePtr, cosines: DevicePtr, sines: DevicePtr, out: DevicePtr,
             tokens: i64, heads: i32, head_dim: i32, halves: i32, eps: f32):

@@ -19,6 +19,7 @@ pub(crate) mod linear;
 pub(crate) mod movement;
 pub(crate) mod norm;
 pub(crate) mod quantize_fp8;
+pub(crate) mod reduce;
 pub(crate) mod rope;
 
 use kiln_tensor::DType;

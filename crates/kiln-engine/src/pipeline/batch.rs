@@ -91,12 +91,12 @@ impl<'c, 'm, B: Backend> Batch<'c, 'm, B> {
         }
     }
 
-    /// Sends an event to every member with images in progress. `event` gets the member's own images and the number of
-    /// all images.
-    pub(super) fn report(&mut self, event: impl Fn(&Range<usize>, usize) -> Event) {
+    /// Sends an event to every member with images in progress. `event` gets the member, its own images and the number
+    /// of all images.
+    pub(super) fn report(&mut self, event: impl Fn(usize, &Range<usize>, usize) -> Event) {
         let all = self.image_count();
         for (member, own) in std::mem::take(&mut self.in_progress) {
-            self.with_member(member, |m| Ok(m.observer.event(event(&own, all))?));
+            self.with_member(member, |m| Ok(m.observer.event(event(member, &own, all))?));
             self.in_progress.push((member, own));
         }
     }
@@ -109,7 +109,7 @@ impl<'c, 'm, B: Backend> Batch<'c, 'm, B> {
 
 impl<B: Backend> Observer<B> for Batch<'_, '_, B> {
     fn event(&mut self, event: Event) -> kiln_model::Result<()> {
-        self.report(|_, _| event.clone());
+        self.report(|_, _, _| event.clone());
         self.check_cancelled()
     }
 

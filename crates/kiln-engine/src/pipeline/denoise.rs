@@ -6,11 +6,13 @@
 //! ```
 //!
 //! The host runs one step ahead of the device (`Backend::fence`): the device never waits, progress is accurate, and
-//! cancelling takes about one step.
+//! cancelling takes about one step. With the step cache (`transformer/step_cache.rs`) the host waits in each step for one
+//! number; meanwhile the device computes the velocity for the case that the cache is reused.
 
 use kiln_model::schedule::Schedule;
 use kiln_model::transformer::{
-    BatchItem, KvCache, Position, Prediction, References, RopeTables, Transformer, TransformerBatch,
+    BatchItem, KvCache, Position, Prediction, References, RopeTables, StepCache, Transformer,
+    TransformerBatch,
 };
 use kiln_model::{Event, StepOutput};
 use kiln_ops::{Backend, Pending, Tensor as _};
@@ -20,6 +22,7 @@ use super::batch::Batch;
 use crate::error::Result;
 use crate::model::Variant;
 use crate::plan::Plan;
+use crate::progress::StepCounts;
 
 /// Tokens of all reference images in order, f32 `[tokens, channels]`, and their grids.
 pub(super) struct ReferenceTokens<B: Backend> {
@@ -77,8 +80,12 @@ pub(super) struct DenoiseState<'a, B: Backend> {
     noise: B::Tensor,
     /// f32 `[tokens, channels]`.
     pub(super) latents: B::Tensor,
+    /// Steps computed in full and steps that reused the step cache.
+    pub(super) steps: StepCounts,
     positive: Branch<'a, B>,
     negative: Option<Branch<'a, B>>,
+    /// The step caches of the two branches, if the plan has a threshold for them.
+    caches: [StepCache<B>; 2],
 }
 
 impl<B: Backend> Denoiser<'_, B> {
@@ -96,7 +103,7 @@ impl<B: Backend> Denoiser<'_, B> {
         let mut previous: Option<Pending<()>> = None;
         for step in 0..steps {
             let (sigma, next) = (sigmas[first + step], sigmas[first + step + 1]);
-            batch.report(|own, batch| {
+            batch.report(|_, own, batch| {
                 let (image, images) = (own.start, own.len());
                 Event::StepStarted { image, images, batch, step, steps, sigma }
             });
@@ -105,32 +112,44 @@ impl<B: Backend> Denoiser<'_, B> {
                 break;
             }
             batch.set_in_progress(states.iter().map(|s| (s.conditioning.member, s.conditioning.image)));
-            self.step(&mut states, step, [sigma, next], batch)?;
+            let edge = step == 0 || step + 1 == steps;
+            self.step(&mut states, step, edge, [sigma, next], batch)?;
             // The host runs one step ahead: the device never waits, progress is accurate, and cancelling is quick.
             if let Some(wait) = previous.replace(self.b.fence()?) {
                 wait()?;
             }
-            batch.report(|own, _| {
+            batch.report(|member, own, _| {
                 let (image, images) = (own.start, own.len());
-                Event::StepFinished { image, images, step, steps }
+                let of_member = |s: &&DenoiseState<'_, B>| s.conditioning.member == member;
+                let reused = states.iter().find(of_member).map_or(0, |state| state.steps.reused);
+                Event::StepFinished { image, images, step, steps, reused }
             });
         }
         states.retain(|state| batch.is_active(state.conditioning.member));
         Ok(states)
     }
 
-    /// Takes one step, from noise level `sigma` to `next`.
+    /// Takes one step, from noise level `sigma` to `next`. `edge`: the first or the last step, which is always computed.
     fn step(
         &self,
         states: &mut [DenoiseState<'_, B>],
         step: usize,
+        edge: bool,
         [sigma, next]: [f32; 2],
         batch: &mut Batch<'_, '_, B>,
     ) -> Result<()> {
         let b = self.b;
-        let mut velocities = self.velocities(states, |s| Some(&mut s.positive), sigma, batch)?;
+        let [mut velocities, negative] = match self.plan.cache {
+            Some(threshold) => self.cached_velocities(states, sigma, (!edge).then_some(threshold), batch)?,
+            None => {
+                states.iter_mut().for_each(|state| state.steps.computed += 1);
+                [
+                    self.velocities(states, |s| Some(&mut s.positive), sigma, batch)?,
+                    self.velocities(states, |s| s.negative.as_mut(), sigma, batch)?,
+                ]
+            }
+        };
         if let Some(guidance) = self.plan.guidance {
-            let negative = self.velocities(states, |s| s.negative.as_mut(), sigma, batch)?;
             for (velocity, negative) in velocities.iter_mut().zip(&negative) {
                 *velocity = b.guide(velocity, negative, guidance)?;
             }
@@ -175,9 +194,63 @@ impl<B: Backend> Denoiser<'_, B> {
             conditioning,
             noise,
             latents,
+            steps: StepCounts::default(),
             positive: branch(conditioning.text)?,
             negative: conditioning.negative.map(branch).transpose()?,
+            caches: Default::default(),
         })
+    }
+
+    /// Predicts the velocities of both branches with the step cache. An image reuses its caches if the first block's
+    /// result has changed by less than `threshold` in both branches; without a threshold all images are computed.
+    fn cached_velocities(
+        &self,
+        states: &mut [DenoiseState<'_, B>],
+        sigma: f32,
+        threshold: Option<f32>,
+        batch: &mut Batch<'_, '_, B>,
+    ) -> Result<[Vec<B::Tensor>; 2]> {
+        let [mut positive, mut negative] = [0, 1].map(|branch| -> Vec<StepCache<B>> {
+            states.iter_mut().map(|state| std::mem::take(&mut state.caches[branch])).collect()
+        });
+        let items = states.iter().map(|s| s.positive.item(&s.latents)).collect::<Vec<_>>();
+        let negative_items =
+            states.iter().filter_map(|s| Some(s.negative.as_ref()?.item(&s.latents))).collect::<Vec<_>>();
+        // Both branches are queued before the host waits for a number.
+        let mut branches = Vec::with_capacity(2);
+        for (items, caches) in [(&items, &positive), (&negative_items, &negative)] {
+            let inputs = self.inputs(items, sigma);
+            let caches: Vec<_> = caches.iter().take(items.len()).collect();
+            if !items.is_empty() {
+                branches.push(self.transformer.first_blocks(self.b, &inputs, &caches, batch)?);
+            }
+        }
+        let mut full = vec![threshold.is_none(); items.len()];
+        if let Some(threshold) = threshold {
+            for branch in &mut branches {
+                for (full, change) in full.iter_mut().zip(branch.changes()?) {
+                    // NaN is not below the threshold.
+                    *full |= !(change < threshold);
+                }
+            }
+        }
+        let mut results = [Vec::new(), Vec::new()];
+        let caches = [&mut positive, &mut negative];
+        for ((branch, caches), result) in branches.into_iter().zip(caches).zip(&mut results) {
+            let mut caches: Vec<_> = caches.iter_mut().collect();
+            *result = branch.finish(self.b, &full, &mut caches, batch)?;
+        }
+        for (((state, positive), negative), full) in states.iter_mut().zip(positive).zip(negative).zip(full) {
+            state.caches = [positive, negative];
+            *(if full { &mut state.steps.computed } else { &mut state.steps.reused }) += 1;
+        }
+        Ok(results)
+    }
+
+    /// Returns the transformer's input for images at this noise level.
+    fn inputs<'s>(&self, items: &'s [BatchItem<'s, B>], sigma: f32) -> TransformerBatch<'s, B> {
+        let guidance = self.plan.guidance.filter(|_| self.variant == Variant::Dev);
+        TransformerBatch { items, timestep: Schedule::timestep(sigma), guidance }
     }
 
     /// Predicts the velocities of all images that have this branch, in one transformer call.
@@ -195,12 +268,7 @@ impl<B: Backend> Denoiser<'_, B> {
         }
         let items: Vec<BatchItem<'_, B>> =
             branches.iter().zip(&latents).map(|(branch, latents)| branch.item(latents)).collect();
-        let inputs = TransformerBatch {
-            items: &items,
-            timestep: Schedule::timestep(sigma),
-            guidance: self.plan.guidance.filter(|_| self.variant == Variant::Dev),
-        };
-        let predictions = self.transformer.forward(self.b, &inputs, batch)?;
+        let predictions = self.transformer.forward(self.b, &self.inputs(&items, sigma), batch)?;
         drop(items);
         let take = |(branch, prediction): (&mut &mut Branch<'a, B>, Prediction<B>)| {
             branch.cache = prediction.cache.or(branch.cache.take());

@@ -51,7 +51,7 @@ impl<B: Backend> PreparedPlan<'_, B> {
         self.text(image).shape().rows() + height * width + references
     }
 
-    /// Whether these images can share a batch: they have the same noise levels and guidance, are not tiny, and are not
+    /// Whether these images can share a batch: they have the same noise levels, guidance and cache threshold, are not tiny, and are not
     /// upscaled.
     fn can_share_batch(&self, other: &Self) -> bool {
         if self.plan.upscale().is_some() {
@@ -64,7 +64,8 @@ impl<B: Backend> PreparedPlan<'_, B> {
             return false;
         }
         let sigmas = |plan: &Plan| plan.schedule.sigmas()[plan.first_step..].to_vec();
-        sigmas(self.plan) == sigmas(other.plan) && self.plan.guidance == other.plan.guidance
+        let sampling = |plan: &Plan| (plan.guidance, plan.cache);
+        sigmas(self.plan) == sigmas(other.plan) && sampling(self.plan) == sampling(other.plan)
     }
 
     pub(super) fn conditioning(&self, member: usize, image: usize) -> Conditioning<'_, B> {
@@ -319,7 +320,8 @@ impl<B: Backend> Pipeline<B> {
                 let image = own.autoencoder.decode_async(b, &state.latents, grid, m.observer)?;
                 let deferred = std::mem::take(&mut *lock(&own.deferred));
                 let text = state.conditioning.text.clone();
-                (m.output)(PendingOutput { index, image, latents, text, deferred })
+                let steps = state.steps;
+                (m.output)(PendingOutput { index, steps, image, latents, text, deferred })
             });
             // Images of one request are generated in order, so this was the last.
             if index + 1 == own.plan.images {

@@ -7,6 +7,7 @@ use kiln_tensor::HostTensor;
 
 use crate::error::{Error, Result};
 use crate::plan::{Plan, StartingPoint};
+use crate::progress::StepCounts;
 
 /// The name of an encoded text in messages.
 pub(super) const TEXT: &str = "the text encoder's result";
@@ -23,6 +24,8 @@ pub struct PipelineOutput {
     pub latents: HostTensor,
     /// Its index in the request, from 0; images of one prompt are consecutive.
     pub index: usize,
+    /// Steps computed and reused; of all tiles when upscaling.
+    pub steps: StepCounts,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
@@ -30,6 +33,7 @@ pub struct PipelineOutput {
 /// An image whose work is queued; the device may still compute it.
 pub struct PendingOutput<B: Backend> {
     pub(super) index: usize,
+    pub(super) steps: StepCounts,
     pub(super) image: PendingImage,
     pub(super) latents: Pending<HostTensor>,
     pub(super) text: B::Tensor,
@@ -60,7 +64,7 @@ impl<B: Backend> PendingOutput<B> {
             StartingPoint::Inpaint(inpaint) => kiln_image::paste_back(inpaint, &image),
             StartingPoint::Noise | StartingPoint::Image(_) | StartingPoint::Upscale(_) => image,
         };
-        Ok(PipelineOutput { image, latents, index: self.index, notes })
+        Ok(PipelineOutput { image, latents, index: self.index, steps: self.steps, notes })
     }
 }
 

@@ -16,6 +16,7 @@ use super::generate::PreparedPlan;
 use super::output::{PendingOutput, check_finite};
 use crate::error::Result;
 use crate::plan::UpscaleInputs;
+use crate::progress::StepCounts;
 
 impl<B: Backend> Pipeline<B> {
     /// Upscales one image of a plan, and passes it to the member's output.
@@ -28,6 +29,7 @@ impl<B: Backend> Pipeline<B> {
     ) -> Result<()> {
         let enlarged = inputs.enlarged()?;
         let mut result = enlarged.clone();
+        let mut steps = StepCounts::default();
         let mut latents = Canvas::new(inputs.grid(), self.model.transformer.config.in_channels);
         for (index, tile) in inputs.tiles.tiles().enumerate() {
             let event = Event::TileStarted { image, tile: index, tiles: inputs.tiles.count() };
@@ -58,6 +60,8 @@ impl<B: Backend> Pipeline<B> {
                 return Ok(());
             };
             let (decoded, tokens) = decoded;
+            steps.computed += state.steps.computed;
+            steps.reused += state.steps.reused;
             // Now, not at the end: the following tiles build upon this one.
             check_finite("the transformer's result", &tokens)?;
             latents.paste(&tokens, &tile)?;
@@ -71,6 +75,7 @@ impl<B: Backend> Pipeline<B> {
             let deferred = std::mem::take(&mut *kiln_base::lock(&prepared.deferred));
             (m.output)(PendingOutput {
                 index: image,
+                steps,
                 image: Box::new(move || Ok(result)),
                 latents: Box::new(move || Ok(latents)),
                 text: prepared.text(image).clone(),

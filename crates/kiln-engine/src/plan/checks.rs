@@ -11,7 +11,7 @@ use crate::error::{Error, MissingComponent, Result};
 use crate::inputs::check_finite;
 use crate::model::{Model, Variant};
 use crate::noise::MAX_IMAGES;
-use crate::request::{MAX_TOKENS, Request, ScheduleKind};
+use crate::request::{DEFAULT_CACHE_THRESHOLD, MAX_TOKENS, Request, ScheduleKind};
 
 /// Default exponent of the power schedule.
 pub(super) const RHO: f32 = 2.0;
@@ -214,4 +214,28 @@ pub(super) fn text_layers(model: &Model, request: &Request, notes: &mut Vec<Stri
         return Err(Error::value(what).hint("0 is the embedding, 1 the first layer"));
     }
     Ok(layers)
+}
+
+/// Returns the threshold of the step cache, `None` if it is off, and adds a note where it has no effect.
+pub(super) fn cache(model: &Model, request: &Request, notes: &mut Vec<String>) -> Result<Option<f32>> {
+    let Some(threshold) = request.cache else { return Ok(None) };
+    if !(0.0..=1.0).contains(&threshold) {
+        return Err(Error::value(format!(
+            "the threshold of the step cache must be a number from 0 to 1, found {threshold}"
+        ))
+        .hint(format!(
+            "0 switches it off, {DEFAULT_CACHE_THRESHOLD} is a good start, more is faster and less exact"
+        )));
+    }
+    if threshold == 0.0 {
+        return Ok(None);
+    }
+    let variant = model.variant;
+    match variant {
+        Variant::Base | Variant::Dev => Ok(Some(threshold)),
+        Variant::Distilled | Variant::Kv => {
+            notes.push(format!("the step cache has no effect: {variant} takes too few steps for it"));
+            Ok(None)
+        }
+    }
 }

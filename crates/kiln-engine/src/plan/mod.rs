@@ -20,7 +20,8 @@ use crate::noise::NoiseSource;
 use crate::once::TryOnceLock;
 use crate::request::{BatchPosition, Request, ScheduleKind};
 use checks::{
-    RHO, check_components, check_fields, guidance, image_count, images_per_prompt, schedule, text_layers,
+    RHO, cache, check_components, check_fields, guidance, image_count, images_per_prompt, schedule,
+    text_layers,
 };
 pub(crate) use contents::PromptSet;
 pub use contents::{ImagePlan, InitImage, PlannedLora, Prompt, StartingPoint};
@@ -58,6 +59,8 @@ pub struct Plan {
     pub schedule: Schedule,
     /// Guidance; `None` for variants without guidance.
     pub guidance: Option<f32>,
+    /// Threshold of the step cache; `None` if it is off.
+    pub cache: Option<f32>,
     /// Transformer calls per step: 2 with classifier-free guidance.
     pub calls_per_step: usize,
     /// Number of tokens that prompts are truncated or padded to.
@@ -131,6 +134,7 @@ impl Plan {
             }
         };
         let guidance = guidance(model, request, &mut notes)?;
+        let cache = cache(model, request, &mut notes)?;
         let max_tokens = request.max_tokens.map_or_else(|| model.default_tokens(), |n| n as usize);
         let text_layers = text_layers(model, request, &mut notes)?;
         let noise = read_noise(model, request, &mut resolved, inputs, images, noise_grid)?;
@@ -147,6 +151,7 @@ impl Plan {
         resolved.rho = (resolved.schedule == Some(ScheduleKind::Power)).then(|| request.rho.unwrap_or(RHO));
         resolved.rng = Some(request.rng.unwrap_or_default());
         resolved.guidance = guidance;
+        resolved.cache = cache;
         resolved.strength = strength;
         resolved.max_tokens = Some(max_tokens as u32);
         let plan = Plan {
@@ -160,6 +165,7 @@ impl Plan {
             schedule,
             calls_per_step: model.variant.calls_per_step(guidance),
             guidance,
+            cache,
             max_tokens,
             text_layers,
             prompt,

@@ -6,5 +6,6 @@ mod dev_files;
 mod layouts;
 mod lora;
 mod pipeline;
+mod step_cache;
 mod taef2;
 mod tensors;

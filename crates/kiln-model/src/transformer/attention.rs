@@ -67,7 +67,7 @@ impl<'a, B: Backend> BatchAttention<'a, B> {
     }
 
     /// Returns the rows of each image's text and image stream among all texts and all image streams.
-    fn streams(&self) -> Vec<[Range<usize>; 2]> {
+    pub(super) fn streams(&self) -> Vec<[Range<usize>; 2]> {
         let (mut text, mut image) = (0, 0);
         let rows = |item: &ImageAttention<'a, B>| {
             let rows = [text..text + item.text, image..image + item.image];

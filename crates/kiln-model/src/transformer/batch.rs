@@ -195,6 +195,11 @@ impl<'a, B: Backend> StackedBatch<'a, B> {
         self.attention.iter().all(ImageAttention::is_uncached)
     }
 
+    /// Returns the rows of each image's text among all texts, and of its image stream among all image streams.
+    pub(super) fn streams(&self) -> Vec<[std::ops::Range<usize>; 2]> {
+        self.attention().streams()
+    }
+
     /// Returns a key that differs between batches whose inputs have the same shapes but need different operations.
     pub(super) fn key(&self) -> Vec<usize> {
         let image_rows = self.image_rows.iter().flat_map(|rows| [rows.start, rows.end]);

@@ -30,6 +30,9 @@ mod modulation;
 mod rope;
 mod row_levels;
 mod single;
+mod step_cache;
+
+use std::ops::Range;
 
 use kiln_ops::{Backend, RopeTable, RowGroups, RunMode, Tensor as _};
 use kiln_tensor::DType;
@@ -45,9 +48,29 @@ pub use config::Config;
 use double::DoubleBlock;
 use embed::TimestepEmbedder;
 use linear::Linear;
-use modulation::{ModulationInputs, ModulationProjection};
+use modulation::{DoubleModulation, ModulationInputs, ModulationProjection, SingleModulation};
 pub use rope::{Position, RopeTables};
 use single::SingleBlock;
+pub use step_cache::{FirstBlocks, StepCache};
+
+/// A part of the forward pass that a backend may record by itself.
+#[derive(Clone, Copy)]
+enum Stage {
+    /// All of it.
+    Whole,
+    /// The embeddings and the first block.
+    FirstBlock,
+    /// All blocks but the first.
+    OtherBlocks,
+}
+
+/// What the timestep conditions: the modulations of all blocks, and its embedding after SiLU.
+struct Modulations<B: Backend> {
+    silu: B::Tensor,
+    image: DoubleModulation<B>,
+    text: DoubleModulation<B>,
+    single: SingleModulation<B>,
+}
 
 /// The transformer's weights on a backend.
 pub struct Transformer<B: Backend> {
@@ -173,7 +196,7 @@ impl<B: Backend> Transformer<B> {
         let stacked = StackedBatch::new(b, batch.items, self.config.num_attention_heads, timestep)?;
         let mut attention = stacked.attention();
         let velocity = if stacked.is_replayable() && !observer.wants_tensors() {
-            self.replay(b, &stacked, observer)?
+            self.replay(b, Stage::Whole, &stacked, &stacked.inputs, observer)?
         } else {
             self.velocity(b, &stacked, &stacked.inputs, batch.guidance, &mut attention, observer)?
         };
@@ -187,30 +210,62 @@ impl<B: Backend> Transformer<B> {
         Ok(predictions)
     }
 
-    /// [`Transformer::velocity`] through [`Backend::replay`]: a backend may record it as a graph, and launch that graph again
-    /// with other inputs.
+    /// Runs a stage of the forward pass through [`Backend::replay`]: a backend may record it as a graph, and launch that
+    /// graph again with other inputs.
     fn replay(
         &self,
         b: &B,
+        stage: Stage,
         batch: &StackedBatch<'_, B>,
+        inputs: &GraphInputs<B>,
         observer: &mut dyn Observer<B>,
     ) -> Result<B::Tensor> {
         let mut executed = false;
-        let velocity = b.replay(&self.graphs, &batch.key(), &batch.inputs.tensors(), |b, run, tensors| {
+        let mut key = batch.key();
+        key.push(stage as usize);
+        let result = b.replay(&self.graphs, &key, &inputs.tensors(), |b, run, tensors| {
             let (inputs, mut nobody) = (GraphInputs::from_tensors(tensors)?, ());
             let observer: &mut dyn Observer<B> = match run {
                 RunMode::Execute => &mut *observer,
                 RunMode::Record => &mut nobody,
             };
             executed |= run == RunMode::Execute;
-            self.velocity(b, batch, &inputs, None, &mut batch.attention(), observer)
+            self.run(b, stage, batch, &inputs, observer)
         })?;
         // A replayed graph sends no events; report its blocks for observers that count them.
+        if !executed {
+            let total = self.block_count();
+            let blocks = match stage {
+                Stage::Whole => 0..total,
+                Stage::FirstBlock => 0..1,
+                Stage::OtherBlocks => 1..total,
+            };
+            self.report_blocks(blocks, observer)?;
+        }
+        Ok(result)
+    }
+
+    /// Runs a stage of the forward pass of a batch without extracted or cached references.
+    fn run(
+        &self,
+        b: &B,
+        stage: Stage,
+        batch: &StackedBatch<'_, B>,
+        inputs: &GraphInputs<B>,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<B::Tensor> {
+        let attention = &mut batch.attention();
+        match stage {
+            Stage::Whole => self.velocity(b, batch, inputs, None, attention, observer),
+            Stage::FirstBlock => self.first_block(b, batch, inputs, attention, observer),
+            Stage::OtherBlocks => self.other_blocks(b, batch, inputs, attention, observer),
+        }
+    }
+
+    /// Reports blocks as finished.
+    fn report_blocks(&self, blocks: Range<usize>, observer: &mut dyn Observer<B>) -> Result<()> {
         let total = self.block_count();
-        (1..=total)
-            .filter(|_| !executed)
-            .try_for_each(|done| observer.event(Event::Block { done, total }))?;
-        Ok(velocity)
+        blocks.into_iter().try_for_each(|i| observer.event(Event::Block { done: i + 1, total }))
     }
 
     /// Number of double and single blocks.
@@ -228,6 +283,21 @@ impl<B: Backend> Transformer<B> {
         attention: &mut BatchAttention<'_, B>,
         observer: &mut dyn Observer<B>,
     ) -> Result<B::Tensor> {
+        let m = self.modulations(b, batch, inputs, guidance, observer)?;
+        let streams = self.embed(b, inputs, observer)?;
+        let image = self.blocks(b, 0, streams, &m, batch, inputs, attention, observer)?;
+        self.output(b, &image, &m.silu, observer)
+    }
+
+    /// Computes the modulations of all blocks.
+    fn modulations(
+        &self,
+        b: &B,
+        batch: &StackedBatch<'_, B>,
+        inputs: &GraphInputs<B>,
+        guidance: Option<f32>,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<Modulations<B>> {
         let time = self.time_guidance_embed.forward(b, &inputs.timestep)?;
         observer.inspect("temb", &time.embedding)?;
         // References that are being extracted are modulated for t = 0, as their own group of rows.
@@ -238,37 +308,90 @@ impl<B: Backend> Transformer<B> {
             time.silu.clone()
         };
         let silu = ModulationInputs { current: &time.silu, clean: &clean };
-        let image_mod = self.double_stream_modulation_img.double(b, &silu, &batch.image_levels)?;
-        let text_mod = self.double_stream_modulation_txt.double(b, &silu, &batch.text_levels)?;
-        let single_mod = self.single_stream_modulation.single(b, &silu, &batch.joined_levels)?;
+        Ok(Modulations {
+            image: self.double_stream_modulation_img.double(b, &silu, &batch.image_levels)?,
+            text: self.double_stream_modulation_txt.double(b, &silu, &batch.text_levels)?,
+            single: self.single_stream_modulation.single(b, &silu, &batch.joined_levels)?,
+            silu: time.silu,
+        })
+    }
 
-        let mut image = b.linear(&b.cast(&inputs.image, self.dtype)?, &self.x_embedder)?;
-        let mut text = b.linear(&b.cast(&inputs.text, self.dtype)?, &self.context_embedder)?;
+    /// Embeds the text tokens and the tokens of the image streams.
+    fn embed(
+        &self,
+        b: &B,
+        inputs: &GraphInputs<B>,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<[B::Tensor; 2]> {
+        let image = b.linear(&b.cast(&inputs.image, self.dtype)?, &self.x_embedder)?;
+        let text = b.linear(&b.cast(&inputs.text, self.dtype)?, &self.context_embedder)?;
         observer.inspect("x_embedder", &image)?;
         observer.inspect("context_embedder", &text)?;
+        Ok([text, image])
+    }
 
-        let total = self.block_count();
-        for (i, block) in self.transformer_blocks.iter().enumerate() {
-            self.prefetcher.prefetch_after(i);
-            (text, image) = block.forward(b, text, image, &text_mod, &image_mod, &inputs.rope, attention)?;
-            observer.inspect(&format!("double{i}.txt"), &text)?;
-            observer.inspect(&format!("double{i}.img"), &image)?;
-            observer.event(Event::Block { done: i + 1, total })?;
+    /// Runs double block `i` on the text and image streams.
+    #[expect(clippy::too_many_arguments, reason = "two streams and everything that conditions them")]
+    fn double_block(
+        &self,
+        b: &B,
+        i: usize,
+        [text, image]: [B::Tensor; 2],
+        m: &Modulations<B>,
+        inputs: &GraphInputs<B>,
+        attention: &mut BatchAttention<'_, B>,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<[B::Tensor; 2]> {
+        self.prefetcher.prefetch_after(i);
+        let block = &self.transformer_blocks[i];
+        let (text, image) = block.forward(b, text, image, &m.text, &m.image, &inputs.rope, attention)?;
+        observer.inspect(&format!("double{i}.txt"), &text)?;
+        observer.inspect(&format!("double{i}.img"), &image)?;
+        observer.event(Event::Block { done: i + 1, total: self.block_count() })?;
+        Ok([text, image])
+    }
+
+    /// Runs all blocks from double block `first` on. Returns the rows of the images' own tokens, `[Σ n, dim]`.
+    #[expect(clippy::too_many_arguments, reason = "two streams and everything that conditions them")]
+    fn blocks(
+        &self,
+        b: &B,
+        first: usize,
+        mut streams: [B::Tensor; 2],
+        m: &Modulations<B>,
+        batch: &StackedBatch<'_, B>,
+        inputs: &GraphInputs<B>,
+        attention: &mut BatchAttention<'_, B>,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<B::Tensor> {
+        let (doubles, total) = (self.transformer_blocks.len(), self.block_count());
+        for i in first..doubles {
+            streams = self.double_block(b, i, streams, m, inputs, attention, observer)?;
         }
+        let [text, image] = streams;
         let mut joined = attention.join_streams(b, &text, &image)?;
         for (i, block) in self.single_transformer_blocks.iter().enumerate() {
-            self.prefetcher.prefetch_after(self.transformer_blocks.len() + i);
-            joined = block.forward(b, joined, &single_mod, &inputs.rope.joined, attention)?;
+            self.prefetcher.prefetch_after(doubles + i);
+            joined = block.forward(b, joined, &m.single, &inputs.rope.joined, attention)?;
             observer.inspect(&format!("single{i}"), &joined)?;
-            observer.event(Event::Block { done: self.transformer_blocks.len() + i + 1, total })?;
+            observer.event(Event::Block { done: doubles + i + 1, total })?;
         }
-
         let images = batch.image_rows.iter().map(|rows| Ok(b.slice_rows(&joined, rows.clone())?));
-        let image = concat(b, images.collect::<Result<_>>()?)?;
+        concat(b, images.collect::<Result<_>>()?)
+    }
+
+    /// Projects image tokens after the last block, `[n, dim]`, to velocities, `[n, 128]`.
+    fn output(
+        &self,
+        b: &B,
+        image: &B::Tensor,
+        silu: &B::Tensor,
+        observer: &mut dyn Observer<B>,
+    ) -> Result<B::Tensor> {
         let dim = self.config.dim();
-        let [scale, shift] = b.linear_split(&time.silu, &self.norm_out, [dim, dim])?;
+        let [scale, shift] = b.linear_split(silu, &self.norm_out, [dim, dim])?;
         let groups = RowGroups::single(image.shape().rows());
-        let image = b.ada_layer_norm(&image, &scale, &shift, &groups, self.config.eps)?;
+        let image = b.ada_layer_norm(image, &scale, &shift, &groups, self.config.eps)?;
         observer.inspect("norm_out", &image)?;
         let velocity = b.cast(&b.linear(&image, &self.proj_out)?, DType::F32)?;
         observer.inspect("transformer_out", &velocity)?;

@@ -1,4 +1,4 @@
-use kiln_tensor::HostTensor;
+use kiln_tensor::{DType, HostTensor};
 
 use super::{tensor, values};
 use crate::{Activation, Result, shapes};
@@ -25,6 +25,14 @@ pub(super) fn swiglu(x: &HostTensor) -> Result<HostTensor> {
         out.extend(gate.iter().zip(up).map(|(&gate, up)| apply(Activation::Silu, gate) * up));
     }
     tensor(shape, x.dtype(), out)
+}
+
+pub(super) fn relative_l1(x: &HostTensor, y: &HostTensor) -> Result<HostTensor> {
+    let shape = shapes::relative_l1(x, y)?;
+    let (x, y) = (values(x)?, values(y)?);
+    let difference: f64 = x.iter().zip(&y).map(|(x, y)| (x - y).abs()).sum();
+    let size: f64 = y.iter().map(|y| y.abs()).sum();
+    tensor(shape, DType::F32, vec![if difference == 0.0 { 0.0 } else { difference / size }])
 }
 
 /// Applies `f` to pairs of elements; the caller has checked the shapes.

@@ -204,6 +204,10 @@ impl Backend for Reference {
         elementwise::blend_rows(x, y, mask)
     }
 
+    fn relative_l1(&self, x: &HostTensor, y: &HostTensor) -> Result<HostTensor> {
+        elementwise::relative_l1(x, y)
+    }
+
     fn affine(&self, x: &HostTensor, scale: &HostTensor, shift: &HostTensor) -> Result<HostTensor> {
         elementwise::affine(x, scale, shift)
     }

@@ -59,6 +59,16 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("{what} `{id}` not found"))
     }
 
+    /// An error of a job under the code that OpenAI's clients know, where it has one.
+    pub(crate) fn for_openai(error: JobError) -> ApiError {
+        match error.code {
+            "image_refused" => {
+                ApiError::new(StatusCode::BAD_REQUEST, "content_policy_violation", error.message)
+            }
+            _ => error.into(),
+        }
+    }
+
     /// Names the field of the request that is wrong.
     pub(crate) fn param(mut self, name: &str) -> ApiError {
         self.param = Some(name.into());

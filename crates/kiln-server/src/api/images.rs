@@ -100,7 +100,7 @@ pub(crate) async fn respond(
     }
     let end = wait_until_ended(&attached).await;
     if let Some(error) = end.error {
-        return Err(error.into());
+        return Err(ApiError::for_openai(error));
     }
     let urls = openai.response_format.unwrap_or(default_format) == ResponseFormat::Url;
     let base = urls.then_some(caller.base_url);
@@ -231,7 +231,7 @@ impl EventSource for ImageEvents {
             }
             (state, error) if state.is_final() => {
                 let error = error.clone().unwrap_or_else(JobError::cancelled);
-                (vec![event("error", &ApiError::from(error).body())], true)
+                (vec![event("error", &ApiError::for_openai(error).body())], true)
             }
             _ => {
                 let Some(preview) = snapshot.preview.as_deref() else { return (Vec::new(), false) };

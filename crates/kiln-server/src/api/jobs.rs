@@ -75,6 +75,8 @@ pub(crate) struct ProgressView {
     step: u32,
     /// Steps per image.
     steps: u32,
+    /// Steps of the current image so far that reused the step cache.
+    reused: u32,
     /// The tile in progress, from 1, of an image that is upscaled; else 0.
     tile: u32,
     /// Number of tiles of an image that is upscaled; else 0.
@@ -87,9 +89,9 @@ pub(crate) struct ProgressView {
 
 impl ProgressView {
     fn new(progress: &Progress, time_left: Option<f32>) -> ProgressView {
-        let Progress { phase, image: picture, images: pictures, step, steps, tile, tiles, fraction } =
+        let Progress { phase, image: picture, images: pictures, step, steps, reused, tile, tiles, fraction } =
             *progress;
-        ProgressView { phase, picture, pictures, step, steps, tile, tiles, fraction, time_left }
+        ProgressView { phase, picture, pictures, step, steps, reused, tile, tiles, fraction, time_left }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode, header};
-use kiln_engine::{FileRef, Phase, Progress, Request as JobRequest};
+use kiln_engine::{FileRef, Phase, Progress, Request as JobRequest, StepCounts};
 use kiln_image::{Format, RgbImage};
 use kiln_server::{
     Catalogue, Config, DownloadLicence, DownloadableModel, FinishedImage, Generator, InputImage, JobError,
@@ -177,6 +177,7 @@ pub fn finished(request: &JobRequest, index: u32, width: u32, height: u32) -> Fi
     let seed = request.seeds(request.image_count())[index as usize];
     let pixels = (0..width * height).flat_map(|_| [seed as u8, index as u8, 7]).collect();
     FinishedImage {
+        steps: StepCounts { computed: 4, reused: 0 },
         index,
         image: RgbImage::new(width, height, pixels).unwrap(),
         seed: Some(seed),

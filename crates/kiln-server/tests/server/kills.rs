@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_server::Server;
+use kiln_check::ImageCheck;
+use kiln_server::{Config, Server};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -18,17 +19,25 @@ use crate::socket;
 const ROUNDS: u64 = 100;
 const FOLDER_VARIABLE: &str = "KILN_KILL_TEST_FOLDER";
 
+const CHECK_VARIABLE: &str = "KILN_KILL_TEST_CHECK";
+
 /// A server in a process of its own.
-struct ServerProcess {
+pub struct ServerProcess {
     child: Child,
     port: u16,
 }
 
 impl ServerProcess {
     fn start(folder: &Path) -> ServerProcess {
+        ServerProcess::start_checked(folder, "")
+    }
+
+    /// Starts a server that checks its images; an empty option is no check.
+    pub fn start_checked(folder: &Path, check: &str) -> ServerProcess {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "kills::server_to_kill", "--nocapture"])
             .env(FOLDER_VARIABLE, folder)
+            .env(CHECK_VARIABLE, check)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -37,7 +46,12 @@ impl ServerProcess {
         ServerProcess { port: port.expect("the server did not start"), child }
     }
 
-    fn kill(mut self) {
+    /// Submits a job; returns its id if it was accepted.
+    pub fn submit(&self, job: &Value) -> Option<String> {
+        submit(self.port, job)
+    }
+
+    pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -59,7 +73,10 @@ fn submit(port: u16, job: &Value) -> Option<String> {
 #[ignore = "started by another test"]
 async fn server_to_kill() {
     let Some(folder) = std::env::var_os(FOLDER_VARIABLE) else { return };
-    let server = Server::open(config(Path::new(&folder)), Box::new(TestCatalogue::new())).unwrap();
+    let check = std::env::var(CHECK_VARIABLE).ok().filter(|check| !check.is_empty());
+    let check = check.map(|check| ImageCheck::new(&check, Duration::from_secs(5)).unwrap());
+    let config = Config { check, ..config(Path::new(&folder)) };
+    let server = Server::open(config, Box::new(TestCatalogue::new())).unwrap();
     server.generate_with(TestGenerator { received: Arc::default(), batch_capacity: 1 }).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     // The line of the test harness has no end yet.

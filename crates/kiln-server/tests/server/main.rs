@@ -4,6 +4,7 @@ mod a1111;
 mod a1111_lists;
 mod attacks;
 mod batching;
+mod check;
 mod downloads;
 mod faults;
 mod fields;

@@ -73,6 +73,7 @@ fn names_are_unique_and_every_operation_has_a_case() {
         "add_scaled",
         "lerp",
         "guide",
+        "relative_l1",
         "blend_rows",
         "affine",
         "space_to_depth",

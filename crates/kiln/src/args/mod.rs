@@ -1,6 +1,7 @@
 //! The command line, parsed by clap. The options that say what to generate are the fields of the engine's [`Request`].
 
 mod bench;
+mod check;
 mod config;
 mod files;
 mod hub;
@@ -16,6 +17,7 @@ use clap_complete::Shell;
 use kiln_engine::{ComponentPaths, Request, Variant};
 
 pub use bench::{BenchArgs, PhaseArg, SizeArg, StoredArg};
+pub use check::CheckArgs;
 pub use config::{ConfigArgs, ConfigCommand};
 pub use files::{ConvertArgs, FloatTypeArg, NamingArg, QuantTypeArg, QuantizeArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
@@ -96,7 +98,7 @@ Examples:
   kiln pull someone/some-style:*.safetensors";
 
 const CONFIG_EXAMPLES: &str = "\
-Settings: model, models_folder, output_folder, device, dtype, threads, vram_limit; and serve.NAME, where NAME is any long
+Settings: model, models_folder, output_folder, device, dtype, threads, vram_limit, cache; and serve.NAME, where NAME is any long
 option of `kiln serve`, such as serve.port. An option comes before the environment (KILN_MODEL, KILN_MODELS), the
 environment before the file, the file before what is built in.
 
@@ -274,6 +276,9 @@ pub struct GenerateArgs {
     /// Don't store the recipe (prompt, seed, paths, …) in the image
     #[arg(long, help_heading = "Output")]
     pub no_recipe: bool,
+
+    #[command(flatten)]
+    pub check: CheckArgs,
 
     /// Show the image in the terminal, from the first step on; =kitty, =iterm2, =sixel or =blocks selects the protocol.
     /// Nothing is shown in pipes

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
-use super::MachineArgs;
+use super::{CheckArgs, MachineArgs};
 
 #[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
@@ -110,6 +110,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "Limits and storage")]
     pub config: Option<PathBuf>,
 
+    /// Step cache for jobs that name no `cache`, on models with many steps; as for `kiln generate`
+    #[arg(long, value_name = "THRESHOLD", help_heading = "Model", num_args = 0..=1, default_missing_value = "0.1", value_parser = kiln_engine::cache_threshold)]
+    pub cache: Option<f32>,
+
     /// Leave recipes out of the image files that clients get
     #[arg(long, help_heading = "Limits and storage")]
     pub no_recipe: bool,
@@ -154,6 +158,9 @@ pub struct ServeArgs {
     /// balancers send no more requests
     #[arg(long, value_name = "S", default_value_t = 2, help_heading = "Limits and storage")]
     pub linger: u64,
+
+    #[command(flatten)]
+    pub check: CheckArgs,
 
     #[command(flatten)]
     pub machine: MachineArgs,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kiln_engine::{LoraRef, Request};
 
-use super::{ComponentArgs, GenerateArgs, MachineArgs, PreviewArg};
+use super::{CheckArgs, ComponentArgs, GenerateArgs, MachineArgs, PreviewArg};
 
 #[derive(Debug, Args)]
 pub struct UpscaleArgs {
@@ -27,6 +27,10 @@ pub struct UpscaleArgs {
     /// Number of denoising steps for each tile [default: the model's, times the strength]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: Option<u32>,
+
+    /// Step cache for models with many steps; as for `kiln generate`
+    #[arg(long, value_name = "THRESHOLD", num_args = 0..=1, default_missing_value = "0.1", value_parser = kiln_engine::cache_threshold)]
+    pub cache: Option<f32>,
 
     /// Seed [default: random]
     #[arg(short = 'S', long, value_name = "N")]
@@ -72,6 +76,9 @@ pub struct UpscaleArgs {
     #[arg(long, help_heading = "Output")]
     pub no_recipe: bool,
 
+    #[command(flatten)]
+    pub check: CheckArgs,
+
     /// Show the image in the terminal, after each tile; as for `kiln generate`
     #[arg(
         long, value_name = "PROTOCOL", help_heading = "Output", num_args = 0..=1, require_equals = true,
@@ -102,6 +109,7 @@ impl UpscaleArgs {
                 upscale: self.scale.parse().ok(),
                 strength: Some(self.strength),
                 steps: self.steps,
+                cache: self.cache,
                 seed: self.seed.into_iter().collect(),
                 tile_size: self.tile_size,
                 model: self.model,
@@ -115,6 +123,7 @@ impl UpscaleArgs {
             yes: self.yes,
             output: Some(output),
             no_recipe: self.no_recipe,
+            check: self.check,
             preview: self.preview,
             json: self.json,
             quiet: self.quiet,

@@ -30,6 +30,8 @@ pub enum ProgressEvent<'a> {
         steps: usize,
         first_step: usize,
         sigmas: &'a [f32],
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cache: Option<f32>,
         guidance: Option<f32>,
     },
     /// A phase begins.
@@ -70,6 +72,9 @@ pub enum ProgressEvent<'a> {
         step: usize,
         steps: usize,
         sigma: f32,
+        /// Steps so far that reused the step cache.
+        #[serde(skip_serializing_if = "is_zero")]
+        reused: usize,
         seconds: f64,
     },
     /// A LoRA was applied to the transformer.
@@ -87,7 +92,19 @@ pub enum ProgressEvent<'a> {
         seed: Option<u64>,
         width: u32,
         height: u32,
+        /// Steps that ran all blocks, and steps that reused the step cache, if it is on.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        computed_steps: Option<usize>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reused_steps: Option<usize>,
         seconds: f64,
+    },
+    /// The check refused an image, which is not written.
+    Refused {
+        #[serde(rename = "picture")]
+        index: usize,
+        seed: Option<u64>,
+        reason: &'a str,
     },
     /// The latents were written.
     Latents { file: String },
@@ -101,6 +118,10 @@ pub enum ProgressEvent<'a> {
     },
     /// The run failed.
     Error { message: &'a str, context: &'a [String], hint: Option<&'a str> },
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// A phase of the run, with a progress bar of its own.

@@ -31,9 +31,10 @@ fn format_event(event: &ProgressEvent<'_>, verbose: bool) -> Option<String> {
             [Some(seed), rest @ ..] if rest.iter().all(|s| *s == Some(*seed)) => format!("seed {seed}"),
             several => format!("seeds {}", list(several)),
         },
-        ProgressEvent::Resolved { width, height, steps, first_step, sigmas, guidance, .. } => {
+        ProgressEvent::Resolved { width, height, steps, first_step, sigmas, guidance, cache, .. } => {
             let size = format!("{width}x{height}, {}", crate::values::plural(steps - first_step, "step"));
             let guidance = guidance.map_or(String::new(), |g| format!(", guidance {g}"));
+            let guidance = cache.map_or(guidance.clone(), |c| format!("{guidance}, cache {c}"));
             if verbose {
                 format!("{size}{guidance}, sigmas {:?}", &sigmas[*first_step..])
             } else {
@@ -42,7 +43,7 @@ fn format_event(event: &ProgressEvent<'_>, verbose: bool) -> Option<String> {
         }
         ProgressEvent::PhaseDone { phase: Phase::Steps, .. } if !verbose => return None,
         ProgressEvent::PhaseDone { phase, seconds } => format!("{phase} {seconds:.1} s"),
-        ProgressEvent::Step { image, batch, images, step, steps, sigma, seconds } => {
+        ProgressEvent::Step { image, batch, images, step, steps, sigma, seconds, .. } => {
             let label = image_label(*image, *batch, *images);
             format!("{label}step {step}/{steps} sigma {sigma:.3} {seconds:.1} s")
         }
@@ -50,11 +51,15 @@ fn format_event(event: &ProgressEvent<'_>, verbose: bool) -> Option<String> {
         ProgressEvent::Lora { report } => (*report).to_owned(),
         ProgressEvent::Note { text } => format!("note: {text}"),
         ProgressEvent::Warning { text } => format!("warning: {text}"),
-        ProgressEvent::Image { file, seed, width, height, seconds, .. } => {
+        ProgressEvent::Image { file, seed, width, height, computed_steps, reused_steps, seconds, .. } => {
             let file = if file == "-" { "standard output".into() } else { format!("`{file}`") };
             let seed = seed.map_or(String::new(), |s| format!("seed {s}, "));
-            format!("saved {file} ({width}x{height}, {seed}{seconds:.1} s)")
+            let steps = computed_steps.zip(*reused_steps).map_or(String::new(), |(computed, reused)| {
+                format!("{computed} of {} computed, ", crate::values::plural(computed + reused, "step"))
+            });
+            format!("saved {file} ({width}x{height}, {seed}{steps}{seconds:.1} s)")
         }
+        ProgressEvent::Refused { index, reason, .. } => format!("image {}: {reason}", index + 1),
         ProgressEvent::Latents { file } => format!("saved `{file}`"),
         ProgressEvent::Phase { .. }
         | ProgressEvent::Progress { .. }
@@ -94,8 +99,9 @@ mod tests {
     #[test]
     fn a_step_is_one_plain_line() {
         let step_line = |image, batch, images| {
-            let (step, steps, sigma, seconds) = (2, 4, 0.875, 3.12);
-            line(&ProgressEvent::Step { image, batch, images, step, steps, sigma, seconds }, false).unwrap()
+            let (step, steps, sigma, reused, seconds) = (2, 4, 0.875, 0, 3.12);
+            let step = ProgressEvent::Step { image, batch, images, step, steps, sigma, reused, seconds };
+            line(&step, false).unwrap()
         };
         assert_eq!(step_line(0, 1, 1), "step 2/4 sigma 0.875 3.1 s");
         assert_eq!(step_line(1, 1, 3), "image 2/3 step 2/4 sigma 0.875 3.1 s");

@@ -217,11 +217,20 @@ impl Reporter {
                 let tiles = self.tile.map_or(1, |(_, tiles)| tiles);
                 self.progress(Phase::Steps, self.blocks, total * self.calls * self.steps * tiles, "");
             }
-            Event::StepFinished { image, images: batch, step, steps } => {
+            Event::StepFinished { image, images: batch, step, steps, reused } => {
                 let (sigma, images) = (self.sigma, self.images);
                 let seconds = self.step_start.elapsed().as_secs_f64();
                 let step = step + 1;
-                self.report(&ProgressEvent::Step { image, batch, images, step, steps, sigma, seconds });
+                self.report(&ProgressEvent::Step {
+                    image,
+                    batch,
+                    images,
+                    step,
+                    steps,
+                    sigma,
+                    reused,
+                    seconds,
+                });
             }
             Event::DecodingImage { .. } => {
                 self.end_phase();

@@ -18,13 +18,20 @@ pub struct Worker {
     models: Arc<ModelCatalogue>,
     /// The autoencoder of jobs that name none.
     vae: Option<PathBuf>,
+    /// The threshold of the step cache for jobs that name none.
+    cache: Option<f32>,
     /// Models to load at startup, besides the default one.
     preload: Vec<String>,
 }
 
 impl Worker {
     pub fn new(session: Session, models: Arc<ModelCatalogue>, vae: Option<PathBuf>) -> Worker {
-        Worker { session, models, vae, preload: Vec::new() }
+        Worker { session, models, vae, cache: None, preload: Vec::new() }
+    }
+
+    /// Uses the step cache with this threshold for jobs that name none.
+    pub fn cache(self, cache: Option<f32>) -> Worker {
+        Worker { cache, ..self }
     }
 
     /// Loads these models at startup, too.
@@ -64,6 +71,7 @@ impl Generator for Worker {
         if request.vae.is_none() {
             request.vae = self.vae.clone().map(FileRef::from);
         }
+        request.cache = request.cache.or(self.cache);
         let inputs = JobInputResolver { job, models: &self.models, default_vae: self.vae.as_deref() };
         let plan = Plan::new(&model, &request, &inputs).and_then(|plan| {
             // Tokenized here, outside the generating thread.
@@ -176,9 +184,9 @@ impl Sink for JobSinkAdapter {
     }
 
     fn image(&self, image: GeneratedImage) -> kiln_engine::Result<()> {
-        let GeneratedImage { index, image, seed, recipe, .. } = image;
-        let finished =
-            FinishedImage { index: index as u32, image, seed, recipe: recipe.without_folders().to_json() };
+        let GeneratedImage { index, image, seed, steps, recipe, .. } = image;
+        let recipe = recipe.without_folders().to_json();
+        let finished = FinishedImage { index: index as u32, image, seed, steps, recipe };
         self.sink.image(finished).map_err(|error| {
             *self.rejected() = Some(error);
             Error::CANCELLED

@@ -92,7 +92,8 @@ fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, server: &Server) -> Res
     settings.preview_vae = args.preview_vae.clone();
     let session = Session::new(settings, args.max_batch as usize);
     let session = session.with_model_memory(args.model_memory.unwrap_or(0));
-    Ok(Worker::new(session, models, args.vae.clone()).preload(args.preload.clone()))
+    let worker = Worker::new(session, models, args.vae.clone()).preload(args.preload.clone());
+    Ok(worker.cache(args.cache.or(crate::settings::get().cache)))
 }
 
 /// Checks that the models of --preload and --model-alias are there.
@@ -149,6 +150,7 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
         tls: access::tls(args)?,
         trusted_proxies: args.trusted_proxies.clone(),
         embed_recipes: !args.no_recipe,
+        check: args.check.check()?,
         hosts,
         limits,
         model_aliases: args.model_aliases.clone(),

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use clap::ValueEnum;
 use kiln_base::folders;
-use kiln_engine::{Device, Precision};
+use kiln_engine::{Device, Precision, cache_threshold};
 use toml::{Table, Value};
 
 pub use edit::{Place, set, unset};
@@ -37,6 +37,7 @@ pub struct UserSettings {
     pub dtype: Option<Precision>,
     pub threads: Option<u32>,
     pub vram_limit: Option<u64>,
+    pub cache: Option<f32>,
     /// The table `[serve]`.
     pub serve: Vec<ServeOption>,
 }
@@ -54,7 +55,7 @@ pub struct Key {
 }
 
 /// All keys, in the order in which they are listed.
-pub const KEYS: [Key; 7] = [
+pub const KEYS: [Key; 8] = [
     Key {
         name: "model",
         about: "model of `generate` and `serve`: a name or a path",
@@ -103,6 +104,13 @@ pub const KEYS: [Key; 7] = [
         variable: None,
         default: String::new,
         read: |settings, text| values::parse_bytes(text).map(|bytes| settings.vram_limit = Some(bytes)),
+    },
+    Key {
+        name: "cache",
+        about: "threshold of the step cache for models with many steps, such as 0.1",
+        variable: None,
+        default: || "0".into(),
+        read: |settings, text| cache_threshold(text).map(|threshold| settings.cache = Some(threshold)),
     },
 ];
 
@@ -195,6 +203,7 @@ pub fn parse(text: &str, file: &Path) -> Result<Vec<(&'static Key, String)>, Cli
         let text = match value {
             Value::String(text) => text.clone(),
             Value::Integer(number) => number.to_string(),
+            Value::Float(number) => number.to_string(),
             other => {
                 return Err(in_file(format!(
                     "`{name}` is a value of the type {}, expected a text",
@@ -246,6 +255,7 @@ pub fn get() -> &'static UserSettings {
         dtype: None,
         threads: None,
         vram_limit: None,
+        cache: None,
         serve: Vec::new(),
     };
     SETTINGS.get().unwrap_or(&EMPTY)
@@ -262,13 +272,23 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let text = "model = \"klein-4b\"\nmodels_folder = \"/m\"\noutput_folder = \"/o\"\ndevice = \"cuda:1\"\n\
-                    dtype = \"int8\"\nthreads = 4\nvram_limit = \"6G\"";
+                    dtype = \"int8\"\nthreads = 4\nvram_limit = \"6G\"\ncache = 0.1";
         let mut settings = UserSettings::default();
         for (key, text) in parse(text, Path::new("config.toml")).unwrap() {
             (key.read)(&mut settings, &text).unwrap();
         }
-        let UserSettings { model, models_folder, output_folder, device, dtype, threads, vram_limit, .. } =
-            settings;
+        let UserSettings {
+            model,
+            models_folder,
+            output_folder,
+            device,
+            dtype,
+            threads,
+            vram_limit,
+            cache,
+            ..
+        } = settings;
+        assert_eq!(cache, Some(0.1));
         assert_eq!((model, models_folder), (Some("klein-4b".into()), Some("/m".into())));
         assert_eq!((output_folder, device), (Some("/o".into()), Some(Device::Cuda(1))));
         assert_eq!((dtype, threads, vram_limit), (Some(Precision::Int8), Some(4), Some(6 << 30)));
@@ -280,6 +300,7 @@ mod tests {
             ("modle = \"x\"", ["`modle`", "did you mean `model`?"]),
             ("dtype = \"f64\"", ["`dtype` is `f64`", "auto, f32, bf16"]),
             ("threads = 0", ["`threads` is `0`", "from 1 to 1024"]),
+            ("cache = 1.5", ["`cache` is `1.5`", "from 0 (off) to 1"]),
             ("device = \"gpu\"", ["`device` is `gpu`", "cuda:N"]),
             ("models_folder = \"models\"", ["`models_folder` is `models`", "absolute"]),
             ("vram_limit = [1]", ["`vram_limit`", "array"]),

@@ -30,6 +30,7 @@ fn values(value: &Value) -> Result<Vec<String>, String> {
     match value {
         Value::String(text) => Ok(vec![text.clone()]),
         Value::Integer(number) => Ok(vec![number.to_string()]),
+        Value::Float(number) => Ok(vec![number.to_string()]),
         Value::Boolean(on) => Ok(vec![on.to_string()]),
         Value::Array(list) => {
             list.iter().map(|value| values(value)?.pop().ok_or("is an empty list".into())).collect()

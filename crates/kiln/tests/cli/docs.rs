@@ -165,6 +165,8 @@ pages! {
     the_commands_about_gpus_run "docs/gpu.md" 3;
     the_commands_about_the_server_run "docs/server.md" 6;
     the_commands_about_the_page_run "docs/page.md" 2;
+    the_commands_about_caching_run "docs/caching.md" 2;
+    the_commands_about_filters_run "docs/filters.md" 3;
     the_commands_about_security_run "docs/security.md" 1;
     the_commands_about_troubleshooting_run "docs/troubleshooting.md" 2;
     the_commands_about_errors_run "docs/errors.md" 1;

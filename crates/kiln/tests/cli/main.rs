@@ -5,6 +5,7 @@ mod bench;
 mod cache;
 #[cfg(unix)]
 mod cancel;
+mod check;
 #[cfg(feature = "ember")]
 mod colours;
 mod config;
@@ -35,5 +36,6 @@ mod recipe;
 mod sandbox;
 #[cfg(all(feature = "ember", feature = "serve"))]
 mod serve;
+mod step_cache;
 mod terminal;
 mod upscale;

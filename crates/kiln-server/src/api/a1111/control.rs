@@ -91,7 +91,7 @@ pub(crate) async fn interrupt(State(server): State<Server>, caller: Caller) -> R
     let own = |live: &LiveJob| is_running(live) && caller.owns(&live.client);
     for live in server.active().iter().filter(|live| own(live)) {
         // Once the steps have begun, the next preview is the unfinished image.
-        if !live.stop_with_preview() {
+        if server.config.check.is_some() || !live.stop_with_preview() {
             server.cancel(&live.id);
         }
     }
