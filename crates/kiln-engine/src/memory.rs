@@ -43,6 +43,12 @@ impl MemoryEstimate {
         let width = config.dim() as f64 * (8.0 + 3.0 * config.mlp_ratio);
         (rows as f64 * width * dtype.size() as f64) as u64
     }
+
+    /// Returns the bytes that the step cache of one branch takes: what the first block and the others added, their drift,
+    /// and the streams between the blocks.
+    pub(crate) fn step_cache(config: &transformer::Config, rows: usize, dtype: DType) -> u64 {
+        (5 * config.dim() as u64).saturating_mul(rows as u64).saturating_mul(dtype.size() as u64)
+    }
 }
 
 /// Returns the bytes that decoding takes. The level before the last has more channels and runs at full size before it

@@ -502,7 +502,7 @@ fn at_least<const MIN: u32>() -> clap::builder::ValueParser {
 /// Parses a threshold of the step cache. The error says what was expected.
 pub fn cache_threshold(text: &str) -> Result<f32, String> {
     let threshold = text.parse().ok().filter(|threshold| (0.0..=1.0).contains(threshold));
-    threshold.ok_or_else(|| "expected a number from 0 (off) to 1, or no value".into())
+    threshold.ok_or_else(|| "expected a number from 0 (off) to 1".into())
 }
 
 #[cfg(feature = "cli")]

@@ -242,7 +242,13 @@ impl Plan {
     /// Estimates the memory that one image takes in addition to the weights.
     pub fn memory_estimate(&self, dtype: DType) -> MemoryEstimate {
         let other_tokens = self.text_rows() + self.reference_tokens();
-        self.model.memory_estimate([self.width, self.height], other_tokens, dtype)
+        let mut estimate = self.model.memory_estimate([self.width, self.height], other_tokens, dtype);
+        if self.cache.is_some() {
+            let config = &self.model.transformer.config;
+            estimate.transformer +=
+                self.calls_per_step as u64 * MemoryEstimate::step_cache(config, self.rows(), dtype);
+        }
+        estimate
     }
 
     /// Refuses an image that needs more than `limit` bytes in addition to the weights.

@@ -94,7 +94,7 @@ async fn a_refused_image_is_stored_nowhere() {
     assert_eq!(job["pictures"], json!([]));
     checked.assert_empty().await;
     let result = checked.server.get(&format!("/v1/jobs/{id}/result")).await;
-    result.expect_error(400, "image_refused");
+    result.expect_error(409, "image_refused");
     let metrics = checked.server.get("/metrics").await.ok().text().to_owned();
     assert!(metrics.contains("kiln_pictures_refused_total{cause=\"check\"} 1\n"), "{metrics}");
     assert!(metrics.contains("kiln_errors_total{code=\"image_refused\"} 1\n"), "{metrics}");
