@@ -1,83 +1,22 @@
 """Attacks on `kiln serve`, with bounds on memory, on time and on /healthz.
 
-Usage: attacks.py KILN [drips bombs idle methods guesses]
+Usage: attacks.py KILN [drips bombs idle methods guesses hangups wildcards forms unread searches]
 """
 
-import atexit
-import http.client
 import json
-import os
-import re
-import socket
 import struct
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import zlib
 
-kiln = os.path.abspath(sys.argv[1])
+from service import Service, run
+
 KEY = "an-api-key-of-the-tests"
-
-
-class Service:
-    def __init__(self, *options):
-        self.data = tempfile.TemporaryDirectory()
-        self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
-        command = [kiln, "serve", "--port", "0", "--data", self.data.name, "--api-key", KEY, *options]
-        self.process = subprocess.Popen(command, stderr=self.log)
-        atexit.register(self.process.kill)
-        for _ in range(600):
-            match = re.search(r"at http://127\.0\.0\.1:(\d+)", open(self.log.name).read())
-            if match:
-                self.port = int(match.group(1))
-                if self.call("GET", "/readyz")[0] == 200:
-                    return
-            time.sleep(0.1)
-        sys.exit("the server did not start")
-
-    def call(self, method, path, body=None, key=KEY, timeout=120):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        raw = json.dumps(body) if isinstance(body, dict) else body
-        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-        connection.request(method, path, raw, headers)
-        response = connection.getresponse()
-        return response.status, response.read()
-
-    def memory(self, field="VmRSS"):
-        """Resident memory in MiB."""
-        return int(re.search(rf"{field}:\s+(\d+)", open(f"/proc/{self.process.pid}/status").read()).group(1)) // 1024
-
-    def health(self):
-        """Seconds that /healthz takes; it must answer within one."""
-        started = time.time()
-        status, _ = self.call("GET", "/healthz", timeout=10)
-        took = time.time() - started
-        assert status == 200 and took < 1, f"/healthz: {status} after {took:.1f} s"
-        return took
-
-    def image(self):
-        """Seconds that a small image takes."""
-        started = time.time()
-        request = {"prompt": "an apple", "size": "64x64", "steps": 1}
-        status, answer = self.call("POST", "/v1/images/generations", request)
-        assert status == 200, answer
-        return time.time() - started
-
-    def connect(self, text=b""):
-        connection = socket.create_connection(("127.0.0.1", self.port))
-        connection.sendall(text)
-        return connection
-
-    def stop(self):
-        self.process.terminate()
-        assert self.process.wait(60) == 0
 
 
 def drips():
     """Bodies that are announced with 64 MiB and arrive byte by byte."""
-    service = Service()
+    service = Service(key=KEY)
     usual, before = service.image(), service.memory()
     head = f"POST /v1/inputs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {64 << 20}\r\n\r\n"
     connections = [service.connect(head.encode()) for _ in range(64)]
@@ -101,12 +40,12 @@ def deep_png(side, seed):
 
 def bombs():
     """Twenty small files of large images at once: too large ones are refused, large ones are decoded a few at a time."""
-    service = Service()
+    service = Service(key=KEY)
     service.image()
     for side, expected in [(8192, {400}), (5000, {201, 503})]:
         before, statuses = service.memory("VmHWM"), []
         files = [deep_png(side, seed) for seed in range(2)]
-        send = lambda n: statuses.append(service.call("POST", "/v1/inputs", files[n % 2] + bytes([n]))[0])
+        send = lambda n: statuses.append(service.send("POST", "/v1/inputs", files[n % 2] + bytes([n]))[0])
         threads = [threading.Thread(target=send, args=[n]) for n in range(20)]
         [thread.start() for thread in threads]
         slowest = 0
@@ -122,7 +61,7 @@ def bombs():
 
 def idle():
     """More idle connections than there are places."""
-    service = Service()
+    service = Service(key=KEY)
     held = []
     for n in range(700):
         try:
@@ -137,10 +76,10 @@ def idle():
 
 def methods():
     """Made-up methods must not become labels."""
-    service = Service()
+    service = Service(key=KEY)
     for n in range(200):
-        service.call(f"BREW{n}", "/healthz", key="")
-    status, text = service.call("GET", "/metrics")
+        service.send(f"BREW{n}", "/healthz", key="")
+    status, text = service.send("GET", "/metrics")
     assert status == 200 and b"BREW" not in text and b'method="other"' in text
     service.stop()
     print("methods: passed")
@@ -148,12 +87,12 @@ def methods():
 
 def guesses():
     """Wrong keys, from 32 connections at once."""
-    service = Service()
+    service = Service(key=KEY)
     tried, end = [], time.time() + 5
 
     def guess():
         while time.time() < end:
-            tried.append(service.call("GET", "/v1/models", key="a-wrong-key")[0])
+            tried.append(service.send("GET", "/v1/models", key="a-wrong-key")[0])
 
     threads = [threading.Thread(target=guess) for _ in range(32)]
     [thread.start() for thread in threads]
@@ -165,6 +104,94 @@ def guesses():
     print(f"guesses: {compared} keys compared in 5 s, {tried.count(429)} refused unseen, /healthz {health * 1000:.0f} ms")
 
 
-for test in [drips, bombs, idle, methods, guesses]:
-    if not sys.argv[2:] or test.__name__ in sys.argv[2:]:
-        test()
+def hangups():
+    """Wrong keys of a client that hangs up when no answer comes: right keys are answered at once."""
+    service = Service(key=KEY)
+    compared, end = [], time.time() + 5
+    head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a-wrong-key\r\n\r\n"
+
+    def guess():
+        while time.time() < end:
+            connection = service.connect(head)
+            connection.settimeout(0.02)
+            try:
+                connection.recv(12)
+            except TimeoutError:
+                compared.append(True)
+            connection.close()
+
+    threads = [threading.Thread(target=guess) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(compared) < 50, len(compared)
+    service.stop()
+    print(f"hangups: {len(compared)} keys compared in 5 s")
+
+
+def wildcards():
+    """Prompts whose wildcards multiply, never end, or lie deep within each other."""
+    service = Service(key=KEY)
+    before, state, choices = service.memory(), 7, []
+    for _ in range(1900):
+        # The alternatives that seed 7 chooses (SplitMix64): the prompt leads to its innermost ones.
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        mixed = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+        choices.append((mixed ^ mixed >> 31) >> 63)
+    deep = "".join("{|" if choice else "{" for choice in choices) + "a"
+    deep += "".join("}" if choice else "|}" for choice in reversed(choices))
+    jobs = [{"prompt": "{a|b}" + "x" * 7000, "n": 100_000}, {"prompt": "{" * 1_000_000}, {"prompt": deep, "seed": 7}]
+    started = time.time()
+    for job in jobs:
+        status, answer = service.call("POST", "/v1/jobs?wildcards=true", job)
+        assert status == 400, (status, answer)
+    took, grown = time.time() - started, service.memory() - before
+    assert took < 10 and grown < 64, (took, grown)
+    service.stop()
+    print(f"wildcards: {len(jobs)} refused in {took:.2f} s, {grown} MiB more")
+
+
+def forms():
+    """A form whose text is a list of millions of values."""
+    service = Service(key=KEY)
+    text = b"1," * 15_000_000 + b"1"
+    form = b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n' + text + b"\r\n--b--\r\n"
+    status, answer = service.send("POST", "/v1/images/edits", form, "multipart/form-data; boundary=b")
+    peak = service.memory("VmHWM")
+    assert status == 400 and peak < 500, (status, answer, peak)
+    service.stop()
+    print(f"forms: {len(form) >> 20} MiB of values refused, peak {peak} MiB")
+
+
+def unread():
+    """Clients that ask for a large file and don't read it."""
+    service = Service(key=KEY)
+    side = 3000
+    header = struct.pack("<IHHI", 54 + side * side * 3, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, side, side, 1, 24, *[0] * 6)
+    status, answer = service.send("POST", "/v1/inputs", b"BM" + header + bytes(side * side * 3))
+    assert status == 201, answer
+    name, before = json.loads(answer)["id"], service.memory()
+    head = f"GET /v1/inputs/{name} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+    held = [service.connect(head.encode()) for _ in range(100)]
+    time.sleep(2)
+    health, grown = service.health(), service.memory() - before
+    assert grown < 200, grown
+    service.stop()
+    print(f"unread: {len(held)} clients of a file of 26 MiB, {grown} MiB more, /healthz {health * 1000:.0f} ms")
+
+
+def searches():
+    """A search that compares every letter of long prompts with every letter of a long word."""
+    service = Service(key=KEY)
+    request = {"prompt": ["a" * 8000] * 10, "size": "64x64", "steps": 1, "response_format": "url"}
+    for _ in range(2):
+        assert service.call("POST", "/v1/images/generations", request)[0] == 200
+    started = time.time()
+    long, short = (service.send("GET", f"/v1/pictures?search={'a' * length}b")[0] for length in (3999, 255))
+    took = time.time() - started
+    assert (long, short) == (400, 200) and took < 5, (long, short, took)
+    service.stop()
+    print(f"searches: {took:.2f} s")
+
+
+run(drips, bombs, idle, methods, guesses, hangups, wildcards, forms, unread, searches)

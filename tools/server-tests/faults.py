@@ -3,13 +3,10 @@
 Usage: faults.py KILN [disk_full killed stalled damaged_inputs schema]       (disk_full needs root, schema needs `pip install schemathesis`)
 """
 
-import atexit
 import base64
-import http.client
 import json
 import os
 import random
-import re
 import shutil
 import socket
 import struct
@@ -19,47 +16,11 @@ import tempfile
 import time
 import zlib
 
-kiln = os.path.abspath(sys.argv[1])
+from service import Service, run
 
 
-class Service:
-    def __init__(self, data, *options):
-        self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
-        self.process = subprocess.Popen(
-            [kiln, "serve", "--port", "0", "--data", data, "--max-steps", "4", "--max-side", "256", "-v", *options], stderr=self.log
-        )
-        # Leave no server behind if a test fails.
-        atexit.register(self.process.kill)
-        for _ in range(600):
-            match = re.search(r"at http://127\.0\.0\.1:(\d+)", open(self.log.name).read())
-            if match:
-                self.port = int(match.group(1))
-                if self.call("GET", "/readyz")[0] == 200:
-                    return
-            time.sleep(0.1)
-        sys.exit("the server did not start")
-
-    def call(self, method, path, body=None):
-        raw = json.dumps(body).encode() if body is not None else None
-        return self.send(method, path, raw, "application/json" if raw else None)
-
-    def send(self, method, path, raw, content_type):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        connection.request(method, path, raw, {"content-type": content_type} if content_type else {})
-        response = connection.getresponse()
-        data = response.read()
-        return response.status, json.loads(data) if data else None
-
-    def memory(self):
-        """Resident memory in MiB."""
-        return int(re.search(r"VmRSS:\s+(\d+)", open(f"/proc/{self.process.pid}/status").read()).group(1)) / 1024
-
-    def panics(self):
-        return open(self.log.name).read().count("panicked at")
-
-    def stop(self):
-        self.process.terminate()
-        assert self.process.wait(60) == 0
+def start(folder, *options):
+    return Service("--max-steps", "4", "--max-side", "256", "-v", *options, data=folder)
 
 
 def disk_full():
@@ -69,7 +30,7 @@ def disk_full():
     if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", folder]) != 0:
         return print("disk full: skipped, failed to mount a small disk")
     try:
-        service = Service(folder)
+        service = start(folder)
         request = {"prompt": "an apple", "size": "256x256", "steps": 1}
         status, generated = 200, 0
         while status == 200 and generated < 200:
@@ -107,7 +68,7 @@ def killed():
     """`kill -9` at random moments, `ROUNDS` times (10; 1000 takes an hour): every job is done once or reported as failed; none is lost."""
     rng = random.Random(1)
     with tempfile.TemporaryDirectory() as folder:
-        accepted, service = {}, Service(folder)
+        accepted, service = {}, start(folder)
         rounds = int(os.environ.get("ROUNDS", "10"))
         for _ in range(rounds):
             while len(service.call("GET", "/v1/queue")[1]["data"]) > 8:
@@ -120,7 +81,7 @@ def killed():
             time.sleep(rng.random() * 1.5)
             service.process.kill()
             service.process.wait()
-            service = Service(folder)
+            service = start(folder)
         failed = 0
         for job_id, seed in accepted.items():
             job = {"status": "queued"}
@@ -142,9 +103,7 @@ def killed():
         ids = [image["id"] for image in images]
         assert len(ids) == len(set(ids)) == 2 * (len(accepted) - failed), (len(ids), len(accepted), failed)
         for image in images:
-            connection = http.client.HTTPConnection("127.0.0.1", service.port)
-            connection.request("GET", f"/v1/pictures/{image['id']}/file")
-            assert connection.getresponse().read().endswith(b"IEND\xaeB`\x82"), "a file is truncated"
+            assert service.send("GET", f"/v1/pictures/{image['id']}/file")[1].endswith(b"IEND\xaeB`\x82"), "a file is truncated"
         service.stop()
         unfinished = [name for name in os.listdir(os.path.join(folder, "pictures")) if name.startswith(".kiln-")]
         print(f"killed {rounds} times: passed, {len(accepted) - failed} jobs done, {failed} failed after two attempts, "
@@ -154,7 +113,7 @@ def killed():
 def stalled():
     """Clients that send half a request, or read a response byte by byte, don't block others."""
     with tempfile.TemporaryDirectory() as folder:
-        service = Service(folder)
+        service = start(folder)
         body = json.dumps({"prompt": "an apple", "steps": 1, "size": "256x256"}).encode()
         head = lambda length: f"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
         streams = []
@@ -239,7 +198,7 @@ def damaged_inputs():
         for number in range(rounds // 10):
             with open(os.path.join(loras, f"l{number}.safetensors"), "wb") as out:
                 out.write(damage(file, rng))
-        service = Service(os.path.join(folder, "data"), "--loras", loras)
+        service = start(os.path.join(folder, "data"), "--loras", loras)
         image, statuses = png(128, 112), {}
         boundary = "----kiln"
         form = "".join(f'--{boundary}\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n'
@@ -262,7 +221,7 @@ def damaged_inputs():
         check("valid form", *service.send("POST", "/v1/images/edits", form, f"multipart/form-data; boundary={boundary}"))
         status, answer = service.call("POST", "/v1/images/generations", request)
         assert status == 200 and statuses["valid form"] == {200: 1}, statuses
-        assert service.panics() == 0, open(service.log.name).read()[-3000:]
+        assert service.panics() == 0, service.logged()[-3000:]
         service.stop()
         print(f"damaged inputs: passed, responses by status {statuses}")
 
@@ -273,7 +232,7 @@ def schema():
     if not os.path.exists(tool):
         return print("schema: skipped, schemathesis is not installed")
     with tempfile.TemporaryDirectory() as folder:
-        service = Service(folder)
+        service = start(folder)
         command = [tool, "run", f"http://127.0.0.1:{service.port}/openapi.json", "--checks", "not_a_server_error",
                    "--max-examples", os.environ.get("EXAMPLES", "20"), "--exclude-path-regex", "events$", "--request-timeout", "60"]
         code = subprocess.call(command)
@@ -283,6 +242,4 @@ def schema():
         print("schema: passed")
 
 
-for test in [disk_full, killed, stalled, damaged_inputs, schema]:
-    if not sys.argv[2:] or test.__name__ in sys.argv[2:]:
-        test()
+run(disk_full, killed, stalled, damaged_inputs, schema)
