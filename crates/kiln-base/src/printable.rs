@@ -25,13 +25,26 @@ pub fn printable_line(text: &str) -> Cow<'_, str> {
 /// assert_eq!(kiln_base::without_folders("can't read `/srv/kiln/a.png`"), "can't read `a.png`");
 /// ```
 pub fn without_folders(text: &str) -> Cow<'_, str> {
-    let mut out = String::new();
-    for (index, part) in text.split('`').enumerate() {
-        let path = std::path::Path::new(part);
-        let name = path.file_name().filter(|_| index % 2 == 1 && path.is_absolute());
-        out.push_str(if index > 0 { "`" } else { "" });
-        out.push_str(&name.map_or(Cow::Borrowed(part), |name| name.to_string_lossy()));
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(['`', '"']) {
+        let (before, quoted) = rest.split_at(at + 1);
+        out.push_str(before);
+        rest = quoted;
+        let path =
+            before.chars().next_back().and_then(|quote| quoted.split_once(quote)).map(|(path, _)| path);
+        let name = path
+            .map(std::path::Path::new)
+            .filter(|path| path.is_absolute())
+            .and_then(|path| path.file_name());
+        if let (Some(path), Some(name)) = (path, name) {
+            out.push_str(&name.to_string_lossy());
+            rest = &quoted[path.len()..];
+            // The closing quote opens nothing.
+            out.push_str(&rest[..1]);
+            rest = &rest[1..];
+        }
     }
+    out.push_str(rest);
     if out == text { Cow::Borrowed(text) } else { Cow::Owned(out) }
 }
 
@@ -62,6 +75,17 @@ fn is_unsafe(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folders_are_cut_off_in_every_kind_of_quotes() {
+        let without = |text| without_folders(text).into_owned();
+        assert_eq!(without("`a` and `/srv/b.png`, `c/d`"), "`a` and `b.png`, `c/d`");
+        // As the crate `tempfile` writes them.
+        assert_eq!(without("gone at path \"/srv/.kiln-x.tmp\" (2)"), "gone at path \".kiln-x.tmp\" (2)");
+        for same in ["", "`", "\"/", "`/`", "a `b", "it's \"a\" `b`", "1/2"] {
+            assert_eq!(without(same), same);
+        }
+    }
 
     #[test]
     fn ordinary_text_is_not_copied() {

@@ -3,6 +3,7 @@
 //! The image's seed chooses, so an image is generated again from its seed, and the images of a batch differ. A prompt
 //! that is a JSON object is left alone: its braces are its own.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
@@ -13,6 +14,10 @@ use crate::request::Request;
 
 /// Lists within lists: more is a list that contains itself.
 const MAX_DEPTH: usize = 16;
+/// Alternatives within alternatives.
+const MAX_NESTING: usize = 64;
+/// Wildcards of one prompt, with those that they bring: lists that name each other multiply.
+const MAX_WILDCARDS: usize = 10_000;
 
 /// Replaces the wildcards of the request's prompts and negative prompts, which gives every image its own. Lists are files
 /// of `folder`. Returns a note about a name that was left alone for lack of a folder.
@@ -35,7 +40,7 @@ pub fn expand(request: &mut Request, folder: Option<&Path>) -> Result<Option<Str
     let seeds = request.seeds(prompts * per_prompt);
     let (mut expanded, mut negatives) = (Vec::with_capacity(seeds.len()), Vec::new());
     for i in 0..prompts * per_prompt {
-        let mut chooser = Chooser { state: seeds.get(i).copied().unwrap_or(i as u64), folder };
+        let mut chooser = Chooser::new(seeds.get(i).copied().unwrap_or(i as u64), folder);
         expanded.push(chooser.expand_prompt(&request.prompts[i / per_prompt])?);
         if let Some(negative) =
             request.negative_prompts.get(i / per_prompt).or(request.negative_prompts.first())
@@ -67,25 +72,42 @@ fn is_json(text: &str) -> bool {
 struct Chooser<'a> {
     state: u64,
     folder: Option<&'a Path>,
+    /// Wildcards that may still be replaced.
+    left: usize,
+    /// Alternatives around the current text.
+    nesting: usize,
 }
 
-impl Chooser<'_> {
+impl<'a> Chooser<'a> {
+    fn new(seed: u64, folder: Option<&'a Path>) -> Chooser<'a> {
+        Chooser { state: seed, folder, left: MAX_WILDCARDS, nesting: 0 }
+    }
+
     fn expand_prompt(&mut self, prompt: &str) -> Result<String> {
         if is_json(prompt) { Ok(prompt.to_owned()) } else { self.expand(prompt, 0) }
     }
 
     fn expand(&mut self, text: &str, depth: usize) -> Result<String> {
         let mut out = String::new();
-        let mut rest = text;
-        while let Some(first) = rest.chars().next() {
-            if let Some(escaped) = rest.strip_prefix('\\').filter(|rest| rest.starts_with(['{', '|', '}'])) {
-                out.push_str(&escaped[..1]);
-                rest = &escaped[1..];
-            } else if let Some((alternatives, after)) = alternatives(rest) {
-                let chosen = alternatives[self.below(alternatives.len())];
-                out.push_str(&self.expand(chosen, depth)?);
-                rest = after;
+        let groups = groups(text);
+        let mut at = 0;
+        while let Some(first) = text[at..].chars().next() {
+            let rest = &text[at..];
+            if let Some(escaped) = escaped(rest) {
+                out.push_str(escaped);
+                at += 1 + escaped.len();
+            } else if let Some(group) = groups.get(&at).filter(|group| group.is_choice()) {
+                self.count()?;
+                self.nesting += 1;
+                if self.nesting > MAX_NESTING {
+                    return Err(too_many(format!("alternatives lie within {MAX_NESTING} others")));
+                }
+                let chosen = self.below(group.bars.len() + 1);
+                out.push_str(&self.expand(group.alternative(text, at, chosen), depth)?);
+                self.nesting -= 1;
+                at = group.end + 1;
             } else if let (Some((name, after)), Some(folder)) = (list(rest), self.folder) {
+                self.count()?;
                 let lines = read_list(folder, name)?;
                 if depth == MAX_DEPTH {
                     return Err(Error::request(format!("the wildcard `__{name}__` contains itself"))
@@ -93,13 +115,21 @@ impl Chooser<'_> {
                 }
                 let chosen = &lines[self.below(lines.len())];
                 out.push_str(&self.expand(chosen, depth + 1)?);
-                rest = after;
+                at = text.len() - after.len();
             } else {
                 out.push(first);
-                rest = &rest[first.len_utf8()..];
+                at += first.len_utf8();
             }
         }
         Ok(out)
+    }
+
+    fn count(&mut self) -> Result<()> {
+        self.left = self
+            .left
+            .checked_sub(1)
+            .ok_or_else(|| too_many(format!("more than {MAX_WILDCARDS} are replaced")))?;
+        Ok(())
     }
 
     /// Returns a number below `count`, by the SplitMix64 generator.
@@ -113,28 +143,51 @@ impl Chooser<'_> {
     }
 }
 
-/// Splits `{a|b}rest` into the alternatives and the rest; `None` if the text doesn't start with alternatives.
-fn alternatives(text: &str) -> Option<(Vec<&str>, &str)> {
-    let inside = text.strip_prefix('{')?;
-    let (mut depth, mut start, mut found, mut escaped) = (0, 0, Vec::new(), false);
-    for (i, c) in inside.char_indices() {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            '{' => depth += 1,
-            '|' if depth == 0 => {
-                found.push(&inside[start..i]);
-                start = i + 1;
-            }
-            '}' if depth == 0 => {
-                found.push(&inside[start..i]);
-                return Some((found, &inside[i + 1..])).filter(|(found, _)| found.len() > 1);
-            }
-            '}' => depth -= 1,
+fn too_many(what: String) -> Error {
+    Error::request(format!("the prompt has too many wildcards: {what}"))
+        .hint("use fewer alternatives, or lists that name fewer others")
+}
+
+/// The brace or bar that a text starts with, if a backslash before it takes its meaning.
+fn escaped(text: &str) -> Option<&str> {
+    text.strip_prefix('\\').filter(|rest| rest.starts_with(['{', '|', '}'])).map(|rest| &rest[..1])
+}
+
+/// A pair of braces: the places of the bars in it, and of its end.
+struct Group {
+    bars: Vec<usize>,
+    end: usize,
+}
+
+impl Group {
+    fn is_choice(&self) -> bool {
+        !self.bars.is_empty()
+    }
+
+    /// The alternative with this number, of a group that starts at `start`.
+    fn alternative<'t>(&self, text: &'t str, start: usize, number: usize) -> &'t str {
+        let from = number.checked_sub(1).map_or(start, |before| self.bars[before]) + 1;
+        &text[from..self.bars.get(number).copied().unwrap_or(self.end)]
+    }
+}
+
+/// The pairs of braces of a text by the place where each starts, found in one pass.
+fn groups(text: &str) -> HashMap<usize, Group> {
+    let (mut found, mut open) = (HashMap::new(), Vec::<(usize, Vec<usize>)>::new());
+    let mut after_escape = 0;
+    for (at, byte) in text.bytes().enumerate() {
+        if at < after_escape {
+            continue;
+        }
+        match byte {
+            b'\\' if escaped(&text[at..]).is_some() => after_escape = at + 2,
+            b'{' => open.push((at, Vec::new())),
+            b'|' => open.last_mut().into_iter().for_each(|(_, bars)| bars.push(at)),
+            b'}' => found.extend(open.pop().map(|(start, bars)| (start, Group { bars, end: at }))),
             _ => {}
         }
     }
-    None
+    found
 }
 
 /// Splits `__name__rest` into the name and the rest; `None` if the text doesn't start with a name.
@@ -192,6 +245,36 @@ mod tests {
             assert_eq!(expanded(text, 1), text);
         }
         assert_eq!(expanded(r"\{a|b} and \{c\|d\}", 1), "{a|b} and {c|d}");
+    }
+
+    #[test]
+    fn hostile_prompts_take_little_time_and_stack() {
+        // Without the pass over all braces, every brace searches the whole text for its end.
+        let open = "{".repeat(1 << 20);
+        assert_eq!(expanded(&open, 1), open);
+        let mut lucky = Chooser::new(7, None);
+        // The prompt that the numbers of this seed choose to its end.
+        let choices: Vec<usize> = (0..5000).map(|_| lucky.below(2)).collect();
+        let chosen = |inner: String, choice: &usize| match choice {
+            0 => format!("{{{inner}|}}"),
+            _ => format!("{{|{inner}}}"),
+        };
+        let deep = choices.iter().rev().fold("a".to_owned(), chosen);
+        let error = Chooser::new(7, None).expand_prompt(&deep).unwrap_err().to_string();
+        assert!(error.contains("too many wildcards"), "{error}");
+    }
+
+    #[test]
+    fn lists_that_multiply_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        for level in 0..8 {
+            let line = format!("__l{}__", level + 1).repeat(10);
+            fs::write(folder.path().join(format!("l{level}.txt")), line).unwrap();
+        }
+        fs::write(folder.path().join("l8.txt"), "{|}").unwrap();
+        let mut request = Request { seed: vec![1], ..Request::new("__l0__") };
+        let error = expand(&mut request, Some(folder.path())).unwrap_err().to_string();
+        assert!(error.contains("too many wildcards"), "{error}");
     }
 
     #[test]

@@ -59,7 +59,13 @@ pub fn decoding_bytes(name: &str, bytes: &[u8]) -> Result<u64> {
     let (width, height) = decoder.dimensions();
     let rgb = u64::from(width).saturating_mul(u64::from(height)).saturating_mul(3);
     let result = if decoder.color_type() == image::ColorType::Rgb8 { 0 } else { rgb };
-    Ok(decoder.total_bytes().saturating_mul(2).saturating_add(result))
+    // The coefficients of a progressive JPEG have two bytes each, of four components in CMYK.
+    let copies = match format {
+        ImageFormat::Jpeg => 4,
+        ImageFormat::WebP => 3,
+        _ => 2,
+    };
+    Ok(decoder.total_bytes().saturating_mul(copies).saturating_add(result))
 }
 
 /// Decodes an image, and its transparency as a mask: white where transparent, black where opaque; `None` if opaque everywhere.
@@ -275,14 +281,16 @@ mod tests {
 
     #[test]
     fn decoding_memory_counts_the_bytes_of_a_pixel() {
-        let bytes = |image: DynamicImage| {
+        let bytes_of = |image: DynamicImage, format| {
             let mut file = Cursor::new(Vec::new());
-            image.write_to(&mut file, ImageFormat::Png).unwrap();
+            image.write_to(&mut file, format).unwrap();
             decoding_bytes("a", file.get_ref()).unwrap()
         };
+        let bytes = |image| bytes_of(image, ImageFormat::Png);
         assert_eq!(bytes(DynamicImage::new_rgb8(10, 20)), 200 * 2 * 3);
         assert_eq!(bytes(DynamicImage::new_rgba8(10, 20)), 200 * (2 * 4 + 3));
         assert_eq!(bytes(DynamicImage::new_rgba16(10, 20)), 200 * (2 * 8 + 3));
+        assert_eq!(bytes_of(DynamicImage::new_rgb8(10, 20), ImageFormat::Jpeg), 200 * 4 * 3);
         assert!(decoding_bytes("a", b"no image").is_err());
     }
 

@@ -17,8 +17,8 @@ pub(crate) const PARAMETERS: &str = "parameters";
 /// Prefix of the JPEG comments that hold the recipe.
 pub(crate) const COMMENT_TAG: &[u8] = b"kiln:";
 
-/// Largest size of a decompressed text chunk.
-const MAX_TEXT: usize = 16 << 20;
+/// Longest text of a file that is returned. Compressed, it may be a thousandth of that.
+const MAX_TEXT: usize = 1 << 20;
 
 /// Returns the recipe in an image file that Kiln wrote; `None` if there is none.
 ///
@@ -33,7 +33,15 @@ pub fn read_recipe(bytes: &[u8]) -> Result<Option<String>> {
         ImageFormat::WebP => webp_recipe(bytes).map_err(|error| error.to_string()),
         _ => Ok(None),
     };
+    let result = result.and_then(check_length);
     result.map_err(|reason| Error::Damaged { name: name.into(), format: format_name, reason })
+}
+
+fn check_length(text: Option<String>) -> Result<Option<String>, String> {
+    match text {
+        Some(text) if text.len() > MAX_TEXT => Err(format!("it holds a text of {} bytes", text.len())),
+        text => Ok(text),
+    }
 }
 
 /// Returns A1111's description in a PNG file, of Kiln or of another program; `None` if there is none.
@@ -43,17 +51,14 @@ pub fn read_parameters(bytes: &[u8]) -> Result<Option<String>> {
     if format != ImageFormat::Png {
         return Ok(None);
     }
-    let damaged = |error: png::DecodingError| Error::Damaged {
-        name: name.into(),
-        format: format_name,
-        reason: error.to_string(),
-    };
+    let failed = |reason: String| Error::Damaged { name: name.into(), format: format_name, reason };
+    let damaged = |error: png::DecodingError| failed(error.to_string());
     let mut reader = png::Decoder::new(Cursor::new(bytes)).read_info().map_err(damaged)?;
     if let Some(text) = png_parameters(reader.info()) {
-        return text.map(Some).map_err(damaged);
+        return check_length(Some(text.map_err(damaged)?)).map_err(failed);
     }
     reader.finish().map_err(damaged)?;
-    png_parameters(reader.info()).transpose().map_err(damaged)
+    check_length(png_parameters(reader.info()).transpose().map_err(damaged)?).map_err(failed)
 }
 
 /// The description in any of PNG's kinds of text chunks.
@@ -114,6 +119,23 @@ fn webp_recipe(bytes: &[u8]) -> image::ImageResult<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_small_file_holds_no_large_text() {
+        for (length, is_read) in [(1 << 20, true), ((1 << 20) + 1, false), (64 << 20, false)] {
+            let mut file = Vec::new();
+            let mut encoder = png::Encoder::new(&mut file, 1, 1);
+            encoder.add_ztxt_chunk(PARAMETERS.into(), "a".repeat(length)).unwrap();
+            encoder.write_header().unwrap().write_image_data(&[0]).unwrap();
+            assert!(file.len() < 1 << 20);
+            assert_eq!(read_parameters(&file).is_ok(), is_read, "{length} bytes");
+        }
+        let mut file = Vec::new();
+        let mut encoder = png::Encoder::new(&mut file, 1, 1);
+        encoder.add_text_chunk(PARAMETERS.into(), "a".repeat(2 << 20)).unwrap();
+        encoder.write_header().unwrap().write_image_data(&[0]).unwrap();
+        assert!(read_parameters(&file).is_err(), "not compressed");
+    }
 
     #[test]
     fn an_error_can_be_given_the_name_of_the_file() {

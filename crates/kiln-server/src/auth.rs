@@ -43,7 +43,7 @@ pub(crate) enum Identity {
 pub(crate) struct Auth {
     keys: RwLock<Vec<Arc<KeyInfo>>>,
     pub(crate) sessions: Sessions,
-    pub(crate) wrong_keys: Arc<WrongKeys>,
+    pub(crate) wrong_keys: WrongKeys,
 }
 
 impl Auth {
@@ -76,8 +76,8 @@ impl Auth {
         key_in(headers).is_some()
     }
 
-    /// Who sent these headers.
-    pub(crate) fn identify(&self, headers: &HeaderMap) -> Identity {
+    /// Who sent these headers, on an encrypted connection if `secure`.
+    pub(crate) fn identify(&self, headers: &HeaderMap, secure: bool) -> Identity {
         let keys = self.keys();
         if keys.is_empty() {
             return Identity::Open;
@@ -93,7 +93,7 @@ impl Auth {
             }
             return found;
         }
-        let session = session_cookie(headers).and_then(|secret| self.sessions.find(secret));
+        let session = session_cookie(headers, secure).and_then(|secret| self.sessions.find(secret));
         let key =
             session.and_then(|session| keys.into_iter().find(|key| session.is_of(&key.name, &key.hash)));
         key.map_or(Identity::Missing, Identity::Key)
@@ -105,8 +105,8 @@ impl Auth {
     }
 
     /// Ends the session of these headers, and returns it.
-    pub(crate) fn close_session(&self, headers: &HeaderMap) -> Option<Session> {
-        let session = self.sessions.find(session_cookie(headers)?)?;
+    pub(crate) fn close_session(&self, headers: &HeaderMap, secure: bool) -> Option<Session> {
+        let session = self.sessions.find(session_cookie(headers, secure)?)?;
         self.sessions.close(&session);
         Some(session)
     }
@@ -133,13 +133,13 @@ fn key_in(headers: &HeaderMap) -> Option<String> {
     }
 }
 
-fn session_cookie(headers: &HeaderMap) -> Option<&str> {
-    let named = |name: &str| {
-        let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-        let mut pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        pairs.find(|(found, _)| *found == name).map(|(_, value)| value)
-    };
-    named(SECURE_COOKIE).or_else(|| named(PLAIN_COOKIE))
+/// The secret in the session cookie. On an encrypted connection only the one that nobody else can set counts: a page of a
+/// neighbouring host could give a browser the session of another key.
+fn session_cookie(headers: &HeaderMap, secure: bool) -> Option<&str> {
+    let name = if secure { SECURE_COOKIE } else { PLAIN_COOKIE };
+    let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(found, _)| *found == name).map(|(_, value)| value)
 }
 
 /// Whether a request comes from our own page, or not from a browser at all.
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_key_is_accepted_as_bearer_token_or_password_only() {
         let auth = auth(&[ApiKey::single("s3cret")]);
-        let identify = |value: &str| auth.identify(&headers(&[(header::AUTHORIZATION, value)]));
+        let identify = |value: &str| auth.identify(&headers(&[(header::AUTHORIZATION, value)]), false);
         let basic = format!("Basic {}", BASE64_STANDARD.encode("me:s3cret"));
         for right in ["Bearer s3cret", "bearer s3cret", &basic] {
             assert_eq!(name(&identify(right)), Some("default"), "{right}");
@@ -194,8 +194,8 @@ mod tests {
         for none in ["s3cret", "Bearer", "Basic !", "Basic czNjcmV0", "Digest s3cret"] {
             assert!(matches!(identify(none), Identity::Missing), "{none}");
         }
-        assert!(matches!(auth.identify(&HeaderMap::new()), Identity::Missing));
-        assert!(matches!(super::tests::auth(&[]).identify(&HeaderMap::new()), Identity::Open));
+        assert!(matches!(auth.identify(&HeaderMap::new(), false), Identity::Missing));
+        assert!(matches!(super::tests::auth(&[]).identify(&HeaderMap::new(), false), Identity::Open));
     }
 
     #[test]
@@ -204,17 +204,18 @@ mod tests {
         let auth = auth(&keys);
         let bob = auth.keys()[1].clone();
         let (secret, ..) = auth.open_session(&bob);
-        for cookie in [PLAIN_COOKIE, SECURE_COOKIE] {
+        for (cookie, secure) in [(PLAIN_COOKIE, false), (SECURE_COOKIE, true)] {
             let sent = headers(&[(header::COOKIE, &format!("a=b; {cookie}={secret}"))]);
-            assert_eq!(name(&auth.identify(&sent)), Some("bob"));
+            assert_eq!(name(&auth.identify(&sent, secure)), Some("bob"));
+            assert!(matches!(auth.identify(&sent, !secure), Identity::Missing), "{cookie}");
         }
         let sent = headers(&[(header::COOKIE, &format!("{PLAIN_COOKIE}={secret}"))]);
         auth.set_keys(&ApiKey::parse_file("bob changed").unwrap());
-        assert!(matches!(auth.identify(&sent), Identity::Missing));
+        assert!(matches!(auth.identify(&sent, false), Identity::Missing));
         auth.set_keys(&keys);
-        assert_eq!(name(&auth.identify(&sent)), Some("bob"));
-        assert!(auth.close_session(&sent).is_some() && auth.close_session(&sent).is_none());
-        assert!(matches!(auth.identify(&sent), Identity::Missing));
+        assert_eq!(name(&auth.identify(&sent, false)), Some("bob"));
+        assert!(auth.close_session(&sent, false).is_some() && auth.close_session(&sent, false).is_none());
+        assert!(matches!(auth.identify(&sent, false), Identity::Missing));
     }
 
     #[test]

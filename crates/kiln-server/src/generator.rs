@@ -225,6 +225,12 @@ impl JobInputs<'_> {
         self.request
     }
 
+    /// Checks the size that a plan arrived at against the server's limits. A request that leaves sides out takes them from
+    /// its model or its images.
+    pub fn check_size(&self, width: u32, height: u32) -> Result<(), JobError> {
+        self.server.config.limits.check_size(width, height)
+    }
+
     /// Returns an image that the request names. An image decoded when the request arrived is not decoded again.
     pub fn image(&self, file: &FileRef) -> Result<InputImage, JobError> {
         self.server.input_image(name(&file.path))

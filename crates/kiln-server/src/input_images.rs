@@ -42,6 +42,11 @@ impl Server {
             let message = format!("the input images have {pixels} pixels together, the limit is {limit}");
             return Err(JobError::request("picture_too_large", message));
         }
+        // The last of them may have pushed out the first.
+        if request.images().any(|file| self.store.inputs().path(name(&file.path)).is_none()) {
+            let message = "the images of the request are more than what is kept for you";
+            return Err(JobError::request("inputs_full", message));
+        }
         self.prepare_upscale(&mut request)?;
         Ok(request)
     }
@@ -72,7 +77,9 @@ impl Server {
         };
         let input = if source.starts_with(INPUT_PREFIX) {
             let path = self.input_path(source, caller).map_err(storage)?;
-            path.map(|_| source.to_owned()).ok_or_else(|| missing("input"))?
+            path.ok_or_else(|| missing("input"))?;
+            self.store.inputs().touch(source, &caller.client).map_err(storage)?;
+            source.to_owned()
         } else if let Some(id) = source.strip_prefix(GENERATED_PREFIX) {
             let row = self.image(id, caller).map_err(storage)?.ok_or_else(|| missing("image"))?;
             let bytes = std::fs::read(self.store.image_path(&row.file)).map_err(|_| missing("image"))?;
@@ -86,7 +93,7 @@ impl Server {
     }
 
     /// The number of pixels of a stored input, from the decoded image or the header of its file.
-    fn input_pixels(&self, input: &str, role: &str) -> Result<u64, JobError> {
+    pub(crate) fn input_pixels(&self, input: &str, role: &str) -> Result<u64, JobError> {
         let size = match self.decoded.get(input) {
             Some(image) => (image.width(), image.height()),
             None => {

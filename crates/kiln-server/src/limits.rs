@@ -89,8 +89,7 @@ fn invalid(param: &'static str, message: impl Into<String>) -> JobError {
 impl Limits {
     /// Checks the values and names of a request. Its input images are checked when they are read.
     pub fn check(&self, request: &Request, catalogue: &dyn Catalogue) -> Result<(), JobError> {
-        self.check_prompts(request)?;
-        self.check_image_count(request)?;
+        self.check_texts(request)?;
         let numbers = [
             ("steps", request.steps, 1, self.steps),
             ("width", request.width, 16, self.side),
@@ -105,14 +104,8 @@ impl Limits {
                 return Err(invalid(name, format!("{name} must be between {min} and {max}, found {found}")));
             }
         }
-        if let (Some(width), Some(height)) = (request.width, request.height)
-            && u64::from(width) * u64::from(height) > self.pixels
-        {
-            let max = self.pixels;
-            return Err(invalid(
-                "size",
-                format!("size {width}x{height} is too large: the limit is {max} pixels"),
-            ));
+        if let (Some(width), Some(height)) = (request.width, request.height) {
+            self.check_size(width, height)?;
         }
         if request.guidance.is_some_and(|g| !(0.0..=100.0).contains(&g)) {
             return Err(invalid("guidance", "guidance must be between 0 and 100"));
@@ -124,6 +117,23 @@ impl Limits {
         self.check_inputs(request)?;
         Self::check_upscale(request)?;
         self.check_names(request, catalogue)
+    }
+
+    /// Checks the size of an image to generate.
+    pub(crate) fn check_size(&self, width: u32, height: u32) -> Result<(), JobError> {
+        let (side, pixels) = (self.side, self.pixels);
+        if u64::from(width) * u64::from(height) <= pixels && width.max(height) <= side {
+            return Ok(());
+        }
+        let message =
+            format!("size {width}x{height} is too large: the limit is {pixels} pixels, {side} a side");
+        Err(invalid("size", message))
+    }
+
+    /// Checks the prompts and the number of images.
+    pub(crate) fn check_texts(&self, request: &Request) -> Result<(), JobError> {
+        self.check_prompts(request)?;
+        self.check_image_count(request)
     }
 
     fn check_prompts(&self, request: &Request) -> Result<(), JobError> {

@@ -138,8 +138,8 @@ pub(crate) enum SubmitError {
         retry_after_seconds: u64,
     },
     Stopping,
-    /// The job with this id has the same idempotency key.
-    Repeated(String),
+    /// An earlier request has the same idempotency key. The id of its job, if it asked for the same.
+    Repeated(Option<String>),
     Store(StoreError),
 }
 
@@ -472,6 +472,11 @@ impl Server {
             Some(before) => Some(before + queue.planned().count()),
             None => queue.planned().position(|live| live.id == id),
         }
+    }
+
+    /// The number of queued jobs.
+    pub(crate) fn queued_count(&self) -> usize {
+        self.queue().queued_count()
     }
 
     pub(crate) fn stats(&self) -> ServerStats {

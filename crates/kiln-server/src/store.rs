@@ -151,6 +151,8 @@ pub(crate) struct JobEnd {
     pub(crate) finished: i64,
 }
 
+/// The database's file.
+const DATABASE: &str = "queue.sqlite";
 /// How long a write waits for another process that has the database locked, such as a backup.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -170,11 +172,14 @@ pub struct Store {
 impl Store {
     /// Opens the data folder; creates it if it doesn't exist.
     pub fn open(folder: &Path) -> Result<Store, StoreError> {
-        for path in [folder.to_path_buf(), folder.join("pictures"), folder.join("inputs")] {
-            private::create_folder(&path).map_err(|source| StoreError::File { path, source })?;
+        for name in ["", "pictures", "inputs", "texts"] {
+            let path = folder.join(name);
+            // The folders inside are ours, whatever is in them.
+            let own_file = if name.is_empty() { DATABASE } else { "." };
+            private::create_folder(&path, own_file).map_err(|source| StoreError::File { path, source })?;
         }
         let lock = lock::lock_folder(folder)?;
-        let file = folder.join("queue.sqlite");
+        let file = folder.join(DATABASE);
         private::create_file(&file).map_err(|source| StoreError::File { path: file.clone(), source })?;
         let writer = Connection::open(&file)?;
         writer.busy_timeout(BUSY_TIMEOUT)?;
@@ -211,20 +216,20 @@ impl Store {
     }
 
     /// Inserts a new job. Once this returns, the job survives a restart. If an earlier job has the same idempotency key,
-    /// that one's id is returned instead.
+    /// that one's id is returned instead, or no id if its request was another one.
     pub(crate) fn insert(
         &self,
         job: &JobRow,
         key: Option<&IdempotencyKey>,
         webhook: Option<&str>,
-    ) -> Result<Option<String>, StoreError> {
+    ) -> Result<Option<Option<String>>, StoreError> {
         let request = to_json(&job.request);
         let mut db = self.writer()?;
         let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         if let Some(key) = key
-            && let Some((earlier, _)) = key.find(&transaction)?
+            && let Some((earlier, fingerprint)) = key.find(&transaction)?
         {
-            return Ok(Some(earlier));
+            return Ok(Some(Some(earlier).filter(|_| fingerprint == key.fingerprint)));
         }
         transaction.execute(
             "INSERT INTO jobs (id, client, attached, request, state, created) VALUES (?, ?, ?, ?, ?, ?)",
@@ -288,12 +293,19 @@ impl Store {
         Ok(query.query_row([id], job_row).optional()?)
     }
 
-    /// The latest jobs, newest first; of one client or of all.
+    /// The latest jobs, newest first; of one client or of all. Fewer if their requests are very long.
     pub fn jobs(&self, limit: u32, client: Option<&str>) -> Result<Vec<JobRow>, StoreError> {
         let db = self.reader();
         let mut query =
             db.prepare(&format!("{SELECT} WHERE ?1 IS NULL OR client = ?1 ORDER BY seq DESC LIMIT ?2"))?;
-        Ok(query.query_map(params![client, limit], job_row)?.collect::<Result<_, _>>()?)
+        let mut rows = query.query(params![client, limit])?;
+        let (mut jobs, mut budget) = (Vec::new(), ListBudget::default());
+        while let Some(row) = rows.next()?
+            && budget.take(row.get_ref(3)?)
+        {
+            jobs.push(job_row(row)?);
+        }
+        Ok(jobs)
     }
 
     /// The client that submitted a job.
@@ -309,6 +321,24 @@ impl Store {
         let mut query =
             db.prepare(&format!("{SELECT} WHERE state IN ('queued', 'running') ORDER BY {}", order::RANK))?;
         Ok(query.query_map([], job_row)?.collect::<Result<_, _>>()?)
+    }
+}
+
+/// What a list may hold: a request of long prompts is repeated for each of its images, and a list must not fill the memory.
+#[derive(Default)]
+struct ListBudget {
+    used: usize,
+}
+
+impl ListBudget {
+    /// Bytes of the requests in a list.
+    const MAX: usize = 4 << 20;
+
+    /// Counts a stored request; returns whether there is room for it. The first one always has.
+    fn take(&mut self, request: ValueRef<'_>) -> bool {
+        let first = self.used == 0;
+        self.used += request.as_bytes().map_or(0, <[u8]>::len);
+        first || self.used <= ListBudget::MAX
     }
 }
 

@@ -8,6 +8,7 @@
 mod address;
 mod signature;
 
+use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -34,6 +35,8 @@ const RETRIES: [Duration; 5] = [
 ];
 /// How long a call may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Calls at one time, of all clients.
+const MAX_CALLS: usize = 16;
 /// Maximum length of an address.
 const MAX_URL: usize = 2048;
 
@@ -68,9 +71,9 @@ impl WebhookConfig {
     }
 }
 
-/// The thread that calls webhooks; started with the first call.
+/// The thread that starts the calls of webhooks; started with the first call.
 #[derive(Default)]
-pub(crate) struct Webhooks(Mutex<Option<Sender<String>>>);
+pub(crate) struct Webhooks(Mutex<Option<Sender<Message>>>);
 
 impl Webhooks {
     /// Calls the webhook of an ended job, if it has one. Doesn't wait.
@@ -79,14 +82,15 @@ impl Webhooks {
             return;
         }
         let mut calls = lock(&self.0);
-        if calls.as_ref().is_some_and(|calls| calls.send(job.to_owned()).is_ok()) {
+        let ended = || Message::Ended(job.to_owned());
+        if calls.as_ref().is_some_and(|calls| calls.send(ended()).is_ok()) {
             return;
         }
         let (sender, receiver) = channel();
-        let _ = sender.send(job.to_owned());
-        let server = server.downgrade();
+        let _ = sender.send(ended());
+        let (server, results) = (server.downgrade(), sender.clone());
         let thread = std::thread::Builder::new().name("webhooks".into());
-        match thread.spawn(move || run(&server, &receiver)) {
+        match thread.spawn(move || run(&server, &receiver, &results)) {
             Ok(_) => *calls = Some(sender),
             Err(error) => tracing::error!(%error, "failed to start the webhooks' thread"),
         }
@@ -114,42 +118,79 @@ impl Server {
     }
 }
 
-/// A call that failed and is due again.
+/// A call that is due at some time.
 struct Pending {
     job: String,
+    /// Who submitted the job.
+    client: String,
     failures: usize,
     due: Instant,
 }
 
-/// Calls webhooks until the server is gone.
-fn run(server: &WeakServer, calls: &Receiver<String>) {
-    let mut pending: Vec<Pending> = Vec::new();
+/// What the thread that starts calls hears of.
+enum Message {
+    /// A job has ended.
+    Ended(String),
+    /// A call of this client has ended; it is due again if it failed.
+    Called(String, Option<Pending>),
+}
+
+/// Starts calls until the server is gone: one at a time for a client, so that an address that doesn't answer keeps only
+/// the calls of its own client waiting.
+fn run(server: &WeakServer, messages: &Receiver<Message>, sender: &Sender<Message>) {
+    let (mut pending, mut calling) = (Vec::<Pending>::new(), HashSet::new());
     loop {
-        let next = pending.iter().map(|call| call.due).min();
+        let waiting = pending.iter().filter(|call| !calling.contains(&call.client));
+        let next = waiting.map(|call| call.due).min().filter(|_| calling.len() < MAX_CALLS);
         // Look up now and then whether the server is still there.
         let wait = next.map_or(TIMEOUT, |due| due.saturating_duration_since(Instant::now()).min(TIMEOUT));
-        match calls.recv_timeout(wait) {
-            Ok(job) => pending.push(Pending { job, failures: 0, due: Instant::now() }),
+        let message = messages.recv_timeout(wait);
+        let Some(server) = server.upgrade() else { return };
+        match message {
+            Ok(Message::Ended(job)) => {
+                let client = server.store.client_of(&job).ok().flatten().unwrap_or_default();
+                pending.push(Pending { job, client, failures: 0, due: Instant::now() });
+            }
+            Ok(Message::Called(client, again)) => {
+                calling.remove(&client);
+                pending.extend(again);
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        let Some(server) = server.upgrade() else { return };
-        let due = |call: &mut Pending| call.due <= Instant::now();
-        let now: Vec<Pending> = pending.extract_if(.., due).collect();
-        pending.extend(now.into_iter().filter_map(|call| attempt(&server, call)));
+        let may_start = |call: &mut Pending| {
+            call.due <= Instant::now() && calling.len() < MAX_CALLS && calling.insert(call.client.clone())
+        };
+        let due: Vec<Pending> = pending.extract_if(.., may_start).collect();
+        for call in due {
+            start(&server, call, sender.clone());
+        }
+    }
+}
+
+/// Tries a call on a thread of its own.
+fn start(server: &Server, call: Pending, sender: Sender<Message>) {
+    let (server, client) = (server.clone(), call.client.clone());
+    let calling = move || {
+        let again = attempt(&server, call);
+        drop(server);
+        let _ = sender.send(Message::Called(client, again));
+    };
+    if let Err(error) = std::thread::Builder::new().name("webhook".into()).spawn(calling) {
+        tracing::error!(%error, "failed to start a thread for a webhook; it is called at the next start");
     }
 }
 
 /// Tries a call; returns it if it must be repeated.
 fn attempt(server: &Server, call: Pending) -> Option<Pending> {
-    let Pending { job, failures, .. } = call;
+    let Pending { job, client, failures, .. } = call;
     match deliver(server, &job) {
         Ok(false) => return None,
         Ok(true) => tracing::info!(job, "webhook called"),
         Err(reason) => match RETRIES.get(failures) {
             Some(wait) => {
                 tracing::warn!(job, reason, "webhook failed; trying again");
-                return Some(Pending { job, failures: failures + 1, due: Instant::now() + *wait });
+                return Some(Pending { job, client, failures: failures + 1, due: Instant::now() + *wait });
             }
             None => tracing::error!(job, reason, "webhook failed; giving up"),
         },

@@ -7,6 +7,9 @@ use crate::fair_queue::QueuedJob;
 use crate::generator::name;
 use crate::live::LiveJob;
 
+/// An initial image is shrunk to this many pixels, unless the request gives a size.
+const MAX_INIT_PIXELS: u64 = 1 << 20;
+
 impl Server {
     pub(crate) fn queued_job(&self, live: &LiveJob) -> QueuedJob {
         QueuedJob {
@@ -40,10 +43,16 @@ impl Server {
     /// Estimated work: pixels times steps, in millions.
     pub(crate) fn cost(&self, request: &Request) -> f64 {
         let models = self.catalogue.models();
-        let name = request.model.as_deref().map(name);
-        let model = models.iter().find(|m| name.map_or(m.default, |name| *name == m.name));
+        let named = request.model.as_deref().map(name);
+        let model = models.iter().find(|m| named.map_or(m.default, |named| *named == m.name));
         let (size, steps) = model.map_or((1024, 4), |m| (m.size, m.steps));
-        let pixels = f64::from(request.width.unwrap_or(size)) * f64::from(request.height.unwrap_or(size));
+        let init = request.init.as_ref().filter(|_| request.width.or(request.height).is_none());
+        let init = init.and_then(|init| self.input_pixels(name(&init.path), "init").ok());
+        let pixels = match (request.upscale, init) {
+            (Some(scale), Some(init)) => init as f64 * f64::from(scale).powi(2),
+            (None, Some(init)) => init.min(MAX_INIT_PIXELS) as f64,
+            (_, None) => f64::from(request.width.unwrap_or(size)) * f64::from(request.height.unwrap_or(size)),
+        };
         let steps = request.steps.unwrap_or(match request.sigmas.len() {
             0 => steps,
             levels => levels as u32,

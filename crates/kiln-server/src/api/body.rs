@@ -12,11 +12,11 @@ use hyper::body::Frame;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
 
-use super::Caller;
 use super::error::{ApiError, BUSY_RETRY_SECONDS};
+use super::{Caller, run_blocking};
 use crate::Server;
 pub(crate) use crate::body_budget::BodyPermit;
-use crate::body_budget::Refused;
+use crate::body_budget::{Refused, SMALL_BODY};
 
 /// Maximum number of values in a JSON body.
 const MAX_VALUES: usize = 100_000;
@@ -136,7 +136,7 @@ fn too_slow() -> ApiError {
 /// A JSON body and its memory permit.
 pub(crate) struct Json<T>(pub(crate) T, pub(crate) BodyPermit);
 
-impl<T: DeserializeOwned> FromRequest<Server> for Json<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Server> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, server: &Server) -> Result<Self, ApiError> {
@@ -147,29 +147,39 @@ impl<T: DeserializeOwned> FromRequest<Server> for Json<T> {
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", message));
         }
         let body = RequestBody::read(server, &parts, body).await?;
-        Ok(Json(parse(&body.bytes)?, body.permit))
+        let body_is_small = body.bytes.len() <= SMALL_BODY;
+        let parse_body = move || Ok::<_, ApiError>(Json(parse(&body.bytes)?, body.permit));
+        // A large body takes long enough to keep other requests waiting.
+        if body_is_small { parse_body() } else { run_blocking(parse_body).await }
     }
 }
 
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    if has_many_values(bytes) {
-        return Err(ApiError::invalid(format!("invalid request: it has more than {MAX_VALUES} values")));
-    }
+    check_values(&[bytes])?;
     serde_json::from_slice(bytes).map_err(|error| ApiError::invalid(format!("invalid request: {error}")))
 }
 
-/// Whether JSON has more than [`MAX_VALUES`] values. A value takes up to sixteen times the memory of its text: a list of
-/// zeros is small as a body and large in memory.
-fn has_many_values(json: &[u8]) -> bool {
-    let (mut separators, mut rest) = (0, json);
+/// Refuses JSON texts that have more than [`MAX_VALUES`] values together. A value takes up to sixteen times the memory of
+/// its text: a list of zeros is small as a body and large in memory.
+pub(super) fn check_values(texts: &[&[u8]]) -> Result<(), ApiError> {
+    let mut separators = 0;
+    if texts.iter().any(|text| has_many_values(text, &mut separators)) {
+        return Err(ApiError::invalid(format!("invalid request: it has more than {MAX_VALUES} values")));
+    }
+    Ok(())
+}
+
+/// Adds the separators of values; returns whether there are more than [`MAX_VALUES`].
+fn has_many_values(json: &[u8], separators: &mut usize) -> bool {
+    let mut rest = json;
     while let Some(at) = rest.iter().position(|byte| matches!(byte, b'"' | b',' | b'[' | b'{')) {
         let text = rest[at] == b'"';
         rest = &rest[at + 1..];
         if text {
             rest = after_string(rest);
         } else {
-            separators += 1;
-            if separators > MAX_VALUES {
+            *separators += 1;
+            if *separators > MAX_VALUES {
                 return true;
             }
         }
@@ -203,6 +213,7 @@ mod tests {
     #[test]
     fn values_are_counted_outside_of_strings() {
         let list = |n: usize| format!("{{\"a\": [{}0]}}", "0,".repeat(n));
+        let has_many_values = |json: &[u8]| check_values(&[json]).is_err();
         assert!(
             !has_many_values(list(MAX_VALUES - 2).as_bytes()) && has_many_values(list(MAX_VALUES).as_bytes())
         );
@@ -211,6 +222,8 @@ mod tests {
         assert!(
             serde_json::from_str::<serde_json::Value>(&text).is_ok() && !has_many_values(text.as_bytes())
         );
+        let halves = list(MAX_VALUES / 2);
+        assert!(!has_many_values(halves.as_bytes()) && check_values(&[halves.as_bytes(); 2]).is_err());
         for odd in ["", "\"", "\"\\", "\"\\\"", "\"a\",\""] {
             assert!(!has_many_values(odd.as_bytes()));
         }

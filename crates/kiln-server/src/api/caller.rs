@@ -127,7 +127,7 @@ pub(crate) fn identify(server: &Server, request: &Request) -> Result<Option<Call
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", message);
         return Err(Refusal::Error(error.retry_after(WRONG_KEYS_RETRY_SECONDS)));
     }
-    let identity = server.auth.identify(headers);
+    let identity = server.auth.identify(headers, origin.secure);
     if matches!(identity, Identity::Wrong) {
         return Err(Refusal::WrongKey(address));
     }
@@ -136,7 +136,10 @@ pub(crate) fn identify(server: &Server, request: &Request) -> Result<Option<Call
 
 /// The host that the client asks for: HTTP/2 has it in the URI.
 fn host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a str> {
-    let header = headers.get(header::HOST).map(|value| value.to_str().unwrap_or("?"));
+    let mut given = headers.get_all(header::HOST).iter();
+    let header = given.next().map(|value| value.to_str().unwrap_or("?"));
+    // A proxy may have looked at another one than this server.
+    let header = if given.next().is_some() { Some("?") } else { header };
     header.or_else(|| uri.authority().map(|authority| authority.as_str()))
 }
 

@@ -157,8 +157,8 @@ impl From<SubmitError> for ApiError {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the server is stopping")
                     .retry_after(10)
             }
-            SubmitError::Repeated(job) => {
-                let message = format!("the idempotency key was used for the job {job}");
+            SubmitError::Repeated(_) => {
+                let message = "the idempotency key was used before";
                 ApiError::new(StatusCode::CONFLICT, "idempotency_key", message)
             }
             SubmitError::Store(error) => error.into(),

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::error::{ApiError, ErrorBody};
+use super::file::file_response;
 use super::{Caller, Path, Query, json, response, run_blocking};
 use crate::Server;
 use crate::generator::JobError;
@@ -15,6 +16,8 @@ use crate::store::{ImageQuery, ImageRow, thumbnail_file};
 
 /// The longest side of a thumbnail, in pixels.
 const THUMBNAIL_SIDE: u32 = 320;
+/// Maximum bytes of the words of a search: all prompts are compared with them.
+const MAX_SEARCH: usize = 256;
 
 /// A generated image and its URLs.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -40,6 +43,7 @@ impl From<ImageRow> for ImageView {
 #[into_params(parameter_in = Query)]
 pub(crate) struct ImageListParams {
     /// Words that all occur in the prompt, the model's name or the seed.
+    #[param(max_length = 256)]
     search: Option<String>,
     /// Only images older than the one with this id.
     before: Option<String>,
@@ -73,12 +77,14 @@ pub(crate) async fn list(
 ) -> Result<Response, ApiError> {
     let limit = params.limit.unwrap_or(40).clamp(1, 200);
     let words = params.search.unwrap_or_default();
+    if words.len() > MAX_SEARCH {
+        let message = format!("search has {} bytes, the limit is {MAX_SEARCH}", words.len());
+        return Err(ApiError::invalid(message).param("search"));
+    }
     let (favourites, trash) = (params.favourite == Some(true), params.trash == Some(true));
     let client = caller.only().map(str::to_owned);
-    let query = ImageQuery { words, before: params.before, favourites, trash, limit: limit + 1, client };
-    let mut rows = run_blocking(move || server.store.search(&query)).await?;
-    let more = rows.len() > limit as usize;
-    rows.truncate(limit as usize);
+    let query = ImageQuery { words, before: params.before, favourites, trash, limit, client };
+    let (rows, more) = run_blocking(move || server.store.search(&query)).await?;
     Ok(json(StatusCode::OK, &ImageList { data: rows.into_iter().map(ImageView::from).collect(), more }))
 }
 
@@ -145,11 +151,11 @@ pub(crate) async fn file(
 ) -> Result<Response, ApiError> {
     let row = find(&server, id, caller).await?;
     let media_type = row.request.encoding().format.media_type();
-    let bytes = run_blocking(move || {
-        std::fs::read(server.store.image_path(&row.file))
+    let response = run_blocking(move || {
+        file_response(&server.store.image_path(&row.file), media_type)
             .map_err(|_| ApiError::not_found("file of image", &row.id))
     });
-    Ok(immutable(response(StatusCode::OK, media_type, bytes.await?.into())))
+    Ok(immutable(response.await?))
 }
 
 /// Returns a thumbnail of an image as JPEG.

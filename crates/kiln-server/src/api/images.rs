@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::body::BodyPermit;
 use super::error::ApiError;
-use super::openai::{OpenAiFields, ResponseFormat};
+use super::openai::{Answer, ResponseFormat};
 use super::sse::{EventSource, event, stream_events};
 use super::{Caller, json, submit_attached, wait_until_ended};
 use crate::Server;
@@ -73,7 +73,7 @@ pub(crate) async fn respond(
     server: Server,
     caller: Caller,
     request: Request,
-    openai: &OpenAiFields,
+    answer: Answer,
     endpoint: Endpoint,
     permit: BodyPermit,
 ) -> Result<Response, ApiError> {
@@ -81,11 +81,9 @@ pub(crate) async fn respond(
     let named = request.model.as_deref().map_or("", name);
     let default_format =
         if named.starts_with("dall-e") { ResponseFormat::Url } else { ResponseFormat::B64Json };
-    let attached = submit_attached(&server, request, &caller, Api::OpenAi).await?;
-    // The input images are in files by now.
-    drop(permit);
-    if openai.stream == Some(true) {
-        let max_previews = openai.partial_images.unwrap_or(0);
+    let attached = submit_attached(&server, request, &caller, Api::OpenAi, permit).await?;
+    if answer.stream {
+        let max_previews = answer.partial_images;
         let watch = attached.live.watch();
         let preview_guard = (max_previews > 0).then(|| attached.live.watch_previews());
         let source = ImageEvents {
@@ -102,7 +100,7 @@ pub(crate) async fn respond(
     if let Some(error) = end.error {
         return Err(ApiError::for_openai(error));
     }
-    let urls = openai.response_format.unwrap_or(default_format) == ResponseFormat::Url;
+    let urls = answer.format.unwrap_or(default_format) == ResponseFormat::Url;
     let base = urls.then_some(caller.base_url);
     let output_format = attached.live.request.output_format.unwrap_or_default().name();
     let (notes, images) = (end.notes, end.images);

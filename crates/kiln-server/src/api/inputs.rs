@@ -8,7 +8,8 @@ use utoipa::ToSchema;
 
 use super::body::RequestBody;
 use super::error::{ApiError, ErrorBody};
-use super::{Caller, Path, json, response, run_blocking, with_location};
+use super::file::file_response;
+use super::{Caller, Path, json, run_blocking, with_location};
 use crate::Server;
 use crate::generator::JobError;
 
@@ -54,12 +55,11 @@ pub(crate) async fn file(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let bytes = run_blocking(move || {
+    run_blocking(move || {
         let missing = || ApiError::not_found("input", &id);
         let path = server.input_path(&id, &caller)?.ok_or_else(missing)?;
-        std::fs::read(path).map_err(|_| missing())
+        // Not a media type a browser would run; `<img>` shows it all the same.
+        file_response(&path, "application/octet-stream").map_err(|_| missing())
     })
-    .await?;
-    // Not a media type a browser would run; `<img>` shows it all the same.
-    Ok(response(StatusCode::OK, "application/octet-stream", bytes.into()))
+    .await
 }

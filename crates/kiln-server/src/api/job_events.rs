@@ -150,8 +150,11 @@ impl EventSource for JobEvents {
         for image in snapshot.images.iter().skip(self.id.images) {
             events.push(event_with_id("picture", self.id.next_image(), &ImageView::from(image.row.clone())));
         }
-        if snapshot.state.is_final() || (closing && snapshot.error.is_some()) {
-            events.push(event_with_id("end", self.id.end(), &view));
+        let ended = snapshot.state.is_final();
+        if ended || (closing && snapshot.error.is_some()) {
+            // A job that waits for the next start goes on there: its client must connect again.
+            let id = if ended { self.id.end() } else { self.id.next() };
+            events.push(event_with_id("end", id, &view));
             return (events, true);
         }
         events.push(event_with_id("progress", self.id.next(), &view));

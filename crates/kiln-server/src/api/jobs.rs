@@ -219,7 +219,7 @@ pub(crate) async fn submit(
     Json(mut fields, permit): Json<Fields>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let key = idempotency_key(&headers, &caller.client, &fields)?;
+        let key = idempotency_key(&headers, &caller.client, &fields, &params)?;
         if let Some((job, fingerprint)) =
             key.as_ref().map(|key| server.store.job_of_key(key)).transpose()?.flatten()
         {
@@ -229,6 +229,8 @@ pub(crate) async fn submit(
         let webhook = server.webhook_of(&mut fields)?;
         let mut request = parse_request(&fields)?;
         if params.wildcards == Some(true) {
+            // Before they multiply: every image gets its own prompt.
+            server.config.limits.check_texts(&request)?;
             expand_wildcards(&mut request)?;
         }
         drop(fields);
@@ -236,8 +238,9 @@ pub(crate) async fn submit(
         drop(permit);
         let new = NewJob { request, caller, api: Api::Jobs, attached: false, key, webhook };
         let live = match server.submit(new) {
-            // The same request at the same time: the other one was first.
-            Err(SubmitError::Repeated(job)) => return repeated(&server, &job),
+            // The key was used at the same time: the other request was first.
+            Err(SubmitError::Repeated(Some(job))) => return repeated(&server, &job),
+            Err(SubmitError::Repeated(None)) => return Err(other_request()),
             submitted => submitted?,
         };
         Ok(accepted(&JobView::from_live(&server, &live, &live.snapshot())))
@@ -261,18 +264,23 @@ fn other_request() -> ApiError {
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key", message)
 }
 
-/// The idempotency key of a request, with a hash of its fields.
+/// The idempotency key of a request, with a hash of what it asks for.
 fn idempotency_key(
     headers: &HeaderMap,
     client: &str,
     fields: &Fields,
+    params: &SubmitParams,
 ) -> Result<Option<IdempotencyKey>, ApiError> {
     const MAX: usize = 255;
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     let key = key.to_str().ok().filter(|key| !key.is_empty() && key.len() <= MAX);
     let key = key
         .ok_or_else(|| ApiError::invalid(format!("Idempotency-Key must have 1 to {MAX} ASCII characters")))?;
-    let fingerprint = hex(Sha256::digest(serde_json::to_vec(fields).unwrap_or_default()));
+    let mut asked = serde_json::to_vec(fields).unwrap_or_default();
+    if params.wildcards == Some(true) {
+        asked.extend(b"?wildcards");
+    }
+    let fingerprint = hex(Sha256::digest(asked));
     Ok(Some(IdempotencyKey { client: client.to_owned(), key: key.to_owned(), fingerprint }))
 }
 

@@ -7,6 +7,7 @@ mod downloads;
 pub(crate) mod error;
 mod extract;
 pub(crate) mod fields;
+mod file;
 mod gallery;
 mod images;
 mod inputs;
@@ -36,6 +37,7 @@ use serde::Serialize;
 use crate::Server;
 use crate::live::{Api, JobSnapshot};
 use crate::server::{AttachedJob, NewJob};
+use body::BodyPermit;
 pub(crate) use caller::Caller;
 use error::ApiError;
 pub(crate) use extract::{Path, Query};
@@ -90,16 +92,19 @@ pub(crate) async fn run_blocking<T: Send + 'static, E: Send + 'static + Into<Api
     }
 }
 
-/// Submits a job that the client waits for on this connection.
+/// Submits a job that the client waits for on this connection. The memory of its body is given back when its images are
+/// stored, even if the client disconnects before that.
 pub(crate) async fn submit_attached(
     server: &Server,
     request: Request,
     caller: &Caller,
     api: Api,
+    permit: BodyPermit,
 ) -> Result<AttachedJob, ApiError> {
     let (server, caller) = (server.clone(), caller.clone());
     run_blocking(move || {
         let request = server.accept_request(request, &caller).map_err(ApiError::from)?;
+        drop(permit);
         let live = server.submit(NewJob::attached(request, caller, api)).map_err(ApiError::from)?;
         // Attach here: if the client disconnects while this runs, the job is still cancelled.
         Ok::<_, ApiError>(AttachedJob::new(&server, live))

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use serde_json::Value;
 
+use super::body::check_values;
 use super::error::ApiError;
 use super::fields::Fields;
 
@@ -47,6 +48,8 @@ impl Form {
                 return Err(ApiError::invalid(format!("the form has more than {MAX_FIELDS} fields")));
             }
         }
+        let texts = form.texts.iter().flat_map(|(_, texts)| texts).map(String::as_bytes);
+        check_values(&texts.collect::<Vec<_>>())?;
         Ok(form)
     }
 

@@ -5,6 +5,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use kiln_engine::Request;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
@@ -58,6 +59,24 @@ pub(crate) struct OpenAiFields {
     #[serde(flatten)]
     #[schema(ignore)]
     rest: Fields,
+}
+
+/// How to answer a request: what is left of its fields while its job waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    pub(crate) format: Option<ResponseFormat>,
+    pub(crate) stream: bool,
+    pub(crate) partial_images: u32,
+}
+
+impl OpenAiFields {
+    fn answer(&self) -> Answer {
+        Answer {
+            format: self.response_format,
+            stream: self.stream == Some(true),
+            partial_images: self.partial_images.unwrap_or(0),
+        }
+    }
 }
 
 /// A request in OpenAI's format, with all fields of Kiln's own request.
@@ -198,12 +217,16 @@ pub(crate) async fn generations(
     caller: Caller,
     Json(fields, permit): Json<Fields>,
 ) -> Result<Response, ApiError> {
-    let ImagesRequest { openai, request } = ImagesRequest::parse(&fields)?;
+    // Large input images take time to parse, and memory, even if the client disconnects.
+    let parse = move || Ok::<_, ApiError>((ImagesRequest::parse(&fields)?, permit));
+    let (ImagesRequest { openai, request }, permit) = run_blocking(parse).await?;
     if openai.images.is_some() || openai.mask.is_some() {
         let message = "image and mask are not supported here: use /v1/images/edits, or `references`";
         return Err(ApiError::invalid(message).param("image"));
     }
-    respond(server, caller, request, &openai, Endpoint::Generations, permit).await
+    let answer = openai.answer();
+    drop(openai);
+    respond(server, caller, request, answer, Endpoint::Generations, permit).await
 }
 
 /// Edits images; takes JSON, or a form with `image[]` and `mask`.
@@ -225,26 +248,34 @@ pub(crate) async fn edits(
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", message));
     }
     let RequestBody { bytes, permit } = RequestBody::read(&server, &parts, body).await?;
-    let (fields, files) = if media_type == "application/json" {
-        (parse(&bytes)?, Vec::new())
-    } else {
-        let form = Form::read(&parts.headers, bytes).await?;
-        (form.fields(|name, value| ImagesRequest::parse(&single_field(name, value)).is_ok()), form.files)
+    let form = match media_type.as_str() {
+        "application/json" => None,
+        _ => Some(Form::read(&parts.headers, bytes.clone()).await?),
     };
-    let ImagesRequest { mut openai, mut request } = ImagesRequest::parse(&fields)?;
-    drop(fields);
-    let mut sources = openai.images.take().map_or(Vec::new(), ImageSources::into_list);
-    let mask = openai.mask.take().map(ImageSource::into_text);
     let (state, storer) = (server.clone(), caller.clone());
-    let (images, mask) = run_blocking(move || {
+    // The permit goes along: the files stay in memory until they are stored, even if the client disconnects.
+    let (answer, request, permit) = run_blocking(move || {
+        let (fields, files) = match form {
+            None => (parse(&bytes)?, Vec::new()),
+            Some(form) => {
+                let fits =
+                    |name: &str, value: &Value| ImagesRequest::parse(&single_field(name, value)).is_ok();
+                (form.fields(fits), form.files)
+            }
+        };
+        drop(bytes);
+        let ImagesRequest { mut openai, mut request } = ImagesRequest::parse(&fields)?;
+        drop(fields);
+        let mut sources = openai.images.take().map_or(Vec::new(), ImageSources::into_list);
+        let mask = openai.mask.take().map(ImageSource::into_text);
         let (images, file) = store_files(&state, files, &storer)?;
         let mask = mask.map(|mask| state.store_mask_source(mask, &storer)).transpose()?;
-        Ok::<_, ApiError>((images, mask.or(file)))
+        sources.extend(images);
+        assign_images(&mut request, sources, mask.or(file))?;
+        Ok::<_, ApiError>((openai.answer(), request, permit))
     })
     .await?;
-    sources.extend(images);
-    assign_images(&mut request, sources, mask)?;
-    respond(server, caller, request, &openai, Endpoint::Edits, permit).await
+    respond(server, caller, request, answer, Endpoint::Edits, permit).await
 }
 
 /// Stores a form's files; returns the names of the images and of the mask.

@@ -112,7 +112,10 @@ pub(crate) async fn submit(
             axes: to_json(&axes),
             jobs: to_json(&jobs),
         };
-        server.store.insert_plot(&row)?;
+        if let Err(error) = server.store.insert_plot(&row) {
+            cancel_all(&server, &jobs);
+            return Err(error.into());
+        }
         view(&server, row, &caller)
     });
     Ok(json(StatusCode::ACCEPTED, &view.await?))
@@ -132,8 +135,10 @@ fn requests(server: &Server, plot: &NewPlot, caller: &Caller) -> Result<Vec<Vec<
     if plot.y.as_ref().is_some_and(|y| y.field == plot.x.field) {
         return Err(ApiError::invalid(format!("both axes vary `{}`", plot.x.field)));
     }
-    // One client may fill at most half of the queue.
-    let (cells, limit) = (cells(plot), server.config.limits.queue / 2);
+    // One client may fill at most half of the queue, or what its key says.
+    let quotas = [caller.quotas.jobs, caller.quotas.jobs_per_minute.map(|jobs| jobs as usize)];
+    let limit = quotas.into_iter().flatten().fold(server.config.limits.queue / 2, usize::min);
+    let cells = cells(plot);
     if cells > limit {
         return Err(ApiError::invalid(format!("the plot has {cells} cells, the limit is {limit}")));
     }
@@ -175,15 +180,19 @@ fn submit_all(
             match server.submit(NewJob::queued(request, caller.clone(), Api::Jobs)) {
                 Ok(live) => ids.last_mut().into_iter().for_each(|row| row.push(live.id.clone())),
                 Err(error) => {
-                    for id in ids.iter().flatten() {
-                        server.cancel(id);
-                    }
+                    cancel_all(server, &ids);
                     return Err(error.into());
                 }
             }
         }
     }
     Ok(ids)
+}
+
+fn cancel_all(server: &Server, ids: &[Vec<String>]) {
+    for id in ids.iter().flatten() {
+        server.cancel(id);
+    }
 }
 
 fn view(server: &Server, row: PlotRow, caller: &Caller) -> Result<PlotView, ApiError> {
@@ -216,8 +225,8 @@ pub(crate) async fn list(State(server): State<Server>, caller: Caller) -> Result
             let Axes { x, y } = axes(&row).ok()?;
             Some(PlotSummary { id: row.id, created: row.created, x, y })
         };
-        let own = server.store.plots(LISTED)?.into_iter().filter(|row| caller.sees(&row.client));
-        Ok::<_, StoreError>(own.filter_map(summary).collect())
+        let plots = server.store.plots(LISTED, caller.only())?;
+        Ok::<_, StoreError>(plots.into_iter().filter_map(summary).collect())
     });
     Ok(json(StatusCode::OK, &PlotList { data: data.await? }))
 }

@@ -54,6 +54,11 @@ pub(crate) async fn reorder(
     caller: Caller,
     Json(NewOrder { order }, _permit): Json<NewOrder>,
 ) -> Result<Response, ApiError> {
+    let limit = server.config.limits.queue;
+    if order.len() > limit {
+        let message = format!("the order names {} jobs, the queue holds {limit}", order.len());
+        return Err(ApiError::invalid(message));
+    }
     let view = run_blocking(move || {
         server.reorder(&caller.client, &order)?;
         Ok::<_, ApiError>(QueueView::new(&server, &caller.client))

@@ -50,6 +50,10 @@ pub(crate) async fn of_input(
 
 fn translate(server: &Server, recipe: &Recipe, caller: &Caller) -> Result<RecipeView, ApiError> {
     let mut missing = Vec::new();
+    let (limits, named) = (&server.config.limits, &recipe.request);
+    if named.images().count() > limits.references || named.loras.len() > limits.loras {
+        return Err(ApiError::invalid("the recipe names more images or LoRAs than a request may"));
+    }
     let hashes: Vec<Option<String>> = recipe.request.images().map(|file| file.sha256.clone()).collect();
     let request = recipe.request(&Request::default());
     let mut request = request.map_err(|error| ApiError::invalid(error.to_string()))?;

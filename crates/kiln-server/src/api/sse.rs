@@ -44,7 +44,8 @@ pub(crate) trait EventSource: Send + 'static {
 struct EventStream<T> {
     watch: watch::Receiver<JobSnapshot>,
     closing: watch::Receiver<bool>,
-    source: T,
+    /// Away while it makes events.
+    source: Option<T>,
     ready: VecDeque<Bytes>,
     ended: bool,
     first: bool,
@@ -57,6 +58,7 @@ pub(crate) fn stream_events<T: EventSource>(
     source: T,
 ) -> Response {
     let closing = server.closing.subscribe();
+    let source = Some(source);
     let state = EventStream { watch, closing, source, ready: VecDeque::new(), ended: false, first: true };
     let events = stream::unfold(state, |mut state| async move {
         let event = next(&mut state).await?;
@@ -92,7 +94,14 @@ async fn next<T: EventSource>(state: &mut EventStream<T>) -> Option<Bytes> {
         }
         let snapshot = state.watch.borrow_and_update().clone();
         let closing = *state.closing.borrow_and_update();
-        let (events, last) = state.source.events(&snapshot, closing);
+        // Encoding a preview takes long enough to keep other requests waiting.
+        let mut source = state.source.take()?;
+        let make = move || {
+            let made = source.events(&snapshot, closing);
+            (source, made)
+        };
+        let (source, (events, last)) = tokio::task::spawn_blocking(make).await.ok()?;
+        state.source = Some(source);
         state.ready.extend(events);
         state.ended |= last;
     }

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::error::ApiError;
 use super::{Caller, json, response, run_blocking};
 use crate::Server;
-use crate::auth::set_cookie;
+use crate::auth::{Auth, set_cookie};
 use crate::sessions::SESSION_AGE;
 
 /// The status of the server.
@@ -65,7 +65,7 @@ pub(crate) async fn ready(State(server): State<Server>) -> Response {
 ))]
 pub(crate) async fn metrics(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     caller.require_admin()?;
-    let text = server.metrics.text(&server.stats());
+    let text = run_blocking(move || Ok::<_, ApiError>(server.metrics.text(&server.stats()))).await?;
     Ok(response(StatusCode::OK, "text/plain; version=0.0.4", text.into()))
 }
 
@@ -128,7 +128,7 @@ pub(crate) async fn about(State(server): State<Server>, caller: Caller) -> Respo
     let limits = &server.config.limits;
     let about = About {
         version: env!("CARGO_PKG_VERSION"),
-        waiting: server.stats().queued,
+        waiting: server.queued_count(),
         capacity: limits.queue,
         side: limits.side,
         pixels: limits.pixels,
@@ -150,9 +150,14 @@ pub(crate) async fn about(State(server): State<Server>, caller: Caller) -> Respo
     (status = 200, body = ServerStatus),
     (status = 401, description = "Missing or wrong API key", body = super::error::ErrorBody),
 ))]
-pub(crate) async fn session(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
+pub(crate) async fn session(
+    State(server): State<Server>,
+    caller: Caller,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
     let response = json(StatusCode::OK, &ServerStatus::new("ok"));
-    let Some(key) = caller.key else { return Ok(response) };
+    // A session opens no further one: it would outlive its own end.
+    let Some(key) = caller.key.filter(|_| Auth::carries_key(&headers)) else { return Ok(response) };
     let secret = run_blocking(move || {
         let (secret, session, replaced) = server.auth.open_session(&key);
         let stored = replaced.map_or(Ok(()), |replaced| server.store.delete_session(&replaced));
@@ -175,7 +180,7 @@ pub(crate) async fn logout(
     caller: Caller,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    run_blocking(move || match server.auth.close_session(&headers) {
+    run_blocking(move || match server.auth.close_session(&headers, caller.secure) {
         Some(session) => server.store.delete_session(&session).map_err(ApiError::from),
         None => Ok(()),
     })

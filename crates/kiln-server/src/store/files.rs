@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use kiln_base::{AtomicFile, hex};
 use sha2::{Digest, Sha256};
 
-use super::{Store, StoreError, now};
+use super::{DATABASE, Store, StoreError, now};
 
 /// Prefix of the names of uploaded images in requests.
 pub(crate) const INPUT_PREFIX: &str = "input:";
@@ -98,7 +98,7 @@ impl Store {
     /// Checks that the folder is still there and has space, by writing a small file.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         static PROBE: [u8; 64 << 10] = [0; 64 << 10];
-        let path = self.folder.join("queue.sqlite");
+        let path = self.folder.join(DATABASE);
         fs::metadata(&path).map_err(|source| StoreError::File { path, source })?;
         for folder in ["inputs", "pictures"] {
             let path = self.folder.join(folder).join(".probe");

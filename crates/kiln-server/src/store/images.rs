@@ -5,7 +5,7 @@ use rusqlite::{OptionalExtension, Row, ToSql, TransactionBehavior, params};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{Store, StoreError, parse_request, to_json};
+use super::{ListBudget, Store, StoreError, parse_request, to_json};
 
 /// A generated image.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
@@ -57,11 +57,14 @@ pub struct ImageQuery {
     pub favourites: bool,
     /// Only images in the trash, instead of only those that are not.
     pub trash: bool,
-    /// Maximum number of results.
+    /// Maximum number of results, at least 1.
     pub limit: u32,
     /// Only images of this client's jobs.
     pub client: Option<String>,
 }
+
+/// What a search looks through: linear in its length for every word, where `LIKE` is not.
+const SEARCHED: &str = "lower(prompt || char(10) || model || char(10) || coalesce(seed, ''))";
 
 const SELECT: &str = "SELECT id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe, favourite, trashed FROM pictures LEFT JOIN marks ON picture = id";
 
@@ -125,10 +128,10 @@ impl Store {
         Ok(query.query_map([job], image_row)?.collect::<Result<_, _>>()?)
     }
 
-    /// The images that match a query, newest first.
-    pub fn search(&self, query: &ImageQuery) -> Result<Vec<ImageRow>, StoreError> {
+    /// The images that match a query, newest first, and whether there are more.
+    pub fn search(&self, query: &ImageQuery) -> Result<(Vec<ImageRow>, bool), StoreError> {
         let words: Vec<String> =
-            query.words.split_whitespace().take(16).map(|word| format!("%{}%", escape(word))).collect();
+            query.words.split_whitespace().take(16).map(str::to_ascii_lowercase).collect();
         let place = if query.trash { "trashed IS NOT NULL" } else { "trashed IS NULL" };
         let mut sql = format!("{SELECT} WHERE {place}");
         if query.favourites {
@@ -136,8 +139,8 @@ impl Store {
         }
         let mut values: Vec<&dyn ToSql> = Vec::new();
         for word in &words {
-            sql += " AND (prompt LIKE ? ESCAPE '\\' OR model LIKE ? ESCAPE '\\' OR seed LIKE ? ESCAPE '\\')";
-            values.extend([word as &dyn ToSql; 3]);
+            sql += &format!(" AND instr({SEARCHED}, ?)");
+            values.push(word);
         }
         if let Some(client) = &query.client {
             sql += " AND job IN (SELECT id FROM jobs WHERE client = ?)";
@@ -148,10 +151,19 @@ impl Store {
             values.push(before);
         }
         sql += " ORDER BY seq DESC LIMIT ?";
-        values.push(&query.limit);
+        let limit = query.limit.saturating_add(1);
+        values.push(&limit);
         let db = self.reader();
         let mut statement = db.prepare(&sql)?;
-        Ok(statement.query_map(&values[..], image_row)?.collect::<Result<_, _>>()?)
+        let mut rows = statement.query(&values[..])?;
+        let (mut images, mut budget) = (Vec::new(), ListBudget::default());
+        while let Some(row) = rows.next()? {
+            if images.len() == query.limit as usize || !budget.take(row.get_ref(11)?) {
+                return Ok((images, true));
+            }
+            images.push(image_row(row)?);
+        }
+        Ok((images, false))
     }
 
     /// The number of images.
@@ -175,15 +187,20 @@ impl Store {
         Ok(true)
     }
 
-    /// Deletes all but the newest `keep` images and the favourites, and old jobs without images, from the database; returns
-    /// the files of the deleted images.
+    /// Deletes all but the newest `keep` images and as many favourites, and old jobs without images, from the database;
+    /// returns the files of the deleted images. Clients share the places: who has the most loses the oldest.
     pub(super) fn delete_beyond(&self, keep: u32) -> Result<Vec<String>, StoreError> {
         /// Number of newest jobs to keep even without images.
         const KEEP_JOBS: u32 = 1000;
         let mut db = self.writer()?;
         let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let beyond = "seq <= (SELECT seq FROM pictures ORDER BY seq DESC LIMIT 1 OFFSET ?)
-             AND id NOT IN (SELECT picture FROM marks WHERE favourite)";
+        // The place of an image among those of its client, and by that its place among all.
+        let beyond = "id IN (SELECT id FROM
+             (SELECT id, row_number() OVER (PARTITION BY favourite ORDER BY own, seq DESC) AS place FROM
+              (SELECT pictures.id, pictures.seq, coalesce(favourite, 0) AS favourite, row_number() OVER
+               (PARTITION BY client, coalesce(favourite, 0) ORDER BY pictures.seq DESC) AS own
+               FROM pictures LEFT JOIN jobs ON jobs.id = job LEFT JOIN marks ON picture = pictures.id))
+             WHERE place > ?)";
         let files = {
             let mut query = transaction.prepare(&format!("SELECT file FROM pictures WHERE {beyond}"))?;
             query.query_map([keep], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?
@@ -191,16 +208,14 @@ impl Store {
         transaction.execute(&format!("DELETE FROM pictures WHERE {beyond}"), [keep])?;
         transaction.execute(
             "DELETE FROM jobs WHERE state IN ('done', 'failed', 'cancelled')
-             AND seq <= (SELECT seq FROM jobs ORDER BY seq DESC LIMIT 1 OFFSET ?)
+             AND seq IN (SELECT seq FROM
+              (SELECT seq, row_number() OVER (ORDER BY own, seq DESC) AS place FROM
+               (SELECT seq, row_number() OVER (PARTITION BY client ORDER BY seq DESC) AS own FROM jobs))
+              WHERE place > ?)
              AND NOT EXISTS (SELECT 1 FROM pictures WHERE pictures.job = jobs.id)",
             [KEEP_JOBS],
         )?;
         transaction.commit()?;
         Ok(files)
     }
-}
-
-/// Escapes the wildcards of `LIKE`.
-fn escape(word: &str) -> String {
-    word.replace('\\', r"\\").replace('%', r"\%").replace('_', r"\_")
 }

@@ -53,6 +53,13 @@ impl InputFiles<'_> {
         Ok(Claim::Granted { evicted })
     }
 
+    /// Notes that a client uses an input that it claimed.
+    pub(crate) fn touch(&self, name: &str, client: &str) -> Result<(), StoreError> {
+        let used = "UPDATE inputs SET used = ? WHERE hash = ? AND client = ?";
+        self.0.writer()?.execute(used, params![now(), hash(name), client])?;
+        Ok(())
+    }
+
     /// Deletes all claims to an input whose file is gone.
     pub(crate) fn release(&self, name: &str) -> Result<(), StoreError> {
         self.0.writer()?.execute("DELETE FROM inputs WHERE hash = ?", [hash(name)])?;

@@ -18,7 +18,7 @@ const TRASH_LIFETIME: i64 = 7 * 24 * 3600 * 1000;
 /// Changes of an image's marks; absent fields stay as they are.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Marks {
-    /// Whether it is a favourite. Favourites are not deleted when the gallery is full.
+    /// Whether it is a favourite. A full gallery keeps as many favourites as other images.
     pub(crate) favourite: Option<bool>,
     /// Whether it is in the trash. The trash is emptied after a week.
     pub(crate) trash: Option<bool>,
@@ -99,7 +99,7 @@ mod tests {
         let ids = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let listed = |trash| {
             let query = ImageQuery { trash, limit: 9, ..ImageQuery::default() };
-            store.search(&query).unwrap().into_iter().map(|row| row.id).collect::<String>()
+            store.search(&query).unwrap().0.into_iter().map(|row| row.id).collect::<String>()
         };
         let trash = Marks { trash: Some(true), ..Marks::default() };
         assert_eq!(store.mark(&ids(&["c", "none"]), trash).unwrap().as_deref(), Some("none"));
@@ -111,5 +111,8 @@ mod tests {
         assert_eq!(store.empty_trash(now() + TRASH_LIFETIME + 1000).unwrap(), ["c.png"]);
         store.clean_up(1).unwrap();
         assert_eq!(listed(false), "da");
+        store.mark(&ids(&["d"]), Marks { favourite: Some(true), ..Marks::default() }).unwrap();
+        store.clean_up(1).unwrap();
+        assert_eq!(listed(false), "d", "as many favourites as other images, at most");
     }
 }

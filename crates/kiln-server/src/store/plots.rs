@@ -50,8 +50,12 @@ impl Store {
             "INSERT INTO plots (id, client, created, axes, jobs) VALUES (?, ?, ?, ?, ?)",
             params![plot.id, plot.client, plot.created, plot.axes, plot.jobs],
         )?;
+        // Clients share the places, as those of images.
         db.execute(
-            "DELETE FROM plots WHERE seq <= (SELECT seq FROM plots ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+            "DELETE FROM plots WHERE seq IN (SELECT seq FROM
+             (SELECT seq, row_number() OVER (ORDER BY own, seq DESC) AS place FROM
+              (SELECT seq, row_number() OVER (PARTITION BY client ORDER BY seq DESC) AS own FROM plots))
+             WHERE place > ?)",
             [KEEP_PLOTS],
         )?;
         Ok(())
@@ -63,10 +67,11 @@ impl Store {
         Ok(query.query_row([id], plot_row).optional()?)
     }
 
-    /// The latest plots, newest first.
-    pub(crate) fn plots(&self, limit: u32) -> Result<Vec<PlotRow>, StoreError> {
+    /// The latest plots, newest first; of one client or of all.
+    pub(crate) fn plots(&self, limit: u32, client: Option<&str>) -> Result<Vec<PlotRow>, StoreError> {
         let db = self.reader();
-        let mut query = db.prepare(&format!("{SELECT} ORDER BY seq DESC LIMIT ?"))?;
-        Ok(query.query_map([limit], plot_row)?.collect::<Result<_, _>>()?)
+        let sql = format!("{SELECT} WHERE ?1 IS NULL OR client = ?1 ORDER BY seq DESC LIMIT ?2");
+        let mut query = db.prepare(&sql)?;
+        Ok(query.query_map(params![client, limit], plot_row)?.collect::<Result<_, _>>()?)
     }
 }

@@ -4,10 +4,14 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Creates a folder if there is none, and makes it private.
-pub(super) fn create_folder(path: &Path) -> io::Result<()> {
+/// Creates a folder if there is none, and makes it private. One with files of others, such as `/tmp`, stays as it is: what
+/// is stored in it is private all the same.
+pub(super) fn create_folder(path: &Path, own_file: &str) -> io::Result<()> {
     fs::create_dir_all(path)?;
-    restrict(path, 0o700);
+    let is_empty = fs::read_dir(path)?.next().is_none();
+    if is_empty || path.join(own_file).exists() {
+        restrict(path, 0o700);
+    }
     Ok(())
 }
 

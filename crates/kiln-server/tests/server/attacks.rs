@@ -1,11 +1,13 @@
 //! Clients that try to stop the server: slow bodies, images that are small files and large in memory, idle connections,
-//! made-up methods. Whatever they do, `/healthz` answers at once and jobs of others run.
+//! made-up methods, requests that multiply, guessed keys. Whatever they do, `/healthz` answers at once and jobs of others run.
 
 use std::io::Cursor;
 use std::time::{Duration, Instant};
 
-use axum::http::Request;
+use axum::http::{Request, header};
+use http_body_util::BodyExt;
 use image::{DynamicImage, ImageFormat};
+use kiln_server::ApiKey;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -177,4 +179,87 @@ async fn health_is_answered_when_every_connection_is_busy() {
     while !get(address, "/v1/models").await.starts_with("HTTP/1.1 200 ") {
         assert!(started.elapsed() < 3 * PROMPT, "the places stay taken");
     }
+}
+
+#[tokio::test]
+async fn wildcards_are_checked_before_they_multiply() {
+    let server = TestServer::new();
+    let submit = async |job| server.post("/v1/jobs?wildcards=true", job).await;
+    // Each of the images would get a prompt of its own.
+    let answer = submit(json!({ "prompt": "{a|b}", "n": 100_000 })).await.expect_error(400, "invalid_value");
+    assert!(answer.text().contains("n must be between"), "{}", answer.text());
+    submit(json!({ "prompt": "{".repeat(9000) })).await.expect_error(400, "prompt_too_long");
+    submit(json!({ "prompt": "{".repeat(8000) })).await.ok();
+}
+
+#[tokio::test]
+async fn a_form_has_no_more_values_than_json() {
+    let server = TestServer::new();
+    let text = "1,".repeat(100_001);
+    let form = format!("--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n{text}1\r\n--b--\r\n");
+    let request = Request::post("/v1/images/edits").header(header::HOST, "localhost");
+    let request = request.header(header::CONTENT_TYPE, "multipart/form-data; boundary=b");
+    let answer = server.send(request.body(form.into()).unwrap()).await.expect_error(400, "invalid_request");
+    assert!(answer.text().contains("more than 100000 values"), "{}", answer.text());
+}
+
+#[tokio::test]
+async fn a_file_is_read_as_its_client_takes_it() {
+    let server = TestServer::new();
+    let mut file = Cursor::new(Vec::new());
+    DynamicImage::new_rgb8(500, 400).write_to(&mut file, ImageFormat::Bmp).unwrap();
+    let file = file.into_inner();
+    let uploaded = upload(&server, file.clone()).await.ok();
+    let path = uploaded.headers[header::LOCATION].to_str().unwrap().to_owned();
+    let get = || Request::get(&path).header(header::HOST, "localhost").body("".into()).unwrap();
+    let mut response = server.respond(get()).await;
+    assert_eq!(response.headers()[header::CONTENT_LENGTH], file.len().to_string());
+    let first = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
+    assert!(first.len() <= 64 << 10, "{} bytes for a client that reads nothing", first.len());
+    assert_eq!(server.send(get()).await.bytes, file);
+}
+
+#[tokio::test]
+async fn what_a_response_repeats_is_short() {
+    let server = TestServer::new();
+    let long = "a".repeat(300 << 10);
+    let request = json!({ "prompt": "a", "override_settings": { "x": long } });
+    server.post("/sdapi/v1/txt2img", request).await.expect_error(400, "invalid_request");
+    let order: Vec<String> = (0..65).map(|n| n.to_string()).collect();
+    let mut reorder = crate::harness::post("/v1/queue", json!({ "order": order }));
+    *reorder.method_mut() = axum::http::Method::PUT;
+    server.send(reorder).await.expect_error(400, "invalid_request");
+}
+
+#[tokio::test]
+async fn a_search_has_a_length_limit() {
+    let server = TestServer::new();
+    let search = async |bytes: usize| server.get(&format!("/v1/pictures?search={}", "a".repeat(bytes))).await;
+    search(257).await.expect_error(400, "invalid_request");
+    search(256).await.ok();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hanging_up_gives_no_more_tries_of_a_key() {
+    let server = TestServer::with(|config| {
+        config.api_keys = vec![ApiKey::single("the-right-key")];
+        config.wrong_key_delay = Duration::from_secs(60);
+    });
+    let address = start(&server).await;
+    let started = Instant::now();
+    // A right key is answered at once: who hears nothing knows that a key is wrong, and tries the next one.
+    let attempt = async |key: &str| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let head =
+            format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut status = [0; 12];
+        let read = tokio::time::timeout(Duration::from_millis(150), stream.read_exact(&mut status)).await;
+        read.map(|read| read.map(|_| String::from_utf8_lossy(&status).into_owned()).unwrap_or_default())
+    };
+    while attempt("a-wrong-key").await.is_err() {
+        assert!(started.elapsed() < 3 * PROMPT, "every key is compared");
+    }
+    assert_eq!(attempt("the-right-key").await.unwrap(), "HTTP/1.1 429");
+    assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200 "));
 }

@@ -72,6 +72,6 @@ async fn loras_have_trigger_words_and_a_small_preview() {
     assert_eq!((&lora["name"], &lora["triggers"]), (&json!("ink"), &json!(["inkwash"])));
     let preview = server.get(lora["preview"].as_str().unwrap()).await.ok();
     let preview = kiln_image::from_bytes("preview", &preview.bytes).unwrap();
-    assert_eq!((preview.width(), preview.height()), (320, 160));
+    assert_eq!((preview.width(), preview.height()), (320, 320));
     server.get("/v1/loras/preview?name=../../etc/passwd").await.expect_error(404, "not_found");
 }

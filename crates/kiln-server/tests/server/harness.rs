@@ -17,18 +17,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tower::ServiceExt;
 
-pub struct TestCatalogue {
-    /// The preview of its LoRA.
-    preview: tempfile::NamedTempFile,
-}
-
-impl TestCatalogue {
-    pub fn new() -> TestCatalogue {
-        let preview = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(preview.path(), png(640, 320)).unwrap();
-        TestCatalogue { preview }
-    }
-}
+pub struct TestCatalogue;
 
 impl Catalogue for TestCatalogue {
     fn models(&self) -> Vec<ModelInfo> {
@@ -53,7 +42,7 @@ impl Catalogue for TestCatalogue {
     }
 
     fn lora_details(&self) -> Vec<LoraInfo> {
-        let preview = Some(self.preview.path().to_owned());
+        let preview = Some(concat!(env!("CARGO_MANIFEST_DIR"), "/page/icon-512.png").into());
         vec![LoraInfo { name: "ink".into(), triggers: vec!["inkwash".into()], preview }]
     }
 
@@ -235,7 +224,7 @@ pub fn config(folder: &Path) -> Config {
 /// Opens a server, once the threads of an earlier one have left its folder.
 fn open_released(config: &Config) -> Server {
     for _ in 0..4000 {
-        match Server::open(config.clone(), Box::new(TestCatalogue::new())) {
+        match Server::open(config.clone(), Box::new(TestCatalogue)) {
             Err(StoreError::InUse) => std::thread::sleep(Duration::from_millis(5)),
             opened => return opened.unwrap(),
         }
@@ -282,9 +271,13 @@ impl TestServer {
         Arc::clone(&self.folder)
     }
 
+    /// The response to a request, whose body is not read.
+    pub async fn respond(&self, request: Request<Body>) -> axum::response::Response {
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
     pub async fn send(&self, request: Request<Body>) -> TestResponse {
-        let response = self.router.clone().oneshot(request).await.unwrap();
-        let (parts, body) = response.into_parts();
+        let (parts, body) = self.respond(request).await.into_parts();
         let bytes = to_bytes(body, usize::MAX).await.unwrap().to_vec();
         TestResponse { status: parts.status, headers: parts.headers, bytes }
     }

@@ -206,6 +206,8 @@ async fn a_session_lives_through_a_restart_and_ends_with_a_logout() {
         after.send(request.header(header::COOKIE, &cookie).body(Body::empty()).unwrap()).await
     };
     assert_eq!(send("GET", "/v1/about").await.ok().json()["key"], "bob");
+    let renewed = send("POST", "/v1/session").await.ok();
+    assert!(!renewed.headers.contains_key(header::SET_COOKIE), "a session would outlive its own end");
     let logout = send("DELETE", "/v1/session").await.ok();
     assert!(logout.headers[header::SET_COOKIE].to_str().unwrap().contains("Max-Age=0"));
     send("GET", "/v1/about").await.expect_error(401, "invalid_api_key");
@@ -226,15 +228,19 @@ async fn recipes_are_left_out_of_files_on_request() {
 
 #[tokio::test]
 async fn errors_name_no_folder_of_the_server() {
-    let server = TestServer::new();
-    let pictures = server.folder().path().join("pictures");
-    std::fs::remove_dir_all(&pictures).unwrap();
-    std::fs::write(&pictures, "in the way").unwrap();
-    let job = server.submit(json!({ "prompt": "a fox" })).await;
-    let job = server.wait(&job).await;
-    let message = job["error"]["message"].as_str().unwrap();
-    let folder = server.folder().path().display().to_string();
-    assert!(message.contains(".png`") && !message.contains(&folder), "{message}");
+    for in_the_way in [true, false] {
+        let server = TestServer::new();
+        let pictures = server.folder().path().join("pictures");
+        std::fs::remove_dir_all(&pictures).unwrap();
+        if in_the_way {
+            std::fs::write(&pictures, "").unwrap();
+        }
+        let job = server.submit(json!({ "prompt": "a fox" })).await;
+        let job = server.wait(&job).await;
+        let message = job["error"]["message"].as_str().unwrap();
+        let folder = server.folder().path().display().to_string();
+        assert!(message.contains(".png`") && !message.contains(&folder), "{message}");
+    }
 }
 
 #[cfg(unix)]
@@ -265,6 +271,24 @@ async fn the_data_folder_and_its_files_are_private() {
         }
     }
     assert!(files >= 4, "database, input, image and thumbnail");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_with_files_of_others_keeps_its_permissions() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = Arc::new(TempDir::new().unwrap());
+    std::fs::write(folder.path().join("other"), "").unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let server = TestServer::open(Arc::clone(&folder), |_| {}, false);
+    let mode = |path: &str| std::fs::metadata(folder.path().join(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(""), 0o755, "`--data /tmp` must not lock others out of /tmp");
+    for private in ["pictures", "inputs", "texts"] {
+        assert_eq!(mode(private), 0o700, "{private}");
+    }
+    assert_eq!(mode("queue.sqlite"), 0o600);
+    drop(server);
 }
 
 #[tokio::test]

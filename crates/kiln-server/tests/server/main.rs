@@ -23,6 +23,7 @@ mod queue;
 mod recipes;
 mod restart;
 mod safety;
+mod shares;
 mod socket;
 mod storage;
 mod submitting;

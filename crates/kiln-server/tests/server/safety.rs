@@ -58,6 +58,9 @@ async fn cross_site_requests_and_foreign_hosts_are_rejected() {
     assert!(answer.headers.get(header::ACCESS_CONTROL_ALLOW_ORIGIN).is_none());
     let named = Request::get("/v1/models").header(header::HOST, "evil.example").body(Body::empty()).unwrap();
     server.send(named).await.expect_error(403, "foreign");
+    let both =
+        Request::get("/v1/models").header(header::HOST, "localhost").header(header::HOST, "evil.example");
+    server.send(both.body(Body::empty()).unwrap()).await.expect_error(403, "foreign");
 }
 
 #[tokio::test]

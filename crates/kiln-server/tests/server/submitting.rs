@@ -41,6 +41,20 @@ async fn a_request_with_the_same_key_returns_the_same_job() {
     assert_eq!(server.get("/v1/jobs").await.json()["data"].as_array().unwrap().len(), 2);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn of_different_requests_with_one_key_at_one_time_the_first_counts() {
+    let server = TestServer::open(Arc::new(TempDir::new().unwrap()), |_| {}, false);
+    for round in 0..8 {
+        let key = format!("k{round}");
+        let all = (0..8).map(|n| submit_with_key(&server, &key, json!({ "prompt": "a fox", "seed": n })));
+        let all = futures_util::future::join_all(all).await;
+        let accepted = all.iter().filter(|response| response.status.is_success()).count();
+        assert_eq!(accepted, 1, "the others asked for something else");
+        assert!(all.iter().all(|response| matches!(response.status.as_u16(), 202 | 422)));
+        server.delete("/v1/queue").await.ok();
+    }
+}
+
 #[tokio::test]
 async fn what_is_created_has_a_location() {
     let server = TestServer::new();
@@ -84,6 +98,25 @@ async fn a_stream_continues_after_the_last_event_that_a_client_saw() {
     assert_eq!(names(&rest), ["picture", "picture", "end"]);
     assert_eq!(events(rest.text())[0].1["number"], 1);
     assert_eq!(stream(&server, &id, Some("3-end")).await.status.as_u16(), 204, "nothing more comes");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_a_stopping_server_ends_goes_on_at_the_next_start() {
+    let folder = Arc::new(TempDir::new().unwrap());
+    let server = TestServer::open(Arc::clone(&folder), |_| {}, false);
+    let id = server.submit(json!({ "prompt": "a fox" })).await;
+    let stop = async {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        server.inner.close();
+    };
+    let (stopped, ()) = tokio::join!(stream(&server, &id, None), stop);
+    let last =
+        stopped.text().lines().filter_map(|line| line.strip_prefix("id: ")).next_back().unwrap().to_owned();
+    drop(server);
+    let server = TestServer::open(folder, |_| {}, true);
+    let resumed = stream(&server, &id, Some(&last)).await;
+    let last = events(resumed.text()).pop().expect("the job goes on, so must its events");
+    assert_eq!((last.0.as_str(), &last.1["status"]), ("end", &json!("done")));
 }
 
 /// Receives one call of a webhook and answers with `status`; returns its headers and body.

@@ -73,12 +73,13 @@ impl Generator for Worker {
         }
         request.cache = request.cache.or(self.cache);
         let inputs = JobInputResolver { job, models: &self.models, default_vae: self.vae.as_deref() };
-        let plan = Plan::new(&model, &request, &inputs).and_then(|plan| {
-            // Tokenized here, outside the generating thread.
-            plan.tokenize()?;
-            Ok(Arc::new(plan))
-        });
-        plan.map_err(|error| job_error(&error))
+        let plan = Plan::new(&model, &request, &inputs).map_err(|error| job_error(&error))?;
+        if plan.upscale().is_none() {
+            job.check_size(plan.width as u32, plan.height as u32)?;
+        }
+        // Tokenized here, outside the generating thread.
+        plan.tokenize().map_err(|error| job_error(&error))?;
+        Ok(Arc::new(plan))
     }
 
     fn batch_capacity(&self, plan: &Arc<Plan>) -> u32 {

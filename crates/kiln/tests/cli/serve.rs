@@ -10,7 +10,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
-use crate::sandbox::{RunOutput, Sandbox, max_difference};
+use crate::sandbox::{RunOutput, Sandbox, max_difference, pattern, png};
 
 struct TestServer {
     child: Child,
@@ -216,6 +216,27 @@ fn sigterm_stops_the_server_and_the_job_resumes() {
 }
 
 #[cfg(unix)]
+#[test]
+fn sides_that_a_request_leaves_out_are_within_the_limits_too() {
+    let sandbox = Sandbox::new();
+    let server = TestServer::start(&sandbox, &["--max-side", "256", "--max-pixels", "16384"]);
+    let tall = BASE64_STANDARD.encode(png(&pattern(64, 256)));
+    let ask = |request: Value| server.call("POST", "/v1/images/generations", Some(request));
+    // The image gives the height: 1024.
+    for source in ["init", "references"] {
+        let mut request = json!({ "prompt": "a pear", "width": 256, "steps": 1 });
+        request[source] = if source == "init" { json!(tall) } else { json!([tall]) };
+        let (status, answer) = ask(request);
+        assert_eq!(status, 400, "{answer}");
+        assert!(
+            answer["detail"].as_str().unwrap().contains("is too large: the limit is 16384 pixels"),
+            "{answer}"
+        );
+    }
+    let (status, answer) = ask(json!({ "prompt": "a pear", "width": 64, "height": 128, "steps": 1 }));
+    assert_eq!((status, &answer["size"]), (200, &json!("64x128")));
+}
+
 fn signal(server: &TestServer, name: &str) {
     assert!(Command::new("kill").args([name, &server.child.id().to_string()]).status().unwrap().success());
 }

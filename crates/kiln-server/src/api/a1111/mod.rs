@@ -26,6 +26,8 @@ use crate::live::{Api, JobSnapshot, SavedImage};
 
 /// A1111's default for `denoising_strength`.
 const DEFAULT_STRENGTH: f64 = 0.75;
+/// Maximum bytes of a request's settings, which the response repeats.
+const MAX_SETTINGS: usize = 256 << 10;
 /// Fields of Kiln's request that `override_settings` may hold. All other settings are A1111's and ignored.
 const OWN_SETTINGS: [&str; 7] = ["max_tokens", "rho", "rng", "schedule", "sigmas", "text_layers", "vae"];
 
@@ -148,7 +150,7 @@ pub(crate) async fn txt2img(
 pub(crate) async fn img2img(
     State(server): State<Server>,
     caller: Caller,
-    Json(mut body, permit): Json<Txt2Img>,
+    Json(mut body, mut permit): Json<Txt2Img>,
 ) -> Result<Response, ApiError> {
     let mut request = body.request(&server, &caller)?;
     if body.init_images.is_empty() {
@@ -158,8 +160,12 @@ pub(crate) async fn img2img(
     if let Some(mask) = body.mask.take() {
         let (state, storer) = (server.clone(), caller.clone());
         let invert = is_set(body.inpainting_mask_invert.as_ref());
-        let mask = run_blocking(move || state.store_painted_mask(&mask, invert, &storer)).await?;
-        request.mask = Some(mask.into());
+        let stored = run_blocking(move || {
+            let stored = state.store_painted_mask(&mask, invert, &storer);
+            Ok::<_, ApiError>((stored?, permit))
+        });
+        let (mask, returned) = stored.await?;
+        (request.mask, permit) = (Some(mask.into()), returned);
     }
     request.strength = Some(body.denoising_strength.unwrap_or(DEFAULT_STRENGTH));
     if request.mask.is_some() && is_set(body.inpaint_full_res.as_ref()) {
@@ -176,12 +182,18 @@ fn is_set(flag: Option<&Value>) -> bool {
 async fn generate(
     server: Server,
     caller: Caller,
-    body: Txt2Img,
+    mut body: Txt2Img,
     request: Request,
     permit: BodyPermit,
 ) -> Result<Response, ApiError> {
-    let attached = submit_attached(&server, request, &caller, Api::A1111).await?;
-    drop(permit);
+    // The settings stay in memory until the response is sent.
+    body.init_images.clear();
+    let echoed = serde_json::to_vec(&body).map_or(0, |text| text.len());
+    if echoed > MAX_SETTINGS {
+        let message = format!("the settings have {echoed} bytes, the limit is {MAX_SETTINGS}");
+        return Err(ApiError::invalid(message));
+    }
+    let attached = submit_attached(&server, request, &caller, Api::A1111, permit).await?;
     let end = wait_until_ended(&attached).await;
     // An interrupted job returns the images it has.
     let interrupted = end.error.as_ref().is_some_and(|e| e.kind == ErrorKind::Cancelled);
