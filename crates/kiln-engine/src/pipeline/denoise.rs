@@ -229,8 +229,7 @@ impl<B: Backend> Denoiser<'_, B> {
         if let Some(threshold) = threshold {
             for branch in &mut branches {
                 for (full, change) in full.iter_mut().zip(branch.changes()?) {
-                    // NaN is not below the threshold.
-                    *full |= !(change < threshold);
+                    *full |= change.is_nan() || change >= threshold;
                 }
             }
         }
