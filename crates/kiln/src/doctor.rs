@@ -19,7 +19,8 @@ pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
 }
 
 fn report() -> Properties {
-    let protocol = preview::detect().to_possible_value().map(|v| v.get_name().to_owned());
+    let protocol =
+        preview::detect().and_then(|protocol| protocol.to_possible_value()).map(|v| v.get_name().to_owned());
     let properties = Properties::default()
         .with("kiln", env!("CARGO_PKG_VERSION"))
         .with("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH))

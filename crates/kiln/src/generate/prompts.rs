@@ -58,6 +58,18 @@ struct Line {
     fields: Map<String, Value>,
 }
 
+impl Line {
+    /// What is wrong with the first wrong field, with the field's name.
+    fn problem(&self) -> Option<String> {
+        self.fields.iter().find_map(|(name, value)| {
+            let alone = Map::from_iter([(name.clone(), value.clone())]);
+            let problem = serde_json::from_value::<Request>(Value::Object(alone)).err()?.to_string();
+            let is_named = problem.contains(&format!("`{name}`"));
+            Some(if is_named { problem } else { format!("{name}: {problem}") })
+        })
+    }
+}
+
 impl PromptFile {
     /// Reads a file with a prompt or a JSON object on each line. Empty lines and comments (`#`) don't count.
     pub fn read(path: &Path) -> Result<PromptFile, CliError> {
@@ -96,8 +108,10 @@ impl PromptFile {
             let is_json = line.strip_prefix('{').is_some_and(|rest| rest.trim_start().starts_with('"'));
             let fields = if is_json {
                 has_options = true;
-                let fields: Map<String, Value> =
+                let mut fields: Map<String, Value> =
                     serde_json::from_str(line).map_err(|e| (number, format!("invalid JSON: {e}")))?;
+                // As for the server, and as without a seed.
+                fields.retain(|name, value| name != "seed" || value.as_i64() != Some(-1));
                 let of_run =
                     ["model", "output_format", "png"].iter().find(|name| fields.contains_key(**name));
                 if let Some(name) = of_run {
@@ -137,7 +151,8 @@ impl PromptFile {
             let mut fields = base_fields.clone();
             fields.extend(line.fields.clone());
             let mut request: Request = serde_json::from_value(Value::Object(fields)).map_err(|e| {
-                CliError::new(format!("line {} of the file of prompts: {e}", line.number))
+                let problem = line.problem().unwrap_or_else(|| e.to_string());
+                CliError::new(format!("line {} of the file of prompts: {problem}", line.number))
                     .hint("the fields of a line are those of a job of `kiln serve`")
             })?;
             if let ([first], false) = (&base.seed[..], line.fields.contains_key("seed")) {
@@ -176,5 +191,10 @@ mod tests {
         let file = PromptFile::parse("\n{\"prompt\": \"a\", \"widht\": 64}").unwrap();
         let error = file.requests(Request::default()).unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("widht"), "{error}");
+        let file = PromptFile::parse(r#"{"prompt": "a", "seed": -5}"#).unwrap();
+        let error = file.requests(Request::default()).unwrap_err().to_string();
+        assert!(error.contains("prompts: seed: expected"), "{error}");
+        let file = PromptFile::parse(r#"{"prompt": "a", "seed": -1}"#).unwrap();
+        assert!(file.requests(Request::default()).unwrap()[0].seed.is_empty(), "a random one");
     }
 }

@@ -22,20 +22,24 @@ struct Drawing {
     rows: Option<u32>,
 }
 
-/// Detects the terminal's protocol from environment variables.
+/// Detects the terminal's protocol from environment variables; `None` for a terminal that shows no images.
 ///
 /// A query to the terminal would be more reliable, but its answer may come late and end up in the user's next command.
-pub fn detect() -> PreviewArg {
+pub fn detect() -> Option<PreviewArg> {
     detect_from(|name| std::env::var(name).unwrap_or_default())
 }
 
-fn detect_from(var: impl Fn(&str) -> String) -> PreviewArg {
+fn detect_from(var: impl Fn(&str) -> String) -> Option<PreviewArg> {
     let (term, program) = (var("TERM"), var("TERM_PROGRAM"));
+    // Such as a shell in Emacs: it prints escape sequences.
+    if term == "dumb" {
+        return None;
+    }
     // Multiplexers drop sequences they don't know.
     if !var("TMUX").is_empty() || term.starts_with("screen") || term.starts_with("tmux") {
-        return PreviewArg::Blocks;
+        return Some(PreviewArg::Blocks);
     }
-    match (term.as_str(), program.as_str()) {
+    Some(match (term.as_str(), program.as_str()) {
         _ if !var("KITTY_WINDOW_ID").is_empty() => PreviewArg::Kitty,
         ("xterm-kitty" | "xterm-ghostty", _) | (_, "ghostty") => PreviewArg::Kitty,
         (_, "iTerm.app" | "WezTerm" | "mintty") => PreviewArg::Iterm2,
@@ -43,7 +47,7 @@ fn detect_from(var: impl Fn(&str) -> String) -> PreviewArg {
         ("mlterm" | "yaft-256color" | "contour", _) => PreviewArg::Sixel,
         (name, _) if name.starts_with("foot") || name.contains("sixel") => PreviewArg::Sixel,
         _ => PreviewArg::Blocks,
-    }
+    })
 }
 
 fn draw(image: &RgbImage, protocol: PreviewArg) -> Option<Drawing> {
@@ -128,11 +132,12 @@ mod tests {
                 set.iter().find(|(n, _)| *n == name).map_or(String::new(), |(_, v)| (*v).into())
             })
         };
-        assert_eq!(detect(&[]), PreviewArg::Blocks);
-        assert_eq!(detect(&[("TERM", "xterm-kitty")]), PreviewArg::Kitty);
-        assert_eq!(detect(&[("TERM_PROGRAM", "iTerm.app")]), PreviewArg::Iterm2);
-        assert_eq!(detect(&[("TERM", "foot")]), PreviewArg::Sixel);
-        assert_eq!(detect(&[("TERM", "foot"), ("TMUX", "/tmp/x")]), PreviewArg::Blocks);
+        assert_eq!(detect(&[]), Some(PreviewArg::Blocks));
+        assert_eq!(detect(&[("TERM", "xterm-kitty")]), Some(PreviewArg::Kitty));
+        assert_eq!(detect(&[("TERM_PROGRAM", "iTerm.app")]), Some(PreviewArg::Iterm2));
+        assert_eq!(detect(&[("TERM", "foot")]), Some(PreviewArg::Sixel));
+        assert_eq!(detect(&[("TERM", "foot"), ("TMUX", "/tmp/x")]), Some(PreviewArg::Blocks));
+        assert_eq!(detect(&[("TERM", "dumb")]), None, "it would print the sequences");
     }
 
     #[test]

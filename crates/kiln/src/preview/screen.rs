@@ -25,7 +25,8 @@ enum Terminal {
 }
 
 impl Screen {
-    /// Chooses the terminal: standard output unless it is taken, else standard error. `None` if that is a pipe or a file.
+    /// Chooses the terminal: standard output unless it is taken, else standard error. `None` if that is a pipe or a file,
+    /// or shows no images.
     pub fn open(protocol: PreviewArg, stdout_taken: bool) -> Option<Screen> {
         let terminal = if !stdout_taken && std::io::stdout().is_terminal() {
             Terminal::Stdout
@@ -34,7 +35,7 @@ impl Screen {
         } else {
             return None;
         };
-        let protocol = if protocol == PreviewArg::Auto { detect() } else { protocol };
+        let protocol = if protocol == PreviewArg::Auto { detect()? } else { protocol };
         Some(Screen { protocol, terminal, shown: None })
     }
 
