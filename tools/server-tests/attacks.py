@@ -113,7 +113,8 @@ def hangups():
     def guess():
         while time.time() < end:
             connection = service.connect(head)
-            connection.settimeout(0.02)
+            # Less than the first delay.
+            connection.settimeout(0.2)
             try:
                 connection.recv(12)
             except TimeoutError:
