@@ -14,7 +14,7 @@ mod vae;
 use std::fmt;
 
 pub(crate) use module_names::{ModuleLayout, ModuleNames, View, parse_index};
-pub(crate) use text_encoder::{GGUF_SETTINGS, HEAD_DIM, Q_NORM, is_beside_layers};
+pub(crate) use text_encoder::{GGUF_SETTINGS, HEAD_DIM, Q_NORM, TEKKEN, is_beside_layers};
 pub(crate) use transformer::MODULES as TRANSFORMER_MODULES;
 
 /// A component of a model.

@@ -37,7 +37,7 @@ pub(crate) const Q_NORM: &str = "model.layers.0.self_attn.q_norm.weight";
 pub(crate) const HEAD_DIM: &str = "head_dim";
 
 /// The tensor in which ComfyUI's Mistral files have their tokenizer, a `tekken.json`.
-const TEKKEN: &str = "tekken_model";
+pub(crate) const TEKKEN: &str = "tekken_model";
 /// Modules beside the layers: the head that predicts the next token, and what reads images.
 const BESIDE: [&str; 3] = ["lm_head.", "vision_tower.", "multi_modal_projector."];
 

@@ -40,13 +40,13 @@ impl WeightSource {
         self.files.iter().any(WeightFile::is_gguf)
     }
 
-    /// Number of elements of all tensors, without the scales of int8 rows.
+    /// Number of elements of all tensors, without the scales of int8 rows and a tokenizer's bytes.
     pub fn parameters(&self) -> u64 {
         let is_scale = |name: &str| {
             let weight = name.strip_suffix(int8::SCALE).and_then(|weight| self.entry(weight));
             weight.is_some_and(|(dtype, _)| dtype == DType::I8)
         };
-        let counted = self.tensors.iter().filter(|(name, _)| !is_scale(name));
+        let counted = self.tensors.iter().filter(|(name, _)| !is_scale(name) && *name != layout::TEKKEN);
         counted.map(|(_, tensor)| tensor.shape.numel() as u64).sum()
     }
 

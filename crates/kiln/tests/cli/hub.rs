@@ -221,7 +221,6 @@ fn a_licence_is_told_and_accepted_before_a_download() {
     assert_eq!(pulled["with"][0], "dev-encoder");
     let quiet = run(&sandbox, &hub, &["pull", "dev-fp8", "--accept-license", "-q"]).ok();
     assert_eq!((quiet.err.as_str(), downloads()), ("", 4));
-    run(&sandbox, &hub, &["pull", "klein-9b"]).fails(1, &["repository `black-forest-labs/FLUX.2-klein-9B`"]);
 }
 
 #[test]
@@ -343,7 +342,7 @@ fn what_was_pulled_by_pattern_is_listed_and_removed() {
     let bytes = fs::metadata(sandbox.model().join("vae/diffusion_pytorch_model.safetensors")).unwrap().len();
     let found = listed();
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].0 == vae && found[0].1 > bytes && found[0].2.contains("not a model"), "{found:?}");
+    assert!(found[0].0 == vae && found[0].1 > bytes && found[0].2 == "a VAE", "{found:?}");
     assert!(sandbox.kiln(&["models"]).ok().text().lines().last().unwrap().starts_with("total"));
     sandbox.kiln(&["info", vae]).ok();
     run(&sandbox, &hub, &["pull", "klein-4b"]).ok();
