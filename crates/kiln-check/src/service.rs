@@ -83,7 +83,7 @@ fn boundary() -> Result<String, Refusal> {
     let mut random = [0; 16];
     getrandom::fill(&mut random)
         .map_err(|error| Refusal::Failed(format!("the system gives no random numbers: {error}")))?;
-    Ok(format!("kiln-{}", kiln_base::hex(&random)))
+    Ok(format!("kiln-{}", kiln_base::hex(random)))
 }
 
 /// The body of the request.

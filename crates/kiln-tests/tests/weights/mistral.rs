@@ -238,7 +238,7 @@ fn nvfp4_and_fp8_layers_with_comfyuis_marks_are_read_together() {
             expected.insert(name, vec![0.75; rows * cols]);
         } else {
             // 1 and -1 in e2m1, the first of a pair in the high half; scales of 2, in tiles of 128 × 4.
-            let pairs = |i: usize| if i % 3 == 0 { 0x2a } else { 0xa2 };
+            let pairs = |i: usize| if i.is_multiple_of(3) { 0x2a } else { 0xa2 };
             let codes: Vec<u8> = (0..rows * cols / 2).map(pairs).collect();
             let values = codes.iter().flat_map(|pair| if *pair == 0x2a { [0.5, -0.5] } else { [-0.5, 0.5] });
             expected.insert(name.clone(), values.collect::<Vec<f32>>());
