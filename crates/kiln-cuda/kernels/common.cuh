@@ -235,11 +235,12 @@ __device__ __forceinline__ float block_sum(float x) {
     return sum;
 }
 
-// Activations; the codes are those of the launchers: 1 SiLU, 2 ReLU, 3 soft clamp.
+// Activations; the codes are those of the launchers: 1 SiLU, 2 ReLU, 3 soft clamp, 4 GELU.
 __device__ __forceinline__ float activate(float x, int f) {
     if (f == 1) return x / (1.0f + expf(-x));
     if (f == 2) return x > 0.0f ? x : 0.0f;
     if (f == 3) return 3.0f * tanhf(x / 3.0f);
+    if (f == 4) return 0.5f * x * erfcf(-0.707106781186547524f * x);
     return x;
 }
 

@@ -1,4 +1,5 @@
-//! The networks of FLUX.2 \[klein\]: tokenizer, text encoder, transformer, autoencoders, and the noise schedule.
+//! The networks of FLUX.2: tokenizer, text encoder, transformer, autoencoders, and the noise schedule; and the language
+//! model that rewrites prompts.
 //!
 //! ```text
 //! prompt ──tokenizer──▶ ids ──text_encoder──▶ text tokens ┐
@@ -13,6 +14,7 @@ mod autoencoder;
 pub mod config;
 mod error;
 mod family;
+pub mod language_model;
 mod observer;
 mod prefetch;
 mod residency;
@@ -22,7 +24,9 @@ pub mod text_encoder;
 mod tiles;
 pub mod tokenizer;
 pub mod transformer;
+mod upsampler;
 pub mod vae;
+pub mod vision;
 
 pub use autoencoder::{Autoencoder, PendingImage};
 pub use error::{Error, Result};
@@ -30,3 +34,4 @@ pub use family::TextEncoderFamily;
 pub use observer::{Event, Observer, StepOutput};
 pub use residency::ResidencyPlan;
 pub use tiles::MAX_TILE_PIXELS;
+pub use upsampler::{MAX_NEW_TOKENS, Upsampler};

@@ -88,6 +88,8 @@ pub enum Activation {
     Relu,
     /// `3 · tanh(x / 3)`.
     SoftClamp,
+    /// `x · Φ(x)` with the normal distribution `Φ(x) = erfc(-x / √2) / 2`, not its approximation by tanh.
+    Gelu,
 }
 
 /// Stride, padding and upsampling of a convolution.

@@ -16,9 +16,12 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
         ("huge", NORMAL.scaled(1e15)),
     ] {
         list.add(&format!("swiglu/{situation}"), Swiglu(values));
-        for (name, f) in
-            [("silu", Activation::Silu), ("relu", Activation::Relu), ("soft_clamp", Activation::SoftClamp)]
-        {
+        for (name, f) in [
+            ("silu", Activation::Silu),
+            ("relu", Activation::Relu),
+            ("soft_clamp", Activation::SoftClamp),
+            ("gelu", Activation::Gelu),
+        ] {
             list.add(&format!("activation/{name}_{situation}"), Unary { f, values });
         }
         for (name, f) in [
@@ -66,7 +69,7 @@ impl Scenario for Extremes {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         for x in [0.0, -0.0, 20.0, -20.0, 80.0, -80.0, 89.0, -89.0, 104.0, -104.0, 1e4, -1e4, 3e38, -3e38] {
             let tensor = t.upload_activation(&HostTensor::from_f32([17], vec![x; 17])?)?;
-            for f in [Activation::Silu, Activation::Relu, Activation::SoftClamp] {
+            for f in [Activation::Silu, Activation::Relu, Activation::SoftClamp, Activation::Gelu] {
                 let y = t.b.activation(&tensor, f)?;
                 // For large negative x, x / (1 + exp(-x)) inherits the error of the argument of exp.
                 let tolerance = Tolerance::ELEMENTWISE.conditioned(10.0).rounded(t.dtype);

@@ -39,9 +39,12 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
 
     let base = GroupNorm { values: NORMAL, sizes: group_sizes(), f: None, ratio: 1.0 };
     list.add("group_norm/odd_sizes", base.clone());
-    for (name, f) in
-        [("silu", Activation::Silu), ("relu", Activation::Relu), ("soft_clamp", Activation::SoftClamp)]
-    {
+    for (name, f) in [
+        ("silu", Activation::Silu),
+        ("relu", Activation::Relu),
+        ("soft_clamp", Activation::SoftClamp),
+        ("gelu", Activation::Gelu),
+    ] {
         list.add(&format!("group_norm/then_{name}"), GroupNorm { f: Some(f), ..base.clone() });
     }
     list.add("group_norm/heavy_tailed", GroupNorm { values: HEAVY_TAILED, ..base.clone() });

@@ -146,19 +146,47 @@ pub(crate) fn activate<S: Simd>(s: S, f: Option<Activation>, x: S::V) -> S::V {
         None => x,
         Some(Activation::Silu) => silu(s, x),
         Some(Activation::Relu) => s.max(s.splat(0.0), x),
-        Some(Activation::SoftClamp) => soft_clamp(s, x),
+        Some(Activation::SoftClamp) => lanewise(s, x, soft_clamp),
+        Some(Activation::Gelu) => lanewise(s, x, gelu),
     }
 }
 
-/// `3 · tanh(x / 3)`, lane by lane: it is only applied to latents, which are few.
+/// Applies a scalar function lane by lane, for what is rarely used.
 #[inline(always)]
-fn soft_clamp<S: Simd>(s: S, x: S::V) -> S::V {
+fn lanewise<S: Simd>(s: S, x: S::V, f: impl Fn(f32) -> f32) -> S::V {
     let mut lanes = [0.0f32; crate::simd::MAX_LANES];
     write(s, &mut lanes, 0, x);
-    for x in &mut lanes[..S::LANES] {
-        *x = 3.0 * (*x / 3.0).tanh();
-    }
+    lanes[..S::LANES].iter_mut().for_each(|x| *x = f(*x));
     read(s, &lanes, 0)
+}
+
+/// `x · Φ(x)`. It is only applied to the tokens of an image that a language model sees, once per image.
+fn gelu(x: f32) -> f32 {
+    let z = f64::from(x) * std::f64::consts::FRAC_1_SQRT_2;
+    (0.5 * f64::from(x) * erfc(-z)) as f32
+}
+
+/// The complementary error function: a series of positive terms, so that none cancel, or the continued fraction of the
+/// tail, which converges fast where it is used.
+fn erfc(x: f64) -> f64 {
+    let (z, square) = (x.abs(), x * x);
+    let half = if z < 2.0 {
+        let (mut term, mut sum) = (z, z);
+        for n in 1..32 {
+            term *= 2.0 * square / f64::from(2 * n + 1);
+            sum += term;
+        }
+        1.0 - std::f64::consts::FRAC_2_SQRT_PI * (-square).exp() * sum
+    } else {
+        let fraction = (1..=40).rev().fold(z, |fraction, n| z + 0.5 * f64::from(n) / fraction);
+        (-square).exp() / (fraction * std::f64::consts::PI.sqrt())
+    };
+    if x < 0.0 { 2.0 - half } else { half }
+}
+
+/// `3 · tanh(x / 3)`. It is only applied to latents, which are few.
+fn soft_clamp(x: f32) -> f32 {
+    3.0 * (x / 3.0).tanh()
 }
 
 #[inline(always)]

@@ -20,6 +20,7 @@ pub(crate) fn activation_code(f: Option<Activation>) -> i32 {
         Some(Activation::Silu) => 1,
         Some(Activation::Relu) => 2,
         Some(Activation::SoftClamp) => 3,
+        Some(Activation::Gelu) => 4,
     }
 }
 

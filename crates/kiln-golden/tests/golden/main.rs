@@ -9,3 +9,4 @@ mod pipeline;
 mod step_cache;
 mod taef2;
 mod tensors;
+mod upsample;

@@ -17,6 +17,7 @@ mod template;
 #[cfg(test)]
 mod tests;
 mod tokenizer_json;
+mod upsampling;
 mod vocab;
 
 use std::ops::Range;
@@ -28,6 +29,7 @@ use serde::Deserialize;
 use crate::{Error, Result, TextEncoderFamily};
 use byte_level::ByteLevelTokenizer;
 use template::{PaddingSide, Template};
+pub use upsampling::{Conversation, system_message};
 
 /// Largest number of tokens of a prompt, as trained.
 pub const MAX_TOKENS: usize = 512;

@@ -80,8 +80,8 @@ impl TorchCpu {
         radius * cos
     }
 
-    /// A uniform value in `[0, 1)` with 53 bits.
-    fn uniform_f64(&mut self) -> f64 {
+    /// Draws a uniform value in `[0, 1)` with 53 bits, as `torch.rand(1, dtype=torch.float64, generator=…)` does.
+    pub fn uniform_f64(&mut self) -> f64 {
         const SCALE: f64 = 1.0 / (1u64 << 53) as f64;
         (self.mt.next_u64() & ((1 << 53) - 1)) as f64 * SCALE
     }
