@@ -3,6 +3,7 @@
 use kiln_cpu::CpuBackend;
 use kiln_ops::Backend;
 use kiln_tensor::DType;
+use kiln_weights::WeightSource;
 
 use crate::engine::Counters;
 use crate::error::{Error, Result};
@@ -54,7 +55,7 @@ impl<B> DeviceInfo<B> {
 
     /// Returns the precision for this model if none is given.
     pub fn default_precision(&self, model: &Model) -> Precision {
-        match self.isa.map(|isa| cpu_default_dtype(isa, model)) {
+        match self.isa.map(|isa| cpu_default_dtype(isa, model.transformer.weights().ok())) {
             Some(DType::F32) => Precision::F32,
             _ => Precision::Bf16,
         }
@@ -148,10 +149,11 @@ impl AnyBackend {
         }
     }
 
-    /// Returns the dtype for this model if no precision is given. A GPU is many times faster in bf16.
-    pub fn default_dtype(&self, model: &Model) -> DType {
+    /// Returns the dtype for these weights, if they can be opened and no precision is given. A GPU is many times faster in
+    /// bf16.
+    pub fn default_dtype(&self, weights: Option<&WeightSource>) -> DType {
         match self {
-            AnyBackend::Cpu(backend) => cpu_default_dtype(backend.isa(), model),
+            AnyBackend::Cpu(backend) => cpu_default_dtype(backend.isa(), weights),
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(_) => DType::BF16,
         }
@@ -204,9 +206,9 @@ impl AnyBackend {
 }
 
 /// Returns bf16 if the CPU multiplies bf16 natively and most weights have at most 16 bits, else f32.
-fn cpu_default_dtype(isa: kiln_cpu::Isa, model: &Model) -> DType {
+fn cpu_default_dtype(isa: kiln_cpu::Isa, weights: Option<&WeightSource>) -> DType {
     // Weights that can't be opened are reported when they are loaded.
-    let short = model.transformer.weights().is_ok_and(|weights| {
+    let short = weights.is_some_and(|weights| {
         let (short, long): (Vec<_>, Vec<_>) =
             weights.dtypes().into_iter().partition(|(dtype, _)| dtype.size() <= 2);
         let count = |dtypes: Vec<(DType, u64)>| dtypes.iter().map(|(_, n)| n).sum::<u64>();

@@ -68,6 +68,7 @@ mod settings;
 mod setup;
 mod sink;
 mod text_cache;
+pub mod upsample;
 pub mod wildcards;
 
 pub use backend::{BackendVisitor, DeviceInfo, with_backend};

@@ -117,10 +117,13 @@ impl Recipe {
         let text_encoder = model.text_encoder.as_ref().filter(|_| !embeds);
         let vae = model.vae.as_ref().filter(|_| plan.vae.is_none());
         let owned = |text: Result<&str>| text.map(str::to_owned);
+        let position = plan.request.prompts.iter().position(|prompt| image.prompt.as_ref() == Some(prompt));
+        let original = position.and_then(|i| plan.request.original_prompts.get(i)).cloned();
         Ok(Recipe {
             kiln: env!("CARGO_PKG_VERSION").into(),
             request: Request {
                 prompts: image.prompt.into_iter().collect(),
+                original_prompts: original.into_iter().collect(),
                 negative_prompts: image.negative.into_iter().collect(),
                 seed: image.seed.into_iter().collect(),
                 model: None,
@@ -219,7 +222,7 @@ impl Recipe {
         // Alternatives replace each other, with the fields that depend on them.
         let new_prompt = has("prompt") || has("embeds");
         if new_prompt {
-            remove(&mut own, &["prompt", "embeds"]);
+            remove(&mut own, &["prompt", "original_prompt", "embeds"]);
         }
         if has("embeds") || (!new_prompt && own.contains_key("embeds")) {
             remove(&mut own, &["negative_prompt"]);

@@ -29,6 +29,12 @@ pub struct Request {
     #[serde(rename = "prompt", with = "one_or_many", skip_serializing_if = "Vec::is_empty")]
     pub prompts: Vec<String>,
 
+    /// The prompts before they were rewritten, one for each; kept in the recipe and otherwise not used
+    #[cfg_attr(feature = "cli", arg(skip))]
+    #[cfg_attr(feature = "schema", schema(value_type = OneOrMany<String>))]
+    #[serde(rename = "original_prompt", with = "one_or_many", skip_serializing_if = "Vec::is_empty")]
+    pub original_prompts: Vec<String>,
+
     /// Negative prompt: what to avoid, on models with guidance; one for all prompts, or one for each
     #[cfg_attr(
         feature = "cli",

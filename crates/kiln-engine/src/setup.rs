@@ -145,7 +145,9 @@ fn choose_precision(
         .map_or(LinearPrecision::Float, |source| source.preferred_precision(threads, backend.has_fp8()));
     let precision = match (requested, stored) {
         (Precision::Auto, LinearPrecision::Int8 { .. }) => Precision::Int8,
-        (Precision::Auto, _) if backend.default_dtype(model) == DType::BF16 => Precision::Bf16,
+        (Precision::Auto, _) if backend.default_dtype(model.transformer.weights().ok()) == DType::BF16 => {
+            Precision::Bf16
+        }
         (Precision::Auto, _) => Precision::F32,
         (requested, _) => requested,
     };

@@ -12,7 +12,7 @@ use kiln_check::{ImageCheck, Refusal};
 use kiln_engine::{
     BatchLimit, Engine, Error, Event, GeneratedImage, LocalFiles, Model, Plan, Precision, Recipe,
 };
-use kiln_engine::{Request, Setup, Sink, Task};
+use kiln_engine::{Request, Settings, Setup, Sink, Task};
 use kiln_image::{Format, RgbImage};
 use kiln_tensor::{DType, HostTensor};
 
@@ -24,6 +24,7 @@ use crate::models::ModelLocation;
 use crate::output::{self, ImageName, Output, SaveOptions};
 use crate::preview::Screen;
 use crate::progress::{ProgressEvent, Reporter};
+use crate::upsample::Upsampling;
 use crate::{cache, hints, hub, models, settings};
 use prompts::PromptFile;
 use size::SizeOptions;
@@ -142,8 +143,14 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
             note.iter().for_each(|note| reporter.note(note));
         }
     }
-    let plans = plan_requests(&model, &requests)?;
     let mut engine_settings = args.machine.settings()?;
+    let mut plans = plan_requests(&model, &requests)?;
+    let with_images = requests.iter().any(|request| !request.references.is_empty());
+    if let Some(temperature) = args.upsample.temperature() {
+        let upsampling = Upsampling::new(&args.upsample.source, &model, with_images)?;
+        rewrite_prompts(&upsampling, &mut requests, temperature, &engine_settings, reporter, cancel)?;
+        plans = plan_requests(&model, &requests)?;
+    }
     engine_settings.text_cache = if args.no_cache { None } else { cache::texts()? };
     let largest = plans.iter().max_by_key(|plan| plan.memory_estimate(DType::F32).peak());
     let setup = Setup::new(&model, &engine_settings, largest.map(|plan| &**plan))?;
@@ -167,6 +174,26 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     }
     run.plans.iter().take(1).for_each(|plan| report_plan(plan, reporter));
     Ok(run)
+}
+
+/// Rewrites the prompts of all requests, and shows them.
+fn rewrite_prompts(
+    upsampling: &Upsampling,
+    requests: &mut [Request],
+    temperature: f32,
+    settings: &Settings,
+    reporter: &mut Reporter,
+    cancel: &CancelFlag,
+) -> Result<(), CliError> {
+    for request in requests {
+        if request.prompts.is_empty() {
+            continue;
+        }
+        let mut go_on = |_prompt: usize, _tokens: usize| !cancel.is_set();
+        upsampling.rewrite(request, temperature, &LocalFiles, settings, &mut go_on)?;
+        request.prompts.iter().for_each(|prompt| reporter.note(&format!("the prompt is now: {prompt}")));
+    }
+    Ok(())
 }
 
 fn plan_requests(model: &Arc<Model>, requests: &[Request]) -> Result<Vec<Arc<Plan>>, CliError> {

@@ -30,6 +30,7 @@ mod quantize;
 mod serve;
 mod settings;
 mod terminal;
+mod upsample;
 mod values;
 
 use std::io::Write;

@@ -233,6 +233,13 @@ pub(super) fn open_component<C: ComponentConfig>(
     Ok(ModelComponent { weights: source.into(), ..component })
 }
 
+/// Opens a text encoder: a file, its folder, or a model's folder with one.
+pub(crate) fn open_text_encoder(path: &Path) -> Result<ModelComponent<text_encoder::Config>> {
+    let inside = path.join(text_encoder::Config::FOLDER);
+    let path = if inside.is_dir() { &inside } else { path };
+    open_component(path, &SourceCache::default())
+}
+
 /// A component in a file or folder, checked as a model's own.
 pub struct ComponentFile {
     /// Its weights under Kiln's tensor names.

@@ -26,6 +26,7 @@ use kiln_model::{TextEncoderFamily, text_encoder, transformer, vae};
 use kiln_tensor::DType;
 use kiln_weights::{Component, LinearPrecision, WeightSource};
 
+pub(crate) use component::open_text_encoder;
 pub use component::{ComponentFile, ModelComponent, config_key};
 pub use component_paths::ComponentPaths;
 pub use vae_file::VaeFile;

@@ -8,6 +8,7 @@ mod hub;
 mod machine;
 #[cfg(feature = "serve")]
 mod serve;
+mod upsample;
 mod upscale;
 
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{MAX_THREADS, MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]
 pub use serve::ServeArgs;
+pub use upsample::{UpsampleArgs, UpsampleSource};
 pub use upscale::UpscaleArgs;
 
 const ABOUT: &str = "Generate and edit images with the FLUX.2 [klein] models";
@@ -227,6 +229,9 @@ pub struct GenerateArgs {
     /// `{fox|hen}` needs no folder
     #[arg(long, value_name = "DIR")]
     pub wildcards: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub upsample: UpsampleArgs,
 
     /// Width and height in pixels
     #[arg(

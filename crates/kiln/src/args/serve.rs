@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
-use super::{CheckArgs, MachineArgs};
+use super::{CheckArgs, MachineArgs, UpsampleSource};
 
 #[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
@@ -49,6 +49,9 @@ pub struct ServeArgs {
     /// Autoencoder for previews, such as TAEF2 [default: a linear projection, fitted to the model's autoencoder]
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub preview_vae: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub upsample: UpsampleSource,
 
     /// Address to listen on; any other than a loopback address requires --api-key
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", help_heading = "Network")]

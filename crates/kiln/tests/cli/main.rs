@@ -38,4 +38,5 @@ mod sandbox;
 mod serve;
 mod step_cache;
 mod terminal;
+mod upsample;
 mod upscale;
