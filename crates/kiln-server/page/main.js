@@ -14,6 +14,7 @@ import * as notices from "./notices.js";
 import * as plot from "./plot.js";
 import * as prompts from "./prompts.js";
 import * as queue from "./queue.js";
+import * as rewrite from "./rewrite.js";
 import * as seed from "./seed.js";
 import * as stage from "./stage.js";
 import * as viewer from "./viewer.js";
@@ -38,6 +39,7 @@ async function generate() {
   const request = form.request();
   prompts.remember(request.prompt);
   request.prompt = prompts.styled(request.prompt);
+  request.original_prompt = rewrite.original();
   Object.assign(request, await inputs.fields());
   jobs.watch(await send("POST", "/v1/jobs?wildcards=true", seed.toJson(request, seed.next())));
   // On a phone the stage may be out of sight.
@@ -58,6 +60,7 @@ $("form").onsubmit = async (event) => {
 function useSettings(request) {
   // The style is part of the prompt already.
   $("style").value = "";
+  rewrite.forget();
   form.fill(request);
   inputs.restore(request);
   seed.lock(true);
@@ -97,6 +100,7 @@ notices.listen();
 form.listen();
 loras.listen(prompts.insertWord);
 prompts.listen();
+rewrite.listen();
 models.listen();
 inputs.listen(gallery.find, useSettings);
 viewer.listen({

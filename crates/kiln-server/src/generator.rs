@@ -96,6 +96,12 @@ pub trait Catalogue: Send + Sync {
         let _ = on_progress;
         Err(JobError::request("model_not_found", format!("the model `{name}` can't be downloaded")))
     }
+
+    /// Rewrites the prompt of a request to a more detailed one. Takes long; one that can't wait is refused as `busy`.
+    fn rewrite_prompt(&self, job: &JobInputs<'_>, temperature: f32) -> Result<String, JobError> {
+        let _ = (job, temperature);
+        Err(JobError::request("not_available", "this server does not rewrite prompts"))
+    }
 }
 
 /// A model that is in memory.

@@ -137,7 +137,11 @@ impl Limits {
     }
 
     fn check_prompts(&self, request: &Request) -> Result<(), JobError> {
-        let texts = [("prompt", &request.prompts), ("negative_prompt", &request.negative_prompts)];
+        let texts = [
+            ("prompt", &request.prompts),
+            ("negative_prompt", &request.negative_prompts),
+            ("original_prompt", &request.original_prompts),
+        ];
         for (name, texts) in texts {
             if let Some(bytes) = texts.iter().map(String::len).find(|bytes| *bytes > self.prompt) {
                 let message = format!("{name} has {bytes} bytes, the limit is {}", self.prompt);
@@ -158,6 +162,11 @@ impl Limits {
                     "found {negatives} values of negative_prompt for {prompts} prompts, expected one for all or one per prompt"
                 ),
             ));
+        }
+        let originals = request.original_prompts.len();
+        if originals != 0 && originals != prompts {
+            let message = format!("found {originals} values of original_prompt for {prompts} prompts");
+            return Err(invalid("original_prompt", message));
         }
         let local_only = [
             ("embeds", request.embeds.is_some()),

@@ -40,6 +40,7 @@ const ASSETS: &[(&str, &str, &[u8])] = &assets![
     "plot.js": "text/javascript; charset=utf-8",
     "prompts.js": "text/javascript; charset=utf-8",
     "queue.js": "text/javascript; charset=utf-8",
+    "rewrite.js": "text/javascript; charset=utf-8",
     "seed.js": "text/javascript; charset=utf-8",
     "size.js": "text/javascript; charset=utf-8",
     "stage.js": "text/javascript; charset=utf-8",

@@ -19,6 +19,7 @@ mod multipart;
 mod openai;
 mod openapi;
 mod plots;
+mod prompts;
 mod queue;
 mod recipes;
 mod router;

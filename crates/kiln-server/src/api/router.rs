@@ -17,7 +17,8 @@ use super::a1111::{self, control, lists, options, png_info};
 use super::caller::{Refusal, identify, is_public, unauthorized};
 use super::error::ApiError;
 use super::{
-    downloads, gallery, inputs, job_events, jobs, loras, marks, openai, plots, queue, recipes, status,
+    downloads, gallery, inputs, job_events, jobs, loras, marks, openai, plots, prompts, queue, recipes,
+    status,
 };
 use crate::server::random_bytes;
 use crate::{Server, page};
@@ -56,6 +57,7 @@ endpoints! {
     post "/v1/plots" plots::submit;
     get "/v1/plots" plots::list;
     get "/v1/plots/{id}" plots::details;
+    post "/v1/prompts/upsample" prompts::upsample;
     post "/v1/inputs" inputs::upload;
     get "/v1/inputs/{id}" inputs::file;
     get "/v1/inputs/{id}/recipe" recipes::of_input;

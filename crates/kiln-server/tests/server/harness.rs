@@ -72,6 +72,18 @@ impl Catalogue for TestCatalogue {
             }
         }
     }
+
+    fn rewrite_prompt(&self, job: &JobInputs<'_>, temperature: f32) -> Result<String, JobError> {
+        let request = job.request();
+        let widths = request.references.iter().map(|file| Ok(job.image(file)?.image.width().to_string()));
+        let widths = widths.collect::<Result<Vec<_>, JobError>>()?.join(", ");
+        match request.prompts[0].as_str() {
+            "busy" => Err(JobError::server("busy", "another prompt is being rewritten")),
+            prompt => {
+                Ok(format!("{prompt} in detail ({temperature}, seed {}, images [{widths}])", request.seed[0]))
+            }
+        }
+    }
 }
 
 /// A job as the generator received it.

@@ -19,6 +19,7 @@ mod openai;
 mod page;
 mod pipeline;
 mod plots;
+mod prompts;
 mod queue;
 mod recipes;
 mod restart;

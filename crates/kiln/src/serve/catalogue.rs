@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use kiln_base::lock;
 use kiln_engine::{Model, Variant};
-use kiln_server::{Catalogue, DownloadableModel, JobError, LoraInfo, ModelInfo};
+use kiln_server::{Catalogue, DownloadableModel, JobError, JobInputs, LoraInfo, ModelInfo};
 
+use super::upsample::PromptUpsampling;
 use super::{downloads, files};
 use crate::args::ServeArgs;
 use crate::cancel::CancelFlag;
@@ -27,6 +28,8 @@ pub struct ModelCatalogue {
     vaes: Option<PathBuf>,
     /// Whether clients may download models.
     downloads: bool,
+    /// What rewrites prompts.
+    upsampling: PromptUpsampling,
     list: Mutex<ModelList>,
     /// Opened models, by [`model_key`].
     models: Mutex<HashMap<PathBuf, Arc<Model>>>,
@@ -72,6 +75,7 @@ impl ModelCatalogue {
             loras,
             vaes,
             downloads: downloads::are_allowed(args),
+            upsampling: PromptUpsampling::new(args)?,
             list: Mutex::default(),
             models,
         })
@@ -87,6 +91,7 @@ impl ModelCatalogue {
             loras: None,
             vaes: None,
             downloads: false,
+            upsampling: PromptUpsampling::default(),
             list: Mutex::new(ModelList { infos, ..ModelList::default() }),
             models,
         }
@@ -248,5 +253,9 @@ impl Catalogue for SharedCatalogue {
 
     fn download(&self, name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), JobError> {
         self.0.download(name, on_progress)
+    }
+
+    fn rewrite_prompt(&self, job: &JobInputs<'_>, temperature: f32) -> Result<String, JobError> {
+        self.0.upsampling.rewrite(&self.0, job, temperature)
     }
 }

@@ -107,10 +107,10 @@ impl Generator for Worker {
 }
 
 /// Resolves the names in a job: images stored by the server, LoRAs and autoencoders of the catalogue.
-struct JobInputResolver<'a> {
-    job: &'a JobInputs<'a>,
-    models: &'a ModelCatalogue,
-    default_vae: Option<&'a Path>,
+pub(super) struct JobInputResolver<'a> {
+    pub job: &'a JobInputs<'a>,
+    pub models: &'a ModelCatalogue,
+    pub default_vae: Option<&'a Path>,
 }
 
 impl InputResolver for JobInputResolver<'_> {
@@ -201,7 +201,7 @@ impl Sink for JobSinkAdapter {
 }
 
 /// Turns an engine error into the one that the server's clients see.
-fn job_error(error: &Error) -> JobError {
+pub(super) fn job_error(error: &Error) -> JobError {
     use kiln_weights::Error as Weights;
     if error.is_cancelled() {
         return JobError::cancelled();

@@ -6,6 +6,7 @@ mod downloads;
 mod files;
 pub mod generator;
 mod signals;
+mod upsample;
 
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};

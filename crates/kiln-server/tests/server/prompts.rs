@@ -1,0 +1,46 @@
+//! Rewriting prompts.
+
+use base64::Engine;
+use serde_json::json;
+
+use crate::harness::{TestServer, png};
+
+#[tokio::test]
+async fn a_prompt_is_rewritten_with_the_images_before_its_eyes() {
+    let server = TestServer::new();
+    let rewrite = async |body| server.post("/v1/prompts/upsample", body).await;
+    let answer = rewrite(json!({ "prompt": "a cat" })).await.ok().json();
+    let expected =
+        json!({ "prompt": "a cat in detail (0.15, seed 0, images [])", "original_prompt": "a cat" });
+    assert_eq!(answer, expected);
+    let image = base64::prelude::BASE64_STANDARD.encode(png(96, 64));
+    let body =
+        json!({ "prompt": "a cat", "references": [image], "temperature": 0.5, "seed": 7, "model": "large" });
+    let answer = rewrite(body).await.ok().json();
+    assert_eq!(answer["prompt"], "a cat in detail (0.5, seed 7, images [96])");
+}
+
+#[tokio::test]
+async fn prompts_that_cant_be_rewritten_are_refused() {
+    let server = TestServer::new();
+    let rewrite = async |body| server.post("/v1/prompts/upsample", body).await;
+    rewrite(json!({ "prompt": "busy" })).await.expect_error(503, "busy");
+    rewrite(json!({ "prompt": " " })).await.expect_error(400, "invalid_request");
+    rewrite(json!({ "prompt": "a", "temperature": 0 })).await.expect_error(400, "invalid_request");
+    rewrite(json!({ "prompt": "a", "temperature": 9 })).await.expect_error(400, "invalid_request");
+    rewrite(json!({ "prompt": "a", "model": "none" })).await.expect_error(404, "model_not_found");
+    rewrite(json!({ "prompt": "a", "references": ["input:none"] }))
+        .await
+        .expect_error(404, "input_not_found");
+    rewrite(json!({ "prompt": "a", "steps": 1 })).await.expect_error(400, "invalid_request");
+}
+
+#[tokio::test]
+async fn a_job_keeps_the_original_prompt() {
+    let server = TestServer::new();
+    let body = json!({ "prompt": "a detailed cat", "original_prompt": "a cat" });
+    let job = server.post("/v1/jobs", body).await.ok().json();
+    assert_eq!(job["order"]["original_prompt"], "a cat");
+    let two = json!({ "prompt": "a cat", "original_prompt": ["a", "b"] });
+    server.post("/v1/jobs", two).await.expect_error(400, "invalid_request");
+}
