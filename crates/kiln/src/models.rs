@@ -94,8 +94,7 @@ impl ModelLocation {
     pub fn open_with(&self, components: &ComponentPaths) -> Result<Model, CliError> {
         let model = match self {
             ModelLocation::Named { name, path } => {
-                let preferred = hub::companions(name);
-                hints::open_model_with(path, &ComponentPaths { preferred, ..components.clone() })
+                hints::open_model_with(path, &hub::with_companions(name, components))
             }
             ModelLocation::Path(path) => hints::open_model_with(path, components),
             ModelLocation::BuiltIn if !components.is_empty() => {

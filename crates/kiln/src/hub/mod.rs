@@ -9,7 +9,7 @@ pub mod rm;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use kiln_engine::Model;
+use kiln_engine::{ComponentPaths, Model};
 use kiln_hub::{Cache, HubSettings, InstalledModel, ModelName};
 
 use crate::error::CliError;
@@ -85,13 +85,13 @@ pub fn fallback_models() -> Vec<PathBuf> {
     models.chain(files).collect()
 }
 
-/// Returns the files in the cache that complete the model of this name.
-pub fn companions(name: &str) -> Vec<PathBuf> {
-    let Some((name, settings)) = ModelName::parse(name).ok().zip(HubSettings::from_env()) else {
-        return Vec::new();
+/// Returns these components with a preference for the files in the cache that complete the model of this name.
+pub fn with_companions(name: &str, components: &ComponentPaths) -> ComponentPaths {
+    let find = || {
+        let (name, cache) = (ModelName::parse(name).ok()?, Cache::new(HubSettings::from_env()?.cache));
+        Some(name.companions().iter().filter_map(|companion| cache.find(companion).ok()?).collect())
     };
-    let cache = Cache::new(settings.cache);
-    name.companions().iter().filter_map(|companion| cache.find(companion).ok()?).collect()
+    ComponentPaths { preferred: find().unwrap_or_default(), ..components.clone() }
 }
 
 /// Returns the short name of the model whose components fit a transformer with this text dimension.

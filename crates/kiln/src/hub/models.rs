@@ -90,7 +90,7 @@ fn unfinished(name: &ModelName) -> String {
 
 /// What keeps a file or folder from being used as a model.
 fn note(name: &str, path: &Path) -> String {
-    match hints::open_model_with(path, &ComponentPaths::default()) {
+    match hints::open_model_with(path, &hub::with_companions(name, &ComponentPaths::default())) {
         Ok(model) => hub::missing_components(&model).unwrap_or_default(),
         Err(_) => component(path).unwrap_or_else(|| format!("not a model: see `kiln info {name}`")),
     }

@@ -117,7 +117,8 @@ fn usage(snapshot: &Path, name: &ModelName) -> String {
     if let Some(component) = super::models::component(&path) {
         return format!("it is {component}: a transformer that lacks one, and that it fits, takes it");
     }
-    let Ok(model) = hints::open_model_with(&path, &ComponentPaths::default()) else { return usage };
+    let components = super::with_companions(&short, &ComponentPaths::default());
+    let Ok(model) = hints::open_model_with(&path, &components) else { return usage };
     let Some(missing) = super::missing_components(&model) else { return usage };
     match super::matching_model(model.transformer.config.joint_attention_dim) {
         Some(name) => format!("{usage}\nit has {missing}: run `kiln pull {name}`, whose components fit"),

@@ -224,6 +224,53 @@ fn a_licence_is_told_and_accepted_before_a_download() {
 }
 
 #[test]
+fn a_pulled_transformer_of_dev_uses_the_components_that_came_with_it() {
+    const ENCODERS: &str = "split_files/text_encoders/mistral_3_small_flux2";
+    let sandbox = Sandbox::with_dev();
+    let model = sandbox.model().to_str().unwrap();
+    let converted = |to: &str, how: &[&str]| {
+        sandbox.kiln(&[&["convert", model, to], how].concat()).ok();
+        served(fs::read(sandbox.path(to)).unwrap())
+    };
+    let encoder = converted("encoder.safetensors", &["--part", "text-encoder", "--names", "diffusers"]);
+    let comfy = vec![
+        (
+            "split_files/diffusion_models/flux2_dev_fp8mixed.safetensors".into(),
+            converted("dev.safetensors", &[]),
+        ),
+        (format!("{ENCODERS}_fp8.safetensors"), encoder.clone()),
+        (format!("{ENCODERS}_bf16.safetensors"), encoder),
+        ("split_files/vae/flux2-vae.safetensors".into(), converted("vae.safetensors", &["--part", "vae"])),
+    ];
+    let gguf = vec![("flux2-dev-Q4_K_S.gguf".into(), converted("dev.gguf", &[]))];
+    let repos = vec![("Comfy-Org/flux2-dev".into(), comfy), ("city96/FLUX.2-dev-gguf".into(), gguf)];
+    let hub = Hub::start_all(repos, HubBehavior::default());
+    let pull = |name: &str| run(&sandbox, &hub, &["pull", name, "--accept-license"]).ok();
+    let generate = |name: &str, to: &str| {
+        let size = ["-W", "64", "-H", "64", "-s", "1", "-S", "4", "--dtype", "f32", "--device", "cpu"];
+        sandbox.kiln(&[&["generate", "fox", "-m", name, "-o", to][..], &size].concat()).ok();
+        sandbox.image(to)
+    };
+    let pulled = pull("dev-gguf:Q4_K_S");
+    assert!(
+        pulled.err.contains("use it with -m dev-gguf") && !pulled.err.contains("it has no"),
+        "{}",
+        pulled.err
+    );
+    let expected = generate(model, "folder.png");
+    assert!(generate("dev-gguf:Q4_K_S", "gguf.png").pixels() == expected.pixels());
+
+    // Of two text encoders, a name takes its own.
+    let component = pull(&format!("Comfy-Org/flux2-dev:{ENCODERS}_bf16.safetensors"));
+    assert!(component.err.contains("it is a text encoder"), "{}", component.err);
+    pull("dev-fp8");
+    assert!(generate("dev-fp8", "fp8.png").pixels() == expected.pixels());
+    let list = sandbox.kiln(&["models"]).ok();
+    let line = list.text().lines().find(|line| line.starts_with("dev-fp8")).unwrap().to_owned();
+    assert!(!line.contains("no text encoder"), "{line}");
+}
+
+#[test]
 fn models_in_the_models_folder_are_listed_and_removed() {
     let sandbox = Sandbox::new();
     let folder = sandbox.path("models");
