@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use kiln_cpu::CpuBackend;
-use kiln_engine::{ComponentPaths, LocalFiles, Model, Plan, Request};
+use kiln_engine::pipeline::{LoadOptions, Pipeline};
+use kiln_engine::{ComponentPaths, LocalFiles, LoraRef, Model, Plan, Request};
 use kiln_golden::{Checkpoint, testdata};
 use kiln_model::text_encoder::{Config, TextEncoder};
 use kiln_model::tokenizer::Tokens;
@@ -129,7 +131,7 @@ fn a_text_encoder_of_another_family_is_refused_before_weights_are_read() {
 #[test]
 fn text_layers_are_checked_and_recorded() {
     let folder = dev();
-    let model = std::sync::Arc::new(Model::open(folder.path()).unwrap());
+    let model = Arc::new(Model::open(folder.path()).unwrap());
     let plan = |layers: &[u32]| {
         let request = Request { text_layers: layers.to_vec(), ..Request::new("a fox") };
         Plan::new(&model, &request, &LocalFiles)
@@ -162,4 +164,55 @@ fn values_of_a_recipe_are_those_of_torch() {
         }
         assert_eq!(kiln_base::hex(hash.finalize()), description["sha256"].as_str().unwrap(), "{component}");
     }
+}
+
+/// Writes a LoRA for two layers of dev, under these names, each with its rows and columns.
+fn write_lora(file: &Path, modules: [(&str, [usize; 2]); 2]) {
+    let mut tensors = Vec::new();
+    for (module, [rows, cols]) in modules {
+        for (name, shape, start) in [("lora_A", [4, cols], 1), ("lora_B", [rows, 4], 7)] {
+            let value = |i: usize| ((i + start) as f32 * 0.37).sin() * 0.2;
+            let values = (0..shape[0] * shape[1]).map(value).collect();
+            tensors.push((format!("{module}.{name}.weight"), HostTensor::from_f32(shape, values).unwrap()));
+        }
+    }
+    let tensors: Vec<(&str, HostTensor)> =
+        tensors.iter().map(|(name, t)| (name.as_str(), t.clone())).collect();
+    kiln_weights::save::save(file, &tensors, &BTreeMap::new()).unwrap();
+}
+
+#[test]
+fn loras_of_dev_reach_its_guidance_in_both_namings() {
+    let (folder, files) = (dev(), tempfile::tempdir().unwrap());
+    let model = Arc::new(Model::open(folder.path()).unwrap());
+    let (diffusers, bfl) = (files.path().join("d.safetensors"), files.path().join("b.safetensors"));
+    let (guidance, single) = ([128, 256], [128, 512]);
+    write_lora(
+        &diffusers,
+        [
+            ("transformer.time_guidance_embed.guidance_embedder.linear_1", guidance),
+            ("transformer.single_transformer_blocks.2.attn.to_out", single),
+        ],
+    );
+    write_lora(
+        &bfl,
+        [
+            ("diffusion_model.guidance_in.in_layer", guidance),
+            ("diffusion_model.single_blocks.2.linear2", single),
+        ],
+    );
+    let latents = |lora: Option<&Path>| {
+        let lora = lora.map(|path| LoraRef { path: path.into(), weight: 1.0, sha256: None });
+        let loras = lora.into_iter().collect();
+        let small = Request { width: Some(64), height: Some(64), steps: Some(2), ..Request::new("a fox") };
+        let plan = Plan::new(&model, &Request { max_tokens: Some(64), loras, ..small }, &LocalFiles).unwrap();
+        let options = LoadOptions { loras: plan.loras.clone(), ..LoadOptions::default() };
+        let b = CpuBackend::new(Default::default()).unwrap();
+        let pipeline = Pipeline::load(b, &model, &options, &mut ()).unwrap();
+        pipeline.generate(&plan, &mut ()).unwrap().remove(0).latents.to_f32().unwrap().into_owned()
+    };
+    let without = latents(None);
+    let with = latents(Some(&diffusers));
+    assert!(relative_error(&with, &without) > 1e-2);
+    assert_eq!(with, latents(Some(&bfl)));
 }
