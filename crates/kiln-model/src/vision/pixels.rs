@@ -11,7 +11,7 @@ const MAX_AREA: u64 = 768 * 768;
 
 /// Mean and standard deviation of the channels, as CLIP was trained.
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+const STD: [f32; 3] = [0.268_629_55, 0.261_302_6, 0.275_777_1];
 
 /// The patches of an image.
 #[derive(Clone, Debug)]
