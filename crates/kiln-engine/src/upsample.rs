@@ -100,7 +100,12 @@ impl PromptRewriter {
             _ => None,
         };
         let weights = self.component.weights()?;
-        let (backend, _) = AnyBackend::for_model(settings, weights.bytes())?;
+        // What does not fit is streamed.
+        let fits = |free: u64| {
+            let small = || "it has too little memory to rewrite prompts".to_owned();
+            if free > 3 * WORK_BYTES { Ok(()) } else { Err(small()) }
+        };
+        let (backend, _) = AnyBackend::for_model(settings, fits)?;
         let dtype = match settings.precision {
             Precision::Auto => backend.default_dtype(Some(weights)),
             stated => stated.dtype(),
