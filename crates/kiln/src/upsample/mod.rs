@@ -57,7 +57,7 @@ impl Upsampling {
                     rewritten.push(service.rewrite(
                         prompt,
                         &images,
-                        *temperature,
+                        temperature,
                         seed.wrapping_add(i as u64),
                     )?);
                 }
