@@ -253,6 +253,7 @@ __device__ __forceinline__ void group_norm_apply(const T *x, const float *stats,
         if (f == 1) group_norm_apply_vector<1>(x, stats, weight, bias, out, pixels, chunks, channels, width);         \
         if (f == 2) group_norm_apply_vector<2>(x, stats, weight, bias, out, pixels, chunks, channels, width);         \
         if (f == 3) group_norm_apply_vector<3>(x, stats, weight, bias, out, pixels, chunks, channels, width);         \
+        if (f == 4) group_norm_apply_vector<4>(x, stats, weight, bias, out, pixels, chunks, channels, width);         \
     }
 
 KERNELS(float, f32, 2)

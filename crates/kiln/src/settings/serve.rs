@@ -166,7 +166,8 @@ mod tests {
             ("port = 'many'", "'many' for '--port"),
             ("port = 70000", "70000"),
             ("yes = 'perhaps'", "`serve.yes` must be true or false"),
-            ("port = 1.5", "`serve.port` is a value of the type float"),
+            ("port = 1.5", "'1.5' for '--port"),
+            ("port = 1979-05-27", "`serve.port` is a value of the type datetime"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
