@@ -42,7 +42,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub max_tokens: Option<u32>,
 
-    /// Measure only this phase; repeatable [default: all but `picture`]
+    /// Measure only this phase; repeatable [default: all but `picture` and `token`]
     #[arg(long = "phase", value_name = "PHASE")]
     pub phases: Vec<PhaseArg>,
 
@@ -104,6 +104,8 @@ pub enum PhaseArg {
     Text,
     /// VAE encode of the reference images
     Encode,
+    /// One token of a rewritten prompt, by the text encoder with its output head; measured only if named
+    Token,
     /// One step of the transformer
     Step,
     /// VAE decode

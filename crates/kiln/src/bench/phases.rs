@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use kiln_engine::{DeviceInfo, LoraRef, Model, ModelComponent, Variant, WeightResidency};
 use kiln_image::RgbImage;
-use kiln_model::text_encoder::TextEncoder;
+use kiln_model::language_model::{LanguageModel, Sampler, Sampling};
+use kiln_model::text_encoder::{self, TextEncoder};
 use kiln_model::tokenizer::Tokens;
 use kiln_model::transformer::{BatchItem, Position, References, RopeTables, Transformer, TransformerBatch};
 use kiln_model::{Autoencoder, ResidencyPlan, TextEncoderFamily};
@@ -60,6 +61,9 @@ impl<B: Backend> PhaseBench<'_, B> {
         if self.wants(PhaseArg::Text) {
             self.text()?;
         }
+        if self.plan.phases.contains(&PhaseArg::Token) {
+            self.token()?;
+        }
         // Encode and decode are measured together, so that the autoencoder is loaded once.
         if self.wants(PhaseArg::Encode) && self.plan.references > 0 || self.wants(PhaseArg::Decode) {
             self.vae()?;
@@ -109,6 +113,30 @@ impl<B: Backend> PhaseBench<'_, B> {
             ],
         };
         measured.into_iter().for_each(|phase| self.report.phase(phase));
+        Ok(())
+    }
+
+    /// A token after a text of `text_tokens`, with the choice of the next one.
+    fn token(&mut self) -> Result<(), CliError> {
+        let model = self.plan.source.model(1)?;
+        let component = model.text_encoder.as_ref();
+        let rewrites =
+            |c: &&ModelComponent<text_encoder::Config>| c.config.family() == TextEncoderFamily::Mistral;
+        let Some(component) = component.filter(rewrites) else {
+            self.report.note("skipped the token: only dev's text encoder rewrites prompts");
+            return Ok(());
+        };
+        let language_model = self.load("text encoder", component, |b, weights, dtype, plan| {
+            Ok(LanguageModel::load(b, &weights.root(), &component.config, dtype, plan)?)
+        })?;
+        let ids: Vec<u32> = (0..self.plan.text_tokens as u32).collect();
+        let (mut text, mut logits) = language_model.start(&self.b, &language_model.embed(&ids)?)?;
+        let mut sampler = Sampler::new(Sampling::Random { temperature: 0.15, seed: 0 });
+        let measured = self.measure("token", component.weights()?, || {
+            logits = language_model.next(&self.b, &mut text, sampler.choose(&logits))?;
+            Ok(())
+        })?;
+        self.report.phase(measured);
         Ok(())
     }
 
