@@ -283,7 +283,7 @@ impl Config {
         if layers.is_empty() {
             return Some("no layer is named whose state is taken".into());
         }
-        let beyond = layers.iter().find(|layer| **layer > self.num_hidden_layers)?;
+        let beyond = layers.iter().max().filter(|layer| **layer > self.num_hidden_layers)?;
         Some(format!(
             "num_hidden_layers is {}, but the state after layer {beyond} is needed",
             self.num_hidden_layers
