@@ -2,7 +2,8 @@
 
 use std::cell::Cell;
 
-use kiln_ops::Residency;
+use kiln_ops::{Backend, Residency};
+use kiln_tensor::HostLinear;
 
 /// A plan for which weights stay on the device when not all fit. They are spread evenly among the others, so that streaming
 /// those overlaps with computation all the time.
@@ -50,6 +51,12 @@ impl ResidencyPlan {
             return Residency::Device;
         }
         Residency::Host
+    }
+
+    /// Loads a linear layer where the plan keeps it. Call it in the order in which the weights are used.
+    pub fn load<B: Backend>(&self, b: &B, layer: HostLinear) -> kiln_ops::Result<B::Weight> {
+        let residency = self.next(layer.bytes());
+        b.load_weight(layer, residency)
     }
 }
 

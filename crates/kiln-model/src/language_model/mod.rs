@@ -64,14 +64,13 @@ impl<B: Backend> LanguageModel<B> {
         let (model, dim) = (vars.at("model"), config.hidden_size);
         let (layers, count) = (model.at("layers"), config.num_hidden_layers);
         let head = vars.linear("lm_head", config.vocab_size, dim)?;
-        let residency = plan.next(head.bytes());
         Ok(LanguageModel {
             dtype,
             prefetcher: Prefetcher::new(b, (0..count).map(|i| layers.at(i)), true),
             embed_tokens: Embedding::load(&model, [config.vocab_size, dim])?,
             layers: (0..count).map(|i| Layer::load(b, &layers.at(i), plan, config)).collect::<Result<_>>()?,
             norm: b.upload(&model.tensor(NORM, [dim])?, DType::F32)?,
-            lm_head: b.load_weight(head, residency)?,
+            lm_head: plan.load(b, head)?,
             rope_layout: rope_layout(&model),
             config: config.clone(),
         })

@@ -34,10 +34,7 @@ impl<B: Backend> Layer<B> {
         let norm = |name: &str, dim: usize| Ok::<_, Error>(b.upload(&vars.tensor(name, [dim])?, DType::F32)?);
         let qkv = [("self_attn.q_proj", q_dim), ("self_attn.k_proj", kv_dim), ("self_attn.v_proj", kv_dim)];
         let gate_up = [("mlp.gate_proj", mlp), ("mlp.up_proj", mlp)];
-        let weight = |layer: HostLinear| {
-            let residency = plan.next(layer.bytes());
-            b.load_weight(layer, residency)
-        };
+        let weight = |layer: HostLinear| plan.load(b, layer);
         let head_norm = |name: &str| norm(name, head_dim);
         let qk_norm = match config.family() {
             TextEncoderFamily::Qwen3 => {

@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use crate::config;
 
+/// Epsilon of every norm.
+pub const EPS: f32 = 1e-5;
+
 /// Side of a square of patches that the projector merges to one token.
 pub const MERGED_PATCHES: usize = 2;
 

@@ -18,11 +18,9 @@ use kiln_weights::Vars;
 use crate::{Error, ResidencyPlan, Result};
 
 pub use config::Config;
+use config::EPS;
 pub use pixels::Patches;
 use projector::Projector;
-
-/// Epsilon of every norm.
-const EPS: f32 = 1e-5;
 
 /// Vision tower and projector on a backend.
 pub struct VisionTower<B: Backend> {
@@ -53,7 +51,7 @@ impl<B: Backend> VisionTower<B> {
             patch_conv.map_err(|error| Error::config(vars.source().path(), error.to_string()))?;
         let layer = |i: usize| Layer::load(b, &tower.at("transformer.layers").at(i), config, plan);
         Ok(VisionTower {
-            patch_conv: load_weight(b, patch_conv, plan)?,
+            patch_conv: plan.load(b, patch_conv)?,
             ln_pre: b.upload(&tower.tensor("ln_pre.weight", [dim])?, DType::F32)?,
             layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_>>()?,
             projector: Projector::load(b, &vars.at("multi_modal_projector"), dim, text_dim, plan)?,
@@ -97,11 +95,6 @@ impl<B: Backend> VisionTower<B> {
     }
 }
 
-fn load_weight<B: Backend>(b: &B, linear: HostLinear, plan: &ResidencyPlan) -> Result<B::Weight> {
-    let residency = plan.next(linear.bytes());
-    Ok(b.load_weight(linear, residency)?)
-}
-
 /// Attention of all patches to all, then an MLP.
 struct Layer<B: Backend> {
     heads: usize,
@@ -122,11 +115,11 @@ impl<B: Backend> Layer<B> {
         Ok(Layer {
             heads: config.num_attention_heads,
             attention_norm: norm("attention_norm.weight")?,
-            qkv: load_weight(b, vars.linear_stack(&qkv, dim)?, plan)?,
-            o_proj: load_weight(b, vars.linear("attention.o_proj", dim, dim)?, plan)?,
+            qkv: plan.load(b, vars.linear_stack(&qkv, dim)?)?,
+            o_proj: plan.load(b, vars.linear("attention.o_proj", dim, dim)?)?,
             ffn_norm: norm("ffn_norm.weight")?,
-            gate_up: load_weight(b, vars.linear_stack(&gate_up, dim)?, plan)?,
-            down_proj: load_weight(b, vars.linear("feed_forward.down_proj", dim, mlp)?, plan)?,
+            gate_up: plan.load(b, vars.linear_stack(&gate_up, dim)?)?,
+            down_proj: plan.load(b, vars.linear("feed_forward.down_proj", dim, mlp)?)?,
         })
     }
 

@@ -4,9 +4,8 @@ use kiln_ops::{Activation, Backend, Tensor as _};
 use kiln_tensor::DType;
 use kiln_weights::Vars;
 
-use super::config::MERGED_PATCHES;
-use super::{EPS, load_weight};
-use crate::{ResidencyPlan, Result};
+use super::config::{EPS, MERGED_PATCHES};
+use crate::{Error, ResidencyPlan, Result};
 
 pub(super) struct Projector<B: Backend> {
     norm: B::Tensor,
@@ -19,7 +18,8 @@ impl<B: Backend> Projector<B> {
     /// `dim` is the width of the vision tower, `text_dim` that of the language model.
     pub fn load(b: &B, vars: &Vars<'_>, dim: usize, text_dim: usize, plan: &ResidencyPlan) -> Result<Self> {
         let merged = dim * MERGED_PATCHES * MERGED_PATCHES;
-        let linear = |name: &str, rows, columns| load_weight(b, vars.linear(name, rows, columns)?, plan);
+        let linear =
+            |name: &str, rows, columns| Ok::<_, Error>(plan.load(b, vars.linear(name, rows, columns)?)?);
         Ok(Projector {
             norm: b.upload(&vars.tensor("norm.weight", [dim])?, DType::F32)?,
             merging_layer: linear("patch_merger.merging_layer", dim, merged)?,

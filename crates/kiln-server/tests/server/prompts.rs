@@ -25,9 +25,9 @@ async fn prompts_that_cant_be_rewritten_are_refused() {
     let server = TestServer::new();
     let rewrite = async |body| server.post("/v1/prompts/upsample", body).await;
     rewrite(json!({ "prompt": "busy" })).await.expect_error(503, "busy");
-    rewrite(json!({ "prompt": " " })).await.expect_error(400, "invalid_request");
-    rewrite(json!({ "prompt": "a", "temperature": 0 })).await.expect_error(400, "invalid_request");
-    rewrite(json!({ "prompt": "a", "temperature": 9 })).await.expect_error(400, "invalid_request");
+    rewrite(json!({ "prompt": " " })).await.expect_error(400, "invalid_value");
+    rewrite(json!({ "prompt": "a", "temperature": 0 })).await.expect_error(400, "invalid_value");
+    rewrite(json!({ "prompt": "a", "temperature": 9 })).await.expect_error(400, "invalid_value");
     rewrite(json!({ "prompt": "a", "model": "none" })).await.expect_error(404, "model_not_found");
     rewrite(json!({ "prompt": "a", "references": ["input:none"] }))
         .await
@@ -42,5 +42,5 @@ async fn a_job_keeps_the_original_prompt() {
     let job = server.post("/v1/jobs", body).await.ok().json();
     assert_eq!(job["order"]["original_prompt"], "a cat");
     let two = json!({ "prompt": "a cat", "original_prompt": ["a", "b"] });
-    server.post("/v1/jobs", two).await.expect_error(400, "invalid_request");
+    server.post("/v1/jobs", two).await.expect_error(400, "invalid_value");
 }
