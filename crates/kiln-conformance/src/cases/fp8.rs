@@ -53,7 +53,8 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
 
 fn tolerance(cols: usize, dtype: DType) -> Tolerance {
     let sum = Tolerance::sum(cols);
-    let accumulation = 5e-3 + 7e-6 * cols as f64;
+    // Of longer rows, errors of both signs cancel.
+    let accumulation = 5e-3 + 7e-6 * cols.min(4608) as f64;
     Tolerance { slack: sum.slack + accumulation, l2: sum.l2 + accumulation / 4.0, ..sum }
         .rounded_inside(dtype)
 }
