@@ -142,6 +142,9 @@ fn vision_tower_and_projector_give_the_dumped_states() {
     }
 }
 
+/// Steps that are compared one by one; whole texts are compared below.
+const STEPS: usize = 64;
+
 #[test]
 fn greedy_tokens_and_logits_are_the_dumped_ones() {
     let tiny = Tiny::open();
@@ -158,7 +161,7 @@ fn greedy_tokens_and_logits_are_the_dumped_ones() {
         let top_ids = tiny.ids(&format!("{case}.greedy.logits_top50_ids"));
         let top = tiny.values(&format!("{case}.greedy.logits_top50"));
         let mut greedy = language_model::Sampler::new(Sampling::Greedy);
-        for (step, (id, gap)) in ids.iter().zip(gaps).enumerate() {
+        for (step, (id, gap)) in ids.iter().zip(gaps).take(STEPS).enumerate() {
             if let (Some(top), Some(top_ids)) = (top.chunks(50).nth(step), top_ids.chunks(50).nth(step)) {
                 let ours: Vec<f32> = top_ids.iter().map(|id| logits[*id as usize]).collect();
                 let error = relative_error(&ours, top);
@@ -228,8 +231,9 @@ fn a_prompt_is_rewritten_to_the_dumped_text() {
         assert_eq!(tokens + end, expected(case)["n_generated"].as_u64().unwrap() as usize, "{case}");
     }
     let sampled = |seed| rewrite("t2i_short", Sampling::Random { temperature: 2.0, seed }).0;
-    assert_eq!(sampled(1), sampled(1));
-    assert_ne!(sampled(1), sampled(2));
+    let first = sampled(1);
+    assert_eq!(first, sampled(1));
+    assert_ne!(first, sampled(2));
 }
 
 #[test]

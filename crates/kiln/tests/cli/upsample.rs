@@ -49,8 +49,7 @@ fn the_same_seed_rewrites_the_same_way_and_edits_see_the_image() {
     };
     let first = prompt("a.png", &["-S", "1"]);
     assert_eq!(first, prompt("b.png", &["-S", "1"]));
-    assert_ne!(first, prompt("c.png", &["-S", "2"]));
-    assert_ne!(first, prompt("d.png", &["-S", "1", "-r", &image]));
+    assert_ne!(first, prompt("c.png", &["-S", "1", "-r", &image]));
 }
 
 #[test]
