@@ -63,13 +63,12 @@ function row({ name, source, licence }, download) {
       act("Cancel", () => call(`/v1/downloads/${name}`, { method: "DELETE" }), `Cancel the download of ${name}`));
   } else {
     const start = download ? "Resume" : "Download";
-    const accepting = licence ? `, accepting the ${licence.name}` : "";
+    const text = licence ? `Accept the licence and ${start.toLowerCase()}` : start;
     item.append(make("span", { className: "note", textContent: download?.error ?? source }));
     if (licence) {
       item.append(make("a", { className: "note", href: licence.url, target: "_blank", rel: "noreferrer", textContent: licence.name }));
     }
-    item.append(act(licence ? `Accept the licence and ${start.toLowerCase()}` : start,
-      () => send("POST", "/v1/downloads", { model: name, accept_license: Boolean(licence) }), `${start} ${name}${accepting}`));
+    item.append(act(text, () => send("POST", "/v1/downloads", { model: name, accept_license: Boolean(licence) }), `${text} ${name}`));
   }
   return item;
 }
