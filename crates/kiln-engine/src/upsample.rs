@@ -49,18 +49,23 @@ pub struct PromptRewriter {
 impl PromptRewriter {
     /// Opens the language model at `path`, or else the text encoder of `model`, for requests with or without images.
     pub fn open(model: &Model, path: Option<&Path>, with_images: bool) -> Result<PromptRewriter> {
-        let own = || model.text_encoder.as_ref().map(|component| component.path.as_path());
-        let Some(path) = path.or_else(own) else {
+        let own = model.text_encoder.as_ref().filter(|_| path.is_none());
+        let Some(path) = path.or(own.map(|component| component.path.as_path())) else {
             let what =
                 format!("the model `{}` has no text encoder to rewrite prompts with", model.path.display());
             return Err(Error::request(what).hint(HINT));
         };
-        let component = open_text_encoder(path)?;
         let refuse = |problem: String| {
             let what = format!("`{}` can't rewrite prompts: {problem}", path.display());
             Err(Error::request(what).hint(HINT))
         };
-        if component.config.family() != TextEncoderFamily::Mistral {
+        let is_mistral = |config: &text_encoder::Config| config.family() == TextEncoderFamily::Mistral;
+        // That of a packed model has no file of its own to open.
+        if own.is_some_and(|component| !is_mistral(&component.config)) {
+            return refuse("it is not a Mistral".into());
+        }
+        let component = open_text_encoder(path)?;
+        if !is_mistral(&component.config) {
             return refuse("it is not a Mistral".into());
         }
         let weights = component.weights()?;

@@ -69,7 +69,7 @@ fn config(what: &str) -> &'static str {
             "scaled rotary",
             "take the text encoder from the model's own download: Kiln runs Qwen3 as it is published",
         ),
-        ("the pipeline is", "Kiln runs the FLUX.2 [klein] models; `kiln pull klein-4b` downloads one"),
+        ("the pipeline is", "Kiln runs the FLUX.2 models; `kiln pull klein-4b` downloads one"),
         ("neither TAEF2 nor", "`kiln info` shows what the file contains"),
         ("tensors that every FLUX.2", "`kiln info` shows what the file contains"),
         ("this text encoder has a vocabulary", "give its own tokenizer with --tokenizer"),

@@ -28,7 +28,7 @@ pub use serve::ServeArgs;
 pub use upsample::{UpsampleArgs, UpsampleSource};
 pub use upscale::UpscaleArgs;
 
-const ABOUT: &str = "Generate and edit images with the FLUX.2 [klein] models";
+const ABOUT: &str = "Generate and edit images with the FLUX.2 models";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -64,6 +64,7 @@ fn klein_takes_a_mistral_that_is_named() {
     klein
         .generate(&["a cat", "--upsample"])
         .fails(1, &["can't rewrite prompts: it is not a Mistral", "--upsample-model"]);
+    klein.kiln(&["generate", "a cat", "-m", "ember", "--upsample"]).fails(1, &["it is not a Mistral"]);
 }
 
 #[test]
