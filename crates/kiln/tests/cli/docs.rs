@@ -58,14 +58,16 @@ fn prepare(sandbox: &Sandbox, base: &Sandbox, page: &str) {
     sandbox.write("mask.png", &png(&pattern(256, 256)));
 }
 
-/// Images of one step, unless the command names its steps, and small ones of downloaded models: the commands are tested
-/// here, not the images.
+/// Small images of one step, unless the command names its size or steps: the commands are tested here, not the images.
 const QUICK_IMAGES: &str = r#"kiln() {
+    quick=
     case "$*" in
-        *" -s "* | *--from* | *--sigmas* | *--help*) command kiln "$@" ;;
-        "generate "*) command kiln "$@" -s 1 ;;
-        *) command kiln "$@" ;;
+        *--from* | *--help*) ;;
+        "generate "*)
+            case "$*" in *" -s "* | *--sigmas* | *steps*) ;; *) quick="-s 1" ;; esac
+            case "$*" in *" -W "* | *--size* | *--aspect* | *--mask*) ;; *) quick="$quick --size 128x128" ;; esac ;;
     esac
+    command kiln "$@" $quick
     if [ "$1" = pull ]; then
         for snapshot in data/hf/hub/models--*/snapshots/*; do echo 256 > "$snapshot/kiln.default_size"; done
     fi

@@ -57,12 +57,12 @@ fn the_first_command_generates_a_red_apple_on_blue_and_names_its_model() {
 #[test]
 fn images_are_most_similar_to_the_object_of_their_prompt() {
     let sandbox = Sandbox::new();
-    let asked = ["red apple", "rocket", "cat face", "sunflower", "soccer ball", "house"];
+    let asked = ["red apple", "rocket", "cat face", "sunflower"];
     let prompts = asked.map(|name| format!("a 3d {name} on a white background"));
     let prompts: Vec<&str> = prompts.iter().map(String::as_str).collect();
     generate(&sandbox, &[&prompts[..], &["-S", "5", "-o", "p.png"]].concat());
     let thumbnails = thumbnails();
-    let seen = [1, 2, 3, 4, 5, 6].map(|i| nearest(&sandbox.image(&format!("p-{i}.png")), &thumbnails));
+    let seen = [1, 2, 3, 4].map(|i| nearest(&sandbox.image(&format!("p-{i}.png")), &thumbnails));
     assert_eq!(seen, asked);
 }
 
