@@ -1,0 +1,2 @@
+//! Trains LoRAs: what `kiln train` does, without the command line.
+#![forbid(unsafe_code)]
