@@ -2,12 +2,21 @@
 
 import assert from "node:assert/strict";
 
+import { openPage } from "./harness.mjs";
 import { count, generate, matches, reload, shot, test, visible } from "./steps.mjs";
 
 const first = (page) => page.locator("#grid li").first();
 const size = (page) => page.locator("#grid li").count();
 
-test("images are searched, viewed, downloaded and reused", async (page) => {
+/** Generates images until there are this many, and empties the trash that a failed attempt may have left. */
+async function prepare(page, { address }, number) {
+  while ((await size(page)) < number) await generate(page, "a pear");
+  const { data } = await (await fetch(`${address}/v1/pictures?trash=true`)).json();
+  for (const { id } of data) await fetch(`${address}/v1/pictures/${id}`, { method: "DELETE" });
+}
+
+test("images are searched, viewed, downloaded and reused", async (page, { server }) => {
+  await prepare(page, server, 1);
   await generate(page, "a rocket");
   await generate(page, "a cat");
   await page.fill("#search", "rocket");
@@ -111,7 +120,8 @@ test("two images are compared side by side and with a slider", async (page) => {
   await page.click("#selection-clear");
 });
 
-test("deleted images come back with undo, and from the trash", async (page) => {
+test("deleted images come back with undo, and from the trash", async (page, { server }) => {
+  await prepare(page, server, 5);
   const before = await size(page);
   const id = await first(page).getAttribute("data-image");
   await page.locator("#grid .open").nth(0).click();
@@ -154,7 +164,66 @@ test("deleted images come back with undo, and from the trash", async (page) => {
   await count(page, "#grid li", before - 1);
 });
 
-test("favourites are starred with the keyboard and survive a reload", async (page) => {
+test("lists wait for changes that the server has not confirmed", async (page, { server }) => {
+  await prepare(page, server, 4);
+  const before = await size(page);
+  const slow = async (route) => {
+    if (route.request().method() === "PATCH") await new Promise((resolve) => setTimeout(resolve, 500));
+    await route.continue();
+  };
+  await page.route("**/v1/pictures", slow);
+  await page.locator("#grid input").nth(1).check();
+  await page.click("#selection-delete");
+  await page.selectOption("#gallery-filter", "trash");
+  // What is shown is not the trash yet: no image of it is deleted for good.
+  await matches(page, "#selection-delete", /^Delete$/);
+  await matches(page, "#selection-delete", /for good/);
+  await count(page, "#grid li", 1);
+  await page.locator("#grid input").nth(0).check();
+  await page.click("#selection-restore");
+  await page.selectOption("#gallery-filter", "");
+  await count(page, "#grid li", before);
+  // Undo while another list is shown.
+  await page.locator("#grid input").nth(0).check();
+  await page.click("#selection-delete");
+  await page.selectOption("#gallery-filter", "favourite");
+  await matches(page, "#gallery-empty", /that you star/);
+  await page.click("#toast-action");
+  await matches(page, "#gallery-empty", /that you star/);
+  await page.selectOption("#gallery-filter", "");
+  await count(page, "#grid li", before);
+  await page.unroute("**/v1/pictures", slow);
+});
+
+test("windows show each other's changes", async (page, { server, context }) => {
+  await prepare(page, server, 3);
+  const other = await openPage(context, server.address);
+  await other.waitForSelector("[data-ready]");
+  const before = await size(page);
+  assert.equal(await size(other), before);
+  await page.locator("#grid input").nth(2).check();
+  const [gone, starred] = await Promise.all([0, 1].map((n) => other.locator("#grid li").nth(n).getAttribute("data-image")));
+  await other.locator("#grid .star").nth(1).click();
+  await matches(page, `[data-image="${starred}"] .star`, /true/, "aria-pressed");
+  await other.locator("#grid input").nth(0).check();
+  await other.click("#selection-delete");
+  await page.waitForSelector(`[data-image="${gone}"]`, { state: "detached" });
+  await matches(page, "#selection-count", /^1 selected$/);
+  await other.click("#toast-action");
+  await page.waitForSelector(`[data-image="${gone}"]`);
+  await other.locator(`[data-image="${starred}"] .star`).click();
+  await matches(page, `[data-image="${starred}"] .star`, /false/, "aria-pressed");
+  await other.close();
+  // An image that was deleted by somebody else disappears when it is used.
+  await fetch(`${server.address}/v1/pictures/${gone}`, { method: "DELETE" });
+  await page.click("#selection-clear");
+  await page.locator(`[data-image="${gone}"] .star`).click();
+  await page.waitForSelector(`[data-image="${gone}"]`, { state: "detached" });
+  await page.click("#alert-close");
+});
+
+test("favourites are starred with the keyboard and survive a reload", async (page, { server }) => {
+  await prepare(page, server, 3);
   await page.locator("#grid .star").nth(1).focus();
   await page.keyboard.press("Enter");
   await matches(page, "#grid li:nth-child(2) .star", /true/, "aria-pressed");

@@ -5,40 +5,108 @@ import { $, button, make, picture } from "./dom.js";
 import { DRAGGED_IMAGE } from "./inputs.js";
 import { note, trying } from "./notices.js";
 
+/** Images per request: at first and with each click on "More", and to refresh the list. */
+const [PAGE, MOST] = [60, 200];
+/** How often a list is read whose images change meanwhile. */
+const ATTEMPTS = 4;
+/** Time from a change in another window to the refresh, in milliseconds: changes come in groups. */
+const REFRESH = 100;
 /** The loaded images, newest first. */
 export let images = [];
 let search = "";
+/** The search and the filter of the loaded images: the fields may be ahead of them. */
+let shown = { search: "", filter: "" };
 let open = () => {};
 let compare = () => {};
 /** The last image whose box was clicked: Shift selects up to it. */
 let anchor = null;
+/** Changes of images that the server has not confirmed yet, and the number of changes so far. */
+let pending = Promise.resolve();
+let changes = 0;
+/** Tells the other windows of this browser about changes. */
+const windows = new BroadcastChannel("kiln.gallery");
 
-const inTrash = () => $("gallery-filter").value === "trash";
-const isFiltered = () => search || $("gallery-filter").value;
+const wanted = () => ({ search, filter: $("gallery-filter").value });
+const isWanted = (list) => list.search === search && list.filter === $("gallery-filter").value;
+const inTrash = () => shown.filter === "trash";
 export const find = (id) => images.find((image) => image.id === id);
 const cardOf = (image) => document.querySelector(`#grid [data-image="${image.id}"]`);
 const plural = (n) => (n === 1 ? "The image" : `${n} images`);
 
-export async function load(before) {
-  const [searched, filter] = [search, $("gallery-filter").value];
-  const query = new URLSearchParams({ limit: 60, ...(search && { search }), ...(filter && { [filter]: true }), ...(before && { before }) });
-  const list = await call(`/v1/pictures?${query}`);
-  // The search has changed meanwhile.
-  if (searched !== search || filter !== $("gallery-filter").value) return;
-  if (!before) {
-    images = [];
-    $("grid").replaceChildren();
+/** Changes images on the server. */
+async function changing(change) {
+  changes += 1;
+  const done = change();
+  pending = Promise.allSettled([pending, done]);
+  const result = await done;
+  windows.postMessage("changed");
+  return result;
+}
+
+/** Lists images as the server has them after all changes; nothing if the search or the filter has changed meanwhile. */
+async function ask(before, limit = PAGE) {
+  for (let attempts = 1; ; attempts++) {
+    await pending;
+    const [list, seen] = [wanted(), changes];
+    const query = new URLSearchParams({ limit, ...(search && { search }), ...(list.filter && { [list.filter]: true }), ...(before && { before }) });
+    const answer = await call(`/v1/pictures?${query}`);
+    if (!isWanted(list)) return null;
+    if (seen === changes || attempts === ATTEMPTS) return { ...list, ...answer };
   }
-  images.push(...list.data);
-  $("grid").append(...list.data.map(card));
-  $("more").hidden = !list.more;
+}
+
+export async function load() {
+  const list = await ask();
+  if (list) show(list, list.data);
+}
+
+async function loadMore() {
+  const before = images.at(-1)?.id;
+  try {
+    const list = await ask(before);
+    if (list && images.at(-1)?.id === before) show(list, [...images, ...list.data]);
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    // The last image was deleted elsewhere.
+    await refresh();
+  }
+}
+
+/** Loads the images again, as many as there are: they were changed elsewhere. */
+async function refresh(number = images.length) {
+  const data = [];
+  let list;
+  do {
+    list = await ask(data.at(-1)?.id, Math.min(MOST, Math.max(PAGE, number - data.length)));
+    if (!list) return;
+    data.push(...list.data);
+  } while (list.more && data.length < number);
+  show(list, data);
+}
+
+/** Shows a list. Cards of images that were shown before stay, with their selection and the focus. */
+function show({ search, filter, more }, data) {
+  shown = { search, filter };
+  const known = new Map(images.map((image) => [image.id, image]));
+  images = data.map((image) => Object.assign(known.get(image.id) ?? image, image));
+  const cards = new Map([...$("grid").children].map((item) => [item.dataset.image, item]));
+  const items = images.map((image) => cards.get(image.id) ?? card(image));
+  const kept = new Set(items);
+  for (const item of cards.values()) if (!kept.has(item)) item.remove();
+  let place = $("grid").firstElementChild;
+  for (const [index, item] of items.entries()) {
+    if (item === place) place = place.nextElementSibling;
+    else $("grid").insertBefore(item, place);
+    showStar(item, images[index]);
+  }
+  $("more").hidden = !more;
   update();
 }
 
 function update() {
   $("gallery-empty").hidden = images.length > 0;
   const empty = { favourite: "Images that you star appear here.", trash: "The trash is empty." };
-  $("gallery-empty").textContent = search ? "No matching images." : empty[$("gallery-filter").value] ?? "Generated images appear here.";
+  $("gallery-empty").textContent = shown.search ? "No matching images." : empty[shown.filter] ?? "Generated images appear here.";
   const chosen = selected();
   $("selection").hidden = chosen.length === 0;
   $("selection-count").textContent = `${chosen.length} selected`;
@@ -49,41 +117,61 @@ function update() {
   $("selection-restore").hidden = !inTrash();
 }
 
-/** Adds a new image at the front. */
+/** Adds a new image at its place. */
 export function add(image) {
-  if (isFiltered() || find(image.id)) return;
-  insert(image);
-}
-
-/** Adds an image at its place. */
-function insert(image) {
+  // A list that is on its way may be without it.
+  changes += 1;
+  if (shown.search || shown.filter || find(image.id)) return;
   const isOlder = (other) => other.created < image.created || (other.created === image.created && other.job === image.job && other.number < image.number);
   const index = images.findIndex(isOlder);
   const place = index < 0 ? null : cardOf(images[index]);
   images.splice(index < 0 ? images.length : index, 0, image);
   $("grid").insertBefore(card(image), place);
+  windows.postMessage("changed");
   update();
 }
 
 function take(gone) {
+  const ids = new Set(gone.map(({ id }) => id));
   for (const image of gone) cardOf(image)?.remove();
-  images = images.filter((image) => !gone.includes(image));
+  images = images.filter(({ id }) => !ids.has(id));
   update();
 }
 
-const mark = async (list, marks) => (await send("PATCH", "/v1/pictures", { ids: list.map(({ id }) => id), ...marks })).data;
+/** Changes the marks of images; returns the changed images. */
+async function mark(list, marks) {
+  try {
+    return (await changing(() => send("PATCH", "/v1/pictures", { ids: list.map(({ id }) => id), ...marks }))).data;
+  } catch (error) {
+    // One of them was deleted elsewhere, and none was changed.
+    if (error.status === 404) await refresh();
+    throw error;
+  }
+}
+
+async function deleteForGood(list) {
+  for (const image of list) {
+    try {
+      await call(`/v1/pictures/${image.id}`, { method: "DELETE" });
+    } catch (error) {
+      // It was deleted elsewhere.
+      if (error.status !== 404) throw error;
+    }
+    take([image]);
+  }
+}
 
 /** Moves images to the trash, which can be undone; from the trash, deletes them for good. */
 export async function remove(list) {
   if (inTrash()) {
-    for (const image of list) await call(`/v1/pictures/${image.id}`, { method: "DELETE" });
-    take(list);
+    await changing(() => deleteForGood(list));
     return note(`${plural(list.length)} deleted for good.`);
   }
   await mark(list, { trash: true });
   take(list);
   return note(`${plural(list.length)} moved to the trash.`, "Undo", async () => {
-    for (const image of await mark(list, { trash: false })) if (!inTrash() && !find(image.id)) insert(image);
+    await mark(list, { trash: false });
+    await refresh(images.length + list.length);
   });
 }
 
@@ -101,7 +189,7 @@ export async function star(list, favourite) {
     image.favourite = favourite;
     showStar(cardOf(image), image);
   }
-  if (!favourite && $("gallery-filter").value === "favourite") take(list);
+  if (!favourite && shown.filter === "favourite") take(list);
   update();
 }
 
@@ -153,7 +241,7 @@ const starOne = (image) => star([image], !image.favourite);
 
 export function listen(options) {
   ({ open, compare } = options);
-  $("more").onclick = () => trying(() => load(images.at(-1)?.id));
+  $("more").onclick = () => trying(loadMore);
   $("compare").onclick = () => compare(...selected());
   $("gallery-filter").onchange = () => trying(() => load());
   $("selection-clear").onclick = clearSelection;
@@ -168,6 +256,15 @@ export function listen(options) {
   $("selection-star").onclick = withSelected((list) => star(list, !list.every((image) => image.favourite)));
   $("selection-delete").onclick = withSelected(remove);
   $("selection-restore").onclick = withSelected(restore);
+  let stale;
+  const refreshSoon = () => {
+    clearTimeout(stale);
+    // If the server can't be reached, a banner says so.
+    stale = setTimeout(() => refresh().catch(() => {}), REFRESH);
+  };
+  windows.onmessage = refreshSoon;
+  // Another device may have changed it.
+  document.addEventListener("visibilitychange", () => document.hidden || refreshSoon());
   let timer;
   $("search").oninput = () => {
     clearTimeout(timer);

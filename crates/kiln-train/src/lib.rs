@@ -1,0 +1,23 @@
+//! Trains LoRAs: what `kiln train` does, without the command line.
+//!
+//! ```text
+//! Example (latents, text, references) ──noise at sigma──▶ transformer + adapters ──▶ velocity ──MSE──▶ loss
+//!     adapters ◀──optimizer── gradients ◀──blocks, last to first──┘
+//! ```
+//! A trainer owns the frozen transformer, the adapters and the optimizer, and takes one optimizer step over a list of
+//! batches. Everything random in a step follows from the seed and the step's number, so that a training that is resumed from
+//! its [`TrainerState`] continues bit for bit.
+#![forbid(unsafe_code)]
+
+mod error;
+mod example;
+mod settings;
+mod state;
+
+pub use error::{Error, Result};
+pub use example::{Example, ReferenceLatents};
+pub use settings::{
+    AdapterKind, AdapterSettings, LayerGroup, LearningRate, Optimizer, SigmaSampling, TargetPreset, Targets,
+    TrainSettings,
+};
+pub use state::{AdapterModule, StepReport, TrainerState};

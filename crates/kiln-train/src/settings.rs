@@ -1,0 +1,230 @@
+//! The settings of a training.
+
+use kiln_tensor::DType;
+use serde::{Deserialize, Serialize};
+
+/// The settings of a training. [`TrainSettings::default`] is a LoRA of rank 16 on all layers of the blocks, trained with
+/// AdamW at 1e-4.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainSettings {
+    /// The adapter.
+    pub adapter: AdapterSettings,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// The learning rate over the steps.
+    pub learning_rate: LearningRate,
+    /// Gradients of a larger norm, over all tensors, are scaled down to it; `None` leaves them.
+    pub max_grad_norm: Option<f32>,
+    /// Decay per step of the adapter's exponential moving average; `None` keeps no average.
+    pub ema_decay: Option<f32>,
+    /// The noise levels that are trained.
+    pub sigmas: SigmaSampling,
+    /// The guidance input, for models that have one (dev).
+    pub guidance: f32,
+    /// Whether a block's activations are computed again in the backward pass instead of kept: less memory, a third more time.
+    pub checkpointing: bool,
+    /// Whether activations are bf16; else f32. Adapters, their gradients and the optimizer's state are always f32.
+    pub bf16: bool,
+    /// Seed of the adapter's initial values, the noise, the noise levels and dropout.
+    pub seed: u64,
+}
+
+impl Default for TrainSettings {
+    fn default() -> Self {
+        TrainSettings {
+            adapter: AdapterSettings::default(),
+            optimizer: Optimizer::default(),
+            learning_rate: LearningRate::default(),
+            max_grad_norm: Some(1.0),
+            ema_decay: None,
+            sigmas: SigmaSampling::default(),
+            guidance: 1.0,
+            checkpointing: false,
+            bf16: true,
+            seed: 0,
+        }
+    }
+}
+
+impl TrainSettings {
+    /// The dtype of activations.
+    pub fn dtype(&self) -> DType {
+        if self.bf16 { DType::BF16 } else { DType::F32 }
+    }
+}
+
+/// The kind of adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AdapterKind {
+    /// `W + alpha/rank · B · A`.
+    Lora,
+    /// `W + alpha/rank · (w1 ⊗ w2)`, the second factor low-rank where that is smaller.
+    Lokr,
+    /// LoRA whose sum with the weight has rows of a learned norm.
+    Dora,
+}
+
+/// What is trained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdapterSettings {
+    /// LoRA, LoKr or DoRA.
+    pub kind: AdapterKind,
+    /// The rank of every layer that has no rank of its own.
+    pub rank: usize,
+    /// Numerator of the scale `alpha / rank`; `None` is each layer's rank.
+    pub alpha: Option<f32>,
+    /// Share of the inputs of a LoRA or DoRA that is dropped in a step.
+    pub dropout: f32,
+    /// The layers.
+    pub targets: Targets,
+    /// Other ranks for some groups of layers.
+    pub ranks: Vec<(LayerGroup, usize)>,
+    /// LoKr: size of the first factor; `None` splits widths as evenly as possible.
+    pub factor: Option<usize>,
+}
+
+impl Default for AdapterSettings {
+    fn default() -> Self {
+        AdapterSettings {
+            kind: AdapterKind::Lora,
+            rank: 16,
+            alpha: None,
+            dropout: 0.0,
+            targets: Targets::Preset(TargetPreset::Full),
+            ranks: Vec::new(),
+            factor: None,
+        }
+    }
+}
+
+/// The layers that get an adapter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Targets {
+    /// A preset.
+    Preset(TargetPreset),
+    /// Layers of the blocks by diffusers' names, such as `transformer_blocks.0.attn.to_q`: a pattern with `*` matches a whole
+    /// name; one without matches a name that is it, or ends in it behind a dot (`attn.to_q`), as in PEFT.
+    Patterns(Vec<String>),
+}
+
+/// A named choice of layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TargetPreset {
+    /// All linear layers of all blocks.
+    Full,
+    /// All linear layers of the double blocks.
+    Style,
+    /// All linear layers of single blocks 0 to 12.
+    Identity,
+}
+
+/// Layers that can have a rank of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LayerGroup {
+    /// The attention of double blocks: projections of both streams, in and out.
+    DoubleAttention,
+    /// The MLPs of double blocks.
+    DoubleMlp,
+    /// `to_qkv_mlp_proj` of single blocks.
+    SingleIn,
+    /// `to_out` of single blocks.
+    SingleOut,
+}
+
+/// The optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Optimizer {
+    /// AdamW as torch's, with f32 state.
+    AdamW {
+        /// Decay of the first and of the second moment.
+        betas: [f32; 2],
+        /// Added to the root of the second moment.
+        eps: f32,
+        /// Decoupled weight decay, times the learning rate.
+        weight_decay: f32,
+    },
+    /// AdamW whose moments are stored in 8 bits, in blocks of 256 with a scale each.
+    AdamW8bit {
+        /// As for AdamW.
+        betas: [f32; 2],
+        /// As for AdamW.
+        eps: f32,
+        /// As for AdamW.
+        weight_decay: f32,
+    },
+    /// Prodigy, which estimates the step size itself; the learning rate is a factor of it, usually 1.
+    Prodigy {
+        /// As for AdamW.
+        betas: [f32; 2],
+        /// As for AdamW.
+        eps: f32,
+        /// As for AdamW.
+        weight_decay: f32,
+        /// The first estimate of the distance.
+        d0: f32,
+        /// Factor of the estimate.
+        d_coef: f32,
+    },
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Optimizer::AdamW { betas: [0.9, 0.999], eps: 1e-8, weight_decay: 1e-2 }
+    }
+}
+
+/// The learning rate: a linear warm-up to `peak`, then constant, or half a cosine down to `last · peak`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LearningRate {
+    /// After the warm-up.
+    pub peak: f32,
+    /// Steps over which it rises to the peak; 0 starts there.
+    pub warmup_steps: u64,
+    /// Last step of the cosine; `None` stays constant.
+    pub cosine_steps: Option<u64>,
+    /// Share of the peak at the end of the cosine.
+    pub last: f32,
+}
+
+impl Default for LearningRate {
+    fn default() -> Self {
+        LearningRate { peak: 1e-4, warmup_steps: 0, cosine_steps: None, last: 0.0 }
+    }
+}
+
+/// How the noise level of an example is drawn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum SigmaSampling {
+    /// `σ = sigmoid(mean + std · z + mu)` with a normal `z`; `mu` rises with the image's tokens from 0.5 at 256 to 1.15 at
+    /// 4096, as FLUX was trained, or is 0 without the shift.
+    LogitNormal {
+        /// Mean of the logit before the shift.
+        mean: f32,
+        /// Standard deviation of the logit.
+        std: f32,
+        /// Whether to shift by the number of tokens.
+        shift: bool,
+    },
+    /// Uniform between 0 and 1.
+    Uniform,
+    /// One of these levels, each equally likely.
+    List {
+        /// The levels, above 0 and at most 1.
+        sigmas: Vec<f32>,
+    },
+}
+
+impl Default for SigmaSampling {
+    fn default() -> Self {
+        SigmaSampling::LogitNormal { mean: 0.0, std: 1.0, shift: true }
+    }
+}
