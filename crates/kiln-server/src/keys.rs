@@ -170,12 +170,12 @@ mod tests {
 
     #[test]
     fn a_client_submits_no_more_jobs_than_its_rate() {
-        let rates = JobRates::default();
-        assert!((0..6).all(|_| rates.take("a", 6).is_ok()));
-        assert_eq!(rates.take("a", 6), Err(10));
-        rates.take("b", 6).unwrap();
+        let (rates, six) = (JobRates::default(), NonZeroU32::new(6).unwrap());
+        assert!((0..6).all(|_| rates.take("a", six).is_ok()));
+        assert_eq!(rates.take("a", six), Err(10));
+        rates.take("b", six).unwrap();
         lock(&rates.0).get_mut("a").unwrap().filled -= std::time::Duration::from_secs(11);
-        rates.take("a", 6).unwrap();
-        assert!(rates.take("a", 6).is_err());
+        rates.take("a", six).unwrap();
+        assert!(rates.take("a", six).is_err());
     }
 }
