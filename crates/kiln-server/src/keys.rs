@@ -1,6 +1,7 @@
 //! API keys: their names, what each may do, and the file that lists them.
 
 use std::collections::HashMap;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -28,9 +29,9 @@ pub struct ApiKey {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quotas {
     /// Maximum number of unfinished jobs.
-    pub jobs: Option<usize>,
+    pub jobs: Option<NonZeroUsize>,
     /// Maximum number of jobs submitted in a minute.
-    pub jobs_per_minute: Option<u32>,
+    pub jobs_per_minute: Option<NonZeroU32>,
     /// Maximum bytes of stored input images.
     pub inputs: Option<u64>,
 }
@@ -80,7 +81,12 @@ fn parse_line(line: &str) -> Result<Option<ApiKey>, String> {
         ApiKey { name: name.into(), secret: secret.into(), admin: false, quotas: Quotas::default() };
     for word in words {
         let (option, value) = word.split_once('=').unwrap_or((word, ""));
-        let invalid = || format!("`{option}` needs a number, as in `{option}=8`");
+        // Zero could mean none or any number: neither is guessed.
+        let invalid = || {
+            format!(
+                "`{option}` needs a number from 1, as in `{option}=8`; without it the server's own limit applies"
+            )
+        };
         match option {
             "admin" if value.is_empty() => key.admin = true,
             "jobs" => key.quotas.jobs = Some(value.parse().map_err(|_| invalid())?),
@@ -108,8 +114,8 @@ struct Bucket {
 
 impl JobRates {
     /// Takes a job from a client's bucket; if it is empty, returns the seconds until there is one.
-    pub(crate) fn take(&self, client: &str, per_minute: u32) -> Result<(), u64> {
-        let per_minute = f64::from(per_minute.max(1));
+    pub(crate) fn take(&self, client: &str, per_minute: NonZeroU32) -> Result<(), u64> {
+        let per_minute = f64::from(per_minute.get());
         let mut buckets = lock(&self.0);
         let now = Instant::now();
         let bucket = buckets.entry(client.to_owned()).or_insert(Bucket { jobs: per_minute, filled: now });
@@ -132,7 +138,11 @@ mod tests {
         let text = "# ours\nada  0123456789abcdef admin\n\nbob-2 fedcba9876543210 jobs=3 per-minute=10 inputs=2G # new";
         let keys = ApiKey::parse_file(text).unwrap();
         assert_eq!((keys[0].name.as_str(), keys[0].admin), ("ada", true));
-        let quotas = Quotas { jobs: Some(3), jobs_per_minute: Some(10), inputs: Some(2 << 30) };
+        let quotas = Quotas {
+            jobs: NonZeroUsize::new(3),
+            jobs_per_minute: NonZeroU32::new(10),
+            inputs: Some(2 << 30),
+        };
         assert_eq!((keys[1].name.as_str(), keys[1].admin, keys[1].quotas), ("bob-2", false, quotas));
         assert!(!format!("{keys:?}").contains("fedcba"), "secrets are not printed");
     }
@@ -146,6 +156,9 @@ mod tests {
             ("a/b s3cret", "line 1: expected a name of"),
             ("\nada s3cret root", "line 2: expected `admin`"),
             ("ada s3cret jobs=many", "line 1: `jobs` needs a number"),
+            ("ada s3cret jobs=0", "line 1: `jobs` needs a number from 1"),
+            ("ada s3cret per-minute=0", "line 1: `per-minute` needs a number from 1"),
+            ("ada s3cret inputs=0", "line 1: `inputs` needs a number from 1"),
             ("ada s3cret inputs=", "line 1: `inputs` needs a number"),
             ("ada s3cret\nada other", "line 2: the name or the key is used twice"),
             ("ada s3cret\nbob s3cret", "line 2: the name or the key is used twice"),
@@ -157,12 +170,12 @@ mod tests {
 
     #[test]
     fn a_client_submits_no_more_jobs_than_its_rate() {
-        let rates = JobRates::default();
-        assert!((0..6).all(|_| rates.take("a", 6).is_ok()));
-        assert_eq!(rates.take("a", 6), Err(10));
-        rates.take("b", 6).unwrap();
+        let (rates, six) = (JobRates::default(), NonZeroU32::new(6).unwrap());
+        assert!((0..6).all(|_| rates.take("a", six).is_ok()));
+        assert_eq!(rates.take("a", six), Err(10));
+        rates.take("b", six).unwrap();
         lock(&rates.0).get_mut("a").unwrap().filled -= std::time::Duration::from_secs(11);
-        rates.take("a", 6).unwrap();
-        assert!(rates.take("a", 6).is_err());
+        rates.take("a", six).unwrap();
+        assert!(rates.take("a", six).is_err());
     }
 }

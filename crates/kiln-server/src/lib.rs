@@ -66,6 +66,6 @@ pub use limits::Limits;
 pub use listen::serve;
 pub use proxies::Network;
 pub use server::Server;
-pub use store::StoreError;
+pub use store::{GalleryLimits, StoreError};
 pub use tls::{Tls, TlsError};
 pub use webhooks::WebhookConfig;

@@ -30,7 +30,7 @@ impl Server {
             live.cost = self.cost(&live.request);
             self.enqueue(live);
         }
-        self.store.clean_up(self.config.keep_images)
+        self.store.clean_up(self.config.gallery)
     }
 }
 

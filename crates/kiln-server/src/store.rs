@@ -13,6 +13,7 @@ mod marks;
 mod order;
 mod plots;
 mod private;
+mod retention;
 mod schema;
 mod sessions;
 mod webhooks;
@@ -37,6 +38,10 @@ pub use images::{ImageQuery, ImageRow};
 pub(crate) use inputs::Claim;
 pub(crate) use marks::Marks;
 pub(crate) use plots::PlotRow;
+pub use retention::GalleryLimits;
+
+/// Pages of the write-ahead log that are kept before they go into the database: half a MiB.
+const WAL_PAGES: u32 = 128;
 
 /// An error of the database or of a file.
 #[derive(Debug, thiserror::Error)]
@@ -187,6 +192,8 @@ impl Store {
         // Commits survive a crash of the process; a power cut may lose the last ones, without corruption.
         writer.pragma_update(None, "journal_mode", "WAL")?;
         writer.pragma_update(None, "synchronous", "NORMAL")?;
+        // A short log: on a full disk, what deleted images free is not used up by the deletes themselves.
+        writer.pragma_update(None, "wal_autocheckpoint", WAL_PAGES)?;
         writer.pragma_update(None, "foreign_keys", "ON")?;
         schema::migrate(&writer)?;
         let reader = Connection::open(&file)?;

@@ -148,7 +148,7 @@ impl<G: Generator> Planner<G> {
                 self.server.wait_until_ended(&first);
             }
             // The generating thread is busy now: time to clean up.
-            if let Err(error) = self.server.store.clean_up_occasionally(self.server.config.keep_images) {
+            if let Err(error) = self.server.store.clean_up_occasionally(self.server.config.gallery) {
                 tracing::warn!(%error, "failed to delete old images");
             }
         }

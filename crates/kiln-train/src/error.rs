@@ -1,5 +1,7 @@
 //! The crate's error type.
 
+use std::path::{Path, PathBuf};
+
 /// Why a training could not start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -20,6 +22,41 @@ pub enum Error {
         /// The step, counted from 1.
         step: u64,
     },
+    /// The pictures, captions or files of a training are unusable.
+    #[error("{what}")]
+    Data {
+        /// What is wrong, and where.
+        what: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
+    /// The training was stopped because it no longer learns.
+    #[error("{what}")]
+    Diverged {
+        /// What happened, and in which step.
+        what: String,
+        /// What to try.
+        hint: String,
+    },
+    /// A file could not be read or written.
+    #[error("can't {doing} `{}`: {source}", path.display())]
+    Io {
+        /// What was attempted: `read`, `write`, `create`.
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The engine failed: opening a model, or generating a sample.
+    #[error(transparent)]
+    Engine(#[from] kiln_engine::Error),
+    /// Reading or writing tensors failed.
+    #[error(transparent)]
+    Weights(#[from] kiln_weights::Error),
+    /// Reading or preparing an image failed.
+    #[error(transparent)]
+    Image(#[from] kiln_image::Error),
     /// The transformer failed.
     #[error(transparent)]
     Model(#[from] kiln_model::Error),
@@ -33,3 +70,26 @@ pub enum Error {
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// The error of a cancelled training.
+    pub const CANCELLED: Error = Error::Model(kiln_model::Error::Cancelled);
+
+    /// Creates an error about pictures, captions or files.
+    pub fn data(what: impl Into<String>) -> Error {
+        Error::Data { what: what.into(), hint: None }
+    }
+
+    /// Adds a hint to an error about data, unless there is one already.
+    pub fn hint(mut self, text: impl Into<String>) -> Error {
+        if let Error::Data { hint, .. } = &mut self {
+            hint.get_or_insert(text.into());
+        }
+        self
+    }
+
+    /// Returns a function that wraps the system's error about a file.
+    pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+        move |source| Error::Io { doing, path: path.to_owned(), source }
+    }
+}

@@ -9,13 +9,32 @@
 //! its [`TrainerState`] continues bit for bit.
 #![forbid(unsafe_code)]
 
+mod cache;
+mod checkpoint;
+pub mod dataset;
+mod encode;
 mod error;
 mod example;
+mod guard;
+mod log;
+mod norms;
+mod output;
+mod run;
+mod samples;
 mod settings;
 mod state;
+mod tensorboard;
 
+pub use cache::{Cache, Encoded, Key};
+pub use checkpoint::{RunRecord, load_state, save_state};
+pub use encode::{Encoders, EncodingProgress, EncodingStage};
 pub use error::{Error, Result};
 pub use example::{Example, ReferenceLatents};
+pub use log::{Log, LogLine};
+pub use norms::UpdateNorms;
+pub use output::{LoraFormat, RunFiles, write_lora};
+pub use run::{Outcome, RunOptions, Status, Stepper, Watcher, run};
+pub use samples::{SamplePrompt, Sampler};
 pub use settings::{
     AdapterKind, AdapterSettings, LayerGroup, LearningRate, Optimizer, SigmaSampling, TargetPreset, Targets,
     TrainSettings,

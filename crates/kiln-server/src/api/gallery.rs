@@ -45,7 +45,7 @@ pub(crate) struct ImageListParams {
     /// Words that all occur in the prompt, the model's name or the seed.
     #[param(max_length = 256)]
     search: Option<String>,
-    /// Only images older than the one with this id.
+    /// Only images older than the one with this id, which must exist.
     before: Option<String>,
     /// Only favourites.
     favourite: Option<bool>,
@@ -84,7 +84,14 @@ pub(crate) async fn list(
     let (favourites, trash) = (params.favourite == Some(true), params.trash == Some(true));
     let client = caller.only().map(str::to_owned);
     let query = ImageQuery { words, before: params.before, favourites, trash, limit, client };
-    let (rows, more) = run_blocking(move || server.store.search(&query)).await?;
+    let (rows, more) = run_blocking(move || {
+        if let Some(before) = &query.before {
+            // Otherwise a list would end at an image that was deleted meanwhile.
+            server.image(before, &caller)?.ok_or_else(|| ApiError::not_found("image", before))?;
+        }
+        Ok::<_, ApiError>(server.store.search(&query)?)
+    })
+    .await?;
     Ok(json(StatusCode::OK, &ImageList { data: rows.into_iter().map(ImageView::from).collect(), more }))
 }
 

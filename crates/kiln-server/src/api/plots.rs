@@ -2,6 +2,8 @@
 //!
 //! Every cell is a job of its own, so cells are batched, cancelled and resumed like all jobs.
 
+use std::num::NonZeroUsize;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -17,6 +19,7 @@ use super::fields::{Fields, parse_request};
 use super::jobs::JobView;
 use super::{Caller, Path, json, run_blocking};
 use crate::Server;
+use crate::keys::Quotas;
 use crate::live::Api;
 use crate::server::{NewJob, random_bytes, random_seed};
 use crate::store::{PlotRow, StoreError, now};
@@ -136,7 +139,8 @@ fn requests(server: &Server, plot: &NewPlot, caller: &Caller) -> Result<Vec<Vec<
         return Err(ApiError::invalid(format!("both axes vary `{}`", plot.x.field)));
     }
     // One client may fill at most half of the queue, or what its key says.
-    let quotas = [caller.quotas.jobs, caller.quotas.jobs_per_minute.map(|jobs| jobs as usize)];
+    let Quotas { jobs, jobs_per_minute, .. } = caller.quotas;
+    let quotas = [jobs.map(NonZeroUsize::get), jobs_per_minute.map(|jobs| jobs.get() as usize)];
     let limit = quotas.into_iter().flatten().fold(server.config.limits.queue / 2, usize::min);
     let cells = cells(plot);
     if cells > limit {

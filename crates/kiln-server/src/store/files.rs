@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use kiln_base::{AtomicFile, hex};
 use sha2::{Digest, Sha256};
 
-use super::{DATABASE, Store, StoreError, now};
+use super::{DATABASE, GalleryLimits, Store, StoreError, now};
 
 /// Prefix of the names of uploaded images in requests.
 pub(crate) const INPUT_PREFIX: &str = "input:";
@@ -67,10 +67,10 @@ impl Store {
         write(&path, bytes).map_err(|source| StoreError::File { path, source })
     }
 
-    /// Deletes all but the newest `keep` images, images that lay in the trash long enough, old jobs without images, inputs that no job uses, and leftovers of
-    /// interrupted writes.
-    pub fn clean_up(&self, keep: u32) -> Result<(), StoreError> {
-        for file in self.delete_beyond(keep)?.into_iter().chain(self.empty_trash(now())?) {
+    /// Deletes images beyond the limits, images that lay in the trash long enough, old jobs without images, inputs that no
+    /// job uses, and leftovers of interrupted writes.
+    pub fn clean_up(&self, limits: GalleryLimits) -> Result<(), StoreError> {
+        for file in self.delete_beyond(limits)?.into_iter().chain(self.empty_trash(now())?) {
             self.remove_files(&file);
         }
         for entry in entries(&self.folder.join("inputs")).filter(is_old) {
@@ -86,11 +86,12 @@ impl Store {
         Ok(())
     }
 
-    /// Calls [`Store::clean_up`] on every 32nd call.
-    pub(crate) fn clean_up_occasionally(&self, keep: u32) -> Result<(), StoreError> {
+    /// Calls [`Store::clean_up`] on every 32nd call, and if the image files are too large.
+    pub(crate) fn clean_up_occasionally(&self, limits: GalleryLimits) -> Result<(), StoreError> {
         const CALLS: u32 = 32;
-        if self.clean_up_calls.fetch_add(1, Relaxed).is_multiple_of(CALLS) {
-            self.clean_up(keep)?;
+        let is_due = self.clean_up_calls.fetch_add(1, Relaxed).is_multiple_of(CALLS);
+        if is_due || self.is_too_large(limits)? {
+            self.clean_up(limits)?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The gallery: all generated images that were not deleted.
 
 use kiln_engine::Request;
-use rusqlite::{OptionalExtension, Row, ToSql, TransactionBehavior, params};
+use rusqlite::{OptionalExtension, Row, ToSql, params};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -44,6 +44,30 @@ pub struct ImageRow {
     /// When it was moved to the trash, in milliseconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trashed: Option<i64>,
+}
+
+#[cfg(test)]
+impl ImageRow {
+    /// An image for the tests of the store.
+    pub(crate) fn test(id: &str) -> ImageRow {
+        ImageRow {
+            id: id.into(),
+            job: "job".into(),
+            number: 0,
+            created: 0,
+            width: 1,
+            height: 1,
+            seed: None,
+            file: format!("{id}.png"),
+            bytes: 0,
+            prompt: String::new(),
+            model: String::new(),
+            request: Request::default(),
+            recipe: String::new(),
+            favourite: false,
+            trashed: None,
+        }
+    }
 }
 
 /// A query of the gallery.
@@ -185,37 +209,5 @@ impl Store {
         self.remove_files(&image.file);
         self.writer()?.execute("DELETE FROM pictures WHERE id = ?", [id])?;
         Ok(true)
-    }
-
-    /// Deletes all but the newest `keep` images and as many favourites, and old jobs without images, from the database;
-    /// returns the files of the deleted images. Clients share the places: who has the most loses the oldest.
-    pub(super) fn delete_beyond(&self, keep: u32) -> Result<Vec<String>, StoreError> {
-        /// Number of newest jobs to keep even without images.
-        const KEEP_JOBS: u32 = 1000;
-        let mut db = self.writer()?;
-        let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        // The place of an image among those of its client, and by that its place among all.
-        let beyond = "id IN (SELECT id FROM
-             (SELECT id, row_number() OVER (PARTITION BY favourite ORDER BY own, seq DESC) AS place FROM
-              (SELECT pictures.id, pictures.seq, coalesce(favourite, 0) AS favourite, row_number() OVER
-               (PARTITION BY client, coalesce(favourite, 0) ORDER BY pictures.seq DESC) AS own
-               FROM pictures LEFT JOIN jobs ON jobs.id = job LEFT JOIN marks ON picture = pictures.id))
-             WHERE place > ?)";
-        let files = {
-            let mut query = transaction.prepare(&format!("SELECT file FROM pictures WHERE {beyond}"))?;
-            query.query_map([keep], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?
-        };
-        transaction.execute(&format!("DELETE FROM pictures WHERE {beyond}"), [keep])?;
-        transaction.execute(
-            "DELETE FROM jobs WHERE state IN ('done', 'failed', 'cancelled')
-             AND seq IN (SELECT seq FROM
-              (SELECT seq, row_number() OVER (ORDER BY own, seq DESC) AS place FROM
-               (SELECT seq, row_number() OVER (PARTITION BY client ORDER BY seq DESC) AS own FROM jobs))
-              WHERE place > ?)
-             AND NOT EXISTS (SELECT 1 FROM pictures WHERE pictures.job = jobs.id)",
-            [KEEP_JOBS],
-        )?;
-        transaction.commit()?;
-        Ok(files)
     }
 }

@@ -2,6 +2,7 @@
 
 use rusqlite::{OptionalExtension, TransactionBehavior, params};
 
+use super::retention::delete_images;
 use super::{Store, StoreError, now};
 
 pub(super) const SCHEMA: &str = "
@@ -54,11 +55,7 @@ impl Store {
         let old = "id IN (SELECT picture FROM marks WHERE trashed < ?)";
         let mut db = self.writer()?;
         let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let files = {
-            let mut query = transaction.prepare(&format!("SELECT file FROM pictures WHERE {old}"))?;
-            query.query_map([before], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?
-        };
-        transaction.execute(&format!("DELETE FROM pictures WHERE {old}"), [before])?;
+        let files = delete_images(&transaction, old, before)?;
         transaction.execute("DELETE FROM marks WHERE picture NOT IN (SELECT id FROM pictures)", [])?;
         transaction.commit()?;
         Ok(files)
@@ -68,33 +65,13 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{ImageQuery, ImageRow};
-
-    fn image(id: &str) -> ImageRow {
-        ImageRow {
-            id: id.into(),
-            job: "job".into(),
-            number: 0,
-            created: 0,
-            width: 1,
-            height: 1,
-            seed: None,
-            file: format!("{id}.png"),
-            bytes: 0,
-            prompt: String::new(),
-            model: String::new(),
-            request: kiln_engine::Request::default(),
-            recipe: String::new(),
-            favourite: false,
-            trashed: None,
-        }
-    }
+    use crate::store::{GalleryLimits, ImageQuery, ImageRow};
 
     #[test]
     fn the_trash_is_emptied_after_a_week_and_favourites_outlive_the_limit() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        let rows = ["a", "b", "c", "d"].map(image);
+        let rows = ["a", "b", "c", "d"].map(ImageRow::test);
         rows.iter().for_each(|row| store.insert_image(row).unwrap());
         let ids = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let listed = |trash| {
@@ -109,10 +86,10 @@ mod tests {
         assert_eq!((listed(true), listed(false)), ("c".into(), "dba".into()));
         assert!(store.empty_trash(now()).unwrap().is_empty());
         assert_eq!(store.empty_trash(now() + TRASH_LIFETIME + 1000).unwrap(), ["c.png"]);
-        store.clean_up(1).unwrap();
+        store.clean_up(GalleryLimits { images: 1, bytes: None }).unwrap();
         assert_eq!(listed(false), "da");
         store.mark(&ids(&["d"]), Marks { favourite: Some(true), ..Marks::default() }).unwrap();
-        store.clean_up(1).unwrap();
+        store.clean_up(GalleryLimits { images: 1, bytes: None }).unwrap();
         assert_eq!(listed(false), "d", "as many favourites as other images, at most");
     }
 }

@@ -46,6 +46,7 @@ async fn images_are_listed_searched_and_deleted() {
     server.get(&format!("/v1/pictures/{}/file", ids[0])).await.expect_error(404, "not_found");
     server.delete(&format!("/v1/pictures/{}", ids[0])).await.expect_error(404, "not_found");
     assert_eq!(prompts(&server, "").await.len(), 2);
+    server.get(&format!("/v1/pictures?before={}", ids[0])).await.expect_error(404, "not_found");
 }
 
 #[tokio::test]
@@ -57,6 +58,17 @@ async fn the_oldest_images_are_deleted() {
     }
     server.inner.close();
     drop(server);
-    let server = TestServer::open(folder, |config| config.keep_images = 2, true);
+    let server = TestServer::open(folder.clone(), |config| config.gallery.images = 2, true);
     assert_eq!(prompts(&server, "").await, ["c", "b"]);
+    // By bytes, when the next job starts: room for two images.
+    let id = server.get("/v1/pictures").await.json()["data"][0]["id"].as_str().unwrap().to_owned();
+    let bytes = server.get(&format!("/v1/pictures/{id}")).await.json()["bytes"].as_u64().unwrap();
+    server.inner.close();
+    drop(server);
+    let server = TestServer::open(folder, |config| config.gallery.bytes = Some(2 * bytes + bytes / 2), true);
+    for prompt in ["d", "e", "f"] {
+        server.post("/v1/images/generations", json!({ "prompt": prompt })).await.ok();
+    }
+    let left = prompts(&server, "").await;
+    assert!(left.len() < 4 && left.starts_with(&["f".into(), "e".into()]), "{left:?}");
 }

@@ -17,7 +17,7 @@ fn open(folder: &Arc<TempDir>, keep: u32, generating: bool) -> TestServer {
         Arc::clone(folder),
         |config| {
             config.api_keys = ApiKey::parse_file("bob key-bob\neve key-eve inputs=2K").unwrap();
-            config.keep_images = keep;
+            config.gallery.images = keep;
             config.limits.queue = 200;
             config.webhooks = Some(WebhookConfig::new("0123456789abcdef", true).unwrap());
         },

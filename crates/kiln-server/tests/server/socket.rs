@@ -67,6 +67,22 @@ async fn a_client_that_disconnects_cancels_its_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_smuggled_behind_two_lengths_of_a_body() {
+    let server = TestServer::new();
+    let address = start(&server).await;
+    let lengths = ["Content-Length: 6", "Transfer-Encoding: chunked"];
+    for [first, second] in [lengths, [lengths[1], lengths[0]]] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let head = format!("GET /healthz HTTP/1.1\r\nHost: localhost\r\n{first}\r\n{second}\r\n\r\n");
+        let smuggled = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        stream.write_all(format!("{head}0\r\n\r\n{smuggled}").as_bytes()).await.unwrap();
+        // Where a proxy would see another request, the connection ends.
+        let answer = answer(&mut stream).await;
+        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn half_a_request_times_out() {
     let server = TestServer::new();
     let mut stream = TcpStream::connect(start(&server).await).await.unwrap();

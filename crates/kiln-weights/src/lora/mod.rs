@@ -29,6 +29,7 @@ mod targets;
 mod unused;
 mod update;
 mod updates;
+mod write;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -50,6 +51,7 @@ use targets::{LayerTarget, RowMapping};
 use unused::{UnusedKey, UnusedKind};
 use update::{KeyedTensor, Update};
 pub use updates::{LayerShape, LoraOptions, LoraUpdates};
+pub use write::{LoraContents, LoraNaming, TrainedModule, lora_contents};
 
 /// A LoRA for the transformer, checked to be consistent; [`LoraUpdates::resolve`] checks it against a model.
 #[derive(Debug)]

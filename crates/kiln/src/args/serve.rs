@@ -129,6 +129,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Limits and storage")]
     pub keep: u32,
 
+    /// Maximum size of all kept images, such as 50G, at least 64M; the oldest are deleted, favourites last [default: none]
+    #[arg(long, value_name = "SIZE", help_heading = "Limits and storage", value_parser = gallery_limit)]
+    pub gallery_limit: Option<u64>,
+
     /// Maximum number of queued jobs
     #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub queue: u32,
@@ -179,6 +183,15 @@ pub struct ServeArgs {
     /// Log more details
     #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
     pub verbose: bool,
+}
+
+/// Less would delete images before a client can fetch them.
+const MIN_GALLERY: u64 = 64 << 20;
+
+fn gallery_limit(text: &str) -> Result<u64, String> {
+    let bytes = crate::values::parse_bytes(text)?;
+    let least = || format!("`{text}` is less than 64M");
+    (bytes >= MIN_GALLERY).then_some(bytes).ok_or_else(least)
 }
 
 fn model_alias(text: &str) -> Result<(String, String), String> {

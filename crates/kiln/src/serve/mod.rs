@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_engine::{Session, TextCache};
-use kiln_server::{Catalogue as _, Config, Limits, Server, WebhookConfig};
+use kiln_server::{Catalogue as _, Config, GalleryLimits, Limits, Server, WebhookConfig};
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -156,7 +156,7 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
         limits,
         model_aliases: args.model_aliases.clone(),
         webhooks,
-        keep_images: args.keep,
+        gallery: GalleryLimits { images: args.keep, bytes: args.gallery_limit },
         grace: Duration::from_secs(args.grace),
         job_timeout: Duration::from_secs(args.timeout),
         ..Config::new(folder)

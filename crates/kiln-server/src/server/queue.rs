@@ -1,0 +1,198 @@
+//! The queue: waiting jobs, planned and running ones, and the threads that wait for them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, MutexGuard};
+
+use kiln_base::{lock, wait};
+
+use crate::Server;
+use crate::fair_queue::{FairQueue, QueuedJob};
+use crate::live::LiveJob;
+use crate::store::{JobState, StoreError};
+
+#[derive(Default)]
+pub(super) struct Queue {
+    /// Jobs that are not planned yet.
+    pub(super) waiting: FairQueue,
+    /// Every job that has not ended, by id.
+    pub(super) live: HashMap<String, Arc<LiveJob>>,
+    /// The clients of jobs that are being inserted into the database; they count towards the limits.
+    pub(super) inserting: Vec<String>,
+    /// Planned and running jobs, oldest first. Until the generator gets them their state is `Queued`.
+    pub(super) active: Vec<Arc<LiveJob>>,
+    pub(super) stopping: bool,
+}
+
+impl Queue {
+    /// Jobs that are planned or being planned and wait for the generator.
+    pub(super) fn planned(&self) -> impl Iterator<Item = &Arc<LiveJob>> {
+        self.active.iter().filter(|live| live.state() == JobState::Queued)
+    }
+
+    pub(super) fn queued_count(&self) -> usize {
+        self.waiting.len() + self.inserting.len() + self.planned().count()
+    }
+
+    pub(super) fn push(&mut self, job: QueuedJob, live: Arc<LiveJob>) {
+        self.waiting.push(job);
+        self.live.insert(live.id.clone(), live);
+    }
+
+    /// Takes waiting jobs with this batch key, up to `room` images in total.
+    fn take_batchable(&mut self, batch_key: &str, mut room: u32) -> Vec<Arc<LiveJob>> {
+        let mut jobs = Vec::new();
+        while room > 0 {
+            let Some(job) = self.waiting.take_batchable(batch_key, room) else { break };
+            room -= job.images.min(room);
+            jobs.extend(self.live.get(&job.id).cloned());
+        }
+        self.active.extend(jobs.iter().cloned());
+        jobs
+    }
+}
+
+/// What happened while a planned group waited for the generator.
+pub(crate) enum GroupEvent {
+    /// The generator is idle: generate the group.
+    GeneratorIdle,
+    /// These jobs can be generated in the same batch.
+    Join(Vec<Arc<LiveJob>>),
+    /// A job of the group was cancelled.
+    Cancelled,
+    /// The server is stopping.
+    Stopping,
+}
+
+impl Server {
+    /// Puts a stored job into the queue.
+    pub(crate) fn enqueue(&self, live: LiveJob) {
+        let queued = self.queued_job(&live);
+        self.queue().push(queued, Arc::new(live));
+    }
+
+    pub(super) fn queue(&self) -> MutexGuard<'_, Queue> {
+        lock(&self.queue)
+    }
+
+    /// Waits until `find` returns something.
+    fn wait<T>(&self, mut find: impl FnMut(&mut Queue) -> Option<T>) -> T {
+        let mut queue = self.queue();
+        loop {
+            if let Some(found) = find(&mut queue) {
+                return found;
+            }
+            queue = wait(&self.wake, queue);
+        }
+    }
+
+    /// Makes all waiting threads check their condition again.
+    pub(crate) fn wake_all(&self) {
+        // While this lock is held, no thread is between checking its condition and waiting.
+        drop(self.queue());
+        self.wake.notify_all();
+    }
+
+    /// Waits for the next job; `None` when the server stops.
+    pub(crate) fn next_job(&self) -> Option<Arc<LiveJob>> {
+        self.wait(|queue| {
+            if queue.stopping {
+                return Some(None);
+            }
+            let live = queue.waiting.take().and_then(|job| queue.live.get(&job.id).cloned())?;
+            queue.active.push(Arc::clone(&live));
+            Some(Some(live))
+        })
+    }
+
+    /// Waits for the next event of a planned group: jobs with up to `room` images that can join it, a cancelled member,
+    /// or an idle generator. A group never waits for others to join.
+    pub(crate) fn wait_for_group_event(
+        &self,
+        first: &LiveJob,
+        room: u32,
+        generator_idle: &AtomicBool,
+        members: &[&LiveJob],
+    ) -> GroupEvent {
+        let batch_key = self.batch_key(first);
+        self.wait(|queue| {
+            if queue.stopping {
+                return Some(GroupEvent::Stopping);
+            }
+            if members.iter().any(|live| live.is_cancelled()) {
+                return Some(GroupEvent::Cancelled);
+            }
+            let joining = batch_key.as_ref().map_or(Vec::new(), |key| queue.take_batchable(key, room));
+            if !joining.is_empty() {
+                return Some(GroupEvent::Join(joining));
+            }
+            generator_idle.swap(false, SeqCst).then_some(GroupEvent::GeneratorIdle)
+        })
+    }
+
+    /// Waits until every other active job has ended or this one is cancelled; `false` when the server stops.
+    pub(crate) fn wait_until_alone(&self, live: &LiveJob) -> bool {
+        self.wait(|queue| {
+            if queue.stopping {
+                return Some(false);
+            }
+            let alone = queue.active.iter().all(|other| other.id == live.id);
+            (alone || live.is_cancelled()).then_some(true)
+        })
+    }
+
+    /// Waits until this job has ended or the server stops.
+    pub(crate) fn wait_until_ended(&self, live: &LiveJob) {
+        self.wait(|queue| {
+            let ended = queue.active.iter().all(|active| active.id != live.id);
+            (ended || queue.stopping).then_some(())
+        });
+    }
+
+    /// Removes a job from the queue.
+    pub(crate) fn remove_job(&self, id: &str) {
+        {
+            let mut queue = self.queue();
+            queue.live.remove(id);
+            queue.active.retain(|live| live.id != id);
+        }
+        self.wake.notify_all();
+    }
+
+    /// A job that has not ended.
+    pub(crate) fn live(&self, id: &str) -> Option<Arc<LiveJob>> {
+        self.queue().live.get(id).cloned()
+    }
+
+    /// Every job that has not ended: planned and running jobs, then waiting ones in their order.
+    pub(crate) fn unfinished(&self) -> Vec<Arc<LiveJob>> {
+        let queue = self.queue();
+        let waiting = queue.waiting.ids().filter_map(|id| queue.live.get(id));
+        queue.active.iter().chain(waiting).cloned().collect()
+    }
+
+    /// Gives waiting jobs of a client their places in this order.
+    pub(crate) fn reorder(&self, client: &str, order: &[String]) -> Result<(), StoreError> {
+        let ids = self.queue().waiting.reorder(client, order);
+        self.store.set_order(&ids)
+    }
+
+    /// Planned and running jobs, oldest first.
+    pub(crate) fn active(&self) -> Vec<Arc<LiveJob>> {
+        self.queue().active.clone()
+    }
+
+    /// The number of jobs whose turn comes before this one's.
+    pub(crate) fn position(&self, id: &str) -> Option<usize> {
+        let queue = self.queue();
+        match queue.waiting.position(id) {
+            Some(before) => Some(before + queue.planned().count()),
+            None => queue.planned().position(|live| live.id == id),
+        }
+    }
+
+    /// The number of queued jobs.
+    pub(crate) fn queued_count(&self) -> usize {
+        self.queue().queued_count()
+    }
+}

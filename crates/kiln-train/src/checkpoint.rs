@@ -1,0 +1,167 @@
+//! The state of a training on the disk, from which it continues bit for bit.
+//!
+//! One safetensors file, replaced as a whole: after a crash it is the last state or the one before, never a mixture. Its
+//! metadata say what the state belongs to; a resumed training must have the same model, data and settings.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use kiln_weights::{WeightSource, save};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result, TrainSettings, TrainerState};
+
+const RECORD: &str = "kiln.training";
+const NUMBERS: &str = "kiln.numbers";
+const STEP: &str = "kiln.step";
+
+/// What decides the bits of a training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// The base model's name or path.
+    pub base: String,
+    /// Its transformer's fingerprint.
+    pub base_fingerprint: String,
+    /// The hash of the data.
+    pub data: String,
+    /// Examples of a batch.
+    pub batch: usize,
+    /// Batches of a step.
+    pub accumulation: usize,
+    /// The trainer's settings.
+    pub settings: TrainSettings,
+}
+
+impl RunRecord {
+    /// Returns what differs from the training that a state was saved by.
+    fn difference(&self, saved: &RunRecord) -> Option<String> {
+        let value = |record: &RunRecord| serde_json::to_value(record).unwrap_or_default();
+        let (mut now, mut then) = (value(self), value(saved));
+        // The name may differ where the weights are the same.
+        [&mut now, &mut then].into_iter().for_each(|record| record["base"] = serde_json::Value::Null);
+        differing_field("", &now, &then)
+    }
+}
+
+/// Finds the first field that differs, as `name: then, now`.
+fn differing_field(name: &str, now: &serde_json::Value, then: &serde_json::Value) -> Option<String> {
+    match (now.as_object(), then.as_object()) {
+        (Some(now), Some(then)) => now.iter().find_map(|(key, value)| {
+            let inner = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+            differing_field(&inner, value, then.get(key).unwrap_or(&serde_json::Value::Null))
+        }),
+        _ if now == then => None,
+        _ => Some(match name {
+            "base_fingerprint" => "the base model is another one".to_owned(),
+            "data" => "the pictures, captions or their options have changed".to_owned(),
+            _ => format!("`{}` was {then} and is {now}", name.trim_start_matches("settings.")),
+        }),
+    }
+}
+
+/// Saves a state, whole or not at all.
+pub fn save_state(path: &Path, state: &TrainerState, record: &RunRecord) -> Result<()> {
+    let metadata = BTreeMap::from([
+        (RECORD.to_owned(), json(record)),
+        (NUMBERS.to_owned(), json(&bits(&state.numbers))),
+        (STEP.to_owned(), state.step.to_string()),
+    ]);
+    let tensors: Vec<_> =
+        state.tensors.iter().map(|(name, values)| (name.as_str(), values.clone())).collect();
+    Ok(save::save(path, &tensors, &metadata)?)
+}
+
+/// Loads a state, which must be of the training that `record` describes.
+pub fn load_state(path: &Path, record: &RunRecord) -> Result<TrainerState> {
+    // Read instead of mapped: the next checkpoint replaces the file.
+    let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+    let source = WeightSource::from_bytes(path, bytes)?;
+    let damaged = || {
+        Error::data(format!("`{}` is not the state of a training", path.display()))
+            .hint("start without --resume, with --overwrite")
+    };
+    let field = |name: &str| source.metadata().get(name).ok_or_else(damaged);
+    let saved: RunRecord = serde_json::from_str(field(RECORD)?).map_err(|_| damaged())?;
+    if let Some(difference) = record.difference(&saved) {
+        let what = format!("`{}` can't be resumed: {difference}", path.display());
+        return Err(Error::data(what)
+            .hint("resume with the same model, pictures and options, or start anew with --overwrite"));
+    }
+    let mut tensors = BTreeMap::new();
+    for name in source.names() {
+        tensors.insert(name.to_owned(), source.tensor(name)?);
+    }
+    let numbers: BTreeMap<String, u64> = serde_json::from_str(field(NUMBERS)?).map_err(|_| damaged())?;
+    Ok(TrainerState {
+        step: field(STEP)?.parse().map_err(|_| damaged())?,
+        tensors,
+        numbers: numbers.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect(),
+    })
+}
+
+/// Numbers as their bits: JSON may round them.
+fn bits(numbers: &BTreeMap<String, f64>) -> BTreeMap<&str, u64> {
+    numbers.iter().map(|(name, number)| (name.as_str(), number.to_bits())).collect()
+}
+
+/// Text of a record or of numbers, which always have one.
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_tensor::HostTensor;
+
+    fn record() -> RunRecord {
+        RunRecord {
+            base: "tiny".into(),
+            base_fingerprint: "f".into(),
+            data: "d".into(),
+            batch: 1,
+            accumulation: 2,
+            settings: TrainSettings::default(),
+        }
+    }
+
+    fn state() -> TrainerState {
+        let values = HostTensor::from_f32([2], vec![0.1, -3.5e-20]).unwrap();
+        TrainerState {
+            step: 12,
+            tensors: BTreeMap::from([("a.lora_A".to_owned(), values)]),
+            numbers: BTreeMap::from([("d".to_owned(), 1e-6 / 3.0)]),
+        }
+    }
+
+    #[test]
+    fn a_state_comes_back_to_the_bit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.safetensors");
+        save_state(&path, &state(), &record()).unwrap();
+        let renamed = RunRecord { base: "elsewhere".into(), ..record() };
+        let (found, expected) = (load_state(&path, &renamed).unwrap(), state());
+        assert_eq!((found.step, &found.numbers), (expected.step, &expected.numbers));
+        assert_eq!(found.tensors, expected.tensors);
+    }
+
+    #[test]
+    fn another_training_is_refused_with_the_difference() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.safetensors");
+        save_state(&path, &state(), &record()).unwrap();
+        let mut other = record();
+        other.settings.learning_rate.peak = 0.5;
+        for (other, expected) in [
+            (RunRecord { data: "e".into(), ..record() }, "captions"),
+            (RunRecord { base_fingerprint: "g".into(), ..record() }, "base model"),
+            (RunRecord { batch: 2, ..record() }, "`batch` was 1 and is 2"),
+            (other, "`learning_rate.peak` was"),
+        ] {
+            let message = load_state(&path, &other).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+        std::fs::write(&path, b"nothing").unwrap();
+        assert!(load_state(&path, &record()).is_err());
+    }
+}

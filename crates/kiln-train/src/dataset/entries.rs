@@ -1,0 +1,304 @@
+//! From listed items to what is trained on: checked pictures at the sizes of their buckets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use kiln_base::hex;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::buckets::{Bucket, bucket};
+use super::captions::{CaptionOptions, caption};
+use super::inspect::{Picture, inspect};
+use super::items::{Item, Listing};
+use super::name_some;
+use crate::cache::Cache;
+use crate::{Error, Result};
+
+/// A picture is enlarged by at most this factor for a resolution that it does not have.
+const MAX_ENLARGEMENT: f64 = 1.1;
+
+/// How a listing is trained on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DataOptions {
+    /// Sides of the squares that give the number of pixels; a picture is used at each that it is large enough for.
+    pub resolutions: Vec<u32>,
+    /// The word or phrase that stands for what is learned.
+    pub trigger: Option<String>,
+    /// Share of the examples that are learned without their caption.
+    pub caption_dropout: f32,
+    /// Share of the examples that are learned without their references.
+    pub reference_dropout: f32,
+    /// Whether half of the examples are mirrored.
+    pub flip: bool,
+    /// How often each picture counts, times its own number.
+    pub repeats: usize,
+    /// Whether pictures without a caption are learned without one.
+    pub allow_empty_captions: bool,
+    /// Whether broken and tiny pictures are left out.
+    pub skip_bad: bool,
+}
+
+impl Default for DataOptions {
+    fn default() -> Self {
+        DataOptions {
+            resolutions: vec![768],
+            trigger: None,
+            caption_dropout: 0.05,
+            reference_dropout: 0.0,
+            flip: false,
+            repeats: 1,
+            allow_empty_captions: false,
+            skip_bad: false,
+        }
+    }
+}
+
+/// A picture as it is encoded.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PictureUse {
+    /// Its file.
+    pub path: PathBuf,
+    /// SHA-256 of its bytes.
+    pub hash: String,
+    /// What it is resized to.
+    pub size: PictureSize,
+}
+
+/// How a picture is resized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PictureSize {
+    /// A picture to learn: it covers the bucket and is cropped.
+    Bucket(Bucket),
+    /// A reference: prepared as for editing, with at most the pixels of a square of this side.
+    Reference(u32),
+}
+
+/// One example: a picture at one size, with its text and references.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// The picture to learn.
+    pub image: PictureUse,
+    /// Its caption; empty if there is none.
+    pub caption: String,
+    /// What an edit starts from.
+    pub references: Vec<PictureUse>,
+    /// How often it counts.
+    pub repeats: usize,
+}
+
+/// Checked and sized examples.
+#[derive(Clone, Debug)]
+pub struct Dataset {
+    /// The examples.
+    pub entries: Vec<Entry>,
+    /// How they are used.
+    pub options: DataOptions,
+    /// What the user should know: duplicates, ignored files, pictures that were left out.
+    pub notes: Vec<String>,
+}
+
+impl Dataset {
+    /// Checks the pictures and captions of a listing and sizes them. The cache remembers which pictures are whole, so that
+    /// they are decoded once.
+    pub fn new(listing: Listing, options: DataOptions, cache: &Cache) -> Result<Dataset> {
+        let Listing { mut items, ignored } = listing;
+        let mut notes = Vec::new();
+        if !ignored.is_empty() {
+            let names = name_some(ignored.iter().map(PathBuf::as_path));
+            notes.push(format!("{} other files are not used: {names}", ignored.len()));
+        }
+        let smallest = options.resolutions.iter().copied().min().unwrap_or(1);
+        let (pictures, problems) = inspect(&items, smallest / 2, &|hash| cache.known_size(hash));
+        for Picture { hash, size } in pictures.values() {
+            cache.remember_size(hash, *size)?;
+        }
+        if !problems.is_empty() {
+            let shown = problems.iter().take(5).map(|p| format!("`{}`: {}", p.path.display(), p.what));
+            let shown = shown.collect::<Vec<_>>().join("\n");
+            let what = format!("{} of the pictures can't be used\n{shown}", problems.len());
+            if !options.skip_bad {
+                let hint = "repair or remove them, or leave them out with --skip-bad";
+                return Err(Error::data(what).hint(hint));
+            }
+            items.retain(|item| {
+                std::iter::once(&item.image).chain(&item.references).all(|path| pictures.contains_key(path))
+            });
+            notes.push(format!("{what}\nthey are left out"));
+            if items.is_empty() {
+                return Err(Error::data("no picture is left").hint("see the notes above"));
+            }
+        }
+        check_captions(&items, &options)?;
+        notes.extend(duplicates(&items, &pictures));
+        let entries = items.iter().flat_map(|item| expand(item, &pictures, &options)).collect();
+        Ok(Dataset { entries, options, notes })
+    }
+
+    /// Returns the number of examples in one pass over the data, repeats included.
+    pub fn epoch(&self) -> usize {
+        self.entries.iter().map(|entry| entry.repeats).sum()
+    }
+
+    /// Returns a hash of everything that is learned and how it is drawn.
+    pub fn hash(&self) -> String {
+        let mut hash = Sha256::new();
+        let mut add = |text: &str| {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        };
+        for entry in &self.entries {
+            add(&format!("{:?} {} {}", entry.image.size, entry.image.hash, entry.repeats));
+            add(&entry.caption);
+            entry.references.iter().for_each(|picture| add(&format!("{:?} {}", picture.size, picture.hash)));
+        }
+        let DataOptions { caption_dropout, reference_dropout, flip, .. } = &self.options;
+        add(&format!("{caption_dropout} {reference_dropout} {flip}"));
+        hex(hash.finalize())
+    }
+
+    /// Returns the sizes of the pictures, and the number of examples of each.
+    pub fn sizes(&self) -> BTreeMap<Bucket, usize> {
+        let mut sizes = BTreeMap::new();
+        for entry in &self.entries {
+            if let PictureSize::Bucket(size) = entry.image.size {
+                *sizes.entry(size).or_default() += entry.repeats;
+            }
+        }
+        sizes
+    }
+
+    /// Returns the largest number of references of an example.
+    pub fn references(&self) -> usize {
+        self.entries.iter().map(|entry| entry.references.len()).max().unwrap_or(0)
+    }
+
+    /// Returns all texts that have to be encoded: the captions, and the empty one if captions are dropped.
+    pub fn texts(&self) -> BTreeSet<&str> {
+        let empty = (self.options.caption_dropout > 0.0).then_some("");
+        self.entries.iter().map(|entry| entry.caption.as_str()).chain(empty).collect()
+    }
+}
+
+/// Rejects pictures without a caption, unless there is a trigger.
+fn check_captions(items: &[Item], options: &DataOptions) -> Result<()> {
+    if options.trigger.is_some() || options.allow_empty_captions {
+        return Ok(());
+    }
+    let missing: Vec<&Path> =
+        items.iter().filter(|item| item.caption.is_none()).map(|item| item.image.as_path()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let what =
+        format!("{} of {} pictures have no caption: {}", missing.len(), items.len(), name_some(missing));
+    Err(Error::data(what).hint(
+        "write what each shows into a .txt file of the same name, give one word for all with --trigger, or train \
+         without captions with --no-captions",
+    ))
+}
+
+/// Notes about pictures to learn that are the same file.
+fn duplicates(items: &[Item], pictures: &BTreeMap<PathBuf, Picture>) -> Vec<String> {
+    let mut by_hash: BTreeMap<&str, BTreeSet<&Path>> = BTreeMap::new();
+    for item in items {
+        if let Some(picture) = pictures.get(&item.image) {
+            by_hash.entry(&picture.hash).or_default().insert(&item.image);
+        }
+    }
+    let same = by_hash.into_values().filter(|paths| paths.len() > 1);
+    same.map(|paths| format!("these are the same picture, which counts more for it: {}", name_some(paths)))
+        .collect()
+}
+
+/// The examples of an item: one for each resolution that its picture is large enough for, at least the smallest.
+fn expand(item: &Item, pictures: &BTreeMap<PathBuf, Picture>, options: &DataOptions) -> Vec<Entry> {
+    let Some(picture) = pictures.get(&item.image) else { return Vec::new() };
+    let mut resolutions = options.resolutions.clone();
+    resolutions.sort_unstable();
+    resolutions.dedup();
+    let [width, height] = picture.size.map(f64::from);
+    let side = (width * height).sqrt();
+    let fitting = |resolution: &u32| f64::from(*resolution) <= side * MAX_ENLARGEMENT;
+    let count = resolutions.iter().filter(|resolution| fitting(resolution)).count().max(1);
+    let text = caption(item.caption.as_deref(), &CaptionOptions { trigger: options.trigger.clone() });
+    let entry = |&resolution: &u32| {
+        let reference = |path: &PathBuf| {
+            let hash = pictures.get(path)?.hash.clone();
+            Some(PictureUse { path: path.clone(), hash, size: PictureSize::Reference(resolution) })
+        };
+        Entry {
+            image: PictureUse {
+                path: item.image.clone(),
+                hash: picture.hash.clone(),
+                size: PictureSize::Bucket(bucket(picture.size, resolution)),
+            },
+            caption: text.clone().unwrap_or_default(),
+            references: item.references.iter().filter_map(reference).collect(),
+            repeats: item.repeats * options.repeats,
+        }
+    };
+    resolutions.iter().take(count).map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_image::{Format, RgbImage, encode};
+
+    fn save(folder: &Path, name: &str, side: u32) -> PathBuf {
+        let path = folder.join(name);
+        std::fs::write(&path, encode(&RgbImage::black(side, side), Format::Png, None).unwrap()).unwrap();
+        path
+    }
+
+    fn dataset(items: Vec<Item>, options: DataOptions) -> Result<Dataset> {
+        let folder = tempfile::tempdir().unwrap();
+        Dataset::new(Listing { items, ignored: Vec::new() }, options, &Cache::new(folder.path()))
+    }
+
+    #[test]
+    fn a_picture_is_used_at_each_resolution_that_it_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let items = vec![
+            Item::new(save(folder.path(), "a.png", 128), Some("a".into())),
+            Item { repeats: 3, ..Item::new(save(folder.path(), "b.png", 40), Some("b".into())) },
+        ];
+        let options = DataOptions { resolutions: vec![128, 64], repeats: 2, ..DataOptions::default() };
+        let data = dataset(items, options).unwrap();
+        assert_eq!(data.sizes(), BTreeMap::from([([64, 64], 8), ([128, 128], 2)]));
+        assert_eq!((data.entries.len(), data.epoch(), data.texts().len()), (3, 10, 3));
+    }
+
+    #[test]
+    fn missing_captions_bad_pictures_and_duplicates_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let bad = folder.path().join("c.png");
+        std::fs::write(&bad, "x").unwrap();
+        let (a, b) = (save(folder.path(), "a.png", 64), save(folder.path(), "b.png", 64));
+        let items = vec![Item::new(a, None), Item::new(b, None), Item::new(bad, None)];
+        let options = DataOptions { resolutions: vec![64], ..DataOptions::default() };
+        let message = dataset(items.clone(), options.clone()).unwrap_err().to_string();
+        assert!(message.contains("1 of the pictures") && message.contains("c.png"), "{message}");
+        let options = DataOptions { skip_bad: true, ..options };
+        let message = dataset(items.clone(), options.clone()).unwrap_err().to_string();
+        assert!(message.contains("2 of 2 pictures have no caption"), "{message}");
+        let options = DataOptions { trigger: Some("sks".into()), ..options };
+        let data = dataset(items, options).unwrap();
+        assert_eq!(data.entries.iter().map(|entry| entry.caption.as_str()).collect::<Vec<_>>(), ["sks"; 2]);
+        assert!(data.notes.iter().any(|note| note.contains("the same picture")), "{:?}", data.notes);
+        assert!(data.notes.iter().any(|note| note.contains("left out")), "{:?}", data.notes);
+    }
+
+    #[test]
+    fn the_hash_changes_with_a_caption_but_not_with_a_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (a, b) = (save(folder.path(), "a.png", 64), save(folder.path(), "b.png", 64));
+        let hash = |path: &PathBuf, text: &str| {
+            let options = DataOptions { resolutions: vec![64], ..DataOptions::default() };
+            dataset(vec![Item::new(path.clone(), Some(text.into()))], options).unwrap().hash()
+        };
+        assert_eq!(hash(&a, "fox"), hash(&b, "fox"));
+        assert_ne!(hash(&a, "fox"), hash(&a, "hen"));
+    }
+}

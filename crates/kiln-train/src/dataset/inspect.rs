@@ -1,0 +1,135 @@
+//! Reads every picture once: its hash and size, and what is wrong with it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use kiln_base::{hex, lock};
+use sha2::{Digest, Sha256};
+
+use super::items::Item;
+
+/// Longest ratio of the sides of a picture.
+const MAX_RATIO: u32 = 8;
+
+/// A picture's file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Picture {
+    /// SHA-256 of its bytes, in hex.
+    pub hash: String,
+    /// Width and height in pixels, as shown: a photo's orientation is applied.
+    pub size: [u32; 2],
+}
+
+/// Why a picture can't be used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    /// The picture.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+/// Reads the pictures of these items and their references, each file once. `min_side` is the side of the smallest square
+/// whose pixels a picture to learn must have. `known_size` returns the size of a picture that was decoded before, by its
+/// hash; others are decoded.
+pub fn inspect(
+    items: &[Item],
+    min_side: u32,
+    known_size: &(dyn Fn(&str) -> Option<[u32; 2]> + Sync),
+) -> (BTreeMap<PathBuf, Picture>, Vec<Problem>) {
+    let mut roles: BTreeMap<&Path, bool> = BTreeMap::new();
+    for item in items {
+        *roles.entry(&item.image).or_default() = true;
+        item.references.iter().for_each(|path| _ = roles.entry(path).or_default());
+    }
+    let roles: Vec<(&Path, bool)> = roles.into_iter().collect();
+    let (next, found) = (AtomicUsize::new(0), Mutex::new((BTreeMap::new(), Vec::new())));
+    let work = || {
+        while let Some((path, is_learned)) = roles.get(next.fetch_add(1, Relaxed)) {
+            let min = if *is_learned { min_side } else { 0 };
+            match read(path, min, known_size) {
+                Ok(picture) => _ = lock(&found).0.insert(path.to_path_buf(), picture),
+                Err(what) => lock(&found).1.push(Problem { path: path.to_path_buf(), what }),
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(roles.len());
+    std::thread::scope(|scope| (0..threads).for_each(|_| _ = scope.spawn(work)));
+    let (pictures, mut problems) = found.into_inner().unwrap_or_default();
+    problems.sort_by(|a, b| a.path.cmp(&b.path));
+    (pictures, problems)
+}
+
+fn read(
+    path: &Path,
+    min_side: u32,
+    known_size: &dyn Fn(&str) -> Option<[u32; 2]>,
+) -> Result<Picture, String> {
+    let name = path.display().to_string();
+    let bytes = read_bytes(path).map_err(|error| format!("it can't be read: {error}"))?;
+    let hash = hex(Sha256::digest(&bytes));
+    // A header tells neither whether the pixels are whole nor whether a photo is on its side.
+    let decoded = || kiln_image::from_bytes(&name, &bytes).map(|image| [image.width(), image.height()]);
+    let size = known_size(&hash).map_or_else(decoded, Ok).map_err(|error| error.to_string())?;
+    let [width, height] = size;
+    if u64::from(width) * u64::from(height) < u64::from(min_side) * u64::from(min_side) {
+        return Err(format!("it has {width}x{height} pixels, fewer than {min_side}x{min_side}"));
+    }
+    if width.max(height) > MAX_RATIO * width.min(height) {
+        return Err(format!("it has {width}x{height} pixels, a ratio of more than {MAX_RATIO}:1"));
+    }
+    Ok(Picture { hash, size })
+}
+
+fn read_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(kiln_image::MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_image::{Format, RgbImage, encode};
+
+    #[test]
+    fn broken_tiny_and_missing_pictures_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let save = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            Item::new(path, None)
+        };
+        let png = |width, height| encode(&RgbImage::black(width, height), Format::Png, None).unwrap();
+        let whole = png(64, 64);
+        let items = [
+            save("a.png", &whole),
+            save("b.png", &whole[..whole.len() / 2]),
+            save("c.png", b"nothing"),
+            save("d.png", &png(16, 16)),
+            save("e.png", &png(900, 64)),
+            Item { references: vec![folder.path().join("none.png")], ..save("f.png", &whole) },
+        ];
+        let (pictures, problems) = inspect(&items, 32, &|_| None);
+        let names: Vec<_> = pictures.keys().map(|p| p.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!(names, ["a.png", "f.png"]);
+        let same: Vec<_> = pictures.values().collect();
+        assert_eq!((same[0], same[0].size), (same[1], [64, 64]));
+        let reasons: Vec<_> = problems.iter().map(|problem| problem.what.as_str()).collect();
+        for (reason, expected) in reasons.iter().zip([
+            "damaged",
+            "not an image",
+            "16x16 pixels, fewer",
+            "more than 8:1",
+            "can't be read",
+        ]) {
+            assert!(reason.contains(expected), "{reason}");
+        }
+        // A picture that was decoded before is not decoded again.
+        assert_eq!(inspect(&items[1..2], 32, &|_| Some([64; 2])).1, []);
+    }
+}

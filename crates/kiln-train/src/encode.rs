@@ -1,0 +1,221 @@
+//! Pictures and captions to what the transformer takes: latents (the mode of the autoencoder's distribution, patched and
+//! batch-normed) and text states, each computed once and cached.
+//!
+//! Pictures and references go through the code that encodes references for editing, captions through the tokenizer, the
+//! template and the layers that the model generates with: what is learned is what is generated with.
+
+use std::collections::BTreeMap;
+
+use kiln_engine::Model;
+use kiln_image::RgbImage;
+use kiln_model::text_encoder::TextEncoder;
+use kiln_model::{Autoencoder, ResidencyPlan};
+use kiln_ops::Backend;
+use kiln_tensor::{DType, HostTensor};
+
+use crate::cache::{Cache, Encoded, Key};
+use crate::dataset::{Dataset, Draw, PictureSize, PictureUse, fit, flip};
+use crate::{Error, Example, ReferenceLatents, Result};
+
+/// GPU memory that is left for activations while texts are encoded.
+const WORK_BYTES: u64 = 2 << 30;
+
+/// What is being encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EncodingStage {
+    /// Captions.
+    Texts,
+    /// Pictures and references.
+    Pictures,
+}
+
+/// Called with the stage, and how many of how many are done; returns `false` to cancel.
+pub type EncodingProgress<'a> = &'a mut dyn FnMut(EncodingStage, usize, usize) -> bool;
+
+/// The encoders of a model, by name only: tells the key of each picture and text.
+pub struct Encoders<'m> {
+    model: &'m Model,
+    dtype: DType,
+    text: String,
+    picture: String,
+    states: Vec<usize>,
+    max_tokens: usize,
+}
+
+impl<'m> Encoders<'m> {
+    /// Creates the keys for a model on a backend whose arithmetic is `numerics`, with activations of `dtype`.
+    pub fn new(model: &'m Model, numerics: &str, dtype: DType) -> Result<Encoders<'m>> {
+        let text = model.text_encoder.as_ref().ok_or_else(|| missing(model, "text encoder"))?;
+        let vae = model.vae.as_ref().ok_or_else(|| missing(model, "VAE"))?;
+        let identity = |fingerprint: &str| format!("{fingerprint} {numerics} {}", dtype.name());
+        let (states, max_tokens) = (text.config.output_layers().to_vec(), model.default_tokens());
+        Ok(Encoders {
+            model,
+            dtype,
+            text: format!("{} {states:?} {max_tokens}", identity(text.fingerprint()?)),
+            picture: identity(vae.fingerprint()?),
+            states,
+            max_tokens,
+        })
+    }
+
+    /// The key of a caption.
+    pub fn text_key(&self, caption: &str) -> Key {
+        Key::new(&["text", &self.text, caption])
+    }
+
+    /// The key of a picture or reference, perhaps mirrored.
+    pub fn picture_key(&self, picture: &PictureUse, flipped: bool) -> Key {
+        let size = format!("{:?} {flipped}", picture.size);
+        Key::new(&["picture", &self.picture, &picture.hash, &size])
+    }
+
+    /// Returns a note if captions are longer than the model reads.
+    pub fn truncation_note(&self, data: &Dataset) -> Result<Option<String>> {
+        let tokenizer = self.model.prompt_tokenizer()?;
+        let mut cut = Vec::new();
+        for text in data.texts() {
+            if tokenizer.count(text)? > self.max_tokens {
+                cut.push(text);
+            }
+        }
+        let first = |text: &str| text.chars().take(60).collect::<String>();
+        Ok(cut.first().map(|text| {
+            let (count, max) = (cut.len(), self.max_tokens);
+            format!("{count} captions are longer than {max} tokens and are cut, such as \"{}…\"", first(text))
+        }))
+    }
+
+    /// Encodes what the cache lacks: first the texts, then the pictures, so that only one encoder is loaded at a time.
+    pub fn encode_missing<B: Backend>(
+        &self,
+        b: &B,
+        vram: Option<u64>,
+        data: &Dataset,
+        cache: &mut Cache,
+        progress: EncodingProgress<'_>,
+    ) -> Result<()> {
+        self.encode_texts(b, vram, data, cache, progress)?;
+        self.encode_pictures(b, data, cache, progress)
+    }
+
+    fn encode_texts<B: Backend>(
+        &self,
+        b: &B,
+        vram: Option<u64>,
+        data: &Dataset,
+        cache: &mut Cache,
+        progress: EncodingProgress<'_>,
+    ) -> Result<()> {
+        let texts: Vec<(Key, &str)> =
+            data.texts().into_iter().map(|text| (self.text_key(text), text)).collect();
+        let texts: Vec<_> = texts.into_iter().filter(|(key, _)| cache.get(key).is_none()).collect();
+        let Some(component) = self.model.text_encoder.as_ref().filter(|_| !texts.is_empty()) else {
+            return Ok(());
+        };
+        let mut report = |done| {
+            if progress(EncodingStage::Texts, done, texts.len()) { Ok(()) } else { Err(Error::CANCELLED) }
+        };
+        report(0)?;
+        let weights = component.weights()?;
+        let plan = match vram.map(|vram| vram.saturating_sub(WORK_BYTES)) {
+            Some(vram) if vram < weights.bytes() => ResidencyPlan::new(vram, weights.bytes()),
+            _ => ResidencyPlan::all_on_device(),
+        };
+        let config = component.config.clone().with_output_layers(&self.states);
+        let encoder = TextEncoder::load(b, &weights.root(), &config, self.dtype, &plan)?;
+        let tokenizer = self.model.prompt_tokenizer()?;
+        for (done, (key, text)) in texts.iter().enumerate() {
+            let tokens = tokenizer.encode(text, self.max_tokens)?;
+            let states = encoder.forward(b, &tokens, &self.states, (done, texts.len()), &mut ())?;
+            let values = finite(b.download(&states)?, &format!("the text encoder's output for \"{text}\""))?;
+            let grid = [1, tokens.ids.len()];
+            cache.put(key, Encoded { values, grid })?;
+            report(done + 1)?;
+        }
+        Ok(())
+    }
+
+    fn encode_pictures<B: Backend>(
+        &self,
+        b: &B,
+        data: &Dataset,
+        cache: &mut Cache,
+        progress: EncodingProgress<'_>,
+    ) -> Result<()> {
+        let mut pictures: BTreeMap<Key, (&PictureUse, bool)> = BTreeMap::new();
+        for entry in &data.entries {
+            for picture in std::iter::once(&entry.image).chain(&entry.references) {
+                for flipped in [false, true].into_iter().take(1 + usize::from(data.options.flip)) {
+                    pictures.insert(self.picture_key(picture, flipped), (picture, flipped));
+                }
+            }
+        }
+        pictures.retain(|key, _| cache.get(key).is_none());
+        let Some(component) = self.model.vae.as_ref().filter(|_| !pictures.is_empty()) else { return Ok(()) };
+        let total = pictures.len();
+        let mut report = |done| {
+            if progress(EncodingStage::Pictures, done, total) { Ok(()) } else { Err(Error::CANCELLED) }
+        };
+        report(0)?;
+        let vae = Autoencoder::load(b, component.weights()?, Some(&component.config), self.dtype)?;
+        for (done, (key, (picture, flipped))) in pictures.into_iter().enumerate() {
+            let image = prepare(picture, flipped)?;
+            let latents = b.download(&vae.encode(b, &image, &mut ())?)?;
+            let values = finite(latents, &format!("the latent of `{}`", picture.path.display()))?;
+            let grid = [image.height() as usize / 16, image.width() as usize / 16];
+            cache.put(&key, Encoded { values, grid })?;
+            report(done + 1)?;
+        }
+        Ok(())
+    }
+
+    /// Returns an example of a step. Everything it needs must be cached.
+    pub fn example(&self, data: &Dataset, draw: Draw, cache: &mut Cache) -> Result<Example> {
+        let entry = &data.entries[draw.entry];
+        let caption = if draw.drop_caption { "" } else { &entry.caption };
+        let folder = cache.folder().to_owned();
+        let lost = || {
+            Error::data(format!("an entry of the cache `{}` is gone or damaged", folder.display()))
+                .hint("start again with --resume: what is missing is encoded again")
+        };
+        let mut get = |key: Key| cache.get(&key).ok_or_else(lost);
+        let text = get(self.text_key(caption))?.values;
+        let Encoded { values: latents, grid: [height, width] } =
+            get(self.picture_key(&entry.image, draw.flip))?;
+        let references = if draw.drop_references { &[] } else { &entry.references[..] };
+        let references = references.iter().map(|picture| {
+            let Encoded { values: latents, grid: [height, width] } =
+                get(self.picture_key(picture, draw.flip))?;
+            Ok(ReferenceLatents { latents, height, width })
+        });
+        let references = references.collect::<Result<_>>()?;
+        Ok(Example { latents, height, width, references, text })
+    }
+}
+
+/// Reads a picture and brings it to its size.
+fn prepare(picture: &PictureUse, flipped: bool) -> Result<RgbImage> {
+    let image = kiln_image::open(&picture.path)?;
+    let image = match picture.size {
+        PictureSize::Bucket(bucket) => fit(&image, bucket),
+        PictureSize::Reference(side) => {
+            kiln_image::prepare_reference_within(&image, u64::from(side) * u64::from(side))?
+        }
+    };
+    Ok(if flipped { flip(&image) } else { image })
+}
+
+fn finite(values: HostTensor, what: &str) -> Result<HostTensor> {
+    if values.is_finite() {
+        return Ok(values);
+    }
+    Err(Error::data(format!("{what} is not finite"))
+        .hint("try --dtype f32; the model's files may be damaged"))
+}
+
+fn missing(model: &Model, component: &str) -> Error {
+    let path = model.path.display();
+    Error::data(format!("the model `{path}` has no {component}, which training needs"))
+        .hint("name it with --text-encoder or --vae, or use a whole model")
+}

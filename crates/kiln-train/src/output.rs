@@ -1,0 +1,205 @@
+//! The files of a training: the LoRA itself, and a folder beside it with state, log, checkpoints and samples.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kiln_tensor::DType;
+use kiln_weights::{LoraNaming, TrainedModule, lora_contents, save};
+
+use crate::checkpoint::RunRecord;
+use crate::{AdapterModule, Error, Result};
+
+/// How a LoRA is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoraFormat {
+    /// The names of its keys.
+    pub naming: LoraNaming,
+    /// f32 or bf16.
+    pub dtype: DType,
+}
+
+/// The paths of a training's files.
+#[derive(Clone, Debug)]
+pub struct RunFiles {
+    /// The LoRA.
+    pub output: PathBuf,
+    /// The folder beside it.
+    pub folder: PathBuf,
+}
+
+impl RunFiles {
+    /// Returns the paths for a LoRA at `output`: `me.safetensors` has the folder `me.train`.
+    pub fn new(output: &Path) -> RunFiles {
+        RunFiles { output: output.to_owned(), folder: output.with_extension("train") }
+    }
+
+    /// Checks that nothing is overwritten by accident, and creates the folder. A new training needs `overwrite` if the
+    /// LoRA or a state exists; a resumed one needs the state.
+    pub fn prepare(&self, resume: bool, overwrite: bool) -> Result<()> {
+        let has_state = self.state().is_file();
+        if resume && !has_state {
+            let what = format!("there is nothing to resume: `{}` does not exist", self.state().display());
+            return Err(Error::data(what).hint("start without --resume"));
+        }
+        if !resume && !overwrite {
+            if self.output.exists() {
+                let what = format!("`{}` exists already", self.output.display());
+                return Err(Error::data(what).hint("choose another -o, or replace it with --overwrite"));
+            }
+            if has_state {
+                let what = format!("`{}` has the state of an unfinished training", self.folder.display());
+                let hint = "continue it with --resume, start anew with --overwrite, or choose another -o";
+                return Err(Error::data(what).hint(hint));
+            }
+        }
+        if self.output.is_dir() {
+            let what = format!("`{}` is a folder", self.output.display());
+            return Err(Error::data(what).hint("name a .safetensors file"));
+        }
+        fs::create_dir_all(&self.folder).map_err(Error::io("create", &self.folder))
+    }
+
+    /// Checks that the disk has room for files of `bytes` together.
+    pub fn check_space(&self, bytes: u64) -> Result<()> {
+        match kiln_base::free_space(&self.folder) {
+            Some(free) if free < bytes => {
+                let [need, free] = [bytes, free].map(|bytes| bytes.div_ceil(1 << 20));
+                let what = format!(
+                    "the disk of `{}` has {free} MiB left, the training writes about {need} MiB",
+                    self.folder.display()
+                );
+                Err(Error::data(what).hint("free some space, or choose another -o"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The state to resume from.
+    pub fn state(&self) -> PathBuf {
+        self.folder.join("state.safetensors")
+    }
+
+    /// The log, one JSON object per step.
+    pub fn log(&self) -> PathBuf {
+        self.folder.join("log.jsonl")
+    }
+
+    /// The folder of TensorBoard's files.
+    pub fn tensorboard(&self) -> PathBuf {
+        self.folder.join("tensorboard")
+    }
+
+    /// The LoRA after a number of steps.
+    pub fn checkpoint(&self, step: u64) -> PathBuf {
+        let stem = self.output.file_stem().unwrap_or_default().to_string_lossy();
+        self.folder.join(format!("{stem}-{step:06}.safetensors"))
+    }
+
+    /// The folder of sample images.
+    pub fn samples(&self) -> PathBuf {
+        self.folder.join("samples")
+    }
+}
+
+/// Writes a LoRA with what it was trained on.
+pub fn write_lora(
+    path: &Path,
+    adapter: &[AdapterModule],
+    record: &RunRecord,
+    steps: u64,
+    format: LoraFormat,
+) -> Result<()> {
+    let modules: Vec<TrainedModule> = adapter
+        .iter()
+        .map(|module| TrainedModule {
+            layer: module.layer.clone(),
+            rank: module.rank,
+            alpha: module.alpha,
+            tensors: module
+                .tensors
+                .iter()
+                .map(|(name, values)| ((*name).to_owned(), values.clone()))
+                .collect(),
+        })
+        .collect();
+    let refused = |reason: String| {
+        Error::data(format!("the adapter can't be written in this layout: {reason}"))
+            .hint("write it with --layout diffusers")
+    };
+    let (tensors, mut metadata) = lora_contents(&modules, format.naming, format.dtype).map_err(refused)?;
+    metadata.extend(run_metadata(record, steps));
+    let tensors: Vec<_> = tensors.iter().map(|(name, values)| (name.as_str(), values.clone())).collect();
+    Ok(save::save(path, &tensors, &metadata)?)
+}
+
+fn run_metadata(record: &RunRecord, steps: u64) -> BTreeMap<String, String> {
+    let settings = serde_json::to_string(&record.settings).unwrap_or_default();
+    let fields = [
+        ("format", "pt".to_owned()),
+        ("kiln.version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("kiln.base", record.base.clone()),
+        ("kiln.base_fingerprint", record.base_fingerprint.clone()),
+        ("kiln.data", record.data.clone()),
+        ("kiln.steps", steps.to_string()),
+        ("kiln.batch", format!("{}x{}", record.batch, record.accumulation)),
+        ("kiln.settings", settings),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AdapterKind, TrainSettings};
+    use kiln_tensor::HostTensor;
+    use kiln_weights::Lora;
+
+    #[test]
+    fn existing_files_are_kept_unless_told_otherwise() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = RunFiles::new(&folder.path().join("me.safetensors"));
+        let message = |resume, overwrite| files.prepare(resume, overwrite).unwrap_err().to_string();
+        assert!(message(true, false).contains("nothing to resume"));
+        files.prepare(false, false).unwrap();
+        fs::write(files.state(), "x").unwrap();
+        assert!(message(false, false).contains("unfinished training"));
+        fs::write(&files.output, "x").unwrap();
+        assert!(message(false, false).contains("exists already"));
+        files.prepare(true, false).unwrap();
+        files.prepare(false, true).unwrap();
+        files.check_space(1).unwrap();
+        assert!(files.check_space(u64::MAX).unwrap_err().to_string().contains("MiB left"));
+    }
+
+    #[test]
+    fn a_lora_says_what_it_was_trained_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("me.safetensors");
+        let record = RunRecord {
+            base: "klein-base-4b".into(),
+            base_fingerprint: "f".into(),
+            data: "d".into(),
+            batch: 1,
+            accumulation: 1,
+            settings: TrainSettings::default(),
+        };
+        let tensor = |shape: [usize; 2]| HostTensor::from_f32(shape, vec![0.5; shape[0] * shape[1]]).unwrap();
+        let adapter = [AdapterModule {
+            layer: "transformer_blocks.0.attn.to_q".into(),
+            kind: AdapterKind::Lora,
+            rank: 2,
+            alpha: 4.0,
+            tensors: vec![("lora_A.weight", tensor([2, 8])), ("lora_B.weight", tensor([8, 2]))],
+        }];
+        let format = LoraFormat { naming: LoraNaming::Diffusers, dtype: DType::BF16 };
+        write_lora(&path, &adapter, &record, 100, format).unwrap();
+        let lora = Lora::open(&path).unwrap();
+        assert_eq!(lora.scale("transformer_blocks.0.attn.to_q"), Some(2.0));
+        let metadata = lora.source().metadata();
+        assert_eq!(
+            (metadata["kiln.base"].as_str(), metadata["kiln.steps"].as_str()),
+            ("klein-base-4b", "100")
+        );
+    }
+}
