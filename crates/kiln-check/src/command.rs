@@ -16,7 +16,14 @@ const CLOSING: Duration = Duration::from_secs(2);
 /// The variable that holds the prompt.
 const PROMPT: &str = "KILN_PROMPT";
 /// Variables with secrets of the server, which a check does not need.
-const SECRETS: [&str; 4] = ["KILN_API_KEY", "KILN_WEBHOOK_SECRET", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
+const SECRETS: [&str; 6] = [
+    "KILN_API_KEY",
+    "KILN_WEBHOOK_SECRET",
+    "KILN_UPSAMPLE_KEY",
+    "OPENAI_API_KEY",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+];
 
 /// A program and its arguments.
 #[derive(Clone, Debug)]
@@ -51,7 +58,8 @@ impl CommandCheck {
         Ok(CommandCheck { program, arguments: words.collect() })
     }
 
-    pub(crate) fn check(&self, png: Vec<u8>, prompt: &str, waiting: &Waiting<'_>) -> Result<(), Refusal> {
+    /// The command that checks an image of this prompt.
+    fn command(&self, prompt: &str) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A variable can't hold a zero character.
@@ -61,9 +69,13 @@ impl CommandCheck {
         }
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        command
+    }
+
+    pub(crate) fn check(&self, png: Vec<u8>, prompt: &str, waiting: &Waiting<'_>) -> Result<(), Refusal> {
         let failed =
             |error: std::io::Error| Refusal::Failed(format!("can't start `{}`: {error}", self.program));
-        let mut child = ChildGroup(start(&mut command).map_err(failed)?);
+        let mut child = ChildGroup(start(&mut self.command(prompt)).map_err(failed)?);
         if let Some(mut stdin) = child.0.stdin.take() {
             // A program that does not read the whole image closes the pipe; its answer counts all the same.
             std::thread::spawn(move || drop(stdin.write_all(&png)));
@@ -73,6 +85,7 @@ impl CommandCheck {
         let status = child.wait(waiting, &stdout)?;
         let closing = Waiting { deadline: waiting.deadline.min(Instant::now() + CLOSING), ..*waiting };
         let answer = closing.receive(&stdout.done)?;
+        stdout.check_length()?;
         match status.code() {
             Some(0) => Ok(()),
             Some(1) => Err(Refusal::Refused(reason(&String::from_utf8_lossy(&answer)))),
@@ -121,9 +134,7 @@ impl ChildGroup {
         let mut pause = Duration::from_millis(1);
         let failed = |error| Refusal::Failed(format!("can't wait for the check: {error}"));
         while !self.has_ended().map_err(failed)? {
-            if output.too_long.try_recv().is_ok() {
-                return Err(Refusal::Failed(format!("the check printed more than {MAX_ANSWER} bytes")));
-            }
+            output.check_length()?;
             waiting.proceed()?;
             std::thread::sleep(pause);
             pause = (2 * pause).min(POLL);
@@ -184,6 +195,14 @@ struct Output {
     too_long: Receiver<()>,
 }
 
+impl Output {
+    /// Fails if there is more than is read.
+    fn check_length(&self) -> Result<(), Refusal> {
+        let too_long = || Refusal::Failed(format!("the check printed more than {MAX_ANSWER} bytes"));
+        self.too_long.try_recv().map_or(Ok(()), |()| Err(too_long()))
+    }
+}
+
 /// Reads a pipe to its end on a thread of its own, and keeps its beginning.
 fn read(pipe: Option<impl Read + Send + 'static>) -> Output {
     let ((done, done_receiver), (too_long, too_long_receiver)) = (channel(), channel());
@@ -207,4 +226,20 @@ fn read(pipe: Option<impl Read + Send + 'static>) -> Output {
         let _ = done.send(kept);
     });
     Output { done: done_receiver, too_long: too_long_receiver }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_gets_no_secrets_of_the_server() {
+        let check = CommandCheck { program: "check".into(), arguments: Vec::new() };
+        let command = check.command("a cat");
+        let set: Vec<_> = command.get_envs().map(|(name, value)| (name.to_str(), value.is_some())).collect();
+        for name in ["KILN_API_KEY", "KILN_UPSAMPLE_KEY", "OPENAI_API_KEY", "HF_TOKEN"] {
+            assert!(set.contains(&(Some(name), false)), "{name}");
+        }
+        assert!(set.contains(&(Some(PROMPT), true)));
+    }
 }

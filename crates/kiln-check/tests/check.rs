@@ -56,7 +56,7 @@ fn the_exit_status_accepts_or_refuses() {
 
 #[cfg(unix)]
 #[test]
-fn the_program_gets_the_image_and_the_prompt_and_no_secrets() {
+fn the_program_gets_the_image_and_the_prompt() {
     let (folder, check) = script(
         "cat > \"$(dirname \"$0\")/image\"; printf %s \"$KILN_PROMPT\" > \"$(dirname \"$0\")/prompt\"; echo \"$#\"; exit 1",
         TIMEOUT,
@@ -125,6 +125,9 @@ fn a_background_process_does_not_delay_the_answer() {
 fn a_program_that_floods_its_output_is_stopped() {
     let begin = Instant::now();
     let (_folder, check) = script("yes", TIMEOUT);
+    assert_failed(run(&check, ""), "65536");
+    // Even if it ends before that is noticed.
+    let (_folder, check) = script("head -c 66000 /dev/zero; exit 0", TIMEOUT);
     assert_failed(run(&check, ""), "65536");
     // Errors are read and dropped.
     let (_folder, check) = script("yes | head -c 30000000 >&2; echo no; exit 1", TIMEOUT);

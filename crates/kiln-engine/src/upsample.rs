@@ -1,7 +1,7 @@
 //! Prompt upsampling: a language model rewrites prompts before a request is planned.
 //!
 //! dev's own text encoder is such a model, if its files hold all layers and the output head; for other models, or in its
-//! place, one is named by its path. It is loaded for the prompts of one request and released before the image is generated.
+//! place, one is named by its path. It is loaded once for all prompts and released before an image is generated.
 
 use std::path::Path;
 
@@ -12,11 +12,12 @@ use kiln_model::vision::{self, Patches};
 use kiln_model::{ResidencyPlan, TextEncoderFamily, Upsampler, text_encoder};
 use kiln_ops::Backend;
 use kiln_tensor::DType;
+use kiln_weights::WeightSource;
 
 use crate::backend::{AnyBackend, BackendVisitor, DeviceInfo};
 use crate::error::{Error, ErrorContext, Result};
 use crate::inputs::InputResolver;
-use crate::model::{Model, ModelComponent, open_text_encoder};
+use crate::model::{Model, ModelComponent, find_tokenizer, open_text_encoder, open_tokenizer};
 use crate::request::Request;
 use crate::settings::{Precision, Settings};
 
@@ -38,9 +39,18 @@ pub fn check_temperature(temperature: f32) -> Result<()> {
     Err(Error::value(what).hint(format!("{DEFAULT_TEMPERATURE} is the recommended one")))
 }
 
+/// Describes why a text encoder can't rewrite prompts, if so. Reads nothing but names.
+pub fn problem(component: &ModelComponent<text_encoder::Config>) -> Result<Option<String>> {
+    if component.config.family() != TextEncoderFamily::Mistral {
+        return Ok(Some("it is not a Mistral".into()));
+    }
+    Ok(language_model::problem(component.weights()?, &component.config))
+}
+
 /// A language model that can rewrite prompts: its files are checked, but not loaded.
 pub struct PromptRewriter {
-    component: ModelComponent<text_encoder::Config>,
+    weights: WeightSource,
+    config: text_encoder::Config,
     tokenizer: PromptTokenizer,
     /// For requests with reference images.
     vision: Option<vision::Config>,
@@ -49,62 +59,61 @@ pub struct PromptRewriter {
 impl PromptRewriter {
     /// Opens the language model at `path`, or else the text encoder of `model`, for requests with or without images.
     pub fn open(model: &Model, path: Option<&Path>, with_images: bool) -> Result<PromptRewriter> {
-        let own = model.text_encoder.as_ref().filter(|_| path.is_none());
-        let Some(path) = path.or(own.map(|component| component.path.as_path())) else {
-            let what =
-                format!("the model `{}` has no text encoder to rewrite prompts with", model.path.display());
-            return Err(Error::request(what).hint(HINT));
-        };
+        match (path, &model.text_encoder) {
+            (Some(path), _) => PromptRewriter::open_file(path, with_images),
+            (None, Some(own)) => PromptRewriter::new(own, model.tokenizer.as_ref(), with_images),
+            (None, None) => {
+                let path = model.path.display();
+                let what = format!("the model `{path}` has no text encoder to rewrite prompts with");
+                Err(Error::request(what).hint(HINT))
+            }
+        }
+    }
+
+    /// Opens the language model at `path`: a text encoder's file or folder, or a model's folder.
+    pub fn open_file(path: &Path, with_images: bool) -> Result<PromptRewriter> {
+        let component = open_text_encoder(path)?;
+        let tokenizer = find_tokenizer(&component.path)?;
+        PromptRewriter::new(&component, tokenizer.as_ref(), with_images)
+    }
+
+    /// `tokenizer` is the one beside the text encoder, if there is one.
+    fn new(
+        component: &ModelComponent<text_encoder::Config>,
+        tokenizer: Option<&TokenizerFiles>,
+        with_images: bool,
+    ) -> Result<PromptRewriter> {
         let refuse = |problem: String| {
-            let what = format!("`{}` can't rewrite prompts: {problem}", path.display());
+            let what = format!("`{}` can't rewrite prompts: {problem}", component.path.display());
             Err(Error::request(what).hint(HINT))
         };
-        let is_mistral = |config: &text_encoder::Config| config.family() == TextEncoderFamily::Mistral;
-        // That of a packed model has no file of its own to open.
-        if own.is_some_and(|component| !is_mistral(&component.config)) {
-            return refuse("it is not a Mistral".into());
-        }
-        let component = open_text_encoder(path)?;
-        if !is_mistral(&component.config) {
-            return refuse("it is not a Mistral".into());
-        }
-        let weights = component.weights()?;
-        if let Some(problem) = language_model::problem(weights, &component.config) {
+        if let Some(problem) = problem(component)? {
             return refuse(problem);
         }
+        let weights = component.weights()?;
         let config = component.config_text();
         let vision = with_images.then(|| vision::Config::read(weights, config.as_deref())).transpose();
         let vision = match vision {
             Ok(vision) => vision,
             Err(problem) => return refuse(problem),
         };
-        let tokenizer = match TokenizerFiles::embedded(weights) {
-            Some(files) => PromptTokenizer::open(TextEncoderFamily::Mistral, &files)?,
-            None => PromptTokenizer::built_in(TextEncoderFamily::Mistral)?,
-        };
-        Ok(PromptRewriter { component, tokenizer, vision })
+        let tokenizer = open_tokenizer(TextEncoderFamily::Mistral, tokenizer, Some(weights))?;
+        Ok(PromptRewriter { weights: weights.clone(), config: component.config.clone(), tokenizer, vision })
     }
 
-    /// Rewrites the prompts of a request: prompt `i` with the first seed plus `i`. They become its original prompts.
-    /// `progress` gets the index of the prompt and the number of its tokens, and stops the run by returning `false`.
+    /// Rewrites the prompts of requests: prompt `i` of one with its first seed plus `i`. They become the original prompts.
+    /// The model is loaded once. `go_on` is asked after each token, and stops the run by returning `false`.
     pub fn rewrite(
         &self,
-        request: &mut Request,
+        requests: &mut [Request],
         temperature: f32,
         inputs: &dyn InputResolver,
         settings: &Settings,
-        progress: &mut dyn FnMut(usize, usize) -> bool,
+        go_on: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         check_temperature(temperature)?;
-        let images = request.references.iter().map(|file| Ok(inputs.image(&file.path)?.image));
-        let images =
-            images.collect::<Result<Vec<_>>>().with_context(|| "reading the reference images".into())?;
-        let images: Vec<&RgbImage> = images.iter().map(|image| &**image).collect();
-        let patches = match &self.vision {
-            Some(config) if !images.is_empty() => Some(Patches::new(&images, config)?),
-            _ => None,
-        };
-        let weights = self.component.weights()?;
+        let patches = requests.iter().map(|request| self.patches(request, inputs));
+        let patches = patches.collect::<Result<_>>()?;
         // What does not fit is streamed.
         let fits = |free: u64| {
             let small = || "it has too little memory to rewrite prompts".to_owned();
@@ -112,57 +121,70 @@ impl PromptRewriter {
         };
         let (backend, _) = AnyBackend::for_model(settings, fits)?;
         let dtype = match settings.precision {
-            Precision::Auto => backend.default_dtype(Some(weights)),
+            Precision::Auto => backend.default_dtype(Some(&self.weights)),
             stated => stated.dtype(),
         };
-        let seed = request.seed.first().copied().unwrap_or(0);
-        let job =
-            Job { rewriter: self, prompts: &request.prompts, patches, temperature, seed, dtype, progress };
-        let prompts = backend.accept(job).with_context(|| "rewriting the prompt".into())?;
-        request.original_prompts = std::mem::replace(&mut request.prompts, prompts);
+        let job = Job { rewriter: self, requests, patches, temperature, dtype, go_on };
+        let rewritten = backend.accept(job).with_context(|| "rewriting the prompt".into())?;
+        for (request, prompts) in requests.iter_mut().zip(rewritten) {
+            request.original_prompts = std::mem::replace(&mut request.prompts, prompts);
+        }
         Ok(())
+    }
+
+    /// Prepares the reference images of a request.
+    fn patches(&self, request: &Request, inputs: &dyn InputResolver) -> Result<Option<Patches>> {
+        let Some(config) = self.vision.as_ref().filter(|_| !request.references.is_empty()) else {
+            return Ok(None);
+        };
+        let images = request.references.iter().map(|file| Ok(inputs.image(&file.path)?.image));
+        let images =
+            images.collect::<Result<Vec<_>>>().with_context(|| "reading the reference images".into())?;
+        let images: Vec<&RgbImage> = images.iter().map(|image| &**image).collect();
+        Ok(Some(Patches::new(&images, config)?))
     }
 }
 
 /// What to do about a model that can't rewrite prompts.
 const HINT: &str = "name a whole Mistral Small 3 (a folder of safetensors with its `config.json`, or a GGUF file for \
-                    prompts without images) with --upsample-model, or a service with --upsample-url";
+                    prompts without images: mmproj files are not read) with --upsample-model, or a service with \
+                    --upsample-url";
 
-/// The prompts of a request, to be rewritten on a backend.
+/// The prompts of requests, to be rewritten on a backend.
 struct Job<'a> {
     rewriter: &'a PromptRewriter,
-    prompts: &'a [String],
-    patches: Option<Patches>,
+    requests: &'a [Request],
+    /// The images of each request.
+    patches: Vec<Option<Patches>>,
     temperature: f32,
-    seed: u64,
     dtype: DType,
-    progress: &'a mut dyn FnMut(usize, usize) -> bool,
+    go_on: &'a mut dyn FnMut() -> bool,
 }
 
 impl BackendVisitor for Job<'_> {
-    type Output = Result<Vec<String>>;
+    type Output = Result<Vec<Vec<String>>>;
 
-    fn visit<B: Backend + 'static>(self, b: B, device: DeviceInfo<B>) -> Result<Vec<String>> {
-        let Job { rewriter, prompts, patches, temperature, seed, dtype, progress } = self;
-        let PromptRewriter { component, tokenizer, vision } = rewriter;
-        let weights = component.weights()?;
+    fn visit<B: Backend + 'static>(self, b: B, device: DeviceInfo<B>) -> Result<Vec<Vec<String>>> {
+        let Job { rewriter, requests, patches, temperature, dtype, go_on } = self;
+        let PromptRewriter { weights, config, tokenizer, vision } = rewriter;
         let plan = match device.vram.map(|vram| vram.saturating_sub(WORK_BYTES)) {
             Some(vram) if vram < weights.bytes() => ResidencyPlan::new(vram, weights.bytes()),
             _ => ResidencyPlan::all_on_device(),
         };
-        let (config, vision) = (&component.config, vision.as_ref());
-        let model = Upsampler::load(&b, &weights.root(), config, vision, dtype, &plan)?;
-        let mut rewritten = Vec::with_capacity(prompts.len());
-        for (i, prompt) in prompts.iter().enumerate() {
-            let sampling = Sampling::Random { temperature, seed: seed.wrapping_add(i as u64) };
-            let mut go_on = |tokens| match progress(i, tokens) {
-                true => Ok(()),
-                false => Err(kiln_model::Error::Cancelled),
-            };
-            rewritten.push(model.rewrite(&b, tokenizer, prompt, patches.as_ref(), sampling, &mut go_on)?);
-        }
+        let model = Upsampler::load(&b, &weights.root(), config, vision.as_ref(), dtype, &plan)?;
+        let mut progress = |_: usize| if go_on() { Ok(()) } else { Err(kiln_model::Error::Cancelled) };
+        let mut rewrite = |request: &Request, patches: Option<&Patches>| {
+            let first = request.seed.first().copied().unwrap_or(0);
+            let prompts = request.prompts.iter().zip(0u64..).map(|(prompt, i)| {
+                let sampling = Sampling::Random { temperature, seed: first.wrapping_add(i) };
+                Ok(model.rewrite(&b, tokenizer, prompt, patches, sampling, &mut progress)?)
+            });
+            prompts.collect::<Result<Vec<_>>>()
+        };
+        let each = requests.iter().zip(&patches);
+        let rewritten = each.map(|(request, patches)| rewrite(request, patches.as_ref())).collect();
         drop(model);
         device.release_memory(&b);
-        Ok(rewritten)
+        rewritten
     }
 }

@@ -46,13 +46,14 @@ export function selectModel(id) {
 
 /** Adapts the form to the selected model: its sizes and steps, and whether it has guidance. */
 function useModel() {
-  const { steps, guidance, negative } = model().kiln;
+  const { steps, guidance, negative, rewrites } = model().kiln;
   size.useModel(model().kiln, about);
   $("steps").max = Math.min(about.steps, Math.max(50, steps));
   $("steps-number").max = about.steps;
   $("count").max = Math.min(8, about.pictures);
   $("guidance-field").hidden = guidance === null;
   $("negative-field").hidden = !negative;
+  $("rewrite").hidden = !rewrites;
   advanced.useModel(model().kiln);
   set("steps", steps);
   set("guidance", guidance ?? 1);

@@ -28,6 +28,8 @@ pub struct ModelInfo {
     pub guidance: Option<f32>,
     /// Whether it supports a negative prompt.
     pub negative: bool,
+    /// Whether `POST /v1/prompts/upsample` can rewrite its prompts.
+    pub rewrites: bool,
 }
 
 /// A LoRA that requests can name.
@@ -97,9 +99,15 @@ pub trait Catalogue: Send + Sync {
         Err(JobError::request("model_not_found", format!("the model `{name}` can't be downloaded")))
     }
 
-    /// Rewrites the prompt of a request to a more detailed one. Takes long; one that can't wait is refused as `busy`.
-    fn rewrite_prompt(&self, job: &JobInputs<'_>, temperature: f32) -> Result<String, JobError> {
-        let _ = (job, temperature);
+    /// Rewrites the prompt of a request to a more detailed one. Takes long, and stops when `cancelled` returns true; one
+    /// that can't wait is refused as `busy`.
+    fn rewrite_prompt(
+        &self,
+        job: &JobInputs<'_>,
+        temperature: f32,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<String, JobError> {
+        let _ = (job, temperature, cancelled);
         Err(JobError::request("not_available", "this server does not rewrite prompts"))
     }
 }

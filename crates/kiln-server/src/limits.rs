@@ -351,6 +351,7 @@ mod tests {
                 steps: 4,
                 guidance: None,
                 negative: false,
+                rewrites: false,
             }]
         }
 

@@ -145,6 +145,9 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     }
     let mut engine_settings = args.machine.settings()?;
     let mut plans = plan_requests(&model, &requests)?;
+    let images = plans.iter().map(|plan| plan.images).sum();
+    // Before what takes long.
+    let output = Output::check(args.output.as_deref(), images)?;
     let with_images = requests.iter().any(|request| !request.references.is_empty());
     if let Some(temperature) = args.upsample.temperature() {
         let upsampling = Upsampling::new(&args.upsample.source, &model, with_images)?;
@@ -155,8 +158,6 @@ fn prepare(mut args: GenerateArgs, reporter: &mut Reporter, cancel: &CancelFlag)
     let largest = plans.iter().max_by_key(|plan| plan.memory_estimate(DType::F32).peak());
     let setup = Setup::new(&model, &engine_settings, largest.map(|plan| &**plan))?;
     setup.notes().iter().for_each(|note| reporter.note(note));
-    let images = plans.iter().map(|plan| plan.images).sum();
-    let output = Output::check(args.output.as_deref(), images)?;
     let has_quality = plans.iter().any(|plan| plan.request.output_compression.is_some());
     if has_quality && output.format() == Format::Png {
         reporter.note("--quality has no effect: PNG files are lossless");
@@ -185,14 +186,9 @@ fn rewrite_prompts(
     reporter: &mut Reporter,
     cancel: &CancelFlag,
 ) -> Result<(), CliError> {
-    for request in requests {
-        if request.prompts.is_empty() {
-            continue;
-        }
-        let mut go_on = |_prompt: usize, _tokens: usize| !cancel.is_set();
-        upsampling.rewrite(request, temperature, &LocalFiles, settings, &mut go_on)?;
-        request.prompts.iter().for_each(|prompt| reporter.note(&format!("the prompt is now: {prompt}")));
-    }
+    upsampling.rewrite(requests, temperature, &LocalFiles, settings, &mut || !cancel.is_set())?;
+    let prompts = requests.iter().flat_map(|request| &request.prompts);
+    prompts.for_each(|prompt| reporter.note(&format!("the prompt is now: {prompt}")));
     Ok(())
 }
 

@@ -186,14 +186,18 @@ fn check_tokenizer(model: &Model) -> Result<()> {
     Err(Error::config(&component.path, what))
 }
 
+/// Reads the tokenizer that belongs to a text encoder's file or folder, if there is one.
+pub(crate) fn find_tokenizer(text_encoder: &Path) -> Result<Option<TokenizerFiles>> {
+    search::find_tokenizer(text_encoder).map(|path| read_tokenizer(&path)).transpose()
+}
+
 /// Reads a `tokenizer.json` or `tekken.json`, or that of a folder, and the `tokenizer_config.json` next to it.
 fn read_tokenizer(path: &Path) -> Result<TokenizerFiles> {
     let names = || search::TOKENIZERS.iter().map(|name| path.join(name));
     let in_folder =
         || names().find(|file| file.is_file()).unwrap_or_else(|| path.join(search::TOKENIZERS[0]));
     let file = if path.is_dir() { in_folder() } else { path.to_path_buf() };
-    let bytes =
-        std::fs::read(&file).map_err(|source| kiln_model::Error::Read { file: file.clone(), source })?;
+    let bytes = config::read_bytes(&file)?;
     let settings = file.with_file_name("tokenizer_config.json");
     let config = if settings.is_file() { config::read(&settings)? } else { Default::default() };
     Ok(TokenizerFiles { path: file, tokenizer: TokenizerData::Json(bytes), config })

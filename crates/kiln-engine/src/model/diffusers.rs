@@ -3,10 +3,11 @@
 //! The same layout can be packed into one safetensors file: tensors are named `component.tensor`, and the configuration
 //! files are stored in the header's metadata under their relative paths.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_model::config::parse;
+use kiln_model::config::{parse, read_bytes};
 use kiln_model::schedule::SchedulerConfig;
 use kiln_model::tokenizer::{TokenizerData, TokenizerFiles};
 use kiln_model::transformer;
@@ -37,14 +38,13 @@ impl ModelFiles<'_> {
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         match &self.packed {
             Some(packed) => Ok(packed.metadata().get(name).map(|text| text.as_bytes().to_vec())),
-            None => {
-                let file = self.root.join(name);
-                match std::fs::read(&file) {
-                    Ok(bytes) => Ok(Some(bytes)),
-                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-                    Err(source) => Err(kiln_model::Error::Read { file, source }.into()),
+            None => match read_bytes(&self.root.join(name)) {
+                Ok(bytes) => Ok(Some(bytes)),
+                Err(kiln_model::Error::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                    Ok(None)
                 }
-            }
+                Err(error) => Err(error.into()),
+            },
         }
     }
 

@@ -26,6 +26,7 @@ use kiln_model::{TextEncoderFamily, text_encoder, transformer, vae};
 use kiln_tensor::DType;
 use kiln_weights::{Component, LinearPrecision, WeightSource};
 
+pub(crate) use assemble::find_tokenizer;
 pub(crate) use component::open_text_encoder;
 pub use component::{ComponentFile, ModelComponent, config_key};
 pub use component_paths::ComponentPaths;
@@ -212,20 +213,15 @@ impl Model {
     /// Returns the model's tokenizer, the one in its text encoder's file, or the built-in one. Reads it on first use.
     pub fn prompt_tokenizer(&self) -> Result<&PromptTokenizer> {
         let family = self.text_encoder_family();
-        self.prompt_tokenizer.get_or_try_init(|| match (&self.tokenizer, self.embedded_tokenizer()) {
-            (Some(files), _) => Ok(PromptTokenizer::open(family, files)?),
-            (None, Some(files)) => Ok(PromptTokenizer::open(family, &files)?),
-            (None, None) => Ok(PromptTokenizer::built_in(family)?),
-        })
+        // Weights that can't be opened are reported when they are loaded.
+        let weights = || self.text_encoder.as_ref().filter(|_| self.tokenizer.is_none())?.weights().ok();
+        self.prompt_tokenizer.get_or_try_init(|| open_tokenizer(family, self.tokenizer.as_ref(), weights()))
     }
 
     /// Returns the tokenizer in the files of a Mistral text encoder, if there is one and none beside them.
     fn embedded_tokenizer(&self) -> Option<TokenizerFiles> {
         let component = self.text_encoder.as_ref().filter(|_| self.tokenizer.is_none())?;
-        let is_mistral = component.config.family() == TextEncoderFamily::Mistral;
-        // Weights that can't be opened are reported when they are loaded.
-        let weights = component.weights().ok().filter(|_| is_mistral)?;
-        TokenizerFiles::embedded(weights)
+        embedded_tokenizer(component.config.family(), component.weights().ok()?)
     }
 
     /// Returns another VAE for this model, from a file or folder. Opens it on first use.
@@ -360,4 +356,25 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// Opens a text encoder's tokenizer: that of the files beside it, the one in its weights, or the built-in one.
+pub(crate) fn open_tokenizer(
+    family: TextEncoderFamily,
+    beside: Option<&TokenizerFiles>,
+    weights: Option<&WeightSource>,
+) -> Result<PromptTokenizer> {
+    let embedded = || embedded_tokenizer(family, weights?);
+    Ok(match beside {
+        Some(files) => PromptTokenizer::open(family, files)?,
+        None => match embedded() {
+            Some(files) => PromptTokenizer::open(family, &files)?,
+            None => PromptTokenizer::built_in(family)?,
+        },
+    })
+}
+
+/// Returns the tokenizer in the weights of a Mistral text encoder, if there is one.
+fn embedded_tokenizer(family: TextEncoderFamily, weights: &WeightSource) -> Option<TokenizerFiles> {
+    TokenizerFiles::embedded(weights).filter(|_| family == TextEncoderFamily::Mistral)
 }

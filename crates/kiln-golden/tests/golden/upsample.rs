@@ -1,10 +1,13 @@
 //! Prompt upsampling on the tiny dev model: conversation, vision tower and language model against diffusers' dumps.
 
 use std::path::Path;
+use std::sync::LazyLock;
 
 use kiln_cpu::CpuBackend;
+use kiln_engine::Model;
+use kiln_engine::upsample::PromptRewriter;
 use kiln_golden::{Checkpoint, testdata};
-use kiln_model::language_model::{self, Sampling};
+use kiln_model::language_model::{self, Continuation, Sampling};
 use kiln_model::text_encoder::Config;
 use kiln_model::tokenizer::PromptTokenizer;
 use kiln_model::vision::{self, Patches, VisionTower};
@@ -27,10 +30,14 @@ struct Tiny {
     tokenizer: PromptTokenizer,
     dump: WeightSource,
     info: Value,
-    _folder: Checkpoint,
 }
 
+/// The model, for all tests.
+static TINY: LazyLock<Tiny> = LazyLock::new(Tiny::open);
+static UPSAMPLER: LazyLock<Upsampler<CpuBackend>> = LazyLock::new(|| TINY.upsampler());
+
 impl Tiny {
+    /// Opens the model. Its folder is removed again: the files are mapped.
     fn open() -> Tiny {
         let folder = Checkpoint::assemble(&testdata().join("dev"), "dev").unwrap();
         let encoder = folder.path().join("text_encoder");
@@ -45,7 +52,6 @@ impl Tiny {
             tokenizer: PromptTokenizer::built_in(TextEncoderFamily::Mistral).unwrap(),
             dump: WeightSource::open(reference.join("upsample.safetensors")).unwrap(),
             info: config::read(&reference.join("upsample.json")).unwrap(),
-            _folder: folder,
         }
     }
 
@@ -61,6 +67,15 @@ impl Tiny {
     fn ids(&self, name: &str) -> Vec<u32> {
         let ids = self.dump.tensor(name).unwrap();
         ids.bytes().chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+
+    /// Reads a case's conversation. Returns it and the logits of the answer's first token.
+    fn start(&self, case: &str) -> (Continuation<CpuBackend>, Vec<f32>) {
+        let patches = self.patches(case);
+        let grid = patches.as_ref().map(Patches::token_grid);
+        let conversation = self.tokenizer.conversation(self.prompt(case), grid).unwrap();
+        let embeddings = UPSAMPLER.embed(&self.b, &conversation, patches.as_ref()).unwrap();
+        UPSAMPLER.language_model().start(&self.b, &embeddings).unwrap()
     }
 
     fn prompt(&self, case: &str) -> &str {
@@ -97,7 +112,7 @@ fn image(name: &str) -> kiln_image::RgbImage {
 
 #[test]
 fn conversations_have_the_dumped_ids() {
-    let tiny = Tiny::open();
+    let tiny = &*TINY;
     for case in CASES {
         let grid = tiny.patches(case).map(|patches| patches.token_grid());
         let conversation = tiny.tokenizer.conversation(tiny.prompt(case), grid).unwrap();
@@ -107,7 +122,7 @@ fn conversations_have_the_dumped_ids() {
 
 #[test]
 fn images_are_prepared_as_dumped() {
-    let tiny = Tiny::open();
+    let tiny = &*TINY;
     let (a, b) = (image("ref_a_80x70.png"), image("ref_b_64x112.png"));
     for (case, images) in [("i2i_1image", vec![&a]), ("i2i_2images_concatenated", vec![&a, &b])] {
         let ours = Patches::new(&images, &tiny.vision).unwrap();
@@ -126,7 +141,7 @@ fn images_are_prepared_as_dumped() {
 
 #[test]
 fn vision_tower_and_projector_give_the_dumped_states() {
-    let tiny = Tiny::open();
+    let tiny = &*TINY;
     let (vars, plan) = (tiny.weights.root(), ResidencyPlan::all_on_device());
     let dim = tiny.config.hidden_size;
     let tower = VisionTower::load(&tiny.b, &vars, &tiny.vision, dim, DType::F32, &plan).unwrap();
@@ -147,15 +162,9 @@ const STEPS: usize = 64;
 
 #[test]
 fn greedy_tokens_and_logits_are_the_dumped_ones() {
-    let tiny = Tiny::open();
-    let upsampler = tiny.upsampler();
-    let model = upsampler.language_model();
+    let (tiny, model) = (&*TINY, UPSAMPLER.language_model());
     for case in CASES {
-        let patches = tiny.patches(case);
-        let grid = patches.as_ref().map(Patches::token_grid);
-        let conversation = tiny.tokenizer.conversation(tiny.prompt(case), grid).unwrap();
-        let embeddings = upsampler.embed(&tiny.b, &conversation, patches.as_ref()).unwrap();
-        let (mut text, mut logits) = model.start(&tiny.b, &embeddings).unwrap();
+        let (mut text, mut logits) = tiny.start(case);
         let ids = tiny.ids(&format!("{case}.greedy.generated_ids"));
         let gaps = tiny.values(&format!("{case}.greedy.top2_gap"));
         let top_ids = tiny.ids(&format!("{case}.greedy.logits_top50_ids"));
@@ -179,15 +188,9 @@ fn greedy_tokens_and_logits_are_the_dumped_ones() {
 
 #[test]
 fn tokens_are_drawn_with_the_dumped_probabilities() {
-    let tiny = Tiny::open();
-    let upsampler = tiny.upsampler();
-    let model = upsampler.language_model();
+    let (tiny, model) = (&*TINY, UPSAMPLER.language_model());
     for case in CASES {
-        let patches = tiny.patches(case);
-        let grid = patches.as_ref().map(Patches::token_grid);
-        let conversation = tiny.tokenizer.conversation(tiny.prompt(case), grid).unwrap();
-        let embeddings = upsampler.embed(&tiny.b, &conversation, patches.as_ref()).unwrap();
-        let (mut text, mut logits) = model.start(&tiny.b, &embeddings).unwrap();
+        let (mut text, mut logits) = tiny.start(case);
         let name = |what: &str| format!("{case}.temperature0.15.{what}");
         let (ids, expected) = (tiny.ids(&name("generated_ids")), tiny.values(&name("probs_top50")));
         let top_ids = tiny.ids(&name("logits_top50_ids"));
@@ -209,8 +212,7 @@ fn tokens_are_drawn_with_the_dumped_probabilities() {
 
 #[test]
 fn a_prompt_is_rewritten_to_the_dumped_text() {
-    let tiny = Tiny::open();
-    let upsampler = tiny.upsampler();
+    let tiny = &*TINY;
     let rewrite = |case: &str, sampling| {
         let (patches, mut tokens) = (tiny.patches(case), 0);
         let mut count = |done| {
@@ -219,7 +221,7 @@ fn a_prompt_is_rewritten_to_the_dumped_text() {
         };
         let prompt = tiny.prompt(case);
         let text =
-            upsampler.rewrite(&tiny.b, &tiny.tokenizer, prompt, patches.as_ref(), sampling, &mut count);
+            UPSAMPLER.rewrite(&tiny.b, &tiny.tokenizer, prompt, patches.as_ref(), sampling, &mut count);
         (text.unwrap(), tokens)
     };
     let expected = |case: &str| tiny.info["cases"][case][format!("{case}.greedy")].clone();
@@ -236,7 +238,7 @@ fn a_prompt_is_rewritten_to_the_dumped_text() {
 
 #[test]
 fn files_without_head_or_vision_tower_are_refused_by_their_names() {
-    let tiny = Tiny::open();
+    let tiny = &*TINY;
     assert_eq!(language_model::problem(&tiny.weights, &tiny.config), None);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("encoder.safetensors");
@@ -249,4 +251,24 @@ fn files_without_head_or_vision_tower_are_refused_by_their_names() {
     assert!(problem.contains("no `lm_head.weight`"), "{problem}");
     let problem = vision::Config::read(&weights, None).unwrap_err();
     assert!(problem.contains("no vision tower"), "{problem}");
+}
+
+#[test]
+fn a_model_rewrites_with_its_own_encoder_and_tokenizer() {
+    let folder = Checkpoint::assemble(&testdata().join("dev"), "dev").unwrap();
+    let file = folder.path().join("packed.safetensors");
+    folder.write_single_file(&file, &[]).unwrap();
+    PromptRewriter::open(&Model::open(&file).unwrap(), None, true).unwrap();
+    // A tokenizer that can't be read shows that it is the one that is used.
+    std::fs::create_dir(folder.path().join("tokenizer")).unwrap();
+    std::fs::write(folder.path().join("tokenizer/tokenizer.json"), "{}").unwrap();
+    let opened = [
+        PromptRewriter::open(&Model::open(folder.path()).unwrap(), None, false),
+        PromptRewriter::open_file(folder.path(), false),
+        PromptRewriter::open_file(&folder.path().join("text_encoder"), false),
+    ];
+    for rewriter in opened {
+        let error = rewriter.err().unwrap().to_string();
+        assert!(error.contains("tokenizer.json"), "{error}");
+    }
 }

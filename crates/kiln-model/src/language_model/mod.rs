@@ -30,14 +30,15 @@ const HEAD: &str = "lm_head.weight";
 
 /// Describes why a text encoder's weights can't continue a text, if so. Reads nothing but names.
 pub fn problem(weights: &WeightSource, config: &Config) -> Option<String> {
+    const NEEDED: &str = "rewriting a prompt takes all layers, the final norm and the output head";
     let count = config.num_hidden_layers;
     let last = format!("model.layers.{}.mlp.down_proj.weight", count.saturating_sub(1));
-    let missing =
-        [HEAD, "model.norm.weight", last.as_str()].into_iter().find(|name| !weights.contains(name))?;
-    Some(format!(
-        "it has no `{missing}`: the file holds only the layers that encode a prompt, rewriting one takes all layers, \
-         the final norm and the output head"
-    ))
+    let mut names = [HEAD, "model.norm.weight", last.as_str()].into_iter();
+    if let Some(missing) = names.find(|name| !weights.contains(name)) {
+        return Some(format!("it has no `{missing}`; {NEEDED}"));
+    }
+    let encoding = config.output_layers().iter().max().copied().unwrap_or(0);
+    (count <= encoding).then(|| format!("it has only the {count} layers that encode a prompt; {NEEDED}"))
 }
 
 /// A language model's weights on a backend.

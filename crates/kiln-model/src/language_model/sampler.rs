@@ -49,23 +49,48 @@ impl Sampler {
 
 /// The first of the largest logits.
 fn greedy(logits: &[f32]) -> u32 {
-    let largest = (0u32..).zip(logits).reduce(|best, next| if next.1 > best.1 { next } else { best });
-    largest.map_or(0, |(id, _)| id)
+    largest(logits, 1).first().map_or(0, |(id, _)| *id)
 }
 
 /// The candidates and their probabilities, most likely first. Candidates that are as likely as the last one stay, too.
 pub fn probabilities(logits: &[f32], temperature: f32) -> Vec<(u32, f64)> {
-    let mut candidates: Vec<(u32, f32)> = (0..).zip(logits.iter().map(|logit| logit / temperature)).collect();
-    let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if candidates.len() > TOP_K {
-        let threshold = candidates.select_nth_unstable_by(TOP_K - 1, descending).1.1;
-        candidates.retain(|(_, logit)| *logit >= threshold);
-    }
-    candidates.sort_unstable_by(descending);
-    let largest = candidates.first().map_or(0.0, |(_, logit)| f64::from(*logit));
-    let weight = |logit: f32| (f64::from(logit) - largest).exp();
+    let candidates = largest(logits, TOP_K);
+    let first = candidates.first().map_or(0.0, |(_, logit)| f64::from(*logit));
+    let weight = |logit: f32| ((f64::from(logit) - first) / f64::from(temperature)).exp();
     let total: f64 = candidates.iter().map(|(_, logit)| weight(*logit)).sum();
     candidates.into_iter().map(|(id, logit)| (id, weight(logit) / total)).collect()
+}
+
+/// The `count` largest logits and those equal to the last of them, with their ids, in descending order; equal ones in the
+/// order of their ids.
+fn largest(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    // What can't be among the largest is left out at once: nearly all of a vocabulary, after the first few logits.
+    let (mut candidates, mut threshold) = (Vec::with_capacity(2 * count), f32::NEG_INFINITY);
+    for (id, logit) in (0..).zip(logits) {
+        if *logit < threshold {
+            continue;
+        }
+        candidates.push((id, *logit));
+        if candidates.len() == candidates.capacity() {
+            threshold = keep_largest(&mut candidates, count);
+            // Room for as many again, for where many are equal to the last.
+            candidates.reserve(candidates.len().max(count));
+        }
+    }
+    keep_largest(&mut candidates, count);
+    candidates.sort_unstable_by(descending);
+    candidates
+}
+
+/// Drops the candidates below the `count` largest. Returns the smallest that is left.
+fn keep_largest(candidates: &mut Vec<(u32, f32)>, count: usize) -> f32 {
+    if candidates.len() < count {
+        return f32::NEG_INFINITY;
+    }
+    let threshold = candidates.select_nth_unstable_by(count - 1, |a, b| b.1.total_cmp(&a.1)).1.1;
+    candidates.retain(|(_, logit)| *logit >= threshold);
+    threshold
 }
 
 /// The candidate at `uniform`, in `[0, 1)`, of the accumulated probabilities.
@@ -104,6 +129,30 @@ mod tests {
         assert!((total - 1.0).abs() < 1e-12);
         // Neighbours differ by 1 / 0.5 in the exponent.
         assert!((candidates[0].1 / candidates[1].1 - 2f64.exp()).abs() < 1e-9);
+    }
+
+    #[test]
+    fn one_pass_keeps_what_sorting_would() {
+        let mut random = TorchCpu::new(7);
+        for (len, levels) in [(0, 3.0), (1, 3.0), (49, 3.0), (50, 9.0), (51, 9.0), (999, 5.0), (5000, 1e6)] {
+            // Few levels have many equal logits.
+            let logits: Vec<f32> =
+                (0..len).map(|_| (random.uniform_f64() * levels).floor() as f32 - 2.0).collect();
+            let mut sorted: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+            sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+            let last = sorted.get(TOP_K - 1).map_or(f32::NEG_INFINITY, |last| last.1);
+            sorted.retain(|(_, logit)| *logit >= last);
+            assert_eq!(largest(&logits, TOP_K), sorted, "{len} logits");
+        }
+        let rising: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+        assert_eq!(largest(&rising, 2), [(999, 999.0), (998, 998.0)]);
+    }
+
+    #[test]
+    fn a_tiny_temperature_is_greedy() {
+        let candidates = probabilities(&[1.0, 30.0, 2.0], 1e-40);
+        assert_eq!(candidates[0], (1, 1.0));
+        assert!(candidates[1..].iter().all(|(_, probability)| *probability == 0.0));
     }
 
     #[test]

@@ -237,6 +237,7 @@ impl Config {
             ("num_attention_heads", self.num_attention_heads),
             ("num_key_value_heads", self.num_key_value_heads),
             ("head_dim", self.head_dim()),
+            ("vocab_size", self.vocab_size),
         ];
         if let Some(problem) =
             config::implausible_size(&widths, &[("num_hidden_layers", self.num_hidden_layers)])
@@ -336,6 +337,8 @@ mod tests {
             (json!({ "rope_scaling": { "type": "yarn" } }), "scaled rotary"),
             (json!({ "rope_parameters": { "rope_type": "yarn" } }), "scaled rotary"),
             (json!({ "rope_parameters": { "rope_theta": 1e4 } }), "rope_theta is 1000000, but 10000"),
+            (json!({ "vocab_size": 0 }), "vocab_size is 0"),
+            (json!({ "vocab_size": 1u64 << 40 }), "vocab_size is 1099511627776, expected at most"),
         ] {
             let found = problem(wrong).unwrap();
             assert!(found.contains(word), "{found}");

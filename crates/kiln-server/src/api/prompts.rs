@@ -1,5 +1,7 @@
 //! Rewriting prompts before they are used.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -51,6 +53,9 @@ pub(crate) async fn upsample(
     caller: Caller,
     Json(body, _permit): Json<PromptToRewrite>,
 ) -> Result<Response, ApiError> {
+    // Dropped with this future when the client disconnects.
+    let connected = Arc::new(());
+    let client = Arc::downgrade(&connected);
     let rewritten = run_blocking(move || {
         let PromptToRewrite { prompt, references, model, temperature, seed } = body;
         let temperature = temperature.unwrap_or(upsample::DEFAULT_TEMPERATURE);
@@ -64,8 +69,10 @@ pub(crate) async fn upsample(
         };
         let request = server.accept_request(request, &caller)?;
         let job = JobInputs { server: &server, request: &request };
-        let rewritten = server.catalogue.rewrite_prompt(&job, temperature)?;
+        let rewritten = server.catalogue.rewrite_prompt(&job, temperature, &|| client.strong_count() == 0)?;
         Ok::<_, ApiError>(RewrittenPrompt { prompt: rewritten, original_prompt: prompt })
     });
-    Ok(json(StatusCode::OK, &rewritten.await?))
+    let rewritten = rewritten.await?;
+    drop(connected);
+    Ok(json(StatusCode::OK, &rewritten))
 }

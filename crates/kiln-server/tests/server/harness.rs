@@ -1,6 +1,7 @@
 //! A test server in an empty folder, helpers to send requests to it, and its generator.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tower::ServiceExt;
 
+/// Whether the rewriting of the prompt `endless` was stopped.
+pub static REWRITING_STOPPED: AtomicBool = AtomicBool::new(false);
+
 pub struct TestCatalogue;
 
 impl Catalogue for TestCatalogue {
@@ -29,6 +33,7 @@ impl Catalogue for TestCatalogue {
             steps: 4,
             guidance: None,
             negative: false,
+            rewrites: default,
         };
         vec![model("small", true), model("large", false)]
     }
@@ -73,12 +78,24 @@ impl Catalogue for TestCatalogue {
         }
     }
 
-    fn rewrite_prompt(&self, job: &JobInputs<'_>, temperature: f32) -> Result<String, JobError> {
+    fn rewrite_prompt(
+        &self,
+        job: &JobInputs<'_>,
+        temperature: f32,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<String, JobError> {
         let request = job.request();
         let widths = request.references.iter().map(|file| Ok(job.image(file)?.image.width().to_string()));
         let widths = widths.collect::<Result<Vec<_>, JobError>>()?.join(", ");
         match request.prompts[0].as_str() {
             "busy" => Err(JobError::server("busy", "another prompt is being rewritten")),
+            "endless" => {
+                while !cancelled() {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                REWRITING_STOPPED.store(true, SeqCst);
+                Err(JobError::cancelled())
+            }
             prompt => {
                 Ok(format!("{prompt} in detail ({temperature}, seed {}, images [{widths}])", request.seed[0]))
             }

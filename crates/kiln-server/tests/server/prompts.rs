@@ -1,9 +1,12 @@
 //! Rewriting prompts.
 
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
 use base64::Engine;
 use serde_json::json;
 
-use crate::harness::{TestServer, png};
+use crate::harness::{REWRITING_STOPPED, TestServer, png};
 
 #[tokio::test]
 async fn a_prompt_is_rewritten_with_the_images_before_its_eyes() {
@@ -33,6 +36,31 @@ async fn prompts_that_cant_be_rewritten_are_refused() {
         .await
         .expect_error(404, "input_not_found");
     rewrite(json!({ "prompt": "a", "steps": 1 })).await.expect_error(400, "invalid_request");
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_stops_the_rewriting() {
+    let server = TestServer::new();
+    let answer = server.post("/v1/prompts/upsample", json!({ "prompt": "endless" }));
+    assert!(tokio::time::timeout(Duration::from_millis(100), answer).await.is_err());
+    for _ in 0..500 {
+        if REWRITING_STOPPED.load(SeqCst) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the prompt is still being rewritten");
+}
+
+#[tokio::test]
+async fn models_tell_whether_their_prompts_can_be_rewritten() {
+    let server = TestServer::new();
+    let models = server.get("/v1/models").await.ok().json();
+    let of = |name: &str| {
+        let mut all = models["data"].as_array().unwrap().iter();
+        all.find(|model| model["id"] == name).unwrap()["kiln"]["rewrites"].clone()
+    };
+    assert_eq!((of("small"), of("large")), (json!(true), json!(false)));
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_engine::ComponentFile;
-use kiln_model::{TextEncoderFamily, text_encoder, transformer, vae};
+use kiln_model::{TextEncoderFamily, language_model, text_encoder, transformer, vae};
 use kiln_weights::{Component, WeightSource};
 
 use super::Description;
@@ -133,16 +133,11 @@ pub(super) fn contents(config: &text_encoder::Config, weights: &WeightSource) ->
     } else {
         "not in the file"
     };
-    let last = config.output_layers().last().copied().unwrap_or(0);
     let has_vision = weights.names().any(|name| name.starts_with("vision_tower."));
-    let upsampling = if !weights.contains("lm_head.weight") || !weights.contains("model.norm.weight") {
-        "no: it has no output layer"
-    } else if config.num_hidden_layers <= last {
-        "no: it has only the layers that encode prompts"
-    } else if has_vision {
-        "yes, with images"
-    } else {
-        "yes, without images"
+    let upsampling = match language_model::problem(weights, config) {
+        Some(problem) => format!("no: {problem}"),
+        None if has_vision => "yes, with images".into(),
+        None => "yes, without images".into(),
     };
     let rotary = weights.has_interleaved_rotary().then_some("interleaved, as llama.cpp writes them");
     Properties::default()

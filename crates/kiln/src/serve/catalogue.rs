@@ -84,14 +84,15 @@ impl ModelCatalogue {
     /// Returns a catalogue of a single model.
     pub fn single(name: &str, model: Arc<Model>) -> ModelCatalogue {
         let location = ModelLocation::Path(name.into());
-        let infos = HashMap::from([(model_key(&location), Some(model_info(&model)))]);
+        let upsampling = PromptUpsampling::default();
+        let infos = HashMap::from([(model_key(&location), Some(model_info(&model, &upsampling)))]);
         let models = Mutex::new(HashMap::from([(model_key(&location), model)]));
         ModelCatalogue {
             default: (name.to_owned(), location),
             loras: None,
             vaes: None,
             downloads: false,
-            upsampling: PromptUpsampling::default(),
+            upsampling,
             list: Mutex::new(ModelList { infos, ..ModelList::default() }),
             models,
         }
@@ -148,7 +149,9 @@ impl ModelCatalogue {
                 let info = list
                     .infos
                     .entry(model_key(&location))
-                    .or_insert_with(|| Some(model_info(&location.open().ok().filter(is_usable)?)))
+                    .or_insert_with(|| {
+                        Some(model_info(&location.open().ok().filter(is_usable)?, &self.upsampling))
+                    })
                     .clone()?;
                 Some(ModelInfo { default: name == self.default.0, name, ..info })
             })
@@ -171,7 +174,7 @@ fn is_usable(model: &Model) -> bool {
 }
 
 /// Describes a model, without reading its weights.
-fn model_info(model: &Model) -> ModelInfo {
+fn model_info(model: &Model, upsampling: &PromptUpsampling) -> ModelInfo {
     ModelInfo {
         name: String::new(),
         default: false,
@@ -180,6 +183,7 @@ fn model_info(model: &Model) -> ModelInfo {
         steps: model.default_steps() as u32,
         guidance: model.default_guidance(),
         negative: model.variant == Variant::Base,
+        rewrites: upsampling.is_available(model),
     }
 }
 
@@ -255,7 +259,12 @@ impl Catalogue for SharedCatalogue {
         self.0.download(name, on_progress)
     }
 
-    fn rewrite_prompt(&self, job: &JobInputs<'_>, temperature: f32) -> Result<String, JobError> {
-        self.0.upsampling.rewrite(&self.0, job, temperature)
+    fn rewrite_prompt(
+        &self,
+        job: &JobInputs<'_>,
+        temperature: f32,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<String, JobError> {
+        self.0.upsampling.rewrite(&self.0, job, temperature, cancelled)
     }
 }

@@ -1,23 +1,30 @@
 //! An OpenAI-compatible chat service that rewrites prompts.
 //!
-//! The service is not trusted: its answer has a limited length, and the key goes to the named host only.
+//! The service is not trusted: its answer has a limited length, and redirects are not followed, so that prompt, images and
+//! key go to the named address only.
 
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use kiln_engine::{InputResolver, Request};
 use kiln_image::{Format, RgbImage};
 use kiln_model::MAX_NEW_TOKENS;
 use kiln_model::tokenizer::system_message;
 use serde_json::{Value, json};
 use ureq::Agent;
-use ureq::config::RedirectAuthHeaders;
+use ureq::http::Uri;
 
 use crate::error::CliError;
 
 /// The longest answer that is read, in bytes.
 const MAX_ANSWER: u64 = 1 << 20;
+/// The longest prompt that is accepted, in bytes: far more than [`MAX_NEW_TOKENS`] have.
+const MAX_PROMPT: usize = 16 << 10;
+/// How often a waiting request asks whether to go on.
+const POLL: Duration = Duration::from_millis(20);
 /// How long an answer may take: a large model on a slow machine writes a page in minutes.
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// Images with more pixels are shrunk before they are sent.
@@ -38,56 +45,85 @@ impl ChatService {
     pub fn new(url: &str, model: Option<String>) -> Result<ChatService, CliError> {
         let url = url.trim_end_matches('/');
         let host = ["http://", "https://"].iter().find_map(|scheme| url.strip_prefix(scheme));
-        if host.is_none_or(|host| host.is_empty() || host.contains(char::is_whitespace)) {
+        let is_address =
+            host.is_some() && url.parse::<Uri>().is_ok_and(|uri| uri.host().is_some_and(|h| !h.is_empty()));
+        if !is_address {
             return Err(CliError::usage(format!("`{url}` is not the address of a chat service"))
                 .hint("such as --upsample-url http://localhost:8080/v1"));
+        }
+        // It would be in messages and logs.
+        if host.is_some_and(|host| host.split('/').next().is_some_and(|host| host.contains('@'))) {
+            return Err(CliError::usage("the address of a chat service can't contain a password")
+                .hint("set its key in KILN_UPSAMPLE_KEY"));
         }
         let url = if url.ends_with(PATH) { url.to_owned() } else { format!("{url}{PATH}") };
         let key = KEYS.iter().find_map(|name| std::env::var(name).ok()).filter(|key| !key.is_empty());
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
             .timeout_global(Some(TIMEOUT))
             .user_agent(concat!("kiln/", env!("CARGO_PKG_VERSION")))
             .build();
         Ok(ChatService { agent: config.into(), url, model, key })
     }
 
-    /// Rewrites a prompt, for an edit of these images.
+    /// Rewrites the prompts of a request: prompt `i` with the first seed plus `i`.
     pub fn rewrite(
         &self,
-        prompt: &str,
-        images: &[Arc<RgbImage>],
+        request: &mut Request,
         temperature: f32,
-        seed: u64,
-    ) -> Result<String, CliError> {
-        let error = |what: String| {
-            CliError::new(format!("the chat service at `{}` did not rewrite the prompt: {what}", self.url))
-        };
-        let check = "check --upsample-url, and that the service runs";
-        let body = self.body(prompt, images, temperature, seed)?.to_string();
-        let mut request = self.agent.post(&self.url).header("Content-Type", "application/json");
-        if let Some(key) = &self.key {
-            request = request.header("Authorization", format!("Bearer {key}"));
+        inputs: &dyn InputResolver,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<(), CliError> {
+        let images = request.references.iter().map(|file| Ok(inputs.image(&file.path)?.image));
+        let images = images.collect::<Result<Vec<_>, CliError>>()?;
+        let first = request.seed.first().copied().unwrap_or(0);
+        let mut rewritten = Vec::with_capacity(request.prompts.len());
+        for (prompt, i) in request.prompts.iter().zip(0u64..) {
+            let body = self.body(prompt, &images, temperature, first.wrapping_add(i))?.to_string();
+            let answer = self.ask(body, go_on)?;
+            rewritten.push(answer.and_then(|(status, answer)| text(status, &answer)).map_err(|problem| {
+                let what = format!("the chat service at `{}` did not rewrite the prompt", self.url);
+                CliError::new(format!("{what}: {}", problem.what)).hint(problem.hint)
+            })?);
         }
-        let mut response = request.send(body.as_bytes()).map_err(|e| error(e.to_string()).hint(check))?;
-        let status = response.status().as_u16();
-        let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec();
-        let answer = answer.map_err(|e| error(e.to_string()).hint(check))?;
-        if status != 200 {
-            let hint = match status {
-                401 | 403 => "set its key in KILN_UPSAMPLE_KEY",
-                404 => "check the address, and name the model with --upsample-model",
-                400 | 422 => "name the model with --upsample-model; a model for edits must read images",
-                _ => check,
-            };
-            return Err(error(format!("status {status}{}", reason(&answer))).hint(hint));
+        request.original_prompts = std::mem::replace(&mut request.prompts, rewritten);
+        Ok(())
+    }
+
+    /// Sends a request. Returns the status and the answer.
+    fn ask(
+        &self,
+        body: String,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Result<(u16, Vec<u8>), Problem>, CliError> {
+        let (agent, url, key) = (self.agent.clone(), self.url.clone(), self.key.clone());
+        let (sender, receiver) = channel();
+        // On a thread of its own, so that the caller can stop. It ends with its own timeout.
+        std::thread::spawn(move || {
+            let mut request = agent.post(&url).header("Content-Type", "application/json");
+            if let Some(key) = &key {
+                request = request.header("Authorization", format!("Bearer {key}"));
+            }
+            let answer = request.send(body.as_bytes()).and_then(|mut response| {
+                let status = response.status().as_u16();
+                Ok((status, response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?))
+            });
+            let _ = sender.send(answer.map_err(|error| Problem { what: error.to_string(), hint: CHECK }));
+        });
+        loop {
+            if !go_on() {
+                return Err(CliError::cancelled());
+            }
+            match receiver.recv_timeout(POLL) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Ok(Err(Problem { what: "its thread ended early".into(), hint: CHECK }));
+                }
+            }
         }
-        let answer: Value = serde_json::from_slice(&answer)
-            .map_err(|e| error(format!("an invalid answer ({e})")).hint(check))?;
-        let text = answer.pointer("/choices/0/message/content").and_then(Value::as_str).map(str::trim);
-        let text = text.filter(|text| !text.is_empty());
-        text.map(str::to_owned).ok_or_else(|| error("an answer without a text".into()).hint(check))
     }
 
     fn body(
@@ -129,6 +165,43 @@ impl ChatService {
     }
 }
 
+/// What to do if a service does not work.
+const CHECK: &str = "check --upsample-url, and that the service runs";
+
+/// What a service did wrong, and what to do about it.
+#[derive(Debug)]
+struct Problem {
+    what: String,
+    hint: &'static str,
+}
+
+/// The prompt in an answer.
+fn text(status: u16, answer: &[u8]) -> Result<String, Problem> {
+    let problem = |what: String| Problem { what, hint: CHECK };
+    if status != 200 {
+        let hint = match status {
+            300..400 => "redirects are not followed: name the address that it redirects to",
+            401 | 403 => "set its key in KILN_UPSAMPLE_KEY",
+            404 => "check the address, and name the model with --upsample-model",
+            400 | 422 => "name the model with --upsample-model; a model for edits must read images",
+            _ => CHECK,
+        };
+        return Err(Problem { what: format!("status {status}{}", reason(answer)), hint });
+    }
+    let answer: Value =
+        serde_json::from_slice(answer).map_err(|error| problem(format!("an invalid answer ({error})")))?;
+    let message = &answer["choices"][0]["message"];
+    let stated = |name: &str| message[name].as_str().map(str::trim).filter(|text| !text.is_empty());
+    let Some(text) = stated("content") else {
+        let refusal = stated("refusal").map(|why| format!("it refuses: {}", short(why)));
+        return Err(problem(refusal.unwrap_or_else(|| "an answer without a text".into())));
+    };
+    if text.len() > MAX_PROMPT {
+        return Err(problem(format!("an answer of {} bytes, too long for a prompt", text.len())));
+    }
+    Ok(text.to_owned())
+}
+
 /// What a service says about an error: the usual field, else the beginning of its answer.
 fn reason(answer: &[u8]) -> String {
     let json = serde_json::from_slice::<Value>(answer).ok();
@@ -137,8 +210,14 @@ fn reason(answer: &[u8]) -> String {
         error.get("message").unwrap_or(error).as_str().map(str::to_owned)
     });
     let text = stated.unwrap_or_else(|| String::from_utf8_lossy(answer).into_owned());
+    let text = short(&text);
+    if text.is_empty() { text } else { format!(": {text}") }
+}
+
+/// The beginning of a text, without control characters.
+fn short(text: &str) -> String {
     let text: String = text.chars().filter(|c| !c.is_control()).take(200).collect();
-    if text.trim().is_empty() { String::new() } else { format!(": {}", text.trim()) }
+    text.trim().to_owned()
 }
 
 #[cfg(test)]
@@ -151,9 +230,46 @@ mod tests {
             let service = ChatService::new(url, None).unwrap();
             assert_eq!(service.url, "http://localhost:8080/v1/chat/completions");
         }
-        for wrong in ["localhost:8080", "ftp://host", "http://", "https:// host"] {
+        for wrong in [
+            "localhost:8080",
+            "ftp://host",
+            "http://",
+            "https:// host",
+            "http://me:secret@host/v1",
+            "http:///v1",
+        ] {
             assert!(ChatService::new(wrong, None).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn only_a_prompt_is_taken_from_an_answer() {
+        let chat =
+            |message: Value| text(200, json!({ "choices": [{ "message": message }] }).to_string().as_bytes());
+        assert_eq!(chat(json!({ "content": " a cat\n" })).unwrap(), "a cat");
+        for (message, words) in [
+            (json!({ "content": null, "refusal": "I can't" }), "it refuses: I can't"),
+            (json!({ "content": "x".repeat(MAX_PROMPT + 1) }), "too long for a prompt"),
+            (json!({ "content": [" "] }), "without a text"),
+        ] {
+            let problem = chat(message).unwrap_err().what;
+            assert!(problem.contains(words), "{problem}");
+        }
+        assert!(text(200, b"<html>").unwrap_err().what.contains("an invalid answer"));
+        assert!(text(307, b"").unwrap_err().hint.contains("redirects are not followed"));
+    }
+
+    #[test]
+    fn a_service_that_does_not_answer_can_be_stopped() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let service = ChatService::new(&url, None).unwrap();
+        let mut asked = 0;
+        let stopped = service.ask("{}".into(), &mut || {
+            asked += 1;
+            asked < 3
+        });
+        assert_eq!(stopped.unwrap_err().message, "cancelled");
     }
 
     #[test]

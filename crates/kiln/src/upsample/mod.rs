@@ -31,39 +31,23 @@ impl Upsampling {
         }
     }
 
-    /// Rewrites the prompts of a request, which become its original prompts. `progress` gets the index of the prompt and
-    /// the number of its tokens, and stops the run by returning `false`.
+    /// Rewrites the prompts of requests, which become their original prompts. `go_on` is asked again and again, and stops
+    /// the run by returning `false`.
     pub fn rewrite(
         &self,
-        request: &mut Request,
+        requests: &mut [Request],
         temperature: f32,
         inputs: &dyn InputResolver,
         settings: &Settings,
-        progress: &mut dyn FnMut(usize, usize) -> bool,
+        go_on: &mut dyn FnMut() -> bool,
     ) -> Result<(), CliError> {
         match self {
             Upsampling::Local(rewriter) => {
-                Ok(rewriter.rewrite(request, temperature, inputs, settings, progress)?)
+                Ok(rewriter.rewrite(requests, temperature, inputs, settings, go_on)?)
             }
-            Upsampling::Service(service) => {
-                let images = request.references.iter().map(|file| Ok(inputs.image(&file.path)?.image));
-                let images = images.collect::<Result<Vec<_>, CliError>>()?;
-                let seed = request.seed.first().copied().unwrap_or(0);
-                let mut rewritten = Vec::with_capacity(request.prompts.len());
-                for (i, prompt) in request.prompts.iter().enumerate() {
-                    if !progress(i, 0) {
-                        return Err(CliError::cancelled());
-                    }
-                    rewritten.push(service.rewrite(
-                        prompt,
-                        &images,
-                        temperature,
-                        seed.wrapping_add(i as u64),
-                    )?);
-                }
-                request.original_prompts = std::mem::replace(&mut request.prompts, rewritten);
-                Ok(())
-            }
+            Upsampling::Service(service) => requests
+                .iter_mut()
+                .try_for_each(|request| service.rewrite(request, temperature, inputs, go_on)),
         }
     }
 }
