@@ -100,6 +100,16 @@ __device__ __forceinline__ void store_streaming(uint4 *p, uint4 v) {
     asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+// Orders this thread's writes before its later ones, for other blocks.
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// Loads from L2, bypassing this multiprocessor's L1, which may be stale.
+__device__ __forceinline__ float load_l2(const float *p) {
+    float x;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
+    return x;
+}
+
 // Waits until at most the N latest groups are in flight.
 template <int N> __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -161,7 +171,7 @@ __device__ __forceinline__ void widen(const Vec8<f16> &x, float (&v)[8]) {
 
 // `p` is aligned to 16 bytes.
 __device__ __forceinline__ Vec8<float> load_vec8(const float *p) { return {((const float4 *)p)[0], ((const float4 *)p)[1]}; }
-__device__ __forceinline__ Vec8<bf16> load_vec8(const bf16 *p) { return {*(const uint4 *)p}; }
+template <class T> __device__ __forceinline__ Vec8<T> load_vec8(const T *p) { return {*(const uint4 *)p}; }
 
 // The same for constants that are read once.
 template <class T> __device__ __forceinline__ Vec8<T> load_vec8_streaming(const T *p) {
@@ -174,8 +184,7 @@ template <> __device__ __forceinline__ Vec8<float> load_vec8_streaming(const flo
 }
 
 // Eight elements as floats; `p` is aligned to 16 bytes.
-__device__ __forceinline__ void load_vector(const float *p, float (&v)[8]) { widen(load_vec8(p), v); }
-__device__ __forceinline__ void load_vector(const bf16 *p, float (&v)[8]) { widen(load_vec8(p), v); }
+template <class T> __device__ __forceinline__ void load_vector(const T *p, float (&v)[8]) { widen(load_vec8(p), v); }
 
 // Rounds to the stored type.
 template <class T> __device__ __forceinline__ Vec8<T> narrow(const float (&v)[8]);

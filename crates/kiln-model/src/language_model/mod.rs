@@ -118,10 +118,10 @@ impl<B: Backend> LanguageModel<B> {
         }
         text.tokens = positions.end;
         let x = b.rms_norm(&x, &self.norm, self.config.rms_norm_eps)?;
-        let logits = b.download(&b.linear(&x, &self.lm_head)?)?.to_f32()?.into_owned();
-        if logits.iter().any(|logit| !logit.is_finite()) {
+        let logits = b.download(&b.linear(&x, &self.lm_head)?)?;
+        if !logits.is_finite() {
             return Err(Error::NotFinite { what: "the prediction of the next token" });
         }
-        Ok(logits)
+        Ok(logits.to_f32()?.into_owned())
     }
 }

@@ -4,6 +4,8 @@
 //! probabilities that the softmax gives the others, as transformers does by default. Its random numbers can't be had outside
 //! torch (they depend on how it draws from many probabilities at once), so a seed gives another text than in diffusers.
 
+use std::cmp::Ordering;
+
 use kiln_tensor::rng::TorchCpu;
 
 /// Number of candidates, transformers' default.
@@ -55,17 +57,42 @@ fn greedy(logits: &[f32]) -> u32 {
 
 /// The candidates and their probabilities, most likely first. Candidates that are as likely as the last one stay, too.
 pub fn probabilities(logits: &[f32], temperature: f32) -> Vec<(u32, f64)> {
-    let mut candidates: Vec<(u32, f32)> = (0..).zip(logits.iter().map(|logit| logit / temperature)).collect();
-    let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if candidates.len() > TOP_K {
-        let threshold = candidates.select_nth_unstable_by(TOP_K - 1, descending).1.1;
-        candidates.retain(|(_, logit)| *logit >= threshold);
+    let mut candidates = Vec::new();
+    let (mut threshold, mut limit) = (f32::NEG_INFINITY, 4 * TOP_K);
+    // Logits below this are none; a comparison is quicker than a division, whose rounding the margin allows for.
+    let mut bound = f32::NEG_INFINITY;
+    for (id, &logit) in (0..).zip(logits) {
+        if logit < bound || logit / temperature < threshold {
+            continue;
+        }
+        candidates.push((id, logit / temperature));
+        if candidates.len() >= limit {
+            threshold = keep_largest(&mut candidates);
+            bound = threshold * temperature;
+            bound -= 1e-6 * bound.abs();
+            limit = limit.max(2 * candidates.len());
+        }
     }
+    keep_largest(&mut candidates);
     candidates.sort_unstable_by(descending);
     let largest = candidates.first().map_or(0.0, |(_, logit)| f64::from(*logit));
     let weight = |logit: f32| (f64::from(logit) - largest).exp();
     let total: f64 = candidates.iter().map(|(_, logit)| weight(*logit)).sum();
     candidates.into_iter().map(|(id, logit)| (id, weight(logit) / total)).collect()
+}
+
+/// Keeps the largest logits, and those equal to the last of them, which is returned.
+fn keep_largest(candidates: &mut Vec<(u32, f32)>) -> f32 {
+    if candidates.len() <= TOP_K {
+        return f32::NEG_INFINITY;
+    }
+    let threshold = candidates.select_nth_unstable_by(TOP_K - 1, descending).1.1;
+    candidates.retain(|(_, logit)| *logit >= threshold);
+    threshold
+}
+
+fn descending(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
 /// The candidate at `uniform`, in `[0, 1)`, of the accumulated probabilities.
@@ -104,6 +131,21 @@ mod tests {
         assert!((total - 1.0).abs() < 1e-12);
         // Neighbours differ by 1 / 0.5 in the exponent.
         assert!((candidates[0].1 / candidates[1].1 - 2f64.exp()).abs() < 1e-9);
+    }
+
+    #[test]
+    fn candidates_are_found_in_any_order_of_logits() {
+        let noise = |i: u32| (i.wrapping_mul(2_654_435_761) >> 16) as f32;
+        let orders: [fn(u32, &dyn Fn(u32) -> f32) -> f32; 4] =
+            [|i, f| f(i), |i, _| i as f32, |i, _| -(i as f32), |_, _| 1.0];
+        for (order, expected) in orders.into_iter().zip([50, 50, 50, 5000]) {
+            let logits: Vec<f32> = (0..5000).map(|i| order(i, &noise)).collect();
+            let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+            all.sort_by(descending);
+            let found: Vec<u32> = probabilities(&logits, 1.0).iter().map(|(id, _)| *id).collect();
+            assert_eq!(found.len(), expected);
+            assert_eq!(found, all[..expected].iter().map(|(id, _)| *id).collect::<Vec<_>>());
+        }
     }
 
     #[test]
