@@ -138,6 +138,10 @@ impl Backend for CpuBackend {
         movement::concat_rows(&self.cx, parts)
     }
 
+    fn write_rows(&self, x: &mut CpuTensor, first: usize, rows: &CpuTensor) -> Result<()> {
+        movement::write_rows(&self.cx, x, first, rows)
+    }
+
     fn concat_columns(&self, parts: &[&CpuTensor]) -> Result<CpuTensor> {
         movement::concat_columns(&self.cx, parts)
     }

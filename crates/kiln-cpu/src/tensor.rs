@@ -10,7 +10,7 @@ use crate::Context;
 use crate::buffer::Buffer;
 use crate::element::Element;
 
-/// A tensor in host memory: f32 or bf16, row-major, shared and immutable.
+/// A tensor in host memory: f32 or bf16, row-major; shared ones are immutable.
 #[derive(Clone)]
 pub struct CpuTensor {
     data: Data,
@@ -43,6 +43,8 @@ pub(crate) trait TensorElement: Element {
     fn into_tensor(buffer: Buffer<Self>, shape: Shape) -> CpuTensor;
     /// The elements of a tensor that has this dtype, as the caller has checked.
     fn elements(x: &CpuTensor) -> &[Self];
+    /// The same, to be changed; `None` if other tensors share their memory.
+    fn elements_mut(x: &mut CpuTensor) -> Option<&mut [Self]>;
 }
 
 /// Runs an expression with `T` standing for the element type of `$x`.
@@ -74,6 +76,13 @@ macro_rules! tensor_element {
                 match &x.data {
                     Data::$Variant(buffer) => &buffer[x.start..][..x.shape.numel()],
                     _ => unreachable!("the arguments were checked to be {}", <$T as Element>::DTYPE),
+                }
+            }
+
+            fn elements_mut(x: &mut CpuTensor) -> Option<&mut [$T]> {
+                match &mut x.data {
+                    Data::$Variant(buffer) => Some(&mut Arc::get_mut(buffer)?[x.start..][..x.shape.numel()]),
+                    _ => None,
                 }
             }
         }

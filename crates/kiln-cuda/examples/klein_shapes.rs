@@ -142,7 +142,15 @@ impl Bench {
             &format!("linear_split 1x{DIM} (f32) to 6x{DIM}"),
             Work::Bytes((6 * DIM * DIM * 2) as f64),
             || b.linear_split(&time, &modulation, [DIM; 6]).map(|_| ()),
-        )
+        )?;
+        // One token of dev's language model.
+        for (input, out) in [(5120, 6144), (4096, 5120), (5120, 65536), (32768, 5120)] {
+            let (x, w) = (self.activation([1, input])?, weight(out, input)?);
+            self.line(&format!("linear 1x{input} to {out}"), Work::Bytes((2 * input * out) as f64), || {
+                b.linear(&x, &w).map(|_| ())
+            })?;
+        }
+        Ok(())
     }
 
     fn attentions(&self) -> Result<()> {
@@ -161,7 +169,12 @@ impl Bench {
                 b.attention(&[&q], &[&k], &[&v], &spec).map(|_| ())
             })?;
         }
-        Ok(())
+        // One token of dev's language model.
+        let (q, kv) = (self.activation([1, 32 * 128])?, self.activation([700, 8 * 128])?);
+        let spec = AttentionSpec { heads: 32, kv_heads: 8, mask: AttentionMask::None };
+        self.line("attention 1 to 700, 32 heads of 128", Work::Bytes((2 * 2 * 700 * 8 * 128) as f64), || {
+            b.attention(&[&q], &[&kv], &[&kv], &spec).map(|_| ())
+        })
     }
 
     fn small(&self) -> Result<()> {
@@ -189,7 +202,10 @@ impl Bench {
         })?;
         let wide = self.activation([TOKENS, 2 * MLP])?;
         self.line("swiglu", bytes(2 * TOKENS * MLP, TOKENS * MLP), || b.swiglu(&wide).map(|_| ()))?;
-        self.line("add", bytes(2 * size, size), || b.add(&x, &x).map(|_| ()))
+        self.line("add", bytes(2 * size, size), || b.add(&x, &x).map(|_| ()))?;
+        let cache = std::cell::RefCell::new(self.activation([1024, 1024])?);
+        let row = self.activation([1, 1024])?;
+        self.line("write_rows 1x1024", bytes(1024, 1024), || b.write_rows(&mut cache.borrow_mut(), 700, &row))
     }
 
     fn images(&self) -> Result<()> {

@@ -86,9 +86,28 @@ __device__ __forceinline__ void copy_async(void *shared, const void *global, boo
 
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// Load of 16 bytes that are constant and read once, past the L1 cache.
+__device__ __forceinline__ uint4 load_streaming(const uint4 *p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
 // Streaming store of 16 bytes that are not read again soon, to keep other data in the cache.
 __device__ __forceinline__ void store_streaming(uint4 *p, uint4 v) {
     asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+// Orders this thread's writes before its later ones, for other blocks.
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// Loads from L2, bypassing this multiprocessor's L1, which may be stale.
+__device__ __forceinline__ float load_l2(const float *p) {
+    float x;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
+    return x;
 }
 
 // Waits until at most the N latest groups are in flight.
@@ -128,6 +147,9 @@ template <> struct Vec8<float> {
 template <> struct Vec8<bf16> {
     uint4 a;
 };
+template <> struct Vec8<f16> {
+    uint4 a;
+};
 
 __device__ __forceinline__ void widen(const Vec8<float> &x, float (&v)[8]) {
     v[0] = x.a.x, v[1] = x.a.y, v[2] = x.a.z, v[3] = x.a.w;
@@ -138,23 +160,31 @@ __device__ __forceinline__ void widen(const Vec8<bf16> &x, float (&v)[8]) {
     unpack(x.a.x, v[0], v[1]), unpack(x.a.y, v[2], v[3]), unpack(x.a.z, v[4], v[5]), unpack(x.a.w, v[6], v[7]);
 }
 
-// `p` is aligned to 16 bytes.
-__device__ __forceinline__ Vec8<float> load_vec8(const float *p) { return {((const float4 *)p)[0], ((const float4 *)p)[1]}; }
-__device__ __forceinline__ Vec8<bf16> load_vec8(const bf16 *p) { return {*(const uint4 *)p}; }
-
-// Eight elements as floats; `p` is aligned to 16 bytes.
-__device__ __forceinline__ void load_vector(const float *p, float (&v)[8]) { widen(load_vec8(p), v); }
-__device__ __forceinline__ void load_vector(const bf16 *p, float (&v)[8]) { widen(load_vec8(p), v); }
-
-__device__ __forceinline__ void load_vector(const f16 *p, float (&v)[8]) {
-    uint4 a = *(const uint4 *)p;
-    unsigned words[4] = {a.x, a.y, a.z, a.w};
+__device__ __forceinline__ void widen(const Vec8<f16> &x, float (&v)[8]) {
+    unsigned words[4] = {x.a.x, x.a.y, x.a.z, x.a.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         v[2 * i] = half_to_float((unsigned short)(words[i] & 0xffff));
         v[2 * i + 1] = half_to_float((unsigned short)(words[i] >> 16));
     }
 }
+
+// `p` is aligned to 16 bytes.
+__device__ __forceinline__ Vec8<float> load_vec8(const float *p) { return {((const float4 *)p)[0], ((const float4 *)p)[1]}; }
+template <class T> __device__ __forceinline__ Vec8<T> load_vec8(const T *p) { return {*(const uint4 *)p}; }
+
+// The same for constants that are read once.
+template <class T> __device__ __forceinline__ Vec8<T> load_vec8_streaming(const T *p) {
+    return {load_streaming((const uint4 *)p)};
+}
+template <> __device__ __forceinline__ Vec8<float> load_vec8_streaming(const float *p) {
+    uint4 a = load_streaming((const uint4 *)p), b = load_streaming((const uint4 *)p + 1);
+    return {make_float4(__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(a.z), __uint_as_float(a.w)),
+            make_float4(__uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w))};
+}
+
+// Eight elements as floats; `p` is aligned to 16 bytes.
+template <class T> __device__ __forceinline__ void load_vector(const T *p, float (&v)[8]) { widen(load_vec8(p), v); }
 
 // Rounds to the stored type.
 template <class T> __device__ __forceinline__ Vec8<T> narrow(const float (&v)[8]);

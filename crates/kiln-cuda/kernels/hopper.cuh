@@ -69,8 +69,6 @@ __device__ __forceinline__ void tma_load(unsigned to, const TensorMap &from, uns
         : "memory");
 }
 
-// Orders this thread's writes before its later ones, for other blocks.
-__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 // Sets a flag; waits for a flag and clears it, so that the next launch finds it cleared.
 __device__ __forceinline__ void set_flag(unsigned *flag) { asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory"); }
 __device__ __forceinline__ void wait_flag(unsigned *flag) {
@@ -80,13 +78,6 @@ __device__ __forceinline__ void wait_flag(unsigned *flag) {
     } while (!raised);
     asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(flag) : "memory");
 }
-// Loads from L2, bypassing this multiprocessor's L1, which may be stale.
-__device__ __forceinline__ float load_l2(const float *p) {
-    float x;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
-    return x;
-}
-
 // Changes the number of registers of a warpgroup's threads.
 template <int N> __device__ __forceinline__ void decrease_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> __device__ __forceinline__ void increase_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }

@@ -179,6 +179,10 @@ impl Backend for CudaBackend {
         movement::concat_rows(&self.cx, parts)
     }
 
+    fn write_rows(&self, x: &mut CudaTensor, first: usize, rows: &CudaTensor) -> Result<()> {
+        movement::write_rows(&self.cx, x, first, rows)
+    }
+
     fn concat_columns(&self, parts: &[&CudaTensor]) -> Result<CudaTensor> {
         movement::concat_columns(&self.cx, parts)
     }

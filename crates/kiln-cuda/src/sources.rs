@@ -21,6 +21,7 @@ macro_rules! sources {
 sources! {
     ATTENTION = "attention";
     ATTENTION_F32 = "attention_f32";
+    ATTENTION_FEW = "attention_few";
     ATTENTION_HOPPER = "attention_hopper";
     ATTENTION_PLAIN = "attention_plain";
     CONV = "conv";

@@ -7,7 +7,7 @@ use crate::context::Context;
 use crate::queue::{BufferId, DeviceBuffer};
 use crate::sys::driver::DevicePtr;
 
-/// A tensor in GPU memory: f32 or bf16, row-major, shared and immutable.
+/// A tensor in GPU memory: f32 or bf16, row-major; shared ones are immutable.
 #[derive(Clone)]
 pub struct CudaTensor {
     buffer: DeviceBuffer,
@@ -58,6 +58,11 @@ impl CudaTensor {
         self.buffer.is_aligned(self.start)
     }
 
+    /// Whether nothing else refers to its memory, which may then be changed.
+    pub(crate) fn is_unique(&mut self) -> bool {
+        self.buffer.is_unique()
+    }
+
     /// Address of row `row`.
     pub(crate) fn row_ptr(&self, cx: &Context, row: usize) -> DevicePtr {
         let rows = self.shape.rows().max(1);
@@ -70,7 +75,7 @@ impl CudaTensor {
         CudaTensor { start: self.start + start * self.dtype.size(), shape, ..self.clone() }
     }
 
-    /// Whether this is the tensor with that identity; a tensor's content never changes.
+    /// Whether this is the tensor with that identity, and so with the same content.
     pub(crate) fn has_id(&self, id: &TensorId) -> bool {
         self.start == id.start && self.buffer.has_id(&id.buffer)
     }

@@ -41,7 +41,8 @@ pub enum RunMode {
 
 /// The operations of FLUX.2.
 ///
-/// Tensors are row-major and immutable; an operation returns a new one. **Activations** are f32 or bf16; all activations
+/// Tensors are row-major and immutable; an operation returns a new one. Only [`Backend::write_rows`] changes a tensor,
+/// and only its owner sees that. **Activations** are f32 or bf16; all activations
 /// of one call have the same dtype, and so has the result. **Parameters** (norm weights, modulations, cosines, biases) are
 /// f32 tensors. Sums are accumulated in f32 or better, whatever the dtypes. Arguments that don't fit are
 /// [`Error::Arguments`](crate::Error::Arguments), never a panic.
@@ -162,6 +163,10 @@ pub trait Backend: Clone + Send + Sync {
 
     /// Concatenates `[rows_i, dim]` tensors to `[Σ rows_i, dim]`.
     fn concat_rows(&self, parts: &[&Self::Tensor]) -> Result<Self::Tensor>;
+
+    /// Replaces rows `first..first + n` of `x` by `rows` `[n, dim]`: in place if nothing else shares the memory of `x`,
+    /// otherwise in a copy. Clones and slices of `x` keep their values. `x`: `[rows, dim]`.
+    fn write_rows(&self, x: &mut Self::Tensor, first: usize, rows: &Self::Tensor) -> Result<()>;
 
     /// Concatenates `[rows, dim_i]` tensors to `[rows, Σ dim_i]`.
     fn concat_columns(&self, parts: &[&Self::Tensor]) -> Result<Self::Tensor>;

@@ -93,6 +93,10 @@ macro_rules! backend_methods {
             $forward!(self, concat_rows(parts))
         }
 
+        fn write_rows(&self, x: &mut Self::Tensor, first: usize, rows: &Self::Tensor) -> Result<()> {
+            $forward!(self, write_rows(x, first, rows))
+        }
+
         fn concat_columns(&self, parts: &[&Self::Tensor]) -> Result<Self::Tensor> {
             $forward!(self, concat_columns(parts))
         }

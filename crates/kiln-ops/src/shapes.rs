@@ -89,6 +89,20 @@ pub fn concat_rows<T: Tensor>(parts: &[&T]) -> Result<Shape> {
     Ok([rows, cols].into())
 }
 
+/// [`Backend::write_rows`].
+pub fn write_rows<T: Tensor>(x: &T, first: usize, rows: &T) -> Result<()> {
+    let op = Op("write_rows");
+    let dtype = op.activation("x", x)?;
+    let [height, cols] = op.matrix("x", x.shape())?;
+    op.same_dtype("rows", rows, dtype)?;
+    let [count, _] = op.matrix("rows", rows.shape())?;
+    op.shape("rows", rows.shape(), &[count, cols])?;
+    if first.checked_add(count).is_none_or(|end| end > height) {
+        return op.fail(format!("{count} rows from row {first} on are outside shape {}", x.shape()));
+    }
+    Ok(())
+}
+
 /// [`Backend::concat_columns`].
 pub fn concat_columns<T: Tensor>(parts: &[&T]) -> Result<Shape> {
     Ok(column_blocks(Op("concat_columns"), "parts", parts)?.into())

@@ -48,6 +48,10 @@ fn shapes_and_dtypes_are_named() {
     );
     fails_with(shapes::cast(&zeros([2]), DType::F16), "cast: the result can't be f16, expected f32 or bf16");
     fails_with(shapes::slice_rows(&zeros([3, 2]), &(1..4)), "slice_rows: rows 1..4 are outside shape [3, 2]");
+    fails_with(
+        shapes::write_rows(&zeros([3, 2]), 2, &zeros([2, 2])),
+        "write_rows: 2 rows from row 2 on are outside shape [3, 2]",
+    );
     fails_with(shapes::concat_rows::<HostTensor>(&[]), "concat_rows: parts is an empty list");
 }
 

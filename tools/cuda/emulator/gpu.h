@@ -191,6 +191,7 @@ inline float half_to_float(unsigned short bits) {
                                : std::ldexp((float)(fraction + 1024), exponent - 25);
     return bits & 0x8000 ? -x : x;
 }
+inline uint4 load_streaming(const uint4 *p) { return *p; }
 inline void store_streaming(uint4 *p, uint4 v) { *p = v; }
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
@@ -344,6 +345,7 @@ inline void tma_load(unsigned to, const TensorMap &from, unsigned barrier, int x
 }
 // Blocks run one after the other: a flag that is not set now never will be.
 inline void fence_gpu() {}
+inline unsigned atomicAdd(unsigned *p, unsigned n) { return (*p += n) - n; }
 inline void set_flag(unsigned *flag) { *flag = 1; }
 inline void wait_flag(unsigned *flag) {
     if (!*flag) std::fprintf(stderr, "emulator: waits for a later block\n"), std::abort();

@@ -29,6 +29,10 @@ SOURCE(attention_plain) {
 #include "attention_plain.cu"
 #undef KERNEL
 }
+SOURCE(attention_few_) {
+#include "attention_few.cu"
+#undef KERNEL
+}
 #include "conv.cuh"
 SOURCE(conv) {
 #include "conv.cu"
@@ -101,6 +105,7 @@ std::map<std::string, Kernel> &kernels() {
         K(conv_hopper, conv_hopper_1_128) K(conv_hopper, conv_hopper_2_128) K(conv_hopper, fold_taps)
         K(attention_plain, attention_plain_f32_4) K(attention_plain, attention_plain_f32_16)
         K(attention_plain, attention_plain_bf16_4) K(attention_plain, attention_plain_bf16_16)
+        BOTH(attention_few_, attention_few)
         K(conv, conv_plain_f32_f32) K(conv, conv_plain_bf16_bf16) K(conv, conv_plain_bf16_f32)
         K(conv, conv_tiles_bf16_128) K(conv, conv_tiles_f32_128) K(conv, conv_tiles_bf16_32) K(conv, conv_tiles_f32_32)
         K(attention_f32_, attention_f32_64) K(attention_f32_, attention_f32_128)

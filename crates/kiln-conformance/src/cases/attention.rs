@@ -25,6 +25,10 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     }
     let oblong = [[1, 130], [130, 1], [3, 65], [65, 17], [40, 129], [0, 5]];
     list.add("attention/queries_differ_from_keys", unmasked(3, 3, 64, &oblong));
+    // One token's attention to all before it: its keys in one block, and in several if the GPU has room for them.
+    let few = [[1, 1], [1, 33], [1, 450], [2, 131], [4, 70]];
+    list.add("attention/few_queries_head_dim_128", unmasked(2, 1, 128, &few));
+    list.add("attention/full_size_one_query", unmasked(32, 8, 128, &[[1, 700]]));
     list.add("attention/grouped_heads", unmasked(8, 2, 32, &[[17, 17], [3, 70]]));
     list.add("attention/one_key_head", unmasked(5, 1, 64, &[[17, 17], [3, 70]]));
     let causal = Attention { mask: causal, ..unmasked(4, 2, 32, &square) };

@@ -75,6 +75,11 @@ impl Scenario for Movement {
         t.record_rejection("rows of two widths", b.concat_rows(&[&x, &narrow]));
         t.record_rejection("rows of two types", b.concat_rows(&[&x, &half]));
         t.record_rejection("vectors below each other", b.concat_rows(&[&flat, &flat]));
+        let mut to = f32s(t, [4, 6])?;
+        t.record_rejection("written rows past the end", b.write_rows(&mut to, 2, &short));
+        t.record_rejection("written rows of another width", b.write_rows(&mut to, 0, &narrow));
+        t.record_rejection("written rows of another type", b.write_rows(&mut to, 0, &half));
+        t.record_rejection("a vector to write", b.write_rows(&mut to, 0, &flat));
         t.record_rejection("no columns to join", b.concat_columns(&[]));
         t.record_rejection("columns of two heights", b.concat_columns(&[&x, &short]));
         t.record_rejection("columns of two types", b.concat_columns(&[&x, &half]));

@@ -16,6 +16,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     list.add("slice_rows/of_every_rank", SliceRows);
     list.add("slice_rows/of_a_slice", SliceOfSlice);
     list.add("concat_rows/odd_sizes", ConcatRows);
+    list.add("write_rows/odd_sizes", WriteRows);
     list.add("concat_columns/odd_sizes", ConcatColumns);
     list.add("space_to_depth/odd_sizes", SpaceToDepth);
     list.add("depth_to_space/odd_sizes", DepthToSpace);
@@ -170,6 +171,34 @@ impl Scenario for ConcatRows {
             let [a, b, c, d] = parts;
             let y = t.b.concat_rows(&[&a?, &b?, &c?, &d?])?;
             t.record(format!("{dim} columns"), &y, Tolerance::EXACT)?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows change in the tensor itself, and neither in its clones nor in its slices.
+struct WriteRows;
+
+impl Scenario for WriteRows {
+    fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        for dim in ODD {
+            let mut x = t.activation(NORMAL, [9, dim])?;
+            for (first, count) in [(0, 1), (8, 1), (3, 4), (9, 0), (0, 9)] {
+                let rows = t.activation(NORMAL, [count, dim])?;
+                let (clone, slice) = (x.clone(), t.b.slice_rows(&x, 2..7)?);
+                t.b.write_rows(&mut x, first, &rows)?;
+                t.record(format!("{count} rows of {dim} at {first}"), &x, Tolerance::EXACT)?;
+                t.record(format!("the clone of {dim} at {first}"), &clone, Tolerance::EXACT)?;
+                t.record(format!("the slice of {dim} at {first}"), &slice, Tolerance::EXACT)?;
+                drop((clone, slice));
+                t.b.write_rows(&mut x, first / 2, &rows)?;
+                t.record(format!("{count} rows of {dim} at {first} in place"), &x, Tolerance::EXACT)?;
+            }
+            // A slice is written at its own rows.
+            let mut slice = t.b.slice_rows(&x, 4..8)?;
+            drop(x);
+            t.b.write_rows(&mut slice, 1, &t.activation(NORMAL, [2, dim])?)?;
+            t.record(format!("a slice of {dim}"), &slice, Tolerance::EXACT)?;
         }
         Ok(())
     }

@@ -74,6 +74,21 @@ pub(crate) fn concat_rows(cx: &Context, parts: &[&CpuTensor]) -> Result<CpuTenso
     })
 }
 
+pub(crate) fn write_rows(cx: &Context, x: &mut CpuTensor, first: usize, rows: &CpuTensor) -> Result<()> {
+    shapes::write_rows(x, first, rows)?;
+    let start = first * x.shape().last();
+    by_dtype!(rows, T => {
+        if T::elements_mut(x).is_none() {
+            *x = concat_rows(cx, &[x])?;
+        }
+        if let Some(elements) = T::elements_mut(x) {
+            let rows = T::elements(rows);
+            elements[start..start + rows.len()].copy_from_slice(rows);
+        }
+    });
+    Ok(())
+}
+
 pub(crate) fn concat_columns(cx: &Context, parts: &[&CpuTensor]) -> Result<CpuTensor> {
     let shape = shapes::concat_columns(parts)?;
     let width = shape.last();

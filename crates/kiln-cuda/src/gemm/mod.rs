@@ -22,8 +22,10 @@ use crate::weight::Matrix;
 use cublaslt::{CublasLtGemm, Operands};
 pub(crate) use shape::GemmShape;
 
-/// Maximum rows for `gemv.cu`, which reads the weight once, as stored.
+/// Maximum rows for `gemv.cu`, which reads the weight once, as stored; columns and threads of a block there.
 const MAX_GEMV_ROWS: usize = 4;
+const GEMV_COLUMNS: usize = 8;
+const GEMV_THREADS: usize = 128;
 
 /// A matrix product.
 pub(crate) struct Gemm<'a> {
@@ -143,7 +145,7 @@ impl Gemm<'_> {
             _ => GEMV_F32_F32_F32,
         };
         let (add, ldadd) = self.add.unwrap_or((0, 0));
-        let grid = [self.n.div_ceil(4), 1];
+        let grid = [self.n.div_ceil(GEMV_COLUMNS), 1];
         let size = |n: usize| int("linear", n);
         let parameters = Gemv {
             x: self.x,
@@ -160,7 +162,7 @@ impl Gemm<'_> {
             out: self.out,
             ldo: self.ldo as i64,
         };
-        cx.launch(kernel, grid, 128, 0, &parameters)
+        cx.launch(kernel, grid, GEMV_THREADS, 0, &parameters)
     }
 
     fn implicit_gemm(&self, cx: &Context) -> Result<()> {

@@ -59,6 +59,10 @@ kernels! {
         AttentionF32(args: AttentionArgs):
             ATTENTION_F32_64 = "attention_f32_64", ATTENTION_F32_128 = "attention_f32_128";
     }
+    ATTENTION_FEW {
+        AttentionFew(args: AttentionArgs, partials: DevicePtr, done: DevicePtr, splits: i32):
+            ATTENTION_FEW_F32 = "attention_few_f32", ATTENTION_FEW_BF16 = "attention_few_bf16";
+    }
     ATTENTION_HOPPER {
         AttentionHopper(args: HopperAttentionArgs):
             ATTENTION_HOPPER_128 = "attention_hopper_128";

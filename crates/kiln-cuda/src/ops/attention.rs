@@ -1,11 +1,12 @@
-//! Attention: builds the arguments and chooses among the Hopper, wide, tiled, f32 and plain implementations.
+//! Attention: builds the arguments and chooses among the implementations: for few queries, Hopper, wide heads, tiles,
+//! f32 and any size.
 
 use kiln_ops::shapes::AttentionSize;
 use kiln_ops::{AttentionMask, AttentionSpec, Error, Result, Tensor as _, shapes};
 use kiln_tensor::DType;
 
 use super::movement::concat_rows;
-use super::{attention_f32, attention_hopper, attention_wide};
+use super::{attention_f32, attention_few, attention_hopper, attention_wide};
 use crate::context::{Context, int};
 use crate::kernels::{
     ATTENTION_32, ATTENTION_64, ATTENTION_96, ATTENTION_128, ATTENTION_256, ATTENTION_512,
@@ -68,6 +69,7 @@ pub(crate) fn attention(
     let args = build_args(cx, [q, k, v], &size, &spec.mask, out.ptr(cx), &mut concatenated)?;
     let tiled = TILED_KERNELS.iter().find(|tiled| tiled.dim == size.head_dim);
     match tiled {
+        _ if args.aligned() && attention_few::supports(cx, &args) => attention_few::run(cx, &args, dtype)?,
         Some(_) if dtype == DType::BF16 && args.aligned() && attention_hopper::supports(cx, &args) => {
             attention_hopper::run(cx, &args)?;
         }

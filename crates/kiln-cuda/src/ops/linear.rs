@@ -317,6 +317,15 @@ impl<'a> LinearCall<'a> {
     fn split<const N: usize>(&self, widths: [usize; N]) -> Result<[CudaTensor; N]> {
         let mut outputs = Vec::with_capacity(N);
         let mut first_row = 0;
+        // One row's outputs lie one after the other: a single product reads the weight faster than several small ones.
+        if self.rows == 1 {
+            let all = self.outputs(0..widths.iter().sum())?;
+            let view = |width: usize| {
+                first_row += width;
+                all.view(first_row - width, [1, width].into())
+            };
+            return Ok(widths.map(view));
+        }
         for run in widths.chunk_by(|a, b| a == b) {
             outputs.extend(self.equal_outputs(first_row, run[0], run.len())?);
             first_row += run[0] * run.len();

@@ -6,6 +6,7 @@
 
 pub(crate) mod attention;
 mod attention_f32;
+mod attention_few;
 mod attention_hopper;
 mod attention_wide;
 pub(crate) mod conv;

@@ -75,6 +75,15 @@ pub(crate) fn concat_rows(cx: &Context, parts: &[&CudaTensor]) -> Result<CudaTen
     Ok(out)
 }
 
+pub(crate) fn write_rows(cx: &Context, x: &mut CudaTensor, first: usize, rows: &CudaTensor) -> Result<()> {
+    shapes::write_rows(x, first, rows)?;
+    if !x.is_unique() {
+        *x = concat_rows(cx, &[x])?;
+    }
+    let bytes = rows.shape().numel() * rows.dtype().size();
+    cx.check(cx.copy(rows.ptr(cx), x.row_ptr(cx, first), bytes))
+}
+
 pub(crate) fn concat_columns(cx: &Context, parts: &[&CudaTensor]) -> Result<CudaTensor> {
     let out = CudaTensor::new(cx, shapes::concat_columns(parts)?, parts[0].dtype())?;
     let (rows, width, size) = (out.shape().rows(), out.shape().last(), out.dtype().size());

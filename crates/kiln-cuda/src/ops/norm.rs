@@ -11,9 +11,11 @@ use crate::kernels::{
 };
 use crate::tensor::CudaTensor;
 
-/// Threads per row, eight elements each; rows wider than a block take several rounds.
-fn row_threads(dim: usize) -> usize {
-    (dim.div_ceil(8)).next_power_of_two().clamp(32, 256)
+/// Threads per row, eight elements each. Rows wider than a block take several rounds, unless rows are too few to fill the
+/// GPU.
+fn row_threads(cx: &Context, rows: usize, dim: usize) -> usize {
+    let most = if rows < cx.gpu().multiprocessors.max(1) as usize { 1024 } else { 256 };
+    dim.div_ceil(8).next_power_of_two().clamp(32, most)
 }
 
 /// Vectors per lane, threads per block with one warp per row, and warps per row where rows are few; as in `norm.cu`.
@@ -71,7 +73,7 @@ pub(crate) fn ada_layer_norm(
             let kernel = by_dtype(x.dtype(), ADA_LAYER_NORM_F32, ADA_LAYER_NORM_BF16);
             let grid = [if dim == 0 { 0 } else { rows.len() }, 1];
             let parameters = AdaLayerNorm { x: from, scale, shift, out: to, dim: size(dim)?, eps };
-            cx.launch(kernel, grid, row_threads(dim), 0, &parameters)?;
+            cx.launch(kernel, grid, row_threads(cx, rows.len(), dim), 0, &parameters)?;
         }
     }
     Ok(out)
@@ -99,6 +101,6 @@ pub(crate) fn rms_norm(cx: &Context, x: &CudaTensor, weight: &CudaTensor, eps: f
     let kernel = by_dtype(x.dtype(), RMS_NORM_F32, RMS_NORM_BF16);
     let grid = [if dim == 0 { 0 } else { rows }, 1];
     let parameters = RmsNorm { x: x.ptr(cx), weight: weight.ptr(cx), out: out.ptr(cx), dim: size(dim)?, eps };
-    cx.launch(kernel, grid, row_threads(dim), 0, &parameters)?;
+    cx.launch(kernel, grid, row_threads(cx, rows, dim), 0, &parameters)?;
     Ok(out)
 }

@@ -195,6 +195,11 @@ impl DeviceBuffer {
         (self.0.ptr() + start as u64).is_multiple_of(16)
     }
 
+    /// Whether there is neither a clone nor an identity of it.
+    pub fn is_unique(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some()
+    }
+
     /// The buffer's identity.
     pub fn id(&self) -> BufferId {
         BufferId(Arc::downgrade(&self.0))

@@ -8,7 +8,7 @@
 //! nothing and keeps 1 GiB.
 //!
 //! A step is about 300 kernels. Inputs are copied to the graph's own tensors, unless they are those of the last replay:
-//! tensors never change. Nothing is captured while weights are streamed, in the KV model's steps, or for an observer that
+//! a tensor that is referred to never changes. Nothing is captured while weights are streamed, in the KV model's steps, or for an observer that
 //! wants tensors. Graphs are dropped when LoRAs change or memory runs out.
 
 mod graph;

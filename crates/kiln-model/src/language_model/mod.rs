@@ -105,7 +105,7 @@ impl<B: Backend> LanguageModel<B> {
         for (i, (layer, cache)) in self.layers.iter().zip(&mut text.caches).enumerate() {
             self.prefetcher.prefetch_after(i);
             let [mut q, k, v] = layer.qkv(b, &x, &rope)?;
-            cache.append(b, [k, v])?;
+            let [k, v] = cache.append(b, [k, v])?;
             // One token sees all keys that are there. Of the last layer only the last token's state is needed.
             let mut mask = AttentionMask::Causal { valid: count };
             if i == last && count > 1 {
@@ -114,15 +114,15 @@ impl<B: Backend> LanguageModel<B> {
             if x.shape().dims()[0] == 1 {
                 mask = AttentionMask::None;
             }
-            x = layer.attend(b, &x, &q, [&cache.keys(), &cache.values()], mask)?;
+            x = layer.attend(b, &x, &q, [&[&k], &[&v]], mask)?;
             x = layer.mlp(b, &x)?;
         }
         text.tokens = positions.end;
         let x = b.rms_norm(&x, &self.norm, self.config.rms_norm_eps)?;
-        let logits = b.download(&b.linear(&x, &self.lm_head)?)?.to_f32()?.into_owned();
-        if logits.iter().any(|logit| !logit.is_finite()) {
+        let logits = b.download(&b.linear(&x, &self.lm_head)?)?;
+        if !logits.is_finite() {
             return Err(Error::NotFinite { what: "the prediction of the next token" });
         }
-        Ok(logits)
+        Ok(logits.to_f32()?.into_owned())
     }
 }

@@ -110,6 +110,11 @@ impl Backend for Reference {
         movement::concat_rows(parts)
     }
 
+    fn write_rows(&self, x: &mut HostTensor, first: usize, rows: &HostTensor) -> Result<()> {
+        *x = movement::with_rows(x, first, rows)?;
+        Ok(())
+    }
+
     fn concat_columns(&self, parts: &[&HostTensor]) -> Result<HostTensor> {
         movement::concat_columns(parts)
     }

@@ -12,6 +12,14 @@ pub(super) fn concat_rows(parts: &[&HostTensor]) -> Result<HostTensor> {
     tensor(shape, parts[0].dtype(), out)
 }
 
+/// A copy of `x` with these rows from row `first` on.
+pub(super) fn with_rows(x: &HostTensor, first: usize, rows: &HostTensor) -> Result<HostTensor> {
+    shapes::write_rows(x, first, rows)?;
+    let (mut out, rows) = (values(x)?, values(rows)?);
+    out[first * x.shape().last()..][..rows.len()].copy_from_slice(&rows);
+    tensor(x.shape().clone(), x.dtype(), out)
+}
+
 pub(super) fn concat_columns(parts: &[&HostTensor]) -> Result<HostTensor> {
     let shape = shapes::concat_columns(parts)?;
     let columns: Vec<_> = parts.iter().map(|part| values(part)).collect::<Result<_>>()?;

@@ -272,6 +272,13 @@ macro_rules! measured {
         })
     };
 
+    // Writes into a tensor.
+    ($self:ident, write_rows($x:ident, $first:ident, $rows:ident)) => {
+        $self.measure("write_rows", |b| b.write_rows($x, $first, $rows), |()| {
+            (dims($rows.shape()), Cost::memory(2 * bytes([$rows])))
+        })
+    };
+
     // Operations with products.
     ($self:ident, linear($x:ident, $w:ident)) => {
         $self.measure("linear", |b| b.linear($x, &$w.inner), |y| {

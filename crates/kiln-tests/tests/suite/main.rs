@@ -56,6 +56,7 @@ fn names_are_unique_and_every_operation_has_a_case() {
         "cast",
         "slice_rows",
         "concat_rows",
+        "write_rows",
         "concat_columns",
         "linear",
         "linear_split",
