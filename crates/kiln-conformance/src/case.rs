@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 
 use kiln_base::lock;
-use kiln_ops::{Backend, Reference};
+use kiln_ops::{Backend, Reference, TrainingBackend};
 use kiln_tensor::DType;
 
-use crate::case_run::{CaseRun, Outcome, Record, Scenario};
+use crate::case_run::{CaseRun, Outcome, Record, Scenario, TrainingScenario};
 
 type Run<B> = Box<dyn Fn(&B) -> Result<Vec<Record>, String> + Send + Sync>;
 type Expected = Arc<OnceLock<Result<Vec<Record>, String>>>;
@@ -21,8 +21,9 @@ pub struct Case<B> {
 
 impl<B: Backend> Case<B> {
     pub(crate) fn new(name: String, dtype: DType, scenario: Arc<impl Scenario>) -> Self {
-        let candidate = runner(name.clone(), dtype, Arc::clone(&scenario), false);
-        let reference = runner(name.clone(), dtype, scenario, true);
+        let other = Arc::clone(&scenario);
+        let candidate = runner(name.clone(), dtype, false, move |t: &mut CaseRun<'_, B>| scenario.run(t));
+        let reference = runner(name.clone(), dtype, true, move |t: &mut CaseRun<'_, Reference>| other.run(t));
         Case { name, candidate, reference }
     }
 
@@ -67,11 +68,25 @@ impl<B: Backend> Case<B> {
     }
 }
 
-/// Returns a function that runs the scenario on a backend.
-fn runner<B: Backend>(name: String, dtype: DType, scenario: Arc<impl Scenario>, exact: bool) -> Run<B> {
+impl<B: TrainingBackend> Case<B> {
+    pub(crate) fn training(name: String, dtype: DType, scenario: Arc<impl TrainingScenario>) -> Self {
+        let other = Arc::clone(&scenario);
+        let candidate = runner(name.clone(), dtype, false, move |t: &mut CaseRun<'_, B>| scenario.run(t));
+        let reference = runner(name.clone(), dtype, true, move |t: &mut CaseRun<'_, Reference>| other.run(t));
+        Case { name, candidate, reference }
+    }
+}
+
+/// Returns a function that runs a scenario on a backend.
+fn runner<B: Backend>(
+    name: String,
+    dtype: DType,
+    exact: bool,
+    scenario: impl Fn(&mut CaseRun<'_, B>) -> kiln_ops::Result<()> + Send + Sync + 'static,
+) -> Run<B> {
     Box::new(move |backend| {
         let mut run = CaseRun::new(backend, &name, dtype, exact);
-        scenario.run(&mut run).map_err(|e| e.to_string())?;
+        scenario(&mut run).map_err(|e| e.to_string())?;
         Ok(run.into_records())
     })
 }

@@ -1,6 +1,6 @@
 //! One run of a case on one backend: creating the inputs and recording the results.
 
-use kiln_ops::{Backend, Error, Result, RopeLayout, RopeTable, Tensor};
+use kiln_ops::{Backend, Error, Result, RopeLayout, RopeTable, Tensor, TrainingBackend};
 use kiln_tensor::{DType, HostTensor, Shape, f16};
 
 use crate::Tolerance;
@@ -9,6 +9,11 @@ use crate::random::{Distribution, Random};
 /// The calls of a case; written once, run on the candidate and on the reference.
 pub(crate) trait Scenario: Send + Sync + 'static {
     fn run<B: Backend>(&self, t: &mut CaseRun<'_, B>) -> Result<()>;
+}
+
+/// As [`Scenario`], for the operations of training.
+pub(crate) trait TrainingScenario: Send + Sync + 'static {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()>;
 }
 
 /// A labelled outcome.

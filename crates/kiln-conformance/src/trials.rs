@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use kiln_ops::Backend;
+use kiln_ops::{Backend, TrainingBackend};
 use libtest_mimic::Trial;
 
-use crate::{Case, cases};
+use crate::{Case, cases, training_cases};
 
 /// Cases that a backend does not run, and why.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,17 @@ pub struct Skip {
 /// Skipped cases are listed as ignored, with their reason. A skip that matches no case is a failing trial.
 pub fn trials<B: Backend + 'static>(name: &str, backend: &Arc<B>, skips: &[Skip]) -> Vec<Trial> {
     let backend = Arc::clone(backend);
-    checked(name, skips, move |case: &Case<B>| case.check(&backend))
+    checked(name, cases(), skips, move |case: &Case<B>| case.check(&backend))
+}
+
+/// Returns a trial for every case of training, as [`trials`].
+pub fn training_trials<B: TrainingBackend + 'static>(
+    name: &str,
+    backend: &Arc<B>,
+    skips: &[Skip],
+) -> Vec<Trial> {
+    let backend = Arc::clone(backend);
+    checked(name, training_cases(), skips, move |case: &Case<B>| case.check(&backend))
 }
 
 /// Like [`trials`]; `second` must give the same bytes as `first`, such as one thread and many.
@@ -32,15 +42,26 @@ pub fn trials_of_both<B: Backend + 'static>(
     skips: &[Skip],
 ) -> Vec<Trial> {
     let (first, second) = (Arc::clone(first), Arc::clone(second));
-    checked(name, skips, move |case: &Case<B>| case.check_both(&first, &second))
+    checked(name, cases(), skips, move |case: &Case<B>| case.check_both(&first, &second))
+}
+
+/// Returns a trial for every case of training, as [`trials_of_both`].
+pub fn training_trials_of_both<B: TrainingBackend + 'static>(
+    name: &str,
+    first: &Arc<B>,
+    second: &Arc<B>,
+    skips: &[Skip],
+) -> Vec<Trial> {
+    let (first, second) = (Arc::clone(first), Arc::clone(second));
+    checked(name, training_cases(), skips, move |case: &Case<B>| case.check_both(&first, &second))
 }
 
 fn checked<B: Backend + 'static>(
     name: &str,
+    cases: Vec<Case<B>>,
     skips: &[Skip],
     check: impl Fn(&Case<B>) -> Result<(), String> + Send + Sync + 'static,
 ) -> Vec<Trial> {
-    let cases = cases::<B>();
     let check = Arc::new(check);
     let mut trials: Vec<Trial> = skips
         .iter()

@@ -48,6 +48,10 @@ impl CpuBackend {
         Ok(CpuBackend { cx: Context { level, pool, buffers: Arc::default() } })
     }
 
+    pub(crate) fn context(&self) -> &Context {
+        &self.cx
+    }
+
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.cx.level.isa()

@@ -209,6 +209,26 @@ impl RowSource for ZeroPadded<'_> {
     }
 }
 
+/// The rows of a weight with their dequantized values, int8 included; rows past the end are zeros.
+#[derive(Clone, Copy)]
+pub(crate) struct DequantizedRows<'a> {
+    pub matrix: &'a StackedMatrix,
+    /// The scale of every row of an int8 weight; else empty.
+    pub scales: &'a [f32],
+}
+
+impl RowSource for DequantizedRows<'_> {
+    #[inline(always)]
+    fn read_row<S: Simd>(&self, s: S, row: usize, from: usize, out: &mut [f32]) {
+        if self.matrix.format != Format::I8 || row >= self.matrix.rows {
+            return ZeroPadded { matrix: self.matrix, first_row: 0 }.read_row(s, row, from, out);
+        }
+        let scale = self.scales[row];
+        let integers = &self.matrix.row(row)[from..];
+        out.iter_mut().zip(integers).for_each(|(out, &v)| *out = f32::from(v as i8) * scale);
+    }
+}
+
 /// Widens the elements from index `from` on; the bytes need no alignment.
 #[inline(always)]
 fn widen<S: Simd, T: Scalar>(s: S, bytes: &[u8], from: usize, out: &mut [f32]) {

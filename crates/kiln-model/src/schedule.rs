@@ -224,6 +224,12 @@ fn shift_factor(config: &SchedulerConfig, tokens: usize, steps: usize) -> f32 {
     if config.use_dynamic_shifting { empirical_mu(tokens, steps).exp() as f32 } else { config.shift }
 }
 
+/// The shift that FLUX was trained with, for an image of this many tokens: a line through 0.5 at 256 and 1.15 at 4096 tokens.
+/// Inference uses [`empirical_mu`] instead.
+pub fn training_mu(tokens: usize) -> f64 {
+    0.5 + (tokens as f64 - 256.0) * (1.15 - 0.5) / (4096.0 - 256.0)
+}
+
 /// Computes FLUX.2's empirical shift: two linear functions of the token count, interpolated by the step count.
 pub fn empirical_mu(tokens: usize, steps: usize) -> f64 {
     let tokens = tokens as f64;

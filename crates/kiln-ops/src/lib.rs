@@ -1,7 +1,8 @@
 //! The operations of FLUX.2.
 //!
 //! [`Backend`] defines each one: its formula, shapes and dtypes. [`Reference`] implements them as plain loops in f64,
-//! never optimized: the oracle that every other backend is tested against. [`TimedBackend`] measures another backend,
+//! never optimized: the oracle that every other backend is tested against. [`TrainingBackend`] adds gradients and optimizer
+//! steps. [`TimedBackend`] measures another backend,
 //! and [`backend_methods!`] generates such wrappers.
 //!
 //! ```
@@ -24,6 +25,7 @@ mod forward;
 mod reference;
 pub mod shapes;
 mod timed;
+pub mod training;
 
 pub use args::{Activation, AttentionMask, AttentionSpec, ConvGeometry, RopeLayout, RopeTable, RowGroups};
 pub use backend::{Backend, Pending, Residency, RunMode, Tensor};
@@ -31,3 +33,4 @@ pub use error::{Error, Result};
 pub use kiln_tensor::{fp8, int8};
 pub use reference::Reference;
 pub use timed::{OpStats, TimedBackend, TimedConv, TimedWeight};
+pub use training::TrainingBackend;

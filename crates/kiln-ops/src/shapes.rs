@@ -22,7 +22,7 @@ use kiln_tensor::{DType, HostTensor, Shape};
 #[cfg(doc)]
 use crate::Backend;
 use crate::{AttentionMask, AttentionSpec, ConvGeometry, Result, RopeTable, RowGroups, Tensor};
-use check::Op;
+pub(crate) use check::Op;
 pub use linear::{ada_linear_split, linear, linear_gated_add, linear_split, swiglu_gated_add, with_deltas};
 
 /// [`Backend::upload`]: a float tensor, to f32 or bf16.
@@ -368,7 +368,12 @@ pub fn conv2d<T: Tensor>(
 }
 
 /// Checks tensors to be concatenated by rows; returns `[Σ rows_i, columns]`.
-fn row_blocks<T: Tensor>(op: Op, name: &str, parts: &[&T], dtype: Option<DType>) -> Result<[usize; 2]> {
+pub(crate) fn row_blocks<T: Tensor>(
+    op: Op,
+    name: &str,
+    parts: &[&T],
+    dtype: Option<DType>,
+) -> Result<[usize; 2]> {
     let Some(first) = parts.first() else {
         return op.fail(format!("{name} is an empty list"));
     };
@@ -385,7 +390,7 @@ fn row_blocks<T: Tensor>(op: Op, name: &str, parts: &[&T], dtype: Option<DType>)
 }
 
 /// Checks tensors to be concatenated by columns; returns `[rows, Σ columns_i]`.
-fn column_blocks<T: Tensor>(op: Op, name: &str, parts: &[&T]) -> Result<[usize; 2]> {
+pub(crate) fn column_blocks<T: Tensor>(op: Op, name: &str, parts: &[&T]) -> Result<[usize; 2]> {
     let Some(first) = parts.first() else {
         return op.fail(format!("{name} is an empty list"));
     };
@@ -402,7 +407,7 @@ fn column_blocks<T: Tensor>(op: Op, name: &str, parts: &[&T]) -> Result<[usize; 
 }
 
 /// Checks two activations of the same shape.
-fn same_shape<T: Tensor>(op: Op, names: [&str; 2], x: &T, y: &T) -> Result<Shape> {
+pub(crate) fn same_shape<T: Tensor>(op: Op, names: [&str; 2], x: &T, y: &T) -> Result<Shape> {
     let dtype = op.activation(names[0], x)?;
     op.same_dtype(names[1], y, dtype)?;
     op.shape(names[1], y.shape(), x.shape().dims())?;

@@ -4,11 +4,12 @@
 //! Example (latents, text, references) ──noise at sigma──▶ transformer + adapters ──▶ velocity ──MSE──▶ loss
 //!     adapters ◀──optimizer── gradients ◀──blocks, last to first──┘
 //! ```
-//! A trainer owns the frozen transformer, the adapters and the optimizer, and takes one optimizer step over a list of
+//! A [`Trainer`] owns the frozen transformer, the adapters and the optimizer, and takes one optimizer step over a list of
 //! batches. Everything random in a step follows from the seed and the step's number, so that a training that is resumed from
 //! its [`TrainerState`] continues bit for bit.
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod cache;
 mod checkpoint;
 pub mod dataset;
@@ -18,13 +19,18 @@ mod example;
 mod guard;
 mod log;
 mod norms;
+mod objective;
+mod optimizer;
 mod output;
 mod run;
 mod samples;
+mod schedule;
 mod settings;
 mod state;
 mod tensorboard;
+mod trainer;
 
+pub use adapter::{TargetLayer, target_layers};
 pub use cache::{Cache, Encoded, Key};
 pub use checkpoint::{RunRecord, load_state, save_state};
 pub use encode::{Encoders, EncodingProgress, EncodingStage};
@@ -32,6 +38,7 @@ pub use error::{Error, Result};
 pub use example::{Example, ReferenceLatents};
 pub use log::{Log, LogLine};
 pub use norms::UpdateNorms;
+pub use objective::NoisyExample;
 pub use output::{LoraFormat, RunFiles, write_lora};
 pub use run::{Outcome, RunOptions, Status, Stepper, Watcher, run};
 pub use samples::{SamplePrompt, Sampler};
@@ -40,3 +47,4 @@ pub use settings::{
     TrainSettings,
 };
 pub use state::{AdapterModule, StepReport, TrainerState};
+pub use trainer::Trainer;

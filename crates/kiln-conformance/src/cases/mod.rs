@@ -11,14 +11,15 @@ mod movement;
 mod norm;
 mod packed;
 mod rope;
+mod training;
 
 use std::sync::Arc;
 
-use kiln_ops::Backend;
+use kiln_ops::{Backend, TrainingBackend};
 use kiln_tensor::DType;
 
 use crate::Case;
-use crate::case_run::Scenario;
+use crate::case_run::{Scenario, TrainingScenario};
 
 /// Widths that leave a tail on every vector width, and their neighbours.
 const ODD: [usize; 14] = [1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129];
@@ -40,7 +41,29 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     list.0
 }
 
+/// Returns every case of [`TrainingBackend`].
+pub fn training_cases<B: TrainingBackend>() -> Vec<Case<B>> {
+    let mut list = CaseList(Vec::new());
+    training::add_cases(&mut list);
+    list.0
+}
+
 struct CaseList<B>(Vec<Case<B>>);
+
+impl<B: TrainingBackend> CaseList<B> {
+    /// Adds a case of training with f32 activations and one with bf16 activations.
+    fn add_training(&mut self, name: &str, scenario: impl TrainingScenario) {
+        let scenario = Arc::new(scenario);
+        for dtype in [DType::F32, DType::BF16] {
+            self.0.push(Case::training(format!("{name}/{dtype}"), dtype, Arc::clone(&scenario)));
+        }
+    }
+
+    /// Adds a case of training that does not depend on the dtype of activations.
+    fn add_training_once(&mut self, name: &str, scenario: impl TrainingScenario) {
+        self.0.push(Case::training(name.into(), DType::F32, Arc::new(scenario)));
+    }
+}
 
 impl<B: Backend> CaseList<B> {
     /// Adds a case with f32 activations and one with bf16 activations.

@@ -5,10 +5,23 @@ use std::ops::Range;
 use kiln_ops::Result;
 
 use super::blocks::{BlockGrid, BlockSizes, BlockTask, ScratchSizes};
-use super::{Epilogue, GemmSize, KC, PackedLeft, RowSource, SumBlock, multiply, pack_right, run_epilogue};
+use super::{
+    Epilogue, GemmSize, KC, PackedLeft, RowSource, SumBlock, multiply, pack_right, pack_right_kn,
+    run_epilogue,
+};
 use crate::Context;
 
-/// One of the products that add up to the result; `right` has a row for every column of the result.
+/// How the right operand of a product is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Orientation {
+    /// A row for every column of the result, as in a linear layer.
+    ColsByDepth,
+    /// A row for every step of the sum, as in its gradient.
+    DepthByCols,
+}
+
+/// One of the products that add up to the result; `right` has a row for every column of the result, or for every step of the
+/// sum ([`Orientation`]).
 pub(crate) struct Term<'a, R> {
     pub left: &'a PackedLeft,
     pub right: R,
@@ -36,6 +49,18 @@ pub(crate) fn gemm_f32<R: RowSource + Send, E: Epilogue>(
     cols: usize,
     epilogue: &E,
 ) -> Result<()> {
+    gemm_f32_of(cx, terms, rows, cols, Orientation::ColsByDepth, epilogue)
+}
+
+/// [`gemm_f32`] with right operands of this orientation.
+pub(crate) fn gemm_f32_of<R: RowSource + Send, E: Epilogue>(
+    cx: &Context,
+    terms: &[Term<'_, R>],
+    rows: Range<usize>,
+    cols: usize,
+    orientation: Orientation,
+    epilogue: &E,
+) -> Result<()> {
     let (tile_rows, tile_cols) = (cx.level.tile_rows(), cx.level.tile_cols());
     let sizes = BlockSizes {
         tile_rows,
@@ -61,7 +86,15 @@ pub(crate) fn gemm_f32<R: RowSource + Send, E: Epilogue>(
         for term in terms.iter().filter(|term| term.reaches(&cols)) {
             for (from, depth, left) in term.left.blocks(rows.clone()) {
                 let panels = &mut panels[..count * tile_cols * depth];
-                pack_right(cx.level, &term.right, cols.start, from, depth, panels);
+                match orientation {
+                    Orientation::ColsByDepth => {
+                        pack_right(cx.level, &term.right, cols.start, from, depth, panels);
+                    }
+                    Orientation::DepthByCols => {
+                        let width = cols.len();
+                        pack_right_kn(cx.level, &term.right, from, cols.start, width, depth, panels);
+                    }
+                }
                 let size = GemmSize { rows: rows.len(), panels: count, depth, stride };
                 multiply(cx.level, size, left, panels, &mut scratch.sums, add);
                 add = true;

@@ -34,11 +34,11 @@ pub(crate) use blocks::{Block, BlockGrid, ScratchSizes};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use epilogue::{DirectOutput, GatedResidual};
 pub(crate) use epilogue::{Epilogue, PREFETCH_ROWS, SumBlock, run_epilogue};
-pub(crate) use gemm_f32::{MC, Term, gemm_f32};
+pub(crate) use gemm_f32::{MC, Orientation, Term, gemm_f32, gemm_f32_of};
 pub(crate) use gemv::{GEMV_MAX_ROWS, GemvTerm, gemv};
 pub(crate) use int8::{Int8Weight, gemm_int8};
 pub(crate) use low_rank::PackedUpdates;
-pub(crate) use pack::{PackedLeft, RowSource, pack_left, pack_right, pack_right_kn, widen_rows};
+pub(crate) use pack::{PackedLeft, RowSource, pack_left, pack_right, pack_right_kn, read_row, widen_rows};
 pub(crate) use small_n::{SMALL_N, SmallNOperands, gemm_small_n, padded_depth, small_n_scratch_len};
 
 use crate::isa::Level;

@@ -111,6 +111,16 @@ dispatch! {
 }
 
 #[inline(always)]
+fn read_row_kernel<S: Simd, R: RowSource>(s: S, source: &R, row: usize, out: &mut [f32]) {
+    source.read_row(s, row, 0, out);
+}
+
+dispatch! {
+    /// Writes the start of a row as f32.
+    pub(crate) fn read_row<R: RowSource>(source: &R, row: usize, out: &mut [f32]) => read_row_kernel;
+}
+
+#[inline(always)]
 fn widen_rows_kernel<S: Simd, R: RowSource>(s: S, source: &R, width: usize, stride: usize, out: &mut [f32]) {
     for (row, out) in out.chunks_exact_mut(stride).enumerate() {
         source.read_row(s, row, 0, &mut out[..width]);

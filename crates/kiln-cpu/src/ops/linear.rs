@@ -274,14 +274,14 @@ fn linear_gemv<T: TensorElement>(
 }
 
 /// Matrices side by side, read as one.
-struct ColumnConcat<'a, T> {
+pub(crate) struct ColumnConcat<'a, T> {
     /// The width and elements of each.
     parts: Vec<(usize, &'a [T])>,
     rows: usize,
 }
 
 impl<'a, T: TensorElement> ColumnConcat<'a, T> {
-    fn new(xs: &[&'a CpuTensor]) -> Self {
+    pub(crate) fn new(xs: &[&'a CpuTensor]) -> Self {
         use kiln_ops::Tensor;
         let parts = xs.iter().map(|x| (x.shape().last(), T::elements(x))).collect();
         ColumnConcat { parts, rows: xs[0].shape().rows() }

@@ -12,3 +12,4 @@ pub(crate) mod linear;
 pub(crate) mod movement;
 pub(crate) mod norm;
 pub(crate) mod reduce;
+mod training;

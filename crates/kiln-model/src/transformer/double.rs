@@ -20,22 +20,22 @@ use crate::{ResidencyPlan, Result};
 
 /// A double block.
 pub(super) struct DoubleBlock<B: Backend> {
-    text: Stream<B>,
-    image: Stream<B>,
+    pub(super) text: Stream<B>,
+    pub(super) image: Stream<B>,
 }
 
 /// The weights of one stream.
-struct Stream<B: Backend> {
-    qkv: Linear<B>,
-    norm_q: B::Tensor,
-    norm_k: B::Tensor,
-    to_out: Linear<B>,
-    linear_in: Linear<B>,
-    linear_out: Linear<B>,
-    dim: usize,
+pub(super) struct Stream<B: Backend> {
+    pub(super) qkv: Linear<B>,
+    pub(super) norm_q: B::Tensor,
+    pub(super) norm_k: B::Tensor,
+    pub(super) to_out: Linear<B>,
+    pub(super) linear_in: Linear<B>,
+    pub(super) linear_out: Linear<B>,
+    pub(super) dim: usize,
     /// Width of the MLP's gate and value together.
-    mlp_width: usize,
-    eps: f32,
+    pub(super) mlp_width: usize,
+    pub(super) eps: f32,
 }
 
 /// The checkpoint's names for one stream's layers.

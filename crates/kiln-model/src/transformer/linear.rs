@@ -73,6 +73,11 @@ impl<B: Backend> Linear<B> {
         Ok(Linear { weight, residency: self.residency, layers: self.layers.clone(), cols: self.cols, merged })
     }
 
+    /// Full names and rows of the stacked layers.
+    pub(super) fn stack(&self) -> &[(String, usize)] {
+        &self.layers
+    }
+
     /// The stacked layers.
     #[cfg(test)]
     pub(super) fn shapes(&self) -> Vec<kiln_weights::LayerShape> {

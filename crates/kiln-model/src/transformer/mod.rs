@@ -31,6 +31,7 @@ mod rope;
 mod row_levels;
 mod single;
 mod step_cache;
+pub mod training;
 
 use std::ops::Range;
 

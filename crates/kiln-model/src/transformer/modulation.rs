@@ -36,6 +36,23 @@ pub(super) struct SingleModulation<B: Backend> {
     pub(super) groups: RowGroups,
 }
 
+impl<B: Backend> DoubleModulation<B> {
+    fn new(parts: [B::Tensor; 6], groups: RowGroups) -> Self {
+        let [shift, scale, gate, mlp_shift, mlp_scale, mlp_gate] = parts;
+        DoubleModulation {
+            attn: Modulation { shift, scale, gate },
+            mlp: Modulation { shift: mlp_shift, scale: mlp_scale, gate: mlp_gate },
+            groups,
+        }
+    }
+}
+
+impl<B: Backend> SingleModulation<B> {
+    fn new([shift, scale, gate]: [B::Tensor; 3], groups: RowGroups) -> Self {
+        SingleModulation { block: Modulation { shift, scale, gate }, groups }
+    }
+}
+
 /// The layer that computes the modulations of `sets` sub-blocks.
 pub(super) struct ModulationProjection<B: Backend> {
     linear: Linear<B>,
@@ -64,12 +81,7 @@ impl<B: Backend> ModulationProjection<B> {
         inputs: &ModulationInputs<'_, B>,
         row_levels: &RowLevels,
     ) -> Result<DoubleModulation<B>> {
-        let [shift, scale, gate, mlp_shift, mlp_scale, mlp_gate] = self.forward(b, inputs, row_levels)?;
-        Ok(DoubleModulation {
-            attn: Modulation { shift, scale, gate },
-            mlp: Modulation { shift: mlp_shift, scale: mlp_scale, gate: mlp_gate },
-            groups: row_levels.groups(),
-        })
+        Ok(DoubleModulation::new(self.forward(b, inputs, row_levels)?, row_levels.groups()))
     }
 
     /// Computes the modulation of a single block.
@@ -79,8 +91,27 @@ impl<B: Backend> ModulationProjection<B> {
         inputs: &ModulationInputs<'_, B>,
         row_levels: &RowLevels,
     ) -> Result<SingleModulation<B>> {
-        let [shift, scale, gate] = self.forward(b, inputs, row_levels)?;
-        Ok(SingleModulation { block: Modulation { shift, scale, gate }, groups: row_levels.groups() })
+        Ok(SingleModulation::new(self.forward(b, inputs, row_levels)?, row_levels.groups()))
+    }
+
+    /// Computes the modulations of a double block, one row of `silu` per group of rows.
+    pub(super) fn double_of(
+        &self,
+        b: &B,
+        silu: &B::Tensor,
+        groups: RowGroups,
+    ) -> Result<DoubleModulation<B>> {
+        Ok(DoubleModulation::new(b.linear_split(silu, &self.linear, [self.dim; 6])?, groups))
+    }
+
+    /// Computes the modulation of a single block, one row of `silu` per group of rows.
+    pub(super) fn single_of(
+        &self,
+        b: &B,
+        silu: &B::Tensor,
+        groups: RowGroups,
+    ) -> Result<SingleModulation<B>> {
+        Ok(SingleModulation::new(b.linear_split(silu, &self.linear, [self.dim; 3])?, groups))
     }
 
     /// Returns `N` tensors with one row per run of equal noise levels. The matrix product itself has one row per level.

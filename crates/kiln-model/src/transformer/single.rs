@@ -14,13 +14,13 @@ use crate::{ResidencyPlan, Result};
 
 /// A single block.
 pub(super) struct SingleBlock<B: Backend> {
-    to_qkv_mlp_proj: Linear<B>,
-    norm_q: B::Tensor,
-    norm_k: B::Tensor,
-    to_out: Linear<B>,
+    pub(super) to_qkv_mlp_proj: Linear<B>,
+    pub(super) norm_q: B::Tensor,
+    pub(super) norm_k: B::Tensor,
+    pub(super) to_out: Linear<B>,
     /// Widths of q, k, v and the MLP's gate and value in the projection.
-    widths: [usize; 4],
-    eps: f32,
+    pub(super) widths: [usize; 4],
+    pub(super) eps: f32,
 }
 
 impl<B: Backend> SingleBlock<B> {

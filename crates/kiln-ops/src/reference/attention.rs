@@ -3,7 +3,7 @@ use kiln_tensor::HostTensor;
 use super::{tensor, values};
 use crate::{AttentionMask, AttentionSpec, Result, shapes};
 
-fn concat_rows(blocks: &[&HostTensor]) -> Result<Vec<f64>> {
+pub(super) fn concat_rows(blocks: &[&HostTensor]) -> Result<Vec<f64>> {
     let mut all = Vec::new();
     for block in blocks {
         all.extend(values(block)?);
@@ -11,7 +11,7 @@ fn concat_rows(blocks: &[&HostTensor]) -> Result<Vec<f64>> {
     Ok(all)
 }
 
-fn attends(mask: &AttentionMask, query: usize, key: usize) -> bool {
+pub(super) fn attends(mask: &AttentionMask, query: usize, key: usize) -> bool {
     match mask {
         AttentionMask::None => true,
         AttentionMask::Causal { valid } => key <= query && key < *valid,

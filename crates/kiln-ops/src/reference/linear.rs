@@ -71,6 +71,23 @@ impl Linear {
         Ok(Linear { deltas: lora_factors(deltas)?, ..self.clone() })
     }
 
+    /// `[out, in]`, and the number of LoRA deltas.
+    pub(super) fn size(&self) -> ([usize; 2], usize) {
+        (self.size, self.deltas.len())
+    }
+
+    /// The weight's values, row-major, without bias and deltas.
+    pub(super) fn weight_values(&self) -> Vec<f64> {
+        let scaled = |values: &mut dyn Iterator<Item = f64>, scales: &[f64]| {
+            values.enumerate().map(|(i, value)| value * scales[i / self.size[1]]).collect()
+        };
+        match &self.weight {
+            Weight::Dense(values) => values.clone(),
+            Weight::Int8(values, scales) => scaled(&mut values.iter().map(|&v| f64::from(v)), scales),
+            Weight::Fp8(values, scales) => scaled(&mut values.iter().copied(), scales),
+        }
+    }
+
     /// `[rows, out]` from `[rows, in]`.
     fn product(&self, x: &[f64]) -> Vec<f64> {
         let [out, cols] = self.size;

@@ -9,6 +9,7 @@ mod elementwise;
 mod linear;
 mod movement;
 mod norm;
+mod training;
 
 use std::ops::Range;
 

@@ -7,14 +7,14 @@ use super::{tensor, values};
 use crate::{Activation, Result, RopeLayout, RopeTable, RowGroups, shapes};
 
 /// Mean and biased variance.
-fn moments(x: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+pub(super) fn moments(x: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     let count = x.clone().count() as f64;
     let mean = x.clone().sum::<f64>() / count;
     (mean, x.map(|v| (v - mean).powi(2)).sum::<f64>() / count)
 }
 
 /// `1 / sqrt(mean(x²) + eps)`.
-fn inverse_rms(x: &[f64], eps: f32) -> f64 {
+pub(super) fn inverse_rms(x: &[f64], eps: f32) -> f64 {
     let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
     1.0 / (mean + f64::from(eps)).sqrt()
 }

@@ -4,7 +4,7 @@ use crate::{Error, Result, RowGroups, Tensor};
 
 /// The operation whose arguments are checked; every error message starts with its name.
 #[derive(Clone, Copy)]
-pub(super) struct Op(pub &'static str);
+pub(crate) struct Op(pub &'static str);
 
 impl Op {
     pub fn fail<T>(self, what: String) -> Result<T> {

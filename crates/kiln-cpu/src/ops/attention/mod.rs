@@ -8,7 +8,7 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_softmax;
 mod simd;
-mod softmax;
+pub(super) mod softmax;
 
 use std::ops::Range;
 

@@ -1,0 +1,448 @@
+//! Gradients and optimizer steps.
+
+use kiln_ops::training::{
+    AdamWStep, AdamWTensor, BLOCK, CodeBook, LowRank, ProdigyStep, ProdigyTensor, Quantized8,
+    QuantizedAdamWTensor,
+};
+use kiln_ops::{
+    AttentionMask, AttentionSpec, Residency, Result, RopeLayout, RopeTable, RowGroups, TrainingBackend,
+};
+use kiln_tensor::packed::{Format, PackedTensor};
+use kiln_tensor::{DType, HostLinear, HostTensor};
+
+use super::{CaseList, ODD};
+use crate::Tolerance;
+use crate::case_run::{CaseRun, TrainingScenario};
+use crate::random::{HEAVY_TAILED, NORMAL};
+
+pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
+    let mut sizes: Vec<[usize; 3]> = ODD.map(|n| [5, n, 19]).to_vec();
+    sizes.extend([[1, 33, 65], [130, 31, 401], [67, 129, 16], [0, 3, 4]]);
+    list.add_training("training/products", Products { sizes: sizes.clone() });
+    list.add_training(
+        "training/products_full_size",
+        Products { sizes: vec![[257, 1024, 16], [257, 16, 3072]] },
+    );
+    list.add_training("training/linear_backward", LinearBackward { sizes });
+    list.add_training("training/linear_backward_int8", Int8Backward);
+    list.add_training("training/linear_low_rank", LowRankUpdates);
+    list.add_training_once("training/row_norms", RowNorms);
+    list.add_training("training/mix_rows", MixRows);
+    list.add_training("training/norms", Norms);
+    list.add_training("training/norm_rope", NormRope);
+    list.add_training("training/elementwise", Elementwise);
+    for (name, mask) in [
+        ("plain", AttentionMask::None),
+        ("causal", AttentionMask::Causal { valid: 100 }),
+        ("isolated", AttentionMask::Isolated { rows: 3..70 }),
+    ] {
+        let sizes = vec![[133, 2, 2, 24], [131, 4, 2, 16]];
+        list.add_training(&format!("training/attention_{name}"), Attention { mask, sizes });
+    }
+    let full = Attention { mask: AttentionMask::None, sizes: vec![[400, 2, 2, 128]] };
+    list.add_training("training/attention_full_size", full);
+    list.add_training_once("training/optimizers", Optimizers);
+    list.add_training_once("training/invalid_arguments", Invalid);
+}
+
+/// `[rows, out, in]`.
+struct Products {
+    sizes: Vec<[usize; 3]>,
+}
+
+impl TrainingScenario for Products {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        for &[rows, out, cols] in &self.sizes {
+            let (x, dy) = (t.activation(NORMAL, [rows, cols])?, t.activation(NORMAL, [rows, out])?);
+            let w = t.parameter(NORMAL, [out, cols])?;
+            let (add_y, add_x) = (t.activation(NORMAL, [rows, out])?, t.activation(NORMAL, [rows, cols])?);
+            let add_w = t.parameter(NORMAL, [out, cols])?;
+            let label = format!("{rows}x{out}x{cols}");
+            let sum = |terms: usize| Tolerance::sum(terms);
+            let y = b.matmul_nt(&x, &w, 0.5, None)?;
+            t.record(format!("nt {label}"), &y, sum(cols).rounded_inside(t.dtype))?;
+            let y = b.matmul_nt(&x, &w, -2.0, Some(&add_y))?;
+            t.record(format!("nt, added, {label}"), &y, sum(cols).rounded_inside(t.dtype))?;
+            let dx = b.matmul_nn(&dy, &w, 0.5, Some(&add_x))?;
+            t.record(format!("nn {label}"), &dx, sum(out).rounded_inside(t.dtype))?;
+            let dw = b.matmul_tn(&dy, &x, 0.5, Some(&add_w))?;
+            t.record_as(format!("tn {label}"), &dw, DType::F32, sum(rows))?;
+        }
+        Ok(())
+    }
+}
+
+struct LinearBackward {
+    sizes: Vec<[usize; 3]>,
+}
+
+impl TrainingScenario for LinearBackward {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        for &[rows, out, cols] in &self.sizes {
+            for stored in [DType::F32, DType::BF16, DType::F16] {
+                // Two matrices and two gradients side by side, but for a single output.
+                let splits = if out > 1 { vec![out / 2, out - out / 2] } else { vec![1] };
+                let matrices = splits.iter().map(|&n| t.stored(NORMAL, [n, cols], stored));
+                let matrices = matrices.collect::<Result<Vec<_>>>()?;
+                let w = b.load_weight(HostLinear::dense(matrices)?, Residency::Device)?;
+                let dys = splits.iter().rev().map(|&n| t.activation(NORMAL, [rows, n]));
+                let dys = dys.collect::<Result<Vec<_>>>()?;
+                let add = t.activation(NORMAL, [rows, cols])?;
+                let dx = b.linear_backward(&dys.iter().collect::<Vec<_>>(), &w, Some(&add))?;
+                let tolerance = Tolerance::sum(out).rounded_inside(t.dtype);
+                t.record(format!("{rows}x{out}x{cols}, {stored}"), &dx, tolerance)?;
+            }
+        }
+        let host = t.draw(NORMAL, [64, 64]).to_f32()?.into_owned();
+        let bytes: Vec<u8> = host
+            .chunks(32)
+            .flat_map(|block| {
+                let largest = block.iter().fold(0f32, |m, v| m.max(v.abs()));
+                let scale = kiln_tensor::f16::from_f32(largest / 127.0);
+                let codes = block.iter().map(move |v| (v / scale.to_f32()).round() as i8 as u8);
+                scale.to_le_bytes().into_iter().chain(codes).collect::<Vec<u8>>()
+            })
+            .collect();
+        let packed = PackedTensor::new(Format::Q8_0, [64, 64], bytes.into())?;
+        let w = b.load_weight(HostLinear::packed(vec![packed])?, Residency::Device)?;
+        let dy = t.activation(NORMAL, [9, 64])?;
+        let dx = b.linear_backward(&[&dy], &w, None)?;
+        t.record("Q8_0", &dx, Tolerance::sum(64).rounded_inside(t.dtype))
+    }
+}
+
+/// The gradient of an int8 matmul is that of the dequantized weight.
+struct Int8Backward;
+
+impl TrainingScenario for Int8Backward {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        for [rows, out, cols] in [[7, 33, 65], [130, 64, 32]] {
+            let integers = t.bytes(out * cols);
+            let integers = HostTensor::new(DType::I8, [out, cols], integers.into())?;
+            let scales = t.draw(NORMAL.scaled(1e-3).shifted(1e-2), [out]);
+            let w = b.load_weight(HostLinear::int8(vec![integers], vec![scales])?, Residency::Device)?;
+            let dy = t.activation(HEAVY_TAILED, [rows, out])?;
+            let dx = b.linear_backward(&[&dy], &w, None)?;
+            let tolerance = Tolerance::sum(out).rounded_inside(t.dtype);
+            t.record(format!("{rows}x{out}x{cols}"), &dx, tolerance)?;
+        }
+        Ok(())
+    }
+}
+
+struct LowRankUpdates;
+
+impl TrainingScenario for LowRankUpdates {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let (rows, cols, widths) = (23, 37, [16, 16, 31]);
+        let out: usize = widths.iter().sum();
+        let stored = t.stored(NORMAL, [out, cols], DType::BF16)?;
+        let w = b.load_weight(HostLinear::dense(vec![stored])?, Residency::Device)?;
+        let (x, other) = (t.activation(NORMAL, [rows, cols])?, t.activation(NORMAL, [rows, cols])?);
+        let dys = [
+            t.activation(NORMAL, [rows, widths[0]])?,
+            t.activation(NORMAL, [rows, widths[1]])?,
+            t.activation(NORMAL, [rows, widths[2]])?,
+        ];
+        // One update of all columns; or one each of the first and the last two tensors, the second with its own input.
+        for updates in [vec![(0, out, 5)], vec![(0, 16, 3), (16, 47, 4)]] {
+            let mut factors = Vec::new();
+            for &(_, n, rank) in &updates {
+                factors.push([t.parameter(NORMAL, [rank, cols])?, t.parameter(NORMAL, [n, rank])?]);
+            }
+            let low_rank: Vec<LowRank<'_, B::Tensor>> = updates
+                .iter()
+                .zip(&factors)
+                .map(|(&(first, ..), [down, up])| {
+                    let input = (first > 0).then_some(&other);
+                    LowRank { first, down, up, scale: 0.25, input }
+                })
+                .collect();
+            let output = b.linear_low_rank(&x, &w, &low_rank, &widths)?;
+            let label = format!("{} updates", updates.len());
+            let tolerance =
+                Tolerance::sum(cols).conditioned(4.0).rounded_inside(t.dtype).rounded_inside(t.dtype);
+            for y in &output.ys {
+                t.record(format!("y, {label}"), y, tolerance)?;
+            }
+            let none = vec![None; updates.len()];
+            let refs = [&dys[0], &dys[1], &dys[2]];
+            for gradient in b.low_rank_backward(&refs, &x, &low_rank, &output.inner, &none)? {
+                t.record_as(format!("up, {label}"), &gradient.up, DType::F32, tolerance)?;
+                t.record_as(format!("down, {label}"), &gradient.down, DType::F32, tolerance)?;
+                t.record(format!("inner, {label}"), &gradient.inner, tolerance)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct RowNorms;
+
+impl TrainingScenario for RowNorms {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        for [out, cols] in [[33, 65], [50, 7], [1, 129]] {
+            let stored = t.stored(NORMAL, [out, cols], DType::BF16)?;
+            let w = b.load_weight(HostLinear::dense(vec![stored])?, Residency::Device)?;
+            let (down, up) = (t.parameter(NORMAL, [3, cols])?, t.parameter(NORMAL, [out / 2 + 1, 3])?);
+            let plain = b.row_norms(&w, &[])?;
+            t.record(format!("{out}x{cols}"), &plain, Tolerance::sum(cols))?;
+            let update = LowRank { first: out - out / 2 - 1, down: &down, up: &up, scale: 0.5, input: None };
+            let updated = b.row_norms(&w, &[update])?;
+            t.record(format!("{out}x{cols}, updated"), &updated, Tolerance::sum(cols).conditioned(4.0))?;
+        }
+        Ok(())
+    }
+}
+
+struct MixRows;
+
+impl TrainingScenario for MixRows {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        for [blocks, out, cols, dim] in [[5, 3, 4, 17], [9, 16, 8, 33], [1, 1, 7, 65], [3, 9, 1, 2]] {
+            let a = t.parameter(NORMAL, [out, cols])?;
+            let x = t.activation(NORMAL, [blocks * cols, dim])?;
+            let dy = t.activation(NORMAL, [blocks * out, dim])?;
+            let label = format!("{blocks} blocks, {out}x{cols}, {dim}");
+            let y = b.mix_rows(&x, &a, false)?;
+            t.record(format!("y, {label}"), &y, Tolerance::sum(cols).rounded_inside(t.dtype))?;
+            let dx = b.mix_rows(&dy, &a, true)?;
+            t.record(format!("dx, {label}"), &dx, Tolerance::sum(out).rounded_inside(t.dtype))?;
+            let add = t.parameter(NORMAL, [out, cols])?;
+            let da = b.mix_rows_gradient(&dy, &x, [out, cols], 0.5, Some(&add))?;
+            t.record_as(format!("da, {label}"), &da, DType::F32, Tolerance::sum(blocks * dim))?;
+        }
+        Ok(())
+    }
+}
+
+struct Norms;
+
+impl TrainingScenario for Norms {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let groups = RowGroups::from_lengths(&[1, 4, 2]);
+        for dim in ODD {
+            let (dy, x) = (t.activation(NORMAL, [7, dim])?, t.activation(HEAVY_TAILED, [7, dim])?);
+            let scale = t.parameter(NORMAL, [3, dim])?;
+            let add = t.activation(NORMAL, [7, dim])?;
+            let dx = b.ada_layer_norm_backward(&dy, &x, &scale, &groups, 1e-2, Some(&add))?;
+            let tolerance = Tolerance::sum(dim).conditioned(8.0).rounded(t.dtype);
+            t.record(format!("layer norm, {dim}"), &dx, tolerance)?;
+        }
+        Ok(())
+    }
+}
+
+struct NormRope;
+
+impl TrainingScenario for NormRope {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        for pairs in [RopeLayout::Interleaved, RopeLayout::HalfSplit] {
+            for [tokens, heads, dim] in [[5, 3, 2], [3, 2, 34], [7, 1, 128]] {
+                let (dy, x) = (
+                    t.activation(NORMAL, [tokens, heads * dim])?,
+                    t.activation(NORMAL, [tokens, heads * dim])?,
+                );
+                let weight = t.parameter(NORMAL, [dim])?;
+                let rope: RopeTable<B::Tensor> = t.rope(tokens, dim / 2, pairs)?;
+                for weight in [Some(&weight), None] {
+                    let dx = b.norm_rope_backward(&dy, &x, weight, &rope, 1e-6)?;
+                    let label = format!("{tokens}x{heads}x{dim}, {pairs:?}, weight {}", weight.is_some());
+                    t.record(label, &dx, Tolerance::sum(dim).conditioned(16.0).rounded(t.dtype))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Elementwise;
+
+impl TrainingScenario for Elementwise {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        for n in ODD {
+            let (x, dy) = (t.activation(NORMAL.scaled(3.0), [5, 2 * n])?, t.activation(NORMAL, [5, n])?);
+            let dx = b.swiglu_backward(&dy, &x)?;
+            t.record(format!("swiglu, {n}"), &dx, Tolerance::ELEMENTWISE.conditioned(4.0).rounded(t.dtype))?;
+            let gate = t.parameter(NORMAL, [2, n])?;
+            let gated = b.gate_rows(&dy, &gate, &RowGroups::from_lengths(&[3, 2]))?;
+            t.record(format!("gate, {n}"), &gated, Tolerance::ELEMENTWISE.rounded(t.dtype))?;
+            let dropped = b.dropout(&dy, 0.25, 99)?;
+            t.record(format!("dropout, {n}"), &dropped, Tolerance::ELEMENTWISE.rounded(t.dtype))?;
+            let y = t.activation(NORMAL, [5, n])?;
+            let add = t.parameter(NORMAL, [n])?;
+            let dots = b.column_dot(&dy, &y, Some(&add))?;
+            t.record_as(format!("column dot, {n}"), &dots, DType::F32, Tolerance::sum(8).conditioned(4.0))?;
+            let parts = b.split_columns(&x, &[n - 1, n + 1])?;
+            for part in &parts {
+                t.record(format!("split, {n}"), part, Tolerance::EXACT)?;
+            }
+            let [loss, dx] = b.squared_error(&dy, &y, 0.01)?;
+            t.record_as(format!("loss, {n}"), &loss, DType::F32, Tolerance::sum(5 * n))?;
+            t.record(format!("gradient of the loss, {n}"), &dx, Tolerance::ELEMENTWISE.rounded(t.dtype))?;
+        }
+        let many =
+            [t.parameter(NORMAL, [3, 1000])?, t.parameter(NORMAL, [20001])?, t.parameter(NORMAL, [1])?];
+        let sum = b.sum_squares(&[&many[0], &many[1], &many[2]])?;
+        t.record_as("sum of squares", &sum, DType::F32, Tolerance::sum(2300))
+    }
+}
+
+struct Attention {
+    mask: AttentionMask,
+    /// Rows, heads, key heads, head width.
+    sizes: Vec<[usize; 4]>,
+}
+
+impl TrainingScenario for Attention {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        for &[rows, heads, kv_heads, dim] in &self.sizes {
+            let spec = AttentionSpec { heads, kv_heads, mask: self.mask.clone() };
+            let q =
+                [t.activation(NORMAL, [41, heads * dim])?, t.activation(NORMAL, [rows - 41, heads * dim])?];
+            let (k, v) = (
+                t.activation(NORMAL, [rows, kv_heads * dim])?,
+                t.activation(NORMAL, [rows, kv_heads * dim])?,
+            );
+            let dout =
+                [t.activation(NORMAL, [50, heads * dim])?, t.activation(NORMAL, [rows - 50, heads * dim])?];
+            let q = [&q[0], &q[1]];
+            let [out, lse] = b.attention_lse(&q, &[&k], &[&v], &spec)?;
+            let tolerance = Tolerance::sum(rows).conditioned(8.0);
+            let label = format!("{rows}x{heads}x{dim}");
+            t.record(format!("out, {label}"), &out, tolerance.rounded_inside(t.dtype))?;
+            t.record_as(format!("lse, {label}"), &lse, DType::F32, tolerance)?;
+            let gradients =
+                b.attention_backward(&[&dout[0], &dout[1]], &q, &[&k], &[&v], &out, &lse, &spec)?;
+            // The rounded output counts in the gradient of every score.
+            let tolerance = tolerance.rounded_inside(t.dtype).rounded_inside(t.dtype).conditioned(2.0);
+            let [dq, dk, dv] = gradients;
+            // Under a causal mask the first query has one key: its gradient is zero but for rounding.
+            let dq = b.slice_rows(&dq, 1..rows)?;
+            for (name, gradient) in [("dq", dq), ("dk", dk), ("dv", dv)] {
+                t.record(format!("{name}, {label}"), &gradient, tolerance)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Optimizers;
+
+impl TrainingScenario for Optimizers {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let step =
+            AdamWStep { lr: 0.05, betas: [0.9, 0.99], eps: 1e-3, decay: 0.1, step: 3, grad_scale: 0.5 };
+        let near = Tolerance::ELEMENTWISE.conditioned(8.0);
+        for n in [1, 33, BLOCK, 2 * BLOCK + 77, 20003] {
+            let (mut param, grad) = (t.parameter(NORMAL, [n])?, t.parameter(NORMAL, [n])?);
+            let square = t.draw(NORMAL, [n]).to_f32()?.iter().map(|v| v * v).collect();
+            let square = b.upload(&HostTensor::from_f32([n], square)?, DType::F32)?;
+            let (mut m, mut v) = (t.parameter(NORMAL, [n])?, square.clone());
+            b.adamw(&mut [AdamWTensor { param: &mut param, grad: &grad, m: &mut m, v: &mut v }], &step)?;
+            for (name, tensor) in [("param", &param), ("m", &m), ("v", &v)] {
+                t.record(format!("adamw, {name}, {n}"), tensor, near)?;
+            }
+            let scales = t.draw(NORMAL.scaled(0.1).shifted(1.0), [n.div_ceil(BLOCK)]).to_f32()?.into_owned();
+            let mut m8 = b.upload_quantized(&Quantized8 { codes: t.bytes(n), scales: scales.clone() })?;
+            let mut v8 = b.upload_quantized(&Quantized8 { codes: t.bytes(n), scales })?;
+            let tensor = QuantizedAdamWTensor { param: &mut param, grad: &grad, m: &mut m8, v: &mut v8 };
+            b.adamw_8bit(&mut [tensor], &step)?;
+            t.record(format!("adamw_8bit, param, {n}"), &param, near)?;
+            // A value halfway between two codes may get either.
+            let coarse = Tolerance { relative: 0.3, slack: 0.05, l2: 0.01 };
+            for (name, book, state) in [("m", CodeBook::signed(), &m8), ("v", CodeBook::unsigned(), &v8)] {
+                let host = b.download_quantized(state)?;
+                let value = |(i, code): (usize, &u8)| book.value(*code) * host.scales[i / BLOCK];
+                let values = host.codes.iter().enumerate().map(value).collect();
+                let values = b.upload(&HostTensor::from_f32([n], values)?, DType::F32)?;
+                t.record(format!("adamw_8bit, {name}, {n}"), &values, coarse)?;
+            }
+            let (start, mut s) = (t.parameter(NORMAL, [n])?, t.parameter(NORMAL, [n])?);
+            let mut v = square;
+            let mut tensors = [ProdigyTensor {
+                param: &mut param,
+                grad: &grad,
+                start: &start,
+                m: &mut m,
+                v: &mut v,
+                s: &mut s,
+            }];
+            let first = ProdigyStep { betas: [0.9, 0.99, 0.995], d: 0.3, s_factor: 0.2, grad_scale: 0.5 };
+            let sums = b.prodigy_moments(&mut tensors, &first)?;
+            b.prodigy_update(&mut tensors, 0.02, 0.1, 1e-3)?;
+            t.record(format!("prodigy, sums, {n}"), &sums, Tolerance::sum(n).conditioned(8.0))?;
+            for (name, tensor) in [("param", &param), ("m", &m), ("v", &v), ("s", &s)] {
+                t.record(format!("prodigy, {name}, {n}"), tensor, near)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Invalid;
+
+impl TrainingScenario for Invalid {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let zeros = |shape: &[usize]| b.upload(&HostTensor::zeros(shape.to_vec()), DType::F32);
+        let half = b.upload(&HostTensor::zeros([3, 4]), DType::BF16)?;
+        let (x, w, flat) = (zeros(&[3, 4])?, zeros(&[5, 4])?, zeros(&[4])?);
+        let weight = b.load_weight(HostLinear::dense(vec![HostTensor::zeros([5, 4])])?, Residency::Device)?;
+        t.record_rejection("split: other widths", b.split_columns(&x, &[1, 2]));
+        t.record_rejection("linear: narrow dys", b.linear_backward(&[&x], &weight, None));
+        t.record_rejection("linear: no dys", b.linear_backward(&[], &weight, None));
+        let dy = zeros(&[3, 5])?;
+        t.record_rejection("linear: another add", b.linear_backward(&[&dy], &weight, Some(&dy)));
+        t.record_rejection("nt: another depth", b.matmul_nt(&dy, &w, 1.0, None));
+        t.record_rejection("nt: a bf16 weight", b.matmul_nt(&x, &half, 1.0, None));
+        t.record_rejection("nt: a bf16 add", b.matmul_nt(&x, &x, 1.0, Some(&half)));
+        t.record_rejection("nn: another depth", b.matmul_nn(&x, &w, 1.0, None));
+        t.record_rejection("tn: other rows", b.matmul_tn(&w, &x, 1.0, None));
+        t.record_rejection("tn: other types", b.matmul_tn(&x, &half, 1.0, None));
+        let far = LowRank { first: 3, down: &x, up: &zeros(&[3, 3])?, scale: 1.0, input: None };
+        t.record_rejection("norms: rows past the end", b.row_norms(&weight, &[far]));
+        t.record_rejection("mix: rows that don't fit", b.mix_rows(&x, &zeros(&[2, 2])?, false));
+        t.record_rejection("mix: other blocks", b.mix_rows_gradient(&x, &x, [3, 1], 1.0, None));
+        t.record_rejection("column dot: other shapes", b.column_dot(&x, &w, None));
+        t.record_rejection("dropout: all of it", b.dropout(&x, 1.0, 0));
+        t.record_rejection("dropout: NaN", b.dropout(&x, f32::NAN, 0));
+        let groups = RowGroups::single(2);
+        t.record_rejection("gate: too few rows", b.gate_rows(&x, &zeros(&[1, 4])?, &groups));
+        t.record_rejection(
+            "layer norm: too few rows",
+            b.ada_layer_norm_backward(&x, &x, &zeros(&[1, 4])?, &groups, 1e-6, None),
+        );
+        t.record_rejection("swiglu: a wide dy", b.swiglu_backward(&x, &x));
+        t.record_rejection("loss: other shapes", b.squared_error(&x, &w, 1.0));
+        t.record_rejection("sum of squares: bf16", b.sum_squares(&[&half]));
+        let spec = AttentionSpec { heads: 2, kv_heads: 2, mask: AttentionMask::None };
+        let lse = zeros(&[3, 2])?;
+        t.record_rejection(
+            "attention: a narrow dout",
+            b.attention_backward(&[&dy], &[&x], &[&x], &[&x], &x, &lse, &spec),
+        );
+        t.record_rejection(
+            "attention: a short lse",
+            b.attention_backward(&[&x], &[&x], &[&x], &[&x], &x, &zeros(&[2, 2])?, &spec),
+        );
+        let state = Quantized8 { codes: vec![0; BLOCK + 1], scales: vec![0.0] };
+        t.record_rejection("state: too few scales", b.upload_quantized(&state));
+        let step = AdamWStep { lr: 0.1, betas: [0.9, 0.99], eps: 1e-8, decay: 0.0, step: 1, grad_scale: 1.0 };
+        let (mut param, mut m, mut v) = (flat.clone(), flat.clone(), zeros(&[5])?);
+        let tensor = AdamWTensor { param: &mut param, grad: &flat, m: &mut m, v: &mut v };
+        t.record_rejection("adamw: a long moment", b.adamw(&mut [tensor], &step));
+        Ok(())
+    }
+}

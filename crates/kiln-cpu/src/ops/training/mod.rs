@@ -1,0 +1,9 @@
+//! Training: products through frozen weights and with adapters, gradients, optimizer steps.
+//!
+//! All matrix products, those of attention included, go through the blocked driver of [`gemm`](crate::gemm) in f32.
+
+mod attention;
+mod backend;
+mod backward;
+mod matmul;
+mod optimizer;

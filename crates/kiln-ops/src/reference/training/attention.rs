@@ -1,0 +1,85 @@
+//! Attention with its log-sum-exp, and its gradients.
+
+use kiln_tensor::DType;
+
+use super::{T, shapes, tensor, values};
+use crate::reference::attention::{attends, attention, concat_rows};
+use crate::shapes::AttentionSize;
+use crate::{AttentionSpec, Result};
+
+/// Elements of query `i` and of key `i`, by head.
+struct Heads(AttentionSize);
+
+impl Heads {
+    fn query(&self, query: usize, head: usize) -> std::ops::Range<usize> {
+        let start = (query * self.0.heads + head) * self.0.head_dim;
+        start..start + self.0.head_dim
+    }
+
+    fn key(&self, key: usize, head: usize) -> std::ops::Range<usize> {
+        let kv_head = head / (self.0.heads / self.0.kv_heads);
+        let start = (key * self.0.kv_heads + kv_head) * self.0.head_dim;
+        start..start + self.0.head_dim
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn add_scaled(to: &mut [f64], factor: f64, x: &[f64]) {
+    to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
+}
+
+pub(super) fn forward(q: &[&T], k: &[&T], v: &[&T], spec: &AttentionSpec) -> Result<[T; 2]> {
+    let size = crate::shapes::attention(q, k, v, spec)?;
+    let (queries, keys, heads) = (size.queries, size.keys, size.heads);
+    let scale = 1.0 / (size.head_dim as f64).sqrt();
+    let at = Heads(size);
+    let (q_values, k_values) = (concat_rows(q)?, concat_rows(k)?);
+    let mut lse = Vec::with_capacity(queries * heads);
+    for query in 0..queries {
+        for head in 0..heads {
+            let score = |key| scale * dot(&q_values[at.query(query, head)], &k_values[at.key(key, head)]);
+            let scores: Vec<f64> =
+                (0..keys).filter(|&key| attends(&spec.mask, query, key)).map(score).collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            lse.push(largest + scores.iter().map(|s| (s - largest).exp()).sum::<f64>().ln());
+        }
+    }
+    Ok([attention(q, k, v, spec)?, tensor([queries, heads], DType::F32, lse)?])
+}
+
+pub(super) fn backward(
+    dout: &[&T],
+    [q, k, v]: [&[&T]; 3],
+    out: &T,
+    lse: &T,
+    spec: &AttentionSpec,
+) -> Result<[T; 3]> {
+    let size = shapes::attention_backward(dout, q, k, v, out, lse, spec)?;
+    let dtype = q[0].dtype();
+    let (queries, keys, heads) = (size.queries, size.keys, size.heads);
+    let (dims, kv_dims) = (size.result(), [keys, size.kv_heads * size.head_dim]);
+    let scale = 1.0 / (size.head_dim as f64).sqrt();
+    let at = Heads(size);
+    let (q, k, v, dout) = (concat_rows(q)?, concat_rows(k)?, concat_rows(v)?, concat_rows(dout)?);
+    let (out, lse) = (values(out)?, values(lse)?);
+    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+    for query in 0..queries {
+        for head in 0..heads {
+            let row = at.query(query, head);
+            let delta = dot(&dout[row.clone()], &out[row.clone()]);
+            for key in (0..keys).filter(|&key| attends(&spec.mask, query, key)) {
+                let col = at.key(key, head);
+                let score = scale * dot(&q[row.clone()], &k[col.clone()]);
+                let p = (score - lse[query * heads + head]).exp();
+                add_scaled(&mut dv[col.clone()], p, &dout[row.clone()]);
+                let ds = p * (dot(&dout[row.clone()], &v[col.clone()]) - delta);
+                add_scaled(&mut dq[row.clone()], scale * ds, &k[col.clone()]);
+                add_scaled(&mut dk[col], scale * ds, &q[row.clone()]);
+            }
+        }
+    }
+    Ok([tensor(dims, dtype, dq)?, tensor(kv_dims, dtype, dk)?, tensor(kv_dims, dtype, dv)?])
+}
