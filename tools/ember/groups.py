@@ -8,6 +8,7 @@ from names import COLOURS, HELD_OUT, LANDSCAPES, STYLE_WORDS
 
 HALF = .46
 LAND, NIGHT = 6, 7  # kinds of background; their fraction moves the horizon, which no caption names
+HORIZONS = (.1, .3, .5, .7, .9)
 SILHOUETTE, PIXELS = 2, 3  # effects; 1 is grey
 SIDE_BY_SIDE, STACKED = ((-.25, 0), (.25, 0)), ((0, -.25), (0, .25))
 PYRAMID = ((0, -.25), (-.25, .25), (.25, .25))
@@ -109,7 +110,7 @@ def landscape(writer):
     if any((items[k]["hex"], "bg", colour) in HELD_OUT for k in (first, second) for colour in (sky, ground)):
         return landscape(writer)
     colours = [v / 255 for colour in (sky, ground) for v in COLOURS[colour]]
-    background = [(NIGHT if kind == "night" else LAND) + r.choice((.1, .3, .5, .7, .9))] + colours
+    background = [(NIGHT if kind == "night" else LAND) + r.choice(HORIZONS)] + colours
     alone = r.random() < .75
     hue = writer.hue(items[first], style, .15)
     core = article(writer.name(items[first], hue))
@@ -144,7 +145,7 @@ def empty(writer):
         kind, sky, ground, phrases = r.choice(LANDSCAPES)
         colours = [v / 255 for colour in (sky, ground) for v in COLOURS[colour]]
         words = r.choice(phrases).split(" ", 1)[1]
-        return writer.scene([], [(NIGHT if kind == "night" else LAND) + r.choice((.1, .3, .5, .7, .9))] + colours), writer.finish(r.choice([words, f"a picture of {words}", f"just {words}"]))
+        return writer.scene([], [(NIGHT if kind == "night" else LAND) + r.choice(HORIZONS)] + colours), writer.finish(r.choice([words, f"a picture of {words}", f"just {words}"]))
     background, phrase = writer.background()
     phrase = phrase if "background" in phrase else phrase + " background"
     return writer.scene([], background), writer.finish(r.choice([article(phrase), phrase, f"nothing but {article(phrase)}", f"an empty {phrase}"]))

@@ -1,11 +1,12 @@
 """Judges packed models on the 120 prompts of `judge.json`: `judge.py DATA OUT old.safetensors new.safetensors`.
 
 An image is right if every thing that the prompt names is nearer to its place in the image than any other picture of the library, both drawn on the image's
-own background (see `Judge.nearest`). Writes OUT/judge.json with the counts per group, OUT/judge.webp with the images of all models side by side (a green or
+own background and compared at 32×32 (see `Judge.nearest`). Writes OUT/judge.json with the counts per group, OUT/judge.webp with the images of all models side by side (a green or
 red bar below each says what was found), and prints the table. With `--kiln PROGRAM` that program makes the images, so that what ships is judged.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -13,15 +14,15 @@ import subprocess
 import torch
 import torch.nn.functional as F
 
-from captions import CHECKERS, DIAGONAL, DOTS, MIDDLE, NO_OBJECT, OBJECTS, SOLID, STRIPES, VERTICAL
+import variety
+from captions import CHECKERS, DIAGONAL, DOTS, MIDDLE, NO_OBJECT, OBJECTS, STRIPES, VERTICAL
 from evaluate import save_grid, to_uint8
-from groups import HALF, LAND, NIGHT, PYRAMID, QUARTERS, SIDE_BY_SIDE, STACKED
+from groups import HALF, HORIZONS, LAND, NIGHT, PYRAMID, QUARTERS, SIDE_BY_SIDE, STACKED
 from names import COLOURS
 from scenes import MOST_ROOM, render
 
 SIDE = 32
-SEEDS, VARIED = 4, ("a cat", "a dog", "a car", "a house", "a tree", "an apple", "a rocket", "a robot")
-KINDS = {"gradient": VERTICAL, "diagonal": DIAGONAL, "stripes": STRIPES, "dots": DOTS, "checkers": CHECKERS, "land": LAND + .5, "night": NIGHT + .5}
+KINDS = {"gradient": VERTICAL, "diagonal": DIAGONAL, "stripes": STRIPES, "dots": DOTS, "checkers": CHECKERS, "land": LAND, "night": NIGHT}
 ALONE = {"one": (MIDDLE["scale"], (0, 0)), "silhouette": (MIDDLE["scale"], (0, 0)), "land": (.62, (0, .0625))}
 GROUPED = {"row": SIDE_BY_SIDE, "stack": STACKED, "pyramid": PYRAMID, "quarters": QUARTERS}
 # where a lone thing may also be if the prompt names no style: sizes, shifts in sixteenths of the sides
@@ -59,12 +60,14 @@ class Judge:
                 self.owner[picture], self.style[picture] = k, style
 
     def background(self, case, image):
-        """Returns the background behind the things: a named pattern as it should be, anything else as a blend of the image's four corners."""
+        """Returns the background behind the things: a named pattern as it should be, with the horizon that fits best, anything else as a blend of the image's four corners."""
         _, h, w = image.shape
         if isinstance(case["background"], list):
             kind, *colours = case["background"]
-            row = NO_OBJECT * OBJECTS + [KINDS[kind]] + [v / 255 for colour in colours for v in COLOURS[colour]]
-            return render(self.s.pictures, torch.tensor([row], device=image.device), h, w)[0]
+            values = [v / 255 for colour in colours for v in COLOURS[colour]]
+            rows = [NO_OBJECT * OBJECTS + [KINDS[kind] + horizon] + values for horizon in (HORIZONS if KINDS[kind] in (LAND, NIGHT) else (0,))]
+            drawn = render(self.s.pictures, torch.tensor(rows, device=image.device), h, w)
+            return drawn[(drawn - image).square().flatten(1).sum(1).argmin()]
         n = max(4, min(h, w) // 32)
         corners = [image[:, y, x].flatten(1).median(1)[0] for y in (slice(0, n), slice(h - n, h)) for x in (slice(0, n), slice(w - n, w))]
         return F.interpolate(torch.stack(corners, 1).view(1, 3, 2, 2), (h, w), mode="bilinear", align_corners=True)[0]
@@ -81,8 +84,8 @@ class Judge:
         scale, (x, y) = ALONE[case["layout"]]
         return [[(scale, x, y)] + ([] if case["style"] else FREE)]
 
-    def distances(self, seen, ground, grey, silhouette):
-        """Returns the squared distance of `seen` to every picture drawn on `ground`: |p + (1 − a)·g − s|², multiplied out."""
+    def gains(self, seen, ground, grey, silhouette):
+        """Returns `[pictures, n]`: how much the squared error of `seen` `[n, 3, SIDE, SIDE]` falls when a picture is drawn on `ground`: |g − s|² − |p + (1 − a)·g − s|², multiplied out."""
         key = grey, silhouette
         if key not in self.tables:
             rgb, clear = self.bank[:, 3:] * .07 if silhouette else self.bank[:, :3], 1 - self.bank[:, 3:]
@@ -91,24 +94,26 @@ class Judge:
             clear = clear.expand_as(rgb)
             self.tables[key] = tuple(t.flatten(1).contiguous() for t in (rgb, rgb * clear, clear, clear.square())) + (rgb.square().flatten(1).sum(1),)
         p, pc, c, cc, pp = self.tables[key]
-        s, g = ((luma(t) if grey else t).flatten() for t in (seen, ground))
-        return pp - 2 * p @ s + s @ s + 2 * pc @ g - 2 * c @ (s * g) + cc @ (g * g)
+        s, g = ((luma(t) if grey else t).flatten(1).T for t in (seen, ground))
+        return (g.square() - 2 * s * g).sum(0) - pp[:, None] - 2 * (pc @ g - p @ s - c @ (s * g)) - cc @ g.square()
 
     @torch.no_grad()
     def nearest(self, case, image):
-        """Returns for each thing the label of the most similar picture: every picture of the style, drawn in the thing's place on the image's background, is compared at 32×32."""
+        """Returns for each thing the label of the most similar picture: of every picture of the style in every place that the thing may have, the one that brings the background nearest to the image.
+
+        Places of different sizes compare by the error of the whole image, so gains count by area: inside a small place, a plain disc fits the middle of nearly everything.
+        """
         behind, side, found = self.background(case, image), min(case["size"]), []
         allowed = torch.tensor([case["style"] in (None, s) for s in self.style], device=image.device)
         for places in self.boxes(case):
-            best = torch.full((len(self.bank),), float("inf"), device=image.device)
-            for scale, x, y in places:
-                seen, ground = (crop(t, (x, y), scale * side) for t in (image, behind))
-                for flip in (False, True) if case["style"] is None else (False,):
-                    # a mirrored picture on its ground is as far away as the picture on the mirrored ground
-                    gaps = self.distances(*((t.flip(-1) if flip else t) for t in (seen, ground)), bool(case["colour"]), case["layout"] == "silhouette")
-                    best = torch.minimum(best, gaps)
-            best[~allowed] = float("inf")
-            found.append(self.s.library.items[self.owner[int(best.argmin())]]["label"])
+            seen, ground = (torch.stack([crop(t, (x, y), scale * side) for scale, x, y in places]) for t in (image, behind))
+            area = torch.tensor([scale for scale, _, _ in places], device=image.device).square()
+            if case["style"] is None:
+                # a mirrored picture on its ground is as far away as the picture on the mirrored ground
+                seen, ground, area = torch.cat([seen, seen.flip(-1)]), torch.cat([ground, ground.flip(-1)]), area.repeat(2)
+            best = (self.gains(seen, ground, bool(case["colour"]), case["layout"] == "silhouette") * area).amax(1)
+            best[~allowed] = -float("inf")
+            found.append(self.s.library.items[self.owner[int(best.argmax())]]["label"])
         return found
 
     def images(self, generate, seed=0):
@@ -121,12 +126,6 @@ class Judge:
                 out[k] = image
         return out
 
-    def variety(self, generate):
-        """Returns how many of 255 levels two seeds of one prompt differ by on average, and the images."""
-        made = torch.stack([torch.stack(generate(list(VARIED), 256, 256, 50 + seed)) for seed in range(SEEDS)])
-        gaps = [(made[i] - made[j]).abs().mean().item() * 255 for i in range(SEEDS) for j in range(i)]
-        return sum(gaps) / len(gaps), made
-
     def report(self, generate):
         images = self.images(generate)
         found = [self.nearest(case, image) for case, image in zip(CASES, images)]
@@ -136,8 +135,8 @@ class Judge:
             entry = groups.setdefault(case["group"], [0, 0])
             entry[0] += good
             entry[1] += 1
-        levels, seeds = self.variety(generate)
-        return dict(images=images, found=found, right=right, groups=groups, variety=round(levels, 1), seeds=seeds)
+        seeds = variety.draw(generate)
+        return dict(images=images, found=found, right=right, groups=groups, variety=variety.deviation(seeds), seeds=seeds)
 
 
 def with_networks(session, model, text):
@@ -151,18 +150,24 @@ def with_networks(session, model, text):
 
 
 def with_kiln(program, path, device, out):
-    """Returns the same function for the program and a packed file. The images stay in `out`; those of an earlier call are used again."""
+    """Returns the same function for the program and a packed file. The images stay in `out`; the same program, file, prompts, size and seed use them again."""
     from evaluate import from_file
 
+    made_with = hashlib.sha256()
+    for name in (program, path):
+        with open(name, "rb") as file:
+            made_with.update(file.read())
+
     def generate(prompts, width, height, seed):
-        folder = os.path.join(out, f"{os.path.splitext(os.path.basename(path))[0]}-{width}x{height}-{seed}")
+        key = made_with.copy()
+        key.update(json.dumps(prompts).encode())
+        folder = os.path.join(out, f"{width}x{height}-{seed}-{key.hexdigest()[:12]}")
         if not os.path.exists(folder):
             made = folder + ".part"
             os.makedirs(made, exist_ok=True)
-            # one more prompt, so that the names are numbered even for one
-            subprocess.run([program, "generate", *prompts, prompts[0], "-m", path, "-W", str(width), "-H", str(height), "-S", str(seed), "-q", "-o", os.path.join(made, "x.png")], check=True)
+            subprocess.run([program, "generate", *prompts, "-m", path, "-W", str(width), "-H", str(height), "-S", str(seed), "-q", "-o", os.path.join(made, "{seed}.png")], check=True)
             os.rename(made, folder)
-        return [from_file(os.path.join(folder, f"x-{k + 1}.png")).to(device) for k in range(len(prompts))]
+        return [from_file(os.path.join(folder, f"{seed + k}.png")).to(device) for k in range(len(prompts))]
 
     return generate
 
@@ -231,9 +236,9 @@ def write(judge, models, out, log):
     for group in next(iter(reports.values()))["groups"]:
         log(f"{group:36}", *("{:3} of {:3}".format(*r["groups"][group]) for r in reports.values()))
     log(f"{'all':36}", *("{:3} of {:3}".format(sum(r["right"]), len(CASES)) for r in reports.values()))
-    log(f"{'levels between two seeds':36}", *(f"{r['variety']:10}" for r in reports.values()))
+    log(f"{'deviation over the seeds, in levels':36}", *("{:.1f} ({:.1f} to {:.1f})".format(middle, min(values), max(values)) for middle, values in (r["variety"] for r in reports.values())))
     for name, report in zip(("seeds-old.webp", "seeds.webp")[-len(reports):], reports.values()):
-        save_grid(report["seeds"].transpose(0, 1).flatten(0, 1), SEEDS, os.path.join(out, name))
+        save_grid(report["seeds"].flatten(0, 1), variety.SEEDS, os.path.join(out, name))
     return reports
 
 

@@ -1,17 +1,14 @@
-"""Measures how much images change with the seed: `variety.py KILN OUT MODEL [MODEL …]`.
+"""Measures how much images change with the seed: six seeds of eight prompts at 256×256, shrunk to 64×64.
 
-Generates six seeds of eight prompts with each model, shrinks the images to 64×64, and prints the standard deviation over the seeds, in levels of 255,
-averaged over pixels: per prompt, and the median of the prompts. Needs numpy and Pillow.
+The measure is the standard deviation over the seeds, in levels of 255, averaged over pixels and channels: one value per prompt, and their median. `judge.py` prints it.
 """
 
-import argparse
-import subprocess
-from pathlib import Path
+import statistics
 
-import numpy as np
-from PIL import Image
+import torch
+import torch.nn.functional as F
 
-SEEDS = 6
+SEEDS, FIRST = 6, 100
 PROMPTS = (
     "a red apple on a white background",
     "a cat face",
@@ -24,23 +21,13 @@ PROMPTS = (
 )
 
 
-def deviation(kiln, model, prompt, folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [kiln, "generate", prompt, "-m", model, "-b", str(SEEDS), "-S", "100", "-q", "-o", f"{folder}/{{seed}}.png"]
-    subprocess.run(command, check=True)
-    small = [Image.open(file).convert("RGB").resize((64, 64), Image.Resampling.BOX) for file in sorted(folder.glob("*.png"))]
-    return np.stack([np.asarray(image, float) for image in small]).std(0).mean()
+def draw(generate):
+    """Returns the images `[prompts, seeds, 3, 256, 256]` of a function (prompts, width, height, seed) -> images that draws other noise for each image of a call."""
+    return torch.stack([torch.stack(generate([prompt] * SEEDS, 256, 256, FIRST)) for prompt in PROMPTS])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kiln")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("models", nargs="+")
-    args = parser.parse_args()
-    for number, model in enumerate(args.models):
-        values = [deviation(args.kiln, model, prompt, args.out / f"{number}-{i}") for i, prompt in enumerate(PROMPTS)]
-        print(model, "median %.1f:" % np.median(values), " ".join("%.1f" % value for value in values))
-
-
-main()
+def deviation(images):
+    """Returns the median over the prompts, and the value of every prompt."""
+    small = F.avg_pool2d(images.flatten(0, 1), 4).unflatten(0, images.shape[:2])
+    values = (small.std(1, correction=0).mean((1, 2, 3)) * 255).tolist()
+    return statistics.median(values), values
