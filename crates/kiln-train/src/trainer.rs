@@ -10,7 +10,7 @@ use kiln_tensor::{DType, HostTensor};
 use crate::adapter::{AdapterSet, derive, target_layers};
 use crate::objective::NoisyExample;
 use crate::optimizer::{OptimizerState, find};
-use crate::{AdapterModule, Error, Example, Result, StepReport, TrainSettings, TrainerState};
+use crate::{AdapterModule, Error, Example, Result, StepReport, Stepper, TrainSettings, TrainerState};
 
 /// Distance on the t axis between the image and its references.
 const REFERENCE_STEP: u32 = 10;
@@ -306,6 +306,27 @@ impl<B: TrainingBackend> Trainer<B> {
 
     fn scalar(&self, x: &B::Tensor) -> Result<f32> {
         Ok(self.b.download(x)?.to_f32()?[0])
+    }
+}
+
+impl<B: TrainingBackend> Stepper for Trainer<B> {
+    fn step(&mut self, batches: &[&[Example]]) -> Result<StepReport> {
+        Trainer::step(self, batches)
+    }
+
+    fn steps(&self) -> u64 {
+        Trainer::steps(self)
+    }
+
+    fn state(&self) -> Result<TrainerState> {
+        Trainer::state(self)
+    }
+
+    fn adapter(&self) -> Result<Vec<AdapterModule>> {
+        match self.ema_adapter()? {
+            Some(average) => Ok(average),
+            None => Trainer::adapter(self),
+        }
     }
 }
 
