@@ -130,7 +130,7 @@ impl Quantized8 {
 }
 
 /// Adds low-rank updates to `y`, and splits it.
-pub(super) fn add_low_rank<B: TrainingBackend + ?Sized>(
+pub(super) fn add_low_rank<B: TrainingBackend>(
     b: &B,
     x: &B::Tensor,
     y: B::Tensor,
@@ -159,7 +159,7 @@ pub(super) fn add_low_rank<B: TrainingBackend + ?Sized>(
     Ok(AdaptedOutput { ys, inner })
 }
 
-fn split<B: TrainingBackend + ?Sized>(b: &B, y: B::Tensor, widths: &[usize]) -> Result<Vec<B::Tensor>> {
+fn split<B: TrainingBackend>(b: &B, y: B::Tensor, widths: &[usize]) -> Result<Vec<B::Tensor>> {
     if widths.len() == 1 && widths[0] == y.shape().last() {
         return Ok(vec![y]);
     }
@@ -189,7 +189,7 @@ fn overlap<T: crate::Tensor>(
 }
 
 /// The gradients of low-rank updates.
-pub(super) fn low_rank_backward<B: TrainingBackend + ?Sized>(
+pub(super) fn low_rank_backward<B: TrainingBackend>(
     b: &B,
     dys: &[&B::Tensor],
     x: &B::Tensor,

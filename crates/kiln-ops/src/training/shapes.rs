@@ -211,7 +211,6 @@ pub fn gate_rows<T: Tensor>(x: &T, gate: &T, groups: &RowGroups) -> Result<Shape
 }
 
 /// [`TrainingBackend::attention_backward`].
-#[expect(clippy::too_many_arguments, reason = "as many as the operation has")]
 pub fn attention_backward<T: Tensor>(
     dout: &[&T],
     q: &[&T],

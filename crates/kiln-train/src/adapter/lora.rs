@@ -37,17 +37,15 @@ fn updates<'a, B: TrainingBackend>(
     parts: &[(usize, &str, &'a LayerAdapter<B>)],
     inputs: &'a [Option<B::Tensor>],
 ) -> Vec<LowRank<'a, B::Tensor>> {
-    let update =
-        |(&(first, _, adapter), input): (&(usize, &str, &'a LayerAdapter<B>), &'a Option<B::Tensor>)| {
-            LowRank {
-                first,
-                down: &adapter.params[0].value,
-                up: &adapter.params[1].value,
-                scale: adapter.scale(),
-                input: input.as_ref(),
-            }
-        };
-    parts.iter().zip(inputs).map(update).collect()
+    let pairs = parts.iter().zip(inputs);
+    let update = pairs.map(|(&(first, _, adapter), input)| LowRank {
+        first,
+        down: &adapter.params[0].value,
+        up: &adapter.params[1].value,
+        scale: adapter.scale(),
+        input: input.as_ref(),
+    });
+    update.collect()
 }
 
 impl<B: TrainingBackend> AdapterSet<B> {

@@ -147,7 +147,6 @@ pub(super) fn linear_backward(
         let epilogue = ScaledAdd { scale: 1.0, add, width: cols, data: DisjointMut::new(&mut dx) };
         let left = ColumnConcat::<T>::new(dys);
         product(cx, &left, weight, Orientation::DepthByCols, [rows, cols, out], &epilogue)?;
-        drop(epilogue);
         Ok(T::into_tensor(dx, shape))
     })
 }
@@ -184,7 +183,6 @@ pub(super) fn matmul_nt(
             ScaledAdd { scale, add: add.map(T::elements), width: out, data: DisjointMut::new(&mut y) };
         let size = [rows, out, depth];
         product(cx, &rows_of::<T>(x), rows_of::<f32>(w), Orientation::ColsByDepth, size, &epilogue)?;
-        drop(epilogue);
         Ok(T::into_tensor(y, shape))
     })
 }
@@ -204,7 +202,6 @@ pub(super) fn matmul_nn(
             ScaledAdd { scale, add: add.map(T::elements), width: cols, data: DisjointMut::new(&mut dx) };
         let size = [rows, cols, depth];
         product(cx, &rows_of::<T>(dy), rows_of::<f32>(w), Orientation::DepthByCols, size, &epilogue)?;
-        drop(epilogue);
         Ok(T::into_tensor(dx, shape))
     })
 }
@@ -236,7 +233,6 @@ pub(super) fn matmul_tn(
             let epilogue = ScaledAdd { scale, add: None, width: out, data };
             let size = [cols, out, rows];
             product(cx, &columns_of::<T>(x), rows_of::<T>(dy), Orientation::DepthByCols, size, &epilogue)?;
-            drop(epilogue);
             cx.for_each_row(&mut dw, cols, |row, dw| {
                 for (col, dw) in dw.iter_mut().enumerate() {
                     *dw = turned[col * out + row] + add.map_or(0.0, |add| add[row * cols + col]);

@@ -9,6 +9,12 @@ use crate::Result;
 use crate::transformer::double::{DoubleBlock, Stream};
 use crate::transformer::modulation::DoubleModulation;
 
+/// Rows of text and of the image.
+pub(super) type Streams<B> = [<B as kiln_ops::Backend>::Tensor; 2];
+
+/// Queries, keys and values.
+type Qkv<B> = [<B as kiln_ops::Backend>::Tensor; 3];
+
 /// What a double block keeps.
 pub(super) struct DoubleTape<B: TrainingBackend, A: Adapters<B>> {
     text: StreamTape<B, A>,
@@ -68,7 +74,7 @@ impl<B: TrainingBackend> DoubleBlock<B> {
         [text, image]: [&B::Tensor; 2],
         c: &Conditioning<B>,
         adapters: &A,
-    ) -> Result<([B::Tensor; 2], DoubleTape<B, A>)> {
+    ) -> Result<(Streams<B>, DoubleTape<B, A>)> {
         let (text_c, image_c) = (c.of_text(), c.of_image());
         let (text_qkv, text_saved) = self.text.project_training(b, text, &text_c, adapters)?;
         let (image_qkv, image_saved) = self.image.project_training(b, image, &image_c, adapters)?;
@@ -133,7 +139,7 @@ impl<B: TrainingBackend> Stream<B> {
         x: &B::Tensor,
         c: &StreamConditioning<'_, B>,
         adapters: &A,
-    ) -> Result<([B::Tensor; 3], Saved<B, A>)> {
+    ) -> Result<(Qkv<B>, Saved<B, A>)> {
         let h = self.attn_normed(b, x, c)?;
         let (outputs, saved) = self.qkv.forward_training(b, &h, &[self.dim; 3], adapters)?;
         let qkv = <[B::Tensor; 3]>::try_from(outputs)

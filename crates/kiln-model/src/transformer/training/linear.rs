@@ -46,6 +46,9 @@ pub trait Adapters<B: TrainingBackend> {
 /// What an adapted layer keeps; `None` if it has no adapter.
 pub(super) type Saved<B, A> = Option<<A as Adapters<B>>::Saved>;
 
+/// The outputs of a layer, split, and what it saved.
+type Outputs<B, A> = (Vec<<B as kiln_ops::Backend>::Tensor>, Saved<B, A>);
+
 impl<B: TrainingBackend> Linear<B> {
     pub(super) fn is_adapted<A: Adapters<B>>(&self, adapters: &A) -> bool {
         adapters.is_adapted(self.stack())
@@ -58,7 +61,7 @@ impl<B: TrainingBackend> Linear<B> {
         x: &B::Tensor,
         widths: &[usize],
         adapters: &A,
-    ) -> Result<(Vec<B::Tensor>, Saved<B, A>)> {
+    ) -> Result<Outputs<B, A>> {
         if self.is_adapted(adapters) {
             let (ys, saved) = adapters.forward(b, self.stack(), self, x, widths)?;
             return Ok((ys, Some(saved)));

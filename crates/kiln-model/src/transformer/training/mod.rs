@@ -28,7 +28,7 @@ use super::modulation::{DoubleModulation, SingleModulation};
 use super::rope::RopeTables;
 use crate::Result;
 use attention::ExampleRows;
-use double::DoubleTape;
+use double::{DoubleTape, Streams};
 pub use linear::{Adapters, LayerStack};
 use single::SingleTape;
 
@@ -60,7 +60,7 @@ pub enum Keep {
 /// What a forward pass kept.
 pub struct Tape<B: TrainingBackend, A: Adapters<B>> {
     conditioning: Conditioning<B>,
-    doubles: Vec<BlockTape<[B::Tensor; 2], DoubleTape<B, A>>>,
+    doubles: Vec<BlockTape<Streams<B>, DoubleTape<B, A>>>,
     singles: Vec<BlockTape<B::Tensor, SingleTape<B, A>>>,
     /// The image rows after the last block.
     image: B::Tensor,
