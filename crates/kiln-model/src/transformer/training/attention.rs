@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kiln_ops::{AttentionSpec, Tensor as _, TrainingBackend};
 
-use super::TrainingItem;
+use super::item::TrainingItem;
 use crate::Result;
 use crate::transformer::attention::concat;
 

@@ -14,6 +14,7 @@
 
 mod attention;
 mod double;
+mod item;
 mod linear;
 mod single;
 
@@ -29,22 +30,9 @@ use super::rope::RopeTables;
 use crate::Result;
 use attention::ExampleRows;
 use double::{DoubleTape, Streams};
+pub use item::TrainingItem;
 pub use linear::{Adapters, LayerStack};
 use single::SingleTape;
-
-/// One example of a training batch.
-pub struct TrainingItem<'a, B: TrainingBackend> {
-    /// Text tokens, `[t, joint_dim]`.
-    pub text: &'a B::Tensor,
-    /// Noisy latents, f32, `[n, channels]`.
-    pub image: &'a B::Tensor,
-    /// Tokens of all reference images, f32, `[r, channels]`.
-    pub references: Option<&'a B::Tensor>,
-    /// From [`Transformer::rope_tables`], references behind the image.
-    pub rope: &'a RopeTables<B>,
-    /// The noise level, `t / 1000`.
-    pub timestep: f32,
-}
 
 /// What a forward pass keeps for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
