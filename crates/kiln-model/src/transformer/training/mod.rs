@@ -13,6 +13,7 @@
 //! Every example of a batch has its own noise level, so modulations have one group of rows per example.
 
 mod attention;
+mod conditioning;
 mod double;
 mod item;
 mod linear;
@@ -25,10 +26,9 @@ use super::Transformer;
 use super::attention::concat;
 use super::batch::{BatchItem, References, StackedBatch};
 use super::embed::TimestepProjection;
-use super::modulation::{DoubleModulation, SingleModulation};
-use super::rope::RopeTables;
 use crate::Result;
 use attention::ExampleRows;
+use conditioning::Conditioning;
 use double::{DoubleTape, Streams};
 pub use item::TrainingItem;
 pub use linear::{Adapters, LayerStack};
@@ -62,19 +62,6 @@ enum BlockTape<X, T> {
     Input(X),
     /// Its activations.
     Activations(T),
-}
-
-/// What conditions the blocks of one batch.
-struct Conditioning<B: TrainingBackend> {
-    image: DoubleModulation<B>,
-    text: DoubleModulation<B>,
-    single: SingleModulation<B>,
-    /// Scale and shift of the last norm, one row per example, and its rows.
-    norm_out: [B::Tensor; 2],
-    image_groups: RowGroups,
-    rope: RopeTables<B>,
-    rows: Vec<ExampleRows>,
-    spec: AttentionSpec,
 }
 
 impl<B: TrainingBackend> Transformer<B> {

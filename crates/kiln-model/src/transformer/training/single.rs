@@ -2,8 +2,8 @@
 
 use kiln_ops::TrainingBackend;
 
-use super::Conditioning;
 use super::attention::{self, Attended, Blocks};
+use super::conditioning::Conditioning;
 use super::linear::{Adapters, Saved};
 use crate::Result;
 use crate::transformer::single::SingleBlock;
