@@ -1,7 +1,7 @@
 //! Chooses the backend: the only file that knows all of them.
 
 use kiln_cpu::CpuBackend;
-use kiln_ops::Backend;
+use kiln_ops::{Backend, TrainingBackend};
 use kiln_tensor::DType;
 use kiln_weights::WeightSource;
 
@@ -28,6 +28,15 @@ pub trait BackendVisitor {
 
     /// Runs on this backend.
     fn visit<B: Backend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Self::Output;
+}
+
+/// Code that trains, generic over the backend.
+pub trait TrainingVisitor {
+    /// What it returns.
+    type Output;
+
+    /// Runs on this backend.
+    fn visit<B: TrainingBackend + 'static>(self, backend: B, device: DeviceInfo<B>) -> Self::Output;
 }
 
 /// Properties of a device.
@@ -67,6 +76,33 @@ impl<B> DeviceInfo<B> {
     }
 }
 
+/// Trains on the backend that `settings` name; `auto` is the CPU.
+pub fn with_training_backend<V: TrainingVisitor>(settings: &Settings, visitor: V) -> Result<V::Output> {
+    let backend = AnyBackend::new(settings)?;
+    let (device, threads) = (backend.device(), backend.threads());
+    match backend {
+        AnyBackend::Cpu(backend) => {
+            let info = cpu_info(&backend, device, threads);
+            Ok(visitor.visit(backend, info))
+        }
+        #[cfg(feature = "cuda")]
+        AnyBackend::Cuda(_) => {
+            let what = format!("training runs on the CPU, not on {device}");
+            Err(Error::Device { what, hint: Some("use --device cpu or leave --device out".into()) })
+        }
+    }
+}
+
+fn cpu_info(backend: &CpuBackend, device: String, threads: usize) -> DeviceInfo<CpuBackend> {
+    let hooks = DeviceHooks {
+        free_memory: |_| machine::memory_limit(),
+        counters: |_| Counters::default(),
+        release_memory: |_| {},
+    };
+    let isa = Some(backend.isa());
+    DeviceInfo { device, is_asynchronous: false, isa, threads, vram: None, has_fp8: false, hooks }
+}
+
 /// Runs `visitor` on the backend that `settings` name; `auto` is the CPU.
 pub fn with_backend<V: BackendVisitor>(settings: &Settings, visitor: V) -> Result<V::Output> {
     Ok(AnyBackend::new(settings)?.accept(visitor))
@@ -102,16 +138,10 @@ impl AnyBackend {
 
     /// Runs `visitor` on the backend.
     pub fn accept<V: BackendVisitor>(self, visitor: V) -> V::Output {
-        let (device, threads, vram, has_fp8) = (self.device(), self.threads(), self.vram(), self.has_fp8());
+        let (device, threads) = (self.device(), self.threads());
         match self {
             AnyBackend::Cpu(backend) => {
-                let hooks = DeviceHooks {
-                    free_memory: |_| machine::memory_limit(),
-                    counters: |_| Counters::default(),
-                    release_memory: |_| {},
-                };
-                let isa = Some(backend.isa());
-                let info = DeviceInfo { device, is_asynchronous: false, isa, threads, vram, has_fp8, hooks };
+                let info = cpu_info(&backend, device, threads);
                 visitor.visit(backend, info)
             }
             #[cfg(feature = "cuda")]
@@ -124,6 +154,8 @@ impl AnyBackend {
                     },
                     release_memory: |b: &kiln_cuda::CudaBackend| b.release_memory(),
                 };
+                let vram = backend.memory_free().ok().map(|bytes| bytes as u64);
+                let has_fp8 = backend.gpu().has_fp8();
                 let info =
                     DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, hooks };
                 visitor.visit(*backend, info)

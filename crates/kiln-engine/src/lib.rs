@@ -71,7 +71,7 @@ mod text_cache;
 pub mod upsample;
 pub mod wildcards;
 
-pub use backend::{BackendVisitor, DeviceInfo, with_backend};
+pub use backend::{BackendVisitor, DeviceInfo, TrainingVisitor, with_backend, with_training_backend};
 pub use engine::{Counters, Engine, EngineInfo, Task};
 pub use error::{Error, MissingComponent, Result};
 pub use gpus::{GpuInfo, GpuProbe, probe_gpus};

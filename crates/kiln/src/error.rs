@@ -151,6 +151,20 @@ impl From<kiln_ops::Error> for CliError {
     }
 }
 
+impl From<kiln_train::Error> for CliError {
+    fn from(error: kiln_train::Error) -> Self {
+        use kiln_train::Error;
+        match error {
+            Error::Engine(error) => error.into(),
+            Error::Model(error) => error.into(),
+            Error::Weights(error) => error.into(),
+            Error::Image(error) => error.into(),
+            Error::Ops(error) => error.into(),
+            error => CliError { hint: hints::train(&error), ..CliError::new(error.to_string()) },
+        }
+    }
+}
+
 impl From<kiln_hub::Error> for CliError {
     fn from(error: kiln_hub::Error) -> Self {
         match &error {

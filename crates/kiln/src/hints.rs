@@ -195,6 +195,18 @@ pub fn image(error: &kiln_image::Error) -> Option<String> {
     Some(hint.into())
 }
 
+/// What to do about a training's error.
+pub fn train(error: &kiln_train::Error) -> Option<String> {
+    use kiln_train::Error;
+    match error {
+        Error::Data { hint, .. } => hint.clone(),
+        Error::Diverged { hint, .. } => Some(hint.clone()),
+        Error::Io { doing: "read", .. } => Some("check the path".into()),
+        Error::Io { .. } => Some("check that the disk is not full and the folder is writable".into()),
+        _ => None,
+    }
+}
+
 pub fn ops(error: &kiln_ops::Error) -> Option<String> {
     match error {
         kiln_ops::Error::Memory { backend, .. } if backend.starts_with("cuda") => {

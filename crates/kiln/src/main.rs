@@ -30,6 +30,7 @@ mod quantize;
 mod serve;
 mod settings;
 mod terminal;
+mod train;
 mod upsample;
 mod values;
 
@@ -81,6 +82,7 @@ fn with_settings(command: Command, _: &ArgMatches) -> Command {
 /// Runs a command. A returned error is already reported.
 fn run(command: Command) -> Result<(), CliError> {
     match command {
+        Command::Train(args) => report(train::run(*args)),
         Command::Generate(args) => generate::run(*args),
         Command::Upscale(args) => generate::run_upscale(*args),
         Command::Pull(args) => report(hub::pull::run(&args)),

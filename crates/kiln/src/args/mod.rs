@@ -8,6 +8,7 @@ mod hub;
 mod machine;
 #[cfg(feature = "serve")]
 mod serve;
+mod train;
 mod upsample;
 mod upscale;
 
@@ -25,6 +26,10 @@ pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{MAX_THREADS, MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]
 pub use serve::ServeArgs;
+pub use train::{
+    AdapterArgs, CheckpointingArg, KindArg, LayoutArg, OptimizerArg, PictureArgs, SaveTypeArg, ScheduleArg,
+    SigmaArg, StepArgs, TrainArgs,
+};
 pub use upsample::{UpsampleArgs, UpsampleSource};
 pub use upscale::UpscaleArgs;
 
@@ -38,6 +43,7 @@ Examples:
   kiln generate --from night.png -S 7
   kiln pull klein-4b
   kiln serve
+  kiln train pictures/ -m klein-base-4b -o me.safetensors --trigger \"sks dog\"
   kiln quantize models/klein-4b models/klein-4b-int8 --to int8
   kiln info models/klein-4b
   kiln config set model klein-4b
@@ -71,6 +77,15 @@ Examples:
   kiln upscale fox.png                                              (writes fox-2x.png)
   kiln upscale photo.jpg --scale 4 -m models/klein-4b -p \"a market square at dawn\" -o poster.png
   kiln upscale scan.png -m models/klein-4b --strength 0.2           (stays closer to the image)";
+
+const TRAIN_EXAMPLES: &str = "\
+Examples:
+  kiln train pictures/ -m klein-base-4b -o me.safetensors --trigger \"sks dog\"
+  kiln generate \"sks dog on the moon\" -m klein-4b --lora me.safetensors
+  kiln train pictures/ -m klein-base-4b -o ink.safetensors --targets style --sample-every 250 --sample-model klein-4b
+  kiln train edits/ -m klein-base-4b -o night.safetensors --reference-dropout 0.1    (edits/before, edits/after)
+  kiln train pictures/ -m klein-base-4b -o me.safetensors --resume                 (continues, to the bit)
+  kiln train pictures/ -m klein-base-4b -o me.safetensors --dry-run                (checks pictures, tells the cost)";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -163,6 +178,9 @@ pub enum Command {
     /// Enlarge an image by 2 or 4: the model refines it tile by tile
     #[command(after_help = UPSCALE_EXAMPLES, args_override_self = true)]
     Upscale(Box<UpscaleArgs>),
+    /// Train a LoRA on pictures with captions, or on pairs for editing
+    #[command(after_help = TRAIN_EXAMPLES, args_override_self = true)]
+    Train(Box<TrainArgs>),
     /// Run an HTTP server with a web page and APIs
     #[cfg(feature = "serve")]
     #[command(after_help = SERVE_EXAMPLES, args_override_self = true)]

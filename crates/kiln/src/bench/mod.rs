@@ -2,7 +2,7 @@
 
 mod config;
 mod image;
-mod memory;
+pub mod memory;
 mod peaks;
 mod phases;
 mod report;
