@@ -10,11 +10,14 @@ use kiln_ops::TrainingBackend;
 
 use crate::cache::Cache;
 use crate::checkpoint::{RunRecord, load_state};
-use crate::dataset::{Dataset, Order};
+use crate::dataset::{Dataset, Draw, Order};
 use crate::encode::{Encoders, EncodingStage};
 use crate::output::RunFiles;
-use crate::run::{Outcome, RunOptions, Status, Stepper, Watcher, run};
-use crate::{AdapterModule, Error, Example, Result, StepReport, TrainSettings, Trainer, TrainerState};
+use crate::run::{Outcome, RunOptions, Status, Watcher, run};
+use crate::{Error, Example, Result, TrainSettings, Trainer};
+
+/// Noise levels at which the loss is compared before and after a training.
+const LEVELS: [f32; 4] = [0.3, 0.5, 0.7, 0.9];
 
 /// Everything that a training needs.
 pub struct TrainJob<'w> {
@@ -106,15 +109,41 @@ impl TrainingVisitor for TrainJob<'_> {
             Some(state) => Trainer::restore(&b, transformer, settings, state)?,
             None => Trainer::new(&b, transformer, settings)?,
         };
-        watcher.starting(trainer.steps());
+        let first = trainer.steps();
+        let probes = probes(&data, |draw| encoders.example(&data, draw, &mut cache))?;
+        let before = fixed_loss(&mut trainer, &probes)?;
+        watcher.starting(first);
         let mut batches = |step: u64| {
             let draws = order.step(step, batch * accumulation);
             let examples = draws.into_iter().map(|draw| encoders.example(&data, draw, &mut cache));
             let examples = examples.collect::<Result<Vec<Example>>>()?;
             Ok(examples.chunks(batch).map(<[Example]>::to_vec).collect())
         };
-        run(&mut trainer, &mut batches, &files, &record, &options, &mut Upcast(watcher))
+        let outcome = run(&mut trainer, &mut batches, &files, &record, &options, &mut Upcast(watcher))?;
+        if !outcome.cancelled {
+            let (after, last) = (fixed_loss(&mut trainer, &probes)?, outcome.step);
+            watcher.note(&format!(
+                "loss at fixed noise: {before:.5} after step {first}, {after:.5} after step {last}"
+            ));
+        }
+        Ok(outcome)
     }
+}
+
+/// One example for each noise level, from all parts of the data.
+fn probes(data: &Dataset, mut example: impl FnMut(Draw) -> Result<Example>) -> Result<Vec<Example>> {
+    let entry = |i: usize| i * data.entries.len() / LEVELS.len();
+    let draw = |i| Draw { entry: entry(i), flip: false, drop_caption: false, drop_references: false };
+    (0..LEVELS.len()).map(|i| example(draw(i))).collect()
+}
+
+/// The mean loss of the probes, always with the same noise: unlike the losses of the steps, it can be compared.
+fn fixed_loss<B: TrainingBackend>(trainer: &mut Trainer<B>, probes: &[Example]) -> Result<f32> {
+    let mut sum = 0.0;
+    for (i, level) in LEVELS.iter().enumerate() {
+        sum += trainer.evaluate(&probes[i..=i], &[*level], i as u64)?;
+    }
+    Ok(sum / LEVELS.len() as f32)
 }
 
 /// Passes a job's watcher on as that of its steps.
@@ -131,26 +160,5 @@ impl Watcher for Upcast<'_> {
 
     fn saved(&mut self, step: u64, lora: &Path, is_sample: bool) -> Result<()> {
         self.0.saved(step, lora, is_sample)
-    }
-}
-
-impl<B: TrainingBackend> Stepper for Trainer<B> {
-    fn step(&mut self, batches: &[&[Example]]) -> Result<StepReport> {
-        Trainer::step(self, batches)
-    }
-
-    fn steps(&self) -> u64 {
-        Trainer::steps(self)
-    }
-
-    fn state(&self) -> Result<TrainerState> {
-        Trainer::state(self)
-    }
-
-    fn adapter(&self) -> Result<Vec<AdapterModule>> {
-        Ok(match self.ema_adapter()? {
-            Some(average) => average,
-            None => Trainer::adapter(self)?,
-        })
     }
 }

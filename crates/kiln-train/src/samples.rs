@@ -12,7 +12,7 @@ use kiln_engine::{
 };
 use kiln_image::{Filter, Format, RgbImage, encode, resize, write_file};
 
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, PictureSize};
 use crate::{Error, Result};
 
 /// Images of a sheet by default.
@@ -31,6 +31,8 @@ pub struct SamplePrompt {
     pub prompt: String,
     /// The references.
     pub references: Vec<PathBuf>,
+    /// Width and height in pixels.
+    pub size: [u32; 2],
 }
 
 impl SamplePrompt {
@@ -39,8 +41,9 @@ impl SamplePrompt {
         let mut prompts: Vec<SamplePrompt> = Vec::new();
         for entry in data.entries.iter().filter(|entry| !entry.caption.is_empty()) {
             let references = entry.references.iter().map(|picture| picture.path.clone()).collect();
+            let PictureSize::Bucket(size) = entry.image.size else { continue };
             if prompts.len() < DEFAULT_SAMPLES && prompts.iter().all(|other| other.prompt != entry.caption) {
-                prompts.push(SamplePrompt { prompt: entry.caption.clone(), references });
+                prompts.push(SamplePrompt { prompt: entry.caption.clone(), references, size });
             }
         }
         prompts
@@ -69,13 +72,15 @@ impl Sampler {
     pub fn sample(&self, lora: Option<&Path>, step: u64) -> Result<PathBuf> {
         let mut tasks = Vec::with_capacity(self.prompts.len());
         let mut sinks = Vec::with_capacity(self.prompts.len());
-        for SamplePrompt { prompt, references } in &self.prompts {
+        for SamplePrompt { prompt, references, size } in &self.prompts {
             let lora = lora.map(|path| LoraRef { path: path.to_owned(), weight: 1.0, sha256: None });
             let request = Request {
                 loras: lora.into_iter().collect(),
                 references: references.iter().cloned().map(FileRef::from).collect(),
                 seed: vec![self.seed],
                 steps: self.steps,
+                width: Some(size[0]),
+                height: Some(size[1]),
                 ..Request::new(prompt)
             };
             let plan = Arc::new(Plan::new(&self.model, &request, &LocalFiles)?);

@@ -97,6 +97,14 @@ pub enum Error {
         /// Another one.
         second: PathBuf,
     },
+    /// A difference from another model that can't be applied to it.
+    #[error("`{}` can't be applied to the model that it is the difference from: {reason}", file.display())]
+    Delta {
+        /// The difference.
+        file: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// Weights without layers to quantize.
     #[error(
         "`{}` has no layers to quantize: {}",

@@ -29,6 +29,7 @@
 //! crate panic.
 #![deny(unsafe_code)]
 
+mod delta;
 mod dtypes;
 mod encoding;
 mod error;

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use kiln_engine::{ComponentPaths, MissingComponent, Model};
 use kiln_model::Error;
-use kiln_weights::{Component, LoraProblem, MalformedFile};
+use kiln_weights::{Component, LoraProblem, MalformedFile, WeightSource};
 
 use crate::error::{CliError, ErrorContext};
-use crate::{hub, values};
+use crate::{ember, hub, values};
 
 const DOWNLOAD_AGAIN: &str = "the download is incomplete or the file is damaged; download it again";
 const OTHER_MODEL: &str = "a LoRA fits only the model it was trained on: klein 4B, klein 9B and dev differ; \
@@ -115,6 +115,7 @@ pub fn weights(error: &kiln_weights::Error) -> Option<String> {
         Error::MissingTensor { .. } | Error::Shape { .. } => {
             "the weights don't belong to the config.json next to them: take both from one download"
         }
+        Error::Delta { .. } => "take the file from the same version of Kiln as the program",
         Error::NothingToQuantize { already_int8: true, .. } => "use the model as it is, with --dtype int8",
         Error::NothingToQuantize { .. } => "give a FLUX.2 model in diffusers' layout",
         Error::NotFinite { .. } => DOWNLOAD_AGAIN,
@@ -203,6 +204,8 @@ pub fn train(error: &kiln_train::Error) -> Option<String> {
         Error::Diverged { hint, .. } => Some(hint.clone()),
         Error::Io { doing: "read", .. } => Some("check the path".into()),
         Error::Io { .. } => Some("check that the disk is not full and the folder is writable".into()),
+        Error::Settings(_) => Some("see `kiln train --help`".into()),
+        Error::State(_) => Some("the state is damaged: start without --resume, with --overwrite".into()),
         _ => None,
     }
 }
@@ -301,11 +304,30 @@ pub fn refuse_ambiguous(model: &Model, vae_given: bool) -> Result<(), CliError> 
     }
 }
 
+/// Opens a model that is stored as its difference from the built-in one.
+fn open_delta(delta: &WeightSource, components: &ComponentPaths) -> Result<Model, CliError> {
+    let path = delta.path().display();
+    if !components.is_empty() {
+        let what = format!("`{path}` can't be combined with components of another model");
+        return Err(CliError::usage(what).hint("leave them out"));
+    }
+    let Some(ember) = ember::file() else {
+        let what = format!("`{path}` is stored as its difference from Ember, which this build does not have");
+        return Err(CliError::new(what).hint("build with the feature `ember`"));
+    };
+    let whole = delta.apply_delta(ember).map_err(kiln_engine::Error::from);
+    whole.and_then(Model::from_packed).with_context(|| format!("opening the model `{path}`"))
+}
+
 /// Opens a model with some components from elsewhere. If the path is not a model, the error has a hint about where the
 /// model may be.
 pub fn open_model_with(path: &Path, components: &ComponentPaths) -> Result<Model, CliError> {
     let components = &ComponentPaths { fallback_models: hub::fallback_models(), ..components.clone() };
-    let opened = Model::open_with(Some(path), components);
+    let source = path.is_file().then(|| WeightSource::open(path).ok()).flatten();
+    let opened = match source.filter(WeightSource::is_delta) {
+        Some(delta) => return open_delta(&delta, components),
+        None => Model::open_with(Some(path), components),
+    };
     let no_index = path.is_dir() && !path.join("model_index.json").is_file();
     let hint = match &opened {
         Err(kiln_engine::Error::Model(error)) => match error {

@@ -8,8 +8,10 @@ use kiln_weights::WeightSource;
 use crate::error::{CliError, ErrorContext};
 use crate::{ember, hints, hub, settings};
 
-/// The undistilled variant of Ember, which is not built in.
+/// The undistilled variant of Ember, which is not built in but stored as its difference from Ember.
 const EMBER_BASE: &str = "ember-base";
+/// Its file in the repository.
+const EMBER_BASE_FILE: &str = "assets/ember/ember-base.safetensors";
 const EXTENSION: &str = ".safetensors";
 /// Extensions that a name may leave out; the first one wins.
 const EXTENSIONS: [&str; 3] = [EXTENSION, ".gguf", ".toml"];
@@ -53,7 +55,7 @@ impl ModelLocation {
             return Ok(ModelLocation::Path(model.to_path_buf()));
         }
         let named = name.and_then(|name| {
-            let path = find_named(name, folders)?;
+            let path = find_named(name, folders).or_else(|| ember_base().filter(|_| name == EMBER_BASE))?;
             Some((shortest_name(name, &path, folders), path))
         });
         let pulled = || if model.exists() { None } else { hub::find_pulled(model) };
@@ -210,8 +212,8 @@ fn not_found(model: &Path, name: Option<&str>, folders: &[PathBuf]) -> CliError 
         .map_or_else(|| "the folder set by KILN_MODELS".into(), |f| format!("`{}`", f.display()));
     match name {
         Some(EMBER_BASE) => error.hint(format!(
-            "Ember's undistilled variant is not built in: create {EMBER_BASE}{EXTENSION} with tools/ember (see its \
-             README) and put it into {folder}"
+            "Ember's undistilled variant is not built in: copy {EMBER_BASE_FILE} of Kiln's repository into {folder} or \
+             next to the program"
         )),
         Some(ember::NAME) => error.hint(format!(
             "this build has no built-in model: build with the feature `ember`, or put {}{EXTENSION} into {folder}",
@@ -243,6 +245,14 @@ pub fn names(folders: &[PathBuf]) -> Vec<String> {
     names.sort();
     names.dedup();
     names
+}
+
+/// Finds Ember base beside the program, or in the repository that the program was built in.
+fn ember_base() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let beside = program.with_file_name(format!("{EMBER_BASE}{EXTENSION}"));
+    let above = program.ancestors().skip(1).take(4).map(|folder| folder.join(EMBER_BASE_FILE));
+    std::iter::once(beside).chain(above).find(|path| path.is_file())
 }
 
 /// Returns the folders with named models: the one set by `KILN_MODELS` or in the user's settings, then the user's own.
@@ -307,7 +317,7 @@ mod tests {
         assert!(message("fox-larg").contains("nearest: fox-large"), "{}", message("fox-larg"));
         assert!(message("quite-another").contains("known: ") && message("quite-another").contains("hen"));
         let base = message("ember-base");
-        assert!(base.contains("tools/ember") && base.contains(&folders[0].display().to_string()), "{base}");
+        assert!(base.contains("assets/ember") && base.contains(&folders[0].display().to_string()), "{base}");
         assert!(message("no/such/folder").contains("diffusers download"));
     }
 

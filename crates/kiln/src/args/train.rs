@@ -224,7 +224,7 @@ pub struct SampleArgs {
     pub sample_prompts: Vec<String>,
 
     /// Model to generate samples with, such as klein-4b: a distilled one is faster and closer to how the LoRA will be used
-    /// [default: the base model]
+    /// [default: the distilled model of the same name if it is at hand, else the base model]
     #[arg(long, value_name = "MODEL")]
     pub sample_model: Option<PathBuf>,
 

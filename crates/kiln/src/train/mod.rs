@@ -3,6 +3,7 @@
 mod options;
 mod progress;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use kiln_engine::{Device, Model, Settings, machine, with_training_backend};
@@ -45,7 +46,7 @@ pub fn run(mut args: TrainArgs) -> Result<(), CliError> {
     let options = options::run(&args);
     let estimate = CostEstimate::new(&model, &data, &settings, args.steps.batch as usize)?;
     files.check_space(estimate.disk(options.steps.div_ceil(options.save_every)))?;
-    display.sampler = sampler(&args, &model, &data, &machine, &files)?;
+    display.sampler = sampler(&args, &model, &data, &machine, &files, &display)?;
     cancel.poll();
     let job = TrainJob {
         model,
@@ -61,7 +62,7 @@ pub fn run(mut args: TrainArgs) -> Result<(), CliError> {
     };
     let outcome = with_training_backend(&machine, job).map_err(CliError::from).and_then(|result| Ok(result?));
     display.finish();
-    let outcome = outcome.map_err(|error| saved_hint(error, &files))?;
+    let outcome = outcome.map_err(|error| with_state(error, &files))?;
     report(&outcome, &files, &display)
 }
 
@@ -107,6 +108,7 @@ fn sampler(
     data: &Dataset,
     machine: &Settings,
     files: &RunFiles,
+    display: &Display,
 ) -> Result<Option<Sampler>, CliError> {
     let samples = &args.samples;
     if samples.sample_every.is_none() {
@@ -122,9 +124,17 @@ fn sampler(
             }
             Arc::new(other)
         }
-        None => Arc::clone(model),
+        None => match args.model.as_deref().and_then(|base| distilled(base, model)) {
+            Some((name, other)) => {
+                display.tell(&format!("samples are generated with {name}, the distilled model"));
+                Arc::new(other)
+            }
+            None => Arc::clone(model),
+        },
     };
-    let named = |prompt: &String| SamplePrompt { prompt: prompt.clone(), references: Vec::new() };
+    let sizes = data.sizes();
+    let size = sizes.iter().max_by_key(|(_, count)| **count).map_or([model.default_size as u32; 2], |s| *s.0);
+    let named = |prompt: &String| SamplePrompt { prompt: prompt.clone(), references: Vec::new(), size };
     let prompts = match &samples.sample_prompts[..] {
         [] => SamplePrompt::of_data(data),
         prompts => prompts.iter().map(named).collect(),
@@ -140,13 +150,26 @@ fn sampler(
     Ok(Some(Sampler { model, settings, prompts, seed, steps, folder }))
 }
 
-/// Says where a training that stopped can continue.
-fn saved_hint(error: CliError, files: &RunFiles) -> CliError {
-    let is_failure = error.kind == ErrorKind::Failed && error.hint.is_none();
-    if is_failure && files.state().is_file() {
-        return error.hint("the last checkpoint is kept: continue with --resume");
-    }
-    error
+/// The distilled model beside a base model, if it is at hand: `klein-4b` for `klein-base-4b`.
+fn distilled(base: &Path, model: &Model) -> Option<(String, Model)> {
+    let name = base.file_name()?.to_str()?;
+    let path = base.with_file_name(name.replacen("-base", "", 1));
+    let other = (path != base).then(|| ModelLocation::resolve(Some(&path))?.open())?.ok()?;
+    let fits = other.transformer.config.linear_layers() == model.transformer.config.linear_layers();
+    fits.then(|| (path.display().to_string(), other))
+}
+
+/// Says what to do about a training that stopped, and that its last checkpoint is kept.
+fn with_state(mut error: CliError, files: &RunFiles) -> CliError {
+    let hint =
+        error.hint.take().unwrap_or("check that the disk is not full and the folder is writable".into());
+    let is_write = error.kind == ErrorKind::Failed && error.message.starts_with("can't write");
+    let kept = if is_write && files.state().is_file() {
+        "; the last checkpoint is kept: continue with --resume"
+    } else {
+        ""
+    };
+    CliError { hint: Some(hint + kept).filter(|_| error.kind == ErrorKind::Failed), ..error }
 }
 
 /// Tells how a training ended.

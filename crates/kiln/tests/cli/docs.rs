@@ -44,6 +44,8 @@ fn prepare(sandbox: &Sandbox, base: &Sandbox, page: &str) {
     fs::create_dir_all(sandbox.path("models")).unwrap();
     symlink(sandbox.model(), sandbox.path("models/klein-4b")).unwrap();
     symlink(base.model(), models.join("klein-base-4b")).unwrap();
+    let ember_base = root().join("assets/ember/ember-base.safetensors").canonicalize().unwrap();
+    symlink(ember_base, models.join("ember-base.safetensors")).unwrap();
     let lora = testdata().join("tiny/lora/lora_diffusers.safetensors");
     for name in ["ink.safetensors", "grain.safetensors"] {
         fs::copy(&lora, sandbox.path(name)).unwrap();
@@ -66,6 +68,7 @@ const QUICK_IMAGES: &str = r#"kiln() {
         "generate "*)
             case "$*" in *" -s "* | *--sigmas* | *steps*) ;; *) quick="-s 1" ;; esac
             case "$*" in *" -W "* | *--size* | *--aspect* | *--mask*) ;; *) quick="$quick --size 128x128" ;; esac ;;
+        "train "*) quick="--steps 2 --resolution 64" ;;
     esac
     command kiln "$@" $quick
     if [ "$1" = pull ]; then
@@ -163,6 +166,7 @@ pages! {
     the_commands_about_models_run "docs/models.md" 14;
     the_commands_about_formats_run "docs/formats.md" 2;
     the_commands_about_loras_run "docs/loras.md" 3;
+    the_commands_about_training_run "docs/training.md" 8;
     the_commands_about_quantizing_run "docs/quantizing.md" 6;
     the_commands_about_gpus_run "docs/gpu.md" 3;
     the_commands_about_the_server_run "docs/server.md" 6;

@@ -38,5 +38,6 @@ mod sandbox;
 mod serve;
 mod step_cache;
 mod terminal;
+mod train;
 mod upsample;
 mod upscale;

@@ -1,0 +1,247 @@
+//! `kiln train`: a LoRA from a folder of pictures, with tiny models.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use kiln_image::RgbImage;
+
+use crate::sandbox::{RunOutput, Sandbox, max_difference, pattern, png};
+
+/// A sandbox with an undistilled model and four pictures with captions.
+fn with_pictures() -> Sandbox {
+    let sandbox = Sandbox::with_model("klein-base");
+    // Short texts make short steps.
+    sandbox.edit_model("tokenizer/tokenizer_config.json", "model_max_length", 16.into());
+    fs::create_dir(sandbox.path("pictures")).unwrap();
+    for (i, caption) in ["a fox", "a hen", "a cat", "an owl"].iter().enumerate() {
+        let level = 60 * i as u8;
+        let pixels = pattern(64, 64).pixels().iter().map(|value| value / 3 + level / 2).collect();
+        sandbox.write(&format!("pictures/{i}.png"), &png(&RgbImage::new(64, 64, pixels).unwrap()));
+        sandbox.write(&format!("pictures/{i}.txt"), caption.as_bytes());
+    }
+    sandbox
+}
+
+/// The arguments of a quick training.
+fn quick<'a>(sandbox: &'a Sandbox, args: &[&'a str]) -> Vec<&'a str> {
+    let model = sandbox.model().to_str().unwrap();
+    let mut all = vec!["train", "pictures", "-m", model, "--resolution", "64", "--rank", "4", "--lr", "1e-2"];
+    if !args.contains(&"-o") {
+        all.extend(["-o", "me.safetensors"]);
+    }
+    all.extend(args);
+    all
+}
+
+fn train(sandbox: &Sandbox, args: &[&str]) -> RunOutput {
+    sandbox.kiln(&quick(sandbox, args))
+}
+
+fn bytes(sandbox: &Sandbox, name: &str) -> Vec<u8> {
+    fs::read(sandbox.path(name)).unwrap()
+}
+
+/// The two losses at fixed noise that a training ends with.
+fn fixed_losses(ran: &RunOutput) -> [f32; 2] {
+    let line = ran.err.lines().find_map(|line| line.strip_prefix("loss at fixed noise: ")).unwrap();
+    let loss = |part: &str| part.split_whitespace().next().unwrap().parse().unwrap();
+    let (before, after) = line.split_once(", ").unwrap();
+    [loss(before), loss(after)]
+}
+
+#[test]
+fn a_training_learns_and_its_lora_changes_the_picture_under_every_naming() {
+    let sandbox = with_pictures();
+    let ran = train(&sandbox, &["--steps", "30"]).ok();
+    let [before, after] = fixed_losses(&ran);
+    assert!(after < 0.9 * before, "the loss at fixed noise was {before}, and is {after}");
+    for words in ["4 examples: 64x64 (4)", "parameters; about", "norm of the update", "kiln generate"] {
+        assert!(ran.err.contains(words), "`{words}` is missing in:\n{}", ran.err);
+    }
+    assert_eq!(fs::read_to_string(sandbox.path("me.train/log.jsonl")).unwrap().lines().count(), 30);
+    let picture = |name: &str, lora: &[&str]| {
+        sandbox.generate(&[&["a fox", "-S", "1", "-o", name, "--dtype", "f32"], lora].concat()).ok();
+        sandbox.image(name)
+    };
+    let (without, with) = (picture("0.png", &[]), picture("1.png", &["--lora", "me.safetensors"]));
+    assert!(max_difference(&without, &with) > 5, "{}", max_difference(&without, &with));
+    // A finished training that is resumed only writes its LoRA again.
+    for (layout, key) in
+        [("comfyui", "diffusion_model.double_blocks.0."), ("kohya", "lora_unet_double_blocks_0_")]
+    {
+        train(&sandbox, &["--steps", "30", "--resume", "--layout", layout]).ok();
+        let header = bytes(&sandbox, "me.safetensors");
+        assert!(String::from_utf8_lossy(&header).contains(key), "{layout}");
+        let other = picture(&format!("{layout}.png"), &["--lora", "me.safetensors"]);
+        assert!(max_difference(&with, &other) <= 1, "{layout}: {}", max_difference(&with, &other));
+    }
+}
+
+/// Starts a training that saves often, and returns when it has saved a state.
+fn start(sandbox: &Sandbox) -> std::process::Child {
+    let args = quick(sandbox, &["--steps", "60", "--save-every", "3", "-o", "stopped.safetensors"]);
+    let child = sandbox.command(&args).stderr(Stdio::piped()).spawn().unwrap();
+    while !sandbox.path("stopped.train/state.safetensors").exists() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child
+}
+
+#[cfg(unix)]
+#[test]
+fn a_training_that_is_killed_or_cancelled_and_resumed_gives_the_same_bytes() {
+    let sandbox = with_pictures();
+    let same = ["--steps", "60", "--save-every", "3"];
+    train(&sandbox, &[&same[..], &["-o", "whole.safetensors"]].concat()).ok();
+    let mut child = start(&sandbox);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!sandbox.path("stopped.safetensors").exists());
+    // Again from the state, and with Ctrl-C.
+    let resumed = [&same[..], &["-o", "stopped.safetensors", "--resume"]].concat();
+    let child = sandbox.command(&quick(&sandbox, &resumed)).stderr(Stdio::piped()).spawn().unwrap();
+    let log = sandbox.path("stopped.train/log.jsonl");
+    let steps = || fs::read_to_string(&log).unwrap_or_default().lines().count();
+    let before = steps();
+    while steps() <= before.min(40) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let id = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    let ran: RunOutput = child.wait_with_output().unwrap().into();
+    assert_eq!(ran.code, 130, "{}", ran.err);
+    assert!(
+        ran.err.contains("continuing after step") && ran.err.contains("continue with --resume"),
+        "{}",
+        ran.err
+    );
+    assert!(!sandbox.path("stopped.safetensors").exists());
+    train(&sandbox, &resumed).ok();
+    assert!(
+        bytes(&sandbox, "whole.safetensors") == bytes(&sandbox, "stopped.safetensors"),
+        "the LoRAs differ"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_loses_nothing_of_the_last_checkpoint() {
+    let sandbox = with_pictures();
+    train(&sandbox, &["--steps", "2", "-q"]).ok();
+    let saved = ["me.safetensors", "me.train/state.safetensors"].map(|name| bytes(&sandbox, name));
+    let args = quick(&sandbox, &["--steps", "4", "--resume"]);
+    // Files of at most eight kilobytes; without the trap, the system would end the program.
+    let script = "trap '' XFSZ; ulimit -f 16; exec \"$0\" \"$@\"";
+    let mut command = sandbox.command_of("sh".as_ref(), &["-c", script, env!("CARGO_BIN_EXE_kiln")]);
+    let ran = RunOutput::from(command.args(&args).output().unwrap());
+    ran.fails(1, &["state.safetensors", "the last checkpoint is kept", "--resume"]);
+    assert!(saved == ["me.safetensors", "me.train/state.safetensors"].map(|name| bytes(&sandbox, name)));
+    train(&sandbox, &["--steps", "4", "--resume"]).ok();
+    train(&sandbox, &["--steps", "4", "-o", "whole.safetensors"]).ok();
+    assert!(bytes(&sandbox, "whole.safetensors") == bytes(&sandbox, "me.safetensors"), "the LoRAs differ");
+}
+
+#[test]
+fn edits_samples_and_every_kind_of_adapter() {
+    let sandbox = with_pictures();
+    for (folder, name) in [("before", "0.png"), ("before2", "1.png"), ("after", "2.png")] {
+        fs::create_dir_all(sandbox.path("edits").join(folder)).unwrap();
+        fs::copy(sandbox.path("pictures").join(name), sandbox.path("edits").join(folder).join("x.png"))
+            .unwrap();
+    }
+    sandbox.write("edits/after/x.txt", b"make it [trigger]");
+    let args = |kind: &'static str, optimizer: &'static str| {
+        let name = format!("{kind}.safetensors");
+        let mut args = quick(&sandbox, &["--steps", "2", "--accumulate", "2", "--ema", "0.5", "-o"]);
+        args[1] = "edits";
+        let mut args: Vec<String> = args.into_iter().map(str::to_owned).collect();
+        args.push(name);
+        args.extend(["--kind", kind, "--optimizer", optimizer, "--trigger", "night"].map(str::to_owned));
+        args.extend(["--reference-dropout", "0.3", "--flip"].map(str::to_owned));
+        args
+    };
+    for (kind, optimizer) in [("lora", "adamw8bit"), ("lokr", "prodigy"), ("dora", "adamw")] {
+        let args = args(kind, optimizer);
+        let samples =
+            ["--sample-every", "2", "--sample-steps", "1", "--tensorboard", "--checkpointing", "on"];
+        let args: Vec<&str> = args.iter().map(String::as_str).chain(samples).collect();
+        let ran = sandbox.kiln(&args).ok();
+        assert!(ran.err.contains("the references make a step"), "{}", ran.err);
+        let file = format!("{kind}.safetensors");
+        let info = sandbox.kiln(&["info", &file]).ok();
+        assert!(info.text().to_lowercase().contains(kind), "{}", info.text());
+        sandbox.generate(&["night", "-S", "1", "-s", "1", "-o", "a.png", "--lora", &file]).ok();
+        let folder = PathBuf::from(format!("{kind}.train"));
+        assert_eq!(sandbox.image(folder.join("samples/samples.png").to_str().unwrap()).height(), 256);
+        assert_eq!(fs::read_dir(sandbox.path("").join(&folder).join("tensorboard")).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn what_can_not_be_trained_is_refused_before_it_starts() {
+    let sandbox = with_pictures();
+    let fails = |args: &[&str], words: &[&str]| train(&sandbox, args).fails(1, words);
+    sandbox.write("me.safetensors", b"mine");
+    fails(&[], &["me.safetensors", "exists already", "--overwrite"]);
+    fails(&["-o", "new.safetensors", "--resume"], &["nothing to resume"]);
+    train(&sandbox, &["-o", "me.png"]).fails(2, &["a LoRA is a .safetensors file"]);
+    train(&sandbox, &["-o", "a.safetensors", "--ranks", "1,2"]).fails(2, &["--ranks needs four numbers"]);
+    let fused = ["-o", "a.safetensors", "--kind", "lokr", "--layout", "kohya"];
+    train(&sandbox, &fused).fails(2, &["a LoKr can't be written with this --layout"]);
+    fails(&["-o", "a.safetensors", "--targets", "no.such.layer"], &["no.such.layer"]);
+
+    let folder = |name: &str, files: &[(&str, &[u8])]| {
+        fs::create_dir(sandbox.path(name)).unwrap();
+        files.iter().for_each(|(file, bytes)| fs::write(sandbox.path(name).join(file), bytes).unwrap());
+        let mut args =
+            quick(&sandbox, &["-o", "a.safetensors"]).iter().map(|arg| arg.to_string()).collect::<Vec<_>>();
+        args[1] = name.to_owned();
+        sandbox.kiln(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let picture = png(&pattern(64, 64));
+    folder("junk", &[("notes.md", b"x"), ("a.zip", b"PK")]).fails(1, &["no pictures in", "notes.md"]);
+    folder("broken", &[("a.png", &picture[..200]), ("a.txt", b"a fox")]).fails(1, &["a.png", "--skip-bad"]);
+    folder("tiny", &[("a.png", &png(&pattern(16, 16))), ("a.txt", b"a fox")])
+        .fails(1, &["16x16", "--skip-bad"]);
+    folder("bare", &[("a.png", &picture)]).fails(1, &["1 of 1 pictures have no caption", "--trigger"]);
+    folder("list", &[("a.png", &picture), ("metadata.jsonl", b"{}")])
+        .fails(1, &["line 1", "names no picture"]);
+    assert!(!sandbox.path("a.train").exists(), "something was created");
+}
+
+#[test]
+fn a_distilled_model_is_refused_and_other_settings_can_not_be_resumed() {
+    let (base, distilled) = (with_pictures(), Sandbox::new());
+    let model = distilled.model().to_str().unwrap();
+    let args = ["--steps", "1", "-m", model];
+    train(&base, &args).fails(1, &["a distilled model", "klein-base-4b", "--distilled-anyway"]);
+    train(&base, &[&args[..], &["--distilled-anyway"]].concat()).ok();
+    let resumed = [&args[..], &["--distilled-anyway", "--resume"]].concat();
+    let fails = |other: &[&str], words| train(&base, &[&resumed[..], other].concat()).fails(1, &[words]);
+    fails(&["--seed", "3"], "`seed` was 0 and is 3");
+    fails(&["--trigger", "night"], "the pictures, captions or their options have changed");
+}
+
+#[test]
+fn a_dry_run_tells_the_cost_and_writes_nothing() {
+    let sandbox = with_pictures();
+    let ran = train(&sandbox, &["--dry-run", "--ranks", "8,4,4,2"]).ok();
+    assert!(ran.err.contains("of memory") && ran.err.contains("4 examples"), "{}", ran.err);
+    assert_eq!(sandbox.names(), ["pictures"]);
+}
+
+#[test]
+fn a_loss_that_explodes_stops_with_what_to_try() {
+    let sandbox = with_pictures();
+    let ran = train(&sandbox, &["--steps", "200", "--lr", "1e6", "--clip", "0"]);
+    ran.fails(1, &["lower --lr"]);
+}
+
+#[test]
+fn a_lora_that_changes_nothing_is_told() {
+    let sandbox = with_pictures();
+    let ran = train(&sandbox, &["--steps", "1", "--lr", "1e-12"]).ok();
+    assert!(ran.err.contains("the LoRA changes nothing"), "{}", ran.err);
+}
