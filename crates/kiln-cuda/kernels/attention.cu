@@ -171,6 +171,8 @@ template <int DIM, int SPLIT, int ROW_WARPS, int KEYS> __device__ __forceinline_
         int query = first + 16 * row_warp + lane / 4 + 8 * r;
         if (query < args.queries) {
             float factor = 1.0f / row_sum[r];
+            if (args.lse && part == 0 && lane % 4 == 0)
+                args.lse[(long long)query * args.heads + head] = row_max[r] * args.scale + logf(row_sum[r]);
             bf16 *out = (bf16 *)args.out + (long long)query * q_width + head * DIM + PART * part + lane % 4 * 2;
 #pragma unroll
             for (int j = 0; j < DIM_TILES; j++)

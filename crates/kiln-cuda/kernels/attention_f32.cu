@@ -188,6 +188,7 @@ template <int DIM> __device__ __forceinline__ void attention_f32(const Attention
         if (query < args.queries) {
             float *out = (float *)args.out + ((long long)query * args.heads + head) * DIM + 4 * column;
             float factor = 1.0f / row_sum[i];
+            if (args.lse && column == 0) args.lse[(long long)query * args.heads + head] = row_max[i] + logf(row_sum[i]);
 #pragma unroll
             for (int e = 0; e < VECTORS; e++)
                 *(float4 *)(out + 64 * e) = make_float4(sums[i][4 * e] * factor, sums[i][4 * e + 1] * factor,

@@ -28,6 +28,8 @@ struct HopperAttentionArgs {
     // [block][consumer][PARTIAL][thread], and a ready flag per block and consumer.
     float *partials;
     unsigned *ready;
+    // [queries, heads]: the logarithm of each row's sum of exponentials, or null.
+    float *lse;
 };
 
 #if defined(KILN_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -232,6 +234,8 @@ __device__ __forceinline__ void write_output(const HopperAttentionArgs &args, co
         m.row_sum[r] += __shfl_xor_sync(0xffffffffu, m.row_sum[r], 1);
         m.row_sum[r] += __shfl_xor_sync(0xffffffffu, m.row_sum[r], 2);
         float factor = 1.0f / m.row_sum[r];
+        if (args.lse && lane % 4 == 0 && query + 8 * r <= query_tile.last)
+            args.lse[(long long)(query + 8 * r) * args.heads + query_tile.head] = m.row_max[r] * args.scale + logf(m.row_sum[r]);
         bf16 *out = (bf16 *)args.out + (long long)(query + 8 * r) * args.heads * DIM + query_tile.head * DIM + lane % 4 * 8;
         // Exchange pairs among four lanes, so that each stores eight consecutive columns.
 #pragma unroll

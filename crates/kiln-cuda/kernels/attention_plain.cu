@@ -54,6 +54,7 @@ template <class T, int PER> __device__ __forceinline__ void attention_plain(cons
             }
         }
     }
+    if (args.lse && lane == 0) args.lse[(long long)query * args.heads + head] = row_max + logf(row_sum);
     T *out = (T *)args.out + ((long long)query * args.heads + head) * dim;
 #pragma unroll
     for (int i = 0; i < PER; i++) {

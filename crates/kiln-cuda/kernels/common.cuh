@@ -313,6 +313,8 @@ struct AttentionArgs {
     int mask, a, b;
     float scale;
     int unused;
+    // [queries, heads]: the logarithm of each row's sum of exponentials, or null.
+    float *lse;
 };
 
 // The keys low..high that a query sees; always one range.

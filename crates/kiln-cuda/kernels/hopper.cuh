@@ -90,9 +90,11 @@ template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wg
 #define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define ACCUMULATORS_16(d, i) ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, i + 4), ACCUMULATORS_4(d, i + 8), ACCUMULATORS_4(d, i + 12)
 #define ACCUMULATORS_64(d) ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32), ACCUMULATORS_16(d, 48)
-#define REGISTERS_64 \
+#define REGISTERS_32 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGISTERS_64 \
+    REGISTERS_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
@@ -101,6 +103,14 @@ __device__ __forceinline__ void wgmma_n128(float (&d)[64], u64 a, u64 b, int add
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
                  : ACCUMULATORS_64(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+// The same for 64 columns.
+__device__ __forceinline__ void wgmma_n64(float (&d)[32], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" REGISTERS_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
+                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
                  : "l"(a), "l"(b), "r"(add));
 }
 

@@ -24,7 +24,7 @@ use crate::weight::{CudaConv, CudaWeight};
 /// The operations on one NVIDIA GPU. Clones share the GPU's stream and memory.
 #[derive(Clone)]
 pub struct CudaBackend {
-    cx: Context,
+    pub(crate) cx: Context,
 }
 
 impl CudaBackend {

@@ -19,11 +19,15 @@ macro_rules! sources {
 }
 
 sources! {
+    ADAPTER = "adapter";
     ATTENTION = "attention";
+    ATTENTION_BACKWARD = "attention_backward";
+    ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper";
     ATTENTION_F32 = "attention_f32";
     ATTENTION_FEW = "attention_few";
     ATTENTION_HOPPER = "attention_hopper";
     ATTENTION_PLAIN = "attention_plain";
+    BACKWARD = "backward";
     CONV = "conv";
     CONV_F32 = "conv_f32";
     CONV_HOPPER = "conv_hopper";
@@ -34,6 +38,7 @@ sources! {
     INT8 = "int8";
     MOVEMENT = "movement";
     NORM = "norm";
+    OPTIMIZER = "optimizer";
     EPILOGUE = "epilogue";
     REDUCE = "reduce";
     ROPE = "rope";
@@ -69,7 +74,7 @@ impl KernelSource {
     /// Returns the compiler's input: headers and text. Nothing is included from the toolkit, since NVRTC would need its path.
     pub fn full_text(&self) -> String {
         let further = match self.name {
-            "attention_hopper" | "conv_hopper" => HOPPER,
+            "attention_hopper" | "attention_backward_hopper" | "conv_hopper" => HOPPER,
             "conv" | "conv_f32" => CONVOLUTION,
             "fp8" | "norm" => E4M3,
             _ => "",

@@ -360,10 +360,11 @@ static int multiply(const Description &description, float alpha, const void *a, 
                     float beta, const void *c, const Layout &C, void *d, const Layout &D, u64 algorithm) {
     const int *ops = description.ops;
     if (algorithm != 1 && algorithm != 2) return 15;
-    bool transposed = ops[0] == 1;
+    bool transposed = ops[0] == 1, b_transposed = ops[1] == 1;
     u64 m = transposed ? A.cols : A.rows, k = transposed ? A.rows : A.cols;
-    if (ops[1] || B.rows != k || D.rows != m || D.cols != B.cols || C.rows != m || C.type != D.type || A.type != B.type) return 7;
-    if (A.type == 28 && (!transposed || k % 16 || description.modes[0] != description.modes[1])) return 7;
+    u64 b_rows = b_transposed ? B.cols : B.rows, b_cols = b_transposed ? B.rows : B.cols;
+    if (b_rows != k || D.rows != m || D.cols != b_cols || C.rows != m || C.type != D.type || A.type != B.type) return 7;
+    if (A.type == 28 && (!transposed || b_transposed || k % 16 || description.modes[0] != description.modes[1])) return 7;
     bool scaled = description.modes[0] == 3;
     if (scaled && (!description.scales[0] || !description.scales[1])) return 7;
     auto get = [](const void *p, int type, long long i) {
@@ -380,7 +381,7 @@ static int multiply(const Description &description, float alpha, const void *a, 
             for (u64 j = 0; j < k; j++)
                 left[i * k + j] = get(a, A.type, batch * A.stride + (transposed ? j + i * A.ld : i + j * A.ld));
         for (u64 n = 0; n < D.cols; n++) {
-            for (u64 j = 0; j < k; j++) right[j] = get(b, B.type, batch * B.stride + j + n * B.ld);
+            for (u64 j = 0; j < k; j++) right[j] = get(b, B.type, batch * B.stride + (b_transposed ? n + j * B.ld : j + n * B.ld));
             for (u64 i = 0; i < m; i++) {
                 double sums[8] = {};
                 for (u64 j = 0; j < k; j++) sums[j % 8] += left[i * k + j] * right[j];

@@ -24,6 +24,9 @@
 
 typedef unsigned long long u64;
 
+struct float2 {
+    float x, y;
+};
 struct float4 {
     float x, y, z, w;
 };
@@ -375,6 +378,10 @@ template <int N, class A> inline void warp_product(float (&d)[N / 2], A a, u64 b
 inline void wgmma_n128(float (&d)[64], u64 a, u64 b, int add) {
     int first = threadIdx.x / 32 % 4 * 16;
     warp_product<128>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
+}
+inline void wgmma_n64(float (&d)[32], u64 a, u64 b, int add) {
+    int first = threadIdx.x / 32 % 4 * 16;
+    warp_product<64>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
 }
 // Collects the rows of a matrix from the registers of a warp.
 inline void gather_rows(uint32_t (&rows)[16][8], const unsigned (&a)[4]) {

@@ -13,7 +13,14 @@ SOURCE(attention) {
 #include "attention.cu"
 #undef KERNEL
 }
+SOURCE(attention_backward) {
+#include "attention_backward.cu"
+#undef KERNEL
+}
 #include "hopper.cuh"
+SOURCE(attention_backward_hopper) {
+#include "attention_backward_hopper.cu"
+}
 SOURCE(attention_hopper) {
 #include "attention_hopper.cu"
 }
@@ -32,6 +39,17 @@ SOURCE(attention_plain) {
 SOURCE(attention_few_) {
 #include "attention_few.cu"
 #undef KERNEL
+}
+SOURCE(adapter) {
+#include "adapter.cu"
+#undef KERNELS
+}
+SOURCE(backward) {
+#include "backward.cu"
+#undef KERNELS
+}
+SOURCE(optimizer) {
+#include "optimizer.cu"
 }
 #include "conv.cuh"
 SOURCE(conv) {
@@ -106,6 +124,19 @@ std::map<std::string, Kernel> &kernels() {
         K(attention_plain, attention_plain_f32_4) K(attention_plain, attention_plain_f32_16)
         K(attention_plain, attention_plain_bf16_4) K(attention_plain, attention_plain_bf16_16)
         BOTH(attention_few_, attention_few)
+        K(attention_backward, attention_backward_q_f32_4) K(attention_backward, attention_backward_q_f32_16)
+        K(attention_backward, attention_backward_q_bf16_4) K(attention_backward, attention_backward_q_bf16_16)
+        K(attention_backward, attention_backward_kv_f32_4) K(attention_backward, attention_backward_kv_f32_16)
+        K(attention_backward, attention_backward_kv_bf16_4) K(attention_backward, attention_backward_kv_bf16_16)
+        K(attention_backward_hopper, attention_stats) K(attention_backward_hopper, attention_backward_q_hopper)
+        K(attention_backward_hopper, attention_backward_kv_hopper)
+        K(adapter, transpose_2) K(adapter, transpose_4) K(adapter, take_columns_2) K(adapter, take_columns_4)
+        K(adapter, take_columns_16) BOTH(adapter, dropout) BOTH(adapter, mix_rows) BOTH(adapter, mix_rows_gradient)
+        BOTH(adapter, column_dot) K(adapter, sum_rows) K(adapter, row_norms) BOTH(adapter, dequantize_rows)
+        BOTH(backward, ada_layer_norm_backward) BOTH(backward, norm_rope_backward) BOTH(backward, swiglu_backward)
+        K(backward, squared_error)
+        K(optimizer, adamw) K(optimizer, adamw_8bit) K(optimizer, prodigy_moments) K(optimizer, prodigy_update)
+        K(optimizer, sum_squares) K(optimizer, sum_partials)
         K(conv, conv_plain_f32_f32) K(conv, conv_plain_bf16_bf16) K(conv, conv_plain_bf16_f32)
         K(conv, conv_tiles_bf16_128) K(conv, conv_tiles_f32_128) K(conv, conv_tiles_bf16_32) K(conv, conv_tiles_f32_32)
         K(attention_f32_, attention_f32_64) K(attention_f32_, attention_f32_128)

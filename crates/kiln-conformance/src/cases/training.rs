@@ -39,6 +39,8 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
         let sizes = vec![[133, 2, 2, 24], [131, 4, 2, 16]];
         list.add_training(&format!("training/attention_{name}"), Attention { mask, sizes });
     }
+    let wide = Attention { mask: AttentionMask::None, sizes: vec![[150, 2, 2, 128]] };
+    list.add_training("training/attention_heads_128", wide);
     let full = Attention { mask: AttentionMask::None, sizes: vec![[400, 2, 2, 128]] };
     list.add_training("training/attention_full_size", full);
     list.add_training_once("training/optimizers", Optimizers);
@@ -276,6 +278,16 @@ impl TrainingScenario for Elementwise {
             let gate = t.parameter(NORMAL, [2, n])?;
             let gated = b.gate_rows(&dy, &gate, &RowGroups::from_lengths(&[3, 2]))?;
             t.record(format!("gate, {n}"), &gated, Tolerance::ELEMENTWISE.rounded(t.dtype))?;
+            let residual = t.activation(NORMAL, [5, n])?;
+            let sum = b.gated_add(&dy, &gate, &RowGroups::from_lengths(&[3, 2]), &residual)?;
+            t.record(format!("gated sum, {n}"), &sum, Tolerance::sum(2).rounded_inside(t.dtype))?;
+            let (left, d_both) = (t.activation(NORMAL, [5, 17])?, t.activation(NORMAL, [5, 17 + n])?);
+            let both = b.concat_swiglu(&left, &x)?;
+            t.record(format!("columns and swiglu, {n}"), &both, Tolerance::ELEMENTWISE.rounded(t.dtype))?;
+            for (name, gradient) in ["left", "swiglu"].into_iter().zip(b.concat_swiglu_backward(&d_both, &x)?) {
+                let tolerance = Tolerance::ELEMENTWISE.conditioned(4.0).rounded(t.dtype);
+                t.record(format!("gradient of {name}, {n}"), &gradient, tolerance)?;
+            }
             let dropped = b.dropout(&dy, 0.25, 99)?;
             t.record(format!("dropout, {n}"), &dropped, Tolerance::ELEMENTWISE.rounded(t.dtype))?;
             let y = t.activation(NORMAL, [5, n])?;

@@ -98,7 +98,10 @@ impl CublasLtGemm {
     /// Whether cuBLASLt takes the product: whole vectors, aligned addresses.
     pub fn supports(shape: &GemmShape, operands: &Operands) -> bool {
         let vector = 16 / shape.dtype.size();
-        let counts = [shape.n, shape.k, shape.ldx, shape.ldw, shape.ldadd, shape.ldo];
+        // The widths of rows in memory.
+        let x = if shape.x_is_k_by_rows { shape.rows } else { shape.k };
+        let w = if shape.w_is_k_by_n { shape.n } else { shape.k };
+        let counts = [shape.n, x, w, shape.ldx, shape.ldw, shape.ldadd, shape.ldo];
         let at = [operands.w, operands.x, operands.add.unwrap_or(0), operands.out];
         counts.iter().all(|n| n % vector == 0) && at.iter().all(|at| at % u64::from(ALIGNMENT) == 0)
     }
@@ -121,6 +124,23 @@ impl CublasLtGemm {
         let plan = self.plan(queue, shape, &operands)?;
         self.call(queue, &plan, &plan.algorithm, plan.workspace, &operands)?;
         Ok(if plan.scaled { RowScaling::Applied } else { RowScaling::Unsupported })
+    }
+
+    /// [`CublasLtGemm::run_fp8`], but only if the product applies the row scales.
+    pub fn run_fp8_scaled(
+        &self,
+        queue: &Queue,
+        shape: &GemmShape,
+        operands: &Operands,
+        scales: [DevicePtr; 2],
+    ) -> Result<RowScaling> {
+        let operands = Operands { scales: Some(scales), ..*operands };
+        let plan = self.plan(queue, shape, &operands)?;
+        if !plan.scaled {
+            return Ok(RowScaling::Unsupported);
+        }
+        self.call(queue, &plan, &plan.algorithm, plan.workspace, &operands)?;
+        Ok(RowScaling::Applied)
     }
 
     /// Runs `work`, which submits kernels that use the workspace, while no other product is half submitted.
@@ -244,11 +264,20 @@ impl CublasLtGemm {
             } else {
                 (input, shape.k, shape.n, shape.ldw, shape.stride_w)
             },
-            (input, shape.k, shape.rows, shape.ldx, 0),
+            if shape.x_is_k_by_rows {
+                (input, shape.rows, shape.k, shape.ldx, 0)
+            } else {
+                (input, shape.k, shape.rows, shape.ldx, 0)
+            },
             (output, shape.n, shape.rows, shape.ldadd, shape.stride_out),
             (output, shape.n, shape.rows, shape.ldo, shape.stride_out),
         ];
-        let created = self.create_descriptors(&mut plan, shapes, shape.batch, !shape.w_is_k_by_n);
+        let created = self.create_descriptors(
+            &mut plan,
+            shapes,
+            shape.batch,
+            [!shape.w_is_k_by_n, shape.x_is_k_by_rows],
+        );
         let created = created.and_then(|()| {
             if shape.dtype == DType::F8E4M3 { self.set_fp8_attributes(&mut plan) } else { Ok(()) }
         });
@@ -263,21 +292,19 @@ impl CublasLtGemm {
         plan: &mut Plan,
         shapes: [(c_int, usize, usize, usize, usize); 4],
         batch: usize,
-        transposed: bool,
+        transposed: [bool; 2],
     ) -> Result<()> {
         let lib = &self.lib;
-        let operation = if transposed { sys::OP_T } else { sys::OP_N };
         // SAFETY: the calls write the handles and read values of the given sizes.
         unsafe {
             let status = (lib.descriptor_create)(&mut plan.descriptor.0, sys::COMPUTE_32F, sys::R_32F);
             lib.check("cublasLtMatmulDescCreate", status)?;
-            let status = (lib.descriptor_set)(
-                plan.descriptor.0,
-                sys::DESC_TRANSA,
-                value(&operation),
-                size_of::<c_int>(),
-            );
-            lib.check("cublasLtMatmulDescSetAttribute", status)?;
+            for (attribute, transposed) in [sys::DESC_TRANSA, sys::DESC_TRANSB].into_iter().zip(transposed) {
+                let operation = if transposed { sys::OP_T } else { sys::OP_N };
+                let (at, bytes) = (value(&operation), size_of::<c_int>());
+                let status = (lib.descriptor_set)(plan.descriptor.0, attribute, at, bytes);
+                lib.check("cublasLtMatmulDescSetAttribute", status)?;
+            }
             for (layout, (cuda_dtype, rows, cols, ld, stride)) in plan.layouts.iter_mut().zip(shapes) {
                 let status =
                     (lib.layout_create)(&mut layout.0, cuda_dtype, rows as u64, cols as u64, ld as i64);

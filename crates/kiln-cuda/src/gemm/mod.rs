@@ -6,6 +6,7 @@
 
 pub(crate) mod cublaslt;
 pub(crate) mod implicit_gemm;
+pub(crate) mod product;
 mod shape;
 
 use kiln_ops::Result;
@@ -78,6 +79,7 @@ impl Gemm<'_> {
             stride_w: self.n * self.w.cols,
             stride_out: self.rows * self.ldo,
             w_is_k_by_n: false,
+            x_is_k_by_rows: false,
         }
     }
 

@@ -24,6 +24,8 @@ pub(crate) struct GemmShape {
     pub stride_out: usize,
     /// Whether `w` is `[k, n]` instead of `[n, k]`.
     pub w_is_k_by_n: bool,
+    /// Whether `x` is `[k, rows]` instead of `[rows, k]`.
+    pub x_is_k_by_rows: bool,
 }
 
 impl GemmShape {

@@ -25,10 +25,17 @@ arguments! {
     ConvArgs = "ConvArgs";
     HopperConvArgs = "HopperConvArgs";
     PackedMatrixArgs = "PackedMatrixArgs";
+    AttentionBackwardArgs = "AttentionBackwardArgs";
+    HopperAttentionBackwardArgs = "HopperAttentionBackwardArgs";
+    AdamWArgs = "AdamWArgs";
+    ProdigyArgs = "ProdigyArgs";
 }
 
-const _: () = assert!(size_of::<Segments>() == 104 && size_of::<AttentionArgs>() == 3 * 104 + 48);
+const _: () = assert!(size_of::<Segments>() == 104 && size_of::<AttentionArgs>() == 3 * 104 + 56);
 const _: () = assert!(size_of::<HopperAttentionArgs>() == 3 * 8 * 128 + 192);
+const _: () = assert!(size_of::<AttentionBackwardArgs>() == 4 * 104 + 96);
+const _: () = assert!(size_of::<HopperAttentionBackwardArgs>() == 4 * 128 + 64);
+const _: () = assert!(size_of::<AdamWArgs>() == 36 && size_of::<ProdigyArgs>() == 28);
 const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
 const _: () = assert!(size_of::<PackedMatrixArgs>() == 80);
@@ -72,6 +79,8 @@ pub(crate) struct AttentionArgs {
     pub b: i32,
     pub scale: f32,
     pub unused: i32,
+    /// Where to store the logarithms of the rows' sums, or 0.
+    pub lse: DevicePtr,
 }
 
 impl AttentionArgs {
@@ -109,6 +118,64 @@ pub(crate) struct HopperAttentionArgs {
     pub unused: i32,
     pub partials: DevicePtr,
     pub ready: DevicePtr,
+    pub lse: DevicePtr,
+}
+
+/// Arguments of the attention's gradients; the fields are explained in `attention_backward.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionBackwardArgs {
+    pub forward: AttentionArgs,
+    pub dout: Segments,
+    pub lse: DevicePtr,
+    pub delta: DevicePtr,
+    pub dq: DevicePtr,
+    pub dk: DevicePtr,
+    pub dv: DevicePtr,
+}
+
+/// Arguments of the attention's gradients on Hopper; the fields are explained in `attention_backward_hopper.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HopperAttentionBackwardArgs {
+    pub q: TensorMap,
+    pub k: TensorMap,
+    pub v: TensorMap,
+    pub dout: TensorMap,
+    pub stats: DevicePtr,
+    pub dq: DevicePtr,
+    pub dk: DevicePtr,
+    pub dv: DevicePtr,
+    pub queries: i32,
+    pub keys: i32,
+    pub heads: i32,
+    pub padded: i32,
+    pub scale: f32,
+    pub unused: [i32; 3],
+}
+
+/// The numbers of an AdamW step, as in `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdamWArgs {
+    pub grad_scale: f32,
+    pub betas: [f32; 2],
+    pub rest: [f32; 2],
+    pub keep: f32,
+    pub step_size: f32,
+    pub root: f32,
+    pub eps: f32,
+}
+
+/// The numbers of the first half of a Prodigy step, as in `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProdigyArgs {
+    pub grad_scale: f32,
+    pub betas: [f32; 3],
+    pub first: f32,
+    pub second: f32,
+    pub s_factor: f32,
 }
 
 /// Arguments of the convolution kernels.

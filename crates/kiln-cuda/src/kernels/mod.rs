@@ -9,7 +9,8 @@ mod table;
 mod tests;
 
 pub(crate) use arguments::{
-    AttentionArgs, ConvArgs, HopperAttentionArgs, HopperConvArgs, MAX_SEGMENTS, PackedMatrixArgs, Segments,
+    AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, HopperAttentionArgs,
+    HopperAttentionBackwardArgs, HopperConvArgs, MAX_SEGMENTS, PackedMatrixArgs, ProdigyArgs, Segments,
 };
 pub(crate) use kernel::{Kernel, Parameters};
 pub(crate) use table::*;

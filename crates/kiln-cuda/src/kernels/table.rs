@@ -2,7 +2,10 @@
 
 use std::ffi::c_void;
 
-use super::arguments::{AttentionArgs, ConvArgs, HopperAttentionArgs, HopperConvArgs, PackedMatrixArgs};
+use super::arguments::{
+    AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, HopperAttentionArgs,
+    HopperAttentionBackwardArgs, HopperConvArgs, PackedMatrixArgs, ProdigyArgs,
+};
 #[cfg(test)]
 use super::kernel::KernelArgument;
 use super::kernel::{Kernel, Parameters, pointer};
@@ -49,11 +52,53 @@ macro_rules! kernels {
 }
 
 kernels! {
+    ADAPTER {
+        Transpose(x: DevicePtr, out: DevicePtr, rows: i32, cols: i32):
+            TRANSPOSE_2 = "transpose_2", TRANSPOSE_4 = "transpose_4";
+        TakeColumns(x: DevicePtr, out: DevicePtr, rows: i64, width: i32, column: i32, x_width: i32):
+            TAKE_COLUMNS_2 = "take_columns_2", TAKE_COLUMNS_4 = "take_columns_4",
+            TAKE_COLUMNS_16 = "take_columns_16";
+        Dropout(x: DevicePtr, out: DevicePtr, n: i64, rate: f32, factor: f32, seed: i64):
+            DROPOUT_F32 = "dropout_f32", DROPOUT_BF16 = "dropout_bf16";
+        MixRows(x: DevicePtr, a: DevicePtr, out: DevicePtr, n: i64, from: i32, to: i32, dim: i32, row_stride: i32,
+            column_stride: i32):
+            MIX_ROWS_F32 = "mix_rows_f32", MIX_ROWS_BF16 = "mix_rows_bf16";
+        MixRowsGradient(dy: DevicePtr, x: DevicePtr, add: DevicePtr, out: DevicePtr, blocks: i64, rows: i32, cols:
+            i32, dim: i32, scale: f32):
+            MIX_ROWS_GRADIENT_F32 = "mix_rows_gradient_f32", MIX_ROWS_GRADIENT_BF16 = "mix_rows_gradient_bf16";
+        ColumnDot(x: DevicePtr, y: DevicePtr, partials: DevicePtr, rows: i32, dim: i32, rows_per_block: i32):
+            COLUMN_DOT_F32 = "column_dot_f32", COLUMN_DOT_BF16 = "column_dot_bf16";
+        SumRows(partials: DevicePtr, add: DevicePtr, out: DevicePtr, count: i32, dim: i32):
+            SUM_ROWS = "sum_rows";
+        RowNorms(x: DevicePtr, out: DevicePtr, dim: i32):
+            ROW_NORMS = "row_norms";
+        DequantizeRows(x: DevicePtr, scales: DevicePtr, out: DevicePtr, rows: i64, cols: i32, depth: i32, fp8: i32):
+            DEQUANTIZE_ROWS_F32 = "dequantize_rows_f32", DEQUANTIZE_ROWS_BF16 = "dequantize_rows_bf16";
+    }
     ATTENTION {
         AttentionTiled(args: AttentionArgs):
             ATTENTION_32 = "attention_32", ATTENTION_64 = "attention_64",
             ATTENTION_96 = "attention_96", ATTENTION_128 = "attention_128",
             ATTENTION_256 = "attention_256", ATTENTION_512 = "attention_512";
+    }
+    ATTENTION_BACKWARD {
+        AttentionBackward(args: AttentionBackwardArgs):
+            ATTENTION_BACKWARD_Q_F32_4 = "attention_backward_q_f32_4",
+            ATTENTION_BACKWARD_Q_F32_16 = "attention_backward_q_f32_16",
+            ATTENTION_BACKWARD_Q_BF16_4 = "attention_backward_q_bf16_4",
+            ATTENTION_BACKWARD_Q_BF16_16 = "attention_backward_q_bf16_16",
+            ATTENTION_BACKWARD_KV_F32_4 = "attention_backward_kv_f32_4",
+            ATTENTION_BACKWARD_KV_F32_16 = "attention_backward_kv_f32_16",
+            ATTENTION_BACKWARD_KV_BF16_4 = "attention_backward_kv_bf16_4",
+            ATTENTION_BACKWARD_KV_BF16_16 = "attention_backward_kv_bf16_16";
+    }
+    ATTENTION_BACKWARD_HOPPER {
+        AttentionStats(dout: DevicePtr, out: DevicePtr, lse: DevicePtr, stats: DevicePtr, queries: i32, heads: i32,
+            padded: i32):
+            ATTENTION_STATS = "attention_stats";
+        AttentionBackwardHopper(args: HopperAttentionBackwardArgs):
+            ATTENTION_BACKWARD_Q_HOPPER = "attention_backward_q_hopper",
+            ATTENTION_BACKWARD_KV_HOPPER = "attention_backward_kv_hopper";
     }
     ATTENTION_F32 {
         AttentionF32(args: AttentionArgs):
@@ -73,6 +118,21 @@ kernels! {
             ATTENTION_PLAIN_F32_16 = "attention_plain_f32_16",
             ATTENTION_PLAIN_BF16_4 = "attention_plain_bf16_4",
             ATTENTION_PLAIN_BF16_16 = "attention_plain_bf16_16";
+    }
+    BACKWARD {
+        AdaLayerNormBackward(dy: DevicePtr, x: DevicePtr, scale: DevicePtr, add: DevicePtr, dx: DevicePtr, dim: i32,
+            eps: f32):
+            ADA_LAYER_NORM_BACKWARD_F32 = "ada_layer_norm_backward_f32",
+            ADA_LAYER_NORM_BACKWARD_BF16 = "ada_layer_norm_backward_bf16";
+        NormRopeBackward(dy: DevicePtr, x: DevicePtr, weight: DevicePtr, cosines: DevicePtr, sines: DevicePtr, dx:
+            DevicePtr, tokens: i64, heads: i32, head_dim: i32, halves: i32, eps: f32):
+            NORM_ROPE_BACKWARD_F32 = "norm_rope_backward_f32", NORM_ROPE_BACKWARD_BF16 = "norm_rope_backward_bf16";
+        SwigluBackward(dy: DevicePtr, left_cols: i32, x: DevicePtr, d_left: DevicePtr, dx: DevicePtr, rows: i64, cols:
+            i32):
+            SWIGLU_BACKWARD_F32 = "swiglu_backward_f32", SWIGLU_BACKWARD_BF16 = "swiglu_backward_bf16";
+        SquaredError(x: DevicePtr, y: DevicePtr, dx: DevicePtr, partials: DevicePtr, n: i64, per_block: i64, scale:
+            f32):
+            SQUARED_ERROR = "squared_error";
     }
     CONV {
         ConvPlain(args: ConvArgs):
@@ -188,6 +248,22 @@ kernels! {
             ADA_LAYER_NORM_FP8_BF16 = "ada_layer_norm_fp8_bf16";
         RmsNormRegisters(x: DevicePtr, weight: DevicePtr, out: DevicePtr, rows: i32, dim: i32, eps: f32):
             RMS_NORM_REGISTERS_F32 = "rms_norm_registers_f32", RMS_NORM_REGISTERS_BF16 = "rms_norm_registers_bf16";
+    }
+    OPTIMIZER {
+        AdamW(args: AdamWArgs, param: DevicePtr, grad: DevicePtr, m: DevicePtr, v: DevicePtr, n: i64):
+            ADAMW = "adamw";
+        AdamW8Bit(args: AdamWArgs, param: DevicePtr, grad: DevicePtr, m: DevicePtr, m_scales: DevicePtr, v: DevicePtr,
+            v_scales: DevicePtr, books: DevicePtr, n: i64):
+            ADAMW_8BIT = "adamw_8bit";
+        ProdigyMoments(args: ProdigyArgs, param: DevicePtr, grad: DevicePtr, start: DevicePtr, m: DevicePtr, v:
+            DevicePtr, s: DevicePtr, partials: DevicePtr, n: i64, per_block: i64):
+            PRODIGY_MOMENTS = "prodigy_moments";
+        ProdigyUpdate(param: DevicePtr, m: DevicePtr, v: DevicePtr, n: i64, keep: f32, lr: f32, eps: f32):
+            PRODIGY_UPDATE = "prodigy_update";
+        SumSquares(x: DevicePtr, partials: DevicePtr, n: i64, per_block: i64):
+            SUM_SQUARES = "sum_squares";
+        SumPartials(partials: DevicePtr, out: DevicePtr, count: i32, columns: i32):
+            SUM_PARTIALS = "sum_partials";
     }
     EPILOGUE {
         EpilogueParams(sums: DevicePtr, bias: DevicePtr, gate: DevicePtr, residual: DevicePtr, out: DevicePtr, rows:

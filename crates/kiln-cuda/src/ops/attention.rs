@@ -59,6 +59,16 @@ pub(crate) fn attention(
     v: &[&CudaTensor],
     spec: &AttentionSpec,
 ) -> Result<CudaTensor> {
+    attention_into(cx, [q, k, v], spec, None)
+}
+
+/// [`attention`], which also stores the logarithms of the rows' sums in `lse`.
+pub(crate) fn attention_into(
+    cx: &Context,
+    [q, k, v]: [&[&CudaTensor]; 3],
+    spec: &AttentionSpec,
+    lse: Option<&CudaTensor>,
+) -> Result<CudaTensor> {
     let size = shapes::attention(q, k, v, spec)?;
     let dtype = q[0].dtype();
     let out = CudaTensor::new(cx, size.result(), dtype)?;
@@ -66,7 +76,8 @@ pub(crate) fn attention(
         return Ok(out);
     }
     let mut concatenated = Vec::new();
-    let args = build_args(cx, [q, k, v], &size, &spec.mask, out.ptr(cx), &mut concatenated)?;
+    let mut args = build_args(cx, [q, k, v], &size, &spec.mask, out.ptr(cx), &mut concatenated)?;
+    args.lse = lse.map_or(0, |lse| lse.ptr(cx));
     let tiled = TILED_KERNELS.iter().find(|tiled| tiled.dim == size.head_dim);
     match tiled {
         _ if args.aligned() && attention_few::supports(cx, &args) => attention_few::run(cx, &args, dtype)?,
@@ -105,8 +116,25 @@ fn run_plain(cx: &Context, size: &AttentionSize, dtype: DType, args: AttentionAr
     cx.launch(kernel, grid, 128, 0, &AttentionPlain { args })
 }
 
+/// The segments of row blocks. More blocks than a kernel takes are copied into `concatenated`.
+pub(crate) fn segment_table(
+    cx: &Context,
+    blocks: &[&CudaTensor],
+    concatenated: &mut Vec<CudaTensor>,
+) -> Result<Segments> {
+    let rows = blocks.iter().map(|block| RowBlock::new(cx, block));
+    let row = blocks[0].shape().last() * blocks[0].dtype().size();
+    if let Some(segments) = segments(rows, row)? {
+        return Ok(segments);
+    }
+    let whole = concat_rows(cx, blocks)?;
+    let segments = segments([RowBlock::new(cx, &whole)].into_iter(), row)?;
+    concatenated.push(whole);
+    Ok(segments.unwrap_or_default())
+}
+
 /// Builds the kernel's arguments. Tensors of more row blocks than a kernel takes are copied into `concatenated`.
-fn build_args(
+pub(crate) fn build_args(
     cx: &Context,
     blocks: [&[&CudaTensor]; 3],
     size: &AttentionSize,
@@ -114,19 +142,7 @@ fn build_args(
     out: DevicePtr,
     concatenated: &mut Vec<CudaTensor>,
 ) -> Result<AttentionArgs> {
-    let mut table = |blocks: &[&CudaTensor]| -> Result<Segments> {
-        let rows = blocks.iter().map(|block| RowBlock::new(cx, block));
-        let row = blocks[0].shape().last() * blocks[0].dtype().size();
-        match segments(rows, row)? {
-            Some(segments) => Ok(segments),
-            None => {
-                let whole = concat_rows(cx, blocks)?;
-                let segments = segments([RowBlock::new(cx, &whole)].into_iter(), row)?;
-                concatenated.push(whole);
-                Ok(segments.unwrap_or_default())
-            }
-        }
-    };
+    let mut table = |blocks: &[&CudaTensor]| segment_table(cx, blocks, concatenated);
     let number = |n: usize| int("attention", n);
     let (mask, a, b) = match mask {
         AttentionMask::None => (0, 0, 0),
@@ -148,6 +164,7 @@ fn build_args(
         b,
         scale: 1.0 / (size.head_dim as f32).sqrt(),
         unused: 0,
+        lse: 0,
     })
 }
 

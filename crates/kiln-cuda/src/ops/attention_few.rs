@@ -24,6 +24,7 @@ fn multiprocessors(cx: &Context) -> i32 {
 /// Whether the kernel takes these arguments, which are aligned: queries that leave multiprocessors idle.
 pub(super) fn supports(cx: &Context, args: &AttentionArgs) -> bool {
     args.head_dim == DIM
+        && args.lse == 0
         && args.keys > 0
         && args.queries <= MAX_QUERIES
         && args.queries * args.heads <= multiprocessors(cx)

@@ -72,6 +72,7 @@ pub(super) fn run(cx: &Context, args: &AttentionArgs) -> Result<()> {
         unused: 0,
         partials: partials.as_ref().map_or(0, |(partials, _)| partials.ptr(cx)),
         ready: partials.as_ref().map_or(0, |&(_, ready)| ready),
+        lse: args.lse,
     };
     cx.launch(ATTENTION_HOPPER_128, [blocks, 1], THREADS, SHARED, &AttentionHopper { args })
 }

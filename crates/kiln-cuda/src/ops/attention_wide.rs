@@ -36,6 +36,7 @@ fn gemm_shapes(args: &AttentionArgs, dtype: DType, rows: usize) -> [GemmShape; 2
         stride_w: 0,
         stride_out: 0,
         w_is_k_by_n: false,
+        x_is_k_by_rows: false,
     };
     let values = GemmShape {
         k: keys,
@@ -64,6 +65,7 @@ pub(super) fn supports(cx: &Context, args: &AttentionArgs, dtype: DType) -> bool
     };
     whole
         && large
+        && args.lse == 0
         && cx.shared().cublaslt.is_ok()
         && gemm_shapes(args, dtype, 1).iter().all(|shape| CublasLtGemm::supports(shape, &operands))
 }

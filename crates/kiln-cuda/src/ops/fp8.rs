@@ -138,20 +138,40 @@ impl Fp8Operand {
         Ok(operand)
     }
 
-    /// Multiplies with some rows of the weight.
-    pub fn gemm(
+    /// Multiplies with some rows of the weight and adds a tensor; `None` if that needs more than one launch.
+    pub fn gemm_onto(
         &self,
         cx: &Context,
         w: &QuantizedMatrix,
         outputs: &Range<usize>,
+        [add, out]: [DevicePtr; 2],
+        dtype: DType,
+    ) -> Option<Result<()>> {
+        let cublaslt = cx.shared().cublaslt.as_ref().ok()?;
+        let (shape, operands, scales) = self.product(cx, w, outputs, Some(add), out, dtype);
+        if self.rows == 0 || shape.n == 0 {
+            return Some(Ok(()));
+        }
+        let supported = CublasLtGemm::supports(&shape, &operands);
+        match supported.then(|| cublaslt.run_fp8_scaled(cx, &shape, &operands, scales))? {
+            Ok(RowScaling::Applied) => Some(Ok(())),
+            Ok(RowScaling::Unsupported) | Err(error::Error::Call { .. }) => None,
+            Err(e) => Some(cx.check(Err(e))),
+        }
+    }
+
+    /// The product with some rows of the weight: its shape, its operands, and the row scales.
+    fn product(
+        &self,
+        cx: &Context,
+        w: &QuantizedMatrix,
+        outputs: &Range<usize>,
+        add: Option<DevicePtr>,
         out: DevicePtr,
         dtype: DType,
-    ) -> Result<()> {
+    ) -> (GemmShape, Operands, [DevicePtr; 2]) {
         let (n, [at, scales]) = (outputs.len(), w.ptr(cx, outputs.start));
-        if self.rows == 0 || n == 0 {
-            return Ok(());
-        }
-        let size = GemmShape {
+        let shape = GemmShape {
             rows: self.rows,
             k: w.depth,
             n,
@@ -161,14 +181,31 @@ impl Fp8Operand {
             ldo: n,
             dtype: DType::F8E4M3,
             out_dtype: dtype,
-            add: false,
+            add: add.is_some(),
             batch: 1,
             stride_w: 0,
             stride_out: 0,
             w_is_k_by_n: false,
+            x_is_k_by_rows: false,
         };
-        let operands = Operands { w: at, x: self.bytes.ptr(cx), add: None, out, alpha: 1.0, scales: None };
-        let scales = [scales, self.scales.ptr(cx)];
+        let operands = Operands { w: at, x: self.bytes.ptr(cx), add, out, alpha: 1.0, scales: None };
+        (shape, operands, [scales, self.scales.ptr(cx)])
+    }
+
+    /// Multiplies with some rows of the weight.
+    pub fn gemm(
+        &self,
+        cx: &Context,
+        w: &QuantizedMatrix,
+        outputs: &Range<usize>,
+        out: DevicePtr,
+        dtype: DType,
+    ) -> Result<()> {
+        let (size, operands, scales) = self.product(cx, w, outputs, None, out, dtype);
+        let (n, at) = (size.n, operands.w);
+        if self.rows == 0 || n == 0 {
+            return Ok(());
+        }
         if let Ok(cublaslt) = &cx.shared().cublaslt
             && CublasLtGemm::supports(&size, &operands)
         {

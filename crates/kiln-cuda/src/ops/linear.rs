@@ -99,6 +99,36 @@ pub(crate) fn swiglu_gated_add(
     LinearCall::with_matrix(cx, &xs, w, matrix)?.gated_add(out, gate, residual)
 }
 
+/// The outputs of a layer, split into these widths, each added to its tensor of `onto`, whose memory it takes.
+pub(crate) fn linear_onto(
+    cx: &Context,
+    x: &CudaTensor,
+    w: &CudaWeight,
+    widths: &[usize],
+    onto: Vec<Option<CudaTensor>>,
+) -> Result<Vec<CudaTensor>> {
+    let xs = [x];
+    let call = LinearCall::new(cx, &xs, w)?;
+    let (mut first_row, mut outputs) = (0, Vec::with_capacity(widths.len()));
+    let mut onto = onto.into_iter();
+    for run in widths.chunk_by(|a, b| a == b) {
+        let (width, onto): (usize, Vec<_>) = (run[0], onto.by_ref().take(run.len()).collect());
+        if onto.iter().all(Option::is_none) {
+            outputs.extend(call.equal_outputs(first_row, width, run.len())?);
+        } else {
+            for (i, onto) in onto.into_iter().enumerate() {
+                let rows = first_row + i * width..first_row + (i + 1) * width;
+                outputs.push(match onto {
+                    Some(onto) => call.output_onto(rows, onto)?,
+                    None => call.outputs(rows)?,
+                });
+            }
+        }
+        first_row += width * run.len();
+    }
+    Ok(outputs)
+}
+
 /// A linear layer applied to its inputs, which are concatenated by columns.
 struct LinearCall<'a> {
     cx: &'a Context,
@@ -215,8 +245,11 @@ impl<'a> LinearCall<'a> {
                 let Destination { bias, add, out, dtype } = to;
                 Some(int8.gemm(self.cx, weight, rows, [bias, add, Some(out)], dtype))
             }
-            (WeightMatrix::Fp8(weight), _) if to.bias.is_none() && to.add.is_none() => {
-                self.fp8.as_ref().map(|fp8| fp8.gemm(self.cx, weight, rows, to.out, to.dtype))
+            (WeightMatrix::Fp8(weight), _) if to.bias.is_none() => {
+                self.fp8.as_ref().and_then(|fp8| match to.add {
+                    None => Some(fp8.gemm(self.cx, weight, rows, to.out, to.dtype)),
+                    Some(add) => fp8.gemm_onto(self.cx, weight, rows, [add, to.out], to.dtype),
+                })
             }
             (WeightMatrix::Dense(matrix), _) if self.xs.len() == 1 => {
                 let mut gemm = self.gemm(matrix, 0, rows.clone(), to.out, to.dtype);
@@ -288,6 +321,28 @@ impl<'a> LinearCall<'a> {
             }
         }
         Ok(out)
+    }
+
+    /// Adds some of the outputs to a tensor that nothing else refers to.
+    fn output_onto(&self, rows: Range<usize>, onto: CudaTensor) -> Result<CudaTensor> {
+        let (bias, at) = (self.bias(rows.start), onto.ptr(self.cx));
+        if !self.has_deltas(&rows) {
+            let to = Destination { bias, add: Some(at), out: at, dtype: self.dtype };
+            if let Some(launched) = self.launch_single(&rows, to) {
+                return launched.map(|()| onto);
+            }
+        }
+        let sums = self.sums_with_deltas(rows)?;
+        let epilogue = Epilogue {
+            sums: sums.ptr(self.cx),
+            sums_dtype: DType::F32,
+            bias,
+            gate: None,
+            residual: Some(at),
+            out: at,
+        };
+        epilogue.run(self.cx, self.dtype, self.rows, onto.shape().last())?;
+        Ok(onto)
     }
 
     /// Computes `count` consecutive outputs of equal width, batched if possible: queries, keys and values of one input
@@ -401,17 +456,17 @@ impl<'a> LinearCall<'a> {
 }
 
 /// Operands of `epilogue.cu`.
-struct Epilogue {
-    sums: DevicePtr,
-    sums_dtype: DType,
-    bias: Option<DevicePtr>,
-    gate: Option<DevicePtr>,
-    residual: Option<DevicePtr>,
-    out: DevicePtr,
+pub(crate) struct Epilogue {
+    pub sums: DevicePtr,
+    pub sums_dtype: DType,
+    pub bias: Option<DevicePtr>,
+    pub gate: Option<DevicePtr>,
+    pub residual: Option<DevicePtr>,
+    pub out: DevicePtr,
 }
 
 impl Epilogue {
-    fn run(&self, cx: &Context, out: DType, rows: usize, cols: usize) -> Result<()> {
+    pub fn run(&self, cx: &Context, out: DType, rows: usize, cols: usize) -> Result<()> {
         let kernel = match (self.sums_dtype, out) {
             (DType::BF16, _) => EPILOGUE_BF16_BF16,
             (_, DType::BF16) => EPILOGUE_F32_BF16,

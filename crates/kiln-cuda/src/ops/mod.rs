@@ -22,6 +22,7 @@ pub(crate) mod norm;
 pub(crate) mod quantize_fp8;
 pub(crate) mod reduce;
 pub(crate) mod rope;
+pub(crate) mod training;
 
 use kiln_tensor::DType;
 

@@ -113,7 +113,7 @@ pub(crate) fn concat_columns(cx: &Context, parts: &[&CudaTensor]) -> Result<Cuda
 }
 
 /// The largest copy unit, in bytes, that element counts and an address allow.
-fn unit(size: usize, counts: [usize; 3], at: u64) -> usize {
+pub(crate) fn unit(size: usize, counts: [usize; 3], at: u64) -> usize {
     let fits = |unit: usize| {
         counts.iter().all(|n| (n * size).is_multiple_of(unit)) && at.is_multiple_of(unit as u64)
     };

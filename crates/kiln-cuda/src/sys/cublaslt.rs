@@ -77,6 +77,8 @@ pub(crate) const DESC_B_SCALE_MODE: c_int = 32;
 pub(crate) const SCALE_OUTER_VEC: c_int = 3;
 /// `CUBLASLT_MATMUL_DESC_TRANSA`.
 pub(crate) const DESC_TRANSA: c_int = 3;
+/// `CUBLASLT_MATMUL_DESC_TRANSB`.
+pub(crate) const DESC_TRANSB: c_int = 4;
 /// `CUBLAS_OP_N`.
 pub(crate) const OP_N: c_int = 0;
 /// `CUBLAS_OP_T`.

@@ -17,6 +17,22 @@ pub struct LowRank<'a, T> {
     pub input: Option<&'a T>,
 }
 
+impl<T: crate::Tensor> LowRank<'_, T> {
+    /// The rows of `up` that belong to `width` columns from `first` on, if any: they must be all of these columns.
+    pub fn rows_within(&self, first: usize, width: usize) -> Result<Option<std::ops::Range<usize>>> {
+        let (start, end) = (self.first, self.first + self.up.shape().rows());
+        if end <= first || first + width <= start {
+            return Ok(None);
+        }
+        if start <= first && first + width <= end {
+            return Ok(Some(first - start..first + width - start));
+        }
+        let columns = format!("{first}..{}", first + width);
+        let what = format!("an update of columns {start}..{end} covers a part of columns {columns}");
+        Err(Error::Arguments { op: "linear_low_rank", what })
+    }
+}
+
 /// The result of a linear layer with low-rank updates.
 pub struct AdaptedOutput<T> {
     /// The outputs, by columns.
@@ -151,7 +167,7 @@ pub(super) fn add_low_rank<B: TrainingBackend>(
     let mut first = 0;
     for (y, width) in ys.iter_mut().zip(widths) {
         for (update, inner) in updates.iter().zip(&inner) {
-            let Some(rows) = overlap(update, first, *width)? else { continue };
+            let Some(rows) = update.rows_within(first, *width)? else { continue };
             *y = b.matmul_nt(inner, &b.slice_rows(update.up, rows)?, update.scale, Some(&*y))?;
         }
         first += width;
@@ -170,24 +186,6 @@ fn covers<T: crate::Tensor>(updates: &[LowRank<'_, T>], out: usize) -> bool {
     updates.iter().all(|update| update.first == 0 && update.up.shape().rows() == out)
 }
 
-/// The rows of an update that belong to `width` columns from `first` on, if any: they must be all of these columns.
-fn overlap<T: crate::Tensor>(
-    update: &LowRank<'_, T>,
-    first: usize,
-    width: usize,
-) -> Result<Option<std::ops::Range<usize>>> {
-    let (start, end) = (update.first, update.first + update.up.shape().rows());
-    if end <= first || first + width <= start {
-        return Ok(None);
-    }
-    if start <= first && first + width <= end {
-        return Ok(Some(first - start..first + width - start));
-    }
-    let what =
-        format!("an update of columns {start}..{end} covers a part of columns {first}..{}", first + width);
-    Err(Error::Arguments { op: "linear_low_rank", what })
-}
-
 /// The gradients of low-rank updates.
 pub(super) fn low_rank_backward<B: TrainingBackend>(
     b: &B,
@@ -204,7 +202,7 @@ pub(super) fn low_rank_backward<B: TrainingBackend>(
         let (mut first, mut ups, mut d_inner) = (0, Vec::new(), None);
         for dy in dys {
             let width = dy.shape().last();
-            if let Some(rows) = overlap(update, first, width)? {
+            if let Some(rows) = update.rows_within(first, width)? {
                 let whole = rows.len() == update.up.shape().rows();
                 let up = if whole { update.up.clone() } else { b.slice_rows(update.up, rows.clone())? };
                 let earlier = match add {

@@ -172,6 +172,29 @@ pub trait TrainingBackend: Backend {
     /// `dx = [dy · u · σ · (1 + a · (1 - σ)), dy · a · σ]`.
     fn swiglu_backward(&self, dy: &Self::Tensor, x: &Self::Tensor) -> Result<Self::Tensor>;
 
+    /// The columns of `left` and of [`Backend::swiglu`] of `x`, side by side.
+    fn concat_swiglu(&self, left: &Self::Tensor, x: &Self::Tensor) -> Result<Self::Tensor> {
+        self.concat_columns(&[left, &self.swiglu(x)?])
+    }
+
+    /// The gradients of [`TrainingBackend::concat_swiglu`] by `left` and `x`.
+    fn concat_swiglu_backward(&self, dy: &Self::Tensor, x: &Self::Tensor) -> Result<[Self::Tensor; 2]> {
+        let (left, cols) = shapes::concat_swiglu_backward(dy, x)?;
+        let parts = self.split_columns(dy, &[left, cols])?;
+        Ok([parts[0].clone(), self.swiglu_backward(&parts[1], x)?])
+    }
+
+    /// `residual + gate[group of row] * x`.
+    fn gated_add(
+        &self,
+        x: &Self::Tensor,
+        gate: &Self::Tensor,
+        groups: &RowGroups,
+        residual: &Self::Tensor,
+    ) -> Result<Self::Tensor> {
+        self.add(residual, &self.gate_rows(x, gate, groups)?)
+    }
+
     /// `gate[group of row] * x`: the gradient of [`Backend::linear_gated_add`] by its product. `x`: `[rows, dim]`; `gate`:
     /// `[groups, dim]`.
     fn gate_rows(&self, x: &Self::Tensor, gate: &Self::Tensor, groups: &RowGroups) -> Result<Self::Tensor>;

@@ -200,6 +200,28 @@ pub fn swiglu_backward<T: Tensor>(dy: &T, x: &T) -> Result<Shape> {
     Ok(x.shape().clone())
 }
 
+/// [`TrainingBackend::concat_swiglu`].
+pub fn concat_swiglu<T: Tensor>(left: &T, x: &T) -> Result<()> {
+    let op = Op("concat_swiglu");
+    let shape = shapes::swiglu(x)?;
+    op.same_dtype("left", left, x.dtype())?;
+    let [_, cols] = op.matrix("left", left.shape())?;
+    op.shape("left", left.shape(), &[shape.rows(), cols])
+}
+
+/// [`TrainingBackend::concat_swiglu_backward`]. Returns the widths of both parts of `dy`.
+pub fn concat_swiglu_backward<T: Tensor>(dy: &T, x: &T) -> Result<(usize, usize)> {
+    let op = Op("concat_swiglu_backward");
+    let shape = shapes::swiglu(x)?;
+    op.same_dtype("dy", dy, x.dtype())?;
+    let [_, cols] = op.matrix("dy", dy.shape())?;
+    op.shape("dy", dy.shape(), &[shape.rows(), cols])?;
+    match cols.checked_sub(shape.last()) {
+        Some(left) => Ok((left, shape.last())),
+        None => op.fail(format!("dy has {cols} columns, expected at least {}", shape.last())),
+    }
+}
+
 /// [`TrainingBackend::gate_rows`].
 pub fn gate_rows<T: Tensor>(x: &T, gate: &T, groups: &RowGroups) -> Result<Shape> {
     let op = Op("gate_rows");

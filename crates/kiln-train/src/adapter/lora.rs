@@ -126,17 +126,21 @@ impl<B: TrainingBackend> AdapterSet<B> {
         let earlier: Vec<_> = parts.iter().map(earlier).collect();
         let add: Vec<_> = earlier.iter().map(|e| e.as_ref().map(|(down, up)| [down, up])).collect();
         let gradients = b.low_rank_backward(&dys, x, &updates, &inner, &add)?;
-        let mut dx = if needs_dx { Some(b.linear_backward(&dys, w, None)?) } else { None };
-        if let Some(dx) = &mut dx {
+        let mut dx = None;
+        if needs_dx {
+            // The updates first, so that the large product adds them.
+            let mut sum: Option<B::Tensor> = None;
             for ((update, gradient), (_, name, _)) in updates.iter().zip(&gradients).zip(&parts) {
-                *dx = match self.dropout_seed {
+                sum = Some(match self.dropout_seed {
                     Some(seed) if update.input.is_some() => {
                         let dropped = b.matmul_nn(&gradient.inner, update.down, 1.0, None)?;
-                        b.add(dx, &b.dropout(&dropped, self.dropout, layer_seed(seed, name))?)?
+                        let dropped = b.dropout(&dropped, self.dropout, layer_seed(seed, name))?;
+                        sum.map_or(Ok(dropped.clone()), |sum| b.add(&sum, &dropped))?
                     }
-                    _ => b.matmul_nn(&gradient.inner, update.down, 1.0, Some(dx))?,
-                };
+                    _ => b.matmul_nn(&gradient.inner, update.down, 1.0, sum.as_ref())?,
+                });
             }
+            dx = Some(b.linear_backward(&dys, w, sum.as_ref())?);
         }
         let names: Vec<String> = parts.iter().map(|(_, name, _)| (*name).to_owned()).collect();
         for (name, gradient) in names.iter().zip(gradients) {

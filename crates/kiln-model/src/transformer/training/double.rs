@@ -159,14 +159,14 @@ impl<B: TrainingBackend> Stream<B> {
         adapters: &A,
     ) -> Result<(B::Tensor, StreamTape<B, A>)> {
         let (branch, to_out) = self.to_out.forward_training(b, &attended, &[self.dim], adapters)?;
-        let middle = b.add(x, &b.gate_rows(&branch[0], &c.m.attn.gate, &c.m.groups)?)?;
+        let middle = b.gated_add(&branch[0], &c.m.attn.gate, &c.m.groups, x)?;
         let h = self.mlp_normed(b, &middle, c)?;
         let (mut gate_up, linear_in) = self.linear_in.forward_training(b, &h, &[self.mlp_width], adapters)?;
         drop(h);
         let gate_up = gate_up.remove(0);
         let (branch, linear_out) =
             self.linear_out.forward_training(b, &b.swiglu(&gate_up)?, &[self.dim], adapters)?;
-        let y = b.add(&middle, &b.gate_rows(&branch[0], &c.m.mlp.gate, &c.m.groups)?)?;
+        let y = b.gated_add(&branch[0], &c.m.mlp.gate, &c.m.groups, &middle)?;
         let saved = StreamSaved { qkv: qkv_saved, to_out, linear_in, linear_out };
         Ok((y, StreamTape { x: x.clone(), qkv, attended, middle, gate_up, saved }))
     }

@@ -48,8 +48,7 @@ impl<B: TrainingBackend> SingleBlock<B> {
         drop([q, k]);
         let inner = self.inner(b, &attended, &gate_up)?;
         let (branch, to_out) = self.to_out.forward_training(b, &inner, &[x_width(x)], adapters)?;
-        let branch = b.gate_rows(&branch[0], &c.single.block.gate, &c.single.groups)?;
-        let y = b.add(x, &branch)?;
+        let y = b.gated_add(&branch[0], &c.single.block.gate, &c.single.groups, x)?;
         Ok((y, SingleTape { x: x.clone(), qkv, gate_up, attended, projection, to_out }))
     }
 
@@ -70,11 +69,8 @@ impl<B: TrainingBackend> SingleBlock<B> {
         let d_inner = self.to_out.backward(b, inner, to_out, &[&d_branch], adapters, below)?;
         let Some(d_inner) = d_inner else { return Ok(None) };
         drop(d_branch);
-        let [dim, .., mlp] = self.widths;
-        let mut d_inner = b.split_columns(&d_inner, &[dim, mlp / 2])?.into_iter();
-        let (Some(d_attended), Some(d_mlp)) = (d_inner.next(), d_inner.next()) else { return Ok(None) };
-        let d_gate_up = b.swiglu_backward(&d_mlp, &gate_up)?;
-        drop((d_mlp, gate_up));
+        let [d_attended, d_gate_up] = b.concat_swiglu_backward(&d_inner, &gate_up)?;
+        drop((d_inner, gate_up));
         let [q, k] = self.rotated(b, &qkv, c)?;
         let blocks = [&q, &k, &qkv[2]].map(Blocks::Joined);
         let [dq, dk, dv] =
@@ -102,7 +98,7 @@ impl<B: TrainingBackend> SingleBlock<B> {
 
     /// The input of `to_out`.
     fn inner(&self, b: &B, attended: &Attended<B>, gate_up: &B::Tensor) -> Result<B::Tensor> {
-        Ok(b.concat_columns(&[&attention::joined(b, attended)?, &b.swiglu(gate_up)?])?)
+        Ok(b.concat_swiglu(&attention::joined(b, attended)?, gate_up)?)
     }
 }
 

@@ -1,0 +1,118 @@
+//! Products of matrices that lie in memory either way round: `out = alpha · x · wᵀ + add`, for gradients.
+
+use kiln_ops::Result;
+use kiln_tensor::DType;
+
+use super::cublaslt::{CublasLtGemm, Operands};
+use super::{GemmShape, implicit_gemm};
+use crate::context::{Context, int};
+use crate::error::Error;
+use crate::kernels::{ConvArgs, TRANSPOSE_2, TRANSPOSE_4, Transpose};
+use crate::queue::DeviceBuffer;
+use crate::sys::driver::DevicePtr;
+
+/// A matrix in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand {
+    pub at: DevicePtr,
+    /// Whether the sum runs down its columns instead of along its rows.
+    pub by_columns: bool,
+}
+
+/// A product of two dense matrices: `[rows, k]` or `[k, rows]`, and `[n, k]` or `[k, n]`.
+pub(crate) struct Product {
+    pub x: Operand,
+    pub w: Operand,
+    /// Dtype of `x` and `w`.
+    pub dtype: DType,
+    pub rows: usize,
+    pub n: usize,
+    pub k: usize,
+    pub alpha: f32,
+    /// Address of a summand in the result's dtype.
+    pub add: Option<DevicePtr>,
+    pub out: DevicePtr,
+    pub out_dtype: DType,
+}
+
+impl Product {
+    fn shape(&self) -> GemmShape {
+        GemmShape {
+            rows: self.rows,
+            k: self.k,
+            n: self.n,
+            ldx: if self.x.by_columns { self.rows } else { self.k },
+            ldw: if self.w.by_columns { self.n } else { self.k },
+            ldadd: self.n,
+            ldo: self.n,
+            dtype: self.dtype,
+            out_dtype: self.out_dtype,
+            add: self.add.is_some(),
+            batch: 1,
+            stride_w: 0,
+            stride_out: 0,
+            w_is_k_by_n: self.w.by_columns,
+            x_is_k_by_rows: self.x.by_columns,
+        }
+    }
+
+    /// Launches the product.
+    pub fn run(&self, cx: &Context) -> Result<()> {
+        if self.rows == 0 || self.n == 0 {
+            return Ok(());
+        }
+        let (shape, [x, w]) = (self.shape(), [self.x.at, self.w.at]);
+        let operands = Operands { w, x, add: self.add, out: self.out, alpha: self.alpha, scales: None };
+        if let Ok(cublaslt) = &cx.shared().cublaslt
+            && self.k > 0
+            && CublasLtGemm::supports(&shape, &operands)
+        {
+            match cublaslt.run(cx, &shape, &operands) {
+                // Fall back for sizes that the library does not support.
+                Err(Error::Call { .. }) => {}
+                result => return cx.check(result),
+            }
+        }
+        let mut transposed = Vec::new();
+        let [x, w] = [(self.x, self.rows), (self.w, self.n)].map(|(operand, rows)| -> Result<DevicePtr> {
+            if !operand.by_columns {
+                return Ok(operand.at);
+            }
+            let buffer = transpose(cx, operand.at, [self.k, rows], self.dtype)?;
+            let at = buffer.ptr(cx);
+            transposed.push(buffer);
+            Ok(at)
+        });
+        let (n, k) = (int("matmul", self.n)?, int("matmul", self.k)?);
+        let args = ConvArgs {
+            x: x?,
+            w: w?,
+            bias: 0,
+            add: self.add.unwrap_or(0),
+            out: self.out,
+            ldx: self.k as i64,
+            ldw: self.k as i64,
+            ldadd: self.n as i64,
+            ldo: self.n as i64,
+            alpha: self.alpha,
+            input: [int("matmul", self.rows)?, 1, k],
+            output: [int("matmul", self.rows)?, 1, n],
+            kernel: [1, 1],
+            stride: 1,
+            padding: [0, 0],
+            upsample: 0,
+        };
+        implicit_gemm::run(cx, &args, self.dtype, self.out_dtype)
+    }
+}
+
+/// A matrix `[rows, cols]` as `[cols, rows]`.
+fn transpose(cx: &Context, x: DevicePtr, [rows, cols]: [usize; 2], dtype: DType) -> Result<DeviceBuffer> {
+    let buffer = cx.allocate(rows * cols * dtype.size())?;
+    let kernel = if dtype.size() == 2 { TRANSPOSE_2 } else { TRANSPOSE_4 };
+    let grid = [cols.div_ceil(32), rows.div_ceil(32)];
+    let parameters =
+        Transpose { x, out: buffer.ptr(cx), rows: int("matmul", rows)?, cols: int("matmul", cols)? };
+    cx.launch(kernel, grid, 256, 0, &parameters)?;
+    Ok(buffer)
+}

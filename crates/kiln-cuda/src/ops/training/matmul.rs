@@ -1,0 +1,269 @@
+//! Products through frozen weights and with adapters.
+//!
+//! Adapters are f32 and multiplied in the activations' dtype. A low-rank update is computed first, and the large product
+//! adds it, which costs one pass less over the outputs.
+
+use kiln_ops::training::{AdaptedOutput, LowRank, shapes};
+use kiln_ops::{Error, Result, Tensor as _};
+use kiln_tensor::DType;
+
+use crate::context::{Context, int};
+use crate::gemm::product::{Operand, Product};
+use crate::kernels::{DEQUANTIZE_ROWS_BF16, DEQUANTIZE_ROWS_F32, DequantizeRows, ROW_NORMS, RowNorms};
+use crate::ops::linear::linear_onto;
+use crate::ops::movement::cast;
+use crate::ops::{THREADS, by_dtype, row_grid};
+use crate::queue::DeviceBuffer;
+use crate::sys::driver::DevicePtr;
+use crate::tensor::CudaTensor;
+use crate::weight::{CudaWeight, LoadedWeight, QuantizedMatrix, WeightMatrix};
+
+fn rows_of(at: DevicePtr) -> Operand {
+    Operand { at, by_columns: false }
+}
+
+fn columns_of(at: DevicePtr) -> Operand {
+    Operand { at, by_columns: true }
+}
+
+/// The values of a weight, `[out, in]`, in f32 or bf16.
+struct DenseWeight<'a> {
+    at: DevicePtr,
+    _loaded: LoadedWeight<'a>,
+    _dequantized: Option<DeviceBuffer>,
+}
+
+impl<'a> DenseWeight<'a> {
+    fn new(cx: &Context, w: &'a CudaWeight, dtype: DType) -> Result<DenseWeight<'a>> {
+        let loaded = w.load(cx, dtype)?;
+        let (at, dequantized) = match &*loaded {
+            WeightMatrix::Dense(matrix) => (matrix.ptr(cx, dtype, 0, 0)?, None),
+            WeightMatrix::Int8(matrix) => dequantized(cx, matrix, dtype, 0)?,
+            WeightMatrix::Fp8(matrix) => dequantized(cx, matrix, dtype, 1)?,
+        };
+        Ok(DenseWeight { at, _loaded: loaded, _dequantized: dequantized })
+    }
+}
+
+fn dequantized(
+    cx: &Context,
+    w: &QuantizedMatrix,
+    dtype: DType,
+    fp8: i32,
+) -> Result<(DevicePtr, Option<DeviceBuffer>)> {
+    let buffer = cx.allocate(w.rows * w.cols * dtype.size())?;
+    let [x, scales] = w.ptr(cx, 0);
+    let parameters = DequantizeRows {
+        x,
+        scales,
+        out: buffer.ptr(cx),
+        rows: w.rows as i64,
+        cols: int("linear_backward", w.cols)?,
+        depth: int("linear_backward", w.depth)?,
+        fp8,
+    };
+    let kernel = by_dtype(dtype, DEQUANTIZE_ROWS_F32, DEQUANTIZE_ROWS_BF16);
+    cx.launch(kernel, row_grid(w.rows, w.cols), THREADS, 0, &parameters)?;
+    Ok((buffer.ptr(cx), Some(buffer)))
+}
+
+pub(crate) fn linear_backward(
+    cx: &Context,
+    dys: &[&CudaTensor],
+    w: &CudaWeight,
+    add: Option<&CudaTensor>,
+) -> Result<CudaTensor> {
+    let size @ [_, cols] = w.size();
+    let shape = shapes::linear_backward(dys, size, w.deltas.len(), add)?;
+    let dtype = dys[0].dtype();
+    let out = CudaTensor::new(cx, &shape, dtype)?;
+    let dense = DenseWeight::new(cx, w, dtype)?;
+    let (mut first, mut add) = (0, add.map(|add| add.ptr(cx)));
+    for dy in dys {
+        let k = dy.shape().last();
+        let product = Product {
+            x: rows_of(dy.ptr(cx)),
+            w: columns_of(dense.at + (first * cols * dtype.size()) as u64),
+            dtype,
+            rows: shape.rows(),
+            n: cols,
+            k,
+            alpha: 1.0,
+            add,
+            out: out.ptr(cx),
+            out_dtype: dtype,
+        };
+        product.run(cx)?;
+        add = Some(out.ptr(cx));
+        first += k;
+    }
+    Ok(out)
+}
+
+pub(crate) fn matmul_nt(
+    cx: &Context,
+    x: &CudaTensor,
+    w: &CudaTensor,
+    scale: f32,
+    add: Option<&CudaTensor>,
+) -> Result<CudaTensor> {
+    let out = CudaTensor::new(cx, shapes::matmul_nt(x, w, add)?, x.dtype())?;
+    let add = add.map(|add| add.ptr(cx));
+    matmul_nt_into(cx, x, &cast(cx, w, x.dtype())?, scale, add, &out)?;
+    Ok(out)
+}
+
+/// `add + scale · x · wᵀ`, all of one dtype.
+fn matmul_nt_into(
+    cx: &Context,
+    x: &CudaTensor,
+    w: &CudaTensor,
+    scale: f32,
+    add: Option<DevicePtr>,
+    out: &CudaTensor,
+) -> Result<()> {
+    let product = Product {
+        x: rows_of(x.ptr(cx)),
+        w: rows_of(w.ptr(cx)),
+        dtype: x.dtype(),
+        rows: x.shape().rows(),
+        n: w.shape().rows(),
+        k: x.shape().last(),
+        alpha: scale,
+        add,
+        out: out.ptr(cx),
+        out_dtype: out.dtype(),
+    };
+    product.run(cx)
+}
+
+pub(crate) fn matmul_nn(
+    cx: &Context,
+    dy: &CudaTensor,
+    w: &CudaTensor,
+    scale: f32,
+    add: Option<&CudaTensor>,
+) -> Result<CudaTensor> {
+    let shape = shapes::matmul_nn(dy, w, add)?;
+    let out = CudaTensor::new(cx, &shape, dy.dtype())?;
+    let w = cast(cx, w, dy.dtype())?;
+    let product = Product {
+        x: rows_of(dy.ptr(cx)),
+        w: columns_of(w.ptr(cx)),
+        dtype: dy.dtype(),
+        rows: shape.rows(),
+        n: shape.last(),
+        k: dy.shape().last(),
+        alpha: scale,
+        add: add.map(|add| add.ptr(cx)),
+        out: out.ptr(cx),
+        out_dtype: dy.dtype(),
+    };
+    product.run(cx)?;
+    Ok(out)
+}
+
+pub(crate) fn matmul_tn(
+    cx: &Context,
+    dy: &CudaTensor,
+    x: &CudaTensor,
+    scale: f32,
+    add: Option<&CudaTensor>,
+) -> Result<CudaTensor> {
+    let shape = shapes::matmul_tn(dy, x, add)?;
+    let out = CudaTensor::new(cx, &shape, DType::F32)?;
+    let product = Product {
+        x: columns_of(dy.ptr(cx)),
+        w: columns_of(x.ptr(cx)),
+        dtype: dy.dtype(),
+        rows: shape.rows(),
+        n: shape.last(),
+        k: dy.shape().rows(),
+        alpha: scale,
+        add: add.map(|add| add.ptr(cx)),
+        out: out.ptr(cx),
+        out_dtype: DType::F32,
+    };
+    product.run(cx)?;
+    Ok(out)
+}
+
+pub(crate) fn linear_low_rank(
+    cx: &Context,
+    x: &CudaTensor,
+    w: &CudaWeight,
+    updates: &[LowRank<'_, CudaTensor>],
+    widths: &[usize],
+) -> Result<AdaptedOutput<CudaTensor>> {
+    let [out, _] = w.size();
+    kiln_ops::shapes::linear(x, w.size())?;
+    shapes::low_rank(x, updates, out)?;
+    if widths.iter().sum::<usize>() != out {
+        let what = format!("the widths {widths:?} don't add up to {out}");
+        return Err(Error::Arguments { op: "linear_low_rank", what });
+    }
+    let mut inner = Vec::with_capacity(updates.len());
+    for update in updates {
+        inner.push(matmul_nt(cx, update.input.unwrap_or(x), update.down, 1.0, None)?);
+    }
+    let mut first = 0;
+    let mut changes = Vec::with_capacity(widths.len());
+    for &width in widths {
+        let mut change: Option<CudaTensor> = None;
+        for (update, inner) in updates.iter().zip(&inner) {
+            let Some(rows) = update.rows_within(first, width)? else { continue };
+            let up =
+                update.up.view(rows.start * inner.shape().last(), [rows.len(), inner.shape().last()].into());
+            let up = cast(cx, &up, x.dtype())?;
+            match &change {
+                Some(change) => {
+                    matmul_nt_into(cx, inner, &up, update.scale, Some(change.ptr(cx)), change)?;
+                }
+                None => {
+                    let new = CudaTensor::new(cx, [x.shape().rows(), width], x.dtype())?;
+                    matmul_nt_into(cx, inner, &up, update.scale, None, &new)?;
+                    change = Some(new);
+                }
+            }
+        }
+        changes.push(change);
+        first += width;
+    }
+    Ok(AdaptedOutput { ys: linear_onto(cx, x, w, widths, changes)?, inner })
+}
+
+pub(crate) fn row_norms(
+    cx: &Context,
+    w: &CudaWeight,
+    updates: &[LowRank<'_, CudaTensor>],
+) -> Result<CudaTensor> {
+    let size @ [out, cols] = w.size();
+    let norms = CudaTensor::new(cx, shapes::row_norms(size, updates)?, DType::F32)?;
+    let dense = DenseWeight::new(cx, w, DType::F32)?;
+    let mut at = dense.at;
+    let sum;
+    if !updates.is_empty() {
+        sum = cx.allocate(out * cols * 4)?;
+        cx.check(cx.copy(dense.at, sum.ptr(cx), out * cols * 4))?;
+        at = sum.ptr(cx);
+    }
+    for update in updates {
+        let rows = at + (4 * update.first * cols) as u64;
+        let product = Product {
+            x: rows_of(update.up.ptr(cx)),
+            w: columns_of(update.down.ptr(cx)),
+            dtype: DType::F32,
+            rows: update.up.shape().rows(),
+            n: cols,
+            k: update.down.shape().rows(),
+            alpha: update.scale,
+            add: Some(rows),
+            out: rows,
+            out_dtype: DType::F32,
+        };
+        product.run(cx)?;
+    }
+    let parameters = RowNorms { x: at, out: norms.ptr(cx), dim: int("row_norms", cols)? };
+    cx.launch(ROW_NORMS, [out, 1], THREADS, 0, &parameters)?;
+    Ok(norms)
+}
