@@ -86,11 +86,30 @@ pub fn with_training_backend<V: TrainingVisitor>(settings: &Settings, visitor: V
             Ok(visitor.visit(backend, info))
         }
         #[cfg(feature = "cuda")]
-        AnyBackend::Cuda(_) => {
-            let what = format!("training runs on the CPU, not on {device}");
-            Err(Error::Device { what, hint: Some("use --device cpu or leave --device out".into()) })
+        AnyBackend::Cuda(backend) => {
+            let info = cuda_info(&backend, device, threads);
+            Ok(visitor.visit(*backend, info))
         }
     }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_info(
+    backend: &kiln_cuda::CudaBackend,
+    device: String,
+    threads: usize,
+) -> DeviceInfo<kiln_cuda::CudaBackend> {
+    let hooks = DeviceHooks {
+        free_memory: |b: &kiln_cuda::CudaBackend| b.memory_free().ok().map(|bytes| bytes as u64),
+        counters: |b: &kiln_cuda::CudaBackend| Counters {
+            graph_replays: b.graph_replays(),
+            peak_memory: b.memory_peak() as u64,
+        },
+        release_memory: |b: &kiln_cuda::CudaBackend| b.release_memory(),
+    };
+    let vram = backend.memory_free().ok().map(|bytes| bytes as u64);
+    let has_fp8 = backend.gpu().has_fp8();
+    DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, hooks }
 }
 
 fn cpu_info(backend: &CpuBackend, device: String, threads: usize) -> DeviceInfo<CpuBackend> {
@@ -146,18 +165,7 @@ impl AnyBackend {
             }
             #[cfg(feature = "cuda")]
             AnyBackend::Cuda(backend) => {
-                let hooks = DeviceHooks {
-                    free_memory: |b: &kiln_cuda::CudaBackend| b.memory_free().ok().map(|bytes| bytes as u64),
-                    counters: |b: &kiln_cuda::CudaBackend| Counters {
-                        graph_replays: b.graph_replays(),
-                        peak_memory: b.memory_peak() as u64,
-                    },
-                    release_memory: |b: &kiln_cuda::CudaBackend| b.release_memory(),
-                };
-                let vram = backend.memory_free().ok().map(|bytes| bytes as u64);
-                let has_fp8 = backend.gpu().has_fp8();
-                let info =
-                    DeviceInfo { device, is_asynchronous: true, isa: None, threads, vram, has_fp8, hooks };
+                let info = cuda_info(&backend, device, threads);
                 visitor.visit(*backend, info)
             }
         }

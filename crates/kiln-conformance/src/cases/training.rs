@@ -284,7 +284,8 @@ impl TrainingScenario for Elementwise {
             let (left, d_both) = (t.activation(NORMAL, [5, 17])?, t.activation(NORMAL, [5, 17 + n])?);
             let both = b.concat_swiglu(&left, &x)?;
             t.record(format!("columns and swiglu, {n}"), &both, Tolerance::ELEMENTWISE.rounded(t.dtype))?;
-            for (name, gradient) in ["left", "swiglu"].into_iter().zip(b.concat_swiglu_backward(&d_both, &x)?) {
+            for (name, gradient) in ["left", "swiglu"].into_iter().zip(b.concat_swiglu_backward(&d_both, &x)?)
+            {
                 let tolerance = Tolerance::ELEMENTWISE.conditioned(4.0).rounded(t.dtype);
                 t.record(format!("gradient of {name}, {n}"), &gradient, tolerance)?;
             }

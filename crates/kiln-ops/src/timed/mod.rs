@@ -2,6 +2,7 @@
 //! Measuring costs two reads of the clock per operation, and a wait on an asynchronous backend.
 
 mod cost;
+mod training;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -2,6 +2,7 @@
 //! `tools/golden/train.py`). Everything that goes in is drawn from names, as the script does.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use kiln_model::ResidencyPlan;
 use kiln_model::transformer::{Config, Transformer};
@@ -15,7 +16,12 @@ use kiln_train::{
 use kiln_weights::{WeightSource, save};
 use serde::Deserialize;
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/train");
+/// The file of that name; `KILN_TESTDATA` overrides the folder, for tests built on another machine.
+fn file(name: &str) -> PathBuf {
+    let testdata = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata");
+    let folder = std::env::var_os("KILN_TESTDATA").map_or_else(|| PathBuf::from(testdata), PathBuf::from);
+    folder.join("train").join(name)
+}
 
 #[derive(Deserialize)]
 struct Cases {
@@ -148,7 +154,7 @@ fn adapter(tag: &str, modules: Vec<AdapterModule>, stored: &WeightSource) -> Vec
 }
 
 fn check_case<B: TrainingBackend>(b: &B, tag: &str, case: &Case, all: &Cases, checkpointing: bool) {
-    let stored = WeightSource::open(format!("{FOLDER}/{tag}.safetensors")).unwrap();
+    let stored = WeightSource::open(file(&format!("{tag}.safetensors"))).unwrap();
     let layers = case.config.linear_layers();
     let in_block = |name: &str| {
         name.starts_with("transformer_blocks.") || name.starts_with("single_transformer_blocks.")
@@ -204,7 +210,7 @@ fn check_case<B: TrainingBackend>(b: &B, tag: &str, case: &Case, all: &Cases, ch
 }
 
 fn cases() -> Cases {
-    serde_json::from_slice(&std::fs::read(format!("{FOLDER}/cases.json")).unwrap()).unwrap()
+    serde_json::from_slice(&std::fs::read(file("cases.json")).unwrap()).unwrap()
 }
 
 #[test]
@@ -220,5 +226,17 @@ fn the_cpu_trains_as_torch_does() {
     let (b, all) = (kiln_cpu::CpuBackend::new(kiln_cpu::CpuOptions::default()).unwrap(), cases());
     for (i, (tag, case)) in all.cases.iter().enumerate() {
         check_case(&b, tag, case, &all, i % 2 == 1);
+    }
+}
+
+#[test]
+fn the_gpu_trains_as_torch_does() {
+    let b = match kiln_cuda::CudaBackend::new(&kiln_cuda::Options::default()) {
+        Ok(b) => b,
+        Err(e) => return println!("skipped: no GPU to test on: {e}"),
+    };
+    let all = cases();
+    for (i, (tag, case)) in all.cases.iter().enumerate() {
+        check_case(&b, tag, case, &all, i % 2 == 0);
     }
 }

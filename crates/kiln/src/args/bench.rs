@@ -63,6 +63,14 @@ pub struct BenchArgs {
     #[arg(long, conflicts_with_all = ["phases", "peaks", "loras", "refs", "batch"])]
     pub server: bool,
 
+    /// Measure steps of training a LoRA of rank 16 on all layers
+    #[arg(long, conflicts_with_all = ["phases", "peaks", "loras"])]
+    pub train: bool,
+
+    /// Compute activations of a training step twice instead of keeping them
+    #[arg(long, requires = "train")]
+    pub checkpointing: bool,
+
     #[command(flatten)]
     pub machine: MachineArgs,
 

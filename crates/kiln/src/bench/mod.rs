@@ -1,4 +1,5 @@
-//! `kiln bench`: measures a model phase by phase, whole images through the engine, and requests through a server.
+//! `kiln bench`: measures a model phase by phase, whole images through the engine, requests through a server, and training
+//! steps.
 
 mod config;
 mod image;
@@ -10,11 +11,15 @@ mod report;
 mod server;
 mod source;
 mod table;
+mod train;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kiln_engine::{BackendVisitor, DeviceInfo, Precision, Settings, machine, plan_residency, with_backend};
+use kiln_engine::{
+    BackendVisitor, DeviceInfo, Precision, Settings, machine, plan_residency, with_backend,
+    with_training_backend,
+};
 use kiln_ops::{Backend, TimedBackend};
 use kiln_weights::LinearPrecision;
 
@@ -36,6 +41,11 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         return server::run(args);
     }
     let settings = settings(args)?;
+    if args.train {
+        let report = with_training_backend(&settings, train::TrainBench { args })??;
+        let text = if args.json { report.to_json() } else { report.to_text(args.verbose) };
+        return crate::print(text.as_bytes());
+    }
     let Some((plan, mut report)) = with_backend(&settings, BenchVisitor { args })?? else { return Ok(()) };
     if plan.phases.contains(&PhaseArg::Image) {
         image::measure(args, &settings, &plan, &mut report)?;

@@ -334,7 +334,7 @@ impl<B: Backend> PhaseBench<'_, B> {
 }
 
 /// Returns values in the range of latents, the same in every run.
-fn noise(shape: [usize; 2]) -> Result<HostTensor, CliError> {
+pub(super) fn noise(shape: [usize; 2]) -> Result<HostTensor, CliError> {
     let value = |i: usize| (i.wrapping_mul(2_654_435_761) % 2003) as f32 * 1e-3 - 1.0;
     let values = (0..shape[0] * shape[1]).map(value).collect();
     HostTensor::from_f32(shape, values).map_err(|e| CliError::new(e.to_string()))

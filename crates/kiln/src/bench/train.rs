@@ -1,0 +1,84 @@
+//! Measures training steps, as `kiln train` takes them.
+
+use std::time::Instant;
+
+use kiln_engine::{DeviceInfo, TrainingVisitor};
+use kiln_model::ResidencyPlan;
+use kiln_model::transformer::Transformer;
+use kiln_ops::{Backend as _, TimedBackend, TrainingBackend};
+use kiln_tensor::DType;
+use kiln_train::{Example, ReferenceLatents, TrainSettings, Trainer};
+
+use super::memory::MemorySampler;
+use super::phases::{BenchPlan, TUNING_RUNS, noise};
+use super::report::{BenchReport, PhaseResult};
+use crate::args::BenchArgs;
+use crate::error::CliError;
+
+/// Measures steps of a LoRA training on a backend.
+pub struct TrainBench<'a> {
+    pub args: &'a BenchArgs,
+}
+
+impl TrainingVisitor for TrainBench<'_> {
+    type Output = Result<BenchReport, CliError>;
+
+    fn visit<B: TrainingBackend + 'static>(self, b: B, device: DeviceInfo<B>) -> Self::Output {
+        let args = self.args;
+        let b = TimedBackend::new(b);
+        let plan = super::plan(args, super::source(args)?, &device)?;
+        let mut report = super::report(args, &plan, b.name());
+        let model = plan.source.model(1)?;
+        let (component, weights) = (&model.transformer, model.transformer.weights()?);
+        let vars = weights.root().with_precision(plan.linear_precision);
+        let start = Instant::now();
+        let residency = ResidencyPlan::all_on_device();
+        let transformer = Transformer::load(&b, &vars, &component.config, plan.dtype, &residency)?;
+        b.synchronize()?;
+        report.loaded("transformer", start.elapsed().as_secs_f64(), weights);
+        let settings = TrainSettings {
+            bf16: plan.dtype == DType::BF16,
+            checkpointing: args.checkpointing,
+            ..TrainSettings::default()
+        };
+        let mut trainer = Trainer::new(&b, transformer, settings)?;
+        let example = example(&plan, component.config.in_channels, component.config.joint_attention_dim)?;
+        let batch: Vec<Example> = vec![example; plan.batch];
+        report.begin("training step");
+        device.release_memory(b.inner());
+        b.pause(true);
+        let sampler = MemorySampler::start();
+        let warm_up = if device.is_asynchronous { 1 + TUNING_RUNS } else { 1 };
+        let mut seconds = Vec::with_capacity(plan.repeat);
+        for run in 0..warm_up + plan.repeat {
+            let start = Instant::now();
+            // Downloads the loss, and so waits for the device.
+            trainer.step(&[&batch])?;
+            b.synchronize()?;
+            if run >= warm_up {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+        }
+        let synthetic = weights.synthetic_bytes().map_or(0, |(_, distinct)| distinct);
+        let memory = if device.is_asynchronous {
+            Some(device.counters(b.inner()).peak_memory)
+        } else {
+            sampler.peak().map(|peak| peak.saturating_sub(synthetic))
+        };
+        // Operations are timed in a step of their own, which waits for each.
+        b.take();
+        b.pause(false);
+        trainer.step(&[&batch])?;
+        report.phase(PhaseResult::new("training step", seconds, memory, b.take(), 1));
+        Ok(report)
+    }
+}
+
+/// An example of the plan's size, with noise as latents and text.
+fn example(plan: &BenchPlan, channels: usize, text_width: usize) -> Result<Example, CliError> {
+    let (height, width) = (plan.height / 16, plan.width / 16);
+    let latents = noise([height * width, channels])?;
+    let reference = ReferenceLatents { latents: latents.clone(), height, width };
+    let text = noise([plan.text_tokens, text_width])?;
+    Ok(Example { latents, height, width, references: vec![reference; plan.references], text })
+}
