@@ -87,6 +87,28 @@ template <class T, int PER> __device__ __forceinline__ void attention_backward_k
     store_head((T *)args.dv + to, dv, dim, 1.0f);
 }
 
+// For the kernels on tensor cores: lse / ln 2 by head, infinite past the last query, then the sums of dout * out; `padded` floats
+// each. A warp per query and head; dim is even.
+extern "C" __global__ void attention_stats(const bf16 *dout, const bf16 *out, const float *lse, float *stats, int queries, int heads,
+                                           int dim, int padded) {
+    int at = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    int query = at / heads, head = at % heads;
+    if (query >= padded) return;
+    float sum = 0.0f, a, b, c, d, scaled = __uint_as_float(0x7f800000u);
+    if (query < queries) {
+        for (int i = 2 * lane; i < dim; i += 64) {
+            load_pair(dout + (long long)at * dim + i, a, b), load_pair(out + (long long)at * dim + i, c, d);
+            sum += a * c + b * d;
+        }
+        scaled = lse[at] * 1.44269504088896341f;
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        stats[(long long)2 * head * padded + query] = scaled;
+        stats[(long long)(2 * head + 1) * padded + query] = sum;
+    }
+}
+
 #define KERNEL(T, name, PER)                                                                                          \
     extern "C" __global__ void __launch_bounds__(128)                                                                 \
         attention_backward_q_##name##_##PER(const __grid_constant__ AttentionBackwardArgs args) {                     \

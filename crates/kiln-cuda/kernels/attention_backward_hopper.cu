@@ -22,27 +22,6 @@ struct HopperAttentionBackwardArgs {
     int unused[3];
 };
 
-// The sums of dout * out, and lse for exponents of 2, by head; a warp per query and head, also past the last query.
-extern "C" __global__ void attention_stats(const bf16 *dout, const bf16 *out, const float *lse, float *stats, int queries, int heads,
-                                           int padded) {
-    int at = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    int query = at / heads, head = at % heads;
-    if (query >= padded) return;
-    float sum = 0.0f, a[4], b[4], scaled = __uint_as_float(0x7f800000u);
-    if (query < queries) {
-        long long first = (long long)at * DIM + 4 * lane;
-        load_pair(dout + first, a[0], a[1]), load_pair(dout + first + 2, a[2], a[3]);
-        load_pair(out + first, b[0], b[1]), load_pair(out + first + 2, b[2], b[3]);
-        sum = a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3];
-        scaled = lse[at] * LOG2_E;
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) {
-        stats[(long long)2 * head * padded + query] = scaled;
-        stats[(long long)(2 * head + 1) * padded + query] = sum;
-    }
-}
-
 #if defined(KILN_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Copies a tile: two boxes of 64 columns.

@@ -23,6 +23,7 @@ sources! {
     ATTENTION = "attention";
     ATTENTION_BACKWARD = "attention_backward";
     ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper";
+    ATTENTION_BACKWARD_MMA = "attention_backward_mma";
     ATTENTION_F32 = "attention_f32";
     ATTENTION_FEW = "attention_few";
     ATTENTION_HOPPER = "attention_hopper";

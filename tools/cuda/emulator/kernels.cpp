@@ -17,6 +17,10 @@ SOURCE(attention_backward) {
 #include "attention_backward.cu"
 #undef KERNEL
 }
+SOURCE(attention_backward_mma) {
+#include "attention_backward_mma.cu"
+#undef KERNEL
+}
 #include "hopper.cuh"
 SOURCE(attention_backward_hopper) {
 #include "attention_backward_hopper.cu"
@@ -128,7 +132,9 @@ std::map<std::string, Kernel> &kernels() {
         K(attention_backward, attention_backward_q_bf16_4) K(attention_backward, attention_backward_q_bf16_16)
         K(attention_backward, attention_backward_kv_f32_4) K(attention_backward, attention_backward_kv_f32_16)
         K(attention_backward, attention_backward_kv_bf16_4) K(attention_backward, attention_backward_kv_bf16_16)
-        K(attention_backward_hopper, attention_stats) K(attention_backward_hopper, attention_backward_q_hopper)
+        K(attention_backward, attention_stats) K(attention_backward_mma, attention_backward_q_mma_64)
+        K(attention_backward_mma, attention_backward_q_mma_128) K(attention_backward_mma, attention_backward_kv_mma_64)
+        K(attention_backward_mma, attention_backward_kv_mma_128) K(attention_backward_hopper, attention_backward_q_hopper)
         K(attention_backward_hopper, attention_backward_kv_hopper)
         K(adapter, transpose_2) K(adapter, transpose_4) K(adapter, take_columns_2) K(adapter, take_columns_4)
         K(adapter, take_columns_16) BOTH(adapter, dropout) BOTH(adapter, mix_rows) BOTH(adapter, mix_rows_gradient)

@@ -39,8 +39,8 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
         let sizes = vec![[133, 2, 2, 24], [131, 4, 2, 16]];
         list.add_training(&format!("training/attention_{name}"), Attention { mask, sizes });
     }
-    let wide = Attention { mask: AttentionMask::None, sizes: vec![[150, 2, 2, 128]] };
-    list.add_training("training/attention_heads_128", wide);
+    let wide = Attention { mask: AttentionMask::None, sizes: vec![[150, 2, 2, 128], [150, 2, 2, 64]] };
+    list.add_training("training/attention_wide", wide);
     let full = Attention { mask: AttentionMask::None, sizes: vec![[400, 2, 2, 128]] };
     list.add_training("training/attention_full_size", full);
     list.add_training_once("training/optimizers", Optimizers);

@@ -27,6 +27,7 @@ arguments! {
     PackedMatrixArgs = "PackedMatrixArgs";
     AttentionBackwardArgs = "AttentionBackwardArgs";
     HopperAttentionBackwardArgs = "HopperAttentionBackwardArgs";
+    MmaAttentionBackwardArgs = "MmaAttentionBackwardArgs";
     AdamWArgs = "AdamWArgs";
     ProdigyArgs = "ProdigyArgs";
 }
@@ -35,6 +36,7 @@ const _: () = assert!(size_of::<Segments>() == 104 && size_of::<AttentionArgs>()
 const _: () = assert!(size_of::<HopperAttentionArgs>() == 3 * 8 * 128 + 192);
 const _: () = assert!(size_of::<AttentionBackwardArgs>() == 4 * 104 + 96);
 const _: () = assert!(size_of::<HopperAttentionBackwardArgs>() == 4 * 128 + 64);
+const _: () = assert!(size_of::<MmaAttentionBackwardArgs>() == 88);
 const _: () = assert!(size_of::<AdamWArgs>() == 36 && size_of::<ProdigyArgs>() == 28);
 const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
@@ -152,6 +154,26 @@ pub(crate) struct HopperAttentionBackwardArgs {
     pub padded: i32,
     pub scale: f32,
     pub unused: [i32; 3],
+}
+
+/// Arguments of the attention's gradients on tensor cores; the fields are explained in `attention_backward_mma.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MmaAttentionBackwardArgs {
+    pub q: DevicePtr,
+    pub k: DevicePtr,
+    pub v: DevicePtr,
+    pub dout: DevicePtr,
+    pub stats: DevicePtr,
+    pub dq: DevicePtr,
+    pub dk: DevicePtr,
+    pub dv: DevicePtr,
+    pub queries: i32,
+    pub keys: i32,
+    pub heads: i32,
+    pub padded: i32,
+    pub scale: f32,
+    pub unused: i32,
 }
 
 /// The numbers of an AdamW step, as in `optimizer.cu`.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::arguments::{
     AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, HopperAttentionArgs,
-    HopperAttentionBackwardArgs, HopperConvArgs, PackedMatrixArgs, ProdigyArgs,
+    HopperAttentionBackwardArgs, HopperConvArgs, MmaAttentionBackwardArgs, PackedMatrixArgs, ProdigyArgs,
 };
 #[cfg(test)]
 use super::kernel::KernelArgument;
@@ -91,14 +91,21 @@ kernels! {
             ATTENTION_BACKWARD_KV_F32_16 = "attention_backward_kv_f32_16",
             ATTENTION_BACKWARD_KV_BF16_4 = "attention_backward_kv_bf16_4",
             ATTENTION_BACKWARD_KV_BF16_16 = "attention_backward_kv_bf16_16";
+        AttentionStats(dout: DevicePtr, out: DevicePtr, lse: DevicePtr, stats: DevicePtr, queries: i32, heads: i32,
+            dim: i32, padded: i32):
+            ATTENTION_STATS = "attention_stats";
     }
     ATTENTION_BACKWARD_HOPPER {
-        AttentionStats(dout: DevicePtr, out: DevicePtr, lse: DevicePtr, stats: DevicePtr, queries: i32, heads: i32,
-            padded: i32):
-            ATTENTION_STATS = "attention_stats";
         AttentionBackwardHopper(args: HopperAttentionBackwardArgs):
             ATTENTION_BACKWARD_Q_HOPPER = "attention_backward_q_hopper",
             ATTENTION_BACKWARD_KV_HOPPER = "attention_backward_kv_hopper";
+    }
+    ATTENTION_BACKWARD_MMA {
+        AttentionBackwardMma(args: MmaAttentionBackwardArgs):
+            ATTENTION_BACKWARD_Q_MMA_64 = "attention_backward_q_mma_64",
+            ATTENTION_BACKWARD_Q_MMA_128 = "attention_backward_q_mma_128",
+            ATTENTION_BACKWARD_KV_MMA_64 = "attention_backward_kv_mma_64",
+            ATTENTION_BACKWARD_KV_MMA_128 = "attention_backward_kv_mma_128";
     }
     ATTENTION_F32 {
         AttentionF32(args: AttentionArgs):

@@ -1,10 +1,10 @@
-//! Attention with its log-sum-exp, and its gradients: Hopper, and any size.
+//! Attention with its log-sum-exp, and its gradients: on tensor cores, and for any size.
 
 use kiln_ops::training::shapes;
 use kiln_ops::{AttentionSpec, Error, Result, Tensor as _};
 use kiln_tensor::DType;
 
-use super::attention_hopper;
+use super::attention_bf16;
 use crate::context::Context;
 use crate::kernels::{
     ATTENTION_BACKWARD_KV_BF16_4, ATTENTION_BACKWARD_KV_BF16_16, ATTENTION_BACKWARD_KV_F32_4,
@@ -39,8 +39,8 @@ pub(crate) fn attention_backward(
 ) -> Result<[CudaTensor; 3]> {
     let size = shapes::attention_backward(dout, q, k, v, out, lse, spec)?;
     let dtype = out.dtype();
-    if attention_hopper::supports(cx, &size, dtype, spec) {
-        return attention_hopper::backward(cx, dout, [q, k, v], out, lse, &size);
+    if attention_bf16::supports(&size, dtype, spec) {
+        return attention_bf16::backward(cx, dout, [q, k, v], out, lse, &size);
     }
     let dq = CudaTensor::new(cx, size.result(), dtype)?;
     let kv = [size.keys, size.kv_heads * size.head_dim];

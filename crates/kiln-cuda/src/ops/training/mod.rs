@@ -2,7 +2,7 @@
 
 pub(crate) mod adapter;
 pub(crate) mod attention;
-mod attention_hopper;
+mod attention_bf16;
 pub(crate) mod backward;
 pub(crate) mod matmul;
 pub(crate) mod optimizer;
