@@ -16,6 +16,11 @@ template <class U> __device__ __forceinline__ void transpose(const U *x, U *out,
     }
 }
 
+extern "C" __global__ void fill_zeros(unsigned *x, long long n) {
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = 0;
+}
+
 // Copies `width` columns from `column` on out of a wider matrix; counts are in units.
 template <class U>
 __device__ __forceinline__ void take_columns(const U *x, U *out, long long rows, int width, int column, int x_width) {

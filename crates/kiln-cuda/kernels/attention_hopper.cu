@@ -221,6 +221,7 @@ __device__ __forceinline__ void merge_partial(const HopperAttentionArgs &args, i
         other[r] = fast_exp2((row_max - new_max) * scale);
         own[r] = fast_exp2((m.row_max[r] - new_max) * scale);
         m.row_sum[r] = load_l2(from + (66 + r) * 128) * other[r] + m.row_sum[r] * own[r];
+        m.row_max[r] = new_max;
     }
 #pragma unroll
     for (int i = 0; i < 64; i++) o[i] = load_l2(from + i * 128) * other[i / 2 % 2] + o[i] * own[i / 2 % 2];

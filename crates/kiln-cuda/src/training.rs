@@ -5,6 +5,7 @@ use kiln_ops::training::{
     QuantizedAdamWTensor, shapes,
 };
 use kiln_ops::{AttentionSpec, Result, RopeTable, RowGroups, TrainingBackend};
+use kiln_tensor::{DType, Shape};
 
 use crate::backend::CudaBackend;
 use crate::ops::elementwise;
@@ -24,6 +25,10 @@ impl TrainingBackend for CudaBackend {
 
     fn download_quantized(&self, x: &CudaQuantized) -> Result<Quantized8> {
         x.to_host(&self.cx)
+    }
+
+    fn zeros(&self, shape: Shape, dtype: DType) -> Result<T> {
+        adapter::zeros(&self.cx, shape, dtype)
     }
 
     fn split_columns(&self, x: &T, widths: &[usize]) -> Result<Vec<T>> {

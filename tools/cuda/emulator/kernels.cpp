@@ -136,7 +136,7 @@ std::map<std::string, Kernel> &kernels() {
         K(attention_backward_mma, attention_backward_q_mma_128) K(attention_backward_mma, attention_backward_kv_mma_64)
         K(attention_backward_mma, attention_backward_kv_mma_128) K(attention_backward_hopper, attention_backward_q_hopper)
         K(attention_backward_hopper, attention_backward_kv_hopper)
-        K(adapter, transpose_2) K(adapter, transpose_4) K(adapter, take_columns_2) K(adapter, take_columns_4)
+        K(adapter, fill_zeros) K(adapter, transpose_2) K(adapter, transpose_4) K(adapter, take_columns_2) K(adapter, take_columns_4)
         K(adapter, take_columns_16) BOTH(adapter, dropout) BOTH(adapter, mix_rows) BOTH(adapter, mix_rows_gradient)
         BOTH(adapter, column_dot) K(adapter, sum_rows) K(adapter, row_norms) BOTH(adapter, dequantize_rows)
         BOTH(backward, ada_layer_norm_backward) BOTH(backward, norm_rope_backward) BOTH(backward, swiglu_backward)

@@ -41,7 +41,7 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     }
     let wide = Attention { mask: AttentionMask::None, sizes: vec![[150, 2, 2, 128], [150, 2, 2, 64]] };
     list.add_training("training/attention_wide", wide);
-    let full = Attention { mask: AttentionMask::None, sizes: vec![[400, 2, 2, 128]] };
+    let full = Attention { mask: AttentionMask::None, sizes: vec![[400, 2, 2, 128], [140, 70, 70, 128]] };
     list.add_training("training/attention_full_size", full);
     list.add_training_once("training/optimizers", Optimizers);
     list.add_training_once("training/invalid_arguments", Invalid);

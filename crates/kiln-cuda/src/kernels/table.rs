@@ -55,6 +55,8 @@ kernels! {
     ADAPTER {
         Transpose(x: DevicePtr, out: DevicePtr, rows: i32, cols: i32):
             TRANSPOSE_2 = "transpose_2", TRANSPOSE_4 = "transpose_4";
+        FillZeros(x: DevicePtr, n: i64):
+            FILL_ZEROS = "fill_zeros";
         TakeColumns(x: DevicePtr, out: DevicePtr, rows: i64, width: i32, column: i32, x_width: i32):
             TAKE_COLUMNS_2 = "take_columns_2", TAKE_COLUMNS_4 = "take_columns_4",
             TAKE_COLUMNS_16 = "take_columns_16";

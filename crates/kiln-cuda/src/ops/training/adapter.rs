@@ -2,13 +2,13 @@
 
 use kiln_ops::training::shapes;
 use kiln_ops::{Result, Tensor as _};
-use kiln_tensor::DType;
+use kiln_tensor::{DType, Shape};
 
 use crate::context::{Context, int};
 use crate::kernels::{
-    COLUMN_DOT_BF16, COLUMN_DOT_F32, ColumnDot, DROPOUT_BF16, DROPOUT_F32, Dropout, MIX_ROWS_BF16,
-    MIX_ROWS_F32, MIX_ROWS_GRADIENT_BF16, MIX_ROWS_GRADIENT_F32, MixRows, MixRowsGradient, SUM_ROWS, SumRows,
-    TAKE_COLUMNS_2, TAKE_COLUMNS_4, TAKE_COLUMNS_16, TakeColumns,
+    COLUMN_DOT_BF16, COLUMN_DOT_F32, ColumnDot, DROPOUT_BF16, DROPOUT_F32, Dropout, FILL_ZEROS, FillZeros,
+    MIX_ROWS_BF16, MIX_ROWS_F32, MIX_ROWS_GRADIENT_BF16, MIX_ROWS_GRADIENT_F32, MixRows, MixRowsGradient,
+    SUM_ROWS, SumRows, TAKE_COLUMNS_2, TAKE_COLUMNS_4, TAKE_COLUMNS_16, TakeColumns,
 };
 use crate::ops::movement::unit;
 use crate::ops::{THREADS, by_dtype};
@@ -16,6 +16,15 @@ use crate::tensor::CudaTensor;
 
 /// Blocks along the rows of a sum by columns, at most.
 const MAX_ROW_BLOCKS: usize = 64;
+
+pub(crate) fn zeros(cx: &Context, shape: Shape, dtype: DType) -> Result<CudaTensor> {
+    let out = CudaTensor::new(cx, shape, dtype)?;
+    // Memory is allocated in larger units than words.
+    let words = (out.shape().numel() * dtype.size()).div_ceil(4);
+    let parameters = FillZeros { x: out.ptr(cx), n: words as i64 };
+    cx.launch(FILL_ZEROS, [words.div_ceil(THREADS), 1], THREADS, 0, &parameters)?;
+    Ok(out)
+}
 
 pub(crate) fn split_columns(cx: &Context, x: &CudaTensor, widths: &[usize]) -> Result<Vec<CudaTensor>> {
     let (rows, all, size) = (x.shape().rows(), x.shape().last(), x.dtype().size());
