@@ -30,19 +30,11 @@ __device__ __forceinline__ void load_tile(unsigned to, unsigned half, const Tens
     tma_load(to + half, from, barrier, column + 64, row);
 }
 
-// Rounds accumulators to the left operands of the next product, 16 columns each.
-template <int N> __device__ __forceinline__ void round_operands(unsigned (&p)[N][4], const float (&s)[8 * N]) {
-#pragma unroll
-    for (int k = 0; k < N; k++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) p[k][i] = round_bf16_pair(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
-}
-
-// Starts d += p * b, with b MN-major.
-template <int N> __device__ __forceinline__ void start_sums(float (&d)[64], const unsigned (&p)[N][4], unsigned b) {
+// Starts d = p * b, with b MN-major, or d += p * b.
+template <int N> __device__ __forceinline__ void start_sums(float (&d)[64], const unsigned (&p)[N][4], unsigned b, bool add) {
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < N; i++) wgmma_n128_registers_mn_major(d, p[i], descriptor_from_low(b + i * 2048 / 16));
+    for (int i = 0; i < N; i++) wgmma_n128_registers_mn_major(d, p[i], descriptor_from_low(b + i * 2048 / 16), i > 0 || add);
     wgmma_commit();
 }
 
@@ -128,8 +120,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         for (int r = 0; r < 2; r++) lse[r] = stats[8 * r], delta[r] = stats[args.padded + 8 * r];
         float dq[64], s[64], dp[64];
         unsigned ds[8][4];
-#pragma unroll
-        for (int i = 0; i < 64; i++) dq[i] = 0.0f;
         unsigned q_low = uniform(descriptor_low(q + consumer * 8192, 16)), dout_low = uniform(descriptor_low(dout + consumer * 8192, 16));
         barrier_wait(own, 0);
         for (unsigned n = 0; n < tiles; n++) {
@@ -142,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 wgmma_n128(s, descriptor_from_low(q_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
                            descriptor_from_low(k_low + (i / 4 * KEY_HALF + i % 4 * 32) / 16), i > 0);
             wgmma_commit();
-            // The sums of the tile before.
+            // The sums of the tile before; their operands' registers are needed.
             wgmma_wait<1>();
             if (n > 0) keys.release(n - 1);
             values.wait_full(n);
@@ -152,16 +142,19 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 wgmma_n128(dp, descriptor_from_low(dout_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
                            descriptor_from_low(v_low + (i / 4 * KEY_HALF + i % 4 * 32) / 16), i > 0);
             wgmma_commit();
-            wgmma_wait<1>();
-            // The exponent of a key past the last may be positive, and the exponential infinite.
-#pragma unroll
-            for (int i = 0; i < 64; i++) s[i] = fast_exp2(fminf(s[i] * scale - lse[i / 2 % 2], 0.0f));
             wgmma_wait<0>();
             values.release(n);
+            // Accumulators are only read, and never set to zero: writing them would make the compiler wait for every product.
 #pragma unroll
-            for (int i = 0; i < 64; i++) s[i] *= dp[i] - delta[i / 2 % 2];
-            round_operands(ds, s);
-            start_sums(dq, ds, uniform(descriptor_low(k + stage, KEY_HALF)));
+            for (int i = 0; i < 32; i++) {
+                float e[2];
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+                    // The exponent of a key past the last may be positive, and the exponential infinite.
+                    e[j] = fast_exp2(fminf(s[2 * i + j] * scale - lse[i % 2], 0.0f)) * (dp[2 * i + j] - delta[i % 2]);
+                ds[i / 4][i % 4] = round_bf16_pair(e[0], e[1]);
+            }
+            start_sums(dq, ds, uniform(descriptor_low(k + stage, KEY_HALF)), n > 0);
         }
         wgmma_wait<0>();
         store_rows(args.dq, row, args.queries, args.heads, head, dq, args.scale);
@@ -216,8 +209,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         float scale = args.scale * LOG2_E;
         float dk[64], dv[64], s[32], dp[32];
         unsigned p[4][4], ds[4][4];
-#pragma unroll
-        for (int i = 0; i < 64; i++) dk[i] = dv[i] = 0.0f;
         unsigned k_low = uniform(descriptor_low(k + consumer * 8192, 16)), v_low = uniform(descriptor_low(v + consumer * 8192, 16));
         barrier_wait(own, 0);
         for (unsigned n = 0; n < tiles; n++) {
@@ -231,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 wgmma_n64(s, descriptor_from_low(k_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
                           descriptor_from_low(q_low + (i / 4 * QUERY_HALF + i % 4 * 32) / 16), i > 0);
             wgmma_commit();
-            // The sums of the tile before.
+            // The sums of the tile before; their operands' registers are needed.
             wgmma_wait<1>();
             if (n > 0) queries.release(n - 1);
             wgmma_fence();
@@ -240,31 +231,21 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 wgmma_n64(dp, descriptor_from_low(v_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
                           descriptor_from_low(dout_low + (i / 4 * QUERY_HALF + i % 4 * 32) / 16), i > 0);
             wgmma_commit();
-            wgmma_wait<1>();
+            wgmma_wait<0>();
             const float2 *columns = (const float2 *)(stats + stage * 2 * QUERY_ROWS) + lane % 4;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float2 lse = columns[4 * j];
+                float2 lse = columns[4 * j], delta = columns[QUERY_ROWS / 2 + 4 * j];
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    s[4 * j + 2 * r] = fast_exp2(s[4 * j + 2 * r] * scale - lse.x);
-                    s[4 * j + 2 * r + 1] = fast_exp2(s[4 * j + 2 * r + 1] * scale - lse.y);
+                    int i = 4 * j + 2 * r;
+                    float low = fast_exp2(s[i] * scale - lse.x), high = fast_exp2(s[i + 1] * scale - lse.y);
+                    p[j / 2][j % 2 * 2 + r] = round_bf16_pair(low, high);
+                    ds[j / 2][j % 2 * 2 + r] = round_bf16_pair(low * (dp[i] - delta.x), high * (dp[i + 1] - delta.y));
                 }
             }
-            round_operands(p, s);
-            start_sums(dv, p, uniform(descriptor_low(dout_at, QUERY_HALF)));
-            wgmma_wait<1>();
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                float2 delta = columns[QUERY_ROWS / 2 + 4 * j];
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    s[4 * j + 2 * r] *= dp[4 * j + 2 * r] - delta.x;
-                    s[4 * j + 2 * r + 1] *= dp[4 * j + 2 * r + 1] - delta.y;
-                }
-            }
-            round_operands(ds, s);
-            start_sums(dk, ds, uniform(descriptor_low(q_at, QUERY_HALF)));
+            start_sums(dv, p, uniform(descriptor_low(dout_at, QUERY_HALF)), n > 0);
+            start_sums(dk, ds, uniform(descriptor_low(q_at, QUERY_HALF)), n > 0);
         }
         wgmma_wait<0>();
         store_rows(args.dk, first + 64 * consumer, args.keys, args.heads, head, dk, args.scale);

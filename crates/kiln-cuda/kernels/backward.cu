@@ -100,6 +100,51 @@ __device__ __forceinline__ void norm_rope_backward(const T *dy, const T *x, cons
     }
 }
 
+// Heads of 128, aligned, with a weight: sixteen lanes hold eight elements each of a head.
+template <bool HALVES, class T>
+__device__ __forceinline__ void norm_rope_backward_128(const T *dy, const T *x, const float *weight, const float *cosines,
+                                                       const float *sines, T *dx, long long tokens, int heads, float eps) {
+    long long head = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 16;
+    int lane = threadIdx.x % 16;
+    // Idle lanes stay for the others' shuffles.
+    bool valid = head < tokens * heads;
+    if (!valid) head = 0;
+    long long at = head * 128 + 8 * lane, angle = head / heads * 64 + (HALVES ? 8 * (lane % 8) : 4 * lane);
+    float g[8], v[8], w[8], c[8], s[8];
+    load_vector(dy + at, g);
+    load_vector(x + at, v);
+    load_vector(weight + 8 * lane, w);
+#pragma unroll
+    for (int j = 0; j < (HALVES ? 8 : 4); j++) c[j] = cosines[angle + j], s[j] = sines[angle + j];
+    float rotated[8], squares = 0.0f, dot = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        if (HALVES) {
+            float other = __shfl_xor_sync(0xffffffffu, g[j], 8);
+            rotated[j] = g[j] * c[j] + (lane < 8 ? other : -other) * s[j];
+        } else {
+            rotated[j] = g[j] * c[j / 2] + (j % 2 ? -g[j ^ 1] : g[j ^ 1]) * s[j / 2];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        rotated[j] *= w[j];
+        squares += v[j] * v[j];
+        dot += v[j] * rotated[j];
+    }
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) {
+        squares += __shfl_xor_sync(0xffffffffu, squares, step);
+        dot += __shfl_xor_sync(0xffffffffu, dot, step);
+    }
+    float r = rsqrtf(squares / 128 + eps);
+    // The mean of g * n, times r for n = x r.
+    dot = dot * r / 128 * r;
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = r * (rotated[j] - v[j] * dot);
+    if (valid) store_vector(dx + at, v);
+}
+
 // dy is [rows, left_cols + cols]: its left columns are copied to d_left, the others go back through SwiGLU of x.
 template <class T>
 __device__ __forceinline__ void swiglu_backward(const T *dy, int left_cols, const T *x, T *d_left, T *dx, long long rows, int cols) {
@@ -154,6 +199,14 @@ extern "C" __global__ void squared_error(const float *x, const float *y, float *
                                                          long long tokens, int heads, int head_dim, int halves,       \
                                                          float eps) {                                                 \
         norm_rope_backward(dy, x, weight, cosines, sines, dx, tokens, heads, head_dim, halves, eps);                  \
+    }                                                                                                                 \
+    extern "C" __global__ void norm_rope_backward_128_##name(const T *dy, const T *x, const float *weight,            \
+                                                             const float *cosines, const float *sines, T *dx,         \
+                                                             long long tokens, int heads, int halves, float eps) {    \
+        if (halves)                                                                                                   \
+            norm_rope_backward_128<true>(dy, x, weight, cosines, sines, dx, tokens, heads, eps);                      \
+        else                                                                                                          \
+            norm_rope_backward_128<false>(dy, x, weight, cosines, sines, dx, tokens, heads, eps);                     \
     }                                                                                                                 \
     extern "C" __global__ void swiglu_backward_##name(const T *dy, int left_cols, const T *x, T *d_left, T *dx,       \
                                                       long long rows, int cols) {                                     \

@@ -137,6 +137,13 @@ __device__ __forceinline__ void wgmma_n128_registers_mn_major(float (&d)[64], co
                  : ACCUMULATORS_64(d)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+// The same, d = a * b unless `add`.
+__device__ __forceinline__ void wgmma_n128_registers_mn_major(float (&d)[64], const unsigned (&a)[4], u64 b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" REGISTERS_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+                 : ACCUMULATORS_64(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
 #endif
 
 // Transposes 4x4 values among four adjacent lanes: lane t gets element t of each.

@@ -403,8 +403,8 @@ inline void wgmma_n8(float (&d)[4], u64 a, u64 b, int add) {
     int first = threadIdx.x / 32 % 4 * 16;
     warp_product<8>(d, [&](int i, int k) { return emulator::element(a, first + i, k, false); }, b, false, add);
 }
-inline void wgmma_n128_registers_mn_major(float (&d)[64], const unsigned (&a)[4], u64 b) {
+inline void wgmma_n128_registers_mn_major(float (&d)[64], const unsigned (&a)[4], u64 b, int add = 1) {
     uint32_t rows[16][8];
     gather_rows(rows, a);
-    warp_product<128>(d, [&](int i, int k) { return row_element(rows, i, k); }, b, true, true);
+    warp_product<128>(d, [&](int i, int k) { return row_element(rows, i, k); }, b, true, add);
 }

@@ -136,6 +136,10 @@ kernels! {
         NormRopeBackward(dy: DevicePtr, x: DevicePtr, weight: DevicePtr, cosines: DevicePtr, sines: DevicePtr, dx:
             DevicePtr, tokens: i64, heads: i32, head_dim: i32, halves: i32, eps: f32):
             NORM_ROPE_BACKWARD_F32 = "norm_rope_backward_f32", NORM_ROPE_BACKWARD_BF16 = "norm_rope_backward_bf16";
+        NormRopeBackward128(dy: DevicePtr, x: DevicePtr, weight: DevicePtr, cosines: DevicePtr, sines: DevicePtr, dx:
+            DevicePtr, tokens: i64, heads: i32, halves: i32, eps: f32):
+            NORM_ROPE_BACKWARD_128_F32 = "norm_rope_backward_128_f32",
+            NORM_ROPE_BACKWARD_128_BF16 = "norm_rope_backward_128_bf16";
         SwigluBackward(dy: DevicePtr, left_cols: i32, x: DevicePtr, d_left: DevicePtr, dx: DevicePtr, rows: i64, cols:
             i32):
             SWIGLU_BACKWARD_F32 = "swiglu_backward_f32", SWIGLU_BACKWARD_BF16 = "swiglu_backward_bf16";

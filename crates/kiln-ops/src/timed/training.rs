@@ -1,6 +1,6 @@
 //! [`TrainingBackend`] of a timed backend.
 
-use kiln_tensor::DType;
+use kiln_tensor::{DType, Shape};
 
 use super::cost::{Cost, bytes};
 use super::{TimedBackend, TimedWeight, attention_cost, dims, linear_cost};
@@ -37,6 +37,10 @@ impl<B: TrainingBackend> TrainingBackend for TimedBackend<B> {
 
     fn download_quantized(&self, x: &B::Quantized) -> Result<Quantized8> {
         self.inner.download_quantized(x)
+    }
+
+    fn zeros(&self, shape: Shape, dtype: DType) -> Result<B::Tensor> {
+        self.measure("zeros", |b| b.zeros(shape, dtype), |y| (dims(y.shape()), Cost::memory(bytes([y]))))
     }
 
     fn split_columns(&self, x: &B::Tensor, widths: &[usize]) -> Result<Vec<B::Tensor>> {

@@ -79,6 +79,8 @@ fn example(plan: &BenchPlan, channels: usize, text_width: usize) -> Result<Examp
     let (height, width) = (plan.height / 16, plan.width / 16);
     let latents = noise([height * width, channels])?;
     let reference = ReferenceLatents { latents: latents.clone(), height, width };
+    // In the dtype of activations, as the cache of `kiln train` keeps it.
     let text = noise([plan.text_tokens, text_width])?;
+    let text = text.to_dtype(plan.dtype).map_err(|e| CliError::new(e.to_string()))?;
     Ok(Example { latents, height, width, references: vec![reference; plan.references], text })
 }

@@ -7,8 +7,9 @@ use kiln_tensor::DType;
 use super::sum_blocks;
 use crate::context::{Context, int};
 use crate::kernels::{
-    ADA_LAYER_NORM_BACKWARD_BF16, ADA_LAYER_NORM_BACKWARD_F32, AdaLayerNormBackward, NORM_ROPE_BACKWARD_BF16,
-    NORM_ROPE_BACKWARD_F32, NormRopeBackward, SQUARED_ERROR, SUM_PARTIALS, SWIGLU_BACKWARD_BF16,
+    ADA_LAYER_NORM_BACKWARD_BF16, ADA_LAYER_NORM_BACKWARD_F32, AdaLayerNormBackward,
+    NORM_ROPE_BACKWARD_128_BF16, NORM_ROPE_BACKWARD_128_F32, NORM_ROPE_BACKWARD_BF16, NORM_ROPE_BACKWARD_F32,
+    NormRopeBackward, NormRopeBackward128, SQUARED_ERROR, SUM_PARTIALS, SWIGLU_BACKWARD_BF16,
     SWIGLU_BACKWARD_F32, SquaredError, SumPartials, SwigluBackward,
 };
 use crate::ops::linear::Epilogue;
@@ -60,6 +61,26 @@ pub(crate) fn norm_rope(
 ) -> Result<CudaTensor> {
     let [tokens, heads, head_dim] = shapes::norm_rope_backward(dy, x, weight, rope)?;
     let dx = CudaTensor::new(cx, x.shape(), x.dtype())?;
+    if let Some(weight) = weight
+        && head_dim == 128
+        && [dy, x, weight].iter().all(|x| x.is_aligned())
+    {
+        let parameters = NormRopeBackward128 {
+            dy: dy.ptr(cx),
+            x: x.ptr(cx),
+            weight: weight.ptr(cx),
+            cosines: rope.cos.ptr(cx),
+            sines: rope.sin.ptr(cx),
+            dx: dx.ptr(cx),
+            tokens: tokens as i64,
+            heads: int("norm_rope_backward", heads)?,
+            halves: i32::from(rope.pairs == RopeLayout::HalfSplit),
+            eps,
+        };
+        let kernel = by_dtype(x.dtype(), NORM_ROPE_BACKWARD_128_F32, NORM_ROPE_BACKWARD_128_BF16);
+        cx.launch(kernel, [(16 * tokens * heads).div_ceil(THREADS), 1], THREADS, 0, &parameters)?;
+        return Ok(dx);
+    }
     let parameters = NormRopeBackward {
         dy: dy.ptr(cx),
         x: x.ptr(cx),
