@@ -1,7 +1,8 @@
-// Gradients of attention in bf16 on Hopper, heads of 128, with TMA and wgmma: one kernel for dq, one for dk and dv. Scores are
-// computed in both, 7 products instead of 5, so that no sum crosses blocks: results don't depend on the order of blocks.
+// Gradients of attention in bf16 on Hopper, heads of 128, with TMA and wgmma. Some blocks compute dq, others dk and dv. Scores
+// are computed for both, 7 products instead of 5, so that no sum crosses blocks: results don't depend on the order of blocks.
 // A producer warp copies tiles into stages; two consumer warpgroups hold 64 rows each of the sums in registers. Probabilities
 // go from the accumulators of one product to the registers of the next and never through memory.
+// 4608 tokens, 24 heads on an H200: 1.27 ms; in two launches 1.42, since each leaves multiprocessors idle at its end.
 
 const int DIM = 128;
 // Rows of a block's own tile; rows of the streamed tiles and stages of either kernel.
@@ -12,8 +13,8 @@ const unsigned ROW_HALF = ROWS * 128, ROW_TILE = 2 * ROW_HALF, KEY_HALF = KEY_RO
 const float LOG2_E = 1.44269504088896341f;
 
 struct HopperAttentionBackwardArgs {
-    // Boxes of a block's own rows, and of streamed rows.
-    TensorMap q, k, v, dout;
+    // Boxes of ROWS rows, and of streamed queries.
+    TensorMap q, k, v, dout, streamed_q, streamed_dout;
     // By head: lse / ln 2 of all queries, infinite beyond the last, then delta; `padded` floats each.
     const float *stats;
     void *dq, *dk, *dv;
@@ -80,15 +81,14 @@ template <int STAGES> struct Ring {
 };
 
 // dq of 128 queries of one head: keys and values are streamed. Keys past the last are zeros, and add nothing.
-extern "C" __global__ void __launch_bounds__(384, 1)
-    attention_backward_q_hopper(const __grid_constant__ HopperAttentionBackwardArgs args) {
+__device__ __forceinline__ void backward_q(const HopperAttentionBackwardArgs &args, int tile, int head) {
     DYNAMIC_SHARED(memory);
     // Swizzled tiles are aligned to 1024 bytes.
     unsigned base = (shared_address(memory) + 1023) & ~1023u;
     unsigned q = base, dout = q + ROW_TILE, k = dout + ROW_TILE, v = k + KEY_STAGES * KEY_TILE, barriers = v + KEY_STAGES * KEY_TILE;
     Ring<KEY_STAGES> keys = {barriers}, values = {barriers + 16 * KEY_STAGES};
     unsigned own = barriers + 32 * KEY_STAGES;
-    int group = uniform(threadIdx.x / 128), head = blockIdx.y, first = blockIdx.x * ROWS;
+    int group = uniform(threadIdx.x / 128), first = tile * ROWS;
     if (threadIdx.x == 0) {
         keys.init(), values.init();
         barrier_init(own, 1);
@@ -122,10 +122,14 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         unsigned ds[8][4];
         unsigned q_low = uniform(descriptor_low(q + consumer * 8192, 16)), dout_low = uniform(descriptor_low(dout + consumer * 8192, 16));
         barrier_wait(own, 0);
+        // The first consumer starts.
+        if (consumer == 1) named_arrive(1, 256);
         for (unsigned n = 0; n < tiles; n++) {
             unsigned stage = n % KEY_STAGES * KEY_TILE;
             unsigned k_low = uniform(descriptor_low(k + stage, 16)), v_low = uniform(descriptor_low(v + stage, 16));
             keys.wait_full(n);
+            // The consumers alternate: while the tensor cores multiply for one, the other computes exponentials.
+            named_sync(1 + consumer, 256);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 8; i++)
@@ -142,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 wgmma_n128(dp, descriptor_from_low(dout_low + (i / 4 * ROW_HALF + i % 4 * 32) / 16),
                            descriptor_from_low(v_low + (i / 4 * KEY_HALF + i % 4 * 32) / 16), i > 0);
             wgmma_commit();
+            named_arrive(2 - consumer, 256);
             wgmma_wait<0>();
             values.release(n);
             // Accumulators are only read, and never set to zero: writing them would make the compiler wait for every product.
@@ -162,8 +167,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 }
 
 // dk and dv of 128 keys of one head: queries and gradients are streamed. The probability of a query past the last is 0.
-extern "C" __global__ void __launch_bounds__(384, 1)
-    attention_backward_kv_hopper(const __grid_constant__ HopperAttentionBackwardArgs args) {
+__device__ __forceinline__ void backward_kv(const HopperAttentionBackwardArgs &args, int tile, int head) {
     DYNAMIC_SHARED(memory);
     unsigned start = shared_address(memory), base = (start + 1023) & ~1023u;
     unsigned k = base, v = k + ROW_TILE, q = v + ROW_TILE, dout = q + QUERY_STAGES * QUERY_TILE;
@@ -172,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     float *stats = (float *)(memory + (stats_at - start));
     Ring<QUERY_STAGES> queries = {barriers};
     unsigned own = barriers + 16 * QUERY_STAGES;
-    int group = uniform(threadIdx.x / 128), head = blockIdx.y, first = blockIdx.x * ROWS, lane = threadIdx.x % 32;
+    int group = uniform(threadIdx.x / 128), first = tile * ROWS, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         queries.init();
         barrier_init(own, 1);
@@ -198,8 +202,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 __syncwarp();
                 if (lane == 0) {
                     barrier_expect(queries.full(n), 2 * QUERY_TILE);
-                    load_tile(q + stage * QUERY_TILE, QUERY_HALF, args.q, queries.full(n), head * DIM, n * QUERY_ROWS);
-                    load_tile(dout + stage * QUERY_TILE, QUERY_HALF, args.dout, queries.full(n), head * DIM, n * QUERY_ROWS);
+                    load_tile(q + stage * QUERY_TILE, QUERY_HALF, args.streamed_q, queries.full(n), head * DIM, n * QUERY_ROWS);
+                    load_tile(dout + stage * QUERY_TILE, QUERY_HALF, args.streamed_dout, queries.full(n), head * DIM, n * QUERY_ROWS);
                 }
             }
         }
@@ -251,5 +255,15 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         store_rows(args.dk, first + 64 * consumer, args.keys, args.heads, head, dk, args.scale);
         store_rows(args.dv, first + 64 * consumer, args.keys, args.heads, head, dv, 1.0f);
     }
+}
+
+// The blocks of keys come first: they take longer.
+extern "C" __global__ void __launch_bounds__(384, 1) attention_backward_hopper(const __grid_constant__ HopperAttentionBackwardArgs args) {
+    int key_tiles = (args.keys + ROWS - 1) / ROWS, query_tiles = (args.queries + ROWS - 1) / ROWS;
+    int block = blockIdx.x, of_queries = block - key_tiles * args.heads;
+    if (of_queries < 0)
+        backward_kv(args, block % key_tiles, block / key_tiles);
+    else
+        backward_q(args, of_queries % query_tiles, of_queries / query_tiles);
 }
 #endif

@@ -35,7 +35,7 @@ arguments! {
 const _: () = assert!(size_of::<Segments>() == 104 && size_of::<AttentionArgs>() == 3 * 104 + 56);
 const _: () = assert!(size_of::<HopperAttentionArgs>() == 3 * 8 * 128 + 192);
 const _: () = assert!(size_of::<AttentionBackwardArgs>() == 4 * 104 + 96);
-const _: () = assert!(size_of::<HopperAttentionBackwardArgs>() == 4 * 128 + 64);
+const _: () = assert!(size_of::<HopperAttentionBackwardArgs>() == 6 * 128 + 64);
 const _: () = assert!(size_of::<MmaAttentionBackwardArgs>() == 88);
 const _: () = assert!(size_of::<AdamWArgs>() == 36 && size_of::<ProdigyArgs>() == 28);
 const _: () = assert!(size_of::<ConvArgs>() == 128);
@@ -144,6 +144,8 @@ pub(crate) struct HopperAttentionBackwardArgs {
     pub k: TensorMap,
     pub v: TensorMap,
     pub dout: TensorMap,
+    pub streamed_q: TensorMap,
+    pub streamed_dout: TensorMap,
     pub stats: DevicePtr,
     pub dq: DevicePtr,
     pub dk: DevicePtr,

@@ -99,8 +99,7 @@ kernels! {
     }
     ATTENTION_BACKWARD_HOPPER {
         AttentionBackwardHopper(args: HopperAttentionBackwardArgs):
-            ATTENTION_BACKWARD_Q_HOPPER = "attention_backward_q_hopper",
-            ATTENTION_BACKWARD_KV_HOPPER = "attention_backward_kv_hopper";
+            ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper";
     }
     ATTENTION_BACKWARD_MMA {
         AttentionBackwardMma(args: MmaAttentionBackwardArgs):

@@ -6,10 +6,9 @@ use kiln_tensor::DType;
 
 use crate::context::{Context, int};
 use crate::kernels::{
-    ATTENTION_BACKWARD_KV_HOPPER, ATTENTION_BACKWARD_KV_MMA_64, ATTENTION_BACKWARD_KV_MMA_128,
-    ATTENTION_BACKWARD_Q_HOPPER, ATTENTION_BACKWARD_Q_MMA_64, ATTENTION_BACKWARD_Q_MMA_128, ATTENTION_STATS,
-    AttentionBackwardHopper, AttentionBackwardMma, AttentionStats, HopperAttentionBackwardArgs,
-    MmaAttentionBackwardArgs,
+    ATTENTION_BACKWARD_HOPPER, ATTENTION_BACKWARD_KV_MMA_64, ATTENTION_BACKWARD_KV_MMA_128,
+    ATTENTION_BACKWARD_Q_MMA_64, ATTENTION_BACKWARD_Q_MMA_128, ATTENTION_STATS, AttentionBackwardHopper,
+    AttentionBackwardMma, AttentionStats, HopperAttentionBackwardArgs, MmaAttentionBackwardArgs,
 };
 use crate::ops::THREADS;
 use crate::ops::movement::concat_rows;
@@ -75,17 +74,15 @@ const STATS_ROWS: usize = 128;
 mod hopper {
     pub const DIM: usize = 128;
     pub const ROWS: usize = 128;
-    pub const KEY_ROWS: usize = 128;
     pub const QUERY_ROWS: usize = 64;
     pub const THREADS: usize = 384;
-    const KEY_STAGES: usize = 2;
     const QUERY_STAGES: usize = 4;
     /// Bytes of a row, and of barriers and alignment to 1024.
     const ROW_BYTES: usize = 2 * DIM;
     const EXTRA: usize = 128 + 1024;
-    /// Shared memory: a block's own two tiles, and stages of two tiles; for keys also the statistics of their queries.
-    pub const SHARED_Q: usize = (2 * ROWS + 2 * KEY_STAGES * KEY_ROWS) * ROW_BYTES + EXTRA;
-    pub const SHARED_KV: usize =
+    /// Shared memory of a block of keys, which need more: its own two tiles, stages of queries and their gradients, and the
+    /// queries' statistics.
+    pub const SHARED: usize =
         (2 * ROWS + 2 * QUERY_STAGES * QUERY_ROWS) * ROW_BYTES + QUERY_STAGES * QUERY_ROWS * 8 + EXTRA;
 }
 
@@ -143,31 +140,28 @@ impl BackwardCall {
             cx.check(cx.driver().encode_tensor_map(x.ptr(cx), [width, rows], [width], [tile]))
         };
         let [dq, dk, dv] = self.gradients.each_ref().map(|gradient| gradient.ptr(cx));
-        let args = |query_rows: usize, key_rows: usize| -> Result<AttentionBackwardHopper> {
-            let args = HopperAttentionBackwardArgs {
-                q: map(&self.q, query_rows)?,
-                k: map(&self.k, key_rows)?,
-                v: map(&self.v, key_rows)?,
-                dout: map(&self.dout, query_rows)?,
-                stats: stats.ptr(cx),
-                dq,
-                dk,
-                dv,
-                queries: number(self.size.queries)?,
-                keys: number(self.size.keys)?,
-                heads: number(self.size.heads)?,
-                padded: number(self.padded)?,
-                scale: self.scale(),
-                unused: [0; 3],
-            };
-            Ok(AttentionBackwardHopper { args })
+        let args = HopperAttentionBackwardArgs {
+            q: map(&self.q, hopper::ROWS)?,
+            k: map(&self.k, hopper::ROWS)?,
+            v: map(&self.v, hopper::ROWS)?,
+            dout: map(&self.dout, hopper::ROWS)?,
+            streamed_q: map(&self.q, hopper::QUERY_ROWS)?,
+            streamed_dout: map(&self.dout, hopper::QUERY_ROWS)?,
+            stats: stats.ptr(cx),
+            dq,
+            dk,
+            dv,
+            queries: number(self.size.queries)?,
+            keys: number(self.size.keys)?,
+            heads: number(self.size.heads)?,
+            padded: number(self.padded)?,
+            scale: self.scale(),
+            unused: [0; 3],
         };
-        let grid = |rows: usize| [rows.div_ceil(hopper::ROWS), self.size.heads];
-        let (threads, queries) = (hopper::THREADS, args(hopper::ROWS, hopper::KEY_ROWS)?);
-        let at = grid(self.size.queries);
-        cx.launch(ATTENTION_BACKWARD_Q_HOPPER, at, threads, hopper::SHARED_Q, &queries)?;
-        let (at, keys) = (grid(self.size.keys), args(hopper::QUERY_ROWS, hopper::ROWS)?);
-        cx.launch(ATTENTION_BACKWARD_KV_HOPPER, at, threads, hopper::SHARED_KV, &keys)
+        let tiles = [self.size.keys, self.size.queries].map(|rows| rows.div_ceil(hopper::ROWS));
+        let blocks = [tiles.iter().sum::<usize>() * self.size.heads, 1];
+        let parameters = AttentionBackwardHopper { args };
+        cx.launch(ATTENTION_BACKWARD_HOPPER, blocks, hopper::THREADS, hopper::SHARED, &parameters)
     }
 
     fn mma(&self, cx: &Context, stats: &DeviceBuffer) -> Result<()> {
