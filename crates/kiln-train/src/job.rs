@@ -104,7 +104,7 @@ impl TrainingVisitor for TrainJob<'_> {
         let (weights, config) = (model.transformer.weights()?, &model.transformer.config);
         let plan = ResidencyPlan::all_on_device();
         let transformer = Transformer::load(&b, &weights.root(), config, settings.dtype(), &plan)?;
-        let order = Order::new(&data, settings.seed);
+        let (order, noise) = (Order::new(&data, settings.seed), settings.clone());
         let mut trainer = match &state {
             Some(state) => Trainer::restore(&b, transformer, settings, state)?,
             None => Trainer::new(&b, transformer, settings)?,
@@ -117,7 +117,7 @@ impl TrainingVisitor for TrainJob<'_> {
             let draws = order.step(step, batch * accumulation);
             let examples = draws.into_iter().map(|draw| encoders.example(&data, draw, &mut cache));
             let examples = examples.collect::<Result<Vec<Example>>>()?;
-            Ok(examples.chunks(batch).map(<[Example]>::to_vec).collect())
+            noise.prepare(step, &examples.chunks(batch).collect::<Vec<_>>())
         };
         let outcome = run(&mut trainer, &mut batches, &files, &record, &options, &mut Upcast(watcher))?;
         if !outcome.cancelled {

@@ -42,7 +42,7 @@ pub use example::{Example, ReferenceLatents};
 pub use job::{JobWatcher, TrainJob, check_variant};
 pub use log::{Log, LogLine};
 pub use norms::UpdateNorms;
-pub use objective::NoisyExample;
+pub use objective::{NoisyExample, PreparedExample};
 pub use output::{LoraFormat, RunFiles, write_lora};
 pub use run::{Outcome, RunOptions, Status, Stepper, Watcher, run};
 pub use samples::{SamplePrompt, Sampler};

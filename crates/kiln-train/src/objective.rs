@@ -7,7 +7,11 @@ use kiln_model::schedule;
 use kiln_tensor::HostTensor;
 use kiln_tensor::rng::TorchCpu;
 
-use crate::{Error, Example, Result, SigmaSampling};
+use crate::adapter::derive;
+use crate::{Error, Example, Result, SigmaSampling, TrainSettings};
+
+/// Which of a step's random numbers a seed is for.
+const NOISE: u64 = 1;
 
 /// An example with its noise.
 #[derive(Clone, Debug)]
@@ -39,14 +43,42 @@ impl<'a> NoisyExample<'a> {
         Ok(NoisyExample { example, noise, sigma })
     }
 
-    /// The noised latents, and the velocity to predict.
-    pub(crate) fn noised(&self) -> Result<[HostTensor; 2]> {
+    /// Adds the noise.
+    pub fn prepare(&self) -> Result<PreparedExample> {
         let (latents, noise) = (self.example.latents.to_f32()?, self.noise.to_f32()?);
         let pairs = || latents.iter().zip(noise.iter());
         let noised = pairs().map(|(x, noise)| (1.0 - self.sigma) * x + self.sigma * noise).collect();
         let velocity = pairs().map(|(x, noise)| noise - x).collect();
-        let shape = self.example.latents.shape();
-        Ok([HostTensor::from_f32(shape.clone(), noised)?, HostTensor::from_f32(shape.clone(), velocity)?])
+        let tensor = |values| HostTensor::from_f32(self.example.latents.shape().clone(), values);
+        let (noised, velocity) = (tensor(noised)?, tensor(velocity)?);
+        Ok(PreparedExample { example: self.example.clone(), noised, velocity, sigma: self.sigma })
+    }
+}
+
+/// An example with its noise added: what the model sees in a step, and what it is to predict.
+#[derive(Clone, Debug)]
+pub struct PreparedExample {
+    pub(crate) example: Example,
+    /// The noised latents.
+    pub(crate) noised: HostTensor,
+    /// The velocity to predict.
+    pub(crate) velocity: HostTensor,
+    /// The noise level.
+    pub(crate) sigma: f32,
+}
+
+impl TrainSettings {
+    /// Draws the noise of a step's batches, counted from 0. It follows from the seed alone, so that the examples of a step can be
+    /// prepared while the step before is computed.
+    pub fn prepare(&self, step: u64, batches: &[&[Example]]) -> Result<Vec<Vec<PreparedExample>>> {
+        let example = |i: usize, j: usize, example: &Example| {
+            let seed = derive(&[self.seed, NOISE, step, i as u64, j as u64]);
+            NoisyExample::draw(example, &self.sigmas, seed)?.prepare()
+        };
+        let batch = |(i, batch): (usize, &&[Example])| {
+            batch.iter().enumerate().map(|(j, e)| example(i, j, e)).collect::<Result<Vec<_>>>()
+        };
+        batches.iter().enumerate().map(batch).collect()
     }
 }
 

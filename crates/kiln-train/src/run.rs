@@ -1,5 +1,7 @@
 //! The loop of a training: steps, log, checkpoints, samples, and the end.
 
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::{RunRecord, save_state};
@@ -7,12 +9,12 @@ use crate::guard::LossGuard;
 use crate::log::Log;
 use crate::norms::UpdateNorms;
 use crate::output::{LoraFormat, RunFiles, write_lora};
-use crate::{AdapterModule, Error, Example, Result, StepReport, TrainerState};
+use crate::{AdapterModule, Error, PreparedExample, Result, StepReport, TrainerState};
 
 /// What takes the steps.
 pub trait Stepper {
     /// Takes one optimizer step over these batches.
-    fn step(&mut self, batches: &[&[Example]]) -> Result<StepReport>;
+    fn step(&mut self, batches: &[Vec<PreparedExample>]) -> Result<StepReport>;
 
     /// Steps taken so far.
     fn steps(&self) -> u64;
@@ -82,10 +84,37 @@ pub struct Outcome {
     pub norms: UpdateNorms,
 }
 
-/// Trains until the last step, or until it is cancelled. `batches` returns those of a step, counted from 0.
+/// Trains until the last step, or until it is cancelled. `batches` returns those of a step, counted from 0; a thread calls it while
+/// the step before is computed.
 pub fn run(
     stepper: &mut dyn Stepper,
-    batches: &mut dyn FnMut(u64) -> Result<Vec<Vec<Example>>>,
+    batches: &mut (dyn FnMut(u64) -> Result<Vec<Vec<PreparedExample>>> + Send),
+    files: &RunFiles,
+    record: &RunRecord,
+    options: &RunOptions,
+    watcher: &mut dyn Watcher,
+) -> Result<Outcome> {
+    let (send, receive) = mpsc::sync_channel(1);
+    let steps = stepper.steps()..options.steps;
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for step in steps {
+                let batches = batches(step);
+                let failed = batches.is_err();
+                // Nobody receives after the training was stopped.
+                if send.send(batches).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        // Dropped at the end, which stops the thread.
+        take_steps(stepper, receive, files, record, options, watcher)
+    })
+}
+
+fn take_steps(
+    stepper: &mut dyn Stepper,
+    batches: mpsc::Receiver<Result<Vec<Vec<PreparedExample>>>>,
     files: &RunFiles,
     record: &RunRecord,
     options: &RunOptions,
@@ -104,9 +133,9 @@ pub fn run(
     let mut cancelled = watcher.is_cancelled();
     while stepper.steps() < options.steps && !cancelled {
         let begun = Instant::now();
-        let examples = batches(stepper.steps())?;
-        let slices: Vec<&[Example]> = examples.iter().map(Vec::as_slice).collect();
-        let report = stepper.step(&slices).map_err(not_finite)?;
+        // The thread ends early only after an error, or if it panicked, which the scope passes on.
+        let Ok(examples) = batches.recv() else { break };
+        let report = stepper.step(&examples?).map_err(not_finite)?;
         let step_time = times.add(begun.elapsed());
         let smoothed = guard.add(&report)?;
         log.add(&report, smoothed, begun.elapsed().as_secs_f32())?;
@@ -167,7 +196,7 @@ impl StepTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AdapterKind, TrainSettings};
+    use crate::{AdapterKind, Example, TrainSettings};
     use kiln_tensor::{DType, HostTensor};
     use kiln_weights::LoraNaming;
     use std::collections::BTreeMap;
@@ -183,8 +212,8 @@ mod tests {
     }
 
     impl Stepper for Toy {
-        fn step(&mut self, batches: &[&[Example]]) -> Result<StepReport> {
-            let values = batches.iter().flat_map(|b| b.iter()).map(|e| e.latents.to_f32().unwrap()[0]);
+        fn step(&mut self, batches: &[Vec<PreparedExample>]) -> Result<StepReport> {
+            let values = batches.iter().flatten().map(|e| e.example.latents.to_f32().unwrap()[0]);
             let difference = values.sum::<f32>() - self.value;
             self.momentum = 0.9 * self.momentum + 0.1 * difference;
             self.value += 0.3 * self.momentum;
@@ -266,7 +295,8 @@ mod tests {
         let mut batches = |step: u64| {
             let latents = HostTensor::from_f32([1, 1], vec![1.0 + step as f32 % 3.0])?;
             let text = latents.clone();
-            Ok(vec![vec![Example { latents, height: 1, width: 1, references: Vec::new(), text }]])
+            let example = Example { latents, height: 1, width: 1, references: Vec::new(), text };
+            TrainSettings::default().prepare(step, &[&[example]])
         };
         let outcome = run(&mut toy, &mut batches, files, &record(), &options, watcher);
         (outcome, toy)

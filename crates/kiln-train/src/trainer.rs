@@ -8,7 +8,7 @@ use kiln_ops::{Tensor as _, TrainingBackend};
 use kiln_tensor::{DType, HostTensor};
 
 use crate::adapter::{AdapterSet, derive, target_layers};
-use crate::objective::NoisyExample;
+use crate::objective::{NoisyExample, PreparedExample};
 use crate::optimizer::{OptimizerState, find};
 use crate::{AdapterModule, Error, Example, Result, StepReport, Stepper, TrainSettings, TrainerState};
 
@@ -16,7 +16,6 @@ use crate::{AdapterModule, Error, Example, Result, StepReport, Stepper, TrainSet
 const REFERENCE_STEP: u32 = 10;
 
 /// Which of a step's random numbers a seed is for.
-const NOISE: u64 = 1;
 const DROPOUT: u64 = 2;
 const HELD_OUT: u64 = 3;
 
@@ -140,37 +139,41 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// One optimizer step over these batches, whose gradients are averaged.
     pub fn step(&mut self, batches: &[&[Example]]) -> Result<StepReport> {
-        let mut noisy = Vec::with_capacity(batches.len());
-        for (i, batch) in batches.iter().enumerate() {
-            let mut examples = Vec::with_capacity(batch.len());
-            for (j, example) in batch.iter().enumerate() {
-                check_example(example, &self.transformer)?;
-                let seed = derive(&[self.settings.seed, NOISE, self.step, i as u64, j as u64]);
-                examples.push(NoisyExample::draw(example, &self.settings.sigmas, seed)?);
-            }
-            noisy.push(examples);
-        }
-        self.step_noisy(&noisy.iter().map(Vec::as_slice).collect::<Vec<_>>())
+        self.check_examples(batches.iter().flat_map(|batch| batch.iter()))?;
+        let prepared = self.settings.prepare(self.step, batches)?;
+        self.step_prepared(&prepared)
     }
 
     /// [`Trainer::step`] with given noise.
     pub fn step_noisy(&mut self, batches: &[&[NoisyExample<'_>]]) -> Result<StepReport> {
-        let loss = self.accumulate(batches);
-        let report = loss.and_then(|loss| self.update(loss));
+        let batch = |batch: &&[NoisyExample<'_>]| batch.iter().map(NoisyExample::prepare).collect();
+        self.step_prepared(&batches.iter().map(batch).collect::<Result<Vec<_>>>()?)
+    }
+
+    /// [`Trainer::step`] with examples that [`TrainSettings::prepare`] prepared for it.
+    pub fn step_prepared(&mut self, batches: &[Vec<PreparedExample>]) -> Result<StepReport> {
+        self.check_examples(batches.iter().flatten().map(|prepared| &prepared.example))?;
+        let losses = self.accumulate(batches);
+        let report = losses.and_then(|losses| self.update(&losses));
         self.adapters.clear_gradients();
         report
     }
 
+    fn check_examples<'a>(&self, mut examples: impl Iterator<Item = &'a Example>) -> Result<()> {
+        examples.try_for_each(|example| check_example(example, &self.transformer))
+    }
+
     /// The loss and the gradient of every parameter, by name, without a step.
     pub fn gradients(&mut self, batch: &[NoisyExample<'_>]) -> Result<(f32, Vec<(String, HostTensor)>)> {
-        let loss = self.accumulate(&[batch]);
+        let prepared = batch.iter().map(NoisyExample::prepare).collect::<Result<Vec<_>>>()?;
+        let losses = self.accumulate(&[prepared]);
         let gradients = self.adapters.params().map(|(name, param)| match &param.grad {
             Some(grad) => Ok((name, self.b.download(grad)?)),
             None => Ok((name, HostTensor::zeros(param.value.shape().clone()))),
         });
         let gradients = gradients.collect::<Result<Vec<_>>>();
         self.adapters.clear_gradients();
-        Ok((loss?, gradients?))
+        Ok((self.total(&losses?)?, gradients?))
     }
 
     /// The loss of a batch at these noise levels, one per example, without dropout and gradients. The noise follows from `seed`.
@@ -179,19 +182,20 @@ impl<B: TrainingBackend> Trainer<B> {
             let what = format!("{} noise levels for {} examples", sigmas.len(), batch.len());
             return Err(Error::Settings(what));
         }
-        let mut noisy = Vec::with_capacity(batch.len());
+        let mut prepared = Vec::with_capacity(batch.len());
         for (i, (example, sigma)) in batch.iter().zip(sigmas).enumerate() {
             check_example(example, &self.transformer)?;
-            noisy.push(NoisyExample::with_sigma(example, *sigma, derive(&[seed, HELD_OUT, i as u64]))?);
+            let noisy = NoisyExample::with_sigma(example, *sigma, derive(&[seed, HELD_OUT, i as u64]))?;
+            prepared.push(noisy.prepare()?);
         }
         self.adapters.dropout_seed = None;
-        let [loss, _] = self.loss(&noisy, Keep::Nothing, 1.0)?.0;
+        let [loss, _] = self.loss(&prepared, Keep::Nothing, 1.0)?.0;
         self.scalar(&loss)
     }
 
-    /// Adds the gradients of all batches; returns their mean loss.
-    fn accumulate(&mut self, batches: &[&[NoisyExample<'_>]]) -> Result<f32> {
-        if batches.is_empty() || batches.iter().any(|batch| batch.is_empty()) {
+    /// Adds the gradients of all batches; returns their shares of the mean loss. A device may still be computing them.
+    fn accumulate(&mut self, batches: &[Vec<PreparedExample>]) -> Result<Vec<B::Tensor>> {
+        if batches.is_empty() || batches.iter().any(Vec::is_empty) {
             return Err(Error::Example("a step needs at least one example in every batch".into()));
         }
         self.adapters.clear_gradients();
@@ -205,7 +209,10 @@ impl<B: TrainingBackend> Trainer<B> {
             self.transformer.backward(&self.b, tape, &d_velocity, &mut self.adapters)?;
             losses.push(loss);
         }
-        // Read at the end, so that a device computes all batches without waiting.
+        Ok(losses)
+    }
+
+    fn total(&self, losses: &[B::Tensor]) -> Result<f32> {
         losses.iter().map(|loss| self.scalar(loss)).sum()
     }
 
@@ -213,16 +220,15 @@ impl<B: TrainingBackend> Trainer<B> {
     #[expect(clippy::type_complexity, reason = "a loss, its gradient and the way back")]
     fn loss(
         &mut self,
-        batch: &[NoisyExample<'_>],
+        batch: &[PreparedExample],
         keep: Keep,
         share: f32,
     ) -> Result<([B::Tensor; 2], Tape<B, AdapterSet<B>>)> {
         let mut targets = Vec::with_capacity(batch.len());
         let mut inputs = Vec::with_capacity(batch.len());
-        for noisy in batch {
-            let [noised, velocity] = noisy.noised()?;
-            targets.push(self.b.upload(&velocity, DType::F32)?);
-            inputs.push(self.inputs(noisy, &noised)?);
+        for prepared in batch {
+            targets.push(self.b.upload(&prepared.velocity, DType::F32)?);
+            inputs.push(self.inputs(prepared)?);
         }
         let b = &self.b;
         let items: Vec<TrainingItem<'_, B>> = inputs
@@ -246,8 +252,8 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok((b.squared_error(&velocity, &target, scale)?, tape))
     }
 
-    fn inputs(&mut self, noisy: &NoisyExample<'_>, noised: &HostTensor) -> Result<Inputs<B>> {
-        let (b, example) = (&self.b, noisy.example);
+    fn inputs(&mut self, prepared: &PreparedExample) -> Result<Inputs<B>> {
+        let (b, example) = (&self.b, &prepared.example);
         let mut sizes = vec![example.text.shape().rows(), example.height, example.width];
         let mut positions = Position::grid(0, example.height, example.width);
         let mut references = Vec::with_capacity(example.references.len());
@@ -269,19 +275,21 @@ impl<B: TrainingBackend> Trainer<B> {
         };
         Ok(Inputs {
             text: b.upload(&example.text, self.transformer.dtype())?,
-            image: b.upload(noised, DType::F32)?,
+            image: b.upload(&prepared.noised, DType::F32)?,
             references,
             rope: sizes,
-            sigma: noisy.sigma,
+            sigma: prepared.sigma,
         })
     }
 
     /// Clips the gradient and takes the optimizer's step.
-    fn update(&mut self, loss: f32) -> Result<StepReport> {
+    fn update(&mut self, losses: &[B::Tensor]) -> Result<StepReport> {
         let (b, step) = (&self.b, self.step + 1);
         let gradients: Vec<&B::Tensor> =
             self.adapters.params().filter_map(|(_, p)| p.grad.as_ref()).collect();
-        let grad_norm = self.scalar(&b.sum_squares(&gradients)?)?.sqrt();
+        let squares = b.sum_squares(&gradients)?;
+        // Read at the end, so that a device computes everything without waiting.
+        let (loss, grad_norm) = (self.total(losses)?, self.scalar(&squares)?.sqrt());
         for (what, value) in [("the loss", loss), ("the gradient", grad_norm)] {
             if !value.is_finite() {
                 return Err(Error::NotFinite { what, step });
@@ -310,8 +318,8 @@ impl<B: TrainingBackend> Trainer<B> {
 }
 
 impl<B: TrainingBackend> Stepper for Trainer<B> {
-    fn step(&mut self, batches: &[&[Example]]) -> Result<StepReport> {
-        Trainer::step(self, batches)
+    fn step(&mut self, batches: &[Vec<PreparedExample>]) -> Result<StepReport> {
+        self.step_prepared(batches)
     }
 
     fn steps(&self) -> u64 {

@@ -1,5 +1,6 @@
 //! Measures training steps, as `kiln train` takes them.
 
+use std::thread;
 use std::time::Instant;
 
 use kiln_engine::{DeviceInfo, TrainingVisitor};
@@ -41,7 +42,7 @@ impl TrainingVisitor for TrainBench<'_> {
             checkpointing: args.checkpointing,
             ..TrainSettings::default()
         };
-        let mut trainer = Trainer::new(&b, transformer, settings)?;
+        let mut trainer = Trainer::new(&b, transformer, settings.clone())?;
         let example = example(&plan, component.config.in_channels, component.config.joint_attention_dim)?;
         let batch: Vec<Example> = vec![example; plan.batch];
         report.begin("training step");
@@ -50,11 +51,17 @@ impl TrainingVisitor for TrainBench<'_> {
         let sampler = MemorySampler::start();
         let warm_up = if device.is_asynchronous { 1 + TUNING_RUNS } else { 1 };
         let mut seconds = Vec::with_capacity(plan.repeat);
+        let mut prepared = settings.prepare(0, &[&batch])?;
         for run in 0..warm_up + plan.repeat {
             let start = Instant::now();
-            // Downloads the loss, and so waits for the device.
-            trainer.step(&[&batch])?;
-            b.synchronize()?;
+            // The next step's noise is drawn meanwhile, as in a training.
+            let next = thread::scope(|scope| {
+                let next = scope.spawn(|| settings.prepare(run as u64 + 1, &[&batch]));
+                trainer.step_prepared(&prepared)?;
+                b.synchronize()?;
+                next.join().map_err(|_| CliError::new("drawing noise failed"))?.map_err(CliError::from)
+            })?;
+            prepared = next;
             if run >= warm_up {
                 seconds.push(start.elapsed().as_secs_f64());
             }
