@@ -63,7 +63,8 @@ def main():
     times.sort()
     size = f"{args.size[0]}x{args.size[1]}"
     result = dict(size=size, kind=args.kind, checkpointing=args.checkpointing, first=first, median=times[len(times) // 2], best=times[0])
-    print(json.dumps(dict(result, memory=torch.cuda.max_memory_allocated(), torch=torch.__version__)), flush=True)
+    memory = dict(memory=torch.cuda.max_memory_allocated(), reserved=torch.cuda.max_memory_reserved())
+    print(json.dumps(dict(result, **memory, torch=torch.__version__)), flush=True)
 
 
 main()
