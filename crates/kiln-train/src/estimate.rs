@@ -3,7 +3,6 @@
 use std::fmt;
 
 use kiln_engine::Model;
-use kiln_weights::LinearPrecision;
 
 use crate::dataset::{Dataset, Entry, PictureSize};
 use crate::{Optimizer, Result, TrainSettings, target_layers};
@@ -59,7 +58,7 @@ impl CostEstimate {
         }
         Ok(CostEstimate {
             parameters,
-            weights: model.weight_bytes(LinearPrecision::Float).transformer,
+            weights: model.weight_bytes(settings.base.linear(1)).transformer,
             adapter: parameters * (8 + state + average),
             activations: activations as u64,
             reference_factor: if without > 0.0 { with / without } else { 1.0 },

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{DeviceInfo, Model, TrainingVisitor, Variant, VariantSource};
+use kiln_engine::{DeviceInfo, Model, TrainingVisitor, Variant, VariantSource, WeightBytes, machine};
 use kiln_model::ResidencyPlan;
 use kiln_model::transformer::Transformer;
 use kiln_ops::TrainingBackend;
@@ -12,12 +12,18 @@ use crate::cache::Cache;
 use crate::checkpoint::{RunRecord, load_state};
 use crate::dataset::{Dataset, Draw, Order};
 use crate::encode::{Encoders, EncodingStage};
+use crate::estimate::CostEstimate;
 use crate::output::RunFiles;
 use crate::run::{Outcome, RunOptions, Status, Watcher, run};
-use crate::{Error, Example, Result, TrainSettings, Trainer};
+use crate::{BasePrecision, Error, Example, Result, TrainSettings, Trainer};
 
 /// Noise levels at which the loss is compared before and after a training.
 const LEVELS: [f32; 4] = [0.3, 0.5, 0.7, 0.9];
+
+/// Bytes of GPU memory for workspaces and operations that are tried out.
+const RESERVE: u64 = 512 << 20;
+/// Streamed weights that are on the GPU at once.
+const STREAMED_AT_ONCE: u64 = 3;
 
 /// Everything that a training needs.
 pub struct TrainJob<'w> {
@@ -29,6 +35,8 @@ pub struct TrainJob<'w> {
     pub cache: PathBuf,
     /// The trainer's settings.
     pub settings: TrainSettings,
+    /// Whether to choose checkpointing by the device's memory.
+    pub auto_checkpointing: bool,
     /// Examples of a batch.
     pub batch: usize,
     /// Batches of a step.
@@ -80,8 +88,22 @@ impl TrainingVisitor for TrainJob<'_> {
     type Output = Result<Outcome>;
 
     fn visit<B: TrainingBackend + 'static>(self, b: B, device: DeviceInfo<B>) -> Result<Outcome> {
-        let TrainJob { model, data, cache, settings, batch, accumulation, options, files, resume, watcher } =
-            self;
+        let TrainJob { model, data, cache, mut settings, auto_checkpointing, batch, .. } = self;
+        let TrainJob { accumulation, options, files, resume, watcher, .. } = self;
+        if settings.base == BasePrecision::Fp8 && !device.has_fp8 {
+            return Err(Error::data(format!("{} does not support fp8", b.name()))
+                .hint("leave out --dtype, or use --dtype int8"));
+        }
+        let estimate = |settings: &TrainSettings| CostEstimate::new(&model, &data, settings, batch);
+        if auto_checkpointing {
+            let free = device.vram.or_else(machine::memory_limit);
+            let needed = estimate(&settings)?.memory();
+            settings.checkpointing = free.is_some_and(|free| needed + RESERVE > free);
+            if settings.checkpointing {
+                watcher
+                    .note("activations are computed twice to save memory (--checkpointing off keeps them)");
+            }
+        }
         let mut cache = Cache::new(cache);
         let encoders = Encoders::new(&model, &b.numerics(), settings.dtype())?;
         if let Some(note) = encoders.truncation_note(&data)? {
@@ -98,12 +120,15 @@ impl TrainingVisitor for TrainJob<'_> {
             data: data.hash(),
             batch,
             accumulation,
-            settings: settings.clone(),
+            // The result does not depend on it.
+            settings: TrainSettings { checkpointing: false, ..settings.clone() },
         };
         let state = if resume { Some(load_state(&files.state(), &record)?) } else { None };
         let (weights, config) = (model.transformer.weights()?, &model.transformer.config);
-        let plan = ResidencyPlan::all_on_device();
-        let transformer = Transformer::load(&b, &weights.root(), config, settings.dtype(), &plan)?;
+        let precision = settings.base.linear(device.threads);
+        let plan = residency(&model.weight_bytes(precision), &estimate(&settings)?, device.vram, watcher)?;
+        let vars = weights.root().with_precision(precision);
+        let transformer = Transformer::load(&b, &vars, config, settings.dtype(), &plan)?;
         let (order, noise) = (Order::new(&data, settings.seed), settings.clone());
         let mut trainer = match &state {
             Some(state) => Trainer::restore(&b, transformer, settings, state)?,
@@ -128,6 +153,32 @@ impl TrainingVisitor for TrainJob<'_> {
         }
         Ok(outcome)
     }
+}
+
+/// Which of the transformer's weights stay on a GPU with this much memory; the others are streamed as they are used.
+fn residency(
+    weights: &WeightBytes,
+    estimate: &CostEstimate,
+    vram: Option<u64>,
+    watcher: &mut dyn JobWatcher,
+) -> Result<ResidencyPlan> {
+    let Some(vram) = vram else { return Ok(ResidencyPlan::all_on_device()) };
+    let others = estimate.memory() - estimate.weights + weights.dequantized + RESERVE;
+    if others + weights.transformer <= vram {
+        return Ok(ResidencyPlan::all_on_device());
+    }
+    let ring = STREAMED_AT_ONCE * weights.largest;
+    let Some(resident) = vram.checked_sub(others + ring) else {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        let (has, needs) = (gib(vram), gib(others + ring));
+        let what = format!("this training needs at least {needs:.1} GiB of GPU memory, there are {has:.1}");
+        return Err(Error::data(what)
+            .hint("use --checkpointing on, a smaller --resolution, --batch 1 or --optimizer adamw8bit"));
+    };
+    let streamed = (weights.transformer - resident) as f64 / f64::from(1 << 30);
+    watcher
+        .note(&format!("{streamed:.1} GiB of the weights stay in host memory and are copied for every use"));
+    Ok(ResidencyPlan::new(resident, weights.transformer))
 }
 
 /// One example for each noise level, from all parts of the data.

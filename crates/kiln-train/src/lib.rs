@@ -47,8 +47,8 @@ pub use output::{LoraFormat, RunFiles, write_lora};
 pub use run::{Outcome, RunOptions, Status, Stepper, Watcher, run};
 pub use samples::{SamplePrompt, Sampler};
 pub use settings::{
-    AdapterKind, AdapterSettings, LayerGroup, LearningRate, Optimizer, SigmaSampling, TargetPreset, Targets,
-    TrainSettings,
+    AdapterKind, AdapterSettings, BasePrecision, LayerGroup, LearningRate, Optimizer, SigmaSampling,
+    TargetPreset, Targets, TrainSettings,
 };
 pub use state::{AdapterModule, StepReport, TrainerState};
 pub use trainer::Trainer;

@@ -1,6 +1,7 @@
 //! The settings of a training.
 
 use kiln_tensor::DType;
+use kiln_weights::LinearPrecision;
 use serde::{Deserialize, Serialize};
 
 /// The settings of a training. [`TrainSettings::default`] is a LoRA of rank 16 on all layers of the blocks, trained with
@@ -24,6 +25,8 @@ pub struct TrainSettings {
     pub guidance: f32,
     /// Whether a block's activations are computed again in the backward pass instead of kept: less memory, a third more time.
     pub checkpointing: bool,
+    /// How the frozen model's linear layers are multiplied.
+    pub base: BasePrecision,
     /// Whether activations are bf16; else f32. Adapters, their gradients and the optimizer's state are always f32.
     pub bf16: bool,
     /// Seed of the adapter's initial values, the noise, the noise levels and dropout.
@@ -41,6 +44,7 @@ impl Default for TrainSettings {
             sigmas: SigmaSampling::default(),
             guidance: 1.0,
             checkpointing: false,
+            base: BasePrecision::Stored,
             bf16: true,
             seed: 0,
         }
@@ -51,6 +55,30 @@ impl TrainSettings {
     /// The dtype of activations.
     pub fn dtype(&self) -> DType {
         if self.bf16 { DType::BF16 } else { DType::F32 }
+    }
+}
+
+/// How the linear layers of the frozen model's blocks are multiplied in the forward pass. Gradients pass through their values, in
+/// the dtype of activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BasePrecision {
+    /// In the dtype of activations, from whatever the files store.
+    Stored,
+    /// In fp8, quantized when they are loaded.
+    Fp8,
+    /// In int8, quantized when they are loaded.
+    Int8,
+}
+
+impl BasePrecision {
+    /// What weights are loaded as; `threads` quantize them.
+    pub fn linear(self, threads: usize) -> LinearPrecision {
+        match self {
+            BasePrecision::Stored => LinearPrecision::Float,
+            BasePrecision::Fp8 => LinearPrecision::Fp8,
+            BasePrecision::Int8 => LinearPrecision::Int8 { threads },
+        }
     }
 }
 

@@ -6,7 +6,7 @@ mod progress;
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_engine::{Device, Model, Settings, machine, with_training_backend};
+use kiln_engine::{Device, Model, Settings, probe_gpus, with_training_backend};
 use kiln_train::dataset::{Dataset, list};
 use kiln_train::{
     Cache, CostEstimate, Outcome, RunFiles, SamplePrompt, Sampler, TrainJob, TrainSettings, check_variant,
@@ -37,7 +37,10 @@ pub fn run(mut args: TrainArgs) -> Result<(), CliError> {
     let data = data.with_context(|| format!("reading the pictures in `{}`", args.data.display()))?;
     let mut display = Display::new(args.saving.quiet, cancel.clone());
     data.notes.iter().for_each(|note| display.tell(note));
-    let machine = args.machine.settings()?;
+    let mut machine = args.machine.settings()?;
+    if machine.device == Device::Auto {
+        machine.device = if probe_gpus().usable { Device::Cuda(0) } else { Device::Cpu };
+    }
     let settings = choose(&args, &model, &data, &machine, &display)?;
     if args.pictures.dry_run {
         return Ok(());
@@ -53,6 +56,7 @@ pub fn run(mut args: TrainArgs) -> Result<(), CliError> {
         data,
         cache: folder,
         settings,
+        auto_checkpointing: args.steps.checkpointing == CheckpointingArg::Auto,
         batch: args.steps.batch as usize,
         accumulation: args.steps.accumulate as usize,
         options,
@@ -82,22 +86,12 @@ fn choose(
     machine: &Settings,
     display: &Display,
 ) -> Result<TrainSettings, CliError> {
-    let mut settings = options::settings(args, model, machine)?;
-    let estimate =
-        |settings: &TrainSettings| CostEstimate::new(model, data, settings, args.steps.batch as usize);
-    if args.steps.checkpointing == CheckpointingArg::Auto {
-        let free = machine.vram_limit.or_else(machine::memory_limit);
-        settings.checkpointing =
-            free.is_some_and(|free| estimate(&settings).is_ok_and(|cost| cost.memory() > free));
-    }
+    let settings = options::settings(args, model, machine);
     let sizes: Vec<String> =
         data.sizes().iter().map(|([width, height], count)| format!("{width}x{height} ({count})")).collect();
     display.tell(&format!("{} examples: {}", data.epoch(), sizes.join(", ")));
     display.tell(&format!("base: {}, {}", model.recorded_name(), model.described_variant()));
-    display.tell(&estimate(&settings)?.to_string());
-    if settings.checkpointing && args.steps.checkpointing == CheckpointingArg::Auto {
-        display.tell("activations are computed twice to save memory (--checkpointing off keeps them)");
-    }
+    display.tell(&CostEstimate::new(model, data, &settings, args.steps.batch as usize)?.to_string());
     Ok(settings)
 }
 

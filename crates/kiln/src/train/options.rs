@@ -4,8 +4,8 @@ use kiln_engine::{Device, Isa, Model, Precision, Settings};
 use kiln_tensor::DType;
 use kiln_train::dataset::DataOptions;
 use kiln_train::{
-    AdapterKind, AdapterSettings, LayerGroup, LearningRate, LoraFormat, Optimizer, RunOptions, SigmaSampling,
-    TargetPreset, Targets, TrainSettings,
+    AdapterKind, AdapterSettings, BasePrecision, LayerGroup, LearningRate, LoraFormat, Optimizer, RunOptions,
+    SigmaSampling, TargetPreset, Targets, TrainSettings,
 };
 use kiln_weights::LoraNaming;
 
@@ -56,9 +56,9 @@ pub fn data(args: &PictureArgs, model: &Model) -> DataOptions {
 }
 
 /// The trainer's settings.
-pub fn settings(args: &TrainArgs, model: &Model, machine: &Settings) -> Result<TrainSettings, CliError> {
+pub fn settings(args: &TrainArgs, model: &Model, machine: &Settings) -> TrainSettings {
     let StepArgs { clip, ema, seed, .. } = args.steps;
-    Ok(TrainSettings {
+    TrainSettings {
         adapter: adapter(&args.adapter),
         optimizer: optimizer(&args.steps),
         learning_rate: learning_rate(&args.steps),
@@ -71,23 +71,23 @@ pub fn settings(args: &TrainArgs, model: &Model, machine: &Settings) -> Result<T
         },
         guidance: 1.0,
         checkpointing: args.steps.checkpointing == crate::args::CheckpointingArg::On,
-        bf16: is_bf16(model, machine)?,
+        base: match machine.precision {
+            Precision::Fp8 => BasePrecision::Fp8,
+            Precision::Int8 => BasePrecision::Int8,
+            _ => BasePrecision::Stored,
+        },
+        bf16: is_bf16(model, machine),
         seed,
-    })
+    }
 }
 
 /// Whether activations are bf16: on a GPU, and on a CPU that multiplies it.
-fn is_bf16(model: &Model, machine: &Settings) -> Result<bool, CliError> {
+fn is_bf16(model: &Model, machine: &Settings) -> bool {
     match machine.precision {
-        Precision::F32 => Ok(false),
-        Precision::Bf16 => Ok(true),
-        Precision::Auto if matches!(machine.device, Device::Cuda(_)) => Ok(true),
-        Precision::Auto => {
-            let isa = machine.isa.unwrap_or_else(Isa::best);
-            Ok(isa.multiplies_bf16() && model.trained_sides().is_none())
-        }
-        other => Err(CliError::usage(format!("a LoRA is trained in f32 or bf16, not in {}", other.name()))
-            .hint("leave out --dtype; the base model may be stored in int8, fp8 or GGUF types")),
+        Precision::F32 => false,
+        Precision::Bf16 | Precision::Fp8 => true,
+        _ if matches!(machine.device, Device::Cuda(_)) => true,
+        _ => machine.isa.unwrap_or_else(Isa::best).multiplies_bf16() && model.trained_sides().is_none(),
     }
 }
 
