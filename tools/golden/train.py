@@ -4,7 +4,8 @@
 
 Each case has a random transformer, an adapter and some examples. Everything that goes in is drawn from names (`common.draw`),
 so that only results are stored: `CASE.safetensors` has the loss and the gradient of every adapter tensor before the first step,
-and the tensors after `steps` steps of torch's AdamW, each step with its own noise. `cases.json` describes the cases.
+and the tensors after `steps` steps of torch's AdamW, each step with its own noise. `cases.json` describes the
+cases, and how far torch's own bf16 is off.
 """
 
 import math
@@ -106,12 +107,13 @@ def loss_of(case, model, spec, step):
         sigma = torch.tensor(sigma, dtype=torch.float32)
         noised = (1 - sigma) * latents + sigma * noise
         img_ids, txt_ids = ids(text, height, width, references)
+        dtype = model.dtype
         out = model(
-            hidden_states=torch.cat([noised, *refs])[None], encoder_hidden_states=states[None], timestep=sigma[None],
+            hidden_states=torch.cat([noised, *refs])[None].to(dtype), encoder_hidden_states=states[None].to(dtype), timestep=sigma[None],
             img_ids=img_ids, txt_ids=txt_ids, guidance=torch.ones(1) if config["guidance_embeds"] else None,
             return_dict=False,
         )[0]  # fmt: skip
-        predictions.append(out[0, : height * width])
+        predictions.append(out[0, : height * width].float())
         targets.append(noise - latents)
     return mse_loss(torch.cat(predictions), torch.cat(targets))
 
@@ -135,16 +137,33 @@ def run(case, spec, out):
     tensors["last_loss"] = loss.detach().reshape(1)
     tensors |= {f"after.{k}": p for k, p in params.items()}
     save_tensors(tensors, out / f"{case}.safetensors")
-    print(case, tensors["loss"].item(), loss.item())
+    distances = bf16_distances(case, spec, tensors)
+    print(case, tensors["loss"].item(), loss.item(), distances)
+    return distances
+
+
+def bf16_distances(case, spec, tensors):
+    """How far torch's own loss and gradients are off from f32 with a model in bf16 and adapters in f32, under autocast."""
+    model, params = add_adapter(case, make_transformer(case, spec["config"]), spec)
+    trained = {id(p) for p in params.values()}
+    for p in model.parameters():
+        if id(p) not in trained:
+            p.data = p.data.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(case, model, spec, 0)
+    loss.float().backward()
+    errors = [(p.grad.float() - tensors[f"grad.{name}"]).square().sum() for name, p in params.items()]
+    squares = [tensors[f"grad.{name}"].square().sum() for name in params]
+    gradient = (sum(errors) / sum(squares)).sqrt().item()
+    return dict(loss=abs(loss.item() / tensors["loss"].item() - 1), gradient=gradient)
 
 
 def main(out):
     out.mkdir(parents=True, exist_ok=True)
-    for case, spec in CASES.items():
-        run(case, spec, out)
+    cases = {case: dict(spec, bf16=run(case, spec, out)) for case, spec in CASES.items()}
     head = dict(command="python tools/golden/train.py testdata/train", versions=versions(), tolerance=1e-5,
                 why="f32 in both; relative L2 of each tensor against its group's", steps=STEPS, lr=LR, weight_decay=DECAY)  # fmt: skip
-    save_json({**head, "cases": CASES}, out / "cases.json")
+    save_json({**head, "cases": cases}, out / "cases.json")
 
 
 if __name__ == "__main__":

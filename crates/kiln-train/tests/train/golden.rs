@@ -43,6 +43,14 @@ struct Case {
     targets: String,
     factor: Option<usize>,
     max_grad_norm: Option<f32>,
+    bf16: Bf16Distances,
+}
+
+/// How far torch's own bf16 is off from f32: the loss relatively, all gradients together by their relative L2 distance.
+#[derive(Deserialize)]
+struct Bf16Distances {
+    loss: f32,
+    gradient: f64,
 }
 
 /// zlib's CRC-32.
@@ -153,8 +161,14 @@ fn adapter(tag: &str, modules: Vec<AdapterModule>, stored: &WeightSource) -> Vec
     modules.into_iter().map(module).collect()
 }
 
-fn check_case<B: TrainingBackend>(b: &B, tag: &str, case: &Case, all: &Cases, checkpointing: bool) {
-    let stored = WeightSource::open(file(&format!("{tag}.safetensors"))).unwrap();
+/// A trainer with the case's adapter, and its examples.
+fn trainer<B: TrainingBackend>(
+    b: &B,
+    (tag, case): (&str, &Case),
+    all: &Cases,
+    stored: &WeightSource,
+    [checkpointing, bf16]: [bool; 2],
+) -> (Trainer<B>, Vec<Example>) {
     let layers = case.config.linear_layers();
     let in_block = |name: &str| {
         name.starts_with("transformer_blocks.") || name.starts_with("single_transformer_blocks.")
@@ -173,16 +187,44 @@ fn check_case<B: TrainingBackend>(b: &B, tag: &str, case: &Case, all: &Cases, ch
         learning_rate: LearningRate { peak: all.lr, ..LearningRate::default() },
         max_grad_norm: case.max_grad_norm,
         checkpointing,
-        bf16: false,
+        bf16,
         ..TrainSettings::default()
     };
-    let transformer = transformer(b, tag, &case.config, DType::F32);
+    let transformer = transformer(b, tag, &case.config, if bf16 { DType::BF16 } else { DType::F32 });
     let mut trainer = Trainer::new(b, transformer, settings).unwrap();
-    let start = adapter(tag, trainer.adapter().unwrap(), &stored);
+    let start = adapter(tag, trainer.adapter().unwrap(), stored);
     trainer.set_adapter(&start).unwrap();
     let examples: Vec<Example> =
         case.examples.iter().enumerate().map(|(i, e)| example(tag, i, &case.config, e)).collect();
+    (trainer, examples)
+}
 
+fn stored(tag: &str) -> WeightSource {
+    WeightSource::open(file(&format!("{tag}.safetensors"))).unwrap()
+}
+
+/// In bf16, loss and gradients are about as near to torch's in f32 as torch's own in bf16.
+fn check_bf16<B: TrainingBackend>(b: &B, tag: &str, case: &Case, all: &Cases) {
+    let stored = stored(tag);
+    let (mut trainer, examples) = trainer(b, (tag, case), all, &stored, [false, true]);
+    let (loss, gradients) = trainer.gradients(&noisy(tag, &examples, 0)).unwrap();
+    let expected = stored.tensor("loss").unwrap().to_f32().unwrap()[0];
+    let limit = (2.0 * case.bf16.loss).max(3e-3);
+    assert!((loss / expected - 1.0).abs() < limit, "{tag}: loss {loss}, expected {expected}");
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (name, gradient) in &gradients {
+        let expected = stored.tensor(&format!("grad.{name}")).unwrap();
+        let squares = expected.to_f32().unwrap().iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+        error += distance(gradient, &expected).powi(2) * squares;
+        norm += squares;
+    }
+    let (found, torch) = ((error / norm).sqrt(), case.bf16.gradient);
+    assert!(found < 1.5 * torch, "{tag}: in bf16 the gradients differ by {found:.4}, torch's by {torch:.4}");
+}
+
+fn check_case<B: TrainingBackend>(b: &B, tag: &str, case: &Case, all: &Cases, checkpointing: bool) {
+    let stored = stored(tag);
+    let (mut trainer, examples) = trainer(b, (tag, case), all, &stored, [checkpointing, false]);
     let (loss, gradients) = trainer.gradients(&noisy(tag, &examples, 0)).unwrap();
     let expected = stored.tensor("loss").unwrap().to_f32().unwrap()[0];
     assert!((loss - expected).abs() < 1e-5 * expected, "{tag}: loss {loss}, expected {expected}");
@@ -226,6 +268,7 @@ fn the_cpu_trains_as_torch_does() {
     let (b, all) = (kiln_cpu::CpuBackend::new(kiln_cpu::CpuOptions::default()).unwrap(), cases());
     for (i, (tag, case)) in all.cases.iter().enumerate() {
         check_case(&b, tag, case, &all, i % 2 == 1);
+        check_bf16(&b, tag, case, &all);
     }
 }
 
@@ -238,5 +281,6 @@ fn the_gpu_trains_as_torch_does() {
     let all = cases();
     for (i, (tag, case)) in all.cases.iter().enumerate() {
         check_case(&b, tag, case, &all, i % 2 == 0);
+        check_bf16(&b, tag, case, &all);
     }
 }
