@@ -43,6 +43,7 @@ def kiln_seconds(args, model, work):
     command = [args.kiln, "train", work / "pictures", "-m", model, "-o", work / "lora.safetensors", "--overwrite", "-q",
                "--resolution", args.size, "--dtype", args.dtype, "--rank", args.rank, "--steps", args.steps + 2,
                "--checkpointing", "off", "--cache-dir", work / "cache", "--caption-dropout", 0, "--distilled-anyway"]
+    command += ["--threads", args.threads] if args.threads else []
     subprocess.run([str(part) for part in command], check=True)
     lines = (work / "lora.train/log.jsonl").read_text().splitlines()
     return statistics.median(json.loads(line)["seconds"] for line in lines[2:])

@@ -1,9 +1,9 @@
 """Writes a packed model as its difference from another one: Ember base from Ember.
 
-    python delta.py ember.safetensors ember-base.safetensors delta.safetensors
+    python delta.py ember.safetensors ember-base.safetensors delta.safetensors [card.txt]
 
 Only the transformer is stored, which `kiln-weights/src/delta.rs` rebuilds to the bit; text encoder, tokenizer and autoencoder
-are those of the first model. Needs numpy.
+are those of the first model. card.txt is the text that `kiln info` shows. Needs numpy.
 """
 import hashlib
 import json
@@ -48,7 +48,7 @@ def difference(parent, child, name):
     return (new - old).reshape(-1).view(np.uint8).reshape(-1, width).T.tobytes()
 
 
-def main(parent, child, out):
+def main(parent, child, out, card=None):
     parent, child = read(parent), read(child)
     names = sorted(name for name in child[0] if name.startswith(PREFIX))
     assert names == sorted(name for name in parent[0] if name.startswith(PREFIX)), "other tensors"
@@ -57,6 +57,8 @@ def main(parent, child, out):
     stream = b"".join(packer.compress(difference(parent, child, name)) for name in ordered) + packer.flush()
     result = hashlib.sha256(b"".join(tensor(child, name).tobytes() for name in names)).hexdigest()
     metadata = {k: v for k, v in child[1].items() if k.startswith(OWN) and parent[1].get(k) != v}
+    if card:
+        metadata["model_card"] = open(card, encoding="utf-8").read()
     metadata["kiln.delta"] = json.dumps({"parent": parent[3], "result": result})
     header = {"__metadata__": metadata,
               "difference": {"dtype": "U8", "shape": [len(stream)], "data_offsets": [0, len(stream)]}}

@@ -4,12 +4,11 @@
     python tools/lora/check_trained.py MODEL_FOLDER KILN_BINARY
 
 `kiln train` trains a LoRA, a LoKr and a DoRA in a few large steps; `kiln generate --lora` and diffusers' own loader
-(`load_lora_weights`, or PEFT for what it does not load) give an image each, which must not differ by more than one level. The
+(`load_lora_weights`; for a LoKr the update's definition) give an image each, which must not differ by more than one level. The
 LoRA is also written under ComfyUI's and kohya's names. MODEL_FOLDER is as for check.py. Needs torch, diffusers, transformers,
 peft, safetensors and Pillow. Made with torch 2.15, diffusers 0.42.1, peft 0.21.2.
 """
 import copy
-import json
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 from diffusers import Flux2KleinPipeline
 from PIL import Image
-from safetensors import safe_open
 from safetensors.torch import load_file
 
 MODEL, KILN = Path(sys.argv[1]), sys.argv[2]
@@ -49,9 +47,6 @@ def diffusers_image():
 def load(path):
     """Puts a LoRA into the pipeline's transformer."""
     pipe.transformer = copy.deepcopy(plain)
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata() or {}
-    settings = json.loads(metadata.get("lora_adapter_metadata", "{}"))
     if not any("lokr" in key for key in load_file(path)):
         pipe.load_lora_weights(path)
         return "load_lora_weights"
@@ -67,7 +62,7 @@ def load(path):
         rank = part["lokr_w2_a"].shape[1] if low_rank else 1
         scale = float(part["alpha"]) / rank if low_rank else 1.0
         changed[layer].weight.data += scale * torch.kron(left, right)
-    return f"the definition, {len(settings)} settings"
+    return "the definition"
 
 
 def main():

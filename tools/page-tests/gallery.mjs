@@ -250,3 +250,30 @@ test("an image is upscaled", async (page) => {
   await page.waitForSelector("#working", { state: "hidden" });
   assert.equal(await page.evaluate(() => document.querySelector("#image").decode().then(() => document.querySelector("#image").naturalWidth)), 256);
 });
+
+test("more than a thousand images are starred at once", async (page, { server }) => {
+  await prepare(page, server, 1);
+  const [image] = (await (await fetch(`${server.address}/v1/pictures?limit=1`)).json()).data;
+  const data = Array.from({ length: 1200 }, (_, i) => ({ ...image, id: `${image.id}-${i}`, favourite: false }));
+  const sent = [];
+  const list = /\/v1\/pictures(\?.*)?$/;
+  await page.route(list, (route) => {
+    if (route.request().method() === "GET") return route.fulfill({ json: { data, more: false } });
+    const { ids, ...marks } = route.request().postDataJSON();
+    sent.push({ ids, marks });
+    return route.fulfill({ json: { data: ids.map((id) => ({ ...image, id, ...marks })) } });
+  });
+  await reload(page);
+  await count(page, "#grid li", 1200);
+  await page.locator("#grid li").first().locator("input").check({ force: true });
+  await page.click("#selection-all");
+  await matches(page, "#selection-count", /^1200 selected$/);
+  await page.click("#selection-star");
+  await count(page, "#grid .star[aria-pressed=true]", 1200);
+  // The server takes a thousand at a time.
+  assert.deepEqual(sent.map(({ ids }) => ids.length), [1000, 200]);
+  assert.equal(new Set(sent.flatMap(({ ids }) => ids)).size, 1200);
+  assert.ok(sent.every(({ marks }) => marks.favourite === true));
+  await page.unroute(list);
+  await reload(page);
+});

@@ -74,8 +74,8 @@ const TYPES = {
 export const startBrowser = () =>
   chromium.launch({ executablePath: process.env.BROWSER, args: ["--no-sandbox", "--disable-gpu"] });
 
-/** A PNG file of one colour. */
-export function png(width, height, [r, g, b]) {
+/** A PNG file of one colour, optionally with a recipe. */
+export function png(width, height, [r, g, b], recipe) {
   const chunk = (type, data) => {
     const body = Buffer.concat([Buffer.from(type), data]);
     const [length, sum] = [Buffer.alloc(4), Buffer.alloc(4)];
@@ -90,7 +90,8 @@ export function png(width, height, [r, g, b]) {
   const row = Buffer.concat([Buffer.from([0]), Buffer.from(Array(width).fill([r, g, b]).flat())]);
   const rows = deflateSync(Buffer.concat(Array(height).fill(row)));
   const magic = Buffer.from([0x89, 0x50, 0x4e, 0x47, 13, 10, 26, 10]);
-  return Buffer.concat([magic, chunk("IHDR", head), chunk("IDAT", rows), chunk("IEND", Buffer.alloc(0))]);
+  const text = recipe === undefined ? [] : [chunk("iTXt", Buffer.concat([Buffer.from("kiln\0\0\0\0\0"), Buffer.from(recipe)]))];
+  return Buffer.concat([magic, chunk("IHDR", head), ...text, chunk("IDAT", rows), chunk("IEND", Buffer.alloc(0))]);
 }
 
 function crc(bytes) {

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 
 import { png } from "./harness.mjs";
-import { count, generate, matches, reload, shot, small, submitted, test, visible, violations } from "./steps.mjs";
+import { count, generate, hidden, matches, reload, shot, small, submitted, test, visible, violations } from "./steps.mjs";
 
 const file = (name, colour, side = 128) => ({ name, mimeType: "image/png", buffer: png(side, side, colour) });
 
@@ -76,6 +76,52 @@ test("an image with a recipe brings its settings back", async (page) => {
   await matches(page, "#lock", /true/, "aria-pressed");
   await page.click("#lock");
   await removeReferences(page);
+});
+
+test("a hostile recipe runs nothing, and the page tells what is wrong with it", async (page) => {
+  const attack = `"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u202e\0`;
+  const name = "<img src=x onerror=window.hacked=1>";
+  const recipe = {
+    kiln: attack, prompt: attack, negative_prompt: attack, original_prompt: attack, seed: 18446744073709551615n, index: 0, batch: 1,
+    width: 4294967280, height: 16, steps: 1000000000, guidance: 1e30, loras: [{ name, weight: 1e30 }],
+    model: { path: attack, variant: attack, transformer: attack }, vae: { path: attack }, dtype: attack, backend: attack,
+    references: [{ path: name, sha256: attack }],
+  };
+  const json = (value) => JSON.stringify(value, (_, v) => (typeof v === "bigint" ? `#${v}#` : v)).replaceAll(/"#(\d+)#"/g, "$1");
+  const add = (name, text) => page.setInputFiles("#files", { name, mimeType: "image/png", buffer: png(64, 64, [9, 9, 9], text) });
+  const use = async (text) => {
+    await add(`${name}.png`, text);
+    await matches(page, "#toast-text", /holds the settings/);
+    await page.click("#toast-action");
+  };
+  await use(json(recipe));
+  await matches(page, "#toast-text", /Settings restored, without .*onerror/);
+  assert.ok((await page.inputValue("#prompt")).includes("<script>"), "the prompt is text");
+  // The numbers are beyond every limit: the form says so, and nothing is sent.
+  assert.ok(await page.locator("#form :invalid:not(fieldset)").count());
+  await page.click("#generate");
+  await page.waitForTimeout(200);
+  await hidden(page, "#working");
+  for (const [text, words] of [
+    [json({ ...recipe, prompt: "x".repeat(900_000) }), /a prompt of 900000 bytes; the limit is 8000/],
+    [json({ ...recipe, width: -1 }), /nvalid recipe/],
+    [json({ ...recipe, sigmas: [1e300, -1e300] }), /nvalid recipe/],
+    ["[".repeat(500_000), /nvalid recipe/],
+    [attack, /nvalid recipe/],
+  ]) {
+    await use(text);
+    await matches(page, "#alert-text", words);
+    assert.ok((await page.textContent("#alert-text")).length < 600);
+    await page.click("#alert-close");
+  }
+  await add("large.png", "x".repeat(3 << 20));
+  await matches(page, "#alert-text", /settings in “large\.png” can't be used: the recipe is damaged or longer than 1 MiB/);
+  assert.equal(await page.evaluate(() => window.hacked), undefined);
+  assert.equal(await page.locator("img[src='x'], script:not([src])").count(), 0);
+  await page.click("#alert-close");
+  await page.evaluate(() => localStorage.removeItem("kiln.inputs"));
+  await reload(page);
+  await small(page);
 });
 
 test("a mask is painted, feathered, undone, redone, zoomed and sent", async (page) => {

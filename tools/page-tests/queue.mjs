@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 
+import { openPage } from "./harness.mjs";
 import { count, generate, hidden, matches, running, shot, steps, submit, test, visible, violations } from "./steps.mjs";
 
 const prompts = (page) => page.locator("#queue .prompt").allTextContents();
@@ -20,6 +21,48 @@ test("queued jobs are reordered with the keyboard and cancelled", async (page) =
   await shot(page, "queue");
   await page.locator("#queue li", { hasText: "a boat" }).locator(".remove").click();
   await count(page, "#queue li", 2);
+  await page.click("#cancel-all");
+  await hidden(page, "#working");
+  await count(page, "#queue li", 0);
+});
+
+test("two windows reorder the queue at the same time", async (page, { context, server }) => {
+  await submit(page, "a tower", 200);
+  await running(page);
+  for (const [i, prompt] of ["a crown", "a boat", "a bell", "a lamp"].entries()) await submit(page, prompt, 3 + i);
+  await count(page, "#queue li", 4);
+  const other = await openPage(context, server.address);
+  try {
+    await other.waitForSelector("[data-ready]");
+    await count(other, "#queue li", 4);
+    // The other window does not hear of the new order for a while.
+    let release;
+    const held = new Promise((resolve) => (release = resolve));
+    let seen = 0;
+    await other.route("**/v1/queue", async (route) => {
+      if (route.request().method() === "GET" && seen++ === 0) await held;
+      await route.continue();
+    });
+    const job = (window, prompt) => window.locator("#queue li", { hasText: prompt });
+    await job(page, "a bell").locator(".up").click();
+    await page.waitForFunction(() => document.querySelectorAll("#queue .prompt")[1]?.textContent === "a bell");
+    await other.waitForTimeout(100);
+    assert.deepEqual(await prompts(other), ["a crown", "a boat", "a bell", "a lamp"]);
+    await job(other, "a lamp").locator(".up").click();
+    const merged = ["a crown", "a lamp", "a bell", "a boat"];
+    for (const window of [page, other]) {
+      await window.waitForFunction((merged) => [...document.querySelectorAll("#queue .prompt")].map((p) => p.textContent).join() === merged.join(), merged);
+    }
+    release();
+    // Both at once: no job is lost, and both windows show the server's order.
+    await Promise.all([job(page, "a boat").locator(".up").click(), job(other, "a lamp").locator(".down").click()]);
+    const ids = async (window) => (await prompts(window)).join();
+    for (let i = 0; i < 200 && (await ids(page)) !== (await ids(other)); i++) await page.waitForTimeout(100);
+    assert.equal(await ids(page), await ids(other));
+    assert.deepEqual((await prompts(page)).sort(), [...merged].sort());
+  } finally {
+    await other.close();
+  }
   await page.click("#cancel-all");
   await hidden(page, "#working");
   await count(page, "#queue li", 0);

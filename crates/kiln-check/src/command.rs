@@ -1,4 +1,4 @@
-//! A check by a program: the image on standard input, the prompt in a variable, the answer as exit status.
+//! A check by a program: the image on standard input, the prompt in a variable or a file, the answer as exit status.
 //!
 //! The program runs in a process group of its own, which is killed when the time is over, when the check is cancelled and
 //! when the program has ended: nothing that it started goes on. Pipes are served by threads that end with them.
@@ -9,12 +9,18 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use tempfile::NamedTempFile;
+
 use crate::{InvalidCheck, MAX_ANSWER, POLL, Refusal, Waiting, reason, words};
 
 /// How long the pipes may stay open after the program has ended.
 const CLOSING: Duration = Duration::from_secs(2);
 /// The variable that holds the prompt.
 const PROMPT: &str = "KILN_PROMPT";
+/// The variable that names a file with the prompt, if it is too long for a variable.
+const PROMPT_FILE: &str = "KILN_PROMPT_FILE";
+/// The longest prompt that a variable holds, in bytes. Windows takes 32767 characters, Linux 128 KiB.
+const MAX_VARIABLE: usize = 32_000;
 /// Variables with secrets of the server, which a check does not need.
 const SECRETS: [&str; 6] = [
     "KILN_API_KEY",
@@ -58,12 +64,15 @@ impl CommandCheck {
         Ok(CommandCheck { program, arguments: words.collect() })
     }
 
-    /// The command that checks an image of this prompt.
-    fn command(&self, prompt: &str) -> Command {
+    /// The command that checks an image of this prompt, which is in `file` if it is long.
+    fn command(&self, prompt: &str, file: Option<&Path>) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A variable can't hold a zero character.
-        command.env(PROMPT, prompt.replace('\0', " "));
+        match file {
+            Some(file) => command.env_remove(PROMPT).env(PROMPT_FILE, file),
+            // A variable can't hold a zero character.
+            None => command.env(PROMPT, prompt.replace('\0', " ")).env_remove(PROMPT_FILE),
+        };
         for name in SECRETS {
             command.env_remove(name);
         }
@@ -75,7 +84,11 @@ impl CommandCheck {
     pub(crate) fn check(&self, png: Vec<u8>, prompt: &str, waiting: &Waiting<'_>) -> Result<(), Refusal> {
         let failed =
             |error: std::io::Error| Refusal::Failed(format!("can't start `{}`: {error}", self.program));
-        let mut child = ChildGroup(start(&mut self.command(prompt)).map_err(failed)?);
+        // Removed after the check.
+        let file = prompt_file(prompt)
+            .map_err(|error| Refusal::Failed(format!("can't write the prompt to a file: {error}")))?;
+        let mut command = self.command(prompt, file.as_ref().map(NamedTempFile::path));
+        let mut child = ChildGroup(start(&mut command).map_err(failed)?);
         if let Some(mut stdin) = child.0.stdin.take() {
             // A program that does not read the whole image closes the pipe; its answer counts all the same.
             std::thread::spawn(move || drop(stdin.write_all(&png)));
@@ -98,6 +111,16 @@ impl CommandCheck {
             }
         }
     }
+}
+
+/// A file with a prompt that is too long for a variable.
+fn prompt_file(prompt: &str) -> std::io::Result<Option<NamedTempFile>> {
+    if prompt.len() <= MAX_VARIABLE {
+        return Ok(None);
+    }
+    let mut file = tempfile::Builder::new().prefix("kiln-prompt-").suffix(".txt").tempfile()?;
+    file.write_all(prompt.as_bytes())?;
+    Ok(Some(file))
 }
 
 /// Starts a program. A script that was written a moment ago may still be open for writing in a process that is being
@@ -235,7 +258,7 @@ mod tests {
     #[test]
     fn a_program_gets_no_secrets_of_the_server() {
         let check = CommandCheck { program: "check".into(), arguments: Vec::new() };
-        let command = check.command("a cat");
+        let command = check.command("a cat", None);
         let set: Vec<_> = command.get_envs().map(|(name, value)| (name.to_str(), value.is_some())).collect();
         for name in ["KILN_API_KEY", "KILN_UPSAMPLE_KEY", "OPENAI_API_KEY", "HF_TOKEN"] {
             assert!(set.contains(&(Some(name), false)), "{name}");

@@ -14,9 +14,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A **program** gets the image as PNG on standard input and the prompt in the variable `KILN_PROMPT`. Exit status 0
-//! accepts the image, 1 refuses it, with the first line of standard output as the reason. The command is split into words
-//! here; no shell sees it, and the prompt is never an argument.
+//! A **program** gets the image as PNG on standard input and the prompt in the variable `KILN_PROMPT`, or,
+//! if it has more than 32000 bytes, in the file that `KILN_PROMPT_FILE` names. Exit status 0 accepts the image, 1 refuses
+//! it, with the first line of standard output as the reason. The command is split into words here; no shell sees it, and
+//! the prompt is never an argument.
 //!
 //! A **service** gets a POST of `multipart/form-data` with the parts `image` (PNG) and `prompt`, and answers with status
 //! 200 and `{"allow": true}` or `{"allow": false, "reason": "…"}`.

@@ -71,6 +71,23 @@ fn the_program_gets_the_image_and_the_prompt() {
 
 #[cfg(unix)]
 #[test]
+fn a_long_prompt_is_in_a_file() {
+    let (folder, check) = script(
+        "echo \"${KILN_PROMPT-unset} $(wc -c < \"$KILN_PROMPT_FILE\")\"; printf %s \"$KILN_PROMPT_FILE\" > \"$(dirname \"$0\")/name\"; exit 1",
+        TIMEOUT,
+    );
+    for length in [32_001, 200_000, 1 << 20] {
+        assert_eq!(run(&check, &"x".repeat(length)), refused(&format!("unset {length}")));
+        let name = std::fs::read_to_string(folder.path().join("name")).unwrap();
+        assert!(!std::path::Path::new(&name).exists(), "removed with the check");
+    }
+    let (_folder, check) =
+        script("test -z \"${KILN_PROMPT_FILE+set}\" && echo \"${#KILN_PROMPT}\"; exit 1", TIMEOUT);
+    assert_eq!(run(&check, &"x".repeat(32_000)), refused("32000"));
+}
+
+#[cfg(unix)]
+#[test]
 fn a_program_that_fails_refuses() {
     for (text, word) in [
         ("echo loading failed >&2; exit 7", "loading failed"),
@@ -85,9 +102,6 @@ fn a_program_that_fails_refuses() {
     let (folder, check) = script("exit 0", TIMEOUT);
     drop(folder);
     assert!(run(&check, "").is_err());
-    // A prompt that does not fit into a variable.
-    let (_folder, check) = script("exit 0", TIMEOUT);
-    assert_failed(run(&check, &"x".repeat(1 << 20)), "can't start");
 }
 
 #[cfg(unix)]

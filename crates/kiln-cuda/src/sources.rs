@@ -1,17 +1,29 @@
 //! The kernels' source text and their compilation targets.
 
-/// A kernel source file: its name and its text without the shared headers.
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+/// The files of the kernels, by name.
+static FILES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
+    let files = kiln_pack::unpack(include_bytes!(concat!(env!("OUT_DIR"), "/kernels.packed")));
+    files.into_iter().map(|(name, text)| (name, String::from_utf8_lossy(&text).into_owned())).collect()
+});
+
+/// The text of a file, which the build script has packed.
+fn file(name: &str) -> &'static str {
+    FILES.get(name).map_or("", String::as_str)
+}
+
+/// A kernel source file, named by its stem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSource {
     /// Stem of the file.
     pub name: &'static str,
-    text: &'static str,
 }
 
 macro_rules! sources {
     ($($NAME:ident = $name:literal;)*) => {
-        $(pub(crate) const $NAME: KernelSource =
-            KernelSource { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")) };)*
+        $(pub(crate) const $NAME: KernelSource = KernelSource { name: $name };)*
 
         /// All kernel source files.
         pub const KERNEL_SOURCES: &[KernelSource] = &[$($NAME),*];
@@ -48,13 +60,13 @@ sources! {
 }
 
 /// Types, conversions and instructions used by all kernels.
-const COMMON: &str = include_str!("../kernels/common.cuh");
+const COMMON: &str = "common.cuh";
 /// Hopper instructions.
-const HOPPER: &str = include_str!("../kernels/hopper.cuh");
+const HOPPER: &str = "hopper.cuh";
 /// Arguments and output of convolutions.
-const CONVOLUTION: &str = include_str!("../kernels/conv.cuh");
+const CONVOLUTION: &str = "conv.cuh";
 /// Quantization of rows to fp8.
-const E4M3: &str = include_str!("../kernels/e4m3.cuh");
+const E4M3: &str = "e4m3.cuh";
 
 impl KernelSource {
     /// Sources that every image needs on a GPU of this compute capability.
@@ -66,21 +78,21 @@ impl KernelSource {
         [attention, conv, &ELEMENTWISE, &GEMV, &GROUP_NORM, &MOVEMENT, &NORM, &EPILOGUE, &ROPE, &SOFTMAX]
     }
 
-    /// The file's own text.
-    #[cfg(test)]
+    /// The file's own text, without the shared headers.
     pub(crate) fn text(&self) -> &'static str {
-        self.text
+        file(&format!("{}.cu", self.name))
     }
 
     /// Returns the compiler's input: headers and text. Nothing is included from the toolkit, since NVRTC would need its path.
     pub fn full_text(&self) -> String {
         let further = match self.name {
-            "attention_hopper" | "attention_backward_hopper" | "conv_hopper" => HOPPER,
-            "conv" | "conv_f32" => CONVOLUTION,
-            "fp8" | "norm" => E4M3,
+            "attention_hopper" | "attention_backward_hopper" | "conv_hopper" => file(HOPPER),
+            "conv" | "conv_f32" => file(CONVOLUTION),
+            "fp8" | "norm" => file(E4M3),
             _ => "",
         };
-        format!("{COMMON}\n{further}\n#line 1 \"{}.cu\"\n{}", self.name, self.text)
+        let common = file(COMMON);
+        format!("{common}\n{further}\n#line 1 \"{}.cu\"\n{}", self.name, self.text())
     }
 }
 
@@ -146,7 +158,11 @@ mod tests {
         for source in KERNEL_SOURCES {
             let text = source.full_text();
             assert!(!text.contains("#include"), "{}", source.name);
-            assert!(text.starts_with(COMMON), "{}", source.name);
+            assert!(text.starts_with(file(COMMON)), "{}", source.name);
+            assert!(source.text().contains("__global__"), "{}", source.name);
+        }
+        for header in [COMMON, HOPPER, CONVOLUTION, E4M3] {
+            assert!(!file(header).is_empty(), "{header}");
         }
     }
 }

@@ -171,7 +171,9 @@ impl Recipe {
     /// Parses a recipe.
     pub fn parse(text: &str) -> Result<Recipe> {
         let invalid = |e: serde_json::Error| {
-            Error::request(format!("invalid recipe: {e}"))
+            // It may repeat a value of any length.
+            let problem: String = e.to_string().chars().take(200).collect();
+            Error::request(format!("invalid recipe: {problem}"))
                 .hint("it may come from another version of Kiln; `kiln info` shows it as it is")
         };
         let mut value: Value = serde_json::from_str(text).map_err(invalid)?;

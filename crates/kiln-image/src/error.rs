@@ -33,6 +33,12 @@ pub enum Error {
         /// The decoder's message.
         reason: String,
     },
+    /// A text in the file can't be read.
+    #[error("image `{name}` holds a text that is damaged or longer than {} MiB", crate::recipe::MAX_TEXT >> 20)]
+    Text {
+        /// The file, or the caller's name for the bytes.
+        name: String,
+    },
     /// The decoded image would exceed the limits.
     #[error(
         "image `{name}` is too large: {width}x{height} needs {} MiB decoded; at most {}x{} and {} MiB are read",

@@ -18,7 +18,7 @@ pub(crate) const PARAMETERS: &str = "parameters";
 pub(crate) const COMMENT_TAG: &[u8] = b"kiln:";
 
 /// Longest text of a file that is returned. Compressed, it may be a thousandth of that.
-const MAX_TEXT: usize = 1 << 20;
+pub(crate) const MAX_TEXT: usize = 1 << 20;
 
 /// Returns the recipe in an image file that Kiln wrote; `None` if there is none.
 ///
@@ -27,20 +27,24 @@ const MAX_TEXT: usize = 1 << 20;
 pub fn read_recipe(bytes: &[u8]) -> Result<Option<String>> {
     let name = "<bytes>";
     let (format, format_name) = sniff(name, bytes)?;
-    let result = match format {
-        ImageFormat::Png => png_recipe(bytes).map_err(|error| error.to_string()),
-        ImageFormat::Jpeg => jpeg_recipe(bytes),
+    let text = match format {
+        ImageFormat::Png => png_text(bytes, png_recipe).map_err(|error| error.to_string()),
+        ImageFormat::Jpeg => Ok(jpeg_recipe(bytes)),
         ImageFormat::WebP => webp_recipe(bytes).map_err(|error| error.to_string()),
         _ => Ok(None),
     };
-    let result = result.and_then(check_length);
-    result.map_err(|reason| Error::Damaged { name: name.into(), format: format_name, reason })
+    let text = text.map_err(|reason| Error::Damaged { name: name.into(), format: format_name, reason })?;
+    checked(text, name)
 }
 
-fn check_length(text: Option<String>) -> Result<Option<String>, String> {
+/// A text that could be read, if there is one; `None` inside means that it could not.
+type FoundText = Option<Option<String>>;
+
+fn checked(text: FoundText, name: &str) -> Result<Option<String>> {
     match text {
-        Some(text) if text.len() > MAX_TEXT => Err(format!("it holds a text of {} bytes", text.len())),
-        text => Ok(text),
+        None => Ok(None),
+        Some(Some(text)) if text.len() <= MAX_TEXT => Ok(Some(text)),
+        Some(_) => Err(Error::Text { name: name.into() }),
     }
 }
 
@@ -51,27 +55,43 @@ pub fn read_parameters(bytes: &[u8]) -> Result<Option<String>> {
     if format != ImageFormat::Png {
         return Ok(None);
     }
-    let failed = |reason: String| Error::Damaged { name: name.into(), format: format_name, reason };
-    let damaged = |error: png::DecodingError| failed(error.to_string());
-    let mut reader = png::Decoder::new(Cursor::new(bytes)).read_info().map_err(damaged)?;
-    if let Some(text) = png_parameters(reader.info()) {
-        return check_length(Some(text.map_err(damaged)?)).map_err(failed);
+    let failed = |e: png::DecodingError| Error::Damaged {
+        name: name.into(),
+        format: format_name,
+        reason: e.to_string(),
+    };
+    checked(png_text(bytes, png_parameters).map_err(failed)?, name)
+}
+
+/// Finds a text before the pixels or, as programs that rewrite images often have it, behind them.
+fn png_text(bytes: &[u8], find: fn(&png::Info<'_>) -> FoundText) -> Result<FoundText, png::DecodingError> {
+    let mut reader = png::Decoder::new(Cursor::new(bytes)).read_info()?;
+    if let Some(text) = find(reader.info()) {
+        return Ok(Some(text));
     }
-    reader.finish().map_err(damaged)?;
-    check_length(png_parameters(reader.info()).transpose().map_err(damaged)?).map_err(failed)
+    reader.finish()?;
+    Ok(find(reader.info()))
 }
 
 /// The description in any of PNG's kinds of text chunks.
-fn png_parameters(info: &png::Info<'_>) -> Option<Result<String, png::DecodingError>> {
+fn png_parameters(info: &png::Info<'_>) -> FoundText {
     if let Some(text) = info.uncompressed_latin1_text.iter().find(|text| text.keyword == PARAMETERS) {
-        return Some(Ok(text.text.clone()));
+        return Some(Some(text.text.clone()));
     }
     if let Some(text) = info.compressed_latin1_text.iter().find(|text| text.keyword == PARAMETERS) {
         let mut text = text.clone();
-        return Some(text.decompress_text_with_limit(MAX_TEXT).and_then(|()| text.get_text()));
+        return Some(text.decompress_text_with_limit(MAX_TEXT).and_then(|()| text.get_text()).ok());
     }
-    let mut text = info.utf8_text.iter().find(|text| text.keyword == PARAMETERS).cloned()?;
-    Some(text.decompress_text_with_limit(MAX_TEXT).and_then(|()| text.get_text()))
+    utf8_text(info, PARAMETERS)
+}
+
+fn png_recipe(info: &png::Info<'_>) -> FoundText {
+    utf8_text(info, KEYWORD)
+}
+
+fn utf8_text(info: &png::Info<'_>, keyword: &str) -> FoundText {
+    let mut text = info.utf8_text.iter().find(|text| text.keyword == keyword).cloned()?;
+    Some(text.decompress_text_with_limit(MAX_TEXT).and_then(|()| text.get_text()).ok())
 }
 
 impl Error {
@@ -80,6 +100,7 @@ impl Error {
         match &mut self {
             Error::NotAnImage { name, .. }
             | Error::Damaged { name, .. }
+            | Error::Text { name }
             | Error::TooLarge { name, .. }
             | Error::FileTooLarge { name, .. } => file.clone_into(name),
             _ => {}
@@ -88,32 +109,15 @@ impl Error {
     }
 }
 
-fn png_recipe(bytes: &[u8]) -> Result<Option<String>, png::DecodingError> {
-    let mut reader = png::Decoder::new(Cursor::new(bytes)).read_info()?;
-    let find = |info: &png::Info<'_>| {
-        let international = info.utf8_text.iter().find(|text| text.keyword == KEYWORD).cloned();
-        international.map(|mut text| text.decompress_text_with_limit(MAX_TEXT).and_then(|()| text.get_text()))
-    };
-    if let Some(text) = find(reader.info()) {
-        return text.map(Some);
-    }
-    // Programs that rewrite images often move text behind the pixels.
-    reader.finish()?;
-    find(reader.info()).transpose()
-}
-
-fn jpeg_recipe(bytes: &[u8]) -> Result<Option<String>, String> {
+fn jpeg_recipe(bytes: &[u8]) -> FoundText {
     let comments = jpeg::segments(bytes).filter(|segment| segment.marker == jpeg::COMMENT);
     let parts: Vec<_> = comments.filter_map(|comment| comment.data.strip_prefix(COMMENT_TAG)).collect();
-    if parts.is_empty() {
-        return Ok(None);
-    }
-    String::from_utf8(parts.concat()).map(Some).map_err(|error| format!("its recipe is not text: {error}"))
+    (!parts.is_empty()).then(|| String::from_utf8(parts.concat()).ok())
 }
 
-fn webp_recipe(bytes: &[u8]) -> image::ImageResult<Option<String>> {
+fn webp_recipe(bytes: &[u8]) -> image::ImageResult<FoundText> {
     let block = WebPDecoder::new(Cursor::new(bytes))?.exif_metadata()?;
-    Ok(block.and_then(|block| exif::read(&block, KEYWORD)))
+    Ok(block.and_then(|block| exif::read(&block, KEYWORD)).map(Some))
 }
 
 #[cfg(test)]
@@ -135,6 +139,23 @@ mod tests {
         encoder.add_text_chunk(PARAMETERS.into(), "a".repeat(2 << 20)).unwrap();
         encoder.write_header().unwrap().write_image_data(&[0]).unwrap();
         assert!(read_parameters(&file).is_err(), "not compressed");
+    }
+
+    #[test]
+    fn a_recipe_of_more_than_a_mebibyte_is_not_read() {
+        let image = crate::RgbImage::black(1, 1);
+        for format in [crate::Format::Png, crate::Format::Jpeg, crate::Format::Webp] {
+            for (length, is_read) in [(1 << 20, true), ((1 << 20) + 1, false), (3 << 20, false)] {
+                let file = crate::encode(&image, format, Some(&"a".repeat(length))).unwrap();
+                let read = read_recipe(&file).map_err(|error| error.named("a.png").to_string());
+                let expected = "image `a.png` holds a text that is damaged or longer than 1 MiB";
+                assert_eq!(
+                    read.as_ref().map(|text| text.as_ref().unwrap().len()).ok(),
+                    is_read.then_some(length)
+                );
+                assert!(is_read || read.unwrap_err() == expected, "{format:?}");
+            }
+        }
     }
 
     #[test]

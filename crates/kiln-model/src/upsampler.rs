@@ -41,8 +41,8 @@ impl<B: Backend> Upsampler<B> {
         })
     }
 
-    /// Rewrites a prompt, for an edit of these images. `progress` gets the number of tokens after each one; its error
-    /// stops the run.
+    /// Rewrites a prompt, for an edit of these images. `progress` gets the number of tokens so far, after each one and while
+    /// the conversation is read; its error stops the run.
     pub fn rewrite(
         &self,
         b: &B,
@@ -53,19 +53,35 @@ impl<B: Backend> Upsampler<B> {
         progress: &mut dyn FnMut(usize) -> Result<()>,
     ) -> Result<String> {
         let conversation = tokenizer.conversation(prompt, images.map(Patches::token_grid))?;
+        let ids = self.answer(b, &conversation, images, sampling, MAX_NEW_TOKENS, progress)?;
+        Ok(tokenizer.answer(&ids))
+    }
+
+    /// The tokens that continue a conversation, without the end: at most `max_tokens`.
+    pub fn answer(
+        &self,
+        b: &B,
+        conversation: &Conversation,
+        images: Option<&Patches>,
+        sampling: Sampling,
+        max_tokens: usize,
+        progress: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<Vec<u32>> {
         let (mut sampler, mut ids) = (Sampler::new(sampling), Vec::new());
-        let embeddings = self.embed(b, &conversation, images)?;
-        let (mut text, mut logits) = self.model.start(b, &embeddings)?;
-        while ids.len() < MAX_NEW_TOKENS {
+        let embeddings = self.embed(b, conversation, images)?;
+        let (mut text, mut logits) = self.model.start(b, &embeddings, &mut || progress(0))?;
+        while ids.len() < max_tokens {
             let id = sampler.choose(&logits);
             if id == conversation.end {
                 break;
             }
             ids.push(id);
             progress(ids.len())?;
-            logits = self.model.next(b, &mut text, id)?;
+            if ids.len() < max_tokens {
+                logits = self.model.next(b, &mut text, id)?;
+            }
         }
-        Ok(tokenizer.answer(&ids))
+        Ok(ids)
     }
 
     /// The embeddings of a conversation, in which those of the images take the places of their tokens.

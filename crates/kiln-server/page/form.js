@@ -85,6 +85,8 @@ export function fill(values) {
   }
   loras.fill(values.loras);
   $("small-field").hidden = $("format").value !== "png";
+  // A field that this model does not have is not sent; an invalid one could not be shown, and would block the form.
+  for (const field of $("form").querySelectorAll("[hidden] :invalid")) field.value = field.defaultValue;
 }
 
 /** The request without its prompt's style, its input images and its seed. Saves the form. */

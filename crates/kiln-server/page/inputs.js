@@ -47,6 +47,7 @@ async function addFile(file) {
     return named(error.message);
   }
   add({ ...input, name: file.name });
+  if (input.recipe_error) fail(`The settings in “${file.name}” can't be used: ${input.recipe_error}.`);
   if (input.recipe) note(`“${file.name}” holds the settings it was generated with.`, "Use them", () => useRecipe(input.id));
 }
 

@@ -15,6 +15,8 @@ let jobs = new Map();
 /** The job that is followed, and the function that stops that. */
 let followed = { id: null, stop() {} };
 let timer = null;
+/** Tells the other windows of this browser about a new order. */
+const windows = new BroadcastChannel("kiln.queue");
 let on = { changed() {}, preview() {}, picture() {}, ended() {} };
 
 export const all = () => [...jobs.values()];
@@ -77,10 +79,15 @@ function end(view) {
   update();
 }
 
+/** Takes over the server's queue. */
+export async function refresh() {
+  await take(own((await call("/v1/queue")).data));
+}
+
 /** Looks at the queue: positions change, and jobs end that are not followed. */
 async function look() {
   try {
-    await take(own((await call("/v1/queue")).data));
+    await refresh();
   } catch {
     // The connection's banner tells.
     update();
@@ -119,9 +126,11 @@ export async function cancelAll() {
 /** Gives queued jobs their places in this order. */
 export async function reorder(ids) {
   await take(own((await send("PUT", "/v1/queue", { order: ids })).data));
+  windows.postMessage("changed");
 }
 
 export function listen(handlers) {
   on = handlers;
   onChange(() => on.changed());
+  windows.onmessage = () => jobs.size && look();
 }

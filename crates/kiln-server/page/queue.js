@@ -11,15 +11,23 @@ let dragged = null;
 
 const waiting = () => jobs.all().filter((view) => view !== jobs.current());
 
-/** Moves a queued job by a number of places. */
+const queued = () => waiting().filter((view) => view.status === "queued").map((view) => view.id);
+
+/** Moves a queued job by a number of places, to the other side of the job that is shown there. */
 function move(id, places) {
-  const ids = waiting().filter((view) => view.status === "queued").map((view) => view.id);
+  const ids = queued();
   const index = ids.indexOf(id);
   const target = Math.min(ids.length - 1, Math.max(0, index + places));
   if (index < 0 || target === index) return;
-  ids.splice(target, 0, ...ids.splice(index, 1));
+  const neighbour = ids[target];
   trying(async () => {
-    await jobs.reorder(ids);
+    // Another window may have changed the order meanwhile.
+    await jobs.refresh();
+    const now = queued().filter((other) => other !== id);
+    const place = now.indexOf(neighbour);
+    if (place < 0 || now.length === queued().length) return;
+    now.splice(target > index ? place + 1 : place, 0, id);
+    await jobs.reorder(now);
     // The row was moved, which takes the focus away.
     rows.get(id)?.querySelector(places < 0 ? ".up" : ".down").focus();
   });

@@ -263,3 +263,46 @@ fn prodigy<B: TrainingBackend>(
     b.prodigy_update(&mut tensors, rate as f32, weight_decay, (distance.d * f64::from(eps)) as f32)?;
     Ok(rate as f32)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_ops::{Backend as _, Reference};
+
+    /// The numbers are those of `prodigyopt` 1.1.2: `Prodigy(params, lr=1, weight_decay=0.01, d0=1e-3,
+    /// use_bias_correction=True, safeguard_warmup=True)`.
+    #[test]
+    fn prodigy_takes_the_steps_of_prodigyopt() {
+        let b = Reference::new();
+        let upload = |shape: [usize; 2], values: Vec<f32>| {
+            b.upload(&HostTensor::from_f32(shape, values).unwrap(), DType::F32).unwrap()
+        };
+        let start = [([1, 3], vec![0.5, -1.0, 0.25]), ([2, 1], vec![2.0, -0.125])];
+        let mut params =
+            start.map(|(shape, values)| Param { name: "p", value: upload(shape, values), grad: None });
+        let (betas, eps, weight_decay) = ([0.9, 0.999], 1e-8, 0.01);
+        let settings = Optimizer::Prodigy { betas, eps, weight_decay, d0: 1e-3, d_coef: 1.0 };
+        let named = params.iter().map(|param| (param.name.to_owned(), param));
+        let mut optimizer = OptimizerState::new(&b, settings, named).unwrap();
+        for step in 1..=20u64 {
+            for (param, shift) in params.iter_mut().zip([0.3, -0.7]) {
+                let host = b.download(&param.value).unwrap();
+                let values = host.to_f32().unwrap();
+                let gradient =
+                    |(i, value): (usize, &f32)| 0.5 * value + shift * (i as f32 + 0.1 * step as f32).cos();
+                let gradient = values.iter().enumerate().map(gradient).collect();
+                let dims = host.shape().dims();
+                param.grad = Some(upload([dims[0], dims[1]], gradient));
+            }
+            optimizer.step(&b, params.iter_mut().collect(), 1.0, step, 1.0).unwrap();
+        }
+        let found: Vec<f32> = params
+            .iter()
+            .flat_map(|param| b.download(&param.value).unwrap().to_f32().unwrap().into_owned())
+            .collect();
+        let expected = [0.480_309_46, -0.977_624_65, 0.271_625_46, 1.977_322_3, -0.125_930_46];
+        assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}");
+        let Moments::Prodigy(_, distance) = optimizer.moments else { unreachable!("it is Prodigy's") };
+        assert!((distance.d - 0.001_593_99).abs() < 1e-7, "{}", distance.d);
+    }
+}

@@ -195,6 +195,100 @@ impl<'d> Packed<'d> {
 mod tests {
     use super::*;
 
+    /// A packed file with an int8 matrix of two rows, its scales, a norm, and a tensor that stays.
+    fn packed(q: [i8; 4], scales: [f32; 2], norm: [u16; 2], metadata: &[(&str, &str)]) -> Vec<u8> {
+        let data: Vec<u8> = (q.iter().map(|q| *q as u8))
+            .chain(scales.iter().flat_map(|scale| scale.to_le_bytes()))
+            .chain(norm.iter().flat_map(|value| value.to_le_bytes()))
+            .chain([7; 4])
+            .collect();
+        let entry = |dtype: &str, shape: &[usize], data_offsets| {
+            let (dtype, shape) = (dtype.to_owned(), shape.to_vec());
+            Entry { dtype, shape, data_offsets }
+        };
+        let entries = BTreeMap::from([
+            ("transformer.a.weight".into(), entry("I8", &[2, 2], [0, 4])),
+            ("transformer.a.weight_scale".into(), entry("F32", &[2, 1], [4, 12])),
+            ("transformer.norm".into(), entry("BF16", &[2], [12, 16])),
+            ("vae.x".into(), entry("U8", &[4], [16, 20])),
+        ]);
+        let metadata = metadata.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        Packed { entries, metadata, data: &data }.write().unwrap()
+    }
+
+    fn parent() -> Vec<u8> {
+        packed([10, -3, 100, 1], [0.5, 2.0], [0x3f80, 0x01ff], &[("card", "old"), ("size", "256")])
+    }
+
+    fn child() -> Vec<u8> {
+        packed([21, -5, 49, -127], [0.25, 4.0], [0x3f81, 0x0200], &[("card", "new"), ("size", "256")])
+    }
+
+    /// A delta as the tool writes it; `damage` changes the stream.
+    fn delta(hashes: [&str; 2], damage: impl Fn(&mut Vec<u8>)) -> WeightSource {
+        use std::io::Write;
+        let (parent, child) = (parent(), child());
+        let [old, new] = [&parent, &child].map(|file| Packed::read(file).unwrap().data);
+        let ratios = [2.0, 0.5];
+        let mut scaled: Vec<u8> = old[..4].to_vec();
+        scaled.chunks_mut(2).zip(ratios).for_each(|(row, ratio)| add_scaled(row, &[0; 2], ratio));
+        let mut stream = Vec::new();
+        for (range, width) in [(4..12, 4), (12..16, 2)] {
+            // Differences of little-endian integers, as planes.
+            let number =
+                |bytes: &[u8]| bytes.iter().rev().fold(0u32, |sum, byte| sum << 8 | u32::from(*byte));
+            let pairs = new[range.clone()].chunks(width).zip(old[range].chunks(width));
+            let differences: Vec<u32> =
+                pairs.map(|(new, old)| number(new).wrapping_sub(number(old))).collect();
+            let plane = |plane: usize| differences.iter().map(move |d| (d >> (8 * plane)) as u8);
+            stream.extend((0..width).flat_map(plane));
+        }
+        stream.extend(new[..4].iter().zip(&scaled).map(|(new, old)| new.wrapping_sub(*old)));
+        let mut packer = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
+        packer.write_all(&stream).unwrap();
+        let mut stream = packer.finish().unwrap();
+        damage(&mut stream);
+        let [parent, result] = hashes;
+        let metadata = BTreeMap::from([
+            ("card".to_owned(), "new".to_owned()),
+            (KEY.to_owned(), serde_json::json!({"parent": parent, "result": result}).to_string()),
+        ]);
+        let entry = Entry { dtype: "U8".into(), shape: vec![stream.len()], data_offsets: [0, stream.len()] };
+        let entries = BTreeMap::from([(TENSOR.to_owned(), entry)]);
+        let file = Packed { entries, metadata, data: &stream }.write().unwrap();
+        WeightSource::from_bytes("delta", file).unwrap()
+    }
+
+    fn hashes() -> [String; 2] {
+        let child = child();
+        [hex(Sha256::digest(parent())), hex(Sha256::digest(&Packed::read(&child).unwrap().data[..16]))]
+    }
+
+    #[test]
+    fn the_whole_model_comes_back_to_the_bit() {
+        let [parent_hash, result] = hashes();
+        let delta = delta([&parent_hash, &result], |_| {});
+        assert!(delta.is_delta());
+        assert_eq!(delta.rebuild(&parent()).unwrap(), child());
+        assert_eq!(delta.apply_delta(&parent()).unwrap().metadata()["size"], "256");
+    }
+
+    #[test]
+    fn damaged_and_foreign_deltas_are_told_apart() {
+        let [parent_hash, result] = hashes();
+        let message = |hashes: [&str; 2], damage: fn(&mut Vec<u8>)| {
+            delta(hashes, damage).apply_delta(&parent()).unwrap_err().to_string()
+        };
+        let truncated = message([&parent_hash, &result], |stream| stream.truncate(9));
+        assert!(truncated.contains("damaged"), "{truncated}");
+        let flipped = message([&parent_hash, &result], |stream| stream[4] ^= 8);
+        assert!(flipped.contains("damaged") || flipped.contains("bytes of differences"), "{flipped}");
+        assert!(message([&parent_hash, "0"], |_| {}).contains("another hash"));
+        assert!(message(["0", "0"], |_| {}).contains("another version"));
+        let other = delta([&parent_hash, &result], |_| {});
+        assert!(other.apply_delta(b"nothing").is_err());
+    }
+
     #[test]
     fn planes_carry_and_rows_are_scaled() {
         // 0x01ff + 0x0001 and 0x8000 + 0x8001, in two planes.

@@ -20,6 +20,8 @@ pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
 const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_DIMENSIONS: u32 = 4;
+/// Longest array that is read: many times a vocabulary and its merges. A byte of the file may take eight in memory.
+const MAX_ARRAY: u64 = 1 << 22;
 
 /// A supported tensor type.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -171,6 +173,11 @@ pub enum MetadataArray<'f> {
 pub(crate) fn read_array(file: &[u8], at: usize) -> Result<Option<MetadataArray<'_>>, MalformedFile> {
     let mut reader = HeaderReader { file, position: at + 4 };
     let (element_type, count) = (reader.u32()?, reader.u64()?);
+    if count > MAX_ARRAY {
+        return Err(MalformedFile::Gguf {
+            problem: format!("its metadata has an array of {count} values; at most {MAX_ARRAY} are read"),
+        });
+    }
     if element_type == STRING {
         let strings = (0..count).map(|_| reader.str()).collect::<Result<_, _>>()?;
         return Ok(Some(MetadataArray::Strings(strings)));

@@ -316,7 +316,7 @@ mod tests {
             |name: &str| ModelLocation::resolve_in(Path::new(name), &folders).unwrap_err().to_string();
         assert!(message("fox-larg").contains("nearest: fox-large"), "{}", message("fox-larg"));
         assert!(message("quite-another").contains("known: ") && message("quite-another").contains("hen"));
-        let base = message("ember-base");
+        let base = not_found(Path::new(EMBER_BASE), Some(EMBER_BASE), &folders).to_string();
         assert!(base.contains("assets/ember") && base.contains(&folders[0].display().to_string()), "{base}");
         assert!(message("no/such/folder").contains("diffusers download"));
     }

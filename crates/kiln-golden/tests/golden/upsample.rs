@@ -11,7 +11,7 @@ use kiln_model::language_model::{self, Continuation, Sampling};
 use kiln_model::text_encoder::Config;
 use kiln_model::tokenizer::PromptTokenizer;
 use kiln_model::vision::{self, Patches, VisionTower};
-use kiln_model::{ResidencyPlan, TextEncoderFamily, Upsampler, config};
+use kiln_model::{MAX_NEW_TOKENS, ResidencyPlan, TextEncoderFamily, Upsampler, config};
 use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::{Component, WeightSource};
@@ -75,7 +75,7 @@ impl Tiny {
         let grid = patches.as_ref().map(Patches::token_grid);
         let conversation = self.tokenizer.conversation(self.prompt(case), grid).unwrap();
         let embeddings = UPSAMPLER.embed(&self.b, &conversation, patches.as_ref()).unwrap();
-        UPSAMPLER.language_model().start(&self.b, &embeddings).unwrap()
+        UPSAMPLER.language_model().start(&self.b, &embeddings, &mut || Ok(())).unwrap()
     }
 
     fn prompt(&self, case: &str) -> &str {
@@ -213,27 +213,49 @@ fn tokens_are_drawn_with_the_dumped_probabilities() {
 #[test]
 fn a_prompt_is_rewritten_to_the_dumped_text() {
     let tiny = &*TINY;
-    let rewrite = |case: &str, sampling| {
-        let (patches, mut tokens) = (tiny.patches(case), 0);
+    let expected = |case: &str| tiny.info["cases"][case][format!("{case}.greedy")].clone();
+    for case in ["t2i_short", "t2i_quotes"] {
+        let mut tokens = 0;
         let mut count = |done| {
             tokens = done;
             Ok(())
         };
         let prompt = tiny.prompt(case);
-        let text =
-            UPSAMPLER.rewrite(&tiny.b, &tiny.tokenizer, prompt, patches.as_ref(), sampling, &mut count);
-        (text.unwrap(), tokens)
-    };
-    let expected = |case: &str| tiny.info["cases"][case][format!("{case}.greedy")].clone();
-    for case in ["t2i_short", "i2i_1image"] {
-        let (text, tokens) = rewrite(case, Sampling::Greedy);
-        assert_eq!(text, expected(case)["decoded"].as_str().unwrap(), "{case}");
+        let text = UPSAMPLER.rewrite(&tiny.b, &tiny.tokenizer, prompt, None, Sampling::Greedy, &mut count);
+        assert_eq!(text.unwrap(), expected(case)["decoded"].as_str().unwrap(), "{case}");
         // The end is not counted.
-        let end = usize::from(expected(case)["ends_with_eos"].as_bool().unwrap());
-        assert_eq!(tokens + end, expected(case)["n_generated"].as_u64().unwrap() as usize, "{case}");
+        assert!(expected(case)["ends_with_eos"].as_bool().unwrap());
+        assert_eq!(tokens as u64 + 1, expected(case)["n_generated"].as_u64().unwrap(), "{case}");
     }
-    let sampled = rewrite("t2i_short", Sampling::Random { temperature: 2.0, seed: 1 }).0;
-    assert_ne!(sampled, expected("t2i_short")["decoded"].as_str().unwrap());
+}
+
+#[test]
+fn an_answer_sees_the_image_and_ends_at_the_limit() {
+    const LIMIT: usize = 12;
+    let (tiny, case) = (&*TINY, "i2i_1image");
+    let patches = tiny.patches(case);
+    let grid = patches.as_ref().map(Patches::token_grid);
+    let conversation = tiny.tokenizer.conversation(tiny.prompt(case), grid).unwrap();
+    let answer = |sampling| {
+        UPSAMPLER.answer(&tiny.b, &conversation, patches.as_ref(), sampling, LIMIT, &mut |_| Ok(())).unwrap()
+    };
+    let dumped = tiny.ids(&format!("{case}.greedy.generated_ids"));
+    assert_eq!(dumped.len(), MAX_NEW_TOKENS, "the dump ends at the limit, too");
+    assert_eq!(answer(Sampling::Greedy), dumped[..LIMIT]);
+    assert_ne!(answer(Sampling::Random { temperature: 2.0, seed: 1 }), dumped[..LIMIT]);
+}
+
+#[test]
+fn reading_a_conversation_can_be_stopped() {
+    let tiny = &*TINY;
+    let conversation = tiny.tokenizer.conversation("a cat", None).unwrap();
+    let mut asked = 0;
+    let stopped = UPSAMPLER.answer(&tiny.b, &conversation, None, Sampling::Greedy, 1, &mut |_| {
+        asked += 1;
+        if asked == 2 { Err(kiln_model::Error::Cancelled) } else { Ok(()) }
+    });
+    assert!(matches!(stopped, Err(kiln_model::Error::Cancelled)));
+    assert_eq!(asked, 2, "before the second layer");
 }
 
 #[test]

@@ -82,27 +82,40 @@ impl<B: Backend> LanguageModel<B> {
         self.embed_tokens.rows(ids)
     }
 
-    /// Reads a text, given as the embeddings of its tokens. Returns it and the logits of the token that follows.
-    pub fn start(&self, b: &B, embeddings: &HostTensor) -> Result<(Continuation<B>, Vec<f32>)> {
+    /// Reads a text, given as the embeddings of its tokens. Returns it and the logits of the token that follows. A long text
+    /// takes long: `proceed` is asked before each layer, and its error stops the run.
+    pub fn start(
+        &self,
+        b: &B,
+        embeddings: &HostTensor,
+        proceed: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<(Continuation<B>, Vec<f32>)> {
         let caches = self.layers.iter().map(|_| KvCache::default()).collect();
         let mut text = Continuation { caches, tokens: 0 };
-        let logits = self.forward(b, &mut text, embeddings)?;
+        let logits = self.forward(b, &mut text, embeddings, proceed)?;
         Ok((text, logits))
     }
 
     /// Appends a token. Returns the logits of the one that follows.
     pub fn next(&self, b: &B, text: &mut Continuation<B>, id: u32) -> Result<Vec<f32>> {
-        self.forward(b, text, &self.embed(&[id])?)
+        self.forward(b, text, &self.embed(&[id])?, &mut || Ok(()))
     }
 
     /// Appends tokens. Only the first call on a text may have several.
-    fn forward(&self, b: &B, text: &mut Continuation<B>, embeddings: &HostTensor) -> Result<Vec<f32>> {
+    fn forward(
+        &self,
+        b: &B,
+        text: &mut Continuation<B>,
+        embeddings: &HostTensor,
+        proceed: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Vec<f32>> {
         let count = embeddings.shape().dims()[0];
         let positions = text.tokens..text.tokens + count;
         let rope = rope_table(b, &self.config, self.rope_layout, positions.clone())?;
         let mut x = b.upload(embeddings, self.dtype)?;
         let last = self.layers.len() - 1;
         for (i, (layer, cache)) in self.layers.iter().zip(&mut text.caches).enumerate() {
+            proceed()?;
             self.prefetcher.prefetch_after(i);
             let [mut q, k, v] = layer.qkv(b, &x, &rope)?;
             let [k, v] = cache.append(b, [k, v])?;

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 use super::body::RequestBody;
 use super::error::{ApiError, ErrorBody};
 use super::file::file_response;
+use super::recipes::UNREADABLE;
 use super::{Caller, Path, json, run_blocking, with_location};
 use crate::Server;
 use crate::generator::JobError;
@@ -24,6 +25,9 @@ pub(crate) struct InputView {
     height: u32,
     /// Whether it holds a recipe: see `/v1/inputs/{id}/recipe`.
     recipe: bool,
+    /// Why its recipe can't be read, if so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recipe_error: Option<String>,
 }
 
 /// Uploads an image file: PNG, JPEG, WebP, GIF, BMP or TIFF.
@@ -37,9 +41,14 @@ pub(crate) async fn upload(State(server): State<Server>, request: Request) -> Re
         let id = server.store_input(&body.bytes, "image", &caller)?;
         let size = kiln_image::dimensions("image", &body.bytes);
         let (width, height) = size.map_err(|e| JobError::request("invalid_picture", e.to_string()))?;
-        let recipe = matches!(kiln_image::read_recipe(&body.bytes), Ok(Some(_)));
+        let (recipe, recipe_error) = match kiln_image::read_recipe(&body.bytes) {
+            Ok(text) => (text.is_some(), None),
+            Err(kiln_image::Error::Text { .. }) => (false, Some(UNREADABLE.to_owned())),
+            // Programs write what they like behind the pixels.
+            Err(_) => (false, None),
+        };
         let location = format!("/v1/inputs/{id}");
-        let response = json(StatusCode::CREATED, &InputView { id, width, height, recipe });
+        let response = json(StatusCode::CREATED, &InputView { id, width, height, recipe, recipe_error });
         Ok::<_, ApiError>(with_location(response, &location))
     })
     .await

@@ -14,6 +14,9 @@ use super::{Caller, Path, json, run_blocking};
 use crate::Server;
 use crate::store::INPUT_PREFIX;
 
+/// Why a recipe is not read.
+pub(super) const UNREADABLE: &str = "the recipe is damaged or longer than 1 MiB";
+
 /// A recipe as a request to this server.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct RecipeView {
@@ -39,7 +42,10 @@ pub(crate) async fn of_input(
     let view = run_blocking(move || {
         let path = server.input_path(&id, &caller)?.ok_or_else(|| ApiError::not_found("input", &id))?;
         let bytes = std::fs::read(path).map_err(|_| ApiError::not_found("input", &id))?;
-        let text = kiln_image::read_recipe(&bytes).ok().flatten();
+        let text = match kiln_image::read_recipe(&bytes) {
+            Err(kiln_image::Error::Text { .. }) => return Err(ApiError::invalid(UNREADABLE)),
+            text => text.ok().flatten(),
+        };
         let text =
             text.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, "no_recipe", "the image has no recipe"))?;
         let recipe = Recipe::parse(&text).map_err(|error| ApiError::invalid(error.to_string()))?;
@@ -53,6 +59,13 @@ fn translate(server: &Server, recipe: &Recipe, caller: &Caller) -> Result<Recipe
     let (limits, named) = (&server.config.limits, &recipe.request);
     if named.images().count() > limits.references || named.loras.len() > limits.loras {
         return Err(ApiError::invalid("the recipe names more images or LoRAs than a request may"));
+    }
+    let mut prompts = named.prompts.iter().chain(&named.negative_prompts).chain(&named.original_prompts);
+    if let Some(prompt) = prompts.find(|prompt| prompt.len() > limits.prompt) {
+        let (length, limit) = (prompt.len(), limits.prompt);
+        return Err(ApiError::invalid(format!(
+            "the recipe has a prompt of {length} bytes; the limit is {limit}"
+        )));
     }
     let hashes: Vec<Option<String>> = recipe.request.images().map(|file| file.sha256.clone()).collect();
     let request = recipe.request(&Request::default());
@@ -105,6 +118,7 @@ fn known(path: &FilePath, names: &[String], missing: &mut Vec<String>) -> Option
     found
 }
 
+/// The name of a file, of a length that can be shown.
 fn file_name(path: &FilePath) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    path.file_name().unwrap_or_default().to_string_lossy().chars().take(100).collect()
 }

@@ -118,12 +118,11 @@ pub fn openapi() -> OpenApi {
 /// Other sites can't show our images.
 const CORP: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
-static OPENAPI_JSON: &[u8] = include_bytes!("../../openapi.json");
-
 /// The router of all endpoints and the page.
 pub fn router(server: Server) -> Router {
-    let description =
-        async || super::response(StatusCode::OK, "application/json", Bytes::from_static(OPENAPI_JSON));
+    let mut packed = kiln_pack::unpack(include_bytes!(concat!(env!("OUT_DIR"), "/openapi.packed")));
+    let openapi = Bytes::from(packed.remove("openapi.json").unwrap_or_default());
+    let description = async move || super::response(StatusCode::OK, "application/json", openapi);
     routes()
         .route("/openapi.json", get(description))
         .merge(page::routes())

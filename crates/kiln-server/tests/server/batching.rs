@@ -61,6 +61,8 @@ async fn jobs_with_different_settings_are_not_batched() {
         json!({ "prompt": "a", "seed": 1, "vae": "taef2" }),
         json!({ "prompt": "a", "seed": 1, "model": "large" }),
         json!({ "prompt": "a", "seed": 1, "loras": [{ "name": "ink" }] }),
+        json!({ "prompt": "a", "seed": 1, "cache": 0.1 }),
+        json!({ "prompt": "a", "seed": 1, "cache": 0.2 }),
         json!({ "prompt": "a", "seed": 1, "n": 4 }),
     ];
     let ids = submit(&server, &[&[job(1)], &others[..]].concat()).await;
@@ -69,7 +71,7 @@ async fn jobs_with_different_settings_are_not_batched() {
         assert_eq!(server.wait(id).await["status"], "done");
     }
     // The last one is a batch of its own.
-    assert_eq!((in_batches_of(&server, 1).await, in_batches_of(&server, 4).await), (10, 4));
+    assert_eq!((in_batches_of(&server, 1).await, in_batches_of(&server, 4).await), (12, 4));
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use crate::harness::{TestServer, events, post};
 use crate::kills::ServerProcess;
+use crate::submitting::receive;
 
 /// Refuses prompts that begin with `bad`, crashes for `crash`, hangs for `hang`, and counts its calls in `calls`.
 pub const SCRIPT: &str = r#"
@@ -206,15 +207,8 @@ async fn a_webhook_tells_the_refusal_without_an_image() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let receiving = std::thread::spawn(move || {
-        use std::io::{Read, Write};
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        let (mut call, mut buffer) = (Vec::new(), [0; 4096]);
-        while let Ok(n @ 1..) = stream.read(&mut buffer) {
-            call.extend_from_slice(&buffer[..n]);
-        }
-        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
-        String::from_utf8(call).unwrap()
+        let call = || serde_json::from_str::<Value>(&receive(&listener, "200 OK").1).unwrap();
+        [call(), call()]
     });
     let script = TempDir::new().unwrap();
     let change = checked(&option(script.path()));
@@ -222,9 +216,15 @@ async fn a_webhook_tells_the_refusal_without_an_image() {
         change(config);
         config.webhooks = Some(WebhookConfig::new("a secret of many characters", true).unwrap());
     });
-    server.submit(json!({ "prompt": "bad fox", "webhook": url })).await;
-    let call = receiving.join().unwrap();
-    assert!(call.contains("\"image_refused\"") && call.contains("\"pictures\":[]"), "{call}");
+    let refused = server.submit(json!({ "prompt": "bad fox", "webhook": url })).await;
+    server.wait(&refused).await;
+    server.submit(json!({ "prompt": ["a fox", "bad hen"], "seed": 5, "webhook": url })).await;
+    let [whole, half] = receiving.join().unwrap();
+    let (whole, half) = (&whole["data"], &half["data"]);
+    assert_eq!((&whole["error"]["code"], &whole["pictures"]), (&json!("image_refused"), &json!([])));
+    assert_eq!(half["error"]["code"], "image_refused");
+    let pictures = half["pictures"].as_array().unwrap();
+    assert_eq!((pictures.len(), &pictures[0]["prompt"]), (1, &json!("a fox")));
 }
 
 #[tokio::test(flavor = "multi_thread")]

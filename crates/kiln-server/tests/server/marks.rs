@@ -37,3 +37,35 @@ async fn images_go_to_the_trash_and_back_and_become_favourites() {
     server.delete(&format!("/v1/pictures/{}", all[1])).await.ok();
     assert!(ids(&server, "?favourite=true").await.is_empty());
 }
+
+#[tokio::test]
+async fn a_thousand_images_are_marked_at_once_and_no_more() {
+    let server = TestServer::new();
+    let job = server.submit(json!({ "prompt": "a fox" })).await;
+    server.wait(&job).await;
+    let db = rusqlite::Connection::open(server.folder().path().join("queue.sqlite")).unwrap();
+    // Copies of the image, with ids of their own.
+    db.execute_batch(
+        "CREATE TEMP TABLE copies AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000)
+             SELECT * FROM pictures, n;
+         UPDATE copies SET id = id || '-' || i, seq = seq + i;
+         ALTER TABLE copies DROP COLUMN i;
+         INSERT INTO pictures SELECT * FROM copies;",
+    )
+    .unwrap();
+    let mut rows = db.prepare("SELECT id FROM pictures").unwrap();
+    let all: Vec<String> = rows.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+    assert_eq!(all.len(), 1001);
+    let star = async |ids: &[String]| {
+        server.send_as("me", "PATCH", "/v1/pictures", json!({ "ids": ids, "favourite": true })).await
+    };
+    let favourites =
+        || db.query_row("SELECT count(*) FROM marks WHERE favourite", [], |row| row.get::<_, u32>(0));
+    star(&all).await.expect_error(400, "invalid_request");
+    assert_eq!(favourites().unwrap(), 0, "all or none");
+    let marked = star(&all[..1000]).await.ok().json();
+    assert!(marked["data"].as_array().unwrap().iter().all(|image| image["favourite"] == true));
+    assert_eq!(favourites().unwrap(), 1000);
+    star(&all[1000..]).await.ok();
+    assert_eq!(favourites().unwrap(), 1001);
+}

@@ -120,7 +120,7 @@ async fn a_stream_that_a_stopping_server_ends_goes_on_at_the_next_start() {
 }
 
 /// Receives one call of a webhook and answers with `status`; returns its headers and body.
-fn receive(listener: &TcpListener, status: &str) -> (Vec<(String, String)>, String) {
+pub fn receive(listener: &TcpListener, status: &str) -> (Vec<(String, String)>, String) {
     let (mut stream, _) = listener.accept().unwrap();
     let (head, body) = read_call(&mut stream);
     write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").unwrap();

@@ -8,6 +8,8 @@ mod gguf;
 mod gguf_errors;
 mod lora;
 mod lora_conventions;
+mod lora_errors;
+mod lora_kinds;
 mod lora_layouts;
 mod lora_quantized;
 mod lora_scale;

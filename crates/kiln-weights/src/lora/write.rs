@@ -1,7 +1,8 @@
 //! Trained adapters as the tensors and metadata of a LoRA file, in the names of diffusers, ComfyUI or kohya.
 //!
 //! Black Forest Labs' names fuse q, k and v of a double block. Their three updates become one of the summed rank: the first
-//! matrices below each other, the second ones along a diagonal, which is the same update.
+//! matrices below each other, the second ones along a diagonal, which is the same update. ai-toolkit's files have no alpha,
+//! and diffusers refuses them with one: there the second matrix has the scale.
 
 use std::collections::BTreeMap;
 
@@ -72,14 +73,17 @@ pub fn lora_contents(
     if !is_lora {
         return Err("a LoKr has no form for layers that these names fuse".into());
     }
-    for (name, update) in fuse(modules)? {
+    let has_alpha = naming == LoraNaming::Kohya;
+    for (name, update) in fuse(modules, has_alpha)? {
         let (stem, [down, up]) = match naming {
             LoraNaming::Kohya => (format!("lora_unet_{}", flatten(&name)), ["lora_down", "lora_up"]),
             _ => (format!("diffusion_model.{name}"), ["lora_A", "lora_B"]),
         };
         tensors.push((format!("{stem}.{down}.weight"), convert(&update.down, dtype)?));
         tensors.push((format!("{stem}.{up}.weight"), convert(&update.up, dtype)?));
-        tensors.push((format!("{stem}.alpha"), number(update.alpha)?));
+        if has_alpha {
+            tensors.push((format!("{stem}.alpha"), number(update.alpha)?));
+        }
         if let Some(magnitude) = &update.magnitude {
             tensors.push((format!("{stem}.dora_scale"), convert(magnitude, dtype)?));
         }
@@ -132,8 +136,8 @@ struct Part<'m> {
     view: View,
 }
 
-/// Groups layers by the module that a file fuses them to.
-fn fuse(modules: &[TrainedModule]) -> Result<BTreeMap<String, FusedUpdate>, String> {
+/// Groups layers by the module that a file fuses them to. Without an alpha, the second matrices have the scale.
+fn fuse(modules: &[TrainedModule], has_alpha: bool) -> Result<BTreeMap<String, FusedUpdate>, String> {
     let mut groups: BTreeMap<String, Vec<Part<'_>>> = BTreeMap::new();
     for module in modules {
         let layer = &module.layer;
@@ -142,10 +146,13 @@ fn fuse(modules: &[TrainedModule]) -> Result<BTreeMap<String, FusedUpdate>, Stri
         let name = name.trim_end_matches(".weight").to_owned();
         groups.entry(name).or_default().push(Part { module, view });
     }
-    groups.into_iter().map(|(name, parts)| Ok((name.clone(), fuse_parts(&name, &parts)?))).collect()
+    groups
+        .into_iter()
+        .map(|(name, parts)| Ok((name.clone(), fuse_parts(&name, &parts, has_alpha)?)))
+        .collect()
 }
 
-fn fuse_parts(name: &str, parts: &[Part<'_>]) -> Result<FusedUpdate, String> {
+fn fuse_parts(name: &str, parts: &[Part<'_>], has_alpha: bool) -> Result<FusedUpdate, String> {
     let values = |part: &Part<'_>, tensor: &str| -> Result<Vec<f32>, String> {
         let tensor = part.module.tensors.get(tensor).ok_or_else(|| format!("`{name}` has no {tensor}"))?;
         Ok(tensor.to_f32().map_err(|error| error.to_string())?.into_owned())
@@ -157,7 +164,7 @@ fn fuse_parts(name: &str, parts: &[Part<'_>]) -> Result<FusedUpdate, String> {
     let [[_, cols], [rows, _]] = [DOWN, UP].map(|tensor| dims(first, tensor)).map(|dims| [dims[0], dims[1]]);
     let chunks = if let View::Chunk(_, count) = first.view { count } else { 1 };
     let total: usize = parts.iter().map(|part| part.module.rank).sum();
-    let scale = first.module.alpha / first.module.rank as f32;
+    let scale = if has_alpha { first.module.alpha / first.module.rank as f32 } else { 1.0 };
     let (mut down, mut up) = (Vec::with_capacity(total * cols), vec![0.0; chunks * rows * total]);
     let mut magnitude = Vec::new();
     let mut column = 0;

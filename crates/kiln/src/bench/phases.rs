@@ -130,7 +130,8 @@ impl<B: Backend> PhaseBench<'_, B> {
             Ok(LanguageModel::load(b, &weights.root(), &component.config, dtype, plan)?)
         })?;
         let ids: Vec<u32> = (0..self.plan.text_tokens as u32).collect();
-        let (mut text, mut logits) = language_model.start(&self.b, &language_model.embed(&ids)?)?;
+        let (mut text, mut logits) =
+            language_model.start(&self.b, &language_model.embed(&ids)?, &mut || Ok(()))?;
         let mut sampler = Sampler::new(Sampling::Random { temperature: 0.15, seed: 0 });
         let measured = self.measure("token", component.weights()?, || {
             logits = language_model.next(&self.b, &mut text, sampler.choose(&logits))?;

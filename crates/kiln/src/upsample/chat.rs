@@ -1,7 +1,7 @@
 //! An OpenAI-compatible chat service that rewrites prompts.
 //!
 //! The service is not trusted: its answer has a limited length, and redirects are not followed, so that prompt, images and
-//! key go to the named address only.
+//! key go to the named address only. The key is never shown, even if the service repeats it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use kiln_base::printable_line;
 use kiln_engine::{InputResolver, Request};
 use kiln_image::{Format, RgbImage};
 use kiln_model::MAX_NEW_TOKENS;
@@ -23,6 +24,8 @@ use crate::error::CliError;
 const MAX_ANSWER: u64 = 1 << 20;
 /// The longest prompt that is accepted, in bytes: far more than [`MAX_NEW_TOKENS`] have.
 const MAX_PROMPT: usize = 16 << 10;
+/// The longest reason that is passed on, in characters.
+const MAX_REASON: usize = 200;
 /// How often a waiting request asks whether to go on.
 const POLL: Duration = Duration::from_millis(20);
 /// How long an answer may take: a large model on a slow machine writes a page in minutes.
@@ -43,6 +46,16 @@ pub struct ChatService {
 impl ChatService {
     /// A service at `url`, with or without the path of its chat; `model` is the name of a model there.
     pub fn new(url: &str, model: Option<String>) -> Result<ChatService, CliError> {
+        let key = KEYS.iter().find_map(|name| std::env::var(name).ok()).filter(|key| !key.is_empty());
+        ChatService::with_key(url, model, key, TIMEOUT)
+    }
+
+    pub(super) fn with_key(
+        url: &str,
+        model: Option<String>,
+        key: Option<String>,
+        timeout: Duration,
+    ) -> Result<ChatService, CliError> {
         let url = url.trim_end_matches('/');
         let host = ["http://", "https://"].iter().find_map(|scheme| url.strip_prefix(scheme));
         let is_address =
@@ -57,12 +70,11 @@ impl ChatService {
                 .hint("set its key in KILN_UPSAMPLE_KEY"));
         }
         let url = if url.ends_with(PATH) { url.to_owned() } else { format!("{url}{PATH}") };
-        let key = KEYS.iter().find_map(|name| std::env::var(name).ok()).filter(|key| !key.is_empty());
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
-            .timeout_global(Some(TIMEOUT))
+            .timeout_global(Some(timeout))
             .user_agent(concat!("kiln/", env!("CARGO_PKG_VERSION")))
             .build();
         Ok(ChatService { agent: config.into(), url, model, key })
@@ -83,17 +95,19 @@ impl ChatService {
         for (prompt, i) in request.prompts.iter().zip(0u64..) {
             let body = self.body(prompt, &images, temperature, first.wrapping_add(i))?.to_string();
             let answer = self.ask(body, go_on)?;
-            rewritten.push(answer.and_then(|(status, answer)| text(status, &answer)).map_err(|problem| {
-                let what = format!("the chat service at `{}` did not rewrite the prompt", self.url);
-                CliError::new(format!("{what}: {}", problem.what)).hint(problem.hint)
-            })?);
+            rewritten.push(answer.and_then(|(status, answer)| self.text(status, &answer)).map_err(
+                |problem| {
+                    let what = format!("the chat service at `{}` did not rewrite the prompt", self.url);
+                    CliError::new(format!("{what}: {}", problem.what)).hint(problem.hint)
+                },
+            )?);
         }
         request.original_prompts = std::mem::replace(&mut request.prompts, rewritten);
         Ok(())
     }
 
     /// Sends a request. Returns the status and the answer.
-    fn ask(
+    pub(super) fn ask(
         &self,
         body: String,
         go_on: &mut dyn FnMut() -> bool,
@@ -110,7 +124,7 @@ impl ChatService {
                 let status = response.status().as_u16();
                 Ok((status, response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?))
             });
-            let _ = sender.send(answer.map_err(|error| Problem { what: error.to_string(), hint: CHECK }));
+            let _ = sender.send(answer.map_err(|error| Problem { what: describe(&error), hint: CHECK }));
         });
         loop {
             if !go_on() {
@@ -170,54 +184,73 @@ const CHECK: &str = "check --upsample-url, and that the service runs";
 
 /// What a service did wrong, and what to do about it.
 #[derive(Debug)]
-struct Problem {
-    what: String,
-    hint: &'static str,
+pub(super) struct Problem {
+    pub what: String,
+    pub hint: &'static str,
 }
 
-/// The prompt in an answer.
-fn text(status: u16, answer: &[u8]) -> Result<String, Problem> {
-    let problem = |what: String| Problem { what, hint: CHECK };
-    if status != 200 {
-        let hint = match status {
-            300..400 => "redirects are not followed: name the address that it redirects to",
-            401 | 403 => "set its key in KILN_UPSAMPLE_KEY",
-            404 => "check the address, and name the model with --upsample-model",
-            400 | 422 => "name the model with --upsample-model; a model for edits must read images",
-            _ => CHECK,
+/// Describes why there is no answer.
+fn describe(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::BodyExceedsLimit(_) => format!("an answer of more than {} MiB", MAX_ANSWER >> 20),
+        ureq::Error::Timeout(_) => "no whole answer in time".into(),
+        error => error.to_string(),
+    }
+}
+
+impl ChatService {
+    /// The prompt in an answer.
+    pub(super) fn text(&self, status: u16, answer: &[u8]) -> Result<String, Problem> {
+        let problem = |what: String| Problem { what, hint: CHECK };
+        if status != 200 {
+            let hint = match status {
+                300..400 => "redirects are not followed: name the address that it redirects to",
+                401 | 403 => "set its key in KILN_UPSAMPLE_KEY",
+                404 => "check the address, and name the model with --upsample-model",
+                400 | 422 => "name the model with --upsample-model; a model for edits must read images",
+                _ => CHECK,
+            };
+            return Err(Problem { what: format!("status {status}{}", self.reason(answer)), hint });
+        }
+        let answer: Value = serde_json::from_slice(answer)
+            .map_err(|error| problem(format!("an invalid answer ({error})")))?;
+        let message = &answer["choices"][0]["message"];
+        let stated = |name: &str| message[name].as_str().map(str::trim).filter(|text| !text.is_empty());
+        let Some(text) = stated("content") else {
+            let refusal = stated("refusal").map(|why| format!("it refuses: {}", self.short(why)));
+            return Err(problem(refusal.unwrap_or_else(|| "an answer without a text".into())));
         };
-        return Err(Problem { what: format!("status {status}{}", reason(answer)), hint });
+        if text.len() > MAX_PROMPT {
+            return Err(problem(format!("an answer of {} bytes, too long for a prompt", text.len())));
+        }
+        // It would be in the image's recipe.
+        if self.key.as_deref().is_some_and(|key| text.contains(key)) {
+            return Err(problem("an answer with the service's key in it".into()));
+        }
+        Ok(text.to_owned())
     }
-    let answer: Value =
-        serde_json::from_slice(answer).map_err(|error| problem(format!("an invalid answer ({error})")))?;
-    let message = &answer["choices"][0]["message"];
-    let stated = |name: &str| message[name].as_str().map(str::trim).filter(|text| !text.is_empty());
-    let Some(text) = stated("content") else {
-        let refusal = stated("refusal").map(|why| format!("it refuses: {}", short(why)));
-        return Err(problem(refusal.unwrap_or_else(|| "an answer without a text".into())));
-    };
-    if text.len() > MAX_PROMPT {
-        return Err(problem(format!("an answer of {} bytes, too long for a prompt", text.len())));
+
+    /// What a service says about an error: the usual field, else the beginning of its answer.
+    fn reason(&self, answer: &[u8]) -> String {
+        let json = serde_json::from_slice::<Value>(answer).ok();
+        let stated = json.as_ref().and_then(|json| {
+            let error = json.get("error")?;
+            error.get("message").unwrap_or(error).as_str().map(str::to_owned)
+        });
+        let text = stated.unwrap_or_else(|| String::from_utf8_lossy(answer).into_owned());
+        let text = self.short(&text);
+        if text.is_empty() { text } else { format!(": {text}") }
     }
-    Ok(text.to_owned())
-}
 
-/// What a service says about an error: the usual field, else the beginning of its answer.
-fn reason(answer: &[u8]) -> String {
-    let json = serde_json::from_slice::<Value>(answer).ok();
-    let stated = json.as_ref().and_then(|json| {
-        let error = json.get("error")?;
-        error.get("message").unwrap_or(error).as_str().map(str::to_owned)
-    });
-    let text = stated.unwrap_or_else(|| String::from_utf8_lossy(answer).into_owned());
-    let text = short(&text);
-    if text.is_empty() { text } else { format!(": {text}") }
-}
-
-/// The beginning of a text, without control characters.
-fn short(text: &str) -> String {
-    let text: String = text.chars().filter(|c| !c.is_control()).take(200).collect();
-    text.trim().to_owned()
+    /// The beginning of a text, without control characters and without the key.
+    fn short(&self, text: &str) -> String {
+        let text = match &self.key {
+            Some(key) => text.replace(key, "…"),
+            None => text.to_owned(),
+        };
+        let text: String = text.chars().filter(|c| !c.is_control()).take(MAX_REASON).collect();
+        printable_line(text.trim()).into_owned()
+    }
 }
 
 #[cfg(test)]
@@ -243,36 +276,6 @@ mod tests {
     }
 
     #[test]
-    fn only_a_prompt_is_taken_from_an_answer() {
-        let chat =
-            |message: Value| text(200, json!({ "choices": [{ "message": message }] }).to_string().as_bytes());
-        assert_eq!(chat(json!({ "content": " a cat\n" })).unwrap(), "a cat");
-        for (message, words) in [
-            (json!({ "content": null, "refusal": "I can't" }), "it refuses: I can't"),
-            (json!({ "content": "x".repeat(MAX_PROMPT + 1) }), "too long for a prompt"),
-            (json!({ "content": [" "] }), "without a text"),
-        ] {
-            let problem = chat(message).unwrap_err().what;
-            assert!(problem.contains(words), "{problem}");
-        }
-        assert!(text(200, b"<html>").unwrap_err().what.contains("an invalid answer"));
-        assert!(text(307, b"").unwrap_err().hint.contains("redirects are not followed"));
-    }
-
-    #[test]
-    fn a_service_that_does_not_answer_can_be_stopped() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let service = ChatService::new(&url, None).unwrap();
-        let mut asked = 0;
-        let stopped = service.ask("{}".into(), &mut || {
-            asked += 1;
-            asked < 3
-        });
-        assert_eq!(stopped.unwrap_err().message, "cancelled");
-    }
-
-    #[test]
     fn images_go_before_the_prompt() {
         let service = ChatService::new("http://localhost", Some("mistral".into())).unwrap();
         let words = service.body("a cat", &[], 0.5, u64::MAX).unwrap();
@@ -284,13 +287,5 @@ mod tests {
         assert!(content[0]["image_url"]["url"].as_str().unwrap().starts_with("data:image/png;base64,"));
         assert_eq!((&content[1]["text"], content.len()), (&json!("a cat"), 2));
         assert!(edit["messages"][0]["content"].as_str().unwrap().contains("image-editing"));
-    }
-
-    #[test]
-    fn reasons_are_short_and_plain() {
-        assert_eq!(reason(br#"{"error": {"message": "no such model"}}"#), ": no such model");
-        assert_eq!(reason(br#"{"error": "busy"}"#), ": busy");
-        assert_eq!((reason(b"a\x1b[31m\nb"), reason(b"")), (": a[31mb".into(), String::new()));
-        assert!(reason(&[b'x'; 5000]).len() < 210);
     }
 }

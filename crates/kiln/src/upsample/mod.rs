@@ -1,6 +1,8 @@
 //! Prompt upsampling: by a Mistral on this machine, or by a chat service.
 
 mod chat;
+#[cfg(test)]
+mod hostile;
 
 use kiln_engine::upsample::PromptRewriter;
 use kiln_engine::{InputResolver, Model, Request, Settings};

@@ -47,6 +47,26 @@ fn a_cancelled_batch_keeps_only_complete_images() {
 }
 
 #[test]
+fn ctrl_c_ends_the_rewriting_of_a_prompt() {
+    let sandbox = Sandbox::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let model = sandbox.model().to_str().unwrap();
+    let args =
+        ["generate", "fox", "-m", model, "-W", "64", "-H", "64", "-o", "a.png", "--upsample-url", &url];
+    let child = sandbox.command(&args).stderr(Stdio::piped()).spawn().unwrap();
+    // A service that takes the request and never answers.
+    let _connection = listener.accept().unwrap();
+    let interrupted = Instant::now();
+    interrupt(child.id());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130));
+    assert!(String::from_utf8_lossy(&ended.stderr).ends_with("cancelled\n"));
+    assert!(interrupted.elapsed() < Duration::from_secs(10));
+    assert!(sandbox.names().is_empty(), "{:?}", sandbox.names());
+}
+
+#[test]
 fn a_cancelled_conversion_leaves_nothing() {
     let sandbox = Sandbox::new();
     let values = (0..512 * 512).map(|i| (i % 509) as f32 / 509.0).collect();

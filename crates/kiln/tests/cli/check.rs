@@ -41,6 +41,19 @@ fn a_refused_image_is_not_written() {
 }
 
 #[test]
+fn a_prompt_that_is_too_long_for_a_variable_is_checked() {
+    let sandbox =
+        sandbox("cat > /dev/null\ngrep -q bad \"$KILN_PROMPT_FILE\" && echo \"too bad\" && exit 1\nexit 0\n");
+    for (last, name) in [("good", "a.png"), ("bad", "b.png")] {
+        sandbox.write("prompts.txt", format!("{}{last}\n", "fox ".repeat(50_000)).as_bytes());
+        let args = ["--prompt-file", "prompts.txt", "-S", "1", "-o", name, "--check-with", "sh check.sh"];
+        let ran = sandbox.generate(&args);
+        assert_eq!(ran.code, if last == "bad" { 3 } else { 0 }, "{}", ran.err);
+    }
+    assert_eq!(sandbox.names(), ["a.png", "check.sh", "prompts.txt"]);
+}
+
+#[test]
 fn each_image_is_checked_by_itself() {
     let sandbox = sandbox(SCRIPT);
     sandbox.write("prompts.txt", b"a fox\na bad fox\na hen\n");

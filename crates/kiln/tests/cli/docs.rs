@@ -166,7 +166,7 @@ pages! {
     the_commands_about_models_run "docs/models.md" 14;
     the_commands_about_formats_run "docs/formats.md" 2;
     the_commands_about_loras_run "docs/loras.md" 3;
-    the_commands_about_training_run "docs/training.md" 8;
+    the_commands_about_training_run "docs/training.md" 6;
     the_commands_about_quantizing_run "docs/quantizing.md" 6;
     the_commands_about_gpus_run "docs/gpu.md" 3;
     the_commands_about_the_server_run "docs/server.md" 6;

@@ -210,3 +210,18 @@ fn a_benchmark_counts_the_models_own_tokens_and_bytes() {
     assert_eq!(report["text_tokens"], 64);
     assert!(report["load"][0]["weight_bytes"].as_u64().unwrap() > 100_000, "{report}");
 }
+
+#[test]
+fn ember_base_is_put_together_from_its_difference() {
+    let sandbox = Sandbox::new();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/ember/ember-base.safetensors");
+    let ran = sandbox.kiln(&["info", file]).ok();
+    for line in ["klein base", "default steps     24", "default guidance  2.5", "int8 layers    28"] {
+        assert!(ran.text().contains(line), "`{line}` is missing in:\n{}", ran.text());
+    }
+    let mut bytes = fs::read(file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    sandbox.write("ember-base.safetensors", &bytes);
+    let generate = ["generate", "a cat", "-m", "ember-base.safetensors", "-o", "a.png"];
+    sandbox.kiln(&generate).fails(1, &["ember-base.safetensors", "damaged", "same version"]);
+}

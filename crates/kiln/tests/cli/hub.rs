@@ -1,7 +1,7 @@
 //! `kiln pull`, `kiln models` and `kiln rm`, against a local hub.
 
 #[path = "../../../kiln-hub/tests/server/mod.rs"]
-mod server;
+pub mod server;
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::sandbox::{RunOutput, Sandbox};
 
 const REPO: &str = "black-forest-labs/FLUX.2-klein-4B";
 
-fn served(bytes: Vec<u8>) -> HubFile {
+pub fn served(bytes: Vec<u8>) -> HubFile {
     let hash = kiln_base::hex(Sha256::digest(&bytes));
     HubFile { bytes, hash, large: true }
 }
@@ -38,7 +38,7 @@ pub fn klein_hub(sandbox: &Sandbox) -> Hub {
     Hub::start(REPO, all, HubBehavior::default())
 }
 
-fn run(sandbox: &Sandbox, hub: &Hub, args: &[&str]) -> RunOutput {
+pub fn run(sandbox: &Sandbox, hub: &Hub, args: &[&str]) -> RunOutput {
     sandbox.command(args).env("HF_ENDPOINT", hub.endpoint()).output().unwrap().into()
 }
 
@@ -174,100 +174,6 @@ fn errors_have_hints() {
     let offline = sandbox.command(&["pull", "klein-4b"]).env("HF_HUB_OFFLINE", "1").output().unwrap();
     RunOutput::from(offline).fails(1, &["HF_HUB_OFFLINE"]);
     sandbox.kiln(&["rm", "ember", "-y"]).fails(if cfg!(feature = "ember") { 2 } else { 1 }, &[]);
-}
-
-/// A hub with files of FLUX.2 [dev], which hold nothing.
-fn dev_hub(behavior: HubBehavior) -> Hub {
-    let comfy = [
-        "split_files/diffusion_models/flux2_dev_fp8mixed.safetensors",
-        "split_files/text_encoders/mistral_3_small_flux2_fp8.safetensors",
-        "split_files/vae/flux2-vae.safetensors",
-    ];
-    let named = |path: &str| (path.to_owned(), served(path.into()));
-    let comfy = comfy.map(named).to_vec();
-    let gguf = vec![named("flux2-dev-Q4_K_S.gguf"), named("flux2-dev-Q8_0.gguf")];
-    let repos = vec![("Comfy-Org/flux2-dev".into(), comfy), ("city96/FLUX.2-dev-gguf".into(), gguf)];
-    Hub::start_all(repos, behavior)
-}
-
-#[test]
-fn a_licence_is_told_and_accepted_before_a_download() {
-    let sandbox = Sandbox::new();
-    let hub = dev_hub(HubBehavior::default());
-    let downloads = || {
-        let requests = hub.requests.lock().unwrap();
-        requests.iter().filter(|request| request.path.contains("/resolve/")).count()
-    };
-    let licence =
-        ["FLUX.2 [dev] Non-Commercial License (https://huggingface.co/black-forest-labs/FLUX.2-dev/"];
-    let how = ["must be accepted", "kiln pull dev-gguf:Q4_K_S --accept-license"];
-    run(&sandbox, &hub, &["pull", "dev-gguf:Q4_K_S"]).fails(1, &[&licence[..], &how].concat());
-    run(&sandbox, &hub, &["pull", "dev-gguf:Q4_K_S", "--json"]).fails(1, &how);
-    run(&sandbox, &hub, &["generate", "fox", "-m", "dev-gguf:Q4_K_S", "--yes"]).fails(1, &how);
-    assert_eq!(downloads(), 0);
-
-    let ran = run(&sandbox, &hub, &["pull", "dev-gguf:Q4_K_S", "--accept-license"]).ok();
-    assert!(
-        ran.err.contains(licence[0]) && ran.err.contains("with `split_files/text_encoders/mis"),
-        "{}",
-        ran.err
-    );
-    assert_eq!(downloads(), 3, "the transformer, the text encoder and the autoencoder");
-    // Nothing is left to accept.
-    let again = run(&sandbox, &hub, &["pull", "dev-gguf:Q4_K_S", "--json"]).ok();
-    let pulled: serde_json::Value = serde_json::from_str(again.text()).unwrap();
-    assert_eq!((&pulled["fetched"], &pulled["files"]), (&0.into(), &3.into()));
-    assert_eq!(pulled["licence"], "FLUX.2 [dev] Non-Commercial License");
-    assert_eq!(pulled["with"][0], "dev-encoder");
-    let quiet = run(&sandbox, &hub, &["pull", "dev-fp8", "--accept-license", "-q"]).ok();
-    assert_eq!((quiet.err.as_str(), downloads()), ("", 4));
-}
-
-#[test]
-fn a_pulled_transformer_of_dev_uses_the_components_that_came_with_it() {
-    const ENCODERS: &str = "split_files/text_encoders/mistral_3_small_flux2";
-    let sandbox = Sandbox::with_dev();
-    let model = sandbox.model().to_str().unwrap();
-    let converted = |to: &str, how: &[&str]| {
-        sandbox.kiln(&[&["convert", model, to], how].concat()).ok();
-        served(fs::read(sandbox.path(to)).unwrap())
-    };
-    let encoder = converted("encoder.safetensors", &["--part", "text-encoder", "--names", "diffusers"]);
-    let comfy = vec![
-        (
-            "split_files/diffusion_models/flux2_dev_fp8mixed.safetensors".into(),
-            converted("dev.safetensors", &[]),
-        ),
-        (format!("{ENCODERS}_fp8.safetensors"), encoder.clone()),
-        (format!("{ENCODERS}_bf16.safetensors"), encoder),
-        ("split_files/vae/flux2-vae.safetensors".into(), converted("vae.safetensors", &["--part", "vae"])),
-    ];
-    let gguf = vec![("flux2-dev-Q4_K_S.gguf".into(), converted("dev.gguf", &[]))];
-    let repos = vec![("Comfy-Org/flux2-dev".into(), comfy), ("city96/FLUX.2-dev-gguf".into(), gguf)];
-    let hub = Hub::start_all(repos, HubBehavior::default());
-    let pull = |name: &str| run(&sandbox, &hub, &["pull", name, "--accept-license"]).ok();
-    let generate = |name: &str, to: &str| {
-        let size = ["-W", "64", "-H", "64", "-s", "1", "-S", "4", "--dtype", "f32", "--device", "cpu"];
-        sandbox.kiln(&[&["generate", "fox", "-m", name, "-o", to][..], &size].concat()).ok();
-        sandbox.image(to)
-    };
-    let pulled = pull("dev-gguf:Q4_K_S");
-    assert!(
-        pulled.err.contains("use it with -m dev-gguf") && !pulled.err.contains("it has no"),
-        "{}",
-        pulled.err
-    );
-    let expected = generate(model, "folder.png");
-    assert!(generate("dev-gguf:Q4_K_S", "gguf.png").pixels() == expected.pixels());
-
-    // Of two text encoders, a name takes its own.
-    let component = pull(&format!("Comfy-Org/flux2-dev:{ENCODERS}_bf16.safetensors"));
-    assert!(component.err.contains("it is a text encoder"), "{}", component.err);
-    pull("dev-fp8");
-    assert!(generate("dev-fp8", "fp8.png").pixels() == expected.pixels());
-    let list = sandbox.kiln(&["models"]).ok();
-    let line = list.text().lines().find(|line| line.starts_with("dev-fp8")).unwrap().to_owned();
-    assert!(!line.contains("no text encoder"), "{line}");
 }
 
 #[test]

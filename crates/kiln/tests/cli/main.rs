@@ -25,6 +25,7 @@ mod formats;
 mod generate;
 mod golden;
 mod hub;
+mod hub_dev;
 mod info;
 mod int8;
 mod models;

@@ -60,8 +60,6 @@ fn a_model_in_the_models_folder_is_found_by_name() {
     assert!(kiln(&["doctor"]).ok().text().contains("klein"));
     kiln(&["generate", "fox", "-m", "klien"]).fails(1, &["`klien` does not exist", "nearest: klein"]);
     kiln(&["info", "klien"]).fails(1, &["nearest: klein"]);
-    kiln(&["generate", "fox", "-m", "ember-base"])
-        .fails(1, &["ember-base.safetensors", "tools/ember", "`models`"]);
 }
 
 #[test]

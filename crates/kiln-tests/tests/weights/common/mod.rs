@@ -1,5 +1,6 @@
 //! Safetensors files built by hand, so that the tests don't depend on the writer and reader that they test.
 pub mod flux;
+pub mod layouts;
 
 use bytes::Bytes;
 use kiln_weights::{LayerShape, Lora, LoraOptions, LoraReport, LoraUpdates, Result, WeightSource};

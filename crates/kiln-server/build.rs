@@ -1,0 +1,7 @@
+//! Packs the page and the description of the API.
+
+fn main() -> std::io::Result<()> {
+    println!("cargo::rerun-if-changed=build.rs");
+    kiln_pack::pack_files(&kiln_pack::files_of("page")?, "page.packed")?;
+    kiln_pack::pack_files(&["openapi.json"], "openapi.packed")
+}
