@@ -45,9 +45,10 @@ impl CostEstimate {
         let blocks = config.num_layers + config.num_single_layers;
         // What a block computes and its backward pass needs: its input and norm, q, k, v, the attention, twice the MLP.
         let block = config.dim() as f64 * (8.0 + 3.0 * config.mlp_ratio);
-        let kept = match settings.checkpointing {
-            true => block + (config.dim() * blocks) as f64,
-            false => block * blocks as f64,
+        let kept = if settings.checkpointing {
+            block + (config.dim() * blocks) as f64
+        } else {
+            block * blocks as f64
         };
         let activations = (most * batch) as f64 * kept * settings.dtype().size() as f64;
         let (mut with, mut without) = (0.0, 0.0);

@@ -70,9 +70,9 @@ impl WeightSource {
     fn rebuild(&self, parent: &[u8]) -> Result<Vec<u8>, String> {
         let hashes = self.metadata().get(KEY).and_then(|text| serde_json::from_str(text).ok());
         let hashes: Hashes = hashes.ok_or_else(|| format!("`{KEY}` in its metadata is not valid"))?;
-        let other_parent = || match hex(Sha256::digest(parent)) == hashes.parent {
-            true => None,
-            false => Some("it was made from another version of this model".to_owned()),
+        let other_parent = || {
+            let is_other = hex(Sha256::digest(parent)) != hashes.parent;
+            is_other.then(|| "it was made from another version of this model".to_owned())
         };
         let Packed { entries, mut metadata, data } =
             Packed::read(parent).ok_or("the model to apply it to is damaged")?;
