@@ -110,9 +110,10 @@ impl Config {
     pub fn from_tensors(source: &WeightSource) -> Option<Config> {
         let side = |name: &str, axis: usize| source.entry(name)?.1.dims().get(axis).copied();
         let layer = |leaf: &str| format!("model.layers.0.{leaf}.weight");
-        let family = match source.contains(&layer("self_attn.q_norm")) {
-            true => TextEncoderFamily::Qwen3,
-            false => TextEncoderFamily::Mistral,
+        let family = if source.contains(&layer("self_attn.q_norm")) {
+            TextEncoderFamily::Qwen3
+        } else {
+            TextEncoderFamily::Mistral
         };
         let usual = defaults(family);
         let head_dim = source.head_dim()?;

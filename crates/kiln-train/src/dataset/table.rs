@@ -50,10 +50,8 @@ pub(super) fn read_csv(path: &Path) -> Result<Listing> {
             let several = |value: &String| {
                 value.split(SEPARATOR).map(|part| Value::from(part.trim())).collect::<Vec<_>>().into()
             };
-            Ok(value.map(|value| match REFERENCES.contains(&name) {
-                true => several(value),
-                false => Value::from(value.trim()),
-            }))
+            let is_list = REFERENCES.contains(&name);
+            Ok(value.map(|value| if is_list { several(value) } else { Value::from(value.trim()) }))
         };
         items.push(item(path, i + 2, field)?);
     }

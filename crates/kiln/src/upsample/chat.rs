@@ -155,12 +155,11 @@ impl ChatService {
             content.push(json!({ "type": "image_url", "image_url": { "url": url } }));
         }
         let edit = !content.is_empty();
-        let content = match edit {
-            true => {
-                content.push(json!({ "type": "text", "text": prompt }));
-                Value::from(content)
-            }
-            false => prompt.into(),
+        let content = if edit {
+            content.push(json!({ "type": "text", "text": prompt }));
+            Value::from(content)
+        } else {
+            prompt.into()
         };
         let mut body = json!({
             "messages": [
