@@ -49,7 +49,7 @@ pub struct TrainArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Pictures")]
 pub struct PictureArgs {
-    /// Word or phrase that stands for what is learned: takes the place of [trigger] in captions, else goes in front
+    /// Word or phrase that stands for what is learned: takes the place of `[trigger]` in captions, else goes in front
     #[arg(long, value_name = "TEXT")]
     pub trigger: Option<String>,
 
