@@ -1,4 +1,33 @@
-// Optimizer steps in f32. The formulas are those of kiln_ops::TrainingBackend.
+// Optimizer steps in f32, one launch for all tensors. The formulas are those of kiln_ops::TrainingBackend.
+
+// The addresses of a tensor, of its gradient and of its state, in the order of the kernel's own list.
+struct TensorAddresses {
+    void *at[6];
+    long long n;
+    // The first block that works on the tensor, which has `per_block` elements per block.
+    long long first_block;
+};
+
+// The elements of a block: `begin` to `end` of `tensor`.
+struct Share {
+    const TensorAddresses &tensor;
+    long long begin, end;
+    template <class T> __device__ __forceinline__ T *at(int i) const { return (T *)tensor.at[i]; }
+};
+
+__device__ __forceinline__ Share share(const TensorAddresses *tensors, int count, int per_block) {
+    int low = 0, high = count - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (tensors[middle].first_block <= blockIdx.x)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    const TensorAddresses &tensor = tensors[low];
+    long long begin = (blockIdx.x - tensor.first_block) * per_block;
+    return {tensor, begin, begin + per_block < tensor.n ? begin + per_block : tensor.n};
+}
 
 // The numbers of an AdamW step.
 struct AdamWArgs {
@@ -12,12 +41,16 @@ __device__ __forceinline__ float adamw_element(const AdamWArgs &args, float para
     return args.keep * param - args.step_size * m / (sqrtf(v) / args.root + args.eps);
 }
 
-extern "C" __global__ void adamw(const __grid_constant__ AdamWArgs args, float *param, const float *grad, float *m, float *v, long long n) {
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    float first = m[i], second = v[i];
-    param[i] = adamw_element(args, param[i], grad[i], first, second);
-    m[i] = first, v[i] = second;
+// Parameter, gradient, both moments.
+extern "C" __global__ void adamw(const __grid_constant__ AdamWArgs args, const TensorAddresses *tensors, int count, int per_block) {
+    Share s = share(tensors, count, per_block);
+    float *param = s.at<float>(0), *m = s.at<float>(2), *v = s.at<float>(3);
+    const float *grad = s.at<float>(1);
+    for (long long i = s.begin + threadIdx.x; i < s.end; i += blockDim.x) {
+        float first = m[i], second = v[i];
+        param[i] = adamw_element(args, param[i], grad[i], first, second);
+        m[i] = first, v[i] = second;
+    }
 }
 
 // The code of the nearest of 256 ascending values; of two equally near ones, the smaller.
@@ -48,23 +81,28 @@ __device__ __forceinline__ float block_largest(float x) {
     return x;
 }
 
-// Moments in 8 bits: 256 elements share a scale, a block each. `books` has the values of m's codes, then those of v's.
-extern "C" __global__ void __launch_bounds__(256) adamw_8bit(const __grid_constant__ AdamWArgs args, float *param, const float *grad, unsigned char *m, float *m_scales,
-                                      unsigned char *v, float *v_scales, const float *books, long long n) {
-    long long i = (long long)blockIdx.x * 256 + threadIdx.x;
+// Parameter, gradient, codes and scales of the first moment, and of the second. 256 elements share a scale, a block each.
+// `books` has the values of m's codes, then those of v's.
+extern "C" __global__ void __launch_bounds__(256) adamw_8bit(const __grid_constant__ AdamWArgs args, const TensorAddresses *tensors,
+                                                             int count, const float *books) {
+    Share s = share(tensors, count, 256);
+    float *param = s.at<float>(0), *m_scale = s.at<float>(3) + s.begin / 256, *v_scale = s.at<float>(5) + s.begin / 256;
+    const float *grad = s.at<float>(1);
+    unsigned char *m = s.at<unsigned char>(2), *v = s.at<unsigned char>(4);
+    long long i = s.begin + threadIdx.x;
     float first = 0.0f, second = 0.0f;
-    if (i < n) {
-        first = books[m[i]] * m_scales[blockIdx.x];
-        second = books[256 + v[i]] * v_scales[blockIdx.x];
+    if (i < s.end) {
+        first = books[m[i]] * *m_scale;
+        second = books[256 + v[i]] * *v_scale;
         param[i] = adamw_element(args, param[i], grad[i], first, second);
     }
-    float m_scale = block_largest(fabsf(first)), v_scale = block_largest(second);
-    if (i < n) {
-        m[i] = nearest_code(books, first * (m_scale > 0.0f ? 1.0f / m_scale : 0.0f));
-        v[i] = nearest_code(books + 256, second * (v_scale > 0.0f ? 1.0f / v_scale : 0.0f));
+    float m_largest = block_largest(fabsf(first)), v_largest = block_largest(second);
+    if (i < s.end) {
+        m[i] = nearest_code(books, first * (m_largest > 0.0f ? 1.0f / m_largest : 0.0f));
+        v[i] = nearest_code(books + 256, second * (v_largest > 0.0f ? 1.0f / v_largest : 0.0f));
     }
     // Every thread has read the old scales before the first barrier of block_largest.
-    if (threadIdx.x == 0) m_scales[blockIdx.x] = m_scale, v_scales[blockIdx.x] = v_scale;
+    if (threadIdx.x == 0) *m_scale = m_largest, *v_scale = v_largest;
 }
 
 // The numbers of the first half of a Prodigy step; `first` and `second` are the gradient's weights in the moments.
@@ -72,34 +110,40 @@ struct ProdigyArgs {
     float grad_scale, beta1, beta2, beta3, first, second, s_factor;
 };
 
-// Moments, and per block the sums of g (start - param) and of |s|.
-extern "C" __global__ void prodigy_moments(const __grid_constant__ ProdigyArgs args, const float *param, const float *grad, const float *start,
-                                           float *m, float *v, float *s, float *partials, long long n, long long per_block) {
-    long long begin = (long long)blockIdx.x * per_block, end = begin + per_block < n ? begin + per_block : n;
+// Parameter, gradient, start, both moments, s. Moments, and per block the sums of g (start - param) and of |s|.
+extern "C" __global__ void prodigy_moments(const __grid_constant__ ProdigyArgs args, const TensorAddresses *tensors, int count,
+                                           int per_block, float *partials) {
+    Share s = share(tensors, count, per_block);
+    const float *param = s.at<float>(0), *grad = s.at<float>(1), *start = s.at<float>(2);
+    float *m = s.at<float>(3), *v = s.at<float>(4), *sum = s.at<float>(5);
     float numerator = 0.0f, denominator = 0.0f;
-    for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    for (long long i = s.begin + threadIdx.x; i < s.end; i += blockDim.x) {
         float g = args.grad_scale * grad[i];
         numerator += g * (start[i] - param[i]);
         m[i] = args.beta1 * m[i] + args.first * g;
         v[i] = args.beta2 * v[i] + args.second * g * g;
-        s[i] = args.beta3 * s[i] + args.s_factor * g;
-        denominator += fabsf(s[i]);
+        sum[i] = args.beta3 * sum[i] + args.s_factor * g;
+        denominator += fabsf(sum[i]);
     }
     numerator = block_sum(numerator);
     denominator = block_sum(denominator);
     if (threadIdx.x == 0) partials[2 * blockIdx.x] = numerator, partials[2 * blockIdx.x + 1] = denominator;
 }
 
-extern "C" __global__ void prodigy_update(float *param, const float *m, const float *v, long long n, float keep, float lr, float eps) {
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) param[i] = keep * param[i] - lr * m[i] / (sqrtf(v[i]) + eps);
+// Parameter, both moments.
+extern "C" __global__ void prodigy_update(const TensorAddresses *tensors, int count, int per_block, float keep, float lr, float eps) {
+    Share s = share(tensors, count, per_block);
+    float *param = s.at<float>(0);
+    const float *m = s.at<float>(1), *v = s.at<float>(2);
+    for (long long i = s.begin + threadIdx.x; i < s.end; i += blockDim.x) param[i] = keep * param[i] - lr * m[i] / (sqrtf(v[i]) + eps);
 }
 
-// The sum of squares over one range of elements per block.
-extern "C" __global__ void sum_squares(const float *x, float *partials, long long n, long long per_block) {
-    long long first = (long long)blockIdx.x * per_block, end = first + per_block < n ? first + per_block : n;
+// The sum of squares of every block's elements.
+extern "C" __global__ void sum_squares(const TensorAddresses *tensors, int count, int per_block, float *partials) {
+    Share s = share(tensors, count, per_block);
+    const float *x = s.at<float>(0);
     float sum = 0.0f;
-    for (long long i = first + threadIdx.x; i < end; i += blockDim.x) sum += x[i] * x[i];
+    for (long long i = s.begin + threadIdx.x; i < s.end; i += blockDim.x) sum += x[i] * x[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }

@@ -157,6 +157,7 @@ std::map<std::string, Kernel> &kernels() {
         BOTH(group_norm, group_norm_partial) BOTH(group_norm, group_norm_partial_vector) BOTH(group_norm, group_norm_apply)
         BOTH(group_norm, group_norm_apply_vector) K(group_norm, group_norm_merge)
         BOTH(fp8, quantize_fp8) BOTH(fp8, quantize_swiglu_fp8) BOTH(fp8, gemm_fp8) BOTH(fp8, rescale_fp8)
+        BOTH(fp8, quantize_gradient_fp8) K(fp8, transpose_fp8)
         BOTH(int8, quantize_int8) BOTH(int8, gemm_int8)
         K(movement, copy_columns_2) K(movement, copy_columns_4) K(movement, copy_columns_16)
         BOTH(movement, to_bytes) K(movement, upsample) K(movement, space_to_depth_2) K(movement, space_to_depth_4)

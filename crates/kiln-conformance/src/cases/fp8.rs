@@ -51,7 +51,7 @@ pub(super) fn add_cases<B: Backend>(list: &mut CaseList<B>) {
     list.add("linear_gated_add_fp8/odd_inputs", GatedAdd { inputs: &[33, 96, 5], groups: &[7] });
 }
 
-fn tolerance(cols: usize, dtype: DType) -> Tolerance {
+pub(super) fn tolerance(cols: usize, dtype: DType) -> Tolerance {
     let sum = Tolerance::sum(cols);
     // Of longer rows, errors of both signs cancel.
     let accumulation = 5e-3 + 7e-6 * cols.min(4608) as f64;
@@ -60,7 +60,7 @@ fn tolerance(cols: usize, dtype: DType) -> Tolerance {
 }
 
 /// Draws a stack of matrices that are quantized to fp8 when loaded.
-fn fp8_layer<B: Backend>(
+pub(super) fn fp8_layer<B: Backend>(
     t: &mut CaseRun<'_, B>,
     [out, cols]: [usize; 2],
     slabs: usize,

@@ -10,6 +10,7 @@ use kiln_ops::{
 use kiln_tensor::packed::{Format, PackedTensor};
 use kiln_tensor::{DType, HostLinear, HostTensor};
 
+use super::fp8::{fp8_layer, tolerance as fp8_tolerance};
 use super::{CaseList, ODD};
 use crate::Tolerance;
 use crate::case_run::{CaseRun, TrainingScenario};
@@ -25,6 +26,7 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     );
     list.add_training("training/linear_backward", LinearBackward { sizes });
     list.add_training("training/linear_backward_int8", Int8Backward);
+    list.add_training("training/linear_backward_fp8/side_by_side", Fp8Backward);
     list.add_training("training/linear_low_rank", LowRankUpdates);
     list.add_training_once("training/row_norms", RowNorms);
     list.add_training("training/mix_rows", MixRows);
@@ -130,6 +132,36 @@ impl TrainingScenario for Int8Backward {
             let dx = b.linear_backward(&[&dy], &w, None)?;
             let tolerance = Tolerance::sum(out).rounded_inside(t.dtype);
             t.record(format!("{rows}x{out}x{cols}"), &dx, tolerance)?;
+        }
+        Ok(())
+    }
+}
+
+/// The gradient of an fp8 matmul is an fp8 matmul. `[rows, out of each gradient, in]`.
+struct Fp8Backward;
+
+impl TrainingScenario for Fp8Backward {
+    fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
+        let b = t.b;
+        let cases: [(usize, &[usize], usize); 6] = [
+            (130, &[48, 64, 16], 96),
+            (17, &[128, 256, 64, 64], 272),
+            (33, &[5, 60], 129),
+            (1, &[3], 7),
+            (9, &[16, 8, 40, 24, 8], 64),
+            (0, &[16], 32),
+        ];
+        for (rows, widths, cols) in cases {
+            let out = widths.iter().sum();
+            let w = b.load_weight(fp8_layer(t, [out, cols], 1, DType::BF16)?, Residency::Device)?;
+            let dys = widths.iter().map(|&n| t.activation(HEAVY_TAILED, [rows, n]));
+            let dys = dys.collect::<Result<Vec<_>>>()?;
+            let add = t.activation(NORMAL, [rows, cols])?;
+            for add in [None, Some(&add)] {
+                let dx = b.linear_backward(&dys.iter().collect::<Vec<_>>(), &w, add)?;
+                let label = format!("{rows}x{widths:?}x{cols}, added: {}", add.is_some());
+                t.record(label, &dx, fp8_tolerance(out, t.dtype))?;
+            }
         }
         Ok(())
     }

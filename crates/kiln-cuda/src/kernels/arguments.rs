@@ -29,6 +29,7 @@ arguments! {
     HopperAttentionBackwardArgs = "HopperAttentionBackwardArgs";
     MmaAttentionBackwardArgs = "MmaAttentionBackwardArgs";
     AdamWArgs = "AdamWArgs";
+    GradientArgs = "GradientArgs";
     ProdigyArgs = "ProdigyArgs";
 }
 
@@ -38,6 +39,7 @@ const _: () = assert!(size_of::<AttentionBackwardArgs>() == 4 * 104 + 96);
 const _: () = assert!(size_of::<HopperAttentionBackwardArgs>() == 6 * 128 + 64);
 const _: () = assert!(size_of::<MmaAttentionBackwardArgs>() == 88);
 const _: () = assert!(size_of::<AdamWArgs>() == 36 && size_of::<ProdigyArgs>() == 28);
+const _: () = assert!(size_of::<GradientArgs>() == 80);
 const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
 const _: () = assert!(size_of::<PackedMatrixArgs>() == 80);
@@ -176,6 +178,20 @@ pub(crate) struct MmaAttentionBackwardArgs {
     pub padded: i32,
     pub scale: f32,
     pub unused: i32,
+}
+
+/// Gradients side by side, as in `fp8.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GradientArgs {
+    pub x: [DevicePtr; 4],
+    /// End column of each gradient.
+    pub end: [i32; 4],
+    pub column_scales: DevicePtr,
+    pub q: DevicePtr,
+    pub scales: DevicePtr,
+    pub count: i32,
+    pub padded: i32,
 }
 
 /// The numbers of an AdamW step, as in `optimizer.cu`.

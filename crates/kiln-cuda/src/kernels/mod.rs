@@ -9,7 +9,7 @@ mod table;
 mod tests;
 
 pub(crate) use arguments::{
-    AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, HopperAttentionArgs,
+    AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HopperAttentionArgs,
     HopperAttentionBackwardArgs, HopperConvArgs, MAX_SEGMENTS, MmaAttentionBackwardArgs, PackedMatrixArgs,
     ProdigyArgs, Segments,
 };

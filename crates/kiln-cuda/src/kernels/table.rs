@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::arguments::{
-    AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, HopperAttentionArgs,
+    AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HopperAttentionArgs,
     HopperAttentionBackwardArgs, HopperConvArgs, MmaAttentionBackwardArgs, PackedMatrixArgs, ProdigyArgs,
 };
 #[cfg(test)]
@@ -204,6 +204,11 @@ kernels! {
             DevicePtr, padded: i32):
             QUANTIZE_SWIGLU_FP8_F32 = "quantize_swiglu_fp8_f32",
             QUANTIZE_SWIGLU_FP8_BF16 = "quantize_swiglu_fp8_bf16";
+        QuantizeGradientFp8(args: GradientArgs):
+            QUANTIZE_GRADIENT_FP8_F32 = "quantize_gradient_fp8_f32",
+            QUANTIZE_GRADIENT_FP8_BF16 = "quantize_gradient_fp8_bf16";
+        TransposeFp8(x: DevicePtr, out: DevicePtr, scales: DevicePtr, rows: i32, cols: i32, depth: i32, out_depth: i32):
+            TRANSPOSE_FP8 = "transpose_fp8";
         GemmFp8(x: DevicePtr, x_scales: DevicePtr, w: DevicePtr, w_scales: DevicePtr, out: DevicePtr,
             rows: i32, n: i32, depth: i32):
             GEMM_FP8_F32 = "gemm_fp8_f32", GEMM_FP8_BF16 = "gemm_fp8_bf16";
@@ -262,17 +267,15 @@ kernels! {
             RMS_NORM_REGISTERS_F32 = "rms_norm_registers_f32", RMS_NORM_REGISTERS_BF16 = "rms_norm_registers_bf16";
     }
     OPTIMIZER {
-        AdamW(args: AdamWArgs, param: DevicePtr, grad: DevicePtr, m: DevicePtr, v: DevicePtr, n: i64):
+        AdamW(args: AdamWArgs, tensors: DevicePtr, count: i32, per_block: i32):
             ADAMW = "adamw";
-        AdamW8Bit(args: AdamWArgs, param: DevicePtr, grad: DevicePtr, m: DevicePtr, m_scales: DevicePtr, v: DevicePtr,
-            v_scales: DevicePtr, books: DevicePtr, n: i64):
+        AdamW8Bit(args: AdamWArgs, tensors: DevicePtr, count: i32, books: DevicePtr):
             ADAMW_8BIT = "adamw_8bit";
-        ProdigyMoments(args: ProdigyArgs, param: DevicePtr, grad: DevicePtr, start: DevicePtr, m: DevicePtr, v:
-            DevicePtr, s: DevicePtr, partials: DevicePtr, n: i64, per_block: i64):
+        ProdigyMoments(args: ProdigyArgs, tensors: DevicePtr, count: i32, per_block: i32, partials: DevicePtr):
             PRODIGY_MOMENTS = "prodigy_moments";
-        ProdigyUpdate(param: DevicePtr, m: DevicePtr, v: DevicePtr, n: i64, keep: f32, lr: f32, eps: f32):
+        ProdigyUpdate(tensors: DevicePtr, count: i32, per_block: i32, keep: f32, lr: f32, eps: f32):
             PRODIGY_UPDATE = "prodigy_update";
-        SumSquares(x: DevicePtr, partials: DevicePtr, n: i64, per_block: i64):
+        SumSquares(tensors: DevicePtr, count: i32, per_block: i32, partials: DevicePtr):
             SUM_SQUARES = "sum_squares";
         SumPartials(partials: DevicePtr, out: DevicePtr, count: i32, columns: i32):
             SUM_PARTIALS = "sum_partials";

@@ -18,7 +18,8 @@ use crate::gemm::GemmShape;
 use crate::gemm::cublaslt::{CublasLtGemm, Operands, RowScaling};
 use crate::kernels::{
     ADA_LAYER_NORM_FP8_BF16, ADA_LAYER_NORM_FP8_F32, AdaLayerNormFp8, GEMM_FP8_BF16, GEMM_FP8_F32, GemmFp8,
-    QUANTIZE_SWIGLU_FP8_BF16, QUANTIZE_SWIGLU_FP8_F32, QuantizeSwigluFp8, RESCALE_FP8_BF16, RESCALE_FP8_F32,
+    GradientArgs, QUANTIZE_GRADIENT_FP8_BF16, QUANTIZE_GRADIENT_FP8_F32, QUANTIZE_SWIGLU_FP8_BF16,
+    QUANTIZE_SWIGLU_FP8_F32, QuantizeGradientFp8, QuantizeSwigluFp8, RESCALE_FP8_BF16, RESCALE_FP8_F32,
     RescaleFp8,
 };
 use crate::queue::DeviceBuffer;
@@ -28,6 +29,9 @@ use crate::weight::QuantizedMatrix;
 
 /// Largest row that is staged: every GPU has 99 KiB of shared memory, and the kernel has static arrays too.
 const MAX_STAGED_BYTES: usize = 96 << 10;
+
+/// Gradients that are quantized as one matrix without a copy.
+const MAX_GRADIENTS: usize = 4;
 
 /// Shared memory for a row until its scale is known, in bytes.
 fn staged_row_bytes(cols: usize, dtype: DType) -> usize {
@@ -135,6 +139,44 @@ impl Fp8Operand {
             };
             cx.launch(kernel, grid, threads, 0, &parameters)?;
         }
+        Ok(operand)
+    }
+
+    /// Quantizes gradients of a layer's outputs, concatenated by columns and multiplied by the scales of the weight's
+    /// rows. `transposed`: the weight's transpose, for the width.
+    pub fn from_gradients(
+        cx: &Context,
+        dys: &[&CudaTensor],
+        w: &QuantizedMatrix,
+        transposed: &QuantizedMatrix,
+    ) -> Result<Fp8Operand> {
+        let concatenated;
+        let dys = if dys.len() <= MAX_GRADIENTS {
+            dys
+        } else {
+            concatenated = concat_columns(cx, dys)?;
+            &[&concatenated]
+        };
+        let rows = dys[0].shape().rows();
+        let operand = Fp8Operand::allocate(cx, rows, transposed)?;
+        let [_, column_scales] = w.ptr(cx, 0);
+        let size = |n: usize| int("linear_backward", n);
+        let mut args = GradientArgs {
+            x: [0; MAX_GRADIENTS],
+            end: [0; MAX_GRADIENTS],
+            column_scales,
+            q: operand.bytes.ptr(cx),
+            scales: operand.scales.ptr(cx),
+            count: size(dys.len())?,
+            padded: size(transposed.depth)?,
+        };
+        let mut end = 0;
+        for (i, dy) in dys.iter().enumerate() {
+            end += dy.shape().last();
+            (args.x[i], args.end[i]) = (dy.ptr(cx), size(end)?);
+        }
+        let kernel = by_dtype(dys[0].dtype(), QUANTIZE_GRADIENT_FP8_F32, QUANTIZE_GRADIENT_FP8_BF16);
+        cx.launch(kernel, [rows, 1], 256, 0, &QuantizeGradientFp8 { args })?;
         Ok(operand)
     }
 

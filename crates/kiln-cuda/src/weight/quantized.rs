@@ -7,7 +7,8 @@ use kiln_tensor::packed::PackedTensor;
 use kiln_tensor::{DType, HostTensor};
 
 use super::matrix::{upload_floats, vector};
-use crate::context::Context;
+use crate::context::{Context, int};
+use crate::kernels::{TRANSPOSE_FP8, TransposeFp8};
 use crate::ops::quantize_fp8::quantize_rows;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
@@ -92,6 +93,25 @@ impl QuantizedMatrix {
             first += height;
         }
         Ok(quantized)
+    }
+
+    /// The transpose of an fp8 matrix without its scales: rows of `rows` bytes, each with a scale of 1.
+    pub fn transposed_fp8(&self, cx: &Context) -> Result<QuantizedMatrix> {
+        let (rows, cols) = (self.cols, self.rows);
+        let depth = padded_row_bytes(cols);
+        let (buffer, scales) = (cx.allocate(rows * depth)?, cx.allocate(rows * 4)?);
+        let size = |n: usize| int("linear_backward", n);
+        let parameters = TransposeFp8 {
+            x: self.buffer.ptr(cx),
+            out: buffer.ptr(cx),
+            scales: scales.ptr(cx),
+            rows: size(self.rows)?,
+            cols: size(self.cols)?,
+            depth: size(self.depth)?,
+            out_depth: size(depth)?,
+        };
+        cx.launch(TRANSPOSE_FP8, [rows.div_ceil(128), cols.div_ceil(128)], 256, 0, &parameters)?;
+        Ok(QuantizedMatrix { rows, cols, depth, buffer, scales })
     }
 
     /// Addresses of row `row` and of its scale.

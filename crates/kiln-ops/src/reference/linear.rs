@@ -88,6 +88,22 @@ impl Linear {
         }
     }
 
+    /// `[rows, in]` from the gradient of an fp8 matmul's outputs, `[rows, out]`.
+    pub(super) fn fp8_gradient(&self, dy: &[f64]) -> Option<Vec<f64>> {
+        let Weight::Fp8(weight, scales) = &self.weight else { return None };
+        let [out, cols] = self.size;
+        let mut dx = vec![0.0; dy.len() / out * cols];
+        for (dy, dx) in dy.chunks(out).zip(dx.chunks_mut(cols)) {
+            let scaled: Vec<f64> =
+                dy.iter().zip(scales).map(|(dy, s)| f64::from(*dy as f32 * *s as f32)).collect();
+            let (q, scale) = quantize_fp8(&scaled);
+            for (q, w) in q.iter().zip(weight.chunks(cols)) {
+                dx.iter_mut().zip(w).for_each(|(dx, w)| *dx += q * scale * w);
+            }
+        }
+        Some(dx)
+    }
+
     /// `[rows, out]` from `[rows, in]`.
     fn product(&self, x: &[f64]) -> Vec<f64> {
         let [out, cols] = self.size;

@@ -98,6 +98,30 @@ impl AdamWStep {
         let remaining = |beta: f32| 1.0 - f64::from(beta).powf(self.step as f64);
         [f64::from(self.lr) / remaining(self.betas[0]), remaining(self.betas[1]).sqrt()]
     }
+
+    /// The factors of a step that is computed in f32, each rounded once.
+    pub fn factors(&self) -> AdamWFactors {
+        let [step_size, root] = self.corrections().map(|v| v as f32);
+        AdamWFactors {
+            rest: self.betas.map(|beta| (1.0 - f64::from(beta)) as f32),
+            keep: (1.0 - f64::from(self.lr) * f64::from(self.decay)) as f32,
+            step_size,
+            root,
+        }
+    }
+}
+
+/// What an AdamW step multiplies and divides by in f32, besides the numbers of [`AdamWStep`].
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWFactors {
+    /// `1 - β₁` and `1 - β₂`.
+    pub rest: [f32; 2],
+    /// `1 - lr · decay`.
+    pub keep: f32,
+    /// `lr / (1 - β₁ᵗ)`.
+    pub step_size: f32,
+    /// `sqrt(1 - β₂ᵗ)`.
+    pub root: f32,
 }
 
 /// A tensor that Prodigy updates, with its state; all f32 of one shape.

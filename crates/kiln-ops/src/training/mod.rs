@@ -16,8 +16,8 @@ use kiln_tensor::{DType, HostTensor, Shape};
 
 use crate::{AttentionSpec, Backend, Result, RopeTable, RowGroups};
 pub use args::{
-    AdamWStep, AdamWTensor, AdaptedOutput, LowRank, LowRankGradient, ProdigyStep, ProdigyTensor, Quantized8,
-    QuantizedAdamWTensor,
+    AdamWFactors, AdamWStep, AdamWTensor, AdaptedOutput, LowRank, LowRankGradient, ProdigyStep,
+    ProdigyTensor, Quantized8, QuantizedAdamWTensor,
 };
 pub use code_book::{BLOCK, CodeBook};
 pub use random::keeps;
@@ -46,6 +46,9 @@ pub trait TrainingBackend: Backend {
     ///
     /// `dys`: `[rows, out_i]` with `Σ out_i = out`; `W`: `[out, in]`, with its (dequantized) values whatever its stored form,
     /// so that the gradient of an int8 or fp8 matmul ignores the rounding of its input. The weight must not have LoRA deltas.
+    ///
+    /// The gradient of an fp8 matmul is one, too: with `W = scale · w` by rows, the rows of `dy · scale` (in f32) are
+    /// quantized as [`Backend::load_weight`] says and multiplied with `w`.
     fn linear_backward(
         &self,
         dys: &[&Self::Tensor],

@@ -3,8 +3,8 @@
 use kiln_ops::Result;
 use kiln_ops::Tensor as _;
 use kiln_ops::training::{
-    AdamWStep, AdamWTensor, BLOCK, CodeBook, ProdigyStep, ProdigyTensor, Quantized8, QuantizedAdamWTensor,
-    shapes,
+    AdamWFactors, AdamWStep, AdamWTensor, BLOCK, CodeBook, ProdigyStep, ProdigyTensor, Quantized8,
+    QuantizedAdamWTensor, shapes,
 };
 
 use crate::Context;
@@ -14,37 +14,25 @@ use crate::tensor::{CpuTensor, TensorElement};
 /// Elements of a task: whole blocks of 8-bit state.
 const CHUNK: usize = 64 * BLOCK;
 
-/// The numbers of an AdamW step in the form it is computed in.
-struct AdamW {
-    grad_scale: f32,
-    betas: [f32; 2],
-    rest: [f32; 2],
-    keep: f32,
-    step_size: f32,
-    root: f32,
-    eps: f32,
+/// An AdamW step and its factors.
+struct AdamW<'a> {
+    step: &'a AdamWStep,
+    factors: AdamWFactors,
 }
 
-impl AdamW {
-    fn new(step: &AdamWStep) -> AdamW {
-        let [step_size, root] = step.corrections().map(|v| v as f32);
-        AdamW {
-            grad_scale: step.grad_scale,
-            betas: step.betas,
-            rest: step.betas.map(|beta| (1.0 - f64::from(beta)) as f32),
-            keep: (1.0 - f64::from(step.lr) * f64::from(step.decay)) as f32,
-            step_size,
-            root,
-            eps: step.eps,
-        }
+impl<'a> AdamW<'a> {
+    fn new(step: &'a AdamWStep) -> AdamW<'a> {
+        AdamW { step, factors: step.factors() }
     }
 
     /// Updates one element; returns its parameter.
     fn apply(&self, param: f32, grad: f32, m: &mut f32, v: &mut f32) -> f32 {
-        let g = self.grad_scale * grad;
-        *m = self.betas[0] * *m + self.rest[0] * g;
-        *v = self.betas[1] * *v + self.rest[1] * g * g;
-        self.keep * param - self.step_size * *m / (v.sqrt() / self.root + self.eps)
+        let AdamWStep { grad_scale, betas, eps, .. } = *self.step;
+        let AdamWFactors { rest, keep, step_size, root } = self.factors;
+        let g = grad_scale * grad;
+        *m = betas[0] * *m + rest[0] * g;
+        *v = betas[1] * *v + rest[1] * g * g;
+        keep * param - step_size * *m / (v.sqrt() / root + eps)
     }
 }
 

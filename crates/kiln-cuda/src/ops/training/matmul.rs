@@ -10,6 +10,8 @@ use kiln_tensor::DType;
 use crate::context::{Context, int};
 use crate::gemm::product::{Operand, Product};
 use crate::kernels::{DEQUANTIZE_ROWS_BF16, DEQUANTIZE_ROWS_F32, DequantizeRows, ROW_NORMS, RowNorms};
+use crate::ops::elementwise;
+use crate::ops::fp8::Fp8Operand;
 use crate::ops::linear::linear_onto;
 use crate::ops::movement::cast;
 use crate::ops::{THREADS, by_dtype, row_grid};
@@ -35,7 +37,10 @@ struct DenseWeight<'a> {
 
 impl<'a> DenseWeight<'a> {
     fn new(cx: &Context, w: &'a CudaWeight, dtype: DType) -> Result<DenseWeight<'a>> {
-        let loaded = w.load(cx, dtype)?;
+        DenseWeight::of(cx, w.load(cx, dtype)?, dtype)
+    }
+
+    fn of(cx: &Context, loaded: LoadedWeight<'a>, dtype: DType) -> Result<DenseWeight<'a>> {
         let (at, dequantized) = match &*loaded {
             WeightMatrix::Dense(matrix) => (matrix.ptr(cx, dtype, 0, 0)?, None),
             WeightMatrix::Int8(matrix) => dequantized(cx, matrix, dtype, 0)?,
@@ -77,7 +82,11 @@ pub(crate) fn linear_backward(
     let shape = shapes::linear_backward(dys, size, w.deltas.len(), add)?;
     let dtype = dys[0].dtype();
     let out = CudaTensor::new(cx, &shape, dtype)?;
-    let dense = DenseWeight::new(cx, w, dtype)?;
+    let loaded = w.load(cx, dtype)?;
+    if let WeightMatrix::Fp8(matrix) = &*loaded {
+        return fp8_backward(cx, dys, matrix, add, out);
+    }
+    let dense = DenseWeight::of(cx, loaded, dtype)?;
     let (mut first, mut add) = (0, add.map(|add| add.ptr(cx)));
     for dy in dys {
         let k = dy.shape().last();
@@ -98,6 +107,29 @@ pub(crate) fn linear_backward(
         first += k;
     }
     Ok(out)
+}
+
+/// The gradient of an fp8 matmul: one fp8 product for all gradients.
+fn fp8_backward(
+    cx: &Context,
+    dys: &[&CudaTensor],
+    w: &QuantizedMatrix,
+    add: Option<&CudaTensor>,
+    out: CudaTensor,
+) -> Result<CudaTensor> {
+    let transposed = w.transposed_fp8(cx)?;
+    let operand = Fp8Operand::from_gradients(cx, dys, w, &transposed)?;
+    let (all, dtype) = (0..transposed.rows, out.dtype());
+    if let Some(add) = add
+        && let Some(launched) = operand.gemm_onto(cx, &transposed, &all, [add.ptr(cx), out.ptr(cx)], dtype)
+    {
+        return launched.map(|()| out);
+    }
+    operand.gemm(cx, &transposed, &all, out.ptr(cx), dtype)?;
+    match add {
+        Some(add) => elementwise::add(cx, &out, add),
+        None => Ok(out),
+    }
 }
 
 pub(crate) fn matmul_nt(

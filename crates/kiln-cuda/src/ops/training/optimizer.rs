@@ -1,22 +1,25 @@
-//! Optimizer steps. Parameters and their state are changed in place, or copied first where something else refers to them.
+//! Optimizer steps, one launch for all tensors. Parameters and their state are changed in place, or copied first where
+//! something else refers to them.
 
 use kiln_ops::training::{
-    AdamWStep, AdamWTensor, BLOCK, CodeBook, ProdigyStep, ProdigyTensor, Quantized8, QuantizedAdamWTensor,
-    shapes,
+    AdamWFactors, AdamWStep, AdamWTensor, BLOCK, CodeBook, ProdigyStep, ProdigyTensor, Quantized8,
+    QuantizedAdamWTensor, shapes,
 };
 use kiln_ops::{Result, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
 
-use super::sum_blocks;
 use crate::context::{Context, int};
 use crate::kernels::{
-    ADAMW, ADAMW_8BIT, AdamW, AdamW8Bit, AdamWArgs, PRODIGY_MOMENTS, PRODIGY_UPDATE, ProdigyArgs,
-    ProdigyMoments, ProdigyUpdate, SUM_PARTIALS, SUM_SQUARES, SumPartials, SumSquares,
+    ADAMW, ADAMW_8BIT, AdamW, AdamW8Bit, AdamWArgs, Kernel, PRODIGY_MOMENTS, PRODIGY_UPDATE, Parameters,
+    ProdigyArgs, ProdigyMoments, ProdigyUpdate, SUM_PARTIALS, SUM_SQUARES, SumPartials, SumSquares,
 };
 use crate::ops::THREADS;
 use crate::queue::DeviceBuffer;
 use crate::sys::driver::DevicePtr;
 use crate::tensor::CudaTensor;
+
+/// Elements of a tensor that a block of threads works on.
+const PER_BLOCK: usize = 8 * THREADS;
 
 /// Optimizer state in 8 bits on the device.
 pub struct CudaQuantized {
@@ -52,17 +55,56 @@ fn changed(cx: &Context, x: &mut CudaTensor) -> Result<DevicePtr> {
     Ok(x.ptr(cx))
 }
 
-fn adamw_args(step: &AdamWStep) -> AdamWArgs {
-    let [step_size, root] = step.corrections().map(|v| v as f32);
-    AdamWArgs {
-        grad_scale: step.grad_scale,
-        betas: step.betas,
-        rest: step.betas.map(|beta| (1.0 - f64::from(beta)) as f32),
-        keep: (1.0 - f64::from(step.lr) * f64::from(step.decay)) as f32,
-        step_size,
-        root,
-        eps: step.eps,
+/// The addresses of a tensor, of its gradient and of its state, as in `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct TensorAddresses {
+    at: [DevicePtr; 6],
+    n: i64,
+    first_block: i64,
+}
+
+/// The tensors of a launch, on the device.
+struct TensorList {
+    buffer: DeviceBuffer,
+    count: i32,
+    blocks: usize,
+}
+
+impl TensorList {
+    /// Takes each tensor's addresses and its number of elements, of which every block gets `per_block`.
+    fn new<const N: usize>(
+        cx: &Context,
+        tensors: impl IntoIterator<Item = Result<([DevicePtr; N], usize)>>,
+        per_block: usize,
+    ) -> Result<TensorList> {
+        let mut blocks = 0;
+        let mut list = Vec::new();
+        for tensor in tensors {
+            let (addresses, n) = tensor?;
+            let mut at = [0; 6];
+            at[..N].copy_from_slice(&addresses);
+            list.push(TensorAddresses { at, n: n as i64, first_block: blocks as i64 });
+            blocks += n.div_ceil(per_block);
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(&list);
+        let buffer = cx.allocate(bytes.len())?;
+        cx.check(cx.upload(bytes, buffer.ptr(cx)))?;
+        Ok(TensorList { buffer, count: int("optimizer", list.len())?, blocks })
     }
+
+    fn launch<P: Parameters>(&self, cx: &Context, kernel: Kernel<P>, parameters: &P) -> Result<()> {
+        if self.blocks == 0 {
+            return Ok(());
+        }
+        cx.launch(kernel, [self.blocks, 1], THREADS, 0, parameters)
+    }
+}
+
+fn adamw_args(step: &AdamWStep) -> AdamWArgs {
+    let AdamWFactors { rest, keep, step_size, root } = step.factors();
+    let AdamWStep { grad_scale, betas, eps, .. } = *step;
+    AdamWArgs { grad_scale, betas, rest, keep, step_size, root, eps }
 }
 
 pub(crate) fn adamw(
@@ -71,20 +113,18 @@ pub(crate) fn adamw(
     step: &AdamWStep,
 ) -> Result<()> {
     shapes::adamw(tensors)?;
-    let args = adamw_args(step);
-    for t in tensors {
-        let n = t.param.shape().numel();
-        let parameters = AdamW {
-            args,
-            param: changed(cx, t.param)?,
-            grad: t.grad.ptr(cx),
-            m: changed(cx, t.m)?,
-            v: changed(cx, t.v)?,
-            n: n as i64,
-        };
-        cx.launch(ADAMW, [n.div_ceil(THREADS), 1], THREADS, 0, &parameters)?;
-    }
-    Ok(())
+    let addresses = tensors.iter_mut().map(|t| {
+        let at = [changed(cx, t.param)?, t.grad.ptr(cx), changed(cx, t.m)?, changed(cx, t.v)?];
+        Ok((at, t.param.shape().numel()))
+    });
+    let list = TensorList::new(cx, addresses, PER_BLOCK)?;
+    let parameters = AdamW {
+        args: adamw_args(step),
+        tensors: list.buffer.ptr(cx),
+        count: list.count,
+        per_block: PER_BLOCK as i32,
+    };
+    list.launch(cx, ADAMW, &parameters)
 }
 
 pub(crate) fn adamw_8bit(
@@ -93,25 +133,20 @@ pub(crate) fn adamw_8bit(
     step: &AdamWStep,
 ) -> Result<()> {
     shapes::adamw_8bit(tensors, |state| state.len)?;
-    let args = adamw_args(step);
     let values = [CodeBook::signed(), CodeBook::unsigned()].map(|book| *book.values()).concat();
     let books = CudaTensor::from_host(cx, &HostTensor::from_f32([values.len()], values)?, DType::F32)?;
-    for t in tensors {
-        let n = t.param.shape().numel();
-        let parameters = AdamW8Bit {
-            args,
-            param: changed(cx, t.param)?,
-            grad: t.grad.ptr(cx),
-            m: t.m.codes.ptr(cx),
-            m_scales: t.m.scales.ptr(cx),
-            v: t.v.codes.ptr(cx),
-            v_scales: t.v.scales.ptr(cx),
-            books: books.ptr(cx),
-            n: n as i64,
-        };
-        cx.launch(ADAMW_8BIT, [n.div_ceil(BLOCK), 1], BLOCK, 0, &parameters)?;
-    }
-    Ok(())
+    let addresses = tensors.iter_mut().map(|t| {
+        let [m, v] = [&t.m, &t.v].map(|state| [state.codes.ptr(cx), state.scales.ptr(cx)]);
+        Ok(([changed(cx, t.param)?, t.grad.ptr(cx), m[0], m[1], v[0], v[1]], t.param.shape().numel()))
+    });
+    let list = TensorList::new(cx, addresses, BLOCK)?;
+    let parameters = AdamW8Bit {
+        args: adamw_args(step),
+        tensors: list.buffer.ptr(cx),
+        count: list.count,
+        books: books.ptr(cx),
+    };
+    list.launch(cx, ADAMW_8BIT, &parameters)
 }
 
 pub(crate) fn prodigy_moments(
@@ -128,28 +163,22 @@ pub(crate) fn prodigy_moments(
         second: step.d * step.d * (1.0 - beta2),
         s_factor: step.s_factor,
     };
-    let all: usize = tensors.iter().map(|t| sum_blocks(t.param.shape().numel()).0).sum();
-    let partials = cx.allocate(8 * all)?;
-    let mut at = partials.ptr(cx);
-    for t in tensors {
-        let n = t.param.shape().numel();
-        let (blocks, per_block) = sum_blocks(n);
-        let parameters = ProdigyMoments {
-            args,
-            param: t.param.ptr(cx),
-            grad: t.grad.ptr(cx),
-            start: t.start.ptr(cx),
-            m: changed(cx, t.m)?,
-            v: changed(cx, t.v)?,
-            s: changed(cx, t.s)?,
-            partials: at,
-            n: n as i64,
-            per_block: per_block as i64,
-        };
-        cx.launch(PRODIGY_MOMENTS, [blocks, 1], THREADS, 0, &parameters)?;
-        at += 8 * blocks as u64;
-    }
-    sum_partials(cx, &partials, all, 2)
+    let addresses = tensors.iter_mut().map(|t| {
+        let state = [changed(cx, t.m)?, changed(cx, t.v)?, changed(cx, t.s)?];
+        let at = [t.param.ptr(cx), t.grad.ptr(cx), t.start.ptr(cx), state[0], state[1], state[2]];
+        Ok((at, t.param.shape().numel()))
+    });
+    let list = TensorList::new(cx, addresses, PER_BLOCK)?;
+    let partials = cx.allocate(8 * list.blocks)?;
+    let parameters = ProdigyMoments {
+        args,
+        tensors: list.buffer.ptr(cx),
+        count: list.count,
+        per_block: PER_BLOCK as i32,
+        partials: partials.ptr(cx),
+    };
+    list.launch(cx, PRODIGY_MOMENTS, &parameters)?;
+    sum_partials(cx, &partials, list.blocks, 2)
 }
 
 pub(crate) fn prodigy_update(
@@ -160,29 +189,33 @@ pub(crate) fn prodigy_update(
     eps: f32,
 ) -> Result<()> {
     shapes::prodigy(tensors)?;
-    let keep = (1.0 - f64::from(lr) * f64::from(decay)) as f32;
-    for t in tensors {
-        let n = t.param.shape().numel();
-        let (m, v) = (t.m.ptr(cx), t.v.ptr(cx));
-        let parameters = ProdigyUpdate { param: changed(cx, t.param)?, m, v, n: n as i64, keep, lr, eps };
-        cx.launch(PRODIGY_UPDATE, [n.div_ceil(THREADS), 1], THREADS, 0, &parameters)?;
-    }
-    Ok(())
+    let addresses = tensors
+        .iter_mut()
+        .map(|t| Ok(([changed(cx, t.param)?, t.m.ptr(cx), t.v.ptr(cx)], t.param.shape().numel())));
+    let list = TensorList::new(cx, addresses, PER_BLOCK)?;
+    let parameters = ProdigyUpdate {
+        tensors: list.buffer.ptr(cx),
+        count: list.count,
+        per_block: PER_BLOCK as i32,
+        keep: (1.0 - f64::from(lr) * f64::from(decay)) as f32,
+        lr,
+        eps,
+    };
+    list.launch(cx, PRODIGY_UPDATE, &parameters)
 }
 
 pub(crate) fn sum_squares(cx: &Context, xs: &[&CudaTensor]) -> Result<CudaTensor> {
     shapes::sum_squares(xs)?;
-    let all: usize = xs.iter().map(|x| sum_blocks(x.shape().numel()).0).sum();
-    let partials = cx.allocate(4 * all)?;
-    let mut at = partials.ptr(cx);
-    for x in xs {
-        let n = x.shape().numel();
-        let (blocks, per_block) = sum_blocks(n);
-        let parameters = SumSquares { x: x.ptr(cx), partials: at, n: n as i64, per_block: per_block as i64 };
-        cx.launch(SUM_SQUARES, [blocks, 1], THREADS, 0, &parameters)?;
-        at += 4 * blocks as u64;
-    }
-    sum_partials(cx, &partials, all, 1)
+    let list = TensorList::new(cx, xs.iter().map(|x| Ok(([x.ptr(cx)], x.shape().numel()))), PER_BLOCK)?;
+    let partials = cx.allocate(4 * list.blocks)?;
+    let parameters = SumSquares {
+        tensors: list.buffer.ptr(cx),
+        count: list.count,
+        per_block: PER_BLOCK as i32,
+        partials: partials.ptr(cx),
+    };
+    list.launch(cx, SUM_SQUARES, &parameters)?;
+    sum_partials(cx, &partials, list.blocks, 1)
 }
 
 /// Sums lists of partial sums, interleaved: f32 `[1, columns]`.

@@ -48,7 +48,11 @@ pub(super) fn split_columns(x: &T, widths: &[usize]) -> Result<Vec<T>> {
 pub(super) fn linear_backward(dys: &[&T], w: &Linear, add: Option<&T>) -> Result<T> {
     let (size @ [out, cols], deltas) = w.size();
     let shape = shapes::linear_backward(dys, size, deltas, add)?;
-    let dx = product(&values(&movement::concat_columns(dys)?)?, &w.weight_values(), out, cols);
+    let dy = values(&movement::concat_columns(dys)?)?;
+    let dx = match w.fp8_gradient(&dy) {
+        Some(dx) => dx,
+        None => product(&dy, &w.weight_values(), out, cols),
+    };
     tensor(shape, dys[0].dtype(), plus(dx, add)?)
 }
 
