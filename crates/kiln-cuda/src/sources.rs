@@ -49,6 +49,7 @@ sources! {
     FP8 = "fp8";
     GROUP_NORM = "group_norm";
     INT8 = "int8";
+    LOW_RANK = "low_rank";
     MOVEMENT = "movement";
     NORM = "norm";
     OPTIMIZER = "optimizer";

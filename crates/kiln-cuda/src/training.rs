@@ -1,7 +1,7 @@
 //! [`TrainingBackend`] implemented by the launchers in `ops::training`.
 
 use kiln_ops::training::{
-    AdamWStep, AdamWTensor, AdaptedOutput, LowRank, ProdigyStep, ProdigyTensor, Quantized8,
+    AdamWStep, AdamWTensor, AdaptedOutput, LowRank, LowRankGradient, ProdigyStep, ProdigyTensor, Quantized8,
     QuantizedAdamWTensor, shapes,
 };
 use kiln_ops::{AttentionSpec, Result, RopeTable, RowGroups, TrainingBackend};
@@ -10,7 +10,7 @@ use kiln_tensor::{DType, Shape};
 use crate::backend::CudaBackend;
 use crate::ops::elementwise;
 use crate::ops::training::optimizer::CudaQuantized;
-use crate::ops::training::{adapter, attention, backward, matmul, optimizer};
+use crate::ops::training::{adapter, attention, backward, low_rank, matmul, optimizer};
 use crate::tensor::CudaTensor;
 use crate::weight::CudaWeight;
 
@@ -59,6 +59,20 @@ impl TrainingBackend for CudaBackend {
         widths: &[usize],
     ) -> Result<AdaptedOutput<T>> {
         matmul::linear_low_rank(&self.cx, x, w, updates, widths)
+    }
+
+    fn low_rank_backward(
+        &self,
+        dys: &[&T],
+        x: &T,
+        updates: &[LowRank<'_, T>],
+        inner: &[T],
+        add: &[Option<[&T; 2]>],
+    ) -> Result<Vec<LowRankGradient<T>>> {
+        match low_rank::low_rank_backward(&self.cx, dys, x, updates, inner, add)? {
+            Some(gradients) => Ok(gradients),
+            None => kiln_ops::training::low_rank_backward(self, dys, x, updates, inner, add),
+        }
     }
 
     fn row_norms(&self, w: &CudaWeight, updates: &[LowRank<'_, T>]) -> Result<T> {

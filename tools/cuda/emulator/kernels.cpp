@@ -52,6 +52,9 @@ SOURCE(backward) {
 #include "backward.cu"
 #undef KERNELS
 }
+SOURCE(low_rank) {
+#include "low_rank.cu"
+}
 SOURCE(optimizer) {
 #include "optimizer.cu"
 }
@@ -141,6 +144,7 @@ std::map<std::string, Kernel> &kernels() {
         BOTH(backward, ada_layer_norm_backward) BOTH(backward, norm_rope_backward) BOTH(backward, norm_rope_backward_128)
         BOTH(backward, swiglu_backward)
         K(backward, squared_error)
+        K(low_rank, low_rank_16) K(low_rank, low_rank_32) K(low_rank, low_rank_rows) K(low_rank, low_rank_columns)
         K(optimizer, adamw) K(optimizer, adamw_8bit) K(optimizer, prodigy_moments) K(optimizer, prodigy_update)
         K(optimizer, sum_squares) K(optimizer, sum_partials)
         K(conv, conv_plain_f32_f32) K(conv, conv_plain_bf16_bf16) K(conv, conv_plain_bf16_f32)

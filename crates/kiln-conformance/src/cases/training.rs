@@ -27,7 +27,10 @@ pub(super) fn add_cases<B: TrainingBackend>(list: &mut CaseList<B>) {
     list.add_training("training/linear_backward", LinearBackward { sizes });
     list.add_training("training/linear_backward_int8", Int8Backward);
     list.add_training("training/linear_backward_fp8/side_by_side", Fp8Backward);
-    list.add_training("training/linear_low_rank", LowRankUpdates);
+    let odd = LowRankUpdates { rows: 23, cols: 37, widths: [16, 16, 31], ranks: [5, 3, 4] };
+    list.add_training("training/linear_low_rank", odd);
+    let whole_tiles = LowRankUpdates { rows: 300, cols: 256, widths: [128, 256, 384], ranks: [16, 7, 20] };
+    list.add_training("training/linear_low_rank_whole_tiles", whole_tiles);
     list.add_training_once("training/row_norms", RowNorms);
     list.add_training("training/mix_rows", MixRows);
     list.add_training("training/norms", Norms);
@@ -167,12 +170,19 @@ impl TrainingScenario for Fp8Backward {
     }
 }
 
-struct LowRankUpdates;
+/// Updates of a layer with three outputs: one of all, or one of the first and one of the others.
+struct LowRankUpdates {
+    rows: usize,
+    cols: usize,
+    widths: [usize; 3],
+    /// Of the one update, and of the two.
+    ranks: [usize; 3],
+}
 
 impl TrainingScenario for LowRankUpdates {
     fn run<B: TrainingBackend>(&self, t: &mut CaseRun<'_, B>) -> Result<()> {
         let b = t.b;
-        let (rows, cols, widths) = (23, 37, [16, 16, 31]);
+        let LowRankUpdates { rows, cols, widths, ranks } = *self;
         let out: usize = widths.iter().sum();
         let stored = t.stored(NORMAL, [out, cols], DType::BF16)?;
         let w = b.load_weight(HostLinear::dense(vec![stored])?, Residency::Device)?;
@@ -182,33 +192,41 @@ impl TrainingScenario for LowRankUpdates {
             t.activation(NORMAL, [rows, widths[1]])?,
             t.activation(NORMAL, [rows, widths[2]])?,
         ];
-        // One update of all columns; or one each of the first and the last two tensors, the second with its own input.
-        for updates in [vec![(0, out, 5)], vec![(0, 16, 3), (16, 47, 4)]] {
-            let mut factors = Vec::new();
+        let all = vec![(0, out, ranks[0])];
+        let both = vec![(0, widths[0], ranks[1]), (widths[0], out - widths[0], ranks[2])];
+        for updates in [all, both] {
+            let (mut factors, mut earlier) = (Vec::new(), Vec::new());
             for &(_, n, rank) in &updates {
                 factors.push([t.parameter(NORMAL, [rank, cols])?, t.parameter(NORMAL, [n, rank])?]);
+                earlier.push([t.parameter(NORMAL, [rank, cols])?, t.parameter(NORMAL, [n, rank])?]);
             }
             let low_rank: Vec<LowRank<'_, B::Tensor>> = updates
                 .iter()
                 .zip(&factors)
                 .map(|(&(first, ..), [down, up])| {
+                    // The second has its own input.
                     let input = (first > 0).then_some(&other);
                     LowRank { first, down, up, scale: 0.25, input }
                 })
                 .collect();
             let output = b.linear_low_rank(&x, &w, &low_rank, &widths)?;
             let label = format!("{} updates", updates.len());
+            let dtype = t.dtype;
             let tolerance =
-                Tolerance::sum(cols).conditioned(4.0).rounded_inside(t.dtype).rounded_inside(t.dtype);
+                |terms| Tolerance::sum(terms).conditioned(4.0).rounded_inside(dtype).rounded_inside(dtype);
             for y in &output.ys {
-                t.record(format!("y, {label}"), y, tolerance)?;
+                t.record(format!("y, {label}"), y, tolerance(cols))?;
             }
-            let none = vec![None; updates.len()];
             let refs = [&dys[0], &dys[1], &dys[2]];
-            for gradient in b.low_rank_backward(&refs, &x, &low_rank, &output.inner, &none)? {
-                t.record_as(format!("up, {label}"), &gradient.up, DType::F32, tolerance)?;
-                t.record_as(format!("down, {label}"), &gradient.down, DType::F32, tolerance)?;
-                t.record(format!("inner, {label}"), &gradient.inner, tolerance)?;
+            let none = vec![None; updates.len()];
+            let added: Vec<_> = earlier.iter().map(|[down, up]| Some([down, up])).collect();
+            for add in [none, added] {
+                let label = format!("{label}, added: {}", add[0].is_some());
+                for gradient in b.low_rank_backward(&refs, &x, &low_rank, &output.inner, &add)? {
+                    t.record_as(format!("up, {label}"), &gradient.up, DType::F32, tolerance(rows))?;
+                    t.record_as(format!("down, {label}"), &gradient.down, DType::F32, tolerance(rows))?;
+                    t.record(format!("inner, {label}"), &gradient.inner, tolerance(out))?;
+                }
             }
         }
         Ok(())

@@ -30,6 +30,7 @@ arguments! {
     MmaAttentionBackwardArgs = "MmaAttentionBackwardArgs";
     AdamWArgs = "AdamWArgs";
     GradientArgs = "GradientArgs";
+    LowRankArgs = "LowRankArgs";
     ProdigyArgs = "ProdigyArgs";
 }
 
@@ -39,7 +40,7 @@ const _: () = assert!(size_of::<AttentionBackwardArgs>() == 4 * 104 + 96);
 const _: () = assert!(size_of::<HopperAttentionBackwardArgs>() == 6 * 128 + 64);
 const _: () = assert!(size_of::<MmaAttentionBackwardArgs>() == 88);
 const _: () = assert!(size_of::<AdamWArgs>() == 36 && size_of::<ProdigyArgs>() == 28);
-const _: () = assert!(size_of::<GradientArgs>() == 80);
+const _: () = assert!(size_of::<GradientArgs>() == 80 && size_of::<LowRankArgs>() == 104);
 const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
 const _: () = assert!(size_of::<PackedMatrixArgs>() == 80);
@@ -192,6 +193,25 @@ pub(crate) struct GradientArgs {
     pub scales: DevicePtr,
     pub count: i32,
     pub padded: i32,
+}
+
+/// Wide matrices side by side and a low-rank update, as in `low_rank.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LowRankArgs {
+    pub x: [DevicePtr; 4],
+    /// End column of each matrix.
+    pub end: [i32; 4],
+    pub up: DevicePtr,
+    pub inner: DevicePtr,
+    pub along_rows: DevicePtr,
+    pub along_columns: DevicePtr,
+    pub count: i32,
+    pub rows: i32,
+    pub rank: i32,
+    pub by_rank: i32,
+    pub column_tiles: i32,
+    pub unused: i32,
 }
 
 /// The numbers of an AdamW step, as in `optimizer.cu`.

@@ -10,8 +10,8 @@ mod tests;
 
 pub(crate) use arguments::{
     AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HopperAttentionArgs,
-    HopperAttentionBackwardArgs, HopperConvArgs, MAX_SEGMENTS, MmaAttentionBackwardArgs, PackedMatrixArgs,
-    ProdigyArgs, Segments,
+    HopperAttentionBackwardArgs, HopperConvArgs, LowRankArgs, MAX_SEGMENTS, MmaAttentionBackwardArgs,
+    PackedMatrixArgs, ProdigyArgs, Segments,
 };
 pub(crate) use kernel::{Kernel, Parameters};
 pub(crate) use table::*;

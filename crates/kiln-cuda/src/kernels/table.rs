@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use super::arguments::{
     AdamWArgs, AttentionArgs, AttentionBackwardArgs, ConvArgs, GradientArgs, HopperAttentionArgs,
-    HopperAttentionBackwardArgs, HopperConvArgs, MmaAttentionBackwardArgs, PackedMatrixArgs, ProdigyArgs,
+    HopperAttentionBackwardArgs, HopperConvArgs, LowRankArgs, MmaAttentionBackwardArgs, PackedMatrixArgs,
+    ProdigyArgs,
 };
 #[cfg(test)]
 use super::kernel::KernelArgument;
@@ -265,6 +266,15 @@ kernels! {
             ADA_LAYER_NORM_FP8_BF16 = "ada_layer_norm_fp8_bf16";
         RmsNormRegisters(x: DevicePtr, weight: DevicePtr, out: DevicePtr, rows: i32, dim: i32, eps: f32):
             RMS_NORM_REGISTERS_F32 = "rms_norm_registers_f32", RMS_NORM_REGISTERS_BF16 = "rms_norm_registers_bf16";
+    }
+    LOW_RANK {
+        LowRankProducts(args: LowRankArgs):
+            LOW_RANK_16 = "low_rank_16", LOW_RANK_32 = "low_rank_32";
+        LowRankRows(partials: DevicePtr, out: DevicePtr, n: i64, count: i32, scale: f32):
+            LOW_RANK_ROWS = "low_rank_rows";
+        LowRankColumns(partials: DevicePtr, add: DevicePtr, out: DevicePtr, cols: i32, rank: i32, count: i32, scale: f32,
+            by_rank: i32):
+            LOW_RANK_COLUMNS = "low_rank_columns";
     }
     OPTIMIZER {
         AdamW(args: AdamWArgs, tensors: DevicePtr, count: i32, per_block: i32):

@@ -5,7 +5,7 @@ use kiln_tensor::{DType, Shape};
 use super::cost::{Cost, bytes};
 use super::{TimedBackend, TimedWeight, attention_cost, dims, linear_cost};
 use crate::training::{
-    AdamWStep, AdamWTensor, AdaptedOutput, LowRank, ProdigyStep, ProdigyTensor, Quantized8,
+    AdamWStep, AdamWTensor, AdaptedOutput, LowRank, LowRankGradient, ProdigyStep, ProdigyTensor, Quantized8,
     QuantizedAdamWTensor,
 };
 use crate::{AttentionSpec, Result, RopeTable, RowGroups, Tensor, TrainingBackend};
@@ -98,6 +98,27 @@ impl<B: TrainingBackend> TrainingBackend for TimedBackend<B> {
     ) -> Result<AdaptedOutput<B::Tensor>> {
         let call = |b: &B| b.linear_low_rank(x, &w.inner, updates, widths);
         self.measure("linear_low_rank", call, |y| linear_cost(&[x], w, 0, &y.ys))
+    }
+
+    fn low_rank_backward(
+        &self,
+        dys: &[&B::Tensor],
+        x: &B::Tensor,
+        updates: &[LowRank<'_, B::Tensor>],
+        inner: &[B::Tensor],
+        add: &[Option<[&B::Tensor; 2]>],
+    ) -> Result<Vec<LowRankGradient<B::Tensor>>> {
+        let describe = |gradients: &Vec<LowRankGradient<B::Tensor>>| {
+            let out: usize = dys.iter().map(|dy| dy.shape().last()).sum();
+            let rank: usize = inner.iter().map(|inner| inner.shape().last()).sum();
+            let [rows, cols] = [x.shape().rows(), x.shape().last()];
+            let moved = bytes(dys.iter().copied().chain([x]))
+                + bytes(gradients.iter().flat_map(|g| [&g.down, &g.up, &g.inner]));
+            let cost = Cost { flops: (2 * rows * rank * (2 * out + cols)) as u64, bytes: moved };
+            (format!("{rows} × {out} → {cols}, rank {rank}"), cost)
+        };
+        let call = |b: &B| b.low_rank_backward(dys, x, updates, inner, add);
+        self.measure("low_rank_backward", call, describe)
     }
 
     fn row_norms(&self, w: &W<B>, updates: &[LowRank<'_, B::Tensor>]) -> Result<B::Tensor> {

@@ -210,8 +210,8 @@ fn covers<T: crate::Tensor>(updates: &[LowRank<'_, T>], out: usize) -> bool {
     updates.iter().all(|update| update.first == 0 && update.up.shape().rows() == out)
 }
 
-/// The gradients of low-rank updates.
-pub(super) fn low_rank_backward<B: TrainingBackend>(
+/// [`TrainingBackend::low_rank_backward`] as one product after the other.
+pub fn low_rank_backward<B: TrainingBackend>(
     b: &B,
     dys: &[&B::Tensor],
     x: &B::Tensor,

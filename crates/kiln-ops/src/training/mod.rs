@@ -17,7 +17,7 @@ use kiln_tensor::{DType, HostTensor, Shape};
 use crate::{AttentionSpec, Backend, Result, RopeTable, RowGroups};
 pub use args::{
     AdamWFactors, AdamWStep, AdamWTensor, AdaptedOutput, LowRank, LowRankGradient, ProdigyStep,
-    ProdigyTensor, Quantized8, QuantizedAdamWTensor,
+    ProdigyTensor, Quantized8, QuantizedAdamWTensor, low_rank_backward,
 };
 pub use code_book::{BLOCK, CodeBook};
 pub use random::keeps;
@@ -112,7 +112,7 @@ pub trait TrainingBackend: Backend {
         inner: &[Self::Tensor],
         add: &[Option<[&Self::Tensor; 2]>],
     ) -> Result<Vec<LowRankGradient<Self::Tensor>>> {
-        args::low_rank_backward(self, dys, x, updates, inner, add)
+        low_rank_backward(self, dys, x, updates, inner, add)
     }
 
     /// The norm of each row of `W + Σ scale · up · down`, with the updates in their rows `first..first + n`: f32 `[out]`. `W`

@@ -7,6 +7,7 @@ use kiln_ops::training::{AdaptedOutput, LowRank, shapes};
 use kiln_ops::{Error, Result, Tensor as _};
 use kiln_tensor::DType;
 
+use super::low_rank::{Thin, WideProducts};
 use crate::context::{Context, int};
 use crate::gemm::product::{Operand, Product};
 use crate::kernels::{DEQUANTIZE_ROWS_BF16, DEQUANTIZE_ROWS_F32, DequantizeRows, ROW_NORMS, RowNorms};
@@ -139,7 +140,13 @@ pub(crate) fn matmul_nt(
     scale: f32,
     add: Option<&CudaTensor>,
 ) -> Result<CudaTensor> {
-    let out = CudaTensor::new(cx, shapes::matmul_nt(x, w, add)?, x.dtype())?;
+    let shape = shapes::matmul_nt(x, w, add)?;
+    if add.is_none()
+        && let Some(products) = WideProducts::new(&[x], w.shape().rows())
+    {
+        return products.multiply(cx, Thin { x: w, by_rank: true }, scale);
+    }
+    let out = CudaTensor::new(cx, shape, x.dtype())?;
     let add = add.map(|add| add.ptr(cx));
     matmul_nt_into(cx, x, &cast(cx, w, x.dtype())?, scale, add, &out)?;
     Ok(out)
@@ -203,6 +210,9 @@ pub(crate) fn matmul_tn(
     add: Option<&CudaTensor>,
 ) -> Result<CudaTensor> {
     let shape = shapes::matmul_tn(dy, x, add)?;
+    if let Some(products) = WideProducts::new(&[x], dy.shape().last()) {
+        return products.multiply_transposed(cx, dy, scale, add);
+    }
     let out = CudaTensor::new(cx, &shape, DType::F32)?;
     let product = Product {
         x: columns_of(dy.ptr(cx)),
