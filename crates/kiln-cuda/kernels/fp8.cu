@@ -80,6 +80,9 @@ __device__ __forceinline__ void rescale(O *out, const float *x_scales, const flo
     out[at] = from_float<O>(to_float(out[at]) * x_scales[at / n] * w_scales[at % n]);
 }
 
+// Rows of a gradient that a block quantizes: they share the scales of columns.
+const int GRADIENT_ROWS = 4;
+
 // Gradients that lie side by side, up to four, each [rows, its width], and the scales of their columns.
 struct GradientArgs {
     const void *x[4];
@@ -88,40 +91,69 @@ struct GradientArgs {
     const float *column_scales;
     unsigned char *q;
     float *scales;
-    int count, padded;
+    int count, rows, padded, unused;
 };
 
-// Quantizes the rows of the gradients, multiplied by the scales of their columns; a block of 256 threads per row.
+// Quantizes the rows of the gradients, multiplied by the scales of their columns; blocks of 256 threads.
 template <class T> __device__ __forceinline__ void quantize_gradient(const GradientArgs &args) {
-    int cols = args.end[args.count - 1];
-    unsigned char *q = args.q + (long long)blockIdx.x * args.padded;
-    auto element = [&](int i) -> const T * {
-        int part = 0;
-        while (i >= args.end[part]) part++;
-        int first = part ? args.end[part - 1] : 0;
-        return (const T *)args.x[part] + (long long)blockIdx.x * (args.end[part] - first) + (i - first);
-    };
-    bool vector = true;
-    for (int part = 0; part < args.count; part++) vector = vector && args.end[part] % 8 == 0 && aligned(args.x[part]);
-    auto load = [&](int i, float (&v)[8]) {
+    __shared__ float largest_of_warps[GRADIENT_ROWS][8];
+    int cols = args.end[args.count - 1], first_row = GRADIENT_ROWS * blockIdx.x, part = 0;
+    bool vector = aligned(args.column_scales);
+    for (int i = 0; i < args.count; i++) vector = vector && args.end[i] % 8 == 0 && aligned(args.x[i]);
+    // Eight elements of each row, from column i on; columns only grow.
+    auto load = [&](int i, float (&v)[GRADIENT_ROWS][8]) {
         if (vector && i < cols) {
-            load_vector(element(i), v);
-            for (int j = 0; j < 8; j++) v[j] *= args.column_scales[i + j];
-        } else {
-            for (int j = 0; j < 8; j++) v[j] = i + j < cols ? to_float(*element(i + j)) * args.column_scales[i + j] : 0.0f;
+            while (i >= args.end[part]) part++;
+            int start = part ? args.end[part - 1] : 0, width = args.end[part] - start;
+            float factors[8];
+            load_vector(args.column_scales + i, factors);
+#pragma unroll
+            for (int r = 0; r < GRADIENT_ROWS; r++) {
+                int row = first_row + r < args.rows ? first_row + r : args.rows - 1;
+                load_vector((const T *)args.x[part] + (long long)row * width + (i - start), v[r]);
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[r][j] *= factors[j];
+            }
+            return;
         }
+        for (int r = 0; r < GRADIENT_ROWS; r++)
+            for (int j = 0; j < 8; j++) {
+                int column = i + j, from = 0, row = first_row + r < args.rows ? first_row + r : args.rows - 1;
+                while (from < args.count && column >= args.end[from]) from++;
+                v[r][j] = 0.0f;
+                if (from == args.count) continue;
+                int start = from ? args.end[from - 1] : 0;
+                v[r][j] = to_float(((const T *)args.x[from])[(long long)row * (args.end[from] - start) + (column - start)]);
+                v[r][j] *= args.column_scales[column];
+            }
     };
-    float largest = 0.0f, v[8];
+    float largest[GRADIENT_ROWS] = {}, v[GRADIENT_ROWS][8];
     for (int i = 8 * threadIdx.x; i < cols; i += 8 * 256) {
         load(i, v);
-        update_abs_max(largest, v);
+#pragma unroll
+        for (int r = 0; r < GRADIENT_ROWS; r++) update_abs_max(largest[r], v[r]);
     }
-    RowScale row = row_scale(block_max<8>(largest));
+#pragma unroll
+    for (int r = 0; r < GRADIENT_ROWS; r++) {
+        largest[r] = warp_max(largest[r]);
+        if (threadIdx.x % 32 == 0) largest_of_warps[r][threadIdx.x / 32] = largest[r];
+    }
+    __syncthreads();
+    RowScale scale[GRADIENT_ROWS];
+#pragma unroll
+    for (int r = 0; r < GRADIENT_ROWS; r++) {
+        for (int i = 0; i < 8; i++) largest[r] = fmaxf(largest[r], largest_of_warps[r][i]);
+        scale[r] = row_scale(largest[r]);
+        if (threadIdx.x == 0 && first_row + r < args.rows) args.scales[first_row + r] = scale[r].scale;
+    }
+    part = 0;
     for (int i = 8 * threadIdx.x; i < args.padded; i += 8 * 256) {
         load(i, v);
-        *(u64 *)(q + i) = round_fp8(v, row.inverse);
+#pragma unroll
+        for (int r = 0; r < GRADIENT_ROWS; r++)
+            if (first_row + r < args.rows)
+                *(u64 *)(args.q + (long long)(first_row + r) * args.padded + i) = round_fp8(v[r], scale[r].inverse);
     }
-    if (threadIdx.x == 0) args.scales[blockIdx.x] = row.scale;
 }
 
 // The transpose of [rows, cols] bytes, rows of `depth` bytes, with rows zero-padded to `out_depth` bytes and scales of 1.

@@ -32,6 +32,25 @@ __device__ __forceinline__ void copy_tile(bf16 *to, const LowRankArgs &args, int
     copy_commit();
 }
 
+// Rounds [rows, rank] into shared memory; zeros from row `limit` on, and beyond the rank.
+template <int RANK, class T> __device__ __forceinline__ void fill(bf16 *to, const T *from, int rows, int limit, int rank) {
+    if (rank == RANK && aligned(from)) {
+#pragma unroll 4
+        for (int at = threadIdx.x; at < rows * RANK / 8; at += THREADS) {
+            int row = at / (RANK / 8), column = at % (RANK / 8) * 8;
+            float v[8] = {};
+            if (row < limit) load_vector(from + row * RANK + column, v);
+            store_vector(to + row * (RANK + 8) + column, v);
+        }
+    } else {
+        for (int at = threadIdx.x; at < rows * RANK; at += THREADS) {
+            int row = at / RANK, column = at % RANK;
+            float value = row < limit && column < rank ? to_float(from[row * rank + column]) : 0.0f;
+            to[row * (RANK + 8) + column] = from_float<bf16>(value);
+        }
+    }
+}
+
 // d += a * b: a 16 x TILE and b TILE x RANK.
 template <int RANK, class LoadLeft>
 __device__ __forceinline__ void add_product(float (&d)[RANK / 8][4], const bf16 *b, LoadLeft load_left) {
@@ -77,21 +96,20 @@ template <int RANK> __device__ __forceinline__ void low_rank(const LowRankArgs &
         copy_tile(tiles + step % 2 * TILE * PITCH, args, first_row + step % row_tiles * TILE, first_column + step / row_tiles * TILE);
     };
     copy_step(0);
-    bf16 zero = from_float<bf16>(0.0f);
     if (args.inner)
-        for (int at = threadIdx.x; at < row_tiles * TILE * RANK; at += THREADS) {
-            int row = at / RANK, column = at % RANK;
-            bool valid = first_row + row < args.rows && column < args.rank;
-            inner[row * (RANK + 8) + column] = valid ? args.inner[(long long)(first_row + row) * args.rank + column] : zero;
-        }
-    if (args.up) {
+        fill<RANK>(inner, args.inner + (long long)first_row * args.rank, row_tiles * TILE, args.rows - first_row, args.rank);
+    if (args.up && args.by_rank) {
         int own = steps / row_tiles * TILE;
+#pragma unroll 8
         for (int at = threadIdx.x; at < own * RANK; at += THREADS) {
             // Neighbours read neighbouring elements.
-            int row = args.by_rank ? at % own : at / RANK, column = args.by_rank ? at / own : at % RANK;
-            long long from = args.by_rank ? (long long)column * cols + first_column + row : (long long)(first_column + row) * args.rank + column;
-            up[row * (RANK + 8) + column] = column < args.rank ? from_float<bf16>(args.up[from]) : zero;
+            int row = at % own, column = at / own;
+            float value = column < args.rank ? args.up[(long long)column * cols + first_column + row] : 0.0f;
+            up[row * (RANK + 8) + column] = from_float<bf16>(value);
         }
+    } else if (args.up) {
+        int own = steps / row_tiles * TILE;
+        fill<RANK>(up, args.up + (long long)first_column * args.rank, own, own, args.rank);
     }
     float along_rows[ROW_TILES][RANK / 8][4] = {};
     for (int column_tile = 0; column_tile < steps / row_tiles; column_tile++) {
@@ -132,6 +150,7 @@ extern "C" __global__ void low_rank_rows(const float *partials, bf16 *out, long 
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float sum = 0.0f;
+#pragma unroll 16
     for (int j = 0; j < count; j++) sum += partials[j * n + i];
     out[i] = from_float<bf16>(scale * sum);
 }
@@ -142,6 +161,7 @@ extern "C" __global__ void low_rank_columns(const float *partials, const float *
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, n = (long long)cols * rank;
     if (i >= n) return;
     float sum = 0.0f;
+#pragma unroll 16
     for (int j = 0; j < count; j++) sum += partials[j * n + i];
     long long at = by_rank ? i % rank * cols + i / rank : i;
     out[at] = scale * sum + (add ? add[at] : 0.0f);

@@ -40,7 +40,7 @@ const _: () = assert!(size_of::<AttentionBackwardArgs>() == 4 * 104 + 96);
 const _: () = assert!(size_of::<HopperAttentionBackwardArgs>() == 6 * 128 + 64);
 const _: () = assert!(size_of::<MmaAttentionBackwardArgs>() == 88);
 const _: () = assert!(size_of::<AdamWArgs>() == 36 && size_of::<ProdigyArgs>() == 28);
-const _: () = assert!(size_of::<GradientArgs>() == 80 && size_of::<LowRankArgs>() == 104);
+const _: () = assert!(size_of::<GradientArgs>() == 88 && size_of::<LowRankArgs>() == 104);
 const _: () = assert!(size_of::<ConvArgs>() == 128);
 const _: () = assert!(size_of::<HopperConvArgs>() == 2 * 128 + 64);
 const _: () = assert!(size_of::<PackedMatrixArgs>() == 80);
@@ -192,7 +192,9 @@ pub(crate) struct GradientArgs {
     pub q: DevicePtr,
     pub scales: DevicePtr,
     pub count: i32,
+    pub rows: i32,
     pub padded: i32,
+    pub unused: i32,
 }
 
 /// Wide matrices side by side and a low-rank update, as in `low_rank.cu`.

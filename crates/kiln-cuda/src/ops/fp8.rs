@@ -33,6 +33,9 @@ const MAX_STAGED_BYTES: usize = 96 << 10;
 /// Gradients that are quantized as one matrix without a copy.
 const MAX_GRADIENTS: usize = 4;
 
+/// Rows of gradients per block, as in `fp8.cu`.
+const GRADIENT_ROWS: usize = 4;
+
 /// Shared memory for a row until its scale is known, in bytes.
 fn staged_row_bytes(cols: usize, dtype: DType) -> usize {
     cols.next_multiple_of(8) * dtype.size()
@@ -168,7 +171,9 @@ impl Fp8Operand {
             q: operand.bytes.ptr(cx),
             scales: operand.scales.ptr(cx),
             count: size(dys.len())?,
+            rows: size(rows)?,
             padded: size(transposed.depth)?,
+            unused: 0,
         };
         let mut end = 0;
         for (i, dy) in dys.iter().enumerate() {
@@ -176,7 +181,7 @@ impl Fp8Operand {
             (args.x[i], args.end[i]) = (dy.ptr(cx), size(end)?);
         }
         let kernel = by_dtype(dys[0].dtype(), QUANTIZE_GRADIENT_FP8_F32, QUANTIZE_GRADIENT_FP8_BF16);
-        cx.launch(kernel, [rows, 1], 256, 0, &QuantizeGradientFp8 { args })?;
+        cx.launch(kernel, [rows.div_ceil(GRADIENT_ROWS), 1], 256, 0, &QuantizeGradientFp8 { args })?;
         Ok(operand)
     }
 
