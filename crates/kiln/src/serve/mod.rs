@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_engine::{Session, TextCache};
+use kiln_engine::{Session, Settings, TextCache};
 use kiln_server::{Catalogue as _, Config, GalleryLimits, Limits, Server, WebhookConfig};
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
@@ -46,8 +46,8 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     })?;
     let address = listener.local_addr().unwrap_or(address);
     let server = open(config, &models)?;
-    let worker = worker(&args, Arc::clone(&models), &server)?;
-    let generating = server.generate_with(worker);
+    let workers = workers(&args, &models, &server)?;
+    let generating = server.generate_with_all(workers);
     let generating =
         generating.map_err(|error| CliError::new(format!("can't start the generating threads: {error}")))?;
     let stop = {
@@ -82,19 +82,22 @@ fn announce(url: &str, json: bool) {
     }
 }
 
-/// Creates the engine behind the server.
-fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, server: &Server) -> Result<Worker, CliError> {
-    let mut settings = args.machine.settings()?;
-    settings.text_cache = if args.no_cache {
+/// Creates the engines behind the server: one for each device.
+fn workers(args: &ServeArgs, models: &Arc<ModelCatalogue>, server: &Server) -> Result<Vec<Worker>, CliError> {
+    let texts = if args.no_cache {
         None
     } else {
         crate::cache::texts()?.or_else(|| Some(TextCache::new(server.folder().join("texts"))))
     };
-    settings.preview_vae = args.preview_vae.clone();
-    let session = Session::new(settings, args.max_batch as usize);
-    let session = session.with_model_memory(args.model_memory.unwrap_or(0));
-    let worker = Worker::new(session, models, args.vae.clone()).preload(args.preload.clone());
-    Ok(worker.cache(args.cache.or(crate::settings::get().cache)))
+    let worker = |mut settings: Settings| {
+        settings.text_cache.clone_from(&texts);
+        settings.preview_vae.clone_from(&args.preview_vae);
+        let session = Session::new(settings, args.max_batch as usize);
+        let session = session.with_model_memory(args.model_memory.unwrap_or(0));
+        let worker = Worker::new(session, Arc::clone(models), args.vae.clone()).preload(args.preload.clone());
+        worker.cache(args.cache.or(crate::settings::get().cache))
+    };
+    Ok(args.machine.settings_of_all()?.into_iter().map(worker).collect())
 }
 
 /// Checks that the models of --preload and --model-alias are there.
