@@ -1,6 +1,7 @@
 //! What the program around the server implements to train LoRAs, and the order of a training.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -169,6 +170,11 @@ pub trait Trainer: Send + Sync + 'static {
     /// Between steps it makes way for image jobs: it waits in [`TrainingProgress::wait_for_device`], or if both don't fit
     /// into memory it saves and returns [`TrainingEnd::Stopped`], and is called again when the device is free.
     fn train(&self, task: TrainingTask<'_>, progress: &TrainingProgress) -> Result<TrainingEnd, JobError>;
+
+    /// How long the device must be free before a training that released it is run again.
+    fn idle_time(&self) -> Duration {
+        Duration::from_secs(3)
+    }
 
     /// Reads what a training has written to its folder.
     fn files(&self, folder: &Path) -> TrainingFiles;

@@ -13,8 +13,6 @@ use crate::trainer::{Trainer, TrainingEnd, TrainingStep};
 
 /// Time between two looks at the queue of image jobs.
 const POLL: Duration = Duration::from_millis(20);
-/// How long the queue must be empty before a training that gave its memory back loads its model again.
-const IDLE: Duration = Duration::from_secs(3);
 /// The most notes of a training.
 const MAX_NOTES: usize = 50;
 
@@ -63,7 +61,9 @@ impl Server {
                 Err(JobError::server("panicked", "the training panicked; the log says more"))
             });
             match end {
-                Ok(TrainingEnd::Stopped) if !progress.is_stopped() => progress.wait_until_idle(IDLE),
+                Ok(TrainingEnd::Stopped) if !progress.is_stopped() => {
+                    progress.wait_until_idle(trainings.trainer.idle_time());
+                }
                 end => break end,
             }
         };

@@ -113,6 +113,10 @@ impl Trainer for FakeTrainer {
         Ok(TrainingEnd::Done(format!("{name}-lora")))
     }
 
+    fn idle_time(&self) -> Duration {
+        Duration::from_millis(60)
+    }
+
     fn files(&self, folder: &Path) -> TrainingFiles {
         let sample = |step: u64| (step, folder.join(format!("{step}.png")));
         let samples = (1..=100).map(|n| sample(10 * n)).filter(|(_, path)| path.exists()).collect();
