@@ -51,6 +51,9 @@ impl ServerTrainer {
         let Some(loras) = models.loras_folder().map(Path::to_owned) else {
             return Err(CliError::usage("--train needs a folder for the LoRAs").hint("set one with --loras"));
         };
+        // A training uses one device, the first.
+        let mut machine = machine;
+        machine.device.truncate(1);
         Ok(ServerTrainer { models, loras, machine, sessions, turn })
     }
 
