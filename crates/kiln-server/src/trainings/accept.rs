@@ -292,7 +292,7 @@ fn complete(trainings: &Trainings, order: TrainingOrder) -> Result<TrainingOrder
         resolution: if order.resolution.is_empty() { resolution } else { order.resolution },
         learning_rate: order.learning_rate.or(rate),
         save_every: order.save_every.or(Some((steps / 10).clamp(10, 250).max(steps / MAX_CHECKPOINTS))),
-        sample_every: order.sample_every.or(Some(steps.div_ceil(5))),
+        sample_every: order.sample_every.or(Some(steps.div_ceil(5).max(10))),
         ..order
     })
 }
