@@ -40,10 +40,13 @@ export function draw(svg, points, steps) {
     svg.setAttribute("aria-label", "No losses yet");
     return;
   }
+  const last = shown[shown.length - 1];
+  // A young curve is not squeezed to the left.
+  const end = Math.max(last[0], Math.min(steps, Math.max(20, 4 * last[0])));
   const smoothed = shown.map((point) => point[2]);
   let [low, high] = [Math.min(...smoothed, ...shown.map((point) => point[1])), Math.max(highest(shown.map((point) => point[1])), ...smoothed)];
   if (!(high > low)) [low, high] = [low * 0.9, high * 1.1 || 1];
-  const x = (step) => LEFT + ((width - LEFT - RIGHT) * step) / Math.max(1, steps);
+  const x = (step) => LEFT + ((width - LEFT - RIGHT) * step) / Math.max(1, end);
   const y = (loss) => HEIGHT - BOTTOM - ((HEIGHT - TOP - BOTTOM) * (Math.min(loss, high) - low)) / (high - low);
   const line = (index) => shown.map((point) => `${x(point[0]).toFixed(1)},${y(point[index]).toFixed(1)}`).join(" ");
   const digits = high < 0.01 ? 4 : high < 1 ? 3 : 2;
@@ -51,9 +54,8 @@ export function draw(svg, points, steps) {
     element("line", { class: "grid-line", x1: LEFT, x2: width - RIGHT, y1: y(loss), y2: y(loss) }),
     element("text", { x: LEFT - 6, y: y(loss) + 4, "text-anchor": "end" }, loss.toFixed(digits)),
   ]);
-  const columns = ticks(0, steps, 6).filter(Number.isInteger).map((step) =>
+  const columns = ticks(0, end, 6).filter(Number.isInteger).map((step) =>
     element("text", { x: x(step), y: HEIGHT - 8, "text-anchor": x(step) > width - 30 ? "end" : "middle" }, step));
-  const last = shown[shown.length - 1];
   svg.replaceChildren(...rows, ...columns,
     element("polyline", { class: "raw", points: line(1) }),
     element("polyline", { class: "smooth", points: line(2) }),
