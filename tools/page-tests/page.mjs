@@ -9,6 +9,7 @@ import "./queue.mjs";
 import "./inputs.mjs";
 import "./gallery.mjs";
 import "./settings.mjs";
+import "./trainings.mjs";
 import "./faults.mjs";
 import "./devices.mjs";
 

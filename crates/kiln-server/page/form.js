@@ -31,6 +31,11 @@ export async function reloadModels() {
   setModels((await call("/v1/models")).data);
 }
 
+/** Fetches the LoRAs again: one may have been trained. */
+export async function reloadLoras() {
+  loras.prepare((await call("/v1/loras/details")).data);
+}
+
 function setModels(list) {
   const selected = $("model").value;
   models = list;

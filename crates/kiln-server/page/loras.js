@@ -32,6 +32,12 @@ export function fill(list) {
   for (const { name, weight } of list ?? []) add(name, weight);
 }
 
+/** Adds a LoRA to the request. */
+export function use(name) {
+  add(name);
+  $("loras-field").hidden = false;
+}
+
 function add(name, weight = 1) {
   if (!name || chosen.has(name)) return;
   chosen.set(name, weight);

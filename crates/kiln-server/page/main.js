@@ -17,6 +17,7 @@ import * as queue from "./queue.js";
 import * as rewrite from "./rewrite.js";
 import * as seed from "./seed.js";
 import * as stage from "./stage.js";
+import * as train from "./train.js";
 import * as viewer from "./viewer.js";
 
 const { clearFailure, trying } = notices;
@@ -114,6 +115,7 @@ gallery.listen({ open: viewer.open, compare: comparison.compare });
 stage.listen({ onImage: gallery.add, open: viewer.open, actionsFor: viewer.actionsFor });
 queue.listen();
 plot.listen(viewer.open);
+train.listen();
 jobs.listen({
   changed() {
     stage.showProgress();
@@ -139,5 +141,5 @@ for (const close of document.querySelectorAll("[data-close]")) close.onclick = (
 $("help").onclick = () => openDialog($("shortcuts"));
 
 await trying(form.prepare);
-await Promise.all([trying(() => gallery.load()), trying(jobs.resume), trying(inputs.prepare)]);
+await Promise.all([trying(() => gallery.load()), trying(jobs.resume), trying(inputs.prepare), trying(train.prepare)]);
 document.body.dataset.ready = "true";

@@ -68,7 +68,12 @@ impl Server {
     }
 
     /// Stores an image of a request and replaces it with its input name; returns its number of pixels.
-    fn store_input_image(&self, file: &mut FileRef, role: &str, caller: &Caller) -> Result<u64, JobError> {
+    pub(crate) fn store_input_image(
+        &self,
+        file: &mut FileRef,
+        role: &str,
+        caller: &Caller,
+    ) -> Result<u64, JobError> {
         let source = name(&file.path);
         let missing = |what: &str| {
             // The name comes from the client: limit its length.

@@ -34,6 +34,8 @@ pub struct Quotas {
     pub jobs_per_minute: Option<NonZeroU32>,
     /// Maximum bytes of stored input images.
     pub inputs: Option<u64>,
+    /// Whether it may train, on a server that allows trainings; admins always may.
+    pub train: bool,
 }
 
 impl std::fmt::Debug for ApiKey {
@@ -51,8 +53,8 @@ impl ApiKey {
         ApiKey { name, secret, admin: true, quotas: Quotas::default() }
     }
 
-    /// Parses a file of keys. Each line holds a name, a secret, and any of `admin`, `jobs=N`, `per-minute=N` and
-    /// `inputs=BYTES` (with K, M or G); `#` starts a comment. Errors name the line and never show a secret.
+    /// Parses a file of keys. Each line holds a name, a secret, and any of `admin`, `train`, `jobs=N`, `per-minute=N`
+    /// and `inputs=BYTES` (with K, M or G); `#` starts a comment. Errors name the line and never show a secret.
     pub fn parse_file(text: &str) -> Result<Vec<ApiKey>, String> {
         let mut keys: Vec<ApiKey> = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
@@ -89,13 +91,15 @@ fn parse_line(line: &str) -> Result<Option<ApiKey>, String> {
         };
         match option {
             "admin" if value.is_empty() => key.admin = true,
+            "train" if value.is_empty() => key.quotas.train = true,
             "jobs" => key.quotas.jobs = Some(value.parse().map_err(|_| invalid())?),
             "per-minute" => key.quotas.jobs_per_minute = Some(value.parse().map_err(|_| invalid())?),
             "inputs" => key.quotas.inputs = Some(parse_bytes(value).map_err(|_| invalid())?),
             // Not shown: a key with a space in it must not end up in a log.
             _ => {
                 return Err(
-                    "expected `admin`, `jobs=N`, `per-minute=N` or `inputs=BYTES` after the key".into()
+                    "expected `admin`, `train`, `jobs=N`, `per-minute=N` or `inputs=BYTES` after the key"
+                        .into(),
                 );
             }
         }
@@ -135,13 +139,14 @@ mod tests {
 
     #[test]
     fn a_file_lists_keys_with_their_rights() {
-        let text = "# ours\nada  0123456789abcdef admin\n\nbob-2 fedcba9876543210 jobs=3 per-minute=10 inputs=2G # new";
+        let text = "# ours\nada  0123456789abcdef admin\n\nbob-2 fedcba9876543210 jobs=3 per-minute=10 inputs=2G train # new";
         let keys = ApiKey::parse_file(text).unwrap();
         assert_eq!((keys[0].name.as_str(), keys[0].admin), ("ada", true));
         let quotas = Quotas {
             jobs: NonZeroUsize::new(3),
             jobs_per_minute: NonZeroU32::new(10),
             inputs: Some(2 << 30),
+            train: true,
         };
         assert_eq!((keys[1].name.as_str(), keys[1].admin, keys[1].quotas), ("bob-2", false, quotas));
         assert!(!format!("{keys:?}").contains("fedcba"), "secrets are not printed");

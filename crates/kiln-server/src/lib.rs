@@ -50,6 +50,8 @@ mod sessions;
 mod store;
 mod stream;
 mod tls;
+mod trainer;
+mod trainings;
 mod webhooks;
 mod work;
 mod worker;
@@ -68,4 +70,8 @@ pub use proxies::Network;
 pub use server::Server;
 pub use store::{GalleryLimits, StoreError};
 pub use tls::{Tls, TlsError};
+pub use trainer::{
+    LossPoint, Preset, PresetSettings, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
+    TrainingOrder, TrainingProgress, TrainingStep, TrainingTask,
+};
 pub use webhooks::WebhookConfig;

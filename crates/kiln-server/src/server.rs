@@ -6,7 +6,7 @@ mod submit;
 mod unstarted;
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use kiln_base::lock;
@@ -30,6 +30,7 @@ use crate::keys::{ApiKey, JobRates};
 use crate::live::LiveJob;
 use crate::metrics::{Metrics, ServerStats};
 use crate::store::{Store, StoreError};
+use crate::trainings::Trainings;
 use crate::webhooks::Webhooks;
 
 /// A handle to the server. Clones share the same state.
@@ -48,6 +49,8 @@ pub struct ServerState {
     pub(crate) body_budget: Arc<BodyBudget>,
     pub(crate) decode_budget: DecodeBudget,
     pub(crate) downloads: Downloads,
+    /// The trainings, if they are allowed.
+    pub(crate) trainings: OnceLock<Trainings>,
     /// Set once no more jobs are accepted.
     pub(crate) closing: watch::Sender<bool>,
     /// Set once open connections must end.
@@ -99,6 +102,7 @@ impl Server {
             ),
             decode_budget: DecodeBudget::new(config.limits.all_decoding),
             downloads: Downloads::default(),
+            trainings: OnceLock::new(),
             closing: watch::Sender::new(false),
             hang_up: watch::Sender::new(false),
             unrecorded: UnrecordedEnds::default(),
@@ -198,6 +202,9 @@ impl Server {
             }
         }
         self.closing.send_replace(true);
+        if let Some(trainings) = self.trainings.get() {
+            trainings.wake();
+        }
     }
 
     /// Interrupts all active jobs; they resume at the next start.

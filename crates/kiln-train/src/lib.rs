@@ -45,7 +45,7 @@ pub use norms::UpdateNorms;
 pub use objective::{NoisyExample, PreparedExample};
 pub use output::{LoraFormat, RunFiles, write_lora};
 pub use run::{Outcome, RunOptions, Status, Stepper, Watcher, run};
-pub use samples::{SamplePrompt, Sampler};
+pub use samples::{SamplePrompt, Sampler, sample_sheets};
 pub use settings::{
     AdapterKind, AdapterSettings, BasePrecision, LayerGroup, LearningRate, Optimizer, SigmaSampling,
     TargetPreset, Targets, TrainSettings,

@@ -11,12 +11,14 @@ use crate::checkpoint::RunRecord;
 use crate::{AdapterModule, Error, Result};
 
 /// How a LoRA is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoraFormat {
     /// The names of its keys.
     pub naming: LoraNaming,
     /// f32 or bf16.
     pub dtype: DType,
+    /// The trigger, which programs that load the LoRA show.
+    pub trigger: Option<String>,
 }
 
 /// The paths of a training's files.
@@ -108,7 +110,7 @@ pub fn write_lora(
     adapter: &[AdapterModule],
     record: &RunRecord,
     steps: u64,
-    format: LoraFormat,
+    format: &LoraFormat,
 ) -> Result<()> {
     let modules: Vec<TrainedModule> = adapter
         .iter()
@@ -129,6 +131,7 @@ pub fn write_lora(
     };
     let (tensors, mut metadata) = lora_contents(&modules, format.naming, format.dtype).map_err(refused)?;
     metadata.extend(run_metadata(record, steps));
+    metadata.extend(format.trigger.clone().map(|trigger| ("modelspec.trigger_phrase".to_owned(), trigger)));
     let tensors: Vec<_> = tensors.iter().map(|(name, values)| (name.as_str(), values.clone())).collect();
     Ok(save::save(path, &tensors, &metadata)?)
 }
@@ -192,8 +195,9 @@ mod tests {
             alpha: 4.0,
             tensors: vec![("lora_A.weight", tensor([2, 8])), ("lora_B.weight", tensor([8, 2]))],
         }];
-        let format = LoraFormat { naming: LoraNaming::Diffusers, dtype: DType::BF16 };
-        write_lora(&path, &adapter, &record, 100, format).unwrap();
+        let trigger = Some("sks dog".to_owned());
+        let format = LoraFormat { naming: LoraNaming::Diffusers, dtype: DType::BF16, trigger };
+        write_lora(&path, &adapter, &record, 100, &format).unwrap();
         let lora = Lora::open(&path).unwrap();
         assert_eq!(lora.scale("transformer_blocks.0.attn.to_q"), Some(2.0));
         let metadata = lora.source().metadata();
@@ -201,5 +205,6 @@ mod tests {
             (metadata["kiln.base"].as_str(), metadata["kiln.steps"].as_str()),
             ("klein-base-4b", "100")
         );
+        assert_eq!(metadata["modelspec.trigger_phrase"], "sks dog");
     }
 }

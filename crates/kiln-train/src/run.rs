@@ -146,10 +146,10 @@ fn take_steps(
         let is_sample = options.sample_every.is_some_and(|every| step.is_multiple_of(every)) || is_last;
         if step.is_multiple_of(options.save_every) || is_last || cancelled {
             save_state(&files.state(), &stepper.state()?, record)?;
-            write_lora(&files.checkpoint(step), &stepper.adapter()?, record, step, options.format)?;
+            write_lora(&files.checkpoint(step), &stepper.adapter()?, record, step, &options.format)?;
             watcher.saved(step, &files.checkpoint(step), is_sample && options.sample_every.is_some())?;
         } else if is_sample && options.sample_every.is_some() {
-            write_lora(&files.checkpoint(step), &stepper.adapter()?, record, step, options.format)?;
+            write_lora(&files.checkpoint(step), &stepper.adapter()?, record, step, &options.format)?;
             watcher.saved(step, &files.checkpoint(step), true)?;
         }
     }
@@ -157,7 +157,7 @@ fn take_steps(
     let adapter = stepper.adapter()?;
     let cancelled = step < options.steps;
     if !cancelled {
-        write_lora(&files.output, &adapter, record, step, options.format)?;
+        write_lora(&files.output, &adapter, record, step, &options.format)?;
     }
     Ok(Outcome { step, cancelled, norms: UpdateNorms::new(&adapter)? })
 }
@@ -288,7 +288,7 @@ mod tests {
 
     fn train(files: &RunFiles, toy: Toy, watcher: &mut Recorder) -> (Result<Outcome>, Toy) {
         files.prepare(true, true).or_else(|_| files.prepare(false, true)).unwrap();
-        let format = LoraFormat { naming: LoraNaming::Diffusers, dtype: DType::F32 };
+        let format = LoraFormat { naming: LoraNaming::Diffusers, dtype: DType::F32, trigger: None };
         let options =
             RunOptions { steps: 10, save_every: 4, sample_every: Some(3), format, tensorboard: false };
         let mut toy = toy;

@@ -104,19 +104,25 @@ impl Sampler {
 
     /// Stacks the sheets of all steps.
     fn sheet(&self) -> Result<PathBuf> {
-        let entries = fs::read_dir(&self.folder).map_err(Error::io("read", &self.folder))?;
-        let mut rows: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-        let is_row = |path: &PathBuf| {
-            let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-            stem.len() == 6 && stem.bytes().all(|byte| byte.is_ascii_digit())
-        };
-        rows.retain(is_row);
-        rows.sort();
-        let rows = rows.iter().map(|path| kiln_image::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let rows = sample_sheets(&self.folder);
+        let rows = rows.iter().map(|(_, path)| kiln_image::open(path)).collect::<Result<Vec<_>, _>>()?;
         let path = self.folder.join(SHEET);
         save(&path, &column(&rows))?;
         Ok(path)
     }
+}
+
+/// The sheets of single steps in a folder of samples, in the order of the steps.
+pub fn sample_sheets(folder: &Path) -> Vec<(u64, PathBuf)> {
+    let step = |path: &Path| {
+        let stem = path.file_stem()?.to_str()?;
+        let is_step = stem.len() >= 6 && stem.bytes().all(|byte| byte.is_ascii_digit());
+        is_step.then(|| stem.parse().ok())?
+    };
+    let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut sheets: Vec<(u64, PathBuf)> = paths.filter_map(|path| Some((step(&path)?, path))).collect();
+    sheets.sort();
+    sheets
 }
 
 /// Images beside each other, all as high as the sheet's rows.

@@ -9,7 +9,7 @@ use crate::error::{CliError, ErrorContext};
 use crate::{ember, hints, hub, settings};
 
 /// The undistilled variant of Ember, which is not built in but stored as its difference from Ember.
-const EMBER_BASE: &str = "ember-base";
+pub const EMBER_BASE: &str = "ember-base";
 /// Its file in the repository.
 const EMBER_BASE_FILE: &str = "assets/ember/ember-base.safetensors";
 const EXTENSION: &str = ".safetensors";

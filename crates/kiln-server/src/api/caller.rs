@@ -83,6 +83,11 @@ impl Caller {
         Err(ApiError::new(StatusCode::FORBIDDEN, "admin_only", "this needs a key that is marked `admin`"))
     }
 
+    /// Whether it may train, where trainings are allowed.
+    pub(crate) fn may_train(&self) -> bool {
+        self.admin || self.quotas.train
+    }
+
     /// The caller of a request, as the middleware found it.
     pub(crate) fn of(parts: &Parts) -> Result<&Caller, ApiError> {
         parts.extensions.get::<Caller>().ok_or_else(unauthorized)

@@ -117,6 +117,7 @@ impl From<JobError> for ApiError {
                 StatusCode::NOT_FOUND
             }
             (ErrorKind::Request, "inputs_full") => StatusCode::PAYLOAD_TOO_LARGE,
+            (ErrorKind::Request, "trainings_full") => StatusCode::TOO_MANY_REQUESTS,
             (ErrorKind::Request, _) => StatusCode::BAD_REQUEST,
             (ErrorKind::Cancelled, _) => StatusCode::CONFLICT,
             (ErrorKind::Server, "busy" | "shutting_down" | "storage") => StatusCode::SERVICE_UNAVAILABLE,

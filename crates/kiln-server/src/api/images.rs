@@ -222,6 +222,8 @@ impl ImageEvents {
 }
 
 impl EventSource for ImageEvents {
+    type Snapshot = JobSnapshot;
+
     fn events(&mut self, snapshot: &JobSnapshot, _: bool) -> (Vec<Bytes>, bool) {
         match (snapshot.state, &snapshot.error) {
             (JobState::Done, _) => {

@@ -139,6 +139,8 @@ impl JobEvents {
 }
 
 impl EventSource for JobEvents {
+    type Snapshot = JobSnapshot;
+
     fn events(&mut self, snapshot: &JobSnapshot, closing: bool) -> (Vec<Bytes>, bool) {
         let view = JobView::from_live(&self.server, &self.live, snapshot);
         let mut events = Vec::new();

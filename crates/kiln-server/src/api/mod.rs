@@ -25,6 +25,8 @@ mod recipes;
 mod router;
 mod sse;
 mod status;
+mod training_events;
+mod trainings;
 
 use std::net::SocketAddr;
 

@@ -18,7 +18,7 @@ use super::caller::{Refusal, identify, is_public, unauthorized};
 use super::error::ApiError;
 use super::{
     downloads, gallery, inputs, job_events, jobs, loras, marks, openai, plots, prompts, queue, recipes,
-    status,
+    status, training_events, trainings,
 };
 use crate::server::random_bytes;
 use crate::{Server, page};
@@ -98,6 +98,16 @@ endpoints! {
     post "/v1/downloads" downloads::start;
     delete "/v1/downloads/{model}" downloads::cancel;
     get "/v1/vaes" status::vaes;
+    get "/v1/trainings" trainings::list;
+    post "/v1/trainings" trainings::start;
+    get "/v1/trainings/options" trainings::options;
+    post "/v1/trainings/check" trainings::check;
+    get "/v1/trainings/{id}" trainings::details;
+    delete "/v1/trainings/{id}" trainings::delete;
+    post "/v1/trainings/{id}/cancel" trainings::cancel;
+    post "/v1/trainings/{id}/resume" trainings::resume;
+    get "/v1/trainings/{id}/events" training_events::events;
+    get "/v1/trainings/{id}/samples/{step}" trainings::sample;
     get "/v1/about" status::about;
     post "/v1/session" status::session;
     delete "/v1/session" status::logout;

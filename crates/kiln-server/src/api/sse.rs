@@ -1,4 +1,4 @@
-//! Server-sent events: streams the progress of a job.
+//! Server-sent events: streams the progress of a job or a training.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,7 +15,6 @@ use tokio::time::timeout;
 
 use super::response;
 use crate::Server;
-use crate::live::JobSnapshot;
 
 /// Interval of comments on a quiet stream; proxies close connections that look dead.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -35,14 +34,17 @@ pub(crate) fn event_with_id(name: &str, id: impl std::fmt::Display, data: &impl 
 /// Tells the client how many milliseconds to wait before it connects again.
 pub(crate) const RETRY: &[u8] = b"retry: 2000\n\n";
 
-/// Turns snapshots of a job into events.
+/// Turns snapshots into events.
 pub(crate) trait EventSource: Send + 'static {
+    /// What is streamed: the state of a job or a training.
+    type Snapshot: Clone + Send + Sync + 'static;
+
     /// Returns the events for a new snapshot, and whether they are the last ones. `closing`: the server is stopping.
-    fn events(&mut self, snapshot: &JobSnapshot, closing: bool) -> (Vec<Bytes>, bool);
+    fn events(&mut self, snapshot: &Self::Snapshot, closing: bool) -> (Vec<Bytes>, bool);
 }
 
-struct EventStream<T> {
-    watch: watch::Receiver<JobSnapshot>,
+struct EventStream<T: EventSource> {
+    watch: watch::Receiver<T::Snapshot>,
     closing: watch::Receiver<bool>,
     /// Away while it makes events.
     source: Option<T>,
@@ -51,10 +53,10 @@ struct EventStream<T> {
     first: bool,
 }
 
-/// Streams events of a job until it ends. A slow reader skips snapshots; nothing piles up.
+/// Streams events until the last one. A slow reader skips snapshots; nothing piles up.
 pub(crate) fn stream_events<T: EventSource>(
     server: &Server,
-    watch: watch::Receiver<JobSnapshot>,
+    watch: watch::Receiver<T::Snapshot>,
     source: T,
 ) -> Response {
     let closing = server.closing.subscribe();
@@ -87,7 +89,7 @@ async fn next<T: EventSource>(state: &mut EventStream<T>) -> Option<Bytes> {
             };
             match timeout(HEARTBEAT, change).await {
                 Ok(true) => {}
-                // The job was dropped: its last snapshot is the end.
+                // What is streamed was dropped: its last snapshot is the end.
                 Ok(false) => state.ended = true,
                 Err(_) => return Some(Bytes::from_static(b":\n\n")),
             }

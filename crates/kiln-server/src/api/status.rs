@@ -120,6 +120,8 @@ pub(crate) struct About {
     key: Option<String>,
     /// Whether the caller sees everybody's jobs and images.
     admin: bool,
+    /// Whether the caller may train LoRAs.
+    train: bool,
 }
 
 /// Returns the server's version, limits and queue length.
@@ -141,6 +143,7 @@ pub(crate) async fn about(State(server): State<Server>, caller: Caller) -> Respo
         tokens: limits.tokens,
         key: caller.key.as_ref().map(|key| key.name.clone()),
         admin: caller.admin,
+        train: server.trainings.get().is_some() && caller.may_train(),
     };
     json(StatusCode::OK, &about)
 }

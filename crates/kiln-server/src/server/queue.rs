@@ -1,7 +1,7 @@
 //! The queue: waiting jobs, planned and running ones, and the threads that wait for them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard};
 
 use kiln_base::{lock, wait};
@@ -54,7 +54,7 @@ impl Queue {
 
 /// What happened while a planned group waited for the generator.
 pub(crate) enum GroupEvent {
-    /// The generator is idle: generate the group.
+    /// A generator is idle: generate the group.
     GeneratorIdle,
     /// These jobs can be generated in the same batch.
     Join(Vec<Arc<LiveJob>>),
@@ -111,7 +111,7 @@ impl Server {
         &self,
         first: &LiveJob,
         room: u32,
-        generator_idle: &AtomicBool,
+        idle_generators: &AtomicUsize,
         members: &[&LiveJob],
     ) -> GroupEvent {
         let batch_key = self.batch_key(first);
@@ -126,7 +126,8 @@ impl Server {
             if !joining.is_empty() {
                 return Some(GroupEvent::Join(joining));
             }
-            generator_idle.swap(false, SeqCst).then_some(GroupEvent::GeneratorIdle)
+            let promised = idle_generators.fetch_update(SeqCst, SeqCst, |idle| idle.checked_sub(1));
+            promised.is_ok().then_some(GroupEvent::GeneratorIdle)
         })
     }
 

@@ -318,3 +318,39 @@ async fn a_job_during_which_the_process_died_runs_alone() {
         assert!(!suspect.contains(&log.position(other)), "{:?}", log.0.lock().unwrap());
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_goes_to_the_first_idle_generator() {
+    let server = paused();
+    let (holds, deliver) = ([Gate::default(), Gate::default()], open_gate());
+    let (generators, logs): (Vec<_>, Vec<_>) =
+        holds.iter().map(|hold| PipelinedGenerator::new(1, hold, &deliver)).unzip();
+    let mut ids = vec![server.submit(json!({ "prompt": "hold" })).await];
+    let generating = server.inner.generate_with_all(generators).unwrap();
+    while !logs.iter().any(|log| log.has("generating hold")) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let busy = logs.iter().position(|log| log.has("generating hold")).unwrap();
+    for prompt in ["one", "two", "three"] {
+        ids.push(server.submit(json!({ "prompt": prompt })).await);
+    }
+    for id in &ids[1..] {
+        assert_eq!(server.wait(id).await["status"], "done");
+    }
+    for prompt in ["one", "two", "three"] {
+        assert!(logs[1 - busy].has(&format!("generated {prompt}")));
+    }
+    // Both are busy: the next job waits for the first that is done.
+    holds[1 - busy].0.0.lock().map(|mut open| *open = false).unwrap();
+    ids.push(server.submit(json!({ "prompt": "hold" })).await);
+    logs[1 - busy].wait_for("generating hold").await;
+    ids.push(server.submit(json!({ "prompt": "last" })).await);
+    holds[busy].open();
+    logs[busy].wait_for("generated last").await;
+    holds[1 - busy].open();
+    for id in &ids {
+        assert_eq!(server.wait(id).await["status"], "done");
+    }
+    server.inner.close();
+    generating.join().unwrap();
+}

@@ -14,9 +14,9 @@ pub const MAX_THREADS: i64 = 1024;
 #[command(next_help_heading = "Machine")]
 pub struct MachineArgs {
     /// Device: auto, cpu, cuda or cuda:N; auto is a GPU with enough memory for the model, else the CPU; in `bench` it
-    /// is the CPU [default: auto]
-    #[arg(long, value_name = "DEVICE", value_parser = Device::parse)]
-    pub device: Option<Device>,
+    /// is the CPU. `serve` and `worker` take several, such as cuda:0,cuda:1, and generate on all of them [default: auto]
+    #[arg(long, value_name = "DEVICE", value_parser = Device::parse, value_delimiter = ',')]
+    pub device: Vec<Device>,
 
     /// Limit for GPU memory, such as 6G; weights that don't fit are streamed as they are used
     #[arg(long, value_name = "SIZE", value_parser = crate::values::parse_bytes)]
@@ -68,7 +68,9 @@ impl From<IsaArg> for Isa {
 impl MachineArgs {
     /// Fills in what no option gives from the user's settings.
     pub fn fill_missing(&mut self, settings: &UserSettings) {
-        self.device = self.device.or(settings.device);
+        if self.device.is_empty() {
+            self.device.extend(settings.device);
+        }
         self.dtype = self.dtype.or(settings.dtype);
         self.threads.number = self.threads.number.or(settings.threads);
         self.vram_limit = self.vram_limit.or(settings.vram_limit);
@@ -76,11 +78,35 @@ impl MachineArgs {
 
     /// Returns the engine's settings. Refuses a `KILN_CUDA_PATH` that names no folder, unless only the CPU is used.
     pub fn settings(&self) -> Result<Settings, CliError> {
-        if self.device != Some(Device::Cpu) {
+        match &self.device[..] {
+            [] => self.settings_on(Device::default()),
+            [device] => self.settings_on(*device),
+            several => Err(CliError::usage(format!("this command uses one device, found {}", several.len()))
+                .hint("`kiln serve` and `kiln worker` generate on several")),
+        }
+    }
+
+    /// Returns the engine's settings for each of the devices. Those that are the CPU share its threads.
+    pub fn settings_of_all(&self) -> Result<Vec<Settings>, CliError> {
+        if self.device.len() <= 1 {
+            return Ok(vec![self.settings()?]);
+        }
+        let cpus = self.device.iter().filter(|device| **device == Device::Cpu).count().max(1);
+        let all = std::thread::available_parallelism().map_or(1, usize::from);
+        let on = |device: &Device| {
+            let settings = self.settings_on(*device)?;
+            let threads = settings.threads.or(Some((all / cpus).max(1)));
+            Ok(Settings { threads, ..settings })
+        };
+        self.device.iter().map(on).collect()
+    }
+
+    fn settings_on(&self, device: Device) -> Result<Settings, CliError> {
+        if device != Device::Cpu {
             check_cuda_path()?;
         }
         Ok(Settings {
-            device: self.device.unwrap_or_default(),
+            device,
             vram_limit: self.vram_limit,
             precision: self.dtype.unwrap_or_default(),
             threads: self.threads.number.map(|n| n as usize),

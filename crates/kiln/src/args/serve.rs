@@ -34,6 +34,10 @@ pub struct ServeArgs {
     #[arg(long, help_heading = "Model")]
     pub allow_downloads: bool,
 
+    /// Let clients train LoRAs, which takes the device between image jobs; with --api-key-file, keys marked `train` or `admin`
+    #[arg(long, help_heading = "Model")]
+    pub train: bool,
+
     /// Folder with the LoRAs that requests may name [default: `loras` next to the models folder]
     #[arg(long, value_name = "DIR", env = "KILN_LORAS", help_heading = "Model")]
     pub loras: Option<PathBuf>,
@@ -65,7 +69,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "KEY", env = "KILN_API_KEY", hide_env_values = true, help_heading = "Network")]
     pub api_key: Option<String>,
 
-    /// File of API keys, one per line: a name, the key, and any of `admin`, `jobs=N`, `per-minute=N`, `inputs=SIZE`
+    /// File of API keys, one per line: a name, the key, and any of `admin`, `train`, `jobs=N`, `per-minute=N`,
+    /// `inputs=SIZE`
     #[arg(
         long,
         value_name = "FILE",

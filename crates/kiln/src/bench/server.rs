@@ -40,7 +40,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let server = Server::open(Config::new(folder.path()), catalogue)
         .map_err(|error| CliError::new(error.to_string()))?;
     let session = Session::new(super::settings(args)?, crate::generate::MAX_BATCH);
-    let generating = server.generate_with(Worker::new(session, models, None)).map_err(failed)?;
+    let generating = server.generate_with(Worker::new(session.into(), models, None)).map_err(failed)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(failed)?;
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).map_err(failed)?;

@@ -1,7 +1,7 @@
 //! The models, LoRAs and autoencoders that requests may name.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -128,6 +128,11 @@ impl ModelCatalogue {
                 all.find(|(known, _)| known == name).map(|(_, location)| location)
             }
         }
+    }
+
+    /// The folder of the LoRAs.
+    pub fn loras_folder(&self) -> Option<&Path> {
+        self.loras.as_deref()
     }
 
     /// Returns the file of a LoRA.

@@ -11,11 +11,14 @@ use kiln_image::RgbImage;
 use kiln_server::{FinishedImage, Generator, JobError, JobInputs, JobSink, LoadedModel, Task};
 
 use super::catalogue::ModelCatalogue;
+use super::turn::DeviceTurn;
 
 /// The engine behind the server.
 pub struct Worker {
-    session: Session,
+    session: Arc<Session>,
     models: Arc<ModelCatalogue>,
+    /// Held by a training while it computes.
+    turn: Arc<DeviceTurn>,
     /// The autoencoder of jobs that name none.
     vae: Option<PathBuf>,
     /// The threshold of the step cache for jobs that name none.
@@ -25,8 +28,13 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn new(session: Session, models: Arc<ModelCatalogue>, vae: Option<PathBuf>) -> Worker {
-        Worker { session, models, vae, cache: None, preload: Vec::new() }
+    pub fn new(session: Arc<Session>, models: Arc<ModelCatalogue>, vae: Option<PathBuf>) -> Worker {
+        Worker { session, models, turn: Arc::default(), vae, cache: None, preload: Vec::new() }
+    }
+
+    /// Takes turns on the device with trainings.
+    pub fn turn(self, turn: Arc<DeviceTurn>) -> Worker {
+        Worker { turn, ..self }
     }
 
     /// Uses the step cache with this threshold for jobs that name none.
@@ -94,6 +102,7 @@ impl Generator for Worker {
                 EngineTask { plan: task.plan, sink }
             })
             .collect();
+        self.turn.wait_until_free();
         self.session.generate(&tasks);
     }
 

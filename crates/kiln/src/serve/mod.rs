@@ -6,15 +6,18 @@ mod downloads;
 mod files;
 pub mod generator;
 mod signals;
+mod trainer;
+mod turn;
 mod upsample;
 
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kiln_engine::{Session, TextCache};
+use kiln_engine::{Session, Settings, TextCache};
 use kiln_server::{Catalogue as _, Config, GalleryLimits, Limits, Server, WebhookConfig};
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
@@ -23,6 +26,8 @@ use crate::args::ServeArgs;
 use crate::error::CliError;
 use catalogue::{ModelCatalogue, SharedCatalogue};
 use generator::Worker;
+use trainer::ServerTrainer;
+use turn::DeviceTurn;
 
 /// Threads that answer HTTP requests; images are generated on other threads.
 const THREADS: usize = 2;
@@ -46,8 +51,11 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     })?;
     let address = listener.local_addr().unwrap_or(address);
     let server = open(config, &models)?;
-    let worker = worker(&args, Arc::clone(&models), &server)?;
-    let generating = server.generate_with(worker);
+    let sessions = sessions(&args, &server)?;
+    let turn = Arc::new(DeviceTurn::default());
+    let training = train(&args, &models, &server, &sessions, &turn)?;
+    let worker = |session| worker(&args, Arc::clone(&models), session).turn(Arc::clone(&turn));
+    let generating = server.generate_with_all(sessions.into_iter().map(worker).collect());
     let generating =
         generating.map_err(|error| CliError::new(format!("can't start the generating threads: {error}")))?;
     let stop = {
@@ -57,8 +65,9 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     };
     announce(&format!("{scheme}://{address}"), args.json);
     runtime.block_on(kiln_server::serve(server, listener, stop));
-    // The running job is done, or stops within a step.
+    // The running job is done, or stops within a step; a training saves its state.
     let _ = generating.join();
+    let _ = training.map(JoinHandle::join);
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(())
 }
@@ -82,19 +91,43 @@ fn announce(url: &str, json: bool) {
     }
 }
 
-/// Creates the engine behind the server.
-fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, server: &Server) -> Result<Worker, CliError> {
-    let mut settings = args.machine.settings()?;
-    settings.text_cache = if args.no_cache {
+/// Creates what keeps the models loaded: one session for each device.
+fn sessions(args: &ServeArgs, server: &Server) -> Result<Vec<Arc<Session>>, CliError> {
+    let texts = if args.no_cache {
         None
     } else {
         crate::cache::texts()?.or_else(|| Some(TextCache::new(server.folder().join("texts"))))
     };
-    settings.preview_vae = args.preview_vae.clone();
-    let session = Session::new(settings, args.max_batch as usize);
-    let session = session.with_model_memory(args.model_memory.unwrap_or(0));
+    let session = |mut settings: Settings| {
+        settings.text_cache.clone_from(&texts);
+        settings.preview_vae.clone_from(&args.preview_vae);
+        let session = Session::new(settings, args.max_batch as usize);
+        Arc::new(session.with_model_memory(args.model_memory.unwrap_or(0)))
+    };
+    Ok(args.machine.settings_of_all()?.into_iter().map(session).collect())
+}
+
+/// Creates the engine of a device.
+fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, session: Arc<Session>) -> Worker {
     let worker = Worker::new(session, models, args.vae.clone()).preload(args.preload.clone());
-    Ok(worker.cache(args.cache.or(crate::settings::get().cache)))
+    worker.cache(args.cache.or(crate::settings::get().cache))
+}
+
+/// Starts what trains LoRAs, if that is allowed.
+fn train(
+    args: &ServeArgs,
+    models: &Arc<ModelCatalogue>,
+    server: &Server,
+    sessions: &[Arc<Session>],
+    turn: &Arc<DeviceTurn>,
+) -> Result<Option<JoinHandle<()>>, CliError> {
+    if !args.train {
+        return Ok(None);
+    }
+    let (models, machine) = (Arc::clone(models), args.machine.clone());
+    let trainer = ServerTrainer::new(models, machine, sessions.to_vec(), Arc::clone(turn))?;
+    let training = server.train_with(trainer);
+    Ok(Some(training.map_err(|error| CliError::new(format!("can't use the folder of trainings: {error}")))?))
 }
 
 /// Checks that the models of --preload and --model-alias are there.

@@ -150,6 +150,7 @@ pub fn run(args: &TrainArgs) -> RunOptions {
                 SaveTypeArg::Bf16 => DType::BF16,
                 SaveTypeArg::F32 => DType::F32,
             },
+            trigger: args.pictures.trigger.clone(),
         },
         tensorboard: args.saving.tensorboard,
     }

@@ -37,6 +37,8 @@ mod recipe;
 mod sandbox;
 #[cfg(all(feature = "ember", feature = "serve"))]
 mod serve;
+#[cfg(all(feature = "ember", feature = "serve"))]
+mod serve_train;
 mod step_cache;
 mod terminal;
 mod train;

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::sandbox::{RunOutput, Sandbox, max_difference, pattern, png};
 
-struct TestServer {
-    child: Child,
+pub struct TestServer {
+    pub child: Child,
     address: String,
 }
 
@@ -25,7 +25,7 @@ impl Drop for TestServer {
 }
 
 impl TestServer {
-    fn start(sandbox: &Sandbox, more: &[&str]) -> TestServer {
+    pub fn start(sandbox: &Sandbox, more: &[&str]) -> TestServer {
         let mut command = sandbox.command(&[&["serve", "--port", "0", "--data", "served"], more].concat());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
@@ -37,7 +37,7 @@ impl TestServer {
         server
     }
 
-    fn call(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+    pub fn call(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
         let (status, text) = self.fetch(method, path, body);
         (status, serde_json::from_str(&text).unwrap_or(Value::Null))
     }
@@ -60,7 +60,7 @@ impl TestServer {
     }
 
     #[track_caller]
-    fn until(&self, path: &str, there: impl Fn(u16, &Value) -> bool) -> Value {
+    pub fn until(&self, path: &str, there: impl Fn(u16, &Value) -> bool) -> Value {
         let start = Instant::now();
         loop {
             let (status, response) = self.call("GET", path, None);
@@ -79,7 +79,8 @@ fn the_server_generates_the_same_images_as_the_command_line() {
     sandbox
         .kiln(&["generate", "a red apple", "-S", "7", "-W", "128", "-H", "96", "-s", "2", "-o", "a.png"])
         .ok();
-    let server = TestServer::start(&sandbox, &[]);
+    // Two engines: which of them generates makes no difference.
+    let server = TestServer::start(&sandbox, &["--device", "cpu,cpu"]);
     let body = json!({ "prompt": "a red apple", "seed": 7, "size": "128x96", "steps": 2 });
     let (status, response) = server.call("POST", "/v1/images/generations", Some(body));
     assert_eq!(status, 200, "{response}");

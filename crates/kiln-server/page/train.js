@@ -1,0 +1,236 @@
+// Trainings: the list, and one of them with its loss curve and samples.
+
+import { call, send } from "./api.js";
+import { draw } from "./chart.js";
+import { untilReachable } from "./connection.js";
+import { $, button, make, openDialog, picture, seconds, setText } from "./dom.js";
+import * as form from "./form.js";
+import * as loras from "./loras.js";
+import { fail, note, notifyOutside, trying } from "./notices.js";
+import { insertWord } from "./prompts.js";
+import * as trainForm from "./train-form.js";
+
+/** Pause before events are opened again, in milliseconds. */
+const PAUSE = 1000;
+const STATES = { queued: "Queued", preparing: "Preparing", running: "Training", done: "Done", failed: "Failed", cancelled: "Cancelled", interrupted: "Interrupted" };
+const isActive = ({ status }) => ["queued", "preparing", "running"].includes(status);
+
+/** All trainings, newest first. */
+let list = [];
+/** The training that is shown, with its losses and samples. */
+let shown = null;
+/** The events of a training. */
+let source = null;
+/** The training that is followed. */
+let followed = null;
+let frame = 0;
+
+function describe(view) {
+  const { status, paused, position, preparing, step, steps, loss } = view;
+  if (paused) return status === "queued" ? "Waits until no image job is left" : `Paused at step ${step}: image jobs go first`;
+  if (status === "queued") return position ? `Queued, ${position} ahead` : "Queued";
+  if (status === "preparing") return preparing ? `Encoding ${preparing.what}, ${preparing.done} of ${preparing.total}` : "Loading the model";
+  const parts = [`Step ${step} of ${steps}`];
+  if (loss !== null && loss !== undefined) parts.push(`loss ${loss.toFixed(4)}`);
+  if (view.seconds_per_step) parts.push(`${view.seconds_per_step < 1 ? view.seconds_per_step.toFixed(2) : view.seconds_per_step.toFixed(1)} s a step`);
+  if (view.seconds_left) parts.push(`about ${seconds(view.seconds_left)} left`);
+  return parts.join(" · ");
+}
+
+/** Replaces a training in the list, and shows it. */
+function update(view) {
+  const index = list.findIndex(({ id }) => id === view.id);
+  if (index >= 0) list[index] = view;
+  if (shown?.id === view.id) shown = { ...view, losses: shown.losses, samples: view.samples.length ? view.samples : shown.samples };
+  cancelAnimationFrame(frame);
+  frame = requestAnimationFrame(show);
+}
+
+function show() {
+  const active = list.find((view) => view.status === "running");
+  setText($("train-open"), active ? `Train ${Math.floor((100 * active.step) / Math.max(1, active.steps))} %` : "Train");
+  if (!$("train").open) return;
+  showList();
+  $("train-form").hidden = shown !== null;
+  $("train-view").hidden = shown === null;
+  setText($("train-title"), shown ? shown.order.name : "Train a LoRA");
+  $("train-new").hidden = shown === null;
+  if (shown) showTraining(shown);
+}
+
+/** The list is rebuilt only if it says something new: a button that is replaced under the pointer can't be pressed. */
+function showList() {
+  const entries = list.map((view) => [view.id, `${view.order.name} · ${STATES[view.status]}`]);
+  const text = JSON.stringify([entries, shown?.id]);
+  $("train-list-field").hidden = list.length === 0;
+  if ($("train-list").dataset.text === text) return;
+  $("train-list").dataset.text = text;
+  const focused = document.activeElement?.dataset?.training;
+  $("train-list").replaceChildren(...entries.map(([id, name]) => {
+    const entry = button(name, () => trying(() => select(id)), { className: "entry", "aria-pressed": shown?.id === id });
+    entry.dataset.training = id;
+    return make("li", {}, entry);
+  }));
+  if (focused) $("train-list").querySelector(`[data-training="${focused}"]`)?.focus();
+}
+
+function showTraining(view) {
+  const percent = Math.round((100 * view.step) / Math.max(1, view.steps));
+  setText($("train-status"), STATES[view.status]);
+  setText($("train-text"), view.error ? view.error.message : describe(view));
+  $("train-text").classList.toggle("wrong", Boolean(view.error));
+  $("train-bar").setAttribute("aria-valuenow", percent);
+  $("train-bar-fill").style.width = `${percent}%`;
+  draw($("train-chart"), view.losses, view.steps);
+  const urls = view.samples.map(({ url }) => url).join();
+  if ($("train-samples").dataset.urls !== urls) {
+    $("train-samples").dataset.urls = urls;
+    $("train-samples").replaceChildren(...[...view.samples].reverse().map(({ step, url }) => make("li", {}, make("figure", {},
+      make("a", { href: url, target: "_blank", rel: "noreferrer" }, picture(url, { alt: `Samples of step ${step}`, loading: "lazy" })), make("figcaption", { textContent: `Step ${step}` })))));
+  }
+  $("train-samples-field").hidden = view.samples.length === 0;
+  const { order, check } = view;
+  $("train-notes").replaceChildren(...[...check.warnings, ...view.notes].map((text) => make("li", { textContent: text })));
+  const facts = [["Base model", order.model], ["Pictures", `${view.pictures}: ${check.sizes.join(", ")}`], ["Trigger", order.trigger], ["Rank", order.rank], ["Layers", order.targets], ["Learning rate", order.learning_rate], ["Cost", check.cost], ["LoRA", view.lora], ["Started", new Date(view.created).toLocaleString()]];
+  const text = JSON.stringify(facts);
+  if ($("train-facts").dataset.text !== text) {
+    $("train-facts").dataset.text = text;
+    $("train-facts").replaceChildren(...facts.filter(([, value]) => value).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
+  }
+  $("train-use").hidden = view.status !== "done";
+  $("train-cancel").hidden = !isActive(view);
+  $("train-resume").hidden = !["cancelled", "interrupted", "failed"].includes(view.status);
+  $("train-delete").hidden = isActive(view);
+}
+
+/** Shows a training. */
+async function select(id) {
+  shown = await call(`/v1/trainings/${id}`);
+  update(shown);
+  if (isActive(shown)) follow(id);
+}
+
+/** Follows a training by its events. */
+function follow(id) {
+  if (followed === id && source && source.readyState !== EventSource.CLOSED) return;
+  source?.close();
+  followed = id;
+  source = new EventSource(`/v1/trainings/${id}/events`);
+  const own = source;
+  const again = async () => {
+    own.close();
+    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+    await untilReachable();
+    if (followed === id && source === own) trying(() => load());
+  };
+  const take = (whole) => (event) => {
+    const view = JSON.parse(event.data);
+    if (shown?.id === id) shown.losses = whole ? view.losses : [...shown.losses.filter(([step]) => step <= view.step), ...view.losses];
+    update(view);
+    return view;
+  };
+  own.addEventListener("state", take(true));
+  own.addEventListener("progress", take(false));
+  own.addEventListener("end", (event) => {
+    const view = take(true)(event);
+    // The server stops; the training goes on when it is back.
+    if (isActive(view)) return again();
+    own.close();
+    followed = null;
+    announce(view);
+    return trying(() => load());
+  });
+  own.onerror = again;
+}
+
+function announce(view) {
+  if (view.status === "done") {
+    // The open view has its own button.
+    if (!$("train").open || shown?.id !== view.id) note(`The LoRA “${view.lora}” is ready.`, "Use it", () => use(view));
+    notifyOutside("Training done", `The LoRA “${view.lora}” is ready.`);
+  } else if (view.status === "failed") {
+    fail(`The training “${view.order.name}” failed: ${view.error.message}`);
+  }
+}
+
+/** Fetches the list, and follows the training that runs. */
+async function load() {
+  list = (await call("/v1/trainings")).data;
+  const now = list.find(({ id }) => id === shown?.id);
+  if (!now) shown = null;
+  else if (!isActive(now)) shown = await call(`/v1/trainings/${now.id}`);
+  const active = list.filter(isActive);
+  const next = active.find(({ status }) => status !== "queued") ?? active[active.length - 1];
+  if (shown && isActive(shown)) follow(shown.id);
+  else if (next) follow(next.id);
+  show();
+}
+
+/** Selects the LoRA in the form, with the model it is made for and the trigger word in the prompt. */
+async function use(view) {
+  await form.reloadLoras();
+  await form.reloadModels();
+  const base = trainForm.model(view.order.model);
+  form.selectModel(base?.use_with ?? view.order.model);
+  loras.use(view.lora);
+  const { trigger } = view.order;
+  if (trigger && !$("prompt").value.includes(trigger)) insertWord(trigger);
+  $("train").close();
+  $("prompt").focus();
+}
+
+const act = (action) => () => trying(async () => {
+  update(await send("POST", `/v1/trainings/${shown.id}/${action}`, {}));
+  await select(shown.id);
+  await load();
+});
+
+/** Deletes a training at the second press. */
+async function remove() {
+  const { id, order } = shown;
+  if ($("train-delete").dataset.sure !== id) {
+    $("train-delete").dataset.sure = id;
+    note(`Delete the pictures, checkpoints and samples of “${order.name}”? Its LoRA stays.`, "Delete", remove);
+    return;
+  }
+  await call(`/v1/trainings/${id}`, { method: "DELETE" });
+  shown = null;
+  await load();
+  note(`The training “${order.name}” is deleted.`);
+}
+
+/** Offers training, if the server allows it to this client. */
+export async function prepare() {
+  if (!form.limits().train) return;
+  $("train-open").hidden = false;
+  await load();
+  // The models tell what a finished LoRA is used with.
+  if (list.length) await trainForm.prepare();
+}
+
+export function listen() {
+  addEventListener("resize", () => {
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(show);
+  });
+  trainForm.listen((view) => {
+    list = [view, ...list];
+    trying(() => select(view.id));
+  });
+  $("train-open").onclick = () => trying(async () => {
+    openDialog($("train"));
+    await trainForm.prepare();
+    const active = list.find(isActive);
+    if (!shown && active) await select(active.id);
+    await load();
+  });
+  $("train-new").onclick = () => {
+    shown = null;
+    show();
+    $("train-name").focus();
+  };
+  $("train-use").onclick = () => trying(() => use(shown));
+  $("train-cancel").onclick = act("cancel");
+  $("train-resume").onclick = act("resume");
+  $("train-delete").onclick = () => trying(remove);
+}

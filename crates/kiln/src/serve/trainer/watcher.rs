@@ -1,0 +1,104 @@
+//! Tells the server how a training goes, and makes way for image jobs between its steps.
+
+use std::path::Path;
+
+use kiln_server::{TrainingProgress, TrainingStep};
+use kiln_train::{EncodingStage, JobWatcher, Result, Sampler, Status, Watcher};
+
+use crate::serve::turn::DeviceTurn;
+
+/// The turn on the device, as long as this lives.
+pub struct Turn<'t> {
+    turn: &'t DeviceTurn,
+    progress: &'t TrainingProgress,
+}
+
+impl<'t> Turn<'t> {
+    /// Waits until no image job is unfinished, and takes the turn.
+    pub fn take(turn: &'t DeviceTurn, progress: &'t TrainingProgress) -> Turn<'t> {
+        turn.take();
+        let taken = Turn { turn, progress };
+        taken.make_way();
+        taken
+    }
+
+    /// Gives the turn to image jobs, as long as there are any.
+    fn make_way(&self) {
+        while self.progress.is_device_wanted() && !self.progress.is_stopped() {
+            self.turn.give_back();
+            self.progress.wait_for_device();
+            self.turn.take();
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.turn.give_back();
+    }
+}
+
+/// Follows a training for the server.
+pub struct ServerWatcher<'t> {
+    pub progress: &'t TrainingProgress,
+    pub turn: Turn<'t>,
+    /// Generates samples, if they are asked for.
+    pub sampler: Option<Sampler>,
+    /// Whether the training ends for image jobs, because the memory does not hold both; else it waits.
+    pub releases_memory: bool,
+}
+
+impl ServerWatcher<'_> {
+    fn make_way(&self) {
+        if !self.releases_memory {
+            self.turn.make_way();
+        }
+    }
+}
+
+impl Watcher for ServerWatcher<'_> {
+    fn stepped(&mut self, status: &Status) {
+        self.progress.stepped(TrainingStep {
+            step: status.report.step,
+            loss: status.report.loss,
+            smoothed: status.smoothed,
+            seconds: status.step_time.as_secs_f32(),
+        });
+        self.make_way();
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.progress.is_stopped() || (self.releases_memory && self.progress.is_device_wanted())
+    }
+
+    fn saved(&mut self, step: u64, lora: &Path, is_sample: bool) -> Result<()> {
+        let Some(sampler) = self.sampler.as_ref().filter(|_| is_sample && !self.is_cancelled()) else {
+            return Ok(());
+        };
+        match sampler.sample(Some(lora), step) {
+            Ok(_) => self.progress.sampled(),
+            // Not worth the training.
+            Err(error) => self.progress.note(&format!("the samples of step {step} failed: {error}")),
+        }
+        Ok(())
+    }
+}
+
+impl JobWatcher for ServerWatcher<'_> {
+    fn encoding(&mut self, stage: EncodingStage, done: usize, total: usize) {
+        let what = match stage {
+            EncodingStage::Texts => "captions",
+            EncodingStage::Pictures => "pictures",
+        };
+        self.progress.preparing(what, done, total);
+        self.make_way();
+    }
+
+    fn note(&mut self, text: &str) {
+        self.progress.note(text);
+    }
+
+    fn starting(&mut self, step: u64) {
+        self.progress.starting(step);
+    }
+}

@@ -1,0 +1,146 @@
+//! Trainings of `kiln serve --train`, with a tiny model over a socket.
+
+use std::fs;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use kiln_image::RgbImage;
+use serde_json::{Value, json};
+
+use crate::sandbox::{Sandbox, pattern, png};
+use crate::serve::TestServer;
+
+/// A sandbox with an undistilled model, and its name as the server lists it.
+fn sandbox() -> (Sandbox, String) {
+    let sandbox = Sandbox::with_model("klein-base");
+    // Short texts make short steps.
+    sandbox.edit_model("tokenizer/tokenizer_config.json", "model_max_length", 16.into());
+    let name = sandbox.model().file_name().unwrap().to_str().unwrap().to_owned();
+    (sandbox, name)
+}
+
+fn pictures() -> [(Vec<u8>, &'static str); 2] {
+    [("a fox", 20), ("a hen", 90)].map(|(caption, level)| {
+        let pixels = pattern(64, 64).pixels().iter().map(|value| value / 3 + level).collect();
+        (png(&RgbImage::new(64, 64, pixels).unwrap()), caption)
+    })
+}
+
+/// A training of the two pictures.
+fn order(model: &str, more: Value) -> Value {
+    let mut order = json!({
+        "name": "me", "model": model, "trigger": "sks", "rank": 4, "resolution": [64], "learning_rate": 0.01,
+        "sample_every": 0, "steps": 12, "save_every": 3,
+    });
+    order.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let picture = |(bytes, caption): (Vec<u8>, &str)| json!({ "image": BASE64_STANDARD.encode(bytes), "caption": caption });
+    json!({ "order": order, "pictures": pictures().map(picture) })
+}
+
+fn start(sandbox: &Sandbox) -> TestServer {
+    let model = sandbox.model().to_str().unwrap();
+    TestServer::start(sandbox, &["--train", "-m", model, "--loras", "loras"])
+}
+
+#[test]
+fn a_lora_of_the_server_has_the_bytes_of_the_command_line_and_is_used_at_once() {
+    let (sandbox, name) = sandbox();
+    let server = start(&sandbox);
+    let (_, options) = server.call("GET", "/v1/trainings/options", None);
+    assert_eq!(options["models"][0]["name"], name, "{options}");
+    let (status, check) = server.call("POST", "/v1/trainings/check", Some(order(&name, json!({}))));
+    assert_eq!((status, &check["sizes"]), (200, &json!(["64x64 (2)"])), "{check}");
+    assert!(check["cost"].as_str().unwrap().contains("of memory"), "{check}");
+    let (status, view) = server.call(
+        "POST",
+        "/v1/trainings",
+        Some(order(&name, json!({ "sample_every": 6, "sample_prompts": ["a fox"] }))),
+    );
+    assert_eq!(status, 201, "{view}");
+    let path = format!("/v1/trainings/{}", view["id"].as_str().unwrap());
+    // An image job goes first.
+    let image = json!({ "prompt": "a fox", "width": 64, "height": 64, "steps": 2 });
+    let (_, job) = server.call("POST", "/v1/jobs", Some(image));
+    server.until(&format!("/v1/jobs/{}", job["id"].as_str().unwrap()), |_, job| job["status"] == "done");
+    let view = server
+        .until(&path, |_, view| !matches!(view["status"].as_str(), Some("queued" | "preparing" | "running")));
+    assert_eq!(
+        (&view["status"], &view["lora"], &view["step"]),
+        (&json!("done"), &json!("me"), &json!(12)),
+        "{view}"
+    );
+    assert_eq!(
+        (view["losses"].as_array().unwrap().len(), view["samples"].as_array().unwrap().len()),
+        (12, 2)
+    );
+    let (_, loras) = server.call("GET", "/v1/loras/details", None);
+    assert_eq!(loras["data"], json!([{ "name": "me", "triggers": ["sks"], "preview": null }]));
+    let job = json!({ "prompt": "sks a fox", "width": 64, "height": 64, "steps": 2, "loras": [{ "name": "me", "weight": 1 }] });
+    let (_, job) = server.call("POST", "/v1/jobs", Some(job));
+    let done = server.until(&format!("/v1/jobs/{}", job["id"].as_str().unwrap()), |_, job| {
+        !matches!(job["status"].as_str(), Some("queued" | "running"))
+    });
+    assert_eq!(done["status"], "done", "{done}");
+    drop(server);
+
+    fs::create_dir(sandbox.path("pictures")).unwrap();
+    for (i, (bytes, caption)) in pictures().iter().enumerate() {
+        sandbox.write(&format!("pictures/{i}.png"), bytes);
+        sandbox.write(&format!("pictures/{i}.txt"), caption.as_bytes());
+    }
+    let model = sandbox.model().to_str().unwrap();
+    sandbox
+        .kiln(&[
+            "train",
+            "pictures",
+            "-m",
+            model,
+            "-o",
+            "me.safetensors",
+            "--trigger",
+            "sks",
+            "--rank",
+            "4",
+            "--resolution",
+            "64",
+            "--lr",
+            "0.01",
+            "--steps",
+            "12",
+            "-q",
+        ])
+        .ok();
+    assert!(
+        fs::read(sandbox.path("me.safetensors")).unwrap()
+            == fs::read(sandbox.path("loras/me.safetensors")).unwrap()
+    );
+}
+
+#[test]
+fn a_training_of_a_killed_server_is_resumed_and_unusable_pictures_are_named() {
+    let (sandbox, name) = sandbox();
+    let mut server = start(&sandbox);
+    let mut broken = order(&name, json!({ "name": "tiny" }));
+    broken["pictures"][1]["image"] = BASE64_STANDARD.encode(png(&RgbImage::black(16, 16))).into();
+    broken["pictures"][1]["name"] = "../hen.png".into();
+    let (status, error) = server.call("POST", "/v1/trainings", Some(broken));
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(status == 400 && message.contains("`0002-hen.png`: it has 16x16 pixels"), "{message}");
+    assert!(message.contains("`skip_bad`") && !message.contains("trainings/"), "{message}");
+
+    let (_, view) = server.call("POST", "/v1/trainings", Some(order(&name, json!({ "steps": 300 }))));
+    let path = format!("/v1/trainings/{}", view["id"].as_str().unwrap());
+    server.until(&path, |_, view| view["step"].as_u64() > Some(4));
+    server.child.kill().unwrap();
+    drop(server);
+    let server = start(&sandbox);
+    let (_, view) = server.call("GET", &path, None);
+    assert_eq!(view["status"], "interrupted", "{view}");
+    server.call("POST", &format!("{path}/resume"), Some(json!({})));
+    let view = server.until(&path, |_, view| view["status"] == "running" && view["step"].as_u64() > Some(6));
+    let losses = view["losses"].as_array().unwrap();
+    assert!(losses.len() > 4 && losses[0][0] == 1, "{view}");
+    server.call("POST", &format!("{path}/cancel"), Some(json!({})));
+    server.until(&path, |_, view| view["status"] == "cancelled");
+    assert!(!sandbox.path("loras/me.safetensors").exists());
+}

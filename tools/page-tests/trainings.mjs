@@ -1,0 +1,111 @@
+// Trainings: pictures with captions, the loss curve, samples, cancel and resume, and using the LoRA at once.
+
+import assert from "node:assert/strict";
+import { join } from "node:path";
+
+import { openPage, png, startServer } from "./harness.mjs";
+import { count, hidden, matches, shot, steps, test, visible, violations } from "./steps.mjs";
+
+const file = (name, colour) => ({ name, mimeType: "image/png", buffer: png(64, 64, colour) });
+const text = (name, caption) => ({ name, mimeType: "text/plain", buffer: Buffer.from(caption) });
+
+/** Starts a server that trains, with Ember base among its models, and opens its page. */
+async function open(browser) {
+  const models = process.env.KILN_MODELS;
+  process.env.KILN_MODELS = join(process.env.TESTDATA, "../assets/ember");
+  const server = await startServer("--train");
+  const context = await browser.newContext({ viewport: { width: 1200, height: 900 }, colorScheme: "dark" });
+  const page = await openPage(context, server.address);
+  await page.waitForSelector("[data-ready]");
+  const close = async (last = server) => {
+    await context.close();
+    await last.stop();
+    if (models === undefined) delete process.env.KILN_MODELS;
+    else process.env.KILN_MODELS = models;
+  };
+  return { page, server, close };
+}
+
+/** Fills in the form of a small training. */
+async function fill(page, name, n) {
+  await page.click("#train-open");
+  await visible(page, "#train-form");
+  await page.setInputFiles("#train-files", [file("fox.png", [200, 90, 20]), file("hen.png", [240, 230, 200]), text("fox.txt", "a fox on orange")]);
+  await count(page, "#train-pictures li", 2);
+  await page.fill("#train-name", name);
+  await page.selectOption("#train-model", "ember-base");
+  if (!(await page.isVisible("#train-steps"))) await page.click("#train-form summary");
+  await page.fill("#train-steps", String(n));
+  await page.fill("#train-resolution", "64");
+}
+
+test("without the operator's leave there is no training", async (page) => {
+  await hidden(page, "#train-open");
+});
+
+test("a LoRA is trained from dropped pictures, and used at once", async (_, { browser }) => {
+  const { page, close } = await open(browser);
+  try {
+    await fill(page, "My fox", 5);
+    assert.deepEqual(await page.locator("#train-pictures textarea").evaluateAll((all) => all.map((field) => field.value)), ["a fox on orange", ""]);
+    // The missing caption is told before it starts.
+    await matches(page, "#train-warnings", /1 of 2 pictures have no caption/);
+    await page.fill("#train-pictures li:nth-child(2) textarea", "a hen");
+    await page.fill("#train-trigger", "zorp");
+    await page.press("#train-trigger", "Tab");
+    await matches(page, "#train-cost", /2 examples: 64x64 \(2\).*of memory/);
+    await page.fill("#train-prompts", "a zorp star");
+    await shot(page, "train-form");
+    assert.deepEqual(await violations(page), []);
+    await page.click("#train-start");
+    await visible(page, "#train-view");
+    await matches(page, "#train-status", /Done/);
+    await page.waitForFunction(() => document.querySelector("#train-chart .smooth").getAttribute("points").split(" ").length === 5);
+    await page.waitForFunction(() => [...document.querySelectorAll("#train-samples img")].some((image) => image.naturalWidth > 0));
+    await shot(page, "train-done");
+    assert.deepEqual(await violations(page), []);
+    await page.setViewportSize({ width: 390, height: 800 });
+    assert.ok(await page.evaluate(() => document.querySelector("#train").scrollWidth <= document.querySelector("#train").clientWidth), "no sideways scrolling");
+    await shot(page, "train-phone");
+    await page.setViewportSize({ width: 1200, height: 900 });
+    await page.fill("#prompt", "a star");
+    await page.click("#train-use");
+    await hidden(page, "#train");
+    await matches(page, "#loras .name", /^My fox$/);
+    await matches(page, "#prompt", /zorp/);
+    await matches(page, "#model", /^ember$/);
+    await steps(page, 2);
+    await page.click("#generate");
+    await count(page, "#grid li", 1);
+  } finally {
+    await close();
+  }
+});
+
+test("a training is cancelled, resumed, survives a kill, and is deleted", async (_, { browser }) => {
+  const { page, server, close } = await open(browser);
+  let last = server;
+  try {
+    await fill(page, "long", 3000);
+    await page.fill("#train-trigger", "zorp");
+    await page.click("#train-start");
+    await matches(page, "#train-text", /Step [2-9]\d* of 3000/);
+    await page.click("#train-cancel");
+    await matches(page, "#train-status", /Cancelled/);
+    await page.focus("#train-resume");
+    await page.keyboard.press("Enter");
+    await matches(page, "#train-status", /Training/);
+    await matches(page, "#train-open", /Train \d+ %/);
+    await server.kill();
+    last = await server.restart();
+    await matches(page, "#train-status", /Interrupted/);
+    await shot(page, "train-interrupted");
+    await visible(page, "#train-resume");
+    await page.click("#train-delete");
+    await page.click("#toast-action");
+    await visible(page, "#train-form");
+    await count(page, "#train-list li", 0);
+  } finally {
+    await close(last);
+  }
+});
