@@ -57,7 +57,7 @@ impl<'a> WideProducts<'a> {
         let first = xs.first()?;
         let fits = |x: &&CudaTensor| {
             let width = x.shape().last();
-            x.dtype() == DType::BF16 && x.is_aligned() && width > 0 && width % TILE == 0
+            x.dtype() == DType::BF16 && x.is_aligned() && width > 0 && width.is_multiple_of(TILE)
         };
         let rows = first.shape().rows();
         let fits =
