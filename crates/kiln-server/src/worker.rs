@@ -28,6 +28,9 @@ struct PlannedJob<P> {
     attempt: Arc<JobAttempt>,
 }
 
+/// Jobs that are generated in one batch.
+type Group<P> = Vec<PlannedJob<P>>;
+
 impl Server {
     /// Starts the planning and generating threads. The returned thread ends after [`Server::close`], once every job
     /// handed to the generator has ended.
@@ -129,7 +132,7 @@ struct Driver<G: Generator> {
     server: Server,
     generator: Arc<G>,
     idle_generators: Arc<AtomicUsize>,
-    groups: Arc<Mutex<Receiver<Vec<PlannedJob<G::Plan>>>>>,
+    groups: Arc<Mutex<Receiver<Group<G::Plan>>>>,
 }
 
 impl<G: Generator> Driver<G> {
@@ -161,7 +164,7 @@ struct Planner<G: Generator> {
     generators: Vec<Arc<G>>,
     /// The number of generating threads that wait for a group and were not promised one.
     idle_generators: Arc<AtomicUsize>,
-    groups: SyncSender<Vec<PlannedJob<G::Plan>>>,
+    groups: SyncSender<Group<G::Plan>>,
 }
 
 impl<G: Generator> Planner<G> {
