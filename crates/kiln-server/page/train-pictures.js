@@ -9,6 +9,8 @@ let pictures = [];
 /** Captions of text files whose pictures have not come yet, by name without extension. */
 const texts = new Map();
 let uploading = 0;
+/** The most pictures of a training. */
+const MOST = 1000;
 let changed = () => {};
 
 const stem = (name) => name.replace(/\.[^.]*$/, "").toLowerCase();
@@ -35,6 +37,7 @@ export async function add(files) {
   const images = all.filter(({ type }) => type.startsWith("image/"));
   const others = all.filter(({ name, type }) => !type.startsWith("image/") && !/\.(txt|caption)$/i.test(name));
   if (others.length) fail(`Not used: ${others.slice(0, 5).map(({ name }) => `“${name}”`).join(", ")}${others.length > 5 ? ` and ${others.length - 5} more` : ""}. A training takes images and .txt files.`);
+  if (pictures.length + uploading + images.length > MOST) return fail(`A training takes at most ${MOST} pictures.`);
   uploading += images.length;
   show();
   const failures = [];

@@ -9,6 +9,7 @@
 //! `interrupted` and waits for a client to resume it, because it may be what killed the process.
 
 mod accept;
+mod check_queue;
 mod record;
 mod runner;
 mod training;
@@ -19,10 +20,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use kiln_base::{lock, wait};
 
 pub(crate) use accept::NewPicture;
+use accept::check_unfinished;
+use check_queue::CheckQueue;
 pub use runner::TrainingProgress;
 pub(crate) use training::{Training, TrainingSnapshot, TrainingState, thin};
 
 use crate::Server;
+use crate::api::Caller;
+use crate::generator::JobError;
 use crate::trainer::Trainer;
 
 /// The trainings of a server, and what runs them.
@@ -32,6 +37,7 @@ pub(crate) struct Trainings {
     /// Oldest first.
     all: Mutex<Vec<Arc<Training>>>,
     wake: Condvar,
+    checks: CheckQueue,
 }
 
 impl Trainings {
@@ -86,18 +92,20 @@ impl Trainings {
         true
     }
 
-    /// Puts a training that was cancelled, interrupted or failed back into the queue. Returns false if it was not.
-    pub(crate) fn resume(&self, training: &Training) -> bool {
+    /// Puts a training that was cancelled, interrupted or failed back into the queue. Returns false if it was not; fails if
+    /// its client has too many.
+    pub(crate) fn resume(&self, training: &Training, caller: &Caller) -> Result<bool, JobError> {
         {
-            let _all = lock(&self.all);
+            let all = lock(&self.all);
             if !training.state().can_resume() {
-                return false;
+                return Ok(false);
             }
+            check_unfinished(&all, &training.client, caller)?;
             training.queue_again();
         }
         training.save();
         self.wake();
-        true
+        Ok(true)
     }
 
     /// Deletes a training that has ended. Returns false if it has not.

@@ -293,7 +293,7 @@ pub(crate) async fn cancel(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    change(server, caller, id, |trainings, training| {
+    change(server, caller, id, |trainings, training, _| {
         if trainings.cancel(training) { Ok(()) } else { Err(conflict("the training has ended")) }
     })
     .await
@@ -310,9 +310,9 @@ pub(crate) async fn resume(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    change(server, caller, id, |trainings, training| {
+    change(server, caller, id, |trainings, training, caller| {
         let message = "only a training that was cancelled, interrupted or failed can be resumed";
-        if trainings.resume(training) { Ok(()) } else { Err(conflict(message)) }
+        if trainings.resume(training, caller)? { Ok(()) } else { Err(conflict(message)) }
     })
     .await
 }
@@ -321,12 +321,12 @@ async fn change(
     server: Server,
     caller: Caller,
     id: String,
-    change: impl FnOnce(&Trainings, &Training) -> Result<(), ApiError> + Send + 'static,
+    change: impl FnOnce(&Trainings, &Training, &Caller) -> Result<(), ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
         let trainings = allowed(&server, &caller)?;
         let training = find(trainings, &caller, &id)?;
-        change(trainings, &training)?;
+        change(trainings, &training, &caller)?;
         let view = TrainingView::new(trainings, &training, &training.snapshot());
         Ok::<_, ApiError>(json(StatusCode::ACCEPTED, &view))
     })

@@ -58,8 +58,8 @@ impl Server {
         pictures: Vec<NewPicture>,
         caller: &Caller,
     ) -> Result<TrainingCheck, JobError> {
-        let order = complete(trainings, order)?;
-        self.check_order(&order)?;
+        let order = self.complete(trainings, order)?;
+        let _turn = trainings.checks.wait()?;
         let folder = TemporaryFolder::create(&trainings.folder).map_err(|error| storage(&error))?;
         self.copy_pictures(folder.path(), pictures, caller, u64::MAX)?;
         check(trainings, &order, folder.path())
@@ -73,12 +73,16 @@ impl Server {
         pictures: Vec<NewPicture>,
         caller: &Caller,
     ) -> Result<Arc<Training>, JobError> {
-        let order = complete(trainings, order)?;
-        self.check_order(&order)?;
+        let order = self.complete(trainings, order)?;
+        let turn = trainings.checks.wait()?;
         let room = self.room_for(trainings, caller)?;
         let folder = TemporaryFolder::create(&trainings.folder).map_err(|error| storage(&error))?;
         let (pictures, picture_bytes) = self.copy_pictures(folder.path(), pictures, caller, room)?;
-        let check = check(trainings, &order, folder.path())?;
+        let mut check = check(trainings, &order, folder.path())?;
+        drop(turn);
+        if self.config.check.is_some() {
+            check.warnings.push("no samples: this server checks images before it shows them".into());
+        }
         if *self.closing.borrow() {
             return Err(JobError::server("shutting_down", "the server is stopping"));
         }
@@ -104,7 +108,7 @@ impl Server {
         {
             let mut all = lock(&trainings.all);
             // Others may have come in since the room was measured.
-            self.check_counts(&all, caller)?;
+            check_counts(&all, caller)?;
             folder.rename(&path).map_err(|error| storage(&error))?;
             all.push(Arc::clone(&training));
         }
@@ -116,25 +120,11 @@ impl Server {
     /// Bytes of pictures that a client may store for another training.
     fn room_for(&self, trainings: &Trainings, caller: &Caller) -> Result<u64, JobError> {
         let all = lock(&trainings.all);
-        self.check_counts(&all, caller)?;
+        check_counts(&all, caller)?;
         let own = all.iter().filter(|training| training.client == caller.client);
         let used: u64 = own.map(|training| training.picture_bytes).sum();
         let quota = caller.quotas.inputs.unwrap_or(self.config.limits.inputs);
         Ok(quota.saturating_sub(used))
-    }
-
-    fn check_counts(&self, all: &[Arc<Training>], caller: &Caller) -> Result<(), JobError> {
-        let own = || all.iter().filter(|training| training.client == caller.client);
-        let most = caller.quotas.jobs.map_or(MAX_UNFINISHED, usize::from).min(MAX_UNFINISHED);
-        if own().filter(|training| training.is_active()).count() >= most {
-            let message = format!("you have {most} unfinished trainings; wait for one, or cancel it");
-            return Err(JobError::request("trainings_full", message));
-        }
-        if own().count() >= MAX_KEPT {
-            let message = format!("{MAX_KEPT} trainings are kept for you; delete some");
-            return Err(JobError::request("trainings_full", message));
-        }
-        Ok(())
     }
 
     /// Links or copies the pictures into the folder of a training; returns their number and bytes.
@@ -187,6 +177,17 @@ impl Server {
             }
         }
         Ok((count, bytes))
+    }
+
+    /// Fills in what an order leaves out, and checks its values.
+    fn complete(&self, trainings: &Trainings, order: TrainingOrder) -> Result<TrainingOrder, JobError> {
+        let mut order = complete(trainings, order)?;
+        self.check_order(&order)?;
+        // They would be shown unchecked.
+        if self.config.check.is_some() {
+            order.sample_every = Some(0);
+        }
+        Ok(order)
     }
 
     /// Checks the values of an order that is complete.
@@ -247,6 +248,25 @@ impl Server {
         }
         Ok(())
     }
+}
+
+fn check_counts(all: &[Arc<Training>], caller: &Caller) -> Result<(), JobError> {
+    check_unfinished(all, &caller.client, caller)?;
+    if all.iter().filter(|training| training.client == caller.client).count() >= MAX_KEPT {
+        let message = format!("{MAX_KEPT} trainings are kept for you; delete some");
+        return Err(JobError::request("trainings_full", message));
+    }
+    Ok(())
+}
+
+/// Checks that a client may have another unfinished training.
+pub(super) fn check_unfinished(all: &[Arc<Training>], client: &str, caller: &Caller) -> Result<(), JobError> {
+    let most = caller.quotas.jobs.map_or(MAX_UNFINISHED, usize::from).min(MAX_UNFINISHED);
+    if all.iter().filter(|training| training.client == client && training.is_active()).count() >= most {
+        let message = format!("there are {most} unfinished trainings; wait for one, or cancel it");
+        return Err(JobError::request("trainings_full", message));
+    }
+    Ok(())
 }
 
 /// Lets the trainer look at the pictures and settings.

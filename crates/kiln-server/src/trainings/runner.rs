@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::check_queue::CheckQueue;
 use super::training::{Training, TrainingState};
 use super::{Trainings, record};
 use crate::Server;
@@ -27,6 +28,7 @@ impl Server {
             all: Mutex::new(record::load(&folder)?),
             folder,
             wake: Condvar::new(),
+            checks: CheckQueue::default(),
         };
         if self.trainings.set(trainings).is_err() {
             return Err(std::io::Error::other("trainings are allowed already"));

@@ -79,6 +79,8 @@ pub(crate) struct Training {
     pub(crate) check: TrainingCheck,
     folder: PathBuf,
     cancelled: AtomicBool,
+    /// Held while its record is written or its folder removed; whether that has happened.
+    removed: Mutex<bool>,
     snapshot: watch::Sender<TrainingSnapshot>,
     /// The losses while it runs; else they are read from its folder.
     losses: Mutex<Vec<LossPoint>>,
@@ -97,6 +99,7 @@ impl Training {
             check,
             folder: folder.to_owned(),
             cancelled: AtomicBool::new(false),
+            removed: Mutex::new(false),
             snapshot: watch::Sender::new(snapshot),
             losses: Mutex::default(),
         }
@@ -174,7 +177,11 @@ impl Training {
         }
     }
 
-    pub(super) fn try_save(&self) -> std::io::Result<()> {
+    fn try_save(&self) -> std::io::Result<()> {
+        let removed = lock(&self.removed);
+        if *removed {
+            return Ok(());
+        }
         let TrainingSnapshot { state, step, notes, error, lora, finished, .. } = self.snapshot();
         let record = Record {
             id: self.id.clone(),
@@ -195,6 +202,8 @@ impl Training {
     }
 
     pub(super) fn remove(&self) -> std::io::Result<()> {
+        let mut removed = lock(&self.removed);
+        *removed = true;
         record::remove(&self.folder)
     }
 

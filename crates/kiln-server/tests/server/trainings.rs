@@ -326,6 +326,11 @@ async fn keys_see_their_own_trainings_within_their_quotas() {
     call("mia", "POST", "/v1/trainings", stolen.clone()).await.expect_error(404, "input_not_found");
     call("mia", "POST", "/v1/trainings", order("one", 500)).await.ok();
     call("mia", "POST", "/v1/trainings", order("two", 5)).await.expect_error(429, "trainings_full");
+    let own = get("mia", "/v1/trainings").await.ok().json()["data"][0]["id"].as_str().unwrap().to_owned();
+    call("mia", "POST", &format!("/v1/trainings/{own}/cancel"), json!({})).await.ok();
+    call("mia", "POST", "/v1/trainings", order("two", 500)).await.ok();
+    let resumed = call("mia", "POST", &format!("/v1/trainings/{own}/resume"), json!({})).await;
+    resumed.expect_error(429, "trainings_full");
     // The pictures of trainings count.
     let mut state = 1_u32;
     let mut random = || {
@@ -354,4 +359,15 @@ async fn the_folder_of_trainings_is_private() {
     for path in [folder.clone(), folder.join(&id).join("training.json")] {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o077, 0, "{}", path.display());
     }
+}
+
+#[tokio::test]
+async fn samples_are_not_shown_where_images_are_checked() {
+    let server = TestServer::with(|config| {
+        config.check = Some(kiln_check::ImageCheck::new("true", Duration::from_secs(2)).unwrap())
+    });
+    server.inner.train_with(FakeTrainer::default()).unwrap();
+    let view = server.post("/v1/trainings", order("me", 5)).await.ok().json();
+    assert_eq!(view["order"]["sample_every"], 0);
+    assert!(view["check"]["warnings"][1].as_str().unwrap().contains("no samples"), "{view}");
 }

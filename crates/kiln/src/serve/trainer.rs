@@ -275,10 +275,14 @@ fn job_error(error: CliError) -> JobError {
 /// The message and the hint of an error, with the names of fields instead of options, and without folders.
 fn message(error: &CliError) -> String {
     let field = |word: &str| match word.strip_prefix("--") {
+        Some("lr") => "learning rate".to_owned(),
         Some(option) => format!("`{}`", option.replace('-', "_")),
         None => word.to_owned(),
     };
-    let hint = |hint: &String| format!("; {}", hint.split(' ').map(field).collect::<Vec<_>>().join(" "));
+    // The server names the files.
+    let hint = |hint: &String| hint.replace(", or choose another -o", "");
+    let hint =
+        |text: &String| format!("; {}", hint(text).split(' ').map(field).collect::<Vec<_>>().join(" "));
     let text = format!("{}{}", error.message, error.hint.as_ref().map_or(String::new(), hint));
     kiln_base::without_folders(&text).into_owned()
 }
