@@ -1,7 +1,7 @@
 //! Kiln's HTTP server: OpenAI's Images API, A1111's API, a persistent job queue, and a web page.
 //!
 //! The server knows nothing about models: it accepts [`Request`](kiln_engine::Request)s as jobs, and the program around it
-//! provides a [`Catalogue`] of available models and a [`Generator`] of images. Requests are checked against [`Limits`];
+//! provides a [`Catalogue`] of available models, a [`Generator`] of images and, if it allows that, a [`Trainer`] of LoRAs. Requests are checked against [`Limits`];
 //! their input images are decoded once and stored under the hash of their content. One thread plans the next jobs while
 //! another drives the generator, and images are saved on the generator's own threads: a slow disk delays only the end of
 //! a job, never generation.

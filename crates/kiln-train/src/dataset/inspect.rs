@@ -4,16 +4,19 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex};
 
-use kiln_base::{hex, lock};
+use kiln_base::{hex, lock, wait};
 use sha2::{Digest, Sha256};
 
 use super::items::Item;
 
 /// Longest ratio of the sides of a picture.
 const MAX_RATIO: u32 = 8;
+
+/// Bytes of memory that decoders hold together: a small file may have many pixels, and there may be many processors.
+const DECODING: u64 = 1 << 30;
 
 /// A picture's file.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,10 +51,11 @@ pub fn inspect(
     }
     let roles: Vec<(&Path, bool)> = roles.into_iter().collect();
     let (next, found) = (AtomicUsize::new(0), Mutex::new((BTreeMap::new(), Vec::new())));
+    let memory = DecodingMemory::new(DECODING);
     let work = || {
         while let Some((path, is_learned)) = roles.get(next.fetch_add(1, Relaxed)) {
             let min = if *is_learned { min_side } else { 0 };
-            match read(path, min, known_size) {
+            match read(path, min, known_size, &memory) {
                 Ok(picture) => _ = lock(&found).0.insert(path.to_path_buf(), picture),
                 Err(what) => lock(&found).1.push(Problem { path: path.to_path_buf(), what }),
             }
@@ -68,12 +72,18 @@ fn read(
     path: &Path,
     min_side: u32,
     known_size: &dyn Fn(&str) -> Option<[u32; 2]>,
+    memory: &DecodingMemory,
 ) -> Result<Picture, String> {
     let name = path.display().to_string();
     let bytes = read_bytes(path).map_err(|error| format!("it can't be read: {error}"))?;
     let hash = hex(Sha256::digest(&bytes));
     // A header tells neither whether the pixels are whole nor whether a photo is on its side.
-    let decoded = || kiln_image::from_bytes(&name, &bytes).map(|image| [image.width(), image.height()]);
+    let decoded = || {
+        let needed = kiln_image::decoding_bytes(&name, &bytes)?;
+        memory
+            .with(needed, || kiln_image::from_bytes(&name, &bytes))
+            .map(|image| [image.width(), image.height()])
+    };
     let size = known_size(&hash).map_or_else(decoded, Ok).map_err(|error| error.to_string())?;
     let [width, height] = size;
     if u64::from(width) * u64::from(height) < u64::from(min_side) * u64::from(min_side) {
@@ -83,6 +93,34 @@ fn read(
         return Err(format!("it has {width}x{height} pixels, a ratio of more than {MAX_RATIO}:1"));
     }
     Ok(Picture { hash, size })
+}
+
+/// The memory that decoders may hold together.
+struct DecodingMemory {
+    all: u64,
+    free: Mutex<u64>,
+    freed: Condvar,
+}
+
+impl DecodingMemory {
+    fn new(all: u64) -> DecodingMemory {
+        DecodingMemory { all, free: Mutex::new(all), freed: Condvar::new() }
+    }
+
+    /// Waits until so many bytes are free, and holds them while `decode` runs. What is larger than all runs alone.
+    fn with<T>(&self, bytes: u64, decode: impl FnOnce() -> T) -> T {
+        let bytes = bytes.min(self.all);
+        let mut free = lock(&self.free);
+        while *free < bytes {
+            free = wait(&self.freed, free);
+        }
+        *free -= bytes;
+        drop(free);
+        let decoded = decode();
+        *lock(&self.free) += bytes;
+        self.freed.notify_all();
+        decoded
+    }
 }
 
 fn read_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
@@ -95,6 +133,23 @@ fn read_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
 mod tests {
     use super::*;
     use kiln_image::{Format, RgbImage, encode};
+
+    #[test]
+    fn large_pictures_are_decoded_one_after_the_other() {
+        let (memory, decoders, most) = (DecodingMemory::new(10), AtomicUsize::new(0), AtomicUsize::new(0));
+        let decode = || {
+            most.fetch_max(decoders.fetch_add(1, Relaxed) + 1, Relaxed);
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            decoders.fetch_sub(1, Relaxed);
+        };
+        std::thread::scope(|scope| {
+            for bytes in [6, 7, 100, 8] {
+                let (memory, decode) = (&memory, &decode);
+                scope.spawn(move || memory.with(bytes, decode));
+            }
+        });
+        assert_eq!((most.into_inner(), *lock(&memory.free)), (1, 10));
+    }
 
     #[test]
     fn broken_tiny_and_missing_pictures_are_named() {

@@ -34,7 +34,11 @@ impl PromptUpsampling {
             (None, Some(path)) => drop(PromptRewriter::open_file(path, false)?),
             (None, None) => {}
         }
-        Ok(PromptUpsampling { source, settings: args.machine.settings_of_first()?, running: AtomicUsize::new(0) })
+        Ok(PromptUpsampling {
+            source,
+            settings: args.machine.settings_of_first()?,
+            running: AtomicUsize::new(0),
+        })
     }
 
     /// Whether the prompts of a model can be rewritten. Reads no weights.
