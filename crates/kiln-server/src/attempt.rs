@@ -15,7 +15,7 @@ use crate::Server;
 use crate::generator::{ErrorKind, FinishedImage, JobError, JobSink, name};
 use crate::live::{LiveJob, Preview, SavedImage};
 use crate::server::stopping_error;
-use crate::store::{ImageRow, JobEnd, JobState, now};
+use crate::store::{FileKind, ImageRow, JobEnd, JobState, now};
 
 /// Fraction of the work that must be done before the time left is estimated; earlier estimates are noise.
 const MIN_FRACTION_FOR_ESTIMATE: f32 = 0.05;
@@ -92,7 +92,7 @@ impl JobAttempt {
             }
         }
         self.end_phase();
-        if let Err(error) = self.server.store.delete_images_of(&self.live.id) {
+        if let Err(error) = self.server.ledger.delete_images_of(&self.live.id) {
             tracing::warn!(job = self.live.id, %error, "failed to remove the images of a panicked attempt");
         }
         self.live.change(|s| {
@@ -173,8 +173,9 @@ impl JobAttempt {
             kiln_image::encode_with_parameters(&finished.image, request.encoding(), recipe, parameters);
         let bytes = Bytes::from(encoded.map_err(|error| JobError::server("encoding", error.to_string()))?);
         let id = format!("{}-{}", self.live.id, finished.index);
+        let (ledger, files) = (&self.server.ledger, &self.server.files);
         let row = ImageRow {
-            file: format!("{id}.{}", request.encoding().format.extension()),
+            file: files.name(&id, request.encoding().format.extension(), &bytes),
             id,
             job: self.live.id.clone(),
             number: finished.index,
@@ -190,10 +191,9 @@ impl JobAttempt {
             favourite: false,
             trashed: None,
         };
-        let store = &self.server.store;
-        let stored = store.write_image(&row.file, &bytes).and_then(|()| store.insert_image(&row));
+        let stored = files.put(FileKind::Image, &row.file, &bytes).and_then(|()| ledger.save_image(&row));
         if let Err(error) = stored {
-            store.remove_files(&row.file);
+            files.remove(FileKind::Image, &row.file);
             return Err(JobError::server("storage", error.to_string()));
         }
         self.server.metrics.image_saved(bytes.len(), finished.steps);
@@ -230,7 +230,9 @@ impl JobSink for JobAttempt {
         state.fraction = fraction;
         let spent = state.started.elapsed().as_secs_f32();
         let time_left = (fraction > MIN_FRACTION_FOR_ESTIMATE).then(|| spent / fraction * (1.0 - fraction));
+        drop(state);
         self.live.change(|s| (s.progress, s.time_left) = (Progress { fraction, ..progress }, time_left));
+        self.server.ledger.progress(&self.live);
     }
 
     fn batch(&self, own: u32, all: u32) {
@@ -257,6 +259,7 @@ impl JobSink for JobAttempt {
             state.previews
         };
         self.live.change(|s| s.preview = Some(Arc::new(Preview { number, image })));
+        self.server.ledger.progress(&self.live);
         if self.live.stops_with_preview() {
             self.live.cancel();
         }
@@ -337,7 +340,7 @@ impl Server {
             state = if live.attached { JobState::Failed } else { JobState::Queued };
         }
         if state == JobState::Queued {
-            if let Err(error) = self.store.undo_start(&live.id) {
+            if let Err(error) = self.ledger.undo_start(&live.id) {
                 tracing::error!(job = live.id, %error, "failed to return a job to the queue");
             }
         } else {
@@ -347,6 +350,7 @@ impl Server {
                 error: error.as_ref().map(|e| (e.code.to_owned(), e.message.clone())),
                 notes: live.snapshot().notes,
                 finished: now(),
+                retry: error.as_ref().is_some_and(|e| e.kind == ErrorKind::Server && e.code != "timeout"),
             });
         }
         let code = error.as_ref().map(|e| e.code);

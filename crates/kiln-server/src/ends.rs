@@ -28,8 +28,9 @@ struct UnrecordedState {
 impl Server {
     /// Records the end of a job; if that fails, later.
     pub(crate) fn record_end(&self, end: JobEnd) {
-        match self.store.finish(&end) {
-            Ok(()) => self.webhooks.call(self, &end.id),
+        match self.ledger.finish(&end) {
+            Ok(true) => self.webhooks.call(self, &end.id),
+            Ok(false) => {}
             Err(error) => {
                 tracing::error!(job = end.id, %error, "failed to record the end of a job; trying again");
                 self.record_end_soon(end, RETRY);
@@ -57,11 +58,11 @@ impl Server {
     pub(crate) fn record_ends(&self) -> bool {
         let ends: Vec<JobEnd> = lock(&self.unrecorded.0).ends.values().cloned().collect();
         for end in ends {
-            if self.store.finish(&end).is_err() {
-                return false;
-            }
+            let Ok(ended) = self.ledger.finish(&end) else { return false };
             lock(&self.unrecorded.0).ends.remove(&end.id);
-            self.webhooks.call(self, &end.id);
+            if ended {
+                self.webhooks.call(self, &end.id);
+            }
         }
         true
     }

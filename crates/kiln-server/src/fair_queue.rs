@@ -28,6 +28,8 @@ pub(crate) struct QueuedJob {
     pub(crate) cost: f64,
     /// Its client chose its place: no later job of the client is preferred to it.
     pub(crate) ordered: bool,
+    /// Where [`FairQueue::insert`] puts it: before jobs with a higher number.
+    pub(crate) place: u64,
 }
 
 /// The waiting jobs.
@@ -48,6 +50,18 @@ impl FairQueue {
     }
 
     pub(crate) fn push(&mut self, job: QueuedJob) {
+        self.give_share(&job);
+        self.jobs.push(job);
+    }
+
+    /// Adds a job at its place.
+    pub(crate) fn insert(&mut self, job: QueuedJob) {
+        self.give_share(&job);
+        let later = self.jobs.iter().rposition(|other| other.place <= job.place);
+        self.jobs.insert(later.map_or(0, |before| before + 1), job);
+    }
+
+    fn give_share(&mut self, job: &QueuedJob) {
         // A client that returns after a pause gets no credit for it.
         if !self.jobs.iter().any(|other| other.client == job.client) {
             let least = self.jobs.iter().map(|other| self.spent(&other.client)).fold(f64::INFINITY, f64::min);
@@ -56,7 +70,6 @@ impl FairQueue {
                 *spent = spent.max(least);
             }
         }
-        self.jobs.push(job);
     }
 
     /// Removes a job; returns whether it was there.
@@ -105,22 +118,47 @@ impl FairQueue {
 
     /// Takes the next job.
     pub(crate) fn take(&mut self) -> Option<QueuedJob> {
-        let fair = self.fairest()?;
+        let (index, fair) = self.next(&|_| true)?;
+        self.preferred = if index == fair { 0 } else { self.preferred + 1 };
+        Some(self.take_at(index))
+    }
+
+    /// The id of the next job among those that `may_run` accepts.
+    pub(crate) fn choose(&self, may_run: impl Fn(&QueuedJob) -> bool) -> Option<&str> {
+        self.next(&may_run).map(|(index, _)| self.jobs[index].id.as_str())
+    }
+
+    /// Takes the job with this id, for this process if `own`, else for another.
+    pub(crate) fn take_id(&mut self, id: &str, own: bool) -> Option<QueuedJob> {
+        let index = self.jobs.iter().position(|job| job.id == id)?;
+        let last_group = self.last_group.clone();
+        if own {
+            let is_loaded = last_group.as_ref() == Some(&self.jobs[index].group_key);
+            self.preferred = if is_loaded { self.preferred + 1 } else { 0 };
+        }
+        let job = self.take_at(index);
+        if !own {
+            self.last_group = last_group;
+        }
+        Some(job)
+    }
+
+    /// The next job that `may_run` accepts, and the one whose turn it is by fairness alone.
+    fn next(&self, may_run: &dyn Fn(&QueuedJob) -> bool) -> Option<(usize, usize)> {
+        let fair = self.fairest(may_run)?;
         let least = self.spent(&self.jobs[fair].client);
         let may_go_first = |(index, job): (usize, &QueuedJob)| {
             let is_loaded = Some(&job.group_key) == self.last_group.as_ref();
-            is_loaded && self.is_near(job, least) && !self.passes_ordered(index)
+            is_loaded && self.is_near(job, least) && !self.passes_ordered(index) && may_run(job)
         };
         let preferred = self.jobs.iter().enumerate().position(may_go_first);
-        let index = preferred.filter(|_| self.preferred < MAX_PREFERRED).unwrap_or(fair);
-        self.preferred = if index == fair { 0 } else { self.preferred + 1 };
-        Some(self.take_at(index))
+        Some((preferred.filter(|_| self.preferred < MAX_PREFERRED).unwrap_or(fair), fair))
     }
 
     /// Takes a job with this batch key and at most `max_images` images: the next job by fairness if it fits, else one
     /// that may be preferred.
     pub(crate) fn take_batchable(&mut self, batch_key: &str, max_images: u32) -> Option<QueuedJob> {
-        let fair = self.fairest()?;
+        let fair = self.fairest(&|_| true)?;
         let least = self.spent(&self.jobs[fair].client);
         let fits = |job: &QueuedJob| job.batch_key.as_deref() == Some(batch_key) && job.images <= max_images;
         if fits(&self.jobs[fair]) {
@@ -153,10 +191,10 @@ impl FairQueue {
         self.spent(&job.client) - least <= MAX_LEAD * job.cost
     }
 
-    /// The oldest job of the client with the least work.
-    fn fairest(&self) -> Option<usize> {
+    /// The oldest job of the client with the least work, among those that `may_run` accepts.
+    fn fairest(&self, may_run: &dyn Fn(&QueuedJob) -> bool) -> Option<usize> {
         let mut best: Option<(f64, usize)> = None;
-        for (index, job) in self.jobs.iter().enumerate() {
+        for (index, job) in self.jobs.iter().enumerate().filter(|(_, job)| may_run(job)) {
             let spent = self.spent(&job.client);
             if best.is_none_or(|(least, _)| spent < least) {
                 best = Some((spent, index));
@@ -183,6 +221,7 @@ mod tests {
             images: 1,
             cost: 1.0,
             ordered: false,
+            place: u64::MAX,
         }
     }
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use kiln_engine::{FileRef, Progress, Request, StepCounts};
 use kiln_image::RgbImage;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Server;
 
 /// A model that requests can name.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ModelInfo {
     /// Its name.
     pub name: String,
@@ -77,6 +77,12 @@ pub trait Catalogue: Send + Sync {
     /// The names of all VAEs that can replace a model's own.
     fn vaes(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// The fingerprint of a model's weights, which tells models of the same name apart.
+    fn model_hash(&self, name: &str) -> Option<String> {
+        let _ = name;
+        None
     }
 
     /// Looks for new and removed models now, not only after a while.

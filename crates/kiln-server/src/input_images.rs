@@ -12,7 +12,7 @@ use crate::Server;
 use crate::api::Caller;
 use crate::decode_budget::DecodePermit;
 use crate::generator::{InputImage, JobError, name};
-use crate::store::{Claim, INPUT_PREFIX, ImageRow, InputFiles, StoreError};
+use crate::store::{Claim, FileKind, INPUT_PREFIX, ImageRow, InputFiles, StoreError};
 
 /// Prefix of generated images in a request.
 const GENERATED_PREFIX: &str = "picture:";
@@ -43,7 +43,7 @@ impl Server {
             return Err(JobError::request("picture_too_large", message));
         }
         // The last of them may have pushed out the first.
-        if request.images().any(|file| self.store.inputs().path(name(&file.path)).is_none()) {
+        if request.images().any(|file| self.input_file(name(&file.path)).is_none()) {
             let message = "the images of the request are more than what is kept for you";
             return Err(JobError::request("inputs_full", message));
         }
@@ -57,7 +57,7 @@ impl Server {
         let input = name(&init.path);
         self.config.limits.check_upscaled_pixels(scale, self.input_pixels(input, "init")?)?;
         if request.prompts.is_empty() {
-            let bytes = self.store.inputs().path(input).and_then(|path| std::fs::read(path).ok());
+            let bytes = self.input_file(input).and_then(|path| std::fs::read(path).ok());
             let recipe = bytes.and_then(|bytes| kiln_image::read_recipe(&bytes).ok()?);
             let recipe = recipe.and_then(|recipe| serde_json::from_str::<serde_json::Value>(&recipe).ok());
             let prompt = recipe.as_ref().and_then(|recipe| recipe["prompt"].as_str());
@@ -83,11 +83,12 @@ impl Server {
         let input = if source.starts_with(INPUT_PREFIX) {
             let path = self.input_path(source, caller).map_err(storage)?;
             path.ok_or_else(|| missing("input"))?;
-            self.store.inputs().touch(source, &caller.client).map_err(storage)?;
+            self.ledger.touch_input(source, &caller.client).map_err(storage)?;
             source.to_owned()
         } else if let Some(id) = source.strip_prefix(GENERATED_PREFIX) {
             let row = self.image(id, caller).map_err(storage)?.ok_or_else(|| missing("image"))?;
-            let bytes = std::fs::read(self.store.image_path(&row.file)).map_err(|_| missing("image"))?;
+            let path = self.files.path(FileKind::Image, &row.file).map_err(storage)?;
+            let bytes = path.and_then(|path| std::fs::read(path).ok()).ok_or_else(|| missing("image"))?;
             self.store_input(&bytes, role, caller)?
         } else {
             self.store_input(&decode(source, role)?, role, caller)?
@@ -102,7 +103,7 @@ impl Server {
         let size = match self.decoded.get(input) {
             Some(image) => (image.width(), image.height()),
             None => {
-                let bytes = self.store.inputs().path(input).and_then(|path| std::fs::read(path).ok());
+                let bytes = self.input_file(input).and_then(|path| std::fs::read(path).ok());
                 let bytes = bytes.ok_or_else(|| gone(input))?;
                 kiln_image::dimensions(role, &bytes).map_err(unreadable)?
             }
@@ -192,9 +193,9 @@ impl Server {
 
     /// Writes the file of an input, within what the caller may keep.
     fn keep_input(&self, input: &str, bytes: &[u8], caller: &Caller) -> Result<(), JobError> {
-        let (inputs, size) = (self.store.inputs(), bytes.len() as u64);
+        let size = bytes.len() as u64;
         let quota = caller.quotas.inputs.unwrap_or(self.config.limits.inputs);
-        match inputs.claim(input, &caller.client, size, quota).map_err(storage)? {
+        match self.ledger.claim_input(input, &caller.client, size, quota).map_err(storage)? {
             Claim::Granted { evicted } => evicted.iter().for_each(|input| self.decoded.remove(input)),
             Claim::QuotaFull => {
                 let message = format!(
@@ -204,13 +205,19 @@ impl Server {
                 return Err(JobError::request("inputs_full", message));
             }
         }
-        inputs.insert(input, bytes).map_err(storage)
+        self.files.put(FileKind::Input, InputFiles::hash(input), bytes).map_err(storage)
+    }
+
+    /// The file of an input, if there is one.
+    fn input_file(&self, input: &str) -> Option<PathBuf> {
+        let file = self.files.path(FileKind::Input, InputFiles::hash(input));
+        file.inspect_err(|error| tracing::warn!(%error, input, "can't read an input")).ok().flatten()
     }
 
     /// The file of an input that the caller may use.
     pub(crate) fn input_path(&self, input: &str, caller: &Caller) -> Result<Option<PathBuf>, StoreError> {
         let inputs = self.store.inputs();
-        let Some(path) = inputs.path(input) else { return Ok(None) };
+        let Some(path) = self.input_file(input) else { return Ok(None) };
         Ok(Some(path)
             .filter(|_| caller.admin || inputs.is_claimed_by(input, &caller.client).unwrap_or(false)))
     }
@@ -249,7 +256,7 @@ impl Server {
 
     /// Returns an input image, from the cache or decoded from its file.
     pub(crate) fn input_image(&self, input: &str) -> Result<InputImage, JobError> {
-        let path = self.store.inputs().path(input).ok_or_else(|| gone(input))?;
+        let path = self.input_file(input).ok_or_else(|| gone(input))?;
         let image = match self.decoded.get(input) {
             Some(image) => image,
             None => {

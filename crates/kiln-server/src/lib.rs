@@ -35,6 +35,8 @@ mod decoded_cache;
 mod downloads;
 mod ends;
 mod fair_queue;
+#[cfg(feature = "fleet")]
+pub mod fleet;
 mod generator;
 mod input_images;
 mod keys;

@@ -43,9 +43,20 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// [`Config::grace`](crate::Config::grace). Until then connections are still accepted: clients fetch their results, and
 /// probes see that the server is stopping.
 pub async fn serve(server: Server, listener: TcpListener, stop: impl Future<Output = ()>) {
+    let app = router(server.clone());
+    serve_app(server, app, listener, stop).await;
+}
+
+/// [`serve`] with these routes.
+pub(crate) async fn serve_app(
+    server: Server,
+    app: Router,
+    listener: TcpListener,
+    stop: impl Future<Output = ()>,
+) {
     let limits = &server.config.limits;
     let connections = Connections::new(limits.connections, limits.connections_per_address);
-    let acceptor = Acceptor { app: router(server.clone()), server: server.clone(), listener, connections };
+    let acceptor = Acceptor { app, server: server.clone(), listener, connections };
     acceptor.accept_until(stop).await;
     tracing::info!("shutting down");
     server.close();
@@ -58,7 +69,7 @@ pub async fn serve(server: Server, listener: TcpListener, stop: impl Future<Outp
 }
 
 /// Waits for the running jobs, at most for the grace period; then interrupts them.
-async fn finish_jobs(server: &Server) {
+pub(crate) async fn finish_jobs(server: &Server) {
     let generating = async {
         while !server.active().is_empty() {
             sleep(Duration::from_millis(20)).await;

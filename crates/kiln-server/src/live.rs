@@ -1,13 +1,14 @@
 //! A queued or running job, and the snapshots that its watchers see.
 //! A watcher sees the latest snapshot; a slow one misses those in between, and nothing piles up.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kiln_engine::{Phase, Progress, Request};
 use kiln_image::RgbImage;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::generator::JobError;
@@ -42,7 +43,8 @@ pub(crate) struct JobSnapshot {
 }
 
 /// The API a job was submitted through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Api {
     Jobs,
     OpenAi,
@@ -73,6 +75,15 @@ pub(crate) struct LiveJob {
     /// When a preview was last polled, in milliseconds since 1970.
     last_preview_poll: AtomicI64,
     snapshot: watch::Sender<JobSnapshot>,
+    /// Hears what watchers want, if another process generates the job.
+    remote: OnceLock<Box<dyn Fn(Wish) + Send + Sync>>,
+}
+
+/// What watchers want of a job that another process generates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    Previews,
+    StopAtPreview,
 }
 
 impl LiveJob {
@@ -94,6 +105,7 @@ impl LiveJob {
             preview_watchers: AtomicUsize::new(0),
             last_preview_poll: AtomicI64::new(0),
             snapshot: watch::Sender::new(JobSnapshot::default()),
+            remote: OnceLock::new(),
         }
     }
 
@@ -134,6 +146,9 @@ impl LiveJob {
     pub(crate) fn stop_with_preview(&self) -> bool {
         let in_steps = self.snapshot.borrow().progress.phase == Phase::Steps;
         self.stop_with_preview.fetch_or(in_steps, SeqCst);
+        if in_steps {
+            self.wish(Wish::StopAtPreview);
+        }
         in_steps
     }
 
@@ -154,12 +169,25 @@ impl LiveJob {
     /// Requests previews as long as the guard lives.
     pub(crate) fn watch_previews(self: &Arc<Self>) -> PreviewGuard {
         self.preview_watchers.fetch_add(1, SeqCst);
+        self.wish(Wish::Previews);
         PreviewGuard(Arc::clone(self))
     }
 
     /// Requests previews for the next seconds, for clients that poll.
     pub(crate) fn poll_preview(&self) {
         self.last_preview_poll.store(now(), SeqCst);
+        self.wish(Wish::Previews);
+    }
+
+    /// Another process generates the job: `tell` passes wishes on.
+    pub(crate) fn set_remote(&self, tell: impl Fn(Wish) + Send + Sync + 'static) {
+        let _ = self.remote.set(Box::new(tell));
+    }
+
+    fn wish(&self, wish: Wish) {
+        if let Some(tell) = self.remote.get() {
+            tell(wish);
+        }
     }
 
     pub(crate) fn wants_previews(&self) -> bool {

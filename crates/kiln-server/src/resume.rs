@@ -20,6 +20,7 @@ impl Server {
                     error: Some((error.code.into(), error.message)),
                     notes: job.notes,
                     finished: now(),
+                    retry: false,
                 })?;
                 continue;
             }

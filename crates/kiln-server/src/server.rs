@@ -5,7 +5,7 @@ mod random;
 mod submit;
 mod unstarted;
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ use crate::generator::{Catalogue, LoadedModel};
 use crate::keys::{ApiKey, JobRates};
 use crate::live::LiveJob;
 use crate::metrics::{Metrics, ServerStats};
-use crate::store::{Store, StoreError};
+use crate::store::{Files, Ledger, Local, Store, StoreError};
 use crate::trainings::Trainings;
 use crate::webhooks::Webhooks;
 
@@ -40,7 +40,11 @@ pub struct Server(Arc<ServerState>);
 /// The shared state behind a [`Server`].
 pub struct ServerState {
     pub(crate) config: Config,
-    pub(crate) store: Store,
+    /// What is read.
+    pub(crate) store: Arc<Store>,
+    /// Where everything is written.
+    pub(crate) ledger: Box<dyn Ledger>,
+    pub(crate) files: Box<dyn Files>,
     pub(crate) metrics: Metrics,
     pub(crate) catalogue: Box<dyn Catalogue>,
     pub(crate) auth: Auth,
@@ -64,6 +68,8 @@ pub struct ServerState {
     queue: Mutex<Queue>,
     wake: Condvar,
     ready: AtomicBool,
+    /// The number of generating threads that wait for a group and were not promised one.
+    pub(crate) idle_generators: Arc<AtomicUsize>,
 }
 
 /// Tells which models are in memory.
@@ -89,8 +95,25 @@ impl std::ops::Deref for Server {
 impl Server {
     /// Opens the data folder and puts unfinished jobs back into the queue.
     pub fn open(config: Config, catalogue: Box<dyn Catalogue>) -> Result<Server, StoreError> {
-        let store = Store::open(&config.folder)?;
-        let server = Server(Arc::new(ServerState {
+        let store = Arc::new(Store::open(&config.folder)?);
+        let files = Box::new(Local(Arc::clone(&store)));
+        let server = Server::new(config, catalogue, Arc::clone(&store), Box::new(Local(store)), files)?;
+        server.resume_unfinished()?;
+        for job in server.store.uncalled_webhooks()? {
+            server.webhooks.call(&server, &job);
+        }
+        Ok(server)
+    }
+
+    /// A server with no jobs.
+    pub(crate) fn new(
+        config: Config,
+        catalogue: Box<dyn Catalogue>,
+        store: Arc<Store>,
+        ledger: Box<dyn Ledger>,
+        files: Box<dyn Files>,
+    ) -> Result<Server, StoreError> {
+        Ok(Server(Arc::new(ServerState {
             auth: Auth::new(&config.api_keys, store.sessions()?, config.wrong_key_delay),
             job_rates: JobRates::default(),
             decoded: DecodedCache::default(),
@@ -113,16 +136,14 @@ impl Server {
             queue: Mutex::default(),
             wake: Condvar::new(),
             ready: AtomicBool::new(false),
+            idle_generators: Arc::default(),
             metrics: Metrics::default(),
             config,
             store,
+            ledger,
+            files,
             catalogue,
-        }));
-        server.resume_unfinished()?;
-        for job in server.store.uncalled_webhooks()? {
-            server.webhooks.call(&server, &job);
-        }
-        Ok(server)
+        })))
     }
 
     /// The data folder.
@@ -177,7 +198,7 @@ impl Server {
         if checked.is_some_and(|at| at.elapsed() < RECENT) {
             return Ok(());
         }
-        self.store.check()?;
+        self.ledger.check()?;
         *checked = Some(Instant::now());
         Ok(())
     }
@@ -194,6 +215,10 @@ impl Server {
             queue.live.values().filter(|live| !is_active(live)).cloned().collect()
         };
         self.wake.notify_all();
+        if self.ledger.is_gateway() {
+            self.closing.send_replace(true);
+            return;
+        }
         for live in waiting {
             if live.attached {
                 self.end_unstarted(&live, stopping_error());

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use kiln_base::{hex, lock};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -28,7 +29,7 @@ pub(crate) fn constant_time_eq(a: &Hash, b: &Hash) -> bool {
 }
 
 /// A session as it is stored: without its secret, and without the key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Session {
     /// Hash of its secret.
     pub(crate) hash: Hash,
@@ -86,6 +87,20 @@ impl Sessions {
             }
         }
         found.filter(|session| session.expires > now())
+    }
+
+    /// Adds a session that another gateway opened.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn add(&self, session: Session) {
+        let mut sessions = lock(&self.0);
+        sessions.retain(|other| other.hash != session.hash);
+        sessions.push_back(session);
+    }
+
+    /// Ends the session with this hash, in hex.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn remove(&self, hash: &str) {
+        lock(&self.0).retain(|session| hex(session.hash) != hash);
     }
 
     /// Ends a session.

@@ -8,11 +8,14 @@ mod files;
 mod idempotency;
 mod images;
 mod inputs;
+mod ledger;
 mod lock;
 mod marks;
 mod order;
 mod plots;
 mod private;
+#[cfg(feature = "fleet")]
+mod replica;
 mod retention;
 mod schema;
 mod sessions;
@@ -36,6 +39,7 @@ pub(crate) use files::{INPUT_PREFIX, InputFiles, thumbnail_file};
 pub(crate) use idempotency::IdempotencyKey;
 pub use images::{ImageQuery, ImageRow};
 pub(crate) use inputs::Claim;
+pub(crate) use ledger::{FileKind, Files, Ledger, Local};
 pub(crate) use marks::Marks;
 pub(crate) use plots::PlotRow;
 pub use retention::GalleryLimits;
@@ -60,6 +64,9 @@ pub enum StoreError {
     /// Another server uses the folder.
     #[error("another server is using it")]
     InUse,
+    /// The queue of the fleet can't be used.
+    #[error("the queue can't be used: {0}")]
+    Queue(String),
     /// A newer version of Kiln wrote the database.
     #[error("its database has version {found}, this version of Kiln knows up to {known}; use the newer Kiln")]
     Newer {
@@ -154,6 +161,8 @@ pub(crate) struct JobEnd {
     pub(crate) notes: Vec<String>,
     /// In milliseconds since 1970.
     pub(crate) finished: i64,
+    /// Whether the job may succeed on another machine: the server failed, not the request.
+    pub(crate) retry: bool,
 }
 
 /// The database's file.

@@ -195,7 +195,7 @@ fn attempt(server: &Server, call: Pending) -> Option<Pending> {
             None => tracing::error!(job, reason, "webhook failed; giving up"),
         },
     }
-    if let Err(error) = server.store.remove_webhook(&job) {
+    if let Err(error) = server.ledger.remove_webhook(&job) {
         tracing::error!(job, %error, "failed to record that a webhook was called");
     }
     None

@@ -15,29 +15,18 @@ impl Server {
         QueuedJob {
             id: live.id.clone(),
             client: live.client.clone(),
-            group_key: self.group_key(&live.request),
+            group_key: group_key(&live.request),
             batch_key: self.batch_key(live),
             images: image_count(&live.request),
             cost: live.cost,
             ordered: false,
+            place: u64::MAX,
         }
     }
 
-    /// Equal for two jobs that can run one after the other without loading anything.
-    fn group_key(&self, request: &Request) -> String {
-        let loras: Vec<_> = request.loras.iter().map(|lora| (&lora.path, lora.weight)).collect();
-        let size = (request.width, request.height, request.references.len(), request.init.is_some());
-        format!("{:?}", (&request.model, loras, &request.vae, size))
-    }
-
-    /// Equal for two jobs that can be generated in one batch, as far as the request tells; the generator checks again.
-    /// `None` for a job that must run alone.
+    /// [`batch_key`] of a job; `None` for one that must run alone.
     pub(crate) fn batch_key(&self, live: &LiveJob) -> Option<String> {
-        let request = &live.request;
-        let levels = (&request.sigmas, request.schedule, request.rho);
-        let sampling = (request.steps, request.guidance, levels, request.cache);
-        let start = (request.mask.is_some(), request.strength, request.max_tokens, &request.text_layers);
-        (!live.run_alone).then(|| format!("{} {sampling:?} {start:?}", self.group_key(request)))
+        (!live.run_alone).then(|| batch_key(&live.request))
     }
 
     /// Estimated work: pixels times steps, in millions.
@@ -68,6 +57,21 @@ impl Server {
         let seconds = self.metrics.recent_seconds_per_cost().map_or(GUESS, |each| each * cost);
         seconds.ceil().clamp(1.0, 3600.0) as u64
     }
+}
+
+/// Equal for two jobs that can run one after the other without loading anything.
+pub(crate) fn group_key(request: &Request) -> String {
+    let loras: Vec<_> = request.loras.iter().map(|lora| (&lora.path, lora.weight)).collect();
+    let size = (request.width, request.height, request.references.len(), request.init.is_some());
+    format!("{:?}", (&request.model, loras, &request.vae, size))
+}
+
+/// Equal for two jobs that can be generated in one batch, as far as the request tells; the generator checks again.
+pub(crate) fn batch_key(request: &Request) -> String {
+    let levels = (&request.sigmas, request.schedule, request.rho);
+    let sampling = (request.steps, request.guidance, levels, request.cache);
+    let start = (request.mask.is_some(), request.strength, request.max_tokens, &request.text_layers);
+    format!("{} {sampling:?} {start:?}", group_key(request))
 }
 
 /// The number of images a request asks for.

@@ -46,7 +46,7 @@ impl Server {
             let generators: Vec<_> = generators.iter().map(Arc::downgrade).collect();
             move || generators.iter().filter_map(|g| g.upgrade()).flat_map(|g| g.loaded()).collect()
         });
-        let idle_generators = Arc::new(AtomicUsize::new(0));
+        let idle_generators = Arc::clone(&self.idle_generators);
         let (groups, planned_groups) = sync_channel(0);
         let planner = Planner {
             server: self.clone(),
@@ -98,6 +98,7 @@ impl Server {
             return Ok(());
         }
         group.iter().for_each(|job| job.attempt.start(group.len()));
+        self.wake_all();
         // `group` keeps the attempts alive: a panic that drops the tasks doesn't end their jobs.
         let task = |job: &PlannedJob<G::Plan>| {
             let sink: Arc<dyn JobSink> = Arc::clone(&job.attempt) as _;
@@ -182,7 +183,7 @@ impl<G: Generator> Planner<G> {
                 self.server.wait_until_ended(&first);
             }
             // The generating thread is busy now: time to clean up.
-            if let Err(error) = self.server.store.clean_up_occasionally(self.server.config.gallery) {
+            if let Err(error) = self.server.ledger.clean_up_occasionally(self.server.config.gallery) {
                 tracing::warn!(%error, "failed to delete old images");
             }
         }
@@ -194,6 +195,7 @@ impl<G: Generator> Planner<G> {
         // What panics here panics in `generate` as well, and is handled there.
         let capacity = catch_unwind(AssertUnwindSafe(|| self.generators[0].batch_capacity(&group[0].plan)));
         let mut room = capacity.unwrap_or(1).saturating_sub(image_count(&first.request));
+        self.server.ledger.claim_batch(first, room);
         while !group.is_empty() {
             let members: Vec<&LiveJob> = group.iter().map(|job| &*job.attempt.live).collect();
             match self.server.wait_for_group_event(first, room, &self.idle_generators, &members) {
@@ -221,7 +223,7 @@ impl<G: Generator> Planner<G> {
         if attempt.end_if_cancelled() {
             return None;
         }
-        let started = server.store.start(&live.id);
+        let started = server.ledger.start(&live.id);
         let plan = started.map_err(|error| JobError::server("storage", error.to_string())).and_then(|()| {
             let inputs = JobInputs { server, request: &live.request };
             catch_unwind(AssertUnwindSafe(|| self.generators[0].plan(&inputs))).unwrap_or_else(|panic| {

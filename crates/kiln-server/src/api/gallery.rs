@@ -12,7 +12,7 @@ use super::file::file_response;
 use super::{Caller, Path, Query, json, response, run_blocking};
 use crate::Server;
 use crate::generator::JobError;
-use crate::store::{ImageQuery, ImageRow, thumbnail_file};
+use crate::store::{FileKind, ImageQuery, ImageRow, thumbnail_file};
 
 /// The longest side of a thumbnail, in pixels.
 const THUMBNAIL_SIDE: u32 = 320;
@@ -139,7 +139,7 @@ pub(crate) async fn delete(
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     run_blocking(move || {
-        let found = server.image(&id, &caller)?.is_some() && server.store.delete_image(&id)?;
+        let found = server.image(&id, &caller)?.is_some() && server.ledger.delete_image(&id)?;
         found.then_some(()).ok_or_else(|| ApiError::not_found("image", &id))
     })
     .await?;
@@ -159,8 +159,9 @@ pub(crate) async fn file(
     let row = find(&server, id, caller).await?;
     let media_type = row.request.encoding().format.media_type();
     let response = run_blocking(move || {
-        file_response(&server.store.image_path(&row.file), media_type)
-            .map_err(|_| ApiError::not_found("file of image", &row.id))
+        let missing = || ApiError::not_found("file of image", &row.id);
+        let path = server.files.path(FileKind::Image, &row.file)?.ok_or_else(missing)?;
+        file_response(&path, media_type).map_err(|_| missing())
     });
     Ok(immutable(response.await?))
 }
@@ -187,7 +188,9 @@ fn load_thumbnail(server: &Server, row: &ImageRow) -> Result<Vec<u8>, ApiError> 
         return Ok(bytes);
     }
     let unreadable = |_: std::io::Error| ApiError::not_found("file of image", &row.id);
-    let bytes = std::fs::read(server.store.image_path(&row.file)).map_err(unreadable)?;
+    let path = server.files.path(FileKind::Image, &row.file)?;
+    let path = path.ok_or_else(|| ApiError::not_found("file of image", &row.id))?;
+    let bytes = std::fs::read(path).map_err(unreadable)?;
     let bytes = shrink(server, &row.id, &bytes)?;
     // If it can't be written, it is created again next time.
     let _ = server.store.write_image(&name, &bytes);

@@ -373,12 +373,15 @@ pub(crate) async fn cancel(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let visible = server.live(&id).is_some_and(|live| caller.sees(&live.client));
-    let cancelled = visible && server.cancel(&id);
-    let view = JobView::load(&server, id, caller).await?;
-    if cancelled {
-        return Ok(json(StatusCode::OK, &view));
-    }
-    let message = format!("the job has already ended: {}", view.status.name());
-    Err(ApiError::new(StatusCode::CONFLICT, "at_its_end", message))
+    run_blocking(move || {
+        let visible = server.live(&id).is_some_and(|live| caller.sees(&live.client));
+        let cancelled = visible && server.cancel_now(&id);
+        let view = JobView::find(&server, &id, &caller)?;
+        if cancelled {
+            return Ok(json(StatusCode::OK, &view));
+        }
+        let message = format!("the job has already ended: {}", view.status.name());
+        Err(ApiError::new(StatusCode::CONFLICT, "at_its_end", message))
+    })
+    .await
 }

@@ -54,7 +54,7 @@ pub(crate) async fn update(
         for id in &ids {
             server.image(id, &caller)?.ok_or_else(|| ApiError::not_found("image", id))?;
         }
-        if let Some(missing) = server.store.mark(&ids, Marks { favourite, trash })? {
+        if let Some(missing) = server.ledger.mark(&ids, Marks { favourite, trash })? {
             return Err(ApiError::not_found("image", &missing));
         }
         let mut data = Vec::with_capacity(ids.len());

@@ -44,6 +44,8 @@ use body::BodyPermit;
 pub(crate) use caller::Caller;
 use error::ApiError;
 pub(crate) use extract::{Path, Query};
+#[cfg(feature = "fleet")]
+pub(crate) use router::probes;
 pub use router::{openapi, router};
 
 /// The other end of a connection.

@@ -115,7 +115,7 @@ pub(crate) async fn submit(
             axes: to_json(&axes),
             jobs: to_json(&jobs),
         };
-        if let Err(error) = server.store.insert_plot(&row) {
+        if let Err(error) = server.ledger.insert_plot(&row) {
             cancel_all(&server, &jobs);
             return Err(error.into());
         }

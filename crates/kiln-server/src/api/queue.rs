@@ -79,7 +79,7 @@ pub(crate) async fn cancel_all(State(server): State<Server>, caller: Caller) -> 
     let cancelled = run_blocking(move || {
         // Waiting jobs first, so that none of them starts when the running one ends.
         let own = server.unfinished().into_iter().rev().filter(|live| live.client == caller.client);
-        Ok::<_, ApiError>(own.filter(|live| server.cancel(&live.id)).count())
+        Ok::<_, ApiError>(own.filter(|live| server.cancel_now(&live.id)).count())
     });
     Ok(json(StatusCode::OK, &Cancelled { cancelled: cancelled.await? }))
 }

@@ -128,6 +128,17 @@ pub fn openapi() -> OpenApi {
 /// Other sites can't show our images.
 const CORP: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
+/// The router of a worker: probes and metrics.
+#[cfg(feature = "fleet")]
+pub(crate) fn probes(server: Server) -> Router {
+    Router::new()
+        .route("/healthz", get(status::health))
+        .route("/readyz", get(status::ready))
+        .route("/metrics", get(status::metrics))
+        .layer(from_fn_with_state(server.clone(), middleware))
+        .with_state(server)
+}
+
 /// The router of all endpoints and the page.
 pub fn router(server: Server) -> Router {
     let mut packed = kiln_pack::unpack(include_bytes!(concat!(env!("OUT_DIR"), "/openapi.packed")));

@@ -65,7 +65,12 @@ pub(crate) async fn ready(State(server): State<Server>) -> Response {
 ))]
 pub(crate) async fn metrics(State(server): State<Server>, caller: Caller) -> Result<Response, ApiError> {
     caller.require_admin()?;
-    let text = run_blocking(move || Ok::<_, ApiError>(server.metrics.text(&server.stats()))).await?;
+    let text = run_blocking(move || {
+        let mut text = server.metrics.text(&server.stats());
+        server.ledger.metrics(&mut text);
+        Ok::<_, ApiError>(text)
+    })
+    .await?;
     Ok(response(StatusCode::OK, "text/plain; version=0.0.4", text.into()))
 }
 
@@ -163,9 +168,9 @@ pub(crate) async fn session(
     let Some(key) = caller.key.filter(|_| Auth::carries_key(&headers)) else { return Ok(response) };
     let secret = run_blocking(move || {
         let (secret, session, replaced) = server.auth.open_session(&key);
-        let stored = replaced.map_or(Ok(()), |replaced| server.store.delete_session(&replaced));
+        let stored = replaced.map_or(Ok(()), |replaced| server.ledger.delete_session(&replaced));
         // On a full disk the session lasts until the server stops.
-        if let Err(error) = stored.and_then(|()| server.store.insert_session(&session)) {
+        if let Err(error) = stored.and_then(|()| server.ledger.insert_session(&session)) {
             tracing::warn!(%error, "failed to store a session");
         }
         Ok::<_, ApiError>(secret)
@@ -184,7 +189,7 @@ pub(crate) async fn logout(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     run_blocking(move || match server.auth.close_session(&headers, caller.secure) {
-        Some(session) => server.store.delete_session(&session).map_err(ApiError::from),
+        Some(session) => server.ledger.delete_session(&session).map_err(ApiError::from),
         None => Ok(()),
     })
     .await?;

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard};
+#[cfg(feature = "fleet")]
+use std::{sync::PoisonError, time::Duration};
 
 use kiln_base::{lock, wait};
 
@@ -12,15 +14,15 @@ use crate::live::LiveJob;
 use crate::store::{JobState, StoreError};
 
 #[derive(Default)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     /// Jobs that are not planned yet.
-    pub(super) waiting: FairQueue,
+    pub(crate) waiting: FairQueue,
     /// Every job that has not ended, by id.
-    pub(super) live: HashMap<String, Arc<LiveJob>>,
+    pub(crate) live: HashMap<String, Arc<LiveJob>>,
     /// The clients of jobs that are being inserted into the database; they count towards the limits.
     pub(super) inserting: Vec<String>,
     /// Planned and running jobs, oldest first. Until the generator gets them their state is `Queued`.
-    pub(super) active: Vec<Arc<LiveJob>>,
+    pub(crate) active: Vec<Arc<LiveJob>>,
     pub(super) stopping: bool,
 }
 
@@ -71,7 +73,7 @@ impl Server {
         self.queue().push(queued, Arc::new(live));
     }
 
-    pub(super) fn queue(&self) -> MutexGuard<'_, Queue> {
+    pub(crate) fn queue(&self) -> MutexGuard<'_, Queue> {
         lock(&self.queue)
     }
 
@@ -103,6 +105,18 @@ impl Server {
             queue.active.push(Arc::clone(&live));
             Some(Some(live))
         })
+    }
+
+    /// Waits until no job is queued here and `wanted` agrees, at most for `timeout`; it hears whether a generator is free.
+    /// Returns whether it did, and `None` when the server stops.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn wait_for_room(&self, timeout: Duration, mut wanted: impl FnMut(bool) -> bool) -> Option<bool> {
+        let mut has_room = |queue: &mut Queue| {
+            queue.queued_count() == 0 && wanted(self.idle_generators.load(SeqCst) > 0)
+        };
+        let wait = self.wake.wait_timeout_while(self.queue(), timeout, |queue| !queue.stopping && !has_room(queue));
+        let (queue, wait) = wait.unwrap_or_else(PoisonError::into_inner);
+        (!queue.stopping).then_some(!wait.timed_out())
     }
 
     /// Waits for the next event of a planned group: jobs with up to `room` images that can join it, a cancelled member,
@@ -160,6 +174,13 @@ impl Server {
         self.wake.notify_all();
     }
 
+    /// Forgets a job whose record was deleted.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn remove_waiting(&self, id: &str) {
+        self.queue().waiting.remove(id);
+        self.remove_job(id);
+    }
+
     /// A job that has not ended.
     pub(crate) fn live(&self, id: &str) -> Option<Arc<LiveJob>> {
         self.queue().live.get(id).cloned()
@@ -175,7 +196,7 @@ impl Server {
     /// Gives waiting jobs of a client their places in this order.
     pub(crate) fn reorder(&self, client: &str, order: &[String]) -> Result<(), StoreError> {
         let ids = self.queue().waiting.reorder(client, order);
-        self.store.set_order(&ids)
+        self.ledger.set_order(&ids)
     }
 
     /// Planned and running jobs, oldest first.

@@ -67,7 +67,11 @@ impl Server {
         // Fill in the defaults: clients see the effective format.
         request.output_format.get_or_insert_default();
         request.png.get_or_insert_default();
-        let id = hex(random_bytes::<12>());
+        let is_gateway = self.ledger.is_gateway();
+        let id = match &key {
+            Some(key) if is_gateway => key.job_id(),
+            _ => hex(random_bytes::<12>()),
+        };
         let mut live = LiveJob::new(id, client.clone(), request, api, attached);
         live.cost = self.cost(&live.request);
         let live = Arc::new(live);
@@ -87,13 +91,32 @@ impl Server {
             notes: Vec::new(),
         };
         self.reserve_slot(&caller)?;
+        if is_gateway && self.queue().live.contains_key(&live.id) {
+            self.release_slot(&client);
+            return Err(SubmitError::Repeated(Some(live.id.clone())));
+        }
+        if is_gateway {
+            // Before it is submitted: a worker may be done with it before this goes on.
+            self.queue().live.insert(live.id.clone(), Arc::clone(&live));
+        }
         // Not under the lock: the generating thread takes it too and must not wait for the disk.
-        let inserted = self.store.insert(&row, key.as_ref(), webhook.as_deref());
+        let inserted = self.ledger.submit(&row, &live, key.as_ref(), webhook.as_deref());
+        if is_gateway {
+            self.release_slot(&client);
+            let failed = match inserted {
+                Ok(None) => {
+                    tracing::info!(job = live.id, client = live.client, "job queued");
+                    return Ok(live);
+                }
+                Ok(Some(earlier)) => SubmitError::Repeated(earlier),
+                Err(error) => SubmitError::Store(error),
+            };
+            self.remove_unsubmitted(&live);
+            return Err(failed);
+        }
         {
+            self.release_slot(&client);
             let mut queue = self.queue();
-            if let Some(index) = queue.inserting.iter().position(|inserting| *inserting == client) {
-                queue.inserting.swap_remove(index);
-            }
             if let Some(earlier) = inserted.map_err(SubmitError::Store)? {
                 return Err(SubmitError::Repeated(earlier));
             }
@@ -108,6 +131,22 @@ impl Server {
         }
         self.end_unstarted(&live, stopping_error());
         Err(SubmitError::Stopping)
+    }
+
+    /// Gives back a reserved place.
+    fn release_slot(&self, client: &str) {
+        let mut queue = self.queue();
+        if let Some(index) = queue.inserting.iter().position(|inserting| inserting == client) {
+            queue.inserting.swap_remove(index);
+        }
+    }
+
+    /// Forgets a job that was not submitted after all.
+    fn remove_unsubmitted(&self, live: &Arc<LiveJob>) {
+        let mut queue = self.queue();
+        if queue.live.get(&live.id).is_some_and(|known| Arc::ptr_eq(known, live)) {
+            queue.live.remove(&live.id);
+        }
     }
 
     /// Reserves a place in the queue for a job of this client.

@@ -36,7 +36,10 @@ impl Server {
         let mut queue = self.queue();
         let Some(live) = queue.live.get(id).cloned() else { return false };
         live.cancel();
-        if queue.waiting.remove(id) {
+        if self.ledger.is_gateway() {
+            drop(queue);
+            self.ledger.cancel(id, false);
+        } else if queue.waiting.remove(id) {
             drop(queue);
             self.end_unstarted(&live, JobError::cancelled());
         } else {
@@ -44,6 +47,16 @@ impl Server {
             self.wake.notify_all();
         }
         true
+    }
+
+    /// [`Server::cancel`] that waits until it is recorded, if that is elsewhere.
+    pub(crate) fn cancel_now(&self, id: &str) -> bool {
+        if !self.ledger.is_gateway() {
+            return self.cancel(id);
+        }
+        let Some(live) = self.live(id) else { return false };
+        live.cancel();
+        self.ledger.cancel_now(id).inspect_err(|error| tracing::error!(job = id, %error, "not cancelled")).is_ok()
     }
 
     /// Ends a job that was never started.
@@ -57,6 +70,7 @@ impl Server {
             error: Some((error.code.into(), error.message.clone())),
             notes: Vec::new(),
             finished: now(),
+            retry: false,
         };
         // Before it leaves the queue: then it is always found, here or there.
         self.record_end_soon(end, Duration::ZERO);

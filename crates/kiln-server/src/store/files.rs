@@ -45,7 +45,7 @@ impl InputFiles<'_> {
         is_hash.then(|| self.file_path(hash)).filter(|path| path.is_file())
     }
 
-    pub(super) fn file_path(&self, hash: &str) -> PathBuf {
+    pub(crate) fn file_path(&self, hash: &str) -> PathBuf {
         self.0.folder.join("inputs").join(hash)
     }
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use kiln_base::hex;
 use rusqlite::{Connection, OptionalExtension, params};
+use sha2::{Digest, Sha256};
 
 use super::{Store, StoreError, now};
 
@@ -18,6 +20,12 @@ pub(crate) struct IdempotencyKey {
 }
 
 impl IdempotencyKey {
+    /// The id of its job in a fleet: the same wherever it is submitted again.
+    pub(crate) fn job_id(&self) -> String {
+        let hash = Sha256::new().chain_update(&self.client).chain_update([0]).chain_update(&self.key);
+        hex(&hash.finalize()[..12])
+    }
+
     /// The job that was submitted with this key, and its request's hash.
     pub(super) fn find(&self, db: &Connection) -> rusqlite::Result<Option<(String, String)>> {
         let oldest = now() - LIFETIME.as_millis() as i64;

@@ -113,13 +113,14 @@ fn image_row(row: &Row<'_>) -> rusqlite::Result<ImageRow> {
 }
 
 impl Store {
-    /// Stores an image, in place of one with the same id.
-    pub(crate) fn insert_image(&self, image: &ImageRow) -> Result<(), StoreError> {
+    /// Stores an image, in place of one with the same id; at the end of the gallery, or at this place.
+    pub(crate) fn insert_image(&self, image: &ImageRow, place: Option<i64>) -> Result<(), StoreError> {
         self.writer()?.execute(
             "INSERT OR REPLACE INTO pictures
-             (id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             (seq, id, job, number, created, width, height, seed, file, bytes, prompt, model, request, recipe)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
+                place,
                 image.id,
                 image.job,
                 image.number,

@@ -20,6 +20,11 @@ pub(crate) enum Claim {
 }
 
 impl InputFiles<'_> {
+    /// The hash in an input's name.
+    pub(crate) fn hash(name: &str) -> &str {
+        hash(name)
+    }
+
     /// Claims an input of this size for a client, before its file is written. Where the client would have more than
     /// `quota` bytes, its inputs that were used longest ago go, except those of unfinished jobs.
     pub(crate) fn claim(

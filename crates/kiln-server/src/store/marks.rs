@@ -14,7 +14,10 @@ CREATE TABLE IF NOT EXISTS marks (
 ";
 
 /// How long images stay in the trash, in milliseconds: a week.
-const TRASH_LIFETIME: i64 = 7 * 24 * 3600 * 1000;
+pub(super) const TRASH_LIFETIME: i64 = 7 * 24 * 3600 * 1000;
+
+/// Images that were moved to the trash before `?`.
+pub(super) const OLD_TRASH: &str = "id IN (SELECT picture FROM marks WHERE trashed < ?)";
 
 /// Changes of an image's marks; absent fields stay as they are.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,10 +55,9 @@ impl Store {
     /// Deletes images that lay in the trash long enough from the database; returns their files.
     pub(super) fn empty_trash(&self, now: i64) -> Result<Vec<String>, StoreError> {
         let before = now - TRASH_LIFETIME;
-        let old = "id IN (SELECT picture FROM marks WHERE trashed < ?)";
         let mut db = self.writer()?;
         let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let files = delete_images(&transaction, old, before)?;
+        let files = delete_images(&transaction, OLD_TRASH, before)?;
         transaction.execute("DELETE FROM marks WHERE picture NOT IN (SELECT id FROM pictures)", [])?;
         transaction.commit()?;
         Ok(files)
@@ -72,7 +74,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         let rows = ["a", "b", "c", "d"].map(ImageRow::test);
-        rows.iter().for_each(|row| store.insert_image(row).unwrap());
+        rows.iter().for_each(|row| store.insert_image(row, None).unwrap());
         let ids = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let listed = |trash| {
             let query = ImageQuery { trash, limit: 9, ..ImageQuery::default() };

@@ -1,6 +1,7 @@
 //! Plots: grids of jobs that differ in one or two settings.
 
 use rusqlite::{OptionalExtension, Row, params};
+use serde::{Deserialize, Serialize};
 
 use super::{Store, StoreError};
 
@@ -19,7 +20,7 @@ CREATE TABLE IF NOT EXISTS plots (
 const KEEP_PLOTS: u32 = 200;
 
 /// A plot in the database.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PlotRow {
     pub(crate) id: String,
     pub(crate) client: String,
@@ -47,7 +48,7 @@ impl Store {
     pub(crate) fn insert_plot(&self, plot: &PlotRow) -> Result<(), StoreError> {
         let db = self.writer()?;
         db.execute(
-            "INSERT INTO plots (id, client, created, axes, jobs) VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO plots (id, client, created, axes, jobs) VALUES (?, ?, ?, ?, ?)",
             params![plot.id, plot.client, plot.created, plot.axes, plot.jobs],
         )?;
         // Clients share the places, as those of images.

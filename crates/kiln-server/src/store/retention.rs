@@ -35,6 +35,32 @@ const BEYOND_BYTES: &str = "id IN (SELECT id FROM
        FROM pictures LEFT JOIN jobs ON jobs.id = job LEFT JOIN marks ON picture = pictures.id))
      WHERE total > ?)";
 
+/// Jobs without images beyond the first `?`.
+const OLD_JOBS: &str = "state IN ('done', 'failed', 'cancelled')
+     AND seq IN (SELECT seq FROM
+      (SELECT seq, row_number() OVER (ORDER BY own, seq DESC) AS place FROM
+       (SELECT seq, row_number() OVER (PARTITION BY client ORDER BY seq DESC) AS own FROM jobs))
+      WHERE place > ?)
+     AND NOT EXISTS (SELECT 1 FROM pictures WHERE pictures.job = jobs.id)";
+
+/// The ids of images and of jobs beyond the limits.
+#[cfg(feature = "fleet")]
+pub(super) fn beyond(
+    db: &rusqlite::Connection,
+    limits: GalleryLimits,
+) -> Result<(Vec<String>, Vec<String>), StoreError> {
+    let ids = |table: &str, condition: &str, value: i64| -> Result<Vec<String>, StoreError> {
+        let mut query = db.prepare(&format!("SELECT id FROM {table} WHERE {condition}"))?;
+        Ok(query.query_map([value], |row| row.get(0))?.collect::<Result<_, _>>()?)
+    };
+    let mut images = ids("pictures", BEYOND_NUMBER, limits.images.into())?;
+    if let Some(bytes) = limits.bytes {
+        images.extend(ids("pictures", BEYOND_BYTES, i64::try_from(bytes).unwrap_or(i64::MAX))?);
+    }
+    images.extend(ids("pictures", super::marks::OLD_TRASH, super::now() - super::marks::TRASH_LIFETIME)?);
+    Ok((images, ids("jobs", OLD_JOBS, KEEP_JOBS.into())?))
+}
+
 impl Store {
     /// Deletes images beyond the limits, and old jobs without images, from the database; returns the files of the images.
     pub(super) fn delete_beyond(&self, limits: GalleryLimits) -> Result<Vec<String>, StoreError> {
@@ -45,15 +71,7 @@ impl Store {
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
             files.extend(delete_images(&transaction, BEYOND_BYTES, bytes)?);
         }
-        transaction.execute(
-            "DELETE FROM jobs WHERE state IN ('done', 'failed', 'cancelled')
-             AND seq IN (SELECT seq FROM
-              (SELECT seq, row_number() OVER (ORDER BY own, seq DESC) AS place FROM
-               (SELECT seq, row_number() OVER (PARTITION BY client ORDER BY seq DESC) AS own FROM jobs))
-              WHERE place > ?)
-             AND NOT EXISTS (SELECT 1 FROM pictures WHERE pictures.job = jobs.id)",
-            [KEEP_JOBS],
-        )?;
+        transaction.execute(&format!("DELETE FROM jobs WHERE {OLD_JOBS}"), [KEEP_JOBS])?;
         transaction.commit()?;
         Ok(files)
     }
@@ -91,7 +109,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         for id in ["a", "b", "c", "d", "e"] {
-            store.insert_image(&ImageRow { bytes: 100, ..ImageRow::test(id) }).unwrap();
+            store.insert_image(&ImageRow { bytes: 100, ..ImageRow::test(id) }, None).unwrap();
         }
         let listed = |trash| {
             let query = ImageQuery { trash, limit: 9, ..ImageQuery::default() };

@@ -208,6 +208,8 @@ pub struct TestServer {
     pub received: Arc<Mutex<Vec<ReceivedJob>>>,
     router: Router,
     folder: Arc<TempDir>,
+    #[cfg(feature = "fleet")]
+    workers: Mutex<Vec<crate::nats::TestWorker>>,
 }
 
 pub struct TestResponse {
@@ -274,18 +276,33 @@ impl TestServer {
     pub fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Config), generating: bool) -> TestServer {
         let mut config = config(folder.path());
         change(&mut config);
-        let server = open_released(&config);
-        let received = Arc::new(Mutex::new(Vec::new()));
+        let server = match crate::fleet_url() {
+            #[cfg(feature = "fleet")]
+            Some(url) => kiln_server::fleet::open_gateway(config, crate::nats::fleet(&url, folder.path())).unwrap(),
+            _ => open_released(&config),
+        };
+        let server = TestServer {
+            router: router(server.clone()),
+            inner: server,
+            received: Arc::default(),
+            folder,
+            #[cfg(feature = "fleet")]
+            workers: Mutex::default(),
+        };
         if generating {
-            let generator = TestGenerator { received: Arc::clone(&received), batch_capacity: 1 };
-            server.generate_with(generator).unwrap();
+            server.generate(1);
         }
-        TestServer { router: router(server.clone()), inner: server, received, folder }
+        server
     }
 
     /// Starts to generate the queued jobs, in batches of up to `batch_capacity` images.
     pub fn generate(&self, batch_capacity: u32) {
         let generator = TestGenerator { received: Arc::clone(&self.received), batch_capacity };
+        #[cfg(feature = "fleet")]
+        if let Some(url) = crate::fleet_url() {
+            let worker = crate::nats::TestWorker::start(&url, self.folder.path(), generator);
+            return self.workers.lock().unwrap().push(worker);
+        }
         self.inner.generate_with(generator).unwrap();
     }
 

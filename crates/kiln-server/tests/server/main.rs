@@ -9,6 +9,8 @@ mod downloads;
 mod fake_trainer;
 mod faults;
 mod fields;
+#[cfg(feature = "fleet")]
+mod fleet;
 mod gallery;
 mod harness;
 mod inputs;
@@ -16,6 +18,8 @@ mod jobs;
 mod keys;
 mod kills;
 mod marks;
+#[cfg(feature = "fleet")]
+mod nats;
 mod openai;
 mod page;
 mod pipeline;
@@ -32,3 +36,8 @@ mod submitting;
 mod tls;
 mod trainings;
 mod upscale;
+
+/// The address of the NATS server whose fleet takes the place of the server under test.
+fn fleet_url() -> Option<String> {
+    std::env::var("KILN_TEST_FLEET").ok().filter(|_| cfg!(feature = "fleet"))
+}

@@ -1,0 +1,199 @@
+//! A fleet's queue for its operator: who is there, what waits, what was given up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{DeliverPolicy, pull};
+use futures_util::StreamExt;
+
+use super::announce::NodeRecord;
+use super::gateway::cancel;
+use super::link::{FleetError, Link, Result, is_present};
+use super::records::JobRecord;
+use super::replica::Replica;
+use super::FleetConfig;
+use crate::store::JobState;
+
+/// A job as its operator sees it.
+#[derive(Clone, Debug)]
+pub struct FleetJob {
+    /// Its id.
+    pub id: String,
+    /// Who submitted it.
+    pub client: String,
+    /// `queued`, `running`, `done`, `failed` or `cancelled`.
+    pub state: &'static str,
+    /// Its model.
+    pub model: String,
+    /// The worker that runs it.
+    pub worker: Option<String>,
+    /// When it was submitted, in milliseconds since 1970.
+    pub created: i64,
+    /// How often it was started.
+    pub attempts: u32,
+    /// Code and message of its error.
+    pub error: Option<(String, String)>,
+    /// The whole record as JSON.
+    pub json: String,
+}
+
+impl From<&JobRecord> for FleetJob {
+    fn from(job: &JobRecord) -> FleetJob {
+        FleetJob {
+            id: job.id.clone(),
+            client: job.client.clone(),
+            state: job.state.name(),
+            model: job.model.clone(),
+            worker: job.worker.clone(),
+            created: job.created,
+            attempts: job.attempts,
+            error: job.error.clone(),
+            json: serde_json::to_string_pretty(job).unwrap_or_default(),
+        }
+    }
+}
+
+/// A connection for `kiln queue` and `kiln workers`.
+pub struct QueueAdmin {
+    link: Arc<Link>,
+    replica: Arc<Replica>,
+}
+
+impl QueueAdmin {
+    /// Connects to the queue and reads its records.
+    pub fn open(config: FleetConfig) -> Result<QueueAdmin> {
+        let link = Link::open(config)?;
+        let replica = Replica::new(&link);
+        link.handle().spawn(Arc::clone(&replica).follow(Arc::downgrade(&link), |_| {}, || {}));
+        replica.catch_up(&link)?;
+        Ok(QueueAdmin { link, replica })
+    }
+
+    /// The gateways and workers that announce themselves. Waits a moment, to leave out those that are gone.
+    pub fn nodes(&self) -> Vec<NodeRecord> {
+        let (before, started) = (self.replica.nodes(), std::time::Instant::now());
+        let patience = (self.link.config.ack_wait / 4).clamp(Duration::from_millis(200), Duration::from_secs(6));
+        while !before.is_empty() && started.elapsed() < patience {
+            std::thread::sleep(Duration::from_millis(50));
+            let now = self.replica.nodes();
+            // Everyone has said something new, or is new.
+            if now.iter().all(|node| before.iter().all(|old| old.id != node.id || !Arc::ptr_eq(old, node))) {
+                break;
+            }
+        }
+        let now = self.replica.nodes();
+        let is_fresh = |node: &&Arc<NodeRecord>| !before.iter().any(|old| Arc::ptr_eq(old, node));
+        now.iter().filter(is_fresh).map(|node| NodeRecord::clone(node)).collect()
+    }
+
+    /// The unfinished jobs, oldest first.
+    pub fn jobs(&self) -> Vec<FleetJob> {
+        let state = self.replica.state();
+        let mut jobs: Vec<_> = state.jobs.values().map(|job| Arc::clone(&job.record)).collect();
+        drop(state);
+        jobs.sort_by_key(|job| (job.state != JobState::Running, job.place()));
+        jobs.iter().map(|job| FleetJob::from(&**job)).collect()
+    }
+
+    /// A job, finished or not.
+    pub fn job(&self, id: &str) -> Result<Option<FleetJob>> {
+        let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
+        let entry = self.link.wait(async move { link.entry(&key).await })??;
+        Ok(entry.filter(is_present).and_then(|entry| {
+            let job = serde_json::from_slice::<JobRecord>(&entry.value).ok()?;
+            Some(FleetJob::from(&job))
+        }))
+    }
+
+    /// The dead letters, oldest first.
+    pub fn dead(&self) -> Result<Vec<FleetJob>> {
+        let letters = self.letters()?;
+        Ok(letters.iter().map(|(_, job)| FleetJob::from(job)).collect())
+    }
+
+    fn letters(&self) -> Result<Vec<(u64, JobRecord)>> {
+        let link = Arc::clone(&self.link);
+        self.link.wait(async move {
+            let failed = |error: &dyn std::fmt::Display| FleetError(format!("reading dead letters: {error}"));
+            let config = pull::Config {
+                deliver_policy: DeliverPolicy::All,
+                ack_policy: async_nats::jetstream::consumer::AckPolicy::None,
+                inactive_threshold: Duration::from_secs(30),
+                ..pull::Config::default()
+            };
+            let consumer = link.dead.create_consumer(config).await.map_err(|error| failed(&error))?;
+            let mut letters = Vec::new();
+            loop {
+                let fetch = consumer.fetch().max_messages(500).messages();
+                let mut batch = fetch.await.map_err(|error| failed(&error))?;
+                let before = letters.len();
+                while let Some(message) = batch.next().await {
+                    let message = message.map_err(|error| failed(&error))?;
+                    let sequence = message.info().map_or(0, |info| info.stream_sequence);
+                    letters.push((sequence, serde_json::from_slice::<JobRecord>(&message.payload).ok()));
+                }
+                if letters.len() == before {
+                    break;
+                }
+            }
+            Ok(letters.into_iter().filter_map(|(sequence, job)| Some((sequence, job?))).collect())
+        })?
+    }
+
+    /// Gives a job that failed another try, with a new ticket, and deletes its dead letter. Returns whether there was one to
+    /// try again.
+    pub fn retry(&self, id: &str) -> Result<bool> {
+        let (link, key) = (Arc::clone(&self.link), JobRecord::record_key(id));
+        let retried = self.link.wait(async move {
+            let Some(entry) = link.entry(&key).await?.filter(is_present) else { return Ok(false) };
+            let Ok(mut job) = serde_json::from_slice::<JobRecord>(&entry.value) else { return Ok(false) };
+            if job.state != JobState::Failed {
+                return Ok(false);
+            }
+            job.return_to_queue();
+            (job.kills, job.failures, job.cancel, job.stop_at_preview) = (0, 0, false, false);
+            (job.error, job.finished) = (None, None);
+            job.failed_on.clear();
+            job.history.push("tried again by the operator".into());
+            // The ticket first: there are never fewer tickets than unfinished jobs.
+            let ticket = serde_json::to_vec(&job).unwrap_or_default();
+            let message = format!("{}-retry-{}", job.id, entry.revision);
+            link.publish(link.ticket_subject(&job.model), &message, ticket.into()).await?;
+            link.update(&key, &job, entry.revision).await.map(|_| true)
+        })??;
+        if retried {
+            self.purge_dead(Some(id))?;
+        }
+        Ok(retried)
+    }
+
+    /// Deletes the dead letters of a job, or all of them; returns their number.
+    pub fn purge_dead(&self, id: Option<&str>) -> Result<usize> {
+        let letters = self.letters()?;
+        let chosen = letters.iter().filter(|(_, job)| id.is_none_or(|id| job.id == id));
+        let sequences: Vec<u64> = chosen.map(|(sequence, _)| *sequence).collect();
+        let (link, count) = (Arc::clone(&self.link), sequences.len());
+        self.link.wait(async move {
+            for sequence in sequences {
+                let deleted = link.dead.delete_message(sequence).await;
+                deleted.map_err(|error| FleetError(format!("deleting a dead letter: {error}")))?;
+            }
+            Ok::<_, FleetError>(count)
+        })?
+    }
+
+    /// Cancels a job, or all unfinished ones; returns their number. Running ones stop within a step.
+    pub fn purge(&self, id: Option<&str>) -> Result<usize> {
+        let ids: Vec<String> = {
+            let state = self.replica.state();
+            state.jobs.keys().filter(|known| id.is_none_or(|id| *known == id)).cloned().collect()
+        };
+        let (link, count) = (Arc::clone(&self.link), ids.len());
+        self.link.wait(async move {
+            for id in ids {
+                cancel(&link, &id, false).await;
+            }
+        })?;
+        Ok(count)
+    }
+}

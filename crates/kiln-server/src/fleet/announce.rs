@@ -1,0 +1,122 @@
+//! What a process of the fleet tells about itself, every few seconds, in `node.ID`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::link::Link;
+use crate::Server;
+use crate::generator::ModelInfo;
+use crate::server::WeakServer;
+use crate::store::now;
+
+/// A model of a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeModel {
+    /// Its name, sizes, steps and guidance.
+    #[serde(flatten)]
+    pub info: ModelInfo,
+    /// The fingerprint of its weights.
+    pub hash: Option<String>,
+}
+
+/// A gateway or worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Whether it generates.
+    pub worker: bool,
+    /// The version of Kiln.
+    pub version: String,
+    /// The models it can generate with.
+    pub models: Vec<NodeModel>,
+    /// The models that are in memory, each with its device.
+    pub loaded: Vec<(String, String)>,
+    /// Its LoRAs, with their trigger words.
+    pub loras: Vec<(String, Vec<String>)>,
+    /// Its VAEs.
+    pub vaes: Vec<String>,
+    /// Free memory of the machine, in bytes.
+    pub free_memory: Option<u64>,
+    /// Seconds that recent jobs took for a megapixel and step.
+    pub speed: Option<f64>,
+    /// The jobs that it runs or has planned.
+    pub jobs: Vec<String>,
+    /// Share of the last seconds during which it generated, from 0 to 1.
+    pub busy: f32,
+    /// Whether it is stopping.
+    pub draining: bool,
+    /// When it started, in milliseconds since 1970.
+    pub started: i64,
+}
+
+impl NodeRecord {
+    fn new(link: &Link, server: &Server, worker: bool, started: i64, busy: f32) -> NodeRecord {
+        let models = if worker { server.catalogue.models() } else { Vec::new() };
+        let model = |info: ModelInfo| NodeModel { hash: server.catalogue.model_hash(&info.name), info };
+        let loaded = server.stats().models.into_iter().map(|model| (model.name, model.device)).collect();
+        let loras = if worker { server.catalogue.lora_details() } else { Vec::new() };
+        NodeRecord {
+            id: link.id.clone(),
+            name: link.config.name.clone(),
+            worker,
+            version: env!("CARGO_PKG_VERSION").into(),
+            models: models.into_iter().map(model).collect(),
+            loaded,
+            loras: loras.into_iter().map(|lora| (lora.name, lora.triggers)).collect(),
+            vaes: if worker { server.catalogue.vaes() } else { Vec::new() },
+            free_memory: free_memory(),
+            speed: server.metrics.recent_seconds_per_cost(),
+            jobs: if worker { server.active().iter().map(|live| live.id.clone()).collect() } else { Vec::new() },
+            busy,
+            draining: *server.closing.borrow(),
+            started,
+        }
+    }
+}
+
+/// Memory that programs can still use; only on Linux.
+fn free_memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kb| kb * 1024)
+}
+
+/// How often a node announces itself: a few times before it counts as gone.
+pub(super) fn interval(link: &Link) -> Duration {
+    (link.config.ack_wait / 8).clamp(Duration::from_millis(50), Duration::from_secs(5))
+}
+
+/// Announces this process until the server is gone; blocks.
+pub(super) fn keep_announcing(link: &Arc<Link>, server: &WeakServer, worker: bool) {
+    let (started, interval) = (now(), interval(link));
+    let (mut busy, mut known) = (0.0_f32, Vec::new());
+    loop {
+        let Some(server) = server.upgrade() else { break };
+        let generates = worker && server.stats().running > 0;
+        busy = 0.8 * busy + 0.2 * f32::from(u8::from(generates));
+        let record = NodeRecord::new(link, &server, worker, started, busy);
+        if !worker && let Err(error) = server.ledger.clean_up_occasionally(server.config.gallery) {
+            tracing::warn!(%error, "failed to delete old images");
+        }
+        drop(server);
+        let (writer, key) = (Arc::clone(link), format!("node.{}", link.id));
+        let models = if known == record.models { Vec::new() } else { record.models.clone() };
+        let written = link.wait(async move {
+            for model in models {
+                // Known even while no worker is there: a job for it waits until one starts.
+                writer.put(&format!("model.{}", super::link::token(&model.info.name)), &model).await?;
+            }
+            writer.put(&key, &record).await.map(|_| record.models)
+        });
+        match written.and_then(|written| written) {
+            Ok(models) => known = models,
+            Err(error) => tracing::warn!(%error, "can't announce this process to the fleet"),
+        }
+        std::thread::sleep(interval);
+    }
+}

@@ -1,0 +1,368 @@
+//! A gateway: a server that writes to the queue what it accepts, and reads from a replica of the queue's records.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kiln_base::{hex, lock};
+use serde::Serialize;
+
+use super::FleetConfig;
+use super::announce::keep_announcing;
+use super::catalogue::FleetCatalogue;
+use super::link::{FleetError, Link, Written, is_present};
+use super::mirror;
+use super::objects::Objects;
+use super::records::{InputRecord, JobRecord, MarkRecord};
+use super::replica::Replica;
+use crate::live::LiveJob;
+use crate::sessions::Session;
+use crate::store::{
+    Claim, FileKind, Files, GalleryLimits, IdempotencyKey, ImageRow, InputFiles, JobEnd, JobRow, JobState, Ledger,
+    Marks, PlotRow, Store, StoreError, now,
+};
+use crate::{Config, Server};
+
+type Result<T> = std::result::Result<T, StoreError>;
+
+/// How often what is beyond the gallery's limits is deleted.
+const CLEAN_UP: Duration = Duration::from_secs(60);
+
+/// Opens a gateway. `config` has a folder for the replica, which is made anew.
+pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<Server, FleetError> {
+    let link = Link::open(fleet)?;
+    clear(&config.folder);
+    let store = Store::open(&config.folder).map_err(|error| FleetError(error.to_string()))?;
+    let store = Arc::new(store);
+    let replica = Replica::new(&link);
+    let catalogue = Arc::new(FleetCatalogue::new(&replica));
+    let ledger = GatewayLedger {
+        link: Arc::clone(&link),
+        replica: Arc::clone(&replica),
+        store: Arc::clone(&store),
+        files: Objects::new(&link, &store),
+        catalogue: Arc::clone(&catalogue),
+        cleaned: Mutex::new(Instant::now()),
+    };
+    let files = Box::new(Objects::new(&link, &store));
+    let server = Server::new(config, Box::new(Arc::clone(&catalogue)), store, Box::new(ledger), files)
+        .map_err(|error| FleetError(error.to_string()))?;
+    mirror::start(&server, &link, &replica, &catalogue);
+    replica.catch_up(&link)?;
+    for job in server.store.uncalled_webhooks().unwrap_or_default() {
+        server.webhooks.call(&server, &job);
+    }
+    let weak = server.downgrade();
+    std::thread::Builder::new()
+        .name("announcing".into())
+        .spawn(move || keep_announcing(&link, &weak, false))
+        .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
+    server.set_ready();
+    Ok(server)
+}
+
+/// Deletes the replica of an earlier process.
+fn clear(folder: &Path) {
+    for file in ["queue.sqlite", "queue.sqlite-wal", "queue.sqlite-shm"] {
+        let _ = std::fs::remove_file(folder.join(file));
+    }
+}
+
+/// Writes to the queue.
+struct GatewayLedger {
+    link: Arc<Link>,
+    replica: Arc<Replica>,
+    store: Arc<Store>,
+    files: Objects,
+    catalogue: Arc<FleetCatalogue>,
+    cleaned: Mutex<Instant>,
+}
+
+impl GatewayLedger {
+    /// Writes a record and waits until this process has it.
+    fn put(&self, key: String, value: impl Serialize + Send + Sync + 'static) -> Result<()> {
+        let link = Arc::clone(&self.link);
+        let revision = self.link.wait(async move { link.put(&key, &value).await })??;
+        Ok(self.replica.wait_for(revision)?)
+    }
+
+    fn delete(&self, key: String) -> Result<()> {
+        let link = Arc::clone(&self.link);
+        self.link.wait(async move { link.delete(&key).await })??;
+        Ok(self.replica.catch_up(&self.link)?)
+    }
+
+    /// Changes the record of a job until it works. `change` returns false to leave it.
+    fn change(&self, id: &str, change: impl Fn(&mut JobRecord) -> bool + Send + 'static) -> Result<()> {
+        let (link, id) = (Arc::clone(&self.link), id.to_owned());
+        let revision = self.link.wait(async move { change_job(&link, &id, change).await })??;
+        Ok(self.replica.wait_for(revision.unwrap_or(0))?)
+    }
+}
+
+/// Changes the record of a job until it works; returns its revision if it was changed.
+pub(super) async fn change_job(
+    link: &Link,
+    id: &str,
+    change: impl Fn(&mut JobRecord) -> bool,
+) -> std::result::Result<Option<u64>, FleetError> {
+    let key = JobRecord::record_key(id);
+    loop {
+        let Some(entry) = link.entry(&key).await?.filter(is_present) else { return Ok(None) };
+        let record = serde_json::from_slice::<JobRecord>(&entry.value);
+        let mut record = record.map_err(|error| FleetError(format!("the record of job {id}: {error}")))?;
+        if !change(&mut record) {
+            return Ok(None);
+        }
+        if let Written::Revision(revision) = link.update(&key, &record, entry.revision).await? {
+            return Ok(Some(revision));
+        }
+    }
+}
+
+impl Ledger for GatewayLedger {
+    fn is_gateway(&self) -> bool {
+        true
+    }
+
+    fn submit(
+        &self,
+        job: &JobRow,
+        live: &LiveJob,
+        key: Option<&IdempotencyKey>,
+        webhook: Option<&str>,
+    ) -> Result<Option<Option<String>>> {
+        let mut record = JobRecord::new(job, live, key, webhook, &self.link.id);
+        (record.model, record.hash) = self.catalogue.model_of(&job.request);
+        mirror::connect(live, &self.link);
+        let link = Arc::clone(&self.link);
+        let keyed = key.is_some();
+        let submitted = self.link.wait(async move {
+            let name = JobRecord::record_key(&record.id);
+            if keyed && let Some(earlier) = link.entry(&name).await?.filter(is_present) {
+                return Ok(Err(earlier));
+            }
+            let ticket: Bytes = serde_json::to_vec(&record).unwrap_or_default().into();
+            // From here on the job is accepted, whatever happens to this process.
+            record.sequence = link.publish(link.ticket_subject(&record.model), &record.id, ticket).await?;
+            match link.create(&name, &record).await? {
+                Written::Revision(revision) => Ok(Ok(revision)),
+                // A worker was faster, or another gateway got the same key.
+                Written::Conflict => match link.entry(&name).await? {
+                    Some(entry) if keyed => Ok(Err(entry)),
+                    Some(entry) => Ok(Ok(entry.revision)),
+                    None => Err(FleetError("a new record is gone".into())),
+                },
+            }
+        })??;
+        match submitted {
+            Ok(revision) => {
+                self.replica.wait_for(revision)?;
+                Ok(None)
+            }
+            Err(earlier) => {
+                self.replica.wait_for(earlier.revision)?;
+                let fingerprint = key.map(|key| key.fingerprint.as_str());
+                let record = serde_json::from_slice::<JobRecord>(&earlier.value).ok();
+                let same = record.filter(|record| record.key.as_ref().map(|(_, hash)| hash.as_str()) == fingerprint);
+                // A race within one submission: the record is our own.
+                Ok(Some(same.map(|record| record.id)))
+            }
+        }
+    }
+
+    fn start(&self, _: &str) -> Result<()> {
+        Err(StoreError::Queue("a gateway generates nothing".into()))
+    }
+
+    fn undo_start(&self, _: &str) -> Result<()> {
+        Err(StoreError::Queue("a gateway generates nothing".into()))
+    }
+
+    fn finish(&self, end: &JobEnd) -> Result<bool> {
+        let end = end.clone();
+        let id = end.id.clone();
+        self.change(&id, move |job| {
+            let open = !job.state.is_final();
+            if open {
+                (job.state, job.error, job.finished) = (end.state, end.error.clone(), Some(end.finished));
+            }
+            open
+        })?;
+        Ok(true)
+    }
+
+    fn set_order(&self, ids: &[String]) -> Result<()> {
+        let mut places: Vec<u64> = {
+            let state = self.replica.state();
+            ids.iter().filter_map(|id| state.jobs.get(id)).map(|job| job.record.place()).collect()
+        };
+        places.sort_unstable();
+        for (id, place) in ids.iter().zip(places) {
+            self.change(id, move |job| {
+                job.rank = Some(place);
+                job.state == JobState::Queued
+            })?;
+        }
+        Ok(())
+    }
+
+    fn save_image(&self, _: &ImageRow) -> Result<()> {
+        Err(StoreError::Queue("a gateway generates nothing".into()))
+    }
+
+    fn delete_images_of(&self, _: &str) -> Result<()> {
+        Ok(())
+    }
+
+    fn delete_image(&self, id: &str) -> Result<bool> {
+        let Some(image) = self.store.image(id)? else { return Ok(false) };
+        if !self.store.is_file_shared(&image.file)? {
+            self.files.remove(FileKind::Image, &image.file);
+        }
+        self.delete(format!("image.{id}"))?;
+        Ok(true)
+    }
+
+    fn mark(&self, ids: &[String], marks: Marks) -> Result<Option<String>> {
+        let mut changes = Vec::new();
+        for id in ids {
+            let Some(image) = self.store.image(id)? else { return Ok(Some(id.clone())) };
+            let favourite = marks.favourite.unwrap_or(image.favourite);
+            let trashed = marks.trash.map_or(image.trashed, |trash| trash.then(now));
+            changes.push((format!("mark.{id}"), MarkRecord { favourite, trashed }));
+        }
+        for (key, record) in changes {
+            self.put(key, record)?;
+        }
+        Ok(None)
+    }
+
+    fn insert_plot(&self, plot: &PlotRow) -> Result<()> {
+        self.put(format!("plot.{}", plot.id), plot.clone())
+    }
+
+    fn insert_session(&self, session: &Session) -> Result<()> {
+        self.put(format!("session.{}", hex(session.hash)), session.clone())
+    }
+
+    fn delete_session(&self, session: &Session) -> Result<()> {
+        self.delete(format!("session.{}", hex(session.hash)))
+    }
+
+    fn remove_webhook(&self, job: &str) -> Result<()> {
+        self.change(job, |job| job.webhook.take().is_some())
+    }
+
+    fn claim_input(&self, name: &str, client: &str, bytes: u64, quota: u64) -> Result<Claim> {
+        // The replica decides; what it grants and evicts is written for all.
+        let claim = self.store.inputs().claim(name, client, bytes, quota)?;
+        if let Claim::Granted { evicted } = &claim {
+            for name in evicted {
+                self.delete(InputRecord::record_key(InputFiles::hash(name), client))?;
+                self.files.remove(FileKind::Input, InputFiles::hash(name));
+            }
+            self.touch_sized(name, client, bytes)?;
+        }
+        Ok(claim)
+    }
+
+    fn touch_input(&self, name: &str, client: &str) -> Result<()> {
+        let hash = InputFiles::hash(name);
+        let size = self.files.path(FileKind::Input, hash)?.and_then(|path| path.metadata().ok());
+        self.touch_sized(name, client, size.map_or(0, |metadata| metadata.len()))
+    }
+
+    fn clean_up_occasionally(&self, limits: GalleryLimits) -> Result<()> {
+        {
+            let mut cleaned = lock(&self.cleaned);
+            if cleaned.elapsed() < CLEAN_UP {
+                return Ok(());
+            }
+            *cleaned = Instant::now();
+        }
+        let (images, jobs) = self.store.beyond(limits)?;
+        for id in images {
+            self.delete_image(&id)?;
+        }
+        for id in jobs {
+            self.delete(JobRecord::record_key(&id))?;
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.store.check()?;
+        match self.link.is_connected() {
+            true => Ok(()),
+            false => Err(StoreError::Queue("the connection is lost".into())),
+        }
+    }
+
+    fn cancel(&self, id: &str, at_preview: bool) {
+        let (link, id) = (Arc::clone(&self.link), id.to_owned());
+        self.link.handle().spawn(async move { cancel(&link, &id, at_preview).await });
+    }
+
+    fn cancel_now(&self, id: &str) -> Result<()> {
+        let (link, id) = (Arc::clone(&self.link), id.to_owned());
+        self.link.wait(async move { cancel(&link, &id, false).await })?;
+        Ok(self.replica.catch_up(&self.link)?)
+    }
+
+    fn metrics(&self, out: &mut String) {
+        use std::fmt::Write;
+
+        let (in_flight, oldest) = {
+            let state = self.replica.state();
+            let running = state.jobs.values().filter(|job| job.record.state == JobState::Running).count();
+            let queued = state.jobs.values().filter(|job| job.record.state == JobState::Queued);
+            (running, queued.map(|job| job.record.created).min())
+        };
+        let nodes = self.replica.nodes();
+        let workers = nodes.iter().filter(|node| node.worker);
+        let (count, busy) = workers.fold((0, 0.0), |(count, busy), node| (count + 1, busy + f64::from(node.busy)));
+        let link = Arc::clone(&self.link);
+        let dead = self.link.wait(async move { link.dead.get_info().await.map(|info| info.state.messages) });
+        let age = oldest.map_or(0.0, |created| (now() - created).max(0) as f64 / 1000.0);
+        let mut gauge = |name: &str, help: &str, value: f64| {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
+        };
+        gauge("kiln_queue_age_seconds", "Age of the oldest queued job.", age);
+        gauge("kiln_jobs_in_flight", "Claimed jobs.", in_flight as f64);
+        gauge("kiln_workers", "Workers that are there.", f64::from(count));
+        gauge("kiln_utilisation", "Share of the workers that generate.", busy / f64::from(count.max(1)));
+        if let Ok(Ok(dead)) = dead {
+            gauge("kiln_dead_letters", "Jobs that were given up.", dead as f64);
+        }
+    }
+}
+
+impl GatewayLedger {
+    fn touch_sized(&self, name: &str, client: &str, bytes: u64) -> Result<()> {
+        let hash = InputFiles::hash(name);
+        let record = InputRecord { hash: hash.to_owned(), client: client.to_owned(), bytes, used: now() };
+        self.put(InputRecord::record_key(hash, client), record)
+    }
+}
+
+/// Cancels a job: at once if it is queued; else its worker hears of it.
+pub(super) async fn cancel(link: &Link, id: &str, at_preview: bool) {
+    let cancelled = change_job(link, id, |job| {
+        match job.state {
+            JobState::Queued => {
+                job.state = JobState::Cancelled;
+                job.error = Some(("cancelled".into(), "cancelled".into()));
+                job.finished = Some(now());
+            }
+            JobState::Running if at_preview => job.stop_at_preview = true,
+            JobState::Running => job.cancel = true,
+            _ => return false,
+        }
+        true
+    });
+    if let Err(error) = cancelled.await {
+        tracing::error!(job = id, %error, "could not cancel a job");
+    }
+}

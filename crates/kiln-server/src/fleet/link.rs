@@ -1,0 +1,395 @@
+//! The connection to NATS: the streams, buckets and subjects of a fleet, and calls to them from threads that may wait.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
+use async_nats::jetstream::kv::{CreateErrorKind, Entry, Operation, UpdateErrorKind};
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::object_store::{self, ObjectStore};
+use async_nats::jetstream::stream::{self, RetentionPolicy};
+use async_nats::jetstream::{self, kv};
+use async_nats::{Client, ConnectOptions, Event};
+use bytes::Bytes;
+use kiln_base::hex;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use tokio::runtime::Runtime;
+
+use super::FleetConfig;
+use crate::server::random_bytes;
+use crate::store::StoreError;
+
+/// Why a fleet can't be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct FleetError(pub(crate) String);
+
+impl From<FleetError> for StoreError {
+    fn from(error: FleetError) -> StoreError {
+        StoreError::Queue(error.0)
+    }
+}
+
+pub(super) type Result<T> = std::result::Result<T, FleetError>;
+
+pub(super) fn failed(what: &str) -> impl Fn(&dyn std::fmt::Display) -> FleetError + '_ {
+    move |error| FleetError(format!("{what}: {error}"))
+}
+
+/// How long a write is tried again while the servers can't be reached.
+const PATIENCE: Duration = Duration::from_secs(25);
+/// How long one try may take.
+const TIMEOUT: Duration = Duration::from_secs(4);
+/// Repeated submissions within this time are one job, whatever became of the answers.
+const DUPLICATE_WINDOW: Duration = Duration::from_secs(600);
+/// Dead letters are kept this long.
+const DEAD_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// What came of a write that needs a certain revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// It is stored as this revision.
+    Revision(u64),
+    /// The record has changed, or exists already.
+    Conflict,
+}
+
+/// A connection to the queue.
+pub(super) struct Link {
+    runtime: Option<Runtime>,
+    pub(super) config: FleetConfig,
+    /// The id of this process.
+    pub(super) id: String,
+    pub(super) client: Client,
+    pub(super) jetstream: jetstream::Context,
+    pub(super) state: kv::Store,
+    pub(super) files: ObjectStore,
+    pub(super) jobs: stream::Stream,
+    pub(super) dead: stream::Stream,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Also from a task of this very runtime, which must not wait for itself.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Link {
+    /// Connects, and creates what is missing on the servers.
+    pub(super) fn open(config: FleetConfig) -> Result<Arc<Link>> {
+        let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
+        if config.prefix.is_empty() || !config.prefix.chars().all(valid) {
+            return Err(FleetError(format!(
+                "the prefix `{}` must consist of lower-case letters, digits, - and _",
+                config.prefix
+            )));
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("nats")
+            .enable_all()
+            .build()
+            .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
+        // Not `block_on`: the caller may be a thread of another runtime.
+        let (sender, opened) = std::sync::mpsc::sync_channel(1);
+        let connecting = config.clone();
+        runtime.spawn(async move {
+            let _ = sender.send(connect(&connecting).await);
+        });
+        let opened = opened.recv().map_err(|_| FleetError("the connection was closed".into()))?;
+        let (client, jetstream, state, files, jobs, dead) = opened?;
+        let id = hex(random_bytes::<8>());
+        Ok(Arc::new(Link { runtime: Some(runtime), config, id, client, jetstream, state, files, jobs, dead }))
+    }
+
+    pub(super) fn handle(&self) -> tokio::runtime::Handle {
+        // Taken only when the last reference is dropped.
+        self.runtime.as_ref().map_or_else(tokio::runtime::Handle::current, |runtime| runtime.handle().clone())
+    }
+
+    /// Waits for a future on the threads of the connection; callable from any thread that may wait.
+    pub(super) fn wait<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> Result<T> {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        self.handle().spawn(async move {
+            let _ = sender.send(future.await);
+        });
+        receiver.recv().map_err(|_| FleetError("the connection was closed".into()))
+    }
+
+    /// A subject of what may be lost.
+    pub(super) fn subject(&self, kind: &str, id: &str) -> String {
+        format!("{}.{kind}.{id}", self.config.prefix)
+    }
+
+    /// The subject of a model's tickets.
+    pub(super) fn ticket_subject(&self, model: &str) -> String {
+        self.subject("jobs", &token(model))
+    }
+
+    /// The consumer of a model's tickets.
+    pub(super) async fn consumer(&self, model: &str) -> Result<PullConsumer> {
+        let name = token(model);
+        let config = pull::Config {
+            durable_name: Some(name.clone()),
+            filter_subject: self.ticket_subject(model),
+            ack_policy: AckPolicy::Explicit,
+            ack_wait: self.config.ack_wait,
+            max_deliver: -1,
+            max_ack_pending: 10_000,
+            ..pull::Config::default()
+        };
+        self.jobs.create_consumer(config).await.map_err(|error| failed("creating a consumer")(&error))
+    }
+
+    /// Publishes a message to a stream until it is acknowledged; one with an id that was published before counts as the
+    /// first. Returns its sequence.
+    pub(super) async fn publish(&self, subject: String, id: &str, payload: Bytes) -> Result<u64> {
+        retry("publishing a message", || async {
+            let message = PublishMessage::build().message_id(id).payload(payload.clone());
+            let ack = self.jetstream.send_publish(subject.clone(), message).await.map_err(Failure::retry)?;
+            ack.await.map(|ack| ack.sequence).map_err(Failure::retry)
+        })
+        .await
+    }
+
+    /// Reads a record; `None` if there never was one.
+    pub(super) async fn entry(&self, key: &str) -> Result<Option<Entry>> {
+        retry("reading a record", || async { self.state.entry(key).await.map_err(Failure::retry) }).await
+    }
+
+    /// Creates a record.
+    pub(super) async fn create(&self, key: &str, value: &impl Serialize) -> Result<Written> {
+        let value = json(value);
+        retry("creating a record", || async {
+            match self.state.create(key, value.clone()).await {
+                Ok(revision) => Ok(Written::Revision(revision)),
+                Err(error) if error.kind() == CreateErrorKind::AlreadyExists => Ok(Written::Conflict),
+                Err(error) => Err(Failure::retry(error)),
+            }
+        })
+        .await
+    }
+
+    /// Changes a record that has this revision. A write whose answer was lost may be reported as a conflict.
+    pub(super) async fn update(&self, key: &str, value: &impl Serialize, revision: u64) -> Result<Written> {
+        let value = json(value);
+        retry("changing a record", || async {
+            match self.state.update(key, value.clone(), revision).await {
+                Ok(revision) => Ok(Written::Revision(revision)),
+                Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => Ok(Written::Conflict),
+                Err(error) => Err(Failure::retry(error)),
+            }
+        })
+        .await
+    }
+
+    /// Writes a record, whatever it was.
+    pub(super) async fn put(&self, key: &str, value: &impl Serialize) -> Result<u64> {
+        let value = json(value);
+        retry("writing a record", || async {
+            self.state.put(key, value.clone()).await.map_err(Failure::retry)
+        })
+        .await
+    }
+
+    /// Deletes a record; a marker stays.
+    pub(super) async fn delete(&self, key: &str) -> Result<()> {
+        retry("deleting a record", || async { self.state.delete(key).await.map_err(Failure::retry) }).await
+    }
+
+    /// The last revision of the bucket.
+    pub(super) async fn last_revision(&self) -> Result<u64> {
+        retry("asking for the last record", || async {
+            let info = self.state.stream.get_info().await.map_err(Failure::retry)?;
+            Ok(info.state.last_sequence)
+        })
+        .await
+    }
+
+    /// Whether the connection is open.
+    pub(super) fn is_connected(&self) -> bool {
+        self.client.connection_state() == async_nats::connection::State::Connected
+    }
+}
+
+/// Whether an entry is the record itself, not a marker of its deletion.
+pub(super) fn is_present(entry: &Entry) -> bool {
+    entry.operation == Operation::Put
+}
+
+fn json(value: &impl Serialize) -> Bytes {
+    // Records hold only strings, numbers and lists.
+    serde_json::to_vec(value).unwrap_or_default().into()
+}
+
+/// A failure that may pass.
+struct Failure(String);
+
+impl Failure {
+    fn retry(error: impl std::fmt::Display) -> Failure {
+        Failure(error.to_string())
+    }
+}
+
+/// Tries until it works, at most for [`PATIENCE`].
+async fn retry<T, F>(what: &str, mut attempt: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = std::result::Result<T, Failure>>,
+{
+    let started = Instant::now();
+    let mut pause = Duration::from_millis(20);
+    loop {
+        let error = match tokio::time::timeout(TIMEOUT, attempt()).await {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(Failure(error))) => error,
+            Err(_) => "timed out".into(),
+        };
+        if started.elapsed() + pause > PATIENCE {
+            return Err(FleetError(format!("{what}: {error}")));
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+/// A name as a token of a subject: as it is, or with a hash where it has other characters.
+pub(super) fn token(name: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    if !name.is_empty() && name.len() <= 64 && name.chars().all(plain) {
+        return name.to_owned();
+    }
+    let kept: String = name.chars().take(32).map(|c| if plain(c) { c } else { '_' }).collect();
+    format!("{kept}-{}", &hex(Sha256::digest(name))[..12])
+}
+
+type Opened = (Client, jetstream::Context, kv::Store, ObjectStore, stream::Stream, stream::Stream);
+
+async fn connect(config: &FleetConfig) -> Result<Opened> {
+    let mut options = ConnectOptions::new()
+        .name(format!("kiln {}", config.name))
+        .connection_timeout(TIMEOUT)
+        .request_timeout(Some(TIMEOUT))
+        .ping_interval(Duration::from_secs(5))
+        .max_reconnects(None)
+        .reconnect_delay_callback(|attempts| Duration::from_millis((20 * attempts as u64).min(500)))
+        .event_callback(|event| async move {
+            match event {
+                Event::Connected => tracing::info!("connected to the queue"),
+                Event::Disconnected => tracing::warn!("lost the connection to the queue"),
+                other => tracing::warn!("queue: {other}"),
+            }
+        });
+    if let Some(file) = &config.credentials {
+        options = options
+            .credentials_file(file)
+            .await
+            .map_err(|error| failed("can't read the credentials")(&error))?;
+    }
+    if let Some(file) = &config.nkey {
+        let seed = tokio::fs::read_to_string(file).await;
+        let seed = seed.map_err(|error| failed("can't read the NKey")(&error))?;
+        options = options.nkey(seed.trim().to_owned());
+    }
+    if let Some(file) = &config.authority {
+        options = options.add_root_certificates(file.clone()).require_tls(true);
+    }
+    if let Some((certificate, key)) = &config.certificate {
+        options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
+    }
+    let servers = config.servers.join(",");
+    let client = tokio::time::timeout(2 * TIMEOUT, options.connect(config.servers.as_slice()))
+        .await
+        .map_err(|_| FleetError(format!("can't reach the queue at {}: timed out", shown(&servers))))?
+        .map_err(|error| FleetError(format!("can't reach the queue at {}: {error}", shown(&servers))))?;
+    let jetstream = jetstream::new(client.clone());
+    let name = config.prefix.to_uppercase();
+    let missing = failed("the server at the queue's address refuses JetStream (start nats-server with -js)");
+    let jobs = jetstream
+        .get_or_create_stream(stream::Config {
+            name: format!("{name}_JOBS"),
+            description: Some("Tickets of Kiln's jobs".into()),
+            subjects: vec![format!("{}.jobs.>", config.prefix)],
+            retention: RetentionPolicy::WorkQueue,
+            duplicate_window: DUPLICATE_WINDOW,
+            max_message_size: MAX_RECORD,
+            num_replicas: config.replicas,
+            ..stream::Config::default()
+        })
+        .await
+        .map_err(|error| missing(&error))?;
+    let dead = jetstream
+        .get_or_create_stream(stream::Config {
+            name: format!("{name}_DEAD"),
+            description: Some("Jobs that killed two workers or failed three times".into()),
+            subjects: vec![format!("{}.dead.>", config.prefix)],
+            max_age: DEAD_AGE,
+            max_message_size: MAX_RECORD,
+            num_replicas: config.replicas,
+            ..stream::Config::default()
+        })
+        .await
+        .map_err(|error| missing(&error))?;
+    let bucket = format!("{name}_STATE");
+    let state = match jetstream.get_key_value(&bucket).await {
+        Ok(state) => state,
+        Err(_) => jetstream
+            .create_key_value(kv::Config {
+                bucket,
+                description: "Kiln's jobs, images and workers".into(),
+                history: 1,
+                max_value_size: MAX_RECORD,
+                num_replicas: config.replicas,
+                ..kv::Config::default()
+            })
+            .await
+            .map_err(|error| missing(&error))?,
+    };
+    let bucket = format!("{name}_FILES");
+    let files = match jetstream.get_object_store(&bucket).await {
+        Ok(files) => files,
+        Err(_) => jetstream
+            .create_object_store(object_store::Config {
+                bucket,
+                description: Some("Kiln's inputs and images".into()),
+                num_replicas: config.replicas,
+                ..object_store::Config::default()
+            })
+            .await
+            .map_err(|error| missing(&error))?,
+    };
+    Ok((client, jetstream, state, files, jobs, dead))
+}
+
+/// Most bytes of a record: a request of ten prompts, and a long recipe.
+const MAX_RECORD: i32 = 768 << 10;
+
+/// Addresses without passwords.
+fn shown(servers: &str) -> String {
+    let one = |server: &str| match (server.split_once("://"), server.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        _ => server.to_owned(),
+    };
+    servers.split(',').map(one).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_tokens_that_differ() {
+        assert_eq!(token("klein-4b"), "klein-4b");
+        let odd = ["a.b", "a b", "a>b", "", "a*b"].map(token);
+        assert!(odd.iter().all(|token| !token.is_empty() && !token.contains(['.', ' ', '>', '*'])));
+        assert_eq!(odd.iter().collect::<std::collections::HashSet<_>>().len(), odd.len());
+    }
+
+    #[test]
+    fn passwords_are_not_shown() {
+        assert_eq!(shown("nats://a:b@host:1,tls://other"), "nats://host:1, tls://other");
+    }
+}

@@ -1,0 +1,321 @@
+//! What a gateway shows: records become rows of its database and jobs of its queue, messages of workers their progress.
+
+use std::sync::Arc;
+
+use async_nats::jetstream::kv::Entry;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use kiln_engine::{Phase, Progress};
+use serde::de::DeserializeOwned;
+
+use super::announce::NodeModel;
+use super::catalogue::FleetCatalogue;
+use super::gateway::cancel;
+use super::link::{Link, is_present};
+use super::records::{ImageRecord, InputRecord, JobRecord, MarkRecord};
+use super::replica::{Replica, queued_job};
+use super::worker::ProgressMessage;
+use crate::Server;
+use crate::generator::{ErrorKind, JobError};
+use crate::live::{LiveJob, Preview, SavedImage, Wish};
+use crate::sessions::Session;
+use crate::store::{FileKind, JobState, PlotRow, StoreError};
+
+/// Follows the records and the workers' messages.
+pub(super) fn start(server: &Server, link: &Arc<Link>, replica: &Arc<Replica>, catalogue: &Arc<FleetCatalogue>) {
+    let mirror = Mirror { server: server.downgrade(), link: Arc::downgrade(link), catalogue: Arc::clone(catalogue) };
+    let before = move |entry: &Entry| {
+        if let Err(error) = mirror.apply(entry) {
+            tracing::error!(key = entry.key, %error, "a record is not shown");
+        }
+    };
+    let waking = server.downgrade();
+    let after = move || {
+        if let Some(server) = waking.upgrade() {
+            server.wake_all();
+        }
+    };
+    link.handle().spawn(Arc::clone(replica).follow(Arc::downgrade(link), before, after));
+    for kind in ["progress", "preview"] {
+        let (client, subject, server) = (link.client.clone(), link.subject(kind, "*"), server.downgrade());
+        link.handle().spawn(async move {
+            let Ok(mut messages) = client.subscribe(subject).await else { return };
+            while let Some(message) = messages.next().await {
+                let Some(server) = server.upgrade() else { return };
+                let id = message.subject.rsplit('.').next().unwrap_or_default();
+                let Some(live) = server.live(id) else { continue };
+                match kind {
+                    "progress" => show_progress(&live, &message.payload),
+                    _ => show_preview(&server, &live, &message),
+                }
+            }
+        });
+    }
+}
+
+/// Passes the wishes of a job's watchers on to its worker.
+pub(super) fn connect(live: &LiveJob, link: &Arc<Link>) {
+    let (id, link) = (live.id.clone(), Arc::downgrade(link));
+    live.set_remote(move |wish| {
+        let Some(link) = link.upgrade() else { return };
+        let id = id.clone();
+        link.handle().clone().spawn(async move {
+            match wish {
+                Wish::Previews => drop(link.client.publish(link.subject("watch", &id), Bytes::new()).await),
+                Wish::StopAtPreview => cancel(&link, &id, true).await,
+            }
+        });
+    });
+}
+
+fn show_progress(live: &LiveJob, payload: &[u8]) {
+    let Ok(message) = serde_json::from_slice::<ProgressMessage>(payload) else { return };
+    let phase = Phase::ALL.into_iter().find(|phase| phase.name() == message.phase).unwrap_or_default();
+    let ProgressMessage { image, images, step, steps, reused, tile, tiles, fraction, .. } = message;
+    let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 0.0 };
+    let progress = Progress { phase, image, images, step, steps, reused, tile, tiles, fraction };
+    if live.state().is_final() {
+        return;
+    }
+    live.change(|s| {
+        (s.progress, s.time_left, s.notes) = (progress, message.time_left, message.notes);
+    });
+}
+
+fn show_preview(server: &Server, live: &LiveJob, message: &async_nats::Message) {
+    /// A preview has an eighth of the image's sides.
+    const MAX: usize = 4 << 20;
+    if server.config.check.is_some() || message.payload.len() > MAX || live.state().is_final() {
+        return;
+    }
+    let number = message.headers.as_ref().and_then(|headers| headers.get("number"));
+    let number = number.and_then(|number| number.as_str().parse().ok()).unwrap_or(1);
+    let small = kiln_image::decoding_bytes("preview", &message.payload).is_ok_and(|bytes| bytes < 64 << 20);
+    if let Ok(image) = kiln_image::from_bytes("preview", &message.payload)
+        && small
+    {
+        live.change(|s| s.preview = Some(Arc::new(Preview { number, image })));
+    }
+}
+
+struct Mirror {
+    server: crate::server::WeakServer,
+    link: std::sync::Weak<Link>,
+    catalogue: Arc<FleetCatalogue>,
+}
+
+/// Reads a record; one that can't be read is reported and skipped.
+fn read<T: DeserializeOwned>(entry: &Entry) -> Option<T> {
+    let read = serde_json::from_slice(&entry.value);
+    read.inspect_err(|error| tracing::warn!(key = entry.key, %error, "ignoring a record that can't be read")).ok()
+}
+
+impl Mirror {
+    fn apply(&self, entry: &Entry) -> Result<(), StoreError> {
+        let Some(server) = self.server.upgrade() else { return Ok(()) };
+        let store = &server.store;
+        let (kind, name) = entry.key.split_once('.').unwrap_or((&entry.key, ""));
+        let present = is_present(entry);
+        match kind {
+            "job" if !present => {
+                store.drop_job(name)?;
+                server.remove_waiting(name);
+            }
+            "job" => {
+                let Some(job) = read::<JobRecord>(entry).filter(|job| job.id == name) else { return Ok(()) };
+                let key = job.key.as_ref().map(|(key, hash)| (key.as_str(), hash.as_str()));
+                let place = i64::try_from(job.sequence).unwrap_or(i64::MAX);
+                store.put_job(&job.row(), place, key, job.webhook.as_deref())?;
+                self.show_job(&server, job);
+            }
+            "image" if !present => store.drop_image(name)?,
+            "image" => {
+                let Some(image) = read::<ImageRecord>(entry).filter(|image| image.id == name) else { return Ok(()) };
+                return self.show_image(&server, image, entry.revision);
+            }
+            "mark" => {
+                let Some(marks) = read::<MarkRecord>(entry) else { return Ok(()) };
+                store.put_marks(name, marks.favourite, marks.trashed)?;
+            }
+            "plot" if present => {
+                let Some(plot) = read::<PlotRow>(entry) else { return Ok(()) };
+                store.insert_plot(&plot)?;
+            }
+            "input" if !present => {
+                let (hash, client) = name.split_once('.').unwrap_or((name, ""));
+                store.drop_input(hash, client)?;
+            }
+            "input" => {
+                let Some(input) = read::<InputRecord>(entry) else { return Ok(()) };
+                store.put_input(&input.hash, &input.client, input.bytes, input.used)?;
+            }
+            "session" => match read::<Session>(entry) {
+                Some(session) if present => server.auth.sessions.add(session),
+                _ => server.auth.sessions.remove(name),
+            },
+            "model" if present => {
+                if let Some(model) = read::<NodeModel>(entry) {
+                    self.catalogue.remember(model);
+                }
+            }
+            "model" => self.catalogue.forget(name),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn show_image(&self, server: &Server, image: ImageRecord, revision: u64) -> Result<(), StoreError> {
+        let Some(job) = server.store.job(&image.job)? else {
+            tracing::warn!(image = image.id, "ignoring an image of no job");
+            return Ok(());
+        };
+        let is_own = image.id == format!("{}-{}", image.job, image.number)
+            && u64::from(image.number) < job.request.image_count() as u64;
+        if !is_own {
+            tracing::error!(image = image.id, worker = image.worker, "ignoring an image that its job did not ask for");
+            return Ok(());
+        }
+        let row = image.row(&job.request);
+        server.store.insert_image(&row, Some(i64::try_from(revision).unwrap_or(i64::MAX)))?;
+        if let Some(live) = server.live(&row.job) {
+            live.change(|s| {
+                s.images.retain(|other| other.row.id != row.id);
+                s.images.push(Arc::new(SavedImage { row, bytes: Bytes::new() }));
+                s.images.sort_by_key(|image| image.row.number);
+            });
+        }
+        Ok(())
+    }
+
+    /// Brings the queue in line with a job's record.
+    fn show_job(&self, server: &Server, job: JobRecord) {
+        let known = server.live(&job.id);
+        if job.state.is_final() {
+            if let Some(live) = known {
+                end(server, live, job, self.link.clone());
+            }
+            return;
+        }
+        let live = known.unwrap_or_else(|| {
+            let (id, client) = (job.id.clone(), job.client.clone());
+            let mut live = LiveJob::new(id, client, job.request.clone(), job.api, job.attached);
+            (live.cost, live.created) = (job.cost, job.created);
+            if let Some(link) = self.link.upgrade() {
+                connect(&live, &link);
+            }
+            Arc::new(live)
+        });
+        let mut queue = server.queue();
+        queue.live.insert(job.id.clone(), Arc::clone(&live));
+        match job.state {
+            JobState::Queued => {
+                queue.active.retain(|active| active.id != job.id);
+                queue.waiting.remove(&job.id);
+                queue.waiting.insert(queued_job(&job));
+            }
+            _ => {
+                queue.waiting.take_id(&job.id, false);
+                if !queue.active.iter().any(|active| active.id == job.id) {
+                    queue.active.push(Arc::clone(&live));
+                }
+            }
+        }
+        drop(queue);
+        let is_new = live.state() != job.state;
+        if is_new {
+            live.change(|s| {
+                s.state = job.state;
+                s.progress = Progress::default();
+            });
+        }
+        // Wishes of before it ran may have been lost.
+        if is_new && job.state == JobState::Running && live.wants_previews() {
+            live.poll_preview();
+        }
+    }
+}
+
+/// Ends a job for those who wait for it here.
+fn end(server: &Server, live: Arc<LiveJob>, job: JobRecord, link: std::sync::Weak<Link>) {
+    let Some(link) = link.upgrade() else { return };
+    server.queue().waiting.remove(&job.id);
+    let is_local = job.gateway == link.id;
+    let finish = {
+        let (server, live) = (server.clone(), Arc::clone(&live));
+        move |images: Option<Vec<Arc<SavedImage>>>| {
+            let took = job.started.zip(job.finished).map_or(0, |(started, finished)| (finished - started).max(0));
+            let took = std::time::Duration::from_millis(took as u64);
+            let code = job.error.as_ref().map(|(code, _)| code.as_str()).filter(|_| job.state == JobState::Failed);
+            server.metrics.job(job.state, code, took, job.cost);
+            let error = job.error.filter(|_| job.state != JobState::Done).map(|(code, message)| {
+                let kind = if job.state == JobState::Cancelled { ErrorKind::Cancelled } else { kind_of(&code) };
+                JobError { kind, code: known_code(code), message, param: None }
+            });
+            server.remove_job(&live.id);
+            live.change(|s| {
+                (s.state, s.error, s.notes) = (job.state, error, job.notes);
+                if let Some(images) = images {
+                    s.images = images;
+                }
+                if !live.stops_with_preview() {
+                    s.preview = None;
+                }
+            });
+            if is_local && job.webhook.is_some() {
+                server.webhooks.call(&server, &live.id);
+            }
+        }
+    };
+    let images = live.snapshot().images;
+    if !(live.attached && is_local) || images.is_empty() {
+        return finish(None);
+    }
+    // The client waits for the bytes: fetched here, not while records are followed.
+    let server = server.clone();
+    link.handle().spawn_blocking(move || {
+        let load = |image: &Arc<SavedImage>| {
+            let path = server.files.path(FileKind::Image, &image.row.file).ok().flatten()?;
+            let bytes = Bytes::from(std::fs::read(path).ok()?);
+            Some(Arc::new(SavedImage { row: image.row.clone(), bytes }))
+        };
+        let loaded: Option<Vec<_>> = images.iter().map(load).collect();
+        if loaded.is_none() {
+            tracing::error!(job = live.id, "an image of a job is gone, or not what its worker said");
+        }
+        finish(loaded);
+    });
+}
+
+/// What caused an error of a worker: its code tells.
+fn kind_of(code: &str) -> ErrorKind {
+    const OF_REQUEST: [&str; 8] = [
+        "invalid_request",
+        "invalid_value",
+        "image_refused",
+        "input_not_found",
+        "lora_unfit",
+        "model_not_found",
+        "invalid_picture",
+        "picture_too_large",
+    ];
+    if OF_REQUEST.contains(&code) { ErrorKind::Request } else { ErrorKind::Server }
+}
+
+/// The code of a worker's error, for as long as the program runs. There are few.
+fn known_code(code: String) -> &'static str {
+    use std::collections::HashSet;
+    use std::sync::Mutex;
+
+    static KNOWN: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut known = kiln_base::lock(&KNOWN);
+    let known = known.get_or_insert_default();
+    match known.get(code.as_str()) {
+        Some(known) => known,
+        None if known.len() < 200 && code.len() <= 40 => {
+            let code: &'static str = Box::leak(code.into_boxed_str());
+            known.insert(code);
+            code
+        }
+        None => "generation_failed",
+    }
+}

@@ -1,0 +1,234 @@
+//! The records of a fleet as JSON, and how they become rows of the database.
+
+use kiln_base::hex;
+use kiln_engine::Request;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::live::{Api, LiveJob};
+use crate::store::{IdempotencyKey, ImageRow, JobRow, JobState};
+
+/// A job, in its ticket and in `job.ID`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct JobRecord {
+    pub(crate) id: String,
+    pub(crate) client: String,
+    pub(crate) attached: bool,
+    pub(crate) api: Api,
+    pub(crate) request: Request,
+    /// The model, also of a request that names none.
+    pub(crate) model: String,
+    /// The model's hash on the workers that the gateway knew.
+    #[serde(default)]
+    pub(crate) hash: Option<String>,
+    pub(crate) cost: f64,
+    pub(crate) state: JobState,
+    /// The sequence of its own ticket: the order of submission.
+    #[serde(default)]
+    pub(crate) sequence: u64,
+    /// Its client gave it the place of the job with this sequence.
+    #[serde(default)]
+    pub(crate) rank: Option<u64>,
+    pub(crate) created: i64,
+    #[serde(default)]
+    pub(crate) started: Option<i64>,
+    #[serde(default)]
+    pub(crate) finished: Option<i64>,
+    /// How often it was started.
+    #[serde(default)]
+    pub(crate) attempts: u32,
+    /// How many workers were gone while it ran.
+    #[serde(default)]
+    pub(crate) kills: u32,
+    /// How often it failed with an error of a worker.
+    #[serde(default)]
+    pub(crate) failures: u32,
+    /// The workers that failed.
+    #[serde(default)]
+    pub(crate) failed_on: Vec<String>,
+    /// What happened to it so far.
+    #[serde(default)]
+    pub(crate) history: Vec<String>,
+    /// Code and message of its last error.
+    #[serde(default)]
+    pub(crate) error: Option<(String, String)>,
+    #[serde(default)]
+    pub(crate) notes: Vec<String>,
+    /// Who runs it, or ran it last.
+    #[serde(default)]
+    pub(crate) worker: Option<String>,
+    /// The sequence of the ticket that it runs with, or ran with.
+    #[serde(default)]
+    pub(crate) ticket: Option<u64>,
+    /// Somebody wants it to stop.
+    #[serde(default)]
+    pub(crate) cancel: bool,
+    /// It is to stop at its next preview.
+    #[serde(default)]
+    pub(crate) stop_at_preview: bool,
+    /// The gateway that accepted it.
+    pub(crate) gateway: String,
+    /// Its idempotency key, and the hash of its request.
+    #[serde(default)]
+    pub(crate) key: Option<(String, String)>,
+    /// The address to call at its end.
+    #[serde(default)]
+    pub(crate) webhook: Option<String>,
+}
+
+impl JobRecord {
+    pub(crate) fn new(
+        row: &JobRow,
+        live: &LiveJob,
+        key: Option<&IdempotencyKey>,
+        webhook: Option<&str>,
+        gateway: &str,
+    ) -> JobRecord {
+        JobRecord {
+            id: row.id.clone(),
+            client: row.client.clone(),
+            attached: row.attached,
+            api: live.api,
+            request: row.request.clone(),
+            model: String::new(),
+            hash: None,
+            cost: live.cost,
+            state: JobState::Queued,
+            sequence: 0,
+            rank: None,
+            created: row.created,
+            started: None,
+            finished: None,
+            attempts: 0,
+            kills: 0,
+            failures: 0,
+            failed_on: Vec::new(),
+            history: Vec::new(),
+            error: None,
+            notes: Vec::new(),
+            worker: None,
+            ticket: None,
+            cancel: false,
+            stop_at_preview: false,
+            gateway: gateway.to_owned(),
+            key: key.map(|key| (key.key.clone(), key.fingerprint.clone())),
+            webhook: webhook.map(str::to_owned),
+        }
+    }
+
+    pub(crate) fn record_key(id: &str) -> String {
+        format!("job.{id}")
+    }
+
+    /// Its place among the jobs of its client.
+    pub(crate) fn place(&self) -> u64 {
+        self.rank.unwrap_or(self.sequence)
+    }
+
+    /// Returns it to the queue.
+    pub(crate) fn return_to_queue(&mut self) {
+        self.state = JobState::Queued;
+        (self.worker, self.ticket, self.started) = (None, None, None);
+    }
+
+    pub(crate) fn row(&self) -> JobRow {
+        JobRow {
+            id: self.id.clone(),
+            client: self.client.clone(),
+            attached: self.attached,
+            request: self.request.clone(),
+            unreadable: None,
+            state: self.state,
+            attempts: self.attempts,
+            created: self.created,
+            started: self.started,
+            finished: self.finished,
+            error: self.error.clone().filter(|_| self.state.is_final()),
+            notes: self.notes.clone(),
+        }
+    }
+}
+
+/// An image, in `image.ID`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ImageRecord {
+    pub(crate) id: String,
+    pub(crate) job: String,
+    pub(crate) number: u32,
+    pub(crate) created: i64,
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+    pub(crate) seed: Option<String>,
+    /// The SHA-256 of its file, and the extension.
+    pub(crate) file: String,
+    pub(crate) bytes: u64,
+    pub(crate) prompt: String,
+    pub(crate) model: String,
+    pub(crate) recipe: String,
+    /// Who generated it, and the ticket that it was generated with.
+    pub(crate) worker: String,
+    pub(crate) ticket: u64,
+}
+
+impl ImageRecord {
+    pub(crate) fn new(row: &ImageRow, worker: &str, ticket: u64) -> ImageRecord {
+        ImageRecord {
+            id: row.id.clone(),
+            job: row.job.clone(),
+            number: row.number,
+            created: row.created,
+            width: row.width,
+            height: row.height,
+            seed: row.seed.clone(),
+            file: row.file.clone(),
+            bytes: row.bytes,
+            prompt: row.prompt.clone(),
+            model: row.model.clone(),
+            recipe: row.recipe.clone(),
+            worker: worker.to_owned(),
+            ticket,
+        }
+    }
+
+    pub(crate) fn row(self, request: &Request) -> ImageRow {
+        ImageRow {
+            id: self.id,
+            job: self.job,
+            number: self.number,
+            created: self.created,
+            width: self.width,
+            height: self.height,
+            seed: self.seed,
+            file: self.file,
+            bytes: self.bytes,
+            prompt: self.prompt,
+            model: self.model,
+            request: request.clone(),
+            recipe: self.recipe,
+            favourite: false,
+            trashed: None,
+        }
+    }
+}
+
+/// The marks of an image, in `mark.ID`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct MarkRecord {
+    pub(crate) favourite: bool,
+    pub(crate) trashed: Option<i64>,
+}
+
+/// Who stored an input, in `input.HASH.CLIENT`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct InputRecord {
+    pub(crate) hash: String,
+    pub(crate) client: String,
+    pub(crate) bytes: u64,
+    pub(crate) used: i64,
+}
+
+impl InputRecord {
+    pub(crate) fn record_key(hash: &str, client: &str) -> String {
+        format!("input.{hash}.{}", &hex(Sha256::digest(client))[..24])
+    }
+}

@@ -1,0 +1,252 @@
+//! What this process knows of the fleet: unfinished jobs, tickets and nodes, as it follows the bucket of records.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::kv::Entry;
+use futures_util::StreamExt;
+use kiln_base::lock;
+
+use super::announce::NodeRecord;
+use super::link::{FleetError, Link, Result, is_present};
+use super::records::JobRecord;
+use crate::fair_queue::{FairQueue, QueuedJob};
+use crate::store::JobState;
+use crate::work::{batch_key, group_key, image_count};
+
+/// Tickets of ended jobs that are remembered.
+const MAX_SPENT: usize = 1 << 20;
+
+/// An unfinished job and the revision of its record.
+#[derive(Clone, Debug)]
+pub(super) struct KnownJob {
+    pub(super) revision: u64,
+    pub(super) record: Arc<JobRecord>,
+}
+
+/// A process of the fleet.
+#[derive(Clone, Debug)]
+pub(super) struct KnownNode {
+    pub(super) record: Arc<NodeRecord>,
+    /// When it was last heard of.
+    seen: Instant,
+}
+
+/// What a ticket is used for.
+pub(super) enum TicketUse {
+    Unused,
+    Running(KnownJob),
+    /// The job that ran with it has ended.
+    Spent,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    revision: u64,
+    pub(super) jobs: HashMap<String, KnownJob>,
+    /// The running job of each ticket.
+    tickets: HashMap<u64, String>,
+    spent: BTreeSet<u64>,
+    /// Queued jobs by model.
+    queues: HashMap<String, FairQueue>,
+    nodes: HashMap<String, KnownNode>,
+    /// Since when this process has heard of itself without a gap.
+    fresh_since: Option<Instant>,
+}
+
+/// The state, and a signal for every change.
+pub(super) struct Replica {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// A node that is silent for so long is gone.
+    gone_after: Duration,
+    /// The id of this process.
+    own_id: String,
+}
+
+impl Replica {
+    pub(super) fn new(link: &Link) -> Arc<Replica> {
+        Arc::new(Replica {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            gone_after: link.config.ack_wait / 2,
+            own_id: link.id.clone(),
+        })
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Follows the bucket for ever. `before` sees every entry before the replica has its revision, `after` is called when it
+    /// has.
+    pub(super) async fn follow(
+        self: Arc<Self>,
+        link: std::sync::Weak<Link>,
+        before: impl Fn(&Entry) + Send,
+        after: impl Fn() + Send,
+    ) {
+        loop {
+            let Some(opened) = link.upgrade() else { return };
+            let watch = opened.state.watch_all().await;
+            drop(opened);
+            match watch {
+                Ok(mut watch) => {
+                    while let Some(Ok(entry)) = watch.next().await {
+                        if entry.revision > self.state().revision {
+                            before(&entry);
+                            self.apply(&entry);
+                            after();
+                        }
+                    }
+                    tracing::warn!("following the queue's records again");
+                }
+                Err(error) => tracing::warn!(%error, "can't follow the queue's records"),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn apply(&self, entry: &Entry) {
+        let mut state = self.state();
+        if let Some(id) = entry.key.strip_prefix("job.") {
+            let record = is_present(entry).then(|| serde_json::from_slice::<JobRecord>(&entry.value));
+            match record.transpose() {
+                Ok(record) => state.apply_job(id, entry.revision, record.map(Arc::new), &self.own_id),
+                Err(error) => tracing::warn!(%error, key = entry.key, "ignoring a record that can't be read"),
+            }
+        } else if let Some(id) = entry.key.strip_prefix("node.") {
+            match serde_json::from_slice::<NodeRecord>(&entry.value) {
+                Ok(record) if is_present(entry) => {
+                    let (record, seen) = (Arc::new(record), Instant::now());
+                    let before = state.nodes.insert(id.to_owned(), KnownNode { record, seen });
+                    let gap = before.is_none_or(|before| before.seen.elapsed() > self.gone_after);
+                    if id == self.own_id && gap {
+                        state.fresh_since = Some(seen);
+                    }
+                }
+                _ => drop(state.nodes.remove(id)),
+            }
+        }
+        state.revision = entry.revision;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until this revision is known.
+    pub(super) fn wait_for(&self, revision: u64) -> Result<()> {
+        const LIMIT: Duration = Duration::from_secs(20);
+        let wait = self.changed.wait_timeout_while(self.state(), LIMIT, |state| state.revision < revision);
+        let (state, _) = wait.unwrap_or_else(PoisonError::into_inner);
+        if state.revision < revision {
+            return Err(FleetError("the queue's records arrive too slowly".into()));
+        }
+        Ok(())
+    }
+
+    /// Waits until everything is known that was in the bucket when this was called.
+    pub(super) fn catch_up(&self, link: &Arc<Link>) -> Result<()> {
+        let asking = Arc::clone(link);
+        let last = link.wait(async move { asking.last_revision().await })??;
+        self.wait_for(last)
+    }
+
+    /// The nodes that are there.
+    pub(super) fn nodes(&self) -> Vec<Arc<NodeRecord>> {
+        let state = self.state();
+        let alive = |node: &&KnownNode| node.seen.elapsed() < 2 * self.gone_after;
+        let mut nodes: Vec<_> = state.nodes.values().filter(alive).map(|node| Arc::clone(&node.record)).collect();
+        nodes.sort_by(|a, b| (a.started, &a.id).cmp(&(b.started, &b.id)));
+        nodes
+    }
+
+    /// Whether a node may still be at work. Right after a gap in what this process hears, all may.
+    pub(super) fn may_be_alive(&self, id: &str) -> bool {
+        let state = self.state();
+        let fresh = state.fresh_since.is_some_and(|since| since.elapsed() > self.gone_after);
+        !fresh || state.nodes.get(id).is_some_and(|node| node.seen.elapsed() < self.gone_after)
+    }
+}
+
+impl State {
+    fn apply_job(&mut self, id: &str, revision: u64, record: Option<Arc<JobRecord>>, own_id: &str) {
+        let before = self.jobs.remove(id);
+        if let Some(KnownJob { record: before, .. }) = &before {
+            if let Some(ticket) = before.ticket
+                && self.tickets.get(&ticket).is_some_and(|job| job == id)
+            {
+                self.tickets.remove(&ticket);
+            }
+            if before.state == JobState::Queued
+                && let Some(queue) = self.queues.get_mut(&before.model)
+            {
+                match &record {
+                    Some(now) if now.state == JobState::Running => {
+                        queue.take_id(id, now.worker.as_deref() == Some(own_id));
+                    }
+                    _ => drop(queue.remove(id)),
+                }
+            }
+        }
+        let Some(record) = record else { return };
+        if let Some(ticket) = record.ticket {
+            if record.state.is_final() {
+                self.spent.insert(ticket);
+                if self.spent.len() > MAX_SPENT {
+                    self.spent.pop_first();
+                }
+            } else {
+                // The first job that names a ticket has it.
+                self.tickets.entry(ticket).or_insert_with(|| id.to_owned());
+            }
+        }
+        if record.state == JobState::Queued {
+            self.queues.entry(record.model.clone()).or_default().insert(queued_job(&record));
+        }
+        if !record.state.is_final() {
+            self.jobs.insert(id.to_owned(), KnownJob { revision, record });
+        }
+    }
+
+    /// What a ticket is used for.
+    pub(super) fn ticket_use(&self, ticket: u64) -> TicketUse {
+        if self.spent.contains(&ticket) {
+            return TicketUse::Spent;
+        }
+        let job = self.tickets.get(&ticket).and_then(|id| self.jobs.get(id));
+        job.cloned().map_or(TicketUse::Unused, TicketUse::Running)
+    }
+
+    /// The job to run next for a model.
+    pub(super) fn choose(&self, model: &str, may_run: impl Fn(&JobRecord) -> bool) -> Option<KnownJob> {
+        let may_run = |job: &QueuedJob| self.jobs.get(&job.id).is_some_and(|known| may_run(&known.record));
+        let id = self.queues.get(model)?.choose(may_run)?;
+        self.jobs.get(id).cloned()
+    }
+
+    /// A queued job that fits into a batch.
+    pub(super) fn choose_batchable(&self, model: &str, key: &str, room: u32) -> Option<KnownJob> {
+        let fits = |job: &QueuedJob| job.batch_key.as_deref() == Some(key) && job.images <= room;
+        let id = self.queues.get(model)?.choose(fits)?;
+        self.jobs.get(id).cloned()
+    }
+
+    /// The number of queued jobs of a model.
+    pub(super) fn queued(&self, model: &str) -> usize {
+        self.queues.get(model).map_or(0, FairQueue::len)
+    }
+}
+
+pub(super) fn queued_job(record: &JobRecord) -> QueuedJob {
+    QueuedJob {
+        id: record.id.clone(),
+        client: record.client.clone(),
+        group_key: group_key(&record.request),
+        batch_key: (record.kills == 0).then(|| batch_key(&record.request)),
+        images: image_count(&record.request),
+        cost: record.cost,
+        ordered: record.rank.is_some(),
+        place: record.place(),
+    }
+}

@@ -1,0 +1,525 @@
+//! A worker: a server without an API, whose queue holds the jobs that it has claimed.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use kiln_base::lock;
+use kiln_engine::Progress;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use super::announce::keep_announcing;
+use super::link::{FleetError, Link};
+use super::objects::Objects;
+use super::records::{ImageRecord, JobRecord};
+use super::replica::Replica;
+use super::tickets::{Abilities, Tickets};
+use super::FleetConfig;
+use crate::api::probes;
+use crate::generator::{Catalogue, Generator};
+use crate::live::{Api, LiveJob};
+use crate::server::WeakServer;
+use crate::store::{
+    Claim, GalleryLimits, IdempotencyKey, ImageRow, JobEnd, JobRow, JobState, Ledger, Marks, PlotRow, Store,
+    StoreError, now,
+};
+use crate::work::batch_key;
+use crate::{Config, Server};
+
+type Result<T> = std::result::Result<T, StoreError>;
+
+/// How long a loaded model elsewhere may be busy before this worker loads it, too, in seconds.
+const LOAD_SECONDS: f64 = 8.0;
+/// How long a wish for previews counts that comes before the job.
+const WISH_AGE: Duration = Duration::from_secs(10);
+
+/// What a worker tells of a running job.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ProgressMessage {
+    pub(super) phase: String,
+    pub(super) image: u32,
+    pub(super) images: u32,
+    pub(super) step: u32,
+    pub(super) steps: u32,
+    pub(super) reused: u32,
+    pub(super) tile: u32,
+    pub(super) tiles: u32,
+    pub(super) fraction: f32,
+    pub(super) time_left: Option<f32>,
+    pub(super) notes: Vec<String>,
+}
+
+/// A worker of a fleet.
+pub struct FleetWorker {
+    server: Server,
+    tickets: Arc<Tickets>,
+}
+
+/// Connects a worker to the queue. `config` has a folder for temporary files, and the limits that requests must keep.
+pub fn open_worker(
+    config: Config,
+    fleet: FleetConfig,
+    catalogue: Box<dyn Catalogue>,
+) -> std::result::Result<FleetWorker, FleetError> {
+    let link = Link::open(fleet)?;
+    let store = Store::open(&config.folder).map_err(|error| FleetError(error.to_string()))?;
+    let store = Arc::new(store);
+    let replica = Replica::new(&link);
+    let tickets = Arc::new(Tickets::new(&link, &replica));
+    let (outbox, messages) = mpsc::unbounded_channel();
+    let wishes = Arc::new(Mutex::default());
+    let ledger = WorkerLedger {
+        tickets: Arc::clone(&tickets),
+        store: Arc::clone(&store),
+        outbox,
+        sent_previews: Mutex::default(),
+        server: Mutex::new(None),
+    };
+    let ledger = Arc::new(ledger);
+    let files = Box::new(Objects::new(&link, &store));
+    let server = Server::new(config, catalogue, store, Box::new(Arc::clone(&ledger)), files)
+        .map_err(|error| FleetError(error.to_string()))?;
+    *lock(&ledger.server) = Some(server.downgrade());
+    link.handle().spawn(publish(Arc::downgrade(&link), messages));
+    let worker = FleetWorker { server, tickets };
+    worker.follow(&replica, &wishes);
+    let caught_up = replica.catch_up(&link);
+    caught_up?;
+    worker.start_threads(&wishes).map_err(|error| FleetError(format!("can't start threads: {error}")))?;
+    Ok(worker)
+}
+
+/// Jobs whose previews somebody wants, and since when.
+type Wishes = Mutex<HashMap<String, Instant>>;
+
+impl FleetWorker {
+    /// The server behind it, for its probes and metrics.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Generates with these; the returned thread ends after [`FleetWorker::drain`].
+    pub fn generate_with_all<G: Generator>(
+        &self,
+        generators: Vec<G>,
+    ) -> std::io::Result<std::thread::JoinHandle<()>> {
+        self.server.generate_with_all(generators)
+    }
+
+    /// Serves the probes and the metrics until `stop` completes, then drains.
+    pub async fn serve(&self, listener: Option<tokio::net::TcpListener>, stop: impl Future<Output = ()>) {
+        match listener {
+            Some(listener) => {
+                let app = probes(self.server.clone());
+                crate::listen::serve_app(self.server.clone(), app, listener, stop).await;
+            }
+            None => {
+                stop.await;
+                self.server.close();
+                crate::listen::finish_jobs(&self.server).await;
+            }
+        }
+    }
+
+    /// Returns the jobs that are still held to the queue, and takes the worker's name off the list. Blocks.
+    pub fn leave(self) {
+        let held: Vec<String> = lock(&self.tickets.held).keys().cloned().collect();
+        for id in held {
+            if let Err(error) = self.tickets.give_back(&id) {
+                tracing::warn!(job = id, %error, "could not return a job; it goes to another worker after a while");
+            }
+        }
+        let (link, key) = (Arc::clone(&self.tickets.link), format!("node.{}", self.tickets.link.id));
+        let _ = self.tickets.link.wait(async move { link.delete(&key).await });
+    }
+
+    /// Follows the records: jobs that are cancelled or taken away, and new ones.
+    fn follow(&self, replica: &Arc<Replica>, wishes: &Arc<Wishes>) {
+        let link = &self.tickets.link;
+        let (tickets, server, waking) = (Arc::clone(&self.tickets), self.server.downgrade(), self.server.downgrade());
+        let before = move |entry: &async_nats::jetstream::kv::Entry| {
+            let Some(id) = entry.key.strip_prefix("job.") else { return };
+            let Some(held) = lock(&tickets.held).get(id).map(|held| held.ticket) else { return };
+            let Some(server) = server.upgrade() else { return };
+            let record = serde_json::from_slice::<JobRecord>(&entry.value).ok();
+            let is_own = record.as_ref().is_some_and(|job| {
+                job.worker.as_deref() == Some(&tickets.link.id) && job.ticket == Some(held)
+            });
+            if !is_own {
+                tracing::warn!(job = id, "another worker has taken over a job");
+                lock(&tickets.held).remove(id);
+            }
+            if let (Some(live), Some(job)) = (server.live(id), record) {
+                obey(&server, &live, &job, is_own);
+            }
+        };
+        let after = move || {
+            if let Some(server) = waking.upgrade() {
+                server.wake_all();
+            }
+        };
+        link.handle().spawn(Arc::clone(replica).follow(Arc::downgrade(link), before, after));
+        let (subject, client) = (link.subject("watch", "*"), link.client.clone());
+        let (server, wishes) = (self.server.downgrade(), Arc::clone(wishes));
+        link.handle().spawn(async move {
+            let Ok(mut wanted) = client.subscribe(subject).await else { return };
+            while let Some(message) = wanted.next().await {
+                let Some(id) = message.subject.rsplit('.').next() else { continue };
+                let Some(server) = server.upgrade() else { return };
+                match server.live(id) {
+                    Some(live) => live.poll_preview(),
+                    None => {
+                        let mut wishes = lock(&wishes);
+                        wishes.retain(|_, since: &mut Instant| since.elapsed() < WISH_AGE);
+                        if wishes.len() < 10_000 {
+                            wishes.insert(id.to_owned(), Instant::now());
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    fn start_threads(&self, wishes: &Arc<Wishes>) -> std::io::Result<()> {
+        let thread = |name: &str| std::thread::Builder::new().name(name.into());
+        let (link, server) = (Arc::clone(&self.tickets.link), self.server.downgrade());
+        self.tickets.note_abilities(&self.server);
+        thread("announcing").spawn(move || keep_announcing(&link, &server, true))?;
+        let (tickets, server) = (Arc::downgrade(&self.tickets), self.server.downgrade());
+        let pause = self.tickets.link.config.ack_wait / 3;
+        thread("in progress").spawn(move || {
+            while let (Some(tickets), Some(server)) = (tickets.upgrade(), server.upgrade()) {
+                tickets.in_progress(None);
+                tickets.note_abilities(&server);
+                drop((tickets, server));
+                std::thread::sleep(pause);
+            }
+        })?;
+        let feeder = Feeder {
+            tickets: Arc::clone(&self.tickets),
+            server: self.server.downgrade(),
+            wishes: Arc::clone(wishes),
+            last_model: String::new(),
+            polled: Instant::now(),
+            fruitless: None,
+        };
+        thread("claiming").spawn(move || feeder.run())?;
+        Ok(())
+    }
+}
+
+/// Does what a job's record asks for.
+fn obey(server: &Server, live: &LiveJob, job: &JobRecord, is_own: bool) {
+    if !is_own || job.cancel || (job.stop_at_preview && !live.stop_with_preview()) {
+        live.cancel();
+        server.wake_all();
+    }
+}
+
+impl Tickets {
+    /// Notes what this worker can run.
+    fn note_abilities(&self, server: &Server) {
+        let models = server.catalogue.models();
+        let models = models.into_iter().map(|model| (server.catalogue.model_hash(&model.name), model.name));
+        let abilities = Abilities {
+            models: models.map(|(hash, name)| (name, hash)).collect(),
+            loras: server.catalogue.loras(),
+            vaes: server.catalogue.vaes(),
+        };
+        *lock(&self.abilities) = abilities;
+    }
+}
+
+/// The thread that claims jobs while there is room for them.
+struct Feeder {
+    tickets: Arc<Tickets>,
+    server: WeakServer,
+    wishes: Arc<Wishes>,
+    /// The model of the last job.
+    last_model: String,
+    /// When tickets were last pulled without a queued job in sight.
+    polled: Instant,
+    /// When there was no ticket although a job was queued.
+    fruitless: Option<Instant>,
+}
+
+impl Feeder {
+    fn run(mut self) {
+        while let Some(server) = self.server.upgrade() {
+            let poll = (self.tickets.link.config.ack_wait / 8).min(Duration::from_millis(500));
+            let is_due = self.polled.elapsed() >= poll;
+            let may_pull = self.fruitless.is_none_or(|since| since.elapsed() > Duration::from_millis(20));
+            let wanted = server.wait_for_room(Duration::from_millis(20), |free| {
+                if !free {
+                    // Ahead of time only if there is more than all workers take at once.
+                    let workers = self.workers() as u64;
+                    return self.tickets.pending.load(SeqCst) >= workers && may_pull && self.any_queued();
+                }
+                is_due || (may_pull && self.any_queued())
+            });
+            match wanted {
+                None => return,
+                Some(false) => {}
+                Some(true) => self.claim(&server, is_due),
+            }
+        }
+    }
+
+    fn any_queued(&self) -> bool {
+        let models = lock(&self.tickets.abilities).models.clone();
+        models.iter().any(|(model, _)| self.tickets.has_queued(model))
+    }
+
+    fn workers(&self) -> usize {
+        self.tickets.replica.nodes().iter().filter(|node| node.worker).count().max(1)
+    }
+
+    /// Claims one job of the first model that has one, loaded models first.
+    fn claim(&mut self, server: &Server, poll: bool) {
+        let mut models: Vec<String> =
+            lock(&self.tickets.abilities).models.iter().map(|(model, _)| model.clone()).collect();
+        models.sort_by_key(|model| *model != self.last_model);
+        if poll {
+            self.polled = Instant::now();
+        }
+        let mut found_any = false;
+        for model in models {
+            if !poll && !self.tickets.has_queued(&model) || !self.may_load(&model) {
+                continue;
+            }
+            match self.tickets.claim(&model) {
+                Ok((Some(job), _)) => {
+                    self.fruitless = None;
+                    self.last_model = model;
+                    return adopt(server, &self.tickets, &job, &self.wishes);
+                }
+                Ok((None, found)) => found_any |= found,
+                Err(error) => {
+                    tracing::warn!(%error, "can't pull tickets");
+                    self.tickets.forget_consumers();
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+            }
+        }
+        self.fruitless = (!found_any).then(Instant::now);
+        if !found_any {
+            self.tickets.pending.store(0, SeqCst);
+        }
+    }
+
+    /// Whether to take jobs of a model that is not the last one: not while workers that have it loaded are faster than
+    /// loading it here.
+    fn may_load(&self, model: &str) -> bool {
+        if model == self.last_model || self.last_model.is_empty() {
+            return true;
+        }
+        let nodes = self.tickets.replica.nodes();
+        let others = nodes.iter().filter(|node| node.worker && !node.draining && node.id != self.tickets.link.id);
+        let loaded: Vec<_> =
+            others.filter(|node| node.loaded.iter().any(|(name, _)| name == model)).collect();
+        if loaded.is_empty() {
+            return true;
+        }
+        let state = self.tickets.replica.state();
+        let work: f64 = state.jobs.values().filter(|job| job.record.model == model).map(|job| job.record.cost).sum();
+        let speed: f64 = loaded.iter().map(|node| 1.0 / node.speed.unwrap_or(0.25).max(1e-6)).sum();
+        work / speed > LOAD_SECONDS
+    }
+}
+
+/// Checks a claimed job again, and queues it here.
+fn adopt(server: &Server, tickets: &Tickets, job: &JobRecord, wishes: &Wishes) {
+    if let Err(error) = server.config.limits.check(&job.request, server.catalogue.as_ref()) {
+        tracing::error!(job = job.id, error.code, error.message, "refusing a job that no gateway would accept");
+        let end = JobEnd {
+            id: job.id.clone(),
+            state: JobState::Failed,
+            error: Some((error.code.into(), error.message)),
+            notes: Vec::new(),
+            finished: now(),
+            retry: false,
+        };
+        return server.record_end(end);
+    }
+    let mut live = LiveJob::new(job.id.clone(), job.client.clone(), job.request.clone(), Api::Jobs, false);
+    live.run_alone = job.kills > 0;
+    live.cost = job.cost;
+    if lock(wishes).remove(&job.id).is_some_and(|since| since.elapsed() < WISH_AGE) {
+        live.poll_preview();
+    }
+    server.enqueue(live);
+    // What was asked for before it was queued here.
+    let record = tickets.replica.state().jobs.get(&job.id).map(|known| Arc::clone(&known.record));
+    if let (Some(live), Some(record)) = (server.live(&job.id), record) {
+        let is_own = record.worker.as_deref() == Some(&tickets.link.id);
+        obey(server, &live, &record, is_own);
+    }
+    server.wake_all();
+}
+
+/// A message that may be lost: its subject, a number, and its content.
+type Outgoing = (String, u32, Bytes);
+
+/// Publishes messages in their order.
+async fn publish(link: std::sync::Weak<Link>, mut messages: mpsc::UnboundedReceiver<Outgoing>) {
+    while let Some((subject, number, payload)) = messages.recv().await {
+        let Some(link) = link.upgrade() else { return };
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert("number", number.to_string());
+        let _ = link.client.publish_with_headers(subject, headers, payload).await;
+    }
+}
+
+/// Writes what a worker writes: the ends of its jobs, and their images.
+pub(super) struct WorkerLedger {
+    tickets: Arc<Tickets>,
+    store: Arc<Store>,
+    outbox: mpsc::UnboundedSender<Outgoing>,
+    /// The last preview that was sent of each job.
+    sent_previews: Mutex<HashMap<String, u32>>,
+    server: Mutex<Option<WeakServer>>,
+}
+
+/// What no worker does.
+fn not_here<T>() -> Result<T> {
+    Err(StoreError::Queue("a worker accepts no requests".into()))
+}
+
+impl Ledger for Arc<WorkerLedger> {
+    fn submit(&self, _: &JobRow, _: &LiveJob, _: Option<&IdempotencyKey>, _: Option<&str>) -> Result<Option<Option<String>>> {
+        not_here()
+    }
+
+    fn start(&self, _: &str) -> Result<()> {
+        // The claim was the start.
+        Ok(())
+    }
+
+    fn undo_start(&self, id: &str) -> Result<()> {
+        Ok(self.tickets.give_back(id)?)
+    }
+
+    fn finish(&self, end: &JobEnd) -> Result<bool> {
+        lock(&self.sent_previews).remove(&end.id);
+        Ok(self.tickets.finish(end)?)
+    }
+
+    fn set_order(&self, _: &[String]) -> Result<()> {
+        not_here()
+    }
+
+    fn save_image(&self, image: &ImageRow) -> Result<()> {
+        let ticket = lock(&self.tickets.held).get(&image.job).map(|held| held.ticket);
+        let Some(ticket) = ticket else { return Err(StoreError::Queue("another worker has the job".into())) };
+        let record = ImageRecord::new(image, &self.tickets.link.id, ticket);
+        let (link, key) = (Arc::clone(&self.tickets.link), format!("image.{}", image.id));
+        self.tickets.link.wait(async move { link.put(&key, &record).await })??;
+        Ok(())
+    }
+
+    fn delete_images_of(&self, job: &str) -> Result<()> {
+        // They have the names of those that another attempt makes.
+        let _ = job;
+        Ok(())
+    }
+
+    fn delete_image(&self, _: &str) -> Result<bool> {
+        not_here()
+    }
+
+    fn mark(&self, _: &[String], _: Marks) -> Result<Option<String>> {
+        not_here()
+    }
+
+    fn insert_plot(&self, _: &PlotRow) -> Result<()> {
+        not_here()
+    }
+
+    fn insert_session(&self, _: &crate::sessions::Session) -> Result<()> {
+        not_here()
+    }
+
+    fn delete_session(&self, _: &crate::sessions::Session) -> Result<()> {
+        not_here()
+    }
+
+    fn remove_webhook(&self, _: &str) -> Result<()> {
+        not_here()
+    }
+
+    fn claim_input(&self, _: &str, _: &str, _: u64, _: u64) -> Result<Claim> {
+        not_here()
+    }
+
+    fn touch_input(&self, _: &str, _: &str) -> Result<()> {
+        not_here()
+    }
+
+    fn clean_up_occasionally(&self, _: GalleryLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.store.check()?;
+        match self.tickets.link.is_connected() {
+            true => Ok(()),
+            false => Err(StoreError::Queue("the connection is lost".into())),
+        }
+    }
+
+    fn progress(&self, live: &LiveJob) {
+        let link = &self.tickets.link;
+        self.tickets.in_progress(Some(&live.id));
+        let snapshot = live.snapshot();
+        let Progress { phase, image, images, step, steps, reused, tile, tiles, fraction } = snapshot.progress;
+        let message = ProgressMessage {
+            phase: phase.name().to_owned(),
+            image,
+            images,
+            step,
+            steps,
+            reused,
+            tile,
+            tiles,
+            fraction,
+            time_left: snapshot.time_left,
+            notes: snapshot.notes,
+        };
+        let payload = serde_json::to_vec(&message).unwrap_or_default();
+        let _ = self.outbox.send((link.subject("progress", &live.id), 0, payload.into()));
+        let Some(preview) = snapshot.preview else { return };
+        let sent = lock(&self.sent_previews).insert(live.id.clone(), preview.number);
+        if sent.is_none_or(|sent| sent < preview.number)
+            && let Ok(png) = kiln_image::encode(&preview.image, kiln_image::Format::Png, None)
+        {
+            let _ = self.outbox.send((link.subject("preview", &live.id), preview.number, png.into()));
+        }
+    }
+
+    fn claim_batch(&self, first: &LiveJob, room: u32) {
+        let Some(server) = lock(&self.server).as_ref().and_then(WeakServer::upgrade) else { return };
+        let known = self.tickets.replica.state().jobs.get(&first.id).map(|known| Arc::clone(&known.record));
+        let Some(job) = known.filter(|_| room > 0 && !first.run_alone) else { return };
+        match self.tickets.claim_batch(&job.model, &batch_key(&job.request), room) {
+            Ok(jobs) => jobs.iter().for_each(|job| adopt(&server, &self.tickets, job, &Mutex::default())),
+            Err(error) => tracing::warn!(%error, "can't pull tickets for a batch"),
+        }
+    }
+
+    fn metrics(&self, out: &mut String) {
+        use std::fmt::Write;
+
+        let held = lock(&self.tickets.held).len();
+        let redelivered = self.tickets.redelivered.load(SeqCst);
+        let _ = writeln!(
+            out,
+            "# HELP kiln_jobs_in_flight Claimed jobs.\n# TYPE kiln_jobs_in_flight gauge\nkiln_jobs_in_flight {held}\n\
+             # HELP kiln_redeliveries_total Tickets that were delivered again.\n\
+             # TYPE kiln_redeliveries_total counter\nkiln_redeliveries_total {redelivered}"
+        );
+    }
+}

@@ -1,0 +1,1 @@
+//! Workers, gateways and the queue that die.

@@ -1,0 +1,1 @@
+//! Strangers, forged messages, poisoned jobs and workers that lie.
