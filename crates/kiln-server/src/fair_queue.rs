@@ -93,6 +93,12 @@ impl FairQueue {
         ids
     }
 
+    /// The place of the first job.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn first_place(&self) -> Option<u64> {
+        self.jobs.first().map(|job| job.place)
+    }
+
     /// The ids of all jobs in their order.
     pub(crate) fn ids(&self) -> impl Iterator<Item = &str> {
         self.jobs.iter().map(|job| job.id.as_str())

@@ -256,7 +256,8 @@ impl Server {
 
     /// Returns an input image, from the cache or decoded from its file.
     pub(crate) fn input_image(&self, input: &str) -> Result<InputImage, JobError> {
-        let path = self.input_file(input).ok_or_else(|| gone(input))?;
+        let path = self.files.path(FileKind::Input, InputFiles::hash(input)).map_err(storage)?;
+        let path = path.ok_or_else(|| gone(input))?;
         let image = match self.decoded.get(input) {
             Some(image) => image,
             None => {

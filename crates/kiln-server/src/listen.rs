@@ -71,7 +71,9 @@ pub(crate) async fn serve_app(
 /// Waits for the running jobs, at most for the grace period; then interrupts them.
 pub(crate) async fn finish_jobs(server: &Server) {
     let generating = async {
-        while !server.active().is_empty() {
+        // On a gateway jobs run elsewhere: it waits only for those whose clients wait.
+        let is_gateway = server.ledger.is_gateway();
+        while server.active().iter().any(|live| live.attached || !is_gateway) {
             sleep(Duration::from_millis(20)).await;
         }
     };

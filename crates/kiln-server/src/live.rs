@@ -1,8 +1,8 @@
 //! A queued or running job, and the snapshots that its watchers see.
 //! A watcher sees the latest snapshot; a slow one misses those in between, and nothing piles up.
 
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -61,6 +61,8 @@ pub(crate) struct LiveJob {
     pub(crate) attached: bool,
     /// The process died while this job was running: run it alone, so that it can't take another job down with it.
     pub(crate) run_alone: bool,
+    /// The hash of its request, if it has an idempotency key.
+    pub(crate) fingerprint: Option<String>,
     /// Estimated work.
     pub(crate) cost: f64,
     pub(crate) submitted: Instant,
@@ -95,6 +97,7 @@ impl LiveJob {
             api,
             attached,
             run_alone: false,
+            fingerprint: None,
             cost: 0.0,
             submitted: Instant::now(),
             created: now(),

@@ -216,6 +216,11 @@ impl Server {
         };
         self.wake.notify_all();
         if self.ledger.is_gateway() {
+            // The jobs go on elsewhere; only those who follow them must connect again.
+            let all: Vec<Arc<LiveJob>> = self.queue().live.values().cloned().collect();
+            all.iter()
+                .filter(|live| !live.attached)
+                .for_each(|live| live.change(|s| s.error = Some(stopping_error())));
             self.closing.send_replace(true);
             return;
         }

@@ -15,6 +15,8 @@ mod doctor;
 mod ember;
 mod error;
 mod export;
+#[cfg(feature = "fleet")]
+mod fleet;
 mod generate;
 mod hints;
 mod hub;
@@ -96,6 +98,12 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => report(bench::run(&args)),
         #[cfg(feature = "serve")]
         Command::Serve(args) => report(serve::run(*args)),
+        #[cfg(feature = "fleet")]
+        Command::Worker(args) => report(fleet::run_worker(*args)),
+        #[cfg(feature = "fleet")]
+        Command::Queue(args) => report(fleet::queue::run(&args)),
+        #[cfg(feature = "fleet")]
+        Command::Workers(args) => report(fleet::queue::run_workers(&args)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kiln", &mut script);

@@ -195,7 +195,7 @@ fn submit_all(
 
 fn cancel_all(server: &Server, ids: &[Vec<String>]) {
     for id in ids.iter().flatten() {
-        server.cancel(id);
+        server.cancel_now(id);
     }
 }
 

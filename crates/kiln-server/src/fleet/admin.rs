@@ -6,12 +6,12 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use futures_util::StreamExt;
 
+use super::FleetConfig;
 use super::announce::NodeRecord;
 use super::gateway::cancel;
 use super::link::{FleetError, Link, Result, is_present};
 use super::records::JobRecord;
 use super::replica::Replica;
-use super::FleetConfig;
 use crate::store::JobState;
 
 /// A job as its operator sees it.
@@ -72,7 +72,8 @@ impl QueueAdmin {
     /// The gateways and workers that announce themselves. Waits a moment, to leave out those that are gone.
     pub fn nodes(&self) -> Vec<NodeRecord> {
         let (before, started) = (self.replica.nodes(), std::time::Instant::now());
-        let patience = (self.link.config.ack_wait / 4).clamp(Duration::from_millis(200), Duration::from_secs(6));
+        let patience =
+            (self.link.config.ack_wait / 4).clamp(Duration::from_millis(200), Duration::from_secs(6));
         while !before.is_empty() && started.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(50));
             let now = self.replica.nodes();
@@ -180,6 +181,13 @@ impl QueueAdmin {
             }
             Ok::<_, FleetError>(count)
         })?
+    }
+
+    /// The number of tickets on the stream: at least that of unfinished jobs, and 0 once all is done.
+    pub fn tickets(&self) -> Result<u64> {
+        let link = Arc::clone(&self.link);
+        let info = self.link.wait(async move { link.jobs.get_info().await })?;
+        info.map(|info| info.state.messages).map_err(|error| FleetError(error.to_string()))
     }
 
     /// Cancels a job, or all unfinished ones; returns their number. Running ones stop within a step.

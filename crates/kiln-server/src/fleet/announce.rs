@@ -71,7 +71,11 @@ impl NodeRecord {
             vaes: if worker { server.catalogue.vaes() } else { Vec::new() },
             free_memory: free_memory(),
             speed: server.metrics.recent_seconds_per_cost(),
-            jobs: if worker { server.active().iter().map(|live| live.id.clone()).collect() } else { Vec::new() },
+            jobs: if worker {
+                server.active().iter().map(|live| live.id.clone()).collect()
+            } else {
+                Vec::new()
+            },
             busy,
             draining: *server.closing.borrow(),
             started,
@@ -91,21 +95,44 @@ pub(super) fn interval(link: &Link) -> Duration {
     (link.config.ack_wait / 8).clamp(Duration::from_millis(50), Duration::from_secs(5))
 }
 
-/// Announces this process until the server is gone; blocks.
-pub(super) fn keep_announcing(link: &Arc<Link>, server: &WeakServer, worker: bool) {
-    let (started, interval) = (now(), interval(link));
-    let (mut busy, mut known) = (0.0_f32, Vec::new());
-    loop {
-        let Some(server) = server.upgrade() else { break };
-        let generates = worker && server.stats().running > 0;
-        busy = 0.8 * busy + 0.2 * f32::from(u8::from(generates));
-        let record = NodeRecord::new(link, &server, worker, started, busy);
-        if !worker && let Err(error) = server.ledger.clean_up_occasionally(server.config.gallery) {
-            tracing::warn!(%error, "failed to delete old images");
+/// Announces a process again and again.
+pub(super) struct Announcer {
+    link: Arc<Link>,
+    worker: bool,
+    started: i64,
+    busy: f32,
+    /// The models that were announced.
+    known: Vec<NodeModel>,
+}
+
+impl Announcer {
+    pub(super) fn new(link: &Arc<Link>, worker: bool) -> Announcer {
+        Announcer { link: Arc::clone(link), worker, started: now(), busy: 0.0, known: Vec::new() }
+    }
+
+    /// Announces this process until the server is gone; blocks.
+    pub(super) fn run(mut self, server: &WeakServer) {
+        let interval = interval(&self.link);
+        while let Some(server) = server.upgrade() {
+            self.announce(&server);
+            if !self.worker
+                && let Err(error) = server.ledger.clean_up_occasionally(server.config.gallery)
+            {
+                tracing::warn!(%error, "failed to delete old images");
+            }
+            drop(server);
+            std::thread::sleep(interval);
         }
-        drop(server);
+    }
+
+    /// Announces this process once.
+    pub(super) fn announce(&mut self, server: &Server) {
+        let generates = self.worker && server.stats().running > 0;
+        self.busy = 0.8 * self.busy + 0.2 * f32::from(u8::from(generates));
+        let link = &self.link;
+        let record = NodeRecord::new(link, server, self.worker, self.started, self.busy);
         let (writer, key) = (Arc::clone(link), format!("node.{}", link.id));
-        let models = if known == record.models { Vec::new() } else { record.models.clone() };
+        let models = if self.known == record.models { Vec::new() } else { record.models.clone() };
         let written = link.wait(async move {
             for model in models {
                 // Known even while no worker is there: a job for it waits until one starts.
@@ -114,9 +141,8 @@ pub(super) fn keep_announcing(link: &Arc<Link>, server: &WeakServer, worker: boo
             writer.put(&key, &record).await.map(|_| record.models)
         });
         match written.and_then(|written| written) {
-            Ok(models) => known = models,
+            Ok(models) => self.known = models,
             Err(error) => tracing::warn!(%error, "can't announce this process to the fleet"),
         }
-        std::thread::sleep(interval);
     }
 }

@@ -43,7 +43,8 @@ impl FleetCatalogue {
                 all.insert(model.info.name.clone(), model.clone());
             }
         }
-        let remembered = || all.values().find(|model| model.info.default).map(|model| model.info.name.clone());
+        let remembered =
+            || all.values().find(|model| model.info.default).map(|model| model.info.name.clone());
         let default = default.or_else(remembered).or_else(|| all.keys().next().cloned());
         let mut all: Vec<NodeModel> = all.into_values().collect();
         for model in &mut all {
@@ -57,7 +58,8 @@ impl FleetCatalogue {
     pub(super) fn model_of(&self, request: &Request) -> (String, Option<String>) {
         let all = self.all();
         let named = request.model.as_deref().map(name);
-        let model = all.iter().find(|model| named.map_or(model.info.default, |named| named == model.info.name));
+        let model =
+            all.iter().find(|model| named.map_or(model.info.default, |named| named == model.info.name));
         match model {
             Some(model) => (model.info.name.clone(), model.hash.clone()),
             None => (named.unwrap_or_default().to_owned(), None),

@@ -9,7 +9,7 @@ use kiln_base::{hex, lock};
 use serde::Serialize;
 
 use super::FleetConfig;
-use super::announce::keep_announcing;
+use super::announce::Announcer;
 use super::catalogue::FleetCatalogue;
 use super::link::{FleetError, Link, Written, is_present};
 use super::mirror;
@@ -19,8 +19,8 @@ use super::replica::Replica;
 use crate::live::LiveJob;
 use crate::sessions::Session;
 use crate::store::{
-    Claim, FileKind, Files, GalleryLimits, IdempotencyKey, ImageRow, InputFiles, JobEnd, JobRow, JobState, Ledger,
-    Marks, PlotRow, Store, StoreError, now,
+    Claim, FileKind, Files, GalleryLimits, IdempotencyKey, ImageRow, InputFiles, JobEnd, JobRow, JobState,
+    Ledger, Marks, PlotRow, Store, StoreError, now,
 };
 use crate::{Config, Server};
 
@@ -56,7 +56,7 @@ pub fn open_gateway(config: Config, fleet: FleetConfig) -> std::result::Result<S
     let weak = server.downgrade();
     std::thread::Builder::new()
         .name("announcing".into())
-        .spawn(move || keep_announcing(&link, &weak, false))
+        .spawn(move || Announcer::new(&link, false).run(&weak))
         .map_err(|error| FleetError(format!("can't start threads: {error}")))?;
     server.set_ready();
     Ok(server)
@@ -135,6 +135,9 @@ impl Ledger for GatewayLedger {
     ) -> Result<Option<Option<String>>> {
         let mut record = JobRecord::new(job, live, key, webhook, &self.link.id);
         (record.model, record.hash) = self.catalogue.model_of(&job.request);
+        if record.model.is_empty() {
+            return Err(StoreError::Queue("no worker has announced a model yet".into()));
+        }
         mirror::connect(live, &self.link);
         let link = Arc::clone(&self.link);
         let keyed = key.is_some();
@@ -165,7 +168,8 @@ impl Ledger for GatewayLedger {
                 self.replica.wait_for(earlier.revision)?;
                 let fingerprint = key.map(|key| key.fingerprint.as_str());
                 let record = serde_json::from_slice::<JobRecord>(&earlier.value).ok();
-                let same = record.filter(|record| record.key.as_ref().map(|(_, hash)| hash.as_str()) == fingerprint);
+                let same =
+                    record.filter(|record| record.key.as_ref().map(|(_, hash)| hash.as_str()) == fingerprint);
                 // A race within one submission: the record is our own.
                 Ok(Some(same.map(|record| record.id)))
             }
@@ -322,7 +326,8 @@ impl Ledger for GatewayLedger {
         };
         let nodes = self.replica.nodes();
         let workers = nodes.iter().filter(|node| node.worker);
-        let (count, busy) = workers.fold((0, 0.0), |(count, busy), node| (count + 1, busy + f64::from(node.busy)));
+        let (count, busy) =
+            workers.fold((0, 0.0), |(count, busy), node| (count + 1, busy + f64::from(node.busy)));
         let link = Arc::clone(&self.link);
         let dead = self.link.wait(async move { link.dead.get_info().await.map(|info| info.state.messages) });
         let age = oldest.map_or(0.0, |created| (now() - created).max(0) as f64 / 1000.0);

@@ -112,7 +112,10 @@ impl Link {
     }
 
     /// Waits for a future on the threads of the connection; callable from any thread that may wait.
-    pub(super) fn wait<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> Result<T> {
+    pub(super) fn wait<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T> {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         self.handle().spawn(async move {
             let _ = sender.send(future.await);

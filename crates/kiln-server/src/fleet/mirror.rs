@@ -1,10 +1,12 @@
 //! What a gateway shows: records become rows of its database and jobs of its queue, messages of workers their progress.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use async_nats::jetstream::kv::Entry;
 use bytes::Bytes;
 use futures_util::StreamExt;
+use kiln_base::lock;
 use kiln_engine::{Phase, Progress};
 use serde::de::DeserializeOwned;
 
@@ -21,9 +23,22 @@ use crate::live::{LiveJob, Preview, SavedImage, Wish};
 use crate::sessions::Session;
 use crate::store::{FileKind, JobState, PlotRow, StoreError};
 
+/// Jobs whose images are kept until they are known.
+const MAX_EARLY: usize = 100_000;
+
 /// Follows the records and the workers' messages.
-pub(super) fn start(server: &Server, link: &Arc<Link>, replica: &Arc<Replica>, catalogue: &Arc<FleetCatalogue>) {
-    let mirror = Mirror { server: server.downgrade(), link: Arc::downgrade(link), catalogue: Arc::clone(catalogue) };
+pub(super) fn start(
+    server: &Server,
+    link: &Arc<Link>,
+    replica: &Arc<Replica>,
+    catalogue: &Arc<FleetCatalogue>,
+) {
+    let mirror = Mirror {
+        server: server.downgrade(),
+        link: Arc::downgrade(link),
+        catalogue: Arc::clone(catalogue),
+        early: Mutex::default(),
+    };
     let before = move |entry: &Entry| {
         if let Err(error) = mirror.apply(entry) {
             tracing::error!(key = entry.key, %error, "a record is not shown");
@@ -102,12 +117,15 @@ struct Mirror {
     server: crate::server::WeakServer,
     link: std::sync::Weak<Link>,
     catalogue: Arc<FleetCatalogue>,
+    /// Images whose job is not known yet: where records are read from the start, that of a job follows its images.
+    early: Mutex<HashMap<String, Vec<(ImageRecord, u64)>>>,
 }
 
 /// Reads a record; one that can't be read is reported and skipped.
 fn read<T: DeserializeOwned>(entry: &Entry) -> Option<T> {
     let read = serde_json::from_slice(&entry.value);
-    read.inspect_err(|error| tracing::warn!(key = entry.key, %error, "ignoring a record that can't be read")).ok()
+    read.inspect_err(|error| tracing::warn!(key = entry.key, %error, "ignoring a record that can't be read"))
+        .ok()
 }
 
 impl Mirror {
@@ -126,11 +144,16 @@ impl Mirror {
                 let key = job.key.as_ref().map(|(key, hash)| (key.as_str(), hash.as_str()));
                 let place = i64::try_from(job.sequence).unwrap_or(i64::MAX);
                 store.put_job(&job.row(), place, key, job.webhook.as_deref())?;
+                for (image, revision) in lock(&self.early).remove(name).unwrap_or_default() {
+                    self.show_image(&server, image, revision)?;
+                }
                 self.show_job(&server, job);
             }
             "image" if !present => store.drop_image(name)?,
             "image" => {
-                let Some(image) = read::<ImageRecord>(entry).filter(|image| image.id == name) else { return Ok(()) };
+                let Some(image) = read::<ImageRecord>(entry).filter(|image| image.id == name) else {
+                    return Ok(());
+                };
                 return self.show_image(&server, image, entry.revision);
             }
             "mark" => {
@@ -166,13 +189,20 @@ impl Mirror {
 
     fn show_image(&self, server: &Server, image: ImageRecord, revision: u64) -> Result<(), StoreError> {
         let Some(job) = server.store.job(&image.job)? else {
-            tracing::warn!(image = image.id, "ignoring an image of no job");
+            let mut early = lock(&self.early);
+            if early.len() < MAX_EARLY {
+                early.entry(image.job.clone()).or_default().push((image, revision));
+            }
             return Ok(());
         };
         let is_own = image.id == format!("{}-{}", image.job, image.number)
             && u64::from(image.number) < job.request.image_count() as u64;
         if !is_own {
-            tracing::error!(image = image.id, worker = image.worker, "ignoring an image that its job did not ask for");
+            tracing::error!(
+                image = image.id,
+                worker = image.worker,
+                "ignoring an image that its job did not ask for"
+            );
             return Ok(());
         }
         let row = image.row(&job.request);
@@ -200,6 +230,7 @@ impl Mirror {
             let (id, client) = (job.id.clone(), job.client.clone());
             let mut live = LiveJob::new(id, client, job.request.clone(), job.api, job.attached);
             (live.cost, live.created) = (job.cost, job.created);
+            live.fingerprint = job.key.as_ref().map(|(_, fingerprint)| fingerprint.clone());
             if let Some(link) = self.link.upgrade() {
                 connect(&live, &link);
             }
@@ -243,12 +274,15 @@ fn end(server: &Server, live: Arc<LiveJob>, job: JobRecord, link: std::sync::Wea
     let finish = {
         let (server, live) = (server.clone(), Arc::clone(&live));
         move |images: Option<Vec<Arc<SavedImage>>>| {
-            let took = job.started.zip(job.finished).map_or(0, |(started, finished)| (finished - started).max(0));
+            let took =
+                job.started.zip(job.finished).map_or(0, |(started, finished)| (finished - started).max(0));
             let took = std::time::Duration::from_millis(took as u64);
-            let code = job.error.as_ref().map(|(code, _)| code.as_str()).filter(|_| job.state == JobState::Failed);
+            let code =
+                job.error.as_ref().map(|(code, _)| code.as_str()).filter(|_| job.state == JobState::Failed);
             server.metrics.job(job.state, code, took, job.cost);
             let error = job.error.filter(|_| job.state != JobState::Done).map(|(code, message)| {
-                let kind = if job.state == JobState::Cancelled { ErrorKind::Cancelled } else { kind_of(&code) };
+                let kind =
+                    if job.state == JobState::Cancelled { ErrorKind::Cancelled } else { kind_of(&code) };
                 JobError { kind, code: known_code(code), message, param: None }
             });
             server.remove_job(&live.id);

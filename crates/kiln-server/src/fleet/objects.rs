@@ -146,7 +146,8 @@ async fn put(link: &Link, object: &str, bytes: &[u8]) -> Result<()> {
         if link.files.info(object).await.is_ok_and(|info| !info.deleted && info.size == bytes.len()) {
             return Ok(());
         }
-        let metadata = ObjectMetadata { name: object.into(), chunk_size: Some(CHUNK), ..ObjectMetadata::default() };
+        let metadata =
+            ObjectMetadata { name: object.into(), chunk_size: Some(CHUNK), ..ObjectMetadata::default() };
         link.files.put(metadata, &mut &*bytes).await.map(|_| ()).map_err(|error| error.to_string())
     })
     .await
@@ -206,7 +207,9 @@ mod tests {
     fn only_hashes_are_names() {
         let hash = "0f".repeat(32);
         assert!(is_valid(&hash) && is_valid(&format!("{hash}.png")));
-        for wrong in ["", "../../x", &hash[1..], &format!("{hash}/x"), &format!("{hash}.a/b"), &hash.to_uppercase()] {
+        for wrong in
+            ["", "../../x", &hash[1..], &format!("{hash}/x"), &format!("{hash}.a/b"), &hash.to_uppercase()]
+        {
             assert!(!is_valid(wrong), "{wrong}");
         }
     }

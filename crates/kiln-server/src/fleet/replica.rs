@@ -89,7 +89,7 @@ impl Replica {
     ) {
         loop {
             let Some(opened) = link.upgrade() else { return };
-            let watch = opened.state.watch_all().await;
+            let watch = opened.state.watch_with_history(">").await;
             drop(opened);
             match watch {
                 Ok(mut watch) => {
@@ -156,7 +156,8 @@ impl Replica {
     pub(super) fn nodes(&self) -> Vec<Arc<NodeRecord>> {
         let state = self.state();
         let alive = |node: &&KnownNode| node.seen.elapsed() < 2 * self.gone_after;
-        let mut nodes: Vec<_> = state.nodes.values().filter(alive).map(|node| Arc::clone(&node.record)).collect();
+        let mut nodes: Vec<_> =
+            state.nodes.values().filter(alive).map(|node| Arc::clone(&node.record)).collect();
         nodes.sort_by(|a, b| (a.started, &a.id).cmp(&(b.started, &b.id)));
         nodes
     }
@@ -230,6 +231,11 @@ impl State {
         let fits = |job: &QueuedJob| job.batch_key.as_deref() == Some(key) && job.images <= room;
         let id = self.queues.get(model)?.choose(fits)?;
         self.jobs.get(id).cloned()
+    }
+
+    /// The place of the oldest queued job of a model.
+    pub(super) fn oldest(&self, model: &str) -> Option<u64> {
+        self.queues.get(model)?.first_place()
     }
 
     /// The number of queued jobs of a model.

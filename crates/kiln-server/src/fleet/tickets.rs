@@ -1,8 +1,8 @@
 //! Tickets on a worker: pulling them, claiming jobs with them, and giving them up. The rules stand in the module above.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::PullConsumer;
@@ -80,8 +80,11 @@ impl Tickets {
     /// Whether this worker may run a job: it has what the job names, and the job did not fail here.
     pub(super) fn may_run(&self, job: &JobRecord) -> bool {
         let abilities = lock(&self.abilities);
-        let Some((_, hash)) = abilities.models.iter().find(|(name, _)| *name == job.model) else { return false };
-        let loras = job.request.loras.iter().all(|lora| abilities.loras.iter().any(|own| own == name(&lora.path)));
+        let Some((_, hash)) = abilities.models.iter().find(|(name, _)| *name == job.model) else {
+            return false;
+        };
+        let loras =
+            job.request.loras.iter().all(|lora| abilities.loras.iter().any(|own| own == name(&lora.path)));
         let vae = job.request.vae.iter().all(|vae| abilities.vaes.iter().any(|own| own == name(&vae.path)));
         let own_hash = hash.clone();
         drop(abilities);
@@ -202,7 +205,9 @@ impl Tickets {
         let acker = Arc::clone(acker);
         let sent = self.link.wait(async move {
             let sent = tokio::time::timeout(Duration::from_secs(2), acker.double_ack_with(kind));
-            sent.await.map_err(|_| FleetError("timed out".into()))?.map_err(|error| FleetError(error.to_string()))
+            sent.await
+                .map_err(|_| FleetError("timed out".into()))?
+                .map_err(|error| FleetError(error.to_string()))
         });
         if let Err(error) = sent.and_then(|sent| sent) {
             tracing::debug!(%error, "a ticket was not given up; it is delivered again");
@@ -399,7 +404,8 @@ impl Tickets {
         job.finished = Some(now());
         tracing::error!(job = job.id, error = ?job.error, "giving a job up: see `kiln queue dead`");
         let (link, subject) = (Arc::clone(&self.link), self.link.subject("dead", &job.id));
-        let (id, letter) = (format!("{}-{}", job.id, job.attempts), serde_json::to_vec(&*job).unwrap_or_default());
+        let (id, letter) =
+            (format!("{}-{}", job.id, job.attempts), serde_json::to_vec(&*job).unwrap_or_default());
         self.link.wait(async move { link.publish(subject, &id, letter.into()).await })??;
         Ok(())
     }

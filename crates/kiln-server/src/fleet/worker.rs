@@ -12,13 +12,13 @@ use kiln_engine::Progress;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::announce::keep_announcing;
+use super::FleetConfig;
+use super::announce::Announcer;
 use super::link::{FleetError, Link};
 use super::objects::Objects;
 use super::records::{ImageRecord, JobRecord};
 use super::replica::Replica;
 use super::tickets::{Abilities, Tickets};
-use super::FleetConfig;
 use crate::api::probes;
 use crate::generator::{Catalogue, Generator};
 use crate::live::{Api, LiveJob};
@@ -34,6 +34,8 @@ type Result<T> = std::result::Result<T, StoreError>;
 
 /// How long a loaded model elsewhere may be busy before this worker loads it, too, in seconds.
 const LOAD_SECONDS: f64 = 8.0;
+/// How many jobs of a loaded model go before older ones of another.
+const MAX_IN_A_ROW: u32 = 8;
 /// How long a wish for previews counts that comes before the job.
 const WISH_AGE: Duration = Duration::from_secs(10);
 
@@ -140,7 +142,8 @@ impl FleetWorker {
     /// Follows the records: jobs that are cancelled or taken away, and new ones.
     fn follow(&self, replica: &Arc<Replica>, wishes: &Arc<Wishes>) {
         let link = &self.tickets.link;
-        let (tickets, server, waking) = (Arc::clone(&self.tickets), self.server.downgrade(), self.server.downgrade());
+        let (tickets, server, waking) =
+            (Arc::clone(&self.tickets), self.server.downgrade(), self.server.downgrade());
         let before = move |entry: &async_nats::jetstream::kv::Entry| {
             let Some(id) = entry.key.strip_prefix("job.") else { return };
             let Some(held) = lock(&tickets.held).get(id).map(|held| held.ticket) else { return };
@@ -186,9 +189,11 @@ impl FleetWorker {
 
     fn start_threads(&self, wishes: &Arc<Wishes>) -> std::io::Result<()> {
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
-        let (link, server) = (Arc::clone(&self.tickets.link), self.server.downgrade());
+        let server = self.server.downgrade();
         self.tickets.note_abilities(&self.server);
-        thread("announcing").spawn(move || keep_announcing(&link, &server, true))?;
+        let mut announcer = Announcer::new(&self.tickets.link, true);
+        announcer.announce(&self.server);
+        thread("announcing").spawn(move || announcer.run(&server))?;
         let (tickets, server) = (Arc::downgrade(&self.tickets), self.server.downgrade());
         let pause = self.tickets.link.config.ack_wait / 3;
         thread("in progress").spawn(move || {
@@ -204,6 +209,7 @@ impl FleetWorker {
             server: self.server.downgrade(),
             wishes: Arc::clone(wishes),
             last_model: String::new(),
+            in_a_row: 0,
             polled: Instant::now(),
             fruitless: None,
         };
@@ -241,6 +247,8 @@ struct Feeder {
     wishes: Arc<Wishes>,
     /// The model of the last job.
     last_model: String,
+    /// How many jobs in a row had that model.
+    in_a_row: u32,
     /// When tickets were last pulled without a queued job in sight.
     polled: Instant,
     /// When there was no ticket although a job was queued.
@@ -282,7 +290,12 @@ impl Feeder {
     fn claim(&mut self, server: &Server, poll: bool) {
         let mut models: Vec<String> =
             lock(&self.tickets.abilities).models.iter().map(|(model, _)| model.clone()).collect();
-        models.sort_by_key(|model| *model != self.last_model);
+        let stays = self.in_a_row < MAX_IN_A_ROW;
+        {
+            let state = self.tickets.replica.state();
+            let is_last = |model: &String| stays && *model == self.last_model;
+            models.sort_by_key(|model| (!is_last(model), state.oldest(model).unwrap_or(u64::MAX)));
+        }
         if poll {
             self.polled = Instant::now();
         }
@@ -294,6 +307,7 @@ impl Feeder {
             match self.tickets.claim(&model) {
                 Ok((Some(job), _)) => {
                     self.fruitless = None;
+                    self.in_a_row = if self.last_model == model { self.in_a_row + 1 } else { 0 };
                     self.last_model = model;
                     return adopt(server, &self.tickets, &job, &self.wishes);
                 }
@@ -318,14 +332,16 @@ impl Feeder {
             return true;
         }
         let nodes = self.tickets.replica.nodes();
-        let others = nodes.iter().filter(|node| node.worker && !node.draining && node.id != self.tickets.link.id);
+        let others =
+            nodes.iter().filter(|node| node.worker && !node.draining && node.id != self.tickets.link.id);
         let loaded: Vec<_> =
             others.filter(|node| node.loaded.iter().any(|(name, _)| name == model)).collect();
         if loaded.is_empty() {
             return true;
         }
         let state = self.tickets.replica.state();
-        let work: f64 = state.jobs.values().filter(|job| job.record.model == model).map(|job| job.record.cost).sum();
+        let work: f64 =
+            state.jobs.values().filter(|job| job.record.model == model).map(|job| job.record.cost).sum();
         let speed: f64 = loaded.iter().map(|node| 1.0 / node.speed.unwrap_or(0.25).max(1e-6)).sum();
         work / speed > LOAD_SECONDS
     }
@@ -334,7 +350,12 @@ impl Feeder {
 /// Checks a claimed job again, and queues it here.
 fn adopt(server: &Server, tickets: &Tickets, job: &JobRecord, wishes: &Wishes) {
     if let Err(error) = server.config.limits.check(&job.request, server.catalogue.as_ref()) {
-        tracing::error!(job = job.id, error.code, error.message, "refusing a job that no gateway would accept");
+        tracing::error!(
+            job = job.id,
+            error.code,
+            error.message,
+            "refusing a job that no gateway would accept"
+        );
         let end = JobEnd {
             id: job.id.clone(),
             state: JobState::Failed,
@@ -390,7 +411,13 @@ fn not_here<T>() -> Result<T> {
 }
 
 impl Ledger for Arc<WorkerLedger> {
-    fn submit(&self, _: &JobRow, _: &LiveJob, _: Option<&IdempotencyKey>, _: Option<&str>) -> Result<Option<Option<String>>> {
+    fn submit(
+        &self,
+        _: &JobRow,
+        _: &LiveJob,
+        _: Option<&IdempotencyKey>,
+        _: Option<&str>,
+    ) -> Result<Option<Option<String>>> {
         not_here()
     }
 

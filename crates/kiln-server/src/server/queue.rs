@@ -110,11 +110,15 @@ impl Server {
     /// Waits until no job is queued here and `wanted` agrees, at most for `timeout`; it hears whether a generator is free.
     /// Returns whether it did, and `None` when the server stops.
     #[cfg(feature = "fleet")]
-    pub(crate) fn wait_for_room(&self, timeout: Duration, mut wanted: impl FnMut(bool) -> bool) -> Option<bool> {
-        let mut has_room = |queue: &mut Queue| {
-            queue.queued_count() == 0 && wanted(self.idle_generators.load(SeqCst) > 0)
-        };
-        let wait = self.wake.wait_timeout_while(self.queue(), timeout, |queue| !queue.stopping && !has_room(queue));
+    pub(crate) fn wait_for_room(
+        &self,
+        timeout: Duration,
+        mut wanted: impl FnMut(bool) -> bool,
+    ) -> Option<bool> {
+        let mut has_room =
+            |queue: &mut Queue| queue.queued_count() == 0 && wanted(self.idle_generators.load(SeqCst) > 0);
+        let wait =
+            self.wake.wait_timeout_while(self.queue(), timeout, |queue| !queue.stopping && !has_room(queue));
         let (queue, wait) = wait.unwrap_or_else(PoisonError::into_inner);
         (!queue.stopping).then_some(!wait.timed_out())
     }
@@ -195,7 +199,12 @@ impl Server {
 
     /// Gives waiting jobs of a client their places in this order.
     pub(crate) fn reorder(&self, client: &str, order: &[String]) -> Result<(), StoreError> {
-        let ids = self.queue().waiting.reorder(client, order);
+        let ids = if self.ledger.is_gateway() {
+            // The places come back with the records.
+            self.queue().waiting.clone().reorder(client, order)
+        } else {
+            self.queue().waiting.reorder(client, order)
+        };
         self.ledger.set_order(&ids)
     }
 

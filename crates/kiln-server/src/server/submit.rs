@@ -1,5 +1,6 @@
 //! Accepts jobs, within the limits of the queue and of their client.
 
+use std::collections::hash_map::Entry;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -74,6 +75,7 @@ impl Server {
         };
         let mut live = LiveJob::new(id, client.clone(), request, api, attached);
         live.cost = self.cost(&live.request);
+        live.fingerprint = key.as_ref().map(|key| key.fingerprint.clone());
         let live = Arc::new(live);
         let queued = self.queued_job(&live);
         let row = JobRow {
@@ -91,13 +93,20 @@ impl Server {
             notes: Vec::new(),
         };
         self.reserve_slot(&caller)?;
-        if is_gateway && self.queue().live.contains_key(&live.id) {
-            self.release_slot(&client);
-            return Err(SubmitError::Repeated(Some(live.id.clone())));
-        }
         if is_gateway {
             // Before it is submitted: a worker may be done with it before this goes on.
-            self.queue().live.insert(live.id.clone(), Arc::clone(&live));
+            let earlier = match self.queue().live.entry(live.id.clone()) {
+                Entry::Occupied(earlier) => Some(Arc::clone(earlier.get())),
+                Entry::Vacant(place) => {
+                    place.insert(Arc::clone(&live));
+                    None
+                }
+            };
+            if let Some(earlier) = earlier {
+                self.release_slot(&client);
+                let same = earlier.fingerprint == live.fingerprint;
+                return Err(SubmitError::Repeated(same.then(|| live.id.clone())));
+            }
         }
         // Not under the lock: the generating thread takes it too and must not wait for the disk.
         let inserted = self.ledger.submit(&row, &live, key.as_ref(), webhook.as_deref());

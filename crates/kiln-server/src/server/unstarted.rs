@@ -56,7 +56,10 @@ impl Server {
         }
         let Some(live) = self.live(id) else { return false };
         live.cancel();
-        self.ledger.cancel_now(id).inspect_err(|error| tracing::error!(job = id, %error, "not cancelled")).is_ok()
+        self.ledger
+            .cancel_now(id)
+            .inspect_err(|error| tracing::error!(job = id, %error, "not cancelled"))
+            .is_ok()
     }
 
     /// Ends a job that was never started.

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{
-    Claim, GalleryLimits, IdempotencyKey, ImageRow, InputFiles, JobEnd, JobRow, Marks, PlotRow, Store, StoreError,
+    Claim, GalleryLimits, IdempotencyKey, ImageRow, InputFiles, JobEnd, JobRow, Marks, PlotRow, Store,
+    StoreError,
 };
 use crate::live::LiveJob;
 use crate::sessions::Session;

@@ -109,7 +109,8 @@ impl Store {
     /// Whether another image has the same file.
     pub(crate) fn is_file_shared(&self, file: &str) -> Result<bool> {
         let count: i64 =
-            self.reader().query_row("SELECT count(*) FROM pictures WHERE file = ?", [file], |row| row.get(0))?;
+            self.reader()
+                .query_row("SELECT count(*) FROM pictures WHERE file = ?", [file], |row| row.get(0))?;
         Ok(count > 1)
     }
 

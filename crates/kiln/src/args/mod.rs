@@ -4,6 +4,8 @@ mod bench;
 mod check;
 mod config;
 mod files;
+#[cfg(feature = "fleet")]
+mod fleet;
 mod hub;
 mod machine;
 #[cfg(feature = "serve")]
@@ -22,10 +24,12 @@ pub use bench::{BenchArgs, PhaseArg, SizeArg, StoredArg};
 pub use check::CheckArgs;
 pub use config::{ConfigArgs, ConfigCommand};
 pub use files::{ConvertArgs, FloatTypeArg, NamingArg, QuantTypeArg, QuantizeArgs};
+#[cfg(feature = "fleet")]
+pub use fleet::{FleetArgs, QueueAddress, QueueArgs, QueueCommand, WorkerArgs, WorkersArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{MAX_THREADS, MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]
-pub use serve::ServeArgs;
+pub use serve::{QueueArg, ServeArgs};
 pub use train::{
     AdapterArgs, CheckpointingArg, KindArg, LayoutArg, OptimizerArg, PictureArgs, SaveTypeArg, ScheduleArg,
     SigmaArg, StepArgs, TrainArgs,
@@ -140,10 +144,26 @@ Examples:
   kiln serve -m models/klein-4b --preview-vae taef2.safetensors
   KILN_API_KEY=... kiln serve --host 0.0.0.0 --allow-host kiln.home
   kiln serve --config kiln.toml                      (options from a file, in its table [serve])
+  kiln serve --device cuda:0,cuda:1                  (several GPUs, one queue)
+  kiln serve --queue nats://queue:4222               (a gateway of several machines, see `kiln worker`)
 
 OpenAI clients use http://127.0.0.1:7860/v1, A1111 clients http://127.0.0.1:7860; /openapi.json describes every route.
 Images, their recipes and the queue are stored in the data folder. Ctrl-C lets running jobs finish (see --grace), a
 second Ctrl-C stops at once; unfinished jobs resume at the next start.";
+
+#[cfg(feature = "fleet")]
+const WORKER_EXAMPLES: &str = "\
+Examples:
+  kiln serve  --queue nats://queue:4222              (a gateway: APIs, page, gallery)
+  kiln worker --queue nats://queue:4222 -m klein-4b  (as many as you like, anywhere)
+  kiln worker --queue tls://queue:4222 --queue-credentials kiln.creds --device cuda:0,cuda:1 --metrics 0.0.0.0:9090";
+
+#[cfg(feature = "fleet")]
+const QUEUE_EXAMPLES: &str = "\
+Examples:
+  kiln queue --queue nats://queue:4222 list
+  kiln queue --queue nats://queue:4222 dead
+  kiln queue --queue nats://queue:4222 retry --all";
 
 const QUANTIZE_EXAMPLES: &str = "\
 Quantizes the linear layers inside the blocks, copies everything else, and reports the error of each kind of layer.
@@ -185,6 +205,17 @@ pub enum Command {
     #[cfg(feature = "serve")]
     #[command(after_help = SERVE_EXAMPLES, args_override_self = true)]
     Serve(Box<ServeArgs>),
+    /// Generate the jobs of a fleet's queue on this machine
+    #[cfg(feature = "fleet")]
+    #[command(after_help = WORKER_EXAMPLES, args_override_self = true)]
+    Worker(Box<WorkerArgs>),
+    /// List, show, retry and purge the jobs of a fleet's queue
+    #[cfg(feature = "fleet")]
+    #[command(after_help = QUEUE_EXAMPLES)]
+    Queue(Box<QueueArgs>),
+    /// List the gateways and workers of a fleet
+    #[cfg(feature = "fleet")]
+    Workers(Box<WorkersArgs>),
     /// Download a model from Hugging Face
     #[command(after_help = PULL_EXAMPLES, args_override_self = true)]
     Pull(PullArgs),

@@ -138,9 +138,17 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", help_heading = "Limits and storage", value_parser = gallery_limit)]
     pub gallery_limit: Option<u64>,
 
-    /// Maximum number of queued jobs
-    #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub queue: u32,
+    /// Maximum number of queued jobs [default: 64]; or nats://HOST:PORT for a gateway, whose jobs `kiln worker`s generate
+    #[arg(long, value_name = "N or URL", help_heading = "Limits and storage", env = "KILN_QUEUE", hide_env_values = true, value_parser = queue)]
+    pub queue: Option<QueueArg>,
+
+    /// Maximum number of queued jobs of a gateway
+    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub queue_length: u32,
+
+    #[cfg(feature = "fleet")]
+    #[command(flatten)]
+    pub fleet: super::FleetArgs,
 
     /// Maximum batch size: images of similar queued jobs are generated together where that is faster; 1 disables batching
     #[arg(long, value_name = "N", default_value_t = crate::generate::MAX_BATCH as u32, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -188,6 +196,25 @@ pub struct ServeArgs {
     /// Log more details
     #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
     pub verbose: bool,
+}
+
+/// The queue: its length here, or the servers that hold it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum QueueArg {
+    Length(u32),
+    #[cfg(feature = "fleet")]
+    Servers(Vec<String>),
+}
+
+fn queue(text: &str) -> Result<QueueArg, String> {
+    match text.parse::<u32>() {
+        Ok(length @ 1..=10_000) => Ok(QueueArg::Length(length)),
+        Ok(_) => Err("expected a number from 1 to 10000".into()),
+        #[cfg(feature = "fleet")]
+        Err(_) => super::fleet::parse_servers(text).map(QueueArg::Servers),
+        #[cfg(not(feature = "fleet"))]
+        Err(_) => Err("expected a number from 1 to 10000".into()),
+    }
 }
 
 /// Less would delete images before a client can fetch them.

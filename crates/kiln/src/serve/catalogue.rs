@@ -252,6 +252,13 @@ impl Catalogue for SharedCatalogue {
         self.0.refresh();
     }
 
+    fn model_hash(&self, name: &str) -> Option<String> {
+        // Of models that are open: the others are not in use.
+        let location = self.0.find(Some(name))?;
+        let model = lock(&self.0.models).get(&model_key(&location)).cloned()?;
+        model.transformer.fingerprint().ok().map(str::to_owned)
+    }
+
     fn lora_details(&self) -> Vec<LoraInfo> {
         self.0.lora_details()
     }

@@ -5,7 +5,7 @@ pub mod catalogue;
 mod downloads;
 mod files;
 pub mod generator;
-mod signals;
+pub mod signals;
 mod trainer;
 mod turn;
 mod upsample;
@@ -22,7 +22,7 @@ use kiln_server::{Catalogue as _, Config, GalleryLimits, Limits, Server, Webhook
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::args::ServeArgs;
+use crate::args::{QueueArg, ServeArgs};
 use crate::error::CliError;
 use catalogue::{ModelCatalogue, SharedCatalogue};
 use generator::Worker;
@@ -37,39 +37,70 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     init_logging(&args);
     let config = config(&args)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
-    let models = Arc::new(ModelCatalogue::new(&args)?);
-    check_names(&args, &models)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(THREADS)
-        .enable_all()
-        .build()
-        .map_err(|error| CliError::new(format!("can't start the server's threads: {error}")))?;
+    let models = match args.queue {
+        Some(QueueArg::Length(_)) | None => {
+            let models = Arc::new(ModelCatalogue::new(&args)?);
+            check_names(&args, &models)?;
+            Some(models)
+        }
+        // A gateway has the models of its workers.
+        #[cfg(feature = "fleet")]
+        Some(QueueArg::Servers(_)) => None,
+    };
+    let runtime = runtime()?;
     // Before the data folder is touched: a server that can't listen leaves the queue alone.
     let address = SocketAddr::new(args.host, args.port);
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|error| {
         CliError::new(format!("can't listen on {address}: {error}")).hint("choose another port with --port")
     })?;
     let address = listener.local_addr().unwrap_or(address);
-    let server = open(config, &models)?;
-    let sessions = sessions(&args, &server)?;
-    let turn = Arc::new(DeviceTurn::default());
-    let training = train(&args, &models, &server, &sessions, &turn)?;
-    let worker = |session| worker(&args, Arc::clone(&models), session).turn(Arc::clone(&turn));
-    let generating = server.generate_with_all(sessions.into_iter().map(worker).collect());
-    let generating =
-        generating.map_err(|error| CliError::new(format!("can't start the generating threads: {error}")))?;
+    #[cfg(feature = "fleet")]
+    let mut temporary = None;
+    let (server, generating, training) = match (&models, &args.queue) {
+        #[cfg(feature = "fleet")]
+        (_, Some(QueueArg::Servers(servers))) => {
+            let (server, folder) = crate::fleet::gateway(&args, config, servers)?;
+            // Deleted at the end, and by the next process if this one is killed.
+            temporary = folder;
+            (server, None, None)
+        }
+        (Some(models), _) => {
+            let server = open(config, models)?;
+            let sessions = sessions(&args, &server)?;
+            let turn = Arc::new(DeviceTurn::default());
+            let training = train(&args, models, &server, &sessions, &turn)?;
+            let worker = |session| worker(&args, Arc::clone(models), session).turn(Arc::clone(&turn));
+            let generating = server.generate_with_all(sessions.into_iter().map(worker).collect());
+            let failed = |error| CliError::new(format!("can't start the generating threads: {error}"));
+            (server, Some(generating.map_err(failed)?), training)
+        }
+        (None, _) => return Err(CliError::new("there is neither a model nor a queue")),
+    };
     let stop = {
         let _runtime = runtime.enter();
-        signals::reload_on_hangup(models, server.clone(), args.clone());
+        if let Some(models) = models {
+            signals::reload_on_hangup(models, server.clone(), args.clone());
+        }
         signals::stop(server.clone(), Duration::from_secs(args.linger))
     };
     announce(&format!("{scheme}://{address}"), args.json);
     runtime.block_on(kiln_server::serve(server, listener, stop));
     // The running job is done, or stops within a step; a training saves its state.
-    let _ = generating.join();
+    let _ = generating.map(JoinHandle::join);
     let _ = training.map(JoinHandle::join);
+    #[cfg(feature = "fleet")]
+    drop(temporary);
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(())
+}
+
+/// The threads that answer HTTP requests.
+pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .enable_all()
+        .build()
+        .map_err(|error| CliError::new(format!("can't start the server's threads: {error}")))
 }
 
 /// Opens the data folder.
@@ -89,6 +120,17 @@ fn announce(url: &str, json: bool) {
     } else {
         let _ = writeln!(std::io::stderr(), "kiln {version} at {url}");
     }
+}
+
+/// Creates the engines of a worker: one for each device.
+#[cfg(feature = "fleet")]
+pub fn workers(
+    args: &ServeArgs,
+    models: &Arc<ModelCatalogue>,
+    server: &Server,
+) -> Result<Vec<Worker>, CliError> {
+    let worker = |session| worker(args, Arc::clone(models), session);
+    Ok(sessions(args, server)?.into_iter().map(worker).collect())
 }
 
 /// Creates what keeps the models loaded: one session for each device.
@@ -131,7 +173,7 @@ fn train(
 }
 
 /// Checks that the models of --preload and --model-alias are there.
-fn check_names(args: &ServeArgs, models: &ModelCatalogue) -> Result<(), CliError> {
+pub fn check_names(args: &ServeArgs, models: &ModelCatalogue) -> Result<(), CliError> {
     let aliases =
         args.model_aliases.iter().map(|(alias, model)| (format!("--model-alias {alias}={model}"), model));
     let preloads = args.preload.iter().map(|model| (format!("--preload {model}"), model));
@@ -152,7 +194,7 @@ fn next_to_models(name: &str) -> Option<PathBuf> {
     crate::models::folders().last()?.parent().map(|kiln| kiln.join(name))
 }
 
-fn config(args: &ServeArgs) -> Result<Config, CliError> {
+pub fn config(args: &ServeArgs) -> Result<Config, CliError> {
     let folder = args.data.clone().or_else(|| next_to_models("server")).ok_or_else(|| {
         CliError::usage("there is no folder for the queue and the images").hint("set one with --data")
     })?;
@@ -166,7 +208,12 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
         hosts.push("*".into());
     }
     let limits = Limits {
-        queue: args.queue as usize,
+        queue: match args.queue {
+            None => Limits::default().queue,
+            Some(QueueArg::Length(length)) => length as usize,
+            #[cfg(feature = "fleet")]
+            Some(QueueArg::Servers(_)) => args.queue_length as usize,
+        },
         side: args.max_side,
         pixels: args.max_pixels,
         steps: args.max_steps,
@@ -196,7 +243,7 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
     })
 }
 
-fn init_logging(args: &ServeArgs) {
+pub fn init_logging(args: &ServeArgs) {
     let level = if args.verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
     let log = log.with_ansi(std::io::stderr().is_terminal());

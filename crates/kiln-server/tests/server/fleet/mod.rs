@@ -7,11 +7,35 @@ use std::process::Command;
 
 use crate::nats::Nats;
 
-/// Modules that test the database or the threads of a server that is alone.
-const ALONE: [&str; 9] =
-    ["fleet::", "kills::", "faults::", "storage::", "restart::", "pipeline::", "socket::", "tls::", "check::"];
-/// Tests of what a gateway does not do, or of the number of jobs that one machine plans ahead.
-const NOT_ON_A_GATEWAY: [&str; 1] = ["downloads::"];
+/// Tests of the database, the threads or the metrics of a server that is alone, and those that have nothing to do with
+/// jobs.
+const ALONE: [&str; 15] = [
+    "fleet::",
+    "kills::",
+    "faults::",
+    "storage::",
+    "restart::",
+    "pipeline::",
+    "batching::",
+    "socket::",
+    "tls::",
+    "check::",
+    "attacks::",
+    "safety::",
+    "inputs::",
+    "keys::the_data_folder_and_its_files_are_private",
+    "gallery::the_oldest_images_are_deleted",
+];
+/// Tests of what a gateway leaves to its workers, or does not do; of the jobs that a worker has claimed ahead.
+const NOT_ON_A_GATEWAY: [&str; 7] = [
+    "downloads::",
+    "prompts::",
+    "keys::only_admins_download_models",
+    "keys::recipes_are_left_out_of_files_on_request",
+    "keys::errors_name_no_folder_of_the_server",
+    "jobs::a_running_job_is_cancelled_within_a_step_and_a_queued_one_at_once",
+    "shares::many_images_of_one_client_push_out_none_of_another",
+];
 
 #[test]
 fn the_tests_of_the_server_pass_on_a_fleet() {

@@ -1,0 +1,84 @@
+//! `kiln worker`, and `kiln serve --queue` as a gateway.
+
+pub mod queue;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kiln_base::TemporaryFolder;
+use kiln_server::fleet::{FleetError, open_gateway, open_worker};
+use kiln_server::{Config, Server};
+use tokio::net::TcpListener;
+
+use crate::args::{ServeArgs, WorkerArgs};
+use crate::error::CliError;
+use crate::serve::catalogue::{ModelCatalogue, SharedCatalogue};
+use crate::serve::{self, signals};
+
+/// Explains why the queue can't be used.
+pub fn queue_error(error: &FleetError) -> CliError {
+    CliError::new(error.to_string()).hint("is nats-server running there, with JetStream (-js)?")
+}
+
+/// A folder for what this process needs while it runs.
+fn temporary_folder() -> Result<TemporaryFolder, CliError> {
+    let parent = std::env::temp_dir();
+    kiln_base::remove_stale(&parent);
+    TemporaryFolder::create(&parent)
+        .map_err(|error| CliError::new(format!("can't create a folder in `{}`: {error}", parent.display())))
+}
+
+/// Opens the server of a gateway. Its folder lasts as long as the second value, unless the options name one.
+pub fn gateway(
+    args: &ServeArgs,
+    config: Config,
+    servers: &[String],
+) -> Result<(Server, Option<TemporaryFolder>), CliError> {
+    let temporary = if args.data.is_none() { Some(temporary_folder()?) } else { None };
+    let folder = temporary.as_ref().map_or(config.folder.as_path(), TemporaryFolder::path).to_path_buf();
+    let config = Config { folder, ..config };
+    let server = open_gateway(config, args.fleet.config(servers)).map_err(|error| queue_error(&error))?;
+    Ok((server, temporary))
+}
+
+pub fn run_worker(args: WorkerArgs) -> Result<(), CliError> {
+    let mut options = args.serve_args();
+    options.machine.fill_missing(crate::settings::get());
+    serve::init_logging(&options);
+    let models = Arc::new(ModelCatalogue::new(&options)?);
+    serve::check_names(&options, &models)?;
+    let folder = temporary_folder()?;
+    let config = config(&options, folder.path())?;
+    let runtime = serve::runtime()?;
+    let listener = match args.metrics {
+        None => None,
+        Some(address) => Some(runtime.block_on(TcpListener::bind(address)).map_err(|error| {
+            CliError::new(format!("can't listen on {address}: {error}")).hint("choose another with --metrics")
+        })?),
+    };
+    let fleet = args.queue.fleet.config(&args.queue.servers.0);
+    let catalogue = Box::new(SharedCatalogue(Arc::clone(&models)));
+    let worker = open_worker(config, fleet, catalogue).map_err(|error| queue_error(&error))?;
+    let engines = serve::workers(&options, &models, worker.server())?;
+    let generating = worker
+        .generate_with_all(engines)
+        .map_err(|error| CliError::new(format!("can't start the generating threads: {error}")))?;
+    let stop = {
+        let _runtime = runtime.enter();
+        signals::reload_on_hangup(models, worker.server().clone(), options);
+        signals::stop(worker.server().clone(), Duration::ZERO)
+    };
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "worker ready");
+    runtime.block_on(worker.serve(listener, stop));
+    // The running job is done, or stops within a step.
+    let _ = generating.join();
+    worker.leave();
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(())
+}
+
+fn config(options: &ServeArgs, folder: &Path) -> Result<Config, CliError> {
+    let config = serve::config(&ServeArgs { data: Some(folder.to_path_buf()), ..options.clone() })?;
+    Ok(Config { api_keys: Vec::new(), hosts: vec!["*".into()], ..config })
+}
