@@ -303,8 +303,17 @@ async fn connect(config: &FleetConfig) -> Result<Opened> {
     if let Some((certificate, key)) = &config.certificate {
         options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
     }
+    // In an address: `user:password@` or `token@`.
+    let logins =
+        config.servers.iter().filter_map(|server| Some(server.split_once("://")?.1.rsplit_once('@')?.0));
+    options = match logins.map(|login| login.split_once(':').ok_or(login)).next() {
+        Some(Ok((user, password))) => options.user_and_password(user.into(), password.into()),
+        Some(Err(token)) => options.token(token.into()),
+        None => options,
+    };
+    let addresses: Vec<String> = config.servers.iter().map(|server| shown(server)).collect();
     let servers = config.servers.join(",");
-    let client = tokio::time::timeout(2 * TIMEOUT, options.connect(config.servers.as_slice()))
+    let client = tokio::time::timeout(2 * TIMEOUT, options.connect(addresses))
         .await
         .map_err(|_| FleetError(format!("can't reach the queue at {}: timed out", shown(&servers))))?
         .map_err(|error| FleetError(format!("can't reach the queue at {}: {error}", shown(&servers))))?;

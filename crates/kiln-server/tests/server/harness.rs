@@ -301,6 +301,26 @@ impl TestServer {
         server
     }
 
+    /// A server that is open already.
+    #[cfg(feature = "fleet")]
+    pub fn of(server: Server) -> TestServer {
+        TestServer {
+            router: router(server.clone()),
+            inner: server,
+            received: Arc::default(),
+            folder: Arc::new(TempDir::new().unwrap()),
+            workers: Mutex::default(),
+        }
+    }
+
+    /// Waits until a job that another server accepted is known here.
+    #[cfg(feature = "fleet")]
+    pub async fn wait_for(&self, id: &str) {
+        while !self.get(&format!("/v1/jobs/{id}")).await.status.is_success() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// Starts to generate the queued jobs, in batches of up to `batch_capacity` images.
     pub fn generate(&self, batch_capacity: u32) {
         let generator = TestGenerator { received: Arc::clone(&self.received), batch_capacity };

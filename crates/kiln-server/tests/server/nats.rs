@@ -77,7 +77,7 @@ impl Drop for Nats {
 fn run(program: &Path, port: u16, folder: &Path, options: &[String]) -> Child {
     // The shell outlives nobody: without this process its input ends.
     let script = r#""$@" >"$LOG" 2>&1 & echo $! >"$PIDFILE"; cat; kill -9 "$(cat "$PIDFILE")""#;
-    let child = Command::new("sh")
+    let mut child = Command::new("sh")
         .args(["-c", script, "sh"])
         .arg(program)
         .args(["-js", "-a", "127.0.0.1", "-p", &port.to_string(), "-sd"])
@@ -95,6 +95,7 @@ fn run(program: &Path, port: u16, folder: &Path, options: &[String]) -> Child {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+    let _ = (child.kill(), child.wait());
     panic!("nats-server did not start: {:?}", std::fs::read_to_string(folder.join("log")));
 }
 
@@ -121,7 +122,8 @@ impl TestWorker {
     pub fn with(fleet: FleetConfig, folder: &Path) -> TestWorker {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let folder = folder.join(format!("worker-{}", COUNT.fetch_add(1, SeqCst)));
-        let worker = open_worker(Config::new(folder), fleet, Box::new(TestCatalogue)).unwrap();
+        let config = Config { grace: Duration::from_millis(200), ..Config::new(folder) };
+        let worker = open_worker(config, fleet, Box::new(TestCatalogue)).unwrap();
         TestWorker(Some(worker))
     }
 

@@ -2,6 +2,7 @@
 
 mod faults;
 mod hostile;
+mod node;
 
 use std::process::Command;
 
