@@ -87,11 +87,13 @@ impl MachineArgs {
     }
 
     /// Returns the engine's settings for the first device, for work beside that of all.
+    #[cfg(feature = "serve")]
     pub fn settings_of_first(&self) -> Result<Settings, CliError> {
         self.settings_on(self.device.first().copied().unwrap_or_default())
     }
 
     /// Returns the engine's settings for each of the devices. Those that are the CPU share its threads.
+    #[cfg(feature = "serve")]
     pub fn settings_of_all(&self) -> Result<Vec<Settings>, CliError> {
         if self.device.len() <= 1 {
             return Ok(vec![self.settings()?]);

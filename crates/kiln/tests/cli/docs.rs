@@ -170,6 +170,7 @@ pages! {
     the_commands_about_quantizing_run "docs/quantizing.md" 6;
     the_commands_about_gpus_run "docs/gpu.md" 3;
     the_commands_about_the_server_run "docs/server.md" 6;
+    the_commands_about_several_machines_run "docs/fleet.md" 1;
     the_commands_about_the_page_run "docs/page.md" 2;
     the_commands_about_caching_run "docs/caching.md" 2;
     the_commands_about_filters_run "docs/filters.md" 3;

