@@ -106,7 +106,11 @@ impl FairQueue {
 
     /// The number of jobs that are taken before this one, as things stand. Beyond [`MAX_TURNS`] it is at least that.
     pub(crate) fn position(&self, id: &str) -> Option<usize> {
-        let submitted = self.jobs.iter().position(|job| job.id == id)?;
+        // New jobs are asked for most often, and are last.
+        let submitted = self.jobs.iter().rposition(|job| job.id == id)?;
+        if submitted >= MAX_TURNS {
+            return Some(submitted);
+        }
         let turn = self.turns().take(MAX_TURNS).position(|job| job.id == id);
         Some(turn.unwrap_or(submitted.max(MAX_TURNS)))
     }
@@ -118,7 +122,10 @@ impl FairQueue {
 
     /// The jobs in the order in which they are taken if no other comes.
     fn turns(&self) -> impl Iterator<Item = QueuedJob> {
-        let mut queue = self.clone();
+        // A long queue is not copied whole: what is far behind takes no turn before long.
+        let jobs = self.jobs[..self.jobs.len().min(2 * MAX_TURNS)].to_vec();
+        let mut queue = FairQueue { jobs, spent: self.spent.clone(), ..FairQueue::default() };
+        (queue.last_group, queue.preferred) = (self.last_group.clone(), self.preferred);
         std::iter::from_fn(move || queue.take())
     }
 

@@ -21,6 +21,8 @@ mod error_table;
 mod errors;
 #[cfg(unix)]
 mod faults;
+#[cfg(feature = "fleet")]
+mod fleet;
 mod formats;
 mod generate;
 mod golden;

@@ -43,6 +43,18 @@ impl TestServer {
     }
 
     fn fetch(&self, method: &str, path: &str, body: Option<Value>) -> (u16, String) {
+        let (status, body) = self.fetch_bytes(method, path, body);
+        (status, String::from_utf8(body).unwrap())
+    }
+
+    /// The file at this path.
+    pub fn bytes(&self, path: &str) -> Vec<u8> {
+        let (status, bytes) = self.fetch_bytes("GET", path, None);
+        assert_eq!(status, 200, "{path}");
+        bytes
+    }
+
+    fn fetch_bytes(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Vec<u8>) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let body = body.map_or(String::new(), |body| body.to_string());
         let length = body.len();
@@ -54,9 +66,9 @@ impl TestServer {
         .unwrap();
         let mut response = Vec::new();
         stream.read_to_end(&mut response).unwrap();
-        let response = String::from_utf8(response).unwrap();
-        let (head, body) = response.split_once("\r\n\r\n").unwrap();
-        (head[9..12].parse().unwrap(), body.to_owned())
+        let head = response.windows(4).position(|end| end == b"\r\n\r\n").unwrap();
+        let status = std::str::from_utf8(&response[9..12]).unwrap().parse().unwrap();
+        (status, response[head + 4..].to_vec())
     }
 
     #[track_caller]
@@ -337,7 +349,7 @@ fn options_of_the_server_come_from_a_file() {
 }
 
 /// Runs a Python client script, or skips it if Python or its packages are missing.
-fn script(sandbox: &Sandbox, name: &str, needs: &str, server: &TestServer) {
+pub fn script(sandbox: &Sandbox, name: &str, needs: &str, server: &TestServer) {
     let python = std::env::var("KILN_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
     let has = Command::new(&python).args(["-c", needs]).stderr(Stdio::null()).status();
     if !has.is_ok_and(|status| status.success()) {

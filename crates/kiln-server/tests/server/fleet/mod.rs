@@ -2,6 +2,7 @@
 
 mod faults;
 mod hostile;
+mod load;
 mod node;
 
 use std::process::Command;
