@@ -163,7 +163,8 @@ fn many_clients_are_served_for_a_minute() {
                         if job["finished"].is_number() {
                             break job;
                         }
-                        std::thread::sleep(Duration::from_millis(50));
+                        // Every question is a connection, and the machine has few ports for them.
+                        std::thread::sleep(Duration::from_millis(300));
                     };
                     assert_eq!(ended["status"], "done", "{ended}");
                     done.fetch_add(1, SeqCst);

@@ -100,6 +100,8 @@ impl Node {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         let port = lines.find_map(|line| line.strip_prefix("port ")?.parse().ok()).unwrap_or(0);
+        // The test harness of the process writes again after a minute.
+        std::thread::spawn(move || lines.for_each(drop));
         Node { child, port, folder: folder.to_path_buf() }
     }
 
