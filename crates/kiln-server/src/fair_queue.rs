@@ -55,6 +55,7 @@ impl FairQueue {
     }
 
     /// Adds a job at its place.
+    #[cfg(feature = "fleet")]
     pub(crate) fn insert(&mut self, job: QueuedJob) {
         self.give_share(&job);
         let later = self.jobs.iter().rposition(|other| other.place <= job.place);
@@ -137,11 +138,13 @@ impl FairQueue {
     }
 
     /// The id of the next job among those that `may_run` accepts.
+    #[cfg(feature = "fleet")]
     pub(crate) fn choose(&self, may_run: impl Fn(&QueuedJob) -> bool) -> Option<&str> {
         self.next(&may_run).map(|(index, _)| self.jobs[index].id.as_str())
     }
 
     /// Takes the job with this id, for this process if `own`, else for another.
+    #[cfg(feature = "fleet")]
     pub(crate) fn take_id(&mut self, id: &str, own: bool) -> Option<QueuedJob> {
         let index = self.jobs.iter().position(|job| job.id == id)?;
         let last_group = self.last_group.clone();

@@ -183,6 +183,7 @@ impl LiveJob {
     }
 
     /// Another process generates the job: `tell` passes wishes on.
+    #[cfg(feature = "fleet")]
     pub(crate) fn set_remote(&self, tell: impl Fn(Wish) + Send + Sync + 'static) {
         let _ = self.remote.set(Box::new(tell));
     }

@@ -162,6 +162,7 @@ pub(crate) struct JobEnd {
     /// In milliseconds since 1970.
     pub(crate) finished: i64,
     /// Whether the job may succeed on another machine: the server failed, not the request.
+    #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for fleets"))]
     pub(crate) retry: bool,
 }
 
