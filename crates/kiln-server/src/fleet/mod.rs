@@ -1,5 +1,4 @@
-//! Several machines on one queue: NATS JetStream behind the [`Ledger`](crate::store::Ledger) and
-//! [`Files`](crate::store::Files) of a server.
+//! Several machines on one queue: NATS JetStream behind the traits `Ledger` and `Files` of a server.
 //!
 //! A *gateway* serves the APIs and generates nothing; a *worker* generates and serves no API. Neither keeps anything: a
 //! stream of tickets, a bucket of records and a store of files on NATS are the queue.

@@ -104,7 +104,7 @@ impl FleetWorker {
         &self.server
     }
 
-    /// Generates with these; the returned thread ends after [`FleetWorker::drain`].
+    /// Generates with these; the returned thread ends after [`FleetWorker::serve`].
     pub fn generate_with_all<G: Generator>(
         &self,
         generators: Vec<G>,
