@@ -10,7 +10,7 @@ use kiln_tensor::{DType, Shape};
 use crate::backend::CudaBackend;
 use crate::ops::elementwise;
 use crate::ops::training::optimizer::CudaQuantized;
-use crate::ops::training::{adapter, attention, backward, low_rank, matmul, optimizer};
+use crate::ops::training::{adapter, attention, backward, matmul, optimizer};
 use crate::tensor::CudaTensor;
 use crate::weight::CudaWeight;
 
@@ -69,7 +69,7 @@ impl TrainingBackend for CudaBackend {
         inner: &[T],
         add: &[Option<[&T; 2]>],
     ) -> Result<Vec<LowRankGradient<T>>> {
-        match low_rank::low_rank_backward(&self.cx, dys, x, updates, inner, add)? {
+        match matmul::low_rank_backward(&self.cx, dys, x, updates, inner, add)? {
             Some(gradients) => Ok(gradients),
             None => kiln_ops::training::low_rank_backward(self, dys, x, updates, inner, add),
         }

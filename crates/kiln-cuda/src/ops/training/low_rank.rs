@@ -1,10 +1,8 @@
 //! Products of activations and gradients with the matrices of a low-rank update, with `low_rank.cu`.
 
-use kiln_ops::training::{LowRank, LowRankGradient, shapes};
 use kiln_ops::{Result, Tensor as _};
 use kiln_tensor::DType;
 
-use super::matmul::matmul_tn;
 use crate::context::{Context, int};
 use crate::kernels::{
     LOW_RANK_16, LOW_RANK_32, LOW_RANK_COLUMNS, LOW_RANK_ROWS, LowRankArgs, LowRankColumns, LowRankProducts,
@@ -182,7 +180,7 @@ impl<'a> WideProducts<'a> {
     }
 
     /// `scale · x · up`, and `add + scale · xᵀ · inner`, `[cols, rank]`.
-    fn multiply_both(
+    pub fn multiply_both(
         &self,
         cx: &Context,
         up: &CudaTensor,
@@ -194,33 +192,4 @@ impl<'a> WideProducts<'a> {
         self.launch(cx, Some((Thin { x: up, by_rank: false }, &rows)), Some((inner, &columns)))?;
         Ok([self.sum_rows(cx, &rows, scale)?, self.sum_columns(cx, &columns, scale, add, false)?])
     }
-}
-
-/// The gradients of low-rank updates, or `None` if there is no kernel for one of them.
-pub(crate) fn low_rank_backward(
-    cx: &Context,
-    dys: &[&CudaTensor],
-    x: &CudaTensor,
-    updates: &[LowRank<'_, CudaTensor>],
-    inner: &[CudaTensor],
-    add: &[Option<[&CudaTensor; 2]>],
-) -> Result<Option<Vec<LowRankGradient<CudaTensor>>>> {
-    shapes::low_rank(x, updates, dys.iter().map(|dy| dy.shape().last()).sum())?;
-    let mut gradients = Vec::with_capacity(updates.len());
-    for ((update, inner), add) in updates.iter().zip(inner).zip(add) {
-        let (mut first, mut own) = (0, Vec::new());
-        for &dy in dys {
-            let width = dy.shape().last();
-            if update.rows_within(first, width)?.is_some() {
-                own.push(dy);
-            }
-            first += width;
-        }
-        let Some(products) = WideProducts::new(&own, inner.shape().last()) else { return Ok(None) };
-        let [d_inner, up] =
-            products.multiply_both(cx, update.up, inner, update.scale, add.map(|[_, up]| up))?;
-        let down = matmul_tn(cx, &d_inner, update.input.unwrap_or(x), 1.0, add.map(|[down, _]| down))?;
-        gradients.push(LowRankGradient { down, up, inner: d_inner });
-    }
-    Ok(Some(gradients))
 }

@@ -3,7 +3,7 @@
 //! Adapters are f32 and multiplied in the activations' dtype. A low-rank update is computed first, and the large product
 //! adds it, which costs one pass less over the outputs.
 
-use kiln_ops::training::{AdaptedOutput, LowRank, shapes};
+use kiln_ops::training::{AdaptedOutput, LowRank, LowRankGradient, shapes};
 use kiln_ops::{Error, Result, Tensor as _};
 use kiln_tensor::DType;
 
@@ -272,6 +272,35 @@ pub(crate) fn linear_low_rank(
         first += width;
     }
     Ok(AdaptedOutput { ys: linear_onto(cx, x, w, widths, changes)?, inner })
+}
+
+/// The gradients of low-rank updates, or `None` if there is no kernel for one of them.
+pub(crate) fn low_rank_backward(
+    cx: &Context,
+    dys: &[&CudaTensor],
+    x: &CudaTensor,
+    updates: &[LowRank<'_, CudaTensor>],
+    inner: &[CudaTensor],
+    add: &[Option<[&CudaTensor; 2]>],
+) -> Result<Option<Vec<LowRankGradient<CudaTensor>>>> {
+    shapes::low_rank(x, updates, dys.iter().map(|dy| dy.shape().last()).sum())?;
+    let mut gradients = Vec::with_capacity(updates.len());
+    for ((update, inner), add) in updates.iter().zip(inner).zip(add) {
+        let (mut first, mut own) = (0, Vec::new());
+        for &dy in dys {
+            let width = dy.shape().last();
+            if update.rows_within(first, width)?.is_some() {
+                own.push(dy);
+            }
+            first += width;
+        }
+        let Some(products) = WideProducts::new(&own, inner.shape().last()) else { return Ok(None) };
+        let [d_inner, up] =
+            products.multiply_both(cx, update.up, inner, update.scale, add.map(|[_, up]| up))?;
+        let down = matmul_tn(cx, &d_inner, update.input.unwrap_or(x), 1.0, add.map(|[down, _]| down))?;
+        gradients.push(LowRankGradient { down, up, inner: d_inner });
+    }
+    Ok(Some(gradients))
 }
 
 pub(crate) fn row_norms(

@@ -4,7 +4,7 @@ pub(crate) mod adapter;
 pub(crate) mod attention;
 mod attention_bf16;
 pub(crate) mod backward;
-pub(crate) mod low_rank;
+mod low_rank;
 pub(crate) mod matmul;
 pub(crate) mod optimizer;
 
