@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_engine::{ComponentFile, Model, Variant, VariantSource, config_key};
 use kiln_model::{text_encoder, transformer, vae};
+use kiln_models::ModelLocation;
 use kiln_tensor::DType;
 use kiln_weights::export::{Container, NAME_KEY, Options, Storage, TensorNames, export, export_shards};
 use kiln_weights::quantize::Report;
@@ -17,8 +18,7 @@ use crate::error::{CliError, ErrorContext};
 use crate::export::{
     AtomicFolder, ExportProgress, OutKind, refuse_input, report_properties, threads, write_error,
 };
-use crate::models::ModelLocation;
-use crate::terminal;
+use crate::{models, terminal};
 
 /// Default largest size of a shard, in bytes.
 const SHARD_SIZE: u64 = 10 << 30;
@@ -84,7 +84,7 @@ impl SourceComponent {
         wanted: Option<Component>,
         variant: Option<Variant>,
     ) -> Result<SourceComponent, CliError> {
-        let location = ModelLocation::resolve(Some(input))?;
+        let location = models::resolve(Some(input))?;
         let opening = || format!("opening `{}`", input.display());
         let path = location.path().unwrap_or(input);
         if is_part(path) {

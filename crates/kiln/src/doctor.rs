@@ -40,7 +40,7 @@ fn report() -> Properties {
         .with_group("cuda", cuda())
         .with_group("folders", folders())
         .with_group("kept", text_cache())
-        .with("models", models::names(&models::folders()))
+        .with("models", models::folders().names())
         .with("preview", protocol)
 }
 
@@ -91,7 +91,7 @@ fn folders() -> Properties {
         .with("current", folder(&current))
         .with("temporary", folder(&std::env::temp_dir()))
         .with("settings", settings::file().map(|file| settings_file(&file)))
-        .with("models", models::folders().iter().map(|path| folder(path)).collect::<Vec<_>>())
+        .with("models", models::folders().paths().iter().map(|path| folder(path)).collect::<Vec<_>>())
         .with("cache", cache::folder().map(|path| folder(&path)))
 }
 

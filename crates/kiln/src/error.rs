@@ -179,6 +179,19 @@ impl From<kiln_hub::Error> for CliError {
     }
 }
 
+impl From<kiln_models::Error> for CliError {
+    fn from(error: kiln_models::Error) -> Self {
+        use kiln_models::Error;
+        match error {
+            Error::Usage { what, hint } => CliError::usage(what).hint(hint),
+            Error::Missing { what, hint } => CliError::new(what).hint(hint),
+            Error::Open { source, hint: None } => (*source).into(),
+            Error::Open { source, hint } => CliError { hint, ..CliError::from(*source) },
+            Error::Hub(error) => error.into(),
+        }
+    }
+}
+
 /// Adds context to an error: what the program was doing.
 pub trait ErrorContext<T> {
     fn with_context(self, what: impl FnOnce() -> String) -> Result<T, CliError>;

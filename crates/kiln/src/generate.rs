@@ -14,13 +14,13 @@ use kiln_engine::{
 };
 use kiln_engine::{Request, Settings, Setup, Sink, Task};
 use kiln_image::{Format, RgbImage};
+use kiln_models::ModelLocation;
 use kiln_tensor::{DType, HostTensor};
 
 use crate::args::GenerateArgs;
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext, ErrorKind};
 use crate::hub::offer::OfferOptions;
-use crate::models::ModelLocation;
 use crate::output::{self, ImageName, Output, SaveOptions};
 use crate::preview::Screen;
 use crate::progress::{ProgressEvent, Reporter};

@@ -1,13 +1,12 @@
 //! Hints: what to do about an error. The libraries say what is wrong; only the program knows the options.
 
-use std::path::Path;
-
-use kiln_engine::{ComponentPaths, MissingComponent, Model};
+use kiln_engine::{MissingComponent, Model};
 use kiln_model::Error;
-use kiln_weights::{Component, LoraProblem, MalformedFile, WeightSource};
+use kiln_models::cache;
+use kiln_weights::{Component, LoraProblem, MalformedFile};
 
-use crate::error::{CliError, ErrorContext};
-use crate::{ember, hub, values};
+use crate::error::CliError;
+use crate::values;
 
 const DOWNLOAD_AGAIN: &str = "the download is incomplete or the file is damaged; download it again";
 const OTHER_MODEL: &str = "a LoRA fits only the model it was trained on: klein 4B, klein 9B and dev differ; \
@@ -304,62 +303,6 @@ pub fn refuse_ambiguous(model: &Model, vae_given: bool) -> Result<(), CliError> 
     }
 }
 
-/// Opens a model that is stored as its difference from the built-in one.
-fn open_delta(delta: &WeightSource, components: &ComponentPaths) -> Result<Model, CliError> {
-    let path = delta.path().display();
-    if !components.is_empty() {
-        let what = format!("`{path}` can't be combined with components of another model");
-        return Err(CliError::usage(what).hint("leave them out"));
-    }
-    let Some(ember) = ember::file() else {
-        let what = format!("`{path}` is stored as its difference from Ember, which this build does not have");
-        return Err(CliError::new(what).hint("build with the feature `ember`"));
-    };
-    let whole = delta.apply_delta(ember).map_err(kiln_engine::Error::from);
-    whole.and_then(Model::from_packed).with_context(|| format!("opening the model `{path}`"))
-}
-
-/// Opens a model with some components from elsewhere. If the path is not a model, the error has a hint about where the
-/// model may be.
-pub fn open_model_with(path: &Path, components: &ComponentPaths) -> Result<Model, CliError> {
-    let components = &ComponentPaths { fallback_models: hub::fallback_models(), ..components.clone() };
-    let source = path.is_file().then(|| WeightSource::open(path).ok()).flatten();
-    let opened = match source.filter(WeightSource::is_delta) {
-        Some(delta) => return open_delta(&delta, components),
-        None => Model::open_with(Some(path), components),
-    };
-    let no_index = path.is_dir() && !path.join("model_index.json").is_file();
-    let hint = match &opened {
-        Err(kiln_engine::Error::Model(error)) => match error {
-            // A file that is a model, but damaged or of an unknown type, has a hint of its own.
-            Error::Weights(kiln_weights::Error::Malformed { problem, .. })
-                if path.is_file() && !describes_tensors(problem) =>
-            {
-                Some(not_a_model(path))
-            }
-            Error::Config { file, what } if no_index && file == path => {
-                let several = what.starts_with("there are several");
-                Some(if several { "name one of them with -m".into() } else { not_a_model(path) })
-            }
-            _ => None,
-        },
-        _ => None,
-    };
-    opened.with_context(|| format!("opening the model `{}`", path.display())).map_err(|error| match hint {
-        Some(hint) => CliError { hint: Some(hint), ..error },
-        None => error,
-    })
-}
-
-/// Whether the header of a malformed file was read, so that it is a file of weights.
-fn describes_tensors(problem: &MalformedFile) -> bool {
-    use MalformedFile::{DType, GgufType, Trailing, Truncated, UnknownGgufType};
-    matches!(
-        problem,
-        DType { .. } | GgufType { .. } | UnknownGgufType { .. } | Truncated { .. } | Trailing { .. }
-    )
-}
-
 /// Hint for a model without a text encoder.
 fn text_encoder(model: &Model) -> String {
     let hidden = model.transformer.config.joint_attention_dim / 3;
@@ -378,51 +321,8 @@ fn text_encoder(model: &Model) -> String {
 
 /// Hint for a transformer without its other components: which model to pull.
 fn pull(model: &Model) -> String {
-    match hub::matching_model(model.transformer.config.joint_attention_dim) {
+    match cache::matching_model(model.transformer.config.joint_attention_dim) {
         Some(name) => format!("run `kiln pull {name}`, whose components fit; or "),
         None => String::new(),
-    }
-}
-
-/// Hint for a path that is not a model folder.
-pub fn not_a_model(path: &Path) -> String {
-    const INDEX: &str = "model_index.json";
-    if path.is_file() {
-        return "give a model folder (with model_index.json, transformer, text_encoder and vae), a FLUX.2 transformer as \
-                safetensors or GGUF, or a model.toml"
-            .into();
-    }
-    if let Some(parent) = path.parent().filter(|p| p.join(INDEX).is_file()) {
-        return format!("the model is the parent folder: -m {}", parent.display());
-    }
-    let inside = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut models: Vec<_> = inside.filter(|p| p.join(INDEX).is_file()).collect();
-    models.sort();
-    match models.first() {
-        Some(model) => format!("there is a model inside it: -m {}", model.display()),
-        None => {
-            "give the folder of a diffusers download of FLUX.2 [klein], with model_index.json, transformer, \
-                 text_encoder and vae"
-                .into()
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-
-    #[test]
-    fn a_model_near_a_wrong_path_is_suggested() {
-        let dir = tempfile::tempdir().unwrap();
-        let model = dir.path().join("klein");
-        fs::create_dir_all(model.join("vae")).unwrap();
-        fs::write(model.join("model_index.json"), "{}").unwrap();
-        let name = model.display().to_string();
-        assert!(not_a_model(&model.join("vae")).ends_with(&name));
-        assert!(not_a_model(dir.path()).ends_with(&name));
-        assert!(not_a_model(&model.join("model_index.json")).contains("GGUF"));
-        assert!(not_a_model(Path::new("/no/where")).contains("diffusers download"));
     }
 }

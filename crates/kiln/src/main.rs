@@ -12,7 +12,6 @@ mod cancel;
 mod config;
 mod convert;
 mod doctor;
-mod ember;
 mod error;
 mod export;
 #[cfg(feature = "fleet")]

@@ -18,7 +18,7 @@ use crate::error::{CliError, ErrorContext};
 use crate::export::{
     AtomicFolder, ExportProgress, OutKind, read_error, report_properties, threads, write_error,
 };
-use crate::models::ModelLocation;
+use crate::models;
 
 pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let kind = OutKind::check(&args.out)?;
@@ -104,7 +104,7 @@ struct SourceModel {
 
 impl SourceModel {
     fn open(args: &QuantizeArgs) -> Result<SourceModel, CliError> {
-        let location = ModelLocation::resolve(Some(&args.model))?;
+        let location = models::resolve(Some(&args.model))?;
         let folder = location.path().filter(|path| path.is_dir() && location.is_whole_model());
         let model = folder.map(|_| location.open()).transpose()?;
         // A manifest's components may lie anywhere.

@@ -25,8 +25,7 @@ use kiln_weights::LinearPrecision;
 
 use crate::args::{BenchArgs, PhaseArg, SizeArg};
 use crate::error::CliError;
-use crate::hints;
-use crate::models::ModelLocation;
+use crate::{hints, models};
 use config::ModelConfig;
 use phases::{BenchPlan, PhaseBench};
 use report::BenchReport;
@@ -167,7 +166,7 @@ fn report(args: &BenchArgs, plan: &BenchPlan, backend: String) -> BenchReport {
 
 fn source(args: &BenchArgs) -> Result<ModelSource, CliError> {
     if let Some(path) = &args.model {
-        let model = ModelLocation::resolve(Some(path))?.open()?;
+        let model = models::resolve(Some(path))?.open()?;
         hints::refuse_ambiguous(&model, false)?;
         return Ok(ModelSource::Files(Arc::new(model)));
     }

@@ -2,8 +2,7 @@
 
 use std::io::IsTerminal;
 
-use kiln_base::printable_line;
-use kiln_hub::{ModelPlan, Terms};
+use kiln_hub::ModelPlan;
 
 use crate::error::CliError;
 use crate::values::bytes;
@@ -12,13 +11,8 @@ use crate::{hub, terminal};
 /// Names the licences of what will be downloaded, and asks whether they are accepted, unless they are. Without a
 /// terminal, it is an error that says how to accept them.
 pub fn require(plan: &ModelPlan, accepted: bool, quiet: bool) -> Result<(), CliError> {
-    let terms = plan.terms();
-    if terms.is_empty() || accepted && quiet {
-        return Ok(());
-    }
+    let Some(listed) = kiln_models::terms(plan).filter(|_| !(accepted && quiet)) else { return Ok(()) };
     let name = plan.model.name.short();
-    let listed: Vec<String> = terms.iter().map(|terms| describe(terms)).collect();
-    let listed = listed.join(" and the ");
     if accepted {
         terminal::tell(&format!("`{name}` is under the {listed}"));
         return Ok(());
@@ -28,11 +22,5 @@ pub fn require(plan: &ModelPlan, accepted: bool, quiet: bool) -> Result<(), CliE
         let question = format!("`{name}` ({size}) is under the {listed}\naccept it and download?");
         return if hub::ask(&question) { Ok(()) } else { Err(CliError::cancelled()) };
     }
-    Err(CliError::new(format!("`{name}` is under the {listed}, which must be accepted before the download"))
-        .hint(format!("read it, then run `kiln pull {name} --accept-license`")))
-}
-
-/// A licence and where to read it. What a repository says about itself may have any form.
-fn describe(terms: &Terms) -> String {
-    format!("{} ({})", printable_line(&terms.licence), printable_line(&terms.url))
+    Ok(kiln_models::require_no_terms(plan)?)
 }

@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 
 use kiln_engine::ComponentPaths;
 use kiln_hub::{InstalledModel, ModelName};
+use kiln_models::{cache, ember};
 use kiln_weights::{Component, WeightSource};
 use serde::Serialize;
 
 use crate::args::ModelsArgs;
 use crate::error::CliError;
+use crate::hub;
 use crate::models;
 use crate::values::bytes;
-use crate::{ember, hints, hub};
 
 /// A line of the list.
 #[derive(Serialize)]
@@ -28,8 +29,8 @@ struct ListedModel {
 
 pub fn run(args: &ModelsArgs) -> Result<(), CliError> {
     let mut list: Vec<ListedModel> = built_in().into_iter().collect();
-    list.extend(models::in_folders(&models::folders()).into_iter().filter_map(local_model));
-    let installed = hub::installed(args.all);
+    list.extend(models::folders().list().into_iter().filter_map(local_model));
+    let installed = cache::installed(args.all);
     // Revisions of a repository share their files.
     let mut repositories: Vec<(&PathBuf, u64)> =
         installed.iter().map(|one| (&one.folder, one.bytes)).collect();
@@ -90,7 +91,7 @@ fn unfinished(name: &ModelName) -> String {
 
 /// What keeps a file or folder from being used as a model.
 fn note(name: &str, path: &Path) -> String {
-    match hints::open_model_with(path, &hub::with_companions(name, &ComponentPaths::default())) {
+    match kiln_models::open_with(path, &cache::with_companions(name, &ComponentPaths::default())) {
         Ok(model) => hub::missing_components(&model).unwrap_or_default(),
         Err(_) => component(path).unwrap_or_else(|| format!("not a model: see `kiln info {name}`")),
     }

@@ -4,11 +4,12 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use kiln_hub::{ModelName, ModelPlan};
+use kiln_models::ModelLocation;
 
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext};
 use crate::hub::{self, consent, pull};
-use crate::models::ModelLocation;
+use crate::models;
 use crate::values::bytes;
 
 /// How to deal with a model that is not there.
@@ -27,21 +28,17 @@ pub fn resolve(
     options: OfferOptions,
     cancel: &CancelFlag,
 ) -> Result<ModelLocation, CliError> {
-    let error = match ModelLocation::resolve(model) {
+    let error = match models::resolve(model) {
         Ok(location) => return Ok(location),
         Err(error) => error,
     };
-    // Not any `owner/repo`: it may be a path with a typo, and somebody may have a repository of that name.
-    let name = model.filter(|model| !model.exists()).and_then(Path::to_str);
-    let Some(name) = name.and_then(|text| ModelName::parse(text).ok()).filter(ModelName::is_known) else {
-        return Err(error);
-    };
+    let Some(name) = model.and_then(kiln_models::known) else { return Err(error) };
     let can_ask = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     if !options.yes && !can_ask {
         let hint = format!("`kiln pull {}` downloads it from Hugging Face; so does --yes", name.short());
         return Err(CliError { hint: Some(hint), ..error });
     }
-    let settings = pull::settings()?;
+    let settings = kiln_models::download_settings()?;
     let plan = kiln_hub::plan_model(&settings, &name)
         .with_context(|| format!("looking for `{}` at {}", name.short(), settings.endpoint))?;
     let offer = offer(&plan, &settings.endpoint);
@@ -54,7 +51,7 @@ pub fn resolve(
     }
     consent::require(&plan, false, options.quiet)?;
     pull::download(&plan, &settings, options.quiet, cancel)?;
-    ModelLocation::resolve(model)
+    models::resolve(model)
 }
 
 /// What is downloaded: its size and licence, where from and where to.
@@ -73,7 +70,7 @@ fn offer(plan: &ModelPlan, endpoint: &str) -> String {
 pub fn model_among(prompts: &[String]) -> Option<String> {
     let is_model = |text: &&String| {
         let known = || ModelName::parse(text).is_ok_and(|name| name.is_known());
-        !text.contains(char::is_whitespace) && (known() || ModelLocation::is_named(text))
+        !text.contains(char::is_whitespace) && (known() || models::folders().is_named(text))
     };
     prompts.first().filter(|_| prompts.len() > 1).filter(is_model).cloned()
 }

@@ -8,18 +8,19 @@ use indicatif::{ProgressBar, ProgressStyle};
 use kiln_base::printable_line;
 use kiln_engine::ComponentPaths;
 use kiln_hub::{HubSettings, ModelName, ModelPlan, PullProgress, PullSummary};
+use kiln_models::cache;
 
 use crate::args::PullArgs;
 use crate::cancel::{self, CancelFlag};
 use crate::error::{CliError, ErrorContext};
 use crate::hub::consent;
 use crate::properties::Properties;
+use crate::terminal;
 use crate::values::{bytes, duration, plural};
-use crate::{hints, terminal};
 
 pub fn run(args: &PullArgs) -> Result<(), CliError> {
     let name = ModelName::parse(&args.name)?;
-    let settings = settings()?;
+    let settings = kiln_models::download_settings()?;
     // A signal ends it at once, whatever the hub does: the next pull resumes what is there.
     let cancel = CancelFlag::install();
     let plan = kiln_hub::plan_model(&settings, &name)
@@ -54,17 +55,6 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
         terminal::tell(&text);
     }
     Ok(())
-}
-
-/// Returns how to reach the hub, unless downloads are disabled.
-pub fn settings() -> Result<HubSettings, CliError> {
-    if is_set("HF_HUB_OFFLINE") {
-        return Err(CliError::new("downloads are disabled: HF_HUB_OFFLINE is set")
-            .hint("unset the variable for this command"));
-    }
-    let settings = super::settings()?;
-    HubSettings::check_env()?;
-    Ok(settings)
 }
 
 /// Returns the licence of a model: the terms that must be accepted, or what its repository states.
@@ -113,22 +103,17 @@ fn usage(snapshot: &Path, name: &ModelName) -> String {
     if snapshot.join("model_index.json").is_file() && name.pattern.is_none() {
         return usage;
     }
-    let Some((_, path)) = super::find_pulled(Path::new(&short)) else { return usage };
+    let Some((_, path)) = cache::find_pulled(Path::new(&short)) else { return usage };
     if let Some(component) = super::models::component(&path) {
         return format!("it is {component}: a transformer that lacks one, and that it fits, takes it");
     }
-    let components = super::with_companions(&short, &ComponentPaths::default());
-    let Ok(model) = hints::open_model_with(&path, &components) else { return usage };
+    let components = cache::with_companions(&short, &ComponentPaths::default());
+    let Ok(model) = kiln_models::open_with(&path, &components) else { return usage };
     let Some(missing) = super::missing_components(&model) else { return usage };
-    match super::matching_model(model.transformer.config.joint_attention_dim) {
+    match cache::matching_model(model.transformer.config.joint_attention_dim) {
         Some(name) => format!("{usage}\nit has {missing}: run `kiln pull {name}`, whose components fit"),
         None => format!("{usage}\nit has {missing}: put it into the same folder, or give it as an option"),
     }
-}
-
-fn is_set(name: &str) -> bool {
-    let value = std::env::var(name).unwrap_or_default().to_ascii_lowercase();
-    ["1", "true", "yes", "on"].contains(&value.as_str())
 }
 
 /// Download progress: a bar on a terminal, else a line per file and per half minute.

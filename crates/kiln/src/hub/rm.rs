@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use kiln_base::printable_line;
 use kiln_hub::{Cache, ModelName};
+use kiln_models::ember;
 
 use crate::args::RmArgs;
 use crate::error::CliError;
 use crate::models;
 use crate::values::bytes;
-use crate::{ember, hub, terminal};
+use crate::{hub, terminal};
 
 /// A model to remove.
 enum RemovableModel {
@@ -71,12 +72,11 @@ fn find(text: &str) -> Result<RemovableModel, CliError> {
         return Err(CliError::usage("Ember is built in and can't be removed")
             .hint("`kiln models` lists the models that can"));
     }
-    if let Some((_, path)) = models::in_folders(&models::folders()).into_iter().find(|(name, _)| name == text)
-    {
+    if let Some((_, path)) = models::folders().list().into_iter().find(|(name, _)| name == text) {
         return Ok(RemovableModel::Local(path));
     }
     if let Ok(name) = ModelName::parse(text) {
-        let cache = Cache::new(hub::settings()?.cache);
+        let cache = Cache::new(kiln_models::cache_settings()?.cache);
         let installed = cache.installed(&name.repo, &name.revision).is_some();
         let matches = name.pattern.is_none() || !cache.files(&name).is_empty();
         if installed && matches {

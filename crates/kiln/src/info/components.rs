@@ -6,12 +6,12 @@ use std::path::Path;
 
 use kiln_engine::ComponentFile;
 use kiln_model::{TextEncoderFamily, language_model, text_encoder, transformer, vae};
+use kiln_models::ModelLocation;
 use kiln_weights::{Component, WeightSource};
 
 use super::Description;
 use super::model::absence;
 use crate::error::CliError;
-use crate::models::ModelLocation;
 use crate::properties::Properties;
 
 /// Names the kind of a file with these components.
@@ -63,8 +63,8 @@ fn describe_model(source: &WeightSource) -> Description {
     let model = match ModelLocation::Path(source.path().to_path_buf()).open() {
         Ok(model) => model,
         Err(error) => {
-            let properties = Properties::default().with("problem", &error.message);
-            return Description { properties, problem: Some(error) };
+            let properties = Properties::default().with("problem", error.to_string());
+            return Description { properties, problem: Some(error.into()) };
         }
     };
     let place = |path: &Path| path.display().to_string();

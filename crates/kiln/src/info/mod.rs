@@ -9,9 +9,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use kiln_models::ModelLocation;
+
 use crate::args::InfoArgs;
 use crate::error::CliError;
-use crate::models::ModelLocation;
+use crate::models;
 use crate::properties::Properties;
 
 /// A description, and an error if it is incomplete.
@@ -29,7 +31,7 @@ pub fn run(args: &InfoArgs) -> Result<(), CliError> {
 }
 
 fn describe(path: &Path) -> Result<Description, CliError> {
-    match ModelLocation::resolve(Some(path)) {
+    match models::resolve(Some(path)) {
         Ok(model) if model.name().is_some() || model.is_whole_model() => {
             let file = model.path().filter(|path| path.is_file());
             // Names lead to weight files that are no model, too.
@@ -42,7 +44,7 @@ fn describe(path: &Path) -> Result<Description, CliError> {
         _ => {}
     }
     if path.is_dir() {
-        let hint = crate::hints::not_a_model(path);
+        let hint = kiln_models::not_a_model(path);
         let described = weights::describe(path).map_err(|error| error.hint(hint));
         // A folder of several files may be a model, too.
         return described.or_else(|error| {

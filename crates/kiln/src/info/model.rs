@@ -1,13 +1,13 @@
 //! Describes a model.
 
 use kiln_engine::{Model, ModelComponent};
+use kiln_models::ModelLocation;
 use kiln_tensor::DType;
 use kiln_weights::{Component, WeightSource};
 
 use super::Description;
 use super::components::contents;
 use crate::error::CliError;
-use crate::models::ModelLocation;
 use crate::properties::Properties;
 use crate::values::{bytes, count};
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use kiln_base::lock;
 use kiln_engine::{Model, Variant};
+use kiln_models::{ModelLocation, ember};
 use kiln_server::{Catalogue, DownloadableModel, JobError, JobInputs, LoraInfo, ModelInfo};
 
 use super::upsample::PromptUpsampling;
@@ -15,7 +16,7 @@ use crate::args::ServeArgs;
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext};
 use crate::hub::offer::{self, OfferOptions};
-use crate::models::{self, ModelLocation};
+use crate::models;
 
 /// How long a list of the models is used before it is read again.
 const LIST_LIFETIME: Duration = Duration::from_secs(5);
@@ -59,7 +60,7 @@ impl ModelCatalogue {
         let model = Arc::new(model);
         crate::hints::refuse_ambiguous(&model, args.vae.is_some())?;
         let name = match &location {
-            ModelLocation::BuiltIn => crate::ember::NAME.to_owned(),
+            ModelLocation::BuiltIn => ember::NAME.to_owned(),
             ModelLocation::Named { name, .. } => name.clone(),
             ModelLocation::Path(path) => {
                 let full = std::path::absolute(path).unwrap_or_else(|_| path.clone());
@@ -112,7 +113,7 @@ impl ModelCatalogue {
         if let Some(model) = models.get(&model_key(&location)) {
             return Ok(Arc::clone(model));
         }
-        let model = location.open().map_err(|error| JobError::server("model_failed", error.message))?;
+        let model = location.open().map_err(|error| JobError::server("model_failed", error.to_string()))?;
         let model = Arc::new(model);
         models.insert(model_key(&location), Arc::clone(&model));
         Ok(model)
@@ -124,7 +125,7 @@ impl ModelCatalogue {
             None => Some(self.default.1.clone()),
             Some(name) if name == self.default.0 => Some(self.default.1.clone()),
             Some(name) => {
-                let mut all = ModelLocation::all().into_iter();
+                let mut all = models::folders().all().into_iter();
                 all.find(|(known, _)| known == name).map(|(_, location)| location)
             }
         }
@@ -147,7 +148,7 @@ impl ModelCatalogue {
 
     /// Reads the list of models.
     fn read_list(&self, list: &mut ModelList) {
-        let others = ModelLocation::all().into_iter().filter(|(name, _)| *name != self.default.0);
+        let others = models::folders().all().into_iter().filter(|(name, _)| *name != self.default.0);
         let all = std::iter::once(self.default.clone()).chain(others);
         list.models = all
             .filter_map(|(name, location)| {
@@ -168,7 +169,7 @@ impl ModelCatalogue {
 /// Returns a key that identifies a model: its path, or the built-in model's name.
 fn model_key(location: &ModelLocation) -> PathBuf {
     match location {
-        ModelLocation::BuiltIn => PathBuf::from(crate::ember::NAME),
+        ModelLocation::BuiltIn => PathBuf::from(ember::NAME),
         ModelLocation::Named { path, .. } | ModelLocation::Path(path) => path.clone(),
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use kiln_hub::{ALIASES, Alias, ModelName};
+use kiln_hub::{ALIASES, Alias};
+use kiln_models::cache;
 use kiln_server::{DownloadLicence, DownloadableModel, JobError};
 
 use crate::args::ServeArgs;
 use crate::error::CliError;
-use crate::hub::{self, pull};
 
 /// Whether clients may download models: those of this machine, and others if that is allowed.
 pub fn are_allowed(args: &ServeArgs) -> bool {
@@ -16,14 +16,14 @@ pub fn are_allowed(args: &ServeArgs) -> bool {
 
 /// Lists the models that have a name of their own and are complete.
 pub fn models() -> Vec<DownloadableModel> {
-    let installed = hub::installed(false);
+    let installed = cache::installed(false);
     let is_installed = |repo: &str| installed.iter().any(|model| model.repo == repo && !model.incomplete);
     let model = |alias: &Alias| DownloadableModel {
         name: alias.name.into(),
         source: alias.repo.into(),
         installed: match alias.file {
             None => is_installed(alias.repo),
-            Some(_) => hub::find_pulled(Path::new(alias.name)).is_some(),
+            Some(_) => cache::find_pulled(Path::new(alias.name)).is_some(),
         },
         licence: alias
             .licence
@@ -38,13 +38,10 @@ pub fn run(name: &str, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<
         let hint = error.hint.map_or(String::new(), |hint| format!("; {hint}"));
         JobError::server("download_failed", format!("{}{hint}", error.message))
     };
-    let name = ModelName::parse(name).map_err(|error| failed(error.into()))?;
-    let settings = pull::settings().map_err(failed)?;
-    let plan = kiln_hub::plan_model(&settings, &name).map_err(|error| failed(error.into()))?;
     // The server asked for consent to the licence.
-    match plan.run(&settings, &mut |progress| on_progress(progress.done, progress.total)) {
+    match kiln_models::pull(name, true, &mut |progress| on_progress(progress.done, progress.total)) {
         Ok(_) => Ok(()),
-        Err(kiln_hub::Error::Cancelled) => Err(JobError::cancelled()),
+        Err(kiln_models::Error::Hub(kiln_hub::Error::Cancelled)) => Err(JobError::cancelled()),
         Err(error) => Err(failed(error.into())),
     }
 }

@@ -191,7 +191,7 @@ pub fn check_names(args: &ServeArgs, models: &ModelCatalogue) -> Result<(), CliE
 
 /// Returns a folder next to the user's models folder.
 fn next_to_models(name: &str) -> Option<PathBuf> {
-    crate::models::folders().last()?.parent().map(|kiln| kiln.join(name))
+    crate::models::folders().paths().last()?.parent().map(|kiln| kiln.join(name))
 }
 
 pub fn config(args: &ServeArgs) -> Result<Config, CliError> {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use kiln_engine::{Device, Model, Session};
+use kiln_models::{EMBER_BASE, ModelLocation, ember};
 use kiln_server::{
     Catalogue as _, JobError, Preset, PresetSettings, TrainableModel, Trainer, TrainingCheck, TrainingEnd,
     TrainingFiles, TrainingOrder, TrainingProgress, TrainingTask,
@@ -19,7 +20,7 @@ use super::catalogue::ModelCatalogue;
 use super::turn::DeviceTurn;
 use crate::args::{Cli, Command, MachineArgs, TrainArgs};
 use crate::error::{CliError, ErrorKind};
-use crate::models::{EMBER_BASE, ModelLocation};
+use crate::models;
 use crate::train::prepare::{PreparedTraining, distilled_name};
 use watcher::ServerWatcher;
 
@@ -60,7 +61,7 @@ impl ServerTrainer {
     /// The model of this name and its location.
     fn open(&self, name: &str) -> Result<(ModelLocation, Arc<Model>), JobError> {
         if name == EMBER_BASE && self.models.find(Some(name)).is_none() {
-            let location = ModelLocation::resolve(Some(Path::new(EMBER_BASE)));
+            let location = models::resolve(Some(Path::new(EMBER_BASE)));
             let opened = location.and_then(|location| Ok((location.open()?, location)));
             let (model, location) = opened.map_err(job_error)?;
             return Ok((location, Arc::new(model)));
@@ -76,7 +77,7 @@ impl ServerTrainer {
         let model_name = match &location {
             ModelLocation::Named { name, .. } => name.into(),
             ModelLocation::Path(path) => path.clone(),
-            ModelLocation::BuiltIn => crate::ember::NAME.into(),
+            ModelLocation::BuiltIn => ember::NAME.into(),
         };
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let (pictures, folder) = (absolute(pictures), absolute(folder));

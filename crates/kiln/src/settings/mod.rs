@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 use clap::ValueEnum;
 use kiln_base::folders;
 use kiln_engine::{Device, Precision, cache_threshold};
+use kiln_models::{ModelFolders, ember};
 use toml::{Table, Value};
 
 pub use edit::{Place, set, unset};
@@ -22,7 +23,7 @@ pub use serve::missing_arguments;
 
 use crate::args::MAX_THREADS;
 use crate::error::CliError;
-use crate::{ember, models, values};
+use crate::values;
 
 /// The variable that names another settings file.
 const FILE_VARIABLE: &str = "KILN_CONFIG";
@@ -67,7 +68,7 @@ pub const KEYS: [Key; 8] = [
         name: "models_folder",
         about: "folder with the models that have a name",
         variable: Some("KILN_MODELS"),
-        default: || models::own_folder().map_or(String::new(), |path| path.display().to_string()),
+        default: || ModelFolders::own().map_or(String::new(), |path| path.display().to_string()),
         read: |settings, text| read_path(&mut settings.models_folder, text, true),
     },
     Key {

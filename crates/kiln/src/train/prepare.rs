@@ -14,7 +14,7 @@ use super::options;
 use crate::args::{CheckpointingArg, TrainArgs};
 use crate::cache;
 use crate::error::{CliError, ErrorContext};
-use crate::models::{self, ModelLocation};
+use crate::models;
 
 /// A training whose model, pictures and settings are checked. Nothing is loaded or written yet.
 pub struct PreparedTraining {
@@ -35,7 +35,7 @@ impl PreparedTraining {
         options::check(&args)?;
         let files = RunFiles::new(&args.output);
         let location = args.model.clone().or_else(models::default_model);
-        let location = ModelLocation::resolve(location.as_deref())?;
+        let location = models::resolve(location.as_deref())?;
         let model = Arc::new(location.open_with(&args.components.paths())?);
         if !args.distilled_anyway {
             check_variant(&model)?;
@@ -101,7 +101,7 @@ impl PreparedTraining {
     }
 
     fn other_model(&self, path: &Path) -> Result<Model, CliError> {
-        let other = ModelLocation::resolve(Some(path)).and_then(|location| location.open());
+        let other = models::resolve(Some(path)).and_then(|location| Ok(location.open()?));
         let other = other.with_context(|| "opening --sample-model".into())?;
         if other.transformer.config.linear_layers() != self.model.transformer.config.linear_layers() {
             let what = format!("`{}` has other layers than the base model", path.display());
@@ -141,7 +141,7 @@ fn cache_folder(args: &TrainArgs) -> Result<PathBuf, CliError> {
 /// The distilled model beside a base model, if it is at hand: `klein-4b` for `klein-base-4b`.
 fn distilled(base: &Path, model: &Model) -> Option<(String, Model)> {
     let path = distilled_name(base)?;
-    let other = ModelLocation::resolve(Some(&path)).and_then(|location| location.open()).ok()?;
+    let other = models::resolve(Some(&path)).ok()?.open().ok()?;
     let fits = other.transformer.config.linear_layers() == model.transformer.config.linear_layers();
     fits.then(|| (path.display().to_string(), other))
 }

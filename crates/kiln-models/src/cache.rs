@@ -1,0 +1,69 @@
+//! Models in the Hugging Face cache.
+
+use std::path::{Path, PathBuf};
+
+use kiln_engine::ComponentPaths;
+use kiln_hub::{Cache, HubSettings, InstalledModel, ModelName};
+
+/// Finds a model in the cache by its hub name. Returns its short name and its path.
+pub fn find_pulled(name: &Path) -> Option<(String, PathBuf)> {
+    let name = ModelName::parse(name.to_str()?).ok()?;
+    let cache = Cache::new(HubSettings::from_env()?.cache);
+    let path = cache.find(&name).ok()??;
+    Some((name.short(), path))
+}
+
+/// Returns whether `kiln pull` accepts the name.
+pub(crate) fn can_be_pulled(name: &Path) -> bool {
+    name.to_str().is_some_and(|text| ModelName::parse(text).is_ok())
+}
+
+/// Lists the models in the cache: those of the FLUX.2 family, or all.
+pub fn installed(all: bool) -> Vec<InstalledModel> {
+    let models = HubSettings::from_env().map_or(Vec::new(), |settings| Cache::new(settings.cache).list());
+    models.into_iter().filter(|model| all || is_flux2(model)).collect()
+}
+
+/// Lists what in the cache can serve a transformer without its own text encoder or VAE: complete models, and files with one
+/// component.
+pub(crate) fn fallback_models() -> Vec<PathBuf> {
+    let cached = installed(true).into_iter().filter(|model| !model.incomplete);
+    let (models, others): (Vec<_>, Vec<_>) = cached.partition(|model| model.is_model);
+    let models = models.into_iter().filter(is_flux2).map(|model| model.snapshot);
+    let files = others.into_iter().flat_map(|repository| {
+        let of_flux2 = is_flux2(&repository);
+        let is_mistral = repository.repo.to_ascii_lowercase().contains("mistral-small-3");
+        let is_component = move |path: &String| {
+            is_mistral
+                || of_flux2 && ["text_encoder", "vae", "mistral"].iter().any(|part| path.contains(part))
+        };
+        let files = repository.weights.into_iter().filter(is_component);
+        files.map(move |path| repository.snapshot.join(path)).collect::<Vec<_>>()
+    });
+    models.chain(files).collect()
+}
+
+/// Returns these components with a preference for the files in the cache that complete the model of this name.
+pub fn with_companions(name: &str, components: &ComponentPaths) -> ComponentPaths {
+    let find = || {
+        let (name, cache) = (ModelName::parse(name).ok()?, Cache::new(HubSettings::from_env()?.cache));
+        Some(name.companions().iter().filter_map(|companion| cache.find(companion).ok()?).collect())
+    };
+    ComponentPaths { preferred: find().unwrap_or_default(), ..components.clone() }
+}
+
+/// Returns the short name of the model whose components fit a transformer with this text dimension.
+pub fn matching_model(text_dim: usize) -> Option<&'static str> {
+    match text_dim {
+        7680 => Some("klein-4b"),
+        12288 => Some("klein-9b"),
+        15360 => Some("dev-encoder"),
+        _ => None,
+    }
+}
+
+fn is_flux2(one: &InstalledModel) -> bool {
+    let name = one.repo.to_ascii_lowercase().replace(['.', '-', '_'], "");
+    let index = || std::fs::read_to_string(one.snapshot.join("model_index.json"));
+    name.contains("flux2") || one.is_model && index().is_ok_and(|text| text.contains("\"Flux2"))
+}

@@ -1,0 +1,32 @@
+//! Finds and opens models by name: the built-in one, those in the models folders, and those in the Hugging Face cache.
+//!
+//! ```text
+//! name or path ──ModelFolders::resolve──▶ ModelLocation ──open──▶ kiln_engine::Model
+//! ```
+//! The command line, the server and the bindings for other languages all resolve names here, so that a name means the
+//! same everywhere.
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use kiln_models::ModelFolders;
+//!
+//! let location = ModelFolders::from_env().resolve(Some(Path::new("klein-4b")))?;
+//! let model = location.open()?;
+//! println!("{}", model.variant);
+//! # Ok::<(), kiln_models::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod cache;
+pub mod ember;
+mod error;
+mod folders;
+mod location;
+mod open;
+mod pull;
+
+pub use error::{Error, Result};
+pub use folders::ModelFolders;
+pub use location::{EMBER_BASE, ModelLocation};
+pub use open::{not_a_model, open_with};
+pub use pull::{cache_settings, download_settings, known, pull, require_no_terms, terms};
