@@ -4,6 +4,7 @@ mod paths;
 
 use std::path::{Path, PathBuf};
 
+use kiln_image::{Encoding, RgbImage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -188,6 +189,12 @@ impl Recipe {
     pub fn to_json(&self) -> String {
         // Strings, numbers and lists: serializing can't fail.
         serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Encodes the image with this recipe in it, also as A1111's `parameters`.
+    pub fn encode(&self, image: &RgbImage, encoding: Encoding) -> Result<Vec<u8>, kiln_image::Error> {
+        let (json, parameters) = (self.to_json(), self.parameters());
+        kiln_image::encode_with_parameters(image, encoding, Some(&json), Some(&parameters))
     }
 
     /// Describes the image as A1111 does, for programs that read its `parameters`: prompt, negative prompt, settings.

@@ -74,6 +74,18 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// Parses `auto`, `f32`, `bf16`, `int8` or `fp8`.
+    pub fn parse(text: &str) -> Result<Precision, String> {
+        match text {
+            "auto" => Ok(Precision::Auto),
+            "f32" => Ok(Precision::F32),
+            "bf16" => Ok(Precision::Bf16),
+            "int8" => Ok(Precision::Int8),
+            "fp8" => Ok(Precision::Fp8),
+            _ => Err("expected auto, f32, bf16, int8 or fp8".into()),
+        }
+    }
+
     /// Returns the dtype of activations.
     pub fn dtype(self) -> DType {
         match self {

@@ -33,6 +33,12 @@ impl ModelFolders {
         ModelFolders::new(None)
     }
 
+    /// Returns these folders with another one before them.
+    pub fn with_first(mut self, folder: PathBuf) -> ModelFolders {
+        self.paths.insert(0, folder);
+        self
+    }
+
     /// Returns the models folder that is used unless another one is set.
     pub fn own() -> Option<PathBuf> {
         Some(kiln_base::folders::data()?.join("kiln").join("models"))

@@ -147,10 +147,10 @@ impl Output {
             Output::Stdout => recipe.relative_to(Path::new(".")),
             _ => recipe.relative_to(parent_folder(&path)),
         });
-        let recipe = recipe.as_ref();
-        let (json, parameters) = (recipe.map(Recipe::to_json), recipe.map(Recipe::parameters));
-        let (json, parameters) = (json.as_deref(), parameters.as_deref());
-        let bytes = kiln_image::encode_with_parameters(image, encoding, json, parameters)?;
+        let bytes = match recipe {
+            Some(recipe) => recipe.encode(image, encoding)?,
+            None => kiln_image::encode_with(image, encoding, None)?,
+        };
         match self {
             Output::Stdout => {
                 let mut out = std::io::stdout().lock();

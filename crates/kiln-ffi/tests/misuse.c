@@ -1,0 +1,256 @@
+/* Wrong uses of the library, and right ones that are unusual: misuse MODEL. Ends with 0 if each is answered well. */
+#include <kiln.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition)                                                                                       \
+    do {                                                                                                       \
+        if (!(condition)) {                                                                                    \
+            fprintf(stderr, "%s:%d: %s; last error: %s\n", __FILE__, __LINE__, #condition, kiln_last_error()); \
+            exit(1);                                                                                           \
+        }                                                                                                      \
+    } while (0)
+#define FAILS(call, expected, text)                     \
+    do {                                                \
+        CHECK((call) == (expected));                    \
+        CHECK(kiln_last_status() == (expected));        \
+        CHECK(strstr(kiln_last_error(), text) != NULL); \
+    } while (0)
+
+static const kiln_status INVALID = KILN_STATUS_INVALID_ARGUMENT;
+
+static kiln_request small(void) {
+    kiln_request request = {.size = sizeof request, .prompt = "a red fox", .width = 64, .height = 64, .steps = 2};
+    request.seed = 7;
+    request.has_seed = 1;
+    request.max_tokens = 8;
+    return request;
+}
+
+static void null_arguments(kiln_model *model) {
+    kiln_request request = small();
+    kiln_images *images = NULL;
+    FAILS(kiln_model_open("ember", NULL, NULL), INVALID, "is NULL");
+    FAILS(kiln_generate(NULL, &request, NULL, NULL, &images), INVALID, "the kiln_model is NULL");
+    FAILS(kiln_generate(model, NULL, NULL, NULL, &images), INVALID, "the kiln_request is NULL");
+    FAILS(kiln_generate(model, &request, NULL, NULL, NULL), INVALID, "NULL");
+    FAILS(kiln_generate_json(model, NULL, NULL, 0, NULL, NULL, &images), INVALID, "NULL");
+    FAILS(kiln_model_load(NULL, NULL, NULL), INVALID, "NULL");
+    FAILS(kiln_cancel(NULL), INVALID, "NULL");
+    FAILS(kiln_images_get(NULL, 0, NULL), INVALID, "NULL");
+    FAILS(kiln_image_png(NULL, 0, NULL), INVALID, "NULL");
+    FAILS(kiln_image_save(NULL, 0, NULL), INVALID, "NULL");
+    CHECK(kiln_images_count(NULL) == 0);
+    CHECK(kiln_model_free(NULL) == KILN_STATUS_OK && kiln_images_free(NULL) == KILN_STATUS_OK);
+    CHECK(kiln_cancel_token_free(NULL) == KILN_STATUS_OK);
+    kiln_buffer_free(NULL);
+}
+
+static void wrong_values(kiln_model *model) {
+    kiln_images *images = (kiln_images *)&images;
+    kiln_request request = small();
+    request.size = 0;
+    FAILS(kiln_generate(model, &request, NULL, NULL, &images), INVALID, "the size of the kiln_request is 0");
+    CHECK(images == NULL && strstr(kiln_last_hint(), "sizeof(kiln_request)") != NULL);
+    request.size = (size_t)-1;
+    FAILS(kiln_generate(model, &request, NULL, NULL, &images), INVALID, "the size of the kiln_request is");
+    request = small();
+    request.reference_count = 2;
+    FAILS(kiln_generate(model, &request, NULL, NULL, &images), INVALID, "array of 2 kiln_input is NULL");
+    kiln_input inputs[2] = {{.size = sizeof inputs[0]}, {.size = sizeof inputs[0]}};
+    request.references = inputs;
+    FAILS(kiln_generate(model, &request, NULL, NULL, &images), INVALID, "neither a path nor pixels");
+    const uint8_t pixel[3] = {1, 2, 3};
+    inputs[0].rgb = pixel;
+    FAILS(kiln_generate(model, &request, NULL, NULL, &images), INVALID, "0×0 pixels");
+    inputs[0].path = "/no/such/file.png";
+    FAILS(kiln_generate(model, &request, NULL, NULL, &images), INVALID, "a path and pixels");
+    inputs[0].rgb = NULL;
+    request.reference_count = 1;
+    FAILS(kiln_generate(model, &request, NULL, NULL, &images), KILN_STATUS_IO, "/no/such/file.png");
+    inputs[1].size = 8;
+    request.reference_count = 2;
+    FAILS(kiln_generate(model, &request, NULL, NULL, &images), INVALID, "the size of kiln_input number 1 is 8");
+    request = small();
+    request.prompt = "\xff";
+    FAILS(kiln_generate(model, &request, NULL, NULL, &images), INVALID, "not UTF-8");
+    request = small();
+    request.upscale = 3;
+    CHECK(kiln_generate(model, &request, NULL, NULL, &images) == INVALID);
+    FAILS(kiln_generate_json(model, "{\"promt\":1}", NULL, 0, NULL, NULL, &images), INVALID, "unknown field `promt`");
+    FAILS(kiln_generate_json(model, "{\"model\":\"x\"}", NULL, 0, NULL, NULL, &images), INVALID, "names a model");
+    kiln_model *other = NULL;
+    FAILS(kiln_model_open("/no/such/model", NULL, &other), KILN_STATUS_MODEL, "/no/such/model");
+    kiln_model_options options = {.size = sizeof options, .device = "toaster"};
+    FAILS(kiln_model_open("ember", &options, &other), INVALID, "toaster");
+    options.device = NULL;
+    options.dtype = "f12";
+    FAILS(kiln_model_open("ember", &options, &other), INVALID, "f12");
+    CHECK(other == NULL);
+}
+
+/* A program that was compiled with an older or a newer header. */
+static void other_versions(kiln_model *model) {
+    struct {
+        kiln_request request;
+        char more[16];
+    } newer = {.request = small()};
+    newer.request.size = sizeof newer;
+    kiln_images *images = NULL;
+    CHECK(kiln_generate(model, &newer.request, NULL, NULL, &images) == KILN_STATUS_OK);
+    kiln_image image;
+    memset(&image, 0xab, sizeof image);
+    image.size = offsetof(kiln_image, seed);
+    CHECK(kiln_images_get(images, 0, &image) == KILN_STATUS_OK);
+    CHECK(image.width == 64 && image.height == 64 && image.has_seed == 0xab && image.size == offsetof(kiln_image, seed));
+    FAILS(kiln_images_get(images, 1, &image), INVALID, "there is no image 1");
+    CHECK(kiln_images_free(images) == KILN_STATUS_OK);
+    newer.more[3] = 1;
+    FAILS(kiln_generate(model, &newer.request, NULL, NULL, &images), INVALID, "does not know");
+    kiln_request older = small();
+    older.size = offsetof(kiln_request, upscale);
+    older.upscale = 77;
+    older.reference_count = 99;
+    CHECK(kiln_generate(model, &older, NULL, NULL, &images) == KILN_STATUS_OK);
+    CHECK(kiln_images_free(images) == KILN_STATUS_OK);
+}
+
+static void freed_handles(const char *path) {
+    kiln_model *model = NULL;
+    CHECK(kiln_model_open(path, NULL, &model) == KILN_STATUS_OK);
+    kiln_request request = small();
+    kiln_images *images = NULL;
+    CHECK(kiln_generate(model, &request, NULL, NULL, &images) == KILN_STATUS_OK);
+    FAILS(kiln_images_free((kiln_images *)model), INVALID, "this is no kiln_images");
+    CHECK(kiln_model_free(model) == KILN_STATUS_OK);
+    FAILS(kiln_model_free(model), INVALID, "was freed");
+    kiln_images *none = NULL;
+    FAILS(kiln_generate(model, &request, NULL, NULL, &none), INVALID, "was freed");
+    kiln_image image = {.size = sizeof image};
+    CHECK(kiln_images_get(images, 0, &image) == KILN_STATUS_OK && image.seed == 7 && image.has_seed == 1);
+    CHECK(strstr(image.recipe, "a red fox") != NULL);
+    kiln_buffer buffer;
+    CHECK(kiln_image_png(images, 0, &buffer) == KILN_STATUS_OK && memcmp(buffer.data, "\x89PNG", 4) == 0);
+    kiln_buffer_free(&buffer);
+    kiln_buffer_free(&buffer);
+    CHECK(buffer.data == NULL);
+    FAILS(kiln_image_save(images, 0, "/no/such/folder/out.png"), KILN_STATUS_IO, "/no/such/folder");
+    CHECK(kiln_image_save(images, 0, "out.xyz") == INVALID);
+    CHECK(kiln_images_free(images) == KILN_STATUS_OK);
+    FAILS(kiln_images_free(images), INVALID, "was freed");
+    FAILS(kiln_images_get(images, 0, &image), INVALID, "was freed");
+}
+
+struct seen {
+    kiln_model *model;
+    kiln_cancel_token *token;
+    int reports, previews, refused, cancel_at;
+    float fraction;
+};
+
+static int on_progress(const kiln_progress *progress, void *user) {
+    struct seen *seen = user;
+    CHECK(progress->size == sizeof *progress && progress->fraction >= 0 && progress->fraction <= 1);
+    seen->fraction = progress->fraction;
+    if (seen->reports++ == 0) {
+        kiln_request request = small();
+        kiln_images *images = NULL;
+        FAILS(kiln_generate(seen->model, &request, NULL, NULL, &images), KILN_STATUS_REENTRY, "callback");
+        FAILS(kiln_model_load(seen->model, NULL, NULL), KILN_STATUS_REENTRY, "callback");
+        seen->refused = 1;
+    }
+    if (progress->phase == KILN_PHASE_STEPS && seen->cancel_at == 1) {
+        CHECK(kiln_cancel(seen->token) == KILN_STATUS_OK);
+    }
+    return progress->phase == KILN_PHASE_STEPS && seen->cancel_at == 2;
+}
+
+static void on_preview(const kiln_pixels *pixels, void *user) {
+    struct seen *seen = user;
+    CHECK(pixels->width > 0 && pixels->height > 0);
+    volatile uint8_t last = pixels->rgb[3 * (size_t)pixels->width * pixels->height - 1];
+    (void)last;
+    seen->previews++;
+    kiln_request request = small();
+    kiln_images *images = NULL;
+    FAILS(kiln_generate(seen->model, &request, NULL, NULL, &images), KILN_STATUS_REENTRY, "callback");
+}
+
+static void callbacks_and_cancel(kiln_model *model) {
+    struct seen seen = {.model = model, .token = kiln_cancel_token_new()};
+    kiln_callbacks callbacks = {.size = sizeof callbacks, .user = &seen, .progress = on_progress, .preview = on_preview};
+    kiln_request request = small();
+    kiln_images *images = NULL;
+    CHECK(kiln_generate(model, &request, &callbacks, seen.token, &images) == KILN_STATUS_OK);
+    CHECK(seen.reports > 2 && seen.previews > 0 && seen.refused && seen.fraction > 0.5);
+    CHECK(kiln_images_free(images) == KILN_STATUS_OK);
+    for (seen.cancel_at = 1; seen.cancel_at <= 2; seen.cancel_at++) {
+        FAILS(kiln_generate(model, &request, &callbacks, seen.token, &images), KILN_STATUS_CANCELLED, "cancelled");
+        CHECK(images == NULL);
+        CHECK(kiln_cancel_token_reset(seen.token) == KILN_STATUS_OK);
+    }
+    CHECK(kiln_cancel(seen.token) == KILN_STATUS_OK);
+    FAILS(kiln_generate(model, &request, NULL, seen.token, &images), KILN_STATUS_CANCELLED, "cancelled");
+    CHECK(kiln_cancel_token_free(seen.token) == KILN_STATUS_OK);
+    FAILS(kiln_cancel(seen.token), INVALID, "was freed");
+    FAILS(kiln_generate(model, &request, NULL, seen.token, &images), INVALID, "was freed");
+    callbacks.size = 1;
+    FAILS(kiln_generate(model, &request, &callbacks, NULL, &images), INVALID, "kiln_callbacks");
+}
+
+struct thread {
+    kiln_model *model;
+    unsigned seed;
+    unsigned char first[12];
+};
+
+static void *in_thread(void *argument) {
+    struct thread *thread = argument;
+    CHECK(*kiln_last_error() == '\0' && kiln_last_status() == KILN_STATUS_OK);
+    for (int i = 0; i < 3; i++) {
+        kiln_request request = small();
+        request.seed = thread->seed;
+        kiln_images *images = NULL;
+        CHECK(kiln_generate(thread->model, &request, NULL, NULL, &images) == KILN_STATUS_OK);
+        kiln_image image = {.size = sizeof image};
+        CHECK(kiln_images_get(images, 0, &image) == KILN_STATUS_OK && image.seed == thread->seed);
+        CHECK(i == 0 || memcmp(thread->first, image.rgb, sizeof thread->first) == 0);
+        memcpy(thread->first, image.rgb, sizeof thread->first);
+        CHECK(kiln_images_free(images) == KILN_STATUS_OK);
+    }
+    FAILS(kiln_cancel(NULL), INVALID, "kiln_cancel_token is NULL");
+    return NULL;
+}
+
+static void threads(kiln_model *model) {
+    FAILS(kiln_images_free((kiln_images *)model), INVALID, "kiln_images");
+    pthread_t all[4];
+    struct thread arguments[4] = {{.seed = 0}};
+    for (unsigned i = 0; i < 4; i++) {
+        arguments[i].model = model;
+        arguments[i].seed = i;
+        CHECK(pthread_create(&all[i], NULL, in_thread, &arguments[i]) == 0);
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        CHECK(pthread_join(all[i], NULL) == 0);
+    }
+    CHECK(memcmp(arguments[0].first, arguments[1].first, sizeof arguments[0].first) != 0);
+    CHECK(strstr(kiln_last_error(), "kiln_images") != NULL);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2 && kiln_abi_version() == KILN_ABI_VERSION && strlen(kiln_version()) > 4);
+    CHECK(*kiln_last_error() == '\0' && *kiln_last_hint() == '\0');
+    kiln_model *model = NULL;
+    CHECK(kiln_model_open(argv[1], NULL, &model) == KILN_STATUS_OK);
+    null_arguments(model);
+    wrong_values(model);
+    other_versions(model);
+    freed_handles(argv[1]);
+    callbacks_and_cancel(model);
+    threads(model);
+    CHECK(kiln_model_free(model) == KILN_STATUS_OK);
+    return 0;
+}
