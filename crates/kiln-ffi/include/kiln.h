@@ -23,7 +23,7 @@
 /**
  * How a call ended.
  */
-typedef enum kiln_status {
+typedef enum {
     /**
      * It succeeded.
      */
@@ -65,7 +65,7 @@ typedef enum kiln_status {
 /**
  * What a call is doing.
  */
-typedef enum kiln_phase {
+typedef enum {
     /**
      * Waiting for another call to end.
      */
@@ -90,10 +90,6 @@ typedef enum kiln_phase {
      * Decoding the latents.
      */
     KILN_PHASE_DECODE = 5,
-    /**
-     * Done.
-     */
-    KILN_PHASE_SAVE = 6,
 } kiln_phase;
 
 /**
@@ -114,7 +110,7 @@ typedef struct kiln_model kiln_model;
 /**
  * An input image: a file, or pixels in memory.
  */
-typedef struct kiln_input {
+typedef struct {
     /**
      * sizeof(kiln_input).
      */
@@ -144,7 +140,7 @@ typedef struct kiln_input {
 /**
  * A LoRA and its weight.
  */
-typedef struct kiln_lora {
+typedef struct {
     /**
      * sizeof(kiln_lora).
      */
@@ -162,7 +158,7 @@ typedef struct kiln_lora {
 /**
  * What to generate. Only the prompt is required: zero is the default of everything else.
  */
-typedef struct kiln_request {
+typedef struct {
     /**
      * sizeof(kiln_request).
      */
@@ -238,7 +234,7 @@ typedef struct kiln_request {
     /**
      * Reference images, to edit or combine as the prompt says; NULL: none.
      */
-    const struct kiln_input *references;
+    const kiln_input *references;
     /**
      * Number of reference images.
      */
@@ -246,15 +242,15 @@ typedef struct kiln_request {
     /**
      * Initial image, to start from instead of noise alone; NULL: none.
      */
-    const struct kiln_input *init;
+    const kiln_input *init;
     /**
      * Mask for the initial image: white areas are regenerated, black areas stay; NULL: none.
      */
-    const struct kiln_input *mask;
+    const kiln_input *mask;
     /**
      * LoRAs; NULL: none.
      */
-    const struct kiln_lora *loras;
+    const kiln_lora *loras;
     /**
      * Number of LoRAs.
      */
@@ -268,7 +264,7 @@ typedef struct kiln_request {
 /**
  * The progress of a call. Later versions add fields at the end.
  */
-typedef struct kiln_progress {
+typedef struct {
     /**
      * sizeof(kiln_progress) of the library.
      */
@@ -276,7 +272,7 @@ typedef struct kiln_progress {
     /**
      * What it is doing.
      */
-    enum kiln_phase phase;
+    kiln_phase phase;
     /**
      * Index of the current image, from 0.
      */
@@ -306,7 +302,7 @@ typedef struct kiln_progress {
 /**
  * Pixels: RGB, 8 bits each, rows from the top without padding.
  */
-typedef struct kiln_pixels {
+typedef struct {
     /**
      * sizeof(kiln_pixels) of the library.
      */
@@ -332,7 +328,7 @@ typedef struct kiln_pixels {
  * kiln_generate_json and kiln_model_load return KILN_STATUS_REENTRY. They must not throw or jump out. What they are given
  * is valid until they return.
  */
-typedef struct kiln_callbacks {
+typedef struct {
     /**
      * sizeof(kiln_callbacks).
      */
@@ -344,11 +340,11 @@ typedef struct kiln_callbacks {
     /**
      * Receives the progress, several times per second at most. A result other than 0 cancels the call.
      */
-    int (*progress)(const struct kiln_progress *progress, void *user);
+    int (*progress)(const kiln_progress *progress, void *user);
     /**
      * Receives a preview of the image in progress after each step; if NULL, none is computed.
      */
-    void (*preview)(const struct kiln_pixels *pixels, void *user);
+    void (*preview)(const kiln_pixels *pixels, void *user);
     /**
      * Receives a remark for the user, such as why a GPU is not used.
      */
@@ -358,7 +354,7 @@ typedef struct kiln_callbacks {
 /**
  * An image. What it points to is valid until kiln_images_free.
  */
-typedef struct kiln_image {
+typedef struct {
     /**
      * sizeof(kiln_image).
      */
@@ -400,7 +396,7 @@ typedef struct kiln_image {
 /**
  * Bytes that the library allocated. Free them with kiln_buffer_free.
  */
-typedef struct kiln_buffer {
+typedef struct {
     /**
      * The bytes; NULL if there are none.
      */
@@ -414,7 +410,7 @@ typedef struct kiln_buffer {
 /**
  * How to open a model. All zero but the size are the defaults.
  */
-typedef struct kiln_model_options {
+typedef struct {
     /**
      * sizeof(kiln_model_options).
      */
@@ -478,80 +474,80 @@ const char *kiln_version(void);
 /**
  * Creates a token. Free it with kiln_cancel_token_free.
  */
-struct kiln_cancel_token *kiln_cancel_token_new(void);
+kiln_cancel_token *kiln_cancel_token_new(void);
 
 /**
  * Cancels the calls that have this token, and those that get it later; from any thread, also from a callback. They return
  * KILN_STATUS_CANCELLED within a step.
  */
-enum kiln_status kiln_cancel(struct kiln_cancel_token *token);
+kiln_status kiln_cancel(kiln_cancel_token *token);
 
 /**
  * Makes a token as new, so that it can be used again.
  */
-enum kiln_status kiln_cancel_token_reset(struct kiln_cancel_token *token);
+kiln_status kiln_cancel_token_reset(kiln_cancel_token *token);
 
 /**
  * Frees a token; NULL is ignored. Calls that still have it can't be cancelled any more.
  */
-enum kiln_status kiln_cancel_token_free(struct kiln_cancel_token *token);
+kiln_status kiln_cancel_token_free(kiln_cancel_token *token);
 
 /**
  * Generates the images of a request. Returns when they are there; calls for the same model wait for each other.
  *
  * `callbacks` and `token` may be NULL. `*images` is NULL after an error; free it with kiln_images_free.
  */
-enum kiln_status kiln_generate(struct kiln_model *model,
-                               const struct kiln_request *request,
-                               const struct kiln_callbacks *callbacks,
-                               struct kiln_cancel_token *token,
-                               struct kiln_images **images);
+kiln_status kiln_generate(kiln_model *model,
+                          const kiln_request *request,
+                          const kiln_callbacks *callbacks,
+                          kiln_cancel_token *token,
+                          kiln_images **images);
 
 /**
  * As kiln_generate, with the request in the JSON of `/v1/jobs` and of recipes, which has every field there is.
  *
  * Images are paths in it, or "input:0", "input:1", … for those in `inputs`, which is NULL if `input_count` is 0.
  */
-enum kiln_status kiln_generate_json(struct kiln_model *model,
-                                    const char *json,
-                                    const struct kiln_input *inputs,
-                                    size_t input_count,
-                                    const struct kiln_callbacks *callbacks,
-                                    struct kiln_cancel_token *token,
-                                    struct kiln_images **images);
+kiln_status kiln_generate_json(kiln_model *model,
+                               const char *json,
+                               const kiln_input *inputs,
+                               size_t input_count,
+                               const kiln_callbacks *callbacks,
+                               kiln_cancel_token *token,
+                               kiln_images **images);
 
 /**
  * Returns the number of images; 0 after an error.
  */
-size_t kiln_images_count(const struct kiln_images *images);
+size_t kiln_images_count(const kiln_images *images);
 
 /**
  * Describes an image by its index, from 0. Set `image->size` before.
  */
-enum kiln_status kiln_images_get(const struct kiln_images *images, size_t index, struct kiln_image *image);
+kiln_status kiln_images_get(const kiln_images *images, size_t index, kiln_image *image);
 
 /**
  * Encodes an image as a PNG file with its recipe, the bytes of `kiln generate --absolute-paths`. Free them with
  * kiln_buffer_free; after an error there are none.
  */
-enum kiln_status kiln_image_png(const struct kiln_images *images,
-                                size_t index,
-                                struct kiln_buffer *buffer);
+kiln_status kiln_image_png(const kiln_images *images,
+                           size_t index,
+                           kiln_buffer *buffer);
 
 /**
  * Writes an image to a file, whole or not at all: .png, .jpg or .webp, with the bytes of `kiln generate -o`.
  */
-enum kiln_status kiln_image_save(const struct kiln_images *images, size_t index, const char *path);
+kiln_status kiln_image_save(const kiln_images *images, size_t index, const char *path);
 
 /**
  * Frees bytes and sets them to NULL, so that freeing them again does nothing. NULL is ignored.
  */
-void kiln_buffer_free(struct kiln_buffer *buffer);
+void kiln_buffer_free(kiln_buffer *buffer);
 
 /**
  * Frees the images of a call, and what kiln_images_get points to; NULL is ignored.
  */
-enum kiln_status kiln_images_free(struct kiln_images *images);
+kiln_status kiln_images_free(kiln_images *images);
 
 /**
  * Opens a model: "ember" (built in), a name of `kiln models`, a folder, or a file (safetensors, GGUF, model.toml).
@@ -559,26 +555,24 @@ enum kiln_status kiln_images_free(struct kiln_images *images);
  * `name`: NULL is the built-in model. `options`: NULL are the defaults. `*model` is NULL after an error; free it with
  * kiln_model_free. Weights are loaded by the first image or by kiln_model_load.
  */
-enum kiln_status kiln_model_open(const char *name,
-                                 const struct kiln_model_options *options,
-                                 struct kiln_model **model);
+kiln_status kiln_model_open(const char *name,
+                            const kiln_model_options *options,
+                            kiln_model **model);
 
 /**
  * Loads the model's weights now instead of with the first image. `callbacks` and `token` may be NULL.
  */
-enum kiln_status kiln_model_load(struct kiln_model *model,
-                                 const struct kiln_callbacks *callbacks,
-                                 struct kiln_cancel_token *token);
+kiln_status kiln_model_load(kiln_model *model, const kiln_callbacks *callbacks, kiln_cancel_token *token);
 
 /**
  * Frees a model; NULL is ignored. Calls that use it come to their end first.
  */
-enum kiln_status kiln_model_free(struct kiln_model *model);
+kiln_status kiln_model_free(kiln_model *model);
 
 /**
  * Returns the status of the last call on this thread that failed; KILN_STATUS_OK if none did.
  */
-enum kiln_status kiln_last_status(void);
+kiln_status kiln_last_status(void);
 
 /**
  * Returns what went wrong in the last call on this thread that failed; "" if none did. Further lines say what was being
@@ -590,122 +584,6 @@ const char *kiln_last_error(void);
  * Returns what to do about the error of kiln_last_error; "" if nothing is known. Valid as long as that.
  */
 const char *kiln_last_hint(void);
-
-/**
- * Returns the status of the last call on this thread that failed; KILN_STATUS_OK if none did.
- */
-enum kiln_status kiln_last_status(void);
-
-/**
- * Returns what went wrong in the last call on this thread that failed; "" if none did. Further lines say what was being
- * done. Valid until another call on this thread fails, or the thread ends.
- */
-const char *kiln_last_error(void);
-
-/**
- * Returns what to do about the error of kiln_last_error; "" if nothing is known. Valid as long as that.
- */
-const char *kiln_last_hint(void);
-
-/**
- * Creates a token. Free it with kiln_cancel_token_free.
- */
-struct kiln_cancel_token *kiln_cancel_token_new(void);
-
-/**
- * Cancels the calls that have this token, and those that get it later; from any thread, also from a callback. They return
- * KILN_STATUS_CANCELLED within a step.
- */
-enum kiln_status kiln_cancel(struct kiln_cancel_token *token);
-
-/**
- * Makes a token as new, so that it can be used again.
- */
-enum kiln_status kiln_cancel_token_reset(struct kiln_cancel_token *token);
-
-/**
- * Frees a token; NULL is ignored. Calls that still have it can't be cancelled any more.
- */
-enum kiln_status kiln_cancel_token_free(struct kiln_cancel_token *token);
-
-/**
- * Opens a model: "ember" (built in), a name of `kiln models`, a folder, or a file (safetensors, GGUF, model.toml).
- *
- * `name`: NULL is the built-in model. `options`: NULL are the defaults. `*model` is NULL after an error; free it with
- * kiln_model_free. Weights are loaded by the first image or by kiln_model_load.
- */
-enum kiln_status kiln_model_open(const char *name,
-                                 const struct kiln_model_options *options,
-                                 struct kiln_model **model);
-
-/**
- * Loads the model's weights now instead of with the first image. `callbacks` and `token` may be NULL.
- */
-enum kiln_status kiln_model_load(struct kiln_model *model,
-                                 const struct kiln_callbacks *callbacks,
-                                 struct kiln_cancel_token *token);
-
-/**
- * Frees a model; NULL is ignored. Calls that use it come to their end first.
- */
-enum kiln_status kiln_model_free(struct kiln_model *model);
-
-/**
- * Returns the number of images; 0 after an error.
- */
-size_t kiln_images_count(const struct kiln_images *images);
-
-/**
- * Describes an image by its index, from 0. Set `image->size` before.
- */
-enum kiln_status kiln_images_get(const struct kiln_images *images, size_t index, struct kiln_image *image);
-
-/**
- * Encodes an image as a PNG file with its recipe, the bytes of `kiln generate --absolute-paths`. Free them with
- * kiln_buffer_free; after an error there are none.
- */
-enum kiln_status kiln_image_png(const struct kiln_images *images,
-                                size_t index,
-                                struct kiln_buffer *buffer);
-
-/**
- * Writes an image to a file, whole or not at all: .png, .jpg or .webp, with the bytes of `kiln generate -o`.
- */
-enum kiln_status kiln_image_save(const struct kiln_images *images, size_t index, const char *path);
-
-/**
- * Frees bytes and sets them to NULL, so that freeing them again does nothing. NULL is ignored.
- */
-void kiln_buffer_free(struct kiln_buffer *buffer);
-
-/**
- * Frees the images of a call, and what kiln_images_get points to; NULL is ignored.
- */
-enum kiln_status kiln_images_free(struct kiln_images *images);
-
-/**
- * Generates the images of a request. Returns when they are there; calls for the same model wait for each other.
- *
- * `callbacks` and `token` may be NULL. `*images` is NULL after an error; free it with kiln_images_free.
- */
-enum kiln_status kiln_generate(struct kiln_model *model,
-                               const struct kiln_request *request,
-                               const struct kiln_callbacks *callbacks,
-                               struct kiln_cancel_token *token,
-                               struct kiln_images **images);
-
-/**
- * As kiln_generate, with the request in the JSON of `/v1/jobs` and of recipes, which has every field there is.
- *
- * Images are paths in it, or "input:0", "input:1", … for those in `inputs`, which is NULL if `input_count` is 0.
- */
-enum kiln_status kiln_generate_json(struct kiln_model *model,
-                                    const char *json,
-                                    const struct kiln_input *inputs,
-                                    size_t input_count,
-                                    const struct kiln_callbacks *callbacks,
-                                    struct kiln_cancel_token *token,
-                                    struct kiln_images **images);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -200,6 +200,64 @@ static void callbacks_and_cancel(kiln_model *model) {
     FAILS(kiln_generate(model, &request, &callbacks, NULL, &images), INVALID, "kiln_callbacks");
 }
 
+/* Pixels in memory, a request in JSON, several images. */
+static void inputs_and_batches(kiln_model *model) {
+    uint8_t pixels[80][100 * 3 + 7];
+    for (size_t y = 0; y < 80; y++) {
+        for (size_t x = 0; x < sizeof pixels[0]; x++) {
+            pixels[y][x] = (uint8_t)(x * y);
+        }
+    }
+    kiln_input input = {.size = sizeof input, .rgb = pixels[0], .width = 100, .height = 80, .stride = sizeof pixels[0]};
+    kiln_request request = small();
+    request.references = &input;
+    request.reference_count = 1;
+    request.n = 2;
+    kiln_images *images = NULL, *others = NULL;
+    CHECK(kiln_generate(model, &request, NULL, NULL, &images) == KILN_STATUS_OK);
+    CHECK(kiln_images_count(images) == 2);
+    const char *json = "{\"prompt\":\"a red fox\",\"width\":64,\"height\":64,\"steps\":2,\"seed\":8,\"max_tokens\":8,"
+                       "\"references\":[\"input:0\"]}";
+    CHECK(kiln_generate_json(model, json, &input, 1, NULL, NULL, &others) == KILN_STATUS_OK);
+    kiln_image second = {.size = sizeof second}, other = {.size = sizeof other};
+    CHECK(kiln_images_get(images, 1, &second) == KILN_STATUS_OK && second.seed == 8);
+    CHECK(kiln_images_get(others, 0, &other) == KILN_STATUS_OK && other.computed_steps == 2);
+    CHECK(memcmp(second.rgb, other.rgb, 3 * 64 * 64) == 0);
+    CHECK(strstr(other.recipe, "input:0") != NULL);
+    CHECK(kiln_images_free(images) == KILN_STATUS_OK && kiln_images_free(others) == KILN_STATUS_OK);
+    FAILS(kiln_generate_json(model, json, NULL, 0, NULL, NULL, &others), KILN_STATUS_IO, "input:0");
+}
+
+static int stop_in_queue(const kiln_progress *progress, void *user) {
+    (void)user;
+    return progress->phase == KILN_PHASE_QUEUE;
+}
+
+static void *wait_in_queue(void *model) {
+    kiln_callbacks callbacks = {.size = sizeof callbacks, .progress = stop_in_queue};
+    kiln_request request = small();
+    kiln_images *images = NULL;
+    FAILS(kiln_generate(model, &request, &callbacks, NULL, &images), KILN_STATUS_CANCELLED, "cancelled");
+    return NULL;
+}
+
+static int start_another(const kiln_progress *progress, void *user) {
+    if (progress->phase == KILN_PHASE_STEPS && progress->step == 1) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, wait_in_queue, user) == 0 && pthread_join(thread, NULL) == 0);
+        return 1;
+    }
+    return 0;
+}
+
+/* A call that waits for another one can be cancelled. */
+static void cancel_in_queue(kiln_model *model) {
+    kiln_callbacks callbacks = {.size = sizeof callbacks, .user = model, .progress = start_another};
+    kiln_request request = small();
+    kiln_images *images = NULL;
+    CHECK(kiln_generate(model, &request, &callbacks, NULL, &images) == KILN_STATUS_CANCELLED);
+}
+
 struct thread {
     kiln_model *model;
     unsigned seed;
@@ -250,6 +308,8 @@ int main(int argc, char **argv) {
     other_versions(model);
     freed_handles(argv[1]);
     callbacks_and_cancel(model);
+    inputs_and_batches(model);
+    cancel_in_queue(model);
     threads(model);
     CHECK(kiln_model_free(model) == KILN_STATUS_OK);
     return 0;

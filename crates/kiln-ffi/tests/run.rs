@@ -160,6 +160,13 @@ fn misuse_is_answered_without_leaks_or_bad_accesses() {
         compile(compiler, &options, &crate_folder().join("tests/misuse.c"), &program);
         succeeded(command(&program).arg(model.path()).output().unwrap());
     }
+    for compiler in compilers(&["g++", "clang++"]) {
+        let sanitized = has_sanitizers(compiler, folder.path());
+        let options = [CPP, if sanitized { SANITIZERS } else { &[] }].concat();
+        let program = folder.path().join(format!("owners-{compiler}"));
+        compile(compiler, &options, &crate_folder().join("tests/owners.cpp"), &program);
+        succeeded(command(&program).arg(model.path()).output().unwrap());
+    }
 }
 
 #[test]
@@ -168,7 +175,7 @@ fn memory_stays_the_same_over_many_images() {
     if let Some(compiler) = compilers(&["gcc", "clang"]).first() {
         let program = folder.path().join("many");
         compile(compiler, C, &crate_folder().join("tests/many.c"), &program);
-        let images = std::env::var("KILN_FFI_IMAGES").unwrap_or_else(|_| "60".into());
+        let images = std::env::var("KILN_FFI_IMAGES").unwrap_or_else(|_| "100".into());
         println!("{}", succeeded(command(&program).arg(model.path()).arg(images).output().unwrap()));
     }
 }
