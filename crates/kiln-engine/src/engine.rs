@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use kiln_tensor::DType;
+use kiln_image::RgbImage;
+use kiln_tensor::{DType, HostTensor};
 use kiln_weights::LoraReport;
 
 use crate::error::Result;
-use crate::model::Model;
+use crate::model::{Model, VaeFile};
 use crate::pipeline::BatchLimit;
 use crate::plan::{Plan, PlannedLora};
 use crate::sink::Sink;
@@ -61,6 +62,37 @@ pub trait Engine: Send + Sync {
     /// Generates the images of these tasks, batched as far as they are alike and `limit` allows. Returns when all work
     /// is queued on the device; the sinks get images and results from another thread.
     fn generate(&self, tasks: &[Task], limit: &BatchLimit);
+
+    /// Encodes the prompts of a plan, then its negative prompts if it has guidance: f32 `[tokens, dim]` each. There are none
+    /// for embeddings.
+    fn encode_prompts(&self, plan: &Plan, sink: &dyn Sink) -> Result<Vec<HostTensor>>;
+
+    /// Encodes an image, whose sides must be multiples of 16, with this VAE or the model's to normalized latents as tokens,
+    /// f32 `[height/16 · width/16, channels]`.
+    fn encode_image(
+        &self,
+        image: &RgbImage,
+        vae: Option<&Arc<VaeFile>>,
+        sink: &dyn Sink,
+    ) -> Result<HostTensor>;
+
+    /// Decodes normalized latents, the tokens of a `grid` of height and width, with this VAE or the model's.
+    fn decode_latents(
+        &self,
+        latents: &HostTensor,
+        grid: [usize; 2],
+        vae: Option<&Arc<VaeFile>>,
+        sink: &dyn Sink,
+    ) -> Result<RgbImage>;
+
+    /// Converts normalized latents, the tokens of a `grid` of height and width, to the VAE's own, f32
+    /// `[height/8, width/8, channels/4]`.
+    fn unpack_latents(
+        &self,
+        latents: &HostTensor,
+        grid: [usize; 2],
+        vae: Option<&Arc<VaeFile>>,
+    ) -> Result<HostTensor>;
 
     /// Waits until every task so far has ended.
     fn finish(&self);

@@ -1,5 +1,6 @@
 //! The files that a request names: how names become files, and how images and tensors are read.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use kiln_weights::Error::{AmbiguousWeights, NoWeights};
 use kiln_weights::WeightSource;
 use sha2::{Digest, Sha256};
 
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, Result};
 use crate::request::FileRef;
 
 /// Resolves the names in a request: paths on a command line, uploads and lists of known files in a server.
@@ -26,8 +27,8 @@ pub trait InputResolver {
     /// Returns the file or folder of a VAE.
     fn vae(&self, name: &Path) -> Result<PathBuf>;
 
-    /// Returns a safetensors file with prompt embeddings or noise.
-    fn tensors(&self, name: &Path) -> Result<PathBuf>;
+    /// Reads prompt embeddings or noise.
+    fn tensors(&self, name: &Path) -> Result<InputTensors>;
 }
 
 /// An input image.
@@ -37,6 +38,57 @@ pub struct InputImage {
     pub image: Arc<RgbImage>,
     /// How a recipe refers to its file.
     pub file: FileRef,
+}
+
+/// Prompt embeddings or noise: the tensors of a file, or tensors in memory.
+#[derive(Clone, Debug)]
+pub struct InputTensors {
+    /// The file's name in messages.
+    name: PathBuf,
+    tensors: BTreeMap<String, HostTensor>,
+    /// How a recipe refers to its file.
+    pub file: FileRef,
+}
+
+impl InputTensors {
+    /// Opens a safetensors file.
+    pub fn open(path: &Path) -> Result<InputTensors> {
+        let source = WeightSource::open(path)?;
+        let tensor = |name: &str| Ok((name.to_owned(), source.tensor(name)?));
+        let tensors = source.names().map(tensor).collect::<Result<_>>()?;
+        let mut opened = InputTensors::in_memory(path, tensors);
+        opened.file.path = absolute(path).into();
+        Ok(opened)
+    }
+
+    /// Tensors that are in no file; a recipe refers to them by `name` and their hash.
+    pub fn in_memory(name: impl Into<PathBuf>, tensors: BTreeMap<String, HostTensor>) -> InputTensors {
+        let name = name.into();
+        let mut hash = Sha256::new();
+        // Every byte counts here, while `fingerprint` only samples large tensors.
+        for (name, tensor) in &tensors {
+            hash.update(name);
+            hash.update(tensor.bytes());
+        }
+        let file = FileRef { path: name.clone(), sha256: Some(hex(hash.finalize())) };
+        InputTensors { name, tensors, file }
+    }
+
+    /// Returns a tensor.
+    pub(crate) fn get(&self, name: &str) -> Option<&HostTensor> {
+        self.tensors.get(name)
+    }
+
+    /// Returns the first of `names` that there is, or the only tensor.
+    pub(crate) fn find(&self, names: &[&str]) -> Result<&HostTensor> {
+        let only = || self.tensors.values().next().filter(|_| self.tensors.len() == 1);
+        names.iter().find_map(|name| self.get(name)).or_else(only).ok_or_else(|| {
+            let (path, expected) = (self.name.display(), names.join("` or `"));
+            let found = self.tensors.keys().take(8).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
+            Error::request(format!("`{path}` has no tensor `{expected}`; it has {found}"))
+                .hint("save the tensor under that name, or alone in a file")
+        })
+    }
 }
 
 /// An [`InputResolver`] for names that are paths on this machine.
@@ -65,8 +117,8 @@ impl InputResolver for LocalFiles {
         Ok(path.to_path_buf())
     }
 
-    fn tensors(&self, path: &Path) -> Result<PathBuf> {
-        Ok(path.to_path_buf())
+    fn tensors(&self, path: &Path) -> Result<InputTensors> {
+        InputTensors::open(path)
     }
 }
 
@@ -83,37 +135,6 @@ pub fn read_image_bytes(path: &Path) -> Result<Vec<u8>, kiln_image::Error> {
         return Err(kiln_image::Error::FileTooLarge { name, limit });
     }
     Ok(bytes)
-}
-
-/// Opens a safetensors file and hashes its tensors. Messages call it `role`.
-pub(crate) fn open_tensors(path: &Path, role: &str) -> Result<(WeightSource, FileRef)> {
-    let source = WeightSource::open(path).with_context(|| format!("reading the {role}"))?;
-    let mut hash = Sha256::new();
-    // Every byte counts here, while `fingerprint` only samples large tensors.
-    for name in source.names() {
-        hash.update(name);
-        hash.update(source.tensor(name)?.bytes());
-    }
-    let sha256 = hex(hash.finalize());
-    Ok((source, FileRef { path: absolute(path).into(), sha256: Some(sha256) }))
-}
-
-/// Returns the first of `names` that the file has, or its only tensor.
-pub(crate) fn find_tensor(source: &WeightSource, names: &[&str]) -> Result<HostTensor> {
-    let all: Vec<&str> = source.names().collect();
-    let name = names.iter().find(|name| source.contains(name)).or(match &all[..] {
-        [only] => Some(only),
-        _ => None,
-    });
-    match name {
-        Some(name) => Ok(source.tensor(name)?),
-        None => {
-            let (path, expected) = (source.path().display(), names.join("` or `"));
-            let found = all.iter().take(8).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
-            Err(Error::request(format!("`{path}` has no tensor `{expected}`; it has {found}"))
-                .hint("save the tensor under that name, or alone in a file"))
-        }
-    }
 }
 
 /// Refuses tensors that contain NaN or infinity, or whose dtype can't be converted to f32.

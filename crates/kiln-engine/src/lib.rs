@@ -76,8 +76,8 @@ pub use engine::{Counters, Engine, EngineInfo, Task};
 pub use error::{Error, MissingComponent, Result};
 pub use gpus::{GpuInfo, GpuProbe, probe_gpus};
 pub use image_collector::ImageCollector;
-pub use inputs::{InputImage, InputResolver, LocalFiles, read_image_bytes};
-pub use kiln_model::Event;
+pub use inputs::{InputImage, InputResolver, InputTensors, LocalFiles, read_image_bytes};
+pub use kiln_model::{Event, StepEnd, StepReply};
 pub use kiln_weights::LoraReport;
 pub use memory::MemoryEstimate;
 pub use model::{

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use kiln_base::lock;
 use kiln_image::RgbImage;
-use kiln_model::{Autoencoder, Event, Observer, StepOutput};
-use kiln_ops::Backend;
-use kiln_tensor::DType;
+use kiln_model::{Autoencoder, Event, Observer, StepEnd, StepOutput, StepReply};
+use kiln_ops::{Backend, Tensor as _};
+use kiln_tensor::{DType, HostTensor};
 use kiln_weights::LoraReport;
 
 use crate::engine::{Counters, Engine, EngineInfo, Task};
@@ -166,6 +166,38 @@ impl<B: Backend + 'static> Engine for LocalEngine<B> {
         });
     }
 
+    fn encode_prompts(&self, plan: &Plan, sink: &dyn Sink) -> Result<Vec<HostTensor>> {
+        self.pipeline.encode_prompts(plan, &mut LoadObserver(sink))
+    }
+
+    fn encode_image(
+        &self,
+        image: &RgbImage,
+        vae: Option<&Arc<VaeFile>>,
+        sink: &dyn Sink,
+    ) -> Result<HostTensor> {
+        self.pipeline.encode_image(image, vae, &mut LoadObserver(sink))
+    }
+
+    fn decode_latents(
+        &self,
+        latents: &HostTensor,
+        grid: [usize; 2],
+        vae: Option<&Arc<VaeFile>>,
+        sink: &dyn Sink,
+    ) -> Result<RgbImage> {
+        self.pipeline.decode_latents(latents, grid, vae, &mut LoadObserver(sink))
+    }
+
+    fn unpack_latents(
+        &self,
+        latents: &HostTensor,
+        grid: [usize; 2],
+        vae: Option<&Arc<VaeFile>>,
+    ) -> Result<HostTensor> {
+        self.pipeline.unpack_latents(latents, grid, vae)
+    }
+
     fn finish(&self) {
         self.output.wait();
     }
@@ -295,6 +327,28 @@ impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
         self.check_cancelled()
     }
 
+    fn wants_step_end(&self) -> bool {
+        self.run.task.plan.upscale().is_none()
+            && self.run.call_sink(|sink| sink.wants_step_end()) == Some(true)
+    }
+
+    fn step_end(&mut self, step: &StepEnd<&B::Tensor>) -> kiln_model::Result<StepReply<B::Tensor>> {
+        let b = self.engine.pipeline.backend();
+        let &StepEnd { image, step: number, steps, sigma, .. } = step;
+        let latents = step.latents.iter().map(|x| b.download(x)).collect::<kiln_ops::Result<_>>()?;
+        let end = StepEnd { image, step: number, steps, sigma, latents };
+        let reply = self.run.attempt(|| {
+            let reply = self.run.task.sink.step_end(end)?;
+            check_latents(step, reply.latents.as_deref())?;
+            Ok(reply)
+        });
+        let Some(StepReply { latents, stop }) = reply else { return Err(kiln_model::Error::Cancelled) };
+        let upload = |x: &HostTensor| b.upload(x, DType::F32);
+        let latents = latents.map(|new| new.iter().map(upload).collect::<kiln_ops::Result<_>>()).transpose()?;
+        self.check_cancelled()?;
+        Ok(StepReply { latents, stop })
+    }
+
     fn partial_image(&mut self, image: &RgbImage) -> kiln_model::Result<()> {
         if self.run.call_sink(|sink| sink.wants_preview()) == Some(true) {
             let (run, image) = (Arc::clone(self.run), shrink(image));
@@ -313,6 +367,26 @@ impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
     fn wants_tensors(&self) -> bool {
         false
     }
+}
+
+/// Refuses latents that a sink returned if they can't take the place of the step's.
+fn check_latents<T: kiln_ops::Tensor>(step: &StepEnd<&T>, given: Option<&[HostTensor]>) -> Result<()> {
+    let Some(given) = given else { return Ok(()) };
+    let (expected, found) = (step.latents.len(), given.len());
+    if expected != found {
+        return Err(Error::request(format!("{found} latents were returned after a step of {expected} images")));
+    }
+    for (own, given) in step.latents.iter().zip(given) {
+        let (expected, found) = (own.shape(), given.shape());
+        if expected != found {
+            let what = format!("latents of shape {found} were returned after a step, expected {expected}");
+            return Err(Error::request(what));
+        }
+        if !given.is_finite() {
+            return Err(Error::request("the latents that were returned after a step have NaN or infinity"));
+        }
+    }
+    Ok(())
 }
 
 /// Reports the progress of loading to a sink.

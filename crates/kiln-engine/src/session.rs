@@ -170,6 +170,21 @@ impl Session {
         }
     }
 
+    /// Calls a function with the engine of a model, which is loaded first if it isn't. Waits for other calls to end.
+    pub fn with_engine<T>(
+        &self,
+        model: &Arc<Model>,
+        sink: &dyn Sink,
+        call: impl FnOnce(&dyn Engine) -> Result<T>,
+    ) -> Result<T> {
+        let _exclusive = lock(&self.exclusive);
+        self.load_model(model, sink)?;
+        match self.read().last() {
+            Some(engine) => catch_panic(|| call(&**engine)),
+            None => Err(Error::Load("the model is not loaded".into())),
+        }
+    }
+
     /// Waits until every task so far has ended.
     pub fn finish(&self) {
         self.read().iter().for_each(|engine| engine.finish());

@@ -1,7 +1,7 @@
 //! The receiver of a request's progress and images.
 
 use kiln_image::RgbImage;
-use kiln_model::Event;
+use kiln_model::{Event, StepEnd, StepReply};
 use kiln_tensor::HostTensor;
 
 use crate::error::Result;
@@ -47,6 +47,18 @@ pub trait Sink: Send + Sync {
     /// Receives a preview of the image in progress.
     fn preview(&self, image: RgbImage) {
         let _ = image;
+    }
+
+    /// Whether [`step_end`](Sink::step_end) is wanted. Each step then waits for the device and for the sink.
+    fn wants_step_end(&self) -> bool {
+        false
+    }
+
+    /// Receives the latents of the images that took a step together, and may replace them or skip the remaining steps. An
+    /// error ends the request. Not called when upscaling.
+    fn step_end(&self, step: StepEnd<HostTensor>) -> Result<StepReply<HostTensor>> {
+        let _ = step;
+        Ok(StepReply::default())
     }
 
     /// Receives an image; an error ends the request. The device continues meanwhile.

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{FileRef, InputImage, InputResolver, LocalFiles, Result};
+use kiln_engine::{FileRef, InputImage, InputResolver, InputTensors, LocalFiles, Result};
 use kiln_image::RgbImage;
 use kiln_tensor::HostTensor;
 use tempfile::TempDir;
@@ -61,7 +61,7 @@ impl InputResolver for TestInputs {
         LocalFiles.vae(name)
     }
 
-    fn tensors(&self, name: &Path) -> Result<PathBuf> {
+    fn tensors(&self, name: &Path) -> Result<InputTensors> {
         LocalFiles.tensors(name)
     }
 }

@@ -80,12 +80,7 @@ impl<B: Backend> Autoencoder<B> {
         grid: [usize; 2],
         observer: &mut dyn Observer<B>,
     ) -> Result<PendingImage> {
-        let patches = b.reshape(tokens, [grid[0], grid[1], tokens.shape().last()].into())?;
-        let patches = match self {
-            Autoencoder::Full(vae) => vae.denormalise(b, &patches)?,
-            Autoencoder::Tiny(_) => patches,
-        };
-        let latent = b.depth_to_space(&patches)?;
+        let latent = self.unpack(b, tokens, grid)?;
         observer.inspect("vae.decode_input", &latent)?;
         let [height, width] = grid.map(|side| (side * 16) as u32);
         // The latent stays on the device, and only bytes are downloaded.
@@ -110,6 +105,16 @@ impl<B: Backend> Autoencoder<B> {
             Autoencoder::Tiny(_) => kiln_image::from_unit_f32(width, height, &values.to_f32()?)?,
         };
         Ok(Box::new(move || Ok(image)))
+    }
+
+    /// Undoes the batch norm and the patches of tokens on a `grid` of height and width: f32 `[h/8, w/8, 32]`.
+    pub fn unpack(&self, b: &B, tokens: &B::Tensor, grid: [usize; 2]) -> Result<B::Tensor> {
+        let patches = b.reshape(tokens, [grid[0], grid[1], tokens.shape().last()].into())?;
+        let patches = match self {
+            Autoencoder::Full(vae) => vae.denormalise(b, &patches)?,
+            Autoencoder::Tiny(_) => patches,
+        };
+        Ok(b.depth_to_space(&patches)?)
     }
 
     /// Encodes `[8h, 8w, 3]` on the host to the latent, f32 `[h, w, latent]`.

@@ -31,7 +31,7 @@ pub mod vision;
 pub use autoencoder::{Autoencoder, PendingImage};
 pub use error::{Error, Result};
 pub use family::TextEncoderFamily;
-pub use observer::{Event, Observer, StepOutput};
+pub use observer::{Event, Observer, StepEnd, StepOutput, StepReply};
 pub use residency::ResidencyPlan;
 pub use tiles::MAX_TILE_PIXELS;
 pub use upsampler::{MAX_NEW_TOKENS, Upsampler};

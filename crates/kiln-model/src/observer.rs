@@ -118,6 +118,36 @@ pub struct StepOutput<'a, B: Backend> {
     pub sigma: f32,
 }
 
+/// The images of one request after a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepEnd<T> {
+    /// Index of the first image, from 0.
+    pub image: usize,
+    /// Index of the step, from 0.
+    pub step: usize,
+    /// Number of steps in this run.
+    pub steps: usize,
+    /// Noise level before the step.
+    pub sigma: f32,
+    /// Latents after the step, f32 `[tokens, channels]` for each image.
+    pub latents: Vec<T>,
+}
+
+/// What the images of a request continue with after a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepReply<T> {
+    /// Latents to continue with, one for each image; the step's own if absent.
+    pub latents: Option<Vec<T>>,
+    /// Whether to skip the remaining steps and decode the latents as they are.
+    pub stop: bool,
+}
+
+impl<T> Default for StepReply<T> {
+    fn default() -> Self {
+        StepReply { latents: None, stop: false }
+    }
+}
+
 /// Observes a run, and can stop it.
 ///
 /// An error returned from any method, such as [`Error::Cancelled`](crate::Error::Cancelled), ends the run at once.
@@ -133,6 +163,17 @@ pub trait Observer<B: Backend> {
     fn step_output(&mut self, step: &StepOutput<'_, B>) -> Result<()> {
         let _ = step;
         Ok(())
+    }
+
+    /// Whether [`step_end`](Observer::step_end) is wanted.
+    fn wants_step_end(&self) -> bool {
+        false
+    }
+
+    /// Receives the images of its request that took a step together, and may change what they continue with.
+    fn step_end(&mut self, step: &StepEnd<&B::Tensor>) -> Result<StepReply<B::Tensor>> {
+        let _ = step;
+        Ok(StepReply::default())
     }
 
     /// Receives an image that is finished in part: all of it, with some of its tiles upscaled.

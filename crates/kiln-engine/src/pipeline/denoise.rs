@@ -14,7 +14,7 @@ use kiln_model::transformer::{
     BatchItem, KvCache, Position, Prediction, References, RopeTables, StepCache, Transformer,
     TransformerBatch,
 };
-use kiln_model::{Event, StepOutput};
+use kiln_model::{Event, StepEnd, StepOutput};
 use kiln_ops::{Backend, Pending, Tensor as _};
 use kiln_tensor::{DType, HostTensor};
 
@@ -100,6 +100,7 @@ impl<B: Backend> Denoiser<'_, B> {
         batch.set_in_progress(images.iter().map(|image| (image.member, image.image)));
         let start = |image| self.start(image, sigmas[first], batch);
         let mut states = images.iter().map(start).collect::<Result<Vec<_>>>()?;
+        let mut stopped = Vec::new();
         let mut previous: Option<Pending<()>> = None;
         for step in 0..steps {
             let (sigma, next) = (sigmas[first + step], sigmas[first + step + 1]);
@@ -114,6 +115,7 @@ impl<B: Backend> Denoiser<'_, B> {
             batch.set_in_progress(states.iter().map(|s| (s.conditioning.member, s.conditioning.image)));
             let edge = step == 0 || step + 1 == steps;
             self.step(&mut states, step, edge, [sigma, next], batch)?;
+            end_step(&mut states, &mut stopped, (step, steps, sigma), batch);
             // The host runs one step ahead: the device never waits, progress is accurate, and cancelling is quick.
             if let Some(wait) = previous.replace(self.b.fence()?) {
                 wait()?;
@@ -124,7 +126,11 @@ impl<B: Backend> Denoiser<'_, B> {
                 let reused = states.iter().find(of_member).map_or(0, |state| state.steps.reused);
                 Event::StepFinished { image, images, step, steps, reused }
             });
+            if states.is_empty() {
+                break;
+            }
         }
+        states.append(&mut stopped);
         states.retain(|state| batch.is_active(state.conditioning.member));
         Ok(states)
     }
@@ -274,6 +280,39 @@ impl<B: Backend> Denoiser<'_, B> {
             prediction.velocity
         };
         Ok(branches.iter_mut().zip(predictions).map(take).collect())
+    }
+}
+
+/// Lets each request change the latents of its images. Those of a request that wants no more steps move to `stopped`.
+fn end_step<'a, B: Backend>(
+    states: &mut Vec<DenoiseState<'a, B>>,
+    stopped: &mut Vec<DenoiseState<'a, B>>,
+    (step, steps, sigma): (usize, usize, f32),
+    batch: &mut Batch<'_, '_, B>,
+) {
+    let mut members: Vec<usize> = states.iter().map(|state| state.conditioning.member).collect();
+    members.dedup();
+    for member in members {
+        let is_own = |state: &DenoiseState<'a, B>| state.conditioning.member == member;
+        let mut stop = false;
+        batch.with_member(member, |m| {
+            if !m.observer.wants_step_end() {
+                return Ok(());
+            }
+            let own = || states.iter().filter(|state| is_own(state));
+            let image = own().map(|state| state.conditioning.image).next().unwrap_or(0);
+            let latents = own().map(|state| &state.latents).collect();
+            let reply = m.observer.step_end(&StepEnd { image, step, steps, sigma, latents })?;
+            let own = states.iter_mut().filter(|state| is_own(state));
+            for (state, latents) in own.zip(reply.latents.into_iter().flatten()) {
+                state.latents = latents;
+            }
+            stop = reply.stop;
+            Ok(())
+        });
+        if stop {
+            stopped.extend(states.extract_if(.., |state| is_own(state)));
+        }
     }
 }
 

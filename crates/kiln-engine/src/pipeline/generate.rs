@@ -219,7 +219,7 @@ impl<B: Backend> Pipeline<B> {
         Ok(PreparedPlan { plan, autoencoder, noise, texts, references, mode, initial, deferred })
     }
 
-    fn encode_text(
+    pub(super) fn encode_text(
         &self,
         plan: &Plan,
         deferred: &mut Vec<DeferredWork>,
@@ -238,12 +238,12 @@ impl<B: Backend> Pipeline<B> {
         let all = tokens.prompts.iter().chain(&tokens.negatives).enumerate();
         let mut encoded = all.map(&mut encode).collect::<Result<Vec<_>>>()?;
         let mut negatives = encoded.split_off(tokens.prompts.len());
-        let Prompt::Embeddings { prompts, negative, .. } = &plan.prompt else {
+        let Prompt::Embeddings { prompts, negatives: given, .. } = &plan.prompt else {
             return Ok(PromptSet { prompts: encoded, negatives });
         };
         let upload = |text: &HostTensor| Ok(self.backend.upload(text, self.options.dtype)?);
-        if let Some(negative) = negative.as_ref().filter(|_| plan.calls_per_step > 1) {
-            negatives = vec![upload(negative)?];
+        if plan.calls_per_step > 1 {
+            negatives.extend(given.iter().map(upload).collect::<Result<Vec<_>>>()?);
         }
         Ok(PromptSet { prompts: prompts.iter().map(upload).collect::<Result<_>>()?, negatives })
     }

@@ -8,6 +8,7 @@ mod denoise;
 mod generate;
 mod options;
 mod output;
+mod parts;
 mod text;
 mod upscale;
 

@@ -86,7 +86,7 @@ pub(super) fn check_components(model: &Model, prompt: &Prompt, request: &Request
     if model.vae.is_none() && request.vae.is_none() {
         return Err(model.missing_component(MissingComponent::Vae));
     }
-    let Prompt::Embeddings { prompts, negative, .. } = prompt else {
+    let Prompt::Embeddings { prompts, negatives, .. } = prompt else {
         return match model.text_encoder {
             Some(_) => Ok(()),
             None => Err(model.missing_component(MissingComponent::TextEncoder)),
@@ -97,14 +97,14 @@ pub(super) fn check_components(model: &Model, prompt: &Prompt, request: &Request
     let path = path.map_or(std::path::Path::new(""), PathBuf::as_path);
     let fits =
         |text: &&HostTensor| matches!(text.shape().dims(), [tokens, last] if *tokens > 0 && *last == dim);
-    if let Some(text) = prompts.iter().chain(negative).find(|text| !fits(text)) {
+    if let Some(text) = prompts.iter().chain(negatives).find(|text| !fits(text)) {
         let (file, shape) = (path.display(), text.shape());
         let what = format!("`{file}` has prompt embeddings of shape {shape}, expected [tokens, {dim}]");
         return Err(
             Error::request(what).hint("they must come from the text encoder that belongs to this model")
         );
     }
-    prompts.iter().chain(negative).try_for_each(|text| check_finite(path, "prompt embeddings", text))
+    prompts.iter().chain(negatives).try_for_each(|text| check_finite(path, "prompt embeddings", text))
 }
 
 /// Returns the number of images per prompt; refuses a list of seeds whose length differs from it.

@@ -21,12 +21,12 @@ pub enum Prompt {
         /// Negative prompts: none, one for all prompts, or one for each.
         negatives: Vec<String>,
     },
-    /// Prompt embeddings from a file, `[tokens, dim]` each.
+    /// Prompt embeddings from a file or from memory, `[tokens, dim]` each.
     Embeddings {
         /// The prompts; each gives one or more images.
         prompts: Vec<HostTensor>,
-        /// The negative prompt; needed for guidance if there is no text encoder.
-        negative: Option<HostTensor>,
+        /// Negative prompts: none, one for all prompts, or one for each; needed for guidance if there is no text encoder.
+        negatives: Vec<HostTensor>,
         /// Index of the first prompt in the file.
         first_row: usize,
     },

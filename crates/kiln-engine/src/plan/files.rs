@@ -32,25 +32,29 @@ pub(super) fn read_prompt(
         let (prompts, negatives) = (resolved.prompts.clone(), request.negative_prompts.clone());
         return Ok(Prompt::Text { prompts, negatives });
     };
-    let (source, hashed) = inputs::open_tensors(&inputs.tensors(&file.path)?, "prompt embeddings")?;
-    resolved.embeds = Some(hashed);
-    let all = split_batch(&inputs::find_tensor(&source, &["prompt_embeds"])?)?;
-    let negative = if source.contains("negative_prompt_embeds") {
-        split_batch(&source.tensor("negative_prompt_embeds")?)?.into_iter().next()
-    } else {
-        None
-    };
+    let tensors = inputs.tensors(&file.path).with_context(|| "reading the prompt embeddings".into())?;
+    let all = split_batch(tensors.find(&["prompt_embeds"])?)?;
+    let negatives = tensors.get("negative_prompt_embeds").map(split_batch).transpose()?.unwrap_or_default();
+    let (path, count) = (file.path.display(), all.len());
+    if negatives.len() > 1 && negatives.len() != count {
+        let found = negatives.len();
+        let what = format!("`{path}` has {found} negative prompt embeddings for {count} prompts");
+        return Err(Error::request(what).hint("give one for all, or one for each prompt"));
+    }
+    resolved.embeds = Some(tensors.file);
     let row = request.batch_position.and_then(|position| position.embeds_row);
-    let prompts = match row {
-        None => all,
-        Some(row) if row < all.len() => vec![all[row].clone()],
+    let (prompts, negatives) = match row {
+        None => (all, negatives),
+        Some(row) if row < count => {
+            let negative = negatives.get(row).or(negatives.first());
+            (vec![all[row].clone()], negative.cloned().into_iter().collect())
+        }
         Some(row) => {
-            let (path, found) = (file.path.display(), all.len());
-            let what = format!("`{path}` has {found} prompts, the recipe needs number {}", row + 1);
+            let what = format!("`{path}` has {count} prompts, the recipe needs number {}", row + 1);
             return Err(Error::request(what));
         }
     };
-    Ok(Prompt::Embeddings { prompts, negative, first_row: row.unwrap_or(0) })
+    Ok(Prompt::Embeddings { prompts, negatives, first_row: row.unwrap_or(0) })
 }
 
 /// Splits `[batch, tokens, dim]` into its entries; `[tokens, dim]` is one.
@@ -231,9 +235,9 @@ pub(super) fn read_noise(
             _ => NoiseSource::Seeds { seeds: request.seeds(images), rng },
         });
     };
-    let (source, hashed) = inputs::open_tensors(&inputs.tensors(&file.path)?, "noise")?;
-    resolved.noise = Some(hashed);
-    let all = inputs::find_tensor(&source, &["noise", "latents"])?;
+    let tensors = inputs.tensors(&file.path).with_context(|| "reading the noise".into())?;
+    let all = tensors.find(&["noise", "latents"])?.clone();
+    resolved.noise = Some(tensors.file);
     let path = file.path.display();
     let noise = match request.batch_position {
         Some(BatchPosition { index, batch, .. }) if batch > 1 => all

@@ -331,7 +331,7 @@ impl Plan {
                 };
                 PromptSet { prompts: prompts.iter().map(String::as_str).collect(), negatives }
             }
-            Prompt::Embeddings { negative: None, .. } if guided => {
+            Prompt::Embeddings { negatives, .. } if guided && negatives.is_empty() => {
                 PromptSet { prompts: Vec::new(), negatives: vec![""] }
             }
             Prompt::Embeddings { .. } => PromptSet { prompts: Vec::new(), negatives: Vec::new() },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_engine::{
-    BatchLimit, Error, FileRef, ImageCollector, InputImage, InputResolver, LocalFiles, Plan, Request,
+    BatchLimit, Error, FileRef, ImageCollector, InputImage, InputResolver, InputTensors, LocalFiles, Plan, Request,
     Settings,
 };
 use kiln_engine::{Setup, Task};
@@ -99,7 +99,7 @@ impl InputResolver for SyntheticImages {
         LocalFiles.vae(name)
     }
 
-    fn tensors(&self, _: &Path) -> kiln_engine::Result<PathBuf> {
+    fn tensors(&self, _: &Path) -> kiln_engine::Result<InputTensors> {
         Err(Error::request("`kiln bench` does not read tensor files"))
     }
 }

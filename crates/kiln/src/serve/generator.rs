@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kiln_base::lock;
-use kiln_engine::{Error, Event, FileRef, GeneratedImage, InputImage, InputResolver, Plan, Session, Sink};
+use kiln_engine::{
+    Error, Event, FileRef, GeneratedImage, InputImage, InputResolver, InputTensors, Plan, Session, Sink,
+};
 use kiln_engine::{ProgressTracker, Task as EngineTask};
 use kiln_image::RgbImage;
 use kiln_server::{FinishedImage, Generator, JobError, JobInputs, JobSink, LoadedModel, Task};
@@ -143,7 +145,7 @@ impl InputResolver for JobInputResolver<'_> {
         name.to_str().and_then(|name| self.models.vae(name)).ok_or_else(missing)
     }
 
-    fn tensors(&self, _: &Path) -> kiln_engine::Result<PathBuf> {
+    fn tensors(&self, _: &Path) -> kiln_engine::Result<InputTensors> {
         Err(Error::request("tensor files are not supported over HTTP"))
     }
 }
