@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use kiln_base::lock;
 use kiln_image::RgbImage;
 use kiln_model::{Autoencoder, Event, Observer, StepEnd, StepOutput, StepReply};
-use kiln_ops::{Backend, Tensor as _};
+use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 use kiln_weights::LoraReport;
 

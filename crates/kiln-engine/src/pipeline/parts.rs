@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kiln_image::{RgbImage, SIZE_MULTIPLE};
 use kiln_model::Observer;
-use kiln_ops::{Backend, Tensor as _};
+use kiln_ops::Backend;
 use kiln_tensor::{DType, HostTensor};
 
 use super::Pipeline;

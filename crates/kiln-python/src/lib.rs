@@ -1,0 +1,43 @@
+//! `kiln._kiln`, the Rust part of the Python package `kiln`: opens models and runs requests.
+//!
+//! ```text
+//! kiln (Python: arguments, PIL, numpy) ──JSON of a Request, bytes of images and arrays──▶ Model.start ──▶ Job
+//! Job.next ◀──progress, previews, latents of a step, images, the end── a thread that runs the session
+//! ```
+//! Only the thread that waits in `Job.next` runs Python code; it has released the interpreter while it waits, and looks
+//! for signals several times a second. Threads of the engine never touch Python.
+
+mod array;
+mod errors;
+mod inputs;
+mod job;
+mod model;
+mod output;
+mod settings;
+mod shutdown;
+mod sink;
+
+use pyo3::prelude::*;
+
+/// The module that the package `kiln` is built on; use `kiln` instead.
+#[pymodule]
+mod _kiln {
+    #[pymodule_export]
+    use crate::array::Array;
+    #[pymodule_export]
+    use crate::job::Job;
+    #[pymodule_export]
+    use crate::model::Model;
+    #[pymodule_export]
+    use crate::output::Image;
+    #[pymodule_export]
+    use crate::shutdown::shutdown;
+
+    use super::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        crate::errors::add(module)
+    }
+}

@@ -1,0 +1,32 @@
+//! Settings of a model: device, precision, limits.
+
+use kiln_engine::{Device, Isa, Precision, Settings};
+use pyo3::prelude::*;
+
+use crate::errors;
+
+/// Reads the settings that are given by name.
+pub(crate) fn read(
+    py: Python<'_>,
+    device: &str,
+    dtype: &str,
+    threads: Option<usize>,
+    vram_limit: Option<u64>,
+) -> PyResult<Settings> {
+    let invalid = |name: &str, found: &str, expected: &str| {
+        errors::request(py, format!("{name} must be {expected}, found {found:?}"))
+    };
+    let device = Device::parse(device).map_err(|_| invalid("device", device, "auto, cpu, cuda or cuda:N"))?;
+    let precision = match dtype {
+        "auto" => Precision::Auto,
+        "f32" | "float32" => Precision::F32,
+        "bf16" | "bfloat16" => Precision::Bf16,
+        "int8" => Precision::Int8,
+        "fp8" => Precision::Fp8,
+        _ => return Err(invalid("dtype", dtype, "auto, f32, bf16, int8 or fp8")),
+    };
+    if threads == Some(0) {
+        return Err(invalid("threads", "0", "at least 1"));
+    }
+    Ok(Settings { device, precision, threads, vram_limit, ..Settings::default() })
+}
