@@ -344,7 +344,8 @@ impl<B: Backend + 'static> Observer<B> for TaskObserver<'_, B> {
         });
         let Some(StepReply { latents, stop }) = reply else { return Err(kiln_model::Error::Cancelled) };
         let upload = |x: &HostTensor| b.upload(x, DType::F32);
-        let latents = latents.map(|new| new.iter().map(upload).collect::<kiln_ops::Result<_>>()).transpose()?;
+        let latents =
+            latents.map(|new| new.iter().map(upload).collect::<kiln_ops::Result<_>>()).transpose()?;
         self.check_cancelled()?;
         Ok(StepReply { latents, stop })
     }
@@ -374,7 +375,9 @@ fn check_latents<T: kiln_ops::Tensor>(step: &StepEnd<&T>, given: Option<&[HostTe
     let Some(given) = given else { return Ok(()) };
     let (expected, found) = (step.latents.len(), given.len());
     if expected != found {
-        return Err(Error::request(format!("{found} latents were returned after a step of {expected} images")));
+        return Err(Error::request(format!(
+            "{found} latents were returned after a step of {expected} images"
+        )));
     }
     for (own, given) in step.latents.iter().zip(given) {
         let (expected, found) = (own.shape(), given.shape());

@@ -160,7 +160,12 @@ impl Session {
                     Err(error) => end(task, error),
                 }
             }
-            let limit = BatchLimit { images: self.max_batch, rows: None, memory };
+            // Latents of a step are passed on for all images of a request at once.
+            let limit = if fitting.iter().any(|task| task.sink.wants_step_end()) {
+                BatchLimit { images: usize::MAX, rows: Some(usize::MAX), memory }
+            } else {
+                BatchLimit { images: self.max_batch, rows: None, memory }
+            };
             // The engine reports a panic to its own tasks; the following ones still run.
             let run = catch_unwind(AssertUnwindSafe(|| engine.generate(&fitting, &limit)));
             panic = panic.or(run.err());

@@ -31,6 +31,11 @@ impl Array {
         Ok(Array { shape: tensor.shape().dims().to_vec(), dtype: "<f4", data: Data::Tensor(tensor) })
     }
 
+    /// Height and width of pixels.
+    pub fn sides(&self) -> [u32; 2] {
+        [self.shape[0] as u32, self.shape[1] as u32]
+    }
+
     pub fn bytes(&self) -> &[u8] {
         match &self.data {
             Data::Bytes(bytes) => bytes,

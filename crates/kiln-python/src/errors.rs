@@ -19,7 +19,8 @@ static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
 
 fn classes(py: Python<'_>) -> PyResult<&'static Classes> {
     CLASSES.get_or_try_init(py, || {
-        let kiln = class(py, "KilnError", "Base class of Kiln's exceptions.", &[py.get_type::<PyException>()])?;
+        let kiln =
+            class(py, "KilnError", "Base class of Kiln's exceptions.", &[py.get_type::<PyException>()])?;
         let base = kiln.bind(py).clone();
         let derived = |name: &str, doc: &str, other: Option<Bound<'_, PyType>>| {
             let bases: Vec<Bound<'_, PyType>> = std::iter::once(base.clone()).chain(other).collect();

@@ -58,7 +58,8 @@ pub(crate) fn tensor_from(array: &Bound<'_, PyAny>) -> PyResult<HostTensor> {
         "bfloat16" => DType::BF16,
         other => return Err(invalid(format!("arrays of {other} are not supported"))),
     };
-    HostTensor::new(dtype, shape, bytes.as_bytes().to_vec().into()).map_err(|error| invalid(error.to_string()))
+    HostTensor::new(dtype, shape, bytes.as_bytes().to_vec().into())
+        .map_err(|error| invalid(error.to_string()))
 }
 
 impl InputResolver for Inputs {

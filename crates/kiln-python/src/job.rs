@@ -28,6 +28,7 @@ pub(crate) struct Job {
     /// The answer that the current step waits for.
     reply: Mutex<Option<Reply>>,
     ended: AtomicBool,
+    plan: Arc<Plan>,
 }
 
 impl Job {
@@ -36,7 +37,8 @@ impl Job {
         let (sender, messages) = channel();
         let cancel = Arc::new(AtomicBool::new(false));
         let sink = Arc::new(JobSink::new(sender, Arc::clone(&cancel), &plan, wanted));
-        let task = Task { plan: Arc::new(plan), sink };
+        let plan = Arc::new(plan);
+        let task = Task { plan: Arc::clone(&plan), sink };
         let running = Running::new();
         std::thread::Builder::new().name("kiln job".into()).spawn(move || {
             session.generate(&[task]);
@@ -44,7 +46,7 @@ impl Job {
             drop(running);
         })?;
         let (messages, reply) = (Mutex::new(messages), Mutex::new(None));
-        Ok(Job { cancel, messages, reply, ended: AtomicBool::new(false) })
+        Ok(Job { cancel, messages, reply, ended: AtomicBool::new(false), plan })
     }
 
     /// Waits for a message without holding the interpreter. `None`: the time is over.
@@ -93,7 +95,8 @@ impl Job {
             }
             Message::StepEnd(step, reply) => {
                 *lock(&self.reply) = Some(reply);
-                let latents: kiln_engine::Result<Vec<Array>> = step.latents.iter().map(Array::of_tensor).collect();
+                let latents: kiln_engine::Result<Vec<Array>> =
+                    step.latents.iter().map(Array::of_tensor).collect();
                 fields.set_item("step", step.step)?;
                 fields.set_item("steps", step.steps)?;
                 fields.set_item("sigma", step.sigma)?;
@@ -102,7 +105,7 @@ impl Job {
                 "step"
             }
             Message::Image(image) => {
-                fields.set_item("image", Image::new(*image))?;
+                fields.set_item("image", Image::new(py, *image)?)?;
                 "image"
             }
             Message::Ended(result) => {
@@ -121,7 +124,8 @@ impl Job {
     /// Raises the job's error. Ctrl-C cancels the job.
     #[pyo3(signature = (timeout=None))]
     fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let limit = timeout.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX));
+        let limit =
+            timeout.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX));
         let start = Instant::now();
         while !self.ended.load(SeqCst) {
             let left = limit.map_or(SIGNALS, |limit| limit.saturating_sub(start.elapsed()).min(SIGNALS));
@@ -143,12 +147,19 @@ impl Job {
     /// remaining steps.
     #[pyo3(signature = (latents=None, stop=false))]
     fn reply(&self, py: Python<'_>, latents: Option<Vec<Bound<'_, PyAny>>>, stop: bool) -> PyResult<()> {
-        let latents = latents.map(|all| all.iter().map(tensor_from).collect::<PyResult<Vec<_>>>()).transpose()?;
+        let latents =
+            latents.map(|all| all.iter().map(tensor_from).collect::<PyResult<Vec<_>>>()).transpose()?;
         let Some(reply) = lock(&self.reply).take() else {
             return Err(errors::exception(py, Kind::Other, "no step waits for an answer".into(), None));
         };
         let _ = reply.send(StepReply { latents, stop });
         Ok(())
+    }
+
+    /// What was asked for, with all defaults filled in.
+    #[getter]
+    fn plan<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        describe(py, &self.plan)
     }
 
     /// Whether it has ended.
@@ -167,6 +178,19 @@ impl Job {
     fn close(&self, py: Python<'_>) {
         self.stop(py);
     }
+}
+
+/// The sizes, steps and notes of a plan.
+pub(crate) fn describe<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Bound<'py, PyDict>> {
+    let fields = PyDict::new(py);
+    fields.set_item("width", plan.width)?;
+    fields.set_item("height", plan.height)?;
+    fields.set_item("images", plan.images)?;
+    fields.set_item("steps", plan.steps - plan.first_step)?;
+    fields.set_item("sigmas", plan.schedule.sigmas()[plan.first_step..].to_vec())?;
+    fields.set_item("guidance", plan.guidance)?;
+    fields.set_item("notes", plan.notes.clone())?;
+    Ok(fields)
 }
 
 impl Drop for Job {

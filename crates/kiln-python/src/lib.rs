@@ -16,6 +16,7 @@ mod output;
 mod settings;
 mod shutdown;
 mod sink;
+mod wait;
 
 use pyo3::prelude::*;
 
@@ -31,7 +32,7 @@ mod _kiln {
     #[pymodule_export]
     use crate::output::Image;
     #[pymodule_export]
-    use crate::shutdown::shutdown;
+    use crate::shutdown::{after_fork, shutdown};
 
     use super::*;
 

@@ -6,16 +6,108 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::array::Array;
-use crate::errors;
+use crate::errors::{self, Kind};
 
 /// A generated image: pixels, latents and recipe.
 #[pyclass(frozen, module = "kiln._kiln")]
 pub(crate) struct Image {
     pixels: Py<Array>,
     latents: Py<Array>,
-    image: RgbImage,
     index: usize,
     seed: Option<u64>,
-    steps: [usize; 2],
+    steps: (usize, usize),
     recipe: Recipe,
+}
+
+impl Image {
+    pub fn new(py: Python<'_>, generated: GeneratedImage) -> PyResult<Image> {
+        let GeneratedImage { index, image, latents, seed, steps, recipe } = generated;
+        let latents = Array::of_tensor(&latents).map_err(|error| errors::engine(py, &error, false))?;
+        Ok(Image {
+            pixels: Py::new(py, Array::of_pixels(image))?,
+            latents: Py::new(py, latents)?,
+            index,
+            seed,
+            steps: (steps.computed, steps.reused),
+            recipe,
+        })
+    }
+}
+
+#[pymethods]
+impl Image {
+    /// The pixels, `[height, width, 3]`, u8.
+    #[getter]
+    fn pixels(&self, py: Python<'_>) -> Py<Array> {
+        self.pixels.clone_ref(py)
+    }
+
+    /// The final normalized latents as tokens, `[tokens, channels]`, f32.
+    #[getter]
+    fn latents(&self, py: Python<'_>) -> Py<Array> {
+        self.latents.clone_ref(py)
+    }
+
+    /// Its index in the request, from 0.
+    #[getter]
+    fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Its seed, if its noise was drawn from one.
+    #[getter]
+    fn seed(&self) -> Option<u64> {
+        self.seed
+    }
+
+    /// Steps computed, and steps that reused the step cache.
+    #[getter]
+    fn steps(&self) -> (usize, usize) {
+        self.steps
+    }
+
+    /// How it was generated, as JSON.
+    #[getter]
+    fn recipe(&self) -> String {
+        self.recipe.to_json()
+    }
+
+    /// Encodes it as a file with its recipe, as the command line does. `format`: png, jpeg or webp.
+    #[pyo3(signature = (format, quality=None, small=false, recipe=true))]
+    fn encode<'py>(
+        &self,
+        py: Python<'py>,
+        format: &str,
+        quality: Option<u8>,
+        small: bool,
+        recipe: bool,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let format = match format {
+            "png" => Format::Png,
+            "jpeg" | "jpg" => Format::Jpeg,
+            "webp" => Format::Webp,
+            _ => {
+                return Err(errors::request(
+                    py,
+                    format!("can't write {format:?}: expected png, jpeg or webp"),
+                ));
+            }
+        };
+        if quality.is_some_and(|quality| quality > 100) {
+            return Err(errors::request(py, "quality must be from 0 to 100"));
+        }
+        let pixels = self.pixels.get();
+        let bytes = py.detach(|| {
+            let [height, width] = pixels.sides();
+            let image = RgbImage::new(width, height, pixels.bytes().to_vec())?;
+            let texts = recipe.then(|| (self.recipe.to_json(), self.recipe.parameters()));
+            let (json, parameters) = texts.as_ref().map_or((None, None), |(a, b)| (Some(&**a), Some(&**b)));
+            let encoding = Encoding { format, quality, small };
+            kiln_image::encode_with_parameters(&image, encoding, json, parameters)
+        });
+        match bytes {
+            Ok(bytes) => Ok(PyBytes::new(py, &bytes)),
+            Err(error) => Err(errors::exception(py, Kind::Other, error.to_string(), None)),
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Settings of a model: device, precision, limits.
 
-use kiln_engine::{Device, Isa, Precision, Settings};
+use kiln_base::folders;
+use kiln_engine::{Device, Precision, Settings, TextCache};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -28,5 +29,9 @@ pub(crate) fn read(
     if threads == Some(0) {
         return Err(invalid("threads", "0", "at least 1"));
     }
-    Ok(Settings { device, precision, threads, vram_limit, ..Settings::default() })
+    // The folder of the command line's caches.
+    let cache = folders::from_env("KILN_CACHE_DIR").or_else(|| Some(folders::cache()?.join("kiln")));
+    let text_cache = cache.as_ref().map(|folder| TextCache::new(folder.join("text")));
+    let kernel_cache = cache.map(|folder| folder.join("cuda"));
+    Ok(Settings { device, precision, threads, vram_limit, text_cache, kernel_cache, ..Settings::default() })
 }

@@ -42,3 +42,9 @@ pub(crate) fn shutdown(py: Python<'_>) {
         }
     });
 }
+
+/// Forgets the jobs of the parent process, whose threads a forked child does not have.
+#[pyfunction]
+pub(crate) fn after_fork() {
+    RUNNING.store(0, SeqCst);
+}

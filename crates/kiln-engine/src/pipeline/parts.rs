@@ -72,7 +72,9 @@ impl<B: Backend> Pipeline<B> {
         let expected = [height * width, self.model.transformer.config.in_channels];
         if latents.shape().dims() != expected || expected[0] == 0 {
             let (found, [tokens, channels]) = (latents.shape(), expected);
-            return Err(Error::request(format!("latents have shape {found}, expected [{tokens}, {channels}]")));
+            return Err(Error::request(format!(
+                "latents have shape {found}, expected [{tokens}, {channels}]"
+            )));
         }
         if !latents.is_finite() {
             return Err(Error::request("the latents have NaN or infinity"));

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_engine::{
-    BatchLimit, Error, FileRef, ImageCollector, InputImage, InputResolver, InputTensors, LocalFiles, Plan, Request,
-    Settings,
+    BatchLimit, Error, FileRef, ImageCollector, InputImage, InputResolver, InputTensors, LocalFiles, Plan,
+    Request, Settings,
 };
 use kiln_engine::{Setup, Task};
 use kiln_image::RgbImage;
