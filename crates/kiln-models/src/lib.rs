@@ -20,10 +20,14 @@
 pub mod cache;
 pub mod ember;
 mod error;
+pub mod export;
 mod folders;
+pub mod info;
 mod location;
 mod open;
+pub mod properties;
 mod pull;
+pub mod values;
 
 pub use error::{Error, Result};
 pub use folders::ModelFolders;

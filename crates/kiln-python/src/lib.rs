@@ -9,6 +9,7 @@
 
 mod array;
 mod errors;
+mod files;
 mod inputs;
 mod job;
 mod model;
@@ -25,6 +26,8 @@ use pyo3::prelude::*;
 mod _kiln {
     #[pymodule_export]
     use crate::array::Array;
+    #[pymodule_export]
+    use crate::files::{convert, info, quantize};
     #[pymodule_export]
     use crate::job::Job;
     #[pymodule_export]

@@ -1,6 +1,6 @@
 //! A model: opened by name, loaded on first use.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
@@ -39,7 +39,7 @@ struct State {
 impl State {
     fn open(
         py: Python<'_>,
-        name: &PathBuf,
+        name: &Path,
         components: &ComponentPaths,
         settings: &Settings,
     ) -> PyResult<State> {
@@ -84,16 +84,25 @@ impl Model {
         tensors: &Bound<'_, PyDict>,
     ) -> PyResult<(Plan, Arc<Session>)> {
         let (model, session) = self.state(py)?;
-        let mut request: Request = serde_json::from_str(request).map_err(|error| {
-            let text = error.to_string();
-            let text = text.rsplit_once(" at line ").map_or(&*text, |(text, _)| text);
-            errors::request(py, format!("invalid request: {text}"))
-        })?;
+        let mut request: Request =
+            serde_json::from_str(request).map_err(|error| errors::request(py, explain(request, &error)))?;
         let inputs = Inputs::new(images, tensors)?;
         request.ensure_seed().map_err(|text| errors::exception(py, Kind::Other, text, None))?;
         let plan = py.detach(|| Plan::new(&model, &request, &inputs));
         Ok((plan.map_err(|error| errors::engine(py, &error, false))?, session))
     }
+}
+
+/// Says which field of a request is wrong.
+fn explain(request: &str, error: &serde_json::Error) -> String {
+    let fields: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(request).unwrap_or_default();
+    let problem = |(name, value): (String, serde_json::Value)| {
+        let alone = serde_json::Value::Object([(name.clone(), value)].into_iter().collect());
+        let error = serde_json::from_value::<Request>(alone).err()?;
+        Some(format!("invalid `{name}`: {error}"))
+    };
+    fields.into_iter().find_map(problem).unwrap_or_else(|| format!("invalid request: {error}"))
 }
 
 #[pymethods]

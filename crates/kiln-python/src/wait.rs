@@ -31,11 +31,20 @@ impl Sink for CancelSink<'_> {
     fn ended(&self, _: Result<()>) {}
 }
 
-/// Runs `work` on another thread and waits for it without holding the interpreter. A signal cancels its sink.
+/// Runs work of the engine as [`run_with`]. `loading`: its errors are those of a model.
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
     loading: bool,
     work: impl FnOnce(&dyn Sink) -> Result<T> + Send,
+) -> PyResult<T> {
+    run_with(py, work, |error| errors::engine(py, error, loading))
+}
+
+/// Runs `work` on another thread and waits for it without holding the interpreter. A signal cancels its sink.
+pub(crate) fn run_with<T: Send, E: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&dyn Sink) -> Result<T, E> + Send,
+    convert: impl Fn(&E) -> PyErr,
 ) -> PyResult<T> {
     let cancel = AtomicBool::new(false);
     let (sender, result) = channel();
@@ -52,7 +61,8 @@ pub(crate) fn run<T: Send>(
             match py.detach(|| lock(&result).recv_timeout(SIGNALS)) {
                 Ok(outcome) => break signal.map_or(Ok(outcome), Err),
                 Err(RecvTimeoutError::Disconnected) => {
-                    break Ok(Err(Error::Panicked("a thread of the engine panicked".into())));
+                    let lost = Error::Panicked("a thread of the engine panicked".into());
+                    break Err(errors::engine(py, &lost, false));
                 }
                 Err(RecvTimeoutError::Timeout) if signal.is_none() => {
                     signal = py.check_signals().err();
@@ -62,5 +72,5 @@ pub(crate) fn run<T: Send>(
             }
         }
     });
-    outcome?.map_err(|error| errors::engine(py, &error, loading))
+    outcome?.map_err(|error| convert(&error))
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::args::{ConfigArgs, ConfigCommand};
 use crate::error::CliError;
 use crate::output;
-use crate::properties::Properties;
 use crate::settings::{self, KEYS, Key, Place, ServeOption};
+use kiln_models::properties::Properties;
 
 pub fn run(args: &ConfigArgs) -> Result<(), CliError> {
     let file = settings::file().ok_or_else(|| {

@@ -8,9 +8,9 @@ use kiln_engine::machine::{Cpu, Memory};
 
 use crate::args::DoctorArgs;
 use crate::error::CliError;
-use crate::properties::Properties;
 use crate::values::bytes;
 use crate::{cache, models, output, preview, settings};
+use kiln_models::properties::Properties;
 
 pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
     let report = report();

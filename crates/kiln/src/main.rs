@@ -25,7 +25,6 @@ mod models;
 mod output;
 mod preview;
 mod progress;
-mod properties;
 mod quantize;
 #[cfg(feature = "serve")]
 mod serve;

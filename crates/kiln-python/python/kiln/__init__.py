@@ -14,9 +14,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _kiln
+from ._files import convert, info, quantize
 from ._image import Image, Note, Preview, Progress
 from ._kiln import Cancelled, KilnError, ModelError, OutOfMemoryError, RequestError, __version__
-from ._model import Model, Stream, load
+from ._model import Model, Step, Stream, load
 
 if TYPE_CHECKING:
     from ._pipelines import (
@@ -43,9 +44,13 @@ __all__ = [
     "Preview",
     "Progress",
     "RequestError",
+    "Step",
     "Stream",
     "__version__",
+    "convert",
+    "info",
     "load",
+    "quantize",
 ]
 
 # A job that still runs when the interpreter ends is cancelled.

@@ -17,7 +17,10 @@ class Adapters:
     def load_lora_weights(
         self, pretrained_model_name_or_path_or_dict: Any, adapter_name: Optional[str] = None, **kwargs: Any
     ) -> None:
-        """Adds a LoRA: a file of any common trainer, or a folder with `weight_name` or one LoRA in it. It is active."""
+        """Adds a LoRA: a file of any common trainer, or a folder with `weight_name` or one LoRA in it.
+
+        It becomes the only active one, as in diffusers; `set_adapters` combines several.
+        """
         path = pretrained_model_name_or_path_or_dict
         weight_name = kwargs.pop("weight_name", None)
         if kwargs:
@@ -30,7 +33,8 @@ class Adapters:
         name = adapter_name or f"default_{len(self._adapters)}"
         if name in self._adapters:
             raise ValueError(f"there is an adapter {name!r} already; unload it or choose another adapter_name")
-        self._adapters[name] = (os.path.abspath(path), 1.0)
+        self._adapters[name] = (os.path.abspath(path), None)
+        self.set_adapters(name)
 
     def set_adapters(self, adapter_names: Any, adapter_weights: Any = None) -> None:
         """Makes these adapters the active ones, with a weight for each or one for all."""

@@ -282,7 +282,9 @@ class _Pipeline(Adapters):
         job = self.model._start(request.pop("prompt"), request, progress=True, steps=callback is not None)
         plan = job.plan
         for note in plan["notes"]:
-            logger.warning(note)
+            # The number of steps beside sigmas is not the caller's.
+            if num_inference_steps or sigmas is None or "sigmas decide" not in note:
+                logger.warning(note)
         self._num_timesteps = plan["steps"]
         if latents is None and not noise.is_advanced:
             noise.advance((plan["images"], self.model.info["channels"], plan["height"] // 16, plan["width"] // 16))

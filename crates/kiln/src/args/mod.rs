@@ -23,7 +23,7 @@ use kiln_engine::{ComponentPaths, Request, Variant};
 pub use bench::{BenchArgs, PhaseArg, SizeArg, StoredArg};
 pub use check::CheckArgs;
 pub use config::{ConfigArgs, ConfigCommand};
-pub use files::{ConvertArgs, FloatTypeArg, NamingArg, QuantTypeArg, QuantizeArgs};
+pub use files::{ConvertArgs, FloatTypeArg, NamingArg, QuantizeArgs};
 #[cfg(feature = "fleet")]
 pub use fleet::{FleetArgs, QueueAddress, QueueArgs, QueueCommand, WorkerArgs, WorkersArgs};
 pub use hub::{ModelsArgs, PullArgs, RmArgs};

@@ -14,9 +14,9 @@ use crate::args::PullArgs;
 use crate::cancel::{self, CancelFlag};
 use crate::error::{CliError, ErrorContext};
 use crate::hub::consent;
-use crate::properties::Properties;
 use crate::terminal;
 use crate::values::{bytes, duration, plural};
+use kiln_models::properties::Properties;
 
 pub fn run(args: &PullArgs) -> Result<(), CliError> {
     let name = ModelName::parse(&args.name)?;

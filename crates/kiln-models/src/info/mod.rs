@@ -1,4 +1,4 @@
-//! `kiln info`: describes a model, a weight file or an image.
+//! Describes a model, a weight file or an image.
 
 mod components;
 mod image;
@@ -9,29 +9,24 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use kiln_models::ModelLocation;
-
-use crate::args::InfoArgs;
-use crate::error::CliError;
-use crate::models;
+use crate::error::{Error, Result};
+use crate::folders::ModelFolders;
+use crate::location::ModelLocation;
+use crate::open::not_a_model;
 use crate::properties::Properties;
 
 /// A description, and an error if it is incomplete.
-struct Description {
-    properties: Properties,
-    problem: Option<CliError>,
+#[derive(Debug)]
+pub struct Description {
+    /// What is known.
+    pub properties: Properties,
+    /// Why it is incomplete.
+    pub problem: Option<Error>,
 }
 
-pub fn run(args: &InfoArgs) -> Result<(), CliError> {
-    let description = describe(&args.path)?;
-    let properties = &description.properties;
-    let text = if args.json { properties.to_json() } else { properties.to_text() };
-    crate::print(text.as_bytes())?;
-    description.problem.map_or(Ok(()), Err)
-}
-
-fn describe(path: &Path) -> Result<Description, CliError> {
-    match models::resolve(Some(path)) {
+/// Describes what is at a path or has this name.
+pub fn describe(path: &Path) -> Result<Description> {
+    match ModelFolders::from_env().resolve(Some(path)) {
         Ok(model) if model.name().is_some() || model.is_whole_model() => {
             let file = model.path().filter(|path| path.is_file());
             // Names lead to weight files that are no model, too.
@@ -44,8 +39,8 @@ fn describe(path: &Path) -> Result<Description, CliError> {
         _ => {}
     }
     if path.is_dir() {
-        let hint = kiln_models::not_a_model(path);
-        let described = weights::describe(path).map_err(|error| error.hint(hint));
+        let hint = not_a_model(path);
+        let described = weights::describe(path).map_err(|error| error.with_default_hint(hint));
         // A folder of several files may be a model, too.
         return described.or_else(|error| {
             let location = ModelLocation::Path(path.to_path_buf());
@@ -56,9 +51,9 @@ fn describe(path: &Path) -> Result<Description, CliError> {
 }
 
 /// Returns whether a file is an image, by its first bytes: a checkpoint of many gigabytes must not be read for this.
-fn is_image(path: &Path) -> Result<bool, CliError> {
+fn is_image(path: &Path) -> Result<bool> {
     let mut head = Vec::new();
     let read = File::open(path).and_then(|file| file.take(512).read_to_end(&mut head));
-    read.map_err(|e| CliError::new(format!("can't read `{}`: {e}", path.display())).hint("check the path"))?;
+    read.map_err(|e| Error::missing(format!("can't read `{}`: {e}", path.display()), "check the path"))?;
     Ok(!matches!(kiln_image::read_recipe(&head), Err(kiln_image::Error::NotAnImage { .. })))
 }

@@ -6,12 +6,12 @@ use std::path::Path;
 
 use kiln_engine::ComponentFile;
 use kiln_model::{TextEncoderFamily, language_model, text_encoder, transformer, vae};
-use kiln_models::ModelLocation;
 use kiln_weights::{Component, WeightSource};
 
 use super::Description;
 use super::model::absence;
-use crate::error::CliError;
+use crate::error::Error;
+use crate::location::ModelLocation;
 use crate::properties::Properties;
 
 /// Names the kind of a file with these components.
@@ -37,7 +37,7 @@ pub(super) fn details(source: &WeightSource) -> Description {
             Ok(None) => continue,
             Err(error) => Description {
                 properties: Properties::default().with("problem", error.to_string()),
-                problem: Some(error.into()),
+                problem: Some(Error::engine(error)),
             },
         };
         let properties = Properties::default().with("names", naming).and(one.properties);
@@ -64,7 +64,7 @@ fn describe_model(source: &WeightSource) -> Description {
         Ok(model) => model,
         Err(error) => {
             let properties = Properties::default().with("problem", error.to_string());
-            return Description { properties, problem: Some(error.into()) };
+            return Description { properties, problem: Some(error) };
         }
     };
     let place = |path: &Path| path.display().to_string();
@@ -82,11 +82,11 @@ fn describe_model(source: &WeightSource) -> Description {
 fn describe_one(component: Component, weights: &WeightSource) -> Description {
     let (note, problem) = match ComponentFile::open(weights.path(), component) {
         Ok(file) => (file.note, None),
-        Err(error) => (None, Some(CliError::from(error))),
+        Err(error) => (None, Some(Error::engine(error))),
     };
     let properties = sizes(component, weights)
         .unwrap_or_default()
-        .with("problem", problem.as_ref().map(|error| &error.message))
+        .with("problem", problem.as_ref().map(ToString::to_string))
         .with("note", note)
         .with_group("stored", storage_counts(component, weights));
     Description { properties, problem }

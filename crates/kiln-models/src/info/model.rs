@@ -1,18 +1,18 @@
 //! Describes a model.
 
 use kiln_engine::{Model, ModelComponent};
-use kiln_models::ModelLocation;
 use kiln_tensor::DType;
 use kiln_weights::{Component, WeightSource};
 
 use super::Description;
 use super::components::contents;
-use crate::error::CliError;
+use crate::error::{Error, Result};
+use crate::location::ModelLocation;
 use crate::properties::Properties;
 use crate::values::{bytes, count};
 
 /// Describes a model: its variant, its components and the memory it needs.
-pub(super) fn describe(location: &ModelLocation) -> Result<Description, CliError> {
+pub(super) fn describe(location: &ModelLocation) -> Result<Description> {
     let model = location.open()?;
     let mut describer = ComponentDescriber { total: 0, problem: None };
     let t = &model.transformer.config;
@@ -110,7 +110,7 @@ pub(super) fn absence(model: &Model, component: Component) -> String {
 /// Describes components, adds up their bytes, and keeps the first error without stopping at it.
 struct ComponentDescriber {
     total: u64,
-    problem: Option<CliError>,
+    problem: Option<Error>,
 }
 
 impl ComponentDescriber {
@@ -122,7 +122,7 @@ impl ComponentDescriber {
             }
             Err(error) => {
                 let sizes = sizes.with("problem", error.to_string());
-                self.problem.get_or_insert(error.into());
+                self.problem.get_or_insert(Error::engine(error));
                 sizes
             }
         }

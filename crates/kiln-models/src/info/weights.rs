@@ -6,11 +6,11 @@ use kiln_weights::{Lora, WeightSource};
 
 use super::model::amounts;
 use super::{Description, components};
-use crate::error::CliError;
+use crate::error::{Error, Result};
 use crate::properties::Properties;
 
-pub(super) fn describe(path: &Path) -> Result<Description, CliError> {
-    let source = WeightSource::open(path)?;
+pub(super) fn describe(path: &Path) -> Result<Description> {
+    let source = WeightSource::open(path).map_err(Error::engine)?;
     let kind = FileKind::detect(&source);
     let details = kind.details(&source);
     let mut properties = Properties::default()
@@ -104,7 +104,7 @@ fn lora(source: &WeightSource) -> Description {
         Some(problem) => properties.with("problem", problem.to_string()),
         None => properties,
     };
-    Description { properties, problem: problem.map(Into::into) }
+    Description { properties, problem: problem.map(Error::engine) }
 }
 
 fn lora_properties(lora: &Lora) -> Properties {

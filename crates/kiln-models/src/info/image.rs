@@ -3,20 +3,20 @@
 use std::path::Path;
 
 use super::Description;
-use crate::error::CliError;
+use crate::error::{Error, Result};
 use crate::properties::Properties;
 
-pub(super) fn describe(path: &Path) -> Result<Description, CliError> {
-    let bytes = kiln_engine::read_image_bytes(path)?;
+pub(super) fn describe(path: &Path) -> Result<Description> {
+    let bytes = kiln_engine::read_image_bytes(path).map_err(Error::engine)?;
     let name = path.display().to_string();
-    let image = kiln_image::from_bytes(&name, &bytes)?;
+    let image = kiln_image::from_bytes(&name, &bytes).map_err(Error::engine)?;
     let properties = Properties::default()
         .with("kind", "image")
         .with("path", &name)
         .with("format", format(&bytes))
         .with("width", image.width())
         .with("height", image.height());
-    let properties = match kiln_image::read_recipe(&bytes).map_err(|e| e.named(&name))? {
+    let properties = match kiln_image::read_recipe(&bytes).map_err(|e| Error::engine(e.named(&name)))? {
         // Not parsed as a `Recipe`, so that recipes of other versions are shown, too.
         Some(text) => match serde_json::from_str(&text) {
             Ok(recipe) => properties.with_group("recipe", recipe),

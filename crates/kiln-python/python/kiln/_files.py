@@ -1,0 +1,46 @@
+"""Work on files: `info`, `convert` and `quantize`, as on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Optional
+
+from . import _kiln
+
+
+def info(path: Any) -> dict[str, Any]:
+    """Describes a model, a weight file or an image: a path, or the name of a model."""
+    described: dict[str, Any] = json.loads(_kiln.info(os.fspath(path)))
+    return described
+
+
+def quantize(
+    model: Any, out: Any, to: str = "int8", *, part: Optional[str] = None, threads: Optional[int] = None
+) -> dict[str, Any]:
+    """Quantizes a model and returns a report.
+
+    `out` is a new folder for the whole model, or a .safetensors or .gguf file for one component. `to` is int8, fp8, nvfp4 or a
+    type of GGUF such as q8_0 or q4_k_m. `part` is transformer, text_encoder or vae.
+    """
+    report: dict[str, Any] = json.loads(_kiln.quantize(os.fspath(model), os.fspath(out), to, part, threads))
+    return report
+
+
+def convert(
+    model: Any,
+    out: Any,
+    *,
+    part: Optional[str] = None,
+    dtype: Optional[str] = None,
+    names: Optional[str] = None,
+    shard_size: Optional[int] = None,
+    threads: Optional[int] = None,
+) -> dict[str, Any]:
+    """Writes a component of a model with other tensor names, another type or in another format, and returns a report.
+
+    `out` is a .safetensors or .gguf file, or a new folder. `dtype` is f32, bf16 or f16; `names` is diffusers or original.
+    """
+    written = _kiln.convert(os.fspath(model), os.fspath(out), part, dtype, names, shard_size, threads)
+    report: dict[str, Any] = json.loads(written)
+    return report

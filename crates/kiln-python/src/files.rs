@@ -1,0 +1,127 @@
+//! Work on files of models: describing, converting and quantizing them.
+
+use std::path::PathBuf;
+
+use kiln_engine::Sink;
+use kiln_models::export::{
+    ConvertOptions, ExportWatcher, QuantType, QuantizeOptions, SourceComponent, quantize_model,
+    report_properties,
+};
+use kiln_tensor::DType;
+use kiln_weights::Component;
+use kiln_weights::export::{Storage, TensorNames};
+use pyo3::prelude::*;
+
+use crate::{errors, wait};
+
+/// Cancels an export with its sink.
+struct Watcher<'a>(&'a dyn Sink);
+
+impl ExportWatcher for Watcher<'_> {
+    fn update(&self, _: usize, _: usize) -> kiln_weights::Result<()> {
+        if self.is_cancelled() { Err(kiln_weights::Error::Cancelled) } else { Ok(()) }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.cancelled()
+    }
+}
+
+fn run(
+    py: Python<'_>,
+    work: impl FnOnce(&dyn Sink) -> kiln_models::Result<String> + Send,
+) -> PyResult<String> {
+    wait::run_with(py, work, |error| errors::model(py, error))
+}
+
+fn component(py: Python<'_>, part: Option<&str>) -> PyResult<Option<Component>> {
+    Ok(Some(match part {
+        None => return Ok(None),
+        Some("transformer") => Component::Transformer,
+        Some("text_encoder" | "text-encoder") => Component::TextEncoder,
+        Some("vae") => Component::Vae,
+        Some(other) => {
+            let what = format!("part must be transformer, text_encoder or vae, found {other:?}");
+            return Err(errors::request(py, what));
+        }
+    }))
+}
+
+fn all_threads(threads: Option<usize>) -> usize {
+    let all = || std::thread::available_parallelism().map_or(1, usize::from);
+    threads.filter(|threads| *threads > 0).unwrap_or_else(all)
+}
+
+/// Describes a model, a weight file or an image, as JSON.
+#[pyfunction]
+pub(crate) fn info(py: Python<'_>, path: PathBuf) -> PyResult<String> {
+    run(py, |_| {
+        let description = kiln_models::info::describe(&path)?;
+        match description.problem {
+            Some(problem) => Err(problem),
+            None => Ok(description.properties.to_json()),
+        }
+    })
+}
+
+/// Quantizes a model. Returns the report as JSON.
+#[pyfunction]
+#[pyo3(signature = (model, out, to, part=None, threads=None))]
+pub(crate) fn quantize(
+    py: Python<'_>,
+    model: PathBuf,
+    out: PathBuf,
+    to: &str,
+    part: Option<&str>,
+    threads: Option<usize>,
+) -> PyResult<String> {
+    let Some(to) = QuantType::from_name(to) else {
+        let names: Vec<&str> = QuantType::ALL.iter().map(|kind| kind.name()).collect();
+        return Err(errors::request(py, format!("to must be one of {}, found {to:?}", names.join(", "))));
+    };
+    let options =
+        QuantizeOptions { to, component: component(py, part)?, variant: None, threads: all_threads(threads) };
+    run(py, |sink| {
+        let report = quantize_model(&model, &out, &options, &Watcher(sink))?;
+        Ok(report_properties(&out, &report, Some(to.name())).to_json())
+    })
+}
+
+/// Converts a component of a model. Returns the report as JSON.
+#[pyfunction]
+#[pyo3(signature = (model, out, part=None, dtype=None, names=None, shard_size=None, threads=None))]
+#[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+pub(crate) fn convert(
+    py: Python<'_>,
+    model: PathBuf,
+    out: PathBuf,
+    part: Option<&str>,
+    dtype: Option<&str>,
+    names: Option<&str>,
+    shard_size: Option<u64>,
+    threads: Option<usize>,
+) -> PyResult<String> {
+    let storage = match dtype {
+        None => Storage::Keep,
+        Some("f32") => Storage::Dense(DType::F32),
+        Some("bf16") => Storage::Dense(DType::BF16),
+        Some("f16") => Storage::Dense(DType::F16),
+        Some(other) => {
+            return Err(errors::request(py, format!("dtype must be f32, bf16 or f16, found {other:?}")));
+        }
+    };
+    let names = match names {
+        None => None,
+        Some("diffusers") => Some(TensorNames::Diffusers),
+        Some("original") => Some(TensorNames::Original),
+        Some(other) => {
+            return Err(errors::request(py, format!("names must be diffusers or original, found {other:?}")));
+        }
+    };
+    let part = component(py, part)?;
+    let options = ConvertOptions { names, storage, threads: all_threads(threads), shard_size };
+    run(py, |sink| {
+        let report = SourceComponent::open(&model, part, None)?.write(&out, &options, &Watcher(sink))?;
+        Ok(report_properties(&out, &report, None).to_json())
+    })
+}
