@@ -132,6 +132,15 @@ def test_wrong_arguments_raise_what_they_should():
     assert error.hint and issubclass(kiln.RequestError, ValueError) and issubclass(kiln.OutOfMemoryError, MemoryError)
 
 
+def test_every_field_of_a_request_is_an_argument():
+    error = raises(kiln.RequestError, "unknown field", model()._model.plan, '{"no_such": 1}', {}, {})
+    fields = set(str(error).split("expected one of ")[1].replace("`", "").split(", "))
+    # Those of files and of other interfaces.
+    fields -= {"original_prompt", "negative", "model", "embeds", "output_format", "output_compression", "png"}
+    assert fields <= kiln._model.FIELDS, fields - kiln._model.FIELDS
+    assert kiln._model.FIELDS - fields == {"prompt_embeds", "negative_prompt_embeds"}
+
+
 def test_a_stream_tells_progress_previews_and_images():
     events = list(model().stream("a fox", previews=True, **{**SMALL, "width": 72}))
     kinds = {type(event).__name__ for event in events}

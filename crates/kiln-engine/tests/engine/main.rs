@@ -2,5 +2,6 @@
 
 mod recording_sink;
 mod session;
+mod steps;
 mod tasks;
 mod upscale;
