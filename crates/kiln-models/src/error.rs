@@ -48,11 +48,6 @@ impl Error {
         Error::Open { source: Box::new(error.into()), hint: None }
     }
 
-    /// Adds a hint, unless there is one.
-    pub(crate) fn with_default_hint(self, text: impl Into<String>) -> Error {
-        if self.hint().is_some() { self } else { self.with_hint(text) }
-    }
-
     /// Returns what to do about it, as far as this crate knows.
     pub fn hint(&self) -> Option<&str> {
         match self {

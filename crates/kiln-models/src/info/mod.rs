@@ -12,7 +12,6 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::folders::ModelFolders;
 use crate::location::ModelLocation;
-use crate::open::not_a_model;
 use crate::properties::Properties;
 
 /// A description, and an error if it is incomplete.
@@ -39,10 +38,8 @@ pub fn describe(path: &Path) -> Result<Description> {
         _ => {}
     }
     if path.is_dir() {
-        let hint = not_a_model(path);
-        let described = weights::describe(path).map_err(|error| error.with_default_hint(hint));
         // A folder of several files may be a model, too.
-        return described.or_else(|error| {
+        return weights::describe(path).or_else(|error| {
             let location = ModelLocation::Path(path.to_path_buf());
             model::describe(&location).map_err(|_| error)
         });
