@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_engine::{FileRef, InputImage, InputResolver, LocalFiles, LoraRef, Request};
+use kiln_engine::{FileRef, InputImage, InputResolver, InputTensors, LocalFiles, LoraRef, Request};
 use kiln_image::RgbImage;
 
 use crate::abi::{self, SizedStruct};
@@ -211,7 +211,7 @@ impl InputResolver for Inputs {
         LocalFiles.vae(name)
     }
 
-    fn tensors(&self, name: &Path) -> kiln_engine::Result<PathBuf> {
+    fn tensors(&self, name: &Path) -> kiln_engine::Result<InputTensors> {
         LocalFiles.tensors(name)
     }
 }
