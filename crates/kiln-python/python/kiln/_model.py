@@ -392,6 +392,8 @@ def _request(fields: dict[str, Any]) -> tuple[str, Inputs]:
         request["loras"] = [_lora(lora) for lora in loras]
     if "seed" in request:
         request["seed"] = [operator.index(seed) for seed in _list(request["seed"])]
+        if not all(0 <= seed < 1 << 64 for seed in request["seed"]):
+            raise RequestError(f"seed must be from 0 to 2**64 - 1, found {fields['seed']}")
     for name in ("vae", "noise"):
         if name in request:
             request[name] = os.fspath(request[name])
