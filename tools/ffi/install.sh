@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the C library and installs it: tools/ffi/install.sh PREFIX, with DESTDIR before it if that is set.
 #   lib/libkiln.so.1, lib/libkiln.so, lib/libkiln.a, lib/pkgconfig/kiln.pc, include/kiln.h, include/kiln.hpp
-# KILN_FFI_FEATURES: cargo's options, such as "--no-default-features". KILN_FFI_LIBRARY: a shared library that is built
-# already; nothing is built then, and no static library installed.
+# KILN_FFI_FEATURES: options of cargo, such as "--no-default-features". KILN_FFI_PROFILE: its profile, `release` if unset.
+# KILN_FFI_LIBRARY: a shared library that is built already; nothing is built then, and no static library installed.
 set -euo pipefail
 if [[ $# -ne 1 || $1 != /* ]]; then
     echo "usage: $0 PREFIX, an absolute path such as /usr/local" >&2
@@ -17,11 +17,11 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/ s/^version = "\(.*\)"/\1/p' "$r
 shared=${KILN_FFI_LIBRARY:-}
 static=
 if [[ -z $shared ]]; then
-    target=${CARGO_TARGET_DIR:-$root/target}/release
+    profile=${KILN_FFI_PROFILE:-release}
+    # One call for both: with another list of crate types cargo would compile the crate again.
     # shellcheck disable=SC2086
-    (cd "$root" && cargo rustc --release -p kiln-ffi --lib ${KILN_FFI_FEATURES:-} --crate-type staticlib)
-    # shellcheck disable=SC2086
-    (cd "$root" && cargo rustc --release -p kiln-ffi --lib ${KILN_FFI_FEATURES:-} --crate-type cdylib)
+    (cd "$root" && cargo rustc --profile "$profile" -p kiln-ffi --lib ${KILN_FFI_FEATURES:-} --crate-type cdylib,staticlib)
+    target=${CARGO_TARGET_DIR:-$root/target}/${profile/#dev/debug}
     shared=$target/libkiln_ffi.so static=$target/libkiln_ffi.a
 fi
 
