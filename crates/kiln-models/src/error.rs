@@ -56,14 +56,4 @@ impl Error {
             Error::Hub(_) => None,
         }
     }
-
-    /// Replaces the hint.
-    pub fn with_hint(mut self, text: impl Into<String>) -> Error {
-        match &mut self {
-            Error::Usage { hint, .. } | Error::Missing { hint, .. } => *hint = text.into(),
-            Error::Open { hint, .. } => *hint = Some(text.into()),
-            Error::Hub(_) => {}
-        }
-        self
-    }
 }
