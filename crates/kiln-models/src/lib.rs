@@ -27,6 +27,7 @@ mod location;
 mod open;
 pub mod properties;
 mod pull;
+pub mod user_cache;
 pub mod values;
 
 pub use error::{Error, Result};

@@ -1,7 +1,7 @@
 //! Settings of a model: device, precision, limits.
 
-use kiln_base::folders;
-use kiln_engine::{Device, Precision, Settings, TextCache};
+use kiln_engine::{Device, Precision, Settings};
+use kiln_models::user_cache;
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -29,9 +29,7 @@ pub(crate) fn read(
     if threads == Some(0) {
         return Err(invalid("threads", "0", "at least 1"));
     }
-    // The folder of the command line's caches.
-    let cache = folders::from_env("KILN_CACHE_DIR").or_else(|| Some(folders::cache()?.join("kiln")));
-    let text_cache = cache.as_ref().map(|folder| TextCache::new(folder.join("text")));
-    let kernel_cache = cache.map(|folder| folder.join("cuda"));
+    let text_cache = user_cache::texts().map_err(|error| errors::model(py, &error))?;
+    let kernel_cache = user_cache::folder().map(|folder| folder.join("cuda"));
     Ok(Settings { device, precision, threads, vram_limit, text_cache, kernel_cache, ..Settings::default() })
 }

@@ -112,7 +112,7 @@ fn text_cache() -> Properties {
     let texts = match cache::texts() {
         Ok(Some(texts)) => texts,
         Ok(None) => return Properties::default().with("texts", "no cache folder"),
-        Err(error) => return Properties::default().with("problem", error.message),
+        Err(error) => return Properties::default().with("problem", error.to_string()),
     };
     let (count, size) = texts.usage();
     Properties::default()

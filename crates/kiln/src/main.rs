@@ -7,7 +7,6 @@
 
 mod args;
 mod bench;
-mod cache;
 mod cancel;
 mod config;
 mod convert;
@@ -34,6 +33,7 @@ mod train;
 mod upsample;
 mod values;
 
+use kiln_models::user_cache as cache;
 use std::io::Write;
 use std::process::ExitCode;
 
