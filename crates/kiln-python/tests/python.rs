@@ -62,7 +62,16 @@ fn the_python_package() {
         let variable = format!("KILN_TEST_{}", name.to_uppercase().replace('-', "_"));
         run.env(variable, checkpoint.path());
     }
-    let output = run.output().unwrap();
+    succeeds(&mut run);
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/python/against_diffusers.py");
+    let mut compare = Command::new(&python);
+    compare.arg("-B").arg(tool).arg(testdata()).env("PYTHONPATH", folder.path()).current_dir(folder.path());
+    succeeds(&mut compare);
+}
+
+/// Runs a command, and shows what it prints.
+fn succeeds(command: &mut Command) {
+    let output = command.output().unwrap();
     let text =
         [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     assert!(output.status.success(), "{text}");

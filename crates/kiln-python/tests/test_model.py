@@ -315,7 +315,7 @@ def test_memory_stays_the_same():
         return
     resident = lambda: int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     request = {**SMALL, "steps": 1}
-    for count in (30, int(os.environ.get("KILN_TEST_IMAGES", 60))):
+    for count in (15, int(os.environ.get("KILN_TEST_IMAGES", 30))):
         before = resident()
         for seed in range(count):
             model().generate("a fox", **{**request, "seed": seed})
