@@ -4,15 +4,56 @@ import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { createServer } from "node:http";
+import { connect, createServer as createTcpServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { deflateSync } from "node:zlib";
 import { chromium } from "playwright-core";
 
-/** Starts `kiln serve` with an empty data folder on a free port. */
+/**
+ * Starts `kiln serve` with an empty data folder on a free port. If the variable NATS names a nats-server, it is a gateway with
+ * a worker.
+ */
 export async function startServer(...options) {
-  return start(mkdtempSync(join(tmpdir(), "kiln-page-")), 0, options);
+  if (!process.env.NATS) return startAlone(...options);
+  const folder = mkdtempSync(join(tmpdir(), "kiln-page-"));
+  const port = await freePort();
+  const queue = `nats://127.0.0.1:${port}`;
+  const nats = spawn(process.env.NATS, ["-js", "-a", "127.0.0.1", "-p", port, "-sd", join(folder, "nats")], { stdio: "ignore" });
+  for (let i = 0; i < 100 && !(await answers(port)); i++) await new Promise((r) => setTimeout(r, 100));
+  const worker = spawn(process.env.KILN, ["worker", "--queue", queue, "--loras", join(folder, "loras")], { stdio: "ignore" });
+  const end = () => [worker, nats].forEach((process) => process.kill("SIGKILL"));
+  process.on("exit", end);
+  const server = await start(folder, 0, ["--queue", queue, ...options]);
+  for (let i = 0; i < 300; i++) {
+    const models = await (await fetch(`${server.address}/v1/models`)).json().catch(() => ({}));
+    if (models.data?.length) break;
+    await new Promise((r) => setTimeout(r, 100));
+  }
+  const stop = async () => {
+    await server.kill();
+    end();
+    rmSync(folder, { recursive: true, force: true, maxRetries: 5 });
+  };
+  return { ...server, stop };
 }
+
+/** Starts `kiln serve` without a queue elsewhere. */
+export const startAlone = (...options) => start(mkdtempSync(join(tmpdir(), "kiln-page-")), 0, options);
+
+const freePort = () =>
+  new Promise((resolve) => {
+    const server = createTcpServer().listen(0, "127.0.0.1", () => {
+      const { port } = server.address();
+      server.close(() => resolve(String(port)));
+    });
+  });
+
+const answers = (port) =>
+  new Promise((resolve) => {
+    const socket = connect(Number(port), "127.0.0.1", () => resolve(true) ?? socket.destroy());
+    socket.on("error", () => resolve(false));
+  });
 
 async function start(folder, port, options) {
   const args = ["serve", "--port", String(port), "--data", folder, "--loras", join(folder, "loras"), ...options];

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 
-import { png, openPage, startHub, startServer } from "./harness.mjs";
+import { png, openPage, startAlone, startHub } from "./harness.mjs";
 import { count, generate, hidden, matches, reload, shot, small, submitted, test, visible, violations } from "./steps.mjs";
 
 test("advanced settings are sent, shown and reused", async (page) => {
@@ -123,7 +123,7 @@ test("LoRAs from subfolders have previews and trigger words", async (page, { ser
 test("a model is downloaded with progress, cancelled, resumed and used", async (_, { browser }) => {
   const hub = await startHub("black-forest-labs/FLUX.2-klein-4B", [["", `${process.env.TESTDATA}/tiny/klein`], ["tokenizer/", `${process.env.TESTDATA}/tokenizer`]]);
   process.env.HF_ENDPOINT = hub.endpoint;
-  const server = await startServer();
+  const server = await startAlone();
   const context = await browser.newContext({ viewport: { width: 1000, height: 800 } });
   try {
     const page = await openPage(context, server.address);

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { join } from "node:path";
 
-import { openPage, png, startServer } from "./harness.mjs";
+import { openPage, png, startAlone } from "./harness.mjs";
 import { count, hidden, matches, shot, steps, test, visible, violations } from "./steps.mjs";
 
 const file = (name, colour) => ({ name, mimeType: "image/png", buffer: png(64, 64, colour) });
@@ -13,7 +13,7 @@ const text = (name, caption) => ({ name, mimeType: "text/plain", buffer: Buffer.
 async function open(browser) {
   const models = process.env.KILN_MODELS;
   process.env.KILN_MODELS = join(process.env.TESTDATA, "../assets/ember");
-  const server = await startServer("--train");
+  const server = await startAlone("--train");
   const context = await browser.newContext({ viewport: { width: 1200, height: 900 }, colorScheme: "dark" });
   const page = await openPage(context, server.address);
   // Loading models and encoding pictures takes a while on a busy machine.

@@ -1,10 +1,14 @@
 //! The order of waiting jobs: fair between clients, with few changes of model, LoRAs and size.
 //!
-//! The queue counts the work done for each client; the client with the least is next, with its oldest job. A job with the
+//! Jobs of a lower priority wait while there are others. Within a priority, the queue counts the work done for each client;
+//! the client with the least is next, with its oldest job. A job with the
 //! same group key as the last one goes first if its client is not far ahead, but only a few times in a row: loaded models
 //! are reused, and nobody starves. Jobs that join a batch are chosen and counted by the same rule.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+
+use crate::priority::Priority;
 
 /// How far ahead of the others a client may be, in jobs of its own size, for its job to be preferred.
 const MAX_LEAD: f64 = 4.0;
@@ -19,6 +23,7 @@ const MAX_TURNS: usize = 256;
 pub(crate) struct QueuedJob {
     pub(crate) id: String,
     pub(crate) client: String,
+    pub(crate) priority: Priority,
     /// Equal for jobs that need the same model, LoRAs and size.
     pub(crate) group_key: String,
     /// Equal for jobs that fit into one batch; `None` for a job that must run alone.
@@ -37,6 +42,12 @@ pub(crate) struct QueuedJob {
 pub(crate) struct FairQueue {
     /// Oldest first.
     jobs: Vec<QueuedJob>,
+    /// The ids of all jobs: most that are looked for are not here, or last.
+    ids: HashSet<String>,
+    /// Number of jobs of each client.
+    clients: HashMap<String, usize>,
+    /// Number of jobs of each priority.
+    priorities: [usize; Priority::ALL.len()],
     /// Work done for each client.
     spent: HashMap<String, f64>,
     last_group: Option<String>,
@@ -50,22 +61,46 @@ impl FairQueue {
     }
 
     pub(crate) fn push(&mut self, job: QueuedJob) {
-        self.give_share(&job);
-        self.jobs.push(job);
+        self.add(self.jobs.len(), job);
     }
 
     /// Adds a job at its place.
     #[cfg(feature = "fleet")]
     pub(crate) fn insert(&mut self, job: QueuedJob) {
-        self.give_share(&job);
         let later = self.jobs.iter().rposition(|other| other.place <= job.place);
-        self.jobs.insert(later.map_or(0, |before| before + 1), job);
+        self.add(later.map_or(0, |before| before + 1), job);
+    }
+
+    fn add(&mut self, index: usize, job: QueuedJob) {
+        self.give_share(&job);
+        self.ids.insert(job.id.clone());
+        *self.clients.entry(job.client.clone()).or_default() += 1;
+        self.priorities[job.priority as usize] += 1;
+        self.jobs.insert(index, job);
+    }
+
+    fn remove_at(&mut self, index: usize) -> QueuedJob {
+        let job = self.jobs.remove(index);
+        self.ids.remove(&job.id);
+        self.priorities[job.priority as usize] -= 1;
+        if let Some(count) = self.clients.get_mut(&job.client) {
+            *count -= 1;
+            if *count == 0 {
+                self.clients.remove(&job.client);
+            }
+        }
+        job
+    }
+
+    /// Where a job is; new ones, which are asked for most often, are last.
+    fn index(&self, id: &str) -> Option<usize> {
+        if self.ids.contains(id) { self.jobs.iter().rposition(|job| job.id == id) } else { None }
     }
 
     fn give_share(&mut self, job: &QueuedJob) {
         // A client that returns after a pause gets no credit for it.
-        if !self.jobs.iter().any(|other| other.client == job.client) {
-            let least = self.jobs.iter().map(|other| self.spent(&other.client)).fold(f64::INFINITY, f64::min);
+        if !self.clients.contains_key(&job.client) {
+            let least = self.clients.keys().map(|client| self.spent(client)).fold(f64::INFINITY, f64::min);
             let spent = self.spent.entry(job.client.clone()).or_insert(0.0);
             if least.is_finite() {
                 *spent = spent.max(least);
@@ -75,9 +110,7 @@ impl FairQueue {
 
     /// Removes a job; returns whether it was there.
     pub(crate) fn remove(&mut self, id: &str) -> bool {
-        let before = self.jobs.len();
-        self.jobs.retain(|job| job.id != id);
-        self.jobs.len() < before
+        self.index(id).map(|index| self.remove_at(index)).is_some()
     }
 
     /// Gives these jobs of one client their places in this order; other ids are ignored. Returns those that were found.
@@ -94,10 +127,11 @@ impl FairQueue {
         ids
     }
 
-    /// The place of the first job.
+    /// Orders queues by how urgent their jobs are: by the highest priority, then by the place of the first job.
     #[cfg(feature = "fleet")]
-    pub(crate) fn first_place(&self) -> Option<u64> {
-        self.jobs.first().map(|job| job.place)
+    pub(crate) fn urgency(&self) -> Option<(Reverse<Priority>, u64)> {
+        let highest = Priority::ALL.into_iter().rfind(|priority| self.priorities[*priority as usize] > 0)?;
+        self.jobs.first().map(|job| (Reverse(highest), job.place))
     }
 
     /// The ids of all jobs in their order.
@@ -107,13 +141,19 @@ impl FairQueue {
 
     /// The number of jobs that are taken before this one, as things stand. Beyond [`MAX_TURNS`] it is at least that.
     pub(crate) fn position(&self, id: &str) -> Option<usize> {
-        // New jobs are asked for most often, and are last.
-        let submitted = self.jobs.iter().rposition(|job| job.id == id)?;
-        if submitted >= MAX_TURNS {
-            return Some(submitted);
+        let index = self.index(id)?;
+        let own = self.jobs[index].priority;
+        let ahead = if self.priorities[own as usize] == self.jobs.len() {
+            index
+        } else {
+            let earlier = self.jobs[..index].iter().filter(|job| job.priority >= own).count();
+            earlier + self.jobs[index..].iter().filter(|job| job.priority > own).count()
+        };
+        if ahead >= MAX_TURNS {
+            return Some(ahead);
         }
         let turn = self.turns().take(MAX_TURNS).position(|job| job.id == id);
-        Some(turn.unwrap_or(submitted.max(MAX_TURNS)))
+        Some(turn.unwrap_or(ahead.max(MAX_TURNS)))
     }
 
     /// The work of the next `count` jobs.
@@ -124,8 +164,12 @@ impl FairQueue {
     /// The jobs in the order in which they are taken if no other comes.
     fn turns(&self) -> impl Iterator<Item = QueuedJob> {
         // A long queue is not copied whole: what is far behind takes no turn before long.
-        let jobs = self.jobs[..self.jobs.len().min(2 * MAX_TURNS)].to_vec();
-        let mut queue = FairQueue { jobs, spent: self.spent.clone(), ..FairQueue::default() };
+        let mut jobs: Vec<&QueuedJob> = self.jobs.iter().collect();
+        jobs.sort_by_key(|job| Reverse(job.priority));
+        jobs.truncate(2 * MAX_TURNS);
+        let mut queue = FairQueue::default();
+        jobs.into_iter().for_each(|job| queue.push(job.clone()));
+        queue.spent.clone_from(&self.spent);
         (queue.last_group, queue.preferred) = (self.last_group.clone(), self.preferred);
         std::iter::from_fn(move || queue.take())
     }
@@ -146,7 +190,7 @@ impl FairQueue {
     /// Takes the job with this id, for this process if `own`, else for another.
     #[cfg(feature = "fleet")]
     pub(crate) fn take_id(&mut self, id: &str, own: bool) -> Option<QueuedJob> {
-        let index = self.jobs.iter().position(|job| job.id == id)?;
+        let index = self.index(id)?;
         let last_group = self.last_group.clone();
         if own {
             let is_loaded = last_group.as_ref() == Some(&self.jobs[index].group_key);
@@ -162,10 +206,14 @@ impl FairQueue {
     /// The next job that `may_run` accepts, and the one whose turn it is by fairness alone.
     fn next(&self, may_run: &dyn Fn(&QueuedJob) -> bool) -> Option<(usize, usize)> {
         let fair = self.fairest(may_run)?;
-        let least = self.spent(&self.jobs[fair].client);
+        let (least, priority) = (self.spent(&self.jobs[fair].client), self.jobs[fair].priority);
         let may_go_first = |(index, job): (usize, &QueuedJob)| {
             let is_loaded = Some(&job.group_key) == self.last_group.as_ref();
-            is_loaded && self.is_near(job, least) && !self.passes_ordered(index) && may_run(job)
+            is_loaded
+                && job.priority == priority
+                && self.is_near(job, least)
+                && !self.passes_ordered(index)
+                && may_run(job)
         };
         let preferred = self.jobs.iter().enumerate().position(may_go_first);
         Some((preferred.filter(|_| self.preferred < MAX_PREFERRED).unwrap_or(fair), fair))
@@ -175,8 +223,12 @@ impl FairQueue {
     /// that may be preferred.
     pub(crate) fn take_batchable(&mut self, batch_key: &str, max_images: u32) -> Option<QueuedJob> {
         let fair = self.fairest(&|_| true)?;
-        let least = self.spent(&self.jobs[fair].client);
-        let fits = |job: &QueuedJob| job.batch_key.as_deref() == Some(batch_key) && job.images <= max_images;
+        let (least, priority) = (self.spent(&self.jobs[fair].client), self.jobs[fair].priority);
+        let fits = |job: &QueuedJob| {
+            job.batch_key.as_deref() == Some(batch_key)
+                && job.images <= max_images
+                && job.priority == priority
+        };
         if fits(&self.jobs[fair]) {
             return Some(self.take_at(fair));
         }
@@ -188,7 +240,7 @@ impl FairQueue {
 
     /// Removes a job and counts its work for its client.
     fn take_at(&mut self, index: usize) -> QueuedJob {
-        let job = self.jobs.remove(index);
+        let job = self.remove_at(index);
         *self.spent.entry(job.client.clone()).or_insert(0.0) += job.cost;
         self.last_group = Some(job.group_key.clone());
         if self.jobs.is_empty() {
@@ -207,16 +259,18 @@ impl FairQueue {
         self.spent(&job.client) - least <= MAX_LEAD * job.cost
     }
 
-    /// The oldest job of the client with the least work, among those that `may_run` accepts.
+    /// The oldest job of the client with the least work, among those of the highest priority that `may_run` accepts.
     fn fairest(&self, may_run: &dyn Fn(&QueuedJob) -> bool) -> Option<usize> {
-        let mut best: Option<(f64, usize)> = None;
+        let mut best: Option<(Priority, f64, usize)> = None;
         for (index, job) in self.jobs.iter().enumerate().filter(|(_, job)| may_run(job)) {
             let spent = self.spent(&job.client);
-            if best.is_none_or(|(least, _)| spent < least) {
-                best = Some((spent, index));
+            let is_better =
+                |(highest, least, _)| job.priority > highest || (job.priority == highest && spent < least);
+            if best.is_none_or(is_better) {
+                best = Some((job.priority, spent, index));
             }
         }
-        best.map(|(_, index)| index)
+        best.map(|(_, _, index)| index)
     }
 
     fn spent(&self, client: &str) -> f64 {
@@ -232,6 +286,7 @@ mod tests {
         QueuedJob {
             id: id.into(),
             client: client.into(),
+            priority: Priority::Normal,
             group_key: group.into(),
             batch_key: Some(group.into()),
             images: 1,
@@ -255,6 +310,23 @@ mod tests {
         queue.push(job("b1", "b", "b1"));
         queue.push(job("b2", "b", "b2"));
         assert_eq!(take_all(&mut queue), "a1 b1 a2 b2 a3 a4");
+    }
+
+    #[test]
+    fn a_higher_priority_goes_first_and_is_fair_within_itself() {
+        let mut queue = FairQueue::default();
+        let with = |priority, id: &str, client: &str| QueuedJob { priority, ..job(id, client, "x") };
+        queue.push(with(Priority::Low, "l", "a"));
+        queue.push(with(Priority::Normal, "n1", "a"));
+        queue.push(with(Priority::Normal, "n2", "a"));
+        queue.push(with(Priority::Normal, "n3", "b"));
+        queue.push(with(Priority::High, "h", "b"));
+        let positions: Vec<_> = ["l", "n1", "n2", "n3", "h"].map(|id| queue.position(id).unwrap()).into();
+        assert_eq!(positions, [4, 1, 2, 3, 0]);
+        // A batch of the highest priority is not filled up with others.
+        assert_eq!(queue.take().unwrap().id, "h");
+        assert_eq!(queue.take_batchable("x", 1).unwrap().priority, Priority::Normal);
+        assert_eq!(take_all(&mut queue), "n2 n3 l");
     }
 
     #[test]

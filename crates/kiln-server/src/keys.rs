@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use kiln_base::{lock, parse_bytes};
 
+use crate::priority::Priority;
+
 /// Least length of a key that other machines can try.
 pub const MIN_KEY_LENGTH: usize = 16;
 /// Longest name of a key.
@@ -34,6 +36,8 @@ pub struct Quotas {
     pub jobs_per_minute: Option<NonZeroU32>,
     /// Maximum bytes of stored input images.
     pub inputs: Option<u64>,
+    /// The highest priority of its jobs.
+    pub priority: Option<Priority>,
     /// Whether it may train, on a server that allows trainings; admins always may.
     pub train: bool,
 }
@@ -53,8 +57,8 @@ impl ApiKey {
         ApiKey { name, secret, admin: true, quotas: Quotas::default() }
     }
 
-    /// Parses a file of keys. Each line holds a name, a secret, and any of `admin`, `train`, `jobs=N`, `per-minute=N`
-    /// and `inputs=BYTES` (with K, M or G); `#` starts a comment. Errors name the line and never show a secret.
+    /// Parses a file of keys. Each line holds a name, a secret, and any of `admin`, `train`, `priority=LEVEL` (of its
+    /// jobs at most: low, normal, which is the default, or high), `jobs=N`, `per-minute=N` and `inputs=BYTES` (with K, M or G); `#` starts a comment. Errors name the line and never show a secret.
     pub fn parse_file(text: &str) -> Result<Vec<ApiKey>, String> {
         let mut keys: Vec<ApiKey> = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
@@ -92,17 +96,25 @@ fn parse_line(line: &str) -> Result<Option<ApiKey>, String> {
         match option {
             "admin" if value.is_empty() => key.admin = true,
             "train" if value.is_empty() => key.quotas.train = true,
+            "priority" => {
+                let priority =
+                    Priority::parse(value).ok_or("`priority` must be `low`, `normal` or `high`")?;
+                key.quotas.priority = Some(priority);
+            }
             "jobs" => key.quotas.jobs = Some(value.parse().map_err(|_| invalid())?),
             "per-minute" => key.quotas.jobs_per_minute = Some(value.parse().map_err(|_| invalid())?),
             "inputs" => key.quotas.inputs = Some(parse_bytes(value).map_err(|_| invalid())?),
             // Not shown: a key with a space in it must not end up in a log.
             _ => {
                 return Err(
-                    "expected `admin`, `train`, `jobs=N`, `per-minute=N` or `inputs=BYTES` after the key"
+                    "expected `admin`, `train`, `priority=LEVEL`, `jobs=N`, `per-minute=N` or `inputs=BYTES` after the key"
                         .into(),
                 );
             }
         }
+    }
+    if !key.admin {
+        key.quotas.priority.get_or_insert_default();
     }
     Ok(Some(key))
 }
@@ -146,6 +158,7 @@ mod tests {
             jobs: NonZeroUsize::new(3),
             jobs_per_minute: NonZeroU32::new(10),
             inputs: Some(2 << 30),
+            priority: Some(Priority::Normal),
             train: true,
         };
         assert_eq!((keys[1].name.as_str(), keys[1].admin, keys[1].quotas), ("bob-2", false, quotas));
@@ -162,6 +175,7 @@ mod tests {
             ("\nada s3cret root", "line 2: expected `admin`"),
             ("ada s3cret jobs=many", "line 1: `jobs` needs a number"),
             ("ada s3cret jobs=0", "line 1: `jobs` needs a number from 1"),
+            ("ada s3cret priority=urgent", "line 1: `priority` must be"),
             ("ada s3cret per-minute=0", "line 1: `per-minute` needs a number from 1"),
             ("ada s3cret inputs=0", "line 1: `inputs` needs a number from 1"),
             ("ada s3cret inputs=", "line 1: `inputs` needs a number"),

@@ -45,6 +45,7 @@ mod listen;
 mod live;
 mod metrics;
 mod page;
+mod priority;
 mod proxies;
 mod resume;
 mod server;
@@ -68,6 +69,7 @@ pub use generator::{
 pub use keys::{ApiKey, MIN_KEY_LENGTH, Quotas};
 pub use limits::Limits;
 pub use listen::serve;
+pub use priority::Priority;
 pub use proxies::Network;
 pub use server::Server;
 pub use store::{GalleryLimits, StoreError};

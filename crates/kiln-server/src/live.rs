@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::generator::JobError;
+use crate::priority::Priority;
 use crate::store::{ImageRow, JobState, now};
 
 /// A saved image: its database row and the bytes of its file.
@@ -65,6 +66,7 @@ pub(crate) struct LiveJob {
     pub(crate) fingerprint: Option<String>,
     /// Estimated work.
     pub(crate) cost: f64,
+    pub(crate) priority: Priority,
     pub(crate) submitted: Instant,
     pub(crate) created: i64,
     /// Set once it is planned: its decoded input images can be dropped.
@@ -99,6 +101,7 @@ impl LiveJob {
             run_alone: false,
             fingerprint: None,
             cost: 0.0,
+            priority: Priority::default(),
             submitted: Instant::now(),
             created: now(),
             planned: AtomicBool::new(false),

@@ -29,6 +29,7 @@ impl Server {
             let mut live = LiveJob::new(job.id, job.client, job.request, Api::Jobs, false);
             live.run_alone = job.attempts > 0;
             live.cost = self.cost(&live.request);
+            live.priority = job.priority;
             self.enqueue(live);
         }
         self.store.clean_up(self.config.gallery)

@@ -35,6 +35,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::generator::name;
+use crate::priority::Priority;
 pub(crate) use files::{INPUT_PREFIX, InputFiles, thumbnail_file};
 pub(crate) use idempotency::IdempotencyKey;
 pub use images::{ImageQuery, ImageRow};
@@ -131,6 +132,8 @@ pub struct JobRow {
     pub client: String,
     /// A client waits for it on an open connection; it is not resumed after a restart.
     pub attached: bool,
+    /// Its priority.
+    pub priority: Priority,
     /// The request; empty if it is `unreadable`.
     pub request: Request,
     /// Why the stored request can't be read.
@@ -249,8 +252,16 @@ impl Store {
             return Ok(Some(Some(earlier).filter(|_| fingerprint == key.fingerprint)));
         }
         transaction.execute(
-            "INSERT INTO jobs (id, client, attached, request, state, created) VALUES (?, ?, ?, ?, ?, ?)",
-            params![job.id, job.client, job.attached, request, job.state.name(), job.created],
+            "INSERT INTO jobs (id, client, attached, priority, request, state, created) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            params![
+                job.id,
+                job.client,
+                job.attached,
+                job.priority.number(),
+                request,
+                job.state.name(),
+                job.created
+            ],
         )?;
         for file in job.request.images() {
             let input = name(&file.path);
@@ -359,7 +370,7 @@ impl ListBudget {
     }
 }
 
-const SELECT: &str = "SELECT id, client, attached, request, state, attempts, created, started, finished, error_code, error, notes FROM jobs";
+const SELECT: &str = "SELECT id, client, attached, request, state, attempts, created, started, finished, error_code, error, notes, priority FROM jobs";
 
 fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
     let error = row.get::<_, Option<String>>(9)?.zip(row.get(10)?);
@@ -372,6 +383,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
         id: row.get(0)?,
         client: row.get(1)?,
         attached: row.get(2)?,
+        priority: Priority::from_number(row.get(12)?),
         request,
         unreadable,
         state: JobState::parse(&row.get::<_, String>(4)?),

@@ -15,6 +15,7 @@ impl Server {
         QueuedJob {
             id: live.id.clone(),
             client: live.client.clone(),
+            priority: live.priority,
             group_key: group_key(&live.request),
             batch_key: self.batch_key(live),
             images: image_count(&live.request),

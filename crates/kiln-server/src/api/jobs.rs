@@ -18,6 +18,7 @@ use super::gallery::ImageView;
 use super::{Caller, Path, Query, json, run_blocking, with_location};
 use crate::Server;
 use crate::live::{Api, JobSnapshot, LiveJob};
+use crate::priority::Priority;
 use crate::server::{NewJob, SubmitError, random_seed};
 use crate::store::{IdempotencyKey, JobRow, JobState};
 
@@ -31,6 +32,8 @@ pub(crate) struct JobView {
     /// Number of jobs whose turn comes before its own, while it is queued.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<usize>,
+    /// Its priority.
+    priority: Priority,
     /// Its progress, while it is running.
     #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<ProgressView>,
@@ -102,6 +105,7 @@ impl JobView {
             id: live.id.clone(),
             status: snapshot.state,
             position: server.position(&live.id),
+            priority: live.priority,
             progress: (snapshot.state == JobState::Running)
                 .then(|| ProgressView::new(&snapshot.progress, snapshot.time_left)),
             created: live.created,
@@ -119,6 +123,7 @@ impl JobView {
         Ok(JobView {
             status: row.state,
             position: None,
+            priority: row.priority,
             progress: None,
             created: row.created,
             started: row.started,
@@ -162,7 +167,7 @@ impl JobView {
     }
 }
 
-/// A job to submit: a request, and whom to tell about its end.
+/// A job to submit: a request, its priority, and whom to tell about its end.
 pub(crate) struct JobRequest;
 
 impl PartialSchema for JobRequest {
@@ -174,7 +179,15 @@ impl PartialSchema for JobRequest {
                 "Address to call when the job has ended, with a signature; only on servers with webhooks.",
             ));
             object.properties.insert("webhook".into(), webhook.build().into());
-            object.description = Some("A job: a request, and whom to tell about its end.".into());
+            let priority = ObjectBuilder::new()
+                .schema_type(Type::String)
+                .enum_values(Some(Priority::ALL.map(Priority::name)))
+                .description(Some(
+                    "Jobs of a higher priority go first; with API keys, `high` needs one that allows it.",
+                ));
+            object.properties.insert("priority".into(), priority.build().into());
+            object.description =
+                Some("A job: a request, its priority, and whom to tell about its end.".into());
         }
         request
     }
@@ -227,6 +240,7 @@ pub(crate) async fn submit(
             return if same { repeated(&server, &job) } else { Err(other_request()) };
         }
         let webhook = server.webhook_of(&mut fields)?;
+        let priority = Priority::of_fields(&mut fields, &caller)?;
         let mut request = parse_request(&fields)?;
         if params.wildcards == Some(true) {
             // Before they multiply: every image gets its own prompt.
@@ -236,7 +250,7 @@ pub(crate) async fn submit(
         drop(fields);
         let request = server.accept_request(request, &caller)?;
         drop(permit);
-        let new = NewJob { request, caller, api: Api::Jobs, attached: false, key, webhook };
+        let new = NewJob { request, caller, api: Api::Jobs, attached: false, key, webhook, priority };
         let live = match server.submit(new) {
             // The key was used at the same time: the other request was first.
             Err(SubmitError::Repeated(Some(job))) => return repeated(&server, &job),

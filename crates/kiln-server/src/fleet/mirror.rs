@@ -229,7 +229,7 @@ impl Mirror {
         let live = known.unwrap_or_else(|| {
             let (id, client) = (job.id.clone(), job.client.clone());
             let mut live = LiveJob::new(id, client, job.request.clone(), job.api, job.attached);
-            (live.cost, live.created) = (job.cost, job.created);
+            (live.cost, live.created, live.priority) = (job.cost, job.created, job.priority);
             live.fingerprint = job.key.as_ref().map(|(_, fingerprint)| fingerprint.clone());
             if let Some(link) = self.link.upgrade() {
                 connect(&live, &link);
@@ -237,7 +237,7 @@ impl Mirror {
             Arc::new(live)
         });
         let mut queue = server.queue();
-        queue.live.insert(job.id.clone(), Arc::clone(&live));
+        queue.live.insert(Arc::clone(&live));
         match job.state {
             JobState::Queued => {
                 queue.active.retain(|active| active.id != job.id);

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::live::{Api, LiveJob};
+use crate::priority::Priority;
 use crate::store::{IdempotencyKey, ImageRow, JobRow, JobState};
 
 /// A job, in its ticket and in `job.ID`.
@@ -22,6 +23,8 @@ pub(crate) struct JobRecord {
     #[serde(default)]
     pub(crate) hash: Option<String>,
     pub(crate) cost: f64,
+    #[serde(default)]
+    pub(crate) priority: Priority,
     pub(crate) state: JobState,
     /// The sequence of its own ticket: the order of submission.
     #[serde(default)]
@@ -93,6 +96,7 @@ impl JobRecord {
             model: String::new(),
             hash: None,
             cost: live.cost,
+            priority: live.priority,
             state: JobState::Queued,
             sequence: 0,
             rank: None,
@@ -136,6 +140,7 @@ impl JobRecord {
             id: self.id.clone(),
             client: self.client.clone(),
             attached: self.attached,
+            priority: self.priority,
             request: self.request.clone(),
             unreadable: None,
             state: self.state,

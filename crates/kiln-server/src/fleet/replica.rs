@@ -1,5 +1,6 @@
 //! What this process knows of the fleet: unfinished jobs, tickets and nodes, as it follows the bucket of records.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use super::announce::NodeRecord;
 use super::link::{FleetError, Link, Result, is_present};
 use super::records::JobRecord;
 use crate::fair_queue::{FairQueue, QueuedJob};
+use crate::priority::Priority;
 use crate::store::JobState;
 use crate::work::{batch_key, group_key, image_count};
 
@@ -233,9 +235,9 @@ impl State {
         self.jobs.get(id).cloned()
     }
 
-    /// The place of the oldest queued job of a model.
-    pub(super) fn oldest(&self, model: &str) -> Option<u64> {
-        self.queues.get(model)?.first_place()
+    /// Orders models by their queued jobs: the most urgent first.
+    pub(super) fn urgency(&self, model: &str) -> Option<(Reverse<Priority>, u64)> {
+        self.queues.get(model)?.urgency()
     }
 
     /// The number of queued jobs of a model.
@@ -248,6 +250,7 @@ pub(super) fn queued_job(record: &JobRecord) -> QueuedJob {
     QueuedJob {
         id: record.id.clone(),
         client: record.client.clone(),
+        priority: record.priority,
         group_key: group_key(&record.request),
         batch_key: (record.kills == 0).then(|| batch_key(&record.request)),
         images: image_count(&record.request),

@@ -294,7 +294,8 @@ impl Feeder {
         {
             let state = self.tickets.replica.state();
             let is_last = |model: &String| stays && *model == self.last_model;
-            models.sort_by_key(|model| (!is_last(model), state.oldest(model).unwrap_or(u64::MAX)));
+            models
+                .sort_by_key(|model| (!is_last(model), state.urgency(model).is_none(), state.urgency(model)));
         }
         if poll {
             self.polled = Instant::now();
@@ -368,7 +369,7 @@ fn adopt(server: &Server, tickets: &Tickets, job: &JobRecord, wishes: &Wishes) {
     }
     let mut live = LiveJob::new(job.id.clone(), job.client.clone(), job.request.clone(), Api::Jobs, false);
     live.run_alone = job.kills > 0;
-    live.cost = job.cost;
+    (live.cost, live.priority) = (job.cost, job.priority);
     if lock(wishes).remove(&job.id).is_some_and(|since| since.elapsed() < WISH_AGE) {
         live.poll_preview();
     }

@@ -1,6 +1,7 @@
 //! The queue: waiting jobs, planned and running ones, and the threads that wait for them.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard};
 #[cfg(feature = "fleet")]
@@ -18,7 +19,7 @@ pub(crate) struct Queue {
     /// Jobs that are not planned yet.
     pub(crate) waiting: FairQueue,
     /// Every job that has not ended, by id.
-    pub(crate) live: HashMap<String, Arc<LiveJob>>,
+    pub(crate) live: LiveJobs,
     /// The clients of jobs that are being inserted into the database; they count towards the limits.
     pub(super) inserting: Vec<String>,
     /// Planned and running jobs, oldest first. Until the generator gets them their state is `Queued`.
@@ -38,7 +39,7 @@ impl Queue {
 
     pub(super) fn push(&mut self, job: QueuedJob, live: Arc<LiveJob>) {
         self.waiting.push(job);
-        self.live.insert(live.id.clone(), live);
+        self.live.insert(live);
     }
 
     /// Takes waiting jobs with this batch key, up to `room` images in total.
@@ -51,6 +52,54 @@ impl Queue {
         }
         self.active.extend(jobs.iter().cloned());
         jobs
+    }
+}
+
+/// Jobs by id, and how many each client has.
+#[derive(Default)]
+pub(crate) struct LiveJobs {
+    jobs: HashMap<String, Arc<LiveJob>>,
+    clients: HashMap<String, usize>,
+}
+
+impl Deref for LiveJobs {
+    type Target = HashMap<String, Arc<LiveJob>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.jobs
+    }
+}
+
+impl LiveJobs {
+    /// The number of jobs of a client.
+    pub(super) fn of_client(&self, client: &str) -> usize {
+        self.clients.get(client).copied().unwrap_or(0)
+    }
+
+    /// Adds a job, or replaces the one with its id.
+    pub(crate) fn insert(&mut self, live: Arc<LiveJob>) {
+        self.remove(&live.id);
+        *self.clients.entry(live.client.clone()).or_default() += 1;
+        self.jobs.insert(live.id.clone(), live);
+    }
+
+    /// Adds a job, unless there is one with its id: that is returned.
+    pub(super) fn insert_new(&mut self, live: &Arc<LiveJob>) -> Option<Arc<LiveJob>> {
+        let earlier = self.jobs.get(&live.id).cloned();
+        if earlier.is_none() {
+            self.insert(Arc::clone(live));
+        }
+        earlier
+    }
+
+    pub(crate) fn remove(&mut self, id: &str) {
+        let Some(live) = self.jobs.remove(id) else { return };
+        if let Some(count) = self.clients.get_mut(&live.client) {
+            *count -= 1;
+            if *count == 0 {
+                self.clients.remove(&live.client);
+            }
+        }
     }
 }
 

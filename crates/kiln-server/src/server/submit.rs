@@ -1,6 +1,5 @@
 //! Accepts jobs, within the limits of the queue and of their client.
 
-use std::collections::hash_map::Entry;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use super::unstarted::stopping_error;
 use crate::Server;
 use crate::api::Caller;
 use crate::live::{Api, LiveJob};
+use crate::priority::Priority;
 use crate::store::{IdempotencyKey, JobRow, JobState, StoreError};
 
 /// A job to accept.
@@ -24,6 +24,7 @@ pub(crate) struct NewJob {
     pub(crate) key: Option<IdempotencyKey>,
     /// The address to call at its end.
     pub(crate) webhook: Option<String>,
+    pub(crate) priority: Priority,
 }
 
 impl NewJob {
@@ -34,7 +35,8 @@ impl NewJob {
 
     /// A job that a client waits for.
     pub(crate) fn attached(request: Request, caller: Caller, api: Api) -> NewJob {
-        NewJob { request, caller, api, attached: true, key: None, webhook: None }
+        let priority = Priority::of_caller(&caller);
+        NewJob { request, caller, api, attached: true, key: None, webhook: None, priority }
     }
 }
 
@@ -59,7 +61,7 @@ pub(crate) enum SubmitError {
 impl Server {
     /// Accepts a job.
     pub(crate) fn submit(&self, new: NewJob) -> Result<Arc<LiveJob>, SubmitError> {
-        let NewJob { mut request, caller, api, attached, key, webhook } = new;
+        let NewJob { mut request, caller, api, attached, key, webhook, priority } = new;
         let client = caller.client.clone();
         // Choose the seed now, so that a retry generates the same image.
         if request.seed.is_empty() {
@@ -74,7 +76,7 @@ impl Server {
             _ => hex(random_bytes::<12>()),
         };
         let mut live = LiveJob::new(id, client.clone(), request, api, attached);
-        live.cost = self.cost(&live.request);
+        (live.cost, live.priority) = (self.cost(&live.request), priority);
         live.fingerprint = key.as_ref().map(|key| key.fingerprint.clone());
         let live = Arc::new(live);
         let queued = self.queued_job(&live);
@@ -82,6 +84,7 @@ impl Server {
             id: live.id.clone(),
             client: live.client.clone(),
             attached,
+            priority,
             request: live.request.clone(),
             unreadable: None,
             state: JobState::Queued,
@@ -95,14 +98,7 @@ impl Server {
         self.reserve_slot(&caller)?;
         if is_gateway {
             // Before it is submitted: a worker may be done with it before this goes on.
-            let earlier = match self.queue().live.entry(live.id.clone()) {
-                Entry::Occupied(earlier) => Some(Arc::clone(earlier.get())),
-                Entry::Vacant(place) => {
-                    place.insert(Arc::clone(&live));
-                    None
-                }
-            };
-            if let Some(earlier) = earlier {
+            if let Some(earlier) = self.queue().live.insert_new(&live) {
                 self.release_slot(&client);
                 let same = earlier.fingerprint == live.fingerprint;
                 return Err(SubmitError::Repeated(same.then(|| live.id.clone())));
@@ -168,8 +164,8 @@ impl Server {
         if queue.stopping {
             return Err(SubmitError::Stopping);
         }
-        let clients = queue.live.values().map(|live| &live.client).chain(&queue.inserting);
-        let client_limit = clients.filter(|other| *other == client).count() >= max_jobs;
+        let inserting = queue.inserting.iter().filter(|other| *other == client).count();
+        let client_limit = queue.live.of_client(client) + inserting >= max_jobs;
         if queue.queued_count() >= capacity || client_limit {
             let running: f64 = queue.active.iter().map(|live| live.cost).sum();
             let turns = if client_limit { 1 } else { queue.waiting.len() / 4 };

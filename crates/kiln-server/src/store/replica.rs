@@ -21,8 +21,8 @@ impl Store {
         let mut db = self.writer()?;
         let transaction = db.transaction()?;
         transaction.execute(
-            "INSERT INTO jobs (seq, id, client, attached, request, state, attempts, created, started, finished,
-             error_code, error, notes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+            "INSERT INTO jobs (seq, id, client, attached, priority, request, state, attempts, created, started, finished,
+             error_code, error, notes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
              ON CONFLICT (id) DO UPDATE SET seq = excluded.seq, state = excluded.state, attempts = excluded.attempts,
              started = excluded.started, finished = excluded.finished, error_code = excluded.error_code,
              error = excluded.error, notes = excluded.notes",
@@ -31,6 +31,7 @@ impl Store {
                 job.id,
                 job.client,
                 job.attached,
+                job.priority.number(),
                 to_json(&job.request),
                 job.state.name(),
                 job.attempts,

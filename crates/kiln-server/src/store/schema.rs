@@ -7,7 +7,7 @@ use super::{StoreError, marks, order, plots};
 /// Statements that lead from each version to the next: version 0 is an empty database. Statements that were released
 /// never change; a change of the tables is a new entry.
 const MIGRATIONS: &[&str] =
-    &[TABLES, NOTES_KEYS_WEBHOOKS, marks::SCHEMA, order::SCHEMA, plots::SCHEMA, OWNERS];
+    &[TABLES, NOTES_KEYS_WEBHOOKS, marks::SCHEMA, order::SCHEMA, plots::SCHEMA, OWNERS, PRIORITIES];
 
 const NOTES_KEYS_WEBHOOKS: &str = "
 ALTER TABLE jobs ADD COLUMN notes TEXT;
@@ -25,6 +25,9 @@ CREATE TABLE webhooks (
     url TEXT NOT NULL
 );
 ";
+
+/// The priority of a job: above 0 before others, below 0 after them.
+const PRIORITIES: &str = "ALTER TABLE jobs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;";
 
 /// Who stored which input, and browser sessions.
 const OWNERS: &str = "

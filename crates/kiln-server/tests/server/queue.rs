@@ -82,3 +82,43 @@ async fn wildcards_give_each_image_a_prompt_of_its_own_if_the_client_asks() {
     let job = server.post("/v1/jobs?wildcards=true", random).await.ok().json();
     assert!(job["order"]["seed"].is_u64());
 }
+
+#[tokio::test]
+async fn priorities_decide_before_turns_survive_a_restart_and_need_a_key_that_allows_them() {
+    let keys = "a key-a\nb key-b priority=high\nc key-c priority=low";
+    let open = |folder: &Arc<tempfile::TempDir>| {
+        let keys = kiln_server::ApiKey::parse_file(keys).unwrap();
+        TestServer::open(folder.clone(), |config| config.api_keys = keys, false)
+    };
+    let folder = Arc::new(tempfile::TempDir::new().unwrap());
+    let server = open(&folder);
+    let ask = async |client: &str, prompt: &str, priority: Value| {
+        let job = json!({ "prompt": prompt, "priority": priority });
+        server.send_as(client, "POST", "/v1/jobs", job).await
+    };
+    let low = ask("c", "c1", json!(null)).await.ok().json();
+    assert_eq!(low["priority"], "low", "a key's own priority is the default");
+    ask("a", "a1", json!("low")).await.ok();
+    let normal = ask("a", "a2", json!(null)).await.ok().json();
+    let high = ask("b", "b1", json!("high")).await.ok().json();
+    assert_eq!((&normal["priority"], &high["priority"]), (&json!("normal"), &json!("high")));
+    assert_eq!((&normal["position"], &high["position"]), (&json!(0), &json!(0)));
+    for (client, priority, words) in [
+        ("a", json!("high"), "at most the priority `normal`"),
+        ("b", json!("urgent"), "`low`, `normal` or `high`"),
+        ("b", json!(1), "`low`, `normal` or `high`"),
+    ] {
+        let refused = ask(client, "x1", priority).await.json();
+        assert!(refused["error"]["message"].as_str().unwrap().contains(words), "{refused}");
+        assert_eq!(refused["error"]["param"], "priority");
+    }
+    drop(server);
+
+    let server = open(&folder);
+    let position = async |client: &str, job: &Value| {
+        let path = format!("/v1/jobs/{}", job["id"].as_str().unwrap());
+        server.send_as(client, "GET", &path, json!(null)).await.ok().json()["position"].clone()
+    };
+    let positions = [position("b", &high).await, position("a", &normal).await, position("c", &low).await];
+    assert_eq!(positions, [json!(0), json!(1), json!(2)]);
+}

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, FromArgMatches, Subcommand};
+use clap::{Args, Subcommand};
 use kiln_server::fleet::FleetConfig;
 
-use super::{CheckArgs, MachineArgs, ServeArgs};
+use super::GeneratorArgs;
 
 /// How to reach the queue of a fleet.
 #[derive(Clone, Debug, Args)]
@@ -107,128 +107,12 @@ pub struct WorkerArgs {
     #[command(flatten)]
     pub queue: QueueAddress,
 
-    /// Default model: a path or a name; the others of the models folder are announced, too
-    #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
-    pub model: Option<PathBuf>,
-
-    /// Download the model without asking if it is not there
-    #[arg(short, long, help_heading = "Model")]
-    pub yes: bool,
-
-    /// Load this model at startup, besides the default one; repeatable
-    #[arg(long, value_name = "MODEL", help_heading = "Model", requires = "model_memory")]
-    pub preload: Vec<String>,
-
-    /// Keep several models loaded while their files have at most this size together, such as 20G
-    #[arg(long, value_name = "SIZE", help_heading = "Model", value_parser = crate::values::parse_bytes)]
-    pub model_memory: Option<u64>,
-
-    /// Folder with the LoRAs that requests may name [default: `loras` next to the models folder]
-    #[arg(long, value_name = "DIR", env = "KILN_LORAS", help_heading = "Model")]
-    pub loras: Option<PathBuf>,
-
-    /// Default autoencoder, instead of the model's
-    #[arg(long, value_name = "FILE", help_heading = "Model")]
-    pub vae: Option<PathBuf>,
-
-    /// Folder with the autoencoders that requests may name [default: `vaes` next to the models folder]
-    #[arg(long, value_name = "DIR", env = "KILN_VAES", help_heading = "Model")]
-    pub vaes: Option<PathBuf>,
-
-    /// Autoencoder for previews, such as TAEF2
-    #[arg(long, value_name = "FILE", help_heading = "Model")]
-    pub preview_vae: Option<PathBuf>,
-
-    /// Step cache for jobs that name no `cache`, as for `kiln serve`
-    #[arg(long, value_name = "THRESHOLD", help_heading = "Model", num_args = 0..=1, default_missing_value = "0.1", value_parser = kiln_engine::cache_threshold)]
-    pub cache: Option<f32>,
-
-    /// Maximum batch size; 1 disables batching
-    #[arg(long, value_name = "N", default_value_t = crate::generate::MAX_BATCH as u32, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub max_batch: u32,
-
-    /// Maximum side of an image, in pixels; as on the gateways
-    #[arg(long, value_name = "N", default_value_t = 4096, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(16..=16_384))]
-    pub max_side: u32,
-
-    /// Maximum number of pixels of an image; as on the gateways
-    #[arg(long, value_name = "N", default_value_t = 4 << 20, help_heading = "Limits")]
-    pub max_pixels: u64,
-
-    /// Maximum number of steps; as on the gateways
-    #[arg(long, value_name = "N", default_value_t = 200, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub max_steps: u32,
-
-    /// Maximum seconds for generating one job
-    #[arg(long, value_name = "S", default_value_t = 3600, help_heading = "Limits")]
-    pub timeout: u64,
-
-    /// Seconds to let running jobs finish after SIGTERM; others take over what is unfinished
-    #[arg(long, value_name = "S", default_value_t = 20, help_heading = "Limits")]
-    pub grace: u64,
-
-    /// Leave recipes out of the image files
-    #[arg(long, help_heading = "Limits")]
-    pub no_recipe: bool,
-
     /// Address for /healthz, /readyz and /metrics, such as 0.0.0.0:9090 [default: none]
     #[arg(long, value_name = "ADDRESS", help_heading = "Network")]
     pub metrics: Option<SocketAddr>,
 
     #[command(flatten)]
-    pub check: CheckArgs,
-
-    #[command(flatten)]
-    pub machine: MachineArgs,
-
-    /// Don't use the on-disk cache of encoded texts (see `kiln doctor`)
-    #[arg(long, help_heading = "Machine")]
-    pub no_cache: bool,
-
-    /// Write the log as JSON, one event per line
-    #[arg(long, help_heading = "Output")]
-    pub json: bool,
-
-    /// Log more details
-    #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
-    pub verbose: bool,
-}
-
-impl WorkerArgs {
-    /// The options of a server that generates as this worker does.
-    pub fn serve_args(&self) -> ServeArgs {
-        let defaults = ServeArgs::augment_args(clap::Command::new("serve")).get_matches_from(["serve"]);
-        // Every option has a default.
-        let defaults = ServeArgs::from_arg_matches(&defaults).unwrap_or_else(|error| error.exit());
-        let worker = self.clone();
-        ServeArgs {
-            model: worker.model,
-            yes: worker.yes,
-            preload: worker.preload,
-            model_memory: worker.model_memory,
-            loras: worker.loras,
-            vae: worker.vae,
-            vaes: worker.vaes,
-            preview_vae: worker.preview_vae,
-            cache: worker.cache,
-            max_batch: worker.max_batch,
-            max_side: worker.max_side,
-            max_pixels: worker.max_pixels,
-            max_steps: worker.max_steps,
-            timeout: worker.timeout,
-            grace: worker.grace,
-            no_recipe: worker.no_recipe,
-            check: worker.check,
-            machine: worker.machine,
-            no_cache: worker.no_cache,
-            json: worker.json,
-            verbose: worker.verbose,
-            api_key: None,
-            api_key_file: None,
-            queue: None,
-            ..defaults
-        }
-    }
+    pub generator: GeneratorArgs,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -6,6 +6,8 @@ mod config;
 mod files;
 #[cfg(feature = "fleet")]
 mod fleet;
+#[cfg(feature = "serve")]
+mod generator;
 mod hub;
 mod machine;
 #[cfg(feature = "serve")]
@@ -26,6 +28,8 @@ pub use config::{ConfigArgs, ConfigCommand};
 pub use files::{ConvertArgs, FloatTypeArg, NamingArg, QuantizeArgs};
 #[cfg(feature = "fleet")]
 pub use fleet::{FleetArgs, QueueAddress, QueueArgs, QueueCommand, WorkerArgs, WorkersArgs};
+#[cfg(feature = "serve")]
+pub use generator::GeneratorArgs;
 pub use hub::{ModelsArgs, PullArgs, RmArgs};
 pub use machine::{MAX_THREADS, MachineArgs, ThreadArgs};
 #[cfg(feature = "serve")]

@@ -2,29 +2,14 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args};
+use clap::Args;
 
-use super::{CheckArgs, MachineArgs, UpsampleSource};
+use super::{GeneratorArgs, UpsampleSource};
 
 #[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
-    /// Default model, for requests that name none: a path or a name [default: $KILN_MODEL, else that of `kiln config`,
-    /// else ember]
-    #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
-    pub model: Option<PathBuf>,
-
-    /// Download the model without asking if it is not there
-    #[arg(short, long, help_heading = "Model")]
-    pub yes: bool,
-
-    /// Load this model at startup, besides the default one; repeatable
-    #[arg(long, value_name = "MODEL", help_heading = "Model", requires = "model_memory")]
-    pub preload: Vec<String>,
-
-    /// Keep several models loaded while their files have at most this size together, such as 20G; the least recently
-    /// used one is dropped first [default: one model at a time]
-    #[arg(long, value_name = "SIZE", help_heading = "Model", value_parser = crate::values::parse_bytes)]
-    pub model_memory: Option<u64>,
+    #[command(flatten)]
+    pub generator: GeneratorArgs,
 
     /// Another name for a model, for clients that insist on one: `gpt-image-1=klein-4b`; repeatable
     #[arg(long = "model-alias", value_name = "NAME=MODEL", help_heading = "Model", value_parser = model_alias)]
@@ -37,22 +22,6 @@ pub struct ServeArgs {
     /// Let clients train LoRAs, which takes the device between image jobs; with --api-key-file, keys marked `train` or `admin`
     #[arg(long, help_heading = "Model")]
     pub train: bool,
-
-    /// Folder with the LoRAs that requests may name [default: `loras` next to the models folder]
-    #[arg(long, value_name = "DIR", env = "KILN_LORAS", help_heading = "Model")]
-    pub loras: Option<PathBuf>,
-
-    /// Default autoencoder, instead of the model's: TAEF2, or another FLUX.2 VAE
-    #[arg(long, value_name = "FILE", help_heading = "Model")]
-    pub vae: Option<PathBuf>,
-
-    /// Folder with the autoencoders that requests may name [default: `vaes` next to the models folder]
-    #[arg(long, value_name = "DIR", env = "KILN_VAES", help_heading = "Model")]
-    pub vaes: Option<PathBuf>,
-
-    /// Autoencoder for previews, such as TAEF2 [default: a linear projection, fitted to the model's autoencoder]
-    #[arg(long, value_name = "FILE", help_heading = "Model")]
-    pub preview_vae: Option<PathBuf>,
 
     #[command(flatten)]
     pub upsample: UpsampleSource,
@@ -69,8 +38,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "KEY", env = "KILN_API_KEY", hide_env_values = true, help_heading = "Network")]
     pub api_key: Option<String>,
 
-    /// File of API keys, one per line: a name, the key, and any of `admin`, `train`, `jobs=N`, `per-minute=N`,
-    /// `inputs=SIZE`
+    /// File of API keys, one per line: a name, the key, and any of `admin`, `train`, `priority=LEVEL`, `jobs=N`,
+    /// `per-minute=N`, `inputs=SIZE`
     #[arg(
         long,
         value_name = "FILE",
@@ -118,14 +87,6 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "Limits and storage")]
     pub config: Option<PathBuf>,
 
-    /// Step cache for jobs that name no `cache`, on models with many steps; as for `kiln generate`
-    #[arg(long, value_name = "THRESHOLD", help_heading = "Model", num_args = 0..=1, default_missing_value = "0.1", value_parser = kiln_engine::cache_threshold)]
-    pub cache: Option<f32>,
-
-    /// Leave recipes out of the image files that clients get
-    #[arg(long, help_heading = "Limits and storage")]
-    pub no_recipe: bool,
-
     /// Maximum size of the input images that are kept for one client, such as 4G; the oldest are deleted
     #[arg(long, value_name = "SIZE", default_value = "4G", help_heading = "Limits and storage", value_parser = crate::values::parse_bytes)]
     pub max_inputs: u64,
@@ -150,52 +111,10 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub fleet: super::FleetArgs,
 
-    /// Maximum batch size: images of similar queued jobs are generated together where that is faster; 1 disables batching
-    #[arg(long, value_name = "N", default_value_t = crate::generate::MAX_BATCH as u32, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub max_batch: u32,
-
-    /// Maximum side of an image, in pixels
-    #[arg(long, value_name = "N", default_value_t = 4096, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(16..=16_384))]
-    pub max_side: u32,
-
-    /// Maximum number of pixels of an image
-    #[arg(long, value_name = "N", default_value_t = 4 << 20, help_heading = "Limits and storage")]
-    pub max_pixels: u64,
-
-    /// Maximum number of steps
-    #[arg(long, value_name = "N", default_value_t = 200, help_heading = "Limits and storage", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub max_steps: u32,
-
-    /// Maximum seconds for generating one job
-    #[arg(long, value_name = "S", default_value_t = 3600, help_heading = "Limits and storage")]
-    pub timeout: u64,
-
-    /// Seconds to let running jobs finish when the server stops; unfinished jobs resume at the next start
-    #[arg(long, value_name = "S", default_value_t = 20, help_heading = "Limits and storage")]
-    pub grace: u64,
-
     /// Seconds after SIGTERM during which the server still answers: `/readyz` says that it is stopping, so that load
     /// balancers send no more requests
     #[arg(long, value_name = "S", default_value_t = 2, help_heading = "Limits and storage")]
     pub linger: u64,
-
-    #[command(flatten)]
-    pub check: CheckArgs,
-
-    #[command(flatten)]
-    pub machine: MachineArgs,
-
-    /// Don't use the on-disk cache of encoded texts (see `kiln doctor`)
-    #[arg(long, help_heading = "Machine")]
-    pub no_cache: bool,
-
-    /// Write the log as JSON, one event per line
-    #[arg(long, help_heading = "Output")]
-    pub json: bool,
-
-    /// Log more details
-    #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
-    pub verbose: bool,
 }
 
 /// The queue: its length here, or the servers that hold it.

@@ -2,7 +2,6 @@
 
 pub mod queue;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use kiln_server::fleet::{FleetError, open_gateway, open_worker};
 use kiln_server::{Config, Server};
 use tokio::net::TcpListener;
 
-use crate::args::{ServeArgs, WorkerArgs};
+use crate::args::{ServeArgs, UpsampleSource, WorkerArgs};
 use crate::error::CliError;
 use crate::serve::catalogue::{ModelCatalogue, SharedCatalogue};
 use crate::serve::{self, signals};
@@ -42,14 +41,15 @@ pub fn gateway(
     Ok((server, temporary))
 }
 
-pub fn run_worker(args: WorkerArgs) -> Result<(), CliError> {
-    let mut options = args.serve_args();
-    options.machine.fill_missing(crate::settings::get());
-    serve::init_logging(&options);
-    let models = Arc::new(ModelCatalogue::new(&options)?);
-    serve::check_names(&options, &models)?;
+pub fn run_worker(mut args: WorkerArgs) -> Result<(), CliError> {
+    args.generator.machine.fill_missing(crate::settings::get());
+    let options = &args.generator;
+    serve::init_logging(options);
+    let models = Arc::new(ModelCatalogue::new(options, false, &UpsampleSource::default())?);
+    serve::check_names(options, &[], &models)?;
     let folder = temporary_folder()?;
-    let config = config(&options, folder.path())?;
+    let config = serve::generator_config(options, folder.path().to_path_buf())?;
+    let config = Config { hosts: vec!["*".into()], ..config };
     let runtime = serve::runtime()?;
     let listener = match args.metrics {
         None => None,
@@ -60,13 +60,13 @@ pub fn run_worker(args: WorkerArgs) -> Result<(), CliError> {
     let fleet = args.queue.fleet.config(&args.queue.servers.0);
     let catalogue = Box::new(SharedCatalogue(Arc::clone(&models)));
     let worker = open_worker(config, fleet, catalogue).map_err(|error| queue_error(&error))?;
-    let engines = serve::workers(&options, &models, worker.server())?;
+    let engines = serve::workers(options, &models, worker.server())?;
     let generating = worker
         .generate_with_all(engines)
         .map_err(|error| CliError::new(format!("can't start the generating threads: {error}")))?;
     let stop = {
         let _runtime = runtime.enter();
-        signals::reload_on_hangup(models, worker.server().clone(), options);
+        signals::reload_on_hangup(models, worker.server().clone(), None);
         signals::stop(worker.server().clone(), Duration::ZERO)
     };
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "worker ready");
@@ -76,9 +76,4 @@ pub fn run_worker(args: WorkerArgs) -> Result<(), CliError> {
     worker.leave();
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(())
-}
-
-fn config(options: &ServeArgs, folder: &Path) -> Result<Config, CliError> {
-    let config = serve::config(&ServeArgs { data: Some(folder.to_path_buf()), ..options.clone() })?;
-    Ok(Config { api_keys: Vec::new(), hosts: vec!["*".into()], ..config })
 }

@@ -31,7 +31,7 @@ fn read_keys(file: &Path) -> Result<Vec<ApiKey>, CliError> {
     warn_if_readable(file);
     ApiKey::parse_file(&text).map_err(|problem| {
         CliError::new(format!("the file of API keys `{}` is invalid: {problem}", file.display()))
-            .hint("each line holds a name, a key, and any of admin, train, jobs=N, per-minute=N, inputs=SIZE")
+            .hint("each line holds a name, a key, and any of admin, train, priority=LEVEL, jobs=N, per-minute=N, inputs=SIZE")
     })
 }
 

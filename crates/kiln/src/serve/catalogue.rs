@@ -12,7 +12,7 @@ use kiln_server::{Catalogue, DownloadableModel, JobError, JobInputs, LoraInfo, M
 
 use super::upsample::PromptUpsampling;
 use super::{downloads, files};
-use crate::args::ServeArgs;
+use crate::args::{GeneratorArgs, UpsampleSource};
 use crate::cancel::CancelFlag;
 use crate::error::{CliError, ErrorContext};
 use crate::hub::offer::{self, OfferOptions};
@@ -45,7 +45,12 @@ struct ModelList {
 }
 
 impl ModelCatalogue {
-    pub fn new(args: &ServeArgs) -> Result<ModelCatalogue, CliError> {
+    /// Opens the default model. `downloads` says whether clients may download others, `upsample` what rewrites prompts.
+    pub fn new(
+        args: &GeneratorArgs,
+        downloads: bool,
+        upsample: &UpsampleSource,
+    ) -> Result<ModelCatalogue, CliError> {
         let model = args.model.clone().or_else(models::default_model);
         let options = OfferOptions { yes: args.yes, quiet: args.json };
         // No Ctrl-C handler yet: it ends the process, and the next download resumes.
@@ -75,8 +80,8 @@ impl ModelCatalogue {
             default: (name, location),
             loras,
             vaes,
-            downloads: downloads::are_allowed(args),
-            upsampling: PromptUpsampling::new(args)?,
+            downloads,
+            upsampling: PromptUpsampling::new(upsample, &args.machine)?,
             list: Mutex::default(),
             models,
         })

@@ -22,7 +22,7 @@ use kiln_server::{Catalogue as _, Config, GalleryLimits, Limits, Server, Webhook
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::args::{QueueArg, ServeArgs};
+use crate::args::{GeneratorArgs, QueueArg, ServeArgs};
 use crate::error::CliError;
 use catalogue::{ModelCatalogue, SharedCatalogue};
 use generator::Worker;
@@ -33,14 +33,18 @@ use turn::DeviceTurn;
 const THREADS: usize = 2;
 
 pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
-    args.machine.fill_missing(crate::settings::get());
-    init_logging(&args);
+    args.generator.machine.fill_missing(crate::settings::get());
+    init_logging(&args.generator);
     let config = config(&args)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let models = match args.queue {
         Some(QueueArg::Length(_)) | None => {
-            let models = Arc::new(ModelCatalogue::new(&args)?);
-            check_names(&args, &models)?;
+            let models = Arc::new(ModelCatalogue::new(
+                &args.generator,
+                downloads::are_allowed(&args),
+                &args.upsample,
+            )?);
+            check_names(&args.generator, &args.model_aliases, &models)?;
             Some(models)
         }
         // A gateway has the models of its workers.
@@ -66,10 +70,11 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
         }
         (Some(models), _) => {
             let server = open(config, models)?;
-            let sessions = sessions(&args, &server)?;
+            let sessions = sessions(&args.generator, &server)?;
             let turn = Arc::new(DeviceTurn::default());
             let training = train(&args, models, &server, &sessions, &turn)?;
-            let worker = |session| worker(&args, Arc::clone(models), session).turn(Arc::clone(&turn));
+            let worker =
+                |session| worker(&args.generator, Arc::clone(models), session).turn(Arc::clone(&turn));
             let generating = server.generate_with_all(sessions.into_iter().map(worker).collect());
             let failed = |error| CliError::new(format!("can't start the generating threads: {error}"));
             (server, Some(generating.map_err(failed)?), training)
@@ -79,11 +84,11 @@ pub fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let stop = {
         let _runtime = runtime.enter();
         if let Some(models) = models {
-            signals::reload_on_hangup(models, server.clone(), args.clone());
+            signals::reload_on_hangup(models, server.clone(), Some(args.clone()));
         }
         signals::stop(server.clone(), Duration::from_secs(args.linger))
     };
-    announce(&format!("{scheme}://{address}"), args.json);
+    announce(&format!("{scheme}://{address}"), args.generator.json);
     runtime.block_on(kiln_server::serve(server, listener, stop));
     // The running job is done, or stops within a step; a training saves its state.
     let _ = generating.map(JoinHandle::join);
@@ -125,7 +130,7 @@ fn announce(url: &str, json: bool) {
 /// Creates the engines of a worker: one for each device.
 #[cfg(feature = "fleet")]
 pub fn workers(
-    args: &ServeArgs,
+    args: &GeneratorArgs,
     models: &Arc<ModelCatalogue>,
     server: &Server,
 ) -> Result<Vec<Worker>, CliError> {
@@ -134,7 +139,7 @@ pub fn workers(
 }
 
 /// Creates what keeps the models loaded: one session for each device.
-fn sessions(args: &ServeArgs, server: &Server) -> Result<Vec<Arc<Session>>, CliError> {
+fn sessions(args: &GeneratorArgs, server: &Server) -> Result<Vec<Arc<Session>>, CliError> {
     let texts = if args.no_cache {
         None
     } else {
@@ -150,7 +155,7 @@ fn sessions(args: &ServeArgs, server: &Server) -> Result<Vec<Arc<Session>>, CliE
 }
 
 /// Creates the engine of a device.
-fn worker(args: &ServeArgs, models: Arc<ModelCatalogue>, session: Arc<Session>) -> Worker {
+fn worker(args: &GeneratorArgs, models: Arc<ModelCatalogue>, session: Arc<Session>) -> Worker {
     let worker = Worker::new(session, models, args.vae.clone()).preload(args.preload.clone());
     worker.cache(args.cache.or(crate::settings::get().cache))
 }
@@ -166,16 +171,19 @@ fn train(
     if !args.train {
         return Ok(None);
     }
-    let (models, machine) = (Arc::clone(models), args.machine.clone());
+    let (models, machine) = (Arc::clone(models), args.generator.machine.clone());
     let trainer = ServerTrainer::new(models, machine, sessions.to_vec(), Arc::clone(turn))?;
     let training = server.train_with(trainer);
     Ok(Some(training.map_err(|error| CliError::new(format!("can't use the folder of trainings: {error}")))?))
 }
 
 /// Checks that the models of --preload and --model-alias are there.
-pub fn check_names(args: &ServeArgs, models: &ModelCatalogue) -> Result<(), CliError> {
-    let aliases =
-        args.model_aliases.iter().map(|(alias, model)| (format!("--model-alias {alias}={model}"), model));
+pub fn check_names(
+    args: &GeneratorArgs,
+    aliases: &[(String, String)],
+    models: &ModelCatalogue,
+) -> Result<(), CliError> {
+    let aliases = aliases.iter().map(|(alias, model)| (format!("--model-alias {alias}={model}"), model));
     let preloads = args.preload.iter().map(|model| (format!("--preload {model}"), model));
     let mut options = aliases.chain(preloads).peekable();
     if options.peek().is_none() {
@@ -194,7 +202,7 @@ fn next_to_models(name: &str) -> Option<PathBuf> {
     crate::models::folders().paths().last()?.parent().map(|kiln| kiln.join(name))
 }
 
-pub fn config(args: &ServeArgs) -> Result<Config, CliError> {
+fn config(args: &ServeArgs) -> Result<Config, CliError> {
     let folder = args.data.clone().or_else(|| next_to_models("server")).ok_or_else(|| {
         CliError::usage("there is no folder for the queue and the images").hint("set one with --data")
     })?;
@@ -207,18 +215,16 @@ pub fn config(args: &ServeArgs) -> Result<Config, CliError> {
     if args.host.is_unspecified() {
         hosts.push("*".into());
     }
+    let generator = generator_config(&args.generator, folder)?;
     let limits = Limits {
         queue: match args.queue {
-            None => Limits::default().queue,
+            None => generator.limits.queue,
             Some(QueueArg::Length(length)) => length as usize,
             #[cfg(feature = "fleet")]
             Some(QueueArg::Servers(_)) => args.queue_length as usize,
         },
-        side: args.max_side,
-        pixels: args.max_pixels,
-        steps: args.max_steps,
         inputs: args.max_inputs,
-        ..Limits::default()
+        ..generator.limits
     };
     let webhooks =
         args.webhook_secret.as_ref().map(|secret| WebhookConfig::new(secret, args.webhook_private));
@@ -230,20 +236,33 @@ pub fn config(args: &ServeArgs) -> Result<Config, CliError> {
         api_keys: access::keys(args)?,
         tls: access::tls(args)?,
         trusted_proxies: args.trusted_proxies.clone(),
-        embed_recipes: !args.no_recipe,
-        check: args.check.check()?,
         hosts,
         limits,
         model_aliases: args.model_aliases.clone(),
         webhooks,
         gallery: GalleryLimits { images: args.keep, bytes: args.gallery_limit },
+        ..generator
+    })
+}
+
+/// The part of the configuration that a worker has, too.
+pub fn generator_config(args: &GeneratorArgs, folder: PathBuf) -> Result<Config, CliError> {
+    Ok(Config {
+        embed_recipes: !args.no_recipe,
+        check: args.check.check()?,
+        limits: Limits {
+            side: args.max_side,
+            pixels: args.max_pixels,
+            steps: args.max_steps,
+            ..Limits::default()
+        },
         grace: Duration::from_secs(args.grace),
         job_timeout: Duration::from_secs(args.timeout),
         ..Config::new(folder)
     })
 }
 
-pub fn init_logging(args: &ServeArgs) {
+pub fn init_logging(args: &GeneratorArgs) {
     let level = if args.verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
     let log = log.with_ansi(std::io::stderr().is_terminal());

@@ -45,18 +45,19 @@ pub async fn stop(_: Server, _: Duration) {
     });
 }
 
-/// Reads the API keys and the list of models again at every SIGHUP; each model's files are opened again when it is next
+/// Reads the API keys, of a server with an API, and the list of models again at every SIGHUP; each model's files are opened again when it is next
 /// used.
 #[cfg(unix)]
-pub fn reload_on_hangup(models: Arc<ModelCatalogue>, server: Server, args: ServeArgs) {
+pub fn reload_on_hangup(models: Arc<ModelCatalogue>, server: Server, args: Option<ServeArgs>) {
     use tokio::signal::unix::{SignalKind, signal};
 
     let Ok(mut hangups) = signal(SignalKind::hangup()) else { return };
     tokio::spawn(async move {
         while hangups.recv().await.is_some() {
-            match super::access::keys(&args) {
-                Ok(keys) => server.set_api_keys(&keys),
-                Err(error) => tracing::error!("keeping the API keys as they are: {}", error.message),
+            match args.as_ref().map(super::access::keys) {
+                None => {}
+                Some(Ok(keys)) => server.set_api_keys(&keys),
+                Some(Err(error)) => tracing::error!("keeping the API keys as they are: {}", error.message),
             }
             models.reload();
             tracing::info!("reloaded: models are read again when they are next used");
@@ -66,4 +67,4 @@ pub fn reload_on_hangup(models: Arc<ModelCatalogue>, server: Server, args: Serve
 
 /// There is no SIGHUP here.
 #[cfg(not(unix))]
-pub fn reload_on_hangup(_: Arc<ModelCatalogue>, _: Server, _: ServeArgs) {}
+pub fn reload_on_hangup(_: Arc<ModelCatalogue>, _: Server, _: Option<ServeArgs>) {}

@@ -9,7 +9,7 @@ use kiln_server::{JobError, JobInputs};
 
 use super::catalogue::ModelCatalogue;
 use super::generator::{JobInputResolver, job_error};
-use crate::args::{ServeArgs, UpsampleSource};
+use crate::args::{MachineArgs, UpsampleSource};
 use crate::error::CliError;
 use crate::upsample::{ChatService, Upsampling};
 
@@ -27,18 +27,14 @@ pub struct PromptUpsampling {
 
 impl PromptUpsampling {
     /// Checks the address of a service or the files of a language model, so that a wrong one is an error at startup.
-    pub fn new(args: &ServeArgs) -> Result<PromptUpsampling, CliError> {
-        let source = args.upsample.clone();
+    pub fn new(source: &UpsampleSource, machine: &MachineArgs) -> Result<PromptUpsampling, CliError> {
+        let source = source.clone();
         match (&source.upsample_url, &source.upsample_model) {
             (Some(url), _) => drop(ChatService::new(url, None)?),
             (None, Some(path)) => drop(PromptRewriter::open_file(path, false)?),
             (None, None) => {}
         }
-        Ok(PromptUpsampling {
-            source,
-            settings: args.machine.settings_of_first()?,
-            running: AtomicUsize::new(0),
-        })
+        Ok(PromptUpsampling { source, settings: machine.settings_of_first()?, running: AtomicUsize::new(0) })
     }
 
     /// Whether the prompts of a model can be rewritten. Reads no weights.

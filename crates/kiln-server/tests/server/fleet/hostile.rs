@@ -23,6 +23,42 @@ fn a_stranger_without_credentials_is_refused() {
 }
 
 #[test]
+fn encryption_certificates_and_nkeys_protect_the_queue() {
+    /// A key pair for this test.
+    const SEED: &str = "SUAKCQOCTZ4KMCWBBU3EUCC4NMN74ABEICKKYNP5HI76TO5STCQNJHROS4";
+    const PUBLIC: &str = "UAMJW4IULMIWIKPKJC4OXDYGE45JJFOYM4XWX3WFO22RPI5DOH4SFCEN";
+    let folder = TempDir::new().unwrap();
+    let tls = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/server/tls");
+    let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| tls.join(name));
+    let server = folder.path().join("nats.conf");
+    let text = format!(
+        "tls {{ cert_file: {certificate:?}, key_file: {key:?} }}\nauthorization {{ users: [{{ nkey: {PUBLIC} }}] }}\n"
+    );
+    std::fs::write(&server, text).unwrap();
+    let Some(nats) = Nats::with(&["-c", server.to_str().unwrap()]) else { return };
+    let seed = folder.path().join("seed");
+    std::fs::write(&seed, format!("{SEED}\n")).unwrap();
+    let url = format!("tls://localhost:{}", nats.port);
+    let trusted = FleetConfig {
+        nkey: Some(seed.clone()),
+        authority: Some(certificate.clone()),
+        ..fleet(&url, folder.path())
+    };
+    let open =
+        |fleet: FleetConfig| open_gateway(kiln_server::Config::new(folder.path().join("gateway")), fleet);
+    let message = |fleet: FleetConfig| open(fleet).err().unwrap().to_string();
+    let unknown = message(FleetConfig { authority: None, ..trusted.clone() });
+    assert!(unknown.to_lowercase().contains("certificate"), "{unknown}");
+    let stranger = message(FleetConfig { nkey: None, ..trusted.clone() });
+    assert!(stranger.contains("authorization"), "{stranger}");
+    std::fs::write(&seed, "not a seed").unwrap();
+    let wrong = message(trusted.clone());
+    assert!(!wrong.contains("not a seed"), "{wrong}");
+    std::fs::write(&seed, SEED).unwrap();
+    open(trusted).unwrap();
+}
+
+#[test]
 fn a_poisoned_job_kills_two_workers_and_no_third() {
     let Some(nats) = Nats::start() else { return };
     let folder = TempDir::new().unwrap();

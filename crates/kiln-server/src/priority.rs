@@ -1,0 +1,76 @@
+//! The priority of a job: jobs of a lower one wait while there are others.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::api::Caller;
+use crate::api::fields::Fields;
+use crate::generator::JobError;
+
+/// Which jobs go first. Between jobs of one priority, clients take turns.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Priority {
+    /// When nothing else waits.
+    Low,
+    /// In turn.
+    #[default]
+    Normal,
+    /// Before all others.
+    High,
+}
+
+impl Priority {
+    pub(crate) const ALL: [Priority; 3] = [Priority::Low, Priority::Normal, Priority::High];
+
+    /// The name used in JSON and in files of API keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Priority::Low => "low",
+            Priority::Normal => "normal",
+            Priority::High => "high",
+        }
+    }
+
+    /// Parses a name.
+    pub fn parse(name: &str) -> Option<Priority> {
+        Priority::ALL.into_iter().find(|priority| priority.name() == name)
+    }
+
+    /// The number that stands for it in the database.
+    pub(crate) fn number(self) -> i64 {
+        self as i64 - Priority::Normal as i64
+    }
+
+    /// The priority that a number of the database stands for.
+    pub(crate) fn from_number(number: i64) -> Priority {
+        Priority::ALL.into_iter().find(|priority| priority.number() == number).unwrap_or_default()
+    }
+
+    /// The priority of a client's jobs that ask for none.
+    pub(crate) fn of_caller(caller: &Caller) -> Priority {
+        caller.quotas.priority.unwrap_or_default().min(Priority::Normal)
+    }
+
+    /// Takes the priority out of a job's fields. A client may ask for at most its own.
+    pub(crate) fn of_fields(fields: &mut Fields, caller: &Caller) -> Result<Priority, JobError> {
+        let invalid = |code, message| Err(JobError::request(code, message).param("priority"));
+        let highest = caller.quotas.priority.unwrap_or(Priority::High);
+        let priority = match fields.remove("priority") {
+            None | Some(Value::Null) => return Ok(Priority::of_caller(caller)),
+            Some(Value::String(name)) => Priority::parse(&name),
+            Some(_) => None,
+        };
+        match priority {
+            None => invalid("invalid_value", "priority must be `low`, `normal` or `high`".to_owned()),
+            Some(asked) if asked > highest => invalid(
+                "not_allowed",
+                format!("this API key's jobs have at most the priority `{}`", highest.name()),
+            ),
+            Some(asked) => Ok(asked),
+        }
+    }
+}
