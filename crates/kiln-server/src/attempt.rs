@@ -16,6 +16,7 @@ use crate::generator::{ErrorKind, FinishedImage, JobError, JobSink, name};
 use crate::live::{LiveJob, Preview, SavedImage};
 use crate::server::stopping_error;
 use crate::store::{FileKind, ImageRow, JobEnd, JobState, now};
+use crate::traces::{Span, SpanKind, TraceContext};
 
 /// Fraction of the work that must be done before the time left is estimated; earlier estimates are noise.
 const MIN_FRACTION_FOR_ESTIMATE: f32 = 0.05;
@@ -29,6 +30,8 @@ pub(crate) struct JobAttempt {
     /// Locked while an image is being saved, so that the job can't end in between.
     saving: Mutex<()>,
     ended: AtomicBool,
+    /// The place of the attempt in the job's trace.
+    trace: Option<TraceContext>,
 }
 
 /// Timing and progress. Locked only briefly: the generator must not wait.
@@ -61,6 +64,7 @@ impl JobAttempt {
             }),
             saving: Mutex::default(),
             ended: AtomicBool::new(false),
+            trace: live.trace.map(TraceContext::child),
         })
     }
 
@@ -69,6 +73,8 @@ impl JobAttempt {
         let live = &self.live;
         let waited = live.submitted.elapsed();
         self.server.metrics.phase(Phase::Queue, waited);
+        let age = Duration::from_millis(u64::try_from(now() - live.created).unwrap_or(0));
+        self.span("queue", live.trace, age.max(waited));
         tracing::info!(
             job = live.id,
             client = live.client,
@@ -125,9 +131,40 @@ impl JobAttempt {
     }
 
     fn end_phase(&self) {
-        if let Some((phase, since)) = self.state().phase.take() {
-            self.server.metrics.phase(phase, since.elapsed());
+        let ended = self.state().phase.take();
+        if let Some((phase, since)) = ended {
+            self.count_phase(phase, since);
         }
+    }
+
+    fn count_phase(&self, phase: Phase, since: Instant) {
+        self.server.metrics.phase(phase, since.elapsed());
+        self.span(phase.name(), self.trace, since.elapsed());
+    }
+
+    /// Sends a part of the work that ends now to the trace.
+    fn span(&self, name: &'static str, parent: Option<TraceContext>, took: Duration) {
+        let Some(context) = parent.map(TraceContext::child) else { return };
+        let (kind, attributes) = (SpanKind::Internal, Vec::new());
+        self.server.tracer.send(Span { name, kind, context, parent, took, attributes, error: None });
+    }
+
+    /// Sends the whole attempt to the trace.
+    fn trace_end(&self, took: Duration, result: &Result<(), JobError>) {
+        let (Some(context), parent) = (self.trace, self.live.trace) else { return };
+        let request = &self.live.request;
+        let side = |side: Option<u32>| side.map_or(String::new(), |side| side.to_string());
+        let attributes = vec![
+            ("kiln.job", self.live.id.clone()),
+            ("kiln.model", self.model.clone()),
+            ("kiln.width", side(request.width)),
+            ("kiln.height", side(request.height)),
+            ("kiln.images", request.image_count().to_string()),
+        ];
+        let attributes = attributes.into_iter().filter(|(_, value)| !value.is_empty()).collect();
+        let error = result.as_ref().err().map(|error| format!("{}: {}", error.code, error.message));
+        let kind = SpanKind::Consumer;
+        self.server.tracer.send(Span { name: "generate", kind, context, parent, took, attributes, error });
     }
 
     /// Asks the check whether an image may be stored; without a check all may. A refused image is remembered.
@@ -221,7 +258,7 @@ impl JobSink for JobAttempt {
             Some((phase, _)) if phase == progress.phase => {}
             previous => {
                 if let Some((phase, since)) = previous {
-                    self.server.metrics.phase(phase, since.elapsed());
+                    self.count_phase(phase, since);
                 }
                 state.phase = Some((progress.phase, Instant::now()));
             }
@@ -280,7 +317,7 @@ impl JobSink for JobAttempt {
         }
         let saved = Arc::new(self.save(image)?);
         self.live.change(|s| s.images.push(saved));
-        self.server.metrics.phase(Phase::Save, started.elapsed());
+        self.count_phase(Phase::Save, started);
         Ok(())
     }
 
@@ -308,6 +345,7 @@ impl JobSink for JobAttempt {
                 error
             }
         });
+        self.trace_end(took, &result);
         self.server.end(&self.live, result, took / group_size);
     }
 }

@@ -11,6 +11,7 @@ use crate::limits::Limits;
 use crate::proxies::Network;
 use crate::store::GalleryLimits;
 use crate::tls::Tls;
+use crate::traces::TraceConfig;
 use crate::webhooks::WebhookConfig;
 
 /// The configuration of a server.
@@ -46,6 +47,8 @@ pub struct Config {
     pub embed_recipes: bool,
     /// The check that every image must pass before it is stored or shown; previews are off with it.
     pub check: Option<ImageCheck>,
+    /// Where the traces of jobs go, if anywhere.
+    pub traces: Option<TraceConfig>,
 }
 
 impl Config {
@@ -67,6 +70,7 @@ impl Config {
             io_timeout: Duration::from_secs(30),
             embed_recipes: true,
             check: None,
+            traces: None,
         }
     }
 }

@@ -53,6 +53,7 @@ mod sessions;
 mod store;
 mod stream;
 mod tls;
+mod traces;
 mod trainer;
 mod trainings;
 mod webhooks;
@@ -74,6 +75,7 @@ pub use proxies::Network;
 pub use server::Server;
 pub use store::{GalleryLimits, StoreError};
 pub use tls::{Tls, TlsError};
+pub use traces::TraceConfig;
 pub use trainer::{
     LossPoint, Preset, PresetSettings, TrainableModel, Trainer, TrainingCheck, TrainingEnd, TrainingFiles,
     TrainingOrder, TrainingProgress, TrainingStep, TrainingTask,

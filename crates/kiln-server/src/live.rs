@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use crate::generator::JobError;
 use crate::priority::Priority;
 use crate::store::{ImageRow, JobState, now};
+use crate::traces::TraceContext;
 
 /// A saved image: its database row and the bytes of its file.
 #[derive(Debug)]
@@ -67,6 +68,8 @@ pub(crate) struct LiveJob {
     /// Estimated work.
     pub(crate) cost: f64,
     pub(crate) priority: Priority,
+    /// Its submission in its trace.
+    pub(crate) trace: Option<TraceContext>,
     pub(crate) submitted: Instant,
     pub(crate) created: i64,
     /// Set once it is planned: its decoded input images can be dropped.
@@ -102,6 +105,7 @@ impl LiveJob {
             fingerprint: None,
             cost: 0.0,
             priority: Priority::default(),
+            trace: None,
             submitted: Instant::now(),
             created: now(),
             planned: AtomicBool::new(false),

@@ -30,6 +30,7 @@ use crate::keys::{ApiKey, JobRates};
 use crate::live::LiveJob;
 use crate::metrics::{Metrics, ServerStats};
 use crate::store::{Files, Ledger, Local, Store, StoreError};
+use crate::traces::Tracer;
 use crate::trainings::Trainings;
 use crate::webhooks::Webhooks;
 
@@ -62,6 +63,7 @@ pub struct ServerState {
     pub(crate) unrecorded: UnrecordedEnds,
     pub(crate) a1111: A1111Options,
     pub(crate) webhooks: Webhooks,
+    pub(crate) tracer: Tracer,
     loaded_models: Mutex<Option<Box<LoadedModels>>>,
     /// When the data folder was last found to be in order.
     storage_checked: Mutex<Option<Instant>>,
@@ -131,6 +133,7 @@ impl Server {
             unrecorded: UnrecordedEnds::default(),
             a1111: A1111Options::default(),
             webhooks: Webhooks::default(),
+            tracer: Tracer::new(config.traces.as_ref()),
             loaded_models: Mutex::new(None),
             storage_checked: Mutex::new(None),
             queue: Mutex::default(),

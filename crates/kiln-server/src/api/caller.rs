@@ -14,6 +14,7 @@ use crate::auth::{Auth, Identity, KeyInfo, is_same_origin};
 use crate::connections::network;
 use crate::keys::Quotas;
 use crate::proxies::Origin;
+use crate::traces::TraceContext;
 
 /// When to try again after too many wrong keys, in seconds.
 const WRONG_KEYS_RETRY_SECONDS: u64 = 10;
@@ -32,6 +33,8 @@ pub(crate) struct Caller {
     pub(crate) secure: bool,
     /// The address under which the client knows this server, such as `http://localhost:7860`; empty without a host.
     pub(crate) base_url: String,
+    /// The trace that the request belongs to, as its header `traceparent` says.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 impl Caller {
@@ -47,6 +50,7 @@ impl Caller {
                 key: None,
                 secure,
                 base_url,
+                trace: None,
             }),
             Identity::Key(key) => Some(Caller {
                 client: format!("key:{}", key.name),
@@ -55,6 +59,7 @@ impl Caller {
                 key: Some(key),
                 secure,
                 base_url,
+                trace: None,
             }),
             Identity::Missing | Identity::Wrong => None,
         }
@@ -136,7 +141,9 @@ pub(crate) fn identify(server: &Server, request: &Request) -> Result<Option<Call
     if matches!(identity, Identity::Wrong) {
         return Err(Refusal::WrongKey(address));
     }
-    Caller::new(identity, &origin, host).map(Some).ok_or_else(|| Refusal::Error(unauthorized()))
+    let trace = headers.get("traceparent").and_then(|header| TraceContext::parse(header.to_str().ok()?));
+    let caller = Caller::new(identity, &origin, host).map(|caller| Caller { trace, ..caller });
+    caller.map(Some).ok_or_else(|| Refusal::Error(unauthorized()))
 }
 
 /// The host that the client asks for: HTTP/2 has it in the URI.

@@ -77,6 +77,9 @@ pub(crate) struct JobRecord {
     /// The address to call at its end.
     #[serde(default)]
     pub(crate) webhook: Option<String>,
+    /// Its submission in its trace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) trace: Option<String>,
 }
 
 impl JobRecord {
@@ -117,6 +120,7 @@ impl JobRecord {
             gateway: gateway.to_owned(),
             key: key.map(|key| (key.key.clone(), key.fingerprint.clone())),
             webhook: webhook.map(str::to_owned),
+            trace: live.trace.map(|trace| trace.to_string()),
         }
     }
 

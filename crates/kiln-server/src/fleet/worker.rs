@@ -27,6 +27,7 @@ use crate::store::{
     Claim, GalleryLimits, IdempotencyKey, ImageRow, JobEnd, JobRow, JobState, Ledger, Marks, PlotRow, Store,
     StoreError, now,
 };
+use crate::traces::TraceContext;
 use crate::work::batch_key;
 use crate::{Config, Server};
 
@@ -369,7 +370,8 @@ fn adopt(server: &Server, tickets: &Tickets, job: &JobRecord, wishes: &Wishes) {
     }
     let mut live = LiveJob::new(job.id.clone(), job.client.clone(), job.request.clone(), Api::Jobs, false);
     live.run_alone = job.kills > 0;
-    (live.cost, live.priority) = (job.cost, job.priority);
+    (live.cost, live.priority, live.created) = (job.cost, job.priority, job.created);
+    live.trace = job.trace.as_deref().and_then(TraceContext::parse);
     if lock(wishes).remove(&job.id).is_some_and(|since| since.elapsed() < WISH_AGE) {
         live.poll_preview();
     }

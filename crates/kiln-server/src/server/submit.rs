@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Instant;
 
 use kiln_base::hex;
 use kiln_engine::Request;
@@ -13,6 +14,7 @@ use crate::api::Caller;
 use crate::live::{Api, LiveJob};
 use crate::priority::Priority;
 use crate::store::{IdempotencyKey, JobRow, JobState, StoreError};
+use crate::traces::{Span, SpanKind, TraceContext};
 
 /// A job to accept.
 pub(crate) struct NewJob {
@@ -63,6 +65,7 @@ impl Server {
     pub(crate) fn submit(&self, new: NewJob) -> Result<Arc<LiveJob>, SubmitError> {
         let NewJob { mut request, caller, api, attached, key, webhook, priority } = new;
         let client = caller.client.clone();
+        let started = Instant::now();
         // Choose the seed now, so that a retry generates the same image.
         if request.seed.is_empty() {
             request.seed = vec![random_seed()];
@@ -77,6 +80,8 @@ impl Server {
         };
         let mut live = LiveJob::new(id, client.clone(), request, api, attached);
         (live.cost, live.priority) = (self.cost(&live.request), priority);
+        live.trace =
+            self.tracer.is_on().then(|| caller.trace.map_or_else(TraceContext::new, TraceContext::child));
         live.fingerprint = key.as_ref().map(|key| key.fingerprint.clone());
         let live = Arc::new(live);
         let queued = self.queued_job(&live);
@@ -110,6 +115,7 @@ impl Server {
             self.release_slot(&client);
             let failed = match inserted {
                 Ok(None) => {
+                    self.trace_submission(&live, caller.trace, started);
                     tracing::info!(job = live.id, client = live.client, "job queued");
                     return Ok(live);
                 }
@@ -129,6 +135,7 @@ impl Server {
                 queue.push(queued, Arc::clone(&live));
                 drop(queue);
                 self.wake.notify_all();
+                self.trace_submission(&live, caller.trace, started);
                 // Inside the request's span: the log links the request's id with the job's.
                 tracing::info!(job = live.id, client = live.client, "job queued");
                 return Ok(live);
@@ -136,6 +143,13 @@ impl Server {
         }
         self.end_unstarted(&live, stopping_error());
         Err(SubmitError::Stopping)
+    }
+
+    fn trace_submission(&self, live: &LiveJob, parent: Option<TraceContext>, started: Instant) {
+        let Some(context) = live.trace else { return };
+        let attributes = vec![("kiln.job", live.id.clone()), ("kiln.client", live.client.clone())];
+        let (kind, took) = (SpanKind::Producer, started.elapsed());
+        self.tracer.send(Span { name: "submit", kind, context, parent, took, attributes, error: None });
     }
 
     /// Gives back a reserved place.

@@ -34,6 +34,7 @@ mod socket;
 mod storage;
 mod submitting;
 mod tls;
+mod traces;
 mod trainings;
 mod upscale;
 

@@ -120,9 +120,14 @@ impl TestWorker {
     }
 
     pub fn with(fleet: FleetConfig, folder: &Path) -> TestWorker {
+        TestWorker::with_config(fleet, folder, |_| {})
+    }
+
+    pub fn with_config(fleet: FleetConfig, folder: &Path, change: impl FnOnce(&mut Config)) -> TestWorker {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let folder = folder.join(format!("worker-{}", COUNT.fetch_add(1, SeqCst)));
-        let config = Config { grace: Duration::from_millis(200), ..Config::new(folder) };
+        let mut config = Config { grace: Duration::from_millis(200), ..Config::new(folder) };
+        change(&mut config);
         let worker = open_worker(config, fleet, Box::new(TestCatalogue)).unwrap();
         TestWorker(Some(worker))
     }

@@ -75,6 +75,10 @@ pub struct GeneratorArgs {
     #[arg(long, value_name = "S", default_value_t = 20, help_heading = "Limits and storage")]
     pub grace: u64,
 
+    /// OpenTelemetry collector that gets the traces of jobs, as OTLP over HTTP, such as http://localhost:4318
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", help_heading = "Network", value_parser = http_address)]
+    pub otlp: Option<String>,
+
     #[command(flatten)]
     pub check: CheckArgs,
 
@@ -92,4 +96,10 @@ pub struct GeneratorArgs {
     /// Log more details
     #[arg(short, long, help_heading = "Output", action = ArgAction::SetTrue)]
     pub verbose: bool,
+}
+
+fn http_address(text: &str) -> Result<String, String> {
+    let is_http =
+        ["http://", "https://"].iter().any(|scheme| text.strip_prefix(scheme).is_some_and(|h| !h.is_empty()));
+    is_http.then(|| text.to_owned()).ok_or_else(|| "expected an address such as http://localhost:4318".into())
 }

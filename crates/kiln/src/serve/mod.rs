@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kiln_engine::{Session, Settings, TextCache};
-use kiln_server::{Catalogue as _, Config, GalleryLimits, Limits, Server, WebhookConfig};
+use kiln_server::{Catalogue as _, Config, GalleryLimits, Limits, Server, TraceConfig, WebhookConfig};
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -249,6 +249,7 @@ fn config(args: &ServeArgs) -> Result<Config, CliError> {
 pub fn generator_config(args: &GeneratorArgs, folder: PathBuf) -> Result<Config, CliError> {
     Ok(Config {
         embed_recipes: !args.no_recipe,
+        traces: args.otlp.clone().map(|endpoint| TraceConfig { endpoint, service: service_name() }),
         check: args.check.check()?,
         limits: Limits {
             side: args.max_side,
@@ -260,6 +261,11 @@ pub fn generator_config(args: &GeneratorArgs, folder: PathBuf) -> Result<Config,
         job_timeout: Duration::from_secs(args.timeout),
         ..Config::new(folder)
     })
+}
+
+/// The name of this program in traces.
+fn service_name() -> String {
+    std::env::var("OTEL_SERVICE_NAME").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "kiln".into())
 }
 
 pub fn init_logging(args: &GeneratorArgs) {

@@ -3,7 +3,7 @@
 mod faults;
 mod hostile;
 mod load;
-mod node;
+pub mod node;
 
 use std::process::Command;
 
