@@ -103,7 +103,8 @@ impl Server {
         self.reserve_slot(&caller)?;
         if is_gateway {
             // Before it is submitted: a worker may be done with it before this goes on.
-            if let Some(earlier) = self.queue().live.insert_new(&live) {
+            let earlier = self.queue().live.insert_new(&live);
+            if let Some(earlier) = earlier {
                 self.release_slot(&client);
                 let same = earlier.fingerprint == live.fingerprint;
                 return Err(SubmitError::Repeated(same.then(|| live.id.clone())));

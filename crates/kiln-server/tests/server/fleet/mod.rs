@@ -11,7 +11,7 @@ use crate::nats::Nats;
 
 /// Tests of the database, the threads or the metrics of a server that is alone, and those that have nothing to do with
 /// jobs.
-const ALONE: [&str; 15] = [
+const ALONE: [&str; 16] = [
     "fleet::",
     "kills::",
     "faults::",
@@ -21,6 +21,7 @@ const ALONE: [&str; 15] = [
     "batching::",
     "socket::",
     "tls::",
+    "traces::",
     "check::",
     "attacks::",
     "safety::",
