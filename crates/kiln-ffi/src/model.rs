@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kiln_base::lock;
 use kiln_engine::{ComponentPaths, Device, Model, Precision, Session, Settings};
-use kiln_models::ModelFolders;
+use kiln_models::{ModelFolders, user_cache};
 
 use crate::abi::{self, SizedStruct};
 use crate::callbacks::{CallSink, KilnCallbacks};
@@ -188,7 +188,6 @@ impl OpenOptions {
                 precision,
                 threads: given(options.threads),
                 vram_limit: (options.vram_limit > 0).then_some(options.vram_limit),
-                kernel_cache: kiln_base::folders::cache().map(|folder| folder.join("kiln").join("cuda")),
                 preview_vae: path(options.preview_vae, "preview_vae")?,
                 ..Settings::default()
             },
@@ -211,6 +210,11 @@ fn open(name: Option<&str>, options: OpenOptions) -> Result<LoadedModel, Failure
     };
     let location = folders.resolve(name.map(Path::new))?;
     let model = Arc::new(location.open_with(&options.components)?);
-    let session = Session::new(options.settings, options.max_batch.unwrap_or(MAX_BATCH));
+    let settings = Settings {
+        text_cache: user_cache::texts()?,
+        kernel_cache: user_cache::folder().map(|folder| folder.join("cuda")),
+        ..options.settings
+    };
+    let session = Session::new(settings, options.max_batch.unwrap_or(MAX_BATCH));
     Ok(LoadedModel { model, session, busy: Mutex::new(false), free: Condvar::new() })
 }

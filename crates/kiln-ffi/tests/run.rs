@@ -93,7 +93,9 @@ fn command(program: &Path) -> Command {
         .env("XDG_CACHE_HOME", folder.join("cache"))
         .env("XDG_DATA_HOME", folder.join("data"))
         .env("HF_HOME", folder.join("hf"))
-        .env("CUDA_VISIBLE_DEVICES", "");
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .env_remove("KILN_CACHE_DIR")
+        .env_remove("KILN_CACHE_MB");
     command
 }
 
