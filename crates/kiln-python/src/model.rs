@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use kiln_base::lock;
+use kiln_engine::upsample::PromptRewriter;
 use kiln_engine::{ComponentPaths, Plan, Request, Session, Settings};
 use kiln_image::RgbImage;
 use kiln_models::ModelFolders;
@@ -84,13 +85,16 @@ impl Model {
         tensors: &Bound<'_, PyDict>,
     ) -> PyResult<(Plan, Arc<Session>)> {
         let (model, session) = self.state(py)?;
-        let mut request: Request =
-            serde_json::from_str(request).map_err(|error| errors::request(py, explain(request, &error)))?;
+        let mut request = parse(py, request)?;
         let inputs = Inputs::new(images, tensors)?;
         request.ensure_seed().map_err(|text| errors::exception(py, Kind::Other, text, None))?;
         let plan = py.detach(|| Plan::new(&model, &request, &inputs));
         Ok((plan.map_err(|error| errors::engine(py, &error, false))?, session))
     }
+}
+
+fn parse(py: Python<'_>, request: &str) -> PyResult<Request> {
+    serde_json::from_str(request).map_err(|error| errors::request(py, explain(request, &error)))
 }
 
 /// Says which field of a request is wrong.
@@ -186,6 +190,25 @@ impl Model {
             let texts =
                 session.with_engine(&plan.model, sink, |engine| engine.encode_prompts(&plan, sink))?;
             texts.iter().map(Array::of_tensor).collect()
+        })
+    }
+
+    /// Rewrites the prompts of a request with the model's own language model, which sees its references.
+    fn upsample_prompts(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        images: &Bound<'_, PyDict>,
+        temperature: f32,
+    ) -> PyResult<Vec<String>> {
+        let (model, _) = self.state(py)?;
+        let (mut request, inputs) = (parse(py, request)?, Inputs::new(images, &PyDict::new(py))?);
+        let settings = &self.settings;
+        wait::run(py, false, move |sink| {
+            let rewriter = PromptRewriter::open(&model, None, !request.references.is_empty())?;
+            let go_on = &mut || !sink.cancelled();
+            rewriter.rewrite(std::slice::from_mut(&mut request), temperature, &inputs, settings, go_on)?;
+            Ok(request.prompts)
         })
     }
 

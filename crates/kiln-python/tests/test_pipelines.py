@@ -165,6 +165,17 @@ def test_inpainting_is_checked():
     )
 
 
+def test_captions_are_upsampled():
+    pipe = pipeline("Flux2Pipeline", "dev-text")
+    [text] = pipe.upsample_prompt("a fox")
+    assert isinstance(text, str) and text != "a fox"
+    call = dict(CALL, num_inference_steps=1, generator=1)
+    upsampled = pipe(**dict(call, caption_upsample_temperature=0.15)).images[0]
+    assert same(upsampled, pipe(**dict(call, prompt=text)).images[0])
+    raises(kiln.RequestError, "temperature", pipe.upsample_prompt, "a fox", temperature=99)
+    raises(kiln.KilnError, "", klein().model.upsample_prompt, "a fox")
+
+
 def test_what_is_not_supported_says_so():
     opened = kiln.Flux2KleinPipeline.from_pretrained
     raises(NotImplementedError, "float16", opened, path("klein"), torch_dtype="torch.float16")

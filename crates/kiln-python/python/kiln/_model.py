@@ -208,6 +208,14 @@ class Model:
         arrays = self._model.encode_prompts(text, inputs.images, inputs.tensors)
         return _stack(arrays[:count])
 
+    def upsample_prompt(
+        self, prompt: Any, *, references: Any = None, temperature: float = 0.15, seed: int = 0
+    ) -> list[str]:
+        """Rewrites prompts with dev's own language model, which also sees the references."""
+        self._check_callback()
+        text, inputs = _request({"prompt": prompt, "references": references, "seed": seed})
+        return self._model.upsample_prompts(text, inputs.images, float(temperature))
+
     def encode_image(self, image: Any) -> NumpyArray:
         """Encodes an image, whose sides must be multiples of 16, to normalized latents `[1, channels, h/16, w/16]`."""
         self._check_callback()

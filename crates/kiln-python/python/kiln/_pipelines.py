@@ -586,9 +586,12 @@ class Flux2Pipeline(_Pipeline):
         caption_upsample_temperature: Optional[float] = None,
     ) -> Any:
         """Generates images; the arguments are those of diffusers' `Flux2Pipeline`."""
-        if caption_upsample_temperature:
-            raise NotImplementedError("caption_upsample_temperature is not supported in Python; see `kiln upsample`")
         image, prompt = _text_first(image, prompt)
+        if caption_upsample_temperature:
+            self._check_prompt(prompt, prompt_embeds)
+            if prompt is None:
+                raise ValueError("caption_upsample_temperature needs `prompt`")
+            prompt = self.upsample_prompt(prompt, image, caption_upsample_temperature)
         return self._run(
             {"references": _references(image), "height": height, "width": width},
             prompt=prompt,
@@ -609,6 +612,15 @@ class Flux2Pipeline(_Pipeline):
             max_sequence_length=max_sequence_length,
             text_layers=text_encoder_out_layers,
         )
+
+    def upsample_prompt(
+        self, prompt: Any, images: Any = None, temperature: float = 0.15, device: Any = None
+    ) -> list[str]:
+        """Rewrites prompts with the model's own language model, which also sees the images.
+
+        The tokens are drawn by a generator of Kiln's: diffusers' depend on the state of torch.
+        """
+        return self.model.upsample_prompt(prompt, references=_references(images), temperature=temperature)
 
     def _latents(self, tokens: list[Any], plan: dict[str, Any]) -> Any:
         """Normalized latents as tokens, as this pipeline returns them."""
