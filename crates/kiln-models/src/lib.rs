@@ -4,7 +4,7 @@
 //! name or path ──ModelFolders::resolve──▶ ModelLocation ──open──▶ kiln_engine::Model
 //! ```
 //! The command line, the server and the bindings for other languages all resolve names here, so that a name means the
-//! same everywhere.
+//! same everywhere. [`export`] converts and quantizes models, [`info`] describes them.
 //!
 //! ```no_run
 //! use std::path::Path;

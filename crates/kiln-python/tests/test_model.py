@@ -138,8 +138,8 @@ def test_every_field_of_a_request_is_an_argument():
     fields = set(str(error).split("expected one of ")[1].replace("`", "").split(", "))
     # Those of files and of other interfaces.
     fields -= {"original_prompt", "negative", "model", "embeds", "output_format", "output_compression", "png"}
-    assert fields <= kiln._model.FIELDS, fields - kiln._model.FIELDS
-    assert kiln._model.FIELDS - fields == {"prompt_embeds", "negative_prompt_embeds"}
+    assert fields <= kiln._request.FIELDS, fields - kiln._request.FIELDS
+    assert kiln._request.FIELDS - fields == {"prompt_embeds", "negative_prompt_embeds"}
 
 
 def test_a_stream_tells_progress_previews_and_images():

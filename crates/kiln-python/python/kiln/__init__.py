@@ -17,7 +17,9 @@ from . import _kiln
 from ._files import convert, info, quantize
 from ._image import Image, Note, Preview, Progress
 from ._kiln import Cancelled, KilnError, ModelError, OutOfMemoryError, RequestError, __version__
-from ._model import Model, Step, Stream, load
+from ._model import Model, load
+from ._step import Step
+from ._stream import Stream
 
 if TYPE_CHECKING:
     from ._pipelines import (

@@ -40,6 +40,12 @@ def asarray(value: Any) -> NumpyArray:
     return array
 
 
+def stack(arrays: Any) -> NumpyArray:
+    """Copies arrays of one shape into one."""
+    stacked: NumpyArray = numpy_module().stack([asarray(array) for array in arrays])
+    return stacked
+
+
 def like_program(array: NumpyArray) -> Any:
     """Returns a torch tensor if the program has imported torch, otherwise the array."""
     torch = torch_module()
@@ -67,6 +73,13 @@ def array_bytes(value: Any, what: str) -> ArrayBytes:
     np = numpy_module()
     array = np.ascontiguousarray(array, dtype=np.float32)
     return tuple(array.shape), "float32", array.tobytes()
+
+
+def tokens_of(latents: Any) -> Any:
+    """Converts latents `[images, channels, h, w]` to tokens `[images, h * w, channels]`."""
+    array = to_numpy(latents)
+    images, channels = array.shape[:2]
+    return array.reshape(images, channels, -1).transpose(0, 2, 1)
 
 
 class Inputs:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import operator
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _kiln
 from ._image import Image, Note, Preview, Progress
-from ._inputs import Inputs, array_bytes, asarray, numpy_module, pixels
+from ._inputs import array_bytes, asarray, pixels, stack, tokens_of
 from ._kiln import KilnError, RequestError
+from ._request import to_json
+from ._step import Step
+from ._stream import Stream, event_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from ._inputs import NumpyArray
-
-    Event = Union[Image, Note, Preview, Progress]
+    from ._stream import Event
 
 
 def load(model: Any = "ember", **settings: Any) -> Model:
@@ -190,7 +190,7 @@ class Model:
             while not job.ended:
                 message = await loop.run_in_executor(None, job.next, 0.5)
                 if message is not None:
-                    yield _event(*message)
+                    yield event_of(*message)
         finally:
             job.cancel()
 
@@ -203,17 +203,17 @@ class Model:
     ) -> NumpyArray:
         """Encodes prompts to an array `[prompts, tokens, dim]`, as `prompt_embeds` takes it."""
         fields = {"prompt": prompt, "max_tokens": max_tokens, "text_layers": text_layers, "guidance": 1.0, "seed": 0}
-        text, inputs = _request(fields)
+        text, inputs = to_json(fields)
         count = 1 if isinstance(prompt, str) else len(prompt)
         arrays = self._model.encode_prompts(text, inputs.images, inputs.tensors)
-        return _stack(arrays[:count])
+        return stack(arrays[:count])
 
     def upsample_prompt(
         self, prompt: Any, *, references: Any = None, temperature: float = 0.15, seed: int = 0
     ) -> list[str]:
         """Rewrites prompts with dev's own language model, which also sees the references."""
         self._check_callback()
-        text, inputs = _request({"prompt": prompt, "references": references, "seed": seed})
+        text, inputs = to_json({"prompt": prompt, "references": references, "seed": seed})
         return self._model.upsample_prompts(text, inputs.images, float(temperature))
 
     def encode_image(self, image: Any) -> NumpyArray:
@@ -246,169 +246,14 @@ class Model:
             raise KilnError("a callback can't use the model that is generating: do it after the request")
 
     def _plan(self, request: dict[str, Any]) -> dict[str, Any]:
-        text, inputs = _request(request)
+        text, inputs = to_json(request)
         return self._model.plan(text, inputs.images, inputs.tensors)
 
     def _start(self, prompt: Any, request: dict[str, Any], **wanted: bool) -> _kiln.Job:
         self._check_callback()
-        text, inputs = _request({"prompt": prompt, **request})
+        text, inputs = to_json({"prompt": prompt, **request})
         return self._model.start(text, inputs.images, inputs.tensors, **wanted)
 
 
 def _open(kind: type[Model], name: str, settings: dict[str, Any]) -> Model:
     return kind(name, **settings)
-
-
-def _stack(arrays: list[_kiln.Array]) -> NumpyArray:
-    stacked: NumpyArray = numpy_module().stack([asarray(array) for array in arrays])
-    return stacked
-
-
-def tokens_of(latents: Any) -> Any:
-    """Converts latents `[images, channels, h, w]` to tokens `[images, h * w, channels]`."""
-    from ._inputs import to_numpy
-
-    array = to_numpy(latents)
-    images, channels = array.shape[:2]
-    return array.reshape(images, channels, -1).transpose(0, 2, 1)
-
-
-class Step:
-    """The images of a request after a step.
-
-    Assign `latents` to continue with others, or call `stop` to skip the remaining steps and decode the images as they are.
-    """
-
-    def __init__(self, step: int, steps: int, sigma: float, image: int, latents: list[_kiln.Array]) -> None:
-        self.step = step
-        """Index of the step, from 0."""
-        self.steps = steps
-        """Number of steps."""
-        self.sigma = sigma
-        """Noise level before the step."""
-        self.image = image
-        """Index of the first image."""
-        self.latents = _stack(latents)
-        """Latents after the step, `[images, tokens, channels]`."""
-        self._original = self.latents
-        self._before = self.latents.copy()
-        self._stop = False
-
-    def stop(self) -> None:
-        """Skips the remaining steps."""
-        self._stop = True
-
-    def _changed(self) -> Optional[list[Any]]:
-        if self.latents is self._original and numpy_module().array_equal(self.latents, self._before):
-            return None
-        return [array_bytes(latents, "latents") for latents in self.latents]
-
-
-class Stream:
-    """What happens in a request: an iterator over `Progress`, `Note`, `Preview` and `Image`."""
-
-    def __init__(self, job: _kiln.Job) -> None:
-        self._job = job
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        message = self._job.next()
-        if message is None:
-            raise StopIteration
-        return _event(*message)
-
-    def cancel(self) -> None:
-        """Cancels the request; the iteration then raises `Cancelled`."""
-        self._job.cancel()
-
-    def close(self) -> None:
-        """Cancels the request and waits for its end."""
-        self._job.close()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _event(kind: str, fields: dict[str, Any]) -> Event:
-    if kind == "image":
-        return Image(fields["image"])
-    if kind == "preview":
-        return Preview(fields["pixels"])
-    if kind == "note":
-        return Note(fields["text"])
-    return Progress(**fields)
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _lora(value: Any) -> dict[str, Any]:
-    if isinstance(value, tuple):
-        path, weight = value
-        return {"name": os.fspath(path), "weight": float(weight)}
-    return {"name": os.fspath(value)}
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of numpy as those of Python."""
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return value.item()
-    raise TypeError(f"expected a number or a text, found {type(value).__name__}")
-
-
-FIELDS = frozenset(
-    "prompt negative_prompt width height n seed steps guidance references init mask strength mask_padding upscale "
-    "tile_size loras lora_partial vae sigmas schedule rho rng one_generator max_tokens text_layers cache noise "
-    "prompt_embeds negative_prompt_embeds".split()
-)
-
-
-def _request(fields: dict[str, Any]) -> tuple[str, Inputs]:
-    """Converts the fields of a request to JSON, and what it refers to."""
-    unknown = fields.keys() - FIELDS
-    if unknown:
-        raise TypeError(f"unexpected argument {sorted(unknown)[0]!r}; expected {', '.join(sorted(FIELDS))}")
-    for name in ("prompt", "negative_prompt"):
-        texts = _list(fields.get(name) or "")
-        if not all(isinstance(text, str) for text in texts):
-            raise RequestError(f"{name} must be a text or a list of texts, found {fields[name]!r:.60}")
-    inputs = Inputs()
-    request = {name: value for name, value in fields.items() if value is not None}
-    embeds: dict[str, Any] = {name: request.pop(name) for name in ("prompt_embeds", "negative_prompt_embeds") if name in request}
-    if embeds:
-        if "prompt_embeds" not in embeds:
-            raise RequestError("negative_prompt_embeds needs prompt_embeds")
-        if "prompt" in request:
-            raise RequestError("prompt and prompt_embeds can't be combined")
-        request["embeds"] = inputs.arrays("embeds", embeds)
-    noise = request.get("noise")
-    if noise is not None and not isinstance(noise, (str, os.PathLike)):
-        request["noise"] = inputs.arrays("noise", {"noise": noise})
-    if "references" in request:
-        request["references"] = [inputs.image(image, "references") for image in _list(request["references"])]
-    for name in ("init", "mask"):
-        if name in request:
-            request[name] = inputs.image(request[name], name)
-    if "loras" in request:
-        loras = request["loras"] if isinstance(request["loras"], list) else [request["loras"]]
-        request["loras"] = [_lora(lora) for lora in loras]
-    if "seed" in request:
-        request["seed"] = [operator.index(seed) for seed in _list(request["seed"])]
-        if not all(0 <= seed < 1 << 64 for seed in request["seed"]):
-            raise RequestError(f"seed must be from 0 to 2**64 - 1, found {fields['seed']}")
-    for name in ("vae", "noise"):
-        if name in request:
-            request[name] = os.fspath(request[name])
-    for name in ("sigmas", "text_layers"):
-        if name in request:
-            request[name] = [value for value in request[name]]
-    try:
-        return json.dumps(request, allow_nan=False, default=_plain), inputs
-    except ValueError as error:
-        raise RequestError(f"a number of the request is not finite: {error}") from None
