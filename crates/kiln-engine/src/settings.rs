@@ -30,6 +30,11 @@ pub struct Settings {
     pub preview_vae: Option<PathBuf>,
 }
 
+impl Settings {
+    /// The largest number of CPU threads that makes sense; more is a mistake.
+    pub const MAX_THREADS: usize = 1024;
+}
+
 /// Where to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {

@@ -181,6 +181,14 @@ impl OpenOptions {
             }
             None => Precision::Auto,
         };
+        let most = Settings::MAX_THREADS;
+        if options.threads as usize > most {
+            return Err(invalid(
+                "number of threads",
+                &options.threads.to_string(),
+                &format!("expected at most {most}"),
+            ));
+        }
         let given = |number: u32| (number > 0).then_some(number as usize);
         Ok(OpenOptions {
             settings: Settings {

@@ -88,6 +88,9 @@ static void wrong_values(kiln_model *model) {
     options.device = NULL;
     options.dtype = "f12";
     FAILS(kiln_model_open("ember", &options, &other), INVALID, "f12");
+    options.dtype = NULL;
+    options.threads = 4000000000u;
+    FAILS(kiln_model_open("ember", &options, &other), INVALID, "4000000000");
     CHECK(other == NULL);
 }
 

@@ -26,8 +26,9 @@ pub(crate) fn read(
         "fp8" => Precision::Fp8,
         _ => return Err(invalid("dtype", dtype, "auto, f32, bf16, int8 or fp8")),
     };
-    if threads == Some(0) {
-        return Err(invalid("threads", "0", "at least 1"));
+    if let Some(threads) = threads.filter(|threads| !(1..=Settings::MAX_THREADS).contains(threads)) {
+        let expected = format!("from 1 to {}", Settings::MAX_THREADS);
+        return Err(invalid("threads", &threads.to_string(), &expected));
     }
     let text_cache = user_cache::texts().map_err(|error| errors::model(py, &error))?;
     let kernel_cache = user_cache::folder().map(|folder| folder.join("cuda"));

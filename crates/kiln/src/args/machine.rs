@@ -8,7 +8,7 @@ use crate::error::CliError;
 use crate::settings::UserSettings;
 
 /// More than any machine has: a typo must not start a hundred thousand threads.
-pub const MAX_THREADS: i64 = 1024;
+pub const MAX_THREADS: i64 = Settings::MAX_THREADS as i64;
 
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Machine")]
