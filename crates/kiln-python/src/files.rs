@@ -1,6 +1,7 @@
-//! Work on files of models: describing, converting and quantizing them.
+//! Work on files of models: downloading, describing, converting and quantizing them.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use kiln_engine::Sink;
 use kiln_models::export::{
@@ -50,6 +51,42 @@ fn component(py: Python<'_>, part: Option<&str>) -> PyResult<Option<Component>> 
 fn all_threads(threads: Option<usize>) -> usize {
     let all = || std::thread::available_parallelism().map_or(1, usize::from);
     threads.filter(|threads| *threads > 0).unwrap_or_else(all)
+}
+
+/// How often progress is told.
+const PROGRESS: Duration = Duration::from_millis(100);
+
+/// Downloads a model. Tells `progress` the file, the bytes that are there and all bytes. Returns a summary as JSON.
+#[pyfunction]
+#[pyo3(signature = (name, accept_license=false, progress=None))]
+pub(crate) fn pull(
+    py: Python<'_>,
+    name: &str,
+    accept_license: bool,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let mut failure = None;
+    let pulled = run(py, |sink| {
+        let mut told: Option<Instant> = None;
+        let summary = kiln_models::pull::pull(name, accept_license, &mut |at| {
+            let is_due = told.is_none_or(|last| last.elapsed() > PROGRESS) || at.done == at.total;
+            if let Some(progress) = progress.as_ref().filter(|_| is_due) {
+                told = Some(Instant::now());
+                let call = |py| progress.call1(py, (at.file, at.done, at.total)).map(drop);
+                failure = Python::attach(call).err();
+            }
+            failure.is_none() && !sink.cancelled()
+        })?;
+        let summary = serde_json::json!({
+            "folder": summary.snapshot,
+            "commit": summary.commit,
+            "files": summary.files,
+            "bytes": summary.bytes,
+            "downloaded": summary.downloaded,
+        });
+        Ok(summary.to_string())
+    });
+    failure.map_or(pulled, Err)
 }
 
 /// Describes a model, a weight file or an image, as JSON.

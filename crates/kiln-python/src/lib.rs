@@ -27,7 +27,7 @@ mod _kiln {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
-    use crate::files::{convert, info, quantize};
+    use crate::files::{convert, info, pull, quantize};
     #[pymodule_export]
     use crate::job::Job;
     #[pymodule_export]

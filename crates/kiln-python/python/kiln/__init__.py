@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _kiln
-from ._files import convert, info, quantize
+from ._files import convert, info, pull, quantize
 from ._image import Image, Note, Preview, Progress
 from ._kiln import Cancelled, KilnError, ModelError, OutOfMemoryError, RequestError, __version__
 from ._model import Model, load
@@ -52,6 +52,7 @@ __all__ = [
     "convert",
     "info",
     "load",
+    "pull",
     "quantize",
 ]
 

@@ -1,12 +1,27 @@
-"""Work on files: `info`, `convert` and `quantize`, as on the command line."""
+"""Work on files: `pull`, `info`, `convert` and `quantize`, as on the command line."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from . import _kiln
+
+
+def pull(
+    name: str,
+    *,
+    accept_license: bool = False,
+    progress: Optional[Callable[[str, int, int], Any]] = None,
+) -> dict[str, Any]:
+    """Downloads a model from Hugging Face into its cache and returns a summary; what is there already is not fetched again.
+
+    `name` is one that `kiln models` knows (`klein-4b`) or `owner/repo`. A licence with conditions must be read and accepted.
+    `progress` is called with the file, the bytes that are there and all bytes; an exception in it cancels the download.
+    """
+    summary: dict[str, Any] = json.loads(_kiln.pull(name, accept_license, progress))
+    return summary
 
 
 def info(path: Any) -> dict[str, Any]:
