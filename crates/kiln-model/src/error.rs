@@ -38,7 +38,7 @@ pub enum Error {
     Cancelled,
     /// Reading weights failed.
     #[error(transparent)]
-    Weights(#[from] kiln_weights::Error),
+    Weights(kiln_weights::Error),
     /// Reading or preparing an image failed.
     #[error(transparent)]
     Image(#[from] kiln_image::Error),
@@ -59,6 +59,15 @@ impl Error {
     /// Creates an [`Error::Request`].
     pub fn request(what: impl Into<String>) -> Self {
         Error::Request(what.into())
+    }
+}
+
+impl From<kiln_weights::Error> for Error {
+    fn from(error: kiln_weights::Error) -> Error {
+        match error {
+            kiln_weights::Error::Cancelled => Error::Cancelled,
+            error => Error::Weights(error),
+        }
     }
 }
 
