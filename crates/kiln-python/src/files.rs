@@ -68,12 +68,12 @@ pub(crate) fn pull(
     let mut failure = None;
     let pulled = run(py, |sink| {
         let mut told: Option<Instant> = None;
-        let summary = kiln_models::pull::pull(name, accept_license, &mut |at| {
+        let summary = kiln_models::pull(name, accept_license, &mut |at| {
             let is_due = told.is_none_or(|last| last.elapsed() > PROGRESS) || at.done == at.total;
             if let Some(progress) = progress.as_ref().filter(|_| is_due) {
                 told = Some(Instant::now());
-                let call = |py| progress.call1(py, (at.file, at.done, at.total)).map(drop);
-                failure = Python::attach(call).err();
+                let told = Python::attach(|py| progress.call1(py, (at.file, at.done, at.total)).map(drop));
+                failure = told.err();
             }
             failure.is_none() && !sink.cancelled()
         })?;
