@@ -17,6 +17,7 @@ mod output;
 mod settings;
 mod shutdown;
 mod sink;
+mod train;
 mod wait;
 
 use pyo3::prelude::*;
@@ -36,6 +37,8 @@ mod _kiln {
     use crate::output::Image;
     #[pymodule_export]
     use crate::shutdown::{after_fork, shutdown};
+    #[pymodule_export]
+    use crate::train::train;
 
     use super::*;
 

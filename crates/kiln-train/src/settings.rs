@@ -1,5 +1,6 @@
 //! The settings of a training.
 
+use kiln_engine::{Device, Isa, Model, Precision, Settings};
 use kiln_tensor::DType;
 use kiln_weights::LinearPrecision;
 use serde::{Deserialize, Serialize};
@@ -52,9 +53,32 @@ impl Default for TrainSettings {
 }
 
 impl TrainSettings {
+    /// The defaults on this machine: its precision decides how the model is multiplied, and whether activations are bf16.
+    pub fn for_machine(model: &Model, machine: &Settings) -> TrainSettings {
+        TrainSettings {
+            base: match machine.precision {
+                Precision::Fp8 => BasePrecision::Fp8,
+                Precision::Int8 => BasePrecision::Int8,
+                _ => BasePrecision::Stored,
+            },
+            bf16: is_bf16(model, machine),
+            ..TrainSettings::default()
+        }
+    }
+
     /// The dtype of activations.
     pub fn dtype(&self) -> DType {
         if self.bf16 { DType::BF16 } else { DType::F32 }
+    }
+}
+
+/// Whether activations are bf16: on a GPU, and on a CPU that multiplies it.
+fn is_bf16(model: &Model, machine: &Settings) -> bool {
+    match machine.precision {
+        Precision::F32 => false,
+        Precision::Bf16 | Precision::Fp8 => true,
+        _ if matches!(machine.device, Device::Cuda(_)) => true,
+        _ => machine.isa.unwrap_or_else(Isa::best).multiplies_bf16() && model.trained_sides().is_none(),
     }
 }
 
@@ -165,6 +189,9 @@ pub enum LayerGroup {
     SingleOut,
 }
 
+const BETAS: [f32; 2] = [0.9, 0.999];
+const EPS: f32 = 1e-8;
+
 /// The optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
@@ -204,7 +231,28 @@ pub enum Optimizer {
 
 impl Default for Optimizer {
     fn default() -> Self {
-        Optimizer::AdamW { betas: [0.9, 0.999], eps: 1e-8, weight_decay: 1e-2 }
+        Optimizer::AdamW { betas: BETAS, eps: EPS, weight_decay: 1e-2 }
+    }
+}
+
+impl Optimizer {
+    /// The names of the optimizers.
+    pub const NAMES: [&str; 3] = ["adamw", "adamw8bit", "prodigy"];
+
+    /// An optimizer with the usual constants.
+    pub fn named(name: &str, weight_decay: f32) -> Option<Optimizer> {
+        let (betas, eps) = (BETAS, EPS);
+        Some(match name {
+            "adamw" => Optimizer::AdamW { betas, eps, weight_decay },
+            "adamw8bit" => Optimizer::AdamW8bit { betas, eps, weight_decay },
+            "prodigy" => Optimizer::Prodigy { betas, eps, weight_decay, d0: 1e-6, d_coef: 1.0 },
+            _ => return None,
+        })
+    }
+
+    /// The usual learning rate; for Prodigy a factor of its own.
+    pub fn usual_rate(&self) -> f32 {
+        if matches!(self, Optimizer::Prodigy { .. }) { 1.0 } else { 1e-4 }
     }
 }
 

@@ -20,6 +20,7 @@ from ._kiln import Cancelled, KilnError, ModelError, OutOfMemoryError, RequestEr
 from ._model import Model, load
 from ._step import Step
 from ._stream import Stream
+from ._train import train
 
 if TYPE_CHECKING:
     from ._pipelines import (
@@ -54,6 +55,7 @@ __all__ = [
     "load",
     "pull",
     "quantize",
+    "train",
 ]
 
 # A job that still runs when the interpreter ends is cancelled.

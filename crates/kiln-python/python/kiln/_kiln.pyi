@@ -84,5 +84,16 @@ def convert(
     shard_size: Optional[int] = None,
     threads: Optional[int] = None,
 ) -> str: ...
+def train(
+    data: str,
+    model: str,
+    output: str,
+    options: str,
+    device: str,
+    dtype: str,
+    threads: Optional[int] = None,
+    vram_limit: Optional[int] = None,
+    progress: Any = None,
+) -> str: ...
 def shutdown() -> None: ...
 def after_fork() -> None: ...

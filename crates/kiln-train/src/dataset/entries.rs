@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use kiln_base::hex;
+use kiln_engine::Model;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -37,6 +38,15 @@ pub struct DataOptions {
     pub allow_empty_captions: bool,
     /// Whether broken and tiny pictures are left out.
     pub skip_bad: bool,
+}
+
+impl DataOptions {
+    /// The defaults for a model: pictures of its own size, for those that were trained on small ones.
+    pub fn for_model(model: &Model) -> DataOptions {
+        let resolutions = model.trained_sides().map(|_| vec![model.default_size as u32]);
+        let defaults = DataOptions::default();
+        DataOptions { resolutions: resolutions.unwrap_or(defaults.resolutions), ..defaults }
+    }
 }
 
 impl Default for DataOptions {

@@ -1,11 +1,11 @@
 //! From the command line to the settings of a training.
 
-use kiln_engine::{Device, Isa, Model, Precision, Settings};
+use kiln_engine::{Model, Settings};
 use kiln_tensor::DType;
 use kiln_train::dataset::DataOptions;
 use kiln_train::{
-    AdapterKind, AdapterSettings, BasePrecision, LayerGroup, LearningRate, LoraFormat, Optimizer, RunOptions,
-    SigmaSampling, TargetPreset, Targets, TrainSettings,
+    AdapterKind, AdapterSettings, LayerGroup, LearningRate, LoraFormat, Optimizer, RunOptions, SigmaSampling,
+    TargetPreset, Targets, TrainSettings,
 };
 use kiln_weights::LoraNaming;
 
@@ -14,11 +14,6 @@ use crate::args::{
     TrainArgs,
 };
 use crate::error::CliError;
-
-/// The resolution of FLUX.2's models, whose own is slow to train at.
-const RESOLUTION: u32 = 768;
-const BETAS: [f32; 2] = [0.9, 0.999];
-const EPS: f32 = 1e-8;
 
 /// Checks options that clap can't.
 pub fn check(args: &TrainArgs) -> Result<(), CliError> {
@@ -42,7 +37,7 @@ pub fn check(args: &TrainArgs) -> Result<(), CliError> {
 
 /// How pictures are used.
 pub fn data(args: &PictureArgs, model: &Model) -> DataOptions {
-    let default = || vec![model.trained_sides().map_or(RESOLUTION, |_| model.default_size as u32)];
+    let default = || DataOptions::for_model(model).resolutions;
     DataOptions {
         resolutions: if args.resolution.is_empty() { default() } else { args.resolution.clone() },
         trigger: args.trigger.clone(),
@@ -69,25 +64,9 @@ pub fn settings(args: &TrainArgs, model: &Model, machine: &Settings) -> TrainSet
             SigmaArg::Uniform => SigmaSampling::Uniform,
             SigmaArg::List(sigmas) => SigmaSampling::List { sigmas: sigmas.clone() },
         },
-        guidance: 1.0,
         checkpointing: args.steps.checkpointing == crate::args::CheckpointingArg::On,
-        base: match machine.precision {
-            Precision::Fp8 => BasePrecision::Fp8,
-            Precision::Int8 => BasePrecision::Int8,
-            _ => BasePrecision::Stored,
-        },
-        bf16: is_bf16(model, machine),
         seed,
-    }
-}
-
-/// Whether activations are bf16: on a GPU, and on a CPU that multiplies it.
-fn is_bf16(model: &Model, machine: &Settings) -> bool {
-    match machine.precision {
-        Precision::F32 => false,
-        Precision::Bf16 | Precision::Fp8 => true,
-        _ if matches!(machine.device, Device::Cuda(_)) => true,
-        _ => machine.isa.unwrap_or_else(Isa::best).multiplies_bf16() && model.trained_sides().is_none(),
+        ..TrainSettings::for_machine(model, machine)
     }
 }
 
@@ -116,18 +95,17 @@ fn adapter(args: &AdapterArgs) -> AdapterSettings {
 }
 
 fn optimizer(args: &StepArgs) -> Optimizer {
-    let (betas, eps, weight_decay) = (BETAS, EPS, args.weight_decay);
-    match args.optimizer {
-        OptimizerArg::Adamw => Optimizer::AdamW { betas, eps, weight_decay },
-        OptimizerArg::Adamw8bit => Optimizer::AdamW8bit { betas, eps, weight_decay },
-        OptimizerArg::Prodigy => Optimizer::Prodigy { betas, eps, weight_decay, d0: 1e-6, d_coef: 1.0 },
-    }
+    let name = match args.optimizer {
+        OptimizerArg::Adamw => "adamw",
+        OptimizerArg::Adamw8bit => "adamw8bit",
+        OptimizerArg::Prodigy => "prodigy",
+    };
+    Optimizer::named(name, args.weight_decay).unwrap_or_default()
 }
 
 fn learning_rate(args: &StepArgs) -> LearningRate {
-    let usual = if args.optimizer == OptimizerArg::Prodigy { 1.0 } else { 1e-4 };
     LearningRate {
-        peak: args.lr.unwrap_or(usual),
+        peak: args.lr.unwrap_or_else(|| optimizer(args).usual_rate()),
         warmup_steps: args.warmup,
         cosine_steps: (args.schedule == ScheduleArg::Cosine).then_some(args.steps),
         last: 0.0,

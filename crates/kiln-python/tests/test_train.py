@@ -1,0 +1,51 @@
+"""Training."""
+
+import kiln
+from common import SMALL, path, raises
+from PIL import Image
+
+TINY = {"steps": 4, "rank": 4, "lr": 1e-2, "resolution": 64, "device": "cpu", "dtype": "f32", "trigger": "a blob"}
+
+
+def pictures():
+    import pathlib
+
+    folder = pathlib.Path("pictures")
+    folder.mkdir(exist_ok=True)
+    for index, colour in enumerate([(200, 30, 40), (20, 160, 60)]):
+        Image.new("RGB", (64, 64), colour).save(folder / f"{index}.png")
+        (folder / f"{index}.txt").write_text("a plain picture")
+    return folder
+
+
+def test_a_lora_is_trained_stopped_resumed_and_used():
+    events = []
+    whole = {"distilled_anyway": True, "overwrite": True, **TINY}
+    summary = kiln.train(pictures(), path("klein"), "whole.safetensors", progress=events.append, **whole)
+    assert summary["steps"] == 4 and not summary["changes_nothing"]
+    steps = [event["step"] for event in events if event["kind"] == "step"]
+    assert steps == [1, 2, 3, 4] and all(event["loss"] > 0 for event in events if event["kind"] == "step")
+
+    def stop(event):
+        if event["kind"] == "step" and event["step"] == 2:
+            raise ZeroDivisionError("stop")
+
+    raises(ZeroDivisionError, "stop", kiln.train, pictures(), path("klein"), "parts.safetensors", progress=stop, **whole)
+    kiln.train(pictures(), path("klein"), "parts.safetensors", resume=True, **{**whole, "overwrite": False})
+    assert open("whole.safetensors", "rb").read() == open("parts.safetensors", "rb").read()
+    model = kiln.load(path("klein"), dtype="f32", device="cpu")
+    [plain] = model.generate("a blob", **SMALL)
+    [changed] = model.generate("a blob", loras=["whole.safetensors"], **SMALL)
+    assert plain.encode("png", recipe=False) != changed.encode("png", recipe=False)
+
+
+def test_wrong_trainings_are_refused():
+    train = lambda **options: kiln.train(pictures(), path("klein"), "no.safetensors", **{**TINY, **options})  # noqa: E731
+    raises(kiln.KilnError, "distilled", train)
+    anyway = {"distilled_anyway": True}
+    raises(kiln.RequestError, "optimizer", train, optimizer="sgd", **anyway)
+    raises(kiln.RequestError, "names", train, names="mine", **anyway)
+    raises(kiln.KilnError, "kind", train, kind="full", **anyway)
+    raises(kiln.RequestError, "device", train, device="tpu")
+    missing = kiln.train
+    raises(kiln.RequestError, "no-pictures", missing, "no-pictures", path("klein"), "no.safetensors", **anyway)
